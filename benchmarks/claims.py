@@ -19,9 +19,8 @@ import sys
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from ckpttool.errors import CkpttoolError
-from ckpttool.ops.evaluate import evaluate
-from ckpttool.ops.evaluation import Protocol
+from ckpttool.commands.evaluate import Protocol, evaluate
+from ckpttool.core.errors import CkpttoolError
 
 RESULTS = Path(__file__).with_name("claims.json")
 PAGE = Path(__file__).parent.parent / "docs" / "claims.md"

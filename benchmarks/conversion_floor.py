@@ -33,7 +33,7 @@ def pieces(array: np.ndarray) -> Iterator[tuple[int, np.ndarray]]:
 
 
 def transpose(matrix: np.ndarray, made: np.ndarray, tile: np.ndarray) -> None:
-    """Fill `made` by tiles, as ckpttool/mapping/strips.py does: the fastest way that NumPy has."""
+    """Fill `made` by tiles, as ckpttool/mapping/rules.py does: the fastest way that NumPy has."""
     held = tile[:, :MATRIX]
     for top in range(0, MATRIX, ROWS):
         held[...] = matrix[top : top + ROWS]

@@ -75,10 +75,10 @@ def sources(folder: Path) -> None:
 
 
 def _hollow(target: str, count: int) -> None:
-    from ckpttool.formats import tensor_bundle
+    from ckpttool.formats import tf_bundle
 
     tree = _tree(dict.fromkeys(range(count), Zeros()))
-    *shards, index = tensor_bundle.pieces(tree, graph=False)
+    *shards, index = tf_bundle.pieces(tree, graph=False)
     for shard in shards:
         stream = Hollow()
         shard.write(stream)  # type: ignore[arg-type]  # all that this writer uses
@@ -89,8 +89,7 @@ def _hollow(target: str, count: int) -> None:
 
 
 def _tree(sources: Mapping[int, Noise | Zeros]) -> object:
-    from ckpttool.leaf import Leaf, attr
-    from ckpttool.tree import Tree
+    from ckpttool.core.tree import Leaf, Tree, attr
 
     shape = (MATRIX, MATRIX)
     names = {number: f"l{number:04}/kernel" for number in sources}

@@ -12,9 +12,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 from benchmarks import measure
-from ckpttool.ops.evaluate import evaluate
-from ckpttool.ops.evaluation import Protocol
-from ckpttool.ops.sweep import sweep
+from ckpttool.commands.evaluate import Protocol, evaluate
+from ckpttool.commands.sweep import sweep
 
 SAMPLES = Path("sample_ckpts/td3_pendulum_torch")
 STEPS = (2500, 5000, 7500, 10000, 12500, 15000)

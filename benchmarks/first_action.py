@@ -15,16 +15,16 @@ FLOOR, PEER = "import numpy", "Stable-Baselines3: load, predict"
 OURS = """
 import sys
 import numpy as np
-from ckpttool import plugins
-from ckpttool.ops import evaluate as op
-from ckpttool.ops.evaluation import Protocol
-from ckpttool.ops.restore import restore
+from ckpttool.core import plugins
+from ckpttool.commands import evaluate as op
+from ckpttool.commands.evaluate import Protocol
+from ckpttool.commands.restore import restore_agent as restore
 path, env, backend = sys.argv[1:]
 how = Protocol(episodes=1, backend=backend)
 agent = restore(path)
-place = op.place_of(agent, env, how)
+place = op.choose_environment(agent, env, how)
 with place.make(1) as vector:
-    entrant = op.enter(agent, place, how, vector.spec)
+    entrant = op.prepare_agent(agent, place, how, vector.spec)
     policy = plugins.find("backends", backend).load().build(entrant.network, "cpu")
     vector.reset(np.arange(1), np.arange(1))
     policy.step(vector.obs)

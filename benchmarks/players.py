@@ -42,8 +42,7 @@ def _torch_actor(weights: str) -> Callable[[np.ndarray], np.ndarray]:
 
 def ours(env: str, weights: str, episodes: int, rows: int, backend: str = "numpy") -> tuple[int, float]:
     """Play as `ckpttool eval` does."""
-    from ckpttool.ops.evaluate import evaluate
-    from ckpttool.ops.evaluation import Protocol
+    from ckpttool.commands.evaluate import Protocol, evaluate
 
     agent = str(Path(weights).with_suffix("")) + "_actor"
     found = evaluate(agent, env, Protocol(episodes, SEED, rows, backend=backend)).rollout
@@ -57,8 +56,8 @@ def ours_onnx(env: str, weights: str, episodes: int, rows: int) -> tuple[int, fl
 
 def no_policy(env: str, weights: str, episodes: int, rows: int) -> tuple[int, float]:  # noqa: ARG001
     """Step our engine with actions that are there already."""
-    from ckpttool.agents import envs
-    from ckpttool.agents.rollout import Play, rollouts
+    from ckpttool.evaluation import environments
+    from ckpttool.evaluation.rollout import RolloutSpec, rollouts
 
     class Given:
         """A table of random actions."""
@@ -74,8 +73,8 @@ def no_policy(env: str, weights: str, episodes: int, rows: int) -> tuple[int, fl
             self.turn += 1
             return self.table[self.turn % len(self.table)], ()
 
-    with envs.make(env, rows) as vector:
-        (found,) = rollouts(Given((rows, vector.spec.action_dim)), vector, Play(episodes, SEED))
+    with environments.make_vector_env(env, rows) as vector:
+        (found,) = rollouts(Given((rows, vector.spec.action_dim)), vector, RolloutSpec(episodes, SEED))
     return found.steps, found.seconds
 
 

@@ -34,9 +34,8 @@ tf.train.Checkpoint(model=module).write(target)
 def torch_file(folder: Path, count: int) -> str:
     """Write a PyTorch file of `count` small tensors with our own writer."""
     from ckpttool import save
-    from ckpttool.leaf import Leaf, key
-    from ckpttool.source import Inline
-    from ckpttool.tree import Tree
+    from ckpttool.core.source import Inline
+    from ckpttool.core.tree import Leaf, Tree, key
 
     data = np.zeros(16, np.float32).tobytes()
     names = [f"layers.{n // 2}.{'weight' if n % 2 else 'bias'}" for n in range(count)]

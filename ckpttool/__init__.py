@@ -15,7 +15,7 @@ import sys
 # `python -m ckpttool` puts the working directory first on the path, and `import __future__` would be the
 # first module to come from there. While Python looks for the module to run, the first argument is "-m".
 if sys.argv[:1] == ["-m"] and sys.orig_argv[-len(sys.argv) :][:1] in (["ckpttool"], ["-mckpttool"]):
-    from ckpttool import search_paths
+    from ckpttool.core import search_paths
 
     search_paths.leave_working_directory(first=True)
 
@@ -25,30 +25,25 @@ from typing import TYPE_CHECKING, Any
 from ckpttool.version import __version__
 
 if TYPE_CHECKING:
-    from ckpttool import errors
-    from ckpttool.checkpoint import Checkpoint
-    from ckpttool.errors import CkpttoolError
-    from ckpttool.face.branch import Branch
-    from ckpttool.face.handle import Handle
-    from ckpttool.formats.resolve import open_checkpoint as open  # noqa: A004  # ckpttool.open(path)
-    from ckpttool.leaf import Leaf, ValueLeaf, display
-    from ckpttool.live.flatten import flatten_with_path
-    from ckpttool.ops.agent_facts import AgentFacts
-    from ckpttool.ops.convert import convert
-    from ckpttool.ops.diff import diff
-    from ckpttool.ops.digest import digest
-    from ckpttool.ops.doctor import diagnose
-    from ckpttool.ops.evaluate import evaluate
-    from ckpttool.ops.evaluation import Protocol
-    from ckpttool.ops.load_into import load_into
-    from ckpttool.ops.save import save
-    from ckpttool.ops.schemas import schema
-    from ckpttool.ops.stats import stats
-    from ckpttool.ops.summary import summary
-    from ckpttool.ops.sweep import sweep
-    from ckpttool.ops.verify import verify
-    from ckpttool.sidecar import Sidecar
-    from ckpttool.tree import Tree
+    from ckpttool.commands.convert import convert
+    from ckpttool.commands.diff import diff
+    from ckpttool.commands.digest import digest
+    from ckpttool.commands.doctor import diagnose
+    from ckpttool.commands.evaluate import Protocol, evaluate
+    from ckpttool.commands.evidence import AgentFacts
+    from ckpttool.commands.inspect import schema, summary
+    from ckpttool.commands.load_into import load_into
+    from ckpttool.commands.save import save
+    from ckpttool.commands.stats import stats
+    from ckpttool.commands.sweep import sweep
+    from ckpttool.commands.verify import verify
+    from ckpttool.core import errors
+    from ckpttool.core.checkpoint import Branch, Checkpoint, Handle
+    from ckpttool.core.errors import CkpttoolError
+    from ckpttool.core.sidecar import Sidecar
+    from ckpttool.core.tree import Leaf, Tree, ValueLeaf, display
+    from ckpttool.formats.detect import open_checkpoint as open  # noqa: A004  # ckpttool.open(path)
+    from ckpttool.networks.live_trees import flatten_with_path
 
 __all__ = [
     "AgentFacts",
@@ -81,38 +76,38 @@ __all__ = [
 ]
 
 _HOMES = {
-    "AgentFacts": "ops.agent_facts",
-    "Branch": "face.branch",
-    "Checkpoint": "checkpoint",
-    "CkpttoolError": "errors",
-    "Handle": "face.handle",
-    "Leaf": "leaf",
-    "Protocol": "ops.evaluation",
-    "Sidecar": "sidecar",
-    "Tree": "tree",
-    "ValueLeaf": "leaf",
-    "convert": "ops.convert",
-    "diagnose": "ops.doctor",
-    "diff": "ops.diff",
-    "digest": "ops.digest",
-    "display": "leaf",
-    "evaluate": "ops.evaluate",
-    "flatten_with_path": "live.flatten",
-    "load_into": "ops.load_into",
-    "open": "formats.resolve",
-    "save": "ops.save",
-    "schema": "ops.schemas",
-    "stats": "ops.stats",
-    "summary": "ops.summary",
-    "sweep": "ops.sweep",
-    "verify": "ops.verify",
+    "AgentFacts": "commands.evidence",
+    "Branch": "core.checkpoint",
+    "Checkpoint": "core.checkpoint",
+    "CkpttoolError": "core.errors",
+    "Handle": "core.checkpoint",
+    "Leaf": "core.tree",
+    "Protocol": "commands.evaluate",
+    "Sidecar": "core.sidecar",
+    "Tree": "core.tree",
+    "ValueLeaf": "core.tree",
+    "convert": "commands.convert",
+    "diagnose": "commands.doctor",
+    "diff": "commands.diff",
+    "digest": "commands.digest",
+    "display": "core.tree",
+    "evaluate": "commands.evaluate",
+    "flatten_with_path": "networks.live_trees",
+    "load_into": "commands.load_into",
+    "open": "formats.detect",
+    "save": "commands.save",
+    "schema": "commands.inspect",
+    "stats": "commands.stats",
+    "summary": "commands.inspect",
+    "sweep": "commands.sweep",
+    "verify": "commands.verify",
 }
 
 
 def __getattr__(name: str) -> Any:
     """Import a public name's home when the name is first used."""
     if name == "errors":
-        return importlib.import_module("ckpttool.errors")
+        return importlib.import_module("ckpttool.core.errors")
     home = _HOMES.get(name)
     if home is None:
         raise AttributeError(f"module 'ckpttool' has no attribute {name!r}")

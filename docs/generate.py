@@ -69,22 +69,22 @@ def page() -> str:
 
 LIMITS = """# Limits
 
-Made by `python docs/generate.py` from `ckpttool/limits.py`; do not edit it by hand. `ckpttool limits` lists
+Made by `python docs/generate.py` from `ckpttool/core/limits.py`; do not edit it by hand. `ckpttool limits` lists
 the values that hold on your machine.
 
 A limit stands where the size of a file bounds nothing: what a few bytes can declare, repeat or unpack to. An
 error names the limit that was met. `ckpttool --limit NAME=N` before the command changes one, for a file that
 you trust, and `CKPTTOOL_LIMITS=NAME=N,...` in the environment does it for all commands; sizes may be written
-as `64K`, `512M`, `2G`. In Python it is `with ckpttool.limits.using(ckpttool.limits.Limits(members=...)):`.
+as `64K`, `512M`, `2G`. In Python it is `with ckpttool.core.limits.using(ckpttool.core.limits.Limits(members=...)):`.
 
 | limit | default | of what |
 |---|---:|---|
-"""
+"""  # noqa: E501
 
 
 def limits_page() -> str:
     """Return the page of the limits."""
-    from ckpttool import limits
+    from ckpttool.core import limits
 
     fields = dataclasses.fields(limits.Limits)
     rows = [(each.name, _shown(each.name, each.default), each.metadata["meaning"]) for each in fields]

@@ -4,24 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from ckpttool.leaf import Leaf, Path, attr, display, key
-from ckpttool.mapping import cautions, generic
-from ckpttool.mapping.kinds import KINDS
-from ckpttool.mapping.plan import Plan, build
-from ckpttool.ops.layer_options import choices
-from ckpttool.source import Inline, Shape
-from ckpttool.tree import Tree
+from ckpttool.commands.options import parse_layer_options
+from ckpttool.core.source import Inline, Shape
+from ckpttool.core.tree import Leaf, Path, Tree, attr, display, key
+from ckpttool.mapping import flattening
+from ckpttool.mapping.layers import KINDS
+from ckpttool.mapping.rules import Plan, apply_plan
 
 HEAD = """# Layer kinds
 
-Made by `python docs/generate.py` from `ckpttool/mapping/kinds/`; do not edit it by hand. What kinds are for,
+Made by `python docs/generate.py` from `ckpttool/mapping/layers.py`; do not edit it by hand. What kinds are for,
 and what is asked when a layer may be of several, is in [mapping.md](mapping.md#layer-kinds).
 
 Every table shows one layer of made-up sizes: its tensors as one framework stores them, and where they go.
 Rules in a row are done from left to right; the other direction is the inverse, unless it is shown too. A
 tensor that nothing fills is new: its numbers are 0, in a norm's weight 1, of an LSTM of TensorFlow 1 what
 the cell adds when it runs.
-"""
+"""  # noqa: E501
 _U, _I = 5, 3
 Shapes = Mapping[str, Shape]
 
@@ -141,14 +140,14 @@ def _torch(shapes: Shapes) -> Tree:
 
 def _section(title: str, tree: Tree, said: str, *, back: bool = False) -> str:
     flatten = [said] if "," in said else []
-    given = choices([f"a={said}"] if said and not flatten else [], flatten)
-    plan = generic.to_tensorflow(tree, given) if back else generic.to_torch(tree, given)
+    given = parse_layer_options([f"a={said}"] if said and not flatten else [], flatten)
+    plan = flattening.plan_to_tensorflow(tree, given) if back else flattening.plan_to_torch(tree, given)
     rows = "\n".join(_rows(tree, plan))
     return f"### {title}\n\n| from | to | rule |\n|---|---|---|\n{rows}\n"
 
 
 def _rows(tree: Tree, plan: Plan) -> Iterator[str]:
-    there = build(tree, plan)
+    there = apply_plan(tree, plan)
     for move in plan.moves:
         source, target = tree[move.source], there[move.target]
         if isinstance(source, Leaf) and isinstance(target, Leaf):
@@ -173,4 +172,4 @@ def _refused() -> Iterator[str]:
 
 
 def _needs() -> Iterator[str]:
-    yield from (f"- {note}." for note in cautions.NOTES.values())
+    yield from (f"- {note}." for note in flattening.NOTES.values())

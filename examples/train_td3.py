@@ -23,8 +23,8 @@ import gymnasium
 import numpy as np
 from td3_contract import Agent, AgentSpec, Backend, Batch, Float32
 
-from ckpttool import sidecar
-from ckpttool.ops.digest import digest
+from ckpttool.commands.digest import digest
+from ckpttool.core import sidecar
 
 # Only the chosen one is imported: the two frameworks do not live well in one process.
 BACKENDS = {"tensorflow": "td3_tensorflow", "torch": "td3_torch"}
@@ -169,7 +169,7 @@ class Run:
         kept = [*self.evaluations, Evaluation(step, path, returns)]
         self.evaluations = kept[-settings.keep :]
         for dropped in kept[: -settings.keep]:
-            Path(sidecar.beside(str(dropped.path))).unlink(missing_ok=True)
+            Path(sidecar.sidecar_path(str(dropped.path))).unlink(missing_ok=True)
         text = json.dumps(certificate(self), indent=1)
         (settings.out / CERTIFICATE).write_text(text + "\n", encoding="utf-8")
         print(f"step {step}: mean return {np.mean(returns):.1f} over {len(returns)} episodes")
@@ -214,7 +214,7 @@ def write_sidecar(path: Path, run: Run) -> None:
     provenance = dict.fromkeys(facts, "given by examples/train_td3.py")
     weights = digest(str(path)).sha256
     told = sidecar.Sidecar(target_sha256=weights, provenance=provenance, **facts)
-    Path(sidecar.beside(str(path))).write_bytes(told.encode())
+    Path(sidecar.sidecar_path(str(path))).write_bytes(told.encode())
 
 
 def step_of(path: Path, agent: Agent) -> int:

@@ -23,12 +23,12 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from ckpttool.cli import app, main
-from ckpttool.sidecar import Sidecar
+from ckpttool.core.sidecar import Sidecar
 from tests import schemas
 from tests.warm_hdf5 import forked_hdf5, own_hdf5_process  # noqa: F401  # fixtures
 
 if TYPE_CHECKING:
-    from ckpttool.agents.worker import Worker
+    from ckpttool.networks.worker import Worker
 
 # A law that fails in one of a thousand cases is found in some run; the suite has ten minutes for all laws.
 # How long an example takes says more of the machine than of the law.
@@ -84,7 +84,7 @@ class Terminal(io.TextIOWrapper):
 
 
 @functools.cache
-def _parser(word: str = "", made: Callable[[], Any] = app._parser) -> Any:
+def _parser(word: str = "", made: Callable[[], Any] = app._build_parser) -> Any:
     """Return the parser of a command, which every run would make: the tests run thousands of commands."""
     return made()
 
@@ -104,7 +104,7 @@ def in_process(
     handlers = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGHUP)}
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sys, "argv", ["ckpttool", *map(str, arguments)])
-        patch.setattr(app, "_parser", lambda: _parser(*sys.argv[1:2]))
+        patch.setattr(app, "_build_parser", lambda: _parser(*sys.argv[1:2]))
         patch.setattr(sys, "stdout", out)
         patch.setattr(sys, "stderr", err)
         patch.setattr(sys, "path", list(sys.path))
@@ -218,7 +218,7 @@ def _sidecars_are_described() -> Iterator[None]:
 @pytest.fixture(scope="session")
 def workers() -> Iterator[Callable[[str], Worker]]:
     """Give the running process of a framework, which all tests here share: a start takes seconds."""
-    from ckpttool.agents.worker import Worker
+    from ckpttool.networks.worker import Worker
 
     with ExitStack() as running:
         yield functools.cache(lambda name: running.enter_context(Worker(name, threads=1)))
@@ -227,7 +227,7 @@ def workers() -> Iterator[Callable[[str], Worker]]:
 @pytest.fixture
 def shared_workers(workers: Callable[[str], Worker], monkeypatch: pytest.MonkeyPatch) -> None:
     """Let `verify` run its two sides in these processes instead of its own."""
-    from ckpttool.ops import verify
+    from ckpttool.commands import verify
 
     monkeypatch.setattr(verify, "Worker", lambda name, **_: nullcontext(workers(name)))
 

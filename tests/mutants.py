@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from ckpttool.formats.resolve import open_checkpoint
-from ckpttool.leaf import Leaf, ValueLeaf
-from ckpttool.leaf import Path as TreePath
-from ckpttool.ops.save import save
-from ckpttool.tree import Tree
+from ckpttool.commands.save import save
+from ckpttool.core.tree import Leaf, Tree, ValueLeaf
+from ckpttool.core.tree import Path as TreePath
+from ckpttool.formats.detect import open_checkpoint
 
 Leaves = dict[TreePath, Leaf | ValueLeaf]
 Change = Callable[[Leaves, dict[str, TreePath]], None]

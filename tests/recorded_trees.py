@@ -8,18 +8,17 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from ckpttool import dtypes
-from ckpttool.leaf import Key, Leaf, Path, Record, ValueLeaf
-from ckpttool.source import Inline
-from ckpttool.tree import Alias, Container, Tree
+from ckpttool.core import dtypes
+from ckpttool.core.source import Inline
+from ckpttool.core.tree import Alias, Container, Leaf, Path, PathStep, Record, Tree, ValueLeaf
 
 TEXT = st.text(st.characters(exclude_categories=()), max_size=6)
 STEPS = st.one_of(
-    st.builds(Key, st.just("attr"), TEXT),
+    st.builds(PathStep, st.just("attr"), TEXT),
     st.builds(
-        Key, st.just("key"), st.one_of(TEXT, st.integers(-5, 5), st.sampled_from([0.5, math.inf, None]))
+        PathStep, st.just("key"), st.one_of(TEXT, st.integers(-5, 5), st.sampled_from([0.5, math.inf, None]))
     ),
-    st.builds(Key, st.just("index"), st.integers(0, 9)),
+    st.builds(PathStep, st.just("index"), st.integers(0, 9)),
 )
 PATHS = st.lists(STEPS, max_size=4).map(tuple)
 PLAIN = st.one_of(

@@ -7,16 +7,16 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from ckpttool.agents.backends import numpy as backend
-from ckpttool.agents.components import Wiring, policy_network, q_network
-from ckpttool.agents.statistics import Summary
-from ckpttool.formats.resolve import open_checkpoint
-from ckpttool.layouts.canonical import Binding
-from ckpttool.layouts.recognise import recognise
-from ckpttool.ops import knowledge
-from ckpttool.ops.restore import Agent, networks, restore
-from ckpttool.ops.wiring import Bounds, wire
-from ckpttool.tree import Tree
+from ckpttool.commands import restore
+from ckpttool.commands.network_outputs import ActionBounds, derive_network_settings
+from ckpttool.commands.restore import Agent, restore_agent, select_network_leaves
+from ckpttool.core.tree import Tree
+from ckpttool.evaluation.statistics import ReturnStatistics
+from ckpttool.formats.detect import open_checkpoint
+from ckpttool.libraries.recognize import recognize_tree
+from ckpttool.libraries.schema import RecognizedAgent
+from ckpttool.networks import numpy_backend
+from ckpttool.networks.build import NetworkSettings, policy_network, q_network
 
 LOW, HIGH = (-2.0, -1.0), (2.0, 3.0)
 
@@ -37,29 +37,31 @@ def observations(width: int = 3) -> np.ndarray:
     return np.concatenate(rows).astype(np.float32)
 
 
-def wiring(agent: Agent, low: Sequence[float] = LOW, high: Sequence[float] = HIGH) -> Wiring:
-    return wire(agent, Bounds(low, high, "the test"))[0]
+def wiring(agent: Agent, low: Sequence[float] = LOW, high: Sequence[float] = HIGH) -> NetworkSettings:
+    return derive_network_settings(agent, ActionBounds(low, high, "the test"))[0]
 
 
 def actions(
     path: object, low: Sequence[float] = LOW, high: Sequence[float] = HIGH, width: int = 3
 ) -> np.ndarray:
     """Return the restored policy's actions on the observations; the bounds count if no file tells any."""
-    agent = restore(str(path))
+    agent = restore_agent(str(path))
     part = agent.runnable("actor")
     assert part is not None
     return np.asarray(
-        backend.build(policy_network(agent.tree, part, wiring(agent, low, high))).step(observations(width))[0]
+        numpy_backend.build(policy_network(agent.tree, part, wiring(agent, low, high))).step(
+            observations(width)
+        )[0]
     )
 
 
 def q_values(path: object, title: str = "critic/q1", width: int = 2) -> np.ndarray:
     """Return the restored Q-function's values on the observations and on `chosen` actions, [120]."""
-    agent = restore(str(path))
+    agent = restore_agent(str(path))
     part = agent.runnable(title)
     assert part is not None
     network = q_network(agent.tree, part, wiring(agent), 3, width)
-    found, _ = backend.build(network).step({"obs": observations(), "action": chosen(width)})
+    found, _ = numpy_backend.build(network).step({"obs": observations(), "action": chosen(width)})
     return np.asarray(found).reshape(-1)
 
 
@@ -76,15 +78,15 @@ def same(one: np.ndarray, other: object) -> None:
     )
 
 
-def agree(found: Summary, mean: float, std: float, n: int) -> bool:
+def agree(found: ReturnStatistics, mean: float, std: float, n: int) -> bool:
     """Say whether two means differ by no more than three standard errors, each with its own deviation."""
     assert found.std is not None
     return bool(abs(found.mean - mean) <= 3 * (found.std**2 / found.n + std**2 / n) ** 0.5)
 
 
-def recognised(path: object) -> Binding:
+def recognised(path: object) -> RecognizedAgent:
     checkpoint = open_checkpoint(str(path))
-    binding = recognise(checkpoint.tree, os.path.basename(checkpoint.path))
+    binding = recognize_tree(checkpoint.tree, os.path.basename(checkpoint.path))
     assert binding is not None
     return binding
 
@@ -97,8 +99,8 @@ def without_a_way(path: object) -> list[str]:
     return [tree.names[each] for each in tree if each not in used]
 
 
-def bound(tree: Tree, name: str = "folder") -> Binding:
-    binding = recognise(tree, name)
+def bound(tree: Tree, name: str = "folder") -> RecognizedAgent:
+    binding = recognize_tree(tree, name)
     assert binding is not None
     return binding
 
@@ -108,12 +110,14 @@ def played(
 ) -> np.ndarray:
     """Return the actions of a tree's policy by what the tree says alone; bounds may be given instead."""
     binding = bound(tree)
-    agent = networks(tree, binding)
-    known = knowledge.of_files(binding, agent)
+    agent = select_network_leaves(tree, binding)
+    known = restore.read_metadata(binding, agent)
     low, high = low or known.action_low, high or known.action_high
     assert known.activations is not None
     assert low is not None
     assert high is not None
-    wiring = Wiring(tuple(known.activations), str(known.head), 1e-5, tuple(low), tuple(high), known.obs_norm)
+    wiring = NetworkSettings(
+        tuple(known.activations), str(known.head), 1e-5, tuple(low), tuple(high), known.obs_norm
+    )
     part = next(part for part in binding.parts if part.acts)
-    return np.asarray(backend.build(policy_network(agent, part, wiring)).step(obs)[0])
+    return np.asarray(numpy_backend.build(policy_network(agent, part, wiring)).step(obs)[0])

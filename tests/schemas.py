@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from ckpttool.ops.schemas import names
+from ckpttool.commands.inspect import schema_names
 
 FOLDER = Path(__file__).resolve().parent.parent / "ckpttool" / "schemas"
 # A word that says nothing of a value.
@@ -56,7 +56,7 @@ def require_printed(arguments: Sequence[object], printed: str) -> None:
     if "--json" not in words or not printed.startswith("{"):
         return
     document = json.loads(printed)
-    command = next((word for word in words if word in names()), "error")
+    command = next((word for word in words if word in schema_names()), "error")
     require("error" if "error" in document and command != "error" else command, document)
 
 

@@ -2,4 +2,4 @@
 
 import h5py  # type: ignore[import-untyped]  # noqa: F401
 
-import ckpttool.formats.hdf5.child  # noqa: F401
+import ckpttool.formats.hdf5_child  # noqa: F401

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import numpy as np
 
-from ckpttool.formats import tensor_bundle
-from ckpttool.leaf import Path as TreePath
-from ckpttool.tree import Alias, Tree
+from ckpttool.core.tree import Alias, Tree
+from ckpttool.core.tree import Path as TreePath
+from ckpttool.formats import tf_bundle
 from tests.trees import attributes, leaf, tensorflow_tree
 
 Arrays = dict[str, np.ndarray]
@@ -67,7 +67,7 @@ def optimized(tree: Tree, optimizers: Mapping[str, Sequence[str]], step: int = 5
 def written(tree: Tree, prefix: Path) -> str:
     """Write a bundle with an object graph and return its prefix."""
     prefix.parent.mkdir(parents=True, exist_ok=True)
-    for piece in tensor_bundle.pieces(tree, graph=True):
+    for piece in tf_bundle.pieces(tree, graph=True):
         with open(f"{prefix}{piece.suffix}", "wb") as stream:
             piece.write(stream)
     return str(prefix)

@@ -9,15 +9,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from ckpttool.agents.rollout import Rollout
-from ckpttool.agents.statistics import Estimate, paired_interval, summarise
-from ckpttool.errors import TargetExistsError, UsageError
-from ckpttool.ops import algorithms, score_files
-from ckpttool.ops.algorithms import Asked, algorithm, asked, compare
-from ckpttool.ops.evaluation import Evaluation, Protocol
-from ckpttool.ops.ranking import Scored
-from ckpttool.source import File
-from ckpttool.wire import summary_events
+from ckpttool.commands import algorithms, sweep
+from ckpttool.commands.algorithms import TrainingRun, compare_algorithms, find_runs, summarize_runs
+from ckpttool.commands.evaluate import Evaluation, Protocol
+from ckpttool.commands.sweep import ScoredCheckpoint
+from ckpttool.core.errors import TargetExistsError, UsageError
+from ckpttool.core.source import File
+from ckpttool.encodings import protobuf
+from ckpttool.evaluation.rollout import Rollout
+from ckpttool.evaluation.statistics import Estimate, paired_interval, summarize
 from tests.conftest import TORCH_SAMPLE
 
 
@@ -28,20 +28,20 @@ def played(
     *,
     seeds: list[int] | None = None,
     env: str = "E-v1",
-) -> Scored:
+) -> ScoredCheckpoint:
     n = len(returns)
     numbers = np.array(seeds or range(10, 10 + n), np.int64)
     flags = np.zeros(n, np.bool_)
     rollout = Rollout(
         np.array(returns, np.float64), np.full(n, 7), flags, ~flags, numbers, n, n, 7 * n, 1.0, 0
     )
-    record = Evaluation(checkpoint, env, Protocol(n), "cpu", {}, rollout, summarise(returns), (), ())
-    return Scored(record, step)
+    record = Evaluation(checkpoint, env, Protocol(n), "cpu", {}, rollout, summarize(returns), (), ())
+    return ScoredCheckpoint(record, step)
 
 
 def test_a_run_is_the_mean_of_its_last_checkpoints() -> None:
     scored = [played("run/a", [1, 2, 3], 1), played("run/b", [5, 6, 10], 2)]
-    found = algorithm([Asked("run", ("run/a", "run/b"))], scored, 2)
+    found = summarize_runs([TrainingRun("run", ("run/a", "run/b"))], scored, 2)
     assert found is not None
     assert found.over == "episodes"
     assert found.runs[0].returns.tolist() == [3, 4, 6.5]
@@ -57,14 +57,14 @@ def test_a_run_is_the_mean_of_its_last_checkpoints() -> None:
 
 def test_only_seeds_that_all_have_finished_count() -> None:
     scored = [played("a", [1, 2, 3]), played("b", [6, 7], seeds=[11, 12])]
-    found = algorithm([Asked("run", ("a", "b"))], scored, 2)
+    found = summarize_runs([TrainingRun("run", ("a", "b"))], scored, 2)
     assert found is not None
     assert found.runs[0].returns.tolist() == [4, 5]
 
 
 def test_several_runs_are_resampled_as_runs() -> None:
     scored = [played(name, [value] * 3) for name, value in {"a": 1.0, "b": 3.0, "c": 8.0}.items()]
-    found = algorithm([Asked(name, (name,)) for name in "abc"], scored, 1)
+    found = summarize_runs([TrainingRun(name, (name,)) for name in "abc"], scored, 1)
     assert found is not None
     assert (found.over, found.mean.value) == ("training seeds", 4.0)
     # The chance of a resample of one run alone is 1/27 on each side: more than 2.5 %.
@@ -73,43 +73,43 @@ def test_several_runs_are_resampled_as_runs() -> None:
 
 
 def test_a_run_that_was_not_played_whole_is_left_out_and_said() -> None:
-    found = algorithm(
-        [Asked("one", ("a",)), Asked("two", ("b", "c"))], [played("a", [1]), played("b", [2])], 2
+    found = summarize_runs(
+        [TrainingRun("one", ("a",)), TrainingRun("two", ("b", "c"))], [played("a", [1]), played("b", [2])], 2
     )
     assert found is not None
     assert [run.path for run in found.runs] == ["one"]
     assert found.notes == ("two is left out: not all of its checkpoints were played",)
-    assert algorithm([Asked("two", ("b", "c"))], [played("b", [2])], 2) is None
+    assert summarize_runs([TrainingRun("two", ("b", "c"))], [played("b", [2])], 2) is None
 
 
-def both(a: dict[str, list[float]], b: dict[str, list[float]]) -> algorithms.Comparison:
+def both(a: dict[str, list[float]], b: dict[str, list[float]]) -> algorithms.AlgorithmComparison:
     scored = [played(name, returns) for name, returns in {**a, **b}.items()]
-    one = algorithm([Asked(name, (name,)) for name in a], scored, 1)
-    two = algorithm([Asked(name, (name,)) for name in b], scored, 1)
+    one = summarize_runs([TrainingRun(name, (name,)) for name in a], scored, 1)
+    two = summarize_runs([TrainingRun(name, (name,)) for name in b], scored, 1)
     assert one is not None
     assert two is not None
-    return compare(one, two)
+    return compare_algorithms(one, two)
 
 
 def test_checkpoints_of_one_run_are_not_taken_for_several_in_silence() -> None:
     scored = [played("run/a-1", [1], 1), played("run/a-2", [2], 2), played("run/b", [2])]
-    found = algorithm(
-        [Asked(one.evaluation.checkpoint, (one.evaluation.checkpoint,)) for one in scored], scored, 1
+    found = summarize_runs(
+        [TrainingRun(one.evaluation.checkpoint, (one.evaluation.checkpoint,)) for one in scored], scored, 1
     )
     assert found is not None
     assert "run has runs that are at different steps" in found.notes[0]
 
 
-def curves(*runs: dict[int, float]) -> tuple[algorithms.CurvePoint, ...]:
+def curves(*runs: dict[int, float]) -> tuple[algorithms.AlgorithmCurvePoint, ...]:
     """Return the curve of runs with a score at each step."""
     names = {
         f"{number}/{step}": (step, score) for number, run in enumerate(runs) for step, score in run.items()
     }
     scored = [played(name, [score], step) for name, (step, score) in names.items()]
-    paths = [Asked(str(n), tuple(f"{n}/{step}" for step in run)) for n, run in enumerate(runs)]
-    found = algorithm(paths, scored, len(runs[0]))
+    paths = [TrainingRun(str(n), tuple(f"{n}/{step}" for step in run)) for n, run in enumerate(runs)]
+    found = summarize_runs(paths, scored, len(runs[0]))
     assert found is not None
-    return algorithms.over_steps(found)
+    return algorithms.curve_over_steps(found)
 
 
 def test_runs_are_averaged_at_equal_steps() -> None:
@@ -143,38 +143,38 @@ def test_algorithms_are_compared_by_their_runs() -> None:
 
 def test_other_environments_are_not_compared() -> None:
     scored = [played("a", [1]), played("b", [2], env="F-v1")]
-    one, two = (algorithm([Asked(name, (name,))], scored, 1) for name in "ab")
+    one, two = (summarize_runs([TrainingRun(name, (name,))], scored, 1) for name in "ab")
     assert one is not None
     assert two is not None
     with pytest.raises(UsageError, match="different environments"):
-        compare(one, two)
+        compare_algorithms(one, two)
 
 
 def test_a_folder_is_one_run_and_gives_its_last() -> None:
-    (found,) = asked([str(TORCH_SAMPLE.parent)], 2)
+    (found,) = find_runs([str(TORCH_SAMPLE.parent)], 2)
     assert [Path(path).name for path in found.checkpoints] == ["ckpt-12500.pt", "ckpt-15000.pt"]
     with pytest.raises(UsageError, match="too few checkpoints"):
-        asked([str(TORCH_SAMPLE)], 2)
+        find_runs([str(TORCH_SAMPLE)], 2)
 
 
 def test_what_holds_no_agent_is_no_checkpoint_of_a_run(tmp_path: Path) -> None:
     for name in ("a-1.pt", "a-2.pt"):
         (tmp_path / name).write_bytes(TORCH_SAMPLE.read_bytes())
     np.savez(tmp_path / "buffer_3.npz", observations=np.zeros((5, 3)))
-    (found,) = asked([str(tmp_path)], 2)
+    (found,) = find_runs([str(tmp_path)], 2)
     assert [Path(path).name for path in found.checkpoints] == ["a-1.pt", "a-2.pt"]
     # What a shell makes of a pattern: a receipt is nothing, the same file twice is one run.
     (tmp_path / "a-1.pt.ckpttool.json").write_text("{}")
     names = ["a-1.pt", "a-1.pt.ckpttool.json", "a-2.pt", "a-1.pt"]
-    assert len(asked([str(tmp_path / name) for name in names], 1)) == 2
+    assert len(find_runs([str(tmp_path / name) for name in names], 1)) == 2
 
 
 def test_the_table_has_a_line_per_episode(tmp_path: Path) -> None:
     scored = [played("x, y.pt", [0.1 + 0.2, -1.5], 500), played("b", [3])]
     path = tmp_path / "episodes.csv"
-    score_files.save_table(str(path), scored)
+    sweep.save_table(str(path), scored)
     rows = list(csv.DictReader(io.StringIO(path.read_text())))
-    assert list(rows[0]) == list(score_files.COLUMNS)
+    assert list(rows[0]) == list(sweep.COLUMNS)
     assert [float(row["return"]) for row in rows] == [0.1 + 0.2, -1.5, 3]
     assert rows[0] == {
         "checkpoint": "x, y.pt",
@@ -188,14 +188,14 @@ def test_the_table_has_a_line_per_episode(tmp_path: Path) -> None:
     }
     assert rows[2]["step"] == ""
     with pytest.raises(TargetExistsError):
-        score_files.save_table(str(path), scored)
+        sweep.save_table(str(path), scored)
 
 
 def test_scalars_are_at_the_training_steps(tmp_path: Path) -> None:
     scored = [played("a", [1, 3], 500), played("b", [5, 5], 1000), played("c", [2], 1500)]
-    path = score_files.save_scalars(str(tmp_path / "tb"), scored, 12.0)
-    tags = (score_files.MEAN, score_files.STD, score_files.LENGTH)
-    found = {(s.tag, s.step): s.value for s in summary_events.scalars(File.stamp(path), tags)}
+    path = sweep.save_scalars(str(tmp_path / "tb"), scored, 12.0)
+    tags = (sweep.MEAN, sweep.STD, sweep.LENGTH)
+    found = {(s.tag, s.step): s.value for s in protobuf.iter_scalars(File.stamp(path), tags)}
     assert found == {
         ("eval/return_mean", 500): 2,
         ("eval/return_std", 500): pytest.approx(2**0.5),
@@ -209,12 +209,12 @@ def test_scalars_are_at_the_training_steps(tmp_path: Path) -> None:
 
 
 def test_without_steps_checkpoints_are_counted(tmp_path: Path) -> None:
-    path = score_files.save_scalars(str(tmp_path), [played("a", [1], 500), played("b", [5])], 12.0)
-    steps = [s.step for s in summary_events.scalars(File.stamp(path), [score_files.MEAN])]
+    path = sweep.save_scalars(str(tmp_path), [played("a", [1], 500), played("b", [5])], 12.0)
+    steps = [s.step for s in protobuf.iter_scalars(File.stamp(path), [sweep.MEAN])]
     assert steps == [0, 1]
 
 
 def test_a_folder_that_cannot_be_made_is_said(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("mine")
     with pytest.raises(UsageError, match="cannot be made"):
-        score_files.require_folder(str(tmp_path / "file" / "tb"))
+        sweep.require_folder(str(tmp_path / "file" / "tb"))

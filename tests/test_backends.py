@@ -14,13 +14,14 @@ from typing import Any, Literal, get_args
 import numpy as np
 import pytest
 
-from ckpttool import plugins
-from ckpttool.agents.execute import assemble
-from ckpttool.agents.network import (
+from ckpttool.core import plugins
+from ckpttool.core.errors import EnvironmentMismatchError, UnsupportedError, UsageError
+from ckpttool.networks.network import (
     Activation,
     ActivationName,
     Add,
     Affine,
+    Backend,
     Clip,
     Concat,
     Dense,
@@ -30,13 +31,13 @@ from ckpttool.agents.network import (
     Multiply,
     Network,
     Node,
+    Policy,
     Slice,
     StateSlot,
+    assemble,
+    stack_networks,
 )
-from ckpttool.agents.policy import Backend, Policy
-from ckpttool.agents.stacking import stack
-from ckpttool.agents.worker import Worker
-from ckpttool.errors import EnvironmentMismatchError, UnsupportedError, UsageError
+from ckpttool.networks.worker import Worker
 
 ACTIVATIONS: tuple[str, ...] = get_args(ActivationName)
 
@@ -240,7 +241,7 @@ class BackendContract:
     ) -> None:
         actors = [renewed(ACTOR).cast(dtype) for _ in range(3)]
         obs = normal(3 * batch, 17).astype(dtype)
-        found = backend.build(stack(actors)).step(obs)[0]
+        found = backend.build(stack_networks(actors)).step(obs)[0]
         alone = [backend.build(actor).step(obs[i * batch :][:batch])[0] for i, actor in enumerate(actors)]
         tolerance = 1e-5 if dtype == "float32" else 1e-12
         assert found.dtype == dtype
@@ -255,7 +256,7 @@ class BackendContract:
         members = [network, renewed(network)]
         obs = {name: normal(6, width) for name, width in network.inputs}
         halves = [{name: array[half] for name, array in obs.items()} for half in (slice(3), slice(3, 6))]
-        found = backend.build(stack(members)).step(obs)[0]
+        found = backend.build(stack_networks(members)).step(obs)[0]
         alone = [backend.build(n).step(half)[0] for n, half in zip(members, halves, strict=True)]
         np.testing.assert_allclose(found, np.concatenate(alone), rtol=1e-5, atol=1e-5)
 
@@ -335,7 +336,7 @@ class TestNumpy(BackendContract):
     @pytest.mark.parametrize("batch", [1, 64, 1024])
     @pytest.mark.parametrize("members", [1, 2])
     def test_reused_memory_changes_no_bit(self, backend: Any, batch: int, members: int) -> None:
-        network = stack([ACTOR] * members)
+        network = stack_networks([ACTOR] * members)
         policy, plain = backend.build(network), assemble(network, backend._lower)
         for _ in range(2):
             obs = normal(members * batch, 17)
@@ -473,15 +474,15 @@ class TestTensorFlow(BackendContract):
 
 def test_seams_import_no_framework() -> None:
     modules = (
-        "backends.numpy",
-        "backends.torch",
-        "backends.tensorflow",
-        "backends.onnxruntime",
-        "worker",
-        "envs",
-        "rollout",
+        "networks.numpy_backend",
+        "networks.torch_backend",
+        "networks.tensorflow_backend",
+        "networks.onnx_backend",
+        "networks.worker",
+        "evaluation.environments",
+        "evaluation.rollout",
     )
-    program = "import sys\n" + "".join(f"import ckpttool.agents.{name}\n" for name in modules)
+    program = "import sys\n" + "".join(f"import ckpttool.{name}\n" for name in modules)
     heavy = ("torch", "tensorflow", "onnx", "onnxruntime", "gymnasium", "mujoco")
     program += f"print(sorted(set({heavy}) & set(sys.modules)))"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)

@@ -19,16 +19,15 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from ckpttool import behind
-from ckpttool.behind import Lane, new_file
-from ckpttool.errors import ChecksumError, UsageError
-from ckpttool.formats.resolve import open_checkpoint
-from ckpttool.leaf import Leaf, key
-from ckpttool.ops.convert import convert
-from ckpttool.ops.digest import digest
-from ckpttool.ops.save import save
-from ckpttool.source import LARGE, File, Inline
-from ckpttool.tree import Tree
+from ckpttool.commands.convert import convert
+from ckpttool.commands.digest import digest
+from ckpttool.commands.save import save
+from ckpttool.core import atomic_write
+from ckpttool.core.atomic_write import WorkerThread, create_file
+from ckpttool.core.errors import ChecksumError, UsageError
+from ckpttool.core.source import LARGE, File, Inline
+from ckpttool.core.tree import Leaf, Tree, key
+from ckpttool.formats.detect import open_checkpoint
 from tests.conftest import ROOT
 from tests.trees import leaf, tensorflow_tree
 
@@ -46,7 +45,7 @@ def no_thread_outlives_its_work() -> Iterator[None]:
 
 def test_jobs_are_done_in_order_on_another_thread() -> None:
     done: list[tuple[int, int]] = []
-    with Lane() as lane:
+    with WorkerThread() as lane:
         for number in range(100):
             lane.do(lambda number=number: done.append((number, threading.get_ident())))
         lane.wait()
@@ -61,8 +60,8 @@ def test_an_error_is_raised_where_the_lane_is_used_next() -> None:
     def fail() -> None:
         raise ChecksumError("damaged", file="x", path="y")
 
-    def used(use: Callable[[Lane], object]) -> None:
-        with Lane() as lane:
+    def used(use: Callable[[WorkerThread], object]) -> None:
+        with WorkerThread() as lane:
             lane.do(fail)
             while not lane.idle:
                 pass
@@ -83,21 +82,21 @@ def test_an_error_of_the_caller_leaves_undone_what_waits() -> None:
         go.wait(10)
         done.append("first")
 
-    def interrupted(lane: Lane) -> None:
+    def interrupted(lane: WorkerThread) -> None:
         lane.do(slow)
         lane.do(lambda: done.append("second"))
         started.wait(10)
         threading.Timer(0.05, go.set).start()
         raise KeyboardInterrupt
 
-    with pytest.raises(KeyboardInterrupt), Lane() as lane:
+    with pytest.raises(KeyboardInterrupt), WorkerThread() as lane:
         interrupted(lane)
     assert done == ["first"]
 
 
 def test_what_is_dropped_is_not_done() -> None:
     go, done = threading.Event(), []
-    with Lane() as lane:
+    with WorkerThread() as lane:
         lane.do(lambda: go.wait(10))
         lane.do(lambda: done.append("second"))
         lane.drop()
@@ -107,7 +106,7 @@ def test_what_is_dropped_is_not_done() -> None:
 
 def test_the_caller_waits_while_too_much_is_before_the_lane() -> None:
     go = threading.Event()
-    with Lane(backlog=10) as lane:
+    with WorkerThread(backlog=10) as lane:
         lane.do(lambda: go.wait(10), 11)
         threading.Timer(0.1, go.set).start()
         assert not go.is_set()
@@ -124,7 +123,7 @@ def test_the_caller_waits_while_too_much_is_before_the_lane() -> None:
 )
 def test_a_file_has_all_that_was_written_in_order(tmp_path: Path, sizes: list[int], first: int) -> None:
     target, written = tmp_path / "x", io.BytesIO()
-    with Lane() as disk, new_file(str(target), disk) as stream:
+    with WorkerThread() as disk, create_file(str(target), disk) as stream:
         for number, size in enumerate(sizes):
             data = bytes([(first + number) % 256]) * size
             stream.write((data, bytearray(data), memoryview(data))[number % 3])
@@ -138,7 +137,7 @@ def test_a_file_has_all_that_was_written_in_order(tmp_path: Path, sizes: list[in
 
 def test_a_file_that_is_there_is_not_touched(tmp_path: Path) -> None:
     (tmp_path / "x").write_text("mine")
-    with pytest.raises(FileExistsError), new_file(str(tmp_path / "x")) as stream:
+    with pytest.raises(FileExistsError), create_file(str(tmp_path / "x")) as stream:
         stream.write(b"other")
     assert (tmp_path / "x").read_text() == "mine"
 
@@ -156,7 +155,7 @@ def matrices(folder: Path, count: int = 24) -> Path:
 
 
 def full_after(monkeypatch: pytest.MonkeyPatch, nbytes: int) -> None:
-    class Disk(behind.FileIO):
+    class Disk(atomic_write.FileIO):
         room = nbytes
 
         def write(self, data: object) -> int:
@@ -165,7 +164,7 @@ def full_after(monkeypatch: pytest.MonkeyPatch, nbytes: int) -> None:
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
             return super().write(data)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(behind, "FileIO", Disk)
+    monkeypatch.setattr(atomic_write, "FileIO", Disk)
 
 
 def names(folder: Path) -> list[str]:
@@ -317,7 +316,7 @@ def test_the_disk_has_every_file_and_folder_before_success(
 
 PEAK = """
 import json, resource, sys
-from ckpttool.ops.convert import convert
+from ckpttool.commands.convert import convert
 convert(*sys.argv[1:], sync=False)
 print(json.dumps(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024))
 """

@@ -21,22 +21,25 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ckpttool.browser import about, details, histogram, titles
-from ckpttool.browser import lines as text
-from ckpttool.browser.comparison import Comparison
-from ckpttool.browser.grid import Grid, exactly, written
-from ckpttool.browser.look import Link, Look, look
-from ckpttool.browser.numbers import Numbers, steps
-from ckpttool.browser.outline import Outline
-from ckpttool.browser.reader import Reader
-from ckpttool.browser.search import Index, following
-from ckpttool.browser.values import Difference, Values
-from ckpttool.errors import UsageError
-from ckpttool.leaf import Leaf
-from ckpttool.ops.modules import Module
-from ckpttool.ops.moments import Moments
-from ckpttool.ops.rows import TensorRow
-from ckpttool.source import LARGE
+from ckpttool.browser import model
+from ckpttool.browser.model import (
+    AliasRow,
+    BrowserListing,
+    ComparisonState,
+    Outline,
+    ReaderThread,
+    SearchIndex,
+    TensorNumbers,
+    list_for_browser,
+    next_hit,
+    read_numbers,
+)
+from ckpttool.browser.panes import CellDifference, TensorCells, ValueGrid, choose_cell_format, format_exactly
+from ckpttool.commands.inspect import ModuleSummary, TensorRow
+from ckpttool.commands.stats import Moments
+from ckpttool.core.errors import UsageError
+from ckpttool.core.source import LARGE
+from ckpttool.core.tree import Leaf
 from tests.conftest import ROOT, TF_SAMPLE, TORCH_SAMPLE, in_process, refused
 
 OLDER = TF_SAMPLE.with_name("ckpt-7500")
@@ -76,8 +79,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def sample() -> Look:
-    return look(str(TF_SAMPLE))
+def sample() -> BrowserListing:
+    return list_for_browser(str(TF_SAMPLE))
 
 
 @pytest.fixture(scope="module")
@@ -131,7 +134,7 @@ def names(outline: Outline) -> list[str]:
     return ["  " * line.level + line.name for line in outline.lines]
 
 
-def test_the_tree_unfolds_level_by_level_as_far_as_there_is_room(sample: Look) -> None:
+def test_the_tree_unfolds_level_by_level_as_far_as_there_is_room(sample: BrowserListing) -> None:
     assert names(Outline(sample.root)) == ["save_counter", "policy"]
     first = Outline(sample.root, 12)
     assert names(first)[:5] == ["save_counter", "policy", "  total_it", "  actor", "  actor_target"]
@@ -139,7 +142,7 @@ def test_the_tree_unfolds_level_by_level_as_far_as_there_is_room(sample: Look) -
     assert len(Outline(sample.root, 1000).lines) > 78
 
 
-def test_lines_fold_unfold_and_lead_up(sample: Look) -> None:
+def test_lines_fold_unfold_and_lead_up(sample: BrowserListing) -> None:
     outline = Outline(sample.root, 12)
     before = names(outline)
     at = outline.reveal("policy/actor/l1/kernel")
@@ -154,14 +157,16 @@ def test_lines_fold_unfold_and_lead_up(sample: Look) -> None:
     assert set(sample.rows) <= everything
     outline.order("size")
     sizes = [
-        line.entry.nbytes for line in outline.lines if line.level == 1 and isinstance(line.entry, Module)
+        line.entry.nbytes
+        for line in outline.lines
+        if line.level == 1 and isinstance(line.entry, ModuleSummary)
     ]
     assert sizes == sorted(sizes, reverse=True)
     assert outline.reveal("policy/nothing") is None
 
 
 def test_a_module_that_only_holds_a_module_is_no_line_of_its_own(many: str) -> None:
-    shown = look(many)
+    shown = list_for_browser(many)
     outline = Outline(shown.root, 20)
     assert names(outline) == ["model/layers"]
     at = outline.reveal("model/layers/777/block3/weight")
@@ -181,46 +186,48 @@ def test_a_module_that_only_holds_a_module_is_no_line_of_its_own(many: str) -> N
         ("", None, 0),
     ],
 )
-def test_search_by_part_pattern_and_native_key(sample: Look, query: str, first: str, number: int) -> None:
-    index = Index(sample.root, "file")
+def test_search_by_part_pattern_and_native_key(
+    sample: BrowserListing, query: str, first: str, number: int
+) -> None:
+    index = SearchIndex(sample.root, "file")
     hits = index.find(query)
     assert len(hits) == number
     assert (index.path(hits[0]) if hits else None) == first
 
 
-def test_hits_go_round(sample: Look) -> None:
-    assert [following([2, 5, 9], at) for at in (-1, 2, 9)] == [2, 5, 2]
-    assert [following([2, 5, 9], at, backwards=True) for at in (2, 5)] == [9, 2]
-    assert following([], 3) is None
+def test_hits_go_round(sample: BrowserListing) -> None:
+    assert [next_hit([2, 5, 9], at) for at in (-1, 2, 9)] == [2, 5, 2]
+    assert [next_hit([2, 5, 9], at, backwards=True) for at in (2, 5)] == [9, 2]
+    assert next_hit([], 3) is None
 
 
-def test_names_and_slots_that_belong_together(sample: Look, tied: str) -> None:
+def test_names_and_slots_that_belong_together(sample: BrowserListing, tied: str) -> None:
     ring = sample.relatives("policy/actor/l1/kernel")
     assert ring[0] == "policy/actor/l1/kernel"
     assert len(ring) == 3
     assert all(sample.relatives(slot) == ring for slot in ring)
     assert sample.relatives("policy/total_it") == ("policy/total_it",)
-    shown = look(tied)
+    shown = list_for_browser(tied)
     assert shown.ways("best/weight") == shown.ways("actor/l1/weight") == ("actor/l1/weight", "best/weight")
-    assert isinstance(shown.rows["best/weight"], Link)
+    assert isinstance(shown.rows["best/weight"], AliasRow)
     # A link adds nothing to the sums.
     assert shown.root.nbytes == shown.summaries[0].totals.nbytes
 
 
-def read(row: TensorRow) -> Numbers | None:
-    found: list[Numbers | None] = []
-    for _ in steps(row, found.append):
+def read(row: TensorRow) -> TensorNumbers | None:
+    found: list[TensorNumbers | None] = []
+    for _ in read_numbers(row, found.append):
         pass
     return found[-1]
 
 
-def told(shown: Look, name: str, comparison: Comparison | None = None, cells: int = 60) -> str:
+def told(shown: BrowserListing, name: str, comparison: ComparisonState | None = None, cells: int = 60) -> str:
     row = shown.rows[name]
     numbers = (read(row),) if isinstance(row, TensorRow) else None
-    return text.plain(details.details(shown, comparison, row, numbers, cells))
+    return model.to_plain_text(model.detail_lines(shown, comparison, row, numbers, cells))
 
 
-def test_the_details_of_a_tensor(sample: Look) -> None:
+def test_the_details_of_a_tensor(sample: BrowserListing) -> None:
     said = told(sample, "policy/actor/l1/kernel")
     array = sample.rows["policy/actor/l1/kernel"].leaf.array()  # type: ignore[union-attr]
     for part in (
@@ -239,15 +246,15 @@ def test_the_details_of_a_tensor(sample: Look) -> None:
     assert "m of" in slot
     assert "policy/actor/l1/kernel" in slot
     module = next(each for each in sample.root.below["policy"].below.values() if each.name == "critic")
-    assert "9,090 parameters" in text.plain(details.details(sample, None, module, None, 40))
+    assert "9,090 parameters" in model.to_plain_text(model.detail_lines(sample, None, module, None, 40))
 
 
 def test_large_tensors_are_read_in_pieces_and_give_the_same(tied: str) -> None:
-    row = look(tied).rows["large"]
+    row = list_for_browser(tied).rows["large"]
     assert isinstance(row, TensorRow)
     assert row.leaf.nbytes > LARGE
-    found: list[Numbers | None] = []
-    assert sum(1 for _ in steps(row, found.append)) > 4
+    found: list[TensorNumbers | None] = []
+    assert sum(1 for _ in read_numbers(row, found.append)) > 4
     (numbers,) = found
     assert numbers is not None
     assert numbers.moments is not None
@@ -258,7 +265,7 @@ def test_large_tensors_are_read_in_pieces_and_give_the_same(tied: str) -> None:
 
 
 def test_what_is_no_good_sign_and_what_cannot_be_counted(tied: str) -> None:
-    shown = look(tied)
+    shown = list_for_browser(tied)
     said = told(shown, "bad")
     assert "NaN" in said
     assert "1 of 3 are infinite" in said or "1 of 3 is infinite" in said
@@ -268,14 +275,14 @@ def test_what_is_no_good_sign_and_what_cannot_be_counted(tied: str) -> None:
 
 
 def test_an_error_of_reading_is_one_sentence(damaged: str) -> None:
-    said = told(look(damaged), "policy/actor/l2/kernel", cells=400)
+    said = told(list_for_browser(damaged), "policy/actor/l2/kernel", cells=400)
     assert "the crc32c checksum of 16,384 bytes does not match: the file is damaged" in said
 
 
 def test_two_checkpoints_are_marked() -> None:
-    shown = look(str(TF_SAMPLE), str(OLDER))
+    shown = list_for_browser(str(TF_SAMPLE), str(OLDER))
     assert shown.laid is not None
-    comparison = Comparison(shown, shown.laid)
+    comparison = ComparisonState(shown, shown.laid)
     assert not comparison.finished
     assert "compared" in comparison.state()
     for _ in comparison.steps(comparison.note):
@@ -291,7 +298,7 @@ def test_two_checkpoints_are_marked() -> None:
 
 
 def test_a_conversion_is_compared_by_meaning_and_forms_are_seen_at_once(folder: Path) -> None:
-    shown = look(str(TF_SAMPLE), str(TORCH_SAMPLE))
+    shown = list_for_browser(str(TF_SAMPLE), str(TORCH_SAMPLE))
     assert shown.laid is not None
     assert shown.laid.by == "agent"
     assert shown.relatives("actor/0/kernel")[1:] == (
@@ -303,9 +310,9 @@ def test_a_conversion_is_compared_by_meaning_and_forms_are_seen_at_once(folder: 
     files = [
         safetensors(folder / f"{word}.safetensors", arrays) for word, arrays in (("a", left), ("b", right))
     ]
-    pair = look(*files)
+    pair = list_for_browser(*files)
     assert pair.laid is not None
-    comparison = Comparison(pair, pair.laid)
+    comparison = ComparisonState(pair, pair.laid)
     assert comparison.marks == {"shape": "changed", "left": "left", "right": "right"}
     assert "another shape" in told(pair, "shape", comparison)
     assert "only right" in told(pair, "right", comparison)
@@ -313,26 +320,28 @@ def test_a_conversion_is_compared_by_meaning_and_forms_are_seen_at_once(folder: 
     for _ in comparison.steps(comparison.note):
         pass
     assert comparison.marks["values"] == "changed"
-    assert titles.title(pair, comparison, 80)[1].text.strip() == "2 differ, 1 only left, 1 only right"
+    assert model.title_line(pair, comparison, 80)[1].text.strip() == "2 differ, 1 only left, 1 only right"
 
 
 def test_a_member_of_an_archive_is_named_as_people_write_it(folder: Path) -> None:
     file = safetensors(folder / "inner.safetensors", {"a": np.eye(2)})
     with zipfile.ZipFile(folder / "old.zip", "w") as archive:
         archive.write(file, "inner.safetensors")
-    said = text.plain(about.about(look(f"zip://inner.safetensors::{folder}/old.zip"), 300))
+    said = model.to_plain_text(
+        model.about_lines(list_for_browser(f"zip://inner.safetensors::{folder}/old.zip"), 300)
+    )
     assert said.count(f"zip://inner.safetensors::{folder}/old.zip") == 2
     assert "old.zip::" not in said
 
 
-def test_the_page_about_the_checkpoint(sample: Look) -> None:
-    said = text.plain(about.about(sample, 78))
+def test_the_page_about_the_checkpoint(sample: BrowserListing) -> None:
+    said = model.to_plain_text(model.about_lines(sample, 78))
     for part in ("tensor_bundle (crc32c checksums)", "td3_tf", "2 files", "27,142"):
         assert part in said
     assert max(map(len, said.splitlines())) <= 78
-    two = text.plain(about.keys(78, two=True))
+    two = model.to_plain_text(model.key_help(78, two=True))
     assert "next and previous difference" in two
-    assert "difference" not in text.plain(about.keys(78, two=False))
+    assert "difference" not in model.to_plain_text(model.key_help(78, two=False))
 
 
 # --- Tables of values ---------------------------------------------------------------------------------
@@ -341,7 +350,7 @@ def test_the_page_about_the_checkpoint(sample: Look) -> None:
 @pytest.mark.parametrize("shape", [(), (7,), (3, 4), (2, 3, 4), (2, 1, 3, 5)])
 def test_every_cell_has_its_index(shape: tuple[int, ...]) -> None:
     array = np.arange(float(np.prod(shape, dtype=int))).reshape(shape)
-    grid = Grid(shape, 3)
+    grid = ValueGrid(shape, 3)
     seen = set()
     for table in range(grid.slices):
         for row in range(grid.rows):
@@ -356,28 +365,30 @@ def test_every_cell_has_its_index(shape: tuple[int, ...]) -> None:
 
 
 def test_cells_are_those_of_the_array_whether_read_whole_or_in_part(tied: str) -> None:
-    rows = look(tied).rows
+    rows = list_for_browser(tied).rows
     for name, table in (("deep", 4), ("large", 0), ("long", 0), ("half", 0)):
         leaf = rows[name].leaf
         assert isinstance(leaf, Leaf)
-        grid = Grid(leaf.shape, 5)
-        block = Values(leaf).read(grid, table, range(1, min(3, grid.rows)), range(1, min(4, grid.columns)))
+        grid = ValueGrid(leaf.shape, 5)
+        block = TensorCells(leaf).read(
+            grid, table, range(1, min(3, grid.rows)), range(1, min(4, grid.columns))
+        )
         for row in range(block.shape[0]):
             for column in range(block.shape[1]):
                 index = grid.index(table, row + 1, column + 1)
                 assert block[row, column] == leaf.array()[index]
     large = rows["large"].leaf
     assert isinstance(large, Leaf)
-    values = Values(large)
-    values.read(Grid(large.shape, 5), 0, range(2), range(2))
+    values = TensorCells(large)
+    values.read(ValueGrid(large.shape, 5), 0, range(2), range(2))
     assert values._whole is None
-    lying = Difference(values, values).read(Grid(large.shape, 5), 0, range(2), range(2))
+    lying = CellDifference(values, values).read(ValueGrid(large.shape, 5), 0, range(2), range(2))
     assert not lying.any()
 
 
 @pytest.mark.parametrize("largest", [3e-9, 0.0023, 0.5, 12.3, 12_345.6, 1e30])
 def test_numbers_take_one_width_and_no_small_one_looks_like_zero(largest: float) -> None:
-    as_text = written(np.dtype("f4"), Moments(size=2, low=-largest, high=largest))
+    as_text = choose_cell_format(np.dtype("f4"), Moments(size=2, low=-largest, high=largest))
     said = [as_text(value) for value in (largest, -largest, largest * 1e-9, 0.0, float("nan"))]
     assert all(len(each) <= as_text.width for each in said)
     assert float(said[2]) > 0
@@ -386,16 +397,16 @@ def test_numbers_take_one_width_and_no_small_one_looks_like_zero(largest: float)
 
 
 def test_all_of_a_value_is_told_exactly() -> None:
-    assert exactly(np.float32(0.1)) == "0.1"
-    assert exactly(np.int64(-3)) == "-3"
-    assert exactly(b"[b]\x1b\xff") == "[b]\\x1b\\xff"
+    assert format_exactly(np.float32(0.1)) == "0.1"
+    assert format_exactly(np.int64(-3)) == "-3"
+    assert format_exactly(b"[b]\x1b\xff") == "[b]\\x1b\\xff"
 
 
 def test_a_histogram_shows_what_there_is_at_all() -> None:
     counts = (1, 0, *[10_000] * 13, 1)
-    found = Numbers(Moments(130_002, -1.0, 1.0), counts)
-    columns, bars = histogram.columns(found, 40), text.plain(histogram.bars(found, 60))
-    assert text.plain(columns).splitlines()[3].startswith("▁▁  ██")
+    found = TensorNumbers(Moments(130_002, -1.0, 1.0), counts)
+    columns, bars = model.column_lines(found, 40), model.to_plain_text(model.bar_lines(found, 60))
+    assert model.to_plain_text(columns).splitlines()[3].startswith("▁▁  ██")
     assert bars.splitlines()[0].count("▏") == 1
     assert "10,000" in bars
     assert max(map(len, bars.splitlines())) <= 60
@@ -404,9 +415,9 @@ def test_a_histogram_shows_what_there_is_at_all() -> None:
 def test_lines_are_fitted_by_cells_and_inert() -> None:
     for name in HOSTILE:
         for cells in (8, 20, 60):
-            assert text.cell_len(text.padded(name, cells)) == cells
-            assert all(text.cell_len(each) <= cells for each in text.wrapped(name, cells))
-            assert text.padded(name, cells).isprintable()
+            assert model.cell_len(model.pad_text(name, cells)) == cells
+            assert all(model.cell_len(each) <= cells for each in model.wrap_text(name, cells))
+            assert model.pad_text(name, cells).isprintable()
 
 
 def test_what_is_looked_at_is_read_before_what_is_compared() -> None:
@@ -421,7 +432,7 @@ def test_what_is_looked_at_is_read_before_what_is_compared() -> None:
             yield
 
     failed: list[Exception] = []
-    reader = Reader(failed.append)
+    reader = ReaderThread(failed.append)
     reader.ask("comparison", job("compared", 20))
     assert begun.wait(10)
     reader.ask("numbers", job("given up", 20))
@@ -458,10 +469,10 @@ def test_there_is_no_document() -> None:
 
 
 def test_without_textual_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    from ckpttool.browser import start
+    from ckpttool import browser
 
     found = importlib.util.find_spec
-    monkeypatch.setattr(start, "require_terminal", lambda _: None)
+    monkeypatch.setattr(browser, "require_terminal", lambda _: None)
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "textual" else found(name))
     ran = in_process("browse", TF_SAMPLE)
     assert "needs textual" in refused(ran)
@@ -472,7 +483,7 @@ def test_a_folder_of_which_no_checkpoint_is_the_latest_is_refused(tmp_path: Path
     for name in ("a.pt", "b.pt"):
         shutil.copy(TORCH_SAMPLE, tmp_path / name)
     with pytest.raises(UsageError, match="no one checkpoint"):
-        look(str(tmp_path))
+        list_for_browser(str(tmp_path))
 
 
 # --- The keys, in Textual's pilot -------------------------------------------------------------------------
@@ -488,7 +499,7 @@ class Played:
 
     async def settled(self) -> None:
         """Wait until the listing is there, and what the cursor rests on has been read."""
-        from ckpttool.browser.main_screen import MainScreen
+        from ckpttool.browser.app import MainScreen
 
         for _ in range(2):
             await asyncio.sleep(0.02)
@@ -520,12 +531,12 @@ class Played:
 
 def play(talk: Talk, *paths: object, size: tuple[int, int] = (80, 24)) -> None:
     pytest.importorskip("textual")
-    from ckpttool.browser import main_screen
+    from ckpttool.browser import BackgroundListing
+    from ckpttool.browser import app as main_screen
     from ckpttool.browser.app import Browser
-    from ckpttool.browser.opening import Opening
 
     async def whole() -> None:
-        app = Browser(Opening(str(paths[0]), lambda: look(*map(str, paths))))
+        app = Browser(BackgroundListing(str(paths[0]), lambda: list_for_browser(*map(str, paths))))
         async with app.run_test(size=size) as pilot:
             played = Played(app, pilot)
             await played.settled()
@@ -659,7 +670,7 @@ def test_hostile_names_are_inert_and_keep_their_columns(hostile: str) -> None:
     async def talk(browser: Played) -> None:
         for _ in HOSTILE:
             lines = await browser.press("e", "down")
-            assert all(text.cell_len(line) == 80 for line in lines)
+            assert all(model.cell_len(line) == 80 for line in lines)
             assert all(line.isprintable() for line in lines)
         lines = browser.lines()
         assert any("[bold red]x[" in line for line in lines)
@@ -719,11 +730,11 @@ def test_ten_thousand_tensors_and_the_mouse(many: str) -> None:
 
 def test_what_cannot_be_opened_ends_it_with_the_error() -> None:
     pytest.importorskip("textual")
+    from ckpttool.browser import BackgroundListing
     from ckpttool.browser.app import Browser
-    from ckpttool.browser.opening import Opening
 
     async def whole() -> Browser:
-        app = Browser(Opening("none", lambda: look("none.pt")))
+        app = Browser(BackgroundListing("none", lambda: list_for_browser("none.pt")))
         async with app.run_test() as pilot:
             while app.fault is None:
                 await pilot.pause(0.01)

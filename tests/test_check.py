@@ -12,13 +12,12 @@ import numpy as np
 import pytest
 import yaml
 
-from ckpttool.formats.resolve import open_checkpoint
-from ckpttool.leaf import display
-from ckpttool.ops import candidates
-from ckpttool.ops.check import check
-from ckpttool.ops.save import save
-from ckpttool.ops.stats import stats
-from ckpttool.tree import Tree
+from ckpttool.commands import check as candidates
+from ckpttool.commands.check import check
+from ckpttool.commands.save import save
+from ckpttool.commands.stats import stats
+from ckpttool.core.tree import Tree, display
+from ckpttool.formats.detect import open_checkpoint
 from tests.conftest import ROOT, TF_SAMPLE, TORCH_SAMPLE, Ran, in_process, refused
 from tests.pickles import ACTING
 from tests.trees import leaf

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from ckpttool import limits
-from ckpttool.errors import CkpttoolError, FormatError
-from ckpttool.formats import checkpoint_state
-from ckpttool.formats.checkpoint_state import State
+from ckpttool.core import limits
+from ckpttool.core.errors import CkpttoolError, FormatError
+from ckpttool.formats import tf_common
+from ckpttool.formats.tf_common import CheckpointState
 from tests import tensorflow_child
 from tests.conftest import TF_SAMPLE
 
@@ -26,19 +26,19 @@ def file(tmp_path: Path) -> Path:
 
 def test_a_file_of_tensorflow_is_read_and_written_back_to_the_byte() -> None:
     path = TF_SAMPLE.parent / "checkpoint"
-    state = checkpoint_state.read(str(path))
+    state = tf_common.read_state(str(path))
     assert state.latest == state.every[-1] == "ckpt-15000"
     assert len(state.every) == len(state.times) == 6
     assert state.times[0] == 1795234191.5377774
     assert state.preserved is not None
-    assert checkpoint_state.encode(state) == path.read_bytes()
+    assert tf_common.encode_state(state) == path.read_bytes()
 
 
 def test_every_name_survives(file: Path) -> None:
-    state = State(NAMES[2], (*NAMES, "byte\udcff"), (), 1.5)
-    file.write_bytes(checkpoint_state.encode(state))
+    state = CheckpointState(NAMES[2], (*NAMES, "byte\udcff"), (), 1.5)
+    file.write_bytes(tf_common.encode_state(state))
     assert file.read_bytes().isascii()
-    assert checkpoint_state.read(str(file)) == state
+    assert tf_common.read_state(str(file)) == state
 
 
 @pytest.mark.parametrize(
@@ -54,7 +54,7 @@ def test_every_name_survives(file: Path) -> None:
 )
 def test_the_ways_to_write_it(file: Path, text: str, latest: str) -> None:
     file.write_text(text, encoding="utf-8")
-    assert checkpoint_state.read(str(file)).latest == latest
+    assert tf_common.read_state(str(file)).latest == latest
 
 
 def test_times_without_a_name_each_are_left_out(file: Path) -> None:
@@ -62,7 +62,7 @@ def test_times_without_a_name_each_are_left_out(file: Path) -> None:
         'model_checkpoint_path: "x" all_model_checkpoint_paths: "x"'
         "all_model_checkpoint_timestamps: 1 all_model_checkpoint_timestamps: 2"
     )
-    assert checkpoint_state.read(str(file)) == State("x", ("x",))
+    assert tf_common.read_state(str(file)) == CheckpointState("x", ("x",))
 
 
 @pytest.mark.parametrize(
@@ -85,7 +85,7 @@ def test_times_without_a_name_each_are_left_out(file: Path) -> None:
 def test_damage_is_named(file: Path, text: str) -> None:
     file.write_text(text)
     with pytest.raises(FormatError) as caught:
-        checkpoint_state.read(str(file))
+        tf_common.read_state(str(file))
     assert caught.value.file == str(file)
 
 
@@ -93,14 +93,14 @@ def test_a_file_without_end_is_refused(file: Path) -> None:
     with file.open("wb") as stream:
         stream.truncate(limits.Limits().state_bytes + 1)
     with pytest.raises(FormatError, match="too large"):
-        checkpoint_state.read(str(file))
+        tf_common.read_state(str(file))
 
 
 @pytest.mark.parametrize("piece", [b"# ", b"a:", b'"', b"\\", b"a : 'b' "])
 def test_long_nonsense_takes_no_longer_than_it_is(file: Path, piece: bytes) -> None:
     file.write_bytes(b'model_checkpoint_path: "x"\n' + piece * (1_000_000 // len(piece)) + b"!")
     try:
-        checkpoint_state.read(str(file))
+        tf_common.read_state(str(file))
     except FormatError:
         pass
     else:
@@ -119,7 +119,7 @@ def test_whatever_happens_to_the_bytes_the_error_is_ours(file: Path) -> None:
     for each in damaged:
         file.write_bytes(each)
         try:
-            assert checkpoint_state.read(str(file)).latest
+            assert tf_common.read_state(str(file)).latest
         except CkpttoolError:
             refused += 1
     assert 0 < refused < len(damaged)
@@ -136,7 +136,7 @@ def test_whatever_happens_to_the_bytes_the_error_is_ours(file: Path) -> None:
     ],
 )
 def test_what_begins_as_a_state_file(head: bytes, begins: bool) -> None:
-    assert checkpoint_state.begins(head) is begins
+    assert tf_common.is_state_file(head) is begins
 
 
 def exchange(folder: Path) -> None:
@@ -161,10 +161,10 @@ def test_tensorflow_agrees(tmp_path: Path) -> None:
         (tmp_path / name).mkdir()
     names = tuple(f"/x/{name}" for name in NAMES)
     times = tuple(1e9 + n / 3 for n in range(len(names)))
-    ours = State(names[0], names, times)
-    (tmp_path / "ours" / "checkpoint").write_bytes(checkpoint_state.encode(ours))
+    ours = CheckpointState(names[0], names, times)
+    (tmp_path / "ours" / "checkpoint").write_bytes(tf_common.encode_state(ours))
     tensorflow_child.run(__file__, "exchange", tmp_path)
     told = json.loads((tmp_path / "told.json").read_text())
     assert told == {"names": [names[0], *names], "times": list(times)}
-    theirs = checkpoint_state.read(str(tmp_path / "theirs" / "checkpoint"))
+    theirs = tf_common.read_state(str(tmp_path / "theirs" / "checkpoint"))
     assert theirs[:3] == (names[-1], names, (1.25,) * len(names))

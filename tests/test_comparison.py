@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ckpttool.agents import comparison, statistics
-from ckpttool.agents.comparison import difference_of_means, over_runs, probability_of_improvement
-from ckpttool.errors import UsageError
+from ckpttool.core.errors import UsageError
+from ckpttool.evaluation import statistics
+from ckpttool.evaluation.statistics import difference_of_means, estimate_over_runs, probability_of_improvement
 
 SCORES = st.lists(st.integers(-50, 50).map(float), min_size=1, max_size=9)
 TABLES = st.integers(1, 3).flatmap(
@@ -38,7 +38,7 @@ def slow_interval(table: list[list[float]], statistic: str, resamples: int, seed
 @given(table=TABLES)
 def test_runs_are_resampled_within_their_task(table: list[list[float]], statistic: str) -> None:
     flat = [score for row in table for score in row]
-    found = over_runs(table, statistic, resamples=20, seed=5)
+    found = estimate_over_runs(table, statistic, resamples=20, seed=5)
     assert found.value == pytest.approx(np.mean(flat) if statistic == "mean" else statistics.iqm(flat))
     assert found.ci95 == pytest.approx(slow_interval(table, statistic, 20, 5), abs=1e-9)
 
@@ -63,7 +63,7 @@ def test_every_resample_is_a_share_of_pairs() -> None:
     a, b = random.integers(0, 6, (20, 4, 2)).astype(float), random.integers(0, 6, (20, 5, 2)).astype(float)
     pairs = a[:, :, None, :], b[:, None, :, :]
     expected = ((pairs[0] > pairs[1]) + 0.5 * (pairs[0] == pairs[1])).mean(axis=(1, 2, 3))
-    np.testing.assert_allclose(comparison._superior(a, b), expected)
+    np.testing.assert_allclose(statistics._win_share(a, b), expected)
 
 
 def test_improvement_is_the_mean_over_tasks() -> None:
@@ -97,25 +97,25 @@ def test_separate_algorithms_are_told_apart() -> None:
 def test_the_order_of_runs_does_not_matter(scores: list[float], random: object) -> None:
     mixed = list(scores)
     random.shuffle(mixed)
-    assert over_runs(mixed, "iqm", resamples=50) == over_runs(scores, "iqm", resamples=50)
+    assert estimate_over_runs(mixed, "iqm", resamples=50) == estimate_over_runs(scores, "iqm", resamples=50)
 
 
 def test_portions_do_not_change_the_interval(monkeypatch: pytest.MonkeyPatch) -> None:
     scores = np.random.default_rng(2).normal(size=(6, 2))
-    whole = over_runs(scores, "iqm")
+    whole = estimate_over_runs(scores, "iqm")
     monkeypatch.setattr(statistics, "CHUNK", 1000)
-    assert over_runs(scores, "iqm") == whole
+    assert estimate_over_runs(scores, "iqm") == whole
 
 
 def test_one_run_has_no_interval() -> None:
-    assert over_runs([3.0], "mean") == statistics.Estimate(3.0, None)
+    assert estimate_over_runs([3.0], "mean") == statistics.Estimate(3.0, None)
     assert probability_of_improvement([3.0], [1.0, 2.0]).ci95 is None
 
 
 @pytest.mark.parametrize("scores", [[], np.zeros((2, 2, 2))])
 def test_no_runs_are_refused(scores: list[float]) -> None:
     with pytest.raises(UsageError, match="at least one run"):
-        comparison.over_runs(scores, "mean")
+        statistics.estimate_over_runs(scores, "mean")
 
 
 def test_other_tasks_are_refused() -> None:

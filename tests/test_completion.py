@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from ckpttool.ops.schemas import names
-from ckpttool.ops.targets import EXPORTS, TARGETS
-from ckpttool.plugins import BUILT_IN
+from ckpttool.commands.inspect import schema_names
+from ckpttool.commands.options import EXPORTS, TARGETS
+from ckpttool.core.plugins import BUILT_IN
 from tests.conftest import ROOT, in_process
 
 # For each what to ask it with: the words before and the word that is begun.
@@ -102,7 +102,7 @@ def test_commands_options_and_the_words_that_they_take_are_offered() -> None:
     assert offered("ckpttool", "eval", "a.pt", "--dtype", "") == ["float32", "float64"]
     assert offered("ckpttool", "convert", "a", "b", "--to", "saf") == ["safetensors"]
     assert offered("ckpttool", "diff", "a", "b", "--by", "a") == ["auto", "agent"]
-    assert offered("ckpttool", "schema", "") == list(names())
+    assert offered("ckpttool", "schema", "") == list(schema_names())
     # Nothing for a path: the shell offers files.
     assert offered("ckpttool", "inspect", "sample") == []
 

@@ -18,16 +18,16 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ckpttool.errors import ChecksumError, FormatError, MappingError, TargetExistsError, UsageError
-from ckpttool.formats.resolve import open_checkpoint
-from ckpttool.leaf import Leaf, attr, display
-from ckpttool.ops import convert as op
-from ckpttool.ops.convert import convert
-from ckpttool.ops.digest import digest
-from ckpttool.ops.restore import restore
-from ckpttool.ops.save import save
-from ckpttool.tree import Alias, Tree
-from ckpttool.writing import Output, names, write_atomically
+from ckpttool.commands import convert as op
+from ckpttool.commands.convert import convert
+from ckpttool.commands.digest import digest
+from ckpttool.commands.restore import restore_agent
+from ckpttool.commands.save import save
+from ckpttool.core import atomic_write
+from ckpttool.core.atomic_write import Output, write_atomically
+from ckpttool.core.errors import ChecksumError, FormatError, MappingError, TargetExistsError, UsageError
+from ckpttool.core.tree import Alias, Leaf, Tree, attr, display
+from ckpttool.formats.detect import open_checkpoint
 from tests.conftest import ROOT, TF_SAMPLE, TORCH_SAMPLE, in_process, refused
 from tests.trees import attributes, dense, keys, leaf, tensorflow_tree, torch_tree
 
@@ -131,7 +131,7 @@ def test_a_sidecar_of_other_weights_is_refused(converted: Path, tmp_path: Path) 
     shutil.copy(TORCH_SAMPLE, other)
     shutil.copy(f"{converted}.ckpttool.json", f"{other}.ckpttool.json")
     with pytest.raises(ChecksumError, match="written for other weights"):
-        restore(str(other))
+        restore_agent(str(other))
     refused(in_process("convert", other, tmp_path / "x.npz"))
     assert not (tmp_path / "x.npz").exists()
 
@@ -150,10 +150,10 @@ def test_a_tree_without_a_layout_goes_by_kinds() -> None:
         "model/encoder/norm/beta": np.zeros(4, np.float32),
         "model/conv/filters": np.zeros((3, 3, 2, 2), np.float32),
     }
-    from ckpttool.mapping.generic import to_torch
+    from ckpttool.mapping.flattening import plan_to_torch
 
     tree = tensorflow_tree(tensors)
-    moves = {display(m.target): m for m in to_torch(tree).moves}
+    moves = {display(m.target): m for m in plan_to_torch(tree).moves}
     assert set(moves) == {
         "model/encoder/fc/weight",
         "model/encoder/fc/bias",
@@ -279,9 +279,9 @@ def test_a_damaged_source_leaves_no_file(tmp_path: Path) -> None:
 
 
 def test_a_write_that_went_wrong_is_noticed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from ckpttool.formats import pytorch
+    from ckpttool.formats import torch_zip
 
-    whole = pytorch.pieces
+    whole = torch_zip.pieces
 
     def lossy(tree: Tree) -> object:
         leaves = dict(tree.leaves)
@@ -290,7 +290,7 @@ def test_a_write_that_went_wrong_is_noticed(tmp_path: Path, monkeypatch: pytest.
         first.read()
         return whole(Tree({**leaves, path: wrong}, tree.aliases, tree.containers))
 
-    monkeypatch.setattr(pytorch, "pieces", lossy)
+    monkeypatch.setattr(torch_zip, "pieces", lossy)
     with pytest.raises(FormatError, match="not what was read"):
         convert(str(TF_SAMPLE), str(tmp_path / "agent.pt"))
     assert not left_over(tmp_path)
@@ -349,13 +349,13 @@ def paused_while_writing(tmp_path: Path, *before: str) -> Iterator[subprocess.Po
     code = f"""
 import sys, time
 from ckpttool.cli import app
-from ckpttool.ops import save
+from ckpttool.commands import save
 def slow(tree, target, kind, **rest):
-    from ckpttool.writing import Output, write_atomically
+    from ckpttool.core.atomic_write import Output, write_atomically
     def fill(stream):
         stream.write(b"half"); stream.flush(); print("ready", flush=True); time.sleep(60)
     write_atomically((Output(target, fill),))
-save.write = slow
+save.write_checkpoint = slow
 sys.argv = ["ckpttool", "convert", {str(TF_SAMPLE)!r}, {str(tmp_path / "x.pt")!r}]
 app.run()
 """
@@ -398,13 +398,13 @@ def test_an_error_that_an_interruption_made_is_the_interruption(
         finally:
             raise RuntimeError("release unlocked lock")
 
-    monkeypatch.setattr("ckpttool.ops.convert.convert", stopped)
+    monkeypatch.setattr("ckpttool.commands.convert.convert", stopped)
     ran = in_process("convert", TF_SAMPLE, tmp_path / "x.pt")
     assert (ran.status, ran.err) == (130, "ckpttool: interrupted\n")
 
 
 def test_temporary_names_are_recognisable() -> None:
-    assert names.hidden(names.temporary("/x/agent.pt"))
+    assert atomic_write.is_hidden_name(atomic_write.temporary_path("/x/agent.pt"))
 
 
 def test_nothing_of_a_known_kind_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -515,7 +515,7 @@ def test_torch_loads_it_strictly_and_trains_on(converted: Path) -> None:
 
 
 def test_leaves_keep_their_identity_in_the_canonical_tree() -> None:
-    agent = restore(str(TF_SAMPLE))
+    agent = restore_agent(str(TF_SAMPLE))
     found = agent.tree[attr("actor"), *attributes("0/kernel")]
     assert isinstance(found, Leaf)
     assert found.shape == (3, 64)
@@ -527,7 +527,7 @@ def test_numpy_s_threads_rest_and_the_environment_stays(tmp_path: Path, given: s
     (tmp_path / "numpy.py").write_text(f"import os\nfound = os.environ.get({name!r})\n")
     program = f"""
 import os, sys
-from ckpttool.cli import converting
+from ckpttool.cli import convert as converting
 sys.path.insert(0, sys.argv[1])
 converting._import_numpy()
 print(sys.modules["numpy"].found, os.environ.get({name!r}))
@@ -557,4 +557,4 @@ finally:
         cwd=ROOT, capture_output=True, text=True, check=True,
     )  # fmt: skip
     found = set(json.loads(ran.stdout.splitlines()[-1]))
-    assert not found & {"tomllib", "importlib.metadata", "email", "asyncio", "ckpttool.remote"}
+    assert not found & {"tomllib", "importlib.metadata", "email", "asyncio", "ckpttool.core.remote"}

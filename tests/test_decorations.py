@@ -10,19 +10,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import ckpttool
-from ckpttool.errors import UsageError
-from ckpttool.leaf import Leaf, display, key
-from ckpttool.leaf import Path as Keys
-from ckpttool.mapping import decorations
-from ckpttool.mapping.module_names import decorated, plain
-from ckpttool.ops.summary import summary
-from ckpttool.source import Inline
-from ckpttool.tree import Tree
+from ckpttool.commands.inspect import summary
+from ckpttool.core.errors import UsageError
+from ckpttool.core.source import Inline
+from ckpttool.core.tree import Leaf, Tree, display, key
+from ckpttool.core.tree import Path as Keys
+from ckpttool.mapping import wrappers
+from ckpttool.mapping.wrappers import unwrap_names, wrap_name
 from tests import conftest
 
 # torch.compile imports what torch itself says is deprecated.
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning:torch")
-WRAPPERS = tuple(decorations.WRAPPERS)
+WRAPPERS = tuple(wrappers.WRAPPERS)
 
 
 def network():
@@ -83,7 +82,7 @@ def test_what_torchs_wrappers_add_goes_and_comes_back(tmp_path, prefix):
     module = wrapped()[prefix]
     bare = network().state_dict()
     tree = saved(tmp_path / "a.pt", {"model": module.state_dict(), "epoch": 2})
-    found = decorations.stripped(tree)
+    found = wrappers.strip_prefixes(tree)
     assert found is not None
     names = [str(path[-1].value) for path, _ in found.tree.tensors()]
     assert next(iter(module.state_dict().keys() - {"n_averaged"})).startswith(prefix[: prefix.index(".")])
@@ -107,24 +106,24 @@ def test_what_torchs_wrappers_add_goes_and_comes_back(tmp_path, prefix):
 @pytest.mark.torch
 def test_a_wrapped_layer_is_a_subtree_of_its_own(tmp_path):
     tree = saved(tmp_path / "a.pt", partly().state_dict())
-    found = decorations.stripped(tree)
+    found = wrappers.strip_prefixes(tree)
     assert found is not None
     assert [str(path[0].value) for path in found.tree] == list(network().state_dict())
-    assert list(decorations.restored(found.tree, found.decorations)[0]) == list(tree)
+    assert list(wrappers.restore_prefixes(found.tree, found.decorations)[0]) == list(tree)
     (note,) = summary(str(tmp_path / "a.pt")).notes
     assert note.startswith("names below 2 carry _orig_mod.module. (torch.compile, then DataParallel")
     assert note.endswith("convert --strip removes that")
 
 
 def test_one_name_without_the_prefix_keeps_it_for_all():
-    assert decorations.stripped(named("module.a.w", "b.w")) is None
-    assert decorations.stripped(named("a.w", "a.b")) is None
-    assert decorations.stripped(named("module", "w")) is None
+    assert wrappers.strip_prefixes(named("module.a.w", "b.w")) is None
+    assert wrappers.strip_prefixes(named("a.w", "a.b")) is None
+    assert wrappers.strip_prefixes(named("module", "w")) is None
 
 
 def test_names_that_would_collide_are_left_alone():
     # Both would be n_averaged.
-    found = decorations.stripped(named("n_averaged", "module.n_averaged", "module.a.w"))
+    found = wrappers.strip_prefixes(named("n_averaged", "module.n_averaged", "module.a.w"))
     assert found is None
 
 
@@ -137,11 +136,11 @@ def test_two_networks_of_one_file_are_judged_apart():
             (key("critic"), key("m.w")): leaf,
         }
     )
-    found = decorations.undecorated(tree)
+    found = wrappers.strip_to_plain_names(tree)
     assert found is not None
     assert [display(path) for path in found[0]] == ["actor/l/w", "critic/l/w", "critic/m/w"]
     assert found[1][key("actor"), key("l.w")] == (key("actor"), key("module.l.w"))
-    assert decorations.undecorated(found[0]) is None
+    assert wrappers.strip_to_plain_names(found[0]) is None
 
 
 @pytest.mark.torch
@@ -152,14 +151,14 @@ def test_lightnings_module_is_known_by_its_checkpoint(tmp_path):
     optimizer = torch.optim.Adam(network().parameters())
     whole = {"epoch": 1, "pytorch-lightning_version": "2.5.0", "state_dict": held}
     whole["optimizer_states"] = [optimizer.state_dict()]
-    found = decorations.stripped(saved(tmp_path / "a.ckpt", whole))
+    found = wrappers.strip_prefixes(saved(tmp_path / "a.ckpt", whole))
     assert found is not None
     assert [d.wrapped[0].segments for d in found.decorations] == [("model",)]
     notes = summary(str(tmp_path / "a.ckpt")).notes
     assert any("names below state_dict carry model. (an attribute of a LightningModule)" in n for n in notes)
     assert any("--part state_dict converts it alone" in note for note in notes)
     # Without Lightning's mark, `model` is a name like others.
-    assert decorations.stripped(saved(tmp_path / "b.pt", {"state_dict": held, "epoch": 1})) is None
+    assert wrappers.strip_prefixes(saved(tmp_path / "b.pt", {"state_dict": held, "epoch": 1})) is None
 
 
 @pytest.mark.torch
@@ -226,18 +225,21 @@ names = st.lists(st.sampled_from(("a", "b", "0", "n_averaged", *WRAPPERS)), min_
 
 @given(st.lists(names.map(".".join), min_size=1, max_size=8, unique=True))
 def test_plain_names_lead_back_to_the_old_ones(found):
-    made = plain(found, WRAPPERS)
+    made = unwrap_names(found, WRAPPERS)
     if made is None:
         return
     assert set(made.names) == set(found)
     assert len(set(made.names.values())) == len(found)
     for old, new in made.names.items():
-        assert decorated(new, made.wrapped) == old
+        assert wrap_name(new, made.wrapped) == old
 
 
 @given(st.lists(st.sampled_from(WRAPPERS), max_size=4), st.lists(names.map(".".join), min_size=2, max_size=6))
 def test_any_nesting_around_all_is_removed(prefix, inner):
     inner = sorted({f"net.{name}" for name in inner} | {"other.w"})
-    bare, made = plain(inner, WRAPPERS), plain([".".join((*prefix, name)) for name in inner], WRAPPERS)
+    bare, made = (
+        unwrap_names(inner, WRAPPERS),
+        unwrap_names([".".join((*prefix, name)) for name in inner], WRAPPERS),
+    )
     wanted = list(bare.names.values()) if bare else inner
     assert (list(made.names.values()) if made else inner) == wanted

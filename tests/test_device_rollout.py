@@ -12,17 +12,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ckpttool import plugins
-from ckpttool.agents import envs
-from ckpttool.agents.actions import Noise
-from ckpttool.agents.envs import EnvSpec
-from ckpttool.agents.envs.tensors import DeviceVector
-from ckpttool.agents.network import Activation, Affine, Dense, Network
-from ckpttool.agents.rollout import Play, Rollout, rollouts
-from ckpttool.agents.stacking import stack
-from ckpttool.errors import CkpttoolError, UnsupportedError, UsageError
-from ckpttool.ops.evaluate import evaluate
-from ckpttool.ops.evaluation import Protocol
+from ckpttool.commands.evaluate import Protocol, evaluate
+from ckpttool.core import plugins
+from ckpttool.core.errors import CkpttoolError, UnsupportedError, UsageError
+from ckpttool.evaluation import environments
+from ckpttool.evaluation.gymnasium_engine import EnvSpec
+from ckpttool.evaluation.rollout import ExplorationNoise, Rollout, RolloutSpec, rollouts
+from ckpttool.evaluation.simulators import DeviceVector
+from ckpttool.networks.network import Activation, Affine, Dense, Network, stack_networks
 from tests.conftest import ROOT, TORCH_SAMPLE, in_process, refused
 from tests.test_backends import chain, cuda_is_missing, dense, normal
 
@@ -44,9 +41,9 @@ def torch_policy(network: Network = POLICY, device: str = "cpu", **how: Any) -> 
 
 
 def play(
-    network: Network, engine: str, num_envs: int, what: Play, members: int = 1, device: str = "cpu"
+    network: Network, engine: str, num_envs: int, what: RolloutSpec, members: int = 1, device: str = "cpu"
 ) -> tuple[Rollout, ...]:
-    with envs.make("Pendulum-v1", num_envs, engine=engine) as vector:
+    with environments.make_vector_env("Pendulum-v1", num_envs, engine=engine) as vector:
         return rollouts(torch_policy(network, device), vector, what, members=members)
 
 
@@ -54,7 +51,7 @@ def test_every_step_is_gymnasiums_to_rounding() -> None:
     import gymnasium
     import torch
 
-    with envs.make("Pendulum-v1", 1, engine="device") as vector:
+    with environments.make_vector_env("Pendulum-v1", 1, engine="device") as vector:
         assert isinstance(vector, DeviceVector)
         seeds = np.array([0, 3, 12345, 2**32 - 1])
         starts = vector.task.starts(seeds)
@@ -80,7 +77,7 @@ def test_every_step_is_gymnasiums_to_rounding() -> None:
 
 @pytest.mark.parametrize(("episodes", "num_envs"), [(5, 5), (7, 3), (2, 6)])
 def test_a_rollout_is_the_plain_one(episodes: int, num_envs: int) -> None:
-    what = Play(episodes, seed=40)
+    what = RolloutSpec(episodes, seed=40)
     (ours,), (plain,) = play(POLICY, "device", num_envs, what), play(POLICY, "gymnasium", num_envs, what)
     np.testing.assert_allclose(ours.returns, plain.returns, atol=1e-3)
     for name in ("lengths", "terminated", "truncated", "seeds"):
@@ -90,15 +87,15 @@ def test_a_rollout_is_the_plain_one(episodes: int, num_envs: int) -> None:
 
 
 def test_the_same_rollout_gives_the_same_bits() -> None:
-    first, second = (play(POLICY, "device", 4, Play(9))[0].returns for _ in range(2))
+    first, second = (play(POLICY, "device", 4, RolloutSpec(9))[0].returns for _ in range(2))
     np.testing.assert_array_equal(first, second)
 
 
 def test_members_play_the_same_seeds() -> None:
     members = [POLICY, chain(3, Dense(-SWING.kernel), *[node.layer for node in POLICY.nodes[1:]])]
-    together = play(stack(members), "device", 2 * 2, Play(3, 7), members=2)
+    together = play(stack_networks(members), "device", 2 * 2, RolloutSpec(3, 7), members=2)
     for network, found in zip(members, together, strict=True):
-        (alone,) = play(network, "device", 2, Play(3, 7))
+        (alone,) = play(network, "device", 2, RolloutSpec(3, 7))
         np.testing.assert_allclose(found.returns, alone.returns, atol=1e-3)
         assert found.seeds.tolist() == [7, 8, 9]
         assert (found.steps, found.num_envs) == (alone.steps, 2)
@@ -106,7 +103,7 @@ def test_members_play_the_same_seeds() -> None:
 
 def test_actions_outside_the_bounds_are_counted() -> None:
     wide = chain(3, SWING, Affine(np.full(1, 50, "f4"), np.zeros(1, "f4")))
-    (ours,), (plain,) = (play(wide, engine, 2, Play(2)) for engine in ("device", "gymnasium"))
+    (ours,), (plain,) = (play(wide, engine, 2, RolloutSpec(2)) for engine in ("device", "gymnasium"))
     assert ours.clipped == plain.clipped > 0
     np.testing.assert_allclose(ours.returns, plain.returns, atol=1e-3)
 
@@ -114,7 +111,7 @@ def test_actions_outside_the_bounds_are_counted() -> None:
 def test_an_action_that_is_no_number_stops() -> None:
     broken = chain(3, Dense(np.full((3, 1), np.nan, np.float32)))
     with pytest.raises(CkpttoolError, match="not finite in episode 0, step 0"):
-        play(broken, "device", 2, Play(3))
+        play(broken, "device", 2, RolloutSpec(3))
 
 
 class Countdown:
@@ -146,9 +143,11 @@ class Countdown:
 
 @pytest.mark.parametrize(("episodes", "num_envs"), [(13, 4), (1, 3), (16, 16)])
 def test_episodes_of_any_length_are_played_once_each(episodes: int, num_envs: int) -> None:
-    with envs.make("Pendulum-v1", 1) as one:
+    with environments.make_vector_env("Pendulum-v1", 1) as one:
         vector = DeviceVector(Countdown(one.spec), 2 * num_envs)
-    for found in rollouts(torch_policy(stack([POLICY] * 2)), vector, Play(episodes, 5), members=2):
+    for found in rollouts(
+        torch_policy(stack_networks([POLICY] * 2)), vector, RolloutSpec(episodes, 5), members=2
+    ):
         seeds = 5 + np.arange(episodes)
         np.testing.assert_array_equal(found.seeds, seeds)
         np.testing.assert_array_equal(found.lengths, 1 + seeds % 4)
@@ -163,38 +162,41 @@ def test_ctrl_c_keeps_what_is_finished() -> None:
         if done:
             raise KeyboardInterrupt
 
-    with envs.make("Pendulum-v1", 2, engine="device") as vector:
-        (found,) = rollouts(torch_policy(), vector, Play(6), progress=stop)
+    with environments.make_vector_env("Pendulum-v1", 2, engine="device") as vector:
+        (found,) = rollouts(torch_policy(), vector, RolloutSpec(6), progress=stop)
         assert (len(found.returns), found.episodes, found.interrupted) == (2, 6, True)
 
 
 def test_its_agreement_with_gymnasium_is_measured_where_it_plays() -> None:
-    (played,) = play(POLICY, "device", 2, Play(2))
+    (played,) = play(POLICY, "device", 2, RolloutSpec(2))
     assert played.agreement is not None
     assert {each.quantity for each in played.agreement.deviations} == {"states", "observations", "rewards"}
 
 
 def test_another_task_is_refused_before_it_is_played(monkeypatch: pytest.MonkeyPatch) -> None:
-    with envs.make("Pendulum-v1", 2, engine="device") as vector:
+    with environments.make_vector_env("Pendulum-v1", 2, engine="device") as vector:
         assert isinstance(vector, DeviceVector)
         program: Any = vector.task
         monkeypatch.setattr(program, "_law", program._law._replace(pull=program._law.pull * 1.001))
         with pytest.raises(UnsupportedError) as refusal:
-            rollouts(torch_policy(), vector, Play(2))
+            rollouts(torch_policy(), vector, RolloutSpec(2))
     assert refusal.value.expected == "states within 1e-12"
 
 
 def test_auto_never_takes_it() -> None:
-    with envs.make("Pendulum-v1", 2) as vector:
+    with environments.make_vector_env("Pendulum-v1", 2) as vector:
         assert vector.engine != "device"
 
 
 @pytest.mark.parametrize(
     ("refusal", "sentence"),
     [
-        (lambda: envs.make("CartPole-v1", 2, engine="device"), "device engine does not know CartPole-v1"),
-        (lambda: play(POLICY, "device", 2, Play(2, record=True)), "without recordings"),
-        (lambda: envs.make("Pendulum-v1", 0, engine="device"), "0 environments"),
+        (
+            lambda: environments.make_vector_env("CartPole-v1", 2, engine="device"),
+            "device engine does not know CartPole-v1",
+        ),
+        (lambda: play(POLICY, "device", 2, RolloutSpec(2, record=True)), "without recordings"),
+        (lambda: environments.make_vector_env("Pendulum-v1", 0, engine="device"), "0 environments"),
     ],
 )
 def test_what_it_does_not_do_is_one_sentence(refusal: Callable[[], object], sentence: str) -> None:
@@ -227,9 +229,9 @@ def test_cuda_plays_what_the_cpu_plays(graphs: bool) -> None:
     if cuda_is_missing():
         pytest.skip("PyTorch sees no CUDA device")
     network = chain(3, dense(3, 32), Activation("relu"), Dense(normal(32, 1)), Activation("tanh"))
-    with envs.make("Pendulum-v1", 64, engine="device") as vector:
-        (gpu,) = rollouts(torch_policy(network, "cuda", graphs=graphs), vector, Play(100, 3))
-        (cpu,) = rollouts(torch_policy(network), vector, Play(100, 3))
+    with environments.make_vector_env("Pendulum-v1", 64, engine="device") as vector:
+        (gpu,) = rollouts(torch_policy(network, "cuda", graphs=graphs), vector, RolloutSpec(100, 3))
+        (cpu,) = rollouts(torch_policy(network), vector, RolloutSpec(100, 3))
     np.testing.assert_array_equal(gpu.lengths, cpu.lengths)
     np.testing.assert_allclose(gpu.returns.mean(), cpu.returns.mean(), rtol=0.01)
 
@@ -257,8 +259,8 @@ def test_fifty_episodes_have_gymnasiums_returns_lengths_and_ends(
 ) -> None:
     found = []
     for engine in ("device", "gymnasium"):
-        with envs.make(env, 50, engine=engine) as vector:
-            found.append(rollouts(torch_policy(network), vector, Play(50, 7))[0])
+        with environments.make_vector_env(env, 50, engine=engine) as vector:
+            found.append(rollouts(torch_policy(network), vector, RolloutSpec(50, 7))[0])
     ours, theirs = found
     assert ours.terminated.sum() == reaches
     np.testing.assert_allclose(ours.returns, theirs.returns, rtol=0, atol=1e-6)
@@ -271,7 +273,7 @@ def test_every_step_of_the_car_is_gymnasiums() -> None:
     import gymnasium
     import torch
 
-    with envs.make("MountainCarContinuous-v0", 1, engine="device") as vector:
+    with environments.make_vector_env("MountainCarContinuous-v0", 1, engine="device") as vector:
         assert isinstance(vector, DeviceVector)
         program: Any = vector.task
         seeds, random = np.array([0, 3, 12345, 2**32 - 1]), np.random.default_rng(1)
@@ -303,10 +305,10 @@ def test_without_gymnasium_the_device_plays_the_same(
 ) -> None:
     played, specs = [], []
     for present in (True, False):
-        monkeypatch.setattr(envs.registry, "installed", lambda present=present: present)
-        with envs.make(env, 4, engine="device") as vector:
+        monkeypatch.setattr(environments, "installed", lambda present=present: present)
+        with environments.make_vector_env(env, 4, engine="device") as vector:
             specs.append(vector.spec)
-            played.append(rollouts(torch_policy(network), vector, Play(6, 3))[0])
+            played.append(rollouts(torch_policy(network), vector, RolloutSpec(6, 3))[0])
             assert bool(vector.notes) is not present
     for field in ("id", "observation", "action_low", "action_high", "max_episode_steps", "render_fps"):
         assert getattr(specs[0], field) == getattr(specs[1], field)
@@ -316,20 +318,20 @@ def test_without_gymnasium_the_device_plays_the_same(
 
 @pytest.mark.parametrize("name", ["power", "goal_position", "max_speed"])
 def test_another_car_is_refused_before_it_is_played(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    with envs.make("MountainCarContinuous-v0", 2, engine="device") as vector:
+    with environments.make_vector_env("MountainCarContinuous-v0", 2, engine="device") as vector:
         assert isinstance(vector, DeviceVector)
         task: Any = vector.task
         changed = getattr(task.constants, name) * 0.99
         monkeypatch.setattr(task, "constants", task.constants._replace(**{name: changed}))
         with pytest.raises(UnsupportedError):
-            rollouts(torch_policy(GOAL), vector, Play(2))
+            rollouts(torch_policy(GOAL), vector, RolloutSpec(2))
 
 
 @pytest.mark.parametrize(("env", "network"), [("Pendulum-v1", POLICY), ("MountainCarContinuous-v0", GOAL)])
 def test_noise_is_that_of_every_engine(env: str, network: Network) -> None:
-    what, found = Play(5, 11, noise=Noise(0.3)), []
+    what, found = RolloutSpec(5, 11, noise=ExplorationNoise(0.3)), []
     for engine, rows in (("device", 2), ("gymnasium", 5)):
-        with envs.make(env, rows, engine=engine) as vector:
+        with environments.make_vector_env(env, rows, engine=engine) as vector:
             found.append(rollouts(torch_policy(network), vector, what)[0])
     np.testing.assert_allclose(found[0].returns, found[1].returns, atol=1e-3)
     np.testing.assert_array_equal(found[0].lengths, found[1].lengths)
@@ -337,11 +339,11 @@ def test_noise_is_that_of_every_engine(env: str, network: Network) -> None:
 
 
 def test_noise_beyond_the_memory_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    from ckpttool.agents.backends import torch_rollout
+    from ckpttool.evaluation import torch_rollout
 
     monkeypatch.setattr(torch_rollout, "MOST_NOISE_BYTES", 1000)
     with pytest.raises(UsageError) as refusal:
-        play(POLICY, "device", 2, Play(9, noise=Noise(0.1)))
+        play(POLICY, "device", 2, RolloutSpec(9, noise=ExplorationNoise(0.1)))
     assert refusal.value.hint == "fewer --episodes"
 
 
@@ -366,9 +368,9 @@ class Exchange:
 
 
 def test_a_program_may_return_the_tensors_that_it_was_given() -> None:
-    with envs.make("Pendulum-v1", 1) as one:
+    with environments.make_vector_env("Pendulum-v1", 1) as one:
         vector = DeviceVector(Exchange(one.spec), 2)  # type: ignore[arg-type]  # it compares nothing
-    (found,) = rollouts(torch_policy(), vector, Play(5, 1))
+    (found,) = rollouts(torch_policy(), vector, RolloutSpec(5, 1))
     np.testing.assert_array_equal(found.returns, [3 * seed + 100 for seed in range(1, 6)])
 
 
@@ -382,15 +384,15 @@ def test_the_first_action_that_is_not_finite_is_named(bad: float) -> None:
         seed, left = obs[:, 0], obs[:, 1]
         return torch.where((seed == 7) & (left == 2), bad, 0.5)[:, None]
 
-    with envs.make("Pendulum-v1", 1) as one:
+    with environments.make_vector_env("Pendulum-v1", 1) as one:
         vector = DeviceVector(Countdown(one.spec), 3)
     policy = torch_policy()
     policy.act = act
     with pytest.raises(CkpttoolError, match="not finite in episode 7, step 2"):
-        rollouts(policy, vector, Play(12))
+        rollouts(policy, vector, RolloutSpec(12))
     # An idle row's actions count for nothing.
     policy.act = lambda obs: torch.where(obs[:, 0] >= 5, bad, 0.5)[:, None]
-    (found,) = rollouts(policy, vector, Play(5))
+    (found,) = rollouts(policy, vector, RolloutSpec(5))
     assert len(found.returns) == 5
 
 
@@ -398,11 +400,13 @@ def test_the_first_action_that_is_not_finite_is_named(bad: float) -> None:
 def test_a_rollout_is_read_once_in_a_hundred_steps(env: str) -> None:
     import torch
 
-    from ckpttool.agents.backends.torch_rollout import STEPS_BETWEEN_LOOKS, count_transfers
+    from ckpttool.evaluation.torch_rollout import STEPS_BETWEEN_LOOKS, count_transfers
 
     network = chain(3 if env == "Pendulum-v1" else 2, dense(3 if env == "Pendulum-v1" else 2, 1))
-    with envs.make(env, 8, engine="device") as vector:
-        found = count_transfers(torch_policy(network).act, torch.device("cpu"), vector, Play(99), looks=3)
+    with environments.make_vector_env(env, 8, engine="device") as vector:
+        found = count_transfers(
+            torch_policy(network).act, torch.device("cpu"), vector, RolloutSpec(99), looks=3
+        )
     assert (found.steps, found.host_reads, found.uploads) == (3 * STEPS_BETWEEN_LOOKS, 3, 0)
     # The device's share of a step: a number that a change should not raise unnoticed.
     assert found.launches_per_step < 55
@@ -411,13 +415,13 @@ def test_a_rollout_is_read_once_in_a_hundred_steps(env: str) -> None:
 def test_a_step_that_reads_the_device_is_counted() -> None:
     import torch
 
-    from ckpttool.agents.backends.torch_rollout import count_transfers
+    from ckpttool.evaluation.torch_rollout import count_transfers
 
     def act(obs: Any) -> Any:
         return obs[:, :1] * float(obs[0, 0])
 
-    with envs.make("Pendulum-v1", 2, engine="device") as vector:
-        found = count_transfers(act, torch.device("cpu"), vector, Play(9), looks=1)
+    with environments.make_vector_env("Pendulum-v1", 2, engine="device") as vector:
+        found = count_transfers(act, torch.device("cpu"), vector, RolloutSpec(9), looks=1)
     assert found.host_reads == 101
 
 
@@ -426,11 +430,11 @@ def test_cuda_is_read_once_in_a_hundred_steps() -> None:
         pytest.skip("PyTorch sees no CUDA device")
     import torch
 
-    from ckpttool.agents.backends.torch_rollout import count_transfers
+    from ckpttool.evaluation.torch_rollout import count_transfers
 
     policy = torch_policy(device="cuda")
-    with envs.make("Pendulum-v1", 64, engine="device") as vector:
-        found = count_transfers(policy.act, torch.device(policy.device), vector, Play(999), looks=3)
+    with environments.make_vector_env("Pendulum-v1", 64, engine="device") as vector:
+        found = count_transfers(policy.act, torch.device(policy.device), vector, RolloutSpec(999), looks=3)
     assert (found.host_reads, found.uploads) == (3, 0)
 
 
@@ -480,16 +484,16 @@ class Fakes:
 
 
 @pytest.mark.parametrize("env", ["Pendulum-v1", "MountainCarContinuous-v0", "device_tasks:learned_pendulum"])
-@pytest.mark.parametrize(("members", "noise"), [(1, None), (3, None), (1, Noise(0.1))])
+@pytest.mark.parametrize(("members", "noise"), [(1, None), (3, None), (1, ExplorationNoise(0.1))])
 def test_a_step_on_fake_cuda_stays_there(
-    env: str, members: int, noise: Noise | None, monkeypatch: pytest.MonkeyPatch
+    env: str, members: int, noise: ExplorationNoise | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Fake tensors raise for devices that are mixed and for values that the host would read."""
     import torch
     from torch._subclasses.fake_tensor import FakeTensorMode
 
-    from ckpttool.agents.backends.torch import TorchPolicy
-    from ckpttool.agents.backends.torch_rollout import _Game
+    from ckpttool.evaluation.torch_rollout import _DeviceRollout
+    from ckpttool.networks.torch_backend import TorchPolicy
 
     monkeypatch.syspath_prepend(str(ROOT / "examples"))
     width = 2 if env == "MountainCarContinuous-v0" else 3
@@ -497,19 +501,19 @@ def test_a_step_on_fake_cuda_stays_there(
     place, fakes = torch.device("cuda:0"), Fakes()
     indexing, crossing = fakes.modes
     with (
-        envs.make(env, 4 * members, engine="device", trusted=True) as vector,
+        environments.make_vector_env(env, 4 * members, engine="device", trusted=True) as vector,
         FakeTensorMode(),
         torch.no_grad(),
         indexing,
     ):
         assert isinstance(vector, DeviceVector)
         # Without what PyTorch's inference mode does to constants, which fake tensors do not know.
-        policy = TorchPolicy(stack([network] * members), place)
-        game = _Game(
+        policy = TorchPolicy(stack_networks([network] * members), place)
+        game = _DeviceRollout(
             lambda obs: policy._run([obs.reshape(*([members] * (members > 1)), -1, width)])[0].reshape(-1, 1),
             place,
             vector,
-            Play(10, noise=noise),
+            RolloutSpec(10, noise=noise),
             members,
         )
         with crossing:
@@ -522,15 +526,15 @@ def test_a_step_on_fake_cuda_stays_there(
 
 
 def test_the_weights_of_a_sweep_are_uploaded_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from ckpttool.agents.backends import torch as backend
-    from ckpttool.ops import sweep
+    from ckpttool.commands import sweep
+    from ckpttool.networks import torch_backend
 
     folder = tmp_path / "run"
     folder.mkdir()
     for number in range(20):
         shutil.copy(TORCH_SAMPLE, folder / f"ckpt-{number}.pt")
-    built, build = [], backend.build
-    monkeypatch.setattr(backend, "build", lambda *a, **k: (built.append(1), build(*a, **k))[1])
+    built, build = [], torch_backend.build
+    monkeypatch.setattr(torch_backend, "build", lambda *a, **k: (built.append(1), build(*a, **k))[1])
     how = Protocol(2, num_envs=2, backend="torch", engine="device")
     found = sweep.sweep([str(folder)], "Pendulum-v1", how)
     assert [each.stacked for each in found.evaluations] == [20] * 20
@@ -538,7 +542,7 @@ def test_the_weights_of_a_sweep_are_uploaded_once(tmp_path: Path, monkeypatch: p
 
 
 def test_the_starts_of_many_seeds_are_those_of_one_by_one() -> None:
-    from ckpttool.agents.envs import gym_draws
+    from ckpttool.evaluation import fast_engines
 
     random = np.random.default_rng(0)
     seeds = np.concatenate([random.integers(0, 2**32, 500), np.arange(200), [2**32 - 1], np.arange(3)])
@@ -549,25 +553,27 @@ def test_the_starts_of_many_seeds_are_those_of_one_by_one() -> None:
         drawn.append(seed)
         return np.random.Generator(np.random.PCG64(np.random.SeedSequence(seed))).uniform(low, high)
 
-    found = gym_draws.starts(seeds, low, high, draw)
+    found = fast_engines.draw_starts(seeds, low, high, draw)
     assert len(drawn) < 50
     np.testing.assert_array_equal(found, [draw(int(seed)) for seed in seeds])
     # What draws otherwise is asked for every seed; so is what NumPy seeds with two words.
-    other = gym_draws.starts(seeds, low, high, lambda seed: np.array([seed, 0.0, 1.0]))
+    other = fast_engines.draw_starts(seeds, low, high, lambda seed: np.array([seed, 0.0, 1.0]))
     np.testing.assert_array_equal(other[:, 0], seeds)
     wide = seeds + 2**32
-    np.testing.assert_array_equal(gym_draws.starts(wide, low, high, draw), [draw(int(seed)) for seed in wide])
+    np.testing.assert_array_equal(
+        fast_engines.draw_starts(wide, low, high, draw), [draw(int(seed)) for seed in wide]
+    )
 
 
 @pytest.mark.parametrize("value", [3e38, -3e38])
 def test_large_actions_are_finite_and_limited(value: float) -> None:
     import torch
 
-    with envs.make("Pendulum-v1", 1) as one:
+    with environments.make_vector_env("Pendulum-v1", 1) as one:
         bounds = np.full(4, -2, np.float32), np.full(4, 2, np.float32)
         spec = replace(one.spec, action_low=bounds[0], action_high=bounds[1])
         vector = DeviceVector(Countdown(spec), 2)
     policy = torch_policy()
     policy.act = lambda obs: torch.full((len(obs), 4), value)
-    (found,) = rollouts(policy, vector, Play(5))
+    (found,) = rollouts(policy, vector, RolloutSpec(5))
     assert found.clipped == found.steps == found.lengths.sum()

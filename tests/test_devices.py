@@ -15,8 +15,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ckpttool import plugins
-from ckpttool.agents.network import (
+from ckpttool.commands.evaluate import Protocol, evaluate
+from ckpttool.core import plugins
+from ckpttool.core.errors import DeviceError, UnsupportedError, UsageError
+from ckpttool.networks.network import (
     Activation,
     Add,
     Affine,
@@ -29,11 +31,8 @@ from ckpttool.agents.network import (
     Slice,
     StateSlot,
     Transpose,
+    stack_networks,
 )
-from ckpttool.agents.stacking import stack
-from ckpttool.errors import DeviceError, UnsupportedError, UsageError
-from ckpttool.ops.evaluate import evaluate
-from ckpttool.ops.evaluation import Protocol
 from tests import tensorflow_child
 from tests.conftest import TORCH_SAMPLE
 from tests.test_backends import (
@@ -92,9 +91,9 @@ NETWORKS = {
     "elman": CELL,
     "lstm": LSTM,
     "images": IMAGES,
-    "stack of 2": stack([renewed(ACTOR) for _ in range(2)]),
-    "stack of 64": stack([renewed(ACTOR) for _ in range(64)]),
-    "stacked gates": stack([GATED, renewed(GATED)]),
+    "stack of 2": stack_networks([renewed(ACTOR) for _ in range(2)]),
+    "stack of 64": stack_networks([renewed(ACTOR) for _ in range(64)]),
+    "stacked gates": stack_networks([GATED, renewed(GATED)]),
     **{name: chain(7, Activation(name, 0.25)) for name in ACTIVATIONS},  # type: ignore[arg-type]
 }
 
@@ -155,13 +154,15 @@ def stand_ins(monkeypatch: pytest.MonkeyPatch) -> Any:
     """Let the code for a GPU run on the CPU: buffers, pieces, shapes, replays that write to one place."""
     import torch
 
-    from ckpttool.agents.backends import torch_cuda
+    from ckpttool.networks import torch_programs
 
-    def captured(body: Any, _place: Any, *, pool: Any = None, warm_ups: int = torch_cuda.WARM_UPS) -> Any:
+    def captured(body: Any, _place: Any, *, pool: Any = None, warm_ups: int = torch_programs.WARM_UPS) -> Any:
         return StandInGraph(body), [body() for _ in range(warm_ups + 1)][-1]
 
-    monkeypatch.setattr(torch_cuda, "_page_locked", lambda shape, dtype: torch.empty(shape, dtype=dtype))
-    monkeypatch.setattr(torch_cuda, "_is_locked", lambda _: True)
+    monkeypatch.setattr(
+        torch_programs, "_allocate_pinned", lambda shape, dtype: torch.empty(shape, dtype=dtype)
+    )
+    monkeypatch.setattr(torch_programs, "_is_locked", lambda _: True)
     monkeypatch.setattr(torch.cuda, "Event", StandIn)
     monkeypatch.setattr(torch.cuda, "current_stream", StandIn)
     monkeypatch.setattr(torch.cuda, "device", nullcontext)
@@ -171,9 +172,9 @@ def stand_ins(monkeypatch: pytest.MonkeyPatch) -> Any:
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _: (1 << 30, 1 << 31))
     monkeypatch.setattr(torch.cuda, "memory_reserved", lambda _: 2 << 20)
     monkeypatch.setattr(torch.cuda, "memory_allocated", lambda _: 1 << 20)
-    monkeypatch.setattr(torch_cuda, "captured", captured)
-    monkeypatch.setattr(torch_cuda, "PIECE_BYTES", 1000)
-    return torch_cuda
+    monkeypatch.setattr(torch_programs, "capture_graph", captured)
+    monkeypatch.setattr(torch_programs, "PIECE_BYTES", 1000)
+    return torch_programs
 
 
 Build = Callable[..., Any]
@@ -198,7 +199,7 @@ def build(request: pytest.FixtureRequest) -> Build:
 
     def made(network: Network, graphs: bool = True, **how: Any) -> Any:
         policy = module.build(network, **how)
-        policy._on_host = cuda.CudaRun(policy._run, torch.device("cpu"), graphs=graphs)
+        policy._on_host = cuda.CudaRunner(policy._run, torch.device("cpu"), graphs=graphs)
         return policy
 
     return made
@@ -340,7 +341,7 @@ class TestOnAGpu:
     def test_out_of_memory_names_the_rows_that_fit(self, build: Build) -> None:
         import torch
 
-        policy = build(stack([renewed(WIDE) for _ in range(2)]))
+        policy = build(stack_networks([renewed(WIDE) for _ in range(2)]))
         run = policy._run
 
         def limited(given: Any) -> Any:
@@ -386,7 +387,7 @@ class TestOnAGpu:
     ) -> None:
         import torch
 
-        from ckpttool.agents.backends import torch_cuda
+        from ckpttool.networks import torch_programs
 
         def refused(*_: object, **__: object) -> None:
             raise next(errors)
@@ -398,7 +399,7 @@ class TestOnAGpu:
                 RuntimeError("cuDNN error: CUDNN_STATUS_INTERNAL_ERROR"),
             ]
         )
-        monkeypatch.setattr(torch_cuda, "captured", refused)
+        monkeypatch.setattr(torch_programs, "capture_graph", refused)
         policy, plain = build(ACTOR), build(ACTOR, graphs=False)
         for batch in (3, 4, 5):
             for number in range(3):
@@ -412,7 +413,7 @@ class TestOnAGpu:
     ) -> None:
         import torch
 
-        from ckpttool.agents.backends import torch_cuda
+        from ckpttool.networks import torch_programs
 
         empty = torch.empty
 
@@ -423,8 +424,8 @@ class TestOnAGpu:
 
         monkeypatch.undo()  # _page_locked as it is
         monkeypatch.setattr(torch, "empty", refused)
-        assert torch_cuda._page_locked((3,), torch.float32).shape == (3,)
-        monkeypatch.setattr(torch_cuda, "_is_locked", lambda _: False)
+        assert torch_programs._allocate_pinned((3,), torch.float32).shape == (3,)
+        monkeypatch.setattr(torch_programs, "_is_locked", lambda _: False)
         if is_real(build):
             policy, plain = build(ACTOR), build(ACTOR, graphs=False)
             for batch in (3, 20_000) * 3:
@@ -469,7 +470,7 @@ class TestCuda:
     def test_an_exception_in_a_capture_leaves_the_device_usable(self, backend: Any) -> None:
         import torch
 
-        from ckpttool.agents.backends.torch_cuda import captured
+        from ckpttool.networks.torch_programs import capture_graph
 
         place, stream = torch.device("cuda", 0), torch.cuda.current_stream()
         x = torch.ones(4, device=place)
@@ -484,10 +485,10 @@ class TestCuda:
 
         for body, error in ((reads, UnsupportedError), (raises, KeyError)) * 2:
             with pytest.raises(error):
-                captured(body, place)
+                capture_graph(body, place)
             assert torch.cuda.current_stream() == stream
             torch.cuda.empty_cache()
-            graph, result = captured(lambda: x * 2, place)
+            graph, result = capture_graph(lambda: x * 2, place)
             x.fill_(5)
             graph.replay()
             assert result.tolist() == [10.0] * 4
@@ -633,27 +634,27 @@ class TestCapture:
     def test_an_operation_that_cannot_be_captured(self, monkeypatch: pytest.MonkeyPatch) -> None:
         import torch
 
-        from ckpttool.agents.backends import torch_cuda
+        from ckpttool.networks import torch_programs
 
         cuda, place = StandInCapture(monkeypatch), torch.device("cuda", 0)
-        monkeypatch.setattr(torch_cuda, "_streams", {})
-        monkeypatch.setattr(torch_cuda, "_failed_graphs", [])
+        monkeypatch.setattr(torch_programs, "_streams", {})
+        monkeypatch.setattr(torch_programs, "_failed_graphs", [])
         for _ in range(2):
             with pytest.raises(UnsupportedError) as refusal:
-                torch_cuda.captured(cuda.reads, place)
+                torch_programs.capture_graph(cuda.reads, place)
             assert "operation not permitted" in refusal.value.message
             assert (cuda.stream, cuda.pools, cuda.capturing) == ("caller's", [], False)
-            assert torch_cuda.captured(lambda: 5, place)[1] == 5
+            assert torch_programs.capture_graph(lambda: 5, place)[1] == 5
         assert cuda.calls == ["end", "release"] * 2
-        assert len(torch_cuda._streams) == 1
+        assert len(torch_programs._streams) == 1
 
     def test_an_exception_passes_and_the_capture_ends(self, monkeypatch: pytest.MonkeyPatch) -> None:
         import torch
 
-        from ckpttool.agents.backends import torch_cuda
+        from ckpttool.networks import torch_programs
 
         cuda, place = StandInCapture(monkeypatch), torch.device("cuda", 0)
-        monkeypatch.setattr(torch_cuda, "_streams", {})
+        monkeypatch.setattr(torch_programs, "_streams", {})
 
         def fails() -> None:
             if cuda.capturing:
@@ -664,7 +665,7 @@ class TestCapture:
 
         for failure in (ValueError("x"), RuntimeError("y"), torch.OutOfMemoryError("z"), KeyboardInterrupt()):
             with pytest.raises(type(failure)):
-                torch_cuda.captured(fails, place)
+                torch_programs.capture_graph(fails, place)
             assert (cuda.stream, cuda.pools, cuda.calls, gc.isenabled()) == ("caller's", [], [], True)
 
 
@@ -684,8 +685,8 @@ class TestDevicePrograms:
         from torch.utils._python_dispatch import TorchDispatchMode
         from torch.utils._pytree import tree_leaves
 
-        from ckpttool.agents.backends import torch as backend
-        from ckpttool.agents.execute import Feeds, assemble
+        from ckpttool.networks import torch_backend
+        from ckpttool.networks.network import InputAdapter, assemble
 
         class OnDevice(TorchDispatchMode):
             def __torch_dispatch__(
@@ -697,10 +698,12 @@ class TestDevicePrograms:
                 return results
 
         network, place = rows_of_layers()[name], torch.device("cuda", 0)
-        given = Feeds(network)(observations(network, 4 * network.members))
-        plain = assemble(network, backend._lowering(torch.device("cpu")))(list(map(torch.from_numpy, given)))
+        given = InputAdapter(network)(observations(network, 4 * network.members))
+        plain = assemble(network, torch_backend._layer_lowering(torch.device("cpu")))(
+            list(map(torch.from_numpy, given))
+        )
         with FakeTensorMode():
-            run = assemble(network, backend._lowering(place))
+            run = assemble(network, torch_backend._layer_lowering(place))
             inputs = [
                 torch.empty(array.shape, dtype=getattr(torch, array.dtype.name), device=place)
                 for array in given
@@ -710,7 +713,7 @@ class TestDevicePrograms:
         assert [(tuple(r.shape), r.dtype) for r in results] == [(tuple(r.shape), r.dtype) for r in plain]
 
     def test_every_layer_is_among_them(self) -> None:
-        from ckpttool.agents.backends.torch import LAYERS
+        from ckpttool.networks.torch_backend import LAYERS
 
         kinds = {type(node.layer) for network in rows_of_layers().values() for node in network.nodes}
         assert kinds == set(LAYERS)
@@ -795,7 +798,7 @@ class TestFloat32Products:
     def test_settings_are_enforced_and_restored(self, settings: str, kind: str, tf32: bool) -> None:
         import torch
 
-        from ckpttool.agents.backends.torch import Float32Products
+        from ckpttool.networks.torch_backend import Float32Precision
 
         for each in settings.split():
             if each.startswith("older:"):
@@ -804,7 +807,7 @@ class TestFloat32Products:
                 name, value = each.split("=")
                 set_precision(*name.split("."), value)()
         before = precision_settings()
-        products = Float32Products(kind, tf32=tf32)
+        products = Float32Precision(kind, tf32=tf32)
         get, backend = torch._C._get_fp32_precision_getter, "cuda" if kind == "cuda" else "mkldnn"
         for _ in range(2):
             with products():
@@ -824,12 +827,12 @@ class TestFloat32Products:
         """The defaults serve for them: a step costs two readings."""
         import torch
 
-        from ckpttool.agents.backends.torch import Float32Products
+        from ckpttool.networks.torch_backend import Float32Precision
 
         set_precision("cuda", "conv", "tf32")()  # PyTorch's default
         for kind in ("cpu", "cuda"):
-            assert Float32Products(kind, convolutions=False).in_force()
-        assert not Float32Products("cuda").in_force()
+            assert Float32Precision(kind, convolutions=False).in_force()
+        assert not Float32Precision("cuda").in_force()
         monkeypatch.setattr(torch._C, "_set_fp32_precision_setter", None)
         module: Any = plugins.find("backends", "torch").load()
         assert module.build(ACTOR).step(normal(2, 17))[0].shape == (2, 6)
@@ -889,7 +892,7 @@ def raise_(error: Exception) -> None:
 class TestDeviceErrors:
     @pytest.mark.parametrize("name", CUDA_ERRORS)
     def test_an_error_is_one_sentence_with_a_hint(self, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-        from ckpttool.agents.backends.torch_errors import device_error, is_out_of_memory
+        from ckpttool.networks.torch_backend import device_error, is_out_of_memory
 
         error = device_error(RuntimeError(CUDA_ERRORS[name]), "cuda:0")
         assert error is not None
@@ -898,7 +901,7 @@ class TestDeviceErrors:
         assert (error.kind, "memory" in name) == ("device", is_out_of_memory(error))
 
     def test_other_errors_are_left_alone(self) -> None:
-        from ckpttool.agents.backends.torch_errors import device_error
+        from ckpttool.networks.torch_backend import device_error
 
         for error in (
             RuntimeError("mat1 and mat2 shapes cannot be multiplied"),
@@ -909,47 +912,47 @@ class TestDeviceErrors:
 
     @pytest.mark.parametrize("name", ["busy", "no kernel", "broken"])
     def test_a_step_and_a_build_raise_it(self, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-        from ckpttool.agents.backends import torch as backend
+        from ckpttool.networks import torch_backend
 
         def fails(*_: object) -> None:
             raise RuntimeError(CUDA_ERRORS[name])
 
-        policy = backend.build(ACTOR)
+        policy = torch_backend.build(ACTOR)
         monkeypatch.setattr(policy, "_on_host", fails)
         with pytest.raises(DeviceError):
             policy.step(normal(3, 17))
-        monkeypatch.setattr(backend, "_lowering", fails)
+        monkeypatch.setattr(torch_backend, "_layer_lowering", fails)
         with pytest.raises(DeviceError):
-            backend.build(ACTOR)
+            torch_backend.build(ACTOR)
 
     def test_weights_that_do_not_fit(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        from ckpttool.agents.backends import torch as backend
+        from ckpttool.networks import torch_backend
 
         def fails(*_: object) -> None:
             raise RuntimeError(CUDA_ERRORS["out of memory"])
 
-        monkeypatch.setattr(backend, "_lowering", fails)
+        monkeypatch.setattr(torch_backend, "_layer_lowering", fails)
         with pytest.raises(DeviceError) as refusal:
-            backend.build(ACTOR)
+            torch_backend.build(ACTOR)
         assert "--num-envs" not in refusal.value.hint
 
     def test_a_rollout_on_the_device_raises_it(self, monkeypatch: pytest.MonkeyPatch) -> None:
         import torch
 
-        from ckpttool.agents.backends import torch_rollout
+        from ckpttool.evaluation import torch_rollout
 
         def fails(*_: object, **__: object) -> None:
             raise torch.OutOfMemoryError("CUDA out of memory.")
 
         policy: Any = plugins.find("backends", "torch").load().build(ACTOR)
-        monkeypatch.setattr(torch_rollout, "play_all", fails)
+        monkeypatch.setattr(torch_rollout, "play_members", fails)
         before = torch.get_num_threads()
         with pytest.raises(DeviceError) as refusal:
             policy.play(SimpleNamespace(num_envs=64, spec=SimpleNamespace(obs_dim=17)), None, 2, None)
         assert refusal.value.hint == "--num-envs 16"
         assert torch.get_num_threads() == before
         for error in (KeyError("x"), RuntimeError("shapes")):
-            monkeypatch.setattr(torch_rollout, "play_all", lambda *_, error=error, **__: raise_(error))
+            monkeypatch.setattr(torch_rollout, "play_members", lambda *_, error=error, **__: raise_(error))
             with pytest.raises(type(error)):
                 policy.play(SimpleNamespace(num_envs=64, spec=SimpleNamespace(obs_dim=17)), None, 2, None)
 
@@ -1017,14 +1020,14 @@ def test_rollouts_as_graphs(stand_ins: Any) -> None:
     pytest.importorskip("gymnasium")
     import torch
 
-    from ckpttool.agents import envs
-    from ckpttool.agents.backends.torch_rollout import _Game
-    from ckpttool.agents.rollout import Play
+    from ckpttool.evaluation import environments
+    from ckpttool.evaluation.rollout import RolloutSpec
+    from ckpttool.evaluation.torch_rollout import _DeviceRollout
 
     policy: Any = plugins.find("backends", "torch").load().build(chain(3, dense(3, 1)))
-    vector: Any = envs.make("Pendulum-v1", 2, engine="device")
+    vector: Any = environments.make_vector_env("Pendulum-v1", 2, engine="device")
     with torch.inference_mode(), vector:
-        games = [_Game(policy.act, torch.device("cpu"), vector, Play(3), 1) for _ in range(2)]
+        games = [_DeviceRollout(policy.act, torch.device("cpu"), vector, RolloutSpec(3), 1) for _ in range(2)]
         ticks = (games[0].tick, games[1].graph())
         for _ in range(450):
             for tick in ticks:
@@ -1040,7 +1043,7 @@ def test_the_device_side_function_is_the_step() -> None:
     import torch
 
     module: Any = plugins.find("backends", "torch").load()
-    for network in (ACTOR, ACTOR.cast("float64"), stack([renewed(ACTOR), renewed(ACTOR)])):
+    for network in (ACTOR, ACTOR.cast("float64"), stack_networks([renewed(ACTOR), renewed(ACTOR)])):
         policy = module.build(network)
         x = normal(6, 17)
         found = policy.act(torch.from_numpy(x)).numpy()
@@ -1052,7 +1055,7 @@ def in_tensorflow(_: Path) -> dict[str, Any]:
 
     module: Any = plugins.find("backends", "tensorflow").load()
     largest = 0.0
-    for network, rows in ((ACTOR, 3), (stack([ACTOR, renewed(ACTOR)]), 6), (ACTOR, 1)):
+    for network, rows in ((ACTOR, 3), (stack_networks([ACTOR, renewed(ACTOR)]), 6), (ACTOR, 1)):
         plain, compiled = module.build(network), module.build(network, xla=True)
         for _ in range(2):
             x = normal(rows, 17)

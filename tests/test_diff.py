@@ -13,11 +13,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
-from ckpttool.errors import UsageError
-from ckpttool.ops.array_difference import arrays as compare
-from ckpttool.ops.convert import convert
-from ckpttool.ops.diff import diff
-from ckpttool.ops.save import save
+from ckpttool.commands.convert import convert
+from ckpttool.commands.diff import diff
+from ckpttool.commands.save import save
+from ckpttool.commands.stats import compare_arrays
+from ckpttool.core.errors import UsageError
 from tests.conftest import TF_SAMPLE, TORCH_SAMPLE, ckpttool, in_process, refused
 from tests.trees import torch_tree
 
@@ -26,7 +26,7 @@ FLOATS = st.floats(width=32)
 
 @given(arrays.arrays(np.float32, (3, 4), elements=FLOATS), arrays.arrays(np.float32, (3, 4), elements=FLOATS))
 def test_numbers_are_those_of_numpy(a: np.ndarray, b: np.ndarray) -> None:
-    found = compare(a, b)
+    found = compare_arrays(a, b)
     both_nan = np.isnan(a) & np.isnan(b)
     other = (a.view(np.uint32) != b.view(np.uint32)) & ~both_nan
     if found is None:
@@ -45,18 +45,18 @@ def test_numbers_are_those_of_numpy(a: np.ndarray, b: np.ndarray) -> None:
 
 @given(arrays.arrays(np.float32, (5,), elements=FLOATS))
 def test_nothing_differs_from_itself(a: np.ndarray) -> None:
-    assert compare(a, a.copy()) is None
+    assert compare_arrays(a, a.copy()) is None
 
 
 def test_the_sign_of_a_zero_is_a_difference_of_no_size() -> None:
-    found = compare(np.array([0.0, 1.0]), np.array([-0.0, 1.0]))
+    found = compare_arrays(np.array([0.0, 1.0]), np.array([-0.0, 1.0]))
     assert found is not None
     assert (found.different, found.max_abs, found.max_rel, found.at) == (1, 0.0, 0.0, (0,))
 
 
 @pytest.mark.parametrize("dtype", [np.int64, np.uint64])
 def test_integers_of_64_bits_are_not_rounded(dtype: Any) -> None:
-    found = compare(np.array([2**62 + 1], dtype), np.array([2**62], dtype))
+    found = compare_arrays(np.array([2**62 + 1], dtype), np.array([2**62], dtype))
     assert found is not None
     assert (found.max_abs, found.left, found.right) == (1.0, 2**62 + 1, 2**62)
 
@@ -65,21 +65,21 @@ def test_a_place_far_into_a_large_array_is_found() -> None:
     a = np.zeros((700, 1000), np.float32)
     b = a.copy()
     b[650, 3], b[1, 1] = -2.0, 1.0
-    found = compare(a, b)
+    found = compare_arrays(a, b)
     assert found is not None
     assert (found.different, found.at, found.max_abs) == (2, (650, 3), 2.0)
 
 
 def test_infinite_and_nan_places() -> None:
-    found = compare(np.array([1.0, math.inf, math.nan]), np.array([math.nan, math.inf, math.nan]))
+    found = compare_arrays(np.array([1.0, math.inf, math.nan]), np.array([math.nan, math.inf, math.nan]))
     assert found is not None
     assert (found.different, found.nans, found.max_abs, found.at) == (1, 1, math.inf, (0,))
 
 
 def test_other_types_are_compared_by_value() -> None:
     a = np.array([1.0, 0.1], np.float32)
-    assert compare(np.array([1, 2], np.int32), np.array([1.0, 2.0])) is None
-    found = compare(a, a.astype(ml_dtypes.bfloat16))
+    assert compare_arrays(np.array([1, 2], np.int32), np.array([1.0, 2.0])) is None
+    found = compare_arrays(a, a.astype(ml_dtypes.bfloat16))
     assert found is not None
     assert found.different == 1
 
@@ -126,9 +126,8 @@ def test_a_conversion_is_identical_after_mapping_and_one_changed_value_is_found(
     same = ckpttool("diff", TF_SAMPLE, target)
     assert same.status == 0, same.out
     assert same.out.splitlines()[-1] == "identical after mapping: 78 tensors (td3_tf -> td3_torch)"
-    from ckpttool.formats.resolve import open_checkpoint
-    from ckpttool.leaf import display
-    from ckpttool.tree import Tree
+    from ckpttool.core.tree import Tree, display
+    from ckpttool.formats.detect import open_checkpoint
     from tests.trees import leaf
 
     tree = open_checkpoint(str(target)).tree

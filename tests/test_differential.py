@@ -14,9 +14,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ckpttool.errors import ChecksumError, CkpttoolError
-from ckpttool.formats.resolve import open_checkpoint
-from ckpttool.ops.digest import digest_of
+from ckpttool.commands.digest import digest_checkpoint
+from ckpttool.core.errors import ChecksumError, CkpttoolError
+from ckpttool.formats.detect import open_checkpoint
 from tests.hostile.differential import BY_SLUG, FAULTS, Verdict, compare, difference, verdict
 from tests.hostile.mutations import kinds, mutant
 from tests.hostile.readers import LIBRARIES, OPAQUE, UNREADABLE, attempts
@@ -55,7 +55,7 @@ def test_readers_agree_about_mutants(name: str) -> None:
 
 @pytest.mark.parametrize("seed", SEEDS, ids=lambda seed: seed.name)
 def test_a_seed_says_whether_it_has_checksums(seed: Seed) -> None:
-    found = digest_of(open_checkpoint(str(seed.home / seed.path)))
+    found = digest_checkpoint(open_checkpoint(str(seed.home / seed.path)))
     # Checksums cover the tensors of these, and not all that they list.
     partly = ("torch DCP", "SavedModel graph", "d3rlpy", "HDF5 fletcher32")
     expected = {"verified"} if seed.covered else {"none in this format"}
@@ -118,7 +118,7 @@ def test_a_reader_that_dies_is_replaced(tmp_path: Path) -> None:
 def test_damage_that_was_once_believed(name: str, number: int, tmp_path: Path) -> None:
     (tmp_path / "model.npz").write_bytes(flipped(BY_NAME[name], number))
     with pytest.raises(ChecksumError):
-        digest_of(open_checkpoint(str(tmp_path / "model.npz")))
+        digest_checkpoint(open_checkpoint(str(tmp_path / "model.npz")))
 
 
 def flipped(seed: Seed, number: int) -> bytes:
@@ -174,7 +174,7 @@ def test_no_flip_turns_checksums_off_and_hides_behind_it(streamed: bool, tmp_pat
     # All-zero checksums mean that none were recorded: one flip may say so, but not change a number besides.
     whole, path = archive_of_one(streamed), tmp_path / "one.npz"
     path.write_bytes(whole)
-    truth = digest_of(open_checkpoint(str(path)))
+    truth = digest_checkpoint(open_checkpoint(str(path)))
     assert truth.checksums == "verified"
     # The spaces that fill an array's header up are as good as each other.
     for at in (bit for bit in range(8 * len(whole)) if whole[bit // 8] != 0x20 or bit % 64 == 5):
@@ -182,7 +182,7 @@ def test_no_flip_turns_checksums_off_and_hides_behind_it(streamed: bool, tmp_pat
         path.write_bytes(whole[: at // 8] + flipped + whole[at // 8 + 1 :])
         os.utime(path, ns=(at * 10_000, at * 10_000))
         try:
-            found = digest_of(open_checkpoint(str(path)))
+            found = digest_checkpoint(open_checkpoint(str(path)))
         except CkpttoolError:
             continue
         assert found.sha256 == truth.sha256, at

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from ckpttool import errors
+from ckpttool.core import errors
 from docs.blocks import DOCS, ROOT, RUN, Block, blocks, differs
 from docs.screens import Folder, screens
 from tests import warm

@@ -12,18 +12,17 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ckpttool.checkpoint import Checkpoint
-from ckpttool.formats.resolve import open_checkpoint
-from ckpttool.layouts.canonical import Binding
-from ckpttool.layouts.recognise import recognise
-from ckpttool.leaf import display, key
-from ckpttool.ops.convert import convert
-from ckpttool.ops.digest import digest
-from ckpttool.ops.doctor import Diagnosis, _orphans, diagnose
-from ckpttool.ops.restore import restore as agent_of_file
-from ckpttool.ops.save import save
-from ckpttool.sidecar import Sidecar
-from ckpttool.tree import Container, Tree
+from ckpttool.commands.convert import convert
+from ckpttool.commands.digest import digest
+from ckpttool.commands.doctor import Diagnosis, _orphan_slot_findings, diagnose
+from ckpttool.commands.restore import restore_agent
+from ckpttool.commands.save import save
+from ckpttool.core.checkpoint import Checkpoint
+from ckpttool.core.sidecar import Sidecar
+from ckpttool.core.tree import Container, Tree, display, key
+from ckpttool.formats.detect import open_checkpoint
+from ckpttool.libraries.recognize import recognize_tree
+from ckpttool.libraries.schema import RecognizedAgent
 from tests.conftest import TF_SAMPLE, TORCH_SAMPLE, in_process, refused
 from tests.pickles import ACTING
 from tests.test_evaluate import fujimoto_set
@@ -87,7 +86,7 @@ def test_moments_without_a_weight_are_found() -> None:
     alone = replace(moment, role="slot", slot="m")
     for of, count in ((None, 1), (attributes("w"), 0)):
         tree = Tree({attributes("w"): weight, attributes("w_m"): replace(alone, of=of)})
-        assert len(list(_orphans(Checkpoint("x", "npz", tree, ()), None))) == count
+        assert len(list(_orphan_slot_findings(Checkpoint("x", "npz", tree, ()), None))) == count
 
 
 @pytest.mark.environment
@@ -143,12 +142,12 @@ def test_a_checkpoint_is_recognised_once(
 ) -> None:
     asked = []
 
-    def counted(tree: Tree, name: str, layout: str | None = None) -> Binding | None:
+    def counted(tree: Tree, name: str, layout: str | None = None) -> RecognizedAgent | None:
         asked.append(name)
-        return recognise(tree, name, layout)
+        return recognize_tree(tree, name, layout)
 
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("ckpttool.layouts.recognise.recognise", counted)
+    monkeypatch.setattr("ckpttool.libraries.recognize.recognize_tree", counted)
     assert in_process(*command).status == 0
     assert len(asked) == times
 
@@ -194,7 +193,7 @@ def test_a_receipt_says_of_statistics_what_the_source_did(tmp_path: Path) -> Non
     target, untold = tmp_path / "x.zip", tmp_path / "untold.zip"
     for source, told in ((TORCH_SAMPLE, True), (untold, False)):
         assert convert(str(source), str(target), to="sb2", allow_missing=True, force=True).written
-        ledger = agent_of_file(str(target)).ledger
+        ledger = restore_agent(str(target)).ledger
         unknown = [e for e in ledger if e.what == "observation statistics" and e.use == "cannot be known"]
         assert bool(unknown) != told
         shutil.copy(target, untold)

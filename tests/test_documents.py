@@ -11,11 +11,11 @@ from typing import Any
 
 import pytest
 
-from ckpttool import documents
-from ckpttool.errors import FormatError, LimitError
-from ckpttool.limits import Limits, using
+from ckpttool.core import text as documents
+from ckpttool.core.errors import FormatError, LimitError
+from ckpttool.core.limits import Limits, using
 
-BOTH = pytest.mark.parametrize("read", [documents.parse, documents.strict])
+BOTH = pytest.mark.parametrize("read", [documents.parse_json, documents.parse_strict_json])
 Read = Callable[[bytes, str], dict[str, Any]]
 
 
@@ -64,10 +64,10 @@ def test_levels_are_counted_where_a_document_is_walked() -> None:
         return b'{"a":' + b"[" * (levels - 1) + b"1" + b"]" * (levels - 1) + b"}"
 
     with using(replace(Limits(), json_depth=5)):
-        assert documents.parse(nested(5), "the text")
-        assert documents.parse(b'{"a":' + b"[" + b"[]," * 50 + b"[]]}", "the text")
+        assert documents.parse_json(nested(5), "the text")
+        assert documents.parse_json(b'{"a":' + b"[" + b"[]," * 50 + b"[]]}", "the text")
         with pytest.raises(LimitError, match=r"nested too deeply \(expected at most 5, found 6\)"):
-            documents.parse(nested(6), "the text")
+            documents.parse_json(nested(6), "the text")
 
 
 @pytest.mark.parametrize(
@@ -88,12 +88,12 @@ def test_levels_are_counted_where_a_document_is_walked() -> None:
 )
 def test_strict_refuses_what_readers_differ_in(text: bytes, sentence: str) -> None:
     with pytest.raises(FormatError, match=sentence):
-        documents.strict(text, "the text")
-    assert documents.strict(b'{"a":"\\ud83d\\ude00"}', "the text") == {"a": "\U0001f600"}
+        documents.parse_strict_json(text, "the text")
+    assert documents.parse_strict_json(b'{"a":"\\ud83d\\ude00"}', "the text") == {"a": "\U0001f600"}
 
 
 def test_a_file_is_measured_before_it_is_read(tmp_path: Path) -> None:
     with (tmp_path / "x.json").open("wb") as file:
         file.truncate(1 << 40)
     with pytest.raises(LimitError, match=r"x\.json: settings is too large"):
-        documents.load(str(tmp_path / "x.json"), "settings")
+        documents.load_json(str(tmp_path / "x.json"), "settings")

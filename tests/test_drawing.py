@@ -14,17 +14,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from ckpttool import limits
-from ckpttool.cli import drawing
-from ckpttool.cli.drawing_dot import dot
-from ckpttool.cli.drawing_html import page
-from ckpttool.cli.drawing_layout import Drawing, advance, layout
-from ckpttool.cli.drawing_svg import svg
-from ckpttool.errors import TargetExistsError, UsageError
-from ckpttool.ops.drawing import COMFORTABLE, MOST, Graph, graph
-from ckpttool.ops.save import save
-from ckpttool.ops.summary import summary
-from ckpttool.tree import Container
+from ckpttool.cli import plots
+from ckpttool.cli.plots import GraphDrawing, lay_out_graph, render_dot, render_page, render_svg, text_width
+from ckpttool.commands.graph import COMFORTABLE, MOST, ModuleGraph, build_module_graph
+from ckpttool.commands.inspect import summary
+from ckpttool.commands.save import save
+from ckpttool.core import limits
+from ckpttool.core.errors import TargetExistsError, UsageError
+from ckpttool.core.tree import Container
 from tests.conftest import TF_SAMPLE, TORCH_SAMPLE, in_process, refused
 from tests.test_inspect import listing, rows
 from tests.trees import torch_tree
@@ -32,20 +29,20 @@ from tests.trees import torch_tree
 SVG = "{http://www.w3.org/2000/svg}"
 
 
-def edges(found: Graph, kind: str) -> set[tuple[str, str, str]]:
+def edges(found: ModuleGraph, kind: str) -> set[tuple[str, str, str]]:
     paths = [node.module.path for node in found.nodes]
     return {(paths[e.source], paths[e.target], e.label) for e in found.edges if e.kind == kind}
 
 
 @pytest.fixture(scope="module")
-def td3() -> Graph:
-    return graph(summary(str(TF_SAMPLE)))
+def td3() -> ModuleGraph:
+    return build_module_graph(summary(str(TF_SAMPLE)))
 
 
 # --- What is drawn ----------------------------------------------------------------------------------
 
 
-def test_every_module_is_one_box_held_by_one_other(td3: Graph) -> None:
+def test_every_module_is_one_box_held_by_one_other(td3: ModuleGraph) -> None:
     paths = [node.module.path for node in td3.nodes]
     assert len(paths) == len(set(paths)) == 30
     held = [(a, b) for a, b, _ in edges(td3, "child")]
@@ -63,7 +60,7 @@ def test_every_module_is_one_box_held_by_one_other(td3: Graph) -> None:
     ("path", "prefix", "slots"), [(TF_SAMPLE, "policy/", "m, v"), (TORCH_SAMPLE, "", "exp_avg, exp_avg_sq")]
 )
 def test_an_optimizer_leads_to_the_network_that_it_trains(path: Path, prefix: str, slots: str) -> None:
-    found = graph(summary(str(path)))
+    found = build_module_graph(summary(str(path)))
     assert edges(found, "slot") == {
         (f"{prefix}{name}_optimizer", f"{prefix}{name}", slots) for name in ("actor", "critic")
     }
@@ -73,7 +70,7 @@ def test_an_optimizer_leads_to_the_network_that_it_trains(path: Path, prefix: st
 
 
 def test_a_shared_module_is_drawn_once() -> None:
-    found = graph(
+    found = build_module_graph(
         listing(
             rows(
                 ("a/encoder/l1/w", (2,), {"aliases": ("b/trunk/l1/w", "opt/_list/0")}),
@@ -88,7 +85,7 @@ def test_a_shared_module_is_drawn_once() -> None:
 
 
 def test_a_module_of_which_only_a_part_is_shared_is_not_the_same() -> None:
-    found = graph(
+    found = build_module_graph(
         listing(
             rows(
                 ("a/l1/w", (2,), {"aliases": ("b/l1/w",)}), ("a/l1/b", (2,), {}),
@@ -100,7 +97,7 @@ def test_a_module_of_which_only_a_part_is_shared_is_not_the_same() -> None:
 
 
 def test_slots_beside_their_variable_are_no_optimizer() -> None:
-    found = graph(
+    found = build_module_graph(
         listing(
             rows(
                 ("dense/kernel", (2,), {}),
@@ -117,7 +114,7 @@ def test_slots_beside_their_variable_are_no_optimizer() -> None:
 
 def test_what_is_folded_is_said() -> None:
     found = summary(str(TF_SAMPLE))
-    shallow = graph(found, 2)
+    shallow = build_module_graph(found, 2)
     assert {node.level for node in shallow.nodes} == {0, 1, 2}
     folded = {node.name: node.folded for node in shallow.nodes if node.folded}
     assert folded == {"actor": 6, "actor_target": 6, "critic": 12, "critic_target": 12}
@@ -129,8 +126,8 @@ def test_a_large_checkpoint_is_drawn_in_seconds(tmp_path: Path) -> None:
     names = [f"block{n // 100}/layer{n // 2}/{'bias' if n % 2 else 'kernel'}" for n in range(10_000)]
     found = listing(rows(*((name, (4,), {}) for name in names)))
     start = time.process_time()
-    small, large = graph(found), graph(found, 9)
-    text = svg(layout(large))
+    small, large = build_module_graph(found), build_module_graph(found, 9)
+    text = render_svg(lay_out_graph(large))
     assert time.process_time() - start < 20
     assert len(small.nodes) == 101 <= COMFORTABLE
     assert "10,000 tensors have no box; --depth" in small.notes[0]
@@ -140,7 +137,7 @@ def test_a_large_checkpoint_is_drawn_in_seconds(tmp_path: Path) -> None:
 
 
 def test_a_level_with_too_many_is_begun() -> None:
-    found = graph(listing(rows(*((f"layers/{n}/w", (1,), {}) for n in range(1000)))))
+    found = build_module_graph(listing(rows(*((f"layers/{n}/w", (1,), {}) for n in range(1000)))))
     assert len(found.nodes) == COMFORTABLE
     assert "852 more modules" in found.notes[0]
 
@@ -148,22 +145,22 @@ def test_a_level_with_too_many_is_begun() -> None:
 def test_a_deep_tree_needs_no_recursion() -> None:
     with limits.using(replace(limits.Limits(), path_depth=1500)):
         found = listing(rows(*((f"{'s/' * n}w", (1,), {}) for n in range(1500))))
-    assert len(graph(found, 5000).nodes) == 1500
-    layout(graph(found, 5000))
+    assert len(build_module_graph(found, 5000).nodes) == 1500
+    lay_out_graph(build_module_graph(found, 5000))
 
 
 def test_an_empty_listing_is_one_box() -> None:
-    drawn = layout(graph(listing([])))
+    drawn = lay_out_graph(build_module_graph(listing([])))
     assert len(drawn.boxes) == 1
-    ET.fromstring(svg(drawn))
+    ET.fromstring(render_svg(drawn))
 
 
 # --- Where it stands --------------------------------------------------------------------------------
 
 
-def shared_and_strange() -> Graph:
+def shared_and_strange() -> ModuleGraph:
     """A graph with every kind of edge, in all directions, and long and wide names."""
-    return graph(
+    return build_module_graph(
         listing(
             rows(
                 ("a/x/y/w", (2,), {"aliases": ("top", "b/w", "a/z/q/w")}),
@@ -181,7 +178,7 @@ def shared_and_strange() -> Graph:
     )
 
 
-def require_geometry(drawn: Drawing) -> None:
+def require_geometry(drawn: GraphDrawing) -> None:
     boxes = drawn.boxes
     by_column: dict[float, list[tuple[float, float]]] = {}
     for box in boxes:
@@ -190,11 +187,11 @@ def require_geometry(drawn: Drawing) -> None:
         assert 0 <= box.y < box.y + box.height <= drawn.height
         for text in box.texts:
             assert box.x <= text.left, text
-            assert text.left + advance(text.text) <= box.x + box.width, text
+            assert text.left + text_width(text.text) <= box.x + box.width, text
             assert box.y < text.y < box.y + box.height, text
         on_a_line: dict[float, list[tuple[float, float]]] = {}
         for text in box.texts:
-            on_a_line.setdefault(text.y, []).append((text.left, text.left + advance(text.text)))
+            on_a_line.setdefault(text.y, []).append((text.left, text.left + text_width(text.text)))
         for spans in on_a_line.values():
             require_apart(spans)
     lefts = sorted(by_column)
@@ -205,11 +202,11 @@ def require_geometry(drawn: Drawing) -> None:
     labels = [curve.label for curve in drawn.curves if curve.label is not None]
     for text in (*drawn.texts, *labels):
         assert text.left >= 0
-        assert text.left + advance(text.text) <= drawn.width
+        assert text.left + text_width(text.text) <= drawn.width
         assert 0 <= text.y <= drawn.height
     for label in labels:
         spots = [(b.x, b.x + b.width) for b in boxes if b.y < label.y < b.y + b.height]
-        spots.append((label.left, label.left + advance(label.text)))
+        spots.append((label.left, label.left + text_width(label.text)))
         require_apart(spots)
     for curve in drawn.curves:
         numbers = [float(n) for n in re.findall(r"-?\d+\.\d", curve.path)]
@@ -224,16 +221,16 @@ def require_apart(spans: Sequence[tuple[float, float]]) -> None:
 @pytest.mark.parametrize("which", ["td3", "torch", "strange", "folded"])
 def test_nothing_overlaps_and_everything_is_inside(which: str) -> None:
     found = {
-        "td3": lambda: graph(summary(str(TF_SAMPLE))),
-        "torch": lambda: graph(summary(str(TORCH_SAMPLE))),
+        "td3": lambda: build_module_graph(summary(str(TF_SAMPLE))),
+        "torch": lambda: build_module_graph(summary(str(TORCH_SAMPLE))),
         "strange": shared_and_strange,
-        "folded": lambda: graph(summary(str(TF_SAMPLE)), 1),
+        "folded": lambda: build_module_graph(summary(str(TF_SAMPLE)), 1),
     }[which]()
-    require_geometry(layout(found))
+    require_geometry(lay_out_graph(found))
 
 
-def test_boxes_stand_beside_what_holds_them(td3: Graph) -> None:
-    drawn = layout(td3)
+def test_boxes_stand_beside_what_holds_them(td3: ModuleGraph) -> None:
+    drawn = lay_out_graph(td3)
     for edge in td3.edges:
         if edge.kind == "child":
             assert drawn.boxes[edge.source].x < drawn.boxes[edge.target].x
@@ -252,17 +249,17 @@ HOSTILE = (
 )  # fmt: skip
 
 
-def hostile() -> Graph:
+def hostile() -> ModuleGraph:
     named = [(f"{name.replace('/', '')}/{name.replace('/', '')}", (1,), {}) for name in HOSTILE]
     named.append(("shared/w", (1,), {"aliases": (f"{HOSTILE[2]}/{HOSTILE[3]}",)}))
-    return graph(
+    return build_module_graph(
         listing(rows(*named), {"shared": Container("module", HOSTILE[0], {"activation": HOSTILE[2]})})
     )
 
 
-def test_an_svg_is_xml_with_its_boxes_and_no_script(td3: Graph) -> None:
+def test_an_svg_is_xml_with_its_boxes_and_no_script(td3: ModuleGraph) -> None:
     for found in (td3, hostile(), shared_and_strange()):
-        root = ET.fromstring(svg(layout(found)))
+        root = ET.fromstring(render_svg(lay_out_graph(found)))
         tags = {element.tag for element in root.iter()}
         assert tags <= {
             SVG + t for t in ("svg", "title", "style", "defs", "marker", "path", "rect", "text", "g")
@@ -275,8 +272,8 @@ def test_an_svg_is_xml_with_its_boxes_and_no_script(td3: Graph) -> None:
         assert set(urls) <= {"url(#end-alias)", "url(#end-slot)", "http://www.w3.org/2000/svg"}
 
 
-def test_the_styles_of_edges(td3: Graph) -> None:
-    root = ET.fromstring(svg(layout(shared_and_strange())))
+def test_the_styles_of_edges(td3: ModuleGraph) -> None:
+    root = ET.fromstring(render_svg(lay_out_graph(shared_and_strange())))
     drawn = [e.get("class") for e in root.iter(SVG + "path") if "edge" in e.get("class", "")]
     assert {"edge child", "edge alias", "edge slot"} <= set(drawn)
     style = root.find(SVG + "style")
@@ -298,7 +295,7 @@ class Page(html.parser.HTMLParser):
 
 
 def test_a_page_needs_nothing_and_runs_only_its_own_script() -> None:
-    text = page(layout(hostile()))
+    text = render_page(lay_out_graph(hostile()))
     found = Page(text)
     names = [tag for tag, _ in found.tags]
     assert names.count("script") == 1
@@ -321,17 +318,17 @@ DOT_LINE = re.compile(
 )
 
 
-def test_dot_has_one_statement_for_each_node_and_edge(td3: Graph) -> None:
+def test_dot_has_one_statement_for_each_node_and_edge(td3: ModuleGraph) -> None:
     for found in (td3, hostile(), shared_and_strange()):
-        first, *lines, last = dot(found).splitlines()
+        first, *lines, last = render_dot(found).splitlines()
         assert (first, last) == ("digraph checkpoint {", "}")
         assert [line for line in lines if not DOT_LINE.fullmatch(line)] == []
         assert sum("->" in line.split('"')[0] for line in lines) == len(found.edges)
         labels = [line for line in lines if re.match(r"  n\d+ \[", line)]
         assert len(labels) == len(found.nodes)
     # \N would be the node's name; a backslash of ours is doubled, and a line ends with \l.
-    assert r"\\N\\G\\" in dot(hostile())
-    assert "style=dotted" in dot(td3)
+    assert r"\\N\\G\\" in render_dot(hostile())
+    assert "style=dotted" in render_dot(td3)
 
 
 @pytest.mark.parametrize("suffix", [".svg", ".html", ".dot"])
@@ -359,12 +356,12 @@ def test_the_command_writes_a_new_file(tmp_path: Path, suffix: str) -> None:
 def test_what_cannot_be_drawn(tmp_path: Path) -> None:
     found = summary(str(TF_SAMPLE))
     with pytest.raises(UsageError, match="does not say"):
-        drawing.write(found, str(tmp_path / "x.png"))
+        plots.write_drawing(found, str(tmp_path / "x.png"))
     with pytest.raises(UsageError, match="folder"):
-        drawing.write(found, str(tmp_path / "none" / "x.svg"))
+        plots.write_drawing(found, str(tmp_path / "none" / "x.svg"))
     (tmp_path / "d.svg").mkdir()
     with pytest.raises(TargetExistsError):
-        drawing.write(found, str(tmp_path / "d.svg"), force=True)
+        plots.write_drawing(found, str(tmp_path / "d.svg"), force=True)
     save(torch_tree({"x": np.zeros(1, np.float32)}), str(tmp_path / "x.svg"), "torch")
     before = (tmp_path / "x.svg").read_bytes()
     ran = in_process("inspect", tmp_path / "x.svg", "--graph", tmp_path / "x.svg", "--force")

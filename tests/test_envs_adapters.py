@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ckpttool.agents import envs
-from ckpttool.agents.envs import VectorEnv, adapters, drift
-from ckpttool.errors import UsageError
+from ckpttool.core.errors import UsageError
+from ckpttool.evaluation import environments, wrappers
+from ckpttool.evaluation.gymnasium_engine import VectorEnv
 from tests.conftest import TORCH_SAMPLE, in_process
 
 pytestmark = [
@@ -41,7 +41,7 @@ def observations(vector: VectorEnv, steps: int = 40) -> np.ndarray:
 
 
 def make(env_id: str, **asked: Any) -> VectorEnv:
-    return envs.make(env_id, 2, trusted=True, **asked)
+    return environments.make_vector_env(env_id, 2, trusted=True, **asked)
 
 
 # The versions share their dynamics and draws, so each is the referee of the other.
@@ -98,7 +98,7 @@ def test_contact_forces_are_zeros_only_if_asked(env_id: str, size: int, first: i
 def test_equal_sizes_are_left_alone() -> None:
     for obs_dim in (None, 105):
         with make("Ant-v5", obs_dim=obs_dim) as vector:
-            assert not isinstance(vector, adapters.AdaptedVector)
+            assert not isinstance(vector, environments.AdaptedVector)
             assert not vector.notes
 
 
@@ -131,15 +131,17 @@ def test_positions_are_not_shown_because_of_a_size(env_id: str, size: int) -> No
 def test_the_version_of_training_decides_whether_a_size_is_that_of_a_version(
     trained: str | None, adapts: bool
 ) -> None:
-    with make("Ant-v5", obs_dim=111, evidence=envs.Evidence(trained)) as vector:
+    with make("Ant-v5", obs_dim=111, evidence=environments.ObservationEvidence(trained)) as vector:
         assert (vector.spec.obs_dim == 111) == adapts
 
 
 def test_a_wrapper_of_another_size_leaves_no_size_alone_to_decide() -> None:
-    wrapper = [envs.WrapperSpec("sb3_contrib.common.wrappers.TimeFeatureWrapper", {})]
+    wrapper = [wrappers.WrapperSpec("sb3_contrib.common.wrappers.TimeFeatureWrapper", {})]
     with make("Ant-v5", obs_dim=112, wrappers=wrapper) as vector:
         assert vector.spec.obs_dim == 106
-    with make("Ant-v5", obs_dim=112, wrappers=wrapper, evidence=envs.Evidence("Ant-v3")) as vector:
+    with make(
+        "Ant-v5", obs_dim=112, wrappers=wrapper, evidence=environments.ObservationEvidence("Ant-v3")
+    ) as vector:
         assert vector.spec.obs_dim == 112
         assert vector.spec.assumed
 
@@ -172,7 +174,7 @@ class TestRefusals:
         ],
     )
     def test_a_size_that_nothing_fits(self, env_id: str, sizes: tuple[int, int], offered: str | None) -> None:
-        assert drift.suggestion(env_id, *sizes) == offered
+        assert environments.suggest_tasks(env_id, *sizes) == offered
 
     def test_the_command_offers_what_the_policy_plays(self, tmp_path: Path) -> None:
         ran = in_process("eval", TORCH_SAMPLE, "--env", "Ant-v5", "--out", tmp_path / "x.json")
@@ -186,15 +188,15 @@ class TestRefusals:
 
 def test_help_lists_the_adapters() -> None:
     said = " ".join(in_process("eval", "--help").out.replace("│", " ").split())
-    assert all(name in said for name in envs.ADAPTERS)
+    assert all(name in said for name in environments.ADAPTERS)
 
 
-@pytest.mark.parametrize(("env_id", "sizes"), drift.SIZES.items())
+@pytest.mark.parametrize(("env_id", "sizes"), environments.SIZES.items())
 def test_the_known_sizes_are_those_of_the_environments(env_id: str, sizes: tuple[int, int]) -> None:
     box2d = env_id.startswith(("Lunar", "Bipedal"))
     if box2d and importlib.util.find_spec("Box2D") is None:
         pytest.skip("Box2D is not installed")
-    with envs.make(env_id) as vector:
+    with environments.make_vector_env(env_id) as vector:
         assert (vector.spec.obs_dim, vector.spec.action_dim) == sizes
 
 
@@ -219,4 +221,4 @@ def test_the_known_sizes_are_those_of_the_environments(env_id: str, sizes: tuple
 def test_candidates_are_those_that_the_name_and_the_sizes_support(
     words: str, sizes: tuple[int, int], found: tuple[str, ...]
 ) -> None:
-    assert drift.candidates(words, *sizes) == found
+    assert environments.candidate_environments(words, *sizes) == found

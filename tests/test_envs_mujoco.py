@@ -12,10 +12,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ckpttool.agents import envs
-from ckpttool.agents.envs import VectorEnv, mujoco_tasks, mujoco_walking
-from ckpttool.agents.envs.mujoco_rules import Rules
-from ckpttool.errors import UnsupportedError, UsageError
+from ckpttool.core.errors import UnsupportedError, UsageError
+from ckpttool.evaluation import environments, fast_engines
+from ckpttool.evaluation.fast_engines import TaskRules
+from ckpttool.evaluation.gymnasium_engine import VectorEnv
 from tests.conftest import in_process
 
 pytestmark = [
@@ -41,7 +41,9 @@ IDS = [f"{name}-v{version}" for name in NAMES for version in (4, 5) if (name, ve
 def both(env_id: str, num_envs: int, threads: int | None = None, **kwargs: Any) -> list[VectorEnv]:
     """Return the engine's environments and Gymnasium's, of equal arguments."""
     return [
-        envs.make(env_id, num_envs, engine=engine, threads=threads, trusted_arguments=True, kwargs=kwargs)
+        environments.make_vector_env(
+            env_id, num_envs, engine=engine, threads=threads, trusted_arguments=True, kwargs=kwargs
+        )
         for engine in ("mujoco", "gymnasium")
     ]
 
@@ -121,7 +123,7 @@ class TestEveryTask:
 
     def test_every_task_is_known(self) -> None:
         gymnasium = importlib.import_module("gymnasium")
-        assert {gymnasium.spec(env_id).entry_point for env_id in IDS} == set(mujoco_tasks.TASKS)
+        assert {gymnasium.spec(env_id).entry_point for env_id in IDS} == set(fast_engines.TASKS)
 
 
 CHANGED = [
@@ -150,7 +152,7 @@ def test_arguments_that_a_person_typed_are_kept(env_id: str, kwargs: dict[str, A
 def test_threads_change_nothing(env_id: str) -> None:
     kept = []
     for threads in (1, 2, 7):
-        with envs.make(env_id, 5, engine="mujoco", threads=threads) as vector:
+        with environments.make_vector_env(env_id, 5, engine="mujoco", threads=threads) as vector:
             rng, rows = np.random.default_rng(3), np.arange(5)
             vector.reset(rows, rows)
             rewards = [vector.step(actions_for(vector, rng), rows)[0] for _ in range(60)]
@@ -162,7 +164,7 @@ def test_threads_change_nothing(env_id: str) -> None:
 
 def test_what_physics_says_is_a_note(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)  # MuJoCo writes a log of its own
-    with envs.make("Hopper-v5", 3, engine="mujoco", threads=2) as vector:
+    with environments.make_vector_env("Hopper-v5", 3, engine="mujoco", threads=2) as vector:
         rows = np.arange(3)
         vector.reset(rows, rows)
         assert not vector.notes
@@ -178,16 +180,16 @@ class TestWhoPlays:
             "HumanoidStandup-v5": "gymnasium",
             "MountainCarContinuous-v0": "gymnasium",
         }.items():
-            with envs.make(env_id) as vector:
+            with environments.make_vector_env(env_id) as vector:
                 assert vector.engine == engine, env_id
 
     def test_what_it_does_not_know_is_refused_in_a_sentence(self) -> None:
         with pytest.raises(UsageError, match="mujoco engine does not know Pendulum-v1") as refused:
-            envs.make("Pendulum-v1", engine="mujoco")
+            environments.make_vector_env("Pendulum-v1", engine="mujoco")
         assert refused.value.hint is not None
         assert all(name in refused.value.hint for name in NAMES)
         with pytest.raises(UsageError, match="no engine is called 'mujco'"):
-            envs.make("Ant-v5", engine="mujco")
+            environments.make_vector_env("Ant-v5", engine="mujco")
 
     def test_a_subclass_is_not_the_class(self) -> None:
         gymnasium = importlib.import_module("gymnasium")
@@ -198,46 +200,46 @@ class TestWhoPlays:
 
         gymnasium.register("MySwimmer-v0", entry_point=MySwimmer, max_episode_steps=10)
         try:
-            with envs.make("MySwimmer-v0") as vector:
+            with environments.make_vector_env("MySwimmer-v0") as vector:
                 assert vector.engine == "gymnasium"
         finally:
             del gymnasium.registry["MySwimmer-v0"]
 
     def test_an_older_mujoco_plays_as_gymnasium_does(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setitem(sys.modules, "mujoco.batch", None)
-        with envs.make("Reacher-v5") as vector:
+        with environments.make_vector_env("Reacher-v5") as vector:
             assert vector.engine == "gymnasium"
         with pytest.raises(UsageError, match="this MuJoCo has no batches"):
-            envs.make("Reacher-v5", engine="mujoco")
+            environments.make_vector_env("Reacher-v5", engine="mujoco")
 
     def test_another_gymnasium_is_noticed(self, monkeypatch: pytest.MonkeyPatch) -> None:
         # As if a later version paid otherwise than the rules here say.
-        def generous(env: Any, version: int) -> Rules:
+        def generous(env: Any, version: int) -> TaskRules:
             env._ctrl_cost_weight /= 2
-            rules = mujoco_walking.swimmer(env, version)
+            rules = fast_engines.swimmer(env, version)
             env._ctrl_cost_weight *= 2
             return rules
 
         entry_point = "gymnasium.envs.mujoco.swimmer_v5:SwimmerEnv"
-        monkeypatch.setitem(mujoco_tasks.TASKS, entry_point, (generous, 5))
-        with envs.make("Swimmer-v5") as vector:
+        monkeypatch.setitem(fast_engines.TASKS, entry_point, (generous, 5))
+        with environments.make_vector_env("Swimmer-v5") as vector:
             assert vector.engine == "gymnasium"
         with pytest.raises(UsageError) as refused:
-            envs.make("Swimmer-v5", engine="mujoco")
+            environments.make_vector_env("Swimmer-v5", engine="mujoco")
         assert refused.value.expected == "rewards within 1e-06"
 
     def test_rounding_is_no_other_gymnasium(self, monkeypatch: pytest.MonkeyPatch) -> None:
         # As if the processor or the C library ended its numbers with other bits.
-        def rounded(env: Any, version: int) -> Rules:
-            rules = mujoco_walking.swimmer(env, version)
+        def rounded(env: Any, version: int) -> TaskRules:
+            rules = fast_engines.swimmer(env, version)
             return replace(
                 rules, judge=lambda *given: (np.nextafter(rules.judge(*given)[0], 9), given[1] > 99)
             )
 
         entry_point = "gymnasium.envs.mujoco.swimmer_v5:SwimmerEnv"
-        monkeypatch.setitem(mujoco_tasks.TASKS, entry_point, (rounded, 5))
+        monkeypatch.setitem(fast_engines.TASKS, entry_point, (rounded, 5))
         for asked in ("auto", "mujoco"):
-            with envs.make("Swimmer-v5", engine=asked) as vector:
+            with environments.make_vector_env("Swimmer-v5", engine=asked) as vector:
                 assert vector.engine == "mujoco"
                 assert vector.agreement is not None
                 assert not vector.agreement.exact
@@ -249,8 +251,8 @@ class TestWhoPlays:
 
     def test_no_environment_plays_nothing(self) -> None:
         with pytest.raises(UsageError, match="0 environments cannot play"):
-            envs.make("Reacher-v5", 0)
+            environments.make_vector_env("Reacher-v5", 0)
 
     def test_help_lists_the_engines(self) -> None:
         said = " ".join(in_process("eval", "--help").out.replace("│", " ").split())
-        assert all(name in said for name in envs.ENGINES)
+        assert all(name in said for name in environments.ENGINES)

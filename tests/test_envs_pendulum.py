@@ -9,10 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ckpttool.agents import envs
-from ckpttool.agents.envs import pendulum_alone, pendulum_batch
-from ckpttool.agents.envs.spec import Agreement, VectorEnv
-from ckpttool.errors import MissingExtraError, UnsupportedError, UsageError
+from ckpttool.core.errors import MissingExtraError, UnsupportedError, UsageError
+from ckpttool.evaluation import environments, fast_engines
+from ckpttool.evaluation.gymnasium_engine import Agreement, VectorEnv
 from tests.conftest import TORCH_SAMPLE, in_process
 
 gymnasium = pytest.importorskip("gymnasium")
@@ -32,11 +31,11 @@ def require_equal(vector: VectorEnv, found: Any, expected: Any) -> None:
 
 
 def test_it_is_taken_of_itself_where_nothing_else_is_asked() -> None:
-    assert envs.make("Pendulum-v1", 2).engine == pendulum_batch.ENGINE
-    assert envs.make("Pendulum-v1", 2, engine="gymnasium").engine == "gymnasium"
-    assert envs.make("MountainCarContinuous-v0").engine == "gymnasium"
+    assert environments.make_vector_env("Pendulum-v1", 2).engine == fast_engines.PENDULUM_ENGINE
+    assert environments.make_vector_env("Pendulum-v1", 2, engine="gymnasium").engine == "gymnasium"
+    assert environments.make_vector_env("MountainCarContinuous-v0").engine == "gymnasium"
     with pytest.raises(UsageError, match="MountainCarContinuous-v0"):
-        envs.make("MountainCarContinuous-v0", engine=pendulum_batch.ENGINE)
+        environments.make_vector_env("MountainCarContinuous-v0", engine=fast_engines.PENDULUM_ENGINE)
 
 
 @pytest.mark.parametrize("kwargs", [{}, {"g": 9.81}])
@@ -45,9 +44,11 @@ def test_every_number_is_gymnasiums(kwargs: dict[str, float]) -> None:
     random = np.random.default_rng(0)
     rows = np.arange(len(SEEDS))
     with (
-        envs.make("Pendulum-v1", 4, trusted_arguments=True, kwargs=kwargs, engine="gymnasium") as theirs,
-        envs.make(
-            "Pendulum-v1", 4, trusted_arguments=True, kwargs=kwargs, engine=pendulum_batch.ENGINE
+        environments.make_vector_env(
+            "Pendulum-v1", 4, trusted_arguments=True, kwargs=kwargs, engine="gymnasium"
+        ) as theirs,
+        environments.make_vector_env(
+            "Pendulum-v1", 4, trusted_arguments=True, kwargs=kwargs, engine=fast_engines.PENDULUM_ENGINE
         ) as ours,
     ):
         assert ours.spec.observation == theirs.spec.observation
@@ -75,18 +76,18 @@ def test_every_number_is_gymnasiums(kwargs: dict[str, float]) -> None:
 )
 def test_the_bits_are_gymnasiums_whatever_the_processor_has() -> None:
     """tests/test_processors.py runs this without AVX-512 and AVX2 as well."""
-    with envs.make("Pendulum-v1", 2) as vector:
+    with environments.make_vector_env("Pendulum-v1", 2) as vector:
         assert vector.agreement is not None
         assert vector.agreement.exact
 
 
 def test_rounding_is_no_refusal_but_a_note(monkeypatch: pytest.MonkeyPatch) -> None:
-    advanced = pendulum_batch._advanced
+    advanced = fast_engines._advance_pendulum
 
     def rounded(*given: Any) -> Any:
         return tuple(np.nextafter(array, np.inf) for array in advanced(*given))
 
-    monkeypatch.setattr(pendulum_batch, "_advanced", rounded)
+    monkeypatch.setattr(fast_engines, "_advance_pendulum", rounded)
     ran = in_process("eval", TORCH_SAMPLE, "--episodes", "2", "--engine", "pendulum.batch", "--json")
     assert ran.status == 0, ran.err
     document = ran.json()
@@ -105,14 +106,14 @@ def test_gymnasium_itself_has_no_agreement_to_report() -> None:
 
 
 def test_what_is_no_number_is_no_rounding() -> None:
-    from ckpttool.agents.envs.spec import deviation
+    from ckpttool.evaluation.gymnasium_engine import measure_deviation
 
     nan, inf = np.nan, np.inf
     for found, expected in ((nan, 1.0), (1.0, nan), (inf, 1.0), (1.0, inf), (inf, -inf)):
-        assert deviation("x", [found], [expected], 1e-6).largest == inf
+        assert measure_deviation("x", [found], [expected], 1e-6).largest == inf
     for same in (nan, inf, -inf, 0.0):
-        assert deviation("x", [same], [same], 0.0).largest == 0
-    assert deviation("x", np.zeros(2), np.zeros(3), 1.0).largest == inf
+        assert measure_deviation("x", [same], [same], 0.0).largest == 0
+    assert measure_deviation("x", np.zeros(2), np.zeros(3), 1.0).largest == inf
 
 
 def changed(how: Callable[[Any, Any], Any]) -> Callable[[], Any]:
@@ -181,7 +182,7 @@ def seen_otherwise(_bare: Any, step: Any) -> Any:
 )
 def test_another_pendulum_is_not_taken_for_this_one(how: Callable[[Any, Any], Any]) -> None:
     with pytest.raises(UnsupportedError) as refused:
-        pendulum_batch.PendulumBatch(changed(how), 2)
+        fast_engines.PendulumBatch(changed(how), 2)
     assert refused.value.expected
     assert refused.value.hint
 
@@ -193,11 +194,11 @@ def test_a_pendulum_without_its_constants_is_refused() -> None:
         return made
 
     with pytest.raises(UnsupportedError):
-        pendulum_batch.PendulumBatch(bare, 2)
+        fast_engines.PendulumBatch(bare, 2)
 
 
 def test_rows_of_one_seed_begin_alike_and_nothing_is_drawn() -> None:
-    with envs.make("Pendulum-v1", 3, engine=pendulum_batch.ENGINE) as env:
+    with environments.make_vector_env("Pendulum-v1", 3, engine=fast_engines.PENDULUM_ENGINE) as env:
         assert not np.any(env.obs)
         env.reset(np.array([0, 2]), np.array([7, 7]))
         obs = np.asarray(env.obs)
@@ -206,14 +207,14 @@ def test_rows_of_one_seed_begin_alike_and_nothing_is_drawn() -> None:
         with pytest.raises(UnsupportedError, match="no picture"):
             env.frame(0)
     with pytest.raises(UsageError):
-        pendulum_batch.PendulumBatch(lambda: None, 0)
+        fast_engines.PendulumBatch(lambda: None, 0)
 
 
 def test_without_gymnasium_every_number_is_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
-    theirs = envs.make("Pendulum-v1", len(SEEDS))
-    monkeypatch.setattr(envs.registry, "installed", lambda: False)
-    ours = envs.make("Pendulum-v1", len(SEEDS), obs_dim=3)
-    assert ours.notes == (pendulum_alone.NOTE,)
+    theirs = environments.make_vector_env("Pendulum-v1", len(SEEDS))
+    monkeypatch.setattr(environments, "installed", lambda: False)
+    ours = environments.make_vector_env("Pendulum-v1", len(SEEDS), obs_dim=3)
+    assert ours.notes == (fast_engines.PENDULUM_NOTE,)
     for field in (
         "id",
         "observation",
@@ -235,4 +236,4 @@ def test_without_gymnasium_every_number_is_the_same(monkeypatch: pytest.MonkeyPa
     assert found[2].all()
     for refused in ({"engine": "gymnasium"}, {"pictures": True}, {"kwargs": {"g": 9.81}, "trusted": True}):
         with pytest.raises(MissingExtraError, match="environments need gymnasium"):
-            envs.make("Pendulum-v1", **refused)
+            environments.make_vector_env("Pendulum-v1", **refused)

@@ -11,13 +11,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ckpttool.agents import envs
-from ckpttool.agents.envs import WrapperSpec, wrappers
-from ckpttool.errors import CkpttoolError, UnsupportedError, UsageError
-from ckpttool.ops.evaluate import evaluate, place_of
-from ckpttool.ops.evaluation import Protocol
-from ckpttool.ops.knowledge import wrapper_entries
-from ckpttool.ops.restore import restore
+from ckpttool.commands.evaluate import Protocol, choose_environment, evaluate
+from ckpttool.commands.restore import restore_agent, wrapper_entries
+from ckpttool.core.errors import CkpttoolError, UnsupportedError, UsageError
+from ckpttool.evaluation import environments, wrappers
+from ckpttool.evaluation.wrappers import WrapperSpec
 from tests import sb3_files as sb3
 
 pytestmark = [
@@ -33,7 +31,7 @@ def named(name: str, **arguments: Any) -> WrapperSpec:
 
 def played(found: Sequence[WrapperSpec], actions: np.ndarray, env: str = PENDULUM) -> list[tuple[Any, ...]]:
     """Return (obs, reward, truncated) of the second of two rows; the first one starts and ends elsewhere."""
-    with envs.make(env, 2, wrappers=found) as vector:
+    with environments.make_vector_env(env, 2, wrappers=found) as vector:
         rows = np.arange(2)
         vector.reset(rows, np.array([5, 3]))
         steps: list[tuple[Any, ...]] = [(vector.obs[1].copy(), 0.0, False)]
@@ -101,7 +99,7 @@ class TestFormulas:
     def test_rescaled_actions_reach_the_bounds(self) -> None:
         actions = actions_of(-1, 1)
         found = [named("gymnasium.wrappers.RescaleAction", min_action=-1, max_action=1.0)]
-        with envs.make(PENDULUM, wrappers=found) as vector:
+        with environments.make_vector_env(PENDULUM, wrappers=found) as vector:
             assert (vector.spec.action_low, vector.spec.action_high) == (-1, 1)
         np.testing.assert_allclose(
             [each[0] for each in played(found, actions)], plain(2 * actions)[0], rtol=1e-5
@@ -222,7 +220,7 @@ def test_the_library_shows_the_same(library: str, name: str, arguments: dict[str
 class TestRefusals:
     @pytest.mark.parametrize("name", ["my.wrappers.TimeFeatureWrapper", "gymnasium.wrappers.Unheard", "Warp"])
     def test_an_unknown_wrapper_is_not_known_by_its_last_name(self, name: str) -> None:
-        assert not wrappers.known(named(name))
+        assert not wrappers.is_known_wrapper(named(name))
 
     @pytest.mark.parametrize(
         ("name", "arguments"),
@@ -253,13 +251,13 @@ class TestRefusals:
     def test_the_device_engine(self) -> None:
         pytest.importorskip("torch")
         with pytest.raises(UsageError) as refused:
-            envs.make(PENDULUM, 1, engine="device", wrappers=[named("TimeFeatureWrapper")])
+            environments.make_vector_env(PENDULUM, 1, engine="device", wrappers=[named("TimeFeatureWrapper")])
         assert refused.value.hint is not None
 
     @pytest.mark.parametrize("text", ["TimeLimit:max_episode_steps", "TimeLimit:=4", "HistoryWrapper:a b=1"])
     def test_words_of_the_command_line(self, text: str) -> None:
         with pytest.raises(UsageError):
-            wrappers.parsed(text)
+            wrappers.parse_wrapper(text)
 
 
 def test_sizes_are_those_that_the_wrappers_show() -> None:
@@ -270,10 +268,10 @@ def test_sizes_are_those_that_the_wrappers_show() -> None:
         [named("Monitor"), named("NormalizeReward")],
     ]
     for chain in chains:
-        with envs.make(PENDULUM, wrappers=chain) as vector:
-            assert wrappers.inner_size(vector.spec.obs_dim, 1, chain) == 3
+        with environments.make_vector_env(PENDULUM, wrappers=chain) as vector:
+            assert wrappers.inner_obs_dim(vector.spec.obs_dim, 1, chain) == 3
             assert wrappers.changes_size(chain) == (vector.spec.obs_dim != 3)
-        assert wrappers.read(wrappers.written(chain)) == tuple(chain)
+        assert wrappers.deserialize_wrappers(wrappers.serialize_wrappers(chain)) == tuple(chain)
 
 
 def agent(folder: Path, obs: int, config: str, args: str = "", *, norm: bool = False) -> tuple[str, Any]:
@@ -399,9 +397,9 @@ class TestFiles:
     def test_a_result_is_not_that_of_other_wrappers(self, tmp_path: Path) -> None:
         """Results that a sweep keeps in a file are found again by all that decided them."""
         file, _ = agent(tmp_path, 4, "env_wrapper: TimeFeatureWrapper\n")
-        one = place_of(restore(file), None, Protocol())
+        one = choose_environment(restore_agent(file), None, Protocol())
         (tmp_path / PENDULUM / "config.yml").write_text(
             "env_wrapper: {TimeFeatureWrapper: {test_mode: true}}\n"
         )
-        other = place_of(restore(file), None, Protocol())
+        other = choose_environment(restore_agent(file), None, Protocol())
         assert one.identity != other.identity

@@ -10,12 +10,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from ckpttool.agents.components import Wiring, policy_network, q_network
-from ckpttool.errors import EnvironmentMismatchError, MappingError, UsageError
-from ckpttool.ops.convert import convert
-from ckpttool.ops.evaluate import enter, evaluate, place_of, play
-from ckpttool.ops.evaluation import Protocol
-from ckpttool.ops.restore import restore
+from ckpttool.commands.convert import convert
+from ckpttool.commands.evaluate import Protocol, choose_environment, evaluate, play_stacked, prepare_agent
+from ckpttool.commands.restore import restore_agent
+from ckpttool.core.errors import EnvironmentMismatchError, MappingError, UsageError
+from ckpttool.networks.build import NetworkSettings, policy_network, q_network
 from tests.conftest import SAMPLES, TF_SAMPLE, TORCH_SAMPLE, ckpttool, in_process, refused
 from tests.test_layouts import fujimoto_set
 
@@ -52,10 +51,10 @@ def test_stacked_checkpoints_score_what_each_scores_alone(backend: str) -> None:
     pytest.importorskip("torch")
     paths = [str(TF_SAMPLE.with_name(f"ckpt-{step}")) for step in (2500, 10000, 15000)]
     how = Protocol(episodes=3, num_envs=2, backend=backend)
-    agents = [restore(path) for path in paths]
-    place = place_of(agents[0], None, how)
+    agents = [restore_agent(path) for path in paths]
+    place = choose_environment(agents[0], None, how)
     with place.make(how.at_once * len(agents)) as vector:
-        together = play(tuple(enter(a, place, how, vector.spec) for a in agents), how, vector)
+        together = play_stacked(tuple(prepare_agent(a, place, how, vector.spec) for a in agents), how, vector)
     for path, found in zip(paths, together, strict=True):
         alone = evaluate(path, protocol=how)
         # Pendulum forgives rounding, once a policy has learnt to hold it up.
@@ -251,11 +250,11 @@ def test_a_sidecar_never_makes_code_run(tmp_path: Path) -> None:
     assert not mark.exists()
 
 
-WIRING = Wiring(("relu",), "tanh", 1e-5, (-2.0, -2.0), (2.0, 2.0))
+WIRING = NetworkSettings(("relu",), "tanh", 1e-5, (-2.0, -2.0), (2.0, 2.0))
 
 
 def fujimoto_agent(tmp_path: Path) -> str:
-    from ckpttool.ops.save import save
+    from ckpttool.commands.save import save
     from tests.trees import torch_tree
 
     save(torch_tree(fujimoto_set()), str(tmp_path / "agent.pt"))  # type: ignore[arg-type]
@@ -263,9 +262,9 @@ def fujimoto_agent(tmp_path: Path) -> str:
 
 
 def test_networks_against_plain_numpy(tmp_path: Path) -> None:
-    from ckpttool.agents.backends import numpy as backend
+    from ckpttool.networks import numpy_backend
 
-    agent = restore(fujimoto_agent(tmp_path))
+    agent = restore_agent(fujimoto_agent(tmp_path))
     entries = fujimoto_set()
     obs, action = np.ones((4, 3), np.float32), np.full((4, 2), 0.5, np.float32)
 
@@ -281,12 +280,14 @@ def test_networks_against_plain_numpy(tmp_path: Path) -> None:
 
     actor = agent.part("actor")
     assert actor is not None
-    out, _ = backend.build(policy_network(agent.tree, actor, WIRING)).step(obs)
+    out, _ = numpy_backend.build(policy_network(agent.tree, actor, WIRING)).step(obs)
     expected = 2 * np.tanh(mlp(obs, ["actor/l1", "actor/l2", "actor/l3"]))
     np.testing.assert_allclose(out, expected, rtol=1e-5)
     second = agent.part("critic/q2")
     assert second is not None
-    q, _ = backend.build(q_network(agent.tree, second, WIRING, 3, 2)).step({"obs": obs, "action": action})
+    q, _ = numpy_backend.build(q_network(agent.tree, second, WIRING, 3, 2)).step(
+        {"obs": obs, "action": action}
+    )
     both = np.concatenate([obs, action], axis=1)
     np.testing.assert_allclose(q, mlp(both, ["critic/l4", "critic/l5", "critic/l6"]), rtol=1e-5)
     with pytest.raises(MappingError, match="does not take"):
@@ -303,15 +304,19 @@ def test_networks_against_plain_numpy(tmp_path: Path) -> None:
     ],
 )
 def test_action_maps(tmp_path: Path, head: str, expected: object) -> None:
-    from ckpttool.agents.backends import numpy as backend
+    from ckpttool.networks import numpy_backend
 
-    agent = restore(fujimoto_agent(tmp_path))
+    agent = restore_agent(fujimoto_agent(tmp_path))
     actor = agent.part("actor")
     assert actor is not None
     bounds = {"action_low": (-1.0, 0.0), "action_high": (3.0, 5.0)}
     obs = np.random.default_rng(0).standard_normal((50, 3)).astype(np.float32)
-    raw = backend.build(policy_network(agent.tree, actor, Wiring(("relu",), "identity", 1e-5, **bounds)))
-    mapped = backend.build(policy_network(agent.tree, actor, Wiring(("relu",), head, 1e-5, **bounds)))
+    raw = numpy_backend.build(
+        policy_network(agent.tree, actor, NetworkSettings(("relu",), "identity", 1e-5, **bounds))
+    )
+    mapped = numpy_backend.build(
+        policy_network(agent.tree, actor, NetworkSettings(("relu",), head, 1e-5, **bounds))
+    )
     low, high = (np.array(bounds[name], np.float32) for name in ("action_low", "action_high"))
     np.testing.assert_allclose(
         mapped.step(obs)[0],
@@ -322,16 +327,16 @@ def test_action_maps(tmp_path: Path, head: str, expected: object) -> None:
 
 
 def test_observation_statistics(tmp_path: Path) -> None:
-    from ckpttool.agents.backends import numpy as backend
+    from ckpttool.networks import numpy_backend
 
-    agent = restore(fujimoto_agent(tmp_path))
+    agent = restore_agent(fujimoto_agent(tmp_path))
     actor = agent.part("actor")
     assert actor is not None
     norm = {"mean": [1.0, -2.0, 0.0], "var": [4.0, 1.0, 1e-4], "epsilon": 1e-8, "clip": 10.0}
     from dataclasses import replace
 
-    with_norm = backend.build(policy_network(agent.tree, actor, replace(WIRING, obs_norm=norm)))
-    without = backend.build(policy_network(agent.tree, actor, WIRING))
+    with_norm = numpy_backend.build(policy_network(agent.tree, actor, replace(WIRING, obs_norm=norm)))
+    without = numpy_backend.build(policy_network(agent.tree, actor, WIRING))
     obs = np.random.default_rng(0).standard_normal((50, 3)).astype(np.float32) * 3
     scaled = (obs - np.array(norm["mean"])) / np.sqrt(np.array(norm["var"]) + 1e-8)
     expected = without.step(np.clip(scaled, -10, 10).astype(np.float32))[0]
@@ -345,7 +350,7 @@ def test_observation_statistics(tmp_path: Path) -> None:
 def test_unknown_functions_are_refused(tmp_path: Path, changes: dict[str, object]) -> None:
     from dataclasses import replace
 
-    agent = restore(fujimoto_agent(tmp_path))
+    agent = restore_agent(fujimoto_agent(tmp_path))
     actor = agent.part("actor")
     assert actor is not None
     with pytest.raises(UsageError, match="is called"):
@@ -353,7 +358,7 @@ def test_unknown_functions_are_refused(tmp_path: Path, changes: dict[str, object
 
 
 def strange_actor(tmp_path: Path, name: str, array: np.ndarray) -> str:
-    from ckpttool.ops.save import save
+    from ckpttool.commands.save import save
     from tests.trees import torch_dense, torch_tree
 
     generator = np.random.default_rng(0)
@@ -381,13 +386,13 @@ def test_a_network_with_an_unknown_layer_is_not_run_without_it(
 
 
 def test_update_counts_that_differ_do_not_matter_for_playing(tmp_path: Path) -> None:
-    from ckpttool.ops.save import save
+    from ckpttool.commands.save import save
     from tests.trees import torch_tree
 
     entries = fujimoto_set()
     entries["actor_optimizer/state/0/step"] = np.array(8, np.float32)
     save(torch_tree(entries), str(tmp_path / "agent.pt"))  # type: ignore[arg-type]
-    assert restore(str(tmp_path / "agent.pt")).part("actor") is not None
+    assert restore_agent(str(tmp_path / "agent.pt")).part("actor") is not None
 
 
 def test_a_sidecar_that_is_not_used_is_named_when_it_is_missed(tmp_path: Path) -> None:

@@ -9,14 +9,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ckpttool.ops.algorithms import algorithm, asked
-from ckpttool.ops.evaluate import evaluate
-from ckpttool.ops.evaluation import Evaluation, Protocol
-from ckpttool.ops.fingerprint import fingerprint
-from ckpttool.ops.score_files import LENGTH, MEAN, STD
-from ckpttool.ops.sweep import sweep
-from ckpttool.source import File
-from ckpttool.wire import summary_events
+from ckpttool.commands.algorithms import find_runs, summarize_runs
+from ckpttool.commands.evaluate import Evaluation, Protocol, evaluate, hash_surroundings
+from ckpttool.commands.sweep import LENGTH, MEAN, STD, sweep
+from ckpttool.core.source import File
+from ckpttool.encodings import protobuf
 from tests.conftest import SAMPLES, TORCH_SAMPLE, ckpttool, in_process, refused
 
 pytestmark = pytest.mark.environment
@@ -64,8 +61,8 @@ def test_the_fingerprint_is_of_the_environment_alone(one: Evaluation) -> None:
     assert {"gymnasium", "numpy"} <= set(facts["versions"])
     slower = evaluate(str(TORCH_SAMPLE), protocol=Protocol(episodes=1, engine="gymnasium"))
     for changed in ({**facts, "max_episode_steps": 100}, {**facts, "arguments": {"g": "2.0"}}):
-        assert fingerprint(changed) != fingerprint(facts)
-    assert (slower.document()["fingerprint"] == fingerprint(facts)) == (facts["engine"] == "gymnasium")
+        assert hash_surroundings(changed) != hash_surroundings(facts)
+    assert (slower.document()["fingerprint"] == hash_surroundings(facts)) == (facts["engine"] == "gymnasium")
 
 
 def test_an_interval_says_what_it_is_over(one: Evaluation) -> None:
@@ -102,7 +99,7 @@ def test_algorithms_are_compared_and_files_written(tmp_path: Path) -> None:
     assert [float(row["return"]) for row in rows[:2]] == document["evaluations"][0]["returns"]
     assert {row["seed"] for row in rows} == {"1000", "1001"}
     path = document["tensorboard"]
-    found = list(summary_events.scalars(File.stamp(path), [MEAN, STD, LENGTH]))
+    found = list(protobuf.iter_scalars(File.stamp(path), [MEAN, STD, LENGTH]))
     steps = {scalar.step: scalar.value for scalar in found if scalar.tag == MEAN}
     expected = {each["step"]: each["mean"] for each in document["evaluations"]}
     assert steps == pytest.approx(expected, rel=1e-6)
@@ -129,7 +126,7 @@ def test_one_mean_below_the_least_decides_the_status() -> None:
 
 def test_the_last_checkpoints_are_averaged() -> None:
     found = sweep([str(RUN)], protocol=Protocol(episodes=2))
-    run = algorithm(asked([str(RUN)], 3), found.scored, 3)
+    run = summarize_runs(find_runs([str(RUN)], 3), found.scored, 3)
     assert run is not None
     last = sorted(found.scored, key=lambda each: each.step or 0)[-3:]
     assert [each.step for each in run.runs[0].scored] == [each.step for each in last]
@@ -140,9 +137,9 @@ def test_logged_curves_are_found_and_named(tmp_path: Path) -> None:
     folder = tmp_path / "run" / "checkpoints"
     folder.mkdir(parents=True)
     (folder / "a.pt").write_bytes(TORCH_SAMPLE.read_bytes())
-    records = [summary_events.summary(0, step, {"charts/episodic_return": -step}) for step in (1, 2)]
-    log = tmp_path / "run" / f"{summary_events.NAME}1.host"
-    log.write_bytes(summary_events.header(0) + b"".join(records) + b"torn")
+    records = [protobuf.summary_record(0, step, {"charts/episodic_return": -step}) for step in (1, 2)]
+    log = tmp_path / "run" / f"{protobuf.NAME}1.host"
+    log.write_bytes(protobuf.event_file_header(0) + b"".join(records) + b"torn")
     ran = in_process("eval", folder / "a.pt", "--env", "Pendulum-v1", "--episodes", 1, "--json")
     (curve,) = ran.json()["training_curves"]
     assert curve == {

@@ -15,27 +15,27 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ckpttool.agents.backends import numpy as reference
-from ckpttool.agents.network import Dense
-from ckpttool.errors import (
+from ckpttool.commands import export_onnx, save
+from ckpttool.commands.convert import ConversionResult, convert
+from ckpttool.commands.export_onnx import derive_export_settings
+from ckpttool.commands.network_outputs import build_part_network, make_observations
+from ckpttool.commands.restore import restore_agent
+from ckpttool.core.errors import (
     EnvironmentMismatchError,
     FormatError,
     MissingExtraError,
     UnsupportedError,
     UsageError,
 )
-from ckpttool.ops import export, export_facts, save
-from ckpttool.ops.convert import Conversion, convert
-from ckpttool.ops.export_facts import told
-from ckpttool.ops.parity import observations
-from ckpttool.ops.restore import restore
-from ckpttool.ops.wiring import network_of
+from ckpttool.evaluation import gymnasium_engine
+from ckpttool.networks import numpy_backend
+from ckpttool.networks.network import Dense
 from tests.conftest import ROOT, TF_SAMPLE, TORCH_SAMPLE, ckpttool, in_process, refused
 
 onnx = pytest.importorskip("onnx")
 onnxruntime = pytest.importorskip("onnxruntime")
 
-from ckpttool.agents import onnx_model  # noqa: E402  # it needs onnx
+from ckpttool.networks import onnx_export  # noqa: E402  # it needs onnx
 
 
 def session(path: Path) -> Any:
@@ -56,22 +56,22 @@ def sha256(path: Path) -> str:
     return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
-def exported(source: object, target: Path, title: str = "actor", env: str | None = None) -> Conversion:
+def exported(source: object, target: Path, title: str = "actor", env: str | None = None) -> ConversionResult:
     """Export, and assert that onnxruntime gives NumPy's outputs to 1e-6 of the largest sum on the way."""
     done = convert(str(source), str(target), to="onnx", network=title, env=env, sync=False)
     assert done.written, done.parity
-    agent = restore(str(source))
+    agent = restore_agent(str(source))
     part = agent.runnable(title)
     assert part is not None
-    network = network_of(agent, part, told(agent, part, env)[0])
-    given = observations(network)
-    wanted = reference.build(network).step(given)[0]
+    network = build_part_network(agent, part, derive_export_settings(agent, part, env)[0])
+    given = make_observations(network)
+    wanted = numpy_backend.build(network).step(given)[0]
     (found,) = session(target).run(None, {"obs": given} if isinstance(given, np.ndarray) else given)
     largest = 1.0
     for number, node in enumerate(network.nodes):
         if isinstance(node.layer, Dense):
             step = type(network)(network.inputs, network.nodes, len(network.inputs) + number)
-            largest = max(largest, float(np.abs(reference.build(step).step(given)[0]).max()))
+            largest = max(largest, float(np.abs(numpy_backend.build(step).step(given)[0]).max()))
     assert found.shape == wanted.shape == (1000, network.width)
     assert np.abs(wanted).max() > 0.01
     assert np.abs(found - wanted).max() <= 1e-6 * largest
@@ -287,9 +287,11 @@ def test_a_dry_run_shows_the_mapping_and_needs_no_library(
 
 def without(monkeypatch: pytest.MonkeyPatch, *names: str) -> None:
     """Make libraries look as if they were not installed."""
-    real = export.importlib.util.find_spec
+    real = export_onnx.importlib.util.find_spec
     monkeypatch.setattr(
-        export.importlib.util, "find_spec", lambda name, *rest: None if name in names else real(name, *rest)
+        export_onnx.importlib.util,
+        "find_spec",
+        lambda name, *rest: None if name in names else real(name, *rest),
     )
 
 
@@ -323,14 +325,14 @@ def test_an_environment_tells_the_bounds(tmp_path: Path) -> None:
 
 def spec(high: Sequence[float]) -> Any:
     bound = np.array(high, "f4")
-    return export_facts.EnvSpec("Wide-v0", (("obs", (3,), "float32"),), -bound, bound, None, {})
+    return gymnasium_engine.EnvSpec("Wide-v0", (("obs", (3,), "float32"),), -bound, bound, None, {})
 
 
 def test_an_environment_without_bounds_bounds_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     shutil.copy(TORCH_SAMPLE, tmp_path / "alone.pt")
-    monkeypatch.setattr(export_facts, "_spec", lambda agent, asked: spec([np.inf]))
+    monkeypatch.setattr(export_onnx, "_environment_spec", lambda agent, asked: spec([np.inf]))
     with pytest.raises(EnvironmentMismatchError, match="Wide-v0's action space is not bounded"):
         convert(str(tmp_path / "alone.pt"), str(tmp_path / "a.onnx"))
 
@@ -388,7 +390,7 @@ def test_nothing_is_overwritten_without_force(tmp_path: Path) -> None:
 
 def test_a_tree_cannot_be_saved_as_onnx(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="not a tree"):
-        save.save(restore(str(TORCH_SAMPLE)).tree, str(tmp_path / "a.onnx"))
+        save.save(restore_agent(str(TORCH_SAMPLE)).tree, str(tmp_path / "a.onnx"))
 
 
 @pytest.mark.torch
@@ -414,7 +416,7 @@ MUTANTS = {
 
 @pytest.mark.parametrize("mutant", MUTANTS.values(), ids=list(MUTANTS))
 def test_a_model_that_computes_something_else_is_not_written(mutant: str, tmp_path: Path) -> None:
-    program = f"import ckpttool.agents.onnx_model as m; {mutant}; from ckpttool.cli import main; main()"
+    program = f"import ckpttool.networks.onnx_export as m; {mutant}; from ckpttool.cli import main; main()"
     command = [sys.executable, "-c", program, "convert", str(TORCH_SAMPLE), "a.onnx", "--allow-missing"]
     done = subprocess.run(
         command, cwd=tmp_path, env={"PYTHONPATH": str(ROOT)}, capture_output=True, text=True, check=False
@@ -427,8 +429,8 @@ def test_a_model_that_computes_something_else_is_not_written(mutant: str, tmp_pa
 def test_a_file_that_is_not_what_was_written_is_removed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    put = export._put
-    monkeypatch.setattr(export, "_put", lambda stream, data: put(stream, data[:-1]))
+    put = export_onnx._write_model
+    monkeypatch.setattr(export_onnx, "_write_model", lambda stream, data: put(stream, data[:-1]))
     with pytest.raises(FormatError, match="not what was read back"):
         convert(str(TORCH_SAMPLE), str(tmp_path / "a.onnx"))
     assert list(tmp_path.iterdir()) == []
@@ -436,5 +438,5 @@ def test_a_file_that_is_not_what_was_written_is_removed(
 
 def test_operators_and_versions_are_those_that_the_documents_name() -> None:
     page = (ROOT / "docs" / "howto" / "onnx.md").read_text(encoding="utf-8")
-    assert f"opset {onnx_model.OPSET}" in page
-    assert f"IR version {onnx_model.IR_VERSION}" in page
+    assert f"opset {onnx_export.OPSET}" in page
+    assert f"IR version {onnx_export.IR_VERSION}" in page

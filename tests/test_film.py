@@ -16,15 +16,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ckpttool.agents import envs
-from ckpttool.agents.envs import GymVector, pictures
-from ckpttool.agents.film_files import WRITERS, gif, mp4
-from ckpttool.agents.filming import Camera, Caption, CutError
-from ckpttool.agents.rollout import Play, Rollout, rollouts
-from ckpttool.cli import showing
-from ckpttool.errors import CkpttoolError, MissingExtraError, UnsupportedError, UsageError
-from ckpttool.ops import film
-from ckpttool.ops.evaluation import Protocol
+from ckpttool.cli import evaluate
+from ckpttool.commands import evaluate as film
+from ckpttool.commands.evaluate import Protocol
+from ckpttool.core.errors import CkpttoolError, MissingExtraError, UnsupportedError, UsageError
+from ckpttool.evaluation import environments, gymnasium_engine
+from ckpttool.evaluation.gymnasium_engine import GymVector
+from ckpttool.evaluation.rollout import Rollout, RolloutSpec, rollouts
+from ckpttool.evaluation.video import WRITERS, Camera, Caption, CutError, write_gif, write_mp4
 from tests.conftest import ROOT, TORCH_SAMPLE, in_process, refused
 from tests.test_rollout import PENDULUM, Countdown, Linear, needs_mujoco
 
@@ -106,7 +105,7 @@ def test_what_is_shown_is_in_the_file(suffix: str, size: tuple[int, int], tmp_pa
 def test_a_gif_of_many_pictures_a_second_leaves_some_out_and_takes_as_long(tmp_path: Path) -> None:
     path = tmp_path / "film.gif"
     shown = noise(26)
-    with path.open("wb") as stream, gif(stream, 125.0) as show:
+    with path.open("wb") as stream, write_gif(stream, 125.0) as show:
         for picture in shown:
             show(picture)
     found, seconds = decoded(path)
@@ -119,7 +118,7 @@ def test_a_gif_of_many_pictures_a_second_leaves_some_out_and_takes_as_long(tmp_p
 def test_a_gif_keeps_pictures_that_change_nothing(tmp_path: Path) -> None:
     path = tmp_path / "film.gif"
     still = noise(1)[0]
-    with path.open("wb") as stream, gif(stream, 30.0) as show:
+    with path.open("wb") as stream, write_gif(stream, 30.0) as show:
         for _ in range(30):
             show(still)
     from PIL import Image
@@ -139,7 +138,7 @@ def test_an_encoder_that_fails_is_told_in_a_sentence(tmp_path: Path, monkeypatch
     monkeypatch.setenv("IMAGEIO_FFMPEG_EXE", str(script))
 
     def write() -> None:
-        with (tmp_path / "film.mp4").open("wb") as stream, mp4(stream, FPS) as show:
+        with (tmp_path / "film.mp4").open("wb") as stream, write_mp4(stream, FPS) as show:
             for picture in noise(200, 480, 480):
                 show(picture)
 
@@ -190,13 +189,15 @@ def test_the_filmed_episode_is_the_scored_one() -> None:
     short = {"max_episode_steps": 40}
     shown: list[np.ndarray] = []
     with (
-        envs.make("Pendulum-v1", 2, trusted_arguments=True, kwargs=short) as fast,
-        envs.make("Pendulum-v1", 2, trusted_arguments=True, kwargs=short, pictures=True) as drawn,
+        environments.make_vector_env("Pendulum-v1", 2, trusted_arguments=True, kwargs=short) as fast,
+        environments.make_vector_env(
+            "Pendulum-v1", 2, trusted_arguments=True, kwargs=short, pictures=True
+        ) as drawn,
     ):
-        alone = rollouts(PENDULUM, fast, Play(5, seed=3))[0]
+        alone = rollouts(PENDULUM, fast, RolloutSpec(5, seed=3))[0]
         camera = Camera(drawn, 3, "episode 3", shown.append)
         with pytest.raises(CutError):
-            rollouts(PENDULUM, drawn, Play(5, seed=3, watch=camera))
+            rollouts(PENDULUM, drawn, RolloutSpec(5, seed=3, watch=camera))
     assert camera.paid == pytest.approx(alone.returns[3], abs=1e-3)
     assert len(shown) == camera.frames == alone.lengths[3] + 1 == 41
     assert {picture.shape for picture in shown} == {(500, 500, 3)}
@@ -219,19 +220,19 @@ def test_an_environment_that_draws_nothing_is_said() -> None:
 @needs_mujoco
 def test_mujoco_draws_without_a_display(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("DISPLAY", raising=False)
-    if all(pictures._failure(name) for name in ("egl", "osmesa")):
+    if all(gymnasium_engine._opengl_failure(name) for name in ("egl", "osmesa")):
         pytest.skip("neither EGL nor OSMesa works here")
     monkeypatch.delenv("MUJOCO_GL", raising=False)
     policy = Linear(0.0, 30.0)
     small = {"width": 120, "height": 100}
     for _ in range(2):  # the OpenGL of the first one is gone when the second one begins
         shown: list[np.ndarray] = []
-        with envs.make(
+        with environments.make_vector_env(
             "InvertedPendulum-v5", 2, trusted_arguments=True, kwargs=small, engine="gymnasium", pictures=True
         ) as vector:
             camera = Camera(vector, 1, "episode 1", shown.append)
             with pytest.raises(CutError):
-                rollouts(policy, vector, Play(2, watch=camera))
+                rollouts(policy, vector, RolloutSpec(2, watch=camera))
             assert vector.spec.render_fps == 25
         assert 3 < len(shown) == camera.frames < 50
         assert {picture.shape for picture in shown} == {(100, 120, 3)}
@@ -242,10 +243,12 @@ def test_mujoco_draws_without_a_display(monkeypatch: pytest.MonkeyPatch) -> None
 
 @needs_mujoco
 def test_the_camera_goes_along() -> None:
-    if all(pictures._failure(name) for name in ("egl", "osmesa")):
+    if all(gymnasium_engine._opengl_failure(name) for name in ("egl", "osmesa")):
         pytest.skip("neither EGL nor OSMesa works here")
     small = {"width": 120, "height": 100}
-    with envs.make("HalfCheetah-v5", 1, trusted_arguments=True, kwargs=small, pictures=True) as vector:
+    with environments.make_vector_env(
+        "HalfCheetah-v5", 1, trusted_arguments=True, kwargs=small, pictures=True
+    ) as vector:
         assert isinstance(vector, GymVector)
         vector.reset(np.arange(1), np.zeros(1, np.int64))
         inner = vector._envs[0].unwrapped
@@ -262,10 +265,10 @@ def test_the_camera_goes_along() -> None:
 @needs_mujoco
 @pytest.mark.parametrize("env", ["HalfCheetah-v5", "Ant-v4", "Humanoid-v5", "Pusher-v5"])
 def test_what_is_set_for_drawing_changes_no_step(env: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pictures, "_offscreen", lambda: "egl")
+    monkeypatch.setattr(gymnasium_engine, "_choose_opengl", lambda: "egl")
     rows, seen = np.arange(1), []
     for drawn in (False, True):
-        with envs.make(env, 1, engine="gymnasium", pictures=drawn) as vector:
+        with environments.make_vector_env(env, 1, engine="gymnasium", pictures=drawn) as vector:
             vector.reset(rows, np.array([7]))
             rng = np.random.default_rng(0)
             size = (120, 1, vector.spec.action_dim)
@@ -283,22 +286,24 @@ def test_what_is_set_for_drawing_changes_no_step(env: str, monkeypatch: pytest.M
 def test_the_first_opengl_that_works_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("MUJOCO_GL", "DISPLAY", "WAYLAND_DISPLAY"):
         monkeypatch.delenv(name, raising=False)
-    monkeypatch.setattr(pictures, "_candidates", lambda: ("egl", "osmesa"))
-    monkeypatch.setattr(pictures, "_failure", lambda name: "no driver" if name == "egl" else "")
-    assert pictures._offscreen() == "osmesa"
+    monkeypatch.setattr(gymnasium_engine, "_opengl_candidates", lambda: ("egl", "osmesa"))
+    monkeypatch.setattr(
+        gymnasium_engine, "_opengl_failure", lambda name: "no driver" if name == "egl" else ""
+    )
+    assert gymnasium_engine._choose_opengl() == "osmesa"
     monkeypatch.setenv("MUJOCO_GL", "egl")
     with pytest.raises(UnsupportedError, match=r"no OpenGL to draw with \(egl: no driver\)") as caught:
-        pictures._offscreen()
+        gymnasium_engine._choose_opengl()
     assert "MUJOCO_GL" in str(caught.value.hint)
     monkeypatch.delenv("MUJOCO_GL")
-    monkeypatch.setattr(pictures, "_failure", lambda name: f"{name} is not here")
+    monkeypatch.setattr(gymnasium_engine, "_opengl_failure", lambda name: f"{name} is not here")
     with pytest.raises(UnsupportedError, match="egl: egl is not here; osmesa: osmesa is not here"):
-        pictures._offscreen()
+        gymnasium_engine._choose_opengl()
 
 
 @needs_mujoco
 def test_a_trial_in_another_process_says_why_it_failed() -> None:
-    assert "nonsense" in pictures._failure("nonsense")
+    assert "nonsense" in gymnasium_engine._opengl_failure("nonsense")
 
 
 # --- the command ------------------------------------------------------------------------------------
@@ -337,7 +342,7 @@ def test_episodes_are_chosen_by_number_and_by_word_each_once() -> None:
     values = np.array([3.0, 9.0, -1.0, 9.0, 5.0, -1.0])
     n = len(values)
     played = Rollout(values, np.ones(n, int), values > 0, values <= 0, np.arange(n), n, 2, n, 1.0, 0)
-    assert film._chosen(("median", "1", "best", "worst", "5"), played) == {
+    assert film._choose_episodes(("median", "1", "best", "worst", "5"), played) == {
         0: ("median",),
         1: ("best",),
         2: ("worst",),
@@ -371,7 +376,9 @@ def test_what_cannot_be_filmed_is_refused(case: str, tmp_path: Path) -> None:
     (tmp_path / "there.gif").write_bytes(b"mine")
     name, episodes, expected = REFUSED[case]
     with pytest.raises(CkpttoolError, match=expected):
-        film.require([str(TORCH_SAMPLE)], None, Protocol(10**8), str(tmp_path / name), episodes.split(","))
+        film.require_video_support(
+            [str(TORCH_SAMPLE)], None, Protocol(10**8), str(tmp_path / name), episodes.split(",")
+        )
     assert [(each.name, each.read_bytes()) for each in tmp_path.iterdir()] == [("there.gif", b"mine")]
 
 
@@ -382,21 +389,21 @@ def test_the_command_refuses_before_it_plays(tmp_path: Path) -> None:
     assert "exists already" in refused(in_process(*PLAYED, "--episodes", 10**8, "--video", there))
     for video, episodes, expected in (("x.gif", ",", "names none"), (None, "best", "is for --video alone")):
         with pytest.raises(UsageError, match=expected):
-            showing.wanted(video, episodes, None, chart=None)
+            evaluate.parse_display_options(video, episodes, None, chart=None)
 
 
 def test_without_its_libraries_a_film_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
-    from ckpttool.agents import film_files, filming
+    from ckpttool.evaluation import video
 
     def found(name: str) -> object:
         return None if name in ("PIL", "imageio_ffmpeg") else object()
 
-    monkeypatch.setattr(film_files.importlib.util, "find_spec", found)
-    monkeypatch.setattr(filming.importlib.util, "find_spec", found)
+    monkeypatch.setattr(video.importlib.util, "find_spec", found)
+    monkeypatch.setattr(video.importlib.util, "find_spec", found)
     with pytest.raises(MissingExtraError, match="Pillow"):
-        film_files.require(".gif")
+        video.require_encoder(".gif")
     with pytest.raises(MissingExtraError, match="imageio-ffmpeg"):
-        film_files._ffmpeg()
+        video._find_ffmpeg()
 
 
 def test_ctrl_c_reports_the_numbers_and_leaves_no_film(tmp_path: Path) -> None:

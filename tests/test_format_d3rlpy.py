@@ -12,12 +12,12 @@ import numpy as np
 import pytest
 import torch
 
-from ckpttool.errors import CkpttoolError, FormatError
-from ckpttool.formats import d3rlpy, pickle_file
-from ckpttool.formats.probe import Probe
-from ckpttool.formats.resolve import open_checkpoint
-from ckpttool.leaf import Leaf, ValueLeaf, display
-from ckpttool.source import Span
+from ckpttool.core.errors import CkpttoolError, FormatError
+from ckpttool.core.source import Span
+from ckpttool.core.tree import Leaf, ValueLeaf, display
+from ckpttool.formats import d3rlpy, torch_legacy
+from ckpttool.formats.common import Probe
+from ckpttool.formats.detect import open_checkpoint
 from tests.pickles import damaged
 from tests.test_formats import FormatContract
 
@@ -167,4 +167,4 @@ def test_other_pickles_of_that_key_are_not_claimed(tmp_path: Path) -> None:
         path = tmp_path / name
         path.write_bytes(pickle.dumps(value))
         assert d3rlpy.claims(Probe(str(path))) is None
-        assert pickle_file.claims(Probe(str(path))) == str(path)
+        assert torch_legacy.pickle_claims(Probe(str(path))) == str(path)

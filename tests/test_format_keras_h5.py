@@ -13,16 +13,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ckpttool.checkpoint import Checkpoint
-from ckpttool.errors import CkpttoolError, FormatError, NotFoundError, UnsupportedError
-from ckpttool.formats import keras_h5, keras_zip
-from ckpttool.formats.object_graph.roles import slot_path
-from ckpttool.formats.resolve import open_checkpoint
-from ckpttool.leaf import Leaf, ValueLeaf, attr, display
-from ckpttool.leaf import Path as TreePath
-from ckpttool.ops.digest import digest_of
-from ckpttool.source import Inline
-from ckpttool.tree import Container, Tree
+from ckpttool.commands.digest import digest_checkpoint
+from ckpttool.core.checkpoint import Checkpoint
+from ckpttool.core.errors import CkpttoolError, FormatError, NotFoundError, UnsupportedError
+from ckpttool.core.source import Inline
+from ckpttool.core.tree import Container, Leaf, Tree, ValueLeaf, attr, display
+from ckpttool.core.tree import Path as TreePath
+from ckpttool.formats import keras_h5
+from ckpttool.formats.detect import open_checkpoint
+from ckpttool.formats.tf_object_graph import slot_path
 from tests import keras_models, tensorflow_child
 from tests.conftest import in_process, refused
 from tests.keras_referee import assert_slots, assert_variables, sha256, weights
@@ -71,7 +70,7 @@ class TestKerasH5(WritingContract):
             damaged[generator.integers(len(whole))] ^= 1 << generator.integers(8)
             Path(path).write_bytes(damaged)
             try:
-                digest_of(open_checkpoint(path))
+                digest_checkpoint(open_checkpoint(path))
             except CkpttoolError as error:
                 assert str(error).isprintable()  # noqa: PT017  # both outcomes are right
 
@@ -222,7 +221,7 @@ def test_shards_are_one_checkpoint(tmp_path: Path) -> None:
     found = open_checkpoint(str(tmp_path / "m.weights.json"))
     whole = open_checkpoint(str(tmp_path / "whole.weights.h5"))
     assert list(found.tree) == list(whole.tree)
-    assert digest_of(found).sha256 == digest_of(whole).sha256
+    assert digest_checkpoint(found).sha256 == digest_checkpoint(whole).sha256
     assert len(found.files) == 3
     (tmp_path / "m_00001.weights.h5").unlink()
     with pytest.raises(NotFoundError):
@@ -270,7 +269,9 @@ def test_a_tree_of_another_framework_gets_keras_places(tmp_path: Path) -> None:
     assert list(keras_h5.stored(tree, root="policy")) == list(found.tree)
     # bias before kernel in the tree, kernel first in the file
     turned = Tree(dict(reversed(list(tree.items())[:2])))
-    assert digest_of(open_checkpoint(put(turned, tmp_path / "t.h5", root="policy"))).tensors[0].shape == (
+    assert digest_checkpoint(open_checkpoint(put(turned, tmp_path / "t.h5", root="policy"))).tensors[
+        0
+    ].shape == (
         3,
         4,
     )
@@ -494,9 +495,9 @@ def test_the_corpus_is_read(corpus: Path) -> None:
     for file in files:
         truth = json.loads(file.with_name(f"{file.name}.truth.json").read_text())
         wanted = truth.get("model.weights.h5", truth)["tensors"]
-        found = digest_of(open_checkpoint(str(file)))
+        found = digest_checkpoint(open_checkpoint(str(file)))
         assert {t.key: t.sha256 for t in found.tensors} == {key: one["sha256"] for key, one in wanted.items()}
-        assert found.format == (keras_zip.NAME if file.suffix == ".keras" else keras_h5.NAME)
+        assert found.format == (keras_h5.ARCHIVE_NAME if file.suffix == ".keras" else keras_h5.NAME)
 
 
 def test_the_command_lists_and_refuses(tmp_path: Path) -> None:

@@ -11,12 +11,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ckpttool.errors import ChecksumError, CkpttoolError, FormatError, UnsupportedError
-from ckpttool.formats import keras_h5, keras_zip
-from ckpttool.formats.probe import Probe
-from ckpttool.formats.resolve import open_checkpoint
-from ckpttool.leaf import attr, display
-from ckpttool.ops.digest import digest_of
+from ckpttool.commands.digest import digest_checkpoint
+from ckpttool.core.errors import ChecksumError, CkpttoolError, FormatError, UnsupportedError
+from ckpttool.core.tree import attr, display
+from ckpttool.formats import keras_h5
+from ckpttool.formats.common import Probe
+from ckpttool.formats.detect import open_checkpoint
+from ckpttool.formats.keras_h5 import ARCHIVE
 from tests.conftest import in_process, refused
 from tests.test_format_keras_h5 import keras3_file
 from tests.test_formats import FormatContract
@@ -67,14 +68,14 @@ def archive(
 
 
 class TestKerasZip(FormatContract):
-    module = keras_zip
+    module = ARCHIVE
 
     def make(self, folder: Path) -> str:
         return archive(folder / "model.keras")
 
 
 class TestDeflatedKerasZip(FormatContract):
-    module = keras_zip
+    module = ARCHIVE
 
     def make(self, folder: Path) -> str:
         return archive(folder / "model.keras", method=zipfile.ZIP_DEFLATED)
@@ -103,9 +104,9 @@ def test_leaves_point_into_the_archive(tmp_path: Path) -> None:
     path = archive(tmp_path / "m.keras")
     found = open_checkpoint(path)
     plain = open_checkpoint(keras3_file(tmp_path / "plain.weights.h5"))
-    assert digest_of(found).sha256 == digest_of(plain).sha256
+    assert digest_checkpoint(found).sha256 == digest_checkpoint(plain).sha256
     deflated = open_checkpoint(archive(tmp_path / "d.keras", method=zipfile.ZIP_DEFLATED))
-    assert digest_of(deflated).sha256 == digest_of(plain).sha256
+    assert digest_checkpoint(deflated).sha256 == digest_checkpoint(plain).sha256
 
 
 @pytest.mark.parametrize("method", [zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED])
@@ -195,7 +196,7 @@ def test_the_inner_file_leads_nowhere(tmp_path: Path) -> None:
 
 def test_a_fuzz_of_archives(tmp_path: Path) -> None:
     path = Path(archive(tmp_path / "m.keras"))
-    right = digest_of(open_checkpoint(str(path))).sha256
+    right = digest_checkpoint(open_checkpoint(str(path))).sha256
     whole = path.read_bytes()
     generator = np.random.default_rng(1)
     for _ in range(60):
@@ -204,7 +205,7 @@ def test_a_fuzz_of_archives(tmp_path: Path) -> None:
             damaged[at] = generator.integers(256)
         path.write_bytes(damaged)
         try:
-            assert digest_of(open_checkpoint(str(path))).sha256 == right
+            assert digest_checkpoint(open_checkpoint(str(path))).sha256 == right
         except CkpttoolError as error:
             assert str(error).isprintable()  # noqa: PT017  # both outcomes are right
 
@@ -221,4 +222,4 @@ def test_a_member_where_a_user_block_would_end_makes_no_second_format(tmp_path: 
         archive.writestr("metadata.json", "{}")
     assert path.read_bytes()[512:].startswith(keras_h5.MAGIC)
     assert keras_h5.claims(Probe(str(path))) is None
-    assert keras_zip.claims(Probe(str(path))) is not None
+    assert keras_h5.archive_claims(Probe(str(path))) is not None

@@ -18,17 +18,16 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
-from ckpttool.errors import CkpttoolError, FormatError, UnsupportedError
+from ckpttool.commands.convert import convert
+from ckpttool.commands.digest import digest_checkpoint
+from ckpttool.commands.save import save
+from ckpttool.core.errors import CkpttoolError, FormatError, UnsupportedError
+from ckpttool.core.source import Inline
+from ckpttool.core.tree import Leaf, Record, Tree, ValueLeaf, display, key
+from ckpttool.encodings import npy
 from ckpttool.formats import npz
-from ckpttool.formats.probe import Probe
-from ckpttool.formats.resolve import open_checkpoint
-from ckpttool.leaf import Leaf, Record, ValueLeaf, display, key
-from ckpttool.ops.convert import convert
-from ckpttool.ops.digest import digest_of
-from ckpttool.ops.save import save
-from ckpttool.source import Inline
-from ckpttool.tree import Tree
-from ckpttool.wire import npy
+from ckpttool.formats.common import Probe
+from ckpttool.formats.detect import open_checkpoint
 from tests.conftest import TF_SAMPLE, TORCH_SAMPLE, in_process, refused
 from tests.recorded_trees import same, trees
 from tests.test_formats import WritingContract
@@ -159,7 +158,7 @@ def zipped(folder: Path, members: list[tuple[str, bytes]], method: int = zipfile
 
 @pytest.mark.parametrize("data", BROKEN.values(), ids=BROKEN)
 def test_a_broken_array_is_refused_with_its_name(tmp_path: Path, data: bytes) -> None:
-    file = zipped(tmp_path, [("good.npy", npy.header("|u1", (1,)) + b"x"), ("bad.npy", data)])
+    file = zipped(tmp_path, [("good.npy", npy.encode_npy_header("|u1", (1,)) + b"x"), ("bad.npy", data)])
     with pytest.raises(FormatError) as caught:
         open_checkpoint(file)
     assert (caught.value.file, caught.value.path) == (file, "bad")
@@ -170,7 +169,7 @@ def test_a_broken_array_is_refused_with_its_name(tmp_path: Path, data: bytes) ->
 
 
 def test_two_members_of_one_name(tmp_path: Path) -> None:
-    data = npy.header("|u1", (1,)) + b"x"
+    data = npy.encode_npy_header("|u1", (1,)) + b"x"
     with pytest.warns(UserWarning, match="Duplicate"):
         file = zipped(tmp_path, [("a.npy", data), ("a.npy", data)])
     assert "two members are called 'a.npy'" in refused(in_process("inspect", file))
@@ -182,7 +181,7 @@ def test_a_bomb_is_refused_and_not_unpacked(tmp_path: Path) -> None:
         zipfile.ZipFile(tmp_path / "x.npz", "w", zipfile.ZIP_DEFLATED) as archive,
         archive.open("a.npy", "w") as out,
     ):
-        out.write(npy.header("|u1", (size,)))
+        out.write(npy.encode_npy_header("|u1", (size,)))
         for _ in range(300):
             out.write(bytes(1 << 20))
     assert os.path.getsize(tmp_path / "x.npz") < 1 << 20
@@ -190,15 +189,17 @@ def test_a_bomb_is_refused_and_not_unpacked(tmp_path: Path) -> None:
 
 
 def test_a_member_that_says_less_than_it_unpacks_to(tmp_path: Path) -> None:
-    file = zipped(tmp_path, [("a.npy", npy.header("|u1", (4096,)) + bytes(4096))], zipfile.ZIP_DEFLATED)
+    file = zipped(
+        tmp_path, [("a.npy", npy.encode_npy_header("|u1", (4096,)) + bytes(4096))], zipfile.ZIP_DEFLATED
+    )
     data = bytearray(Path(file).read_bytes())
-    whole = len(npy.header("|u1", (4096,))) + 4096
+    whole = len(npy.encode_npy_header("|u1", (4096,))) + 4096
     for at in (22, data.index(b"PK\x01\x02") + 24):
         assert struct.unpack_from("<I", data, at)[0] == whole
         struct.pack_into("<I", data, at, whole - 1)
     Path(file).write_bytes(data)
     with pytest.raises(FormatError):
-        digest_of(open_checkpoint(file))
+        digest_checkpoint(open_checkpoint(file))
 
 
 def test_a_single_array_with_bytes_behind_it(tmp_path: Path) -> None:
@@ -308,7 +309,7 @@ def test_an_agent_of_torch_goes_to_tensorflow(tmp_path: Path) -> None:
     assert convert(str(TORCH_SAMPLE), str(tmp_path / "a.npz")).written
     assert convert(str(tmp_path / "a.npz"), str(tmp_path / "ckpt-1"), to="tf").written
     assert convert(str(TORCH_SAMPLE), str(tmp_path / "ckpt-2"), to="tf").written
-    one, other = (digest_of(open_checkpoint(str(tmp_path / f"ckpt-{n}"))) for n in (1, 2))
+    one, other = (digest_checkpoint(open_checkpoint(str(tmp_path / f"ckpt-{n}"))) for n in (1, 2))
     assert {(t.path, t.sha256) for t in one.tensors if "save_counter" not in t.path} == {
         (t.path, t.sha256) for t in other.tensors if "save_counter" not in t.path
     }

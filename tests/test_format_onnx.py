@@ -8,18 +8,18 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ckpttool.errors import CkpttoolError
-from ckpttool.formats import onnx as ours
-from ckpttool.formats.probe import Probe
-from ckpttool.formats.resolve import open_checkpoint
-from ckpttool.leaf import Leaf, Record, ValueLeaf, display
-from ckpttool.ops.digest import digest_of
+from ckpttool.commands.digest import digest_checkpoint
+from ckpttool.core.errors import CkpttoolError
+from ckpttool.core.tree import Leaf, Record, ValueLeaf, display
+from ckpttool.formats import onnx
+from ckpttool.formats.common import Probe
+from ckpttool.formats.detect import open_checkpoint
 from tests.hostile import crafted_onnx as crafted
 from tests.test_formats import FormatContract
 
 
 class TestOnnx(FormatContract):
-    module = ours
+    module = onnx
 
     def make(self, folder: Path) -> str:
         (folder / "policy.onnx").write_bytes(crafted.agent())
@@ -35,14 +35,17 @@ class TestOnnx(FormatContract):
             damaged[generator.integers(len(whole))] ^= 1 << generator.integers(8)
             Path(path).write_bytes(damaged)
             try:
-                digest_of(open_checkpoint(path))
+                digest_checkpoint(open_checkpoint(path))
             except CkpttoolError as error:
                 assert str(error).isprintable()  # noqa: PT017  # both outcomes are right
 
     def test_it_is_known_by_its_content(self, path: str, tmp_path: Path) -> None:
         other = tmp_path / "model.bin"
         other.write_bytes(Path(path).read_bytes())
-        assert digest_of(open_checkpoint(str(other))).sha256 == digest_of(open_checkpoint(path)).sha256
+        assert (
+            digest_checkpoint(open_checkpoint(str(other))).sha256
+            == digest_checkpoint(open_checkpoint(path)).sha256
+        )
 
     def test_facts_of_the_graph_are_details(self, checkpoint: Any) -> None:
         assert checkpoint.details["operators"] == {"Gemm": 2, "Relu": 1, "Constant": 1, "Mul": 1}
@@ -57,7 +60,7 @@ class TestOnnx(FormatContract):
 def test_other_bytes_are_not_taken_for_a_model(data: bytes, tmp_path: Path) -> None:
     path = tmp_path / "counted.bin"
     path.write_bytes(data)
-    assert ours.claims(Probe(str(path))) is None
+    assert onnx.claims(Probe(str(path))) is None
 
 
 @pytest.mark.parametrize("name", crafted.WRONG)
@@ -65,7 +68,7 @@ def test_what_breaks_a_rule_is_refused_before_it_is_read(name: str, tmp_path: Pa
     make, word = crafted.WRONG[name]
     path = make(tmp_path)
     with pytest.raises(CkpttoolError) as caught:
-        digest_of(open_checkpoint(str(path)))
+        digest_checkpoint(open_checkpoint(str(path)))
     assert word in caught.value.message
     assert str(caught.value).isprintable()
     assert caught.value.file is not None

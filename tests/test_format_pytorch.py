@@ -18,18 +18,16 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from ckpttool.dtypes import BY_NAME
-from ckpttool.errors import ChecksumError, CkpttoolError, FormatError, UnsupportedError
-from ckpttool.formats import pytorch
-from ckpttool.formats.probe import Probe
-from ckpttool.leaf import Leaf, Record, ValueLeaf, attr, display, index, key
-from ckpttool.ops.asking import notes
-from ckpttool.source import Inline, Span, Strided
-from ckpttool.tree import Alias, Container, Tree
-from ckpttool.wire.asked import called
-from ckpttool.wire.pickle_reader import Dict, Global, Object
-from ckpttool.wire.pickle_writer import Persistent, dumps
-from ckpttool.wire.zip_writer import Writer
+from ckpttool.commands.inspect import audit_notes
+from ckpttool.core.checkpoint import dangerous_calls
+from ckpttool.core.dtypes import BY_NAME
+from ckpttool.core.errors import ChecksumError, CkpttoolError, FormatError, UnsupportedError
+from ckpttool.core.source import Inline, Span, StridedView
+from ckpttool.core.tree import Alias, Container, Leaf, Record, Tree, ValueLeaf, attr, display, index, key
+from ckpttool.encodings.archives import ZipWriter
+from ckpttool.encodings.pickle_values import Dict, Global, PersistentId, PickleObject, dumps
+from ckpttool.formats import torch_zip
+from ckpttool.formats.common import Probe
 from tests import truths
 
 FLOATS = Global("torch", "FloatStorage")
@@ -38,7 +36,7 @@ V2 = Global("torch._utils", "_rebuild_tensor_v2")
 
 def archive(pickled: bytes, storages: dict[str, bytes] | None = None, **others: bytes) -> bytes:
     stream = io.BytesIO()
-    writer = Writer(stream)
+    writer = ZipWriter(stream)
     writer.add("archive/data.pkl", pickled)
     for name, data in others.items():
         writer.add(f"archive/{name}", data)
@@ -50,23 +48,23 @@ def archive(pickled: bytes, storages: dict[str, bytes] | None = None, **others: 
 
 
 def storage(name="0", count=4, kind=FLOATS):
-    return Persistent(("storage", kind, name, "cpu", count))
+    return PersistentId(("storage", kind, name, "cpu", count))
 
 
 def tensor(offset=0, shape=(4,), strides=(1,), where=None, **more):
     args = (where or storage(), offset, shape, strides, False, Dict("collections.OrderedDict"))
-    return Object(V2, args + tuple(more.values()), 0)
+    return PickleObject(V2, args + tuple(more.values()), 0)
 
 
 def read(data: bytes, folder: Path):
     path = folder / "checkpoint.pt"
     path.write_bytes(data)
-    return pytorch.read(str(path))
+    return torch_zip.read(str(path))
 
 
 def written(tree: Tree) -> bytes:
     stream = io.BytesIO()
-    (piece,) = pytorch.pieces(tree)
+    (piece,) = torch_zip.pieces(tree)
     piece.write(stream)
     return stream.getvalue()
 
@@ -86,7 +84,7 @@ def test_claims_whole_and_truncated_archives(keep, tmp_path):
     data = archive(dumps({"a": tensor()}), {"0": ONE})
     path = tmp_path / "x"
     path.write_bytes(data[: int(keep * len(data))])
-    assert pytorch.claims(Probe(str(path))) == str(path)
+    assert torch_zip.claims(Probe(str(path))) == str(path)
 
 
 @pytest.mark.parametrize(
@@ -95,17 +93,17 @@ def test_claims_whole_and_truncated_archives(keep, tmp_path):
 def test_claims_nothing_else(data, tmp_path):
     path = tmp_path / "x.pt"
     path.write_bytes(data)
-    assert pytorch.claims(Probe(str(path))) is None
+    assert torch_zip.claims(Probe(str(path))) is None
 
 
 def test_claims_no_other_zip(tmp_path):
     np.savez(tmp_path / "x.npz", a=np.ones(3))
-    assert pytorch.claims(Probe(str(tmp_path / "x.npz"))) is None
+    assert torch_zip.claims(Probe(str(tmp_path / "x.npz"))) is None
 
 
 def test_two_top_folders_are_refused(tmp_path):
     stream = io.BytesIO()
-    writer = Writer(stream)
+    writer = ZipWriter(stream)
     writer.add("a/data.pkl", dumps(1))
     writer.add("b/data.pkl", dumps(2))
     writer.close()
@@ -119,7 +117,7 @@ def test_two_top_folders_are_refused(tmp_path):
 def test_plain_storage_is_a_span_and_a_view_is_strided(tmp_path):
     found = read(archive(dumps({"a": tensor(), "b": tensor(1, (2,), (2,))}), {"0": ONE}), tmp_path).tree
     assert isinstance(found[key("a"),].source, Span)
-    assert isinstance(found[key("b"),].source, Strided)
+    assert isinstance(found[key("b"),].source, StridedView)
     assert found[key("b"),].array().tolist() == [2, 4]
 
 
@@ -168,7 +166,7 @@ def test_a_bare_tensor_has_the_empty_path(tmp_path):
 def test_unknown_dtypes_are_listed_by_name(tmp_path):
     args = (storage(count=16, kind=Global("torch.storage", "UntypedStorage")), 0, (16,), (1,), False, None,
             Global("torch", "float4_e2m1fn_x2"))  # fmt: skip
-    value = {"a": Object(Global("torch._utils", "_rebuild_tensor_v3"), args, 0)}
+    value = {"a": PickleObject(Global("torch._utils", "_rebuild_tensor_v3"), args, 0)}
     found = read(archive(dumps(value), {"0": ONE}), tmp_path).tree
     assert found[key("a"),].value == Record("torch.Tensor", "float4_e2m1fn_x2[16]")
 
@@ -188,8 +186,8 @@ def test_roles_of_an_optimizer(tmp_path):
 
 def test_objects_are_inert_and_their_tensors_listed(tmp_path):
     inner = {"_parameters": {"weight": tensor()}, "_buffers": {"b": tensor(1, (1,), (1,))}}
-    layer = Object(Global("mine", "Layer"), (), 0, state=inner)
-    module = Object(Global("mine", "Net"), (), 0, state={"_modules": {"l1": layer}})
+    layer = PickleObject(Global("mine", "Layer"), (), 0, state=inner)
+    module = PickleObject(Global("mine", "Net"), (), 0, state={"_modules": {"l1": layer}})
     found = read(archive(dumps({"net": module, "cls": Global("mine", "Thing")}), {"0": ONE}), tmp_path).tree
     inside = (key("net"), attr("_modules"), key("l1"))
     assert found[*inside, attr("_parameters"), key("weight")].key == "net.l1.weight"
@@ -229,7 +227,7 @@ REFUSED = {
     "key a number": ({"a": tensor(where=storage(0))}, FormatError),
     "unknown storage class": (tensor(where=storage(kind=Global("torch", "NoStorage"))), UnsupportedError),
     "storage class elsewhere": (tensor(where=storage(kind=Global("os", "FloatStorage"))), UnsupportedError),
-    "persistent id of wrong form": (Persistent(("module", 1, 2)), FormatError),
+    "persistent id of wrong form": (PersistentId(("module", 1, 2)), FormatError),
     "view beyond its storage": ({"a": tensor(1)}, FormatError),
     "negative offset": ({"a": tensor(-1)}, FormatError),
     "negative size": ({"a": tensor(0, (-4,), (1,))}, FormatError),
@@ -252,10 +250,10 @@ def test_records_that_make_no_sense_are_refused(value, error, tmp_path):
 
 
 def test_a_call_that_can_act_is_listed_and_named(tmp_path):
-    found = read(archive(dumps({"a": Object(Global("os", "getcwd"), (), 0)})), tmp_path)
+    found = read(archive(dumps({"a": PickleObject(Global("os", "getcwd"), (), 0)})), tmp_path)
     assert found.tree[key("a"),].value == Record("os.getcwd")
-    assert called(found.asks) == ["os.getcwd"]
-    assert notes(found.asks)[0].startswith("unpickling this file would call os.getcwd; nothing was run")
+    assert dangerous_calls(found.asks) == ["os.getcwd"]
+    assert audit_notes(found.asks)[0].startswith("unpickling this file would call os.getcwd; nothing was run")
 
 
 def test_damaged_storage_is_a_checksum_error(tmp_path):
@@ -328,7 +326,7 @@ UNWRITABLE = {
 @pytest.mark.parametrize("tree", UNWRITABLE.values(), ids=UNWRITABLE)
 def test_what_torch_cannot_hold_is_refused_before_writing(tree):
     with pytest.raises(UnsupportedError):
-        pytorch.pieces(tree)
+        torch_zip.pieces(tree)
 
 
 def test_a_source_of_the_wrong_length_is_refused():
@@ -339,9 +337,9 @@ def test_a_source_of_the_wrong_length_is_refused():
 def test_listing_imports_neither_numpy_nor_torch(tmp_path):
     path = tmp_path / "x.pt"
     path.write_bytes(archive(dumps({"a": tensor()}), {"0": ONE}))
-    code = f"import sys; from ckpttool.formats import pytorch; pytorch.read({str(path)!r}); " \
+    code = f"import sys; from ckpttool.formats import torch_zip as pytorch; pytorch.read({str(path)!r}); " \
            "sys.exit(any(m in sys.modules for m in ('numpy', 'torch', 'zipfile', 'pickle')))"  # fmt: skip
-    root = Path(pytorch.__file__).parents[3]
+    root = Path(torch_zip.__file__).parents[3]
     assert subprocess.run([sys.executable, "-c", code], check=False, cwd=root).returncode == 0
 
 
@@ -375,7 +373,7 @@ def raw(torch, value) -> bytes:
 def saved(torch, value, folder: Path, **options):
     path = folder / "checkpoint.pt"
     torch.save(value, path, **options)
-    return pytorch.read(str(path))
+    return torch_zip.read(str(path))
 
 
 def tensors(tree: Tree) -> dict[str, Leaf]:
@@ -429,7 +427,7 @@ def test_random_structures_both_ways(torch, data, tmp_path):
     path = tmp_path / "ours.pt"
     path.write_bytes(written(found))
     assert same(torch, torch.load(path, weights_only=True), value)
-    assert everything(pytorch.read(str(path)).tree) == everything(found)
+    assert everything(torch_zip.read(str(path)).tree) == everything(found)
 
 
 def same(torch, one, other) -> bool:
@@ -582,7 +580,7 @@ def test_8000_tensors_are_listed_quickly(torch, tmp_path):
     path = tmp_path / "many.pt"
     torch.save({f"layer.{n}.weight": torch.zeros(8) for n in range(8000)}, path)
     began = time.process_time()
-    assert len(pytorch.read(str(path)).tree) == 8000
+    assert len(torch_zip.read(str(path)).tree) == 8000
     assert time.process_time() - began < 5
 
 
@@ -591,10 +589,10 @@ def test_8000_tensors_are_listed_quickly(torch, tmp_path):
 
 @pytest.mark.corpus
 def test_corpus_is_read_as_torch_reads_it():
-    files = list(truths.files(pytorch))
+    files = list(truths.files(torch_zip))
     assert files
     for path in files:
-        truths.require(pytorch, path)
+        truths.require(torch_zip, path)
 
 
 def test_trees_can_be_sent_to_another_process(tmp_path):

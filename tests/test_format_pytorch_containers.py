@@ -12,14 +12,12 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from ckpttool.errors import CkpttoolError, FormatError, UnsupportedError
-from ckpttool.formats import pytorch
-from ckpttool.formats.resolve import open_checkpoint
-from ckpttool.formats.torch_pickle import embedded
-from ckpttool.leaf import Leaf, ValueLeaf
-from ckpttool.ops.digest import digest_of
-from ckpttool.source import File
-from ckpttool.tree import Tree
+from ckpttool.commands.digest import digest_checkpoint
+from ckpttool.core.errors import CkpttoolError, FormatError, UnsupportedError
+from ckpttool.core.source import File
+from ckpttool.core.tree import Leaf, Tree, ValueLeaf
+from ckpttool.formats import torch_legacy, torch_zip
+from ckpttool.formats.detect import open_checkpoint
 from tests.conftest import CORPUS, in_process, refused
 from tests.pickles import damaged
 from tests.test_format_pytorch import NAMES, make, raw
@@ -62,7 +60,7 @@ def torch() -> Any:
 
 @pytest.mark.torch
 class TestUnpacked(WithoutChecksums):
-    module = pytorch
+    module = torch_zip
 
     def make(self, folder: Path) -> str:
         import torch
@@ -170,11 +168,13 @@ def test_what_stands_in_the_middle_of_another_file(torch: Any, form: str, tmp_pa
     data = path.read_bytes()
     (tmp_path / "around").write_bytes(b"x" * 1001 + data + b"PK\x05\x06 and more")
     file = File.stamp(str(tmp_path / "around"))
-    found = embedded.listed(file, 1001, len(data))
+    found = torch_legacy.list_embedded(file, 1001, len(data))
     assert told(found.tree) == told(open_checkpoint(str(path)).tree)
     for offset, length in ((1000, len(data)), (1001, len(data) - 1), (1001, 0), (1001, 3), (0, 900)):
         with pytest.raises(FormatError):
-            digest_of(type("C", (), {"tree": embedded.listed(file, offset, length).tree})())
+            digest_checkpoint(
+                type("C", (), {"tree": torch_legacy.list_embedded(file, offset, length).tree})()
+            )
 
 
 NAMED = ["a b.c.pt", "ünïcode", "模型.pt", "new\nline.pt", "....", "data.pt", "per%cent#.pth", "x" * 200]
@@ -269,9 +269,9 @@ def test_looking_into_every_container_loads_neither_numpy_nor_torch(torch: Any, 
 
     paths = [str(FORMS[form](torch, {"w": torch.ones(3)}, tmp_path)) for form in ("unpacked", "stream")]
     code = (
-        "import sys; from ckpttool.formats.resolve import open_checkpoint\n"
+        "import sys; from ckpttool.formats.detect import open_checkpoint\n"
         f"for path in {paths!r}: open_checkpoint(path)\n"
         "sys.exit(any(m in sys.modules for m in ('numpy', 'torch', 'zipfile', 'tarfile', 'pickle')))"
     )
-    root = Path(pytorch.__file__).parents[3]
+    root = Path(torch_zip.__file__).parents[3]
     assert subprocess.run([sys.executable, "-c", code], check=False, cwd=root).returncode == 0

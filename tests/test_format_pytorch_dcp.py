@@ -16,15 +16,14 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from ckpttool.errors import CkpttoolError, FormatError, NotFoundError, TruncatedError, UnsupportedError
-from ckpttool.formats import pytorch_dcp
-from ckpttool.formats.resolve import open_checkpoint
-from ckpttool.leaf import Leaf, ValueLeaf, display, index, key
-from ckpttool.ops.asking import notes
-from ckpttool.ops.convert import convert
-from ckpttool.ops.digest import digest_of
-from ckpttool.tree import Tree
-from ckpttool.wire.asked import called
+from ckpttool.commands.convert import convert
+from ckpttool.commands.digest import digest_checkpoint
+from ckpttool.commands.inspect import audit_notes
+from ckpttool.core.checkpoint import dangerous_calls
+from ckpttool.core.errors import CkpttoolError, FormatError, NotFoundError, TruncatedError, UnsupportedError
+from ckpttool.core.tree import Leaf, Tree, ValueLeaf, display, index, key
+from ckpttool.formats import torch_dcp
+from ckpttool.formats.detect import open_checkpoint
 from tests import warm
 from tests.conftest import in_process
 from tests.pickles import damaged
@@ -97,13 +96,13 @@ def trained() -> dict:
 class TestDistributed(FormatContract):
     """The metadata are a pickle, which has no checksum; the shards' archives have their own."""
 
-    module = pytorch_dcp
+    module = torch_dcp
 
     def make(self, folder: Path) -> str:
         return str(saved(trained(), folder / "step-100"))
 
     def test_no_flipped_bit_gets_through(self, path: str) -> None:
-        right = digest_of(open_checkpoint(path)).sha256
+        right = digest_checkpoint(open_checkpoint(path)).sha256
         for name in (".metadata", "__0_0.distcp"):
             file = Path(path) / name
             whole = file.read_bytes()
@@ -114,7 +113,7 @@ class TestDistributed(FormatContract):
                     for _, leaf in found.tree.tensors():
                         assert len(leaf.read()) == leaf.nbytes
                     if name != ".metadata":
-                        assert digest_of(found).sha256 == right
+                        assert digest_checkpoint(found).sha256 == right
             file.write_bytes(whole)
 
 
@@ -461,8 +460,8 @@ def test_a_payload_is_named_and_not_run(tmp_path):
     folder = saved({"a": 1}, tmp_path / "c")
     changed(folder, lambda told: setattr(told, "storage_meta", Payload()))
     found = open_checkpoint(str(folder))
-    assert called(found.asks) == [f"{os.getcwd.__module__}.getcwd"]
-    assert "nothing was run" in notes(found.asks)[0]
+    assert dangerous_calls(found.asks) == [f"{os.getcwd.__module__}.getcwd"]
+    assert "nothing was run" in audit_notes(found.asks)[0]
 
 
 @st.composite

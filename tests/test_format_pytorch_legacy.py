@@ -14,18 +14,15 @@ from typing import Any
 
 import pytest
 
-from ckpttool.checkpoint import Checkpoint
-from ckpttool.errors import CkpttoolError, FormatError, TruncatedError, UnsupportedError
-from ckpttool.formats import pytorch_legacy
-from ckpttool.formats.probe import Probe
-from ckpttool.formats.torch_pickle import legacy
-from ckpttool.leaf import Record, key
-from ckpttool.ops.asking import notes
-from ckpttool.source import Span
-from ckpttool.wire import pickle_reader
-from ckpttool.wire.asked import called
-from ckpttool.wire.pickle_reader import Dict, Global, Object
-from ckpttool.wire.pickle_writer import Persistent, dumps
+from ckpttool.commands.inspect import audit_notes
+from ckpttool.core.checkpoint import Checkpoint, dangerous_calls
+from ckpttool.core.errors import CkpttoolError, FormatError, TruncatedError, UnsupportedError
+from ckpttool.core.source import Span
+from ckpttool.core.tree import Record, key
+from ckpttool.encodings import pickle_reader
+from ckpttool.encodings.pickle_values import Dict, Global, PersistentId, PickleObject, dumps
+from ckpttool.formats import torch_legacy
+from ckpttool.formats.common import Probe
 from tests import truths
 from tests.conftest import in_process
 from tests.test_format_pytorch import V2, floats
@@ -38,15 +35,15 @@ ONE = floats(1, 2, 3, 4)
 FLOATS = Global("torch", "FloatStorage")
 
 
-def storage(name: str = "7", count: int = 4, kind: Global = FLOATS, view: object = None) -> Persistent:
-    return Persistent(("storage", kind, name, "cpu", count, view))
+def storage(name: str = "7", count: int = 4, kind: Global = FLOATS, view: object = None) -> PersistentId:
+    return PersistentId(("storage", kind, name, "cpu", count, view))
 
 
 def tensor(
-    where: Persistent | None = None, offset: int = 0, shape: Any = (4,), strides: Any = (1,)
-) -> Object:
+    where: PersistentId | None = None, offset: int = 0, shape: Any = (4,), strides: Any = (1,)
+) -> PickleObject:
     args = (where or storage(), offset, shape, strides, False, Dict("collections.OrderedDict"))
-    return Object(V2, args, 0)
+    return PickleObject(V2, args, 0)
 
 
 def written(
@@ -66,11 +63,11 @@ def written(
 
 def read(data: bytes, folder: Path) -> Checkpoint:
     (folder / "x.pth").write_bytes(data)
-    return pytorch_legacy.read(str(folder / "x.pth"))
+    return torch_legacy.read(str(folder / "x.pth"))
 
 
 class TestStream(WithoutChecksums):
-    module = pytorch_legacy
+    module = torch_legacy
 
     def make(self, folder: Path) -> str:
         held = {name: bytes(range(200)) for name in "abcdef"}
@@ -90,13 +87,13 @@ def torch() -> Any:
 @pytest.mark.parametrize("protocol", range(1, 6))
 def test_claims_the_magic_number_of_every_protocol(protocol: int, tmp_path: Path) -> None:
     (tmp_path / "x").write_bytes(pickle.dumps(MAGIC, protocol))
-    assert pytorch_legacy.claims(Probe(str(tmp_path / "x"))) == str(tmp_path / "x")
+    assert torch_legacy.claims(Probe(str(tmp_path / "x"))) == str(tmp_path / "x")
 
 
 @pytest.mark.parametrize("data", [b"", b"\x80", pickle.dumps(MAGIC + 1, 2), b" " + pickle.dumps(MAGIC, 2)])
 def test_claims_nothing_else(data: bytes, tmp_path: Path) -> None:
     (tmp_path / "x").write_bytes(data)
-    assert pytorch_legacy.claims(Probe(str(tmp_path / "x"))) is None
+    assert torch_legacy.claims(Probe(str(tmp_path / "x"))) is None
 
 
 # ------------------------------------------------------------------ reading
@@ -153,7 +150,7 @@ def test_untyped_and_cuda_storages(tmp_path: Path) -> None:
 
 def test_the_source_code_of_classes_is_listed_and_not_run(tmp_path: Path) -> None:
     code = "class Net:\n    raise SystemExit\n"
-    net = Object(Persistent(("module", Global("nets", "Net"), "/home/x/nets.py", code)), (), 0)
+    net = PickleObject(PersistentId(("module", Global("nets", "Net"), "/home/x/nets.py", code)), (), 0)
     net.state = {"w": tensor()}
     found = read(written(net), tmp_path)
     assert [leaf.key for _, leaf in found.tree.tensors()] == ["w"]
@@ -165,16 +162,16 @@ def test_the_source_code_of_classes_is_listed_and_not_run(tmp_path: Path) -> Non
 
 
 def test_a_class_without_its_source_is_a_name(tmp_path: Path) -> None:
-    net = Object(Persistent(("module", Global("nets", "Net"), None, None)), (), 0)
+    net = PickleObject(PersistentId(("module", Global("nets", "Net"), None, None)), (), 0)
     found = read(written([net], {}), tmp_path)
     assert next(leaf for _, leaf in found.tree.items()).value == Record("nets.Net")
     assert (found.notes, dict(found.details)) == ((), {})
 
 
 def test_a_call_that_can_act_is_named_and_not_made(tmp_path: Path) -> None:
-    evil = Object(Persistent(("module", Global("os", "system"), None, None)), ("true",), 0)
+    evil = PickleObject(PersistentId(("module", Global("os", "system"), None, None)), ("true",), 0)
     found = read(written({"a": tensor(), "b": evil}), tmp_path)
-    assert any("os.system" in note and "nothing was run" in note for note in notes(found.asks))
+    assert any("os.system" in note and "nothing was run" in note for note in audit_notes(found.asks))
     assert found.tree[key("a"),].array().tolist() == [1, 2, 3, 4]
 
 
@@ -186,19 +183,19 @@ class Payload:
 
 
 def test_calls_in_every_pickle_are_named(tmp_path: Path) -> None:
-    value = Object(Global("os", "getpid"), (), 0)
+    value = PickleObject(Global("os", "getpid"), (), 0)
     # GLOBAL, EMPTY_TUPLE, REDUCE, POP before the list of keys: nothing of the call is left.
     keys = b"cos\ngetuid\n)R0"
     data = written([tensor(), value], start=(MAGIC, PROTOCOL, Payload()))
     at = data.index(pickle.dumps(["7"], 2)) + 2
     found = read(data[:at] + keys + data[at:], tmp_path)
-    assert called(found.asks) == [f"{os.getcwd.__module__}.getcwd", "os.getpid", "os.getuid"]
-    assert sum("nothing was run" in note for note in notes(found.asks)) == 3
+    assert dangerous_calls(found.asks) == [f"{os.getcwd.__module__}.getcwd", "os.getpid", "os.getuid"]
+    assert sum("nothing was run" in note for note in audit_notes(found.asks)) == 3
 
 
 def test_python_2_gives_an_ordered_dict_its_pairs() -> None:
     data = b"\x80\x02ccollections\nOrderedDict\n](" + b"](U\x01aK\x01e](U\x01bK\x02e" + b"e\x85R."
-    found = pickle_reader.read(data).value
+    found = pickle_reader.parse_pickle(data).value
     assert type(found) is Dict
     assert (found.name, dict(found)) == ("collections.OrderedDict", {"a": 1, "b": 2})
 
@@ -216,19 +213,19 @@ def test_the_size_of_what_is_read_at_once_is_not_seen(
     }
     data = written([value, value])
     expected = told(read(data, tmp_path).tree)
-    monkeypatch.setattr(legacy, "LONG", length)
-    monkeypatch.setattr(legacy, "SHORT", length)
+    monkeypatch.setattr(torch_legacy, "LONG", length)
+    monkeypatch.setattr(torch_legacy, "SHORT", length)
     assert told(read(data, tmp_path).tree) == expected
 
 
 def test_a_module_that_python_2_and_torch_0_3_pickled(tmp_path: Path) -> None:
     """torch/autograd/variable.py before 0.4, __reduce_ex__: a call, then (requires_grad, volatile, hooks)."""
 
-    def ordered(*pairs: Any) -> Object:
-        return Object(Global("collections", "OrderedDict"), ([list(pair) for pair in pairs],), 0)
+    def ordered(*pairs: Any) -> PickleObject:
+        return PickleObject(Global("collections", "OrderedDict"), ([list(pair) for pair in pairs],), 0)
 
-    def made(name: str, args: tuple[Any, ...], state: Any) -> Object:
-        call = Object(Global(*name.rsplit(".", 1)), args, 0)
+    def made(name: str, args: tuple[Any, ...], state: Any) -> PickleObject:
+        call = PickleObject(Global(*name.rsplit(".", 1)), args, 0)
         call.state = state
         return call
 
@@ -256,7 +253,7 @@ def test_two_gigabytes_are_listed_without_being_read(tmp_path: Path) -> None:
         file.write(data + struct.pack("<q", 1 << 29))
         file.truncate(len(data) + 8 + (1 << 31))
     tracemalloc.start()
-    leaf = pytorch_legacy.read(str(tmp_path / "x.pth")).tree[()]
+    leaf = torch_legacy.read(str(tmp_path / "x.pth")).tree[()]
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert (leaf.nbytes, leaf.source.offset) == (1 << 31, len(data) + 8)
@@ -290,10 +287,10 @@ WRONG: dict[str, bytes] = {
     "keys that are numbers": written(tensor(), keys=[7]),
     "two types": written([storage(), storage(kind=Global("torch", "IntStorage"))]),
     "a tensor beyond its storage": written(tensor(offset=1)),
-    "a persistent id of another kind": written(Persistent(("storage", FLOATS))),
-    "a persistent id that is a text": written(Persistent("7")),
-    "a class that is none": written(Persistent(("module", "nets.Net", None, None)), {}),
-    "source that is none": written(Persistent(("module", Global("n", "N"), None, 7)), {}),
+    "a persistent id of another kind": written(PersistentId(("storage", FLOATS))),
+    "a persistent id that is a text": written(PersistentId("7")),
+    "a class that is none": written(PersistentId(("module", "nets.Net", None, None)), {}),
+    "source that is none": written(PersistentId(("module", Global("n", "N"), None, 7)), {}),
 }
 
 
@@ -341,7 +338,7 @@ def test_whole_modules_are_listed_by_their_state_dicts_names(
     torch: Any, protocol: int, tmp_path: Path
 ) -> None:
     net = torch.nn.Sequential(torch.nn.Linear(2, 3), torch.nn.BatchNorm1d(3))
-    found = pytorch_legacy.read(str(stream(torch, net, tmp_path, protocol)))
+    found = torch_legacy.read(str(stream(torch, net, tmp_path, protocol)))
     leaves = {leaf.key: leaf for _, leaf in found.tree.tensors()}
     assert leaves.keys() == net.state_dict().keys()
     for name, expected in net.state_dict().items():
@@ -357,7 +354,7 @@ def test_a_big_endian_machine_wrote_little_endian_numbers(torch: Any, tmp_path: 
     data = path.read_bytes()
     path.write_bytes(data[:at] + b"\x89" + data[at + 1 :])
     assert torch.load(path, weights_only=True)["w"].tolist() == [0, 1, 2, 3, 4]
-    assert pytorch_legacy.read(str(path)).tree[key("w"),].array().tolist() == [0, 1, 2, 3, 4]
+    assert torch_legacy.read(str(path)).tree[key("w"),].array().tolist() == [0, 1, 2, 3, 4]
 
 
 @pytest.mark.torch
@@ -387,7 +384,7 @@ def test_a_stream_becomes_a_zip_file(torch: Any, tmp_path: Path) -> None:
 
 @pytest.mark.corpus
 def test_corpus_is_read_as_torch_reads_it() -> None:
-    files = list(truths.files(pytorch_legacy))
+    files = list(truths.files(torch_legacy))
     assert len(files) >= 16
     for path in files:
-        truths.require(pytorch_legacy, path)
+        truths.require(torch_legacy, path)

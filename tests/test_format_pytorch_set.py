@@ -8,12 +8,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from ckpttool.errors import FormatError, UnsupportedError
-from ckpttool.formats import pytorch_set
-from ckpttool.formats.probe import Probe
-from ckpttool.formats.resolve import open_checkpoint
-from ckpttool.ops.save import save
-from ckpttool.tree import Alias, Tree
+from ckpttool.commands.save import save
+from ckpttool.core.errors import FormatError, UnsupportedError
+from ckpttool.core.tree import Alias, Tree
+from ckpttool.formats import torch_zip
+from ckpttool.formats.common import Probe
+from ckpttool.formats.detect import open_checkpoint
 from tests.test_layouts import fujimoto_set
 from tests.trees import keys, torch_tree
 
@@ -39,8 +39,8 @@ def put(folder: Path, *names: str) -> None:
 )
 def test_an_actor_and_a_critic_make_a_set(tmp_path: Path, names: tuple[str, ...], claimed: bool) -> None:
     put(tmp_path, *names)
-    assert (pytorch_set.claims(Probe(str(tmp_path / "x"))) is not None) is claimed
-    assert (pytorch_set.claims(Probe(str(tmp_path))) == str(tmp_path / "x")) is claimed
+    assert (torch_zip.set_claims(Probe(str(tmp_path / "x"))) is not None) is claimed
+    assert (torch_zip.set_claims(Probe(str(tmp_path))) == str(tmp_path / "x")) is claimed
 
 
 def test_a_file_of_the_very_name_wins(tmp_path: Path) -> None:
@@ -67,7 +67,7 @@ def test_what_a_member_is_refused_for_names_its_file(tmp_path: Path) -> None:
 def test_what_is_no_member_cannot_be_written(strange: str) -> None:
     tree = torch_tree({**fujimoto_set(), strange: 3})  # type: ignore[dict-item]
     with pytest.raises(UnsupportedError, match="and nothing else") as error:
-        pytorch_set.pieces(tree)
+        torch_zip.set_pieces(tree)
     assert strange.split("/")[0] in str(error.value)
 
 
@@ -75,10 +75,10 @@ def test_a_tensor_of_two_files_cannot_be_written() -> None:
     tree = torch_tree(fujimoto_set())  # type: ignore[arg-type]
     shared = {keys("actor/l1.weight"): (Alias(keys("critic/l9.weight")),)}
     with pytest.raises(UnsupportedError, match="cannot share a tensor"):
-        pytorch_set.pieces(Tree(tree.leaves, shared))
+        torch_zip.set_pieces(Tree(tree.leaves, shared))
 
 
 def test_a_set_without_a_critic_cannot_be_written() -> None:
     tree = torch_tree({"actor/w": np.ones(3, np.float32)})
     with pytest.raises(UnsupportedError, match="found 'actor'"):
-        pytorch_set.pieces(tree)
+        torch_zip.set_pieces(tree)

@@ -14,16 +14,16 @@ from typing import Any
 
 import pytest
 
-from ckpttool.checkpoint import Checkpoint
-from ckpttool.errors import CkpttoolError, FormatError, TruncatedError, UnsupportedError
-from ckpttool.formats import pytorch_tar
-from ckpttool.formats.probe import Probe
-from ckpttool.formats.resolve import open_checkpoint
-from ckpttool.leaf import key
-from ckpttool.source import File, Span
-from ckpttool.wire import tar as archives
-from ckpttool.wire.pickle_reader import Dict, Global, Object
-from ckpttool.wire.pickle_writer import Persistent, dumps
+from ckpttool.core.checkpoint import Checkpoint
+from ckpttool.core.errors import CkpttoolError, FormatError, TruncatedError, UnsupportedError
+from ckpttool.core.source import File, Span
+from ckpttool.core.tree import key
+from ckpttool.encodings import archives
+from ckpttool.encodings.pickle_values import Dict, Global, PersistentId, PickleObject, dumps
+from ckpttool.formats import torch_legacy
+from ckpttool.formats.common import Probe
+from ckpttool.formats.detect import open_checkpoint
+from ckpttool.formats.torch_legacy import TAR
 from tests.conftest import CORPUS
 from tests.test_format_pytorch import floats
 from tests.test_format_pytorch_containers import WithoutChecksums, told
@@ -54,7 +54,7 @@ def members(**changed: bytes | None) -> dict[str, bytes]:
     """Return the members of a good archive of one tensor, with some changed or (None) left out."""
     made: dict[str, bytes | None] = {
         "sys_info": pickle.dumps(SYS_INFO, 2),
-        "pickle": dumps({"a": Persistent("2000")}),
+        "pickle": dumps({"a": PersistentId("2000")}),
         "tensors": tensors(((2000, 1000, TENSORS), 1, (4, 1, 0))),
         "storages": storages(((1000, "cpu", FLOATS), ONE)),
         **changed,
@@ -64,16 +64,16 @@ def members(**changed: bytes | None) -> dict[str, bytes]:
 
 def read(folder: Path, **changed: bytes | None) -> Checkpoint:
     (folder / "x.tar").write_bytes(packed(members(**changed)))
-    return pytorch_tar.read(str(folder / "x.tar"))
+    return torch_legacy.read_tar(str(folder / "x.tar"))
 
 
 class TestTar(WithoutChecksums):
-    module = pytorch_tar
+    module = TAR
 
     def make(self, folder: Path) -> str:
         names = range(6)
         changed = {
-            "pickle": dumps({"step": 3, **{f"w{n}": Persistent(str(100 + n)) for n in names}}),
+            "pickle": dumps({"step": 3, **{f"w{n}": PersistentId(str(100 + n)) for n in names}}),
             "tensors": tensors(*(((100 + n, n, TENSORS), 2, (5, 10, 10, 1, 0)) for n in names)),
             "storages": storages(*(((n, "cpu", FLOATS), bytes(range(200)) * 10) for n in names)),
         }
@@ -100,7 +100,7 @@ def test_a_tensor_is_a_span_in_the_archive(tmp_path: Path) -> None:
 def test_parts_of_a_storage_and_one_tensor_at_two_places(tmp_path: Path) -> None:
     found = read(
         tmp_path,
-        pickle=dumps({"whole": Persistent("1"), "part": Persistent("2"), "again": Persistent("2")}),
+        pickle=dumps({"whole": PersistentId("1"), "part": PersistentId("2"), "again": PersistentId("2")}),
         tensors=tensors(((1, 1000, TENSORS), 2, (2, 2, 1, 2, 0)), ((2, 1001, TENSORS), 1, (2, 1, 0))),
         storages=storages(((1000, "cpu", FLOATS), ONE), views=[(1001, 1000, 1, 2)]),
     ).tree
@@ -111,7 +111,7 @@ def test_parts_of_a_storage_and_one_tensor_at_two_places(tmp_path: Path) -> None
 def test_tensors_without_memory_and_storages_alone(tmp_path: Path) -> None:
     found = read(
         tmp_path,
-        pickle=dumps([Persistent("2000"), Persistent("1000")]),
+        pickle=dumps([PersistentId("2000"), PersistentId("1000")]),
         tensors=tensors(((2000, None, Global("torch", "DoubleTensor")), 1, (0, 1, 0))),
     ).tree
     assert [(leaf.dtype, leaf.shape) for _, leaf in found.tensors()] == [("float64", (0,)), ("float32", (4,))]
@@ -127,8 +127,8 @@ def test_files_before_the_first_release_had_no_locations(tmp_path: Path) -> None
 
 
 def test_the_source_code_of_classes_is_listed(tmp_path: Path) -> None:
-    net = Object(Persistent((Global("nets", "Net"), "nets.py", "class Net: ...")), (), 0)
-    net.state = {"w": Persistent("2000")}
+    net = PickleObject(PersistentId((Global("nets", "Net"), "nets.py", "class Net: ...")), (), 0)
+    net.state = {"w": PersistentId("2000")}
     found = read(tmp_path, pickle=dumps(net))
     assert found.details["sources"]["nets.Net"]["source"] == "class Net: ..."
     assert [leaf.key for _, leaf in found.tree.tensors()] == ["w"]
@@ -137,7 +137,7 @@ def test_the_source_code_of_classes_is_listed(tmp_path: Path) -> None:
 def test_a_storage_that_is_named_in_the_call(tmp_path: Path) -> None:
     where = ("storage", FLOATS, "1000", "cpu", 4)
     args = (where, 1, (3,), (1,), False, Dict("collections.OrderedDict"))
-    made = Object(Global("torch._utils", "_rebuild_tensor_v2"), args, 0)
+    made = PickleObject(Global("torch._utils", "_rebuild_tensor_v2"), args, 0)
     found = read(tmp_path, pickle=dumps({"w": made}), tensors=None).tree
     assert found[key("w"),].array().tolist() == [2, 3, 4]
 
@@ -170,8 +170,8 @@ WRONG: dict[str, dict[str, bytes | None]] = {
     "a part before": {"storages": storages(((1000, "cpu", FLOATS), ONE), views=[(1, 1000, -1, 2)])},
     "a part of nothing": {"storages": storages(((1000, "cpu", FLOATS), ONE), views=[(1, 999, 0, 2)])},
     "a part that is none": {"storages": storages(((1000, "cpu", FLOATS), ONE), views=[7])},
-    "another name in the pickle": {"pickle": dumps(Persistent("2001"))},
-    "a name that is none": {"pickle": dumps(Persistent(1.5))},
+    "another name in the pickle": {"pickle": dumps(PersistentId("2001"))},
+    "a name that is none": {"pickle": dumps(PersistentId(1.5))},
 }  # fmt: skip
 
 
@@ -250,7 +250,7 @@ def test_pax_headers_that_change_a_member_are_refused(name: str, tmp_path: Path)
             archive.addfile(info, io.BytesIO(data))
     (tmp_path / "x").write_bytes(stream.getvalue())
     with pytest.raises((FormatError, UnsupportedError)):
-        archives.members(File.stamp(str(tmp_path / "x")))
+        archives.read_tar(File.stamp(str(tmp_path / "x")))
 
 
 @pytest.mark.parametrize("form", [tarfile.USTAR_FORMAT, tarfile.GNU_FORMAT, tarfile.PAX_FORMAT])
@@ -263,7 +263,7 @@ def test_members_lie_where_the_standard_library_finds_them(form: int, size: int,
             if form == tarfile.PAX_FORMAT and name == "größe":
                 info.name = "g"
             archive.addfile(info, io.BytesIO(name.encode()[:1] * size))
-    found = archives.members(File.stamp(str(tmp_path / "x")))
+    found = archives.read_tar(File.stamp(str(tmp_path / "x")))
     with tarfile.open(tmp_path / "x") as archive:
         expected = {info.name: (info.offset_data, info.size) for info in archive}
     assert {name: (span.offset, span.length) for name, span in found.items()} == expected
@@ -277,7 +277,7 @@ def test_sizes_in_base_256_and_in_pax_headers(tmp_path: Path) -> None:
         with open(tmp_path / "x", "wb") as file:
             file.write(header)
             file.truncate(len(header) + info.size + 1024)
-        span = archives.members(File.stamp(str(tmp_path / "x")))["sys_info"]
+        span = archives.read_tar(File.stamp(str(tmp_path / "x")))["sys_info"]
         assert (span.offset, span.length) == (len(header), info.size)
 
 
@@ -295,13 +295,13 @@ def test_an_archive_that_ends_early(tmp_path: Path) -> None:
 
 def test_other_tar_archives_are_not_claimed(tmp_path: Path) -> None:
     (tmp_path / "x").write_bytes(packed({"model.pt": b"", "sys_info": b""}))
-    assert pytorch_tar.claims(Probe(str(tmp_path / "x"))) is None
+    assert torch_legacy.tar_claims(Probe(str(tmp_path / "x"))) is None
     with pytest.raises(CkpttoolError, match="this is a tar archive"):
         open_checkpoint(str(tmp_path / "x"))
     (tmp_path / "x").write_bytes(packed({"model.pt": b"", "sys_info": b""}, pax=True))
-    assert pytorch_tar.claims(Probe(str(tmp_path / "x"))) is None
+    assert torch_legacy.tar_claims(Probe(str(tmp_path / "x"))) is None
     (tmp_path / "x").write_bytes(packed(members(), pax=True))
-    assert pytorch_tar.claims(Probe(str(tmp_path / "x"))) == str(tmp_path / "x")
+    assert torch_legacy.tar_claims(Probe(str(tmp_path / "x"))) == str(tmp_path / "x")
 
 
 # ------------------------------------------------------------------ PyTorch as referee

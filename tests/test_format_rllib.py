@@ -17,14 +17,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ckpttool.errors import CkpttoolError, FormatError, UnsupportedError
+from ckpttool.commands.inspect import audit_notes
+from ckpttool.core.checkpoint import dangerous_calls
+from ckpttool.core.errors import CkpttoolError, FormatError, UnsupportedError
+from ckpttool.core.tree import Tree, ValueLeaf, attr, display, key
 from ckpttool.formats import rllib
-from ckpttool.formats.probe import Probe
-from ckpttool.formats.resolve import open_checkpoint
-from ckpttool.leaf import ValueLeaf, attr, display, key
-from ckpttool.ops.asking import notes
-from ckpttool.tree import Tree
-from ckpttool.wire.asked import called
+from ckpttool.formats.common import Probe
+from ckpttool.formats.detect import open_checkpoint
 from tests.pickles import ACTING, damaged, importable, instance, stand_in
 from tests.test_format_stable_baselines2 import WithoutChecksums
 
@@ -277,8 +276,8 @@ def test_pickles_that_act_are_named_inside_the_worker_too(data, tmp_path, monkey
     for filling in (b"", b"N0" * 64):
         path = put(tmp_path, dumps({"worker": b"\x80\x04" + filling + data}), "checkpoint-1")
         found = open_checkpoint(path)
-        [name] = called(found.asks)
-        assert any(f"would call {name}; nothing was run" in note for note in notes(found.asks))
+        [name] = dangerous_calls(found.asks)
+        assert any(f"would call {name}; nothing was run" in note for note in audit_notes(found.asks))
     assert not acted
 
 

@@ -21,18 +21,17 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from safetensors import torch as referee
 
-from ckpttool import dtypes
-from ckpttool.errors import CkpttoolError, FormatError, TruncatedError, UnsupportedError
-from ckpttool.formats import pytorch
+from ckpttool.commands.convert import convert
+from ckpttool.commands.digest import digest_checkpoint
+from ckpttool.commands.save import save
+from ckpttool.core import dtypes
+from ckpttool.core.errors import CkpttoolError, FormatError, TruncatedError, UnsupportedError
+from ckpttool.core.source import Inline
+from ckpttool.core.tree import Container, Leaf, Record, Tree, ValueLeaf, attr, display, key
 from ckpttool.formats import safetensors as ours
-from ckpttool.formats.probe import Probe
-from ckpttool.formats.resolve import open_checkpoint
-from ckpttool.leaf import Leaf, Record, ValueLeaf, attr, display, key
-from ckpttool.ops.convert import convert
-from ckpttool.ops.digest import digest_of
-from ckpttool.ops.save import save
-from ckpttool.source import Inline
-from ckpttool.tree import Container, Tree
+from ckpttool.formats import torch_zip
+from ckpttool.formats.common import Probe
+from ckpttool.formats.detect import open_checkpoint
 from tests.conftest import ROOT, TF_SAMPLE, TORCH_SAMPLE, in_process, refused
 from tests.recorded_trees import same, trees
 from tests.test_formats import WritingContract
@@ -74,7 +73,7 @@ class TestSafetensors(WritingContract):
             damaged[generator.integers(size)] ^= 1 << generator.integers(8)
             Path(path).write_bytes(damaged)
             try:
-                digest_of(open_checkpoint(path))
+                digest_checkpoint(open_checkpoint(path))
             except CkpttoolError as error:
                 assert str(error).isprintable()  # noqa: PT017  # both outcomes are right
 
@@ -134,7 +133,7 @@ def test_tied_weights_that_the_library_left_out_are_aliases(tmp_path: Path) -> N
         ("0/weight", ["1.weight"])
     ]
     assert found.details == {"metadata": {"format": "pt", "step": "3"}}
-    assert len(digest_of(found).tensors) == 4
+    assert len(digest_checkpoint(found).tensors) == 4
     assert any("another's tensor: 1" in note for note in found.notes)
 
 
@@ -351,7 +350,7 @@ def test_torchs_file_there_and_back_is_the_same_file(tmp_path: Path, middle: str
     assert convert(there, back).written
     one, other = open_checkpoint(first), open_checkpoint(back)
     assert same(other.tree, one.tree, keys=True)
-    assert digest_of(other).sha256 == digest_of(one).sha256
+    assert digest_checkpoint(other).sha256 == digest_checkpoint(one).sha256
     # What is written again from the first file is what came back.
     again = str(tmp_path / "d.pt")
     convert(first, again)
@@ -454,8 +453,8 @@ def test_an_agent_of_tensorflow_becomes_torchs(tmp_path: Path) -> None:
     # A pickle is nested: its entries come in the order of their dicts.
     assert other.keys() == one.keys()
     assert (
-        digest_of(open_checkpoint(str(tmp_path / "a.pt"))).sha256
-        == digest_of(open_checkpoint(str(tmp_path / "a.safetensors"))).sha256
+        digest_checkpoint(open_checkpoint(str(tmp_path / "a.pt"))).sha256
+        == digest_checkpoint(open_checkpoint(str(tmp_path / "a.safetensors"))).sha256
     )
     loaded = referee.load_file(tmp_path / "a.safetensors")
     assert loaded["actor.l1.weight"].shape == (64, 3)
@@ -488,7 +487,7 @@ def test_values_and_containers_are_as_they_were(tmp_path: Path) -> None:
 def test_every_claim_is_cheap(tmp_path: Path) -> None:
     file = put(tmp_path, {"a": entry(0, 4)}, bytes(4))
     assert ours.claims(Probe(file)) == file
-    assert pytorch.claims(Probe(file)) is None
+    assert torch_zip.claims(Probe(file)) is None
     assert ours.claims(Probe(str(tmp_path))) is None
 
 

@@ -18,16 +18,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ckpttool import limits
-from ckpttool.checkpoint import Checkpoint
-from ckpttool.errors import CkpttoolError, FormatError, TruncatedError
-from ckpttool.formats import pytorch, saved_model, tensor_bundle
-from ckpttool.formats.probe import Probe
-from ckpttool.formats.resolve import open_checkpoint
-from ckpttool.formats.saved_model import assets, details
-from ckpttool.leaf import Leaf, key
-from ckpttool.ops.digest import digest_of
-from ckpttool.wire import protobuf
+from ckpttool.commands.digest import digest_checkpoint
+from ckpttool.core import limits
+from ckpttool.core.checkpoint import Checkpoint
+from ckpttool.core.errors import CkpttoolError, FormatError, TruncatedError
+from ckpttool.core.tree import Leaf, key
+from ckpttool.encodings import protobuf
+from ckpttool.formats import tf_bundle, tf_saved_model, torch_zip
+from ckpttool.formats.common import Probe
+from ckpttool.formats.detect import open_checkpoint
 from tests.bundle_writer import bundle, field, graph, node, shape, variable, varint
 from tests.conftest import CORPUS, in_process
 from tests.tensorflow_child import run_each
@@ -167,7 +166,7 @@ def leaves(checkpoint: Checkpoint) -> dict[str, Leaf]:
 
 
 class TestSavedModel(FormatContract):
-    module = saved_model
+    module = tf_saved_model
 
     def make(self, folder: Path) -> str:
         values = VALUES | {f"{name}/.ATTRIBUTES/VARIABLE_VALUE": floats(9, 2000) for name in "xy"}
@@ -176,7 +175,7 @@ class TestSavedModel(FormatContract):
         return make(folder / "model", values=values)
 
     def test_no_truncation_gets_through(self, path: str) -> None:
-        right = digest_of(open_checkpoint(path)).sha256
+        right = digest_checkpoint(open_checkpoint(path)).sha256
         for name in [file.path for file in open_checkpoint(path).files]:
             whole = Path(name).read_bytes()
             for length in sorted({0, 1, 47, len(whole) // 2, len(whole) - 8, len(whole) - 1}):
@@ -184,11 +183,11 @@ class TestSavedModel(FormatContract):
                 if name.endswith(".pb"):
                     # A graph that is cut off costs what it would have said, and no variable.
                     checkpoint = open_checkpoint(path)
-                    assert digest_of(checkpoint).sha256 == right
+                    assert digest_checkpoint(checkpoint).sha256 == right
                     assert any("saved_model.pb cannot be read" in note for note in checkpoint.notes)
                 else:
                     with pytest.raises(CkpttoolError):
-                        digest_of(open_checkpoint(path))
+                        digest_checkpoint(open_checkpoint(path))
             Path(name).write_bytes(whole)
 
 
@@ -196,7 +195,7 @@ class TestSavedModel(FormatContract):
 
 
 def test_names_roles_and_what_is_trained(tmp_path: Path) -> None:
-    checkpoint = saved_model.read(make(tmp_path))
+    checkpoint = tf_saved_model.read(make(tmp_path))
     assert facts(checkpoint) == {
         "layer/moving_mean": ("buffer", False, "dense/mean"),
         "layer/bias": ("parameter", True, "dense/bias"),
@@ -215,7 +214,7 @@ def test_names_roles_and_what_is_trained(tmp_path: Path) -> None:
 
 
 def test_layers_are_plain_facts(tmp_path: Path) -> None:
-    containers = saved_model.read(make(tmp_path)).tree.containers
+    containers = tf_saved_model.read(make(tmp_path)).tree.containers
     found = {tuple(step.value for step in path): (c.kind, c.name, c.state) for path, c in containers.items()}
     assert found == {
         ("layer",): (
@@ -238,7 +237,7 @@ def test_details(tmp_path: Path) -> None:
     (tmp_path / "assets" / "words.txt").write_text("a\n")
     (tmp_path / "fingerprint.pb").write_bytes(b"")
     (tmp_path / "policy_specs.pbtxt").write_bytes(b"")
-    checkpoint = saved_model.read(make(tmp_path))
+    checkpoint = tf_saved_model.read(make(tmp_path))
     used = ["layer/bias", "layer/kernel"]
     assert json.loads(json.dumps(checkpoint.details)) == {
         "tags": [["serve"]],
@@ -278,12 +277,12 @@ def test_newer_keras_describes_layers_in_a_file_of_its_own(tmp_path: Path) -> No
     wrong = field(2, 2) + field(4, "_tf_keras_layer") + field(5, LAYER)  # object 2 is an optimizer
     newer = json.dumps({"class_name": "Own>Layer", "config": {"epsilon": 1e-3, "limit": float("inf")}})
     (tmp_path / "keras_metadata.pb").write_bytes(field(1, told + field(5, newer)) + field(1, wrong))
-    checkpoint = saved_model.read(make(tmp_path))
+    checkpoint = tf_saved_model.read(make(tmp_path))
     found = {path[-1].value: (c.name, c.state) for path, c in checkpoint.tree.containers.items()}
     assert found["layer"] == ("Layer", {"epsilon": 1e-3, "limit": "inf"})
     assert "optimizer" not in found
     (tmp_path / "keras_metadata.pb").write_bytes(b"\x0a\xff\xff\xff\xff\x07")
-    checkpoint = saved_model.read(str(tmp_path))
+    checkpoint = tf_saved_model.read(str(tmp_path))
     assert any(note.startswith("keras_metadata.pb cannot be read") for note in checkpoint.notes)
     assert facts(checkpoint)["layer/kernel"][1] is True
 
@@ -291,23 +290,23 @@ def test_newer_keras_describes_layers_in_a_file_of_its_own(tmp_path: Path) -> No
 @pytest.mark.parametrize("metadata", ["[" * 100_000, '{"class_name": 3}', "1" * 5000, "{", '{"config": []}'])
 def test_descriptions_that_are_none(tmp_path: Path, metadata: str) -> None:
     pb = meta(more=objects(user("_tf_keras_model", metadata, child("old", 1)), var("frozen", 20)))
-    checkpoint = saved_model.read(make(tmp_path, pb))
+    checkpoint = tf_saved_model.read(make(tmp_path, pb))
     assert not checkpoint.tree.containers
     assert facts(checkpoint)["old"] == ("parameter", True, "frozen")
 
 
 def test_a_variable_of_another_shape_is_not_the_one(tmp_path: Path) -> None:
     pb = meta(more=objects(user("x", children=child("old", 1) + child("lost", 2)), var("f", 21), var("l", 1)))
-    checkpoint = saved_model.read(make(tmp_path, pb))
+    checkpoint = tf_saved_model.read(make(tmp_path, pb))
     assert facts(checkpoint)["old"] == ("parameter", None, "frozen")
     assert "the graph gives old another shape or type than the variables have" in checkpoint.notes
     assert any(note.endswith("not stored under the same path: f, l") for note in checkpoint.notes)
 
 
 def test_a_tree_with_modules_can_be_saved_as_a_torch_file(tmp_path: Path) -> None:
-    checkpoint = saved_model.read(make(tmp_path / "model"))
+    checkpoint = tf_saved_model.read(make(tmp_path / "model"))
     assert checkpoint.tree.containers
-    (piece,) = pytorch.pieces(checkpoint.tree)
+    (piece,) = torch_zip.pieces(checkpoint.tree)
     with open(tmp_path / "out.pt", "wb") as stream:
         piece.write(stream)
     again = open_checkpoint(str(tmp_path / "out.pt")).tree
@@ -364,7 +363,7 @@ def version1(more: bytes = b"") -> bytes:
 
 def test_graphs_of_version_1(tmp_path: Path) -> None:
     values = {"w": floats(1, 3), "average/h": floats(2, 2)}
-    checkpoint = saved_model.read(make(tmp_path, version1(), values, None))
+    checkpoint = tf_saved_model.read(make(tmp_path, version1(), values, None))
     assert facts(checkpoint) == {
         "average/h": ("buffer", False, "h"),
         "w": ("parameter", True, "w"),
@@ -380,7 +379,7 @@ def test_graphs_of_version_1(tmp_path: Path) -> None:
 def test_a_signature_of_two_graphs_and_all_tags(tmp_path: Path) -> None:
     other = meta("1.15.0", ("train", "gpu"), entry(5, "first", field(3, "method")))
     values = {"w": floats(1, 3), "average/h": floats(2, 2)}
-    checkpoint = saved_model.read(make(tmp_path, version1() + other, values, None))
+    checkpoint = tf_saved_model.read(make(tmp_path, version1() + other, values, None))
     assert checkpoint.details["tags"] == [["serve"], ["train", "gpu"]]
     assert list(checkpoint.details["signatures"]) == ["first", "second", "first (train, gpu)"]
 
@@ -388,7 +387,7 @@ def test_a_signature_of_two_graphs_and_all_tags(tmp_path: Path) -> None:
 def test_assets_of_version_1_are_in_a_collection(tmp_path: Path) -> None:
     listed = field(1, field(1, "type.googleapis.com/x") + field(2, field(2, "vocabulary")))
     pb = version1(entry(4, "saved_model_assets", field(5, listed)))
-    checkpoint = saved_model.read(make(tmp_path, pb, {"w": floats(1, 3)}, None))
+    checkpoint = tf_saved_model.read(make(tmp_path, pb, {"w": floats(1, 3)}, None))
     assert checkpoint.details["assets"] == ["vocabulary"]
 
 
@@ -398,14 +397,14 @@ def test_assets_of_version_1_are_in_a_collection(tmp_path: Path) -> None:
 def test_the_ways_to_name_one(tmp_path: Path) -> None:
     folder = make(tmp_path / "export")
     for path in (folder, f"{folder}/", f"{folder}/saved_model.pb"):
-        location = saved_model.claims(Probe(path))
+        location = tf_saved_model.claims(Probe(path))
         assert location is not None
         assert os.path.samefile(location, folder)
     prefix = f"{folder}/variables/variables"
     for path in (f"{folder}/variables", prefix, f"{prefix}.index"):
-        assert saved_model.claims(Probe(path)) is None
-        assert tensor_bundle.claims(Probe(path)) == prefix
-    assert saved_model.claims(Probe(str(tmp_path))) is None
+        assert tf_saved_model.claims(Probe(path)) is None
+        assert tf_bundle.claims(Probe(path)) == prefix
+    assert tf_saved_model.claims(Probe(str(tmp_path))) is None
 
 
 def test_other_checkpoints_in_the_folder(tmp_path: Path) -> None:
@@ -428,7 +427,7 @@ def test_variables_without_a_graph(tmp_path: Path, text: bool) -> None:
     folder = make(tmp_path, None)
     if text:
         (tmp_path / "saved_model.pbtxt").write_text("saved_model_schema_version: 1\n")
-        assert saved_model.claims(Probe(f"{folder}/saved_model.pbtxt")) == folder
+        assert tf_saved_model.claims(Probe(f"{folder}/saved_model.pbtxt")) == folder
     (tmp_path / "policy_specs.pbtxt").write_text("")
     checkpoint = open_checkpoint(folder)
     assert checkpoint.format == "saved_model"
@@ -455,10 +454,10 @@ def test_a_model_of_constants(tmp_path: Path) -> None:
 def test_variables_that_are_not_there(tmp_path: Path) -> None:
     (tmp_path / "saved_model.pb").write_bytes(PB)
     with pytest.raises(TruncatedError, match="the graph has 6 variables"):
-        saved_model.read(str(tmp_path))
+        tf_saved_model.read(str(tmp_path))
     (tmp_path / "saved_model.pb").write_bytes(PB[:-1])
     with pytest.raises(FormatError, match="no variables beside it"):
-        saved_model.read(str(tmp_path))
+        tf_saved_model.read(str(tmp_path))
 
 
 @pytest.mark.parametrize(
@@ -505,7 +504,7 @@ def test_cycles_and_long_chains_of_objects(tmp_path: Path) -> None:
     chain = [child("next", at + 1) + child("root", 0) + field(6, field(1, f"f{at}")) for at in range(count)]
     captured = b"".join(concrete(f"f{at}", count) for at in range(0, count, 1000))
     pb = meta(more=objects(*chain, var("frozen", 20), functions=captured))
-    checkpoint = saved_model.read(make(tmp_path, pb))
+    checkpoint = tf_saved_model.read(make(tmp_path, pb))
     functions = checkpoint.details["functions"]
     assert len(functions) == 50
     assert functions["f0"] == {"object": "", "captures": ["old"]}
@@ -520,7 +519,7 @@ def test_a_graph_that_is_no_file(tmp_path: Path) -> None:
 
 def test_a_graph_that_is_too_large(tmp_path: Path) -> None:
     with limits.using(replace(limits.Limits(), graph_bytes=500)):
-        checkpoint = saved_model.read(make(tmp_path))
+        checkpoint = tf_saved_model.read(make(tmp_path))
     assert any("it is too large (expected at most 500, " in note for note in checkpoint.notes)
     assert len(checkpoint.tree) == 6
 
@@ -529,14 +528,14 @@ def test_a_graph_that_is_too_large(tmp_path: Path) -> None:
 def test_parts_are_counted(tmp_path: Path, part: bytes, what: str) -> None:
     pb = meta(more=field(2, part * 9000))
     with limits.using(replace(limits.Limits(), graph_parts=2000)):
-        checkpoint = saved_model.read(make(tmp_path, pb))
+        checkpoint = tf_saved_model.read(make(tmp_path, pb))
         assert any(f"it has too many {what}" in note for note in checkpoint.notes)
         assert len(checkpoint.tree) == 6
 
 
 def test_details_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(details.Details.__init__, "__defaults__", (9,))
-    checkpoint = saved_model.read(make(tmp_path))
+    monkeypatch.setattr(tf_saved_model.GraphDetails.__init__, "__defaults__", (9,))
+    checkpoint = tf_saved_model.read(make(tmp_path))
     assert any(note.startswith("details of the graph are not complete: ") for note in checkpoint.notes)
     text = json.dumps(checkpoint.details)
     assert text.count("layer/") < 9
@@ -574,7 +573,7 @@ def test_a_linked_folder_of_assets_is_not_followed(tmp_path: Path) -> None:
 
 
 def test_many_assets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(assets, "MAX_LISTED", 3)
+    monkeypatch.setattr(tf_saved_model, "MAX_LISTED", 3)
     (tmp_path / "assets").mkdir()
     for at in range(9):
         (tmp_path / "assets" / f"{at}.txt").write_text("x")
@@ -600,7 +599,7 @@ def test_any_damage_is_a_note_or_an_error_of_ours(tmp_path: Path) -> None:
             damages.append(bytes(damaged))
         for damage in damages:
             (tmp_path / name).write_bytes(damage)
-            checkpoint = saved_model.read(folder)
+            checkpoint = tf_saved_model.read(folder)
             json.dumps(checkpoint.details)
             found = leaves(checkpoint)
             assert found.keys() == values.keys()
@@ -621,14 +620,14 @@ def test_a_hundred_thousand_nodes(tmp_path: Path) -> None:
     count = 100_000
     folder = long_graph(tmp_path / "time", count)
     began = time.process_time()
-    checkpoint = saved_model.read(folder)
+    checkpoint = tf_saved_model.read(folder)
     assert time.process_time() - began < 10  # 0.8 s where it was written
     assert checkpoint.details["signatures"]["run"]["variables"] == ["w"]
     assert checkpoint.details["graph"]["nodes"] == count + 2
     # To be traced takes a reader many times as long: a fifth of the nodes, in a fifth of the memory.
     folder = long_graph(tmp_path / "memory", count // 5)
     tracemalloc.start()
-    saved_model.read(folder)
+    tf_saved_model.read(folder)
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert peak < 30 << 20
@@ -637,28 +636,28 @@ def test_a_hundred_thousand_nodes(tmp_path: Path) -> None:
 def test_listing_loads_no_numpy_and_no_framework(tmp_path: Path) -> None:
     folder = make(tmp_path)
     code = (
-        "import sys; from ckpttool.formats import saved_model\n"
-        "assert not [m for m in sys.modules if m.startswith('ckpttool.formats.saved_model.')]\n"
+        "import sys; from ckpttool.formats import tf_saved_model as saved_model\n"
+        "assert not [m for m in sys.modules if m.startswith('ckpttool.formats.tf_saved_model.')]\n"
         f"assert len(saved_model.read({folder!r}).tree) == 6\n"
         "assert not {'numpy', 'tensorflow', 'torch', 'ml_dtypes', 'google.protobuf'} & sys.modules.keys()"
     )
-    subprocess.run([sys.executable, "-c", code], check=True, cwd=Path(saved_model.__file__).parents[3])
+    subprocess.run([sys.executable, "-c", code], check=True, cwd=Path(tf_saved_model.__file__).parents[3])
 
 
 def test_a_description_that_is_too_long(tmp_path: Path) -> None:
     with limits.using(replace(limits.Limits(), json_bytes=len(LAYER) - 1)):
-        assert [c.name for c in saved_model.read(make(tmp_path)).tree.containers.values()] == ["LeakyReLU"]
+        assert [c.name for c in tf_saved_model.read(make(tmp_path)).tree.containers.values()] == ["LeakyReLU"]
 
 
 def test_fields_one_at_a_time_and_packed_numbers() -> None:
     for data in (PB, b"", field(1, 2) + field(3, b"abc")):
-        assert list(protobuf.each(memoryview(data))) == protobuf.fields(memoryview(data))
+        assert list(protobuf.iter_fields(memoryview(data))) == protobuf.parse_fields(memoryview(data))
     with pytest.raises(TruncatedError):
-        list(protobuf.each(PB[:-1]))
-    assert protobuf.numbers(varint(1) + varint(-2) + varint(300)) == [1, -2, 300]
-    assert protobuf.numbers((1 << 64) - 1) == [-1]
+        list(protobuf.iter_fields(PB[:-1]))
+    assert protobuf.as_ints(varint(1) + varint(-2) + varint(300)) == [1, -2, 300]
+    assert protobuf.as_ints((1 << 64) - 1) == [-1]
     with pytest.raises(TruncatedError):
-        protobuf.numbers(b"\x80")
+        protobuf.as_ints(b"\x80")
 
 
 # TensorFlow and Keras as referees.

@@ -12,13 +12,14 @@ import pytest
 import torch
 from safetensors import torch as referee
 
-from ckpttool.errors import CkpttoolError, FormatError, TruncatedError, UsageError
-from ckpttool.formats import sharded
-from ckpttool.formats.probe import Probe
-from ckpttool.formats.resolve import open_checkpoint
-from ckpttool.leaf import key
-from ckpttool.ops.convert import convert
-from ckpttool.ops.digest import digest_of
+from ckpttool.commands.convert import convert
+from ckpttool.commands.digest import digest_checkpoint
+from ckpttool.core.errors import CkpttoolError, FormatError, TruncatedError, UsageError
+from ckpttool.core.tree import key
+from ckpttool.formats import safetensors
+from ckpttool.formats.common import Probe
+from ckpttool.formats.detect import open_checkpoint
+from ckpttool.formats.safetensors import SHARDED
 from tests.conftest import in_process, refused
 from tests.test_formats import FormatContract
 
@@ -52,7 +53,7 @@ def write(part: Mapping[str, torch.Tensor], file: Path) -> None:
 
 
 class TestSharded(FormatContract):
-    module = sharded
+    module = SHARDED
 
     def make(self, folder: Path) -> str:
         # Shards of torch.save have checksums; a damaged index does not fit to them.
@@ -81,7 +82,7 @@ def test_shards_of_the_form_before_the_zip_file(tmp_path: Path) -> None:
     index = put(tmp_path, "bin")
     for file in tmp_path.glob("*.bin"):
         torch.save(torch.load(file), file, _use_new_zipfile_serialization=False)
-    assert len(digest_of(open_checkpoint(str(index))).tensors) == 8
+    assert len(digest_checkpoint(open_checkpoint(str(index))).tensors) == 8
 
 
 @pytest.mark.parametrize("target", ["whole.pt", "whole.safetensors"])
@@ -212,13 +213,13 @@ def test_several_indexes_are_named(tmp_path: Path) -> None:
     index = put(tmp_path)
     (tmp_path / "other.safetensors.index.json").write_bytes(index.read_bytes())
     with pytest.raises(UsageError, match=r"other\.safetensors\.index\.json"):
-        sharded.claims(Probe(str(tmp_path)))
+        safetensors.sharded_claims(Probe(str(tmp_path)))
 
 
 def test_folders_of_others_are_not_claimed(tmp_path: Path) -> None:
-    assert sharded.claims(Probe(str(tmp_path))) is None
+    assert safetensors.sharded_claims(Probe(str(tmp_path))) is None
     (tmp_path / "model.safetensors").mkdir()
-    assert sharded.claims(Probe(str(tmp_path))) is None
+    assert safetensors.sharded_claims(Probe(str(tmp_path))) is None
     (tmp_path / "x.index.json").write_text("[]")
-    assert sharded.claims(Probe(str(tmp_path))) is None
-    assert sharded.claims(Probe(str(tmp_path / "x.index.json"))) is None
+    assert safetensors.sharded_claims(Probe(str(tmp_path))) is None
+    assert safetensors.sharded_claims(Probe(str(tmp_path / "x.index.json"))) is None

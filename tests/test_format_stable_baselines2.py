@@ -16,14 +16,16 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ckpttool.errors import CkpttoolError, FormatError, UnsupportedError
-from ckpttool.formats import pickle_file, stable_baselines2
-from ckpttool.formats.probe import Probe
-from ckpttool.formats.resolve import open_checkpoint
-from ckpttool.leaf import Leaf, Record, ValueLeaf, attr, display, index, key
-from ckpttool.ops.asking import notes
-from ckpttool.ops.digest import digest_of
-from ckpttool.wire.asked import called
+from ckpttool.commands.digest import digest_checkpoint
+from ckpttool.commands.inspect import audit_notes
+from ckpttool.core.checkpoint import dangerous_calls
+from ckpttool.core.errors import CkpttoolError, FormatError, UnsupportedError
+from ckpttool.core.tree import Leaf, Record, ValueLeaf, attr, display, index, key
+from ckpttool.formats import sb3, torch_legacy
+from ckpttool.formats.common import Probe
+from ckpttool.formats.detect import open_checkpoint
+from ckpttool.formats.sb3 import SB2
+from ckpttool.formats.torch_legacy import PICKLE
 from tests.conftest import ROOT
 from tests.pickles import ACTING, damaged, importable, instance, stand_in
 from tests.test_formats import FormatContract
@@ -109,7 +111,7 @@ def arrays_of(path: str) -> dict[str, np.ndarray]:
 
 
 class TestZip(FormatContract):
-    module = stable_baselines2
+    module = SB2
 
     def make(self, folder: Path) -> str:
         return put(folder, zipped())
@@ -128,14 +130,14 @@ class WithoutChecksums(FormatContract):
 
 
 class TestPickle(WithoutChecksums):
-    module = stable_baselines2
+    module = SB2
 
     def make(self, folder: Path) -> str:
         return put(folder, pickled(collections.OrderedDict(variables())), "agent.pkl")
 
 
 class TestPlainPickle(WithoutChecksums):
-    module = pickle_file
+    module = PICKLE
 
     def make(self, folder: Path) -> str:
         value = {"weights": list(variables().values()), "step": 3, "name": "x", "nested": {"a": (1, 2.5)}}
@@ -286,8 +288,8 @@ def test_pickles_that_act_are_listed_and_named(data, tmp_path, monkeypatch):
     text = json.dumps({"x": {":type:": "", ":serialized:": base64.b64encode(plain).decode()}}).encode()
     for name, content in (("a.pkl", hidden), ("b.pkl", plain), ("c.zip", zipped(data=text))):
         found = open_checkpoint(put(tmp_path, content, name))
-        [called_by_it] = called(found.asks)
-        assert any(f"would call {called_by_it}; nothing was run" in note for note in notes(found.asks))
+        [called_by_it] = dangerous_calls(found.asks)
+        assert any(f"would call {called_by_it}; nothing was run" in note for note in audit_notes(found.asks))
     assert not acted
 
 
@@ -364,8 +366,8 @@ def test_other_files_are_not_claimed(tmp_path):
     legacy = b"\x80\x02\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19.\x80\x02M\xe9\x03."
     for data in (legacy, b"", b"\x80", b"N.", b"(text).\n", b"PK\x03\x04"):
         probe = Probe(put(tmp_path, data, "x"))
-        assert stable_baselines2.claims(probe) is None
-        assert pickle_file.claims(probe) is None
+        assert sb3.sb2_claims(probe) is None
+        assert torch_legacy.pickle_claims(probe) is None
 
 
 @pytest.mark.corpus
@@ -373,7 +375,7 @@ def test_other_files_are_not_claimed(tmp_path):
 def test_real_agents(name):
     truth = json.loads((ZOO / f"{name}.truth.json").read_text())["tensors"]
     found = open_checkpoint(str(ZOO / name))
-    rows = {(row.key, row.sha256) for row in digest_of(found).tensors}
+    rows = {(row.key, row.sha256) for row in digest_checkpoint(found).tensors}
     sums = {sha for _, sha in rows}
     for stored, tensor in truth.items():
         assert (stored, tensor["sha256"]) in rows or (stored.startswith("[") and tensor["sha256"] in sums)

@@ -13,14 +13,15 @@ import numpy as np
 import pytest
 import torch
 
-from ckpttool.errors import ChecksumError, FormatError, UnsupportedError
-from ckpttool.formats import pytorch, stable_baselines2, stable_baselines3
-from ckpttool.formats.probe import Probe
-from ckpttool.formats.resolve import open_checkpoint
-from ckpttool.leaf import Leaf, Record, ValueLeaf, attr, display, key
-from ckpttool.leaf import Path as TreePath
-from ckpttool.ops.asking import notes
-from ckpttool.ops.digest import digest_of
+from ckpttool.commands.digest import digest_checkpoint
+from ckpttool.commands.inspect import audit_notes
+from ckpttool.core.errors import ChecksumError, FormatError, UnsupportedError
+from ckpttool.core.tree import Leaf, Record, ValueLeaf, attr, display, key
+from ckpttool.core.tree import Path as TreePath
+from ckpttool.formats import sb3 as stable_baselines2
+from ckpttool.formats import torch_zip
+from ckpttool.formats.common import Probe
+from ckpttool.formats.detect import open_checkpoint
 from tests import sb3_files as sb3
 from tests.conftest import ROOT, in_process
 from tests.pickles import ACTING, importable, stand_in
@@ -31,7 +32,7 @@ DATA = attr("data")
 
 
 class TestZip(FormatContract):
-    module = stable_baselines3
+    module = stable_baselines2
 
     def make(self, folder: Path) -> str:
         return sb3.td3_agent(folder / "agent.zip")
@@ -40,7 +41,7 @@ class TestZip(FormatContract):
 class TestOldZip(FormatContract):
     """Before version 0.5: no version, `tensors.pth`; before torch 1.6: members that are no archives."""
 
-    module = stable_baselines3
+    module = stable_baselines2
 
     def make(self, folder: Path) -> str:
         found = {"tensors": {"log_ent_coef": torch.zeros(1)}, **sb3.states(sb3.sac())}
@@ -161,7 +162,7 @@ def test_settings_that_act_are_records(pickled: bytes, name: str, tmp_path: Path
     made = sb3.members(sb3.states(sb3.td3()), {})
     made["data"] = json.dumps({"x": {":type:": "", ":serialized:": text}}).encode()
     found = open_checkpoint(sb3.put(tmp_path / "a.zip", made))
-    assert any(name in note and "nothing was run" in note for note in notes(found.asks))
+    assert any(name in note and "nothing was run" in note for note in audit_notes(found.asks))
     assert len([p for p, _ in found.tree.tensors() if p[0] == key("policy")]) == 28
 
 
@@ -172,8 +173,8 @@ def test_a_folder_that_a_zip_was_unpacked_into(tmp_path: Path) -> None:
     (tmp_path / "unpacked" / "policy.pth").chmod(0o600)
     found = open_checkpoint(str(tmp_path / "unpacked"))
     assert found.format == "stable_baselines3"
-    rows = {(row.key, row.sha256) for row in digest_of(found).tensors}
-    assert rows == {(row.key, row.sha256) for row in digest_of(open_checkpoint(path)).tensors}
+    rows = {(row.key, row.sha256) for row in digest_checkpoint(found).tensors}
+    assert rows == {(row.key, row.sha256) for row in digest_checkpoint(open_checkpoint(path)).tensors}
 
 
 def test_compressed_members_are_explained(tmp_path: Path) -> None:
@@ -214,7 +215,7 @@ def test_the_checksum_of_an_archive_in_the_archive_is_verified(name: str, tmp_pa
     with zipfile.ZipFile(path) as archive, pytest.raises(zipfile.BadZipFile):
         archive.read(name)
     with pytest.raises(ChecksumError) as caught:
-        digest_of(open_checkpoint(str(path)))
+        digest_checkpoint(open_checkpoint(str(path)))
     assert caught.value.file == str(path)
 
 
@@ -226,12 +227,12 @@ def test_members_of_other_kinds_are_named(tmp_path: Path) -> None:
 
 def test_other_archives_are_not_claimed(tmp_path: Path) -> None:
     torch.save({"data": torch.zeros(2)}, tmp_path / "data.pth")
-    assert stable_baselines3.claims(Probe(str(tmp_path / "data.pth"))) is None
-    assert pytorch.claims(Probe(str(tmp_path / "data.pth"))) is not None
+    assert stable_baselines2.claims(Probe(str(tmp_path / "data.pth"))) is None
+    assert torch_zip.claims(Probe(str(tmp_path / "data.pth"))) is not None
     sb2 = sb3.put(tmp_path / "sb2.zip", {"data": b"{}", "parameters": b"", "parameter_list": b"[]"})
-    assert stable_baselines3.claims(Probe(sb2)) is None
-    assert stable_baselines2.claims(Probe(sb2)) is not None
-    assert stable_baselines3.claims(Probe(str(tmp_path))) is None
+    assert stable_baselines2.claims(Probe(sb2)) is None
+    assert stable_baselines2.sb2_claims(Probe(sb2)) is not None
+    assert stable_baselines2.claims(Probe(str(tmp_path))) is None
 
 
 def test_listing_loads_no_framework(tmp_path: Path) -> None:
@@ -254,7 +255,7 @@ def test_listing_loads_no_framework(tmp_path: Path) -> None:
 def test_real_agents(name: str) -> None:
     path = ZOO / f"{name}_1" / f"{name}.zip"
     truth = json.loads(Path(f"{path}.truth.json").read_text())
-    rows = {row.key: row.sha256 for row in digest_of(open_checkpoint(str(path))).tensors}
+    rows = {row.key: row.sha256 for row in digest_checkpoint(open_checkpoint(str(path))).tensors}
     assert {stored: tensor["sha256"] for stored, tensor in truth.items()}.items() <= rows.items()
 
 

@@ -20,9 +20,9 @@ import cramjam
 import numpy as np
 import pytest
 
-from ckpttool import limits
-from ckpttool.checkpoint import Checkpoint
-from ckpttool.errors import (
+from ckpttool.core import limits
+from ckpttool.core.checkpoint import Checkpoint
+from ckpttool.core.errors import (
     ChangedError,
     CkpttoolError,
     FormatError,
@@ -32,10 +32,9 @@ from ckpttool.errors import (
     UnsupportedError,
     UsageError,
 )
-from ckpttool.formats import tensor_bundle
-from ckpttool.formats.probe import Probe
-from ckpttool.leaf import Leaf, display
-from ckpttool.tree import Container
+from ckpttool.core.tree import Container, Leaf, display
+from ckpttool.formats import tf_bundle
+from ckpttool.formats.common import Probe
 
 W = runpy.run_path(str(Path(__file__).with_name("bundle_writer.py")))
 run = runpy.run_path(str(Path(__file__).with_name("tensorflow_child.py")))["run"]
@@ -174,7 +173,7 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, A
 @pytest.mark.parametrize("name", ["types", "many", "cut", "slots", "by_name"])
 def test_what_tensorflow_reads(written: tuple[Path, dict[str, Any]], name: str) -> None:
     folder, facts = written
-    checkpoint = tensor_bundle.read(str(folder / name))
+    checkpoint = tf_bundle.read(str(folder / name))
     assert checkpoint.notes == ()
     found = leaves(checkpoint)
     assert found.keys() == facts[name].keys()
@@ -191,7 +190,7 @@ def test_what_tensorflow_reads(written: tuple[Path, dict[str, Any]], name: str) 
 @pytest.mark.tensorflow
 @without_tensorflow
 def test_roles_by_name_and_type(written: tuple[Path, dict[str, Any]]) -> None:
-    tree = tensor_bundle.read(str(written[0] / "types")).tree
+    tree = tf_bundle.read(str(written[0] / "types")).tree
     by_path = {tuple(str(key.value) for key in path): leaf for path, leaf in tree.tensors()}
     roles = {"/".join(path): leaf.role for path, leaf in by_path.items()}
     assert roles["float32"] == roles["scalar"] == "parameter"
@@ -216,20 +215,20 @@ def test_a_slice_of_no_tensor_is_a_tensor(tmp_path: Path) -> None:
     index = table([(b"", header()), (b"\0a", entry(1, shape(2), 0, len(data), masked(data)))])
     (tmp_path / "x.index").write_bytes(index)
     (tmp_path / "x.data-00000-of-00001").write_bytes(data)
-    found = tensor_bundle.read(str(tmp_path / "x"))
+    found = tf_bundle.read(str(tmp_path / "x"))
     assert [leaf.key for _, leaf in found.tree.tensors()] == ["\0a"]
 
 
 def test_more_than_one_block(written: tuple[Path, dict[str, Any]]) -> None:
     folder, facts = written
     assert (folder / "many.index").stat().st_size > 262_144
-    assert len(leaves(tensor_bundle.read(str(folder / "many")))) == len(facts["many"]) == 700
+    assert len(leaves(tf_bundle.read(str(folder / "many")))) == len(facts["many"]) == 700
 
 
 @pytest.mark.tensorflow
 @without_tensorflow
 def test_slots_of_version_1_optimizers(written: tuple[Path, dict[str, Any]]) -> None:
-    tree = tensor_bundle.read(str(written[0] / "slots")).tree
+    tree = tf_bundle.read(str(written[0] / "slots")).tree
     found = {
         "/".join(str(key.value) for key in path): (leaf.role, leaf.slot, leaf.of and leaf.of[0].value)
         for path, leaf in tree.tensors()
@@ -248,7 +247,7 @@ def test_slots_of_version_1_optimizers(written: tuple[Path, dict[str, Any]]) -> 
 def test_bit_flips_in_tensorflows_files(written: tuple[Path, dict[str, Any]], tmp_path: Path) -> None:
     dice = random.Random(3)
     for name in ("types", "cut"):
-        right = _content(tensor_bundle.read(str(written[0] / name)))
+        right = _content(tf_bundle.read(str(written[0] / name)))
         for file in sorted(written[0].glob(f"{name}.*")):
             for other in written[0].glob(f"{name}.*"):
                 (tmp_path / other.name).write_bytes(other.read_bytes())
@@ -262,7 +261,7 @@ def test_bit_flips_in_tensorflows_files(written: tuple[Path, dict[str, Any]], tm
 
 def tensor_bundle_or_error(prefix: str) -> Checkpoint | None:
     try:
-        return tensor_bundle.read(prefix)
+        return tf_bundle.read(prefix)
     except CkpttoolError:
         return None
 
@@ -289,7 +288,7 @@ def test_golden_corpus(kind: str) -> None:
             prefix += "/variables/variables"
         if not Path(f"{prefix}.index").is_file():
             continue
-        found = leaves(tensor_bundle.read(prefix))
+        found = leaves(tf_bundle.read(prefix))
         tensors = _tensors(json.loads(truth.read_text()))
         for key, fact in tensors.items():
             if key == "_CHECKPOINTABLE_OBJECT_GRAPH":
@@ -323,7 +322,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 def claim(path: Path | str) -> str | None:
-    return tensor_bundle.claims(Probe(str(path)))
+    return tf_bundle.claims(Probe(str(path)))
 
 
 def test_the_ways_to_name_a_checkpoint(folder: Path) -> None:
@@ -395,19 +394,19 @@ def test_version_1_files_are_left_alone(tmp_path: Path) -> None:
 
 def test_missing_shard(folder: Path) -> None:
     (folder / "ckpt-1.data-00000-of-00001").unlink()
-    checkpoint = tensor_bundle.read(str(folder / "ckpt-1"))
+    checkpoint = tf_bundle.read(str(folder / "ckpt-1"))
     assert "ckpt-1.data-00000-of-00001 is missing" in checkpoint.notes[0]
     with pytest.raises(TruncatedError, match=r"shard ckpt-1\.data-00000-of-00001 is missing"):
         leaves(checkpoint)["w"].read()
 
 
 def test_changed_and_truncated_shards(folder: Path) -> None:
-    leaf = leaves(tensor_bundle.read(str(folder / "ckpt-1")))["w"]
+    leaf = leaves(tf_bundle.read(str(folder / "ckpt-1")))["w"]
     (folder / "ckpt-1.data-00000-of-00001").write_bytes(b"\0\0\0")
     with pytest.raises(ChangedError):
         leaf.read()
     with pytest.raises(TruncatedError, match="beyond the end"):
-        tensor_bundle.read(str(folder / "ckpt-1"))
+        tf_bundle.read(str(folder / "ckpt-1"))
 
 
 @pytest.mark.parametrize(
@@ -426,7 +425,7 @@ def test_index_files_that_are_none(
     (folder / "ckpt-1.index").write_bytes(content)
     assert claim(folder / "ckpt-1.index") is not None
     with pytest.raises(error, match=message) as caught:
-        tensor_bundle.read(str(folder / "ckpt-1"))
+        tf_bundle.read(str(folder / "ckpt-1"))
     assert caught.value.file == str(folder / "ckpt-1.index")
 
 
@@ -435,7 +434,7 @@ def test_special_files_are_not_opened(folder: Path) -> None:
         (folder / name).unlink()
         os.mkfifo(folder / name)
         with pytest.raises(FormatError, match=f"the {message} is not a regular file"):
-            tensor_bundle.read(str(folder / "ckpt-1"))
+            tf_bundle.read(str(folder / "ckpt-1"))
 
 
 # Entries made by hand.
@@ -447,7 +446,7 @@ CRC = masked(DATA)
 def crafted(folder: Path, entries: dict[bytes, bytes], data: bytes = DATA) -> Checkpoint:
     (folder / "x.data-00000-of-00001").write_bytes(data)
     (folder / "x.index").write_bytes(table(sorted({b"": header(), **entries}.items())))
-    return tensor_bundle.read(str(folder / "x"))
+    return tf_bundle.read(str(folder / "x"))
 
 
 @pytest.mark.parametrize(
@@ -591,9 +590,9 @@ def test_compressed_blocks(folder: Path) -> None:
     compressed = bytes(cramjam.snappy.compress_raw(contents))
     (folder / "ckpt-1.index").write_bytes(W["table_of"]([compressed], [b"w"], kind=1))
     (folder / "ckpt-1.data-00000-of-00001").write_bytes(DATA[:4])
-    found = leaves(tensor_bundle.read(str(folder / "ckpt-1")))
+    found = leaves(tf_bundle.read(str(folder / "ckpt-1")))
     (folder / "ckpt-1.index").write_bytes(plain)
-    assert leaves(tensor_bundle.read(str(folder / "ckpt-1")))["w"].read() == found["w"].read() == DATA[:4]
+    assert leaves(tf_bundle.read(str(folder / "ckpt-1")))["w"].read() == found["w"].read() == DATA[:4]
 
 
 def halves(first: bytes, second: bytes) -> dict[bytes, bytes]:
@@ -661,7 +660,7 @@ def test_an_object_graph_of_any_size_is_not_read(tmp_path: Path) -> None:
     entries = {b"": header(), b"_CHECKPOINTABLE_OBJECT_GRAPH": graph}
     (tmp_path / "x.index").write_bytes(table(sorted(entries.items())))
     with pytest.raises(LimitError, match="too large"):
-        tensor_bundle.read(str(tmp_path / "x"))
+        tf_bundle.read(str(tmp_path / "x"))
 
 
 # Configurations, as TensorFlow 1.13 writes them (tensorflow/python/training/checkpointable/base.py,
@@ -759,7 +758,7 @@ def test_a_damaged_configuration_is_passed_over(tmp_path: Path) -> None:
     with_configs(tmp_path, json.dumps(DENSE).encode())
     shard = tmp_path / "x.data-00000-of-00001"
     shard.write_bytes(shard.read_bytes().replace(b"hidden", b"hidded"))
-    checkpoint = tensor_bundle.read(str(tmp_path / "x"))
+    checkpoint = tf_bundle.read(str(tmp_path / "x"))
     assert len(checkpoint.notes) == 1
     assert len(checkpoint.tree) == 2
 
@@ -796,16 +795,16 @@ def test_damage_under_sound_checksums(tmp_path: Path) -> None:
 
 def test_listing_loads_no_numpy_and_no_framework(folder: Path) -> None:
     code = (
-        "import sys; from ckpttool.formats import tensor_bundle; "
+        "import sys; from ckpttool.formats import tf_bundle as tensor_bundle; "
         f"c = tensor_bundle.read({str(folder / 'ckpt-1')!r}); assert len(c.tree) == 1; "
         "assert not {'numpy', 'tensorflow', 'torch', 'ml_dtypes'} & sys.modules.keys()"
     )
-    root = Path(tensor_bundle.__file__).parents[3]
+    root = Path(tf_bundle.__file__).parents[3]
     subprocess.run([sys.executable, "-c", code], check=True, cwd=root)
 
 
 def test_the_record(folder: Path) -> None:
-    checkpoint = tensor_bundle.read(str(folder / "ckpt-2"))
+    checkpoint = tf_bundle.read(str(folder / "ckpt-2"))
     assert (checkpoint.format, checkpoint.integrity) == ("tensor_bundle", "crc32c")
     assert [Path(file.path).name for file in checkpoint.files] == [
         "ckpt-2.index",

@@ -14,8 +14,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ckpttool.checkpoint import Checkpoint
-from ckpttool.errors import (
+from ckpttool.commands.digest import digest_checkpoint
+from ckpttool.core.checkpoint import Checkpoint
+from ckpttool.core.errors import (
     ChangedError,
     ChecksumError,
     CkpttoolError,
@@ -25,11 +26,10 @@ from ckpttool.errors import (
     UnsupportedError,
     UsageError,
 )
-from ckpttool.formats import tensor_bundle, tensorflow_v1
-from ckpttool.formats.probe import Probe
-from ckpttool.formats.resolve import open_checkpoint
-from ckpttool.leaf import Leaf
-from ckpttool.ops.digest import digest_of
+from ckpttool.core.tree import Leaf
+from ckpttool.formats import tf_bundle, tf_v1
+from ckpttool.formats.common import Probe
+from ckpttool.formats.detect import open_checkpoint
 from tests import v1_writer as v1
 from tests.tensorflow_child import run
 from tests.test_formats import FormatContract
@@ -42,7 +42,7 @@ SIX = {name: np.float32([number, -number]).tobytes() for number, name in enumera
 
 
 class TestTensorflowV1(FormatContract):
-    module = tensorflow_v1
+    module = tf_v1
 
     def make(self, folder: Path) -> str:
         (folder / "model.ckpt-1").write_bytes(v1.vectors(SIX, per_block=3))
@@ -50,7 +50,7 @@ class TestTensorflowV1(FormatContract):
 
 
 class TestShardedV1(FormatContract):
-    module = tensorflow_v1
+    module = tf_v1
 
     def make(self, folder: Path) -> str:
         for number, names in enumerate(("abc", "def")):
@@ -65,7 +65,7 @@ def leaves(checkpoint: Checkpoint) -> dict[str, Leaf]:
 
 def listed(path: Path, data: bytes) -> dict[str, Leaf]:
     path.write_bytes(data)
-    return leaves(tensorflow_v1.read(str(path)))
+    return leaves(tf_v1.read(str(path)))
 
 
 # TensorFlow as the referee.
@@ -102,7 +102,7 @@ def test_tensorflow_judges_the_values_alike(written: tuple[Path, dict[str, Any]]
     folder, facts = written
     wrong = ("repeated_last", "too_many", "content", "another_field", "nothing")
     assert ("error" in facts["protos"][name]) is (name in wrong)
-    leaf = leaves(tensorflow_v1.read(str(folder / f"proto_{name}")))["x"]
+    leaf = leaves(tf_v1.read(str(folder / f"proto_{name}")))["x"]
     if "error" in facts["protos"][name]:
         with pytest.raises(FormatError, match="values"):
             leaf.read()
@@ -131,7 +131,7 @@ def test_corpus(corpus: Path) -> None:
     found = [
         path
         for path in sorted((corpus / "tf" / "tf1_v1").rglob("*"))
-        if path.is_file() and tensorflow_v1.claims(Probe(str(path))) is not None
+        if path.is_file() and tf_v1.claims(Probe(str(path))) is not None
     ]
     assert len(found) >= 3  # two checkpoints, one of them with a state file
     for path in found:
@@ -143,8 +143,8 @@ def test_corpus(corpus: Path) -> None:
 
 
 def claim(path: Path | str) -> str | None:
-    assert tensor_bundle.claims(Probe(str(path))) is None
-    return tensorflow_v1.claims(Probe(str(path)))
+    assert tf_bundle.claims(Probe(str(path))) is None
+    return tf_v1.claims(Probe(str(path)))
 
 
 @pytest.fixture
@@ -162,7 +162,7 @@ def test_the_ways_to_name_a_checkpoint(folder: Path) -> None:
     pattern = str(folder / "model.ckpt-10-?????-of-00002")
     for name in ("model.ckpt-10", "model.ckpt-10-00001-of-00002", "model.ckpt-10-?????-of-00002"):
         assert claim(folder / name) == pattern
-    assert list(leaves(tensorflow_v1.read(pattern))) == ["w0", "w1"]
+    assert list(leaves(tf_v1.read(pattern))) == ["w0", "w1"]
     for name in ("model.ckpt-10-00007-of-00009", "model.ckpt", "model.ckpt-10.meta"):
         assert claim(folder / name) is None
 
@@ -188,7 +188,7 @@ def test_state_files_lead_nowhere_else(folder: Path, tmp_path_factory: pytest.Te
     for path in (elsewhere, os.path.relpath(elsewhere, folder)):
         (folder / "checkpoint").write_text(f'model_checkpoint_path: "{path}"')
         with pytest.raises(NotFoundError, match="not in its folder"):
-            tensorflow_v1.claims(Probe(str(folder)))
+            tf_v1.claims(Probe(str(folder)))
 
 
 def test_a_state_file_that_names_half_a_file(folder: Path) -> None:
@@ -196,21 +196,21 @@ def test_a_state_file_that_names_half_a_file(folder: Path) -> None:
     whole = (folder / "model.ckpt-9").read_bytes()
     (folder / "model.ckpt-9").write_bytes(whole[:-1])
     with pytest.raises(FormatError, match="and it is none") as caught:
-        tensorflow_v1.claims(Probe(str(folder)))
+        tf_v1.claims(Probe(str(folder)))
     assert caught.value.file == str(folder / "model.ckpt-9")
 
 
 def test_a_v2_checkpoint_of_the_same_name_goes_first(folder: Path) -> None:
     v1.W["bundle"](folder / "model.ckpt-9", {"w": ONE})
     (folder / "checkpoint").write_text('model_checkpoint_path: "model.ckpt-9"')
-    assert tensorflow_v1.claims(Probe(str(folder))) is None
-    assert tensor_bundle.claims(Probe(str(folder))) == str(folder / "model.ckpt-9")
-    assert tensorflow_v1.claims(Probe(str(folder / "model.ckpt-9.index"))) is None
+    assert tf_v1.claims(Probe(str(folder))) is None
+    assert tf_bundle.claims(Probe(str(folder))) == str(folder / "model.ckpt-9")
+    assert tf_v1.claims(Probe(str(folder / "model.ckpt-9.index"))) is None
 
 
 def test_folders_without_a_state_file(folder: Path) -> None:
     with pytest.raises(UsageError, match="2 checkpoints") as caught:
-        tensorflow_v1.claims(Probe(str(folder)))
+        tf_v1.claims(Probe(str(folder)))
     assert str(caught.value.hint).endswith("model.ckpt-10-?????-of-00002?")
     (folder / "model.ckpt-9").unlink()
     assert claim(folder) == str(folder / "model.ckpt-10-?????-of-00002")
@@ -219,15 +219,15 @@ def test_folders_without_a_state_file(folder: Path) -> None:
 def test_a_folder_of_both_versions_names_no_latest(folder: Path) -> None:
     v1.W["bundle"](folder / "model.ckpt-3", {"w": ONE})
     with pytest.raises(UsageError, match="3 checkpoints") as caught:
-        tensor_bundle.claims(Probe(str(folder)))
+        tf_bundle.claims(Probe(str(folder)))
     assert str(caught.value.hint).endswith("model.ckpt-10-?????-of-00002?")
-    assert tensorflow_v1.claims(Probe(str(folder))) is None
+    assert tf_v1.claims(Probe(str(folder))) is None
 
 
 def test_shards_of_two_checkpoints_with_one_prefix(folder: Path) -> None:
     (folder / "model.ckpt-10-00000-of-00001").write_bytes(v1.vectors({"w": ONE}))
     with pytest.raises(UsageError, match="several shards"):
-        tensorflow_v1.claims(Probe(str(folder / "model.ckpt-10")))
+        tf_v1.claims(Probe(str(folder / "model.ckpt-10")))
     assert claim(folder / "model.ckpt-10-00000-of-00001") == str(folder / "model.ckpt-10-?????-of-00001")
 
 
@@ -236,7 +236,7 @@ def test_a_missing_shard(folder: Path) -> None:
     location = claim(folder / "model.ckpt-10")
     assert location is not None
     with pytest.raises(TruncatedError, match="lacks 1 of its 2 shards") as caught:
-        tensorflow_v1.read(location)
+        tf_v1.read(location)
     assert str(caught.value.file).endswith("model.ckpt-10-00000-of-00002")
 
 
@@ -256,7 +256,7 @@ def test_listing_reads_no_values(tmp_path: Path) -> None:
     path.write_bytes(v1.vectors(values, per_block=1))
     # The first block of a file holds the list and what fits behind it.
     tracemalloc.start()
-    found = leaves(tensorflow_v1.read(str(path)))
+    found = leaves(tf_v1.read(str(path)))
     assert list(found) == list(values)
     assert tracemalloc.get_traced_memory()[1] < 1_000_000
     for name in values:
@@ -460,4 +460,4 @@ def test_every_truncation(tmp_path: Path) -> None:
 
 def digest(path: Path, data: bytes) -> str:
     path.write_bytes(data)
-    return digest_of(tensorflow_v1.read(str(path))).sha256
+    return digest_checkpoint(tf_v1.read(str(path))).sha256

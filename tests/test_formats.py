@@ -13,16 +13,16 @@ from typing import NamedTuple
 import numpy as np
 import pytest
 
-from ckpttool import plugins
-from ckpttool.checkpoint import Checkpoint
-from ckpttool.errors import ChangedError, CkpttoolError
-from ckpttool.formats import pytorch, pytorch_set, tensor_bundle
-from ckpttool.formats.probe import Probe
-from ckpttool.formats.resolve import open_checkpoint
-from ckpttool.leaf import Leaf, key
-from ckpttool.ops.digest import digest_of
-from ckpttool.ops.save import save
-from ckpttool.tree import Tree
+from ckpttool.commands.digest import digest_checkpoint
+from ckpttool.commands.save import save
+from ckpttool.core import plugins
+from ckpttool.core.checkpoint import Checkpoint
+from ckpttool.core.errors import ChangedError, CkpttoolError
+from ckpttool.core.tree import Leaf, Tree, key
+from ckpttool.formats import tf_bundle, torch_zip
+from ckpttool.formats.common import Probe
+from ckpttool.formats.detect import open_checkpoint
+from ckpttool.formats.torch_zip import SET
 from tests.conftest import TF_SAMPLE, TORCH_SAMPLE
 from tests.test_layouts import fujimoto_set
 from tests.trees import torch_tree
@@ -92,23 +92,23 @@ class FormatContract:
     def test_leaves_are_values(self, checkpoint: Checkpoint) -> None:
         # A tree can be sent to another process and read there.
         again = pickle.loads(pickle.dumps(checkpoint))
-        assert digest_of(again) == digest_of(checkpoint)
+        assert digest_checkpoint(again) == digest_checkpoint(checkpoint)
 
     def test_listing_twice_gives_the_same(self, checkpoint: Checkpoint) -> None:
         again = open_checkpoint(checkpoint.path)
         assert list(again.tree) == list(checkpoint.tree)
-        assert digest_of(again).sha256 == digest_of(checkpoint).sha256
+        assert digest_checkpoint(again).sha256 == digest_checkpoint(checkpoint).sha256
 
     def test_a_file_that_changed_is_not_read(self, checkpoint: Checkpoint) -> None:
         largest = max(checkpoint.files, key=lambda file: file.size)
         os.utime(largest.path, ns=(1, 1))
         with pytest.raises(ChangedError):
-            digest_of(checkpoint)
+            digest_checkpoint(checkpoint)
 
     def test_reading_leaves_the_files_as_they_were(self, path: str) -> None:
         folder = Path(path).parent
         before = {p: (p.read_bytes(), p.stat().st_mtime_ns) for p in folder.rglob("*") if p.is_file()}
-        digest_of(open_checkpoint(path))
+        digest_checkpoint(open_checkpoint(path))
         after = {p: (p.read_bytes(), p.stat().st_mtime_ns) for p in folder.rglob("*") if p.is_file()}
         assert after == before
 
@@ -119,12 +119,12 @@ class FormatContract:
             for length in sorted({0, 1, 47, len(whole) // 2, len(whole) - 8, len(whole) - 1}):
                 Path(name).write_bytes(whole[:length])
                 with pytest.raises(CkpttoolError):
-                    digest_of(open_checkpoint(path))
+                    digest_checkpoint(open_checkpoint(path))
             Path(name).write_bytes(whole)
 
     def test_no_flipped_bit_gets_through(self, path: str) -> None:
         # Either it is refused, or (in padding, a date, a comment) it changed nothing that is read.
-        right = digest_of(open_checkpoint(path)).sha256
+        right = digest_checkpoint(open_checkpoint(path)).sha256
         generator = np.random.default_rng(0)
         for name in {file.path for file in open_checkpoint(path).files}:
             whole = Path(name).read_bytes()
@@ -133,7 +133,7 @@ class FormatContract:
                 damaged[generator.integers(len(whole))] ^= 1 << generator.integers(8)
                 Path(name).write_bytes(damaged)
                 try:
-                    assert digest_of(open_checkpoint(path)).sha256 == right
+                    assert digest_checkpoint(open_checkpoint(path)).sha256 == right
                 except CkpttoolError as error:
                     assert str(error).isprintable()  # noqa: PT017  # both outcomes are right
             Path(name).write_bytes(whole)
@@ -159,7 +159,7 @@ class WritingContract(FormatContract):
         again = self.module.read(self.put(checkpoint.tree, tmp_path / "again"))
         assert list(again.tree) == list(checkpoint.tree)
         assert dict(again.tree.containers) == dict(checkpoint.tree.containers)
-        assert digest_of(again).sha256 == digest_of(checkpoint).sha256
+        assert digest_checkpoint(again).sha256 == digest_checkpoint(checkpoint).sha256
 
     def test_writing_twice_gives_the_same_bytes(self, checkpoint: Checkpoint) -> None:
         assert self.written(checkpoint.tree) == self.written(checkpoint.tree)
@@ -176,17 +176,17 @@ class WritingContract(FormatContract):
 
 
 def test_an_archive_is_listed_once_to_find_its_format(monkeypatch: pytest.MonkeyPatch) -> None:
-    from ckpttool.formats.resolve import resolve
-    from ckpttool.wire import zip as archives
+    from ckpttool.encodings import archives
+    from ckpttool.formats.detect import resolve
 
-    listed, read = [], archives.read
-    monkeypatch.setattr(archives, "read", lambda file, *more: listed.append(file) or read(file, *more))
-    assert resolve(str(TORCH_SAMPLE)).format is pytorch
+    listed, read = [], archives.read_zip
+    monkeypatch.setattr(archives, "read_zip", lambda file, *more: listed.append(file) or read(file, *more))
+    assert resolve(str(TORCH_SAMPLE)).format is torch_zip
     assert len(listed) == 1
 
 
 class TestTensorBundle(WritingContract):
-    module = tensor_bundle
+    module = tf_bundle
 
     def make(self, folder: Path) -> str:
         for end in (".index", ".data-00000-of-00001"):
@@ -195,7 +195,7 @@ class TestTensorBundle(WritingContract):
 
 
 class TestPytorch(WritingContract):
-    module = pytorch
+    module = torch_zip
 
     def make(self, folder: Path) -> str:
         shutil.copy(TORCH_SAMPLE, folder / "agent.pt")
@@ -203,7 +203,7 @@ class TestPytorch(WritingContract):
 
 
 class TestPytorchSet(WritingContract):
-    module = pytorch_set
+    module = SET
 
     def make(self, folder: Path) -> str:
         entries = fujimoto_set()

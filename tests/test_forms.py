@@ -11,25 +11,21 @@ import numpy as np
 import pytest
 import torch
 
-from ckpttool import sidecar
-from ckpttool.errors import MappingError, UnsupportedError, UsageError
-from ckpttool.formats import tensor_bundle
-from ckpttool.formats.keras_h5.place import placed
-from ckpttool.formats.resolve import open_checkpoint
-from ckpttool.formats.variables import Tensor, adam_steps, by_name
-from ckpttool.layouts import variable_names, variables
-from ckpttool.leaf import Leaf, ValueLeaf, attr, display, index, key
-from ckpttool.mapping import generic
-from ckpttool.mapping.plan import Plan, build
-from ckpttool.mapping.report import Move
-from ckpttool.mapping.rules import KEEP
-from ckpttool.ops import general_way
-from ckpttool.ops import part as parts
-from ckpttool.ops.convert import convert
-from ckpttool.ops.digest import digest
-from ckpttool.ops.save import save
-from ckpttool.source import Inline
-from ckpttool.tree import Tree
+from ckpttool.commands import general_conversion, options
+from ckpttool.commands.convert import convert
+from ckpttool.commands.digest import digest
+from ckpttool.commands.save import save
+from ckpttool.core import sidecar
+from ckpttool.core.errors import MappingError, UnsupportedError, UsageError
+from ckpttool.core.source import Inline
+from ckpttool.core.tree import Leaf, Tree, ValueLeaf, attr, display, index, key
+from ckpttool.formats import tf_bundle
+from ckpttool.formats.detect import open_checkpoint
+from ckpttool.formats.keras_h5 import place_tree
+from ckpttool.formats.tf_common import VariableInfo, count_adam_steps, tree_by_name
+from ckpttool.libraries import optimizers_read, tf_names
+from ckpttool.mapping import flattening
+from ckpttool.mapping.rules import KEEP, Move, Plan, apply_plan
 from tests.conftest import ROOT, TF_SAMPLE, TORCH_SAMPLE, in_process, refused
 from tests.test_layouts import fujimoto_set
 from tests.trees import attributes, keys, torch_dense, torch_tree
@@ -42,8 +38,8 @@ def named(arrays: dict[str, Any]) -> Tree:
     found = {}
     for name, value in arrays.items():
         array = np.asarray(value, None if isinstance(value, np.ndarray) else np.float32)
-        found[name] = Tensor(array.dtype.name, array.shape, Inline(array.tobytes()))
-    return by_name(found)
+        found[name] = VariableInfo(array.dtype.name, array.shape, Inline(array.tobytes()))
+    return tree_by_name(found)
 
 
 def adam(owner: str, first: float, slots: tuple[str, str] = ("Adam", "Adam_1")) -> dict[str, Any]:
@@ -59,8 +55,8 @@ def powers(scope: str = "", suffix: str = "") -> dict[str, Any]:
 
 def as_graph(tree: Tree) -> tuple[Tree, Any]:
     """The object graph of variables known by name, as it will be read from a file."""
-    plan = variables.to_graph(tree)
-    return tensor_bundle.stored(build(tree, plan), graph=True), plan
+    plan = tf_names.plan_variable_objects(tree)
+    return tf_bundle.stored(apply_plan(tree, plan), graph=True), plan
 
 
 def slots(tree: Tree) -> dict[str, tuple[str | None, str]]:
@@ -151,7 +147,7 @@ def test_two_entries_of_one_target_are_refused() -> None:
     tree = named({"a": 1.0, "b": 2.0})
     one, other = tree
     with pytest.raises(MappingError, match="one place"):
-        build(tree, Plan((Move(one, one, KEEP), Move(other, one, KEEP))))
+        apply_plan(tree, Plan((Move(one, one, KEEP), Move(other, one, KEEP))))
 
 
 def test_lists_and_output_names() -> None:
@@ -172,7 +168,7 @@ def test_there_and_back_is_where_it_was() -> None:
         adam("actor/l1/kernel", 1) | adam("actor/l2/kernel", 7) | powers() | {"global_step": np.array(3)}
     )
     graph, _ = as_graph(tree)
-    back = tensor_bundle.stored(build(graph, variable_names.to_names(graph, {})), graph=False)
+    back = tf_bundle.stored(apply_plan(graph, tf_names.plan_variable_names(graph, {})), graph=False)
     assert {n: bytes(back[p].read()) for p, n in back.names.items()} == {  # type: ignore[union-attr]
         n: bytes(tree[p].read())  # type: ignore[union-attr]
         for p, n in tree.names.items()
@@ -189,22 +185,22 @@ def sample() -> Tree:
 
 def test_keras_adam_becomes_tensorflow_1_adam() -> None:
     tree = sample()
-    plan = variable_names.to_names(tree, {})
-    back = tensor_bundle.stored(build(tree, plan), graph=False)
+    plan = tf_names.plan_variable_names(tree, {})
+    back = tf_bundle.stored(apply_plan(tree, plan), graph=False)
     kernel = "policy/critic/q2/l3/kernel"
     scope = "policy/critic_optimizer"
     assert slots(back)[f"{scope}/{kernel}/Adam"] == ("m", kernel)
     assert first(back, f"{scope}/{kernel}/Adam_1") == first(tree, "policy/critic_optimizer/_velocities/10")
     # The count of updates is in the powers, to the last bit, and beside them as Keras had it.
-    powers_of = [first(back, f"policy/critic_optimizer/{name}") for name in variables.POWERS]
-    assert adam_steps(*powers_of) == first(tree, "policy/critic_optimizer/_iterations") == 14000
+    powers_of = [first(back, f"policy/critic_optimizer/{name}") for name in optimizers_read.POWERS]
+    assert count_adam_steps(*powers_of) == first(tree, "policy/critic_optimizer/_iterations") == 14000
     assert sum("beta_1 = 0.9 (default of Keras" in line for line in plan.assumed) == 2
     assert {move.source for move in plan.moves} == set(tree)
 
 
 def test_betas_that_are_told_are_not_assumed() -> None:
     told = {name: {"beta_1": 0.5, "beta_2": 0.75} for name in ("actor_optimizer", "critic_optimizer")}
-    plan = variable_names.to_names(sample(), told)
+    plan = tf_names.plan_variable_names(sample(), told)
     assert not plan.assumed
     added = {display(path): leaf for path, leaf in plan.added.items()}
     power = added["policy/actor_optimizer/beta1_power"]
@@ -234,7 +230,7 @@ def test_slots_without_powers_are_an_optimizers_slot_variables(
     stored, plan = as_graph(named(found))
     assert not plan.notes
     assert slots(stored) == numbers
-    back = build(stored, variable_names.to_names(stored, {}))
+    back = apply_plan(stored, tf_names.plan_variable_names(stored, {}))
     for name, (_, of) in numbers.items():
         assert first(stored, name) != first(stored, of)
     assert {path: leaf.array().tolist() for path, leaf in back.tensors() if leaf.role == "parameter"} == {
@@ -252,35 +248,35 @@ def test_momentum_without_its_learning_rate_is_not_multiplied_by_a_guess() -> No
     found = {"net/fc/kernel": np.ones((2, 2), np.float32), "net/fc/bias": np.ones(2, np.float32)}
     found |= {f"{name}/Momentum": 3 * value for name, value in found.items()}
     tree = named(found)
-    plan = general_way.to_objects(tree, {}, file=True)
+    plan = general_conversion.to_objects(tree, {}, file=True)
     assert plan is not None
     assert len(plan.missing) == 2
     assert any("--optimizer optimizer/learning_rate" in note for note in plan.notes)
-    told = general_way.to_objects(tree, {"optimizer": {"learning_rate": 0.5}}, file=True)
+    told = general_conversion.to_objects(tree, {"optimizer": {"learning_rate": 0.5}}, file=True)
     assert told is not None
     assert not told.missing
-    made = {display(path): leaf.array().tolist() for path, leaf in build(tree, told).tensors()}
+    made = {display(path): leaf.array().tolist() for path, leaf in apply_plan(tree, told).tensors()}
     assert made["optimizer/momentums/0"] == [[-1.5, -1.5], [-1.5, -1.5]]
     assert made["fc/kernel"] == [[1, 1], [1, 1]]
 
 
 def test_epsilon_of_tensorflow_1_is_named_for_keras() -> None:
     tree = named(adam("net/fc/kernel", 1) | powers())
-    plan = general_way.to_objects(tree, {}, file=True)
+    plan = general_conversion.to_objects(tree, {}, file=True)
     assert plan is not None
     assert not plan.missing
     assert any("epsilon=1e-08" in note for note in plan.notes)
 
 
 def test_two_optimizers_of_one_variable_have_a_scope_each() -> None:
-    one = variables.to_graph(named(adam("kernel", 1) | powers("a/")))
-    two = build(named(adam("kernel", 1) | powers("a/")), one)
+    one = tf_names.plan_variable_objects(named(adam("kernel", 1) | powers("a/")))
+    two = apply_plan(named(adam("kernel", 1) | powers("a/")), one)
     other = {
         tuple(s._replace(value="b") if s.value == "a" else s for s in path): leaf
         for path, leaf in two.items()
         if path[0].value == "a"
     }
-    plan = variable_names.to_names(Tree({**two.leaves, **other}), {})
+    plan = tf_names.plan_variable_names(Tree({**two.leaves, **other}), {})
     assert {display(move.target) for move in plan.moves} == {
         "kernel", "a/kernel/Adam", "a/kernel/Adam_1", "b/kernel/Adam", "b/kernel/Adam_1",
         "a/beta1_power", "a/beta2_power", "b/beta1_power", "b/beta2_power",
@@ -296,7 +292,7 @@ def test_a_count_that_no_file_should_have_is_no_danger() -> None:
             else leaf
             for path, leaf in tree.items()
         }
-        plan = variable_names.to_names(Tree(changed, tree.aliases), {})
+        plan = tf_names.plan_variable_names(Tree(changed, tree.aliases), {})
         assert len(plan.added) == 4
 
 
@@ -313,7 +309,7 @@ def test_by_name_and_back_are_the_same_objects(source: Path, tmp_path: Path) -> 
     assert done.report.complete
     assert file_bytes(back) == file_bytes(straight)
     # What was made is no longer known by name, and needs no memory of the objects.
-    assert not sidecar.load(str(back)).objects  # type: ignore[union-attr]
+    assert not sidecar.load_sidecar(str(back)).objects  # type: ignore[union-attr]
 
 
 def test_without_its_sidecar_the_names_still_say_whose_moments_are_whose(tmp_path: Path) -> None:
@@ -371,7 +367,7 @@ def torch_model() -> Tree:
 
 def test_torch_layers_go_by_kind_and_come_back() -> None:
     tree = torch_model()
-    plan = generic.to_tensorflow(tree)
+    plan = flattening.plan_to_tensorflow(tree)
     moves, labels = plan.moves, plan.labels
     found = {display(move.target): move.rule.name for move in moves}
     assert found == {
@@ -382,9 +378,9 @@ def test_torch_layers_go_by_kind_and_come_back() -> None:
         "head/out/kernel": "transpose",
         "head/out/bias": "keep",
     }
-    there = build(tree, Plan(moves, labels=labels))
-    graph = tensor_bundle.stored(there, graph=True)
-    back = {display(m.target): m.rule.leaf(graph[m.source]) for m in generic.to_torch(graph).moves}
+    there = apply_plan(tree, Plan(moves, labels=labels))
+    graph = tf_bundle.stored(there, graph=True)
+    back = {display(m.target): m.rule.leaf(graph[m.source]) for m in flattening.plan_to_torch(graph).moves}
     for path, leaf in tree.tensors():
         if "table" not in tree.names[path]:
             assert isinstance(again := back[tree.names[path]], Leaf)
@@ -403,26 +399,26 @@ def test_a_matrix_that_may_be_an_embedding_stops_the_conversion(tmp_path: Path) 
 
 
 def test_a_part_has_its_own_paths_and_no_strangers() -> None:
-    tree, lost = parts.below(sample(), "policy/actor")
+    tree, lost = options.select_part(sample(), "policy/actor")
     assert set(tree.names.values()) == {f"l{n}/{name}" for n in (1, 2, 3) for name in ("kernel", "bias")}
     assert not tree.aliases
     assert not lost
 
 
 def test_slots_of_what_is_outside_are_lost() -> None:
-    tree, lost = parts.below(sample(), "policy/actor_optimizer")
+    tree, lost = options.select_part(sample(), "policy/actor_optimizer")
     assert len(lost) == 12
     assert set(tree.names.values()) == {"_iterations", "_learning_rate"}
-    whole, none = parts.below(sample(), "policy")
+    whole, none = options.select_part(sample(), "policy")
     assert not none
     assert slots(whole)["actor_optimizer/_momentums/0"] == ("m", "actor/l1/kernel")
 
 
 def test_a_dotted_key_is_cut_in_two() -> None:
-    tree, _ = parts.below(open_checkpoint(str(TORCH_SAMPLE)).tree, "critic/q1")
+    tree, _ = options.select_part(open_checkpoint(str(TORCH_SAMPLE)).tree, "critic/q1")
     assert (*keys("l1.weight"),) in tree
     assert len(tree) == 6
-    assert set(parts.full_names(tree, "critic/q1").values()) == {
+    assert set(options.full_names(tree, "critic/q1").values()) == {
         f"critic/q1/l{n}/{name}" for n in (1, 2, 3) for name in ("weight", "bias")
     }
 
@@ -430,7 +426,7 @@ def test_a_dotted_key_is_cut_in_two() -> None:
 @pytest.mark.parametrize("part", ["policy/acto", "nothing", "policy/actor/l1/kernel"])
 def test_a_part_must_be_there(part: str) -> None:
     with pytest.raises(UsageError, match="nothing below this path"):
-        parts.below(sample(), part)
+        options.select_part(sample(), part)
 
 
 def test_one_network_of_a_torch_agent(tmp_path: Path) -> None:
@@ -471,8 +467,8 @@ def test_an_agent_from_torch_by_name(tmp_path: Path) -> None:
     assert done.written
     assert not done.report.assumed  # torch's file holds the betas
     tree = open_checkpoint(str(tmp_path / "model-1")).tree
-    steps = [first(tree, f"policy/actor_optimizer/{name}") for name in variables.POWERS]
-    assert adam_steps(*steps) == first(tree, "policy/actor_optimizer/_iterations")
+    steps = [first(tree, f"policy/actor_optimizer/{name}") for name in optimizers_read.POWERS]
+    assert count_adam_steps(*steps) == first(tree, "policy/actor_optimizer/_iterations")
     scope, bias = "policy/actor_optimizer", "policy/actor/l2/bias"
     assert slots(tree)[f"{scope}/{bias}/Adam_1"] == ("v", bias)
 
@@ -491,7 +487,7 @@ def test_real_files_by_name_become_objects_and_names_again(corpus: Path, name: s
 
 def test_help_says_what_can_be_written() -> None:
     ran = in_process("convert", "--help", cwd=ROOT)
-    from ckpttool.ops.targets import TARGETS
+    from ckpttool.commands.options import TARGETS
 
     assert all(word in ran.out for word in TARGETS)
     assert "--part" in ran.out
@@ -504,7 +500,7 @@ def test_values_that_are_no_tensors_are_left_in_the_sidecar(tmp_path: Path) -> N
     leaves |= {keys("note"): ValueLeaf("x" * 5000)}
     save(Tree(leaves), str(tmp_path / "model.pt"))
     assert convert(str(tmp_path / "model.pt"), str(tmp_path / "a-1"), to="tf").report.complete
-    found = sidecar.load(str(tmp_path / "a-1"))
+    found = sidecar.load_sidecar(str(tmp_path / "a-1"))
     assert found is not None
     residue = {each["path"]: (each["type"], each["value"]) for each in found.residue}
     assert residue == {
@@ -589,16 +585,16 @@ def exported() -> dict[str, Any]:
 
 def test_an_exported_model_has_its_layers_once() -> None:
     tree = named(exported())
-    plan = general_way.to_objects(tree, {}, file=False)
+    plan = general_conversion.to_objects(tree, {}, file=False)
     assert plan is not None
-    made = {display(path): leaf.array() for path, leaf in build(tree, plan).tensors()}
+    made = {display(path): leaf.array() for path, leaf in apply_plan(tree, plan).tensors()}
     assert len(made) == 6
     assert {*(move.source for move in plan.moves), *plan.consumed} == set(tree)
     for name, value in made.items():
         np.testing.assert_array_equal(value, exported()[f"variables/sequential/{name}"])
-    file = general_way.to_objects(tree, {}, file=True)
+    file = general_conversion.to_objects(tree, {}, file=True)
     assert file is not None
-    places = placed(build(tree, file), "policy").datasets
+    places = place_tree(apply_plan(tree, file), "policy").datasets
     assert list(places) == [
         *("layers/conv2d/vars/0", "layers/conv2d/vars/1", "layers/dense/vars/0", "layers/dense/vars/1"),
         *("layers/dense_1/vars/0", "layers/dense_1/vars/1"),
@@ -609,8 +605,8 @@ def test_an_exported_model_has_its_layers_once() -> None:
 def test_an_export_whose_lists_differ_is_not_taken_for_one_model() -> None:
     changed = exported()
     changed["_all_variables/sequential/dense/kernel"] = changed["variables/sequential/dense_1/kernel"]
-    assert not general_way.is_exported(named(changed))
-    assert general_way.is_exported(named(exported()))
+    assert not general_conversion.is_keras_export(named(changed))
+    assert general_conversion.is_keras_export(named(exported()))
 
 
 def test_an_h5_file_of_weights_becomes_keras_3s_by_class_and_order(tmp_path: Path) -> None:

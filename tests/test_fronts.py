@@ -13,12 +13,11 @@ import pytest
 import torch
 from torch import nn
 
-from ckpttool import plugins
-from ckpttool.agents.envs import EnvSpec
-from ckpttool.errors import EnvironmentMismatchError, UnsupportedError
-from ckpttool.ops.evaluate import enter, place_of
-from ckpttool.ops.evaluation import Protocol
-from ckpttool.ops.restore import restore
+from ckpttool.commands.evaluate import Protocol, choose_environment, prepare_agent
+from ckpttool.commands.restore import restore_agent
+from ckpttool.core import plugins
+from ckpttool.core.errors import EnvironmentMismatchError, UnsupportedError
+from ckpttool.evaluation.gymnasium_engine import EnvSpec
 from tests import sb3_files as sb3
 from tests.conftest import ckpttool, in_process
 
@@ -133,8 +132,10 @@ def policy_of(
     path: str, seen: Mapping[str, np.ndarray], backend: str = "numpy", network: str = "actor"
 ) -> Any:
     how = Protocol(network=network)
-    agent = restore(path)
-    entrant = enter(agent, place_of(agent, "Given-v0", how), how, spec(seen, [-1, -2], [1, 3]))
+    agent = restore_agent(path)
+    entrant = prepare_agent(
+        agent, choose_environment(agent, "Given-v0", how), how, spec(seen, [-1, -2], [1, 3])
+    )
     module: Any = plugins.find("backends", backend).load()
     return module.build(entrant.network)
 
@@ -219,7 +220,7 @@ def test_an_extractor_of_ones_own_is_refused(made: Any) -> None:
     settings = {"features_extractor_class": Mine}
     _, path = made("SAC", "Pictures", **settings)
     with pytest.raises(UnsupportedError, match="features_extractor"):
-        restore(path).playable("actor")
+        restore_agent(path).playable("actor")
 
 
 @pytest.mark.parametrize(
@@ -291,7 +292,7 @@ def test_a_recurrent_policy_remembers(tmp_path: Path, layers: int) -> None:
 
 
 def test_memory_is_not_left_out_of_what_cannot_run(tmp_path: Path) -> None:
-    agent = restore(recurrent_agent(tmp_path / "a.zip", recurrent(1)))
+    agent = restore_agent(recurrent_agent(tmp_path / "a.zip", recurrent(1)))
     assert agent.playable("actor") is not None
     with pytest.raises(UnsupportedError, match="lstm_actor"):
         agent.runnable("actor")
@@ -352,7 +353,7 @@ def test_batch_renormalisation(tmp_path: Path, told: dict[str, float]) -> None:
     low, high = np.array(sb3.LOW), np.array(sb3.HIGH)
     found, _ = policy_of(path, {"obs": obs}).step(obs)
     np.testing.assert_allclose(found, low + (squashed + 1) / 2 * (high - low), rtol=1e-5, atol=1e-5)
-    assert any("epsilon 0.001" in said for said in restore(path).binding.fronts["actor"].assumed) == (
+    assert any("epsilon 0.001" in said for said in restore_agent(path).binding.fronts["actor"].assumed) == (
         not told
     )
 
@@ -365,7 +366,7 @@ def test_a_norm_in_another_place_is_refused(tmp_path: Path) -> None:
         tmp_path / "a.zip", sb3.members({"policy": module.state_dict()}, sb3.settings(sb3.SAC_POLICY))
     )
     with pytest.raises(UnsupportedError, match="latent_pi"):
-        restore(path).playable("actor")
+        restore_agent(path).playable("actor")
 
 
 class Remembering(nn.Module):
@@ -394,8 +395,10 @@ def test_a_recurrent_actor_of_plain_torch(tmp_path: Path, kind: Any, layers: int
     with torch.no_grad():
         wanted = actor(torch.tensor(obs)).numpy()
     how = Protocol()
-    agent = restore(str(tmp_path / "a.pt"))
-    entrant = enter(agent, place_of(agent, "Given-v0", how), how, spec({"obs": obs[0]}, [-3, -3], [3, 3]))
+    agent = restore_agent(str(tmp_path / "a.pt"))
+    entrant = prepare_agent(
+        agent, choose_environment(agent, "Given-v0", how), how, spec({"obs": obs[0]}, [-3, -3], [3, 3])
+    )
     assert any("before the dense layers" in each for each in entrant.assumed)
     module: Any = plugins.find("backends", "numpy").load()
     policy, state = module.build(entrant.network), ()
@@ -417,7 +420,7 @@ def test_a_recurrent_actor_of_plain_torch(tmp_path: Path, kind: Any, layers: int
 def test_memory_of_another_form_is_refused(tmp_path: Path, actor: nn.Module) -> None:
     torch.save({"actor": actor.state_dict(), "total_it": 5}, tmp_path / "a.pt")
     with pytest.raises(UnsupportedError, match="memory"):
-        restore(str(tmp_path / "a.pt")).playable("actor")
+        restore_agent(str(tmp_path / "a.pt")).playable("actor")
 
 
 @pytest.mark.environment

@@ -25,17 +25,14 @@ import numpy as np
 import pytest
 import yaml
 
-from ckpttool import places
-from ckpttool.formats import code_scan
-from ckpttool.formats.keras_tree import asking
-from ckpttool.formats.pickled.owner import owner
-from ckpttool.formats.probe import Probe
-from ckpttool.formats.saved_model import asking as operations
-from ckpttool.ops import candidates
-from ckpttool.ops.check import Check, check
-from ckpttool.ops.doctor import diagnose
-from ckpttool.source import File
-from ckpttool.wire import asked, pickle_reader
+from ckpttool.commands import check as candidates
+from ckpttool.commands.check import CheckResult, check
+from ckpttool.commands.doctor import diagnose
+from ckpttool.core import checkpoint, filesystem
+from ckpttool.core.source import File
+from ckpttool.encodings import pickle_reader
+from ckpttool.formats import detect, keras_config, tf_saved_model
+from ckpttool.formats.common import Probe, find_pickle_format
 from tests.bundle_writer import field
 from tests.conftest import ROOT, TORCH_SAMPLE, in_process
 from tests.hostile import crafted_onnx
@@ -263,7 +260,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, set[str], set[
     return folder, fine, {*bad, "bad/pipe.pt", "bad/dangling.pt", "bad/revived"}
 
 
-def outcome(found: Check, folder: Path) -> tuple[set[str], set[str]]:
+def outcome(found: CheckResult, folder: Path) -> tuple[set[str], set[str]]:
     """Return the paths below the folder that were found fine, and those that were not."""
     fine, bad = set(), set()
     for each in found.checkpoints:
@@ -324,13 +321,13 @@ def test_a_pickle_is_known_by_its_opcodes(tmp_path: Path, name: str) -> None:
 )
 def test_a_text_is_no_pickle(tmp_path: Path, text: str) -> None:
     (tmp_path / "x").write_text(text)
-    assert owner(Probe(str(tmp_path / "x"))) is None
+    assert find_pickle_format(Probe(str(tmp_path / "x"))) is None
 
 
 def test_documents_of_this_repository_are_no_pickles() -> None:
     texts = [path for end in ("*.md", "*.py", "*.toml", "*.yml") for path in ROOT.glob(f"[!.]*/**/{end}")]
     assert len(texts) > 100
-    assert not [path for path in texts if owner(Probe(str(path))) is not None]
+    assert not [path for path in texts if find_pickle_format(Probe(str(path))) is not None]
 
 
 # --- What a format does not list ----------------------------------------------------------------------
@@ -338,7 +335,7 @@ def test_documents_of_this_repository_are_no_pickles() -> None:
 
 def scanned(tmp_path: Path, data: bytes) -> list[str]:
     (tmp_path / "x").write_bytes(data)
-    return [each.name for each in code_scan.scan(File.stamp(str(tmp_path / "x"))).asks]
+    return [each.name for each in detect.scan_for_code(File.stamp(str(tmp_path / "x"))).asks]
 
 
 @pytest.mark.parametrize("protocol", [2, 4])
@@ -353,9 +350,9 @@ def test_code_is_found_wherever_it_stands_in_a_pickle(
 
 def test_a_small_pickle_is_gone_through_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     lengths: list[int] = []
-    scan = pickle_reader.scan
-    monkeypatch.setattr(pickle_reader, "scan", lambda data: lengths.append(len(data)) or scan(data))
-    code_scan._acting.cache_clear()
+    scan = pickle_reader.scan_pickle
+    monkeypatch.setattr(pickle_reader, "scan_pickle", lambda data: lengths.append(len(data)) or scan(data))
+    detect._find_code.cache_clear()
     data = pickle.dumps({f"l{n}.weight": [float(n)] * 9 for n in range(99)}, 2)
     assert 1024 < len(data) < 1 << 14
     assert [scanned(tmp_path, data) for _ in range(3)] == [[]] * 3
@@ -462,17 +459,17 @@ def test_a_shard_that_is_missing_is_told_once(tmp_path: Path) -> None:
 
 
 def test_a_storage_of_torch_within_a_pickle_is_judged() -> None:
-    from ckpttool.wire import pickle_reader
+    from ckpttool.encodings import pickle_reader
 
     def verdict(data: bytes) -> str:
         text = b"B" + struct.pack("<I", len(data)) + data
-        found = pickle_reader.read(b"ctorch.storage\n_load_from_bytes\n(" + text + b"tR.")
-        return asked.verdict(found.asked)
+        found = pickle_reader.parse_pickle(b"ctorch.storage\n_load_from_bytes\n(" + text + b"tR.")
+        return checkpoint.worst_verdict(found.asked)
 
     plain = b"".join(pickle.dumps(each, 2) for each in (0x1950A86A20F9469CFC6C, 1001, {}, [], []))
-    assert verdict(plain) == asked.CLASSES
-    assert verdict(ACTS) == asked.CODE
-    assert verdict(plain[:-2] + PROTOCOL_0) == asked.CODE
+    assert verdict(plain) == checkpoint.CLASSES
+    assert verdict(ACTS) == checkpoint.CODE
+    assert verdict(plain[:-2] + PROTOCOL_0) == checkpoint.CODE
 
 
 # --- Keras --------------------------------------------------------------------------------------------
@@ -537,8 +534,8 @@ def function(module: str, name: str) -> dict[str, Any]:
     ],
 )
 def test_configurations_that_act(config: Any) -> None:
-    found = asking.judged(json.dumps(config), "model_config")
-    assert asked.verdict(found.asks) == asked.CODE
+    found = keras_config.audit_json(json.dumps(config), "model_config")
+    assert checkpoint.worst_verdict(found.asks) == checkpoint.CODE
     assert found.unjudged == ()
 
 
@@ -560,12 +557,12 @@ def test_configurations_that_act(config: Any) -> None:
     ],
 )
 def test_configurations_of_keras_alone(config: Any) -> None:
-    assert asking.judged(json.dumps(config), "model_config") == asking.Judged()
+    assert keras_config.audit_json(json.dumps(config), "model_config") == keras_config.ConfigAudit()
 
 
 @pytest.mark.parametrize("text", ["", "{", b"\xff\xfe\x00", None, 7, ["{}"], "[" * 100_000])
 def test_what_is_no_configuration_is_not_judged(text: object) -> None:
-    found = asking.judged(text, "model_config")
+    found = keras_config.audit_json(text, "model_config")
     assert found.asks == ()
     assert len(found.unjudged) == 1
 
@@ -608,7 +605,7 @@ def test_a_graph_in_text_alone_is_not_judged(tmp_path: Path) -> None:
 @pytest.mark.parametrize("tag", [b"\x12", b"\x92\x00"])
 def test_an_operation_is_found_however_its_length_is_written(tag: bytes, length: bytes) -> None:
     data = field(1, field(1, "a") + tag + length + b"WriteFile" + field(3, "b"))
-    assert [each.name for each in operations.asks([memoryview(data)], "x")] == ["WriteFile"]
+    assert [each.name for each in tf_saved_model.audit_operations([memoryview(data)], "x")] == ["WriteFile"]
 
 
 def test_a_graph_without_such_operations_is_no_checkpoint(tmp_path: Path) -> None:
@@ -626,21 +623,21 @@ def test_a_graph_without_such_operations_is_no_checkpoint(tmp_path: Path) -> Non
 def test_a_file_that_may_not_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     good(tmp_path)
     (tmp_path / name).write_bytes(b"x" * 100)
-    real = places.content
+    real = filesystem.read_bytes
 
     def content(path: str, offset: int = 0, length: int | None = None) -> bytes:
         if path.endswith(f"/{name}"):
             raise PermissionError(13, "Permission denied")
         return real(path, offset, length)
 
-    monkeypatch.setattr(places, "content", content)
+    monkeypatch.setattr(filesystem, "read_bytes", content)
     found = check([str(tmp_path)])
     assert [each.path for each in found.failed] == [str(tmp_path / name)]
 
 
 def test_a_folder_that_may_not_be_listed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     good(tmp_path)
-    real = places.listdir
+    real = filesystem.listdir
 
     def listdir(path: str) -> list[str]:
         if path.endswith("closed"):
@@ -648,7 +645,7 @@ def test_a_folder_that_may_not_be_listed(tmp_path: Path, monkeypatch: pytest.Mon
         return real(path)
 
     (tmp_path / "closed").mkdir()
-    monkeypatch.setattr(places, "listdir", listdir)
+    monkeypatch.setattr(filesystem, "listdir", listdir)
     assert [each.path for each in check([str(tmp_path)]).failed] == [str(tmp_path / "closed")]
 
 
@@ -656,14 +653,14 @@ def test_a_file_that_vanishes_and_one_that_breaks_the_reader(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     names = good(tmp_path)
-    real = candidates.collect
+    real = candidates.collect_candidates
 
-    def collect(paths: Any) -> candidates.Candidates:
+    def collect(paths: Any) -> candidates.CandidateCollector:
         found = real(paths)
         (tmp_path / "agent.pt").unlink()
         return found
 
-    monkeypatch.setattr(candidates, "collect", collect)
+    monkeypatch.setattr(candidates, "collect_candidates", collect)
     monkeypatch.setattr("ckpttool.formats.npz.read", lambda _: [][0])
     found = check([str(tmp_path)])
     assert len(found.checkpoints) == len(names)

@@ -14,14 +14,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ckpttool.errors import CkpttoolError, MappingError, UsageError
-from ckpttool.formats.keras_tree.config import Config, with_flattened
-from ckpttool.formats.resolve import open_checkpoint
-from ckpttool.ops import module_order
-from ckpttool.ops.convert import Conversion, convert
-from ckpttool.ops.digest import digest
-from ckpttool.ops.general_way import to_objects
-from ckpttool.tree import Tree
+from ckpttool.commands.convert import ConversionResult, convert
+from ckpttool.commands.digest import digest
+from ckpttool.commands.general_conversion import to_objects
+from ckpttool.core.errors import CkpttoolError, MappingError, UsageError
+from ckpttool.core.tree import Tree
+from ckpttool.formats.detect import open_checkpoint
+from ckpttool.formats.keras_config import KerasConfig, with_flattened
+from ckpttool.libraries import optimizers_write
 from tests import tensorflow_child
 
 # Numbers that float32 holds, and an epsilon that does not matter: the frameworks add it at different places.
@@ -445,7 +445,7 @@ def moments(path: str, kind: str = "m") -> dict[str, np.ndarray]:
     return {tree.names[leaf.of]: leaf.array() for leaf in slots if leaf.of is not None}
 
 
-def converted(source: Path, tmp_path: Path, to: str = "tf", **options: Any) -> Conversion:
+def converted(source: Path, tmp_path: Path, to: str = "tf", **options: Any) -> ConversionResult:
     target = tmp_path / {"tf": "made-1", "keras": "made.weights.h5", "torch": "made.pt"}[to]
     return convert(str(source), str(target), to=to, sync=False, **options)
 
@@ -577,20 +577,18 @@ def test_optimizer_none_converts_the_networks_alone(tmp_path: Path, cls: str) ->
 
 
 def test_a_decay_beside_the_gradient_is_adams_alone() -> None:
-    from ckpttool.layouts.canonical import setting, slot
-    from ckpttool.layouts.optimizers import ToTorch
-    from ckpttool.leaf import ValueLeaf, attr, key
-    from ckpttool.mapping.report import Move
-    from ckpttool.mapping.rules import KEEP
-    from ckpttool.tree import Tree
+    from ckpttool.core.tree import Tree, ValueLeaf, attr, key
+    from ckpttool.libraries.optimizers_write import TorchOptimizerWriter
+    from ckpttool.libraries.schema import canonical_setting_path, canonical_slot_path
+    from ckpttool.mapping.rules import KEEP, Move
 
     weight = (attr("networks"), attr("w"))
     told = {"weight_decay": 0.5, "decoupled_weight_decay": True}
     named = {"m": "Adam", "u": "Adamax", "rms": "RMSprop", "squares": "Adagrad", "velocity": "SGD"}
     for kind, cls in named.items():
-        leaves = {weight: ValueLeaf(1.0), slot("opt", kind, weight): ValueLeaf(1.0)}
-        leaves[setting("opt", "momentum")] = ValueLeaf(0.5)
-        made = ToTorch("opt", [Move(weight, (key("w"),), KEEP)], Tree(leaves), told, {})
+        leaves = {weight: ValueLeaf(1.0), canonical_slot_path("opt", kind, weight): ValueLeaf(1.0)}
+        leaves[canonical_setting_path("opt", "momentum")] = ValueLeaf(0.5)
+        made = TorchOptimizerWriter("opt", [Move(weight, (key("w"),), KEEP)], Tree(leaves), told, {})
         lost = [name for name in made.missing() if name.endswith("weight_decay")]
         assert made.family.name == cls
         assert bool(lost) == (cls != "Adam"), cls
@@ -1197,7 +1195,7 @@ FLATTENINGS: dict[str, tuple[list[dict[str, Any]], object]] = {
 @pytest.mark.parametrize("name", FLATTENINGS)
 def test_configurations_tell_what_is_flattened(name: str) -> None:
     layers, expected = FLATTENINGS[name]
-    found = with_flattened(Config("Sequential", {"layers": layers})).layers()[-1]
+    found = with_flattened(KerasConfig("Sequential", {"layers": layers})).layers()[-1]
     assert found.settings.get("flattened") == expected
 
 
@@ -1309,7 +1307,7 @@ def test_an_order_is_found_only_where_it_is_the_modules_own(seed: int) -> None:
     for _ in range(50):
         parameters = made(3)
         stored = sorted(parameters)
-        order = module_order.only(stored, [shape for _, shape in parameters], numbered=False)
+        order = optimizers_write.find_only_order(stored, [shape for _, shape in parameters], numbered=False)
         if order is not None:
             assert [stored[number] for number in order] == parameters
             found += 1

@@ -24,8 +24,8 @@ import pytest
 from benchmarks.gpu import __main__ as command
 from benchmarks.gpu import checks, contract, groups, limits, networks, parts, report, speed, start, transfers
 from benchmarks.gpu.parts import ABSENT, FAILED, MEASURED, PASSED, Check, Context, Part, run_part
-from ckpttool.agents.network import Network
-from ckpttool.errors import DeviceError
+from ckpttool.core.errors import DeviceError
+from ckpttool.networks.network import Network
 from docs.blocks import DOCS, ROOT
 
 needs_torch = pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="torch is not installed")
@@ -84,11 +84,11 @@ def test_a_part_is_green_on_the_cpu(each: Part, context: Context) -> None:
 
 
 def test_every_layer_of_the_backend_is_checked() -> None:
-    from ckpttool.agents.backends import torch as backend
+    from ckpttool.networks import torch_backend
 
     layers = [node.layer for network in networks.every_layer().values() for node in network.nodes]
-    assert {type(layer) for layer in layers} == set(backend.LAYERS)
-    assert {layer.name for layer in layers if hasattr(layer, "slope")} == set(backend.ACTIVATIONS)
+    assert {type(layer) for layer in layers} == set(torch_backend.LAYERS)
+    assert {layer.name for layer in layers if hasattr(layer, "slope")} == set(torch_backend.ACTIVATIONS)
 
 
 # Faults: what a policy may do wrong, and the parts that must find it.
@@ -351,7 +351,7 @@ def test_a_graph_with_another_bit_is_found() -> None:
 def test_a_capture_that_fails(fault: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
     import torch
 
-    from ckpttool.agents.backends import torch_cuda
+    from ckpttool.networks import torch_programs
 
     after: list[int] = []
 
@@ -365,7 +365,7 @@ def test_a_capture_that_fails(fault: str | None, monkeypatch: pytest.MonkeyPatch
         wrong = {"action": lambda a: a + bool(after)} if fault == "other numbers" else {}
         return Faulty(parts.torch_policy(network, device), **wrong)
 
-    monkeypatch.setattr(torch_cuda, "captured", captured)
+    monkeypatch.setattr(torch_programs, "capture_graph", captured)
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
     found = failed(run_part(part(checks, "a capture that fails"), pretended(make)))
     kinds = {None: 0, "no exception": 2, "other numbers": 4}

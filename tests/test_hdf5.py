@@ -10,16 +10,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ckpttool.errors import CkpttoolError, FormatError, TruncatedError, UnsupportedError
+from ckpttool.core.errors import CkpttoolError, FormatError, TruncatedError, UnsupportedError
+from ckpttool.core.source import File
 from ckpttool.formats import hdf5
-from ckpttool.formats.hdf5 import process, sources
-from ckpttool.source import File
 
 h5py = pytest.importorskip("h5py")
 
 
-def index(path: Path) -> hdf5.Index:
-    return hdf5.index(hdf5.whole(File.stamp(str(path))))
+def index(path: Path) -> hdf5.Hdf5Index:
+    return hdf5.read_index(hdf5.whole_file(File.stamp(str(path))))
 
 
 def spent() -> float:
@@ -108,8 +107,8 @@ def test_fletcher32_is_that_of_the_library(tmp_path: Path) -> None:
         with h5py.File(tmp_path / f"{number}.h5", "w") as file:
             dataset = file.create_dataset("a", data=data, chunks=(size,), fletcher32=True)
             stored = dataset.id.read_direct_chunk((0,))[1]
-        assert int.from_bytes(stored[-4:], "little") == sources.fletcher32(data.tobytes()), size
-    assert sources.fletcher32(bytes(10)) == 0
+        assert int.from_bytes(stored[-4:], "little") == hdf5.fletcher32(data.tobytes()), size
+    assert hdf5.fletcher32(bytes(10)) == 0
 
 
 def test_a_flipped_bit_under_fletcher32_is_seen(tmp_path: Path) -> None:
@@ -160,9 +159,9 @@ def test_chunks_are_compared_in_few_processes(tmp_path: Path, monkeypatch: pytes
     with h5py.File(tmp_path / "x.h5", "w") as file:
         for number in range(20):
             file.create_dataset(f"{number:02}", data=np.arange(50.0) + number, chunks=(20,))
-    jobs: list[process.Job] = []
-    run = process.run
-    monkeypatch.setattr(process, "run", lambda *given: jobs.append(given[4]) or run(*given))
+    jobs: list[hdf5.Hdf5Job] = []
+    run = hdf5.run_child
+    monkeypatch.setattr(hdf5, "run_child", lambda *given: jobs.append(given[4]) or run(*given))
     for number, dataset in enumerate(index(tmp_path / "x.h5").datasets.values()):
         assert np.frombuffer(dataset.source.read(), "<f8").tolist() == (np.arange(50.0) + number).tolist()
     assert [job.first for job in jobs] == [None, 0]
@@ -400,8 +399,8 @@ def test_a_child_that_dies_or_hangs_is_one_sentence(tmp_path: Path, monkeypatch:
     path = tmp_path / "x.h5"
     with h5py.File(path, "w") as file:
         file["a"] = 1
-    start = process._START
-    limited = "from ckpttool.formats.hdf5 import child; child.limit"
+    start = hdf5._START
+    limited = "from ckpttool.formats import hdf5_child as child; child.limit"
     for code, sentence in (
         ("import os; os.kill(os.getpid(), 11)", "was ended by signal 11"),
         ("import sys; sys.exit(3)", "ended with status 3"),
@@ -412,9 +411,9 @@ def test_a_child_that_dies_or_hangs_is_one_sentence(tmp_path: Path, monkeypatch:
         (f"{limited}(1)\nwhile True: pass", "did not finish in 10 s"),
         (f"{limited}(5); bytearray(3 << 30)", "ended with status 1"),
     ):
-        monkeypatch.setattr(process, "_START", start.partition("from ckpttool")[0] + code)
-        monkeypatch.setattr(process, "_CLOCK", 1)
-        monkeypatch.setattr(process, "seconds", lambda length, s=sentence: 1 if "1 s" in s else 10)
+        monkeypatch.setattr(hdf5, "_START", start.partition("from ckpttool")[0] + code)
+        monkeypatch.setattr(hdf5, "_CLOCK", 1)
+        monkeypatch.setattr(hdf5, "cpu_seconds", lambda length, s=sentence: 1 if "1 s" in s else 10)
         before = spent()
         with pytest.raises(FormatError, match=sentence):
             index(path)
@@ -432,8 +431,8 @@ def test_the_child_may_not_write_and_has_no_environment(
     monkeypatch.setenv("SECRET", "x")
     code = """
 import os
-from ckpttool.formats.hdf5 import child
-child.limit(5)
+from ckpttool.formats import hdf5_child as child
+child.limit_resources(5)
 assert "SECRET" not in os.environ and os.environ["HDF5_PLUGIN_PATH"] == "/nonexistent"
 # The listing itself takes one more.
 assert len(set(os.listdir("/proc/self/fd")) - {"0", "1", "2", sys.argv[2]}) == 1
@@ -451,13 +450,13 @@ def write():
         stream.flush()
 
 refused = fails(write)
-child.rehearse()
-child.shut()
+child.preload_modules()
+child.forbid_opening()
 if refused and fails(lambda: open(os.devnull)) and fails(lambda: h5py.File("x.h5")):
     print('{"refused": ["unsupported", "as it should be"]}')
 """
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(process, "_START", process._START.partition("from ckpttool")[0] + code)
+    monkeypatch.setattr(hdf5, "_START", hdf5._START.partition("from ckpttool")[0] + code)
     with pytest.raises(UnsupportedError, match="as it should be"):
         index(path)
     assert not (tmp_path / "written").exists() or not (tmp_path / "written").stat().st_size
@@ -515,21 +514,21 @@ def test_chunked_datasets_that_are_read_in_order_take_few_processes(
         for name, array in arrays.items():
             file.create_dataset(name, data=array, chunks=(100,), compression="gzip")
     datasets = index(tmp_path / "x.h5").datasets
-    jobs: list[process.Job] = []
-    start = process.run
+    jobs: list[hdf5.Hdf5Job] = []
+    start = hdf5.run_child
 
-    def counted(descriptor: int, offset: int, length: int, file: str, job: process.Job) -> dict[str, Any]:
+    def counted(descriptor: int, offset: int, length: int, file: str, job: hdf5.Hdf5Job) -> dict[str, Any]:
         jobs.append(job)
         return start(descriptor, offset, length, file, job)
 
-    monkeypatch.setattr(process, "run", counted)
-    monkeypatch.setattr(sources, "_AHEAD", 2048)
-    monkeypatch.setattr(sources, "_FURTHEST", 8192)
+    monkeypatch.setattr(hdf5, "run_child", counted)
+    monkeypatch.setattr(hdf5, "_AHEAD", 2048)
+    monkeypatch.setattr(hdf5, "_FURTHEST", 8192)
     for name, array in arrays.items():
         assert bytes(datasets[name].source.read()) == array.tobytes()
     assert [job.first for job in jobs] == [0, 2, 10]
     jobs.clear()
-    sources._digests.cache_clear()
+    hdf5._digests.cache_clear()
     for name in reversed(arrays):
         assert bytes(datasets[name].source.read()) == arrays[name].tobytes()
     # Nobody reads forwards: nothing more is read ahead.

@@ -11,11 +11,10 @@ from typing import Any
 
 import pytest
 
-from ckpttool import limits
-from ckpttool.errors import FormatError, LimitError
+from ckpttool.core import limits
+from ckpttool.core.errors import FormatError, LimitError
+from ckpttool.core.source import File, Span
 from ckpttool.formats import hdf5
-from ckpttool.formats.hdf5 import answer, process
-from ckpttool.source import File, Span
 
 TEXT = base64.b64encode((2).to_bytes(8, "little") + b"ab").decode()
 ANSWER: dict[str, Any] = {
@@ -62,11 +61,11 @@ ANSWER: dict[str, Any] = {
 @pytest.fixture
 def base(tmp_path: Path) -> Span:
     (tmp_path / "x.h5").write_bytes(bytes(1024))
-    return hdf5.whole(File.stamp(str(tmp_path / "x.h5")))
+    return hdf5.whole_file(File.stamp(str(tmp_path / "x.h5")))
 
 
 def test_an_honest_answer_is_the_listing(base: Span) -> None:
-    found = answer.index(base, ANSWER)
+    found = hdf5.index_from_records(base, ANSWER)
     assert list(found.datasets) == ["a", "c", "t"]
     assert found.datasets["a"].source == Span(base.file, 512, 16)
     assert found.same == {"b": "a"}
@@ -159,7 +158,7 @@ def test_nonsense_is_refused(base: Span, change: Callable[[dict[str, Any]], None
     document = copy.deepcopy(ANSWER)
     change(document)
     with pytest.raises(FormatError, match=r"x\.h5: the list of the file's datasets makes no sense"):
-        answer.index(base, document)
+        hdf5.index_from_records(base, document)
 
 
 @pytest.mark.parametrize(("change", "sentence"), ELSEWHERE.values(), ids=ELSEWHERE)
@@ -167,7 +166,7 @@ def test_places_that_cannot_be_are_refused(base: Span, change: Any, sentence: st
     document = copy.deepcopy(ANSWER)
     change(document)
     with pytest.raises(FormatError, match=sentence):
-        answer.index(base, document)
+        hdf5.index_from_records(base, document)
 
 
 def test_many_small_bombs_are_one(base: Span) -> None:
@@ -182,8 +181,10 @@ def test_many_small_bombs_are_one(base: Span) -> None:
     }
     rows = [{**row, "path": f"z{number}", "address": 900 + number} for number in range(3)]
     with limits.using(replace(limits.Limits(), expanded_bytes=2500, expanded_ratio=1)):
-        assert answer.index(base, ANSWER | {"datasets": rows[:2]}).datasets["z1"].source.read() == bytes(1000)
-        found = answer.index(base, ANSWER | {"datasets": rows}).datasets
+        assert hdf5.index_from_records(base, ANSWER | {"datasets": rows[:2]}).datasets[
+            "z1"
+        ].source.read() == bytes(1000)
+        found = hdf5.index_from_records(base, ANSWER | {"datasets": rows}).datasets
         with pytest.raises(LimitError, match="the file's datasets declare 3,000 bytes and store 1,024"):
             found["z0"].source.read()
 
@@ -208,4 +209,4 @@ def test_what_a_broken_process_says_is_one_sentence(said: bytes, sentence: str) 
         limits.using(replace(limits.Limits(), hdf5_objects=1000)),
         pytest.raises(FormatError, match=sentence),
     ):
-        process._judged(said, 0, "x")
+        hdf5._parse_output(said, 0, "x")

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ckpttool.cli.tables import with_joined_defaults
+from ckpttool.cli.tables import merge_default_sentences
 from tests.conftest import TORCH_SAMPLE, Ran, in_process
 
 torch = pytest.importorskip("torch")
@@ -522,10 +522,10 @@ def test_defaults_of_optimizers_are_one_sentence() -> None:
         facts = (("rho", 0.9, "Keras"), ("weight_decay", 0, "torch"))
         return [f"{name} {what} = {value} (default of {whose}; {rest}" for what, value, whose in facts]
 
-    joined = with_joined_defaults(["first", *said("one"), *said("two"), "last"])
+    joined = merge_default_sentences(["first", *said("one"), *said("two"), "last"])
     assert [joined[0], joined[-1], len(joined)] == ["first", "last", 3]
     assert all(word in joined[1] for word in ("one", "two", "rho = 0.9", "weight_decay = 0"))
-    assert with_joined_defaults(["first", "last"]) == ["first", "last"]
+    assert merge_default_sentences(["first", "last"]) == ["first", "last"]
 
 
 def test_a_folder_that_cannot_be_listed_is_not_taken_for_empty(

@@ -9,10 +9,20 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from ckpttool.errors import FormatError
-from ckpttool.face.handle import own_bytes
-from ckpttool.leaf import Leaf
-from ckpttool.source import Deflated, File, Inline, Part, Span, Strided, as_array, combined, gathered
+from ckpttool.core.checkpoint import read_writable
+from ckpttool.core.errors import FormatError
+from ckpttool.core.source import (
+    DeflatedSpan,
+    File,
+    Inline,
+    Span,
+    StoragePart,
+    StridedView,
+    as_array,
+    combine_parts,
+    gather_bytes,
+)
+from ckpttool.core.tree import Leaf
 from tests.conftest import ROOT
 
 
@@ -36,22 +46,22 @@ class Fewer:
 @pytest.mark.parametrize("data", [b"", bytes(15), bytes(17)])
 def test_a_source_of_another_length_is_refused(data: bytes) -> None:
     with pytest.raises(FormatError):
-        own_bytes(Leaf("float32", (4,), Fewer(data), "x"))
+        read_writable(Leaf("float32", (4,), Fewer(data), "x"))
     with pytest.raises(FormatError):
         as_array(data, "float32", (4,))
     with pytest.raises(FormatError):
-        gathered([data[:3], data[3:]], 16)
+        gather_bytes([data[:3], data[3:]], 16)
     with pytest.raises(FormatError):
-        combined("float32", (2, 4), [((slice(1, 2),), Fewer(data))])
+        combine_parts("float32", (2, 4), [((slice(1, 2),), Fewer(data))])
 
 
 def test_parts_that_leave_gaps_are_refused() -> None:
     part = Inline(np.arange(4, dtype="<f4").tobytes())
     with pytest.raises(FormatError):
-        combined("float32", (2, 4), [((slice(1, 2),), part)])
-    both = combined("float32", (2, 4), [((slice(1, 2),), part), ((slice(0, 1),), part)])
+        combine_parts("float32", (2, 4), [((slice(1, 2),), part)])
+    both = combine_parts("float32", (2, 4), [((slice(1, 2),), part), ((slice(0, 1),), part)])
     assert np.frombuffer(both, "<f4").tolist() == [0, 1, 2, 3, 0, 1, 2, 3]
-    assert bytes(combined("float32", (), [((), Inline(b"\x00\x00\x80?"))])) == b"\x00\x00\x80?"
+    assert bytes(combine_parts("float32", (), [((), Inline(b"\x00\x00\x80?"))])) == b"\x00\x00\x80?"
 
 
 def test_strings_that_end_early_are_refused() -> None:
@@ -71,11 +81,11 @@ def test_a_view_of_what_is_not_there_is_refused(tmp_path: Path) -> None:
     file = File.stamp(str(tmp_path / "x"))
     stores = (
         Inline(bytes(32)),
-        Deflated(Span(file, 0, len(packed)), 32),
-        Part(Inline(bytes(40)), 8, 32),  # type: ignore[arg-type]
+        DeflatedSpan(Span(file, 0, len(packed)), 32),
+        StoragePart(Inline(bytes(40)), 8, 32),  # type: ignore[arg-type]
     )
     for storage in stores:
-        assert bytes(Strided(storage, 4, (4,), (2,), 1).read()) == bytes(16)
+        assert bytes(StridedView(storage, 4, (4,), (2,), 1).read()) == bytes(16)
         for shape, strides, offset in (((5,), (2,), 0), ((4,), (-1,), 0), ((2, 2), (1, 1), 6)):
             with pytest.raises(FormatError):
-                Strided(storage, 4, shape, strides, offset).read()
+                StridedView(storage, 4, shape, strides, offset).read()

@@ -16,39 +16,33 @@ from pathlib import Path
 import pytest
 
 import ckpttool
-from ckpttool import plugins
+from ckpttool.core import plugins
 from tests.conftest import ROOT, TF_SAMPLE, TORCH_SAMPLE, in_process
 from tests.conftest import ckpttool as run
 
 PACKAGE = ROOT / "ckpttool"
 
-# A floor may import the floors below it. `ckpttool` itself (the face) and `version` stand outside.
+# A package may import those before it. `ckpttool` itself and `version` stand outside.
 FLOORS = [
-    {"urls", "search_paths"},
-    {"errors"},
-    {"limits"},
-    {"places"},
-    {"dtypes", "wire", "plugins", "documents", "shown", "globs"},
-    {"source", "behind"},
-    {"remote"},
-    {"writing"},
-    {"leaf"},
-    {"naming"},
-    {"tree"},
-    {"face"},
-    {"checkpoint", "sidecar"},
-    {"ledger"},
-    {"mapping", "formats"},
-    {"layouts"},
-    {"agents", "live"},
-    {"ops"},
+    {"core"},
+    {"encodings"},
+    {"formats", "mapping"},
+    {"libraries"},
+    {"networks"},
+    {"evaluation"},
+    {"commands"},
     {"report", "browser"},
     {"cli"},
 ]
 FLOOR = {room: number for number, rooms in enumerate(FLOORS) for room in rooms}
-# wire reads files through spans and reports them as such.
-UPWARD = {("wire", "source"), ("source", "dtypes")}
-FORBIDDEN = {("formats", "layouts"), ("formats", "agents"), ("formats", "mapping"), ("mapping", "formats")}
+# Archives behind URLs; the rollout that the PyTorch backend compiles.
+UPWARD = {("core", "encodings"), ("networks", "evaluation")}
+FORBIDDEN = {
+    ("formats", "libraries"),
+    ("formats", "networks"),
+    ("formats", "mapping"),
+    ("mapping", "formats"),
+}
 FRAMEWORKS = {"torch", "tensorflow", "keras", "gymnasium", "mujoco", "jax", "onnx", "onnxruntime", "ray"}
 
 
@@ -91,39 +85,30 @@ def imports_go_one_way(file: Path) -> None:
 
 def frameworks_are_named_by_their_backends_only(file: Path) -> None:
     allowed = {
-        "agents/backends/torch.py": {"torch"},
-        "agents/backends/tensorflow.py": {"tensorflow"},
-        "agents/backends/torch_cuda.py": {"torch"},
-        "agents/backends/torch_errors.py": {"torch"},
-        "agents/backends/torch_rollout.py": {"torch"},
+        "networks/torch_backend.py": {"torch"},
+        "networks/torch_programs.py": {"torch"},
+        "networks/tensorflow_backend.py": {"tensorflow", "keras"},
+        "networks/tensorflow_training.py": {"tensorflow", "keras"},
+        "networks/onnx_backend.py": {"onnx", "onnxruntime"},
+        "networks/onnx_export.py": {"onnx"},
+        "evaluation/torch_rollout.py": {"torch"},
         # What shows the operations of a user's model, imported in that model's process.
-        "agents/skeleton/tracing.py": {"tensorflow", "torch"},
+        "networks/tracing.py": {"tensorflow", "torch"},
         # Tasks that run on the policy's device, imported there when they are played.
-        "agents/envs/tensors.py": {"torch"},
-        "agents/envs/simulators.py": {"torch"},
-        "agents/envs/pendulum_tensors.py": {"torch"},
-        "agents/envs/mountain_car_tensors.py": {"torch"},
-        "agents/backends/torch_training.py": {"torch"},
-        "agents/backends/tensorflow_training.py": {"tensorflow", "keras"},
+        "evaluation/simulators.py": {"torch"},
+        "evaluation/fast_engines.py": {"torch", "mujoco"},
+        "evaluation/gymnasium_engine.py": {"gymnasium", "mujoco"},
+        "evaluation/environments.py": {"gymnasium"},
         # The library that writes its own files, in a process of its own.
-        "formats/stable_baselines3/child.py": {"torch", "gymnasium"},
-        "agents/envs/gym_vector.py": {"gymnasium", "mujoco"},
-        "agents/envs/registry.py": {"gymnasium"},
-        "agents/envs/mujoco_vector.py": {"mujoco"},
-        "agents/onnx_model.py": {"onnx"},
-        "agents/onnx_run.py": {"onnx", "onnxruntime"},
-        "agents/backends/onnxruntime.py": {"onnx", "onnxruntime"},
+        "formats/sb3_child.py": {"torch", "gymnasium"},
         # What turns a leaf into a framework's tensor, imported when somebody asks for one.
-        "face/torch_tensors.py": {"torch"},
-        "face/tensorflow_tensors.py": {"tensorflow"},
-        # The type alone.
-        "face/handle.py": {"torch"},
+        "core/checkpoint.py": {"torch", "tensorflow"},
     }.get(str(file.relative_to(PACKAGE)), set())
     assert {name.split(".")[0] for name in imports(file)} & FRAMEWORKS <= allowed
 
 
 def what_draws_is_named_where_it_draws_and_only_when_it_does(file: Path) -> None:
-    allowed = {"cli/plots.py": {"matplotlib"}, "cli/plot_panels.py": {"matplotlib"}}
+    allowed = {"cli/plots.py": {"matplotlib"}}
     drawing = {"matplotlib", "PIL", "imageio", "imageio_ffmpeg", "pygame"}
     here = str(file.relative_to(PACKAGE))
     assert {name.split(".")[0] for name in imports(file)} & drawing <= allowed.get(here, set())
@@ -157,10 +142,10 @@ def only_remote_knows_who_speaks_with_servers(file: Path) -> None:
         "requests",
         "http",
     }
-    found = {name.split(".")[0] for name in imports(file)}
-    assert room_of(file) == "remote" or not found & speaking
-    # By their names alone, when somebody has named a URL (places.named).
-    assert room_of(file) == "remote" or not [name for name in imports(file) if "ckpttool.remote" in name]
+    remote = str(file.relative_to(PACKAGE)).startswith("core/remote")
+    assert remote or not {name.split(".")[0] for name in imports(file)} & speaking
+    # By their names alone, when somebody has named a URL (filesystem.named).
+    assert remote or not [name for name in imports(file) if "ckpttool.core.remote" in name]
 
 
 RULES = (
@@ -186,7 +171,7 @@ def test_every_module_keeps_the_rule(rule: Callable[[Path], None]) -> None:
 def test_mapping_and_agents_name_no_format_and_no_backend() -> None:
     for room, words in {
         "mapping": ("tensor_bundle", "pytorch"),
-        "agents": ("tensor_bundle", "pytorch"),
+        "networks": ("tensor_bundle", "pytorch"),
     }.items():
         for file in (PACKAGE / room).rglob("*.py"):
             assert not [word for word in words if f'"{word}"' in file.read_text()], file
@@ -195,7 +180,7 @@ def test_mapping_and_agents_name_no_format_and_no_backend() -> None:
 LOOKING = """
 import json, sys
 import ckpttool
-from ckpttool.layouts.recognise import recognise
+from ckpttool.libraries.recognize import recognize_tree as recognise
 for path in json.loads(sys.argv[1]):
     checkpoint = ckpttool.open(path)
     assert len(checkpoint.tree) > 50
@@ -363,7 +348,7 @@ def test_packages_without_entry_points_of_ours_are_not_parsed(tmp_path: Path) ->
     info.mkdir()
     (info / "entry_points.txt").write_text("[console_scripts]\nckpttool.formats = other:main\n")
     program = (
-        "import sys; from ckpttool import plugins; plugins.installed('formats'); "
+        "import sys; from ckpttool.core import plugins; plugins.installed('formats'); "
         "sys.exit('importlib.metadata' in sys.modules)"
     )
     environment = {**os.environ, "PYTHONPATH": f"{ROOT}:{tmp_path}"}
@@ -371,10 +356,10 @@ def test_packages_without_entry_points_of_ours_are_not_parsed(tmp_path: Path) ->
 
 
 STRANGER = """
-from ckpttool.checkpoint import Checkpoint
-from ckpttool.leaf import Leaf, key
-from ckpttool.source import File, Span
-from ckpttool.tree import Tree
+from ckpttool.core.checkpoint import Checkpoint
+from ckpttool.core.tree import Leaf, key
+from ckpttool.core.source import File, Span
+from ckpttool.core.tree import Tree
 
 NAME, TITLE, WRITES, FRAMEWORK = "shout", "A stranger's format", False, "numpy"
 

@@ -14,9 +14,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from ckpttool.cli import output
-from ckpttool.ops.save import save
-from ckpttool.shown import clean
+from ckpttool.cli import common
+from ckpttool.commands.save import save
+from ckpttool.core.text import clean
 from tests.conftest import TORCH_SAMPLE, Terminal, in_process
 from tests.trees import torch_tree
 
@@ -192,16 +192,16 @@ def test_results_of_a_play_are_inert(files: dict[str, Path], tmp_path: Path) -> 
 
 
 def test_only_our_own_styles_pass() -> None:
-    given = f"{output.style('1')}x\x1b[1my{output.style('0')}"
-    assert output.inert(given, styles=True) == "\x1b[1mx\\x1b[1my\x1b[0m"
-    assert output.inert(given) == "x\\x1b[1my"
+    given = f"{common.style_code('1')}x\x1b[1my{common.style_code('0')}"
+    assert common.escape_controls(given, styles=True) == "\x1b[1mx\\x1b[1my\x1b[0m"
+    assert common.escape_controls(given) == "x\\x1b[1my"
 
 
 def test_what_libraries_print_is_escaped_too(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sys, "stdout", sys.stdout)
         patch.setattr(sys, "stderr", sys.stderr)
-        output.guard()
+        common.guard_streams()
         print(f"a\tb {NASTY}")  # noqa: T201  # as a library does
         print(NASTY, file=sys.stderr)  # noqa: T201
         sys.stderr.writelines([NASTY, "\n"])
@@ -224,5 +224,5 @@ def test_every_character_that_does_not_print_is_escaped() -> None:
         0xE0001,
     ):
         assert clean(f"a{chr(number)}b").isascii()
-        assert output.inert(f"a{chr(number)}b").isascii()
-    assert output.inert("a\nb") == "a\nb"
+        assert common.escape_controls(f"a{chr(number)}b").isascii()
+    assert common.escape_controls("a\nb") == "a\nb"

@@ -13,19 +13,22 @@ import numpy as np
 import pytest
 
 from ckpttool import CkpttoolError
-from ckpttool.cli.tree import View, render
-from ckpttool.formats import checkpoint_state
-from ckpttool.formats.checkpoint_state import State
-from ckpttool.leaf import Leaf, attr
-from ckpttool.ops.folder import look
-from ckpttool.ops.modules import grouped, walk
-from ckpttool.ops.rows import TensorRow
-from ckpttool.ops.save import save
-from ckpttool.ops.signatures import signatures
-from ckpttool.ops.summary import Summary, Totals
-from ckpttool.shown import shortened
-from ckpttool.source import Inline
-from ckpttool.tree import Container
+from ckpttool.cli.tables import TreeView, render_tree
+from ckpttool.commands.folder import inspect_path
+from ckpttool.commands.inspect import (
+    CheckpointSummary,
+    TensorRow,
+    Totals,
+    group_by_module,
+    signature_lines,
+    walk_modules,
+)
+from ckpttool.commands.save import save
+from ckpttool.core.source import Inline
+from ckpttool.core.text import shorten
+from ckpttool.core.tree import Container, Leaf, attr
+from ckpttool.formats import tf_common
+from ckpttool.formats.tf_common import CheckpointState
 from tests.conftest import TF_SAMPLE, TORCH_SAMPLE, in_process, refused
 from tests.trees import torch_tree
 
@@ -41,16 +44,16 @@ def rows(*named: tuple[str, tuple[int, ...], dict[str, object]]) -> list[TensorR
     return found
 
 
-def listing(tensors: list[TensorRow], containers: dict[str, Container] | None = None) -> Summary:
+def listing(tensors: list[TensorRow], containers: dict[str, Container] | None = None) -> CheckpointSummary:
     """A listing of these tensors, as `summary` would return it."""
-    from ckpttool.checkpoint import Checkpoint
-    from ckpttool.tree import Tree
+    from ckpttool.core.checkpoint import Checkpoint
+    from ckpttool.core.tree import Tree
 
     held = {tuple(map(attr, path.split("/"))): c for path, c in (containers or {}).items()}
-    modules = grouped([(row.path, row) for row in tensors], held)
+    modules = group_by_module([(row.path, row) for row in tensors], held)
     checkpoint = Checkpoint("somewhere/agent", "test", Tree({row.keys: row.leaf for row in tensors}), ())
     totals = Totals(len(tensors), 0, 0, 0)
-    return Summary(checkpoint, None, tuple(tensors), (), totals, (), modules)
+    return CheckpointSummary(checkpoint, None, tuple(tensors), (), totals, (), modules)
 
 
 # --- The tree ---------------------------------------------------------------------------------------
@@ -69,7 +72,7 @@ def test_a_module_has_its_sums_its_class_and_its_activation() -> None:
             "net/l2": Container("module", "Dense", {"activation": "linear"}),
         },
     )
-    lines = render(found, View(quiet=True)).splitlines()
+    lines = render_tree(found, TreeView(quiet=True)).splitlines()
     assert [re.sub(" +", " ", line.strip()) for line in lines] == [
         "parameters size",
         "net 448 2.05 kB",
@@ -99,14 +102,14 @@ def test_orders_and_depths() -> None:
         rows(("a/l10/w", (1,), {}), ("a/l2/w", (9,), {}), ("a/l1/w", (5,), {}), ("b/w", (99,), {}))
     )
 
-    def names(view: View) -> list[str]:
-        return [line.split()[0] for line in render(found, view).splitlines()[1:]]
+    def names(view: TreeView) -> list[str]:
+        return [line.split()[0] for line in render_tree(found, view).splitlines()[1:]]
 
-    assert names(View(quiet=True)) == ["a", "l10", "w", "l2", "w", "l1", "w", "b", "w"]
-    assert names(View(quiet=True, sort="name")) == ["a", "l1", "w", "l2", "w", "l10", "w", "b", "w"]
-    assert names(View(quiet=True, sort="size")) == ["b", "w", "a", "l2", "w", "l1", "w", "l10", "w"]
-    assert names(View(quiet=True, depth=2)) == ["a", "l10", "l2", "l1", "b", "w"]
-    folded = render(found, View(quiet=True, depth=1)).splitlines()
+    assert names(TreeView(quiet=True)) == ["a", "l10", "w", "l2", "w", "l1", "w", "b", "w"]
+    assert names(TreeView(quiet=True, sort="name")) == ["a", "l1", "w", "l2", "w", "l10", "w", "b", "w"]
+    assert names(TreeView(quiet=True, sort="size")) == ["b", "w", "a", "l2", "w", "l1", "w", "l10", "w"]
+    assert names(TreeView(quiet=True, depth=2)) == ["a", "l10", "l2", "l1", "b", "w"]
+    folded = render_tree(found, TreeView(quiet=True, depth=1)).splitlines()
     assert len(folded) == 3
     assert "(3 tensors)" in folded[1]
     assert folded[1].split()[-3:] == ["15", "60", "B"]
@@ -115,17 +118,17 @@ def test_orders_and_depths() -> None:
 def test_deep_and_long_names_still_fit() -> None:
     deep = "/".join(f"m{n}" for n in range(190))
     found = listing(rows((f"{deep}/w", (1,), {}), (f"{deep[:-2]}/v", (1,), {}), ("x" * 500, (1,), {})))
-    lines = render(found, View(quiet=True)).splitlines()
+    lines = render_tree(found, TreeView(quiet=True)).splitlines()
     assert max(map(len, lines)) <= 80
     assert any("…" in line for line in lines)
     levels = listing(rows(*((f"{'s/' * n}w", (1,), {}) for n in range(200))))
-    assert max(map(len, render(levels, View(quiet=True)).splitlines())) <= 80
-    assert sum(1 for _ in walk(levels.modules[0])) == 200
+    assert max(map(len, render_tree(levels, TreeView(quiet=True)).splitlines())) <= 80
+    assert sum(1 for _ in walk_modules(levels.modules[0])) == 200
 
 
 @pytest.mark.parametrize("width", range(12))
 def test_shortened_text_keeps_both_ends(width: int) -> None:
-    text = shortened("policy/critic/kernel", width)
+    text = shorten("policy/critic/kernel", width)
     assert len(text) == width
     assert width < 3 or (text[0] == "p" and text[-1] == "l" and "…" in text)
 
@@ -166,7 +169,7 @@ def test_signatures_are_a_few_clean_lines() -> None:
             "empty": {},
         },
     }
-    assert signatures(details, 80) == [
+    assert signature_lines(details, 80) == [
         "tags serve; serve, gpu",
         r"signature serving\x1b",
         "  obs float32[?, 3] -> action float32[...]",
@@ -174,10 +177,10 @@ def test_signatures_are_a_few_clean_lines() -> None:
         "  nothing -> nothing",
     ]
     many = {"signatures": {f"s{n}": {"inputs": {f"i{k}": {} for k in range(50)}} for n in range(30)}}
-    lines = signatures(many, 80)
+    lines = signature_lines(many, 80)
     assert max(map(len, lines)) <= 80
     assert lines[-1] == "and 18 more signatures"
-    assert signatures({}, 80) == signatures({"signatures": [1], "tags": 3}, 80) == []
+    assert signature_lines({}, 80) == signature_lines({"signatures": [1], "tags": 3}, 80) == []
 
 
 # --- Folders ----------------------------------------------------------------------------------------
@@ -233,7 +236,7 @@ def test_files_of_any_format_are_listed() -> None:
 def test_what_is_missing_is_said(folder: Path) -> None:
     (folder / "ckpt-2500.data-00000-of-00001").unlink()
     (folder / "ckpt-7500.index").unlink()
-    found = look(str(folder))
+    found = inspect_path(str(folder))
     listed = {os.path.basename(each.path): each for each in found.checkpoints}
     assert {name: each.complete for name, each in listed.items()} == {
         "ckpt-2500": False, "ckpt-7500": False, "ckpt-15000": True
@@ -243,8 +246,8 @@ def test_what_is_missing_is_said(folder: Path) -> None:
 
 
 def test_a_state_file_of_another_machine(folder: Path) -> None:
-    state = State("/home/her/runs/ckpt-7500", ("/home/her/runs/ckpt-7500",), (86_400.0 * 365,))
-    (folder / "checkpoint").write_bytes(checkpoint_state.encode(state))
+    state = CheckpointState("/home/her/runs/ckpt-7500", ("/home/her/runs/ckpt-7500",), (86_400.0 * 365,))
+    (folder / "checkpoint").write_bytes(tf_common.encode_state(state))
     document = in_process("inspect", folder, "--json").json()
     assert document["path"] == str(folder / "ckpt-7500")
     assert any("/home/her/runs/ckpt-7500" in note for note in document["notes"])
@@ -267,13 +270,13 @@ def test_a_state_file_that_does_not_help(folder: Path, content: str) -> None:
 
 def test_times_that_no_calendar_has(folder: Path) -> None:
     name = str(folder / "ckpt-7500")
-    (folder / "checkpoint").write_bytes(checkpoint_state.encode(State(name, (name,), (1e300,))))
+    (folder / "checkpoint").write_bytes(tf_common.encode_state(CheckpointState(name, (name,), (1e300,))))
     assert in_process("inspect", folder, "--json").status == 0
 
 
 def test_a_folder_of_one_file_or_none_is_still_no_checkpoint(tmp_path: Path) -> None:
     with pytest.raises(CkpttoolError):
-        look(str(tmp_path))
+        inspect_path(str(tmp_path))
     save(torch_tree({"x": np.zeros(1, np.float32)}), str(tmp_path / "x.pt"))
     assert "x.pt" in in_process("inspect", tmp_path).err
     refused(in_process("inspect", tmp_path))
@@ -364,7 +367,9 @@ def test_a_slot_whose_path_names_its_parameter_needs_no_second_name() -> None:
             ("opt/m/internet/l1/w", (2,), {**slot, "of": "net/l1/w"}),
         )
     )
-    notes = [line.partition(" B")[2].strip() for line in render(found, View(quiet=True)).splitlines()]
+    notes = [
+        line.partition(" B")[2].strip() for line in render_tree(found, TreeView(quiet=True)).splitlines()
+    ]
     assert [note for note in notes if note] == ["slot m", "slot m", "m of net/l1/w", "m of net/l1/w"]
 
 
@@ -379,18 +384,18 @@ def test_a_framework_s_own_lists_are_no_names() -> None:
     found = listing(
         rows(("l1/w", (2,), {"aliases": (*own, "first/w", "other/w")}), ("l2/w", (2,), {"aliases": own}))
     )
-    text = render(found, View(quiet=True))
+    text = render_tree(found, TreeView(quiet=True))
     assert text.count("also") == 1
     assert "also first/w (+1)" in text
-    assert all(f"also {name}\n" in f"{render(found, View(aliases=True))}\n" for name in own)
+    assert all(f"also {name}\n" in f"{render_tree(found, TreeView(aliases=True))}\n" for name in own)
 
 
 def test_frozen_parameters_are_counted() -> None:
     found = listing(
         rows(("a", (3,), {"trainable": False}), ("b", (2,), {"trainable": True}), ("c", (9,), {}))
     )
-    assert "(3 frozen)" in render(found, View())
-    assert "frozen" not in render(listing(rows(("b", (2,), {"trainable": True}))), View())
+    assert "(3 frozen)" in render_tree(found, TreeView())
+    assert "frozen" not in render_tree(listing(rows(("b", (2,), {"trainable": True}))), TreeView())
 
 
 def test_plain_values_have_the_whole_line(tmp_path: Path) -> None:
@@ -416,23 +421,25 @@ def test_a_numbered_layer_has_its_own_name() -> None:
         {"model/layer-7": Container("module", "Dense", {"layer": "out", "activation": "relu"})},
     )
     modules = [
-        " ".join(line.split()) for line in render(found, View(quiet=True)).splitlines() if " 8 B" not in line
+        " ".join(line.split())
+        for line in render_tree(found, TreeView(quiet=True)).splitlines()
+        if " 8 B" not in line
     ]
     assert [line.rpartition(" B")[0].rsplit(" ", 2)[0] for line in modules[1:]] == [
         "model", "_operations", "1 hidden", "2",
     ]  # fmt: skip
-    text = render(found, View(quiet=True, depth=2))
+    text = render_tree(found, TreeView(quiet=True, depth=2))
     assert "out: Dense relu (1 tensor)" in text
     assert text.count("(1 tensor)") == 3
     assert not re.search("adam|: y| y ", text)
 
 
 def test_names_sort_by_their_numbers_of_however_many_digits() -> None:
-    from ckpttool.ops.rows import natural
+    from ckpttool.commands.inspect import natural_sort_key
 
     in_order = ["a", "l01", "l1", "l2", "l10", "l10a", "l" + "9" * 5000, "l1" + "0" * 5000]
     shuffled = in_order[::-1]
-    assert sorted(shuffled, key=natural) == in_order
+    assert sorted(shuffled, key=natural_sort_key) == in_order
 
 
 def test_very_many_values_are_counted_and_shown_by_all(tmp_path: Path) -> None:

@@ -10,13 +10,12 @@ from typing import Any
 import numpy as np
 import pytest
 
+from ckpttool.commands.digest import digest_checkpoint
+from ckpttool.core.tree import Container, Leaf, Tree, attr, display
+from ckpttool.core.tree import Path as TreePath
 from ckpttool.formats import keras_h5
-from ckpttool.formats.keras_tree.classes import variables
-from ckpttool.formats.resolve import open_checkpoint
-from ckpttool.leaf import Leaf, attr, display
-from ckpttool.leaf import Path as TreePath
-from ckpttool.ops.digest import digest_of
-from ckpttool.tree import Container, Tree
+from ckpttool.formats.detect import open_checkpoint
+from ckpttool.formats.keras_config import layer_variables
 from tests import tensorflow_child
 from tests.conftest import in_process
 from tests.keras_referee import assert_slots, sha256
@@ -37,14 +36,17 @@ def test_an_agent_comes_back_from_keras_with_moments_and_steps(tmp_path: Path) -
     assert found.tree.containers[attributes("actor_optimizer")].name == "Adam"
     assert next(p for p, one in found.tree.tensors() if one.role == "counter") == attributes("total_it")
     assert in_process("convert", written, back).status == 0
-    assert digest_of(open_checkpoint(str(back))).sha256 == digest_of(open_checkpoint(str(SAMPLE))).sha256
+    assert (
+        digest_checkpoint(open_checkpoint(str(back))).sha256
+        == digest_checkpoint(open_checkpoint(str(SAMPLE))).sha256
+    )
     # What was read is written again without loss.
     (piece,) = keras_h5.pieces(found.tree)
     with (tmp_path / "again.weights.h5").open("wb") as stream:
         piece.write(stream)
     again = open_checkpoint(str(tmp_path / "again.weights.h5"))
     assert list(again.tree) == list(found.tree)
-    assert digest_of(again).sha256 == digest_of(found).sha256
+    assert digest_checkpoint(again).sha256 == digest_checkpoint(found).sha256
 
 
 def agent_file(path: Path, widths: dict[str, tuple[int, ...]], trained: list[str], listed: Any = None) -> str:
@@ -137,7 +139,7 @@ def test_a_list_in_pieces(tmp_path: Path) -> None:
 
 
 def test_a_batch_normalisation_with_three_variables() -> None:
-    found = variables("BatchNormalization", {}, [(4,)] * 3)
+    found = layer_variables("BatchNormalization", {}, [(4,)] * 3)
     assert found is not None
     assert [(one.name, one.role) for one in found] == [
         ("", "parameter"),
@@ -158,7 +160,7 @@ def test_a_batch_normalisation_with_three_variables() -> None:
     ],
 )
 def test_quantized_layers(cls: str, config: Any, shapes: Any, names: str | None) -> None:
-    found = variables(cls, config, shapes)
+    found = layer_variables(cls, config, shapes)
     assert (found and " ".join(one.name for one in found)) == names
 
 

@@ -9,14 +9,13 @@ import h5py
 import numpy as np
 import pytest
 
-from ckpttool.formats.hdf5 import Dataset
-from ckpttool.formats.keras_tree.config import Config
-from ckpttool.formats.keras_tree.optimizers import Trained, named_leaves
-from ckpttool.formats.keras_tree.pairs import parsed
-from ckpttool.formats.resolve import open_checkpoint
-from ckpttool.leaf import Path as LeafPath
-from ckpttool.leaf import attr, display
-from ckpttool.source import Inline
+from ckpttool.core.source import Inline
+from ckpttool.core.tree import Path as LeafPath
+from ckpttool.core.tree import attr, display
+from ckpttool.formats.detect import open_checkpoint
+from ckpttool.formats.hdf5 import Hdf5Dataset
+from ckpttool.formats.keras_config import KerasConfig
+from ckpttool.formats.keras_tree import TrainedVariable, named_leaves, order_from_slots
 
 WEIGHTS = {"dense_1": {"kernel": (3, 5), "bias": (5,)}, "dense_2": {"kernel": (5, 2), "bias": (2,)}}
 SHAPES = [shape for layer in WEIGHTS.values() for shape in layer.values()]
@@ -112,19 +111,19 @@ def test_the_last_layer_is_not_taken_for_a_longer_one_cut_short() -> None:
     """Keras lists `fc` before `lstm` where the optimizer has them the other way round."""
     shapes = {"lstm": [(5, 24), (6, 24), (24,)], "fc": [(6, 2), (2,)]}
     layers = {
-        name: [Trained(attributes(f"{name}/{n}"), s) for n, s in enumerate(own)]
+        name: [TrainedVariable(attributes(f"{name}/{n}"), s) for n, s in enumerate(own)]
         for name, own in shapes.items()
     }
-    found = parsed([*shapes["lstm"], *shapes["fc"]], [layers["fc"], layers["lstm"]])
+    found = order_from_slots([*shapes["lstm"], *shapes["fc"]], [layers["fc"], layers["lstm"]])
     assert found == [*layers["lstm"], *layers["fc"]]
 
 
 @pytest.mark.parametrize("name", ["SGD/m/dense_1/kernel", "m/dense_1/kernel", "SGD/dense_1/kernel/momentum"])
 def test_sgd_of_keras_2_has_momentum_under_three_names(name: str) -> None:
     owner = attributes("dense_1/kernel")
-    slot = Dataset(name, 0, "float32", (3, 5), Inline(bytes(60)))
+    slot = Hdf5Dataset(name, 0, "float32", (3, 5), Inline(bytes(60)))
     found, complete = named_leaves(
-        [(name, slot)], attributes("optimizer"), Config("SGD", {}), {"dense_1/kernel": owner}
+        [(name, slot)], attributes("optimizer"), KerasConfig("SGD", {}), {"dense_1/kernel": owner}
     )
     assert complete
     assert [(leaf.slot, leaf.of) for leaf in found.values()] == [("momentum", owner)]

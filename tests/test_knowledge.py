@@ -9,21 +9,20 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ckpttool.agents.backends import numpy as backend
-from ckpttool.agents.components import HEADS, Wiring, policy_network, value_network
-from ckpttool.agents.network import Affine, Clip
-from ckpttool.layouts.canonical import Facts, Norm
-from ckpttool.layouts.recognise import recognise
-from ckpttool.leaf import Leaf, attr
-from ckpttool.ops import knowledge
-from ckpttool.ops.restore import networks
-from ckpttool.sidecar import Sidecar
-from ckpttool.source import Inline
-from ckpttool.tree import Tree
+from ckpttool.commands import restore
+from ckpttool.commands.restore import select_network_leaves
+from ckpttool.core.sidecar import Sidecar
+from ckpttool.core.source import Inline
+from ckpttool.core.tree import Leaf, Tree, attr
+from ckpttool.libraries.recognize import recognize_tree
+from ckpttool.libraries.schema import AgentMetadata, ObservationNormalizer
+from ckpttool.networks import numpy_backend
+from ckpttool.networks.build import HEADS, NetworkSettings, policy_network, value_network
+from ckpttool.networks.network import Affine, Clip
 from tests.test_layouts import gaussian_agent, torch_agent
 from tests.trees import leaf, torch_tree
 
-FACTS = Facts("tanh", "relu", 1e-5)
+FACTS = AgentMetadata("tanh", "relu", 1e-5)
 
 
 def vector(*values: float, dtype: str = "float64") -> Leaf:
@@ -31,11 +30,11 @@ def vector(*values: float, dtype: str = "float64") -> Leaf:
 
 
 def test_a_fact_that_a_file_says_is_no_habit() -> None:
-    binding = recognise(torch_agent(["l1", "l2", "l3"]), "agent")
+    binding = recognize_tree(torch_agent(["l1", "l2", "l3"]), "agent")
     assert binding is not None
     facts = binding.facts.read("data/spaces", action_low=(-2.0,), action_high=(2.0,)).read("args", env="A-v1")
-    tree = networks(torch_agent(["l1", "l2", "l3"]), binding)
-    read = knowledge.of_files(replace(binding, facts=facts), tree)
+    tree = select_network_leaves(torch_agent(["l1", "l2", "l3"]), binding)
+    read = restore.read_metadata(replace(binding, facts=facts), tree)
     assert (read.action_low, read.action_high, read.env) == ([-2.0], [2.0], {"id": "A-v1"})
     assert read.provenance["action_low"] == "read from data/spaces"
     assert read.provenance["env"] == "read from args"
@@ -58,7 +57,7 @@ GUESSED = {"head": "assumed: y"}
     ],
 )
 def test_who_is_believed(told: Sidecar | None, read: Sidecar, expected: str) -> None:
-    found = knowledge.merged(told, read)
+    found = restore.merge_metadata(told, read)
     assert found.head == expected
     assert ("head" in found.provenance) == bool(told is None or told.provenance or expected == "tanh")
 
@@ -78,7 +77,9 @@ def test_every_form_of_statistics_is_one_form(
 ) -> None:
     mean, var = (np.asarray(column) for column in zip(*pairs, strict=True))
     stored = {"std": leaf(np.sqrt(var))} if by_std else {"var": leaf(var)}
-    found = knowledge._norm(Norm(leaf(mean), epsilon=epsilon, outside=outside, **stored))
+    found = restore._statistics_fact(
+        ObservationNormalizer(leaf(mean), epsilon=epsilon, outside=outside, **stored)
+    )
     assert found is not None
     x = np.linspace(-3, 3, len(pairs))
     wanted = (x - mean) / (np.sqrt(var) + epsilon if outside else np.sqrt(var + epsilon))
@@ -88,19 +89,19 @@ def test_every_form_of_statistics_is_one_form(
 
 def test_the_weights_own_action_map_gives_the_bounds_and_comes_back() -> None:
     tree = torch_agent(["l1", "l2", "l3"])
-    binding = recognise(tree, "agent")
+    binding = recognize_tree(tree, "agent")
     assert binding is not None
-    agent = networks(tree, binding)
+    agent = select_network_leaves(tree, binding)
     scale, bias = (attr("actor"), attr("action_scale")), (attr("actor"), attr("action_bias"))
     act = 2
     held = Tree({**agent, scale: vector(*[3.0] * act), bias: vector(*[1.0] * act)})
-    read = knowledge.of_files(binding, held)
+    read = restore.read_metadata(binding, held)
     assert (read.action_low, read.action_high) == ([-2.0] * act, [4.0] * act)
     assert read.provenance["action_low"] == "read from the weights"
-    made = knowledge.action_map(read, agent)
+    made = restore.action_map(read, agent)
     assert [made[path].array().tolist() for path in (scale, bias)] == [[3.0] * act, [1.0] * act]
-    assert knowledge.action_map(read, held) == {}
-    assert knowledge.action_map(Sidecar(""), agent) == {}
+    assert restore.action_map(read, held) == {}
+    assert restore.action_map(Sidecar(""), agent) == {}
 
 
 def apply(layers: list[object], x: np.ndarray) -> np.ndarray:
@@ -142,32 +143,34 @@ def test_a_gaussian_policys_other_head_is_carried_and_not_played() -> None:
     actor = {**layer("l1", 4, 3), **layer("l2", 4, 4), **layer("mu", 2, 4), **layer("log_std", 2, 4)}
     copies = {f"{top}/{name}": array for top in ("actor", "actor_target") for name, array in actor.items()}
     tree = torch_tree({**copies, "log_alpha": np.zeros(1, "f4")})
-    binding = recognise(tree, "agent")
+    binding = recognize_tree(tree, "agent")
     assert binding is not None
     part = binding.parts[0]
     assert [layer.name for layer in part.layers] == [("l1",), ("l2",), ("mu",)]
     assert [name for name, _ in part.branches] == ["log_std"]
     assert {move.source for move in binding.moves.moves} == set(tree)
-    wiring = Wiring(("relu",), "identity", 1e-5, (-1.0,) * 2, (1.0,) * 2)
-    network = policy_network(networks(tree, binding), part, wiring)
+    wiring = NetworkSettings(("relu",), "identity", 1e-5, (-1.0,) * 2, (1.0,) * 2)
+    network = policy_network(select_network_leaves(tree, binding), part, wiring)
     assert network.width == 2
 
 
 def test_a_leaf_is_read_from_where_it_lies() -> None:
-    assert knowledge._flat(Leaf("float32", (1,), Inline(np.float32([3]).tobytes()), "x")).tolist() == [3.0]
+    assert restore._to_flat_array(Leaf("float32", (1,), Inline(np.float32([3]).tobytes()), "x")).tolist() == [
+        3.0
+    ]
 
 
 def test_a_value_of_the_state_takes_observations_alone() -> None:
     tree = gaussian_agent()
-    binding = recognise(tree, "agent")
+    binding = recognize_tree(tree, "agent")
     assert binding is not None
     part = next(part for part in binding.parts if part.title == "value")
     norm = {"mean": [1.0, 2.0, 3.0], "var": [4.0] * 3, "epsilon": 0.0, "clip": 1.5}
-    wiring = Wiring(("relu",), "tanh", 1e-5, (-1.0,) * 2, (1.0,) * 2, norm)
-    agent = networks(tree, binding)
+    wiring = NetworkSettings(("relu",), "tanh", 1e-5, (-1.0,) * 2, (1.0,) * 2, norm)
+    agent = select_network_leaves(tree, binding)
     obs = np.random.default_rng(0).normal(size=(5, 3)).astype("f4")
     arrays = {tree.names[path]: found.array() for path, found in tree.tensors()}
     hidden = np.clip((obs - [1, 2, 3]) / 2, -1.5, 1.5) @ arrays["value/v1/weight"].T + arrays["value/v1/bias"]
     wanted = np.maximum(hidden, 0) @ arrays["value/v2/weight"].T + arrays["value/v2/bias"]
-    got, _ = backend.build(value_network(agent, part, wiring)).step(obs)
+    got, _ = numpy_backend.build(value_network(agent, part, wiring)).step(obs)
     np.testing.assert_allclose(got, wanted, rtol=1e-5, atol=1e-5)

@@ -13,10 +13,9 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 
-from ckpttool.formats import tensor_bundle
-from ckpttool.leaf import Leaf, attr
-from ckpttool.source import Inline
-from ckpttool.tree import Tree
+from ckpttool.core.source import Inline
+from ckpttool.core.tree import Leaf, Tree, attr
+from ckpttool.formats import tf_bundle
 
 run = runpy.run_path(str(Path(__file__).with_name("tensorflow_child.py")))["run"]
 
@@ -69,7 +68,7 @@ def test_what_lies_beyond_four_gib_is_written_and_read(tmp_path: Path) -> None:
     for number in range(EMPTY):
         name = f"m{number:02}"
         leaves[attr(name),] = Leaf("float32", (SIZE // 4,), Zeros(), name)
-    for piece in tensor_bundle.pieces(Tree(leaves), graph=False, shards=1):
+    for piece in tf_bundle.pieces(Tree(leaves), graph=False, shards=1):
         with Sparse(f"{tmp_path}/far{piece.suffix}", "w") as stream:
             piece.write(stream)  # type: ignore[arg-type]
     data = tmp_path / "far.data-00000-of-00001"
@@ -78,7 +77,7 @@ def test_what_lies_beyond_four_gib_is_written_and_read(tmp_path: Path) -> None:
         data.unlink()
         pytest.skip("this filesystem makes no holes")
     right = {name: hashlib.sha256(array.tobytes()).hexdigest() for name, array in values().items()}
-    tree = tensor_bundle.read(f"{tmp_path}/far").tree
+    tree = tf_bundle.read(f"{tmp_path}/far").tree
     ours = {name: hashlib.sha256(tree[attr(name),].read()).hexdigest() for name in right}  # type: ignore[union-attr]
     theirs = run(__file__, "read_far", tmp_path)
     data.unlink()

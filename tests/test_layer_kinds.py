@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
-from ckpttool.leaf import Leaf
-from ckpttool.mapping import generic, kinds
-from ckpttool.mapping.plan import build
-from ckpttool.ops.convert import convert
-from ckpttool.ops.digest import digest
-from ckpttool.source import File, Span
+from ckpttool.commands.convert import convert
+from ckpttool.commands.digest import digest
+from ckpttool.core.source import File, Span
+from ckpttool.core.tree import Leaf
+from ckpttool.mapping import flattening, layer_kinds, layers
+from ckpttool.mapping.rules import apply_plan
 from tests import keras_layers, tensorflow_child
 from tests.keras_layers import LAYERS
 from tests.trees import tensorflow_tree
@@ -174,8 +174,8 @@ def test_cells_of_tensorflow_1_and_cudnn(name: str, module: str, folder: Path) -
         path: value for path, value in cells.items() if path.startswith(name) and "outputs" not in path
     }
     tree = tensorflow_tree(weights)
-    plan = generic.to_torch(tree)
-    there = build(tree, plan)
+    plan = flattening.plan_to_torch(tree)
+    there = apply_plan(tree, plan)
     state = {
         there.names[path].replace("/", ".").removeprefix(f"{name}."): torch.from_numpy(leaf.array().copy())
         for path, leaf in there.tensors()
@@ -194,8 +194,8 @@ def leaf(rank: int) -> Leaf:
     return Leaf("float32", (2,) * rank, Span(File("x", 0, 0, 0), 0, 0), "x")
 
 
-@pytest.mark.parametrize("kind", kinds.KINDS, ids=lambda kind: f"{kind.framework} {kind.name} {kind.form}")
-def test_kinds_found_by_their_names_are_all_that_fit(kind: kinds.Kind) -> None:
+@pytest.mark.parametrize("kind", layers.KINDS, ids=lambda kind: f"{kind.framework} {kind.name} {kind.form}")
+def test_kinds_found_by_their_names_are_all_that_fit(kind: layer_kinds.LayerKind) -> None:
     whole = {weight.name: leaf(weight.rank) for weight in kind.weights}
     groups = [
         whole,
@@ -207,9 +207,9 @@ def test_kinds_found_by_their_names_are_all_that_fit(kind: kinds.Kind) -> None:
     ]
     for group in groups:
         for framework in ("torch", "tensorflow"):
-            fitting = [each for each in kinds.KINDS if each.framework == framework and each.fits(group)]
+            fitting = [each for each in layers.KINDS if each.framework == framework and each.fits(group)]
             plain = tuple(each for each in fitting if each.modules is None)
             usual = tuple(each for each in plain if not each.is_selected)
             # The unusual orientation of a matrix counts where a bias leaves no other.
             biased = len(group) > 1 and any(len(each.shape) == 1 for each in group.values())
-            assert kinds.candidates(group, framework) == (usual or (plain if biased else ()))
+            assert layers.candidate_kinds(group, framework) == (usual or (plain if biased else ()))

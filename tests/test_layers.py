@@ -11,17 +11,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ckpttool.errors import MappingError, UsageError
-from ckpttool.leaf import Leaf, display, key
-from ckpttool.mapping import generic
-from ckpttool.mapping.kinds import COMPOSED, KINDS
-from ckpttool.mapping.layers import converted, layers
-from ckpttool.mapping.plan import Plan, build
-from ckpttool.mapping.report import Move
-from ckpttool.ops.convert import convert
-from ckpttool.ops.layer_options import choices
-from ckpttool.ops.save import save
-from ckpttool.tree import Alias, Container, Tree
+from ckpttool.commands.convert import convert
+from ckpttool.commands.options import parse_layer_options
+from ckpttool.commands.save import save
+from ckpttool.core.errors import MappingError, UsageError
+from ckpttool.core.tree import Alias, Container, Leaf, Tree, display, key
+from ckpttool.mapping import flattening
+from ckpttool.mapping.layers import COMPOSED, KINDS, convert_layer, find_layers
+from ckpttool.mapping.rules import Move, Plan, apply_plan
 from tests.conftest import in_process
 from tests.trees import attributes, keys, tensorflow_tree, torch_tree
 
@@ -102,11 +99,11 @@ KERAS: dict[str, tuple[Callable[[int, int, int], dict[str, tuple[int, ...]]], st
 def test_keras_layers_come_back_as_they_were(name: str, i: int, o: int, k: int) -> None:
     shapes, said = KERAS[name]
     tree = tensorflow_tree(filled(shapes(i, o, k)))
-    there = build(tree, generic.to_torch(tree))
+    there = apply_plan(tree, flattening.plan_to_torch(tree))
     said = said.replace("M", str(o + 1)).replace("I", str(i))
-    plan = generic.to_tensorflow(there, choices([f"a={said}"] if said else [], []))
+    plan = flattening.plan_to_tensorflow(there, parse_layer_options([f"a={said}"] if said else [], []))
     assert not [note for note in plan.notes if "--kind" in note]
-    assert arrays(build(there, plan)) == arrays(tree)
+    assert arrays(apply_plan(there, plan)) == arrays(tree)
 
 
 @given(i=sizes, u=sizes, layers=st.integers(1, 3), two=st.booleans())
@@ -124,9 +121,9 @@ def test_stacked_torch_layers_come_back_but_for_their_second_biases(
             shapes |= {f"r.bias_{part}_l{layer}{way}": (4 * u,) for part in ("ih", "hh")}
     source = filled(shapes)
     tree = torch_tree(dict(source))
-    there = build(tree, generic.to_tensorflow(tree))
+    there = apply_plan(tree, flattening.plan_to_tensorflow(tree))
     assert len(there) == len(tree) * 3 // 4
-    again = build(there, generic.to_torch(there))
+    again = apply_plan(there, flattening.plan_to_torch(there))
     found = {
         name: leaf.array()
         for name, leaf in zip(again.names.values(), again.leaves.values(), strict=True)
@@ -168,7 +165,7 @@ def test_the_gates_of_every_lstm_are_where_they_belong(form: str) -> None:
     given = np.linspace(-1, 1, 3, dtype=np.float32)
     parts = dict(zip(GATES[form], np.split(given @ first + bias, 4), strict=True))
     tree = tensorflow_tree(weights)
-    made = build(tree, generic.to_torch(tree))
+    made = apply_plan(tree, flattening.plan_to_torch(tree))
     cell = torch.nn.LSTM(3, 5)
     cell.load_state_dict(
         {
@@ -185,13 +182,13 @@ def test_the_gates_of_every_lstm_are_where_they_belong(form: str) -> None:
 @given(i=sizes, u=sizes)
 def test_every_form_of_an_lstm_is_written_as_it_was_read(form: str, i: int, u: int) -> None:
     tree = tensorflow_tree(filled(FORMS[form](i, u)))
-    (source,) = layers(tree, "tensorflow")
-    there = build(tree, generic.to_torch(tree))
-    (layer,) = layers(there, "torch")
+    (source,) = find_layers(tree, "tensorflow")
+    there = apply_plan(tree, flattening.plan_to_torch(tree))
+    (layer,) = find_layers(there, "torch")
     assert source.kind.form == {"keras": ""}.get(form, form)
-    done = converted(there, layer, layer.kind, source.kind)
+    done = convert_layer(there, layer, layer.kind, source.kind)
     moves = tuple(Move(path, attributes(name), rule) for path, name, rule in done.moves)
-    back = build(there, Plan(moves, {attributes(name): leaf for name, leaf in done.added.items()}))
+    back = apply_plan(there, Plan(moves, {attributes(name): leaf for name, leaf in done.added.items()}))
     assert arrays(back) == {name: bytes(leaf.read()) for name, leaf in source.group(tree).items()}
 
 
@@ -200,18 +197,19 @@ def test_an_attention_over_other_widths_keeps_three_projections() -> None:
 
     twin = torch.nn.MultiheadAttention(8, 2, kdim=6, vdim=5, batch_first=True)
     source = {f"a.{name}": tensor.numpy().copy() for name, tensor in twin.state_dict().items()}
-    there = build(
-        tree := torch_tree(dict(source)), generic.to_tensorflow(tree, choices(["a=attention:2"], []))
+    there = apply_plan(
+        tree := torch_tree(dict(source)),
+        flattening.plan_to_tensorflow(tree, parse_layer_options(["a=attention:2"], [])),
     )
     shapes = {there.names[path]: leaf.shape for path, leaf in there.tensors()}
     assert shapes["a/_key_dense/kernel"] == (6, 2, 4)
     assert shapes["a/_value_dense/kernel"] == (5, 2, 4)
-    back = build(there, generic.to_torch(there))
+    back = apply_plan(there, flattening.plan_to_torch(there))
     assert arrays(back) == {name: data for name, data in arrays(tree).items() if "num" not in name}
 
 
 def test_an_attention_that_is_wider_than_its_input_is_refused() -> None:
-    plan = generic.to_torch(
+    plan = flattening.plan_to_torch(
         tensorflow_tree(filled(attention(2, 3, 0) | {"a/_query_dense/kernel": (5, 2, 3)}))
     )
     assert not plan.moves
@@ -222,7 +220,7 @@ def test_a_tied_tensor_goes_to_both_of_its_layers() -> None:
     tensors = filled({"dec.weight": (7, 4), "dec.bias": (7,)})
     tree = torch_tree(dict(tensors))
     tied = Tree(tree.leaves, {keys("dec.weight"): (Alias(keys("emb.weight"), "emb.weight"),)})
-    there = build(tied, generic.to_tensorflow(tied, choices(["emb=embedding"], [])))
+    there = apply_plan(tied, flattening.plan_to_tensorflow(tied, parse_layer_options(["emb=embedding"], [])))
     found = {there.names[path]: leaf.array() for path, leaf in there.tensors()}
     assert (found["emb/embeddings"] == tensors["dec.weight"]).all()
     assert (found["dec/kernel"] == tensors["dec.weight"].T).all()
@@ -245,17 +243,17 @@ AMBIGUOUS: dict[str, tuple[dict[str, tuple[int, ...]], tuple[str, ...]]] = {
 def test_what_may_be_several_kinds_is_asked_for(case: str) -> None:
     shapes, kinds = AMBIGUOUS[case]
     tree = torch_tree(dict(filled(shapes)))
-    plan = generic.to_tensorflow(tree)
+    plan = flattening.plan_to_tensorflow(tree)
     assert not plan.moves
     (note,) = (note for note in plan.notes if "--kind" in note)
     assert all(f"--kind 'a={kind}'" in note for kind in kinds)
-    (layer,) = layers(tree, "torch")
+    (layer,) = find_layers(tree, "torch")
     assert tuple(dict.fromkeys(kind.name for kind in layer.kinds)) == kinds
     with pytest.raises(MappingError, match="one of several kinds"):
         _ = layer.kind
     targets = set()
     for kind in kinds:
-        found = generic.to_tensorflow(tree, choices([f"a={kind}"], []))
+        found = flattening.plan_to_tensorflow(tree, parse_layer_options([f"a={kind}"], []))
         assert len(found.moves) == len(shapes)
         targets.add(tuple((display(move.target), move.rule) for move in found.moves))
     assert len(targets) == len(kinds)  # they really go different ways
@@ -263,7 +261,7 @@ def test_what_may_be_several_kinds_is_asked_for(case: str) -> None:
 
 def test_layers_that_are_asked_for_alike_share_a_sentence() -> None:
     tree = torch_tree(dict(filled({f"blocks.{n}.weight": (4, 4) for n in range(9)})))
-    (note,) = generic.to_tensorflow(tree).notes
+    (note,) = flattening.plan_to_tensorflow(tree).notes
     assert note.startswith("blocks/0, blocks/1, blocks/2 and 6 more: may be dense or embedding")
 
 
@@ -273,7 +271,7 @@ def test_layers_that_are_asked_for_alike_share_a_sentence() -> None:
 )
 def test_a_bias_tells_a_depthwise_kernel(bias: tuple[int, ...] | None, kinds: set[str]) -> None:
     shapes = {"a/kernel": (5, 5, 3, 2)} | ({"a/bias": bias} if bias else {})
-    (layer,) = layers(tensorflow_tree(filled(shapes)), "tensorflow")
+    (layer,) = find_layers(tensorflow_tree(filled(shapes)), "tensorflow")
     assert {kind.name for kind in layer.kinds} == kinds
 
 
@@ -283,16 +281,16 @@ def test_a_bias_tells_a_depthwise_kernel(bias: tuple[int, ...] | None, kinds: se
 )
 def test_the_class_in_the_file_tells_the_kind(cls: str, kind: str) -> None:
     tree = tensorflow_tree(filled({"a/kernel": (3, 3, 4, 1)}))
-    assert len(layers(tree, "tensorflow")[0].kinds) == 2
+    assert len(find_layers(tree, "tensorflow")[0].kinds) == 2
     known = Tree(tree.leaves, {}, {attributes("a"): Container("module", cls)})
-    assert layers(known, "tensorflow")[0].kind.name == kind
+    assert find_layers(known, "tensorflow")[0].kind.name == kind
 
 
 def test_a_forget_bias_that_is_told_is_not_assumed() -> None:
     tree = tensorflow_tree(filled(FORMS["tf1"](3, 2)))
     for said, value in (([], 1.0), (["a=lstm:0"], 0.0)):
-        plan = generic.to_torch(tree, choices(said, []))
-        second = build(tree, plan)[(key("a.bias_hh_l0"),)]
+        plan = flattening.plan_to_torch(tree, parse_layer_options(said, []))
+        second = apply_plan(tree, plan)[(key("a.bias_hh_l0"),)]
         assert isinstance(second, Leaf)
         assert second.array().tolist() == [0, 0, value, value, 0, 0, 0, 0]
         assert bool(plan.assumed) == (not said)
@@ -300,9 +298,9 @@ def test_a_forget_bias_that_is_told_is_not_assumed() -> None:
 
 def test_a_note_says_what_the_file_tells() -> None:
     tree = tensorflow_tree(filled({"n/gamma": (3,), "n/beta": (3,)}))
-    assert any(note.endswith("otherwise") for note in generic.to_torch(tree).notes)
+    assert any(note.endswith("otherwise") for note in flattening.plan_to_torch(tree).notes)
     told = {attributes("n"): Container("module", "LayerNormalization", {"epsilon": 0.002})}
-    (note,) = generic.to_torch(Tree(tree.leaves, {}, told)).notes
+    (note,) = flattening.plan_to_torch(Tree(tree.leaves, {}, told)).notes
     assert "epsilon 0.002" in note
 
 
@@ -325,17 +323,17 @@ REFUSED = {
 
 @pytest.mark.parametrize("case", REFUSED)
 def test_what_has_no_equivalent_is_refused_with_a_sentence(case: str) -> None:
-    plan = generic.to_torch(tensorflow_tree(filled(REFUSED[case])))
+    plan = flattening.plan_to_torch(tensorflow_tree(filled(REFUSED[case])))
     assert not plan.moves
     assert any("no equivalent" in note for note in plan.notes)
 
 
 def test_a_gru_without_a_bias_does_not_say_when_it_resets() -> None:
     tree = tensorflow_tree(filled({"a/kernel": (3, 6), "a/recurrent_kernel": (2, 6)}))
-    assert not generic.to_torch(tree).moves
-    assert len(generic.to_torch(tree, choices(["a=gru"], [])).moves) == 2
+    assert not flattening.plan_to_torch(tree).moves
+    assert len(flattening.plan_to_torch(tree, parse_layer_options(["a=gru"], [])).moves) == 2
     about = {attributes("a"): Container("module", "GRU", {"reset_after": True})}
-    assert len(generic.to_torch(Tree(tree.leaves, {}, about)).moves) == 2
+    assert len(flattening.plan_to_torch(Tree(tree.leaves, {}, about)).moves) == 2
 
 
 # --- Flattened images --------------------------------------------------------------------------------
@@ -348,14 +346,14 @@ def convolutional(extra: int = 0) -> Tree:
 
 def test_a_flattened_image_is_asked_for_and_reordered() -> None:
     tree = convolutional()
-    plan = generic.to_torch(tree)
+    plan = flattening.plan_to_torch(tree)
     assert {display(move.target) for move in plan.moves} == {
         f"{layer}/{name}" for layer in ("conv", "out") for name in ("weight", "bias")
     }
     (note,) = (note for note in plan.notes if "--flatten" in note)
     assert "--flatten 'fc=6,4'" in note
     assert "--flatten 'fc=no'" in note
-    there = build(tree, generic.to_torch(tree, choices([], ["fc=3,2,4"])))
+    there = apply_plan(tree, flattening.plan_to_torch(tree, parse_layer_options([], ["fc=3,2,4"])))
     image = np.random.default_rng(1).standard_normal((3, 2, 4)).astype(np.float32)
     kernel, weight = (
         next(leaf.array() for path, leaf in each.tensors() if display(path) == name)
@@ -364,12 +362,12 @@ def test_a_flattened_image_is_asked_for_and_reordered() -> None:
     np.testing.assert_allclose(
         weight @ image.transpose(2, 0, 1).reshape(-1), image.reshape(-1) @ kernel, rtol=1e-5, atol=1e-6
     )
-    back = build(there, generic.to_tensorflow(there, choices([], ["fc=3,2,4"])))
+    back = apply_plan(there, flattening.plan_to_tensorflow(there, parse_layer_options([], ["fc=3,2,4"])))
     assert arrays(back) == arrays(tree)
 
 
 def test_a_layer_that_takes_no_image_is_not_reordered() -> None:
-    plan = generic.to_torch(convolutional(extra=1), choices([], ["fc=no"]))
+    plan = flattening.plan_to_torch(convolutional(extra=1), parse_layer_options([], ["fc=no"]))
     rules = {display(move.target): move.rule.name for move in plan.moves}
     assert rules["fc/weight"] == "transpose"
 
@@ -383,7 +381,7 @@ def test_a_second_head_on_an_image_is_asked_for_too() -> None:
     }
     biases = {name.replace("weight", "bias"): shape[:1] for name, shape in shapes.items()}
     tree = torch_tree(dict(filled({name: both for name in shapes for both in [shapes[name]]} | biases)))
-    notes = generic.to_tensorflow(tree).notes
+    notes = flattening.plan_to_tensorflow(tree).notes
     asked = [note.split()[0] for note in notes if "--flatten" in note]
     assert asked == ["value", "adv"]
 
@@ -391,25 +389,27 @@ def test_a_second_head_on_an_image_is_asked_for_too() -> None:
 def test_a_norm_over_a_flattened_image_tells_no_channels() -> None:
     norm = dict.fromkeys(("n/gamma", "n/beta", "n/moving_mean", "n/moving_variance"), (24,))
     shapes = {"conv/kernel": (3, 3, 2, 4), "conv/bias": (4,)} | norm | {"fc/kernel": (24, 5), "fc/bias": (5,)}
-    notes = generic.to_torch(tensorflow_tree(filled(shapes))).notes
+    notes = flattening.plan_to_torch(tensorflow_tree(filled(shapes))).notes
     assert sorted(note.split()[0] for note in notes if "--flatten" in note) == ["fc", "n"]
 
 
 def test_a_file_that_lists_layers_by_name_is_asked_for_too() -> None:
     shapes = {"actor/kernel": (24, 5), "actor/bias": (5,), "body/kernel": (3, 3, 2, 4), "body/bias": (4,)}
-    notes = generic.to_torch(tensorflow_tree(filled(shapes))).notes
+    notes = flattening.plan_to_torch(tensorflow_tree(filled(shapes))).notes
     assert [note.split()[0] for note in notes if "--flatten" in note] == ["actor"]
     # The layer before it gives as many numbers, but nothing else takes what the convolution gives.
     known = {"a_first/kernel": (7, 24), "a_first/bias": (24,)} | shapes
     assert _asked(known) == {"actor": "--flatten", "a_first": "--unflatten"}
     pooled = known | {"pooled/kernel": (4, 2), "pooled/bias": (2,)}
-    plan = generic.to_torch(tensorflow_tree(filled(pooled)))
+    plan = flattening.plan_to_torch(tensorflow_tree(filled(pooled)))
     assert len(plan.moves) == len(pooled)
 
 
 def _asked(shapes: Mapping[str, tuple[int, ...]], flatten: Sequence[str] = ()) -> dict[str, str]:
     """Return by layer the option that its refusal names."""
-    notes = generic.to_torch(tensorflow_tree(filled(shapes)), choices([], list(flatten))).notes
+    notes = flattening.plan_to_torch(
+        tensorflow_tree(filled(shapes)), parse_layer_options([], list(flatten))
+    ).notes
     return {note.split()[0]: found[1] for note in notes if (found := re.search(r"(--(?:un)?flatten)", note))}
 
 
@@ -448,7 +448,7 @@ def test_every_layer_whose_outputs_may_become_an_image_is_refused() -> None:
 
 @pytest.mark.parametrize(("inputs", "named"), [(3072, True), (90, True), (3074, False), (33, False)])
 def test_a_dense_layer_as_wide_as_a_picture_is_assumed_to_take_none(inputs, named) -> None:
-    plan = generic.to_torch(tensorflow_tree(filled(_dense("fc", inputs, 4))))
+    plan = flattening.plan_to_torch(tensorflow_tree(filled(_dense("fc", inputs, 4))))
     assert len(plan.moves) == 2
     assert any("--flatten" in sentence for sentence in plan.assumed) == named
 
@@ -456,7 +456,7 @@ def test_a_dense_layer_as_wide_as_a_picture_is_assumed_to_take_none(inputs, name
 def test_the_statistics_after_a_transposed_convolution_tell_its_channels() -> None:
     norm = dict.fromkeys(("n/gamma", "n/beta", "n/moving_mean", "n/moving_variance"), (4,))
     shapes = {"c/kernel": (3, 3, 4, 99), **norm, "out/kernel": (36, 2)}
-    (note,) = (n for n in generic.to_torch(tensorflow_tree(filled(shapes))).notes if "--flatten" in n)
+    (note,) = (n for n in flattening.plan_to_torch(tensorflow_tree(filled(shapes))).notes if "--flatten" in n)
     assert "--flatten 'out=3,3,4'" in note
 
 
@@ -465,12 +465,19 @@ def test_the_statistics_after_a_transposed_convolution_tell_its_channels() -> No
 
 def test_every_layer_that_needs_a_kind_has_its_option() -> None:
     shapes = {f"{name}.weight": (5, 4) for name in "abc"}
-    plan = generic.to_tensorflow(torch_tree(dict(filled(shapes))))
+    plan = flattening.plan_to_tensorflow(torch_tree(dict(filled(shapes))))
     (note,) = (note for note in plan.notes if "--kind" in note)
     for kind in ("dense", "embedding"):
         assert " ".join(f"--kind '{name}={kind}'" for name in "abc") in note
     said = [f"{name}=embedding" for name in "abc"]
-    assert len(generic.to_tensorflow(torch_tree(dict(filled(shapes))), choices(said, [])).moves) == 3
+    assert (
+        len(
+            flattening.plan_to_tensorflow(
+                torch_tree(dict(filled(shapes))), parse_layer_options(said, [])
+            ).moves
+        )
+        == 3
+    )
 
 
 @pytest.mark.parametrize(
@@ -484,7 +491,7 @@ def test_every_layer_that_needs_a_kind_has_its_option() -> None:
 def test_a_lone_weight_like_an_image_is_an_assumed_convolution(
     shapes: Mapping[str, tuple[int, ...]], assumed: list[str]
 ) -> None:
-    plan = generic.to_tensorflow(torch_tree(dict(filled(shapes))))
+    plan = flattening.plan_to_tensorflow(torch_tree(dict(filled(shapes))))
     assert [said.partition(":")[0] for said in plan.assumed] == assumed
 
 
@@ -495,7 +502,7 @@ def test_gamma_and_beta_without_a_word_for_a_norm_are_assumed_to_be_one(
     name: str, assumed: list[str]
 ) -> None:
     tree = tensorflow_tree(dict(filled({f"{name}/gamma": (4,), f"{name}/beta": (4,)})))
-    assert [said.partition(":")[0] for said in generic.to_torch(tree).assumed] == assumed
+    assert [said.partition(":")[0] for said in flattening.plan_to_torch(tree).assumed] == assumed
 
 
 def saved(folder: Path) -> None:
@@ -570,7 +577,7 @@ def test_no_tree_is_a_surprise(entries: list[tuple[str, list[int]]]) -> None:
     """Whatever stands in a tree: it is mapped, refused with a sentence, or not a layer."""
     tree = tensorflow_tree({f"a/{name}": np.zeros(shape, np.float32) for name, shape in entries})
     for made in (
-        generic.to_torch(tree),
-        generic.to_tensorflow(torch_tree({f"a.{n}": np.zeros(s, np.float32) for n, s in entries})),
+        flattening.plan_to_torch(tree),
+        flattening.plan_to_tensorflow(torch_tree({f"a.{n}": np.zeros(s, np.float32) for n, s in entries})),
     ):
         assert len({move.source for move in made.moves}) <= len(entries)

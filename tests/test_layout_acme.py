@@ -8,12 +8,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from ckpttool.formats.resolve import open_checkpoint
-from ckpttool.layouts import acme, td3_torch
-from ckpttool.layouts.recognise import recognise
-from ckpttool.leaf import Leaf, display
-from ckpttool.ops.restore import canonical_tree
-from ckpttool.tree import Tree
+from ckpttool.commands.restore import canonical_tree
+from ckpttool.core.tree import Leaf, Tree, display
+from ckpttool.formats.detect import open_checkpoint
+from ckpttool.libraries import acme, td3
+from ckpttool.libraries.recognize import recognize_tree
 from tests.restored import HIGH, LOW, actions, chosen, observations, q_values, recognised, same, without_a_way
 from tests.tensorflow_agents import Arrays, layers, run, tensorflow_tree, written
 from tests.test_layouts import LayoutContract
@@ -117,7 +116,7 @@ def test_actions_and_values_are_its_networks(root: str, tmp_path: Path) -> None:
 
 def test_every_moment_finds_its_weight_by_name() -> None:
     tree = learner(d4pg())
-    binding = recognise(tree, "ckpt-1")
+    binding = recognize_tree(tree, "ckpt-1")
     assert binding is not None
     assert {display(move.source) for move in binding.moves.moves} == set(tree.names.values())
     for slot, of in binding.of.items():
@@ -129,7 +128,7 @@ def test_every_moment_finds_its_weight_by_name() -> None:
 
 
 def test_a_critic_of_atoms_gives_no_value() -> None:
-    binding = recognise(tensorflow_tree(d4pg((5, 16, 12, 11))), "ckpt-1")
+    binding = recognize_tree(tensorflow_tree(d4pg((5, 16, 12, 11))), "ckpt-1")
     assert binding is not None
     assert "critic/q1 gives 11 numbers of a distribution, not a value" in binding.moves.notes
     assert not binding.unplaced
@@ -178,19 +177,19 @@ def test_a_snapshot_is_what_its_folder_is_called(name: str, title: str) -> None:
     assert binding is not None
     ((found, kinds),) = [(part.title, [layer.kind for layer in part.layers]) for part in binding.parts]
     assert (found, kinds) == (title, ["dense", "layer_norm", "dense", "dense"])
-    assert recognise(snapshot(name), "something") is None
+    assert recognize_tree(snapshot(name), "something") is None
 
 
 def test_other_sonnet_models_are_no_agents(tmp_path: Path) -> None:
     path = written(tensorflow_tree(layers(["model/_layers/0"], (3, 2), SONNET)), tmp_path / "ckpt-1")
-    assert recognise(open_checkpoint(path).tree, "ckpt-1") is None
+    assert recognize_tree(open_checkpoint(path).tree, "ckpt-1") is None
 
 
 def test_settings_that_no_file_holds_are_sonnets() -> None:
     tree = learner(d4pg())
-    binding = recognise(tree, "agent")
+    binding = recognize_tree(tree, "agent")
     assert binding is not None
-    plan = td3_torch.plan(binding, canonical_tree(tree, binding.moves), {})
+    plan = td3.plan(binding, canonical_tree(tree, binding.moves), {})
     assumed = [line for line in plan.assumed if "epsilon" in line or "eps" in line]
     assert assumed
     assert all("1e-08" in line and "Sonnet" in line for line in assumed)

@@ -8,12 +8,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ckpttool.errors import MappingError, NotACheckpointError, UnsupportedError
-from ckpttool.formats.resolve import open_checkpoint
-from ckpttool.layouts.action_maps import acts_as
-from ckpttool.layouts.canonical import Facts
-from ckpttool.ops.convert import convert
-from ckpttool.ops.restore import restore
+from ckpttool.commands.convert import convert
+from ckpttool.commands.restore import restore_agent
+from ckpttool.core.errors import MappingError, NotACheckpointError, UnsupportedError
+from ckpttool.formats.detect import open_checkpoint
+from ckpttool.libraries.schema import AgentMetadata, matches_action_map
 from tests.conftest import TORCH_SAMPLE
 from tests.restored import HIGH, LOW, actions, chosen, observations, q_values, recognised, same, without_a_way
 from tests.trees import tensorflow_tree
@@ -81,7 +80,7 @@ def test_it_acts_as_its_classes_do(tmp_path: Path, critics: int, gaussian: bool)
     same(actions(path, (-9.0, -9.0), (9.0, 9.0)), run(actor, observations()))
     for number, network in enumerate(networks, start=1):
         same(q_values(path, f"critic/q{number}"), run(network, observations(), chosen()))
-    known = restore(str(path)).known
+    known = restore_agent(str(path)).known
     assert (known.action_low, known.action_high) == (list(LOW), list(HIGH))
     assert known.provenance["action_high"] == "read from the weights"
 
@@ -107,7 +106,7 @@ def test_a_ppo_agent_acts_by_its_mean(tmp_path: Path) -> None:
     assert not without_a_way(tmp_path / "ppo.cleanrl_model")
     wanted = np.clip(run(agent.actor_mean, observations()).numpy(), LOW, HIGH)
     same(actions(tmp_path / "ppo.cleanrl_model"), wanted)
-    lacks = restore(str(tmp_path / "ppo.cleanrl_model")).binding.facts.lacks
+    lacks = restore_agent(str(tmp_path / "ppo.cleanrl_model")).binding.facts.lacks
     assert [each.what for each in lacks if each.decides] == ["observation statistics"]
 
 
@@ -236,8 +235,8 @@ def test_which_action_maps_tanh_and_bounds_are(
     if low is not None and high is not None:
         a, b = np.float32(low), np.float32(high)
         arrays = {"actor/action_scale": (b - a) / 2, "actor/action_bias": (b + a) / 2}
-    facts = Facts(head=head, hidden="relu", epsilon=0.0)
-    assert acts_as(facts, tensorflow_tree(arrays), "affine") is it_is
+    facts = AgentMetadata(head=head, hidden="relu", epsilon=0.0)
+    assert matches_action_map(facts, tensorflow_tree(arrays), "affine") is it_is
 
 
 def test_a_scale_of_another_size_is_refused(tmp_path: Path) -> None:
@@ -245,4 +244,4 @@ def test_a_scale_of_another_size_is_refused(tmp_path: Path) -> None:
     state = actor.state_dict() | {"action_scale": torch.ones(3)}
     torch.save((state, *(network.state_dict() for network in networks)), tmp_path / "a.pt")
     with pytest.raises(MappingError, match="another size than the action"):
-        restore(str(tmp_path / "a.pt"))
+        restore_agent(str(tmp_path / "a.pt"))

@@ -12,15 +12,15 @@ import pytest
 import torch
 from torch import nn
 
-from ckpttool.errors import UnsupportedError, UsageError
-from ckpttool.formats.resolve import open_checkpoint
-from ckpttool.layouts import d3rlpy, td3_torch
-from ckpttool.layouts.canonical import Binding
-from ckpttool.layouts.recognise import recognise
-from ckpttool.leaf import display
-from ckpttool.mapping.plan import build
-from ckpttool.ops.restore import canonical_tree, restore
-from ckpttool.tree import Tree
+from ckpttool.commands.restore import canonical_tree, restore_agent
+from ckpttool.core.errors import UnsupportedError, UsageError
+from ckpttool.core.tree import Tree, display
+from ckpttool.formats.detect import open_checkpoint
+from ckpttool.libraries import d3rlpy
+from ckpttool.libraries import td3 as td3_torch
+from ckpttool.libraries.recognize import recognize_tree
+from ckpttool.libraries.schema import RecognizedAgent
+from ckpttool.mapping.rules import apply_plan
 from tests.test_format_d3rlpy import archive, written
 from tests.test_layouts import LayoutContract, networks, same
 from tests.torch_agents import actions, adam, close, observations, saved, seen, values
@@ -116,7 +116,7 @@ class TestOld(LayoutContract):
         return open_checkpoint(saved(tmp_path, "model_100.pt", td3(old=True)[0])).tree
 
 
-def actor_of(binding: Binding) -> list[str]:
+def actor_of(binding: RecognizedAgent) -> list[str]:
     return networks(binding)["actor"]
 
 
@@ -130,7 +130,7 @@ def test_without_scalers_an_action_is_tanh(old: bool, tmp_path: Path) -> None:
     action = np.random.default_rng(1).uniform(-1, 1, (len(obs), ACT)).astype("f4")
     for number, q in enumerate(qs, start=1):
         close(values(path, f"critic/q{number}", obs, action), q(torch.cat([seen(obs), seen(action)], 1)))
-    assert not restore(path).binding.facts.lacks
+    assert not restore_agent(path).binding.facts.lacks
 
 
 MEAN, STD = [0.5, -1.0, 20.0, 0.0, 3.0], [1.0, 2.0, 0.5, 0.1, 4.0]
@@ -160,7 +160,7 @@ def test_scalers_are_those_of_the_configuration(kind: str, tmp_path: Path) -> No
         x = x / 255
     low, high = torch.tensor(LOW), torch.tensor(HIGH)
     close(actions(path, obs), (high - low) * ((torch.tanh(policy(x)) + 1) / 2) + low, 3.0)
-    known = restore(path).known
+    known = restore_agent(path).known
     assert {known.provenance[name] for name in ("action_low", "obs_norm", "activations")} == {
         "read from config"
     }
@@ -169,14 +169,14 @@ def test_scalers_are_those_of_the_configuration(kind: str, tmp_path: Path) -> No
 def test_a_params_json_says_as_much(tmp_path: Path) -> None:
     state, policy, _ = td3()
     path = saved(tmp_path, "model_100.pt", state)
-    assert restore(path).binding.facts.lacks == d3rlpy.TABLE.facts.lacks
+    assert restore_agent(path).binding.facts.lacks == d3rlpy.TABLE.facts.lacks
     scaler = {"type": "min_max", "params": {"minimum": LOW, "maximum": HIGH}}
     (tmp_path / "params.json").write_text(json.dumps(config(action_scaler=scaler)))
-    agent = restore(path)
+    agent = restore_agent(path)
     assert agent.notes == ("params.json was read",)
     assert agent.known.action_high == HIGH
     (tmp_path / "params.json").write_text('{"algorithm": "TD3", "scaler": null}')
-    assert not any("params.json" in note for note in restore(path).notes)
+    assert not any("params.json" in note for note in restore_agent(path).notes)
     obs = observations(OBS)
     close(actions(path, obs), torch.tanh(policy(seen(obs))))
 
@@ -203,7 +203,7 @@ def test_activations_are_those_of_the_configuration(name: str, tmp_path: Path) -
 
 def test_critics_with_other_activations_are_not_run_as_the_policy(tmp_path: Path) -> None:
     other = {"type": "vector", "params": {"activation": "tanh"}}
-    agent = restore(d3(tmp_path, td3()[0], config(encoders=(ENCODER, other))))
+    agent = restore_agent(d3(tmp_path, td3()[0], config(encoders=(ENCODER, other))))
     assert agent.runnable("actor") is not None
     with pytest.raises(UnsupportedError, match="tanh"):
         agent.runnable("critic/q1")
@@ -228,7 +228,7 @@ def test_sac_acts_by_the_tanh_of_its_mean(tmp_path: Path) -> None:
     torch.manual_seed(1)
     close(actions(path, obs), torch.tanh(Head(OBS, ACT, "_mu")(seen(obs))))
     tree = open_checkpoint(path).tree
-    binding = recognise(tree, "agent.d3")
+    binding = recognize_tree(tree, "agent.d3")
     assert binding is not None
     names = {display(move.target) for move in binding.moves.moves}
     moment = "temperature_optimizer/m/log_alpha"
@@ -240,8 +240,8 @@ def test_sac_acts_by_the_tanh_of_its_mean(tmp_path: Path) -> None:
     }
     assert not [name for name in binding.moves.assumed if "samples" in name]
     canonical = canonical_tree(tree, binding.moves)
-    written_ = build(canonical, td3_torch.plan(binding, canonical, {}))
-    again = recognise(written_, "x.pt")
+    written_ = apply_plan(canonical, td3_torch.plan(binding, canonical, {}))
+    again = recognize_tree(written_, "x.pt")
     assert again is not None
     back = canonical_tree(written_, again.moves)
     assert all(same(back[p], leaf) for p, leaf in canonical.items() if p in back)
@@ -261,7 +261,7 @@ def test_iql_has_a_value_and_one_deviation(tmp_path: Path) -> None:
     path = d3(tmp_path, file, config("iql", value_encoder_factory=ENCODER))
     obs = observations(OBS)
     close(values(path, "value", obs), value(seen(obs)))
-    assert "actor/log_std" in {display(m.target) for m in restore(path).binding.moves.moves}
+    assert "actor/log_std" in {display(m.target) for m in restore_agent(path).binding.moves.moves}
 
 
 @pytest.mark.parametrize("last", ["_fc", "_mu"])
@@ -286,7 +286,7 @@ def test_agents_that_sample_actions_decide(tmp_path: Path) -> None:
         {**crr, "targ_policy": sac()["policy"]},
         {**state, "vae_decoder": Head(7, ACT).state_dict()},
     ):
-        ledger = restore(saved(tmp_path, "m.pt", more)).ledger
+        ledger = restore_agent(saved(tmp_path, "m.pt", more)).ledger
         assert [each.what for each in ledger if each.open and each.use == "not used"] == ["action map"]
 
 
@@ -294,26 +294,26 @@ def test_a_policy_before_a_decoder_is_no_actor(tmp_path: Path) -> None:
     state, _, _ = td3()
     path = saved(tmp_path, "m.pt", {**state, "vae_decoder": Head(7, ACT).state_dict()})
     with pytest.raises(UnsupportedError, match="decoder"):
-        restore(path).runnable("actor")
+        restore_agent(path).runnable("actor")
 
 
 def test_discrete_actions_are_no_agent(tmp_path: Path) -> None:
     state, _, _ = td3()
     state["q_funcs"] = nn.ModuleList([Head(OBS, ACT)]).state_dict()
-    assert recognise(open_checkpoint(saved(tmp_path, "m.pt", state)).tree, "m.pt") is None
+    assert recognize_tree(open_checkpoint(saved(tmp_path, "m.pt", state)).tree, "m.pt") is None
     path = d3(tmp_path, td3()[0], config("discrete_bc"))
     with pytest.raises(UsageError, match="no layout"):
-        restore(path)
+        restore_agent(path)
 
 
 @pytest.mark.parametrize("outputs", [OBS + ACT, 4])
 def test_quantiles_are_no_value_and_stay_apart(outputs: int, tmp_path: Path) -> None:
     tree = open_checkpoint(saved(tmp_path, "m.pt", td3(outputs=outputs)[0])).tree
-    binding = recognise(tree, "m.pt")
+    binding = recognize_tree(tree, "m.pt")
     assert binding is not None
     assert f"critic/q1 gives {outputs} numbers of a distribution, not a value" in binding.moves.notes
     agent = canonical_tree(tree, binding.moves)
-    again = recognise(build(agent, td3_torch.plan(binding, agent, {})), "x.pt")
+    again = recognize_tree(apply_plan(agent, td3_torch.plan(binding, agent, {})), "x.pt")
     assert again is not None
     assert [part.title for part in again.parts] == [part.title for part in binding.parts]
 
@@ -330,13 +330,13 @@ def test_networks_of_other_kinds_are_not_run(extra: str, tmp_path: Path) -> None
     state, _, _ = td3()
     state["policy"][extra] = torch.zeros((4, 3, 8, 8) if "cnn" in extra else (16,))
     with pytest.raises(UnsupportedError, match=r"convolutions|batch norm|residual"):
-        restore(saved(tmp_path, "m.pt", state)).runnable("actor")
+        restore_agent(saved(tmp_path, "m.pt", state)).runnable("actor")
 
 
 def test_a_norm_after_the_activation_is_not_run_before_it(tmp_path: Path) -> None:
     state, _, _ = td3()
     state["q_funcs"] = critics(norm=True).state_dict()
-    agent = restore(saved(tmp_path, "m.pt", state))
+    agent = restore_agent(saved(tmp_path, "m.pt", state))
     assert agent.runnable("actor") is not None
     with pytest.raises(UnsupportedError, match="layer norm after"):
         agent.runnable("critic/q1")

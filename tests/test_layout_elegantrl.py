@@ -9,12 +9,12 @@ import pytest
 import torch
 from torch import nn
 
-from ckpttool.errors import UnsupportedError
-from ckpttool.formats.resolve import open_checkpoint
-from ckpttool.layouts.recognise import recognise
-from ckpttool.leaf import Leaf, attr, display
-from ckpttool.ledger import NO_BOUNDS
-from ckpttool.ops.restore import canonical_tree, restore
+from ckpttool.commands.restore import canonical_tree, restore_agent
+from ckpttool.core.errors import UnsupportedError
+from ckpttool.core.sidecar import NO_BOUNDS
+from ckpttool.core.tree import Leaf, attr, display
+from ckpttool.formats.detect import open_checkpoint
+from ckpttool.libraries.recognize import recognize_tree
 from tests.pickles import importable
 from tests.torch_agents import actions, close, mlp, observations, saved, seen
 
@@ -85,8 +85,8 @@ def test_an_actor_is_normalised_and_squashed(kind: type[nn.Module], tmp_path: Pa
     obs = observations(OBS)
     for path in (whole(tmp_path, actor), saved(tmp_path, "sd.pth", actor.state_dict())):
         close(actions(path, obs), actor(seen(obs)))
-        assert restore(path).binding.layout == "elegantrl"
-        assert restore(path).binding.facts.lacks == (NO_BOUNDS,)
+        assert restore_agent(path).binding.layout == "elegantrl"
+        assert restore_agent(path).binding.facts.lacks == (NO_BOUNDS,)
 
 
 def test_the_module_says_its_activations(tmp_path: Path) -> None:
@@ -95,12 +95,12 @@ def test_the_module_says_its_activations(tmp_path: Path) -> None:
     path = whole(tmp_path, actor, "actor__000000001024.pt")
     obs = observations(OBS)
     close(actions(path, obs), actor(seen(obs)))
-    assert restore(path).known.provenance["activations"] == "read from net"
+    assert restore_agent(path).known.provenance["activations"] == "read from net"
 
 
 def test_every_tensor_of_a_policy_has_a_place(tmp_path: Path) -> None:
     tree = open_checkpoint(whole(tmp_path, ActorPPO())).tree
-    binding = recognise(tree, "act.pth")
+    binding = recognize_tree(tree, "act.pth")
     assert binding is not None
     moved = {move.source for move in binding.moves.moves}
     assert set(tree) == moved | binding.consumed
@@ -114,7 +114,7 @@ def test_every_tensor_of_a_policy_has_a_place(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("inputs", "title"), [(OBS + ACT, "critic/q1"), (OBS, "value")])
 def test_a_critic_is_known_by_its_inputs(inputs: int, title: str, tmp_path: Path) -> None:
     path = whole(tmp_path, Critic(inputs), "cri.pth")
-    agent = restore(path)
+    agent = restore_agent(path)
     assert [part.title for part in agent.binding.parts] == [title]
     with pytest.raises(UnsupportedError, match="value_avg"):
         agent.runnable(title)
@@ -122,14 +122,14 @@ def test_a_critic_is_known_by_its_inputs(inputs: int, title: str, tmp_path: Path
 
 def test_a_choice_among_actions_is_not_played(tmp_path: Path) -> None:
     with pytest.raises(UnsupportedError, match="cannot be run"):
-        restore(whole(tmp_path, ActorDiscretePPO())).runnable("actor")
+        restore_agent(whole(tmp_path, ActorDiscretePPO())).runnable("actor")
 
 
 def test_the_last_layer_of_sac_is_two(tmp_path: Path) -> None:
     torch.manual_seed(0)
     actor = ActorSAC()
     tree = open_checkpoint(saved(tmp_path, "act.pth", actor.state_dict())).tree
-    binding = recognise(tree, "act.pth")
+    binding = recognize_tree(tree, "act.pth")
     assert binding is not None
     agent = canonical_tree(tree, binding.moves)
     kernel = agent[attr("actor"), attr("log_std"), attr("kernel")]
@@ -139,4 +139,4 @@ def test_the_last_layer_of_sac_is_two(tmp_path: Path) -> None:
 
 def test_a_sequential_alone_is_nobodys(tmp_path: Path) -> None:
     path = saved(tmp_path, "actor.pth", {f"net.{k}": v for k, v in mlp(OBS, 8, ACT).state_dict().items()})
-    assert recognise(open_checkpoint(path).tree, "actor.pth") is None
+    assert recognize_tree(open_checkpoint(path).tree, "actor.pth") is None

@@ -10,15 +10,15 @@ import pytest
 import torch
 from torch import nn
 
-from ckpttool.errors import UnsupportedError
-from ckpttool.formats.resolve import open_checkpoint
-from ckpttool.layouts import td3_torch
-from ckpttool.layouts.recognise import recognise
-from ckpttool.leaf import display
-from ckpttool.ledger import NO_BOUNDS
-from ckpttool.mapping.plan import build
-from ckpttool.ops.restore import canonical_tree, restore
-from ckpttool.ops.verify import verify
+from ckpttool.commands.restore import canonical_tree, restore_agent
+from ckpttool.commands.verify import verify
+from ckpttool.core.errors import UnsupportedError
+from ckpttool.core.sidecar import NO_BOUNDS
+from ckpttool.core.tree import display
+from ckpttool.formats.detect import open_checkpoint
+from ckpttool.libraries import td3
+from ckpttool.libraries.recognize import recognize_tree
+from ckpttool.mapping.rules import apply_plan
 from tests.test_layouts import same
 from tests.torch_agents import actions, close, mlp, observations, saved, seen, values
 
@@ -102,7 +102,7 @@ def test_it_acts_by_tanh_within_one(gaussian: bool, norm: bool, tmp_path: Path) 
     obs = observed()
     # Whatever an environment's bounds are: the file says that nothing scales.
     close(actions(path, obs, high=7.0), actor(normalised(obs) if norm else seen(obs)))
-    found = restore(path)
+    found = restore_agent(path)
     assert (found.binding.layout, found.binding.facts.env) == ("fasttd3", "h1hand-stand-v0")
     assert not found.binding.facts.lacks
 
@@ -112,13 +112,13 @@ def test_in_isaac_lab_an_action_is_scaled(tmp_path: Path) -> None:
     path = saved(tmp_path, "x.pt", file)
     obs = observed()
     close(actions(path, obs), 3.0 * actor(normalised(obs)), 3.0)
-    assert restore(path).binding.facts.env is None
+    assert restore_agent(path).binding.facts.env is None
 
 
 def test_without_arguments_the_bounds_are_asked_for(tmp_path: Path) -> None:
     file, _, _ = agent()
     del file["args"]
-    assert restore(saved(tmp_path, "x.pt", file)).binding.facts.lacks == (NO_BOUNDS,)
+    assert restore_agent(saved(tmp_path, "x.pt", file)).binding.facts.lacks == (NO_BOUNDS,)
 
 
 def test_a_distribution_is_no_value_and_is_kept(tmp_path: Path) -> None:
@@ -129,22 +129,22 @@ def test_a_distribution_is_no_value_and_is_kept(tmp_path: Path) -> None:
     wanted = critic.qnet2.net(torch.cat([normalised(obs), seen(action)], dim=1))
     assert wanted.shape[1] == ATOMS
     close(values(path, "critic/q2", obs, action), wanted)
-    notes = restore(path).binding.moves.notes
+    notes = restore_agent(path).binding.moves.notes
     assert f"critic/q1 gives {ATOMS} numbers of a distribution, not a value" in notes
-    assert not restore(saved(tmp_path, "sac.pt", agent(gaussian=True)[0])).binding.moves.notes
+    assert not restore_agent(saved(tmp_path, "sac.pt", agent(gaussian=True)[0])).binding.moves.notes
 
 
 def test_every_tensor_goes_to_the_canonical_agent_and_back(tmp_path: Path) -> None:
     tree = open_checkpoint(saved(tmp_path, "x.pt", agent(critic_obs=9)[0])).tree
-    binding = recognise(tree, "x.pt")
+    binding = recognize_tree(tree, "x.pt")
     assert binding is not None
     moved = {move.source for move in binding.moves.moves}
     assert {tree.names[path] for path in tree if path not in moved | binding.consumed} == set()
     left = {tree.names[path] for path, _ in tree.tensors() if path not in moved}
     assert left == {f"actor_state_dict/{name}" for name in ("noise_scales", "std_min", "std_max")}
     canonical = canonical_tree(tree, binding.moves)
-    written = build(canonical, td3_torch.plan(binding, canonical, {}))
-    again = recognise(written, "y.pt")
+    written = apply_plan(canonical, td3.plan(binding, canonical, {}))
+    again = recognize_tree(written, "y.pt")
     assert again is not None
     back = canonical_tree(written, again.moves)
     for path, leaf in canonical.items():
@@ -165,4 +165,4 @@ def test_a_task_embedding_is_not_left_out(tmp_path: Path) -> None:
     file, _, _ = agent()
     file["actor_state_dict"]["task_embedding.weight"] = torch.zeros(4, 2)
     with pytest.raises(UnsupportedError, match="cannot be run"):
-        restore(saved(tmp_path, "x.pt", file)).runnable("actor")
+        restore_agent(saved(tmp_path, "x.pt", file)).runnable("actor")

@@ -12,12 +12,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ckpttool.errors import MappingError, NotACheckpointError, TargetExistsError, UnsupportedError
-from ckpttool.formats.resolve import open_checkpoint
-from ckpttool.leaf import attr, display
-from ckpttool.ops.convert import convert
-from ckpttool.ops.restore import canonical_tree, restore
-from ckpttool.ops.wiring import Bounds, wire
+from ckpttool.commands.convert import convert
+from ckpttool.commands.network_outputs import ActionBounds, derive_network_settings
+from ckpttool.commands.restore import canonical_tree, restore_agent
+from ckpttool.core.errors import MappingError, NotACheckpointError, TargetExistsError, UnsupportedError
+from ckpttool.core.tree import attr, display
+from ckpttool.formats.detect import open_checkpoint
 from tests.conftest import TORCH_SAMPLE, in_process
 from tests.restored import actions, chosen, observations, q_values, recognised, same, without_a_way
 
@@ -172,7 +172,7 @@ def test_the_wiring_of_ddpg(tmp_path: Path) -> None:
 
 def test_statistics_that_are_not_saved_are_named(tmp_path: Path, agent: TD3) -> None:
     agent.save(str(tmp_path / "TD3_BC_hopper-medium-v0_0"))
-    lacks = restore(str(tmp_path)).binding.facts.lacks
+    lacks = restore_agent(str(tmp_path)).binding.facts.lacks
     assert "observation statistics" in {each.what for each in lacks}
 
 
@@ -343,6 +343,6 @@ def test_networks_that_their_classes_cannot_be_are_refused(tmp_path: Path) -> No
 def test_split_critics_of_other_people_are_one_agent(corpus: Path, env: str) -> None:
     folder = corpus / "torch" / "fujimoto" / "nikhil" / env
     path = str(next(folder.glob("*_actor.pth")))
-    whole = restore(path.removesuffix("_actor.pth"))
+    whole = restore_agent(path.removesuffix("_actor.pth"))
     assert {part.title for part in whole.binding.parts} >= {"actor", "critic/q1", "critic_target/q2"}
-    assert wire(whole, Bounds((-1.0,), (1.0,), "x"))[0].head == "tanh"
+    assert derive_network_settings(whole, ActionBounds((-1.0,), (1.0,), "x"))[0].head == "tanh"

@@ -7,16 +7,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from ckpttool.errors import NotFoundError, UnsupportedError
-from ckpttool.formats import keras_rl
-from ckpttool.formats.probe import Probe
-from ckpttool.formats.resolve import open_checkpoint
-from ckpttool.layouts.recognise import recognise
-from ckpttool.ops.convert import convert
-from ckpttool.ops.digest import digest
-from ckpttool.ops.evaluate import evaluate
-from ckpttool.ops.evaluation import Protocol
-from ckpttool.ops.restore import restore
+from ckpttool.commands.convert import convert
+from ckpttool.commands.digest import digest
+from ckpttool.commands.evaluate import Protocol, evaluate
+from ckpttool.commands.restore import restore_agent
+from ckpttool.core.errors import NotFoundError, UnsupportedError
+from ckpttool.formats import keras_h5
+from ckpttool.formats.common import Probe
+from ckpttool.formats.detect import open_checkpoint
+from ckpttool.formats.keras_h5 import RL
+from ckpttool.libraries.recognize import recognize_tree
 from tests import restored
 from tests.conftest import CORPUS
 from tests.restored import observations, q_values, recognised, same, without_a_way
@@ -63,7 +63,7 @@ def agent(folder: Path, kind: str = "dense_{}") -> tuple[str, Arrays]:
 
 
 class TestKerasRl(FormatContract):
-    module = keras_rl
+    module = RL
 
     def make(self, folder: Path) -> str:
         return agent(folder, "layer_with_weights-{}")[0]
@@ -76,7 +76,7 @@ def test_the_actors_output_is_the_action(kind: str, tmp_path: Path) -> None:
     for place in (path, path.removesuffix(".h5f"), path.replace(".h5f", "_actor.h5f")):
         same(restored.actions(place), last)
         assert without_a_way(place) == []
-        assert restored.unknown(restore(place)) == [
+        assert restored.unknown(restore_agent(place)) == [
             "the activations",
             "what the model makes of its last layer",
         ]
@@ -96,7 +96,7 @@ def test_a_critic_is_not_run(tmp_path: Path) -> None:
 def test_one_file_alone_is_no_set(tmp_path: Path) -> None:
     path, _ = agent(tmp_path)
     Path(path.replace(".h5f", "_critic.h5f")).unlink()
-    assert keras_rl.claims(Probe(path)) is None
+    assert keras_h5.keras_rl_claims(Probe(path)) is None
     with pytest.raises(NotFoundError):
         open_checkpoint(path)
 
@@ -112,12 +112,12 @@ def test_a_folder_is_no_member(tmp_path: Path) -> None:
     critic = Path(path.replace(".h5f", "_critic.h5f"))
     critic.unlink()
     critic.mkdir()
-    assert keras_rl.claims(Probe(path)) is None
+    assert keras_h5.keras_rl_claims(Probe(path)) is None
 
 
 def test_files_called_otherwise_are_nobodys(tmp_path: Path) -> None:
     hdf5(layers(names(ACTOR, "dense_{}"), ACTOR), tmp_path / "model.h5f")
-    assert recognise(open_checkpoint(str(tmp_path / "model.h5f")).tree, "model.h5f") is None
+    assert recognize_tree(open_checkpoint(str(tmp_path / "model.h5f")).tree, "model.h5f") is None
 
 
 def test_the_way_back_keeps_the_names_of_keras_1(tmp_path: Path) -> None:

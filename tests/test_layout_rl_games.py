@@ -12,11 +12,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ckpttool.agents.backends import numpy as backend
-from ckpttool.agents.components import policy_network
-from ckpttool.errors import UnsupportedError
-from ckpttool.ops.agent_facts import NO_FACTS, AgentFacts
-from ckpttool.ops.restore import restore
+from ckpttool.commands.evidence import NO_FACTS, AgentFacts
+from ckpttool.commands.restore import restore_agent
+from ckpttool.core.errors import UnsupportedError
+from ckpttool.networks import numpy_backend
+from ckpttool.networks.build import policy_network
 from tests.restored import observations, same, wiring
 
 torch = pytest.importorskip("torch")
@@ -30,11 +30,11 @@ MEAN, VAR = np.linspace(-1, 1, OBS), np.linspace(0.3, 3, OBS)
 
 def close(file: str, facts: AgentFacts, obs: np.ndarray, wanted: Any) -> None:
     """Assert that the restored policy acts so between -1 and 3."""
-    agent = restore(file, facts=facts)
+    agent = restore_agent(file, facts=facts)
     part = agent.runnable("actor")
     assert part is not None
     made = policy_network(agent.tree, part, wiring(agent, (-1.0,) * ACT, (3.0,) * ACT))
-    same(np.asarray(backend.build(made).step(obs)[0]), wanted.detach().numpy())
+    same(np.asarray(numpy_backend.build(made).step(obs)[0]), wanted.detach().numpy())
 
 
 class Network(nn.Module):  # type: ignore[misc, name-defined]
@@ -83,11 +83,11 @@ def test_mu_is_limited_and_mapped_to_the_bounds(
 ) -> None:
     file, mu = saved(tmp_path, normed=normed, learned=learned, separate=separate)
     obs = observations(OBS)
-    agent = restore(file, facts=GIVEN)
+    agent = restore_agent(file, facts=GIVEN)
     assert agent.binding.layout == "rl_games"
     close(file, GIVEN, obs, 2 * mu(obs).clamp(-1, 1) + 1)
     assert not [each for each in agent.ledger if each.open]
-    assert [each.what for each in restore(file).ledger if each.open] == ["activation"]
+    assert [each.what for each in restore_agent(file).ledger if each.open] == ["activation"]
 
 
 @pytest.mark.parametrize("place", ["config.yaml", "params/agent.yaml"])
@@ -100,9 +100,9 @@ def test_settings_beside_the_folder_state_the_activation(place: str, tmp_path: P
     (tmp_path / place).write_text(text.replace("MU", "None"))
     obs = observations(OBS)
     close(file, NO_FACTS, obs, 2 * mu(obs).clamp(-1, 1) + 1)
-    assert not [each for each in restore(file).ledger if each.open]
+    assert not [each for each in restore_agent(file).ledger if each.open]
     (tmp_path / place).write_text(text.replace("MU", "tanh"))
     close(file, NO_FACTS, obs, 2 * mu(obs).tanh() + 1)
     (tmp_path / place).write_text(text.replace("relu", "selu"))
     with pytest.raises(UnsupportedError, match="actor"):
-        restore(file).runnable("actor")
+        restore_agent(file).runnable("actor")

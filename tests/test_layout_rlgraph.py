@@ -7,13 +7,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from ckpttool.errors import UnsupportedError
-from ckpttool.formats import tensor_bundle
-from ckpttool.layouts import rlgraph
-from ckpttool.layouts.recognise import recognise
-from ckpttool.leaf import display
-from ckpttool.ops.restore import canonical_tree, restore
-from ckpttool.tree import Tree
+from ckpttool.commands.restore import canonical_tree, restore_agent
+from ckpttool.core.errors import UnsupportedError
+from ckpttool.core.tree import Tree, display
+from ckpttool.formats import tf_bundle
+from ckpttool.libraries import rlgraph
+from ckpttool.libraries.recognize import recognize_tree
 from tests.restored import (
     HIGH,
     LOW,
@@ -57,7 +56,7 @@ def sac(hidden: tuple[str, str] = ("hidden2", "hidden10")) -> Arrays:
 
 def written(arrays: Arrays, prefix: Path) -> str:
     """Write a bundle without an object graph, as tf.train.Saver does."""
-    for piece in tensor_bundle.pieces(tensorflow_tree(arrays), graph=False):
+    for piece in tf_bundle.pieces(tensorflow_tree(arrays), graph=False):
         with open(f"{prefix}{piece.suffix}", "wb") as stream:
             piece.write(stream)
     return str(prefix)
@@ -85,7 +84,7 @@ def test_actions_and_values_are_its_networks(tmp_path: Path) -> None:
     ):
         same(q_values(path, title), run(arrays, stack(name), seen))
     assert without_a_way(path) == []
-    assert unknown(restore(path)) == ["the action bounds", "the activations"]
+    assert unknown(restore_agent(path)) == ["the action bounds", "the activations"]
 
 
 def test_the_deviation_is_the_second_half() -> None:
@@ -102,9 +101,9 @@ def test_layers_whose_names_are_in_another_order_are_not_run(tmp_path: Path) -> 
     path = written(sac(("second", "first")), tmp_path / "sac")
     assert [part.title for part in recognised(path).parts if part.acts] == []
     with pytest.raises(UnsupportedError, match="policy/"):
-        restore(path).runnable("actor")
+        restore_agent(path).runnable("actor")
 
 
 def test_agents_without_such_critics_are_others() -> None:
     arrays = {name: array for name, array in sac().items() if "value-network" not in name}
-    assert recognise(tensorflow_tree(arrays), "dqn") is None
+    assert recognize_tree(tensorflow_tree(arrays), "dqn") is None

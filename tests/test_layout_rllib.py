@@ -12,15 +12,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from ckpttool import ledger
-from ckpttool.formats.resolve import open_checkpoint
-from ckpttool.layouts import rllib
-from ckpttool.layouts.recognise import recognise
-from ckpttool.ops.agent_facts import AgentFacts
-from ckpttool.ops.convert import convert
-from ckpttool.ops.digest import digest
-from ckpttool.ops.restore import restore
-from ckpttool.tree import Tree
+from ckpttool.commands.convert import convert
+from ckpttool.commands.digest import digest
+from ckpttool.commands.evidence import AgentFacts
+from ckpttool.commands.restore import restore_agent
+from ckpttool.core import sidecar
+from ckpttool.core.tree import Tree
+from ckpttool.formats.detect import open_checkpoint
+from ckpttool.libraries import rllib
+from ckpttool.libraries.recognize import recognize_tree
 from tests.restored import HIGH, LOW, actions, bound, observations, played, recognised, same
 from tests.test_layouts import LayoutContract, torch_tree
 from tests.trees import torch_dense
@@ -121,7 +121,7 @@ def test_several_modules_are_no_single_agent() -> None:
     other = torch_tree(
         {name.replace("default_policy", "other"): np.zeros(1, "f4") for name in tree.names.values()}
     )
-    assert recognise(Tree({**more, **other.leaves}), "folder") is None
+    assert recognize_tree(Tree({**more, **other.leaves}), "folder") is None
 
 
 def folder_of(path: Path, tree: Tree) -> str:
@@ -181,13 +181,13 @@ def test_observations_pass_the_filter_of_the_connectors(tmp_path: Path, clip: fl
     connected(bare, "NumpyToTensor")
     rows = np.random.default_rng(2).normal(3, 2, (50, OBS))
     connected(filtered, "MeanStdFilter", running(rows, clip=clip))
-    plain, agent = restore(bare), restore(filtered)
+    plain, agent = restore_agent(bare), restore_agent(filtered)
     seen = (observations(OBS) - rows.mean(0)) / (rows.std(0, ddof=1) + 1e-8)
     seen = seen if clip is None else np.clip(seen, -clip, clip)
     same(actions(filtered), played(sac(), seen.astype("f4"), LOW, HIGH))
     # RLlib itself plays SAC's mean without its tanh: nothing else is open.
     assert {each.what for each in agent.ledger if each.open} == {"action map"}
-    assert not ledger.decides(restore(filtered, facts=AgentFacts(head="affine")).ledger)
+    assert not sidecar.has_open_entries(restore_agent(filtered, facts=AgentFacts(head="affine")).ledger)
     assert [e.value for e in plain.ledger if e.use == "not used"] == []
 
 
@@ -195,13 +195,13 @@ def test_observations_pass_the_filter_of_the_connectors(tmp_path: Path, clip: fl
 def test_a_filter_that_cannot_be_applied_decides(tmp_path: Path, parts: int) -> None:
     folder = folder_of(tmp_path, ppo())
     connected(folder, "MeanStdFilter", running(np.ones((5, OBS)), parts=parts) if parts else None)
-    assert ledger.decides(restore(folder).ledger)
+    assert sidecar.has_open_entries(restore_agent(folder).ledger)
 
 
 def test_a_connector_of_ones_own_decides(tmp_path: Path) -> None:
     folder = folder_of(tmp_path, ppo())
     connected(folder, "001_MyScaler")
-    (entry,) = (each for each in restore(folder).ledger if each.use == "not used")
+    (entry,) = (each for each in restore_agent(folder).ledger if each.use == "not used")
     assert (entry.what, entry.decides) == ("wrapper", True)
 
 
@@ -216,4 +216,4 @@ def test_the_head_has_an_activation_of_its_own(
     config = {"fcnet_activation": "silu", **({} if stated is None else {"head_fcnet_activation": stated})}
     file = Path(folder, *MODULE.split("/"), "class_and_ctor_args.pkl")
     file.write_bytes(pickle.dumps({"kwargs": {"model_config": config}}, 4))
-    assert restore(folder).binding.facts.activations == wanted
+    assert restore_agent(folder).binding.facts.activations == wanted

@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ckpttool.layouts.recognise import recognise
-from ckpttool.ledger import NO_BOUNDS, NO_ENVIRONMENT, unknown
-from ckpttool.tree import Tree
+from ckpttool.core.sidecar import NO_BOUNDS, NO_ENVIRONMENT, unknown_fact
+from ckpttool.core.tree import Tree
+from ckpttool.libraries.recognize import recognize_tree
 from tests.restored import bound, played
 from tests.test_layouts import LayoutContract
 from tests.trees import torch_dense, torch_tree
@@ -183,7 +183,7 @@ def test_the_filters_statistics_are_used(obs: np.ndarray, count: int) -> None:
 
 def test_a_filter_that_saw_nothing_is_said() -> None:
     assert bound(with_filter(sac(), 0)).facts.lacks == (
-        unknown("observation statistics", "statistics of observations: the filter saw none"),
+        unknown_fact("observation statistics", "statistics of observations: the filter saw none"),
     )
 
 
@@ -216,7 +216,7 @@ def test_bounds_that_are_no_array_are_not_known(text: str) -> None:
 def test_two_policies_are_no_single_agent() -> None:
     tree = sac()
     other = {name.replace("default_policy", "other"): np.zeros(1, "f4") for name in tree.names.values()}
-    assert recognise(Tree({**tree.leaves, **torch_tree(other).leaves}), "folder") is None
+    assert recognize_tree(Tree({**tree.leaves, **torch_tree(other).leaves}), "folder") is None
 
 
 @pytest.mark.parametrize(("theirs", "refused"), [("relu", False), ("tanh", True)])

@@ -10,12 +10,12 @@ import pytest
 import torch
 from torch import nn
 
-from ckpttool.errors import UnsupportedError
-from ckpttool.formats.resolve import open_checkpoint
-from ckpttool.layouts.recognise import recognise
-from ckpttool.leaf import display
-from ckpttool.ledger import NO_ACTIVATIONS
-from ckpttool.ops.restore import restore
+from ckpttool.commands.restore import restore_agent
+from ckpttool.core.errors import UnsupportedError
+from ckpttool.core.sidecar import NO_ACTIVATIONS
+from ckpttool.core.tree import display
+from ckpttool.formats.detect import open_checkpoint
+from ckpttool.libraries.recognize import recognize_tree
 from tests.torch_agents import actions, adam, close, mlp, observations, opened, saved, seen, values
 
 OBS, PRIVILEGED, ACT = 6, 9, 3
@@ -76,10 +76,10 @@ def file(version: int, actor: nn.Module, critic: nn.Module, *, norm: bool, log: 
 def test_every_version_acts_by_its_mean(version: int, norm: bool, tmp_path: Path) -> None:
     actor, critic = networks()
     path = saved(tmp_path, "model_250.pt", file(version, actor, critic, norm=norm, log=version == 3))
-    assert recognise(open_checkpoint(path).tree, "model_250.pt") is not None
+    assert recognize_tree(open_checkpoint(path).tree, "model_250.pt") is not None
     obs = observations(OBS)
     close(actions(path, obs), actor(normalised(obs) if norm else seen(obs)))
-    agent = restore(path)
+    agent = restore_agent(path)
     assert (agent.binding.layout, agent.known.head) == ("rsl_rl", "identity")
     assert agent.binding.facts.lacks == (NO_ACTIVATIONS,)
 
@@ -106,7 +106,7 @@ def test_another_activation_is_nowhere_said(tmp_path: Path) -> None:
     path = saved(tmp_path, "model_0.pt", file(5, actor, critic, norm=False, log=False))
     obs = observations(OBS)
     assert np.abs(actions(path, obs) - actor(seen(obs)).detach().numpy()).max() > 0.01
-    assert str(restore(path).known.provenance["activations"]).startswith("assumed")
+    assert str(restore_agent(path).known.provenance["activations"]).startswith("assumed")
 
 
 @pytest.mark.parametrize(
@@ -119,18 +119,18 @@ def test_the_settings_of_a_training_say_the_activation(settings: str, tmp_path: 
     (tmp_path / "params" / "agent.yaml").write_text(settings)
     obs = observations(OBS)
     close(actions(path, obs), actor(seen(obs)))
-    agent = restore(path)
+    agent = restore_agent(path)
     assert agent.known.provenance["activations"] == "read from params/agent.yaml"
     assert not agent.binding.facts.lacks
     (tmp_path / "params" / "agent.yaml").write_text("actor: {activation: tanh}\ncritic: {activation: elu}\n")
     with pytest.raises(UnsupportedError, match="elu activations, unlike"):
-        restore(path).runnable("value")
+        restore_agent(path).runnable("value")
     close(actions(path, obs), actor(seen(obs)))
     (tmp_path / "params" / "agent.yaml").write_text("policy: {activation: selu}\n")
     with pytest.raises(UnsupportedError, match="selu activations"):
-        restore(path).runnable("actor")
+        restore_agent(path).runnable("actor")
     (tmp_path / "params" / "agent.yaml").write_text("seed: 42\n")
-    assert restore(path).binding.facts.lacks == (NO_ACTIVATIONS,)
+    assert restore_agent(path).binding.facts.lacks == (NO_ACTIVATIONS,)
 
 
 def test_a_deviation_that_depends_on_the_observation_is_not_played(tmp_path: Path) -> None:
@@ -139,7 +139,7 @@ def test_a_deviation_that_depends_on_the_observation_is_not_played(tmp_path: Pat
     del whole["actor_state_dict"]["std"]
     path = saved(tmp_path, "model_0.pt", whole)
     with pytest.raises(UnsupportedError, match="cannot be run"):
-        restore(path).runnable("actor")
+        restore_agent(path).runnable("actor")
 
 
 @pytest.mark.parametrize("extra", ["memory_a.rnn.weight_ih_l0", "actor_cnns.camera.0.weight"])
@@ -148,10 +148,10 @@ def test_what_stands_before_the_layers_is_not_left_out(extra: str, tmp_path: Pat
     whole["model_state_dict"][extra] = torch.zeros(4, 4)
     path = saved(tmp_path, "model_0.pt", whole)
     with pytest.raises(UnsupportedError, match="cannot be run"):
-        restore(path).runnable("actor")
+        restore_agent(path).runnable("actor")
 
 
 def test_without_an_iteration_it_is_another_ones_file(tmp_path: Path) -> None:
     whole = file(3, *networks(), norm=False, log=False)
     del whole["iter"]
-    assert recognise(open_checkpoint(saved(tmp_path, "m.pt", whole)).tree, "m.pt") is None
+    assert recognize_tree(open_checkpoint(saved(tmp_path, "m.pt", whole)).tree, "m.pt") is None

@@ -10,10 +10,10 @@ import pytest
 import torch
 from torch import nn
 
-from ckpttool.formats.resolve import open_checkpoint
-from ckpttool.layouts.recognise import recognise
-from ckpttool.ops.restore import restore
-from ckpttool.tree import Tree
+from ckpttool.commands.restore import restore_agent
+from ckpttool.core.tree import Tree
+from ckpttool.formats.detect import open_checkpoint
+from ckpttool.libraries.recognize import recognize_tree
 from tests.test_layouts import LayoutContract, networks
 from tests.torch_agents import actions, adam, close, mlp, observations, saved, seen, values
 
@@ -131,7 +131,7 @@ def test_ppo_acts_by_its_mean(tmp_path: Path) -> None:
     obs = observations(OBS)
     close(actions(path, obs), model(scaled(obs)))
     close(values(path, "value", obs), value(scaled(obs)))
-    agent = restore(path)
+    agent = restore_agent(path)
     assert agent.known.head == "identity"
     assert any(each.what == "action map" and each.decides for each in agent.binding.facts.lacks)
     assert str(agent.known.provenance["head"]).startswith("assumed")
@@ -143,14 +143,14 @@ def test_one_model_of_both_roles_is_its_policy(tmp_path: Path) -> None:
     path = saved(tmp_path, "agent.pt", ppo(model, model))
     obs = observations(OBS)
     close(actions(path, obs), model(seen(obs)))
-    binding = restore(path).binding
+    binding = restore_agent(path).binding
     assert networks(binding) == {"actor": ["net_container/0", "net_container/2", "policy_layer"]}
 
 
 def test_the_deviation_and_statistics_are_carried(tmp_path: Path) -> None:
     path = saved(tmp_path, "agent.pt", ppo(Gaussian(), Critic(OBS)) | {"observation_preprocessor": scaler()})
     tree = open_checkpoint(path).tree
-    binding = recognise(tree, "agent.pt")
+    binding = recognize_tree(tree, "agent.pt")
     assert binding is not None
     targets = {"/".join(str(step.value) for step in move.target) for move in binding.moves.moves}
     assert targets >= {"actor/log_std", "normalizer/mean", "normalizer/var", "normalizer/count"}
@@ -158,4 +158,4 @@ def test_the_deviation_and_statistics_are_carried(tmp_path: Path) -> None:
 
 def test_names_alone_are_no_agent_of_skrl(tmp_path: Path) -> None:
     path = saved(tmp_path, "x.pt", {"policy": Policy().state_dict(), "steps": 3})
-    assert recognise(open_checkpoint(path).tree, "x.pt") is None
+    assert recognize_tree(open_checkpoint(path).tree, "x.pt") is None

@@ -12,13 +12,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ckpttool.errors import UnsupportedError
-from ckpttool.formats.resolve import open_checkpoint
-from ckpttool.layouts import spinningup
-from ckpttool.leaf import display
-from ckpttool.ledger import NO_BOUNDS
-from ckpttool.ops.convert import convert
-from ckpttool.ops.restore import canonical_tree, restore
+from ckpttool.commands.convert import convert
+from ckpttool.commands.restore import canonical_tree, restore_agent
+from ckpttool.core.errors import UnsupportedError
+from ckpttool.core.sidecar import NO_BOUNDS
+from ckpttool.core.tree import display
+from ckpttool.formats.detect import open_checkpoint
+from ckpttool.libraries import spinningup
 from tests.restored import actions, chosen, observations, q_values, recognised, same, without_a_way
 from tests.trees import dense, tensorflow_tree
 
@@ -147,7 +147,7 @@ def test_a_whole_module_acts_as_its_classes_do(
     assert not without_a_way(path)
     same(actions(path), run(agent.pi, observations()))
     same(q_values(path, "critic/q2"), run(agent.q2, observations(), chosen()))
-    known = restore(str(path)).known
+    known = restore_agent(str(path)).known
     assert known.provenance["action_high"] == "read from act_limit"
     assert known.provenance["activations"].startswith("read from pi.")
     assert known.action_high == [2.0, 2.0]

@@ -10,17 +10,16 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ckpttool import plugins
-from ckpttool.agents.components import policy_network, q_network
-from ckpttool.errors import UnsupportedError
-from ckpttool.formats.resolve import open_checkpoint
-from ckpttool.layouts.recognise import recognise
-from ckpttool.leaf import display
-from ckpttool.ops.convert import convert
-from ckpttool.ops.digest import digest_of
-from ckpttool.ops.restore import Agent, canonical_tree, restore
-from ckpttool.ops.wiring import Bounds, wire
-from ckpttool.tree import Tree
+from ckpttool.commands.convert import convert
+from ckpttool.commands.digest import digest_checkpoint
+from ckpttool.commands.network_outputs import ActionBounds, derive_network_settings
+from ckpttool.commands.restore import Agent, canonical_tree, restore_agent
+from ckpttool.core import plugins
+from ckpttool.core.errors import UnsupportedError
+from ckpttool.core.tree import Tree, display
+from ckpttool.formats.detect import open_checkpoint
+from ckpttool.libraries.recognize import recognize_tree
+from ckpttool.networks.build import policy_network, q_network
 from tests import sb3_files
 from tests import test_format_stable_baselines2 as sb2
 from tests.conftest import ROOT
@@ -131,7 +130,7 @@ def observations() -> np.ndarray:
 def played(agent: Agent, obs: np.ndarray, title: str = "actor") -> np.ndarray:
     part = agent.runnable(title)
     assert part is not None
-    wiring, _ = wire(agent, Bounds((), (), "nobody"))
+    wiring, _ = derive_network_settings(agent, ActionBounds((), (), "nobody"))
     backend: Any = plugins.find("backends", "numpy").load()
     return np.asarray(backend.build(policy_network(agent.tree, part, wiring), "cpu").step(obs)[0])
 
@@ -156,7 +155,7 @@ class TestTD3(Contract):
 
 class TestDDPG(Contract):
     def test_canonical_kernels_are_in_by_out_and_connected(self, tree: Tree) -> None:
-        binding = recognise(tree, "agent")
+        binding = recognize_tree(tree, "agent")
         assert binding is not None
         agent = canonical_tree(tree, binding.moves)
         kernels = {display(path): leaf.shape for path, leaf in agent.tensors() if path[-1].value == "kernel"}
@@ -177,7 +176,7 @@ class TestSAC(Contract):
 @pytest.mark.parametrize("norm", [False, True], ids=["plain", "layer norm"])
 def test_td3_acts_as_by_hand(norm: bool, tmp_path: Path) -> None:
     variables = td3(norm=norm)
-    agent = restore(put(tmp_path, variables, "td3"))
+    agent = restore_agent(put(tmp_path, variables, "td3"))
     obs = observations()
     close(played(agent, obs), forward(variables, "model/pi", "dense", obs))
     close(played(agent, obs, "actor_target"), forward(variables, "target/pi", "dense", obs))
@@ -195,10 +194,10 @@ def test_td3_acts_as_by_hand(norm: bool, tmp_path: Path) -> None:
 
 def test_the_second_critic_is_itself(tmp_path: Path) -> None:
     variables = td3(norm=True)
-    agent = restore(put(tmp_path, variables, "td3"))
+    agent = restore_agent(put(tmp_path, variables, "td3"))
     part = agent.part("critic/q2")
     assert part is not None
-    wiring, _ = wire(agent, Bounds((), (), "nobody"))
+    wiring, _ = derive_network_settings(agent, ActionBounds((), (), "nobody"))
     backend: Any = plugins.find("backends", "numpy").load()
     network = backend.build(q_network(agent.tree, part, wiring, OBS, ACT), "cpu")
     obs, action = observations(), np.tanh(observations()[:, :ACT])
@@ -209,7 +208,7 @@ def test_the_second_critic_is_itself(tmp_path: Path) -> None:
 
 def test_sac_acts_by_its_squashed_mean(tmp_path: Path) -> None:
     variables = sac()
-    agent = restore(put(tmp_path, variables, "sac"))
+    agent = restore_agent(put(tmp_path, variables, "sac"))
     obs = observations()
     close(played(agent, obs), forward(variables, "model/pi", "dense", obs))
     assert [part.title for part in agent.binding.parts][-2:] == ["value", "value_target"]
@@ -217,7 +216,7 @@ def test_sac_acts_by_its_squashed_mean(tmp_path: Path) -> None:
 
 def test_ddpg_limits_observations(tmp_path: Path) -> None:
     variables = ddpg()
-    agent = restore(
+    agent = restore_agent(
         put(tmp_path, variables, "ddpg", observation_range=(-5.0, 5.0), normalize_observations=False)
     )
     obs = observations()
@@ -231,7 +230,7 @@ def test_ddpg_keeps_statistics_of_its_own(tmp_path: Path) -> None:
     variables = ddpg(**{f"input/obs_rms/{name}:0": array for name, array in sums.items()})
     variables["input/obs_rms/count:0"] = np.float64(100)
     more = {"observation_range": (-5.0, 5.0), "normalize_observations": True}
-    agent = restore(put(tmp_path, variables, "ddpg", **more))
+    agent = restore_agent(put(tmp_path, variables, "ddpg", **more))
     mean = sums["runningsum"] / 100
     std = np.sqrt(np.maximum(sums["runningsumsq"] / 100 - mean**2, 1e-2))
     obs = observations()
@@ -246,7 +245,7 @@ def test_statistics_of_the_environment_come_before_ddpgs_limits(tmp_path: Path) 
     sb3_files.statistics(tmp_path / "vec_normalize.pkl")
     obs = observations()
     seen = (obs - np.linspace(-1, 1, OBS)) / np.sqrt(np.linspace(0.5, 2, OBS) + 1e-8)
-    close(played(restore(path), obs), forward(variables, "model/pi", "pi", np.clip(seen, -2, 2)))
+    close(played(restore_agent(path), obs), forward(variables, "model/pi", "pi", np.clip(seen, -2, 2)))
 
 
 def unnamed(folder: Path, variables: Mapping[str, Any], kind: str, times: int = 1, **more: Any) -> str:
@@ -259,7 +258,7 @@ def unnamed(folder: Path, variables: Mapping[str, Any], kind: str, times: int = 
 def test_variables_without_names_are_in_the_order_of_the_policy(times: int, tmp_path: Path) -> None:
     variables = sac()
     del variables["model/log_ent_coef:0"]
-    agent = restore(unnamed(tmp_path, variables, "sac", times))
+    agent = restore_agent(unnamed(tmp_path, variables, "sac", times))
     obs = observations()
     close(played(agent, obs), forward(variables, "model/pi", "dense", obs))
     assert any("have no names" in line for line in agent.binding.moves.assumed)
@@ -279,14 +278,14 @@ def test_lists_that_do_not_fit_the_policy_are_no_agent(change: str, tmp_path: Pa
         path = unnamed(tmp_path, {**variables, **more}, "td3")
     else:
         path = unnamed(tmp_path, variables, "ddpg")
-    assert recognise(open_checkpoint(path).tree, "agent.pkl") is None
+    assert recognize_tree(open_checkpoint(path).tree, "agent.pkl") is None
 
 
 def test_a_conversion_keeps_every_tensor(tmp_path: Path) -> None:
     source = put(tmp_path, sac(), "sac")
     done = convert(source, str(tmp_path / "a.pt"), to="torch")
     assert done.written, done.report
-    before, after = restore(source).tree, restore(str(tmp_path / "a.pt")).tree
+    before, after = restore_agent(source).tree, restore_agent(str(tmp_path / "a.pt")).tree
     assert before.keys() == after.keys()
     for path, leaf in before.tensors():
         np.testing.assert_array_equal(after[path].array(), leaf.array())  # type: ignore[union-attr]
@@ -323,7 +322,7 @@ LIBRARY = {
 @pytest.mark.corpus
 @pytest.mark.parametrize("name", LIBRARY)
 def test_real_agents_act_as_the_library_does(name: str) -> None:
-    agent = restore(str(ZOO / name))
+    agent = restore_agent(str(ZOO / name))
     found = played(agent, SEEN).reshape(-1)
     np.testing.assert_allclose(found, LIBRARY[name], atol=4e-6)
 
@@ -334,5 +333,5 @@ def test_real_agents_act_as_the_library_does(name: str) -> None:
 )
 def test_other_algorithms_are_listed_and_no_agents(name: str) -> None:
     found = open_checkpoint(str(ZOO / name))
-    assert recognise(found.tree, name) is None
-    assert digest_of(found).tensors
+    assert recognize_tree(found.tree, name) is None
+    assert digest_checkpoint(found).tensors

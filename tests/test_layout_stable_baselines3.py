@@ -13,29 +13,29 @@ import pytest
 import torch
 from torch import nn
 
-from ckpttool import plugins
-from ckpttool.agents.components import policy_network
-from ckpttool.errors import CkpttoolError, FormatError, UnsupportedError
-from ckpttool.formats import yaml_settings
-from ckpttool.formats.resolve import open_checkpoint
-from ckpttool.formats.stable_baselines3 import write
-from ckpttool.layouts import canonical, stable_baselines3
-from ckpttool.layouts.recognise import recognise
-from ckpttool.leaf import Leaf, display
-from ckpttool.mapping.plan import build
-from ckpttool.ops import agent_way
-from ckpttool.ops.convert import convert
-from ckpttool.ops.restore import Agent, canonical_tree, own_sidecar, restore, with_names
-from ckpttool.ops.targets import target_kind
-from ckpttool.ops.wiring import Bounds, wire
-from ckpttool.tree import Tree
+from ckpttool.commands import plan
+from ckpttool.commands.convert import convert
+from ckpttool.commands.network_outputs import ActionBounds, derive_network_settings
+from ckpttool.commands.options import parse_target_kind
+from ckpttool.commands.restore import Agent, canonical_tree, read_verified_sidecar, restore_agent, with_names
+from ckpttool.core import plugins
+from ckpttool.core.errors import CkpttoolError, FormatError, UnsupportedError
+from ckpttool.core.tree import Leaf, Tree, display
+from ckpttool.formats import common
+from ckpttool.formats import sb3 as write
+from ckpttool.formats.detect import open_checkpoint
+from ckpttool.libraries import sb3 as stable_baselines3
+from ckpttool.libraries import schema
+from ckpttool.libraries.recognize import recognize_tree
+from ckpttool.mapping.rules import apply_plan
+from ckpttool.networks.build import policy_network
 from tests import sb3_files as sb3
 from tests import warm_sb3
 from tests.conftest import ROOT, in_process
 from tests.test_layouts import LayoutContract
 
 ZOO = ROOT / ".." / "shared" / "corpus" / "torch" / "sb3_zoo" / "ddpg"
-NOBODY = Bounds((), (), "nobody")
+NOBODY = ActionBounds((), (), "nobody")
 
 
 def observations(size: int = sb3.OBS) -> np.ndarray:
@@ -48,7 +48,7 @@ def observations(size: int = sb3.OBS) -> np.ndarray:
 def played(agent: Agent, obs: np.ndarray) -> np.ndarray:
     part = agent.runnable("actor")
     assert part is not None
-    wiring, _ = wire(agent, NOBODY)
+    wiring, _ = derive_network_settings(agent, NOBODY)
     backend: Any = plugins.find("backends", "numpy").load()
     return np.asarray(backend.build(policy_network(agent.tree, part, wiring), "cpu").step(obs)[0])
 
@@ -90,7 +90,7 @@ class TestSAC(LayoutContract):
 
 def agent_of(tmp_path: Path, module: nn.Module, policy: type, **more: Any) -> Agent:
     found = {"policy": module.state_dict()}
-    return restore(sb3.put(tmp_path / "a.zip", sb3.members(found, sb3.settings(policy, **more))))
+    return restore_agent(sb3.put(tmp_path / "a.zip", sb3.members(found, sb3.settings(policy, **more))))
 
 
 def test_td3_acts_as_torch_does(tmp_path: Path) -> None:
@@ -136,7 +136,7 @@ def test_a_policy_for_discrete_actions_is_an_agent_that_is_not_played(tmp_path: 
     space = sb3.instance(sb3.DISCRETE, n=2, shape=())
     found = {"policy": sb3.ppo(act=2).state_dict()}
     path = sb3.put(tmp_path / "a.zip", sb3.members(found, sb3.settings(sb3.ON_POLICY, action_space=space)))
-    agent = restore(path)
+    agent = restore_agent(path)
     assert {part.component for part in agent.binding.parts} == {"actor", "value"}
     with pytest.raises(UnsupportedError) as caught:
         agent.runnable("actor")
@@ -152,7 +152,7 @@ def ars(tmp_path: Path, *, linear: bool = False, bias: bool = True, **kwargs: An
     data = sb3.settings(sb3.ON_POLICY, policy_kwargs=kwargs) | {"policy_class": str(policy)}
     found = {"policy": sb3.owner(action_net=net).state_dict()}
     path = sb3.put(tmp_path / "ars.zip", sb3.members(found, data))
-    return net, restore(path)
+    return net, restore_agent(path)
 
 
 def test_ars_squashes_what_a_perceptron_gives(tmp_path: Path) -> None:
@@ -181,7 +181,7 @@ def test_ars_without_its_tanh_is_not_played(tmp_path: Path) -> None:
 def test_quantile_critics_have_a_place(tmp_path: Path) -> None:
     found = {"policy": sb3.sac(outputs=25).state_dict()}
     tree = open_checkpoint(sb3.put(tmp_path / "a.zip", sb3.members(found, sb3.settings(sb3.SAC_POLICY)))).tree
-    binding = recognise(tree, "a.zip")
+    binding = recognize_tree(tree, "a.zip")
     assert binding is not None
     assert {part.title for part in binding.parts} >= {"critic/q1", "critic/q2", "critic_target/q2"}
     agent = canonical_tree(tree, binding.moves)
@@ -225,7 +225,7 @@ def test_bounds_are_read_as_text_too(low: str, high: str, known: bool, tmp_path:
     made = sb3.members({"policy": sb3.td3().state_dict()}, None)
     space = {":type:": "<class 'gymnasium.spaces.box.Box'>", "low": low, "high": high, "shape": [2]}
     made["data"] = json.dumps({"action_space": space}).encode()
-    binding = recognise(open_checkpoint(sb3.put(tmp_path / "a.zip", made)).tree, "a.zip")
+    binding = recognize_tree(open_checkpoint(sb3.put(tmp_path / "a.zip", made)).tree, "a.zip")
     assert binding is not None
     bounds = (binding.facts.action_low, binding.facts.action_high)
     assert bounds == ((sb3.LOW, sb3.HIGH) if known else (None, None))
@@ -233,7 +233,7 @@ def test_bounds_are_read_as_text_too(low: str, high: str, known: bool, tmp_path:
 
 def test_counters_and_entropy_are_carried(tmp_path: Path) -> None:
     tree = open_checkpoint(sb3.sac_agent(tmp_path / "a.zip")).tree
-    binding = recognise(tree, "a.zip")
+    binding = recognize_tree(tree, "a.zip")
     assert binding is not None
     agent = {display(path): leaf for path, leaf in canonical_tree(tree, binding.moves).items()}
     for name, wanted in (("total_it", 250), ("num_timesteps", 1_000), ("temperature/log_alpha", -0.25)):
@@ -270,7 +270,7 @@ def test_statistics_are_found_where_they_are_put(agent_file: str, statistics: st
     module: Any = sb3.td3()
     sb3.put(tmp_path / agent_file, sb3.members(sb3.states(module), sb3.settings(sb3.TD3_POLICY)))
     sb3.statistics(tmp_path / statistics)
-    agent = restore(str(tmp_path / agent_file))
+    agent = restore_agent(str(tmp_path / agent_file))
     obs = observations()
     mean, var = np.linspace(-1, 1, sb3.OBS), np.linspace(0.5, 2, sb3.OBS)
     seen = np.clip((obs - mean) / np.sqrt(var + 1e-8), -5, 5).astype("f4")
@@ -284,7 +284,7 @@ def test_statistics_that_were_not_used(tmp_path: Path) -> None:
     path = sb3.td3_agent(tmp_path / "agent.zip")
     sb3.statistics(tmp_path / "vec_normalize.pkl", norm_obs=False)
     beside(tmp_path / "agent", "config.yml", normalize=True)
-    agent = restore(path)
+    agent = restore_agent(path)
     assert agent.known.obs_norm is None
     assert not [entry for entry in agent.ledger if entry.use in ("not used", "cannot be known")]
 
@@ -293,7 +293,7 @@ def test_statistics_of_dict_observations_are_said(tmp_path: Path) -> None:
     path = sb3.td3_agent(tmp_path / "agent.zip")
     rms = sb3.instance(sb3.MEAN_STD, mean=np.zeros(2), var=np.ones(2), count=1.0)
     sb3.statistics(tmp_path / "vec_normalize.pkl", obs_rms={"goal": rms})
-    agent = restore(path)
+    agent = restore_agent(path)
     assert agent.known.obs_norm is None
     assert any(entry.open and entry.what == "observation statistics" for entry in agent.ledger)
 
@@ -312,7 +312,7 @@ def test_statistics_of_dict_observations_are_said(tmp_path: Path) -> None:
 def test_missing_statistics_are_said(normalize: object, missing: bool, tmp_path: Path) -> None:
     path = sb3.td3_agent(tmp_path / "agent.zip")
     beside(tmp_path / "agent", "config.yml", normalize=normalize, n_timesteps=20_000)
-    statistics = [e for e in restore(path).ledger if e.what == "observation statistics"]
+    statistics = [e for e in restore_agent(path).ledger if e.what == "observation statistics"]
     assert [entry.open for entry in statistics] == [True] * missing
 
 
@@ -320,7 +320,7 @@ def test_nobody_telling_of_statistics_is_said(tmp_path: Path) -> None:
     path = sb3.td3_agent(tmp_path / "agent.zip")
 
     def doubts() -> list[bool]:
-        return [e.decides for e in restore(path).ledger if e.what == "observation statistics"]
+        return [e.decides for e in restore_agent(path).ledger if e.what == "observation statistics"]
 
     assert doubts() == [False]
     # A file of another program is silent on it; the zoo's, which has no such key, is not.
@@ -344,7 +344,7 @@ def test_an_environment_is_a_plain_id_or_nothing(
 ) -> None:
     path = sb3.td3_agent(tmp_path / "agent.zip")
     beside(tmp_path / "agent", "args.yml", **told)
-    known = restore(path).known
+    known = restore_agent(path).known
     assert known.env == ({"id": env} if env is not None else None)
 
 
@@ -355,7 +355,7 @@ def test_yaml_is_data_whatever_its_tags(tmp_path: Path) -> None:
         "  - - b\n    - !!python/name:os.getcwd\n  - - c\n    - [1, 2.5, yes, null, text]\n"
     )
     (tmp_path / "config.yml").write_text(text)
-    tree = yaml_settings.read(str(tmp_path / "config.yml"))
+    tree = common.read_yaml(str(tmp_path / "config.yml"))
     values = {display(path): leaf.value for path, leaf in tree.plain()}
     assert values == {
         "a/0": f"touch {marker}",
@@ -396,14 +396,14 @@ BAD_YAML = {
 def test_what_yaml_would_merge_is_not_left_out(tmp_path: Path) -> None:
     (tmp_path / "x.yml").write_text(BAD_YAML["keys that are merged"])
     with pytest.raises(FormatError):
-        yaml_settings.read(str(tmp_path / "x.yml"))
+        common.read_yaml(str(tmp_path / "x.yml"))
 
 
 @pytest.mark.parametrize("text", BAD_YAML.values(), ids=BAD_YAML)
 def test_hostile_yaml_ends_soon(text: str, tmp_path: Path) -> None:
     (tmp_path / "x.yml").write_text(text)
     try:
-        tree = yaml_settings.read(str(tmp_path / "x.yml"))
+        tree = common.read_yaml(str(tmp_path / "x.yml"))
     except FormatError as error:
         assert error.file == str(tmp_path / "x.yml")  # noqa: PT017  # either outcome is right
     else:
@@ -445,7 +445,7 @@ def test_the_library_loads_what_was_written(tmp_path: Path, monkeypatch: pytest.
         done = convert(str(tmp_path / f"{name}.pt"), str(tmp_path / f"{name}_again.zip"), to="sb3")
         assert done.written, done.report
         asked.append((name, kind, str(tmp_path / f"{name}_again.zip")))
-        before, after = (restore(path).tree for path in (source, asked[-1][2]))
+        before, after = (restore_agent(path).tree for path in (source, asked[-1][2]))
         assert before.keys() == after.keys()
         for path, leaf in before.tensors():
             other = after[path]
@@ -459,19 +459,21 @@ def test_the_library_loads_what_was_written(tmp_path: Path, monkeypatch: pytest.
     answers = warm_sb3.asked(REFEREE, json.dumps(asked), str(tmp_path / "obs.npy"))
     for name, _, path in asked:
         answer = answers[name]
-        close(played(restore(path), obs), np.array(answer["actions"]))
+        close(played(restore_agent(path), obs), np.array(answer["actions"]))
         assert (set(answer["steps"]), answer["updates"], answer["timesteps"]) == ({7}, 250, 1_000)
     assert answers["sac"]["log_alpha"] == -0.25
 
 
 def test_a_file_keeps_its_observation_space(tmp_path: Path) -> None:
     tree = open_checkpoint(sb3.td3_agent(tmp_path / "a.zip")).tree
-    binding = recognise(tree, "a.zip")
+    binding = recognize_tree(tree, "a.zip")
     assert binding is not None
     space = [leaf for path, leaf in tree.tensors() if "observation_space/" in tree.names[path]]
     assert space
-    made = build(tree, agent_way.plan(tree, binding, target_kind("b.zip", "sb3"), {}, None))
-    ends = write.request(made)["observation_space"]
+    made = apply_plan(
+        tree, plan.plan_agent_conversion(tree, binding, parse_target_kind("b.zip", "sb3"), {}, None)
+    )
+    ends = write.build_request(made)["observation_space"]
     assert [dtype for dtype, _ in ends] == [space[0].dtype] * 2
     assert [[float(text) for text in numbers] for _, numbers in ends] == [
         leaf.array().tolist() for leaf in space[:2]
@@ -481,11 +483,11 @@ def test_a_file_keeps_its_observation_space(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("n_critics", "algorithm"), [(1, "DDPG"), (2, "TD3"), (3, "TD3")])
 def test_one_critic_is_ddpg(n_critics: int, algorithm: str, tmp_path: Path) -> None:
     tree = open_checkpoint(sb3.td3_agent(tmp_path / "a.zip", n_critics=n_critics)).tree
-    binding = recognise(tree, "a.zip")
+    binding = recognize_tree(tree, "a.zip")
     assert binding is not None
     agent = canonical_tree(tree, binding.moves)
-    built = build(agent, stable_baselines3.plan(binding, agent, {}))
-    request = write.request(built)
+    built = apply_plan(agent, stable_baselines3.plan(binding, agent, {}))
+    request = write.build_request(built)
     assert (request["algorithm"], request["n_critics"]) == (algorithm, n_critics)
     assert (request["net_arch"], request["obs_dim"]) == ({"pi": [5, 4], "qf": [6]}, sb3.OBS)
     assert (request["low"], request["high"]) == (list(sb3.LOW), list(sb3.HIGH))
@@ -536,7 +538,7 @@ def test_real_agents_act_as_torch_does(name: str) -> None:
     path = ZOO / f"{name}_1" / f"{name}.zip"
     with zipfile.ZipFile(path) as archive:
         weights = torch.load(io.BytesIO(archive.read("policy.pth")), weights_only=True)
-    agent = restore(str(path))
+    agent = restore_agent(str(path))
     obs = observations(weights["actor.mu.0.weight"].shape[1])
     x, largest = torch.from_numpy(obs), 1.0
     for number in (0, 2, 4):
@@ -574,7 +576,7 @@ def test_real_agents_act_as_the_library_does(tmp_path: Path) -> None:
     agents, asked = [], []
     for name, width in (("Pendulum-v1", 3), ("MountainCarContinuous-v0", 2), ("LunarLanderContinuous-v2", 8)):
         path = ZOO / f"{name}_1" / f"{name}.zip"
-        agent = restore(str(path))
+        agent = restore_agent(str(path))
         obs = observations(width)
         np.save(tmp_path / f"{name}.npy", obs)
         agents.append((agent, obs))
@@ -655,9 +657,11 @@ def test_every_algorithm_converts_with_its_optimizer(
     agent = restored_canonical(str(target))
     moments: dict[bytes, dict[str, np.ndarray]] = {}
     for path, leaf in agent.tensors():
-        for optimizer in canonical.OPTIMIZERS:
-            if canonical.trains(optimizer, path):
-                slots = {s: agent.get(canonical.slot(optimizer, s, path)) for s in _SLOTS_OF.values()}
+        for optimizer in schema.OPTIMIZERS:
+            if schema.is_trained_by(optimizer, path):
+                slots = {
+                    s: agent.get(schema.canonical_slot_path(optimizer, s, path)) for s in _SLOTS_OF.values()
+                }
                 found = {s: each.array() for s, each in slots.items() if isinstance(each, Leaf)}
                 moments.setdefault(leaf.array().tobytes(), {}).update(found)
     for weight, slots in answer[name]:
@@ -676,7 +680,7 @@ def test_every_algorithm_converts_with_its_optimizer(
 def restored_canonical(path: str) -> Tree:
     """Return the whole canonical agent of a checkpoint that a conversion wrote."""
     checkpoint = open_checkpoint(path)
-    known = own_sidecar(checkpoint).sidecar
-    binding = recognise(checkpoint.tree, Path(path).name)
+    known = read_verified_sidecar(checkpoint).sidecar
+    binding = recognize_tree(checkpoint.tree, Path(path).name)
     assert binding is not None
     return canonical_tree(checkpoint.tree, with_names(binding, checkpoint.tree, known).moves)

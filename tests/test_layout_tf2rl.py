@@ -9,17 +9,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from ckpttool.agents.backends import numpy as backend
-from ckpttool.agents.components import Wiring, policy_network
-from ckpttool.errors import UsageError
-from ckpttool.layouts import td3_torch, tf2rl
-from ckpttool.layouts.recognise import recognise
-from ckpttool.leaf import Leaf, display
-from ckpttool.mapping.plan import build
-from ckpttool.ops.evaluate import evaluate
-from ckpttool.ops.evaluation import Protocol
-from ckpttool.ops.restore import canonical_tree, restore
-from ckpttool.tree import Tree
+from ckpttool.commands.evaluate import Protocol, evaluate
+from ckpttool.commands.restore import canonical_tree, restore_agent
+from ckpttool.core.errors import UsageError
+from ckpttool.core.tree import Leaf, Tree, display
+from ckpttool.libraries import td3, tf2rl
+from ckpttool.libraries.recognize import recognize_tree
+from ckpttool.mapping.rules import apply_plan
+from ckpttool.networks import numpy_backend
+from ckpttool.networks.build import NetworkSettings, policy_network
 from tests.conftest import TF_SAMPLE
 from tests.restored import observations, same
 from tests.test_layouts import LayoutContract
@@ -74,7 +72,7 @@ class TestTf2rl(LayoutContract):
 
 
 def agent_of(tree: Tree) -> dict[str, object]:
-    binding = recognise(tree, "ckpt-1")
+    binding = recognize_tree(tree, "ckpt-1")
     assert binding is not None
     assert binding.layout == "tf2rl"
     assert {move.source for move in binding.moves.moves} | binding.consumed == set(tree)
@@ -85,12 +83,12 @@ def agent_of(tree: Tree) -> dict[str, object]:
 @pytest.mark.parametrize("critics", [NEW, OLD], ids=["1.1", "1.0"])
 def test_its_actions_are_tanh_of_the_mean(critics: dict[str, int], log_std: str) -> None:
     tree = sac(critics, log_std)
-    binding = recognise(tree, "ckpt-1")
+    binding = recognize_tree(tree, "ckpt-1")
     assert binding is not None
     agent = canonical_tree(tree, binding.moves)
-    wiring = Wiring(("relu",), binding.facts.head, 1e-3, (-2.0, -2.0), (2.0, 2.0))
+    wiring = NetworkSettings(("relu",), binding.facts.head, 1e-3, (-2.0, -2.0), (2.0, 2.0))
     policy = next(part for part in binding.parts if part.title == "actor")
-    found, _ = backend.build(policy_network(agent, policy, wiring)).step(observations())
+    found, _ = numpy_backend.build(policy_network(agent, policy, wiring)).step(observations())
     x = observations()
     for name in ("base_layers/0", "base_layers/1", "out_mean"):
         kernel, bias = (tree[attributes(f"policy/actor/{name}/{part}")] for part in ("kernel", "bias"))
@@ -110,20 +108,20 @@ def test_two_optimizers_of_the_critics_become_one() -> None:
         moment = agent[f"critic_optimizer/m/{head}/0/kernel"]
         assert isinstance(moment, Leaf)
         assert set(moment.array().reshape(-1)) == {float(number)}
-    binding = recognise(tree, "ckpt-1")
+    binding = recognize_tree(tree, "ckpt-1")
     assert binding is not None
     whole = canonical_tree(tree, binding.moves)
-    plan = td3_torch.plan(binding, whole, {})
+    plan = td3.plan(binding, whole, {})
     assert not plan.missing
-    written = build(whole, plan)
-    again = recognise(written, "a.pt")
+    written = apply_plan(whole, plan)
+    again = recognize_tree(written, "a.pt")
     assert again is not None
     back = {display(path) for path in canonical_tree(written, again.moves)}
     assert {name for name in agent if "/m/" in name or name.startswith("actor/")} <= back
 
 
 def test_optimizers_that_differ_are_not_made_one() -> None:
-    from ckpttool.errors import MappingError
+    from ckpttool.core.errors import MappingError
 
     with pytest.raises(MappingError, match="one number"):
         agent_of(with_optimizers(sac(NEW), {"qf1": 5, "qf2": 6}))
@@ -150,7 +148,7 @@ def test_the_arguments_name_the_environment(tmp_path: Path, text: str, env: str 
     for end in (".index", ".data-00000-of-00001"):
         shutil.copy(f"{TF_SAMPLE}{end}", tmp_path / f"ckpt-1{end}")
     (tmp_path / "args.txt").write_text(text)
-    known = restore(str(tmp_path / "ckpt-1"))
+    known = restore_agent(str(tmp_path / "ckpt-1"))
     assert known.known.env == ({"id": env} if env else None)
     if env:
         assert "args.txt was read" in known.notes

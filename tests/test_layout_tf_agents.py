@@ -7,16 +7,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from ckpttool.errors import FormatError, UnsupportedError
-from ckpttool.formats import settings, text_proto
-from ckpttool.formats.resolve import open_checkpoint
-from ckpttool.layouts import td3_torch
-from ckpttool.layouts.recognise import recognise
-from ckpttool.leaf import Leaf, display
-from ckpttool.ledger import NO_ACTIVATIONS, NO_BOUNDS, NO_STATISTICS
-from ckpttool.mapping.plan import build
-from ckpttool.ops.restore import canonical_tree, restore
-from ckpttool.tree import Alias, Tree
+from ckpttool.commands.restore import canonical_tree, restore_agent
+from ckpttool.core.errors import FormatError, UnsupportedError
+from ckpttool.core.sidecar import NO_ACTIVATIONS, NO_BOUNDS, NO_STATISTICS
+from ckpttool.core.tree import Alias, Leaf, Tree, display
+from ckpttool.formats import common, tf_common
+from ckpttool.formats.detect import open_checkpoint
+from ckpttool.libraries import td3 as td3_torch
+from ckpttool.libraries.recognize import recognize_tree
+from ckpttool.mapping.rules import apply_plan
 from tests import warm
 from tests.restored import HIGH, LOW, actions, chosen, observations, q_values, recognised, same, without_a_way
 from tests.tensorflow_agents import Arrays, aliased, layers, optimized, run, tensorflow_tree, written
@@ -114,20 +113,20 @@ def test_the_mean_is_the_first_half(tmp_path: Path) -> None:
 def test_an_odd_number_of_logits_is_not_halved(outputs: int) -> None:
     arrays = layers([*ENCODER, f"{PROJECTION}/_projection_layer"], (3, 16, 12, outputs))
     for more in ({}, {"agent/_log_alpha": np.float32(0.5).reshape(())}):
-        assert recognise(tensorflow_tree({**arrays, **more}), "ckpt-3") is None
+        assert recognize_tree(tensorflow_tree({**arrays, **more}), "ckpt-3") is None
 
 
 def test_one_projection_is_a_deviation_only_with_evidence() -> None:
     arrays = layers([*ENCODER, f"{PROJECTION}/_projection_layer"], (3, 16, 12, 4))
     value = layers([f"agent/_value_net/_postprocessing_layers/{n}" for n in (1, 2)], (3, 16, 1))
-    chooses = recognise(tensorflow_tree(arrays | value), "ckpt-3")
+    chooses = recognize_tree(tensorflow_tree(arrays | value), "ckpt-3")
     assert chooses is not None
     assert chooses.unplaced["actor"]
     assert not any("_projection_layer" in line for line in chooses.moves.assumed)
-    alone = recognise(tensorflow_tree(arrays), "ckpt-3")
+    alone = recognize_tree(tensorflow_tree(arrays), "ckpt-3")
     assert alone is not None
     assert any("_projection_layer" in line for line in alone.moves.assumed)
-    certain = recognise(tensorflow_tree(sac()), "ckpt-3")
+    certain = recognize_tree(tensorflow_tree(sac()), "ckpt-3")
     assert certain is not None
     assert not any("_projection_layer" in line for line in certain.moves.assumed)
 
@@ -135,7 +134,7 @@ def test_one_projection_is_a_deviation_only_with_evidence() -> None:
 @pytest.mark.parametrize("beside", ["agent/_train_step_counter", "agent/_optimizer/iter"])
 def test_an_agent_that_is_not_sac_chooses_with_one_projection(beside: str) -> None:
     arrays = layers([*ENCODER, f"{PROJECTION}/_projection_layer"], (3, 16, 12, 4))
-    binding = recognise(tensorflow_tree(arrays | {beside: np.int64(3).reshape(())}), "ckpt-3")
+    binding = recognize_tree(tensorflow_tree(arrays | {beside: np.int64(3).reshape(())}), "ckpt-3")
     assert binding is not None
     assert binding.unplaced["actor"]
 
@@ -148,7 +147,7 @@ def test_a_deviation_of_its_own_layer_is_a_branch(tmp_path: Path) -> None:
     binding = recognised(path)
     assert [name for name, _ in binding.parts[0].branches] == ["std"]
     agent = canonical_tree(open_checkpoint(path).tree, binding.moves)
-    again = recognise(build(agent, td3_torch.plan(binding, agent, {})), "agent.pt")
+    again = recognize_tree(apply_plan(agent, td3_torch.plan(binding, agent, {})), "agent.pt")
     assert again is not None
     assert [name for name, _ in again.parts[0].branches] == ["std"]
 
@@ -198,7 +197,7 @@ def test_moments_without_a_list_of_variables_go_by_name(tmp_path: Path) -> None:
         name = f"agent/_critic_optimizer/_momentums/{number}"
         moment = np.full(leaves[path].shape, number, "f4")
         leaves[attributes(name)] = leaf(moment, name, role="slot", slot="m", name=f"Adam/m/{named[path]}")
-    binding = recognise(Tree(leaves), "ckpt-3")
+    binding = recognize_tree(Tree(leaves), "ckpt-3")
     assert binding is not None
     owners = {binding.of[path] for path in binding.of}
     assert owners == set(mine)
@@ -240,7 +239,7 @@ def test_moving_averages_are_statistics_too_and_others_are_missed(tmp_path: Path
     path = written(tensorflow_tree(td3() | moving), tmp_path / "ckpt-3")
     seen = np.clip((observations() - 2) / np.sqrt(2 + 1e-3), -5, 5).astype("f4")
     same(actions(path), scaled(np.tanh(run(td3(), LAYERS, seen))))
-    binding = recognise(tensorflow_tree(td3() | {f"{top}/_scale/0": np.ones(3, "f4")}), "ckpt-3")
+    binding = recognize_tree(tensorflow_tree(td3() | {f"{top}/_scale/0": np.ones(3, "f4")}), "ckpt-3")
     assert binding is not None
     assert NO_STATISTICS in binding.facts.lacks
 
@@ -290,7 +289,7 @@ def test_the_specs_beside_a_policy_tell_the_bounds(
     minimum: str, low: tuple[float, ...], tmp_path: Path
 ) -> None:
     path = exported(tmp_path / "policy", minimum)
-    agent = restore(path)
+    agent = restore_agent(path)
     assert (agent.known.action_low, agent.known.action_high) == (list(low), [2.0, 3.0])
     assert agent.known.provenance["action_high"] == "read from policy_specs.pbtxt"
     assert agent.notes == ("../policy_specs.pbtxt was read",)
@@ -310,7 +309,7 @@ def test_an_export_that_lists_its_attributes_is_a_policy(place: str, tmp_path: P
 
 @pytest.mark.parametrize("minimum", ["float_val: inf", 'tensor_content: "abc"', "", 'float_val: "x"'])
 def test_specs_that_say_no_bounds_tell_none(minimum: str, tmp_path: Path) -> None:
-    agent = restore(exported(tmp_path / "policy", minimum))
+    agent = restore_agent(exported(tmp_path / "policy", minimum))
     assert agent.known.action_low is None
 
 
@@ -321,13 +320,13 @@ def test_what_is_no_text_of_a_message_is_refused(text: str, tmp_path: Path) -> N
     file = tmp_path / "policy_specs.pbtxt"
     file.write_text(text)
     with pytest.raises(FormatError):
-        text_proto.read(str(file))
+        tf_common.read(str(file))
 
 
 def test_a_message_is_read(tmp_path: Path) -> None:
     file = tmp_path / "x.pbtxt"
     file.write_text('a: 1 a: -2.5 b { c: "\\x41\\102\\n" } d: TRUE e <> # done')
-    assert text_proto.read(str(file)) == {"a": [1, -2.5], "b": [{"c": ["AB\n"]}], "d": ["TRUE"], "e": [{}]}
+    assert tf_common.read(str(file)) == {"a": [1, -2.5], "b": [{"c": ["AB\n"]}], "d": ["TRUE"], "e": [{}]}
 
 
 SAVED = """
@@ -370,7 +369,7 @@ def test_the_graph_of_an_exported_policy_overrules_the_habit(tmp_path: Path) -> 
     )
     assert status == 0, output
     for hidden in ("tanh", "relu", "elu"):
-        agent = restore(str(tmp_path / hidden))
+        agent = restore_agent(str(tmp_path / hidden))
         assert agent.binding.layout == "tf_agents"
         assert agent.known.activations == [hidden] * 2
         assert str(agent.known.provenance["activations"]).startswith("read")
@@ -380,7 +379,7 @@ def test_a_gin_configuration_beside_the_agent_is_named(tmp_path: Path) -> None:
     path = written(whole(sac()), tmp_path / "ckpt-3")
     text = "# Parameters:\nActorDistributionNetwork.activation_fn = \\\n    @tf.keras.activations.tanh\n"
     (tmp_path / "operative_config-0.gin").write_text(text)
-    found = [each for each in restore(str(path)).ledger if each.what == "activation" and each.open]
+    found = [each for each in restore_agent(str(path)).ledger if each.what == "activation" and each.open]
     assert [each.where.partition(":")[0] for each in found] == ["operative_config-0.gin"]
 
 
@@ -388,5 +387,5 @@ def test_values_of_a_gin_configuration() -> None:
     text = (
         "a/b.C.x = (1, 2)\nC.y = @m.ReLU()\nC.z = %lr\nlr = 3e-4\nC = 2\nno line\nD.s = 'of D'  # a comment\n"
     )
-    assert settings.gin(text) == {"C": 2, "lr": 3e-4, "D": {"s": "of D"}}
-    assert settings.gin(text.replace("C = 2\n", ""))["C"] == {"x": [1, 2], "y": "ReLU"}
+    assert common.parse_gin(text) == {"C": 2, "lr": 3e-4, "D": {"s": "of D"}}
+    assert common.parse_gin(text.replace("C = 2\n", ""))["C"] == {"x": [1, 2], "y": "ReLU"}

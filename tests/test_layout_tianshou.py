@@ -8,11 +8,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ckpttool.errors import UnsupportedError
-from ckpttool.formats.resolve import open_checkpoint
-from ckpttool.ops.convert import convert
-from ckpttool.ops.restore import restore
-from ckpttool.tree import Tree
+from ckpttool.commands.convert import convert
+from ckpttool.commands.restore import restore_agent
+from ckpttool.core.errors import UnsupportedError
+from ckpttool.core.tree import Tree
+from ckpttool.formats.detect import open_checkpoint
 from tests.restored import HIGH, LOW, actions, chosen, observations, q_values, recognised, same, without_a_way
 from tests.test_layouts import LayoutContract
 
@@ -115,7 +115,7 @@ def test_td3_of_every_version(tmp_path: Path, version: str, norm: bool) -> None:
     # max_action is the first upper bound, 2: more than clipping lets through.
     same(actions(path), mapped(2 * np.tanh(run(actor, observations())), "clip"))
     same(q_values(path, "critic/q2"), run(policy.critic2, observations(), chosen()))
-    lacks = restore(str(path)).binding.facts.lacks
+    lacks = restore_agent(str(path)).binding.facts.lacks
     assert {each.what for each in lacks} == {"action bounds", "action map", "observation statistics"}
     assert [each.what for each in lacks if each.decides] == ["action map"]
 
@@ -145,7 +145,7 @@ def test_ppo_has_a_value_and_clips_its_mean(tmp_path: Path) -> None:
     assert [part.title for part in recognised(tmp_path / "policy.pth").parts] == ["actor", "value"]
     assert not without_a_way(tmp_path / "policy.pth")
     same(actions(tmp_path / "policy.pth"), mapped(run(actor, observations()), "clip"))
-    lacks = restore(str(tmp_path / "policy.pth")).binding.facts.lacks
+    lacks = restore_agent(str(tmp_path / "policy.pth")).binding.facts.lacks
     assert {each.what for each in lacks if each.decides} == {"activation", "action map"}
 
 
@@ -211,7 +211,7 @@ def test_a_checkpoint_keeps_the_statistics(tmp_path: Path) -> None:
     assert not without_a_way(tmp_path / "checkpoint.pth")
     seen = np.clip((observations() - rms.mean) / np.sqrt(rms.var + rms.eps), -1.5, 1.5).astype(np.float32)
     same(actions(tmp_path / "checkpoint.pth"), mapped(2 * np.tanh(run(policy.actor, seen)), "clip"))
-    known = restore(str(tmp_path / "checkpoint.pth")).known
+    known = restore_agent(str(tmp_path / "checkpoint.pth")).known
     assert known.provenance["obs_norm"] == "read from obs_rms"
     done = convert(str(tmp_path / "checkpoint.pth"), str(tmp_path / "a.pt"), layout="tianshou")
     assert done.report.complete

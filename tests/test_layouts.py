@@ -9,32 +9,32 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ckpttool.errors import MappingError, UsageError
-from ckpttool.formats import tensor_bundle
-from ckpttool.formats.resolve import open_checkpoint
-from ckpttool.layouts import fujimoto, td3_tf, td3_torch
-from ckpttool.layouts.canonical import ALL_OPTIMIZED, Binding, with_targets
-from ckpttool.layouts.recognise import recognise
-from ckpttool.leaf import Leaf, ValueLeaf, display
-from ckpttool.mapping.plan import build
-from ckpttool.ops.restore import canonical_tree
-from ckpttool.tree import Tree
+from ckpttool.commands.restore import canonical_tree
+from ckpttool.core.errors import MappingError, UsageError
+from ckpttool.core.tree import Leaf, Tree, ValueLeaf, display
+from ckpttool.formats import tf_bundle
+from ckpttool.formats.detect import open_checkpoint
+from ckpttool.libraries import td3
+from ckpttool.libraries.recognize import recognize_tree
+from ckpttool.libraries.schema import ALL_OPTIMIZED, RecognizedAgent, add_targets
+from ckpttool.libraries.td3 import TF, TORCH
+from ckpttool.mapping.rules import apply_plan
 from tests.conftest import TF_SAMPLE, TORCH_SAMPLE
 from tests.trees import attributes, dense, keys, leaf, tensorflow_tree, torch_dense, torch_tree
 
 OBS, ACT = 3, 2
 
 
-def canonical_names(tree: Tree, binding: Binding) -> dict[str, Leaf | ValueLeaf]:
+def canonical_names(tree: Tree, binding: RecognizedAgent) -> dict[str, Leaf | ValueLeaf]:
     return {display(path): found for path, found in canonical_tree(tree, binding.moves).items()}
 
 
-def networks(binding: Binding) -> dict[str, list[str]]:
+def networks(binding: RecognizedAgent) -> dict[str, list[str]]:
     return {part.title: ["/".join(layer.name) for layer in part.layers] for part in binding.parts}
 
 
 # The layouts that can also hold an agent.
-WRITING = (td3_torch, td3_tf)
+WRITING = (TORCH, TF)
 
 
 def contents(leaf: Leaf | ValueLeaf) -> object:
@@ -62,19 +62,19 @@ class LayoutContract:
         raise NotImplementedError
 
     def test_it_is_recognised_as_itself_and_nothing_else(self, tree: Tree) -> None:
-        binding = recognise(tree, "agent")
+        binding = recognize_tree(tree, "agent")
         assert binding is not None
         assert binding.layout == self.name
 
     def test_every_leaf_has_a_way(self, tree: Tree) -> None:
-        binding = recognise(tree, "agent")
+        binding = recognize_tree(tree, "agent")
         assert binding is not None
         moved = {move.source for move in binding.moves.moves}
         assert set(tree) == moved | binding.consumed
         assert all(path in tree for path in moved | binding.consumed)
 
     def test_canonical_kernels_are_in_by_out_and_connected(self, tree: Tree) -> None:
-        binding = recognise(tree, "agent")
+        binding = recognize_tree(tree, "agent")
         assert binding is not None
         agent = canonical_names(tree, binding)
         for part in binding.parts:
@@ -90,7 +90,7 @@ class LayoutContract:
                 assert kernels[-1].shape[1] == 1
 
     def test_moments_have_their_weights_shape(self, tree: Tree) -> None:
-        binding = recognise(tree, "agent")
+        binding = recognize_tree(tree, "agent")
         assert binding is not None
         agent = canonical_names(tree, binding)
         moments = [name for name in agent if "_optimizer/m/" in name or "_optimizer/v/" in name]
@@ -108,14 +108,14 @@ class LayoutContract:
 
     @pytest.mark.parametrize("layout", WRITING, ids=lambda layout: str(layout.TABLE.name))
     def test_what_a_layout_writes_it_recognises(self, tree: Tree, layout: Any) -> None:
-        binding = recognise(tree, "agent")
+        binding = recognize_tree(tree, "agent")
         assert binding is not None
         agent = canonical_tree(tree, binding.moves)
         plan = layout.plan(binding, agent, {})
-        written = build(agent, plan)
-        if layout is td3_tf:
-            written = tensor_bundle.stored(written, graph=True, counter=1)
-        again = recognise(written, "agent")
+        written = apply_plan(agent, plan)
+        if layout is TF:
+            written = tf_bundle.stored(written, graph=True, counter=1)
+        again = recognize_tree(written, "agent")
         assert again is not None
         assert set(written) == {move.source for move in again.moves.moves} | again.consumed
         back = canonical_tree(written, again.moves)
@@ -127,7 +127,7 @@ class LayoutContract:
 
     def test_without_its_networks_it_is_not_recognised(self, tree: Tree) -> None:
         rest = {path: found for path, found in tree.items() if "optimizer" in tree.names[path]}
-        assert recognise(Tree(rest), "agent") is None
+        assert recognize_tree(Tree(rest), "agent") is None
 
 
 class TestTd3Tf(LayoutContract):
@@ -197,7 +197,7 @@ class TestGaussianAgent(LayoutContract):
         return gaussian_agent()
 
     def test_the_other_head_is_no_layer_of_the_mean(self, tree: Tree) -> None:
-        binding = recognise(tree, "agent")
+        binding = recognize_tree(tree, "agent")
         assert binding is not None
         assert networks(binding) == {
             "actor": ["l1", "l2", "mu"],
@@ -233,7 +233,7 @@ class TestFujimoto(LayoutContract):
         return torch_tree(fujimoto_set())  # type: ignore[arg-type]
 
     def test_the_flat_critic_is_two_q_functions(self, tree: Tree) -> None:
-        binding = recognise(tree, "agent")
+        binding = recognize_tree(tree, "agent")
         assert binding is not None
         assert networks(binding) == {
             "actor": ["l1", "l2", "l3"],
@@ -245,7 +245,7 @@ class TestFujimoto(LayoutContract):
         entries = fujimoto_set()
         entries["critic_optimizer/state/3/step"] = np.array(8, np.float32)
         tree = torch_tree(entries)  # type: ignore[arg-type]
-        binding = recognise(tree, "agent")
+        binding = recognize_tree(tree, "agent")
         assert binding is not None
         with pytest.raises(MappingError, match="one number"):
             canonical_tree(tree, binding.moves)
@@ -254,7 +254,7 @@ class TestFujimoto(LayoutContract):
         entries = fujimoto_set()
         entries["critic_optimizer/param_groups/1/lr"] = 1e-3
         tree = torch_tree(entries)  # type: ignore[arg-type]
-        binding = recognise(tree, "agent")
+        binding = recognize_tree(tree, "agent")
         assert binding is not None
         assert not [name for name in canonical_names(tree, binding) if name.startswith("critic_optimizer")]
 
@@ -267,7 +267,7 @@ class TestFujimoto(LayoutContract):
         entries: dict[str, np.ndarray] = {}
         for n, sizes in zip(layers, [(5, 4), (4, 4), (4, 1)], strict=True):
             entries |= torch_dense(generator, f"l{n}", *sizes)
-        binding = recognise(torch_tree(entries), name)
+        binding = recognize_tree(torch_tree(entries), name)
         assert binding is not None
         assert list(networks(binding)) == [component]
         assert all(len(move.source) == 1 for move in binding.moves.moves)
@@ -314,7 +314,7 @@ def q_layers(prefix: str, names: list[str], first: int = OBS + ACT) -> dict[str,
     ids=["flat", "q1-q2", "sequential", "two sequentials", "single"],
 )
 def test_critics_of_every_nesting(critic: dict[str, np.ndarray], expected: dict[str, list[str]]) -> None:
-    binding = recognise(tf_agent(critic), "ckpt-1")
+    binding = recognize_tree(tf_agent(critic), "ckpt-1")
     assert binding is not None
     assert networks(binding) == {"actor": ["l1", "l2", "l3"], **expected}
 
@@ -326,7 +326,7 @@ def test_layers_are_ordered_by_their_numbers_not_by_the_file() -> None:
     for name, sizes in zip(names, [(4, ACT), (4, 4), (OBS, 4)], strict=True):
         tree |= dense(generator, f"actor/{name}", *sizes)
     tree |= dense(generator, "critic/l1", OBS + ACT, 1)
-    binding = recognise(tensorflow_tree(tree), "ckpt-1")
+    binding = recognize_tree(tensorflow_tree(tree), "ckpt-1")
     assert binding is not None
     assert networks(binding)["actor"] == ["l1", "l2", "l10"]
 
@@ -337,7 +337,7 @@ def test_a_head_beside_numbered_layers_does_not_disturb_their_order() -> None:
     for name, sizes in {"l3": (4, ACT), "log_std": (4, ACT), "l1": (OBS, 4), "l2": (4, 4)}.items():
         tree |= torch_dense(generator, f"actor/{name}", *sizes)
     tree |= torch_dense(generator, "critic/q.0", OBS + ACT, 1)
-    binding = recognise(torch_tree({**tree, "log_alpha": np.zeros(1, np.float32)}), "agent.pt")
+    binding = recognize_tree(torch_tree({**tree, "log_alpha": np.zeros(1, np.float32)}), "agent.pt")
     assert binding is not None
     assert networks(binding)["actor"] == ["l1", "l2", "l3"]
     assert not binding.unplaced
@@ -346,7 +346,7 @@ def test_a_head_beside_numbered_layers_does_not_disturb_their_order() -> None:
 def test_a_policy_alone_is_an_agent_under_its_name() -> None:
     generator = np.random.default_rng(0)
     tree = torch_dense(generator, "actor/pi.0", OBS, 4) | torch_dense(generator, "actor/pi.2", 4, ACT)
-    binding = recognise(torch_tree(tree), "agent.pt")
+    binding = recognize_tree(torch_tree(tree), "agent.pt")
     assert binding is not None
     assert binding.layout == "td3_torch"
     assert networks(binding) == {"actor": ["pi/0", "pi/2"]}
@@ -357,7 +357,7 @@ def test_the_action_may_enter_at_the_second_layer() -> None:
     critic: dict[str, np.ndarray] = {}
     for name, sizes in {"l1": (OBS, 4), "l2": (4 + ACT, 4), "l3": (4, 1)}.items():
         critic |= dense(np.random.default_rng(0), f"policy/critic/{name}", *sizes)
-    binding = recognise(tf_agent(critic), "ckpt-1")
+    binding = recognize_tree(tf_agent(critic), "ckpt-1")
     assert binding is not None
     assert networks(binding)["critic/q1"] == ["l1", "l2", "l3"]
 
@@ -366,7 +366,7 @@ def test_layers_that_do_not_connect_are_no_network() -> None:
     critic = q_layers("policy/critic", ["l1", "l2", "l3"]) | dense(
         np.random.default_rng(0), "policy/critic/l2", 9, 9
     )
-    binding = recognise(tf_agent(critic), "ckpt-1")
+    binding = recognize_tree(tf_agent(critic), "ckpt-1")
     assert binding is not None
     assert list(networks(binding)) == ["actor"]
 
@@ -376,7 +376,7 @@ def test_layer_norms_have_places_of_their_own() -> None:
     arrays = dense(generator, "actor/l1", OBS, 4)
     arrays |= {f"actor/l1_norm/{n}": np.ones(4, np.float32) for n in ("gamma", "beta")}
     arrays |= dense(generator, "actor/l2", 4, ACT) | dense(generator, "critic/l1", OBS + ACT, 1)
-    binding = recognise(tensorflow_tree(arrays), "ckpt-1")
+    binding = recognize_tree(tensorflow_tree(arrays), "ckpt-1")
     assert binding is not None
     assert [layer.kind for layer in binding.parts[0].layers] == ["dense", "layer_norm", "dense"]
 
@@ -384,34 +384,34 @@ def test_layer_norms_have_places_of_their_own() -> None:
 def test_an_unknown_tensor_is_left_unmapped() -> None:
     arrays = {"policy/mystery": np.zeros(3, np.float32)}
     tree = Tree({**tf_agent({}).leaves, **tensorflow_tree(arrays).leaves})
-    binding = recognise(tree, "ckpt-1")
+    binding = recognize_tree(tree, "ckpt-1")
     assert binding is not None
     assert attributes("policy/mystery") not in {move.source for move in binding.moves.moves}
 
 
 def test_a_network_that_shares_its_tensors_is_found_by_their_other_names() -> None:
-    from ckpttool.tree import Alias
+    from ckpttool.core.tree import Alias
 
     tree = tf_agent({})
     aliases = {path: (Alias(attributes(tree.names[path].replace("actor", "actor_target"))),) for path in tree}
-    binding = recognise(Tree(tree.leaves, aliases), "ckpt-1")
+    binding = recognize_tree(Tree(tree.leaves, aliases), "ckpt-1")
     assert binding is not None
     assert list(networks(binding)) == ["actor", "actor_target"]
 
 
 def test_a_layout_that_was_named_must_fit() -> None:
     with pytest.raises(UsageError, match="not of layout td3_tf"):
-        recognise(torch_tree({"x": np.zeros(3, np.float32)}), "x", "td3_tf")
+        recognize_tree(torch_tree({"x": np.zeros(3, np.float32)}), "x", "td3_tf")
     with pytest.raises(UsageError, match="no layout is called 'sb9'"):
-        recognise(torch_tree({"x": np.zeros(3, np.float32)}), "x", "sb9")
+        recognize_tree(torch_tree({"x": np.zeros(3, np.float32)}), "x", "sb9")
 
 
 def test_torch_to_canonical_to_torch_is_where_it_was() -> None:
     tree = open_checkpoint(str(TORCH_SAMPLE)).tree
-    binding = td3_torch.recognise(tree, "x")
+    binding = td3.torch_recognise(tree, "x")
     assert binding is not None
     agent = canonical_tree(tree, binding.moves)
-    plan = td3_torch.plan(binding, agent, {})
+    plan = td3.plan(binding, agent, {})
     assert not plan.assumed
     assert not plan.missing
     back = {move.target: move.rule.leaf(agent[move.source]) for move in plan.moves} | dict(plan.added)
@@ -432,15 +432,15 @@ def test_torch_to_canonical_to_torch_is_where_it_was() -> None:
 
 def test_no_other_layout_takes_a_sample() -> None:
     tf_tree, torch_one = (open_checkpoint(str(p)).tree for p in (TF_SAMPLE, TORCH_SAMPLE))
-    assert td3_torch.recognise(tf_tree, "x") is None
-    assert fujimoto.recognise(tf_tree, "x") is None
-    assert fujimoto.recognise(torch_one, "x") is None
-    assert td3_tf.recognise(torch_one, "x") is None
+    assert td3.torch_recognise(tf_tree, "x") is None
+    assert td3.fujimoto_recognise(tf_tree, "x") is None
+    assert td3.fujimoto_recognise(torch_one, "x") is None
+    assert td3.recognise(torch_one, "x") is None
 
 
 def test_trees_of_odd_shapes_are_not_agents() -> None:
     for tree in (Tree({}), Tree({(): leaf(np.zeros(2, np.float32))}), Tree({keys("actor"): ValueLeaf(3)})):
-        assert recognise(tree, "x") is None
+        assert recognize_tree(tree, "x") is None
 
 
 def with_adam(tree: Tree, lists: dict[str, str], *, named: bool = True, step: int = 3) -> Tree:
@@ -467,7 +467,7 @@ LISTS = {"_momentums": "m", "_velocities": "v"}
 
 def test_moments_without_owners_are_joined_by_order_and_name() -> None:
     tree = with_adam(tf_agent({}), LISTS)
-    binding = recognise(tree, "ckpt-1")
+    binding = recognize_tree(tree, "ckpt-1")
     assert binding is not None
     agent = canonical_names(tree, binding)
     moment = agent["actor_optimizer/v/2/bias"]
@@ -480,7 +480,7 @@ def test_moments_without_owners_are_joined_by_order_and_name() -> None:
 
 def test_moments_whose_owners_nothing_confirms_are_left_unmapped() -> None:
     tree = with_adam(tf_agent({}), LISTS, named=False)
-    binding = recognise(tree, "ckpt-1")
+    binding = recognize_tree(tree, "ckpt-1")
     assert binding is not None
     assert not [name for name in canonical_names(tree, binding) if name.startswith("actor_optimizer/m")]
 
@@ -489,10 +489,10 @@ def test_moments_whose_owners_nothing_confirms_are_left_unmapped() -> None:
 def test_an_optimizer_before_its_first_update(step: int, lost: tuple[str, ...]) -> None:
     # torch keeps no state then; a count of updates without any moment has no place there.
     tree = with_adam(tf_agent({}), {}, step=step)
-    binding = recognise(tree, "ckpt-1")
+    binding = recognize_tree(tree, "ckpt-1")
     assert binding is not None
     agent = canonical_tree(tree, binding.moves)
-    plan = td3_torch.plan(binding, agent, {})
+    plan = td3.plan(binding, agent, {})
     first = {move.target: move.source for move in binding.moves.moves}
     placed = {first[move.source] for move in plan.moves} | {first[path] for path in plan.consumed}
     assert tuple(tree.names[path] for path in tree if path not in placed) == lost
@@ -517,7 +517,7 @@ def hidden_layers(names: list[str]) -> Tree:
     ids=" ".join,
 )
 def test_layers_without_numbers_keep_the_order_of_the_file(names: list[str]) -> None:
-    binding = recognise(hidden_layers(names), "ckpt-1")
+    binding = recognize_tree(hidden_layers(names), "ckpt-1")
     assert binding is not None
     assert networks(binding)["actor"] == names
     # Only where equal shapes leave another order possible is it an assumption.
@@ -529,10 +529,10 @@ def test_torch_counts_a_weight_before_its_bias() -> None:
     backwards = dict(sorted(tree.leaves.items(), key=lambda item: tree.names[item[0]]))
     assert next(iter(backwards))[-1].value == "bias"
     tree = with_adam(Tree(backwards), LISTS)
-    binding = recognise(tree, "ckpt-1")
+    binding = recognize_tree(tree, "ckpt-1")
     assert binding is not None
     agent = canonical_tree(tree, binding.moves)
-    plan = td3_torch.plan(binding, agent, {})
+    plan = td3.plan(binding, agent, {})
     targets = {display(m.target): m.rule.leaf(agent[m.source]) for m in plan.moves}
     weights = [found for name, found in targets.items() if name.startswith("actor/")]
     for number, weight in enumerate(weights):
@@ -550,7 +550,7 @@ def test_what_is_not_known_is_not_taken_as_adam(kind: str) -> None:
     found = tree[counter]
     assert isinstance(found, Leaf)
     tree = Tree({**tree.leaves, counter: replace(found, name=f"{kind}/iteration")})
-    binding = recognise(tree, "ckpt-1")
+    binding = recognize_tree(tree, "ckpt-1")
     assert binding is not None
     assert not [name for name in canonical_names(tree, binding) if name.startswith("actor_optimizer")]
     assert "whose state is not converted" in binding.moves.notes[0]
@@ -558,9 +558,9 @@ def test_what_is_not_known_is_not_taken_as_adam(kind: str) -> None:
 
 def test_a_moment_of_every_kind_is_missed() -> None:
     tree = with_adam(tf_agent({}), {"_momentums": "m"})
-    binding = recognise(tree, "ckpt-1")
+    binding = recognize_tree(tree, "ckpt-1")
     assert binding is not None
-    plan = td3_torch.plan(binding, canonical_tree(tree, binding.moves), {})
+    plan = td3.plan(binding, canonical_tree(tree, binding.moves), {})
     assert len(plan.missing) == 6
     assert all(name.endswith("exp_avg_sq") for name in plan.missing)
 
@@ -571,7 +571,7 @@ def test_moments_of_another_order_are_not_joined() -> None:
         one, other = (f"actor_optimizer/state/{n}/{name}" for n in (0, 1))
         entries[one], entries[other] = entries[other], entries[one]
     tree = torch_tree(entries)  # type: ignore[arg-type]
-    binding = recognise(tree, "agent")
+    binding = recognize_tree(tree, "agent")
     assert binding is not None
     assert not [name for name in canonical_names(tree, binding) if name.startswith("actor_optimizer")]
     assert any("do not match the network" in note for note in binding.moves.notes)
@@ -581,9 +581,9 @@ def test_a_counter_of_any_name_is_carried() -> None:
     arrays = {"policy/it": np.array(5, np.int64)}
     it = {path: replace(found, role="counter") for path, found in tensorflow_tree(arrays).tensors()}
     tree = Tree({**tf_agent({}).leaves, **it})
-    binding = recognise(tree, "ckpt-1")
+    binding = recognize_tree(tree, "ckpt-1")
     assert binding is not None
-    plan = td3_torch.plan(binding, canonical_tree(tree, binding.moves), {})
+    plan = td3.plan(binding, canonical_tree(tree, binding.moves), {})
     assert "it" in [display(move.target) for move in plan.moves]
 
 
@@ -592,7 +592,7 @@ def test_a_trunk_and_a_head_are_one_q_function() -> None:
     critic = dense(generator, "policy/critic/trunk/l1", OBS + ACT, 4) | dense(
         generator, "policy/critic/head/out", 4, 1
     )
-    binding = recognise(tf_agent(critic), "ckpt-1")
+    binding = recognize_tree(tf_agent(critic), "ckpt-1")
     assert binding is not None
     assert networks(binding)["critic/q1"] == ["trunk/l1", "head/out"]
     assert "critic/q2" not in networks(binding)
@@ -602,11 +602,11 @@ def test_a_trunk_and_a_head_are_one_q_function() -> None:
 
 
 def as_tensorflow(tree: Tree, told: Any = None) -> tuple[Tree, Any]:
-    binding = recognise(tree, "agent")
+    binding = recognize_tree(tree, "agent")
     assert binding is not None
     agent = canonical_tree(tree, binding.moves)
-    plan = td3_tf.plan(binding, agent, told or {})
-    return build(agent, plan), plan
+    plan = td3.tf_plan(binding, agent, told or {})
+    return apply_plan(agent, plan), plan
 
 
 def torch_agent(layers: list[str], kinds: dict[str, object] | None = None) -> Tree:
@@ -648,7 +648,7 @@ def test_the_optimizers_lists_are_keras() -> None:
 def test_a_torch_sequential_becomes_a_keras_one_and_comes_back() -> None:
     tree, _ = as_tensorflow(torch_agent(["net.0", "net.2", "net.4"]))
     assert "policy/actor/net/_functional/_operations/1/kernel" in tree.names.values()
-    binding = td3_tf.recognise(tensor_bundle.stored(tree, graph=True), "ckpt-1")
+    binding = td3.recognise(tf_bundle.stored(tree, graph=True), "ckpt-1")
     assert binding is not None
     assert networks(binding)["actor"] == ["net/0", "net/2", "net/4"]
 
@@ -696,10 +696,10 @@ def test_an_optimizer_that_has_not_begun_begins_with_zeros() -> None:
 )
 def test_what_keras_cannot_do_is_left_over(settings: dict[str, object], lost: set[str]) -> None:
     tree = torch_agent(["l1", "l2", "l3"], {f"param_groups/0/{name}": v for name, v in settings.items()})
-    binding = recognise(tree, "agent")
+    binding = recognize_tree(tree, "agent")
     assert binding is not None
     agent = canonical_tree(tree, binding.moves)
-    plan = td3_tf.plan(binding, agent, {})
+    plan = td3.tf_plan(binding, agent, {})
     placed = {move.source for move in plan.moves} | set(plan.consumed)
     assert {str(path[-1].value) for path in agent if path not in placed} == lost
     assert all(plan.told["actor_optimizer"][name] == v for name, v in settings.items() if name not in lost)
@@ -707,9 +707,9 @@ def test_what_keras_cannot_do_is_left_over(settings: dict[str, object], lost: se
 
 def completed(tree: Tree) -> set[str]:
     """Return the networks that a conversion adds to an agent."""
-    binding = recognise(tree, "agent")
+    binding = recognize_tree(tree, "agent")
     assert binding is not None
-    _, copies = with_targets(binding, canonical_tree(tree, binding.moves))
+    _, copies = add_targets(binding, canonical_tree(tree, binding.moves))
     return {str(path[0].value) for path in copies}
 
 
@@ -748,13 +748,13 @@ def test_a_lost_moment_is_missed_in_tensorflow() -> None:
 
 def test_a_told_learning_rate_is_exact_only_if_it_is_that_number() -> None:
     written, plan = as_tensorflow(torch_agent(["l1", "l2", "l3"]))
-    binding = td3_tf.recognise(written, "ckpt-1")
+    binding = td3.recognise(written, "ckpt-1")
     assert binding is not None
     agent = canonical_tree(written, binding.moves)
     for told, rate in (
         (plan.told, 3e-4),
         ({"actor_optimizer": {"learning_rate": 0.5}}, float(np.float32(3e-4))),
     ):
-        back = build(agent, td3_torch.plan(binding, agent, told))
+        back = apply_plan(agent, td3.plan(binding, agent, told))
         group = [path for path in back if path[0].value == "actor_optimizer" and path[-1].value == "lr"]
         assert contents(back[group[0]]) == rate

@@ -10,14 +10,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ckpttool.errors import CkpttoolError
-from ckpttool.formats.resolve import open_checkpoint
-from ckpttool.layouts import d3rlpy, elegantrl, fasttd3, rsl_rl, skrl
-from ckpttool.leaf import Leaf, ValueLeaf
-from ckpttool.ops import knowledge
-from ckpttool.ops.restore import networks
-from ckpttool.source import Inline
-from ckpttool.tree import Tree
+from ckpttool.commands import restore
+from ckpttool.commands.restore import select_network_leaves
+from ckpttool.core.errors import CkpttoolError
+from ckpttool.core.source import Inline
+from ckpttool.core.tree import Leaf, Tree, ValueLeaf
+from ckpttool.formats.detect import open_checkpoint
+from ckpttool.libraries import d3rlpy, elegantrl, rsl_rl, skrl
+from ckpttool.libraries.td3 import FASTTD3
 from tests import test_layout_d3rlpy as d3
 from tests import test_layout_elegantrl as elegant
 from tests import test_layout_fasttd3 as fast
@@ -37,7 +37,7 @@ FILES: dict[str, tuple[Any, Callable[[Path], str]]] = {
         rsl_rl,
         lambda folder: saved(folder, "x.pt", rsl.file(5, *rsl.networks(), norm=True, log=True)),
     ),
-    "fasttd3": (fasttd3, lambda folder: saved(folder, "x.pt", fast.agent()[0])),
+    "fasttd3": (FASTTD3, lambda folder: saved(folder, "x.pt", fast.agent()[0])),
     "elegantrl": (elegantrl, lambda folder: elegant.whole(folder, elegant.Critic(elegant.OBS), "cri.pth")),
 }
 SHAPES = ((), (0,), (3,), (2, 2), (2, 3, 4), (1 << 20, 0))
@@ -76,7 +76,7 @@ def test_what_is_almost_an_agent_ends_in_a_sentence_or_in_none(name: str, tmp_pa
         found += 1
         assert all(move.source in other for move in binding.moves.moves)
         try:
-            knowledge.of_files(binding, networks(other, binding))
+            restore.read_metadata(binding, select_network_leaves(other, binding))
         except CkpttoolError as error:
             assert str(error).isprintable()  # noqa: PT017  # both outcomes are right
     assert found

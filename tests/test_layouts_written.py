@@ -14,9 +14,9 @@ import pytest
 import torch
 from torch import nn
 
-from ckpttool.errors import UnsupportedError, UsageError
-from ckpttool.ops.convert import Conversion, convert
-from ckpttool.ops.restore import restore
+from ckpttool.commands.convert import ConversionResult, convert
+from ckpttool.commands.restore import restore_agent
+from ckpttool.core.errors import UnsupportedError, UsageError
 from tests import test_layout_cleanrl as cleanrl
 from tests import test_layout_d3rlpy as d3rlpy
 from tests import test_layout_elegantrl as elegantrl
@@ -29,7 +29,7 @@ from tests.restored import HIGH, LOW, recognised
 from tests.torch_agents import actions, agent, close, mlp, observations, saved, seen, values
 
 
-def written(folder: Path, source: str, to: str) -> tuple[str, Conversion, Any]:
+def written(folder: Path, source: str, to: str) -> tuple[str, ConversionResult, Any]:
     """Convert for a library and return the file's path, the report, and what torch.load gives."""
     target = str(folder / f"{to}.pt")
     done = convert(source, target, to=to, allow_missing=True, sync=False)
@@ -37,7 +37,7 @@ def written(folder: Path, source: str, to: str) -> tuple[str, Conversion, Any]:
     return target, done, torch.load(target, weights_only=True)
 
 
-def unused(done: Conversion) -> set[str]:
+def unused(done: ConversionResult) -> set[str]:
     return {name.split("/")[0] for name in done.report.unused}
 
 
@@ -375,7 +375,7 @@ def test_a_d3_file_tells_all_that_its_agent_needs(tmp_path: Path, gaussian: bool
     obs = observations(3)
     with torch.no_grad():
         close(actions(target, obs), actor(seen(obs)), 3.0)
-    assert restore(target).known.provenance["action_high"] == "read from config"
+    assert restore_agent(target).known.provenance["action_high"] == "read from config"
 
 
 def test_a_d3_file_normalises_as_the_agent_did(tmp_path: Path) -> None:

@@ -14,13 +14,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ckpttool.errors import TargetExistsError, UnsupportedError, UsageError
-from ckpttool.formats.resolve import open_checkpoint
-from ckpttool.ops.convert import convert
-from ckpttool.ops.digest import digest_of
-from ckpttool.ops.restore import restore
-from ckpttool.sidecar import Sidecar, beside
-from ckpttool.writing import Output, write_atomically
+from ckpttool.commands.convert import convert
+from ckpttool.commands.digest import digest_checkpoint
+from ckpttool.commands.restore import restore_agent
+from ckpttool.core.atomic_write import Output, write_atomically
+from ckpttool.core.errors import TargetExistsError, UnsupportedError, UsageError
+from ckpttool.core.sidecar import Sidecar, sidecar_path
+from ckpttool.formats.detect import open_checkpoint
 from tests import test_layout_stable_baselines2 as sb2
 from tests.pickles import importable, stand_in
 
@@ -45,8 +45,10 @@ def box(module: str) -> type:
 
 def bounded(path: str, low: tuple[float, ...] = (-1.0, 0.0), high: tuple[float, ...] = (2.0, 0.5)) -> str:
     """Put a sidecar beside the checkpoint that says its actions are tanh mapped to these bounds."""
-    told = Sidecar(digest_of(open_checkpoint(path)).sha256, head="affine", action_low=low, action_high=high)
-    Path(beside(path)).write_bytes(told.encode())
+    told = Sidecar(
+        digest_checkpoint(open_checkpoint(path)).sha256, head="affine", action_low=low, action_high=high
+    )
+    Path(sidecar_path(path)).write_bytes(told.encode())
     return path
 
 
@@ -94,7 +96,9 @@ def test_sb2_gets_its_own_variables_back(kind: str, tmp_path: Path) -> None:
     assert (data["observation_space"].low == -np.inf).all()
     assert data.get("observation_range") == ([-5.0, 5.0] if kind == "ddpg" else None)
     obs = sb2.observations()
-    np.testing.assert_array_equal(sb2.played(restore(target), obs), sb2.played(restore(source), obs))
+    np.testing.assert_array_equal(
+        sb2.played(restore_agent(target), obs), sb2.played(restore_agent(source), obs)
+    )
     again = str(tmp_path / "twice.zip")
     convert(source, again, to="sb2", sync=False)
     assert Path(again).read_bytes() == Path(target).read_bytes()
@@ -119,15 +123,15 @@ def test_sb2_takes_an_agent_of_torch(tmp_path: Path) -> None:
 def test_sb2_names_its_activation(tmp_path: Path) -> None:
     source = sb2.put(tmp_path, sb2.td3(), "td3")
     told = {
-        **json.loads(Sidecar(digest_of(open_checkpoint(source)).sha256).encode()),
+        **json.loads(Sidecar(digest_checkpoint(open_checkpoint(source)).sha256).encode()),
         "activations": ["elu"] * 2,
     }
-    Path(beside(source)).write_text(json.dumps(told))
+    Path(sidecar_path(source)).write_text(json.dumps(told))
     convert(source, str(tmp_path / "elu.zip"), to="sb2", sync=False)
     elu = stand_in("tensorflow.python.ops.gen_nn_ops.elu")
     data, _ = loaded(str(tmp_path / "elu.zip"), BOX, sb2.POLICIES["td3"], elu)
     assert data["policy_kwargs"] == {"layers": [5, 4], "act_fun": elu}
-    assert restore(str(tmp_path / "elu.zip")).known.activations == ["elu", "elu"]
+    assert restore_agent(str(tmp_path / "elu.zip")).known.activations == ["elu", "elu"]
 
 
 def test_sb2_keeps_its_layer_norm(tmp_path: Path) -> None:
@@ -140,7 +144,7 @@ def test_sb2_keeps_its_layer_norm(tmp_path: Path) -> None:
     convert(str(tmp_path / "n.zip"), str(tmp_path / "n.pt"), sync=False)
     convert(str(tmp_path / "n.pt"), str(tmp_path / "again.zip"), to="sb2", sync=False)
     assert (tmp_path / "again.zip").read_bytes() == (tmp_path / "n.zip").read_bytes()
-    Path(beside(str(tmp_path / "n.pt"))).unlink()
+    Path(sidecar_path(str(tmp_path / "n.pt"))).unlink()
     bounded(str(tmp_path / "n.pt"))
     with pytest.raises(UnsupportedError, match="an epsilon of 1e-12"):
         convert(str(tmp_path / "n.pt"), str(tmp_path / "other.zip"), to="sb2", sync=False)
@@ -242,7 +246,7 @@ def test_rllib_gets_a_module_for_inference(tmp_path: Path) -> None:
         torch.testing.assert_close(torch.tanh(mean), policy(obs))
         hidden = torch.relu(policy.l2(torch.relu(policy.l1(obs))))
         torch.testing.assert_close(deviation, policy.log_std(hidden))
-    known = restore(str(folder))
+    known = restore_agent(str(folder))
     assert (known.binding.layout, known.known.action_low, known.known.head) == (
         "rllib",
         [-1.0, 0.0],
@@ -260,11 +264,11 @@ def test_rllibs_ppo_gets_its_own_module_back(tmp_path: Path) -> None:
     tree = rllib.ppo()
     source, folder = rllib.folder_of(tmp_path / "old", tree), tmp_path / "module"
     told = Sidecar(
-        digest_of(open_checkpoint(source)).sha256,
+        digest_checkpoint(open_checkpoint(source)).sha256,
         action_low=(-1.0,) * rllib.ACT,
         action_high=(1.0,) * rllib.ACT,
     )
-    Path(beside(source)).write_bytes(told.encode())
+    Path(sidecar_path(source)).write_bytes(told.encode())
     assert not convert(source, str(folder), to="rllib", allow_missing=True, sync=False).report.missing
     state, arguments, _ = module(folder, *PPO)
     before = {leaf.key.removeprefix(f"{rllib.MODULE}/"): leaf.array() for _, leaf in tree.tensors()}

@@ -12,11 +12,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ckpttool.errors import UnsupportedError
-from ckpttool.formats.resolve import open_checkpoint
-from ckpttool.ops.convert import Conversion, convert
-from ckpttool.ops.digest import digest_of
-from ckpttool.sidecar import Sidecar, beside
+from ckpttool.commands.convert import ConversionResult, convert
+from ckpttool.commands.digest import digest_checkpoint
+from ckpttool.core.errors import UnsupportedError
+from ckpttool.core.sidecar import Sidecar, sidecar_path
+from ckpttool.formats.detect import open_checkpoint
 
 OBS, ACT, LOW, HIGH = 3, 2, (-2.0, -2.0), (2.0, 2.0)
 SIZES = (16, 8)
@@ -210,8 +210,8 @@ def restore(folder: Path) -> dict[str, Any]:
 
 def bounded(path: str) -> str:
     """Put a sidecar with the action's bounds beside the checkpoint."""
-    told = Sidecar(digest_of(open_checkpoint(path)).sha256, action_low=LOW, action_high=HIGH)
-    Path(beside(path)).write_bytes(told.encode())
+    told = Sidecar(digest_checkpoint(open_checkpoint(path)).sha256, action_low=LOW, action_high=HIGH)
+    Path(sidecar_path(path)).write_bytes(told.encode())
     return path
 
 
@@ -227,7 +227,7 @@ def agents(folder: Path) -> dict[str, Any]:
     }
 
 
-Written = tuple[dict[str, Any], dict[str, Conversion], dict[str, Any]]
+Written = tuple[dict[str, Any], dict[str, ConversionResult], dict[str, Any]]
 
 
 @pytest.fixture(scope="module")
@@ -319,12 +319,12 @@ def test_acme_has_its_layer_norm_or_none(tmp_path: Path) -> None:
 
     file = {"actor": network(OBS, ACT), "actor_target": network(OBS, ACT), "critic": network(OBS + ACT, 1)}
     source = saved(tmp_path, "normed.pt", file)
-    told = Sidecar(digest_of(open_checkpoint(source)).sha256, action_low=LOW, action_high=HIGH)
-    Path(beside(source)).write_bytes(told.encode())
+    told = Sidecar(digest_checkpoint(open_checkpoint(source)).sha256, action_low=LOW, action_high=HIGH)
+    Path(sidecar_path(source)).write_bytes(told.encode())
     with pytest.raises(UnsupportedError, match="then tanh, then ELU"):
         convert(source, str(tmp_path / "x-1"), to="acme", allow_missing=True)
     said = {**json.loads(told.encode()), "activations": ["tanh"]}
-    Path(beside(source)).write_text(json.dumps(said))
+    Path(sidecar_path(source)).write_text(json.dumps(said))
     convert(source, str(tmp_path / "x-1"), to="acme", allow_missing=True, sync=False)
     tree = open_checkpoint(str(tmp_path / "x-1")).tree
     assert {

@@ -14,21 +14,20 @@ import numpy as np
 import pytest
 
 import ckpttool
-from ckpttool import ledger
-from ckpttool.agents.backends import numpy as backend
-from ckpttool.errors import CkpttoolError, TargetExistsError, UnsupportedError, UsageError
-from ckpttool.formats.resolve import open_checkpoint
-from ckpttool.formats.stable_baselines3 import write
-from ckpttool.ledger import Entry
-from ckpttool.ops import evidence
-from ckpttool.ops.agent_facts import AgentFacts
-from ckpttool.ops.convert import convert
-from ckpttool.ops.digest import digest
-from ckpttool.ops.doctor import diagnose
-from ckpttool.ops.export import export
-from ckpttool.ops.restore import restore
-from ckpttool.ops.wiring import Bounds, wire
-from ckpttool.sidecar import Sidecar
+from ckpttool.commands import evidence
+from ckpttool.commands.convert import convert
+from ckpttool.commands.digest import digest
+from ckpttool.commands.doctor import diagnose
+from ckpttool.commands.evidence import AgentFacts
+from ckpttool.commands.export_onnx import export_network
+from ckpttool.commands.network_outputs import ActionBounds, derive_network_settings
+from ckpttool.commands.restore import restore_agent
+from ckpttool.core import sidecar
+from ckpttool.core.errors import CkpttoolError, TargetExistsError, UnsupportedError, UsageError
+from ckpttool.core.sidecar import LedgerEntry, Sidecar
+from ckpttool.formats import sb3
+from ckpttool.formats.detect import open_checkpoint
+from ckpttool.networks import numpy_backend
 from tests import restored, sb3_files, schemas, warm_sb3
 from tests.conftest import TF_SAMPLE, TORCH_SAMPLE, in_process
 
@@ -68,11 +67,11 @@ def agent(**more: Any) -> dict[str, Any]:
 
 
 def acts(path: str, facts: AgentFacts = GIVEN) -> np.ndarray:
-    found = restore(path, facts=facts)
+    found = restore_agent(path, facts=facts)
     part = found.runnable("actor")
     assert part is not None
     network = restored.policy_network(found.tree, part, restored.wiring(found, [-2.0], [2.0]))
-    return np.asarray(backend.build(network).step(restored.observations())[0])
+    return np.asarray(numpy_backend.build(network).step(restored.observations())[0])
 
 
 def wanted(seen: np.ndarray) -> np.ndarray:
@@ -128,14 +127,14 @@ def test_statistics_in_the_file_are_applied(case: str, tmp_path: Path) -> None:
     content, seen = STATISTICS[case]
     path = saved(tmp_path / "agent.pt", content)
     restored.same(acts(path), wanted(seen))
-    assert not ledger.decides(restore(path, facts=GIVEN).ledger)
+    assert not sidecar.has_open_entries(restore_agent(path, facts=GIVEN).ledger)
 
 
 def test_statistics_go_with_an_export(tmp_path: Path) -> None:
     onnxruntime = pytest.importorskip("onnxruntime")
     pytest.importorskip("onnx")
     path = saved(tmp_path / "agent.pt", agent(obs_rms={"mean": MEAN, "var": VAR, "count": COUNT}))
-    export(path, str(tmp_path / "a.onnx"), facts=GIVEN)
+    export_network(path, str(tmp_path / "a.onnx"), facts=GIVEN)
     session = onnxruntime.InferenceSession(str(tmp_path / "a.onnx"))
     restored.same(session.run(None, {"obs": restored.observations()})[0], wanted(normal()))
 
@@ -164,7 +163,7 @@ def test_given_statistics_win_and_the_contradiction_is_named(tmp_path: Path) -> 
     stated = {"mean": MEAN.tolist(), "var": VAR.tolist()}
     facts = AgentFacts(activations="tanh", head="tanh", action_low=-2, action_high=2, obs_norm=stated)
     restored.same(acts(path, facts), wanted(normal()))
-    assert any("obs_norm" in note for note in restore(path, facts=facts).notes)
+    assert any("obs_norm" in note for note in restore_agent(path, facts=facts).notes)
 
 
 @pytest.mark.parametrize(
@@ -178,10 +177,10 @@ def test_given_statistics_win_and_the_contradiction_is_named(tmp_path: Path) -> 
 )
 def test_statistics_that_cannot_be_applied_decide(beside: dict[str, Any], tmp_path: Path) -> None:
     path = saved(tmp_path / "agent.pt", agent(**beside))
-    assert ledger.decides(restore(path, facts=GIVEN).ledger)
+    assert sidecar.has_open_entries(restore_agent(path, facts=GIVEN).ledger)
     lone = saved(tmp_path / "lone.pt", {"model": states(mlp()), **beside})
     with contextlib.suppress(UnsupportedError):
-        assert ledger.decides(restore(lone, facts=GIVEN).ledger)
+        assert sidecar.has_open_entries(restore_agent(lone, facts=GIVEN).ledger)
 
 
 @pytest.mark.parametrize(
@@ -195,7 +194,7 @@ def test_statistics_that_cannot_be_applied_decide(beside: dict[str, Any], tmp_pa
 def test_statistics_of_rewards_are_no_part_of_the_policy(beside: dict[str, Any], tmp_path: Path) -> None:
     path = saved(tmp_path / "agent.pt", agent(**beside))
     restored.same(acts(path), wanted(restored.observations()))
-    assert not ledger.decides(restore(path, facts=GIVEN).ledger)
+    assert not sidecar.has_open_entries(restore_agent(path, facts=GIVEN).ledger)
 
 
 # --- Statistics that a target has to hold -----------------------------------------------------------
@@ -218,7 +217,7 @@ def test_folded_statistics_change_no_action(to: str, tmp_path: Path, normalised:
     np.testing.assert_allclose(restored.actions(target), normalised, rtol=0, atol=1e-5)
     # Also without the sidecar: the statistics are nowhere but in the layers.
     Path(f"{target}.ckpttool.json").unlink()
-    left = restore(target).known.obs_norm
+    left = restore_agent(target).known.obs_norm
     assert left is None or (set(left["mean"]), set(left["var"])) == ({0.0}, {1.0})
 
 
@@ -258,7 +257,7 @@ print(json.dumps(found))
 def test_stable_baselines3_plays_with_the_statistics(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("stable_baselines3")
     pytest.importorskip("gymnasium")
-    monkeypatch.setattr(write, "subprocess", warm_sb3.FORKING)
+    monkeypatch.setattr(sb3, "subprocess", warm_sb3.FORKING)
     limits = {tmp_path / "unlimited": None, tmp_path / "limited": 1.5}
     for folder, clip in limits.items():
         folder.mkdir()
@@ -271,7 +270,7 @@ def test_stable_baselines3_plays_with_the_statistics(tmp_path: Path, monkeypatch
         facts = AgentFacts(obs_norm={**NORM, "clip": clip})
         np.testing.assert_allclose(actions, acts(str(TORCH_SAMPLE), facts), rtol=0, atol=1e-5)
         (folder / "agent.zip.ckpttool.json").unlink()
-        assert restore(str(folder / "agent.zip")).known.obs_norm == {**NORM, "clip": clip}
+        assert restore_agent(str(folder / "agent.zip")).known.obs_norm == {**NORM, "clip": clip}
         with pytest.raises(TargetExistsError):
             convert(str(TORCH_SAMPLE), str(folder / "other.zip"), to="sb3", facts=facts)
 
@@ -282,7 +281,7 @@ def test_a_zip_of_stable_baselines3_is_its_source(
 ) -> None:
     """The library's own default is no setting in its file: its absence is no difference."""
     pytest.importorskip("stable_baselines3")
-    monkeypatch.setattr(write, "subprocess", warm_sb3.FORKING)
+    monkeypatch.setattr(sb3, "subprocess", warm_sb3.FORKING)
     target = str(tmp_path / "agent.zip")
     convert(str(TORCH_SAMPLE), target, to="sb3", facts=AgentFacts(activations=activation))
     ran = in_process("diff", TORCH_SAMPLE, target, "--json")
@@ -321,12 +320,12 @@ OTHERS = [
 
 @pytest.mark.parametrize(("what", "name"), [(what, name) for what, names in NAMES.items() for name in names])
 def test_names_have_a_topic(what: str, name: str) -> None:
-    assert evidence.topic_of(name) == what
+    assert evidence.classify_topic(name) == what
 
 
 @pytest.mark.parametrize("name", OTHERS)
 def test_other_names_have_none(name: str) -> None:
-    assert evidence.topic_of(name) in (None, "reward statistics")
+    assert evidence.classify_topic(name) in (None, "reward statistics")
 
 
 @pytest.mark.parametrize(
@@ -360,7 +359,7 @@ def test_settings_that_differ_are_not_used(
     elif place.endswith("yml"):
         lines = [f"  {name}: {json.dumps(value)}" for name, value in config.items()]
         (tmp_path / place).write_text("\n".join(["agent:", *lines]))
-    assert {e.what for e in restore(path, facts=GIVEN).ledger if e.use == "not used"} == topics
+    assert {e.what for e in restore_agent(path, facts=GIVEN).ledger if e.use == "not used"} == topics
 
 
 @pytest.mark.parametrize(
@@ -377,12 +376,14 @@ def test_a_setting_that_certainly_contradicts_decides(
     config: dict[str, Any], decides: bool, tmp_path: Path
 ) -> None:
     path = saved(tmp_path / "agent.pt", agent(config=config))
-    assert ledger.decides(restore(path, facts=GIVEN).ledger) == decides
+    assert sidecar.has_open_entries(restore_agent(path, facts=GIVEN).ledger) == decides
 
 
 def test_a_missing_squash_decides_against_a_default(tmp_path: Path) -> None:
     path = saved(tmp_path / "agent.pt", agent(config={"squash": False}))
-    assert ledger.decides(restore(path, facts=AgentFacts(activations="tanh", env="Pendulum-v1")).ledger)
+    assert sidecar.has_open_entries(
+        restore_agent(path, facts=AgentFacts(activations="tanh", env="Pendulum-v1")).ledger
+    )
 
 
 @pytest.mark.parametrize("names", [("mean_", "scale_"), ("loc", "scale"), ("mu", "sigma"), ("low", "high")])
@@ -398,13 +399,13 @@ def test_rows_of_numbers_of_the_observations_are_never_silent(
     for content in (agent(**{group: rows}), {"policy": states(mlp()), group: rows}):
         path = saved(tmp_path / f"{len(content)}.pt", content)
         try:
-            found = restore(path, facts=GIVEN)
+            found = restore_agent(path, facts=GIVEN)
         except UnsupportedError:
             continue  # refused: a lone policy may compute with what stands beside it
         topics = {entry.what for entry in found.ledger if entry.use != "assumed"}
         assert "observation statistics" in topics
         used = found.binding.facts.norm is not None
-        assert used or ledger.decides(found.ledger)
+        assert used or sidecar.has_open_entries(found.ledger)
 
 
 @pytest.mark.parametrize("name", ["vecnormalize.npz", "obs_normalizer.npz", "normalizer.json", "obs_rms.npz"])
@@ -416,7 +417,7 @@ def test_a_file_of_statistics_beside_the_checkpoint(name: str, size: int, tmp_pa
         (tmp_path / name).write_text(json.dumps({key: row.tolist() for key, row in rows.items()}))
     else:
         np.savez(tmp_path / name, **rows)
-    (entry,) = (e for e in restore(path, facts=GIVEN).ledger if e.use == "not used")
+    (entry,) = (e for e in restore_agent(path, facts=GIVEN).ledger if e.use == "not used")
     assert (entry.what, entry.where, entry.decides) == ("observation statistics", name, size == 3)
     if size == 3:  # the hint works
         ran = in_process("eval", path, *WORDS, *str(entry.hint).split())
@@ -427,7 +428,7 @@ def test_another_checkpoint_is_no_file_of_statistics(tmp_path: Path) -> None:
     path = saved(tmp_path / "agent.pt", agent())
     saved(tmp_path / "obs_rms.pt", agent())
     (tmp_path / "config.json").write_text("[not json")
-    assert [e for e in restore(path, facts=GIVEN).ledger if e.use == "not used"] == []
+    assert [e for e in restore_agent(path, facts=GIVEN).ledger if e.use == "not used"] == []
 
 
 # --- What stands between the layers ----------------------------------------------------------------
@@ -472,7 +473,7 @@ def test_the_place_of_norms_and_activations_is_that_of_the_file(
         with pytest.raises((UnsupportedError, UsageError)):
             acts(path, facts)
         return
-    entries = wire(restore(path, facts=facts), Bounds([-2.0], [2.0], None))[1]
+    entries = derive_network_settings(restore_agent(path, facts=facts), ActionBounds([-2.0], [2.0], None))[1]
     if JOINTS[kinds] == "assumed":
         assert any("without weights" in entry.value for entry in entries)
         return
@@ -486,7 +487,7 @@ def test_names_of_residual_connections_decide(name: str, tmp_path: Path) -> None
     layers = {"inp": nn.Linear(3, 16), name: nn.Linear(16, 16), "out": nn.Linear(16, 1)}
     content = {f"{key}.{tensor}": v for key, layer in layers.items() for tensor, v in states(layer).items()}
     for each in (content, {**agent(), "actor": content}):
-        assert ledger.decides(restore(saved(tmp_path / "a.pt", each), facts=GIVEN).ledger)
+        assert sidecar.has_open_entries(restore_agent(saved(tmp_path / "a.pt", each), facts=GIVEN).ledger)
 
 
 def test_one_number_times_tanh_is_not_for_uneven_bounds(tmp_path: Path) -> None:
@@ -494,9 +495,9 @@ def test_one_number_times_tanh_is_not_for_uneven_bounds(tmp_path: Path) -> None:
     path = saved(tmp_path / "agent.pt", agent())
     uneven = {"action_low": -1.0, "action_high": 3.0}
     with pytest.raises(UsageError):
-        export(path, str(tmp_path / "a.onnx"), facts=AgentFacts(**uneven))
+        export_network(path, str(tmp_path / "a.onnx"), facts=AgentFacts(**uneven))
     for head in ("tanh", "affine"):
-        export(path, str(tmp_path / f"{head}.onnx"), facts=AgentFacts(head=head, **uneven))
+        export_network(path, str(tmp_path / f"{head}.onnx"), facts=AgentFacts(head=head, **uneven))
 
 
 # --- Sidecars that contradict the checkpoint -----------------------------------------------------------
@@ -526,10 +527,10 @@ def recording(path: Path) -> str:
 )
 def test_a_planted_fact_is_a_finding_and_is_not_used(planted: dict[str, Any], tmp_path: Path) -> None:
     path = recording(tmp_path / "agent.zip")
-    before = restore(path).known
+    before = restore_agent(path).known
     sidecar_of(path, planted)
-    agent = restore(path)
-    assert ledger.decides(agent.ledger)
+    agent = restore_agent(path)
+    assert sidecar.has_open_entries(agent.ledger)
     for name in planted:
         assert getattr(agent.known, name) == getattr(before, name)
     assert any(finding.topic == "agent" for finding in diagnose(path).findings)
@@ -537,10 +538,10 @@ def test_a_planted_fact_is_a_finding_and_is_not_used(planted: dict[str, Any], tm
 
 def test_a_sidecar_that_says_what_the_checkpoint_says_is_no_finding(tmp_path: Path) -> None:
     path = recording(tmp_path / "agent.zip")
-    known = restore(path).known
+    known = restore_agent(path).known
     names = ("action_low", "action_high", "obs_norm", "activations")
     sidecar_of(path, {name: getattr(known, name) for name in names})
-    assert not [entry for entry in restore(path).ledger if entry.use == "not used"]
+    assert not [entry for entry in restore_agent(path).ledger if entry.use == "not used"]
 
 
 # --- The commands ------------------------------------------------------------------------------------
@@ -562,7 +563,7 @@ def test_the_commands_exit_with_one_where_it_certainly_matters(
         ran = in_process(name, *words, "--json")
         assert ran.status == status, (name, ran.err)
         document = ran.json()
-        assert ledger.decides(ledger.read(document["ledger"])) == bool(status), name
+        assert sidecar.has_open_entries(sidecar.parse_entries(document["ledger"])) == bool(status), name
         schemas.require(name, document)
     text = in_process("eval", path, *WORDS).out
     assert ("not used:" in text) == bool(status)
@@ -573,15 +574,15 @@ def test_the_sidecar_of_another_checkpoint_is_no_evidence(tmp_path: Path) -> Non
     document = {"action_low": [-7.0], "action_high": [7.0], "activations": ["elu"]}
     for name in ("other.pt", "agent.pt-1"):
         (tmp_path / f"{name}.ckpttool.json").write_text(json.dumps(document))
-    assert not [entry for entry in restore(path, facts=GIVEN).ledger if "ckpttool.json" in entry.where]
+    assert not [entry for entry in restore_agent(path, facts=GIVEN).ledger if "ckpttool.json" in entry.where]
 
 
 def test_entries_survive_json() -> None:
     entries = (
-        Entry("not used", "wrapper", "x", "config.yml", decides=True, hint="leave it out"),
-        Entry("assumed", "activation", "relu", origin="default"),
+        LedgerEntry("not used", "wrapper", "x", "config.yml", decides=True, hint="leave it out"),
+        LedgerEntry("assumed", "activation", "relu", origin="default"),
     )
-    assert ledger.read(json.loads(json.dumps(ledger.documents(entries)))) == entries
+    assert sidecar.parse_entries(json.loads(json.dumps(sidecar.entries_to_json(entries)))) == entries
 
 
 # --- What programs call it -----------------------------------------------------------------------------
@@ -603,8 +604,8 @@ def test_entries_survive_json() -> None:
 def test_numbers_per_observation_count_under_any_name(
     beside: dict[str, Any], decides: bool, tmp_path: Path
 ) -> None:
-    found = restore(saved(tmp_path / "agent.pt", agent(**beside)), facts=GIVEN).ledger
-    assert ledger.decides(found) is decides
+    found = restore_agent(saved(tmp_path / "agent.pt", agent(**beside)), facts=GIVEN).ledger
+    assert sidecar.has_open_entries(found) is decides
 
 
 @pytest.mark.parametrize(
@@ -620,12 +621,12 @@ def test_numbers_per_observation_count_under_any_name(
 def test_settings_of_the_file_overrule_the_default(
     config: dict[str, Any], facts: dict[str, list[Any]], tmp_path: Path
 ) -> None:
-    found = restore(saved(tmp_path / "agent.pt", {**named_layers(), "config": config}))
+    found = restore_agent(saved(tmp_path / "agent.pt", {**named_layers(), "config": config}))
     assert {name: list(getattr(found.known, name)) for name in facts} == facts
     assert all(
         found.known.provenance[name].startswith("read from config") for name in facts if "high" not in name
     )
-    assert not ledger.decides(found.ledger)
+    assert not sidecar.has_open_entries(found.ledger)
 
 
 @pytest.mark.parametrize(
@@ -641,13 +642,13 @@ def test_settings_of_the_file_overrule_the_default(
     ],
 )
 def test_settings_that_cannot_be_applied_decide(config: dict[str, Any], tmp_path: Path) -> None:
-    found = restore(saved(tmp_path / "agent.pt", {**named_layers(), "config": config}))
-    assert ledger.decides(found.ledger)
+    found = restore_agent(saved(tmp_path / "agent.pt", {**named_layers(), "config": config}))
+    assert sidecar.has_open_entries(found.ledger)
 
 
 @pytest.mark.parametrize("name", ["obs_low", "obs_high", "observation_limit", "state_max"])
 def test_limits_of_observations_that_are_not_used_are_named(name: str, tmp_path: Path) -> None:
-    found = restore(saved(tmp_path / "agent.pt", agent(config={name: 5.0})), facts=GIVEN).ledger
+    found = restore_agent(saved(tmp_path / "agent.pt", agent(config={name: 5.0})), facts=GIVEN).ledger
     assert [entry.use for entry in found if entry.where.endswith(name)] == ["not used"]
 
 
@@ -666,7 +667,7 @@ def test_real_agents_have_no_false_evidence(corpus: Path) -> None:
     for file in sorted(corpus.rglob("*")):
         if file.suffix in (".zip", ".pth", ".h5f", ".keras") and file.stat().st_size < 1 << 20:
             try:
-                entries = restore(str(file)).ledger
+                entries = restore_agent(str(file)).ledger
             except CkpttoolError:
                 continue
             found[file] = [entry for entry in entries if entry.use == "not used"]
@@ -687,10 +688,10 @@ def test_real_agents_have_no_false_evidence(corpus: Path) -> None:
 )
 def test_a_class_of_ones_own_beside_the_checkpoint_decides(file: str, text: str, tmp_path: Path) -> None:
     path = saved(tmp_path / "m.pt", {"actor": states(mlp()), "critic": states(mlp(4))})
-    assert not [each for each in restore(path, facts=GIVEN).ledger if each.open]
+    assert not [each for each in restore_agent(path, facts=GIVEN).ledger if each.open]
     (tmp_path / file).parent.mkdir(exist_ok=True)
     (tmp_path / file).write_text(text + "\n")
-    found = [each for each in restore(path, facts=GIVEN).ledger if each.open]
+    found = [each for each in restore_agent(path, facts=GIVEN).ledger if each.open]
     assert [each.what for each in found] == ["custom code"]
     assert found[0].where.startswith(file)
 
@@ -708,7 +709,7 @@ def test_a_class_of_ones_own_beside_the_checkpoint_decides(file: str, text: str,
 def test_a_librarys_class_beside_the_checkpoint_decides_nothing(text: str, tmp_path: Path) -> None:
     path = saved(tmp_path / "m.pt", {"actor": states(mlp()), "critic": states(mlp(4))})
     (tmp_path / "config.yaml").write_text(text + "\n")
-    assert not [each for each in restore(path, facts=GIVEN).ledger if each.open]
+    assert not [each for each in restore_agent(path, facts=GIVEN).ledger if each.open]
 
 
 class Pickled(nn.Module):  # type: ignore[misc, name-defined]
@@ -756,20 +757,20 @@ def pickled(path: Path, actor: Any) -> str:
 def test_the_parts_of_a_pickled_module_state_its_activations(
     actor: Any, activation: str, tmp_path: Path
 ) -> None:
-    agent = restore(pickled(tmp_path, actor))
+    agent = restore_agent(pickled(tmp_path, actor))
     assert agent.known.activations == [activation] * 2
     assert str(agent.known.provenance["activations"]).startswith("read")
 
 
 @pytest.mark.parametrize("function", [nn.Hardswish(), nn.ELU(alpha=0.5), nn.PReLU()])
 def test_a_pickled_activation_that_cannot_be_computed_is_refused(function: Any, tmp_path: Path) -> None:
-    agent = restore(pickled(tmp_path, Pickled(function)))
+    agent = restore_agent(pickled(tmp_path, Pickled(function)))
     with pytest.raises(UnsupportedError):
         agent.runnable("actor")
 
 
 def test_a_pickled_part_with_a_sum_in_its_name_decides(tmp_path: Path) -> None:
-    found = [each.what for each in restore(pickled(tmp_path, WithPart())).ledger if each.open]
+    found = [each.what for each in restore_agent(pickled(tmp_path, WithPart())).ledger if each.open]
     assert "custom code" in found
 
 
@@ -882,7 +883,7 @@ def test_a_model_of_ones_own_is_filled_with_the_same_ledger(tmp_path: Path) -> N
     done = ckpttool.load_into(model, path, part="model")
     assert done.decides
     assert [entry.where for entry in done.ledger] == ["obs_rms/mean", "scaler.json"]
-    schemas_of = ledger.read(done.document()["ledger"])
+    schemas_of = sidecar.parse_entries(done.document()["ledger"])
     assert schemas_of == done.ledger
     converted = convert(path, str(tmp_path / "out"), to="keras", part="model")
     assert converted.ledger == done.ledger
@@ -891,7 +892,7 @@ def test_a_model_of_ones_own_is_filled_with_the_same_ledger(tmp_path: Path) -> N
 def test_a_norm_that_is_written_without_its_running_statistics_decides(tmp_path: Path) -> None:
     checkpoint = open_checkpoint(saved(tmp_path / "model.pt", classifier()))
     names = {name for name in checkpoint.tree.names.values() if "running" not in name}
-    found = evidence.left_by_model(checkpoint, names)
+    found = evidence.unconverted_entries(checkpoint, names)
     assert [(entry.what, entry.where, entry.decides) for entry in found] == [
         ("running statistics", "1/running_mean", True)
     ]
@@ -911,21 +912,21 @@ def test_a_command_that_leaves_statistics_behind_exits_1(tmp_path: Path) -> None
     path = saved(tmp_path / "model.pt", {"model": classifier(), "obs_rms": RAW})
     ran = in_process("convert", path, str(tmp_path / "out"), "--to", "keras", "--part", "model", "--json")
     assert ran.status == 1
-    assert ledger.decides(ledger.read(ran.json()["ledger"]))
+    assert sidecar.has_open_entries(sidecar.parse_entries(ran.json()["ledger"]))
     assert in_process("convert", path, str(tmp_path / "all"), "--to", "keras").status == 0
 
 
 # --- One ledger in all commands ------------------------------------------------------------------------
 
 
-def ledgers_of(path: str, folder: Path) -> dict[str, set[Entry]]:
+def ledgers_of(path: str, folder: Path) -> dict[str, set[LedgerEntry]]:
     """Return the ledger of each command that reads the checkpoint alone."""
     found = {"doctor": set(diagnose(path).ledger)}
-    runs: dict[str, Callable[[], ledger.Entries]] = {
-        "restore": lambda: restore(path).ledger,
+    runs: dict[str, Callable[[], sidecar.LedgerEntries]] = {
+        "restore": lambda: restore_agent(path).ledger,
         "convert to torch": lambda: convert(path, str(folder / "a"), to="torch", dry_run=True).ledger,
         "convert to keras": lambda: convert(path, str(folder / "a"), to="keras", dry_run=True).ledger,
-        "export": lambda: export(path, str(folder / "a.onnx"), dry_run=True).ledger,
+        "export": lambda: export_network(path, str(folder / "a.onnx"), dry_run=True).ledger,
     }
     for name, run in runs.items():
         with contextlib.suppress(CkpttoolError):  # one that cannot be done has no ledger
@@ -933,12 +934,12 @@ def ledgers_of(path: str, folder: Path) -> dict[str, set[Entry]]:
     return found
 
 
-def require_one_ledger(path: str, folder: Path) -> set[Entry]:
+def require_one_ledger(path: str, folder: Path) -> set[LedgerEntry]:
     found = ledgers_of(path, folder)
     base = found.get("restore", found["doctor"])
     for name, entries in found.items():
         # An environment gives bounds; a target's own defaults are assumed.
-        assert base - entries <= {ledger.NO_BOUNDS}, (path, name)
+        assert base - entries <= {sidecar.NO_BOUNDS}, (path, name)
         assert {entry.use for entry in entries - base} <= {"assumed"}, (path, name)
     return base
 
@@ -958,13 +959,13 @@ def test_all_commands_have_one_ledger_of_statistics(case: str, tmp_path: Path) -
 
 def test_verify_and_eval_have_the_ledger_of_the_others(tmp_path: Path) -> None:
     path = saved(tmp_path / "agent.pt", {**named_layers(), "config": {"obs_high": 5.0}})
-    base = set(restore(path).ledger)
+    base = set(restore_agent(path).ledger)
     assert {entry.use for entry in base} >= {"not used", "assumed", "cannot be known"}
     played = in_process("eval", path, "--env", "Pendulum-v1", "--episodes", "1", "--json").json()
     compared = in_process("verify", path, path, "--json").json()
     for document in (played, compared):
-        entries = set(ledger.read(document["ledger"]))
-        assert base - entries <= {ledger.NO_BOUNDS}
+        entries = set(sidecar.parse_entries(document["ledger"]))
+        assert base - entries <= {sidecar.NO_BOUNDS}
         assert {entry.use for entry in entries - base} <= {"assumed"}
 
 

@@ -13,15 +13,14 @@ import h5py
 import numpy as np
 import pytest
 
-from ckpttool import sidecar
-from ckpttool.agents.skeleton import child
-from ckpttool.agents.skeleton.beside import Like
-from ckpttool.agents.skeleton.calls import Calls
-from ckpttool.errors import CkpttoolError, MappingError, UsageError
-from ckpttool.mapping import rule_file
-from ckpttool.ops import like as op
-from ckpttool.ops import target_model
-from ckpttool.ops.layer_options import choices
+from ckpttool.commands import convert, load_into
+from ckpttool.commands.options import parse_layer_options
+from ckpttool.core import sidecar
+from ckpttool.core.errors import CkpttoolError, MappingError, UsageError
+from ckpttool.mapping import user_rules
+from ckpttool.networks import model_child, worker
+from ckpttool.networks.model_child import CallLog
+from ckpttool.networks.worker import ModelSpec
 from tests import tensorflow_child
 from tests.conftest import ROOT, refused
 from tests.conftest import in_process as run
@@ -52,8 +51,8 @@ class InThisProcess:
 
     last: InThisProcess
 
-    def __init__(self, wanted: Like) -> None:
-        self.wanted, self.session = wanted, child.Session()
+    def __init__(self, wanted: ModelSpec) -> None:
+        self.wanted, self.session = wanted, model_child.ModelSession()
         InThisProcess.last = self
 
     def __enter__(self) -> InThisProcess:
@@ -64,7 +63,7 @@ class InThisProcess:
 
     def _ask(self, do: str, **values: Any) -> dict[str, Any]:
         # As it would travel.
-        return json.loads(json.dumps(child.HANDLERS[do](self.session, json.loads(json.dumps(values)))))
+        return json.loads(json.dumps(model_child.HANDLERS[do](self.session, json.loads(json.dumps(values)))))
 
     def build(self) -> dict[str, Any]:
         return self._ask("build", factory=self.wanted.factory, arguments=self.wanted.arguments)
@@ -82,16 +81,20 @@ class InThisProcess:
         self._ask("load", file=file, form=form)
 
 
-def fill(source: str, target: str, /, to: str, factory: str, shapes: Any = (), **how: Any) -> op.Filled:
+def fill(
+    source: str, target: str, /, to: str, factory: str, shapes: Any = (), **how: Any
+) -> convert.ModelFillResult:
     """Fill a model of a file beside this one, in this process."""
-    before = target_model.Beside
-    target_model.Beside = InThisProcess  # type: ignore[assignment,misc]
+    before = worker.ModelProcess
+    load_into.ModelProcess = InThisProcess  # type: ignore[assignment,misc]
     path, folder = list(sys.path), os.getcwd()
     os.chdir(HERE)
     try:
-        return op.like(source, target, to, Like(factory, shapes=tuple(shapes)), op.How(**how))
+        return convert.convert_for_model(
+            source, target, to, ModelSpec(factory, shapes=tuple(shapes)), convert.ModelFillOptions(**how)
+        )
     finally:
-        target_model.Beside = before  # type: ignore[misc]
+        load_into.ModelProcess = before  # type: ignore[misc]
         sys.path[:] = path
         os.chdir(folder)
 
@@ -303,9 +306,11 @@ def test_networks_that_a_file_only_counts_are_paired_by_an_accepted_order(tmp_pa
     assert not any(group.ordered for group in refused.ambiguous)
     found = fill(counted(tmp_path), str(target), "torch", "like_small:Critics", accept_order=True)
     assert {match.by for match in found.matched} == {"order"}
-    assert {line["by"] for line in sidecar.read(sidecar.beside(str(target))).rules} == {"order"}
+    assert {line["by"] for line in sidecar.read_sidecar(sidecar.sidecar_path(str(target))).rules} == {"order"}
     assert any(line.startswith("order: ") for line in found.report.assumed)
-    assert any(line.startswith("order: ") for line in sidecar.read(sidecar.beside(str(target))).assumed)
+    assert any(
+        line.startswith("order: ") for line in sidecar.read_sidecar(sidecar.sidecar_path(str(target))).assumed
+    )
     biases = {name: array[0] for name, array in loaded(target).items() if name.endswith("bias")}
     assert biases == {"q1.0.bias": 1, "q1.2.bias": 2, "q2.0.bias": 3, "q2.2.bias": 4}
 
@@ -367,7 +372,10 @@ def test_wider_numbers_are_refused_unless_they_may_be_rounded(tmp_path: Path) ->
     assert "--cast" in str(caught.value.hint)
     assert fill(source, str(target), "torch", "like_small:Named", cast=True).sha256
     assert (loaded(target)["fc.weight"] == kernel.T.astype(np.float32)).all()
-    assert any("round to float32" in line["rule"] for line in sidecar.read(sidecar.beside(str(target))).rules)
+    assert any(
+        "round to float32" in line["rule"]
+        for line in sidecar.read_sidecar(sidecar.sidecar_path(str(target))).rules
+    )
 
 
 @pytest.mark.torch
@@ -402,7 +410,13 @@ def test_a_flattened_image_is_asked_for_and_seen_in_a_call(tmp_path: Path) -> No
     fill(source, str(target), "torch", "like_small:Image", [(1, 4, 5)])
     wanted = kernel.reshape(2, 3, 2, 4).transpose(3, 2, 0, 1).reshape(4, 12)
     assert (loaded(target)["fc.weight"] == wanted).all()
-    fill(source, str(tmp_path / "said.pt"), "torch", "like_small:Image", choices=choices((), ("fc=2,3,2",)))
+    fill(
+        source,
+        str(tmp_path / "said.pt"),
+        "torch",
+        "like_small:Image",
+        choices=parse_layer_options((), ("fc=2,3,2",)),
+    )
     assert (loaded(tmp_path / "said.pt")["fc.weight"] == wanted).all()
 
 
@@ -500,11 +514,9 @@ def test_options_that_make_no_sense(options: tuple[str, str], tmp_path: Path) ->
 def test_what_old_interpreters_run_is_written_for_them() -> None:
     """Python 3.7 has no positional-only arguments, no walrus, no unions that are evaluated."""
     package = ROOT / "ckpttool"
-    files = [*(package / "agents" / "skeleton").glob("*.py"), package / "agents" / "messages.py"]
-    files += [package / "errors.py", package / "__init__.py", package / "agents" / "__init__.py"]
+    files = [package / "networks" / f"{name}.py" for name in ("messages", "model_child", "tracing")]
+    files += [package / "__init__.py", package / "core" / "errors.py", package / "networks" / "__init__.py"]
     for file in files:
-        if file.name == "beside.py":
-            continue
         tree = ast.parse(file.read_text(), feature_version=(3, 7))
         for node in ast.walk(tree):
             assert not isinstance(node, ast.NamedExpr | ast.Match), file
@@ -514,7 +526,7 @@ def test_what_old_interpreters_run_is_written_for_them() -> None:
 
 def seen(*calls: tuple[int, tuple[int, ...], tuple[int, ...]]) -> dict[int, list[int]]:
     """Return what is flattened where: each module's number, the shape that it took and gave."""
-    found = Calls()
+    found = CallLog()
     found.seen = list(calls)
     return found.flattened()
 
@@ -532,12 +544,12 @@ def test_flattening_is_seen_in_calls() -> None:
 @pytest.mark.torch
 def test_a_hidden_layer_as_wide_as_the_flattened_image_takes_no_image() -> None:
     torch = pytest.importorskip("torch")
-    from ckpttool.agents.skeleton import torch_models
+    from ckpttool.networks import model_child
 
     nn = torch.nn
     twice = [nn.Linear(16, 16), nn.ReLU(), nn.Linear(16, 5)]
     model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.Flatten(), nn.Dropout(), *twice)
-    found = torch_models.build(model, [[3, 4, 4]], [])
+    found = model_child.build_torch(model, [[3, 4, 4]], [])
     orders = [found[id(layer)]["orders"]["in"] for layer in (twice[0], twice[2])]
     assert orders[0] == {"parts": [[4, 4]], "index": [4 * place + c for c in range(4) for place in range(4)]}
     assert orders[1] == {"parts": [[1, 16]], "index": None}
@@ -572,20 +584,20 @@ def test_rules_fill_a_model_by_the_names_of_its_tensors(tmp_path: Path) -> None:
     rules = tmp_path / "rules.toml"
     head = '[[rule]]\nfrom = "head/kernel"\nto = "left.weight"\nrule = "transpose"\n'
     rules.write_text(f'rest = "kinds"\n{head}[[rule]]\nfrom = "head/bias"\nto = "left/bias"\n')
-    done = fill(source, str(target), "torch", "like_small:Pair", rules=rule_file.load(str(rules)))
+    done = fill(source, str(target), "torch", "like_small:Pair", rules=user_rules.load_rules(str(rules)))
     assert done.sha256
     assert {match.by for match in done.matched} == {"given", "only fit"}
     stored = np.load(source)
     assert (loaded(target)["left.weight"] == stored["head/kernel"].T).all()
     assert (loaded(target)["right.weight"] == stored["body/kernel"].T).all()
     rules.write_text(head)
-    left = fill(source, f"{target}2", "torch", "like_small:Pair", rules=rule_file.load(str(rules)))
+    left = fill(source, f"{target}2", "torch", "like_small:Pair", rules=user_rules.load_rules(str(rules)))
     assert left.sha256 is None
     assert set(left.report.missing) == {"left/bias", "right/weight", "right/bias"}
     assert set(left.report.unused) == {"head/bias", "body/kernel", "body/bias"}
     rules.write_text(head.replace("left.weight", "middle.weight"))
     with pytest.raises(MappingError) as caught:
-        fill(source, f"{target}2", "torch", "like_small:Pair", rules=rule_file.load(str(rules)))
+        fill(source, f"{target}2", "torch", "like_small:Pair", rules=user_rules.load_rules(str(rules)))
     assert caught.value.path == "middle.weight"
 
 
@@ -621,8 +633,8 @@ def test_an_attention_of_own_layers_goes_to_keras_where_the_kind_is_given(tmp_pa
     sys.path.insert(0, str(HERE))
     import like_small
 
-    from ckpttool.formats.resolve import open_checkpoint
-    from ckpttool.ops.convert import convert
+    from ckpttool.commands.convert import convert
+    from ckpttool.formats.detect import open_checkpoint
 
     found = {}
     for name in ATTENTIONS:
@@ -716,6 +728,6 @@ def test_a_kind_that_a_user_names_is_kept_in_what_could_be_an_attention(tmp_path
     import like_small
 
     torch.save(like_small.Tokens().state_dict(), tmp_path / "source.pt")
-    how: dict[str, Any] = {"choices": choices(["attn/c_proj=dense"], ())}
+    how: dict[str, Any] = {"choices": parse_layer_options(["attn/c_proj=dense"], ())}
     done = fill(str(tmp_path / "source.pt"), str(tmp_path / "out.pt"), "torch", "like_small:Tokens", **how)
     assert done.report.complete, (done.report.unused, done.report.notes)

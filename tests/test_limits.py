@@ -9,9 +9,9 @@ from dataclasses import FrozenInstanceError, fields, replace
 
 import pytest
 
-from ckpttool import limits
-from ckpttool.behind import Lane
-from ckpttool.errors import CkpttoolError, LimitError, UsageError
+from ckpttool.core import limits
+from ckpttool.core.atomic_write import WorkerThread
+from ckpttool.core.errors import CkpttoolError, LimitError, UsageError
 from tests.conftest import in_process, refused
 
 
@@ -23,7 +23,7 @@ def test_the_record_is_frozen_and_every_limit_has_a_meaning() -> None:
 
 def test_limits_hold_inside_the_block_and_in_the_lanes_that_it_starts() -> None:
     found = []
-    with limits.using(replace(limits.Limits(), members=7)), Lane() as lane:
+    with limits.using(replace(limits.Limits(), members=7)), WorkerThread() as lane:
         lane.do(lambda: found.append(limits.current().members))
     assert found == [7]
     assert limits.current() == limits.Limits()
@@ -33,22 +33,22 @@ def test_limits_hold_inside_the_block_and_in_the_lanes_that_it_starts() -> None:
     ("told", "value"), [("5", 5), ("5K", 5 << 10), ("5MiB", 5 << 20), ("2gb", 2 << 30), ("1T", 1 << 40)]
 )
 def test_sizes_may_have_units_and_started_processes_are_told(told: str, value: int) -> None:
-    with limits.chosen([f"members={told}"]):
+    with limits.override_limits([f"members={told}"]):
         assert limits.current().members == value
-        program = "from ckpttool import limits; print(limits.current().members)"
+        program = "from ckpttool.core import limits; print(limits.current().members)"
         assert int(subprocess.check_output([sys.executable, "-c", program])) == value
     assert limits.VARIABLE not in os.environ
 
 
 @pytest.mark.parametrize("wrong", ["members", "members=", "members=0", "members=-1", "members=1.5", "no=1"])
 def test_a_wrong_limit_is_refused(wrong: str) -> None:
-    with pytest.raises(UsageError), limits.chosen([wrong]):
+    with pytest.raises(UsageError), limits.override_limits([wrong]):
         pass
     refused(in_process("--limit", wrong, "formats"))
 
 
 def test_the_error_names_the_limit() -> None:
-    error = limits.exceeded("members", "the archive has too many members", 10**7, file="a.zip")
+    error = limits.limit_error("members", "the archive has too many members", 10**7, file="a.zip")
     assert isinstance(error, LimitError)
     assert isinstance(error, CkpttoolError)
     assert "10,000,000" in str(error)

@@ -9,10 +9,16 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from ckpttool.formats.resolve import open_checkpoint
-from ckpttool.live import audit, compare, flatten_with_path, kinds, object_graph, submodules
-from ckpttool.live.tensors import identity
-from ckpttool.live.walk import Walk
+from ckpttool.formats.detect import open_checkpoint
+from ckpttool.networks import live_trees
+from ckpttool.networks.live import audit, compare_names
+from ckpttool.networks.live_trees import (
+    LiveWalk,
+    flatten_with_path,
+    object_graph,
+    submodules,
+    tensor_identity,
+)
 from tests import tensorflow_child
 
 pytestmark = pytest.mark.tensorflow
@@ -81,7 +87,7 @@ def walks(folder: Path) -> Any:
                     theirs = list(
                         root._flatten(recursive, predicate, attribute_traversal_key=order, with_path=True)
                     )
-                    walk = Walk(kinds.is_tf_module, recursive, order)
+                    walk = LiveWalk(live_trees.is_tf_module, recursive, order)
                     ours = [
                         (tuple(step.value for step in found.path), found.value)
                         for found in walk.found(root)
@@ -91,7 +97,7 @@ def walks(folder: Path) -> Any:
                     same = [p for p, _ in theirs] == [p for p, _ in ours]
                     if not same or any(a is not b for (_, a), (_, b) in zip(theirs, ours, strict=True)):
                         different.append([seed, recursive, number])
-        tree = flatten_with_path(root, enter=kinds.is_tf_module, predicate=predicates[1])
+        tree = flatten_with_path(root, enter=live_trees.is_tf_module, predicate=predicates[1])
         every = {tuple(s.value for s in p) for p in tree}
         every |= {tuple(s.value for s in a.path) for rest in tree.aliases.values() for a in rest}
         if every != {p for p, _ in root._flatten(with_path=True, predicate=predicates[1])}:
@@ -190,7 +196,7 @@ def _checked(tf: Any, made: Any, folder: Path, name: str) -> dict[str, Any]:
     """Compare what is said of one object with what tf.train.Checkpoint does with numbered variables."""
     model = made()
     checkpoint = tf.train.Checkpoint(model=model)
-    given = _number(_variables(flatten_with_path(model, predicate=kinds.is_variable)))
+    given = _number(_variables(flatten_with_path(model, predicate=live_trees.is_variable)))
     # What only a closure or a set leads to is no variable of the walk.
     hidden = {name_of(row.path) for row in audit(model).unsaved} - given.keys()
     file = checkpoint.save(str(folder / name / "ckpt"))
@@ -201,14 +207,14 @@ def _checked(tf: Any, made: Any, folder: Path, name: str) -> dict[str, Any]:
     stored = open_checkpoint(file).tree
     other = made()
     theirs = tf.train.Checkpoint(model=other)
-    before = _variables(flatten_with_path(other, predicate=kinds.is_variable))
+    before = _variables(flatten_with_path(other, predicate=live_trees.is_variable))
     for variable in before.values():
         variable.assign(variable * 0 - 1)
     # `restore` leaves a save counter behind: what is said of the object comes first.
     said = audit(theirs, stored)
     theirs.restore(file).expect_partial()
     untouched = sorted(path for path, variable in before.items() if _value(variable) == -1)
-    pairs = compare(object_graph(theirs), stored)
+    pairs = compare_names(object_graph(theirs), stored)
     graph = {path: leaf.array().reshape(-1)[0] for path, leaf in object_graph(theirs).tensors()}
     return {
         "saved_by_tf": saved_by_tf,
@@ -232,7 +238,8 @@ def _checked(tf: Any, made: Any, folder: Path, name: str) -> dict[str, Any]:
         "lacking": [
             variable.name
             for variable in model.variables
-            if identity(variable) not in {identity(v) for v in _variables(flatten_with_path(model)).values()}
+            if tensor_identity(variable)
+            not in {tensor_identity(v) for v in _variables(flatten_with_path(model)).values()}
         ],
     }
 
@@ -257,9 +264,9 @@ def keras_2(folder: Path) -> Any:
     found = {name: _checked(tf, partial(keras_object, tf, keras, name), folder, name) for name in names}
     for name in names:
         model = keras_object(tf, keras, name)
-        theirs = [path for path, _ in model._flatten(predicate=kinds.is_variable, with_path=True)]
-        walk = Walk(kinds.is_tf_module).found(model)
-        ours = [tuple(s.value for s in f.path) for f in walk if kinds.is_variable(f.value)]
+        theirs = [path for path, _ in model._flatten(predicate=live_trees.is_variable, with_path=True)]
+        walk = LiveWalk(live_trees.is_tf_module).found(model)
+        ours = [tuple(s.value for s in f.path) for f in walk if live_trees.is_variable(f.value)]
         found[name]["walk"] = [theirs == ours, len(theirs)]
 
     # An optimizer of the old kind is asked for its slots.
@@ -319,7 +326,7 @@ def partial_restore(folder: Path) -> Any:
     said = audit(live, stored)
     tf.train.Checkpoint(live).restore(file).expect_partial()
     untouched = [
-        path for path, v in live._flatten(True, kinds.is_variable, with_path=True) if float(v[0]) == -1
+        path for path, v in live._flatten(True, live_trees.is_variable, with_path=True) if float(v[0]) == -1
     ]
     got = {float(v[0]) for v in live.variables}
     unread = [name_of(path) for path, leaf in stored.tensors() if leaf.array().reshape(-1)[0] not in got]
@@ -428,7 +435,9 @@ def mixed(folder: Path) -> Any:
     whole.z.w = tf.Variable(2.0)
     agent = {"whole": whole, "checkpoint": tf.train.Checkpoint(net=whole.net)}
     return {
-        "theirs": ["/".join(map(str, p)) for p, _ in whole._flatten(True, kinds.is_variable, with_path=True)],
+        "theirs": [
+            "/".join(map(str, p)) for p, _ in whole._flatten(True, live_trees.is_variable, with_path=True)
+        ],
         "ours": [name_of(path) for path in flatten_with_path(whole)],
         "modules": [name_of(path) for path in submodules(whole)],
         "agent": [name_of(path) for path in flatten_with_path(agent)],

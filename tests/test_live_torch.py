@@ -15,12 +15,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import ckpttool
-from ckpttool.checkpoint import Checkpoint
-from ckpttool.errors import MappingError, UnsupportedError, UsageError
-from ckpttool.leaf import Key, Leaf, ValueLeaf, attr, display, index, key
-from ckpttool.live import audit, compare, filled, flatten_with_path, state_dict, submodules
-from ckpttool.ops.digest import digest_of
-from ckpttool.tree import Tree
+from ckpttool.commands.digest import digest_checkpoint
+from ckpttool.core.checkpoint import Checkpoint
+from ckpttool.core.errors import MappingError, UnsupportedError, UsageError
+from ckpttool.core.tree import Leaf, PathStep, Tree, ValueLeaf, attr, display, index, key
+from ckpttool.networks.live import audit, compare_names, copy_values
+from ckpttool.networks.live_trees import flatten_with_path, state_dict, submodules
 from tests.conftest import ROOT
 
 torch = pytest.importorskip("torch")
@@ -175,7 +175,7 @@ def test_a_state_dict_is_a_container_of_tensors() -> None:
     net = Net()
     tree = flatten_with_path(net.state_dict())
     assert further(tree) == {"l1/weight": ["tied/weight"], "l1/bias": ["tied/bias"]}
-    assert compare(tree, state_dict(net)).equal
+    assert compare_names(tree, state_dict(net)).equal
 
 
 def test_the_state_of_an_optimizer_belongs_to_parameters() -> None:
@@ -209,7 +209,7 @@ def test_a_live_module_is_digested_and_saved(tmp_path: Path) -> None:
     assert all(torch.equal(a, b) for a, b in zip(net.parameters(), other.parameters(), strict=True))
     # The live module, its file by torch and its file by us have one digest.
     torch.save(net.state_dict(), tmp_path / "theirs.pt")
-    live = digest_of(Checkpoint("net", "live", state_dict(net), ()))
+    live = digest_checkpoint(Checkpoint("net", "live", state_dict(net), ()))
     assert live.sha256 == ckpttool.digest(str(tmp_path / "theirs.pt")).sha256 == written.sha256
     nested = tmp_path / "nested.pt"
     ckpttool.save(flatten_with_path({"l": nn.Linear(1, 1)}), str(nested))
@@ -284,7 +284,7 @@ def test_a_restore_reaches_what_load_state_dict_reports(data: st.DataObject) -> 
     assert sorted(".".join(str(s.value) for s in path) for path in found.unfilled) == missing
     assert sorted(str(path[0].value) for path in found.unused) == sorted(said.unexpected_keys)
     assert sorted(str(row.path[0].value) for row in found.different) == sorted(stored.keys() - fits.keys())
-    by_trees = compare(state_dict(live), state_dict(other))
+    by_trees = compare_names(state_dict(live), state_dict(other))
     assert sorted(str(path[0].value) for path in by_trees.unfilled) == missing
     assert sorted(str(path[0].value) for path in by_trees.unused) == sorted(said.unexpected_keys)
 
@@ -295,19 +295,19 @@ def test_a_live_module_is_the_skeleton_of_its_checkpoint(tmp_path: Path) -> None
     stored = ckpttool.open(str(tmp_path / "net.pt")).tree
     assert audit(other, stored).unfilled == ()
     assert audit(other, ckpttool.open(str(tmp_path / "net.pt"))).unused == ()
-    tree = filled(state_dict(other), stored)
+    tree = copy_values(state_dict(other), stored)
     assert list(tree) == list(state_dict(other))
     assert same(leaf_of(tree, "frozen").array(), net.frozen)
-    back = filled(stored, flatten_with_path(other))
+    back = copy_values(stored, flatten_with_path(other))
     assert list(back) == list(stored)
     assert same(leaf_of(back, "frozen").array(), other.frozen)
     with pytest.raises(MappingError, match="nothing has the name of mask"):
-        filled(flatten_with_path(other), stored)
+        copy_values(flatten_with_path(other), stored)
     narrow = Net()
     narrow.l2 = nn.Linear(5, 2)
     with pytest.raises(MappingError, match="do not fit"):
-        filled(state_dict(narrow), stored)
-    assert [row.document() for row in compare(state_dict(narrow), stored).different] == [
+        copy_values(state_dict(narrow), stored)
+    assert [row.document() for row in compare_names(state_dict(narrow), stored).different] == [
         {
             "path": "l2/weight",
             "live": {"dtype": "float32", "shape": [2, 5]},
@@ -377,7 +377,7 @@ def test_steps_are_typed() -> None:
         [nn.Linear(1, 1, bias=False), {"a.b": nn.Linear(1, 1, bias=False), (1, 2): torch.zeros(1)}]
     )
     assert list(tree) == [
-        (index(1), Key("key", "(1, 2)")),
+        (index(1), PathStep("key", "(1, 2)")),
         (index(0), attr("weight")),
         (index(1), key("a.b"), attr("weight")),
     ]
@@ -395,7 +395,8 @@ def test_a_tensor_has_no_path_and_numbers_hold_nothing() -> None:
 def test_looking_at_a_live_object_imports_no_framework() -> None:
     code = """
 import sys, ckpttool
-from ckpttool.live import audit, state_dict, submodules
+from ckpttool.networks.live import audit
+from ckpttool.networks.live_trees import state_dict, submodules
 class Agent:
     def __init__(self):
         self.name, self.parts = "a", [1, {"x": None}]

@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 
 import ckpttool
-from ckpttool.agents.skeleton.beside import Like
-from ckpttool.errors import MappingError, NotFoundError, UnsupportedError, UsageError
-from ckpttool.ops import target_model
-from ckpttool.ops.convert import convert
+from ckpttool.commands import load_into
+from ckpttool.commands.convert import convert
+from ckpttool.core.errors import MappingError, NotFoundError, UnsupportedError, UsageError
+from ckpttool.networks.worker import ModelSpec
 from tests import like_torch, load_into_keras, tensorflow_child, warm
 from tests.conftest import ROOT, TF_SAMPLE, TORCH_SAMPLE, in_process
 from tests.model_pairs import programs
@@ -337,14 +337,14 @@ def test_variables_that_no_restore_fills_are_found(tmp_path: Path) -> None:
 
 
 def test_doctor_asks_a_model_of_the_users_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(target_model, "Beside", InThisProcess)
+    monkeypatch.setattr(load_into, "ModelProcess", InThisProcess)
     monkeypatch.setattr(sys, "path", list(sys.path))
     here = ROOT / "tests"
     ran = in_process("doctor", PT, "--like", "like_small:Pair", "--part", "actor", "--json", cwd=here)
     assert ran.status == 1, ran.err
     (finding,) = [each for each in ran.json()["findings"] if each["topic"] == "model"]
     assert finding["sentence"].startswith("nothing fills 4 tensors of like_small:Pair: left/weight")
-    assert ckpttool.diagnose(PT, model=Like("torch:nn.Linear", [64, 1]), part="actor/l3").findings == ()
+    assert ckpttool.diagnose(PT, model=ModelSpec("torch:nn.Linear", [64, 1]), part="actor/l3").findings == ()
     alone = in_process("doctor", PT, "--python", "python3", cwd=here)
     assert alone.status == 2
     assert "for --like alone" in alone.err

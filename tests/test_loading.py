@@ -14,9 +14,9 @@ import pytest
 import torch
 from torch import nn
 
-from ckpttool.ops.loading import loading_lines
-from ckpttool.ops.targets import TARGETS
-from ckpttool.tree import Tree
+from ckpttool.commands.convert import format_loading_code
+from ckpttool.commands.options import TARGETS
+from ckpttool.core.tree import Tree
 from tests import tensorflow_child
 from tests.conftest import ROOT, in_process
 
@@ -113,7 +113,7 @@ def test_quiet_prints_none_and_no_line_is_long(tmp_path: Path) -> None:
 
 def test_other_targets_have_none() -> None:
     for name in ("sb3", "cleanrl", "safetensors"):
-        assert loading_lines("x", TARGETS[name], Tree({})) == ()
+        assert format_loading_code("x", TARGETS[name], Tree({})) == ()
 
 
 # --- TensorFlow, in a process of its own -------------------------------------------------------------

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from ckpttool.leaf import Record, ValueLeaf, attr, index, key
-from ckpttool.mapping.inert import to_state_dicts
-from ckpttool.mapping.plan import build
-from ckpttool.tree import Alias, Container, Tree
+from ckpttool.core.tree import Alias, Container, Record, Tree, ValueLeaf, attr, index, key
+from ckpttool.mapping.rules import apply_plan
+from ckpttool.mapping.wrappers import plan_state_dicts
 from tests.trees import leaf
 
 NET, ONE = Container("record", "gone.Net"), np.ones(2, np.float32)
@@ -16,7 +15,7 @@ NET, ONE = Container("record", "gone.Net"), np.ones(2, np.float32)
 def test_plain_trees_stay_as_they_are():
     held = {(): Container("dict"), (key("s"),): Container("record", "builtins.set")}
     tree = Tree({(key("a"),): leaf(ONE, "a"), (key("t"),): ValueLeaf(Record("torch.float32"))}, {}, held)
-    assert to_state_dicts(tree) is None
+    assert plan_state_dicts(tree) is None
 
 
 def test_tensors_of_an_object_get_one_key():
@@ -36,8 +35,8 @@ def test_tensors_of_an_object_get_one_key():
         },
         {(key("net"),): NET, at[:2]: Container("dict"), (): Container("OrderedDict")},
     )
-    plan = to_state_dicts(tree)
-    made = build(tree, plan)
+    plan = plan_state_dicts(tree)
+    made = apply_plan(tree, plan)
     weight = (key("net"), key("l1.weight"))
     assert list(made) == [weight, (key("n"),)]
     assert made.aliases == {weight: (Alias((key("net"), key("tied.w"))),)}
@@ -51,7 +50,7 @@ def test_lists_that_lose_an_item_keep_their_numbers():
         {},
         {(key("l"),): Container("list"), (key("k"),): Container("tuple")},
     )
-    plan = to_state_dicts(tree)
+    plan = plan_state_dicts(tree)
     assert plan.containers == {(key("k"),): Container("tuple")}
     assert [move.target for move in plan.moves] == [(key("l"), index(1)), (key("k"), index(0))]
 
@@ -60,6 +59,6 @@ def test_tensors_in_parts_are_left_out_whole():
     parts = (key("s"), attr("values")), (key("s"), attr("indices"))
     leaves = {parts[0]: leaf(ONE, "s"), parts[1]: leaf(ONE, "s.indices"), (key("w"),): leaf(ONE, "w")}
     tree = Tree(leaves, {}, {(key("s"),): Container("record", "torch.sparse_coo")})
-    plan = to_state_dicts(tree)
+    plan = plan_state_dicts(tree)
     assert [move.source for move in plan.moves] == [(key("w"),)]
     assert plan.containers == {}

@@ -7,12 +7,11 @@ import math
 import numpy as np
 import pytest
 
-from ckpttool.activations import Activations, Order, natural
-from ckpttool.agents.skeleton.tracing import Trace
-from ckpttool.errors import UsageError
-from ckpttool.mapping.parts import Blocks, Channels
-from ckpttool.mapping.spelling import parsed
-from ckpttool.ops.layer_options import choices
+from ckpttool.commands.options import parse_layer_options
+from ckpttool.core.activations import ActivationTracker, AxisOrder, framework_order
+from ckpttool.core.errors import UsageError
+from ckpttool.mapping.rules import BlockOrder, ChannelOrder, parse_rule
+from ckpttool.networks.tracing import Trace
 from tests.model_pairs import harness, peers, programs
 
 SAMPLE = ("cnn2d_first", "residual_decoder")
@@ -61,7 +60,7 @@ def test_the_hint_for_a_model_that_lists_a_layer_that_reorders_axes_works(tmp_pa
 def test_a_first_dense_layer_as_wide_as_a_picture_is_assumed_to_take_none(shapes, tmp_path):
     import torch
 
-    from ckpttool.ops.load_into import load_into
+    from ckpttool.commands.load_into import load_into
 
     values = np.random.default_rng(0).standard_normal((90, 7)).astype(np.float32)
     np.savez(tmp_path / "keras.npz", **{"fc1/kernel": values, "fc1/bias": values[0]})
@@ -113,29 +112,29 @@ def test_what_is_added_without_the_axis_of_the_batch_has_one_order():
     trace.entries(two)
     assert trace.kept([one, two], made)
     trace.activations.finish()
-    assert trace.activations.order(trace.entries(two)) == natural(((6, 4),), "tensorflow")
+    assert trace.activations.order(trace.entries(two)) == framework_order(((6, 4),), "tensorflow")
 
 
 def test_an_axis_has_the_order_in_which_an_image_was_flattened():
-    flow = Activations()
+    flow = ActivationTracker()
     image = flow.image((1, 3, 4, 5), 1)
     vector = flow.plain((1, 2))
     flat = np.concatenate([image.reshape(1, -1), vector], 1)
     flow.finish()
-    assert flow.order(flat[0]) == natural(((20, 3), (1, 2)), "torch")
-    assert flow.order(np.moveaxis(image, 1, -1).reshape(-1)) == natural(((20, 3),), "tensorflow")
+    assert flow.order(flat[0]) == framework_order(((20, 3), (1, 2)), "torch")
+    assert flow.order(np.moveaxis(image, 1, -1).reshape(-1)) == framework_order(((20, 3),), "tensorflow")
 
 
 def test_what_a_convolution_takes_is_an_image_already():
-    flow = Activations()
+    flow = ActivationTracker()
     made = flow.plain((1, 24))
     flow.take(made.reshape(1, 2, 3, 4), 3)
     flow.finish()
-    assert flow.order(made[0]) == natural(((6, 4),), "tensorflow")
+    assert flow.order(made[0]) == framework_order(((6, 4),), "tensorflow")
 
 
 def test_an_entry_that_cannot_be_followed_has_no_order():
-    flow = Activations()
+    flow = ActivationTracker()
     entries = flow.image((1, 2, 3, 4), 1)[0].reshape(-1)
     entries[3] = -1
     flow.finish()
@@ -144,27 +143,27 @@ def test_an_entry_that_cannot_be_followed_has_no_order():
 
 @pytest.mark.parametrize("parts", [((4, 3),), ((4, 3), (1, 2)), ((1, 2), (2, 2), (3, 5))])
 def test_reordered_channels_come_back_and_are_spelled(parts):
-    rule = Channels(1, "first", parts)
+    rule = ChannelOrder(1, "first", parts)
     count = sum(math.prod(part) for part in parts)
     before = np.arange(2 * count).reshape(2, count)
-    order = natural(parts, "torch").positions
+    order = framework_order(parts, "torch").positions
     np.testing.assert_array_equal(rule.apply(before), before[:, list(order)])
-    assert parsed(rule.name) == rule
-    assert Channels(1, "last", parts).apply(rule.apply(before)).tolist() == before.tolist()
+    assert parse_rule(rule.name) == rule
+    assert ChannelOrder(1, "last", parts).apply(rule.apply(before)).tolist() == before.tolist()
 
 
 def test_single_entries_are_reordered_as_blocks():
-    np.testing.assert_array_equal(Blocks(0, (2, 0, 1)).apply(np.array([5, 6, 7])), [7, 5, 6])
+    np.testing.assert_array_equal(BlockOrder(0, (2, 0, 1)).apply(np.array([5, 6, 7])), [7, 5, 6])
 
 
 def test_parts_of_a_flattened_image_are_written_with_plus():
-    (choice,) = choices([], ["a=7,7,64+5"])
-    assert choice.told.takes == Order(((49, 64), (1, 5)), ())
-    (choice,) = choices([], [], ["a=7,7,64"])
-    assert choice.told.makes == Order(((49, 64),), ())
+    (choice,) = parse_layer_options([], ["a=7,7,64+5"])
+    assert choice.told.takes == AxisOrder(((49, 64), (1, 5)), ())
+    (choice,) = parse_layer_options([], [], ["a=7,7,64"])
+    assert choice.told.makes == AxisOrder(((49, 64),), ())
 
 
 @pytest.mark.parametrize("text", ["a=", "a=7,,7", "a=7+", "a=0,3", "a=x"])
 def test_a_shape_that_makes_no_sense_is_refused(text):
     with pytest.raises(UsageError):
-        choices([], [], [text])
+        parse_layer_options([], [], [text])

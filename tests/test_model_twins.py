@@ -10,9 +10,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from ckpttool.agents.skeleton.calls import computed
-from ckpttool.mapping.scopes import PLACE, Candidate, placed
-from ckpttool.mapping.solver import solve
+from ckpttool.mapping.solver import PLACE, LayerCandidate, add_call_places, solve
+from ckpttool.networks.model_child import probe_module
 from tests.model_pairs import twins
 
 ROOT = Path(__file__).parents[1]
@@ -55,16 +54,19 @@ def _weights(seed=3, **shapes):
 def test_a_square_matrix_is_told_by_what_its_layer_computes(activation):
     held = _weights(weight=(6, 6), bias=(6,))
     w, b = held["weight"], held["bias"]
-    assert computed(held, (2, 6), lambda x: activation(x @ w + b)) == {"kind": "dense", "form": "in_out"}
-    assert computed(held, (2, 6), lambda x: activation(x @ w.T + b)) == {"kind": "dense", "form": "out_in"}
+    assert probe_module(held, (2, 6), lambda x: activation(x @ w + b)) == {"kind": "dense", "form": "in_out"}
+    assert probe_module(held, (2, 6), lambda x: activation(x @ w.T + b)) == {
+        "kind": "dense",
+        "form": "out_in",
+    }
 
 
 def test_a_matrix_that_both_or_no_orientation_explains_is_no_layer():
     held = _weights(weight=(6, 6))
     w = held["weight"]
-    assert computed({"weight": w + w.T}, (2, 6), lambda x: x @ (w + w.T)) == {}
-    assert computed(held, (2, 6), lambda x: x @ w @ w) == {}
-    assert computed(held, (2, 6), lambda x: x @ (w / np.linalg.norm(w))) == {}
+    assert probe_module({"weight": w + w.T}, (2, 6), lambda x: x @ (w + w.T)) == {}
+    assert probe_module(held, (2, 6), lambda x: x @ w @ w) == {}
+    assert probe_module(held, (2, 6), lambda x: x @ (w / np.linalg.norm(w))) == {}
 
 
 @pytest.mark.parametrize("epsilon", [1e-3, 1e-5, 1e-6])
@@ -79,16 +81,16 @@ def test_norms_are_told_from_scales_and_from_each_other(epsilon):
         return x / np.sqrt((x**2).mean(-1, keepdims=True) + epsilon) * by
 
     alone = {"weight": scale}
-    assert computed(held, (4, 6), layer_norm) == {"kind": "layer_norm", "epsilon": epsilon}
-    assert computed(alone, (4, 6), rms_norm) == {"kind": "rms_norm", "epsilon": epsilon}
-    assert computed(alone, (4, 6), lambda x: rms_norm(x, 1 + scale)) == {}
-    assert computed(held, (4, 6), lambda x: x * scale + offset) == {}
+    assert probe_module(held, (4, 6), layer_norm) == {"kind": "layer_norm", "epsilon": epsilon}
+    assert probe_module(alone, (4, 6), rms_norm) == {"kind": "rms_norm", "epsilon": epsilon}
+    assert probe_module(alone, (4, 6), lambda x: rms_norm(x, 1 + scale)) == {}
+    assert probe_module(held, (4, 6), lambda x: x * scale + offset) == {}
 
 
 def test_a_module_of_other_tensors_is_not_compared():
     for shapes in ({"weight": (2, 3, 3)}, {"a": (3, 3), "b": (3, 3)}, {"other": (3,)}):
         with pytest.raises(ValueError, match=r"no (layer|scale)"):
-            computed(_weights(**shapes), (2, 3), lambda x: x)
+            probe_module(_weights(**shapes), (2, 3), lambda x: x)
 
 
 # --- Which layer fills which ----------------------------------------------------------------------------
@@ -97,7 +99,7 @@ KIND = frozenset({("dense", (8, 8))})
 
 
 def layer(name, *, call=-1, after=0, settings=()):
-    return Candidate(tuple(name.split("/")), KIND, name, -1, call, after, frozenset(settings))
+    return LayerCandidate(tuple(name.split("/")), KIND, name, -1, call, after, frozenset(settings))
 
 
 def found(sources, targets, **how):
@@ -134,7 +136,7 @@ def chain(names, order):
 def test_the_flow_of_calls_decides_whatever_names_say():
     theirs = chain(["head", "up1", "up2"], ["up2", "up1", "head"])
     ours = chain(["up1", "up2", "out"], ["up1", "up2", "out"])
-    pairs, solution = found(*placed(theirs, ours))
+    pairs, solution = found(*add_call_places(theirs, ours))
     assert pairs == {"up2": "up1", "up1": "up2", "head": "out"}
     # Names that belong to other layers are said.
     assert {ours[p.target].title for p in solution.renamed} == {"up1", "up2"}
@@ -143,7 +145,7 @@ def test_the_flow_of_calls_decides_whatever_names_say():
 def test_layers_that_stand_beside_each_other_share_a_place():
     theirs = [layer("a", call=0), layer("b", call=1), layer("c", call=2, after=0b11)]
     ours = [layer("x", call=0), layer("y", call=1), layer("z", call=2, after=0b11)]
-    pairs, solution = found(*placed(theirs, ours))
+    pairs, solution = found(*add_call_places(theirs, ours))
     assert pairs == {"c": "z"}
     assert len(solution.ambiguous) == 1
 
@@ -156,7 +158,7 @@ def test_layers_that_stand_beside_each_other_share_a_place():
     ],
 )
 def test_another_flow_or_an_unseen_call_is_no_evidence(ours):
-    sides = placed(chain(["a", "b", "c"], ["a", "b", "c"]), ours)
+    sides = add_call_places(chain(["a", "b", "c"], ["a", "b", "c"]), ours)
     assert not any(name == PLACE for side in sides for each in side for name, _ in each.settings)
 
 

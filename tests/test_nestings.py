@@ -9,16 +9,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ckpttool.agents.backends import numpy as backend
-from ckpttool.agents.components import Wiring, policy_network, q_network
-from ckpttool.formats.resolve import open_checkpoint
-from ckpttool.leaf import Leaf
-from ckpttool.ops.convert import convert
-from ckpttool.ops.restore import restore
-from ckpttool.tree import Tree
+from ckpttool.commands.convert import convert
+from ckpttool.commands.restore import restore_agent
+from ckpttool.core.tree import Leaf, Tree
+from ckpttool.formats.detect import open_checkpoint
+from ckpttool.networks import numpy_backend
+from ckpttool.networks.build import NetworkSettings, policy_network, q_network
 
 OBS, ACT = 5, 2
-WIRING = Wiring(("relu",), "tanh", 1e-3, (-1.0,) * ACT, (1.0,) * ACT)
+WIRING = NetworkSettings(("relu",), "tanh", 1e-3, (-1.0,) * ACT, (1.0,) * ACT)
 
 # The state_dict keys that the obvious PyTorch module has, for each way of nesting a critic.
 L123 = ["l1", "l2", "l3"]
@@ -166,14 +165,14 @@ def test_converted_agents_compute_the_same(saved: Path, case: str, tmp_path: Pat
     obs, action = inputs()
     expected = np.load(saved / f"{case}.npz")
     for path in (str(saved / f"{case}-1"), target):
-        agent = restore(path)
+        agent = restore_agent(path)
         actor = agent.part("actor")
         assert actor is not None
-        computed = {"actor": backend.build(policy_network(agent.tree, actor, WIRING)).step(obs)[0]}
+        computed = {"actor": numpy_backend.build(policy_network(agent.tree, actor, WIRING)).step(obs)[0]}
         for part in agent.binding.parts:
             if part.component == "critic":
                 network = q_network(agent.tree, part, WIRING, OBS, ACT)
-                computed[part.title] = backend.build(network).step({"obs": obs, "action": action})[0]
+                computed[part.title] = numpy_backend.build(network).step({"obs": obs, "action": action})[0]
         assert set(computed) == set(expected.files)
         for name, outputs in computed.items():
             np.testing.assert_allclose(

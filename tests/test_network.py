@@ -8,21 +8,24 @@ import json
 import numpy as np
 import pytest
 
-from ckpttool.agents import serial
-from ckpttool.agents.execute import Feeds, arrays, dtype_of, shapes
-from ckpttool.agents.network import (
+from ckpttool.core.errors import EnvironmentMismatchError, FormatError, UnsupportedError, UsageError
+from ckpttool.networks import network
+from ckpttool.networks.network import (
     Activation,
     Affine,
     Clip,
     Concat,
     Dense,
     Flatten,
+    InputAdapter,
     LayerNorm,
     Network,
     Node,
     StateSlot,
+    dtype_of,
+    network_arrays,
+    value_shapes,
 )
-from ckpttool.errors import EnvironmentMismatchError, FormatError, UnsupportedError, UsageError
 
 
 def dense(rows: int, columns: int, dtype: str = "float32") -> Dense:
@@ -54,14 +57,27 @@ EVERY_KIND = Network(
 
 def test_cast_changes_every_array_and_nothing_else() -> None:
     wide = EVERY_KIND.cast("float64")
-    assert {a.dtype.name for a in arrays(wide)} == {"float64"}
+    assert {a.dtype.name for a in network_arrays(wide)} == {"float64"}
     assert dtype_of(wide) == "float64"
     assert dtype_of(EVERY_KIND) == "float32"
     assert [type(n.layer) for n in wide.nodes] == [type(n.layer) for n in EVERY_KIND.nodes]
 
 
 def test_shapes_follow_the_graph() -> None:
-    assert shapes(EVERY_KIND) == [(3,), (2,), (4,), (3,), (5,), (4,), (4,), (8,), (4,), (4,), (4,), (4,)]
+    assert value_shapes(EVERY_KIND) == [
+        (3,),
+        (2,),
+        (4,),
+        (3,),
+        (5,),
+        (4,),
+        (4,),
+        (8,),
+        (4,),
+        (4,),
+        (4,),
+        (4,),
+    ]
 
 
 @pytest.mark.parametrize(
@@ -80,7 +96,7 @@ def test_shapes_follow_the_graph() -> None:
 )
 def test_a_graph_that_does_not_fit_is_refused(network: Network, said: str) -> None:
     with pytest.raises(UsageError, match=said):
-        shapes(network)
+        value_shapes(network)
 
 
 @pytest.mark.parametrize("dtypes", [("float32", "float64"), ("float16", "float16")])
@@ -91,65 +107,65 @@ def test_other_types_than_one_float_are_refused(dtypes: tuple[str, str]) -> None
 
 class TestFeeds:
     def test_one_array_is_cast(self) -> None:
-        (given,) = Feeds(chain(3, dense(3, 1)))(np.ones((2, 3)))
+        (given,) = InputAdapter(chain(3, dense(3, 1)))(np.ones((2, 3)))
         assert given.dtype == np.float32
 
     @pytest.mark.parametrize("shape", [(2, 4), (3,), (2, 3, 1), (0, 4)])
     def test_a_wrong_shape_says_both(self, shape: tuple[int, ...]) -> None:
         with pytest.raises(EnvironmentMismatchError) as caught:
-            Feeds(chain(3, dense(3, 1)))(np.ones(shape))
+            InputAdapter(chain(3, dense(3, 1)))(np.ones(shape))
         assert "3" in str(caught.value)
 
     def test_a_single_number_is_refused(self) -> None:
         with pytest.raises(EnvironmentMismatchError):
-            Feeds(chain(3, dense(3, 1)))(np.float64(1))
+            InputAdapter(chain(3, dense(3, 1)))(np.float64(1))
 
     def test_an_input_that_is_flattened_may_have_axes(self) -> None:
-        (given,) = Feeds(chain(6, Flatten(), dense(6, 1)))(np.arange(12.0).reshape(2, 3, 2))
+        (given,) = InputAdapter(chain(6, Flatten(), dense(6, 1)))(np.arange(12.0).reshape(2, 3, 2))
         np.testing.assert_array_equal(given, np.arange(12.0).reshape(2, 6))
 
     @pytest.mark.parametrize("names", [("obs",), ("obs", "action", "goal"), ()])
     def test_names_must_be_the_networks(self, names: tuple[str, ...]) -> None:
         with pytest.raises(EnvironmentMismatchError, match="obs, action"):
-            Feeds(EVERY_KIND)({name: np.ones((1, 3)) for name in names})
+            InputAdapter(EVERY_KIND)({name: np.ones((1, 3)) for name in names})
 
     def test_one_array_for_two_inputs_is_refused(self) -> None:
         with pytest.raises(EnvironmentMismatchError, match="one array"):
-            Feeds(EVERY_KIND)(np.ones((1, 3)))
+            InputAdapter(EVERY_KIND)(np.ones((1, 3)))
 
     def test_batches_must_agree(self) -> None:
         with pytest.raises(EnvironmentMismatchError, match="'action'"):
-            Feeds(EVERY_KIND)({"obs": np.ones((2, 3)), "action": np.ones((1, 2))})
+            InputAdapter(EVERY_KIND)({"obs": np.ones((2, 3)), "action": np.ones((1, 2))})
 
     def test_state_begins_with_zeros(self) -> None:
-        given = Feeds(EVERY_KIND)({"action": np.ones((2, 2)), "obs": np.ones((2, 3))})
+        given = InputAdapter(EVERY_KIND)({"action": np.ones((2, 2)), "obs": np.ones((2, 3))})
         assert [a.shape for a in given] == [(2, 3), (2, 2), (2, 4)]
         assert not given[2].any()
 
     def test_too_much_state_is_refused(self) -> None:
         with pytest.raises(UsageError, match="slots"):
-            Feeds(chain(3, dense(3, 1)))(np.ones((1, 3)), (np.ones((1, 3)),))
+            InputAdapter(chain(3, dense(3, 1)))(np.ones((1, 3)), (np.ones((1, 3)),))
 
 
 class TestSerial:
     def test_there_and_back(self) -> None:
         file = io.BytesIO()
-        document = json.loads(json.dumps(serial.write(EVERY_KIND, file)))
+        document = json.loads(json.dumps(network.write_network(EVERY_KIND, file)))
         file.seek(0)
-        back = serial.read(document, file)
+        back = network.read_network(document, file)
         assert (back.inputs, back.output, back.states[0].name) == (EVERY_KIND.inputs, 11, "h")
         assert back.states[0].shape == (4,)
         for ours, theirs in zip(back.nodes, EVERY_KIND.nodes, strict=True):
             assert (type(ours.layer), ours.inputs) == (type(theirs.layer), theirs.inputs)
-        for mine, other in zip(arrays(back), arrays(EVERY_KIND), strict=True):
+        for mine, other in zip(network_arrays(back), network_arrays(EVERY_KIND), strict=True):
             np.testing.assert_array_equal(mine, other, strict=True)
         assert back.nodes[6].layer == Activation("leaky_relu", 0.3)
         assert back.nodes[3].layer.epsilon == np.float32(1e-5)
 
     def test_a_document_without_its_arrays_is_refused(self) -> None:
-        document = serial.write(EVERY_KIND, io.BytesIO())
+        document = network.write_network(EVERY_KIND, io.BytesIO())
         file = io.BytesIO()
         np.savez(file)
         file.seek(0)
         with pytest.raises(FormatError, match="incomplete"):
-            serial.read(document, file)
+            network.read_network(document, file)

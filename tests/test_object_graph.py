@@ -13,15 +13,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ckpttool.errors import FormatError
-from ckpttool.formats import object_graph, tensor_bundle
-from ckpttool.formats.object_graph import aliases as graph_aliases
-from ckpttool.formats.object_graph import paths as graph_paths
-from ckpttool.formats.object_graph.leaves import by_graph
-from ckpttool.formats.variables import Tensor
-from ckpttool.leaf import Path as TreePath
-from ckpttool.source import Inline
-from ckpttool.tree import Tree
+from ckpttool.core.errors import FormatError
+from ckpttool.core.source import Inline
+from ckpttool.core.tree import Path as TreePath
+from ckpttool.core.tree import Tree
+from ckpttool.formats import tf_bundle, tf_object_graph
+from ckpttool.formats.tf_bundle import tree_from_graph
+from ckpttool.formats.tf_common import VariableInfo
 
 W = runpy.run_path(str(Path(__file__).with_name("bundle_writer.py")))
 run = runpy.run_path(str(Path(__file__).with_name("tensorflow_child.py")))["run"]
@@ -189,7 +187,7 @@ def agents(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, An
 @without_tensorflow
 def test_agents_are_named_as_the_live_objects(agents: tuple[Path, dict[str, Any]], case: str) -> None:
     folder, facts = agents
-    tree = tensor_bundle.read(str(folder / case)).tree
+    tree = tf_bundle.read(str(folder / case)).tree
     found = {}
     for path, leaf in tree.tensors():
         others = [spelled(alias.path) for alias in tree.aliases.get(path, ())]
@@ -210,7 +208,7 @@ def test_agents_are_named_as_the_live_objects(agents: tuple[Path, dict[str, Any]
 @without_tensorflow
 def test_the_cases_are_the_hard_ones(agents: tuple[Path, dict[str, Any]]) -> None:
     folder, _ = agents
-    keys = {leaf.key for _, leaf in tensor_bundle.read(str(folder / "sequential-before-best")).tree.tensors()}
+    keys = {leaf.key for _, leaf in tf_bundle.read(str(folder / "sequential-before-best")).tree.tensors()}
     assert any(key.startswith("agent/critic_optimizer/_trainable_variables/") for key in keys)
     assert any(key.startswith("agent/best/") for key in keys)
     assert not any(key.startswith("agent/actor/l1/") for key in keys)
@@ -219,9 +217,9 @@ def test_the_cases_are_the_hard_ones(agents: tuple[Path, dict[str, Any]]) -> Non
 # Graphs made by hand.
 
 
-def tensors(*keys: str) -> dict[str, Tensor]:
+def tensors(*keys: str) -> dict[str, VariableInfo]:
     names = sorted(f"{key}/.ATTRIBUTES/VARIABLE_VALUE" for key in keys)
-    return {name: Tensor("float32", (1,), Inline(b"abcd")) for name in names}
+    return {name: VariableInfo("float32", (1,), Inline(b"abcd")) for name in names}
 
 
 def listed(tree: Tree) -> dict[str, list[str]]:
@@ -232,12 +230,12 @@ def listed(tree: Tree) -> dict[str, list[str]]:
 
 
 def named(*nodes: bytes, keys: tuple[str, ...]) -> tuple[dict[str, list[str]], tuple[str, ...]]:
-    tree, notes = by_graph(graph(*nodes), tensors(*keys))
+    tree, notes = tree_from_graph(graph(*nodes), tensors(*keys))
     return listed(tree), notes
 
 
 def test_lists_have_positions_and_dicts_keep_their_keys() -> None:
-    tree, notes = by_graph(
+    tree, notes = tree_from_graph(
         graph(
             node([("layers", 1), ("d", 2)]),
             node([("0", 3), ("10", 4)]),
@@ -292,7 +290,7 @@ def test_fans_of_4_to_the_30() -> None:
     assert time.process_time() - started < 10
     first = "/".join("a" * 30)
     assert list(paths) == [first]
-    assert len(paths[first]) == len(set(paths[first])) == graph_aliases.MAX_ALIASES
+    assert len(paths[first]) == len(set(paths[first])) == tf_object_graph.MAX_ALIASES
     assert "more paths than are listed" in notes[0]
 
 
@@ -379,7 +377,7 @@ def test_broad_graphs_are_read_in_bounded_time(kind: str) -> None:
     nodes, names = BROAD[kind]()
     data, known = graph(*nodes), tensors(*names)
     started = time.process_time()
-    tree, _ = by_graph(data, known)
+    tree, _ = tree_from_graph(data, known)
     assert time.process_time() - started < 8
     assert {leaf.key for _, leaf in tree.tensors()} == known.keys()
 
@@ -390,7 +388,7 @@ def test_a_complete_graph_is_bounded() -> None:
     paths, notes = named(*nodes, variable("k"), keys=("k",))
     assert time.process_time() - started < 20
     ((first, others),) = paths.items()
-    assert len(others) == graph_aliases.MAX_ALIASES
+    assert len(others) == tf_object_graph.MAX_ALIASES
     assert others[0] == "v" != first
     assert notes
 
@@ -424,15 +422,15 @@ def test_any_graph_is_named_once(edges: list[list[int]]) -> None:
         node([(f"e{n}", target) for n, target in enumerate(targets)], [("VARIABLE_VALUE", "", f"k{number}")])
         for number, targets in enumerate(edges)
     ]
-    parsed = object_graph.parse(graph(*nodes))
-    tree = graph_paths.canonical(parsed)
+    parsed = tf_object_graph.parse_graph(graph(*nodes))
+    tree = tf_object_graph.choose_paths(parsed)
     reached, waiting = {0}, [0]
     while waiting:
         fresh = set(edges[waiting.pop()]) - reached
         reached |= fresh
         waiting += fresh
     assert tree.paths.keys() == reached
-    aliases = graph_aliases.find(parsed, tree, reached)
+    aliases = tf_object_graph.find_aliases(parsed, tree, reached)
     everything = [*tree.paths.values(), *(path for paths in aliases.paths.values() for path in paths)]
     assert len(everything) == len(set(everything))
     for number, path in [(n, p) for n, paths in aliases.paths.items() for p in (*paths, tree.paths[n])]:
@@ -461,7 +459,7 @@ def test_any_graph_is_named_once(edges: list[list[int]]) -> None:
 )
 def test_broken_graphs(data: bytes, message: str) -> None:
     with pytest.raises(FormatError, match=message):
-        by_graph(data, {})
+        tree_from_graph(data, {})
 
 
 def test_what_graph_and_index_do_not_share_is_noted() -> None:
@@ -483,7 +481,7 @@ def test_two_objects_with_one_entry_are_aliases() -> None:
 
 
 def test_legacy_slots_and_sgd_momentum() -> None:
-    tree, notes = by_graph(
+    tree, notes = tree_from_graph(
         graph(
             node([("net", 1), ("optimizer", 2)]),
             node([("kernel", 3)]),
@@ -515,7 +513,7 @@ def test_the_form_of_2018() -> None:
     `_save_counter`. The graph is like one that TensorFlow 1.8 saved.
     """
     kernel, slot = "net/l1/kernel", "net/l1/kernel/.OPTIMIZER_SLOT/optimizer/m"
-    tree, notes = by_graph(
+    tree, notes = tree_from_graph(
         graph(
             node([("net", 1), ("optimizer", 2), ("save_counter", 3), ("_save_counter", 3)]),
             node([("l1", 4)]),
@@ -527,7 +525,7 @@ def test_the_form_of_2018() -> None:
             variable(slot, "net/dense/kernel/Adam"),
         ),
         tensors(kernel, slot, "save_counter", "optimizer/beta1_power")
-        | {"net/l1/.ATTRIBUTES/a..b.Sc": Tensor("float32", (1,), Inline(b"abcd"))},
+        | {"net/l1/.ATTRIBUTES/a..b.Sc": VariableInfo("float32", (1,), Inline(b"abcd"))},
     )
     assert notes == ()
     found = {
@@ -557,13 +555,13 @@ def test_the_form_of_2018() -> None:
     [("a.b/c", "a.b/c"), ("a..b.Sc", "a.b/c"), ("a..b", "a.b"), ("a.b", "a.b"), ("py_state", "py_state")],
 )
 def test_attributes_stored_escaped_or_not(name: str, shown: str) -> None:
-    assert [step.value for step in object_graph.attribute_path(name)] == [shown]
+    assert [step.value for step in tf_object_graph.attribute_path(name)] == [shown]
 
 
 def test_keys_outside_the_grammar_stay_as_they_are() -> None:
-    tree, notes = by_graph(
+    tree, notes = tree_from_graph(
         graph(node([("w", 1), ("x", 2)]), variable("w"), node(saver="Custom.Stacks")),
-        tensors("w") | {"stack..x.Sy/z": Tensor("float32", (1,), Inline(b"abcd"))},
+        tensors("w") | {"stack..x.Sy/z": VariableInfo("float32", (1,), Inline(b"abcd"))},
     )
     assert [[step.value for step in path] for path in tree] == [["w"], ["stack..x.Sy", "z"]]
     assert notes == (
@@ -574,9 +572,9 @@ def test_keys_outside_the_grammar_stay_as_they_are() -> None:
 
 def test_values_with_one_path_are_all_listed() -> None:
     own = [("VARIABLE_VALUE", "", key) for key in ("p", "q", "r")]
-    tree, _ = by_graph(
+    tree, _ = tree_from_graph(
         graph(node([("v", 1)]), node([(".ATTRIBUTES", 2)], own), variable("s")),
-        {key: Tensor("float32", (1,), Inline(b"abcd")) for key in ("p", "q", "r")} | tensors("s"),
+        {key: VariableInfo("float32", (1,), Inline(b"abcd")) for key in ("p", "q", "r")} | tensors("s"),
     )
     assert len(tree) == len({leaf.key for _, leaf in tree.tensors()}) == 4
     assert len(set(tree.names.values())) == 4
@@ -584,7 +582,7 @@ def test_values_with_one_path_are_all_listed() -> None:
 
 def test_keras_2_slots_are_owned_by_name() -> None:
     slots = [("Adam/m/net/w", "0"), ("Adam/v/net/w", "1"), ("Adam/m/net/b", "2"), ("Adam/v/net/b", "3")]
-    tree, _ = by_graph(
+    tree, _ = tree_from_graph(
         graph(
             node([("w", 1), ("b", 2), ("optimizer", 3)]),
             variable("w", "net/w"),
@@ -671,7 +669,9 @@ def test_attributes_come_before_keras_lists() -> None:
 
 
 def test_an_agent_with_a_counter_called_iter_is_no_optimizer() -> None:
-    tree, _ = by_graph(graph(node([("iter", 1), ("w", 2)]), variable("i"), variable("w")), tensors("i", "w"))
+    tree, _ = tree_from_graph(
+        graph(node([("iter", 1), ("w", 2)]), variable("i"), variable("w")), tensors("i", "w")
+    )
     assert [leaf.role for _, leaf in tree.tensors()] == ["parameter", "parameter"]
 
 
@@ -679,7 +679,7 @@ def test_an_agent_with_a_counter_called_iter_is_no_optimizer() -> None:
 
 
 def roles_of(*nodes: bytes, keys: tuple[str, ...]) -> dict[str, tuple[str, str | None, str | None]]:
-    tree, _ = by_graph(graph(*nodes), tensors(*keys))
+    tree, _ = tree_from_graph(graph(*nodes), tensors(*keys))
     return {
         spelled(path): (leaf.role, leaf.slot, None if leaf.of is None else spelled(leaf.of))
         for path, leaf in tree.tensors()

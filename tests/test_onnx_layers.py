@@ -10,11 +10,11 @@ import pytest
 import torch
 from torch import nn
 
-from ckpttool.errors import CkpttoolError, UsageError
-from ckpttool.formats.resolve import open_checkpoint
-from ckpttool.leaf import Leaf, display
-from ckpttool.ops.convert import Conversion, convert
-from ckpttool.ops.restore import restore
+from ckpttool.commands.convert import ConversionResult, convert
+from ckpttool.commands.restore import restore_agent
+from ckpttool.core.errors import CkpttoolError, UsageError
+from ckpttool.core.tree import Leaf, display
+from ckpttool.formats.detect import open_checkpoint
 from tests.test_onnx_policies import NORMALISED, Policy, actions_of, exported, mlp
 
 onnx = pytest.importorskip("onnx", reason="the extra `onnx` makes the models")
@@ -68,7 +68,7 @@ CASES: dict[str, tuple[nn.Module, torch.Tensor]] = {
 }  # fmt: skip
 
 
-def done(source: Path, target: Path, **options: Any) -> Conversion:
+def done(source: Path, target: Path, **options: Any) -> ConversionResult:
     found = convert(str(source), str(target), **options)
     assert not found.report.unused, found.report.unused
     return found
@@ -138,7 +138,7 @@ def test_a_converted_policy_plays_with_the_facts_of_the_graph(head: str, tmp_pat
     with torch.no_grad():
         wanted = model(torch.from_numpy(rows)).numpy()
     np.testing.assert_allclose(
-        actions_of(restore(str(tmp_path / "policy.pt")), rows), wanted, rtol=1e-4, atol=1e-5
+        actions_of(restore_agent(str(tmp_path / "policy.pt")), rows), wanted, rtol=1e-4, atol=1e-5
     )
 
 

@@ -12,9 +12,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ckpttool.agents.backends import numpy as reference
-from ckpttool.agents.components import HEADS
-from ckpttool.agents.network import (
+from ckpttool.commands.network_outputs import make_observations
+from ckpttool.networks import numpy_backend
+from ckpttool.networks.build import HEADS
+from ckpttool.networks.network import (
     Activation,
     ActivationName,
     Affine,
@@ -25,13 +26,12 @@ from ckpttool.agents.network import (
     Network,
     Node,
 )
-from ckpttool.ops.parity import observations
 from tests.test_network import EVERY_KIND, chain
 
 onnx = pytest.importorskip("onnx")
 onnxruntime = pytest.importorskip("onnxruntime")
 
-from ckpttool.agents import onnx_model, onnx_run  # noqa: E402  # they need onnx
+from ckpttool.networks import onnx_backend, onnx_export  # noqa: E402  # they need onnx
 
 NAMES = typing.get_args(ActivationName)
 WITHOUT_STATE = replace(EVERY_KIND, states=())
@@ -39,21 +39,21 @@ WITHOUT_STATE = replace(EVERY_KIND, states=())
 
 def encoded(network: Network, **metadata: str) -> bytes:
     places = [f"p{number}" for number in range(len(network.nodes))]
-    return onnx_model.encode(network, places, "y", metadata)
+    return onnx_export.encode_model(network, places, "y", metadata)
 
 
 def fed(network: Network) -> dict[str, np.ndarray]:
-    found = observations(network)
+    found = make_observations(network)
     return {"obs": found} if isinstance(found, np.ndarray) else dict(found)
 
 
 def require_same(network: Network) -> None:
     """Assert that 1000 outputs agree to 1e-6 of the largest number on the way."""
     obs = fed(network)
-    wanted = reference.build(network).step(obs)[0]
-    found = onnx_run.run(encoded(network), obs)
+    wanted = numpy_backend.build(network).step(obs)[0]
+    found = onnx_backend.run_model(encoded(network), obs)
     steps = [replace(network, output=len(network.inputs) + n) for n in range(len(network.nodes))]
-    largest = max(float(np.abs(reference.build(each).step(obs)[0]).max()) for each in steps)
+    largest = max(float(np.abs(numpy_backend.build(each).step(obs)[0]).max()) for each in steps)
     assert found.shape == wanted.shape
     assert found.dtype == wanted.dtype
     assert np.abs(found - wanted).max() <= 1e-6 * max(1.0, largest)
@@ -65,7 +65,7 @@ def test_every_activation(name: ActivationName) -> None:
     spread = np.diag(np.array([1, 10, 100], "f4"))
     network = chain(3, Dense(spread), Activation(name, 0.3))
     require_same(network)
-    assert np.isfinite(onnx_run.run(encoded(network), fed(network))).all()
+    assert np.isfinite(onnx_backend.run_model(encoded(network), fed(network))).all()
 
 
 def test_every_kind_of_layer() -> None:
@@ -96,8 +96,8 @@ def test_a_network_in_64_bits_stays_one() -> None:
         onnx.TensorProto.DOUBLE
     }
     obs = {"obs": fed(network)["obs"].astype("f8")}
-    found = onnx_run.run(encoded(network), obs)
-    assert np.abs(found - reference.build(network).step(obs)[0]).max() <= 1e-14
+    found = onnx_backend.run_model(encoded(network), obs)
+    assert np.abs(found - numpy_backend.build(network).step(obs)[0]).max() <= 1e-14
 
 
 @st.composite
@@ -177,11 +177,11 @@ def test_onnxruntime_joins_the_operators_that_the_opset_lacks(tmp_path: Path) ->
 
 def test_without_onnxruntime_the_onnx_library_runs_it(monkeypatch: pytest.MonkeyPatch) -> None:
     obs = fed(WITHOUT_STATE)
-    wanted = onnx_run.run(encoded(WITHOUT_STATE), obs)
-    assert onnx_run.engine() == f"onnxruntime {onnxruntime.__version__}"
-    monkeypatch.setattr(onnx_run.importlib.util, "find_spec", lambda name: None)
-    assert onnx_run.engine().startswith("the reference evaluator of onnx")
-    assert np.abs(onnx_run.run(encoded(WITHOUT_STATE), obs) - wanted).max() <= 1e-6
+    wanted = onnx_backend.run_model(encoded(WITHOUT_STATE), obs)
+    assert onnx_backend.onnx_engine() == f"onnxruntime {onnxruntime.__version__}"
+    monkeypatch.setattr(onnx_backend.importlib.util, "find_spec", lambda name: None)
+    assert onnx_backend.onnx_engine().startswith("the reference evaluator of onnx")
+    assert np.abs(onnx_backend.run_model(encoded(WITHOUT_STATE), obs) - wanted).max() <= 1e-6
 
 
 def test_a_network_with_memory_gives_its_next_state_too() -> None:

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ckpttool.errors import CkpttoolError, UnsupportedError
-from ckpttool.ops.restore import restore
+from ckpttool.commands.restore import restore_agent
+from ckpttool.core.errors import CkpttoolError, UnsupportedError
 from tests.test_onnx_policies import onnx, runs_as_onnxruntime
 
 N = onnx.helper.make_node
@@ -427,7 +427,7 @@ def test_an_operator_computes_as_onnxruntime_does_or_is_refused(name: str, tmp_p
         runs_as_onnxruntime(path)
         return
     with pytest.raises(UnsupportedError) as caught:
-        restore(str(path))
+        restore_agent(str(path))
     assert caught.value.found == word
 
 
@@ -451,4 +451,4 @@ def changed(change: Callable[[Any], None], path: Path) -> Path:
 )
 def test_a_graph_that_is_none_is_refused(change: Callable[[Any], None], tmp_path: Path) -> None:
     with pytest.raises(CkpttoolError):
-        restore(str(changed(change, tmp_path / "policy.onnx")))
+        restore_agent(str(changed(change, tmp_path / "policy.onnx")))

@@ -12,13 +12,13 @@ import pytest
 import torch
 from torch import nn
 
-from ckpttool.agents.backends import numpy as reference
-from ckpttool.agents.components import widths
-from ckpttool.errors import ChecksumError, CkpttoolError, UnsupportedError, UsageError
-from ckpttool.ops.agent_facts import AgentFacts
-from ckpttool.ops.export import export
-from ckpttool.ops.restore import Agent, restore
-from ckpttool.ops.wiring import Bounds, network_of, wire
+from ckpttool.commands.evidence import AgentFacts
+from ckpttool.commands.export_onnx import export_network
+from ckpttool.commands.network_outputs import ActionBounds, build_part_network, derive_network_settings
+from ckpttool.commands.restore import Agent, restore_agent
+from ckpttool.core.errors import ChecksumError, CkpttoolError, UnsupportedError, UsageError
+from ckpttool.networks import numpy_backend
+from ckpttool.networks.build import layer_widths
 from tests.conftest import ROOT, TF_SAMPLE
 from tests.test_policy_alone import followed
 
@@ -42,18 +42,19 @@ def actions_of(agent: Agent, observations: np.ndarray) -> np.ndarray:
     """Return the actions of the policy for rows of observations, from its first state."""
     part = agent.part("actor")
     assert part is not None
-    count = widths(agent.tree, part)[1]
-    wiring, _ = wire(agent, Bounds([-1.0] * count, [1.0] * count, None))
-    return np.asarray(reference.build(network_of(agent, part, wiring)).step(observations)[0])
+    count = layer_widths(agent.tree, part)[1]
+    wiring, _ = derive_network_settings(agent, ActionBounds([-1.0] * count, [1.0] * count, None))
+    return np.asarray(numpy_backend.build(build_part_network(agent, part, wiring)).step(observations)[0])
 
 
 def runs_as_onnxruntime(path: Path, network: str = "actor", output: str | None = None) -> Agent:
     """Compare the policy with onnxruntime on the same file; return the agent."""
-    agent = restore(str(path), network=network)
+    agent = restore_agent(str(path), network=network)
     session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
     first = session.get_inputs()[0]
     rest = [
-        n if isinstance(n, int) else widths(agent.tree, agent.binding.parts[0])[0] for n in first.shape[1:]
+        n if isinstance(n, int) else layer_widths(agent.tree, agent.binding.parts[0])[0]
+        for n in first.shape[1:]
     ]
     rows = np.random.default_rng(1).normal(0, 2, (16, *rest)).astype(np.float32)
     name = output or session.get_outputs()[0].name
@@ -209,27 +210,29 @@ def test_an_export_of_a_model_is_read_back_as_it_is(after: Any, tmp_path: Path) 
     model = Policy(*mlp(nn.ELU), before=NORMALISED["statistics-and-clip"], after=after)
     path, again = exported(model, tmp_path / "policy.onnx"), tmp_path / "again.onnx"
     facts = AgentFacts(env="Pendulum-v1")
-    assert export(str(path), str(again), facts=facts).sha256
+    assert export_network(str(path), str(again), facts=facts).sha256
     agent = runs_as_onnxruntime(again)
     assert agent.known.env == {"id": "Pendulum-v1"}
     rows = np.random.default_rng(3).normal(size=(8, 3)).astype(np.float32)
-    wanted = actions_of(restore(str(path)), rows)
+    wanted = actions_of(restore_agent(str(path)), rows)
     np.testing.assert_allclose(actions_of(agent, rows), wanted, rtol=1e-5, atol=1e-6)
 
 
 def test_an_export_of_an_agent_is_of_no_layout_and_plays_as_its_graph(tmp_path: Path) -> None:
     path = tmp_path / "policy.onnx"
-    export(str(TF_SAMPLE), str(path))
+    export_network(str(TF_SAMPLE), str(path))
     agent = runs_as_onnxruntime(path)
     assert agent.binding.layout == "none"
 
 
 def test_the_sidecar_of_another_model_is_refused(tmp_path: Path) -> None:
     for name in ("one", "two"):
-        export(str(exported(Policy(*mlp()), tmp_path / f"{name}_.onnx")), str(tmp_path / f"{name}.onnx"))
+        export_network(
+            str(exported(Policy(*mlp()), tmp_path / f"{name}_.onnx")), str(tmp_path / f"{name}.onnx")
+        )
     (tmp_path / "one.onnx.ckpttool.json").replace(tmp_path / "two.onnx.ckpttool.json")
     with pytest.raises(ChecksumError):
-        restore(str(tmp_path / "two.onnx"))
+        restore_agent(str(tmp_path / "two.onnx"))
 
 
 # Several outputs.
@@ -244,7 +247,7 @@ def test_of_two_outputs_the_mean_is_the_action(tmp_path: Path) -> None:
 def test_an_output_may_be_named(tmp_path: Path) -> None:
     path = exported(Gaussian(), tmp_path / "policy.onnx", output_names=["one", "two"])
     with pytest.raises(UsageError) as caught:
-        restore(str(path))
+        restore_agent(str(path))
     assert "--network" in (caught.value.hint or "")
     runs_as_onnxruntime(path, network="two", output="two")
 
@@ -292,11 +295,11 @@ def test_a_recurrent_policy_carries_its_state(
         output_names=["actions", *(f"{n}_out" for n in names)],
         dynamic_axes={},
     )  # fmt: skip
-    agent = restore(str(path))
+    agent = restore_agent(str(path))
     part = agent.part("actor")
     assert part is not None
-    wiring, _ = wire(agent, Bounds([-1.0] * 2, [1.0] * 2, None))
-    policy = reference.build(network_of(agent, part, wiring))
+    wiring, _ = derive_network_settings(agent, ActionBounds([-1.0] * 2, [1.0] * 2, None))
+    policy = numpy_backend.build(build_part_network(agent, part, wiring))
     session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
     mine: tuple[Any, ...] = ()
     theirs: Sequence[np.ndarray] = [np.zeros((1, 1, 8), np.float32) for _ in names]
@@ -326,7 +329,7 @@ def test_an_operator_that_is_not_known_is_named(name: str, tmp_path: Path) -> No
     after, word = REFUSED[name]
     path = exported(Policy(*mlp(), after=after), tmp_path / "policy.onnx")
     with pytest.raises(UnsupportedError) as caught:
-        restore(str(path))
+        restore_agent(str(path))
     assert caught.value.found == word
     assert caught.value.file == str(path)
 
@@ -350,5 +353,5 @@ def test_several_inputs_are_named(tmp_path: Path) -> None:
         input_names=["obs", "goal"], dynamic_axes={},
     )  # fmt: skip
     with pytest.raises(CkpttoolError) as caught:
-        restore(str(path))
+        restore_agent(str(path))
     assert "goal" in (caught.value.found or "")

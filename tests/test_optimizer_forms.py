@@ -10,20 +10,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ckpttool.errors import UsageError
-from ckpttool.formats.keras_facts import facts
-from ckpttool.formats.resolve import open_checkpoint
-from ckpttool.layouts import td3_tf
-from ckpttool.layouts.canonical import Binding
-from ckpttool.layouts.recognise import recognise
-from ckpttool.leaf import Leaf, ValueLeaf
-from ckpttool.mapping.numbers import Scaled
-from ckpttool.mapping.plan import Plan
-from ckpttool.ops.convert import convert
-from ckpttool.ops.optimizer_options import Stated
-from ckpttool.ops.restore import canonical_tree
-from ckpttool.ops.save import save
-from ckpttool.tree import Container, Tree
+from ckpttool.commands.convert import convert
+from ckpttool.commands.options import OptimizerOptions
+from ckpttool.commands.restore import canonical_tree
+from ckpttool.commands.save import save
+from ckpttool.core.errors import UsageError
+from ckpttool.core.tree import Container, Leaf, Tree, ValueLeaf
+from ckpttool.formats.detect import open_checkpoint
+from ckpttool.formats.tf_common import plain_facts
+from ckpttool.libraries import td3
+from ckpttool.libraries.recognize import recognize_tree
+from ckpttool.libraries.schema import RecognizedAgent
+from ckpttool.mapping.rules import Plan, Scale
 from tests.conftest import TF_SAMPLE, in_process
 from tests.trees import leaf, torch_dense, torch_tree
 
@@ -57,8 +55,8 @@ def agent(
     return torch_tree({**entries, "total_it": 1})
 
 
-def bound(tree: Tree) -> Binding:
-    found = recognise(tree, "agent")
+def bound(tree: Tree) -> RecognizedAgent:
+    found = recognize_tree(tree, "agent")
     assert found is not None
     return found
 
@@ -70,7 +68,7 @@ def canonical(tree: Tree) -> dict[str, Leaf | ValueLeaf]:
 
 def in_keras(tree: Tree) -> Plan:
     binding = bound(tree)
-    return td3_tf.plan(binding, canonical_tree(tree, binding.moves), {})
+    return td3.tf_plan(binding, canonical_tree(tree, binding.moves), {})
 
 
 KERNELS = [name for name in WEIGHTS if name.endswith("weight")]
@@ -188,7 +186,7 @@ def test_a_velocity_is_minus_the_buffer_times_the_rate() -> None:
 )
 def test_a_scaled_number_comes_back_but_for_rounding(value: float, factor: float) -> None:
     before = leaf(np.array([value], np.float32), "")
-    rule = Scaled(-factor)
+    rule = Scale(-factor)
     between = rule.leaf(before)
     after = rule.inverse(before).leaf(between)
     assert isinstance(between, Leaf)
@@ -283,15 +281,15 @@ def test_penalties_in_the_configurations_of_layers_are_taken(version: int) -> No
     config = {"class_name": "L2", "config": {"l2": 0.25}}
     if version == 3:
         config |= {"module": "keras.regularizers", "registered_name": None}
-    found = facts({"units": 4, "kernel_regularizer": config, "bias_regularizer": None})
+    found = plain_facts({"units": 4, "kernel_regularizer": config, "bias_regularizer": None})
     assert found == {"units": 4, "kernel_regularizer": "L2", "kernel_regularizer_l2": 0.25}
     tree = open_checkpoint(str(TF_SAMPLE)).tree
-    binding = recognise(tree, TF_SAMPLE.name)
+    binding = recognize_tree(tree, TF_SAMPLE.name)
     assert binding is not None
     held = {
         path[:-1]: Container("module", "Dense", found) for path in tree if "critic/q1/l" in tree.names[path]
     }
-    known = Stated().into(None, binding, Tree(tree.leaves, tree.aliases, held))
+    known = OptimizerOptions().into(None, binding, Tree(tree.leaves, tree.aliases, held))
     assert known is not None
     assert known.optimizers == {
         "critic_optimizer": {
@@ -300,12 +298,12 @@ def test_penalties_in_the_configurations_of_layers_are_taken(version: int) -> No
         }
     }
     assert known.provenance["l2"] == "read from the file's configurations"
-    assert Stated().into(None, binding, tree) is None
+    assert OptimizerOptions().into(None, binding, tree) is None
 
 
 @pytest.mark.parametrize("config", [{"l1": 0.1, "l2": 0.1}, {"l1": 0.1}, {"l2": "much"}, None])
 def test_other_penalties_are_none_of_ours(config: object) -> None:
-    assert "kernel_regularizer_l2" not in facts(
+    assert "kernel_regularizer_l2" not in plain_facts(
         {"kernel_regularizer": {"class_name": "L1L2", "config": config}}
     )
 

@@ -7,7 +7,7 @@ import itertools
 import pytest
 
 import ckpttool
-from ckpttool.leaf import display
+from ckpttool.core.tree import display
 from tests import conftest
 
 pytestmark = pytest.mark.torch

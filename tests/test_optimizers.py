@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
-from ckpttool.ops.convert import Conversion, convert
-from ckpttool.ops.digest import digest
+from ckpttool.commands.convert import ConversionResult, convert
+from ckpttool.commands.digest import digest
 from tests.conftest import ROOT
 from tests.optimizer_programs import CASES, RATE, STEPS, TF1, TINY, gradients, weights
 
@@ -177,7 +177,7 @@ def _expected(folder: Path, name: str) -> list[np.ndarray]:
 # --- The tests -----------------------------------------------------------------------------------------
 
 
-def _to_torch(folder: Path, tmp_path: Path, name: str) -> Conversion:
+def _to_torch(folder: Path, tmp_path: Path, name: str) -> ConversionResult:
     done = convert(str(folder / f"{name}-1"), str(tmp_path / "agent.pt"), optimizer=tuple(_given(name)))
     assert done.written, (done.report.unused, done.report.missing)
     return done

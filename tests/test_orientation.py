@@ -8,11 +8,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from ckpttool.errors import MappingError, UsageError
-from ckpttool.formats.resolve import open_checkpoint
-from ckpttool.ops.convert import convert
-from ckpttool.ops.load_into import load_into
-from ckpttool.ops.model_source import model_source
+from ckpttool.commands.convert import convert
+from ckpttool.commands.load_into import load_into, model_source
+from ckpttool.core.errors import MappingError, UsageError
+from ckpttool.formats.detect import open_checkpoint
 
 Arrays = dict[str, np.ndarray]
 

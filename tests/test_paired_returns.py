@@ -9,9 +9,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from ckpttool.ops.convert import convert
-from ckpttool.ops.evaluate import evaluate
-from ckpttool.ops.evaluation import Evaluation, Protocol
+from ckpttool.commands.convert import convert
+from ckpttool.commands.evaluate import Evaluation, Protocol, evaluate
 from tests import schemas, warm
 from tests.conftest import TF_SAMPLE
 from tests.restored import agree

@@ -14,25 +14,23 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ckpttool import plugins
-from ckpttool.checkpoint import Checkpoint
-from ckpttool.errors import UnsupportedError, UsageError
-from ckpttool.formats.resolve import open_checkpoint
-from ckpttool.formats.stable_baselines3 import write
-from ckpttool.layouts import canonical, keras_rl
-from ckpttool.layouts.canonical import Binding
-from ckpttool.layouts.recognise import recognise
-from ckpttool.leaf import Leaf, ValueLeaf, attr, display
-from ckpttool.leaf import Path as Place
-from ckpttool.mapping.report import Report
-from ckpttool.ops import knowledge
-from ckpttool.ops.convert import convert
-from ckpttool.ops.request import Request
-from ckpttool.ops.restore import canonical_tree, networks
-from ckpttool.ops.route import Route, route
-from ckpttool.ops.targets import TARGETS, TargetKind
-from ckpttool.sidecar import Sidecar
-from ckpttool.tree import Tree
+from ckpttool.commands import restore
+from ckpttool.commands.convert import convert
+from ckpttool.commands.options import TARGETS, ConversionRequest, TargetKind
+from ckpttool.commands.plan import ConversionPlan, plan_conversion
+from ckpttool.commands.restore import canonical_tree, select_network_leaves
+from ckpttool.core import plugins
+from ckpttool.core.checkpoint import Checkpoint
+from ckpttool.core.errors import UnsupportedError, UsageError
+from ckpttool.core.sidecar import Sidecar
+from ckpttool.core.tree import Leaf, Tree, ValueLeaf, attr, display
+from ckpttool.core.tree import Path as Place
+from ckpttool.formats import sb3
+from ckpttool.formats.detect import open_checkpoint
+from ckpttool.libraries import keras_rl, schema
+from ckpttool.libraries.recognize import recognize_tree
+from ckpttool.libraries.schema import RecognizedAgent
+from ckpttool.mapping.rules import MappingReport
 from tests import warm_sb3
 from tests.test_layouts import contents
 
@@ -67,13 +65,13 @@ class Held:
         self.checkpoint, self.layout, self.known = checkpoint, layout, known
 
     @cached_property
-    def binding(self) -> Binding:
+    def binding(self) -> RecognizedAgent:
         tree, name = self.checkpoint.tree, self.checkpoint.path
         try:
-            found = recognise(tree, name, self.layout)
+            found = recognize_tree(tree, name, self.layout)
         except UsageError:
             # Without its targets nothing tells some layouts' agents from others'.
-            found = recognise(tree, name)
+            found = recognize_tree(tree, name)
         assert found is not None
         return found
 
@@ -89,16 +87,18 @@ class Held:
         return found
 
 
-def passed(held: Held, to: str) -> tuple[Held, Route]:
+def passed(held: Held, to: str) -> tuple[Held, ConversionPlan]:
     """Return the agent in another form, and the way there."""
     kind = FORMS[to]
-    way = route(held.checkpoint, Request(kind, held.binding.layout), held.known)
+    way = plan_conversion(held.checkpoint, ConversionRequest(kind, held.binding.layout), held.known)
     writer = plugins.find("formats", kind.format).load()
     options: dict[str, Any] = dict(kind.options)
     if options.get("graph"):
         options["counter"] = 1
     stored = writer.stored(way.tree, **options) if hasattr(writer, "stored") else way.tree
-    known = knowledge.merged(held.known, knowledge.of_files(held.binding, networks(way.source, held.binding)))
+    known = restore.merge_metadata(
+        held.known, restore.read_metadata(held.binding, select_network_leaves(way.source, held.binding))
+    )
     checkpoint = replace(
         held.checkpoint, path=f"{to}_agent{SUFFIXES.get(to, '')}", format=kind.format, tree=stored
     )
@@ -125,7 +125,7 @@ def sources() -> Mapping[str, Held]:
             tree = Tree(
                 {p: _kept(leaf) for p, leaf in checkpoint.tree.items()}, {}, checkpoint.tree.containers
             )
-            binding = recognise(tree, name)
+            binding = recognize_tree(tree, name)
             assert binding is not None
             known = Sidecar("") if name in ("ppo", "atoms") else BOUNDS
             found[name] = Held(replace(checkpoint, tree=tree), binding.layout, known)
@@ -133,7 +133,7 @@ def sources() -> Mapping[str, Held]:
 
 
 def _kept(leaf: Leaf | ValueLeaf) -> Leaf | ValueLeaf:
-    from ckpttool.source import Inline
+    from ckpttool.core.source import Inline
 
     return replace(leaf, source=Inline(bytes(leaf.read()))) if isinstance(leaf, Leaf) else leaf
 
@@ -157,11 +157,11 @@ def _same(one: Leaf | ValueLeaf, other: Leaf | ValueLeaf) -> bool:
     return first == second
 
 
-def held_by_both(first: Held, second: Held, report: Report) -> set[Place]:
+def held_by_both(first: Held, second: Held, report: MappingReport) -> set[Place]:
     """Return the canonical paths of what the conversion carried; statistics may be computed anew."""
     computed = any("statistics are computed" in note for note in report.notes)
     both = first.agent.keys() & second.agent.keys()
-    return {path for path in both if not (computed and path[0] == attr(canonical.NORMALIZER))}
+    return {path for path in both if not (computed and path[0] == attr(schema.NORMALIZER))}
 
 
 def require_same(first: Held, second: Held, paths: Collection[Place]) -> None:
@@ -171,14 +171,14 @@ def require_same(first: Held, second: Held, paths: Collection[Place]) -> None:
 
 def stays_known(path: Place, there: Tree) -> bool:
     """Say whether a leaf that was neither mapped nor listed is told by the sidecar, or says nothing."""
-    if canonical.mapped_by_sidecar(path) or path == (attr("save_counter"),):
+    if schema.mapped_by_sidecar(path) or path == (attr("save_counter"),):
         return True
     if path == (attr("actor"), attr("std")):
         return (attr("actor"), attr("log_std")) in there
     # Settings that are no variables in TensorFlow.
     return (
         len(path) == 2
-        and str(path[0].value) in canonical.OPTIMIZERS
+        and str(path[0].value) in schema.OPTIMIZERS
         and any(other[0] == path[0] for other in there)
     )
 
@@ -228,7 +228,7 @@ def test_every_form_holds_some_agent_and_no_pair_is_forgotten() -> None:
 def test_stable_baselines3_and_back_through_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The library itself writes its zips, in a process of its own: one way for all of them."""
     pytest.importorskip("stable_baselines3")
-    monkeypatch.setattr(write, "subprocess", warm_sb3.FORKING)
+    monkeypatch.setattr(sb3, "subprocess", warm_sb3.FORKING)
     cleanrl.saved(tmp_path / "a.cleanrl_model", gaussian=True)
     for number, form in enumerate(("sb3", "d3rlpy", "sb3")):
         source = tmp_path / (f"{number - 1}.zip" if number else "a.cleanrl_model")

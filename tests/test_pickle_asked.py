@@ -13,15 +13,21 @@ from typing import Any
 
 import pytest
 
-from ckpttool import limits
-from ckpttool.errors import CkpttoolError, FormatError, LimitError
-from ckpttool.formats.pickled.load import BUILDERS
-from ckpttool.formats.resolve import open_checkpoint
-from ckpttool.formats.torch_pickle import tensors
-from ckpttool.limits import Limits
-from ckpttool.wire.asked import Asked, called, merged, standing, verdict
-from ckpttool.wire.pickle_reader import Opaque, Set, read
-from ckpttool.wire.pickle_writer import dumps
+from ckpttool.core import limits
+from ckpttool.core.checkpoint import (
+    CodeReference,
+    dangerous_calls,
+    merge_references,
+    relocate_references,
+    worst_verdict,
+)
+from ckpttool.core.errors import CkpttoolError, FormatError, LimitError
+from ckpttool.core.limits import Limits
+from ckpttool.encodings.pickle_reader import parse_pickle
+from ckpttool.encodings.pickle_values import OpaqueKey, Set, dumps
+from ckpttool.formats import torch_tensors
+from ckpttool.formats.detect import open_checkpoint
+from ckpttool.formats.pickles import BUILDERS
 from tests.conftest import TORCH_SAMPLE, in_process
 from tests.hostile.crafted_pickle import beside
 from tests.pickles import ACTING, short
@@ -30,8 +36,8 @@ from tests.test_format_pytorch import archive, floats, tensor
 PLAIN, CLASSES, CODE = "plain data", "needs classes", "would run code"
 
 
-def asked(data: bytes, **options: Any) -> dict[str, Asked]:
-    return {each.name: each for each in read(data, **options).asked}
+def asked(data: bytes, **options: Any) -> dict[str, CodeReference]:
+    return {each.name: each for each in parse_pickle(data, **options).asked}
 
 
 def named(full: str, module: str | None = None) -> bytes:
@@ -80,7 +86,7 @@ webbrowser:open yaml:unsafe_load zipfile:ZipFile
 @pytest.mark.parametrize("pair", ELSEWHERE.split())
 def test_what_others_missed_is_named(pair: str) -> None:
     module, _, name = pair.partition(":")
-    for builders in (BUILDERS, tensors.BUILDERS):
+    for builders in (BUILDERS, torch_tensors.BUILDERS):
         found = asked(
             named(f"{module}.{name}", module) + b"C\x01ahR.".replace(b"h", b"\x85"), builders=builders
         )
@@ -93,7 +99,9 @@ def test_what_others_missed_is_named(pair: str) -> None:
 def test_what_torch_allows_is_plain_data() -> None:
     torch = pytest.importorskip("torch")
     known = torch._weights_only_unpickler._get_allowed_globals()
-    verdicts = {name: asked(named(name) + b".", builders=tensors.BUILDERS)[name].verdict for name in known}
+    verdicts = {
+        name: asked(named(name) + b".", builders=torch_tensors.BUILDERS)[name].verdict for name in known
+    }
     assert {name for name, found in verdicts.items() if found != PLAIN} == set()
 
 
@@ -118,9 +126,9 @@ def test_data_of_numpy_is_plain() -> None:
         KeyError,
     ]
     for protocol in range(6):
-        found = read(pickle.dumps(value, protocol), builders=BUILDERS).asked
+        found = parse_pickle(pickle.dumps(value, protocol), builders=BUILDERS).asked
         assert found
-        assert verdict(found) == PLAIN, [each for each in found if each.verdict != PLAIN]
+        assert worst_verdict(found) == PLAIN, [each for each in found if each.verdict != PLAIN]
 
 
 CLASSES_BY_VALUE = b"ccloudpickle.cloudpickle\n_make_skeleton_class\n)R"
@@ -159,8 +167,8 @@ VERDICTS = {
 
 @pytest.mark.parametrize(("data", "wanted"), VERDICTS.values(), ids=VERDICTS)
 def test_verdicts(data: bytes, wanted: str) -> None:
-    for builders in (BUILDERS, tensors.BUILDERS):
-        assert verdict(read(data, builders=builders).asked) == wanted
+    for builders in (BUILDERS, torch_tensors.BUILDERS):
+        assert worst_verdict(parse_pickle(data, builders=builders).asked) == wanted
 
 
 @pytest.mark.parametrize(("data", "name"), ACTING.values(), ids=ACTING)
@@ -174,13 +182,20 @@ def test_what_acts_is_told_with_its_calls_and_place(data: bytes, name: str) -> N
 
 def test_records_are_counted_and_joined() -> None:
     found = asked(b"(" + b"cmy.net\nA\nq\x00" + b"0h\x00)\x81" * 3 + b"cos\ngetcwd\nt.", base=100)
-    assert found["my.net.A"] == Asked("my.net.A", CLASSES, 3, 101)
+    assert found["my.net.A"] == CodeReference("my.net.A", CLASSES, 3, 101)
     assert (found["os.getcwd"].calls, found["os.getcwd"].verdict) == (0, CODE)
-    here, there = [Asked("a", PLAIN, 2, 5)], [Asked("a", CODE, 1, 7), Asked("b", CLASSES)]
-    whole = merged(standing(here, "x.pkl"), standing(standing(there, "in"), "out"))
-    assert whole == (Asked("a", CODE, 3, 7, "out/in"), Asked("b", CLASSES, 0, None, "out/in"))
-    assert (verdict(whole), verdict([])) == (CODE, PLAIN)
-    assert called([*whole, Asked("c", CODE), Asked("d", CODE, 1, by="keras")]) == ["a"]
+    here, there = (
+        [CodeReference("a", PLAIN, 2, 5)],
+        [CodeReference("a", CODE, 1, 7), CodeReference("b", CLASSES)],
+    )
+    whole = merge_references(
+        relocate_references(here, "x.pkl"), relocate_references(relocate_references(there, "in"), "out")
+    )
+    assert whole == (CodeReference("a", CODE, 3, 7, "out/in"), CodeReference("b", CLASSES, 0, None, "out/in"))
+    assert (worst_verdict(whole), worst_verdict([])) == (CODE, PLAIN)
+    assert dangerous_calls([*whole, CodeReference("c", CODE), CodeReference("d", CODE, 1, by="keras")]) == [
+        "a"
+    ]
 
 
 # ------------------------------------------------------------------ where it is shown
@@ -213,7 +228,7 @@ def test_a_member_is_told_as_the_place(tmp_path: Path) -> None:
     found = {each.name: each for each in open_checkpoint(str(path)).asks}
     assert found["os.getcwd"].where == "archive/data.pkl"
     assert path.read_bytes()[found["os.getcwd"].offset or 0 :].startswith(b"cos\ngetcwd\n")
-    assert verdict([each for name, each in found.items() if name != "os.getcwd"]) == PLAIN
+    assert worst_verdict([each for name, each in found.items() if name != "os.getcwd"]) == PLAIN
 
 
 # ------------------------------------------------------------------ limits
@@ -222,11 +237,11 @@ def test_a_member_is_told_as_the_place(tmp_path: Path) -> None:
 def test_limits_are_the_users_to_change() -> None:
     long = b"cos\n" + b"a" * 5000 + b"\n."
     with pytest.raises(LimitError, match="a name is too long"):
-        read(long)
+        parse_pickle(long)
     with limits.using(Limits(pickle_name=6000)):
-        assert read(long).asked
+        assert parse_pickle(long).asked
     with limits.using(Limits(pickle_integer=3)), pytest.raises(LimitError):
-        read(b"\x8a\x04\0\0\0\x01.")
+        parse_pickle(b"\x8a\x04\0\0\0\x01.")
 
 
 @pytest.mark.parametrize("depth", [150, 900])
@@ -241,10 +256,12 @@ def test_depth_is_a_limit_and_no_recursion(depth: int, tmp_path: Path) -> None:
 
 
 def test_a_second_state_adds_to_the_first() -> None:
-    found = read(named("my.A") + b")\x81}" + short("a") + b"K\x01sb}" + short("b") + b"K\x02sb.").value
+    found = parse_pickle(
+        named("my.A") + b")\x81}" + short("a") + b"K\x01sb}" + short("b") + b"K\x02sb."
+    ).value
     assert found.state == {"a": 1, "b": 2}
     with pytest.raises(FormatError, match="second time"):
-        read(named("my.A") + b")\x81}b]b.")
+        parse_pickle(named("my.A") + b")\x81}b]b.")
 
 
 KEY = b"X" + struct.pack("<I", 100_000) + b"k" * 100_000 + b"q\x00"
@@ -293,7 +310,7 @@ _NO_ARRAY = re.compile(r"bytearray\((b'[^']*')\)")
 
 def real(value: Any, made: dict[int, Any]) -> Any:
     """Return what an inert value of plain data is in Python; TypeError where Python cannot hash it."""
-    if type(value) is Opaque:
+    if type(value) is OpaqueKey:
         return real(value.value, made)
     if id(value) in made:
         return made[id(value)]
@@ -317,7 +334,7 @@ def test_what_is_accepted_is_what_python_reads() -> None:
     for _ in range(30_000):
         data = b"".join(choose.choices(WORDS, k=choose.randint(1, 12))) + b"."
         try:
-            ours = read(data, trailing=True).value
+            ours = parse_pickle(data, trailing=True).value
         except CkpttoolError:
             continue
         try:

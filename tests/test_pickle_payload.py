@@ -17,13 +17,13 @@ from typing import Any
 import pytest
 
 import ckpttool
-from ckpttool.errors import CkpttoolError, FormatError
-from ckpttool.formats.resolve import open_checkpoint
-from ckpttool.leaf import Record, ValueLeaf
-from ckpttool.ops.asking import notes
-from ckpttool.wire.asked import called
-from ckpttool.wire.pickle_reader import Global, Object, read
-from ckpttool.wire.pickle_writer import dumps
+from ckpttool.commands.inspect import audit_notes
+from ckpttool.core.checkpoint import dangerous_calls
+from ckpttool.core.errors import CkpttoolError, FormatError
+from ckpttool.core.tree import Record, ValueLeaf
+from ckpttool.encodings.pickle_reader import parse_pickle
+from ckpttool.encodings.pickle_values import Global, PickleObject, dumps
+from ckpttool.formats.detect import open_checkpoint
 from tests.pickles import ACTING
 from tests.test_format_pytorch import archive, floats, tensor
 from tests.test_format_stable_baselines2 import zipped
@@ -45,8 +45,8 @@ def watched(monkeypatch):
 
 @pytest.mark.parametrize(("data", "name"), ACTING.values(), ids=ACTING)
 def test_calls_become_objects_and_are_named(data, name, watched):
-    found = read(data)
-    assert called(found.asked) == [name]
+    found = parse_pickle(data)
+    assert dangerous_calls(found.asked) == [name]
     [acting] = [each for each in found.asked if each.name == name]
     assert acting.verdict == "would run code"
     assert 0 <= (acting.offset or 0) < len(data)
@@ -56,14 +56,14 @@ def test_calls_become_objects_and_are_named(data, name, watched):
 @pytest.mark.parametrize("end", [b"", b"h\x63.", b"NN."])
 def test_what_comes_before_damage_is_named_too(data, name, end, watched):
     with pytest.raises(CkpttoolError, match=re.escape(f"asks to call {name}; nothing was run")):
-        read(data[:-1] + end)
+        parse_pickle(data[:-1] + end)
 
 
 def test_each_name_is_told_once_and_work_is_bounded():
     data = b"cos\ngetcwd\n" + b"2)R0" * 100_000 + b"."
-    assert called(read(data).asked) == ["os.getcwd"]
+    assert dangerous_calls(parse_pickle(data).asked) == ["os.getcwd"]
     with pytest.raises(FormatError, match="a name is too long"):
-        read(b"cos\n" + b"a" * 5000 + b"\n)R.")
+        parse_pickle(b"cos\n" + b"a" * 5000 + b"\n)R.")
 
 
 HARMLESS = {
@@ -75,7 +75,7 @@ HARMLESS = {
 
 @pytest.mark.parametrize("data", HARMLESS.values(), ids=HARMLESS)
 def test_what_calls_nothing_is_not_named(data):
-    assert not called(read(data).asked)
+    assert not dangerous_calls(parse_pickle(data).asked)
 
 
 # ------------------------------------------------------------------ every format that holds pickles
@@ -84,14 +84,14 @@ def test_what_calls_nothing_is_not_named(data):
 def module() -> Any:
     """A whole module with a payload among its attributes, as a pickle would say it."""
     inner = {"_parameters": {"weight": tensor()}, "_buffers": {}, "_modules": {}}
-    state = {"_modules": {"l1": Object(Global("gone", "Layer"), (), 0, state=inner)}, "_parameters": {}}
-    state |= {"_buffers": {}, "trap": Object(Global("posix", "system"), ("touch was_run",), 0)}
-    return Object(Global("gone", "Net"), (), 0, state=state)
+    state = {"_modules": {"l1": PickleObject(Global("gone", "Layer"), (), 0, state=inner)}, "_parameters": {}}
+    state |= {"_buffers": {}, "trap": PickleObject(Global("posix", "system"), ("touch was_run",), 0)}
+    return PickleObject(Global("gone", "Net"), (), 0, state=state)
 
 
 def hostile(folder: Path) -> dict[str, Path]:
     """One file of each format with a payload in it."""
-    plain = Object(Global("posix", "system"), ("touch was_run",), 0)
+    plain = PickleObject(Global("posix", "system"), ("touch was_run",), 0)
     text = json.dumps({"x": {":type:": "", ":serialized:": base64.b64encode(dumps({"a": plain})).decode()}})
     files = {
         "module.pt": archive(dumps(module()), {"0": floats(1, 2, 3, 4)}),
@@ -111,8 +111,8 @@ LINE = "unpickling this file would call posix.system; nothing was run, and it is
 @pytest.mark.parametrize("name", ["module.pt", "dict.pkl", "agent.zip", "agent.pkl", "checkpoint-1"])
 def test_every_format_lists_the_file_and_names_the_call(name, tmp_path):
     found = open_checkpoint(str(hostile(tmp_path)[name]))
-    assert LINE in notes(found.asks)
-    assert called(found.asks) == ["posix.system"]
+    assert LINE in audit_notes(found.asks)
+    assert dangerous_calls(found.asks) == ["posix.system"]
     if name != "checkpoint-1":
         assert any(
             isinstance(leaf, ValueLeaf) and leaf.value == Record("posix.system", "'touch was_run'")
@@ -128,13 +128,13 @@ def test_the_tensors_of_a_hostile_module_are_read(tmp_path):
 
 
 def test_many_names_are_counted(tmp_path):
-    calls = {f"k{n}": Object(Global("os", f"name_{n}"), (), 0) for n in range(50)}
+    calls = {f"k{n}": PickleObject(Global("os", f"name_{n}"), (), 0) for n in range(50)}
     (tmp_path / "x.pkl").write_bytes(dumps(calls))
     found = open_checkpoint(str(tmp_path / "x.pkl"))
-    told = notes(found.asks)
+    told = audit_notes(found.asks)
     assert len(told) == 21
     assert told[-1] == "unpickling this file would call 30 more; --json names them"
-    assert len(called(found.asks)) == 50
+    assert len(dangerous_calls(found.asks)) == 50
 
 
 class Trap:
@@ -157,8 +157,8 @@ def test_what_torch_wrote_is_listed_with_its_payload(form, tmp_path, monkeypatch
     else:
         torch.save(net, "x", _use_new_zipfile_serialization=form == "zip")
     found = open_checkpoint("x")
-    assert LINE in notes(found.asks)
-    assert called(found.asks) == ["posix.system"]
+    assert LINE in audit_notes(found.asks)
+    assert dangerous_calls(found.asks) == ["posix.system"]
     read_back = {leaf.key: leaf.array() for _, leaf in found.tree.tensors()}
     assert read_back.keys() == net.state_dict().keys()
     assert all((read_back[name] == value.numpy()).all() for name, value in net.state_dict().items())
@@ -285,7 +285,7 @@ def test_convert_makes_a_state_dict_of_a_hostile_module(tmp_path):
     torch = pytest.importorskip("torch")
     folder = tmp_path / "sub"
     folder.mkdir()
-    whole = {"net": module(), "epoch": 3, "list": [Object(Global("posix", "system"), ("true",), 0), 1]}
+    whole = {"net": module(), "epoch": 3, "list": [PickleObject(Global("posix", "system"), ("true",), 0), 1]}
     (folder / "x.pt").write_bytes(archive(dumps(whole), {"0": floats(1, 2, 3, 4)}))
     done = command("convert", "x.pt", "out.pt", folder=folder)
     assert done.returncode == 0, done.stderr

@@ -12,17 +12,25 @@ from typing import Any
 
 import pytest
 
-from ckpttool.errors import CkpttoolError, FormatError, UnsupportedError
-from ckpttool.formats.pickled.load import BUILDERS as LOADED
-from ckpttool.formats.resolve import open_checkpoint
-from ckpttool.formats.torch_pickle.magic import MAGIC
-from ckpttool.formats.torch_pickle.views import _OWN_NAMES
-from ckpttool.leaf import key
-from ckpttool.limits import Limits
-from ckpttool.wire.pickle_numpy import BUILDERS
-from ckpttool.wire.pickle_reader import CONTAINERS, Dict, Global, Object, Opaque, read
-from ckpttool.wire.pickle_values import SPREAD
-from ckpttool.wire.pickle_writer import Persistent, dumps
+from ckpttool.core.errors import CkpttoolError, FormatError, UnsupportedError
+from ckpttool.core.limits import Limits
+from ckpttool.core.tree import key
+from ckpttool.encodings.pickle_reader import parse_pickle
+from ckpttool.encodings.pickle_values import (
+    BUILDERS,
+    CONTAINERS,
+    SPREAD,
+    Dict,
+    Global,
+    OpaqueKey,
+    PersistentId,
+    PickleObject,
+    dumps,
+)
+from ckpttool.formats.common import MAGIC
+from ckpttool.formats.detect import open_checkpoint
+from ckpttool.formats.pickles import BUILDERS as LOADED
+from ckpttool.formats.torch_tensors import _OWN_NAMES
 from tests import warm
 from tests.hostile import pickle_mutants
 from tests.hostile.differential import verdict
@@ -38,32 +46,32 @@ NINES = tensor(storage("1"))
 STORAGES = {"0": ONE, "1": struct.pack("<4f", 9, 9, 9, 9)}
 
 
-def built(value: Object, state: Any) -> Object:
+def built(value: PickleObject, state: Any) -> PickleObject:
     """Return the call with a state that BUILD sets."""
-    return Object(value.function, value.args, 0, state=state)
+    return PickleObject(value.function, value.args, 0, state=state)
 
 
-def parameter(*more: Any, state: Any = None) -> Object:
+def parameter(*more: Any, state: Any = None) -> PickleObject:
     """Return the call that rebuilds a parameter."""
     name = "_rebuild_parameter_with_state" if more else "_rebuild_parameter"
-    return Object(Global("torch._utils", name), (tensor(), True, HOOKS, *more), 0, state=state)
+    return PickleObject(Global("torch._utils", name), (tensor(), True, HOOKS, *more), 0, state=state)
 
 
-def from_type(state: Any, kind: str = "Tensor") -> Object:
+def from_type(state: Any, kind: str = "Tensor") -> PickleObject:
     """Return the call that rebuilds a tensor with attributes."""
     return called(
         "_rebuild_from_type_v2", V2, Global("torch", kind), tensor().args, state, module="torch._tensor"
     )
 
 
-def flagged(metadata: Any, requires_grad: Any = False, hooks: Any = HOOKS) -> Object:
+def flagged(metadata: Any, requires_grad: Any = False, hooks: Any = HOOKS) -> PickleObject:
     """Return the call that rebuilds a tensor with metadata."""
-    return Object(V2, (*tensor().args[:4], requires_grad, hooks, metadata), 0)
+    return PickleObject(V2, (*tensor().args[:4], requires_grad, hooks, metadata), 0)
 
 
-def channels(scales: Any, zeros: Any, scheme: str = "per_channel_affine") -> Object:
+def channels(scales: Any, zeros: Any, scheme: str = "per_channel_affine") -> PickleObject:
     """Return the call that rebuilds a tensor of 2 by 2 that is quantised by rows."""
-    where = Persistent(("storage", Global("torch", "QInt8Storage"), "0", "cpu", 16))
+    where = PersistentId(("storage", Global("torch", "QInt8Storage"), "0", "cpu", 16))
     quantizer = (Global("torch", scheme), scales, zeros, 0)
     return called("_rebuild_qtensor", where, 0, (2, 2), (2, 1), quantizer, False, HOOKS)
 
@@ -104,20 +112,20 @@ STATES = {
     "requires_grad None": flagged({}, None),
     "requires_grad of a parameter": called("_rebuild_parameter", tensor(), 1, HOOKS),
     "hooks a number": flagged({}, False, 5),
-    "on the meta device": tensor(Persistent(("storage", Global("torch", "FloatStorage"), "0", "meta", 4))),
-    "no location": tensor(Persistent(("storage", Global("torch", "FloatStorage"), "0", None, 4))),
+    "on the meta device": tensor(PersistentId(("storage", Global("torch", "FloatStorage"), "0", "meta", 4))),
+    "no location": tensor(PersistentId(("storage", Global("torch", "FloatStorage"), "0", None, 4))),
     "a view in an archive": tensor(storage("0", 4, Global("torch", "FloatStorage"), ("1", 0, 4))),
     "v1 of six": called("_rebuild_tensor", *tensor().args),
     "v2 of four": called("_rebuild_tensor_v2", *tensor().args[:4]),
     "dtype of another module": called("_rebuild_tensor_v3", *tensor().args, Global("numpy", "float32")),
-    "old tensor of another class": Object(Global("torch", "LongTensor"), (), 0, state=VIEW),
-    "tensor of a list": Object(Global("torch", "FloatTensor"), ([1.0, 2.0],), 0),
-    "tensor of a size": Object(Global("torch", "FloatTensor"), (4,), 0),
+    "old tensor of another class": PickleObject(Global("torch", "LongTensor"), (), 0, state=VIEW),
+    "tensor of a list": PickleObject(Global("torch", "FloatTensor"), ([1.0, 2.0],), 0),
+    "tensor of a size": PickleObject(Global("torch", "FloatTensor"), (4,), 0),
     "channels of float32": channels([0.5, 0.5], [1.5, 0]),
     "channels of a tuple": channels((0.5, 0.5), (0, 0)),
     "symmetric channels": channels([0.5, 0.5], [0, 0], "per_channel_symmetric"),
     "sparse of an unknown layout": called("_rebuild_sparse_tensor", Global("torch", "strided"), ()),
-    "a counter of a list": Object(Global("collections", "Counter"), ([1, 1, 2],), 0),
+    "a counter of a list": PickleObject(Global("collections", "Counter"), ([1, 1, 2],), 0),
 }
 # What must stay readable, and be equal to what torch reads.
 SOUND = {
@@ -128,9 +136,9 @@ SOUND = {
     "parameter with attributes": parameter({"decay": 0.5}),
     "neg": flagged({"neg": True}),
     "no hooks": flagged({}, False, None),
-    "old tensor": Object(Global("torch", "FloatTensor"), (), 0, state=VIEW),
-    "ordered dict of a dict": Object(Global("collections", "OrderedDict"), ({"a": tensor()},), 0),
-    "counter": Object(Global("collections", "Counter"), ({"a": 2},), 0),
+    "old tensor": PickleObject(Global("torch", "FloatTensor"), (), 0, state=VIEW),
+    "ordered dict of a dict": PickleObject(Global("collections", "OrderedDict"), ({"a": tensor()},), 0),
+    "counter": PickleObject(Global("collections", "Counter"), ({"a": 2},), 0),
     "keys twice": {"a": {1: tensor(), 2: NINES}},
 }
 
@@ -270,29 +278,29 @@ def test_a_persistent_id_without_a_view_is_refused_in_a_stream(tmp_path: Path) -
 # ------------------------------------------------------------------ NumPy
 
 
-def dtype(state: Any = None, *args: Any) -> Object:
-    return Object(Global("numpy", "dtype"), args or ("f8", False, True), 0, state=state)
+def dtype(state: Any = None, *args: Any) -> PickleObject:
+    return PickleObject(Global("numpy", "dtype"), args or ("f8", False, True), 0, state=state)
 
 
 def array(
     kind: Any, data: Any = bytes(range(48)), shape: Any = (2, 3), order: Any = False, *start: Any
-) -> Object:
+) -> PickleObject:
     empty = (Global("numpy", "ndarray"), (0,), b"b")
     state = (*(start or (1,)), shape, kind, order, data)
-    return Object(Global("numpy.core.multiarray", "_reconstruct"), empty, 0, state=state)
+    return PickleObject(Global("numpy.core.multiarray", "_reconstruct"), empty, 0, state=state)
 
 
-def scalar(*args: Any) -> Object:
-    return Object(Global("numpy.core.multiarray", "scalar"), args, 0)
+def scalar(*args: Any) -> PickleObject:
+    return PickleObject(Global("numpy.core.multiarray", "scalar"), args, 0)
 
 
-def buffered(order: Any, kind: Any = None) -> Object:
+def buffered(order: Any, kind: Any = None) -> PickleObject:
     args = (bytes(range(48)), kind or dtype(), (2, 3), order)
-    return Object(Global("numpy.core.numeric", "_frombuffer"), args, 0)
+    return PickleObject(Global("numpy.core.numeric", "_frombuffer"), args, 0)
 
 
 BIG = (3, ">", None, None, None, -1, -1, 0)
-TWICE = Object(Global("numpy", "dtype"), ("f8", False, True), 0, state=BIG)
+TWICE = PickleObject(Global("numpy", "dtype"), ("f8", False, True), 0, state=BIG)
 NUMBERS = {
     "plain": array(dtype((3, "<", None, None, None, -1, -1, 0))),
     "big": array(dtype(BIG)),
@@ -311,7 +319,7 @@ NUMBERS = {
     "fields": array(dtype((3, "<", None, ("a",), {"a": (dtype(), 0)}, -1, -1, 0))),
     "flags": array(dtype((3, "<", None, None, None, -1, -1, 63))),
     "shared dtype": array(dtype(BIG, "f8")),
-    "array without version": Object(
+    "array without version": PickleObject(
         *(Global("numpy.core.multiarray", "_reconstruct"), (Global("numpy", "ndarray"), (0,), b"b"), 0),
         state=((2, 3), dtype(BIG), True, bytes(range(48))),
     ),
@@ -375,7 +383,7 @@ def test_arrays_of_every_kind_are_listed(protocol: int) -> None:
     for value in every_kind():
         data = pickle.dumps({"v": value}, protocol)
         for builders in (BUILDERS, LOADED):
-            assert len(read(data, builders={**CONTAINERS, **builders}).value) == 1
+            assert len(parse_pickle(data, builders={**CONTAINERS, **builders}).value) == 1
 
 
 @pytest.mark.parametrize("name", NUMBERS)
@@ -404,10 +412,10 @@ AGAIN = b"(K\x03X\x01\x00\x00\x00>NNNJ\xff\xff\xff\xffJ\xff\xff\xff\xffK\x00tb"
 
 @pytest.mark.parametrize("more", [b"h\x01" + AGAIN, b"h\x01" + AGAIN + AGAIN])
 def test_a_dtype_that_changes_later_is_refused(more: bytes) -> None:
-    sound = read(LATE + b"u.", builders={**CONTAINERS, **BUILDERS}).value
+    sound = parse_pickle(LATE + b"u.", builders={**CONTAINERS, **BUILDERS}).value
     assert sound["v"].parts().shape == (1,)
     with pytest.raises(FormatError):
-        read(LATE + b"X\x01\x00\x00\x00w" + more + b"u.", builders={**CONTAINERS, **BUILDERS})
+        parse_pickle(LATE + b"X\x01\x00\x00\x00w" + more + b"u.", builders={**CONTAINERS, **BUILDERS})
 
 
 # ------------------------------------------------------------------ opcodes
@@ -419,7 +427,7 @@ def test_a_dtype_that_changes_later_is_refused(more: bytes) -> None:
 )
 def test_numbers_as_text_are_those_of_python(data: bytes) -> None:
     expected = pickle.loads(data)
-    found = read(data).value
+    found = parse_pickle(data).value
     assert (type(found), found) == (type(expected), expected)
 
 
@@ -428,7 +436,7 @@ def test_numbers_as_text_are_those_of_python(data: bytes) -> None:
 )
 def test_numbers_that_pythons_read_differently_are_refused(data: bytes) -> None:
     with pytest.raises(FormatError):
-        read(data)
+        parse_pickle(data)
 
 
 NEW = {
@@ -444,8 +452,8 @@ def test_new_takes_no_arguments(name: str) -> None:
     """`__new__` of these classes ignores what a call of them takes."""
     assert not pickle.loads(NEW[name])
     with pytest.raises(FormatError):
-        read(NEW[name])
-    assert read(NEW[name].replace(b"\x81.", b"R.")).value
+        parse_pickle(NEW[name])
+    assert parse_pickle(NEW[name].replace(b"\x81.", b"R.")).value
 
 
 @pytest.mark.parametrize(
@@ -462,18 +470,18 @@ def test_keys_are_equal_where_pythons_are(value: dict[Any, Any]) -> None:
     data = pickle.dumps(value, 2)
     twice = data[:-1] + b"(" + b"".join(pickle.dumps(k, 2)[2:-1] + b"K\x63" for k in value) + b"u."
     expected = pickle.loads(twice)
-    assert list(read(twice).value.items()) == list(expected.items())
+    assert list(parse_pickle(twice).value.items()) == list(expected.items())
 
 
 def test_items_of_sets_are_distinct() -> None:
     one = b"K\x01\x88G?\xf0" + bytes(6)
     data = b"\x8f(" + one + b"K\x02C\x01aX\x01\x00\x00\x00aNN(K\x01K\x02t(\x88K\x02t\x90."
     expected = pickle.loads(data)
-    assert set(read(data).value) == expected
-    assert len(read(data).value) == len(expected)
+    assert set(parse_pickle(data).value) == expected
+    assert len(parse_pickle(data).value) == len(expected)
     for wrong in (b"\x8f(]\x90.", b"\x8f(}\x90.", b"(\x8f\x91."):
         with pytest.raises(FormatError):
-            read(wrong)
+            parse_pickle(wrong)
 
 
 _ARRAY = b"cnumpy.core.multiarray\n_reconstruct\ncnumpy\nndarray\nK\x00\x85C\x01b\x87R"
@@ -484,7 +492,7 @@ _ARRAY = b"cnumpy.core.multiarray\n_reconstruct\ncnumpy\nndarray\nK\x00\x85C\x01
 )
 def test_unhashable_keys_are_refused(tail: bytes) -> None:
     with pytest.raises(FormatError):
-        read(b"}" + tail, builders={**CONTAINERS, **BUILDERS})
+        parse_pickle(b"}" + tail, builders={**CONTAINERS, **BUILDERS})
 
 
 def test_labels_of_keys_do_not_hide_each_other(tmp_path: Path) -> None:
@@ -522,10 +530,10 @@ COLLIDING: dict[str, Callable[[int], bytes]] = {
 def test_few_keys_of_a_dict_may_collide(name: str, each: int) -> None:
     one = b"}(" + b"".join(COLLIDING[name](n) + b"N" for n in range(each)) + b"u"
     data = b"\x80\x02cbuiltins\ncomplex\nq\x000](" + one * (COUNT // each) + b"e."
-    found = read(data).value
+    found = parse_pickle(data).value
     assert [len(made) for made in found] == [each] * (COUNT // each)
     for made in found:
-        hashed = [hash(kept) for kept in made if type(kept) is not Opaque]
+        hashed = [hash(kept) for kept in made if type(kept) is not OpaqueKey]
         assert len(hashed) <= Limits().pickle_hashed_keys + SPREAD
         assert max(collections.Counter(hashed).values()) <= 2 * SPREAD
 
@@ -533,12 +541,12 @@ def test_few_keys_of_a_dict_may_collide(name: str, each: int) -> None:
 def test_equal_keys_among_many_are_refused() -> None:
     keys = [_float(n + 0.5) for n in range(6000)]
     data = b"\x80\x02}(" + b"".join(each + b"N" for each in keys)
-    found = read(data + b"u.").value
+    found = parse_pickle(data + b"u.").value
     assert len(found) == 6000
-    assert sum(type(each) is Opaque for each in found) > 1000
+    assert sum(type(each) is OpaqueKey for each in found) > 1000
     for again in (0.5, 5999.5):
         with pytest.raises(FormatError):
-            read(data + _float(again) + b"Nu.")
+            parse_pickle(data + _float(again) + b"Nu.")
 
 
 # ------------------------------------------------------------------ mutants

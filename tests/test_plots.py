@@ -13,15 +13,14 @@ from xml.etree import ElementTree
 import numpy as np
 import pytest
 
-from ckpttool.agents.rollout import Rollout
-from ckpttool.agents.statistics import summarise
-from ckpttool.cli import plot_panels, plots, terminal_plots
-from ckpttool.errors import CkpttoolError, MissingExtraError
-from ckpttool.ops import algorithms, ranking
-from ckpttool.ops.algorithms import Asked
-from ckpttool.ops.evaluation import Evaluation, Protocol
-from ckpttool.ops.ranking import Point, Scored
-from ckpttool.ops.training_curve import TrainingCurve
+from ckpttool.cli import plots
+from ckpttool.commands import algorithms, sweep
+from ckpttool.commands.algorithms import TrainingCurve, TrainingRun
+from ckpttool.commands.evaluate import Evaluation, Protocol
+from ckpttool.commands.sweep import LearningCurvePoint, ScoredCheckpoint
+from ckpttool.core.errors import CkpttoolError, MissingExtraError
+from ckpttool.evaluation.rollout import Rollout
+from ckpttool.evaluation.statistics import summarize
 from tests.conftest import TORCH_SAMPLE, ckpttool, in_process, refused
 
 needs_matplotlib = pytest.mark.skipif(
@@ -34,14 +33,14 @@ def evaluation(path: str, returns: Sequence[float] | np.ndarray, terminated: int
     n = len(values)
     over = np.arange(n) < terminated
     played = Rollout(values, 100 + np.arange(n), over, ~over, 1000 + np.arange(n), n, 4, 100 * n, 1.0, 0)
-    return Evaluation(path, "Hopper-v5", Protocol(n), "cpu", {}, played, summarise(values), (), ())
+    return Evaluation(path, "Hopper-v5", Protocol(n), "cpu", {}, played, summarize(values), (), ())
 
 
-def run(folder: str, offset: float = 0.0) -> list[Scored]:
+def run(folder: str, offset: float = 0.0) -> list[ScoredCheckpoint]:
     rng = np.random.default_rng(round(offset))
     steps = range(10_000, 90_000, 10_000)
     return [
-        Scored(evaluation(f"{folder}/ckpt-{step}", rng.normal(step / 40 + offset, 200, 10)), step)
+        ScoredCheckpoint(evaluation(f"{folder}/ckpt-{step}", rng.normal(step / 40 + offset, 200, 10)), step)
         for step in steps
     ]
 
@@ -53,7 +52,7 @@ def logged(folder: str = "/runs/a") -> TrainingCurve:
 
 
 def drawn(target: Path, *what: object) -> ElementTree.Element:
-    plots.write(str(target), *what)  # type: ignore[arg-type]  # as the callers give them
+    plots.write_plot(str(target), *what)  # type: ignore[arg-type]  # as the callers give them
     return ElementTree.parse(target).getroot()
 
 
@@ -76,13 +75,21 @@ def compared_runs(last: int) -> tuple[object, ...]:
         for number in range(runs):
             scored = run(f"/{name}/{number}", offset + 200 * number)[-last:]
             every += scored
-            asked.append(Asked(f"/{name}/{number}", tuple(each.evaluation.checkpoint for each in scored)))
-        sides.append(algorithms.algorithm(asked, every, last))
+            asked.append(
+                TrainingRun(f"/{name}/{number}", tuple(each.evaluation.checkpoint for each in scored))
+            )
+        sides.append(algorithms.summarize_runs(asked, every, last))
     ours, theirs = sides
     assert ours is not None
     assert theirs is not None
-    compared = algorithms.compare(ours, theirs)
-    return [each.evaluation for each in every], ranking.curve(every), (), (ours, theirs), compared
+    compared = algorithms.compare_algorithms(ours, theirs)
+    return (
+        [each.evaluation for each in every],
+        sweep.build_learning_curve(every),
+        (),
+        (ours, theirs),
+        compared,
+    )
 
 
 MIXED = np.concatenate((np.linspace(100, 400, 20), np.linspace(2900, 3100, 60)))
@@ -92,10 +99,10 @@ CASES: dict[str, tuple[object, ...]] = {
     "a single episode": ([evaluation("a.pt", [5.0])],),
     "equal": ([evaluation("a.pt", [5.0] * 20)],),
     "one, logged": ([evaluation("a.pt", MIXED)], (), [logged()]),
-    "a run": ([each.evaluation for each in run("/a")], ranking.curve(run("/a"))),
+    "a run": ([each.evaluation for each in run("/a")], sweep.build_learning_curve(run("/a"))),
     "runs, logged": (
         [each.evaluation for each in (*run("/a"), *run("/b", 500))],
-        ranking.curve([*run("/a"), *run("/b", 500)]),
+        sweep.build_learning_curve([*run("/a"), *run("/b", 500)]),
         [logged(), logged("/runs/b")],
     ),
     "no steps": ([each.evaluation for each in run("/a")],),
@@ -115,9 +122,9 @@ def test_the_same_numbers_give_the_same_bytes_and_stay_within_the_picture(case: 
     for suffix in TWICE.get(case, ()):
         twice = [tmp_path / f"{name}{suffix}" for name in ("a", "b")]
         for target in twice:
-            plots.write(str(target), *CASES[case])  # type: ignore[arg-type]
+            plots.write_plot(str(target), *CASES[case])  # type: ignore[arg-type]
         assert twice[0].read_bytes() == twice[1].read_bytes()
-    plots.write(str(tmp_path / "a.png"), *CASES[case])  # type: ignore[arg-type]
+    plots.write_plot(str(tmp_path / "a.png"), *CASES[case])  # type: ignore[arg-type]
     picture = pixels(tmp_path / "a.png")
     assert picture.shape == (792 if "logged" in case else 480, 960, 3)
     # Nothing is cut off: the outermost lines are paper, and what lies within is not.
@@ -154,7 +161,7 @@ def test_one_checkpoint_shows_its_distribution(tmp_path: Path) -> None:
 def test_runs_are_told_apart_and_the_best_is_marked(tmp_path: Path) -> None:
     scored = [*run("/x/seed1/ckpts"), *run("/x/seed2/ckpts", 500)]
     found = [each.evaluation for each in scored]
-    said = texts(drawn(tmp_path / "a.svg", found, ranking.curve(scored), [logged()]))
+    said = texts(drawn(tmp_path / "a.svg", found, sweep.build_learning_curve(scored), [logged()]))
     assert {"seed1/ckpts", "seed2/ckpts", "training steps", "eval/mean_reward"} <= set(said)
     best = max(scored, key=lambda each: each.evaluation.statistics.mean)
     assert f"best mean {best.evaluation.statistics.mean:,.1f} at {best.step:,}" in said
@@ -166,7 +173,7 @@ def test_names_from_files_are_only_names(tmp_path: Path) -> None:
     names = [r"$\frac{1}{0}$.pt", "<b>&amp;.pt", "a\u202eb\x07.pt", "模型.pt", "$" * 300, "x_{y}^2$"]
     for name in names:
         shown = name if name.isprintable() else r"a\u202eb\x07.pt"
-        assert plot_panels.name_of(f"/runs/{name}") == (shown if len(shown) <= 42 else f"...{shown[-39:]}")
+        assert plots.title_name(f"/runs/{name}") == (shown if len(shown) <= 42 else f"...{shown[-39:]}")
     picture = drawn(tmp_path / "one.svg", [evaluation(f"/runs/{names[0]}", MIXED)])
     assert f"{names[0]} in Hopper-v5, 80 episodes" in texts(picture)
     several = [evaluation(f"/runs/{name}", [1.0, 2.0]) for name in names]
@@ -191,15 +198,15 @@ def test_a_plot_asks_for_no_display_and_leaves_matplotlib_as_it_was(tmp_path: Pa
 def test_returns_that_are_not_finite_are_not_drawn(tmp_path: Path) -> None:
     one = evaluation("a.pt", [*MIXED, np.nan])
     with pytest.raises(CkpttoolError, match=r"a\.pt: a return that is not finite"):
-        plots.write(str(tmp_path / "a.svg"), [one])
-    assert terminal_plots.chart([one], []) == []
+        plots.write_plot(str(tmp_path / "a.svg"), [one])
+    assert plots.render_chart([one], []) == []
     assert not list(tmp_path.iterdir())
 
 
 @needs_matplotlib
 def test_curves_share_their_steps_only_where_these_are_alike(tmp_path: Path) -> None:
     found = run("/a")
-    evaluations, curve = [each.evaluation for each in found], ranking.curve(found)
+    evaluations, curve = [each.evaluation for each in found], sweep.build_learning_curve(found)
     steps = [np.arange(1, 101) * each for each in (1000, 1_000_000)]
     for number, (each, ticks) in enumerate(zip(steps, ("100k", "100M"), strict=True)):
         other = TrainingCurve(("/a/events",), "train", "training", each, np.sqrt(each), 100)
@@ -213,15 +220,15 @@ def test_what_cannot_be_plotted_is_refused(tmp_path: Path, monkeypatch: pytest.M
     there = tmp_path / "there.png"
     there.write_bytes(b"mine")
     with pytest.raises(CkpttoolError, match="does not say what to write") as caught:
-        plots.require(str(tmp_path / "a.jpg"))
+        plots.require_plot(str(tmp_path / "a.jpg"))
     assert ".png, .svg, .pdf" in str(caught.value.hint)
     with pytest.raises(CkpttoolError, match="exists already"):
-        plots.require(str(there))
+        plots.require_plot(str(there))
     with pytest.raises(CkpttoolError, match="does not exist"):
-        plots.require(str(tmp_path / "nowhere" / "a.png"))
+        plots.require_plot(str(tmp_path / "nowhere" / "a.png"))
     monkeypatch.setattr(plots.importlib.util, "find_spec", lambda name: None)
     with pytest.raises(MissingExtraError, match="matplotlib"):
-        plots.require(str(tmp_path / "a.png"))
+        plots.require_plot(str(tmp_path / "a.png"))
 
 
 @needs_matplotlib
@@ -247,7 +254,7 @@ def test_the_command_plots_a_run_and_charts_it(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("blocks", [True, False], ids=["blocks", "ascii"])
 def test_a_histogram_counts_every_episode_and_fits(blocks: bool) -> None:
-    lines = terminal_plots.histogram(MIXED, 80, blocks=blocks)
+    lines = plots.render_histogram(MIXED, 80, blocks=blocks)
     assert sum(int(re.split(r"\s{2,}", line)[1]) for line in lines) == 80
     assert max(map(len, lines)) <= 80
     assert all(line.isascii() for line in lines) is not blocks
@@ -259,12 +266,12 @@ def test_a_histogram_counts_every_episode_and_fits(blocks: bool) -> None:
 
 def test_an_outlier_makes_no_more_bars() -> None:
     values = np.concatenate((np.linspace(0, 1e-9, 99), [1e9]))
-    assert len(terminal_plots.histogram(values, 80, blocks=True)) <= 8
+    assert len(plots.render_histogram(values, 80, blocks=True)) <= 8
 
 
 @pytest.mark.parametrize("values", [[1.0] * 7, [3.0] * 50], ids=["few", "equal"])
 def test_what_has_no_shape_has_no_histogram(values: list[float]) -> None:
-    assert terminal_plots.histogram(np.array(values), 80, blocks=True) == []
+    assert plots.render_histogram(np.array(values), 80, blocks=True) == []
 
 
 def dots(lines: list[str]) -> np.ndarray:
@@ -281,14 +288,14 @@ def dots(lines: list[str]) -> np.ndarray:
     return made
 
 
-def points(*means: float, run: str = "a", interval: float | None = None) -> list[Point]:
+def points(*means: float, run: str = "a", interval: float | None = None) -> list[LearningCurvePoint]:
     spans = [None if interval is None else (mean - interval, mean + interval) for mean in means]
     pairs = enumerate(zip(means, spans, strict=True))
-    return [Point(1000 * (1 + n), mean, span, run, f"{run}/{n}") for n, (mean, span) in pairs]
+    return [LearningCurvePoint(1000 * (1 + n), mean, span, run, f"{run}/{n}") for n, (mean, span) in pairs]
 
 
 def test_a_line_goes_from_corner_to_corner() -> None:
-    lines = terminal_plots.learning(points(0, 1, 2, 3), 60, braille=True)
+    lines = plots.render_learning_curve(points(0, 1, 2, 3), 60, braille=True)
     found = dots(lines)
     assert found.shape == (36, 110)
     assert found.any(axis=0).all(), "the line has gaps"
@@ -300,30 +307,33 @@ def test_a_line_goes_from_corner_to_corner() -> None:
     assert lines[4].startswith("1.5 ┤")
     assert lines[8].startswith("  0 ┤")
     assert lines[-1].split(maxsplit=1) == ["1,000", "4,000 training steps"]
-    counted = terminal_plots.learning(points(0, 1, 2, 3), 60, "updates", braille=True)
+    counted = plots.render_learning_curve(points(0, 1, 2, 3), 60, "updates", braille=True)
     assert counted[-1].split(maxsplit=1) == ["1,000", "4,000 updates"]
 
 
 def test_intervals_are_drawn_for_one_run_and_not_for_two() -> None:
-    alone = dots(terminal_plots.learning(points(0, 0, 0, interval=5), 60, braille=True))
+    alone = dots(plots.render_learning_curve(points(0, 0, 0, interval=5), 60, braille=True))
     assert alone[:, 0].sum() == alone[:, -1].sum() >= 18
     two = points(0, 0, 0, interval=5) + points(1, 1, 1, run="b", interval=5)
-    assert dots(terminal_plots.learning(sorted(two, key=lambda p: p.step), 60, braille=True))[:, 0].sum() == 2
+    assert (
+        dots(plots.render_learning_curve(sorted(two, key=lambda p: p.step), 60, braille=True))[:, 0].sum()
+        == 2
+    )
 
 
 def test_without_braille_the_curve_is_ascii() -> None:
-    lines = terminal_plots.learning(points(0, 10, 5, 20, interval=2), 72, braille=False)
+    lines = plots.render_learning_curve(points(0, 10, 5, 20, interval=2), 72, braille=False)
     assert all(line.isascii() for line in lines)
     assert sum(line.count("*") for line in lines[:-1]) == 4
     assert max(map(len, lines)) <= 72
 
 
 def test_flat_curves_and_single_steps_are_drawn_too() -> None:
-    assert dots(terminal_plots.learning(points(7, 7, 7), 60, braille=True)).any(axis=0).all()
-    same = [Point(5, float(n), None, "a", str(n)) for n in range(3)]
-    assert terminal_plots.learning(same, 60, braille=True)
+    assert dots(plots.render_learning_curve(points(7, 7, 7), 60, braille=True)).any(axis=0).all()
+    same = [LearningCurvePoint(5, float(n), None, "a", str(n)) for n in range(3)]
+    assert plots.render_learning_curve(same, 60, braille=True)
     found = [evaluation(str(n), [1.0]) for n in range(3)]
-    assert terminal_plots.chart(found, same) == []
+    assert plots.render_chart(found, same) == []
 
 
 @needs_matplotlib

@@ -15,16 +15,15 @@ import torch
 from torch import nn
 
 import ckpttool
-from ckpttool.agents.backends import numpy as reference
-from ckpttool.errors import CkpttoolError, UnsupportedError, UsageError
-from ckpttool.layouts import keras_program
-from ckpttool.ops.agent_facts import NO_FACTS, AgentFacts
-from ckpttool.ops.evaluate import enter, evaluate, place_of
-from ckpttool.ops.evaluation import Protocol
-from ckpttool.ops.export import export
-from ckpttool.ops.parity import run
-from ckpttool.ops.restore import restore
-from ckpttool.tree import Tree
+from ckpttool.commands.evaluate import Protocol, choose_environment, evaluate, prepare_agent
+from ckpttool.commands.evidence import NO_FACTS, AgentFacts
+from ckpttool.commands.export_onnx import export_network
+from ckpttool.commands.network_outputs import run_network
+from ckpttool.commands.restore import restore_agent
+from ckpttool.core.errors import CkpttoolError, UnsupportedError, UsageError
+from ckpttool.core.tree import Tree
+from ckpttool.libraries import programs
+from ckpttool.networks import numpy_backend
 from tests import tensorflow_child
 from tests.conftest import in_process
 
@@ -79,11 +78,11 @@ def played(
 ) -> tuple[np.ndarray, tuple[str, ...]]:
     """Return the actions for fixed observations, and what was assumed."""
     how = Protocol(network=network)
-    agent = restore(str(path), facts=facts, network=network)
-    place = place_of(agent, TASK, how)
+    agent = restore_agent(str(path), facts=facts, network=network)
+    place = choose_environment(agent, TASK, how)
     with place.make(1) as vector:
-        entrant = enter(agent, place, how, vector.spec)
-    return run(reference.build(entrant.network), observations()), entrant.assumed
+        entrant = prepare_agent(agent, place, how, vector.spec)
+    return run_network(numpy_backend.build(entrant.network), observations()), entrant.assumed
 
 
 def wanted(model: nn.Module) -> np.ndarray:
@@ -277,7 +276,7 @@ def test_a_result_of_training_beside_the_network_is_named_and_left_out(
     states = {prefix + key: value for key, value in model.state_dict().items()}
     path = saved(tmp_path / "a.pth", {"state_dict": states, name: _BESIDE[name]})
     close(played(path, GIVEN)[0], wanted(model))
-    assert any(name in note for note in restore(str(path)).binding.moves.notes)
+    assert any(name in note for note in restore_agent(str(path)).binding.moves.notes)
     # The same tensor within the state_dict may be a part of what the module computes.
     if isinstance(_BESIDE[name], torch.Tensor) and not prefix:
         inside = saved(tmp_path / "b.pth", {"state_dict": {**states, name: _BESIDE[name]}})
@@ -465,10 +464,10 @@ def test_a_recurrent_torchscript_carries_its_state(name: str, tmp_path: Path) ->
     model = (WithLstm if name == "lstm" else WithGru)(name).eval()
     path = tmp_path / "policy.pt"
     torch.jit.script(model).save(str(path))
-    agent = restore(str(path))
-    place = place_of(agent, TASK, Protocol())
+    agent = restore_agent(str(path))
+    place = choose_environment(agent, TASK, Protocol())
     with place.make(1) as vector:
-        policy = reference.build(enter(agent, place, Protocol(), vector.spec).network)
+        policy = numpy_backend.build(prepare_agent(agent, place, Protocol(), vector.spec).network)
     state: tuple[np.ndarray, ...] = ()
     for row in observations(6)[:, None]:
         found, state = policy.step(row, state)
@@ -484,7 +483,7 @@ def test_a_recurrent_torchscript_carries_its_state(name: str, tmp_path: Path) ->
 def test_a_recurrent_torchscript_that_does_else_is_refused_by_name(model: nn.Module, tmp_path: Path) -> None:
     torch.jit.script(model).save(str(tmp_path / "policy.pt"))
     with pytest.raises(UnsupportedError) as caught:
-        restore(str(tmp_path / "policy.pt"))
+        restore_agent(str(tmp_path / "policy.pt"))
     assert "LSTM" in (caught.value.found or "")
 
 
@@ -595,7 +594,7 @@ def test_numbers_beside_a_network_bound_its_actions(
     model = Actor()
     path = saved(tmp_path / "a.pt", {"actor": model.state_dict(), **beside})
     facts = AgentFacts(activations="relu", head="affine")
-    known = restore(str(path), facts=facts).known
+    known = restore_agent(str(path), facts=facts).known
     assert (known.action_low, known.action_high) == ([low], [high])
     close(played(path, facts)[0], wanted(model) / 2 * (high - low) / 2 + (high + low) / 2)
 
@@ -868,7 +867,7 @@ def test_facts_given_to_a_conversion_play_its_target(tmp_path: Path) -> None:
 def test_a_given_fact_wins_over_the_file_and_the_contradiction_is_named(tmp_path: Path) -> None:
     path = saved(tmp_path / "a.pt", sequential())
     facts = AgentFacts(activations="relu", head="affine")
-    agent = restore(str(path), facts=facts)
+    agent = restore_agent(str(path), facts=facts)
     assert agent.known.activations == ["relu"]
     assert any("activations" in note and "elu" in note for note in agent.notes)
     diagnosis = ckpttool.diagnose(str(path), TASK, facts=facts)
@@ -970,7 +969,7 @@ def test_statistics_of_another_size_are_refused(tmp_path: Path) -> None:
 def test_export_without_an_environment_takes_given_bounds(tmp_path: Path) -> None:
     path = saved(tmp_path / "a.pth", Actor().state_dict())
     facts = AgentFacts(activations="relu", head="tanh", action_low=-2.0, action_high=2.0)
-    assert export(str(path), str(tmp_path / "a.onnx"), facts=facts).sha256
+    assert export_network(str(path), str(tmp_path / "a.onnx"), facts=facts).sha256
 
 
 # --- TensorFlow -------------------------------------------------------------------------------------
@@ -1116,7 +1115,9 @@ def test_a_damaged_configuration_is_refused(change: dict[str, Any]) -> None:
     settings = {"layers": [given | {"name": "input", "inbound_nodes": []}, dense], "name": "model"}
     settings |= {"input_layers": [["input", 0, 0]], "output_layers": [["dense", 0, 0]]}
     with pytest.raises(UnsupportedError):
-        keras_program.of_keras({"class_name": "Functional", "config": settings | change}, Tree({}), "x.keras")
+        programs.read_keras_program(
+            {"class_name": "Functional", "config": settings | change}, Tree({}), "x.keras"
+        )
 
 
 @pytest.mark.tensorflow

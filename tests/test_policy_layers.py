@@ -10,11 +10,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ckpttool import plugins
-from ckpttool.agents.building import Builder, gru, lstm
-from ckpttool.agents.components import policy_network
-from ckpttool.agents.execute import shapes
-from ckpttool.agents.network import (
+from ckpttool.commands.network_outputs import ActionBounds, derive_network_settings
+from ckpttool.commands.restore import restore_agent
+from ckpttool.core import plugins
+from ckpttool.core.errors import EnvironmentMismatchError, UnsupportedError, UsageError
+from ckpttool.networks.build import NetworkBuilder, add_gru, add_lstm, policy_network
+from ckpttool.networks.network import (
     Activation,
     Add,
     Affine,
@@ -27,11 +28,9 @@ from ckpttool.agents.network import (
     Node,
     Slice,
     Transpose,
+    value_shapes,
 )
-from ckpttool.agents.worker import Worker
-from ckpttool.errors import EnvironmentMismatchError, UnsupportedError, UsageError
-from ckpttool.ops.restore import restore
-from ckpttool.ops.wiring import Bounds, wire
+from ckpttool.networks.worker import Worker
 from tests import recurrent_keras, tensorflow_child
 
 torch = pytest.importorskip("torch")
@@ -73,7 +72,7 @@ def batch_norm(norm: Any) -> Affine:
 
 def image_network(model: Any, *, first: bool) -> Network:
     """Return torch's convolutions and linear layer on images with the channels first, or last."""
-    builder = Builder([("obs", (3, 20, 24) if first else (20, 24, 3))])
+    builder = NetworkBuilder([("obs", (3, 20, 24) if first else (20, 24, 3))])
     if first:
         builder.add(Transpose((1, 2, 0)))
     builder.add(Affine(np.full(1, 1 / 255, "f4"), np.zeros(1, "f4")))
@@ -135,13 +134,13 @@ def torch_lstm(layers: int) -> tuple[Any, Network]:
     torch.manual_seed(1)
     cell = torch.nn.LSTM(OBS, UNITS, layers, batch_first=True)
     names = [(f"h{n}", f"c{n}") for n in range(layers)]
-    builder = Builder([("obs", OBS)], [(name, UNITS) for pair in names for name in pair])
+    builder = NetworkBuilder([("obs", OBS)], [(name, UNITS) for pair in names for name in pair])
     for n, pair in enumerate(names):
         w, r, b, rb = (
             numbers(getattr(cell, f"{name}_l{n}"))
             for name in ("weight_ih", "weight_hh", "bias_ih", "bias_hh")
         )
-        lstm(builder, pair, w.T, r.T, b + rb)
+        add_lstm(builder, pair, w.T, r.T, b + rb)
     return cell, builder.done()
 
 
@@ -152,8 +151,8 @@ def torch_gru() -> tuple[Any, Network]:
     # PyTorch's gates are r, z, n.
     order = np.concatenate([np.arange(UNITS, 2 * UNITS), np.arange(UNITS), np.arange(2 * UNITS, 3 * UNITS)])
     w, r, b, rb = (numbers(getattr(cell, name))[order] for name in names)
-    builder = Builder([("obs", OBS)], [("h", UNITS)])
-    gru(builder, "h", w.T, r.T, (b, rb))
+    builder = NetworkBuilder([("obs", OBS)], [("h", UNITS)])
+    add_gru(builder, "h", w.T, r.T, (b, rb))
     return cell, builder.done()
 
 
@@ -180,10 +179,10 @@ def keras(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.skipif(importlib.util.find_spec("tensorflow") is None, reason="tensorflow is not installed")
 @pytest.mark.parametrize("name", recurrent_keras.CELLS)
 def test_actors_of_keras_with_memory(backend: Any, keras: Path, name: str) -> None:
-    agent = restore(str(keras / name))
+    agent = restore_agent(str(keras / name))
     part, limit = agent.playable("actor"), (recurrent_keras.SCALE,) * 2
     assert part is not None
-    wiring, _ = wire(agent, Bounds([-n for n in limit], limit, None))
+    wiring, _ = derive_network_settings(agent, ActionBounds([-n for n in limit], limit, None))
     policy, state = backend.build(policy_network(agent.tree, part, wiring, agent.front("actor"))), ()
     wanted = np.load(keras / f"{name}.npy")
     assert np.ptp(wanted, axis=1).min() > 0.1
@@ -229,7 +228,7 @@ KERNEL = np.zeros((5, 3, 2, 8), "f4")
 )
 def test_what_does_not_fit_is_refused(network: Network, said: str) -> None:
     with pytest.raises(UsageError, match=f"(?s){said}"):
-        shapes(network)
+        value_shapes(network)
 
 
 def test_another_size_of_image_says_both(backend: Any) -> None:

@@ -19,7 +19,7 @@ from tests.conftest import ROOT, TORCH_SAMPLE
 
 COUNTING = """
 import time
-from ckpttool.cli.progress import progress
+from ckpttool.cli.common import show_progress as progress
 with progress("eval", quiet={quiet}, unit="episodes") as moving:
     for n in range({reports}):
         moving(n, 40, 1000 * n)

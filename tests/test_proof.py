@@ -9,16 +9,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from ckpttool import sidecar
-from ckpttool.agents.backends import numpy as numpy_backend
-from ckpttool.agents.network import Network
-from ckpttool.errors import MappingError
-from ckpttool.layouts import td3_torch
-from ckpttool.leaf import Path as TreePath
-from ckpttool.mapping.plan import Plan
-from ckpttool.mapping.rules import KEEP, TRANSPOSE
-from ckpttool.ops import convert as op
-from ckpttool.ops import proof
+from ckpttool.commands import convert, network_outputs, plan
+from ckpttool.core import sidecar
+from ckpttool.core.errors import MappingError
+from ckpttool.core.tree import Path as TreePath
+from ckpttool.libraries import td3
+from ckpttool.mapping.rules import KEEP, TRANSPOSE, Plan
+from ckpttool.networks import numpy_backend
+from ckpttool.networks.network import Network
 from tests.conftest import TF_SAMPLE, TORCH_SAMPLE, in_process
 from tests.mutants import Leaves, changed
 from tests.trees import leaf
@@ -28,7 +26,7 @@ NETWORKS = ["actor", "actor_target", "critic/q1", "critic/q2", "critic_target/q1
 
 def damaged(monkeypatch: pytest.MonkeyPatch, **renamed: str) -> None:
     """Make the torch layout exchange targets whose paths begin with one of two names."""
-    plan = td3_torch.plan
+    plan = td3.TF.plan
 
     def wrong(*given: object) -> Plan:
         made = plan(*given)  # type: ignore[arg-type]
@@ -48,11 +46,11 @@ def damaged(monkeypatch: pytest.MonkeyPatch, **renamed: str) -> None:
             moves.append(move)
         return replace(made, moves=tuple(moves))
 
-    monkeypatch.setattr(td3_torch, "plan", wrong)
+    monkeypatch.setattr(td3.TF, "plan", wrong)
 
 
 def square_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    plan = td3_torch.plan
+    plan = td3.TF.plan
 
     def wrong(*given: object) -> Plan:
         made = plan(*given)  # type: ignore[arg-type]
@@ -62,7 +60,7 @@ def square_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
         )
         return replace(made, moves=tuple(moves))
 
-    monkeypatch.setattr(td3_torch, "plan", wrong)
+    monkeypatch.setattr(td3.TF, "plan", wrong)
 
 
 @pytest.mark.parametrize(
@@ -78,30 +76,30 @@ def test_a_wrong_mapping_writes_nothing(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, damage: object, wrong: list[str]
 ) -> None:
     damage(monkeypatch)  # type: ignore[operator]
-    done = op.convert(str(TF_SAMPLE), str(tmp_path / "x.pt"))
+    done = convert.convert(str(TF_SAMPLE), str(tmp_path / "x.pt"))
     assert not done.written
     assert not done.within
     assert done.digest is None
     assert [n.name for n in done.parity if not n.within] == wrong
     assert list(tmp_path.iterdir()) == []
     # Whoever does not want to know gets what was asked for.
-    assert op.convert(str(TF_SAMPLE), str(tmp_path / "x.pt"), verify=False).written
+    assert convert.convert(str(TF_SAMPLE), str(tmp_path / "x.pt"), verify=False).written
 
 
 def test_a_wrong_mapping_replaces_nothing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     target = tmp_path / "x.pt"
-    op.convert(str(TF_SAMPLE), str(target))
+    convert.convert(str(TF_SAMPLE), str(target))
     before = target.read_bytes()
     damaged(monkeypatch, q1="q2")
-    assert not op.convert(str(TF_SAMPLE), str(target), force=True).written
+    assert not convert.convert(str(TF_SAMPLE), str(target), force=True).written
     assert target.read_bytes() == before
     assert len(list(tmp_path.iterdir())) == 2
 
 
 def test_a_head_that_the_receipt_loses(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    receipt = op.receipt.receipt
-    monkeypatch.setattr(op.receipt, "receipt", lambda *given: replace(receipt(*given), head="clip"))
-    done = op.convert(str(TF_SAMPLE), str(tmp_path / "x.pt"))
+    receipt = plan.receipt
+    monkeypatch.setattr(plan, "receipt", lambda *given: replace(receipt(*given), head="clip"))
+    done = convert.convert(str(TF_SAMPLE), str(tmp_path / "x.pt"))
     assert [n.name for n in done.parity if not n.within] == NETWORKS[:2]
     assert not done.written
 
@@ -111,7 +109,10 @@ def test_the_receipt_keeps_the_proof(tmp_path: Path) -> None:
     assert ran.status == 0, ran.err
     document = ran.json()
     assert [n["name"] for n in document["parity"]] == NETWORKS
-    assert all(n["within"] and n["max_abs"] == 0 and n["n"] == proof.OBSERVATIONS for n in document["parity"])
+    assert all(
+        n["within"] and n["max_abs"] == 0 and n["n"] == network_outputs.OBSERVATIONS
+        for n in document["parity"]
+    )
     kept = json.loads((tmp_path / "x.pt.ckpttool.json").read_text())["parity"]
     assert kept == [{"name": name, "max_abs": 0.0, "max_rel": 0.0, "within": True} for name in NETWORKS]
     shown = in_process("convert", tmp_path / "x.pt", tmp_path / "y.safetensors")
@@ -128,7 +129,7 @@ def test_each_side_is_run_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) 
         return build(network)
 
     monkeypatch.setattr(numpy_backend, "build", counted)
-    done = op.convert(str(TF_SAMPLE), str(tmp_path / "x.pt"))
+    done = convert.convert(str(TF_SAMPLE), str(tmp_path / "x.pt"))
     assert len(done.parity) == len(NETWORKS)
     assert len(whole) == 2 * len(NETWORKS)
 
@@ -137,7 +138,7 @@ def test_without_the_proof_no_receipt_claims_one(tmp_path: Path) -> None:
     ran = in_process("convert", TF_SAMPLE, tmp_path / "x.pt", "--json")
     ran = in_process("convert", tmp_path / "x.pt", tmp_path / "ckpt-1", "--to", "tf", "--no-verify", "--json")
     assert ran.json()["parity"] == []
-    kept = sidecar.load(str(tmp_path / "ckpt-1"))
+    kept = sidecar.load_sidecar(str(tmp_path / "ckpt-1"))
     assert kept is not None
     assert kept.parity is None
 
@@ -145,35 +146,35 @@ def test_without_the_proof_no_receipt_claims_one(tmp_path: Path) -> None:
 @pytest.mark.parametrize("to", ["tf", "tf1", "safetensors", "npz", "torch"])
 def test_every_form_of_the_agent_is_read_back_and_compared(tmp_path: Path, to: str) -> None:
     source = TF_SAMPLE if to == "torch" else TORCH_SAMPLE
-    done = op.convert(str(source), str(tmp_path / "agent-1"), to=to)
+    done = convert.convert(str(source), str(tmp_path / "agent-1"), to=to)
     assert [n.name for n in done.parity] == NETWORKS
     assert done.written
 
 
 def test_what_the_source_could_not_run_is_a_note(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    network = proof.network
+    network = network_outputs.build_agent_network
 
     def partly(agent: object, other: object, title: str, assumed: list[str]) -> object:
         if title == "critic/q1":
             raise MappingError("the critic is odd")
         return network(agent, other, title, assumed)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(proof, "network", partly)
-    done = op.convert(str(TF_SAMPLE), str(tmp_path / "x.pt"))
+    monkeypatch.setattr(network_outputs, "build_agent_network", partly)
+    done = convert.convert(str(TF_SAMPLE), str(tmp_path / "x.pt"))
     assert "critic/q1 was not compared: the critic is odd" in done.report.notes
     assert [n.name for n in done.parity] == [name for name in NETWORKS if name != "critic/q1"]
 
 
 def test_no_layout_for_what_was_written_is_a_note(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(proof, "recognised", lambda *_: None)
-    done = op.convert(str(TORCH_SAMPLE), str(tmp_path / "ckpt-1"), to="tf")
+    monkeypatch.setattr(network_outputs, "recognize_checkpoint", lambda *_: None)
+    done = convert.convert(str(TORCH_SAMPLE), str(tmp_path / "ckpt-1"), to="tf")
     assert done.parity == ()
     assert any("were not compared" in note for note in done.report.notes)
 
 
 def test_the_way_back_is_proven_too(tmp_path: Path) -> None:
-    op.convert(str(TORCH_SAMPLE), str(tmp_path / "ckpt-1"), to="tf")
-    done = op.convert(str(tmp_path / "ckpt-1"), str(tmp_path / "back.pt"))
+    convert.convert(str(TORCH_SAMPLE), str(tmp_path / "ckpt-1"), to="tf")
+    done = convert.convert(str(tmp_path / "ckpt-1"), str(tmp_path / "back.pt"))
     assert done.written
     assert [n.name for n in done.parity] == NETWORKS
 
@@ -184,6 +185,6 @@ def test_an_agent_of_nan_is_converted_like_any_other(tmp_path: Path) -> None:
         leaves[path] = leaf(np.full((64, 64), np.nan, np.float32), "nan")
 
     source = changed(TORCH_SAMPLE, tmp_path / "source.pt", diverged)
-    done = op.convert(source, str(tmp_path / "ckpt-1"), to="tf")
+    done = convert.convert(source, str(tmp_path / "ckpt-1"), to="tf")
     assert done.written
     assert [n.name for n in done.parity] == NETWORKS

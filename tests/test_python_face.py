@@ -21,14 +21,11 @@ from rich.console import Console
 from rich.pretty import pretty_repr
 
 import ckpttool
-from ckpttool import dtypes
-from ckpttool.errors import ChecksumError, NameNotFoundError, UnsupportedError
-from ckpttool.face.branch import Branch
-from ckpttool.face.handle import Handle
-from ckpttool.leaf import Leaf, ValueLeaf, attr, key
-from ckpttool.source import Checksum, File, Inline, Span, Strided, Transformed
-from ckpttool.tree import Alias, Tree
-from ckpttool.wire.crc import crc32
+from ckpttool.core import dtypes
+from ckpttool.core.checkpoint import Branch, Handle
+from ckpttool.core.errors import ChecksumError, NameNotFoundError, UnsupportedError
+from ckpttool.core.source import Checksum, File, Inline, Span, StridedView, TransformedSource, crc32
+from ckpttool.core.tree import Alias, Leaf, Tree, ValueLeaf, attr, key
 from tests import tensorflow_child
 from tests.conftest import ROOT, TF_SAMPLE, TORCH_SAMPLE
 
@@ -45,14 +42,12 @@ def sample() -> ckpttool.Checkpoint:
     "name",
     [
         "ckpttool",
-        "ckpttool.checkpoint",
-        "ckpttool.face.handle",
-        "ckpttool.face.branch",
-        pytest.param("ckpttool.ops.load_into", marks=pytest.mark.torch),
+        "ckpttool.core.checkpoint",
+        pytest.param("ckpttool.commands.load_into", marks=pytest.mark.torch),
     ],
 )
 def test_the_examples_of_the_docstrings_run(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    if name == "ckpttool.ops.load_into":
+    if name == "ckpttool.commands.load_into":
         pytest.importorskip("torch")
     monkeypatch.chdir(ROOT)
     found = doctest.testmod(importlib.import_module(name))
@@ -217,8 +212,8 @@ def sources(data: np.ndarray, file: Path) -> dict[str, Any]:
         "inline": Inline(raw),
         "span": span,
         "checked": span._replace(checksum=Checksum("crc32", crc32(raw, 0))),
-        "strided": Strided(Inline(turned), data.itemsize, data.shape, strides, 0),
-        "transformed": Transformed(Inline(raw), data.dtype.name, data.shape, Same()),
+        "strided": StridedView(Inline(turned), data.itemsize, data.shape, strides, 0),
+        "transformed": TransformedSource(Inline(raw), data.dtype.name, data.shape, Same()),
     }
 
 

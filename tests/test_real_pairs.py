@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from ckpttool.ops import verify as op
-from ckpttool.ops.convert import convert
+from ckpttool.commands import verify
+from ckpttool.commands.convert import convert
 
 TWINS = ["critic/q1", "critic/q2"]
 TARGETS = ["actor_target", "critic_target/q1", "critic_target/q2"]
@@ -50,7 +50,7 @@ def test_a_pair_is_one_agent(corpus: Path, shared_workers: None, tmp_path: Path,
     assert done.written
     assert {n.name for n in done.parity} == set(networks)
     assert all(n.within and n.max_abs == 0 for n in done.parity)
-    found = op.verify(str(corpus / place), done.target, steps=3 if trains else None)
+    found = verify.verify(str(corpus / place), done.target, steps=3 if trains else None)
     assert sorted(found.backends) == ["tensorflow", "torch"]
     assert {n.name for n in found.networks} == set(networks)
     assert found.within, found.document()

@@ -5,12 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from ckpttool import plugins
-from ckpttool.errors import UsageError
-from ckpttool.layouts.recognise import recognise
-from ckpttool.leaf import Path, key
-from ckpttool.ops.restore import canonical_tree
-from ckpttool.tree import Tree
+from ckpttool.commands.restore import canonical_tree
+from ckpttool.core import plugins
+from ckpttool.core.errors import UsageError
+from ckpttool.core.tree import Path, Tree, key
+from ckpttool.libraries.recognize import recognize_tree
 from tests.test_layouts import canonical_names, gaussian_agent, same, torch_agent
 from tests.trees import tensorflow_tree, torch_tree
 
@@ -29,7 +28,7 @@ def wrapped(tree: Tree, prefix: str) -> Tree:
 @pytest.mark.parametrize("prefix", ["module.", "_orig_mod.", "module._orig_mod.", "_orig_mod.module."])
 def test_wrappers_of_modules_hide_nothing(prefix: str) -> None:
     plain, tree = torch_agent(["l1", "l2", "l3"]), wrapped(torch_agent(["l1", "l2", "l3"]), prefix)
-    one, other = recognise(plain, "agent"), recognise(tree, "agent")
+    one, other = recognize_tree(plain, "agent"), recognize_tree(tree, "agent")
     assert one is not None
     assert other is not None
     assert other.parts == one.parts
@@ -44,7 +43,7 @@ def test_an_agent_in_an_entry_is_found_and_the_rest_is_left() -> None:
     agent = gaussian_agent()
     rest = torch_tree({"epoch": 3})
     tree = Tree({**{(key("model"), *path): leaf for path, leaf in agent.items()}, **rest.leaves})
-    binding, alone = recognise(tree, "agent"), recognise(agent, "agent")
+    binding, alone = recognize_tree(tree, "agent"), recognize_tree(agent, "agent")
     assert binding is not None
     assert alone is not None
     assert binding.evidence.startswith("model/: ")
@@ -61,32 +60,32 @@ def test_critics_beside_networks_of_other_names_are_no_agent(framework: str) -> 
     arrays = {f"{name}/{weight}": np.ones(shape, "f4") for name in names}
     arrays |= {f"{name}/bias": np.ones(4, "f4") for name in names}
     made = tensorflow_tree if framework == "tensorflow" else torch_tree
-    assert recognise(made(arrays), "model") is None
+    assert recognize_tree(made(arrays), "model") is None
     lone = {name: array for name, array in arrays.items() if name.startswith("critic")}
-    found = recognise(made(lone), "model")
+    found = recognize_tree(made(lone), "model")
     assert found is None or {part.component for part in found.parts} == {"critic"}
 
 
 def test_two_agents_side_by_side_are_no_single_one() -> None:
     agent = torch_agent(["l1", "l2", "l3"])
     both = {(key(top), *path): leaf for top in ("model", "ema") for path, leaf in agent.items()}
-    assert recognise(Tree(both), "agent") is None
+    assert recognize_tree(Tree(both), "agent") is None
 
 
 def test_a_layout_that_is_named_is_asked_alone_and_everywhere() -> None:
     tree = wrapped(torch_agent(["l1", "l2", "l3"]), "module.")
-    binding = recognise(tree, "agent", "td3_torch")
+    binding = recognize_tree(tree, "agent", "td3_torch")
     assert binding is not None
     assert binding.layout == "td3_torch"
     with pytest.raises(UsageError, match="not of layout td3_tf"):
-        recognise(tree, "agent", "td3_tf")
+        recognize_tree(tree, "agent", "td3_tf")
 
 
 def test_installed_packages_are_looked_through_once(monkeypatch: pytest.MonkeyPatch) -> None:
     calls = []
     monkeypatch.setattr(plugins, "installed", lambda kind: calls.append(kind) or ())
     agent = torch_tree({f"m{n}/w": np.zeros(1, np.float32) for n in range(5)})
-    assert recognise(agent, "nothing") is None
+    assert recognize_tree(agent, "nothing") is None
     assert calls == ["layouts"]
-    assert recognise(torch_agent(["l1", "l2", "l3"]), "agent") is not None
+    assert recognize_tree(torch_agent(["l1", "l2", "l3"]), "agent") is not None
     assert calls == ["layouts"]

@@ -8,12 +8,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from ckpttool.activations import UNKNOWN, Features, natural, plain
-from ckpttool.layouts.recorded_orders import Evaluation, Opaque, UntraceableError
-from ckpttool.layouts.script_orders import _Evaluator
-from ckpttool.leaf import Leaf, attr, key
-from ckpttool.source import Inline
-from ckpttool.tree import Container, Tree
+from ckpttool.core.activations import UNKNOWN, FeatureOrders, framework_order, plain_order
+from ckpttool.core.source import Inline
+from ckpttool.core.tree import Container, Leaf, Tree, attr, key
+from ckpttool.libraries.activation_orders import OrderTracer, UntraceableError, UntracedActivation
+from ckpttool.libraries.script_orders import _ScriptOrderEvaluator
 from tests import tensorflow_child, warm
 from tests.conftest import ROOT
 
@@ -24,8 +23,8 @@ def leaf(*shape: int) -> Leaf:
     return Leaf("float32", shape, Inline(np.zeros(shape, "<f4").tobytes()), "weight")
 
 
-def evaluation(channel: int) -> Evaluation:
-    return Evaluation(Tree({WEIGHT: leaf(7, 24)}), channel)
+def evaluation(channel: int) -> OrderTracer:
+    return OrderTracer(Tree({WEIGHT: leaf(7, 24)}), channel)
 
 
 def test_a_dense_layer_takes_an_image_in_the_order_in_which_it_was_reshaped():
@@ -34,7 +33,7 @@ def test_a_dense_layer_takes_an_image_in_the_order_in_which_it_was_reshaped():
         image = call.image((1, 3, 2, 4))
         call.dense(call.reshaped(image, (1, -1)), WEIGHT, (24, 7))
         parts = ((8, 3),) if channel == 1 else ((6, 4),)
-        assert call.features() == {WEIGHT: Features(natural(parts, framework), plain(7))}
+        assert call.features() == {WEIGHT: FeatureOrders(framework_order(parts, framework), plain_order(7))}
 
 
 def test_a_vector_between_images_is_a_part_of_its_own():
@@ -42,13 +41,13 @@ def test_a_vector_between_images_is_a_part_of_its_own():
     images = [call.reshaped(call.image((1, 2, 5)), (1, 10)) for _ in range(2)]
     call.dense(call.joined([images[0], call.given((1, 4)), images[1]], 1), WEIGHT, (24, 7))
     takes = call.features()[WEIGHT].takes
-    assert takes == natural(((5, 2), (1, 4), (5, 2)), "torch")
+    assert takes == framework_order(((5, 2), (1, 4), (5, 2)), "torch")
 
 
 def test_what_an_unknown_operation_gives_has_no_order():
     call = evaluation(1)
-    made = call.dense(Opaque(), WEIGHT, (24, 7))
-    assert isinstance(made, Opaque)
+    made = call.dense(UntracedActivation(), WEIGHT, (24, 7))
+    assert isinstance(made, UntracedActivation)
     assert made.features == 7
     assert call.features()[WEIGHT].takes == UNKNOWN
 
@@ -91,17 +90,17 @@ CODE = """class Net(Module):
 @pytest.mark.parametrize(
     ("move", "order"),
     [
-        ("y", natural(((6, 4),), "torch")),
-        ("torch.permute(y, [0, 2, 3, 1])", natural(((6, 4),), "tensorflow")),
-        ("torch.movedim(y, 1, -1)", natural(((6, 4),), "tensorflow")),
-        ("torch.transpose(torch.flatten(y, 2), 1, 2)", natural(((6, 4),), "tensorflow")),
+        ("y", framework_order(((6, 4),), "torch")),
+        ("torch.permute(y, [0, 2, 3, 1])", framework_order(((6, 4),), "tensorflow")),
+        ("torch.movedim(y, 1, -1)", framework_order(((6, 4),), "tensorflow")),
+        ("torch.transpose(torch.flatten(y, 2), 1, 2)", framework_order(((6, 4),), "tensorflow")),
         ("torch.unknown_operation(y)", UNKNOWN),
     ],
 )
 def test_the_code_of_a_script_tells_the_order(move, order):
     conv, dense = (attr("conv"),), (attr("dense"),)
     tree = Tree({conv: leaf(4, 3, 2, 2), dense: leaf(7, 24)}, {}, {(): Container("record", "__torch__.Net")})
-    run = _Evaluator(tree, {"__torch__": CODE.format(move=move)}, evaluation=Evaluation(tree, 1))
+    run = _ScriptOrderEvaluator(tree, {"__torch__": CODE.format(move=move)}, evaluation=OrderTracer(tree, 1))
     run.parsed["__torch__"] = ast.parse(run.texts["__torch__"])
     run.run([(2, 3, 3, 4)])
     assert run.evaluation.features()[dense].takes == order
@@ -115,7 +114,7 @@ sys.path.insert(0, {root!r})
 import numpy as np
 import tensorflow as tf
 import ckpttool
-from ckpttool.errors import MappingError
+from ckpttool.core.errors import MappingError
 
 class Layer(tf.Module):
     def __init__(self, shape):

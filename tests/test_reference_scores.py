@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ckpttool.agents.reference_scores import reference
+from ckpttool.evaluation.statistics import find_reference_scores
 
 
 @pytest.mark.parametrize(
@@ -18,7 +18,7 @@ from ckpttool.agents.reference_scores import reference
     ],
 )
 def test_random_is_nought_and_the_expert_a_hundred(env: str, value: float, expected: float) -> None:
-    found = reference(env)
+    found = find_reference_scores(env)
     assert found is not None
     assert found.normalized(value) == pytest.approx(expected)
     assert found.env.endswith("-v2")
@@ -28,4 +28,4 @@ def test_random_is_nought_and_the_expert_a_hundred(env: str, value: float, expec
     "env", ["Pendulum-v1", "Humanoid-v5", "HalfCheetah", "mine:Ant-v5", "AntMaze_UMaze-v5"]
 )
 def test_nothing_is_invented(env: str) -> None:
-    assert reference(env) is None
+    assert find_reference_scores(env) is None

@@ -18,8 +18,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import ckpttool
-from ckpttool import limits, places, urls
-from ckpttool.errors import (
+from ckpttool.core import filesystem, limits, urls
+from ckpttool.core.errors import (
     ChangedError,
     CkpttoolError,
     FormatError,
@@ -30,8 +30,8 @@ from ckpttool.errors import (
     UnsupportedError,
     UsageError,
 )
-from ckpttool.limits import Limits
-from ckpttool.source import File
+from ckpttool.core.limits import Limits
+from ckpttool.core.source import File
 from tests.conftest import SAMPLES, TF_SAMPLE, TORCH_SAMPLE, in_process, refused
 from tests.web_server import Site, s3_settings, saved, serving
 
@@ -216,18 +216,18 @@ def test_a_large_tensor_is_one_request(site: Site) -> None:
 
 @given(st.lists(st.tuples(st.integers(0, 199_999), st.integers(1, 90_000)), min_size=1, max_size=8))
 def test_blocks_give_what_the_file_holds(reads: list[tuple[int, int]]) -> None:
-    from ckpttool.remote.blocks import Blocks
+    from ckpttool.core.remote import BlockCache
 
     data = np.random.default_rng(1).bytes(200_000)
-    seen = places.Seen(len(data), 0, 0)
+    seen = filesystem.FileStat(len(data), 0, 0)
     asked: list[tuple[int, int]] = []
 
-    def fetch(_: str, __: places.Seen, offset: int, length: int) -> bytes:
+    def fetch(_: str, __: filesystem.FileStat, offset: int, length: int) -> bytes:
         assert 0 < length <= len(data) - offset
         asked.append((offset, length))
         return data[offset : offset + length]
 
-    blocks = Blocks(fetch)
+    blocks = BlockCache(fetch)
     for offset, length in reads:
         length = min(length, len(data) - offset)
         assert blocks.read("x", seen, offset, length) == data[offset : offset + length]
@@ -238,7 +238,7 @@ def test_blocks_give_what_the_file_holds(reads: list[tuple[int, int]]) -> None:
 
 def test_small_reads_one_after_the_other_are_few_requests(site: Site) -> None:
     (site.root / "x").write_bytes(bytes(4 << 20))
-    file = File.stamp(places.named(f"{site.url}/x"))
+    file = File.stamp(filesystem.resolve_path(f"{site.url}/x"))
     site.begin()
     for at in range(0, 4 << 20, 1000):
         file.read(at, min(1000, (4 << 20) - at))
@@ -301,9 +301,9 @@ LIES = {
 def test_what_a_server_does_wrong_is_one_sentence(
     odd: str, site: Site, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from ckpttool.remote import web
+    from ckpttool.core import remote_sites
 
-    monkeypatch.setattr(web, "_PAUSES", (0.0, 0.0))
+    monkeypatch.setattr(remote_sites, "_PAUSES", (0.0, 0.0))
     file = saved(site.root)
     url = f"{site.url}/{file.name}"
     site.odd["/" + file.name] = odd
@@ -381,8 +381,8 @@ def test_a_name_that_a_file_tells_leads_nowhere_else(name: str, site: Site) -> N
 
 
 def test_a_local_path_that_looks_like_a_url_is_not_asked(site: Site, tmp_path: Path) -> None:
-    assert places.store(f"{site.url}/x") is None  # nobody has named it
-    assert not places.isfile("s3://bucket/key")
+    assert filesystem.find_store(f"{site.url}/x") is None  # nobody has named it
+    assert not filesystem.isfile("s3://bucket/key")
     odd = tmp_path / "http:" / "host"
     odd.mkdir(parents=True)
     shutil.copy(TORCH_SAMPLE, odd / "a.pt")
@@ -393,9 +393,9 @@ def test_a_local_path_that_looks_like_a_url_is_not_asked(site: Site, tmp_path: P
 
 def test_a_file_outside_of_the_owners_folder_is_not_read(site: Site) -> None:
     saved(site.root)
-    owner = places.named(f"{site.url}/in/index.json")
+    owner = filesystem.resolve_path(f"{site.url}/in/index.json")
     for path in (f"{site.url}/model.safetensors", f"{site.url}/in/../model.safetensors"):
-        places.named(path)
+        filesystem.resolve_path(path)
         with pytest.raises(UnsupportedError, match="outside of the checkpoint's folder"):
             File.beside(path, owner)
 
@@ -467,10 +467,10 @@ def test_an_archive_that_changes_is_an_error(tmp_path: Path) -> None:
 @pytest.fixture
 def bucket(site: Site, monkeypatch: pytest.MonkeyPatch) -> Site:
     pytest.importorskip("s3fs", reason="the extra `s3` is not installed")
-    from ckpttool.remote import objects
+    from ckpttool.core import remote_sites
 
-    monkeypatch.setattr(objects, "_STORES", {})
-    monkeypatch.setattr(places, "_MOUNTED", {})
+    monkeypatch.setattr(remote_sites, "_STORES", {})
+    monkeypatch.setattr(filesystem, "_MOUNTED", {})
     for name, value in s3_settings(site.url).items():
         monkeypatch.setenv(name, value)
     shutil.copytree(TF_SAMPLE.parent, site.root / "bucket" / "run" / "agent")
@@ -492,7 +492,7 @@ def test_s3_is_read_by_ranges_of_one_version(bucket: Site) -> None:
     leaf = max((leaf for _, leaf in checkpoint.tree.tensors()), key=lambda each: each.nbytes)
     bucket.version = "2"
     file = next(file for file in checkpoint.files if ".data-" in file.path)
-    places.store(file.path).blocks._kept.clear()  # type: ignore[union-attr]  # as if it had never been read
+    filesystem.find_store(file.path).blocks._kept.clear()  # type: ignore[union-attr]  # as if it had never been read
     with pytest.raises(ChangedError):
         leaf.read()
     listed = in_process("inspect", "s3://bucket/run/agent", "--json").json()["checkpoints"]
@@ -562,18 +562,18 @@ def test_every_command_that_reads_takes_a_url_and_none_writes_to_one(samples: Si
 )
 def test_a_chain_is_spelled_as_it_was_typed(inner: list[str], outermost: str) -> None:
     typed = "::".join([*inner, outermost])
-    turned = urls.turned(typed)
+    turned = urls.normalize_chain(typed)
     assert turned is not None
-    assert urls.spelled(turned) == typed
-    assert urls.spelled(typed) == typed
-    assert urls.links(turned) == [outermost, *reversed(inner)]
+    assert urls.display_url(turned) == typed
+    assert urls.display_url(typed) == typed
+    assert urls.split_chain(turned) == [outermost, *reversed(inner)]
 
 
 @given(st.text(max_size=40), st.text(st.characters(exclude_characters="/?#@"), max_size=10))
 def test_no_secret_is_spelled(query: str, user: str) -> None:
-    shown = urls.spelled(f"https://{user}:TOPSECRET@host/path?{query}TOPSECRET")
+    shown = urls.display_url(f"https://{user}:TOPSECRET@host/path?{query}TOPSECRET")
     assert "TOPSECRET" not in shown
     assert (
-        urls.spelled(f"zip://m::https://{user}:TOPSECRET@host/p?{query}TOPSECRET")
+        urls.display_url(f"zip://m::https://{user}:TOPSECRET@host/p?{query}TOPSECRET")
         == "zip://m::https://host/p"
     )

@@ -21,10 +21,10 @@ from typing import Any
 import pytest
 
 import ckpttool
-from ckpttool import behind, limits, places
-from ckpttool.errors import CkpttoolError, DeadlineError, UnsupportedError
-from ckpttool.limits import Limits
-from ckpttool.ops import folder as ops_folder
+from ckpttool.commands import folder as ops_folder
+from ckpttool.core import atomic_write, filesystem, limits
+from ckpttool.core.errors import CkpttoolError, DeadlineError, UnsupportedError
+from ckpttool.core.limits import Limits
 from tests.store_servers import Hub
 from tests.store_servers import serving as serving_store
 from tests.web_server import Site, s3_settings, saved, serving
@@ -32,7 +32,7 @@ from tests.web_server import Site, s3_settings, saved, serving
 pytest.importorskip("fsspec", reason="the extra `remote` is not installed")
 pytest.importorskip("aiohttp", reason="the extra `remote` is not installed")
 
-from ckpttool.remote import addresses, deadlines, web
+from ckpttool.core import remote, remote_sites
 
 HASTY = Limits(fetch_seconds=0.4)  # type: ignore[arg-type]  # tests have no seconds to spare
 PUBLIC, PRIVATE = "93.184.215.14", "10.0.0.1"
@@ -44,10 +44,10 @@ def alone(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("http_proxy", "https_proxy", "all_proxy"):
         monkeypatch.delenv(name, raising=False)
         monkeypatch.delenv(name.upper(), raising=False)
-    monkeypatch.setattr(places, "_MOUNTED", {})
-    web._system.cache_clear()
-    web._allowance.cache_clear()
-    from ckpttool.remote import objects
+    monkeypatch.setattr(filesystem, "_MOUNTED", {})
+    remote_sites._http_filesystem.cache_clear()
+    remote_sites._server_budget.cache_clear()
+    from ckpttool.core import remote_sites as objects
 
     monkeypatch.setattr(objects, "_STORES", {})
 
@@ -119,7 +119,7 @@ def names(monkeypatch: pytest.MonkeyPatch) -> dict[str, list[str]]:
 )
 def test_addresses_that_are_not_public(text: str) -> None:
     for each in text.split():
-        assert not addresses.is_public(each), each
+        assert not remote_sites.is_public(each), each
 
 
 @pytest.mark.parametrize(
@@ -127,7 +127,7 @@ def test_addresses_that_are_not_public(text: str) -> None:
     ["1.1.1.1", PUBLIC, "2606:4700::1111", "::ffff:1.1.1.1", "2002:101:101::", "64:ff9b::101:101"],
 )
 def test_addresses_that_are_public(text: str) -> None:
-    assert addresses.is_public(text)
+    assert remote_sites.is_public(text)
 
 
 # Redirects
@@ -276,7 +276,7 @@ def test_behind_a_proxy_private_names_and_numbers_are_not_asked_for(
         with pytest.raises(CkpttoolError):
             ckpttool.open("http://named.example/model.safetensors")
         assert {path for _, path in site.requests} == {"http://named.example/model.safetensors"}
-        places._MOUNTED.clear()
+        filesystem._MOUNTED.clear()
     site.odd["/model.safetensors"] = "to http://other.example/there"
     (site.root / "there").write_bytes((site.root / "model.safetensors").read_bytes())
     assert ckpttool.open("http://named.example/model.safetensors").format == "safetensors"
@@ -337,12 +337,12 @@ def test_the_hub_follows_neither_redirects_nor_pages_to_another_host(
         for there in (other.url.replace("127.0.0.1", "localhost"), other.url):
             state.link = there
             with pytest.raises(UnsupportedError):
-                places.listdir(places.named("hf://user/agent"))
+                filesystem.listdir(filesystem.resolve_path("hf://user/agent"))
         state.link, state.odd = "", f"to {other.url.replace('127.0.0.1', 'localhost')}"
         with pytest.raises(CkpttoolError):
             ckpttool.open("hf://user/agent/a.pt")
         with limits.using(Limits()), pytest.raises(CkpttoolError):
-            places.listdir(places.named("hf://user/agent"))
+            filesystem.listdir(filesystem.resolve_path("hf://user/agent"))
         assert other.requests == []
 
 
@@ -509,10 +509,10 @@ def test_a_page_that_stalls_is_left() -> None:
 
 def test_a_stall_in_the_middle_ends_parallel_reads(tmp_path: Path) -> None:
     with stalling(silent) as url, ends_in_time():
-        place = places.named(f"{url}/x")
-        store = places.store(place)
+        place = filesystem.resolve_path(f"{url}/x")
+        store = filesystem.find_store(place)
         assert store is not None
-        store.together(place, places.Seen(10**6, 0, 0), [(at, 100) for at in range(0, 10**6, 50_000)])
+        store.together(place, filesystem.FileStat(10**6, 0, 0), [(at, 100) for at in range(0, 10**6, 50_000)])
 
 
 def test_a_member_of_an_archive_that_stalls_is_left() -> None:
@@ -540,7 +540,7 @@ def test_a_slow_file_that_arrives_is_read(tmp_path: Path) -> None:
 
 
 def test_an_allowance_is_used_up_and_comes_back() -> None:
-    allowance = deadlines.Allowance()
+    allowance = remote.WaitBudget()
     with limits.using(HASTY):
         for _ in range(8):  # together longer than the limit
             assert allowance.run("x", 0, lambda: time.sleep(0.1)) is None
@@ -558,9 +558,9 @@ def test_the_time_in_which_the_process_stands_still_is_not_the_servers(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     now = iter([0.0, *(each / 10 for each in range(5)), *(3600 + each / 10 for each in range(1000))])
-    monkeypatch.setattr(deadlines, "time", SimpleNamespace(monotonic=lambda: next(now)))
+    monkeypatch.setattr(remote, "time", SimpleNamespace(monotonic=lambda: next(now)))
     with limits.using(Limits(fetch_seconds=5)):
-        assert deadlines.Allowance().run("x", 0, lambda: time.sleep(0.3)) is None
+        assert remote.WaitBudget().run("x", 0, lambda: time.sleep(0.3)) is None
 
 
 def test_bytes_beyond_those_that_were_asked_for_are_no_progress() -> None:
@@ -568,7 +568,7 @@ def test_bytes_beyond_those_that_were_asked_for_are_no_progress() -> None:
         total_bytes = 0
 
     def flood() -> None:
-        deadlines.request().watch(stream)
+        remote.current_request().watch(stream)
         while not ended:
             stream.total_bytes += 1 << 20
             time.sleep(0.01)
@@ -576,7 +576,7 @@ def test_bytes_beyond_those_that_were_asked_for_are_no_progress() -> None:
     stream, ended = Stream(), []
     known = Limits(fetch_seconds=0.2, fetch_rate=1 << 30)  # type: ignore[arg-type]
     with limits.using(known), pytest.raises(DeadlineError):
-        deadlines.Allowance().run("x", 1000, flood)
+        remote.WaitBudget().run("x", 1000, flood)
     ended.append(True)
 
 
@@ -586,13 +586,13 @@ def test_what_a_job_raises_is_raised_and_its_context_holds() -> None:
         raise TimeoutError("its own")
 
     with limits.using(HASTY), pytest.raises(TimeoutError, match="its own"):
-        deadlines.Allowance().run("x", 0, job)
+        remote.WaitBudget().run("x", 0, job)
 
 
 def test_a_lane_is_left_at_once_when_its_caller_fails() -> None:
     def fail() -> None:
-        with behind.Lane() as lane:
-            lane.do(lambda: deadlines.Allowance().run("x", 0, lambda: time.sleep(20)))
+        with atomic_write.WorkerThread() as lane:
+            lane.do(lambda: remote.WaitBudget().run("x", 0, lambda: time.sleep(20)))
             time.sleep(0.1)
             raise ZeroDivisionError
 
@@ -604,8 +604,8 @@ def test_a_lane_is_left_at_once_when_its_caller_fails() -> None:
 
 def test_a_stall_is_never_taken_for_a_missing_file() -> None:
     with stalling(silent) as url:
-        place = places.named(f"{url}/x.pt")
-        for ask in (places.kind, places.isfile, places.lexists, places.getsize):
+        place = filesystem.resolve_path(f"{url}/x.pt")
+        for ask in (filesystem.path_kind, filesystem.isfile, filesystem.lexists, filesystem.getsize):
             with ends_in_time():
                 ask(place)
 
@@ -652,4 +652,4 @@ def test_a_folder_that_stalls_is_not_listed_in_part(tmp_path: Path) -> None:
             send(b"HTTP/1.1 404 Not Found\r\nContent-Length: 0\r\n\r\n")
 
     with stalling(folder) as url, ends_in_time():
-        ops_folder.look(f"{url}/run")
+        ops_folder.inspect_path(f"{url}/run")

@@ -11,11 +11,11 @@ from pathlib import Path
 import pytest
 
 import ckpttool
-from ckpttool import limits, places, urls
-from ckpttool.errors import ChangedError, CkpttoolError, LimitError, NotFoundError, TruncatedError
-from ckpttool.limits import Limits
-from ckpttool.ops import folder, training_curve
-from ckpttool.wire import summary_events
+from ckpttool.commands import algorithms, folder
+from ckpttool.core import filesystem, limits, urls
+from ckpttool.core.errors import ChangedError, CkpttoolError, LimitError, NotFoundError, TruncatedError
+from ckpttool.core.limits import Limits
+from ckpttool.encodings import protobuf
 from tests.conftest import SAMPLES, TF_SAMPLE, TORCH_SAMPLE, Terminal, in_process, refused
 from tests.store_servers import Buckets, Hub, serving
 from tests.web_server import Site, s3_settings, saved
@@ -29,11 +29,11 @@ pytest.importorskip("aiohttp", reason="the extra `remote` is not installed")
 def alone(monkeypatch: pytest.MonkeyPatch) -> None:
     """Mount anew, and ask no proxy."""
     monkeypatch.setenv("NO_PROXY", "127.0.0.1")
-    monkeypatch.setattr(places, "_MOUNTED", {})
+    monkeypatch.setattr(filesystem, "_MOUNTED", {})
     if importlib.util.find_spec("fsspec") is not None:
-        from ckpttool.remote import objects
+        from ckpttool.core import remote_sites
 
-        monkeypatch.setattr(objects, "_STORES", {})
+        monkeypatch.setattr(remote_sites, "_STORES", {})
 
 
 @pytest.fixture
@@ -214,7 +214,7 @@ def test_a_folder_is_listed_up_to_a_limit_and_a_file_in_it_is_found(bucket: Site
     with limits.using(Limits(folder_files=5)):
         assert ckpttool.open("s3://bucket/run/agent/ckpt-15000").format == "tensor_bundle"
         with pytest.raises(LimitError, match="too many names") as caught:
-            folder.checkpoints("s3://bucket/run/agent")
+            folder.list_checkpoints("s3://bucket/run/agent")
     assert "folder_files" in str(caught.value.hint)
 
 
@@ -264,16 +264,21 @@ def test_eval_takes_patterns_folders_and_members_and_shows_them_as_they_are_type
 def test_training_curves_beside_a_run_elsewhere_are_found(bucket: Site, tmp_path: Path) -> None:
     run = tmp_path / "bucket" / "run"
     (run / "logs").mkdir()
-    records = [summary_events.header(1.0), summary_events.summary(1.0, 5, {"eval/mean_reward": -3.0})]
-    (run / "logs" / f"{summary_events.NAME}.1.host").write_bytes(b"".join(records))
-    place = places.named("s3://bucket/run")
-    (curve,) = training_curve.beside([f"{place}/agent/ckpt-15000", f"{place}/agent/ckpt-12500"]).curves
+    records = [protobuf.event_file_header(1.0), protobuf.summary_record(1.0, 5, {"eval/mean_reward": -3.0})]
+    (run / "logs" / f"{protobuf.NAME}.1.host").write_bytes(b"".join(records))
+    place = filesystem.resolve_path("s3://bucket/run")
+    (curve,) = algorithms.find_training_logs(
+        [f"{place}/agent/ckpt-15000", f"{place}/agent/ckpt-12500"]
+    ).curves
     assert curve.values.tolist() == [-3.0]
-    assert curve.document()["files"] == [f"s3://bucket/run/logs/{summary_events.NAME}.1.host"]
+    assert curve.document()["files"] == [f"s3://bucket/run/logs/{protobuf.NAME}.1.host"]
     # Above what was named nothing is asked for.
     bucket.begin()
-    places._MOUNTED.clear()
-    assert training_curve.beside([places.named("s3://bucket/run/agent/ckpt-15000")]).curves == ()
+    filesystem._MOUNTED.clear()
+    assert (
+        algorithms.find_training_logs([filesystem.resolve_path("s3://bucket/run/agent/ckpt-15000")]).curves
+        == ()
+    )
     assert not [path for _, path in bucket.requests if "logs" in path]
 
 
@@ -292,7 +297,7 @@ def test_a_report_is_named_after_what_was_asked_and_written_here(
     for page in tmp_path.glob("*.html"):
         assert "SECRET" not in page.read_text()
     assert "<title>ckpt-2500.pt" in (tmp_path / "ckpt-2500.pt-ckpt-15000.pt.report.html").read_text()
-    assert urls.name("zip://::s3://bucket/a.zip") == "a.zip"
+    assert urls.base_name("zip://::s3://bucket/a.zip") == "a.zip"
 
 
 def test_what_is_browsed_may_lie_elsewhere(samples: Site, tmp_path: Path) -> None:

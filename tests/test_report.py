@@ -17,9 +17,9 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from ckpttool.formats.resolve import open_checkpoint
-from ckpttool.report import curves, numbers, results
-from ckpttool.report.pictures import Pictures, budget, matrix, shrunk
+from ckpttool.formats.detect import open_checkpoint
+from ckpttool.report import pages
+from ckpttool.report.pages import HeatMapBuffer, cell_budget, shrink_matrix, to_matrix
 from tests.conftest import TF_SAMPLE, TORCH_SAMPLE, in_process, refused
 from tests.report_pages import HOSTILE, Page, write_hostile
 
@@ -209,7 +209,7 @@ def test_words_stand_out_from_what_is_behind_them(sample: Page) -> None:
 @given(st.integers(1, 70), st.integers(1, 70), st.integers(1, 300))
 def test_a_cell_is_the_mean_of_its_block(height: int, width: int, most: int) -> None:
     array = np.random.default_rng(0).standard_normal((height, width))
-    cells, shape = shrunk(array, most)
+    cells, shape = shrink_matrix(array, most)
     assert shape == (height, width)
     assert cells.size <= most
     tall, wide = -(-height // cells.shape[0]), -(-width // cells.shape[1])
@@ -223,7 +223,7 @@ def test_a_cell_is_the_mean_of_its_block(height: int, width: int, most: int) -> 
 def test_a_large_tensor_is_not_copied(shape: tuple[int, int]) -> None:
     array = np.ones(shape, np.float32)
     tracemalloc.start()
-    cells, _ = shrunk(array, 4096)
+    cells, _ = shrink_matrix(array, 4096)
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert (cells == 1).all()
@@ -232,17 +232,17 @@ def test_a_large_tensor_is_not_copied(shape: tuple[int, int]) -> None:
 
 def test_a_row_or_column_is_one_filter() -> None:
     torch_filters = np.arange(2 * 3 * 4 * 5).reshape(2, 3, 4, 5)
-    assert (matrix("conv/weight", torch_filters)[1] == torch_filters[1].ravel()).all()
+    assert (to_matrix("conv/weight", torch_filters)[1] == torch_filters[1].ravel()).all()
     keras_filters = np.arange(4 * 5 * 3 * 2).reshape(4, 5, 3, 2)
-    assert (matrix("conv/kernel", keras_filters)[:, 1] == keras_filters[..., 1].ravel()).all()
-    assert matrix("bias", np.arange(7)).shape == (1, 7)
-    assert Pictures(9).add("one", np.ones(())) is None
+    assert (to_matrix("conv/kernel", keras_filters)[:, 1] == keras_filters[..., 1].ravel()).all()
+    assert to_matrix("bias", np.arange(7)).shape == (1, 7)
+    assert HeatMapBuffer(9).add("one", np.ones(())) is None
 
 
 def test_many_tensors_have_smaller_pictures() -> None:
-    assert budget(1) == budget(700) == 4096
-    assert 250 < budget(10_000) < 350
-    assert budget(10**7) == 64
+    assert cell_budget(1) == cell_budget(700) == 4096
+    assert 250 < cell_budget(10_000) < 350
+    assert cell_budget(10**7) == 64
 
 
 # --- Two checkpoints --------------------------------------------------------------------------------
@@ -327,7 +327,7 @@ def test_returns_and_learning_curves_are_shown(tmp_path: Path) -> None:
     assert document["evaluations"] == 7
     assert "7 checkpoints played in Pendulum-v1" in page.words
     one = json.loads((tmp_path / "one.json").read_text())
-    assert numbers.shown(one["mean"]) in page.words
+    assert pages.format_number(one["mean"]) in page.words
     circles = [attributes for tag, attributes in page.elements if tag == "circle"]
     assert len(circles) == 6 + 7 * 3
 
@@ -341,7 +341,7 @@ def test_a_logged_curve_and_numbers_that_are_none(tmp_path: Path) -> None:
              "training_curves": [curve], "notes": ["\x1b[31m"], "protocol": 3}
         )
     )  # fmt: skip
-    found = results.read([str(file)])
+    found = pages.read_evaluations([str(file)])
     assert found.curves[0].points == ((0.0, 1.0, 1.0, 1.0), (20.0, 3.0, 3.0, 3.0))
     page, _ = made(tmp_path, "p.html", TORCH_SAMPLE, "--eval", file)
     assert "<i>" in page.words
@@ -352,7 +352,7 @@ def test_a_logged_curve_and_numbers_that_are_none(tmp_path: Path) -> None:
 @given(st.floats(-1e9, 1e9), st.floats(1e-6, 1e9))
 @example(900719926.4726562, 1e-6)
 def test_an_axis_has_round_numbers_within_it(low: float, span: float) -> None:
-    found = curves.steps(low, low + span)
+    found = pages.round_ticks(low, low + span)
     assert len(found) <= 12
     assert all(low - span * 1e-6 <= value <= low + span * (1 + 1e-6) for value in found)
 
@@ -428,8 +428,8 @@ def test_documents_of_any_content_are_shown(option: str, content: dict[str, Any]
 
 
 def test_the_smallest_numbers_there_are_have_an_axis() -> None:
-    assert curves.steps(0.0, 5e-324) == [0.0]
-    assert curves.steps(0.0, 3e-322)
+    assert pages.round_ticks(0.0, 5e-324) == [0.0]
+    assert pages.round_ticks(0.0, 3e-322)
 
 
 def test_the_checkpoint_is_never_the_target(tmp_path: Path) -> None:

@@ -16,8 +16,8 @@ from typing import Any
 
 import pytest
 
-from ckpttool.report import report
-from ckpttool.report.page import page
+from ckpttool.report import write_report
+from ckpttool.report.pages import render_page
 from tests.conftest import ROOT, TF_SAMPLE, TORCH_SAMPLE
 from tests.report_pages import HOSTILE, write_hostile
 
@@ -104,28 +104,28 @@ def browser(folder: Path) -> Iterator[Browser]:
 @pytest.fixture(scope="module")
 def sample(folder: Path) -> Path:
     file = folder / "sample.html"
-    report(str(TF_SAMPLE), out=str(file))
+    write_report(str(TF_SAMPLE), out=str(file))
     return file
 
 
 @pytest.fixture(scope="module")
 def compared(folder: Path) -> Path:
     file = folder / "compared.html"
-    report(str(TORCH_SAMPLE.with_name("ckpt-2500.pt")), str(TORCH_SAMPLE), out=str(file))
+    write_report(str(TORCH_SAMPLE.with_name("ckpt-2500.pt")), str(TORCH_SAMPLE), out=str(file))
     return file
 
 
 @pytest.fixture(scope="module")
 def hostile(folder: Path) -> Path:
     file = folder / "hostile.html"
-    report(str(write_hostile(folder / "hostile.pkl")), out=str(file))
+    write_report(str(write_hostile(folder / "hostile.pkl")), out=str(file))
     return file
 
 
 @pytest.fixture(scope="module")
 def many(folder: Path) -> Path:
     """A page of ten thousand tensors, each as rich as the sample's largest."""
-    made = report(str(TORCH_SAMPLE), out=str(folder / "one.html")).contents
+    made = write_report(str(TORCH_SAMPLE), out=str(folder / "one.html")).contents
     rich = next(row for row in made.rows if row["path"] == "critic/q1/l2/weight")
     rows: list[dict[str, Any]] = []
     for at in range(MANY):
@@ -136,7 +136,7 @@ def many(folder: Path) -> Path:
         shown = {"name": f"w{at % 16}", "path": f"block{at // 16}/w{at % 16}"}
         rows.append({**rich, **shown, "level": 1, "id": at, "slots": []})
     file = folder / "many.html"
-    file.write_bytes(page(replace(made, rows=rows)))
+    file.write_bytes(render_page(replace(made, rows=rows)))
     return file
 
 

@@ -12,8 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ckpttool.ops.evaluate import evaluate
-from ckpttool.ops.evaluation import Protocol
+from ckpttool.commands.evaluate import Protocol, evaluate
 from tests.restored import actions, agree, observations
 
 torch = pytest.importorskip("torch")

@@ -11,18 +11,17 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ckpttool.agents import envs
-from ckpttool.agents.actions import Noise
-from ckpttool.agents.envs import GymVector
-from ckpttool.agents.policy import Observation, State
-from ckpttool.agents.rollout import Play, Rollout, rollout, rollouts
-from ckpttool.errors import (
+from ckpttool.core.errors import (
     CkpttoolError,
     EnvironmentMismatchError,
     MissingExtraError,
     UnsupportedError,
     UsageError,
 )
+from ckpttool.evaluation import environments
+from ckpttool.evaluation.gymnasium_engine import GymVector
+from ckpttool.evaluation.rollout import ExplorationNoise, Rollout, RolloutSpec, rollout, rollouts
+from ckpttool.networks.network import Observation, State
 
 pytestmark = [
     pytest.mark.environment,
@@ -119,7 +118,7 @@ class Countdown:
 class TestAgainstAPlainLoop:
     @pytest.mark.parametrize("num_envs", [1, 4, 7])
     def test_pendulum_is_gymnasiums(self, num_envs: int) -> None:
-        with envs.make("Pendulum-v1", num_envs) as pendulum:
+        with environments.make_vector_env("Pendulum-v1", num_envs) as pendulum:
             result = rollout(PENDULUM, pendulum, episodes=5, seed=100)
         expected = plain_loop("Pendulum-v1", PENDULUM, [100, 101, 102, 103, 104])
         assert [each[1:] for each in outcomes(result)] == [each[1:] for each in expected]
@@ -130,7 +129,7 @@ class TestAgainstAPlainLoop:
     @pytest.mark.parametrize("num_envs", [1, 3])
     def test_episodes_that_end_by_themselves(self, num_envs: int) -> None:
         policy = Linear(0.0, 50.0)  # push the way the car moves: the flag is reached, sooner or later
-        with envs.make("MountainCarContinuous-v0", num_envs) as cars:
+        with environments.make_vector_env("MountainCarContinuous-v0", num_envs) as cars:
             result = rollout(policy, cars, episodes=4)
         assert outcomes(result) == plain_loop("MountainCarContinuous-v0", policy, [0, 1, 2, 3])
         assert result.terminated.all()
@@ -140,7 +139,7 @@ class TestAgainstAPlainLoop:
     @pytest.mark.filterwarnings("ignore::DeprecationWarning")
     def test_an_environment_that_remembers_is_made_anew(self) -> None:
         policy = Linear(0.3, -0.2, 0.5, 0.1, actions=4)
-        with envs.make("BipedalWalker-v3", 2) as walkers:
+        with environments.make_vector_env("BipedalWalker-v3", 2) as walkers:
             result = rollout(policy, walkers, episodes=5)
         assert outcomes(result) == plain_loop("BipedalWalker-v3", policy, [0, 1, 2, 3, 4])
         assert set(walkers.spec.versions) == {"gymnasium", "Box2D"}
@@ -148,13 +147,13 @@ class TestAgainstAPlainLoop:
     @needs_mujoco
     def test_mujoco_leaves_no_log_behind(self, tmp_path: Path) -> None:
         program = (
-            "from ckpttool.agents import envs\n"
+            "from ckpttool.evaluation import environments as envs\n"
             "with envs.make('HalfCheetah-v5') as e: print(sorted(e.spec.versions), e.spec.obs_dim, e.notes)"
         )
         done = subprocess.run(
             [sys.executable, "-c", program],
             cwd=tmp_path,
-            env={"PYTHONPATH": str(Path(envs.__file__).parents[3]), "PATH": "/usr/bin:/bin"},
+            env={"PYTHONPATH": str(Path(environments.__file__).parents[3]), "PATH": "/usr/bin:/bin"},
             capture_output=True,
             text=True,
             check=True,
@@ -320,7 +319,7 @@ def test_the_policy_gets_one_thread_while_environments_play() -> None:
 
 class TestMake:
     def test_spec(self) -> None:
-        with envs.make("Pendulum-v1", 3) as vector:
+        with environments.make_vector_env("Pendulum-v1", 3) as vector:
             spec = vector.spec
             assert (spec.id, spec.obs_dim, spec.action_dim, spec.max_episode_steps) == (
                 "Pendulum-v1",
@@ -335,14 +334,14 @@ class TestMake:
     @needs_box2d
     def test_what_bindings_say_of_themselves_is_no_note(self) -> None:
         program = (
-            "from ckpttool.agents import envs\n"
+            "from ckpttool.evaluation import environments as envs\n"
             "with envs.make('LunarLanderContinuous-v3') as e: print(e.notes)"
         )
         ran = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
         assert ran.stdout == "()\n"
 
     def test_a_name_without_version_is_noted(self) -> None:
-        with envs.make("Pendulum") as vector:
+        with environments.make_vector_env("Pendulum") as vector:
             assert vector.spec.id == "Pendulum-v1"
             (note,) = vector.notes
         assert note.startswith("Using the latest versioned environment `Pendulum-v1`")
@@ -353,21 +352,21 @@ class TestMake:
     )
     def test_an_unknown_name_gets_a_near_one(self, name: str, near: str) -> None:
         with pytest.raises(UsageError, match=name) as caught:
-            envs.make(name)
+            environments.make_vector_env(name)
         assert near in str(caught.value.hint)
 
     @pytest.mark.parametrize("name", ["CartPole-v1", "Blackjack-v1"])
     def test_other_spaces_are_refused(self, name: str) -> None:
         with pytest.raises(UnsupportedError, match="must be a Box"):
-            envs.make(name)
+            environments.make_vector_env(name)
 
     def test_a_module_in_the_name_needs_trust(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         (tmp_path / "stranger_env.py").write_text("imported = True")
         monkeypatch.syspath_prepend(str(tmp_path))
         with pytest.raises(UsageError, match="run code"):
-            envs.make("stranger_env:Pendulum-v1")
+            environments.make_vector_env("stranger_env:Pendulum-v1")
         assert "stranger_env" not in sys.modules
-        with envs.make("stranger_env:Pendulum-v1", trusted=True):
+        with environments.make_vector_env("stranger_env:Pendulum-v1", trusted=True):
             assert sys.modules.pop("stranger_env").imported
 
     def test_arguments_need_trust(self) -> None:
@@ -378,39 +377,46 @@ class TestMake:
         for value in refused:
             # A person who types the id has not typed the arguments.
             with pytest.raises(UsageError):
-                envs.make("Pendulum-v1", trusted=True, kwargs={"g": value})
+                environments.make_vector_env("Pendulum-v1", trusted=True, kwargs={"g": value})
         # Numbers name no file: those that a checkpoint's settings hold are used.
-        with envs.make("Pendulum-v1", kwargs={"g": 9.81}) as vector:
+        with environments.make_vector_env("Pendulum-v1", kwargs={"g": 9.81}) as vector:
             assert vector.spec.obs_dim == 3
         with pytest.raises(UsageError, match="with these arguments"):
-            envs.make("Pendulum-v1", trusted_arguments=True, kwargs={"colour": "red"})
+            environments.make_vector_env("Pendulum-v1", trusted_arguments=True, kwargs={"colour": "red"})
 
     @pytest.mark.parametrize(
         "name", ["colour", "max_episode_steps", "render_mode", "vectorization_mode", "self"]
     )
     def test_a_file_names_arguments_of_the_signature_alone(self, name: str) -> None:
         with pytest.raises(UsageError) as caught:
-            envs.make("Pendulum-v1", kwargs={name: 1})
+            environments.make_vector_env("Pendulum-v1", kwargs={name: 1})
         assert name in caught.value.message
 
     def test_without_gymnasium_the_extra_is_named(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(importlib.util, "find_spec", lambda _name: None)
         with pytest.raises(MissingExtraError) as caught:
-            envs.make("HalfCheetah-v5")
+            environments.make_vector_env("HalfCheetah-v5")
         assert "ckpttool[eval]" in str(caught.value.hint)
 
 
 class TestNoise:
     def test_draws_depend_on_the_seed_alone(self) -> None:
-        found = [rollouts(PENDULUM, envs.make("Pendulum-v1", n), Play(4, 100, Noise(0.3)))[0] for n in (1, 3)]
+        found = [
+            rollouts(
+                PENDULUM,
+                environments.make_vector_env("Pendulum-v1", n),
+                RolloutSpec(4, 100, ExplorationNoise(0.3)),
+            )[0]
+            for n in (1, 3)
+        ]
         assert found[0].returns.tolist() == found[1].returns.tolist()
-        calm = rollout(PENDULUM, envs.make("Pendulum-v1", 3), episodes=4, seed=100)
+        calm = rollout(PENDULUM, environments.make_vector_env("Pendulum-v1", 3), episodes=4, seed=100)
         assert (calm.returns != found[0].returns).all()
 
     def test_the_deviation_is_in_half_ranges_and_bounds_hold(self) -> None:
         vector = GymVector(lambda: Countdown(-4, 4))
         env = vector._envs[0]
-        (found,) = rollouts(Linear(0, 0), vector, Play(1, 0, Noise(0.25)))
+        (found,) = rollouts(Linear(0, 0), vector, RolloutSpec(1, 0, ExplorationNoise(0.25)))
         draws = np.random.default_rng([0, 1]).standard_normal((7, 1))
         np.testing.assert_array_equal(np.stack(env.actions), np.clip(draws, -4, 4).astype(np.float32))
         assert found.clipped == 0
@@ -418,11 +424,11 @@ class TestNoise:
     @pytest.mark.parametrize("std", [0.0, -1.0, float("nan"), float("inf")])
     def test_no_deviation_is_refused(self, std: float) -> None:
         with pytest.raises(UsageError, match="deviation"):
-            Noise(std)
+            ExplorationNoise(std)
 
     def test_an_action_that_is_no_number_stays_an_error(self) -> None:
         with pytest.raises(CkpttoolError, match="not finite"):
-            rollouts(Linear(np.nan, 0), GymVector(Countdown), Play(1, 1, Noise(0.1)))
+            rollouts(Linear(np.nan, 0), GymVector(Countdown), RolloutSpec(1, 1, ExplorationNoise(0.1)))
 
 
 class TestMembers:
@@ -434,8 +440,16 @@ class TestMembers:
                 return actions, state
 
         double = Linear(-2.0, 1.0, -0.8)
-        both = rollouts(Two(-1.0, 0.5, -0.4), envs.make("Pendulum-v1", 6), Play(5, 100), members=2)
-        alone = [rollout(p, envs.make("Pendulum-v1", 3), episodes=5, seed=100) for p in (PENDULUM, double)]
+        both = rollouts(
+            Two(-1.0, 0.5, -0.4),
+            environments.make_vector_env("Pendulum-v1", 6),
+            RolloutSpec(5, 100),
+            members=2,
+        )
+        alone = [
+            rollout(p, environments.make_vector_env("Pendulum-v1", 3), episodes=5, seed=100)
+            for p in (PENDULUM, double)
+        ]
         for found, expected in zip(both, alone, strict=True):
             assert outcomes(found) == outcomes(expected)
             assert (found.steps, found.num_envs) == (expected.steps, 3)
@@ -443,7 +457,7 @@ class TestMembers:
 
     def test_rows_that_cannot_be_divided_are_refused(self) -> None:
         with pytest.raises(UsageError, match="divided"):
-            rollouts(Linear(0, 0), GymVector(Countdown, 3), Play(1), members=2)
+            rollouts(Linear(0, 0), GymVector(Countdown, 3), RolloutSpec(1), members=2)
 
 
 def test_a_watcher_sees_every_step_of_every_episode() -> None:
@@ -452,7 +466,7 @@ def test_a_watcher_sees_every_step_of_every_episode() -> None:
     def watch(_row: int, number: int, paid: float, ended: bool) -> None:
         seen.setdefault(number, []).append((paid, ended))
 
-    (found,) = rollouts(Linear(0, 0), GymVector(Countdown, 3), Play(5, watch=watch))
+    (found,) = rollouts(Linear(0, 0), GymVector(Countdown, 3), RolloutSpec(5, watch=watch))
     for number, length in enumerate(found.lengths.tolist()):
         assert [ended for _, ended in seen[number]] == [False] * length + [True]
         assert seen[number][-1][0] == found.returns[number]

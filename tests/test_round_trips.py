@@ -13,12 +13,11 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from ckpttool.formats.resolve import open_checkpoint
-from ckpttool.leaf import Leaf
-from ckpttool.ops.convert import convert
-from ckpttool.ops.digest import digest
-from ckpttool.ops.save import save
-from ckpttool.tree import Tree
+from ckpttool.commands.convert import convert
+from ckpttool.commands.digest import digest
+from ckpttool.commands.save import save
+from ckpttool.core.tree import Leaf, Tree
+from ckpttool.formats.detect import open_checkpoint
 from tests.trees import attributes, leaf
 
 NAMES = st.text("abcxyz_", min_size=1, max_size=4).filter(lambda name: name.strip("_"))

@@ -7,14 +7,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from ckpttool.errors import CkpttoolError, MappingError, NotFoundError, UsageError
-from ckpttool.formats.resolve import open_checkpoint
-from ckpttool.leaf import Leaf
-from ckpttool.mapping.by_rules import applied
-from ckpttool.mapping.rule_file import RuleFile, load
-from ckpttool.ops.convert import Conversion, convert
-from ckpttool.ops.digest import digest
-from ckpttool.ops.save import save
+from ckpttool.commands.convert import ConversionResult, convert
+from ckpttool.commands.digest import digest
+from ckpttool.commands.save import save
+from ckpttool.core.errors import CkpttoolError, MappingError, NotFoundError, UsageError
+from ckpttool.core.tree import Leaf
+from ckpttool.formats.detect import open_checkpoint
+from ckpttool.mapping.user_rules import RuleFile, apply_rules, load_rules
 from tests.conftest import in_process as run
 from tests.trees import torch_tree
 
@@ -67,7 +66,7 @@ def rules(tmp_path: Path, text: str) -> str:
     return str(path)
 
 
-def go(source: str, target: Path, text: str, **options: object) -> Conversion:
+def go(source: str, target: Path, text: str, **options: object) -> ConversionResult:
     return convert(source, str(target), rules=rules(target.parent, text), sync=False, **options)  # type: ignore[arg-type]
 
 
@@ -191,7 +190,7 @@ def test_a_file_that_is_not_there(source: str, tmp_path: Path) -> None:
         convert(source, str(tmp_path / "x.pt"), rules=str(tmp_path / "none.toml"))
     (tmp_path / "b.toml").write_bytes(b"\xff\xfe")
     with pytest.raises(UsageError, match="not TOML"):
-        load(str(tmp_path / "b.toml"))
+        load_rules(str(tmp_path / "b.toml"))
 
 
 def test_rules_are_no_agent_of_a_library(source: str, tmp_path: Path) -> None:
@@ -201,7 +200,7 @@ def test_rules_are_no_agent_of_a_library(source: str, tmp_path: Path) -> None:
 
 def test_native_keys_are_names_too(source: str) -> None:
     tree = open_checkpoint(source).tree
-    found = applied(load_text('[[rule]]\nfrom = "enc.{n}.w"\nto = "{n}"\n'), tree)
+    found = apply_rules(load_text('[[rule]]\nfrom = "enc.{n}.w"\nto = "{n}"\n'), tree)
     assert [name for _, name, _ in found.ways] == ["0", "1"]
     assert all(isinstance(tree[path], Leaf) for path, _, _ in found.ways)
 
@@ -210,7 +209,7 @@ def load_text(text: str) -> RuleFile:
     import tempfile
 
     with tempfile.TemporaryDirectory() as folder:
-        return load(rules(Path(folder), text))
+        return load_rules(rules(Path(folder), text))
 
 
 def test_the_command_shows_the_table_of_a_dry_run(source: str, tmp_path: Path) -> None:

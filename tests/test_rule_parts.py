@@ -10,13 +10,26 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ckpttool.errors import MappingError
-from ckpttool.leaf import Leaf, Path, ValueLeaf, key
-from ckpttool.mapping.parts import Blocks, Into, Take, Term, filled, is_part, merged, taken
-from ckpttool.mapping.plan import Plan, after, build
-from ckpttool.mapping.report import Move
-from ckpttool.mapping.rules import KEEP, TRANSPOSE, Chain, Rule
-from ckpttool.tree import Tree
+from ckpttool.core.errors import MappingError
+from ckpttool.core.tree import Leaf, Path, Tree, ValueLeaf, key
+from ckpttool.mapping.rules import (
+    KEEP,
+    TRANSPOSE,
+    AxisSlice,
+    BlockOrder,
+    Chain,
+    ConcatPart,
+    Move,
+    Plan,
+    Rule,
+    SumTerm,
+    apply_plan,
+    compose_plans,
+    constant_tensor,
+    is_part,
+    merge_parts,
+    slice_rule,
+)
 from tests.trees import leaf
 
 ARRAYS = hnp.arrays(
@@ -37,12 +50,12 @@ def test_a_tensor_is_cut_and_put_together_again(array: np.ndarray, data: st.Data
     axis = data.draw(st.integers(0, array.ndim - 1))
     whole = array.shape[axis]
     cuts = sorted({0, whole, *data.draw(st.lists(st.integers(0, whole), max_size=4))})
-    takes = [Take(axis, start, stop, whole) for start, stop in itertools.pairwise(cuts)]
+    takes = [AxisSlice(axis, start, stop, whole) for start, stop in itertools.pairwise(cuts)]
     parts = {(key(n),): take.leaf(leaf(array)) for n, take in enumerate(takes)}
     for take, part in zip(takes, parts.values(), strict=True):
         np.testing.assert_array_equal(array_of(part), array.take(range(take.start, take.stop), axis))
     moves = [Move(path, W, take.inverse(leaf(array))) for path, take in zip(parts, takes, strict=True)]
-    back = build(Tree(parts), Plan(tuple(data.draw(st.permutations(moves)))))[W]
+    back = apply_plan(Tree(parts), Plan(tuple(data.draw(st.permutations(moves)))))[W]
     np.testing.assert_array_equal(array_of(back), array)
     assert moves[0].rule.inverse(parts[key(0),]) == takes[0]
 
@@ -51,7 +64,7 @@ def test_a_tensor_is_cut_and_put_together_again(array: np.ndarray, data: st.Data
 def test_blocks_find_their_way_back(array: np.ndarray, data: st.DataObject) -> None:
     axis = data.draw(st.integers(0, array.ndim - 1))
     count = data.draw(st.sampled_from([n for n in range(1, 8) if array.shape[axis] % n == 0]))
-    rule = Blocks(axis, tuple(data.draw(st.permutations(range(count)))))
+    rule = BlockOrder(axis, tuple(data.draw(st.permutations(range(count)))))
     moved = rule.leaf(leaf(array))
     split = np.split(array, count, axis)
     np.testing.assert_array_equal(array_of(moved), np.concatenate([split[n] for n in rule.order], axis))
@@ -61,32 +74,32 @@ def test_blocks_find_their_way_back(array: np.ndarray, data: st.DataObject) -> N
 def test_a_sum_is_the_sum_of_its_terms() -> None:
     one, two = np.float32([1, 2]), np.float32([0.5, -2])
     tree = Tree({A: leaf(one), B: leaf(two)})
-    total = build(tree, Plan((Move(A, W, Term(2)), Move(B, W, Term(2)))))[W]
+    total = apply_plan(tree, Plan((Move(A, W, SumTerm(2)), Move(B, W, SumTerm(2)))))[W]
     np.testing.assert_array_equal(array_of(total), one + two)
     with pytest.raises(MappingError, match="undone"):
-        Term(2).inverse(leaf(one))
+        SumTerm(2).inverse(leaf(one))
 
 
 @pytest.mark.parametrize(
     ("rules", "message"),
     [
-        ({A: Into(0, 0, 2, 4)}, "no source"),
-        ({A: Into(0, 0, 2, 4), B: Into(0, 1, 3, 4)}, "no source"),
-        ({A: Into(0, 0, 2, 4), B: Into(0, 2, 4, 5)}, "do not fit together"),
-        ({A: Into(0, 0, 2, 4), B: KEEP}, "one place"),
-        ({A: KEEP, B: Into(0, 2, 4, 4)}, "do not fit together"),
-        ({A: Term(2)}, "no source"),
-        ({A: Term(2), B: Into(0, 0, 2, 2)}, "do not fit together"),
+        ({A: ConcatPart(0, 0, 2, 4)}, "no source"),
+        ({A: ConcatPart(0, 0, 2, 4), B: ConcatPart(0, 1, 3, 4)}, "no source"),
+        ({A: ConcatPart(0, 0, 2, 4), B: ConcatPart(0, 2, 4, 5)}, "do not fit together"),
+        ({A: ConcatPart(0, 0, 2, 4), B: KEEP}, "one place"),
+        ({A: KEEP, B: ConcatPart(0, 2, 4, 4)}, "do not fit together"),
+        ({A: SumTerm(2)}, "no source"),
+        ({A: SumTerm(2), B: ConcatPart(0, 0, 2, 2)}, "do not fit together"),
     ],
 )
 def test_parts_that_make_no_whole_are_refused(rules: dict[Path, Rule], message: str) -> None:
     tree = Tree({A: leaf(np.zeros(2, np.float32)), B: leaf(np.ones(2, np.float32))})
     with pytest.raises(MappingError, match=message):
-        build(tree, Plan(tuple(Move(path, W, rule) for path, rule in rules.items())))
+        apply_plan(tree, Plan(tuple(Move(path, W, rule) for path, rule in rules.items())))
 
 
 @pytest.mark.parametrize(
-    "rule", [Take(0, 0, 1, 3), Into(0, 0, 3, 3), Blocks(0, (1, 0, 2)), Blocks(1, (1, 0))]
+    "rule", [AxisSlice(0, 0, 1, 3), ConcatPart(0, 0, 3, 3), BlockOrder(0, (1, 0, 2)), BlockOrder(1, (1, 0))]
 )
 def test_rules_refuse_what_they_do_not_fit(rule: Rule) -> None:
     with pytest.raises(MappingError, match="fit"):
@@ -96,19 +109,27 @@ def test_rules_refuse_what_they_do_not_fit(rule: Rule) -> None:
 
 
 def test_a_part_may_be_one_that_no_source_gives() -> None:
-    added = Into(0, 2, 3, 3).leaf(filled("float32", (1,), 7))
-    whole = build(Tree({A: leaf(np.zeros(2, np.float32))}), Plan((Move(A, W, Into(0, 0, 2, 3)),), {W: added}))
+    added = ConcatPart(0, 2, 3, 3).leaf(constant_tensor("float32", (1,), 7))
+    whole = apply_plan(
+        Tree({A: leaf(np.zeros(2, np.float32))}), Plan((Move(A, W, ConcatPart(0, 0, 2, 3)),), {W: added})
+    )
     np.testing.assert_array_equal(array_of(whole[W]), [0, 0, 7])
 
 
 def test_parts_go_on_together_through_a_second_plan() -> None:
-    first = Plan((Move(A, W, Chain((TRANSPOSE, Into(0, 0, 2, 4)))), Move(B, W, Into(0, 2, 4, 4))))
+    first = Plan((Move(A, W, Chain((TRANSPOSE, ConcatPart(0, 0, 2, 4)))), Move(B, W, ConcatPart(0, 2, 4, 4))))
     tree = Tree({A: leaf(np.arange(6, dtype=np.float32).reshape(3, 2)), B: leaf(np.ones((2, 3), np.float32))})
     target = (key("there"),)
-    both = after(first, Plan((Move(W, target, KEEP),)))
-    np.testing.assert_array_equal(array_of(build(tree, both)[target]), array_of(build(tree, first)[W]))
+    both = compose_plans(first, Plan((Move(W, target, KEEP),)))
+    np.testing.assert_array_equal(
+        array_of(apply_plan(tree, both)[target]), array_of(apply_plan(tree, first)[W])
+    )
 
 
 def test_only_unfinished_leaves_are_merged() -> None:
-    assert merged(leaf(np.zeros(2, np.float32)), leaf(np.zeros(2, np.float32))) is None
-    assert (is_part(Chain((TRANSPOSE, Term(2)))), is_part(TRANSPOSE), taken(0, 3, 3)) == (True, False, KEEP)
+    assert merge_parts(leaf(np.zeros(2, np.float32)), leaf(np.zeros(2, np.float32))) is None
+    assert (is_part(Chain((TRANSPOSE, SumTerm(2)))), is_part(TRANSPOSE), slice_rule(0, 3, 3)) == (
+        True,
+        False,
+        KEEP,
+    )

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ckpttool.errors import MappingError
-from ckpttool.leaf import Leaf, ValueLeaf
+from ckpttool.core.errors import MappingError
+from ckpttool.core.tree import Leaf, ValueLeaf
 from ckpttool.mapping.rules import (
     KEEP,
     TRANSPOSE,
@@ -20,7 +20,7 @@ from ckpttool.mapping.rules import (
     Rule,
     ToTensor,
     ToValue,
-    chain,
+    compose_rules,
 )
 from tests.trees import leaf
 
@@ -116,7 +116,7 @@ def test_chains_are_undone_in_the_opposite_order() -> None:
 
 
 def test_chaining_drops_what_does_nothing() -> None:
-    assert chain(TRANSPOSE, TRANSPOSE) == KEEP
-    assert chain(KEEP, KEEP) == KEEP
-    assert chain(KEEP, TRANSPOSE) == TRANSPOSE
-    assert chain(Cast("float32"), KEEP) == Cast("float32")
+    assert compose_rules(TRANSPOSE, TRANSPOSE) == KEEP
+    assert compose_rules(KEEP, KEEP) == KEEP
+    assert compose_rules(KEEP, TRANSPOSE) == TRANSPOSE
+    assert compose_rules(Cast("float32"), KEEP) == Cast("float32")

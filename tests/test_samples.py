@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from ckpttool.formats.resolve import open_checkpoint
-from ckpttool.ops.digest import digest
-from ckpttool.ops.restore import restore
+from ckpttool.commands.digest import digest
+from ckpttool.commands.restore import restore_agent
+from ckpttool.formats.detect import open_checkpoint
 from tests.conftest import ROOT, SAMPLES
 
 FOLDERS = ["td3_pendulum_tf", "td3_pendulum_torch"]
@@ -79,7 +79,7 @@ def test_the_licence_and_the_commands_that_made_them_lie_beside_them() -> None:
 @pytest.mark.parametrize("folder", FOLDERS)
 def test_every_checkpoint_has_a_sidecar_of_its_own(folder: str) -> None:
     for path in checkpoints(folder):
-        agent = restore(str(path))
+        agent = restore_agent(str(path))
         assert agent.sidecar is not None, agent.notes
         assert agent.sidecar.target_sha256 == digest(str(path)).sha256
         assert agent.sidecar.env == {"id": "Pendulum-v1", "gymnasium": "1.4.0"}
@@ -97,7 +97,7 @@ def test_a_learning_curve_can_be_drawn(folder: str) -> None:
 
 def test_both_backends_made_the_same_agent() -> None:
     trees = [open_checkpoint(str(checkpoints(folder)[-1])).tree for folder in FOLDERS]
-    bindings = [restore(str(checkpoints(folder)[-1])) for folder in FOLDERS]
+    bindings = [restore_agent(str(checkpoints(folder)[-1])) for folder in FOLDERS]
     one, other = (dict(agent.tree.tensors()) for agent in bindings)
     networks = [path for path in one if "optimizer" not in str(path[0].value) and len(path) > 1]
     assert len(networks) == 36

@@ -14,14 +14,12 @@ from hypothesis import strategies as st
 from jsonschema import Draft202012Validator
 
 import ckpttool
-from ckpttool import dtypes, errors
-from ckpttool.errors import UsageError
-from ckpttool.leaf import Role
-from ckpttool.mapping.matches import CONFIDENCE
-from ckpttool.ops.difference import By
-from ckpttool.ops.findings import Topic
-from ckpttool.ops.schemas import names
-from ckpttool.wire import asked
+from ckpttool.commands.inspect import Topic, schema_names
+from ckpttool.commands.stats import By
+from ckpttool.core import checkpoint, dtypes, errors
+from ckpttool.core.errors import UsageError
+from ckpttool.core.tree import Role
+from ckpttool.mapping.solver import CONFIDENCE
 from tests import schemas
 from tests.conftest import ROOT, TF_SAMPLE, TORCH_SAMPLE, Ran, in_process, refused
 from tests.schemas import MismatchError, compiled, stored
@@ -42,10 +40,10 @@ def commands() -> set[str]:
 
 
 def test_every_document_has_a_schema_and_every_schema_a_document() -> None:
-    assert set(names()) == commands() | OTHERS
+    assert set(schema_names()) == commands() | OTHERS
 
 
-@pytest.mark.parametrize("name", [*names(), "common"])
+@pytest.mark.parametrize("name", [*schema_names(), "common"])
 def test_a_schema_is_one_by_the_rules_of_its_draft_and_carries_the_version(name: str) -> None:
     schema = stored(name)
     Draft202012Validator.check_schema(schema)
@@ -176,7 +174,7 @@ def test_the_words_are_those_of_the_program() -> None:
     assert shared("role") == set(get_args(Role))
     assert set(stored("common")["$defs"]["finding"]["properties"]["topic"]["enum"]) == set(get_args(Topic))
     inspect = stored("inspect")["$defs"]
-    assert set(inspect["verdict"]["enum"]) == {asked.PLAIN, asked.CLASSES, asked.CODE}
+    assert set(inspect["verdict"]["enum"]) == {checkpoint.PLAIN, checkpoint.CLASSES, checkpoint.CODE}
     assert set(inspect["totals"]["properties"]["roles"]["properties"]) == shared("role")
     matched = stored("convert")["properties"]["matched"]["items"]["properties"]
     assert set(matched["by"]["enum"]) == set(CONFIDENCE)
@@ -205,7 +203,7 @@ def in_tables(text: str) -> set[str]:
     return {key for cell in cells for key in re.findall(r"`([^`]+)`", cell)}
 
 
-@pytest.mark.parametrize("name", sorted(set(names()) - {"error", "result", "sidecar"}))
+@pytest.mark.parametrize("name", sorted(set(schema_names()) - {"error", "result", "sidecar"}))
 def test_the_documentation_names_the_same_keys(name: str) -> None:
     found = sections("json.md")
     (section,) = (text for title, text in found.items() if name in re.split(r", | and ", title))
@@ -239,10 +237,10 @@ def test_shared_keys_are_explained() -> None:
 def test_the_schemas_can_be_listed_and_printed() -> None:
     listed = in_process("schema")
     assert listed.status == 0
-    assert all(f"\n{name} " in listed.out for name in names())
+    assert all(f"\n{name} " in listed.out for name in schema_names())
     assert max(map(len, listed.out.splitlines())) <= 80
     rows = in_process("schema", "--json").json()["schemas"]
-    assert [row["name"] for row in rows] == list(names())
+    assert [row["name"] for row in rows] == list(schema_names())
     one: Ran = in_process("schema", "eval")
     assert json.loads(one.out) == ckpttool.schema("eval")
     (row,) = in_process("schema", "eval", "--json").json()["schemas"]

@@ -17,11 +17,11 @@ import pytest
 import torch
 from torch import nn
 
-from ckpttool.errors import CkpttoolError, MappingError, NotACheckpointError, TruncatedError, UsageError
-from ckpttool.formats.resolve import open_checkpoint
-from ckpttool.ops.convert import convert
-from ckpttool.ops.restore import restore
-from ckpttool.ops.save import save
+from ckpttool.commands.convert import convert
+from ckpttool.commands.restore import restore_agent
+from ckpttool.commands.save import save
+from ckpttool.core.errors import CkpttoolError, MappingError, NotACheckpointError, TruncatedError, UsageError
+from ckpttool.formats.detect import open_checkpoint
 from tests import sb3_files as sb3
 from tests.conftest import TF_SAMPLE, TORCH_SAMPLE, Ran, in_process
 from tests.trees import torch_tree
@@ -62,14 +62,14 @@ def test_statistics_point_to_their_agent(folder: Path, place: str, to: str) -> N
     assert isinstance(error, MappingError)
     assert error.file == place
     assert followed(error, folder).status == 0
-    assert {part.component for part in restore("out").binding.parts} >= {"actor", "critic"}
+    assert {part.component for part in restore_agent("out").binding.parts} >= {"actor", "critic"}
 
 
 def test_statistics_play_by_their_agent(folder: Path) -> None:
     sb3.td3_agent(folder / "agent.zip")
     sb3.statistics(folder / "vecnormalize.pkl")
     with pytest.raises(MappingError) as caught:
-        restore("vecnormalize.pkl")
+        restore_agent("vecnormalize.pkl")
     assert caught.value.hint == "ckpttool eval agent.zip"
 
 

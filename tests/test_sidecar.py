@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ckpttool import sidecar
-from ckpttool.errors import FormatError
+from ckpttool.core import sidecar
+from ckpttool.core.errors import FormatError
 
 WHOLE: dict[str, Any] = {
     "schema": 1,
@@ -34,27 +34,27 @@ WHOLE: dict[str, Any] = {
 def write(folder: Path, content: object) -> str:
     path = str(folder / "x.pt")
     text = content if isinstance(content, str) else json.dumps(content)
-    Path(sidecar.beside(path)).write_text(text)
+    Path(sidecar.sidecar_path(path)).write_text(text)
     return path
 
 
 def test_a_sidecar_is_read_back_as_it_was_written(tmp_path: Path) -> None:
-    found = sidecar.load(write(tmp_path, WHOLE))
+    found = sidecar.load_sidecar(write(tmp_path, WHOLE))
     assert found is not None
     assert found.env == {"id": "Pendulum-v1", "gymnasium": None}
-    Path(sidecar.beside(str(tmp_path / "y.pt"))).write_bytes(found.encode())
-    again = sidecar.load(str(tmp_path / "y.pt"))
+    Path(sidecar.sidecar_path(str(tmp_path / "y.pt"))).write_bytes(found.encode())
+    again = sidecar.load_sidecar(str(tmp_path / "y.pt"))
     assert again is not None
     assert again.document() == found.document()
     assert again.encode() == found.encode()
 
 
 def test_no_sidecar_is_no_error(tmp_path: Path) -> None:
-    assert sidecar.load(str(tmp_path / "x.pt")) is None
+    assert sidecar.load_sidecar(str(tmp_path / "x.pt")) is None
 
 
 def test_keys_that_are_not_known_are_left_alone(tmp_path: Path) -> None:
-    assert sidecar.load(write(tmp_path, {**WHOLE, "later": 1})) is not None
+    assert sidecar.load_sidecar(write(tmp_path, {**WHOLE, "later": 1})) is not None
 
 
 @pytest.mark.parametrize(
@@ -86,7 +86,7 @@ def test_keys_that_are_not_known_are_left_alone(tmp_path: Path) -> None:
 )
 def test_what_is_not_what_it_should_be_is_refused(tmp_path: Path, wrong: dict[str, Any]) -> None:
     with pytest.raises(FormatError) as caught:
-        sidecar.load(write(tmp_path, {**WHOLE, **wrong}))
+        sidecar.load_sidecar(write(tmp_path, {**WHOLE, **wrong}))
     assert "sidecar" in str(caught.value)
     assert caught.value.file is not None
 
@@ -94,7 +94,7 @@ def test_what_is_not_what_it_should_be_is_refused(tmp_path: Path, wrong: dict[st
 @pytest.mark.parametrize("text", ["", "{", "[]", "3", "null", "[" * 100_000, "nonsense"])
 def test_what_is_no_sidecar_is_refused(tmp_path: Path, text: str) -> None:
     with pytest.raises(FormatError):
-        sidecar.load(write(tmp_path, text))
+        sidecar.load_sidecar(write(tmp_path, text))
 
 
 @given(
@@ -109,4 +109,4 @@ def test_any_json_is_a_sidecar_or_a_format_error(
     folder = tmp_path_factory.mktemp("any")
     for each in (content, {**WHOLE, "env": content}, {**WHOLE, "obs_norm": content}):
         with contextlib.suppress(FormatError):
-            sidecar.load(write(folder, each))
+            sidecar.load_sidecar(write(folder, each))

@@ -12,14 +12,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ckpttool.agents import envs
-from ckpttool.agents.actions import Noise
-from ckpttool.agents.envs.simulators import is_factory
-from ckpttool.agents.envs.tensors import DeviceVector
-from ckpttool.agents.network import Dense, Network
-from ckpttool.agents.rollout import Play, Rollout, rollouts
-from ckpttool.agents.stacking import stack
-from ckpttool.errors import CkpttoolError, EnvironmentMismatchError, UnsupportedError, UsageError
+from ckpttool.core.errors import CkpttoolError, EnvironmentMismatchError, UnsupportedError, UsageError
+from ckpttool.evaluation import environments
+from ckpttool.evaluation.rollout import ExplorationNoise, Rollout, RolloutSpec, rollouts
+from ckpttool.evaluation.simulators import DeviceVector, is_factory
+from ckpttool.networks.network import Dense, Network, stack_networks
 from tests.conftest import ROOT, TORCH_SAMPLE, in_process, refused
 from tests.test_backends import CELL, chain, dense
 from tests.test_device_rollout import torch_policy
@@ -153,9 +150,11 @@ STILL = chain(3, Dense(np.zeros((3, 1), np.float32)))
 
 
 def play(
-    name: str, num_envs: int, what: Play, network: Network = STILL, members: int = 1
+    name: str, num_envs: int, what: RolloutSpec, network: Network = STILL, members: int = 1
 ) -> tuple[Rollout, ...]:
-    with envs.make(f"own_simulator:{name}", num_envs, engine="device", trusted=True) as vector:
+    with environments.make_vector_env(
+        f"own_simulator:{name}", num_envs, engine="device", trusted=True
+    ) as vector:
         return rollouts(torch_policy(network), vector, what, members=members)
 
 
@@ -171,7 +170,9 @@ def lengths(row: int) -> Iterator[int]:
 @pytest.mark.parametrize("members", [1, 2])
 def test_every_row_plays_its_share_of_episodes(module: Path, episodes: int, rows: int, members: int) -> None:
     """Short episodes of one row do not take the place of another row's long ones."""
-    found = play("Simulator", rows * members, Play(episodes, 3), stack([STILL] * members), members)
+    found = play(
+        "Simulator", rows * members, RolloutSpec(episodes, 3), stack_networks([STILL] * members), members
+    )
     for member, one in enumerate(found):
         expected = []
         for row in range(rows):
@@ -188,7 +189,7 @@ def test_every_row_plays_its_share_of_episodes(module: Path, episodes: int, rows
 
 
 def test_a_program_of_ones_own_starts_from_seeds(module: Path) -> None:
-    (found,) = play("program", 3, Play(7, 1))
+    (found,) = play("program", 3, RolloutSpec(7, 1))
     assert found.seeds.tolist() == [1, 2, 3, 4, 5, 6, 7]
     assert found.lengths.tolist() == [1, 2, 3, 4, 4, 4, 4]
     assert found.returns.tolist() == [1, 3, 6, 10, 14, 18, 22]
@@ -317,12 +318,12 @@ def test_what_cannot_be_played_is_one_sentence(
 
 
 def test_a_simulator_that_fails_to_close_has_played(module: Path) -> None:
-    assert len(play("Sticky", 2, Play(3))[0].returns) == 3
+    assert len(play("Sticky", 2, RolloutSpec(3))[0].returns) == 3
 
 
 def test_only_a_person_may_name_a_factory(module: Path) -> None:
     with pytest.raises(UsageError):
-        envs.make("own_simulator:Simulator", engine="device")
+        environments.make_vector_env("own_simulator:Simulator", engine="device")
     assert "own_simulator" not in sys.modules
 
 
@@ -335,25 +336,25 @@ def test_which_names_are_factories() -> None:
 
 def test_a_policy_with_memory_or_of_another_size_is_refused(module: Path) -> None:
     with pytest.raises(UsageError):
-        play("Simulator", 2, Play(2), CELL)
+        play("Simulator", 2, RolloutSpec(2), CELL)
     with pytest.raises(EnvironmentMismatchError) as refusal:
-        play("Simulator", 2, Play(2), chain(4, dense(4, 1)))
+        play("Simulator", 2, RolloutSpec(2), chain(4, dense(4, 1)))
     assert (refusal.value.expected, refusal.value.found) == ("[batch, 3]", "[batch, 4]")
     with pytest.raises(EnvironmentMismatchError) as refusal:
-        play("Simulator", 2, Play(2), chain(3, dense(3, 2)))
+        play("Simulator", 2, RolloutSpec(2), chain(3, dense(3, 2)))
     assert (refusal.value.expected, refusal.value.found) == ("[2, 1]", "[2, 2]")
     with pytest.raises(CkpttoolError):
-        play("Simulator", 3, Play(2, noise=Noise(0.1)))
+        play("Simulator", 3, RolloutSpec(2, noise=ExplorationNoise(0.1)))
 
 
 def test_the_policy_and_the_simulator_share_a_device(module: Path) -> None:
     import torch
 
-    with envs.make("own_simulator:Simulator", 2, engine="device", trusted=True) as vector:
+    with environments.make_vector_env("own_simulator:Simulator", 2, engine="device", trusted=True) as vector:
         task: Any = vector.task  # type: ignore[attr-defined]  # a DeviceVector
         task.device = torch.device("meta")
         with pytest.raises(UsageError) as refusal:
-            rollouts(torch_policy(STILL), vector, Play(2))
+            rollouts(torch_policy(STILL), vector, RolloutSpec(2))
     assert (refusal.value.expected, refusal.value.found) == ("cpu", "meta")
 
 
@@ -377,14 +378,14 @@ def test_a_program_that_does_not_fit_is_refused(
     for name, value in replaced.items():
         monkeypatch.setattr(own_simulator.Program, name, value)
     with pytest.raises((EnvironmentMismatchError, UsageError)) as refusal:
-        play("program", 2, Play(2))
+        play("program", 2, RolloutSpec(2))
     assert found in str(refusal.value.found)
 
 
 def test_a_member_at_fault_does_not_take_the_others_along(module: Path) -> None:
     broken = chain(3, Dense(np.full((3, 1), np.nan, np.float32)))
     with pytest.raises(CkpttoolError, match="not finite in episode 0, step 0"):
-        play("Simulator", 4, Play(3), stack([STILL, broken]), 2)
+        play("Simulator", 4, RolloutSpec(3), stack_networks([STILL, broken]), 2)
 
 
 def test_a_simulator_that_writes_its_tensors_in_place_is_played(module: Path) -> None:
@@ -398,12 +399,12 @@ def test_a_simulator_that_writes_its_tensors_in_place_is_played(module: Path) ->
             self.held.copy_(super().obs())
             return self.held
 
-    with envs.make("own_simulator:Simulator", 3, engine="device", trusted=True) as plain:
-        (expected,) = rollouts(torch_policy(chain(3, dense(3, 1))), plain, Play(9))
+    with environments.make_vector_env("own_simulator:Simulator", 3, engine="device", trusted=True) as plain:
+        (expected,) = rollouts(torch_policy(chain(3, dense(3, 1))), plain, RolloutSpec(9))
     own_simulator.Simulator = InPlace
-    with envs.make("own_simulator:Simulator", 3, engine="device", trusted=True) as vector:
+    with environments.make_vector_env("own_simulator:Simulator", 3, engine="device", trusted=True) as vector:
         for _ in range(2):
-            (found,) = rollouts(torch_policy(chain(3, dense(3, 1))), vector, Play(9))
+            (found,) = rollouts(torch_policy(chain(3, dense(3, 1))), vector, RolloutSpec(9))
             np.testing.assert_array_equal(found.returns, expected.returns)
         made: Any = vector.task._made  # type: ignore[attr-defined]
         made.held.zero_()  # outside of the rollout too
@@ -429,12 +430,15 @@ def test_the_examples_play(name: str, seeds: int, monkeypatch: pytest.MonkeyPatc
 def test_the_examples_stay_on_the_device(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     import torch
 
-    from ckpttool.agents.backends.torch_rollout import count_transfers
+    from ckpttool.evaluation.torch_rollout import count_transfers
 
     monkeypatch.syspath_prepend(str(ROOT / "examples"))
     policy = torch_policy(STILL)
-    with policy.threads(1), envs.make(f"device_tasks:{name}", 4, engine="device", trusted=True) as vector:
-        found = count_transfers(policy.act, torch.device("cpu"), vector, Play(99), looks=2)  # type: ignore[arg-type]  # a DeviceVector
+    with (
+        policy.threads(1),
+        environments.make_vector_env(f"device_tasks:{name}", 4, engine="device", trusted=True) as vector,
+    ):
+        found = count_transfers(policy.act, torch.device("cpu"), vector, RolloutSpec(99), looks=2)  # type: ignore[arg-type]  # a DeviceVector
     assert (found.host_reads, found.uploads) == (2, 0)
 
 
@@ -458,19 +462,25 @@ def test_a_graph_of_several_steps_plays_the_same(
     """The bookkeeping around a capture, with stand-ins for what needs CUDA."""
     import torch
 
-    from ckpttool.agents.backends import torch_cuda, torch_rollout
+    from ckpttool.evaluation import torch_rollout
+    from ckpttool.networks import torch_programs
 
     def captured(body: Any, _place: Any) -> tuple[Replay, None]:
         for _ in range(4):
             body()
         return Replay(body, broken=broken), None
 
-    monkeypatch.setattr(torch_cuda, "captured", captured)
+    monkeypatch.setattr(torch_programs, "capture_graph", captured)
     monkeypatch.setattr(torch.cuda, "device", contextlib.nullcontext)
-    (expected,) = play(name, 3, Play(20, 1))
-    with envs.make(f"own_simulator:{name}", 3, engine="device", trusted=True) as vector, torch.no_grad():
+    (expected,) = play(name, 3, RolloutSpec(20, 1))
+    with (
+        environments.make_vector_env(f"own_simulator:{name}", 3, engine="device", trusted=True) as vector,
+        torch.no_grad(),
+    ):
         assert isinstance(vector, DeviceVector)
-        game = torch_rollout._Game(torch_policy(STILL).act, torch.device("cpu"), vector, Play(20, 1), 1)
+        game = torch_rollout._DeviceRollout(
+            torch_policy(STILL).act, torch.device("cpu"), vector, RolloutSpec(20, 1), 1
+        )
         if broken and name == "Simulator":
             with pytest.raises(UnsupportedError):
                 game.graph()

@@ -8,27 +8,25 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ckpttool.errors import UsageError
-from ckpttool.mapping.layer_names import word
-from ckpttool.mapping.scopes import Candidate
-from ckpttool.mapping.solver import Solution, solve
+from ckpttool.core.errors import UsageError
+from ckpttool.mapping.solver import LayerCandidate, Solution, parse_name_step, solve
 
 
-def layers(*said: str) -> list[Candidate]:
+def layers(*said: str) -> list[LayerCandidate]:
     """Return candidates from `name:signature`; several signatures are divided by |."""
     found = []
     for one in said:
         name, _, signatures = one.partition(":")
         steps = tuple(name.split("/")) if name else ()
-        found.append(Candidate(steps, frozenset((s,) for s in (signatures or "square").split("|"))))
+        found.append(LayerCandidate(steps, frozenset((s,) for s in (signatures or "square").split("|"))))
     return found
 
 
-def pairs(sources: list[Candidate], targets: list[Candidate], solution: Solution) -> dict[str, str]:
+def pairs(sources: list[LayerCandidate], targets: list[LayerCandidate], solution: Solution) -> dict[str, str]:
     return {targets[p.target].title: f"{sources[p.source].title} by {p.by}" for p in solution.pairs}
 
 
-def solved(sources: list[Candidate], targets: list[Candidate], **how: object) -> dict[str, str]:
+def solved(sources: list[LayerCandidate], targets: list[LayerCandidate], **how: object) -> dict[str, str]:
     return pairs(sources, targets, solve(sources, targets, **how))  # type: ignore[arg-type]
 
 
@@ -121,13 +119,13 @@ def test_a_pair_that_is_not_there_is_refused() -> None:
 
 @pytest.mark.parametrize("step", ["dense", "dense_7", "layer_with_weights-3", "12", "conv2d_transpose_1"])
 def test_words_that_only_count(step: str) -> None:
-    assert word(step).text is None
+    assert parse_name_step(step).text is None
 
 
 @pytest.mark.parametrize(("one", "other"), [("fc_1", "fc1"), ("selfAttn", "self_attn"), ("_body", "body")])
 def test_words_that_are_spelled_in_two_ways(one: str, other: str) -> None:
-    assert word(one) == word(other)
-    assert word(one).text is not None
+    assert parse_name_step(one) == parse_name_step(other)
+    assert parse_name_step(one).text is not None
 
 
 NAMES = st.lists(
@@ -138,7 +136,7 @@ NAMES = st.lists(
 @given(NAMES, st.randoms())
 @settings(max_examples=50, deadline=None)
 def test_a_shuffled_copy_of_a_model_is_itself(names: list[tuple[str, ...]], order: object) -> None:
-    sources = [Candidate(name, frozenset({("square",)})) for name in names]
+    sources = [LayerCandidate(name, frozenset({("square",)})) for name in names]
     targets = list(sources)
     order.shuffle(targets)  # type: ignore[attr-defined]
     solution = solve(sources, targets)
@@ -287,12 +285,12 @@ def test_what_a_model_lists_otherwise_than_it_was_made() -> None:
     }
 
 
-def listed(*said: str) -> list[Candidate]:
+def listed(*said: str) -> list[LayerCandidate]:
     """Return layers whose counts follow a list of their model."""
     return [one._replace(listed=True) for one in layers(*said)]
 
 
-def called(*row: Candidate, chain: bool = True) -> list[Candidate]:
+def called(*row: LayerCandidate, chain: bool = True) -> list[LayerCandidate]:
     """Return layers as a model calls them: one after the other, or all with the same input."""
     return [one._replace(call=n, after=(1 << n) - 1 if chain else 0) for n, one in enumerate(row)]
 

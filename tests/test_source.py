@@ -10,11 +10,20 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from ckpttool import places
-from ckpttool.errors import ChangedError, ChecksumError, TruncatedError
-from ckpttool.source import LARGE, Checksum, File, Inline, Source, Span, Strided, pieces
-from ckpttool.wire import crc
-from ckpttool.wire.crc import crc32, crc32c
+from ckpttool.core import filesystem, source
+from ckpttool.core.errors import ChangedError, ChecksumError, TruncatedError
+from ckpttool.core.source import (
+    LARGE,
+    Checksum,
+    File,
+    Inline,
+    Source,
+    Span,
+    StridedView,
+    crc32,
+    crc32c,
+    iter_pieces,
+)
 
 BEFORE = 77
 
@@ -65,7 +74,7 @@ def test_bytes_beyond_the_end_are_given_no_room(
     file: File, place: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if place == "elsewhere":
-        monkeypatch.setitem(places._MOUNTED, file.path, object())
+        monkeypatch.setitem(filesystem._MOUNTED, file.path, object())
     with pytest.raises(TruncatedError):
         Span(file, 0, 1 << 62).read()
     monkeypatch.setattr(np, "empty", None)
@@ -85,7 +94,7 @@ def test_a_checksum_does_not_depend_on_who_holds_the_bytes(data: bytes, size: in
 def test_the_zip_checksum_is_the_same_with_and_without_the_faster_library(
     data: bytes, installed: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    crc._large_crc32.cache_clear()
+    source._large_crc32.cache_clear()
     if not installed:
         monkeypatch.setitem(sys.modules, "zlib_ng", None)
     else:
@@ -93,29 +102,29 @@ def test_the_zip_checksum_is_the_same_with_and_without_the_faster_library(
     for size in (0, 1, 65_535, 65_536, LARGE):
         assert crc32(memoryview(data)[:size]) == zlib.crc32(data[:size])
         assert crc32(memoryview(data)[size // 3 : size], crc32(data[: size // 3])) == zlib.crc32(data[:size])
-    crc._large_crc32.cache_clear()
+    source._large_crc32.cache_clear()
 
 
 def test_pieces_of_any_source_are_its_bytes(file: File, data: bytes) -> None:
     span = Span(file, BEFORE, len(data), Checksum("crc32", zlib.crc32(data)))
     cut = Span(file, BEFORE, LARGE)
-    for source in (
+    for source_ in (
         span,
         Inline(data),
         Span(file, BEFORE, 100),
-        Strided(cut, 4, (LARGE // 4,), (1,), 0),
-        Strided(cut, 4, (LARGE // 4 - 1,), (1,), 1),
-        Strided(cut, 4, (1024, LARGE // 4096), (1, 1024), 0),
-        Strided(cut, 4, (LARGE // 4,), (1,), 0, 4),
+        StridedView(cut, 4, (LARGE // 4,), (1,), 0),
+        StridedView(cut, 4, (LARGE // 4 - 1,), (1,), 1),
+        StridedView(cut, 4, (1024, LARGE // 4096), (1, 1024), 0),
+        StridedView(cut, 4, (LARGE // 4,), (1,), 0, 4),
     ):
-        assert b"".join(map(bytes, pieces(source))) == bytes(source.read())
+        assert b"".join(map(bytes, iter_pieces(source_))) == bytes(source_.read())
 
 
 def test_the_end_of_the_pieces_checks_them(file: File, data: bytes) -> None:
     wrong = Span(file, BEFORE, LARGE, Checksum("crc32c", crc32c(data[:LARGE]) ^ 1))
-    whole: Source = Strided(wrong, 4, (LARGE // 4,), (1,), 0)
-    for source in (wrong, whole):
-        found = pieces(source)
+    whole: Source = StridedView(wrong, 4, (LARGE // 4,), (1,), 0)
+    for source_ in (wrong, whole):
+        found = iter_pieces(source_)
         assert bytes(next(found)) == data[: 1 << 20]
         with pytest.raises(ChecksumError):
             list(found)

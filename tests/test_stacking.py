@@ -9,18 +9,30 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from ckpttool import plugins
-from ckpttool.agents import serial
-from ckpttool.agents.execute import arrays, shapes
-from ckpttool.agents.network import Activation, Affine, Clip, Dense, Flatten, LayerNorm, Network, StateSlot
-from ckpttool.agents.stacking import member, stack, structure
-from ckpttool.errors import EnvironmentMismatchError, UsageError
+from ckpttool.core import plugins
+from ckpttool.core.errors import EnvironmentMismatchError, UsageError
+from ckpttool.networks import network
+from ckpttool.networks.network import (
+    Activation,
+    Affine,
+    Clip,
+    Dense,
+    Flatten,
+    LayerNorm,
+    Network,
+    StateSlot,
+    network_arrays,
+    select_member,
+    stack_networks,
+    stack_structure,
+    value_shapes,
+)
 from tests.test_backends import ACTOR, CELL, chain, dense, normal, renewed
 
 
 def test_equal_structures_are_equal_keys() -> None:
-    assert structure(ACTOR) == structure(renewed(ACTOR))
-    assert hash(structure(ACTOR)) == hash(structure(renewed(ACTOR)))
+    assert stack_structure(ACTOR) == stack_structure(renewed(ACTOR))
+    assert hash(stack_structure(ACTOR)) == hash(stack_structure(renewed(ACTOR)))
 
 
 @pytest.mark.parametrize(
@@ -37,61 +49,63 @@ def test_equal_structures_are_equal_keys() -> None:
 )
 def test_other_structures_are_other_keys(other: Network) -> None:
     network = ACTOR if other.inputs == ACTOR.inputs else chain(3, dense(3, 2), Activation("tanh"))
-    assert structure(network) != structure(other)
+    assert stack_structure(network) != stack_structure(other)
     with pytest.raises(UsageError, match="different structures"):
-        stack([network, other])
+        stack_networks([network, other])
 
 
 def test_an_epsilon_is_part_of_the_structure() -> None:
     first, second = (chain(4, LayerNorm(normal(4), normal(4), epsilon)) for epsilon in (1e-3, 1e-5))
-    assert structure(first) != structure(second)
+    assert stack_structure(first) != stack_structure(second)
 
 
 @pytest.mark.parametrize("network", [CELL, chain(6, Flatten()), chain(4, Affine(normal(2, 2), normal(2, 2)))])
 def test_what_knows_the_batch_or_the_past_is_not_stacked(network: Network) -> None:
-    assert structure(network) is None
+    assert stack_structure(network) is None
     with pytest.raises(UsageError):
-        stack([network, network])
+        stack_networks([network, network])
 
 
 def test_a_state_without_a_layer_of_its_own_is_not_stacked() -> None:
     network = replace(chain(3, dense(3, 3)), states=(StateSlot("obs", (3,), 1),))
-    assert structure(network) is None
+    assert stack_structure(network) is None
 
 
 def test_a_stack_has_a_member_axis_and_gives_its_members_back() -> None:
     actors = [renewed(ACTOR) for _ in range(3)]
-    stacked = stack(actors)
+    stacked = stack_networks(actors)
     assert stacked.members == 3
     assert stacked.width == ACTOR.width
-    assert {array.shape[0] for array in arrays(stacked)} == {3}
-    assert {array.ndim for array in arrays(stacked)} == {3}
-    assert shapes(stacked) == shapes(ACTOR)
+    assert {array.shape[0] for array in network_arrays(stacked)} == {3}
+    assert {array.ndim for array in network_arrays(stacked)} == {3}
+    assert value_shapes(stacked) == value_shapes(ACTOR)
     for number, actor in enumerate(actors):
-        back = member(stacked, number)
-        assert structure(back) == structure(actor)
-        for found, expected in zip(arrays(back), arrays(actor), strict=True):
+        back = select_member(stacked, number)
+        assert stack_structure(back) == stack_structure(actor)
+        for found, expected in zip(network_arrays(back), network_arrays(actor), strict=True):
             np.testing.assert_array_equal(found, expected)
 
 
 def test_one_is_its_own_stack_and_a_stack_is_not_stacked_again() -> None:
-    assert stack([ACTOR]) is ACTOR
-    twice = stack([ACTOR, ACTOR])
+    assert stack_networks([ACTOR]) is ACTOR
+    twice = stack_networks([ACTOR, ACTOR])
     with pytest.raises(UsageError):
-        stack([twice, twice])
+        stack_networks([twice, twice])
 
 
 def test_a_stack_travels() -> None:
-    stacked = stack([chain(2, dense(2, 2), Clip(normal(2), normal(2) + 5))] * 2)
+    stacked = stack_networks([chain(2, dense(2, 2), Clip(normal(2), normal(2) + 5))] * 2)
     file = io.BytesIO()
-    document = json.loads(json.dumps(serial.write(stacked, file)))
+    document = json.loads(json.dumps(network.write_network(stacked, file)))
     file.seek(0)
-    back = serial.read(document, file)
+    back = network.read_network(document, file)
     assert back.members == 2
-    assert all(np.array_equal(a, b) for a, b in zip(arrays(back), arrays(stacked), strict=True))
+    assert all(
+        np.array_equal(a, b) for a, b in zip(network_arrays(back), network_arrays(stacked), strict=True)
+    )
 
 
 def test_rows_that_cannot_be_divided_are_refused() -> None:
-    policy = plugins.find("backends", "numpy").load().build(stack([ACTOR, ACTOR, ACTOR]))
+    policy = plugins.find("backends", "numpy").load().build(stack_networks([ACTOR, ACTOR, ACTOR]))
     with pytest.raises(EnvironmentMismatchError, match=r"(?s)multiple of 3.*4"):
         policy.step(np.ones((4, 17), np.float32))

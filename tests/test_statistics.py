@@ -9,15 +9,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ckpttool.agents import statistics
-from ckpttool.errors import UsageError
+from ckpttool.core.errors import UsageError
+from ckpttool.evaluation import statistics
 
 VALUES = st.lists(st.floats(-1e6, 1e6), min_size=1, max_size=40)
 
 
 def test_numbers_by_hand() -> None:
     # 8 values: two dropped at each end, 4, 5, 6, 7 remain; squares about the mean of 12 sum to 844.
-    s = statistics.summarise([2, 3, 4, 5, 6, 7, 29, 40])
+    s = statistics.summarize([2, 3, 4, 5, 6, 7, 29, 40])
     assert (s.n, s.mean, s.median, s.iqm, s.min, s.max) == (8, 12, 5.5, 5.5, 2, 40)
     assert s.std == pytest.approx(math.sqrt((100 + 81 + 64 + 49 + 36 + 25 + 289 + 784) / 7))
 
@@ -38,13 +38,13 @@ def test_iqm_drops_a_quarter_rounded_down(values: list[float], expected: float) 
 
 
 def test_one_value_has_no_spread() -> None:
-    assert statistics.summarise([3.5]) == statistics.Summary(1, 3.5, None, 3.5, 3.5, 3.5, 3.5, None)
+    assert statistics.summarize([3.5]) == statistics.ReturnStatistics(1, 3.5, None, 3.5, 3.5, 3.5, 3.5, None)
 
 
 @pytest.mark.parametrize("values", [[], np.zeros((2, 2))])
 def test_no_values_are_refused(values: list[float]) -> None:
     with pytest.raises(UsageError, match="at least one"):
-        statistics.summarise(values)
+        statistics.summarize(values)
 
 
 def test_the_interval_is_that_of_the_normal_law_for_many_values() -> None:
@@ -72,12 +72,12 @@ def test_chunks_do_not_change_the_interval(monkeypatch: pytest.MonkeyPatch) -> N
 def test_order_does_not_matter(values: list[float], random: object) -> None:
     mixed = list(values)
     random.shuffle(mixed)
-    assert statistics.summarise(mixed) == statistics.summarise(values)
+    assert statistics.summarize(mixed) == statistics.summarize(values)
 
 
 @given(VALUES)
 def test_everything_lies_between_the_extremes(values: list[float]) -> None:
-    s = statistics.summarise(values)
+    s = statistics.summarize(values)
     slack = 1e-9 * max(1, abs(s.min), abs(s.max))
     for value in (s.mean, s.median, s.iqm, *(s.ci95 or ())):
         assert s.min - slack <= value <= s.max + slack
@@ -87,8 +87,8 @@ def test_everything_lies_between_the_extremes(values: list[float]) -> None:
 
 @given(VALUES, st.floats(-100, 100), st.floats(0.1, 10))
 def test_shift_and_scale(values: list[float], shift: float, scale: float) -> None:
-    before = statistics.summarise(values)
-    after = statistics.summarise([v * scale + shift for v in values])
+    before = statistics.summarize(values)
+    after = statistics.summarize([v * scale + shift for v in values])
     near = {"rel": 1e-6, "abs": 1e-6 * max(1, *map(abs, values))}
     for name in ("mean", "median", "iqm", "min", "max"):
         assert getattr(after, name) == pytest.approx(getattr(before, name) * scale + shift, **near)
@@ -99,7 +99,7 @@ def test_shift_and_scale(values: list[float], shift: float, scale: float) -> Non
 
 @given(st.floats(-1e6, 1e6), st.integers(2, 30))
 def test_equal_values_are_certain(value: float, n: int) -> None:
-    s = statistics.summarise([value] * n)
+    s = statistics.summarize([value] * n)
     assert s.std == pytest.approx(0, abs=1e-9 * abs(value))
     assert s.ci95 == pytest.approx((value, value))
 

@@ -12,10 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
-from ckpttool.leaf import attr
-from ckpttool.ops import moments
-from ckpttool.ops.moments import Moments
-from ckpttool.ops.stats import Stats, signs, stats
+from ckpttool.commands import stats as moments
+from ckpttool.commands.stats import Moments, Stats, find_warning_signs, stats
+from ckpttool.core.tree import attr
 from tests.conftest import TF_SAMPLE, TORCH_SAMPLE, ckpttool, in_process, refused
 from tests.test_diff import saved
 from tests.trees import leaf
@@ -25,7 +24,7 @@ FLOATS = st.floats(-1e6, 1e6, width=32) | st.sampled_from([math.nan, math.inf, -
 
 @given(arrays.arrays(np.float32, st.integers(1, 40), elements=FLOATS), st.integers(0, 40))
 def test_moments_are_numpys_however_they_are_cut(array: np.ndarray, cut: int) -> None:
-    found = moments.of(array[:cut]) + moments.of(array[cut:])
+    found = moments.compute_moments(array[:cut]) + moments.compute_moments(array[cut:])
     numbers = array[np.isfinite(array)].astype(np.float64)
     assert (found.size, found.finite) == (array.size, numbers.size)
     assert (found.nans, found.infs) == (np.isnan(array).sum(), np.isinf(array).sum())
@@ -42,7 +41,7 @@ def test_moments_are_numpys_however_they_are_cut(array: np.ndarray, cut: int) ->
 
 def test_pieces_add_up() -> None:
     array = np.random.default_rng(0).normal(3, 2, 700_000)
-    found = moments.of(array)
+    found = moments.compute_moments(array)
     assert found.mean == pytest.approx(array.mean(), rel=1e-12)
     assert found.std == pytest.approx(array.std(), rel=1e-12)
     counts, _ = np.histogram(array, moments.BINS)
@@ -66,13 +65,15 @@ def test_signs(array: np.ndarray, kind: dict[str, Any], sign: str) -> None:
     from dataclasses import replace
 
     there = replace(leaf(array.astype(np.float32), "x"), **kind)
-    found = list(signs((attr("kernel"),), there, moments.of(array), array))
+    found = list(find_warning_signs((attr("kernel"),), there, moments.compute_moments(array), array))
     assert any(sign in each for each in found), found
 
 
 @pytest.mark.parametrize("array", [np.zeros(4), np.ones((3, 3)), np.eye(3)])
 def test_what_is_well_has_no_sign(array: np.ndarray) -> None:
-    assert not list(signs((attr("bias"),), leaf(array, "x"), moments.of(array), array))
+    assert not list(
+        find_warning_signs((attr("bias"),), leaf(array, "x"), moments.compute_moments(array), array)
+    )
 
 
 def test_open_sides_of_a_space_are_no_sign() -> None:
@@ -81,9 +82,9 @@ def test_open_sides_of_a_space_are_no_sign() -> None:
     array = np.full(3, math.inf, np.float32)
     low = replace(leaf(array, "low"), role="other")
     space = (attr("data"), attr("observation_space"), attr("low"))
-    assert not list(signs(space, low, moments.of(array), array))
-    assert list(signs(space[::2], low, moments.of(array), array))
-    assert list(signs(space, low, moments.of(array * math.nan), array * math.nan))
+    assert not list(find_warning_signs(space, low, moments.compute_moments(array), array))
+    assert list(find_warning_signs(space[::2], low, moments.compute_moments(array), array))
+    assert list(find_warning_signs(space, low, moments.compute_moments(array * math.nan), array * math.nan))
 
 
 def look(path: object) -> Stats:

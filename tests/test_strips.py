@@ -10,15 +10,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ckpttool.mapping import strips
-from ckpttool.mapping.strips import permuted
+from ckpttool.mapping import rules
+from ckpttool.mapping.rules import permute_array
 
 TYPES = ("<f4", "<f8", "<c16", "|u1", "|b1", ml_dtypes.bfloat16, ml_dtypes.float8_e4m3fn)
 EXTENTS = st.sampled_from([1, 2, 3, 7, 64, 129, 1025])
 
 
 def same(array: np.ndarray, axes: tuple[int, ...]) -> None:
-    found, expected = permuted(array, axes), array.transpose(axes).copy("C")
+    found, expected = permute_array(array, axes), array.transpose(axes).copy("C")
     assert (found.shape, found.dtype) == (expected.shape, expected.dtype)
     assert found.flags.c_contiguous
     assert found.tobytes() == expected.tobytes()
@@ -33,13 +33,13 @@ def same(array: np.ndarray, axes: tuple[int, ...]) -> None:
 )
 def test_every_permutation_is_numpys(case: tuple[tuple[int, ...], list[int]], dtype: object) -> None:
     shape, axes = case
-    small = strips._SMALL
+    small = rules._SMALL
     array = np.random.default_rng(0).integers(0, 100, shape).astype(dtype)  # type: ignore[call-overload]
     try:
-        strips._SMALL = 0
+        rules._SMALL = 0
         same(array, tuple(axes))
     finally:
-        strips._SMALL = small
+        rules._SMALL = small
     same(array, tuple(axes))
 
 
@@ -53,4 +53,4 @@ def test_matrices_of_any_size(shape: tuple[int, ...]) -> None:
 def test_kernels_of_convolutions_there_and_back(shape: tuple[int, ...]) -> None:
     array = np.random.default_rng(0).random(shape, dtype=np.float32)
     same(array, (3, 2, 0, 1))
-    same(permuted(array, (3, 2, 0, 1)), (2, 3, 1, 0))
+    same(permute_array(array, (3, 2, 0, 1)), (2, 3, 1, 0))

@@ -15,10 +15,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ckpttool.errors import ChecksumError, FormatError, TruncatedError
-from ckpttool.source import File
-from ckpttool.wire import protobuf_writer, summary_events, tfrecord
-from ckpttool.wire.summary_events import Scalar
+from ckpttool.core.errors import ChecksumError, FormatError, TruncatedError
+from ckpttool.core.source import File
+from ckpttool.encodings import protobuf
+from ckpttool.encodings.protobuf import ScalarEvent
 from tests.tensorflow_child import run_each
 
 TENSORFLOW = pytest.mark.skipif(find_spec("tensorflow") is None, reason="needs tensorflow")
@@ -67,13 +67,13 @@ def read_by_tensorflow(folder: Path) -> Any:
 @pytest.fixture(scope="module")
 def referee(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any]:
     written, ours = tmp_path_factory.mktemp("theirs"), tmp_path_factory.mktemp("ours")
-    records = [summary_events.header(12.5), summary_events.summary(13.0, 70, {"a": 1.5, "eval/b": 0.0})]
+    records = [protobuf.event_file_header(12.5), protobuf.summary_record(13.0, 70, {"a": 1.5, "eval/b": 0.0})]
     (ours / "events.out.tfevents.1.x").write_bytes(b"".join(records))
     return written, run_each(__file__, {"write_as_tensorflow": written, "read_by_tensorflow": ours})
 
 
-def read(path: Path, *tags: str) -> list[Scalar]:
-    return list(summary_events.scalars(File.stamp(str(path)), tags or ALL))
+def read(path: Path, *tags: str) -> list[ScalarEvent]:
+    return list(protobuf.iter_scalars(File.stamp(str(path)), tags or ALL))
 
 
 @TENSORFLOW
@@ -82,7 +82,7 @@ def read(path: Path, *tags: str) -> list[Scalar]:
 )
 def test_tensorflows_files_are_read(referee: tuple[Path, Any], folder: str, tag: str) -> None:
     (path,) = (referee[0] / folder).glob("events.out.tfevents.*")
-    expected = [Scalar(tag, step * 100, float(np.float32(value))) for step, value in enumerate(VALUES)]
+    expected = [ScalarEvent(tag, step * 100, float(np.float32(value))) for step, value in enumerate(VALUES)]
     assert read(path, tag) == expected
     assert {found.tag for found in read(path, tag, *ALL)} == ({tag, "loss"} if folder == "two" else {tag})
 
@@ -105,7 +105,7 @@ GOLDEN = (
 def test_tensorboards_scalar_is_read(tmp_path: Path) -> None:
     path = tmp_path / "x"
     path.write_bytes(bytes.fromhex(GOLDEN))
-    assert read(path, "Common/average_test_return") == [Scalar("Common/average_test_return", 100, 2.5)]
+    assert read(path, "Common/average_test_return") == [ScalarEvent("Common/average_test_return", 100, 2.5)]
 
 
 def test_torchs_files_are_read(tmp_path: Path) -> None:
@@ -116,19 +116,19 @@ def test_torchs_files_are_read(tmp_path: Path) -> None:
         writer.add_scalar("charts/episodic_return", 2.5, 7)
         writer.add_scalar("new", 3.5, 8, new_style=True)
     (path,) = tmp_path.glob("events.out.tfevents.*")
-    assert read(path) == [Scalar("charts/episodic_return", 7, 2.5), Scalar("new", 8, 3.5)]
+    assert read(path) == [ScalarEvent("charts/episodic_return", 7, 2.5), ScalarEvent("new", 8, 3.5)]
 
 
 def test_the_bytes_of_a_record(tmp_path: Path) -> None:
     # The record that TensorFlow writes first, with the wall time left out.
     data = b"\x1a\x0dbrain.Event:2"
-    found = tfrecord.record(data)
+    found = protobuf.encode_record(data)
     assert found[:8] == (15).to_bytes(8, "little")
     assert found[12:-4] == data
     assert len(found) == 8 + 4 + 15 + 4
     path = tmp_path / "x"
     path.write_bytes(found * 3)
-    assert [(at, bytes(each)) for at, each in tfrecord.records(File.stamp(str(path)))] == [
+    assert [(at, bytes(each)) for at, each in protobuf.iter_records(File.stamp(str(path)))] == [
         (0, data),
         (31, data),
         (62, data),
@@ -138,15 +138,15 @@ def test_the_bytes_of_a_record(tmp_path: Path) -> None:
 @given(st.lists(st.binary(max_size=60), max_size=12), st.integers(13, 90))
 def test_there_and_back(tmp_path_factory: pytest.TempPathFactory, datas: list[bytes], block: int) -> None:
     path = tmp_path_factory.mktemp("records") / "x"
-    path.write_bytes(b"".join(map(tfrecord.record, datas)))
+    path.write_bytes(b"".join(map(protobuf.encode_record, datas)))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(tfrecord, "_BLOCK", block)
-        assert [bytes(data) for _, data in tfrecord.records(File.stamp(str(path)))] == datas
+        patch.setattr(protobuf, "_BLOCK", block)
+        assert [bytes(data) for _, data in protobuf.iter_records(File.stamp(str(path)))] == datas
 
 
 def small(steps: int = 3) -> bytes:
-    return summary_events.header(0) + b"".join(
-        summary_events.summary(0, step, {"a": step}) for step in range(steps)
+    return protobuf.event_file_header(0) + b"".join(
+        protobuf.summary_record(0, step, {"a": step}) for step in range(steps)
     )
 
 
@@ -155,8 +155,8 @@ def test_a_file_that_is_cut_anywhere_gives_what_came_before(tmp_path: Path) -> N
     ends = [len(small(n)) for n in range(4)]
     for size in range(len(whole)):
         path.write_bytes(whole[:size])
-        found: list[Scalar] = []
-        stream: Iterator[Scalar] = summary_events.scalars(File.stamp(str(path)), ALL)
+        found: list[ScalarEvent] = []
+        stream: Iterator[ScalarEvent] = protobuf.iter_scalars(File.stamp(str(path)), ALL)
         if size in (0, *ends):
             found.extend(stream)
         else:
@@ -176,58 +176,58 @@ def test_a_changed_byte_is_found_anywhere(tmp_path: Path) -> None:
 def test_a_length_beyond_the_file_allocates_nothing(tmp_path: Path) -> None:
     length = (1 << 62).to_bytes(8, "little")
     path = tmp_path / "x"
-    path.write_bytes(length + tfrecord._masked(length) + bytes(50))
+    path.write_bytes(length + protobuf._masked_crc(length) + bytes(50))
     with pytest.raises(TruncatedError, match="ends within a record"):
         read(path)
 
 
 def test_records_that_are_no_events_are_refused(tmp_path: Path) -> None:
     path = tmp_path / "x"
-    path.write_bytes(tfrecord.record(b"\xff\xff\xff\xff"))
+    path.write_bytes(protobuf.encode_record(b"\xff\xff\xff\xff"))
     with pytest.raises(FormatError, match="not an event"):
         read(path)
 
 
 def test_long_records_are_passed_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tfrecord, "LONGEST", 100)
-    monkeypatch.setattr(tfrecord, "_BLOCK", 64)
-    graph = tfrecord.record(protobuf_writer.message(4, bytes(500)))
+    monkeypatch.setattr(protobuf, "MAX_RECORD_BYTES", 100)
+    monkeypatch.setattr(protobuf, "_BLOCK", 64)
+    graph = protobuf.encode_record(protobuf.encode_message(4, bytes(500)))
     path = tmp_path / "x"
-    path.write_bytes(summary_events.header(0) + graph + summary_events.summary(0, 5, {"a": 1}))
-    assert read(path) == [Scalar("a", 5, 1.0)]
+    path.write_bytes(protobuf.event_file_header(0) + graph + protobuf.summary_record(0, 5, {"a": 1}))
+    assert read(path) == [ScalarEvent("a", 5, 1.0)]
 
 
 def tensor(dtype: int, *fields: bytes) -> bytes:
-    proto = protobuf_writer.number(1, dtype) + b"".join(fields)
-    value = protobuf_writer.text(1, "t") + protobuf_writer.message(8, proto)
-    return tfrecord.record(protobuf_writer.message(5, protobuf_writer.message(1, value)))
+    proto = protobuf.encode_int(1, dtype) + b"".join(fields)
+    value = protobuf.encode_text(1, "t") + protobuf.encode_message(8, proto)
+    return protobuf.encode_record(protobuf.encode_message(5, protobuf.encode_message(1, value)))
 
 
 @pytest.mark.parametrize(
     ("record", "expected"),
     [
-        (tensor(1, protobuf_writer.message(5, struct.pack("<f", 2.5))), 2.5),
-        (tensor(1, protobuf_writer.float32(5, 2.5)), 2.5),
-        (tensor(1, protobuf_writer.message(4, struct.pack("<f", 2.5))), 2.5),
-        (tensor(2, protobuf_writer.float64(6, 0.1)), 0.1),
-        (tensor(3, protobuf_writer.message(7, b"\x05")), 5.0),
-        (tensor(9, protobuf_writer.number(10, -3)), -3.0),
-        (tensor(1, protobuf_writer.message(2, b"")), 0.0),
-        (tensor(1, protobuf_writer.float32(5, math.inf)), math.inf),
+        (tensor(1, protobuf.encode_message(5, struct.pack("<f", 2.5))), 2.5),
+        (tensor(1, protobuf.encode_float(5, 2.5)), 2.5),
+        (tensor(1, protobuf.encode_message(4, struct.pack("<f", 2.5))), 2.5),
+        (tensor(2, protobuf.encode_double(6, 0.1)), 0.1),
+        (tensor(3, protobuf.encode_message(7, b"\x05")), 5.0),
+        (tensor(9, protobuf.encode_int(10, -3)), -3.0),
+        (tensor(1, protobuf.encode_message(2, b"")), 0.0),
+        (tensor(1, protobuf.encode_float(5, math.inf)), math.inf),
     ],
     ids=["packed", "unpacked", "content", "double", "int32", "int64", "empty", "infinite"],
 )
 def test_scalars_of_every_form(tmp_path: Path, record: bytes, expected: float) -> None:
     path = tmp_path / "x"
     path.write_bytes(record)
-    assert read(path) == [Scalar("t", 0, expected)]
+    assert read(path) == [ScalarEvent("t", 0, expected)]
 
 
 @pytest.mark.parametrize(
     "record",
     [
-        tensor(1, protobuf_writer.message(2, protobuf_writer.message(2, b"")), b""),  # one dimension
-        tensor(7, protobuf_writer.message(8, b"text")),
+        tensor(1, protobuf.encode_message(2, protobuf.encode_message(2, b"")), b""),  # one dimension
+        tensor(7, protobuf.encode_message(8, b"text")),
     ],
     ids=["vector", "text"],
 )
@@ -239,17 +239,17 @@ def test_what_is_no_scalar_is_passed_over(tmp_path: Path, record: bytes) -> None
 
 def test_a_scalar_of_the_wrong_size_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "x"
-    path.write_bytes(tensor(2, protobuf_writer.message(6, b"1234")))
+    path.write_bytes(tensor(2, protobuf.encode_message(6, b"1234")))
     with pytest.raises(FormatError, match="not an event"):
         read(path)
 
 
 def test_a_long_file_streams(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tfrecord, "_BLOCK", 1 << 16)
+    monkeypatch.setattr(protobuf, "_BLOCK", 1 << 16)
     path = tmp_path / "x"
     path.write_bytes(small(12_000))
     tracemalloc.start()
-    count = sum(1 for _ in summary_events.scalars(File.stamp(str(path)), ALL))
+    count = sum(1 for _ in protobuf.iter_scalars(File.stamp(str(path)), ALL))
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert count == 12_000

@@ -19,9 +19,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ckpttool.agents.statistics import paired_interval
-from ckpttool.cli import scores
-from ckpttool.errors import (
+from ckpttool.cli import evaluate as scores
+from ckpttool.commands import evaluate as results
+from ckpttool.commands import inspect, parallel
+from ckpttool.commands.evaluate import Evaluation, Protocol, evaluate
+from ckpttool.commands.folder import expand_paths
+from ckpttool.commands.parallel import EvaluationBatch, Outcome
+from ckpttool.commands.sweep import Sweep, sweep
+from ckpttool.core.atomic_write import Progress
+from ckpttool.core.errors import (
     ChecksumError,
     FormatError,
     NotACheckpointError,
@@ -30,13 +36,7 @@ from ckpttool.errors import (
     UsageError,
     WorkerError,
 )
-from ckpttool.ops import groups, processes, results, training_step
-from ckpttool.ops.entries import entries
-from ckpttool.ops.evaluate import evaluate
-from ckpttool.ops.evaluation import Evaluation, Protocol
-from ckpttool.ops.groups import Group, Outcome
-from ckpttool.ops.progress import Progress
-from ckpttool.ops.sweep import Sweep, sweep
+from ckpttool.evaluation.statistics import paired_interval
 from tests import schemas
 from tests.conftest import ROOT, SAMPLES, TF_SAMPLE, TORCH_SAMPLE, ckpttool, in_process, refused
 
@@ -60,7 +60,7 @@ def whole() -> Sweep:
 @pytest.fixture
 def pairs(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let groups be of two, so that a few checkpoints make several."""
-    monkeypatch.setattr(groups, "MEMBERS", 2)
+    monkeypatch.setattr(parallel, "MEMBERS", 2)
 
 
 def returns(found: Sweep) -> dict[str, list[float]]:
@@ -75,7 +75,7 @@ def require_alike(found: dict[str, list[float]], expected: dict[str, list[float]
 
 
 def names(paths: Iterable[object]) -> list[str]:
-    return [os.path.basename(each.path) for each in entries([str(path) for path in paths])]
+    return [os.path.basename(each.path) for each in expand_paths([str(path) for path in paths])]
 
 
 # What paths stand for.
@@ -91,7 +91,7 @@ def test_a_folder_stands_for_its_checkpoints_in_their_order() -> None:
 def test_a_pattern_stands_for_what_in_it_is_a_checkpoint() -> None:
     assert names([SAMPLES / "td3_pendulum_*" / "ckpt-*"]) == [*CHECKPOINTS, *(f"{n}.pt" for n in CHECKPOINTS)]
     with pytest.raises(NotFoundError, match="nothing matches"):
-        entries([str(RUN / "nothing-*")])
+        expand_paths([str(RUN / "nothing-*")])
 
 
 def test_what_a_shell_makes_of_a_pattern_means_the_same() -> None:
@@ -103,11 +103,11 @@ def test_what_a_shell_makes_of_a_pattern_means_the_same() -> None:
 
 
 def test_one_path_is_taken_as_it_is() -> None:
-    (receipt,) = entries([f"{TORCH_SAMPLE}.ckpttool.json"])
+    (receipt,) = expand_paths([f"{TORCH_SAMPLE}.ckpttool.json"])
     assert receipt.named
-    (one,) = entries([str(TORCH_SAMPLE)])
+    (one,) = expand_paths([str(TORCH_SAMPLE)])
     assert one.named
-    assert not entries([str(RUN)])[0].named
+    assert not expand_paths([str(RUN)])[0].named
 
 
 @pytest.mark.parametrize(
@@ -124,23 +124,23 @@ def test_one_path_is_taken_as_it_is() -> None:
     ],
 )
 def test_the_step_in_a_name(name: str, step: int | None) -> None:
-    assert training_step.in_name(name) == step
+    assert inspect.step_in_name(name) == step
 
 
 def test_all_steps_are_of_one_source() -> None:
     told = [{"total_it": 5, "name": 1}, {"total_it": 9, "name": 2}, {"name": 3}]
-    assert training_step.common(told) == "name"
-    assert training_step.common(told[:2]) == "total_it"
-    assert training_step.common([{"total_it": 5, "name": 1}, {"total_it": 5, "name": 2}]) == "name"
-    assert training_step.common([{}, {}]) is None
-    assert training_step.common([{"total_it": 5}, {"total_it": 5}]) == "total_it"
+    assert inspect.most_common_source(told) == "name"
+    assert inspect.most_common_source(told[:2]) == "total_it"
+    assert inspect.most_common_source([{"total_it": 5, "name": 1}, {"total_it": 5, "name": 2}]) == "name"
+    assert inspect.most_common_source([{}, {}]) is None
+    assert inspect.most_common_source([{"total_it": 5}, {"total_it": 5}]) == "total_it"
 
 
 def test_a_count_of_saves_is_no_step() -> None:
-    assert training_step.common([{"save_counter": 5}, {"save_counter": 6}]) is None
+    assert inspect.most_common_source([{"save_counter": 5}, {"save_counter": 6}]) is None
     told = [{"total_it": 9, "save_counter": number} for number in (1, 2)]
-    assert training_step.common(told) == "total_it"
-    assert training_step.columns(told[0]) == {
+    assert inspect.most_common_source(told) == "total_it"
+    assert inspect.step_columns(told[0]) == {
         "environment_steps": None,
         "updates": 9,
         "saves": 1,
@@ -204,17 +204,19 @@ def test_few_episodes_are_never_certain() -> None:
     assert few.best is not None
     assert enough.best is not None
     assert (few.best.certain, enough.best.certain) == (False, True)
-    assert "4 episodes are too few to be certain among 2 (5 are needed)" in scores.sweep(few, quiet=True)
-    assert "all others are lower" in scores.sweep(enough, quiet=True)
+    assert "4 episodes are too few to be certain among 2 (5 are needed)" in scores.render_sweep(
+        few, quiet=True
+    )
+    assert "all others are lower" in scores.render_sweep(enough, quiet=True)
 
 
 def test_different_environments_are_not_ranked(whole: Sweep) -> None:
-    from ckpttool.ops import ranking
+    from ckpttool.commands import sweep
 
     first, second, *_ = whole.scored
     other = replace(second, evaluation=replace(second.evaluation, env="Other-v0"))
-    assert ranking.ranking([first, other]) == ()
-    assert ranking.best(()) is None
+    assert sweep.rank_checkpoints([first, other]) == ()
+    assert sweep.find_best(()) is None
 
 
 def test_one_that_fails_loses_only_itself(tmp_path: Path) -> None:
@@ -257,14 +259,16 @@ def test_where_there_is_no_agent(tmp_path: Path) -> None:
 def test_groups_do_not_depend_on_who_plays(whole: Sweep) -> None:
     sizes: list[int] = []
 
-    def counting(work: Iterable[Group], progress: Progress) -> Iterator[tuple[Group, Outcome]]:
-        for group, outcome in groups.here(work, progress):
+    def counting(
+        work: Iterable[EvaluationBatch], progress: Progress
+    ) -> Iterator[tuple[EvaluationBatch, Outcome]]:
+        for group, outcome in parallel.play_in_process(work, progress):
             sizes.append(len(group.entrants))
             yield group, outcome
 
     require_alike(returns(sweep([str(RUN)], protocol=SHORT, spread=counting)), returns(whole))
     assert sizes == [2, 2, 2]
-    there = sweep([str(RUN)], protocol=SHORT, spread=processes.on(2))
+    there = sweep([str(RUN)], protocol=SHORT, spread=parallel.process_spread(2))
     require_alike(returns(there), returns(whole))
     assert {e.stacked for e in there.evaluations} == {2}
 
@@ -273,27 +277,27 @@ def test_groups_do_not_depend_on_who_plays(whole: Sweep) -> None:
 def test_a_process_that_is_killed_loses_nothing(
     whole: Sweep, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    started = processes._Player._started
+    started = parallel._PlayerProcess._started
     killed: list[str] = []
 
-    def short_lived(player: processes._Player) -> Any:
+    def short_lived(player: parallel._PlayerProcess) -> Any:
         process = started(player)
         if len(killed) < 1:
             killed.append(process.name)
             threading.Timer(0.2, process.kill).start()
         return process
 
-    monkeypatch.setattr(processes._Player, "_started", short_lived)
+    monkeypatch.setattr(parallel._PlayerProcess, "_started", short_lived)
     out = tmp_path / "lines.jsonl"
-    found = sweep([str(RUN)], protocol=SHORT, out=str(out), spread=processes.on(2))
+    found = sweep([str(RUN)], protocol=SHORT, out=str(out), spread=parallel.process_spread(2))
     assert len(killed) == 1
     require_alike(returns(found), returns(whole))
     assert len(out.read_text().splitlines()) == 6
 
 
 def test_a_process_that_cannot_live_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(processes, "module", lambda _: ("-c", "import os; os._exit(3)"))
-    found = sweep([str(RUN)], protocol=SHORT, spread=processes.on(1))
+    monkeypatch.setattr(parallel, "module_arguments", lambda _: ("-c", "import os; os._exit(3)"))
+    found = sweep([str(RUN)], protocol=SHORT, spread=parallel.process_spread(1))
     assert not found.scored
     assert len(found.failed) == 6
     assert all(isinstance(each.error, WorkerError) for each in found.failed)
@@ -301,16 +305,16 @@ def test_a_process_that_cannot_live_is_an_error(monkeypatch: pytest.MonkeyPatch)
 
 def test_cores_are_divided() -> None:
     cores = sorted(os.sched_getaffinity(0))
-    assert sorted(core for share in processes.shares(1) for core in share) == cores
-    assert [len(share) for share in processes.shares(len(cores) + 1)] == [1] * (len(cores) + 1)
+    assert sorted(core for share in parallel.share_cores(1) for core in share) == cores
+    assert [len(share) for share in parallel.share_cores(len(cores) + 1)] == [1] * (len(cores) + 1)
     with pytest.raises(UsageError):
-        processes.on(0)
+        parallel.process_spread(0)
 
 
 # What is written as it comes.
 
 
-def refuse(_: Iterable[Group], __: Progress) -> Iterator[tuple[Group, Outcome]]:
+def refuse(_: Iterable[EvaluationBatch], __: Progress) -> Iterator[tuple[EvaluationBatch, Outcome]]:
     """Play nothing, and fail if there is anything to play."""
     assert not list(_)
     return iter(())
@@ -404,8 +408,8 @@ def test_an_edited_result_is_not_believed(tmp_path: Path, kept: bool) -> None:
 
 def test_two_do_not_write_one_file(tmp_path: Path) -> None:
     out = str(tmp_path / "lines.jsonl")
-    with results.Results(out), pytest.raises(UsageError, match="another evaluation"):
-        results.Results(out)
+    with results.ResultsFile(out), pytest.raises(UsageError, match="another evaluation"):
+        results.ResultsFile(out)
 
 
 @pytest.mark.filterwarnings("ignore:invalid value")  # NumPy's, of statistics of infinite returns
@@ -415,10 +419,10 @@ def test_a_result_is_read_as_it_was_written(whole: Sweep, strange: float, tmp_pa
     played = replace(one.rollout, returns=np.array([strange, *one.rollout.returns[1:]]))
     given = replace(one, rollout=played)
     out = str(tmp_path / "lines.jsonl")
-    with results.Results(out) as kept:
+    with results.ResultsFile(out) as kept:
         kept.add([("k", {}, given)])
         assert kept.find("other", SHORT) is None
-    with results.Results(out) as kept:
+    with results.ResultsFile(out) as kept:
         found = kept.find("k", SHORT)
     assert isinstance(found, Evaluation)
     np.testing.assert_array_equal(found.rollout.returns, played.returns)
@@ -464,14 +468,14 @@ def test_a_file_too_large_to_read_loses_nothing(tmp_path: Path, monkeypatch: pyt
     out.write_bytes(b"{}\n" * 10)
     monkeypatch.setattr(results, "LIMIT", 10)
     with pytest.raises(UsageError) as caught:
-        results.Results(str(out))
+        results.ResultsFile(str(out))
     assert caught.value.file == str(out)
     assert out.stat().st_size == 30
 
 
 def test_results_do_not_go_to_a_device() -> None:
     with pytest.raises(TargetExistsError):
-        results.Results("/dev/null")
+        results.ResultsFile("/dev/null")
 
 
 def test_ctrl_c_keeps_the_results_that_are_there(tmp_path: Path) -> None:
@@ -500,9 +504,9 @@ def test_ctrl_c_keeps_the_results_that_are_there(tmp_path: Path) -> None:
 
 CLUSTER = """
 import glob, json, os, signal, sys, threading, time
-from ckpttool.ops import groups, ray_cluster
-from ckpttool.ops.evaluation import Protocol
-from ckpttool.ops.sweep import sweep
+from ckpttool.commands import parallel as groups, parallel as ray_cluster
+from ckpttool.commands.evaluate import Protocol
+from ckpttool.commands.sweep import sweep
 
 groups.MEMBERS = 1
 killed = []
@@ -526,7 +530,7 @@ def reaper():
 
 before = set(workers())
 threading.Thread(target=reaper, daemon=True).start()
-how, there = Protocol(episodes=60), ray_cluster.on("local", 2)
+how, there = Protocol(episodes=60), ray_cluster.ray_spread("local", 2)
 found = sweep([sys.argv[1]], protocol=how, out=sys.argv[2], spread=there)
 print(json.dumps({"killed": killed, "document": found.document()}))
 """

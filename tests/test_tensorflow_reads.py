@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ckpttool.checkpoint import Checkpoint
-from ckpttool.formats import tensor_bundle
-from ckpttool.leaf import Leaf, display
+from ckpttool.core.checkpoint import Checkpoint
+from ckpttool.core.tree import Leaf, display
+from ckpttool.formats import tf_bundle
 
 W = runpy.run_path(str(Path(__file__).with_name("bundle_writer.py")))
 run_each = runpy.run_path(str(Path(__file__).with_name("tensorflow_child.py")))["run_each"]
@@ -372,7 +372,7 @@ def keras_2(both: dict[str, Written]) -> Written:
 
 def compare(prefix: Path, facts: dict[str, Any]) -> Checkpoint:
     """Assert that every tensor is listed and read as TensorFlow does."""
-    checkpoint = tensor_bundle.read(str(prefix))
+    checkpoint = tf_bundle.read(str(prefix))
     found = leaves(checkpoint)
     assert found.keys() == facts.keys()
     for key, fact in facts.items():
@@ -403,7 +403,7 @@ def test_the_random_trees_have_every_type_and_several_shards(written: Written) -
     assert any(len(list(folder.glob(f"tree-{seed}.data-*"))) > 2 for seed in range(TREES))
     assert any([] in [fact["shape"] for fact in tree.values()] for tree in trees)
     assert any(0 in fact["shape"] for tree in trees for fact in tree.values())
-    tied = [tensor_bundle.read(str(folder / f"tree-{seed}")).tree.aliases for seed in range(TREES)]
+    tied = [tf_bundle.read(str(folder / f"tree-{seed}")).tree.aliases for seed in range(TREES)]
     assert any(tied)
 
 
@@ -531,6 +531,6 @@ def test_the_corpus_is_listed_as_tensorflow_lists_it(written: Written) -> None:
     facts = written[1]["corpus"]
     assert facts
     for prefix, listed in facts.items():
-        found = leaves(tensor_bundle.read(prefix))
+        found = leaves(tf_bundle.read(prefix))
         shapes = {key: list(leaf.shape) for key, leaf in found.items()}
         assert shapes == {key: shape for key, shape in listed.items() if key != GRAPH}, prefix

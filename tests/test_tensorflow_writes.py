@@ -17,18 +17,17 @@ import pytest
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))  # the child process runs this file by its path
 
-from ckpttool import dtypes  # noqa: E402
-from ckpttool.checkpoint import Checkpoint  # noqa: E402
-from ckpttool.errors import CkpttoolError, FormatError, UnsupportedError, UsageError  # noqa: E402
-from ckpttool.formats import checkpoint_state, tensor_bundle  # noqa: E402
-from ckpttool.formats.resolve import open_checkpoint  # noqa: E402
-from ckpttool.leaf import Leaf, ValueLeaf, attr, index, key  # noqa: E402
-from ckpttool.leaf import Path as TreePath  # noqa: E402
-from ckpttool.ops.digest import digest, digest_of  # noqa: E402
-from ckpttool.ops.save import save  # noqa: E402
-from ckpttool.source import Inline  # noqa: E402
-from ckpttool.tree import Alias, Tree  # noqa: E402
-from ckpttool.writing.names import Written  # noqa: E402
+from ckpttool.commands.digest import digest, digest_checkpoint  # noqa: E402
+from ckpttool.commands.save import save  # noqa: E402
+from ckpttool.core import dtypes  # noqa: E402
+from ckpttool.core.atomic_write import PendingFile  # noqa: E402
+from ckpttool.core.checkpoint import Checkpoint  # noqa: E402
+from ckpttool.core.errors import CkpttoolError, FormatError, UnsupportedError, UsageError  # noqa: E402
+from ckpttool.core.source import Inline  # noqa: E402
+from ckpttool.core.tree import Alias, Leaf, Tree, ValueLeaf, attr, index, key  # noqa: E402  # noqa: E402
+from ckpttool.core.tree import Path as TreePath  # noqa: E402
+from ckpttool.formats import tf_bundle, tf_common  # noqa: E402
+from ckpttool.formats.detect import open_checkpoint  # noqa: E402
 
 run_each = runpy.run_path(str(Path(__file__).with_name("tensorflow_child.py")))["run_each"]
 W = runpy.run_path(str(Path(__file__).with_name("bundle_writer.py")))
@@ -581,7 +580,7 @@ def restored(folder: Path) -> dict[str, Any]:
 
 def put(tree: Tree, prefix: Path, **options: Any) -> list[str]:
     """Write the pieces and return the names of the files."""
-    for piece in tensor_bundle.pieces(tree, **options):
+    for piece in tf_bundle.pieces(tree, **options):
         with open(f"{prefix}{piece.suffix}", "wb") as stream:
             piece.write(stream)
     return sorted(path.name for path in prefix.parent.glob(f"{prefix.name}.*"))
@@ -589,7 +588,7 @@ def put(tree: Tree, prefix: Path, **options: Any) -> list[str]:
 
 def files(tree: Tree, **options: Any) -> dict[str, bytes]:
     found = {}
-    for piece in tensor_bundle.pieces(tree, **options):
+    for piece in tf_bundle.pieces(tree, **options):
         stream = io.BytesIO()
         piece.write(stream)
         found[piece.suffix] = stream.getvalue()
@@ -598,7 +597,7 @@ def files(tree: Tree, **options: Any) -> dict[str, bytes]:
 
 def read_back(tree: Tree, folder: Path, **options: Any) -> Checkpoint:
     put(tree, folder / "again", **options)
-    return tensor_bundle.read(str(folder / "again"))
+    return tf_bundle.read(str(folder / "again"))
 
 
 def facts(tree: Tree) -> dict[TreePath, Any]:
@@ -624,8 +623,8 @@ def require_fixed(checkpoint: Checkpoint, folder: Path, *, dropped: bool = False
     assert facts(again.tree) == facts(checkpoint.tree)
     assert dict(again.tree.aliases) == dict(checkpoint.tree.aliases) or dropped
     assert dict(again.tree.containers) == dict(checkpoint.tree.containers)
-    assert digest_of(again).sha256 == digest_of(checkpoint).sha256
-    assert list(tensor_bundle.stored(checkpoint.tree)) == list(again.tree)
+    assert digest_checkpoint(again).sha256 == digest_checkpoint(checkpoint).sha256
+    assert list(tf_bundle.stored(checkpoint.tree)) == list(again.tree)
     assert files(again.tree) == files(checkpoint.tree)
 
 
@@ -833,7 +832,7 @@ def test_a_list_whose_members_are_known_by_name(tmp_path: Path) -> None:
     values = {
         f"{path}/.ATTRIBUTES/VARIABLE_VALUE": np.float32([n]).tobytes() for n, path in enumerate(variables)
     }
-    checkpoint = tensor_bundle.read(W["bundle"](tmp_path / "policy", values, W["graph"](*nodes)))
+    checkpoint = tf_bundle.read(W["bundle"](tmp_path / "policy", values, W["graph"](*nodes)))
     assert attributes("model_variables/a/kernel") in checkpoint.tree
     assert attributes("model_variables/b/w/2") in checkpoint.tree
     require_fixed(checkpoint, tmp_path)
@@ -849,7 +848,7 @@ def test_adams_moments_by_name(tmp_path: Path) -> None:
     for slot, name in (("m", "Adam"), ("v", "Adam_1")):
         (moment,) = [one for _, one in tree.tensors() if one.of == kernel and one.slot == slot]
         np.testing.assert_array_equal(found[f"policy/actor/l1/kernel/{name}"], moment.array())
-    assert list(tensor_bundle.stored(tree, graph=False)) == list(again)
+    assert list(tf_bundle.stored(tree, graph=False)) == list(again)
 
 
 def test_names_become_objects_and_objects_names(tmp_path: Path) -> None:
@@ -886,10 +885,10 @@ def test_shards(tmp_path: Path, options: dict[str, int], sizes: list[int]) -> No
     put(tree, tmp_path / "x", graph=False, **options)
     found = [path.stat().st_size for path in sorted(tmp_path.glob("x.data-*"))]
     assert found == sizes
-    again = tensor_bundle.read(str(tmp_path / "x"))
+    again = tf_bundle.read(str(tmp_path / "x"))
     assert [one.array()[0] for _, one in again.tree.tensors()] == [0, 1, 2, 3]
     with pytest.raises(UnsupportedError, match="shards"):
-        tensor_bundle.pieces(tree, shards=0)
+        tf_bundle.pieces(tree, shards=0)
 
 
 @pytest.mark.parametrize("graph", [True, False])
@@ -904,7 +903,7 @@ def test_what_cannot_be_stored_is_named_before_anything_is_written(graph: bool) 
     }
     for case, (path, one) in bad.items():
         *_, name = case.split("|")
-        for function in (tensor_bundle.pieces, tensor_bundle.stored):
+        for function in (tf_bundle.pieces, tf_bundle.stored):
             with pytest.raises(UnsupportedError) as caught:
                 function(Tree({**good, path: one}), graph=graph)
             assert caught.value.path == name
@@ -913,7 +912,7 @@ def test_what_cannot_be_stored_is_named_before_anything_is_written(graph: bool) 
 @pytest.mark.parametrize("name", ["_hidden", "a b", "\u00fc", "x:0", "_CHECKPOINTABLE_OBJECT_GRAPH"])
 def test_names_that_tensorflow_1_lacks(name: str) -> None:
     with pytest.raises(UnsupportedError, match="no legal name"):
-        tensor_bundle.pieces(Tree({(attr(name),): leaf(np.float32(1))}), graph=False)
+        tf_bundle.pieces(Tree({(attr(name),): leaf(np.float32(1))}), graph=False)
 
 
 def test_a_leaf_that_gives_other_bytes_than_it_says() -> None:
@@ -989,7 +988,7 @@ def test_the_state_file_names_all_and_ours_as_the_latest(tmp_path: Path) -> None
     state = tmp_path / "checkpoint"
     for name in ("ckpt-1", "ckpt-2.index", 'b\u00fc "x"'):
         save(small(), str(tmp_path / name), "tf")
-    assert checkpoint_state.read(str(state)) == checkpoint_state.State(
+    assert tf_common.read_state(str(state)) == tf_common.CheckpointState(
         'b\u00fc "x"', ("ckpt-1", "ckpt-2", 'b\u00fc "x"')
     )
     before = state.read_bytes()
@@ -997,7 +996,7 @@ def test_the_state_file_names_all_and_ours_as_the_latest(tmp_path: Path) -> None
         save(small(), str(tmp_path / "ckpt-1"), "tf")
     assert state.read_bytes() == before
     save(small(2), str(tmp_path / "ckpt-1"), "tf", force=True)
-    assert checkpoint_state.read(str(state)).every == ("ckpt-2", 'b\u00fc "x"', "ckpt-1")
+    assert tf_common.read_state(str(state)).every == ("ckpt-2", 'b\u00fc "x"', "ckpt-1")
     assert open_checkpoint(str(tmp_path)).path == str(tmp_path / "ckpt-1")
     assert not [path for path in tmp_path.iterdir() if "tmp" in path.name]
 
@@ -1014,21 +1013,21 @@ def test_a_checkpoint_that_was_saved_meanwhile_stays_in_the_state_file(tmp_path:
             return bytes(4)
 
     save(Tree({(attr("w"),): Leaf("float32", (), Source(), "")}), str(tmp_path / "ckpt-2"), "tf")
-    state = checkpoint_state.read(str(tmp_path / "checkpoint"))
+    state = tf_common.read_state(str(tmp_path / "checkpoint"))
     assert (state.latest, state.every) == ("ckpt-2", ("other-1", "ckpt-2"))
 
 
 def test_a_state_file_that_names_the_latest_only(tmp_path: Path) -> None:
     (tmp_path / "checkpoint").write_text("model_checkpoint_path: 'a'")
     save(small(), str(tmp_path / "b"), "tf")
-    assert checkpoint_state.read(str(tmp_path / "checkpoint")) == checkpoint_state.State("b", ("a", "b"))
+    assert tf_common.read_state(str(tmp_path / "checkpoint")) == tf_common.CheckpointState("b", ("a", "b"))
 
 
 def test_times_in_the_state_file_stay_one_for_each(tmp_path: Path) -> None:
-    old = checkpoint_state.State("a", ("/elsewhere/z", "a"), (1.0, 2.0), 0.5)
-    (tmp_path / "checkpoint").write_bytes(checkpoint_state.encode(old))
+    old = tf_common.CheckpointState("a", ("/elsewhere/z", "a"), (1.0, 2.0), 0.5)
+    (tmp_path / "checkpoint").write_bytes(tf_common.encode_state(old))
     save(small(), str(tmp_path / "b"), "tf1")
-    found = checkpoint_state.read(str(tmp_path / "checkpoint"))
+    found = tf_common.read_state(str(tmp_path / "checkpoint"))
     assert found[:2] == ("b", ("/elsewhere/z", "a", "b"))
     assert found.times[:2] == (1.0, 2.0)
     assert len(found.times) == 3
@@ -1077,7 +1076,7 @@ def test_force_leaves_no_shards_of_the_old_count(tmp_path: Path) -> None:
 
 
 def test_a_checkpoint_is_not_written_over_itself(tmp_path: Path) -> None:
-    from ckpttool.ops.convert import convert
+    from ckpttool.commands.convert import convert
 
     save(small(), str(tmp_path / "ckpt-1"), "tf")
     before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
@@ -1094,14 +1093,14 @@ def test_a_failure_takes_back_what_was_published(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fails: str
 ) -> None:
     (tmp_path / "checkpoint").write_bytes(b'model_checkpoint_path: "a"\n')
-    name = Written.name
+    name = PendingFile.name
 
-    def full(self: Written, *, force: bool) -> None:
+    def full(self: PendingFile, *, force: bool) -> None:
         if self.output.file.endswith(fails):
             raise OSError(28, "No space left on device")
         name(self, force=force)
 
-    monkeypatch.setattr(Written, "name", full)
+    monkeypatch.setattr(PendingFile, "name", full)
     with pytest.raises(UsageError, match="no space"):
         save(small(), str(tmp_path / "ckpt-1"), "tf")
     assert [path.name for path in tmp_path.iterdir()] == ["checkpoint"]
@@ -1109,7 +1108,7 @@ def test_a_failure_takes_back_what_was_published(
 
 
 def test_a_write_that_went_wrong_is_noticed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    whole = tensor_bundle.pieces
+    whole = tf_bundle.pieces
 
     def lossy(tree: Tree, **options: Any) -> Any:
         path, first = next((p, one) for p, one in tree.tensors() if one.size == 3)
@@ -1117,7 +1116,7 @@ def test_a_write_that_went_wrong_is_noticed(tmp_path: Path, monkeypatch: pytest.
         wrong = leaf(np.zeros(3, np.float32), first.key)
         return whole(Tree({**tree.leaves, path: wrong}), **options)
 
-    monkeypatch.setattr(tensor_bundle, "pieces", lossy)
+    monkeypatch.setattr(tf_bundle, "pieces", lossy)
     with pytest.raises(FormatError, match="not what was read"):
         save(small(), str(tmp_path / "ckpt-1"), "tf")
     assert not list(tmp_path.iterdir())
@@ -1185,9 +1184,9 @@ def test_whatever_was_read_is_written_or_refused(tmp_path: Path, graph: bool) ->
     dice = random.Random(5)
     refused = 0
     for _ in range(150):
-        tree = tensor_bundle.read(strange_bundle(dice, tmp_path / "strange")).tree
+        tree = tf_bundle.read(strange_bundle(dice, tmp_path / "strange")).tree
         try:
-            expected = tensor_bundle.stored(tree, graph=graph)
+            expected = tf_bundle.stored(tree, graph=graph)
         except UnsupportedError:
             refused += 1
             continue

@@ -10,12 +10,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from ckpttool.formats.resolve import open_checkpoint
-from ckpttool.leaf import ValueLeaf, display, key
-from ckpttool.ops.digest import digest
-from ckpttool.ops.save import save
-from ckpttool.ops.textconv import textconv
-from ckpttool.tree import Alias, Tree
+from ckpttool.commands.check import textconv
+from ckpttool.commands.digest import digest
+from ckpttool.commands.save import save
+from ckpttool.core.tree import Alias, Tree, ValueLeaf, display, key
+from ckpttool.formats.detect import open_checkpoint
 from tests.bundle_writer import bundle, entry, header, shape, table
 from tests.conftest import ROOT, TF_SAMPLE, TORCH_SAMPLE, in_process
 from tests.pickles import ACTING

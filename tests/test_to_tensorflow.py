@@ -11,13 +11,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ckpttool.formats.resolve import open_checkpoint
-from ckpttool.ops.convert import convert
-from ckpttool.ops.digest import digest
-from ckpttool.ops.restore import canonical_tree
-from ckpttool.ops.save import save
-from ckpttool.ops.verify import verify
-from ckpttool.tree import Tree
+from ckpttool.commands.convert import convert
+from ckpttool.commands.digest import digest
+from ckpttool.commands.restore import canonical_tree
+from ckpttool.commands.save import save
+from ckpttool.commands.verify import verify
+from ckpttool.core.tree import Tree
+from ckpttool.formats.detect import open_checkpoint
 from tests.conftest import ROOT, TF_SAMPLE, TORCH_SAMPLE, in_process
 from tests.test_layouts import torch_agent
 
@@ -399,11 +399,11 @@ def test_a_real_agent_of_wide_layers_verifies_as_the_same(
 
 def canonical(path: Path) -> dict[str, bytes]:
     """Return every tensor and number of an agent by its canonical path, counters of saves left out."""
-    from ckpttool.layouts.recognise import recognise
-    from ckpttool.leaf import Leaf
+    from ckpttool.core.tree import Leaf
+    from ckpttool.libraries.recognize import recognize_tree
 
     tree = open_checkpoint(str(path)).tree
-    binding = recognise(tree, path.name)
+    binding = recognize_tree(tree, path.name)
     assert binding is not None
     agent = canonical_tree(tree, binding.moves)
     return {

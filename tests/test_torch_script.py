@@ -9,11 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from ckpttool.errors import ChecksumError, NotACheckpointError
-from ckpttool.formats import pytorch
-from ckpttool.formats.resolve import open_checkpoint
-from ckpttool.leaf import attr, index, key
-from ckpttool.tree import Container
+from ckpttool.core.errors import ChecksumError, NotACheckpointError
+from ckpttool.core.tree import Container, attr, index, key
+from ckpttool.formats import torch_zip
+from ckpttool.formats.detect import open_checkpoint
 from tests.test_torch_tensors import bytes_of, named
 
 pytestmark = [
@@ -133,7 +132,7 @@ def test_code_that_lies_changes_no_bytes(folder, tmp_path):
             if info.filename.endswith(".py") and "/linear" in info.filename:
                 data = data.replace(b"weight", b"nothing") + b"\xff\xfe class Linear(Module):\n"
             new.writestr(info.filename, data)
-    tree = pytorch.read(str(tmp_path / "x.pt")).tree
+    tree = torch_zip.read(str(tmp_path / "x.pt")).tree
     leaf = named(tree)["body.0.weight"]
     assert (leaf.role, leaf.shape) == ("other", (3, 2))
 
@@ -146,7 +145,7 @@ def test_damaged_code_is_a_checksum_error(folder, tmp_path):
     data[data.index(b"class Net(Module)") + 6] ^= 1
     (tmp_path / "x.pt").write_bytes(data)
     with pytest.raises(ChecksumError):
-        pytorch.read(str(tmp_path / "x.pt"))
+        torch_zip.read(str(tmp_path / "x.pt"))
 
 
 def test_archives_that_are_programs_are_named(tmp_path):

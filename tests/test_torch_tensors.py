@@ -18,14 +18,12 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from ckpttool.errors import CkpttoolError, FormatError, UnsupportedError
-from ckpttool.formats import pytorch
-from ckpttool.formats.resolve import open_checkpoint
-from ckpttool.leaf import Leaf, Record, ValueLeaf, attr, index, key
-from ckpttool.tree import Container, Tree
-from ckpttool.wire.asked import called
-from ckpttool.wire.pickle_reader import Dict, Global, Object
-from ckpttool.wire.pickle_writer import Persistent, dumps
+from ckpttool.core.checkpoint import dangerous_calls
+from ckpttool.core.errors import CkpttoolError, FormatError, UnsupportedError
+from ckpttool.core.tree import Container, Leaf, Record, Tree, ValueLeaf, attr, index, key
+from ckpttool.encodings.pickle_values import Dict, Global, PersistentId, PickleObject, dumps
+from ckpttool.formats import torch_zip
+from ckpttool.formats.detect import open_checkpoint
 from tests.pickles import damaged, importable, stand_in
 from tests.test_format_pytorch import archive, floats, read, tensor, written
 
@@ -40,7 +38,7 @@ def torch():
 def saved(torch: Any, value: Any, folder: Path) -> Tree:
     path = folder / "checkpoint.pt"
     torch.save(value, path)
-    return pytorch.read(str(path)).tree
+    return torch_zip.read(str(path)).tree
 
 
 def bytes_of(torch: Any, value: Any) -> bytes:
@@ -70,10 +68,10 @@ CLASSES = {
 @pytest.mark.parametrize("module", ["torch", "torch.cuda"])
 @pytest.mark.parametrize("name", CLASSES)
 def test_every_typed_storage_of_every_device(module, name, tmp_path):
-    from ckpttool.dtypes import BY_NAME
+    from ckpttool.core.dtypes import BY_NAME
 
     count = 16 // BY_NAME[CLASSES[name]].itemsize
-    where = Persistent(("storage", Global(module, name), "0", "cuda:1", count))
+    where = PersistentId(("storage", Global(module, name), "0", "cuda:1", count))
     leaf = read(archive(dumps({"a": tensor(0, (count,), (1,), where)}), {"0": ONE}), tmp_path).tree[key("a"),]
     assert (leaf.dtype, bytes(leaf.read())) == (CLASSES[name], ONE)
 
@@ -88,7 +86,7 @@ def test_every_typed_storage_of_every_device(module, name, tmp_path):
     ],
 )
 def test_untyped_storages_are_bytes(kind, tmp_path):
-    where = Persistent(("storage", kind, "0", "cpu", 16))
+    where = PersistentId(("storage", kind, "0", "cpu", 16))
     found = read(archive(dumps({"a": tensor(0, (16,), (1,), where), "s": where}), {"0": ONE}), tmp_path).tree
     assert (found[key("a"),].dtype, bytes(found[key("a"),].read())) == ("uint8", ONE)
 
@@ -118,9 +116,9 @@ OPAQUE = [*SUB_BYTE, "bits8", "bits16", "bits1x8", "bits2x4", "bits4x2", "float4
 
 @pytest.mark.parametrize("name", OPAQUE)
 def test_types_that_no_array_has_are_named(name, tmp_path):
-    where = Persistent(("storage", Global("torch.storage", "UntypedStorage"), "0", "cpu", 16))
+    where = PersistentId(("storage", Global("torch.storage", "UntypedStorage"), "0", "cpu", 16))
     args = (where, 0, (2, 4), (4, 1), False, Dict("collections.OrderedDict"), Global("torch", name))
-    value = {"a": Object(Global("torch._utils", "_rebuild_tensor_v3"), args, 0)}
+    value = {"a": PickleObject(Global("torch._utils", "_rebuild_tensor_v3"), args, 0)}
     found = read(archive(dumps(value), {"0": ONE}), tmp_path).tree
     assert found[key("a"),] == ValueLeaf(Record("torch.Tensor", f"{name}[2, 4]"))
 
@@ -141,7 +139,7 @@ def test_halves_of_complex_numbers(torch, tmp_path):
     assert bytes(saved(torch, value, tmp_path)[key("n"),].read()) == bytes_of(torch, value["n"])
     path = tmp_path / "ours.pt"
     saved(torch, {"c": wave.conj()}, tmp_path)
-    path.write_bytes(written(pytorch.read(str(tmp_path / "checkpoint.pt")).tree))
+    path.write_bytes(written(torch_zip.read(str(tmp_path / "checkpoint.pt")).tree))
     back = torch.load(path, weights_only=True, mmap=True)["c"]
     assert bytes_of(torch, back) == bytes_of(torch, wave.conj())
 
@@ -213,10 +211,10 @@ def test_packed_integers_are_named_and_their_scales_read(torch, name, tmp_path):
     assert found[key("w"), attr("scales")].array().tolist() == value.q_per_channel_scales().tolist()
 
 
-def quantised(*scheme: Any, shape: tuple[int, ...] = (2, 2)) -> Object:
-    where = Persistent(("storage", Global("torch", "QInt8Storage"), "0", "cpu", 16))
+def quantised(*scheme: Any, shape: tuple[int, ...] = (2, 2)) -> PickleObject:
+    where = PersistentId(("storage", Global("torch", "QInt8Storage"), "0", "cpu", 16))
     args = (where, 0, shape, (2, 1), scheme, False, Dict("collections.OrderedDict"))
-    return Object(Global("torch._utils", "_rebuild_qtensor"), args, 0)
+    return PickleObject(Global("torch._utils", "_rebuild_qtensor"), args, 0)
 
 
 CHANNELS = Global("torch", "per_channel_affine")
@@ -228,13 +226,13 @@ SENSELESS = {
     "too few scales": quantised(CHANNELS, [1.0], [0, 0], 0),
     "scales a number": quantised(CHANNELS, 1.0, [0, 0], 0),
     "beyond its storage": quantised(Global("torch", "per_tensor_affine"), 1.0, 0, shape=(9, 2)),
-    "sparse of one part": Object(
+    "sparse of one part": PickleObject(
         Global("torch._utils", "_rebuild_sparse_tensor"), (Global("torch", "sparse_coo"), (tensor(),)), 0
     ),
-    "sparse of numbers": Object(
+    "sparse of numbers": PickleObject(
         Global("torch._utils", "_rebuild_sparse_tensor"), (Global("torch", "sparse_coo"), (1, 2, 3)), 0
     ),
-    "meta of a negative size": Object(
+    "meta of a negative size": PickleObject(
         Global("torch._utils", "_rebuild_meta_tensor_no_storage"),
         (Global("torch", "float32"), (-1,), (1,), False),
         0,
@@ -335,7 +333,7 @@ def test_attributes_of_tensors_are_kept(torch, tmp_path):
     plain.tag = "text"
     path = tmp_path / "checkpoint.pt"
     torch.save({"w": weight, "x": plain}, path)
-    found = pytorch.read(str(path))
+    found = torch_zip.read(str(path))
     assert found.details["attributes"] == {"w": {"decay": 0.1}, "x": {"tag": "text"}}
     assert found.notes == ("tensors with attributes of their own, listed by --json: 2",)
     assert found.tree[key("w"),].trainable is True
@@ -358,12 +356,12 @@ def test_subclasses_are_tensors(torch, tmp_path):
 
 
 def test_parameters_and_tensors_before_0_4(tmp_path):
-    old = Object(Global("torch._utils", "_rebuild_tensor"), (*tensor().args[:4],), 0)
-    parameter = Object(Global("torch.nn.parameter", "Parameter"), (old,), 0)
+    old = PickleObject(Global("torch._utils", "_rebuild_tensor"), (*tensor().args[:4],), 0)
+    parameter = PickleObject(Global("torch.nn.parameter", "Parameter"), (old,), 0)
     # (requires_grad, volatile, hooks)
-    frozen = Object(Global("torch.nn.parameter", "Parameter"), (old,), 0, state=(False, False, None))
+    frozen = PickleObject(Global("torch.nn.parameter", "Parameter"), (old,), 0, state=(False, False, None))
     view = (tensor().args[0], 1, (2,), (2,))
-    oldest = Object(Global("torch", "FloatTensor"), (), 0, state=view)
+    oldest = PickleObject(Global("torch", "FloatTensor"), (), 0, state=view)
     value = {"p": parameter, "f": frozen, "o": oldest}
     found = named(read(archive(dumps(value), {"0": ONE}), tmp_path).tree)
     assert [found[name].array().tolist() for name in "pfo"] == [[1, 2, 3, 4], [1, 2, 3, 4], [2, 4]]
@@ -433,7 +431,7 @@ def test_numpy_of_both_spellings(torch, spelling, tmp_path):
     other = "core" if spelling == "_core" else "_core"
     swapped = data.replace(f"numpy.{other}.multiarray\n".encode(), f"numpy.{spelling}.multiarray\n".encode())
     if len(swapped) == len(data):
-        found = pytorch.read(str(path)).tree
+        found = torch_zip.read(str(path)).tree
     else:
         inner = zipfile.ZipFile(io.BytesIO(data)).read("checkpoint/data.pkl")
         renamed = inner.replace(f"numpy.{other}.".encode(), f"numpy.{spelling}.".encode())
@@ -519,7 +517,7 @@ def test_a_payload_beside_a_storage_is_named(torch, tmp_path):
     # The last item is called: the list ends in APPENDS and STOP.
     (tmp_path / "x.pkl").write_bytes(data[:-2] + b")R" + data[-2:])
     found = open_checkpoint(str(tmp_path / "x.pkl"))
-    assert called(found.asks) == ["posix.getcwd"]
+    assert dangerous_calls(found.asks) == ["posix.getcwd"]
     assert [leaf.shape for _, leaf in found.tree.tensors()] == [(64,)]
 
 
@@ -605,7 +603,7 @@ def test_training_state_is_written_as_torch_would(torch, data, tmp_path):
         assert back["tied"][0].data_ptr() == back["net"]["0.weight"].data_ptr()
         net.load_state_dict(back["net"])
         optimizer.load_state_dict(back["opt"])
-    again = pytorch.read(str(path)).tree
+    again = torch_zip.read(str(path)).tree
     assert again.containers == found.containers
     ours, theirs = named(again), named(found)
     assert ours.keys() == theirs.keys()

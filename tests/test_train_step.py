@@ -10,9 +10,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from ckpttool import sidecar
-from ckpttool.agents.backends import numpy as reference
-from ckpttool.agents.network import (
+from ckpttool.commands import verify
+from ckpttool.commands.convert import convert
+from ckpttool.commands.digest import digest
+from ckpttool.commands.verify import compare_train_steps
+from ckpttool.core import sidecar
+from ckpttool.core.errors import UsageError
+from ckpttool.core.tree import Leaf, ValueLeaf
+from ckpttool.core.tree import Path as TreePath
+from ckpttool.networks import numpy_backend
+from ckpttool.networks.network import (
     Activation,
     Affine,
     Clip,
@@ -23,19 +30,17 @@ from ckpttool.agents.network import (
     LayerNorm,
     Network,
     Node,
+    Policy,
 )
-from ckpttool.agents.policy import Policy
-from ckpttool.agents.training.learner import Adam, Batch, Learner, trained
-from ckpttool.agents.training.td3 import Trained, train
-from ckpttool.agents.worker import Worker
-from ckpttool.errors import UsageError
-from ckpttool.leaf import Leaf, ValueLeaf
-from ckpttool.leaf import Path as TreePath
-from ckpttool.ops import train_step as proof
-from ckpttool.ops import verify as op
-from ckpttool.ops.convert import convert
-from ckpttool.ops.digest import digest
-from ckpttool.ops.train_step import train_step
+from ckpttool.networks.train_step import (
+    AdamState,
+    Learner,
+    TrainedWeights,
+    TransitionBatch,
+    train_learner,
+    trained_arrays,
+)
+from ckpttool.networks.worker import Worker
 from tests.conftest import TF_SAMPLE, TORCH_SAMPLE, in_process
 from tests.mutants import Change, Leaves, changed
 from tests.trees import leaf
@@ -82,15 +87,15 @@ def critic(generator: np.random.Generator, scale: float) -> Network:
     return chain((("obs", OBS), ("action", ACT)), layers)
 
 
-def adam(networks: list[Network], *, step: int, size: float, **facts: object) -> Adam:
+def adam(networks: list[Network], *, step: int, size: float, **facts: object) -> AdamState:
     """Moments as gradients of that size leave them; zeros before the first update."""
     generator = np.random.default_rng(step)
-    shapes = [array.shape for network in networks for array in trained(network)]
+    shapes = [array.shape for network in networks for array in trained_arrays(network)]
 
     # As gradients of that size leave them: their mean changes sign, their mean square hardly varies.
     first = tuple(size * bool(step) * generator.normal(size=shape) for shape in shapes)
     second = tuple(size**2 * bool(step) * generator.uniform(0.5, 1.5, size=shape) for shape in shapes)
-    made = Adam(1e-3, 0.9, 0.999, 1e-7, True, step, first, second, l2=(0.0,) * len(shapes))
+    made = AdamState(1e-3, 0.9, 0.999, 1e-7, True, step, first, second, l2=(0.0,) * len(shapes))
     return replace(made, **facts)  # type: ignore[arg-type]
 
 
@@ -120,7 +125,9 @@ def learner(
 
 def decays(made: Learner, kernel: float) -> tuple[float, ...]:
     """L2 on the critics' kernels alone."""
-    return tuple(kernel * (a.ndim == 2) for title in made.critics for a in trained(made.networks[title]))
+    return tuple(
+        kernel * (a.ndim == 2) for title in made.critics for a in trained_arrays(made.networks[title])
+    )
 
 
 class InProcess(Worker):
@@ -136,10 +143,10 @@ class InProcess(Worker):
         pass
 
     def build(self, network: Network, device: str = "cpu") -> Policy:  # type: ignore[override]
-        return reference.build(network, device)
+        return numpy_backend.build(network, device)
 
-    def train(self, learner: Learner, batches: Sequence[Batch]) -> Trained:
-        return train(reference.learn(learner), learner, batches)
+    def train(self, learner: Learner, batches: Sequence[TransitionBatch]) -> TrainedWeights:
+        return train_learner(numpy_backend.learn(learner), learner, batches)
 
 
 LEARNERS: dict[str, tuple[Callable[[], Learner], int]] = {
@@ -181,7 +188,7 @@ def engines(workers: Callable[[str], Worker]) -> list[Worker]:
 def test_the_frameworks_make_the_same_updates(engines: list[Worker], name: str) -> None:
     make, steps = LEARNERS[name]
     made = make()
-    found = train_step((made, made), proof.batches(made, steps), engines)
+    found = compare_train_steps((made, made), verify.make_batches(made, steps), engines)
     assert found.within
     assert found.algorithm == name.partition(" ")[0]
     assert len({m.name for m in found.moved}) == 2 * (1 + len(made.critics))
@@ -189,20 +196,20 @@ def test_the_frameworks_make_the_same_updates(engines: list[Worker], name: str) 
         assert moved.step in (1, 2, steps)
         # A target moves by a 200th of what its network does, which float32 rounds to a few units.
         if moved.dtype == "float64" or "target" not in moved.name:
-            assert moved.relative <= proof.BOUNDS[moved.dtype], moved
+            assert moved.relative <= verify.BOUNDS[moved.dtype], moved
 
 
 def test_one_constant_epsilon_is_not_the_other() -> None:
     theirs = learner(step=40, size=1e-7, corrected=False)
     ours = learner(step=40, size=1e-7, corrected=True)
-    found = train_step((theirs, ours), proof.batches(theirs, 1), [InProcess(), InProcess()])
+    found = compare_train_steps((theirs, ours), verify.make_batches(theirs, 1), [InProcess(), InProcess()])
     assert {m.name: m.within for m in found.moved} == {"critic/q1": False, "critic/q2": False}
     assert all(m.relative > 0.1 for m in found.moved)
 
 
 def test_gradients_are_those_of_differences() -> None:
     """The reference itself, against finite differences of its own forward pass."""
-    from ckpttool.agents.backends.numpy_gradients import SLOPES, gradients, values_of
+    from ckpttool.networks.numpy_backend import SLOPES, backpropagate, forward_values
 
     generator = np.random.default_rng(5)
     layers: list[Layer] = [dense(generator, OBS + ACT, 7)]
@@ -219,10 +226,13 @@ def test_gradients_are_those_of_differences() -> None:
     toward = generator.normal(size=(4, 7))
 
     def value() -> float:
-        return float((values_of(net, given)[net.output] * toward).sum())
+        return float((forward_values(net, given)[net.output] * toward).sum())
 
-    of_inputs, of_weights = gradients(net, values_of(net, given), toward)
-    for array, found in [*zip(given, of_inputs, strict=True), *zip(trained(net), of_weights, strict=True)]:
+    of_inputs, of_weights = backpropagate(net, forward_values(net, given), toward)
+    for array, found in [
+        *zip(given, of_inputs, strict=True),
+        *zip(trained_arrays(net), of_weights, strict=True),
+    ]:
         for at in [0, array.size // 2, array.size - 1]:
             kept, step = array.flat[at], 1e-6
             array.flat[at] = kept + step
@@ -238,7 +248,7 @@ def test_gradients_are_those_of_differences() -> None:
 
 @pytest.fixture
 def numpy_only(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(op, "Worker", InProcess)
+    monkeypatch.setattr(verify, "Worker", InProcess)
 
 
 def array(leaves: Leaves, path: TreePath) -> np.ndarray:
@@ -311,7 +321,7 @@ def decayed(tmp_path_factory: pytest.TempPathFactory) -> Path:
 class TestVerify:
     def test_a_copy_goes_on_alike(self, decayed: Path, tmp_path: Path) -> None:
         copy = changed(decayed, tmp_path / "copy.pt", lambda *_: None)
-        found = op.verify(str(decayed), copy, steps=4)
+        found = verify.verify(str(decayed), copy, steps=4)
         assert found.within
         assert found.training is not None
         assert found.training.algorithm == "TD3"
@@ -321,12 +331,12 @@ class TestVerify:
     @pytest.mark.parametrize("name", MUTANTS)
     def test_a_mutant_is_caught(self, decayed: Path, tmp_path: Path, name: str) -> None:
         change, wrong = MUTANTS[name]
-        found = op.verify(str(decayed), changed(decayed, tmp_path / "mutant.pt", change), steps=2)
+        found = verify.verify(str(decayed), changed(decayed, tmp_path / "mutant.pt", change), steps=2)
         assert all(network.within for network in found.networks)  # nothing that a forward pass could see
         assert not found.within
         assert found.training is not None
         caught = {(m.name, m.dtype) for m in found.training.moved if not m.within}
-        assert caught >= {(title, dtype) for title in wrong for dtype in proof.BOUNDS}
+        assert caught >= {(title, dtype) for title in wrong for dtype in verify.BOUNDS}
 
     def test_the_count_that_delays_the_actor_counts(self, decayed: Path, tmp_path: Path) -> None:
         def lost(leaves: Leaves, names: dict[str, TreePath]) -> None:
@@ -335,7 +345,7 @@ class TestVerify:
             assert isinstance(found.value, int)
             leaves[names["total_it"]] = ValueLeaf(found.value + 1)
 
-        found = op.verify(str(decayed), changed(decayed, tmp_path / "late.pt", lost), steps=1)
+        found = verify.verify(str(decayed), changed(decayed, tmp_path / "late.pt", lost), steps=1)
         assert found.training is not None
         assert {m.name for m in found.training.moved if m.relative == np.inf} >= {"actor", "actor_target"}
 
@@ -346,7 +356,7 @@ class TestVerify:
                     leaves.pop(path)
 
         one = changed(TORCH_SAMPLE, tmp_path / "one.pt", online)
-        found = op.verify(one, one, steps=1)
+        found = verify.verify(one, one, steps=1)
         assert found.within
         assert "A: there is no actor_target: training begins with a copy of actor" in found.notes
 
@@ -358,7 +368,7 @@ class TestVerify:
 
         one = changed(TORCH_SAMPLE, tmp_path / "one.pt", alone)
         with pytest.raises(UsageError, match="needs an actor and a critic"):
-            op.verify(one, one, steps=1)
+            verify.verify(one, one, steps=1)
 
 
 @pytest.mark.usefixtures("numpy_only")
@@ -367,12 +377,12 @@ def test_a_conversion_keeps_the_optimizer_there_and_back(tmp_path: Path) -> None
     convert(str(TF_SAMPLE), str(tmp_path / "agent.pt"))
     convert(str(tmp_path / "agent.pt"), str(tmp_path / "ckpt-1"), to="tf")
     for first, second in ((TF_SAMPLE, "agent.pt"), ("agent.pt", "ckpt-1"), (TF_SAMPLE, "ckpt-1")):
-        found = op.verify(str(tmp_path / first), str(tmp_path / second), steps=2)
+        found = verify.verify(str(tmp_path / first), str(tmp_path / second), steps=2)
         assert found.within, found.document()
         told = [note for note in found.notes if "epsilon" in note]
         assert len(told) == ("agent.pt" in (first, second))
     convert(str(TORCH_SAMPLE), str(tmp_path / "ckpt-2"), to="tf")
-    receipt = sidecar.load(str(tmp_path / "ckpt-2"))
+    receipt = sidecar.load_sidecar(str(tmp_path / "ckpt-2"))
     assert receipt is not None
     assert receipt.source is not None
     assert receipt.source["epsilon"] == "corrected"
@@ -383,7 +393,7 @@ def test_a_penalty_that_the_conversion_was_told_of_is_the_sources_too(
 ) -> None:
     target = tmp_path / "agent.pt"
     convert(str(TF_SAMPLE), str(target), l2=["critic/**/kernel=0.005"])
-    assert op.verify(str(TF_SAMPLE), str(target), steps=2).within
+    assert verify.verify(str(TF_SAMPLE), str(target), steps=2).within
 
     def lost(leaves: Leaves, names: dict[str, TreePath]) -> None:
         for name, path in names.items():
@@ -391,11 +401,11 @@ def test_a_penalty_that_the_conversion_was_told_of_is_the_sources_too(
                 leaves[path] = ValueLeaf(0)
 
     mutant = changed(target, tmp_path / "mutant.pt", lost)
-    known = sidecar.load(str(target))
+    known = sidecar.load_sidecar(str(target))
     assert known is not None
     made = replace(known, target_sha256=digest(mutant).sha256)
-    Path(sidecar.beside(mutant)).write_bytes(made.encode())
-    found = op.verify(str(TF_SAMPLE), mutant, steps=1)
+    Path(sidecar.sidecar_path(mutant)).write_bytes(made.encode())
+    found = verify.verify(str(TF_SAMPLE), mutant, steps=1)
     assert all(network.within for network in found.networks)
     assert found.training is not None
     assert {moved.name for moved in found.training.moved if not moved.within} >= CRITICS

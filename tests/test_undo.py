@@ -12,26 +12,33 @@ import numpy as np
 import pytest
 import torch
 
-from ckpttool.errors import ChecksumError, FormatError, TargetExistsError
-from ckpttool.formats.recorded import recorded
-from ckpttool.formats.resolve import open_checkpoint
-from ckpttool.leaf import Leaf, ValueLeaf, attr, index, key
-from ckpttool.mapping.parts import Blocks, Into, Take
-from ckpttool.mapping.rules import KEEP, TRANSPOSE, Cast, Chain, Permute, Reshape, Rule
-from ckpttool.mapping.spelling import parsed
-from ckpttool.ops.convert import Conversion, convert
-from ckpttool.ops.digest import digest
-from ckpttool.ops.save import save
-from ckpttool.ops.undo import beside, undo
-from ckpttool.ops.undone import undone
-from ckpttool.source import Inline
-from ckpttool.tree import Container, Tree
+from ckpttool.commands.convert import ConversionResult, convert
+from ckpttool.commands.digest import digest
+from ckpttool.commands.save import record_reverse, residue_path, reverse_conversion, save
+from ckpttool.core.errors import ChecksumError, FormatError, TargetExistsError
+from ckpttool.core.source import Inline
+from ckpttool.core.tree import Container, Leaf, Tree, ValueLeaf, attr, index, key
+from ckpttool.formats.common import encode_tree
+from ckpttool.formats.detect import open_checkpoint
+from ckpttool.mapping.rules import (
+    KEEP,
+    TRANSPOSE,
+    AxisSlice,
+    BlockOrder,
+    Cast,
+    Chain,
+    ConcatPart,
+    Permute,
+    Reshape,
+    Rule,
+    parse_rule,
+)
 from tests.conftest import TF_SAMPLE, TORCH_SAMPLE
 from tests.conftest import in_process as run
 from tests.trees import attributes, leaf
 
 
-def go(source: object, target: object, to: str | None = None, **options: Any) -> Conversion:
+def go(source: object, target: object, to: str | None = None, **options: Any) -> ConversionResult:
     return convert(str(source), str(target), to=to, allow_missing=True, sync=False, **options)
 
 
@@ -89,7 +96,7 @@ def test_pytorch_comes_back_whole(odd_torch: str, tmp_path: Path) -> None:
 
 def test_without_the_file_a_note_says_so(odd_tf: str, tmp_path: Path) -> None:
     go(odd_tf, tmp_path / "agent.pt")
-    Path(beside(str(tmp_path / "agent.pt"))).unlink()
+    Path(residue_path(str(tmp_path / "agent.pt"))).unlink()
     back = go(tmp_path / "agent.pt", tmp_path / "back-1", "tf")
     assert any("is not there" in note for note in back.report.notes)
 
@@ -97,7 +104,7 @@ def test_without_the_file_a_note_says_so(odd_tf: str, tmp_path: Path) -> None:
 def test_the_file_of_another_conversion_is_not_used(odd_tf: str, tmp_path: Path) -> None:
     go(odd_tf, tmp_path / "agent.pt")
     other = Tree({(key("0"),): leaf(np.zeros(1, np.float32)), (key("1"),): leaf(np.zeros(1, np.float32))})
-    save(other, beside(str(tmp_path / "agent.pt")), "torch", force=True)
+    save(other, residue_path(str(tmp_path / "agent.pt")), "torch", force=True)
     back = go(tmp_path / "agent.pt", tmp_path / "back-1", "tf")
     assert any("another conversion" in note for note in back.report.notes)
 
@@ -111,16 +118,16 @@ def test_another_target_gets_no_residue(odd_tf: str, tmp_path: Path) -> None:
 
 def test_a_conversion_that_loses_nothing_leaves_no_file(tmp_path: Path) -> None:
     go(TF_SAMPLE, tmp_path / "agent.pt")
-    assert not Path(beside(str(tmp_path / "agent.pt"))).exists()
+    assert not Path(residue_path(str(tmp_path / "agent.pt"))).exists()
     assert json.loads((tmp_path / "agent.pt.ckpttool.json").read_text())["undo"]["residue_sha256"] is None
 
 
 def test_a_residue_is_never_written_over_another_file(odd_tf: str, tmp_path: Path) -> None:
-    Path(beside(str(tmp_path / "agent.pt"))).write_text("mine")
+    Path(residue_path(str(tmp_path / "agent.pt"))).write_text("mine")
     with pytest.raises(TargetExistsError):
         go(odd_tf, tmp_path / "agent.pt")
     assert not (tmp_path / "agent.pt").exists()
-    assert Path(beside(str(tmp_path / "agent.pt"))).read_text() == "mine"
+    assert Path(residue_path(str(tmp_path / "agent.pt"))).read_text() == "mine"
     assert go(odd_tf, tmp_path / "agent.pt", force=True).written
 
 
@@ -129,7 +136,7 @@ def test_the_same_conversion_leaves_the_same_residue(odd_tf: str, tmp_path: Path
     for name in ("one", "two"):
         (tmp_path / name).mkdir()
         go(odd_tf, tmp_path / name / "agent.pt")
-        written.append(Path(beside(str(tmp_path / name / "agent.pt"))).read_bytes())
+        written.append(Path(residue_path(str(tmp_path / name / "agent.pt"))).read_bytes())
     assert written[0] == written[1]
 
 
@@ -167,15 +174,15 @@ def packed(document: object) -> dict[str, Any]:
 def record(tensor: Any, dtype: str = "int8", **more: Any) -> dict[str, Any]:
     """Return the record of a source with one tensor."""
     source = Tree({(key("a"),): Leaf(dtype, (1,), Inline(b""), "a")})
-    return packed({"tensors": {"0": tensor}, "tree": recorded(source, {(key("a"),): "0"}), **more})
+    return packed({"tensors": {"0": tensor}, "tree": encode_tree(source, {(key("a"),): "0"}), **more})
 
 
 def test_a_record_brings_back_what_it_holds() -> None:
     source = Tree(
         {(index(3),): Leaf("float32", (2, 1), Inline(b""), "n", "slot"), (attr("b"),): ValueLeaf(None)}
     )
-    said = packed({"tensors": {"0": MOVED}, "tree": recorded(source, {(index(3),): "0"})})
-    found = undone(X, said, "x")
+    said = packed({"tensors": {"0": MOVED}, "tree": encode_tree(source, {(index(3),): "0"})})
+    found = reverse_conversion(X, said, "x")
     assert found.tree is not None
     assert found.tree[attr("b"),] == ValueLeaf(None)
     back = found.tree[index(3),]
@@ -183,7 +190,7 @@ def test_a_record_brings_back_what_it_holds() -> None:
     assert (back.shape, back.key, back.role) == ((2, 1), "n", "slot")
     np.testing.assert_array_equal(back.array(), [[1], [2]])
     assert [move.target for move in found.moves] == [(index(3),)]
-    small = undone(X, record(SMALL), "x").tree
+    small = reverse_conversion(X, record(SMALL), "x").tree
     assert small is not None
     assert bytes(small[key("a"),].read()) == b"\0"  # type: ignore[union-attr]
 
@@ -225,7 +232,7 @@ def test_a_record_brings_back_what_it_holds() -> None:
 )
 def test_a_record_that_makes_no_sense_is_refused(said: dict[str, Any]) -> None:
     with pytest.raises(FormatError, match="record"):
-        undone(X, said, "x")
+        reverse_conversion(X, said, "x")
 
 
 def test_only_what_was_written_for_these_weights_is_undone(tmp_path: Path) -> None:
@@ -243,21 +250,29 @@ def test_only_what_was_written_for_these_weights_is_undone(tmp_path: Path) -> No
     assert open_checkpoint(str(tmp_path / "back-1")).tree
 
 
-RULES = (KEEP, TRANSPOSE, Permute((2, 0, 1)), Reshape((2, 3)), Reshape(()), Cast("int64"), Take(1, 2, 3, 9))
+RULES = (
+    KEEP,
+    TRANSPOSE,
+    Permute((2, 0, 1)),
+    Reshape((2, 3)),
+    Reshape(()),
+    Cast("int64"),
+    AxisSlice(1, 2, 3, 9),
+)
 
 
 @pytest.mark.parametrize(
-    "rule", [*RULES, Into(0, 0, 4, 8), Blocks(1, (1, 0)), Chain((TRANSPOSE, Reshape((4, 1))))]
+    "rule", [*RULES, ConcatPart(0, 0, 4, 8), BlockOrder(1, (1, 0)), Chain((TRANSPOSE, Reshape((4, 1))))]
 )
 def test_a_rule_is_read_back_from_its_name(rule: Rule) -> None:
-    assert parsed(rule.name) == rule
+    assert parse_rule(rule.name) == rule
 
 
 @pytest.mark.parametrize(
     "name", ["", "steal", "permute 0,2", "blocks 0,0 on axis 1", "cast to int7", "one of 2 terms"]
 )
 def test_what_is_no_rule_is_none(name: str) -> None:
-    assert parsed(name) is None
+    assert parse_rule(name) is None
 
 
 def test_what_was_stated_of_an_optimizer_survives_the_way_back(tmp_path: Path) -> None:
@@ -273,7 +288,7 @@ def test_what_was_stated_of_an_optimizer_survives_the_way_back(tmp_path: Path) -
     assert {group["weight_decay"] for group in groups[0]} == {0.0, 0.02}
 
 
-def no_way_back(done: Conversion) -> list[str]:
+def no_way_back(done: ConversionResult) -> list[str]:
     return [note for note in done.report.notes if note.startswith("no way back")]
 
 
@@ -289,7 +304,7 @@ def test_a_conversion_that_nothing_undoes_says_so_once(tmp_path: Path) -> None:
 def test_a_source_with_objects_of_foreign_classes_says_that_nothing_undoes_it() -> None:
     tree = open_checkpoint(str(TORCH_SAMPLE)).tree
     strange = {**tree.containers, (key("actor"),): Container("record", "mine.Actor")}
-    kept = undo(Tree(tree.leaves, tree.aliases, strange), (), {})
+    kept = record_reverse(Tree(tree.leaves, tree.aliases, strange), (), {})
     assert kept.record is None
     assert kept.why == "the source holds objects of classes that the record does not keep (mine.Actor)"
 

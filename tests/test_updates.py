@@ -7,16 +7,17 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from ckpttool.formats.variables import Tensor, by_name
-from ckpttool.ops import updates
-from ckpttool.source import File, Inline, Span
+from ckpttool.commands import inspect
+from ckpttool.core.source import File, Inline, Span
+from ckpttool.formats.tf_common import VariableInfo, tree_by_name
+from ckpttool.libraries import optimizers_read
 
 
 def tree(**powers: float):
     """A name-based tree with such scalars in a scope, beside a weight."""
     named = {f"train/{name}": np.float32(value) for name, value in powers.items()}
-    made = {name: Tensor("float32", (), Inline(value.tobytes())) for name, value in named.items()}
-    return by_name({"w": Tensor("float32", (2,), Inline(bytes(8))), **made})
+    made = {name: VariableInfo("float32", (), Inline(value.tobytes())) for name, value in named.items()}
+    return tree_by_name({"w": VariableInfo("float32", (2,), Inline(bytes(8))), **made})
 
 
 def power(beta: float, steps: int) -> float:
@@ -26,10 +27,12 @@ def power(beta: float, steps: int) -> float:
     return float(found)
 
 
-@pytest.mark.parametrize("betas", updates.BETAS)
+@pytest.mark.parametrize("betas", optimizers_read.BETAS)
 @pytest.mark.parametrize("steps", [0, 1, 137])
 def test_the_count_is_said(betas: tuple[float, float], steps: int) -> None:
-    found = updates.notes(tree(beta1_power=power(betas[0], steps), beta2_power=power(betas[1], steps)))
+    found = inspect.update_count_notes(
+        tree(beta1_power=power(betas[0], steps), beta2_power=power(betas[1], steps))
+    )
     assert len(found) == 1
     word = "update" if steps == 1 else "updates"
     assert f"train/beta1_power: this Adam has made {steps} {word} (" in found[0]
@@ -39,18 +42,18 @@ def test_the_count_is_said(betas: tuple[float, float], steps: int) -> None:
 def test_every_optimizer_is_counted_by_itself() -> None:
     powers = {f"beta1_power{n}": power(0.9, 10 + k) for k, n in enumerate(("", "_1"))}
     powers |= {f"beta2_power{n}": power(0.999, 10 + k) for k, n in enumerate(("", "_1"))}
-    found = updates.notes(tree(**powers))
+    found = inspect.update_count_notes(tree(**powers))
     assert [("10 updates" in note, "11 updates" in note) for note in found] == [(True, False), (False, True)]
 
 
 def test_other_numbers_say_nothing() -> None:
-    assert updates.notes(tree(beta1_power=0.5, beta2_power=0.7)) == ()
-    assert updates.notes(tree(beta1_power=power(0.9, 3))) == ()
+    assert inspect.update_count_notes(tree(beta1_power=0.5, beta2_power=0.7)) == ()
+    assert inspect.update_count_notes(tree(beta1_power=power(0.9, 3))) == ()
 
 
 def test_a_power_that_cannot_be_read_says_nothing(tmp_path: Path) -> None:
     file = tmp_path / "x"
     file.write_bytes(bytes(8))
-    gone = Tensor("float32", (), Span(File.stamp(str(file)), 0, 4))
+    gone = VariableInfo("float32", (), Span(File.stamp(str(file)), 0, 4))
     file.unlink()
-    assert updates.notes(by_name({"beta1_power": gone, "beta2_power": gone})) == ()
+    assert inspect.update_count_notes(tree_by_name({"beta1_power": gone, "beta2_power": gone})) == ()

@@ -9,13 +9,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ckpttool.errors import FormatError
-from ckpttool.formats.resolve import open_checkpoint
-from ckpttool.formats.variables import Tensor, adam_steps, by_name
-from ckpttool.leaf import Leaf, display
-from ckpttool.ops.digest import digest_of
-from ckpttool.source import Inline
-from ckpttool.tree import Tree
+from ckpttool.commands.digest import digest_checkpoint
+from ckpttool.core.errors import FormatError
+from ckpttool.core.source import Inline
+from ckpttool.core.tree import Leaf, Tree, display
+from ckpttool.formats.detect import open_checkpoint
+from ckpttool.formats.tf_common import VariableInfo, count_adam_steps, tree_by_name
 from tests import saver_graphs, v1_writer
 from tests.conftest import in_process
 from tests.tensorflow_child import run
@@ -40,7 +39,7 @@ def tree(**shapes: tuple[int, ...]) -> Tree:
 
 
 def named(shapes: dict[str, tuple[int, ...]], dtype: str = "float32") -> Tree:
-    return by_name({name: Tensor(dtype, dims, Inline(b"")) for name, dims in shapes.items()})
+    return tree_by_name({name: VariableInfo(dtype, dims, Inline(b"")) for name, dims in shapes.items()})
 
 
 def leaves(found: Tree) -> dict[str, Leaf]:
@@ -107,9 +106,9 @@ def test_updates_as_tensorflow_counts_them(written: tuple[Path, dict[str, Any]])
     assert len(rows) == 4 * len(saver_graphs.COUNTS)
     for row in rows:
         powers = [float.fromhex(value) for value in row["powers"]]
-        assert adam_steps(*powers, *row["betas"]) == row["count"], row
+        assert count_adam_steps(*powers, *row["betas"]) == row["count"], row
         if row["betas"] != [0.9, 0.999]:
-            assert adam_steps(*powers) is None
+            assert count_adam_steps(*powers) is None
     flushed = {float.fromhex(row["powers"][0]) for row in rows if row["count"] > 2000}
     assert any(power < np.finfo(np.float32).tiny for power in flushed)
 
@@ -124,7 +123,7 @@ def test_corpus(corpus: Path) -> None:
     trained = {leaf.of for leaf in found.values() if leaf.of is not None}
     assert len(trained) == len(kinds) // 2
     powers = [float(found[f"training/beta{n}_power"].array()) for n in (1, 2)]
-    assert adam_steps(*powers, 0.9, 0.98) == found["global_step"].array() == 1
+    assert count_adam_steps(*powers, 0.9, 0.98) == found["global_step"].array() == 1
     found = leaves(open_checkpoint(str(folder / "tfx_estimator" / "model.ckpt-1000")).tree)
     of = found["training/Ftrl/linear/linear_model/company_xf/weights/linear"].of
     assert of is not None
@@ -210,7 +209,7 @@ def test_a_variable_above_its_slots_is_shown(tmp_path: Path) -> None:
     document = in_process("digest", tmp_path / "m.ckpt", "--json").json()
     assert [row["path"] for row in document["tensors"]] == list(values)
     assert len({row["sha256"] for row in document["tensors"]}) == 1
-    assert digest_of(open_checkpoint(str(tmp_path / "m.ckpt"))).sha256 == document["sha256"]
+    assert digest_checkpoint(open_checkpoint(str(tmp_path / "m.ckpt"))).sha256 == document["sha256"]
 
 
 # Adam's count.
@@ -226,12 +225,12 @@ def power(beta: float, updates: int, kind: type[np.floating]) -> float:
 @pytest.mark.parametrize("count", [0, 1, 826, 827, 828, 2000, 30_000, 87_000])
 def test_counts(count: int) -> None:
     first, second = power(0.9, count, np.float32), power(0.999, count, np.float32)
-    assert adam_steps(first, second) == count
+    assert count_adam_steps(first, second) == count
     if count > 827:
-        assert adam_steps(0.0, second) == count
+        assert count_adam_steps(0.0, second) == count
     else:
-        assert adam_steps(0.0, second) is None
-        assert adam_steps(first * 0.5, second) is None
+        assert count_adam_steps(0.0, second) is None
+        assert count_adam_steps(first * 0.5, second) is None
 
 
 @pytest.mark.parametrize(
@@ -239,9 +238,9 @@ def test_counts(count: int) -> None:
     [(0.0, 0.0), (-1.0, 0.5), (0.9, 2.0), (float("nan"),) * 2, (float("inf"), 0.9), (0.5, 0.5), (1.0, 1.0)],
 )
 def test_numbers_that_no_count_gives(powers: tuple[float, float]) -> None:
-    assert adam_steps(*powers) is None
+    assert count_adam_steps(*powers) is None
 
 
 @pytest.mark.parametrize("betas", [(0.0, 0.0), (1.0, 1.0), (0.9, 2.0), (0.9, 1 - 1e-12), (-0.5, -0.5)])
 def test_betas_that_count_nothing(betas: tuple[float, float]) -> None:
-    assert adam_steps(0.5, 0.25, *betas) is None
+    assert count_adam_steps(0.5, 0.25, *betas) is None

@@ -9,16 +9,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from ckpttool import sidecar
-from ckpttool.errors import UsageError
-from ckpttool.leaf import Leaf
-from ckpttool.leaf import Path as TreePath
+from ckpttool.commands import network_outputs, verify
+from ckpttool.commands.convert import convert
+from ckpttool.commands.digest import digest
+from ckpttool.commands.save import save
+from ckpttool.core import sidecar
+from ckpttool.core.errors import UsageError
+from ckpttool.core.tree import Leaf
+from ckpttool.core.tree import Path as TreePath
 from ckpttool.mapping.rules import TRANSPOSE
-from ckpttool.ops import parity
-from ckpttool.ops import verify as op
-from ckpttool.ops.convert import convert
-from ckpttool.ops.digest import digest
-from ckpttool.ops.save import save
 from tests import mutants
 from tests.conftest import TF_SAMPLE, TORCH_SAMPLE, ckpttool, in_process, refused
 from tests.mutants import Change, Leaves
@@ -28,7 +27,7 @@ from tests.trees import leaf
 @pytest.fixture
 def numpy_only(monkeypatch: pytest.MonkeyPatch, shared_workers: None) -> None:
     """Run both sides by numpy: what is tested here is the comparison, not the frameworks."""
-    monkeypatch.setattr(op, "_backend", lambda _: "numpy")
+    monkeypatch.setattr(verify, "_backend", lambda _: "numpy")
 
 
 def changed(tmp_path: Path, change: Change) -> str:
@@ -85,7 +84,7 @@ MUTANTS: dict[str, tuple[Callable[..., None], set[str]]] = {
 @pytest.mark.usefixtures("numpy_only")
 class TestComparison:
     def test_a_copy_passes(self, tmp_path: Path) -> None:
-        found = op.verify(str(TORCH_SAMPLE), changed(tmp_path, lambda *_: None))
+        found = verify.verify(str(TORCH_SAMPLE), changed(tmp_path, lambda *_: None))
         assert found.within
         assert {n.name for n in found.networks} == {
             "actor", "actor_target", "critic/q1", "critic/q2", "critic_target/q1", "critic_target/q2",
@@ -95,23 +94,23 @@ class TestComparison:
 
     def test_a_conversion_passes(self, tmp_path: Path) -> None:
         convert(str(TF_SAMPLE), str(tmp_path / "x.pt"))
-        assert op.verify(str(TF_SAMPLE), str(tmp_path / "x.pt")).within
+        assert verify.verify(str(TF_SAMPLE), str(tmp_path / "x.pt")).within
 
     @pytest.mark.parametrize("name", MUTANTS)
     def test_a_mutant_is_caught(self, tmp_path: Path, name: str) -> None:
         change, wrong = MUTANTS[name]
-        found = op.verify(str(TORCH_SAMPLE), changed(tmp_path, change))
+        found = verify.verify(str(TORCH_SAMPLE), changed(tmp_path, change))
         assert not found.within
         assert {n.name for n in found.networks if not n.within} == wrong
 
     def test_two_agents_are_not_one(self) -> None:
-        found = op.verify(str(TORCH_SAMPLE), str(TORCH_SAMPLE.with_name("ckpt-12500.pt")))
+        found = verify.verify(str(TORCH_SAMPLE), str(TORCH_SAMPLE.with_name("ckpt-12500.pt")))
         assert not any(n.within for n in found.networks)
 
     def test_the_tolerance_can_be_given(self) -> None:
         other = str(TORCH_SAMPLE.with_name("ckpt-12500.pt"))
-        assert op.verify(str(TORCH_SAMPLE), other, tolerance=1e9).within
-        assert not op.verify(str(TORCH_SAMPLE), other, tolerance=1e-9).within
+        assert verify.verify(str(TORCH_SAMPLE), other, tolerance=1e9).within
+        assert not verify.verify(str(TORCH_SAMPLE), other, tolerance=1e-9).within
 
     def test_other_widths_are_not_within(self, tmp_path: Path) -> None:
         generator = np.random.default_rng(0)
@@ -123,7 +122,7 @@ class TestComparison:
             for path in [p for n, p in names.items() if n.startswith("critic")]:
                 leaves.pop(path)
 
-        found = op.verify(str(TORCH_SAMPLE), changed(tmp_path, narrow))
+        found = verify.verify(str(TORCH_SAMPLE), changed(tmp_path, narrow))
         assert not found.within
         assert found.networks[0].n == 0
         assert any("B lacks critic/q1" in note for note in found.notes)
@@ -141,13 +140,13 @@ class TestComparison:
         one.mkdir()
         other.mkdir()
         with pytest.raises(UsageError, match="no network in common"):
-            op.verify(changed(one, only("actor")), changed(other, only("critic")))
+            verify.verify(changed(one, only("actor")), changed(other, only("critic")))
 
     def test_observations_are_always_the_same(self) -> None:
-        from ckpttool.agents.network import Network
+        from ckpttool.networks.network import Network
 
         network = Network((("obs", 3), ("action", 2)), (), 0)
-        first, second = parity.observations(network), parity.observations(network)
+        first, second = network_outputs.make_observations(network), network_outputs.make_observations(network)
         assert isinstance(first, dict)
         assert isinstance(second, dict)
         for name in first:
@@ -162,10 +161,10 @@ STATISTICS = {"mean": [0.5, 0.0, -1.0], "var": [0.5, 0.5, 8.0], "epsilon": 1e-8,
 
 def told(path: str, **facts: object) -> str:
     """Write a sidecar for the very weights that says this much more than the sample's."""
-    known = sidecar.load(str(TORCH_SAMPLE))
+    known = sidecar.load_sidecar(str(TORCH_SAMPLE))
     assert known is not None
     made = replace(known, target_sha256=digest(path).sha256, **facts)  # type: ignore[arg-type]
-    Path(sidecar.beside(path)).write_bytes(made.encode())
+    Path(sidecar.sidecar_path(path)).write_bytes(made.encode())
     return path
 
 
@@ -179,11 +178,11 @@ class TestWhatASidecarTells:
         return told(changed(tmp_path / "a", lambda *_: None), obs_norm=STATISTICS)
 
     def test_the_same_passes(self, normalised: str, tmp_path: Path) -> None:
-        assert op.verify(normalised, told(changed(tmp_path, lambda *_: None), obs_norm=STATISTICS)).within
+        assert verify.verify(normalised, told(changed(tmp_path, lambda *_: None), obs_norm=STATISTICS)).within
 
     def test_clip_for_tanh(self, normalised: str, tmp_path: Path) -> None:
         other = told(changed(tmp_path, lambda *_: None), obs_norm=STATISTICS, head="clip")
-        assert {n.name for n in op.verify(normalised, other).networks if not n.within} == {
+        assert {n.name for n in verify.verify(normalised, other).networks if not n.within} == {
             "actor",
             "actor_target",
         }
@@ -191,22 +190,22 @@ class TestWhatASidecarTells:
     def test_a_guess_in_the_sidecar_is_what_it_is_played_by(self, normalised: str, tmp_path: Path) -> None:
         guess = {"head": "assumed: the habit of layout x"}
         other = told(changed(tmp_path, lambda *_: None), obs_norm=STATISTICS, head="clip", provenance=guess)
-        assert not op.verify(normalised, other).within
+        assert not verify.verify(normalised, other).within
 
     @pytest.mark.parametrize("written", [True, False])
     def test_an_omitted_normaliser(self, normalised: str, tmp_path: Path, written: bool) -> None:
         other = changed(tmp_path, lambda *_: None)
-        found = op.verify(normalised, told(other) if written else other)
+        found = verify.verify(normalised, told(other) if written else other)
         assert not any(n.within for n in found.networks)
         assert "only A says what observations are normalised with" in found.notes
 
     def test_other_statistics(self, normalised: str, tmp_path: Path) -> None:
         other = told(changed(tmp_path, lambda *_: None), obs_norm={**STATISTICS, "clip": 5.0})
-        assert not op.verify(normalised, other).within
+        assert not verify.verify(normalised, other).within
 
     def test_another_activation(self, normalised: str, tmp_path: Path) -> None:
         other = told(changed(tmp_path, lambda *_: None), obs_norm=STATISTICS, activations=["relu", "elu"])
-        assert not op.verify(normalised, other).within
+        assert not verify.verify(normalised, other).within
 
 
 @pytest.mark.usefixtures("numpy_only")
@@ -217,10 +216,10 @@ def test_a_network_that_got_lost_is_not_the_same(tmp_path: Path) -> None:
                 leaves.pop(path)
 
     lost = changed(tmp_path, without_critic)
-    found = op.verify(str(TORCH_SAMPLE), lost)
+    found = verify.verify(str(TORCH_SAMPLE), lost)
     assert not found.within
     assert {n.name for n in found.networks if not n.within} == {"critic/q1", "critic/q2"}
-    assert op.verify(lost, str(TORCH_SAMPLE)).within  # what B has besides says nothing against it
+    assert verify.verify(lost, str(TORCH_SAMPLE)).within  # what B has besides says nothing against it
 
 
 @pytest.mark.torch

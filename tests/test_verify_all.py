@@ -14,23 +14,20 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 
-from ckpttool import sidecar
-from ckpttool.checkpoint import Checkpoint
-from ckpttool.errors import MappingError, UnsupportedError, UsageError
-from ckpttool.formats.resolve import open_checkpoint
-from ckpttool.leaf import Leaf, ValueLeaf, index, key
-from ckpttool.leaf import Path as TreePath
-from ckpttool.ops import parity
-from ckpttool.ops import verify as op
-from ckpttool.ops.agent_facts import AgentFacts
-from ckpttool.ops.convert import convert
-from ckpttool.ops.diff import diff
-from ckpttool.ops.digest import digest
-from ckpttool.ops.discrepancies import RECEIPT, Party, contents
-from ckpttool.ops.reconversion import Receipt, receipt_of
-from ckpttool.ops.restore import Own, agent_of, playable_binding
-from ckpttool.ops.save import save
-from ckpttool.tree import Container, Tree
+from ckpttool.commands import network_outputs, verify
+from ckpttool.commands.convert import convert
+from ckpttool.commands.diff import Receipt, diff, read_receipt
+from ckpttool.commands.digest import digest
+from ckpttool.commands.evidence import AgentFacts
+from ckpttool.commands.restore import VerifiedSidecar, build_agent, recognize_playable_agent
+from ckpttool.commands.save import save
+from ckpttool.commands.verify import RECEIPT, VerificationSide, compare_contents
+from ckpttool.core import sidecar
+from ckpttool.core.checkpoint import Checkpoint
+from ckpttool.core.errors import MappingError, UnsupportedError, UsageError
+from ckpttool.core.tree import Container, Leaf, Tree, ValueLeaf, index, key
+from ckpttool.core.tree import Path as TreePath
+from ckpttool.formats.detect import open_checkpoint
 from tests.conftest import TF_SAMPLE, TORCH_SAMPLE, in_process
 from tests.mutants import Leaves
 from tests.trees import leaf, torch_tree
@@ -39,9 +36,9 @@ from tests.trees import leaf, torch_tree
 @pytest.fixture(autouse=True)
 def _numpy_only(monkeypatch: pytest.MonkeyPatch, shared_workers: None) -> None:
     """Run few observations, by numpy: what is tested here is the comparison."""
-    monkeypatch.setattr(op, "_backend", lambda _: "numpy")
-    draw = parity.observations
-    monkeypatch.setattr(op, "observations", lambda network: draw(network, 30))
+    monkeypatch.setattr(verify, "_backend", lambda _: "numpy")
+    draw = network_outputs.make_observations
+    monkeypatch.setattr(verify, "make_observations", lambda network: draw(network, 30))
 
 
 class Made(NamedTuple):
@@ -333,10 +330,10 @@ def rewritten(made: Made, folder: Path, change: Change) -> str:
 
 def with_receipt(made: Made, target: str, **facts: Any) -> str:
     """Put the conversion's sidecar beside a file, with the right digest and with other facts."""
-    known = sidecar.load(str(made.target))
+    known = sidecar.load_sidecar(str(made.target))
     assert known is not None
     changed = replace(known, target_sha256=digest(target).sha256, **facts)
-    Path(sidecar.beside(target)).write_bytes(changed.encode())
+    Path(sidecar.sidecar_path(target)).write_bytes(changed.encode())
     residue = Path(f"{made.target}.ckpttool.residue.pt")
     if residue.exists():
         shutil.copy(residue, f"{target}.ckpttool.residue.pt")
@@ -347,13 +344,13 @@ def with_receipt(made: Made, target: str, **facts: Any) -> str:
 def no_outputs(monkeypatch: pytest.MonkeyPatch) -> None:
     """Compare no outputs of networks: the entries alone must name a mutant, and outputs take time."""
 
-    def none(*_: object) -> op.Verification:
+    def none(*_: object) -> verify.Verification:
         raise UnsupportedError("not run in this test")
 
-    monkeypatch.setattr(op, "_networks", none)
+    monkeypatch.setattr(verify, "_compare_networks", none)
 
 
-def parts_of(found: op.Verification) -> set[str]:
+def parts_of(found: verify.Verification) -> set[str]:
     return {each.part for each in found.discrepancies}
 
 
@@ -363,7 +360,7 @@ def test_a_conversion_passes_with_and_without_its_receipt(
 ) -> None:
     made = conversions("td3 of tensorflow" if to == "torch" else "td3 of torch", to)
     for target in (str(made.target), rewritten(made, tmp_path, lambda _: None)):
-        found = op.verify(made.source, target, whole=True)
+        found = verify.verify(made.source, target, whole=True)
         assert found.within, found.discrepancies
         assert len(found.networks) == 6
         assert diff(made.source, target).identical
@@ -376,7 +373,7 @@ def test_a_conversion_of_other_kinds_passes(
     conversions: Callable[[str, str], Made], source: str, to: str
 ) -> None:
     made = conversions(source, to)
-    found = op.verify(made.source, str(made.target), whole=True)
+    found = verify.verify(made.source, str(made.target), whole=True)
     assert found.within, found.discrepancies
     assert diff(made.source, str(made.target)).identical
 
@@ -396,7 +393,7 @@ def test_each_mutant_is_named(
     mutant = rewritten(made, tmp_path, change)
     if receipt:
         with_receipt(made, mutant)
-    found = op.verify(made.source, mutant, whole=True)
+    found = verify.verify(made.source, mutant, whole=True)
     assert not found.within
     # What changes a shape or a type breaks the record of the source as well.
     assert parts_of(found) - {RECEIPT} == parts
@@ -428,8 +425,8 @@ def test_the_average_for_the_trained_weights(conversions: Callable[[str, str], M
             array = source.array()
             tensors.change(name, lambda _, found=array: found.T)
 
-    assert op.verify(made.source, str(made.target), whole=True).within
-    found = op.verify(made.source, with_receipt(made, rewritten(made, tmp_path, average)), whole=True)
+    assert verify.verify(made.source, str(made.target), whole=True).within
+    found = verify.verify(made.source, with_receipt(made, rewritten(made, tmp_path, average)), whole=True)
     assert {each.what for each in found.discrepancies} == {"values"}
     assert len(found.discrepancies) == 4
 
@@ -455,7 +452,7 @@ def test_an_edited_sidecar_with_the_right_digest_is_named(
     made = conversions("td3 of tensorflow", "torch")
     facts, part, path = PLANTED[name]
     target = with_receipt(made, rewritten(made, tmp_path, lambda _: None), **facts)
-    found = op.verify(made.source, target, whole=True)
+    found = verify.verify(made.source, target, whole=True)
     assert not found.within
     assert (part, path) in {(each.part, each.path) for each in found.discrepancies}
 
@@ -464,12 +461,12 @@ def test_edited_settings_in_a_sidecar_are_named(
     conversions: Callable[[str, str], Made], tmp_path: Path
 ) -> None:
     made = conversions("td3 of torch", "tf")
-    known = sidecar.load(str(made.target))
+    known = sidecar.load_sidecar(str(made.target))
     assert known is not None
     assert known.optimizers is not None
     wrong = {name: {**each, "beta_1": 0.5} for name, each in known.optimizers.items()}
     target = with_receipt(made, rewritten(made, tmp_path, lambda _: None), optimizers=wrong)
-    found = op.verify(made.source, target, whole=True)
+    found = verify.verify(made.source, target, whole=True)
     assert {(each.part, each.what) for each in found.discrepancies} == {
         ("actor_optimizer", "setting"),
         ("critic_optimizer", "setting"),
@@ -481,8 +478,8 @@ def test_a_sidecar_of_other_weights_is_a_discrepancy(
 ) -> None:
     made = conversions("td3 of tensorflow", "torch")
     mutant = rewritten(made, tmp_path, TD3["updates changed"][0])
-    shutil.copy(sidecar.beside(str(made.target)), sidecar.beside(mutant))
-    assert parts_of(op.verify(made.source, mutant, whole=True)) == {"counters", RECEIPT}
+    shutil.copy(sidecar.sidecar_path(str(made.target)), sidecar.sidecar_path(mutant))
+    assert parts_of(verify.verify(made.source, mutant, whole=True)) == {"counters", RECEIPT}
 
 
 def test_what_a_wrong_tensor_resembles(conversions: Callable[[str, str], Made], tmp_path: Path) -> None:
@@ -492,7 +489,7 @@ def test_what_a_wrong_tensor_resembles(conversions: Callable[[str, str], Made], 
         ("a square kernel transposed", "one critic twice", "weights rounded to half")
     ):
         (folder := tmp_path / str(number)).mkdir()
-        found = op.verify(made.source, rewritten(made, folder, TD3[name][0]), whole=True)
+        found = verify.verify(made.source, rewritten(made, folder, TD3[name][0]), whole=True)
         said[name] = {each.resembles for each in found.discrepancies}
     assert said["a square kernel transposed"] == {"A's transposed"}
     assert {f"A's critic/q1/{n}/kernel" for n in range(3)} <= said["one critic twice"]
@@ -503,7 +500,7 @@ def test_without_all_the_verdict_says_what_was_not_compared(
     conversions: Callable[[str, str], Made], tmp_path: Path
 ) -> None:
     made = conversions("td3 of tensorflow", "torch")
-    found = op.verify(made.source, rewritten(made, tmp_path, TD3["moments swapped"][0]))
+    found = verify.verify(made.source, rewritten(made, tmp_path, TD3["moments swapped"][0]))
     assert found.within
     assert any("actor_optimizer" in each for each in found.not_compared)
 
@@ -530,7 +527,7 @@ def test_the_command_exits_with_one_and_lists_discrepancies(
 def test_two_unrelated_models_are_not_the_same(tmp_path: Path) -> None:
     for name, width in (("a.pt", 4), ("b.safetensors", 5)):
         save(torch_tree({"l.weight": np.ones((width, 3), np.float32)}), str(tmp_path / name))
-    found = op.verify(str(tmp_path / "a.pt"), str(tmp_path / "b.safetensors"), whole=True)
+    found = verify.verify(str(tmp_path / "a.pt"), str(tmp_path / "b.safetensors"), whole=True)
     assert not found.within
     assert [(each.path, each.what) for each in found.discrepancies] == [("l/weight", "shape")]
     assert json.dumps(found.document())
@@ -584,8 +581,8 @@ def test_the_optimizer_of_a_model_is_compared(
     conversions: Callable[[str, str], Made], tmp_path: Path, name: str
 ) -> None:
     made = conversions("trained", "tf")
-    assert op.verify(made.source, str(made.target), whole=True).within
-    found = op.verify(made.source, rewritten(made, tmp_path, OPTIMIZER[name]), whole=True)
+    assert verify.verify(made.source, str(made.target), whole=True).within
+    found = verify.verify(made.source, rewritten(made, tmp_path, OPTIMIZER[name]), whole=True)
     assert parts_of(found) == {"optimizer"}
 
 
@@ -594,7 +591,7 @@ def test_a_conversion_back_passes_both_ways(conversions: Callable[[str, str], Ma
     back = str(tmp_path / "back.pt")
     convert(str(made.target), back)
     for one, other in ((made.source, back), (str(made.target), back), (back, str(made.target))):
-        found = op.verify(one, other, whole=True)
+        found = verify.verify(one, other, whole=True)
         assert found.within, found.discrepancies
         assert diff(one, other).identical
 
@@ -607,7 +604,7 @@ def test_what_was_dropped_is_declared_by_the_receipt_alone(tmp_path: Path) -> No
     found = diff(source, target)
     assert found.identical
     assert [(each.path, each.what) for each in found.declared if each.side == "left"] == [("odd", "dropped")]
-    known = sidecar.load(target)
+    known = sidecar.load_sidecar(target)
     assert known is not None
     # A receipt cannot drop what a rule converts.
     hidden = replace(known, residue=[*known.residue, {"path": "l/bias"}])
@@ -616,9 +613,11 @@ def test_what_was_dropped_is_declared_by_the_receipt_alone(tmp_path: Path) -> No
     (tmp_path / "b").mkdir()
     mutant = str(tmp_path / "b" / "ckpt-1")
     save(Tree(leaves, tree.aliases, tree.containers), mutant, "tf")
-    Path(sidecar.beside(mutant)).write_bytes(replace(hidden, target_sha256=digest(mutant).sha256).encode())
+    Path(sidecar.sidecar_path(mutant)).write_bytes(
+        replace(hidden, target_sha256=digest(mutant).sha256).encode()
+    )
     assert diff(source, mutant).only_left == ("l/bias",)
-    Path(sidecar.beside(target)).unlink()
+    Path(sidecar.sidecar_path(target)).unlink()
     assert diff(source, target).only_left == ("odd",)
 
 
@@ -640,11 +639,11 @@ def test_a_converted_part_is_compared_with_that_part(tmp_path: Path) -> None:
     assert convert(source, target, to="torch", part="actor").written
     facts = AgentFacts(activations="relu", head="tanh", action_low=-1, action_high=1)
     for whole in (False, True):
-        found = op.verify(source, target, facts=facts, whole=whole)
+        found = verify.verify(source, target, facts=facts, whole=whole)
         assert found.within, found.discrepancies
         assert any("critic" in each for each in found.not_compared)
-    Path(sidecar.beside(target)).unlink()
-    assert not op.verify(source, target, facts=facts).within
+    Path(sidecar.sidecar_path(target)).unlink()
+    assert not verify.verify(source, target, facts=facts).within
 
 
 # --- Every entry of a conversion -----------------------------------------------------------------------
@@ -730,8 +729,8 @@ def test_no_changed_entry_of_a_conversion_is_silent(
     found = diff(source, done.target)
     assert [*found.changed, *found.only_left, *found.only_right] == []
     a, b = open_checkpoint(source), open_checkpoint(done.target)
-    first, receipt = party(a, receipt_of(a)), receipt_of(b)
-    assert not contents(first, party(b, receipt)).discrepancies
+    first, receipt = party(a, read_receipt(a)), read_receipt(b)
+    assert not compare_contents(first, party(b, receipt)).discrepancies
     silent = []
     every = list(small_changes(b.tree))
     for name, leaves in every[:: 1 + len(every) // most]:
@@ -740,15 +739,17 @@ def test_no_changed_entry_of_a_conversion_is_silent(
         with contextlib.suppress(
             MappingError
         ):  # copies of one number that differ are an error that names them
-            if not contents(first, party(other, receipt)).discrepancies:
+            if not compare_contents(first, party(other, receipt)).discrepancies:
                 silent.append(name)
     assert not silent
 
 
-def party(checkpoint: Checkpoint, receipt: Receipt) -> Party:
+def party(checkpoint: Checkpoint, receipt: Receipt) -> VerificationSide:
     """Return one side as `verify --all` has it, whatever the digest of its weights."""
     agent = None
     with contextlib.suppress(MappingError, UnsupportedError, UsageError):
-        binding = playable_binding(checkpoint)
-        agent = None if binding is None else agent_of(checkpoint, binding, Own(receipt.sidecar))
-    return Party(checkpoint, agent, receipt)
+        binding = recognize_playable_agent(checkpoint)
+        agent = (
+            None if binding is None else build_agent(checkpoint, binding, VerifiedSidecar(receipt.sidecar))
+        )
+    return VerificationSide(checkpoint, agent, receipt)

@@ -17,11 +17,11 @@ import pytest
 import torch
 from torch import nn
 
-from ckpttool.errors import FormatError
-from ckpttool.formats import pickle_file
-from ckpttool.formats.probe import Probe
-from ckpttool.formats.resolve import open_checkpoint
-from ckpttool.ops.digest import digest
+from ckpttool.commands.digest import digest
+from ckpttool.core.errors import FormatError
+from ckpttool.formats import torch_legacy
+from ckpttool.formats.common import Probe
+from ckpttool.formats.detect import open_checkpoint
 from tests.pickles import importable, stand_in
 
 cloudpickle = pytest.importorskip("cloudpickle")
@@ -191,7 +191,7 @@ def test_pickles_that_do_not_name_their_protocol_are_recognised_whatever_their_n
     name: str, text: str, tmp_path: Path
 ) -> None:
     (tmp_path / name).write_bytes(text.encode() + (b"\n." if text == "(dp0" else b""))
-    claimed = pickle_file.claims(Probe(str(tmp_path / name)))
+    claimed = torch_legacy.pickle_claims(Probe(str(tmp_path / name)))
     # A name and no more is a pickle only where the file's name ends like one.
     named = "." in name and not name.endswith(".txt")
     assert (claimed is not None) == (OLD[text] and (named or not text.startswith("c")))

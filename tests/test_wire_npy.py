@@ -14,9 +14,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from ckpttool.errors import ChecksumError, CkpttoolError, FormatError, TruncatedError
-from ckpttool.source import File, Span
-from ckpttool.wire import npy, zip  # noqa: A004 - the module is named by its format
+from ckpttool.core.errors import ChecksumError, CkpttoolError, FormatError, TruncatedError
+from ckpttool.core.source import File, Span
+from ckpttool.encodings import archives, npy
 
 DTYPES = ["?", "i1", "<i2", ">i4", "<i8", "u1", ">u2", "<u4", "<u8", "<f2", ">f4", "<f8", "<c8", ">c16"]
 
@@ -53,7 +53,7 @@ def put(path: Path, data: bytes) -> Span:
 def test_what_numpy_writes_is_read(dtype, shape, fortran, version, tmp_path):
     values = np.random.default_rng(0).integers(0, 2, shape).astype(dtype)
     array = np.asfortranarray(values) if fortran else np.ascontiguousarray(values)
-    found = npy.read(put(tmp_path / "a.npy", saved(array.reshape(values.shape), version)))
+    found = npy.read_npy(put(tmp_path / "a.npy", saved(array.reshape(values.shape), version)))
     assert (found.shape, found.dtype) == (values.shape, values.dtype.newbyteorder("=").name)
     assert bytes(found.source.read()) == values.astype(values.dtype.newbyteorder("<")).tobytes()
 
@@ -67,7 +67,7 @@ def test_members_of_an_npz(compressed, tmp_path):
         "empty": np.zeros((0, 3), "i8"),
     }
     (np.savez_compressed if compressed else np.savez)(tmp_path / "a.npz", **arrays)
-    found = npy.members(zip.read(File.stamp(str(tmp_path / "a.npz"))))
+    found = npy.list_npz(archives.read_zip(File.stamp(str(tmp_path / "a.npz"))))
     assert list(found) == list(arrays)
     for name, array in arrays.items():
         assert bytes(found[name].source.read()) == np.ascontiguousarray(array).tobytes(), name
@@ -80,13 +80,13 @@ def test_an_archive_inside_another(tmp_path):
         outer.writestr("first", b"x" * 100)
         outer.writestr("inner", inner.getvalue())
     file = File.stamp(str(tmp_path / "outer.zip"))
-    place = zip.read(file).source("inner")
-    found = npy.members(zip.read(file, place.offset, place.length))
+    place = archives.read_zip(file).source("inner")
+    found = npy.list_npz(archives.read_zip(file, place.offset, place.length))
     assert found["a"].source.read() == np.arange(5).tobytes()
     with pytest.raises(FormatError):
-        zip.read(file, place.offset, place.length - 1)
+        archives.read_zip(file, place.offset, place.length - 1)
     with pytest.raises(TruncatedError):
-        zip.read(file, place.offset, place.length - 40)
+        archives.read_zip(file, place.offset, place.length - 40)
 
 
 def test_a_member_is_checked_when_it_is_read(tmp_path):
@@ -95,7 +95,7 @@ def test_a_member_is_checked_when_it_is_read(tmp_path):
     at = data.index(np.arange(100).tobytes())
     data[at + 5] ^= 1
     (tmp_path / "a.npz").write_bytes(data)
-    found = npy.members(zip.read(File.stamp(str(tmp_path / "a.npz"))))
+    found = npy.list_npz(archives.read_zip(File.stamp(str(tmp_path / "a.npz"))))
     with pytest.raises(ChecksumError):
         found["a"].source.read()
 
@@ -112,8 +112,8 @@ def test_a_member_is_checked_when_it_is_read(tmp_path):
     ],
 )
 def test_other_types_are_listed_and_not_decoded(array, descr, tmp_path):
-    found = npy.read(put(tmp_path / "a.npy", saved(array)))
-    assert found._replace(source=None) == npy.Array(descr, array.shape, None, None)
+    found = npy.read_npy(put(tmp_path / "a.npy", saved(array)))
+    assert found._replace(source=None) == npy.NpyArray(descr, array.shape, None, None)
     if descr[1] in "US":
         assert bytes(found.source.read()) == array.tobytes()
     else:
@@ -122,7 +122,7 @@ def test_other_types_are_listed_and_not_decoded(array, descr, tmp_path):
 
 def test_python_2_and_any_order_of_entries(tmp_path):
     text = "{'shape': (2L,), \"fortran_order\": False, 'descr': '<f4'}"
-    found = npy.read(put(tmp_path / "a.npy", header(text) + bytes(8)))
+    found = npy.read_npy(put(tmp_path / "a.npy", header(text) + bytes(8)))
     assert (found.dtype, found.shape) == ("float32", (2,))
 
 
@@ -172,7 +172,7 @@ BROKEN = {
 @pytest.mark.parametrize("data", BROKEN.values(), ids=BROKEN)
 def test_broken_headers_are_refused(data, tmp_path):
     with pytest.raises(FormatError) as caught:
-        npy.read(put(tmp_path / "a.npy", data))
+        npy.read_npy(put(tmp_path / "a.npy", data))
     assert caught.value.file == str(tmp_path / "a.npy")
     assert len(str(caught.value)) < 400
 
@@ -182,14 +182,14 @@ def test_two_members_of_one_name(tmp_path):
         archive.writestr("a.npy", saved(np.arange(2)))
         archive.writestr("a", saved(np.arange(2)))
     with pytest.raises(FormatError, match="two arrays are called 'a'"):
-        npy.members(zip.read(File.stamp(str(tmp_path / "a.npz"))))
+        npy.list_npz(archives.read_zip(File.stamp(str(tmp_path / "a.npz"))))
 
 
 def test_a_member_that_is_no_array(tmp_path):
     with zipfile.ZipFile(tmp_path / "a.npz", "w") as archive:
         archive.writestr("readme.txt", b"hello")
     with pytest.raises(FormatError) as caught:
-        npy.members(zip.read(File.stamp(str(tmp_path / "a.npz"))))
+        npy.list_npz(archives.read_zip(File.stamp(str(tmp_path / "a.npz"))))
     assert caught.value.path == "readme.txt"
 
 
@@ -198,11 +198,11 @@ def test_damage_raises_only_our_errors(tmp_path):
     choose = random.Random(3)
     for length in range(len(whole_file)):
         with pytest.raises(CkpttoolError):
-            npy.read(put(tmp_path / "a.npy", whole_file[:length]))
+            npy.read_npy(put(tmp_path / "a.npy", whole_file[:length]))
     for _ in range(500):
         damaged = bytearray(whole_file)
         damaged[choose.randrange(len(damaged))] ^= 1 << choose.randrange(8)
         with contextlib.suppress(CkpttoolError):
-            found = npy.read(put(tmp_path / "a.npy", bytes(damaged)))
+            found = npy.read_npy(put(tmp_path / "a.npy", bytes(damaged)))
             if found.source is not None:
                 assert len(found.source.read()) == 48

@@ -16,14 +16,23 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ckpttool.errors import CkpttoolError, FormatError, LimitError, TruncatedError
-from ckpttool.wire.pickle_numpy import stored
-from ckpttool.wire.pickle_reader import Dict, Global, Object, Opaque, Set, Stored, read
-from ckpttool.wire.pickle_writer import Persistent, dumps
+from ckpttool.core.errors import CkpttoolError, FormatError, LimitError, TruncatedError
+from ckpttool.encodings.pickle_reader import parse_pickle
+from ckpttool.encodings.pickle_values import (
+    Dict,
+    Global,
+    OpaqueKey,
+    PersistentId,
+    PickleObject,
+    Set,
+    StoredBytes,
+    dumps,
+    pickle_array,
+)
 
 
 def load(data, **options):
-    return read(data, **options).value
+    return parse_pickle(data, **options).value
 
 
 atoms = (
@@ -65,7 +74,9 @@ def test_what_is_written_python_reads(protocol, value):
 def test_an_array_that_is_written_is_one_of_numpys(protocol):
     np = pytest.importorskip("numpy")
     array = np.arange(6, dtype="f4").reshape(2, 3)
-    data = dumps([stored("f4", (2, 3), array.tobytes()), Global("collections", "OrderedDict")], protocol)
+    data = dumps(
+        [pickle_array("f4", (2, 3), array.tobytes()), Global("collections", "OrderedDict")], protocol
+    )
     found, named = pickle.loads(data)
     assert found.dtype == array.dtype
     assert (found == array).all()
@@ -94,7 +105,7 @@ def test_known_containers(protocol):
 
 def test_unknown_objects_are_inert():
     found = load(pickle.dumps(argparse.Namespace(lr=0.5, names=["a"]), 2))
-    assert isinstance(found, Object)
+    assert isinstance(found, PickleObject)
     assert found.name == "argparse.Namespace"
     assert found.state == {"lr": 0.5, "names": ["a"]}
 
@@ -177,7 +188,7 @@ def test_memo_numbers_are_those_of_a_pickler():
 
 def test_bytearray_of_a_size_is_not_made():
     found = load(b"cbuiltins\nbytearray\n(\x8a\x05\x00\x00\x00\x00\x10tR.")
-    assert isinstance(found, Object)
+    assert isinstance(found, PickleObject)
 
 
 def test_self_reference():
@@ -199,7 +210,7 @@ def test_hash_bomb_is_not_hashed():
     began = time.process_time()
     found = load(b"}" + bomb + b"Ns.")
     assert time.process_time() - began < 1
-    assert isinstance(next(iter(found)), Opaque)
+    assert isinstance(next(iter(found)), OpaqueKey)
 
 
 def test_integers_that_collide_are_not_hashed():
@@ -256,9 +267,9 @@ def test_any_bytes_raise_only_our_errors(data):
 
 
 def test_persistent_ids_and_names():
-    data = dumps([Persistent(("storage", Global("torch", "FloatStorage"), "0", "cpu", 3))])
+    data = dumps([PersistentId(("storage", Global("torch", "FloatStorage"), "0", "cpu", 3))])
     assert load(data, persistent=lambda pid: pid[2]) == ["0"]
-    assert data == dumps([Persistent(("storage", Global("torch", "FloatStorage"), "0", "cpu", 3))])
+    assert data == dumps([PersistentId(("storage", Global("torch", "FloatStorage"), "0", "cpu", 3))])
 
 
 def test_written_sets_and_ordered_dicts_are_python_s():
@@ -279,7 +290,7 @@ def test_long_bytes_may_stay_where_they_are():
         assert short == values[0]
         assert [bytes(each) for each in long] == values[1:]
         assert all(
-            isinstance(each, Stored) and data[each.at :][: each.length] == bytes(each) for each in long
+            isinstance(each, StoredBytes) and data[each.at :][: each.length] == bytes(each) for each in long
         )
     with pytest.raises(TruncatedError):
         load(b"B\xff\xff\xff\x7fabc.", inline=100)
@@ -304,6 +315,6 @@ def test_classes_by_value_are_inert():
     cloudpickle.register_pickle_by_value(sys.modules[__name__])
     try:
         for value in (Named, Named(1, 2), Named.one, type(None), typing.Optional[int], lambda x: x):  # noqa: UP045
-            assert isinstance(load(cloudpickle.dumps(value)), Object)
+            assert isinstance(load(cloudpickle.dumps(value)), PickleObject)
     finally:
         cloudpickle.unregister_pickle_by_value(sys.modules[__name__])

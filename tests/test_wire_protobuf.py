@@ -14,13 +14,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ckpttool.errors import CkpttoolError, FormatError, TruncatedError
-from ckpttool.formats import object_graph
-from ckpttool.formats.saved_model import messages as saved_messages
-from ckpttool.formats.saved_model import nodes, objects
-from ckpttool.formats.tensor_bundle import records
-from ckpttool.formats.tensorflow_v1 import listing as v1_listing
-from ckpttool.wire import crc, protobuf, sstable, summary_events, varint
+from ckpttool.core import source
+from ckpttool.core.errors import CkpttoolError, FormatError, TruncatedError
+from ckpttool.encodings import protobuf, sstable
+from ckpttool.formats import tf_bundle, tf_object_graph, tf_saved_model_messages, tf_v1
 from tests import tensorflow_child
 
 W = runpy.run_path(str(Path(__file__).with_name("bundle_writer.py")))
@@ -31,49 +28,51 @@ VALUES = st.one_of(st.integers(0, (1 << 64) - 1), st.binary(max_size=300))
 
 @given(st.integers(0, (1 << 64) - 1), st.binary(max_size=3))
 def test_varint_round_trip(value: int, rest: bytes) -> None:
-    data = varint.write(value)
+    data = protobuf.encode_varint(value)
     assert data == W["varint"](value)
-    assert varint.read(data + rest, 0, len(data + rest)) == (value, len(data))
+    assert protobuf.read_varint(data + rest, 0, len(data + rest)) == (value, len(data))
 
 
 @pytest.mark.parametrize("data", [b"\x80" * 10, b"\x80" * 11, b"\xff" * 10 + b"\x01"])
 def test_varint_too_long(data: bytes) -> None:
     with pytest.raises(FormatError, match="longer than 10 bytes"):
-        varint.read(data, 0, len(data))
+        protobuf.read_varint(data, 0, len(data))
 
 
 def test_varint_of_more_than_64_bits() -> None:
     with pytest.raises(FormatError, match="64 bits"):
-        varint.read(b"\xff" * 9 + b"\x02", 0, 10)
+        protobuf.read_varint(b"\xff" * 9 + b"\x02", 0, 10)
 
 
 @pytest.mark.parametrize("data", [b"", b"\x80", b"\xff" * 9])
 def test_varint_cut_off(data: bytes) -> None:
     with pytest.raises(TruncatedError):
-        varint.read(data, 0, len(data))
+        protobuf.read_varint(data, 0, len(data))
 
 
 def test_varint_respects_stop() -> None:
     with pytest.raises(TruncatedError):
-        varint.read(b"\x80\x01", 0, 1)
+        protobuf.read_varint(b"\x80\x01", 0, 1)
 
 
 @pytest.mark.parametrize(("stored", "value"), [((1 << 64) - 1, -1), (1 << 63, -(1 << 63)), (5, 5)])
 def test_signed(stored: int, value: int) -> None:
-    assert varint.signed(stored) == value
+    assert protobuf.to_signed(stored) == value
 
 
 @given(st.lists(st.tuples(NUMBERS, VALUES), max_size=20))
 def test_fields_round_trip(fields: list[tuple[int, int | bytes]]) -> None:
     data = b"".join(W["field"](number, value) for number, value in fields)
-    assert protobuf.fields(data) == fields
-    seen = [(n, bytes(v) if isinstance(v, memoryview) else v) for n, v in protobuf.fields(memoryview(data))]
+    assert protobuf.parse_fields(data) == fields
+    seen = [
+        (n, bytes(v) if isinstance(v, memoryview) else v) for n, v in protobuf.parse_fields(memoryview(data))
+    ]
     assert seen == fields
 
 
 def test_fixed_widths() -> None:
     data = bytes([1 << 3 | 5, 1, 2, 0, 0, 2 << 3 | 1, 7, 0, 0, 0, 0, 0, 0, 1])
-    assert protobuf.fields(data) == [(1, 0x201), (2, (1 << 56) + 7)]
+    assert protobuf.parse_fields(data) == [(1, 0x201), (2, (1 << 56) + 7)]
 
 
 @pytest.mark.parametrize(
@@ -94,22 +93,22 @@ def test_fixed_widths() -> None:
 )
 def test_broken_messages(data: bytes, message: str) -> None:
     with pytest.raises(FormatError, match=message):
-        protobuf.fields(data)
+        protobuf.parse_fields(data)
 
 
 def test_nesting_costs_nothing() -> None:
     data = b""
     for _ in range(5000):
         data = W["field"](1, data)
-    assert len(protobuf.fields(data)) == 1
+    assert len(protobuf.parse_fields(data)) == 1
     with pytest.raises(FormatError, match="wire type"):
-        protobuf.fields(b"\x0b" * 5000 + b"\x0c" * 5000)
+        protobuf.parse_fields(b"\x0b" * 5000 + b"\x0c" * 5000)
 
 
 def test_kinds_are_checked() -> None:
-    assert protobuf.number((1 << 64) - 4) == -4
-    assert protobuf.text(b"a\xffb") == "a\udcffb"
-    for call, value in ((protobuf.number, b"x"), (protobuf.message, 1), (protobuf.text, 1)):
+    assert protobuf.as_int((1 << 64) - 4) == -4
+    assert protobuf.as_text(b"a\xffb") == "a\udcffb"
+    for call, value in ((protobuf.as_int, b"x"), (protobuf.as_message, 1), (protobuf.as_text, 1)):
         with pytest.raises(FormatError):
             call(value)
 
@@ -117,7 +116,7 @@ def test_kinds_are_checked() -> None:
 @given(st.binary(max_size=200))
 def test_any_bytes_give_fields_or_our_error(data: bytes) -> None:
     try:
-        protobuf.fields(data)
+        protobuf.parse_fields(data)
     except CkpttoolError:
         return
 
@@ -146,7 +145,7 @@ D, N = protobuf.DELIMITED, protobuf.NUMBER
     ],
 )
 def test_only_the_fields_of_the_schema(data: bytes, schema: protobuf.Schema, fields: list[object]) -> None:
-    assert protobuf.fields(data, schema) == list(protobuf.each(data, schema)) == fields
+    assert protobuf.parse_fields(data, schema) == list(protobuf.iter_fields(data, schema)) == fields
 
 
 @pytest.mark.parametrize(
@@ -161,22 +160,22 @@ def test_only_the_fields_of_the_schema(data: bytes, schema: protobuf.Schema, fie
     ],
 )
 def test_another_wire_type_is_refused(data: bytes, kind: int) -> None:
-    for call in (protobuf.fields, lambda *given: list(protobuf.each(*given))):
+    for call in (protobuf.parse_fields, lambda *given: list(protobuf.iter_fields(*given))):
         with pytest.raises(FormatError):
             call(data, {1: kind})
 
 
 def test_numbers_of_32_bits_and_merged_messages() -> None:
-    assert [protobuf.int32(n) for n in (5, 1 << 32 | 5, (1 << 64) - 1, 1 << 31)] == [5, 5, -1, -(1 << 31)]
-    assert protobuf.joined([], b"") == b""
-    assert protobuf.joined([b"a"], b"") == b"a"
-    assert bytes(protobuf.joined([memoryview(b"a"), memoryview(b"b")], memoryview(b""))) == b"ab"
+    assert [protobuf.as_int32(n) for n in (5, 1 << 32 | 5, (1 << 64) - 1, 1 << 31)] == [5, 5, -1, -(1 << 31)]
+    assert protobuf.merge_messages([], b"") == b""
+    assert protobuf.merge_messages([b"a"], b"") == b"a"
+    assert bytes(protobuf.merge_messages([memoryview(b"a"), memoryview(b"b")], memoryview(b""))) == b"ab"
 
 
 def test_a_shape_in_two_parts_is_one_shape() -> None:
     one, four = (W["field"](2, W["field"](2, W["field"](1, extent))) for extent in (1, 4))
-    assert records.entry(W["field"](1, 1) + one + four).shape == (1, 4)
-    assert records.entry(one + W["field"](1, 3) + four + W["field"](1, 1))[:2] == (1, (1, 4))
+    assert tf_bundle.parse_entry(W["field"](1, 1) + one + four).shape == (1, 4)
+    assert tf_bundle.parse_entry(one + W["field"](1, 3) + four + W["field"](1, 1))[:2] == (1, (1, 4))
 
 
 # What TensorFlow's own messages make of the same bytes.
@@ -188,11 +187,11 @@ def messages(count: int) -> list[tuple[str, bytes]]:
     """Return variations of real messages, with the kind of each."""
     from tests.hostile.mutations import protobuf as changed
 
-    entries = sstable.read((SEEDS / "bundle" / "ckpt-1.index").read_bytes())
+    entries = sstable.read_table((SEEDS / "bundle" / "ckpt-1.index").read_bytes())
     data = (SEEDS / "bundle" / "ckpt-1.data-00000-of-00001").read_bytes()
-    place = records.entry(bytes(entries[1][1]))
-    length, at = varint.read(data, place.offset, len(data))
-    v1 = sstable.read((SEEDS / "tensorflow_v1" / "model.ckpt").read_bytes())
+    place = tf_bundle.parse_entry(bytes(entries[1][1]))
+    length, at = protobuf.read_varint(data, place.offset, len(data))
+    v1 = sstable.read_table((SEEDS / "tensorflow_v1" / "model.ckpt").read_bytes())
     seeds = [
         ("header", bytes(entries[0][1])),
         ("entry", bytes(entries[2][1])),
@@ -219,23 +218,27 @@ EVENT = W["field"](1, b"tag") + W["field"](8, W["field"](1, 3) + W["field"](2, b
 
 def ours(kind: str, data: bytes) -> object:
     if kind == "header":
-        return records.header(data)
+        return tf_bundle.parse_header(data)
     if kind == "entry":
-        found = records.entry(data)
-        return [*found[:5], crc.mask(found.checksum), found.slices]
+        found = tf_bundle.parse_entry(data)
+        return [*found[:5], source.mask_crc(found.checksum), found.slices]
     if kind == "graph":
-        return [[node.children, node.attributes, node.slots, node.saver] for node in object_graph.parse(data)]
+        return [
+            [node.children, node.attributes, node.slots, node.saver]
+            for node in tf_object_graph.parse_graph(data)
+        ]
     if kind == "slices":
-        metas, producer = v1_listing._metas(data)
+        metas, producer = tf_v1._parse_metas(data)
         return [producer, [[meta.name.decode("utf-8", "replace"), *meta[1:]] for meta in metas]]
     if kind == "event":
         return [
-            [found.tag, found.step, found.value] for found in summary_events._event(data, {b"tag": "tag"})
+            [found.tag, found.step, found.value]
+            for found in protobuf._iter_event_scalars(data, {b"tag": "tag"})
         ]
-    meter = saved_messages.Meter()
+    meter = tf_saved_model_messages.FieldMeter()
     made = []
-    for graph in saved_messages.parse(memoryview(data), meter):
-        inner = objects.parse(graph.objects or memoryview(b""), meter)
+    for graph in tf_saved_model_messages.parse_saved_model(memoryview(data), meter):
+        inner = tf_saved_model_messages.parse_object_graph(graph.objects or memoryview(b""), meter)
         signatures = {
             name: [
                 one.method,
@@ -248,7 +251,7 @@ def ours(kind: str, data: bytes) -> object:
         }
         variables = {str(at): [each.name, each.shape, each.trainable] for at, each in inner.variables.items()}
         slots = sorted([*key, value] for key, value in inner.slots.items())
-        nodes_found = nodes.parse(graph.nodes or memoryview(b""), meter)
+        nodes_found = tf_saved_model_messages.parse_graph_def(graph.nodes or memoryview(b""), meter)
         count = [nodes_found.count, nodes_found.functions]
         made.append(
             [graph.tags, graph.version, signatures, inner.children, variables, slots, inner.captures, count]

@@ -13,7 +13,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ckpttool.errors import (
+from ckpttool.core import source
+from ckpttool.core.errors import (
     ChecksumError,
     CkpttoolError,
     FormatError,
@@ -21,7 +22,7 @@ from ckpttool.errors import (
     TruncatedError,
     UnsupportedError,
 )
-from ckpttool.wire import crc, sstable
+from ckpttool.encodings import sstable
 
 W = runpy.run_path(str(Path(__file__).with_name("bundle_writer.py")))
 block, framed, table, table_of, varint = (W[n] for n in ("block", "framed", "table", "table_of", "varint"))
@@ -35,28 +36,28 @@ ENTRIES = [(b"key%05d" % n, b"value %d" % n * (n % 5)) for n in range(200)]
 def test_round_trip(entries, interval, data) -> None:
     ordered = sorted(entries.items())
     per_block = data.draw(st.integers(1, len(ordered)))
-    assert sstable.read(table(ordered, per_block, interval)) == ordered
+    assert sstable.read_table(table(ordered, per_block, interval)) == ordered
 
 
 def test_empty_table() -> None:
-    assert sstable.read(table([])) == []
+    assert sstable.read_table(table([])) == []
 
 
 def test_long_keys_and_values() -> None:
     entries = [(b"a" * 300, b"x" * 100_000), (b"a" * 300 + b"b" * 200, b"y" * 300)]
-    assert sstable.read(table(entries)) == entries
+    assert sstable.read_table(table(entries)) == entries
 
 
 def test_shortened_index_keys_need_not_exist() -> None:
     blocks = [block(ENTRIES[:100]), block(ENTRIES[100:])]
-    assert sstable.read(table_of(blocks, [b"key00099zz", b"l"])) == ENTRIES
+    assert sstable.read_table(table_of(blocks, [b"key00099zz", b"l"])) == ENTRIES
 
 
 @pytest.mark.parametrize("cut", [0, 1, 47, 48, 100, -1, -8, -48])
 def test_truncation(cut: int) -> None:
     data = table(ENTRIES)
     with pytest.raises(FormatError):
-        sstable.read(data[:cut])
+        sstable.read_table(data[:cut])
 
 
 @pytest.mark.parametrize(
@@ -85,13 +86,13 @@ def test_truncation(cut: int) -> None:
 )
 def test_broken_blocks(contents: bytes, error: type[Exception], message: str) -> None:
     with pytest.raises(error, match=message) as caught:
-        sstable.read(table_of([contents], [b"z"]))
+        sstable.read_table(table_of([contents], [b"z"]))
     assert caught.value.offset is not None
 
 
 def test_unknown_compression_is_named() -> None:
     with pytest.raises(UnsupportedError, match="type 9"):
-        sstable.read(table_of([block(ENTRIES)], [b"z"], kind=9))
+        sstable.read_table(table_of([block(ENTRIES)], [b"z"], kind=9))
 
 
 def snappy(contents: bytes) -> bytes:
@@ -102,7 +103,7 @@ def test_snappy_blocks() -> None:
     blocks = [block(ENTRIES[:100]), block(ENTRIES[100:])]
     compressed = [snappy(contents) for contents in blocks]
     assert sum(map(len, compressed)) < sum(map(len, blocks))
-    assert sstable.read(table_of(compressed, [b"key00099", b"z"], kind=1)) == ENTRIES
+    assert sstable.read_table(table_of(compressed, [b"key00099", b"z"], kind=1)) == ENTRIES
 
 
 def test_a_snappy_block_of_literals_and_copies() -> None:
@@ -112,7 +113,7 @@ def test_a_snappy_block_of_literals_and_copies() -> None:
     contents = varint(0) + varint(1) + varint(9) + b"k" + b"a" * 9 + b"\0" * 4 + b"\x01\0\0\0"
     assert len(contents) == 21
     raw = varint(21) + b"\x10" + contents[:5] + bytes([1 | 4 << 2, 1]) + b"\x1c" + contents[13:]
-    assert sstable.read(table_of([raw], [b"z"], kind=1)) == [(b"k", b"a" * 9)]
+    assert sstable.read_table(table_of([raw], [b"z"], kind=1)) == [(b"k", b"a" * 9)]
 
 
 @pytest.mark.parametrize(
@@ -135,7 +136,7 @@ def test_a_snappy_block_of_literals_and_copies() -> None:
 )
 def test_broken_snappy_blocks(stored: bytes, error: type[Exception], message: str) -> None:
     with pytest.raises(error, match=message) as caught:
-        sstable.read(_mixed(stored))
+        sstable.read_table(_mixed(stored))
     assert caught.value.offset == len(framed(block(ENTRIES[:1])))
 
 
@@ -159,9 +160,9 @@ def _mixed(stored: bytes) -> bytes:
 def test_what_a_snappy_block_says_is_judged_before_memory_is_taken() -> None:
     tracemalloc.start()
     with pytest.raises(LimitError, match="too large"):
-        sstable.read(_mixed(varint(1 << 30) + b"\0" * (50 << 20)))
+        sstable.read_table(_mixed(varint(1 << 30) + b"\0" * (50 << 20)))
     with pytest.raises(FormatError, match="more than it can"):
-        sstable.read(_mixed(varint(1 << 62) + b"\0" * 1000))
+        sstable.read_table(_mixed(varint(1 << 62) + b"\0" * 1000))
     assert tracemalloc.get_traced_memory()[1] < 300 << 20
     tracemalloc.stop()
 
@@ -174,10 +175,10 @@ def test_damage_to_snappy_with_its_checksum_repaired() -> None:
         for _ in range(dice.randint(1, 3)):
             damaged[dice.randrange(len(damaged))] = dice.choice([0, 1, 0x7F, 0x80, 0xFF, dice.randrange(256)])
         with contextlib.suppress(CkpttoolError):
-            sstable.read(table_of([bytes(damaged)], [b"\xff" * 20], kind=1))
+            sstable.read_table(table_of([bytes(damaged)], [b"\xff" * 20], kind=1))
     for cut in range(len(contents)):
         with pytest.raises(CkpttoolError):
-            sstable.read(table_of([contents[:cut]], [b"\xff" * 20], kind=1))
+            sstable.read_table(table_of([contents[:cut]], [b"\xff" * 20], kind=1))
 
 
 def test_a_block_that_is_named_again_and_again() -> None:
@@ -189,7 +190,7 @@ def test_a_block_that_is_named_again_and_again() -> None:
     data += framed(block([]))
     handles += varint(len(data)) + varint(len(index))
     with pytest.raises(FormatError, match="overlap"):
-        sstable.read(data + framed(index) + handles.ljust(40, b"\0") + W["MAGIC"])
+        sstable.read_table(data + framed(index) + handles.ljust(40, b"\0") + W["MAGIC"])
 
 
 def test_blocks_out_of_order_or_twice() -> None:
@@ -200,13 +201,13 @@ def test_blocks_out_of_order_or_twice() -> None:
         ([first, second], [b"key00050", b"z"]),
     ):
         with pytest.raises(FormatError, match="outside the range"):
-            sstable.read(table_of(blocks, bounds))
+            sstable.read_table(table_of(blocks, bounds))
 
 
 def test_offsets_count_from_the_file() -> None:
     good = block(ENTRIES[:100])
     with pytest.raises(FormatError) as caught:
-        sstable.read(table_of([good, block([(b"z", b""), (b"y", b"")])], [b"k~", b"z"]))
+        sstable.read_table(table_of([good, block([(b"z", b""), (b"y", b"")])], [b"k~", b"z"]))
     assert caught.value.offset == len(good) + 5 + 4
 
 
@@ -223,7 +224,7 @@ def test_offsets_count_from_the_file() -> None:
 def test_handles_beyond_the_file(handles: bytes) -> None:
     footer = (handles + handles).ljust(40, b"\0")[:40] + W["MAGIC"]
     with pytest.raises(FormatError):
-        sstable.read(framed(block([])) + footer)
+        sstable.read_table(framed(block([])) + footer)
 
 
 def test_prefix_bomb_is_refused() -> None:
@@ -232,7 +233,7 @@ def test_prefix_bomb_is_refused() -> None:
     for number in range(200_000):
         out += varint(50_000 + number) + b"\x01\x00" + b"b"
     with pytest.raises(FormatError, match="far longer than the table"):
-        sstable.read(table_of([bytes(out) + b"\0" * 4 + b"\x01\0\0\0"], [b"z"]))
+        sstable.read_table(table_of([bytes(out) + b"\0" * 4 + b"\x01\0\0\0"], [b"z"]))
 
 
 def test_every_single_bit_flip() -> None:
@@ -241,7 +242,7 @@ def test_every_single_bit_flip() -> None:
         damaged = bytearray(data)
         damaged[bit // 8] ^= 1 << bit % 8
         try:
-            read = sstable.read(bytes(damaged))
+            read = sstable.read_table(bytes(damaged))
         except CkpttoolError:
             continue
         assert read == ENTRIES[:20]  # the footer's padding is the only place that nothing guards
@@ -256,7 +257,7 @@ def test_damage_with_its_checksum_repaired() -> None:
         for _ in range(dice.randint(1, 3)):
             damaged[dice.randrange(len(damaged))] = dice.choice([0, 1, 0x7F, 0x80, 0xFF, dice.randrange(256)])
         try:
-            sstable.read(table_of([bytes(damaged)], [b"\xff" * 20]))
+            sstable.read_table(table_of([bytes(damaged)], [b"\xff" * 20]))
         except CkpttoolError:
             continue
 
@@ -265,17 +266,17 @@ def test_checksum_names_the_block() -> None:
     data = bytearray(table(ENTRIES, per_block=100))
     data[-200] ^= 1
     with pytest.raises(ChecksumError) as caught:
-        sstable.read(bytes(data))
+        sstable.read_table(bytes(data))
     assert caught.value.offset
 
 
 @given(st.integers(0, 2**32 - 1))
 def test_mask_is_undone(value: int) -> None:
-    assert crc.unmask(crc.mask(value)) == value
+    assert source.unmask_crc(source.mask_crc(value)) == value
 
 
 def test_known_checksums() -> None:
     # RFC 3720 B.4: 32 bytes of zeros; and the value that TensorFlow stores for no bytes at all.
-    assert crc.crc32c(b"\0" * 32) == 0x8A9136AA
-    assert crc.mask(crc.crc32c(b"")) == 0xA282EAD8
-    assert crc.crc32c(b"56789", crc.crc32c(b"1234")) == 0xE3069283
+    assert source.crc32c(b"\0" * 32) == 0x8A9136AA
+    assert source.mask_crc(source.crc32c(b"")) == 0xA282EAD8
+    assert source.crc32c(b"56789", source.crc32c(b"1234")) == 0xE3069283

@@ -9,9 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ckpttool.wire import protobuf, sstable
-from ckpttool.wire import protobuf_writer as proto
-from ckpttool.wire.sstable_writer import BLOCK_BYTES, write
+from ckpttool.encodings import protobuf, sstable
+from ckpttool.encodings.sstable import BLOCK_BYTES, write_table
 from tests.conftest import CORPUS, SAMPLES
 
 # One of the corpus has compressed blocks, which TensorFlow wrote for a while.
@@ -28,13 +27,13 @@ tables = st.dictionaries(keys, st.binary(max_size=200), max_size=80)
 
 def table(entries: list[tuple[bytes, bytes]], block_bytes: int = BLOCK_BYTES) -> bytes:
     stream = io.BytesIO()
-    assert write(entries, stream, block_bytes) == len(stream.getvalue())
+    assert write_table(entries, stream, block_bytes) == len(stream.getvalue())
     return stream.getvalue()
 
 
 def bounds_of(data: bytes) -> list[bytes]:
     """The keys of the index block, in which no entry shares anything with the one before."""
-    _, (at, size) = sstable.footer(data)
+    _, (at, size) = sstable.parse_footer(data)
     stop = at + size
     stop -= 4 + 4 * int.from_bytes(data[stop - 4 : stop], "little")
     found = []
@@ -49,7 +48,7 @@ def bounds_of(data: bytes) -> list[bytes]:
 @given(tables, st.sampled_from([16, 64, 1000, BLOCK_BYTES]))
 def test_what_is_written_is_read(entries: dict[bytes, bytes], block_bytes: int) -> None:
     ascending = sorted(entries.items())
-    assert sstable.read(table(ascending, block_bytes)) == ascending
+    assert sstable.read_table(table(ascending, block_bytes)) == ascending
 
 
 def test_an_empty_table() -> None:
@@ -57,7 +56,7 @@ def test_an_empty_table() -> None:
     data = table([])
     block = bytes.fromhex("0000000001000000 00 c0f2a1b0")
     assert data == block + block + bytes([0, 8, 13, 8]).ljust(40, b"\0") + sstable.MAGIC
-    assert sstable.read(data) == []
+    assert sstable.read_table(data) == []
 
 
 @pytest.mark.parametrize(
@@ -79,34 +78,38 @@ def test_a_large_entry_has_a_block_of_its_own() -> None:
     entries = [(b"a", b"1"), (b"b", b"2" * 200), (b"c", b"3")]
     data = table(entries, block_bytes=100)
     assert len(bounds_of(data)) == 3
-    assert sstable.read(data) == entries
+    assert sstable.read_table(data) == entries
 
 
 @pytest.mark.parametrize("index", INDEXES, ids=lambda path: f"{path.parent.name}-{path.name}")
 def test_tensorflows_own_indexes_come_out_byte_for_byte(index: Path) -> None:
     data = index.read_bytes()
-    assert table(sstable.read(data)) == data
+    assert table(sstable.read_table(data)) == data
 
 
 def test_a_table_of_several_blocks() -> None:
     entries = sorted((f"layer/{n}/kernel".encode(), bytes(60)) for n in range(10_000))
     data = table(entries)
     assert len(bounds_of(data)) == 3
-    assert sstable.read(data) == entries
+    assert sstable.read_table(data) == entries
 
 
 @given(st.integers(1, (1 << 29) - 1), st.integers(-(1 << 63), (1 << 63) - 1), st.binary(max_size=300))
 def test_fields(field: int, number: int, data: bytes) -> None:
     text = data.decode("utf-8", "surrogateescape")
-    message = proto.number(field, number) + proto.message(field, data) + proto.text(field, text)
-    found = protobuf.fields(message)
+    message = (
+        protobuf.encode_int(field, number)
+        + protobuf.encode_message(field, data)
+        + protobuf.encode_text(field, text)
+    )
+    found = protobuf.parse_fields(message)
     expected = ([number] if number else []) + [data] + ([data] if data else [])
     assert [number for number, _ in found] == [field] * len(expected)
-    values = [protobuf.number(value) if isinstance(value, int) else value for _, value in found]
+    values = [protobuf.as_int(value) if isinstance(value, int) else value for _, value in found]
     assert values == expected
 
 
 def test_defaults_are_left_out_and_messages_are_not() -> None:
-    assert proto.number(1, 0) + proto.text(2, "") + proto.fixed32(3, 0) == b""
-    assert proto.message(4, b"") == b"\x22\x00"
-    assert proto.fixed32(6, 0xA282EAD8) == bytes.fromhex("35d8ea82a2")
+    assert protobuf.encode_int(1, 0) + protobuf.encode_text(2, "") + protobuf.encode_fixed32(3, 0) == b""
+    assert protobuf.encode_message(4, b"") == b"\x22\x00"
+    assert protobuf.encode_fixed32(6, 0xA282EAD8) == bytes.fromhex("35d8ea82a2")

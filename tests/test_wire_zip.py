@@ -15,17 +15,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ckpttool.errors import ChecksumError, CkpttoolError, FormatError, TruncatedError, UnsupportedError
-from ckpttool.source import File, Span
-from ckpttool.wire import zip as wire
-from ckpttool.wire.zip_writer import Writer
+from ckpttool.core.errors import ChecksumError, CkpttoolError, FormatError, TruncatedError, UnsupportedError
+from ckpttool.core.source import File, Span
+from ckpttool.encodings import archives as wire
+from ckpttool.encodings.archives import ZipWriter
 
 MEMBERS = {"a/one": b"first member", "a/two": bytes(1000), "a/three": b""}
 
 
 def written(members: dict[str, bytes]) -> bytes:
     stream = io.BytesIO()
-    writer = Writer(stream)
+    writer = ZipWriter(stream)
     for name, data in members.items():
         writer.add(name, data)
     writer.close()
@@ -40,10 +40,10 @@ def standard(members: dict[str, bytes], method: int = zipfile.ZIP_STORED) -> byt
     return stream.getvalue()
 
 
-def opened(data: bytes, folder: Path) -> wire.Archive:
+def opened(data: bytes, folder: Path) -> wire.ZipArchive:
     path = folder / "archive.zip"
     path.write_bytes(data)
-    return wire.read(File.stamp(str(path)))
+    return wire.read_zip(File.stamp(str(path)))
 
 
 def contents(data: bytes, folder: Path) -> dict[str, bytes]:
@@ -205,7 +205,7 @@ def test_ambiguous_archives_are_refused(change, error, tmp_path):
 def test_bomb_is_refused(tmp_path):
     archive = opened(standard({"a/bomb": bytes(1 << 20)}, zipfile.ZIP_DEFLATED), tmp_path)
     member = archive.members["a/bomb"]
-    lying = wire.Archive(archive.file, {"a/bomb": member._replace(size=1 << 40)}, True)
+    lying = wire.ZipArchive(archive.file, {"a/bomb": member._replace(size=1 << 40)}, True)
     with pytest.raises(FormatError, match="unpack"):
         lying.source("a/bomb")
     assert len(archive.source("a/bomb").read()) == 1 << 20
@@ -251,14 +251,14 @@ def test_checksum_is_the_data_s(tmp_path):
 def listings(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Start with no archive kept, and collect the paths of those that are listed."""
     listed: list[str] = []
-    read = wire._read
+    read = wire._read_archive
 
-    def counted(file: File, start: int, size: int) -> wire.Archive:
+    def counted(file: File, start: int, size: int) -> wire.ZipArchive:
         listed.append(file.path)
         return read(file, start, size)
 
-    monkeypatch.setattr(wire, "_read", counted)
-    monkeypatch.setattr(wire, "_KEPT", wire._Kept())
+    monkeypatch.setattr(wire, "_read_archive", counted)
+    monkeypatch.setattr(wire, "_KEPT", wire._ArchiveCache())
     return listed
 
 
@@ -275,16 +275,16 @@ def test_archives_that_are_all_checked_first_are_listed_once(
     listed = listings(monkeypatch)
     paths = archives(tmp_path, 64)
     for path in [*paths, *paths]:
-        assert wire.read(File.stamp(str(path))).file.path == str(path)
+        assert wire.read_zip(File.stamp(str(path))).file.path == str(path)
     assert listed == [str(path) for path in paths]
 
 
 def test_a_kept_archive_that_changed_is_listed_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     listed = listings(monkeypatch)
     (path,) = archives(tmp_path, 1)
-    before = wire.read(File.stamp(str(path)))
+    before = wire.read_zip(File.stamp(str(path)))
     path.write_bytes(written({"b/one": b"other bytes"}))
-    after = wire.read(File.stamp(str(path)))
+    after = wire.read_zip(File.stamp(str(path)))
     assert (list(before.members), list(after.members)) == (list(MEMBERS), ["b/one"])
     assert len(listed) == 2
 
@@ -297,10 +297,10 @@ def test_the_archives_kept_are_bounded_and_the_newest(
     monkeypatch.setattr(wire, most, value)
     paths = archives(tmp_path, 8)
     for path in paths:
-        wire.read(File.stamp(str(path)))
+        wire.read_zip(File.stamp(str(path)))
     listed.clear()
     for path in reversed(paths):
-        wire.read(File.stamp(str(path)))
+        wire.read_zip(File.stamp(str(path)))
     assert listed == [str(path) for path in reversed(paths[:-3])]
 
 
@@ -309,5 +309,5 @@ def test_two_archives_are_kept_however_large(tmp_path: Path, monkeypatch: pytest
     monkeypatch.setattr(wire, "_MEMBERS", 1)
     paths = archives(tmp_path, 2)
     for path in [*paths, *paths]:
-        wire.read(File.stamp(str(path)))
+        wire.read_zip(File.stamp(str(path)))
     assert len(listed) == 2

@@ -20,22 +20,16 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ckpttool import behind, sidecar
-from ckpttool.errors import (
-    ChangedError,
-    FormatError,
-    NotFoundError,
-    TargetExistsError,
-    UsageError,
-)
-from ckpttool.formats import tensor_bundle
-from ckpttool.formats.resolve import open_checkpoint, resolve
-from ckpttool.ops import folder as folders
-from ckpttool.ops.convert import convert
-from ckpttool.ops.digest import digest
-from ckpttool.ops.save import save
-from ckpttool.source import File
-from ckpttool.writing import Output, hidden, names, require_new, room, sets, write_atomically
+from ckpttool.commands import folder
+from ckpttool.commands.convert import convert
+from ckpttool.commands.digest import digest
+from ckpttool.commands.save import save
+from ckpttool.core import atomic_write, sidecar
+from ckpttool.core.atomic_write import Output, is_hidden_name, require_new, write_atomically
+from ckpttool.core.errors import ChangedError, FormatError, NotFoundError, TargetExistsError, UsageError
+from ckpttool.core.source import File
+from ckpttool.formats import tf_bundle
+from ckpttool.formats.detect import open_checkpoint, resolve
 from tests import warm
 from tests.conftest import ROOT, TF_SAMPLE, TORCH_SAMPLE, in_process, refused
 from tests.hostile import kill
@@ -96,13 +90,17 @@ MAKERS: list[Make] = [single, indexed, several]
 
 
 def receipts(file: str) -> set[bytes]:
-    return {Path(each).read_bytes() for each in (file, *names.waiting(file)) if os.path.exists(each)}
+    return {
+        Path(each).read_bytes()
+        for each in (file, *atomic_write.find_pending_files(file))
+        if os.path.exists(each)
+    }
 
 
 def stands(make: Make, target: Path) -> bytes | None:
     """Return which content a reader finds; raise AssertionError for none and for a mixture."""
     if make is several and not os.path.lexists(f"{target}_actor"):
-        backups = sets.backups(str(target))
+        backups = atomic_write.find_backups(str(target))
         if not backups:
             return None
         target = Path(backups[0])
@@ -140,8 +138,8 @@ class Steps:
         patch.setattr(os, "fsync", lambda _: None)  # the disk has its own speed
         for name in STEPS:
             patch.setattr(os, name, self._stepping(getattr(os, name)))
-        patch.setattr(behind, "_exclusive", self._stepping(behind._exclusive))
-        patch.setattr(behind._Stream, "_put", self._stepping(behind._Stream._put))
+        patch.setattr(atomic_write, "_open_exclusive", self._stepping(atomic_write._open_exclusive))
+        patch.setattr(atomic_write._BackgroundFile, "_put", self._stepping(atomic_write._BackgroundFile._put))
 
     def _stepping(self, function: Callable[..., Any]) -> Callable[..., Any]:
         def stepping(*given: Any, **named: Any) -> Any:
@@ -202,7 +200,7 @@ def test_whatever_ends_it_at_any_step_leaves_old_or_new(
             Steps(patch, at, error)
             write(make, place / "x", b"new", force=force)
         if not isinstance(error, Killed):
-            left = [name for name in os.listdir(place) if hidden(name)]
+            left = [name for name in os.listdir(place) if is_hidden_name(name)]
             # Only an unlink that failed leaves one.
             assert len(left) <= 1, left
         outcomes.add(stands(make, place / "x"))
@@ -245,7 +243,7 @@ def test_of_many_writers_with_force_the_last_wins_whole(make: Make, tmp_path: Pa
     for thread in threads:
         thread.join()
     assert stands(make, target) in contents
-    assert not [name for name in os.listdir(tmp_path) if hidden(name)]
+    assert not [name for name in os.listdir(tmp_path) if is_hidden_name(name)]
 
 
 @pytest.mark.parametrize("make", MAKERS)
@@ -266,7 +264,7 @@ def test_of_many_writers_one_wins_whole(make: Make, tmp_path: Path) -> None:
         thread.join()
     assert len(won) == 1
     assert stands(make, tmp_path / "x") == won[0]
-    assert not [name for name in os.listdir(tmp_path) if hidden(name)]
+    assert not [name for name in os.listdir(tmp_path) if is_hidden_name(name)]
 
 
 # --- Killed -------------------------------------------------------------------------------------------
@@ -303,7 +301,7 @@ def test_somebody_s_link_at_the_temporary_name_is_not_filled(
 ) -> None:
     (tmp_path / "real").write_bytes(b"precious")
     (tmp_path / "taken").symlink_to("real")
-    monkeypatch.setattr(names, "temporary", lambda _: str(tmp_path / "taken"))
+    monkeypatch.setattr(atomic_write, "temporary_path", lambda _: str(tmp_path / "taken"))
     with pytest.raises(UsageError):
         write_atomically([Output(str(tmp_path / "x"), partial(put, b"new"))])
     assert (tmp_path / "real").read_bytes() == b"precious"
@@ -333,11 +331,11 @@ def test_a_name_as_long_as_a_name_may_be(tmp_path: Path) -> None:
 def test_what_was_left_is_no_checkpoint(tmp_path: Path) -> None:
     for end in (".index", ".data-00000-of-00001"):
         shutil.copy(f"{TF_SAMPLE}{end}", tmp_path)
-        shutil.copy(f"{TF_SAMPLE}{end}", names.temporary(str(tmp_path / "ckpt-9")) + end)
-    shutil.copy(TORCH_SAMPLE, names.temporary(str(tmp_path / "agent.pt")))
-    shutil.copy(TORCH_SAMPLE, names.temporary(str(tmp_path / "agent.pt.ckpttool.residue.pt")))
+        shutil.copy(f"{TF_SAMPLE}{end}", atomic_write.temporary_path(str(tmp_path / "ckpt-9")) + end)
+    shutil.copy(TORCH_SAMPLE, atomic_write.temporary_path(str(tmp_path / "agent.pt")))
+    shutil.copy(TORCH_SAMPLE, atomic_write.temporary_path(str(tmp_path / "agent.pt.ckpttool.residue.pt")))
     assert resolve(str(tmp_path)).location == str(tmp_path / TF_SAMPLE.name)
-    assert [each.path for each in folders.checkpoints(str(tmp_path))] == [str(tmp_path / TF_SAMPLE.name)]
+    assert [each.path for each in folder.list_checkpoints(str(tmp_path))] == [str(tmp_path / TF_SAMPLE.name)]
     said = refused(in_process("inspect", tmp_path / "ckpt-8"))
     assert "ckpttool-tmp" not in said
 
@@ -484,13 +482,13 @@ def test_a_target_that_becomes_a_folder(tmp_path: Path) -> None:
 def test_every_error_of_the_disk_is_a_sentence(
     number: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    whole = behind._Stream._put
+    whole = atomic_write._BackgroundFile._put
 
     def failing(self: Any, data: memoryview) -> None:
         whole(self, data[:100])
         raise OSError(getattr(errno, number), "no")
 
-    monkeypatch.setattr(behind._Stream, "_put", failing)
+    monkeypatch.setattr(atomic_write._BackgroundFile, "_put", failing)
     target = tmp_path / "x.npz"
     target.write_bytes(b"old")
     said = refused(in_process("convert", TORCH_SAMPLE, target, "--force"))
@@ -501,8 +499,8 @@ def test_every_error_of_the_disk_is_a_sentence(
 
 
 def test_room_is_asked_for_before_the_first_byte(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(room, "_free", lambda _: 1000)
-    monkeypatch.setattr(behind, "new_file", None)
+    monkeypatch.setattr(atomic_write, "_free_bytes", lambda _: 1000)
+    monkeypatch.setattr(atomic_write, "create_file", None)
     for to in ("torch", "tf", "npz", "safetensors"):
         said = refused(in_process("convert", TF_SAMPLE, tmp_path / "x", "--to", to))
         assert "1,000 are free" in said
@@ -532,7 +530,7 @@ def test_a_full_disk_leaves_the_old_one(
     known = {path.name: path.read_bytes() for path in small.iterdir()}
     (small / "ballast").write_bytes(bytes(200 << 10))
     if not asked:
-        monkeypatch.setattr(room, "_free", lambda _: None)
+        monkeypatch.setattr(atomic_write, "_free_bytes", lambda _: None)
     said = refused(in_process("convert", TF_SAMPLE, target, "--to", to, "--force"))
     assert "no space left" in said
     assert str(target) in said
@@ -573,7 +571,7 @@ def interrupted(target: Path) -> None:
     with pytest.MonkeyPatch.context() as patch:
         for name in ("unlink", "rename", "replace"):
             patch.setattr(os, name, partial(unless_dead, getattr(os, name)))
-        patch.setattr(names.Written, "name", killed)
+        patch.setattr(atomic_write.PendingFile, "name", killed)
         with pytest.raises(Killed):
             saved_set(target, 7)
 
@@ -595,7 +593,7 @@ def test_an_interrupted_replacement_is_read_from_its_backup(tmp_path: Path) -> N
     assert not (tmp_path / "x_actor").exists()
     listed = contents(tmp_path)
     assert digest(str(target)).sha256 == before
-    assert hidden(open_checkpoint(str(target)).path)
+    assert is_hidden_name(open_checkpoint(str(target)).path)
     ran = in_process("inspect", target, "--json").json()
     assert any(".ckpttool-old-" in note for note in ran["notes"])
     assert contents(tmp_path) == listed
@@ -610,7 +608,7 @@ def test_a_backup_that_is_not_complete_is_not_read(change: str, tmp_path: Path) 
     target = tmp_path / "x"
     saved_set(target, 0)
     interrupted(target)
-    backup = Path(f"{sets.backups(str(target))[0]}_critic")
+    backup = Path(f"{atomic_write.find_backups(str(target))[0]}_critic")
     if change == "lost":
         backup.unlink()
     elif change == "cut":
@@ -619,7 +617,7 @@ def test_a_backup_that_is_not_complete_is_not_read(change: str, tmp_path: Path) 
         os.utime(backup, (0, 0))
     else:
         shutil.copy(backup, f"{backup}_target")
-    assert not sets.backups(str(target))
+    assert not atomic_write.find_backups(str(target))
     with pytest.raises(NotFoundError):
         open_checkpoint(str(target))
 
@@ -630,7 +628,7 @@ def test_of_two_backups_the_newest_is_read(tmp_path: Path) -> None:
     for value in (0, 1):
         digests.append(saved_set(target, value))
         interrupted(target)
-    assert len(sets.backups(str(target))) == 2
+    assert len(atomic_write.find_backups(str(target))) == 2
     assert digest(str(target)).sha256 == digests[1]
 
 
@@ -725,7 +723,9 @@ def test_a_target_of_the_system_is_refused(target: str, tmp_path: Path) -> None:
         os.mkfifo(tmp_path / "fifo")
         target = str(tmp_path / "fifo")
     before = os.lstat(target)
-    code = f"from ckpttool.writing import *; write_atomically([Output({target!r}, print)], force=True)"
+    code = (
+        f"from ckpttool.core.atomic_write import *; write_atomically([Output({target!r}, print)], force=True)"
+    )
     with (tmp_path / "out").open("wb") as stream:
         done = subprocess.run(
             [sys.executable, "-c", code], stdout=stream, stderr=subprocess.PIPE, cwd=ROOT, check=False
@@ -753,10 +753,10 @@ def test_a_shard_under_an_interim_name_is_left_alone(tmp_path: Path) -> None:
 
 def test_a_receipt_without_its_name_is_found_by_its_digest(tmp_path: Path) -> None:
     convert(str(TF_SAMPLE), str(tmp_path / "x.pt"))
-    receipt = Path(sidecar.beside(str(tmp_path / "x.pt")))
-    shutil.copy(receipt, names.temporary(str(receipt)))
-    Path(names.temporary(str(receipt))).write_bytes(receipt.read_bytes()[:100])  # cut short
-    os.mkfifo(names.temporary(str(receipt)))
+    receipt = Path(sidecar.sidecar_path(str(tmp_path / "x.pt")))
+    shutil.copy(receipt, atomic_write.temporary_path(str(receipt)))
+    Path(atomic_write.temporary_path(str(receipt))).write_bytes(receipt.read_bytes()[:100])  # cut short
+    os.mkfifo(atomic_write.temporary_path(str(receipt)))
     receipt.write_text(receipt.read_text().replace('"target_sha256": "', '"target_sha256": "0'))
     done = convert(str(tmp_path / "x.pt"), str(tmp_path / "y.npz"))
     assert done.written
@@ -765,9 +765,9 @@ def test_a_receipt_without_its_name_is_found_by_its_digest(tmp_path: Path) -> No
 def test_a_locked_folder_is_an_error_and_loses_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(names, "_LOCKED_S", 0.1)
+    monkeypatch.setattr(atomic_write, "_LOCKED_S", 0.1)
     (tmp_path / "x").write_bytes(b"old")
-    with names.alone([str(tmp_path)]), pytest.raises(UsageError) as caught:
+    with atomic_write.lock_folders([str(tmp_path)]), pytest.raises(UsageError) as caught:
         write_atomically([Output(str(tmp_path / "x"), partial(put, b"new"))], force=True)
     assert caught.value.file == str(tmp_path)
     assert contents(tmp_path).keys() == {"x"}
@@ -794,7 +794,7 @@ for name in names:
 @pytest.mark.skipif(importlib.util.find_spec("tensorflow") is None, reason="TensorFlow is not installed")
 def test_tensorflow_reads_the_set_that_stands_in_between(tmp_path: Path) -> None:
     tree = open_checkpoint(str(TF_SAMPLE)).tree
-    for piece in tensor_bundle.pieces(tree, between=str(tmp_path / "x")):
+    for piece in tf_bundle.pieces(tree, between=str(tmp_path / "x")):
         for name, suffix in (("between", piece.meanwhile), ("usual", "" if piece.extra else piece.suffix)):
             if suffix:
                 with open(tmp_path / f"{name}{suffix}", "wb") as stream:

@@ -11,10 +11,10 @@ import numpy as np
 import torch
 from torch import nn
 
-from ckpttool.agents.backends import numpy as backend
-from ckpttool.agents.components import policy_network, q_network, value_network, widths
-from ckpttool.ops.restore import Agent, restore
-from ckpttool.ops.wiring import Bounds, wire
+from ckpttool.commands.network_outputs import ActionBounds, derive_network_settings
+from ckpttool.commands.restore import Agent, restore_agent
+from ckpttool.networks import numpy_backend
+from ckpttool.networks.build import layer_widths, policy_network, q_network, value_network
 
 
 def mlp(*sizes: int, activation: type[nn.Module] = nn.ReLU) -> nn.Sequential:
@@ -60,10 +60,10 @@ def seen(obs: np.ndarray) -> torch.Tensor:
 
 def opened(path: str, high: float = 1.0) -> tuple[Agent, Any]:
     """Return the agent and its wiring, with an environment's bounds of +-high."""
-    agent = restore(path)
+    agent = restore_agent(path)
     part = agent.part("actor") or agent.binding.parts[0]
-    size = widths(agent.tree, part)[1]
-    return agent, wire(agent, Bounds([-high] * size, [high] * size, "the test's"))[0]
+    size = layer_widths(agent.tree, part)[1]
+    return agent, derive_network_settings(agent, ActionBounds([-high] * size, [high] * size, "the test's"))[0]
 
 
 def actions(path: str, obs: np.ndarray, high: float = 1.0) -> np.ndarray:
@@ -71,7 +71,7 @@ def actions(path: str, obs: np.ndarray, high: float = 1.0) -> np.ndarray:
     agent, wiring = opened(path, high)
     part = agent.runnable("actor")
     assert part is not None
-    return np.asarray(backend.build(policy_network(agent.tree, part, wiring)).step(obs)[0])
+    return np.asarray(numpy_backend.build(policy_network(agent.tree, part, wiring)).step(obs)[0])
 
 
 def values(path: str, title: str, obs: np.ndarray, action: np.ndarray | None = None) -> np.ndarray:
@@ -80,9 +80,9 @@ def values(path: str, title: str, obs: np.ndarray, action: np.ndarray | None = N
     part = agent.runnable(title)
     assert part is not None
     if action is None:
-        return np.asarray(backend.build(value_network(agent.tree, part, wiring)).step(obs)[0])
+        return np.asarray(numpy_backend.build(value_network(agent.tree, part, wiring)).step(obs)[0])
     network = q_network(agent.tree, part, wiring, obs.shape[1], action.shape[1])
-    return np.asarray(backend.build(network).step({"obs": obs, "action": action})[0])
+    return np.asarray(numpy_backend.build(network).step({"obs": obs, "action": action})[0])
 
 
 def close(found: np.ndarray, wanted: torch.Tensor, scale: float = 1.0) -> None:

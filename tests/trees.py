@@ -6,9 +6,8 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from ckpttool.leaf import Leaf, Path, ValueLeaf, attr, index, key
-from ckpttool.source import Inline
-from ckpttool.tree import Tree
+from ckpttool.core.source import Inline
+from ckpttool.core.tree import Leaf, Path, Tree, ValueLeaf, attr, index, key
 
 
 def leaf(array: np.ndarray, native: str = "", **facts: object) -> Leaf:

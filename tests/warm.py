@@ -23,7 +23,7 @@ from typing import NoReturn
 
 TIMEOUT_S = 600
 # What nearly all programs for it import besides: a second, every time.
-BESIDES = {"tensorflow": ("hypothesis", "ckpttool.ops.convert", "tests.conftest")}
+BESIDES = {"tensorflow": ("hypothesis", "ckpttool.commands.convert", "tests.conftest")}
 QUIET = {"TF_CPP_MIN_LOG_LEVEL": "3", "CUDA_VISIBLE_DEVICES": "-1", "TF_ENABLE_ONEDNN_OPTS": "0"}
 
 

@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from ckpttool.formats.hdf5 import process
+from ckpttool.formats import hdf5
 from tests import warm
 
 # What a new process would find: its arguments, no standard error, and the file under its number.
@@ -65,11 +65,11 @@ def forked_hdf5() -> Iterator[None]:
     """Fork the processes that list HDF5 files."""
     with pytest.MonkeyPatch.context() as patch:
         if Path("/proc/self/fd").is_dir():
-            patch.setattr(process, "subprocess", FORKING)
+            patch.setattr(hdf5, "subprocess", FORKING)
         yield
 
 
 @pytest.fixture
 def own_hdf5_process(monkeypatch: pytest.MonkeyPatch) -> None:
     """Begin a new process for each listing, for a test of what that process may do."""
-    monkeypatch.setattr(process, "subprocess", subprocess)
+    monkeypatch.setattr(hdf5, "subprocess", subprocess)

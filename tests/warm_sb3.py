@@ -30,7 +30,7 @@ def _run(program: str, arguments: Sequence[str], env: Mapping[str, str] | None =
 def _forked(
     command: Sequence[str], *, env: Mapping[str, str], **_: Any
 ) -> subprocess.CompletedProcess[bytes]:
-    """Do as subprocess.run does with the command of formats/stable_baselines3/write.py."""
+    """Do as subprocess.run does with the command of formats/sb3.py."""
     program, *arguments = command[command.index("-c") + 1 :]
     status, output = _run(program, arguments, env)
     return subprocess.CompletedProcess(command, status, b"", output.encode())

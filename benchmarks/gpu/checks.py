@@ -28,11 +28,10 @@ from benchmarks.gpu.parts import (
     torch_policy,
     unlike,
 )
-from ckpttool.agents.envs.spec import OBS, EnvSpec
-from ckpttool.agents.envs.tensors import DeviceVector
-from ckpttool.agents.network import Network
-from ckpttool.agents.rollout import Play, Rollout, rollouts
-from ckpttool.agents.stacking import stack
+from ckpttool.evaluation.gymnasium_engine import OBS, EnvSpec
+from ckpttool.evaluation.rollout import Rollout, RolloutSpec, rollouts
+from ckpttool.evaluation.simulators import DeviceVector
+from ckpttool.networks.network import Network, stack_networks
 
 Found = list[Check | Figure]
 
@@ -135,7 +134,7 @@ def resident(context: Context) -> Found:
     found: Found = []
     each = {
         "actor": networks.normed(),
-        "stack of 3": stack([networks.normed(n) for n in range(3)]),
+        "stack of 3": stack_networks([networks.normed(n) for n in range(3)]),
     }
     for name, network in each.items():
         policy = context.build(network)
@@ -157,7 +156,7 @@ def tf32(context: Context) -> Found:
     point = networks.Convolution(np.eye(units, dtype=np.float32)[None, None])
     network = networks.chain(units, square)
     image = networks.chain((4, 4, units), point, networks.Flatten())
-    several = stack([network, networks.chain(units, square)])
+    several = stack_networks([network, networks.chain(units, square)])
     obs, seen = np.full((units, units), value), np.full((8, 4, 4, units), value)
 
     def error(of: Network, given: np.ndarray, **options: Any) -> float:
@@ -187,7 +186,7 @@ def stacks(context: Context) -> Found:
     found: Found = []
     for count in (2, 8) if context.quick else (2, 3, 8, 16, 64):
         members = [networks.normed(seed) for seed in range(count)]
-        together = context.build(stack(members))
+        together = context.build(stack_networks(members))
         alone = [context.build(member) for member in members]
         exact = [context.referee(member) for member in members]
         apart, wrong = 0.0, 0.0
@@ -246,7 +245,7 @@ def failing_capture(context: Context) -> Found:
     context.require_cuda("captures")
     import torch
 
-    from ckpttool.agents.backends import torch_cuda
+    from ckpttool.networks import torch_programs
 
     network = networks.normed()
     before, referee = context.build(network), context.referee(network)
@@ -267,7 +266,7 @@ def failing_capture(context: Context) -> Found:
         raised = False
         try:
             with torch.inference_mode():
-                torch_cuda.captured(body, context.place)
+                torch_programs.capture_graph(body, context.place)
         except Exception:  # noqa: BLE001 - which one is the backend's matter
             raised = True
         found.append(Check(f"{name} inside a capture is raised", float(raised), 1, "at least"))
@@ -282,7 +281,7 @@ def out_of_memory(context: Context) -> Found:
     context.require_cuda("errors about the device's memory")
     import torch
 
-    from ckpttool.errors import CkpttoolError
+    from ckpttool.core.errors import CkpttoolError
 
     network = networks.actor((1024, 1024))
     policy, referee = context.build(network), context.referee(network)
@@ -429,7 +428,7 @@ def memory(context: Context) -> Found:
 
     def once(seed: int) -> None:
         policy = context.build(small)
-        rollouts(policy, vector(Countdown(), 8), Play(16, seed))
+        rollouts(policy, vector(Countdown(), 8), RolloutSpec(16, seed))
         several = context.build(network)
         for _ in range(CALLS):
             several.step(networks.observations(network, 32, seed))
@@ -466,11 +465,11 @@ def memory(context: Context) -> Found:
 
 def task(env: str, rows: int, engine: str = "device") -> Any:
     """Return a task's environments; raise Absent where this engine does not have it here."""
-    from ckpttool.agents import envs
-    from ckpttool.errors import MissingExtraError, UsageError
+    from ckpttool.core.errors import MissingExtraError, UsageError
+    from ckpttool.evaluation import environments
 
     try:
-        return envs.make(env, rows, engine=engine)
+        return environments.make_vector_env(env, rows, engine=engine)
     except (MissingExtraError, UsageError) as error:
         raise Absent(last_line(error)) from None
 
@@ -482,7 +481,7 @@ class Enough(Exception):  # noqa: N818 - raised on purpose
 TASKS = {"Pendulum-v1": (3, 2.0), "MountainCarContinuous-v0": (2, 1.0)}
 
 
-def _played(context: Context, env: str, device: str, rows: int, play: Play, **options: Any) -> Rollout:
+def _played(context: Context, env: str, device: str, rows: int, play: RolloutSpec, **options: Any) -> Rollout:
     obs_dim, limit = TASKS[env]
     with task(env, rows) as environments:
         policy = context.build(networks.task_actor(obs_dim, limit), device, **options)
@@ -500,7 +499,7 @@ def device_rollouts(env: str) -> Callable[[Context], Found]:
     """Return the check of a task's rollouts: on the device, on the CPU, by Gymnasium, and again."""
 
     def check(context: Context) -> Found:
-        rows, play = 8, Play(12, 3)
+        rows, play = 8, RolloutSpec(12, 3)
         ours = _played(context, env, context.device, rows, play)
         again = _played(context, env, context.device, rows, play)
         on_cpu = _played(replace(context, make=torch_policy), env, "cpu", rows, play)
@@ -529,7 +528,7 @@ def device_rollouts(env: str) -> Callable[[Context], Found]:
 
 def host_rollouts(context: Context) -> Found:
     """Play environments of the host with a policy on the device."""
-    network, play = networks.task_actor(3, 2.0), Play(10, 5)
+    network, play = networks.task_actor(3, 2.0), RolloutSpec(10, 5)
 
     def returns(policy: Any) -> np.ndarray:
         with task("Pendulum-v1", 10, "auto") as environments:
@@ -543,10 +542,10 @@ def host_rollouts(context: Context) -> Found:
 def known_returns(context: Context) -> Found:
     """Play a task whose returns are known, with two members and more episodes than rows."""
     members = [networks.task_actor(3, 1.0, seed) for seed in range(2)]
-    play = Play(13, 5)
+    play = RolloutSpec(13, 5)
     found: Found = []
     for number, each in enumerate(
-        rollouts(context.build(stack(members)), vector(Countdown(), 2 * 4), play, members=2)
+        rollouts(context.build(stack_networks(members)), vector(Countdown(), 2 * 4), play, members=2)
     ):
         expected = 4.0 * (5 + np.arange(13))
         found.append(Check(f"member {number}: returns", difference(each.returns, expected), 0))
@@ -557,7 +556,7 @@ def other_backend(name: str) -> Callable[[Context], Found]:
     """Return the check of another backend, on the device if it has it, else on the CPU."""
 
     def check(context: Context) -> Found:
-        from ckpttool.errors import UsageError
+        from ckpttool.core.errors import UsageError
 
         module = backend(name)
         device, note = context.device, ""
@@ -569,7 +568,7 @@ def other_backend(name: str) -> Callable[[Context], Found]:
         each: Mapping[str, Network] = {
             "256x256": networks.actor((256, 256)),
             "layer norms": networks.normed(),
-            "stack of 4": stack([networks.normed(seed) for seed in range(4)]),
+            "stack of 4": stack_networks([networks.normed(seed) for seed in range(4)]),
         }
         for title, network in each.items():
             if name == "onnxruntime" and network.members > 1 and device != "cpu":

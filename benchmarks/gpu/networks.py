@@ -9,8 +9,8 @@ from typing import Any, get_args
 
 import numpy as np
 
-from ckpttool.agents.building import Builder, gru, lstm
-from ckpttool.agents.network import (
+from ckpttool.networks.build import NetworkBuilder, add_gru, add_lstm
+from ckpttool.networks.network import (
     Activation,
     ActivationName,
     Add,
@@ -115,14 +115,14 @@ def recurrent(kind: str, seed: int = 0, units: int = 64) -> Network:
     """Return an actor with an LSTM ("lstm") or a GRU ("gru")."""
     r, count = random(seed), {"lstm": 4, "gru": 3}[kind]
     states = ("h", "c")[: count - 2]
-    builder = Builder([("obs", OBS_DIM)], [(name, units) for name in states])
+    builder = NetworkBuilder([("obs", OBS_DIM)], [(name, units) for name in states])
     scale = np.float32(units**-0.5)
     kernel, cell = (normal(r, rows, count * units) * scale for rows in (OBS_DIM, units))
     biases = normal(r, count * units), normal(r, count * units)
     if kind == "lstm":
-        lstm(builder, ("h", "c"), kernel, cell, biases[0])
+        add_lstm(builder, ("h", "c"), kernel, cell, biases[0])
     else:
-        gru(builder, "h", kernel, cell, biases)
+        add_gru(builder, "h", kernel, cell, biases)
     builder.add(dense(r, units, ACTION_DIM))
     builder.add(Activation("tanh"))
     return builder.done()
@@ -131,7 +131,7 @@ def recurrent(kind: str, seed: int = 0, units: int = 64) -> Network:
 def images(seed: int = 0) -> Network:
     """Return the convolutions of NatureCNN (Mnih et al. 2015) on 84 x 84 x 4, and an actor of 512 units."""
     r = random(seed)
-    builder = Builder([("obs", (84, 84, 4))])
+    builder = NetworkBuilder([("obs", (84, 84, 4))])
     builder.add(Affine(np.full(1, 1 / 255, np.float32), np.zeros(1, np.float32)))
     below = 4
     for size, stride, filters in ((8, 4, 32), (4, 2, 64), (3, 1, 64)):

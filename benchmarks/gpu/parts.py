@@ -96,7 +96,7 @@ def finite(number: float) -> float | None:
 
 def torch_policy(network: Any, device: str, **options: Any) -> Any:
     """Return ckpttool's policy on PyTorch."""
-    from ckpttool import plugins
+    from ckpttool.core import plugins
 
     backend: Any = plugins.find("backends", "torch").load()
     return backend.build(network, device, **options)
@@ -265,7 +265,7 @@ def require(*modules: str) -> None:
 
 def backend(name: str) -> Any:
     """Return a backend's module; raise Absent where its libraries are not installed."""
-    from ckpttool import plugins
+    from ckpttool.core import plugins
 
     needed = {"numpy": (), "onnxruntime": ("onnx", "onnxruntime")}.get(name, (name,))
     require(*needed)

@@ -15,9 +15,8 @@ from benchmarks.gpu import networks
 from benchmarks.gpu.checks import RETURN_TOLERANCE, TASKS, Enough, middle_difference, task
 from benchmarks.gpu.limits import in_turn, ratio
 from benchmarks.gpu.parts import Absent, Check, Context, Figure, Part, backend, float32_products, require
-from ckpttool.agents.network import Dense, Network
-from ckpttool.agents.rollout import Play, rollouts
-from ckpttool.agents.stacking import stack
+from ckpttool.evaluation.rollout import RolloutSpec, rollouts
+from ckpttool.networks.network import Dense, Network, stack_networks
 
 Found = list[Check | Figure]
 
@@ -156,7 +155,9 @@ def by_backend(name: str) -> Callable[[Context], Found]:
         policy = module.build(network, "cpu")
         several = None
         if name != "onnxruntime":
-            several = module.build(stack([networks.actor((256, 256), n) for n in range(CHECKPOINTS)]), "cpu")
+            several = module.build(
+                stack_networks([networks.actor((256, 256), n) for n in range(CHECKPOINTS)]), "cpu"
+            )
         sizes = [(policy, rows, 1) for rows in ((1, 64) if context.quick else ROWS)]
         sizes += [(several, rows, CHECKPOINTS) for rows in (1, 64) if several is not None]
         for made, rows, members in sizes:
@@ -210,7 +211,7 @@ def loop_rate(policy: Any, environments: Any, episodes: int, budget_s: float) ->
             raise Enough
 
     with suppress(Enough):
-        rollouts(policy, environments, Play(episodes), progress=progress)
+        rollouts(policy, environments, RolloutSpec(episodes), progress=progress)
     # Steps that a look at the end repeats do not count: the last stamps may be equal.
     (begun, first), (ended, last) = stamps[0], stamps[-1]
     if last <= first or ended <= begun:
@@ -316,7 +317,7 @@ def host_engines(context: Context) -> Found:
                     policy = (
                         context.build(network) if name == "torch" else backend(name).build(network, device)
                     )
-                    played = rollouts(policy, environments, Play(rows))[0]
+                    played = rollouts(policy, environments, RolloutSpec(rows))[0]
             except Absent as absent:
                 found.append(Figure(title, None, "steps/s", settings, note=str(absent)))
                 continue
@@ -327,9 +328,8 @@ def host_engines(context: Context) -> Found:
 def checkpoints_at_once(context: Context) -> Found:
     """Measure 64 checkpoint files: one sweep beside one evaluation after the other, in one process."""
     require("torch")
-    from ckpttool.ops.evaluate import evaluate
-    from ckpttool.ops.evaluation import Protocol
-    from ckpttool.ops.sweep import sweep
+    from ckpttool.commands.evaluate import Protocol, evaluate
+    from ckpttool.commands.sweep import sweep
 
     count, env = (8 if context.quick else CHECKPOINTS), "Pendulum-v1"
     task(env, 1).close()
@@ -360,7 +360,7 @@ def members_at_once(context: Context) -> Found:
     """Measure 64 policies in memory: stacked in one rollout beside one rollout after the other."""
     count, (obs_dim, limit) = (8 if context.quick else CHECKPOINTS), TASKS["Pendulum-v1"]
     members = [networks.task_actor(obs_dim, limit, seed) for seed in range(count)]
-    rows, play = 5, Play(5, 1000)
+    rows, play = 5, RolloutSpec(5, 1000)
 
     def apart() -> None:
         for member in members:
@@ -369,7 +369,7 @@ def members_at_once(context: Context) -> Found:
 
     def together() -> None:
         with task("Pendulum-v1", rows * count) as environments:
-            rollouts(context.build(stack(members)), environments, play, members=count)
+            rollouts(context.build(stack_networks(members)), environments, play, members=count)
 
     apart()
     together()

@@ -20,10 +20,10 @@ READY = "import torch, first tensor on the device"
 _OURS = """
 import sys
 import numpy as np
-from ckpttool import plugins
-from ckpttool.agents.components import policy_network
-from ckpttool.ops.restore import restore
-from ckpttool.ops.wiring import Bounds, wire
+from ckpttool.core import plugins
+from ckpttool.networks.build import policy_network
+from ckpttool.commands.restore import restore_agent as restore
+from ckpttool.commands.network_outputs import ActionBounds as Bounds, derive_network_settings as wire
 path, device = sys.argv[1:]
 agent = restore(path)
 wiring, _ = wire(agent, Bounds([-2.0], [2.0], "the task"))

@@ -15,8 +15,8 @@ import numpy as np
 from benchmarks.gpu import networks
 from benchmarks.gpu.checks import TASKS, Enough, task
 from benchmarks.gpu.parts import Absent, Check, Context, Figure, Part, require
-from ckpttool.agents.rollout import Play, rollouts
-from ckpttool.agents.stacking import stack
+from ckpttool.evaluation.rollout import RolloutSpec, rollouts
+from ckpttool.networks.network import stack_networks
 
 Found = list[Check | Figure]
 
@@ -136,7 +136,7 @@ def _rollout(context: Context, policy: Any, environments: Any, rounds: int) -> C
 
     def work() -> None:
         with suppress(Enough):
-            rollouts(policy, environments, Play(16), progress=progress)
+            rollouts(policy, environments, RolloutSpec(16), progress=progress)
 
     found = counted(context, work)
     if seen != rounds:
@@ -176,8 +176,8 @@ def uploads(context: Context) -> Found:
     def evaluation(count: int, episodes: int) -> float:
         def work() -> None:
             with task("Pendulum-v1", 2 * count) as environments:
-                policy = context.build(stack(members[:count]))
-                rollouts(policy, environments, Play(episodes), members=count)
+                policy = context.build(stack_networks(members[:count]))
+                rollouts(policy, environments, RolloutSpec(episodes), members=count)
 
         return counted(context, work).up
 

@@ -1,16 +1,621 @@
-"""The browser as a program of the terminal: it waits for the listing, then shows it, and ends in order."""
+"""Application and screens."""
 
 from __future__ import annotations
 
-from typing import ClassVar
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, ClassVar
 
 from textual.app import App, ComposeResult
 from textual.binding import Binding, BindingType
+from textual.containers import Container
+from textual.screen import Screen
+from textual.timer import Timer
+from textual.widgets import Input
 
-from ckpttool.browser.lines import Piece, fitted
-from ckpttool.browser.main_screen import MainScreen
-from ckpttool.browser.opening import Opening
-from ckpttool.browser.panes import Bar, Found
+from ckpttool.browser import BackgroundListing, model
+from ckpttool.browser.model import (
+    PAGE,
+    TREE,
+    VALUES,
+    AliasRow,
+    BrowserKey,
+    BrowserListing,
+    ComparisonState,
+    Job,
+    Line,
+    Outline,
+    ReaderThread,
+    Row,
+    SearchIndex,
+    TensorNumbers,
+    TextPiece,
+    detail_lines,
+    fit_text,
+    format_shape,
+    next_hit,
+    pad_text,
+    wrap_paragraph,
+)
+from ckpttool.browser.panes import (
+    Bar,
+    CellDifference,
+    CellSource,
+    GridPane,
+    Page,
+    ReaderResult,
+    TensorCells,
+    TreePane,
+    ValueGrid,
+)
+from ckpttool.commands.inspect import ModuleSummary, Sort, TensorRow
+from ckpttool.commands.stats import ChangedEntry, Moments
+from ckpttool.core.tree import Leaf
+
+# The screens over the tree: pages of text, and the table of a tensor's values.
+
+_WIDE, _WRAP, _WRAP_WIDE = 130, 5, 10
+
+
+def textual_bindings(keys: Sequence[BrowserKey]) -> list[Any]:
+    """Return the keys as Textual wants them.
+
+    They are the screen's before any pane's: what is typed ahead, over a slow line, meets what it follows.
+    """
+    return [Binding(key.names, key.action, key.does, show=False, priority=True) for key in keys if key.names]
+
+
+def key_line(keys: Sequence[BrowserKey], cells: int, *, two: bool) -> Line:
+    """Return as many keys as fit into one line, with a word for each; help and quit first of all."""
+    said = [key for key in keys if key.word and (two or not key.two)]
+    # Of two keys the first one, which is the forward one.
+    names = {key: key.shown.partition("  ")[0] for key in said}
+    widths = {key: len(names[key]) + len(key.word) + 3 for key in said}
+    kept: list[BrowserKey] = []
+    for key in sorted(said, key=lambda each: each.word not in ("help", "quit", "back")):
+        if sum(widths[each] for each in kept) + widths[key] <= cells:
+            kept.append(key)
+    pieces: list[TextPiece] = []
+    for key in said:
+        if key in kept:
+            pieces += [TextPiece(f" {names[key]} ", "mark"), TextPiece(f"{key.word} ", "dim")]
+    return tuple(pieces)
+
+
+class PageScreen(Screen[None]):
+    """A page of text over all."""
+
+    BINDINGS = textual_bindings(PAGE)
+
+    def __init__(self, title: str, write: Callable[[int], list[Line]]) -> None:
+        super().__init__()
+        self._heading, self._write = title, write
+
+    def compose(self) -> ComposeResult:
+        """Give the title, the page and the keys."""
+        yield Bar(id="title")
+        yield Page(id="page")
+        yield Bar(id="keys")
+
+    def on_mount(self) -> None:
+        """Fill them."""
+        self.query_one("#title", Bar).show(lambda cells: (TextPiece(pad_text(self._heading, cells), "head"),))
+        self.query_one("#keys", Bar).show(lambda cells: key_line(PAGE, cells, two=False))
+        page = self.query_one(Page)
+        page.show(self._write)
+        self.set_focus(page)
+
+    def action_leave(self) -> None:
+        """Go back."""
+        self.dismiss()
+
+
+class IndexInput(Input):
+    """Where an index is typed."""
+
+    BINDINGS = [Binding("escape", "screen.no_index", show=False)]  # noqa: RUF012  # Textual's own form
+
+
+class ValuesScreen(Screen[None]):
+    """The table of values of one tensor, or of both sides' and of what lies between."""
+
+    BINDINGS = textual_bindings(VALUES)
+
+    def __init__(
+        self,
+        name: str,
+        shape: tuple[int, ...],
+        sides: Sequence[tuple[str, CellSource, Moments | None]],
+        ask: Callable[[Job], None],
+        at: tuple[int, ...] | None = None,
+    ) -> None:
+        super().__init__()
+        self._tensor, self._shape, self._sides, self._ask, self._at = name, shape, sides, ask, at
+        self._side = 0
+
+    def compose(self) -> ComposeResult:
+        """Give the title, the table, what is under the cursor and the keys."""
+        yield Bar(id="title")
+        wrap = _WRAP_WIDE if self.app.size.width >= _WIDE else _WRAP
+        _, block, known = self._sides[0]
+        yield GridPane(ValueGrid(self._shape, wrap), block, known)
+        yield Bar(id="cell")
+        yield IndexInput(id="index", placeholder="index, such as 3, 17")
+        yield Bar(id="keys")
+
+    @property
+    def pane(self) -> GridPane:
+        """The table."""
+        return self.query_one(GridPane)
+
+    def on_mount(self) -> None:
+        """Begin where the largest difference is, else at the first cell."""
+        two = len(self._sides) > 1
+        self.query_one("#keys", Bar).show(lambda cells: key_line(VALUES, cells, two=two))
+        self.query_one("#index").display = False
+        self.set_focus(self.pane)
+        if self._at is not None:
+            self.call_after_refresh(self.pane.go, *self.pane.grid.cell(self._at))
+        self._tell()
+
+    def _tell(self) -> None:
+        grid, side = self.pane.grid, self._sides[self._side][0]
+        text = f"  {list(self._shape)}"
+        if grid.slices > 1:
+            text += f"  {grid.title(self.pane.table)}  {self.pane.table + 1:,} of {grid.slices:,}"
+        text += f"  {side}" if side else ""
+
+        def title(cells: int) -> Line:
+            return TextPiece(pad_text(self._tensor, max(8, cells - len(text))), "head"), TextPiece(
+                text, "dim"
+            )
+
+        self.query_one("#title", Bar).show(title)
+        self.query_one("#cell", Bar).show(lambda cells: (TextPiece(pad_text(self.pane.value(), cells)),))
+
+    def on_grid_pane_moved(self) -> None:
+        """Say where the cursor is."""
+        self._tell()
+
+    def on_grid_pane_wanted(self) -> None:
+        """Have the cells read that are seen."""
+        self._ask(self.pane.reading(self._told))
+
+    def _told(self, take: Callable[[], None]) -> None:
+        self.app.post_message(ReaderResult(take))
+
+    def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
+        """Leave all keys to the index while it is typed."""
+        del parameters
+        return action == "no_index" or not self.query_one("#index").display
+
+    def action_table(self, by: int) -> None:
+        """Go to the next table."""
+        self.pane.go(self.pane.table + by, self.pane.row, self.pane.column)
+
+    def action_side(self) -> None:
+        """Show the other side, or the difference."""
+        self._side = (self._side + 1) % len(self._sides)
+        _, block, known = self._sides[self._side]
+        self.pane.turn(block, known)
+
+    def action_go(self) -> None:
+        """Let an index be typed."""
+        index = self.query_one("#index", Input)
+        index.value = ""
+        index.display = True
+        self.set_focus(index)
+
+    def on_input_submitted(self, event: Input.Submitted) -> None:
+        """Go to the index that was typed; wait for another where there is none such."""
+        event.stop()
+        try:
+            at = self.pane.grid.cell([int(word) for word in event.value.replace(",", " ").split()])
+        except ValueError:
+            event.input.placeholder = f"no such index in {list(self._shape)}"
+            event.input.value = ""
+            return
+        self.action_no_index()
+        self.pane.go(*at)
+
+    def action_no_index(self) -> None:
+        """Give up typing."""
+        self.query_one("#index").display = False
+        self.set_focus(self.pane)
+
+    def action_leave(self) -> None:
+        """Go back."""
+        self.dismiss()
+
+
+# Walking through the tree: search, jumps, differences, and what the last line says of them.
+
+_ORDERS: dict[Sort, Sort] = {"file": "size", "size": "name", "name": "file"}
+_SAID = {"file": "as in the file", "size": "the largest first", "name": "by name"}
+
+
+class SearchInput(Input):
+    """Where a search is typed."""
+
+    BINDINGS = [Binding("escape", "screen.no_search", show=False)]  # noqa: RUF012  # Textual's own form
+
+
+class WalkScreen(Screen[None]):
+    """A screen with a tree, its cursor, and a last line in which a search is typed."""
+
+    def __init__(self, look: BrowserListing) -> None:
+        super().__init__()
+        self.look = look
+        self.comparison = ComparisonState(look, look.laid) if look.laid is not None else None
+        self._index: SearchIndex | None = None
+        self._hits: list[int] = []
+        self._origin: str | None = None
+        self._history: list[str] = []
+        self._said: tuple[str, str] | None = None
+
+    @property
+    def tree_pane(self) -> TreePane:
+        """The tree."""
+        return self.query_one(TreePane)
+
+    def last_words(self, cells: int) -> Line:
+        """Return what is to be said, and as many keys as fit beside it."""
+        said = f" {fit_text(self._said[1], cells - 2)} " if self._said is not None else ""
+        keys = key_line(TREE, cells - len(said), two=self.comparison is not None)
+        return (TextPiece(said, "mark"), *keys) if said else keys
+
+    def say(self, text: str) -> None:
+        """Say something in the last line until the cursor moves on."""
+        entry = self.tree_pane.entry
+        self._said = (entry.path if entry is not None else "", text) if text else None
+        self.query_one("#keys", Bar).refresh()
+
+    def forget_said(self) -> None:
+        """Say nothing more where the cursor has moved on."""
+        entry = self.tree_pane.entry
+        if self._said is not None and entry is not None and entry.path != self._said[0]:
+            self.say("")
+
+    def jump(self, path: str) -> None:
+        """Go to an entry, and remember where that was from."""
+        entry = self.tree_pane.entry
+        if self.tree_pane.reveal(path) and entry is not None and entry.path != path:
+            self._history.append(entry.path)
+
+    def action_back(self) -> None:
+        """Go back from the last jump."""
+        if self._history:
+            self.tree_pane.reveal(self._history.pop())
+        else:
+            self.say("no jump to go back from")
+
+    def action_alias(self) -> None:
+        """Go to the next of a tensor's names that stand in the tree."""
+        self._round(self.look.ways, "no other name of it stands in the tree")
+
+    def action_relative(self) -> None:
+        """Go from a slot to its parameter, and round that one's slots."""
+        self._round(self.look.relatives, "no optimizer keeps anything for it")
+
+    def _round(self, ring: Callable[[str], tuple[str, ...]], none: str) -> None:
+        entry = self.tree_pane.entry
+        names = ring(entry.path) if entry is not None and not isinstance(entry, ModuleSummary) else ()
+        if entry is None or len(names) < 2:
+            self.say(none)
+            return
+        at = names.index(entry.path) if entry.path in names else -1
+        self.jump(names[(at + 1) % len(names)])
+        self.say(f"{(at + 1) % len(names) + 1} of {len(names)}")
+
+    def action_difference(self, backwards: bool) -> None:  # Textual's actions take positions
+        """Go to the next entry that differs."""
+        if self.comparison is None:
+            self.say("nothing to compare with: ckpttool browse PATH PATH")
+            return
+        index = self._indexed()
+        hits = sorted(index.position(name) for name in self.comparison.marks)
+        self._go(hits, backwards=backwards, none=self.comparison.state())
+
+    def action_everything(self) -> None:
+        """Unfold all that is in a module."""
+        self.tree_pane.everything()
+
+    def action_sort(self) -> None:
+        """Show the next order."""
+        outline = self.tree_pane.outline
+        if outline is not None:
+            self.tree_pane.order(_ORDERS[outline.sort])
+            self._index, self._hits = None, []
+            self.say(f"order: {_SAID[outline.sort]}")
+
+    def _indexed(self) -> SearchIndex:
+        outline = self.tree_pane.outline
+        if self._index is None:
+            self._index = SearchIndex(self.look.root, outline.sort if outline is not None else "file")
+        return self._index
+
+    def action_search(self) -> None:
+        """Let something be typed that is searched for."""
+        entry = self.tree_pane.entry
+        self._origin = entry.path if entry is not None else None
+        self.query_one("#keys").display = False
+        self.query_one("#asking").display = True
+        self.query_one("#hits", Bar).show(
+            lambda cells: (TextPiece(pad_text(model.format_hits(self._found()), cells, right=True), "dim"),)
+        )
+        box = self.query_one("#search", Input)
+        box.value = ""
+        # At once: what is typed ahead belongs into it.
+        self.set_focus(box)
+
+    def _found(self) -> tuple[int, int] | None:
+        """Return which of the hits the cursor is on, from 1, and how many there are."""
+        if not self.tree_pane.query_text:
+            return None
+        entry = self.tree_pane.entry
+        at = self._indexed().position(entry.path) if entry is not None else -1
+        return (self._hits.index(at) + 1 if at in self._hits else 0, len(self._hits))
+
+    def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
+        """Leave all keys to what is searched for while it is typed."""
+        del parameters
+        return action == "no_search" or not self.query_one("#asking").display
+
+    def on_input_changed(self, event: Input.Changed) -> None:
+        """Go to the first hit from where the search began."""
+        if not self.query_one("#asking").display:
+            return
+        self.tree_pane.query_text = event.value
+        self._hits = self._indexed().find(event.value)
+        origin = self._indexed().position(self._origin or "")
+        hit = next_hit(self._hits, origin - 1)
+        if hit is not None:
+            self.tree_pane.reveal(self._indexed().path(hit))
+        elif self._origin is not None:
+            self.tree_pane.reveal(self._origin)
+        self.query_one("#hits", Bar).refresh()
+
+    def on_input_submitted(self, event: Input.Submitted) -> None:
+        """Stay at the hit."""
+        event.stop()
+        entry = self.tree_pane.entry
+        if self._origin is not None and entry is not None and entry.path != self._origin:
+            self._history.append(self._origin)
+        self._searched()
+        self.say(model.format_hits(self._found()))
+
+    def action_no_search(self) -> None:
+        """Go back to where the search began."""
+        self.tree_pane.query_text = ""
+        self._hits = []
+        if self._origin is not None:
+            self.tree_pane.reveal(self._origin)
+        self._searched()
+
+    def _searched(self) -> None:
+        self.query_one("#asking").display = False
+        self.query_one("#keys").display = True
+        self.set_focus(self.tree_pane)
+
+    def action_following(self, backwards: bool) -> None:  # Textual's actions take positions
+        """Go to the next hit of the last search."""
+        none = model.format_hits(self._found()) or "nothing was searched for: /"
+        self._go(self._hits, backwards=backwards, none=none)
+
+    def _go(self, hits: list[int], *, backwards: bool, none: str) -> None:
+        entry = self.tree_pane.entry
+        at = self._indexed().position(entry.path) if entry is not None else -1
+        hit = next_hit(hits, at, backwards=backwards)
+        if hit is None:
+            self.say(none)
+            return
+        self.jump(self._indexed().path(hit))
+        self.say(f"{hits.index(hit) + 1:,} of {len(hits):,}")
+
+
+# The first screen: tree and details side by side, what is read for them, and where the keys lead.
+
+# Who runs down the tree wants no tensor on the way read; marks that come by the thousand are drawn together.
+_REST_S, _TOLD_S = 0.06, 0.15
+
+
+class MainScreen(WalkScreen):
+    """The tree, and what is known of the entry that its cursor is on."""
+
+    BINDINGS = textual_bindings(TREE)
+
+    def __init__(self, look: BrowserListing, failed: Callable[[Exception], None]) -> None:
+        super().__init__(look)
+        self.reader = ReaderThread(failed)
+        self._known: dict[str, tuple[TensorNumbers | None, ...]] = {}
+        self._rest: Timer | None = None
+
+    def compose(self) -> ComposeResult:
+        """Give the title, the two panes and the last line."""
+        yield Bar(id="title")
+        with Container(id="body"):
+            yield TreePane(id="tree")
+            yield Page(id="details")
+        with Container(id="asking"):
+            yield Bar(id="slash")
+            yield SearchInput(id="search")
+            yield Bar(id="hits")
+        yield Bar(id="keys")
+
+    @property
+    def page(self) -> Page:
+        """The details."""
+        return self.query_one("#details", Page)
+
+    def on_mount(self) -> None:
+        """Show the first lines, and begin to compare where there is something to compare."""
+        self.query_one("#asking").display = False
+        self.query_one("#slash", Bar).show(lambda _: (TextPiece("/", "mark"),))
+        self.query_one("#title", Bar).show(lambda cells: model.title_line(self.look, self.comparison, cells))
+        self.query_one("#keys", Bar).show(self.last_words)
+        room = max(4, self.app.size.height - 4)
+        self.tree_pane.show(Outline(self.look.root, room), self.comparison)
+        self.set_focus(self.tree_pane)
+        if self.comparison is not None:
+            self.reader.ask("comparison", self._comparing(self.comparison))
+
+    # --- what is shown of the entry under the cursor
+
+    def on_tree_pane_moved(self) -> None:
+        """Show the entry at once, and read it if the cursor rests on it."""
+        self._show()
+        self.forget_said()
+        if self._rest is not None:
+            self._rest.stop()
+        self._rest = self.set_timer(_REST_S, self._read)
+
+    def on_tree_pane_entered(self) -> None:
+        """Do what Enter does."""
+        self.action_enter()
+
+    def _show(self, *, stay: bool = False) -> None:
+        entry = self.tree_pane.entry
+        if entry is None:
+            self.page.show(lambda cells: wrap_paragraph("nothing is in it", cells, "dim"))
+            return
+        look, comparison, known = self.look, self.comparison, self._known.get(entry.path)
+        self.page.show(lambda cells: detail_lines(look, comparison, entry, known, cells), stay=stay)
+
+    def _read(self) -> None:
+        entry = self.tree_pane.entry
+        if isinstance(entry, TensorRow) and entry.path not in self._known:
+            self.reader.ask("numbers", self._reading(entry.path))
+
+    def _sides(self, name: str) -> tuple[Row | None, ...]:
+        look = self.look
+        if look.laid is None or look.right is None:
+            return (look.rows.get(name),)
+        return (look.rows[name] if name in look.laid.left else None, look.right.get(name))
+
+    def _reading(self, name: str) -> Job:
+        found: list[TensorNumbers | None] = []
+        for row in self._sides(name):
+            yield from model.read_numbers(row, found.append)
+            yield
+        self.post_message(ReaderResult(lambda: self._take(name, tuple(found))))
+
+    def _take(self, name: str, found: tuple[TensorNumbers | None, ...]) -> None:
+        self._known[name] = found
+        entry = self.tree_pane.entry
+        if entry is not None and entry.path == name:
+            self._show(stay=True)
+
+    def on_reader_result(self, message: ReaderResult) -> None:
+        """Take up what the reading thread found."""
+        message.stop()
+        message.take()
+
+    def _comparing(self, comparison: ComparisonState) -> Job:
+        """Compare, and have marks drawn several times a second."""
+        waiting: list[tuple[str, ChangedEntry | str | None]] = []
+        told = time.monotonic()
+        for _ in comparison.steps(lambda name, found: waiting.append((name, found))):
+            if time.monotonic() - told > _TOLD_S:
+                self.post_message(ReaderResult(_bind_result(self._noted, tuple(waiting))))
+                waiting.clear()
+                told = time.monotonic()
+            yield
+        self.post_message(ReaderResult(_bind_result(self._noted, tuple(waiting))))
+
+    def _noted(self, found: Sequence[tuple[str, ChangedEntry | str | None]]) -> None:
+        if self.comparison is not None:
+            for name, each in found:
+                self.comparison.note(name, each)
+            self.query_one("#title", Bar).refresh()
+            self.tree_pane.refresh()
+            self._show(stay=True)
+
+    # --- keys
+
+    def action_enter(self) -> None:
+        """Fold or unfold a module, show a tensor's values, follow a name to its tensor."""
+        entry = self.tree_pane.entry
+        if isinstance(entry, ModuleSummary):
+            self.tree_pane.toggle()
+        elif isinstance(entry, AliasRow):
+            self.jump(entry.target)
+        elif isinstance(entry, TensorRow):
+            self.action_values()
+
+    def action_other_pane(self) -> None:
+        """Give the keys to the other pane."""
+        self.set_focus(self.page if self.tree_pane.has_focus else self.tree_pane)
+        self.tree_pane.refresh()
+
+    def action_leave(self) -> None:
+        """End."""
+        self.app.exit(0)
+
+    # --- screens over this one
+
+    def action_about(self) -> None:
+        """Show what is known of the checkpoint as a whole."""
+        self.app.push_screen(PageScreen("About", lambda cells: model.about_lines(self.look, cells)))
+
+    def action_help(self) -> None:
+        """Show what the keys do."""
+        two = self.comparison is not None
+        self.app.push_screen(PageScreen("Keys", lambda cells: model.key_help(cells, two=two)))
+
+    def action_histogram(self) -> None:
+        """Show the histogram of the tensor, of both sides where there are two."""
+        entry = self.tree_pane.entry
+        known = self._known.get(entry.path) if entry is not None else None
+        if known is None or not any(each is not None and each.histogram for each in known):
+            self.say(
+                "no histogram" if known is not None or not isinstance(entry, TensorRow) else "still reading"
+            )
+            return
+        title = entry.path if entry is not None else ""
+        self.app.push_screen(PageScreen(title, lambda cells: model.histogram_lines(known, cells)))
+
+    def action_values(self) -> None:
+        """Show the values of the tensor."""
+        entry = self.tree_pane.entry
+        name = entry.target if isinstance(entry, AliasRow) else entry.path if entry is not None else ""
+        sides = self._blocks(name)
+        if not sides:
+            self.say("only tensors have values to show")
+            return
+        change = self.comparison.changes.get(name) if self.comparison is not None else None
+        at = change.values.at if change is not None and change.values is not None else None
+        leaf, blocks = sides
+        if not leaf.size:
+            self.say(f"{format_shape(leaf)} has no elements")
+            return
+        self.app.push_screen(
+            ValuesScreen(name, leaf.shape, blocks, lambda job: self.reader.ask("values", job), at)
+        )
+
+    def _blocks(self, name: str) -> tuple[Leaf, list[tuple[str, CellSource, Moments | None]]] | None:
+        """Return where the values of each side come from, and their difference where that has a meaning."""
+        known = self._known.get(name, (None, None))
+        rows = [row for row in self._sides(name) if isinstance(row, TensorRow)]
+        if not rows:
+            return None
+        first = rows[0].leaf
+        words = ("left", "right") if self.comparison is not None else ("",)
+        found: list[tuple[str, CellSource, Moments | None]] = []
+        made: list[TensorCells] = []
+        for word, row, read in zip(words, self._sides(name), known, strict=False):
+            if isinstance(row, TensorRow) and row.leaf.shape == first.shape:
+                made.append(TensorCells(row.leaf))
+                found.append((word, made[-1], read.moments if read is not None else None))
+        if len(made) == 2 and "string" not in (row.leaf.dtype for row in rows):
+            found.append(("left - right", CellDifference(*made), None))
+        return first, found
+
+
+def _bind_result(take: Callable[[Any], None], found: Any) -> Callable[[], None]:
+    return lambda: take(found)
+
+
+# The browser as a program of the terminal: it waits for the listing, then shows it, and ends in order.
 
 _POLL_S = 0.05
 _INTERRUPTED = 130
@@ -42,7 +647,7 @@ class Browser(App[int]):
     Input, Input:focus { height: 1; border: none; padding: 0; width: 1fr; background: ansi_default; }
     """
 
-    def __init__(self, opening: Opening) -> None:
+    def __init__(self, opening: BackgroundListing) -> None:
         # The terminal's own colours: whoever chose them can read them.
         super().__init__(ansi_color=True)
         self.opening = opening
@@ -52,7 +657,7 @@ class Browser(App[int]):
         """Say what is being opened, until it is."""
         said = f"opening {self.opening.title} ..."
         bar = Bar()
-        bar.show(lambda cells: (Piece(fitted(said, cells), "dim"),))
+        bar.show(lambda cells: (TextPiece(fit_text(said, cells), "dim"),))
         yield bar
 
     def on_mount(self) -> None:
@@ -70,13 +675,13 @@ class Browser(App[int]):
         else:
             self.push_screen(MainScreen(look, self._failed))
 
-    def on_found(self, message: Found) -> None:
+    def on_reader_result(self, message: ReaderResult) -> None:
         """Take up what the reading thread found."""
         message.take()
 
     def _failed(self, error: Exception) -> None:
         # In the reading thread.
-        self.post_message(Found(lambda: self._end(error)))
+        self.post_message(ReaderResult(lambda: self._end(error)))
 
     def _handle_exception(self, error: Exception) -> None:
         # Textual would draw a traceback; our command line has one place for what nobody expected.

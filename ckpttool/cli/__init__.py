@@ -5,7 +5,7 @@ from __future__ import annotations
 
 def main() -> None:
     """Run the command that the arguments name, and exit with its status."""
-    from ckpttool import search_paths
+    from ckpttool.core import search_paths
 
     search_paths.leave_working_directory()
     try:

@@ -14,20 +14,10 @@ from typing import Annotated, Any
 
 import typer
 
-from ckpttool import limits
-from ckpttool.cli import (
-    browsing,
-    checking,
-    converting,
-    describing,
-    evaluating,
-    looking,
-    measuring,
-    output,
-    reporting,
-)
-from ckpttool.cli.progress import fetching
-from ckpttool.errors import CkpttoolError, UsageError, of_the_system
+from ckpttool.cli import common, convert, evaluate, inspect
+from ckpttool.cli.common import show_fetch_progress
+from ckpttool.core import limits
+from ckpttool.core.errors import CkpttoolError, UsageError, from_system_error
 from ckpttool.version import __version__
 
 # However it was started: usage lines, and the variable that a shell's completion sets, are named after it.
@@ -38,7 +28,7 @@ _REPEATABLE = frozenset(
 )
 
 
-class _Ended(SystemExit):
+class _SignalExit(SystemExit):
     """A signal asks the program to end: an exception, so that temporary files are removed on the way out."""
 
     def __init__(self, signum: int) -> None:
@@ -46,38 +36,38 @@ class _Ended(SystemExit):
         self.how = "interrupted" if signum == signal.SIGINT else f"ended by {signal.Signals(signum).name}"
 
 
-class _Help:
+class _RichHelp:
     """A command whose help passes `output`, which lets no style of other programs reach a terminal."""
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
         """Print the help with rich, or write it into the formatter."""
-        with output.drawing():
+        with common.render_with_rich():
             super().format_help(ctx, formatter)  # type: ignore[misc]  # typer's command has it
 
 
-class _Command(_Help, typer.core.TyperCommand):
+class _CliCommand(_RichHelp, typer.core.TyperCommand):
     pass
 
 
-class _Commands(_Help, typer.core.TyperGroup):
+class _CliGroup(_RichHelp, typer.core.TyperGroup):
     def invoke(self, ctx: Any) -> Any:
         """Run a command; Ctrl-C that it leaves to us is ours, and not typer's, to tell of."""
         try:
             return super().invoke(ctx)
         except KeyboardInterrupt:
-            raise _Ended(signal.SIGINT) from None
+            raise _SignalExit(signal.SIGINT) from None
         except Exception as error:
             # A lock of `threading` that is interrupted while it is taken says that it was never taken.
             before = error.__context__
-            while before is not None and not isinstance(before, KeyboardInterrupt | _Ended):
+            while before is not None and not isinstance(before, KeyboardInterrupt | _SignalExit):
                 before = before.__context__
             if before is None:
                 raise
-            raise before if isinstance(before, _Ended) else _Ended(signal.SIGINT) from None
+            raise before if isinstance(before, _SignalExit) else _SignalExit(signal.SIGINT) from None
 
 
 app = typer.Typer(
-    cls=_Commands,
+    cls=_CliGroup,
     name=_NAME,
     no_args_is_help=True,
     help="See, convert, prove and play reinforcement-learning checkpoints, without the program that "
@@ -87,9 +77,9 @@ app = typer.Typer(
 )
 
 
-def _version(asked: bool) -> None:
+def _print_version(asked: bool) -> None:
     if asked:
-        output.write(f"ckpttool {__version__}")
+        common.print_text(f"ckpttool {__version__}")
         raise typer.Exit
 
 
@@ -97,7 +87,7 @@ def _version(asked: bool) -> None:
 def _main(
     context: typer.Context,
     version: Annotated[  # noqa: ARG001  # its callback does it
-        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version.")
     ] = False,
     limit: Annotated[
         list[str] | None,
@@ -108,82 +98,82 @@ def _main(
     ] = None,
 ) -> None:
     if limit:
-        context.with_resource(limits.chosen(limit))
-    context.with_resource(fetching(quiet=not {"-q", "--quiet"}.isdisjoint(sys.argv)))
+        context.with_resource(limits.override_limits(limit))
+    context.with_resource(show_fetch_progress(quiet=not {"-q", "--quiet"}.isdisjoint(sys.argv)))
 
 
 # In the order in which --help lists them: the word, what runs, and its examples.
 _COMMANDS: tuple[tuple[str, Callable[..., int], str], ...] = (
     (
         "inspect",
-        looking.inspect,
+        inspect.inspect,
         "Examples: ckpttool inspect runs/ckpt-15000 --glob 'actor/**' --depth 2; "
         "ckpttool inspect agent.pt --graph agent.svg",
     ),
     (
         "digest",
-        looking.digest,
+        inspect.digest,
         "Examples: ckpttool digest agent.pt --json > saved.json; ckpttool digest agent.pt --check saved.json",
     ),
     (
         "convert",
-        converting.convert,
+        convert.convert,
         "Examples: ckpttool convert runs/ckpt-15000 agent.pt; ckpttool convert agent.pt ckpt-1 --to tf",
     ),
-    ("verify", converting.verify, "Example: ckpttool verify runs/ckpt-15000 agent.pt"),
+    ("verify", convert.verify, "Example: ckpttool verify runs/ckpt-15000 agent.pt"),
     (
         "eval",
-        evaluating.evaluate,
+        evaluate.evaluate,
         "Examples: ckpttool eval agent.pt --env Pendulum-v1 --episodes 100; "
         "ckpttool eval 'run/ckpt-*' --plot curve.png; ckpttool eval agent.pt --video agent.mp4",
     ),
     (
         "stats",
-        measuring.stats,
+        inspect.stats,
         "Examples: ckpttool stats agent.pt; ckpttool stats runs/ckpt-15000 --depth 1",
     ),
     (
         "report",
-        reporting.report,
+        inspect.report,
         "Examples: ckpttool report agent.pt; "
         "ckpttool report runs/ckpt-2500 runs/ckpt-15000 --out change.html",
     ),
-    ("doctor", measuring.doctor, "Example: ckpttool doctor downloaded.pt --env HalfCheetah-v5"),
+    ("doctor", inspect.doctor, "Example: ckpttool doctor downloaded.pt --env HalfCheetah-v5"),
     (
         "check",
-        checking.check,
+        inspect.check,
         "Examples: ckpttool check runs/; ckpttool check *.pt --shapes shapes.json; "
         "ckpttool check downloaded.pt --strict --no-numbers",
     ),
-    ("textconv", checking.textconv, "Example: ckpttool textconv agent.pt"),
+    ("textconv", inspect.textconv, "Example: ckpttool textconv agent.pt"),
     (
         "browse",
-        browsing.browse,
+        inspect.browse,
         "Examples: ckpttool browse runs/ckpt-15000; ckpttool browse old.pt new.pt",
     ),
     (
         "diff",
-        measuring.diff,
+        inspect.diff,
         "Examples: ckpttool diff old.pt new.pt; ckpttool diff runs/ckpt-15000 agent.pt --json",
     ),
-    ("formats", describing.formats, "Example: ckpttool formats --json"),
-    ("layouts", describing.layouts, "Example: ckpttool layouts"),
-    ("backends", describing.backends, "Example: ckpttool backends"),
-    ("limits", describing.limits, "Example: ckpttool --limit unpacked_ratio=1000 inspect old.npz"),
-    ("schema", describing.schema, "Examples: ckpttool schema; ckpttool schema inspect > inspect.schema.json"),
+    ("formats", inspect.formats, "Example: ckpttool formats --json"),
+    ("layouts", inspect.layouts, "Example: ckpttool layouts"),
+    ("backends", inspect.backends, "Example: ckpttool backends"),
+    ("limits", inspect.limits, "Example: ckpttool --limit unpacked_ratio=1000 inspect old.npz"),
+    ("schema", inspect.schema, "Examples: ckpttool schema; ckpttool schema inspect > inspect.schema.json"),
 )
 
 
-def _joined(text: str | None) -> str:
+def _join_paragraphs(text: str | None) -> str:
     """Return a docstring with one line for each paragraph: the terminal's width breaks them."""
     return "\n\n".join(" ".join(each.split()) for each in (text or "").split("\n\n"))
 
 
 for _word, _command, _examples in _COMMANDS:
-    app.command(_word, cls=_Command, epilog=_examples, help=_joined(_command.__doc__))(_command)
+    app.command(_word, cls=_CliCommand, epilog=_examples, help=_join_paragraphs(_command.__doc__))(_command)
 
 
-def _parser() -> Any:
+def _build_parser() -> Any:
     """Return the parser of the command that is named first, of all commands where that is none.
 
     Making that of all takes as long as importing numpy, and every run would make it.
@@ -198,7 +188,7 @@ def _parser() -> Any:
         app.registered_commands = every
 
 
-class _RoomForNumpy:
+class _NumpyMemoryGuard:
     """Refuses to import numpy where its OpenBLAS would find too little memory, and end the process with 1.
 
     It reserves buffers for every thread while it is loaded (OpenBLAS, driver/others/memory.c): address space,
@@ -214,13 +204,13 @@ class _RoomForNumpy:
             return
         given = os.environ.get(self.THREADS, "")
         threads = int(given) if given.isdecimal() else os.cpu_count() or 1
-        if not _is_free(self.LIBRARY + (threads - 1) * self.THREAD):
+        if not _can_allocate(self.LIBRARY + (threads - 1) * self.THREAD):
             os.environ[self.THREADS] = "1"
-            if not _is_free(self.LIBRARY):
+            if not _can_allocate(self.LIBRARY):
                 raise MemoryError
 
 
-def _is_free(nbytes: int) -> bool:
+def _can_allocate(nbytes: int) -> bool:
     try:
         with mmap.mmap(-1, nbytes):
             return True
@@ -228,14 +218,14 @@ def _is_free(nbytes: int) -> bool:
         return False
 
 
-def _require_room_for_numpy() -> None:
+def _install_numpy_memory_guard() -> None:
     """Have numpy refused for lack of memory by us, if there is a limit of address space at all."""
     try:
         import resource
     except ImportError:
         return
     if resource.getrlimit(resource.RLIMIT_AS)[0] != resource.RLIM_INFINITY and "numpy" not in sys.modules:
-        sys.meta_path.insert(0, _RoomForNumpy())
+        sys.meta_path.insert(0, _NumpyMemoryGuard())
 
 
 def run() -> None:
@@ -244,7 +234,7 @@ def run() -> None:
         number = getattr(signal, name, None)
         # What a parent told us to ignore, as nohup does, is not ours to take.
         if number is not None and signal.getsignal(number) == signal.SIG_DFL:
-            signal.signal(number, _terminated)
+            signal.signal(number, _handle_signal)
     # TensorFlow's start-up chatter is not an answer to anything that was asked here.
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
     if not os.environ.get(_TRACEBACK):
@@ -254,48 +244,48 @@ def run() -> None:
     as_json = "--json" in sys.argv
     streams = sys.stdout, sys.stderr
     try:
-        output.guard()
-        output.require_stdout()
-        _require_room_for_numpy()
-        status = _parser()(prog_name=_NAME, standalone_mode=False)
-        output.finish()
-    except _Ended as ended:
-        output.ended(ended.how)
+        common.guard_streams()
+        common.require_stdout()
+        _install_numpy_memory_guard()
+        status = _build_parser()(prog_name=_NAME, standalone_mode=False)
+        common.flush_streams()
+    except _SignalExit as ended:
+        common.print_interruption(ended.how)
         raise
     except BaseException as error:  # noqa: BLE001  # the last line of defence: people never see a traceback
-        status = _status(error, as_json=as_json)
+        status = _exit_status(error, as_json=as_json)
     finally:
         # A program that calls this one goes on with its own.
         sys.stdout, sys.stderr = streams
     sys.exit(status or 0)
 
 
-def _status(error: BaseException, *, as_json: bool) -> int:
+def _exit_status(error: BaseException, *, as_json: bool) -> int:
     """Say what ended a command, and return its exit status."""
     if isinstance(error, KeyboardInterrupt | typer.Abort):
         return 130
     # What prints the help ends the program itself when stdout is closed.
     ended = isinstance(error, SystemExit) and isinstance(error.__context__, BrokenPipeError)
-    if ended or (isinstance(error, BrokenPipeError) and output.reader_is_gone()):
-        output.silence_stdout()
+    if ended or (isinstance(error, BrokenPipeError) and common.is_reader_gone()):
+        common.silence_stdout()
         return 0
-    if isinstance(error, SystemExit) and _raised_in(error).partition(".")[0] in ("typer", "click"):
+    if isinstance(error, SystemExit) and _raising_module(error).partition(".")[0] in ("typer", "click"):
         return int(error.code or 0)  # a shell's completion is installed, or was asked for
     try:
         if type(error).__name__ == "NoArgsIsHelpError":
-            output.write(str(error.format_message()).strip())  # type: ignore[attr-defined]  # it is typer's
+            common.print_text(str(error.format_message()).strip())  # type: ignore[attr-defined]  # it is typer's
             return 2
-        output.fail(_with_given_options(_sentence_of(error)), as_json=as_json)
-        output.finish()
+        common.print_error(_complete_hint(_convert_error(error)), as_json=as_json)
+        common.flush_streams()
     except BrokenPipeError:
-        output.silence_stdout()
+        common.silence_stdout()
     except CkpttoolError as unwritten:
         # The document of the error, or what libraries had printed, found no room either.
-        output.fail(unwritten, as_json=False)
+        common.print_error(unwritten, as_json=False)
     return 2
 
 
-def _with_given_options(error: CkpttoolError) -> CkpttoolError:
+def _complete_hint(error: CkpttoolError) -> CkpttoolError:
     """Complete a hint that is this very command with one option more: no option that was given gets lost."""
     given = sys.argv[1:]
     try:
@@ -304,11 +294,13 @@ def _with_given_options(error: CkpttoolError) -> CkpttoolError:
         return error
     if not given or hint[:2] != [_NAME, given[0]]:
         return error
-    positional, proposed = _options(hint[2:])
+    positional, proposed = _split_options(hint[2:])
     if not positional or any(word not in given for word in positional):
         return error
-    ours = [(name, [v for v in values if v not in positional]) for name, values in _options(given[1:])[1]]
-    kept = [each for each in ours if each not in proposed and _goes_with(each[0], proposed)]
+    ours = [
+        (name, [v for v in values if v not in positional]) for name, values in _split_options(given[1:])[1]
+    ]
+    kept = [each for each in ours if each not in proposed and _is_compatible_option(each[0], proposed)]
     # A placeholder stands for what a person has not given.
     known = dict(ours)
     filled = [(name, known.get(name, values) if values == ["ID"] else values) for name, values in proposed]
@@ -317,11 +309,11 @@ def _with_given_options(error: CkpttoolError) -> CkpttoolError:
     return error
 
 
-def _goes_with(name: str, proposed: Sequence[tuple[str, list[str]]]) -> bool:
+def _is_compatible_option(name: str, proposed: Sequence[tuple[str, list[str]]]) -> bool:
     return name in _REPEATABLE or all(name != other for other, _ in proposed)
 
 
-def _options(words: Sequence[str]) -> tuple[list[str], list[tuple[str, list[str]]]]:
+def _split_options(words: Sequence[str]) -> tuple[list[str], list[tuple[str, list[str]]]]:
     """Return the words of a command line before its options, and each option with the words behind it."""
     before: list[str] = []
     options: list[tuple[str, list[str]]] = []
@@ -334,13 +326,13 @@ def _options(words: Sequence[str]) -> tuple[list[str], list[tuple[str, list[str]
     return before, options
 
 
-def _terminated(signum: int, frame: object) -> None:  # noqa: ARG001
+def _handle_signal(signum: int, frame: object) -> None:  # noqa: ARG001
     # It has been heard: a second one would stop what puts things in order.
     signal.signal(signum, signal.SIG_IGN)
-    raise _Ended(signum)
+    raise _SignalExit(signum)
 
 
-def _raised_in(error: BaseException) -> str:
+def _raising_module(error: BaseException) -> str:
     """Return the name of the module that raised an error."""
     name, frame = "", error.__traceback__
     while frame is not None:
@@ -348,23 +340,23 @@ def _raised_in(error: BaseException) -> str:
     return name
 
 
-def _sentence_of(error: BaseException) -> CkpttoolError:
+def _convert_error(error: BaseException) -> CkpttoolError:
     """Return what is said of an error; raise it if a person wants to see where it comes from."""
     if isinstance(error, CkpttoolError):
         return error
     # typer's own usage errors carry their text; their class moved between its versions.
     message = getattr(error, "format_message", None)
     if callable(message):
-        return _misspelt(error, str(message()).strip())
+        return _convert_usage_error(error, str(message()).strip())
     if os.environ.get(_TRACEBACK):
         raise error
-    return of_the_system(error) or CkpttoolError(
+    return from_system_error(error) or CkpttoolError(
         f"an unexpected {type(error).__name__}: {error}",
         hint=f"this is a fault of ckpttool; {_TRACEBACK}=1 shows where it is",
     )
 
 
-def _misspelt(error: Any, text: str) -> UsageError:
+def _convert_usage_error(error: Any, text: str) -> UsageError:
     """Return our sentence for a usage error of typer's, with what was probably meant."""
     context = getattr(error, "ctx", None)
     command = _NAME if context is None or context.parent is None else f"{_NAME} {context.info_name}"
@@ -375,7 +367,9 @@ def _misspelt(error: Any, text: str) -> UsageError:
     word = next((each for each in sys.argv[1:] if not each.startswith("-")), "")
     if f"No such command {word!r}" in text and os.path.exists(word):
         # A path alone is somebody who wants to see it.
-        from ckpttool.ops.findings import command as suggested
+        from ckpttool.commands.inspect import format_command
 
-        return UsageError(f"there is no command {word!r}", hint=f"did you mean {suggested('inspect', word)}")
+        return UsageError(
+            f"there is no command {word!r}", hint=f"did you mean {format_command('inspect', word)}"
+        )
     return UsageError(text.rstrip("."), hint=f"{command} --help")

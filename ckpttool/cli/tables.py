@@ -1,34 +1,58 @@
-"""Tables and reports for people: each turns one record into text of at most 80 columns where it can."""
+"""Tables and trees in the terminal."""
 
 from __future__ import annotations
 
+import functools
 import io
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
-from ckpttool import ledger
-from ckpttool.cli import output
-from ckpttool.cli.columns import beside, ended, styled, wrapped
-from ckpttool.cli.columns import columns as width
-from ckpttool.errors import some
-from ckpttool.shown import clean, count
+from ckpttool.cli import common
+from ckpttool.cli.common import (
+    BOLD,
+    PLAIN,
+    ColumnLine,
+    align_columns,
+    fit_path,
+    has_colors,
+    strip_line_end,
+    terminal_width,
+    wrap_sentence,
+)
+from ckpttool.commands.inspect import (
+    TensorRow,
+    ValueRow,
+    describe_module_kind,
+    json_value,
+    module_entries,
+    skip_wrapping_modules,
+    user_given_names,
+)
+from ckpttool.core import sidecar, urls
+from ckpttool.core.errors import abbreviate_list
+from ckpttool.core.text import clean, format_count, format_size, shorten
+from ckpttool.core.tree import Leaf, Record, ValueLeaf
 
 if TYPE_CHECKING:
-    from ckpttool.ledger import Entry
-    from ckpttool.mapping.report import Report
-    from ckpttool.ops.convert import Conversion
-    from ckpttool.ops.digest import Comparison, Digest
-    from ckpttool.ops.listing import Row
-    from ckpttool.ops.parity import Parity
-    from ckpttool.ops.schemas import Listed
-    from ckpttool.ops.train_step import TrainStep
-    from ckpttool.ops.verify import Verification
+    from ckpttool.commands.convert import ConversionResult
+    from ckpttool.commands.digest import Digest, DigestComparison
+    from ckpttool.commands.doctor import Diagnosis
+    from ckpttool.commands.inspect import CheckpointSummary, ModuleSummary, PluginRow, SchemaRow, Sort
+    from ckpttool.commands.network_outputs import Parity
+    from ckpttool.commands.stats import ChangedEntry, Diff, Entry, Moments, Stats
+    from ckpttool.commands.verify import TrainStepComparison, Verification
+    from ckpttool.core.sidecar import LedgerEntry
+    from ckpttool.mapping.rules import MappingReport
+
+
+# Tables and reports for people: each turns one record into text of at most 80 columns where it can.
 
 _SHOWN = 12
 
 
-def drawn(columns: Sequence[tuple[str, str]], rows: Iterable[Sequence[str]]) -> str:
+def render_table(columns: Sequence[tuple[str, str]], rows: Iterable[Sequence[str]]) -> str:
     """Draw a table; a column is its title and "left", "right" or "path" (which folds where it must)."""
     # Lines without a table, such as a conversion's, do not wait for it.
     from rich.console import Console
@@ -41,27 +65,29 @@ def drawn(columns: Sequence[tuple[str, str]], rows: Iterable[Sequence[str]]) -> 
         )
     for row in rows:
         table.add_row(*(clean(cell).replace("[", r"\[") for cell in row))
-    colours: Literal["auto"] | None = "auto" if styled() else None
-    console = Console(file=io.StringIO(), width=width(), force_terminal=styled(), color_system=colours)
+    colours: Literal["auto"] | None = "auto" if has_colors() else None
+    console = Console(
+        file=io.StringIO(), width=terminal_width(), force_terminal=has_colors(), color_system=colours
+    )
     console.print(table)
-    text = output.styled_by_rich(console.file.getvalue())  # type: ignore[attr-defined]  # the StringIO given above
-    return "\n".join(map(ended, text.splitlines()))
+    text = common.adopt_rich_styles(console.file.getvalue())  # type: ignore[attr-defined]  # the StringIO given above
+    return "\n".join(map(strip_line_end, text.splitlines()))
 
 
-def listed(label: str, names: Sequence[str]) -> list[str]:
+def labeled_lines(label: str, names: Sequence[str]) -> list[str]:
     """Return a line for each name, at most a dozen."""
     shown = [f"{label}: {clean(name)}" for name in names[:_SHOWN]]
     return shown + ([f"{label}: and {len(names) - _SHOWN} more"] if len(names) > _SHOWN else [])
 
 
-# A default that an optimizer got (layouts/optimizers/known.py).
+# A default that an optimizer got (libraries/optimizers_read.py).
 _DEFAULT = re.compile(
     r"(?P<lead>.*: )?(?P<optimizer>\S+) (?P<setting>\S+ = \S+) "
     r"\(default of (?P<whose>[^;()]+); the checkpoint does not hold it\)"
 )
 
 
-def with_joined_defaults(said: Sequence[str]) -> list[str]:
+def merge_default_sentences(said: Sequence[str]) -> list[str]:
     """Return sentences with the defaults of optimizers in one for all that got the same."""
     found = {text: match for text in said if (match := _DEFAULT.fullmatch(text))}
     settings: dict[tuple[str, str], dict[str, list[str]]] = {}
@@ -85,47 +111,55 @@ def with_joined_defaults(said: Sequence[str]) -> list[str]:
     )
 
 
-def sentences(assumed: Sequence[str], notes: Sequence[str], entries: Iterable[Entry] = ()) -> list[str]:
+def render_remarks(
+    assumed: Sequence[str], notes: Sequence[str], entries: Iterable[LedgerEntry] = ()
+) -> list[str]:
     """Return the ledger, what was assumed and what there is to know, one line each in a pipe."""
-    said = [*map(clean, ledger.lines(entries)), *listed("assumed", with_joined_defaults(assumed))]
-    said += [f"note: {clean(note)}" for note in with_joined_defaults(notes)]
-    return [wrapped(line) for line in said]
+    said = [
+        *map(clean, sidecar.describe_entries(entries)),
+        *labeled_lines("assumed", merge_default_sentences(assumed)),
+    ]
+    said += [f"note: {clean(note)}" for note in merge_default_sentences(notes)]
+    return [wrap_sentence(line) for line in said]
 
 
-def digest(found: Digest, compared: Comparison | None, *, quiet: bool) -> str:
+def render_digest(found: Digest, compared: DigestComparison | None, *, quiet: bool) -> str:
     """Return one line per tensor, as sha256sum prints them, then the whole and the comparison."""
     lines = [f"{tensor.sha256}  {clean(tensor.path)}" for tensor in found.tensors]
     lines += ["", f"{found.sha256}  {clean(found.path)}"]
     lines += [] if quiet else [f"checksums: {found.checksums}"]
     if compared is not None:
-        lines += listed("differs", compared.different)
-        lines += listed("only here", compared.only_here)
-        lines += listed("only in the saved digest", compared.only_saved)
+        lines += labeled_lines("differs", compared.different)
+        lines += labeled_lines("only here", compared.only_here)
+        lines += labeled_lines("only in the saved digest", compared.only_saved)
         said = "equal to the saved digest" if compared.equal else "not equal to the saved digest"
         lines += [] if quiet else [said]
     return "\n".join(lines)
 
 
-def conversion(done: Conversion, *, quiet: bool, whole: bool) -> str:
+def render_conversion(done: ConversionResult, *, quiet: bool, whole: bool) -> str:
     """Return what was mapped (every line on a dry run), what was not, and what was assumed."""
     report = done.report
     lines: list[str] = []
     if whole:
         # Two lines an entry: two paths and a rule side by side do not fit a terminal.
         for m in report.mapped:
-            shapes = _shapes(m.shape_in, m.shape_out)
+            shapes = _format_shapes(m.shape_in, m.shape_out)
             said = f"  {m.rule}  {shapes}".rstrip()
-            lines += [beside(clean(m.source), 0), f"    -> {beside(clean(m.target), len(said) + 7)}{said}"]
+            lines += [
+                fit_path(clean(m.source), 0),
+                f"    -> {fit_path(clean(m.target), len(said) + 7)}{said}",
+            ]
         lines += [] if quiet else [""]
-    lines += listed("unmapped", report.unused) + listed("missing", report.missing)
+    lines += labeled_lines("unmapped", report.unused) + labeled_lines("missing", report.missing)
     if not quiet:
         lines += [
-            *sentences(_assumptions(done), report.notes, done.ledger),
-            _counted(report),
-            *_compared(done.parity),
+            *render_remarks(_assumptions(done), report.notes, done.ledger),
+            _count_rules(report),
+            *_parity_lines(done.parity),
         ]
     elif not done.within:
-        lines += _compared(done.parity)
+        lines += _parity_lines(done.parity)
     if done.written:
         lines += [f"wrote {clean(done.target)}", f"sha256 {done.digest}"]
         lines += [] if quiet else [f"load: {clean(line)}" for line in done.load]
@@ -140,34 +174,34 @@ def conversion(done: Conversion, *, quiet: bool, whole: bool) -> str:
     return "\n".join(lines)
 
 
-def _assumptions(done: Conversion) -> tuple[str, ...]:
+def _assumptions(done: ConversionResult) -> tuple[str, ...]:
     """Return what the mapping assumes, then what is assumed of the agent."""
-    return tuple(dict.fromkeys((*done.report.assumed, *ledger.assumptions(done.ledger))))
+    return tuple(dict.fromkeys((*done.report.assumed, *sidecar.assumption_sentences(done.ledger))))
 
 
-def _counted(report: Report) -> str:
+def _count_rules(report: MappingReport) -> str:
     """Return how many entries were mapped, and how many by which rule."""
     rules = sorted({m.rule for m in report.mapped})
     # A chain of rules has commas of its own.
     between = "; " if any("," in rule for rule in rules) else ", "
     counted = between.join(f"{sum(m.rule == rule for m in report.mapped)} {rule}" for rule in rules)
-    mapped = count(len(report.mapped), "entry mapped", "entries mapped")
-    return wrapped(f"{mapped}{': ' if counted else ''}{counted}")
+    mapped = format_count(len(report.mapped), "entry mapped", "entries mapped")
+    return wrap_sentence(f"{mapped}{': ' if counted else ''}{counted}")
 
 
-def _compared(networks: Sequence[Parity]) -> list[str]:
+def _parity_lines(networks: Sequence[Parity]) -> list[str]:
     """Return a line for all networks that were as exact as A's, and one for each of the others."""
     exact = [n for n in networks if n.within and not n.error_a]
-    alike = f"{count(len(exact), 'network read back computes', 'networks read back compute')} what was read"
+    alike = f"{format_count(len(exact), 'network read back computes', 'networks read back compute')} what was read"  # noqa: E501
     return [alike] * bool(exact) + [
-        f"{clean(n.name)}: {count(n.n, 'output')} at most {n.error_b:.2e} from float64 "
+        f"{clean(n.name)}: {format_count(n.n, 'output')} at most {n.error_b:.2e} from float64 "
         f"(NumPy's {n.error_a:.2e})"
         for n in networks
         if n not in exact
     ]
 
 
-def _shapes(before: tuple[int, ...], after: tuple[int, ...]) -> str:
+def _format_shapes(before: tuple[int, ...], after: tuple[int, ...]) -> str:
     return str(list(before)) if before == after else f"{list(before)} -> {list(after)}"
 
 
@@ -175,7 +209,7 @@ def _shapes(before: tuple[int, ...], after: tuple[int, ...]) -> str:
 _DISCREPANCIES = 20
 
 
-def parity(found: Verification, *, quiet: bool) -> str:
+def render_verification(found: Verification, *, quiet: bool) -> str:
     """Return a row per network, then the verdict; `quiet` leaves out this and what was assumed and noted."""
     rows = [
         (
@@ -202,23 +236,23 @@ def parity(found: Verification, *, quiet: bool) -> str:
     lines = [
         f"A {clean(found.first)}{ran[0]}",
         f"B {clean(found.second)}{ran[1]}",
-        *([drawn(columns, rows)] if rows else []),
-        *([] if found.training is None else _training(found.training)),
-        *_contents(found),
+        *([render_table(columns, rows)] if rows else []),
+        *([] if found.training is None else _training_table(found.training)),
+        *_discrepancy_lines(found),
     ]
     if not quiet:
-        lines += [*sentences(found.assumed, found.notes, found.ledger), f"tolerance: {found.tolerance}"]
-        lines += [wrapped(f"not compared: {clean(each)}") for each in found.not_compared]
-        lines.append(_verified(found))
+        lines += [*render_remarks(found.assumed, found.notes, found.ledger), f"tolerance: {found.tolerance}"]
+        lines += [wrap_sentence(f"not compared: {clean(each)}") for each in found.not_compared]
+        lines.append(_verification_verdict(found))
     return "\n".join(lines)
 
 
-def _contents(found: Verification) -> list[str]:
+def _discrepancy_lines(found: Verification) -> list[str]:
     """Return two lines for each discrepancy: what it is in, and what A and B have."""
     lines = []
     for each in found.discrepancies[:_DISCREPANCIES]:
         what = f"{each.what} ({clean(each.part)})"
-        lines.append(f"{beside(clean(each.path), len(what) + 2)}: {what}")
+        lines.append(f"{fit_path(clean(each.path), len(what) + 2)}: {what}")
         lines.append(f"    {clean(each.a or 'nothing')} -> {clean(each.b or 'nothing')}")
         lines += [f"    looks like {clean(each.resembles)}"] if each.resembles else []
     if len(found.discrepancies) > _DISCREPANCIES:
@@ -226,26 +260,26 @@ def _contents(found: Verification) -> list[str]:
     return lines
 
 
-def _verified(found: Verification) -> str:
-    networks = count(len(found.networks), "network")
+def _verification_verdict(found: Verification) -> str:
+    networks = format_count(len(found.networks), "network")
     wrong = [each.name for each in found.networks if not each.within]
     parts = list(dict.fromkeys(each.part for each in found.discrepancies))
     if not found.within:
         differ = [*wrong, *(part for part in parts if part not in wrong)]
         moved = ["updates"] if found.training is not None and not found.training.within else []
-        return wrapped(f"FAIL: NOT the same agent: {clean(some([*differ, *moved], 8))}")
-    if ledger.decides(found.ledger):
+        return wrap_sentence(f"FAIL: NOT the same agent: {clean(abbreviate_list([*differ, *moved], 8))}")
+    if sidecar.has_open_entries(found.ledger):
         return f"FAIL: {networks} match, and something that decides was not used"
     if found.contents is None:
         return f"PASS: {networks} match" + ("; --all compares the rest" if found.not_compared else "")
-    held = f"{count(found.contents.equal, 'entry', 'entries')} equal"
-    facts = f", {count(len(found.contents.facts), 'fact')} agree" if found.contents.facts else ""
+    held = f"{format_count(found.contents.equal, 'entry', 'entries')} equal"
+    facts = f", {format_count(len(found.contents.facts), 'fact')} agree" if found.contents.facts else ""
     return f"PASS: {f'{networks} match, ' if found.networks else ''}{held}{facts}"
 
 
-def _training(found: TrainStep) -> list[str]:
+def _training_table(found: TrainStepComparison) -> list[str]:
     """Return a row per network and moment: how far apart the two sides' updates are, for both float types."""
-    from ckpttool.ops.train_step import BOUNDS, OWN_ERROR
+    from ckpttool.commands.verify import BOUNDS, OWN_ERROR
 
     keys = dict.fromkeys((each.name, each.step) for each in found.moved)
     by_type = {(each.name, each.step, each.dtype): each for each in found.moved}
@@ -256,42 +290,416 @@ def _training(found: TrainStep) -> list[str]:
         within = "yes" if all(moved.within for moved in each) else "NO"
         rows.append((name, str(step), *(f"{moved.relative:.2e}" for moved in each), within))
     bounds = " and ".join(f"{bound:g} in {dtype}" for dtype, bound in BOUNDS.items())
-    title = f"{count(found.steps, 'update')} of {found.algorithm}"
+    title = f"{format_count(found.steps, 'update')} of {found.algorithm}"
     said = f"updates: at most {bounds} apart, or {OWN_ERROR:g}x A's own error where that is more"
-    return [title, drawn([*columns, ("within", "left")], rows), said]
+    return [title, render_table([*columns, ("within", "left")], rows), said]
 
 
-def listing(kind: str, rows: Sequence[Row]) -> str:
+def render_plugins(kind: str, rows: Sequence[PluginRow]) -> str:
     """Return a row per format, layout or backend."""
     if kind == "backends":
         first = (("backend", "left"), ("installed", "left"), ("what", "path"))
-        return drawn(first, ((r.name, _installed(r), r.title) for r in rows))
+        return render_table(first, ((r.name, _installed_cell(r), r.title) for r in rows))
     columns = [(kind[:-1], "left"), ("reads", "left"), ("writes", "left"), ("what", "path")]
-    cells = [[r.name, _yes(r.reads), _yes(r.writes), r.title] for r in rows]
+    cells = [[r.name, _yes_or_no(r.reads), _yes_or_no(r.writes), r.title] for r in rows]
     if kind == "layouts":
         # A layout that follows its library's source alone says so.
         columns.insert(3, ("tried", "left"))
         for row, cell in zip(rows, cells, strict=True):
-            cell.insert(3, _yes(bool(row.seen)))
-    return drawn(columns, cells)
+            cell.insert(3, _yes_or_no(bool(row.seen)))
+    return render_table(columns, cells)
 
 
-def schemas(rows: Sequence[Listed]) -> str:
+def render_schemas(rows: Sequence[SchemaRow]) -> str:
     """Return a row per JSON Schema."""
-    return drawn((("schema", "left"), ("of what", "path")), ((row.name, row.title) for row in rows))
+    return render_table((("schema", "left"), ("of what", "path")), ((row.name, row.title) for row in rows))
 
 
-def limits(rows: Sequence[Mapping[str, Any]]) -> str:
+def render_limits(rows: Sequence[Mapping[str, Any]]) -> str:
     """Return a row per limit; a value that the user chose is starred."""
     columns = (("limit", "left"), ("value", "right"), ("of what", "path"))
     changed = ("", " *")
     cells = ((r["name"], f"{r['value']:,}{changed[r['value'] != r['default']]}", r["meaning"]) for r in rows)
-    return drawn(columns, cells)
+    return render_table(columns, cells)
 
 
-def _yes(value: bool | None) -> str:
+def _yes_or_no(value: bool | None) -> str:
     return "yes" if value else "no"
 
 
-def _installed(row: Row) -> str:
+def _installed_cell(row: PluginRow) -> str:
     return "yes" if row.available else f"no: pip install 'ckpttool[{row.extra}]'"
+
+
+# What `stats`, `diff` and `doctor` print: a line per tensor, change or finding, and a verdict.
+
+# Eight heights of a bar that is one character wide.
+_BARS = "▁▂▃▄▅▆▇█"
+_HISTOGRAM, _NUMBER, _SHARE = 8, 9, 5
+_SHORTEST_PATH = 16
+_MOST_CHANGES = 20
+_HEADS = ("min", "max", "mean", "std")
+
+
+def render_stats(found: Stats, depth: int | None, sort: str, *, quiet: bool) -> str:
+    """Return a line per tensor, or with `depth` per module down to that level, then what is no good sign."""
+    if depth is not None:
+        deep = [each for each in found.modules if each.path and each.path.count("/") < depth]
+        rows = [(each.path, each.moments, "") for each in (*deep, found.modules[0])]
+    else:
+        rows = [
+            (each.path, each.moments, _histogram_bars(each.histogram)) for each in _sort_tensors(found, sort)
+        ]
+    lines = _moments_table(rows)
+    lines += [
+        f"{fit_path(clean(each.path), len(sign) + 2)}: {sign}"
+        for each in found.tensors
+        for sign in each.signs
+    ]
+    if quiet:
+        return "\n".join(lines)
+    if found.left_out:
+        lines.append(f"{format_count(len(found.left_out), 'tensor holds', 'tensors hold')} no numbers")
+    everything = "every number is finite" if found.finite else "not every number is finite"
+    return "\n".join([*lines, "", f"{format_count(len(found.tensors), 'tensor')}: {everything}"])
+
+
+def _sort_tensors(found: Stats, sort: str) -> Sequence[Any]:
+    if sort == "file":
+        return found.tensors
+    if sort == "name":
+        return sorted(found.tensors, key=lambda each: each.path)
+    return sorted(
+        found.tensors, key=lambda each: -(each.moments.size if sort == "size" else each.moments.norm)
+    )
+
+
+def _moments_table(rows: Iterable[tuple[str, Moments, str]]) -> list[str]:
+    rows = list(rows)
+    drawn = _HISTOGRAM + 1 if any(bars for _, _, bars in rows) else 0
+    room = terminal_width() - len(_HEADS) * (_NUMBER + 1) - (_SHARE + 1) - drawn
+    width = max(_SHORTEST_PATH, min(room, max((len(clean(path)) for path, _, _ in rows), default=0)))
+    lines = [f"{'':{width}}" + "".join(f" {head:>{_NUMBER}}" for head in _HEADS) + f" {'zeros':>{_SHARE}}"]
+    for path, known, bars in rows:
+        cells = (known.low, known.high, known.mean, known.std) if known.finite else ()
+        numbers = [f"{value:.3g}" for value in cells] or ["-"] * 4
+        share = f"{known.zeros / known.size:.0%}" if known.size else "-"
+        line = f"{shorten(clean(path) or 'all', width):{width}}"
+        line += "".join(f" {number:>{_NUMBER}}" for number in numbers)
+        lines.append(f"{line} {share:>{_SHARE}} {bars}".rstrip())
+    return lines
+
+
+def _histogram_bars(histogram: Sequence[int]) -> str:
+    if not histogram:
+        return ""
+    each = len(histogram) // _HISTOGRAM
+    sums = [sum(histogram[at : at + each]) for at in range(0, len(histogram), each)]
+    most = max(sums)
+    return "".join(_BARS[round(count / most * 7)] if count else " " for count in sums)
+
+
+def render_diff(found: Diff, *, whole: bool, quiet: bool) -> str:
+    """Return the changes (all of them if `whole`), what one side has alone, and the verdict."""
+    shown = found.changed if whole else found.changed[:_MOST_CHANGES]
+    lines = [line for each in shown for line in _change_lines(each)]
+    if len(shown) < len(found.changed):
+        lines.append(f"and {len(found.changed) - len(shown):,} more that differ (--all shows them)")
+    for word, names in (("left", found.only_left), ("right", found.only_right)):
+        some = names if whole else names[:_MOST_CHANGES]
+        lines += [f"only {word}: {fit_path(clean(name), len(word) + 7)}" for name in some]
+        if len(some) < len(names):
+            lines.append(f"only {word}: and {len(names) - len(some):,} more")
+    if not quiet:
+        lines += _declared_lines(found, whole=whole)
+        notes = merge_default_sentences(found.notes)
+        lines += [*(wrap_sentence(f"note: {clean(note)}") for note in notes), _diff_verdict(found)]
+    return "\n".join(lines)
+
+
+_REASONS = {
+    "kept": "not in the conversion; its sidecar keeps what it needs",
+    "dropped": "not converted, as the receipt lists",
+    "added": "added by the writer of the format and not compared",
+}
+
+
+def _declared_lines(found: Diff, *, whole: bool) -> list[str]:
+    """Return the entries that one side has alone by declaration: all of them, or how many of each sort."""
+    if whole:
+        lines = ((each, f"only {each.side}, {_REASONS[each.what]}") for each in found.declared)
+        return [f"{fit_path(clean(each.path), len(text) + 2)}: {text}" for each, text in lines]
+    sorts = dict.fromkeys((each.side, each.what) for each in found.declared)
+    return [
+        wrap_sentence(
+            f"note: {format_count(len(names), 'entry', 'entries')} only {side}, {_REASONS[what]}: {abbreviate_list(names, 3)}"  # noqa: E501
+        )
+        for side, what in sorts
+        if (names := [clean(e.path) for e in found.declared if (e.side, e.what) == (side, what)])
+    ]
+
+
+def _change_lines(change: ChangedEntry) -> list[str]:
+    head = clean(change.path)
+    if change.values is None:
+        what = f"{_format_entry(change.left)} -> {_format_entry(change.right)}"
+        return [f"{fit_path(head, len(what) + 2)}: {what}"]
+    values = change.values
+    kinds = {entry.dtype for entry in (change.left, change.right) if isinstance(entry, Leaf)}
+    types = f", {' -> '.join(sorted(kinds))}" if len(kinds) > 1 else ""
+    where = f" at {list(values.at)}" if values.at else ""
+    angle = "" if values.cosine is None else f", cosine {values.cosine:.6g}"
+    nans = f", NaN in one alone {values.nans:,}" if values.nans else ""
+    what = f"{values.different:,} of {values.size:,} differ{types}"
+    return [
+        f"{fit_path(head, len(what) + 2)}: {what}",
+        f"    {_format_value(values.left)} -> {_format_value(values.right)}{where}",
+        f"    largest {values.max_abs:.3g}, relative {values.max_rel:.3g}{angle}{nans}",
+    ]
+
+
+def _diff_verdict(found: Diff) -> str:
+    tensors = format_count(found.equal, "tensor")
+    if found.identical:
+        how = "identical after mapping" if found.by in ("agent", "conversion") else "identical"
+        between = f" ({' -> '.join(str(each) for each in found.layouts)})" if found.by == "agent" else ""
+        return f"{how}: {tensors}{between}"
+    differing = format_count(len(found.changed), "entry differs", "entries differ")
+    return (
+        f"{differing}, {len(found.only_left):,} only left, "
+        f"{len(found.only_right):,} only right, {tensors} equal"
+    )
+
+
+def _format_entry(entry: Entry) -> str:
+    if not isinstance(entry, ValueLeaf):
+        return f"{entry.dtype}{list(entry.shape)}"
+    return clean(entry.value.name) if isinstance(entry.value, Record) else _format_value(entry.value)
+
+
+def _format_value(value: object) -> str:
+    text = f"{value:.9g}" if isinstance(value, float) else str(value)
+    return shorten(clean(text), 60)
+
+
+def render_diagnosis(found: Diagnosis, *, quiet: bool) -> str:
+    """Return each finding with what mends it, what there is to know, and the verdict."""
+    lines = []
+    for each in found.findings:
+        lines.append(wrap_sentence(f"{each.topic}: {clean(each.sentence)}"))
+        lines += [wrap_sentence(f"    fix: {clean(each.fix)}")] if each.fix else []
+    if quiet:
+        return "\n".join(lines)
+    lines += [wrap_sentence(f"note: {clean(note)}") for note in found.notes]
+    used = [entry for entry in found.ledger if entry.use == "used"]
+    lines += [wrap_sentence(clean(line)) for line in sidecar.describe_entries(used)]
+    lines += [wrap_sentence(f"assumed: {clean(each)}") for each in sidecar.assumption_sentences(found.ledger)]
+    what = f"{clean(found.path)}: {found.format}, layout {found.layout or 'none recognised'}"
+    verdict = format_count(len(found.findings), "finding") if found.findings else "nothing found"
+    return "\n".join([*lines, wrap_sentence(f"{what}: {verdict}")])
+
+
+# The module tree that `inspect` prints: plain lines, because a table of 8,000 rows would take seconds.
+
+
+@dataclass(frozen=True, slots=True)
+class TreeView:
+    """How the tree is shown.
+
+    `keys` and `aliases` add lines below a tensor: its native key, all its other paths. Modules at `depth` are
+    one line each. `names` adds what loading the file would import and call. `quiet` leaves out everything but
+    the tree. `whole` shows all values and tensors, however many.
+    """
+
+    keys: bool = False
+    aliases: bool = False
+    depth: int | None = None
+    sort: Sort = "file"
+    quiet: bool = False
+    names: bool = False
+    whole: bool = False
+
+
+# More plain values in one module than _MANY are not listed but the first ones; nor more than so many in all.
+_MANY, _FIRST, _MOST_VALUES, _MOST_TENSORS = 100, 20, 1000, 10_000
+
+
+def render_tree(found: CheckpointSummary, view: TreeView) -> str:
+    """Return the tree with a header, what the format adds, and notes."""
+    from ckpttool.commands import inspect
+
+    lines = list(_tree_lines(found.modules[0], view)) if found.modules else []
+    body = align_columns(lines, terminal_width())
+    if view.quiet:
+        return "\n".join(body)
+    from ckpttool.commands.inspect import signature_lines
+
+    said = signature_lines(found.checkpoint.details, terminal_width())
+    table = inspect.format_audit(found.checkpoint.asks) if view.names else []
+    parts = [
+        _header_lines(found),
+        body,
+        said,
+        table,
+        [wrap_sentence(f"note: {clean(note)}") for note in found.notes],
+    ]
+    return "\n\n".join("\n".join(part) for part in parts if part)
+
+
+def _header_lines(found: CheckpointSummary) -> list[str]:
+    from ckpttool.commands import inspect
+
+    checkpoint, totals = found.checkpoint, found.totals
+    layout = found.layout or "none recognised"
+    checks = "no checksums" if checkpoint.integrity == "none" else f"{checkpoint.integrity} checksums"
+    written = f", {clean(checkpoint.writer)}" if checkpoint.writer else ""
+    where = clean(urls.display_url(checkpoint.path))
+    lines = [
+        f"{BOLD}{where}{PLAIN}" if has_colors() else where,
+        f"format {checkpoint.format} ({checks}){written}",
+        f"layout {layout}" + (f": {clean(found.evidence)}" if found.evidence else ""),
+        f"{format_count(totals.tensors, 'tensor')}, {format_count(totals.parameters, 'parameter')}{_frozen_suffix(found)}, "  # noqa: E501
+        f"{format_size(totals.nbytes)} ({format_size(totals.stored_nbytes)} on disk)",
+    ]
+    if sum(1 for sums in totals.roles.values() if sums.nbytes) > 1:
+        # Trained weights, and beside them what training needs: experience may outweigh everything else.
+        rows = [(role, *sums) for role, sums in totals.roles.items()]
+        lines += [
+            f"  {role:<9}  {format_count(n, 'tensor'):>13}  {elements:>15,}  {format_size(nbytes):>7}"
+            for role, n, elements, nbytes in rows
+        ]
+    said = inspect.summarize_audit(checkpoint.asks)
+    return [*lines, wrap_sentence(said)] if said else lines
+
+
+def _frozen_suffix(found: CheckpointSummary) -> str:
+    frozen = sum(
+        row.leaf.size for row in found.tensors if row.leaf.role == "parameter" and row.leaf.trainable is False
+    )
+    return f" ({frozen:,} frozen)" if frozen else ""
+
+
+def _tree_lines(root: ModuleSummary, view: TreeView) -> Iterator[ColumnLine]:
+    from ckpttool.commands.inspect import ModuleSummary
+
+    waiting = [(0, name, entry) for name, entry in reversed(_visible_entries(root, view))]
+    left = {TensorRow: _MOST_TENSORS, ValueRow: _MOST_VALUES}
+    over = dict.fromkeys(left, 0)
+    while waiting:
+        level, name, entry = waiting.pop()
+        if isinstance(entry, _OmittedValues):
+            yield ColumnLine(level, f"and {entry.values:,} more", "values: --all shows them", "", "", "")
+            continue
+        if not isinstance(entry, ModuleSummary):
+            left[type(entry)] -= 1
+            if view.whole or left[type(entry)] >= 0:
+                yield _entry_line(level, name, entry, view)
+            else:
+                over[type(entry)] += 1
+            continue
+        name, module = skip_wrapping_modules(name, entry)
+        folded = view.depth is not None and level + 1 >= view.depth
+        yield _module_line(level, name, module, folded=folded)
+        if not folded:
+            waiting += [(level + 1, name, each) for name, each in reversed(_visible_entries(module, view))]
+    hidden = [format_count(over[kind], word) for kind, word in _ROWS if over[kind]]
+    if hidden:
+        yield ColumnLine(
+            0, f"not shown: {' and '.join(hidden)}", "--all shows them, --depth N folds modules", "", "", ""
+        )
+
+
+_ROWS: tuple[tuple[type[TensorRow | ValueRow], str], ...] = ((TensorRow, "tensor"), (ValueRow, "value"))
+
+
+@dataclass(frozen=True, slots=True)
+class _OmittedValues:
+    """Values of a module that are counted, not listed."""
+
+    values: int
+
+
+def _visible_entries(
+    module: ModuleSummary, view: TreeView
+) -> list[tuple[str, ModuleSummary | TensorRow | ValueRow | _OmittedValues]]:
+    """Return what stands in a module; of very many plain values the first, and how many more there are."""
+    found: list[tuple[str, ModuleSummary | TensorRow | ValueRow | _OmittedValues]] = list(
+        module_entries(module, view.sort)
+    )
+    values = sum(isinstance(entry, ValueRow) for _, entry in found)
+    if view.whole or values <= _MANY:
+        return found
+    kept = []
+    seen = 0
+    for name, entry in found:
+        seen += isinstance(entry, ValueRow)
+        if seen <= _FIRST or not isinstance(entry, ValueRow):
+            kept.append((name, entry))
+    return [*kept, ("", _OmittedValues(values - _FIRST))]
+
+
+def _module_line(level: int, name: str, module: ModuleSummary, *, folded: bool) -> ColumnLine:
+    note = "" if module.built else f"object of {clean(str(module.kind))}, not built"
+    what = describe_module_kind(module) if module.built else ""
+    if note and module.tensors:
+        # Its numbers leave less room than a line of its own.
+        what, note = describe_module_kind(module).rpartition(".")[2], "not built"
+    if folded:
+        what = f"{what} ({format_count(module.tensors, 'tensor')})".strip()
+    return ColumnLine(
+        level,
+        clean(name),
+        what,
+        f"{module.parameters:,}" if module.parameters else "",
+        format_size(module.nbytes) if module.tensors else "",
+        note,
+        module=True,
+    )
+
+
+def _entry_line(level: int, name: str, row: TensorRow | ValueRow, view: TreeView) -> ColumnLine:
+    if isinstance(row, ValueRow):
+        shown = json_value(row.leaf)
+        text = clean(str(shown["value"]))
+        plain = shown["type"] in ("int", "float", "bool", "NoneType")
+        return ColumnLine(level, clean(name), f"= {text}" if plain else f"{shown['type']} {text}", "", "", "")
+    leaf = row.leaf
+    below: tuple[str, ...] = (f"key {clean(leaf.key)}",) if view.keys else ()
+    if view.aliases:
+        below += tuple(f"also {clean(alias)}" for alias in row.aliases)
+    lead, note = _tensor_note(row, told=not view.aliases)
+    return ColumnLine(
+        level,
+        clean(name),
+        _type_text(leaf.dtype, leaf.shape),
+        f"{leaf.size:,}" if leaf.role == "parameter" else "",
+        format_size(leaf.nbytes),
+        clean(note),
+        clean(lead),
+        below=below,
+    )
+
+
+@functools.lru_cache(1024)
+def _type_text(dtype: str, shape: tuple[int, ...]) -> str:
+    return f"{dtype}{list(shape)}"
+
+
+def _tensor_note(row: TensorRow, *, told: bool) -> tuple[str, str]:
+    """Return what a tensor is besides a trained one: a lead, and what may be shortened after it."""
+    leaf = row.leaf
+    if leaf.slot is not None and row.of is not None:
+        return (
+            ("", f"slot {leaf.slot}") if _is_named_by_path(row.path, row.of) else (f"{leaf.slot} of ", row.of)
+        )
+    note = leaf.role if leaf.role != "parameter" else "frozen" if leaf.trainable is False else ""
+    names = user_given_names(row.aliases) if told else []
+    if names:
+        more = f" (+{len(names) - 1})" if len(names) > 1 else ""
+        return f"{note}  also ".lstrip(), f"{names[0]}{more}"
+    return "", note
+
+
+def _is_named_by_path(path: str, of: str) -> bool:
+    """Return whether a slot's own path names its parameter: `slots/m/l1/kernel`, `l1/kernel/Adam`."""
+    return f"/{path}".endswith(f"/{of}") or f"/{path.rpartition('/')[0]}".endswith(f"/{of}")

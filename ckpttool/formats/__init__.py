@@ -1,1 +1,1 @@
-"""One file per on-disk encoding: claims, reads and (where it can) writes."""
+"""On-disk formats: one module each, with detection, reading and writing."""

@@ -9,21 +9,18 @@ import io
 import json
 from typing import IO, TYPE_CHECKING, Any
 
-from ckpttool import documents
-from ckpttool.checkpoint import Checkpoint
-from ckpttool.errors import CkpttoolError, FormatError, UnsupportedError
-from ckpttool.formats.pickled.owner import owner
-from ckpttool.formats.probe import Piece, Probe
-from ckpttool.leaf import Key, Leaf, Path, ValueLeaf, key
-from ckpttool.source import File
-from ckpttool.tree import Container, Tree
+from ckpttool.core import text
+from ckpttool.core.checkpoint import Checkpoint
+from ckpttool.core.errors import CkpttoolError, FormatError, UnsupportedError
+from ckpttool.core.source import File
+from ckpttool.core.tree import Container, Leaf, Path, PathStep, Tree, ValueLeaf, key
+from ckpttool.formats.common import OutputFile, Probe, find_pickle_format
 
 if TYPE_CHECKING:
-    from ckpttool.formats.listed import Listed
-    from ckpttool.formats.pickled.load import Pickled
-    from ckpttool.wire.pickle_reader import Stored
+    from ckpttool.encodings.pickle_values import StoredBytes
+    from ckpttool.formats.common import FileListing
+    from ckpttool.formats.pickles import LoadedPickle
 
-__all__ = ["FRAMEWORK", "NAME", "TITLE", "WRITES", "claims", "pieces", "read", "stored"]
 
 NAME = "d3rlpy"
 TITLE = "d3rlpy agent (.d3, since 2.0)"
@@ -38,7 +35,7 @@ _PROTOCOL = 4
 
 def claims(probe: Probe) -> str | None:
     """Return the path of a pickle that begins as a dict whose first entry is `torch`, in bytes."""
-    return probe.path if owner(probe) == NAME else None
+    return probe.path if find_pickle_format(probe) == NAME else None
 
 
 def read(location: str) -> Checkpoint:
@@ -47,12 +44,12 @@ def read(location: str) -> Checkpoint:
     Nothing that either pickle names is imported or called. Raise FormatError when the file does not hold
     what d3rlpy writes, or a part of it is damaged.
     """
-    from ckpttool.formats.pickled.load import load_file
-    from ckpttool.wire.asked import merged, standing
+    from ckpttool.core.checkpoint import merge_references, relocate_references
+    from ckpttool.formats.pickles import load_pickle_file
 
     file = File.stamp(location)
     try:
-        pickled = load_file(file)
+        pickled = load_pickle_file(file)
         stored, config, version = _entries(pickled, location)
         tree, found = _listed(file, stored, config, version)
     except CkpttoolError as error:
@@ -66,13 +63,13 @@ def read(location: str) -> Checkpoint:
         integrity=found.integrity,
         notes=found.notes,
         details=found.details,
-        asks=merged(pickled.asked, standing(found.asks, "torch")),
+        asks=merge_references(pickled.asked, relocate_references(found.asks, "torch")),
     )
 
 
-def _entries(pickled: Pickled, location: str) -> tuple[Stored, str, str]:
+def _entries(pickled: LoadedPickle, location: str) -> tuple[StoredBytes, str, str]:
     # Imported here: every command asks `claims`.
-    from ckpttool.wire.pickle_reader import Stored
+    from ckpttool.encodings.pickle_values import StoredBytes
 
     value = pickled.value
     names = list(value) if isinstance(value, dict) else []
@@ -84,7 +81,7 @@ def _entries(pickled: Pickled, location: str) -> tuple[Stored, str, str]:
             found=", ".join(map(str, names))[:200] or type(value).__name__,
         )
     stored, config, version = (value[name] for name in _ENTRIES)
-    if not isinstance(stored, Stored) or type(config) is not str or type(version) is not str:
+    if not isinstance(stored, StoredBytes) or type(config) is not str or type(version) is not str:
         kinds = ", ".join(type(part).__name__ for part in (stored, config, version))
         raise FormatError(
             "an entry is not what d3rlpy writes", file=location, expected="bytes and two texts", found=kinds
@@ -92,51 +89,50 @@ def _entries(pickled: Pickled, location: str) -> tuple[Stored, str, str]:
     return stored, config, version
 
 
-def _listed(file: File, stored: Stored, config: str, version: str) -> tuple[Tree, Listed]:
-    from ckpttool.formats import settings
-    from ckpttool.formats.listed import joined
-    from ckpttool.formats.torch_pickle import embedded
+def _listed(file: File, stored: StoredBytes, config: str, version: str) -> tuple[Tree, FileListing]:
+    from ckpttool.formats import common, torch_legacy
+    from ckpttool.formats.common import join_trees
 
-    found = embedded.listed(file, stored.at, stored.length)
-    said = documents.parse(config.encode(errors="surrogatepass"), _SETTINGS)
-    parts: dict[Key, Tree] = {
+    found = torch_legacy.list_embedded(file, stored.at, stored.length)
+    said = text.parse_json(config.encode(errors="surrogatepass"), _SETTINGS)
+    parts: dict[PathStep, Tree] = {
         key("torch"): found.tree,
-        key("config"): settings.tree(said, _SETTINGS),
+        key("config"): common.tree_from_json(said, _SETTINGS),
         key("version"): Tree({(): ValueLeaf(version)}),
     }
-    return joined(parts, _key, Container("dict")), found
+    return join_trees(parts, _key, Container("dict")), found
 
 
-def _key(part: Key, native: str) -> str:  # noqa: ARG001  # only the archive holds tensors
+def _key(part: PathStep, native: str) -> str:  # noqa: ARG001  # only the archive holds tensors
     """Return the key that torch lists in the archive."""
     return native
 
 
-def pieces(tree: Tree) -> tuple[Piece]:
+def pieces(tree: Tree) -> tuple[OutputFile]:
     """Return the one file; raise UnsupportedError for a tree that has no agent's entries."""
-    from ckpttool.formats import pytorch
+    from ckpttool.formats import torch_zip
 
     version = tree.get((key("version"),))
     config = _value(tree, (key("config"),))
     if not isinstance(version, ValueLeaf) or not isinstance(config, dict):
         raise UnsupportedError("only an agent with its configuration can be written as d3rlpy's")
-    (archive,) = pytorch.pieces(tree.below(_TORCH))
+    (archive,) = torch_zip.pieces(tree.below(_TORCH))
     entries = {"config": json.dumps(config), "version": version.value}
-    return (Piece("", lambda stream: _write(stream, archive, entries)),)
+    return (OutputFile("", lambda stream: _write(stream, archive, entries)),)
 
 
 def stored(tree: Tree) -> Tree:
     """Return the tree with the paths by which it will be read; raise UnsupportedError as `pieces` does."""
-    from ckpttool.formats import pytorch
+    from ckpttool.formats import torch_zip
 
-    inner = pytorch.stored(tree.below(_TORCH)).under(_TORCH)
+    inner = torch_zip.stored(tree.below(_TORCH)).under(_TORCH)
     rest = {path: leaf for path, leaf in tree.items() if path[:1] != _TORCH}
     kept = {path: container for path, container in tree.containers.items() if path[:1] != _TORCH}
     return Tree({**inner, **rest}, inner.aliases, {**inner.containers, **kept})
 
 
-def _write(stream: IO[bytes], archive: Piece, entries: dict[str, Any]) -> None:
-    from ckpttool.wire.pickle_writer import dumps
+def _write(stream: IO[bytes], archive: OutputFile, entries: dict[str, Any]) -> None:
+    from ckpttool.encodings.pickle_values import dumps
 
     # The archive is a value of the pickle: its length stands before it.
     inner = io.BytesIO()

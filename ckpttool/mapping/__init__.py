@@ -1,1 +1,1 @@
-"""Invertible rules that take unread leaves from one tree to another."""
+"""Mappings between trees: rules with inverses, layer kinds, filling a model."""

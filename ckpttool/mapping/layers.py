@@ -1,36 +1,713 @@
-"""Finds the layers of a tree, tensors that stand together under one module, and what becomes of each.
-
-Where several kinds fit, a layer carries all of them: what decides is said by whoever knows (`Choice`), never
-guessed from shapes.
-"""
+"""Layers: the table of kinds, and conversion layer by layer."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+import re
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
+from functools import cache, partial
 from math import prod
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
-from ckpttool.activations import MOST_FEATURES, NO_IMAGE, UNKNOWN, Features, Order, natural
-from ckpttool.errors import MappingError, UsageError
-from ckpttool.leaf import Leaf, Path
-from ckpttool.mapping import kinds, modules
-from ckpttool.mapping.kinds import UNTOLD, Kind, Told
-from ckpttool.mapping.modules import NOT_TOLD, About, Name
-from ckpttool.mapping.parts import merged
-from ckpttool.mapping.rules import KEEP, Rule, chained
-from ckpttool.tree import Tree
+from ckpttool.core import dtypes
+from ckpttool.core.activations import (
+    MOST_FEATURES,
+    NO_IMAGE,
+    UNKNOWN,
+    AxisOrder,
+    FeatureOrders,
+    framework_order,
+)
+from ckpttool.core.errors import MappingError, UsageError
+from ckpttool.core.source import Inline
+from ckpttool.core.tree import Leaf, Path, Tree, display
+from ckpttool.mapping import layer_kinds
+from ckpttool.mapping.layer_kinds import (
+    BIASES,
+    IN_OUT,
+    KERNELS,
+    NO_FACTS,
+    OUT_IN,
+    ROW_BIAS,
+    Group,
+    LayerFacts,
+    LayerKind,
+    LayerMapping,
+    TensorMapping,
+    WeightSpec,
+    require_tensors,
+)
+from ckpttool.mapping.rules import (
+    KEEP,
+    AxisSlice,
+    BlockOrder,
+    Rule,
+    SumSource,
+    SumTerm,
+    chain_rules,
+    merge_parts,
+)
+
+# Recurrent cells of TensorFlow 1, and the cells that have no equivalent.
+#
+# BasicLSTMCell and LSTMCell keep one kernel [in + units, 4 * units], inputs first, with the gates i, j, f, o,
+# and add a forget bias of 1 when they run: here it is the second bias, so that no number is rounded.
+# BasicRNNCell keeps such a kernel too, without gates.
+#
+# Sources: tf_keras/src/layers/rnn/legacy_cells.py; keras/src/layers/rnn/gru.py (reset_after);
+# sonnet/src/recurrent.py (GRU); torch/nn/modules/rnn.py (proj_size).
+
+# i, j (which others call g), f, o.
+_ORDER = (0, 2, 1, 3)
+_FORGET = 1.0
+_ASSUMED = "the forget bias that TensorFlow 1's LSTM cells add when they run is 1"
 
 
-class Choice(NamedTuple):
+def _fits_cell(gates: int, group: Group) -> bool:
+    rows, width = group["kernel"].shape
+    return width % gates == 0 and rows > width // gates and group["bias"].shape == (width,)
+
+
+def _gate_order_rule(gates: int, axis: int) -> Rule:
+    return BlockOrder(axis, _ORDER) if gates == len(_ORDER) else KEEP
+
+
+def _forget_bias(dtype: str, width: int, value: float) -> Leaf:
+    """Return a canonical bias that is `value` for the forget gate and 0 for the others."""
+    import numpy as np
+
+    bias = np.zeros((4, width // 4), dtypes.numpy_dtype(dtype))
+    bias[1] = value
+    return Leaf(dtype, (width,), Inline(bias.tobytes()), "")
+
+
+def _read_cell(gates: int, group: Group, told: LayerFacts) -> LayerMapping:
+    rows, width = group["kernel"].shape
+    inputs = rows - width // gates
+    order = _gate_order_rule(gates, 1)
+    ways = (
+        TensorMapping("kernel", KERNELS[0], chain_rules(AxisSlice(0, 0, inputs, rows), order)),
+        TensorMapping("kernel", KERNELS[1], chain_rules(AxisSlice(0, inputs, rows, rows), order)),
+        TensorMapping("bias", BIASES[0], _gate_order_rule(gates, 0)),
+    )
+    if gates == 1:
+        return LayerMapping(ways)
+    value = _FORGET if told.number is None else float(told.number)
+    fills = {BIASES[1]: _forget_bias(group["kernel"].dtype, width, value)}
+    return LayerMapping(ways, fills, assumed=(_ASSUMED,) if told.number is None else ())
+
+
+def _write_cell(gates: int, canonical: Group, told: LayerFacts) -> LayerMapping:
+    """Write one kernel, and one bias less what the cell will add."""
+    require_tensors(BASIC[gates], canonical, (*KERNELS, BIASES[0]))
+    (inputs, width), bias = canonical[KERNELS[0]].shape, canonical[BIASES[0]]
+    whole = inputs + width // gates
+    order = _gate_order_rule(gates, 1).inverse(canonical[KERNELS[0]])
+    back = _gate_order_rule(gates, 0).inverse(bias)
+    given = [name for name in BIASES if name in canonical]
+    terms = len(given) + (gates > 1)
+    last = (SumTerm(terms),) if terms > 1 else ()
+    rows = (
+        TensorMapping("kernel", KERNELS[0], chain_rules(order, AxisSlice(0, 0, inputs, whole).inverse(bias))),
+        TensorMapping(
+            "kernel", KERNELS[1], chain_rules(order, AxisSlice(0, inputs, whole, whole).inverse(bias))
+        ),
+        *(TensorMapping("bias", name, chain_rules(back, *last)) for name in given),
+    )
+    if gates == 1:
+        return LayerMapping(rows)
+    value = _FORGET if told.number is None else float(told.number)
+    less = back.leaf(_forget_bias(bias.dtype, width, -value))
+    source = SumSource(bias.dtype, (width,), terms, (less.source,) if isinstance(less, Leaf) else ())
+    assumed = (_ASSUMED,) if told.number is None else ()
+    return LayerMapping(rows, {"bias": Leaf(bias.dtype, (width,), source, "")}, assumed=assumed)
+
+
+def _basic_cell_kind(name: str, gates: int, modules: str) -> LayerKind:
+    return LayerKind(
+        name,
+        "tensorflow",
+        (WeightSpec("kernel", KERNELS[0], 2), WeightSpec("bias", BIASES[0], 1)),
+        "tf1",
+        also=partial(_fits_cell, gates),
+        reading=partial(_read_cell, gates),
+        writing=partial(_write_cell, gates),
+        modules=modules,
+    )
+
+
+BASIC = {
+    4: _basic_cell_kind("lstm", 4, r"(basic_)?lstm_cell(_\d+)?"),
+    1: _basic_cell_kind("simple_rnn", 1, r"(basic_)?rnn_cell(_\d+)?"),
+}
+_RESETS_BEFORE = "a GRU that resets before the product (reset_after=False) has no equivalent in PyTorch"
+_PROJECTED = "an LSTM with a projection has no equivalent in Keras, and PyTorch's another form"
+_PARTS = ("weight_ih", "weight_hh", "bias_ih", "bias_hh")
+
+
+def _is_gru(recurrent: str, group: Group) -> bool:
+    units, width = group[recurrent].shape
+    biases = [leaf.shape for leaf in group.values() if len(leaf.shape) == 1]
+    return width == 3 * units and biases in ([], [(width,)])
+
+
+def _refused_cell_kind(
+    name: str, framework: str, why: str, *weights: WeightSpec, cell: str = "", form: str = ""
+) -> LayerKind:
+    also = partial(_is_gru, cell) if cell else None
+    return LayerKind(name, framework, weights, form, also=also, refused=why)
+
+
+def _unread_weight(name: str, *, optional: bool = False) -> WeightSpec:
+    return WeightSpec(name, "", 1 if name.rpartition("/")[2].startswith("b") else 2, optional=optional)
+
+
+_GRU = partial(_refused_cell_kind, "gru_reset_before", "tensorflow", _RESETS_BEFORE)
+TF1_KINDS: tuple[LayerKind, ...] = (
+    *BASIC.values(),
+    _GRU(
+        _unread_weight("kernel"),
+        _unread_weight("recurrent_kernel"),
+        _unread_weight("bias", optional=True),
+        cell="recurrent_kernel",
+    ),
+    _GRU(_unread_weight("w_i"), _unread_weight("w_h"), _unread_weight("b"), cell="w_h", form="sonnet"),
+    _GRU(
+        *(_unread_weight(f"{gate}/{name}") for gate in ("gates", "candidate") for name in ("kernel", "bias"))
+    ),
+    _refused_cell_kind(
+        "lstm_projected",
+        "tensorflow",
+        _PROJECTED,
+        *map(_unread_weight, ("kernel", "bias", "projection/kernel")),
+        form="tf1",
+    ),
+    _refused_cell_kind(
+        "lstm_projected",
+        "torch",
+        _PROJECTED,
+        *(_unread_weight(name, optional="bias" in name) for name in _PARTS),
+        _unread_weight("weight_hr"),
+    ),
+)
+
+
+# Layer kinds: what each framework calls a layer's tensors, and which rules take them to the canonical form.
+#
+# Canonical names and orientations are TensorFlow's where it has one: dense kernel [in, out]. A kind is
+# recognised by the names and ranks that stand together under one module, never by a shape alone.
+
+KINDS: tuple[LayerKind, ...] = (
+    *layer_kinds.DENSE_KINDS,
+    *layer_kinds.CONVOLUTION_KINDS,
+    *layer_kinds.NORM_KINDS,
+    *layer_kinds.RECURRENT_KINDS,
+    *TF1_KINDS,
+    *layer_kinds.KINDS,
+)
+# Those whose tensors stand in several modules below one.
+COMPOSED: tuple[LayerKind, ...] = tuple(kind for kind in KINDS if kind.is_composed)
+
+# Layers whose variables a Keras file only numbers, in the order in which the layer makes them. What such a
+# layer is, only a model that is filled or a user tells (keras/src/saving/saving_lib.py, save_own_variables).
+NUMBERED: tuple[LayerKind, ...] = (
+    LayerKind("dense", "tensorflow", (WeightSpec("vars/0", "kernel", 2),)),
+    LayerKind("embedding", "tensorflow", (WeightSpec("vars/0", "embeddings", 2),)),
+    LayerKind(
+        "layer_norm", "tensorflow", (WeightSpec("vars/0", "scale", 1), WeightSpec("vars/1", "offset", 1))
+    ),
+    LayerKind(
+        "batch_norm",
+        "tensorflow",
+        tuple(
+            WeightSpec(f"vars/{number}", name, 1)
+            for number, name in enumerate(("scale", "offset", "mean", "variance"))
+        ),
+    ),
+    LayerKind("rms_norm", "tensorflow", (WeightSpec("vars/0", "scale", 1),)),
+    LayerKind("prelu", "tensorflow", (WeightSpec("vars/0", "alpha", 1),)),
+    *layer_kinds.NUMBERED_DEPTHWISE,
+)
+
+# How a kind is spelled when it is written; the first row of a framework that fits.
+SPELLING: dict[tuple[str, str], LayerKind] = {}
+for _kind in KINDS:
+    SPELLING.setdefault((_kind.framework, _kind.name), _kind)
+
+
+@cache
+def _kinds_by_names() -> Mapping[tuple[str, frozenset[str]], tuple[LayerKind, ...]]:
+    """Return a framework's kinds by the names that their tensors have: few of many fit any module's."""
+    found: dict[tuple[str, frozenset[str]], tuple[LayerKind, ...]] = {}
+    for kind in KINDS:
+        for names in kind.namings:
+            found[kind.framework, names] = (*found.get((kind.framework, names), ()), kind)
+    return found
+
+
+# What agents' networks are made of, and whose spellings their codebases use.
+_OF_AGENTS = frozenset(("dense", "layer_norm"))
+_FORMS_OF_AGENTS = frozenset(("", "sonnet"))
+
+
+def candidate_kinds(group: Mapping[str, Leaf], framework: str, module: str = "") -> tuple[LayerKind, ...]:
+    """Return every kind of layer that these tensors of one module can be, refused ones too.
+
+    A kind that the module's name tells is the only one.
+    """
+    able = [kind for kind in _kinds_by_names().get((framework, frozenset(group)), ()) if kind.fits(group)]
+    # The orientation of a matrix that is not usual is taken where the length of the bias leaves no other.
+    usual = [kind for kind in able if not kind.is_selected]
+    biased = len(group) > 1 and any(len(leaf.shape) == 1 for leaf in group.values())
+    fitting = usual or (able if biased else [])
+    named = [kind for kind in fitting if kind.modules is not None and re.fullmatch(kind.modules, module)]
+    return tuple(named or (kind for kind in fitting if kind.modules is None))
+
+
+def selectable_kinds(group: Mapping[str, Leaf], framework: str) -> tuple[LayerKind, ...]:
+    """Return the kinds that these tensors can be only where an option or a class selects them."""
+    able = _kinds_by_names().get((framework, frozenset(group)), ())
+    return tuple(kind for kind in able if kind.is_selected and kind.fits(group))
+
+
+def oriented_kinds(group: Mapping[str, Leaf], framework: str) -> tuple[LayerKind, ...]:
+    """Return the dense layers that these tensors can be, of either orientation."""
+    able = _kinds_by_names().get((framework, frozenset(group)), ())
+    return tuple(kind for kind in able if kind.name == "dense" and kind.fits(group))
+
+
+def recognize_kind(group: Mapping[str, Leaf], framework: str) -> LayerKind | None:
+    """Return the kind of an agent's layer that these tensors of one module make, or None.
+
+    A PyTorch matrix without a bias may be an embedding, which is not transposed: a layout must say.
+    """
+    fitting = candidate_kinds(group, framework)
+    if len({kind.name for kind in fitting}) != 1 or fitting[0].name not in _OF_AGENTS:
+        return None
+    if fitting[0].form not in _FORMS_OF_AGENTS:
+        return None
+    whole = len(group) == len(fitting[0].weights)
+    return fitting[0] if whole or fitting[0].name == "dense" else None
+
+
+# Groups a tree's tensors by module, as layer kinds know them: what stands together, under which names.
+#
+# Sources: torch/nn/modules/rnn.py (one module keeps `weight_ih_l0`, `weight_ih_l0_reverse`, `weight_ih_l1`);
+# keras/src/layers/attention/multi_head_attention.py (`_query_dense`, ..., called `query`, ... and
+# `attention_output`); keras/src/layers/rnn/rnn.py and bidirectional.py (`cell`, `forward_layer`).
+
+Name = tuple[str, ...]
+_PART = re.compile(r"(?P<stored>(?:weight|bias)_(?:ih|hh|hr))_(?P<part>l\d+(?:_reverse)?)")
+# What holds a recurrent layer's variables: its cell, by attribute or by the name of its class.
+_CELL = re.compile(r"cell|(?:basic_)?(?:lstm|gru|simple_rnn|rnn)_cell(?:_\d+)?")
+_PROJECTION = re.compile(r"_?(query|key|value|output)(?:_dense)?|attention_(output)")
+_NORMS = ("layer_norm", "layer_norm_images")
+# A layer and its tensor in one word, of a program that keeps parameters and no layers: `fc1_weight`.
+_JOINED = re.compile(r"(?P<layer>.+)_(?P<stored>weights?|kernel|bias(?:es)?|embeddings|gamma|beta|[wbWB])")
+# A tensor and its layer's number: `W1` beside `b1`.
+_COUNTED = re.compile(r"(?P<stored>[wbWB]|weights?|bias)_?(?P<number>\d{1,4})", re.ASCII)
+# Short names of a matrix and a bias, as each framework's layers call them.
+_SHORT = {
+    "torch": {"w": "weight", "b": "bias", "weights": "weight", "kernel": "weight", "biases": "bias"},
+    "tensorflow": {"w": "w", "b": "b", "weight": "kernel"},
+}
+# The kinds of the frameworks' own classes. Wrappers and containers, which have no tensors, are not here.
+_CLASSES: dict[str, tuple[str, ...]] = {
+    **dict.fromkeys(
+        ("Dense", "EinsumDense", "Linear", "LazyLinear", "NonDynamicallyQuantizableLinear"), ("dense",)
+    ),
+    **dict.fromkeys(("Embedding", "EmbeddingBag"), ("embedding",)),
+    "PReLU": ("prelu",),
+    **dict.fromkeys(("LayerNorm", "LayerNormalization", "GroupNorm", "GroupNormalization"), _NORMS),
+    **{f"InstanceNorm{n}d": ("layer_norm", "batch_norm") for n in (1, 2, 3)},
+    **dict.fromkeys(("RMSNorm", "RMSNormalization"), ("rms_norm",)),
+    **dict.fromkeys(("BatchNormalization", "SyncBatchNormalization", "SyncBatchNorm"), ("batch_norm",)),
+    "BatchNormalizationV1": ("batch_norm",),
+    **{f"BatchNorm{n}d": ("batch_norm",) for n in (1, 2, 3)},
+    **{f"{name}{n}D": ("convolution",) for n in (1, 2, 3) for name in ("Conv", "Convolution")},
+    **{f"{name}{n}DTranspose": ("convolution",) for n in (1, 2, 3) for name in ("Conv", "Convolution")},
+    **{f"Conv{n}d": ("convolution", "depthwise") for n in (1, 2, 3)},
+    **{f"ConvTranspose{n}d": ("convolution",) for n in (1, 2, 3)},
+    **{f"Depthwise{name}{n}D": ("depthwise",) for n in (1, 2) for name in ("Conv", "Convolution")},
+    **{f"Separable{name}{n}D": ("separable",) for n in (1, 2) for name in ("Conv", "Convolution")},
+    **dict.fromkeys(("LSTM", "LSTMCell", "CuDNNLSTM", "LSTMV1", "LSTMV2", "BasicLSTMCell"), ("lstm",)),
+    **dict.fromkeys(("GRU", "GRUCell", "CuDNNGRU", "GRUV1", "GRUV2"), ("gru", "gru_reset_before")),
+    **dict.fromkeys(("RNN", "RNNCell", "SimpleRNN", "SimpleRNNCell", "BasicRNNCell"), ("simple_rnn",)),
+    **dict.fromkeys(("MultiHeadAttention", "MultiheadAttention"), ("attention",)),
+}
+# Classes that hold other layers, whose tensors they may be said to have.
+_HOLDERS = frozenset(
+    (
+        "Bidirectional",
+        "TimeDistributed",
+        "RNN",
+        "StackedRNNCells",
+        "Sequential",
+        "Functional",
+        "SpectralNormalization",
+    )
+)
+# What a live model's own classes are called by their framework's base (networks/model_child.py).
+_BASES = frozenset(("Module", "Layer", "Model"))
+# GPT-2's x @ W, in Transformers (transformers/pytorch_utils.py, formerly modeling_utils.py, and
+# modeling_tf_utils.py). networks/model_child.py names the classes of live models so.
+_IN_OUT_CLASSES = {
+    "transformers.pytorch_utils.Conv1D": IN_OUT,
+    "transformers.modeling_utils.Conv1D": IN_OUT,
+    "transformers.modeling_tf_utils.TFConv1D": ROW_BIAS,
+}
+# A live model's dense layers with the orientation of the other framework, as a call of them shows.
+LINEAR_IN_OUT, DENSE_OUT_IN = "Linear [in, out]", "Dense [out, in]"
+_TURNED = {LINEAR_IN_OUT: IN_OUT, DENSE_OUT_IN: OUT_IN}
+# The setting that names a class of a program's own whose call nobody compared with its base's.
+OWN_CALL = "(own call)"
+
+
+class ModuleInfo(NamedTuple):
+    """What the file says of a module besides its tensors: its class and plain settings.
+
+    `own` says that the class is a program's, and not one of a framework.
+    """
+
+    cls: str = ""
+    settings: Mapping[str, Any] = MappingProxyType({})
+    own: bool = False
+
+
+NO_MODULE_INFO = ModuleInfo()
+
+
+def class_info(name: str, settings: Mapping[str, Any]) -> ModuleInfo:
+    """Return what is known of a module whose class has this full name in Python."""
+    full = re.sub(r"___torch_mangle_\d+\.", "", name.removeprefix("__torch__."))
+    return ModuleInfo(full, settings, own=not full.startswith("torch."))._replace(
+        cls=full if full in _IN_OUT_CLASSES else full.rpartition(".")[2]
+    )
+
+
+class StoredModule(NamedTuple):
+    """Tensors that stand together: the module's name, each tensor's path by its stored name.
+
+    `last` is what the module that holds them is called, which a cell's layer is not.
+    """
+
+    name: Name
+    tensors: dict[str, Path]
+    part: str = ""
+    last: str = ""
+    about: ModuleInfo = NO_MODULE_INFO
+
+    def group(self, tree: Tree) -> dict[str, Leaf]:
+        """Return the tensors by stored name."""
+        return {name: leaf for name, path in self.tensors.items() if isinstance(leaf := tree[path], Leaf)}
+
+
+def find_modules(
+    tree: Tree,
+    framework: str,
+    asked: Mapping[str, Callable[[str], bool]],
+    described: Mapping[Path, ModuleInfo] | None = None,
+    named: Callable[[str], bool] | None = None,
+) -> Iterator[StoredModule]:
+    """Go through the modules in the order of the tree, those that are several below one as one.
+
+    `described` has for tensors of whole modules what the file says of their module. `named` says of which
+    names somebody states a kind: `fc1_weight` is a tensor of the layer `fc1` then.
+
+    `asked` says by kind for which modules somebody wants a kind that is not recognised by itself.
+    """
+    found = _modules_by_name(tree, framework, named or (lambda _: False))
+    composed: dict[_At, StoredModule] = {}
+    taken: set[_At] = set()
+    for whole, members in _composed_modules(tree, found, framework, asked):
+        composed[members[0]] = whole
+        taken.update(members)
+    for at, module in found.items():
+        if at in composed or at not in taken:
+            yield _as_layer(tree, composed.get(at, module), framework, described or {})
+
+
+_At = tuple[Name, str]
+
+
+def split_joined_name(name: str) -> tuple[str, str] | None:
+    """Return the layer and the tensor that one word names, None for other words.
+
+    `fc1_weight` is the weight of `fc1`, `W1` that of `layer1`.
+    """
+    found = _JOINED.fullmatch(name)
+    if found:
+        return found["layer"], found["stored"]
+    found = _COUNTED.fullmatch(name)
+    return (f"layer{found['number']}", found["stored"]) if found else None
+
+
+def _modules_by_name(tree: Tree, framework: str, named: Callable[[str], bool]) -> dict[_At, StoredModule]:
+    found: dict[_At, StoredModule] = {}
+    for path, shown in _iter_tensors(tree, framework):
+        *module, name = shown.removesuffix(":0").split("/")
+        one = split_joined_name(name)
+        if one is not None and named("/".join((*module, one[0]))):
+            module, name = [*module, one[0]], one[1]
+        if name in ("W", "B") or named("/".join(module)):
+            name = _SHORT[framework].get(name.lower(), name)
+        if framework == "tensorflow" and module[-1:] == ["vars"] and name.isdecimal():
+            # Variables of a Keras layer that only have numbers stand beside those that have names.
+            module, name = module[:-1], f"vars/{name}"
+        match = _PART.fullmatch(name) if framework == "torch" else None
+        # Sonnet's cells keep their kernels under private attributes (sonnet/src/recurrent.py).
+        bare = name if framework == "torch" else name.removeprefix("_")
+        part, stored = (match["part"], match["stored"]) if match else ("", bare)
+        at = tuple(module)
+        found.setdefault((at, part), StoredModule(at, {}, part, at[-1] if at else "")).tensors[stored] = path
+    return found
+
+
+def _iter_tensors(tree: Tree, framework: str) -> Iterator[tuple[Path, str]]:
+    # What counts a batch norm's batches stands beside its statistics.
+    roles = ("parameter", "buffer", "counter") if framework == "torch" else ("parameter", "buffer")
+    for path, leaf in tree.tensors():
+        if leaf.role in roles:
+            yield path, tree.names[path]
+            # A module of torch that shares a tensor lists it; objects of TensorFlow have many names for one.
+            if framework == "torch":
+                yield from ((path, display(alias.path)) for alias in tree.aliases.get(path, ()))
+
+
+def _composed_modules(
+    tree: Tree, found: Mapping[_At, StoredModule], framework: str, asked: Mapping[str, Callable[[str], bool]]
+) -> Iterator[tuple[StoredModule, list[_At]]]:
+    """Go through what is one layer in several modules below one, with the modules that it is made of."""
+    below: dict[Name, list[_At]] = {}
+    for at in found:
+        if at[0]:
+            below.setdefault(at[0][:-1], []).append(at)
+    able = [kind for kind in COMPOSED if kind.framework == framework]
+    for parent, members in below.items():
+        for kind in able:
+            wanted = asked.get(kind.name)
+            if kind.asked and (wanted is None or not wanted("/".join(parent))):
+                continue
+            own = [(parent, "")] if (parent, "") in found else []
+            whole, used = _compose_module(found, parent, [*own, *members], kind)
+            if kind.fits(whole.group(tree)):
+                yield whole, used
+                break
+
+
+def _compose_module(
+    found: Mapping[_At, StoredModule], parent: Name, members: list[_At], kind: LayerKind
+) -> tuple[StoredModule, list[_At]]:
+    children = {weight.name.split("/")[0] for weight in kind.weights if "/" in weight.name}
+    whole = StoredModule(parent, {}, last=parent[-1] if parent else "")
+    used = []
+    for at in members:
+        child = _projection_name(at[0]) if at[0] != parent else ""
+        if child and child not in children:
+            continue
+        used.append(at)
+        prefix = f"{child}/" if child else ""
+        whole.tensors.update({f"{prefix}{stored}": path for stored, path in found[at].tensors.items()})
+    return whole, sorted(used, key=lambda at: at == (parent, ""))
+
+
+def _projection_name(name: Name) -> str:
+    match = _PROJECTION.fullmatch(name[-1])
+    return match[1] or match[2] if match else name[-1]
+
+
+def _as_layer(
+    tree: Tree, module: StoredModule, framework: str, described: Mapping[Path, ModuleInfo]
+) -> StoredModule:
+    """Return the module under its layer's name, with what containers say of it."""
+    # The module itself, not those that it is made of.
+    stored = min(module.tensors, key=lambda name: name.count("/"))
+    path = module.tensors[stored]
+    if path in described:
+        return module._replace(about=NO_MODULE_INFO if "/" in stored else described[path])
+    about = _recorded_info(tree, path[: -1 - stored.count("/")])
+    if framework == "tensorflow" and len(module.name) > 1 and _CELL.fullmatch(module.last):
+        outer = _recorded_info(tree, path[:-2])
+        about = ModuleInfo(about.cls or outer.cls, {**outer.settings, **about.settings}, about.own)
+        return module._replace(name=module.name[:-1], about=about)
+    return module._replace(about=about)
+
+
+def _recorded_info(tree: Tree, path: Path) -> ModuleInfo:
+    container = tree.containers.get(path)
+    if container is None or container.kind != "module":
+        return NO_MODULE_INFO
+    settings = container.state if isinstance(container.state, dict) else {}
+    name = container.name or _numbered_class(settings)
+    own = ">" in str(settings.get("registered_name", ""))
+    return ModuleInfo(name if name in _IN_OUT_CLASSES else name.rpartition(".")[2], settings, own)
+
+
+def _numbered_class(settings: Mapping[str, Any]) -> str:
+    """Return the class, in snake case, of a layer that Keras's file has by class and number."""
+    above, _, name = str(settings.get("group", "")).rpartition("/")
+    return re.sub(r"_\d+\Z", "", name) if above.rpartition("/")[2] in _LISTS else ""
+
+
+# Groups of Keras's files that hold a model's layers by class and number (keras/src/saving/saving_lib.py).
+_LISTS = frozenset(("layers", "_layers"))
+
+
+def narrow_kinds(
+    kinds: tuple[LayerKind, ...], group: Mapping[str, Leaf], about: ModuleInfo, *, classes: bool = True
+) -> tuple[LayerKind, ...]:
+    """Return the kinds that are left by what the file says of the module, and where two come to the same.
+
+    Where `classes` matter, a layer of a class that is no layer of those kinds keeps them with the reason why
+    it is not converted.
+    """
+    named = _kinds_of_class(kinds, group, about)
+    if named is not None:
+        return named
+    # What several modules make together has no class that would matter.
+    classes = classes and not any("/" in name for name in group if not name.startswith("vars/"))
+    why = _unknown_class_reason(kinds, group, about) if classes else None
+    if why is not None:
+        return tuple(replace(kind, refused=why) if kind.refused is None else kind for kind in kinds)
+    if about.settings.get("reset_after") is True:
+        kinds = tuple(kind for kind in kinds if kind.name != "gru_reset_before")
+    if {kind.name for kind in kinds} == {"convolution", "depthwise"} and not _is_layout_ambiguous(
+        kinds[0], group
+    ):
+        kinds = tuple(kind for kind in kinds if kind.name == "convolution")
+    return kinds
+
+
+def _kinds_of_class(
+    kinds: tuple[LayerKind, ...], group: Mapping[str, Leaf], about: ModuleInfo
+) -> tuple[LayerKind, ...] | None:
+    """Return the kinds of the module's class, None where the class does not decide."""
+    if about.cls in _IN_OUT_CLASSES:
+        able = (*kinds, *oriented_kinds(group, kinds[0].framework))
+        return tuple(kind for kind in able if kind.form == _IN_OUT_CLASSES[about.cls])[:1] or None
+    if about.cls in _TURNED:
+        able = oriented_kinds(group, kinds[0].framework)
+        return tuple(kind for kind in able if kind.form == _TURNED[about.cls]) or None
+    if about.own or about.cls not in _CLASSES:
+        return None
+    if about.cls == "EinsumDense":
+        return _einsum_kinds(group, about) or None
+    named = tuple(kind for kind in kinds if kind.name in _CLASSES[about.cls])
+    named = named or tuple(
+        kind for kind in selectable_kinds(group, kinds[0].framework) if kind.name in _CLASSES[about.cls]
+    )
+    if not named:
+        return None
+    if (groups := about.settings.get("groups")) is not None and named[0].framework == "torch":
+        # Depthwise convolutions of Keras have no bound on their channels; of PyTorch they are groups.
+        weight = max(group.values(), key=lambda leaf: len(leaf.shape)).shape
+        depthwise = groups == about.settings.get("in_channels") and groups > 1 and weight[1] == 1
+        wanted = "depthwise" if depthwise else "convolution"
+        named = tuple(kind for kind in named if kind.name == wanted) or named
+    if about.settings.get("reset_after") is True:
+        named = tuple(kind for kind in named if kind.name != "gru_reset_before") or named
+    if about.settings.get("reset_after") is False:
+        named = tuple(kind for kind in kinds if kind.name == "gru_reset_before") or named
+    why = _incompatible_reason(about)
+    if why is not None:
+        named = tuple(replace(kind, refused=why) for kind in named)
+    return named[:1] if len({kind.name for kind in named}) == 1 else named
+
+
+def _incompatible_reason(about: ModuleInfo) -> str | None:
+    """Return why a layer of a known class computes what the other framework's does not."""
+    settings = about.settings
+    if settings.get("rms_scaling") is True:
+        return "rms_scaling divides by the deviation and subtracts no mean, which no layer of PyTorch does"
+    if about.cls.startswith("ConvTranspose") and settings.get("groups", 1) != 1:
+        return "a transposed convolution of several groups has no equivalent in Keras"
+    if settings.get("quantization_config") is not None or settings.get("quantization_mode") is not None:
+        return "its numbers are quantised"
+    return None
+
+
+_EQUATION = re.compile(
+    r"(?P<more>(?:\.\.\.)?[a-zA-Z]*)(?P<in>[a-zA-Z]),(?P<kernel>[a-zA-Z]{2})->(?P<made>\S*)(?P<out>[a-zA-Z])"
+)
+
+
+def _einsum_kinds(group: Mapping[str, Leaf], about: ModuleInfo) -> tuple[LayerKind, ...]:
+    """Return the kinds of an EinsumDense: its equation or its bias says which axis has the outputs."""
+    able = oriented_kinds(group, "tensorflow")
+    found = _EQUATION.fullmatch(str(about.settings.get("equation", "")).replace(" ", ""))
+    if found is not None and found["made"] == found["more"] and found["in"] != found["out"]:
+        orders = {found["in"] + found["out"]: "", found["out"] + found["in"]: OUT_IN}
+        form = orders.get(found["kernel"])
+        return tuple(kind for kind in able if kind.form == form) or _refuse_kinds(able, _EINSUM)
+    if about.settings.get("equation") is not None:
+        return _refuse_kinds(able, _EINSUM)
+    return able
+
+
+_EINSUM = "its equation is that of no dense layer"
+
+
+def _refuse_kinds(kinds: tuple[LayerKind, ...], why: str) -> tuple[LayerKind, ...]:
+    return tuple(replace(kind, refused=why) for kind in kinds[:1])
+
+
+def _unknown_class_reason(
+    kinds: tuple[LayerKind, ...], group: Mapping[str, Leaf], about: ModuleInfo
+) -> str | None:
+    """Return why a class decides against every kind, None where it is not known or holds other layers."""
+    if not about.cls or (about.cls in _HOLDERS and not about.own):
+        return None
+    if about.cls == "Module" and kinds[0].framework == "tensorflow":
+        return None  # a tf.Module: TensorFlow itself has no layers, and Sonnet's are this
+    name = "the model's own" if about.cls in _BASES else about.cls
+    if not about.own and about.cls in _CLASSES:
+        return f"its tensors are not those of its class, {about.cls}"
+    able = list(dict.fromkeys(kind.option for kind in (*kinds, *oriented_kinds(group, kinds[0].framework))))
+    return f"its class ({name}) is no layer that is known; --kind '{TITLE}={able[0]}' converts it as one" + (
+        f", or {' or '.join(able[1:])}" if able[1:] else ""
+    )
+
+
+def misfit_kinds(about: ModuleInfo, framework: str) -> tuple[LayerKind, ...]:
+    """Return a refused kind for tensors that no kind has and that are of a class which is a layer's."""
+    if about.own or about.cls not in _CLASSES:
+        return ()
+    return (
+        LayerKind("misfit", framework, (), refused=f"its tensors are not those of its class, {about.cls}"),
+    )
+
+
+# Stands in a reason for the name of the layer.
+TITLE = "\0"
+
+
+def _is_layout_ambiguous(kind: LayerKind, group: Mapping[str, Leaf]) -> bool:
+    """Say whether a kernel is another tensor as a depthwise convolution's than as a convolution's.
+
+    Between [H, W, 1, M] and [M, 1, H, W] the two are one permutation. A kernel [H, W, C, M] with M > 1 is
+    taken for a convolution's: the other would have another shape, so that nothing loads it by mistake.
+    """
+    weight = max(group.values(), key=lambda leaf: len(leaf.shape)).shape
+    if kind.framework == "torch":
+        return weight[0] > 1
+    bias = [leaf.shape[0] for leaf in group.values() if len(leaf.shape) == 1]
+    return weight[-2] > 1 and (weight[-1] == 1 or bool(bias))
+
+
+# Finds the layers of a tree, tensors that stand together under one module, and what becomes of each.
+#
+# Where several kinds fit, a layer carries all of them: what decides is said by whoever knows (`Choice`),
+# never guessed from shapes.
+
+
+class LayerOption(NamedTuple):
     """What somebody said of the layers whose name a pattern fits: their kind, or more (see Told)."""
 
     pattern: str
     fits: Callable[[str], bool]
     kind: str | None = None
-    told: Told = UNTOLD
+    told: LayerFacts = NO_FACTS
 
 
 class Layer(NamedTuple):
@@ -42,11 +719,11 @@ class Layer(NamedTuple):
     """
 
     name: Name
-    kinds: tuple[Kind, ...]
+    kinds: tuple[LayerKind, ...]
     tensors: Mapping[str, Path]
     part: str = ""
-    told: Told = UNTOLD
-    about: About = NOT_TOLD
+    told: LayerFacts = NO_FACTS
+    about: ModuleInfo = NO_MODULE_INFO
     given: bool = False
 
     @property
@@ -55,7 +732,7 @@ class Layer(NamedTuple):
         return "/".join((*self.name, self.part) if self.part else self.name)
 
     @property
-    def kind(self) -> Kind:
+    def kind(self) -> LayerKind:
         """The one kind that fits; raise MappingError if several do."""
         if len(self.kinds) != 1:
             named = " or ".join(dict.fromkeys(kind.option for kind in self.kinds))
@@ -67,7 +744,7 @@ class Layer(NamedTuple):
         return {name: leaf for name, path in self.tensors.items() if isinstance(leaf := tree[path], Leaf)}
 
 
-class Done(NamedTuple):
+class LayerConversion(NamedTuple):
     """What becomes of one layer: ways from source paths to stored names of the target, and what is added.
 
     `left` are source leaves that have no place in the target.
@@ -79,11 +756,11 @@ class Done(NamedTuple):
     assumed: tuple[str, ...]
 
 
-def layers(
+def find_layers(
     tree: Tree,
     framework: str,
-    given: Sequence[Choice] = (),
-    described: Mapping[Path, About] | None = None,
+    given: Sequence[LayerOption] = (),
+    described: Mapping[Path, ModuleInfo] | None = None,
     *,
     classes: bool = True,
     composed: Iterable[str] = (),
@@ -98,21 +775,21 @@ def layers(
     Raise UsageError for a choice that fits no layer, or a kind that a layer cannot be.
     """
     asked: dict[str, Callable[[str], bool]] = {
-        name: partial(_is_given, [choice for choice in given if choice.kind == name])
+        name: partial(_matches_choice, [choice for choice in given if choice.kind == name])
         for name in {choice.kind for choice in given}
         if name is not None
     }
     asked |= dict.fromkeys(composed, lambda _: True)
     found = []
     used: set[int] = set()
-    named = partial(_is_given, [choice for choice in given if choice.kind is not None])
-    for module in modules.modules(tree, framework, asked, described, named):
+    named = partial(_matches_choice, [choice for choice in given if choice.kind is not None])
+    for module in find_modules(tree, framework, asked, described, named):
         group = module.group(tree)
-        fitting = kinds.candidates(group, framework, module.last)
+        fitting = candidate_kinds(group, framework, module.last)
         if not fitting and framework == "tensorflow" and named("/".join(module.name)):
-            fitting = tuple(kind for kind in kinds.NUMBERED if kind.fits(group))
+            fitting = tuple(kind for kind in NUMBERED if kind.fits(group))
         if not fitting and classes:
-            fitting = modules.misfit(module.about, framework)
+            fitting = misfit_kinds(module.about, framework)
         if not fitting:
             continue
         layer = Layer(
@@ -120,14 +797,14 @@ def layers(
             fitting,
             module.tensors,
             module.part,
-            _told(module.about, fitting, group),
+            _recorded_facts(module.about, fitting, group),
             module.about,
         )
         said = {n: choice for n, choice in enumerate(given) if choice.fits(layer.title)}
         used |= said.keys()
-        layer = _as_said(layer, list(said.values()), group, framework)
+        layer = _apply_options(layer, list(said.values()), group, framework)
         if not any(choice.kind for choice in said.values()):
-            layer = layer._replace(kinds=modules.narrowed(layer.kinds, group, module.about, classes=classes))
+            layer = layer._replace(kinds=narrow_kinds(layer.kinds, group, module.about, classes=classes))
         found.append(layer)
     for number, choice in enumerate(given):
         if number not in used:
@@ -136,10 +813,10 @@ def layers(
                 path=choice.pattern,
                 hint="ckpttool inspect shows the names; a pattern takes a layer's, without its tensors'",
             )
-    return _with_orientation(tree, found)
+    return _with_both_orientations(tree, found)
 
 
-def proposals(tree: Tree, framework: str, left: Iterable[Path]) -> tuple[str, ...]:
+def propose_options(tree: Tree, framework: str, left: Iterable[Path]) -> tuple[str, ...]:
     """Return options that make layers of tensors which a program keeps without any, each of them tried.
 
     Such are `fc1_weight` beside `fc1_bias`, and `W` beside `b`. `left` are tensors of no known layer.
@@ -147,7 +824,7 @@ def proposals(tree: Tree, framework: str, left: Iterable[Path]) -> tuple[str, ..
     found: dict[str, str] = {}
     for path in left:
         leaf, (*module, name) = tree[path], tree.names[path].removesuffix(":0").split("/")
-        joined = modules.joined(name)
+        joined = split_joined_name(name)
         if not isinstance(leaf, Leaf) or not (joined or name in _MATRICES):
             continue
         title = "/".join((*module, joined[0]) if joined else module)
@@ -156,25 +833,25 @@ def proposals(tree: Tree, framework: str, left: Iterable[Path]) -> tuple[str, ..
             found[title] = kind if len(leaf.shape) == 2 else "convolution"
     able = []
     for title, kind in found.items():
-        said = Choice(title, title.__eq__, kind)
+        said = LayerOption(title, title.__eq__, kind)
         try:
-            named = [layer for layer in layers(tree, framework, [said]) if layer.title == title]
+            named = [layer for layer in find_layers(tree, framework, [said]) if layer.title == title]
         except UsageError:
             continue
         able += [f"--kind '{title}={kind}'"] if named else []
     return tuple(able)
 
 
-def numbered(tree: Tree, left: Collection[Path]) -> dict[str, tuple[str, ...]]:
+def numbered_kinds(tree: Tree, left: Collection[Path]) -> dict[str, tuple[str, ...]]:
     """Return by title the kinds that layers can have whose variables a Keras file only numbers.
 
     `left` are tensors of no known layer; a layer is among the result if one of its tensors is among them.
     """
     found: dict[str, tuple[str, ...]] = {}
-    for module in modules.modules(tree, "tensorflow", {}, None):
+    for module in find_modules(tree, "tensorflow", {}, None):
         group = module.group(tree)
         if any(path in left for path in module.tensors.values()):
-            able = tuple(dict.fromkeys(kind.option for kind in kinds.NUMBERED if kind.fits(group)))
+            able = tuple(dict.fromkeys(kind.option for kind in NUMBERED if kind.fits(group)))
             found |= {"/".join(module.name): able} if able else {}
     return found
 
@@ -182,34 +859,36 @@ def numbered(tree: Tree, left: Collection[Path]) -> dict[str, tuple[str, ...]]:
 _MATRICES = frozenset(("w", "W", "weight", "weights", "kernel"))
 
 
-def _is_given(choices: Sequence[Choice], title: str) -> bool:
+def _matches_choice(choices: Sequence[LayerOption], title: str) -> bool:
     return any(choice.fits(title) for choice in choices)
 
 
-def _with_orientation(tree: Tree, found: Sequence[Layer]) -> tuple[Layer, ...]:
+def _with_both_orientations(tree: Tree, found: Sequence[Layer]) -> tuple[Layer, ...]:
     """Return the layers, where one is a dense layer [in, out] by its bias the square ones with both ways.
 
     A model that multiplies x @ W in one layer (GPT-2) does so in others, whose shape does not show it.
     """
-    if not any(layer.kinds[0].form in (kinds.IN_OUT, kinds.OUT_IN) for layer in found):
+    if not any(layer.kinds[0].form in (layer_kinds.IN_OUT, layer_kinds.OUT_IN) for layer in found):
         return tuple(found)
     made = []
     for layer in found:
-        both = kinds.oriented(layer.group(tree), layer.kinds[0].framework)
+        both = oriented_kinds(layer.group(tree), layer.kinds[0].framework)
         told = layer.about.cls or layer.kinds[0].refused or layer.given
         unsure = len(both) > 1 and {kind.name for kind in layer.kinds} == {"dense"} and not told
         made.append(layer._replace(kinds=both) if unsure else layer)
     return tuple(made)
 
 
-def _told(about: About, fitting: Sequence[Kind], group: Mapping[str, Leaf]) -> Told:
+def _recorded_facts(about: ModuleInfo, fitting: Sequence[LayerKind], group: Mapping[str, Leaf]) -> LayerFacts:
     """Return what the file tells: flattened images, heads of an attention, a multiplier."""
     heads = about.settings.get("num_heads")
     names = {kind.name for kind in fitting}
-    told = Told(takes=_order(about.settings, "takes"), makes=_order(about.settings, "makes"))
+    told = LayerFacts(
+        takes=_recorded_order(about.settings, "takes"), makes=_recorded_order(about.settings, "makes")
+    )
     for leaf in group.values():
         # What the file's own computation records is more than its configuration.
-        takes, makes = leaf.features or Features()
+        takes, makes = leaf.features or FeatureOrders()
         told = told._replace(
             takes=takes if takes not in (None, UNKNOWN) else told.takes or takes,
             makes=makes if makes not in (None, UNKNOWN) else told.makes or makes,
@@ -225,8 +904,8 @@ def _told(about: About, fitting: Sequence[Kind], group: Mapping[str, Leaf]) -> T
     return told._replace(flatten=tuple(found))
 
 
-def _order(settings: Mapping[str, Any], side: str) -> Order | None:
-    """Return the order that a file's facts name (formats/keras_tree/flow.py writes them)."""
+def _recorded_order(settings: Mapping[str, Any], side: str) -> AxisOrder | None:
+    """Return the order that a file's facts name (formats/keras_config.py writes them)."""
     form, sizes = settings.get(f"{side}_order", "channels last"), settings.get(side)
     if form not in ("channels last", "channels first"):
         return UNKNOWN
@@ -235,18 +914,22 @@ def _order(settings: Mapping[str, Any], side: str) -> Order | None:
     parts = tuple(zip(sizes[::2], sizes[1::2], strict=True))
     if sum(places * channels for places, channels in parts) > MOST_FEATURES or min(sizes, default=0) < 1:
         return None
-    return natural(parts, "torch" if form == "channels first" else "tensorflow")
+    return framework_order(parts, "torch" if form == "channels first" else "tensorflow")
 
 
-def _as_said(layer: Layer, said: Sequence[Choice], group: Mapping[str, Leaf], framework: str) -> Layer:
+def _apply_options(
+    layer: Layer, said: Sequence[LayerOption], group: Mapping[str, Leaf], framework: str
+) -> Layer:
     for choice in said:
         told, dense = layer.told, "dense" in {kind.name for kind in layer.kinds}
         if choice.told.flatten is not None or choice.told.takes is not None:
             _require_features(layer)
-        takes, makes = (_in_own_order(each, framework) for each in (choice.told.takes, choice.told.makes))
+        takes, makes = (
+            _to_framework_order(each, framework) for each in (choice.told.takes, choice.told.makes)
+        )
         if choice.told.flatten and not dense:
             shape = choice.told.flatten
-            takes = natural(((prod(shape[:-1]), shape[-1]),), framework)
+            takes = framework_order(((prod(shape[:-1]), shape[-1]),), framework)
             choice = choice._replace(told=choice.told._replace(flatten=None))
         elif choice.told.flatten == () and not dense:
             takes = NO_IMAGE
@@ -264,12 +947,12 @@ def _as_said(layer: Layer, said: Sequence[Choice], group: Mapping[str, Leaf], fr
             continue
         fitting = tuple(
             kind
-            for kind in (*kinds.KINDS, *kinds.NUMBERED)
+            for kind in (*KINDS, *NUMBERED)
             if kind.framework == framework and kind.option == choice.kind and kind.fits(group)
         ) or tuple(
             # Another form of the kind, where shapes leave no usual one.
             kind
-            for kind in kinds.KINDS
+            for kind in KINDS
             if kind.framework == framework and kind.name == choice.kind and kind.fits(group)
         )
         if not fitting:
@@ -294,19 +977,19 @@ _FEATURES = frozenset(
 )
 
 
-def _in_own_order(order: Order | None, framework: str) -> Order | None:
+def _to_framework_order(order: AxisOrder | None, framework: str) -> AxisOrder | None:
     """Return the order of parts that somebody named, as the framework flattens them."""
-    return natural(order.parts, framework) if order is not None and order != NO_IMAGE else order
+    return framework_order(order.parts, framework) if order is not None and order != NO_IMAGE else order
 
 
-def converted(
+def convert_layer(
     tree: Tree,
     layer: Layer,
-    source: Kind,
-    target: Kind,
-    told: Told | None = None,
+    source: LayerKind,
+    target: LayerKind,
+    told: LayerFacts | None = None,
     between: Mapping[str, Rule] = MappingProxyType({}),
-) -> Done:
+) -> LayerConversion:
     """Return what becomes of a layer, read as `source` and written as `target`.
 
     `told` is what is known of the target (its own shapes, ...), by default what is known of the layer;
@@ -317,32 +1000,37 @@ def converted(
     if refused is not None:
         raise MappingError(refused, path=layer.title)
     try:
-        return _converted(tree, layer, source, target, layer.told if told is None else told, between)
+        return _convert_layer(tree, layer, source, target, layer.told if told is None else told, between)
     except MappingError as error:
         raise error.located(path=layer.title) from error.__cause__
 
 
-def _converted(
-    tree: Tree, layer: Layer, source: Kind, target: Kind, told: Told, between: Mapping[str, Rule]
-) -> Done:
+def _convert_layer(
+    tree: Tree,
+    layer: Layer,
+    source: LayerKind,
+    target: LayerKind,
+    told: LayerFacts,
+    between: Mapping[str, Rule],
+) -> LayerConversion:
     reading = source.read(layer.group(tree), layer.told)
-    writing = target.write(canonical(tree, layer, source), told)
+    writing = target.write(canonical_tensors(tree, layer, source), told)
     moves: list[tuple[Path, str, Rule]] = []
     added = dict(writing.fills)
     for stored, name, back in writing.rows:
         if name in reading.fills:
-            _add(added, stored, back, reading.fills[name])
+            _add_part(added, stored, back, reading.fills[name])
         moves += [
-            (layer.tensors[row.stored], stored, chained(row.rule, between.get(name, KEEP), back))
+            (layer.tensors[row.stored], stored, chain_rules(row.rule, between.get(name, KEEP), back))
             for row in reading.rows
             if row.canonical == name
         ]
     moved = {path for path, _, _ in moves}
     left = tuple(path for path in layer.tensors.values() if path not in moved)
-    return Done(tuple(moves), added, left, (*reading.assumed, *writing.assumed))
+    return LayerConversion(tuple(moves), added, left, (*reading.assumed, *writing.assumed))
 
 
-def canonical(tree: Tree, layer: Layer, kind: Kind) -> dict[str, Leaf]:
+def canonical_tensors(tree: Tree, layer: Layer, kind: LayerKind) -> dict[str, Leaf]:
     """Return a layer's canonical tensors, read as one kind; raise MappingError if they do not fit it."""
     group = layer.group(tree)
     try:
@@ -357,25 +1045,23 @@ def canonical(tree: Tree, layer: Layer, kind: Kind) -> dict[str, Leaf]:
     return found
 
 
-def _add(added: dict[str, Leaf], stored: str, rule: Rule, leaf: Leaf) -> None:
+def _add_part(added: dict[str, Leaf], stored: str, rule: Rule, leaf: Leaf) -> None:
     """Add what a rule makes of a tensor that only one framework has; parts of one tensor go together."""
     made = rule.leaf(leaf)
     if not isinstance(made, Leaf):
         return
-    whole = merged(added[stored], made) if stored in added else made
+    whole = merge_parts(added[stored], made) if stored in added else made
     if whole is None:
         raise MappingError("two tensors have one place in the target", path=stored)
     added[stored] = replace(whole, name=None)
 
 
-def spelled(tree: Tree, layer: Layer, kind: Kind, framework: str) -> Kind:
+def framework_kind(tree: Tree, layer: Layer, kind: LayerKind, framework: str) -> LayerKind:
     """Return how a framework spells a layer of a kind; raise MappingError if it has no such layer."""
     if kind.refused is not None:
         raise MappingError(kind.refused, path=layer.title)
-    ranks = {name: len(leaf.shape) for name, leaf in canonical(tree, layer, kind).items()}
-    able = [
-        each for each in kinds.KINDS if (each.framework, each.name, each.form) == (framework, kind.name, "")
-    ]
+    ranks = {name: len(leaf.shape) for name, leaf in canonical_tensors(tree, layer, kind).items()}
+    able = [each for each in KINDS if (each.framework, each.name, each.form) == (framework, kind.name, "")]
     for each in able:
         theirs = {weight.canonical: weight.rank for weight in each.weights}
         if all(theirs.get(name) == rank for name, rank in ranks.items()):
@@ -383,12 +1069,74 @@ def spelled(tree: Tree, layer: Layer, kind: Kind, framework: str) -> Kind:
     for each in able:
         if each.writing is not None:
             return each
-    for each in kinds.KINDS:
+    for each in KINDS:
         # A norm over several axes, which only its class tells from a dense layer.
         if (
             (each.framework, each.name) == (framework, kind.name)
             and each.is_selected
-            and each.form == kinds.AXES
+            and each.form == layer_kinds.AXES
         ):
             return each
     raise MappingError(f"{framework} has no such {kind.name}", path=layer.title)
+
+
+# What a layer's tensors are called in the other framework, where nothing but its own name says so.
+#
+# Keras keeps a recurrent layer's variables in its cell, the two directions of a Bidirectional in layers of
+# their own, and the projections of an attention in four dense layers; torch has one module each, and one for
+# several recurrent layers. Sources: keras/src/layers/rnn/bidirectional.py,
+# keras/src/layers/attention/multi_head_attention.py, torch/nn/modules/rnn.py.
+
+_RECURRENT = frozenset(("lstm", "gru", "simple_rnn"))
+_DIRECTIONS = re.compile(r"(forward|backward)_(?:layer|lstm|gru|simple_rnn|rnn)(?:_\d+)?")
+_REVERSE = "_reverse"
+
+Naming = Callable[[Layer, str], Name]
+
+
+def _kind_name(layer: Layer) -> str:
+    return layer.kinds[0].name
+
+
+def torch_names(found: tuple[Layer, ...]) -> Naming:
+    """Return how tensors of Keras's layers are called in a state_dict."""
+    directions: dict[Name, set[str]] = {}
+    for layer in found:
+        match = _DIRECTIONS.fullmatch(layer.name[-1]) if layer.name else None
+        if match and _kind_name(layer) in _RECURRENT:
+            directions.setdefault(layer.name[:-1], set()).add(match[1])
+
+    def named(layer: Layer, stored: str) -> Name:
+        if _kind_name(layer) not in _RECURRENT:
+            return (*layer.name, *stored.split("/"))
+        if layer.name and len(directions.get(layer.name[:-1], ())) == 2:
+            back = layer.name[-1].startswith("backward")
+            return (*layer.name[:-1], f"{stored}_l0{_REVERSE if back else ''}")
+        return (*layer.name, f"{stored}_l0")
+
+    return named
+
+
+def tensorflow_names(found: tuple[Layer, ...]) -> Naming:
+    """Return how tensors of torch's layers are called below Keras's objects."""
+    parts: dict[Name, set[str]] = {}
+    for layer in found:
+        if layer.part:
+            parts.setdefault(layer.name, set()).add(layer.part)
+
+    def named(layer: Layer, stored: str) -> Name:
+        if _kind_name(layer) == "attention":
+            projection, name = stored.split("/")
+            return (*layer.name, f"_{projection}_dense", name)
+        if not layer.part:
+            return (*layer.name, *stored.split("/"))
+        own = parts[layer.name]
+        number = layer.part.removesuffix(_REVERSE)
+        owner = layer.name
+        if len({part.removesuffix(_REVERSE) for part in own}) > 1:
+            owner = (*owner[:-1], f"{owner[-1]}_{number}") if owner else (number,)
+        if number + _REVERSE in own:
+            owner = (*owner, "backward_layer" if layer.part.endswith(_REVERSE) else "forward_layer")
+        return (*owner, "cell", stored)
+
+    return named

@@ -1,24 +1,123 @@
-"""Rules: what one leaf goes through on its way to another tree, each with its inverse.
-
-A rule changes an unread leaf into another unread leaf; nothing is read except the scalars that turn
-into plain numbers (an optimizer's learning rate is a tensor in TensorFlow and a float in PyTorch).
-"""
+"""Rules with inverses, the plan that lists them and its report."""
 
 from __future__ import annotations
 
+import re
 import struct
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from itertools import groupby
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
-from ckpttool import dtypes
-from ckpttool.errors import MappingError
-from ckpttool.leaf import Leaf, Plain, ValueLeaf
-from ckpttool.mapping.strips import permuted
-from ckpttool.shown import count
-from ckpttool.source import Inline, Op, Shape, Transformed
+from ckpttool.core import dtypes
+from ckpttool.core.errors import MappingError
+from ckpttool.core.source import (
+    ArrayOp,
+    Buffer,
+    Inline,
+    Shape,
+    Source,
+    TransformedSource,
+    as_array,
+    combine_parts,
+)
+from ckpttool.core.text import compile_glob, format_count, no_match_error
+from ckpttool.core.tree import (
+    Alias,
+    Container,
+    Leaf,
+    Path,
+    Plain,
+    Role,
+    Tree,
+    ValueLeaf,
+    attr,
+    display,
+    index,
+)
 
 if TYPE_CHECKING:
     import numpy as np
+
+
+# Permuting axes at the speed of memory: by tiles that stay in the processor's cache.
+
+# A tile is as many rows as fill four cache lines of the result's, of so many columns: 256 KiB.
+_RUN = 256
+_COLUMNS = 1024
+_LINE = 64
+# What NumPy copies sooner than a second pass pays off.
+_SMALL = 256 << 10
+_NARROW = 128
+
+
+def permute_array(array: np.ndarray, axes: tuple[int, ...]) -> np.ndarray:
+    """Return a new contiguous array whose axis i is axis `axes[i]` of the given one."""
+    import numpy as np
+
+    shape = tuple(array.shape[axis] for axis in axes)
+    if array.nbytes < _SMALL:
+        return np.ascontiguousarray(array.transpose(axes)).reshape(shape)
+    extents, order = _merge_axes(array.shape, axes)
+    # Unsigned numbers of one size are copied alike, and faster than the types of ml_dtypes.
+    words = np.ascontiguousarray(array).reshape(extents).view(_element_dtype(array.dtype))
+    if len(order) > 1 and order[0] == len(order) - 1:
+        # The last axis comes first: a transpose, once the others are in order (copied in runs of it).
+        rest = np.ascontiguousarray(words.transpose(*order[1:], order[0]))
+        made = _transpose_matrix(rest.reshape(-1, rest.shape[-1]))
+    else:
+        made = np.ascontiguousarray(words.transpose(order))
+    return made.reshape(shape).view(array.dtype)
+
+
+def _element_dtype(dtype: np.dtype) -> str:
+    return {1: "u1", 2: "u2", 4: "u4", 8: "u8"}.get(dtype.itemsize, f"V{dtype.itemsize}")
+
+
+def _merge_axes(shape: tuple[int, ...], axes: tuple[int, ...]) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Return shape and order of the same permutation with fewest axes: neighbours that stay so are one."""
+    order = [axis for axis in axes if shape[axis] != 1] or [0]
+    kept = sorted(order)
+    order = [kept.index(axis) for axis in order]
+    runs = [[axis for _, axis in run] for _, run in groupby(enumerate(order), lambda at: at[1] - at[0])]
+    ranked = sorted(runs)
+    extents = []
+    for run in ranked:
+        extent = 1
+        for axis in run:
+            extent *= shape[kept[axis]]
+        extents.append(extent)
+    return tuple(extents), tuple(ranked.index(run) for run in runs)
+
+
+def _transpose_matrix(matrix: np.ndarray) -> np.ndarray:
+    """Return the transposed matrix, contiguous.
+
+    A tile goes through a small buffer whose rows are a cache line longer, so that the elements of a column
+    do not fall into one set of the cache, as those of a matrix of 1024 columns do.
+    """
+    import numpy as np
+
+    rows, columns = matrix.shape
+    if min(rows, columns) < _NARROW:
+        return np.ascontiguousarray(matrix.T)
+    made = np.empty((columns, rows), matrix.dtype)
+    height = max(1, _RUN // matrix.itemsize)
+    width = min(columns, _COLUMNS)
+    tile = np.empty((height, width + max(1, _LINE // matrix.itemsize)), matrix.dtype)
+    for left in range(0, columns, width):
+        for top in range(0, rows, height):
+            block = matrix[top : top + height, left : left + width]
+            held = tile[: block.shape[0], : block.shape[1]]
+            held[...] = block
+            made[left : left + width, top : top + height] = held.T
+    return made
+
+
+# Rules: what one leaf goes through on its way to another tree, each with its inverse.
+#
+# A rule changes an unread leaf into another unread leaf; nothing is read except the scalars that turn
+# into plain numbers (an optimizer's learning rate is a tensor in TensorFlow and a float in PyTorch).
 
 
 class Rule(Protocol):
@@ -68,17 +167,19 @@ class Permute(NamedTuple):
 
     def apply(self, array: np.ndarray) -> np.ndarray:
         """Return the permuted array, several times faster than NumPy's own copy where it is large."""
-        return permuted(array, self.axes)
+        return permute_array(array, self.axes)
 
     def leaf(self, leaf: Leaf | ValueLeaf) -> Leaf | ValueLeaf:
         """Return the leaf with permuted axes; undoing an earlier permutation gives its source back."""
         if not isinstance(leaf, Leaf) or len(leaf.shape) != len(self.axes):
             shape = leaf.shape if isinstance(leaf, Leaf) else "no tensor"
-            raise MappingError(f"{self.name} needs {count(len(self.axes), 'axis', 'axes')}", found=str(shape))
+            raise MappingError(
+                f"{self.name} needs {format_count(len(self.axes), 'axis', 'axes')}", found=str(shape)
+            )
         before = leaf.source
-        if isinstance(before, Transformed) and before.op == Permute(self.inverse_axes):
+        if isinstance(before, TransformedSource) and before.op == Permute(self.inverse_axes):
             return replace(leaf, shape=before.shape, source=before.base)
-        return transformed(leaf, self)
+        return transform_leaf(leaf, self)
 
     def inverse(self, source: Leaf | ValueLeaf) -> Rule:  # noqa: ARG002  # the same for every leaf
         """Return the permutation that restores the order."""
@@ -112,7 +213,7 @@ class Reshape(NamedTuple):
         """Return the leaf in the new shape; raise MappingError unless the counts agree."""
         if not isinstance(leaf, Leaf) or replace(leaf, shape=self.shape).size != leaf.size:
             raise MappingError(f"{self.name} does not fit", found=str(getattr(leaf, "shape", "a value")))
-        return transformed(leaf, self)
+        return transform_leaf(leaf, self)
 
     def inverse(self, source: Leaf | ValueLeaf) -> Rule:
         """Return the way back to the source's shape."""
@@ -146,7 +247,7 @@ class Cast(NamedTuple):
         """Return the leaf in the new type."""
         if not isinstance(leaf, Leaf):
             raise MappingError(f"{self.name} needs a tensor")
-        return leaf if leaf.dtype == self.dtype else transformed(leaf, self)
+        return leaf if leaf.dtype == self.dtype else transform_leaf(leaf, self)
 
     def inverse(self, source: Leaf | ValueLeaf) -> Rule:
         """Return the cast back to the source's type."""
@@ -169,9 +270,9 @@ class ToValue(NamedTuple):
         if leaf.size != 1:
             raise MappingError("only a tensor of one element is a number", found=str(leaf.shape))
         if leaf.dtype == "string":
-            return ValueLeaf(_text(leaf.strings()[0]), leaf.role)
+            return ValueLeaf(_decode_text(leaf.strings()[0]), leaf.role)
         value: Plain = leaf.array().reshape(-1)[0].item()
-        if isinstance(self.exact, float) and leaf.dtype == "float32" and _rounded(self.exact) == value:
+        if isinstance(self.exact, float) and leaf.dtype == "float32" and _round_float32(self.exact) == value:
             value = self.exact
         return ValueLeaf(value, leaf.role)
 
@@ -197,21 +298,21 @@ class ToTensor(NamedTuple):
             return Cast(self.dtype).leaf(leaf)
         if isinstance(leaf.value, bool) or not isinstance(leaf.value, int | float):
             raise MappingError("only a number becomes a tensor", found=repr(leaf.value)[:40])
-        return Leaf(self.dtype, self.shape, Inline(_packed(leaf.value, self.dtype)), "", leaf.role)
+        return Leaf(self.dtype, self.shape, Inline(_pack_number(leaf.value, self.dtype)), "", leaf.role)
 
     def inverse(self, source: Leaf | ValueLeaf) -> Rule:
         """Return the way back to a number."""
         return ToValue() if isinstance(source, ValueLeaf) else Keep()
 
 
-def _text(value: bytes) -> str | bytes:
+def _decode_text(value: bytes) -> str | bytes:
     try:
         return value.decode()
     except UnicodeDecodeError:
         return value
 
 
-def _rounded(value: float) -> float | None:
+def _round_float32(value: float) -> float | None:
     try:
         rounded: float = struct.unpack("<f", struct.pack("<f", value))[0]
     except OverflowError:
@@ -222,17 +323,17 @@ def _rounded(value: float) -> float | None:
 _CODES = {"float32": "<f", "float64": "<d", "int32": "<i", "int64": "<q"}
 
 
-def _packed(value: float, dtype: str) -> bytes:
+def _pack_number(value: float, dtype: str) -> bytes:
     try:
         return struct.pack(_CODES[dtype], value if dtype.startswith("float") else int(value))
     except (KeyError, struct.error, OverflowError) as error:
         raise MappingError(f"{value} is no {dtype}") from error
 
 
-def transformed(leaf: Leaf, op: Op) -> Leaf:
+def transform_leaf(leaf: Leaf, op: ArrayOp) -> Leaf:
     """Return the leaf after one operation, which is done when it is read."""
     dtype, shape = op.output(leaf.dtype, leaf.shape)
-    source = Transformed(leaf.source, leaf.dtype, leaf.shape, op)
+    source = TransformedSource(leaf.source, leaf.dtype, leaf.shape, op)
     return replace(leaf, dtype=dtype, shape=shape, source=source)
 
 
@@ -262,10 +363,10 @@ class Chain:
         return Chain(tuple(reversed(undo)))
 
 
-def chain(first: Rule, second: Rule) -> Rule:
+def compose_rules(first: Rule, second: Rule) -> Rule:
     """Return one rule for two; a permutation and its undoing are no rule at all."""
-    made = list(steps(first))
-    for step in steps(second):
+    made = list(rule_steps(first))
+    for step in rule_steps(second):
         last = made[-1] if made else None
         if isinstance(last, Permute) and isinstance(step, Permute) and last.inverse_axes == step.axes:
             made.pop()
@@ -274,20 +375,672 @@ def chain(first: Rule, second: Rule) -> Rule:
     return made[0] if len(made) == 1 else Chain(tuple(made)) if made else KEEP
 
 
-def steps(rule: Rule) -> tuple[Rule, ...]:
+def rule_steps(rule: Rule) -> tuple[Rule, ...]:
     """Return the rules that a rule is made of and that change something, in their order."""
     if isinstance(rule, Chain):
-        return tuple(step for each in rule.rules for step in steps(each))
+        return tuple(step for each in rule.rules for step in rule_steps(each))
     return () if isinstance(rule, Keep) else (rule,)
 
 
-def chained(*rules: Rule) -> Rule:
+def chain_rules(*rules: Rule) -> Rule:
     """Return one rule for any number of them, in their order."""
     found: Rule = KEEP
     for rule in rules:
-        found = chain(found, rule)
+        found = compose_rules(found, rule)
     return found
 
 
 KEEP = Keep()
 TRANSPOSE = Permute((1, 0))
+
+
+# Rules on numbers: a tensor times a number, and an entry that stands for a number of its own.
+
+
+class Scale(NamedTuple):
+    """Multiply by `factor`, or divide by it; in float64, rounded once.
+
+    The inverse gives the same numbers but for that rounding: a float32 divided by 0.001 and multiplied by it
+    can end one unit in its last place away.
+    """
+
+    factor: float
+    divide: bool = False
+
+    @property
+    def name(self) -> str:
+        """Return what is done."""
+        return f"divided by {self.factor:.9g}" if self.divide else f"times {self.factor:.9g}"
+
+    def output(self, dtype: str, shape: Shape) -> tuple[str, Shape]:
+        """Return the same dtype and shape."""
+        return dtype, shape
+
+    def apply(self, array: np.ndarray) -> np.ndarray:
+        """Return the scaled array in the same type."""
+        wide = array.astype("float64")
+        return (wide / self.factor if self.divide else wide * self.factor).astype(array.dtype)
+
+    def leaf(self, leaf: Leaf | ValueLeaf) -> Leaf | ValueLeaf:
+        """Return the scaled leaf; raise MappingError for what is no tensor of floating point."""
+        if not isinstance(leaf, Leaf) or "float" not in leaf.dtype:
+            raise MappingError(f"{self.name} needs floating point", found=getattr(leaf, "dtype", "a value"))
+        return transform_leaf(leaf, self)
+
+    def inverse(self, source: Leaf | ValueLeaf) -> Rule:  # noqa: ARG002  # the same for every leaf
+        """Return the rule that undoes this one, but for rounding."""
+        return Scale(self.factor, not self.divide)
+
+
+class FixedValue(NamedTuple):
+    """Become a number that the leaf's place says, whatever the leaf itself holds."""
+
+    value: Plain
+
+    @property
+    def name(self) -> str:
+        """Return the number."""
+        return f"is {self.value!r}"
+
+    def leaf(self, leaf: Leaf | ValueLeaf) -> Leaf | ValueLeaf:
+        """Return the number as a value leaf."""
+        return ValueLeaf(self.value, leaf.role)
+
+    def inverse(self, source: Leaf | ValueLeaf) -> Rule:
+        """Return the rule that says what the source said."""
+        return FixedValue(source.value) if isinstance(source, ValueLeaf) else Keep()
+
+
+# Rules on parts of a tensor: one stored tensor that is several, several that are one, blocks reordered.
+#
+# `Take` cuts, `Into` puts together; `Blocks` reorders the gates of a recurrent cell; `Term` adds what one
+# side keeps as two. What `Into` and `Term` make is unfinished until every part has come (see
+# mapping.plan.build).
+
+
+class AxisSlice(NamedTuple):
+    """Take the entries `start` to `stop` of an axis of `whole` entries: several tensors are stored as one."""
+
+    axis: int
+    start: int
+    stop: int
+    whole: int
+
+    @property
+    def name(self) -> str:
+        """Return which entries are taken."""
+        return f"take {self.start}:{self.stop} of {self.whole} on axis {self.axis}"
+
+    def output(self, dtype: str, shape: Shape) -> tuple[str, Shape]:
+        """Return the same dtype and the narrower shape."""
+        return dtype, (*shape[: self.axis], self.stop - self.start, *shape[self.axis + 1 :])
+
+    def apply(self, array: np.ndarray) -> np.ndarray:
+        """Return the taken part."""
+        return array[(slice(None),) * self.axis + (slice(self.start, self.stop),)]
+
+    def leaf(self, leaf: Leaf | ValueLeaf) -> Leaf | ValueLeaf:
+        """Return the part as a leaf; raise MappingError unless the axis is as long as the rule says."""
+        return transform_leaf(_require_length(self, leaf, self.axis, self.whole), self)
+
+    def inverse(self, source: Leaf | ValueLeaf) -> Rule:  # noqa: ARG002  # the same for every leaf
+        """Return the rule that puts the part back where it was."""
+        return ConcatPart(*self)
+
+
+class ConcatPart(NamedTuple):
+    """Become the entries `start` to `stop` of a tensor whose axis has `whole`; others bring the rest."""
+
+    axis: int
+    start: int
+    stop: int
+    whole: int
+
+    @property
+    def name(self) -> str:
+        """Return which entries the tensor becomes."""
+        return f"into {self.start}:{self.stop} of {self.whole} on axis {self.axis}"
+
+    def leaf(self, leaf: Leaf | ValueLeaf) -> Leaf | ValueLeaf:
+        """Return the unfinished whole; raise MappingError unless the part is as long as its place."""
+        part = _require_length(self, leaf, self.axis, self.stop - self.start)
+        shape = (*part.shape[: self.axis], self.whole, *part.shape[self.axis + 1 :])
+        place = (self.start, self.stop, part.source)
+        return replace(part, shape=shape, source=ConcatSource(part.dtype, shape, self.axis, (place,)))
+
+    def inverse(self, source: Leaf | ValueLeaf) -> Rule:  # noqa: ARG002  # the same for every leaf
+        """Return the rule that takes the part out again."""
+        return AxisSlice(*self)
+
+
+class BlockOrder(NamedTuple):
+    """Cut an axis into equal blocks and put them in another order: block i of the result is `order[i]`."""
+
+    axis: int
+    order: tuple[int, ...]
+
+    @property
+    def name(self) -> str:
+        """Return the order of the blocks."""
+        return f"blocks {','.join(map(str, self.order))} on axis {self.axis}"
+
+    def output(self, dtype: str, shape: Shape) -> tuple[str, Shape]:
+        """Return the same dtype and shape."""
+        return dtype, shape
+
+    def apply(self, array: np.ndarray) -> np.ndarray:
+        """Return the array with its blocks in the new order."""
+        import numpy as np
+
+        if len(self.order) == array.shape[self.axis]:
+            return np.take(array, self.order, self.axis)
+        blocks = np.split(array, len(self.order), self.axis)
+        return np.concatenate([blocks[n] for n in self.order], self.axis)
+
+    def leaf(self, leaf: Leaf | ValueLeaf) -> Leaf | ValueLeaf:
+        """Return the reordered leaf; raise MappingError unless the axis divides into that many blocks."""
+        if (
+            not isinstance(leaf, Leaf)
+            or len(leaf.shape) <= self.axis
+            or leaf.shape[self.axis] % len(self.order)
+        ):
+            raise MappingError(f"{self.name} does not fit", found=str(getattr(leaf, "shape", "a value")))
+        return transform_leaf(leaf, self)
+
+    def inverse(self, source: Leaf | ValueLeaf) -> Rule:  # noqa: ARG002  # the same for every leaf
+        """Return the blocks' way back."""
+        return BlockOrder(self.axis, tuple(self.order.index(n) for n in range(len(self.order))))
+
+
+class ChannelOrder(NamedTuple):
+    """Reorder an axis that holds flattened images, part after part, to channels "first" or "last".
+
+    `parts` are (places, channels) of each image; (1, n) stays as it is.
+    """
+
+    axis: int
+    to: str
+    parts: tuple[tuple[int, int], ...]
+
+    @property
+    def name(self) -> str:
+        """Return the parts and where their channels go."""
+        spelled = ",".join(f"{places}x{channels}" for places, channels in self.parts)
+        return f"channels {self.to} {spelled} on axis {self.axis}"
+
+    def output(self, dtype: str, shape: Shape) -> tuple[str, Shape]:
+        """Return the same dtype and shape."""
+        return dtype, shape
+
+    def apply(self, array: np.ndarray) -> np.ndarray:
+        """Return the array with each part in the other order."""
+        import numpy as np
+
+        done, start = [], 0
+        for places, channels in self.parts:
+            stop = start + places * channels
+            part = array[(slice(None),) * self.axis + (slice(start, stop),)]
+            if places > 1 and channels > 1:
+                sizes = (places, channels) if self.to == "first" else (channels, places)
+                split = part.reshape((*part.shape[: self.axis], *sizes, *part.shape[self.axis + 1 :]))
+                part = split.swapaxes(self.axis, self.axis + 1).reshape(part.shape)
+            done.append(part)
+            start = stop
+        return done[0] if len(done) == 1 else np.concatenate(done, self.axis)
+
+    def leaf(self, leaf: Leaf | ValueLeaf) -> Leaf | ValueLeaf:
+        """Return the reordered leaf; raise MappingError unless the parts are as long as the axis."""
+        whole = sum(places * channels for places, channels in self.parts)
+        return transform_leaf(_require_length(self, leaf, self.axis, whole), self)
+
+    def inverse(self, source: Leaf | ValueLeaf) -> Rule:  # noqa: ARG002  # the same for every leaf
+        """Return the way back to the other order."""
+        return self._replace(to="last" if self.to == "first" else "first")
+
+
+class SumTerm(NamedTuple):
+    """Become one of `of` terms whose sum the target is, such as the two biases of a torch cell.
+
+    A sum in floating point does not give its terms back: they are kept with what else the target cannot hold.
+    """
+
+    of: int
+
+    @property
+    def name(self) -> str:
+        """Return of how many terms the sum is made."""
+        return f"one of {self.of} terms"
+
+    def leaf(self, leaf: Leaf | ValueLeaf) -> Leaf | ValueLeaf:
+        """Return the unfinished sum."""
+        if not isinstance(leaf, Leaf):
+            raise MappingError("only tensors are added")
+        return replace(leaf, source=SumSource(leaf.dtype, leaf.shape, self.of, (leaf.source,)))
+
+    def inverse(self, source: Leaf | ValueLeaf) -> Rule:  # noqa: ARG002  # the same for every leaf
+        """Raise MappingError: a sum does not say what it was made of."""
+        raise MappingError("a sum alone cannot be undone")
+
+
+class ConcatSource(NamedTuple):
+    """The source of a tensor that several make: each is the entries `start` to `stop` of one axis."""
+
+    dtype: str
+    shape: Shape
+    axis: int
+    parts: tuple[tuple[int, int, Source], ...]
+
+    @property
+    def finished(self) -> bool:
+        """Say whether the parts cover the axis, each entry once."""
+        ends = [0, *(stop for _, stop, _ in self.parts)]
+        return [start for start, _, _ in self.parts] == ends[:-1] and ends[-1] == self.shape[self.axis]
+
+    def merged(self, other: object) -> ConcatSource | None:
+        """Return the source with the parts of another one of the same tensor, None if it is of none."""
+        if not isinstance(other, ConcatSource) or self[:3] != other[:3]:
+            return None
+        return self._replace(parts=tuple(sorted((*self.parts, *other.parts), key=lambda part: part[:2])))
+
+    def read(self) -> Buffer:
+        """Return the whole tensor's bytes; raise MappingError while parts are missing."""
+        if not self.finished:
+            raise MappingError("the parts of a tensor do not make a whole")
+        before = (slice(None),) * self.axis
+        parts = (((*before, slice(start, stop)), part) for start, stop, part in self.parts)
+        return combine_parts(self.dtype, self.shape, parts)
+
+
+class SumSource(NamedTuple):
+    """The source of a tensor that is a sum of `needed` terms."""
+
+    dtype: str
+    shape: Shape
+    needed: int
+    terms: tuple[Source, ...]
+
+    @property
+    def finished(self) -> bool:
+        """Say whether every term has come."""
+        return len(self.terms) == self.needed
+
+    def merged(self, other: object) -> SumSource | None:
+        """Return the source with the terms of another one of the same tensor, None if it is of none."""
+        if not isinstance(other, SumSource) or self[:3] != other[:3]:
+            return None
+        return self._replace(terms=(*self.terms, *other.terms))
+
+    def read(self) -> Buffer:
+        """Return the sum's bytes; raise MappingError while terms are missing."""
+        import numpy as np
+
+        if not self.finished:
+            raise MappingError("the terms of a sum are not all there")
+        # The last first: a constant that comes after the terms of a file may undo one of them exactly.
+        last = reversed(self.terms)
+        first, *others = (as_array(term.read(), self.dtype, self.shape) for term in last)
+        total = np.array(first)
+        for term in others:
+            total += term
+        return total.reshape(-1).view(np.uint8).data
+
+
+Unfinished = ConcatSource | SumSource
+
+
+def unfinished_source(leaf: Leaf | ValueLeaf) -> Unfinished | None:
+    """Return the source of a tensor that others share in making, None for any other leaf."""
+    source = leaf.source if isinstance(leaf, Leaf) else None
+    return source if isinstance(source, ConcatSource | SumSource) else None
+
+
+def merge_parts(one: Leaf | ValueLeaf, other: Leaf | ValueLeaf) -> Leaf | None:
+    """Return the leaf that two unfinished ones make together, None where they are not of one tensor."""
+    first, second = unfinished_source(one), unfinished_source(other)
+    source = first.merged(second) if first is not None else None
+    return replace(one, source=source) if source is not None and isinstance(one, Leaf) else None
+
+
+def is_part(rule: Rule) -> bool:
+    """Say whether what the rule makes is unfinished without others."""
+    return isinstance((KEEP, *rule_steps(rule))[-1], ConcatPart | SumTerm)
+
+
+def is_cut(rule: Rule) -> bool:
+    """Say whether the rule takes a part of a tensor, whose rest goes elsewhere."""
+    return any(isinstance(step, AxisSlice) for step in rule_steps(rule))
+
+
+def constant_tensor(dtype: str, shape: Shape, value: float, name: str = "", role: Role = "parameter") -> Leaf:
+    """Return a tensor of one number: what one framework keeps and the other takes for granted."""
+    import numpy as np
+
+    return Leaf(dtype, shape, Inline(np.full(shape, value, dtypes.numpy_dtype(dtype)).tobytes()), name, role)
+
+
+def slice_rule(start: int, stop: int, whole: int, axis: int = 0) -> Rule:
+    """Return the rule that takes these entries of an axis; none if they are all of it."""
+    return KEEP if (start, stop) == (0, whole) else AxisSlice(axis, start, stop, whole)
+
+
+def _require_length(rule: Rule, leaf: Leaf | ValueLeaf, axis: int, length: int) -> Leaf:
+    if not isinstance(leaf, Leaf) or len(leaf.shape) <= axis or leaf.shape[axis] != length:
+        raise MappingError(f"{rule.name} does not fit", found=str(getattr(leaf, "shape", "a value")))
+    return leaf
+
+
+# What a mapping did: which leaf went where by which rule, what stayed behind, what was assumed.
+
+
+@dataclass(frozen=True, slots=True)
+class Move:
+    """One leaf's way: from a path, to a path, by a rule. A source may feed several targets."""
+
+    source: Path
+    target: Path
+    rule: Rule
+
+
+@dataclass(frozen=True, slots=True)
+class MoveList:
+    """A whole mapping: its moves in target order, and what it had to take for granted."""
+
+    moves: tuple[Move, ...]
+    assumed: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class MappingEntry:
+    """One line of the report: display paths, the rule's name, shapes before and after.
+
+    `by` is the evidence that the two belong together, None where the target has the source's own names.
+    """
+
+    source: str
+    target: str
+    rule: str
+    shape_in: tuple[int, ...]
+    shape_out: tuple[int, ...]
+    by: str | None = None
+
+    def document(self) -> dict[str, Any]:
+        """Return the JSON object."""
+        return {
+            "source": self.source,
+            "target": self.target,
+            "rule": self.rule,
+            "shape_in": list(self.shape_in),
+            "shape_out": list(self.shape_out),
+            **({} if self.by is None else {"by": self.by}),
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class MappingReport:
+    """Every source and where it went; `unused` sources and `missing` targets make a conversion fail."""
+
+    mapped: tuple[MappingEntry, ...]
+    unused: tuple[str, ...] = ()
+    missing: tuple[str, ...] = ()
+    assumed: tuple[str, ...] = ()
+    notes: tuple[str, ...] = field(default=())
+
+    @property
+    def complete(self) -> bool:
+        """Say whether nothing was left over on either side."""
+        return not self.unused and not self.missing
+
+    def shown(self, glob: str | None) -> MappingReport:
+        """Return the report with those moves alone of which a path matches; raise UsageError if none does."""
+        keep = compile_glob(glob)
+        kept = tuple(each for each in self.mapped if keep(each.source) or keep(each.target))
+        if glob is not None and not kept:
+            raise no_match_error(glob, [path for each in self.mapped for path in (each.source, each.target)])
+        return replace(self, mapped=kept)
+
+
+# A plan: where every leaf of a tree goes in another one, what is added, and the new tree made of it.
+
+Settings = Mapping[str, Mapping[str, float | bool | str | None]]
+
+
+class Label(NamedTuple):
+    """What a leaf is called and what it is for in the new tree; the fields are those of Leaf.
+
+    Without a `key` the leaf is known by its name.
+    """
+
+    role: Role
+    name: str | None = None
+    of: Path | None = None
+    slot: str | None = None
+    key: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """The way from one tree to another: moves in the target's order, and what the target needs besides.
+
+    `added` are leaves that no source leaf gives (an index list, a default); those that matter for
+    training are named in `assumed`. `missing` are targets that nothing fills; `consumed` are source
+    leaves that the target says without an entry of its own, or that nothing depends on there. `aliases` are
+    further paths of a target, `labels` its role and owner where they differ from the source's. `told` are
+    settings by optimizer that the target cannot hold and its sidecar tells, `partly` source leaves of which
+    a part has no place in it. `kept` are source leaves that are neither a network's nor an optimizer's and
+    that the target has no place for: the sidecar, and the file beside it, keep them.
+    """
+
+    moves: tuple[Move, ...]
+    added: Mapping[Path, Leaf | ValueLeaf] = field(default_factory=dict)
+    containers: Mapping[Path, Container] = field(default_factory=dict)
+    assumed: tuple[str, ...] = ()
+    missing: tuple[str, ...] = ()
+    consumed: tuple[Path, ...] = ()
+    notes: tuple[str, ...] = ()
+    aliases: Mapping[Path, tuple[Path, ...]] = field(default_factory=dict)
+    labels: Mapping[Path, Label] = field(default_factory=dict)
+    told: Settings = field(default_factory=dict)
+    partly: tuple[Path, ...] = ()
+    kept: tuple[Path, ...] = ()
+
+
+def apply_plan(tree: Tree, plan: Plan) -> Tree:
+    """Return the tree that the plan makes of `tree`; its leaves are unread.
+
+    Raise MappingError when two leaves would have one path, of which one would be lost, unless they are parts
+    of one tensor; and when parts are missing.
+    """
+    leaves: dict[Path, Leaf | ValueLeaf] = {}
+    aliases = {path: tuple(map(Alias, others)) for path, others in plan.aliases.items()}
+    first: dict[tuple[Path, str], Path] = {}
+    for move in plan.moves:
+        changed = move.rule.leaf(tree[move.source])
+        if unfinished_source(changed) is not None:
+            label = plan.labels.get(move.target)
+            leaves[move.target] = _merge_part(leaves.get(move.target), changed, label, move.target)
+            continue
+        before = first.setdefault((move.source, move.rule.name), move.target)
+        # Parameters that share storage go on sharing it; a step that torch keeps per parameter does not, by
+        # whatever role a format without optimizers listed it.
+        weight = isinstance(changed, Leaf) and changed.role == "parameter" and changed.shape
+        if before is not move.target and weight:
+            more = aliases.pop(move.target, ())
+            shared = Alias(move.target, display(move.target))
+            aliases[before] = (*aliases.get(before, ()), shared, *more)
+        elif move.target in leaves:
+            raise MappingError("two entries have one place in the target", path=display(move.target))
+        else:
+            leaves[move.target] = _apply_label(changed, plan.labels.get(move.target))
+    for path, leaf in plan.added.items():
+        if unfinished_source(leaf) is not None:
+            leaves[path] = _merge_part(leaves.get(path), leaf, plan.labels.get(path), path)
+            continue
+        if path in leaves:
+            raise MappingError("two entries have one place in the target", path=display(path))
+        leaves[path] = _apply_label(leaf, plan.labels.get(path))
+    _require_finished(leaves)
+    return Tree(leaves, aliases, plan.containers)
+
+
+def _merge_part(
+    before: Leaf | ValueLeaf | None, part: Leaf | ValueLeaf, label: Label | None, target: Path
+) -> Leaf | ValueLeaf:
+    if before is None:
+        return _apply_label(part, label)
+    whole = merge_parts(before, part)
+    if whole is None:
+        raise MappingError("the parts of a tensor do not fit together", path=display(target))
+    return whole
+
+
+def _require_finished(leaves: Mapping[Path, Leaf | ValueLeaf]) -> None:
+    for path, leaf in leaves.items():
+        source = unfinished_source(leaf)
+        if source is not None and not source.finished:
+            raise MappingError("a part of the tensor has no source", path=display(path))
+
+
+def _apply_label(leaf: Leaf | ValueLeaf, label: Label | None) -> Leaf | ValueLeaf:
+    if not isinstance(leaf, Leaf):
+        return leaf
+    if label is None:
+        # A state_dict holds plain tensors: what is a trained parameter is the module's knowledge.
+        return replace(leaf, of=None, trainable=None)
+    name = leaf.name if label.name is None else label.name
+    key = label.key or name or leaf.key
+    return replace(leaf, key=key, role=label.role, of=label.of, slot=label.slot, trainable=None, name=name)
+
+
+def compose_plans(first: Plan, second: Plan) -> Plan:
+    """Return one plan for two: `second` maps the tree that `first` makes."""
+    ways: dict[Path, list[Move]] = {}
+    for move in first.moves:
+        ways.setdefault(move.target, []).append(move)
+    moves = [
+        Move(way.source, m.target, compose_rules(way.rule, m.rule))
+        for m in second.moves
+        for way in _follow_moves(m, ways)
+    ]
+    added = {m.target: m.rule.leaf(first.added[m.source]) for m in second.moves if m.source in first.added}
+    consumed = [move.source for path in second.consumed for move in ways.get(path, ())]
+    used = {move.source for move in second.moves} | set(second.consumed)
+    lost = [move.source for move in first.moves if is_cut(move.rule) and move.target not in used]
+    return Plan(
+        tuple(moves),
+        added | dict(second.added),
+        second.containers,
+        (*first.assumed, *second.assumed),
+        (*first.missing, *second.missing),
+        (*first.consumed, *consumed),
+        (*first.notes, *second.notes),
+        second.aliases,
+        second.labels,
+        {**first.told, **second.told},
+        (*first.partly, *dict.fromkeys(lost)),
+        (*first.kept, *(move.source for path in second.kept for move in ways.get(path, ()))),
+    )
+
+
+def relocate_sources(plan: Plan, sources: Mapping[Path, Path]) -> Plan:
+    """Return the plan of a tree whose leaves lie at `sources` of where this plan's tree has them."""
+    return replace(
+        plan,
+        moves=tuple(replace(move, source=sources[move.source]) for move in plan.moves),
+        consumed=tuple(sources[path] for path in plan.consumed),
+        partly=tuple(sources[path] for path in plan.partly),
+        kept=tuple(sources[path] for path in plan.kept),
+    )
+
+
+def _follow_moves(move: Move, ways: Mapping[Path, list[Move]]) -> list[Move]:
+    """Return what a plan's moves bring to where another plan's move starts."""
+    found = ways.get(move.source, [])
+    # The parts of one tensor go on together; of several that say the same the first speaks.
+    return found if any(is_part(way.rule) for way in found) and move.rule == KEEP else found[:1]
+
+
+def object_graph_paths(names: Iterable[tuple[str, ...]]) -> dict[tuple[str, ...], Path]:
+    """Return each name's path in an object graph: attributes, and indices where all siblings are numbers.
+
+    An object whose children are all called by decimal numbers is a list (see formats.object_graph).
+    """
+    names = list(names)
+    below: dict[tuple[str, ...], bool] = {}
+    for name in names:
+        for depth, step in enumerate(name):
+            below[name[:depth]] = below.get(name[:depth], True) and _is_index(step)
+    return {
+        name: tuple(index(int(s)) if below[name[:d]] else attr(s) for d, s in enumerate(name))
+        for name in names
+    }
+
+
+def _is_index(name: str) -> bool:
+    return name.isascii() and name.isdigit() and len(name) < 10 and str(int(name)) == name
+
+
+# Rules as text: what reports and receipts call them, read back as the rules that they were.
+
+_NUMBERS = r"(\d{1,18}(?:,\d{1,18})*)"
+_SIZES = r"(\d{1,18}(?:, ?\d{1,18})*)"
+_PLACE = r"(\d{1,18}):(\d{1,18}) of (\d{1,18}) on axis (\d{1,2})"
+# Between two rules of a chain; a shape has its commas in brackets.
+_NEXT = re.compile(r", (?![^\[]*\])")
+
+
+def _parse_numbers(text: str) -> tuple[int, ...]:
+    return tuple(int(number) for number in text.split(",") if number)
+
+
+_SPELLINGS: tuple[tuple[str, Callable[..., Rule | None]], ...] = (
+    ("keep", lambda: KEEP),
+    ("transpose", lambda: TRANSPOSE),
+    (f"permute {_NUMBERS}", lambda axes: _parse_permutation(_parse_numbers(axes))),
+    (rf"reshape \[(?:{_SIZES})?\]", lambda shape: Reshape(_parse_numbers(shape or ""))),
+    (
+        f"take {_PLACE}",
+        lambda start, stop, whole, axis: AxisSlice(int(axis), int(start), int(stop), int(whole)),
+    ),
+    (
+        f"into {_PLACE}",
+        lambda start, stop, whole, axis: ConcatPart(int(axis), int(start), int(stop), int(whole)),
+    ),
+    (
+        f"blocks {_NUMBERS} on axis (\\d{{1,2}})",
+        lambda order, axis: _parse_blocks(_parse_numbers(order), int(axis)),
+    ),
+    (
+        r"channels (first|last) (\d{1,9}x\d{1,9}(?:,\d{1,9}x\d{1,9})*) on axis (\d{1,2})",
+        lambda to, parts, axis: ChannelOrder(int(axis), to, _parse_image_parts(parts)),
+    ),
+    (r"cast to (\w+)", lambda dtype: Cast(dtype) if dtype in dtypes.BY_NAME else None),
+)
+
+
+def parse_rule(text: str) -> Rule | None:
+    """Return the rule that has this name, None for text that names none or does not say all of it."""
+    steps = [_parse_step(step) for step in _NEXT.split(text)]
+    known = [step for step in steps if step is not None]
+    return chain_rules(*known) if len(known) == len(steps) else None
+
+
+def _parse_step(text: str) -> Rule | None:
+    for pattern, made in _SPELLINGS:
+        found = re.fullmatch(pattern, text, re.ASCII)
+        if found is not None:
+            return made(*found.groups())
+    return None
+
+
+def _parse_image_parts(text: str) -> tuple[tuple[int, int], ...]:
+    pairs = (part.split("x") for part in text.split(","))
+    return tuple((int(places), int(channels)) for places, channels in pairs)
+
+
+def _parse_permutation(axes: tuple[int, ...]) -> Rule | None:
+    return Permute(axes) if sorted(axes) == list(range(len(axes))) else None
+
+
+def _parse_blocks(order: tuple[int, ...], axis: int) -> Rule | None:
+    return BlockOrder(axis, order) if sorted(order) == list(range(len(order))) else None

@@ -1,30 +1,371 @@
-"""Finds for every layer of a target what it gets of the source, and on what evidence.
-
-Names are compared from the root: modules of one name are one scope, and what lies in it goes nowhere else.
-What names leave open is decided by the only fit of kind and shape, by words that both sides use, by modules
-whose other layers are matched, and by numbers that count the layers on both sides. The order in which the two
-sides list layers is no evidence: it decides only where somebody accepts it.
-"""
+"""Assignment of a checkpoint's modules to a model's."""
 
 from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any, Literal, NamedTuple
 
-from ckpttool.errors import UsageError
-from ckpttool.mapping.layer_names import (
-    contradict,
-    counted_by_framework,
-    numbers,
-    stem,
-    tokens,
-    word,
-    words,
+from ckpttool.core.errors import MappingError, UsageError, abbreviate_list
+from ckpttool.core.tree import Path, Tree
+from ckpttool.mapping.rules import Move
+
+# Names of layers as two frameworks may share them: bookkeeping left out, numbers that only count apart.
+#
+# Keras counts its layers by class through a whole program (`dense_7`), lists and Sequentials count their
+# items: such numbers say an order and are never compared (keras/src/backend/common/name_scope.py, auto_name).
+
+# tf.train.Checkpoint's edges between a Keras model and its layers, and groups of Keras's files.
+_BOOKKEEPING = frozenset(
+    ("_functional", "_operations", "_layers", "layers", "_self_tracked_trackables", "model_weights", "vars")
 )
-from ckpttool.mapping.scopes import PLACE, Candidate, Module, Signature, shared, tree_of
+_COUNTED = re.compile(r"(?:layer_with_weights-|layer-)?(\d{1,9})")
+# What Keras calls layers that nobody named: their class in snake case.
+_CLASSES = (
+    "dense|einsum_dense|embedding|input_layer|bidirectional|time_distributed|prelu|p_re_lu|lstm|gru|simple_rnn|rnn"
+    "|cu_dnnlstm|cu_dnngru|multi_head_attention|batch_normalization|layer_normalization|group_normalization"
+    "|rms_normalization|(?:depthwise_|separable_)?conv[123]d(?:_transpose)?|sequential|functional|model"
+)
+_AUTO = re.compile(rf"({_CLASSES})(?:_(\d{{1,9}}))?")
+# The two layers of a Bidirectional (keras/src/layers/rnn/bidirectional.py), and a torch module's parts.
+_DIRECTION = re.compile(r"(forward|backward)_(?:layer|lstm|gru|simple_rnn|rnn)(?:_\d+)?")
+_PART = re.compile(r"l(\d{1,9})(_reverse)?")
+_DIGITS = re.compile(r"\d{1,9}")
+# An item of a list in the TensorFlow models of Hugging Face: `layer_._0` is PyTorch's `layer.0`.
+_ITEM = re.compile(r"(\w+)_\._(\d{1,9})")
+
+
+class NameStep(NamedTuple):
+    """One step of a layer's name: the text to compare, None if it only counts, and what it counts."""
+
+    text: str | None
+    number: int = 0
+
+
+def parse_layer_name(name: tuple[str, ...]) -> tuple[tuple[str, NameStep], ...]:
+    """Return the steps of a name with what each says; bookkeeping says nothing and is left out."""
+    found: list[tuple[str, NameStep]] = []
+    for step in name:
+        item = _ITEM.fullmatch(step)
+        if item is not None and not (found and found[-1][1] == parse_name_step(item[1])):
+            found.append((item[1], parse_name_step(item[1])))
+        if step and step not in _BOOKKEEPING:
+            step = step if item is None else item[2]
+            found.append((step, parse_name_step(step)))
+    return tuple(found)
+
+
+def parse_name_step(step: str) -> NameStep:
+    """Return what one step of a name says."""
+    if (counted := _COUNTED.fullmatch(step)) is not None:
+        return NameStep(None, int(counted[1]))
+    if (auto := _AUTO.fullmatch(step)) is not None:
+        return NameStep(None, int(auto[2] or 0))
+    if (direction := _DIRECTION.fullmatch(step)) is not None:
+        return NameStep(direction[1])
+    return NameStep(step.replace("_", "").replace("-", "").lower() or step)
+
+
+def is_framework_counter(step: str) -> bool:
+    """Say whether the number in a step is the framework's count, not a list's index or the program's word."""
+    return parse_name_step(step).text is None and not step.isdecimal()
+
+
+def name_numbers(name: tuple[str, ...]) -> tuple[tuple[int, ...], ...]:
+    """Return the numbers of every step of a name; of two directions the first is forward.
+
+    Step by step, because the first of Keras's names has none: `sequential` comes before `sequential_1`.
+    """
+    return tuple(tuple(map(int, _DIGITS.findall(_number_direction(step)))) for step in name)
+
+
+def name_stem(name: tuple[str, ...]) -> tuple[str, ...]:
+    """Return the name without its numbers: what several layers share that are counted."""
+    return tuple(_DIGITS.sub("", _number_direction(step)).rstrip("_-") for step in name)
+
+
+def _number_direction(step: str) -> str:
+    direction = _DIRECTION.fullmatch(step)
+    return step if direction is None else str(int(direction[1] == "backward"))
+
+
+def steps_of_part(part: str, *, both: bool) -> tuple[str, ...]:
+    """Return a torch module's recurrent layer as Keras would name it: its number, then its direction."""
+    found = _PART.fullmatch(part)
+    if found is None:
+        return (part,) if part else ()
+    return (found[1], "backward_layer" if found[2] else "forward_layer") if both else (found[1],)
+
+
+# Words that name what a layer is for; those of one line mean the same. Two lines of one family exclude each
+# other: a value stream is no advantage stream.
+_FAMILIES = (
+    (("q", "query"), ("k", "key"), ("value", "v", "val")),
+    (("value", "v", "val"), ("advantage", "adv")),
+    (
+        ("mean", "mu", "means", "loc"),
+        ("std", "sigma", "logstd", "log_std", "log_sigma", "logsigma", "logvar", "var", "scale", "log_scale"),
+    ),
+    (("actor", "policy", "pi"), ("critic", "qf", "qfunc", "value", "vf", "q", "v", "baseline")),
+    (("online",), ("target", "targ", "tgt")),
+    (("encoder", "enc"), ("decoder", "dec")),
+    (("forward", "fwd"), ("backward", "bwd", "reverse")),
+    (("student",), ("teacher",)),
+    (("generator", "gen"), ("discriminator", "disc")),
+    (("user",), ("item",)),
+    (("left",), ("right",)),
+)
+# One spelling for words that mean the same: that of the first family that has the word.
+_SPELLINGS: dict[str, str] = {}
+for _same in (("o", "output", "out", "final"), *(same for family in _FAMILIES for same in family)):
+    for _word in _same:
+        _SPELLINGS.setdefault(_word, _same[0])
+# Words for any layer or module, which tell nothing from another one.
+_GENERIC = frozenset(
+    (
+        "layer",
+        "layers",
+        "dense",
+        "linear",
+        "fc",
+        "conv",
+        "net",
+        "network",
+        "model",
+        "module",
+        "block",
+        "blocks",
+    )
+) | frozenset(
+    (
+        "mlp",
+        "kernel",
+        "weight",
+        "bias",
+        "w",
+        "b",
+        "lin",
+        "proj",
+        "projection",
+        "embedding",
+        "embeddings",
+        "norm",
+    )
+)
+_TOKEN = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+")
+
+
+def name_tokens(name: tuple[str, ...]) -> frozenset[str]:
+    """Return the words in all steps of a name that may tell a layer from others, each in one spelling."""
+    found: set[str] = set()
+    for step, said in parse_layer_name(name):
+        if said.text is None:
+            continue
+        whole = re.sub(r"[\d_.-]+$", "", step.lower())
+        parts = [whole] if whole in _SPELLINGS else [each.lower() for each in _TOKEN.findall(step)]
+        found |= {_SPELLINGS.get(part, part) for part in parts if part not in _GENERIC}
+    return frozenset(found)
+
+
+def words_contradict(one: frozenset[str], other: frozenset[str]) -> bool:
+    """Say whether words of two names exclude each other: one has `value`, the other `advantage`."""
+    for family in _FAMILIES:
+        mine, theirs = (
+            {n for n, same in enumerate(family) if any(_SPELLINGS[each] in said for each in same)}
+            for said in (one, other)
+        )
+        if mine and theirs and not mine & theirs:
+            return True
+    return False
+
+
+# The modules of a model as scopes: what their names say, which lie in which, their layers in order.
+
+Signature = tuple[object, ...]
+
+
+class LayerCandidate(NamedTuple):
+    """A layer of either side: its name's steps, what it could be (kinds with shapes), what people call it.
+
+    `rank` is its place in the order in which its model lists or uses layers, -1 where the file has none.
+    `call` is the number of its call in one of its model, -1 where none was seen, and `after` has the bits of
+    the calls whose results it takes. `settings` are those that tell layers of one kind and shape apart, by
+    name and value. `listed` says that a count in its name follows a list of its model or the calls of its
+    graph, not the order in which its program made layers.
+    """
+
+    name: tuple[str, ...]
+    signatures: frozenset[Signature]
+    shown: str = ""
+    rank: int = -1
+    call: int = -1
+    after: int = 0
+    settings: frozenset[tuple[str, object]] = frozenset()
+    listed: bool = False
+
+    @property
+    def title(self) -> str:
+        """Return the name as one text."""
+        return "/".join(self.name)
+
+
+_NOTHING = NameStep(None)
+
+
+@dataclass(slots=True, eq=False)
+class NameScope:
+    """A module: what its step of the name says, the modules in it, and the layers that it is."""
+
+    children: dict[str, NameScope] = field(default_factory=dict)
+    word: NameStep = _NOTHING
+    own: list[int] = field(default_factory=list)
+
+    def named(self) -> dict[str, NameScope]:
+        """Return the modules in it by what their names say; two that say the same say nothing."""
+        found: dict[str, NameScope | None] = {}
+        for child in self.children.values():
+            if child.word.text is not None:
+                found[child.word.text] = None if child.word.text in found else child
+        return {text: child for text, child in found.items() if child is not None}
+
+    def numbered(self) -> dict[str, NameScope]:
+        """Return the modules in it whose steps only count."""
+        return {step: child for step, child in self.children.items() if child.word.text is None}
+
+    def only(self) -> NameScope | None:
+        """Return the one module in it, if it is nothing else."""
+        return next(iter(self.children.values())) if len(self.children) == 1 and not self.own else None
+
+    def layers(self, without: Iterable[NameScope] = ()) -> list[int]:
+        """Return the layers in it in order, counted ones by number, without those of some modules."""
+        left, found = set(map(id, without)), []
+        waiting = [self]
+        while waiting:
+            node = waiting.pop()
+            found += node.own
+            children = [child for child in node.children.values() if id(child) not in left]
+            if all(child.word.text is None for child in children) and node.counted():
+                children.sort(key=lambda child: child.word.number)
+            waiting += reversed(children)
+        return found
+
+    def counted(self) -> bool:
+        """Say whether the numbers of the modules in it count them all in one row."""
+        found = [child.word.number for child in self.children.values()]
+        stems = {name_stem((step,)) for step in self.children}
+        return len(set(found)) == len(found) and len(stems) == 1
+
+
+def pair_scopes(
+    theirs: NameScope, ours: NameScope, agree: Callable[[NameScope, NameScope], bool]
+) -> list[tuple[NameScope, NameScope]]:
+    """Return the modules of the same name in two modules.
+
+    Numbers are names where both sides have the same, or all of one side's list are in the other's, and all of
+    these modules `agree`.
+    """
+    named = ours.named()
+    found = [(child, named[text]) for text, child in theirs.named().items() if text in named]
+    mine, others = theirs.numbered(), ours.numbered()
+    both = [step for step in mine if step in others]
+    lists = all(step.isdecimal() for step in (*mine, *others))
+    if both and (
+        len(mine) == len(others) == len(both) or (lists and len(both) == min(len(mine), len(others)))
+    ):
+        counted = [(mine[step], others[step]) for step in both]
+        if all(agree(one, other) for one, other in counted):
+            found += counted
+    return found
+
+
+def build_scope(every: Sequence[LayerCandidate], some: Iterable[int]) -> NameScope:
+    """Return some of the layers as a tree of modules, in their order."""
+    root = NameScope()
+    for number in some:
+        node = root
+        for step, said in parse_layer_name(every[number].name):
+            node = node.children.setdefault(step, NameScope(word=said))
+        node.own.append(number)
+    return root
+
+
+def add_call_places(
+    theirs: Sequence[LayerCandidate], ours: Sequence[LayerCandidate]
+) -> tuple[list[LayerCandidate], list[LayerCandidate]]:
+    """Return both sides with each layer's place in the flow of calls among its settings.
+
+    The place of a layer follows from its kind and shape, from what it needs and from what needs it. It is
+    evidence only if both sides have equally many layers in each place; otherwise the settings stay.
+    """
+    sides = list(theirs), list(ours)
+    known = frozenset.intersection(
+        *(frozenset(s for each in side for s in each.signatures) for side in sides)
+    )
+    kinds = [[frozenset(each.signatures & known) for each in side] for side in sides]
+    # A kind of which some layer's call was not seen says nothing, nor does one that only one side has.
+    unseen = {
+        s
+        for side, own in zip(sides, kinds, strict=True)
+        for each, kind in zip(side, own, strict=True)
+        for s in kind
+        if each.call < 0
+    }
+    marks: list[dict[int, object]] = [
+        {n: tuple(sorted(map(repr, kind))) for n, kind in enumerate(own) if kind and not kind & unseen}
+        for own in kinds
+    ]
+    if min(map(len, marks)) < 2 or len(marks[0]) > _MOST_PLACED:
+        return sides
+    numbers: dict[object, int] = {}
+    before = 0
+    for _ in range(_ROUNDS):
+        marks = [_refine_marks(side, mark, numbers) for side, mark in zip(sides, marks, strict=True)]
+        counts = [sorted(map(str, mark.values())) for mark in marks]
+        if counts[0] != counts[1]:
+            return sides
+        now = len(set(counts[0]))
+        if now == before:
+            break
+        before = now
+    for side, mark in zip(sides, marks, strict=True):
+        for n, place in mark.items():
+            side[n] = side[n]._replace(settings=side[n].settings | {(PLACE, place)})
+    return sides
+
+
+PLACE = "place in the flow of calls"
+_ROUNDS = 8
+_MOST_PLACED = 600
+
+
+def _refine_marks(
+    side: Sequence[LayerCandidate], marks: Mapping[int, object], numbers: dict[object, int]
+) -> dict[int, object]:
+    """Return each layer's mark with those of the layers before and after it."""
+    above: dict[int, list[str]] = {n: [] for n in marks}
+    below: dict[int, list[str]] = {n: [] for n in marks}
+    calls = {side[n].call: n for n in marks}
+    for n in marks:
+        bits = side[n].after
+        for call, other in calls.items():
+            if bits >> call & 1 and other != n:
+                above[n].append(str(marks[other]))
+                below[other].append(str(marks[n]))
+    return {
+        n: numbers.setdefault((mark, tuple(sorted(above[n])), tuple(sorted(below[n]))), len(numbers))
+        for n, mark in marks.items()
+    }
+
+
+# Finds for every layer of a target what it gets of the source, and on what evidence.
+#
+# Names are compared from the root: modules of one name are one scope, and what lies in it goes nowhere else.
+# What names leave open is decided by the only fit of kind and shape, by words that both sides use, by modules
+# whose other layers are matched, and by numbers that count the layers on both sides. The order in which the
+# two sides list layers is no evidence: it decides only where somebody accepts it.
 
 By = Literal["given", "name", "words", "numbers", "calls", "only fit", "order"]
 # How far to trust a match, in words.
@@ -45,7 +386,7 @@ _NETWORK = re.compile(r"(?:sequential|functional|model)(?:_\d+)?")
 _Links = dict[tuple[str, ...], set[tuple[str, ...]]]
 
 
-class Pair(NamedTuple):
+class LayerPair(NamedTuple):
     """A source layer and the target layer that gets it, by their places in the two lists."""
 
     source: int
@@ -53,7 +394,7 @@ class Pair(NamedTuple):
     by: By
 
 
-class Group(NamedTuple):
+class AmbiguousGroup(NamedTuple):
     """Layers of both sides that fit each other, without evidence which is which.
 
     `ordered` is what both sides' orders are, if they are of one kind, so that accepting them may be right.
@@ -71,17 +412,17 @@ class Solution(NamedTuple):
     both sides' programs chose, in names that differ, `renamed` those whose names belong to other layers.
     """
 
-    pairs: tuple[Pair, ...]
-    ambiguous: tuple[Group, ...]
-    misfits: tuple[Pair, ...]
-    counted: tuple[Pair, ...] = ()
-    numbered: tuple[Pair, ...] = ()
-    renamed: tuple[Pair, ...] = ()
+    pairs: tuple[LayerPair, ...]
+    ambiguous: tuple[AmbiguousGroup, ...]
+    misfits: tuple[LayerPair, ...]
+    counted: tuple[LayerPair, ...] = ()
+    numbered: tuple[LayerPair, ...] = ()
+    renamed: tuple[LayerPair, ...] = ()
 
 
 def solve(
-    sources: Sequence[Candidate],
-    targets: Sequence[Candidate],
+    sources: Sequence[LayerCandidate],
+    targets: Sequence[LayerCandidate],
     *,
     in_order: bool = True,
     given: Sequence[tuple[str, str]] = (),
@@ -100,19 +441,19 @@ def solve(
 class _Solver:
     def __init__(
         self,
-        sources: Sequence[Candidate],
-        targets: Sequence[Candidate],
+        sources: Sequence[LayerCandidate],
+        targets: Sequence[LayerCandidate],
         *,
         in_order: bool,
         accept_order: bool,
     ) -> None:
         self.sources, self.targets = sources, targets
         self.in_order, self.accept_order = in_order, accept_order
-        self.pairs: list[Pair] = []
-        self.ambiguous: list[Group] = []
-        self.misfits: list[Pair] = []
-        self.counted: list[Pair] = []
-        self.numbered: list[Pair] = []
+        self.pairs: list[LayerPair] = []
+        self.ambiguous: list[AmbiguousGroup] = []
+        self.misfits: list[LayerPair] = []
+        self.counted: list[LayerPair] = []
+        self.numbered: list[LayerPair] = []
         self._crossed: set[int] = set()
         self._tokens: tuple[dict[int, frozenset[str]], dict[int, frozenset[str]]] = ({}, {})
         # By height above the layers: modules of one side with those of the other that their layers went to.
@@ -123,12 +464,12 @@ class _Solver:
         """Return the whole solution."""
         taken: tuple[set[int], set[int]] = set(), set()
         for theirs, ours in given:
-            left = _below(self.sources, theirs, taken[0]), _below(self.targets, ours, taken[1])
+            left = _find_below(self.sources, theirs, taken[0]), _find_below(self.targets, ours, taken[1])
             for known, said in zip(taken, left, strict=True):
                 known |= set(said)
             self._given(*left)
         rest = [
-            tree_of(every, [n for n in range(len(every)) if n not in known])
+            build_scope(every, [n for n in range(len(every)) if n not in known])
             for every, known in zip((self.sources, self.targets), taken, strict=True)
         ]
         self._close(*self._scope(*rest))
@@ -144,10 +485,10 @@ class _Solver:
     def _given(self, sources: list[int], targets: list[int]) -> None:
         if len(sources) == len(targets) == 1:
             fits = self._fits(sources[0], targets[0])
-            (self.pairs if fits else self.misfits).append(Pair(sources[0], targets[0], "given"))
+            (self.pairs if fits else self.misfits).append(LayerPair(sources[0], targets[0], "given"))
             return
         before = len(self.pairs)
-        self._close(*self._scope(tree_of(self.sources, sources), tree_of(self.targets, targets)))
+        self._close(*self._scope(build_scope(self.sources, sources), build_scope(self.targets, targets)))
         self.pairs[before:] = [
             pair if pair.by == "order" else pair._replace(by="given") for pair in self.pairs[before:]
         ]
@@ -157,9 +498,9 @@ class _Solver:
 
     # Names.
 
-    def _scope(self, theirs: Module, ours: Module) -> tuple[list[int], list[int]]:
+    def _scope(self, theirs: NameScope, ours: NameScope) -> tuple[list[int], list[int]]:
         """Match what lies in two modules that belong together; return what is left on either side."""
-        named, above = shared(theirs, ours, self._agree), (theirs, ours)
+        named, above = pair_scopes(theirs, ours, self._agree), (theirs, ours)
         while not named:
             # One module alone around everything says nothing.
             if (inner := theirs.only()) is not None:
@@ -168,7 +509,7 @@ class _Solver:
                 ours = inner
             else:
                 break
-            named = shared(theirs, ours, self._agree)
+            named = pair_scopes(theirs, ours, self._agree)
         named += self._one_sided(theirs, ours, named)
         left: tuple[list[int], list[int]] = ([], [])
         for one, other in named:
@@ -179,13 +520,13 @@ class _Solver:
                 # What one side has too many, or has in another place, may have its counterpart further out.
                 left[0].extend(rest[0])
                 left[1].extend(rest[1])
-        sources = [*theirs.layers(_each(one for one, _ in named)), *left[0]]
-        targets = [*ours.layers(_each(other for _, other in named)), *left[1]]
+        sources = [*theirs.layers(_expand_scopes(one for one, _ in named)), *left[0]]
+        targets = [*ours.layers(_expand_scopes(other for _, other in named)), *left[1]]
         if (theirs, ours) == above:
             sources, targets = self._by_name(theirs.own, ours.own, sources, targets)
         return self._settled(sources, targets)
 
-    def _agree(self, one: Module, other: Module) -> bool:
+    def _agree(self, one: NameScope, other: NameScope) -> bool:
         """Say whether two modules of one number may be one: layers that fit, or modules with common kinds."""
         if one.children or other.children:
             theirs = {s for n in one.layers() for s in self.sources[n].signatures}
@@ -193,18 +534,18 @@ class _Solver:
         return len(one.own) == len(other.own) == 1 and self._fits(one.own[0], other.own[0])
 
     def _one_sided(
-        self, theirs: Module, ours: Module, named: Sequence[tuple[Module, Module]]
-    ) -> list[tuple[Module, Module]]:
+        self, theirs: NameScope, ours: NameScope, named: Sequence[tuple[NameScope, NameScope]]
+    ) -> list[tuple[NameScope, NameScope]]:
         """Return modules of other names, or a module and what stands beside, that hold the same names."""
         known = {id(module) for pair in named for module in pair}
         rest = [
-            Module({step: child for step, child in side.children.items() if id(child) not in known})
+            NameScope({step: child for step, child in side.children.items() if id(child) not in known})
             for side in (theirs, ours)
         ]
         if not (rest[0].children and rest[1].children):
             return []
         holders = [_holders(side) for side in rest]
-        edges: dict[tuple[int, int], tuple[Module, Module]] = {}
+        edges: dict[tuple[int, int], tuple[NameScope, NameScope]] = {}
         several: set[int] = set()
         for name, mine in holders[0].items():
             others = holders[1].get(name, [])
@@ -218,7 +559,9 @@ class _Solver:
             for (first, second), (one, other) in edges.items()
             if degree[first] == degree[second] == 1
             and not {first, second} & several
-            and not contradict(tokens(_step_of(rest[0], one)), tokens(_step_of(rest[1], other)))
+            and not words_contradict(
+                name_tokens(_step_of(rest[0], one)), name_tokens(_step_of(rest[1], other))
+            )
         ]
 
     def _by_name(
@@ -229,12 +572,12 @@ class _Solver:
             return sources, targets
         source, target = theirs[0], ours[0]
         if not self._fits(source, target):
-            self.misfits.append(Pair(source, target, "name"))
+            self.misfits.append(LayerPair(source, target, "name"))
             return sources, targets
         if self._is_elsewhere(source, target):
             self._crossed.add(target)
             return sources, targets
-        self.pairs.append(Pair(source, target, "name"))
+        self.pairs.append(LayerPair(source, target, "name"))
         return [n for n in sources if n != source], [n for n in targets if n != target]
 
     # What names leave open.
@@ -262,7 +605,7 @@ class _Solver:
 
     def _groups(self, sources: list[int], targets: list[int]) -> list[tuple[list[int], list[int]]]:
         """Return layers of one kind and shape, of both sides; one that may be of several is in the first."""
-        theirs, ours = _by_signature(self.sources, sources), _by_signature(self.targets, targets)
+        theirs, ours = _group_by_signature(self.sources, sources), _group_by_signature(self.targets, targets)
         found: dict[tuple[int, ...], list[int]] = {}
         for signature, wanting in ours.items():
             if (having := theirs.get(signature)) is not None:
@@ -293,9 +636,11 @@ class _Solver:
 
     def _pair(self, source: int, target: int, by: By) -> bool:
         """Match two unless their words exclude each other."""
-        if contradict(self._words(0, source), self._words(1, target)) or self._is_elsewhere(source, target):
+        if words_contradict(self._words(0, source), self._words(1, target)) or self._is_elsewhere(
+            source, target
+        ):
             return False
-        self.pairs.append(Pair(source, target, by))
+        self.pairs.append(LayerPair(source, target, by))
         return True
 
     def _is_elsewhere(self, source: int, target: int) -> bool:
@@ -309,7 +654,7 @@ class _Solver:
     def _words(self, side: int, number: int) -> frozenset[str]:
         known = self._tokens[side]
         if number not in known:
-            known[number] = tokens((self.sources, self.targets)[side][number].name)
+            known[number] = name_tokens((self.sources, self.targets)[side][number].name)
         return known[number]
 
     def _by_settings(self, having: list[int], wanting: list[int]) -> list[tuple[list[int], list[int]]]:
@@ -328,7 +673,7 @@ class _Solver:
         if any(len(set(side.values())) < 2 for side in sides):
             return []
         counts = [Counter(side.values()) for side in sides]
-        return _matched(*sides) if counts[0] == counts[1] else []
+        return _pair_by_marks(*sides) if counts[0] == counts[1] else []
 
     def _by_words(self, having: list[int], wanting: list[int]) -> list[tuple[list[int], list[int]]]:
         """Return parts of both sides that have the same words, of those that tell some from others."""
@@ -337,7 +682,7 @@ class _Solver:
         common = frozenset[str]().union(*theirs) & frozenset[str]().union(*ours) - everywhere
         if not common:
             return []
-        parts = _matched(
+        parts = _pair_by_marks(
             {n: said & common for n, said in zip(having, theirs, strict=True)},
             {n: said & common for n, said in zip(wanting, ours, strict=True)},
         )
@@ -358,13 +703,13 @@ class _Solver:
             sides: list[dict[int, frozenset[str]]] = [{}, {}]
             for side, table, every in ((0, links, having), (1, back, wanting)):
                 for n in every:
-                    module = _module((self.sources, self.targets)[side][n], height)
+                    module = _parent_name((self.sources, self.targets)[side][n], height)
                     partners = table.get(module, set())
                     partner = next(iter(partners)) if len(partners) == 1 else None
                     sure = module and partner and len((back, links)[side][partner]) == 1
                     place = (partner if side == 0 else module) if sure else None
                     sides[side][n] = frozenset(("/".join(place),)) if place else frozenset()
-            parts = _matched(*sides)
+            parts = _pair_by_marks(*sides)
             if any(len(a) < len(having) or len(b) < len(wanting) for a, b in parts):
                 return parts
         return []
@@ -373,8 +718,8 @@ class _Solver:
         """Note for the pairs found since the last time which modules they connect."""
         for pair in self.pairs[self._linked :]:
             for height, (links, back) in enumerate(self._links, start=1):
-                one = _module(self.sources[pair.source], height)
-                other = _module(self.targets[pair.target], height)
+                one = _parent_name(self.sources[pair.source], height)
+                other = _parent_name(self.targets[pair.target], height)
                 links.setdefault(one, set()).add(other)
                 back.setdefault(other, set()).add(one)
         self._linked = len(self.pairs)
@@ -383,7 +728,7 @@ class _Solver:
         """Match two rows of layers that both sides count."""
         if len(having) != len(wanting):
             return
-        theirs, ours = _row(self.sources, having), _row(self.targets, wanting)
+        theirs, ours = _build_row(self.sources, having), _build_row(self.targets, wanting)
         if theirs is None or ours is None:
             return
         agreed = theirs.agrees(ours)
@@ -421,7 +766,9 @@ class _Solver:
         sides: list[dict[tuple[str, ...], list[int]]] = [{}, {}]
         for side, every, some in zip(sides, (self.sources, self.targets), (having, wanting), strict=True):
             for n in some:
-                side.setdefault(stem(tuple(step for step, _ in words(every[n].name))), []).append(n)
+                side.setdefault(
+                    name_stem(tuple(step for step, _ in parse_layer_name(every[n].name))), []
+                ).append(n)
         parts = [sorted(side.values(), key=len) for side in sides]
         sizes = [[len(part) for part in side] for side in parts]
         if sizes[0] != sizes[1] or not 1 < len(sizes[0]) == len(set(sizes[0])):
@@ -439,13 +786,13 @@ class _Solver:
         """Match a row of numbered layers with those of a model that calls them one after the other."""
         if len(having) != len(wanting) or any(self.targets[n].call < 0 for n in wanting):
             return
-        theirs = _row(self.sources, having)
+        theirs = _build_row(self.sources, having)
         ours = sorted(wanting, key=lambda n: self.targets[n].call)
         if theirs is None or theirs.has_networks or theirs.by_construction:
             return
         if not _is_chain([self.targets[n] for n in ours]):
             return
-        own = _row(self.targets, wanting)
+        own = _build_row(self.targets, wanting)
         if own is not None and not own.by_framework and own.layers != ours:
             return  # numbers that the program chose say another order
         for source, target in zip(theirs.layers, ours, strict=True):
@@ -456,7 +803,10 @@ class _Solver:
         """Match, until nothing changes, each target that only one source fits, which no other needs."""
         left = sources, targets
         while True:
-            theirs, ours = _by_signature(self.sources, left[0]), _by_signature(self.targets, left[1])
+            theirs, ours = (
+                _group_by_signature(self.sources, left[0]),
+                _group_by_signature(self.targets, left[1]),
+            )
             found: dict[int, int] = {}
             for signature, wanting in ours.items():
                 having = theirs.get(signature, [])
@@ -489,7 +839,7 @@ class _Solver:
             for source, target in zip(*row, strict=True):
                 free = source not in taken[0] and target not in taken[1]
                 if free and not self._is_elsewhere(source, target):
-                    self.pairs.append(Pair(source, target, "order"))
+                    self.pairs.append(LayerPair(source, target, "order"))
                     taken[0].add(source)
                     taken[1].add(target)
         return [n for n in sources if n not in taken[0]], [n for n in targets if n not in taken[1]]
@@ -504,10 +854,10 @@ class _Solver:
         elif not self.in_order and all(self.sources[n].rank >= 0 for n in having):
             having = sorted(having, key=lambda n: self.sources[n].rank)
         elif not self.in_order:
-            counts = {numbers(self.sources[n].name) for n in having}
-            if len({stem(self.sources[n].name) for n in having}) > 1 or len(counts) < len(having):
+            counts = {name_numbers(self.sources[n].name) for n in having}
+            if len({name_stem(self.sources[n].name) for n in having}) > 1 or len(counts) < len(having):
                 return None
-            having = sorted(having, key=lambda n: numbers(self.sources[n].name))
+            having = sorted(having, key=lambda n: name_numbers(self.sources[n].name))
         return having, wanting
 
     def _close(self, sources: list[int], targets: list[int]) -> None:
@@ -516,7 +866,9 @@ class _Solver:
         for having, wanting in self._groups(sources, targets):
             if not said.issuperset(wanting):
                 said |= set(wanting)
-                self.ambiguous.append(Group(tuple(having), tuple(wanting), self._order_of(having, wanting)))
+                self.ambiguous.append(
+                    AmbiguousGroup(tuple(having), tuple(wanting), self._order_of(having, wanting))
+                )
 
     def _order_of(self, having: list[int], wanting: list[int]) -> Ordered | None:
         """Return what both orders of layers of one kind and shape are, None unless they are of one kind."""
@@ -525,14 +877,14 @@ class _Solver:
         both = ([self.sources[n] for n in having], [self.targets[n] for n in wanting])
         if all(one.call >= 0 for side in both for one in side):
             return "calls"
-        theirs, ours = _row(self.sources, having), _row(self.targets, wanting)
+        theirs, ours = _build_row(self.sources, having), _build_row(self.targets, wanting)
         if theirs is None or ours is None or theirs.nesting != ours.nesting:
             return None
         unsure = any(row.by_construction or row.has_networks for row in (theirs, ours))
         return None if unsure else "numbers"
 
 
-class _Row(NamedTuple):
+class _LayerRow(NamedTuple):
     """Layers that one side counts: their numbers, step by step, and which of these steps differ.
 
     `listed` says that the numbers are places in Keras's list of a model's layers, `by_construction` that
@@ -550,7 +902,7 @@ class _Row(NamedTuple):
     def by_framework(self) -> bool:
         """Say whether all numbers that differ are the framework's count."""
         return all(
-            counted_by_framework(step) or (self.listed and step.isdecimal())
+            is_framework_counter(step) or (self.listed and step.isdecimal())
             for step in (self.steps[0][at] for at in self.varying)
         )
 
@@ -562,32 +914,32 @@ class _Row(NamedTuple):
     @property
     def nesting(self) -> object:
         """How many layers stand under each number, and so on inwards."""
-        return _nesting([tuple(count[at] for at in self.varying) for count in self.counts])
+        return _nesting_shape([tuple(count[at] for at in self.varying) for count in self.counts])
 
-    def agrees(self, other: _Row) -> str | None:
+    def agrees(self, other: _LayerRow) -> str | None:
         """Say how two rows of numbers correspond: "named", "counted" (one side's framework counts), None."""
         if self.nesting == other.nesting and self.by_framework == other.by_framework:
             return "named"
         if self.by_framework == other.by_framework:
             mine, named = (other, self) if _is_grouped(self.nesting) else (self, other)
-            if any(word(mine.steps[0][at]).text is not None for at in mine.varying):
+            if any(parse_name_step(mine.steps[0][at]).text is not None for at in mine.varying):
                 return None
         else:
             mine, named = (self, other) if self.by_framework else (other, self)
         *outer, last = named.varying
         # Numbers in the words of a program (fc1, q1) may count layers that stand beside each other.
-        if any(word(named.steps[0][at]).text is not None for at in (*outer, last)):
+        if any(parse_name_step(named.steps[0][at]).text is not None for at in (*outer, last)):
             return None
         # Networks that only the framework counts stand beside each other in an order of their construction.
         return "counted" if len(mine.varying) == 1 and not mine.has_networks else None
 
 
-def _row(every: Sequence[Candidate], some: Sequence[int]) -> _Row | None:
+def _build_row(every: Sequence[LayerCandidate], some: Sequence[int]) -> _LayerRow | None:
     """Return the layers in the order of their numbers, None unless nothing else tells them apart."""
-    steps = {n: tuple(step for step, _ in words(every[n].name)) for n in some}
-    if len({stem(name) for name in steps.values()}) != 1:
+    steps = {n: tuple(step for step, _ in parse_layer_name(every[n].name)) for n in some}
+    if len({name_stem(name) for name in steps.values()}) != 1:
         return None
-    counts = {n: numbers(name) for n, name in steps.items()}
+    counts = {n: name_numbers(name) for n, name in steps.items()}
     if len(set(counts.values())) < len(some):
         return None
     ordered = sorted(some, key=counts.__getitem__)
@@ -600,19 +952,19 @@ def _row(every: Sequence[Candidate], some: Sequence[int]) -> _Row | None:
     listed = any(not _LISTS.isdisjoint(every[n].name) for n in some)
     by_class = all(_is_by_class(steps[n][at]) for n in some for at in varying)
     made = by_class and not listed and not all(every[n].listed for n in some)
-    return _Row(ordered, [steps[n] for n in ordered], rows, varying, listed, made)
+    return _LayerRow(ordered, [steps[n] for n in ordered], rows, varying, listed, made)
 
 
-def _is_chain(called: Sequence[Candidate]) -> bool:
+def _is_chain(called: Sequence[LayerCandidate]) -> bool:
     """Say whether each of the layers takes what the one before it has a part in."""
     return all(later.after >> earlier.call & 1 for earlier, later in pairwise(called))
 
 
 def _is_by_class(step: str) -> bool:
-    return counted_by_framework(step) and not step.startswith(("layer-", "layer_with_weights-"))
+    return is_framework_counter(step) and not step.startswith(("layer-", "layer_with_weights-"))
 
 
-def _nesting(counts: Sequence[Numbers]) -> object:
+def _nesting_shape(counts: Sequence[Numbers]) -> object:
     """Return the shape of nested rows; a step that never has two numbers below one counts for nothing."""
     if not counts or not counts[0]:
         return len(counts)
@@ -620,8 +972,8 @@ def _nesting(counts: Sequence[Numbers]) -> object:
     for count in counts:
         below.setdefault(count[0], []).append(count[1:])
     if len(below) == 1:
-        return _nesting(next(iter(below.values())))
-    inner = [_nesting(rest) for rest in below.values()]
+        return _nesting_shape(next(iter(below.values())))
+    inner = [_nesting_shape(rest) for rest in below.values()]
     return len(inner) if all(each == 1 for each in inner) else tuple(inner)
 
 
@@ -629,7 +981,7 @@ def _is_grouped(nesting: object) -> bool:
     return not isinstance(nesting, int)
 
 
-def _matched(
+def _pair_by_marks(
     theirs: Mapping[int, frozenset[str]], ours: Mapping[int, frozenset[str]]
 ) -> list[tuple[list[int], list[int]]]:
     """Return the members of both sides that have equal marks."""
@@ -640,37 +992,37 @@ def _matched(
     return [(mine, others) for marks, (mine, others) in found.items() if marks and mine and others]
 
 
-def _module(one: Candidate, height: int) -> tuple[str, ...]:
-    steps = tuple(step for step, _ in words(one.name))
+def _parent_name(one: LayerCandidate, height: int) -> tuple[str, ...]:
+    steps = tuple(step for step, _ in parse_layer_name(one.name))
     return steps[:-height]
 
 
-def _each(modules: Iterable[Module]) -> list[Module]:
+def _expand_scopes(modules: Iterable[NameScope]) -> list[NameScope]:
     """Return the modules, and of one that only gathers others (see _one_sided) these."""
     return [inner for module in modules for inner in (module, *module.children.values())]
 
 
-def _unwrapped(module: Module) -> Module:
+def _unwrap_scope(module: NameScope) -> NameScope:
     while (inner := module.only()) is not None and inner.children:
         module = inner
     return module
 
 
-def _holders(rest: Module) -> dict[str, list[Module]]:
+def _holders(rest: NameScope) -> dict[str, list[NameScope]]:
     """Return by name the modules that hold one of that name: what stands here, and what lies in that."""
-    found: dict[str, list[Module]] = {name: [rest] for name in rest.named()}
+    found: dict[str, list[NameScope]] = {name: [rest] for name in rest.named()}
     for child in rest.children.values():
-        inner = _unwrapped(child)
+        inner = _unwrap_scope(child)
         for name in inner.named():
             found.setdefault(name, []).append(inner)
     return found
 
 
-def _step_of(rest: Module, module: Module) -> tuple[str, ...]:
-    return tuple(step for step, child in rest.children.items() if _unwrapped(child) is module)
+def _step_of(rest: NameScope, module: NameScope) -> tuple[str, ...]:
+    return tuple(step for step, child in rest.children.items() if _unwrap_scope(child) is module)
 
 
-def _by_signature(every: Sequence[Candidate], some: Iterable[int]) -> dict[Signature, list[int]]:
+def _group_by_signature(every: Sequence[LayerCandidate], some: Iterable[int]) -> dict[Signature, list[int]]:
     found: dict[Signature, list[int]] = {}
     for number in some:
         for signature in every[number].signatures:
@@ -678,7 +1030,7 @@ def _by_signature(every: Sequence[Candidate], some: Iterable[int]) -> dict[Signa
     return found
 
 
-def _below(every: Sequence[Candidate], name: str, taken: set[int]) -> list[int]:
+def _find_below(every: Sequence[LayerCandidate], name: str, taken: set[int]) -> list[int]:
     wanted = name.replace(".", "/").strip("/")
     found = [
         number
@@ -689,3 +1041,131 @@ def _below(every: Sequence[Candidate], name: str, taken: set[int]) -> list[int]:
     if not found:
         raise UsageError("--match names a layer that is not there", found=name)
     return found
+
+
+# What filling a model comes to: which layer went where and how that was found, what stays open.
+
+_MOST = 12
+# What must hold if an order is to decide.
+_HOLDS: dict[Ordered, str] = {
+    "calls": "both programs call these layers in the same order",
+    "numbers": "the numbers of both sides count the same layers in the same order",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class LayerMatch:
+    """One layer's way: names of the source's and the target's, the kind, how it was found."""
+
+    source: str
+    target: str
+    kind: str
+    by: By
+
+    def document(self) -> dict[str, str]:
+        """Return the JSON object."""
+        names = {"source": self.source, "target": self.target, "kind": self.kind}
+        return {**names, "by": self.by, "confidence": CONFIDENCE[self.by]}
+
+
+@dataclass(frozen=True, slots=True)
+class Ambiguity:
+    """Layers of both sides that fit each other, without evidence which is which.
+
+    `ordered` is what the orders of both sides are, if they are of one kind.
+    """
+
+    sources: tuple[str, ...]
+    targets: tuple[str, ...]
+    ordered: Ordered | None = None
+
+    def document(self) -> dict[str, list[str]]:
+        """Return the JSON object."""
+        return {"sources": list(self.sources), "targets": list(self.targets)}
+
+    @property
+    def sentence(self) -> str:
+        """Both sides' candidates, none of them chosen, and the options that decide."""
+        pairs = " ".join(f"--match '{name}=TARGET'" for name in self.sources[:_MOST])
+        return (
+            f"ambiguous: {abbreviate_list(self.sources, _MOST)} could fill {abbreviate_list(self.targets, _MOST)}, and "  # noqa: E501
+            f"nothing tells which fills which; say it by {pairs}, each TARGET one of these, or by pairing "
+            f"modules around them{self._accepted('--accept-order')}"
+        )
+
+    @property
+    def argument(self) -> str:
+        """The same for load_into."""
+        pairs = ", ".join(f"{name!r}: TARGET" for name in self.sources[:_MOST])
+        return (
+            f"{abbreviate_list(self.sources, _MOST)} could fill {abbreviate_list(self.targets, _MOST)}, and "
+            f"nothing tells which fills which: say it by match={{{pairs}}}, each TARGET one of these, or by "
+            f"pairing modules around them{self._accepted('accept_order=True')}"
+        )
+
+    def _accepted(self, option: str) -> str:
+        if self.ordered is None:
+            return ""
+        return f"; {option} only if {_HOLDS[self.ordered]}"
+
+
+@dataclass(frozen=True, slots=True)
+class Misfit:
+    """Two that belong together, a layer or tensor of the source and one of the target, and do not fit."""
+
+    source: str
+    target: str
+    found: str
+    expected: str
+    # The setting of both that differs, if the tensors fit.
+    setting: str = ""
+
+    @property
+    def error(self) -> MappingError:
+        """The error that says so."""
+        if self.setting:
+            return MappingError(
+                f"{self.source} and {self.target} have the same weights and compute different things",
+                expected=f"{self.setting} {self.expected}",
+                found=f"{self.setting} {self.found}",
+                hint=f"the model needs the checkpoint's {self.setting}",
+            )
+        unknown = "--kind '" in f"{self.expected} {self.found}"
+        return MappingError(
+            f"{self.source} and {self.target} belong together and do not fit",
+            expected=self.expected,
+            found=self.found,
+            hint="--kind names what the layer computes, as shown"
+            if unknown
+            else "the model needs the checkpoint's layers and sizes; --match SOURCE=TARGET pairs others",
+        )
+
+    def document(self) -> dict[str, str]:
+        """Return the JSON object."""
+        return {
+            "source": self.source,
+            "target": self.target,
+            "found": self.found,
+            "expected": self.expected,
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class FillResult:
+    """The way into a skeleton: its tree with the source's values, the moves, and what stays open.
+
+    `unfilled` are places in the skeleton that keep what their own program gave them, `unused` source leaves,
+    `misfits` what belongs together and was left out because it does not fit. `evidence` says by place on what
+    each pair rests.
+    """
+
+    tree: Tree
+    moves: tuple[Move, ...]
+    matched: tuple[LayerMatch, ...]
+    ambiguous: tuple[Ambiguity, ...]
+    unfilled: tuple[Path, ...]
+    unused: tuple[Path, ...]
+    assumed: tuple[str, ...]
+    notes: tuple[str, ...]
+    misfits: tuple[Misfit, ...] = ()
+    evidence: Mapping[Path, By] = field(default_factory=dict)

@@ -15,15 +15,14 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ckpttool.agents.backends import numpy as backend
-from ckpttool.agents.components import policy_network
-from ckpttool.errors import CkpttoolError
-from ckpttool.layouts.fronts import Front
-from ckpttool.ops.agent_facts import NO_FACTS, AgentFacts
-from ckpttool.ops.evaluate import evaluate
-from ckpttool.ops.evaluation import Protocol
-from ckpttool.ops.restore import restore
-from ckpttool.ops.wiring import Bounds, wire
+from ckpttool.commands.evaluate import Protocol, evaluate
+from ckpttool.commands.evidence import NO_FACTS, AgentFacts
+from ckpttool.commands.network_outputs import ActionBounds, derive_network_settings
+from ckpttool.commands.restore import restore_agent
+from ckpttool.core.errors import CkpttoolError
+from ckpttool.libraries.schema import PolicyEncoder
+from ckpttool.networks import numpy_backend
+from ckpttool.networks.build import policy_network
 
 RESULTS = Path(__file__).with_name("results.tsv")
 TOLERANCE = 2e-5
@@ -148,13 +147,15 @@ def _played(
         difference = 0.0 if difference <= 1e-3 else difference
     else:
         obs, truth = np.load(file.with_name("obs.npy")), np.load(file.with_suffix(".npy"))
-        agent = restore(case["file"], facts=facts)
+        agent = restore_agent(case["file"], facts=facts)
         part = agent.playable("actor")
         if part is None:
             raise CkpttoolError("no policy")
-        wiring, assumptions = wire(agent, Bounds(_row(case["low"]), _row(case["high"]), "the environment"))
+        wiring, assumptions = derive_network_settings(
+            agent, ActionBounds(_row(case["low"]), _row(case["high"]), "the environment")
+        )
         network = policy_network(agent.tree, part, wiring, agent.front(part.title))
-        played, _ = backend.build(network, "cpu").step(_observed(obs, agent.front(part.title)), ())
+        played, _ = numpy_backend.build(network, "cpu").step(_observed(obs, agent.front(part.title)), ())
         difference = float(np.abs(played - truth).max() / max(1.0, np.abs(truth).max()))
         entries = (*agent.ledger, *assumptions)
     assumed = tuple(dict.fromkeys(each.sentence for each in entries if each.use == "assumed"))
@@ -166,7 +167,7 @@ def _row(bound: float | list[float]) -> list[float]:
     return bound if isinstance(bound, list) else [bound] * 2
 
 
-def _observed(obs: np.ndarray, front: Front | None) -> np.ndarray | dict[str, np.ndarray]:
+def _observed(obs: np.ndarray, front: PolicyEncoder | None) -> np.ndarray | dict[str, np.ndarray]:
     """Return observations as the policy takes them: parts of a Dict by name, as its streams are."""
     if front is None:
         return obs

@@ -21,9 +21,9 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 
-from ckpttool.errors import CkpttoolError
-from ckpttool.ops.candidates import collect
-from ckpttool.ops.convert import convert
+from ckpttool.commands.check import collect_candidates
+from ckpttool.commands.convert import convert
+from ckpttool.core.errors import CkpttoolError
 from tests.conftest import in_process
 from tests.everyday.more import option
 
@@ -51,7 +51,7 @@ class Attempt:
 
 def sources(folder: str) -> Iterator[str]:
     """Yield the checkpoints below a folder, and the files of an agent that is stored in several."""
-    found = collect([folder])
+    found = collect_candidates([folder])
     paths = {candidate.path for candidate in found.found.values()}
     paths |= {path for path in found.parts if not _SHARD.search(path)}
     paths |= {path.removesuffix("_actor") for path in paths if path.endswith("_actor")}

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from ckpttool.ops.save import save
+from ckpttool.commands.save import save
 from tests.conftest import TORCH_SAMPLE
 from tests.hostile.case import BAIT, Case
 from tests.trees import torch_tree
@@ -62,7 +62,7 @@ def _fifo(folder: Path) -> Path:
 
 
 def _rsl_rl(settings: str, link: bool = False) -> Callable[[Path], Path]:
-    """Return the maker of a run of rsl_rl, whose settings lie beside its checkpoints (layouts/rsl_rl.py)."""
+    """Return the maker of a run of rsl_rl, whose settings lie beside its checkpoints (libraries/rsl_rl.py)."""  # noqa: E501
 
     def make(folder: Path) -> Path:
         rng = np.random.default_rng(0)

@@ -10,15 +10,14 @@ import struct
 from collections.abc import Callable
 from pathlib import Path
 
-from ckpttool.wire.pickle_numpy import stored
-from ckpttool.wire.pickle_writer import dumps
+from ckpttool.encodings.pickle_values import dumps, pickle_array
 from tests.hostile.case import Case
 from tests.hostile.crafted_any import written
 from tests.pickles import ACTING, short
 from tests.test_format_pytorch import archive, floats, tensor
 
 _LINE = "pickle"
-_ARRAY = dumps(stored("f4", (2,), struct.pack("<2f", 1, 2)), 2)[2:-1]
+_ARRAY = dumps(pickle_array("f4", (2,), struct.pack("<2f", 1, 2)), 2)[2:-1]
 _TENSOR = dumps(tensor(), 2)[2:-1]
 
 

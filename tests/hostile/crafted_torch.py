@@ -6,8 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from ckpttool.wire.pickle_reader import Dict, Global, Object
-from ckpttool.wire.pickle_writer import Persistent, dumps
+from ckpttool.encodings.pickle_values import Dict, Global, PersistentId, PickleObject, dumps
 from tests.hostile.case import Case
 from tests.hostile.torch_files import (
     FLOATS,
@@ -71,12 +70,12 @@ _STORAGES = (
     _quick("key-two-dtypes", "two types", [tensor(), tensor(storage(count=2, kind=_DOUBLES), shape=(2,))]),
     _quick("class-unknown", "not known", tensor(storage(kind=Global("torch", "StringStorage")))),
     _quick("class-of-another-module", "not known", tensor(storage(kind=Global("evil", "FloatStorage")))),
-    _quick("id-no-tuple", "persistent id", tensor(Persistent("storage"))),
-    _quick("id-too-short", "persistent id", tensor(Persistent(("storage", FLOATS, "0")))),
-    _quick("id-of-another-kind", "persistent id", tensor(Persistent(("module", FLOATS, "0", "cpu", 4)))),
-    _fine("device-unknown", tensor(Persistent(("storage", FLOATS, "0", "warp:9", 4)))),
-    _quick("device-a-list", "location", tensor(Persistent(("storage", FLOATS, "0", [1], 4)))),
-    _quick("device-meta", "meta device", tensor(Persistent(("storage", FLOATS, "0", "meta", 4))), strict=2),
+    _quick("id-no-tuple", "persistent id", tensor(PersistentId("storage"))),
+    _quick("id-too-short", "persistent id", tensor(PersistentId(("storage", FLOATS, "0")))),
+    _quick("id-of-another-kind", "persistent id", tensor(PersistentId(("module", FLOATS, "0", "cpu", 4)))),
+    _fine("device-unknown", tensor(PersistentId(("storage", FLOATS, "0", "warp:9", 4)))),
+    _quick("device-a-list", "location", tensor(PersistentId(("storage", FLOATS, "0", [1], 4)))),
+    _quick("device-meta", "meta device", tensor(PersistentId(("storage", FLOATS, "0", "meta", 4))), strict=2),
     _quick("state-with-data", "attribute 'data'", _stated({"data": tensor(offset=3, shape=(1,))}), strict=2),
     _quick("neg-that-is-false", "neg", tensor(metadata={"neg": False}), strict=2),
 )
@@ -139,19 +138,19 @@ def _chain(count: int) -> Callable[[Path], Path]:
 _QUANTISED = Global("torch", "per_tensor_affine")
 
 
-def _quantised(scheme: object) -> Object:
-    whole = Persistent(("storage", Global("torch", "QInt8Storage"), "0", "cpu", 16))
+def _quantised(scheme: object) -> PickleObject:
+    whole = PersistentId(("storage", Global("torch", "QInt8Storage"), "0", "cpu", 16))
     return called("_rebuild_qtensor", whole, 0, (16,), (1,), scheme, False, Dict("collections.OrderedDict"))
 
 
-def _nested(depth: int) -> Object:
+def _nested(depth: int) -> PickleObject:
     made = _quantised((_QUANTISED, 0.5, 3))
     for _ in range(depth):
         made = _quantised((_QUANTISED, made, made))
     return made
 
 
-def _sparse(layout: str, *parts: object) -> Object:
+def _sparse(layout: str, *parts: object) -> PickleObject:
     return called("_rebuild_sparse_tensor", Global("torch", layout), parts)
 
 

@@ -11,9 +11,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from ckpttool.formats.torch_pickle.magic import MAGIC
-from ckpttool.wire.pickle_reader import Global, Object
-from ckpttool.wire.pickle_writer import Persistent, dumps
+from ckpttool.encodings.pickle_values import Global, PersistentId, PickleObject, dumps
+from ckpttool.formats.common import MAGIC
 from tests.hostile.case import BAIT, Case
 from tests.hostile.crafted_any import written
 from tests.hostile.torch_files import FLOATS, ONE, members, storage, tensor, zipped
@@ -31,7 +30,7 @@ def _stream(
     return b"".join(parts) + struct.pack("<q", count) + data
 
 
-def _whole(count: int = 4) -> Persistent:
+def _whole(count: int = 4) -> PersistentId:
     # Streams name a storage with the part of it that is meant, if it is not all.
     return storage("0", count, FLOATS, None)
 
@@ -223,17 +222,17 @@ _SHARDED = (
 _METADATA = "torch.distributed.checkpoint.metadata"
 
 
-def _made(name: str, state: object, module: str = _METADATA) -> Object:
-    return Object(Global(module, name), (), 0, state=state)
+def _made(name: str, state: object, module: str = _METADATA) -> PickleObject:
+    return PickleObject(Global(module, name), (), 0, state=state)
 
 
-def _entry(shape: tuple[int, ...] = (4,), *chunks: tuple[tuple[int, ...], tuple[int, ...]]) -> Object:
+def _entry(shape: tuple[int, ...] = (4,), *chunks: tuple[tuple[int, ...], tuple[int, ...]]) -> PickleObject:
     boxes = [_made("ChunkStorageMetadata", {"offsets": o, "sizes": s}) for o, s in chunks or (((0,), shape),)]
     properties = _made("TensorProperties", (Global("torch", "float32"), None, False, None, False))
     return _made("TensorStorageMetadata", {"properties": properties, "size": shape, "chunks": boxes})
 
 
-def _item(path: object, offset: object = 0, length: object = None) -> Object:
+def _item(path: object, offset: object = 0, length: object = None) -> PickleObject:
     state = {"relative_path": path, "offset": offset, "length": len(_ITEM) if length is None else length}
     return _made("_StorageInfo", state, "torch.distributed.checkpoint.filesystem")
 
@@ -242,7 +241,7 @@ _ITEM, _RANK = archive(members(dumps(tensor()))), "__0_0.distcp"
 
 
 def _dcp(
-    items: dict[str, Object], shard: bytes = _ITEM, entry: Object | None = None, **more: Any
+    items: dict[str, PickleObject], shard: bytes = _ITEM, entry: PickleObject | None = None, **more: Any
 ) -> Callable[[Path], Path]:
     """Return the maker of a folder of torch.distributed.checkpoint with a tensor for each item."""
     told = {

@@ -27,16 +27,15 @@ from typing import Any, NamedTuple, NoReturn
 
 import numpy as np
 
-from ckpttool import behind, sidecar
-from ckpttool.errors import CkpttoolError
-from ckpttool.formats.resolve import open_checkpoint, resolve
-from ckpttool.ops import folder as folders
-from ckpttool.ops.digest import digest_of
-from ckpttool.ops.restore import own_sidecar, restore
-from ckpttool.ops.save import save
-from ckpttool.sidecar import Sidecar
-from ckpttool.writing import hidden
-from ckpttool.writing.names import waiting
+from ckpttool.commands import folder
+from ckpttool.commands.digest import digest_checkpoint
+from ckpttool.commands.restore import read_verified_sidecar, restore_agent
+from ckpttool.commands.save import save
+from ckpttool.core import atomic_write, sidecar
+from ckpttool.core.atomic_write import find_pending_files, is_hidden_name
+from ckpttool.core.errors import CkpttoolError
+from ckpttool.core.sidecar import Sidecar
+from ckpttool.formats.detect import open_checkpoint, resolve
 from tests.hostile import started  # noqa: F401  # the child finds all imported
 from tests.trees import torch_tree
 
@@ -78,13 +77,13 @@ class Bench:
             source = str(home / f"{age}.pt")
             save(agent(seed, kind.critics), source, sync=False)
             bound = _BOUNDS[age]
-            sha256 = digest_of(open_checkpoint(source)).sha256
+            sha256 = digest_checkpoint(open_checkpoint(source)).sha256
             told = Sidecar(sha256, head="tanh", action_low=[-bound], action_high=[bound])
-            Path(sidecar.beside(source)).write_bytes(told.encode())
+            Path(sidecar.sidecar_path(source)).write_bytes(told.encode())
             self.place = self.wholes[age] = home / f"whole_{age}"
             self.place.mkdir()
             assert self.child(self.words(age)) == 0, age
-            self.digests[age] = digest_of(open_checkpoint(str(self.target))).sha256
+            self.digests[age] = digest_checkpoint(open_checkpoint(str(self.target))).sha256
         assert self.digests["old"] != self.digests["new"]
         self.place = home / "place"
 
@@ -126,15 +125,15 @@ class Bench:
     def stands(self) -> str:
         """Return which of the two is read at the target; raise AssertionError unless it is whole."""
         found = open_checkpoint(str(self.target))
-        sha256 = digest_of(found).sha256
+        sha256 = digest_checkpoint(found).sha256
         ages = [age for age, known in self.digests.items() if known == sha256]
         assert ages, "neither the old nor the new one"
-        own = own_sidecar(found).sidecar
+        own = read_verified_sidecar(found).sidecar
         assert own is not None, "the receipt is lost"
         assert own.action_high == [_BOUNDS[ages[0]]], "another's receipt"
-        restore(str(self.target))
-        self._require_tidy(ages[0], moved=hidden(found.path))
-        return ages[0] + (", from its backup" if hidden(found.path) else "")
+        restore_agent(str(self.target))
+        self._require_tidy(ages[0], moved=is_hidden_name(found.path))
+        return ages[0] + (", from its backup" if is_hidden_name(found.path) else "")
 
     def equals(self) -> str:
         """Return what `stands` does, without reading where bytes tell: a conversion gives the same twice."""
@@ -142,9 +141,11 @@ class Bench:
             files = [
                 path for path in whole.iterdir() if "ckpttool" not in path.name and path.name != "checkpoint"
             ]
-            receipt = sidecar.beside(str(whole / self.kind.name))
-            known = sidecar.beside(str(self.target))
-            found = {Path(at).read_bytes() for at in (known, *waiting(known)) if os.path.exists(at)}
+            receipt = sidecar.sidecar_path(str(whole / self.kind.name))
+            known = sidecar.sidecar_path(str(self.target))
+            found = {
+                Path(at).read_bytes() for at in (known, *find_pending_files(known)) if os.path.exists(at)
+            }
             same = all(_bytes(self.place / path.name) == path.read_bytes() for path in files)
             if same and Path(receipt).read_bytes() in found:
                 self._require_tidy(age, moved=True)
@@ -159,8 +160,8 @@ class Bench:
             members = {name: data for name, data in seen.items() if "ckpttool" not in name}
             assert any(members.items() <= each.items() for each in of), f"a mixed set {sorted(members)}"
         if not moved:
-            listed = [each.path for each in folders.checkpoints(str(self.place))]
-            assert all(not hidden(path) for path in listed), listed
+            listed = [each.path for each in folder.list_checkpoints(str(self.place))]
+            assert all(not is_hidden_name(path) for path in listed), listed
         if self.kind.to == "tf":
             assert resolve(str(self.place)).location == str(self.target)
 
@@ -175,7 +176,7 @@ class Bench:
         assert self.stands() == "new"
         # Shards under interim names may be left by the one that was killed: no index lists them.
         shard = re.compile(r"agent-7\.data-\d{5}-of-0000[2-9]")
-        found = {path.name for path in self.place.iterdir() if not hidden(path.name)}
+        found = {path.name for path in self.place.iterdir() if not is_hidden_name(path.name)}
         names = {name for name in found if not shard.fullmatch(name)}
         assert names == {path.name for path in self.wholes["new"].iterdir()}, sorted(names)
 
@@ -251,8 +252,8 @@ def counted(at: int | None, told: int | None = None) -> None:
     for name in STEPS:
         if name != "open":
             setattr(os, name, stepping(getattr(os, name)))
-    behind._exclusive = stepping(behind._exclusive)
-    behind._Stream._put = stepping(behind._Stream._put)  # type: ignore[method-assign]
+    atomic_write._open_exclusive = stepping(atomic_write._open_exclusive)
+    atomic_write._BackgroundFile._put = stepping(atomic_write._BackgroundFile._put)  # type: ignore[method-assign]
 
 
 def every(bench: Bench, stride: int, *, quick: bool = False) -> Iterator[tuple[int, str]]:
@@ -291,7 +292,7 @@ def at_random(
         status = bench.child(command, wait_s=moment, number=sent)
         assert status in (0, 128 + sent, -sent), status
         if sent != signal.SIGKILL:
-            left = [path.name for path in bench.place.iterdir() if hidden(path.name)]
+            left = [path.name for path in bench.place.iterdir() if is_hidden_name(path.name)]
             assert not left, left
         yield number, bench.equals() if number % 10 else bench.stands()
         if number % 20 == 0:

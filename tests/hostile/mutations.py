@@ -22,8 +22,9 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
-from ckpttool.errors import CkpttoolError
-from ckpttool.wire import sstable, sstable_writer, varint
+from ckpttool.core.errors import CkpttoolError
+from ckpttool.encodings import protobuf as varint
+from ckpttool.encodings import sstable
 from tests.bundle_writer import masked
 from tests.hostile import pickle_mutants, repair
 from tests.hostile.seeds import SEEDS, Seed
@@ -334,12 +335,12 @@ def _fields(data: bytes) -> list[tuple[int, int, bytes]] | None:
     found, at = [], 0
     try:
         while at < len(data):
-            tag, at = varint.read(data, at, len(data))
+            tag, at = varint.read_varint(data, at, len(data))
             start, wire = at, tag & 7
             if wire == 0:
-                _, at = varint.read(data, at, len(data))
+                _, at = varint.read_varint(data, at, len(data))
             elif wire == 2:
-                length, start = varint.read(data, at, len(data))
+                length, start = varint.read_varint(data, at, len(data))
                 at = start + length
             elif wire in (1, 5):
                 at += 8 if wire == 1 else 4
@@ -355,7 +356,9 @@ def _fields(data: bytes) -> list[tuple[int, int, bytes]] | None:
 
 def _joined(found: Sequence[tuple[int, int, bytes]], at: int, new: Sequence[tuple[int, int, bytes]]) -> bytes:
     return b"".join(
-        varint.write(number << 3 | wire) + (varint.write(len(value)) if wire == 2 else b"") + value
+        varint.encode_varint(number << 3 | wire)
+        + (varint.encode_varint(len(value)) if wire == 2 else b"")
+        + value
         for number, wire, value in (*found[:at], *new, *found[at + 1 :])
     )
 
@@ -365,9 +368,9 @@ def _value(wire: int, value: bytes, choose: random.Random) -> bytes:
         return choose.choice((in_place, spans))(value, choose)
     if wire in (1, 5):
         return choose.choice((value[::-1], edge(len(value), choose).to_bytes(len(value), "little")))
-    old, _ = varint.read(value, 0, len(value))
+    old, _ = varint.read_varint(value, 0, len(value))
     new = choose.choice((old, old + 1, max(0, old - 1), 0, 1, 2, old << 1, old | 1 << 32, edge(8, choose)))
-    written = varint.write((choose.choice((new, new, new, -new))) & (1 << 64) - 1)
+    written = varint.encode_varint((choose.choice((new, new, new, -new))) & (1 << 64) - 1)
     # A number may have more bytes than it needs.
     longer = choose.choice((0, 0, 0, 1, 9 - len(written)))
     if longer > 0:
@@ -379,18 +382,18 @@ def _field(number: int, wire: int, value: bytes, choose: random.Random) -> bytes
     """Return a field with another wire type that holds about the same."""
     if wire == 0:
         value = value if value and len(value) < 10 and not any(b & 0x80 for b in value) else b"\x01"
-        return varint.write(number << 3) + value[:1]
+        return varint.encode_varint(number << 3) + value[:1]
     if wire == 2:
-        return varint.write(number << 3 | 2) + varint.write(len(value)) + value
+        return varint.encode_varint(number << 3 | 2) + varint.encode_varint(len(value)) + value
     width = 8 if wire == 1 else 4
-    return varint.write(number << 3 | wire) + value[:width].ljust(width, b"\0")
+    return varint.encode_varint(number << 3 | wire) + value[:width].ljust(width, b"\0")
 
 
 def _unknown(choose: random.Random) -> bytes:
     number = choose.choice((3, 5, 9, 15, 16, 100, 2047, 2048, (1 << 29) - 1))
     wire = choose.choice((0, 1, 2, 3, 5))
     if wire == 3:
-        return varint.write(number << 3 | 3) + b"\x08\x01" + varint.write(number << 3 | 4)
+        return varint.encode_varint(number << 3 | 3) + b"\x08\x01" + varint.encode_varint(number << 3 | 4)
     return _field(number, wire, b"\x02\x03", choose)
 
 
@@ -402,13 +405,13 @@ _SHARD = f"{_NAME}.data-00000-of-00001"
 
 def table(data: bytes, choose: random.Random) -> bytes:
     """Change a key or a value of a table; its checksums are right."""
-    entries = [(bytes(key), bytes(value)) for key, value in sstable.read(data)]
+    entries = [(bytes(key), bytes(value)) for key, value in sstable.read_table(data)]
     return _table(_entries_changed(entries, choose))
 
 
 def _table(entries: Sequence[tuple[bytes, bytes]]) -> bytes:
     stream = io.BytesIO()
-    sstable_writer.write(entries, stream)
+    sstable.write_table(entries, stream)
     return stream.getvalue()
 
 
@@ -434,24 +437,24 @@ def _entries_changed(entries: list[tuple[bytes, bytes]], choose: random.Random) 
 def bundle(whole: Mapping[str, bytes], choose: random.Random) -> dict[str, bytes]:
     """Change an entry of a bundle's index, or the object graph in its shard."""
     index = f"{_NAME}.index"
-    entries = [(bytes(key), bytes(value)) for key, value in sstable.read(whole[index])]
+    entries = [(bytes(key), bytes(value)) for key, value in sstable.read_table(whole[index])]
     if choose.randrange(4):
         return {index: _table(_entries_changed(entries, choose))}
     at = next(n for n, (key, _) in enumerate(entries) if key.startswith(b"_CHECKPOINTABLE"))
     key, value = entries[at]
     fields = _fields(value) or []
-    places = {number: varint.read(raw, 0, len(raw))[0] for number, wire, raw in fields if wire == 0}
+    places = {number: varint.read_varint(raw, 0, len(raw))[0] for number, wire, raw in fields if wire == 0}
     start, size = places.get(4, 0), places[5]
     stored = whole[_SHARD][start : start + size]
-    length, begin = varint.read(stored, 0, len(stored))
+    length, begin = varint.read_varint(stored, 0, len(stored))
     graph = stored[begin + 4 : begin + 4 + length]
     for _ in range(choose.choice((1, 1, 2, 3))):
         graph = protobuf(graph, choose)
     own = masked(len(graph).to_bytes(4, "little"))
-    made = varint.write(len(graph)) + own + graph
+    made = varint.encode_varint(len(graph)) + own + graph
     crc = masked(len(graph).to_bytes(4, "little") + own + graph)
     new = [
-        (number, wire, varint.write(len(made)) if number == 5 else crc if number == 6 else raw)
+        (number, wire, varint.encode_varint(len(made)) if number == 5 else crc if number == 6 else raw)
         for number, wire, raw in fields
     ]
     moved = [*fields_with_offset(new, len(whole[_SHARD]))]
@@ -461,7 +464,7 @@ def bundle(whole: Mapping[str, bytes], choose: random.Random) -> dict[str, bytes
 
 def fields_with_offset(fields: Sequence[tuple[int, int, bytes]], offset: int) -> list[tuple[int, int, bytes]]:
     """Return a BundleEntryProto's fields with another offset."""
-    return [*(each for each in fields if each[0] != 4), (4, 0, varint.write(offset))]
+    return [*(each for each in fields if each[0] != 4), (4, 0, varint.encode_varint(offset))]
 
 
 # Zip archives.

@@ -43,13 +43,13 @@ def tensor(dtype: str, shape: Sequence[int], data: bytes | memoryview) -> str:
 
 def ours(path: str) -> Form:
     """Return what ckpttool reads, by the names that the format itself uses."""
-    from ckpttool.errors import CkpttoolError
-    from ckpttool.formats.resolve import open_checkpoint
-    from ckpttool.ops.digest import digest_of
+    from ckpttool.commands.digest import digest_checkpoint
+    from ckpttool.core.errors import CkpttoolError
+    from ckpttool.formats.detect import open_checkpoint
 
     try:
         found = open_checkpoint(path)
-        digest_of(found)
+        digest_checkpoint(found)
         return _ours(found)
     except CkpttoolError as error:
         raise Refused(f"{error.message}: {error.found or ''}") from error
@@ -64,7 +64,7 @@ _NOTED = re.compile(r"dataset (.+) holds [\d,]+ (?:strings|bytes of text), which
 
 
 def _ours(found: Any) -> Form:
-    from ckpttool.leaf import Leaf
+    from ckpttool.core.tree import Leaf
 
     named = found.format in _NAMED
     form = {}

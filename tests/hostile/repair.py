@@ -13,9 +13,9 @@ from typing import NamedTuple
 
 import google_crc32c
 
-from ckpttool.errors import FormatError
-from ckpttool.formats.hdf5.sources import fletcher32
-from ckpttool.wire import protobuf, varint
+from ckpttool.core.errors import FormatError
+from ckpttool.encodings import protobuf
+from ckpttool.formats.hdf5 import fletcher32
 from tests.bundle_writer import MAGIC, masked
 
 _LOCAL_CRC, _CENTRAL_CRC = 14, 16
@@ -101,7 +101,7 @@ def _of_texts(stored: bytes, count: int) -> bytes | None:
     lengths, at = b"", 0
     try:
         for _ in range(count):
-            length, at = varint.read(stored, at, len(stored))
+            length, at = protobuf.read_varint(stored, at, len(stored))
             lengths += length.to_bytes(4, "little")
     except (FormatError, OverflowError):
         return None
@@ -111,12 +111,14 @@ def _of_texts(stored: bytes, count: int) -> bytes | None:
 def _entries(index: bytes) -> Iterator[_Tensor]:
     for _, place in _keyed(index, *_handles(index[-_FOOTER:])[1]):
         for key, value in _keyed(index, *_handles(place)[0]):
-            fields = dict(protobuf.fields(value))
-            kind, offset, size, crc = (protobuf.number(fields.get(n, 0)) for n in (1, 4, 5, 6))
+            fields = dict(protobuf.parse_fields(value))
+            kind, offset, size, crc = (protobuf.as_int(fields.get(n, 0)) for n in (1, 4, 5, 6))
             dims = [
-                value for number, value in protobuf.each(protobuf.message(fields.get(2, b""))) if number == 2
+                value
+                for number, value in protobuf.iter_fields(protobuf.as_message(fields.get(2, b"")))
+                if number == 2
             ]
-            texts = math.prod(protobuf.number(dict(protobuf.fields(dim))[1]) for dim in dims)
+            texts = math.prod(protobuf.as_int(dict(protobuf.parse_fields(dim))[1]) for dim in dims)
             if key and crc:
                 yield _Tensor(crc.to_bytes(4, "little"), offset, size, texts if kind == _STRING else None)
 
@@ -125,7 +127,7 @@ def _handles(data: bytes) -> list[tuple[int, int]]:
     """Return the places that stand one after the other: a footer has two, an index block's value one."""
     numbers, at = [], 0
     while at < len(data) and len(numbers) < 4:
-        number, at = varint.read(data, at, len(data))
+        number, at = protobuf.read_varint(data, at, len(data))
         numbers.append(number)
     return list(zip(numbers[::2], numbers[1::2], strict=True))
 
@@ -136,9 +138,9 @@ def _keyed(table: bytes, offset: int, size: int) -> Iterator[tuple[bytes, bytes]
     stop = size - 4 * (1 + int.from_bytes(block[-4:], "little"))
     key, at = b"", 0
     while at < stop:
-        shared, at = varint.read(block, at, stop)
-        unshared, at = varint.read(block, at, stop)
-        length, at = varint.read(block, at, stop)
+        shared, at = protobuf.read_varint(block, at, stop)
+        unshared, at = protobuf.read_varint(block, at, stop)
+        length, at = protobuf.read_varint(block, at, stop)
         key = key[:shared] + block[at : at + unshared]
         yield key, block[at + unshared : at + unshared + length]
         at += unshared + length

@@ -111,15 +111,17 @@ class Within(_Process):
     """A listing that runs in this process: a file that makes the HDF5 library crash ends this process."""
 
     def __init__(self, command: Sequence[str], **_: object) -> None:
-        from ckpttool import limits
-        from ckpttool.formats.hdf5 import child
+        from ckpttool.core import limits
+        from ckpttool.formats import hdf5_child
 
         descriptor, offset, length, _seconds, most, *job = command[command.index("-c") + 3 :]
         digests = (int(job[0]), int(job[1])) if job else None
         answer, self._status, self.pid = b"", 1, 0
         # What leaves the child's own code ends it with status 1.
         with contextlib.suppress(Exception), limits.using(limits.Limits(**json.loads(most))):
-            answer = json.dumps(child.answer(int(descriptor), int(offset), int(length), digests)).encode()
+            answer = json.dumps(
+                hdf5_child.handle_request(int(descriptor), int(offset), int(length), digests)
+            ).encode()
             self._status = 0
         self.stdout = io.BytesIO(answer)
 
@@ -170,19 +172,19 @@ class Forked(_Process):
 @contextlib.contextmanager
 def forked_children(kind: type[_Process] = Forked) -> Iterator[None]:
     """Let HDF5 files be listed by forks of this process, or within it."""
-    from ckpttool.formats.hdf5 import process
+    from ckpttool.formats import hdf5
 
     os.environ["HDF5_PLUGIN_PRELOAD"] = "::"
     import h5py  # noqa: F401  # once, here
 
-    with mock.patch.object(process.subprocess, "Popen", kind):
+    with mock.patch.object(hdf5.subprocess, "Popen", kind):
         yield
 
 
 @contextlib.contextmanager
 def answering(data: bytes, status: int = 0) -> Iterator[None]:
     """Let the process that lists HDF5 files have answered with these bytes."""
-    from ckpttool.formats.hdf5 import process
+    from ckpttool.formats import hdf5
 
-    with mock.patch.object(process.subprocess, "Popen", side_effect=lambda *_, **__: Answering(data, status)):
+    with mock.patch.object(hdf5.subprocess, "Popen", side_effect=lambda *_, **__: Answering(data, status)):
         yield

@@ -13,14 +13,14 @@ import typer
 import typer._click.decorators
 
 import ckpttool.cli.app
+import ckpttool.commands
+import ckpttool.core
+import ckpttool.encodings
 import ckpttool.formats
 import ckpttool.mapping
-import ckpttool.ops
-import ckpttool.wire
-import ckpttool.writing
-from ckpttool import plugins
-from ckpttool.agents import envs
-from ckpttool.errors import CkpttoolError
+from ckpttool.core import plugins
+from ckpttool.core.errors import CkpttoolError
+from ckpttool.evaluation import environments
 from tests.hostile import readers, room, trial, watched  # noqa: F401  # what the programs import
 
 typer.main.get_command = functools.cache(typer.main.get_command)
@@ -34,16 +34,16 @@ for kind in ("formats", "layouts"):
 sys.path[:] = before
 # What a child would import or compile itself, each for itself.
 for package in (
-    ckpttool.wire,
+    ckpttool.encodings,
     ckpttool.formats,
     ckpttool.mapping,
-    ckpttool.writing,
-    ckpttool.ops,
+    ckpttool.core,
+    ckpttool.commands,
     ckpttool.cli,
 ):
     for found in pkgutil.walk_packages(package.__path__, f"{package.__name__}."):
-        if not found.name.endswith("stable_baselines3.child"):
+        if not found.name.endswith(("sb3_child", "remote_sites")):
             importlib.import_module(found.name)
 # Gymnasium and the simulators' libraries, which are asked for near names.
 with contextlib.suppress(CkpttoolError):
-    envs.make("Nothing-v0")
+    environments.make_vector_env("Nothing-v0")

@@ -12,12 +12,11 @@ from collections.abc import Callable
 from functools import cache
 from typing import Any
 
-from ckpttool import sidecar
-from ckpttool.formats import recorded
-from ckpttool.leaf import Leaf, key
-from ckpttool.source import Inline
-from ckpttool.tree import Container, Tree
-from ckpttool.wire import summary_events
+from ckpttool.core import sidecar
+from ckpttool.core.source import Inline
+from ckpttool.core.tree import Container, Leaf, Tree, key
+from ckpttool.encodings import protobuf
+from ckpttool.formats import common
 from tests import bundle_writer, v1_writer
 from tests.hostile.seeds import BY_NAME
 
@@ -25,12 +24,12 @@ from tests.hostile.seeds import BY_NAME
 @cache
 def listing(name: str) -> bytes:
     """Return what the process that lists HDF5 files says of a seed."""
-    from ckpttool.formats.hdf5 import process
+    from ckpttool.formats import hdf5
 
     seed = BY_NAME[name]
     path = seed.home / seed.path
     with path.open("rb") as stream:
-        return json.dumps(process.run(stream.fileno(), 0, path.stat().st_size, str(path))).encode()
+        return json.dumps(hdf5.run_child(stream.fileno(), 0, path.stat().st_size, str(path))).encode()
 
 
 def seed(*names: str) -> Callable[[], list[bytes]]:
@@ -119,12 +118,12 @@ def v1_seeds() -> list[bytes]:
 
 
 def events_seeds() -> list[bytes]:
-    whole = summary_events.summary(1.5, 100, {"eval/return": -200.0, "loss": 0.25})
+    whole = protobuf.summary_record(1.5, 100, {"eval/return": -200.0, "loss": 0.25})
     return [whole[12:-4]]
 
 
 def records() -> list[bytes]:
-    return [summary_events.header(1.0) + summary_events.summary(1.5, 100, {"loss": 1.0})]
+    return [protobuf.event_file_header(1.0) + protobuf.summary_record(1.5, 100, {"loss": 1.0})]
 
 
 def headers() -> list[bytes]:
@@ -229,7 +228,7 @@ MAP = b'{"metadata": {"total_size": 9}, "weight_map": {"/layers/dense/vars": ["m
 def recorded_seeds() -> list[bytes]:
     leaves = {(key("actor"), key(n)): Leaf("float32", (2,), Inline(bytes(8)), f"actor.{n}") for n in "wb"}
     tree = Tree(leaves, {}, {(): Container("dict"), (key("actor"),): Container("OrderedDict")})
-    return [recorded.recorded(tree, {path: f"actor/{path[1].value}" for path in leaves}).encode()]
+    return [common.encode_tree(tree, {path: f"actor/{path[1].value}" for path in leaves}).encode()]
 
 
 def agents() -> list[bytes]:

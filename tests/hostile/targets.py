@@ -17,30 +17,17 @@ from contextlib import suppress
 from functools import cache
 from typing import NamedTuple
 
-from ckpttool import sidecar
-from ckpttool.checkpoint import Checkpoint
-from ckpttool.errors import CkpttoolError
-from ckpttool.formats import (
-    checkpoint_state,
-    hdf5,
-    keras_h5,
-    keras_zip,
-    object_graph,
-    recorded,
-    rllib,
-    sharded,
-    stable_baselines2,
-    stable_baselines3,
-    text_proto,
-    yaml_settings,
-)
-from ckpttool.formats.resolve import open_checkpoint
-from ckpttool.leaf import Leaf
-from ckpttool.mapping import rule_file
-from ckpttool.ops.digest import digest_of
-from ckpttool.ops.summary import summary
-from ckpttool.source import File, Inline, Span
-from ckpttool.wire import npy, pickle_reader, protobuf, sstable, summary_events, tar, tfrecord, zip  # noqa: A004
+from ckpttool.commands.digest import digest_checkpoint
+from ckpttool.commands.inspect import summary
+from ckpttool.core import sidecar
+from ckpttool.core.checkpoint import Checkpoint
+from ckpttool.core.errors import CkpttoolError
+from ckpttool.core.source import File, Inline, Span
+from ckpttool.core.tree import Leaf
+from ckpttool.encodings import archives, npy, pickle_reader, protobuf, sstable
+from ckpttool.formats import common, hdf5, keras_h5, rllib, safetensors, sb3, tf_common, tf_object_graph
+from ckpttool.formats.detect import open_checkpoint
+from ckpttool.mapping import user_rules
 from tests import bundle_writer, v1_writer
 from tests.hostile import crafted_onnx, starts
 from tests.hostile.mutations import changed
@@ -61,28 +48,28 @@ def _file(room: Room, data: bytes, name: str = "input") -> File:
 
 
 def _read(checkpoint: Checkpoint) -> None:
-    digest_of(checkpoint)
+    digest_checkpoint(checkpoint)
 
 
 def _zip(room: Room, data: bytes) -> None:
-    archive = zip.read(_file(room, data))
+    archive = archives.read_zip(_file(room, data))
     for name in archive.members:
         with suppress(CkpttoolError):
             archive.source(name).read()
 
 
 def _tar(room: Room, data: bytes) -> None:
-    for span in tar.members(_file(room, data)).values():
+    for span in archives.read_tar(_file(room, data)).values():
         span.read()
 
 
 def _pickle(room: Room, data: bytes) -> None:
-    pickle_reader.read(data, trailing=True)
+    pickle_reader.parse_pickle(data, trailing=True)
 
 
 def _npy(room: Room, data: bytes) -> None:
     file = _file(room, data)
-    found = npy.read(Span(file, 0, file.size))
+    found = npy.read_npy(Span(file, 0, file.size))
     if found.source is not None:
         found.source.read()
 
@@ -92,31 +79,31 @@ def _npy_header(room: Room, data: bytes) -> None:
 
 
 def _sstable(room: Room, data: bytes) -> None:
-    sstable.read(data)
+    sstable.read_table(data)
 
 
 def _block(room: Room, data: bytes) -> None:
-    sstable.read(bundle_writer.table_of([data], [b"\xff"]))
+    sstable.read_table(bundle_writer.table_of([data], [b"\xff"]))
 
 
 def _snappy(room: Room, data: bytes) -> None:
-    sstable.read(bundle_writer.table_of([data], [b"\xff"], kind=1))
+    sstable.read_table(bundle_writer.table_of([data], [b"\xff"], kind=1))
 
 
 def _protobuf(room: Room, data: bytes) -> None:
     waiting = [data]
     while waiting and len(waiting) < 1000:
-        for _, value in protobuf.each(waiting.pop()):
-            protobuf.number(value) if isinstance(value, int) else waiting.append(value)
+        for _, value in protobuf.iter_fields(waiting.pop()):
+            protobuf.as_int(value) if isinstance(value, int) else waiting.append(value)
             if not isinstance(value, int):
                 with suppress(CkpttoolError):
-                    protobuf.numbers(value)
+                    protobuf.as_ints(value)
                 with suppress(CkpttoolError):
-                    protobuf.text(value)
+                    protobuf.as_text(value)
 
 
 def _tfrecord(room: Room, data: bytes) -> None:
-    for _ in tfrecord.records(_file(room, data)):
+    for _ in protobuf.iter_records(_file(room, data)):
         pass
 
 
@@ -124,8 +111,8 @@ _TAGS = ("eval/return", "loss")
 
 
 def _events(room: Room, data: bytes) -> None:
-    first = summary_events.header(1.0)
-    for _ in summary_events.scalars(_file(room, first + tfrecord.record(data)), _TAGS):
+    first = protobuf.event_file_header(1.0)
+    for _ in protobuf.iter_scalars(_file(room, first + protobuf.encode_record(data)), _TAGS):
         pass
 
 
@@ -150,7 +137,7 @@ def _entries(room: Room, data: bytes) -> None:
 
 
 def _object_graph(room: Room, data: bytes) -> None:
-    object_graph.parse(data)
+    tf_object_graph.parse_graph(data)
     bundle_writer.bundle(room.folder / "g", {"w/.ATTRIBUTES/VARIABLE_VALUE": bytes(8)}, data)
     _read(open_checkpoint(str(room.folder / "g")))
 
@@ -164,11 +151,11 @@ def _v1(room: Room, data: bytes) -> None:
 
 
 def _text_proto(room: Room, data: bytes) -> None:
-    text_proto.read(room.put("specs.pbtxt", data))
+    tf_common.read(room.put("specs.pbtxt", data))
 
 
 def _state(room: Room, data: bytes) -> None:
-    checkpoint_state.read(room.put("checkpoint", data))
+    tf_common.read_state(room.put("checkpoint", data))
 
 
 def _safetensors(room: Room, data: bytes) -> None:
@@ -178,7 +165,7 @@ def _safetensors(room: Room, data: bytes) -> None:
 
 def _sharded(room: Room, data: bytes) -> None:
     room.put("model-00001.safetensors", BY_NAME["safetensors"].contents()["model.safetensors"])
-    _read(sharded.read(room.put("model.safetensors.index.json", data)))
+    _read(safetensors.read_sharded(room.put("model.safetensors.index.json", data)))
 
 
 def _archive(members: dict[str, bytes]) -> bytes:
@@ -239,7 +226,7 @@ def _keras_metadata(room: Room, data: bytes) -> None:
 def _hdf5(room: Room, data: bytes) -> None:
     path = room.put("a.weights.h5", BY_NAME["HDF5 plain"].contents()["model.weights.h5"])
     with answering(data):
-        hdf5.index(hdf5.whole(File.stamp(path)))
+        hdf5.read_index(hdf5.whole_file(File.stamp(path)))
         _read(keras_h5.read(path))
 
 
@@ -252,7 +239,7 @@ def _keras(room: Room, data: bytes) -> None:
     }
     path = room.put("a.keras", _archive(members))
     with answering(starts.listing("HDF5 plain")):
-        _read(keras_zip.read(path))
+        _read(keras_h5.read_archive(path))
 
 
 def _keras_map(room: Room, data: bytes) -> None:
@@ -263,23 +250,23 @@ def _keras_map(room: Room, data: bytes) -> None:
 
 
 def _yaml(room: Room, data: bytes) -> None:
-    yaml_settings.read(room.put("args.yml", data))
+    common.read_yaml(room.put("args.yml", data))
 
 
 def _sidecar(room: Room, data: bytes) -> None:
     room.put("x.pt.ckpttool.json", data)
-    sidecar.load(str(room.folder / "x.pt"))
+    sidecar.load_sidecar(str(room.folder / "x.pt"))
 
 
 def _rules(room: Room, data: bytes) -> None:
-    rule_file.load(room.put("rules.toml", data))
+    user_rules.load_rules(room.put("rules.toml", data))
 
 
 def _sb3(room: Room, data: bytes) -> None:
     with zipfile.ZipFile(BY_NAME["SB3 zip"].home / "agent.zip") as archive:
         members = {name: archive.read(name) for name in archive.namelist()}
     path = room.put("agent.zip", _archive({**members, "data": data}))
-    _read(stable_baselines3.read(path))
+    _read(sb3.read(path))
     summary(path)
 
 
@@ -289,7 +276,7 @@ def _sb3_pickle(room: Room, data: bytes) -> None:
 
 
 def _sb2(room: Room, data: bytes) -> None:
-    _read(stable_baselines2.read(room.put("agent.pkl", data)))
+    _read(sb3.read_sb2(room.put("agent.pkl", data)))
 
 
 def _rllib(room: Room, data: bytes) -> None:
@@ -298,7 +285,7 @@ def _rllib(room: Room, data: bytes) -> None:
 
 def _recorded(room: Room, data: bytes) -> None:
     leaves = {n: Leaf("float32", (2,), Inline(bytes(8)), n) for n in ("actor/w", "actor/b")}
-    recorded.restored(data, leaves)
+    common.decode_tree(data, leaves)
 
 
 def _agent(room: Room, data: bytes) -> None:

@@ -8,8 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from ckpttool.wire.pickle_reader import Dict, Global, Object
-from ckpttool.wire.pickle_writer import Persistent, dumps
+from ckpttool.encodings.pickle_values import Dict, Global, PersistentId, PickleObject, dumps
 from tests.hostile.crafted_any import written
 from tests.hostile.zips import Made, archive
 
@@ -18,22 +17,22 @@ REBUILD = "torch._utils"
 ONE = struct.pack("<4f", 1, 2, 3, 4)
 
 
-def storage(key: object = "0", count: object = 4, kind: object = FLOATS, *more: object) -> Persistent:
+def storage(key: object = "0", count: object = 4, kind: object = FLOATS, *more: object) -> PersistentId:
     """Return a persistent id of torch's."""
-    return Persistent(("storage", kind, key, "cpu", count, *more))
+    return PersistentId(("storage", kind, key, "cpu", count, *more))
 
 
 def tensor(
     where: object = None, offset: object = 0, shape: object = (4,), strides: object = (1,), **more: object
-) -> Object:
+) -> PickleObject:
     """Return the call that rebuilds a tensor."""
     args = (where or storage(), offset, shape, strides, False, Dict("collections.OrderedDict"))
-    return Object(Global(REBUILD, "_rebuild_tensor_v2"), args + tuple(more.values()), 0)
+    return PickleObject(Global(REBUILD, "_rebuild_tensor_v2"), args + tuple(more.values()), 0)
 
 
-def called(name: str, *args: object, module: str = REBUILD) -> Object:
+def called(name: str, *args: object, module: str = REBUILD) -> PickleObject:
     """Return a call."""
-    return Object(Global(module, name), args, 0)
+    return PickleObject(Global(module, name), args, 0)
 
 
 def members(value: object = None, storages: dict[str, bytes] | None = None) -> list[Made]:

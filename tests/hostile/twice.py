@@ -90,29 +90,29 @@ def differences(crafted: Mapping[str, Path], times: int, names: Sequence[str] = 
 
 def verdict(path: str) -> list[Any]:
     """Return what is read at a path, in words that two readings can be compared by."""
-    from ckpttool.errors import CkpttoolError
-    from ckpttool.formats.resolve import open_checkpoint
-    from ckpttool.ops.digest import digest_of
+    from ckpttool.commands.digest import digest_checkpoint
+    from ckpttool.core.errors import CkpttoolError
+    from ckpttool.formats.detect import open_checkpoint
 
     try:
         found = open_checkpoint(path)
     except CkpttoolError as error:
         return ["refused", type(error).__name__, error.message]
     try:
-        return ["read", digest_of(found).sha256, list(found.notes)]
+        return ["read", digest_checkpoint(found).sha256, list(found.notes)]
     except CkpttoolError as error:
         return ["listed", type(error).__name__, error.message, _tensors(found), list(found.notes)]
 
 
 def _tensors(found: Any) -> list[str]:
     """Return the digest of every tensor that can be read, and the error of every other one."""
-    from ckpttool.errors import CkpttoolError
-    from ckpttool.ops.digest import sha256
+    from ckpttool.commands.digest import hash_tensor
+    from ckpttool.core.errors import CkpttoolError
 
     each = []
     for _, leaf in found.tree.tensors():
         try:
-            each.append(sha256(leaf))
+            each.append(hash_tensor(leaf))
         except CkpttoolError as error:
             each.append(type(error).__name__)
     return each
@@ -162,11 +162,11 @@ def main() -> None:
     parser.add_argument("--read", help=argparse.SUPPRESS)
     chosen = parser.parse_args()
     if chosen.read:
-        from ckpttool.formats.hdf5 import child
+        from ckpttool.formats import hdf5_child
 
         # Its imports are done once, here, and the forks have them.
-        child.rehearse()
-        with forked_children(), mock.patch.object(child, "rehearse"):
+        hdf5_child.preload_modules()
+        with forked_children(), mock.patch.object(hdf5_child, "preload_modules"):
             for each in _read(json.load(sys.stdin)):
                 sys.stdout.write(json.dumps(each) + "\n")
         return

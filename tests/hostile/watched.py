@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
 from unittest import mock
 
-from ckpttool.formats.hdf5 import process
+from ckpttool.formats import hdf5
 from tests import warm
 from tests.hostile.room import Forked
 
@@ -163,7 +163,7 @@ def _child(arguments: list[str], out: int, err: int, events: int) -> NoReturn:
 
         if os.environ.get("CKPTTOOL_HOSTILE") == "whole":
             main()
-        with mock.patch.object(process, "subprocess", _FORKING):
+        with mock.patch.object(hdf5, "subprocess", _FORKING):
             main()
     except SystemExit as left:
         status = left.code if isinstance(left.code, int) else 71

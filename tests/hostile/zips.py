@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from ckpttool.wire.zip_records import (
+from ckpttool.encodings.archives import (
     CENTRAL,
     CENTRAL_MARK,
     DEFLATED,

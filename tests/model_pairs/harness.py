@@ -228,7 +228,7 @@ class _Try:
     # --- Conversion -------------------------------------------------------------------------------------
 
     def _convert(self) -> None:
-        from ckpttool.errors import CkpttoolError
+        from ckpttool.core.errors import CkpttoolError
 
         try:
             net = self._into() if self.way == "into" else self._written()
@@ -242,7 +242,7 @@ class _Try:
                 compare(value, wanted[name])
 
     def _into(self) -> Any:
-        from ckpttool.ops.load_into import load_into
+        from ckpttool.commands.load_into import load_into
 
         net = self._new(5)
         options = {"flatten": self.flatten, "unflatten": self.unflatten, "kinds": self.kinds}
@@ -262,9 +262,9 @@ class _Try:
         return "functional" if self.way in ("like", "into") else "subclassed"
 
     def _written(self) -> Any:
-        from ckpttool.ops import like
-        from ckpttool.ops.convert import convert
-        from ckpttool.ops.layer_options import choices
+        from ckpttool.commands import convert as like
+        from ckpttool.commands.convert import convert
+        from ckpttool.commands.options import parse_layer_options
 
         form = "torch" if self.target == "torch" else "keras"
         target = self.file.parent / f"to_{self.source}_{self.way}.{'pt' if form == 'torch' else 'weights.h5'}"
@@ -284,10 +284,12 @@ class _Try:
             )
         else:
             wanted = _like(self.target, self.name, self.shapes, self._style)
-            how = like.How(
-                choices=choices(self.kinds, self.flatten, self.unflatten), pairs=tuple(self.match), force=True
+            how = like.ModelFillOptions(
+                choices=parse_layer_options(self.kinds, self.flatten, self.unflatten),
+                pairs=tuple(self.match),
+                force=True,
             )
-            done = like.like(str(self.file), str(target), form, wanted, how)
+            done = like.convert_for_model(str(self.file), str(target), form, wanted, how)
         report = done.report
         self.assumed = tuple(report.assumed)
         if not report.complete or not target.exists():
@@ -397,15 +399,15 @@ def compare(found: np.ndarray, wanted: np.ndarray) -> None:
 
 
 def _like(target: str, name: str, shapes: Sequence[tuple[int, ...]], style: str) -> Any:
-    from ckpttool.agents.skeleton.beside import Like
-    from ckpttool.ops import target_model
+    from ckpttool.commands import load_into
+    from ckpttool.networks.worker import ModelSpec
     from tests.test_like import InThisProcess
 
-    target_model.Beside = InThisProcess  # type: ignore[assignment,misc]
+    load_into.ModelProcess = InThisProcess  # type: ignore[assignment,misc]
     if target == "torch":
-        return Like("tests.model_pairs.torch_side:build", {"name": name, "seed": 5}, tuple(shapes))
+        return ModelSpec("tests.model_pairs.torch_side:build", {"name": name, "seed": 5}, tuple(shapes))
     arguments = {"name": name, "style": style, "seed": 5}
-    return Like("tests.model_pairs.keras_side:build", arguments, tuple(shapes))
+    return ModelSpec("tests.model_pairs.keras_side:build", arguments, tuple(shapes))
 
 
 # --- The whole ------------------------------------------------------------------------------------------

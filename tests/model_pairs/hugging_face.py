@@ -100,7 +100,7 @@ def judge(target: str, folder: str) -> None:
     """Convert every model to a framework, by Transformers and by ckpttool; print the outcomes."""
     import transformers
 
-    from ckpttool.ops import like  # noqa: F401  # so that no conversion's time has the import
+    from ckpttool.commands import convert  # noqa: F401  # so that no conversion's time has the import
 
     for name in CONFIGURATIONS:
         # An import, too.
@@ -130,19 +130,19 @@ def judge(target: str, folder: str) -> None:
 
 def _converted(target: str, name: str, at: Path, expected: np.ndarray) -> tuple[str, str]:
     """Convert with `--like`, following hints; return the state and why."""
-    from ckpttool.errors import CkpttoolError
-    from ckpttool.ops import like
-    from ckpttool.ops.layer_options import choices
+    from ckpttool.commands import convert
+    from ckpttool.commands.options import parse_layer_options
+    from ckpttool.core.errors import CkpttoolError
 
     origin: str | None = None
     kinds: list[str] = []
     hint, followed = "", ""
     for _ in range(_MOST_HINTS):
         file = at / ("like.pt" if target == "torch" else "like.weights.h5")
-        how = like.How(choices=choices(kinds, ()), source=origin, force=True)
+        how = convert.ModelFillOptions(choices=parse_layer_options(kinds, ()), source=origin, force=True)
         source = at / _FILES["keras" if target == "torch" else "torch"]
         try:
-            done = like.like(str(source), str(file), target, _like(target, name), how)
+            done = convert.convert_for_model(str(source), str(file), target, _like(target, name), how)
             if not done.report.complete:
                 return "refused", "; ".join(done.report.notes)
             model = _loaded(target, name, file)
@@ -168,12 +168,12 @@ def _converted(target: str, name: str, at: Path, expected: np.ndarray) -> tuple[
 
 
 def _like(target: str, name: str) -> Any:
-    from ckpttool.agents.skeleton.beside import Like
-    from ckpttool.ops import target_model
+    from ckpttool.commands import load_into
+    from ckpttool.networks.worker import ModelSpec
     from tests.test_like import InThisProcess
 
-    target_model.Beside = InThisProcess  # type: ignore[assignment,misc]
-    return Like(f"tests.model_pairs.hugging_face:{target}_model", {"name": name}, ())
+    load_into.ModelProcess = InThisProcess  # type: ignore[assignment,misc]
+    return ModelSpec(f"tests.model_pairs.hugging_face:{target}_model", {"name": name}, ())
 
 
 def _loaded(target: str, name: str, file: Path) -> Any:

@@ -283,8 +283,8 @@ class _Tries:
         return found
 
     def _filled(self, options: dict[str, Any], epsilons: Sequence[tuple[str, float]] = ()) -> Cell:
-        from ckpttool.errors import CkpttoolError
-        from ckpttool.ops.load_into import load_into
+        from ckpttool.commands.load_into import load_into
+        from ckpttool.core.errors import CkpttoolError
 
         self.left -= 1
         twin = self.side.build(self.twins, 7)

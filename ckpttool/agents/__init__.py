@@ -1,1 +1,0 @@
-"""Restored agents: networks, backends, environments, rollouts."""

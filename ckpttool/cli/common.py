@@ -1,0 +1,867 @@
+"""Options, output, progress, completion and suggestions that commands share."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import io
+import json
+import os
+import re
+import select
+import shlex
+import shutil
+import sys
+import textwrap
+import time
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, TextIO, cast
+
+import typer
+
+from ckpttool.core import filesystem, text, urls
+from ckpttool.core.atomic_write import Progress, ignore_progress
+from ckpttool.core.errors import CkpttoolError, UsageError
+from ckpttool.core.text import clean, describe_error, shorten, truncate_text
+from ckpttool.version import __version__
+
+if TYPE_CHECKING:
+    from rich.progress import Progress as Bar
+
+    from ckpttool.commands.convert import ConversionResult
+    from ckpttool.commands.doctor import Diagnosis
+    from ckpttool.commands.folder import CheckpointFolder
+    from ckpttool.commands.inspect import CheckpointSummary
+    from ckpttool.commands.stats import Diff, Stats
+    from ckpttool.commands.sweep import Sweep
+    from ckpttool.commands.verify import Verification
+    from ckpttool.core.plugins import Kind
+
+
+# What leaves the program: one JSON document or text without control characters, one sentence per error.
+
+SCHEMA = 1
+# Styles of our own carry a mark that no file can contain: `inert` escapes every other escape character.
+_MARK = os.urandom(8).hex()
+_STYLE = re.compile(f"\x1b{_MARK}(\\[[0-9;]*m)")
+_REQUESTED = re.compile(r"\x1b(?=\[[0-9;]*m)")
+
+# Holds something once stdout has failed.
+_FAILED: list[bool] = []
+
+# Objects of a list that are shown with a line for each of their values.
+_MANY = 20_000
+
+
+def render_document(content: dict[str, Any]) -> str:
+    """Return the one JSON document of a command: schema, tool version, then the content."""
+    whole = {"schema": SCHEMA, "tool": f"ckpttool {__version__}", **content}
+    return (
+        "{\n"
+        + ",\n".join(f" {json.dumps(name)}: {_render_member(item)}" for name, item in whole.items())
+        + "\n}"
+    )
+
+
+def _render_member(value: Any) -> str:
+    """Return a document's member with a line for each value, or for each object of a list of very many.
+
+    Lines for everything would take ten times as long and all memory there is for a hundred thousand tensors.
+    """
+    if isinstance(value, list | tuple) and len(value) > _MANY:
+        return "[\n  " + ",\n  ".join(_dump_json(item) for item in value) + "\n ]"
+    return _dump_json(value, indent=1).replace("\n", "\n ")
+
+
+def _dump_json(value: Any, indent: int | None = None) -> str:
+    try:
+        return json.dumps(value, indent=indent, allow_nan=False)
+    except ValueError:
+        return json.dumps(text.replace_nonfinite(value), indent=indent, allow_nan=False)
+
+
+def style_code(code: str) -> str:
+    """Return what begins a style in text that is written here: "1" is bold, "2" dim, "0" ends it."""
+    return f"\x1b{_MARK}[{code}m"
+
+
+def adopt_rich_styles(text: str) -> str:
+    """Return text that rich has drawn, and whose cells it was given clean, with its styles as our own."""
+    return _REQUESTED.sub(f"\x1b{_MARK}", text)
+
+
+def escape_controls(text: str, *, styles: bool = False) -> str:
+    """Return lines of printable characters, which cannot steer a terminal, and our own styles if wanted."""
+    if text.replace("\n", "").isprintable():
+        return text
+    pieces = _STYLE.split(text)
+    for at, piece in enumerate(pieces):
+        if at % 2:
+            pieces[at] = f"\x1b{piece}" if styles else ""
+        else:
+            pieces[at] = "\n".join(map(clean, piece.split("\n")))
+    return "".join(pieces)
+
+
+def print_text(text: str) -> None:
+    """Print the text on stdout, if there is any; what the terminal's encoding cannot show is escaped.
+
+    Raise BrokenPipeError when the reader is gone, CkpttoolError when stdout takes no more for another reason.
+    """
+    if not text:
+        return
+    require_stdout()
+    data = (escape_controls(text, styles=sys.stdout.isatty()) + "\n").encode(
+        sys.stdout.encoding or "utf-8", "backslashreplace"
+    )
+    try:
+        sys.stdout.flush()
+        sys.stdout.buffer.write(data)
+        sys.stdout.buffer.flush()
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        silence_stdout()
+        raise CkpttoolError(f"cannot write to standard output: {error.strerror}") from error
+
+
+def require_stdout() -> None:
+    """Raise CkpttoolError where stdout is closed, or has failed before."""
+    if sys.stdout is None or _FAILED:
+        raise CkpttoolError(
+            "cannot write to standard output: it is closed", hint="> /dev/null discards the output"
+        )
+
+
+class EscapingStream:
+    """A stream to which libraries print and warn: what it is given cannot steer a terminal."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self.stream = stream
+
+    def __getattribute__(self, name: str) -> Any:
+        """Return what the stream itself has, but for writing."""
+        if name in ("write", "writelines", "stream", "__class__", "__dict__"):
+            return super().__getattribute__(name)
+        return getattr(self.stream, name)
+
+    def write(self, text: str) -> int:
+        """Write the text with control characters as escapes."""
+        self.stream.write(text if text.isprintable() else escape_controls(text.expandtabs()))
+        return len(text)
+
+    def writelines(self, lines: Iterable[str]) -> None:
+        """Write each of the texts."""
+        for line in lines:
+            self.write(line)
+
+
+class _RichCapture(io.StringIO):
+    """Collects what rich draws for a stream, in its colours where that is a terminal."""
+
+    def __init__(self, stream: TextIO) -> None:
+        super().__init__()
+        self.stream = stream
+
+    # Rich draws boxes in the characters of the stream's encoding.
+    encoding = property(lambda self: self.stream.encoding)
+
+    def isatty(self) -> bool:
+        """Return whether the stream is a terminal."""
+        return self.stream.isatty()
+
+
+@contextlib.contextmanager
+def render_with_rich() -> Iterator[None]:
+    """Let rich print our own text, such as --help; its styles reach the terminal, as those of `style` do."""
+    require_stdout()
+    before, drawn = sys.stdout, _RichCapture(sys.stdout)
+    sys.stdout = drawn
+    try:
+        yield
+    finally:
+        sys.stdout = before
+    print_text(adopt_rich_styles(drawn.getvalue()).removesuffix("\n"))
+
+
+def guard_streams() -> None:
+    """Put `Inert` in front of stdout and stderr, and something in the place of a closed descriptor.
+
+    Else the first file that is opened would get its number, and with it what a library prints.
+    """
+    for number in range(3):
+        try:
+            os.fstat(number)
+        except OSError as error:
+            if error.errno == errno.EBADF:
+                os.open(os.devnull, os.O_RDWR)  # the lowest number that is free
+    _FAILED.clear()
+    sys.stdout, sys.stderr = (
+        stream
+        if stream is None or isinstance(stream, EscapingStream)
+        else cast(TextIO, EscapingStream(stream))
+        for stream in (sys.stdout, sys.stderr)
+    )
+
+
+def is_stderr_terminal() -> bool:
+    """Say whether a person watches stderr."""
+    return sys.stderr is not None and sys.stderr.isatty()
+
+
+def raw_stderr() -> TextIO:
+    """Return the stream itself, for what draws on a terminal."""
+    return sys.stderr.stream if isinstance(sys.stderr, EscapingStream) else sys.stderr
+
+
+def print_error(error: CkpttoolError, *, as_json: bool) -> None:
+    """Say what is wrong: a sentence and a hint on stderr, or the error document on stdout."""
+    if as_json and sys.stdout is not None and not _FAILED:
+        facts = {"kind": error.kind, "message": describe_error(error), "file": error.file, "hint": error.hint}
+        print_text(render_document({"error": facts}))
+        return
+    lines = [_wrap_for_stderr(f"ckpttool: {describe_error(error)}")]
+    if error.hint:
+        hint = f"hint: {truncate_text(clean(error.hint))}"
+        # What is to be pasted is not broken.
+        lines.append(hint if re.match(r"hint: (ckpttool |-)", hint) else _wrap_for_stderr(hint))
+    _write_stderr(lines)
+
+
+def _wrap_for_stderr(line: str) -> str:
+
+    return wrap_sentence(line, sys.stderr) if sys.stderr is not None and not sys.stderr.closed else line
+
+
+def print_interruption(how: str) -> None:
+    """Say on stderr that the program was stopped; where the terminal has gone, to nobody."""
+    with contextlib.suppress(OSError):
+        _write_stderr([f"ckpttool: {how}"])
+
+
+def _write_stderr(lines: list[str]) -> None:
+    # Where stderr is closed or full, the exit status is all that is left.
+    with contextlib.suppress(OSError, ValueError):
+        if sys.stderr is not None:
+            sys.stderr.write("".join(f"{escape_controls(line)}\n" for line in lines))
+            sys.stderr.flush()
+
+
+def is_reader_gone() -> bool:
+    """Say whether stdout is a pipe that nobody reads any more."""
+    try:
+        poll = select.poll()
+        poll.register(sys.stdout.fileno(), 0)
+        return any(events & (select.POLLERR | select.POLLHUP) for _, events in poll.poll(0))
+    except (AttributeError, OSError, ValueError):
+        return False
+
+
+def silence_stdout() -> None:
+    """Point stdout nowhere, so that the interpreter's last flush does not fail once more."""
+    _FAILED.append(True)
+    with contextlib.suppress(OSError, ValueError):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def flush_streams() -> None:
+    """Write out what libraries have printed; raise as `write` does."""
+    with contextlib.suppress(OSError, ValueError):
+        if sys.stderr is not None:
+            sys.stderr.flush()
+    if sys.stdout is None or _FAILED:
+        return
+    try:
+        sys.stdout.flush()
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        silence_stdout()
+        raise CkpttoolError(f"cannot write to standard output: {error.strerror}") from error
+
+
+# Lines in columns that fit the terminal: names, what they are, their numbers, and a note.
+
+_NARROWEST = 60
+_HANGING = " " * 4
+# What a column is cut down to when the terminal is narrow, and what it never exceeds.
+_NAME, _WHAT, _NOTE = (18, 60), (13, 40), (20, 80)
+_CLASS = 20
+# A path shortened to less than this says nothing.
+_SHORTEST = 8
+BOLD, DIM, PLAIN = map(style_code, "120")
+
+
+class ColumnLine(NamedTuple):
+    """One line before it is fitted: what stands in each column; `below` are further lines, never cut.
+
+    `lead` stands before the note and is not shortened with it: "m of ", "also ".
+    """
+
+    level: int
+    name: str
+    what: str
+    elements: str
+    nbytes: str
+    note: str
+    lead: str = ""
+    module: bool = False
+    below: tuple[str, ...] = ()
+
+
+def terminal_width() -> int:
+    """Return the width to print in: the terminal's, or what COLUMNS says; 80 in a pipe."""
+    return max(_NARROWEST, shutil.get_terminal_size((80, 24)).columns)
+
+
+def wrap_sentence(sentence: str, stream: TextIO | None = None) -> str:
+    """Return a labelled sentence, on a terminal in lines of its width; a path in it is never broken.
+
+    `stream` is where it goes, stdout by default.
+    """
+    if not (stream or sys.stdout).isatty():
+        return sentence
+    return textwrap.fill(
+        sentence, terminal_width(), subsequent_indent=_HANGING, break_long_words=False, break_on_hyphens=False
+    )
+
+
+def fit_path(path: str, used: int) -> str:
+    """Return a path for a line with `used` other characters: whole in a pipe, to be copied from there."""
+    return shorten(path, max(2 * _SHORTEST, terminal_width() - used)) if sys.stdout.isatty() else path
+
+
+def has_colors() -> bool:
+    """Return whether colours are shown: on a terminal that knows them, unless NO_COLOR is set."""
+    plain = os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb"
+    return sys.stdout.isatty() and not plain
+
+
+def strip_line_end(line: str) -> str:
+    """Return the line without spaces at its end, in front of the end of a style too."""
+    line = line.rstrip()
+    return line.removesuffix(PLAIN).rstrip() + PLAIN if line.endswith(PLAIN) else line
+
+
+def align_columns(lines: list[ColumnLine], width: int) -> list[str]:
+    """Return the lines in columns that fit the width."""
+    if not lines:
+        return []
+    lines = [_escape_line(line) for line in lines]
+    elements = max(10, *(len(line.elements) for line in lines))
+    nbytes = max(7, *(len(line.nbytes) for line in lines))
+    names = max(2 * line.level + len(line.name) for line in lines)
+    # A value has the room of the empty columns after it, and asks for no width of its own.
+    whats = max((len(line.what) for line in lines if line.nbytes), default=0)
+    # A class may go on where a module has no parameters, so it gives way first.
+    types = max([_CLASS, *(len(line.what) for line in lines if line.nbytes and not line.module)])
+    notes = max((len(line.lead) + len(line.note) for line in lines if line.nbytes), default=0)
+    spare = width - elements - nbytes - (8 if notes else 6)
+    # Deep names begin far to the right: the column grows with that, as far as a terminal allows.
+    least, most = _NAME
+    deepest = max(2 * line.level for line in lines)
+    least = max(least, min(deepest + least // 2, width // 2 - 4))
+    name, what, note = _fit_widths([(names, (least, most)), (whats, _WHAT), (notes, _NOTE)], types, spare)
+    colours = has_colors()
+    title = f"{'':<{name}}  {'':<{what}}  {'parameters':>{elements}}  {'size':>{nbytes}}"
+    text = [f"{DIM}{title}{PLAIN}" if colours else title] if any(line.nbytes for line in lines) else []
+    for line in lines:
+        # However deep a module is, its name keeps half of the column if it needs that.
+        indent = " " * min(2 * line.level, max(name // 2, name - len(line.name)))
+        # What has no numbers may go on where they would stand.
+        room = name if line.nbytes else max(name, width // 2)
+        left = f"{indent + shorten(line.name, room - len(indent)):<{name}}"
+        if line.nbytes:
+            room = what if line.elements else what + elements
+            said = shorten(line.what, room)
+            numbers = what + 2 + elements - len(said)
+            middle = f"{said}{line.elements:>{numbers}}  {line.nbytes:>{nbytes}}"
+        else:
+            middle = shorten(line.what, width - len(left) - 2)
+        right = _fit_note(line, note if line.nbytes else width - len(left) - 4 - len(middle))
+        if colours:
+            left = f"{BOLD}{left}{PLAIN}" if line.module else left
+            right = f"{DIM}{right}{PLAIN}" if right else ""
+        text.append(strip_line_end(f"{left}  {middle}  {right}"))
+        text += [f"{indent}    {below}" for below in line.below]
+    return text
+
+
+def _escape_line(line: ColumnLine) -> ColumnLine:
+    """Return the line without what would break it into several or steer a terminal."""
+    if all(map(str.isprintable, (*line[1:7], *line.below))):
+        return line
+    name, what, elements, nbytes, note, lead = map(clean, line[1:7])
+    return ColumnLine(
+        line.level, name, what, elements, nbytes, note, lead, line.module, tuple(map(clean, line.below))
+    )
+
+
+def _fit_note(line: ColumnLine, width: int) -> str:
+    room = width - len(line.lead)
+    if not line.lead or room < min(len(line.note), _SHORTEST):
+        return shorten(line.lead.split(" ")[0] if line.lead else line.note, width)
+    return line.lead + shorten(line.note, room)
+
+
+def _fit_widths(asked: Iterable[tuple[int, tuple[int, int]]], types: int, spare: int) -> list[int]:
+    """Return a width for each column: what it asks for, less where the room ends, the last column first.
+
+    The middle column gives up what is beyond `types` before all others.
+    """
+    wanted = [(min(natural, most), least) for natural, (least, most) in asked]
+    given = [width for width, _ in wanted]
+    # Where even the least is too much, the notes go first.
+    steps = ((1, types), (2, wanted[2][1]), (0, wanted[0][1]), (1, wanted[1][1]), (2, 0), (0, 8), (1, 8))
+    for at, least in steps:
+        over = sum(given) - spare
+        if over > 0:
+            given[at] = min(given[at], max(least, given[at] - over))
+    return given
+
+
+# What a shell offers where TAB is pressed: words that an option or an argument takes.
+#
+# Each function gets what has been typed of the word. Nothing of this is imported or run by an ordinary
+# command but these few definitions.
+
+
+def complete_layouts(incomplete: str) -> list[str]:
+    """Return the layouts that can be named."""
+    return _complete_plugins("layouts", incomplete)
+
+
+def complete_backends(incomplete: str) -> list[str]:
+    """Return the backends."""
+    return _complete_plugins("backends", incomplete)
+
+
+def complete_targets(incomplete: str) -> list[str]:
+    """Return what `convert --to` takes."""
+    from ckpttool.commands.options import EXPORTS, TARGETS
+
+    return _filter_by_prefix((*TARGETS, *EXPORTS), incomplete)
+
+
+def complete_schemas(incomplete: str) -> list[str]:
+    """Return the names of our JSON Schemas."""
+    from ckpttool.commands.inspect import schema_names
+
+    return _filter_by_prefix(schema_names(), incomplete)
+
+
+def complete_environments(incomplete: str) -> list[str]:
+    """Return the environments that Gymnasium itself registers; none where it is not installed."""
+    from ckpttool.core.errors import MissingExtraError
+    from ckpttool.evaluation.environments import import_gymnasium
+
+    try:
+        return _filter_by_prefix(import_gymnasium().registry, incomplete)
+    except MissingExtraError:
+        return []
+
+
+def complete_words(*words: str) -> Callable[[str], list[str]]:
+    """Return the function that offers these words."""
+
+    def offered(incomplete: str) -> list[str]:
+        return _filter_by_prefix(words, incomplete)
+
+    return offered
+
+
+def _complete_plugins(kind: Kind, incomplete: str) -> list[str]:
+    from ckpttool.core import plugins
+
+    return _filter_by_prefix((plugin.name for plugin in plugins.installed(kind)), incomplete)
+
+
+def _filter_by_prefix(words: Iterable[str], incomplete: str) -> list[str]:
+    return [word for word in words if word.startswith(incomplete)]
+
+
+# What a person may want to do next, as commands with the paths that were just named: on a terminal alone.
+
+# The words of a few commands, without the program's name.
+Steps = list[tuple[str, ...]]
+# What one framework wrote is most often wanted in the other one.
+_TENSORFLOW = ("tensor_bundle", "tensorflow_v1", "saved_model", "keras_h5", "keras_zip", "keras_rl")
+
+
+def print_next_steps(after: Callable[..., Steps], *found: Any, quiet: bool) -> None:
+    """Print what a function says of what was found, a command a line to be copied; never into a pipe."""
+    if quiet or not sys.stdout.isatty():
+        return
+    for words in after(*found):
+        line = f"next: {clean(shlex.join(('ckpttool', *words)))}"
+        print_text(f"{DIM}{line}{PLAIN}" if has_colors() else line)
+
+
+def after_inspect(found: CheckpointSummary | CheckpointFolder) -> Steps:
+    """Return what is done with an agent, or with a model that is none."""
+    from ckpttool.commands.inspect import CheckpointSummary
+
+    if not isinstance(found, CheckpointSummary):
+        return []
+    path = urls.display_url(found.checkpoint.path)
+    if found.layout is None:
+        return [("stats", path), ("doctor", path)]
+    tensorflow = found.checkpoint.format in _TENSORFLOW
+    other = ("agent.pt",) if tensorflow else ("ckpt-1", "--to", "tf")
+    return [("convert", path, *other), _eval_command(path)]
+
+
+def after_digest(path: str) -> Steps:
+    """Return how the same numbers are recognised later."""
+    return [("digest", path, "--check", "saved.json")]
+
+
+def after_stats(path: str, found: Stats) -> Steps:
+    """Return what says more of numbers that are no good sign."""
+    bad = not found.finite or any(each.signs for each in found.tensors)
+    return [("doctor", path)] if bad else []
+
+
+def after_diff(left: str, right: str, found: Diff) -> Steps:
+    """Return what says whether two agents act alike all the same."""
+    agents = None not in found.layouts
+    return [("verify", left, right)] if agents and not found.identical else []
+
+
+def after_doctor(path: str, found: Diagnosis) -> Steps:
+    """Return what a healthy agent is for."""
+    return [_eval_command(path)] if found.layout is not None and not found.findings else []
+
+
+def after_convert(found: ConversionResult) -> Steps:
+    """Return the same without --dry-run, or what proves and plays the agent that was written."""
+    if found.written:
+        played = [("verify", found.source, found.target), _eval_command(found.target)]
+        return played if found.parity and not found.target.endswith(".onnx") else [("inspect", found.target)]
+    words = sys.argv[1:]
+    if "--dry-run" not in words or not found.report.complete:
+        return []
+    if "--glob" in words:
+        at = words.index("--glob")
+        del words[at : at + 2]
+    return [tuple(word for word in words if word != "--dry-run" and not word.startswith("--glob="))]
+
+
+def after_verify(second: str, found: Verification) -> Steps:
+    """Return how the one that is the same agent is played."""
+    return [_eval_command(second)] if found.within else []
+
+
+def after_eval(found: Sweep, env: str | None) -> Steps:
+    """Return how the best of several is scored more exactly, or one is seen."""
+    told = ("--env", env) if env is not None else ()
+    if found.best is not None:
+        return [("eval", urls.display_url(found.best.checkpoint), *told, "--episodes", "100")]
+    return [
+        ("eval", urls.display_url(each.checkpoint), *told, "--video", "agent.mp4")
+        for each in found.evaluations[:1]
+    ]
+
+
+def _eval_command(path: str) -> tuple[str, ...]:
+    from ckpttool.core import sidecar
+
+    # Nothing is fetched to say this.
+    told = None
+    if not urls.is_url(path):
+        with contextlib.suppress(CkpttoolError):
+            told = sidecar.load_sidecar(path)
+    # A sidecar may name the environment; without one a person has to.
+    return ("eval", path) if told is not None and told.env else ("eval", path, "--env", "ID")
+
+
+# The arguments and options that several commands share.
+
+PathArgument = Annotated[
+    str, typer.Argument(metavar="PATH", help="A file, a TensorFlow prefix, or a folder.", show_default=False)
+]
+AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout.")]
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Only rows, findings and what was written.")]
+Glob = Annotated[
+    str | None,
+    typer.Option(
+        metavar="PATTERN", help="Only the tensors whose path matches: * in a segment, ** across them."
+    ),
+]
+LayoutOption = Annotated[
+    str | None,
+    typer.Option(
+        metavar="NAME",
+        help="Read the source as this layout (see ckpttool layouts); none: by layers alone.",
+        autocompletion=complete_layouts,
+    ),
+]
+Video = Annotated[
+    str | None,
+    typer.Option(metavar="FILE", help="Film episodes of the best checkpoint: a new .mp4 or .gif file."),
+]
+VideoEpisodes = Annotated[
+    str, typer.Option(metavar="LIST", help="What to film: best, worst, median, or numbers from 0.")
+]
+Plot = Annotated[
+    str | None,
+    typer.Option(metavar="FILE", help="Draw returns or the learning curve: a new .png, .svg or .pdf file."),
+]
+Chart = Annotated[
+    bool | None,
+    typer.Option(
+        "--chart/--no-chart",
+        help="Draw in the terminal too. Default: where a person reads.",
+        show_default=False,
+    ),
+]
+Noise = Annotated[
+    float | None,
+    typer.Option(metavar="STD", help="Add Gaussian noise to actions: its deviation in half action ranges."),
+]
+Engine = Annotated[
+    str,
+    typer.Option(
+        metavar="NAME",
+        help="What steps the environments: auto, gymnasium, mujoco, pendulum.batch, device.",
+        autocompletion=complete_words("auto", "gymnasium", "mujoco", "pendulum.batch", "device"),
+    ),
+]
+Dtype = Annotated[
+    str,
+    typer.Option(
+        metavar="NAME",
+        help="What the policy computes in: float32 or float64.",
+        autocompletion=complete_words("float32", "float64"),
+    ),
+]
+AdapterOption = Annotated[
+    str | None,
+    typer.Option(
+        "--adapter",
+        metavar="NAME",
+        help="zero_contact_forces: Ant and Humanoid policies from before simulators reported these. "
+        "current_positions: policies that were shown where the body is.",
+        autocompletion=complete_words("zero_contact_forces", "current_positions"),
+    ),
+]
+WrapperOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--wrapper",
+        metavar="NAME[:ARG=N,...]",
+        help="Environment wrapper of the training, innermost first; may be repeated. Default: those that the "
+        "agent's files name; none: without.",
+        autocompletion=complete_words(
+            "none", "TimeFeatureWrapper", "HistoryWrapper", "VecFrameStack", "RescaleAction"
+        ),
+    ),
+]
+Runs = Annotated[bool, typer.Option("--runs", help="Each PATH is one training run: intervals over the runs.")]
+Last = Annotated[
+    int | None,
+    typer.Option(min=1, metavar="N", help="Score each run by its last N checkpoints together (--runs)."),
+]
+Against = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="PATH", help="A run of another algorithm to compare with; may be repeated (--runs)."
+    ),
+]
+Csv = Annotated[
+    str | None, typer.Option(metavar="FILE", help="Write one line per episode to a new CSV file.")
+]
+Tensorboard = Annotated[
+    str | None, typer.Option(metavar="DIR", help="Write scalars at the training steps for TensorBoard.")
+]
+LikeArgs = Annotated[
+    str | None,
+    typer.Option(metavar="JSON", help="For --like: the factory's arguments, '{\"hidden\": 256}'."),
+]
+InputShape = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="H,W,C",
+        help="For --like: the shape of the model's input without its batch, once for each input. The "
+        "model is called with it.",
+    ),
+]
+LikePython = Annotated[
+    str | None, typer.Option(metavar="INTERPRETER", help="For --like: the Python that has its framework.")
+]
+
+Env = Annotated[
+    str | None,
+    typer.Option(
+        metavar="ID",
+        help="Gymnasium environment of the agent.",
+        autocompletion=complete_environments,
+    ),
+]
+ActivationOption = Annotated[
+    str | None,
+    typer.Option(
+        metavar="NAME",
+        help="Activation after the hidden layers: one, or one each (relu,tanh).",
+        autocompletion=complete_words(
+            "relu", "tanh", "sigmoid", "elu", "leaky_relu", "gelu", "silu", "softplus", "linear"
+        ),
+    ),
+]
+HeadOption = Annotated[
+    str | None,
+    typer.Option(
+        metavar="NAME",
+        help="Action map: tanh (times the upper bound), affine (tanh to the bounds), unit_tanh, linear, "
+        "clip, clip_affine, ...",
+        autocompletion=complete_words(
+            "tanh", "affine", "unit_tanh", "linear", "clip", "clip_affine", "tanh_clip_affine"
+        ),
+    ),
+]
+BoundsOption = Annotated[
+    tuple[str, str] | None,
+    typer.Option(metavar="LOW HIGH", help="Action bounds: two numbers, or two lists with commas."),
+]
+ObsNormOption = Annotated[
+    str | None,
+    typer.Option(
+        "--obs-norm",
+        metavar="FILE",
+        help="Observation statistics: vecnormalize.pkl, or a file with mean and var.",
+    ),
+]
+
+
+def agent_facts(
+    activation: str | None,
+    head: str | None,
+    bounds: tuple[str, str] | None,
+    obs_norm: str | None,
+    env: str | None = None,
+) -> Any:
+    """Return the facts that the options give of an agent."""
+    if activation is None and head is None and bounds is None and obs_norm is None and env is None:
+        from ckpttool.commands.evidence import NO_FACTS
+
+        return NO_FACTS
+    from ckpttool.commands.evidence import AgentFacts, parse_bounds
+
+    low, high = parse_bounds(bounds)
+    return AgentFacts(activation, head, low, high, obs_norm, env)
+
+
+def make_importable(env: str | None) -> str | None:
+    """Return the environment's id; let the module of `module:Env-v0` be found in the working directory."""
+    module, colon, _ = (env or "").partition(":")
+    if colon and all(part.isidentifier() for part in module.split(".")):
+        from ckpttool.networks.model_child import find_user_module  # not needed by most commands
+
+        find_user_module(module)
+    return env
+
+
+def build_like_model(
+    factory: str | None, arguments: str | None, shapes: list[str] | None, python: str | None
+) -> Any:
+    """Return the model that --like and its options name, None without; raise UsageError for these alone."""
+    if factory is None:
+        if arguments or shapes or python:
+            raise UsageError("--like-args, --input-shape and --python are for --like alone")
+        return None
+    from ckpttool.networks.worker import parse_model_spec
+
+    return parse_model_spec(factory, arguments, shapes or (), python)
+
+
+# Progress on stderr: only on a terminal, only for work that takes more than a second.
+
+_PATIENCE_S = 1.0
+_NAME_LENGTH = 40
+
+
+class _DelayedBar:
+    """Starts a bar when the work has taken longer than a moment."""
+
+    def __init__(self, label: str, unit: str | None) -> None:
+        self.label, self.unit = label, unit
+        self.began = time.monotonic()
+        self.bar: Bar | None = None
+        # Steps are timed from the first report on: before it a policy is built and environments are made.
+        self.first: tuple[float, int] | None = None
+
+    def __call__(self, done: int, total: int, steps: int | None = None) -> None:
+        now = time.monotonic()
+        if self.bar is None and now - self.began > _PATIENCE_S and done < total:
+            self._start(total)
+        speed = self._speed(now, steps) if steps is not None else ""
+        if self.bar is not None:
+            self.bar.update(self.bar.task_ids[0], completed=done, total=total, speed=speed)
+
+    def _speed(self, now: float, steps: int) -> str:
+        if self.first is None or steps < self.first[1]:
+            self.first = (now, steps)
+        since, before = self.first
+        return f"{(steps - before) / (now - since):,.0f} steps/s" if now > since else ""
+
+    def _start(self, total: int) -> None:
+        from rich.console import Console
+        from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+
+        # How many of them, where there is a word for what is counted: else the part that is done.
+        amount = f"{{task.completed}}/{{task.total}} {self.unit}" if self.unit else "{task.percentage:>3.0f}%"
+        self.bar = Progress(
+            TextColumn("{task.description}", markup=False),
+            BarColumn(bar_width=24),
+            TextColumn(amount),
+            TextColumn("{task.fields[speed]}"),
+            TimeRemainingColumn(),
+            console=Console(file=raw_stderr()),
+            transient=True,
+            # What else is printed meanwhile goes through the guard of stderr.
+            redirect_stdout=False,
+            redirect_stderr=False,
+        )
+        self.bar.add_task(self.label, total=total, speed="")
+        self.bar.start()
+
+    def stop(self) -> None:
+        if self.bar is not None:
+            self.bar.stop()
+
+
+@contextmanager
+def show_progress(label: str, *, quiet: bool, unit: str | None = None) -> Iterator[Progress]:
+    """Give a progress callback that draws a bar where a person watches; `unit` names what it counts."""
+    if quiet or not is_stderr_terminal():
+        yield ignore_progress
+        return
+    shown = _DelayedBar(label, unit)
+    try:
+        yield shown
+    finally:
+        shown.stop()
+
+
+@contextmanager
+def show_fetch_progress(*, quiet: bool) -> Iterator[None]:
+    """Draw a bar for every file elsewhere that has to be fetched whole, where a person watches."""
+    if quiet or not is_stderr_terminal():
+        yield
+        return
+    shown: dict[str, _DelayedBar] = {}
+
+    def told(name: str, done: int, total: int) -> None:
+        bar = shown.setdefault(name, _DelayedBar(f"fetch {shorten(clean(name), _NAME_LENGTH)}", None))
+        bar(done, total)
+        if done >= total:
+            shown.pop(name).stop()
+
+    token = filesystem.watch.set(told)
+    try:
+        yield
+    finally:
+        filesystem.watch.reset(token)
+        for bar in shown.values():
+            bar.stop()

@@ -1,0 +1,726 @@
+"""The commands eval and compare."""
+
+from __future__ import annotations
+
+import re
+import sys
+import time
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from ckpttool.cli import common
+from ckpttool.cli.common import (
+    ActivationOption,
+    AdapterOption,
+    Against,
+    AsJson,
+    BoundsOption,
+    Chart,
+    Csv,
+    Dtype,
+    Engine,
+    HeadOption,
+    Last,
+    LayoutOption,
+    Noise,
+    ObsNormOption,
+    Plot,
+    Quiet,
+    Runs,
+    Tensorboard,
+    Video,
+    VideoEpisodes,
+    WrapperOption,
+    agent_facts,
+    fit_path,
+    make_importable,
+    show_progress,
+    wrap_sentence,
+)
+from ckpttool.commands.evidence import NO_FACTS, AgentFacts
+from ckpttool.core import sidecar, urls
+from ckpttool.core.errors import CkpttoolError, UsageError
+from ckpttool.core.text import clean, format_count
+
+if TYPE_CHECKING:
+    from ckpttool.cli import plots
+    from ckpttool.commands.algorithms import Algorithm, AlgorithmComparison, TrainingRun
+    from ckpttool.commands.evaluate import EpisodeVideo, Evaluation, Protocol
+    from ckpttool.commands.sweep import (
+        BestCheckpoint,
+        EvaluationFailure,
+        RankingRow,
+        ScoredCheckpoint,
+        Sweep,
+    )
+    from ckpttool.evaluation.statistics import Estimate
+
+
+# What `eval` says of algorithms: training runs put together, two compared, and scores as files.
+
+
+@dataclass(frozen=True, slots=True)
+class ComparisonOptions:
+    """What the options say: training runs of one algorithm, those of another, and files to write."""
+
+    paths: tuple[str, ...]
+    runs: tuple[TrainingRun, ...] = ()
+    against: tuple[TrainingRun, ...] = ()
+    last: int = 1
+    csv: str | None = None
+    tensorboard: str | None = None
+
+
+@dataclass(slots=True)
+class ComparisonOutput:
+    """Keys for the JSON document, lines for people, and the mean that `--min-return` is compared with.
+
+    `algorithms` are what a plot shows: ours, and the one that it is compared with.
+    """
+
+    document: dict[str, Any] = field(default_factory=dict)
+    lines: list[str] = field(default_factory=list)
+    mean: float | None = None
+    algorithms: tuple[Algorithm, ...] = ()
+    comparison: AlgorithmComparison | None = None
+
+
+def parse_comparison_options(
+    paths: Sequence[str],
+    layout: str | None,
+    *,
+    runs: bool,
+    last: int | None,
+    against: Sequence[str],
+    csv: str | None,
+    tensorboard: str | None,
+) -> ComparisonOptions:
+    """Return what is to be played and told; raise before hours of playing, not after."""
+    from ckpttool.commands import algorithms, sweep
+
+    if csv is not None:
+        sweep.require_new_result(csv)
+    if tensorboard is not None:
+        sweep.require_folder(tensorboard)
+    if not (runs or last is not None or against):
+        return ComparisonOptions(tuple(paths), csv=csv, tensorboard=tensorboard)
+    count = last or 1
+    ours, theirs = (algorithms.find_runs(side, count, layout) for side in (paths, against))
+    played = tuple(path for each in (*ours, *theirs) for path in each.checkpoints)
+    return ComparisonOptions(played, ours, theirs, count, csv, tensorboard)
+
+
+def report_comparison(wanted: ComparisonOptions, found: Sweep) -> ComparisonOutput:
+    """Return what the finished evaluations say, and write the files that are wanted."""
+    from ckpttool.commands import sweep
+
+    told = ComparisonOutput()
+    _add_algorithms(wanted, found, told)
+    if wanted.csv is not None and found.scored:
+        sweep.save_table(wanted.csv, found.scored)
+        told.lines.append(f"wrote {clean(wanted.csv)}")
+    if wanted.tensorboard is not None and found.scored:
+        path = sweep.save_scalars(wanted.tensorboard, found.scored, time.time())
+        told.document["tensorboard"] = path
+        told.lines.append(f"wrote {clean(path)}")
+    return told
+
+
+def _add_algorithms(wanted: ComparisonOptions, found: Sweep, told: ComparisonOutput) -> None:
+    from ckpttool.commands import algorithms
+
+    ours = algorithms.summarize_runs(wanted.runs, found.scored, wanted.last)
+    if ours is None:
+        return
+    told.mean, told.algorithms = ours.mean.value, (ours,)
+    told.document["runs"] = ours.document()
+    told.lines += _algorithm_lines("runs", ours)
+    theirs = algorithms.summarize_runs(wanted.against, found.scored, wanted.last)
+    if theirs is None:
+        return
+    compared = algorithms.compare_algorithms(ours, theirs)
+    told.algorithms, told.comparison = (ours, theirs), compared
+    told.document |= {"against": theirs.document(), "comparison": compared.document()}
+    told.lines += [*_algorithm_lines("against", theirs), *_comparison_lines(compared)]
+
+
+def _algorithm_lines(title: str, one: Algorithm) -> list[str]:
+    from ckpttool.cli.tables import labeled_lines, merge_default_sentences
+
+    count = len(one.runs)
+    what = f"{count} training runs" if count > 1 else clean(one.runs[0].path)
+    what += f", last {one.last} checkpoints of each" if one.last > 1 else ""
+    lines = [
+        f"{title:<8} {what}",
+        f"         mean {_format_estimate(one.mean)} (bootstrap over {one.over})",
+        f"         IQM {_format_estimate(one.iqm)}",
+    ]
+    if count > 1:
+        lines += [f"         {run.score:>10.2f}  {clean(run.path)}" for run in one.runs]
+    return lines + labeled_lines("note", merge_default_sentences(one.notes))
+
+
+def _comparison_lines(found: AlgorithmComparison) -> list[str]:
+    from ckpttool.commands import algorithms
+
+    alone = found.over == algorithms.EPISODES
+    unit = "an episode" if alone else "a run"
+    return [
+        f"difference of means {_format_estimate(found.difference)} (bootstrap over {found.over})",
+        f"probability of improvement {_format_estimate(found.probability)} (of {unit})",
+        *(["note: one training run each: other runs may differ otherwise"] if alone else []),
+    ]
+
+
+def _format_estimate(one: Estimate) -> str:
+    if one.ci95 is None:
+        return f"{one.value:.2f}"
+    return f"{one.value:.2f}, 95 % {one.ci95[0]:.2f} to {one.ci95[1]:.2f}"
+
+
+# `eval`: the command, its options and what it prints.
+
+
+def evaluate(
+    paths: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="PATH...", help="Checkpoints, folders of them, or patterns in quotes.", show_default=False
+        ),
+    ],
+    env: Annotated[
+        str | None,
+        typer.Option(
+            metavar="ID",
+            help="Gymnasium environment, or module:factory (see --engine device). Default: the sidecar's.",
+            autocompletion=common.complete_environments,
+        ),
+    ] = None,
+    episodes: Annotated[int, typer.Option(min=1, metavar="N", help="Episodes to play.")] = 10,
+    seed: Annotated[
+        int, typer.Option(min=0, max=2**32 - 1, metavar="N", help="Episode i is reset with seed + i.")
+    ] = 1000,
+    num_envs: Annotated[
+        int | None, typer.Option(min=1, metavar="N", help="Environments at once. Default: up to 16.")
+    ] = None,
+    device: Annotated[str, typer.Option(metavar="NAME", help="cpu, cuda, cuda:N or auto.")] = "cpu",
+    backend: Annotated[
+        str,
+        typer.Option(
+            metavar="NAME",
+            help="numpy, torch, tensorflow or onnxruntime.",
+            autocompletion=common.complete_backends,
+        ),
+    ] = "numpy",
+    network: Annotated[
+        str,
+        typer.Option(
+            metavar="NAME",
+            help="actor or actor_target; of a file without a layout the module's name.",
+            autocompletion=common.complete_words("actor", "actor_target"),
+        ),
+    ] = "actor",
+    noise: Noise = None,
+    dtype: Dtype = "float32",
+    engine: Engine = "auto",
+    adapter: AdapterOption = None,
+    wrapper: WrapperOption = None,
+    layout: LayoutOption = None,
+    activation: ActivationOption = None,
+    head: HeadOption = None,
+    bounds: BoundsOption = None,
+    obs_norm: ObsNormOption = None,
+    runs: Runs = False,
+    last: Last = None,
+    against: Against = None,
+    min_return: Annotated[
+        float | None, typer.Option(metavar="RETURN", help="Exit with 1 if a mean return is below this.")
+    ] = None,
+    jobs: Annotated[
+        int | None, typer.Option("--jobs", "-j", min=1, metavar="N", help="Play in N processes of their own.")
+    ] = None,
+    ray: Annotated[
+        str | None,
+        typer.Option(metavar="ADDRESS", help="Play on a Ray cluster; local starts one of --jobs workers."),
+    ] = None,
+    out: Annotated[
+        str | None,
+        typer.Option(
+            metavar="FILE",
+            help="Write the JSON document to a new file as well; to a folder or a .jsonl file, each result "
+            "when it is there, and a rerun goes on from these.",
+        ),
+    ] = None,
+    csv: Csv = None,
+    tensorboard: Tensorboard = None,
+    video: Video = None,
+    video_episodes: VideoEpisodes = "0",
+    plot: Plot = None,
+    chart: Chart = None,
+    as_json: AsJson = False,
+    quiet: Quiet = False,
+) -> int:
+    """Restore agents and play them: fixed seeds, deterministic policy, undiscounted returns."""
+    from ckpttool.cli import plots
+    from ckpttool.commands import algorithms, evaluate, inspect
+    from ckpttool.commands import sweep as score_files
+    from ckpttool.commands.evaluate import Protocol, parse_float_type
+    from ckpttool.commands.sweep import sweep
+
+    make_importable(env)
+    facts = agent_facts(activation, head, bounds, obs_norm)
+    lines = None if out is None else evaluate.results_path(out)
+    if out is not None and lines is None:
+        score_files.require_new_result(out)  # before hours of playing, not after
+    protocol = Protocol(
+        episodes,
+        seed,
+        num_envs,
+        device,
+        backend,
+        network,
+        parse_float_type(dtype),
+        engine,
+        noise,
+        adapter,
+        None if wrapper is None else tuple(wrapper),
+    )
+    wanted = parse_display_options(video, video_episodes, plot, chart=chart)
+    asked = parse_comparison_options(
+        paths, layout, runs=runs, last=last, against=against or (), csv=csv, tensorboard=tensorboard
+    )
+    require_display(wanted, asked.paths, env, protocol, layout, facts)
+    with show_progress("eval", quiet=quiet or as_json, unit="episodes") as moving:
+        found = sweep(
+            asked.paths,
+            env,
+            protocol,
+            layout=layout,
+            facts=facts,
+            out=lines,
+            spread=_choose_executor(jobs, ray),
+            progress=moving,
+        )
+    if not found.scored and found.failed and len(found.failed) == 1:
+        raise found.failed[0].error
+    alone = found.scored[0].evaluation if found.alone else None
+    content = found.document() if alone is None else found.document()["evaluations"][0]
+    told = report_comparison(asked, found)
+    beside = algorithms.find_training_logs([each.checkpoint for each in found.evaluations])
+    content |= {**told.document, **beside.document()}
+    if out is not None and lines is None:
+        score_files.save_document(out, common.render_document(content))
+    if not as_json and found.scored:
+        from ckpttool.cli import tables
+
+        notes = () if quiet else tables.labeled_lines("note", beside.notes)
+        common.print_text(
+            "\n".join([render_sweep(found, quiet=quiet), *map(wrap_sentence, notes), *told.lines])
+        )
+    unit = inspect.UNITS.get(found.step_from or "", inspect.ANY_UNIT)
+    drawn = plots.PlotData(
+        found.evaluations, found.curve, beside.curves, told.algorithms, told.comparison, unit
+    )
+    shown = display_results(wanted, found, env, layout, drawn, facts=facts, quiet=quiet, as_json=as_json)
+    if as_json:
+        common.print_text(common.render_document({**content, **shown.document}))
+    else:
+        if shown.lines:
+            common.print_text("\n".join(shown.lines))
+        common.print_next_steps(common.after_eval, found, env, quiet=quiet)
+    return _exit_status(found, shown, told.mean, min_return)
+
+
+def _exit_status(found: Sweep, shown: DisplayOutput, mean: float | None, min_return: float | None) -> int:
+    """Say what went wrong, and return what the command ends with; `mean` is that of runs together."""
+    for failure in shown.failures:
+        common.print_error(failure, as_json=False)
+    if found.failed:
+        _print_failures(found.failed)
+    if found.failed or shown.failures:
+        return 2
+    if found.interrupted or shown.interrupted:
+        return 130
+    means = [each.statistics.mean for each in found.evaluations] if mean is None else [mean]
+    low = min_return is not None and min(means) < min_return
+    return 1 if low or any(sidecar.has_open_entries(each.ledger) for each in found.evaluations) else 0
+
+
+def _print_failures(failed: Sequence[EvaluationFailure]) -> None:
+    """Say what kept checkpoints from being played: the same thing once."""
+    alike: dict[tuple[str, str | None], list[EvaluationFailure]] = {}
+    for each in failed:
+        sentence = str(each.error).removeprefix(f"{each.error.file}: ")
+        alike.setdefault((sentence, each.error.hint), []).append(each)
+    for (sentence, hint), those in alike.items():
+        more = f" (and {len(those) - 1} more)" if len(those) > 1 else ""
+        common.print_error(
+            CkpttoolError(sentence, file=f"{those[0].checkpoint}{more}", hint=hint), as_json=False
+        )
+
+
+def _choose_executor(jobs: int | None, ray: str | None) -> Any:
+    """Return who plays."""
+    from ckpttool.commands import parallel
+
+    if ray is not None:
+        return parallel.ray_spread(ray, jobs)
+    return parallel.play_in_process if jobs is None else parallel.process_spread(jobs)
+
+
+# What people read of evaluations: one report, or a row per checkpoint.
+
+_STEPS = {
+    "name": "steps of the curve are the numbers in the files' names",
+    "total_it": "steps of the curve are the updates that the checkpoints count (total_it)",
+    "num_timesteps": "steps of the curve are environment steps (num_timesteps)",
+    "global_step": "steps of the curve are environment steps (global_step)",
+    "iter": "steps of the curve are iterations of training (iter)",
+}
+
+
+def render_sweep(found: Sweep, *, quiet: bool) -> str:
+    """Return one report, or a row per checkpoint when there are several, and which one is best."""
+    from ckpttool.cli.tables import labeled_lines
+    from ckpttool.commands import inspect
+
+    every = found.evaluations
+    if len(every) == 1:
+        said = [*_note_lines(every[0]), *labeled_lines("note", found.notes)]
+        trained = _training_lines(inspect.step_columns(found.scored[0].counts))
+        return "\n".join(
+            [*_evaluation_lines(every[0]), *trained, *([] if quiet else map(wrap_sentence, said))]
+        )
+    lines = _table_lines(found) if every else []
+    if found.best is not None:
+        lines += map(wrap_sentence, _verdict_lines(found, found.best))
+    return "\n".join([*lines, *([] if quiet else _remark_lines(found))])
+
+
+def _training_lines(counts: Mapping[str, int | None]) -> list[str]:
+    """Return a line with what the checkpoint counts, each count by its name; none if it counts nothing."""
+    from ckpttool.commands import inspect
+
+    shown = [f"{inspect.TITLES[name]} {n:,}" for name, n in counts.items() if n is not None]
+    return [f"trained  {', '.join(shown)}"] if shown else []
+
+
+def _table_lines(found: Sweep) -> list[str]:
+    from ckpttool.commands import inspect
+
+    places = {place.checkpoint: place for place in found.ranking}
+    counts = [inspect.step_columns(each.counts) for each in found.scored]
+    shown = [name for name in inspect.TITLES if any(each[name] is not None for each in counts)]
+    if len(shown) > 1:
+        # The names stand in the rows.
+        shown = [name for name in shown if name != "in_name"]
+    rows = [("rank", *(inspect.TITLES[n] for n in shown), "mean", "95 % CI", "IQM", "behind")]
+    rows += [
+        _table_row(each, places.get(each.evaluation.checkpoint), [own[name] for name in shown])
+        for each, own in zip(found.scored, counts, strict=True)
+    ]
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    paths = [
+        "checkpoint",
+        *(f"{clean(urls.display_url(e.checkpoint))}{_interruption_note(e)}" for e in found.evaluations),
+    ]
+    starts = [" ".join(f"{cell:>{width}}" for cell, width in zip(row, widths, strict=True)) for row in rows]
+    return [f"{start}  {fit_path(path, len(start) + 2)}" for start, path in zip(starts, paths, strict=True)]
+
+
+def _table_row(
+    each: ScoredCheckpoint, place: RankingRow | None, counts: Sequence[int | None]
+) -> tuple[str, ...]:
+    result = each.evaluation.statistics
+    return (
+        "-" if place is None else str(place.rank),
+        *("-" if number is None else str(number) for number in counts),
+        f"{result.mean:.1f}",
+        "-" if result.ci95 is None else f"{result.ci95[0]:.1f} to {result.ci95[1]:.1f}",
+        f"{result.iqm:.1f}",
+        "-" if place is None or place.behind is None else f"{0.0 - place.behind.value:.1f}",
+    )
+
+
+def _verdict_lines(found: Sweep, best: BestCheckpoint) -> list[str]:
+    from ckpttool.commands.sweep import episodes_needed
+
+    name = clean(urls.display_url(best.checkpoint))
+    if best.certain:
+        return [f"best     {name}: all others are lower (paired by seed, 95 % over all comparisons)"]
+    episodes = min(each.statistics.n for each in found.evaluations)
+    needed = episodes_needed(len(found.ranking) - 1)
+    if episodes < needed:
+        return [
+            f"best     {name}, by the mean; {episodes} episodes are too few to be certain among "
+            f"{len(found.ranking)} ({needed} are needed)"
+        ]
+    tied = sum(place.tied for place in found.ranking) - 1
+    return [
+        f"best     {name}, but {tied} of {format_count(len(found.ranking) - 1, 'other')} cannot be told from it "  # noqa: E501
+        "(paired by seed, 95 % over all comparisons)"
+    ]
+
+
+def _remark_lines(found: Sweep) -> list[str]:
+    """Return what was assumed and noted: once where it is the same for all."""
+    from ckpttool.cli.tables import labeled_lines
+
+    every = found.evaluations
+    said = [(each, line) for each in every for line in _note_lines(each)]
+    common = [line for line, n in Counter(line for _, line in said).items() if n == len(every)]
+    own = [f"{clean(urls.display_url(e.checkpoint))}: {line}" for e, line in said if line not in common]
+    source = () if found.step_from is None else (_STEPS.get(found.step_from, f"steps are {found.step_from}"),)
+    resumed = (f"{found.resumed} of them were there already",) if found.resumed else ()
+    return [
+        wrap_sentence(line)
+        for line in [*common, *own, *labeled_lines("note", (*source, *resumed, *found.notes))]
+    ]
+
+
+# Assumptions on the places of layers, which change every action where they are wrong.
+_PLACES = re.compile("layer norms (stand )?before|no sums with")
+
+
+def _evaluation_lines(one: Evaluation) -> list[str]:
+    played, result = one.rollout, one.statistics
+    lines = [f"{clean(urls.display_url(one.checkpoint))} in {clean(one.env)}"]
+    unused = sum(entry.open for entry in one.ledger)
+    if unused:
+        facts = format_count(unused, "fact that changes the actions is", "facts that change the actions are")
+        lines.append(f"NOT the return of the trained agent: {facts} not used or unknown (below)")
+    lines += _assumption_lines(one)
+    if result.std is None or result.ci95 is None:
+        lines.append(f"return   {result.mean:.2f} (one episode)")
+    else:
+        low, high = result.ci95
+        lines += [
+            f"return   {result.mean:.2f} +- {result.std:.2f} (mean, std of {result.n} episodes)",
+            f"         95 % of the mean {low:.2f} to {high:.2f} (bootstrap over episodes)",
+            f"         median {result.median:.2f}, IQM {result.iqm:.2f}, "
+            f"{result.min:.2f} to {result.max:.2f}",
+        ]
+    lines += [
+        *_normalized_score_lines(one),
+        f"length   {played.lengths.mean():.1f} steps; {int(played.terminated.sum())} terminated, "
+        f"{int(played.truncated.sum())} truncated",
+        f"speed    {played.steps_per_s:,.0f} steps/s ({format_count(played.steps, 'step')}, "
+        f"{one.protocol.backend} on {one.device}, {played.num_envs} at once)",
+        f"seeds    {_format_seeds(one)}, {_describe_policy(one)}",
+    ]
+    return [*lines, cut.strip()] if (cut := _interruption_note(one)) else lines
+
+
+def _format_seeds(one: Evaluation) -> str:
+    played = one.rollout.seeds
+    if not len(played):
+        return f"{one.protocol.seed} for the simulator, none for its episodes"
+    return f"{played[0]} to {played[-1]}"
+
+
+def _describe_policy(one: Evaluation) -> str:
+    how = one.protocol
+    if how.noise is None:
+        return f"deterministic {how.network}"
+    return f"{how.network} with noise of {how.noise:g} half action ranges: not deterministic"
+
+
+def _normalized_score_lines(one: Evaluation) -> list[str]:
+    from ckpttool.evaluation.statistics import find_reference_scores
+
+    known = find_reference_scores(one.env)
+    if known is None:
+        return []
+    value = known.normalized(one.statistics.mean)
+    return [
+        f"score    {value:.1f} normalised (D4RL: random {known.random:.1f} is 0, expert {known.expert:.1f} "
+        f"is 100, in {known.env})"
+    ]
+
+
+def _interruption_note(one: Evaluation) -> str:
+    played = one.rollout
+    if not played.interrupted:
+        return ""
+    wanted = format_count(played.episodes, "episode was", "episodes were")
+    return f" {len(played.returns):,} of {wanted} finished (interrupted)"
+
+
+def _note_lines(one: Evaluation) -> list[str]:
+    from ckpttool.cli.tables import labeled_lines
+
+    return [
+        *map(clean, sidecar.describe_entries(one.ledger)),
+        *labeled_lines("assumed", one.assumed),
+        *_hint_lines(one),
+        *labeled_lines("note", one.notes),
+    ]
+
+
+def _assumption_lines(one: Evaluation) -> list[str]:
+    """Return a line with what decides the actions and stands in no file, and the options that state it."""
+    assumed = [each for each in one.ledger if each.use == "assumed"]
+    decisive = {
+        each.value: each.hint
+        for each in assumed
+        if each.hint or each.what == "custom code" or _PLACES.match(each.value)
+    }
+    if not decisive:
+        return []
+    options = ", ".join(dict.fromkeys(hint for hint in decisive.values() if hint))
+    stated = f"; state others with {options}" if options else ""
+    return [clean(f"ASSUMES {', '.join(decisive)} (in no file){stated}")]
+
+
+def _hint_lines(one: Evaluation) -> list[str]:
+    """Return lines with the options that use what is not used."""
+    return list(dict.fromkeys(f"hint: {clean(e.hint)}" for e in one.ledger if e.open and e.hint))
+
+
+def _format_number(value: float | None) -> str:
+    return "-" if value is None else f"{value:.1f}"
+
+
+# What `eval` shows besides numbers: a film, a plot in a file, a small plot in the terminal.
+
+
+@dataclass(frozen=True, slots=True)
+class DisplayOptions:
+    """What is to be shown: files to write, episodes to film, and whether to draw in the terminal.
+
+    `chart` None means where a person reads.
+    """
+
+    video: str | None = None
+    episodes: tuple[str, ...] = ("0",)
+    plot: str | None = None
+    chart: bool | None = None
+
+
+@dataclass(slots=True)
+class DisplayOutput:
+    """What was written: keys for the JSON document, lines for people, and why something is missing."""
+
+    document: dict[str, Any] = field(default_factory=dict)
+    lines: list[str] = field(default_factory=list)
+    failures: list[CkpttoolError] = field(default_factory=list)
+    interrupted: bool = False
+
+
+def parse_display_options(
+    video: str | None, episodes: str, plot: str | None, *, chart: bool | None
+) -> DisplayOptions:
+    """Return what the options say; `episodes` is a list with commas."""
+    words = tuple(word.strip() for word in episodes.split(",") if word.strip())
+    if not words:
+        raise UsageError("--video-episodes names none", hint="best,worst or numbers from 0")
+    if words != ("0",) and video is None:
+        raise UsageError("--video-episodes is for --video alone")
+    return DisplayOptions(video, words, plot, chart)
+
+
+def require_display(
+    wanted: DisplayOptions,
+    paths: Sequence[str],
+    env: str | None,
+    how: Protocol,
+    layout: str | None = None,
+    facts: AgentFacts = NO_FACTS,
+) -> None:
+    """Raise unless all of it can be shown: before hours of playing, not after."""
+    from ckpttool.cli import plots
+
+    if wanted.plot is not None:
+        plots.require_plot(wanted.plot)
+    if wanted.video is not None:
+        from ckpttool.commands import evaluate
+
+        evaluate.require_video_support(
+            paths, env, how, wanted.video, wanted.episodes, layout=layout, facts=facts
+        )
+
+
+def display_results(
+    wanted: DisplayOptions,
+    found: Sweep,
+    env: str | None,
+    layout: str | None,
+    drawn: plots.PlotData,
+    *,
+    facts: AgentFacts = NO_FACTS,
+    quiet: bool,
+    as_json: bool,
+) -> DisplayOutput:
+    """Draw in the terminal, then write the files that are wanted.
+
+    What fails is in the answer and is not raised: the numbers are there already.
+    """
+    from ckpttool.cli import plots
+
+    shown = DisplayOutput()
+    if not found.scored:
+        return shown
+    if not as_json and (wanted.chart or (wanted.chart is None and sys.stdout.isatty() and not quiet)):
+        from ckpttool.cli import plots as terminal_plots
+
+        # Points of different runs make no one curve.
+        curve = () if drawn.algorithms else found.curve
+        if lines := terminal_plots.render_chart(found.evaluations, curve, drawn.unit):
+            common.print_text("\n".join(lines))
+    try:
+        if wanted.plot is not None:
+            plots.write_plot(wanted.plot, *drawn)
+            shown.document["plot"] = wanted.plot
+            shown.lines.append(f"wrote {clean(wanted.plot)}")
+        if wanted.video is not None and found.interrupted:
+            shown.lines.append("note: nothing is filmed of a play that was interrupted")
+        elif wanted.video is not None:
+            filmed = _film_best(
+                wanted.video, wanted.episodes, found, env, layout, facts=facts, quiet=quiet or as_json
+            )
+            shown.document["video"] = filmed.document()
+            shown.lines += _film_lines(filmed, alone=len(found.scored) == 1, quiet=quiet)
+    except CkpttoolError as error:
+        shown.failures.append(error)
+    except KeyboardInterrupt:
+        shown.interrupted = True
+    return shown
+
+
+def _film_best(
+    target: str,
+    episodes: tuple[str, ...],
+    found: Sweep,
+    env: str | None,
+    layout: str | None,
+    *,
+    facts: AgentFacts,
+    quiet: bool,
+) -> EpisodeVideo:
+    """Film the checkpoint of the highest mean."""
+    from ckpttool.commands import evaluate
+
+    best: Evaluation = max(found.evaluations, key=lambda each: each.statistics.mean)
+    with show_progress("video", quiet=quiet, unit="pictures") as moving:
+        return evaluate.record_video(
+            best, target, episodes, env=env, layout=layout, facts=facts, progress=moving
+        )
+
+
+def _film_lines(filmed: EpisodeVideo, *, alone: bool, quiet: bool) -> list[str]:
+    of = "" if alone else f" of {clean(urls.display_url(filmed.checkpoint))}"
+    lines = []
+    for take in filmed.takes:
+        words = f" ({', '.join(take.wanted)})" if take.wanted else ""
+        lines.append(
+            f"filmed   episode {take.episode}{words}{of}: return {take.paid:.2f}, {take.steps} steps"
+        )
+        if not (take.equal or quiet):
+            lines.append(
+                f"note: its return was {take.scored:.2f} where it was scored, stacked or by another engine"
+            )
+    return [*lines, f"wrote {clean(filmed.file)} ({filmed.frames} pictures, {filmed.fps:g} per second)"]

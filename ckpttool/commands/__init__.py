@@ -1,0 +1,1 @@
+"""Commands: one library function each, which returns a record and prints nothing."""

@@ -1,0 +1,1024 @@
+"""Check files for code and damage, and show them to git."""
+
+from __future__ import annotations
+
+import contextlib
+import glob
+import hashlib
+import json
+import os
+import pathlib
+import re
+import tempfile
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import IO, Any, Literal, NamedTuple
+from urllib.parse import quote
+
+from ckpttool.commands import folder, inspect, stats
+from ckpttool.commands.digest import DigestRecorder
+from ckpttool.commands.inspect import (
+    Finding,
+    data_only_command,
+    natural_sort_key,
+    unjudged_findings,
+    weightless_findings,
+)
+from ckpttool.core import checkpoint as asked
+from ckpttool.core import filesystem, limits, plugins, text, urls
+from ckpttool.core.atomic_write import (
+    Output,
+    Progress,
+    WorkerThread,
+    ignore_progress,
+    is_hidden_name,
+    write_atomically,
+)
+from ckpttool.core.checkpoint import Checkpoint, CodeReference
+from ckpttool.core.errors import (
+    CkpttoolError,
+    FormatError,
+    NotACheckpointError,
+    NotFoundError,
+    TargetExistsError,
+    UnsupportedError,
+    UsageError,
+    from_system_error,
+)
+from ckpttool.core.source import Checksum, File, Span, as_array
+from ckpttool.core.text import clean, describe_error, format_count
+from ckpttool.core.tree import Leaf, Path, Record, ValueLeaf
+from ckpttool.formats import detect, tf_common, tf_object_graph
+from ckpttool.formats.common import Probe
+from ckpttool.formats.detect import CheckpointLocation, open_checkpoint
+from ckpttool.formats.tf_common import SlicedTensor
+from ckpttool.libraries.recognize import recognize_checkpoint
+from ckpttool.version import __version__
+
+# Which files below folders and patterns count as checkpoints, so that `check` lets none of them through.
+
+# Suffixes that checkpoints have and little else: such a file must be read, or it fails the check.
+_OWN = (
+    "ckpt cleanrl_model cloudpickle cpb d3 dill distcp h5 h5f hdf5 joblib keras mar msgpack msgpck npy npz "
+    "onnx pickle pkl pt pt2 pth ptl pyt safetensors t7 th"
+)
+# Suffixes that other programs use too: such a file counts unless it is text, or a model that only runs.
+_SHARED = "bin index meta model p pb"
+# Archives: what they hold counts, each member by itself.
+_ARCHIVES = "tar tbz2 tgz txz zip"
+_PACKED = (".bz2", ".gz", ".lzma", ".xz", ".z", ".zst")
+_SHARD = re.compile(r".+\.data-\d{5}-of-\d{5}", re.DOTALL)
+OWN, SHARED, ARCHIVE = "own", "shared", "archive"
+SUFFIXES: Mapping[str, str] = {
+    f".{name}": kind
+    for kind, names in ((OWN, _OWN), (SHARED, _SHARED), (ARCHIVE, _ARCHIVES))
+    for name in names.split()
+}
+# What version control keeps for itself: no repository can hold a folder of these names.
+_REPOSITORIES = frozenset((".git", ".hg", ".svn"))
+# TensorFlow puts it beside every graph: five hashes (tensorflow/core/protobuf/fingerprint.proto).
+_FINGERPRINT = "fingerprint.pb"
+_DEPTH = 3  # archives inside one another
+
+
+def suffix_kind(name: str) -> str | None:
+    """Return what the suffix of a file's name says (see SUFFIXES); None for one that no checkpoint has."""
+    name = name.lower()
+    stem = next((name.removesuffix(end) for end in _PACKED if name.endswith(end)), name)
+    if _SHARD.fullmatch(name):
+        return OWN
+    found = SUFFIXES.get(os.path.splitext(f"x{stem}")[1])
+    return OWN if found == SHARED and stem != name else found
+
+
+@dataclass(frozen=True, slots=True)
+class CheckCandidate:
+    """One path to judge: who reads it, or why nobody does; `asks` is code in what nobody reads.
+
+    `order` puts results in the order of the arguments.
+    """
+
+    path: str
+    order: tuple[int, list[tuple[int, str]]]
+    found: CheckpointLocation | None = None
+    error: CkpttoolError | None = None
+    asks: tuple[CodeReference, ...] = ()
+
+    @property
+    def name(self) -> str | None:
+        """The name of the format that reads it."""
+        return None if self.found is None else self.found.format.NAME
+
+    @property
+    def rank(self) -> int:
+        """Say in which turn it is opened: folders first, then sets of files, then files."""
+        if filesystem.isdir(self.path):
+            return 0
+        if not filesystem.isfile(self.path):
+            return 1
+        return 2 if self.path.endswith(".json") else 3
+
+
+@dataclass
+class CandidateCollector:
+    """What the arguments stand for; `skipped` are files that count as no checkpoint.
+
+    `parts` are files of a checkpoint of several: by each the checkpoint that it should belong to.
+    """
+
+    found: dict[str, CheckCandidate] = field(default_factory=dict)
+    skipped: list[str] = field(default_factory=list)
+    parts: dict[str, str] = field(default_factory=dict)
+    _argument: int = 0
+    _names: int = 0
+    _visited: set[str] = field(default_factory=set)
+
+    def ordered(self) -> list[CheckCandidate]:
+        """Return all in the order in which they are opened: outer folders before what lies in them."""
+        # A folder may stand for the index in it, which is there by its own name.
+        files = (each for each in self.found.values() if each.path.endswith(".json"))
+        indexes = {(os.path.dirname(each.path), each.name) for each in files if each.name}
+        every = (each for each in self.found.values() if (each.path, each.name) not in indexes)
+        return sorted(every, key=lambda each: (each.rank, each.order))
+
+    def beside(self, path: str, location: str) -> CheckCandidate:
+        """Return a candidate for a file that stands in the order behind its checkpoint."""
+        argument = self.found[file_identity(location)].order[0]
+        return CheckCandidate(path, (argument, natural_sort_key(path)))
+
+    def add(self, path: str, *, alone: bool) -> None:
+        """Add what an argument stands for; raise NotFoundError for a pattern that nothing matches."""
+        path = filesystem.resolve_path(path)
+        if filesystem.isdir(path):
+            self._whole(path)
+        elif glob.has_magic(path) and not filesystem.lexists(path):
+            self._pattern(path)
+        elif alone or not path.endswith(folder.BESIDE) or self._is_claimed(path):
+            self._named(path)
+        self._argument += 1
+
+    def _is_claimed(self, path: str) -> bool:
+        try:
+            return _find_format(Probe(path)) is not None
+        except CkpttoolError:
+            return True
+
+    def _put(
+        self,
+        path: str,
+        found: CheckpointLocation | None = None,
+        error: CkpttoolError | None = None,
+        asks: tuple[CodeReference, ...] = (),
+    ) -> None:
+        order = (self._argument, natural_sort_key(path))
+        self.found.setdefault(file_identity(path), CheckCandidate(path, order, found, error, asks))
+
+    def _named(self, path: str) -> None:
+        try:
+            found = detect.resolve(path)
+        except CkpttoolError as error:
+            archive = suffix_kind(os.path.basename(path)) == ARCHIVE and filesystem.isfile(path)
+            if not (archive and self._archive(Probe(path)) and self.skipped[-1:] != [path]):
+                self._put(path, error=error, asks=find_unclaimed_code(path))
+        else:
+            self._put(found.location, found)
+
+    def _whole(self, folder: str) -> None:
+        before = len(self.found)
+        self._folder(folder)
+        if len(self.found) == before:
+            self._named(folder)
+
+    def _pattern(self, pattern: str) -> None:
+        names = folder.match_paths(pattern)
+        if not names:
+            raise NotFoundError("nothing matches the pattern", file=pattern)
+        # A link that leads back gives a file many names: the shortest is its own.
+        for name in sorted(names, key=lambda each: (each.count(os.sep), natural_sort_key(each))):
+            if filesystem.isdir(name):
+                self._folder(name)
+            else:
+                self._file(name, None)
+
+    def _folder(self, top: str) -> None:
+        """Look at everything below a folder, hidden or not; links are followed, each folder once."""
+        waiting: list[str] = [top]
+        links: list[str] = []
+        while waiting or links:
+            # What a link leads to comes last, so that files go by their own names.
+            folder = waiting.pop() if waiting else links.pop()
+            real = file_identity(folder)
+            if real in self._visited:
+                continue
+            self._visited.add(real)
+            try:
+                names = filesystem.listdir(folder)
+            except OSError as error:
+                reason = NotFoundError(f"the folder cannot be listed: {error.strerror}", file=folder)
+                self._put(folder, error=reason)
+                continue
+            self._count(len(names), top)
+            self._claimed_folder(folder)
+            known = frozenset(name for name in names if not is_hidden_name(name))
+            for name in sorted(names, key=natural_sort_key):
+                path = os.path.join(folder, name)
+                if not filesystem.isdir(path):
+                    self._file(path, None if is_hidden_name(name) else known)
+                elif name in _REPOSITORIES:
+                    self.skipped.append(path)
+                else:
+                    (links if filesystem.islink(path) else waiting).append(path)
+
+    def _count(self, more: int, top: str) -> None:
+        self._names += more
+        if self._names > limits.current().checked_files:
+            what = "there are more files below the folder than are checked"
+            raise limits.limit_error("checked_files", what, self._names, file=top)
+
+    def _claimed_folder(self, folder: str) -> None:
+        try:
+            found = _claims(Probe(folder))
+        except CkpttoolError as error:
+            self._put(folder, error=error)
+            return
+        for each in found:
+            # A state file may name a checkpoint of another folder: that is judged where it lies.
+            if f"{each.location}/".startswith(f"{folder.rstrip('/')}/"):
+                self._put(each.location, each)
+
+    def _file(self, path: str, names: frozenset[str] | None) -> None:
+        real = file_identity(path)
+        if real in self._visited:
+            return
+        self._visited.add(real)
+        name = os.path.basename(path)
+        kind = suffix_kind(name)
+        probe = Probe(path)
+        if names is not None:
+            probe.names = names  # what `names` would find, without a look at the folder for each file
+        if probe.kind != "file":
+            self._no_file(probe, kind)
+            return
+        if name == tf_common.NAME and tf_common.is_state_file(probe.head):
+            self.skipped.append(path)
+            return
+        try:
+            found = _find_format(probe)
+        except CkpttoolError as error:
+            self._put(path, error=error, asks=find_unclaimed_code(path))
+            return
+        if found is None:
+            self._unclaimed(probe, kind)
+            return
+        self._put(found.location, found)
+        if file_identity(found.location) != real:
+            self.parts.setdefault(path, found.location)
+
+    def _no_file(self, probe: Probe, kind: str | None) -> None:
+        if kind is None:
+            self.skipped.append(probe.path)
+            return
+        try:
+            found = detect.resolve(probe.path)
+        except CkpttoolError as error:
+            self._put(probe.path, error=error)
+        else:
+            self._put(found.location, found)
+
+    def _unclaimed(self, probe: Probe, kind: str | None) -> None:
+        if kind == ARCHIVE and self._archive(probe):
+            return
+        asks = find_unclaimed_code(probe.path)
+        if asks:
+            self._put(probe.path, error=None if kind is None else detect.unknown_file_error(probe), asks=asks)
+        elif kind is None or (kind == SHARED and self._is_other(probe)):
+            # What we write beside a checkpoint belongs to it.
+            if not (probe.name.endswith(folder.BESIDE) and probe.head.startswith(b"{")):
+                self.skipped.append(probe.path)
+        else:
+            self._put(probe.path, error=detect.unknown_file_error(probe))
+
+    def _is_other(self, probe: Probe) -> bool:
+        return probe.name == _FINGERPRINT or detect.is_foreign(probe)
+
+    def _archive(self, probe: Probe) -> bool:
+        """Look at each member of an archive; say whether that was possible."""
+        scheme = "zip" if probe.head.startswith(b"PK") else "tar"
+        if probe.path.count("::") >= _DEPTH or not probe.head:
+            return False
+        try:
+            unread = detect.scan_for_code(File.stamp(probe.path)).unread
+            place = filesystem.resolve_path(f"{scheme}://::{probe.path}")
+            filesystem.listdir(place)
+        except (CkpttoolError, OSError):
+            return False
+        if unread:
+            reason = UnsupportedError(f"the archive cannot be looked into: {unread[0]}", file=probe.path)
+            self._put(probe.path, error=reason)
+            return True
+        before = len(self.found)
+        self._folder(place)
+        if len(self.found) == before:
+            self.skipped.append(probe.path)
+        return True
+
+
+def collect_candidates(paths: Sequence[str]) -> CandidateCollector:
+    """Return what the paths stand for; each file counts once, where it came first."""
+    found = CandidateCollector()
+    with filesystem.read_session():
+        for path in paths:
+            found.add(path, alone=len(paths) == 1)
+    return found
+
+
+def file_identity(path: str) -> str:
+    """Return where links lead, of a member of an archive too: one file has one."""
+    outer, link, inner = path.partition("::")
+    return (
+        f"{filesystem.realpath(outer)}{link}{inner}"
+        if filesystem.find_store(path) is not None
+        else filesystem.realpath(path)
+    )
+
+
+def describe_stray_file(path: str) -> tuple[tuple[CodeReference, ...], CkpttoolError | None] | None:
+    """Return what is wrong with a file that its checkpoint does not use: code, or the suffix of data."""
+    asks = find_unclaimed_code(path)
+    if suffix_kind(os.path.basename(path)) == OWN:
+        return asks, NotACheckpointError("no checkpoint uses this file", file=path)
+    return (asks, None) if asks else None
+
+
+def _claims(probe: Probe) -> list[CheckpointLocation]:
+    """Return the claims of our formats; where there are none, those of other people's."""
+    ours = plugins.BUILT_IN["formats"]
+    names = {plugin.name for plugin in ours}
+    found = detect.matching_formats(probe, ours)
+    others = (plugin for plugin in plugins.installed("formats") if plugin.name not in names)
+    return found or detect.matching_formats(probe, others)
+
+
+def _find_format(probe: Probe) -> CheckpointLocation | None:
+    """Return who reads a file; raise UsageError if two formats do, and what their claims raise."""
+    found = _claims(probe)
+    if len(found) > 1:
+        both = " and ".join(each.format.NAME for each in found)
+        raise UsageError(f"formats {both} both claim the path", file=probe.path)
+    return found[0] if found else None
+
+
+def find_unclaimed_code(path: str) -> tuple[CodeReference, ...]:
+    """Return the code in a file that no format reads."""
+    if not filesystem.isfile(path):
+        return ()
+    try:
+        return (*detect.scan_for_code(File.stamp(path)).asks, *detect.list_operations(Probe(path)))
+    except (CkpttoolError, OSError):
+        return ()
+
+
+# What a good checkpoint looks like, as `inspect --json` saved it, and where another one differs.
+
+_SHOWN = 8
+
+
+@dataclass(frozen=True, slots=True)
+class ShapeRecord:
+    """The names, types and shapes of a checkpoint as `inspect --json` saved them, and its layout."""
+
+    layout: str | None
+    tensors: Mapping[str, tuple[str, tuple[int, ...]]]
+
+
+def read_shape_record(file: str) -> ShapeRecord:
+    """Return what `inspect --json` saved; raise NotFoundError, and FormatError for another document."""
+    if not os.path.isfile(file):
+        hint = f"ckpttool inspect PATH --json > {file} records those of PATH"
+        raise NotFoundError("there are no recorded shapes", file=file, hint=hint)
+    saved = text.load_json(file, "the recorded listing")
+    try:
+        forms = [(str(each["path"]), str(each["dtype"]), each["shape"]) for each in saved["tensors"]]
+        tensors = {name: (dtype, tuple(map(int, shape))) for name, dtype, shape in forms}
+        return ShapeRecord(None if saved["layout"] is None else str(saved["layout"]), tensors)
+    except (KeyError, TypeError, ValueError) as error:
+        raise FormatError("this is no document of ckpttool inspect --json", file=file) from error
+
+
+def find_drift(checkpoint: Checkpoint, layout: str | None, was: ShapeRecord) -> Iterator[Finding]:
+    """Give what is not as it was recorded: layout, names, types, shapes.
+
+    Of another layout every name is another one: then only how many.
+    """
+    shown = _SHOWN
+    if was.layout is not None and layout != was.layout:
+        yield Finding("layout", f"its layout is {layout or 'none that is known'}, recorded is {was.layout}")
+        shown = 0
+    tree = checkpoint.tree
+    now = {tree.names[path]: (leaf.dtype, tuple(leaf.shape)) for path, leaf in tree.tensors()}
+    changed = sorted(
+        (n for n in {**was.tensors, **now} if was.tensors.get(n) != now.get(n)), key=natural_sort_key
+    )
+    for name in changed[:shown]:
+        before, after = (_format_recorded(each.get(name)) for each in (was.tensors, now))
+        yield Finding("layout", f"{name}: {after}, recorded is {before}")
+    if len(changed) > shown:
+        more = "more " if shown else ""
+        yield Finding("layout", f"{len(changed) - shown:,} {more}tensors are not as recorded")
+
+
+def _format_recorded(form: tuple[str, tuple[int, ...]] | None) -> str:
+    return "no such tensor" if form is None else f"{form[0]}{list(form[1])}"
+
+
+# `check`: many checkpoints before they are committed or merged; for each what must not be in it.
+
+_NAMED = 100  # files that count as no checkpoint, in the document
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointVerdict:
+    """One checkpoint: what was found, and the error that kept it from being read, or read to its end.
+
+    `file` is where the findings are shown: the path, or of a folder or prefix its first file.
+    """
+
+    path: str
+    format: str | None = None
+    layout: str | None = None
+    tensors: int = 0
+    findings: tuple[Finding, ...] = ()
+    error: CkpttoolError | None = None
+    file: str = ""
+
+    def document(self) -> dict[str, Any]:
+        """Return the JSON object."""
+        error = self.error
+        told = None if error is None else {"kind": error.kind, "message": str(error), "hint": error.hint}
+        return {
+            "path": self.path,
+            "format": self.format,
+            "layout": self.layout,
+            "tensors": self.tensors,
+            "findings": [each.document() for each in self.findings],
+            "error": told,
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class CheckResult:
+    """All checkpoints that the paths stood for, in order, each once; `skipped` names the other files."""
+
+    checkpoints: tuple[CheckpointVerdict, ...]
+    skipped: tuple[str, ...] = ()
+
+    @property
+    def clean(self) -> bool:
+        """Say whether everything was read and nothing found."""
+        return not any(each.findings or each.error for each in self.checkpoints)
+
+    @property
+    def failed(self) -> tuple[CheckpointVerdict, ...]:
+        """Those that could not be read."""
+        return tuple(each for each in self.checkpoints if each.error is not None)
+
+    def document(self) -> dict[str, Any]:
+        """Return the JSON document."""
+        names = [urls.display_url(name) for name in self.skipped[:_NAMED]]
+        return {
+            "clean": self.clean,
+            "checkpoints": [each.document() for each in self.checkpoints],
+            "skipped": {"count": len(self.skipped), "names": names},
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class CheckOptions:
+    """What a checkpoint is held against.
+
+    `strict` asks for plain data, `numbers` has every tensor read (its checksum compared, every number
+    finite), `layout` is the one that must recognise it, `recorded` what its tensors must be.
+    """
+
+    strict: bool = False
+    numbers: bool = True
+    layout: str | None = None
+    recorded: ShapeRecord | None = None
+
+
+def check(
+    paths: Sequence[str], wanted: CheckOptions | None = None, progress: Progress = ignore_progress
+) -> CheckResult:
+    """Look at every checkpoint that the paths stand for, one after the other (see candidates.collect).
+
+    One that cannot be read is told of with the others. A file that belongs to a checkpoint of several is
+    judged with it, once. Raise UsageError for an unknown layout, and NotFoundError for a pattern that nothing
+    matches.
+    """
+    wanted = wanted or CheckOptions()
+    if wanted.layout is not None:
+        plugins.find("layouts", wanted.layout)
+    collected = collect_candidates(paths)
+    ordered = collected.ordered()
+    found: list[tuple[CheckCandidate, CheckpointVerdict]] = []
+    taken = _JudgedFiles()
+    for number, each in enumerate(ordered):
+        if not taken.has(each.path):
+            found.append((each, _check_candidate(each, wanted, taken)))
+        progress(number + 1, len(ordered))
+    failed = {file_identity(each.path) for each, checked in found if checked.error is not None}
+    for path, location in collected.parts.items():
+        wrong = None if taken.has(path) or file_identity(location) in failed else describe_stray_file(path)
+        if wrong is not None:
+            found.append((collected.beside(path, location), _unused_file_verdict(path, *wrong)))
+    found.sort(key=lambda pair: pair[0].order)
+    skipped = (name for name in collected.skipped if not taken.has(name))
+    return CheckResult(tuple(checked for _, checked in found), tuple(skipped))
+
+
+class _JudgedFiles:
+    """The files that were judged with a checkpoint, so that none of them gets a second verdict."""
+
+    def __init__(self) -> None:
+        self._files: set[str] = set()
+        self._folders: set[str] = set()
+
+    def add(self, checkpoint: Checkpoint) -> None:
+        """Take the files of a checkpoint."""
+        real = [file_identity(file.path) for file in checkpoint.files]
+        self._files.update(real)
+        self._folders.update(map(os.path.dirname, real))
+
+    def has(self, path: str) -> bool:
+        """Say whether a file, or files of a folder or prefix, were judged."""
+        real = file_identity(path)
+        return real in self._files or real in self._folders or f"{real}.index" in self._files
+
+
+def _unused_file_verdict(
+    path: str, asks: Sequence[CodeReference], error: CkpttoolError | None
+) -> CheckpointVerdict:
+    return CheckpointVerdict(urls.display_url(path), findings=_code_findings(asks), error=error, file=path)
+
+
+def _check_candidate(each: CheckCandidate, wanted: CheckOptions, taken: _JudgedFiles) -> CheckpointVerdict:
+    name = urls.display_url(each.path)
+    if each.error is not None or each.found is None:
+        return CheckpointVerdict(name, findings=_code_findings(each.asks), error=each.error, file=each.path)
+    findings: list[Finding] = []
+    try:
+        checkpoint = detect.read_location(each.found)
+        layout = _judge(checkpoint, wanted, findings)
+    except CkpttoolError as error:
+        reason = error.located(file=each.path)
+    except Exception as error:  # noqa: BLE001  # the other files are to be judged whatever this one does
+        fault = CkpttoolError(f"an unexpected {type(error).__name__}: {error}")
+        reason = (from_system_error(error) or fault).located(file=each.path)
+    else:
+        taken.add(checkpoint)
+        tensors = sum(1 for _ in checkpoint.tree.tensors())
+        return CheckpointVerdict(
+            urls.display_url(checkpoint.path),
+            checkpoint.format,
+            layout,
+            tensors,
+            tuple(findings),
+            file=_representative_file(checkpoint),
+        )
+    kept = tuple(findings) or _code_findings(find_unclaimed_code(each.path))
+    return CheckpointVerdict(name, findings=kept, error=reason, file=each.path)
+
+
+def _representative_file(checkpoint: Checkpoint) -> str:
+    """Return a file that stands for the checkpoint: a folder or a prefix is none."""
+    if filesystem.isfile(checkpoint.path) or not checkpoint.files:
+        return checkpoint.path
+    return checkpoint.files[0].path
+
+
+def _judge(checkpoint: Checkpoint, wanted: CheckOptions, findings: list[Finding]) -> str | None:
+    """Add what is found, and return the layout; what cannot be read leaves what was found before."""
+    findings += _loading_findings(checkpoint, wanted)
+    findings += weightless_findings(checkpoint, values=False)
+    layout, misfit = _recognize_layout(checkpoint, wanted.layout)
+    findings += misfit
+    if wanted.recorded is not None:
+        findings += find_drift(checkpoint, layout, wanted.recorded)
+    if wanted.numbers:
+        findings += _number_findings(checkpoint)
+    return layout
+
+
+def _code_findings(asks: Sequence[CodeReference]) -> tuple[Finding, ...]:
+    """Return the finding for code in a file that cannot be read as a checkpoint."""
+    if not asks:
+        return ()
+    return (Finding("loading", inspect.summarize_audit(asked.merge_references(asks)), None),)
+
+
+def _loading_findings(checkpoint: Checkpoint, wanted: CheckOptions) -> Iterator[Finding]:
+    bad = (asked.CODE, asked.CLASSES) if wanted.strict else (asked.CODE,)
+    if asked.worst_verdict(checkpoint.asks) in bad:
+        yield Finding("loading", inspect.summarize_audit(checkpoint.asks), data_only_command(checkpoint.path))
+    yield from unjudged_findings(checkpoint.unjudged)
+
+
+def _recognize_layout(checkpoint: Checkpoint, layout: str | None) -> tuple[str | None, list[Finding]]:
+    """Return the layout that recognises it, and a finding if that is not the one asked for."""
+    try:
+        binding = recognize_checkpoint(checkpoint, layout)
+    except UsageError as error:
+        if layout is None:
+            raise
+        return None, [Finding("layout", error.message)]
+    return (None if binding is None else binding.layout), []
+
+
+def _number_findings(checkpoint: Checkpoint) -> Iterator[Finding]:
+    """Read every tensor, one at a time; give those with numbers that are none."""
+    bad: list[tuple[str, str]] = []
+    for path, leaf in checkpoint.tree.tensors():
+        name = checkpoint.tree.names[path]
+        try:
+            said = _describe_nonfinite(path, leaf)
+        except CkpttoolError as error:
+            raise error.located(path=name) from error
+        if said:
+            bad.append((name, said))
+    for name, said in bad[:_SHOWN]:
+        yield Finding("numbers", f"{name}: {said}")
+    if len(bad) > _SHOWN:
+        more = format_count(len(bad) - _SHOWN, "more tensor")
+        yield Finding("numbers", f"and {more} with numbers that are not finite")
+
+
+def _describe_nonfinite(path: Path, leaf: Leaf) -> str:
+    import numpy as np
+
+    data = leaf.read()
+    try:
+        array = as_array(data, leaf.dtype, leaf.shape)
+    except UnsupportedError:
+        return ""
+    if array.dtype.kind in "iub" or np.isfinite(array).all():
+        return ""
+    known = stats.compute_moments(array)
+    counts = [
+        f"{n:,} {word}" for n, word in stats.count_nonfinite([str(step.value) for step in path], leaf, known)
+    ]
+    return f"{' and '.join(counts)} of {format_count(known.size, 'number')}" if counts else ""
+
+
+# What `check` found as SARIF, the form in which code hosts take the findings of other programs.
+#
+# Source: Static Analysis Results Interchange Format (SARIF) Version 2.1.0, OASIS Standard; numbers in
+# comments are its sections.
+
+SCHEMA = "https://json.schemastore.org/sarif-2.1.0.json"
+_BASE = "%SRCROOT%"  # the name that code hosts give to the root of a repository
+_SARIF_FINGERPRINT = "ckpttoolFinding/v1"
+_BEGINNING = 4096
+
+
+class _SarifRule(NamedTuple):
+    id: str
+    name: str
+    short: str
+    full: str
+    help: str
+    level: Literal["error", "warning"]
+    severity: str | None = None
+
+
+_UNREADABLE = "ckpttool/unreadable"
+# By the topic of a finding.
+_RULES: Mapping[str, _SarifRule] = {
+    "loading": _SarifRule(
+        "ckpttool/loading",
+        "LoadingRunsCode",
+        "Loading the checkpoint would run code",
+        "The file asks its loader to import, call or run more than plain data: a pickle that calls "
+        "functions, a Keras Lambda layer, a graph that reads files.",
+        "Do not load the file. `ckpttool inspect FILE` lists the names; `ckpttool convert FILE safe.npz` "
+        "keeps the data alone.",
+        "error",
+        "9.0",
+    ),
+    "numbers": _SarifRule(
+        "ckpttool/numbers",
+        "NumbersNotFinite",
+        "Tensors hold NaN or infinite numbers",
+        "A tensor of the checkpoint holds numbers that are NaN or infinite.",
+        "Go back to an earlier checkpoint of the run. `ckpttool stats FILE` shows the tensors.",
+        "warning",
+    ),
+    "layout": _SarifRule(
+        "ckpttool/layout",
+        "LayoutDiffers",
+        "Layout, names, types or shapes are not those recorded",
+        "The checkpoint does not have the layout that was asked for, or not the names, types and shapes that "
+        "`ckpttool inspect --json` recorded.",
+        "If the change is intended, record the shapes again: `ckpttool inspect FILE --json > shapes.json`.",
+        "error",
+    ),
+    "unreadable": _SarifRule(
+        _UNREADABLE,
+        "CheckpointUnreadable",
+        "The checkpoint cannot be read",
+        "The file is damaged, incomplete, empty, a Git LFS pointer, or in a form that is not read. "
+        "What it holds is unknown.",
+        "Fetch the file itself (`git lfs pull`), restore it, or remove it.",
+        "error",
+    ),
+}
+_ORDER = {topic: number for number, topic in enumerate(_RULES)}
+
+
+def write_sarif(
+    found: CheckResult | None, status: int, target: str, problem: CkpttoolError | None = None
+) -> None:
+    """Write what was found, or the problem that kept the check from running, into the file `target`.
+
+    An earlier file of this kind is replaced; raise TargetExistsError if the target is anything else.
+    """
+    _require_sarif(target)
+    content = json.dumps(build_sarif(found, status, problem), indent=1, ensure_ascii=True).encode() + b"\n"
+
+    def put(stream: IO[bytes]) -> None:
+        stream.write(content)
+
+    write_atomically([Output(target, put)], force=True)
+
+
+def _require_sarif(target: str) -> None:
+    if not os.path.lexists(target) or os.path.isdir(target):
+        return
+    start = filesystem.read_bytes(target, 0, _BEGINNING) if os.path.isfile(target) else b""
+    if start and not (start.lstrip().startswith(b"{") and b'"runs"' in start and b"sarif" in start.lower()):
+        raise TargetExistsError("the target exists already and is no SARIF file", file=target)
+
+
+def build_sarif(
+    found: CheckResult | None, status: int, problem: CkpttoolError | None = None
+) -> dict[str, Any]:
+    """Return the SARIF log: one run, with a result for each finding and each file that cannot be read."""
+    checked = () if found is None else found.checkpoints
+    notes = [_notification(each.error, _location(each)) for each in checked if each.error is not None]
+    if problem is not None:
+        notes.append(_notification(problem, None))
+    return {
+        "$schema": SCHEMA,
+        "version": "2.1.0",
+        "runs": [
+            {
+                "tool": {"driver": _driver()},
+                "originalUriBaseIds": {_BASE: {"uri": _directory()}},
+                "invocations": [
+                    {
+                        "executionSuccessful": not notes,
+                        "exitCode": status,
+                        "toolExecutionNotifications": notes,
+                    }
+                ],
+                "results": list(_results(checked)),
+                "properties": {"skippedFiles": 0 if found is None else len(found.skipped)},
+            }
+        ],
+    }
+
+
+def _driver() -> dict[str, Any]:
+    return {
+        "name": "ckpttool",
+        "version": __version__,
+        "rules": [_descriptor(rule) for rule in _RULES.values()],
+        "notifications": [
+            {"id": "ckpttool/error", "shortDescription": {"text": "Something kept a file from being judged"}}
+        ],
+    }
+
+
+def _descriptor(rule: _SarifRule) -> dict[str, Any]:
+    # 3.49; hosts show security-severity beside what they call security findings.
+    properties: dict[str, Any] = {"tags": ["checkpoint"]}
+    if rule.severity is not None:
+        properties = {"tags": ["checkpoint", "security"], "security-severity": rule.severity}
+    return {
+        "id": rule.id,
+        "name": rule.name,
+        "shortDescription": {"text": rule.short},
+        "fullDescription": {"text": rule.full},
+        "help": {"text": rule.help, "markdown": rule.help},
+        "defaultConfiguration": {"level": rule.level},
+        "properties": properties,
+    }
+
+
+def _results(checked: Iterable[CheckpointVerdict]) -> Iterator[dict[str, Any]]:
+    for each in checked:
+        for finding in each.findings:
+            fix = f". Fix: {finding.fix}" if finding.fix else ""
+            yield _result(finding.topic, f"{finding.sentence}{fix}", finding.sentence, each)
+        if each.error is not None:
+            hint = f". Hint: {each.error.hint}" if each.error.hint else ""
+            yield _result("unreadable", f"{describe_error(each.error)}{hint}", each.error.message, each)
+
+
+def _result(topic: str, text: str, identity: str, checked: CheckpointVerdict) -> dict[str, Any]:
+    rule = _RULES.get(topic, _RULES["layout"])
+    location = _location(checked)
+    uri = location["physicalLocation"]["artifactLocation"]["uri"]
+    inner = urls.split_chain(urls.normalize_chain(checked.path) or checked.path)[1:]  # a member of an archive
+    text = f"{inner[-1]}: {text}" if inner else text
+    digest = hashlib.sha256("\0".join((rule.id, uri, *inner, identity)).encode("utf-8", "surrogatepass"))
+    return {
+        "ruleId": rule.id,
+        "ruleIndex": _ORDER.get(topic, _ORDER["layout"]),
+        "level": rule.level,
+        "message": {"text": clean(text)},
+        "locations": [location],
+        "partialFingerprints": {_SARIF_FINGERPRINT: digest.hexdigest()},
+    }
+
+
+def _notification(error: CkpttoolError, location: dict[str, Any] | None) -> dict[str, Any]:
+    found: dict[str, Any] = {
+        "descriptor": {"id": "ckpttool/error", "index": 0},
+        "level": "error",
+        "message": {"text": describe_error(error)},
+        "properties": {"kind": error.kind},
+    }
+    return found if location is None else {**found, "locations": [location]}
+
+
+def _location(checked: CheckpointVerdict) -> dict[str, Any]:
+    # A line, because hosts show findings beside lines; these files have none.
+    return {"physicalLocation": {"artifactLocation": _artifact(checked.file), "region": {"startLine": 1}}}
+
+
+def _artifact(path: str) -> dict[str, Any]:
+    """Return a file's place below the working directory, or its whole URI where it lies elsewhere."""
+    links = urls.split_chain(urls.normalize_chain(path) or path)
+    if urls.is_url(links[0]):
+        return {"uri": quote(urls.display_url(links[0]), safe=":/@+,;=!$&'()*~")}
+    place = os.path.abspath(links[0])
+    relative = os.path.relpath(place, os.getcwd())
+    if relative == os.pardir or relative.startswith(os.pardir + os.sep):
+        return {"uri": f"file://{_quote_path(place)}"}
+    return {"uri": _quote_path(relative), "uriBaseId": _BASE}
+
+
+def _quote_path(path: str) -> str:
+    return quote(pathlib.PurePath(path).as_posix().encode("utf-8", "surrogateescape"), safe="/")
+
+
+def _directory() -> str:
+    # 3.14.14: a base ends with a slash.
+    return f"file://{_quote_path(os.getcwd()).rstrip('/')}/"
+
+
+# `textconv`: a checkpoint's file as lines that git can lay side by side, of the file's own bytes alone.
+
+# A digest's first digits: of a million tensors two share them once in five hundred times.
+_DIGITS = 12
+# A text that is longer is told by its length and digest.
+_LONGEST = 200
+# So many numbers of a tensor say more themselves than what they are like.
+_FEW = 4
+_SUFFIX = tf_object_graph.MARK + tf_object_graph.VALUE
+# Bytes of a text that is shown as it is.
+_LONGEST_FILE = 1 << 20
+
+
+def textconv(file: str) -> tuple[str, ...]:
+    """Return the lines: what the file is, what loading it would run, then its values and tensors by name.
+
+    Nothing beside the file is looked at, because git has a past version alone in a folder of its own. So a
+    TensorFlow index is told without its shards, by the checksums that it has of their tensors. No line
+    names the file, and none is aligned with another: a change of one tensor changes one line. A file that
+    cannot be read is told in a sentence: an error would end all of `git diff`.
+    """
+    try:
+        try:
+            with _isolate_file(file) as place:
+                return tuple(_summary_lines(open_checkpoint(place)))
+        except CkpttoolError as error:
+            return _describe_raw_file(file, _message_without_file(error))
+    except OSError as error:
+        return (f"not readable: {error.strerror or type(error).__name__}",)
+
+
+@contextlib.contextmanager
+def _isolate_file(file: str) -> Iterator[str]:
+    """Give a place with the same bytes and name, and no other file beside it."""
+    with tempfile.TemporaryDirectory(prefix="ckpttool-") as folder:
+        place = os.path.join(folder, os.path.basename(file))
+        os.symlink(os.path.realpath(file), place)
+        yield place
+
+
+def _describe_raw_file(file: str, sentence: str) -> tuple[str, ...]:
+    """Return a text, which a Git LFS pointer is too, as it is; of other bytes the sentence and a digest."""
+    if not os.path.isfile(file):
+        return (sentence,)
+    nbytes = os.path.getsize(file)
+    if nbytes <= _LONGEST_FILE:
+        with open(file, "rb") as stream, contextlib.suppress(UnicodeDecodeError):
+            text = stream.read().decode().expandtabs()
+            if text and text.replace("\r", "").replace("\n", "").isprintable():
+                return tuple(text.splitlines())
+    if tf_common.v2_base(file) is not None:
+        sentence = "data of a TensorFlow checkpoint, whose .index says which tensor has changed"
+    with open(file, "rb") as stream:
+        digest = hashlib.file_digest(stream, "sha256").hexdigest()
+    return (sentence, f"{format_count(nbytes, 'byte')}, sha256 {digest[:_DIGITS]}")
+
+
+def _message_without_file(error: CkpttoolError) -> str:
+    """Return the error's sentence without the file, whose name is another one each time."""
+    error.file = None
+    return str(error)
+
+
+def _summary_lines(checkpoint: Checkpoint) -> Iterator[str]:
+    tree = checkpoint.tree
+    binding = None
+    with contextlib.suppress(UsageError):  # of two layouts that fit, none is told
+        binding = recognize_checkpoint(checkpoint)
+    yield f"format {checkpoint.format}" + (f", {checkpoint.writer}" if checkpoint.writer else "")
+    if binding is not None:
+        yield f"layout {binding.layout}"
+    for verdict in (asked.CODE, asked.CLASSES):
+        for each in sorted(asked.filter_verdict(checkpoint.asks, verdict), key=lambda each: each.name):
+            yield f"loading {'calls' if each.calls else 'imports'} {each.name} ({verdict})"
+    names = [(tree.names[path].removesuffix(_SUFFIX), told) for path, told in _entry_lines(checkpoint)]
+    for path, aliases in tree.aliases.items():
+        names += [(tree.alias_name(alias), f"is {tree.names[path]}") for alias in aliases]
+    for name, told in sorted(names, key=lambda each: natural_sort_key(each[0])):
+        yield f"{name} {told}"
+
+
+def _entry_lines(checkpoint: Checkpoint) -> Iterator[tuple[Path, str]]:
+    """Give what there is to say of each entry; one tensor is read while the one before it is hashed."""
+    with WorkerThread() as lane:
+        overheard = DigestRecorder(checkpoint, lane)
+        read: dict[Path, str] = {}
+        for path, leaf in overheard.checkpoint.tree.tensors():
+            try:
+                read[path] = _describe_numbers(leaf)
+            except CkpttoolError as error:
+                yield (
+                    path,
+                    f"{_format_leaf(leaf)} {_stored_checksums(checkpoint.tree[path]) or _message_without_file(error)}",  # noqa: E501
+                )
+        lane.wait()
+        for path, numbers in read.items():
+            digest = "" if numbers.startswith("=") else overheard.sha256(path)[:_DIGITS]
+            yield path, " ".join(filter(None, (_format_leaf(checkpoint.tree[path]), digest, numbers)))
+    for path, value in checkpoint.tree.plain():
+        yield path, f"= {_describe_value(value)}"
+
+
+def _format_leaf(leaf: Leaf | ValueLeaf) -> str:
+    return f"{leaf.dtype}{list(leaf.shape)}" if isinstance(leaf, Leaf) else ""
+
+
+def _stored_checksums(leaf: Leaf | ValueLeaf) -> str:
+    """Return the checksums that the index has of a tensor whose bytes are in another file."""
+    source = leaf.source if isinstance(leaf, Leaf) else None
+    parts = [part for _, part in source.parts] if isinstance(source, SlicedTensor) else [source]
+    found = [getattr(part, "checksum", None) for part in parts if not isinstance(part, Span)]
+    return " ".join(f"{each.kind} {each.value:08x}" for each in found if isinstance(each, Checksum))
+
+
+def _describe_value(leaf: ValueLeaf) -> str:
+    value = leaf.value
+    if isinstance(value, Record):
+        return _shorten_text(f"{value.name} {value.summary}".rstrip())
+    if isinstance(value, bytes):
+        return f"{format_count(len(value), 'byte')}, sha256 {hashlib.sha256(value).hexdigest()[:_DIGITS]}"
+    return _shorten_text(repr(value))
+
+
+def _shorten_text(text: str) -> str:
+    if len(text) <= _LONGEST:
+        return text
+    digest = hashlib.sha256(text.encode(errors="surrogatepass")).hexdigest()
+    return f"{text[:_LONGEST]}... ({len(text):,} characters, sha256 {digest[:_DIGITS]})"
+
+
+def _describe_numbers(leaf: Leaf) -> str:
+    """Read a tensor; return a few numbers themselves, of many what they are like, of none nothing."""
+    data = leaf.read()
+    try:
+        array = as_array(data, leaf.dtype, leaf.shape)
+    except UnsupportedError:
+        return ""
+    if leaf.size <= _FEW:
+        shown = ", ".join(map(str, array.reshape(-1)))
+        return f"= [{shown}]" if leaf.shape else f"= {shown}"
+    known = stats.compute_moments(array)
+    found = [f"{n:,} {word}" for n, word in ((known.nans, "NaN"), (known.infs, "infinite")) if n]
+    if known.finite:
+        found.insert(0, f"{known.low:.4g} to {known.high:.4g}, mean {known.mean:.4g}, std {known.std:.4g}")
+    return ", ".join(found)

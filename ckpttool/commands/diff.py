@@ -1,0 +1,1008 @@
+"""Compare two checkpoints."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import os
+import struct
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal, cast, get_args
+
+from ckpttool.commands import save
+from ckpttool.commands.digest import digest_checkpoint
+from ckpttool.commands.evidence import GIVEN
+from ckpttool.commands.load_into import LiveModel, ensure_open, plan_model_fill
+from ckpttool.commands.options import (
+    NO_OPTIMIZER_OPTIONS,
+    TARGETS,
+    ConversionRequest,
+    OptimizerOptions,
+    PreparationOptions,
+    TargetKind,
+    parse_layer_options,
+    read_optimizer_options,
+)
+from ckpttool.commands.plan import CONTAINERS, ConversionPlan, plan_conversion
+from ckpttool.commands.restore import FACTS, canonical_tree, read_verified_sidecar
+from ckpttool.commands.stats import By, ChangedEntry, DeclaredEntry, Diff, Entry, Sort, compare_leaves
+from ckpttool.core import dtypes, plugins, urls
+from ckpttool.core.atomic_write import Progress, ignore_progress
+from ckpttool.core.checkpoint import Checkpoint
+from ckpttool.core.errors import ChecksumError, CkpttoolError, UsageError, is_system_error, suggest_choice
+from ckpttool.core.sidecar import Sidecar
+from ckpttool.core.source import Shape
+from ckpttool.core.text import compile_glob, no_match_error
+from ckpttool.core.tree import Leaf, Path, Plain, Tree, ValueLeaf, display
+from ckpttool.formats.common import WritingFormat
+from ckpttool.libraries import tf_names
+from ckpttool.libraries.recognize import recognize_checkpoint
+from ckpttool.libraries.schema import RecognizedAgent
+from ckpttool.mapping.rules import (
+    KEEP,
+    Cast,
+    MappingEntry,
+    Move,
+    Plan,
+    Rule,
+    ToTensor,
+    ToValue,
+    apply_plan,
+    chain_rules,
+    parse_rule,
+)
+
+# A checkpoint in the form of another one: what its conversion holds, planned anew and compared, not written.
+#
+# `diff` and `verify --all` compare a source with its conversion through the rules that a conversion follows
+# today: the layout of the agent, or the kinds of its layers. The receipt of the conversion adds the options
+# that were given, and the settings that the user stated. What it lists as left behind is accepted only for
+# entries that no rule converts, so that no edit of a receipt hides a change.
+
+# A count that the format's writer adds, and that no conversion maps.
+WRITERS = frozenset(("save_counter",))
+# What a library writes into its own format by itself: defaults that no conversion maps.
+_LIBRARY = {
+    "stable_baselines2": ("data/",),
+    "stable_baselines3": (
+        "data/",
+        "system_info/",
+        # Of an optimizer that the source has not: it begins anew.
+        *(f"{name}/optimizer/param_groups/" for name in ("actor", "critic", "policy")),
+    ),
+}
+_SHARED = ", shared"
+
+
+@dataclass(frozen=True, slots=True)
+class Reconversion:
+    """What the conversion of a checkpoint holds, as its format reads it back; the leaves are unread.
+
+    `places` are the paths in `tree` of each source path that is converted. `kept` are the source entries that
+    only a sidecar keeps, or whose content the target implies, `dropped` those that a conversion leaves behind
+    unmapped (`--allow-missing`), and `accepted` those of them that the receipt lists. `settings` are those of
+    optimizers that the target's sidecar holds. `library` are prefixes of entries that the library adds.
+    """
+
+    tree: Tree
+    places: Mapping[Path, tuple[Path, ...]]
+    kept: tuple[Path, ...] = ()
+    dropped: tuple[Path, ...] = ()
+    accepted: frozenset[Path] = frozenset()
+    rules: tuple[MappingEntry, ...] = ()
+    assumed: tuple[str, ...] = ()
+    settings: Mapping[str, Mapping[str, Any]] | None = None
+    notes: tuple[str, ...] = ()
+    by_receipt: bool = False
+    library: tuple[str, ...] = ()
+    folded: bool = False
+    """whether statistics of observations became part of the first layers, so that an agent has others"""
+
+    def is_added(self, name: str) -> bool:
+        """Say whether the writer of the format adds an entry of this name by itself."""
+        return name in WRITERS or name.startswith(self.library)
+
+
+@dataclass(frozen=True, slots=True)
+class Receipt:
+    """The sidecar beside a checkpoint, and whether it belongs to these very weights.
+
+    `stale` says that the checkpoint was changed after the sidecar was written. `origin` is the digest of the
+    checkpoint that it was converted from, None where the sidecar names none.
+    """
+
+    sidecar: Sidecar | None = None
+    stale: bool = False
+
+    @property
+    def origin(self) -> str | None:
+        """The digest of the source of the conversion."""
+        source = self.sidecar.source if self.sidecar is not None else None
+        return str(source["sha256"]) if source and source.get("sha256") else None
+
+
+@dataclass(slots=True)
+class ReceiptPair:
+    """Two checkpoints with their receipts; digests are computed when a receipt names one."""
+
+    source: Checkpoint
+    target: Checkpoint
+    source_receipt: Receipt = field(default_factory=Receipt)
+    target_receipt: Receipt = field(default_factory=Receipt)
+    digests: dict[int, str] = field(default_factory=dict)
+    """of the checkpoints by their identity: a digest reads everything"""
+
+    @property
+    def linked(self) -> bool:
+        """Say whether the target's receipt names these very source weights."""
+        origin = self.target_receipt.origin
+        if origin is None:
+            return False
+        if id(self.source) not in self.digests:
+            self.digests[id(self.source)] = digest_checkpoint(self.source).sha256
+        return self.digests[id(self.source)] == origin
+
+    @property
+    def turned(self) -> ReceiptPair:
+        """The pair with source and target exchanged."""
+        return ReceiptPair(self.target, self.source, self.target_receipt, self.source_receipt, self.digests)
+
+
+def read_receipt(checkpoint: Checkpoint) -> Receipt:
+    """Return the sidecar beside the checkpoint, also one that was written for other weights."""
+    from ckpttool.core import sidecar
+
+    try:
+        return Receipt(read_verified_sidecar(checkpoint).sidecar)
+    except ChecksumError:
+        return Receipt(sidecar.load_sidecar(checkpoint.path), stale=True)
+
+
+def reconvert(pair: ReceiptPair, agent: RecognizedAgent | None, layout: str | None) -> Reconversion | None:
+    """Return what the source's conversion into the target's form holds; None where there is no such one.
+
+    `agent` is that in the source, `layout` that of the agent in the target. Of several forms that the target
+    may have, the one is taken whose entries it has most. Where none fits, the rules of the target's receipt
+    are applied.
+    """
+    linked = pair.linked
+    options = _options(pair.target_receipt.sidecar) if linked else {}
+    stored = set(pair.target.tree.names.values())
+    found: list[tuple[int, int, Reconversion]] = []
+    for number, kind in enumerate(_target_kinds(pair.target, layout)):
+        if kind.agent and kind.layout != layout and any(shared >= len(stored) - 1 for shared, _, _ in found):
+            break
+        with _suppress_refusal():
+            made = _plan_reconversion(pair, agent, kind, options, linked=linked)
+            found.append((_count_shared(made, stored), -number, made))
+    best = max(found, key=lambda each: each[:2], default=None)
+    if best is not None and _names_match(best[0], best[2], stored):
+        return best[2]
+    if linked and pair.target_receipt.sidecar is not None:
+        with _suppress_refusal():
+            made = _by_rules(pair, pair.target_receipt.sidecar)
+            if _names_match(_count_shared(made, stored), made, stored):
+                return made
+    return None
+
+
+@contextlib.contextmanager
+def _suppress_refusal() -> Iterator[None]:
+    """Leave the block where a conversion is refused; what the operating system refuses is an error."""
+    try:
+        yield
+    except CkpttoolError as error:
+        if is_system_error(error):
+            raise
+
+
+def _names_match(shared: int, made: Reconversion, stored: set[str]) -> bool:
+    """Say whether the two name enough alike to be one checkpoint: half of the smaller one."""
+    return shared > 0 and 2 * shared >= min(len(made.tree), len(stored - WRITERS))
+
+
+def _count_shared(made: Reconversion, stored: set[str]) -> int:
+    return sum(name in stored for name in made.tree.names.values())
+
+
+def _target_kinds(target: Checkpoint, layout: str | None) -> Iterator[TargetKind]:
+    """Go through the forms that the target may have been written in, those of its own layout first."""
+    name = "pytorch" if target.format in CONTAINERS - {"safetensors"} else target.format
+    kinds = [kind for kind in TARGETS.values() if kind.format == name]
+    yield from (kind for kind in kinds if kind.agent and kind.layout == layout)
+    by_name = tf_names.has_named_variables(target.tree)
+    for kind in kinds:
+        graph = kind.options.get("graph")
+        if not kind.agent and (graph is None or graph != by_name):
+            yield kind
+    yield from (kind for kind in kinds if kind.agent and kind.layout != layout)
+
+
+def _options(receipt: Sidecar | None) -> Mapping[str, Any]:
+    """Return the options of `convert` that the receipt records."""
+    source = receipt.source if receipt is not None and receipt.source is not None else {}
+    options = source.get("options")
+    found = dict(options) if isinstance(options, Mapping) else {}
+    if isinstance(source.get("part"), str):
+        found["part"] = source["part"]
+    return found
+
+
+def _plan_reconversion(
+    pair: ReceiptPair,
+    agent: RecognizedAgent | None,
+    kind: TargetKind,
+    options: Mapping[str, Any],
+    *,
+    linked: bool,
+) -> Reconversion:
+    receipt = pair.target_receipt.sidecar if linked else None
+    known = _source_sidecar(pair.source_receipt, receipt)
+    request = ConversionRequest(
+        kind,
+        _text(options.get("layout")),
+        _text(options.get("part")),
+        PreparationOptions(*(options.get(name) is True for name in ("strip", "restore", "fold_weight_norm"))),
+        stated=_optimizer_options_of(receipt),
+        given=parse_layer_options(*(_texts(options.get(name)) for name in ("kind", "flatten", "unflatten"))),
+        weights=_text(options.get("weights")),
+        fold_normalizer=options.get("fold_normalizer") is True,
+        source=_text(options.get("from")),
+        no_optimizers=options.get("no_optimizers") is True,
+    )
+    # A conversion back restores the source from its record, which is no evidence: it is planned.
+    before = None if known is None else replace(known, undo=None)
+    made = plan_conversion(pair.source, request, before, agent)
+    writer = cast(WritingFormat, plugins.find("formats", kind.format).load())
+    tree = save.with_stored_paths(writer, made.tree, kind.options)
+    rules = made.report.mapped
+    if options.get("cast") is True:
+        tree, rules = _round_tree(tree, pair.target.tree, rules)
+    residue = frozenset(str(each.get("path")) for each in receipt.residue) if receipt is not None else ()
+    unused = {made_name: path for path, made_name in made.names.items()}
+    dropped = tuple(unused[name] for name in made.report.unused if name in unused)
+    # Of a part, or of names without wrappers, the entries of the checkpoint itself.
+    own = {name: path for path, name in pair.source.tree.names.items()}
+    stored = {path: own.get(name, path) for path, name in made.names.items()}
+    return Reconversion(
+        tree,
+        {stored.get(path, path): places for path, places in _target_paths(made, tree).items()},
+        tuple(stored.get(path, path) for path in _unmoved_paths(made, dropped)),
+        tuple(stored.get(path, path) for path in dropped),
+        frozenset(stored.get(path, path) for path in dropped if made.names[path] in residue),
+        rules,
+        made.report.assumed,
+        made.settings,
+        made.report.notes,
+        library=_LIBRARY.get(kind.format, ()),
+        folded=request.fold_normalizer,
+    )
+
+
+def _round_tree(
+    tree: Tree, target: Tree, rules: tuple[MappingEntry, ...]
+) -> tuple[Tree, tuple[MappingEntry, ...]]:
+    """Return the tree with numbers rounded to the types of the target, as `--cast` does, and the rules."""
+    types = {target.names[path]: leaf.dtype for path, leaf in target.tensors()}
+    leaves = dict(tree.leaves)
+    casts: dict[str, str] = {}
+    for path, leaf in tree.tensors():
+        name = tree.names[path]
+        dtype = types.get(name, leaf.dtype)
+        if dtype != leaf.dtype and "float" in dtype and "float" in leaf.dtype:
+            rule = Cast(dtype, rounded=not _holds_exactly(dtype, leaf.dtype))
+            leaves[path], casts[name] = rule.leaf(leaf), rule.name
+    lines = (
+        replace(
+            line, rule=casts[line.target] if line.rule == KEEP.name else f"{line.rule}, {casts[line.target]}"
+        )
+        if line.target in casts
+        else line
+        for line in rules
+    )
+    return Tree(leaves, tree.aliases, tree.containers), tuple(lines)
+
+
+def _holds_exactly(wide: str, narrow: str) -> bool:
+    """Say whether one type of floating numbers holds all of another exactly."""
+    import numpy as np
+
+    found = np.promote_types(dtypes.numpy_dtype(wide), dtypes.numpy_dtype(narrow))
+    return bool(found == dtypes.numpy_dtype(wide))
+
+
+def _unmoved_paths(made: ConversionPlan, dropped: tuple[Path, ...]) -> tuple[Path, ...]:
+    moved = {move.source for move in made.moves} | set(dropped)
+    return tuple(path for path in made.source if path not in moved)
+
+
+def _target_paths(made: ConversionPlan, tree: Tree) -> dict[Path, tuple[Path, ...]]:
+    """Return the paths of each source entry as the target is read back."""
+    back = save.stored_paths(made.tree, tree)
+    names = {name: path for path, name in tree.names.items()}
+    found: dict[Path, list[Path]] = {}
+    for move in made.moves:
+        there = back.get(move.target) or names.get(display(move.target))
+        if there is not None:
+            found.setdefault(move.source, []).append(there)
+    return {source: tuple(dict.fromkeys(paths)) for source, paths in found.items()}
+
+
+def _source_sidecar(own: Receipt, receipt: Sidecar | None) -> Sidecar | None:
+    """Return the source's own sidecar with the facts that were given at the conversion."""
+    known = None if own.stale else own.sidecar
+    given = {
+        name: getattr(receipt, name)
+        for name in FACTS
+        if receipt is not None and receipt.provenance.get(name) == GIVEN
+    }
+    if not given:
+        return known
+    base = known or Sidecar("")
+    return replace(base, **given, provenance={**base.provenance, **dict.fromkeys(given, GIVEN)})
+
+
+def _optimizer_options_of(receipt: Sidecar | None) -> OptimizerOptions:
+    if receipt is None:
+        return NO_OPTIMIZER_OPTIONS
+    said = [receipt.provenance.get(name, "") for name in OptimizerOptions._fields]
+    return (
+        read_optimizer_options(receipt)
+        if any(text.startswith("given: ") for text in said)
+        else NO_OPTIMIZER_OPTIONS
+    )
+
+
+def _text(value: object) -> str | None:
+    return value if isinstance(value, str) else None
+
+
+def _texts(value: object) -> tuple[str, ...]:
+    return tuple(map(str, value)) if isinstance(value, list) else ()
+
+
+# Through the rules that a receipt lists: for conversions by the user's own rules or model.
+
+
+def _by_rules(pair: ReceiptPair, receipt: Sidecar) -> Reconversion:
+    """Return what the receipt's rules make of the source; raise CkpttoolError where they do not fit it."""
+    sources = {name: path for path, name in pair.source.tree.names.items()}
+    targets = {name: path for path, name in pair.target.tree.names.items()}
+    moves: list[Move] = []
+    for line in receipt.rules:
+        source, target = sources.get(str(line.get("source"))), targets.get(str(line.get("target")))
+        rule = _rule(str(line.get("rule")).removesuffix(_SHARED))
+        if source is not None and target is not None and rule is not None:
+            moves.append(Move(source, target, rule))
+    tree = apply_plan(pair.source.tree, Plan(tuple(moves)))
+    places: dict[Path, list[Path]] = {}
+    for move in moves:
+        places.setdefault(move.source, []).append(move.target)
+    left = [path for path in pair.source.tree if path not in places]
+    residue = frozenset(str(each.get("path")) for each in receipt.residue)
+    accepted = frozenset(path for path in left if pair.source.tree.names[path] in residue)
+    return Reconversion(
+        tree,
+        {source: tuple(paths) for source, paths in places.items()},
+        (),
+        tuple(left),
+        accepted,
+        notes=("entries are paired by the rules in the receipt, not by a plan of our own",),
+        by_receipt=True,
+    )
+
+
+def _rule(text: str) -> Rule | None:
+    found = parse_rule(text)
+    if found is not None:
+        return found
+    rules: list[Rule] = []
+    for part in text.split(", "):
+        rule = parse_rule(part)
+        if rule is None and part == ToValue().name:
+            rule = ToValue()
+        if rule is None and part.startswith("as "):
+            rule = ToTensor(part.removeprefix("as "))
+        if rule is None:
+            return None
+        rules.append(rule)
+    return chain_rules(*rules)
+
+
+# Two checkpoints' entries in pairs: of one path or, across frameworks, of one meaning.
+
+AUTO = "auto"
+_SIDES: tuple[Literal["left", "right"], ...] = ("left", "right")
+# Entries by the names that pair them, each with where it is in its own tree.
+Placed = Mapping[str, tuple[Entry, Path]]
+
+
+@dataclass(frozen=True, slots=True)
+class DiffSide:
+    """One of the two, and the agent that a layout recognises in it."""
+
+    checkpoint: Checkpoint
+    binding: RecognizedAgent | None
+
+    @property
+    def layout(self) -> str | None:
+        """The layout's name, None where no layout knows an agent."""
+        return None if self.binding is None else self.binding.layout
+
+    def by_path(self) -> Placed:
+        """Return all entries, and where they are, by their display paths."""
+        tree = self.checkpoint.tree
+        return {tree.names[path]: (leaf, path) for path, leaf in tree.items()}
+
+    def by_meaning(self, binding: RecognizedAgent) -> Placed:
+        """Return the agent's entries by their canonical paths, and other tensors by their own."""
+        tree = self.checkpoint.tree
+        sources = {move.target: move.source for move in reversed(binding.moves.moves)}
+        agent = {
+            display(path): (leaf, sources[path]) for path, leaf in canonical_tree(tree, binding.moves).items()
+        }
+        bound = {move.source for move in binding.moves.moves}
+        rest = {tree.names[path]: (leaf, path) for path, leaf in tree.tensors() if path not in bound}
+        return {**rest, **agent}
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointAlignment:
+    """Two checkpoints side by side before a value of them is read.
+
+    `left` and `right` are entries by the names that pair them, paths or those of the canonical agent (`by`);
+    by "conversion", one side is what converting it gives. `places` says for each side where in its own tree
+    an entry comes from, () where nowhere; of what fills a live model, where in that. `declared` are entries
+    that one side has alone because a conversion leaves or adds them.
+    """
+
+    checkpoints: tuple[Checkpoint, Checkpoint]
+    layouts: tuple[str | None, str | None]
+    by: By
+    left: Mapping[str, Entry]
+    right: Mapping[str, Entry]
+    places: tuple[Mapping[str, Path], Mapping[str, Path]]
+    notes: tuple[str, ...]
+    declared: tuple[DeclaredEntry, ...] = ()
+    conversion: Reconversion | None = None
+    turned: bool = False
+    """whether the conversion is that of the right side"""
+
+    @property
+    def both(self) -> list[str]:
+        """The names that both sides have, in the left one's order."""
+        return [name for name in self.left if name in self.right]
+
+    @property
+    def only_left(self) -> tuple[str, ...]:
+        """The names that the left side has alone."""
+        return tuple(name for name in self.left if name not in self.right)
+
+    @property
+    def only_right(self) -> tuple[str, ...]:
+        """The names that the right side has alone."""
+        return tuple(name for name in self.right if name not in self.left)
+
+    def change(self, name: str) -> ChangedEntry | None:
+        """Read both sides of a name; return what differs, None if nothing does. Raise what reading raises."""
+        left, right = self.left[name], self.right[name]
+        if isinstance(left, Leaf) and isinstance(right, Leaf):
+            counts = self.by != "path" and _is_count(left) and _is_count(right)
+            return None if counts and _same_value(left, right, exact=False) else _tensors(name, left, right)
+        same = _same_value(left, right, exact=self.by == "path")
+        return None if same else ChangedEntry(name, left, right, None)
+
+    def changes(self, progress: Progress = ignore_progress) -> Iterator[ChangedEntry]:
+        """Read what both sides have, and yield what differs in the left one's order."""
+        total = sum(leaf.nbytes for name in self.both if isinstance(leaf := self.left[name], Leaf))
+        done = 0
+        for name in self.both:
+            change = self.change(name)
+            if isinstance(leaf := self.left[name], Leaf):
+                done += leaf.nbytes
+                progress(done, total)
+            if change is not None:
+                yield change
+
+
+def recognize_side(checkpoint: Checkpoint, layout: str | None = None) -> DiffSide:
+    """Return a checkpoint with the agent in it; raise UsageError as `recognise` does."""
+    return DiffSide(checkpoint, recognize_checkpoint(checkpoint, layout))
+
+
+def align_checkpoints(
+    first: DiffSide, second: DiffSide, *, glob: str | None = None, by: str = AUTO
+) -> CheckpointAlignment:
+    """Pair the entries of two checkpoints as `diff` says it; no value is read but an agent's own counters."""
+    if by not in (words := (AUTO, *get_args(By))):
+        raise UsageError(f"{by!r} is not known", hint=suggest_choice(by, words))
+    sides = first, second
+    renamed = by == AUTO and (_differ_in_names(first, second) or _is_conversion(first, second))
+    agents = first.binding is not None and second.binding is not None
+    if by == "agent" or (by == AUTO and agents and (renamed or _differ_in_form(first, second))):
+        return _by_agent(sides, glob)
+    if by == "conversion" or renamed:
+        made = _reconvert_side(sides)
+        if made is not None and (by == "conversion" or _explains_more(*made, sides)):
+            return _by_conversion(sides, *made, glob)
+        if by == "conversion":
+            raise UsageError(
+                "neither checkpoint has the form of the other one's conversion",
+                file=second.checkpoint.path,
+                hint="--by path",
+            )
+    return _by_path(sides, glob)
+
+
+def _by_path(sides: tuple[DiffSide, DiffSide], glob: str | None) -> CheckpointAlignment:
+    """Pair entries of one path; a count of saves that only one of two formats adds is declared."""
+    rows = [(each, dict(each.by_path())) for each in sides]
+    declared: list[DeclaredEntry] = []
+    if sides[0].checkpoint.format != sides[1].checkpoint.format:
+        for word, (_, here), (_, there) in zip(_SIDES, rows, rows[::-1], strict=True):
+            for name in WRITERS & (here.keys() - there.keys()):
+                declared.append(DeclaredEntry(word, name, "added"))
+                del here[name]
+    return select_pairs((rows[0], rows[1]), "path", glob, (), declared)
+
+
+def select_pairs(
+    sides: tuple[tuple[DiffSide, Placed], tuple[DiffSide, Placed]],
+    by: By,
+    glob: str | None,
+    notes: tuple[str, ...],
+    declared: Iterable[DeclaredEntry] = (),
+) -> CheckpointAlignment:
+    """Lay those entries side by side whose names match the pattern; raise UsageError if none does."""
+    (first, a), (second, b) = sides
+    keep = compile_glob(glob)
+    if glob is not None and not any(map(keep, (*a, *b))):
+        raise no_match_error(glob, [*a, *b])
+    a, b = ({name: found for name, found in one.items() if keep(name)} for one in (a, b))
+    return CheckpointAlignment(
+        (first.checkpoint, second.checkpoint),
+        (first.layout, second.layout),
+        by,
+        {name: entry for name, (entry, _) in a.items()},
+        {name: entry for name, (entry, _) in b.items()},
+        ({name: place for name, (_, place) in a.items()}, {name: place for name, (_, place) in b.items()}),
+        notes,
+        tuple(each for each in declared if keep(each.path)),
+    )
+
+
+def _differ_in_form(first: DiffSide, second: DiffSide) -> bool:
+    return (first.layout, first.checkpoint.format) != (second.layout, second.checkpoint.format)
+
+
+def _differ_in_names(first: DiffSide, second: DiffSide) -> bool:
+    """Say whether one of two has entries that the other lacks; of one format, more than they share."""
+    names, others = (set(one.checkpoint.tree.names.values()) - WRITERS for one in (first, second))
+    if first.checkpoint.format != second.checkpoint.format:
+        return names != others
+    return bool(names - others and others - names) and len(names ^ others) > len(names & others)
+
+
+def _is_conversion(first: DiffSide, second: DiffSide) -> bool:
+    """Say whether the receipt of one of two names the other's weights, and their entries differ in form."""
+    if _tensor_forms(first.checkpoint.tree) == _tensor_forms(second.checkpoint.tree):
+        return False
+    pair = _pair_receipts((first, second))
+    return pair.linked or pair.turned.linked
+
+
+def _tensor_forms(tree: Tree) -> dict[str, tuple[str, Shape] | None]:
+    return {
+        tree.names[path]: (leaf.dtype, leaf.shape) if isinstance(leaf, Leaf) else None
+        for path, leaf in tree.items()
+    }
+
+
+def _pair_receipts(sides: tuple[DiffSide, DiffSide]) -> ReceiptPair:
+    one, other = (each.checkpoint for each in sides)
+    return ReceiptPair(one, other, read_receipt(one), read_receipt(other))
+
+
+def _reconvert_side(sides: tuple[DiffSide, DiffSide]) -> tuple[Reconversion, bool] | None:
+    """Return the conversion of one side into the other's form, and whether it is the second one's.
+
+    A receipt that names the other side decides which one is the source.
+    """
+    first, second = sides
+    pair = _pair_receipts(sides)
+    backwards = not pair.linked and pair.turned.linked
+    for turned in (backwards, not backwards):
+        source, target = (second, first) if turned else (first, second)
+        made = reconvert(pair.turned if turned else pair, source.binding, target.layout)
+        if made is not None:
+            return made, turned
+    return None
+
+
+def _explains_more(made: Reconversion, turned: bool, sides: tuple[DiffSide, DiffSide]) -> bool:
+    """Say whether the conversion has at least as many names of the target as the source itself."""
+    source, target = (each.checkpoint.tree.names.values() for each in (sides[::-1] if turned else sides))
+    stored = set(target)
+    return len(stored & set(made.tree.names.values())) >= len(stored & set(source))
+
+
+def _by_conversion(
+    sides: tuple[DiffSide, DiffSide], made: Reconversion, turned: bool, glob: str | None
+) -> CheckpointAlignment:
+    source, target = sides[::-1] if turned else sides
+    places = {there: path for path, paths in made.places.items() for there in paths}
+    names = made.tree.names
+    converted = {names[path]: (leaf, places.get(path, ())) for path, leaf in made.tree.items()}
+    stored = dict(target.by_path())
+    declared = list(_declared_by_receipt(made, source.checkpoint.tree, "right" if turned else "left"))
+    for name in [name for name in stored if name not in converted and made.is_added(name)]:
+        declared.append(DeclaredEntry("left" if turned else "right", name, "added"))
+        del stored[name]
+    for name in WRITERS & (converted.keys() - stored.keys()):
+        declared.append(DeclaredEntry("right" if turned else "left", name, "kept"))
+        del converted[name]
+    for name in [
+        name for name, (leaf, place) in converted.items() if not place and _is_disabled_switch(leaf)
+    ]:
+        if name not in stored:
+            del converted[name]
+    for path in made.dropped:
+        if path not in made.accepted:
+            name = source.checkpoint.tree.names[path]
+            converted.setdefault(name, (source.checkpoint.tree[path], path))
+    rows = ((source, converted), (target, stored))
+    pairs = rows[::-1] if turned else rows
+    placed = select_pairs((pairs[0], pairs[1]), "conversion", glob, _reconversion_notes(made), declared)
+    return replace(placed, conversion=made, turned=turned)
+
+
+def _by_agent(sides: tuple[DiffSide, DiffSide], glob: str | None) -> CheckpointAlignment:
+    """Pair two agents by meaning, and what only one of them has by the conversion of one into the other."""
+    first, second = sides
+    a, b = (one.by_meaning(_require_agent(one)) for one in sides)
+    made = _reconvert_side(sides)
+    if made is None:
+        told, a, b = _drop_framework_settings(a, b)
+        return select_pairs(((first, a), (second, b)), "agent", glob, told)
+    found, turned = made
+    if found.folded:
+        return _by_conversion(sides, found, turned, glob)
+    source, target = sides[::-1] if turned else sides
+    settled = _ConversionPairing(found, source.checkpoint.tree, target.checkpoint.tree, turned=turned)
+    converted, stored = settled.take(*((b, a) if turned else (a, b)))
+    rows = ((source, converted), (target, stored))
+    pairs = rows[::-1] if turned else rows
+    placed = select_pairs((pairs[0], pairs[1]), "agent", glob, _reconversion_notes(found), settled.declared)
+    return replace(placed, conversion=found, turned=turned)
+
+
+def _reconversion_notes(made: Reconversion) -> tuple[str, ...]:
+    assumed = tuple(f"assumed by the conversion: {each}" for each in made.assumed)
+    return (*assumed, *(made.notes if made.by_receipt else ()))
+
+
+def _declared_by_receipt(
+    made: Reconversion, tree: Tree, side: Literal["left", "right"]
+) -> Iterator[DeclaredEntry]:
+    for path in made.kept:
+        yield DeclaredEntry(side, tree.names[path], "kept")
+    for path in made.dropped:
+        if path in made.accepted:
+            yield DeclaredEntry(side, tree.names[path], "dropped")
+
+
+def _is_disabled_switch(leaf: Entry) -> bool:
+    """Say whether an entry is a switch that is off, which older versions of a library do not write."""
+    return isinstance(leaf, ValueLeaf) and (leaf.value is None or leaf.value is False)
+
+
+class _ConversionPairing:
+    """What only one of two agents has by meaning, paired through the conversion of one into the other."""
+
+    def __init__(self, made: Reconversion, source: Tree, target: Tree, *, turned: bool) -> None:
+        self.made, self.source, self.target = made, source, target
+        self.sides: tuple[Literal["left", "right"], ...] = ("right", "left") if turned else ("left", "right")
+        self.declared: list[DeclaredEntry] = []
+        self._paths = {name: path for path, name in target.names.items()}
+        self._made = {name: path for path, name in made.tree.names.items()}
+        self._places = {there: path for path, paths in made.places.items() for there in paths}
+
+    def take(self, ours: Placed, theirs: Placed) -> tuple[Placed, Placed]:
+        """Return the entries of source and target; those of one alone are paired, declared or kept alone."""
+        shared = {name for name in ours.keys() & theirs.keys() if self._is_shared(name, ours, theirs)}
+        converted = {name: self._shaped(ours[name], theirs[name]) for name in ours if name in shared}
+        stored = {name: found for name, found in theirs.items() if name in shared}
+        paired: set[Path] = set()
+        for name, found in ours.items():
+            if name not in shared:
+                paired |= self._take_source(name, found, converted, stored, paired)
+        for name, found in theirs.items():
+            if name not in shared and found[1] not in paired:
+                self._take_target(name, found, converted, stored)
+        self._take_values(converted, stored, ours, theirs)
+        for name, path in self._made.items():
+            if name in self._paths or name in WRITERS or _is_disabled_switch(self.made.tree[path]):
+                continue
+            source = self._places.get(path, ())
+            # One number of the source may stand at several places of the target; another one has its pair.
+            if not source or any(self._there(each) is not None for each in self.made.places[source]):
+                converted.setdefault(name, (self.made.tree[path], source))
+        return converted, stored
+
+    def _is_shared(self, name: str, ours: Placed, theirs: Placed) -> bool:
+        """Say whether entries of one name are one: outside of the agent it is what the conversion writes."""
+        path, place = ours[name][1], theirs[name][1]
+        if self.source.names.get(path) != name or self.target.names.get(place) != name:
+            return True
+        own = self._made.get(name)
+        return not self.made.is_added(name) if own is None else own in self.made.places.get(path, ())
+
+    def _shaped(self, ours: tuple[Entry, Path], theirs: tuple[Entry, Path]) -> tuple[Entry, Path]:
+        """Return the source's entry, as the conversion has it where the target's shape is another one."""
+        leaf, path = ours
+        if not isinstance(leaf, Leaf) or not isinstance(theirs[0], Leaf) or leaf.shape == theirs[0].shape:
+            return ours
+        made = self._made.get(self.target.names.get(theirs[1], ""))
+        return (
+            (self.made.tree[made], path)
+            if made in self.made.places.get(path, ()) and made is not None
+            else ours
+        )
+
+    def _take_source(
+        self,
+        name: str,
+        found: tuple[Entry, Path],
+        converted: dict[str, tuple[Entry, Path]],
+        stored: dict[str, tuple[Entry, Path]],
+        paired: set[Path],
+    ) -> set[Path]:
+        """Add an entry of the source with those of the target that it becomes; return the latter's places."""
+        places = {path: self._there(path) for path in self.made.places.get(found[1], ())}
+        there = {path: place for path, place in places.items() if place is not None}
+        fresh = {path: place for path, place in there.items() if place not in paired}
+        for number, (path, place) in enumerate(fresh.items()):
+            title = name if not number else f"{name} ({self.target.names[place]})"
+            converted[title] = self.made.tree[path], found[1]
+            stored[title] = self.target[place], place
+        if not there and not self._declares(name, found[1]):
+            converted[name] = found
+        return set(fresh.values())
+
+    def _take_target(
+        self,
+        name: str,
+        found: tuple[Entry, Path],
+        converted: dict[str, tuple[Entry, Path]],
+        stored: dict[str, tuple[Entry, Path]],
+    ) -> None:
+        """Add an entry of the target beside what the conversion has there, if anything."""
+        made = self._made.get(self.target.names.get(found[1], ""))
+        if made is not None:
+            converted[name] = self.made.tree[made], self._places.get(made, ())
+            stored[name] = self.target[found[1]], found[1]
+        elif self.made.is_added(self.target.names.get(found[1], "")):
+            self.declared.append(DeclaredEntry(self.sides[1], name, "added"))
+        else:
+            stored[name] = found
+
+    def _take_values(
+        self,
+        converted: dict[str, tuple[Entry, Path]],
+        stored: dict[str, tuple[Entry, Path]],
+        ours: Placed,
+        theirs: Placed,
+    ) -> None:
+        """Add the plain values outside of the agents: those of the target beside the conversion's."""
+        known = {path for _, path in (*theirs.values(), *stored.values())}
+        for path, leaf in self.target.plain():
+            name = self.target.names[path]
+            if path in known or name in stored:
+                continue
+            made = self._made.get(name)
+            if made is None and self.made.is_added(name):
+                self.declared.append(DeclaredEntry(self.sides[1], name, "added"))
+                continue
+            stored[name] = leaf, path
+            if made is not None:
+                converted.setdefault(name, (self.made.tree[made], self._places.get(made, ())))
+        known = {path for _, path in (*ours.values(), *converted.values())}
+        for path, leaf in self.source.plain():
+            name = self.source.names[path]
+            if path in known or path in self.made.places or name in converted:
+                continue
+            if not self._declares(name, path):
+                converted[name] = leaf, path
+
+    def _there(self, path: Path) -> Path | None:
+        """Return the target's own path of an entry of the conversion."""
+        return self._paths.get(self.made.tree.names[path])
+
+    def _declares(self, name: str, path: Path) -> bool:
+        """Say whether the conversion leaves the entry behind by declaration, and note that."""
+        lost = path in self.made.dropped and path not in self.made.accepted
+        if name not in WRITERS and (lost or path in self.made.places):
+            return False
+        self.declared.append(
+            DeclaredEntry(self.sides[0], name, "dropped" if path in self.made.dropped else "kept")
+        )
+        return True
+
+
+def _require_agent(side: DiffSide) -> RecognizedAgent:
+    if side.binding is None:
+        raise UsageError(
+            "no layout recognises an agent in this checkpoint", file=side.checkpoint.path, hint="--by path"
+        )
+    return side.binding
+
+
+def _drop_framework_settings(a: Placed, b: Placed) -> tuple[tuple[str, ...], Placed, Placed]:
+    """Return both without what only one framework writes down, and a note that says what that is.
+
+    Settings are values: PyTorch's optimizers name all of theirs, TensorFlow's those that are variables.
+    """
+    notes = []
+    kept = []
+    for word, here, there in (("left", a, b), ("right", b, a)):
+        alone = {n for n in here if n not in there and (isinstance(here[n][0], ValueLeaf) or n in WRITERS)}
+        if alone:
+            names = ", ".join(sorted({name.rpartition("/")[2] for name in alone}))
+            notes.append(f"only the {word} one writes down {names}")
+        kept.append({name: found for name, found in here.items() if name not in alone})
+    return tuple(notes), kept[0], kept[1]
+
+
+def _tensors(name: str, left: Leaf, right: Leaf) -> ChangedEntry | None:
+    try:
+        values = compare_leaves(left, right) if left.shape == right.shape else None
+    except CkpttoolError as error:
+        raise error.located(path=name) from error
+    same = values is None and (left.dtype, left.shape) == (right.dtype, right.shape)
+    return None if same else ChangedEntry(name, left, right, values)
+
+
+def _is_count(leaf: Leaf) -> bool:
+    """Say whether a tensor is one whole number, which libraries keep in integers of other widths."""
+    return not leaf.shape and "int" in leaf.dtype
+
+
+def _same_value(left: Entry, right: Entry, *, exact: bool) -> bool:
+    """Say whether two plain values are the same; by meaning also as a number in float32 and as a tensor."""
+    first, second = (_comparable_value(entry, exact=exact) for entry in (left, right))
+    if first == second:
+        return exact is False or type(first) is type(second)
+    if isinstance(first, float) and isinstance(second, float):
+        if math.isnan(first) and math.isnan(second):
+            return True
+        return not exact and _round_to_float32(first) == _round_to_float32(second)
+    return False
+
+
+def _comparable_value(entry: Entry, *, exact: bool) -> Plain | tuple[str, Shape]:
+    if isinstance(entry, ValueLeaf):
+        number = isinstance(entry.value, int | float) and not isinstance(entry.value, bool)
+        return float(entry.value) if number and not exact else entry.value  # type: ignore[arg-type]
+    if entry.shape or entry.dtype == "string":
+        return (entry.dtype, entry.shape)
+    return float(entry.array()) if not exact else (entry.dtype, entry.shape)
+
+
+def _round_to_float32(value: float) -> float:
+    try:
+        return float(struct.unpack("<f", struct.pack("<f", value))[0])
+    except OverflowError:
+        return value
+
+
+# A live model beside a checkpoint, entry by entry: by their names, or by what would fill the model.
+
+# What a live model has where a checkpoint has a format.
+LIVE = "live"
+
+
+def is_live(side: Any) -> bool:
+    """Say whether a side is neither a path nor a checkpoint that was opened."""
+    return not isinstance(side, str | os.PathLike | Checkpoint)
+
+
+def align_live_model(
+    left: Any, right: Any, *, glob: str | None, by: str, layout: str | None, part: str | None
+) -> CheckpointAlignment:
+    """Pair the tensors of a live model with those of a checkpoint, or of another live model.
+
+    `by` is "path", or "model": what would fill the model, of whatever framework, by the model's names;
+    "auto" is by path where the other side has all of the model's names, and by model where it lacks one, or
+    where a `part` or `layout` is named. Raise UsageError for what is no model.
+    """
+    if by not in (AUTO, "path", "model"):
+        raise UsageError(f"a live model is not compared by {by}", hint="by path or by model")
+    if is_live(left) and is_live(right):
+        if by == "model" or part is not None:
+            raise UsageError("two live models are compared by path")
+        first, second = (_live_side(LiveModel(side)) for side in (left, right))
+        return select_pairs(((first, first.by_path()), (second, second.by_path())), "path", glob, ())
+    turned = is_live(left)
+    model, checkpoint = LiveModel(left if turned else right), ensure_open(right if turned else left)
+    live, other = _live_side(model), DiffSide(checkpoint, None)
+    named, stored = live.by_path(), other.by_path()
+    known = all(name in stored for name in named)
+    chosen: By = "model" if by == "model" or (by == AUTO and (part or layout or not known)) else "path"
+    notes: tuple[str, ...] = ()
+    if chosen == "model":
+        met = plan_model_fill(model, checkpoint, layout=layout, part=part)
+        names, given = met.skeleton.names, met.given
+        filled: Placed = {names[path]: (leaf, path) for path, leaf in met.values.items()}
+        # What the model has no place for keeps the name that it has in the checkpoint.
+        unused = {path: given.names[path] for path in met.filling.unused}
+        left_over = {f"{name} (in the checkpoint)": (given.tree[path], path) for path, name in unused.items()}
+        stored = {**filled, **left_over}
+        notes = (*met.filling.assumed, *met.given.notes)
+    one, another = (other, stored), (live, named)
+    return select_pairs((another, one) if turned else (one, another), chosen, glob, notes)
+
+
+def _live_side(model: LiveModel) -> DiffSide:
+    return DiffSide(Checkpoint(model.title, LIVE, model.skeleton().tree, ()), None)
+
+
+# `diff`: what two checkpoints hold that is not the same, by path or, across frameworks, by meaning.
+
+
+def diff(
+    left: Any,
+    right: Any,
+    *,
+    glob: str | None = None,
+    by: str = AUTO,
+    sort: str = "abs",
+    layout: str | None = None,
+    part: str | None = None,
+    progress: Progress = ignore_progress,
+) -> Diff:
+    """Compare two checkpoints, or a checkpoint and a live model, a tensor of each side at a time.
+
+    A side is a path, an opened Checkpoint, or a torch.nn.Module, tf.Module or Keras model. `by` is "path",
+    "agent" (both must be agents that a layout knows; `layout` names that of the left one), "model" (what of
+    the checkpoint would fill the live model, as load_into fills it; `part` and `layout` as there) or "auto":
+    by meaning where the two are agents of different formats or layouts, by model where a live one has names
+    that the checkpoint lacks, else by path. `glob` keeps the entries whose path matches, `sort` says what
+    makes a change big. Raise what opening and reading raise, with the entry's path.
+    """
+    if sort not in get_args(Sort):
+        raise UsageError(f"{sort!r} is not known", hint=suggest_choice(sort, get_args(Sort)))
+    if is_live(left) or is_live(right):
+        found = align_live_model(left, right, glob=glob, by=by, layout=layout, part=part)
+    elif part is not None or by == "model":
+        raise UsageError("a part, and by model, are for a checkpoint beside a live model")
+    else:
+        found = align_checkpoints(
+            recognize_side(ensure_open(left), layout), recognize_side(ensure_open(right)), glob=glob, by=by
+        )
+    return compare_alignment(found, cast(Sort, sort), progress)
+
+
+def compare_alignment(
+    found: CheckpointAlignment, sort: Sort = "abs", progress: Progress = ignore_progress
+) -> Diff:
+    """Return what is not the same of what lies side by side; both sides are read, a tensor at a time."""
+    changed = tuple(found.changes(progress))
+    told = found.notes
+    if found.by == "agent" and changed:
+        told = (*told, "paths and indices are those of the canonical agent: dense kernels are [in, out]")
+    both = sum(isinstance(found.left[name], Leaf) for name in found.both)
+    first, second = found.checkpoints
+    return Diff(
+        urls.display_url(first.path),
+        urls.display_url(second.path),
+        (first.format, second.format),
+        found.layouts,
+        found.by,
+        both - sum(isinstance(each.left, Leaf) for each in changed),
+        tuple(sorted(changed, key=lambda each: each.distance(sort), reverse=True)),
+        found.only_left,
+        found.only_right,
+        told,
+        found.declared,
+    )

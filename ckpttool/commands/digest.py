@@ -1,0 +1,292 @@
+"""`digest`: the sha256 of every tensor and of the whole, with every checksum of the format verified."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+from ckpttool.core import text, urls
+from ckpttool.core.atomic_write import Progress, WorkerThread, ignore_progress
+from ckpttool.core.checkpoint import Checkpoint
+from ckpttool.core.errors import CkpttoolError, FormatError, NotFoundError
+from ckpttool.core.source import Buffer, Source, iter_pieces
+from ckpttool.core.text import compile_glob, no_match_error
+from ckpttool.core.tree import Leaf, Path, Record, Tree, ValueLeaf
+from ckpttool.formats.detect import open_checkpoint
+
+# What is smaller is hashed in less time than it takes to hand it to another thread.
+SHARED = 64 << 10
+
+
+@dataclass(frozen=True, slots=True)
+class TensorDigest:
+    """One tensor's digest: sha256 over its contiguous little-endian bytes.
+
+    A string tensor's bytes are, for each element, its length as u64 and the element.
+    """
+
+    path: str
+    key: str
+    dtype: str
+    shape: tuple[int, ...]
+    sha256: str
+
+    def document(self) -> dict[str, Any]:
+        """Return the JSON object."""
+        return {
+            "path": self.path,
+            "key": self.key,
+            "dtype": self.dtype,
+            "shape": list(self.shape),
+            "sha256": self.sha256,
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Digest:
+    """All digests of a checkpoint.
+
+    `sha256` covers every tensor's key, type, shape and bytes, and every plain value, whatever their order
+    in the file.
+    """
+
+    path: str
+    format: str
+    checksums: str
+    tensors: tuple[TensorDigest, ...]
+    sha256: str
+
+    def document(self) -> dict[str, Any]:
+        """Return the JSON document."""
+        return {
+            "path": self.path,
+            "format": self.format,
+            "checksums": self.checksums,
+            "tensors": [tensor.document() for tensor in self.tensors],
+            "sha256": self.sha256,
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class DigestComparison:
+    """A digest beside a saved one: keys that differ, that only one side has, and whether all is equal."""
+
+    digest: Digest
+    different: tuple[str, ...]
+    only_here: tuple[str, ...]
+    only_saved: tuple[str, ...]
+    equal: bool
+
+
+def filter_digest(found: Digest, glob: str | None) -> Digest:
+    """Return the digest with those tensors alone whose path matches; `sha256` stays that of the whole.
+
+    Raise UsageError for a `glob` that no path matches.
+    """
+    keep = compile_glob(glob)
+    kept = tuple(each for each in found.tensors if keep(each.path))
+    if glob is not None and not kept:
+        raise no_match_error(glob, [each.path for each in found.tensors], found.path)
+    return replace(found, tensors=kept)
+
+
+def digest(path: str, progress: Progress = ignore_progress) -> Digest:
+    """Read every tensor once; raise ChecksumError where the format's own checksum does not match."""
+    return digest_checkpoint(open_checkpoint(path), progress)
+
+
+def digest_checkpoint(checkpoint: Checkpoint, progress: Progress = ignore_progress) -> Digest:
+    """Return the digest of a checkpoint that is already listed."""
+    with WorkerThread() as lane:
+        return combine_digests(
+            checkpoint, map_tensors(checkpoint, lane, lambda _, leaf: hash_tensor(leaf), progress)
+        )
+
+
+def map_tensors(
+    checkpoint: Checkpoint,
+    lane: WorkerThread,
+    work: Callable[[Path, Leaf], str],
+    progress: Progress = ignore_progress,
+) -> dict[Path, str]:
+    """Return what `work` makes of every tensor, here and in the lane; raise the first tensor's error."""
+    total = sum(leaf.nbytes for _, leaf in checkpoint.tree.tensors())
+    done, notes = 0, _HashResults(checkpoint, work)
+    for path, leaf in checkpoint.tree.tensors():
+        if notes.wrong:
+            break
+        if leaf.nbytes >= SHARED and lane.idle:
+            lane.do(partial(notes.take, path, leaf))
+        else:
+            notes.take(path, leaf)
+        done += leaf.nbytes
+        progress(done, total)
+    lane.wait()
+    return notes.complete()
+
+
+class DigestRecorder:
+    """The digest of a checkpoint whose tensors somebody else reads: a lane hashes what was read.
+
+    What nobody has read is read for the digest.
+    """
+
+    def __init__(self, checkpoint: Checkpoint, lane: WorkerThread) -> None:
+        """Make the same checkpoint once more, whose leaves tell what is read from them."""
+        self._silent, self._lane = checkpoint, lane
+        self._heard: set[Path] = set()
+        self._found: dict[Path, str] = {}
+        tree = checkpoint.tree
+        leaves = {
+            path: replace(leaf, source=TeeSource(leaf.source, path, self)) if isinstance(leaf, Leaf) else leaf
+            for path, leaf in tree.items()
+        }
+        self.checkpoint = replace(checkpoint, tree=Tree(leaves, tree.aliases, tree.containers))
+
+    def hear(self, path: Path, data: Buffer) -> None:
+        """Take note of a tensor's bytes, which must not change any more."""
+        if path in self._heard:
+            return
+        self._heard.add(path)
+        if len(data) < SHARED:
+            self._note(path, data)
+        else:
+            self._lane.do(partial(self._note, path, data), len(data))
+
+    def sha256(self, path: Path) -> str:
+        """Return the digest of a tensor that was read, once the lane has it."""
+        if path not in self._found:
+            self._lane.wait()
+        return self._found[path]
+
+    def digest(self) -> Digest:
+        """Read the rest and return the digest; raise the first tensor's error."""
+        self._lane.wait()
+        return combine_digests(self._silent, map_tensors(self._silent, self._lane, self._known))
+
+    def _known(self, path: Path, leaf: Leaf) -> str:
+        return self._found[path] if path in self._found else hash_tensor(leaf)
+
+    def _note(self, path: Path, data: Buffer) -> None:
+        self._found[path] = hashlib.sha256(data).hexdigest()
+
+
+@dataclass(frozen=True, slots=True)
+class TeeSource:
+    """A source that tells what was read from it."""
+
+    base: Source
+    path: Path
+    whom: DigestRecorder
+
+    def read(self) -> Buffer:
+        """Return the base's bytes."""
+        data = self.base.read()
+        self.whom.hear(self.path, data)
+        return data
+
+    def sha256(self) -> str:
+        """Return the digest of what was read."""
+        return self.whom.sha256(self.path)
+
+
+class _HashResults:
+    """What is found out of each tensor, on whatever thread, or the error that says why not."""
+
+    def __init__(self, checkpoint: Checkpoint, work: Callable[[Path, Leaf], str]) -> None:
+        self._checkpoint, self._work = checkpoint, work
+        self._found: dict[Path, str] = {}
+        self.wrong: dict[Path, CkpttoolError] = {}
+
+    def take(self, path: Path, leaf: Leaf) -> None:
+        """Do the work for one tensor."""
+        try:
+            self._found[path] = self._work(path, leaf)
+        except CkpttoolError as error:
+            tree = self._checkpoint.tree
+            self.wrong[path] = error.located(file=self._checkpoint.path, path=tree.names[path])
+
+    def complete(self) -> dict[Path, str]:
+        """Return all that was found; raise the error of the first tensor that has one."""
+        for path in self._checkpoint.tree:
+            if path in self.wrong:
+                raise self.wrong[path]
+        return self._found
+
+
+def combine_digests(checkpoint: Checkpoint, hashes: Mapping[Path, str]) -> Digest:
+    """Return the digest of a checkpoint whose every tensor's sha256 is known.
+
+    Raise ChangedError if a file is no longer what was listed: it may have changed under the reader.
+    """
+    for file in checkpoint.files:
+        file.require_unchanged()
+    found = [
+        TensorDigest(name, native, leaf.dtype, leaf.shape, hashes[path])
+        for path, leaf in checkpoint.tree.tensors()
+        for name, native in _tensor_keys(checkpoint, path, leaf)
+    ]
+    whole = hashlib.sha256()
+    for line in sorted([*map(_line, found), *_value_lines(checkpoint)]):
+        whole.update(line)
+    checksums = "none in this format" if checkpoint.integrity == "none" else "verified"
+    return Digest(
+        urls.display_url(checkpoint.path), checkpoint.format, checksums, tuple(found), whole.hexdigest()
+    )
+
+
+def hash_tensor(leaf: Leaf) -> str:
+    """Return the digest of one tensor's bytes."""
+    found = hashlib.sha256()
+    for piece in iter_pieces(leaf.source):
+        found.update(piece)
+    return found.hexdigest()
+
+
+def _tensor_keys(checkpoint: Checkpoint, path: Path, leaf: Leaf) -> Iterator[tuple[str, str]]:
+    yield checkpoint.tree.names[path], leaf.key
+    # A tensor that the owning framework lists under two keys is digested under both.
+    for alias in checkpoint.tree.aliases.get(path, ()):
+        if alias.key is not None:
+            yield checkpoint.tree.alias_name(alias), alias.key
+
+
+def _line(tensor: TensorDigest) -> bytes:
+    facts = [tensor.key, tensor.dtype, list(tensor.shape), tensor.sha256]
+    return json.dumps(facts).encode() + b"\n"
+
+
+def _value_lines(checkpoint: Checkpoint) -> Iterator[bytes]:
+    for path, leaf in checkpoint.tree.plain():
+        yield json.dumps([checkpoint.tree.names[path], *_value_texts(leaf)]).encode() + b"\n"
+
+
+def _value_texts(leaf: ValueLeaf) -> tuple[str, str]:
+    value = leaf.value
+    if isinstance(value, Record):
+        return value.name, value.summary
+    return type(value).__name__, repr(value)
+
+
+def compare_with_saved(found: Digest, saved_file: str) -> DigestComparison:
+    """Compare with a digest saved by `digest --json`, or with the target digest of a sidecar."""
+    if not os.path.isfile(saved_file):
+        raise NotFoundError("there is no such saved digest", file=saved_file)
+    saved = text.load_json(saved_file, "the saved digest")
+    if "target_sha256" in saved:
+        equal = saved["target_sha256"] == found.sha256
+        return DigestComparison(found, () if equal else ("the whole checkpoint",), (), (), equal)
+    try:
+        theirs = {t["key"]: (t["dtype"], tuple(t["shape"]), t["sha256"]) for t in saved["tensors"]}
+    except (KeyError, TypeError) as error:
+        raise FormatError("this is neither a saved digest nor a sidecar", file=saved_file) from error
+    ours = {t.key: (t.dtype, t.shape, t.sha256) for t in found.tensors}
+    different = tuple(k for k in ours if k in theirs and ours[k] != theirs[k])
+    only_here = tuple(k for k in ours if k not in theirs)
+    only_saved = tuple(k for k in theirs if k not in ours)
+    return DigestComparison(found, different, only_here, only_saved, saved.get("sha256") == found.sha256)

@@ -1,0 +1,360 @@
+"""Diagnose what an agent lacks."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from ckpttool.commands import evaluate, evidence, options, restore
+from ckpttool.commands.evaluate import Protocol
+from ckpttool.commands.evidence import NO_FACTS, AgentFacts
+from ckpttool.commands.inspect import (
+    Finding,
+    data_only_command,
+    format_command,
+    unjudged_findings,
+    weightless_findings,
+)
+from ckpttool.commands.load_into import LiveModel, ModelFillPlan, ensure_open, plan_model_fill
+from ckpttool.commands.network_outputs import require_facts
+from ckpttool.commands.restore import Agent, VerifiedSidecar, build_agent, read_verified_sidecar
+from ckpttool.commands.stats import Stats, compute_stats
+from ckpttool.core import checkpoint as asked
+from ckpttool.core import plugins, sidecar, urls
+from ckpttool.core.atomic_write import Progress, ignore_progress
+from ckpttool.core.checkpoint import Checkpoint
+from ckpttool.core.errors import (
+    ChecksumError,
+    CkpttoolError,
+    MissingExtraError,
+    UnsupportedError,
+    UsageError,
+    abbreviate_list,
+)
+from ckpttool.core.sidecar import LedgerEntries, LedgerEntry
+from ckpttool.core.text import format_count
+from ckpttool.core.tree import display
+from ckpttool.libraries.recognize import recognize_checkpoint
+from ckpttool.libraries.schema import NO_LAYOUT, RecognizedAgent
+from ckpttool.libraries.single_networks import recognize_single_policy
+from ckpttool.networks import live, live_trees
+from ckpttool.networks.worker import ModelSpec
+
+# What `doctor` says of a model beside a checkpoint: variables that no restore would fill, and why.
+
+_MODEL_MAX_SHOWN = 4
+
+
+def examine_model(
+    checkpoint: Checkpoint, model: Any, part: str | None, notes: list[str]
+) -> Iterator[Finding]:
+    """Give what keeps the checkpoint, or its `part`, from filling a live model or the one that a Like names.
+
+    Of a live one also what its own framework's restore, which goes by names, would leave as it is, and what
+    saving it would leave out.
+    """
+    target = model if isinstance(model, ModelSpec) else LiveModel(model)
+    met = plan_model_fill(target, checkpoint, part=part)
+    yield from _unfilled_findings(met)
+    if met.report.unused:
+        unused = abbreviate_list(met.report.unused, _MODEL_MAX_SHOWN)
+        many = format_count(len(met.report.unused), "entry", "entries")
+        notes.append(f"{met.model} has no place for {many}: {unused}")
+    if isinstance(target, LiveModel):
+        yield from _restore_findings(checkpoint, target, part, met)
+
+
+def _unfilled_findings(met: ModelFillPlan) -> Iterator[Finding]:
+    names = [met.skeleton.names[path] for path in met.filling.unfilled]
+    if names:
+        many = format_count(len(names), "tensor")
+        yield Finding(
+            "model", f"nothing fills {many} of {met.model}: {abbreviate_list(names, _MODEL_MAX_SHOWN)}"
+        )
+    for misfit in met.filling.misfits[:_MODEL_MAX_SHOWN]:
+        yield Finding("model", f"{misfit.error.message} (expected {misfit.expected}, found {misfit.found})")
+    for group in met.filling.ambiguous[:_MODEL_MAX_SHOWN]:
+        could = f"{abbreviate_list(group.sources, _MODEL_MAX_SHOWN)} could fill {abbreviate_list(group.targets, _MODEL_MAX_SHOWN)}"  # noqa: E501
+        yield Finding("model", could, "match={SOURCE: TARGET} in load_into says which fills which")
+
+
+def _restore_findings(
+    checkpoint: Checkpoint, target: LiveModel, part: str | None, met: ModelFillPlan
+) -> Iterator[Finding]:
+    """Give what the framework's own save and restore would leave out.
+
+    Keras on another backend saves whole models only, which have what they have.
+    """
+    if target.framework != "torch" and not live_trees.is_trackable(target.model):
+        return
+    tree = checkpoint.tree
+    if part is not None:
+        try:
+            tree = options.select_part(tree, part)[0]
+        except UsageError:  # a network of the agent, which no restore knows by that name
+            return
+    owner = "torch" if target.framework == "torch" else "tensorflow"
+    foreign = owner != plugins.find("formats", checkpoint.format).load().FRAMEWORK
+    found = live.audit(target.model, None if foreign else tree)
+    for row in found.unsaved[:_MODEL_MAX_SHOWN]:
+        yield Finding("model", f"saving {met.model} would leave out {display(row.path)}: {row.reason}")
+    for path, reason in list(found.refused.items())[:_MODEL_MAX_SHOWN]:
+        yield Finding("model", f"{display(path)} cannot be saved: {reason}")
+    left = [display(path) for path in found.unfilled]
+    if left and not met.filling.unfilled:
+        as_is = format_count(len(left), "variable as it is", "variables as they are")
+        sentence = f"restoring by name would leave {as_is}: {abbreviate_list(left, _MODEL_MAX_SHOWN)}"
+        yield Finding("model", sentence, "ckpttool.load_into(model, path) fills all of them")
+
+
+# `doctor`: what is wrong with a checkpoint, or will be when it is used, and the command that mends it.
+
+_SHOWN = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Diagnosis:
+    """All findings of a checkpoint; `notes` say what could not be looked at, or is only good to know."""
+
+    path: str
+    format: str
+    layout: str | None
+    findings: tuple[Finding, ...]
+    notes: tuple[str, ...]
+    ledger: LedgerEntries = ()
+
+    def document(self) -> dict[str, Any]:
+        """Return the JSON document."""
+        return {
+            "path": self.path,
+            "format": self.format,
+            "layout": self.layout,
+            "healthy": not self.findings,
+            "findings": [each.document() for each in self.findings],
+            "ledger": sidecar.entries_to_json(self.ledger),
+            "notes": list(self.notes),
+        }
+
+
+def diagnose(
+    path: str,
+    env: str | None = None,
+    layout: str | None = None,
+    progress: Progress = ignore_progress,
+    *,
+    facts: AgentFacts = NO_FACTS,
+    model: Any = None,
+    part: str | None = None,
+) -> Diagnosis:
+    """Look at everything that can be looked at without playing: pickles, numbers, facts, the environment.
+
+    `env` is the environment that the agent is meant for; without it the one that its files name. `facts` are
+    what no file holds; where one holds something else, that is a finding. With a
+    `model`, a live one or a Like, also what of it nothing in the checkpoint fills; `part` takes what lies
+    below one path, or one network. Raise what opening and reading raise: a damaged file is no finding, it is
+    an error.
+    """
+    if model is None and part is not None:
+        raise UsageError("a part is for a model")
+    checkpoint = ensure_open(path)
+    notes: list[str] = []
+    binding = recognize_checkpoint(checkpoint, layout)
+    numbers = compute_stats(checkpoint, binding, progress=progress)
+    findings = list(_static_findings(checkpoint, binding, numbers, notes))
+    played = binding
+    if binding is None and layout in (None, NO_LAYOUT) and (facts or env is not None):
+        try:
+            played = recognize_single_policy(checkpoint)
+        except CkpttoolError as error:
+            findings.append(Finding("agent", error.message + _format_error_facts(error), error.hint))
+    entries: list[LedgerEntry] = []
+    findings += _agent_findings(checkpoint, played, env, (notes, entries), _environment_findings, facts=facts)
+    if model is not None:
+        findings += examine_model(checkpoint, model, part, notes)
+    return _diagnose_checkpoint(checkpoint, binding, findings, notes, entries)
+
+
+def examine_agent(
+    checkpoint: Checkpoint, binding: RecognizedAgent | None, numbers: Stats, sha256: str
+) -> Diagnosis:
+    """Return what is wrong with a checkpoint of which the agent, numbers and digest are known.
+
+    Nothing is read again, and no environment is made.
+    """
+    notes: list[str] = []
+    findings = list(_static_findings(checkpoint, binding, numbers, notes))
+    entries: list[LedgerEntry] = []
+    findings += _agent_findings(checkpoint, binding, None, (notes, entries), lambda *_: iter(()), sha256)
+    return _diagnose_checkpoint(checkpoint, binding, findings, notes, entries)
+
+
+def _diagnose_checkpoint(
+    checkpoint: Checkpoint,
+    binding: RecognizedAgent | None,
+    findings: list[Finding],
+    notes: list[str],
+    entries: list[LedgerEntry],
+) -> Diagnosis:
+    if checkpoint.integrity == "none":
+        notes.append("the format has no checksums: `ckpttool digest PATH --json` saves some")
+    named = None if binding is None else binding.layout
+    path = urls.display_url(checkpoint.path)
+    return Diagnosis(path, checkpoint.format, named, tuple(findings), tuple(notes), tuple(entries))
+
+
+def _static_findings(
+    checkpoint: Checkpoint, binding: RecognizedAgent | None, numbers: Stats, notes: list[str]
+) -> Iterator[Finding]:
+    yield from _loading_findings(checkpoint, notes)
+    # A pickle of plain values may be anybody's settings.
+    yield from weightless_findings(checkpoint, values=checkpoint.format != "pickle")
+    yield from _number_findings(numbers)
+    yield from _orphan_slot_findings(checkpoint, binding)
+
+
+def _loading_findings(checkpoint: Checkpoint, notes: list[str]) -> Iterator[Finding]:
+    """Give what would run if the framework loaded the file."""
+    acting = asked.filter_verdict(checkpoint.asks, asked.CODE)
+    fix = data_only_command(checkpoint.path)
+    for each in acting[:_SHOWN]:
+        what = "call" if each.calls else "import"
+        yield Finding("loading", f"loading it would {what} {each.name}", fix)
+    if len(acting) > _SHOWN:
+        more = format_count(len(acting) - _SHOWN, "more name that acts", "more names that act")
+        yield Finding("loading", f"and {more}", fix)
+    yield from unjudged_findings(checkpoint.unjudged)
+    classes = asked.filter_verdict(checkpoint.asks, asked.CLASSES)
+    if classes:
+        notes.append(
+            f"loading it imports {format_count(len(classes), 'name')} from outside of the standard library"
+        )
+
+
+def _number_findings(numbers: Stats) -> Iterator[Finding]:
+    """Give what `stats` calls no good sign, the same sign of many tensors once."""
+    tensors: dict[str, list[str]] = {}
+    for each in numbers.tensors:
+        for sign in each.signs:
+            tensors.setdefault(sign, []).append(each.path)
+    for sign, paths in tensors.items():
+        more = f" and {format_count(len(paths) - 1, 'other')}" if len(paths) > 1 else ""
+        fix = "an earlier checkpoint of the run" if sign.endswith(("NaN", "infinite")) else None
+        yield Finding("numbers", f"{paths[0]}{more}: {sign}", fix)
+
+
+def _orphan_slot_findings(checkpoint: Checkpoint, binding: RecognizedAgent | None) -> Iterator[Finding]:
+    """Give the moments of weights that are not there: no restore has a variable for them."""
+    owners = {} if binding is None else binding.of
+    tree = checkpoint.tree
+    alone = [
+        tree.names[path]
+        for path, leaf in tree.tensors()
+        if leaf.role == "slot" and leaf.of is None and path not in owners
+    ]
+    if alone:
+        belong = format_count(len(alone), "moment belongs", "moments belong")
+        yield Finding(
+            "optimizer",
+            f"{belong} to no weight of the file, such as {alone[0]}",
+            f"{format_command('inspect', checkpoint.path)} shows which have an owner",
+        )
+
+
+def _agent_findings(
+    checkpoint: Checkpoint,
+    binding: RecognizedAgent | None,
+    env: str | None,
+    told: tuple[list[str], list[LedgerEntry]],
+    place: Callable[[Agent, str | None, list[str]], Iterator[Finding]],
+    sha256: str | None = None,
+    facts: AgentFacts = NO_FACTS,
+) -> Iterator[Finding]:
+    """Give what running the checkpoint as an agent would lack, and what `place` says of its environment.
+
+    Notes and the entries of the agent's ledger are added to the lists of `told`.
+    """
+    notes, entries = told
+    if binding is None:
+        notes.append("no layout recognises an agent: bounds, statistics and environment were not looked at")
+        entries += _conversion_ledger(checkpoint, sha256)
+        yield from _unused_entry_findings(entries)
+        return
+    own = VerifiedSidecar()
+    try:
+        own = read_verified_sidecar(checkpoint, sha256)
+    except ChecksumError as error:
+        yield Finding("agent", error.message, error.hint)
+    try:
+        agent = build_agent(checkpoint, binding, own, facts)
+    except UnsupportedError as error:
+        if own.sidecar is None or own.sidecar.computation is None:
+            raise
+        yield Finding("agent", error.message, error.hint)
+        return
+    before = restore.merge_metadata(own.sidecar, restore.read_metadata(binding, agent.tree))
+    for sentence in facts.contradictions(before):
+        yield Finding("agent", sentence, "leave the option out if the checkpoint is right")
+    try:
+        require_facts(
+            agent, "eval", checkpoint.path, "--env", env or (agent.known.env or {}).get("id") or "ID"
+        )
+    except UsageError as error:
+        yield Finding("agent", error.message, error.hint)
+        return
+    entries += (each for each in agent.ledger if env is None or each != sidecar.NO_BOUNDS)
+    bounds = f"{format_command('eval', checkpoint.path, '--env', 'ID')} takes them from the environment"
+    yield from _unused_entry_findings(entries, bounds)
+    yield from place(agent, env, notes)
+
+
+def _conversion_ledger(checkpoint: Checkpoint, sha256: str | None) -> LedgerEntries:
+    """Return the ledger that a conversion has: of the policy that the checkpoint is alone, or of a model."""
+    with contextlib.suppress(CkpttoolError):
+        binding = recognize_single_policy(checkpoint)
+        if binding is not None:
+            own = read_verified_sidecar(checkpoint, sha256)
+            try:
+                return build_agent(checkpoint, binding, own).ledger
+            except UnsupportedError as error:
+                if own.sidecar is not None and own.sidecar.computation is not None:
+                    return (
+                        sidecar.unknown_fact("architecture", error.message, decides=True, hint=error.hint),
+                    )
+                raise
+    return evidence.unconverted_entries(checkpoint, frozenset(checkpoint.tree.names.values()))
+
+
+def _unused_entry_findings(entries: Iterable[LedgerEntry], bounds: str | None = None) -> Iterator[Finding]:
+    """Give a finding for each entry of the ledger that is not used; `bounds` says what gives the bounds."""
+    for entry in entries:
+        if entry.use in ("not used", "cannot be known"):
+            fix = bounds if entry == sidecar.NO_BOUNDS else entry.hint
+            yield Finding("agent", f"{entry.use}: {entry.sentence}", fix)
+
+
+def _environment_findings(agent: Agent, env: str | None, notes: list[str]) -> Iterator[Finding]:
+    """Give what keeps the agent from playing, or has changed since it was trained."""
+    known = agent.known.env or {}
+    if env is None and not known.get("id"):
+        notes.append("environment unknown; pass --env ID to check the agent against it")
+        return
+    try:
+        how = Protocol()
+        place = evaluate.choose_environment(agent, env, how)
+        with place.make(1, how.engine) as vector:
+            entrant = evaluate.prepare_agent(agent, place, how, vector.spec)
+    except MissingExtraError as error:
+        notes.append(f"the environment was not looked at: {error.message}")
+        return
+    except CkpttoolError as error:
+        yield Finding("environment", error.message + _format_error_facts(error), error.hint)
+        return
+    yield from (Finding("environment", note) for note in entrant.notes if note not in agent.notes)
+
+
+def _format_error_facts(error: CkpttoolError) -> str:
+    told = (("expected", error.expected), ("found", error.found))
+    facts = [f"{word} {value}" for word, value in told if value]
+    return f" ({', '.join(facts)})" if facts else ""

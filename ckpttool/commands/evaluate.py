@@ -1,0 +1,1009 @@
+"""Evaluate an agent in its environment."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import fcntl
+import functools
+import hashlib
+import importlib.metadata
+import json
+import os
+import platform
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import IO, Any, cast, get_args
+
+import numpy as np
+
+from ckpttool.commands import restore
+from ckpttool.commands.evidence import NO_FACTS, AgentFacts
+from ckpttool.commands.folder import expand_paths
+from ckpttool.commands.inspect import format_command
+from ckpttool.commands.network_outputs import (
+    ActionBounds,
+    derive_network_settings,
+    missing_options,
+    require_even_bounds,
+    require_facts,
+)
+from ckpttool.commands.restore import Agent, restore_agent
+from ckpttool.core import plugins, sidecar, urls
+from ckpttool.core import text as documents
+from ckpttool.core.atomic_write import (
+    Output,
+    Progress,
+    ignore_progress,
+    require_new,
+    require_regular,
+    write_atomically,
+)
+from ckpttool.core.errors import (
+    ChecksumError,
+    CkpttoolError,
+    EnvironmentMismatchError,
+    FormatError,
+    UnsupportedError,
+    UsageError,
+    suggest_choice,
+)
+from ckpttool.core.sidecar import LedgerEntries
+from ckpttool.core.text import format_count
+from ckpttool.evaluation import environments, video, wrappers
+from ckpttool.evaluation.environments import ADAPTERS, POSITIONS, ZERO_FORCES, ObservationEvidence
+from ckpttool.evaluation.gymnasium_engine import OBS, Agreement, EnvSpec, VectorEnv
+from ckpttool.evaluation.rollout import ExplorationNoise, Rollout, RolloutSpec, Watch, rollouts
+from ckpttool.evaluation.simulators import DEVICE_ENGINE, HINT, is_factory
+from ckpttool.evaluation.statistics import SOURCE, ReturnStatistics, find_reference_scores, summarize
+from ckpttool.evaluation.video import Camera, CutError, Show
+from ckpttool.evaluation.wrappers import WrapperSpec
+from ckpttool.libraries.schema import AgentNetwork, PolicyEncoder
+from ckpttool.networks import network as serial
+from ckpttool.networks.build import Shapes, fits_observations, layer_widths, policy_network
+from ckpttool.networks.network import Backend, Dtype, Network, stack_networks
+from ckpttool.version import __version__
+
+# What an environment was when a result came of it, and one number by which two such environments compare.
+
+
+def collect_surroundings(spec: EnvSpec, engine: str) -> dict[str, Any]:
+    """Return the facts that decide what an action does: the task, its limits, what steps it, and where.
+
+    Numbers are text, so that infinite bounds are the same in every document.
+    """
+    bounds = {"low": spec.action_low, "high": spec.action_high}
+    return {
+        "id": spec.id,
+        "arguments": dict(spec.arguments),
+        "max_episode_steps": spec.max_episode_steps,
+        "observation": [[name, list(shape), dtype] for name, shape, dtype in spec.observation],
+        "action": {name: [str(value) for value in bound.tolist()] for name, bound in bounds.items()},
+        "engine": engine,
+        "versions": {**spec.versions, "numpy": _numpy_version()},
+        "python": platform.python_version(),
+        "machine": f"{platform.system()} {platform.machine()}",
+    }
+
+
+@functools.cache
+def _numpy_version() -> str:
+    # Looked up among the installed packages, and wanted for every evaluation of a sweep.
+    return importlib.metadata.version("numpy")
+
+
+def hash_surroundings(facts: Mapping[str, Any]) -> str:
+    """Return the sha256 of such facts: equal for results that were measured in the same surroundings."""
+    return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
+
+
+# What an evaluation is: how agents are played, and what came of one.
+
+_AT_ONCE = 16
+
+
+def parse_float_type(name: str) -> Dtype:
+    """Return the type that a policy computes in by its name; raise UsageError if it is none."""
+    if name not in get_args(Dtype):
+        raise UsageError("no policy computes in that type", expected=" or ".join(get_args(Dtype)), found=name)
+    return cast(Dtype, name)
+
+
+@dataclass(frozen=True, slots=True)
+class Protocol:
+    """How to play: episode i is reset with `seed + i`; the policy always sees `num_envs` observations.
+
+    `num_envs` None means as many as there are episodes, up to 16. `engine` is what steps the environments,
+    `noise` the deviation of exploration noise in half action ranges, None for the deterministic policy.
+    `adapter` is one of agents.envs.ADAPTERS, None for what the policy's size decides. `wrappers` are the
+    training's environment wrappers, as `TimeLimit:max_episode_steps=100`, the first one innermost; None for
+    those that the agent's own files name.
+    """
+
+    episodes: int = 10
+    seed: int = 1000
+    num_envs: int | None = None
+    device: str = "cpu"
+    backend: str = "numpy"
+    network: str = "actor"
+    dtype: Dtype = "float32"
+    engine: str = "auto"
+    noise: float | None = None
+    adapter: str | None = None
+    wrappers: tuple[str, ...] | None = None
+
+    def __post_init__(self) -> None:
+        """Hold the wrappers as a tuple, which a document in JSON does not."""
+        if self.wrappers is not None:
+            object.__setattr__(self, "wrappers", tuple(self.wrappers))
+
+    @property
+    def at_once(self) -> int:
+        """The number of environments that are played at once."""
+        return self.num_envs or min(self.episodes, _AT_ONCE)
+
+
+@dataclass(frozen=True, slots=True)
+class Evaluation:
+    """One checkpoint's result; `versions` and `device` are those that computed it.
+
+    `stacked` is the number of checkpoints whose actions were computed together, 1 for one alone.
+    """
+
+    checkpoint: str
+    env: str
+    protocol: Protocol
+    device: str
+    versions: dict[str, str]
+    rollout: Rollout
+    statistics: ReturnStatistics
+    ledger: LedgerEntries
+    notes: tuple[str, ...]
+    stacked: int = 1
+    surroundings: Mapping[str, Any] = field(default_factory=dict)
+    """what the environment was (see ops.fingerprint)"""
+
+    @property
+    def assumed(self) -> tuple[str, ...]:
+        """The sentences of what was assumed."""
+        return sidecar.assumption_sentences(self.ledger)
+
+    @property
+    def normalized(self) -> float | None:
+        """The mean as a normalised score, None where no reference is known (agents.reference_scores)."""
+        known = find_reference_scores(self.env)
+        return None if known is None else known.normalized(self.statistics.mean)
+
+    def document(self) -> dict[str, Any]:
+        """Return the JSON document."""
+        played, result = self.rollout, self.statistics
+        return {
+            "checkpoint": urls.display_url(self.checkpoint),
+            "env": self.env,
+            "versions": self.versions,
+            "environment": dict(self.surroundings),
+            "fingerprint": hash_surroundings(self.surroundings),
+            "protocol": {
+                "episodes": played.episodes,
+                "seeds": played.seeds.tolist(),
+                "num_envs": played.num_envs,
+                "stacked": self.stacked,
+                "deterministic": self.protocol.noise is None,
+                "noise": self.protocol.noise,
+                "device": self.device,
+                "backend": self.protocol.backend,
+                "engine": played.engine,
+                "adapter": self.protocol.adapter,
+                "wrappers": None if self.protocol.wrappers is None else list(self.protocol.wrappers),
+                "network": self.protocol.network,
+                "dtype": self.protocol.dtype,
+            },
+            "agreement": None if played.agreement is None else played.agreement.document(),
+            "returns": played.returns.tolist(),
+            "lengths": played.lengths.tolist(),
+            "terminated": played.terminated.tolist(),
+            "truncated": played.truncated.tolist(),
+            "mean": result.mean,
+            "std": result.std,
+            "median": result.median,
+            "iqm": result.iqm,
+            "min": result.min,
+            "max": result.max,
+            "ci95": list(result.ci95) if result.ci95 is not None else None,
+            "interval_over": "episodes",
+            "normalized": self._normalized(),
+            "steps": played.steps,
+            "seconds": played.seconds,
+            "steps_per_s": played.steps_per_s,
+            "clipped_actions": played.clipped,
+            "interrupted": played.interrupted,
+            "assumed": list(self.assumed),
+            "ledger": sidecar.entries_to_json(self.ledger),
+            "notes": list(self.notes),
+        }
+
+    def _normalized(self) -> dict[str, Any] | None:
+        known = find_reference_scores(self.env)
+        if known is None:
+            return None
+        return {
+            "mean": self.normalized,
+            "random": known.random,
+            "expert": known.expert,
+            "measured_in": known.env,
+            "source": SOURCE,
+        }
+
+
+# `eval`: restore an agent, play it with fixed seeds, and report what was measured and what was assumed.
+
+# The variance of what never changed, after the first of the running statistics' counts.
+_CONSTANT = 1e-6
+
+
+@dataclass(frozen=True, slots=True)
+class EvaluationEnvironment:
+    """Where an agent plays: an environment's id, whether a person typed it, and how much the policy sees."""
+
+    env: str
+    trusted: bool
+    obs_dim: int
+    adapter: str | None = None
+    trained: str | None = None
+    """the environment that the agent's own files name"""
+    wrappers: str = ""
+    """as envs.wrappers.written gives them"""
+    arguments: str = ""
+    """what the environment is made with, as JSON"""
+
+    @property
+    def identity(self) -> str:
+        """The environment with all that its files add to it: equal for equal places."""
+        more = [each for each in (self.arguments, self.wrappers) if each not in ("", "[]")]
+        return " ".join((self.env, *more))
+
+    def make(
+        self, num_envs: int, engine: str = "auto", *, device: str = "cpu", pictures: bool = False
+    ) -> VectorEnv:
+        """Return that many environments; an id from a file may not import or name anything."""
+        return environments.make_vector_env(
+            self.env,
+            num_envs,
+            trusted=self.trusted,
+            kwargs=json.loads(self.arguments) if self.arguments else None,
+            obs_dim=self.obs_dim,
+            adapter=self.adapter,
+            evidence=ObservationEvidence(self.trained),
+            wrappers=wrappers.deserialize_wrappers(self.wrappers),
+            engine=engine,
+            device=device,
+            pictures=pictures,
+        )
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PlayableAgent:
+    """An agent that is ready to play: its policy as a network, and what it was and was not made of.
+
+    It holds no open file and can be pickled, so that another process may play it.
+    """
+
+    checkpoint: str
+    place: EvaluationEnvironment
+    network: Network
+    ledger: LedgerEntries
+    notes: tuple[str, ...]
+
+    @property
+    def assumed(self) -> tuple[str, ...]:
+        """The sentences of what was assumed."""
+        return sidecar.assumption_sentences(self.ledger)
+
+
+def evaluate(
+    path: str,
+    env: str | None = None,
+    protocol: Protocol | None = None,
+    *,
+    layout: str | None = None,
+    facts: AgentFacts = NO_FACTS,
+    progress: Progress = ignore_progress,
+) -> Evaluation:
+    """Restore the agent at `path` and play it in `env` (a Gymnasium id; None: the sidecar's).
+
+    `facts` are what no file holds, such as the activations of a state_dict.
+    Raise UsageError when nobody names an environment, and EnvironmentMismatchError when the policy's
+    sizes are not the environment's.
+    """
+    how = protocol or Protocol()
+    require_backend(how)
+    agent = restore_agent(path, layout, facts, how.network)
+    place = choose_environment(agent, env, how)
+    with place.make(how.at_once, how.engine, device=how.device) as vector:
+        entrant = prepare_agent(agent, place, how, vector.spec)
+        return play_stacked((entrant,), how, vector, progress)[0]
+
+
+def require_backend(how: Protocol) -> None:
+    """Raise UsageError where the backend cannot play on a device: before a simulator is started."""
+    if how.engine == DEVICE_ENGINE and not hasattr(plugins.find("backends", how.backend).load(), "device_of"):
+        raise UsageError(
+            f"the {DEVICE_ENGINE} engine needs a policy on tensors", found=how.backend, hint=HINT
+        )
+
+
+def choose_environment(agent: Agent, asked: str | None, how: Protocol) -> EvaluationEnvironment:
+    """Return where the agent plays: what was asked for, or what its own files name."""
+    part = _policy_part(agent, how.network)
+    known = agent.known.env or {}
+    around = _choose_wrappers(agent, how)
+    front = agent.front(part.title)
+    seen, acts = layer_widths(agent.tree, part)
+    if front is not None:
+        seen = sum(s.size for s in front.streams)
+    inner = wrappers.inner_obs_dim(seen, acts, around)
+    outfit: dict[str, Any] = {
+        "adapter": how.adapter or _zero_forces_adapter(agent, asked or str(known.get("id")), inner),
+        # A person may have named another version's task to a conversion.
+        "trained": known.get("id") if agent.known.is_read("env") else None,
+        "wrappers": wrappers.serialize_wrappers(around),
+        "arguments": json.dumps(known["arguments"], sort_keys=True) if known.get("arguments") else "",
+    }
+    place = None if asked is None else EvaluationEnvironment(asked, trusted=True, obs_dim=seen, **outfit)
+    if place is not None and missing_options(agent, agent.known):
+        _require_continuous(place)
+    require_facts(agent, "eval", agent.checkpoint.path, "--env", asked or str(known.get("id") or "ID"))
+    if place is not None:
+        return place
+    if not known.get("id"):
+        raise UsageError(
+            "the checkpoint does not say which environment it was trained in",
+            file=agent.checkpoint.path,
+            hint=environment_hint(agent, "eval", inner, acts),
+        )
+    # gymnasium imports the module before a colon: a file may not ask for that.
+    return EvaluationEnvironment(str(known["id"]), trusted=False, obs_dim=seen, **outfit)
+
+
+def _require_continuous(place: EvaluationEnvironment) -> None:
+    """Raise UnsupportedError if no policy here has the environment's actions, whatever else is missing."""
+    try:
+        place.make(1).close()
+    except UnsupportedError:
+        raise
+    except CkpttoolError:
+        return
+
+
+def environment_hint(agent: Agent, verb: str | None, obs_dim: int | None, action_dim: int) -> str:
+    """Return the option that names the environment, as a whole command of a verb, or the candidates."""
+    path = agent.checkpoint.path
+    words = "/".join(path.rstrip("/").split("/")[-3:])
+    found = environments.candidate_environments(words, obs_dim or 0, action_dim)
+    sizes = f"{format_count(obs_dim or 0, 'observation')} and {format_count(action_dim, 'action')}"
+    if len(found) == 1:
+        return f"--env {found[0]}" if verb is None else format_command(verb, path, "--env", found[0])
+    if found:
+        return f"--env ID: {sizes} are those of {' and '.join(found)}"
+    return f"--env ID, an environment of {sizes}"
+
+
+def _choose_wrappers(agent: Agent, how: Protocol) -> tuple[WrapperSpec, ...]:
+    """Return what wraps the environment: as given, else as the agent's own files name it.
+
+    Raise UsageError for a wrapper that is not known: what it does to an agent would be left out.
+    """
+    found = restore.training_wrappers(agent.known)
+    if how.wrappers is not None:
+        found = tuple(wrappers.parse_wrapper(text) for text in how.wrappers if text != wrappers.NONE)
+    for each in found:
+        if not wrappers.is_known_wrapper(each):
+            raise UsageError(
+                "unknown environment wrapper",
+                file=agent.checkpoint.path,
+                found=each.name,
+                hint="--wrapper none plays without it, if it changes neither observations nor actions"
+                if how.wrappers is None
+                else suggest_choice(each.title, wrappers.list_wrapper_names()),
+            )
+        if each.title in wrappers.NORMALIZERS and agent.known.obs_norm is None:
+            raise UsageError(
+                "a wrapper of training normalises observations, and no file holds its statistics",
+                file=agent.checkpoint.path,
+                found=each.name,
+                hint="--obs-norm FILE gives the statistics, --wrapper none plays without",
+            )
+    return found
+
+
+def _zero_forces_adapter(agent: Agent, env: str, size: int | None) -> str | None:
+    """Return the adapter of an agent whose statistics of observations show that contact forces were zeros."""
+    at = environments.contact_force_slice(env, size or 0)
+    variances = (agent.known.obs_norm or {}).get("var", ())
+    if at is None or len(variances) < at.stop:
+        return None
+    return ZERO_FORCES if max(variances[at]) < _CONSTANT else None
+
+
+def _wrapper_override_note(agent: Agent, how: Protocol) -> tuple[str, ...]:
+    named = [each.name for each in restore.training_wrappers(agent.known)]
+    if how.wrappers is None or not named:
+        return ()
+    return (f"environment wrappers given: {', '.join(how.wrappers)}; the files name {', '.join(named)}",)
+
+
+def prepare_agent(agent: Agent, place: EvaluationEnvironment, how: Protocol, spec: EnvSpec) -> PlayableAgent:
+    """Return the agent made ready for an environment; raise EnvironmentMismatchError if it does not fit."""
+    part = _policy_part(agent, how.network)
+    front = agent.front(part.title)
+    wiring, assumed = derive_network_settings(agent, _fit_bounds(agent, part, front, spec))
+    require_even_bounds(agent, wiring)
+    network = policy_network(agent.tree, part, wiring, front, spec.shapes)
+    more = sidecar.assumption_entries("architecture", front.assumed) if front is not None else ()
+    if place.adapter is not None and how.adapter is None:
+        why = f"{ADAPTERS[place.adapter]}: the observation statistics show none in training"
+        more = (*more, *sidecar.assumption_entries("environment", (why,)))
+    more = (*more, *sidecar.assumption_entries("environment", spec.assumed))
+    own = agent.ledger
+    if how.wrappers is not None:
+        own = tuple(each for each in own if each.what != "wrapper")
+        more = (*more, *restore.wrapper_entries(wrappers.deserialize_wrappers(place.wrappers), "given"))
+    entries = sidecar.drop_known_bounds(sidecar.merge_entries(own, assumed, more))
+    if how.dtype != "float32":
+        network = network.cast(how.dtype)
+    notes = (*agent.notes, *_wrapper_override_note(agent, how), *_environment_drift_notes(agent, spec))
+    return PlayableAgent(agent.checkpoint.path, place, network, entries, notes)
+
+
+def play_stacked(
+    entrants: tuple[PlayableAgent, ...],
+    how: Protocol,
+    vector: VectorEnv,
+    progress: Progress = ignore_progress,
+    *,
+    watch: Watch | None = None,
+) -> tuple[Evaluation, ...]:
+    """Play entrants of one structure and one place, stacked, and return their evaluations in their order.
+
+    The rows of `vector` are divided among them, so that each has its episodes on the same seeds. After
+    Ctrl-C those that finished no episode are left out. Raise UsageError where structures differ (see
+    agents.stacking.structure).
+    """
+    backend = cast(Backend, plugins.find("backends", how.backend).load())
+    policy = backend.build(stack_networks([entrant.network for entrant in entrants]), how.device)
+    noise = None if how.noise is None else ExplorationNoise(how.noise)
+    played = rollouts(
+        policy,
+        vector,
+        RolloutSpec(how.episodes, how.seed, noise, watch=watch),
+        members=len(entrants),
+        progress=progress,
+    )
+    versions = collect_versions(backend, vector.spec)
+    return tuple(
+        Evaluation(
+            entrant.checkpoint,
+            entrant.place.env,
+            how,
+            policy.device,
+            versions,
+            result,
+            summarize(result.returns),
+            entrant.ledger,
+            (
+                *entrant.notes,
+                *vector.notes,
+                *_agreement_note(result),
+                *_clipping_note(result),
+                *_seeding_note(result, how),
+            ),
+            stacked=len(entrants),
+            surroundings=collect_surroundings(vector.spec, result.engine),
+        )
+        for entrant, result in zip(entrants, played, strict=True)
+        if len(result.returns)
+    )
+
+
+def collect_versions(backend: Backend, spec: EnvSpec) -> dict[str, str]:
+    """Return the versions of all that decides a result: ours, Python's, the environment's, the backend's."""
+    ours = {"ckpttool": __version__, "python": platform.python_version()}
+    return {**ours, **spec.versions, **backend.versions()}
+
+
+def _policy_part(agent: Agent, network: str) -> AgentNetwork:
+    part = agent.playable(agent.title(network))
+    if part is None or not part.acts:
+        policies = [p.title for p in agent.binding.parts if p.acts]
+        raise UsageError(
+            f"the checkpoint has no policy called {network}",
+            file=agent.checkpoint.path,
+            hint=f"it has {', '.join(policies)}" if policies else "it holds no policy at all",
+        )
+    return part
+
+
+def _fit_bounds(agent: Agent, part: AgentNetwork, front: PolicyEncoder | None, spec: EnvSpec) -> ActionBounds:
+    """Return an environment's action bounds; raise EnvironmentMismatchError if the policy does not fit it."""
+    obs_dim, act_dim = layer_widths(agent.tree, part)
+    if front is None and list(spec.shapes) == [OBS]:
+        return read_action_bounds(agent, (obs_dim, act_dim), spec)
+    if front is None or not fits_observations(front, spec.shapes):
+        wanted = front.shapes if front is not None else {OBS: (obs_dim,)}
+        raise EnvironmentMismatchError(
+            f"the policy does not take the observations of {spec.id}",
+            file=agent.checkpoint.path,
+            expected=_format_shapes(spec.shapes),
+            found=_format_shapes(wanted),
+        )
+    return read_action_bounds(agent, (spec.obs_dim, act_dim), spec)
+
+
+def _format_shapes(shapes: Shapes) -> str:
+    return ", ".join(f"{name} {list(shape)}" for name, shape in shapes.items())
+
+
+def read_action_bounds(agent: Agent, sizes: tuple[int, int], spec: EnvSpec) -> ActionBounds:
+    """Return an environment's action bounds; raise EnvironmentMismatchError if it has other sizes.
+
+    `sizes` are the policy's numbers of observations and of actions.
+    """
+    obs_dim, act_dim = sizes
+    if sizes != (spec.obs_dim, spec.action_dim):
+        raise EnvironmentMismatchError(
+            f"the policy does not fit {spec.id}",
+            file=agent.checkpoint.path,
+            expected=f"{spec.obs_dim} observations and {spec.action_dim} actions",
+            found=f"{obs_dim} and {act_dim}",
+            hint=_sizes_hint(spec, obs_dim, act_dim),
+        )
+    return ActionBounds(
+        spec.action_low.tolist(), spec.action_high.tolist(), f"{spec.id}'s action space", spec.id
+    )
+
+
+def _sizes_hint(spec: EnvSpec, obs_dim: int, act_dim: int) -> str | None:
+    """Return what may explain the policy's size: another task, a time feature, positions that were shown."""
+    if act_dim == spec.action_dim and obs_dim > spec.obs_dim and "wrappers" not in spec.arguments:
+        options = ["--wrapper TimeFeatureWrapper"] if obs_dim == spec.obs_dim + 1 else []
+        if environments.positions_explain_size(spec.id, spec.obs_dim, obs_dim):
+            options.append(f"--adapter {POSITIONS}")
+        if options:
+            other = environments.suggest_tasks(spec.id, obs_dim, act_dim)
+            own = f"if training used it: {' or '.join(options)}"
+            return f"{other}; {own}" if other else own
+    return environments.suggest_tasks(spec.id, obs_dim, act_dim)
+
+
+def _environment_drift_notes(agent: Agent, spec: EnvSpec) -> tuple[str, ...]:
+    known = agent.known.env
+    if not known:
+        return ()
+    found = []
+    if known.get("id") and known["id"] != spec.id:
+        found.append(f"trained in {known['id']}, played in {spec.id}")
+    theirs, ours = known.get("gymnasium"), spec.versions.get("gymnasium")
+    if theirs and ours and theirs != ours:
+        found.append(f"trained with gymnasium {theirs}, played with {ours}")
+    return tuple(found)
+
+
+def _agreement_note(played: Rollout) -> tuple[str, ...]:
+    return () if played.agreement is None else played.agreement.note(played.engine)
+
+
+def _seeding_note(played: Rollout, how: Protocol) -> tuple[str, ...]:
+    if len(played.seeds):
+        return ()
+    return (
+        f"the simulator starts its episodes itself, after reset({how.seed}): they have no seeds of their own",
+    )
+
+
+def _clipping_note(played: Rollout) -> tuple[str, ...]:
+    if not played.clipped:
+        return ()
+    return (f"{played.clipped} of {played.steps} actions were outside the bounds and were limited",)
+
+
+# Films of scored episodes: the same play once more, drawn, into a file that is whole or not there.
+
+WORDS = ("best", "worst", "median")
+_FPS = 30.0  # where the environment does not say
+
+
+@dataclass(frozen=True, slots=True)
+class VideoEpisode:
+    """One filmed episode: the words that chose it, its return and steps, and the return that was scored.
+
+    `equal` says that return and steps are those that were scored, bit for bit.
+    """
+
+    episode: int
+    wanted: tuple[str, ...]
+    paid: float
+    steps: int
+    scored: float
+    equal: bool
+
+
+@dataclass(frozen=True, slots=True)
+class EpisodeVideo:
+    """A file with episodes one after the other, a picture before the first step and one after each."""
+
+    file: str
+    checkpoint: str
+    fps: float
+    width: int
+    height: int
+    takes: tuple[VideoEpisode, ...]
+
+    @property
+    def frames(self) -> int:
+        """The number of pictures that were drawn."""
+        return sum(take.steps + 1 for take in self.takes)
+
+    def document(self) -> dict[str, Any]:
+        """Return the JSON object."""
+        return {
+            "file": self.file,
+            "checkpoint": urls.display_url(self.checkpoint),
+            "fps": self.fps,
+            "width": self.width,
+            "height": self.height,
+            "frames": self.frames,
+            "episodes": [
+                {
+                    "episode": take.episode,
+                    "wanted": list(take.wanted),
+                    "return": take.paid,
+                    "length": take.steps,
+                    "scored": take.scored,
+                    "equal": take.equal,
+                }
+                for take in self.takes
+            ],
+        }
+
+
+def require_video_support(
+    paths: Sequence[str],
+    env: str | None,
+    how: Protocol,
+    target: str,
+    wanted: Sequence[str] = ("0",),
+    *,
+    layout: str | None = None,
+    facts: AgentFacts = NO_FACTS,
+) -> None:
+    """Raise unless a film can be made of one of these checkpoints: for asking before hours of playing.
+
+    `wanted` are episodes by number, or best, worst and median. Raise UsageError for what is none of them and
+    for a file that does not say how to write it, TargetExistsError for one that is there, MissingExtraError
+    and UnsupportedError where no picture can be drawn or written: one is drawn to know. Checkpoints that
+    cannot be played are not this function's to report.
+    """
+    if _suffix(target) not in video.WRITERS:
+        raise UsageError(
+            "the film's name does not say what to write",
+            file=target,
+            hint=f"a film ends in {' or '.join(video.WRITERS)}",
+        )
+    require_new(target, hint="take another name")
+    for word in wanted:
+        _require_episode(word, how.episodes)
+    video.require_encoder(_suffix(target))
+    _require_gymnasium(env, how)
+    for entry in expand_paths(paths):
+        with suppress(CkpttoolError):
+            place = choose_environment(restore_agent(entry.path, layout, facts, how.network), env, how)
+            break
+    else:
+        return
+    with place.make(1, "gymnasium", pictures=True) as trial:
+        trial.reset(np.arange(1), np.array([how.seed]))
+        trial.frame(0)
+
+
+def record_video(
+    scored: Evaluation,
+    target: str,
+    wanted: Sequence[str] = ("0",),
+    *,
+    env: str | None = None,
+    layout: str | None = None,
+    facts: AgentFacts = NO_FACTS,
+    progress: Progress = ignore_progress,
+) -> EpisodeVideo:
+    """Play what was scored once more and write the episodes that are wanted, in their order, to a new file.
+
+    `env`, `layout` and `facts` are what the evaluation was asked for with. The policy sees the same
+    batches, so that every step is repeated bit for bit; Take.equal says so. Where the score was computed
+    otherwise (several checkpoints stacked) it may not be. Raise as `require` does, and KeyboardInterrupt
+    on Ctrl-C: then no file is written.
+    """
+    require_new(target, hint="take another name")
+    how = scored.protocol
+    _require_gymnasium(env, how)
+    agent = restore_agent(scored.checkpoint, layout, facts, how.network)
+    place = choose_environment(agent, env, how)
+    chosen = _choose_episodes(wanted, scored.rollout)
+    counted = _FrameCounter(progress, sum(int(scored.rollout.lengths[number]) + 1 for number in chosen))
+    takes: list[VideoEpisode] = []
+    with place.make(how.at_once, "gymnasium", pictures=True) as vector:
+        studio = _VideoRecorder(prepare_agent(agent, place, how, vector.spec), vector, scored)
+        fps = vector.spec.render_fps or _FPS
+
+        def write(stream: IO[bytes]) -> None:
+            with video.WRITERS[_suffix(target)](stream, fps) as show:
+                for number, words in chosen.items():
+                    takes.append(studio.take(number, words, counted.to(show)))
+
+        write_atomically((Output(target, write),))
+    return EpisodeVideo(target, scored.checkpoint, fps, *counted.size, tuple(takes))
+
+
+def _require_gymnasium(env: str | None, how: Protocol) -> None:
+    if how.engine == DEVICE_ENGINE and env is not None and is_factory(env):
+        raise UsageError(
+            f"the simulator {env} cannot be filmed", hint="--video films environments of Gymnasium"
+        )
+
+
+def _require_episode(word: str, episodes: int) -> None:
+    if word in WORDS:
+        return
+    if not word.isascii() or not word.isdigit():
+        raise UsageError(f"there is no episode {word!r}", hint=f"numbers from 0, or {', '.join(WORDS)}")
+    if int(word) >= episodes:
+        raise UsageError(f"there is no episode {word}", hint=f"{episodes} are played, 0 to {episodes - 1}")
+
+
+def _suffix(target: str) -> str:
+    return os.path.splitext(target)[1].lower()
+
+
+def _choose_episodes(wanted: Sequence[str], played: Rollout) -> dict[int, tuple[str, ...]]:
+    """Return the episodes' numbers in the order they were asked for, each once, with the words for it."""
+    ranked = np.argsort(played.returns, kind="stable")
+    named = {
+        "best": int(np.argmax(played.returns)),
+        "worst": int(ranked[0]),
+        "median": int(ranked[(len(ranked) - 1) // 2]),
+    }
+    chosen: dict[int, tuple[str, ...]] = {}
+    for word in wanted:
+        number = named[word] if word in named else int(word)
+        words = (word,) if word in named else ()
+        chosen[number] = (*chosen.get(number, ()), *words)
+    return chosen
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _VideoRecorder:
+    """An agent and environments that draw, where the play that was scored can be played again."""
+
+    entrant: PlayableAgent
+    vector: VectorEnv
+    scored: Evaluation
+
+    def take(self, number: int, words: tuple[str, ...], show: Show) -> VideoEpisode:
+        """Film one episode; a play for each, because those that are played at once would come interleaved."""
+        how, played = self.scored.protocol, self.scored.rollout
+        title = ", ".join((f"episode {number}", *words))
+        camera = Camera(self.vector, number, title, show)
+        try:
+            play_stacked((self.entrant,), how, self.vector, watch=camera)
+        except CutError:
+            steps, score = camera.frames - 1, float(played.returns[number])
+            equal = camera.paid == score and steps == played.lengths[number]
+            return VideoEpisode(number, words, camera.paid, steps, score, bool(equal))
+        # Only Ctrl-C ends a play before its last episode does.
+        raise KeyboardInterrupt
+
+
+class _FrameCounter:
+    """Counts pictures on their way into a film, and remembers their size."""
+
+    def __init__(self, progress: Progress, total: int) -> None:
+        self.progress, self.total = progress, total
+        self.done = 0
+        self.size = (0, 0)
+
+    def to(self, show: Show) -> Show:
+        def counted(picture: np.ndarray) -> None:
+            show(picture)
+            self.done += 1
+            self.size = (picture.shape[1], picture.shape[0])
+            self.progress(self.done, self.total)
+
+        return counted
+
+
+# Finished evaluations in a file, a line of JSON each, written as they come and taken up by a rerun.
+#
+# Each line carries the sha256 of its own content. A line that was changed afterwards is refused; one without
+# a digest, from an earlier version, is not taken up: its checkpoint is played again.
+
+SUFFIX = ".jsonl"
+NAME = f"evaluations{SUFFIX}"
+SCHEMA = 1
+# A line is a few kilobytes for a hundred episodes; nobody's evaluations fill this.
+LIMIT = 1 << 30
+
+
+def results_path(out: str) -> str | None:
+    """Return the file of lines that an `--out` means, or None if it means one document."""
+    if os.path.isdir(out):
+        return os.path.join(out, NAME)
+    return out if out.endswith(SUFFIX) else None
+
+
+def hash_policy(network: Network) -> str:
+    """Return the sha256 of a finished policy: its graph, weights, statistics and action bounds."""
+    arrays: dict[str, np.ndarray] = {}
+    found = hashlib.sha256(json.dumps(serial.network_to_document(network, arrays), sort_keys=True).encode())
+    for name, array in sorted(arrays.items()):
+        found.update(f"{name} {array.dtype.str} {array.shape}".encode())
+        found.update(array.tobytes())
+    return found.hexdigest()
+
+
+def evaluation_key(policy: str, env: str, how: Protocol, versions: Mapping[str, str]) -> str:
+    """Return what a result is known by: sha256 of policy, environment, protocol and all versions."""
+    protocol = {**dataclasses.asdict(how), "num_envs": how.at_once}
+    facts = {"policy": policy, "env": env, "protocol": protocol, "versions": dict(versions)}
+    return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
+
+
+def parse_evaluation(document: Mapping[str, Any], how: Protocol) -> Evaluation:
+    """Return the evaluation of a document that `Evaluation.document` made of one under that protocol."""
+    played = document["protocol"]
+    returns = np.array([float(value) for value in document["returns"]])
+    rollout = Rollout(
+        returns=returns,
+        lengths=np.array(document["lengths"], np.int64),
+        terminated=np.array(document["terminated"], np.bool_),
+        truncated=np.array(document["truncated"], np.bool_),
+        seeds=np.array(played["seeds"], np.int64),
+        episodes=int(played["episodes"]),
+        num_envs=int(played["num_envs"]),
+        steps=int(document["steps"]),
+        seconds=float(document["seconds"]),
+        clipped=int(document["clipped_actions"]),
+        engine=str(played["engine"]),
+        agreement=Agreement.read(document.get("agreement")),
+        interrupted=bool(document["interrupted"]),
+    )
+    return Evaluation(
+        checkpoint=str(document["checkpoint"]),
+        env=str(document["env"]),
+        protocol=how,
+        device=str(played["device"]),
+        versions=dict(document["versions"]),
+        rollout=rollout,
+        statistics=summarize(returns),
+        ledger=sidecar.parse_entries(document["ledger"]),
+        notes=tuple(document["notes"]),
+        stacked=int(played["stacked"]),
+        surroundings=dict(document["environment"]),
+    )
+
+
+class ResultsFile:
+    """The lines of one file by their keys; a line that a crash cut short is dropped.
+
+    Raise FormatError if the file holds anything else than our lines, UsageError if another evaluation has
+    it open. It is left by `with`.
+    """
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+        require_regular(path)
+        try:
+            self._file: IO[bytes] = open(path, "a+b")  # noqa: SIM115 - closed by __exit__
+        except OSError as error:
+            raise UsageError(f"the results cannot be written: {error.strerror}", file=path) from None
+        try:
+            self._lock()
+            self._known = self._read()
+        except BaseException:
+            self._file.close()
+            raise
+
+    def __enter__(self) -> ResultsFile:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._file.close()
+
+    def find(self, key: str, how: Protocol) -> Evaluation | None:
+        """Return the evaluation of that key; raise FormatError if its line is incomplete."""
+        document = self._known.get(key)
+        if document is None:
+            return None
+        try:
+            return parse_evaluation(document, how)
+        except (KeyError, TypeError, ValueError) as error:
+            raise FormatError(f"an evaluation is incomplete: {error!r}", file=self.path) from None
+
+    def add(self, finished: Sequence[tuple[str, Mapping[str, int], Evaluation]]) -> None:
+        """Append what has a new key, and have it on the disk when this returns.
+
+        Each comes with its key and with what its counters and its name say of its training's step.
+        """
+        lines = []
+        for key, steps, evaluation in finished:
+            if key not in self._known:
+                self._known[key] = {**_line_head(key, steps), **evaluation.document()}
+                lines.append(_encode_line(self._known[key]))
+        if lines:
+            self._file.write(b"".join(lines))
+            self._file.flush()
+            os.fsync(self._file.fileno())
+
+    def _lock(self) -> None:
+        try:
+            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            raise UsageError("another evaluation is writing these results", file=self.path) from None
+
+    def _read(self) -> dict[str, dict[str, Any]]:
+        if (size := os.fstat(self._file.fileno()).st_size) > LIMIT:
+            raise UsageError(
+                f"the file of results has {size:,} bytes", file=self.path, hint="take another name"
+            )
+        self._file.seek(0)
+        data = self._file.read()
+        whole = data.rfind(b"\n") + 1
+        if whole < len(data) and not _is_torn_line(data[whole:]):
+            raise FormatError("this is no file of evaluations", file=self.path, hint="take another name")
+        found = dict(self._lines(data[:whole]))
+        self._file.truncate(whole)
+        return found
+
+    def _lines(self, data: bytes) -> Iterator[tuple[str, dict[str, Any]]]:
+        for number, text in enumerate(data.splitlines(), 1):
+            document: dict[str, Any] = {}
+            with contextlib.suppress(FormatError):
+                document = dict(documents.parse_json(text, "a result"))
+            if document.get("schema") != SCHEMA or not isinstance(document.get("key"), str):
+                raise FormatError(
+                    f"line {number} is no evaluation", file=self.path, hint="--out takes a file of its own"
+                )
+            # A line without a digest may hold anything: it is played again.
+            if document.get("sha256") is not None:
+                self._require_unchanged(document, number)
+                yield document["key"], document
+
+    def _require_unchanged(self, document: Mapping[str, Any], number: int) -> None:
+        found = _hash_line(document)
+        if document["sha256"] != found:
+            raise ChecksumError(
+                f"line {number} was changed after it was written",
+                file=self.path,
+                expected=f"content of sha256 {str(document['sha256'])[:12]}",
+                found=found[:12],
+                hint="remove the line: the checkpoint is played again",
+            )
+
+
+def _hash_line(document: Mapping[str, Any]) -> str:
+    """Return the sha256 of a line's content, its own digest apart."""
+    content = {name: value for name, value in document.items() if name != "sha256"}
+    return hashlib.sha256(json.dumps(content, sort_keys=True, allow_nan=False).encode()).hexdigest()
+
+
+def _line_head(key: str, steps: Mapping[str, int]) -> dict[str, Any]:
+    return {"schema": SCHEMA, "tool": f"ckpttool {__version__}", "key": key, "steps_told": dict(steps)}
+
+
+def _encode_line(document: Mapping[str, Any]) -> bytes:
+    plain = documents.replace_nonfinite(dict(document))
+    return json.dumps({**plain, "sha256": _hash_line(plain)}, allow_nan=False).encode() + b"\n"
+
+
+def _is_torn_line(torn: bytes) -> bool:
+    begins = b'{"schema":'
+    return torn.startswith(begins) or begins.startswith(torn)

@@ -1,0 +1,1265 @@
+"""Evidence about an agent in the checkpoint and in files beside it."""
+
+from __future__ import annotations
+
+import math
+import os
+import re
+import shlex
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
+from typing import TYPE_CHECKING, Any, NamedTuple, get_args
+
+from ckpttool.core import filesystem, sidecar
+from ckpttool.core import text as documents
+from ckpttool.core.errors import CkpttoolError, UsageError, abbreviate_list, suggest_choice
+from ckpttool.core.sidecar import LedgerEntries, LedgerEntry, Sidecar, Topic
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from ckpttool.core.checkpoint import Checkpoint
+    from ckpttool.core.tree import Leaf, Path, Plain, Tree, ValueLeaf
+    from ckpttool.libraries.schema import AgentMetadata, RecognizedAgent
+
+
+# Facts about an agent that a person gives because no file holds them: activations, action map, bounds.
+
+GIVEN = "given"
+# What people call things that have another name here; both spellings mean the same function.
+_ACTIVATION_SYNONYMS = {"swish": "silu", "leakyrelu": "leaky_relu", "none": "linear", "identity": "linear"}
+_HEADS = {"linear": "identity", "none": "identity", "squashed_gaussian": "affine"}
+_SCALED_TANH = ("tanh", "affine", "tanh_clip_affine")
+_MEAN = ("mean", "running_mean")
+_VAR = ("var", "running_var", "variance")
+_STD = ("std", "running_std")
+# Statistics of other things than observations, in the files of Stable-Baselines3 and others.
+_OTHERS = ("ret", "ret_rms", "return", "returns", "reward", "reward_rms", "rewards", "value", "critic")
+# gymnasium/wrappers/stateful_observation.py and stable_baselines3/common/vec_env/vec_normalize.py.
+_EPSILON = 1e-8
+# Networks compute in float32.
+_MAX_FLOAT32 = 3.4e38
+
+
+@dataclass(frozen=True, slots=True)
+class AgentFacts:
+    """What the checkpoint's files do not hold; a given fact wins over what they hold.
+
+    Args:
+        activations: after the hidden layers; one name, or one for each hidden layer.
+        head: how the last layer becomes an action (agents.components.HEADS).
+        action_low: lower bound of each action, or one number for all.
+        action_high: upper bound of each action, or one number for all.
+        obs_norm: a file with statistics of the observations, or `mean`, `var` and perhaps `epsilon`, `clip`.
+        env: the Gymnasium id of the environment that the agent was trained in.
+
+    """
+
+    activations: str | Sequence[str] | None = None
+    head: str | None = None
+    action_low: float | Sequence[float] | None = None
+    action_high: float | Sequence[float] | None = None
+    obs_norm: str | Mapping[str, Any] | None = None
+    env: str | None = None
+    known: Mapping[str, Any] = field(init=False, repr=False, compare=False, default_factory=dict)
+    """the facts that were given, checked, under the names of a sidecar"""
+
+    def __post_init__(self) -> None:
+        """Check every fact; raise UsageError for an unknown name, wrong bounds or wrong statistics."""
+        low, high = _parse_bounds(self.action_low, self.action_high)
+        found = {
+            "activations": _parse_activations(self.activations),
+            "head": None if self.head is None else _parse_head(self.head),
+            "action_low": low,
+            "action_high": high,
+            "obs_norm": None if self.obs_norm is None else _parse_statistics(self.obs_norm),
+            "env": None if self.env is None else {"id": self.env},
+        }
+        object.__setattr__(self, "known", {k: value for k, value in found.items() if value is not None})
+
+    def __bool__(self) -> bool:
+        """Return whether any fact was given."""
+        return bool(self.known)
+
+    def over(self, sidecar: Sidecar | None) -> Sidecar | None:
+        """Return the sidecar with these facts in the place of its own, None if there is nothing to return."""
+        if not self.known:
+            return sidecar
+        base = sidecar or Sidecar("")
+        provenance = {**base.provenance, **dict.fromkeys(self.known, GIVEN)}
+        return replace(base, **self.known, provenance=provenance)
+
+    def sized(self, hidden: int, actions: int) -> AgentFacts:
+        """Return the facts for a policy of these sizes; raise UsageError if there are too many or too few."""
+        names = self.known.get("activations", ())
+        if len(names) not in (0, 1, hidden):
+            raise UsageError(
+                "the number of activations is not that of the hidden layers",
+                expected=f"1 or {hidden}",
+                found=str(len(names)),
+                hint="--activation takes one name, or one for each hidden layer: --activation relu,tanh",
+            )
+        bounds = {name: self.known[name] for name in ("action_low", "action_high") if name in self.known}
+        if any(len(values) not in (1, actions) for values in bounds.values()):
+            raise UsageError(
+                "the number of action bounds is not that of the actions",
+                expected=f"1 or {actions}",
+                found=str(max(map(len, bounds.values()))),
+                hint="--bounds takes two numbers, or two lists with commas: --bounds -1,-2 1,2",
+            )
+        sized = replace(self)
+        wide = {name: list(values) * (actions // len(values)) for name, values in bounds.items()}
+        object.__setattr__(sized, "known", {**self.known, **wide})
+        return sized
+
+    def contradictions(self, read: Sidecar) -> Iterator[str]:
+        """Yield a sentence for each fact of which the checkpoint, or its sidecar, holds another value."""
+        for name, value in self.known.items():
+            theirs, origin = getattr(read, name), str(read.provenance.get(name, ""))
+            if theirs is None or not origin or read.is_assumed(name):
+                continue
+            if name == "activations" and len(value) == 1:
+                value = list(value) * len(theirs)
+            if name == "head" and theirs == "unit_tanh" and value in _SCALED_TANH:
+                continue  # the model ends in tanh, and the program scales it
+            if name == "env":
+                value, theirs = value["id"], theirs.get("id")
+            if value != theirs:
+                what = "other values" if name == "obs_norm" else _format_fact(theirs)
+                yield f"{name} given as {_describe_fact(name, value)}; the checkpoint holds {what} ({origin})"
+
+    def described(self) -> str:
+        """Return a short text of all given facts, for notes."""
+        return ", ".join(f"{name} {_describe_fact(name, value)}" for name, value in self.known.items())
+
+
+def add_environment(facts: AgentFacts | None, env: str | None) -> AgentFacts:
+    """Return the facts with the environment that was given apart from them."""
+    if facts is None or not facts:
+        return NO_FACTS if env is None else AgentFacts(env=env)
+    if env is None or facts.env == env:
+        return facts
+    return AgentFacts(
+        **{f.name: getattr(facts, f.name) for f in fields(facts) if f.init and f.name != "env"}, env=env
+    )
+
+
+def _describe_fact(name: str, value: Any) -> str:
+    return f"of {len(value['mean'])} observations" if name == "obs_norm" else _format_fact(value)
+
+
+def _format_fact(value: Any) -> str:
+    if isinstance(value, Mapping):
+        return str(value.get("id"))
+    if not isinstance(value, Sequence) or isinstance(value, str):
+        return str(value)
+    distinct = dict.fromkeys(f"{each:g}" if isinstance(each, float) else str(each) for each in value)
+    return ", ".join(distinct) if len(distinct) == 1 else f"[{', '.join(map(str, value))}]"
+
+
+def _parse_activations(names: str | Sequence[str] | None) -> list[str] | None:
+    if names is None:
+        return None
+    from ckpttool.networks.network import ActivationName
+
+    known = get_args(ActivationName)
+    listed = names.split(",") if isinstance(names, str) else list(names)
+    found = [_ACTIVATION_SYNONYMS.get(name.strip().lower(), name.strip().lower()) for name in listed]
+    for name in found:
+        if name not in known:
+            raise UsageError(f"unknown activation {name!r}", hint=suggest_choice(name, known))
+    if not found:
+        raise UsageError("no activation was given", hint="such as --activation relu")
+    return found
+
+
+def _parse_head(name: str) -> str:
+    from ckpttool.networks.build import HEADS
+
+    found = name.strip().lower().replace("-", "_")
+    found = _HEADS.get(found, found)
+    if found not in HEADS:
+        raise UsageError(f"unknown action map {name!r}", hint=suggest_choice(name, (*HEADS, *_HEADS)))
+    return found
+
+
+def _parse_bounds(
+    low: float | Sequence[float] | None, high: float | Sequence[float] | None
+) -> tuple[list[float] | None, list[float] | None]:
+    if low is None and high is None:
+        return None, None
+    if low is None or high is None:
+        raise UsageError("action bounds need a lower and an upper one", hint="such as --bounds -1 1")
+    lows, highs = _as_floats(low), _as_floats(high)
+    size = max(len(lows), len(highs))
+    lows, highs = (values * size if len(values) == 1 else values for values in (lows, highs))
+    if len(lows) != len(highs):
+        raise UsageError(
+            "there are not as many lower as upper action bounds",
+            expected=f"{len(lows)} upper bounds",
+            found=str(len(highs)),
+        )
+    if not lows or not all(math.isfinite(b) and abs(b) <= _MAX_FLOAT32 for b in (*lows, *highs)):
+        raise UsageError("the action bounds are not finite numbers")
+    if any(a >= b for a, b in zip(lows, highs, strict=True)):
+        raise UsageError("a lower action bound is not below its upper one", found=f"{lows} to {highs}")
+    return lows, highs
+
+
+def _as_floats(values: float | Sequence[float]) -> list[float]:
+    if isinstance(values, int | float):
+        return [float(values)]
+    return [float(value) for value in values]
+
+
+def parse_bounds(pair: tuple[str, str] | None) -> tuple[list[float], list[float]] | tuple[None, None]:
+    """Return the bounds that two words of a command line give: numbers, or lists of them with commas."""
+    if pair is None:
+        return None, None
+    try:
+        low, high = ([float(number) for number in word.split(",")] for word in pair)
+    except ValueError:
+        raise UsageError(
+            "the action bounds are not numbers", found=" ".join(pair), hint="such as --bounds -1,-2 1,2"
+        ) from None
+    return low, high
+
+
+def _parse_statistics(given: str | Mapping[str, Any]) -> dict[str, Any]:
+    """Return statistics of observations as a sidecar holds them; raise UsageError where there are none."""
+    import numpy as np
+
+    file = given if isinstance(given, str) else None
+    found = _read_statistics_file(given) if isinstance(given, str) else dict(given)
+    if found.get("mean") is None or (found.get("var") is None and found.get("std") is None):
+        raise UsageError("the statistics of observations need mean and var (or std)", file=file)
+    mean = np.asarray(_as_array(found["mean"]), np.float64)
+    spread = found["std"] if found.get("var") is None else found["var"]
+    var = np.asarray(_as_array(spread), np.float64) ** (2 if found.get("var") is None else 1)
+    epsilon, clip = found.get("epsilon"), found.get("clip")
+    epsilon = _EPSILON if epsilon is None else float(epsilon)
+    if mean.ndim != 1 or mean.shape != var.shape or not len(mean):
+        raise UsageError(
+            "mean and variance of the observations are not two rows of one length",
+            file=file,
+            found=f"{list(mean.shape)} and {list(var.shape)}",
+        )
+    numbers = np.concatenate([mean, var, [epsilon]])
+    if not (np.abs(numbers) <= _MAX_FLOAT32).all() or (var < 0).any() or epsilon < 0:
+        raise UsageError(
+            "the statistics of observations are not finite, or a variance is negative", file=file
+        )
+    if (var + epsilon == 0).any():
+        raise UsageError("a variance of the observations is zero, and so is epsilon", file=file)
+    if clip is not None and not 0 < float(clip) <= _MAX_FLOAT32:
+        raise UsageError("the limit of normalised observations is not a positive number", file=file)
+    limit = None if clip is None else float(clip)
+    return {"mean": mean.tolist(), "var": var.tolist(), "epsilon": epsilon, "clip": limit}
+
+
+def _as_array(value: Any) -> np.ndarray | Any:
+    from ckpttool.core.tree import Leaf
+
+    return value.array() if isinstance(value, Leaf) else value
+
+
+def _read_statistics_file(file: str) -> dict[str, Any]:
+    from ckpttool.core.tree import Leaf
+    from ckpttool.formats.detect import open_checkpoint
+
+    if file.endswith(".json"):
+        return _read_statistics_json(file)
+    tree = open_checkpoint(file).tree
+    named = {tuple(shown.split("/")): tree[path] for path, shown in tree.names.items()}
+    groups: dict[tuple[str, ...], dict[str, Any]] = {}
+    for segments, leaf in named.items():
+        for what, names in (("mean", _MEAN), ("var", _VAR), ("std", _STD)):
+            if segments[-1:] and segments[-1] in names and isinstance(leaf, Leaf):
+                groups.setdefault(segments[:-1], {}).setdefault(what, leaf)
+    whole = {at: g for at, g in groups.items() if "mean" in g and ("var" in g or "std" in g)}
+    ours = {at: g for at, g in whole.items() if not at or at[-1] not in _OTHERS} or whole
+    if len(ours) != 1:
+        raise UsageError(
+            "the file holds no mean and var of observations"
+            if not ours
+            else "the file holds several statistics",
+            file=file,
+            expected="entries `mean` and `var` (or `std`) side by side",
+            found=abbreviate_list(
+                ["/".join(at) or "the top" for at in ours] or ["/".join(s) for s in named] or ["nothing"], 4
+            ),
+        )
+    ((at, group),) = ours.items()
+    if _scalar_value(named, ("norm_obs",)) is False:
+        raise UsageError("the file records that observations were not normalised", file=file, path="norm_obs")
+    epsilon = next(
+        (v for at_ in (at, ()) if (v := _scalar_value(named, (*at_, "epsilon"))) is not None), None
+    )
+    clip = next(
+        (
+            v
+            for at_ in (at, ())
+            for n in ("clip", "clip_obs")
+            if (v := _scalar_value(named, (*at_, n))) is not None
+        ),
+        None,
+    )
+    return {**group, "epsilon": epsilon, "clip": clip}
+
+
+def _read_statistics_json(file: str) -> dict[str, Any]:
+    found = documents.load_json(file, "the statistics", "sidecar_bytes")
+    inner = found.get("obs_norm")
+    document = dict(inner if isinstance(inner, Mapping) else found)
+    for name in ("mean", "var", "std"):
+        value = document.get(name)
+        if value is not None and not (
+            isinstance(value, list) and all(isinstance(v, int | float) for v in value)
+        ):
+            raise UsageError("the statistics of observations are not lists of numbers", file=file, path=name)
+    return document
+
+
+def _scalar_value(named: Mapping[tuple[str, ...], Leaf | ValueLeaf], at: tuple[str, ...]) -> Any:
+    """Return a number or a truth value, stored as one or as a tensor of one element."""
+    from ckpttool.core.tree import Leaf
+
+    leaf = named.get(at)
+    if isinstance(leaf, Leaf):
+        return leaf.array().reshape(-1)[0].item() if math.prod(leaf.shape) == 1 else None
+    value = leaf.value if leaf is not None else None
+    return value if isinstance(value, int | float) else None
+
+
+NO_FACTS = AgentFacts()
+
+
+# Finds what could change an agent's numbers and was not used: tensors, settings, classes, side files.
+#
+# One table (`VOCABULARY`) lists the names that observation statistics, bounds, activations, distributions,
+# wrappers and custom code have in programs. A tensor that has one number per observation and belongs to no
+# layer is evidence under any name. `stated` applies the settings of a checkpoint that overrule a library's
+# defaults. A setting that states what is used anyway is no entry.
+
+_OBSERVED = r"obs|observations?|states?|inputs?"
+_NOT_OBSERVED = (
+    r"ret|returns?|rews?|rewards?|adv|advantages?|values?|critics?|images?|grads?|actions?|priv\w*"
+)
+VOCABULARY: Mapping[Topic, re.Pattern[str]] = {
+    "reward statistics": re.compile(
+        r"(ret|returns?|rews?|rewards?|values?)_(rms|norm(aliz\w*|alis\w*)?|mean_std|scal(e|er|ing)|mean|std|var"
+        r"|filter)|norm(alize|alise)?_(rew|rewards?|returns?|values?)|popart"
+    ),
+    "observation statistics": re.compile(
+        rf"({_OBSERVED}|ob|o)_?(rms|norm(aliz\w*|alis\w*)?|stat(istic)?s|filter|mean|std|var|variance|scal(e|es|er|ing)"
+        rf"|whiten\w*|preprocessor|clip(ping)?|clip_range|shift|offset|cent(er|re)|mu|sigma|loc)"
+        rf"|(norm(alize|alise|alizer|aliser)?|clip|scale)_?({_OBSERVED}|ob)"
+        r"|(empirical_)?normali[sz](er|ation|e)|running_mean_std|running_(mean|var|variance|std|norm)|obs_filter"
+        rf"|({_OBSERVED})_(low|high|min|max|lower|upper|bounds?|limits?|range|scales?|scaling|shift|offset|clip)"
+        rf"|clip_({_OBSERVED})"
+    ),
+    "action bounds": re.compile(
+        r"max_actions?|min_actions?|act(ion)?_(max|min|limits?|bounds?|scales?|bias|low|high|range)"
+        r"|(low|high)_actions?"
+    ),
+    "distribution": re.compile(
+        r"(action_)?dist(ribution)?(_(type|class|cls|name))?|squash(ed)?(_(output|action|mean|gaussian))?"
+        r"|(use_)?tanh_(squash\w*|actions?|outputs?)|use_tanh|bounded"
+        r"|((actor|policy|pi|mu|mean)_)?(out(put)?|final|last)_(layer_)?(act|activation|nonlinearity)(_fn)?"
+        r"|((action|actor|policy)_)?head(_type)?"
+    ),
+    "activation": re.compile(
+        r"(\w+_)?activ(ation)?s?(_(fn|func|function|name|type|class))?|(\w+_)?non_?lin(earity|earities)?"
+        r"|(\w+_)?act(_(fn|func|fun|function|name|type|cls|class|layer))?"
+    ),
+    "architecture": re.compile(
+        r"use_(layer|batch)_?norm|(layer|batch)_?norm|(use_)?(ln|bn)|(use_)?residual(s|_connections?)?"
+        r"|(use_)?skip(_connections?)?|dropout(_rate|_p)?|spectral_norm"
+    ),
+    "wrapper": re.compile(
+        r"(env_|gym_)?wrappers?|(env_)?wrapper_class|(n_|num_)?frame_?stacks?|n_stack|num_stack|stack_size"
+        r"|action_repeats?|frame_?skip|action_delay"
+    ),
+    "custom code": re.compile(
+        r"policy_class|features?_extractor(_class)?|custom_(model|policy|network|preprocessor)\w*"
+        r"|(model|actor|network|policy|agent)(_(class|cls|type|name))?|_target_|class_path|class_name"
+    ),
+}
+# Tensors beside the weights of a layer that what the layer computes depends on, or that replace them.
+_WEIGHTS: Mapping[Topic, re.Pattern[str]] = {
+    "low-rank weights": re.compile(r"lora\w*|dora\w*|lokr_\w+|hada_\w+|ia3_\w+|adapters?(_\w+)?"),
+    "averaged weights": re.compile(
+        r"(\w+_)?(ema|swa|shadow|polyak|averaged)(_\w+)?|ema\w*|exponentialmovingaverage"
+    ),
+    "quantisation scales": re.compile(
+        r"((\w+_)?(weight|kernel|input|output|act(ivation)?)_(scales?|zero_?points?)(_inv)?)|zero_?points?|qzeros"
+        r"|qweight|scb|(nested_)?absmax|(nested_)?quant_(map|state\w*)|g_idx|amax(_history)?|scales"
+    ),
+    "running statistics": re.compile(r"(running|moving)_(mean|var|variance|std)"),
+}
+# Words in the names of files beside a checkpoint that hold statistics, and of those that hold settings.
+_STATISTICS_WORDS = re.compile(
+    r"(vec_?)?norm(ali[sz](e|er|ation))?|vecnormali[sz]e|\w*rms|stats?|statistics|(z|mean_?std_?)?filter|scal(er|ing)"
+    r"|whiten(ing)?|preproc(essor)?|running|mean|std|var|meanstd"
+)
+_NORMALISER_FILE = re.compile(
+    r"^(vec_?normalize\w*|(obs_?|observation_?|state_?)?normali[sz]er\w*|(obs|observation|state)_?(rms|norm|stats?"
+    r"|statistics|mean_?std|scaler)\w*|running_mean_std\w*|norm(alization)?_?(stats?|params)\w*|rms)\."
+)
+_STATISTICS_FILE = re.compile(r"(.+)\.(pkl|pickle|pt|pth|npz|npy|json|h5|hdf5|safetensors|csv|txt)")
+_SETTINGS_WORDS = re.compile(
+    r"config(uration)?|conf|cfg|params?|args|flags|options?|opts|hparams|hyper|hyperparam(eter)?s?|settings|agent"
+)
+_SETTINGS_FILE = re.compile(r"(.+)\.(ya?ml|json|toml|txt|gin)", re.IGNORECASE)
+_NAMESPACE = re.compile(r"""(\w+)=('[^']*'|"[^"]*"|[^,()\[\]]+)""")
+_WORDS = re.compile(r"[^._\-\s]+")
+# Other names of the functions of agents.network.ActivationName.
+_ACTIVATIONS = {"swish": "silu", "leakyrelu": "leaky_relu", "identity": "linear", "none": "linear"}
+# Functions that are no ActivationName: a network with one of them computes something else.
+_FOREIGN = frozenset(
+    {"mish", "selu", "celu", "hardswish", "hardsigmoid", "hardtanh", "softsign", "relu6", "prelu", "rrelu"}
+    | {"sin", "sine", "snake", "crelu", "glu", "geglu", "reglu", "swiglu", "simnorm", "logsigmoid", "softmax"}
+    | {"hardshrink", "softshrink", "tanhshrink", "exponential", "squareplus", "threshold"}
+)
+# A limit or a unit of the observations: a program may have it without using it.
+_LIMIT = re.compile(
+    rf"({_OBSERVED})_(low|high|min|max|lower|upper|bounds?|limits?|range|scales?|scaling|shift|offset|clip)"
+    rf"|clip_({_OBSERVED})"
+)
+# Settings of layers other than the hidden ones of the policy.
+_ELSEWHERE = re.compile(
+    r"out|final|last|critic|value|vf_|qf?_|q_model|conv|post_fc|lstm|encoder|discrim|reward"
+)
+# Names of vectors that have one number per observation and are no statistics.
+_OBSERVATION = re.compile(
+    r"space|last|next|init|reset|sample|dummy|example|mask|goal|buffer|memory|rollout|replay|dataset|batch|rng|seed"
+    r"|optim|target|running_loss|history|log"
+)
+# Names of settings that are also usual names of modules.
+_MODULE = re.compile(r"model|actor|network|policy|agent|(\w+_)?act|(\w+_)?head|ln|bn|skip|residuals?|o_?norm")
+_LAYER = frozenset(("weight", "bias", "kernel", "gamma", "beta", "w", "b", "weights", "biases"))
+_TANH = frozenset(("tanh", "affine", "unit_tanh", "tanh_clip_affine", "clip_tanh_affine"))
+# Modules whose classes the layouts know; another one's is code that is not run.
+_LIBRARIES = re.compile(
+    "stable_baselines3?|sb3_contrib|torch|tensorflow|keras|tf_keras|numpy|gymnasium|gym|builtins|collections|ray"
+    "|rllib|d3rlpy|tianshou|skrl|rsl_rl|acme|sonnet|tf_agents|typing|functools"
+)
+# Words of the names of classes that are chains of layers in every library; any other word is code.
+_PLAIN_WORDS = re.compile(
+    r"actor|critic|policy|net|network|model|agent|module|mlp|mlps|fc|cnn|lstm|gru|rnn|recurrent|multi"
+    r"|input|linear|deterministic|squashed|tanh|gaussian|diag|independent|normal|stochastic|probabilistic"
+    r"|prob|categorical|fully|connected|feed|forward|dense|vector|default|q|v|qf|vf|twin|double|clipped"
+    r"|continuous|discrete|base|features|feature|extractor|flatten|combined|nature|torch|tf|keras|rl"
+    r"|encoder|factory|value|function|distribution|mixin|ensemble|shared|separate|simple|basic|standard|on"
+    r"|off|td3|td|sac|ddpg|dqn|qrdqn|tqc|ppo|a2c|a3c|trpo|ars|npg|redq|droq|crossq|cross|bc|cql|iql|awac"
+    r"|fast|main|target|old|new|box|s|d|p|g|r|l|a|c|2|3"
+)
+_HUMPS = re.compile(r"[A-Z]+(?=[A-Z][a-z])|[A-Z]?[a-z]+|[A-Z]+|\d+")
+# Names of networks that add, gate or attend, however they are spelled.
+_JOINED = re.compile(
+    r"(^|_)(res(idual|net|_?mlp|_?block)s?|simba|d2rl|gated|transformer|attention|gtrxl|siren)(_|$|\d)"
+)
+_ROLES = re.compile(
+    r"(^|_)(actors?|polic(y|ies)|pi|networks?|net|mlp|models?|agents?|extractor|encoder|torso)(_|$)"
+)
+_NO_ROLE = re.compile(
+    r"critic|value|optim|env|buffer|logger|wrapper|schedul|noise|replay|runner|trainer|callback"
+)
+_OF_OBSERVATIONS: Topic = "observation statistics"
+_MOST_FILES, _MOST_OPENED, _LARGEST = 2_000, 40, 1 << 20
+_NUMBER = re.compile(r"[-+]?(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?")
+_MOST = 12  # entries of one topic
+_NOTHING = (None, False, "", 0, "none", "None", "NoFilter", "null", "{}", "[]", "identity")
+
+
+class AgentEvidence(NamedTuple):
+    """One thing whose name is in the vocabulary: a tensor, or a plain value."""
+
+    what: Topic
+    name: str
+    leaf: Leaf | ValueLeaf
+
+    @property
+    def plain(self) -> Plain:
+        """The value, None for a tensor."""
+        from ckpttool.core.tree import ValueLeaf
+
+        return self.leaf.value if isinstance(self.leaf, ValueLeaf) else None
+
+
+def classify_topic(name: str) -> Topic | None:
+    """Return what a tensor or setting of that name is about, None for a name of another meaning.
+
+    The last words decide: `ppo/obs_rms/mean` is about observations because of `obs_rms`.
+    """
+    segments = [each for each in re.split(r"[/.]", name.lower()) if each and not each.isdigit()]
+    for back, segment in enumerate(reversed(segments[-3:])):
+        for what, pattern in VOCABULARY.items():
+            if pattern.fullmatch(segment) and not (back and _MODULE.fullmatch(segment)):
+                other = what == "observation statistics" and any(
+                    re.fullmatch(rf"(\w+_)?({_NOT_OBSERVED})(_\w+)?", each)
+                    for each in segments
+                    if each not in ("actor_critic", "ac")
+                )
+                return "reward statistics" if other else what
+    return None
+
+
+def unused_entries(
+    checkpoint: Checkpoint, binding: RecognizedAgent, known: Sidecar, widths: tuple[int, int]
+) -> Iterator[LedgerEntry]:
+    """Yield an entry for each piece of evidence that no part of the restored agent uses.
+
+    Args:
+        checkpoint: what was opened; files beside it are read where they are small.
+        binding: how a layout recognised the agent.
+        known: the facts that the agent is played with.
+        widths: the numbers of observations and actions of the policy.
+
+    """
+    facts = _PolicyUsage(known, binding, widths)
+    yield from _limit_per_topic(_checkpoint_evidence(checkpoint.tree, binding, facts))
+    names = checkpoint.tree.names
+    yield from _limit_per_topic(
+        _module_evidence(checkpoint.tree, {names[path] for path in _agent_entries(binding)})
+    )
+    yield from _limit_per_topic(_folder_evidence(checkpoint, facts))
+
+
+def unconverted_entries(
+    checkpoint: Checkpoint, written: Collection[str], kept: Collection[str] = ()
+) -> LedgerEntries:
+    """Return an entry for each piece of evidence that the conversion of a model does not write.
+
+    Args:
+        checkpoint: what is converted; files beside it are read where they are small.
+        written: the names of its entries that the target holds.
+        kept: the names of those that only the target's sidecar holds.
+
+    """
+    matrices = (
+        leaf
+        for path, leaf in checkpoint.tree.tensors()
+        if checkpoint.tree.names[path] in written and len(leaf.shape) == 2 and "float" in leaf.dtype
+    )
+    extents = frozenset(extent for leaf in matrices for extent in leaf.shape)
+    normalised = any(
+        classify_topic(name) == _OF_OBSERVATIONS and not _is_of_layer(name, written) for name in written
+    )
+    use = _ConversionUsage(frozenset(written), extents, normalised)
+    inside = _unconverted_evidence(checkpoint.tree, use, frozenset(kept))
+    weights = _module_evidence(checkpoint.tree, use.written)
+    return (
+        *_limit_per_topic(inside),
+        *_limit_per_topic(weights),
+        *_limit_per_topic(_folder_evidence(checkpoint, use)),
+    )
+
+
+def _unconverted_evidence(tree: Tree, use: _ConversionUsage, kept: Collection[str]) -> Iterator[LedgerEntry]:
+    """Yield what a checkpoint holds beside a model: an entry for the tensors of one module, or a value."""
+    from ckpttool.core.tree import Leaf
+
+    modules: set[str] = set()
+    names = tree.names.values()
+    for path, leaf in tree.items():
+        name = tree.names.get(path)
+        if name is None or name in use.written or name in kept:
+            continue
+        above = name.rpartition("/")[0]
+        seen = isinstance(leaf, Leaf) and (leaf.role == "slot" or (above and above in modules))
+        what = None if seen or _is_of_layer(name, names) else classify_topic(name)
+        entry = use.entry(AgentEvidence(what, name, leaf), name) if what is not None else None
+        if entry is not None:
+            modules.add(above)
+            yield entry
+
+
+def _module_evidence(tree: Tree, written: Collection[str]) -> Iterator[LedgerEntry]:
+    """Yield the averages, low-rank parts, scales and running statistics that are not written, by module.
+
+    They decide where the module that they belong to is written without them.
+    """
+    found: dict[tuple[Topic, str], dict[str, Leaf]] = {}
+    modules = _parent_modules(written)
+    for path, leaf in tree.tensors():
+        name = tree.names.get(path)
+        if name is None or name in written or leaf.role == "slot":
+            continue
+        segments = re.split(r"[/.]", name)
+        for number, segment in enumerate(segments):
+            what = next((w for w, pattern in _WEIGHTS.items() if pattern.fullmatch(segment.lower())), None)
+            if what is not None:
+                found.setdefault((what, "/".join(segments[:number])), {})[name] = leaf
+                break
+    for (what, module), leaves in found.items():
+        owned = module in modules
+        if what == "running statistics" and not owned:
+            continue  # a normaliser's of its own
+        name, leaf = next(iter(leaves.items()))
+        value = f"{leaf.dtype}{list(leaf.shape)}" if len(leaves) == 1 else f"{len(leaves)} tensors"
+        yield LedgerEntry("not used", what, value, name, decides=owned and what != "averaged weights")
+
+
+def _is_of_layer(name: str, names: Collection[str]) -> bool:
+    """Say whether a tensor is a running statistic of a layer, a batch norm, that has weights as well."""
+    module, _, last = name.replace(".", "/").rpartition("/")
+    pattern = _WEIGHTS["running statistics"]
+    if not pattern.fullmatch(last.lower()):
+        return False
+    start = f"{module}/" if module else ""
+    beside = (
+        each.replace(".", "/").removeprefix(start)
+        for each in names
+        if each.replace(".", "/").startswith(start)
+    )
+    return any("/" not in each and each.lower() in _LAYER for each in beside)
+
+
+def _parent_modules(names: Collection[str]) -> frozenset[str]:
+    """Return all modules above the tensors of these names, the outermost as an empty name."""
+    split = (name.replace(".", "/").split("/") for name in names)
+    return frozenset("/".join(each[:number]) for each in split for number in range(len(each)))
+
+
+class _ConversionUsage(NamedTuple):
+    """What the conversion of a model writes, to compare evidence with.
+
+    `extents` are those of matrices, `normalised` says whether statistics of observations are written.
+    """
+
+    written: frozenset[str]
+    extents: frozenset[int]
+    normalised: bool
+
+    @property
+    def observed(self) -> Collection[int]:
+        """The numbers of values that may be one observation: the extents of matrices."""
+        return self.extents
+
+    @property
+    def files(self) -> Collection[str]:
+        """The names of files beside the checkpoint that are used."""
+        return ()
+
+    def hint(self, file: str | None) -> str:
+        """Return what to do about statistics that are not used."""
+        return f"apply {file or 'them'} to the inputs of the model: the target does not hold them"
+
+    def entry(self, found: AgentEvidence, where: str, file: str | None = None) -> LedgerEntry | None:
+        """Return the entry of one piece of evidence, None where the weights do not depend on it."""
+        from ckpttool.core.tree import Leaf
+
+        leaf = found.leaf
+        if isinstance(leaf, Leaf):
+            if found.what != _OF_OBSERVATIONS or leaf.size < 2 or "int" in leaf.dtype:
+                return None
+            fits = not self.extents.isdisjoint((leaf.size, *leaf.shape)) and not _is_limit(found)
+            return _entry(found, where, decides=fits and not self.normalised, hint=self.hint(file))
+        if found.what == _OF_OBSERVATIONS and isinstance(found.plain, bool | str) and not self.normalised:
+            value = found.plain
+            named = value is True or (isinstance(value, str) and re.search("filter|norm", value, re.I))
+            certain = (
+                value is True and re.search(rf"(^|_)({_OBSERVED})(_|$)", _last_word(found.name)) is not None
+            )
+            return _entry(found, where, decides=certain, hint=self.hint(None)) if named else None
+        return None
+
+
+def _limit_per_topic(entries: Iterator[LedgerEntry]) -> Iterator[LedgerEntry]:
+    counts: dict[str, int] = {}
+    for entry in entries:
+        counts[entry.what] = counts.get(entry.what, 0) + 1
+        if counts[entry.what] <= _MOST or entry.decides:
+            yield entry
+
+
+class _PolicyUsage(NamedTuple):
+    """What the agent is played with, to compare settings with."""
+
+    known: Sidecar
+    binding: RecognizedAgent
+    widths: tuple[int, int]
+
+    @property
+    def normalised(self) -> bool:
+        """Whether a file or a person states how observations are normalised, or that they are not."""
+        stated = "norm" in self.binding.facts.said or "obs_norm" in self.known.provenance
+        # What a layout misses for certain is in the ledger already.
+        missing = any(each.decides and each.what == _OF_OBSERVATIONS for each in self.binding.facts.lacks)
+        return stated or missing or self.known.obs_norm is not None
+
+    @property
+    def observed(self) -> Collection[int]:
+        """The number of observations of the policy."""
+        return (self.widths[0],)
+
+    @property
+    def files(self) -> Collection[str]:
+        """The names of files beside the checkpoint that are used."""
+        return self.binding.facts.said.values()
+
+    def hint(self, file: str | None) -> str:
+        """Return what to do about statistics that are not used."""
+        return f"--obs-norm {shlex.quote(file)}" if file else "--obs-norm FILE with mean and var applies them"
+
+    def uses(self, fact: str) -> bool:
+        """Return whether the agent is played with the value of a fact that its files state."""
+        name = {"norm": "obs_norm", "hidden": "activations", "action_high": "action_low"}.get(fact, fact)
+        return name not in ("activations", "action_low") or self.known.is_read(name)
+
+    def entry(self, found: AgentEvidence, where: str, file: str | None = None) -> LedgerEntry | None:
+        """Return the entry of one piece of evidence, None where it changes nothing or is used."""
+        from ckpttool.core.tree import Leaf
+
+        judge = {
+            "observation statistics": self._statistics,
+            "action bounds": self._bounds,
+            "activation": self._activation,
+            "distribution": self._distribution,
+            "architecture": self._architecture,
+            "wrapper": self._wrapper,
+            "custom code": self._code,
+        }.get(found.what)
+        if judge is None:
+            return _entry(found, where) if isinstance(found.leaf, Leaf) else None
+        return judge(found, where, file)
+
+    def _statistics(self, found: AgentEvidence, where: str, file: str | None) -> LedgerEntry | None:
+        from ckpttool.core.tree import Leaf
+
+        if isinstance(found.leaf, Leaf):
+            if found.leaf.size < 2 or "int" in found.leaf.dtype:
+                return None
+            fits = self.widths[0] in (found.leaf.size, *found.leaf.shape) and not _is_limit(found)
+            return _entry(found, where, decides=fits and not self.normalised, hint=self.hint(file))
+        value = found.plain
+        if isinstance(value, int | float) and not isinstance(value, bool):
+            return self._scale(found, float(value), where)
+        if self.normalised or _is_empty(value) or not isinstance(value, bool | str):
+            return None
+        # A truth value or a filter's name; other texts are names of files and columns.
+        if isinstance(value, str) and not re.search(r"filter|norm|true", value, re.IGNORECASE):
+            return None
+        hint = "--obs-norm FILE gives the statistics; without normalisation in training this setting is wrong"
+        return _entry(found, where, decides=True, hint=hint)
+
+    def _scale(self, found: AgentEvidence, value: float, where: str) -> LedgerEntry | None:
+        """Return the entry of a number that observations are multiplied with or limited to."""
+        last = _last_word(found.name)
+        norm = self.known.obs_norm
+        if "clip" in last:
+            if not math.isfinite(value) or value <= 0 or (norm is not None and norm.get("clip") == value):
+                return None
+            own = self.binding.facts.norm
+            return _entry(found, where, decides=norm is not None and own is not None and own.assumed)
+        if re.search("scal(e|es|ing)", last):
+            return None if value in (0.0, 1.0) else _entry(found, where, decides=norm is None)
+        return _entry(found, where) if _is_limit(found) and value != 0 else None
+
+    def _bounds(self, found: AgentEvidence, where: str, _: str | None) -> LedgerEntry | None:
+        from ckpttool.core.tree import Leaf
+
+        value = found.plain
+        if isinstance(found.leaf, Leaf):
+            # Buffers of an action's map are moved by layouts; others are of one number per action, or of one.
+            if found.leaf.size not in (1, self.widths[1]):
+                return None
+            return _entry(found, where, decides=self.known.action_low is None and self._is_assumed("head"))
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            return None
+        if self.known.action_low is None:
+            return _entry(found, where) if math.isfinite(value) else None
+        stated = [*(self.known.action_low or ()), *(self.known.action_high or ())]
+        if any(abs(abs(value) - abs(each)) <= 1e-6 * max(1.0, abs(each)) for each in stated):
+            return None
+        # With a lower bound of another size the actions are others; an upper one may be a unit.
+        lower = re.search(r"(^|_)(min|low)(_|$)", re.split(r"[/.]", found.name.lower())[-1])
+        return _entry(found, where, decides=lower is not None)
+
+    def _is_assumed(self, fact: str) -> bool:
+        return fact not in self.known.provenance or self.known.is_assumed(fact)
+
+    def _activation(self, found: AgentEvidence, where: str, _: str | None) -> LedgerEntry | None:
+        from ckpttool.networks.network import ActivationName
+
+        name, used = _activation_name(found.plain), set(self.known.activations or ())
+        # What follows the last layer is the action's map; what belongs to other networks is not played.
+        if name is None or not used or name in used or _ELSEWHERE.search(found.name.lower()):
+            return None
+        hint = f"--activation {name}" if name in get_args(ActivationName) else None
+        return _entry(found, where, decides=True, hint=hint)
+
+    def _distribution(self, found: AgentEvidence, where: str, _: str | None) -> LedgerEntry | None:
+        from ckpttool.core.tree import Leaf
+
+        head, name = self.known.head, found.name.lower()
+        if head is None or isinstance(found.leaf, Leaf) or re.search("critic|value|vf_|qf?_", name):
+            return None
+        squashes = _squashes(found.plain, _last_word(name))
+        if squashes is None or squashes == ("tanh" if head in _TANH else "linear"):
+            return None
+        return _entry(found, where, decides=self._is_assumed("head"))
+
+    def _architecture(self, found: AgentEvidence, where: str, _: str | None) -> LedgerEntry | None:
+        from ckpttool.core.tree import Leaf
+
+        value = found.plain
+        if (
+            _is_empty(value)
+            or not isinstance(value, bool | int | float | str)
+            or isinstance(found.leaf, Leaf)
+        ):
+            return None
+        name = found.name.lower()
+        kinds = {layer.kind for part in self.binding.parts for layer in part.layers}
+        normed = "norm" in name or _last_word(name).removeprefix("use_") in ("ln", "bn")
+        if "dropout" in name or (normed and ("layer_norm" in kinds or self.binding.fronts)):
+            return None  # dropout does nothing when an agent is played
+        return _entry(found, where, decides=value is True and "critic" not in name)
+
+    def _wrapper(self, found: AgentEvidence, where: str, _: str | None) -> LedgerEntry | None:
+        from ckpttool.core.tree import Leaf, Record
+
+        value = found.plain
+        if (
+            _is_empty(value)
+            or isinstance(found.leaf, Leaf)
+            or (value == 1 and "delay" not in _last_word(found.name))
+        ):
+            return None
+        named = str(value.name if isinstance(value, Record) else value)
+        if re.search("repeat|skip|delay", _last_word(found.name)):
+            # A simulator's own frame skip is part of the environment.
+            certain = not re.search("frame_?skip", _last_word(found.name))
+            is_number = isinstance(value, int | float) and not isinstance(value, bool)
+            return _entry(found, where, decides=certain) if is_number else None
+        own = {str(each.get("name")) for each in (self.known.env or {}).get("wrappers") or ()}
+        if {named, named.rpartition(".")[2]} & own or not re.search(r"[A-Za-z]", named):
+            return None
+        return _entry(found, where, decides=True)
+
+    def _code(self, found: AgentEvidence, where: str, _: str | None) -> LedgerEntry | None:
+        from ckpttool.core.tree import Record
+
+        value = found.plain
+        name = value.name if isinstance(value, Record) else value
+        if not isinstance(name, str) or _is_empty(name):
+            return None
+        last = _last_word(found.name)
+        if last in ("_target_", "class_path", "class_name") and not _has_role(found.name, name):
+            return None
+        if "." not in name:
+            return _entry(found, where, decides=True) if _is_own_class(last, name.strip("'\"")) else None
+        if re.search(r"[/\\\s]", name) or not re.fullmatch(r"\W*(class\s|function\s)?.*\.[A-Z]\w*\W*", name):
+            return None  # a file's name, a version
+        module = re.sub(r"^\W*(class|function)?\s*['\"]?", "", name).partition(".")[0]
+        if _LIBRARIES.fullmatch(module):
+            return None
+        # A configuration builds everything by such names, a plain agent of the program's own too.
+        plain = last in ("_target_", "class_path") and _is_plain(_HUMPS.findall(name.rpartition(".")[2]))
+        return _entry(found, where, decides=not plain)
+
+
+def _has_role(setting: str, class_: str) -> bool:
+    """Return whether a class is that of a policy or a part of one, by its own name or by its setting's."""
+    words = _HUMPS.findall(class_.rpartition(".")[2])
+    owners = [each for each in re.split(r"[/.]", setting.lower())[:-1] if not each.isdigit()][-2:]
+    if any(map(_NO_ROLE.search, owners)) or _NO_ROLE.search(class_.lower()):
+        return False
+    return any(map(_ROLES.search, owners)) or bool(words and _ROLES.fullmatch(words[-1].lower()))
+
+
+def _is_plain(words: Sequence[str]) -> bool:
+    return all(_PLAIN_WORDS.fullmatch(word.lower()) for word in words)
+
+
+def _is_own_class(setting: str, name: str) -> bool:
+    """Return whether a name without a module is that of a class or a kind of network that no library has."""
+    if not re.fullmatch(r"[A-Za-z_]\w*", name):
+        return False
+    if _JOINED.search(re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", name).lower()):
+        return True
+    words = _HUMPS.findall(name)
+    if not name[0].isupper() or len(words) < 2 or name.isupper():
+        return False  # an algorithm, or a word of the program's own
+    foreign = not _is_plain(words)
+    # What is called model_name may be the name of a run.
+    role = _ROLES.fullmatch(words[-1].lower()) is not None
+    return foreign and (role or not re.fullmatch("(model|agent)(_.*)?|.*_(name|type)", setting))
+
+
+def _entry(
+    found: AgentEvidence, where: str, *, decides: bool = False, hint: str | None = None
+) -> LedgerEntry:
+    from ckpttool.core.tree import Leaf, Record
+
+    leaf = found.leaf
+    if isinstance(leaf, Leaf):
+        value = f"{leaf.dtype}{list(leaf.shape)}"
+    else:
+        value = leaf.value.name if isinstance(leaf.value, Record) else str(leaf.value)
+        value = f"{re.split(r'[/.]', found.name)[-1]} = {value[:80]}"
+    return LedgerEntry("not used", found.what, value, where, decides=decides, hint=hint)
+
+
+def _is_empty(value: Plain) -> bool:
+    return any(value is each or (type(value) is type(each) and value == each) for each in _NOTHING)
+
+
+def _activation_name(value: Plain) -> str | None:
+    """Return the activation that a setting names, None for anything else."""
+    from ckpttool.core.tree import Record
+    from ckpttool.networks.network import ActivationName
+
+    if not isinstance(value, str | Record):
+        return None
+    text = value.name if isinstance(value, Record) else value
+    last = re.sub(r"\W+$", "", text.strip()).rpartition(".")[2].strip("'\">() ").lower()
+    name = _ACTIVATIONS.get(last, last)
+    return name if name in get_args(ActivationName) or name.replace("_", "") in _FOREIGN else None
+
+
+def _squashes(value: Plain, last: str) -> str | None:
+    """Return the function behind a policy's last layer by the setting of that name, None if it names none."""
+    from ckpttool.core.tree import Record
+
+    if isinstance(value, bool):
+        return ("tanh" if value else "linear") if re.search("squash|tanh", last) or value else None
+    if not isinstance(value, str | Record):
+        return None
+    text = str(value.name if isinstance(value, Record) else value).lower()
+    if re.search("tanh|squash|bounded", text):
+        return "tanh"
+    return _activation_name(value) if re.search("act|head|lin", last) else None
+
+
+def _is_limit(found: AgentEvidence) -> bool:
+    return any(map(_LIMIT.fullmatch, re.split(r"[/.]", found.name.lower())))
+
+
+def _last_word(name: str) -> str:
+    """Return the last segment of a name that is no number, in lower case."""
+    return [each for each in re.split(r"[/.]", name.lower()) if each and not each.isdigit()][-1]
+
+
+def _checkpoint_evidence(tree: Tree, binding: RecognizedAgent, facts: _PolicyUsage) -> Iterator[LedgerEntry]:
+    """Yield what the checkpoint itself holds: an entry for the tensors of one module, one for each value."""
+    from ckpttool.core.tree import Leaf
+
+    taken = _agent_entries(binding)
+    used = _used_tensors(binding)
+    stated = tuple(place for fact, place in binding.facts.said.items() if place and facts.uses(fact))
+    modules: set[Path] = set()
+    seen: set[Path] = set()
+    for path, leaf in tree.items():
+        name = tree.names.get(path)
+        if (
+            name is None
+            or path in taken
+            or (isinstance(leaf, Leaf) and (leaf.role == "slot" or leaf.key in used))
+        ):
+            continue
+        if any(name == place or name.startswith(f"{place}/") for place in stated):
+            continue
+        what = classify_topic(name)
+        if what is None or (path[:-1] in modules and isinstance(leaf, Leaf)):
+            continue
+        seen.add(path)
+        entry = facts.entry(AgentEvidence(what, name, leaf), name)
+        if entry is not None:
+            modules.add(path[:-1])
+            yield entry
+    if not facts.normalised:
+        yield from _per_observation(tree, taken | seen, stated, facts.widths)
+
+
+def _agent_entries(binding: RecognizedAgent) -> set[Path]:
+    """Return the entries of the checkpoint that the agent consists of."""
+    fronts = {move.source for front in binding.fronts.values() for move in front.moves}
+    return {move.source for move in binding.moves.moves} | binding.consumed | fronts
+
+
+def _per_observation(
+    tree: Tree, taken: Collection[Path], stated: Collection[str], widths: tuple[int, int]
+) -> Iterator[LedgerEntry]:
+    """Yield an entry for tensors that have one number per observation and belong to no layer."""
+    from ckpttool.core.tree import Leaf
+    from ckpttool.libraries import schema
+
+    obs, actions = widths
+    if obs < 2:
+        return
+    rows = schema.list_rows(tree, taken)
+    layers = {names[:-1] for names, _, _ in rows if names[-1].removesuffix(":0").lower() in _LAYER}
+    for names, leaf, _ in rows:
+        name = "/".join(names)
+        if not isinstance(leaf, Leaf) or "float" not in leaf.dtype or names[:-1] in layers:
+            continue
+        if leaf.shape not in ((obs,), (1, obs), (obs, 1), (2, obs)) or _OBSERVATION.search(name.lower()):
+            continue
+        if any(name == place or name.startswith(f"{place}/") for place in stated):
+            continue
+        numbers = leaf.array()
+        first = numbers.reshape(-1)[0]
+        if (numbers == first).all() and float(abs(first)) in (0, 1, math.inf):
+            continue  # a mean of zeros, deviations of one, no limits
+        hint = "--obs-norm FILE with mean and var applies them, if they are statistics of observations"
+        found = AgentEvidence("observation statistics", name, leaf)
+        yield _entry(found, name, decides=obs != actions, hint=hint)
+
+
+def apply_stored_settings(binding: RecognizedAgent, tree: Tree, actions: int) -> RecognizedAgent:
+    """Return the binding with the activation and the action bounds that the checkpoint's own settings state.
+
+    They overrule a library's defaults, not what the layout itself reads. Settings that contradict each other
+    are left for the ledger.
+    """
+    from ckpttool.core.tree import ValueLeaf
+    from ckpttool.libraries.schema import NO_LAYOUT
+
+    if binding.layout == NO_LAYOUT:
+        return binding
+    functions: dict[str, list[str]] = {}
+    bounds: dict[str, list[float]] = {}
+    for path, leaf in tree.items():
+        name = tree.names.get(path)
+        what = None if name is None or path in binding.consumed else classify_topic(name)
+        if name is None or what not in ("activation", "action bounds"):
+            continue
+        above, _, last = name.rpartition("/")
+        at = above if last.isdigit() else name
+        function = _activation_name(leaf.value) if isinstance(leaf, ValueLeaf) else None
+        if what == "action bounds":
+            bounds.setdefault(at, []).extend(_small_numbers(leaf, actions))
+        elif function is not None and not _ELSEWHERE.search(name.lower()):
+            functions.setdefault(at, []).append(function)
+    facts = binding.facts
+    if functions and not {"hidden", "activations"} & facts.said.keys():
+        facts = _with_functions(facts, binding, functions)
+    if facts.action_low is None and "action_low" not in facts.said:
+        facts = _with_bounds(facts, bounds, actions)
+    return binding if facts is binding.facts else replace(binding, facts=facts)
+
+
+def _small_numbers(leaf: Leaf | ValueLeaf, most: int) -> list[float]:
+    """Return a number, or a small tensor's numbers."""
+    from ckpttool.core.tree import Leaf
+
+    if isinstance(leaf, Leaf):
+        is_small = leaf.size <= most and leaf.dtype.startswith(("float", "int"))
+        return [float(each) for each in leaf.array().reshape(-1)] if is_small else []
+    value = leaf.value
+    return [float(value)] if isinstance(value, int | float) and not isinstance(value, bool) else []
+
+
+def _with_functions(
+    facts: AgentMetadata, binding: RecognizedAgent, functions: Mapping[str, list[str]]
+) -> AgentMetadata:
+    from ckpttool.networks.network import ActivationName
+
+    hidden = [
+        max(sum(layer.kind == "dense" for layer in part.layers) - 1, 0) for part in binding.parts if part.acts
+    ]
+    alternatives = {tuple(names) if len(set(names)) > 1 else names[:1][0] for names in functions.values()}
+    chosen = next(iter(alternatives))
+    if len(alternatives) != 1 or (isinstance(chosen, tuple) and [len(chosen)] != hidden):
+        return facts
+    if any(name not in get_args(ActivationName) for names in functions.values() for name in names):
+        return facts
+    facts = facts.without_lack("activation")
+    where = next(iter(functions))
+    if isinstance(chosen, tuple):
+        return facts.read(where, activations=chosen)
+    return facts._replace(activations=None).read(where, hidden=chosen)
+
+
+def _with_bounds(facts: AgentMetadata, bounds: Mapping[str, Sequence[float]], actions: int) -> AgentMetadata:
+    rows = {at: row for at, row in bounds.items() if len(row) == actions and all(map(math.isfinite, row))}
+    lows = [at for at in rows if re.search("low|min", _last_word(at))]
+    highs = [at for at in rows if re.search("high|max", _last_word(at))]
+    limits = {
+        row[0]: at
+        for at, row in bounds.items()
+        if len(row) == 1 and math.isfinite(row[0]) and re.search("max|limit|bound|high", _last_word(at))
+    }
+    found: AgentMetadata | None = None
+    if len(lows) == len(highs) == 1:
+        low, high = rows[lows[0]], rows[highs[0]]
+        if all(one < other for one, other in zip(low, high, strict=True)):
+            found = facts.bounded(lows[0], low, high)
+    elif facts.head == "tanh" and len(limits) == 1 and not lows and not _lacks(facts, "action map"):
+        ((limit, where),) = limits.items()
+        found = facts.bounded(where, [-limit] * actions, [limit] * actions) if limit > 0 else None
+    return facts if found is None else found.without_lack("action bounds")
+
+
+def _lacks(facts: AgentMetadata, what: Topic) -> bool:
+    return any(each.what == what for each in facts.lacks)
+
+
+def _used_tensors(binding: RecognizedAgent) -> Collection[str]:
+    from ckpttool.core.tree import Leaf
+
+    norm = binding.facts.norm
+    return {leaf.key for leaf in norm if isinstance(leaf, Leaf)} if norm is not None else ()
+
+
+def _folder_evidence(checkpoint: Checkpoint, facts: _PolicyUsage | _ConversionUsage) -> Iterator[LedgerEntry]:
+    """Yield what files in the checkpoint's folder hold: statistics, and settings."""
+    if filesystem.find_store(checkpoint.path) is not None:
+        return
+    folder = os.path.dirname(filesystem.abspath(checkpoint.path))
+    own = {os.path.basename(file.path) for file in checkpoint.files} | {os.path.basename(checkpoint.path)}
+    own |= set(facts.files)
+    unread: list[str] = []
+    names = _list_folder(folder, unread)
+    below = [
+        os.path.join(name, inner)
+        for name in names
+        if (name == ".hydra" or _STATISTICS_WORDS.fullmatch(name.lower()))
+        and os.path.isdir(os.path.join(folder, name))
+        for inner in _list_folder(os.path.join(folder, name), unread)
+    ]
+    for each in unread:
+        yield LedgerEntry(
+            "cannot be known", "observation statistics", "files of a folder that cannot be listed", each
+        )
+    stem = _WORDS.findall(os.path.basename(checkpoint.path).lower())
+    opened = 0
+    for name in (*names, *below):
+        file = os.path.join(folder, name)
+        if name in own or os.path.basename(name).startswith(".") or opened >= _MOST_OPENED:
+            continue
+        if name.endswith(sidecar.SUFFIX):
+            continue  # what another checkpoint's conversion recorded, or one of other weights
+        words = [*_WORDS.findall(os.path.basename(name).lower()), *_WORDS.findall(os.path.dirname(name))]
+        is_statistics = _STATISTICS_FILE.fullmatch(name.lower()) and any(
+            map(_STATISTICS_WORDS.fullmatch, words)
+        )
+        is_settings = _SETTINGS_FILE.fullmatch(name) and (
+            any(map(_SETTINGS_WORDS.fullmatch, words)) or words[:-1] == stem[: len(words) - 1]
+        )
+        if not (is_statistics or is_settings) or os.path.islink(file) or not os.path.isfile(file):
+            continue
+        opened += 1
+        if is_statistics:
+            yield from _statistics_file(file, name, checkpoint, facts)
+        else:
+            yield from _settings_file(file, name, facts)
+
+
+def _list_folder(folder: str, unread: list[str]) -> list[str]:
+    """Return the names in a folder; one that cannot be listed is added to `unread`."""
+    try:
+        return sorted(os.listdir(folder))[:_MOST_FILES]
+    except FileNotFoundError:
+        return []
+    except OSError as error:
+        unread.append(f"{folder}: {error.strerror}")
+        return []
+
+
+def _statistics_file(
+    file: str, name: str, checkpoint: Checkpoint, facts: _PolicyUsage | _ConversionUsage
+) -> Iterator[LedgerEntry]:
+    """Yield the entry of a file of statistics; one that is of this very policy has its number of values."""
+    sizes = _statistics_sizes(file)
+    if facts.normalised or sizes is None:
+        return  # those that are used are another file's, or the command line's
+    observed = set(facts.observed)
+    fits = not observed.isdisjoint(sizes)
+    base = os.path.basename(name).lower()
+    if _NORMALISER_FILE.search(base) is None:
+        # Any program's `stats.json`: it counts if it has a mean and a deviation of each observation.
+        fits = fits and (
+            any(sizes.count(width) > 1 for width in observed) or base.endswith((".npy", ".csv", ".txt"))
+        )
+        if not fits:
+            return
+    other = sizes and not fits
+    value = (
+        "of another size than an observation" if other else "of the size of an observation" if fits else ""
+    )
+    hint = facts.hint(os.path.join(os.path.dirname(checkpoint.path), name))
+    yield LedgerEntry(
+        "not used", "observation statistics", value, name, decides=fits, hint=None if other else hint
+    )
+
+
+def _statistics_sizes(file: str) -> Sequence[int] | None:
+    """Return the sizes of a file's rows of numbers, none if it cannot be read; None for a network."""
+    from ckpttool.formats.detect import open_checkpoint
+
+    try:
+        if os.path.getsize(file) > _LARGEST:
+            return ()
+        if file.endswith((".csv", ".txt")):
+            return _text_sizes(file)
+        if file.endswith(".json"):
+            found = documents.load_json(file, "the statistics", "sidecar_bytes")
+            rows = [found, *(each for each in found.values() if isinstance(each, dict))]
+            return [len(row) for each in rows for row in each.values() if isinstance(row, list)]
+        tree = open_checkpoint(file).tree
+        stated = {path[-1].value: leaf.value for path, leaf in tree.plain()}
+        if stated.get("norm_obs") is False:
+            return ()
+        tensors = [leaf for _, leaf in tree.tensors()]
+        if any(sum(extent > 1 for extent in leaf.shape) > 1 for leaf in tensors):
+            return None  # a matrix: another checkpoint
+        return [leaf.size for leaf in tensors if leaf.size > 1]
+    except (CkpttoolError, OSError):
+        return ()
+
+
+def _text_sizes(file: str) -> Sequence[int] | None:
+    """Return the numbers of rows and columns of a small table of numbers, None for another text."""
+    with open(file, encoding="utf-8", errors="replace") as source:
+        lines = source.read(1 << 16).splitlines()
+    rows = [line.replace(",", " ").replace(";", " ").split() for line in lines if line.strip()]
+    words = [word for row in rows for word in row]
+    if not words or len(rows) > 4 < len(words) / len(rows) or not all(map(_NUMBER.fullmatch, words)):
+        return None
+    return (*map(len, rows), len(rows))
+
+
+def _namespace(file: str) -> dict[str, str] | None:
+    """Return the arguments of a file of text that is the representation of a Namespace, None for another."""
+    with open(file, encoding="utf-8", errors="replace") as source:
+        text = source.read(1 << 16).strip()
+    if not re.match(r"\w*(Namespace|Args|Config)\(", text):
+        return None
+    return {name: value.strip().strip("'\"") for name, value in _NAMESPACE.findall(text)}
+
+
+def _settings_file(file: str, name: str, facts: _PolicyUsage | _ConversionUsage) -> Iterator[LedgerEntry]:
+    """Yield the settings of a file beside the checkpoint that state something else than what is used."""
+    from ckpttool.formats import common
+
+    try:
+        if os.path.getsize(file) > _LARGEST:
+            return
+        if name.lower().endswith(".json"):
+            tree = common.tree_from_json(documents.load_json(file, "settings"), "the file")
+        elif name.lower().endswith(".toml"):
+            import tomllib
+
+            with open(file, "rb") as source:
+                tree = common.tree_from_json(tomllib.load(source), "the file")
+        elif name.lower().endswith(".gin"):
+            with open(file, encoding="utf-8") as text:
+                tree = common.tree_from_json(common.parse_gin(text.read()), "the file")
+        elif name.lower().endswith(".txt") and (found := _namespace(file)) is not None:
+            tree = common.tree_from_json(found, "the file")
+        else:
+            tree = common.read_yaml(file)
+    except (CkpttoolError, OSError, ValueError, TypeError, RecursionError):
+        return  # the name is anybody's
+    for path, leaf in tree.items():
+        shown = "/".join(str(step.value) for step in path)
+        what = classify_topic(shown)
+        if what is None:
+            continue
+        entry = facts.entry(AgentEvidence(what, shown, leaf), f"{name}: {shown}")
+        if entry is not None:
+            yield entry

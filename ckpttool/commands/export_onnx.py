@@ -1,0 +1,336 @@
+"""Export networks to ONNX."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import IO
+
+import numpy as np
+
+from ckpttool.commands import plan, restore
+from ckpttool.commands.evaluate import environment_hint, read_action_bounds
+from ckpttool.commands.evidence import NO_FACTS, AgentFacts
+from ckpttool.commands.network_outputs import (
+    ActionBounds,
+    OutputVerification,
+    Parity,
+    build_part_network,
+    derive_network_settings,
+    make_observations,
+    measure_parity,
+    network_sizes,
+    require_even_bounds,
+    require_facts,
+    run_network,
+)
+from ckpttool.commands.restore import Agent, restore_agent
+from ckpttool.core import sidecar, urls
+from ckpttool.core.atomic_write import Output, require_new, write_atomically
+from ckpttool.core.errors import (
+    EnvironmentMismatchError,
+    FormatError,
+    MissingExtraError,
+    UnsupportedError,
+    UsageError,
+)
+from ckpttool.core.sidecar import LedgerEntries, Sidecar
+from ckpttool.core.source import File
+from ckpttool.core.text import format_count
+from ckpttool.core.tree import Leaf, Path, display
+from ckpttool.evaluation import environments
+from ckpttool.evaluation.gymnasium_engine import EnvSpec
+from ckpttool.libraries import schema
+from ckpttool.libraries.schema import VALUES, AgentNetwork
+from ckpttool.mapping.rules import MappingEntry, MappingReport
+from ckpttool.networks import numpy_backend
+from ckpttool.networks.build import UNBOUNDED, NetworkSettings, layer_widths
+from ckpttool.networks.network import Dense, LayerNorm, Network
+from ckpttool.version import __version__
+
+# Says what an exported file holds: which leaves and facts went into it, and what its parts are called.
+
+# A statistic or a bound becomes numbers of the arithmetic before or after the layers.
+FOLDED = "folded"
+_FACTS = ("obs_dim", "action_low", "action_high", "head", "activations")
+
+
+def build_export_report(
+    agent: Agent, part: AgentNetwork, facts: Sidecar, assumed: tuple[str, ...]
+) -> MappingReport:
+    """Return what goes into the file, under its canonical name, and a note on all that does not.
+
+    What belongs to other networks and to training is not missing from an export, so nothing is unused.
+    """
+    tree, layers = agent.checkpoint.tree, _layer_places(part)
+    lines, used = [], set()
+    for move in agent.binding.moves.moves:
+        rule = move.rule.name if move.target[:-1] in layers else FOLDED
+        if part.program is None and rule == FOLDED and not _is_folded_leaf(move.target, agent, part, facts):
+            continue
+        before, after = tree[move.source], agent.tree.get(move.target)
+        shape_in, shape_out = (each.shape if isinstance(each, Leaf) else () for each in (before, after))
+        lines.append(MappingEntry(tree.names[move.source], display(move.target), rule, shape_in, shape_out))
+        used.add(move.source)
+    left = dict.fromkeys(
+        str(move.target[0].value) for move in agent.binding.moves.moves if move.source not in used
+    )
+    stay = format_count(sum(path not in used for path in tree), "entry stays", "entries stay")
+    stays = f"only {part.title} is exported, {stay} behind: {', '.join(left)}"
+    return MappingReport(tuple(lines), assumed=assumed, notes=(*agent.notes, *([stays] if left else [])))
+
+
+def _layer_places(part: AgentNetwork) -> tuple[Path, ...]:
+    """Return the canonical place of every layer."""
+    return tuple(
+        schema.canonical_weight_path(part, position, "kernel")[:-1] for position in range(len(part.layers))
+    )
+
+
+def _is_folded_leaf(target: Path, agent: Agent, part: AgentNetwork, facts: Sidecar) -> bool:
+    """Say whether a leaf holds statistics, or an action's map, that are part of what the network computes."""
+    if not schema.mapped_by_sidecar(target):
+        return False
+    if target[0].value != schema.NORMALIZER:
+        return part.acts
+    size = len(facts.obs_norm["mean"]) if facts.obs_norm is not None else None
+    return size is not None and (part.component not in VALUES or layer_widths(agent.tree, part)[0] == size)
+
+
+def name_nodes(network: Network, part: AgentNetwork) -> list[str]:
+    """Return a name for each node: its layer's canonical place, or what stands before or after the layers."""
+    if part.program is not None:
+        return [f"graph/{n}" for n in range(len(network.nodes))]
+    layers = [n for n, node in enumerate(network.nodes) if isinstance(node.layer, Dense | LayerNorm)]
+    names = dict(zip(layers, map(display, _layer_places(part)), strict=True))
+    return [names.get(n) or f"{_activation_place(n, layers)}/{n}" for n in range(len(network.nodes))]
+
+
+def _activation_place(number: int, layers: Sequence[int]) -> str:
+    if number < layers[0]:
+        return "obs"
+    return "action" if number > layers[-1] else "hidden"
+
+
+def build_metadata(made: Sidecar) -> dict[str, str]:
+    """Return the texts that the file carries, out of its receipt.
+
+    There is no time and no folder among them, so that the same conversion gives the same file.
+    """
+    source, env = made.source or {}, made.env or {}
+    known = {name: getattr(made, name) for name in _FACTS}
+    said = {
+        "tool": f"ckpttool {__version__}",
+        "source": source.get("path"),
+        **{f"source_{name}": source.get(name) for name in ("sha256", "format", "layout")},
+        "network": source.get("network"),
+        "env": env.get("id"),
+        **{name: json.dumps(value) for name, value in known.items() if value is not None},
+        "assumed": json.dumps(made.assumed),
+        "provenance": json.dumps(dict(made.provenance), sort_keys=True),
+    }
+    return {name: value for name, value in said.items() if value is not None}
+
+
+# Gathers what an exported network computes with besides its weights: an export carries it in the file.
+
+
+def derive_export_settings(
+    agent: Agent, part: AgentNetwork, env: str | None
+) -> tuple[NetworkSettings, Sidecar, LedgerEntries]:
+    """Return the wiring, all that is known of the agent, and an entry of the ledger for each assumption.
+
+    An environment is made if it was asked for, or if only its action space can tell the bounds.
+    """
+    known = agent.known
+    bounded = known.action_low is not None and known.action_high is not None
+    needed = part.acts and known.head not in UNBOUNDED and not bounded
+    spec = _environment_spec(agent, env) if env is not None or needed else None
+    bounds = ActionBounds([-1.0] * network_sizes(agent)[1], [1.0] * network_sizes(agent)[1], None)
+    if spec is not None and part.acts:
+        bounds = read_action_bounds(agent, layer_widths(agent.tree, part), spec)
+    wiring, assumed = derive_network_settings(agent, bounds)
+    if part.acts:
+        require_even_bounds(agent, wiring)
+    facts = Sidecar("", **{name: getattr(known, name) for name in (*restore.FACTS, "obs_dim")})
+    facts = replace(facts, provenance=_fact_origins(known, facts))
+    if needed and spec is not None:
+        facts = _with_environment_bounds(facts, wiring, bounds)
+    if spec is not None and env is not None:
+        said = {"id": env, "gymnasium": spec.versions.get("gymnasium")}
+        facts = replace(facts, env=said, provenance={**facts.provenance, "env": "given"})
+    return wiring, facts, assumed
+
+
+def _fact_origins(known: Sidecar, facts: Sidecar) -> dict[str, str]:
+    """Return what is known of where the facts are from."""
+    return {name: said for name, said in known.provenance.items() if getattr(facts, name, None) is not None}
+
+
+def _environment_spec(agent: Agent, asked: str | None) -> EnvSpec:
+    """Return what the environment is that somebody typed, or that the checkpoint's files name."""
+    known = (agent.known.env or {}).get("id")
+    if asked is None and not known:
+        raise UsageError(
+            "the checkpoint tells neither the action bounds nor the environment they are of",
+            file=agent.checkpoint.path,
+            hint=environment_hint(agent, None, *network_sizes(agent)),
+        )
+    # gymnasium imports the module before a colon: a file may not ask for that.
+    with environments.make_vector_env(asked or str(known), trusted=asked is not None) as made:
+        return made.spec
+
+
+def _with_environment_bounds(facts: Sidecar, wiring: NetworkSettings, bounds: ActionBounds) -> Sidecar:
+    """Return the facts with an environment's bounds; raise EnvironmentMismatchError if they do not bound."""
+    low, high = list(wiring.action_low), list(wiring.action_high)
+    if not np.isfinite([*low, *high]).all():
+        raise EnvironmentMismatchError(
+            f"{bounds.origin} is not bounded", expected=f"bounds for the action map {wiring.head}"
+        )
+    said = dict.fromkeys(("action_low", "action_high"), f"assumed: {bounds.origin}")
+    return replace(facts, action_low=low, action_high=high, provenance={**facts.provenance, **said})
+
+
+# `convert --to onnx`: one network of an agent as a model that runs alone, compared before it is written.
+
+# NumPy is A here, not the framework that trained the agent. Of two right computations in float32 one was 2.5
+# times as far from float64 as the other (a critic of FetchReach, in onnxruntime's product and in NumPy's).
+OWN_ERROR = 4.0
+
+
+@dataclass(frozen=True, slots=True)
+class ExportResult:
+    """What an export did; `parity` and `sha256` (the file's) are None where it did not come so far.
+
+    In `parity` A is NumPy in float32 and B the model, run by whatever runs models here.
+    """
+
+    source: str
+    report: MappingReport
+    parity: Parity | None = None
+    sha256: str | None = None
+    ledger: LedgerEntries = ()
+
+
+def export_network(
+    source: str,
+    target: str,
+    title: str = "actor",
+    env: str | None = None,
+    *,
+    layout: str | None = None,
+    facts: AgentFacts = NO_FACTS,
+    dry_run: bool = False,
+    force: bool = False,
+    sync: bool = True,
+) -> ExportResult:
+    """Write the network `title` of the agent at `source` as an ONNX model, with its receipt beside it.
+
+    `env` is the Gymnasium id whose action space counts if the agent's files tell no bounds; `facts` are what
+    no file holds. Nothing is written on `dry_run`, or if the model's outputs are not the network's by the
+    bound of `verify`. Raise UsageError when the checkpoint has no such network, or tells neither bounds nor
+    environment.
+    """
+    if not dry_run:
+        _require_library()
+    agent = restore_agent(source, layout, facts, title)
+    title = agent.title(title)
+    part = _choose_part(agent, title)
+    known = str((agent.known.env or {}).get("id") or "")
+    bounded = agent.known.action_low is not None
+    where = ("--env", env or known or "ID") if env or known or not bounded else ()
+    require_facts(agent, "convert", source, target, *where)
+    if not dry_run:
+        for file in (target, sidecar.sidecar_path(target)):
+            require_new(file, agent.checkpoint.files, force=force)
+    wiring, sidecar_facts, assumed = derive_export_settings(agent, part, env)
+    report = build_export_report(agent, part, sidecar_facts, sidecar.assumption_sentences(assumed))
+    entries = sidecar.drop_known_bounds(sidecar.merge_entries(agent.ledger, assumed))
+    if dry_run:
+        return ExportResult(urls.display_url(agent.checkpoint.path), report, ledger=entries)
+    network = build_part_network(agent, part, wiring)
+    own = (agent.sidecar.target_sha256 or None) if agent.sidecar is not None else None
+    made = replace(
+        sidecar_facts,
+        source=plan.describe_source(agent.checkpoint, agent.binding, own, network=title),
+        rules=plan.receipt_rules(report),
+        assumed=report.assumed,
+        obs_dim=network.input_shapes["obs"][0],  # a critic may see more than the policy
+    )
+    model = _encode_model(network, part, made)
+    parity, engine = _compare_outputs(agent, title, network, model)
+    report = replace(report, notes=(*report.notes, f"the model was run by {engine}"))
+    if not parity.within:
+        return ExportResult(urls.display_url(agent.checkpoint.path), report, parity, ledger=entries)
+    made = replace(
+        made, target_sha256=hashlib.sha256(model).hexdigest(), parity=OutputVerification((parity,)).entry()
+    )
+    _write(target, model, made, agent.checkpoint.files, force=force, sync=sync)
+    return ExportResult(urls.display_url(agent.checkpoint.path), report, parity, made.target_sha256, entries)
+
+
+def _require_library() -> None:
+    if importlib.util.find_spec("onnx") is None:
+        raise MissingExtraError(
+            "writing an ONNX model needs onnx, which is not installed", hint="pip install 'ckpttool[onnx]'"
+        )
+
+
+def _encode_model(network: Network, part: AgentNetwork, made: Sidecar) -> bytes:
+    from ckpttool.networks import onnx_export
+
+    output = "action" if part.acts else "value"
+    return onnx_export.encode_model(network, name_nodes(network, part), output, build_metadata(made))
+
+
+def _compare_outputs(agent: Agent, title: str, network: Network, model: bytes) -> tuple[Parity, str]:
+    """Return how the model's outputs compare with the network's, and what ran the model."""
+    from ckpttool.networks import onnx_backend
+
+    given = make_observations(network)
+    ours = run_network(numpy_backend.build(network), given)
+    if not np.isfinite(ours).all():
+        raise UnsupportedError(
+            f"{title} gives NaN or infinities, which cannot be compared", file=agent.checkpoint.path
+        )
+    found = onnx_backend.run_model(
+        model, given if isinstance(given, Mapping) else {network.inputs[0][0]: given}
+    )
+    return measure_parity(title, network, given, (ours, found), own=OWN_ERROR), onnx_backend.onnx_engine()
+
+
+def _choose_part(agent: Agent, title: str) -> AgentNetwork:
+    part = agent.runnable(title)
+    if part is None:
+        known = ", ".join(each.title for each in agent.binding.parts)
+        raise UsageError(
+            f"the checkpoint has no network called {title}",
+            file=agent.checkpoint.path,
+            hint=f"it has {known}" if known else "it has none at all",
+        )
+    return part
+
+
+def _write(
+    target: str, model: bytes, made: Sidecar, sources: tuple[File, ...], *, force: bool, sync: bool
+) -> None:
+    def check(written: str) -> None:
+        with open(written, "rb") as stream:
+            if stream.read() != model:
+                raise FormatError("what was written is not what was read back", file=target)
+
+    outputs = (
+        Output(target, lambda stream: _write_model(stream, model), check, nbytes=len(model)),
+        Output(
+            sidecar.sidecar_path(target), lambda stream: _write_model(stream, made.encode()), follows=True
+        ),
+    )
+    write_atomically(outputs, force=force, sync=sync, sources=sources)
+
+
+def _write_model(stream: IO[bytes], data: bytes) -> None:
+    stream.write(data)

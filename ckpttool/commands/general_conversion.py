@@ -1,0 +1,1128 @@
+"""Plans the conversion of a checkpoint that no layout recognises: networks, optimizers and plain values.
+
+Networks go by the kinds of their layers (mapping/flattening.py). An optimizer is joined to the parameters that
+it trains by the object graph, by names, or by PyTorch's own rule (the order of param_groups is the order of
+the parameters, which the shapes of all slots must confirm), and becomes the target's optimizer. Counters
+become variables or numbers. Other values stay where the target can hold them; the rest goes to the sidecar.
+"""  # noqa: E501
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import NamedTuple
+
+from ckpttool.commands import options, restore
+from ckpttool.commands.restore import canonical_tree
+from ckpttool.core import dtypes
+from ckpttool.core.errors import UsageError, abbreviate_list, suggest_choice
+from ckpttool.core.tree import Alias, Container, Leaf, Path, Tree, ValueLeaf, attr, display, index, key
+from ckpttool.formats.tf_object_graph import slot_path
+from ckpttool.libraries import optimizers_read, optimizers_write, schema
+from ckpttool.libraries.optimizers_read import (
+    ADAMW,
+    FAMILIES,
+    MORE_SLOTS,
+    OTHERS,
+    POWERS,
+    WITHOUT,
+    make_unconverted_note,
+)
+from ckpttool.libraries.optimizers_write import BoundOptimizer, bind_torch_optimizers, list_torch_optimizers
+from ckpttool.libraries.recognize import OptimizerMoves, StoredOptimizer
+from ckpttool.libraries.write import merge_plans
+from ckpttool.mapping import flattening, wrappers
+from ckpttool.mapping.flattening import TreeConversion
+from ckpttool.mapping.layers import LayerOption, ModuleInfo, Name, numbered_kinds, propose_options
+from ckpttool.mapping.rules import (
+    KEEP,
+    Label,
+    Move,
+    MoveList,
+    Plan,
+    Rule,
+    Settings,
+    SumTerm,
+    ToTensor,
+    ToValue,
+    chain_rules,
+    compose_plans,
+    object_graph_paths,
+    relocate_sources,
+    rule_steps,
+)
+
+_DICT, _ORDERED = Container("dict"), Container("OrderedDict")
+_NETWORKS = attr("networks")  # the component of all weights in the canonical tree of an optimizer
+_MODEL, _OPTIMIZER = "model", "optimizer"
+_COUNTS = 1 << 63
+_MOST_OPTIONS = 24
+# Edges between a Keras model and its layers: what they lead to is the model's own
+# (keras/src/models/{sequential,functional}.py; tf_keras: layer_with_weights-0, layer-1).
+_INNER = re.compile(r"_functional|_layers|_operations|layers|layer_with_weights-\d+|layer-\d+")
+_EDGES = frozenset(("_functional", "_layers", "_operations"))
+_LISTED = frozenset(("Sequential", "Functional", "Model"))
+# Variables whose names tell the class of their layer (formats/keras_h5.py).
+_BY_CLASS = frozenset(("kernel", "bias", "gamma", "beta", "moving_mean", "moving_variance", "embeddings"))
+_VARIABLES, _COPIED = attr("variables"), attr("_all_variables")
+_NUMBERED = re.compile(r"layer_with_weights-(\d+)")
+_KNOWN_SLOTS = frozenset(slot.kind for family in FAMILIES for slot in family.keras_slots.values())
+_ITERATIONS = frozenset(("_iterations", "iterations", "iter", "step"))
+# The numbered variables of an object in a file of Keras (formats/keras_h5.py).
+_VARS = re.compile(r"/vars/\d+\Z")
+_RATES = frozenset(("_learning_rate", "learning_rate"))
+# Settings in the configuration of a Keras optimizer, under the names that they have here.
+_CONFIGURED = frozenset(("learning_rate", "beta_1", "beta_2", "epsilon", "amsgrad", "rho", "momentum")) | {
+    "initial_accumulator_value",
+    "centered",
+    "nesterov",
+    "weight_decay",
+}
+_SPARSE = (
+    "of embeddings Keras updates the rows that a batch reads, PyTorch all rows (unless Embedding is sparse)"
+)
+_AVERAGE = "average"  # the kind of slot (formats/tf_common.py)
+_SECOND_BIAS = re.compile(r"bias_hh_(l\d+(?:_reverse)?)")
+
+
+def to_tensorflow(
+    tree: Tree,
+    given: Sequence[LayerOption],
+    told: Settings,
+    stated: Sequence[tuple[str, str]] = (),
+    *,
+    file: bool,
+    strip: bool = True,
+) -> Plan:
+    """Return the plan of a PyTorch tree for TensorFlow's objects, or with `file` for Keras's weights file.
+
+    Whole modules are read as their state_dicts. With `strip`, wrapper prefixes are left out of names.
+    `told` are settings of optimizers from the sidecar, of which `stated` (optimizer, setting) are a user's:
+    raise UsageError for one that the checkpoint contradicts or has no optimizer for.
+    """
+    plain, sources, notes = _as_state_dicts(tree, strip=strip)
+    about = wrappers.describe_modules(tree)
+    described = {path: about[source] for path, source in sources.items() if source in about}
+    made = _TensorFlowPlanner(plain, given, _OptimizerSettings(told, stated), described, file=file).plan()
+    taken = set(sources.values())
+    left = tuple(path for path in tree if path not in taken)
+    made = relocate_sources(made, sources)
+    stored = tuple(wrappers.describe_weight_norm(plain))
+    return replace(made, notes=(*notes, *made.notes, *stored), kept=(*made.kept, *left))
+
+
+def to_torch(
+    tree: Tree, given: Sequence[LayerOption], told: Settings, stated: Sequence[tuple[str, str]] = ()
+) -> Plan:
+    """Return the plan of a TensorFlow tree for a PyTorch file.
+
+    Networks alone become one flat state_dict. Beside optimizers or other values each network is a state_dict
+    of its own, under its attribute's name (`model` for a model that is the root).
+    """
+    found = without_copies(tree)
+    made = _TorchPlanner(found, given, _OptimizerSettings(told, stated)).plan()
+    return replace(made, consumed=(*made.consumed, *(path for path in tree if path not in found)))
+
+
+def to_objects(
+    tree: Tree,
+    told: Settings,
+    stated: Sequence[tuple[str, str]] = (),
+    *,
+    file: bool,
+    name: str | None = None,
+    in_order: bool = False,
+) -> Plan | None:
+    """Return the plan of a TensorFlow tree whose optimizers become Keras 3's, None where one cannot.
+
+    Weights stay as they are. With `file`, one network alone is the root of Keras's weights file, and its
+    optimizer the model's. `name` is what a layout calls the optimizer that has no name in the tree. With
+    `in_order`, the layers stand in the order of their model, and the file has them by class and number.
+    """
+    found = without_copies(tree)
+    plan = _ObjectsPlanner(found, (), _OptimizerSettings(told, stated))
+    plan.unnamed, plan.in_order = name or _OPTIMIZER, in_order
+    plan.exported = is_keras_export(tree)
+    made = plan.objects(file=file)
+    copies = tuple(path for path in tree if path not in found)
+    return replace(made, consumed=(*made.consumed, *copies)) if made is not None else None
+
+
+def is_keras_export(tree: Tree) -> bool:
+    """Say whether the tree is the list of variables that Keras's export keeps, and its copy."""
+    return any(path[:1] == (_COPIED,) for path in tree) and len(without_copies(tree)) < len(tree)
+
+
+def without_optimizers(tree: Tree) -> tuple[Tree, tuple[str, ...]]:
+    """Return the tree without the state of optimizers, and notes; raise UsageError where there is none."""
+    tops = {**list_torch_optimizers(tree), **_keras_tops(tree)}
+    slots = {path for path, leaf in tree.tensors() if leaf.role == "slot"}
+    gone = slots.union(*tops.values())
+    if not gone:
+        raise UsageError("the checkpoint has no optimizer", hint="leave out --optimizer none")
+    names = [display(top) or _OPTIMIZER for top in tops if tops[top]]
+    left = {path: leaf for path, leaf in tree.items() if path not in gone}
+    return options.select_entries(tree, left), (f"left out: {abbreviate_list(names, 3)} (--optimizer none)",)
+
+
+def has_older_optimizer(tree: Tree) -> bool:
+    """Say whether a slot belongs to an optimizer of TensorFlow 1, which keeps no learning rate."""
+    return any(
+        leaf.role == "slot" and not _has_rate(tree, _slot_top(path, leaf)) for path, leaf in tree.tensors()
+    )
+
+
+def _as_state_dicts(tree: Tree, *, strip: bool) -> tuple[Tree, dict[Path, Path], tuple[str, ...]]:
+    """Return the tree with whole modules as state_dicts and plain names, and each path's source."""
+    sources = {path: path for path in tree}
+    found = wrappers.plan_state_dicts(tree)
+    notes: list[str] = []
+    if found is not None:
+        sources = {move.target: move.source for move in found.moves}
+        tree = _rename_tree(tree, sources, found)
+    bare = wrappers.strip_prefixes(tree) if strip else None
+    if bare is not None:
+        places = {old: new for new, old in bare.moves.items()}
+        tree = Tree(
+            {path: _remap_owner(leaf, places) for path, leaf in bare.tree.items()},
+            bare.tree.aliases,
+            bare.tree.containers,
+        )
+        sources = {new: sources[old] for new, old in bare.moves.items()}
+        words = {segment for each in bare.decorations for one in each.wrapped for segment in one.segments}
+        prefixes = ", ".join(f"{word}. ({wrappers.wrapper_title(word)})" for word in sorted(words))
+        notes.append(f"wrapper prefixes removed from names: {prefixes}")
+    return tree, sources, tuple(notes)
+
+
+def _rename_tree(tree: Tree, sources: Mapping[Path, Path], plan: Plan) -> Tree:
+    places = {old: new for new, old in sources.items()}
+    leaves = {new: _remap_owner(tree[old], places) for new, old in sources.items()}
+    aliases = {path: tuple(map(Alias, others)) for path, others in plan.aliases.items()}
+    return Tree(leaves, aliases, plan.containers)
+
+
+def _remap_owner(leaf: Leaf | ValueLeaf, places: Mapping[Path, Path]) -> Leaf | ValueLeaf:
+    return replace(leaf, of=places.get(leaf.of)) if isinstance(leaf, Leaf) and leaf.of is not None else leaf
+
+
+class _ConversionUnit(NamedTuple):
+    """One layer or one tensor that is no layer's, under the names of the target."""
+
+    moves: tuple[tuple[Path, Name, Rule], ...]
+    added: Mapping[Name, Leaf]
+
+
+class _TreeNetworks:
+    """The networks of a tree: their layers in the target's names, and their tensors outside of layers.
+
+    `inside` tells whether a tensor belongs to a network, `state` are the leaves of optimizers.
+    """
+
+    def __init__(
+        self, tree: Tree, placed: TreeConversion, state: frozenset[Path], inside: Callable[[Path], bool]
+    ) -> None:
+        self.tree, self.placed, self.state = tree, placed, state
+        self.of_layers = {move[0] for _, done, _ in placed.done for move in done.moves}
+        self.left = frozenset(placed.left)
+        self.outside = [
+            path
+            for path in tree
+            if path not in self.of_layers and path not in self.left and path not in state
+        ]
+        lone = {path: None for path in self.outside if inside(path) and self._is_lone(path)}
+        # What is neither moved nor a plain value of a network cannot be mapped and is reported.
+        self.unmapped = frozenset(
+            path
+            for path in self.outside
+            if path in placed.refused or (path not in lone and self._is_weight(path, inside=inside(path)))
+        )
+        self.units = self._ordered(tuple(lone))
+        self.values = [path for path in self.outside if not inside(path)]
+
+    def moved(self) -> Iterator[tuple[Path, Name, Rule]]:
+        """Go through all moves in the order of the target's parameters."""
+        return (move for unit in self.units for move in unit.moves)
+
+    def _is_weight(self, path: Path, *, inside: bool) -> bool:
+        """Whether a tensor without a rule belongs, or may belong, to a network."""
+        leaf = self.tree[path]
+        weight = isinstance(leaf, Leaf) and leaf.role in ("parameter", "buffer", "slot")
+        return weight and (inside or not self._is_plain(path))
+
+    def _is_plain(self, path: Path) -> bool:
+        """Whether a tensor has no axes that the frameworks could order differently."""
+        leaf = self.tree[path]
+        if not isinstance(leaf, Leaf):
+            return False
+        vector = leaf.size in (0, max(leaf.shape, default=1))
+        return vector or "int" in leaf.dtype or leaf.dtype in ("bool", "string")
+
+    def _is_lone(self, path: Path) -> bool:
+        """Whether a network has the tensor outside of layers, in one form everywhere."""
+        leaf = self.tree[path]
+        mine = isinstance(leaf, Leaf) and leaf.role in ("parameter", "buffer") and leaf.dtype != "string"
+        return mine and self._is_plain(path) and path not in self.placed.refused
+
+    def reasons(self, framework: str) -> Iterator[str]:
+        """Go through sentences for tensors of no layer that are not mapped, with options that were tried."""
+        lost = [path for path in self.outside if path in self.unmapped and path not in self.placed.refused]
+        if not lost:
+            return
+        if framework == "tensorflow":
+            for title, able in numbered_kinds(self.tree, set(lost)).items():
+                ways = " or ".join(f"--kind '{title}={kind}'" for kind in able)
+                yield f"{title}: the file numbers its variables, and has no class: {ways}"
+                lost = [path for path in lost if not self.tree.names[path].startswith(f"{title}/vars/")]
+        options = propose_options(self.tree, framework, lost) if lost else ()
+        if options:
+            yield f"tensors of no layer: {' '.join(options[:_MOST_OPTIONS])} makes layers of them"
+        elif lost:
+            left = abbreviate_list([self.tree.names[path] for path in lost], 3)
+            yield f"{left}: of no known layer, so its order of axes is unknown; --allow-missing leaves it out"
+
+    def require(self, framework: str) -> None:
+        """Raise MappingError where no layer of the framework is known, and no replayed experience is kept."""
+        if self.placed.done or self.placed.notes:
+            return
+        if any(leaf.role == "replay" for _, leaf in self.tree.tensors()):
+            return
+        raise restore.no_layers_error(self.tree, framework)
+
+    def _ordered(self, lone: Sequence[Path]) -> list[_ConversionUnit]:
+        """Return the units in the order of the file; a module's own tensors come before its submodules'."""
+        units = [
+            _ConversionUnit(
+                tuple((source, names[stored], rule) for source, stored, rule in done.moves),
+                {names[stored]: leaf for stored, leaf in done.added.items()},
+            )
+            for _, done, names in self.placed.done
+        ]
+        for path in reversed(lone):
+            name = _plain_name(tuple(self.tree.names[path].split("/")))
+            at = next((n for n, unit in enumerate(units) if _is_below(unit, name[:-1])), len(units))
+            units.insert(at, _ConversionUnit(((path, name, KEEP),), {}))
+        return units
+
+
+def _is_below(unit: _ConversionUnit, module: Name) -> bool:
+    names = (*(name for _, name, _ in unit.moves), *unit.added)
+    return any(name[: len(module)] == module for name in names)
+
+
+# Optimizers.
+
+
+def _state_plan(
+    tree: Tree,
+    state: BoundOptimizer,
+    canonical_paths: Mapping[Path, Path],
+    write: Callable[[Tree], Plan],
+    more: Iterable[Move] = (),
+) -> Plan:
+    """Return the plan of one optimizer, which `write` makes of its canonical tree."""
+    weights = [Move(path, canonical_paths[path], KEEP) for path in state.weights]
+    moves = (*weights, *state.moves.moves, *more)
+    agent = canonical_tree(tree, MoveList(moves))
+    first = Plan(moves, consumed=tuple(state.moves.consumed))
+    return compose_plans(first, write(agent))
+
+
+def _canonical_paths(names: Mapping[Path, Name]) -> dict[Path, Path]:
+    """Return the place of each weight in the canonical tree, by the name that TensorFlow gives it."""
+    taken: set[Path] = set()
+    found = {}
+    for source, name in names.items():
+        path = (_NETWORKS, *map(attr, name))
+        number = 0
+        while path in taken:
+            number += 1
+            path = (_NETWORKS, *map(attr, name), index(number))
+        taken.add(path)
+        found[source] = path
+    return found
+
+
+class _OptimizerSettings(NamedTuple):
+    """Settings of optimizers from the sidecar and, of those, the ones that a user gave."""
+
+    settings: Settings
+    stated: Sequence[tuple[str, str]] = ()
+
+    def of(self, *names: str) -> Mapping[str, float | bool | str | None]:
+        """Return those of the optimizer with these names; one alone may have had another in the sidecar."""
+        found = [self.settings[name] for name in names if self.settings.get(name)]
+        if found:
+            return found[0]
+        given = {name for name, _ in self.stated}
+        own = [
+            settings
+            for name, settings in self.settings.items()
+            if settings and name not in given and name not in schema.ALL_OPTIMIZED
+        ]
+        return own[0] if len(own) == 1 else {}
+
+    def require(self, names: Collection[str]) -> None:
+        """Raise UsageError for a setting that was given of an optimizer that is not there."""
+        for name, setting in self.stated:
+            if name not in names:
+                raise UsageError(
+                    f"--optimizer {name}/{setting}: the checkpoint has no optimizer of that name",
+                    hint=suggest_choice(name, sorted(names)) if names else "leave it out",
+                )
+
+    def require_free(self, name: str, agent: Tree) -> None:
+        """Raise UsageError for a setting that was given and that the checkpoint holds itself."""
+        for other, setting in self.stated:
+            if other == name and schema.canonical_setting_path(name, setting) in agent:
+                raise UsageError(f"--optimizer {name}/{setting}: the checkpoint itself holds this setting")
+
+
+class _TensorFlowPlanner:
+    """The plan of one PyTorch tree for TensorFlow or Keras."""
+
+    def __init__(
+        self,
+        tree: Tree,
+        given: Sequence[LayerOption],
+        told: _OptimizerSettings,
+        described: Mapping[Path, ModuleInfo],
+        *,
+        file: bool,
+    ) -> None:
+        self.tree, self.told, self.file = tree, told, file
+        self.tops = list_torch_optimizers(tree)
+        state = frozenset(path for own in self.tops.values() for path in own)
+        placed = flattening.convert_to_tensorflow(tree, given, described)
+        dicts = {move[0][:-1] for _, done, _ in placed.done for move in done.moves}
+        self.networks = _TreeNetworks(tree, placed, state, lambda path: path[:-1] in dicts)
+        self.dicts = dicts
+        # A weights file is a model's: the one network is its root, the one optimizer its `optimizer`.
+        root = next(iter(dicts)) if file and len(dicts) == 1 else ()
+        above = tuple(display(root).split("/")) if root else ()
+        # A tensor that two networks share is listed below one of them.
+        below = all(name[: len(above)] == above for _, name, _ in self.networks.moved())
+        self.cut = len(above) if below else 0
+
+    def plan(self) -> Plan:
+        """Return the whole plan."""
+        self.networks.require("torch")
+        rows = [(source, name[self.cut :], rule) for source, name, rule in self.networks.moved()]
+        added = {name[self.cut :]: leaf for unit in self.networks.units for name, leaf in unit.added.items()}
+        values = {} if self.file else dict(self._values())
+        tops = {top: self._top(top) for top in self.tops}
+        marks = {top: (*name, "_iterations") for top, name in tops.items()}
+        paths = object_graph_paths(
+            dict.fromkeys((*(n for _, n, _ in rows), *added, *marks.values(), *values.values()))
+        )
+        moves = [Move(source, paths[name], rule) for source, name, rule in rows]
+        labels = {paths[name]: self._label(source, name) for source, name, _ in rows}
+        labels |= {paths[name]: flattening.variable_label(name) for name in added}
+        for source, name in values.items():
+            leaf = self.tree[source]
+            counted = isinstance(leaf, ValueLeaf)
+            labels[paths[name]] = Label("counter" if counted else "other", "/".join(name))
+            moves.append(Move(source, paths[name], ToTensor("int64") if counted else KEEP))
+        states, notes, assumed = self._states(rows)
+        rows = self._in_order(rows, states)
+        if self.file and len(self.dicts) > 1:
+            parts = abbreviate_list(
+                [f"--part {shlex.quote(display(path))}" for path in sorted(self.dicts, key=display)], 4
+            )
+            notes.append(f"the file holds several networks; {parts} converts one alone")
+        self.told.require({state.name for state in states})
+        plans = [
+            self._state(state, number, rows, paths, paths[marks[state.top]][:-1])
+            for number, state in enumerate(states)
+        ]
+        placed = self.networks.placed
+        whole = merge_plans(
+            Plan(
+                tuple(moves),
+                {paths[name]: leaf for name, leaf in added.items()},
+                assumed=(*placed.assumed, *assumed),
+                consumed=placed.left,
+                notes=(*placed.notes, *self.networks.reasons("torch"), *notes),
+                labels=labels,
+            ),
+            *plans,
+        )
+        return replace(whole, kept=tuple(self._kept(whole)))
+
+    def _label(self, source: Path, name: Name) -> Label:
+        leaf = self.tree[source]
+        made = flattening.variable_label(name)
+        buffer = isinstance(leaf, Leaf) and leaf.role == "buffer"
+        return made._replace(role="buffer") if buffer else made
+
+    def _top(self, top: Path) -> Name:
+        if self.file and len(self.tops) == 1:
+            return (_OPTIMIZER,)
+        return tuple(display(top).split("/")) if top else (_OPTIMIZER,)
+
+    def _values(self) -> Iterator[tuple[Path, Name]]:
+        """Go through the values that become variables: whole numbers at the top, and tensors."""
+        tops = {self.tree.names[path].split("/")[0] for path in self.networks.of_layers}
+        for path in self.networks.values:
+            leaf = self.tree[path]
+            name = tuple(self.tree.names[path].split("/"))
+            if isinstance(leaf, ValueLeaf):
+                counts = type(leaf.value) is int and -_COUNTS <= leaf.value < _COUNTS
+                if counts and len(path) == 1 and name[0] not in tops:
+                    yield path, name
+            elif path not in self.networks.unmapped and dtypes.BY_NAME[leaf.dtype].tensorflow is not None:
+                yield path, name
+
+    def _states(
+        self, rows: Sequence[tuple[Path, Name, Rule]]
+    ) -> tuple[list[BoundOptimizer], list[str], list[str]]:
+        found: dict[str, dict[Path, None]] = {}
+        names: dict[Path, Name] = {}
+        for source, name, _ in rows:
+            leaf = self.tree[source]
+            names.setdefault(source, name)
+            if isinstance(leaf, Leaf) and leaf.role == "parameter" and "float" in leaf.dtype:
+                found.setdefault(display(source[:-1]), {})[source] = None
+        order = {path: number for number, path in enumerate(self.tree)}
+        networks = {name: tuple(sorted(own, key=order.__getitem__)) for name, own in found.items()}
+        self.canonical = _canonical_paths(names)
+        return bind_torch_optimizers(self.tree, self.tops, networks, self.canonical)
+
+    def _in_order(
+        self, rows: list[tuple[Path, Name, Rule]], states: Sequence[BoundOptimizer]
+    ) -> list[tuple[Path, Name, Rule]]:
+        """Return the rows with the layers in the order in which optimizers train them, where that is another.
+
+        A file that sorts its tensors by name has them in another order than the model.
+        """
+        ranks = {path: n for n, path in enumerate(path for state in states for path in state.weights)}
+        units = {move[0]: n for n, unit in enumerate(self.networks.units) for move in unit.moves}
+        first: dict[int, int] = {}
+        for source, _, _ in rows:
+            if source in ranks:
+                first[units[source]] = min(ranks[source], first.get(units[source], len(ranks)))
+        if list(first.values()) == sorted(first.values()):
+            return rows
+        return sorted(rows, key=lambda row: first.get(units[row[0]], -1))
+
+    def _state(
+        self,
+        state: BoundOptimizer,
+        number: int,
+        rows: Sequence[tuple[Path, Name, Rule]],
+        paths: Mapping[Name, Path],
+        top: Path,
+    ) -> Plan:
+        trained = self._trained(state)
+        weights: list[Move] = []
+        rules: dict[Path, list[Rule]] = {}
+        targets: set[Path] = set()
+        firsts: dict[Path, Path] = {}
+        twice: dict[Path, Path] = {}
+        for source, name, rule in rows:
+            if source not in trained:
+                continue
+            parts = [step for step in rule_steps(rule) if not isinstance(step, SumTerm)]
+            alone, known = chain_rules(*parts), rules.setdefault(source, [])
+            if alone in known:
+                continue  # a layer that has several names is one in Keras, with one moment
+            if len(parts) < len(rule_steps(rule)) and paths[name] in targets:
+                twice[source] = paths[name]
+                continue
+            known.append(alone)
+            targets.add(paths[name])
+            firsts.setdefault(paths[name], source)
+            weights.append(Move(self.canonical[source], paths[name], alone))
+        title = display(top)
+        equal = frozenset(self._repeated(state, {source: firsts[at] for source, at in twice.items()}))
+        state = state._replace(moves=_drop_repeated_slots(state.moves, equal))
+        told = self.told.of(state.name, title)
+        variable = f"adam_{number}" if number else "adam"
+
+        def write(agent: Tree) -> Plan:
+            self.told.require_free(state.name, agent)
+            made = optimizers_write.KerasOptimizerWriter(
+                state.name, variable, weights, agent, top, told, state.moves.defaults
+            ).plan()
+            extra = tuple(self._unread(agent, made, state.name))
+            said = optimizers_write.list_epsilon_notes(agent, "torch", "tensorflow", (state.name,))
+            own = {title: made.told.get(state.name, {})}
+            return replace(made, kept=extra, notes=(*made.notes, *said), told=own)
+
+        plan = _state_plan(self.tree, state, self.canonical, write)
+        left = {path for path in equal if path in (state.moves.of or {})}
+        open_ = {
+            source for slot, source in (state.moves.of or {}).items() if source in twice and slot not in left
+        }
+        biases = [display(twice[source]) for source in twice if source not in open_]
+        apart = [display(twice[source]) for source in open_]
+        sums = (
+            f"{title}: PyTorch trains two biases with equal moments and Keras their sum, {abbreviate_list(biases, 2)}, "  # noqa: E501
+            "which has these moments: from here it moves half as fast"
+        )
+        unequal = (
+            f"{title}: PyTorch trains two biases with moments of their own and Keras their sum, "
+            f"{abbreviate_list(apart, 2)}: --part {self._network(state)} converts the network alone, --allow-missing "  # noqa: E501
+            "takes the moments of bias_ih"
+        )
+        frozen = [self.tree.names[path] for path in state.weights if path not in trained]
+        without = f"{title} has no state for {abbreviate_list(frozen, 3)}: build Keras's optimizer without what these become"  # noqa: E501
+        rows_read = any(name[-1] == "embeddings" for source, name, _ in rows if source in trained)
+        return replace(
+            plan,
+            notes=(
+                *plan.notes,
+                *((sums,) if biases else ()),
+                *((unequal,) if apart else ()),
+                *((without,) if frozen else ()),
+                *((f"{title}: {_SPARSE}",) if rows_read else ()),
+            ),
+        )
+
+    def _repeated(self, state: BoundOptimizer, twins: Mapping[Path, Path]) -> Iterator[Path]:
+        """Go through the slots of second biases that equal those of the first.
+
+        The gradients of two biases that are added are the same: so are their moments, unless the optimizer
+        adds what differs, such as a decay of the weights.
+        """
+        slots = {(owner, path[-1]): path for path, owner in (state.moves.of or {}).items()}
+        for source, first in twins.items():
+            pairs = [
+                (path, slots.get((first, step))) for (owner, step), path in slots.items() if owner == source
+            ]
+            if all(other is not None and _is_equal(self.tree, path, other) for path, other in pairs):
+                yield from (path for path, _ in pairs)
+
+    def _network(self, state: BoundOptimizer) -> str:
+        return display(state.weights[0][:-1]) or "the network"
+
+    @staticmethod
+    def _trained(state: BoundOptimizer) -> frozenset[Path]:
+        """Return the parameters that have state; before the first update none has."""
+        started = frozenset((state.moves.of or {}).values())
+        return started or frozenset(state.weights)
+
+    @staticmethod
+    def _unread(agent: Tree, made: Plan, name: str) -> Iterator[Path]:
+        """Go through the settings of param_groups that no optimizer of PyTorch reads, as a scheduler's."""
+        known = {ours for family in FAMILIES for ours in family.torch_settings.values()}
+        used = {move.source for move in made.moves} | set(made.consumed)
+        for path in agent:
+            if path[0] == attr(name) and path not in used and len(path) > 1:
+                setting = str(path[1].value)
+                if setting not in known and setting not in schema.SLOTS and setting != "step":
+                    yield path
+
+    def _kept(self, whole: Plan) -> Iterator[Path]:
+        used = {move.source for move in whole.moves} | {*whole.consumed, *whole.kept}
+        yield from whole.kept
+        for path in self.networks.outside:
+            if path not in used and path not in self.networks.unmapped:
+                yield path
+
+
+# To PyTorch.
+
+
+class _TorchPlanner:
+    """The plan of one TensorFlow tree for PyTorch."""
+
+    unnamed = _OPTIMIZER
+
+    def __init__(self, tree: Tree, given: Sequence[LayerOption], told: _OptimizerSettings) -> None:
+        self.tree, self.told = tree, told
+        tops = _keras_tops(tree)
+        state = frozenset(path for own in tops.values() for path in own)
+        # An optimizer around another one (LossScaleOptimizer) has no moments: PyTorch gets the inner one.
+        self.around = frozenset(
+            top for top in tops if any(top != other and other[:-1] == top for other in tops) and top
+        )
+        # Averages of weights (use_ema, ExponentialMovingAverage), which no optimizer of PyTorch has.
+        self.averages = frozenset(path for path, leaf in tree.tensors() if leaf.slot == _AVERAGE)
+        self.tops = {
+            top: found
+            for top, own in tops.items()
+            if top not in self.around and (found := [path for path in own if path not in self.averages])
+        }
+        placed = flattening.convert_to_torch(tree, given)
+        placed = placed._replace(done=tuple((a, b, _strip_keras_edges(c)) for a, b, c in placed.done))
+        sources = [path for _, done, _ in placed.done for path, _, _ in done.moves]
+        self.root = self._is_root(sources)
+        self.heads = frozenset(path[:1] for path in sources)
+        # What optimizers without slots have: counts and settings, which belong to no parameter.
+        self.idle: set[Path] = {path for top in self.around for path in tops[top]} | self.averages
+        self.networks = _TreeNetworks(tree, placed, state, self._inside)
+        self._order_units()
+
+    def _order_units(self) -> None:
+        """Bring layers into the order in which their optimizer trains them: PyTorch joins by order."""
+        order = _trained_order(self.tree)
+        ranks: list[int] = []
+        for unit in self.networks.units:
+            own = [order[source] for source, _, _ in unit.moves if source in order]
+            ranks.append(min(own) if own else ranks[-1] if ranks else -1)
+        found = sorted(zip(ranks, range(len(ranks)), strict=True))
+        self.networks.units = [self.networks.units[at] for _, at in found]
+
+    def _is_root(self, sources: Sequence[Path]) -> bool:
+        """Whether the root itself is a model, and not what tf.train.Checkpoint gathers by attribute."""
+        held = self.tree.containers.get(())
+        if held is not None and held.kind == "module":
+            return True
+        return any(len(path) < 3 or _INNER.fullmatch(str(path[0].value)) for path in sources)
+
+    def _inside(self, path: Path) -> bool:
+        leaf = self.tree[path]
+        if self.root:
+            return isinstance(leaf, Leaf) and leaf.role in ("parameter", "buffer")
+        return path[:1] in self.heads
+
+    def plan(self) -> Plan:
+        """Return the whole plan."""
+        self.networks.require("tensorflow")
+        rows = list(self.networks.moved())
+        added = {name: leaf for unit in self.networks.units for name, leaf in unit.added.items()}
+        values = list(self._values())
+        nested = bool(self.tops) or any(str(path[-1].value) != "save_counter" for path in values)
+        containers: dict[Path, Container] = {(): _DICT if nested else _ORDERED}
+        names = dict.fromkeys((*(name for _, name, _ in rows), *added))
+        paths = {name: self._place(name, nested=nested) for name in names}
+        containers |= {path[:-1]: _ORDERED for path in paths.values() if len(path) > 1}
+        moves = [Move(source, paths[name], rule) for source, name, rule in rows]
+        moves += self._experience()
+        for path in values if nested else ():
+            place = tuple(key(step.value) for step in path)
+            moves.append(Move(path, place, self._value_rule(path)))
+            containers |= {place[:depth]: _DICT for depth in range(1, len(place))}
+        states, notes = self._states(rows)
+        self.told.require({state.name for state in states})
+        plans = []
+        for state in states:
+            at = self._optimizer_place(state.top, containers)
+            plan = self._state(state, paths, at)
+            containers |= {at[:depth]: _DICT for depth in range(1, len(at)) if at[:depth] not in containers}
+            containers |= plan.containers
+            plans.append(plan)
+        placed = self.networks.placed
+        whole = merge_plans(
+            Plan(
+                tuple(moves),
+                {paths[name]: leaf for name, leaf in added.items()},
+                containers,
+                placed.assumed,
+                consumed=placed.left,
+                notes=(*placed.notes, *self.networks.reasons("tensorflow"), *notes),
+            ),
+            *plans,
+        )
+        used = {move.source for move in whole.moves} | set(whole.consumed)
+        rest = (*self.networks.outside, *(path for path in self.tree if path in self.idle))
+        kept = [p for p in rest if p not in used and p not in self.networks.unmapped]
+        return replace(whole, containers=containers, kept=(*whole.kept, *kept))
+
+    def _place(self, name: Name, *, nested: bool) -> Path:
+        if not nested:
+            return (key(".".join(name)),)
+        if self.root:
+            return key(_MODEL), key(".".join(name))
+        return key(name[0]), key(".".join(name[1:]))
+
+    def _experience(self) -> Iterator[Move]:
+        for path, leaf in self.tree.tensors():
+            if leaf.role == "replay" and dtypes.BY_NAME[leaf.dtype].torch is not None:
+                yield Move(path, (key(self.tree.names[path].replace("/", ".")),), KEEP)
+
+    def _values(self) -> Iterator[Path]:
+        """Go through the variables outside of networks and optimizers that PyTorch's file holds."""
+        for path in self.networks.values:
+            leaf = self.tree[path]
+            if not isinstance(leaf, Leaf) or leaf.role == "replay" or path in self.networks.unmapped:
+                continue
+            whole = not self.root or len(path) == 1
+            if whole and (dtypes.BY_NAME[leaf.dtype].torch is not None or self._is_text(leaf)):
+                yield path
+
+    @staticmethod
+    def _is_text(leaf: Leaf) -> bool:
+        return leaf.dtype == "string" and leaf.size == 1
+
+    def _value_rule(self, path: Path) -> Rule:
+        leaf = self.tree[path]
+        assert isinstance(leaf, Leaf)  # noqa: S101  # `_values` yields tensors
+        number = leaf.role == "counter" and leaf.size == 1
+        return ToValue() if number or self._is_text(leaf) else KEEP
+
+    def _optimizer_place(self, top: Path, containers: Mapping[Path, Container]) -> Path:
+        """Return the entry of an optimizer: its own name, unless that lies in a network's state_dict."""
+        top = top[:-1] if top[:-1] in self.around else top
+        place = tuple(key(str(step.value)) for step in top) or (key(_OPTIMIZER),)
+        if len(place) > 1 and (self.root or top[:1] in self.heads):
+            alone = len(self.tops) == 1 and (key(_OPTIMIZER),) not in containers
+            place = (key(_OPTIMIZER if alone else "_".join(str(step.value) for step in top)),)
+        return place
+
+    def _states(self, rows: Sequence[tuple[Path, Name, Rule]]) -> tuple[list[BoundOptimizer], list[str]]:
+        trained: dict[Path, None] = {}
+        for source, _, _ in rows:
+            leaf = self.tree[source]
+            if isinstance(leaf, Leaf) and leaf.role == "parameter":
+                trained[source] = None
+        self.canonical = _canonical_paths({p: tuple(self.tree.names[p].split("/")) for p in trained})
+        states: list[BoundOptimizer] = []
+        notes = list(self._beside())
+        for top, own in self.tops.items():
+            title = display(top) or self.unnamed
+            notes += (*self._clipped(top, title), *self._scheduled(top, title))
+            slots = [
+                leaf for path in own if isinstance(leaf := self.tree[path], Leaf) and leaf.role == "slot"
+            ]
+            owners = {leaf.of for leaf in slots if leaf.of is not None}
+            weights = tuple(path for path in trained if not owners or path in owners)
+            if not slots and len({path[:1] for path in weights}) > 1 and not self.root:
+                beside = (
+                    [path for path in weights if path[: len(top) - 1] == top[:-1]] if len(top) > 1 else []
+                )
+                weights = tuple(beside)
+            cls = self._class(top)
+            if cls in OTHERS:
+                notes.append(make_unconverted_note(title, str(cls)))
+                continue
+            prefix = self._prefix(top)
+            entries = tuple((path, self.canonical[path], KEEP) for path in weights)
+            bound = optimizers_read.from_keras(StoredOptimizer(title, prefix, self.tree, entries))
+            note = bound.note or _unknown_slots_note(title, slots, bound)
+            if note:
+                notes.append(note)
+                continue
+            if not slots:
+                self.idle.update(own)
+            if weights:
+                states.append(BoundOptimizer(title, top, bound, weights))
+                others = [p for p in trained if p not in weights and p[:1] in {w[:1] for w in weights}]
+                if slots and others:
+                    notes.append(
+                        f"{title} trains {len(weights)} of {len(weights) + len(others)} parameters: make "
+                        f"PyTorch's optimizer without {abbreviate_list([self.tree.names[p] for p in others], 3)}"  # noqa: E501
+                    )
+        return states, notes
+
+    def _beside(self) -> Iterator[str]:
+        """Yield notes on what stands around optimizers."""
+        for top in sorted(self.around, key=display):
+            yield f"{display(top)} wraps the optimizer that is converted: PyTorch scales the loss elsewhere"
+        if self.averages:
+            yield f"{len(self.averages)} averages of weights are kept beside the target, which has none"
+
+    def _prefix(self, top: Path) -> Name:
+        if top:
+            return tuple(display(top).split("/"))
+        scopes = {path[:-1] for path in self.tops[top] if str(path[-1].value) in POWERS}
+        return tuple(display(next(iter(scopes))).split("/")) if len(scopes) == 1 and () not in scopes else ()
+
+    def _class(self, top: Path) -> str | None:
+        held = self.tree.containers.get(top)
+        return held.name.lower() if held is not None and held.kind == "module" and held.name else None
+
+    def _named(self, agent: Tree, state: BoundOptimizer) -> Tree:
+        """Return the tree with the count of updates named after the class that the file has for it."""
+        path = schema.canonical_setting_path(state.name, "step")
+        leaf, cls = agent.get(path), self._class(state.top)
+        if cls is None or not isinstance(leaf, Leaf) or leaf.name:
+            return agent
+        return Tree({**agent, path: replace(leaf, name=f"{cls}/iteration")}, agent.aliases, agent.containers)
+
+    def _clipped(self, top: Path, title: str) -> Iterator[str]:
+        """Yield a note for each setting that changes updates and that PyTorch has outside of optimizers."""
+        held = self.tree.containers.get(top)
+        state = held.state if held is not None and isinstance(held.state, dict) else {}
+        for name in ("clipnorm", "global_clipnorm", "clipvalue"):
+            if state.get(name) is not None:
+                yield (
+                    f"{title} has {name} = {state[name]}: PyTorch's optimizers do not clip gradients, "
+                    "the program must do so before each step"
+                )
+
+    def _first_rate(self, top: Path) -> dict[str, float | bool | str | None]:
+        """Return the first learning rate of a schedule in the optimizer's configuration."""
+        held = self.tree.containers.get(top)
+        state = held.state if held is not None and isinstance(held.state, dict) else {}
+        first = state.get("learning_rate_initial")
+        return {"learning_rate": first} if isinstance(first, float) else {}
+
+    def _scheduled(self, top: Path, title: str) -> Iterator[str]:
+        """Yield a note on a learning rate that a schedule of the program computes."""
+        held = self.tree.containers.get(top)
+        state = held.state if held is not None and isinstance(held.state, dict) else {}
+        if isinstance(state.get("learning_rate"), str):
+            yield (
+                f"{title}: the schedule {state['learning_rate']} computes its learning rate: make PyTorch's "
+                "scheduler of it; the file has its first rate"
+            )
+
+    def _configured(self, top: Path) -> dict[str, float | bool | str | None]:
+        """Return the settings that the optimizer's configuration in the file holds."""
+        held = self.tree.containers.get(top)
+        state = held.state if held is not None and isinstance(held.state, dict) else {}
+        found: dict[str, float | bool | str | None] = {
+            name: value
+            for name, value in state.items()
+            if name in _CONFIGURED and isinstance(value, bool | int | float)
+        }
+        if found.get("weight_decay") is not None or self._class(top) == ADAMW:
+            found["decoupled_weight_decay"] = True
+        return found
+
+    def _state(self, state: BoundOptimizer, paths: Mapping[Name, Path], place: Path) -> Plan:
+        trained = frozenset(state.weights)
+        weights: list[Move] = []
+        more: list[Move] = []
+        doubled: list[str] = []
+        for unit in self.networks.units:
+            second = {name: leaf for name, leaf in unit.added.items() if _SECOND_BIAS.fullmatch(name[-1])}
+            for source, name, rule in unit.moves:
+                if source not in trained:
+                    continue
+                weights.append(Move(self.canonical[source], paths[name], rule))
+                twin = (*name[:-1], name[-1].replace("bias_ih_", "bias_hh_"))
+                if name[-1].startswith("bias_ih_") and twin in second:
+                    own = (*self.canonical[source], attr("second"))
+                    more.append(Move(source, own, KEEP))
+                    more += [
+                        replace(move, target=(*move.target, attr("second")))
+                        for move in state.moves.moves
+                        if (state.moves.of or {}).get(move.source) == source
+                    ]
+                    weights.append(Move(own, paths[twin], rule))
+                    doubled.append(".".join(twin))
+        told = {**self._first_rate(state.top), **self._configured(state.top), **self.told.of(state.name)}
+
+        def write(agent: Tree) -> Plan:
+            self.told.require_free(state.name, agent)
+            agent = self._named(agent, state)
+            made = optimizers_write.TorchOptimizerWriter(
+                state.name, weights, agent, told, state.moves.defaults
+            ).plan(place)
+            said = optimizers_write.list_epsilon_notes(agent, "tensorflow", "torch", (state.name,))
+            return replace(made, notes=(*made.notes, *said))
+
+        plan = _state_plan(self.tree, state, self.canonical, write, more)
+        sums = (
+            f"{state.name}: PyTorch trains {abbreviate_list(doubled, 2)} beside bias_ih and Keras the sum of the two "  # noqa: E501
+            "biases: both get its moments, and from here the sum moves twice as fast"
+        )
+        rows_read = any(str(path[-1].value).lstrip("_") == "embeddings" for path in trained)
+        notes = (*((sums,) if doubled else ()), *((f"{state.name}: {_SPARSE}",) if rows_read else ()))
+        return replace(plan, notes=(*plan.notes, *notes))
+
+
+class _ObjectsPlanner(_TorchPlanner):
+    """The plan of one TensorFlow tree for TensorFlow's objects or Keras's weights file.
+
+    `in_order` says that the source lists layers in the order of their model, under names that no attribute
+    need have; `exported` that it is Keras's list of a model's variables.
+    """
+
+    in_order = False
+    exported = False
+
+    def objects(self, *, file: bool) -> Plan | None:
+        """Return the plan, None where an optimizer's state is not known."""
+        weights = [
+            (path, leaf)
+            for path, leaf in self.tree.tensors()
+            if leaf.role in ("parameter", "buffer") and leaf.dtype != "string"
+        ]
+        heads = {path[:1] for path, _ in weights}
+        cut = int(file and len(heads) == 1 and all(len(path) > 2 for path, _ in weights) and not self.root)
+        cut = max(cut, self._depth([path for path, _ in weights]))
+        numbers = self._numbers([path[cut:] for path, _ in weights]) if file else {}
+        rows = [(path, self._in_file(path[cut:], numbers), KEEP) for path, _ in weights]
+        states, notes = self._states(rows)
+        if self.around or len(states) < len(self.tops) or len(states) > 1 or not weights:
+            return None
+        self.told.require({state.name for state in states})
+        tops = {state.top: (_OPTIMIZER,) if file else self._steps(state.top) for state in states}
+        marks = {top: (*name, "_iterations") for top, name in tops.items()}
+        values = {} if file else {path: self._steps(path) for path in self._values()}
+        paths = object_graph_paths(
+            dict.fromkeys((*(n for _, n, _ in rows), *marks.values(), *values.values()))
+        )
+        moves = [Move(source, paths[name], KEEP) for source, name, _ in rows]
+        moves += [Move(source, paths[name], KEEP) for source, name in values.items()]
+        labels = {
+            paths[name]: Label(leaf.role, leaf.name or "/".join(name))
+            for (path, name) in [*((path, name) for path, name, _ in rows), *values.items()]
+            if isinstance(leaf := self.tree[path], Leaf)
+        }
+        plans = [self._object(state, paths, rows, paths[marks[state.top]][:-1]) for state in states]
+        whole = merge_plans(Plan(tuple(moves), labels=labels, notes=tuple(notes)), *plans)
+        used = {move.source for move in whole.moves} | {*whole.consumed, *whole.kept}
+        kept = [path for path in self.networks.outside if path not in used]
+        return replace(whole, kept=(*whole.kept, *kept))
+
+    def _depth(self, weights: Sequence[Path]) -> int:
+        """Return how many steps lie above the layers of a model in the list that Keras's export keeps."""
+        if not self.exported:
+            return 0
+        return 2 if len({path[:2] for path in weights}) == 1 and all(len(p) > 3 for p in weights) else 1
+
+    def _numbers(self, weights: Sequence[Path]) -> dict[Path, str]:
+        """Return numbers for the layers of a model whose file has them by class, in the model's order."""
+        held = self.tree.containers.get(())
+        listed = held is not None and held.name in _LISTED
+        inner = all(_NUMBERED.fullmatch(str(path[0].value)) for path in weights)
+        plain = all(len(path) == 2 and str(path[-1].value).lstrip("_") in _BY_CLASS for path in weights)
+        if not plain or not (listed or inner or self.in_order or self.exported):
+            return {}
+        return {top: str(number) for number, top in enumerate(dict.fromkeys(path[:1] for path in weights))}
+
+    @staticmethod
+    def _in_file(path: Path, numbers: Mapping[Path, str]) -> Name:
+        steps_ = [str(step.value) for step in path]
+        return (numbers.get(path[:1], steps_[0]), *steps_[1:])
+
+    @staticmethod
+    def _steps(path: Path) -> Name:
+        return tuple(str(step.value) for step in path)
+
+    def _object(
+        self,
+        state: BoundOptimizer,
+        paths: Mapping[Name, Path],
+        rows: Sequence[tuple[Path, Name, Rule]],
+        top: Path,
+    ) -> Plan:
+        trained = frozenset(state.weights)
+        weights = [Move(self.canonical[path], paths[name], KEEP) for path, name, _ in rows if path in trained]
+        order = {
+            self.canonical[path]: at for path, at in _trained_order(self.tree).items() if path in trained
+        }
+        weights.sort(key=lambda move: order.get(move.source, len(order)))
+        told = {**self._configured(state.top), **self.told.of(state.name)}
+        # Keras makes a constant rate a variable, and none of a schedule's.
+        counted = any((*state.top, attr(name)) in self.tree for name in _ITERATIONS)
+        scheduled = counted and "learning_rate" not in told and not _has_rate(self.tree, state.top)
+
+        def write(agent: Tree) -> Plan:
+            self.told.require_free(state.name, agent)
+            agent = self._named(agent, state)
+            made = optimizers_write.KerasOptimizerWriter(
+                state.name, "adam", weights, agent, top, told, state.moves.defaults, scheduled=scheduled
+            ).plan()
+            return replace(made, told={display(top): made.told.get(state.name, {})})
+
+        return _state_plan(self.tree, state, self.canonical, write)
+
+
+def _trained_order(tree: Tree) -> dict[Path, int]:
+    """Return the positions of parameters in the order of optimizers' numbered slots.
+
+    A file of Keras lists layers by attribute and by class, its optimizer in the order of the model.
+    """
+    owners = (
+        leaf.of
+        for path, leaf in tree.tensors()
+        if leaf.role == "slot"
+        and leaf.of is not None
+        and (isinstance(path[-1].value, int) or _VARS.search(leaf.key))
+    )
+    return {path: at for at, path in enumerate(dict.fromkeys(owners))}
+
+
+def _is_equal(tree: Tree, one: Path, other: Path) -> bool:
+    leaves = tree[one], tree[other]
+    first, second = (leaf if isinstance(leaf, Leaf) else None for leaf in leaves)
+    if first is None or second is None or (first.dtype, first.shape) != (second.dtype, second.shape):
+        return False
+    return first.read() == second.read()
+
+
+def _drop_repeated_slots(moves: OptimizerMoves, slots: Collection[Path]) -> OptimizerMoves:
+    """Return the moves without those of slots that only repeat others."""
+    kept = tuple(move for move in moves.moves if move.source not in slots)
+    return replace(moves, moves=kept, consumed=moves.consumed | frozenset(slots))
+
+
+def _unknown_slots_note(title: str, slots: Sequence[Leaf], bound: OptimizerMoves) -> str:
+    """Return a note on slots that none of the known optimizers has, "" where there are none."""
+    kinds = {str(leaf.slot) for leaf in slots}
+    if kinds <= _KNOWN_SLOTS and (bound.of or not slots):
+        return ""
+    more = [MORE_SLOTS[kind] for kind in sorted(kinds) if kind in MORE_SLOTS]
+    if more:
+        return f"{title} has {' and '.join(more)}; its state is not converted; {WITHOUT}"
+    return f"{title} has slots ({abbreviate_list(sorted(kinds), 4)}) that are not converted yet; {WITHOUT}"
+
+
+def _keras_tops(tree: Tree) -> dict[Path, list[Path]]:
+    """Return the leaves of every optimizer, by its path; the root has those of TensorFlow 1's names."""
+    tops: dict[Path, None] = {}
+    named: list[Path] = []
+    for path, leaf in tree.tensors():
+        if leaf.role == "slot":
+            if leaf.of is not None and _path_texts(path[:-1])[-len(leaf.of) :] == _path_texts(leaf.of):
+                named.append(path)
+            else:
+                tops[_slot_top(path, leaf)] = None
+        elif leaf.role == "counter" and str(path[-1].value) in _ITERATIONS and _has_rate(tree, path[:-1]):
+            tops[path[:-1]] = None
+    found: dict[Path, list[Path]] = {top: [] for top in tops if top}
+    depths = sorted({len(top) for top in found}, reverse=True)
+    for path, entry in tree.items():
+        for depth in depths:
+            weight = isinstance(entry, Leaf) and entry.role in ("parameter", "buffer")
+            if path[:depth] in found and len(path) > depth and not weight:
+                found[path[:depth]].append(path)
+                break
+    if named:
+        powers = [path for path in tree if re.sub(r"_\d+$", "", str(path[-1].value)) in POWERS]
+        found[()] = [*named, *powers]
+    return found
+
+
+def without_copies(tree: Tree) -> Tree:
+    """Return the tree without the second list in which Keras's export keeps a model's variables.
+
+    Source: keras/src/export/saved_model.py, ExportArchive: `_all_variables` beside `variables`.
+    """
+    originals = {tree.names[path].partition("/")[2]: path for path in tree if path[:1] == (_VARIABLES,)}
+    copies = {path: tree.names[path].partition("/")[2] for path in tree if path[:1] == (_COPIED,)}
+    pairs = [(tree[path], tree[originals[name]]) for path, name in copies.items() if name in originals]
+    same = len(pairs) == len(copies) and all(
+        isinstance(one, Leaf)
+        and isinstance(other, Leaf)
+        and (one.dtype, one.shape) == (other.dtype, other.shape)
+        and one.read() == other.read()
+        for one, other in pairs
+    )
+    if not copies or not same:
+        return tree
+    return Tree({p: leaf for p, leaf in tree.items() if p not in copies}, tree.aliases, tree.containers)
+
+
+def _strip_keras_edges(names: Mapping[str, Name]) -> dict[str, Name]:
+    """Return names without the edges between a Keras model and its layers, of which the numbers stay."""
+    return {stored: _plain_name(name) for stored, name in names.items()}
+
+
+def _plain_name(name: Name) -> Name:
+    steps_ = [_NUMBERED.sub(r"\1", step) for step in name]
+    return tuple(step for step in steps_ if step not in _EDGES) or name
+
+
+def _path_texts(path: Path) -> tuple[str, ...]:
+    return tuple(str(step.value) for step in path)
+
+
+def _has_rate(tree: Tree, top: Path) -> bool:
+    return bool(top) and any((*top, attr(name)) in tree for name in _RATES)
+
+
+def _slot_top(path: Path, leaf: Leaf) -> Path:
+    if leaf.of is not None and leaf.slot is not None:
+        short = len(path) - len(leaf.of) - 2
+        if short >= 0 and path == slot_path(path[:short], leaf.slot, leaf.of):
+            return path[:short]
+    return path[:-2]

@@ -1,0 +1,988 @@
+"""Inspect a checkpoint: its modules, tensors, signatures and findings."""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+import re
+import shlex
+import struct
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+
+from ckpttool.core import checkpoint, limits, plugins, urls
+from ckpttool.core.checkpoint import By, Checkpoint, CodeReference
+from ckpttool.core.errors import (
+    CkpttoolError,
+    DeadlineError,
+    LimitError,
+    UsageError,
+    abbreviate_list,
+    is_system_error,
+    suggest_choice,
+)
+from ckpttool.core.text import clean, compile_glob, format_count, no_match_error
+from ckpttool.core.tree import Leaf, Path, Record, Role, Tree, ValueLeaf, display, path_to_json
+from ckpttool.formats.detect import open_checkpoint
+from ckpttool.libraries.schema import (
+    ALL_OPTIMIZED,
+    JOINT,
+    NETWORKS,
+    VALUES,
+    RecognizedAgent,
+    canonical_setting_path,
+)
+
+if TYPE_CHECKING:
+    from ckpttool.commands.restore import Agent
+    from ckpttool.core.tree import Container
+
+
+# What is told of a file that asks for more than plain data: its sentence, its notes, its JSON object.
+
+PLAIN = "loading gives plain data"
+_LINES = 20
+_NAMED = 3
+# What a person would load such a file with, by who would act.
+_WHY: dict[By, str] = {
+    "pickle": "pickle.load runs it, torch.load(weights_only=True) refuses it",
+    "keras": "Keras refuses it in safe_mode",
+    "torchscript": "torch.jit.load compiles it",
+    "tensorflow": "TensorFlow runs it with the model",
+}
+
+
+def audit_notes(asks: Iterable[CodeReference]) -> tuple[str, ...]:
+    """Return a line for each name that unpickling would call or could have called; beyond twenty a count."""
+    acting = [each for each in checkpoint.filter_verdict(asks, checkpoint.CODE) if each.by == "pickle"]
+    lines = [_call_note(each) for each in acting[:_LINES]]
+    if len(acting) > _LINES:
+        lines.append(f"unpickling this file would call {len(acting) - _LINES:,} more; --json names them")
+    return tuple(lines)
+
+
+def _call_note(each: CodeReference) -> str:
+    if each.calls:
+        return f"unpickling this file would call {each.name}; nothing was run, and it is listed as a record"
+    return f"unpickling this file would import {each.name}, which can act; nothing was run"
+
+
+def build_audit_document(asks: Iterable[CodeReference]) -> dict[str, Any]:
+    """Return the JSON object: the worst verdict, and every name with its own."""
+    found = list(asks)
+    return {"verdict": checkpoint.worst_verdict(found), "names": [each.document() for each in found]}
+
+
+def summarize_audit(asks: Sequence[CodeReference]) -> str:
+    """Return what loading the file comes to; nothing where it asks for nothing."""
+    if not asks:
+        return ""
+    worst = checkpoint.worst_verdict(asks)
+    if worst == checkpoint.PLAIN:
+        return PLAIN
+    found = checkpoint.filter_verdict(asks, worst)
+    names = abbreviate_list([clean(each.name) for each in found], _NAMED)
+    if worst == checkpoint.CLASSES and found[0].by == "pickle":
+        why = "pickle.load imports them, torch.load(weights_only=True) refuses them"
+        return f"loading needs classes: {names} ({why})"
+    why = _WHY[found[0].by] if worst == checkpoint.CODE else "Keras loads them where they are registered"
+    return f"loading {worst}: {names} ({why})"
+
+
+def format_audit(asks: Sequence[CodeReference]) -> list[str]:
+    """Return a line for each name, the worst first: verdict, calls, name, and where it stands."""
+    order = [
+        each
+        for verdict in (checkpoint.CODE, checkpoint.CLASSES, checkpoint.PLAIN)
+        for each in checkpoint.filter_verdict(asks, verdict)
+    ]
+    width = max((len(f"{each.calls:,}") for each in order), default=0)
+    return [
+        f"{each.verdict:<14}  {_describe_calls(each, width)}  {clean(each.name)}{_format_location(each)}"
+        for each in order
+    ]
+
+
+def _describe_calls(each: CodeReference, width: int) -> str:
+    return f"called {each.calls:>{width},}" if each.calls else f"{'named':<{width + 7}}"
+
+
+def _format_location(each: CodeReference) -> str:
+    said = [] if each.offset is None else [f"at byte {each.offset:,}"]
+    said += [f"in {clean(each.where)}"] if each.where else []
+    return f"  ({', '.join(said)})" if said else ""
+
+
+# What `doctor` and `check` find: one thing that is wrong with a checkpoint, and what mends it.
+
+Topic = Literal["loading", "numbers", "optimizer", "agent", "environment", "layout", "model"]
+
+
+# Entries of a file that are networks by their names.
+_NETWORKS = frozenset((*NETWORKS, *VALUES, "policy", "model", "state_dict", "model_state_dict"))
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One thing that is wrong; `fix` is a command or what else helps, None where nothing is known to."""
+
+    topic: Topic
+    sentence: str
+    fix: str | None = None
+
+    def document(self) -> dict[str, Any]:
+        """Return the JSON object."""
+        return {"topic": self.topic, "sentence": self.sentence, "fix": self.fix}
+
+
+def format_command(verb: str, path: str, *words: str) -> str:
+    """Return what a person types about a checkpoint: a shell takes its name as one word, whatever it is."""
+    return shlex.join(("ckpttool", verb, urls.display_url(path), *words))
+
+
+def data_only_command(path: str) -> str:
+    """Return the command that keeps the data of a checkpoint whose loading does more than give data."""
+    return format_command("convert", path, "safe.npz", "--allow-missing")
+
+
+def unjudged_findings(sentences: Iterable[str]) -> Iterator[Finding]:
+    """Give a finding for each part of a checkpoint that may hold code and cannot be judged."""
+    for sentence in sentences:
+        yield Finding("loading", f"whether loading runs code cannot be judged: {sentence}")
+
+
+def weightless_findings(checkpoint: Checkpoint, *, values: bool) -> Iterator[Finding]:
+    """Give a finding for a checkpoint without weights, and for each network of one that has none.
+
+    Without `values`, a file of plain values is none: many programs keep their settings in one.
+    """
+    tree = checkpoint.tree
+    fix = f"{format_command('inspect', checkpoint.path)} shows what it holds"
+    if not any(leaf.size for _, leaf in tree.tensors()):
+        if values or not any(True for _ in tree.plain()):
+            yield Finding("model", "the checkpoint holds no weights", fix)
+        return
+    held = {path[:1] for path in tree}
+    for path in tree.containers:
+        if len(path) == 1 and path not in held and str(path[0].value) in _NETWORKS:
+            yield Finding("model", f"{path[0].value} holds no weights", fix)
+
+
+# `formats`, `layouts`, `backends`: what is installed, what each can do, what is missing.
+
+
+@dataclass(frozen=True, slots=True)
+class PluginRow:
+    """One plugin; `reads` and `writes` are None where the words mean nothing (a backend)."""
+
+    name: str
+    title: str
+    available: bool
+    extra: str | None
+    reads: bool | None = None
+    writes: bool | None = None
+    seen: str | None = None
+
+    def document(self) -> dict[str, Any]:
+        """Return the JSON object."""
+        return {
+            "name": self.name,
+            "title": self.title,
+            "available": self.available,
+            "extra": self.extra,
+            "reads": self.reads,
+            "writes": self.writes,
+            "seen": self.seen,
+        }
+
+
+def list_plugins(kind: plugins.Kind) -> tuple[PluginRow, ...]:
+    """Return a row for every plugin of the kind, other packages' included."""
+    return tuple(_ROWS[kind](plugin) for plugin in plugins.installed(kind))
+
+
+def _format_row(plugin: plugins.Plugin) -> PluginRow:
+    module = plugin.load()
+    return PluginRow(plugin.name, module.TITLE, True, plugin.extra, reads=True, writes=module.WRITES)
+
+
+def _layout_row(plugin: plugins.Plugin) -> PluginRow:
+    from ckpttool.libraries import recognize
+
+    module = plugin.load()
+    table = module.TABLE
+    writes, seen = recognize.can_write(module), table.seen or None
+    return PluginRow(plugin.name, table.title, True, plugin.extra, reads=True, writes=writes, seen=seen)
+
+
+def _backend_row(plugin: plugins.Plugin) -> PluginRow:
+    there = plugin.available()
+    # The module is not imported: it would load its framework only to say its name.
+    return PluginRow(plugin.name, _BACKENDS.get(plugin.name, plugin.module), there, plugin.extra)
+
+
+_BACKENDS = {
+    "numpy": "NumPy on the CPU; needs nothing else",
+    "torch": "PyTorch on the CPU or a CUDA device",
+    "tensorflow": "TensorFlow on the CPU or a GPU",
+    "onnxruntime": "onnxruntime on the CPU; fastest for images and batches",
+}
+_ROWS = {"formats": _format_row, "layouts": _layout_row, "backends": _backend_row}
+
+
+# How far training was: environment steps, gradient updates and saves, and the number in a checkpoint's name.
+#
+# `inspect`, `eval`, learning curves and reports all use this definition. A count of saves orders checkpoints
+# of one run, and is never a step.
+
+NAME, SAVES, OPTIMIZER = "name", "save_counter", "optimizer"
+# What a curve is drawn over: steps of the environment come before updates, both before other counts.
+SOURCES = ("num_timesteps", "global_step", "total_it", NAME, "iter")
+COUNTERS = (*SOURCES, SAVES)
+# The columns of tables and documents, each with the counters that mean it: the first one that is there.
+COLUMNS = {
+    "environment_steps": ("num_timesteps", "global_step"),
+    "updates": ("total_it", OPTIMIZER),
+    "saves": (SAVES,),
+    "in_name": (NAME,),
+}
+# What a curve's axis is called, by the source of its steps.
+UNITS = {
+    "num_timesteps": "environment steps",
+    "global_step": "environment steps",
+    "total_it": "updates",
+    NAME: "numbers in the files' names",
+    "iter": "iterations",
+}
+ANY_UNIT = "training steps"
+TITLES = {"in_name": "name", "environment_steps": "env steps", "updates": "updates", "saves": "save"}
+
+_LARGEST = 2**63
+_FORMS = {"int32": "<i", "int64": "<q", "uint32": "<I", "uint64": "<Q", "float32": "<f", "float64": "<d"}
+_WORD = r"(?:step|iter|itr|ckpt|checkpoint|epoch|model|agent|policy)s?"
+_NUMBERS = (
+    re.compile(r"([0-9]+)[-_]?(?:time)?steps?(?![a-z])", re.IGNORECASE),
+    re.compile(rf"(?<![a-z]){_WORD}[-_=]?([0-9]+)(?![0-9])", re.IGNORECASE),
+    re.compile(r"-([0-9]+)(?:\.[A-Za-z]\w*)*\Z"),
+)
+
+
+def steps_by_source(agent: Agent) -> dict[str, int]:
+    """Return what each source says; only those that say something."""
+    return count_training(agent.checkpoint, agent.binding)
+
+
+def count_training(checkpoint: Checkpoint, binding: RecognizedAgent | None) -> dict[str, int]:
+    """Return what a checkpoint counts, by source, and the number in its name.
+
+    Without an agent, the plain counters at the top of the checkpoint count. The updates of an optimizer stand
+    in where the agent itself counts none.
+    """
+    found: dict[str, int] = {}
+    if binding is not None:
+        places = {move.target: move for move in reversed(binding.moves.moves)}
+        for target, move in places.items():
+            if len(target) == 1 and (name := str(target[0].value)) in COUNTERS:
+                _add_count(found, name, move.rule.leaf(checkpoint.tree[move.source]))
+        for optimizer in (JOINT, *ALL_OPTIMIZED):
+            if (own := places.get(canonical_setting_path(optimizer, "step"))) is not None:
+                _add_count(found, OPTIMIZER, own.rule.leaf(checkpoint.tree[own.source]))
+    else:
+        for path, name in checkpoint.tree.names.items():
+            if name in COUNTERS and name != NAME:
+                _add_count(found, name, checkpoint.tree[path])
+    if (number := step_in_name(os.path.basename(checkpoint.path))) is not None:
+        found[NAME] = number
+    return found
+
+
+def _add_count(found: dict[str, int], name: str, leaf: Leaf | ValueLeaf) -> None:
+    plain = _read_number(leaf) if isinstance(leaf, Leaf) else leaf.value
+    if isinstance(plain, int | float) and not isinstance(plain, bool) and 0 <= plain < _LARGEST:
+        found[name] = max(found.get(name, 0), int(plain))
+
+
+def _read_number(leaf: Leaf) -> int | float | None:
+    """Return a tensor of one number, read without NumPy; None for any other, and for one that is damaged."""
+    form = _FORMS.get(leaf.dtype)
+    if form is None or leaf.size != 1:
+        return None
+    try:
+        number: int | float = struct.unpack(form, leaf.read())[0]
+    except struct.error:
+        return None
+    except CkpttoolError as error:
+        if is_system_error(error):
+            raise
+        return None  # where it is needed, reading it says what is wrong
+    return number
+
+
+def step_columns(told: Mapping[str, int]) -> dict[str, int | None]:
+    """Return environment steps, updates, saves and the number in the name; None where nothing counts them."""
+    return {
+        title: next((told[source] for source in sources if source in told), None)
+        for title, sources in COLUMNS.items()
+    }
+
+
+def step_in_name(name: str) -> int | None:
+    """Return the step that a file's name holds (`ckpt-2500`, `rl_model_10000_steps.zip`), if it does."""
+    for pattern in _NUMBERS:
+        if found := pattern.search(name):
+            return int(found[1])
+    return None
+
+
+def most_common_source(told: Sequence[Mapping[str, int]]) -> str | None:
+    """Return the source that most checkpoints have, so that all steps count the same; None without any.
+
+    Of several, one that does not say the same of all checkpoints is taken first. A count of saves is no step.
+    """
+    having = Counter(source for each in told for source in each if source in SOURCES)
+    there = [source for source in SOURCES if having[source]]
+    telling = [source for source in there if len({each.get(source) for each in told}) > 1]
+    return max(telling or there, key=lambda source: having[source], default=None)
+
+
+# What listings are made of: a tensor, a plain value, a checkpoint of a folder.
+
+
+@dataclass(frozen=True, slots=True)
+class TensorRow:
+    """One tensor; `of` is the display path of the parameter that a slot belongs to."""
+
+    path: str
+    keys: Path
+    leaf: Leaf
+    of: str | None
+    aliases: tuple[str, ...]
+
+    def document(self) -> dict[str, Any]:
+        """Return the JSON object."""
+        return {
+            "path": self.path,
+            "keys": path_to_json(self.keys),
+            "key": self.leaf.key,
+            "dtype": self.leaf.dtype,
+            "shape": list(self.leaf.shape),
+            "nbytes": self.leaf.nbytes,
+            "role": self.leaf.role,
+            "of": self.of,
+            "slot": self.leaf.slot,
+            "aliases": list(self.aliases),
+            "trainable": self.leaf.trainable,
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class ValueRow:
+    """One plain value."""
+
+    path: str
+    keys: Path
+    leaf: ValueLeaf
+
+    def document(self) -> dict[str, Any]:
+        """Return the JSON object."""
+        return {"path": self.path, "keys": path_to_json(self.keys), **json_value(self.leaf)}
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointRow:
+    """One checkpoint of a folder.
+
+    `path` is what to inspect, `format` who reads it (None where a part is missing that would tell). `step` is
+    the number after the last `-` of its name, `counts` what the latest checkpoints of a folder count
+    themselves (training_step.counted). `nbytes` is the size of its files, `time` seconds since 1970 as the
+    state file says it, else when the files were last changed. `complete` is false when files that the names
+    ask for are missing; nothing was read to find that out.
+    """
+
+    path: str
+    format: str | None
+    step: int | None
+    nbytes: int
+    complete: bool
+    time: float
+    latest: bool = False
+    counts: Mapping[str, int] = field(default_factory=dict)
+
+    @property
+    def when(self) -> datetime:
+        """The time in UTC, in whole seconds."""
+        return datetime.fromtimestamp(int(self.time), UTC)
+
+    def document(self) -> dict[str, Any]:
+        """Return the JSON object."""
+        return {
+            "path": urls.display_url(self.path),
+            "format": self.format,
+            "step": self.step,
+            **step_columns(self.counts),
+            "latest": self.latest,
+            "nbytes": self.nbytes,
+            "complete": self.complete,
+            "time": f"{self.when:%Y-%m-%dT%H:%M:%SZ}",
+        }
+
+
+def json_value(leaf: ValueLeaf) -> dict[str, Any]:
+    """Return a plain value as JSON can hold it: bytes by their length, records by their class."""
+    value = leaf.value
+    if isinstance(value, Record):
+        return {"type": value.name, "value": value.summary}
+    if isinstance(value, bytes):
+        return {"type": "bytes", "value": format_count(len(value), "byte")}
+    if isinstance(value, complex):
+        return {"type": "complex", "value": str(value)}
+    return {"type": type(value).__name__, "value": value}
+
+
+def natural_sort_key(name: str) -> list[tuple[int, str]]:
+    """Return a sorting key in which l10 comes after l2, and ckpt-15000 after ckpt-7500."""
+    parts = re.split(r"([0-9]+)", name)
+    return [_digits_key(part) if number % 2 else (0, part) for number, part in enumerate(parts)]
+
+
+def _digits_key(digits: str) -> tuple[int, str]:
+    # Not int(): it takes no more than 4,300 digits, and a name in a file has as many as it likes.
+    number = digits.lstrip("0")
+    return len(number), number + digits
+
+
+# The modules of a listing: which entries each holds, and the sums below it.
+
+# Steps of paths by which Keras keeps its own lists of layers and variables, beside the names that people gave
+# (keras/src/saving/legacy/saved_model and keras/src/models/functional.py of Keras 2: `_trackable_children`).
+_OWN_LISTS = re.compile(
+    r"(?:^|/)(?:_[^/]*|(?:non_)?(?:trainable_)?variables|regularization_losses|keras_api|layers/[0-9]+"
+    r"|layer(?:_with_weights)?-[0-9]+)(?:/|$)"
+)
+Sort = Literal["file", "size", "name"]
+
+_NUMBERED = re.compile(r"(?:layer(?:_with_weights)?-)?[0-9]+")
+# A configuration may nest as it likes; what is shown of it does not.
+_DEEPEST_FACT = 6
+
+
+@dataclass(slots=True, eq=False)
+class ModuleSummary:
+    """One step of the paths: what stands at it and below it, in the order of the file.
+
+    `name` is the last part of `path`. `kind` is the class that the file names, `facts` what it says about the
+    object ("activation", "units"); `built` is false for an object that is listed and not built. The sums are
+    over everything at and below the module; `parameters` counts the elements of trained tensors.
+    """
+
+    path: str
+    name: str
+    parent: ModuleSummary | None
+    kind: str | None = None
+    facts: Mapping[str, Any] = field(default_factory=dict)
+    built: bool = True
+    rows: list[tuple[str, TensorRow | ValueRow]] = field(default_factory=list)
+    below: dict[str, ModuleSummary] = field(default_factory=dict)
+    tensors: int = 0
+    parameters: int = 0
+    nbytes: int = 0
+
+    @property
+    def step(self) -> bool:
+        """Whether the module only holds one other module, so that it is no step of its own for people."""
+        return not self.rows and self.kind is None and len(self.below) == 1
+
+    def document(self) -> dict[str, Any]:
+        """Return the JSON object."""
+        return {
+            "path": self.path,
+            "class": self.kind,
+            "facts": _json_fact(self.facts, _DEEPEST_FACT),
+            "tensors": self.tensors,
+            "parameters": self.parameters,
+            "nbytes": self.nbytes,
+        }
+
+
+def group_by_module(
+    rows: Iterable[tuple[str, TensorRow | ValueRow]], containers: Mapping[Path, Container]
+) -> tuple[ModuleSummary, ...]:
+    """Return the modules of the rows, which come with display paths: the root, each before those in it.
+
+    Raise LimitError where a path has more steps than limits.path_depth.
+    """
+    root = ModuleSummary("", "", None)
+    known = {"": root}
+    deepest = limits.current().path_depth
+    for path, row in rows:
+        at, _, name = path.rpartition("/")
+        holder = known.get(at) or _make_module(known, at, deepest)
+        holder.rows.append((name, row))
+        leaf = row.leaf
+        if not isinstance(leaf, ValueLeaf):
+            holder.tensors += 1
+            holder.nbytes += leaf.nbytes
+            if leaf.role == "parameter":
+                holder.parameters += leaf.size
+    # Those below come later in `known` than what they are below.
+    for module in reversed(known.values()):
+        if module.parent is not None:
+            module.parent.tensors += module.tensors
+            module.parent.parameters += module.parameters
+            module.parent.nbytes += module.nbytes
+    for keys, container in containers.items():
+        if container.kind in ("module", "record") and (named := known.get(display(keys))) is not None:
+            named.kind = container.name or None
+            named.built = container.kind == "module"
+            if isinstance(container.state, Mapping):
+                named.facts = container.state
+    return tuple(known.values())
+
+
+def _make_module(known: dict[str, ModuleSummary], path: str, deepest: int) -> ModuleSummary:
+    """Make the module and those above it that are not there yet."""
+    # Each of them is told by its path: what is told grows with the square of the depth.
+    if (depth := path.count("/") + 2) > deepest:
+        raise limits.limit_error("path_depth", "a tensor lies too deep", depth)
+    missing = []
+    at = path
+    while at not in known:
+        missing.append(at)
+        at = at.rpartition("/")[0]
+    module = known[at]
+    for at in reversed(missing):
+        name = at.rpartition("/")[2]
+        module.below[name] = ModuleSummary(at, name, module)
+        module = known[at] = module.below[name]
+    return module
+
+
+def user_given_names(names: Iterable[str]) -> list[str]:
+    """Return the names that people gave; not those under which a framework keeps lists of its own.
+
+    A name that is spelled exactly (leaf.exact) reads like that of a tensor, and tells nobody more.
+    """
+    return [name for name in names if not name.startswith((".", "[")) and not _OWN_LISTS.search(name)]
+
+
+def module_entries(
+    module: ModuleSummary, sort: Sort
+) -> list[tuple[str, TensorRow | ValueRow | ModuleSummary]]:
+    """Return what stands in the module by its names: its own entries before modules, or in another order."""
+    found: list[tuple[str, TensorRow | ValueRow | ModuleSummary]] = [*module.rows, *module.below.items()]
+    if sort == "name":
+        found.sort(key=lambda entry: natural_sort_key(entry[0]))
+    elif sort == "size":
+        found.sort(key=lambda entry: -_nbytes(entry[1]))
+    return found
+
+
+def _nbytes(entry: TensorRow | ValueRow | ModuleSummary) -> int:
+    if isinstance(entry, ModuleSummary):
+        return entry.nbytes
+    return entry.leaf.nbytes if isinstance(entry.leaf, Leaf) else 0
+
+
+def skip_wrapping_modules(name: str, module: ModuleSummary) -> tuple[str, ModuleSummary]:
+    """Return the module that people see under the name: one that only holds another is no step of its own."""
+    while module.step:
+        (module,) = module.below.values()
+        name = f"{name}/{module.name}"
+    return name, module
+
+
+def describe_module_kind(module: ModuleSummary) -> str:
+    """Return a module's class and activation, `Dense relu`, as far as the file names them.
+
+    Where Keras numbers its layers (`layer-3`, `_operations/3`), the layer's own name stands before them.
+    """
+    what = " ".join(clean(word) for word in (module.kind or "", module_activation(module.facts)) if word)
+    return ": ".join(word for word in (clean(_layer_name(module)), what) if word)
+
+
+def _layer_name(module: ModuleSummary) -> str:
+    """Return the name of a layer whose path has only its number: the file's, or that of its variables."""
+    if not _NUMBERED.fullmatch(module.name):
+        return ""
+    named = module.facts.get("layer")
+    if isinstance(named, str):
+        return named
+    stored = {
+        row.leaf.name.rpartition("/")[0]
+        for _, row in module.rows
+        if isinstance(row.leaf, Leaf) and row.leaf.name
+    }
+    return stored.pop().rpartition("/")[2] if len(stored) == 1 else ""
+
+
+def module_activation(facts: Mapping[str, Any]) -> str:
+    """Return the activation that a module's facts name, "linear" left out because it is none."""
+    named = facts.get("activation")
+    return named if isinstance(named, str) and named != "linear" else ""
+
+
+def walk_modules(module: ModuleSummary) -> Iterator[ModuleSummary]:
+    """Go through the module and all below it, each before those in it."""
+    waiting = [module]
+    while waiting:
+        here = waiting.pop()
+        yield here
+        waiting += reversed(here.below.values())
+
+
+def _json_fact(value: object, deepest: int) -> Any:
+    """Return what JSON can hold of a fact; what it cannot is told by its type."""
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    if deepest and isinstance(value, Mapping):
+        return {str(name): _json_fact(item, deepest - 1) for name, item in value.items()}
+    if deepest and isinstance(value, list | tuple):
+        return [_json_fact(item, deepest - 1) for item in value]
+    return f"({type(value).__name__})"
+
+
+# `schema`: the JSON Schemas (draft 2020-12) of what `--json` prints and of what lies beside files.
+#
+# Each is a file of `ckpttool/schemas/`; what several share stands in `common.json` there.
+
+_FOLDER = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "schemas")
+_SHARED, _SUFFIX = "common", ".json"
+
+
+@dataclass(frozen=True, slots=True)
+class SchemaRow:
+    """One schema: its name, which is the command's; `id` carries the version of the document."""
+
+    name: str
+    id: str
+    title: str
+
+    def document(self) -> dict[str, Any]:
+        """Return the JSON object."""
+        return {"name": self.name, "id": self.id, "title": self.title}
+
+
+def schema_names() -> tuple[str, ...]:
+    """Return the names of all schemas."""
+    found = (name.removesuffix(_SUFFIX) for name in os.listdir(_FOLDER) if name.endswith(_SUFFIX))
+    return tuple(sorted(name for name in found if name != _SHARED))
+
+
+def list_schemas() -> tuple[SchemaRow, ...]:
+    """Return what there is to print, in the order of the names."""
+    return tuple(
+        SchemaRow(name, (found := _load_schema(name))["$id"], found["title"]) for name in schema_names()
+    )
+
+
+def schema(name: str) -> dict[str, Any]:
+    """Return the JSON Schema of that name as it can be used alone; raise UsageError for an unknown one.
+
+    The schemas that it refers to stand among its `$defs` with their own `$id`, as draft 2020-12 bundles them
+    (JSON Schema Core, section 9.3.1).
+    """
+    known = schema_names()
+    if name not in known:
+        raise UsageError(f"there is no schema {name!r}", hint=suggest_choice(name, known))
+    whole = _load_schema(name)
+    beside = {other: _load_schema(other) for other in _collect_references(name) if other != name}
+    return {**whole, "$defs": {**whole.get("$defs", {}), **beside}} if beside else whole
+
+
+def _collect_references(name: str) -> list[str]:
+    """Return the schema and all that it refers to, directly or not."""
+    found = [name]
+    for each in found:
+        text = _read_schema(each)
+        found += [
+            other
+            for other in (_SHARED, *schema_names())
+            if other not in found and f'"{_load_schema(other)["$id"]}#' in text
+        ]
+    return found
+
+
+def _load_schema(name: str) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(_read_schema(name))
+    return found
+
+
+@functools.cache
+def _read_schema(name: str) -> str:
+    with open(os.path.join(_FOLDER, name + _SUFFIX), encoding="utf-8") as file:
+        return file.read()
+
+
+# The lines about a SavedModel's signatures and an ONNX model's graph: inputs and outputs with shapes.
+
+_SHOWN = 12
+
+
+def signature_lines(details: Mapping[str, Any], width: int) -> list[str]:
+    """Return a few lines for the details of a SavedModel or an ONNX model; none for other formats."""
+    lines = _onnx_lines(details, width)
+    tags = details.get("tags")
+    if isinstance(tags, list | tuple) and tags:
+        # A list for each graph.
+        sets = [", ".join(map(str, each)) if isinstance(each, list | tuple) else str(each) for each in tags]
+        lines.append(clean(f"tags {'; '.join(sets)}"))
+    found = details.get("signatures")
+    if not isinstance(found, Mapping):
+        return lines
+    import textwrap
+
+    for name, signature in list(found.items())[:_SHOWN]:
+        text = f"{_tensors(signature, 'inputs')} -> {_tensors(signature, 'outputs')}"
+        lines += [
+            clean(f"signature {name}"),
+            *textwrap.wrap(text, width, initial_indent="  ", subsequent_indent="    "),
+        ]
+    if len(found) > _SHOWN:
+        lines.append(f"and {format_count(len(found) - _SHOWN, 'more signature')}")
+    return lines
+
+
+def _onnx_lines(details: Mapping[str, Any], width: int) -> list[str]:
+    """Return the lines of an ONNX model: versions of operators, inputs and outputs, operators by number."""
+    opsets, operators = details.get("opsets"), details.get("operators")
+    if not isinstance(opsets, Mapping) or not isinstance(operators, Mapping):
+        return []
+    import textwrap
+
+    versions = ", ".join(f"{domain} {version}" for domain, version in list(opsets.items())[:_SHOWN])
+    counted = [f"{name} {number}" for name, number in list(operators.items())[:_SHOWN]]
+    more = ["..."] if len(operators) > _SHOWN else []
+    text = f"{_tensors(details, 'inputs')} -> {_tensors(details, 'outputs')}"
+    return [
+        clean(f"graph {details.get('name') or ''}".rstrip() + f", opset {versions}"),
+        *textwrap.wrap(text, width, initial_indent="  ", subsequent_indent="    "),
+        *textwrap.wrap(
+            clean(", ".join((*counted, *more))), width, initial_indent="  ", subsequent_indent="    "
+        ),
+    ]
+
+
+def _tensors(signature: object, which: str) -> str:
+    found = signature.get(which) if isinstance(signature, Mapping) else None
+    if not isinstance(found, Mapping) or not found:
+        return "nothing"
+    return ", ".join(clean(f"{name} {_format_signature(tensor)}".strip()) for name, tensor in found.items())
+
+
+def _format_signature(tensor: object) -> str:
+    if not isinstance(tensor, Mapping):
+        return ""
+    shape = tensor.get("shape")
+    extents = "[...]" if shape is None else "[" + ", ".join(_extent(e) for e in shape) + "]"
+    return f"{tensor.get('dtype') or ''}{extents}"
+
+
+def _extent(extent: object) -> str:
+    # TensorFlow writes -1 for an extent that is not known (tensorflow/core/framework/tensor_shape.proto).
+    return "?" if extent in (None, -1) else str(extent)
+
+
+# How often TensorFlow 1's Adam optimizers were applied, from the powers of beta that they keep.
+
+_SCALARS = {"float32": "<f", "float64": "<d"}
+
+
+def update_count_notes(tree: Tree) -> tuple[str, ...]:
+    """Return a sentence for each Adam whose two powers tell a count under betas that are common.
+
+    These scalars are read; one that cannot be read says nothing here, its own reader will be told.
+    """
+    return tuple(_find_update_counts(tree))
+
+
+def _find_update_counts(tree: Tree) -> Iterator[str]:
+    from ckpttool.libraries.optimizers_read import POWERS
+
+    for path, leaf in tree.tensors():
+        last = str(path[-1].value) if path else ""
+        if not last.startswith(POWERS[0]) or leaf.role != "other" or leaf.shape:
+            continue
+        other: Path = (*path[:-1], path[-1]._replace(value=POWERS[1] + last.removeprefix(POWERS[0])))
+        yield from _update_count_sentences(tree.names[path], leaf, tree.get(other))
+
+
+def _update_count_sentences(name: str, first: Leaf, second: object) -> Iterator[str]:
+    from ckpttool.libraries.optimizers_read import BETAS
+
+    if not isinstance(second, Leaf):
+        return
+    powers = _scalar(first), _scalar(second)
+    if powers[0] is None or powers[1] is None:
+        return
+    # Not at the top: few checkpoints have such variables, and counting needs numpy.
+    from ckpttool.formats.tf_common import count_adam_steps
+
+    for betas in BETAS:
+        steps = count_adam_steps(powers[0], powers[1], *betas)
+        if steps is not None:
+            made = format_count(steps, "update")
+            yield f"{name}: this Adam has made {made} (if its betas are {betas[0]} and {betas[1]})"
+            return
+
+
+def _scalar(leaf: Leaf) -> float | None:
+    form = _SCALARS.get(leaf.dtype)
+    if form is None or leaf.shape:
+        return None
+    try:
+        return float(struct.unpack(form, leaf.read())[0])
+    except DeadlineError:
+        raise
+    except CkpttoolError:
+        return None
+
+
+# `inspect`: what is inside a checkpoint, without reading a tensor.
+
+_ROLES: tuple[Role, ...] = ("parameter", "buffer", "slot", "counter", "replay", "other")
+
+
+class RoleTotals(NamedTuple):
+    """Sums over the tensors of one role."""
+
+    tensors: int
+    elements: int
+    nbytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Totals:
+    """Sums over the tensors listed: `parameters` counts the elements of trained tensors only.
+
+    What an optimizer keeps, counters and replayed experience are in `roles`, each by itself.
+    """
+
+    tensors: int
+    parameters: int
+    nbytes: int
+    stored_nbytes: int
+    roles: Mapping[Role, RoleTotals] = field(default_factory=dict)
+
+    def document(self) -> dict[str, Any]:
+        """Return the JSON object."""
+        return {
+            "tensors": self.tensors,
+            "parameters": self.parameters,
+            "nbytes": self.nbytes,
+            "stored_nbytes": self.stored_nbytes,
+            "roles": {role: sums._asdict() for role, sums in self.roles.items()},
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointSummary:
+    """Everything that `inspect` shows.
+
+    `binding` is the agent that a layout recognises. `modules` begins with the root, each before those in it.
+    `checkpoints` are those of the folder, where the path is one and the latest of them was taken.
+    """
+
+    checkpoint: Checkpoint
+    binding: RecognizedAgent | None
+    tensors: tuple[TensorRow, ...]
+    values: tuple[ValueRow, ...]
+    totals: Totals
+    notes: tuple[str, ...]
+    modules: tuple[ModuleSummary, ...] = ()
+    checkpoints: tuple[CheckpointRow, ...] = ()
+
+    @property
+    def layout(self) -> str | None:
+        """The layout that recognises an agent, None if none does."""
+        return None if self.binding is None else self.binding.layout
+
+    @property
+    def evidence(self) -> str:
+        """What the layout recognised it by, empty where none does."""
+        return "" if self.binding is None else self.binding.evidence
+
+    def document(self) -> dict[str, Any]:
+        """Return the JSON document."""
+        return {
+            "path": urls.display_url(self.checkpoint.path),
+            "format": self.checkpoint.format,
+            "writer": self.checkpoint.writer,
+            "layout": self.layout,
+            "tensors": [row.document() for row in self.tensors],
+            "values": [row.document() for row in self.values],
+            "totals": self.totals.document(),
+            "modules": [module.document() for module in self.modules if module.path or module.kind],
+            "notes": list(self.notes),
+            "asks": build_audit_document(self.checkpoint.asks),
+            "details": {**self.checkpoint.details, **self._calls()},
+            "checkpoints": [listed.document() for listed in self.checkpoints],
+        }
+
+    def _calls(self) -> dict[str, Any]:
+        # What `asks` says of every name, in short.
+        names = checkpoint.dangerous_calls(self.checkpoint.asks)
+        return {"calls": names} if names else {}
+
+
+def summary(path: str, glob: str | None = None, layout: str | None = None) -> CheckpointSummary:
+    """List the checkpoint at the path; `glob` keeps the tensors and values whose path it matches.
+
+    `layout` names the layout to recognise it by; without it all are asked.
+    """
+    return summarize_checkpoint(open_checkpoint(path), glob, layout)
+
+
+def summarize_checkpoint(
+    checkpoint: Checkpoint, glob: str | None = None, layout: str | None = None
+) -> CheckpointSummary:
+    """Return the listing of a checkpoint that has been opened."""
+    from ckpttool.commands import options
+    from ckpttool.libraries.recognize import recognize_checkpoint
+
+    tree = checkpoint.tree
+    binding = recognize_checkpoint(checkpoint, layout)
+    owners: Mapping[Path, Path] = binding.of if binding is not None else {}
+    keep = compile_glob(glob)
+    rows = []
+    for at, leaf in tree.tensors():
+        if keep(tree.names[at]):
+            owner = leaf.of or owners.get(at)
+            aliases = tuple(tree.alias_name(alias) for alias in tree.aliases.get(at, ()))
+            of = tree.names.get(owner) if owner is not None else None
+            rows.append(TensorRow(tree.names[at], at, leaf, of, aliases))
+    values = tuple(ValueRow(tree.names[at], at, leaf) for at, leaf in tree.plain() if keep(tree.names[at]))
+    totals = _totals(rows, checkpoint.stored_nbytes)
+    said = audit_notes(checkpoint.asks)
+    notes = (
+        *said,
+        *(each.sentence for each in unjudged_findings(checkpoint.unjudged)),
+        *checkpoint.notes,
+        *options.wrapper_notes(tree, agent=binding is not None),
+        *update_count_notes(tree),
+    )
+    if glob is not None and not rows and not values:
+        told = no_match_error(glob, list(tree.names.values()))
+        notes = (*notes, "; ".join(filter(None, (told.message, told.hint))))
+    entries: list[TensorRow | ValueRow] = [*rows, *values]
+    try:
+        modules = group_by_module(((entry.path, entry) for entry in entries), tree.containers)
+    except LimitError as error:
+        raise error.located(file=checkpoint.path) from None
+    return CheckpointSummary(checkpoint, binding, tuple(rows), values, totals, notes, modules)
+
+
+def _totals(rows: list[TensorRow], stored_nbytes: int) -> Totals:
+    found: dict[Role, list[int]] = {}
+    for row in rows:
+        leaf = row.leaf
+        sums = found.setdefault(leaf.role, [0, 0, 0])
+        sums[0] += 1
+        sums[1] += leaf.size
+        sums[2] += leaf.nbytes
+    roles = {role: RoleTotals(*found[role]) for role in _ROLES if role in found}
+    trained = roles["parameter"].elements if "parameter" in roles else 0
+    return Totals(len(rows), trained, sum(r.nbytes for r in roles.values()), stored_nbytes, roles)

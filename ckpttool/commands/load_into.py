@@ -1,0 +1,849 @@
+"""Load a checkpoint into a user's model."""
+
+from __future__ import annotations
+
+import os
+import re
+import tempfile
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from types import MappingProxyType, TracebackType
+from typing import Any, NamedTuple
+
+from ckpttool.commands import evidence, restore
+from ckpttool.commands import options as layer_options
+from ckpttool.commands.general_conversion import without_copies
+from ckpttool.commands.options import (
+    NO_PREPARATION,
+    TARGETS,
+    PreparationOptions,
+    PreparedTree,
+    TargetKind,
+    prepare_tree,
+)
+from ckpttool.commands.plan import report_moves
+from ckpttool.commands.restore import canonical_tree
+from ckpttool.core import plugins, sidecar
+from ckpttool.core.activations import parse_order
+from ckpttool.core.checkpoint import Checkpoint
+from ckpttool.core.errors import MappingError, UnsupportedError, UsageError, abbreviate_list
+from ckpttool.core.sidecar import LedgerEntries, Sidecar
+from ckpttool.core.source import Shape
+from ckpttool.core.tree import Alias, Leaf, Path, Role, Tree, ValueLeaf, attr, display
+from ckpttool.formats import onnx
+from ckpttool.formats.detect import open_checkpoint
+from ckpttool.libraries import onnx_policies, tf_names
+from ckpttool.libraries.activation_orders import with_orders
+from ckpttool.libraries.recognize import recognize_checkpoint
+from ckpttool.libraries.schema import RUN, RecognizedAgent
+from ckpttool.mapping import fill_model, wrappers
+from ckpttool.mapping.fill_model import STATES, ModelModule, Skeleton, fill_by_rules, fill_skeleton
+from ckpttool.mapping.layers import (
+    DENSE_OUT_IN,
+    LINEAR_IN_OUT,
+    OWN_CALL,
+    LayerOption,
+    ModuleInfo,
+    find_layers,
+)
+from ckpttool.mapping.rules import MappingReport, MoveList
+from ckpttool.mapping.solver import Ambiguity, FillResult, LayerMatch, Misfit
+from ckpttool.mapping.user_rules import RuleFile
+from ckpttool.networks import live_trees, model_child
+from ckpttool.networks.live import assign
+from ckpttool.networks.live_trees import LiveSource, dtype_and_shape
+from ckpttool.networks.model_child import OWNERS
+from ckpttool.networks.worker import ModelProcess, ModelSpec
+
+# The user's model as the target: built beside this process, its skeleton, and the proof that it loads.
+
+# The words of `--to` that a framework loads into a model of its own.
+FORMS = ("torch", "tf", "keras")
+WEIGHTS = ".weights.h5"
+_FRAMEWORKS = {"torch": "torch", "keras": "tensorflow", "tensorflow": "tensorflow"}
+
+
+def choose_model_form(kind: TargetKind) -> str:
+    """Return which form a model would load a target of the kind from; raise UsageError if from none."""
+    found = next((form for form in FORMS if TARGETS[form] == kind), None)
+    if found is None:
+        words = ", ".join(FORMS)
+        raise UsageError(f"--like writes what a model of a framework loads: {words}", found=kind.format)
+    return found
+
+
+class TargetModel:
+    """The model that a `Like` names, in its process; a context manager that ends it and removes its files.
+
+    Without a `form` it is saved as its framework does it by itself.
+    """
+
+    def __init__(self, wanted: ModelSpec, form: str | None = None) -> None:
+        self._wanted, self._form = wanted, form or ""
+        self._beside = ModelProcess(wanted)
+        self._folder = tempfile.TemporaryDirectory(prefix="ckpttool-")
+
+    def __enter__(self) -> TargetModel:
+        self._beside.__enter__()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._beside.__exit__(kind, error, trace)
+        self._folder.cleanup()
+
+    def skeleton(self, guessed: Sequence[Shape]) -> Skeleton:
+        """Build the model and return its skeleton; `guessed` are its inputs' shapes if nobody says them.
+
+        Raise UsageError when there is no such model or it is not loaded from this form, MappingError when the
+        form does not hold all of its weights.
+        """
+        built = self._beside.build()
+        framework = str(built["framework"])
+        self._form = self._form or str(built["forms"][-1])
+        if self._form not in built["forms"]:
+            raise UsageError(
+                f"{self._wanted.factory} makes a {framework} model, which is not loaded from {self._form}",
+                hint=" or ".join(f"--to {form}" for form in built["forms"]),
+            )
+        modules = self._beside.describe(guessed)
+        first = self._beside.save(os.path.join(self._folder.name, "first"), self._form)
+        tree = open_checkpoint(first).tree
+        if self._form == "keras" and all("vars/" not in leaf.key for _, leaf in tree.tensors()):
+            raise UnsupportedError("the model's Keras is too old for .weights.h5 files", hint="--to tf")
+        places: dict[str | int, Path]
+        if self._beside.number():
+            second = self._beside.save(os.path.join(self._folder.name, "second"), self._form)
+            places = dict(_numbered_weights(tree, open_checkpoint(second).tree))
+        else:
+            places = {leaf.key: path for path, leaf in tree.tensors()}
+            places |= {a.key: path for path, others in tree.aliases.items() for a in others if a.key}
+        self._require_all(modules, places)
+        return build_model_skeleton(tree, modules, places, framework)
+
+    def prove(self, written: Checkpoint) -> None:
+        """Load what was written into the model strictly, have it saved again, and compare every tensor.
+
+        Raise WorkerError if the model does not load it, MappingError if it holds other values then.
+        """
+        file = os.path.abspath(written.path)
+        if self._form == "keras":
+            # Keras goes by the suffix, which a file has only when it gets its name.
+            os.symlink(file, file := os.path.join(self._folder.name, f"written{WEIGHTS}"))
+        self._beside.load(file, self._form)
+        again = self._beside.save(os.path.join(self._folder.name, "again"), self._form)
+        held = dict(open_checkpoint(again).tree.tensors())
+        for path, leaf in written.tree.tensors():
+            if leaf.role == "counter":  # TensorFlow counts each time it saves
+                continue
+            if path not in held or bytes(leaf.read()) != bytes(held[path].read()):
+                name = written.tree.names[path]
+                raise MappingError("the model holds other values than were written", path=name)
+
+    def _require_all(self, modules: Sequence[Mapping[str, Any]], places: Mapping[str | int, Path]) -> None:
+        lost = [
+            "/".join((*module["path"], name))
+            for module in modules
+            for name, number in module["tensors"]
+            if number not in places
+        ]
+        if lost:
+            raise MappingError(
+                f"{self._form} keeps no place for {len(lost)} of the model's weights",
+                path=abbreviate_list(lost, 3),
+                hint="--to keras" if self._form == "tf" else None,
+            )
+
+
+def _numbered_weights(first: Tree, second: Tree) -> Iterator[tuple[int, Path]]:
+    """Go through the weights by number: every element of a tensor has its weight's number plus one as bits.
+
+    A tensor that did not change is no weight's: the state of a random generator.
+    """
+    for path, leaf in second.tensors():
+        before = first.get(path)
+        data = bytes(leaf.read())
+        width = len(data) // leaf.size if leaf.size else 0
+        if not width or before is None or leaf.role in ("counter", "slot"):
+            continue
+        number = int.from_bytes(data[:width], "little")
+        if data == data[:width] * leaf.size and number:
+            yield number - 1, path
+
+
+def build_model_skeleton(
+    tree: Tree, modules: Sequence[Mapping[str, Any]], places: Mapping[str | int, Path], framework: str
+) -> Skeleton:
+    """Return the skeleton of a model of a framework (torch, keras, tensorflow).
+
+    `modules` are as agents.skeleton describes them, `places` says where the tensors that they name lie in
+    `tree`.
+    """
+    parts = [_part(module, places, framework) for module in modules]
+    return Skeleton(_FRAMEWORKS[framework], tree, parts)
+
+
+def _call_order(module: Mapping[str, Any]) -> tuple[int, int]:
+    return int(module.get("call", -1)), int(module.get("after", "0"), 16)
+
+
+def _part(module: Mapping[str, Any], places: Mapping[str | int, Path], framework: str) -> ModelModule:
+    flatten = module.get("flatten")
+    if flatten and framework == "torch":  # channels first
+        flatten = [*flatten[1:], flatten[0]]
+    tensors = {name: places[number] for name, number in module["tensors"]}
+    shape = None if flatten is None else tuple(flatten)
+    orders = {side: parse_order(order) for side, order in module.get("orders", {}).items()}
+    cls, facts = _class_of(module, framework)
+    return ModelModule(tuple(module["path"]), cls, facts, tensors, shape, orders, *_call_order(module))
+
+
+# What a module of a program's own class computes, by the class of the framework that computes the same.
+_COMPUTES = {
+    ("torch", "dense", "out_in"): "Linear",
+    ("torch", "dense", "in_out"): LINEAR_IN_OUT,
+    ("torch", "layer_norm", ""): "LayerNorm",
+    ("torch", "rms_norm", ""): "RMSNorm",
+    ("keras", "dense", "in_out"): "Dense",
+    ("keras", "dense", "out_in"): DENSE_OUT_IN,
+    ("keras", "layer_norm", ""): "LayerNormalization",
+    ("keras", "rms_norm", ""): "RMSNormalization",
+}
+_OWN_CLASS = {"torch": "Module", "keras": "Layer"}
+
+
+def _class_of(module: Mapping[str, Any], framework: str) -> tuple[str, Mapping[str, Any]]:
+    """Return a module's class and settings: by what it computed where its own class defines the call."""
+    own, computes = module.get("own"), module.get("computes")
+    if not own:
+        return module["class"], module["facts"]
+    facts = {**module["facts"], OWN_CALL: own}
+    if computes is None:
+        return module["class"], facts
+    cls = _COMPUTES.get((framework, computes.get("kind"), computes.get("form", "")))
+    if "epsilon" in computes:
+        facts["epsilon" if framework == "keras" else "eps"] = computes["epsilon"]
+    # It computes what none of these classes does, or what cannot be told.
+    return cls or _OWN_CLASS[framework], {**facts, OWN_CALL: ""}
+
+
+# A model of this very program as the target: its skeleton, without a file, its tensors by their places.
+
+
+class LiveModel:
+    """A torch.nn.Module, tf.Module, Keras model or layer; `shapes` are its inputs' without the batch."""
+
+    def __init__(self, model: Any, shapes: Sequence[Shape] = ()) -> None:
+        """Take the model; raise UsageError for what is none."""
+        framework = model_child.model_framework(model)
+        if framework is None or isinstance(model, type):
+            kind = model.__name__ if isinstance(model, type) else type(model).__name__
+            raise UsageError(
+                "this is no model", expected="a torch.nn.Module, a keras.Model or a tf.Module", found=kind
+            )
+        self.model, self.framework, self._shapes = model, framework, [list(each) for each in shapes]
+        self.shapes = tuple(tuple(each) for each in shapes)
+        self.tensors: dict[Path, Any] = {}
+
+    @property
+    def title(self) -> str:
+        """What the model is called in reports: its class."""
+        return f"a live {type(self.model).__name__}"
+
+    def skeleton(self, guessed: Sequence[Shape] = (), *, foreign: bool = False) -> Skeleton:
+        """Return the skeleton, whose tree has the present values; afterwards `tensors` has what it names.
+
+        The model is called once, with zeros, if it has no weights before (`guessed` is its input's shape
+        then, if the user told none), if shapes were told, or, of Keras, if what fills it is `foreign`: how
+        that orders what is flattened, only a call shows. Raise UsageError when it cannot be called, has no
+        tensors, or still has some without a shape.
+        """
+        owner = OWNERS[self.framework]
+        called: Mapping[int, Mapping[str, Any]] = {}
+        if foreign or self._shapes or self._is_unbuilt():
+            called = owner.build(self.model, self._shapes, [list(shape) for shape in guessed])
+        modules = owner.describe(self.model)
+        for module in modules:
+            module.update(called.get(module["id"], {}))
+        tree, places = self._torch() if self.framework == "torch" else self._numbered(modules)
+        self._require_shapes(tree)
+        if not self.tensors:
+            raise UsageError("the model has no tensors to fill", found=type(self.model).__name__)
+        return build_model_skeleton(tree, modules, places, self.framework)
+
+    def _is_unbuilt(self) -> bool:
+        # Of the other frameworks' models `build` itself calls only those without weights.
+        return self.framework != "keras" or not (self.model.weights and getattr(self.model, "built", True))
+
+    def _torch(self) -> tuple[Tree, dict[str | int, Path]]:
+        tree = live_trees.state_dict(self.model)
+        places: dict[str | int, Path] = {leaf.key: path for path, leaf in tree.tensors()}
+        places |= {a.key: path for path, others in tree.aliases.items() for a in others if a.key}
+        for path, leaf in tree.tensors():
+            assert isinstance(leaf.source, LiveSource)  # noqa: S101 - what live.state_dict makes
+            self.tensors[path] = leaf.source.tensor
+        return tree, places
+
+    def _numbered(self, modules: Sequence[Mapping[str, Any]]) -> tuple[Tree, dict[str | int, Path]]:
+        """Return TensorFlow's or Keras's variables by the modules that hold them, others by their names."""
+        keras = self.framework == "keras"
+        variables = list(self.model.weights) if keras else model_child.model_variables(self.model)
+        places: dict[str | int, Path] = {}
+        for module in modules:
+            for name, number in module["tensors"]:
+                places.setdefault(number, tuple(map(attr, (*module["path"], name))))
+        leaves: dict[Path, Leaf | ValueLeaf] = {}
+        for number, variable in enumerate(variables):
+            own = live_trees.variable_name(variable) or f"variable {number}"
+            path = places.setdefault(number, (attr(own),))
+            said = dtype_and_shape(variable)
+            if said is None:
+                raise _shapeless(own)
+            trained = bool(getattr(variable, "trainable", False))
+            role: Role = "parameter" if trained else "buffer"
+            leaves[path] = Leaf(*said, LiveSource(variable), own, role, trainable=trained, name=own)
+            self.tensors[path] = variable
+        return Tree(leaves), places
+
+    def _require_shapes(self, tree: Tree) -> None:
+        for path, leaf in tree.plain():
+            if leaf.role == "other":
+                raise _shapeless(tree.names[path])
+
+
+def _shapeless(name: str) -> UsageError:
+    return UsageError(
+        "the model has tensors without a shape before its first call",
+        path=name,
+        hint="call it once, or tell the shapes of its inputs",
+    )
+
+
+# What fills a model: a checkpoint, a part of it, or its agent by canonical names; and the report of that.
+
+# Formats whose tensors stand in alphabetical order, whatever the program did.
+_SORTED = frozenset(("npz", "safetensors", "sharded", "tensorflow_v1"))
+_OF_GRAPHS = frozenset(("tensorflow_v1", "tensor_bundle"))
+# The canonical agent has dense kernels [in, out] and names that mappings know as TensorFlow's.
+_CANONICAL = "tensorflow"
+_SHOWN = 3
+# Shapes of a model's inputs, as formats/keras_config.py writes them.
+_INPUTS = re.compile(r"\d{1,7}(,\d{1,7}){0,4}(;\d{1,7}(,\d{1,7}){0,4}){0,7}", re.ASCII)
+_BY = {
+    "order": "in order",
+    "numbers": "by numbers",
+    "calls": "by calls",
+    "words": "by words",
+    "only fit": "as the only fit",
+}
+_COUNTED = {**_BY, "given": "as given"}
+
+
+class ModelSource(NamedTuple):
+    """The tree that fills a model, in whose framework's spelling it is, and whether its order tells much.
+
+    `described` is what the file records of the whole modules that its tensors come from, `listed` says that
+    counts in names follow the calls of a graph.
+    """
+
+    ready: PreparedTree
+    framework: str
+    in_order: bool
+    described: Mapping[Path, ModuleInfo] = MappingProxyType({})
+    listed: bool = False
+
+    @property
+    def tree(self) -> Tree:
+        """The tree itself."""
+        return self.ready.tree
+
+    def fill(
+        self,
+        skeleton: Skeleton,
+        choices: Sequence[LayerOption] = (),
+        given: Sequence[tuple[str, str]] = (),
+        *,
+        strict: bool = True,
+        accept_order: bool = False,
+        cast: bool = False,
+        rules: RuleFile | None = None,
+    ) -> FillResult:
+        """Return how it fills the skeleton; see fill and fill_by_rules of mapping.filling."""
+        how: dict[str, Any] = {
+            "in_order": self.in_order,
+            "listed": self.listed,
+            "described": self.described,
+            "choices": choices,
+            "given": given,
+            "strict": strict,
+            "accept_order": accept_order,
+            "cast": cast,
+        }
+        if rules is None:
+            return fill_skeleton(self.tree, self.framework, skeleton, **how)
+        return fill_by_rules(self.tree, self.framework, skeleton, rules, **how)
+
+    def guessed(self) -> tuple[Shape, ...]:
+        """Return the shapes of inputs as a configuration tells them, or a dense first layer."""
+        for container in self.tree.containers.values():
+            said = container.state.get("model_inputs") if isinstance(container.state, dict) else None
+            if isinstance(said, str) and _INPUTS.fullmatch(said):
+                return tuple(tuple(map(int, shape.split(","))) for shape in said.split(";"))
+        found = find_layers(self.tree, self.framework)
+        if not found or [kind.name for kind in found[0].kinds] != ["dense"]:
+            return ()
+        kind = found[0].kinds[0]
+        group = found[0].group(self.tree)
+        row = next(row for row in kind.read(group).rows if row.canonical == "kernel")
+        shape = getattr(row.rule.leaf(group[row.stored]), "shape", ())
+        return ((shape[0],),) if shape else ()
+
+
+def model_source(
+    checkpoint: Checkpoint,
+    part: str | None,
+    wanted: PreparationOptions = NO_PREPARATION,
+    known: Sidecar | None = None,
+    source: str | None = None,
+    shapes: Sequence[Shape] = (),
+) -> ModelSource:
+    """Return the checkpoint, or what lies below the path `part`, by its own names.
+
+    `source` states whose orientation its arrays have ("torch" or "tf"), `shapes` are those of the inputs of
+    the model that is filled. Raise UsageError where nothing lies
+    below it, or names cannot be restored, MappingError where the orientation is not clear.
+    """
+    if checkpoint.format == onnx.NAME:
+        checkpoint = onnx_policies.read_as_state_dict(checkpoint)
+    else:
+        checkpoint = replace(checkpoint, tree=with_orders(checkpoint.tree, checkpoint, shapes))
+    tree, lost = (checkpoint.tree, ()) if part is None else layer_options.select_part(checkpoint.tree, part)
+    restore.require_shards(tree)
+    ready, described = _as_saved(prepare_tree(checkpoint.tree, tree, part, wanted, known))
+    ready = ready._replace(lost=(*lost, *ready.lost))
+    framework = _detect_framework(checkpoint, ready.tree, source)
+    try:
+        rows = fill_model.group_unnamed_arrays(ready.tree, framework, stated=source is not None)
+    except MappingError as error:
+        raise error.located(file=checkpoint.path) from None
+    if not rows.assumed:
+        in_order = _lists_in_order(checkpoint, ready.tree, framework)
+        # A graph counts layers of a scope as they are called.
+        by_graph = checkpoint.format in _OF_GRAPHS and tf_names.has_named_variables(ready.tree)
+        return ModelSource(ready, framework, in_order, described, by_graph)
+    names = {place: ready.names[path] for place, path in rows.sources.items()}
+    rules = {place: ready.rules[path] for place, path in rows.sources.items() if path in ready.rules}
+    ready = ready._replace(tree=rows.tree, names=names, rules=rules, notes=(*ready.notes, *rows.assumed))
+    return ModelSource(ready, framework, in_order=True)
+
+
+def _as_saved(ready: PreparedTree) -> tuple[PreparedTree, Mapping[Path, ModuleInfo]]:
+    """Return the tree with whole modules as their state_dicts, and without the copies of Keras's export.
+
+    The second result is what the file records of the whole modules that held the tensors.
+    """
+    described: Mapping[Path, ModuleInfo] = {}
+    found = wrappers.plan_state_dicts(ready.tree)
+    if found is not None:
+        sources = {move.target: move.source for move in found.moves}
+        places = {old: new for new, old in sources.items()}
+        leaves = {new: _remap_owner(ready.tree[old], places) for new, old in sources.items()}
+        aliases = {path: tuple(map(Alias, others)) for path, others in found.aliases.items()}
+        rules = {new: ready.rules[old] for new, old in sources.items() if old in ready.rules}
+        names = {new: ready.names[old] for new, old in sources.items()}
+        about = wrappers.describe_modules(ready.tree)
+        described = {new: about[old] for new, old in sources.items() if old in about}
+        ready = ready._replace(tree=Tree(leaves, aliases, found.containers), names=names, rules=rules)
+    return ready._replace(tree=without_copies(ready.tree)), described
+
+
+def _remap_owner(leaf: Leaf | ValueLeaf, places: Mapping[Path, Path]) -> Leaf | ValueLeaf:
+    return replace(leaf, of=places.get(leaf.of)) if isinstance(leaf, Leaf) and leaf.of is not None else leaf
+
+
+def agent_source(checkpoint: Checkpoint, part: str | None, layout: str | None) -> ModelSource:
+    """Return the networks of the agent that a layout reads, or one of them, by their canonical names.
+
+    Raise UsageError where no layout knows the agent, or it has no such network.
+    """
+    binding = recognize_checkpoint(checkpoint, layout)
+    if binding is None:
+        raise UsageError("no layout recognises an agent in this checkpoint", file=checkpoint.path)
+    moves = tuple(move for move in binding.moves.moves if move.target[0].value in RUN)
+    tree = canonical_tree(checkpoint.tree, MoveList(moves))
+    names = {display(move.target): checkpoint.tree.names[move.source] for move in moves}
+    if part is not None:
+        tree = _select_network(tree, part, binding, checkpoint)
+    start = "" if part is None else f"{part.strip('/')}/"
+    own = {path: names[f"{start}{display(path)}"] for path in tree}
+    note = f"read as an agent of layout {binding.layout}"
+    return ModelSource(PreparedTree(tree, own, {}, notes=(note,)), _CANONICAL, in_order=True)
+
+
+def _select_network(tree: Tree, part: str, binding: RecognizedAgent, checkpoint: Checkpoint) -> Tree:
+    try:
+        return layer_options.select_part(tree, part)[0]
+    except UsageError as error:
+        known = ", ".join(each.title for each in binding.parts)
+        hint = f"the agent's networks are {known}"
+        raise UsageError(error.message, file=checkpoint.path, path=part, hint=hint) from None
+
+
+def source_names(ready: PreparedTree, filling: FillResult) -> frozenset[str]:
+    """Return the names, in the checkpoint, of what fills the model."""
+    return frozenset(ready.names[move.source] for move in filling.moves)
+
+
+def build_fill_report(ready: PreparedTree, skeleton: Skeleton, filling: FillResult) -> MappingReport:
+    """Return what became of every entry of the source and of every place in the model."""
+    counted = [f"{n} {_COUNTED.get(by, f'by {by}')}" for by, n in _count_matches(filling).items()]
+    many = "layer" if len(filling.matched) == 1 else "layers"
+    notes = [f"{len(filling.matched)} {many} matched: {', '.join(counted)}"] if counted else []
+    for by, word in _BY.items():
+        found = [f"{m.source} is {m.target}" for m in filling.matched if m.by == by]
+        notes += [f"{word}: {abbreviate_list(found, _SHOWN)}"] if found else []
+    others = [ready.names[p] for p, leaf in ready.tree.tensors() if leaf.role not in (*STATES, "counter")]
+    if others:
+        notes.append(f"no part of a model, left behind: {abbreviate_list(others, _SHOWN)}")
+    names = skeleton.tree.names
+    lines = report_moves(ready, filling.tree, filling.moves)
+    return MappingReport(
+        tuple(
+            replace(line, by=filling.evidence.get(move.target))
+            for line, move in zip(lines, filling.moves, strict=True)
+        ),
+        (*(ready.names[path] for path in filling.unused), *ready.lost),
+        tuple(names[path] for path in filling.unfilled),
+        filling.assumed,
+        (*ready.notes, *notes, *(a.sentence for a in filling.ambiguous), *filling.notes),
+    )
+
+
+def _count_matches(filling: FillResult) -> dict[str, int]:
+    found: dict[str, int] = {}
+    for match in filling.matched:
+        found[match.by] = found.get(match.by, 0) + 1
+    return found
+
+
+def _detect_framework(checkpoint: Checkpoint, tree: Tree, source: str | None) -> str:
+    """Return whose spelling the source has; without evidence, in whose more of its arrays are layers."""
+    native = str(plugins.find("formats", checkpoint.format).load().FRAMEWORK)
+    said = fill_model.checkpoint_orientation(checkpoint, tree, native, source)
+    if said in ("torch", "tensorflow"):
+        return said
+    counts = {
+        name: sum(len(layer.tensors) for layer in find_layers(tree, name)) for name in ("torch", "tensorflow")
+    }
+    return max(counts, key=lambda name: counts[name])
+
+
+def _lists_in_order(checkpoint: Checkpoint, tree: Tree, framework: str) -> bool:
+    """Say whether the tree lists layers as the program made them, not by their names."""
+    if checkpoint.format in _SORTED or (framework == "tensorflow" and tf_names.has_named_variables(tree)):
+        return False
+    # keras/src/saving/saving_lib.py, _walk_saveable: attributes in alphabetical order.
+    return checkpoint.format != "keras_h5" or all("/vars/" not in leaf.key for _, leaf in tree.tensors())
+
+
+# `load_into`: the values of a checkpoint, of whatever framework, put into a live model in place.
+
+# The word for `layout` that leaves it to the layouts to recognise the agent.
+AUTO = "auto"
+Pairs = Mapping[str, str] | Sequence[tuple[str, str]]
+
+
+@dataclass(frozen=True, slots=True)
+class ModelLoadResult:
+    """What became of a model: `filled` tensors of it have the checkpoint's values now, or would have.
+
+    `matched` says layer by layer what filled what and how that was found ("given", "name", "words",
+    "numbers", "only fit", "order"), `report` the rule of every tensor, what of the model is `missing`, what
+    of the checkpoint is `unused`, and what was assumed. `different` belong together and do not fit; of what
+    is `ambiguous` there is no evidence which is which. `cast` are tensors whose numbers have another width in
+    the model. `loaded` is false for a dry run. The `ledger` lists what else in the checkpoint or beside it
+    the model's outputs may depend on (commands/evidence.py); see `decides`.
+    """
+
+    model: str
+    path: str
+    filled: int
+    report: MappingReport
+    matched: tuple[LayerMatch, ...]
+    ambiguous: tuple[Ambiguity, ...]
+    different: tuple[Misfit, ...]
+    cast: tuple[str, ...]
+    loaded: bool
+    ledger: LedgerEntries = ()
+
+    @property
+    def complete(self) -> bool:
+        """Say whether all of the model is filled."""
+        return not self.report.missing
+
+    @property
+    def decides(self) -> bool:
+        """Say whether something in the checkpoint certainly changes the outputs and is not in the model."""
+        return sidecar.has_open_entries(self.ledger)
+
+    def document(self) -> dict[str, Any]:
+        """Return the JSON document."""
+        return {
+            "model": self.model,
+            "path": self.path,
+            "loaded": self.loaded,
+            "complete": self.complete,
+            "filled": self.filled,
+            "matched": [each.document() for each in self.matched],
+            "mapped": [each.document() for each in self.report.mapped],
+            "missing": list(self.report.missing),
+            "unused": list(self.report.unused),
+            "different": [each.document() for each in self.different],
+            "ambiguous": [each.document() for each in self.ambiguous],
+            "cast": list(self.cast),
+            "assumed": list(self.report.assumed),
+            "ledger": sidecar.entries_to_json(self.ledger),
+            "notes": list(self.report.notes),
+        }
+
+
+class ModelFillPlan(NamedTuple):
+    """A model's skeleton and what fills it: `values` are the leaves that do, by their places in the model."""
+
+    model: str
+    given: PreparedTree
+    skeleton: Tree
+    filling: FillResult
+    values: Mapping[Path, Leaf]
+    report: MappingReport
+
+
+def load_into(
+    model: Any,
+    path: str | os.PathLike[str] | Checkpoint,
+    *,
+    layout: str | None = None,
+    part: str | None = None,
+    strict: bool = True,
+    match: Pairs = (),
+    shapes: Sequence[Shape] = (),
+    flatten: Pairs = (),
+    unflatten: Pairs = (),
+    kinds: Pairs = (),
+    accept_order: bool = False,
+    from_: str | None = None,
+    dry_run: bool = False,
+) -> ModelLoadResult:
+    """Fill a live torch.nn.Module, tf.Module or Keras model in place; return what was matched, and how.
+
+    `part` takes what lies below one path, or one network of an agent ("actor", "critic/q1"). `layout` reads
+    the checkpoint as an agent of that layout ("auto": of whichever knows it), by canonical names. `match`
+    pairs names of layers or modules, the checkpoint's and the model's; `accept_order` pairs by order what
+    nothing else tells apart. `from_` ("torch" or "tf") states whose orientation the checkpoint's arrays have
+    where it has no evidence. `shapes` are those of the model's
+    inputs without the batch, for a model that has no weights before its first call or flattens images.
+    `flatten`, `unflatten` and `kinds` describe layers of the checkpoint as the options of `convert` of these
+    names do: `flatten={"dense": "7,7,64"}` is the shape of the image that a dense layer takes flattened,
+    "no" states that it takes none, or in the order in which the model takes it.
+
+    With `strict` nothing changes unless all of the model is filled and all weights of the checkpoint (or of
+    the part) are used: raise MappingError if that is not so. Without,
+    what fits is filled. A dry run changes nothing and returns the whole report; a model without weights is
+    built all the same, by a call. Types and devices of the model stay. Raise what opening and reading raise:
+    then nothing has changed either.
+
+    >>> import ckpttool, torch
+    >>> names = ["l1", "l2", "l3"]
+    >>> sizes = [(3, 64), (64, 64), (64, 1)]
+    >>> actor = torch.nn.ModuleDict({n: torch.nn.Linear(*size) for n, size in zip(names, sizes)})
+    >>> done = ckpttool.load_into(actor, "sample_ckpts/td3_pendulum_tf/ckpt-15000", part="policy/actor")
+    >>> done.filled, done.matched[0].source, done.matched[0].by, done.report.mapped[0].rule
+    (6, 'l1', 'name', 'transpose')
+    """
+    target = LiveModel(model, shapes)
+    checkpoint = ensure_open(path)
+    options = (each.items() if isinstance(each, Mapping) else each for each in (kinds, flatten, unflatten))
+    met = plan_model_fill(
+        target,
+        checkpoint,
+        layout=layout,
+        part=part,
+        match=match,
+        accept_order=accept_order,
+        from_=from_,
+        choices=layer_options.parse_layer_options(
+            *([f"{name}={value}" for name, value in each] for each in options)
+        ),
+    )
+    met = met._replace(
+        report=replace(met.report, assumed=tuple(map(_as_python_arguments, met.report.assumed))),
+        filling=replace(met.filling, notes=tuple(map(_as_python_arguments, met.filling.notes))),
+    )
+    if strict and not dry_run:
+        _require_complete(met, checkpoint, part)
+    names = met.skeleton.names
+    held = dict(met.skeleton.tensors())
+    cast = tuple(names[place] for place, leaf in met.values.items() if held[place].dtype != leaf.dtype)
+    if not dry_run:
+        assign((names[place], target.tensors[place], leaf) for place, leaf in met.values.items())
+    filling = met.filling
+    return ModelLoadResult(
+        target.title,
+        checkpoint.path,
+        len(met.values),
+        met.report,
+        filling.matched,
+        filling.ambiguous,
+        filling.misfits,
+        cast,
+        not dry_run,
+        evidence.unconverted_entries(checkpoint, source_names(met.given, filling)),
+    )
+
+
+def ensure_open(path: str | os.PathLike[str] | Checkpoint) -> Checkpoint:
+    """Return the checkpoint, opened where only its path is told."""
+    return path if isinstance(path, Checkpoint) else open_checkpoint(os.fspath(path))
+
+
+def plan_model_fill(
+    target: LiveModel | ModelSpec,
+    checkpoint: Checkpoint,
+    *,
+    layout: str | None = None,
+    part: str | None = None,
+    match: Pairs = (),
+    accept_order: bool = False,
+    from_: str | None = None,
+    choices: Sequence[LayerOption] = (),
+) -> ModelFillPlan:
+    """Return how a checkpoint fills a model, of this program or of a process beside it; nothing changes."""
+    given = _select_source(checkpoint, layout, part, from_, target.shapes)
+    pairs = tuple(match.items() if isinstance(match, Mapping) else match)
+    if isinstance(target, LiveModel):
+        owner = "torch" if target.framework == "torch" else "tensorflow"
+        skeleton = target.skeleton(given.guessed(), foreign=given.framework != owner)
+        return _plan_fill(
+            target.title, given, skeleton, target.tensors, pairs, choices, accept_order=accept_order
+        )
+    with TargetModel(target) as beside:
+        skeleton = beside.skeleton(given.guessed())
+        return _plan_fill(target.factory, given, skeleton, (), pairs, choices, accept_order=accept_order)
+
+
+def _plan_fill(
+    title: str,
+    given: ModelSource,
+    skeleton: Skeleton,
+    tensors: Iterable[Path],
+    pairs: Sequence[tuple[str, str]],
+    choices: Sequence[LayerOption],
+    *,
+    accept_order: bool,
+) -> ModelFillPlan:
+    filling = given.fill(skeleton, choices, given=pairs, strict=False, accept_order=accept_order)
+    tree = skeleton.tree
+    linked = set(skeleton.named()[1].values())
+    # What no module holds by a name, nothing can fill.
+    alone = tuple(path for path in tensors if path not in linked)
+    filling = replace(filling, unfilled=(*filling.unfilled, *alone))
+    left = set(filling.unfilled)
+    values = {path: leaf for path, leaf in filling.tree.tensors() if path in linked and path not in left}
+    report = build_fill_report(given.ready, skeleton, filling)
+    return ModelFillPlan(title, given.ready, tree, filling, values, report)
+
+
+def _select_source(
+    checkpoint: Checkpoint,
+    layout: str | None,
+    part: str | None,
+    from_: str | None,
+    shapes: Sequence[Shape],
+) -> ModelSource:
+    if layout is not None:
+        return agent_source(checkpoint, part, None if layout == AUTO else layout)
+    try:
+        return model_source(checkpoint, part, source=from_, shapes=shapes)
+    except UsageError:
+        # A network of an agent has its canonical name whatever its codebase calls it.
+        if part is None or recognize_checkpoint(checkpoint) is None:
+            raise
+        return agent_source(checkpoint, part, None)
+
+
+def _require_complete(met: ModelFillPlan, checkpoint: Checkpoint, part: str | None) -> None:
+    """Raise MappingError unless the model and the checkpoint's weights correspond in whole.
+
+    The error names what does not fit, else what of the model is open, else what of the checkpoint is left.
+    """
+    if met.filling.misfits:
+        error = met.filling.misfits[0].error.located(file=checkpoint.path)
+        if met.filling.misfits[0].setting:
+            raise error
+        error.hint = (
+            "the model needs the checkpoint's layers and sizes; match={SOURCE: TARGET} pairs other layers"
+        )
+        if (stated := _KIND.search(f"{error.expected} {error.found}")) is not None:
+            error.hint = _kind_argument(stated)
+        raise error
+    names = [met.skeleton.names[path] for path in met.filling.unfilled]
+    if not names:
+        _require_used(met, checkpoint, part)
+        return
+    raise MappingError(
+        f"{len(names):,} of the tensors of {met.model} would not be filled, so none was",
+        file=checkpoint.path,
+        path=abbreviate_list(names, _SHOWN),
+        hint=_hint(met.filling, checkpoint, part),
+    )
+
+
+def _require_used(met: ModelFillPlan, checkpoint: Checkpoint, part: str | None) -> None:
+    unused = [met.given.names[path] for path in met.filling.unused]
+    if not unused:
+        return
+    binding = None if part is not None else recognize_checkpoint(checkpoint)
+    parts = (
+        f" (part= takes one of {abbreviate_list([p.title for p in binding.parts], _SHOWN)})"
+        if binding
+        else ""
+    )
+    raise MappingError(
+        f"{len(unused):,} weights of the checkpoint have no place in {met.model}, so nothing was filled",
+        file=checkpoint.path,
+        path=abbreviate_list(unused, _SHOWN),
+        hint=f"strict=False leaves them out{parts}",
+    )
+
+
+_OPTION = re.compile(r"--(flatten|unflatten|kind) '([^'=]+)=([^']+)'")
+# What a refusal proposes for a layer of an unknown class: the layer, and the kinds that its tensors could be.
+_KIND = re.compile(r"--kind '([^']*)=([^'=]*)' converts it as one(?:, or ((?:\w| )+))?")
+_ARGUMENT = re.compile(r"(?:flatten|kinds)=\{")
+
+
+def _as_python_arguments(sentence: str) -> str:
+    """Return a sentence that names options of the command line with the arguments of load_into."""
+    return _OPTION.sub(
+        lambda found: f"{found[1].replace('kind', 'kinds')}={{'{found[2]}': '{found[3]}'}}", sentence
+    )
+
+
+def _kind_argument(kind: re.Match[str]) -> str:
+    """Return the argument that states what a layer computes, for each kind that it could be."""
+    layer, first, others = kind.groups()
+    names = [first, *(others.split(" or ") if others else ())]
+    return f"{' or '.join(f'kinds={{{layer!r}: {name!r}}}' for name in names)}, whichever it computes"
+
+
+def _hint(filling: FillResult, checkpoint: Checkpoint, part: str | None) -> str:
+    binding = None if part is not None else recognize_checkpoint(checkpoint)
+    if binding is not None and binding.parts:
+        return f"part= takes one network: {abbreviate_list([each.title for each in binding.parts], _SHOWN)}"
+    if filling.ambiguous:
+        return filling.ambiguous[0].argument
+    unfit = (
+        note for note in filling.notes if note.startswith("nothing in the source") or _ARGUMENT.search(note)
+    )
+    return next(unfit, "dry_run=True returns the whole report, strict=False fills what it can")

@@ -1,0 +1,464 @@
+"""Networks of a checkpoint and comparison of their outputs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from ckpttool.commands import restore
+from ckpttool.commands.inspect import format_command
+from ckpttool.commands.restore import (
+    FACTS,
+    Agent,
+    VerifiedSidecar,
+    build_agent,
+    merge_metadata,
+    policy_sizes,
+    select_network_leaves,
+)
+from ckpttool.core import plugins
+from ckpttool.core.checkpoint import Checkpoint
+from ckpttool.core.errors import EnvironmentMismatchError, MappingError, UnsupportedError, UsageError
+from ckpttool.core.sidecar import LedgerEntries, LedgerEntry, Sidecar, assumption_sentences
+from ckpttool.core.tree import Tree
+from ckpttool.libraries import recognize, tf_names
+from ckpttool.libraries.recognize import recognize_checkpoint
+from ckpttool.libraries.schema import NO_LAYOUT, VALUES, AgentNetwork, RecognizedAgent
+from ckpttool.networks import numpy_backend
+from ckpttool.networks.build import NetworkSettings, layer_widths, policy_network, q_network, value_network
+from ckpttool.networks.network import Dense, Network, Observation, Policy
+
+# Gathers what a network needs and its checkpoint lacks, says where each fact came from, and builds it.
+
+
+@dataclass(frozen=True, slots=True)
+class ActionBounds:
+    """Action bounds per dimension, and who says so ("Pendulum-v1's action space").
+
+    Without an origin they stand in for what the network does not depend on, and nothing is said of them.
+    """
+
+    low: Sequence[float]
+    high: Sequence[float]
+    origin: str | None
+    env: str | None = None
+
+
+def missing_options(agent: Agent, known: Sidecar) -> tuple[str, ...]:
+    """Return the options, with an example value, for facts without which the policy cannot be computed."""
+    facts = agent.binding.facts
+    hidden, _ = policy_sizes(agent.binding, agent.tree)
+    activations = known.activations or facts.activations or facts.hidden
+    found = ("--activation relu",) if hidden and not activations else ()
+    return found if known.head or facts.head else (*found, "--head tanh")
+
+
+def require_facts(agent: Agent, *words: str, other: Agent | None = None) -> None:
+    """Raise UsageError with the completing command if no file holds the activations or the action map.
+
+    `words` are the command's, its verb first; without them the command is `eval`.
+    """
+    missing = missing_options(agent, agent.known if other is None else _complete_metadata(agent, other))
+    if not missing:
+        return
+    verb, *rest = words or ("eval", agent.checkpoint.path, "--env", "ID")
+    options = [option.partition(" ")[0] for option in missing]
+    wanted = ["--env"] * ("ID" in rest) + options
+    named = " and ".join((", ".join(wanted[:-1]), wanted[-1]) if len(wanted) > 1 else wanted)
+    raise UsageError(
+        f"needs {named}: no file holds {_LACKED[tuple(options)]}",
+        file=agent.checkpoint.path,
+        hint=" ".join((format_command(verb, *rest), *missing)),
+    )
+
+
+_LACKED = {
+    ("--activation", "--head"): "the activations and the action map",
+    ("--activation",): "the activations",
+    ("--head",): "the action map",
+}
+
+
+def _require_scaled(agent: Agent, known: Sidecar, bounds: ActionBounds) -> None:
+    """Raise UsageError if a model ends in tanh, and the actions reach further than that."""
+    read = known.is_read("head")
+    low = bounds.low if known.action_low is None else known.action_low
+    high = bounds.high if known.action_high is None else known.action_high
+    if known.head == "unit_tanh" and read and not (np.all(np.equal(low, -1)) and np.all(np.equal(high, 1))):
+        raise UsageError(
+            "needs --head: the model ends in tanh, and no file holds whether its program scales the actions",
+            file=agent.checkpoint.path,
+            expected="bounds -1 to 1, --head affine (scaled to them) or --head unit_tanh (as it is)",
+            found=f"bounds {_format_bounds(low)} to {_format_bounds(high)}",
+            hint=format_command(
+                "eval", agent.checkpoint.path, "--env", bounds.env or "ID", "--head", "affine"
+            ),
+        )
+
+
+def require_even_bounds(agent: Agent, wiring: NetworkSettings) -> None:
+    """Raise UsageError for one number times tanh, by habit of a layout, between bounds of several sizes.
+
+    No program has such bounds and this map: it would never reach some of them, and exceed others.
+    """
+    low, high = wiring.action_low, wiring.action_high
+    assumed = agent.known.is_assumed("head")
+    even = all(np.isclose(value, high[0]) for value in high) and all(np.isclose(v, -high[0]) for v in low)
+    if wiring.head != "tanh" or even or not assumed:
+        return
+    raise UsageError(
+        "needs --head: one number times tanh, the layout's habit, cannot give these action bounds",
+        file=agent.checkpoint.path,
+        expected="--head affine (tanh mapped to the bounds), or --head tanh (times the first upper bound)",
+        found=f"bounds {_format_bounds(low)} to {_format_bounds(high)}",
+    )
+
+
+def derive_network_settings(
+    agent: Agent, bounds: ActionBounds, other: Agent | None = None
+) -> tuple[NetworkSettings, LedgerEntries]:
+    """Return the wiring and an entry of the ledger for whatever was assumed.
+
+    What the agent's sidecar or files say decides; where they are silent, what `other` knows (the same agent
+    in another form); then the layout's habit, and `bounds` for the actions.
+    """
+    require_facts(agent, other=other)
+    known = agent.known if other is None else _complete_metadata(agent, other)
+    facts = agent.binding.facts
+    sidecars = [each.sidecar for each in (agent, other) if each is not None]
+    assumed = list(restore.assumed_entries(agent.binding, known, *sidecars))
+    epsilon = facts.epsilon
+    if any(layer.kind == "layer_norm" for part in agent.binding.parts for layer in part.layers):
+        epsilon = (known.epsilon or {}).get("layer_norm", epsilon)
+    low, high = known.action_low, known.action_high
+    if low is None or high is None:
+        low, high = bounds.low, bounds.high
+        if bounds.origin is not None:
+            value = f"action bounds {_format_bounds(low)} to {_format_bounds(high)}"
+            assumed.append(LedgerEntry("assumed", "action bounds", value, origin=bounds.origin))
+    if bounds.origin is not None or known.action_low is not None:
+        _require_scaled(agent, known, bounds)
+    read = known.is_read("head")
+    if agent.binding.layout == NO_LAYOUT and known.head in ("identity", "unit_tanh") and read:
+        said = "an action is what the model gives: no file holds what its program does with it"
+        assumed.append(LedgerEntry("assumed", "action map", said))
+    wiring = NetworkSettings(
+        tuple(known.activations or (facts.hidden,)),
+        str(known.head or facts.head),
+        float(epsilon),
+        tuple(map(float, low)),
+        tuple(map(float, high)),
+        known.obs_norm,
+    )
+    return wiring, tuple(assumed)
+
+
+def _complete_metadata(agent: Agent, other: Agent) -> Sidecar:
+    """Return what is known of the agent, and what the other one knows where it is silent.
+
+    Its own sidecar is what it is played by, so nothing overrules that; and an agent that says nothing of
+    normalised observations does not normalise.
+    """
+    both = merge_metadata(agent.known, other.known)
+    own = {name: told for name in FACTS if (told := getattr(agent.sidecar, name, None)) is not None}
+    provenance = {**both.provenance, **{name: agent.known.provenance.get(name, "") for name in own}}
+    return replace(both, **{**own, "obs_norm": agent.known.obs_norm}, provenance=provenance)
+
+
+def build_part_network(agent: Agent, part: AgentNetwork, wiring: NetworkSettings) -> Network:
+    """Return a part as a network: a policy, a value of the state, or a Q-function."""
+    if part.acts:
+        return policy_network(agent.tree, part, wiring)
+    if part.component in VALUES:
+        return value_network(agent.tree, part, wiring)
+    return q_network(agent.tree, part, wiring, *network_sizes(agent))
+
+
+def network_sizes(agent: Agent) -> tuple[int, int]:
+    """Return the numbers of observations and of actions."""
+    actor = agent.part("actor") or agent.part("actor_target")
+    if actor is not None:
+        return layer_widths(agent.tree, actor)
+    # A critic alone: how its inputs divide does not change what it computes.
+    total, _ = layer_widths(agent.tree, agent.binding.parts[0])
+    return total - 1, 1
+
+
+def _format_bounds(values: Sequence[float]) -> str:
+    distinct = sorted(set(values))
+    return f"{distinct[0]:g}" if len(distinct) == 1 else f"[{', '.join(f'{v:g}' for v in values)}]"
+
+
+# The networks of two checkpoints of one agent, side by side: each as its own checkpoint has it played.
+
+
+def shared_networks(a: Agent, b: Agent) -> list[str]:
+    """Return the titles of the networks that both have."""
+    return [part.title for part in a.binding.parts if b.part(part.title) is not None]
+
+
+def missing_networks(a: Agent, b: Agent) -> list[str]:
+    """Return the titles of the networks that only the first one has."""
+    return [part.title for part in a.binding.parts if b.part(part.title) is None]
+
+
+def pair_networks(
+    a: Agent, b: Agent, titles: Sequence[str], assumed: list[str]
+) -> tuple[dict[str, tuple[Network, Network]], list[str]]:
+    """Return what is compared, and a note for each critic or value that cannot be run; a policy must be."""
+    found, skipped = {}, []
+    for title in titles:
+        try:
+            found[title] = (
+                build_agent_network(a, b, title, assumed),
+                build_agent_network(b, a, title, assumed),
+            )
+        except (MappingError, UnsupportedError) as error:
+            part = a.part(title)
+            if part is None or part.acts or len(titles) == 1:
+                raise
+            skipped.append(f"{title} is not compared: {error.message}")
+    return found, skipped
+
+
+def agent_network_settings(agent: Agent, other: Agent) -> tuple[NetworkSettings, LedgerEntries]:
+    """Return how the agent's layers become networks, and an entry of the ledger for whatever was assumed."""
+    _, act_dim = network_sizes(agent)
+    unit = ActionBounds([-1.0] * act_dim, [1.0] * act_dim, "both sides alike, neither says more")
+    return derive_network_settings(agent, unit, other)
+
+
+def build_agent_network(agent: Agent, other: Agent, title: str, assumed: list[str]) -> Network:
+    """Return one network of the agent, and add what was assumed for it."""
+    part = agent.runnable(title)
+    if part is None:
+        raise UsageError(f"the checkpoint has no network {title}", file=agent.checkpoint.path)
+    wiring, guesses = agent_network_settings(agent, other)
+    assumed.extend(assumption_sentences(guesses))
+    return build_part_network(agent, part, wiring)
+
+
+# How far two outputs of one network are from each other, and how far they may be.
+#
+# The error of both is measured against a float64 reference in numpy: a conversion is right when B is no
+# further from it than A's own framework is, give or take rounding.
+
+PARITY_OBSERVATIONS = 1000
+OWN_ERROR = 2.0
+# Of the largest number on the way, not of the output: see docs/design.md for what that one refused.
+SCALE = 1e-5
+# Two float32 computations of one sum differ by a few units in the last place of the largest number on the
+# way: a policy's tanh hides how large the numbers before it were, and how far rounding moved them.
+UNIT = float(np.finfo(np.float32).eps)
+ROUNDING = 4 * UNIT
+
+
+@dataclass(frozen=True, slots=True)
+class Parity:
+    """One network: how far B's outputs are from A's, absolutely and relative to the output's scale.
+
+    `error_a` and `error_b` are the largest differences from the float64 reference.
+    """
+
+    name: str
+    n: int
+    max_abs: float
+    max_rel: float
+    error_a: float
+    error_b: float
+    within: bool
+
+    def document(self) -> dict[str, Any]:
+        """Return the JSON object."""
+        return {
+            "name": self.name,
+            "n": self.n,
+            "max_abs": self.max_abs,
+            "max_rel": self.max_rel,
+            "error_a": self.error_a,
+            "error_b": self.error_b,
+            "within": self.within,
+        }
+
+
+def failed_parity(title: str) -> Parity:
+    """Return what is said of a network that B lacks, or has in another size."""
+    return Parity(title, 0, np.inf, np.inf, np.inf, np.inf, within=False)
+
+
+def measure_parity(
+    title: str,
+    network: Network,
+    given: Observation,
+    outputs: tuple[np.ndarray, np.ndarray],
+    tolerance: float | None = None,
+    own: float = OWN_ERROR,
+    *,
+    exact: np.ndarray | None = None,
+) -> Parity:
+    """Return how far two outputs on `given` are from each other and from the network in float64.
+
+    Without a `tolerance` B may be `own` times as far as A is, or as far as rounding explains. `exact` is what
+    the network gives in float64, where somebody knows it.
+    """
+    if exact is None:
+        exact = run_network(numpy_backend.build(network.cast("float64")), to_float64(given))
+    largest = max(_largest_activation(network, given), float(np.abs(exact).max()))
+    scale = float(np.abs(exact).max()) or 1.0
+    errors = [float(np.abs(output.astype(np.float64) - exact).max()) for output in outputs]
+    between = float(np.abs(outputs[0].astype(np.float64) - outputs[1]).max())
+    if tolerance is None:
+        allowed = min(max(own * errors[0], _rounding_share(network) * largest), SCALE * largest)
+        # Extreme inputs can cost A itself more than that; B need not be better than A.
+        allowed = max(allowed, errors[0])
+    else:
+        allowed = tolerance * scale
+    return Parity(
+        title, len(exact), between, between / scale, errors[0], errors[1], within=errors[1] <= allowed
+    )
+
+
+def _largest_activation(network: Network, given: Observation) -> float:
+    """Return the largest magnitude that any dense layer but the output gives, in float64."""
+    dense = [n for n, node in enumerate(network.nodes, len(network.inputs)) if isinstance(node.layer, Dense)]
+    exact, double = network.cast("float64"), to_float64(given)
+    inner = (
+        run_network(numpy_backend.build(replace(exact, output=n)), double)
+        for n in dense
+        if n != network.output
+    )
+    return max((float(np.abs(output).max()) for output in inner), default=0.0)
+
+
+def _rounding_share(network: Network) -> float:
+    """Return the part of the largest number that rounding may cost: it grows as the root of a sum's terms.
+
+    TensorFlow adds the terms one after the other, PyTorch in blocks: with 256 terms the one was seen 6 units
+    from float64 where the other was 2.
+    """
+    terms = max(node.layer.kernel.shape[0] for node in network.nodes if isinstance(node.layer, Dense))
+    return max(ROUNDING, UNIT * float(np.sqrt(terms)) / 2)
+
+
+def make_observations(network: Network, n: int = PARITY_OBSERVATIONS) -> Observation:
+    """Return the fixed inputs: zeros, ordinary and extreme ones; float32 [n, ...] each, always the same."""
+    generator = np.random.default_rng(0)
+    scales = np.repeat([0.0, 1.0, 10.0], [1, n - n // 5 - 1, n // 5])
+    drawn = {
+        name: (generator.standard_normal((n, *shape)).T * scales).T.astype(np.float32)
+        for name, shape in network.input_shapes.items()
+    }
+    if "action" in drawn:
+        drawn["action"] = np.clip(drawn["action"], -1, 1)
+    return drawn if len(drawn) > 1 else drawn[network.inputs[0][0]]
+
+
+def to_float64(given: Observation) -> Observation:
+    """Return the inputs in float64."""
+    if isinstance(given, np.ndarray):
+        return given.astype(np.float64)
+    return {name: array.astype(np.float64) for name, array in given.items()}
+
+
+def run_network(policy: Policy, given: Observation) -> np.ndarray:
+    """Return the output [batch, n] of a network without memory."""
+    output, _ = policy.step(given)
+    return output
+
+
+# The proof of a conversion: what was written computes what was read, before it gets its name.
+#
+# Both sides run in numpy, in float64: that shows the mapping and costs no framework's start. What frameworks
+# themselves make of the two files shows `verify`.
+
+OBSERVATIONS = 100
+_CANNOT = (EnvironmentMismatchError, MappingError, UnsupportedError, UsageError)
+
+
+class OutputMismatchError(Exception):
+    """What was written computes something else: this stops the writing, and only `convert` hears of it."""
+
+    def __init__(self, proof: OutputVerification) -> None:
+        """Keep the proof."""
+        super().__init__()
+        self.proof = proof
+
+
+@dataclass(frozen=True, slots=True)
+class OutputVerification:
+    """Every network that source and target have, compared; notes say which were not."""
+
+    networks: tuple[Parity, ...] = ()
+    notes: tuple[str, ...] = ()
+
+    @property
+    def within(self) -> bool:
+        """Say whether every network computes the same."""
+        return all(network.within for network in self.networks)
+
+    def entry(self) -> list[dict[str, Any]]:
+        """Return what the sidecar keeps of it."""
+        kept = ("name", "max_abs", "max_rel", "within")
+        return [{name: getattr(each, name) for name in kept} for each in self.networks]
+
+
+def prepared_source_agent(
+    checkpoint: Checkpoint, tree: Tree, binding: RecognizedAgent, own: VerifiedSidecar
+) -> Agent:
+    """Return the source's agent: the part of the checkpoint that is converted, as it was prepared."""
+    found, binding = select_network_leaves(tree, binding), tf_names.check_connections(binding)
+    known = restore.merge_metadata(own.sidecar, restore.read_metadata(binding, found))
+    return Agent(checkpoint, binding, found, own.sidecar, known, ())
+
+
+def verify_outputs(source: Agent, written: Checkpoint, target: str, told: Sidecar) -> OutputVerification:
+    """Compare the source with what was written for `target`, read anew, its layout recognised anew.
+
+    `told` is the sidecar that will lie beside it. Raise DiffersError if a network computes something else.
+    """
+    written = replace(written, path=target)
+    binding = recognize_checkpoint(written)
+    if binding is None:
+        return OutputVerification(
+            notes=("no layout recognises what was written: its networks were not compared",)
+        )
+    there = build_agent(written, binding, VerifiedSidecar(replace(told, computation=None)))
+    found: list[Parity] = []
+    notes: list[str] = []
+    never = recognize.list_never_run_components(plugins.find("layouts", there.binding.layout).load())
+    for title in shared_networks(source, there):
+        if title.partition("/")[0] in never:
+            notes.append(f"{title} was not compared: no file of {there.binding.layout} tells how it is run")
+            continue
+        try:
+            left = build_agent_network(source, there, title, [])
+        except _CANNOT as error:
+            notes.append(f"{title} was not compared: {error.message}")
+            continue
+        found.append(_compare_network(title, left, source, there))
+    proof = OutputVerification(tuple(found), tuple(notes))
+    if not proof.within:
+        raise OutputMismatchError(proof)
+    return proof
+
+
+def _compare_network(title: str, left: Network, source: Agent, there: Agent) -> Parity:
+    try:
+        right = build_agent_network(there, source, title, [])
+    except _CANNOT:
+        return failed_parity(title)  # it could be run where it came from
+    if left.inputs != right.inputs or left.width != right.width:
+        return failed_parity(title)
+    given = make_observations(left, OBSERVATIONS)
+    with np.errstate(all="ignore"):
+        first, second = (
+            run_network(numpy_backend.build(n.cast("float64")), to_float64(given)) for n in (left, right)
+        )
+    if not np.isfinite(first).all():
+        # An agent whose training failed is converted like any other: the same NaN are the same outputs.
+        same = np.array_equal(first, second, equal_nan=True)
+        return Parity(title, len(first), 0.0, 0.0, 0.0, 0.0, within=True) if same else failed_parity(title)
+    return measure_parity(title, left, given, (first, second), exact=first)

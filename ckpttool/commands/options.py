@@ -1,0 +1,938 @@
+"""Options of conversions: parts, averages, names, targets, layers, optimizers."""
+
+from __future__ import annotations
+
+import difflib
+import json
+import math
+import os
+import re
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import replace
+from math import prod
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
+
+from ckpttool.core import plugins
+from ckpttool.core.activations import NO_IMAGE, AxisOrder
+from ckpttool.core.errors import UsageError, abbreviate_list, suggest_choice
+from ckpttool.core.sidecar import Sidecar
+from ckpttool.core.text import compile_glob, format_count
+from ckpttool.core.tree import Alias, Leaf, Path, PathStep, Tree, ValueLeaf, display, key
+from ckpttool.libraries.optimizers_read import ADAMW, FAMILIES, FLAGS, find_family, keras_class
+from ckpttool.libraries.schema import (
+    JOINT,
+    OPTIMIZED,
+    OPTIMIZERS,
+    SLOTS,
+    RecognizedAgent,
+    canonical_setting_path,
+    get_optimizer_key,
+    is_trained_by,
+)
+from ckpttool.mapping import wrappers
+from ckpttool.mapping.layer_kinds import LayerFacts
+from ckpttool.mapping.layers import KINDS, LayerOption
+from ckpttool.mapping.rules import Move, Settings
+from ckpttool.mapping.wrappers import DictPrefixes
+
+if TYPE_CHECKING:
+    from ckpttool.mapping.user_rules import RuleFile
+
+
+# Averaged weights (EMA, SWA) beside a network in a checkpoint of PyTorch: which are which, and a choice.
+
+EMA, RAW = "ema", "raw"
+# Words in the names under which programs keep an average of a network's weights (timm, YOLO, k-diffusion,
+# torch.optim.swa_utils).
+_WORDS = frozenset(("ema", "swa", "average", "averaged", "shadow"))
+
+
+class _AveragedNetwork(NamedTuple):
+    """An entry that holds a network: its first step, its tensors' shapes by plain name, their paths."""
+
+    top: PathStep
+    shapes: dict[str, tuple[int, ...]]
+    averaged: bool
+
+
+def choose_weights(tree: Tree, which: str) -> tuple[Tree, tuple[str, ...]]:
+    """Return the tree with the averaged weights for the trained ones, or without them, and notes.
+
+    With "ema" the optimizer's state is left out: it belongs to the trained weights. Raise UsageError where
+    the checkpoint has not one average of one network.
+    """
+    if which not in (EMA, RAW):
+        raise UsageError(f"unknown --weights '{which}'", hint=suggest_choice(which, (EMA, RAW)))
+    raw, average = _find_averaged_pair(tree)
+    if which == RAW:
+        kept = {path: leaf for path, leaf in tree.items() if path[0] != average.top}
+        return select_entries(tree, kept), (f"left out: {display((average.top,))}, averaged weights",)
+    owners = {path for path, leaf in tree.tensors() if leaf.slot is not None}
+    states = {path[0] for path in owners if path[0] != raw.top}
+    found: dict[Path, Leaf | ValueLeaf] = {
+        path: leaf for path, leaf in tree.items() if path[0] not in (raw.top, *states)
+    }
+    gone = ", ".join(display((top,)) for top in (raw.top, *sorted(states, key=str)))
+    return select_entries(tree, found), (
+        f"left out: {gone}; {display((average.top,))} has the averaged weights",
+    )
+
+
+def select_entries(tree: Tree, leaves: dict[Path, Leaf | ValueLeaf]) -> Tree:
+    """Return the tree with these entries alone."""
+    owned = {
+        path: replace(leaf, of=None) if isinstance(leaf, Leaf) and leaf.of not in leaves else leaf
+        for path, leaf in leaves.items()
+    }
+    aliases = {path: others for path, others in tree.aliases.items() if path in leaves}
+    return Tree(owned, aliases, tree.containers)
+
+
+def _find_averaged_pair(tree: Tree) -> tuple[_AveragedNetwork, _AveragedNetwork]:
+    """Return the one network that has an average with the same tensors, and that average."""
+    networks = _find_networks(tree)
+    pairs = [
+        (raw, average)
+        for raw in networks
+        for average in networks
+        # AveragedModel adds a count of its own.
+        if not raw.averaged and average.averaged and raw.shapes.items() <= average.shapes.items()
+    ]
+    if len(pairs) == 1:
+        return pairs[0]
+    names = sorted({display((each.top,)) for each in networks})
+    if not pairs:
+        raise UsageError(
+            "the checkpoint has no averaged weights beside a network",
+            found=", ".join(names[:6]) or "no network",
+            hint="leave out --weights; --part PATH takes one entry",
+        )
+    raise UsageError("several networks have averaged weights", hint="--part PATH takes one entry")
+
+
+def _find_networks(tree: Tree) -> list[_AveragedNetwork]:
+    bare = wrappers.strip_prefixes(tree)
+    plain = tree if bare is None else bare.tree
+    tops: dict[PathStep, dict[str, tuple[int, ...]]] = {}
+    for path, leaf in plain.tensors():
+        if leaf.role in ("parameter", "buffer") and len(path) > 1:
+            tops.setdefault(path[0], {})[display(path[1:])] = leaf.shape
+    return [_AveragedNetwork(top, shapes, _is_average(top)) for top, shapes in tops.items()]
+
+
+def _is_average(top: PathStep) -> bool:
+    return bool(_WORDS & set(str(top.value).lower().replace("-", "_").replace(".", "_").split("_")))
+
+
+# What the command line says of layers: `--kind PATTERN=KIND`, `--flatten` and `--unflatten PATTERN=H,W,C`.
+#
+# Where a vector stands beside an image, parts are joined by `+`: `--flatten 'dense=7,7,64+5'`.
+
+_SHAPE = re.compile(r"[1-9]\d{0,8}(?:,[1-9]\d{0,8})+", re.ASCII)
+_PARTS = re.compile(r"[1-9]\d{0,8}(?:[,+][1-9]\d{0,8})*", re.ASCII)
+_KIND = re.compile(r"(?P<name>\w+)(?::(?P<number>\d{1,9}))?", re.ASCII)
+_NO = "no"
+
+
+def parse_layer_options(
+    kinds: Sequence[str], flatten: Sequence[str], unflatten: Sequence[str] = ()
+) -> tuple[LayerOption, ...]:
+    """Return what was said of layers; raise UsageError for what makes no sense."""
+    return (*_parse_kinds(kinds), *_parse_flatten(flatten), *_parse_unflatten(unflatten))
+
+
+def format_layer_options(given: Sequence[LayerOption]) -> tuple[list[str], list[str], list[str]]:
+    """Return the values of --kind, --flatten and --unflatten that give these choices."""
+    kinds, flatten, unflatten = [], [], []
+    for choice_ in given:
+        told = choice_.told
+        if choice_.kind is not None:
+            number = "" if told.number is None else f":{told.number}"
+            kinds.append(f"{choice_.pattern}={choice_.kind}{number}")
+        elif told.flatten is not None:
+            flatten.append(f"{choice_.pattern}={','.join(map(str, told.flatten)) or _NO}")
+        elif told.takes is not None:
+            flatten.append(f"{choice_.pattern}={_format_order(told.takes)}")
+        elif told.makes is not None:
+            unflatten.append(f"{choice_.pattern}={_format_order(told.makes)}")
+    return kinds, flatten, unflatten
+
+
+def _format_order(order: AxisOrder) -> str:
+    """Return the shape that `_order` reads as this order."""
+    parts = (f"{places},{channels}" if places > 1 else str(channels) for places, channels in order.parts)
+    return _NO if order == NO_IMAGE else "+".join(parts)
+
+
+def _parse_kinds(said: Sequence[str]) -> Iterator[LayerOption]:
+    known = list(dict.fromkeys(kind.option for kind in KINDS if kind.refused is None))
+    for text in said:
+        pattern, wanted = _split_option(text, "--kind", "PATTERN=KIND")
+        match = _KIND.fullmatch(wanted)
+        if match is None or match["name"] not in known:
+            raise UsageError(f"{wanted} is no kind of layer", hint=suggest_choice(wanted, known))
+        number = int(match["number"]) if match["number"] else None
+        yield LayerOption(pattern, compile_glob(pattern), match["name"], LayerFacts(number))
+
+
+def _parse_flatten(said: Sequence[str]) -> Iterator[LayerOption]:
+    for text in said:
+        pattern, wanted = _split_option(text, "--flatten", "PATTERN=H,W,C")
+        if wanted == _NO or _SHAPE.fullmatch(wanted):
+            shape = () if wanted == _NO else tuple(int(extent) for extent in wanted.split(","))
+            yield LayerOption(pattern, compile_glob(pattern), None, LayerFacts(flatten=shape))
+        else:
+            yield LayerOption(
+                pattern, compile_glob(pattern), None, LayerFacts(takes=_parse_order(wanted, "--flatten"))
+            )
+
+
+def _parse_unflatten(said: Sequence[str]) -> Iterator[LayerOption]:
+    for text in said:
+        pattern, wanted = _split_option(text, "--unflatten", "PATTERN=H,W,C")
+        order = NO_IMAGE if wanted == _NO else _parse_order(wanted, "--unflatten")
+        yield LayerOption(pattern, compile_glob(pattern), None, LayerFacts(makes=order))
+
+
+def _parse_order(wanted: str, option: str) -> AxisOrder:
+    """Return the parts of a shape such as `7,7,64+5`, whose order is the source's own."""
+    if not _PARTS.fullmatch(wanted):
+        raise UsageError(
+            f"{wanted} is no shape of an image",
+            hint=f"{option} 'dense=7,7,64', or 'dense=no' if it is none",
+        )
+    shapes = [tuple(int(extent) for extent in part.split(",")) for part in wanted.split("+")]
+    return AxisOrder(tuple((prod(shape[:-1]), shape[-1]) for shape in shapes), ())
+
+
+def _split_option(text: str, option: str, form: str) -> tuple[str, str]:
+    pattern, sign, wanted = text.rpartition("=")
+    if not sign or not pattern:
+        raise UsageError(f"{option} takes {form}, not {text}")
+    return pattern, wanted
+
+
+# What a sidecar tells of an agent's optimizers, and where their epsilon stands.
+
+# Adam's epsilon is added to the root of the bias-corrected second moment (torch/optim/adam.py), or to that of
+# the moment as it is (keras/src/optimizers/adam.py, tensorflow/python/training/adam.py).
+CORRECTED, UNCORRECTED = "corrected", "uncorrected"
+
+
+def sidecar_settings(known: Sidecar | None) -> Settings:
+    """Return what a sidecar says of the optimizers, by optimizer and setting."""
+    if known is None:
+        return {}
+    epsilon = {"epsilon": known.epsilon["adam"]} if known.epsilon and "adam" in known.epsilon else {}
+    stated = known.optimizers or {}
+    return {name: {**epsilon, **stated.get(name, {})} for name in (*OPTIMIZED, JOINT, *stated)}
+
+
+def epsilon_placement(known: Sidecar | None, layout: str | None) -> str:
+    """Return where Adam's epsilon stands in the program that trained the agent.
+
+    A conversion copies the number, so it goes on meaning what it meant there: the receipt says so
+    (`source.epsilon`), a receipt without it names the source's layout.
+    """
+    origin = known.source if known is not None and known.source is not None else {}
+    if origin.get("epsilon") in (CORRECTED, UNCORRECTED):
+        return cast(str, origin["epsilon"])
+    return CORRECTED if _layout_framework(str(origin.get("layout") or layout)) == "torch" else UNCORRECTED
+
+
+def _layout_framework(layout: str) -> str | None:
+    """Return whose programs the layout is of; a receipt may name a layout that is not installed here."""
+    try:
+        return cast(str, plugins.find("layouts", layout).load().TABLE.framework)
+    except UsageError:
+        return None
+
+
+# What a person says of an agent's optimizers where no file does: `convert --l2` and `--optimizer`.
+
+_COUNT = "step"
+NONE = "none"  # what --optimizer takes to leave out every optimizer
+_SETTINGS = sorted({ours for family in FAMILIES for ours in family.torch_settings.values()} | {_COUNT})
+# What torch's own word for a setting means: "lr", "eps", "alpha".
+_TORCH = {theirs: ours for family in FAMILIES for theirs, ours in family.torch_settings.items()}
+_L2 = "--l2 'critic/**/kernel=0.01'"
+_OPTIMIZER = "--optimizer critic_optimizer/momentum=0.9"
+
+
+class OptimizerOptions(NamedTuple):
+    """What was said: `l2` are patterns of weights with a penalty's factor, `optimizer` single settings."""
+
+    l2: tuple[str, ...] = ()
+    optimizer: tuple[str, ...] = ()
+
+    def into(self, known: Sidecar | None, binding: RecognizedAgent | None, tree: Tree) -> Sidecar | None:
+        """Return the sidecar with what was said, as if it had said so.
+
+        Raise UsageError for what makes no sense, fits no weight, or contradicts the checkpoint.
+        """
+        known = _add_configured_penalties(known, binding, tree)
+        if not any(self):
+            return known
+        base = known or Sidecar("")
+        if binding is None:
+            return self._general(base)
+        found = {name: dict(settings) for name, settings in (base.optimizers or {}).items()}
+        once: set[tuple[str, str]] = set()
+        for text in self.optimizer:
+            name, key_, value = _parse_setting(text, binding)
+            if (name, key_) in once:
+                raise UsageError(f"--optimizer {text}: {name}/{key_} is said twice")
+            once.add((name, key_))
+            found.setdefault(name, {})[key_] = value
+        for text in self.l2:
+            for name, key_, value in _penalties(text, binding, tree):
+                # What has no penalty is told so: no default is assumed for it.
+                own = found.setdefault(name, {})
+                own.setdefault("weight_decay", 0.0)
+                own[key_] = value
+        said = {"l2": self.l2, "optimizer": self.optimizer}
+        provenance = {name: f"given: {', '.join(texts)}" for name, texts in said.items() if texts}
+        return replace(base, optimizers=found, provenance={**base.provenance, **provenance})
+
+    def settings(self) -> tuple[tuple[str, str], ...]:
+        """Return the optimizers and settings of `--optimizer NAME/SETTING=VALUE`, without their values."""
+        places = (text.partition("=")[0].strip().rpartition("/") for text in self.optimizer)
+        return tuple((name, key) for name, _, key in places)
+
+    def _general(self, base: Sidecar) -> Sidecar:
+        """Return the sidecar with what was said of optimizers that no layout knows."""
+        if self.l2:
+            raise UsageError("--l2 needs a checkpoint that a layout recognises", hint="leave it out")
+        found = {name: dict(settings) for name, settings in (base.optimizers or {}).items()}
+        for text, (name, key_) in zip(self.optimizer, self.settings(), strict=True):
+            if not name or key_ not in _SETTINGS:
+                raise UsageError(
+                    f"--optimizer {text}: unknown setting '{key_}'",
+                    hint=suggest_choice(_TORCH.get(key_, key_), _SETTINGS) if name else _OPTIMIZER,
+                )
+            found.setdefault(name, {})[key_] = _parse_setting_value(text, key_)
+        if len(set(self.settings())) < len(self.optimizer):
+            raise UsageError("--optimizer gives a setting twice")
+        provenance = {**base.provenance, "optimizer": f"given: {', '.join(self.optimizer)}"}
+        return replace(base, optimizers=found, provenance=provenance)
+
+    def notes(self, known: Sidecar | None) -> Iterator[str]:
+        """Go through what a report says of the penalties that were given, or that the file's layers have."""
+        said = known is not None and "l2" in known.provenance
+        for name, settings in (known.optimizers or {}).items() if known is not None and said else ():
+            decays = [key for key, value in settings.items() if key.startswith("weight_decay/") and value]
+            if decays:
+                rates = sorted({settings[key] or 0.0 for key in decays})
+                shown = ", ".join(str(rate) for rate in rates)
+                weights = format_count(len(decays), "weight")
+                yield f"{name}: weight decay {shown} for {weights}, twice the factor of l2"
+
+
+NO_OPTIMIZER_OPTIONS = OptimizerOptions()
+
+
+def parse_optimizer_options(l2: Sequence[str], optimizer: Sequence[str]) -> tuple[bool, OptimizerOptions]:
+    """Return whether optimizers are left out (`--optimizer none`), and what is stated of them otherwise."""
+    if NONE not in optimizer:
+        return False, OptimizerOptions(tuple(l2), tuple(optimizer))
+    if len(optimizer) > 1 or l2:
+        raise UsageError("--optimizer none leaves out every optimizer", hint="leave out --l2 and --optimizer")
+    return True, NO_OPTIMIZER_OPTIONS
+
+
+def read_optimizer_options(receipt: Sidecar) -> OptimizerOptions:
+    """Return what was said when the receipt was written, as `Stated.into` left it there."""
+    texts = (
+        str(receipt.provenance.get(name, "")).removeprefix("given: ") for name in OptimizerOptions._fields
+    )
+    return OptimizerOptions(*(tuple(filter(None, text.split(", "))) for text in texts))
+
+
+def _add_configured_penalties(
+    known: Sidecar | None, binding: RecognizedAgent | None, tree: Tree
+) -> Sidecar | None:
+    """Return the sidecar with the penalties that the configurations of the file's layers tell."""
+    found: dict[str, dict[str, float | bool | str | None]] = {}
+    for move in binding.moves.moves if binding is not None else ():
+        name = _find_owner(binding, move) if binding is not None else None
+        held = tree.containers.get(move.source[:-1]) if name is not None else None
+        state = held.state if held is not None and held.kind == "module" else None
+        factor = state.get(f"{move.target[-1].value}_regularizer_l2") if isinstance(state, dict) else None
+        if (
+            name is not None
+            and isinstance(factor, float)
+            and binding is not None
+            and _optimizer_moves(binding, name)
+        ):
+            own = found.setdefault(name, {"weight_decay": 0.0})
+            own[f"weight_decay/{display(get_optimizer_key(name, move.target))}"] = 2 * factor
+    if not found:
+        return known
+    base = known or Sidecar("")
+    before = base.optimizers or {}
+    told = {name: {**found.get(name, {}), **before.get(name, {})} for name in (*found, *before)}
+    said = {"l2": "read from the file's configurations", **base.provenance}
+    return replace(base, optimizers=told, provenance=said)
+
+
+def _parse_setting(text: str, binding: RecognizedAgent) -> tuple[str, str, float | bool | None]:
+    """Return the optimizer, the setting and the value of `NAME/SETTING=VALUE`."""
+    name, _, key = text.partition("=")[0].strip().partition("/")
+    present = [each for each in OPTIMIZERS if _optimizer_moves(binding, each)]
+    if name not in present:
+        raise UsageError(
+            f"--optimizer {text}: the agent has no {name or 'such optimizer'}",
+            hint=suggest_choice(name, present) if present else _OPTIMIZER,
+        )
+    _require_setting(text, name, key, binding)
+    if any(move.target == canonical_setting_path(name, key) for move in binding.moves.moves):
+        raise UsageError(f"--optimizer {text}: the checkpoint itself says its {key}")
+    return name, key, _parse_setting_value(text, key)
+
+
+def _parse_setting_value(text: str, key: str) -> float | bool | None:
+    """Return the value of `NAME/SETTING=VALUE`; raise UsageError for one that the setting cannot have."""
+    said: str = text.partition("=")[2]
+    try:
+        value: object = json.loads(said)
+    except json.JSONDecodeError:
+        value = said
+    if value is not None and not isinstance(value, bool | int | float):
+        raise UsageError(f"--optimizer {text}: {said!r} is no number, true, false or null", hint=_OPTIMIZER)
+    if isinstance(value, float) and not math.isfinite(value):
+        raise UsageError(f"--optimizer {text}: {said} is no number", hint=_OPTIMIZER)
+    if value is not None and isinstance(value, bool) != (key in FLAGS):
+        meant = "true, false or null" if key in FLAGS else "a number"
+        raise UsageError(f"--optimizer {text}: {key} is {meant}")
+    return value
+
+
+def _require_setting(text: str, name: str, key: str, binding: RecognizedAgent) -> None:
+    """Raise UsageError for a setting that no optimizer has, or not the one whose slots are there."""
+    if key not in _SETTINGS:
+        meant = suggest_choice(_TORCH.get(key, key), _SETTINGS)
+        raise UsageError(f"--optimizer {text}: no optimizer has a {key or 'setting'}", hint=meant)
+    slots = {str(move.target[1].value) for move in _optimizer_moves(binding, name)} & {*SLOTS}
+    family = find_family(frozenset(slots))
+    if family is not None and key not in (known := {*family.torch_settings.values(), _COUNT}):
+        raise UsageError(
+            f"--optimizer {text}: {name} is {family.name}, which has no {key}",
+            hint=suggest_choice(key, sorted(known)),
+        )
+
+
+def _penalties(text: str, binding: RecognizedAgent, tree: Tree) -> Iterator[tuple[str, str, float]]:
+    """Go through the weights of `PATTERN=FACTOR`: each one's optimizer, its setting there, its decay."""
+    pattern, _, said = text.rpartition("=")
+    try:
+        factor = float(said)
+    except ValueError:
+        factor = math.nan
+    if not pattern or not math.isfinite(factor) or factor < 0:
+        raise UsageError(f"--l2 {text} is no pattern and factor", hint=_L2)
+    if plugins.find("layouts", binding.layout).load().TABLE.framework == "torch":
+        raise UsageError("--l2 is for networks of Keras: torch's own optimizer holds its weight decay")
+    fits = compile_glob(pattern)
+    weights = [move for move in binding.moves.moves if _find_owner(binding, move) is not None]
+    found = [move for move in weights if fits(tree.names[move.source]) or fits(display(move.target))]
+    if not found:
+        names = [tree.names[move.source] for move in weights]
+        raise UsageError(
+            f"--l2 {text} fits no weight that is trained", found=abbreviate_list(names, 3), hint=_L2
+        )
+    for move in found:
+        name = _find_owner(binding, move) or JOINT
+        _require_plain(name, text, binding, tree)
+        # keras/src/regularizers/regularizers.py: the loss has factor * sum(w^2), its gradient 2 * factor * w.
+        yield name, f"weight_decay/{display(get_optimizer_key(name, move.target))}", 2 * factor
+
+
+def _require_plain(name: str, text: str, binding: RecognizedAgent, tree: Tree) -> None:
+    mine = _optimizer_moves(binding, name)
+    if not mine:
+        raise UsageError(f"--l2 {text}: the checkpoint has no {name} to hold a weight decay")
+    if keras_class(tree[move.source] for move in mine) == ADAMW:
+        raise UsageError(f"--l2 {text}: {name} is AdamW, whose own decay torch keeps in the same place")
+
+
+def _find_owner(binding: RecognizedAgent, weight: Move) -> str | None:
+    """Return the optimizer that updates a weight: that of all networks if the agent has it."""
+    names = [name for name in OPTIMIZERS if is_trained_by(name, weight.target)]
+    if JOINT in names and _optimizer_moves(binding, JOINT):
+        return JOINT
+    return names[0] if names else None
+
+
+def _optimizer_moves(binding: RecognizedAgent, name: str) -> list[Move]:
+    return [move for move in binding.moves.moves if move.target[0].value == name]
+
+
+# A part of a checkpoint: what lies below one path, as a tree of its own.
+
+
+def select_part(tree: Tree, part: str) -> tuple[Tree, tuple[str, ...]]:
+    """Return the subtree under the path that people read as `part`, and the names of what cannot come along.
+
+    Other paths to the same storage that lead from outside are left out; an optimizer's slot whose parameter
+    is outside has no meaning alone and is named instead, unless it is one of a whole torch optimizer. Raise
+    UsageError when nothing lies below the path.
+    """
+    part = part.strip("/")
+    paths = {path: rest for path in tree if (rest := _path_below(path, part)) is not None}
+    if not paths:
+        raise _unknown_part_error(tree, part)
+    leaves: dict[Path, Leaf | ValueLeaf] = {}
+    lost: list[str] = []
+    for path, rest in paths.items():
+        leaf = tree[path]
+        if isinstance(leaf, Leaf) and leaf.of is not None:
+            if leaf.of not in paths and not _is_numbered_slot(path, rest):
+                lost.append(tree.names[path])
+                continue
+            leaf = replace(leaf, of=paths.get(leaf.of))
+        leaves[rest] = leaf
+    aliases = {
+        rest: tuple(
+            Alias(inside, alias.key)
+            for alias in tree.aliases.get(path, ())
+            if (inside := _path_below(alias.path, part)) is not None
+        )
+        for path, rest in paths.items()
+    }
+    containers = {
+        rest: container
+        for path, container in tree.containers.items()
+        if (rest := () if display(path) == part else _path_below(path, part)) is not None
+    }
+    return Tree(leaves, {path: others for path, others in aliases.items() if others}, containers), tuple(lost)
+
+
+def _unknown_part_error(tree: Tree, part: str) -> UsageError:
+    """Return the error for a path below which nothing lies, with the paths that could be meant."""
+    import difflib
+
+    names = list(tree.names.values())
+    folders: dict[str, int] = {}
+    for name in names:
+        steps = name.split("/")
+        for depth in range(1, len(steps)):
+            folders.setdefault("/".join(steps[:depth]), depth)
+    if part in names:
+        above = part.rpartition("/")[0]
+        hint = f"--part {above}" if above else "leave --part out"
+        return UsageError("the path is a single entry: nothing below this path", path=part, hint=hint)
+    plain = part.replace(".", "/")
+    close = [plain] if plain in folders else difflib.get_close_matches(part, folders, 1)
+    top = [name for name, depth in folders.items() if depth == 1]
+    hint = f"--part {close[0]}" if close else "ckpttool inspect shows the checkpoint's paths"
+    return UsageError(
+        "the checkpoint has nothing below this path",
+        path=part,
+        found=abbreviate_list(top, 6) or None,
+        hint=hint,
+    )
+
+
+def _path_below(path: Path, part: str) -> Path | None:
+    """Return what follows `part` in the path, None if it is elsewhere; a dotted key may be cut in two."""
+    left = part
+    for number, step in enumerate(path):
+        shown = display((step,))
+        if left == shown:
+            return path[number + 1 :] or None
+        if left.startswith(f"{shown}/"):
+            left = left[len(shown) + 1 :]
+            continue
+        if step.kind == "key" and shown.startswith(f"{left}/"):
+            return (_cut_key(step, len(left) + 1), *path[number + 1 :])
+        return None
+    return None
+
+
+def _is_numbered_slot(path: Path, rest: Path) -> bool:
+    """Say whether a slot is one of a whole torch optimizer, which knows its parameters by number or name."""
+    return len(rest) > 2 and len(path) > 2 and rest[-3] == path[-3] == key("state")
+
+
+def _cut_key(step: PathStep, at: int) -> PathStep:
+    return key(str(step.value)[at:])
+
+
+def full_names(tree: Tree, part: str | None) -> Mapping[Path, str]:
+    """Return every leaf's name in the whole checkpoint, of which the tree is the part."""
+    if part is None:
+        return tree.names
+    return {path: f"{part.strip('/')}/{name}" for path, name in tree.names.items()}
+
+
+# What `convert` may do to a tree before it is mapped: wrappers' names go or return, weight norm folds.
+
+# Names under which training programs keep a network's state_dict beside other things, and averages of it.
+_NETWORKS = frozenset(
+    ("state_dict", "model", "model_state_dict", "net", "network", "module", "weights", "policy")
+) | {"policy_state_dict", "model_state", "params"}
+_AVERAGES = frozenset(
+    ("ema", "model_ema", "ema_model", "ema_state_dict", "state_dict_ema", "ema_params", "swa", "swa_model")
+) | {"average_model", "averaged_model"}
+_PLACES = 3
+
+
+class PreparationOptions(NamedTuple):
+    """What is to be done to names and weights before the mapping."""
+
+    strip: bool = False
+    restore: bool = False
+    fold: bool = False
+
+
+NO_PREPARATION = PreparationOptions()
+
+
+class PreparedTree(NamedTuple):
+    """A tree that was prepared.
+
+    `names` are every leaf's in the checkpoint, `rules` what was done to it, `lost` the names of what is left
+    out. `stripped` is what `--restore` needs, for the sidecar; None if nothing was removed.
+    """
+
+    tree: Tree
+    names: Mapping[Path, str]
+    rules: Mapping[Path, str]
+    lost: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+    stripped: tuple[Mapping[str, object], ...] | None = None
+
+
+def prepare_tree(
+    whole: Tree, tree: Tree, part: str | None, wanted: PreparationOptions, known: Sidecar | None
+) -> PreparedTree:
+    """Return the tree, the part of the whole one, as it is to be mapped.
+
+    Raise UsageError when names cannot be restored.
+    """
+    if wanted.strip and wanted.restore:
+        raise UsageError("--strip and --restore undo each other")
+    names = full_names(tree, part)
+    done = PreparedTree(tree, names, {}, stripped=_recorded_wrappers(known) if part is None else None)
+    if wanted.restore:
+        done = _restore_wrappers(done, part, known)
+    if wanted.strip:
+        done = _strip_wrappers(done, lightning=part is not None and wrappers.is_lightning_state(whole, part))
+    return _fold_weight_norm(done) if wanted.fold else done
+
+
+def wrapper_notes(tree: Tree, *, agent: bool = False) -> tuple[str, ...]:
+    """Return what `inspect` says: which wrappers names carry, where a network and its average stand.
+
+    Of an agent the layout says where its networks are.
+    """
+    return (*_wrapper_lines(wrappers.find_prefixes(tree)), *_average_lines(tree, agent=agent))
+
+
+def _recorded_wrappers(known: Sidecar | None) -> tuple[Mapping[str, object], ...] | None:
+    # What was removed once is still removed in a copy.
+    return tuple(known.stripped) if known is not None and known.stripped else None
+
+
+def _strip_wrappers(done: PreparedTree, *, lightning: bool) -> PreparedTree:
+    found = wrappers.strip_prefixes(done.tree, lightning=lightning)
+    if found is None:
+        return done._replace(notes=(*done.notes, "no names carry a wrapper"))
+    rules = {new: "strip" for new, old in found.moves.items() if new != old}
+    told = tuple(f"removed: {line}" for line in _describe_wrappers(found.decorations))
+    averaged = any(wrapped.averaged is not None for each in found.decorations for wrapped in each.wrapped)
+    own = ("n_averaged is AveragedModel's own count; it stays, and a plain module does not know it",)
+    return PreparedTree(
+        found.tree,
+        {new: done.names[old] for new, old in found.moves.items()},
+        rules,
+        done.lost,
+        (*done.notes, *told, *(own if averaged else ())),
+        wrappers.prefix_documents(found.decorations),
+    )
+
+
+def _restore_wrappers(done: PreparedTree, part: str | None, known: Sidecar | None) -> PreparedTree:
+    if part is not None:
+        raise UsageError("--restore needs the whole checkpoint, whose sidecar says what its names were")
+    if known is None or not known.stripped:
+        raise UsageError(
+            "no sidecar beside the checkpoint says what was removed from its names",
+            hint="convert --strip leaves one beside what it writes",
+        )
+    tree, moves = wrappers.restore_prefixes(done.tree, wrappers.parse_prefixes(known.stripped))
+    rules = {new: "restore" for new, old in moves.items() if new != old}
+    names = {new: done.names[old] for new, old in moves.items()}
+    return PreparedTree(tree, names, rules, done.lost, done.notes)
+
+
+def _fold_weight_norm(done: PreparedTree) -> PreparedTree:
+    found = wrappers.merge_weight_norm(done.tree)
+    lost = tuple(done.names[path] for path in found.lost)
+    names = {path: done.names[path] for path in found.tree if path in done.names}
+    for weight, (length, direction) in found.made.items():
+        names[weight] = f"{done.names[direction]} and {done.names[length]}"
+    rules = {**done.rules, **dict.fromkeys(found.made, "fold weight norm")}
+    said = [] if found.made else ["no pair of tensors is a weight under weight norm"]
+    if lost:
+        said.append(
+            "an optimizer that trained folded weights, or may have, is left out: it numbers parameters; "
+            "--optimizer none converts without it"
+        )
+    if found.spectral:
+        said.append(
+            f"spectral norm is not folded: {abbreviate_list([display(p) for p in found.spectral], _PLACES)}"
+        )
+    return PreparedTree(found.tree, names, rules, (*done.lost, *lost), (*done.notes, *said), done.stripped)
+
+
+def _wrapper_lines(found: tuple[DictPrefixes, ...]) -> Iterator[str]:
+    for line in _describe_wrappers(found):
+        yield f"{line}: convert --strip removes that"
+
+
+def _describe_wrappers(found: tuple[DictPrefixes, ...]) -> Iterator[str]:
+    """Go through what is carried, each with the places where it is: `names below model carry module.`."""
+    by_segments: dict[tuple[str, ...], list[str]] = {}
+    for each in found:
+        for wrapped in each.wrapped:
+            place = "/".join((*([display(each.where)] if each.where else []), *wrapped.at))
+            by_segments.setdefault(wrapped.segments, []).append(place)
+    for segments, places in by_segments.items():
+        below = f" below {abbreviate_list(places, _PLACES)}" if any(places) else ""
+        whose = ", then ".join(dict.fromkeys(wrappers.wrapper_title(segment) for segment in segments))
+        yield f"names{below} carry {'.'.join(segments)}. ({whose})"
+
+
+def _average_lines(tree: Tree, *, agent: bool) -> Iterator[str]:
+    tops = {path[0].value: None for path, _ in tree.tensors() if len(path) > 1 and path[0].kind == "key"}
+    others = {path[0] for path in tree} if tops else set()
+    if len(others) < 2:
+        return
+    for name in tops:
+        if name in _NETWORKS and not agent:
+            yield f"a network stands below {name}, among other things: --part {name} converts it alone"
+        elif name in _AVERAGES:
+            yield f"an average of the weights stands below {name}: --part {name} converts it alone"
+
+
+# What `--to` names: the format that writes it, the layout that an agent gets there, how it is spelled.
+
+
+class TargetKind(NamedTuple):
+    """What `--to` names: the format that writes it, and the layout that an agent gets there.
+
+    `options` are what the format's `pieces` is told besides the tree. `prefix` says that the target is no
+    file itself but what the names of several begin with, `state` that its folder has a state file, as
+    TensorFlow's do. `agent` says that nothing but an agent can be written so: the layout is the point. An
+    `ending` is that of a name which stands for several files (`NAME.h5f`), and not before what they add.
+    `plan` is the layout's function, of which a library with several forms of file has several.
+    """
+
+    format: str
+    layout: str
+    options: Mapping[str, Any] = MappingProxyType({})
+    prefix: bool = False
+    state: bool = False
+    agent: bool = False
+    ending: str = ""
+    plan: str = "plan"
+
+
+TARGETS: dict[str, TargetKind] = {
+    "torch": TargetKind("pytorch", "td3_torch"),
+    "tf": TargetKind("tensor_bundle", "td3_tf", MappingProxyType({"graph": True}), prefix=True, state=True),
+    "tf1": TargetKind("tensor_bundle", "td3_tf", MappingProxyType({"graph": False}), prefix=True, state=True),
+    "fujimoto": TargetKind("pytorch_set", "fujimoto", prefix=True, agent=True),
+    "cleanrl": TargetKind("pytorch", "cleanrl", agent=True),
+    "tianshou": TargetKind("pytorch", "tianshou", agent=True),
+    "spinningup": TargetKind("pytorch", "spinningup", agent=True),
+    "rsl_rl": TargetKind("pytorch", "rsl_rl", agent=True),
+    "fasttd3": TargetKind("pytorch", "fasttd3", agent=True),
+    "skrl": TargetKind("pytorch", "skrl", agent=True),
+    "elegantrl": TargetKind("pytorch", "elegantrl", agent=True),
+    "d3rlpy": TargetKind("d3rlpy", "d3rlpy", agent=True, plan="plan_d3"),
+    "d3rlpy_model": TargetKind("pytorch", "d3rlpy", agent=True),
+    "keras": TargetKind("keras_h5", "td3_tf", MappingProxyType({"root": "policy"})),
+    "sb3": TargetKind("stable_baselines3", "stable_baselines3", agent=True),
+    "tf2rl": TargetKind(
+        "tensor_bundle", "tf2rl", MappingProxyType({"graph": True}), prefix=True, state=True, agent=True
+    ),
+    "tf_agents": TargetKind(
+        "tensor_bundle", "tf_agents", MappingProxyType({"graph": True}), prefix=True, state=True, agent=True
+    ),
+    "acme": TargetKind(
+        "tensor_bundle", "acme", MappingProxyType({"graph": True}), prefix=True, state=True, agent=True
+    ),
+    "keras_rl": TargetKind("keras_rl", "keras_rl", prefix=True, agent=True, ending=".h5f"),
+    "rllib": TargetKind("rllib", "rllib", agent=True),
+    "sb2": TargetKind("stable_baselines2", "stable_baselines2", agent=True),
+    "safetensors": TargetKind("safetensors", "td3_torch"),
+    "npz": TargetKind("npz", "td3_torch"),
+}
+# What is made to run and holds no tree that could be read back (commands/export_onnx.py).
+EXPORTS = ("onnx",)
+_SUFFIXES = {
+    ".pt": "torch",
+    ".pth": "torch",
+    ".index": "tf",
+    ".h5": "keras",
+    ".safetensors": "safetensors",
+    ".npz": "npz",
+    ".cleanrl_model": "cleanrl",
+    ".d3": "d3rlpy",
+    ".onnx": "onnx",
+}
+_INDEX = ".index"
+# What people call a target besides its own word, in lower case without separators.
+_MEANT = {
+    "tensorflow": "tf",
+    "tf2": "tf",
+    "ckpt": "tf",
+    "checkpoint": "tf",
+    "tensorflow1": "tf1",
+    "savedmodel": "tf",
+    "pytorch": "torch",
+    "pt": "torch",
+    "pth": "torch",
+    "h5": "keras",
+    "hdf5": "keras",
+    "weightsh5": "keras",
+    "keras2": "keras",
+    "keras3": "keras",
+    "numpy": "npz",
+    "np": "npz",
+    "st": "safetensors",
+    "stablebaselines": "sb2",
+    "stablebaselines2": "sb2",
+    "stablebaselines3": "sb3",
+    "td3": "fujimoto",
+}
+_COMMON = "torch, tf, keras, safetensors, npz, onnx"
+_ALL = "ckpttool convert --help lists all targets"
+
+
+def _unknown_target_error(chosen: str, known: Collection[str]) -> UsageError:
+    """Return the error for a target that does not exist, with the one that was probably meant."""
+    plain = re.sub(r"[^a-z0-9]", "", chosen.lower())
+    names = {re.sub("_", "", name): name for name in known}
+    close = difflib.get_close_matches(plain, [*names, *_MEANT], 1)
+    meant = names.get(plain) or _MEANT.get(plain)
+    if meant is None and close:
+        meant = names.get(close[0]) or _MEANT.get(close[0])
+    suggested = f"; did you mean {meant!r}?" if meant is not None else ""
+    hint = f"--to {meant}" if meant is not None else f"--to takes {_COMMON} or a library; {_ALL}"
+    return UsageError(f"unknown target {chosen!r}{suggested}", hint=hint)
+
+
+def infer_target_word(target: str, to: str | None) -> str:
+    """Return the word for what to write: `to`, else what the target's suffix means."""
+    chosen, known = to or _SUFFIXES.get(os.path.splitext(target)[1]), (*TARGETS, *EXPORTS)
+    if chosen is None:
+        stem, suffix = os.path.splitext(target)
+        hint = f"--to takes {_COMMON} or a library; {_ALL}"
+        if suffix == ".keras":
+            hint = f"name it {stem}.weights.h5: a .keras file holds the program's layers as well"
+        raise UsageError("cannot infer the output format from the target's name", file=target, hint=hint)
+    if chosen not in known:
+        raise _unknown_target_error(chosen, known)
+    return chosen
+
+
+def parse_target_kind(target: str, to: str | None) -> TargetKind:
+    """Return what to write: what `to` names, else what the target's suffix means."""
+    chosen = infer_target_word(target, to)
+    if chosen in EXPORTS:
+        raise UsageError(f"{chosen} holds a network that runs, not a tree", hint="ckpttool convert makes one")
+    return TARGETS[chosen]
+
+
+def target_stem(target: str, kind: TargetKind) -> str:
+    """Return what the names of the target's files begin with: a prefix may be named by its index."""
+    return target.removesuffix(_INDEX) if kind.state else target.removesuffix(kind.ending) + kind.ending
+
+
+def writer_options(target: str, kind: TargetKind) -> dict[str, Any]:
+    """Return the options of the format; TensorFlow counts saves, and a prefix ends with that count."""
+    told = dict(kind.options)
+    if told.get("graph"):
+        number = re.search(r"-(\d{1,18})$", target, re.ASCII)
+        told["counter"] = int(number[1]) if number else 1
+    return told
+
+
+# What a user wants of a conversion, and what that person says of the source.
+
+
+class ConversionRequest(NamedTuple):
+    """The kind of target; a layout to take, the `part` below a path, what is done first (`wanted`).
+
+    `rules` are the user's own, `stated` and `given` what was said of optimizers and layers. `weights` is
+    "ema" or "raw" where one of a network and its average is wanted. With `fold_normalizer` statistics of
+    observations become part of the first layers. `source` states whose orientation the source's arrays have
+    ("torch" or "tf"). With `no_optimizers` the state of optimizers is left out.
+    """
+
+    kind: TargetKind
+    layout: str | None = None
+    part: str | None = None
+    wanted: PreparationOptions = NO_PREPARATION
+    rules: RuleFile | None = None
+    stated: OptimizerOptions = NO_OPTIMIZER_OPTIONS
+    given: Sequence[LayerOption] = ()
+    weights: str | None = None
+    fold_normalizer: bool = False
+    source: str | None = None
+    no_optimizers: bool = False
+
+    @property
+    def whole(self) -> bool:
+        """Say whether all of the checkpoint is wanted, under the names that it has."""
+        changed = self.weights is not None or self.wanted != NO_PREPARATION or self.fold_normalizer
+        changed = changed or self.no_optimizers
+        return self.part is None and not changed
+
+    @property
+    def no_way_back(self) -> str | None:
+        """Say why nothing could bring the checkpoint back, None if something could."""
+        if self.part is not None:
+            return "this is a part of the checkpoint"
+        if self.weights is not None:
+            return "--weights was used"
+        if self.fold_normalizer:
+            return "--fold-normalizer was used"
+        if self.no_optimizers:
+            return "--optimizer none was used"
+        if self.wanted != NO_PREPARATION:
+            return "names or weights were changed first (--strip, --restore, --fold-weight-norm)"
+        return None
+
+    @property
+    def plain(self) -> bool:
+        """Say whether nothing is said of how to map it."""
+        return not (self.layout or self.rules or any(self.stated) or self.given)
+
+    @property
+    def options(self) -> dict[str, str | bool | list[str]]:
+        """The options that decide what the target holds, for the receipt; `part` and the statements apart."""
+        kinds, flatten, unflatten = format_layer_options(self.given)
+        found = {
+            "layout": self.layout,
+            "weights": self.weights,
+            "kind": kinds,
+            "flatten": flatten,
+            "unflatten": unflatten,
+            "from": self.source,
+            "strip": self.wanted.strip,
+            "restore": self.wanted.restore,
+            "fold_weight_norm": self.wanted.fold,
+            "fold_normalizer": self.fold_normalizer,
+            "no_optimizers": self.no_optimizers,
+        }
+        return {name: value for name, value in found.items() if value}
+
+    @property
+    def by_name(self) -> bool:
+        """Say whether the target knows its variables by name alone, as TensorFlow 1 does."""
+        return self.kind.options.get("graph") is False

@@ -1,0 +1,1116 @@
+"""Conversion plans and the records of what they did."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from types import MappingProxyType
+from typing import Any, NamedTuple, cast
+
+import numpy as np
+
+from ckpttool.commands import general_conversion, options, restore, save
+from ckpttool.commands.digest import Digest, digest_checkpoint
+from ckpttool.commands.inspect import json_value
+from ckpttool.commands.options import (
+    TARGETS,
+    ConversionRequest,
+    OptimizerOptions,
+    PreparedTree,
+    TargetKind,
+    prepare_tree,
+)
+from ckpttool.commands.restore import (
+    VerifiedSidecar,
+    canonical_tree,
+    require_layers,
+    select_network_leaves,
+    with_names,
+    with_records,
+)
+from ckpttool.commands.save import ReverseConversion, ReverseRecord
+from ckpttool.core import dtypes, plugins, sidecar, text
+from ckpttool.core.checkpoint import Checkpoint
+from ckpttool.core.errors import CkpttoolError, MappingError, UnsupportedError, UsageError, abbreviate_list
+from ckpttool.core.sidecar import Sidecar
+from ckpttool.core.source import Inline
+from ckpttool.core.text import format_count
+from ckpttool.core.tree import Container, Leaf, Path, Tree, ValueLeaf, attr, display, key
+from ckpttool.formats import onnx
+from ckpttool.formats.common import Format
+from ckpttool.libraries import onnx_policies, optimizers_write, recognize, schema, tf_names
+from ckpttool.libraries.activation_orders import with_orders
+from ckpttool.libraries.recognize import recognize_checkpoint
+from ckpttool.libraries.schema import (
+    NO_LAYOUT,
+    NORMALIZER,
+    OPTIMIZERS,
+    AgentNetwork,
+    RecognizedAgent,
+    add_targets,
+)
+from ckpttool.libraries.single_networks import read_computation, recognize_single_policy
+from ckpttool.libraries.td3 import SAVES
+from ckpttool.mapping import fill_model, flattening, user_rules, wrappers
+from ckpttool.mapping.layers import LayerOption
+from ckpttool.mapping.rules import (
+    KEEP,
+    Label,
+    MappingEntry,
+    MappingReport,
+    Move,
+    Plan,
+    Rule,
+    Settings,
+    apply_plan,
+    compose_plans,
+    is_cut,
+    object_graph_paths,
+    relocate_sources,
+)
+from ckpttool.mapping.user_rules import RuleFile
+from ckpttool.networks.build import layer_widths
+
+# Folds the statistics of observations into the layers that take observations: `convert --fold-normalizer`.
+#
+# `W ((x - mean) / s) + b` is `(W / s) x + (b - W (mean / s))`. A limit of the normalised observations is no
+# linear function, so statistics that have one are refused. The moments of an optimizer belong to the weights
+# as they were: for the layers that change they cannot be computed (a second moment of a sum is not that of
+# its terms), so optimizers stay behind.
+
+
+class StatisticsFold(NamedTuple):
+    """The rule of a tensor that has become another one by its layer's share of the statistics."""
+
+    made: Leaf
+    name: str = "fold statistics"
+
+    def leaf(self, leaf: Leaf | ValueLeaf) -> Leaf | ValueLeaf:  # noqa: ARG002  # it was computed before
+        """Return the new tensor."""
+        return self.made
+
+    def inverse(self, source: Leaf | ValueLeaf) -> Rule:
+        """Raise MappingError: the statistics are in no other place of the target."""
+        raise MappingError("folded statistics cannot be taken out again", path=getattr(source, "key", None))
+
+
+@dataclass(frozen=True, slots=True)
+class FoldedAgent:
+    """An agent without statistics that computes what the one with them did.
+
+    `taken` are the canonical paths of the statistics, `added` biases that the layers did not have.
+    """
+
+    binding: RecognizedAgent
+    agent: Tree
+    added: Mapping[Path, Leaf | ValueLeaf]
+    taken: frozenset[Path]
+    note: str
+
+
+def fold_statistics(binding: RecognizedAgent, agent: Tree, facts: Sidecar) -> FoldedAgent:
+    """Return the canonical agent with its statistics in the layers that take observations.
+
+    Raise UsageError without statistics, UnsupportedError where they cannot be folded exactly.
+    """
+    norm = facts.obs_norm
+    if norm is None:
+        raise UsageError("there are no statistics of observations to fold", hint="--obs-norm FILE gives some")
+    if norm.get("clip") is not None:
+        raise UnsupportedError(
+            "the normalised observations are limited, which no layer does",
+            found=f"a limit of {norm['clip']:g}",
+            hint="--obs-norm with statistics that have no `clip`, if no observation reaches the limit",
+        )
+    if binding.fronts:
+        raise UnsupportedError("statistics are folded into dense layers alone, and an encoder is before them")
+    mean, var = (np.asarray(norm[name], np.float64) for name in ("mean", "var"))
+    spread = np.sqrt(var + float(norm.get("epsilon", 1e-8)))
+    made: dict[Path, Leaf] = {}
+    for part in binding.parts:
+        made |= _first_layer(part, agent, mean, spread)
+    gone = {path for path in agent if path[0].value in (*OPTIMIZERS, NORMALIZER)}
+    states = any(path[0].value in OPTIMIZERS for path in gone)
+    taken = frozenset(path for path in gone if path[0] == attr(NORMALIZER))
+    if any(move.target in made and is_cut(move.rule) for move in binding.moves.moves):
+        raise UnsupportedError("the first layer is stored in one tensor with others: it cannot be folded")
+    kept = tuple(
+        replace(move, rule=StatisticsFold(made[move.target])) if move.target in made else move
+        for move in binding.moves.moves
+        if move.target not in gone
+    )
+    added = {path: leaf for path, leaf in made.items() if path not in agent}
+    bare = replace(
+        binding,
+        moves=replace(binding.moves, moves=kept),
+        facts=binding.facts._replace(norm=None),
+    )
+    leaves = {path: leaf for path, leaf in agent.items() if path not in gone}
+    note = f"the statistics of {len(mean)} observations are part of the first layers"
+    more = "; optimizers stay behind, because their moments belong to the former weights" if states else ""
+    return FoldedAgent(bare, Tree({**leaves, **made}), added, taken, note + more)
+
+
+def _first_layer(part: AgentNetwork, agent: Tree, mean: np.ndarray, spread: np.ndarray) -> dict[Path, Leaf]:
+    """Return the kernel and bias that take observations as they are, none for a network of another input."""
+    if part.layers[0].kind != "dense":
+        raise UnsupportedError(f"{part.title} begins with a norm, into which nothing is folded")
+    inputs, _ = layer_widths(agent, part)
+    if inputs < len(mean) or (inputs != len(mean) and part.component.partition("_")[0] != "critic"):
+        raise UnsupportedError(
+            f"{part.title} takes something else than the observations",
+            expected=f"{len(mean)} inputs",
+            found=str(inputs),
+        )
+    paths = [schema.canonical_weight_path(part, 0, name) for name in ("kernel", "bias")]
+    kernel, bias = (agent.get(path) for path in paths)
+    if not isinstance(kernel, Leaf):
+        raise UnsupportedError(f"{part.title} has no kernel to fold statistics into")
+    weights = kernel.array().astype(np.float64)
+    start = bias.array().astype(np.float64) if isinstance(bias, Leaf) else np.zeros(weights.shape[1])
+    # Actions that a critic takes come after the observations, and are not normalised.
+    rows = weights[: len(mean)] / spread[:, None]
+    found = {
+        paths[0]: (kernel, np.concatenate([rows, weights[len(mean) :]])),
+        paths[1]: (bias if isinstance(bias, Leaf) else kernel, start - mean @ rows),
+    }
+    return {path: _folded_leaf(leaf, numbers) for path, (leaf, numbers) in found.items()}
+
+
+def _folded_leaf(leaf: Leaf, numbers: np.ndarray) -> Leaf:
+    if leaf.dtype not in ("float32", "float64"):
+        raise UnsupportedError(f"statistics are not folded into weights of type {leaf.dtype}", path=leaf.key)
+    data = np.ascontiguousarray(numbers, leaf.dtype).tobytes()
+    return replace(leaf, shape=numbers.shape, source=Inline(data))
+
+
+# How an agent becomes one of another layout: through the canonical tree, with all that is known of it.
+
+_STATISTICS = "observation statistics are"
+
+
+def recognize_source_agent(
+    checkpoint: Checkpoint,
+    tree: Tree,
+    layout: str | None,
+    part: str | None,
+    known: RecognizedAgent | None = None,
+) -> tuple[RecognizedAgent | None, tuple[str, ...]]:
+    """Return the agent that the tree is, with what files beside it say, and a note for each of those.
+
+    `known` is the agent of the whole checkpoint, where somebody has recognised it already.
+    """
+    if checkpoint.format == onnx.NAME:
+        return recognize.recognize_checkpoint(checkpoint, layout), ()
+    same = known is not None and layout is None and tree is checkpoint.tree
+    binding = known if same else recognize.recognize_tree(tree, os.path.basename(checkpoint.path), layout)
+    if part is not None and layout is None and binding is not None and not _is_whole(binding):
+        binding = None  # one network of an agent is a model of its own
+    if binding is None:
+        return None, ()
+    binding, notes = restore.with_companions(binding, checkpoint)
+    return with_records(binding, tree, checkpoint), notes
+
+
+def plan_agent_conversion(
+    tree: Tree,
+    binding: RecognizedAgent,
+    kind: TargetKind,
+    told: Settings,
+    known: Sidecar | None,
+    *,
+    fold: bool = False,
+) -> Plan:
+    """Return the way to the kind's layout; raise UsageError if that is not written, and what its plan raises.
+
+    `told` are settings of the optimizers that are known from elsewhere. With `fold` the first layers compute
+    what the statistics of observations do.
+    """
+    layout = plugins.find("layouts", kind.layout).load()
+    if not recognize.can_write(layout):
+        raise UsageError(f"layout {kind.layout} is not written yet")
+    agent = canonical_tree(tree, binding.moves)
+    facts = restore.merge_metadata(known, restore.read_metadata(binding, agent))
+    added = restore.action_map(facts, agent)
+    binding = _with_known_facts(binding, facts)
+    consumed: tuple[Path, ...] = ()
+    notes: tuple[str, ...] = ()
+    if fold:
+        folded = fold_statistics(binding, agent, facts)
+        consumed = tuple(move.source for move in binding.moves.moves if move.target in folded.taken)
+        binding, agent, notes = folded.binding, folded.agent, (folded.note,)
+        added = {**added, **folded.added}
+        facts = replace(facts, obs_norm=None)
+    found = binding.moves
+    binding, copies = add_targets(binding, agent)
+    added = {**added, **copies}
+    first = Plan(found.moves, added, assumed=found.assumed, consumed=consumed, notes=(*found.notes, *notes))
+    second = cast(Plan, getattr(layout, kind.plan)(binding, Tree({**agent, **added}), told))
+    said = optimizers_write.list_epsilon_notes(agent, framework_of(binding), layout.TABLE.framework)
+    if any(move.source in copies for move in second.moves):
+        second = replace(second, assumed=(*second.assumed, _copied_targets_note(binding, copies)))
+    made = compose_plans(
+        first, _with_statistics_note(replace(second, notes=(*second.notes, *said)), facts, kind)
+    )
+    own = getattr(layout, "OBSERVATION_SPACE", ()) if binding.layout == kind.layout else ()
+    spaces = [path for path in own if path in tree]
+    return replace(made, moves=(*made.moves, *(Move(path, path, KEEP) for path in spaces)))
+
+
+def _copied_targets_note(binding: RecognizedAgent, copies: Iterable[Path]) -> str:
+    """Return the sentence that the targets were not stored, and what a program does about that."""
+    names = " and ".join(dict.fromkeys(str(path[0].value) for path in copies))
+    loads = getattr(plugins.find("layouts", binding.layout).load(), "COPIES_TARGETS", None)
+    whose = f", as {loads} makes them" if loads is not None else ""
+    return f"{names}: copies of the online networks{whose}; the source stores no targets"
+
+
+def _with_statistics_note(plan: Plan, facts: Sidecar, kind: TargetKind) -> Plan:
+    """Return the plan with a note where only the sidecar keeps what observations are normalised with.
+
+    A library's own form that lacks them is another agent to the library: they are missing then.
+    """
+    held = any(move.source[0].value == NORMALIZER for move in plan.moves)
+    said = [note for note in plan.notes if note.startswith(_STATISTICS)]
+    if facts.obs_norm is None or held or (said and not said[0].startswith(f"{_STATISTICS} in the sidecar")):
+        return plan
+    notes = () if said else (f"{_STATISTICS} in the sidecar: the target has no place for them",)
+    # A limit alone is a setting of some libraries' programs, which they keep with those of training.
+    limit = not any(facts.obs_norm["mean"]) and all(var == 1 for var in facts.obs_norm["var"])
+    if not kind.agent or limit:
+        return replace(plan, notes=(*plan.notes, *notes))
+    hint = "--fold-normalizer makes the statistics of observations a part of the first layers"
+    return replace(plan, missing=(*plan.missing, NORMALIZER), notes=(*plan.notes, *notes, hint))
+
+
+def _with_known_facts(binding: RecognizedAgent, known: Sidecar) -> RecognizedAgent:
+    """Return the binding with the action map, activations, epsilon and statistics known, whoever says so."""
+    told = binding.facts
+    facts = told._replace(
+        head=str(known.head or told.head),
+        activations=tuple(known.activations) if known.activations else told.activations,
+        norm=restore.known_statistics(known) or told.norm,
+        epsilon=(known.epsilon or {}).get("layer_norm", told.epsilon),
+    )
+    return replace(binding, facts=facts)
+
+
+def without_save_count(binding: RecognizedAgent, tree: Tree, known: Sidecar | None) -> RecognizedAgent:
+    """Return the binding without a count of saves that a conversion added, as its receipt shows."""
+    if known is None or known.source is None:
+        return binding
+    mapped = {str(rule.get("target")) for rule in known.rules if isinstance(rule, Mapping)}
+    added = {
+        move.source
+        for move in binding.moves.moves
+        if move.target == SAVES and tree.names[move.source] not in mapped
+    }
+    kept = tuple(move for move in binding.moves.moves if move.source not in added)
+    return replace(
+        binding, moves=replace(binding.moves, moves=kept), consumed=binding.consumed | frozenset(added)
+    )
+
+
+def framework_of(binding: RecognizedAgent) -> str:
+    """Return the framework whose names the binding's layout has."""
+    return cast(str, plugins.find("layouts", binding.layout).load().TABLE.framework)
+
+
+def _is_whole(binding: RecognizedAgent) -> bool:
+    return len({part.component for part in binding.parts}) > 1
+
+
+# Whether a conversion goes back to where its source came from, and then the source itself.
+
+# The formats that store what a torch program handed them, and nothing of their own.
+CONTAINERS = frozenset(("pytorch", "pytorch_legacy", "pytorch_tar", "pytorch_dcp", "safetensors", "sharded"))
+
+
+def plan_reverse(
+    checkpoint: Checkpoint, request: ConversionRequest, known: Sidecar | None, tree: Tree
+) -> ReverseConversion:
+    """Return what the checkpoint was converted from if that is wanted; if it cannot be, a note why."""
+    if not (request.whole and request.plain) or known is None or known.undo is None:
+        return ReverseConversion()
+    if not _is_reverse(known, request.kind):
+        return ReverseConversion()
+    found = save.reverse_conversion(tree, known.undo, checkpoint.path)
+    if found.tree is None:
+        return found
+    if request.kind.state and request.by_name != tf_names.has_named_variables(found.tree):
+        return ReverseConversion()
+    said = f"undone: every entry is as it was in {(known.source or {}).get('path')}"
+    return found._replace(note=said)
+
+
+def _is_reverse(known: Sidecar, kind: TargetKind) -> bool:
+    """Say whether the target is what the sidecar's checkpoint was converted from, by format and layout."""
+    before, layout = (known.source or {}).get("format"), (known.source or {}).get("layout")
+    if before != kind.format and not {before, kind.format} <= CONTAINERS:
+        return False
+    # A library's own form is asked for by the library's name.
+    others = {each.layout for each in TARGETS.values() if each.agent}
+    return layout == kind.layout or (not kind.agent and layout not in others)
+
+
+# Which way a checkpoint takes: copied as it is, by its layout, by the kinds of its layers, or by rules.
+
+TENSORFLOW, NUMPY = "tensorflow", "numpy"
+_WEIGHTS_FILE = "keras_h5"
+_KERAS_FILES = frozenset(("keras_h5", "keras_zip"))
+# Those that pickle NumPy arrays, whichever framework trained them, among much else.
+PICKLES = frozenset(("rllib",))
+# The layouts of a library's own container, whose settings mean nothing elsewhere.
+ENCLOSED = frozenset(("stable_baselines3", "rllib", "rllib_policy", "d3rlpy"))
+
+
+class PlanChoice(NamedTuple):
+    """The plan, None if everything stays as it is, and the agent if it goes by its layout.
+
+    `general` says that the plan is of networks, optimizers and values, whatever layout the tree has.
+    """
+
+    plan: Plan | None
+    agent: RecognizedAgent | None = None
+    general: bool = False
+
+
+def choose_plan(
+    checkpoint: Checkpoint,
+    tree: Tree,
+    request: ConversionRequest,
+    binding: RecognizedAgent | None,
+    known: Sidecar | None,
+) -> PlanChoice:
+    """Return the way of a tree, recognised as `binding` or as nothing, to what is wanted.
+
+    Raise UsageError for what the target or the way does not take.
+    """
+    kind, given = request.kind, request.given
+    if checkpoint.format == onnx.NAME and request.rules is None:
+        return _plan_from_onnx(checkpoint, tree, request, known)
+    if request.rules is not None:
+        return PlanChoice(_plan_by_rules(checkpoint, tree, kind, request.rules, given))
+    if kind.agent and binding is None:
+        raise UsageError(
+            f"only an agent can be written as {kind.layout}, and no layout recognises one here",
+            file=checkpoint.path,
+        )
+    if request.fold_normalizer and (binding is None or binding.layout == NO_LAYOUT):
+        raise UsageError("--fold-normalizer is for agents that a layout recognises", file=checkpoint.path)
+    kept = (
+        not request.fold_normalizer
+        and request.layout in (None, NO_LAYOUT)
+        and not kind.agent
+        and _is_kept(checkpoint, request, tree, binding)
+    )
+    if given and (kept or binding is not None):
+        why = "stays as it is" if kept or binding is None else f"goes by its layout, {binding.layout}"
+        raise UsageError(
+            f"--kind and --flatten say how layers are mapped, and this {why}", file=checkpoint.path
+        )
+    if kept:
+        stated = request.source is not None
+        nested = _plan_nested(checkpoint, tree, kind, stated=stated) if binding is None else None
+        if nested is not None:
+            inner = apply_plan(tree, nested)
+            return PlanChoice(compose_plans(nested, _plan_rewrite(inner, kind, None) or _plan_copy(inner)))
+        plan = _plan_rewrite(tree, kind, known if request.part is None else None)
+        # An optimizer of TensorFlow 1 has no place in Keras's file as it is, whatever layout knows it.
+        older = kind.format == _WEIGHTS_FILE and general_conversion.has_older_optimizer(tree)
+        objects = (binding is None or older) and _is_rebuilt(checkpoint.format, kind, tree)
+        made = _plan_object_rebuild(checkpoint.format, tree, request, known, binding) if objects else None
+        if made is None or (_open_problems(tree, made) and not older):
+            return PlanChoice(plan)
+        return PlanChoice(made, general=True)
+    if binding is not None:
+        require_layers(binding, known, sidecar.sidecar_path(checkpoint.path))
+        agent = with_names(without_save_count(binding, tree, known), tree, known)
+        return _plan_by_layout(checkpoint, tree, request, agent, known)
+    return PlanChoice(
+        _plan_without_layout(checkpoint, tree, request, options.sidecar_settings(known)), general=True
+    )
+
+
+def _plan_from_onnx(
+    checkpoint: Checkpoint, tree: Tree, request: ConversionRequest, known: Sidecar | None
+) -> PlanChoice:
+    """Return the way of an ONNX model: its layers as a state_dict, and from there as any state_dict goes."""
+    if request.part is not None or tree.leaves.keys() != checkpoint.tree.leaves.keys():
+        raise UsageError(
+            "of an ONNX model all layers are converted", file=checkpoint.path, hint="leave out --part"
+        )
+    if request.kind.agent:
+        raise UsageError(
+            f"only an agent can be written as {request.kind.layout}, and an ONNX model is a network alone",
+            file=checkpoint.path,
+            hint="--to torch, tf, keras, safetensors or npz writes its layers",
+        )
+    try:
+        first, choices = onnx_policies.plan_state_dict(checkpoint)
+    except CkpttoolError as error:
+        raise error.located(file=error.file or checkpoint.path) from error.__cause__
+    if _framework(request.kind.format) != TENSORFLOW:
+        if request.given:
+            raise UsageError("--kind and --flatten say how layers are mapped, and these stay as they are")
+        return PlanChoice(first, general=True)
+    inner = request._replace(given=(*request.given, *choices))
+    layers = with_orders(
+        apply_plan(tree, first), checkpoint, sources=onnx_policies.map_weight_constants(first), unknown=False
+    )
+    second = _plan_without_layout(checkpoint, layers, inner, options.sidecar_settings(known))
+    return PlanChoice(compose_plans(first, second), general=True)
+
+
+def _plan_by_layout(
+    checkpoint: Checkpoint,
+    tree: Tree,
+    request: ConversionRequest,
+    agent: RecognizedAgent,
+    known: Sidecar | None,
+) -> PlanChoice:
+    """Return the way of an agent: by its layout, or by its parts if those keep an optimizer that it loses.
+
+    One network alone is the root of a file of Keras, as it is of a program's `model.load_weights`.
+    """
+    told = options.sidecar_settings(known)
+    keras = request.kind.format == _WEIGHTS_FILE and not request.fold_normalizer
+    if request.layout is None and keras and _is_alone(tree, agent):
+        with contextlib.suppress(MappingError, UnsupportedError, UsageError):
+            general = _plan_without_layout(checkpoint, tree, request, told)
+            if not _open_problems(tree, general):
+                return PlanChoice(general, general=True)
+    failed: CkpttoolError | None = None
+    plan: Plan | None = None
+    try:
+        fold = request.fold_normalizer
+        plan = plan_agent_conversion(tree, agent, request.kind, told, known, fold=fold)
+    except (MappingError, UnsupportedError) as error:
+        failed = error
+    left = _open_problems(tree, plan, agent.consumed) if plan is not None else list(tree)
+    unplaced = frozenset(left)
+    open_ = [leaf for path, leaf in tree.tensors() if path in unplaced]
+    slots = any(leaf.role == "slot" for leaf in open_)
+    layers = any(leaf.role in ("parameter", "buffer") and len(leaf.shape) > 1 for leaf in open_)
+    able = request.layout is None and not request.kind.agent and not request.fold_normalizer
+    if (slots or layers) and able:
+        with contextlib.suppress(MappingError, UnsupportedError, UsageError):
+            general = _plan_without_layout(checkpoint, tree, request, told)
+            problems = _open_problems(tree, general)
+            if not problems or (slots and len(problems) < len(left)):
+                what = "the optimizer's state" if slots else "other networks"
+                said = f"converted by its parts: layout {agent.layout} has no place for {what}"
+                return PlanChoice(replace(general, notes=(said, *general.notes)), general=True)
+    if failed is not None:
+        raise failed
+    return PlanChoice(plan, agent)
+
+
+def _is_alone(tree: Tree, agent: RecognizedAgent) -> bool:
+    """Whether the tree is one network of an agent, in a dict of its own, and nothing else."""
+    tensors = [path for path, _ in tree.tensors()]
+    return len({part.component for part in agent.parts}) == 1 and len({path[:-1] for path in tensors}) == 1
+
+
+def _open_problems(tree: Tree, plan: Plan, consumed: Collection[Path] = ()) -> list[Path | str]:
+    """Return what a plan leaves open: entries of the source by path, of the target by name."""
+    used = {move.source for move in plan.moves} | {*plan.consumed, *plan.kept, *consumed}
+    return [*plan.missing, *plan.partly, *(path for path in tree if path not in used)]
+
+
+def _plan_without_layout(
+    checkpoint: Checkpoint, tree: Tree, request: ConversionRequest, told: Settings
+) -> Plan:
+    """Return the plan of a checkpoint without a layout; raise MappingError where no layer is known."""
+    kind, given, stated = request.kind, request.given, request.stated.settings()
+    ours = _framework(kind.format)
+    theirs, stated_axes = "torch" if ours == TENSORFLOW else TENSORFLOW, request.source is not None
+    if checkpoint.format != onnx.NAME:
+        tree = with_orders(tree, checkpoint, unknown=False)
+    try:
+        tree, sources, assumed = fill_model.group_unnamed_arrays(tree, theirs, stated=stated_axes)
+        if ours == TENSORFLOW:
+            file = kind.format == _WEIGHTS_FILE
+            plan = general_conversion.to_tensorflow(tree, given, told, stated, file=file)
+        else:
+            plan = general_conversion.to_torch(tree, given, told, stated)
+        return (
+            replace(relocate_sources(plan, sources), assumed=(*assumed, *plan.assumed)) if assumed else plan
+        )
+    except CkpttoolError as error:
+        raise error.located(file=checkpoint.path) from error.__cause__
+
+
+def _is_kept(
+    checkpoint: Checkpoint, request: ConversionRequest, tree: Tree, binding: RecognizedAgent | None
+) -> bool:
+    """Say whether all that a checkpoint holds goes into another format as it is, under the same paths."""
+    source, target = checkpoint.format, request.kind.format
+    native, ours = _framework(source), _framework(target)
+    if source == target or ours == NUMPY:
+        return True
+    if {source, target} <= CONTAINERS and (source not in fill_model.NEUTRAL or target in fill_model.NEUTRAL):
+        return True
+    if binding is None:
+        theirs = fill_model.checkpoint_orientation(checkpoint, tree, native, request.source, ours)
+        return theirs in (ours, NUMPY)
+    if source in fill_model.NEUTRAL & CONTAINERS:
+        return framework_of(binding) == ours
+    theirs = native
+    if theirs != NUMPY:
+        # What a program kept for itself is an agent for others only if a layout knows it; variables by name
+        # and objects are TensorFlow's own.
+        return theirs == ours == TENSORFLOW and source not in PICKLES
+    # Arrays that belong to no framework have the paths that they have; their names tell who named them.
+    return binding.layout not in ENCLOSED and framework_of(binding) == ours
+
+
+def axes_note(checkpoint: Checkpoint, tree: Tree, request: ConversionRequest) -> str | None:
+    """Return a note on arrays that keep their axes because nothing tells whose framework they are of."""
+    ours = _framework(request.kind.format)
+    if checkpoint.format not in fill_model.NEUTRAL or ours == NUMPY or request.source is not None:
+        return None
+    matrices = [path for path, leaf in tree.tensors() if len(leaf.shape) > 1 and "float" in leaf.dtype]
+    native = _framework(checkpoint.format)
+    if not matrices or fill_model.checkpoint_orientation(checkpoint, tree, native, None, ours) != NUMPY:
+        return None
+    names = abbreviate_list([display(path) for path in matrices], 3)
+    return (
+        f"no name tells a layer: axes stay as they are in the file ({names}), "
+        "and nn.Linear takes [out, in], Dense [in, out]"
+    )
+
+
+def _framework(name: str) -> str:
+    return cast(Format, plugins.find("formats", name).load()).FRAMEWORK
+
+
+def _plan_rewrite(tree: Tree, kind: TargetKind, known: Sidecar | None) -> Plan | None:
+    """Return the way to objects of what has none, None if the tree is that already or needs names."""
+    if not kind.options.get("graph") or tf_names.is_object_graph(tree):
+        return None
+    plan = (
+        tf_names.restore_objects(tree, known.objects)
+        if known is not None and known.objects is not None
+        else None
+    )
+    return plan or tf_names.plan_variable_objects(tree)
+
+
+def _plan_nested(checkpoint: Checkpoint, tree: Tree, kind: TargetKind, *, stated: bool) -> Plan | None:
+    """Return the way of arrays by whole names (`l1.kernel`) to objects, None where that has no meaning.
+
+    Nothing has an attribute with a dot in its name, and arrays in a row are layers in this order.
+    """
+    objects = kind.format == _WEIGHTS_FILE or kind.options.get("graph")
+    neutral = checkpoint.format in fill_model.NEUTRAL or _is_handmade(checkpoint)
+    if not objects or not neutral or any(len(path) != 1 for path in tree):
+        return None
+    rows = fill_model.group_unnamed_arrays(tree, TENSORFLOW, stated=stated)
+    tree = rows.tree
+    names = {path: tuple(re.split(r"[./]", str(path[0].value).removesuffix(":0"))) for path in tree}
+    below = {name[:depth] for name in names.values() for depth in range(len(name))}
+    clear = len(set(names.values())) == len(names) and below.isdisjoint(names.values())
+    if not clear or all(len(name) == 1 for name in names.values()) or not all(map(all, names.values())):
+        return None
+    own = {path: _name_kernels(name, frozenset(names.values())) for path, name in names.items()}
+    found = object_graph_paths(own.values())
+    labels = {found[own[path]]: Label(leaf.role, "/".join(own[path])) for path, leaf in tree.tensors()}
+    moves = tuple(Move(rows.sources[path], found[name], KEEP) for path, name in own.items())
+    return Plan(moves, labels=labels, assumed=rows.assumed)
+
+
+def _is_handmade(checkpoint: Checkpoint) -> bool:
+    """Say whether the file is HDF5 that no Keras wrote."""
+    return checkpoint.format == _WEIGHTS_FILE and checkpoint.writer is None
+
+
+def _name_kernels(name: tuple[str, ...], others: frozenset[tuple[str, ...]]) -> tuple[str, ...]:
+    """Return a dense layer's name of its matrix for the ones that a program's own class gave it."""
+    own = name[-1] == "weight" and {(*name[:-1], "bias")} <= others
+    return (*name[:-1], "kernel") if own else name
+
+
+def _plan_copy(tree: Tree) -> Plan:
+    return Plan(tuple(Move(path, path, KEEP) for path in tree))
+
+
+def _is_rebuilt(source: str, kind: TargetKind, tree: Tree) -> bool:
+    """Say whether the target keeps objects in TensorFlow's other way: in Keras's files, or in a graph."""
+    if kind.format == _WEIGHTS_FILE:
+        held = tree.containers.get(())
+        groups = held is not None and isinstance(held.state, dict) and "group" in held.state
+        return not groups and _framework(source) == TENSORFLOW
+    return bool(kind.options.get("graph")) and (
+        source in _KERAS_FILES or general_conversion.is_keras_export(tree)
+    )
+
+
+def _plan_object_rebuild(
+    source: str,
+    tree: Tree,
+    request: ConversionRequest,
+    known: Sidecar | None,
+    binding: RecognizedAgent | None,
+) -> Plan | None:
+    told, stated = options.sidecar_settings(known), request.stated.settings()
+    file = request.kind.format == _WEIGHTS_FILE
+    moved = {str(move.target[0].value) for move in binding.moves.moves} if binding is not None else set()
+    own = [name for name in schema.OPTIMIZERS if name in moved]
+    name = own[0] if len(own) == 1 else None
+    # An .h5 of Keras 1 or 2 lists the layers of a model: those of Keras 3 never come here.
+    in_order = source == _WEIGHTS_FILE
+    return general_conversion.to_objects(tree, told, stated, file=file, name=name, in_order=in_order)
+
+
+def _plan_by_rules(
+    checkpoint: Checkpoint, tree: Tree, kind: TargetKind, rules: RuleFile, given: Sequence[LayerOption]
+) -> Plan:
+    """Return what the user's rules say, and of what they do not name what the file says of the rest."""
+    if kind.agent:
+        raise UsageError(f"rules say names, and those of {kind.layout} are its library's", file=rules.path)
+    found = user_rules.apply_rules(rules, tree)
+    ours = _framework(kind.format)
+    plan = user_rules.plan_from_rules(rules, found, objects=ours == TENSORFLOW)
+    rest = Tree({path: tree[path] for path in found.rest}, {}, tree.containers)
+    if rules.rest == "keep":
+        kept = tuple(Move(path, path, KEEP) for path in rest)
+        return replace(plan, moves=(*plan.moves, *kept))
+    if rules.rest == "kinds" and found.rest:
+        more = _plan_by_kind(checkpoint, rest, ours, given)
+        return replace(
+            more,
+            moves=(*plan.moves, *more.moves),
+            added={**plan.added, **more.added},
+            labels={**plan.labels, **more.labels},
+            consumed=(*plan.consumed, *more.consumed),
+            notes=(*plan.notes, *more.notes),
+        )
+    return plan
+
+
+def _plan_by_kind(checkpoint: Checkpoint, tree: Tree, ours: str, given: Sequence[LayerOption]) -> Plan:
+    plan = (
+        flattening.plan_to_tensorflow(tree, given)
+        if ours == TENSORFLOW
+        else flattening.plan_to_torch(tree, given)
+    )
+    if not plan.moves and not plan.notes:
+        theirs = "torch" if ours == TENSORFLOW else TENSORFLOW
+        raise restore.no_layers_error(tree, theirs).located(file=checkpoint.path)
+    return plan
+
+
+# Decides how a checkpoint becomes another, and says of everything in it what becomes of it.
+
+# The one format in which a tree as it is may have entries that no place is for (formats/keras_h5.py).
+_ARRAYS_ALONE = "keras_h5"
+_GROUPS = key("param_groups")
+
+
+@dataclass(frozen=True, slots=True)
+class ConversionPlan:
+    """A source tree's way to a target tree, and what the report says of it.
+
+    `source` is the part that is converted, as it was prepared; `names` are its leaves' in the checkpoint and
+    `stripped` what was removed from them; `settings` are what the target's sidecar tells of its optimizers,
+    None if it is what the source's tells; `objects` what it tells of the objects that names hide. `moves`
+    say where what went, and `whole` whether all of a checkpoint did, under the names that it had there.
+    `before` is the digest of what a conversion was undone to, `kept` are the names of values that only the
+    sidecar has.
+    """
+
+    source: Tree
+    tree: Tree
+    report: MappingReport
+    binding: RecognizedAgent | None
+    settings: Settings | None
+    objects: Mapping[str, Any] | None = None
+    names: Mapping[Path, str] = field(default_factory=dict)
+    stripped: Sequence[Mapping[str, Any]] | None = None
+    moves: tuple[Move, ...] = ()
+    whole: bool = False
+    said: Mapping[str, str] = field(default_factory=dict)
+    before: str | None = None
+    kept: tuple[str, ...] = ()
+
+    def kept_tensors(self) -> Tree:
+        """Return the tensors among what only the sidecar keeps, by name, for the file beside the target."""
+        names = {name: path for path, name in self.names.items()}
+        leaves: dict[Path, Leaf | ValueLeaf] = {}
+        for name in self.kept:
+            leaf = self.source.get(names[name])
+            if isinstance(leaf, Leaf) and dtypes.BY_NAME[leaf.dtype].torch is not None:
+                leaves[key(name),] = Leaf(leaf.dtype, leaf.shape, leaf.source, name)
+        return Tree(leaves, {}, {(): Container("dict")})
+
+
+def plan_conversion(
+    checkpoint: Checkpoint,
+    request: ConversionRequest,
+    known: Sidecar | None,
+    recognised: RecognizedAgent | None = None,
+) -> ConversionPlan:
+    """Return how the checkpoint becomes what is wanted; `known` is the sidecar that belongs to it.
+
+    `recognised` is the agent in it, where somebody knows it already.
+
+    Raise UsageError for a part that is not there, a layout that does not fit or cannot be written and names
+    that cannot be restored, MappingError when nothing can be mapped.
+    """
+    part, kind = request.part, request.kind
+    tree, lost = (checkpoint.tree, ()) if part is None else options.select_part(checkpoint.tree, part)
+    chosen: tuple[str, ...] = ()
+    if request.weights is not None:
+        tree, chosen = options.choose_weights(tree, request.weights)
+    if request.no_optimizers:
+        tree, without = general_conversion.without_optimizers(tree)
+        chosen = (*chosen, *without)
+    ready = prepare_tree(checkpoint.tree, tree, part, request.wanted, known)
+    ready = ready._replace(lost=(*lost, *ready.lost), notes=(*ready.notes, *chosen))
+    tree = ready.tree
+    binding, read = recognize_source_agent(checkpoint, tree, request.layout, part, recognised)
+    back = plan_reverse(checkpoint, request, known, tree)
+    if back.note is not None:
+        ready = ready._replace(notes=(*ready.notes, back.note))
+    if back.tree is not None and known is not None:
+        told, notes = _unplaced_statements(checkpoint, tree, request, binding, known)
+        report = MappingReport(report_moves(ready, back.tree, back.moves), notes=(*ready.notes, *notes))
+        before = (known.source or {}).get("sha256")
+        return ConversionPlan(
+            tree,
+            back.tree,
+            report,
+            binding,
+            told,
+            None,
+            ready.names,
+            None,
+            back.moves,
+            True,
+            _statement_origins(known),
+            before,
+        )
+    known = request.stated.into(known, binding, tree)
+    ready = ready._replace(notes=(*ready.notes, *request.stated.notes(known)))
+    plan, agent, general = choose_plan(checkpoint, tree, request, binding, known)
+    if general:
+        binding = None
+    if plan is not None and agent is not None:
+        plan = replace(plan, notes=(*plan.notes, *read))
+    remembered = None
+    kept: tuple[Path, ...] = ()
+    if request.by_name and not tf_names.has_named_variables(
+        middle := tree if plan is None else apply_plan(tree, plan)
+    ):
+        told = options.sidecar_settings(known)
+        to_names = tf_names.plan_variable_names(middle, told if plan is None else {**told, **plan.told})
+        remembered = tf_names.record_objects(middle, to_names)
+        plan = to_names if plan is None else compose_plans(plan, to_names)
+    if plan is None and kind.format == "pytorch" and (plan := wrappers.plan_state_dicts(tree)) is not None:
+        moved = {move.source for move in plan.moves}
+        values = tuple(path for path, _ in tree.plain() if path not in moved)
+        plan = replace(plan, kept=values if any(isinstance(tree[path], Leaf) for path in moved) else ())
+    settings = _stated_settings(request.stated, known)
+    if plan is None:
+        target = _arrays(tree) if kind.format == _ARRAYS_ALONE else tree
+        moves = tuple(Move(path, path, KEEP) for path in target)
+        lost = tuple(ready.names[path] for path in tree if path not in target)
+        axes = axes_note(checkpoint, tree, request) if kind.format != checkpoint.format else None
+        ready = ready._replace(notes=(*ready.notes, *filter(None, (axes,))))
+        report = MappingReport(report_moves(ready, target, moves), (*lost, *ready.lost), notes=ready.notes)
+    else:
+        moves, target = plan.moves, apply_plan(tree, plan)
+        kept = _kept_values(tree, plan, agent)
+        report = _report(ready, target, plan, agent, kept)
+        settings = plan.told if agent is not None or plan.told else settings
+    return ConversionPlan(
+        tree,
+        target,
+        report,
+        (agent or binding) if request.rules is None else None,
+        settings,
+        remembered,
+        ready.names,
+        ready.stripped,
+        moves,
+        request.whole and (plan is not None or kind.format != checkpoint.format),
+        _statement_origins(known),
+        kept=tuple(ready.names[path] for path in kept),
+    )
+
+
+def _arrays(tree: Tree) -> Tree:
+    """Return the tree without what is no array: plain values, and strings."""
+    leaves = {path: leaf for path, leaf in tree.tensors() if leaf.dtype != "string"}
+    aliases = {path: others for path, others in tree.aliases.items() if path in leaves}
+    return Tree(leaves, aliases, tree.containers)
+
+
+def _unplaced_statements(
+    checkpoint: Checkpoint,
+    tree: Tree,
+    request: ConversionRequest,
+    binding: RecognizedAgent | None,
+    known: Sidecar,
+) -> tuple[Settings | None, tuple[str, ...]]:
+    """Return what was once stated of the optimizers, for which the undone source has no place, with notes."""
+    if not _statement_origins(known) or binding is None:
+        return None, ()
+    plan, _, _ = choose_plan(checkpoint, tree, request, binding, known)
+    return (None, ()) if plan is None else (plan.told, plan.notes)
+
+
+def _report(
+    ready: PreparedTree, target: Tree, plan: Plan, agent: RecognizedAgent | None, kept: Sequence[Path]
+) -> MappingReport:
+    used = _used_paths(plan, agent) - set(plan.partly) | set(kept)
+    unused = (*(ready.names[path] for path in ready.tree if path not in used), *ready.lost)
+    notes = (*ready.notes, *plan.notes)
+    if kept:
+        names = [ready.names[path] for path in kept]
+        notes = (
+            *notes,
+            f"kept in the sidecar: {format_count(len(names), 'value')} ({abbreviate_list(names, 3)})",
+        )
+    return MappingReport(report_moves(ready, target, plan.moves), unused, plan.missing, plan.assumed, notes)
+
+
+def _used_paths(plan: Plan, agent: RecognizedAgent | None) -> set[Path]:
+    used = {move.source for move in plan.moves} | set(plan.consumed)
+    return used if agent is None else used | agent.consumed
+
+
+def _kept_values(tree: Tree, plan: Plan, agent: RecognizedAgent | None) -> tuple[Path, ...]:
+    """Return what the sidecar keeps: values that belong to no network and to no optimizer."""
+    if agent is None:
+        return plan.kept
+    used = _used_paths(plan, agent)
+    values = (path for path, _ in tree.plain() if path not in used and _GROUPS not in path)
+    return (*plan.kept, *values)
+
+
+def _stated_settings(stated: OptimizerOptions, known: Sidecar | None) -> Settings | None:
+    """Return the settings with those that were stated, None if none was."""
+    return known.optimizers if any(stated) and known is not None else None
+
+
+def _statement_origins(known: Sidecar | None) -> Mapping[str, str]:
+    """Return where the statements about optimizers are from, for the receipt."""
+    told = known.provenance if known is not None else {}
+    return {name: told[name] for name in ("l2", "optimizer") if name in told}
+
+
+def report_moves(ready: PreparedTree, target: Tree, moves: tuple[Move, ...]) -> tuple[MappingEntry, ...]:
+    """Return the report's line for each move."""
+    lines = []
+    for move in moves:
+        before, there = ready.tree[move.source], target.get(move.target)
+        shape_in = before.shape if isinstance(before, Leaf) else ()
+        shape_out = there.shape if isinstance(there, Leaf) else ()
+        names = [ready.rules.get(move.source), move.rule.name if move.rule != KEEP else None]
+        done = ", ".join(name for name in names if name) or KEEP.name
+        rule = done if there is not None else f"{done}, shared"
+        lines.append(MappingEntry(ready.names[move.source], display(move.target), rule, shape_in, shape_out))
+    return tuple(lines)
+
+
+# The receipt of a conversion: the sidecar that says what went where, by which rule, on what assumption.
+
+# Facts of a policy that a model's own configuration or code records, and its weights do not.
+_RECORDED = frozenset(("activations", "head", "epsilon", "action_low", "action_high", "norm"))
+NO_OPTIONS: Mapping[str, Any] = MappingProxyType({})
+_LONGEST = 1000  # characters of a text in the sidecar
+
+
+def with_policy_facts(
+    checkpoint: Checkpoint,
+    target: Checkpoint,
+    own: VerifiedSidecar,
+    *,
+    part: str | None = None,
+    model: bool = False,
+) -> VerifiedSidecar:
+    """Return the source's sidecar with what only the source's own code records of its computation.
+
+    The activations of a .keras file, TorchScript or a whole module are in no file of weights, and neither
+    are those that the layout of an actor alone has. They are carried where all parameters are the policy's,
+    and the target's policy has the same layers in order. Otherwise `computation` records that the target
+    holds less than the source. Of a `part`, and of what fills a user's `model`, no facts are carried.
+    """
+    recorded = read_computation(checkpoint)
+    followed, refused, policy = False, "", None
+    try:
+        policy = recognize_checkpoint(checkpoint)
+        by_layout = policy is not None
+        if policy is None:
+            policy = recognize_single_policy(checkpoint)
+        followed = policy is not None
+        facts = (
+            None
+            if policy is None
+            else _portable_policy_facts(checkpoint, target, policy, by_layout=by_layout)
+        )
+        if facts is not None and (model or part is not None):
+            return own
+        if facts is not None:
+            known = restore.merge_metadata(own.sidecar, facts)
+            if recorded is not None and recorded.code:
+                known = replace(known, computation={"origin": recorded.origin, "code": recorded.code})
+            return replace(own, sidecar=known)
+        if by_layout and policy is not None and _layout(target) == policy.layout:
+            return own
+    except UsageError:
+        pass  # an option that is missing does not make the source one that cannot be played
+    except CkpttoolError as error:
+        refused = "" if followed else error.message + (f": {error.found}" if error.found else "")
+    # The target of a chain whose class is not in the file is as much of it as the source.
+    if recorded is None or (own.sidecar is not None and own.sidecar.computation is not None):
+        return own
+    kept = {"origin": recorded.origin, "code": recorded.code, "refused": refused[:_LONGEST]}
+    kept = {name: text for name, text in kept.items() if text}
+    return replace(own, sidecar=replace(own.sidecar or Sidecar(""), computation=kept))
+
+
+def unplayable_note(own: VerifiedSidecar) -> tuple[str, ...]:
+    """Return a note where a policy's target does not play as its source does."""
+    found = None if own.sidecar is None else own.sidecar.computation
+    if found is None or {"code", "refused"} & found.keys():
+        return ()
+    return (
+        f"the target holds weights alone: the computation stays in {found['origin']}, and eval refuses it",
+    )
+
+
+def _portable_policy_facts(
+    checkpoint: Checkpoint, target: Checkpoint, policy: RecognizedAgent, *, by_layout: bool
+) -> Sidecar | None:
+    """Return the facts of a policy with which its target is the same policy, None if it is not."""
+    if not (by_layout or _RECORDED & policy.facts.said.keys()) or policy.fronts:
+        return None
+    bound = {move.source for move in policy.moves.moves} | policy.consumed
+    names = checkpoint.tree.names
+    parameters = (path for path, leaf in checkpoint.tree.tensors() if leaf.role == "parameter")
+    # A SavedModel of Keras 3 holds every variable a second time, below this name.
+    if any(path not in bound and not names[path].startswith("_all_variables/") for path in parameters):
+        return None
+    tree, again = select_network_leaves(checkpoint.tree, policy), recognize_single_policy(target)
+    if again is None or not _has_same_numbers(tree, select_network_leaves(target.tree, again)):
+        return None
+    read = restore.read_metadata(policy, tree)
+    recorded = _RECORDED if by_layout else _RECORDED & policy.facts.said.keys()
+    # Statistics of observations are a fact of their own name in a sidecar.
+    recorded = frozenset("obs_norm" if name == "norm" else name for name in recorded)
+    facts = {name: getattr(read, name) for name in sorted(recorded)}
+    provenance = {name: read.provenance[name] for name in recorded if name in read.provenance}
+    return Sidecar("", **facts, provenance=provenance)
+
+
+def _layout(target: Checkpoint) -> str | None:
+    found = recognize_checkpoint(target)
+    return None if found is None else found.layout
+
+
+def _has_same_numbers(one: Tree, other: Tree) -> bool:
+    """Return whether two canonical agents have the same numbers at the same places, statistics apart."""
+    import numpy as np
+
+    leaves, others = (
+        {p: leaf for p, leaf in tree.items() if isinstance(leaf, Leaf) and p[0].value != NORMALIZER}
+        for tree in (one, other)
+    )
+    return leaves.keys() == others.keys() and all(
+        leaf.shape == others[path].shape
+        and np.array_equal(leaf.array(), others[path].array(), equal_nan=True)
+        for path, leaf in leaves.items()
+    )
+
+
+def receipt(
+    checkpoint: Checkpoint,
+    way: ConversionPlan,
+    own: VerifiedSidecar,
+    written: Digest,
+    undone: ReverseRecord,
+    part: str | None = None,
+    options: Mapping[str, Any] = NO_OPTIONS,
+) -> Sidecar:
+    """Return the target's sidecar: the source's facts (or the layout's habit) and how they were carried.
+
+    `options` are those of the conversion, from which `verify --all` plans it again.
+    """
+    binding, report = way.binding, way.report
+    base = own.sidecar or Sidecar("")
+    if binding is not None:
+        read = restore.read_metadata(binding, select_network_leaves(way.source, binding))
+        base = restore.without_statistics(binding, restore.merge_metadata(own.sidecar, read))
+    if way.settings is not None:
+        provenance = {name: said for name, said in base.provenance.items() if name != "optimizers"}
+        if way.settings:
+            provenance["optimizers"] = f"read from {os.path.basename(checkpoint.path)}"
+        base = replace(base, optimizers=way.settings or None, provenance=provenance)
+    return replace(
+        base,
+        provenance={**base.provenance, **way.said},
+        target_sha256=written.sha256,
+        source={
+            **describe_source(checkpoint, binding, own.sha256, **_source_details(own, binding, part)),
+            **({"options": dict(options)} if options else {}),
+        },
+        rules=receipt_rules(report),
+        assumed=report.assumed,
+        objects=way.objects,
+        stripped=way.stripped,
+        parity=None,
+        residue=tuple(_residue_entries(way, (*report.unused, *way.kept))),
+        undo=undone.record,
+    )
+
+
+def _source_details(
+    own: VerifiedSidecar, binding: RecognizedAgent | None, part: str | None
+) -> dict[str, str]:
+    """Return what else is known of the source: the part that was taken, and where its Adam adds epsilon."""
+    found = {"part": part} if part is not None else {}
+    optimized = binding is not None and any(m.target[0].value in OPTIMIZERS for m in binding.moves.moves)
+    if binding is not None and optimized:
+        found["epsilon"] = options.epsilon_placement(own.sidecar, binding.layout)
+    return found
+
+
+def describe_source(
+    checkpoint: Checkpoint, binding: RecognizedAgent | None, sha256: str | None, **more: str
+) -> dict[str, str | None]:
+    """Return what a receipt says of the source; its digest is computed if nobody knows it yet."""
+    return {
+        "path": os.path.basename(checkpoint.path),
+        "sha256": sha256 or digest_checkpoint(checkpoint).sha256,
+        "format": checkpoint.format,
+        "layout": binding.layout if binding is not None and binding.layout != NO_LAYOUT else None,
+        **more,
+    }
+
+
+def receipt_rules(report: MappingReport) -> list[dict[str, str]]:
+    """Return a receipt's line for each move."""
+    return [
+        {"source": m.source, "target": m.target, "rule": m.rule, **({} if m.by is None else {"by": m.by})}
+        for m in report.mapped
+    ]
+
+
+def _residue_entries(way: ConversionPlan, unused: Sequence[str]) -> Iterator[dict[str, Any]]:
+    """Go through what is left behind; of a value that is no tensor, what `inspect` shows of it."""
+    values = {name: way.source[path] for path, name in way.names.items() if path in way.source}
+    for name in unused:
+        leaf = values.get(name)
+        shown = json_value(leaf) if isinstance(leaf, ValueLeaf) else {}
+        value = shown.get("value")
+        if isinstance(value, float):
+            shown["value"] = text.json_number(value)
+        elif isinstance(value, str):
+            shown["value"] = value[:_LONGEST]
+        yield {"path": name, **shown}

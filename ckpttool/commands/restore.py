@@ -1,0 +1,1082 @@
+"""Restoring an agent."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import os
+import re
+import shlex
+import struct
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, cast
+
+from ckpttool.commands import evidence
+from ckpttool.commands.digest import digest_checkpoint
+from ckpttool.commands.evidence import GIVEN, NO_FACTS, AgentFacts
+from ckpttool.commands.inspect import format_command
+from ckpttool.core import filesystem, plugins, sidecar, text
+from ckpttool.core.checkpoint import Checkpoint
+from ckpttool.core.errors import (
+    ChecksumError,
+    CkpttoolError,
+    FormatError,
+    MappingError,
+    TruncatedError,
+    UnsupportedError,
+    UsageError,
+    abbreviate_list,
+)
+from ckpttool.core.sidecar import LedgerEntries, LedgerEntry, Sidecar, Topic
+from ckpttool.core.source import File, Inline, MissingShard
+from ckpttool.core.tree import Leaf, Path, Tree, ValueLeaf, attr, display
+from ckpttool.formats import common, onnx, tf_common
+from ckpttool.formats.common import Format
+from ckpttool.formats.detect import open_checkpoint, resolve
+from ckpttool.libraries import recognize, sb3, schema, single_networks, tf_names
+from ckpttool.libraries.recognize import recognize_checkpoint, recognize_tree
+from ckpttool.libraries.schema import (
+    NETWORKS,
+    NO_LAYOUT,
+    RUN,
+    AgentMetadata,
+    AgentNetwork,
+    ObservationNormalizer,
+    PolicyEncoder,
+    RecognizedAgent,
+)
+from ckpttool.mapping.layers import propose_options
+from ckpttool.mapping.rules import MoveList, ToValue
+from ckpttool.networks.build import layer_widths
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from ckpttool.evaluation.wrappers import WrapperSpec
+
+
+# What is known of an agent besides its weights: read from its files, told by its sidecar, or a habit.
+
+# The facts that the action's map consists of, and those of the observations.
+FACTS = ("head", "activations", "action_low", "action_high", "obs_norm", "env", "epsilon")
+
+_TEXT = "args.txt"
+_ROUNDED = 1e-5
+_WEIGHTS = "read from the weights"
+NO_STATISTICS = "read from the source: it has none"
+_STATISTICS: Topic = "observation statistics"
+
+
+def with_companions(
+    binding: RecognizedAgent, checkpoint: Checkpoint
+) -> tuple[RecognizedAgent, tuple[str, ...]]:
+    """Return the binding with what files beside the checkpoint say, and a note for each that was read."""
+    if binding.layout == NO_LAYOUT:
+        return binding, ()
+    layout = recognize.as_companion_reader(plugins.find("layouts", binding.layout).load())
+    notes = []
+    for file in layout.companions(checkpoint.path) if layout is not None else ():
+        if filesystem.isfile(file) and layout is not None:
+            if filesystem.islink(file):
+                File.beside(file, checkpoint.files[0].path)
+            before, binding = binding, layout.told_by(binding, file, _read_companion(file))
+            if binding is not before:
+                notes.append(f"{os.path.relpath(file, os.path.dirname(checkpoint.path) or '.')} was read")
+    return binding, tuple(notes)
+
+
+def missing_facts(binding: RecognizedAgent, told: Sidecar | None) -> LedgerEntries:
+    """Return what neither the agent's own files tell nor its sidecar.
+
+    A sidecar tells all that there is to tell, statistics of observations apart: where it has none, its
+    provenance must say who knows that there are none.
+    """
+    if told is None:
+        return binding.facts.lacks
+    if not told.target_sha256:
+        # Given facts alone are no sidecar: each tells of itself.
+        given = {
+            _TOPICS[names]
+            for names in _TOPICS
+            if names[0] in _ANSWERS and getattr(told, names[0]) is not None
+        }
+        return tuple(each for each in binding.facts.lacks if each.what not in given)
+    known = told.obs_norm is not None or "obs_norm" in told.provenance
+    return () if known else tuple(each for each in binding.facts.lacks if each.what == _STATISTICS)
+
+
+def without_statistics(binding: RecognizedAgent, told: Sidecar) -> Sidecar:
+    """Return what is known, and that there are no statistics of observations if the agent lacks none."""
+    if told.obs_norm is not None or any(each.what == _STATISTICS for each in binding.facts.lacks):
+        return told
+    return replace(told, provenance={"obs_norm": NO_STATISTICS, **told.provenance})
+
+
+def build_ledger(
+    checkpoint: Checkpoint,
+    binding: RecognizedAgent,
+    own: Sidecar | None,
+    known: Sidecar,
+    sizes: tuple[int, int],
+    given: Collection[str] = (),
+) -> LedgerEntries:
+    """Return the ledger of an agent: facts used, evidence not used, facts unknown, defaults assumed.
+
+    `own` is the sidecar with the facts that were `given`, `known` all that is known, `sizes` are the numbers
+    of the policy's observations and actions. Every command prints these entries, and adds those of its own
+    work (an environment's bounds, settings of a target's optimizers).
+    """
+    unknown = missing_facts(binding, own)
+    left = evidence.unused_entries(checkpoint, binding, known, sizes)
+    where = binding.facts.said.get("wrappers", known.origin("env"))
+    named = wrapper_entries(training_wrappers(known), where)
+    assumed = assumed_entries(binding, known, own)
+    stored = _sidecar_origins(own, known, given, os.path.basename(sidecar.sidecar_path(checkpoint.path)))
+    return sidecar.merge_entries(
+        _used_fact_entries(known, binding, stored),
+        _argument_entries(known, binding, stored),
+        named,
+        binding.ledger,
+        left,
+        unknown,
+        assumed,
+    )
+
+
+# The option that states a fact which a library's default decides otherwise.
+_STATED_BY = {"activations": "--activation NAME", "head": "--head NAME"}
+
+
+def assumed_entries(
+    binding: RecognizedAgent, known: Sidecar, *sidecars: Sidecar | None
+) -> Iterator[LedgerEntry]:
+    """Yield an entry for whatever is assumed of an agent, of which `known` is known.
+
+    `sidecars` are its own and that of the agent that it is compared with.
+    """
+    yield from sidecar.assumption_entries("architecture", binding.moves.assumed)
+    facts = binding.facts
+    layer_norm = any(layer.kind == "layer_norm" for part in binding.parts for layer in part.layers)
+    hidden = ", ".join(dict.fromkeys(known.activations or facts.activations or (facts.hidden,)))
+    epsilon = (known.epsilon or {}).get("layer_norm", facts.epsilon)
+    rows: tuple[tuple[str, Topic, str], ...] = (
+        ("activations", "activation", f"hidden activations {hidden}"),
+        ("head", "action map", f"action map {known.head or facts.head}"),
+        ("epsilon", "architecture", f"layer norm epsilon {epsilon:g}"),
+    )
+    for name, what, value in rows:
+        if not known.is_assumed(name) or (name == "epsilon" and not layer_norm):
+            continue
+        stated = [each is not None and each.is_assumed(name) for each in sidecars]
+        whose = "the sidecar" if stated[:1] == [True] else "the other one's sidecar"
+        origin = known.origin(name) + (f" (so says {whose})" if any(stated) else "")
+        yield LedgerEntry("assumed", what, value, origin=origin, hint=_STATED_BY.get(name))
+
+
+def training_wrappers(known: Sidecar) -> tuple[WrapperSpec, ...]:
+    """Return the wrappers of training that the agent's files or its sidecar name."""
+    named = (known.env or {}).get("wrappers") or ()
+    if not named:
+        return ()  # a conversion needs none of the environments
+    from ckpttool.evaluation.wrappers import WrapperSpec
+
+    return tuple(WrapperSpec(each["name"], each.get("arguments", {})) for each in named)
+
+
+def wrapper_entries(found: Sequence[WrapperSpec], where: str) -> Iterator[LedgerEntry]:
+    """Yield an entry for each wrapper that is played, changes rewards, or is not known."""
+    if not found:
+        return
+    from ckpttool.evaluation import wrappers
+
+    for each in found:
+        shown = f"{each.title}{wrappers.format_arguments(each.arguments)}"
+        if not wrappers.is_known_wrapper(each):
+            hint = "--wrapper none plays without it, if it changes neither observations nor actions"
+            yield LedgerEntry(
+                "cannot be known", "wrapper", f"what wrapper {each.name} does", where, "", True, hint
+            )
+        elif each.title in wrappers.REWARDS:
+            yield LedgerEntry("not used", "wrapper", f"{shown}: returns are sums of unchanged rewards", where)
+        elif each.title not in wrappers.HARMLESS:
+            yield LedgerEntry("used", "wrapper", shown, where)
+
+
+def find_contradictions(told: Sidecar | None, read: Sidecar) -> dict[str, LedgerEntry]:
+    """Return an entry for each fact of a sidecar of which the checkpoint itself holds another value, by name.
+
+    A sidecar is bound to the weights alone: whoever edits its facts keeps the digest. So the checkpoint's
+    own values count, unless a person gave the sidecar's.
+    """
+    found: dict[str, LedgerEntry] = {}
+    for names, what in _TOPICS.items():
+        name = names[0]
+        values = [getattr(told, each, None) for each in names]
+        own = [getattr(read, each) for each in names]
+        origin = str(read.provenance.get(name, ""))
+        if name in ("env", "epsilon") or values[0] is None or own[0] is None or not origin:
+            continue
+        if told is None or read.is_assumed(name) or told.is_assumed(name):
+            continue
+        if _agree(name, values, own, origin):
+            continue
+        value = (
+            f"{_describe_fact(name, values)} in the sidecar; the checkpoint holds {_describe_fact(name, own)}"
+        )
+        hint = "remove the sidecar, or convert the source again"
+        found[name] = LedgerEntry(
+            "not used", what, value, origin, decides=told.provenance.get(name) != "given", hint=hint
+        )
+    return found
+
+
+def _agree(name: str, ones: Sequence[Any], others: Sequence[Any], origin: str) -> bool:
+    """Return whether two statements of a fact mean the same, within the rounding of float32."""
+    import numpy as np
+
+    one, other = ones[0], others[0]
+    if name == "head":
+        return bool(one == other) or "unit_tanh" in (one, other)  # the program scales what the model gives
+    if name == "activations":
+        most = max(len(one), len(other))
+        longer = [list(each) * most if len(each) == 1 else list(each) for each in (one, other)]
+        return longer[0] == longer[1]
+    if name == "action_low":
+        return _all_close(list(zip(ones, others, strict=True)))
+    rows = [(one[row], other[row]) for row in ("mean", "var")]
+    if origin == _WEIGHTS and _all_close(rows):
+        return True  # two tensors, of which no file holds the formula
+    spreads = [np.sqrt(np.asarray(n["var"]) + float(n.get("epsilon", 1e-8))) for n in (one, other)]
+    limits = [[n.get("clip") or 0.0] for n in (one, other)]
+    same_limits = origin == _WEIGHTS or limits[0] == limits[1]
+    return same_limits and _all_close([rows[0], (spreads[0], spreads[1])])
+
+
+def _all_close(pairs: Sequence[tuple[Any, Any]]) -> bool:
+    import numpy as np
+
+    return all(
+        np.shape(a) == np.shape(b) and np.allclose(a, b, rtol=_ROUNDED, atol=_ROUNDED) for a, b in pairs
+    )
+
+
+def _sidecar_origins(
+    own: Sidecar | None, known: Sidecar, given: Collection[str], file: str
+) -> Mapping[str, str]:
+    """Return the name of the sidecar for each fact that is believed because the sidecar holds it.
+
+    Whoever writes a sidecar writes its provenance too: where a fact is from is what the sidecar claims.
+    """
+    if own is None or not own.target_sha256:
+        return {}
+    held = (name for name in FACTS if getattr(own, name) is not None and name not in given)
+    return {name: file for name in held if own.provenance.get(name) == known.provenance.get(name)}
+
+
+def _argument_entries(
+    known: Sidecar, binding: RecognizedAgent, stored: Mapping[str, str]
+) -> Iterator[LedgerEntry]:
+    """Yield an entry for each argument that a file gives the environment."""
+    where = stored.get("env") or binding.facts.said.get("env_arguments") or known.origin("env")
+    for name, value in ((known.env or {}).get("arguments") or {}).items():
+        yield LedgerEntry("used", "environment", f"{name} = {json.dumps(value)[:60]}", where)
+
+
+def _used_fact_entries(
+    known: Sidecar, binding: RecognizedAgent, stored: Mapping[str, str]
+) -> Iterator[LedgerEntry]:
+    """Yield an entry for each fact that a file, a sidecar or the command line holds."""
+    normed = any(layer.kind == "layer_norm" for part in binding.parts for layer in part.layers)
+    for names, what in _TOPICS.items():
+        name = names[0]
+        if name == "epsilon" and not normed:
+            continue
+        value, origin = getattr(known, name), known.origin(name)
+        if value is None or known.is_assumed(name):
+            continue
+        where = stored.get(name) or (origin if known.is_read(name) else "")
+        values = [getattr(known, each) for each in names]
+        yield LedgerEntry(
+            "used", what, _describe_fact(name, values), where, origin="" if where == origin else origin
+        )
+
+
+def _describe_fact(name: str, values: Sequence[Any]) -> str:
+    value = values[0]
+    if name == "obs_norm":
+        clip = "" if value.get("clip") is None else f", clip {value['clip']:g}"
+        return f"of {len(value['mean'])} values{clip}"
+    if name == "action_low":
+        low, high = ([f"{number:g}" for number in dict.fromkeys(each)] for each in values)
+        return f"{_format_numbers(low)} to {_format_numbers(high)}"
+    if name == "env":
+        return str(value.get("id"))
+    if name == "epsilon":
+        return f"layer norm epsilon {value.get('layer_norm', 0):g}"
+    return ", ".join(dict.fromkeys(value)) if isinstance(value, list | tuple) else str(value)
+
+
+def _format_numbers(numbers: Sequence[str]) -> str:
+    return numbers[0] if len(numbers) == 1 else f"[{abbreviate_list(numbers, 4)}]"
+
+
+# Facts that leave nothing open about their topic once they are given.
+_ANSWERS = frozenset(("action_low", "obs_norm", "activations", "head"))
+# The facts that the ledger lists, with those that belong to each, and what each is.
+_TOPICS: Mapping[tuple[str, ...], Topic] = {
+    ("activations",): "activation",
+    ("head",): "action map",
+    ("action_low", "action_high"): "action bounds",
+    ("obs_norm",): "observation statistics",
+    ("env",): "environment",
+    ("epsilon",): "architecture",
+}
+
+
+def _read_companion(file: str) -> Tree:
+    """Return what a file beside a checkpoint holds: settings in YAML or JSON, or a checkpoint of its own."""
+    if file.endswith(".json"):
+        return common.tree_from_json(text.load_json(file, "settings"), "the file")
+    if os.path.basename(file) == _TEXT:
+        return _parse_arguments(file)
+    if file.endswith(".pbtxt"):
+        return common.tree_from_json(tf_common.read(file), "the file")
+    return common.read_yaml(file) if file.endswith((".yml", ".yaml")) else open_checkpoint(file).tree
+
+
+def _parse_arguments(file: str) -> Tree:
+    """Return arguments as JSON or as lines of `name: value`, both of which YAML is; nothing of other text."""
+    try:
+        return common.read_yaml(file)
+    except FormatError:
+        # The name is anybody's: what another program keeps there is no reason to refuse the checkpoint.
+        return Tree({})
+
+
+def read_metadata(binding: RecognizedAgent, agent: Tree) -> Sidecar:
+    """Return what the checkpoint itself says of the agent, and its layout's habits marked as assumed.
+
+    `agent` is the canonical tree; the few small tensors that are facts (statistics, action maps) are read.
+    """
+    facts = binding.facts
+    alone = binding.layout == NO_LAYOUT
+    habit = "assumed: the framework's default" if alone else f"assumed: the habit of layout {binding.layout}"
+    kinds = [[layer.kind for layer in part.layers] for part in binding.parts]
+    normed = any("layer_norm" in each for each in kinds)
+    policy = next((part for part in binding.parts if part.acts), None)
+    found: dict[str, Any] = {
+        "head": facts.head or None,
+        "activations": list(facts.activations)
+        if facts.activations is not None
+        else [facts.hidden] * (max(each.count("dense") for each in kinds) - 1)
+        if facts.hidden
+        else None,
+        "epsilon": {"layer_norm": facts.epsilon} if normed else None,
+        "obs_dim": layer_widths(agent, policy)[0]
+        if policy is not None and policy.component not in binding.fronts
+        else None,
+        **_file_bounds(facts, agent, policy),
+        "obs_norm": _statistics_fact(facts.norm or _canonical_statistics(agent)),
+    }
+    found["env"] = _environment_fact(facts, found["obs_norm"])
+    if facts.stacked > 1 and found["obs_norm"] is not None:
+        # Statistics are those of one observation, and the policy takes several that were normalised.
+        found["obs_norm"] |= {name: found["obs_norm"][name] * facts.stacked for name in ("mean", "var")}
+    provenance = {
+        name: _fact_origin(name, facts, habit) for name, value in found.items() if value is not None
+    }
+    return Sidecar("", **found, provenance=provenance)
+
+
+def _fact_origin(name: str, facts: AgentMetadata, habit: str) -> str:
+    fact = {"obs_norm": "norm", "activations": "activations" if facts.activations else "hidden"}.get(
+        name, name
+    )
+    if fact in facts.said:
+        return f"read from {facts.said[fact]}"
+    # What no habit can give was read from the weights.
+    if name == "env":
+        return f"read from {facts.said.get('wrappers', 'the settings')}"
+    return habit if name in ("head", "activations", "epsilon") else _WEIGHTS
+
+
+def _environment_fact(facts: AgentMetadata, norm: Mapping[str, Any] | None) -> dict[str, Any] | None:
+    """Return the environment as a sidecar holds it: its id, its arguments and its wrappers."""
+    wrappers = [{"name": name, "arguments": dict(arguments)} for name, arguments in facts.wrappers]
+    if facts.stacked > 1:
+        # rl_zoo3/utils.py, create_test_env: stacked after VecNormalize, so that what is missing is the mean.
+        padding = {} if norm is None else {"padding": norm["mean"]}
+        wrappers.append({"name": "VecFrameStack", "arguments": {"n_stack": facts.stacked, **padding}})
+    found = {"id": facts.env, "arguments": dict(facts.env_arguments), "wrappers": wrappers}
+    found = {name: value for name, value in found.items() if value}
+    return found or None
+
+
+def _file_bounds(
+    facts: AgentMetadata, agent: Tree, policy: AgentNetwork | None
+) -> dict[str, list[float] | None]:
+    """Return the action's bounds: the file's own, or those that its scale and bias make of [-1, 1]."""
+    if facts.action_low is not None and facts.action_high is not None:
+        return {"action_low": list(facts.action_low), "action_high": list(facts.action_high)}
+    scale, bias = (agent.get((attr("actor"), attr(n))) for n in ("action_scale", "action_bias"))
+    if not isinstance(scale, Leaf) or policy is None:
+        return {"action_low": None, "action_high": None}
+    import numpy as np
+
+    count = layer_widths(agent, policy)[1]
+    for leaf in (scale, bias):
+        if isinstance(leaf, Leaf) and math.prod(leaf.shape) not in (1, count):
+            raise MappingError(
+                "the action's map has another size than the action",
+                path=leaf.key,
+                expected=f"1 number or {count}",
+                found=str(list(leaf.shape)),
+            )
+    wide = np.broadcast_to(scale.array().astype(np.float64).reshape(-1), (count,))
+    middle = bias.array().astype(np.float64).reshape(-1) if isinstance(bias, Leaf) else np.zeros(1)
+    return {"action_low": (middle - wide).tolist(), "action_high": (middle + wide).tolist()}
+
+
+def _canonical_statistics(agent: Tree) -> ObservationNormalizer | None:
+    """Return the statistics that stand in the canonical tree; a layout says more of them in its facts."""
+    mean, var, std = (agent.get((attr(schema.NORMALIZER), attr(n))) for n in ("mean", "var", "std"))
+    if not isinstance(mean, Leaf):
+        return None
+    if isinstance(var, Leaf):
+        return ObservationNormalizer(mean, var)
+    return ObservationNormalizer(mean, std=std) if isinstance(std, Leaf) else None
+
+
+def _statistics_fact(norm: ObservationNormalizer | None) -> dict[str, Any] | None:
+    """Return the statistics as a sidecar holds them: mean, var, epsilon inside the root, clip."""
+    if norm is None:
+        return None
+    import numpy as np
+
+    var = _to_flat_array(norm.var) if norm.var is not None else _to_flat_array(cast(Leaf, norm.std)) ** 2
+    epsilon = norm.epsilon
+    if norm.outside:
+        var, epsilon = (np.sqrt(var) + epsilon) ** 2, 0.0
+    return {
+        "mean": _to_flat_array(norm.mean).tolist(),
+        "var": var.tolist(),
+        "epsilon": epsilon,
+        "clip": norm.clip,
+    }
+
+
+def known_statistics(known: Sidecar) -> ObservationNormalizer | None:
+    """Return the statistics of the observations that are known, whoever says so."""
+    told = known.obs_norm
+    if told is None:
+        return None
+    clip = told.get("clip")
+    mean, var = (
+        schema.make_float64_tensor([float(value) for value in told[name]], name) for name in ("mean", "var")
+    )
+    return ObservationNormalizer(
+        mean, var, epsilon=float(told.get("epsilon", 1e-8)), clip=None if clip is None else float(clip)
+    )
+
+
+def action_map(known: Sidecar, agent: Tree) -> dict[Path, Leaf | ValueLeaf]:
+    """Return the action's scale and bias [act_dim] as canonical leaves, for layouts whose weights hold them.
+
+    None where the tree has them already, or where nobody knows the bounds.
+    """
+    scale, bias = ((attr("actor"), attr(name)) for name in ("action_scale", "action_bias"))
+    low, high = known.action_low, known.action_high
+    if scale in agent or low is None or high is None:
+        return {}
+    pairs = tuple(zip(low, high, strict=True))
+    # In float32, as torch computes it from a float32 Box (CleanRL, td3_continuous_action.py).
+    numbers = {scale: [(b - a) / 2 for a, b in pairs], bias: [(b + a) / 2 for a, b in pairs]}
+    return {
+        path: Leaf("float32", (len(v),), Inline(struct.pack(f"<{len(v)}f", *v)), display(path), "buffer")
+        for path, v in numbers.items()
+    }
+
+
+def _to_flat_array(leaf: Leaf) -> np.ndarray:
+    return leaf.array().astype("float64").reshape(-1)
+
+
+def merge_metadata(told: Sidecar | None, read: Sidecar) -> Sidecar:
+    """Return what is known: what the sidecar says, unless that was assumed there and a file says it."""
+    if told is None:
+        return read
+    better = {
+        name: getattr(read, name)
+        for name in FACTS
+        if getattr(read, name) is not None
+        and (getattr(told, name) is None or told.is_assumed(name))
+        and not (getattr(told, name) is not None and read.is_assumed(name))
+    }
+    if told.obs_dim is None and read.obs_dim is not None:
+        better["obs_dim"] = read.obs_dim
+    provenance = {**told.provenance, **{name: read.provenance.get(name, "given") for name in better}}
+    return replace(told, **better, provenance=provenance)
+
+
+# Explains checkpoints that hold no network: what the file is, and which checkpoint it belongs to.
+#
+# Sources: torch/optim/optimizer.py, `state_dict`; github.com/sfujim/TD3, TD3.py, `save`; stable_baselines3/
+# common/vec_env/vec_normalize.py and common/buffers.py; github.com/ray-project/ray,
+# rllib/utils/checkpoints.py.
+
+_OPTIMIZER = re.compile(r"(?P<before>.*?)_?(?:actor|cri?tic)?_?[12]?_?optim(?:izer)?(?P<suffix>\.\w+)?")
+# Classes whose objects hold no network, by the last part of their names.
+_CLASSES = {
+    "VecNormalize": "statistics of observations and rewards (VecNormalize)",
+    "RunningMeanStd": "statistics of observations (RunningMeanStd)",
+    "ReplayBuffer": "a replay buffer",
+    "DictReplayBuffer": "a replay buffer",
+    "HerReplayBuffer": "a replay buffer",
+    "RolloutBuffer": "a rollout buffer",
+}
+_PADDLE = "StructuredToParameterName@@"  # paddle/framework/io.py, `_build_saved_state_dict`
+_MOST_OPTIONS = 24
+_ABOVE = 4  # folders between a file and the checkpoint that it is a part of
+
+
+def describe_other_content(tree: Tree) -> str | None:
+    """Return what a tree holds in place of a network, None if it may hold one."""
+    container = tree.containers.get(())
+    kind = (container.name or "").rpartition(".")[2] if container is not None else ""
+    if kind in _CLASSES:
+        return _CLASSES[kind]
+    tensors = [leaf for _, leaf in tree.tensors()]
+    tops = {path[0].value for path in tree if path}
+    if tops in ({"state", "param_groups"}, {"param_groups"}):
+        return "the state of an optimizer"
+    if not tensors:
+        return "settings and other values" if len(tree) else "no tensors"
+    if all(leaf.role in ("slot", "counter", "other") for leaf in tensors) and any(
+        leaf.role == "slot" for leaf in tensors
+    ):
+        return "the state of an optimizer"
+    return None
+
+
+def no_layers_error(tree: Tree, framework: str) -> MappingError:
+    """Return the error for a framework's tree none of whose tensors is of a layer of a known kind."""
+    what = describe_other_content(tree)
+    weights = [(path, leaf) for path, leaf in tree.tensors() if leaf.role in ("parameter", "buffer")]
+    tensors = [f"{tree.names[path]} {list(leaf.shape)}" for path, leaf in weights or tree.tensors()]
+    if what is None and not weights:
+        what = "counters and other values"
+    options = propose_options(tree, framework, [path for path, _ in weights]) if what is None else ()
+    if options:
+        hint = f"{' '.join(options[:_MOST_OPTIONS])} makes layers of them"
+    elif what:
+        hint = "convert the file that holds the network; --to npz copies tensors as they are"
+    else:
+        hint = "--to npz copies tensors as they are; --map FILE has rules of your own"
+    return MappingError(
+        f"the checkpoint holds {what}, and no network" if what else "no tensor is of a layer of a known kind",
+        found=abbreviate_list(tensors, 3) or None,
+        hint=hint,
+    )
+
+
+def no_network_error(checkpoint: Checkpoint, verb: str = "convert", rest: str = "") -> MappingError | None:
+    """Return the error for a checkpoint without a network; None if it may hold one.
+
+    The hint is the command with the checkpoint that the file belongs to, followed by `rest`.
+    """
+    if any(path and path[0].value == _PADDLE for path in checkpoint.tree):
+        return MappingError(
+            "parameters of PaddlePaddle, whose Linear weights are [in, out], are not mapped",
+            file=checkpoint.path,
+            hint="--to npz copies the arrays as they are",
+        )
+    what = describe_other_content(checkpoint.tree)
+    if what is None:
+        return None
+    owner = _find_owner(checkpoint.path)
+    shown = shlex.quote(checkpoint.path if owner is None else owner)
+    belongs = "" if owner is None else f"; it belongs to {owner}"
+    return MappingError(
+        f"the checkpoint holds {what}, and no network{belongs}",
+        file=checkpoint.path,
+        hint=f"ckpttool inspect {shown}" if owner is None else f"ckpttool {verb} {shown}{rest}",
+    )
+
+
+def require_shards(tree: Tree) -> None:
+    """Raise TruncatedError that names the first shard which tensors of the tree need and which is missing."""
+    from ckpttool.formats.tf_bundle import MissingShardTensor
+
+    lost: dict[str, list[Leaf]] = {}
+    for _, leaf in tree.tensors():
+        if isinstance(leaf.source, MissingShardTensor | MissingShard):
+            lost.setdefault(leaf.source.path, []).append(leaf)
+    if not lost:
+        return
+    file, leaves = next(iter(lost.items()))
+    names = ", ".join(os.path.basename(each) for each in lost)
+    held = f"{sum(map(len, lost.values()))} of {sum(1 for _ in tree.tensors())}"
+    raise TruncatedError(
+        f"shard {names} is missing" if len(lost) == 1 else f"shards {names} are missing",
+        file=file,
+        found=f"{held} tensors, unknown data, e.g. {leaves[0].key}",
+        hint=f"copy it to {os.path.dirname(file) or '.'}",
+    )
+
+
+def _find_owner(path: str) -> str | None:
+    """Return the checkpoint that a file belongs to, relative as the file's own path is."""
+    if filesystem.find_store(path) is not None:
+        return None
+    found = next(
+        (each for each in _candidate_owners(os.path.abspath(path)) if each != os.path.abspath(path)), None
+    )
+    return found if found is None or os.path.isabs(path) else os.path.relpath(found)
+
+
+def _candidate_owners(path: str) -> Iterator[str]:
+    """Go through the checkpoints that the file may belong to, the likeliest first."""
+    folder, name = os.path.split(path)
+    optimizer = _OPTIMIZER.fullmatch(name)
+    if optimizer is not None:
+        prefix, suffix = optimizer["before"], optimizer["suffix"] or ""
+        stems = (prefix, f"{prefix}{suffix}", re.sub(r"_?optim(izer)?", "", name))
+        yield from (
+            each for stem in stems if stem and (each := _resolve_if_readable(os.path.join(folder, stem)))
+        )
+    for above in (folder, os.path.dirname(folder)):
+        for agent in (
+            os.path.join(above, each) for each in sorted(_list_names(above)) if each.endswith(".zip")
+        ):
+            if path in map(os.path.normpath, sb3.list_zoo_files(agent)):
+                yield agent
+    for _ in range(_ABOVE):
+        if (whole := _resolve_if_readable(folder)) is not None and path in _checkpoint_files(whole):
+            yield whole
+        folder = os.path.dirname(folder)
+
+
+def _checkpoint_files(location: str) -> list[str]:
+    """Return the files of the checkpoint at a location."""
+    try:
+        return [os.path.abspath(file.path) for file in open_checkpoint(location).files]
+    except CkpttoolError:
+        return []
+
+
+def _list_names(folder: str) -> list[str]:
+    try:
+        return filesystem.listdir(folder)
+    except OSError:
+        return []
+
+
+def _resolve_if_readable(path: str) -> str | None:
+    """Return the checkpoint at a path if a format reads it."""
+    try:
+        return resolve(path).location
+    except CkpttoolError:
+        return None
+
+
+# Opens a checkpoint as an agent: tree, layout, canonical agent and the sidecar that belongs to it.
+
+# Canonical tensors that are no layer's, which a conversion puts beside a model's layers.
+_LONE = frozenset(("log_std", "std", "log_alpha", "alpha", "q_support"))
+
+
+@dataclass(frozen=True, slots=True)
+class Agent:
+    """A checkpoint recognised as an agent; `tree` is the canonical one, its leaves unread.
+
+    `known` is what its sidecar and its own files say of it, each fact with its provenance; `sidecar` is
+    only the former. `ledger` lists what of it is used, assumed and not used; whoever builds a network of it
+    adds bounds of an environment (commands/network_outputs.py).
+    """
+
+    checkpoint: Checkpoint
+    binding: RecognizedAgent
+    tree: Tree
+    sidecar: Sidecar | None
+    known: Sidecar
+    notes: tuple[str, ...]
+    ledger: LedgerEntries = ()
+
+    @property
+    def framework(self) -> str:
+        """The backend that runs what this checkpoint's format usually holds."""
+        plugin = plugins.find("formats", self.checkpoint.format)
+        return cast(Format, plugin.load()).FRAMEWORK
+
+    def title(self, network: str) -> str:
+        """Return the canonical title of the network that is asked for; a policy alone has but one."""
+        return "actor" if self.binding.layout == NO_LAYOUT else network
+
+    def part(self, title: str) -> AgentNetwork | None:
+        """Return the network of that title (`actor`, `critic/q1`), or None."""
+        return next((part for part in self.binding.parts if part.title == title), None)
+
+    def front(self, title: str) -> PolicyEncoder | None:
+        """Return what the policy of that title computes before its layers, None where that is nothing."""
+        return self.binding.fronts.get(title)
+
+    def playable(self, title: str) -> AgentNetwork | None:
+        """Return the policy of that title, which may stand behind a front; raise as `runnable` does."""
+        front = self.front(title)
+        return self.runnable(title, front.covers if front is not None else frozenset())
+
+    def runnable(self, title: str, covered: frozenset[str] = frozenset()) -> AgentNetwork | None:
+        """Return the network of that title; raise UnsupportedError if a part of it is of no known kind.
+
+        `covered` are tensors that somebody else takes care of.
+        """
+        part = self.part(title)
+        # A network of which nothing can be run is no part at all, and still was in the file.
+        left = [n for n in self.binding.unplaced.get(title.partition("/")[0], ()) if n not in covered]
+        if left:
+            front = self.front(title)
+            if front is not None and front.covers.issuperset(left):
+                reason = "has more than layers (an encoder, memory, norms): it is played, and nothing else"
+            elif any("discrete" in each for each in left):
+                reason = "chooses among discrete actions, which cannot be run yet"
+            else:
+                reason = "holds a layer of a kind that cannot be run yet"
+            raise UnsupportedError(
+                f"{title} {reason}", file=self.checkpoint.path, found=abbreviate_list(left, 3)
+            )
+        return part
+
+
+def restore_agent(
+    path: str, layout: str | None = None, facts: AgentFacts = NO_FACTS, network: str = "actor"
+) -> Agent:
+    """Open the path as an agent that can be run: the canonical tree holds its networks only.
+
+    A checkpoint that no layout recognises may be a policy alone; of several chains of layers `network` names
+    one. Raise UsageError when there is neither.
+    """
+    checkpoint = open_checkpoint(path)
+    require_shards(checkpoint.tree)
+    binding = recognize_playable_agent(checkpoint, layout, network)
+    if binding is None:
+        raise no_agent_error(checkpoint)
+    return build_agent(checkpoint, binding, read_verified_sidecar(checkpoint), facts)
+
+
+def recognize_playable_agent(
+    checkpoint: Checkpoint, layout: str | None = None, network: str = "actor"
+) -> RecognizedAgent | None:
+    """Return the agent that a layout recognises, else the policy that the checkpoint is alone."""
+    binding = recognize_checkpoint(checkpoint, layout)
+    if binding is not None or layout not in (None, NO_LAYOUT):
+        return binding
+    return single_networks.recognize_single_policy(checkpoint, network)
+
+
+def no_agent_error(checkpoint: Checkpoint) -> CkpttoolError:
+    """Return the error that a checkpoint holds no agent that a layout knows; raise that of a lost shard."""
+    require_shards(checkpoint.tree)
+    return no_network_error(checkpoint, "eval") or UsageError(
+        "no layout recognises an agent in this checkpoint",
+        file=checkpoint.path,
+        found=next((note for note in checkpoint.notes if note.startswith("policy ")), None),
+        hint="ckpttool inspect shows its tensors, ckpttool layouts the namings that are known",
+    )
+
+
+def build_agent(
+    checkpoint: Checkpoint, binding: RecognizedAgent, own: VerifiedSidecar, facts: AgentFacts = NO_FACTS
+) -> Agent:
+    """Return the checkpoint as the agent that a layout recognised, with what its own sidecar says.
+
+    Given `facts` win over the sidecar's and the files'; a note names each contradiction.
+    """
+    require_layers(binding, own.sidecar, sidecar.sidecar_path(checkpoint.path))
+    binding = with_source_computation(binding, own.sidecar, checkpoint)
+    binding = with_names(binding, checkpoint.tree, own.sidecar)
+    binding, used = with_companions(binding, checkpoint)
+    binding = tf_names.check_connections(with_records(binding, checkpoint.tree, checkpoint))
+    tree = select_network_leaves(checkpoint.tree, binding)
+    contradicted = find_contradictions(own.sidecar, read_metadata(binding, tree))
+    wrong = {name: entry for name, entry in contradicted.items() if name not in facts.known}
+    binding = binding.entered(*wrong.values())
+    own = _drop_contradicted(own, [name for name, entry in wrong.items() if entry.decides])
+    if facts:
+        if "activations" in facts.known and any(part.program is not None for part in binding.parts):
+            raise UsageError(
+                "the activations are those of the model's graph, and none is given",
+                file=checkpoint.path,
+                hint="leave out --activation",
+            )
+        facts = facts.sized(*policy_sizes(binding, tree))
+        held = merge_metadata(own.sidecar, read_metadata(binding, tree))
+        used = (*used, f"given: {facts.described()}", *facts.contradictions(held))
+        own = replace(own, sidecar=facts.over(own.sidecar))
+    own = _broadcast_bounds(own, binding, tree)
+    notes = (*own.notes, *used)
+    if binding.layout == NO_LAYOUT:
+        notes = (*notes, *binding.moves.notes)
+    other = sorted({leaf.dtype for path, leaf in tree.tensors() if path[0].value in NETWORKS} - {"float32"})
+    if other:
+        notes = (*notes, f"weights stored as {', '.join(other)} are run as float32")
+    known = merge_metadata(own.sidecar, read_metadata(binding, tree))
+    fronts = tuple(move for front in binding.fronts.values() for move in front.moves)
+    before = canonical_tree(checkpoint.tree, MoveList(fronts))
+    ledger = agent_ledger(checkpoint, binding, own.sidecar, known, tree, facts.known)
+    return Agent(checkpoint, binding, Tree({**tree, **before}), own.sidecar, known, notes, ledger)
+
+
+def with_source_computation(
+    binding: RecognizedAgent, told: Sidecar | None, checkpoint: Checkpoint
+) -> RecognizedAgent:
+    """Return the binding of converted weights with what their receipt records of the source's computation.
+
+    Raise UnsupportedError where that is more than a chain of the weights.
+    """
+    found = None if told is None else told.computation
+    if told is None or found is None:
+        return binding
+    code = found.get("code")
+    if code and (code == single_networks.HOOK or "refused" not in found):
+        said = f"the source's own code, {code}, computes nothing but its layers, one after another"
+        return replace(binding, moves=replace(binding.moves, assumed=(*binding.moves.assumed, said)))
+    if single_networks.read_computation(checkpoint) is not None:
+        return binding
+    name = os.path.basename(str((told.source or {}).get("path") or "SOURCE"))
+    source = os.path.join(os.path.dirname(checkpoint.path), name)
+    source = source if os.path.exists(source) else name
+    way = f"play the source: {format_command('eval', source, '--env', 'ID')}"
+    if "refused" in found:
+        way = "load the weights into the model's own code (ckpttool.load_into), and export that to ONNX"
+    raise UnsupportedError(
+        f"these are the weights of a model whose computation is not in this file: {found['origin']} holds it",
+        file=checkpoint.path,
+        expected="a chain of layers",
+        found=found.get("refused", "a source that computes more, by the receipt of the conversion"),
+        hint=way,
+    )
+
+
+def _drop_contradicted(own: VerifiedSidecar, names: Sequence[str]) -> VerifiedSidecar:
+    """Return what is known without facts of the sidecar that the checkpoint contradicts."""
+    if own.sidecar is None or not names:
+        return own
+    more = ["action_high"] if "action_low" in names else []
+    gone: dict[str, Any] = dict.fromkeys([*names, *more])
+    provenance = {name: said for name, said in own.sidecar.provenance.items() if name not in gone}
+    return replace(own, sidecar=replace(own.sidecar, **gone, provenance=provenance))
+
+
+def with_records(binding: RecognizedAgent, tree: Tree, checkpoint: Checkpoint) -> RecognizedAgent:
+    """Return the binding with what the checkpoint holds besides what its layout reads.
+
+    That is statistics of observations, activations that a graph or a configuration records, and settings.
+    """
+    binding = tf_names.read_hidden_activations(with_statistics(binding, tree), checkpoint)
+    part = next((part for part in binding.parts if part.acts), None)
+    if part is None or binding.layout == NO_LAYOUT:
+        return binding
+    return evidence.apply_stored_settings(
+        binding, tree, layer_widths(select_network_leaves(tree, binding), part)[1]
+    )
+
+
+def with_statistics(binding: RecognizedAgent, tree: Tree) -> RecognizedAgent:
+    """Return the binding with statistics of observations that its layout does not read."""
+    part = next((part for part in binding.parts if part.acts), None)
+    if part is None or binding.layout == NO_LAYOUT or part.component in binding.fronts:
+        return binding
+    return schema.apply_statistics(binding, tree, layer_widths(select_network_leaves(tree, binding), part)[0])
+
+
+def agent_ledger(
+    checkpoint: Checkpoint,
+    binding: RecognizedAgent,
+    own: Sidecar | None,
+    known: Sidecar,
+    tree: Tree,
+    given: Collection[str] = (),
+) -> LedgerEntries:
+    """Return the ledger of an agent with the canonical tree `tree` (commands/restore.py)."""
+    part = next((part for part in binding.parts if part.acts), binding.parts[0])
+    sizes = layer_widths(tree, part)
+    front = binding.fronts.get(part.component)
+    if front is not None:
+        sizes = (sum(stream.size for stream in front.streams), sizes[1])
+    return build_ledger(checkpoint, binding, own, known, sizes, given)
+
+
+def with_names(binding: RecognizedAgent, tree: Tree, known: Sidecar | None) -> RecognizedAgent:
+    """Return the binding with the variables that Keras numbers and the conversion's receipt names.
+
+    keras/src/saving/saving_lib.py: a model's own variables besides layers are `vars/0`, `vars/1`, ...
+    """
+    stored = set(tree.names.values())
+    numbered: dict[str, str] = {}
+    for name in tree.names.values():
+        owner, _, number = f"/{name}".rpartition("/vars/")
+        # Of several variables the numbers do not name the one.
+        if number == "0" and f"{owner}/vars/1".lstrip("/") not in stored:
+            numbered[name] = owner
+    if not numbered:
+        return binding
+    lone: dict[str, set[str]] = {}
+    for rule in known.rules if known is not None else ():
+        target = rule.get("target") if isinstance(rule, Mapping) else None
+        above, _, last = str(target).rpartition("/")
+        if last in _LONE:
+            lone.setdefault(above, set()).add(last)
+    named: dict[str, str] = {}
+    for name, owner in numbered.items():
+        own = [last for last in lone.get(f"policy{owner}", ()) if f"{owner}/{last}".lstrip("/") not in stored]
+        if len(own) == 1:
+            named[name] = own[0]
+
+    def place(path: Path) -> Path:
+        name = tree.names.get(path, "")
+        ends = (own for own in named if f"/{name}".endswith(f"/{own}"))
+        whole = max(ends, key=len, default=None)
+        return path if whole is None else (*path[:-2], attr(named[whole]))
+
+    if not named:
+        return binding
+    back = {place(path): path for path in tree}
+    leaves = {
+        place(path): replace(leaf, of=place(leaf.of)) if isinstance(leaf, Leaf) and leaf.of else leaf
+        for path, leaf in tree.items()
+    }
+    found = recognize_tree(Tree(leaves, containers=tree.containers), "", binding.layout)
+    return found.moved(lambda path: back[path]) if found is not None else binding
+
+
+def _broadcast_bounds(own: VerifiedSidecar, binding: RecognizedAgent, tree: Tree) -> VerifiedSidecar:
+    """Return what is known with one pair of bounds for each action, where one pair was given for all."""
+    told = own.sidecar
+    if told is None or told.action_low is None or told.action_high is None or len(told.action_low) != 1:
+        return own
+    _, actions = policy_sizes(binding, tree)
+    low, high = list(told.action_low) * actions, list(told.action_high) * actions
+    given = told.provenance.get("action_low") == GIVEN
+    return replace(own, sidecar=replace(told, action_low=low, action_high=high)) if given else own
+
+
+def policy_sizes(binding: RecognizedAgent, tree: Tree) -> tuple[int, int]:
+    """Return the numbers of hidden layers and of actions of the policy, or of what there is without one."""
+    acting = [part for part in binding.parts if part.acts] or list(binding.parts)
+    hidden = max(max(sum(layer.kind == "dense" for layer in part.layers) - 1, 0) for part in acting)
+    return hidden, layer_widths(tree, acting[0])[1]
+
+
+def require_layers(binding: RecognizedAgent, told: Sidecar | None, file: str | None = None) -> None:
+    """Raise FormatError for more activations in a sidecar than any network has hidden layers."""
+    layers = [sum(1 for layer in part.layers if layer.kind == "dense") - 1 for part in binding.parts]
+    most = max(layers, default=0)
+    # What stands before the layers, an encoder, may have activations of its own.
+    if told is None or not told.activations or binding.fronts or len(told.activations) <= max(most, 1):
+        return
+    raise FormatError(
+        "the sidecar names more activations than the networks have hidden layers",
+        file=file,
+        path="activations",
+        expected=f"at most {most}",
+        found=str(len(told.activations)),
+    )
+
+
+def select_network_leaves(tree: Tree, binding: RecognizedAgent) -> Tree:
+    """Return the canonical agent without its optimizers, temperature and counters: what running it needs."""
+    moves = tuple(move for move in binding.moves.moves if move.target[0].value in RUN)
+    return canonical_tree(tree, MoveList(moves))
+
+
+def canonical_tree(tree: Tree, moves: MoveList) -> Tree:
+    """Return the canonical agent: every bound leaf under its canonical path, unread.
+
+    Several leaves with one target are one number that the source repeats (an update count per
+    parameter); raise MappingError if it is not the same number everywhere.
+    """
+    leaves: dict[Path, Leaf | ValueLeaf] = {}
+    for move in moves.moves:
+        leaf = move.rule.leaf(tree[move.source])
+        if move.target in leaves:
+            _require_equal(leaves[move.target], leaf, display(move.target), tree.names[move.source])
+        else:
+            leaves[move.target] = (
+                replace(leaf, of=None) if isinstance(leaf, Leaf) and leaf.of is not None else leaf
+            )
+    return Tree(leaves)
+
+
+def _require_equal(one: Leaf | ValueLeaf, other: Leaf | ValueLeaf, target: str, source: str) -> None:
+    first, second = (ToValue().leaf(leaf) for leaf in (one, other))
+    if first != second:
+        raise MappingError(
+            f"{target} is one number, and the checkpoint holds several",
+            path=source,
+            expected=str(getattr(first, "value", first)),
+            found=str(getattr(second, "value", second)),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class VerifiedSidecar:
+    """The sidecar that was written for these very weights, if there is one.
+
+    `sha256` is the checkpoint's digest where it had to be computed to know; `notes` name the sidecar's file
+    if that is not the usual one.
+    """
+
+    sidecar: Sidecar | None = None
+    sha256: str | None = None
+    notes: tuple[str, ...] = ()
+
+
+def _onnx_metadata(checkpoint: Checkpoint, found: Sidecar | None) -> VerifiedSidecar:
+    """Return what the sidecar of an ONNX model adds to its graph: the environment.
+
+    The graph computes what the other facts describe. The digest that an export records is that of the file.
+    """
+    if found is None:
+        return VerifiedSidecar()
+    file = checkpoint.files[0]
+    digests = (hashlib.sha256(file.read(0, file.size)).hexdigest(), digest_checkpoint(checkpoint).sha256)
+    if found.target_sha256 not in digests:
+        raise _foreign_sidecar_error(checkpoint, found, digests[0])
+    said = {name: text for name, text in found.provenance.items() if name == "env"}
+    return VerifiedSidecar(Sidecar(found.target_sha256, env=found.env, provenance=said), digests[1])
+
+
+def read_verified_sidecar(checkpoint: Checkpoint, sha256: str | None = None) -> VerifiedSidecar:
+    """Return the sidecar beside the checkpoint; the weights are read if there is one and no `sha256` of them.
+
+    Raise ChecksumError if it was written for other weights: what it says of bounds and statistics is wrong
+    for these, and to go on without would be wrong in silence.
+    """
+    found = sidecar.load_sidecar(checkpoint.path)
+    if checkpoint.format == onnx.NAME:
+        return _onnx_metadata(checkpoint, found)
+    waiting = sidecar.find_pending_sidecars(checkpoint.path) if found is None else {}
+    if found is None and not waiting:
+        return VerifiedSidecar()
+    sha256 = sha256 or digest_checkpoint(checkpoint).sha256
+    if found is not None and found.target_sha256 == sha256:
+        return VerifiedSidecar(found, sha256)
+    for file, each in (waiting or sidecar.find_pending_sidecars(checkpoint.path)).items():
+        if each.target_sha256 == sha256:
+            note = f"facts from {file}, the sidecar of an interrupted conversion (the digest matches)"
+            return VerifiedSidecar(each, sha256, (note,))
+    if found is None:
+        return VerifiedSidecar(sha256=sha256)
+    raise _foreign_sidecar_error(checkpoint, found, sha256)
+
+
+def _foreign_sidecar_error(checkpoint: Checkpoint, found: Sidecar, sha256: str) -> ChecksumError:
+    return ChecksumError(
+        "the sidecar beside the checkpoint was written for other weights",
+        file=sidecar.sidecar_path(checkpoint.path),
+        expected=f"weights of sha256 {found.target_sha256[:12]}",
+        found=sha256[:12],
+        hint="remove it if the weights are right, or put back the checkpoint that it belongs to",
+    )

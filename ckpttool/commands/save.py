@@ -1,0 +1,616 @@
+"""Writing checkpoints, reading them back, and records for the way back."""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import hashlib
+import json
+import os
+import time
+import zlib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import IO, Any, NamedTuple, cast
+
+from ckpttool.commands import options as targets
+from ckpttool.commands.digest import (
+    SHARED,
+    Digest,
+    TeeSource,
+    combine_digests,
+    digest_checkpoint,
+    hash_tensor,
+    map_tensors,
+)
+from ckpttool.commands.options import TargetKind
+from ckpttool.core import atomic_write, dtypes, plugins, sidecar
+from ckpttool.core.atomic_write import (
+    Output,
+    Progress,
+    WorkerThread,
+    ignore_progress,
+    keep_freed_memory,
+    require_new,
+    write_atomically,
+)
+from ckpttool.core.checkpoint import Checkpoint
+from ckpttool.core.errors import (
+    CkpttoolError,
+    FormatError,
+    NotFoundError,
+    TargetExistsError,
+    TruncatedError,
+    UsageError,
+    abbreviate_list,
+)
+from ckpttool.core.sidecar import Sidecar
+from ckpttool.core.source import Buffer, File, Inline, Source, crc32c, iter_pieces
+from ckpttool.core.tree import Container, Leaf, Path, Tree, ValueLeaf, display, key
+from ckpttool.formats import tf_common
+from ckpttool.formats.common import (
+    OutputFile,
+    Probe,
+    WritingFormat,
+    decode_path,
+    decode_tree,
+    encode_path,
+    encode_tree,
+)
+from ckpttool.formats.detect import CheckpointLocation, matching_formats
+from ckpttool.mapping.rules import Move, Plan, apply_plan, merge_parts, parse_rule, unfinished_source
+
+# What a writer was given, leaf by leaf, and the proof that the new file holds just that.
+
+_MANY = 64 << 20
+
+
+class LeafChecksums:
+    """The CRC-32C and the sha256 of every leaf's bytes, noted by a lane as somebody else reads them.
+
+    What is read back is compared by the CRC alone, ten times as fast: equal bytes have the sha256 that was
+    taken on the way.
+    """
+
+    def __init__(self, lane: WorkerThread) -> None:
+        """Note nothing yet."""
+        self._lane = lane
+        self._crc: dict[Path, int] = {}
+        self._sha256: dict[Path, str] = {}
+        self._same: dict[Path, TeeSource] = {}
+
+    def watch(self, tree: Tree, progress: Progress = ignore_progress) -> Tree:
+        """Return the same tree whose leaves report what is read from them."""
+        total = sum(leaf.nbytes for _, leaf in tree.tensors())
+        if total >= _MANY:
+            keep_freed_memory()
+        # Bytes that go as they came have the sha256 that is taken of the source anyway.
+        self._same = {p: leaf.source for p, leaf in tree.tensors() if isinstance(leaf.source, TeeSource)}
+        done = 0
+
+        def seen(path: Path, data: Buffer) -> None:
+            nonlocal done
+            nbytes = len(data)
+            if nbytes < SHARED:
+                self._note(path, data)
+            else:
+                self._lane.do(partial(self._note, path, data), nbytes)
+            done += nbytes
+            progress(done, total)
+
+        watched = {
+            path: replace(leaf, source=_ReadbackSource(leaf.source, path, seen))
+            if isinstance(leaf, Leaf)
+            else leaf
+            for path, leaf in tree.items()
+        }
+        return Tree(watched, tree.aliases, tree.containers)
+
+    def compared(self, written: Checkpoint) -> Digest:
+        """Read everything back; raise FormatError unless all that was taken is there, byte for byte."""
+        self._lane.wait()
+        found = map_tensors(written, self._lane, self._again)
+        for path in self._crc:
+            if path not in found:
+                raise _readback_error(path)
+        return combine_digests(written, found)
+
+    def _again(self, path: Path, leaf: Leaf) -> str:
+        if path not in self._crc:
+            return hash_tensor(leaf)
+        running = 0
+        for piece in iter_pieces(leaf.source):
+            running = crc32c(piece, running)
+        if running != self._crc[path]:
+            raise _readback_error(path)
+        return self._same[path].sha256() if path in self._same else self._sha256[path]
+
+    def _note(self, path: Path, data: Buffer) -> None:
+        self._crc[path] = crc32c(data)
+        if path not in self._same:
+            self._sha256[path] = hashlib.sha256(data).hexdigest()
+
+
+def _readback_error(path: Path) -> FormatError:
+    return FormatError("what was written is not what was read", path=display(path))
+
+
+@dataclass(frozen=True, slots=True)
+class _ReadbackSource:
+    """A source that tells `seen` what was read from it."""
+
+    base: Source
+    path: Path
+    seen: Callable[[Path, Buffer], None]
+
+    def read(self) -> Buffer:
+        """Return the base's bytes."""
+        try:
+            data = self.base.read()
+        except CkpttoolError as error:
+            raise error.located(path=display(self.path)) from error
+        self.seen(self.path, data)
+        return data
+
+
+# The file that names a folder's checkpoints, the latest among them, as TensorFlow keeps it beside them.
+
+
+def state_file_output(target: str) -> Output:
+    """Return the state file beside the target, brought up to date: ours is the latest of those it names.
+
+    It is read once more when it is written, because another program may have saved in the meantime. Raise
+    UsageError at once if it is damaged.
+    """
+    folder, name = os.path.split(target)
+    path = os.path.join(folder, tf_common.NAME)
+    _read_state(path)
+    return Output(
+        path,
+        lambda stream: _write_state(stream, _encode_with_target(_read_state(path), folder, name)),
+        replaces=True,
+    )
+
+
+def _encode_with_target(known: tf_common.CheckpointState, folder: str, name: str) -> bytes:
+    whole = os.path.abspath(os.path.join(folder, name))
+    kept = [at for at, one in enumerate(known.every) if os.path.abspath(os.path.join(folder, one)) != whole]
+    # Without times TensorFlow takes none for any; with them it needs one for each.
+    times = (*(known.times[at] for at in kept), time.time()) if known.times else ()
+    every = (*(known.every[at] for at in kept), name)
+    return tf_common.encode_state(tf_common.CheckpointState(name, every, times, known.preserved))
+
+
+def _read_state(path: str) -> tf_common.CheckpointState:
+    """Return what the state file says, its latest checkpoint among all; an empty state if there is none."""
+    if not os.path.lexists(path):
+        return tf_common.CheckpointState("", ())
+    if not os.path.isfile(path):
+        raise UsageError("the folder's state file is not a file", file=path)
+    try:
+        known = tf_common.read_state(path)
+    except (FormatError, OSError) as error:
+        reason = error.message if isinstance(error, FormatError) else error.strerror
+        raise UsageError(
+            f"the folder's state file cannot be brought up to date: {reason}",
+            file=path,
+            hint="mend it, remove it, or write into another folder",
+        ) from error
+    return (
+        known if known.latest in known.every else known._replace(every=(*known.every, known.latest), times=())
+    )
+
+
+def _write_state(stream: IO[bytes], data: bytes) -> None:
+    stream.write(data)
+
+
+# Writes a tree as a checkpoint: beside the target, read back, compared, then renamed.
+
+
+def require_writable_target(
+    target: str, kind: TargetKind, sources: tuple[File, ...] = (), *, force: bool = False
+) -> None:
+    """Raise unless `target` may be written; the prefix of a checkpoint that exists is taken too."""
+    if kind.prefix:
+        _require_prefix(target)
+    if target.endswith(sidecar.SUFFIX):
+        raise UsageError(
+            "the target has the name of another checkpoint's sidecar", file=target, hint="take another name"
+        )
+    require_new(target, sources, force=force)
+    probe = Probe(target)
+    if probe.kind == "missing":
+        with contextlib.suppress(NotFoundError, TruncatedError):
+            for claim in matching_formats(probe, plugins.BUILT_IN["formats"]):
+                if force and kind.format == claim.format.NAME:
+                    _require_other(claim, sources)
+                    continue
+                raise TargetExistsError(
+                    f"the name stands for a checkpoint that exists ({claim.format.NAME})",
+                    file=target,
+                    hint="--force replaces it" if kind.format == claim.format.NAME else "take another name",
+                )
+
+
+def _require_prefix(target: str) -> None:
+    """Raise if the target is there as something: the prefix of a checkpoint is the name of no file."""
+    if os.path.isdir(target) or not os.path.basename(target):
+        raise TargetExistsError(
+            "the target is a folder, not the prefix that the checkpoint's files have in common",
+            file=target,
+            hint=f"take {os.path.join(target, 'ckpt-1')}",
+        )
+    if os.path.lexists(target):
+        raise TargetExistsError(
+            "the target is a file, and would stand for two checkpoints", file=target, hint="take another name"
+        )
+
+
+def _require_other(claim: CheckpointLocation, sources: tuple[File, ...]) -> None:
+    """Raise if the checkpoint that would be replaced is the one that is converted."""
+    if _file_identities(claim.format.read(claim.location).files) & _file_identities(sources):
+        raise UsageError("source and target are the same checkpoint", file=claim.location)
+
+
+def _require_no_rest(target: str, writer: WritingFormat, outputs: list[Output]) -> None:
+    """Raise if a file that is there already would become part of the new set without being replaced."""
+    replaced = {os.path.abspath(output.file) for output in outputs}
+    members = getattr(writer, "members", None)
+    for file in members(target) if members is not None else ():
+        if os.path.abspath(file) not in replaced:
+            raise TargetExistsError(
+                "the file would belong to the new checkpoint too", file=file, hint="remove it first"
+            )
+
+
+def _file_identities(files: tuple[File, ...]) -> set[tuple[int, int]]:
+    """Return what tells files apart however their paths are spelled: device and inode."""
+    found = [os.stat(file.path) for file in files if os.path.exists(file.path)]
+    return {(known.st_dev, known.st_ino) for known in found}
+
+
+def save(
+    tree: Tree,
+    target: str,
+    to: str | None = None,
+    *,
+    force: bool = False,
+    sync: bool = True,
+    progress: Progress = ignore_progress,
+) -> Digest:
+    """Write a tree as it is into a new file and return the digest of what was read back."""
+    kind = targets.parse_target_kind(target, to)
+    require_writable_target(targets.target_stem(target, kind), kind, force=force)
+    return write_checkpoint(tree, target, kind, force=force, sync=sync, progress=progress)
+
+
+def write_checkpoint(
+    tree: Tree,
+    target: str,
+    kind: TargetKind,
+    *,
+    receipt: Callable[[Digest, Checkpoint], Sidecar] | None = None,
+    others: Callable[[Mapping[Path, Path], WorkerThread], Sequence[Output]] | None = None,
+    sources: tuple[File, ...] = (),
+    force: bool = False,
+    sync: bool = True,
+    progress: Progress = ignore_progress,
+) -> Digest:
+    """Write the tree, and beside it `others` and the sidecar that `receipt` makes of the file read back.
+
+    `receipt` is given the digest as well; if it raises, nothing is written. `others` is given the paths by
+    which the tensors will be read back, by those that they have, and the lane that compares files with trees.
+    `sources` are the files that the tree is read from: ChangedError is raised if they are other ones by then.
+    A checkpoint that is found by its prefix becomes the latest one in its folder's state file.
+    """
+    writer = cast(WritingFormat, plugins.find("formats", kind.format).load())
+    target = targets.target_stem(target, kind)
+    options = targets.writer_options(target, kind)
+    stored = with_stored_paths(writer, tree, options)
+    result: list[tuple[Digest, Checkpoint]] = []
+    with WorkerThread() as lane:
+        taken = LeafChecksums(lane)
+
+        def check(temporary: str) -> None:
+            location = writer.claims(Probe(temporary))
+            found = writer.read(temporary if location is None else location)
+            result.append((taken.compared(found), found))
+
+        between = {"between": target} if kind.state else {}
+        pieces = writer.pieces(taken.watch(stored, progress), **options, **between)
+        outputs = _target_outputs(target.removesuffix(kind.ending), pieces, stored, check)
+        for output in outputs if kind.prefix else ():
+            if not output.extra:
+                require_new(output.file, sources, force=force)
+        if kind.prefix and not kind.state:
+            _require_no_rest(target, writer, outputs)
+        if others is not None:
+            outputs += others(stored_paths(tree, stored), lane)
+        if receipt is not None:
+            make = receipt
+            put = partial(_put_receipt, make, result)
+            outputs.append(Output(sidecar.sidecar_path(target), put, follows=True))
+        if kind.state:
+            outputs.append(state_file_output(target))
+        replaced = partial(_existing_files, writer, target) if kind.state else tuple
+        write_atomically(outputs, force=force, sync=sync, sources=sources, replaced=replaced)
+    return result[0][0]
+
+
+def _target_outputs(
+    base: str, pieces: Sequence[OutputFile], stored: Tree, check: Callable[[str], None]
+) -> list[Output]:
+    """Return the files of the checkpoint, of which the last one is checked with all of them."""
+    outputs = [
+        Output(
+            base,
+            piece.write,
+            suffix=piece.suffix,
+            indexes=piece.indexes,
+            meanwhile=piece.meanwhile,
+            extra=piece.extra,
+        )
+        for piece in pieces
+    ]
+    outputs[0] = outputs[0]._replace(nbytes=sum(leaf.nbytes for _, leaf in stored.tensors()))
+    outputs[-1] = outputs[-1]._replace(check=check)
+    return outputs
+
+
+def _existing_files(writer: WritingFormat, target: str) -> tuple[str, ...]:
+    """Return the files of the checkpoint that is at the target now, none if there is none that is whole.
+
+    They are removed when the new ones stand, so only files that begin with the target's name are returned.
+    """
+    begin = os.path.abspath(target) + "."
+    with contextlib.suppress(CkpttoolError):
+        if writer.claims(Probe(target)) is not None:
+            paths = (file.path for file in writer.read(target).files)
+            return tuple(path for path in paths if os.path.abspath(path).startswith(begin))
+    return ()
+
+
+def stored_paths(tree: Tree, stored: Tree) -> dict[Path, Path]:
+    """Return the paths of a tree's tensors as they are stored, by those that they have in it."""
+    # A format that changes paths leaves the sources alone.
+    there = {id(leaf.source): path for path, leaf in stored.tensors()}
+    return {path: there[id(leaf.source)] for path, leaf in tree.tensors() if id(leaf.source) in there}
+
+
+def with_stored_paths(writer: WritingFormat, tree: Tree, options: Mapping[str, Any]) -> Tree:
+    """Return the tree with the paths that its leaves will be read back by, if the format changes any."""
+    change = getattr(writer, "stored", None)
+    return tree if change is None else cast(Tree, change(tree, **options))
+
+
+def _put_receipt(
+    make: Callable[[Digest, Checkpoint], Sidecar], result: list[tuple[Digest, Checkpoint]], stream: IO[bytes]
+) -> None:
+    stream.write(make(*result[0]).encode())
+
+
+# How a conversion is undone: what the source was like, entry by entry, and what brings each one back.
+#
+# The receipt holds a record of the source's tree without its numbers. An entry comes back from the target by
+# the inverse of its rule, from the record itself where it is small, or from `DST.ckpttool.residue.pt`, a
+# PyTorch file beside the target for what that cannot hold. The record names the digest of that file.
+
+SUFFIX = ".ckpttool.residue.pt"
+_FORMAT = "pytorch"
+_SMALL = 64  # bytes of a tensor that the record itself holds
+_MOST_BYTES = 4 << 20  # a sidecar may have 16 MB
+_TOP = Container("dict")
+
+
+@dataclass(slots=True)
+class ReverseRecord:
+    """The packed tree of the source, None if not all can be brought back (`why`), and what is kept apart."""
+
+    tree: str | None = None
+    kept: Tree = field(default_factory=lambda: Tree({}))
+    why: str | None = None
+    _sha256: str | None = None
+
+    @property
+    def note(self) -> str | None:
+        """What people read where nothing brings the source back."""
+        return None if self.why is None else f"no way back is recorded: {self.why}"
+
+    @property
+    def record(self) -> Mapping[str, str | None] | None:
+        """The record as the sidecar holds it, once the file of what is kept apart has been written."""
+        return None if self.tree is None else {"tree": self.tree, "residue_sha256": self._sha256}
+
+    def outputs(self, target: str, lane: WorkerThread) -> list[Output]:
+        """Return the file to write beside the target, if any; the lane compares what it holds."""
+        if not self.kept:
+            return []
+        writer = cast(WritingFormat, plugins.find("formats", _FORMAT).load())
+        taken = LeafChecksums(lane)
+        (piece,) = writer.pieces(taken.watch(self.kept))
+
+        def check(temporary: str) -> None:
+            self._sha256 = taken.compared(writer.read(temporary)).sha256
+
+        nbytes = sum(leaf.nbytes for _, leaf in self.kept.tensors())
+        return [Output(residue_path(target), piece.write, check, nbytes=nbytes, follows=True)]
+
+
+def residue_path(path: str) -> str:
+    """Return the name of the residue of the checkpoint at `path` (a file or a prefix)."""
+    return path + SUFFIX
+
+
+def record_reverse(source: Tree, moves: Sequence[Move], written: Mapping[Path, Path]) -> ReverseRecord:
+    """Return how `source` comes back from a target; `written` are the paths of its tensors as they are read.
+
+    Nothing is recorded when something can be brought back by nothing: an object of a foreign class.
+    """
+    foreign = [held.name for held in source.containers.values() if held.kind in ("record", "module")]
+    if foreign:
+        named = abbreviate_list(sorted({name for name in foreign if name}), 2)
+        told = "the source holds objects of classes that the record does not keep"
+        return ReverseRecord(why=f"{told} ({named})" if named else told)
+    ways: dict[Path, list[Move]] = {}
+    for move in moves:
+        if move.target in written and parse_rule(move.rule.name) == move.rule:
+            ways.setdefault(move.source, []).append(move)
+    names = {alias.path: alias.key for others in source.aliases.values() for alias in others if alias.key}
+    kept: dict[Path, Leaf | ValueLeaf] = {}
+    tensors: dict[str, Any] = {}
+    for path, leaf in source.tensors():
+        names[path] = name = str(len(tensors))
+        tensors[name] = {"key": leaf.key, "dtype": leaf.dtype, "shape": leaf.shape}
+        back = _inverse_moves(leaf, ways.get(path, ()))
+        if back:
+            tensors[name]["from"] = [[encode_path(written[move.target]), move.rule.name] for move in back]
+        elif leaf.nbytes <= _SMALL and leaf.size <= _SMALL:
+            tensors[name]["data"] = base64.b64encode(leaf.read()).decode()
+        elif dtypes.BY_NAME[leaf.dtype].torch is not None:
+            kept[key(name),] = Leaf(leaf.dtype, leaf.shape, leaf.source, name)
+        else:
+            return ReverseRecord(why=f"nothing keeps {source.names[path]} ({leaf.dtype}) beside the target")
+    try:
+        text = json.dumps({"tree": encode_tree(source, names), "tensors": tensors})
+    except CkpttoolError as error:
+        return ReverseRecord(why=error.message)
+    packed = base64.b64encode(zlib.compress(text.encode(), 9)).decode()
+    if len(packed) > _MOST_BYTES:
+        return ReverseRecord(why=f"the record would be larger than {_MOST_BYTES >> 20} MB")
+    return ReverseRecord(packed, Tree(kept, {}, {(): _TOP}))
+
+
+def _inverse_moves(leaf: Leaf, ways: Sequence[Move]) -> list[Move]:
+    """Return the moves whose inverses together give the leaf, none if they do not."""
+    parts: list[Move] = []
+    whole: Leaf | ValueLeaf | None = None
+    for move in ways:
+        again = move.rule.inverse(leaf).leaf(move.rule.leaf(leaf))
+        if unfinished_source(again) is None:
+            return [move]
+        whole = again if whole is None else merge_parts(whole, again)
+        parts.append(move)
+        if whole is None:
+            return []
+    made = unfinished_source(whole) if whole is not None else None
+    return parts if made is not None and made.finished else []
+
+
+# Undoes a conversion by its receipt: every entry of the source under its own path and name, bit for bit.
+
+_MAX_RECORD_BYTES = 64 << 20
+
+
+class ReverseConversion(NamedTuple):
+    """The source's tree and what it comes from; None where there is no way back, and a note why."""
+
+    tree: Tree | None = None
+    moves: tuple[Move, ...] = ()
+    note: str | None = None
+
+
+def reverse_conversion(tree: Tree, record: Mapping[str, Any], path: str) -> ReverseConversion:
+    """Return the source of `tree`, the target at `path`, as the record in its sidecar says.
+
+    Raise FormatError for a record that makes no sense.
+    """
+    kept = _read_residue(path, record.get("residue_sha256"))
+    if isinstance(kept, str):
+        return ReverseConversion(note=kept)
+    try:
+        return _rebuild_tree(tree, _unpack_record(record.get("tree")), kept)
+    except (
+        KeyError,
+        TypeError,
+        ValueError,
+        AttributeError,
+        RecursionError,
+        zlib.error,
+        CkpttoolError,
+    ) as error:
+        raise FormatError("the sidecar's record of its source is damaged", file=path) from error
+
+
+def _read_residue(path: str, sha256: object) -> Tree | str:
+    """Return what is kept beside the checkpoint, or why that cannot be used."""
+    file = residue_path(path)
+    if sha256 is None:
+        return Tree({})
+    there = os.path.isfile(file)
+    reader = cast(WritingFormat, plugins.find("formats", "pytorch").load())
+    if there and digest_checkpoint(found := reader.read(file)).sha256 == sha256:
+        return found.tree
+    for each in atomic_write.find_pending_files(file):
+        with contextlib.suppress(CkpttoolError):
+            if digest_checkpoint(found := reader.read(each)).sha256 == sha256:
+                return found.tree
+    if not there:
+        return f"{os.path.basename(file)} is not there: what it kept stays away"
+    return f"{os.path.basename(file)} was written for another conversion and is not used"
+
+
+def _unpack_record(text: object) -> Mapping[str, Any]:
+    if not isinstance(text, str):
+        raise TypeError("no text")
+    engine = zlib.decompressobj()
+    data = engine.decompress(base64.b64decode(text, validate=True), _MAX_RECORD_BYTES)
+    if not engine.eof:
+        raise ValueError("cut off or too long")
+    record = json.loads(data)
+    if not isinstance(record, dict):
+        raise TypeError("no record")
+    return record
+
+
+def _rebuild_tree(tree: Tree, record: Mapping[str, Any], kept: Tree) -> ReverseConversion:
+    """Return the recorded tree over the tensors that come back, each by its number."""
+    moves: list[Move] = []
+    added: dict[Path, Leaf | ValueLeaf] = {}
+    for name, said in record["tensors"].items():
+        if "from" in said:
+            moves += [_recorded_move(tree, said, name, *way) for way in said["from"]]
+        else:
+            added[key(name),] = kept[key(name),] if "data" not in said else _inline_leaf(said)
+    flat = apply_plan(tree, Plan(tuple(moves), added))
+    arrays = {name: _restore_key(flat[key(name),], said) for name, said in record["tensors"].items()}
+    made = decode_tree(record["tree"].encode(), arrays)
+    places = {id(leaf.source): place for place, leaf in made.tensors()}
+    there = {name: places[id(leaf.source)] for name, leaf in arrays.items()}
+    return ReverseConversion(
+        made, tuple(replace(move, target=there[str(move.target[0].value)]) for move in moves)
+    )
+
+
+def _recorded_move(tree: Tree, said: Mapping[str, Any], name: str, at: object, text: str) -> Move:
+    source, rule = decode_path(at, {}), parse_rule(text)
+    if rule is None or source not in tree:
+        raise ValueError("no such rule or tensor")
+    leaf = tree[source]
+    if not isinstance(leaf, Leaf):
+        raise TypeError("no tensor")
+    # The inverse of a cast or a reshape needs to know what the tensor was.
+    return Move(
+        source, (key(name),), rule.inverse(Leaf(said["dtype"], _recorded_shape(said), Inline(b""), ""))
+    )
+
+
+def _recorded_shape(said: Mapping[str, Any]) -> tuple[int, ...]:
+    if not all(type(n) is int and n >= 0 for n in said["shape"]):
+        raise ValueError("no shape")
+    return tuple(said["shape"])
+
+
+def _inline_leaf(said: Mapping[str, Any]) -> Leaf:
+    data = base64.b64decode(said["data"], validate=True)
+    leaf = Leaf(said["dtype"], _recorded_shape(said), Inline(data), "")
+    if leaf.nbytes != len(data) and leaf.dtype != "string":
+        raise ValueError("not as long as its shape says")
+    return leaf
+
+
+def _restore_key(leaf: Leaf | ValueLeaf, said: Mapping[str, Any]) -> Leaf:
+    if not isinstance(leaf, Leaf) or leaf.shape != _recorded_shape(said) or not isinstance(said["key"], str):
+        raise TypeError("another tensor")
+    return replace(leaf, key=said["key"])

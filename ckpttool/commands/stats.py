@@ -1,0 +1,643 @@
+"""Statistics and differences of values."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+
+from ckpttool.commands.inspect import json_value
+from ckpttool.core import limits, text, urls
+from ckpttool.core.atomic_write import Progress, ignore_progress
+from ckpttool.core.checkpoint import Checkpoint
+from ckpttool.core.errors import CkpttoolError
+from ckpttool.core.source import Shape, as_array
+from ckpttool.core.text import compile_glob, no_match_error
+from ckpttool.core.tree import Leaf, Path, ValueLeaf
+from ckpttool.formats.detect import open_checkpoint
+from ckpttool.libraries.recognize import recognize_checkpoint
+from ckpttool.libraries.schema import RecognizedAgent
+
+if TYPE_CHECKING:
+    import numpy as np
+
+
+# How far two arrays of one shape lie apart: counts, the largest distances, and where.
+
+# Elements that are looked at together: their float64 copies fit a cache.
+_PIECE = 1 << 18
+_INTEGERS = "iu"
+
+
+@dataclass(frozen=True, slots=True)
+class ArrayDifference:
+    """What differs between two arrays of `size` elements.
+
+    `different` elements are not the same: other values, other bits of one type (the sign of a zero), or NaN
+    in one alone; `nans` counts the latter. `max_abs` is the largest |a - b|, found at index `at`, where they
+    have `left` and `right`; `max_rel` the largest |a - b| / max(|a|, |b|); infinite where only one is.
+    `cosine` is that of the angle between the finite parts, None where one is zero throughout or none is a
+    number.
+    """
+
+    size: int
+    different: int
+    nans: int
+    max_abs: float
+    max_rel: float
+    cosine: float | None
+    at: Shape
+    left: Any
+    right: Any
+
+    def document(self) -> dict[str, Any]:
+        """Return the JSON object."""
+        found: dict[str, Any] = text.replace_nonfinite(
+            {
+                "elements": self.size,
+                "different": self.different,
+                "nans": self.nans,
+                "max_abs": self.max_abs,
+                "max_rel": self.max_rel,
+                "cosine": self.cosine,
+                "at": list(self.at),
+                "left": self.left,
+                "right": self.right,
+            }
+        )
+        return found
+
+
+def compare_leaves(left: Leaf, right: Leaf) -> ArrayDifference | None:
+    """Read two leaves of one shape; return None if all elements are the same, NaN and NaN included."""
+    if "string" in (left.dtype, right.dtype):
+        return _compare_strings(left, right)
+    first, second = left.read(), right.read()
+    if left.dtype == right.dtype and memoryview(first) == memoryview(second):
+        return None
+    return compare_arrays(as_array(first, left.dtype, left.shape), as_array(second, right.dtype, right.shape))
+
+
+def compare_arrays(left: np.ndarray, right: np.ndarray) -> ArrayDifference | None:
+    """Compare two arrays of one shape, whatever their types; return None if all elements are the same."""
+    import numpy as np
+
+    a, b = left.reshape(-1), right.reshape(-1)
+    found = _DifferenceSums()
+    for start in range(0, a.size, _PIECE):
+        found.take(a[start : start + _PIECE], b[start : start + _PIECE], start)
+    if not found.different:
+        return None
+    at = tuple(int(step) for step in np.unravel_index(found.place, left.shape))
+    return ArrayDifference(
+        a.size,
+        found.different,
+        found.nans,
+        found.max_abs,
+        found.max_rel,
+        found.cosine(),
+        at,
+        _json_number(left[at]),
+        _json_number(right[at]),
+    )
+
+
+class _DifferenceSums:
+    """The sums and maxima of the pieces seen so far."""
+
+    def __init__(self) -> None:
+        self.different = self.nans = self.place = 0
+        self.max_abs = self.max_rel = 0.0
+        self._seen = False
+        self._dot = self._left = self._right = 0.0
+
+    def take(self, a: np.ndarray, b: np.ndarray, start: int) -> None:
+        """Add a piece that begins at element `start`."""
+        import numpy as np
+
+        x, y = _to_float64(a), _to_float64(b)
+        with np.errstate(invalid="ignore", over="ignore", divide="ignore"):
+            other = _unequal_elements(a, b, x, y)
+            finite = np.isfinite(x) & np.isfinite(y)
+            self._angle(np.where(finite, x, 0), np.where(finite, y, 0))
+            if not other.any():
+                return
+            self.different += int(other.sum())
+            lost = np.isnan(x) != np.isnan(y)
+            self.nans += int(lost.sum())
+            distance = np.where(lost, math.inf, np.where(other, _distance(a, b, x, y), 0.0))
+            scale = np.maximum(np.abs(x), np.abs(y))
+            relative = np.where(
+                distance > 0, np.where(np.isfinite(distance), distance / scale, math.inf), 0.0
+            )
+        here = int(distance.argmax()) if distance.max() > 0 else int(other.argmax())
+        if not self._seen or distance[here] > self.max_abs:
+            self.max_abs, self.place, self._seen = float(distance[here]), start + here, True
+        self.max_rel = max(self.max_rel, float(relative.max()))
+
+    def _angle(self, x: np.ndarray, y: np.ndarray) -> None:
+        import numpy as np
+
+        self._dot += float(np.vdot(x, y).real)
+        self._left += float(np.vdot(x, x).real)
+        self._right += float(np.vdot(y, y).real)
+
+    def cosine(self) -> float | None:
+        """Return the cosine of the angle between what is finite of both."""
+        length = math.sqrt(self._left) * math.sqrt(self._right)
+        return min(1.0, max(-1.0, self._dot / length)) if math.isfinite(length) and length > 0 else None
+
+
+def _to_float64(array: np.ndarray) -> np.ndarray:
+    import numpy as np
+
+    return array.astype(np.complex128 if array.dtype.kind == "c" else np.float64)
+
+
+def _unequal_elements(a: np.ndarray, b: np.ndarray, x: np.ndarray, y: np.ndarray) -> np.ndarray:
+    """Return where the elements are not the same; of one type their bits count, NaN apart."""
+    import numpy as np
+
+    if a.dtype == b.dtype and a.dtype.itemsize in (1, 2, 4, 8):
+        bits = np.dtype(f"u{a.dtype.itemsize}")
+        other = a.view(bits) != b.view(bits)
+    else:
+        other = x != y
+    unlike: np.ndarray = np.logical_and(other, ~(np.isnan(x) & np.isnan(y)))
+    return unlike
+
+
+def _distance(a: np.ndarray, b: np.ndarray, x: np.ndarray, y: np.ndarray) -> np.ndarray:
+    """Return |a - b|; of integers of one type without the rounding that 64 bits would meet."""
+    import numpy as np
+
+    # Equal infinities differ by nothing.
+    apart: np.ndarray = np.where(x == y, 0.0, np.abs(x - y))
+    if a.dtype == b.dtype and a.dtype.kind in _INTEGERS and a.dtype.itemsize == 8:
+        large, small = np.maximum(a, b), np.minimum(a, b)
+        apart = np.subtract(large.view(np.uint64), small.view(np.uint64)).astype(np.float64)
+    return apart
+
+
+def _compare_strings(left: Leaf, right: Leaf) -> ArrayDifference | None:
+    if left.dtype != right.dtype:
+        return None
+    import numpy as np
+
+    first, second = left.strings(), right.strings()
+    unlike = [at for at, (a, b) in enumerate(zip(first, second, strict=True)) if a != b]
+    if not unlike:
+        return None
+    at = tuple(int(step) for step in np.unravel_index(unlike[0], left.shape))
+    shown = [each[unlike[0]].decode("utf-8", "backslashreplace") for each in (first, second)]
+    return ArrayDifference(len(first), len(unlike), 0, math.inf, math.inf, None, at, *shown)
+
+
+def _json_number(value: Any) -> Any:
+    """Return an element as JSON can hold it; what is no real number as text."""
+    kind = value.dtype.kind
+    if kind == "b":
+        return bool(value)
+    if kind in "iu":
+        return int(value)
+    return str(complex(value)) if kind == "c" else float(value)
+
+
+# The records of `diff`: entries that are not the same in two checkpoints, and by how much.
+
+By = Literal["path", "agent", "model", "conversion"]
+Sort = Literal["abs", "rel", "cosine"]
+Entry = Leaf | ValueLeaf
+
+
+class DeclaredEntry(NamedTuple):
+    """An entry that one side has alone because a conversion leaves or adds it: no difference.
+
+    `what` is "kept" (in the sidecar, or implied by the target), "dropped" (unmapped, and listed in the
+    receipt) or "added" (by the writer of the format).
+    """
+
+    side: Literal["left", "right"]
+    path: str
+    what: Literal["kept", "dropped", "added"]
+
+    def document(self) -> dict[str, Any]:
+        """Return the JSON object."""
+        return self._asdict()
+
+
+@dataclass(frozen=True, slots=True)
+class ChangedEntry:
+    """One tensor or value that both have and that is not the same in both.
+
+    `left` and `right` are the entries, `values` how far apart tensors of one shape are (None where types or
+    shapes differ so that there is nothing to compare).
+    """
+
+    path: str
+    left: Entry
+    right: Entry
+    values: ArrayDifference | None
+
+    @property
+    def what(self) -> Literal["kind", "shape", "dtype", "values"]:
+        """Name the first thing that differs: "kind", "shape", "dtype" or "values"."""
+        if not (isinstance(self.left, Leaf) and isinstance(self.right, Leaf)):
+            return "values" if type(self.left) is type(self.right) else "kind"
+        if self.left.shape != self.right.shape:
+            return "shape"
+        return "dtype" if self.left.dtype != self.right.dtype else "values"
+
+    def distance(self, sort: Sort) -> tuple[bool, bool, float]:
+        """Return what sorts the biggest changes last: values, counters before weights, form at the end."""
+        weight = isinstance(self.left, Leaf) and self.left.role in ("parameter", "buffer")
+        if self.values is None:
+            return isinstance(self.left, Leaf), weight, math.inf
+        if sort == "cosine":
+            return False, weight, 2.0 if self.values.cosine is None else 1.0 - self.values.cosine
+        return False, weight, self.values.max_abs if sort == "abs" else self.values.max_rel
+
+    def document(self) -> dict[str, Any]:
+        """Return the JSON object."""
+        return {
+            "path": self.path,
+            "what": self.what,
+            "left": _entry(self.left),
+            "right": _entry(self.right),
+            "values": None if self.values is None else self.values.document(),
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Diff:
+    """Two checkpoints beside each other.
+
+    `by` says what was laid side by side: entries of one path, of one meaning in agents of `layouts`, what
+    fills a live model, or one side's conversion into the form of the other.
+    `equal` counts tensors that are the same in both, `only_left` and `only_right` name entries that one has
+    alone, `declared` those of which a conversion says so.
+    """
+
+    left: str
+    right: str
+    formats: tuple[str, str]
+    layouts: tuple[str | None, str | None]
+    by: By
+    equal: int
+    changed: tuple[ChangedEntry, ...]
+    only_left: tuple[str, ...]
+    only_right: tuple[str, ...]
+    notes: tuple[str, ...]
+    declared: tuple[DeclaredEntry, ...] = ()
+
+    @property
+    def identical(self) -> bool:
+        """Say whether nothing was found."""
+        return not (self.changed or self.only_left or self.only_right)
+
+    def document(self) -> dict[str, Any]:
+        """Return the JSON document."""
+        return {
+            "left": {"path": self.left, "format": self.formats[0], "layout": self.layouts[0]},
+            "right": {"path": self.right, "format": self.formats[1], "layout": self.layouts[1]},
+            "by": self.by,
+            "identical": self.identical,
+            "equal": self.equal,
+            "changed": [each.document() for each in self.changed],
+            "only_left": list(self.only_left),
+            "only_right": list(self.only_right),
+            "declared": [each.document() for each in self.declared],
+            "notes": list(self.notes),
+        }
+
+
+def _entry(entry: Entry) -> dict[str, Any]:
+    if isinstance(entry, ValueLeaf):
+        return dict(text.replace_nonfinite(json_value(entry)))
+    return {"key": entry.key, "dtype": entry.dtype, "shape": list(entry.shape)}
+
+
+# Count, extremes, mean and spread of numbers, found in pieces and added up.
+
+BINS = 16
+
+
+@dataclass(frozen=True, slots=True)
+class Moments:
+    """What is known of `size` numbers; complex ones count by their magnitudes.
+
+    `low`, `high`, `mean`, `std` (of the population) and `norm` (Euclidean) are those of the finite ones, NaN
+    where there is none. `zeros`, `nans` and `infs` are counts.
+    """
+
+    size: int = 0
+    low: float = math.inf
+    high: float = -math.inf
+    mean: float = 0.0
+    spread: float = 0.0
+    zeros: int = 0
+    nans: int = 0
+    infs: int = 0
+
+    @property
+    def finite(self) -> int:
+        """How many are numbers."""
+        return self.size - self.nans - self.infs
+
+    @property
+    def std(self) -> float:
+        """The standard deviation of the population."""
+        return math.sqrt(self.spread / self.finite) if self.finite else math.nan
+
+    @property
+    def norm(self) -> float:
+        """The Euclidean norm."""
+        return math.sqrt(self.spread + self.finite * self.mean**2)
+
+    def __add__(self, other: Moments) -> Moments:
+        """Return the moments of both together (Chan, Golub and LeVeque 1979, for mean and spread)."""
+        finite = self.finite + other.finite
+        delta = other.mean - self.mean
+        share = other.finite / finite if finite else 0.0
+        return Moments(
+            self.size + other.size,
+            min(self.low, other.low),
+            max(self.high, other.high),
+            self.mean + delta * share,
+            self.spread + other.spread + delta * delta * self.finite * share,
+            self.zeros + other.zeros,
+            self.nans + other.nans,
+            self.infs + other.infs,
+        )
+
+    def document(self) -> dict[str, Any]:
+        """Return the JSON values; null where no number is finite."""
+        known = self.finite > 0
+        values = (self.low, self.high, self.mean, self.std, self.norm)
+        names = ("min", "max", "mean", "std", "norm")
+        found: dict[str, Any] = text.replace_nonfinite(
+            {
+                "elements": self.size,
+                **{name: value if known else None for name, value in zip(names, values, strict=True)},
+                "zeros": self.zeros,
+                "nans": self.nans,
+                "infs": self.infs,
+            }
+        )
+        return found
+
+
+def compute_moments(array: np.ndarray) -> Moments:
+    """Return the moments of an array of numbers or truth values, in float64."""
+    return sum(map(_piece_moments, _pieces(array)), Moments())
+
+
+def histogram(array: np.ndarray, found: Moments) -> tuple[int, ...]:
+    """Return how many finite numbers lie in each of BINS equal parts from the lowest to the highest."""
+    import numpy as np
+
+    if not found.finite or found.low == found.high or not math.isfinite(found.high - found.low):
+        return ()
+    counts = np.zeros(BINS, np.int64)
+    for piece in _pieces(array):
+        counts += np.histogram(piece[np.isfinite(piece)], BINS, (found.low, found.high))[0]
+    return tuple(int(count) for count in counts)
+
+
+def _pieces(array: np.ndarray) -> Iterable[np.ndarray]:
+    import numpy as np
+
+    flat = array.reshape(-1)
+    for start in range(0, flat.size, _PIECE):
+        piece = flat[start : start + _PIECE]
+        yield np.abs(piece) if piece.dtype.kind == "c" else piece.astype(np.float64)
+
+
+def _piece_moments(piece: np.ndarray) -> Moments:
+    import numpy as np
+
+    numbers = piece[np.isfinite(piece)]
+    nans = int(np.isnan(piece).sum())
+    infs = piece.size - numbers.size - nans
+    if not numbers.size:
+        return Moments(piece.size, nans=nans, infs=infs)
+    with np.errstate(over="ignore"):
+        mean = float(numbers.mean())
+        spread = float(np.square(numbers - mean).sum())
+    zeros = piece.size - int(np.count_nonzero(piece))
+    return Moments(piece.size, float(numbers.min()), float(numbers.max()), mean, spread, zeros, nans, infs)
+
+
+# `stats`: what the numbers of every tensor and module are like, and what of it is no good sign.
+
+# Moments of squared gradients: torch's and Keras's names for those of Adam, AMSGrad and RMSprop.
+_SQUARES = frozenset(("v", "vhat", "rms", "exp_avg_sq", "max_exp_avg_sq", "square_avg", "accumulator"))
+# Gradients of this size and above are those of a training that has come apart, of that size and below those
+# of one that does not learn: sqrt(v) estimates a gradient.
+_EXPLODED, _VANISHED = 1e6, 1e-12
+# Which axis counts the units that a layer gives: Keras's kernels have it last, torch's weights first.
+_UNITS = {"kernel": -1, "weight": 0}
+
+
+@dataclass(frozen=True, slots=True)
+class TensorStats:
+    """One tensor's moments; `histogram` counts its finite numbers in equal parts from lowest to highest.
+
+    `signs` are sentences about what is no good sign. A histogram is empty where all numbers are one.
+    """
+
+    path: str
+    leaf: Leaf
+    moments: Moments
+    histogram: tuple[int, ...]
+    signs: tuple[str, ...]
+
+    def document(self) -> dict[str, Any]:
+        """Return the JSON object."""
+        return {
+            "path": self.path,
+            "key": self.leaf.key,
+            "dtype": self.leaf.dtype,
+            "shape": list(self.leaf.shape),
+            "role": self.leaf.role,
+            **self.moments.document(),
+            "histogram": list(self.histogram),
+            "signs": list(self.signs),
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class ModuleStats:
+    """All tensors at and below a module together."""
+
+    path: str
+    tensors: int
+    moments: Moments
+
+    def document(self) -> dict[str, Any]:
+        """Return the JSON object."""
+        return {"path": self.path, "tensors": self.tensors, **self.moments.document()}
+
+
+@dataclass(frozen=True, slots=True)
+class Stats:
+    """The tensors with numbers, in the order of the file, and the modules above them.
+
+    `left_out` names tensors without numbers (strings).
+    """
+
+    path: str
+    format: str
+    layout: str | None
+    tensors: tuple[TensorStats, ...]
+    modules: tuple[ModuleStats, ...]
+    left_out: tuple[str, ...]
+
+    @property
+    def finite(self) -> bool:
+        """Say whether everything is a number: neither NaN nor infinite."""
+        return not any(
+            count_nonfinite(each.path.split("/"), each.leaf, each.moments) for each in self.tensors
+        )
+
+    def document(self) -> dict[str, Any]:
+        """Return the JSON document."""
+        return {
+            "path": self.path,
+            "format": self.format,
+            "layout": self.layout,
+            "finite": self.finite,
+            "tensors": [each.document() for each in self.tensors],
+            "modules": [each.document() for each in self.modules],
+            "left_out": list(self.left_out),
+        }
+
+
+def stats(
+    path: str, glob: str | None = None, layout: str | None = None, progress: Progress = ignore_progress
+) -> Stats:
+    """Read every tensor whose path matches `glob`, one at a time, checksums verified.
+
+    Raise what opening and reading raise, with the tensor's path, and UsageError for a `glob` that no path
+    matches.
+    """
+    checkpoint = open_checkpoint(path)
+    return compute_stats(checkpoint, recognize_checkpoint(checkpoint, layout), glob, progress)
+
+
+def compute_stats(
+    checkpoint: Checkpoint,
+    binding: RecognizedAgent | None,
+    glob: str | None = None,
+    progress: Progress = ignore_progress,
+    seen: Callable[[Path, Leaf, np.ndarray], None] | None = None,
+) -> Stats:
+    """Return the stats of a checkpoint that is already listed, and of which the agent is known.
+
+    `seen` is handed every array while it is in memory, for whoever wants to know more of it.
+    """
+    tree = checkpoint.tree
+    keep = compile_glob(glob)
+    chosen = [(at, leaf) for at, leaf in tree.tensors() if keep(tree.names[at])]
+    if glob is not None and not chosen:
+        raise no_match_error(glob, [tree.names[at] for at, _ in tree.tensors()], checkpoint.path)
+    total, done = sum(leaf.nbytes for _, leaf in chosen), 0
+    found, left_out = [], []
+    for at, leaf in chosen:
+        if leaf.dtype == "string":
+            left_out.append(tree.names[at])
+            continue
+        try:
+            array = leaf.array()
+            found.append(tensor_stats(tree.names[at], at, leaf, array))
+            if seen is not None:
+                seen(at, leaf, array)
+        except CkpttoolError as error:
+            raise error.located(file=checkpoint.path, path=tree.names[at]) from error
+        done += leaf.nbytes
+        progress(done, total)
+    return Stats(
+        urls.display_url(checkpoint.path),
+        checkpoint.format,
+        None if binding is None else binding.layout,
+        tuple(found),
+        tuple(_modules(found)),
+        tuple(left_out),
+    )
+
+
+def tensor_stats(name: str, path: Path, leaf: Leaf, array: np.ndarray) -> TensorStats:
+    """Return the stats of one tensor of numbers that has been read."""
+    known = compute_moments(array)
+    return TensorStats(
+        name, leaf, known, histogram(array, known), tuple(find_warning_signs(path, leaf, known, array))
+    )
+
+
+def _modules(found: list[TensorStats]) -> Iterator[ModuleStats]:
+    sums: dict[str, tuple[int, Moments]] = {"": (0, Moments())}
+    for each in found:
+        steps = each.path.split("/")
+        if len(steps) > limits.current().path_depth:
+            raise limits.limit_error("path_depth", "a tensor lies too deep", len(steps))
+        for end in range(len(steps)):
+            above = "/".join(steps[:end])
+            count, known = sums.get(above, (0, Moments()))
+            sums[above] = (count + 1, known + each.moments)
+    return (ModuleStats(path, count, known) for path, (count, known) in sums.items())
+
+
+def find_warning_signs(
+    path: Path, leaf: Leaf, known: Moments, array: np.ndarray | None = None
+) -> Iterator[str]:
+    """Give a sentence for each thing that training would not leave behind if it went well.
+
+    Units are looked at where the whole array is there.
+    """
+    for count, what in count_nonfinite([str(step.value) for step in path], leaf, known):
+        yield f"{count:,} of {known.size:,} {'is' if count == 1 else 'are'} {what}"
+    if not known.finite or leaf.dtype == "bool":
+        return
+    if leaf.role == "slot" and leaf.slot in _SQUARES:
+        yield from _squared_slot_warnings(known)
+    elif leaf.role == "parameter" and array is not None:
+        yield from _unit_warnings(path, array, known)
+
+
+def count_nonfinite(steps: Sequence[str], leaf: Leaf, known: Moments) -> list[tuple[int, str]]:
+    """Return how many elements are "NaN", and how many "infinite" that should not be; nothing for none.
+
+    `steps` are those of the tensor's path. The open sides of a space that an agent keeps are infinite
+    (`observation_space`: gymnasium/spaces/box.py).
+    """
+    is_bound = leaf.role == "other" and any(step.endswith("_space") for step in steps)
+    counts = ((known.nans, "NaN"), (0 if is_bound else known.infs, "infinite"))
+    return [(count, word) for count, word in counts if count]
+
+
+def _squared_slot_warnings(known: Moments) -> Iterator[str]:
+    if known.low < 0:
+        yield f"a mean of squares is negative ({known.low:.3g})"
+    elif known.high == 0:
+        yield "never updated: its weights have had no gradient"
+    elif known.high <= _VANISHED**2:
+        yield f"vanished: gradients of {known.high**0.5:.1g} at most"
+    elif known.high >= _EXPLODED**2:
+        yield f"exploded: gradients of {known.high**0.5:.1g}"
+
+
+def _unit_warnings(path: Path, array: np.ndarray, known: Moments) -> Iterator[str]:
+    import numpy as np
+
+    if known.size > 1 and known.high == known.low == 0 and array.ndim > 1:
+        yield "all zeros"
+        return
+    axis = _UNITS.get(str(path[-1].value if path else "").lstrip("_").rpartition(".")[2])
+    if axis is None or array.ndim < 2 or not known.zeros:
+        return
+    others = tuple(at for at in range(array.ndim) if at != axis % array.ndim)
+    dead = int(np.sum(~np.any(array != 0, axis=others)))
+    if dead:
+        takes = "takes nothing in: its" if dead == 1 else "take nothing in: their"
+        yield f"{dead:,} of {array.shape[axis]:,} units {takes} weights are zero"

@@ -1,0 +1,666 @@
+"""Evaluate and rank many checkpoints."""
+
+from __future__ import annotations
+
+import csv
+import io
+import math
+import os
+from collections.abc import Hashable, Iterator, Mapping, Sequence
+from contextlib import nullcontext, suppress
+from dataclasses import dataclass, field, replace
+from typing import IO, Any, cast
+
+import numpy as np
+
+from ckpttool.commands import evaluate, inspect
+from ckpttool.commands.evaluate import (
+    Evaluation,
+    EvaluationEnvironment,
+    PlayableAgent,
+    Protocol,
+    ResultsFile,
+    choose_environment,
+    collect_versions,
+    prepare_agent,
+    require_backend,
+)
+from ckpttool.commands.evidence import NO_FACTS, AgentFacts
+from ckpttool.commands.folder import CheckpointEntry, expand_paths
+from ckpttool.commands.parallel import EvaluationBatch, Outcome, Spread, max_batch_policies, play_in_process
+from ckpttool.commands.restore import (
+    Agent,
+    build_agent,
+    no_agent_error,
+    read_verified_sidecar,
+    recognize_playable_agent,
+)
+from ckpttool.core import plugins, urls
+from ckpttool.core.atomic_write import Output, Progress, ignore_progress, require_new, write_atomically
+from ckpttool.core.checkpoint import Checkpoint
+from ckpttool.core.errors import (
+    CkpttoolError,
+    MissingExtraError,
+    NotACheckpointError,
+    UnsupportedError,
+    UsageError,
+    WorkerError,
+)
+from ckpttool.core.text import clean, format_count
+from ckpttool.encodings import protobuf
+from ckpttool.evaluation.gymnasium_engine import EnvSpec
+from ckpttool.evaluation.statistics import Estimate, percentile_interval, resampled_means
+from ckpttool.libraries.recognize import recognize_checkpoint
+from ckpttool.networks.network import Backend, stack_structure
+
+# What evaluations of one run say together: a curve over training steps, a ranking, and which one is best.
+
+LEVEL = 0.95
+
+
+@dataclass(frozen=True, slots=True)
+class ScoredCheckpoint:
+    """A finished evaluation and the training step of its checkpoint, None where nothing says it.
+
+    `counts` is all that the checkpoint and its name say of its training (training_step.counted).
+    """
+
+    evaluation: Evaluation
+    step: int | None
+    counts: Mapping[str, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class LearningCurvePoint:
+    """One point of a learning curve: a mean with its interval; `run` is the folder of the checkpoint."""
+
+    step: int
+    mean: float
+    ci95: tuple[float, float] | None
+    run: str
+    checkpoint: str
+
+    def document(self) -> dict[str, Any]:
+        """Return the JSON object."""
+        interval = None if self.ci95 is None else list(self.ci95)
+        return {
+            "step": self.step,
+            "mean": self.mean,
+            "ci95": interval,
+            "run": urls.display_url(self.run),
+            "checkpoint": urls.display_url(self.checkpoint),
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class RankingRow:
+    """One place of a ranking; `behind` is this mean less the best one, over the episodes that both finished.
+
+    `tied` says that the episodes do not tell it from the best, with 95 % confidence over all comparisons;
+    the best one is tied with itself.
+    """
+
+    rank: int
+    checkpoint: str
+    step: int | None
+    mean: float
+    behind: Estimate | None
+    tied: bool
+
+    def document(self) -> dict[str, Any]:
+        """Return the JSON object."""
+        return {
+            "rank": self.rank,
+            "checkpoint": urls.display_url(self.checkpoint),
+            "step": self.step,
+            "mean": self.mean,
+            "behind": None if self.behind is None else self.behind.document(),
+            "tied": self.tied,
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class BestCheckpoint:
+    """The checkpoint of the highest mean; `certain` if every other one is lower beyond chance."""
+
+    checkpoint: str
+    step: int | None
+    mean: float
+    certain: bool
+
+    def document(self) -> dict[str, Any]:
+        """Return the JSON object."""
+        return {
+            "checkpoint": urls.display_url(self.checkpoint),
+            "step": self.step,
+            "mean": self.mean,
+            "certain": self.certain,
+        }
+
+
+def build_learning_curve(scored: Sequence[ScoredCheckpoint]) -> tuple[LearningCurvePoint, ...]:
+    """Return the means over the training steps that are known, from the first to the last."""
+    points = [
+        LearningCurvePoint(
+            each.step,
+            each.evaluation.statistics.mean,
+            each.evaluation.statistics.ci95,
+            os.path.dirname(each.evaluation.checkpoint),
+            each.evaluation.checkpoint,
+        )
+        for each in scored
+        if each.step is not None
+    ]
+    return tuple(sorted(points, key=lambda point: point.step))
+
+
+def rank_checkpoints(scored: Sequence[ScoredCheckpoint]) -> tuple[RankingRow, ...]:
+    """Return the checkpoints from the highest mean to the lowest; of equal means the earlier one is first.
+
+    Means of different environments have no order: then nothing is ranked.
+    """
+    if len(scored) < 2 or len({each.evaluation.env for each in scored}) > 1:
+        return ()
+    first, *others = sorted(scored, key=lambda each: -each.evaluation.statistics.mean)
+    best = first.evaluation
+    places = [RankingRow(1, best.checkpoint, first.step, best.statistics.mean, None, tied=True)]
+    for number, each in enumerate(others, 2):
+        result = each.evaluation
+        behind, highest = _paired_difference(result, best, len(others))
+        places.append(
+            RankingRow(
+                number, result.checkpoint, each.step, result.statistics.mean, behind, tied=highest >= 0
+            )
+        )
+    return tuple(places)
+
+
+def find_best(places: Sequence[RankingRow]) -> BestCheckpoint | None:
+    """Return who leads a ranking, and whether that is certain; None if there is no ranking."""
+    if not places:
+        return None
+    first, *others = places
+    return BestCheckpoint(first.checkpoint, first.step, first.mean, not any(other.tied for other in others))
+
+
+def episodes_needed(others: int) -> int:
+    """Return how many shared episodes it takes to tell the best from that many others at all.
+
+    n fair coins fall on one side with 2 ** -n: a bootstrap of two episodes that agree would be sure.
+    """
+    return math.ceil(math.log2(others / (1 - LEVEL)))
+
+
+def _paired_difference(one: Evaluation, best: Evaluation, others: int) -> tuple[Estimate | None, float]:
+    """Return the difference of means over the seeds that both finished, and how high it may be.
+
+    None if they have no seed in common; the upper end is infinite where the episodes are too few. Episodes
+    without seeds, of a simulator that starts them by itself, are two independent samples.
+    """
+    if not (len(one.rollout.seeds) or len(best.rollout.seeds)):
+        ours, highest = np.sort(one.rollout.returns), np.sort(best.rollout.returns)
+        difference, fewest = float(ours.mean() - highest.mean()), min(len(ours), len(highest))
+        if fewest < 2:
+            return Estimate(difference, None), np.inf
+        return _difference_interval(
+            difference, resampled_means(ours) - resampled_means(highest, seed=1), fewest, others
+        )
+    _, mine, theirs = np.intersect1d(one.rollout.seeds, best.rollout.seeds, return_indices=True)
+    if not len(mine):
+        return None, np.inf
+    differences = np.sort(one.rollout.returns[mine] - best.rollout.returns[theirs])
+    if len(differences) < 2:
+        return Estimate(float(differences.mean()), None), np.inf
+    return _difference_interval(
+        float(differences.mean()), resampled_means(differences), len(differences), others
+    )
+
+
+def _difference_interval(
+    difference: float, means: np.ndarray, episodes: int, others: int
+) -> tuple[Estimate, float]:
+    """Return a difference with its interval, from its resampled values, and how high it may be."""
+    estimate = Estimate(difference, percentile_interval(means, LEVEL))
+    # Each of the others may be told from the best by chance: they share the 5 % (Bonferroni).
+    level = 1 - (1 - LEVEL) / others
+    enough = episodes >= episodes_needed(others)
+    return estimate, percentile_interval(means, level)[1] if enough else np.inf
+
+
+# Evaluations in files: the JSON document, a CSV table of episodes, scalars for TensorBoard.
+
+COLUMNS = ("checkpoint", "step", "env", "seed", "return", "length", "terminated", "truncated")
+MEAN, STD, LENGTH = "eval/return_mean", "eval/return_std", "eval/length_mean"
+
+
+def require_new_result(path: str) -> None:
+    """Raise unless a result may be written to `path`: for asking before hours of playing."""
+    require_new(path, hint="take another name")
+
+
+def save_document(path: str, text: str) -> None:
+    """Write a result's JSON document to a new file; raise TargetExistsError if it is there already."""
+    _write_new_file(path, text.encode() + b"\n")
+
+
+def format_episode_table(scored: Sequence[ScoredCheckpoint]) -> str:
+    """Return one line per episode under COLUMNS; an unknown step is empty, returns have all their digits.
+
+    Characters of names that do not print are escaped.
+    """
+    text = io.StringIO()
+    rows = csv.writer(text, lineterminator="\n")
+    rows.writerow(COLUMNS)
+    for each in scored:
+        one, played = each.evaluation, each.evaluation.rollout
+        checkpoint, env = clean(urls.display_url(one.checkpoint)), clean(one.env)
+        for seed, value, length, terminated, truncated in zip(
+            played.seeds.tolist() or [None] * len(played.returns),
+            played.returns.tolist(),
+            played.lengths.tolist(),
+            played.terminated.tolist(),
+            played.truncated.tolist(),
+            strict=True,
+        ):
+            ends = (int(terminated), int(truncated))
+            rows.writerow((checkpoint, each.step, env, seed, repr(value), length, *ends))
+    return text.getvalue()
+
+
+def save_table(path: str, scored: Sequence[ScoredCheckpoint]) -> None:
+    """Write the table to a new file; raise TargetExistsError if it is there already."""
+    _write_new_file(path, format_episode_table(scored).encode())
+
+
+def encode_scalars(scored: Sequence[ScoredCheckpoint], wall_time: float) -> bytes:
+    """Return an event file with mean, deviation and length of each checkpoint at its training step.
+
+    Without a step for every checkpoint they are counted, from 0. `wall_time` is in seconds since 1970.
+    """
+    counted = any(each.step is None for each in scored)
+    records = [protobuf.event_file_header(wall_time)]
+    for number, each in enumerate(scored):
+        result = each.evaluation.statistics
+        values = {MEAN: result.mean, LENGTH: float(each.evaluation.rollout.lengths.mean())}
+        if result.std is not None:
+            values[STD] = result.std
+        step = number if counted or each.step is None else each.step
+        records.append(protobuf.summary_record(wall_time, step, values))
+    return b"".join(records)
+
+
+def require_folder(path: str) -> None:
+    """Make a folder unless it is there; raise UsageError if it cannot be: for asking before playing."""
+    try:
+        os.makedirs(path, exist_ok=True)
+    except OSError as error:
+        raise UsageError(f"the folder cannot be made: {error.strerror}", file=path) from error
+
+
+def save_scalars(folder: str, scored: Sequence[ScoredCheckpoint], wall_time: float) -> str:
+    """Write an event file into a folder, which is made if it is not there; return the file's name."""
+    require_folder(folder)
+    path = os.path.join(folder, f"{protobuf.NAME}{wall_time:.6f}.ckpttool")
+    _write_new_file(path, encode_scalars(scored, wall_time))
+    return path
+
+
+def _write_new_file(path: str, data: bytes) -> None:
+    def write(stream: IO[bytes]) -> None:
+        stream.write(data)
+
+    require_new_result(path)
+    write_atomically((Output(path, write),))
+
+
+# Checkpoints become entrants: restored one by one, and seated where they are played.
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class EvaluationJob:
+    """An entrant, its number in the order of the checkpoints, and what its result will be known by.
+
+    `steps` is what its counters and its name say of its training, `versions` what it is to be played with.
+    """
+
+    number: int
+    entrant: PlayableAgent
+    key: str
+    steps: Mapping[str, int]
+    versions: Mapping[str, str]
+
+    @property
+    def alike(self) -> Hashable:
+        """What those that are played together share; a network that cannot be stacked shares nothing."""
+        shape = stack_structure(self.entrant.network)
+        return self.entrant.place, self.number if shape is None else shape
+
+
+class RequestError(Exception):
+    """Carries an error that every checkpoint would meet, such as an unknown environment."""
+
+    def __init__(self, error: CkpttoolError) -> None:
+        super().__init__(str(error))
+        self.error = error
+
+
+class JobFactory:
+    """Restores checkpoints for one request, and remembers what they have in common."""
+
+    def __init__(
+        self, env: str | None, how: Protocol, layout: str | None, facts: AgentFacts = NO_FACTS
+    ) -> None:
+        require_backend(how)
+        self._env, self._how, self._layout, self._facts = env, how, layout, facts
+        self._backend = cast(Backend, plugins.find("backends", how.backend).load())
+        self._specs: dict[EvaluationEnvironment, EnvSpec] = {}
+        self._layouts: dict[Hashable, str] = {}
+
+    def seat(self, number: int, entry: CheckpointEntry, *, alone: bool = False) -> EvaluationJob | None:
+        """Return the entry's seat; None if it holds no policy, and nobody said that it does.
+
+        `alone` takes a policy that no layout names, too, from an entry that is not named. Raise RequestError
+        for what is wrong with the request itself, CkpttoolError for what is wrong with this checkpoint.
+        """
+        checkpoint = entry.open()
+        agent = self._agent(checkpoint, named=entry.named, alone=alone)
+        if agent is None and entry.named:
+            raise no_agent_error(checkpoint)
+        if agent is None or not (entry.named or any(part.acts for part in agent.binding.parts)):
+            return None
+        place = choose_environment(agent, self._env, self._how)
+        spec = self._spec(place)
+        entrant = prepare_agent(agent, place, self._how, spec)
+        versions = collect_versions(self._backend, spec)
+        policy = evaluate.hash_policy(entrant.network)
+        key = evaluate.evaluation_key(policy, place.identity, self._how, versions)
+        return EvaluationJob(number, entrant, key, inspect.steps_by_source(agent), versions)
+
+    def _agent(self, checkpoint: Checkpoint, *, named: bool, alone: bool) -> Agent | None:
+        """Return the checkpoint as an agent; what looks like one before it is of the same layout."""
+        looks = tuple(
+            (name, getattr(checkpoint.tree[path], "shape", None))
+            for path, name in checkpoint.tree.names.items()
+        )
+        layout = self._layout or self._layouts.get(looks)
+        binding = recognize_checkpoint(checkpoint, layout)
+        # Beside agents, a model that no layout recognises is not taken for a policy unasked.
+        if binding is None and (named or alone or self._facts):
+            with nullcontext() if named else suppress(UsageError, UnsupportedError):
+                binding = recognize_playable_agent(checkpoint, layout, self._how.network)
+        if binding is None:
+            return None
+        self._layouts[looks] = binding.layout
+        return build_agent(checkpoint, binding, read_verified_sidecar(checkpoint), self._facts)
+
+    def _spec(self, place: EvaluationEnvironment) -> EnvSpec:
+        """Return what an agent must fit there."""
+        if place not in self._specs:
+            try:
+                with place.make(1, self._how.engine, device=self._how.device) as one:
+                    self._specs[place] = one.spec
+            except (UsageError, MissingExtraError) as error:
+                if place.trusted:
+                    raise RequestError(error) from None
+                raise
+        return self._specs[place]
+
+
+# Many checkpoints at once: all on shared seeds, stacked where they fit, ranked, and resumed by a rerun.
+
+
+@dataclass(frozen=True, slots=True)
+class EvaluationFailure:
+    """A checkpoint that could not be played, and why."""
+
+    checkpoint: str
+    error: CkpttoolError
+
+    def document(self) -> dict[str, Any]:
+        """Return the JSON object."""
+        return {
+            "checkpoint": urls.display_url(self.checkpoint),
+            "kind": self.error.kind,
+            "message": str(self.error),
+            "hint": self.error.hint,
+        }
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Sweep:
+    """What came of several checkpoints, in the order in which they were named.
+
+    `step_from` is what all training steps were read from: a counter's canonical name, or "name" for the
+    files' names. `resumed` counts the results that an earlier run had left, `notes` tells of what was passed
+    over.
+    """
+
+    scored: tuple[ScoredCheckpoint, ...]
+    failed: tuple[EvaluationFailure, ...]
+    curve: tuple[LearningCurvePoint, ...]
+    ranking: tuple[RankingRow, ...]
+    best: BestCheckpoint | None
+    step_from: str | None
+    notes: tuple[str, ...]
+    resumed: int = 0
+    interrupted: bool = False
+    alone: bool = False
+    """whether a person named one checkpoint and no more: then its evaluation is all there is to say"""
+
+    @property
+    def evaluations(self) -> tuple[Evaluation, ...]:
+        """The evaluations alone."""
+        return tuple(each.evaluation for each in self.scored)
+
+    def document(self) -> dict[str, Any]:
+        """Return the JSON document."""
+        return {
+            "evaluations": [
+                {**each.evaluation.document(), "step": each.step, **inspect.step_columns(each.counts)}
+                for each in self.scored
+            ],
+            "ranking": [each.document() for each in self.ranking],
+            "best": None if self.best is None else self.best.document(),
+            "curve": [point.document() for point in self.curve],
+            "step_from": self.step_from,
+            "failed": [each.document() for each in self.failed],
+            "resumed": self.resumed,
+            "interrupted": self.interrupted,
+            "notes": list(self.notes),
+        }
+
+
+def sweep(
+    paths: Sequence[str],
+    env: str | None = None,
+    protocol: Protocol | None = None,
+    *,
+    layout: str | None = None,
+    facts: AgentFacts = NO_FACTS,
+    out: str | None = None,
+    spread: Spread = play_in_process,
+    progress: Progress = ignore_progress,
+) -> Sweep:
+    """Play every checkpoint that the paths stand for (see entries.entries), and compare them.
+
+    `facts` are what no file of theirs holds. `out` is a file of lines that gets every result when it is
+    there; what it has already is not played again. `spread` says who plays (groups.here, processes.on,
+    ray_cluster.on): the returns are the same. Checkpoints that cannot be played are reported, and the
+    others are played. Ctrl-C keeps what is finished; with nothing finished it passes on. Raise
+    NotFoundError for a pattern without a match, NotACheckpointError if there is no agent anywhere,
+    UsageError for an environment that cannot be made, and what `Results` raises.
+    """
+    asked = expand_paths(paths)
+    with ResultsFile(out) if out is not None else nullcontext() as kept:
+        run = _SweepState(
+            asked,
+            JobFactory(env, protocol or Protocol(), layout, facts),
+            protocol or Protocol(),
+            kept,
+            progress,
+        )
+        interrupted = False
+        try:
+            for group, outcome in spread(run.groups(), run.within):
+                run.take(group, outcome)
+                if any(isinstance(e, Evaluation) and e.rollout.interrupted for e in outcome.values()):
+                    interrupted = True
+                    break
+        except KeyboardInterrupt:
+            if not run.found:
+                raise
+            interrupted = True
+        if not (interrupted or run.found or run.failed):
+            first = next((entry.path for entry in asked), None)
+            raise NotACheckpointError(
+                "there is no agent to play",
+                file=", ".join(paths),
+                hint=None if first is None else f"for the reason, name one checkpoint: ckpttool eval {first}",
+            )
+        return run.result(interrupted=interrupted)
+
+
+class _SweepState:
+    """What is known while a sweep goes on."""
+
+    def __init__(
+        self,
+        asked: Sequence[CheckpointEntry],
+        seating: JobFactory,
+        how: Protocol,
+        kept: ResultsFile | None,
+        progress: Progress,
+    ) -> None:
+        self.asked, self.how, self.kept, self.progress = asked, how, kept, progress
+        self.seating = seating
+        self.found: dict[int, Evaluation] = {}
+        self.steps: dict[int, Mapping[str, int]] = {}
+        self.failed: dict[int, CkpttoolError] = {}
+        self.passed: list[str] = []
+        self.resumed = 0
+        self._seats: dict[int, list[EvaluationJob]] = {}
+        self._played = 0
+
+    def groups(self) -> Iterator[EvaluationBatch]:
+        """Yield the work that is left, each group as soon as its checkpoints have been restored."""
+        waiting: dict[Hashable, list[EvaluationJob]] = {}
+        for seat in self._restored():
+            together = waiting.setdefault(seat.alike, [])
+            together.append(seat)
+            if len(together) == max_batch_policies(self.how):
+                yield from self._group(together)
+                together.clear()
+        for together in waiting.values():
+            if together:
+                yield from self._group(together)
+
+    def _restored(self) -> Iterator[EvaluationJob]:
+        """Yield the seats of agents; where there is none, those of policies that no layout names."""
+        agents = False
+        for seat in self._seated(alone=False):
+            agents = True
+            yield seat
+        if not (agents or self.failed):
+            self.passed.clear()
+            yield from self._seated(alone=True)
+
+    def _seated(self, *, alone: bool) -> Iterator[EvaluationJob]:
+        """Yield the seats of those that can be restored, and write down the others."""
+        for number, entry in enumerate(self.asked):
+            try:
+                seat = self.seating.seat(number, entry, alone=alone)
+            except RequestError as error:
+                raise error.error from None
+            except CkpttoolError as error:
+                self.failed[number] = error.located(file=entry.path)
+                continue
+            if seat is None:
+                self.passed.append(f"{entry.path} holds no policy and was passed over")
+                continue
+            self.steps[number] = seat.steps
+            yield seat
+
+    def within(self, done: int, total: int, steps: int | None = None) -> None:  # noqa: ARG002 - Progress's
+        """Tell how far the whole is, from how far the group is that is being played."""
+        every = len(self.asked) * self.how.episodes
+        before = (len(self.found) + len(self.failed) + len(self.passed)) * self.how.episodes
+        self.progress(min(before + done, every), every, None if steps is None else self._played + steps)
+
+    def take(self, group: EvaluationBatch, outcome: Outcome) -> None:
+        """Keep what came of a group, and write it down."""
+        finished = []
+        for seat in self._seats.pop(group.number):
+            result = outcome.get(seat.entrant.checkpoint)
+            if isinstance(result, Evaluation) and result.versions != seat.versions:
+                result = _other_versions(seat, result)
+            if isinstance(result, CkpttoolError):
+                self.failed[seat.number] = result
+            elif result is not None and seat.number not in self.found:
+                self.found[seat.number] = result
+                self._played += result.rollout.steps
+                if not result.rollout.interrupted:
+                    finished.append((seat.key, seat.steps, result))
+        if self.kept is not None:
+            self.kept.add(finished)
+        self.within(0, 0, 0)
+
+    def result(self, *, interrupted: bool) -> Sweep:
+        """Return the record of all that was found."""
+        numbers = sorted(self.found)
+        source = inspect.most_common_source([self.steps[number] for number in numbers])
+        scored = tuple(
+            ScoredCheckpoint(
+                self.found[n], self.steps[n].get(source) if source is not None else None, self.steps[n]
+            )
+            for n in numbers
+        )
+        failed = tuple(EvaluationFailure(self.asked[n].path, self.failed[n]) for n in sorted(self.failed))
+        places = rank_checkpoints(scored)
+        alone = len(self.asked) == 1 and self.asked[0].named and bool(scored)
+        if interrupted and not alone:
+            asked = format_count(len(self.asked), "checkpoint was", "checkpoints were")
+            self.passed.append(f"interrupted: {len(scored):,} of {asked} played")
+        return Sweep(
+            scored,
+            failed,
+            build_learning_curve(scored),
+            places,
+            find_best(places),
+            source,
+            tuple(self.passed),
+            self.resumed,
+            interrupted,
+            alone=alone,
+        )
+
+    def _group(self, seats: Sequence[EvaluationJob]) -> Iterator[EvaluationBatch]:
+        """Yield the seats' group, unless an earlier run has finished all of it.
+
+        A group is played as a whole or not at all: its size is part of how its products round. What is known
+        of a group that is played again stays as it is.
+        """
+        missing = 0
+        for seat in seats:
+            known = None if self.kept is None else self.kept.find(seat.key, self.how)
+            if known is None:
+                missing += 1
+                continue
+            self.found[seat.number] = replace(
+                known, checkpoint=seat.entrant.checkpoint, ledger=seat.entrant.ledger
+            )
+            self.resumed += 1
+        if missing:
+            number = seats[0].number
+            self._seats[number] = list(seats)
+            yield EvaluationBatch(number, tuple(seat.entrant for seat in seats), self.how)
+
+
+def _other_versions(seat: EvaluationJob, result: Evaluation) -> WorkerError:
+    """Return the error that a machine of a cluster computes with something else than this one."""
+    differ = [name for name, version in seat.versions.items() if result.versions.get(name) != version]
+    return WorkerError(
+        "it was played with other versions than are here",
+        file=seat.entrant.checkpoint,
+        expected=", ".join(f"{name} {seat.versions[name]}" for name in differ),
+        found=", ".join(f"{name} {result.versions.get(name)}" for name in differ),
+    )

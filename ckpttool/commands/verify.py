@@ -1,0 +1,1135 @@
+"""Verify that two checkpoints hold the same agent."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import struct
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal
+
+import numpy as np
+
+from ckpttool.commands import options
+from ckpttool.commands.diff import (
+    CheckpointAlignment,
+    DiffSide,
+    Receipt,
+    ReceiptPair,
+    Reconversion,
+    align_checkpoints,
+    read_receipt,
+)
+from ckpttool.commands.digest import digest_checkpoint
+from ckpttool.commands.evidence import NO_FACTS, AgentFacts
+from ckpttool.commands.inspect import json_value
+from ckpttool.commands.network_outputs import OWN_ERROR as NETWORK_OUTPUTS_OWN_ERROR
+from ckpttool.commands.network_outputs import (
+    Parity,
+    agent_network_settings,
+    build_part_network,
+    failed_parity,
+    make_observations,
+    measure_parity,
+    missing_networks,
+    pair_networks,
+    require_facts,
+    run_network,
+    shared_networks,
+)
+from ckpttool.commands.options import NO_OPTIMIZER_OPTIONS, read_optimizer_options
+from ckpttool.commands.restore import (
+    FACTS,
+    Agent,
+    VerifiedSidecar,
+    build_agent,
+    canonical_tree,
+    recognize_playable_agent,
+    restore_agent,
+)
+from ckpttool.commands.save import reverse_conversion
+from ckpttool.commands.stats import By, ChangedEntry, Entry
+from ckpttool.core import plugins, sidecar, text, urls
+from ckpttool.core.atomic_write import Progress, ignore_progress
+from ckpttool.core.checkpoint import Checkpoint
+from ckpttool.core.errors import CkpttoolError, MappingError, UnsupportedError, UsageError, abbreviate_list
+from ckpttool.core.sidecar import LedgerEntries, LedgerEntry, Sidecar
+from ckpttool.core.text import format_count
+from ckpttool.core.tree import Leaf, Path, Tree, ValueLeaf, attr
+from ckpttool.formats.detect import open_checkpoint
+from ckpttool.libraries import schema
+from ckpttool.libraries.optimizers_read import ADAM, CanonicalOptimizer
+from ckpttool.libraries.schema import (
+    NETWORKS,
+    NO_LAYOUT,
+    NORMALIZER,
+    OPTIMIZERS,
+    RUN,
+    TEMPERATURE,
+    VALUES,
+    AgentNetwork,
+    RecognizedAgent,
+)
+from ckpttool.mapping.rules import Settings, ToValue
+from ckpttool.networks import numpy_backend
+from ckpttool.networks.build import NetworkSettings
+from ckpttool.networks.network import Network
+from ckpttool.networks.train_step import (
+    DISCOUNT,
+    AdamState,
+    Dtype,
+    Learner,
+    TrainedWeights,
+    TransitionBatch,
+    train_learner,
+    trained_arrays,
+)
+from ckpttool.networks.worker import TIMEOUT_S, Worker
+
+# `verify --all`: every entry, fact, setting and receipt of two checkpoints, compared exactly.
+#
+# Entries are paired as `diff` pairs them. Each discrepancy names the part that it is in, so that a caller can
+# tell a wrong optimizer from a wrong network, and what the tensor of B resembles: a transposed one, another
+# one of A, a rounded one.
+
+What = Literal["values", "shape", "dtype", "kind", "missing", "added", "fact", "setting", "receipt"]
+COUNTERS, FACT, RECEIPT = "counters", "facts", "receipt"
+# Larger tensors are not held against others: what differs is named all the same.
+_MOST_BYTES = 64 << 20
+_HALVES = ("float16", "bfloat16")
+
+
+@dataclass(frozen=True, slots=True)
+class Discrepancy:
+    """One thing in which B is not A.
+
+    `part` is a network's title (`critic/q1`), an optimizer, `normalizer`, `temperature`, `counters`, `facts`,
+    `receipt`, or the module of a model. `path` is the entry, fact or setting, `a` and `b` what either side
+    has, None where nothing. `resembles` says what the tensor of B looks like.
+    """
+
+    part: str
+    path: str
+    what: What
+    a: str | None = None
+    b: str | None = None
+    resembles: str | None = None
+
+    def document(self) -> dict[str, Any]:
+        """Return the JSON object."""
+        return {name: getattr(self, name) for name in ("part", "path", "what", "a", "b", "resembles")}
+
+
+@dataclass(frozen=True, slots=True)
+class ContentComparison:
+    """All that two checkpoints hold, compared.
+
+    `by` is how entries were paired, `equal` counts those that are the same, `facts` names the facts that
+    agree. `not_compared` says what one side has alone by the declaration of the conversion, and which facts
+    only one side knows.
+    """
+
+    by: By
+    equal: int
+    facts: tuple[str, ...]
+    discrepancies: tuple[Discrepancy, ...]
+    not_compared: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+
+    def document(self) -> dict[str, Any]:
+        """Return the JSON object."""
+        return {
+            "by": self.by,
+            "equal": self.equal,
+            "facts": list(self.facts),
+            "discrepancies": [each.document() for each in self.discrepancies],
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class VerificationSide:
+    """One of the two: the checkpoint, the agent in it if there is one, and its sidecar."""
+
+    checkpoint: Checkpoint
+    agent: Agent | None = None
+    receipt: Receipt = field(default_factory=Receipt)
+
+    @property
+    def binding(self) -> RecognizedAgent | None:
+        """The agent's binding, None where no layout recognised it."""
+        found = None if self.agent is None else self.agent.binding
+        return None if found is None or found.layout == NO_LAYOUT else found
+
+
+def compare_contents(
+    a: VerificationSide, b: VerificationSide, progress: Progress = ignore_progress
+) -> ContentComparison:
+    """Compare everything that the two hold; raise what reading raises, with the entry's path."""
+    found = align_checkpoints(DiffSide(a.checkpoint, a.binding), DiffSide(b.checkpoint, b.binding))
+    names = _PartTitles(a, b, found)
+    entries = list(_entry_discrepancies(found, names, progress))
+    made = found.conversion
+    facts, unknown, agreed = _compare_facts(a.agent, b.agent, folded=made is not None and made.folded)
+    linked = ReceiptPair(a.checkpoint, b.checkpoint, a.receipt, b.receipt).linked
+    made = made if not found.turned else None
+    receipt = list(_receipt_discrepancies(a, b, made, linked=linked))
+    if made is not None and made.settings and (b.receipt.sidecar is None or not b.receipt.sidecar.optimizers):
+        unknown.append(
+            f"settings of {abbreviate_list(sorted(made.settings), 3)} beside the file: B's sidecar holds none"
+        )
+    both = len(found.both)
+    if b.receipt.origin is not None and not linked and not b.receipt.stale:
+        unknown.append("the receipt beside B: it names another source than A")
+    return ContentComparison(
+        found.by,
+        both - sum(each.what not in ("missing", "added") for each in entries),
+        tuple(agreed),
+        (*entries, *facts, *receipt),
+        (*_declared_notes(found), *unknown),
+        found.notes,
+    )
+
+
+def _declared_notes(found: CheckpointAlignment) -> Iterator[str]:
+    for side, word in (("left", "A"), ("right", "B")):
+        for added, how in ((False, "left to the sidecar"), (True, "that the format's writer adds")):
+            names = [
+                each.path for each in found.declared if each.side == side and (each.what == "added") is added
+            ]
+            if names:
+                entries = format_count(len(names), "entry", "entries")
+                yield f"{entries} only in {word}, {how}: {abbreviate_list(names, 3)}"
+
+
+# Entries.
+
+
+class _PartTitles:
+    """The part of the agent or model that an entry belongs to."""
+
+    def __init__(self, a: VerificationSide, b: VerificationSide, found: CheckpointAlignment) -> None:
+        self._places = found.places
+        self._targets = tuple(_targets(each.binding) for each in (a, b))
+        self._titles = [
+            (part.prefix, part.title)
+            for each in (a, b)
+            for part in (each.binding.parts if each.binding is not None else ())
+        ]
+
+    def of(self, name: str) -> str:
+        """Return the part of the entry that has this name in the pairing."""
+        for places, targets in zip(self._places, self._targets, strict=True):
+            target = targets.get(places.get(name, ()))
+            if target is not None:
+                return self._title(target)
+        steps = name.split("/")
+        optimizer = next((at for at, step in enumerate(steps) if "optim" in step.lower()), None)
+        return "/".join(steps[:-1] if optimizer is None else steps[: optimizer + 1]) or name
+
+    def _title(self, target: Path) -> str:
+        top = str(target[0].value)
+        if top in (*NETWORKS, *VALUES):
+            return next((title for prefix, title in self._titles if target[: len(prefix)] == prefix), top)
+        return top if top in (*OPTIMIZERS, NORMALIZER, TEMPERATURE) else COUNTERS
+
+
+def _targets(binding: RecognizedAgent | None) -> dict[Path, Path]:
+    return {} if binding is None else {move.source: move.target for move in reversed(binding.moves.moves)}
+
+
+def _entry_discrepancies(
+    found: CheckpointAlignment, parts: _PartTitles, progress: Progress
+) -> Iterator[Discrepancy]:
+    others = _MistakeClassifier(found)
+    for change in found.changes(progress):
+        a, b = _sides(change)
+        yield Discrepancy(parts.of(change.path), change.path, change.what, a, b, others.of(change))
+    for name in found.only_left:
+        yield Discrepancy(parts.of(name), name, "missing", _format_entry(found.left[name]), None)
+    for name in found.only_right:
+        yield Discrepancy(parts.of(name), name, "added", None, _format_entry(found.right[name]))
+
+
+def _sides(change: ChangedEntry) -> tuple[str, str]:
+    values = change.values
+    if values is None:
+        return _format_entry(change.left), _format_entry(change.right)
+    at = f" at {list(values.at)}" if values.at else ""
+    first, second = (
+        f"{each:.9g}" if isinstance(each, float) else str(each) for each in (values.left, values.right)
+    )
+    return f"{first}{at}", f"{second}{at}, {values.different:,} of {values.size:,} differ"
+
+
+def _format_entry(entry: Entry) -> str:
+    if isinstance(entry, Leaf):
+        return f"{entry.dtype}{list(entry.shape)}"
+    return str(json_value(entry)["value"])[:60]
+
+
+class _MistakeClassifier:
+    """What a tensor of B that differs looks like: tells the usual mistakes of a conversion apart."""
+
+    def __init__(self, found: CheckpointAlignment) -> None:
+        self._found = found
+        self._known: dict[tuple[str, tuple[int, ...], bytes], str] | None = None
+
+    def of(self, change: ChangedEntry) -> str | None:
+        """Return what B's tensor resembles, None where nothing."""
+        import numpy as np
+
+        left, right = change.left, change.right
+        small = all(
+            isinstance(e, Leaf) and e.dtype != "string" and e.nbytes <= _MOST_BYTES for e in (left, right)
+        )
+        if not (small and isinstance(left, Leaf) and isinstance(right, Leaf)) or left.size < 2:
+            return None
+        a, b = left.array(), right.array()
+        if b.ndim > 1 and b.shape == a.T.shape and np.array_equal(a.T, b):
+            return "A's transposed"
+        name = self._names().get(_key(right))
+        if name is not None and name != change.path and b.any():
+            return f"A's {name}"
+        if a.shape != b.shape:
+            return None
+        return _detect_rounding(a, b) or _detect_reordering(a, b)
+
+    def _names(self) -> Mapping[tuple[str, tuple[int, ...], bytes], str]:
+        if self._known is None:
+            tensors = [
+                (name, leaf)
+                for name, leaf in self._found.left.items()
+                if isinstance(leaf, Leaf) and leaf.nbytes <= _MOST_BYTES and leaf.dtype != "string"
+            ]
+            self._known = {_key(leaf): name for name, leaf in reversed(tensors)}
+        return self._known
+
+
+def _key(leaf: Leaf) -> tuple[str, tuple[int, ...], bytes]:
+    import hashlib
+
+    return leaf.dtype, leaf.shape, hashlib.sha256(leaf.read()).digest()
+
+
+def _detect_rounding(a: np.ndarray, b: np.ndarray) -> str | None:
+    import ml_dtypes
+    import numpy as np
+
+    if a.dtype.kind != "f" or b.dtype.kind != "f":
+        return None
+    with np.errstate(all="ignore"):
+        for name, kind in zip(_HALVES, (np.float16, ml_dtypes.bfloat16), strict=True):
+            if np.array_equal(a.astype(kind).astype(np.float64), b.astype(np.float64), equal_nan=True):
+                return f"A's rounded to {name}"
+        if a.dtype == b.dtype and (np.abs(a - b) <= np.spacing(np.maximum(np.abs(a), np.abs(b)))).all():
+            return "A's within 1 unit in the last place"
+    return None
+
+
+def _detect_reordering(a: np.ndarray, b: np.ndarray) -> str | None:
+    import numpy as np
+
+    same = np.array_equal(np.sort(a, axis=None), np.sort(b, axis=None))
+    return "A's numbers in another order" if same else None
+
+
+# Facts.
+
+
+def _compare_facts(
+    a: Agent | None, b: Agent | None, *, folded: bool
+) -> tuple[list[Discrepancy], list[str], list[str]]:
+    """Return the facts that differ, sentences on those that only one side has, and the names that agree.
+
+    `folded` statistics of observations are part of the other side's first layers.
+    """
+    differ: list[Discrepancy] = []
+    unknown: list[str] = []
+    agreed: list[str] = []
+    if a is None or b is None:
+        return differ, unknown, agreed
+    for name in FACTS:
+        first, second = (_fact_parts(name, getattr(each.known, name)) for each in (a, b))
+        for key in dict.fromkeys((*first, *second)):
+            title = f"{name}/{key}" if key else name
+            if key in first and key in second:
+                if _is_same(first[key], second[key]):
+                    agreed.append(title)
+                elif guess := next((w for w, each in (("A", a), ("B", b)) if _is_guess(each, name)), None):
+                    other = "B" if guess == "A" else "A"
+                    unknown.append(
+                        f"{title}: only {other} has it; {guess} holds none, and another is assumed"
+                    )
+                else:
+                    differ.append(Discrepancy(FACT, title, "fact", _text(first[key]), _text(second[key])))
+            elif name == "obs_norm" and folded:
+                agreed.append("obs_norm (folded into the first layers)")
+                break
+            elif name == "obs_norm" and not (first and second):
+                what: What = "missing" if first else "added"
+                differ.append(
+                    Discrepancy(FACT, name, what, "statistics" * bool(first), "statistics" * bool(second))
+                )
+                break
+            else:
+                word, agent = ("A", a) if key in first else ("B", b)
+                origin = agent.known.provenance.get(name, "of unknown origin")
+                unknown.append(f"{title}: only {word} holds it ({origin})")
+    return differ, unknown, agreed
+
+
+def _is_guess(agent: Agent, name: str) -> bool:
+    """Say whether neither the checkpoint nor its sidecar holds a fact, and a default stands in for it."""
+    assumed = agent.known.is_assumed(name)
+    return assumed and getattr(agent.sidecar, name, None) is None
+
+
+def _fact_parts(name: str, value: Any) -> dict[str, Any]:
+    """Return the parts of a fact by name, "" for one that has none."""
+    if value is None or (name == "obs_norm" and _is_identity(value)):
+        return {}
+    if name in ("env", "epsilon", "obs_norm"):
+        return {
+            key: each
+            for key, each in value.items()
+            if each is not None and (name, key) != ("env", "gymnasium")
+        }
+    if name == "activations":
+        return {"": sorted(set(value)) if len(set(value)) == 1 else list(value)}
+    return {"": value}
+
+
+def _is_identity(norm: Mapping[str, Any]) -> bool:
+    """Say whether statistics leave observations as they are, as a library writes them for none."""
+    plain = not any(norm["mean"]) and all(each == 1 for each in norm["var"])
+    return plain and not norm.get("epsilon") and norm.get("clip") is None
+
+
+def _is_same(one: Any, other: Any) -> bool:
+    if isinstance(one, Sequence) and not isinstance(one, str):
+        return isinstance(other, Sequence) and len(one) == len(other) and all(map(_is_same, one, other))
+    if isinstance(one, int | float) and isinstance(other, int | float):
+        if math.isnan(one) and math.isnan(other):
+            return True
+        return one == other or _float32(one) == _float32(other)
+    return bool(one == other)
+
+
+def _float32(value: float) -> float:
+    try:
+        return float(struct.unpack("<f", struct.pack("<f", value))[0])
+    except OverflowError:
+        return float(value)
+
+
+def _text(value: Any) -> str:
+    return str(text.replace_nonfinite({"value": value})["value"])[:80]
+
+
+# The receipt beside B.
+
+
+def _receipt_discrepancies(
+    a: VerificationSide, b: VerificationSide, made: Reconversion | None, *, linked: bool
+) -> Iterator[Discrepancy]:
+    for word, each in (("A", a), ("B", b)):
+        if each.receipt.stale:
+            yield Discrepancy(
+                RECEIPT, "target_sha256", "receipt", None, f"{word}'s sidecar is of other weights"
+            )
+    told = b.receipt.sidecar
+    if told is None or made is None or not linked or b.receipt.stale:
+        return
+    known = a.receipt.sidecar
+    before = (known.optimizers if known is not None else None) or {}
+    if told.optimizers is not None:
+        yield from _setting_discrepancies(before if made.settings is None else made.settings, told.optimizers)
+    # A conversion back restores its source by the record in A's receipt, not by these rules.
+    restored = known is not None and known.undo is not None and _format(known) == b.checkpoint.format
+    if not (made.by_receipt or restored):
+        rules = {(each.source, each.target): each.rule for each in made.rules}
+        theirs = {
+            (str(each.get("source")), str(each.get("target"))): str(each.get("rule")) for each in told.rules
+        }
+        for key in dict.fromkeys((*rules, *theirs)):
+            if rules.get(key) != theirs.get(key):
+                path = f"rules/{key[0]} -> {key[1]}"
+                yield Discrepancy(RECEIPT, path, "receipt", rules.get(key), theirs.get(key))
+    yield from _residue_discrepancies(a.checkpoint, b, made)
+
+
+def _format(receipt: Sidecar) -> str | None:
+    return receipt.source.get("format") if receipt.source is not None else None
+
+
+def _setting_discrepancies(
+    ours: Mapping[str, Mapping[str, Any]], theirs: Mapping[str, Mapping[str, Any]]
+) -> Iterator[Discrepancy]:
+    for name in dict.fromkeys((*ours, *theirs)):
+        first, second = ours.get(name, {}), theirs.get(name, {})
+        for key in dict.fromkeys((*first, *second)):
+            one, other = (_text(each[key]) if key in each else None for each in (first, second))
+            if key not in first or key not in second or not _is_same(first[key], second[key]):
+                yield Discrepancy(name, f"{name}/{key}", "setting", one, other)
+
+
+def _residue_discrepancies(
+    source: Checkpoint, b: VerificationSide, made: Reconversion
+) -> Iterator[Discrepancy]:
+    """Go through what only the sidecar keeps of the source, and the file beside the target."""
+    told = b.receipt.sidecar
+    kept = {str(each.get("path")): each for each in told.residue} if told is not None else {}
+    for path in (*made.kept, *made.dropped):
+        leaf, line = source.tree[path], kept.get(source.tree.names[path], {})
+        if not isinstance(leaf, ValueLeaf) or "value" not in line:
+            continue
+        value, other = json_value(leaf)["value"], line["value"]
+        value = text.json_number(value) if isinstance(value, float) else value
+        if value != other and not (isinstance(value, str) and value.startswith(str(other))):
+            where = f"residue/{source.tree.names[path]}"
+            yield Discrepancy(RECEIPT, where, "receipt", _text(value), _text(other))
+    if told is not None and told.undo is not None:
+        yield from _reverse_discrepancies(source, b.checkpoint, told.undo, made)
+
+
+def _reverse_discrepancies(
+    source: Checkpoint, target: Checkpoint, record: Mapping[str, Any], made: Reconversion
+) -> Iterator[Discrepancy]:
+    """Go through what the record of the source gives back, of the entries that the target does not hold."""
+    try:
+        back = reverse_conversion(target.tree, record, target.path)
+    except CkpttoolError as error:
+        yield Discrepancy(RECEIPT, "undo", "receipt", None, error.message)
+        return
+    if back.tree is None:
+        yield Discrepancy(RECEIPT, "undo", "receipt", None, back.note)
+        return
+    there = {name: back.tree[path] for path, name in back.tree.names.items()}
+    for path in made.kept:
+        name = source.tree.names[path]
+        leaf, other = source.tree[path], there.get(name)
+        if not _is_equal(leaf, other):
+            shown = None if other is None else _format_entry(other)
+            yield Discrepancy(RECEIPT, f"undo/{name}", "receipt", _format_entry(leaf), shown)
+
+
+def _is_equal(one: Entry, other: Entry | None) -> bool:
+    if isinstance(one, Leaf) and isinstance(other, Leaf):
+        return (one.dtype, one.shape) == (other.dtype, other.shape) and bytes(one.read()) == bytes(
+            other.read()
+        )
+    if isinstance(one, ValueLeaf) and isinstance(other, ValueLeaf):
+        return repr(one.value) == repr(other.value)
+    return False
+
+
+# Makes an agent ready for training: its networks, targets, and optimizers as its checkpoint left them.
+
+_WEIGHTS = ("kernel", "bias", "scale", "offset")  # in the order of training.learner.TRAINED
+_SETTINGS = ("learning_rate", "beta_1", "beta_2", "epsilon")
+_UPDATES = (attr("total_it"),)
+
+
+@dataclass(slots=True)
+class LearnerSetup:
+    """A learner, and sentences on what its checkpoint does not hold."""
+
+    learner: Learner
+    assumed: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+
+
+def build_learner(agent: Agent, wiring: NetworkSettings) -> LearnerSetup:
+    """Return the agent as TD3 (two critics or more) or DDPG (one) would go on with it.
+
+    A target that the checkpoint lacks is a copy of its network. Raise UsageError if actor or critic is
+    missing, UnsupportedError for agents that are trained otherwise, and for optimizers other than Adam.
+    """
+    parts = {part.title: part for part in agent.binding.parts}
+    critics = tuple(title for title, part in parts.items() if part.component == "critic")
+    if "actor" not in parts or not critics:
+        raise UsageError(
+            "a step of training needs an actor and a critic",
+            file=agent.checkpoint.path,
+            found=", ".join(parts),
+        )
+    notes: list[str] = []
+    networks: dict[str, Network] = {}
+    slow: dict[str, str] = {}
+    for title in ("actor", *critics):
+        networks[title] = _trainable(agent, title, wiring)
+        component, _, head = title.partition("/")
+        slow[title] = f"{component}_target" + (f"/{head}" if head else "")
+        if slow[title] in parts:
+            networks[slow[title]] = _trainable(agent, slow[title], wiring)
+        else:
+            networks[slow[title]] = networks[title]
+            notes.append(f"there is no {slow[title]}: training begins with a copy of {title}")
+    state = _OptimizerReader(agent)
+    learner = Learner(
+        networks,
+        critics,
+        slow,
+        state.adam("actor_optimizer", [parts["actor"]]),
+        state.adam("critic_optimizer", [parts[title] for title in critics]),
+        np.asarray(wiring.action_low, np.float64),
+        np.asarray(wiring.action_high, np.float64),
+        state.updates(),
+    )
+    return LearnerSetup(learner, state.assumed, notes)
+
+
+def _trainable(agent: Agent, title: str, wiring: NetworkSettings) -> Network:
+    part = agent.runnable(title)
+    if part is None or part.branches:
+        raise UnsupportedError(
+            f"{title} is a Gaussian policy, which TD3 does not train", file=agent.checkpoint.path
+        )
+    network = build_part_network(agent, part, wiring)
+    if not part.acts and network.width != 1:
+        raise UnsupportedError(
+            f"{title} gives a distribution, which TD3 does not train", file=agent.checkpoint.path
+        )
+    return network
+
+
+class _OptimizerReader:
+    """The optimizers of an agent in its canonical tree."""
+
+    def __init__(self, agent: Agent) -> None:
+        self._agent = agent
+        self._tree: Tree = canonical_tree(agent.checkpoint.tree, agent.binding.moves)
+        self._told: Settings = options.sidecar_settings(agent.sidecar)
+        self._corrected = options.epsilon_placement(agent.sidecar, agent.binding.layout) == options.CORRECTED
+        self.assumed: list[str] = []
+
+    def updates(self) -> int:
+        """Return how many updates were made; what TD3's delay of the actor goes by."""
+        count = ToValue().leaf(self._tree[_UPDATES]) if _UPDATES in self._tree else None
+        value = count.value if isinstance(count, ValueLeaf) else None
+        return value if isinstance(value, int) else 0
+
+    def adam(self, name: str, parts: Sequence[AgentNetwork]) -> AdamState:
+        """Return an optimizer's state for all weights of these networks; a new one where there is none."""
+        weights = [path for part in parts for path in _weights(self._agent.tree, part)]
+        known = CanonicalOptimizer(name, self._tree, self._told.get(name, {}), self._agent.binding.defaults)
+        if known.family is not ADAM or known.value("maximize") or known.number("decay"):
+            raise self._refused(f"{name} is no Adam as TD3 uses it", known.family.name)
+        self._assume(name, known)
+        decays = [known.number("weight_decay", weight) or 0.0 for weight in weights]
+        apart = bool(known.value("decoupled_weight_decay"))
+        if apart and len(set(decays)) > 1:
+            raise self._refused(f"{name} decays some of its weights, apart from the gradient")
+        rate, beta_1, beta_2, epsilon = (self._number(known, setting, weights) for setting in _SETTINGS)
+        return AdamState(
+            rate,
+            beta_1,
+            beta_2,
+            epsilon,
+            corrected=self._corrected,
+            step=int(known.number("step") or 0),
+            m=self._moments(name, "m", weights),
+            v=self._moments(name, "v", weights),
+            vhat=self._moments(name, "vhat", weights) if known.value("amsgrad") else (),
+            l2=tuple(0.0 if apart else decay for decay in decays),
+            decoupled=decays[0] if apart else 0.0,
+        )
+
+    def _assume(self, name: str, known: CanonicalOptimizer) -> None:
+        if any(path[0] == attr(name) for path in self._tree):
+            self.assumed += [known.assumed(setting) for setting in _SETTINGS if not known.has(setting)]
+        else:
+            self.assumed.append(f"there is no {name}: training begins with a new Adam of Keras's defaults")
+
+    def _number(self, known: CanonicalOptimizer, setting: str, weights: Sequence[Path]) -> float:
+        """Return a setting that all weights share; what is told if that was rounded to what is stored."""
+        values = {known.number(setting, weight) for weight in weights}
+        if len(values) > 1:
+            raise self._refused(f"{known.name} has a {setting} for each group of weights")
+        value, told = values.pop() or 0.0, known.exact(setting)
+        return told if told is not None and float(np.float32(told)) == value else value
+
+    def _moments(self, name: str, slot: str, weights: Sequence[Path]) -> tuple[np.ndarray, ...]:
+        """Return a moment for every weight; zeros, with which every Adam begins, where there is none."""
+        found = []
+        for weight in weights:
+            leaf, owner = (
+                self._tree.get(schema.canonical_slot_path(name, slot, weight)),
+                self._agent.tree[weight],
+            )
+            shape = owner.shape if isinstance(owner, Leaf) else ()
+            if isinstance(leaf, Leaf) and leaf.shape != shape:
+                raise self._refused(f"{name} has moments of another shape than its weights", str(leaf.shape))
+            found.append(leaf.array().astype(np.float64) if isinstance(leaf, Leaf) else np.zeros(shape))
+        return tuple(found)
+
+    def _refused(self, reason: str, found: str | None = None) -> UnsupportedError:
+        return UnsupportedError(reason, file=self._agent.checkpoint.path, found=found)
+
+
+def _weights(tree: Tree, part: AgentNetwork) -> Iterator[Path]:
+    for position in range(len(part.layers)):
+        for name in _WEIGHTS:
+            path = schema.canonical_weight_path(part, position, name)
+            if path in tree:
+                yield path
+
+
+# The proof of an optimizer's state: both checkpoints go on training on the same batches, and stay together.
+#
+# What is compared is how far the weights moved, not where they are: an update is small beside a weight.
+
+STEPS = 100
+BATCH = 100
+# Of the length of A's own update, pooled over a network.
+BOUNDS: Mapping[Dtype, float] = {"float32": 1e-4, "float64": 1e-10}
+# A's own rounding may cost A itself more than that: B may then be as far off as A, give or take, and a
+# hundred bounds at most. The rest of a mapping's errors is larger by far.
+OWN_ERROR = 2.0
+MOST = 100.0
+
+
+@dataclass(frozen=True, slots=True)
+class UpdateComparison:
+    """How one network moved: |update of A - update of B| / |update of A|, after `step` of the updates.
+
+    `error_a` and `error_b` are the same of each side against the float64 reference, `tensors` of A and B for
+    each trained tensor in order. An update of B where A makes none, or at another step, is infinitely wrong.
+    """
+
+    name: str
+    dtype: Dtype
+    step: int
+    relative: float
+    error_a: float
+    error_b: float
+    tensors: tuple[float, ...]
+    within: bool
+
+    def document(self) -> dict[str, Any]:
+        """Return the JSON object."""
+        return {
+            "name": self.name,
+            "dtype": self.dtype,
+            "step": self.step,
+            "relative": self.relative,
+            "error_a": self.error_a,
+            "error_b": self.error_b,
+            "tensors": list(self.tensors),
+            "within": self.within,
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class TrainStepComparison:
+    """Both learners after the same updates: of every network its first, and all of them."""
+
+    algorithm: str
+    steps: int
+    moved: tuple[UpdateComparison, ...]
+
+    @property
+    def within(self) -> bool:
+        """Say whether every network moved as A's did."""
+        return all(each.within for each in self.moved)
+
+    def document(self) -> dict[str, Any]:
+        """Return the JSON object."""
+        return {
+            "algorithm": self.algorithm,
+            "steps": self.steps,
+            "batch": BATCH,
+            "bounds": dict(BOUNDS),
+            "updates": [each.document() for each in self.moved],
+        }
+
+
+def compare_train_steps(
+    learners: tuple[Learner, Learner], batches: Sequence[TransitionBatch], workers: Sequence[Worker]
+) -> TrainStepComparison:
+    """Train both on the batches, each by its worker, in both float types, beside A's float64 reference."""
+    first = learners[0]
+    exact = _updates(first, _reference(first, batches))
+    found: list[UpdateComparison] = []
+    for dtype, bound in BOUNDS.items():
+        given = [batch.cast(dtype) for batch in batches]
+        a, b = (
+            _updates(learner, worker.train(learner.cast(dtype), given))
+            for learner, worker in zip(learners, workers, strict=True)
+        )
+        found += [_compare_updates(key, dtype, bound, (a, b, exact)) for key in sorted(a.keys() | b.keys())]
+    return TrainStepComparison("TD3" if len(first.critics) > 1 else "DDPG", len(batches), tuple(found))
+
+
+# By title and step of the training: how far each tensor of the network had moved then, in float64.
+_Updates = dict[tuple[str, int], list[np.ndarray]]
+
+
+def _reference(learner: Learner, batches: Sequence[TransitionBatch]) -> TrainedWeights:
+    double = learner.cast("float64")
+    return train_learner(numpy_backend.learn(double), double, [batch.cast("float64") for batch in batches])
+
+
+def _updates(learner: Learner, after: TrainedWeights) -> _Updates:
+    found: _Updates = {}
+    for title, step in after.moved.items():
+        start = trained_arrays(learner.networks[title])
+        # Of one step alone the first update is the last one.
+        for number, weights in ((step, after.first[title]), (after.steps, after.last[title])):
+            pairs = zip(weights, start, strict=True)
+            found[title, number] = [there.astype(np.float64) - here for there, here in pairs]
+    return found
+
+
+def _compare_updates(
+    key: tuple[str, int], dtype: Dtype, bound: float, updates: tuple[_Updates, _Updates, _Updates]
+) -> UpdateComparison:
+    a, b, exact = (each.get(key) for each in updates)
+    if a is None or b is None or exact is None or [x.shape for x in a] != [x.shape for x in b]:
+        return UpdateComparison(key[0], dtype, key[1], np.inf, np.inf, np.inf, (), within=False)
+    relative, error_a, error_b = (
+        _relative_distance(a, b),
+        _relative_distance(exact, a),
+        _relative_distance(exact, b),
+    )
+    allowed = max(bound, min(OWN_ERROR * error_a, MOST * bound))
+    tensors = tuple(_relative_distance([x], [y]) for x, y in zip(a, b, strict=True))
+    return UpdateComparison(
+        key[0], dtype, key[1], relative, error_a, error_b, tensors, within=relative <= allowed
+    )
+
+
+def _relative_distance(right: Sequence[np.ndarray], other: Sequence[np.ndarray]) -> float:
+    """Return |right - other| / |right|; 0 where neither moved."""
+    apart, length = (
+        float(np.sqrt(sum(np.square(array).sum() for array in arrays)))
+        for arrays in ([x - y for x, y in zip(right, other, strict=True)], right)
+    )
+    return apart / length if length else (np.inf if apart else 0.0)
+
+
+def make_batches(
+    learner: Learner, steps: int = STEPS, statistics: Mapping[str, Any] | None = None
+) -> list[TransitionBatch]:
+    """Return the fixed transitions, always the same for an agent: float32, in the scales that it knows.
+
+    Observations are normal, with the mean and variance of its statistics if it has any; actions are uniform
+    within the bounds. Rewards are normal, of the size whose discounted sum is as large as its first critic's
+    values, so that errors, and with them gradients, are as small as an agent of small values has them.
+    """
+    generator = np.random.default_rng(0)
+    obs_dim, act_dim = learner.networks["actor"].input_shapes["obs"][0], len(learner.low)
+    mean, deviation = np.zeros(obs_dim), np.ones(obs_dim)
+    if statistics is not None:
+        mean, deviation = np.asarray(statistics["mean"]), np.sqrt(np.asarray(statistics["var"]))
+
+    def draw() -> TransitionBatch:
+        obs, next_obs = (mean + deviation * generator.standard_normal((BATCH, obs_dim)) for _ in range(2))
+        return TransitionBatch(
+            obs,
+            generator.uniform(learner.low, learner.high, (BATCH, act_dim)),
+            next_obs,
+            generator.standard_normal((BATCH, 1)),
+            (generator.random((BATCH, 1)) < 0.95).astype(np.float64),
+            generator.standard_normal((BATCH, act_dim)),
+        )
+
+    drawn = [draw() for _ in range(steps)]
+    double = learner.cast("float64")
+    values = numpy_backend.learn(double).forward(learner.critics[0], drawn[0].obs, drawn[0].action)
+    scale = (1 - DISCOUNT) * float(np.sqrt(np.square(values).mean())) or 1.0
+    return [batch._replace(reward=batch.reward * scale).cast("float32") for batch in drawn]
+
+
+# `verify`: two checkpoints of one agent give the same outputs, each run by its own framework.
+#
+# With `steps` both also go on training on the same batches (commands/verify.py). With `whole` everything that
+# the two hold is compared as well, also of models that are no agents (commands/verify.py).
+
+
+@dataclass(frozen=True, slots=True)
+class Verification:
+    """All networks that both checkpoints have; `backends` ran A and B.
+
+    `training` and `contents` are there if they were asked for. `not_compared` names what the checkpoints hold
+    and this verification says nothing of.
+    """
+
+    first: str
+    second: str
+    backends: tuple[str, str]
+    networks: tuple[Parity, ...]
+    tolerance: str
+    assumed: tuple[str, ...]
+    notes: tuple[str, ...]
+    training: TrainStepComparison | None = None
+    contents: ContentComparison | None = None
+    not_compared: tuple[str, ...] = ()
+    ledger: LedgerEntries = ()
+
+    @property
+    def within(self) -> bool:
+        """Say whether every network is within the tolerance, every update within its bound, and all equal."""
+        forward = all(network.within for network in self.networks)
+        return forward and (self.training is None or self.training.within) and not self.discrepancies
+
+    @property
+    def discrepancies(self) -> tuple[Discrepancy, ...]:
+        """What was found to differ besides the networks' outputs."""
+        return () if self.contents is None else self.contents.discrepancies
+
+    def document(self) -> dict[str, Any]:
+        """Return the JSON document."""
+        return {
+            "a": self.first,
+            "b": self.second,
+            "backends": list(self.backends),
+            "networks": [network.document() for network in self.networks],
+            "tolerance": self.tolerance,
+            "within": self.within,
+            **({"training": self.training.document()} if self.training is not None else {}),
+            **({"contents": self.contents.document()} if self.contents is not None else {}),
+            "not_compared": list(self.not_compared),
+            "assumed": list(self.assumed),
+            "ledger": sidecar.entries_to_json(self.ledger),
+            "notes": list(self.notes),
+        }
+
+
+def verify(
+    first: str,
+    second: str,
+    *,
+    tolerance: float | None = None,
+    steps: int | None = None,
+    layout: str | None = None,
+    facts: AgentFacts = NO_FACTS,
+    python: str | None = None,
+    whole: bool = False,
+    progress: Progress = ignore_progress,
+) -> Verification:
+    """Compare every network that both checkpoints have on fixed observations (and actions).
+
+    `tolerance` replaces the default bound: B's largest error against float64, relative to the output's
+    scale. With `steps` both are trained on for that many updates. `facts` are what no file holds of the agent
+    that both are. `python` names the interpreter that runs the frameworks. With `whole` every entry, fact,
+    setting and receipt is compared, exactly, and what is no agent is compared by its entries. Otherwise
+    raise UsageError when the two have no network in common.
+    """
+    if whole:
+        return _verify_agents(first, second, tolerance, steps, layout, facts, python, progress)
+    a, b = restore_agent(first, layout, facts), restore_agent(second, facts=facts)
+    found = _compare_networks(a, b, (first, second), tolerance, steps, python, progress)
+    left = [list(_untested_parts(agent, trained=steps is not None)) for agent in (a, b)]
+    said = [f"{word}: {', '.join(parts)}" for word, parts in zip("AB", left, strict=True) if parts]
+    return replace(
+        found,
+        not_compared=(*found.not_compared, *([", ".join(left[0])] if left[0] == left[1] != [] else said)),
+    )
+
+
+def _compare_networks(
+    a: Agent,
+    b: Agent,
+    paths: tuple[str, str],
+    tolerance: float | None,
+    steps: int | None,
+    python: str | None,
+    progress: Progress,
+) -> Verification:
+    """Compare what the networks of two agents give."""
+    for one, other in ((a, b), (b, a)):
+        require_facts(one, "verify", *paths, other=other)
+    titles = shared_networks(a, b)
+    if not titles:
+        raise UsageError("the two checkpoints have no network in common", file=paths[1])
+    assumed: list[str] = []
+    compared, notes = pair_networks(a, b, titles, assumed)
+    found, training = [], None
+    backends = (_backend(a), _backend(b))
+    with contextlib.ExitStack() as stack:
+        workers = [stack.enter_context(_start_worker(name, python, steps)) for name in backends]
+        for number, (title, (left, right)) in enumerate(compared.items()):
+            progress(number, len(compared))
+            found.append(_measure_network(title, left, right, workers, tolerance))
+        if steps is not None:
+            training, said = _compare_training(a, b, steps, workers, assumed)
+            notes += said
+    # What A has and B lacks cannot be the same, unless B is the conversion of a part; what B has besides
+    # says nothing against it.
+    part = _part_of(a, b) if missing_networks(a, b) else None
+    outside = (
+        [f"{title} (B was converted from {part} alone)" for title in missing_networks(a, b)] if part else []
+    )
+    found += [failed_parity(title) for title in missing_networks(a, b)] if part is None else []
+    return Verification(
+        urls.display_url(a.checkpoint.path),
+        urls.display_url(b.checkpoint.path),
+        backends,
+        tuple(found),
+        _describe_tolerance(tolerance),
+        tuple(dict.fromkeys(assumed)),
+        tuple(dict.fromkeys((*_difference_notes(a, b), *notes, *a.notes, *b.notes))),
+        training,
+        ledger=sidecar.merge_entries(_side_entries("A", a, b), _side_entries("B", b, a)),
+        not_compared=(*(title for title in titles if title not in compared), *outside),
+    )
+
+
+def _describe_tolerance(tolerance: float | None) -> str:
+    if tolerance is None:
+        return f"error against float64 at most {NETWORK_OUTPUTS_OWN_ERROR:g}x that of A, or rounding at the largest sum"  # noqa: E501
+    return f"error against float64 at most {tolerance:g} of the output's scale"
+
+
+def _untested_parts(agent: Agent, *, trained: bool) -> Iterator[str]:
+    """Go through the parts that no network's output depends on; `trained` optimizers are compared."""
+    tops = {str(move.target[0].value) for move in agent.binding.moves.moves} - {*RUN}
+    yield from (name for name in OPTIMIZERS if name in tops and not trained)
+    yield from sorted(tops - {*OPTIMIZERS})
+    bound = {move.source for move in agent.binding.moves.moves} | agent.binding.consumed
+    rest = sum(path not in bound for path in agent.checkpoint.tree)
+    if rest:
+        yield format_count(rest, "other entry", "other entries")
+
+
+def _verify_agents(
+    first: str,
+    second: str,
+    tolerance: float | None,
+    steps: int | None,
+    layout: str | None,
+    facts: AgentFacts,
+    python: str | None,
+    progress: Progress,
+) -> Verification:
+    """Compare the networks of two agents where both can be run, and everything that the two hold."""
+    a, b = _open_side(first, layout, facts), _open_side(second, None, facts)
+    found = Verification(
+        urls.display_url(a.checkpoint.path), urls.display_url(b.checkpoint.path), ("-", "-"), (), "", (), ()
+    )
+    if a.agent is None or b.agent is None:
+        lone = [word for word, party in (("A", a), ("B", b)) if party.agent is None]
+        reason = f"the outputs of networks: no agent is recognised in {' and '.join(lone)}"
+        found = replace(found, tolerance="entries are equal", not_compared=(reason,))
+    else:
+        try:
+            found = _compare_networks(a.agent, b.agent, (first, second), tolerance, steps, python, progress)
+        except (MappingError, UnsupportedError, UsageError) as error:
+            if steps is not None:
+                raise
+            reason = f"the outputs of networks: {error.message}"
+            found = replace(found, tolerance="entries are equal", not_compared=(reason,))
+    every = compare_contents(a, b, progress)
+    return replace(
+        found,
+        contents=every,
+        notes=tuple(dict.fromkeys((*found.notes, *every.notes))),
+        not_compared=(*found.not_compared, *every.not_compared),
+    )
+
+
+def _open_side(path: str, layout: str | None, facts: AgentFacts) -> VerificationSide:
+    """Open one of the two; a sidecar of other weights is a discrepancy and says nothing of the agent."""
+    checkpoint = open_checkpoint(path)
+    receipt = read_receipt(checkpoint)
+    try:
+        binding = recognize_playable_agent(checkpoint, layout)
+        own = VerifiedSidecar() if receipt.stale else VerifiedSidecar(receipt.sidecar)
+        agent = None if binding is None else build_agent(checkpoint, binding, own, facts)
+    except (MappingError, UnsupportedError, UsageError):
+        if layout is not None:
+            raise
+        agent = None
+    return VerificationSide(checkpoint, agent, receipt)
+
+
+def _side_entries(side: str, agent: Agent, other: Agent) -> Iterator[LedgerEntry]:
+    """Yield the entries of one side's ledger; those that both sides have alike are of no side."""
+    for entry in agent.ledger:
+        yield entry if entry in other.ledger else replace(entry, where=f"{side}: {entry.where}".rstrip(": "))
+
+
+def _start_worker(backend: str, python: str | None, steps: int | None) -> Worker:
+    chosen = {} if python is None else {"python": python}
+    return Worker(backend, threads=1, timeout=TIMEOUT_S + (steps or 0), **chosen)
+
+
+def _backend(agent: Agent) -> str:
+    return agent.framework if plugins.find("backends", agent.framework).available() else "numpy"
+
+
+def _substitute_backend_note(agent: Agent) -> str:
+    extra = plugins.find("backends", agent.framework).extra
+    has_it = f" (pip install 'ckpttool[{extra}]')" if extra else ""
+    return f"{agent.framework} is not installed{has_it}: {urls.display_url(agent.checkpoint.path)} was run by numpy"  # noqa: E501
+
+
+def _difference_notes(a: Agent, b: Agent) -> Iterator[str]:
+    """Go through what the two differ in besides their numbers."""
+    for agent in (a, b):
+        if _backend(agent) != agent.framework:
+            yield _substitute_backend_note(agent)
+    if missing_networks(a, b):
+        yield f"B lacks {', '.join(missing_networks(a, b))}"
+    if missing_networks(b, a):
+        yield f"only B has {', '.join(missing_networks(b, a))}"
+    normalised = [agent.known.obs_norm is not None for agent in (a, b)]
+    if normalised[0] != normalised[1]:
+        yield f"only {'A' if normalised[0] else 'B'} says what observations are normalised with"
+
+
+def _measure_network(
+    title: str, left: Network, right: Network, workers: list[Worker], tolerance: float | None
+) -> Parity:
+    if left.inputs != right.inputs or left.width != right.width:
+        return failed_parity(title)
+    given = make_observations(left)
+    outputs = [run_network(w.build(n), given) for w, n in zip(workers, (left, right), strict=True)]
+    return measure_parity(title, left, given, (outputs[0], outputs[1]), tolerance)
+
+
+def _compare_training(
+    a: Agent, b: Agent, steps: int, workers: list[Worker], assumed: list[str]
+) -> tuple[TrainStepComparison, list[str]]:
+    """Train both on; return what came of it and notes, and add to what was assumed."""
+    prepared, notes = [], []
+    for side, agent, other in (("A", _with_stated_settings(a, b), b), ("B", b, a)):
+        wiring, _ = agent_network_settings(agent, other)
+        made = build_learner(agent, wiring)
+        prepared.append(made.learner)
+        assumed += [f"{side}: {sentence}" for sentence in made.assumed]
+        notes += [f"{side}: {note}" for note in made.notes]
+        stands = options.epsilon_placement(agent.sidecar, agent.binding.layout)
+        if stands != options.epsilon_placement(None, agent.binding.layout):
+            notes.append(
+                f"{side}: epsilon belongs to the {stands} second moment, as where the agent was trained: "
+                f"{agent.framework} adds it elsewhere and was given another number at every step"
+            )
+    given = make_batches(prepared[0], steps, a.known.obs_norm)
+    return compare_train_steps((prepared[0], prepared[1]), given, workers), notes
+
+
+def _part_of(source: Agent, target: Agent) -> str | None:
+    """Return the part of the source that the target was converted from by its receipt, None for the whole."""
+    receipt = target.sidecar
+    if receipt is None or receipt.source is None or not receipt.source.get("part"):
+        return None
+    is_source = receipt.source.get("sha256") == digest_checkpoint(source.checkpoint).sha256
+    return str(receipt.source["part"]) if is_source else None
+
+
+def _with_stated_settings(source: Agent, target: Agent) -> Agent:
+    """Return the source with what its conversion was told of its optimizers, which no file of it says."""
+    receipt = target.sidecar
+    before = {} if source.sidecar is None else source.sidecar.provenance
+    if receipt is None or receipt.source is None or "l2" in before or "optimizer" in before:
+        return source
+    stated = read_optimizer_options(receipt)
+    if (
+        stated == NO_OPTIMIZER_OPTIONS
+        or receipt.source.get("sha256") != digest_checkpoint(source.checkpoint).sha256
+    ):
+        return source
+    return replace(source, sidecar=stated.into(source.sidecar, source.binding, source.checkpoint.tree))

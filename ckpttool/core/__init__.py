@@ -1,0 +1,1 @@
+"""Foundation: trees, sources, files, errors, limits and plugins."""

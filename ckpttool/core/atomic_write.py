@@ -1,0 +1,950 @@
+"""Atomic writes: temporary siblings, sets of files, publishing, background writer."""
+
+from __future__ import annotations
+
+import contextlib
+import contextvars
+import errno
+import fcntl
+import os
+import re
+import shutil
+import stat
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from io import FileIO
+from typing import IO, NamedTuple, Protocol, Self, cast
+
+from ckpttool.core import urls
+from ckpttool.core.errors import CkpttoolError, TargetExistsError, UsageError
+from ckpttool.core.source import File
+
+# Work that goes on behind its caller: jobs in order on a thread of their own, and a file written so.
+#
+# What takes long here (reading, writing, hashing, copying arrays) lets go of the lock of Python, so that a
+# lane keeps another core busy. Nothing outlives the `with` block it was made in: the thread is joined, on an
+# error or Ctrl-C too, after the job it was doing.
+
+Job = Callable[[], object]
+
+# Bytes that may wait in a lane before its caller does: a few tensors, however small.
+BACKLOG = 16 << 20
+# For larger pieces the kernel looks for larger free blocks of memory, which a virtual machine may have given
+# back to its host: writes of 4 MiB were seen to take ten times as long (docs/design.md).
+_PIECE = 256 << 10
+_SMALL = 64 << 10
+# Just below glibc's DEFAULT_MMAP_THRESHOLD_MAX.
+_KEPT = 31 << 20
+# So much is left to the kernel before the disk is asked to begin.
+_UNSYNCED = 256 << 20
+
+
+# The lanes that this code runs on, each with the mark that its caller left the block by an error.
+_ABANDONED: contextvars.ContextVar[tuple[threading.Event, ...]] = contextvars.ContextVar(
+    "ckpttool_abandoned", default=()
+)
+
+
+def is_abandoned() -> bool:
+    """Say whether the caller of the lane that this runs on has failed: nobody wants the result."""
+    return any(mark.is_set() for mark in _ABANDONED.get())
+
+
+class WorkerThread:
+    """A thread that does jobs in the order they are given; it starts with the first one.
+
+    The first error ends the lane: the jobs behind it are dropped, and the next call raises that error.
+    """
+
+    def __init__(self, backlog: int = BACKLOG) -> None:
+        """Let the caller wait while more than `backlog` bytes are before the lane."""
+        self._backlog = backlog
+        self._changed = threading.Condition()
+        self._jobs: deque[tuple[Job, int]] = deque()
+        self._nbytes = 0
+        self._error: BaseException | None = None
+        self._ended = False
+        self._abandoned = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    def __enter__(self) -> Self:
+        """Return the lane."""
+        return self
+
+    def __exit__(self, kind: object, error: object, traceback: object) -> None:
+        """Join the thread, once everything is done or, after an error, once its present job is."""
+        with self._changed:
+            if error is not None:
+                self._abandoned.set()
+                self._drop()
+            self._ended = True
+            self._changed.notify_all()
+        if self._thread is not None:
+            self._thread.join()
+        if error is None:
+            self._raise()
+
+    @property
+    def idle(self) -> bool:
+        """Whether nothing is being done or waits."""
+        return not self._jobs
+
+    def do(self, job: Job, nbytes: int = 0) -> None:
+        """Have the job done, which keeps `nbytes` alive until then; raise what an earlier job raised."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._nbytes <= self._backlog or not self._jobs)
+            self._raise()
+            self._jobs.append((job, nbytes))
+            self._nbytes += nbytes
+            if self._thread is None:
+                # The caller's limits hold for what is read here too.
+                work = partial(contextvars.copy_context().run, self._work)
+                self._thread = threading.Thread(target=work, name="ckpttool-lane")
+                self._thread.start()
+            self._changed.notify_all()
+
+    def wait(self) -> None:
+        """Return when all is done; raise what a job raised."""
+        with self._changed:
+            self._changed.wait_for(lambda: not self._jobs)
+            self._raise()
+
+    def drop(self) -> None:
+        """Leave undone what waits."""
+        with self._changed:
+            self._drop()
+            self._changed.notify_all()
+
+    def _work(self) -> None:
+        _ABANDONED.set((*_ABANDONED.get(), self._abandoned))
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: self._jobs or self._ended)
+                if not self._jobs:
+                    return
+                job, nbytes = self._jobs[0]
+            try:
+                job()
+            except BaseException as error:  # noqa: BLE001  # raised again in the caller's thread
+                self._error = error
+            del job
+            with self._changed:
+                if self._error is not None:
+                    self._drop()
+                if self._jobs:
+                    self._jobs.popleft()
+                    self._nbytes -= nbytes
+                self._changed.notify_all()
+
+    def _drop(self) -> None:
+        self._jobs.clear()
+        self._nbytes = 0
+
+    def _raise(self) -> None:
+        if self._error is not None:
+            raise self._error
+
+
+@contextlib.contextmanager
+def create_file(path: str, disk: WorkerThread | None = None) -> Iterator[IO[bytes]]:
+    """Open a file that is not there yet for writing behind the caller; all is written when the block ends.
+
+    Buffers that are written must not change before that. With a `disk` lane, what is written goes on to the
+    disk all the while, and is there when that lane has done its jobs. Raise OSError where writing fails,
+    which may be later than at the call.
+    """
+    with FileIO(path, "x", opener=_open_exclusive) as file, WorkerThread() as lane:
+        stream = _BackgroundFile(file, lane, disk)
+        # All that writers use: what a pipe has, besides the name for one who must open the file himself.
+        yield cast(IO[bytes], stream)
+        stream.flush()
+        if disk is not None:
+            disk.do(partial(fsync_path, path))
+
+
+def _open_exclusive(path: str, flags: int) -> int:
+    # Whatever somebody put there meanwhile, a link too, is not ours to fill.
+    return os.open(path, flags | os.O_EXCL | os.O_NOFOLLOW, 0o666)
+
+
+def keep_freed_memory() -> None:
+    """Let the C library keep the memory of tensors that are freed for those that come next.
+
+    Source: glibc's malloc/malloc.c, free: a freed block that was mapped raises the size from which blocks are
+    mapped, up to 32 MiB, and twice as much may stay free. Else each tensor's pages are asked for anew, which
+    takes longer than filling them. Elsewhere this does nothing.
+    """
+    import numpy as np
+
+    np.empty(_KEPT, np.uint8)
+
+
+def fsync_path(path: str) -> None:
+    """Return when the file or folder is on the disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+class _BackgroundFile:
+    """A file whose large buffers are written by a lane, small ones gathered first."""
+
+    def __init__(self, file: FileIO, lane: WorkerThread, disk: WorkerThread | None) -> None:
+        self.name = str(file.name)
+        self._file, self._lane, self._disk = file, lane, disk
+        self._small = bytearray()
+        self._unsynced = 0
+
+    def readable(self) -> bool:
+        """Return that it is not."""
+        return False
+
+    def write(self, data: bytes | bytearray | memoryview) -> int:
+        """Take the bytes and return their number; raise OSError if earlier ones could not be written."""
+        nbytes = memoryview(data).nbytes
+        if nbytes < _SMALL:
+            self._small += data
+        else:
+            self._hand_on()
+            self._lane.do(partial(self._put, memoryview(data).cast("B")), nbytes)
+        if len(self._small) >= _SMALL:
+            self._hand_on()
+        return nbytes
+
+    def flush(self) -> None:
+        """Return when the file has all that was written."""
+        self._lane.wait()
+        self._put(memoryview(self._small))
+        self._small = bytearray()
+
+    def _hand_on(self) -> None:
+        if self._small:
+            self._lane.do(partial(self._put, memoryview(self._small)), len(self._small))
+            self._small = bytearray()
+
+    def _put(self, data: memoryview) -> None:
+        for at in range(0, len(data), _PIECE):
+            piece = data[at : at + _PIECE]
+            while piece:
+                piece = piece[self._file.write(piece) :]
+        self._unsynced += len(data)
+        if self._disk is not None and self._unsynced >= _UNSYNCED and self._disk.idle:
+            self._disk.do(partial(fsync_path, self.name))
+            self._unsynced = 0
+
+
+# How a long operation tells its caller how far it is.
+
+
+class Progress(Protocol):
+    """Called now and then from the working thread; `done` and `total` count the same unit.
+
+    Who plays also says how many steps the environments have taken.
+    """
+
+    def __call__(self, done: int, total: int, steps: int | None = None) -> None:
+        """Take note."""
+        ...
+
+
+def ignore_progress(done: int, total: int, steps: int | None = None) -> None:
+    """Say nothing."""
+
+
+# What is to be written: a file's name, who fills it, and its place among those that are written with it.
+
+
+class Output(NamedTuple):
+    """One file to write, `target` and `suffix` together; `write` fills it.
+
+    Large buffers are written behind `write`, which must not change them once it has written them.
+    Files of one target are written under one temporary stem with their own suffixes, so that `check`, called
+    with that stem when this file and those before it are filled, may open them as what they will be; it
+    raises if they are wrong. A suffix that begins with a slash is a file in the folder `target`, which gets
+    its name as a whole.
+
+    `nbytes` is the least that the file takes. `replaces` says that it may be there already (a state file that
+    is brought up to date), `follows` that it is about the others and known by their digest (a receipt), so
+    that it may wait beside until they stand. What `indexes` says which files its set has. Where the names of
+    a set's parts are taken by the set before, `meanwhile` is the suffix under which a part stands first; an
+    output that is `extra` stands then alone (an index that knows the parts by these names).
+    """
+
+    target: str
+    write: Callable[[IO[bytes]], None]
+    check: Callable[[str], None] | None = None
+    suffix: str = ""
+    replaces: bool = False
+    nbytes: int = 0
+    follows: bool = False
+    indexes: bool = False
+    meanwhile: str = ""
+    extra: bool = False
+
+    @property
+    def file(self) -> str:
+        """The name that the file will have."""
+        return self.target + self.suffix
+
+    @property
+    def inside(self) -> bool:
+        """Whether the target is a folder that the file lies in."""
+        return self.suffix.startswith(os.sep)
+
+
+# Temporary names, and how a whole file gets its own: by a link that fails if it is taken, or a rename.
+
+TEMPORARY = ".ckpttool-tmp-"
+KEPT = ".ckpttool-old-"
+# The name of a file system has 255 bytes, and ours begin and end with more.
+_LONGEST = 180
+# Temporary files of one name that are looked at: a few crashes leave a few.
+_CANDIDATES = 64
+# Naming files takes milliseconds, on a busy disk a second.
+_LOCKED_S = 60
+# Links that are followed from one to the next, as the kernel does.
+_LINKS = 40
+_SYSTEM = ("/dev/", "/proc/", "/sys/")
+_SHARED_MEMORY = "/dev/shm/"  # noqa: S108  # an ordinary file system, which may be written to
+_NO_LINKS = (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK)
+
+
+def is_hidden_name(name: str) -> bool:
+    """Say whether a name is one that only a conversion, or one that was cut short, leaves."""
+    return TEMPORARY in name or KEPT in name
+
+
+def hidden_path(file: str, mark: str, end: str) -> str:
+    """Return a hidden name in the file's folder that tells what it belongs to."""
+    folder, name = os.path.split(os.path.abspath(file))
+    short = os.fsdecode(os.fsencode(name)[:_LONGEST])
+    return os.path.join(folder, f".{short}{mark}{end}")
+
+
+def temporary_path(target: str) -> str:
+    """Return a name that nobody else has for what will be the target."""
+    return hidden_path(target, TEMPORARY, os.urandom(6).hex())
+
+
+def find_pending_files(file: str) -> list[str]:
+    """Return the files that may be about to get this name: temporary ones, of a program that may be dead.
+
+    Anybody can make a file of such a name: use only what identifies itself by its content.
+    """
+    folder, begin = os.path.split(hidden_path(file, TEMPORARY, ""))
+    try:
+        found = sorted(name for name in os.listdir(folder) if name.startswith(begin))
+    except OSError:
+        return []
+    return [path for name in found[:_CANDIDATES] if os.path.isfile(path := os.path.join(folder, name))]
+
+
+@dataclass(slots=True)
+class PendingFile:
+    """An output and the stem of its temporary name; what has been filled is identified by its inode.
+
+    `waits` says that its main file has its name already, so that it must not be removed.
+    """
+
+    output: Output
+    stem: str
+    waits: bool = False
+    _inode: tuple[int, int] = field(default=(0, 0), init=False)
+    _made: bool = field(default=False, init=False)
+
+    @property
+    def temporary(self) -> str:
+        """The name under which it is filled."""
+        return self.stem + self.output.suffix
+
+    @property
+    def whole(self) -> tuple[str, str]:
+        """What is renamed, and to what: the file, or the folder that it lies in."""
+        return (self.stem, self.output.target) if self.output.inside else (self.temporary, self.output.file)
+
+    @property
+    def folder(self) -> str:
+        """The folder in which it gets its name."""
+        return os.path.dirname(os.path.abspath(self.whole[1]))
+
+    def fill(self, disk: WorkerThread | None) -> None:
+        """Write the file and check it; `disk` is the lane that takes it to the disk."""
+        if self.output.inside:
+            with contextlib.suppress(FileExistsError):
+                os.mkdir(self.stem)  # not its parents: if these are gone, nobody wants them back
+                self._made = True
+            os.makedirs(os.path.dirname(self.temporary), exist_ok=True)
+        with create_file(self.temporary, disk) as stream:
+            self._made = True
+            self.output.write(stream)
+        if self.output.check is not None:
+            self.output.check(self.stem)
+
+    def name(self, *, force: bool) -> None:
+        """Give the file, or its folder, its name; raise TargetExistsError if it is taken, without `force`."""
+        self.known()
+        temporary, target = self.whole
+        if self.output.inside:
+            # Never replaced, for what else it holds; `rename` would take an empty one's name.
+            require_free(target, "take another name")
+            os.rename(temporary, target)
+        elif force or self.output.replaces:
+            copy_mode(temporary, target)
+            os.replace(temporary, target)
+        else:
+            _link(temporary, target)
+        self.waits = False
+
+    def known(self) -> None:
+        """Note by what the file is known, whatever its name."""
+        with contextlib.suppress(FileNotFoundError):
+            self._inode = _inode(self.whole[0])
+
+    def stands(self) -> bool:
+        """Return whether the file has its name."""
+        with contextlib.suppress(OSError):
+            return _inode(self.whole[1]) == self._inode
+        return False
+
+    def take_back(self) -> None:
+        """Remove the file's name if it has it; another file of that name stays."""
+        self.waits = False
+        if self.stands():
+            remove_files([self.whole[1]])
+
+    @property
+    def rest(self) -> str | None:
+        """What is to be removed when all is done: the temporary file or folder, if this output made it."""
+        if not self._made or self.waits:
+            return None
+        return self.stem if self.output.inside else self.temporary
+
+
+def _inode(file: str) -> tuple[int, int]:
+    found = os.lstat(file)
+    return found.st_dev, found.st_ino
+
+
+def require_regular(target: str) -> None:
+    """Raise TargetExistsError unless the target is, or would become, a regular file of an ordinary folder.
+
+    What lies in /dev and /proc belongs to the system, however a path leads there (`/dev/stdout`, a link to
+    `/proc/self/fd/1`): replacing it would break other programs.
+    """
+    hop = os.path.abspath(target)
+    for _ in range(_LINKS):
+        folder = os.path.realpath(os.path.dirname(hop))
+        if f"{folder}/".startswith(_SYSTEM) and not f"{folder}/".startswith(_SHARED_MEMORY):
+            raise TargetExistsError("the target belongs to the system", file=target, hint="take another name")
+        if not os.path.islink(hop):
+            break
+        hop = os.path.join(folder, os.readlink(hop))
+    if os.path.exists(target) and not (os.path.isfile(target) or os.path.isdir(target)):
+        raise TargetExistsError(
+            "the target is a device, socket or pipe", file=target, hint="take another name"
+        )
+
+
+def require_free(target: str, hint: str = "--force replaces it") -> None:
+    """Raise TargetExistsError if the name is taken, by a link that leads nowhere too."""
+    if os.path.lexists(target):
+        raise TargetExistsError("the target exists already", file=target, hint=hint)
+
+
+def copy_mode(temporary: str, target: str) -> None:
+    """Give the new file the permissions of the one that it replaces, as `cp` leaves them."""
+    with contextlib.suppress(OSError):
+        mode = os.lstat(target).st_mode
+        if stat.S_ISREG(mode):
+            os.chmod(temporary, stat.S_IMODE(mode) & 0o777)
+
+
+def _link(temporary: str, target: str) -> None:
+    try:
+        # A hard link fails if the name is taken: of two writers exactly one wins.
+        os.link(temporary, target)
+    except FileExistsError:
+        require_free(target)
+        raise
+    except OSError as error:
+        if error.errno not in _NO_LINKS:
+            raise
+        # No hard links on this filesystem: look, then rename.
+        require_free(target)
+        os.replace(temporary, target)
+
+
+def try_link(file: str, name: str) -> bool:
+    """Give a file a second name; return False where the file system has no hard links."""
+    try:
+        os.link(file, name, follow_symlinks=False)
+    except OSError as error:
+        if error.errno not in _NO_LINKS:
+            raise
+        return False
+    return True
+
+
+@contextlib.contextmanager
+def lock_folders(folders: Iterable[str]) -> Iterator[None]:
+    """Be the only one who gives names in these folders; the lock ends with the process, however that ends.
+
+    Where a file system locks no folders (NFS), each name is still given whole, but two conversions onto one
+    set of files are not kept apart.
+    """
+    with contextlib.ExitStack() as opened:
+        for folder in sorted(set(folders)):
+            descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+            opened.callback(os.close, descriptor)
+            _lock(descriptor, folder)
+        yield
+
+
+def _lock(descriptor: int, folder: str) -> None:
+    """Lock a folder; raise UsageError if another program holds its lock for too long."""
+    end = time.monotonic() + _LOCKED_S
+    while True:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if time.monotonic() > end:
+                raise UsageError(
+                    f"another program has locked the folder for {_LOCKED_S} s",
+                    file=folder,
+                    hint="try again when it is done, or write into another folder",
+                ) from None
+            time.sleep(0.02)
+        except OSError:
+            return  # no locks here
+        else:
+            return
+
+
+def remove_files(files: Iterable[str]) -> None:
+    """Remove files and folders as far as they are there; a second Ctrl-C does not stop that."""
+    left = list(files)
+    try:
+        _remove_once(left)
+    except BaseException:
+        _remove_once(left)
+        raise
+
+
+def _remove_once(files: list[str]) -> None:
+    for file in files:
+        if os.path.isdir(file) and not os.path.islink(file):
+            shutil.rmtree(file, ignore_errors=True)
+            continue
+        with contextlib.suppress(OSError):
+            os.unlink(file)
+
+
+# The order in which files that belong together get their names, so that one step makes all of them count.
+#
+# That step is the renaming of the index, or of the only file. Parts come before it under names that the old
+# index does not list. A receipt, which contains the digest of its weights, keeps its temporary name until
+# then: readers find it there by the digest (names.waiting).
+
+
+def publish(
+    files: Sequence[PendingFile], *, force: bool, sync: bool, replaced: Callable[[], Sequence[str]]
+) -> None:
+    """Give files their names; the last one that does not follow the others is the step that counts.
+
+    Before that step an error takes back what was named, and the old files are whole; after it the new ones
+    are. The files that `replaced` returns, which the old index lists, are removed unless they were replaced.
+    """
+    followers = [file for file in files if file.output.follows]
+    extra = [file for file in files if file.output.extra]
+    main: Sequence[PendingFile] = [
+        *{file.whole: file for file in files if file not in followers and file not in extra}.values()
+    ]
+    if not force:
+        for file in (*main, *followers):
+            require_free(file.whole[1])
+    old = {os.path.abspath(file) for file in replaced()} if force else set()
+    if extra and old.intersection(os.path.abspath(file.output.file) for file in main[:-1]):
+        main = _replace_in_two_steps(main, extra, followers, sync=sync)
+    else:
+        _commit(main, followers, force=force, sync=sync)
+    if followers or old:
+        flush_names(main[-1:], sync=sync)
+    for file in followers:
+        file.name(force=force)
+    remove_files(sorted(old - {os.path.abspath(file.output.file) for file in main}))
+
+
+def flush_names(files: Sequence[PendingFile], *, sync: bool) -> None:
+    """Flush the folders that contain the files' names to the disk."""
+    for folder in {file.folder for file in files} if sync else ():
+        fsync_path(folder)
+
+
+def _commit(
+    main: Sequence[PendingFile], followers: Sequence[PendingFile], *, force: bool, sync: bool
+) -> None:
+    *parts, last = main
+    try:
+        for file in parts:
+            file.name(force=force)
+        flush_names([*parts, *followers], sync=sync)
+        last.name(force=force)
+    except BaseException:
+        if not last.stands():
+            for file in parts:
+                file.take_back()
+        raise
+    finally:
+        for file in followers:
+            file.waits = last.stands()
+
+
+def _replace_in_two_steps(
+    main: Sequence[PendingFile], extra: Sequence[PendingFile], followers: Sequence[PendingFile], *, sync: bool
+) -> Sequence[PendingFile]:
+    """Replace a set whose parts have the same names: first the new one stands under others, then under these.
+
+    The parts are linked, not written again. Return the files that stand in the end: without hard links those
+    of the other names, which are as good.
+    """
+    *parts, last = main
+    stem = temporary_path(last.output.target)
+    between = [
+        PendingFile(file.output._replace(suffix=file.output.meanwhile), stem) for file in (*parts, *extra)
+    ]
+    for file in between[:-1]:
+        require_free(file.output.file, "the new files need that name for a moment: move it away")
+    try:
+        both = not [
+            1 for file, other in zip(parts, between, strict=False) if not _add_second_name(file, other)
+        ]
+        with WorkerThread() as disk:
+            for file in between[len(parts) :]:
+                file.fill(disk if sync else None)
+        _commit(between, followers, force=True, sync=sync)
+        flush_names([last], sync=sync)
+    finally:
+        remove_files(file.temporary for file in between)
+    if not both:
+        return between
+    for file in parts:
+        file.name(force=True)
+    flush_names(parts, sync=sync)
+    last.name(force=True)
+    flush_names([last], sync=sync)  # before the files of the other names go
+    remove_files(file.output.file for file in between[:-1] if file.stands())
+    return main
+
+
+def _add_second_name(file: PendingFile, other: PendingFile) -> bool:
+    """Give a part's bytes the other temporary name too; return whether it has both."""
+    if try_link(file.temporary, other.temporary):
+        return True
+    os.rename(file.temporary, other.temporary)
+    return False
+
+
+# Room on the disk: asked before the first byte, and what is said where the disk says no.
+
+_WORDS = {
+    errno.EFBIG: "a file may not be so large here (by the file system, or by ulimit -f)",
+    errno.EIO: "the disk reports an error",
+    errno.EROFS: "the file system is read-only",
+    errno.EACCES: "permission denied",
+    errno.ENOENT: "the folder to write into is no longer there",
+    errno.ENOTDIR: "the folder to write into is no longer there",
+    errno.EISDIR: "there is a folder of that name now",
+}
+
+
+def require_free_space(outputs: Sequence[Output]) -> None:
+    """Raise UsageError if a folder has less room than the files take at least."""
+    for folder in {os.path.dirname(os.path.abspath(output.target)) for output in outputs}:
+        least = sum(o.nbytes for o in outputs if os.path.dirname(os.path.abspath(o.target)) == folder)
+        free = _free_bytes(folder)
+        if free is not None and least > free:
+            raise UsageError(_no_space_message(least, free), file=outputs[0].target)
+
+
+def describe_os_error(
+    error: OSError, file: str, outputs: Sequence[Output], temporaries: Iterable[str]
+) -> CkpttoolError:
+    """Return what a person is told of an error of the operating system; `temporaries` are still there."""
+    written = sum(os.path.getsize(each) for each in temporaries if os.path.isfile(each))
+    least = max(written, sum(output.nbytes for output in outputs))
+    if error.errno == errno.ENOSPC:
+        free = _free_bytes(os.path.dirname(os.path.abspath(file)))
+        return UsageError(_no_space_message(least, None if free is None else free + written), file=file)
+    if error.errno == errno.EDQUOT:
+        said = "there is no space left to write the target within the disk quota"
+        return UsageError(f"{said}: it takes {least:,} bytes or more", file=file)
+    words = _WORDS.get(error.errno or 0, error.strerror or str(error))
+    size = f"; the target takes {least:,} bytes or more" if error.errno == errno.EFBIG else ""
+    return UsageError(f"the target cannot be written: {words}{size}", file=file)
+
+
+def _no_space_message(least: int, free: int | None) -> str:
+    known = "" if free is None else f", and {free:,} are free"
+    return f"there is no space left to write the target: it takes {least:,} bytes or more{known}"
+
+
+def _free_bytes(folder: str) -> int | None:
+    """Return the bytes that may be written, None where the file system does not say."""
+    try:
+        found = os.statvfs(folder)
+    except OSError:
+        return None
+    return found.f_bavail * found.f_frsize if found.f_blocks else None
+
+
+# Replacement of a set of files that no index describes (NAME_actor, NAME_critic and so on).
+#
+# No rename replaces several files at once, so the first file of a set stands for all of it: the formats take
+# nothing for a set that lacks its actor. That file is removed first and named last. Before that, every old
+# file gets a second name, `.NAME.ckpttool-old-TAG_actor`, and TAG contains a digest of what identifies the
+# files (suffix, owner, inode, size, modification time). So a complete backup is recognised without a record,
+# and the set is read from it if the program dies before the new first file has its name.
+#
+# No file is removed or moved here that this process did not create or was not asked to replace: leftovers of
+# an interrupted program stay until a person removes them.
+
+_RANDOM_BYTES = 6
+_DIGEST_DIGITS = 16
+_TAG = f"[0-9a-f]{{{2 * _RANDOM_BYTES + _DIGEST_DIGITS}}}"
+
+
+def is_unindexed_set(files: Sequence[PendingFile]) -> bool:
+    """Return whether the files are a set of one prefix that no index of theirs describes."""
+    main = [file.output for file in files if not file.output.follows]
+    plain = not any(output.indexes or output.extra or output.inside for output in main)
+    return plain and len(main) > 1 and len({output.target for output in main}) == 1
+
+
+def replace_set(files: Sequence[PendingFile], *, force: bool, sync: bool) -> None:
+    """Give the files of a set their names, in place of the old files if `force`.
+
+    Raise TargetExistsError if a name is taken without `force`, or by a file that appeared meanwhile. On any
+    error the old files have their names again.
+    """
+    first, *rest = files
+    if not force:
+        for file in files:
+            require_free(file.output.file)
+    base = first.output.target
+    there = [file.output.file for file in files if os.path.lexists(file.output.file)]
+    backup = _Backup(base, {file[len(base) :]: os.lstat(file) for file in there})
+    for file in files:
+        copy_mode(file.temporary, file.output.file)
+    with contextlib.ExitStack() as undo:
+        undo.callback(backup.remove)
+        backup.make()
+        flush_names([first], sync=sync)
+        undo.callback(backup.restore)
+        backup.take_names()
+        flush_names([first], sync=sync)
+        for file in files:
+            undo.callback(file.take_back)
+        for file in rest:
+            file.name(force=False)
+        flush_names([first], sync=sync)
+        first.name(force=False)
+        flush_names([first], sync=sync)
+        undo.pop_all()
+    backup.remove()
+
+
+def find_backups(path: str) -> list[str]:
+    """Return the prefixes under which complete backups of the set at `path` lie, the newest first.
+
+    `path` is the set's prefix, or, where the names of its files end alike, the prefix with that ending
+    (NAME.h5f for NAME_actor.h5f).
+    """
+    found: list[tuple[int, str]] = []
+    stem, end = os.path.splitext(path)
+    for base, ending in dict.fromkeys(((path, ""), (stem, end))):
+        if os.path.basename(base):
+            found += [(newest, prefix + ending) for newest, prefix in _find_complete_backups(base)]
+    return [prefix for _, prefix in sorted(found, reverse=True)]
+
+
+@dataclass(slots=True)
+class _Backup:
+    """Second names of the old files of a set; `old` and `status` are by suffix, the first file's first."""
+
+    base: str
+    old: Mapping[str, os.stat_result]
+    status: dict[str, os.stat_result] = field(default_factory=dict)
+    stem: str = ""
+    _random: str = field(default_factory=lambda: os.urandom(_RANDOM_BYTES).hex())
+
+    def make(self) -> None:
+        """Give every old file its second name; where the file system has no hard links, to a copy of it."""
+        for suffix in self.old:
+            second = self._temporary + suffix
+            if not try_link(self.base + suffix, second):
+                shutil.copy2(self.base + suffix, second, follow_symlinks=False)
+            self.status[suffix] = os.lstat(second)
+        self.stem = hidden_path(self.base, KEPT, _backup_tag(self.base, self._random, self.status))
+        for suffix in self.old:
+            os.rename(self._temporary + suffix, self.stem + suffix)
+
+    def take_names(self) -> None:
+        """Remove the old names; raise TargetExistsError if one has got another file since."""
+        for suffix, status in self.old.items():
+            if not _has_status(self.base + suffix, status):
+                raise TargetExistsError(
+                    "the target changed while it was being replaced", file=self.base + suffix
+                )
+            os.unlink(self.base + suffix)
+
+    def restore(self) -> None:
+        """Give the old files the names that are free again, the first file last."""
+        for suffix in reversed(self.status):
+            if not os.path.lexists(self.base + suffix):
+                os.rename(self.stem + suffix, self.base + suffix)
+
+    def remove(self) -> None:
+        """Remove the second names as far as they are this backup's."""
+        files = (
+            (name + end, status)
+            for end, status in self.status.items()
+            for name in (self._temporary, self.stem)
+        )
+        remove_files([file for file, status in files if _has_status(file, status)])
+
+    @property
+    def _temporary(self) -> str:
+        return hidden_path(self.base, TEMPORARY, self._random)
+
+
+def _find_complete_backups(base: str) -> list[tuple[int, str]]:
+    """Return the complete backups of a prefix as (time of the last change in ns, prefix), in any order."""
+    folder, begin = os.path.split(hidden_path(base, KEPT, ""))
+    pattern = re.compile(re.escape(begin) + f"({_TAG})(.+)", re.DOTALL)
+    found: dict[str, dict[str, os.stat_result]] = {}
+    with contextlib.suppress(OSError):
+        for name in os.listdir(folder):
+            if (match := pattern.fullmatch(name)) is not None:
+                found.setdefault(match[1], {})[match[2]] = os.lstat(os.path.join(folder, name))
+    return [
+        (max(each.st_ctime_ns for each in status.values()), os.path.join(os.path.dirname(base), begin + tag))
+        for tag, status in found.items()
+        if tag == _backup_tag(base, tag[: 2 * _RANDOM_BYTES], status)
+    ]
+
+
+def _backup_tag(base: str, random: str, status: Mapping[str, os.stat_result]) -> str:
+    """Return the random digits and the digest of what identifies all files of a backup."""
+    import hashlib  # not at the top: every command that reads imports this module
+
+    files = [(suffix, s.st_uid, s.st_ino, s.st_size, s.st_mtime_ns) for suffix, s in sorted(status.items())]
+    digest = hashlib.sha256(repr((os.path.basename(base), random, files)).encode(errors="surrogateescape"))
+    return random + digest.hexdigest()[:_DIGEST_DIGITS]
+
+
+def _has_status(file: str, status: os.stat_result) -> bool:
+    """Return whether the name still has the file of which this is the status."""
+    with contextlib.suppress(OSError):
+        found = os.lstat(file)
+        return os.path.samestat(found, status) and found.st_mtime_ns == status.st_mtime_ns
+    return False
+
+
+# The only way in which anything is written: beside, checked, then named (see names, sets and room).
+
+
+def require_new(
+    target: str, sources: tuple[File, ...] = (), *, force: bool = False, hint: str = "--force replaces it"
+) -> None:
+    """Raise unless `target` may be written: not one of the sources, and not there without `force`."""
+    if urls.is_url(target):
+        raise UsageError(
+            "a URL is read, not written", file=target, hint="write to a local path and upload that"
+        )
+    folder = os.path.dirname(os.path.abspath(target))
+    if not os.path.isdir(folder):
+        raise UsageError("the folder to write into does not exist", file=folder)
+    require_regular(target)
+    if not os.path.lexists(target):
+        return
+    for source in sources:
+        with contextlib.suppress(OSError):
+            if os.path.samefile(source.path, target):
+                raise UsageError("source and target are the same file", file=target)
+    if os.path.isdir(target):
+        raise TargetExistsError("the target is a folder", file=target)
+    if not force:
+        raise TargetExistsError("the target exists already", file=target, hint=hint)
+
+
+def write_atomically(
+    outputs: Sequence[Output],
+    *,
+    force: bool = False,
+    sync: bool = True,
+    sources: Sequence[File] = (),
+    replaced: Callable[[], Sequence[str]] = tuple,
+) -> None:
+    """Write files through temporary siblings: what stands at the target is always absent, old, or whole.
+
+    All are written and checked before the first one gets its name. Without `force` a target that appears
+    meanwhile wins and TargetExistsError is raised. `sync` flushes files and folders to disk. `sources` are
+    what is read: ChangedError is raised unless they are then still what they were. `replaced` returns the
+    files that the target has now, so that none of them outlives a new set. On any failure, Ctrl-C included,
+    the temporary files are removed, and what stood at the target stands there.
+    """
+    for output in outputs:
+        require_regular(output.target if output.inside else output.file)
+    require_free_space(outputs)
+    stems = {target: temporary_path(target) for target in dict.fromkeys(output.target for output in outputs)}
+    files = [PendingFile(output, stems[output.target]) for output in outputs]
+    at = outputs[0].file
+    try:
+        # What is written goes to the disk while it is read back.
+        with WorkerThread() as disk:
+            for file in files:
+                at = file.output.file
+                if not file.output.replaces and not file.output.extra:
+                    file.fill(disk if sync else None)
+        for source in sources:
+            source.require_unchanged()
+        at = outputs[0].file
+        with lock_folders(file.folder for file in files):
+            _name_files(files, force=force, sync=sync, replaced=replaced)
+    except OSError as error:
+        raise describe_os_error(error, at, outputs, (file.temporary for file in files)) from error
+    finally:
+        remove_files(file.rest for file in files if file.rest is not None)
+
+
+def _name_files(
+    files: list[PendingFile], *, force: bool, sync: bool, replaced: Callable[[], Sequence[str]]
+) -> None:
+    """Give all files their names; those that several programs bring up to date are filled now, and last."""
+    shared = [file for file in files if file.output.replaces]
+    own = [file for file in files if not file.output.replaces]
+    try:
+        if is_unindexed_set(own):
+            replace_set(own, force=force, sync=sync)
+        else:
+            publish(own, force=force, sync=sync, replaced=replaced)
+        for file in shared:
+            with WorkerThread() as disk:
+                file.fill(disk if sync else None)
+            file.name(force=True)
+        if not shared:
+            flush_names(own, sync=sync)
+    except BaseException:
+        # A state file that has its name lists the checkpoint, which then stays.
+        if not force and not any(file.stands() for file in shared):
+            for file in reversed(own):
+                file.take_back()
+        raise
+    if shared:
+        flush_names(files, sync=sync)

@@ -1,0 +1,883 @@
+"""Checkpoint: what one path restores, and its Python API: tensors by name, modules as mappings."""
+
+from __future__ import annotations
+
+import math
+import operator
+from collections import deque
+from collections.abc import ItemsView, Iterable, Iterator, KeysView, Mapping, ValuesView
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from html import escape
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+
+from ckpttool.core import dtypes
+from ckpttool.core.errors import MissingExtraError, NameNotFoundError, UnsupportedError, abbreviate_list
+from ckpttool.core.source import (
+    DeflatedSpan,
+    File,
+    Inline,
+    Shape,
+    Source,
+    Span,
+    StoragePart,
+    StridedView,
+    TransformedSource,
+    as_array,
+    gather_bytes,
+    iter_pieces,
+)
+from ckpttool.core.text import clean, compile_glob, format_count, format_size, shorten
+from ckpttool.core.tree import Leaf, Path, Plain, Role, Tree, ValueLeaf, display, iter_modules, suggest_names
+
+if TYPE_CHECKING:
+    import numpy as np
+    import torch
+
+
+# What a file asks of whoever loads it: names to import, functions to call, code; with a verdict on each.
+#
+# Nothing here is ever imported, called or compiled: the record is made by reading.
+
+# Plain data is rebuilt here as data, or is a data class of the standard library. Classes are whatever is
+# installed under a name outside of the standard library: importing that runs it. Code acts by itself.
+Verdict = Literal["plain data", "needs classes", "would run code"]
+PLAIN: Verdict = "plain data"
+CLASSES: Verdict = "needs classes"
+CODE: Verdict = "would run code"
+_RANK = {PLAIN: 0, CLASSES: 1, CODE: 2}
+
+# Who would import or run it: an unpickler, Keras, TorchScript's interpreter, TensorFlow's runtime.
+By = Literal["pickle", "keras", "torchscript", "tensorflow"]
+
+
+@dataclass(frozen=True, slots=True)
+class CodeReference:
+    """One name that a file asks for.
+
+    `calls` is how often it is called (0: it is only named), `offset` where it stands first, in bytes of the
+    file or of the member `where` (None: the file itself, or no bytes of any file).
+    """
+
+    name: str
+    verdict: Verdict
+    calls: int = 0
+    offset: int | None = None
+    where: str | None = None
+    by: By = "pickle"
+
+    def document(self) -> dict[str, Any]:
+        """Return the JSON object."""
+        return {
+            "name": self.name,
+            "verdict": self.verdict,
+            "calls": self.calls,
+            "offset": self.offset,
+            "where": self.where,
+            "by": self.by,
+        }
+
+
+def merge_references(*groups: Iterable[CodeReference]) -> tuple[CodeReference, ...]:
+    """Return one record for each name of a checkpoint: the worst verdict, and where that was met first."""
+    found: dict[str, CodeReference] = {}
+    for group in groups:
+        for each in group:
+            known = found.get(each.name)
+            if known is None:
+                found[each.name] = each
+                continue
+            worse = each if _RANK[each.verdict] > _RANK[known.verdict] else known
+            found[each.name] = replace(worse, calls=known.calls + each.calls)
+    return tuple(found.values())
+
+
+def relocate_references(asks: Iterable[CodeReference], where: str) -> tuple[CodeReference, ...]:
+    """Return the records as those of the member or file `where`, or of what they name within it."""
+    return tuple(replace(each, where=f"{where}/{each.where}" if each.where else where) for each in asks)
+
+
+def worst_verdict(asks: Iterable[CodeReference]) -> Verdict:
+    """Return the worst verdict; that of a file that asks for nothing is plain data."""
+    return max((each.verdict for each in asks), key=lambda each: _RANK[each], default=PLAIN)
+
+
+def filter_verdict(asks: Iterable[CodeReference], wanted: Verdict) -> list[CodeReference]:
+    """Return the records of one verdict."""
+    return [each for each in asks if each.verdict == wanted]
+
+
+def dangerous_calls(asks: Iterable[CodeReference]) -> list[str]:
+    """Return the names of what unpickling would call that can act."""
+    return [each.name for each in asks if each.verdict == CODE and each.calls and each.by == "pickle"]
+
+
+# The Checkpoint record: what one path on disk restores.
+
+Integrity = Literal["crc32c", "crc32", "none"]
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class Checkpoint:
+    """What one path on disk restores.
+
+    `path` is what was taken (a TensorFlow prefix rather than its `.index`), `files` everything that was
+    read or that holds tensor bytes, `writer` what the file says about its writer, `integrity` the
+    checksum that covers every tensor, `stored_nbytes` the size of the files, `notes` what a person
+    should know. `details` is what only this format has to say (a SavedModel's signatures), as JSON values;
+    docs/json.md describes it. `asks` is what loading by the format's own library would import, call or run;
+    `unjudged` has a sentence for each part that may hold code and cannot be judged.
+
+    A checkpoint is read like a mapping from names to tensors and plain values: see `root`.
+
+    >>> import ckpttool
+    >>> checkpoint = ckpttool.open("sample_ckpts/td3_pendulum_torch/ckpt-15000.pt")
+    >>> checkpoint["actor/l1/weight"]
+    <Handle actor/l1/weight float32[64, 3] parameter>
+    >>> checkpoint["actor"]
+    <Branch actor: 6 tensors, 4,481 parameters, 17.9 kB>
+    >>> checkpoint["total_it"], "critic/l9" in checkpoint
+    (14000, False)
+    """
+
+    path: str
+    format: str
+    tree: Tree
+    files: tuple[File, ...]
+    writer: str | None = None
+    integrity: Integrity = "none"
+    notes: tuple[str, ...] = ()
+    details: Mapping[str, Any] = field(default_factory=dict)
+    asks: tuple[CodeReference, ...] = ()
+    unjudged: tuple[str, ...] = ()
+
+    @property
+    def stored_nbytes(self) -> int:
+        """The number of bytes that the checkpoint takes on disk."""
+        return sum(file.size for file in self.files)
+
+    @property
+    def root(self) -> Branch:
+        """All of the checkpoint as a mapping from names to handles and values (see face.branch.Branch)."""
+        return Branch(self.tree, file=self.path)
+
+    def __getitem__(self, name: str) -> Any:
+        """Return what a name means: the Handle of a tensor, a plain value, or the Branch of a module.
+
+        Names are display paths ("policy/actor/l1/kernel"), second paths, and the framework's own keys. Raise
+        NameNotFoundError, which is a KeyError, for a name that nothing has.
+        """
+        return self.root[name]
+
+    def __contains__(self, name: object) -> bool:
+        """Say whether `[]` would find the name."""
+        return name in self.root
+
+    def __iter__(self) -> Iterator[str]:
+        """Go through the names of all tensors and values."""
+        return iter(self.root)
+
+    def __len__(self) -> int:
+        """Return the number of tensors and values."""
+        return len(self.tree)
+
+    def keys(self) -> KeysView[str]:
+        """Return the names of all tensors and values."""
+        return self.root.keys()
+
+    def values(self) -> ValuesView[Any]:
+        """Return handles and plain values."""
+        return self.root.values()
+
+    def items(self) -> ItemsView[str, Any]:
+        """Return names, each with its handle or plain value."""
+        return self.root.items()
+
+    def tensor(self, name: str) -> Handle:
+        """Return the tensor of that name; raise NameNotFoundError if there is none."""
+        return self.root.tensor(name)
+
+    def module(self, name: str) -> Branch:
+        """Return the module of that name; raise NameNotFoundError if there is none."""
+        return self.root.module(name)
+
+    def glob(self, pattern: str) -> dict[str, Any]:
+        """Return the entries whose names match a pattern: `*` within a segment, `**` across segments."""
+        return self.root.glob(pattern)
+
+    @property
+    def title(self) -> str:
+        """The checkpoint in a line: where it is, its format, counts and sums."""
+        return f"Checkpoint {clean(self.path)} ({self.format}): {self.root.summary}"
+
+    def __repr__(self) -> str:
+        return f"<{self.title}>"
+
+    def __rich_console__(self, console: Any, options: Any) -> Iterator[Any]:
+        """Give rich the lines that a terminal shows: the modules with their sums, folded where long."""
+        for line in render_lines(self.title, self.root.listed(), options.max_width):
+            yield console.render_str(line, markup=False, emoji=False, highlight=False)
+
+    def _repr_html_(self) -> str:
+        """Return what a notebook shows: a tree to unfold; every name in it is text."""
+        return render_branch(self.title, self.root.listed())
+
+    def _ipython_key_completions_(self) -> list[str]:
+        """Return what a notebook completes after `[`."""
+        return self.root._ipython_key_completions_()
+
+
+# A slice of an unread tensor as another unread tensor: no more of a file is read than the slice spans.
+
+_STORAGES = (Span, DeflatedSpan, StoragePart, Inline)
+
+
+@dataclass(frozen=True, slots=True)
+class AxisRange:
+    """What is taken of one axis: `count` elements from `start` on, every `step`-th; `dropped` by a number."""
+
+    start: int
+    step: int
+    count: int
+    dropped: bool = False
+
+    @property
+    def slice(self) -> slice | int:
+        """The same as Python's own index, which has no number for what lies before the first element."""
+        if self.dropped:
+            return self.start
+        stop = self.start + self.step * self.count
+        return slice(self.start, stop if stop >= 0 else None, self.step) if self.count else slice(0)
+
+
+class SliceOp(NamedTuple):
+    """The slicing of an array that has been read (a source.Op)."""
+
+    axes: tuple[AxisRange, ...]
+
+    def output(self, dtype: str, shape: Shape) -> tuple[str, Shape]:
+        """Return the type and the shape of what is taken."""
+        del shape
+        return dtype, sliced_shape(self.axes)
+
+    def apply(self, array: np.ndarray) -> np.ndarray:
+        """Return what is taken."""
+        import numpy as np
+
+        taken: np.ndarray = np.asarray(array[tuple(axis.slice for axis in self.axes)])
+        return taken
+
+
+class StringSlice(NamedTuple):
+    """Some of a tensor's strings; all of them are read, since each begins where the one before it ends."""
+
+    base: Leaf
+    axes: tuple[AxisRange, ...]
+
+    def read(self) -> bytes:
+        """Return the strings that were taken, each after its length."""
+        import numpy as np
+
+        whole = np.empty(self.base.size, object)
+        whole[:] = self.base.strings()
+        taken = SliceOp(self.axes).apply(whole.reshape(self.base.shape)).reshape(-1)
+        return b"".join(len(each).to_bytes(8, "little") + each for each in taken)
+
+
+def slice_leaf(leaf: Leaf, index: object) -> Leaf:
+    """Return the leaf of what `leaf[index]` would be of an array: numbers, slices and `...`.
+
+    Raise IndexError for a number outside, or more indices than axes, and TypeError for any other index.
+    """
+    axes = _parse_index(index, leaf.shape)
+    return replace(leaf, shape=sliced_shape(axes), source=_slice_source(leaf, axes))
+
+
+def sliced_shape(axes: tuple[AxisRange, ...]) -> Shape:
+    """Return the shape that is left."""
+    return tuple(axis.count for axis in axes if not axis.dropped)
+
+
+def _slice_source(leaf: Leaf, axes: tuple[AxisRange, ...]) -> Source:
+    if leaf.dtype == "string":
+        return StringSlice(leaf, axes)
+    whole = _view_source(leaf)
+    if whole is None or any(axis.step < 0 for axis in axes):
+        return TransformedSource(leaf.source, leaf.dtype, leaf.shape, SliceOp(axes))
+    steps = list(zip(axes, whole.strides, strict=True))
+    return whole._replace(
+        shape=sliced_shape(axes),
+        strides=tuple(axis.step * stride for axis, stride in steps if not axis.dropped),
+        offset=whole.offset + sum(axis.start * stride for axis, stride in steps),
+    )
+
+
+def _view_source(leaf: Leaf) -> StridedView | None:
+    """Return the leaf's source as a view of a storage that can be read in part; None if it is none."""
+    source: object = leaf.source
+    if isinstance(source, StridedView):
+        return source
+    if not isinstance(source, _STORAGES) or not leaf.size:
+        return None
+    strides = tuple(math.prod(leaf.shape[axis + 1 :]) for axis in range(len(leaf.shape)))
+    return StridedView(source, dtypes.BY_NAME[leaf.dtype].itemsize, leaf.shape, strides, 0)
+
+
+def _parse_index(index: object, shape: Shape) -> tuple[AxisRange, ...]:
+    given = list(index) if isinstance(index, tuple) else [index]
+    rest = [at for at, each in enumerate(given) if each is Ellipsis]
+    if len(rest) > 1:
+        raise IndexError("an index has one ... at most")
+    free = len(shape) - len(given) + len(rest)
+    if free < 0:
+        many = format_count(len(given) - len(rest), "index is", "indices are")
+        raise IndexError(f"{many} too many for {format_count(len(shape), 'axis', 'axes')}")
+    at = rest[0] if rest else len(given)
+    given[at : at + 1] = [slice(None)] * free
+    return tuple(
+        _parse_axis_index(each, extent, n) for n, (each, extent) in enumerate(zip(given, shape, strict=True))
+    )
+
+
+def _parse_axis_index(given: object, extent: int, number: int) -> AxisRange:
+    if isinstance(given, slice):
+        start, stop, step = given.indices(extent)
+        return AxisRange(start, step, len(range(start, stop, step)))
+    try:
+        at = None if isinstance(given, bool) else operator.index(given)  # type: ignore[arg-type]  # it refuses what has none
+    except TypeError:
+        at = None
+    if at is None:
+        raise TypeError(
+            f"an unread tensor is indexed by numbers, slices and ..., not by {type(given).__name__}: "
+            "numpy() reads it for other indices"
+        )
+    if not -extent <= at < extent:
+        raise IndexError(f"{at} is outside of axis {number}, which has {extent}")
+    return AxisRange(at % extent, 1, 1, dropped=True)
+
+
+# A tensor of a checkpoint by its name: known at once, read when its value is asked for, whole or in part.
+
+
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
+class Handle:
+    """One tensor, unread. `name` is its own, `aliases` are all others that lead to the same storage.
+
+    >>> import ckpttool
+    >>> kernel = ckpttool.open("sample_ckpts/td3_pendulum_tf/ckpt-15000")["policy/actor/l1/kernel"]
+    >>> kernel
+    <Handle policy/actor/l1/kernel float32[3, 64] parameter>
+    >>> kernel.nbytes, kernel.key
+    (768, 'policy/actor/l1/_kernel/.ATTRIBUTES/VARIABLE_VALUE')
+    >>> kernel[:2, 10:40:10].numpy().shape
+    (2, 3)
+    """
+
+    name: str
+    leaf: Leaf
+    aliases: tuple[str, ...] = ()
+
+    @property
+    def shape(self) -> Shape:
+        """The extent of every axis."""
+        return self.leaf.shape
+
+    @property
+    def ndim(self) -> int:
+        """The number of axes."""
+        return len(self.leaf.shape)
+
+    @property
+    def size(self) -> int:
+        """The number of elements."""
+        return self.leaf.size
+
+    @property
+    def dtype(self) -> str:
+        """Our name of the element type, such as "float32" or "bfloat16" (ckpttool.core.dtypes)."""
+        return self.leaf.dtype
+
+    @property
+    def nbytes(self) -> int:
+        """The number of bytes of the value; 0 for strings, which have no fixed size."""
+        return self.leaf.nbytes
+
+    @property
+    def key(self) -> str:
+        """The name that the owning framework lists."""
+        return self.leaf.key
+
+    @property
+    def role(self) -> Role:
+        """What the tensor is for: a parameter, a buffer, an optimizer's slot, a counter, ..."""
+        return self.leaf.role
+
+    @property
+    def trainable(self) -> bool | None:
+        """Whether the tensor is trained; None where the file does not tell."""
+        return self.leaf.trainable
+
+    def numpy(self) -> np.ndarray:
+        """Read the value into an array of the caller's own; strings as objects of `bytes`.
+
+        Raise UnsupportedError for a type without numbers that NumPy (with ml_dtypes) has, FormatError for
+        damaged bytes, ChangedError where the file is no longer the one that was listed.
+        """
+        import numpy as np
+
+        if self.leaf.dtype == "string":
+            words = np.empty(self.leaf.size, object)
+            words[:] = self.leaf.strings()
+            return words.reshape(self.shape)
+        dtypes.numpy_dtype(self.leaf.dtype)  # before anything is read
+        return as_array(read_writable(self.leaf).data, self.leaf.dtype, self.leaf.shape)
+
+    def torch(self, device: Any = None) -> torch.Tensor:
+        """Read the value into a torch.Tensor with memory of its own, on `device` if one is named.
+
+        Raise UnsupportedError for a type that PyTorch lacks (strings), MissingExtraError without PyTorch.
+        """
+        made = to_torch(self.leaf)
+        return made if device is None else made.to(device)
+
+    def tf(self) -> Any:
+        """Read the value into a tf.Tensor; strings too.
+
+        Raise UnsupportedError for a type that TensorFlow lacks, MissingExtraError without TensorFlow.
+        """
+        return to_tensorflow(self)
+
+    def item(self) -> Any:
+        """Read a tensor of one element as a plain value of Python; raise ValueError for one of more."""
+        return self.numpy().item()
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
+        """Read the value for NumPy's own functions; `copy=False` is refused, since reading makes an array."""
+        if copy is False:
+            raise ValueError("reading a tensor makes an array: it cannot be had without a copy")
+        found = self.numpy()
+        return found if dtype is None else found.astype(dtype, copy=False)
+
+    def __getitem__(self, index: Any) -> Handle:
+        """Return a part of the tensor, unread: by numbers, slices (with steps) and `...`.
+
+        Of a tensor that lies in a file as it is only the bytes are read that the part spans; where a checksum
+        covers more than these, all that it covers is read, and checked, once. Raise IndexError and TypeError
+        as NumPy does.
+        """
+        return replace(self, leaf=slice_leaf(self.leaf, index))
+
+    def __iter__(self) -> Iterator[Handle]:
+        """Go through the parts along the first axis; raise TypeError for a tensor without axes."""
+        if not self.shape:
+            raise TypeError("a tensor without axes has no parts")
+        return (self[at] for at in range(self.shape[0]))
+
+    def __repr__(self) -> str:
+        extents = ", ".join(map(str, self.shape))
+        return f"<Handle {clean(self.name)} {self.dtype}[{extents}] {self.role}>"
+
+    def __rich_repr__(self) -> Iterator[Any]:
+        """Give rich what it shows of a handle."""
+        yield self.name
+        yield "dtype", self.dtype
+        yield "shape", self.shape
+        yield "role", self.role
+        yield "key", self.key, self.name
+        yield "aliases", self.aliases, ()
+
+    def _repr_html_(self) -> str:
+        """Return what a notebook shows of a handle; every name in it is text."""
+        return render_handle(self)
+
+
+def read_writable(leaf: Leaf) -> np.ndarray:
+    """Read a leaf's bytes into new writable memory: uint8 [nbytes]; what is large is held once.
+
+    Raise FormatError unless the source gives all of them.
+    """
+    return gather_bytes(iter_pieces(leaf.source), leaf.nbytes)
+
+
+# What lies below one path of a checkpoint, as a mapping from names to handles and plain values.
+
+_LONGEST = 200
+_SHOWN = 12
+# How a name begins that is spelled exactly (leaf.exact).
+_EXACT = (".", "[")
+
+
+class Branch(Mapping[str, Any]):
+    """A module of a checkpoint, or the whole one: names below it, in the order of the file.
+
+    Iterating gives the names of tensors and values; `[]` and `in` also know modules ("l1"), second paths,
+    native keys and dotted names.
+
+    >>> import ckpttool
+    >>> actor = ckpttool.open("sample_ckpts/td3_pendulum_tf/ckpt-15000")["policy/actor"]
+    >>> list(actor)[:2]
+    ['l1/kernel', 'l1/bias']
+    >>> actor["l1"]
+    <Branch policy/actor/l1: 2 tensors, 256 parameters, 1.02 kB>
+    >>> sum(handle.size for handle in actor.tensors().values())
+    4481
+    """
+
+    def __init__(self, tree: Tree, name: str = "", file: str | None = None) -> None:
+        """View the tree below `name`, the whole tree by default; `file` is for errors."""
+        self.name = name
+        self._tree, self._file = tree, file
+
+    @cached_property
+    def paths(self) -> Mapping[str, Path]:
+        """The path of every entry in the whole tree, by its name below this module."""
+        names = self._tree.names
+        if not self.name:
+            return {shown: path for path, shown in names.items()}
+        start = f"{self.name}/"
+        found = {
+            shown[len(start) :] if shown.startswith(start) else shown: path
+            for path, shown in names.items()
+            if shown.startswith(start) or (shown[:1] in _EXACT and display(path).startswith(start))
+        }
+        inside = set(found.values())
+        for path, seconds in self._tree.aliases.items():
+            for second in seconds:
+                # What has no path of its own here, such as a weight that another module shares.
+                if path not in inside and (shown := display(second.path)).startswith(start):
+                    found.setdefault(shown[len(start) :], path)
+                    inside.add(path)
+        return found
+
+    def tensor(self, name: str) -> Handle:
+        """Return the tensor of that name; raise NameNotFoundError if there is none."""
+        found = self[name]
+        if not isinstance(found, Handle):
+            raise self._unknown(name, f"{_quote_name(name)} is {_describe_kind(found)}, not a tensor")
+        return found
+
+    def module(self, name: str) -> Branch:
+        """Return the module of that name; raise NameNotFoundError if there is none."""
+        found = self[f"{name.rstrip('/')}/"]
+        if not isinstance(found, Branch):
+            raise self._unknown(name, f"{_quote_name(name)} is {_describe_kind(found)}, not a module")
+        return found
+
+    def tensors(self) -> dict[str, Handle]:
+        """Return the tensors by their names below this module."""
+        return {name: entry for name, entry in self.items() if isinstance(entry, Handle)}
+
+    def plain(self) -> dict[str, Plain]:
+        """Return the values that are no tensors by their names below this module."""
+        return {name: entry for name, entry in self.items() if not isinstance(entry, Handle)}
+
+    def modules(self) -> tuple[str, ...]:
+        """Return the names of all modules below, outermost first."""
+        return tuple(iter_modules(self.paths))
+
+    def glob(self, pattern: str) -> dict[str, Any]:
+        """Return the entries whose names match: `*` within a segment, `**` across segments.
+
+        A pattern may begin at any segment: `actor/**` finds `policy/actor/l1/kernel` too.
+        """
+        keep = compile_glob(pattern)
+        return {name: self._entry(path) for name, path in self.paths.items() if keep(name)}
+
+    def __getitem__(self, name: str) -> Any:
+        """Return a Handle, a plain value, or the Branch of a module; raise NameNotFoundError for no name.
+
+        A slash at the end asks for the module where a tensor has the same name.
+        """
+        if not isinstance(name, str):
+            raise TypeError(f"entries are called by strings, not by {type(name).__name__}")
+        found = self._meant(name)
+        if found is None:
+            raise self._unknown(name, f"nothing here is called {_quote_name(name)}")
+        if isinstance(found, str):
+            return Branch(self._tree, found, self._file)
+        if len(found) > 1:
+            raise self._unknown(name, f"{len(found)} entries are called {_quote_name(name)}", found)
+        return self._entry(found[0])
+
+    def __contains__(self, name: object) -> bool:
+        """Say whether something here has the name, be it several entries."""
+        return isinstance(name, str) and self._meant(name) is not None
+
+    def __iter__(self) -> Iterator[str]:
+        """Go through the names of tensors and values."""
+        return iter(self.paths)
+
+    def __len__(self) -> int:
+        """Return the number of tensors and values."""
+        return len(self.paths)
+
+    def _meant(self, name: str) -> tuple[Path, ...] | str | None:
+        """Return the paths that a name means, or the whole name of a module; None if nothing has it."""
+        wanted = name.strip("/")
+        for spelling in dict.fromkeys((name, wanted, wanted.replace(".", "/"))):
+            whole = f"{self.name}/{spelling}".strip("/")
+            # Display names and modules come before the names that have to be gathered first.
+            if not name.endswith("/") and (path := self._shown(spelling)) is not None:
+                return (path,)
+            if spelling and self._is_module(f"{whole}/"):
+                return whole
+            if not name.endswith("/") and (found := self._known(spelling)):
+                return found
+        return None
+
+    def _shown(self, name: str) -> Path | None:
+        return self.paths.get(name) if self.name else self._tree.naming.shown.get(name)
+
+    def _is_module(self, start: str) -> bool:
+        tree = self._tree
+        if any(shown.startswith(start) for shown in tree.names.values()):
+            return True
+        seconds = (second.path for others in tree.aliases.values() for second in others)
+        return any(display(path).startswith(start) for path in seconds)
+
+    def _known(self, name: str) -> tuple[Path, ...]:
+        naming = self._tree.naming
+        if not self.name:
+            return naming.find(name)
+        # A native key is one of the whole checkpoint.
+        inside = set(self.paths.values())
+        return naming.find(f"{self.name}/{name}") or tuple(p for p in naming.find(name) if p in inside)
+
+    def listed(self) -> Iterator[tuple[str, Leaf | ValueLeaf]]:
+        """Go through the leaves by their names below this module."""
+        return ((name, self._tree[path]) for name, path in self.paths.items())
+
+    def _entry(self, path: Path) -> Any:
+        leaf = self._tree[path]
+        if not isinstance(leaf, Leaf):
+            return leaf.value
+        names = (self._tree.alias_name(each) for each in self._tree.aliases.get(path, ()))
+        return Handle(self._tree.names[path], leaf, tuple(names))
+
+    def _unknown(self, name: str, message: str, several: tuple[Path, ...] = ()) -> NameNotFoundError:
+        if several:
+            hint = f"they are {', '.join(clean(self._tree.names[path]) for path in several[:_SHOWN])}"
+        elif close := suggest_names(name.strip("/"), [*self.paths, *self.modules()]):
+            hint = f"did you mean {' or '.join(map(clean, close))}"
+        else:
+            tops = dict.fromkeys(each.partition("/")[0] for each in self.paths)
+            hint = f"there are {abbreviate_list([clean(each) for each in tops], _SHOWN)}"
+        place = clean(self.name) or None
+        return NameNotFoundError(message, file=self._file, path=place, hint=hint)
+
+    def __repr__(self) -> str:
+        return f"<Branch {clean(self.name) or '(all)'}: {self.summary}>"
+
+    @property
+    def summary(self) -> str:
+        """The counts and sums in words."""
+        leaves = [leaf for path in self.paths.values() if isinstance(leaf := self._tree[path], Leaf)]
+        parameters = sum(leaf.size for leaf in leaves if leaf.role == "parameter")
+        words = [format_count(len(leaves), "tensor"), format_count(parameters, "parameter")]
+        words.append(format_size(sum(leaf.nbytes for leaf in leaves)))
+        plain = len(self) - len(leaves)
+        return ", ".join(words if not plain else [*words, format_count(plain, "value")])
+
+    def __rich_console__(self, console: Any, options: Any) -> Iterator[Any]:
+        """Give rich the lines that a terminal shows: the modules with their sums, folded where long."""
+        for line in render_lines(repr(self)[1:-1], self.listed(), options.max_width):
+            yield console.render_str(line, markup=False, emoji=False, highlight=False)
+
+    def _repr_html_(self) -> str:
+        """Return what a notebook shows: a tree to unfold; every name in it is text."""
+        return render_branch(repr(self)[1:-1], self.listed())
+
+    def _ipython_key_completions_(self) -> list[str]:
+        """Return what a notebook completes after `[`."""
+        return [*self.modules(), *self]
+
+
+def _quote_name(name: str) -> str:
+    shown = clean(name)
+    return repr(shown if len(shown) <= _LONGEST else f"{shown[:_LONGEST]}...")
+
+
+def _describe_kind(entry: object) -> str:
+    if isinstance(entry, Handle):
+        return "a tensor"
+    return "a module" if isinstance(entry, Branch) else "a plain value"
+
+
+# The modules below a branch as a few rows: outermost first, unfolded as far as there is room for.
+
+# Rows of a terminal, and of a cell in a notebook, that one looks through.
+MOST = 48
+_MAX_VALUE_TEXT = 120
+Listed = tuple[str, Leaf | ValueLeaf]
+
+
+@dataclass(slots=True)
+class OutlineRow:
+    """One row: its own name, its leaf or the sums of a module, the rows below; `more` are left out."""
+
+    name: str
+    leaf: Leaf | ValueLeaf | None = None
+    below: dict[str, OutlineRow] = field(default_factory=dict)
+    tensors: int = 0
+    nbytes: int = 0
+    more: int = 0
+
+    @property
+    def beside(self) -> str:
+        """What stands beside the name: a tensor's type and shape, a module's sums."""
+        if self.leaf is None:
+            return f"{format_count(self.tensors, 'tensor')}, {format_size(self.nbytes)}"
+        if isinstance(self.leaf, ValueLeaf):
+            value = self.leaf.value
+            # A text of megabytes is a value too.
+            return shorten(
+                clean(repr(value[:_MAX_VALUE_TEXT] if isinstance(value, str | bytes) else value)),
+                _MAX_VALUE_TEXT,
+            )
+        extents = ", ".join(map(str, self.leaf.shape))
+        role = "" if self.leaf.role == "parameter" else f" {self.leaf.role}"
+        return f"{self.leaf.dtype}[{extents}]{role}"
+
+
+def build_outline(leaves: Iterable[Listed], most: int = MOST) -> OutlineRow:
+    """Return the root of the modules of named leaves with about `most` rows below it, outer ones first."""
+    root = OutlineRow("")
+    for name, leaf in leaves:
+        _add_leaf(root, name, leaf)
+    room = most
+    waiting = deque([root])
+    while waiting:
+        node = waiting.popleft()
+        shown = list(node.below)[: max(room, 0)]
+        if node is not root and len(shown) < len(node.below):
+            shown = []  # a module is unfolded as a whole, or not at all
+        node.more = len(node.below) - len(shown)
+        node.below = {name: node.below[name] for name in shown}
+        room -= len(shown)
+        waiting.extend(node.below.values())
+    return root
+
+
+def _add_leaf(root: OutlineRow, name: str, leaf: Leaf | ValueLeaf) -> None:
+    way = [root]
+    for step in name.split("/"):
+        if step not in way[-1].below:
+            way[-1].below[step] = OutlineRow(step)
+        way.append(way[-1].below[step])
+    way[-1].leaf = leaf
+    if isinstance(leaf, Leaf):
+        for node in way:
+            node.tensors += 1
+            node.nbytes += leaf.nbytes
+
+
+def render_lines(title: str, leaves: Iterable[Listed], width: int) -> Iterator[str]:
+    """Go through the lines that a terminal of that width shows."""
+    root = build_outline(leaves)
+    yield shorten(clean(title), width)
+    yield from _row_lines(root, "  ", width)
+
+
+def _row_lines(node: OutlineRow, indent: str, width: int) -> Iterator[str]:
+    for each in node.below.values():
+        mark = "/" if each.below or each.more else ""
+        yield shorten(f"{indent}{clean(each.name)}{mark}  {each.beside}", width)
+        yield from _row_lines(each, f"{indent}  ", width)
+    if node.more and not node.name:
+        yield f"{indent}and {node.more:,} more"
+
+
+# What a notebook shows of a checkpoint: HTML without scripts, in which every name is text.
+
+_MAX_HTML_TEXT = 160
+_ROW = '<div style="margin-left:1.2em">'
+_BESIDE = '<span style="opacity:.7">'
+
+
+def render_handle(shown: Handle) -> str:
+    """Return the table of a tensor's facts."""
+    facts = {
+        "type": shown.dtype,
+        "shape": "[" + ", ".join(map(str, shown.shape)) + "]",
+        "bytes": f"{shown.nbytes:,}",
+        "role": shown.role,
+        "key": shown.key,
+        "also": ", ".join(shown.aliases[:8]),
+    }
+    rows = "".join(
+        f"<tr><th>{name}</th><td>{_html_text(said)}</td></tr>" for name, said in facts.items() if said
+    )
+    return f"<table><caption>{_html_text(shown.name)}</caption>{rows}</table>"
+
+
+def render_branch(title: str, leaves: Iterable[Listed]) -> str:
+    """Return the modules as a tree that unfolds without a script, at most some dozens of rows."""
+    root = build_outline(leaves)
+    inside = "".join(_html_rows(root))
+    return f"<details open><summary><b>{_html_text(title)}</b></summary>{inside}</details>"
+
+
+def _html_rows(node: OutlineRow) -> Iterator[str]:
+    for each in node.below.values():
+        said = f"<code>{_html_text(each.name)}</code> {_BESIDE}{_html_text(each.beside)}</span>"
+        if each.below:
+            inside = "".join(_html_rows(each))
+            yield f"{_ROW}<details><summary>{said}</summary>{inside}</details></div>"
+        else:
+            yield f"{_ROW}{said}</div>"
+    if node.more and not node.name:
+        yield f"{_ROW}and {node.more:,} more</div>"
+
+
+def _html_text(said: str) -> str:
+    return escape(shorten(clean(said), _MAX_HTML_TEXT))
+
+
+# A handle as a tf.Tensor: the one place of the face that imports TensorFlow.
+
+
+def to_tensorflow(handle: Handle) -> Any:
+    """Read the handle's value into a tf.Tensor; quantized types as plain integers.
+
+    Raise UnsupportedError for a type that this TensorFlow lacks, MissingExtraError without TensorFlow.
+    """
+    try:
+        import tensorflow as tf
+    except ImportError as error:
+        raise MissingExtraError(
+            "tf() needs TensorFlow, which is not installed", hint="pip install 'ckpttool[tensorflow]'"
+        ) from error
+    number = dtypes.BY_NAME[dtypes.plain_name(handle.dtype)].tensorflow
+    missing = f"TensorFlow {tf.__version__} has no tensors of type {handle.dtype}"
+    if number is None:
+        raise UnsupportedError(missing)
+    value = handle.numpy()
+    try:
+        return tf.convert_to_tensor(value, dtype=tf.dtypes.as_dtype(number))
+    except (TypeError, ValueError, tf.errors.OpError) as error:
+        raise UnsupportedError(missing) from error
+
+
+# A leaf as a torch.Tensor: the one place of the face that imports PyTorch.
+
+
+def to_torch(leaf: Leaf) -> torch.Tensor:
+    """Read the leaf into a tensor on the CPU with memory of its own; quantized types as plain integers.
+
+    Raise UnsupportedError for a type that this PyTorch lacks, MissingExtraError without PyTorch.
+    """
+    try:
+        import torch
+    except ImportError as error:
+        raise MissingExtraError(
+            "torch() needs PyTorch, which is not installed", hint="pip install 'ckpttool[torch]'"
+        ) from error
+    name = dtypes.plain_name(leaf.dtype)
+    kind = getattr(torch, dtypes.BY_NAME[name].torch or "", None)
+    if kind is None or name in dtypes.PACKED:
+        raise UnsupportedError(f"PyTorch {torch.__version__} has no tensors of type {leaf.dtype}")
+    if not leaf.size:
+        return torch.empty(leaf.shape, dtype=kind)
+    # The array's memory becomes the tensor's.
+    return torch.frombuffer(read_writable(leaf), dtype=kind).reshape(leaf.shape)

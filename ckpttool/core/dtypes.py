@@ -1,0 +1,137 @@
+"""The one table of element types: our name, its size, and what every format calls it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+from ckpttool.core.errors import UnsupportedError
+
+if TYPE_CHECKING:
+    import numpy as np
+
+
+class DType(NamedTuple):
+    """One element type.
+
+    `itemsize` is in bytes (0: elements have no fixed size). `tensorflow` is the number in
+    tensorflow/core/framework/types.proto. `storage` is torch's typed storage class (absent for types
+    that torch saves as untyped storage), `torch` the attribute of the torch module, `safetensors` the
+    code in a safetensors header. `extension` says that numpy needs ml_dtypes for it.
+    """
+
+    name: str
+    itemsize: int
+    tensorflow: int | None = None
+    storage: str | None = None
+    torch: str | None = None
+    safetensors: str | None = None
+    extension: bool = False
+
+
+TABLE: tuple[DType, ...] = (
+    DType("float32", 4, 1, "FloatStorage", "float32", "F32"),
+    DType("float64", 8, 2, "DoubleStorage", "float64", "F64"),
+    DType("int32", 4, 3, "IntStorage", "int32", "I32"),
+    DType("uint8", 1, 4, "ByteStorage", "uint8", "U8"),
+    DType("int16", 2, 5, "ShortStorage", "int16", "I16"),
+    DType("int8", 1, 6, "CharStorage", "int8", "I8"),
+    DType("string", 0, 7),
+    DType("complex64", 8, 8, "ComplexFloatStorage", "complex64", "C64"),
+    DType("int64", 8, 9, "LongStorage", "int64", "I64"),
+    DType("bool", 1, 10, "BoolStorage", "bool", "BOOL"),
+    DType("qint8", 1, 11, "QInt8Storage", "qint8"),
+    DType("quint8", 1, 12, "QUInt8Storage", "quint8"),
+    DType("qint32", 4, 13, "QInt32Storage", "qint32"),
+    DType("bfloat16", 2, 14, "BFloat16Storage", "bfloat16", "BF16", extension=True),
+    DType("qint16", 2, 15),
+    DType("quint16", 2, 16),
+    DType("uint16", 2, 17, None, "uint16", "U16"),
+    DType("complex128", 16, 18, "ComplexDoubleStorage", "complex128"),
+    DType("float16", 2, 19, "HalfStorage", "float16", "F16"),
+    DType("resource", 0, 20),
+    DType("variant", 0, 21),
+    DType("uint32", 4, 22, None, "uint32", "U32"),
+    DType("uint64", 8, 23, None, "uint64", "U64"),
+    DType("float8_e5m2", 1, 24, None, "float8_e5m2", "F8_E5M2", extension=True),
+    DType("float8_e4m3fn", 1, 25, None, "float8_e4m3fn", "F8_E4M3", extension=True),
+    DType("float8_e4m3fnuz", 1, 26, None, "float8_e4m3fnuz", "F8_E4M3FNUZ", extension=True),
+    DType("float8_e4m3b11fnuz", 1, 27, extension=True),
+    DType("float8_e5m2fnuz", 1, 28, None, "float8_e5m2fnuz", "F8_E5M2FNUZ", extension=True),
+    # In memory and in TensorFlow's files each of these takes a byte.
+    DType("int4", 1, 29, extension=True),
+    DType("uint4", 1, 30, extension=True),
+    DType("int2", 1, 31, extension=True),
+    DType("uint2", 1, 32, extension=True),
+    # What a file does not tell of a tensor that lies in another one, which is missing.
+    DType("unknown", 0),
+    DType("float8_e8m0fnu", 1, None, None, "float8_e8m0fnu", "F8_E8M0", extension=True),
+    # Two halves; no array library has it, so that its bytes are read and its numbers are not.
+    DType("complex32", 4, None, None, "complex32"),
+    # Several elements share the byte that torch calls one (c10/core/ScalarType.h): listed, never read.
+    DType("quint4x2", 1, None, "QUInt4x2Storage", "quint4x2"),
+    DType("quint2x4", 1, None, "QUInt2x4Storage", "quint2x4"),
+)
+
+# How many elements share a byte.
+PACKED = {"quint4x2": 2, "quint2x4": 4}
+
+BY_NAME: dict[str, DType] = {row.name: row for row in TABLE}
+BY_TENSORFLOW: dict[int, DType] = {r.tensorflow: r for r in TABLE if r.tensorflow is not None}
+BY_STORAGE: dict[str, DType] = {r.storage: r for r in TABLE if r.storage is not None}
+BY_SAFETENSORS: dict[str, DType] = {r.safetensors: r for r in TABLE if r.safetensors is not None}
+BY_TORCH: dict[str, DType] = {r.torch: r for r in TABLE if r.torch is not None}
+BY_TORCH.update(half=BY_NAME["float16"], float=BY_NAME["float32"], double=BY_NAME["float64"])
+BY_TORCH.update(short=BY_NAME["int16"], int=BY_NAME["int32"], long=BY_NAME["int64"])
+BY_TORCH.update(chalf=BY_NAME["complex32"], cfloat=BY_NAME["complex64"])
+BY_TORCH.update(cdouble=BY_NAME["complex128"])
+
+_QUANTIZED = {"qint8": "int8", "quint8": "uint8", "qint16": "int16", "quint16": "uint16"}
+_QUANTIZED["qint32"] = "int32"
+_BYTES_ONLY = frozenset(("complex32", *PACKED))
+
+
+def plain_name(name: str) -> str:
+    """Return the type in which we read a type's numbers: quantized ones as the integers that they are."""
+    return _QUANTIZED.get(name, name)
+
+
+def same_family(one: str, other: str) -> bool:
+    """Say whether two types hold the same sort of numbers, so that values of one may become the other's."""
+    return one == other or _number_family(one) == _number_family(other) is not None
+
+
+def is_widening(one: str, other: str) -> bool:
+    """Say whether the second type holds every number of the first one exactly."""
+    if one == other:
+        return True
+    if {one, other} <= {"float16", "bfloat16", "float32", "float64"}:
+        return BY_NAME[one].itemsize < BY_NAME[other].itemsize
+    sorts = [next((s for s in ("uint", "int") if name.startswith(s)), None) for name in (one, other)]
+    return sorts[0] == sorts[1] is not None and BY_NAME[one].itemsize < BY_NAME[other].itemsize
+
+
+def _number_family(name: str) -> str | None:
+    return next((sort for sort in ("float", "complex", "int") if name.lstrip("bu").startswith(sort)), None)
+
+
+def numpy_dtype(name: str) -> np.dtype:
+    """Return the little-endian numpy dtype of our type `name`; raise UnsupportedError if none fits."""
+    import numpy as np
+
+    row = BY_NAME.get(name)
+    if row is None or not row.itemsize:
+        raise UnsupportedError(f"tensors of type {name} have no fixed-size elements to read as numbers")
+    if name in _BYTES_ONLY:
+        raise UnsupportedError(f"tensors of type {name} are not read as numbers, only as bytes")
+    if row.extension:
+        import ml_dtypes
+
+        extension: np.dtype = np.dtype(getattr(ml_dtypes, name))
+        return extension
+    return np.dtype(plain_name(name)).newbyteorder("<")
+
+
+def component_size(name: str) -> int:
+    """Return the size in bytes of what a byte swap turns around: half an element for complex types."""
+    size = BY_NAME[name].itemsize
+    return size // 2 if name.startswith("complex") else size

@@ -1,0 +1,270 @@
+"""Where checkpoints lie: what a reader asks about a path, of a local disk or of a store elsewhere.
+
+A local path goes to `os` as ever. What a person named by a URL, or inside of an archive, is asked of a store
+of ckpttool.core.remote; so is what lies beside it and below, and nothing else: a name that a file tells is a
+local path, whatever it looks like.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import stat
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import Literal, NamedTuple, Protocol
+
+from ckpttool.core import limits, urls
+from ckpttool.core.errors import CkpttoolError, DeadlineError, NotFoundError
+
+Kind = Literal["file", "folder", "special", "missing"]
+Progress = Callable[[str, int, int], None]
+
+
+class FileStat(NamedTuple):
+    """What a store says of a file: its bytes, and what changes with them (`tag` is made of an ETag)."""
+
+    size: int
+    mtime_ns: int
+    tag: int
+
+
+StoreEntry = FileStat | Literal["folder"] | None
+
+
+class Store(Protocol):
+    """Places elsewhere: all that reading asks for. `place` begins as it was mounted."""
+
+    def look(self, place: str) -> StoreEntry:
+        """Return what is there; raise NotFoundError if nobody can tell (no permission, no connection)."""
+        ...
+
+    def names(self, place: str) -> list[str]:
+        """Return the names in a folder, in no order; none if the store cannot tell.
+
+        Raise LimitError for a folder of too many.
+        """
+        ...
+
+    def read(self, place: str, seen: FileStat, offset: int, length: int) -> bytes:
+        """Return exactly these bytes; raise ChangedError if the file is no longer the one that was seen."""
+        ...
+
+    def together(self, place: str, seen: FileStat, parts: list[tuple[int, int]]) -> list[bytes]:
+        """Return the bytes of many small parts (offset, length), which are asked for side by side."""
+        ...
+
+    def local(self, place: str, seen: FileStat, offset: int, length: int) -> int:
+        """Return a descriptor, which the caller closes, of a local file with these bytes at their offset."""
+        ...
+
+
+class ReadSession(NamedTuple):
+    """One look at a checkpoint: what was asked already, and what a person should know of how bytes came.
+
+    `refused` says why nobody could tell what is there. `names` has None for a folder of too many, `versions`
+    what the name of something that moves (a branch) stood for when it was asked first.
+    """
+
+    found: dict[str, StoreEntry]
+    refused: dict[str, NotFoundError]
+    names: dict[str, list[str] | None]
+    versions: dict[str, str]
+    notes: list[str]
+
+
+# What has been mounted: the beginning of a place, and its store. The longest that fits is asked.
+_MOUNTED: dict[str, Store] = {}
+_VISIT: ContextVar[ReadSession | None] = ContextVar("ckpttool_visit", default=None)
+# Asked by whoever fetches much: (what, bytes that are there, bytes in all).
+watch: ContextVar[Progress | None] = ContextVar("ckpttool_fetching", default=None)
+
+
+def resolve_path(path: str) -> str:
+    """Return the place that a person's words mean: a local path as it is, of a URL the mounted place.
+
+    Raise UsageError for a URL that says no place, MissingExtraError if its store needs a library.
+    """
+    if "://" not in path or not urls.is_elsewhere(path):
+        return path
+    if find_store(path) is not None and not urls.has_query(path):
+        return path
+    place: str = importlib.import_module("ckpttool.core.remote").mount(path)
+    return place
+
+
+def mount_store(start: str, found: Store) -> None:
+    """Have a store asked about every place that begins so."""
+    _MOUNTED[start] = found
+
+
+def find_store(path: str) -> Store | None:
+    """Return the store of a place elsewhere, None for a local path."""
+    if "://" not in path:
+        return None
+    starts = [start for start in _MOUNTED if path.startswith(start) or path + "/" == start]
+    return _MOUNTED[max(starts, key=len)] if starts else None
+
+
+def path_kind(path: str) -> Kind:
+    """Return what is at the path; "special" is a socket, a device or a FIFO, which nobody opens."""
+    if (elsewhere := find_store(path)) is not None:
+        found = _lookup_entry(elsewhere, path)
+        return "missing" if found is None else "folder" if found == "folder" else "file"
+    try:
+        mode = os.stat(path).st_mode
+    except OSError:
+        return "missing"
+    if stat.S_ISREG(mode):
+        return "file"
+    return "folder" if stat.S_ISDIR(mode) else "special"
+
+
+def isfile(path: str) -> bool:
+    """Say whether a file is there, as os.path.isfile does."""
+    return os.path.isfile(path) if find_store(path) is None else path_kind(path) == "file"
+
+
+def isdir(path: str) -> bool:
+    """Say whether a folder is there, as os.path.isdir does."""
+    return os.path.isdir(path) if find_store(path) is None else path_kind(path) == "folder"
+
+
+def lexists(path: str) -> bool:
+    """Say whether anything is there, as os.path.lexists does."""
+    return os.path.lexists(path) if find_store(path) is None else path_kind(path) != "missing"
+
+
+def islink(path: str) -> bool:
+    """Say whether this is a link, as os.path.islink does; no store has any that is seen."""
+    return find_store(path) is None and os.path.islink(path)
+
+
+def realpath(path: str) -> str:
+    """Return where links lead, as os.path.realpath does; of a place elsewhere its name."""
+    return os.path.realpath(path) if find_store(path) is None else path
+
+
+def abspath(path: str) -> str:
+    """Return the path from the root, as os.path.abspath does; of a place elsewhere its name."""
+    return os.path.abspath(path) if find_store(path) is None else path
+
+
+def getsize(path: str) -> int:
+    """Return a file's size in bytes; raise NotFoundError if it is elsewhere and not there, else OSError."""
+    elsewhere = find_store(path)
+    return os.path.getsize(path) if elsewhere is None else require_file(elsewhere, path).size
+
+
+def stat_file(path: str) -> FileStat:
+    """Return a file's size, time and identity; raise as `getsize` does."""
+    if (elsewhere := find_store(path)) is not None:
+        return require_file(elsewhere, path)
+    found = os.stat(path)
+    return FileStat(found.st_size, found.st_mtime_ns, found.st_ino)
+
+
+def samefile(one: str, other: str) -> bool:
+    """Say whether both are one file or folder, as os.path.samefile does; elsewhere each has one name."""
+    if find_store(one) is None and find_store(other) is None:
+        return os.path.samefile(one, other)
+    return one.rstrip("/") == other.rstrip("/")
+
+
+def listdir(path: str) -> list[str]:
+    """Return the names in a folder, as os.listdir does; elsewhere raise LimitError for too many."""
+    elsewhere = find_store(path)
+    return os.listdir(path) if elsewhere is None else elsewhere.names(path)
+
+
+def read_bytes(path: str, offset: int = 0, length: int | None = None) -> bytes:
+    """Return a file's bytes from an offset, as many as there are; raise as `getsize` does."""
+    elsewhere = find_store(path)
+    if elsewhere is None:
+        with open(path, "rb") as stream:
+            stream.seek(offset)
+            return stream.read(-1 if length is None else length)
+    seen = require_file(elsewhere, path)
+    room = max(0, seen.size - offset)
+    return elsewhere.read(path, seen, offset, room if length is None else min(length, room))
+
+
+def walk(top: str) -> Iterator[tuple[str, list[str]]]:
+    """Give every folder below `top`, this one first, with the names of its files."""
+    if find_store(top) is None:
+        for folder, _, files in os.walk(top, onerror=_raise_walk_error):
+            yield folder, files
+        return
+    todo = [(top, 0)]
+    while todo:
+        folder, depth = todo.pop(0)
+        kinds = {name: path_kind(os.path.join(folder, name)) for name in sorted(listdir(folder))}
+        yield folder, [name for name, found in kinds.items() if found == "file"]
+        if depth < limits.current().folder_depth:
+            inner = [name for name, found in kinds.items() if found == "folder"]
+            todo += [(os.path.join(folder, name), depth + 1) for name in inner]
+
+
+def _raise_walk_error(error: OSError) -> None:
+    if isinstance(error, FileNotFoundError | NotADirectoryError):
+        return
+    raise NotFoundError(
+        f"cannot be opened: {error.strerror}", file=os.fsdecode(error.filename or "")
+    ) from error
+
+
+def require_file(elsewhere: Store, place: str) -> FileStat:
+    """Return what a store says of a file; raise NotFoundError when it is none."""
+    found = elsewhere.look(place)
+    if found is None:
+        raise NotFoundError("there is no such file", file=place)
+    if found == "folder":
+        raise NotFoundError("cannot be opened: it is a folder", file=place)
+    return found
+
+
+def _lookup_entry(elsewhere: Store, place: str) -> StoreEntry:
+    try:
+        return elsewhere.look(place)
+    except DeadlineError:
+        raise  # whether anything is there stays open: no answer may be built on it
+    except NotFoundError:
+        return None  # who asks for this very place is told why (`explained`)
+
+
+def access_error(path: str) -> CkpttoolError | None:
+    """Return why nobody can tell what is at a place elsewhere; None if that was told: nothing."""
+    elsewhere = find_store(path)
+    try:
+        if elsewhere is not None:
+            elsewhere.look(path)
+    except NotFoundError as error:
+        return error
+    return None
+
+
+@contextmanager
+def read_session() -> Iterator[ReadSession]:
+    """Ask stores each thing once while the block runs, and gather the notes.
+
+    A visit within another knows what that knows, its notes too, and adds notes of its own.
+    """
+    outer = current_session()
+    token = _VISIT.set(ReadSession(outer.found, outer.refused, outer.names, outer.versions, [*outer.notes]))
+    try:
+        yield current_session()
+    finally:
+        _VISIT.reset(token)
+
+
+def current_session() -> ReadSession:
+    """Return the visit that goes on; a new one, which nobody keeps, if there is none."""
+    return _VISIT.get() or ReadSession({}, {}, {}, {}, [])
+
+
+def add_note(sentence: str) -> None:
+    """Add a sentence to those that the visit gathers, once."""
+    notes = current_session().notes
+    if sentence not in notes:
+        notes.append(sentence)

@@ -1,0 +1,178 @@
+"""The registry: our formats, layouts and backends in plain sight, other people's by entry point."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import importlib
+import importlib.util
+import os
+import sys
+from collections.abc import Iterable, Mapping
+from importlib.machinery import PathFinder
+from types import ModuleType
+from typing import TYPE_CHECKING, Literal, NamedTuple, cast
+
+from ckpttool.core.errors import MissingExtraError, UsageError, suggest_choice
+
+if TYPE_CHECKING:
+    from importlib.metadata import EntryPoint
+
+
+Kind = Literal["formats", "layouts", "backends"]
+
+# What importlib.metadata takes for a package without entry points.
+_UNREADABLE = (FileNotFoundError, IsADirectoryError, NotADirectoryError, PermissionError)
+
+
+class Plugin(NamedTuple):
+    """A name, the module behind it, and the libraries (of the extra) that it needs to work."""
+
+    name: str
+    module: str
+    extra: str | None = None
+    requires: tuple[str, ...] = ()
+    owner: str = "ckpttool"
+
+    def available(self) -> bool:
+        """Say whether everything that the plugin needs is installed."""
+        return all(importlib.util.find_spec(name) is not None for name in self.requires)
+
+    def load(self) -> ModuleType:
+        """Import the module; raise MissingExtraError when a library that it needs is not installed."""
+        if not self.available():
+            missing = [n for n in self.requires if importlib.util.find_spec(n) is None]
+            raise MissingExtraError(
+                f"{self.name} needs {', '.join(missing)}, which is not installed",
+                hint=f"pip install 'ckpttool[{self.extra}]'" if self.extra else None,
+            )
+        try:
+            module, _, name = self.module.partition(":")
+            found = importlib.import_module(module)
+            return cast(ModuleType, getattr(found, name)) if name else found
+        except ImportError as error:
+            if self.owner == "ckpttool":
+                raise
+            raise UsageError(
+                f"{self.name} of package {self.owner} cannot be loaded: {error}",
+                hint=f"pip uninstall {self.owner}, or install what it needs",
+            ) from error
+
+
+BUILT_IN: dict[Kind, tuple[Plugin, ...]] = {
+    "formats": (
+        Plugin("tensor_bundle", "ckpttool.formats.tf_bundle"),
+        Plugin("tensorflow_v1", "ckpttool.formats.tf_v1"),
+        Plugin("saved_model", "ckpttool.formats.tf_saved_model"),
+        Plugin("keras_h5", "ckpttool.formats.keras_h5"),
+        Plugin("keras_zip", "ckpttool.formats.keras_h5:ARCHIVE"),
+        Plugin("keras_rl", "ckpttool.formats.keras_h5:RL"),
+        Plugin("pytorch", "ckpttool.formats.torch_zip"),
+        Plugin("pytorch_legacy", "ckpttool.formats.torch_legacy"),
+        Plugin("pytorch_tar", "ckpttool.formats.torch_legacy:TAR"),
+        Plugin("pytorch_set", "ckpttool.formats.torch_zip:SET"),
+        Plugin("pytorch_dcp", "ckpttool.formats.torch_dcp"),
+        Plugin("stable_baselines2", "ckpttool.formats.sb3:SB2"),
+        Plugin("stable_baselines3", "ckpttool.formats.sb3"),
+        Plugin("rllib", "ckpttool.formats.rllib"),
+        Plugin("d3rlpy", "ckpttool.formats.d3rlpy"),
+        Plugin("safetensors", "ckpttool.formats.safetensors"),
+        Plugin("npz", "ckpttool.formats.npz"),
+        Plugin("onnx", "ckpttool.formats.onnx"),
+        Plugin("sharded", "ckpttool.formats.safetensors:SHARDED"),
+        Plugin("pickle", "ckpttool.formats.torch_legacy:PICKLE"),
+    ),
+    "layouts": (
+        Plugin("td3_torch", "ckpttool.libraries.td3:TORCH"),
+        Plugin("td3_tf", "ckpttool.libraries.td3:TF"),
+        Plugin("tf2rl", "ckpttool.libraries.tf2rl"),
+        Plugin("fujimoto", "ckpttool.libraries.td3:FUJIMOTO"),
+        Plugin("stable_baselines2", "ckpttool.libraries.sb2"),
+        Plugin("stable_baselines3", "ckpttool.libraries.sb3"),
+        Plugin("cleanrl", "ckpttool.libraries.cleanrl"),
+        Plugin("tianshou", "ckpttool.libraries.tianshou"),
+        Plugin("spinningup", "ckpttool.libraries.spinningup"),
+        Plugin("d3rlpy", "ckpttool.libraries.d3rlpy"),
+        Plugin("rsl_rl", "ckpttool.libraries.rsl_rl"),
+        Plugin("rl_games", "ckpttool.libraries.rl_games"),
+        Plugin("fasttd3", "ckpttool.libraries.td3:FASTTD3"),
+        Plugin("elegantrl", "ckpttool.libraries.elegantrl"),
+        Plugin("skrl", "ckpttool.libraries.skrl"),
+        Plugin("tf_agents", "ckpttool.libraries.tf_agents"),
+        Plugin("acme", "ckpttool.libraries.acme"),
+        Plugin("keras_rl", "ckpttool.libraries.keras_rl"),
+        Plugin("rlgraph", "ckpttool.libraries.rlgraph"),
+        Plugin("rllib", "ckpttool.libraries.rllib"),
+        Plugin("rllib_policy", "ckpttool.libraries.rllib:POLICY"),
+    ),
+    "backends": (
+        Plugin("numpy", "ckpttool.networks.numpy_backend"),
+        Plugin("torch", "ckpttool.networks.torch_backend", "torch", ("torch",)),
+        Plugin("tensorflow", "ckpttool.networks.tensorflow_backend", "tensorflow", ("tensorflow",)),
+        Plugin("onnxruntime", "ckpttool.networks.onnx_backend", "onnx", ("onnx", "onnxruntime")),
+    ),
+}
+
+
+def installed(kind: Kind) -> tuple[Plugin, ...]:
+    """Return ours and the entry points of group `ckpttool.<kind>`; a name claimed twice is an error."""
+    found = {plugin.name: plugin for plugin in BUILT_IN[kind]}
+    for point in _entry_points(tuple(sys.path))[kind]:
+        owner = point.dist.name if point.dist is not None else point.value
+        if point.name in found:
+            raise UsageError(
+                f"two packages offer {kind[:-1]} {point.name!r}: {found[point.name].owner} and {owner}",
+                hint="uninstall one of them",
+            )
+        found[point.name] = Plugin(point.name, point.value, owner=owner)
+    return tuple(found.values())
+
+
+@functools.lru_cache(maxsize=4)
+def _entry_points(folders: tuple[str, ...]) -> Mapping[Kind, Iterable[EntryPoint]]:
+    if not _may_have_entry_points(folders):
+        return dict.fromkeys(BUILT_IN, ())
+    from importlib.metadata import entry_points
+
+    found = entry_points()
+    return {kind: found.select(group=f"ckpttool.{kind}") for kind in BUILT_IN}
+
+
+def _may_have_entry_points(folders: tuple[str, ...]) -> bool:
+    """Return whether an installed package may have entry points in our groups.
+
+    Importing importlib.metadata and parsing the metadata of every package takes longer than a small
+    conversion. This looks into the same files (importlib/metadata/__init__.py, FastPath.search) and returns
+    True for what it does not read: archives, eggs, finders other than Python's own.
+    """
+    if any(hasattr(each, "find_distributions") and each is not PathFinder for each in sys.meta_path):
+        return True
+    for folder in map(os.fsdecode, folders):  # programs put Path objects there
+        if folder.lower().endswith(".egg") or os.path.isfile(folder):
+            return True
+        with contextlib.suppress(*_UNREADABLE), os.scandir(folder or os.curdir) as entries:
+            for entry in entries:
+                if entry.name.lower().endswith((".dist-info", ".egg-info")) and _has_entry_points(entry.path):
+                    return True
+    return False
+
+
+def _has_entry_points(metadata: str) -> bool:
+    with contextlib.suppress(*_UNREADABLE), open(os.path.join(metadata, "entry_points.txt"), "rb") as file:
+        return b"[ckpttool." in file.read()
+    return False
+
+
+def find(kind: Kind, name: str) -> Plugin:
+    """Return the plugin of that name; raise UsageError with the known names when there is none."""
+    for plugin in BUILT_IN[kind]:
+        if plugin.name == name:
+            return plugin
+    known = installed(kind)
+    for plugin in known:
+        if plugin.name == name:
+            return plugin
+    raise UsageError(
+        f"no {kind[:-1]} is called {name!r}",
+        hint=suggest_choice(name, (plugin.name for plugin in known)),
+    )

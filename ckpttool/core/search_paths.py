@@ -1,0 +1,139 @@
+"""Search paths for code, without the working directory: it may hold a stranger's files.
+
+A user's own module in the working directory is found only by the name that was typed (`--like`, `--env`).
+This runs before all other code of a command, so that it imports only `os` and `sys` first, and in the
+interpreters of other environments: the syntax is Python 3.7's.
+"""
+
+import os
+import sys
+
+
+def leave_working_directory(*, first: bool = False) -> None:
+    """Take the working directory off the search paths of this process and of those that it starts.
+
+    `first` says that Python itself has put it in front, as `python -m` does. A folder that PYTHONPATH names
+    is kept, even if it is the working directory; an empty element of PYTHONPATH, which Python takes for the
+    working directory, is removed.
+    """
+    elements = os.environ.get("PYTHONPATH", "").split(os.pathsep)
+    if first and sys.path and not sys.flags.safe_path:
+        del sys.path[0]
+    sys.path[:] = [path for path in sys.path if path]
+    if len(elements) > 1 and "" in elements:
+        here = _working_directory()
+        named = {os.path.abspath(each) for each in elements if each}
+        if here is not None and here not in named:
+            sys.path[:] = [path for path in sys.path if path != here]
+    os.environ.update(child_environment())
+    os.environ["PYTHONSAFEPATH"] = "1"
+
+
+def child_environment() -> "dict[str, str]":
+    """Return the environment for a child process, in which no search path leads to the working directory."""
+    found = dict(os.environ)
+    for name in ("PATH", "PYTHONPATH", "LD_LIBRARY_PATH"):
+        if name in found:
+            kept = [each for each in found[name].split(os.pathsep) if each]
+            if name == "PATH":
+                kept = [each for each in kept if os.path.isabs(each)]
+            found[name] = os.pathsep.join(kept)
+    return found
+
+
+def _working_directory() -> "str | None":
+    try:
+        return os.getcwd()
+    except OSError:  # it was removed, or may not be read
+        return None
+
+
+class change_directory:  # noqa: N801  # a context manager, which contextlib would make with an import
+    """Have another folder as the working directory while a block imports or starts what looks there first."""
+
+    def __init__(self, folder: str) -> None:
+        self.folder = folder
+
+    def __enter__(self) -> None:
+        self.here = os.open(".", getattr(os, "O_PATH", os.O_RDONLY))
+        os.chdir(self.folder)
+
+    def __exit__(self, *_: object) -> None:
+        os.fchdir(self.here)
+        os.close(self.here)
+
+
+def enable_user_module(name: str) -> "str | None":
+    """Let imports find a user's module of this dotted name, and what it imports, in the working directory.
+
+    What is installed comes first. Return the file that the name would mean as well, where there are two
+    modules of one name: then the caller refuses, and nothing is searched for in the working directory.
+    """
+    from importlib.machinery import PathFinder
+    from importlib.util import find_spec
+
+    here, top = _working_directory(), name.partition(".")[0]
+    if here is None or not top:
+        return None
+    own = PathFinder.find_spec(top, [here])
+    try:
+        installed = find_spec(top)
+    except (ImportError, ValueError):
+        installed = None
+    # A folder without an __init__.py has no origin: it may be a folder of checkpoints.
+    if own is not None and installed is not None and own.origin not in (None, installed.origin):
+        return own.origin
+    add_user_module(top, here)
+    return None
+
+
+def add_user_module(name: str, folder: str) -> None:
+    """Let imports find a top-level module, and what its code imports, in a folder that comes last."""
+    _FINDER.names.add(name)
+    if folder not in _FINDER.folders:
+        _FINDER.folders.append(folder)
+    # The protocol's types are not in Python 3.7.
+    if _FINDER not in sys.meta_path:  # type: ignore[comparison-overlap]
+        sys.meta_path.append(_FINDER)  # type: ignore[arg-type]
+
+
+def list_user_modules() -> "list[tuple[str, str]]":
+    """Return the names and folders that were given to `add_user_module`, for a process that does the same."""
+    return [(name, folder) for name in sorted(_FINDER.names) for folder in _FINDER.folders]
+
+
+class _UserModuleFinder:
+    """Find users' modules: by the names that were typed, and by what those modules import.
+
+    Libraries try to import what may not be installed (`try: import msvcrt`): that is not looked for here. Nor
+    is the metadata of plugins, which `sys.path` would show.
+    """
+
+    # It imports what a user's module has registered: register(..., entry_point="other_module:Env").
+    FOR_USERS = ("gymnasium.envs.registration",)
+
+    def __init__(self) -> None:
+        self.names = set()  # type: set[str]
+        self.folders = []  # type: list[str]
+
+    def find_spec(self, name: str, path: object = None, target: object = None) -> object:  # noqa: ARG002
+        """Return where a top-level module lies, if it was typed or a user's module imports it."""
+        from importlib.machinery import PathFinder
+
+        if path is not None or not (name in self.names or self._is_imported_by_user()):
+            return None
+        found = PathFinder.find_spec(name, self.folders)
+        if found is not None:
+            self.names.add(name)
+        return found
+
+    def _is_imported_by_user(self) -> bool:
+        depth, importer = 2, "importlib"
+        while importer.partition(".")[0] in _IMPORTING:
+            importer = str(sys._getframe(depth).f_globals.get("__name__", ""))
+            depth += 1
+        return importer.partition(".")[0] in self.names or importer in self.FOR_USERS
+
+
+_IMPORTING = ("importlib", "_frozen_importlib", "_frozen_importlib_external")
+_FINDER = _UserModuleFinder()

@@ -1,0 +1,435 @@
+"""Sidecar files and the provenance of facts."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal, cast
+
+from ckpttool.core import atomic_write, filesystem, text
+from ckpttool.core.errors import CkpttoolError, FormatError
+from ckpttool.core.source import File
+from ckpttool.version import __version__
+
+# The sidecar `PATH.ckpttool.json`: what a checkpoint lacks, and the receipt of a conversion.
+#
+# It is data: nothing in it makes code run. It is bound to its weights by their digest, and a sidecar of
+# other weights is an error.
+
+SUFFIX = ".ckpttool.json"
+SCHEMA = 1
+_LARGEST = 3.4e38
+# How the provenance of a fact begins; else it is "given ...".
+_READ, _ASSUMED = "read from", "assumed"
+
+
+@dataclass(frozen=True, slots=True)
+class Sidecar:
+    """Facts about an agent, each with its provenance: "read from ...", "given" or "assumed".
+
+    `env` holds `id`, `gymnasium`, the `arguments` that it was made with and the `wrappers` of training;
+    `action_low` and `action_high` are per dimension; `head` is what turns the policy's last layer into an
+    action; `activations` follow the hidden layers; `obs_norm` holds `mean`, `var`, `epsilon`, `clip`;
+    `epsilon` holds `layer_norm` and `adam` where they are known; `optimizers` holds settings by optimizer
+    that the checkpoint's format does not; `objects` the objects whose variables the checkpoint knows by name
+    alone (libraries/tf_names.py); `stripped` what was removed from
+    names (mapping/wrappers.py); `computation` where the source records what it computes, if that is more
+    than a chain of these weights (libraries/single_networks.py); `parity` how each network compared when it was
+    written (commands/network_outputs.py); `residue` what the target could not hold, `undo` what the
+    source was like (commands/save.py).
+    """  # noqa: E501
+
+    target_sha256: str
+    source: Mapping[str, Any] | None = None
+    rules: Sequence[Mapping[str, Any]] = ()
+    assumed: Sequence[str] = ()
+    env: Mapping[str, Any] | None = None
+    obs_dim: int | None = None
+    action_low: Sequence[float] | None = None
+    action_high: Sequence[float] | None = None
+    head: str | None = None
+    activations: Sequence[str] | None = None
+    obs_norm: Mapping[str, Any] | None = None
+    epsilon: Mapping[str, float] | None = None
+    optimizers: Mapping[str, Mapping[str, float | bool | str | None]] | None = None
+    objects: Mapping[str, Any] | None = None
+    stripped: Sequence[Mapping[str, Any]] | None = None
+    computation: Mapping[str, Any] | None = None
+    parity: Sequence[Mapping[str, Any]] | None = None
+    provenance: Mapping[str, str] = field(default_factory=dict)
+    residue: Sequence[Mapping[str, Any]] = ()
+    undo: Mapping[str, str | None] | None = None
+
+    def is_assumed(self, name: str) -> bool:
+        """Say whether a fact is a default of a library or framework."""
+        return str(self.provenance.get(name, "")).startswith(_ASSUMED)
+
+    def is_read(self, name: str) -> bool:
+        """Say whether a fact was read from a file."""
+        return str(self.provenance.get(name, "")).startswith(_READ)
+
+    def origin(self, name: str) -> str:
+        """Return who or what states a fact: the file, the default; empty if the sidecar records none."""
+        text = str(self.provenance.get(name, ""))
+        return text.removeprefix(f"{_READ} ").removeprefix(f"{_ASSUMED}: ").removeprefix("the ")
+
+    def document(self) -> dict[str, Any]:
+        """Return the JSON document, in the order of docs/sidecar.md."""
+        return {
+            "schema": SCHEMA,
+            "tool": f"ckpttool {__version__}",
+            "source": self.source,
+            "target_sha256": self.target_sha256,
+            "rules": list(self.rules),
+            "assumed": list(self.assumed),
+            "env": self.env,
+            "obs_dim": self.obs_dim,
+            "action_low": self.action_low,
+            "action_high": self.action_high,
+            "head": self.head,
+            "activations": self.activations,
+            "obs_norm": self.obs_norm,
+            "epsilon": self.epsilon,
+            "optimizers": self.optimizers,
+            "objects": self.objects,
+            "stripped": None if self.stripped is None else list(self.stripped),
+            "computation": None if self.computation is None else dict(self.computation),
+            "parity": None if self.parity is None else list(self.parity),
+            "provenance": dict(self.provenance),
+            "residue": list(self.residue),
+            "undo": None if self.undo is None else dict(self.undo),
+        }
+
+    def encode(self) -> bytes:
+        """Return the file's bytes; the same sidecar gives the same bytes."""
+        return (json.dumps(self.document(), indent=1, allow_nan=False) + "\n").encode()
+
+
+def sidecar_path(path: str) -> str:
+    """Return the name of the sidecar of the checkpoint at `path` (a file or a prefix)."""
+    return path + SUFFIX
+
+
+def load_sidecar(path: str) -> Sidecar | None:
+    """Return the sidecar of the checkpoint at `path`, or None; raise FormatError if it is damaged."""
+    file = sidecar_path(path)
+    if not filesystem.isfile(file):
+        return None
+    File.beside(file, path)
+    return read_sidecar(file)
+
+
+def find_pending_sidecars(path: str) -> dict[str, Sidecar]:
+    """Return the sidecars that have no name yet, as an interrupted conversion leaves one, by their files.
+
+    Only `target_sha256` binds any of them to the checkpoint; what is no sidecar is left out.
+    """
+    found = {}
+    for file in (
+        atomic_write.find_pending_files(sidecar_path(path)) if filesystem.find_store(path) is None else ()
+    ):
+        with contextlib.suppress(CkpttoolError):
+            File.beside(file, path)
+            found[file] = read_sidecar(file)
+    return found
+
+
+def read_sidecar(file: str) -> Sidecar:
+    """Return the sidecar in the file, whatever it is called; raise FormatError if it is damaged or none."""
+    return _parse_sidecar(text.load_json(file, "the sidecar", "sidecar_bytes"), file)
+
+
+def _parse_sidecar(found: Mapping[str, Any], file: str) -> Sidecar:
+    if found.get("schema") != SCHEMA:
+        shown = str(found.get("schema"))[:40]
+        raise FormatError("the sidecar has another schema", file=file, expected=str(SCHEMA), found=shown)
+    for name, allowed in _TYPES.items():
+        if found.get(name) is not None and not allowed(found[name]):
+            raise FormatError(f"the sidecar's {name} is not what it should be", file=file, path=name)
+    low, high = found.get("action_low") or (), found.get("action_high") or ()
+    if len(low) != len(high) or any(a > b for a, b in zip(low, high, strict=True)):
+        raise FormatError("the sidecar's action bounds do not bound", file=file, path="action_low")
+    if not isinstance(found.get("target_sha256"), str):
+        raise FormatError("the sidecar names no target_sha256", file=file)
+    known = {name: found[name] for name in Sidecar.__dataclass_fields__ if found.get(name) is not None}
+    return Sidecar(**known)
+
+
+def _is_numbers(value: object) -> bool:
+    return isinstance(value, list) and all(_is_number(item) for item in value)
+
+
+def _is_number(value: object) -> bool:
+    # Networks compute in float32: what that cannot hold is no bound and no statistic.
+    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= _LARGEST
+
+
+def _is_texts(value: object) -> bool:
+    return isinstance(value, list) and all(isinstance(item, str) for item in value)
+
+
+def _is_settings(value: object) -> bool:
+    if not isinstance(value, dict) or not all(isinstance(each, dict) for each in value.values()):
+        return False
+    return all(
+        v is None or isinstance(v, bool | str) or _is_number(v)
+        for each in value.values()
+        for v in each.values()
+    )
+
+
+def _is_objects(value: object) -> bool:
+    if not isinstance(value, dict) or not isinstance(value.get("graph"), str):
+        return False
+    keys = value.get("keys")
+    texts = isinstance(keys, dict) and all(isinstance(key, str) for key in keys.values())
+    return texts and isinstance(value.get("read"), bool)
+
+
+def _is_env(value: object) -> bool:
+    if not isinstance(value, dict):
+        return False
+    return all(
+        are_arguments(each)
+        if name == "arguments"
+        else _is_wrappers(each)
+        if name == "wrappers"
+        else each is None or isinstance(each, str)
+        for name, each in value.items()
+    )
+
+
+def _is_wrappers(value: object) -> bool:
+    return isinstance(value, list) and all(
+        isinstance(each, dict)
+        and isinstance(each.get("name"), str)
+        and _is_plain_mapping(each.get("arguments", {}))
+        for each in value
+    )
+
+
+# What an environment may be made with that a file names: numbers, and lists of them.
+_MOST_ARGUMENTS, _MOST_NUMBERS, _DEEPEST = 32, 1_000, 4
+_LARGEST_INTEGER = 1_000_000
+_ARGUMENT = re.compile(r"[A-Za-z][A-Za-z0-9_]{0,63}", re.ASCII)
+
+
+def is_argument(value: object) -> bool:
+    """Say whether a file may give this argument to an environment: None, numbers, nested lists of a few.
+
+    A text may name a file, and a large whole number may be a count of steps or bytes.
+    """
+    numbers = _count_plain_values(value)
+    return numbers is not None and numbers <= _MOST_NUMBERS
+
+
+def are_arguments(value: object) -> bool:
+    """Say whether a file may name these arguments of an environment."""
+    return (
+        isinstance(value, dict)
+        and len(value) <= _MOST_ARGUMENTS
+        and all(isinstance(name, str) and _ARGUMENT.fullmatch(name) for name in value)
+        and all(map(is_argument, value.values()))
+    )
+
+
+def _count_plain_values(value: object, depth: int = 0) -> int | None:
+    """Return how many plain values there are, None for any other value among them."""
+    if isinstance(value, list | tuple):
+        if depth == _DEEPEST or len(value) > _MOST_NUMBERS:
+            return None
+        counts = [_count_plain_values(each, depth + 1) for each in value]
+        return None if None in counts else 1 + sum(count for count in counts if count is not None)
+    if value is None or isinstance(value, bool):
+        return 1
+    whole = isinstance(value, int) and abs(value) <= _LARGEST_INTEGER
+    return 1 if whole or isinstance(value, float) else None
+
+
+def _is_plain_mapping(value: object) -> bool:
+    def plain(each: object) -> bool:
+        return each is None or isinstance(each, bool | str) or _is_number(each) or _is_numbers(each)
+
+    return isinstance(value, dict) and all(map(plain, value.values()))
+
+
+def _is_norm(value: object) -> bool:
+    if not isinstance(value, dict) or not _is_numbers(value.get("mean")) or not _is_numbers(value.get("var")):
+        return False
+    if any(variance < 0 for variance in value["var"]) or len(value["mean"]) != len(value["var"]):
+        return False
+    if value.get("clip") is not None and not (_is_number(value["clip"]) and value["clip"] > 0):
+        return False
+    return value.get("epsilon") is None or (_is_number(value["epsilon"]) and value["epsilon"] >= 0)
+
+
+_TYPES: Mapping[str, Callable[[Any], bool]] = {
+    "source": lambda v: isinstance(v, dict),
+    "rules": lambda v: isinstance(v, list),
+    "assumed": _is_texts,
+    "env": _is_env,
+    "obs_dim": lambda v: isinstance(v, int) and not isinstance(v, bool) and v > 0,
+    "action_low": _is_numbers,
+    "action_high": _is_numbers,
+    "head": lambda v: isinstance(v, str),
+    "activations": _is_texts,
+    "obs_norm": _is_norm,
+    "epsilon": lambda v: isinstance(v, dict) and all(map(_is_number, v.values())),
+    "optimizers": _is_settings,
+    "objects": _is_objects,
+    "stripped": lambda v: isinstance(v, list) and all(isinstance(each, dict) for each in v),
+    "computation": lambda v: isinstance(v, dict) and {*map(type, v.values())} <= {str} and "origin" in v,
+    "parity": lambda v: isinstance(v, list) and all(isinstance(each, dict) for each in v),
+    "provenance": lambda v: isinstance(v, dict),
+    "residue": lambda v: isinstance(v, list) and all(isinstance(each, dict) for each in v),
+    "undo": lambda v: isinstance(v, dict),
+}
+
+
+# The ledger of an agent: what could change its numbers, and whether it was used.
+#
+# Every command that restores an agent builds one list of entries while it does so, prints it in the same
+# words and puts it into its JSON document under `ledger`. Layouts add entries to `Binding.ledger`; what no
+# layout reads is found by commands/evidence.py.
+
+Use = Literal["used", "assumed", "not used", "cannot be known"]
+Topic = Literal[
+    "observation statistics",
+    "reward statistics",
+    "action bounds",
+    "action map",
+    "activation",
+    "distribution",
+    "architecture",
+    "wrapper",
+    "custom code",
+    "environment",
+    "weights",
+    "averaged weights",
+    "low-rank weights",
+    "quantisation scales",
+    "running statistics",
+    "optimizer",
+    "setting",
+]
+
+
+@dataclass(frozen=True, slots=True)
+class LedgerEntry:
+    """One thing that could change what an agent computes.
+
+    Args:
+        use: whether it is part of what is played, exported or written.
+        what: the kind of thing.
+        value: what it is, in a few words ("hidden activations relu", "mean and variance of 17 values").
+        where: path in the checkpoint, or name of the file beside it, that holds it; empty if none does.
+        origin: who states it where no file does: "default of layout fujimoto", "given", an action space.
+        decides: whether leaving it out certainly changes the numbers; the exit status is 1 then.
+        hint: what to do about it.
+
+    """
+
+    use: Use
+    what: Topic
+    value: str
+    where: str = ""
+    origin: str = ""
+    decides: bool = False
+    hint: str | None = None
+
+    @property
+    def sentence(self) -> str:
+        """What people read of it, without the label."""
+        if self.use in ("assumed", "cannot be known"):
+            return f"{self.value}: {self.origin}" if self.origin else self.value
+        return f"{self.what} {self.value}" + (f" ({self.source})" if self.source else "")
+
+    @property
+    def source(self) -> str:
+        """Where it is from: the file, and what that file claims of its origin."""
+        where = "sidecar" if self.where.endswith(SUFFIX) else self.where
+        return ": ".join(filter(None, (where, self.origin)))
+
+    @property
+    def open(self) -> bool:
+        """Whether the numbers are certainly others than those of the trained agent."""
+        return self.decides and self.use in ("not used", "cannot be known")
+
+    def document(self) -> dict[str, Any]:
+        """Return the JSON object."""
+        return dataclasses.asdict(self)
+
+
+LedgerEntries = tuple[LedgerEntry, ...]
+
+
+def unknown_fact(what: Topic, value: str, *, decides: bool = False, hint: str | None = None) -> LedgerEntry:
+    """Return the entry of a fact that no file holds; one that `decides` was certainly part of training."""
+    return LedgerEntry("cannot be known", what, value, decides=decides, hint=hint)
+
+
+# Facts that no file of several libraries holds. An environment or the command line gives the bounds.
+NO_BOUNDS = unknown_fact("action bounds", "the action bounds")
+NO_ENVIRONMENT = unknown_fact("environment", "the environment")
+# What the users of a library choose: its default is one of several choices.
+NO_ACTIVATIONS = unknown_fact("activation", "the activations", decides=True)
+NO_STATISTICS = unknown_fact("observation statistics", "the observation statistics", decides=True)
+
+
+def assumption_entries(what: Topic, sentences: Iterable[str]) -> LedgerEntries:
+    """Return an entry for each assumption that is stated as a whole sentence."""
+    return tuple(LedgerEntry("assumed", what, sentence) for sentence in sentences)
+
+
+def assumption_sentences(entries: Iterable[LedgerEntry]) -> tuple[str, ...]:
+    """Return the sentences of what was assumed."""
+    return tuple(dict.fromkeys(entry.sentence for entry in entries if entry.use == "assumed"))
+
+
+def merge_entries(*lists: Iterable[LedgerEntry]) -> LedgerEntries:
+    """Return all entries in their order, each once."""
+    return tuple(dict.fromkeys(entry for entries in lists for entry in entries))
+
+
+def drop_known_bounds(entries: Iterable[LedgerEntry]) -> LedgerEntries:
+    """Return the entries without unknown action bounds, where those of an environment are used."""
+    entries = tuple(entries)
+    given = any(entry.what == "action bounds" and entry.use in ("used", "assumed") for entry in entries)
+    return tuple(entry for entry in entries if not (given and entry == NO_BOUNDS))
+
+
+def has_open_entries(entries: Iterable[LedgerEntry]) -> bool:
+    """Return whether something that certainly changes the numbers is not used."""
+    return any(entry.open for entry in entries)
+
+
+def entries_to_json(entries: Iterable[LedgerEntry]) -> list[dict[str, Any]]:
+    """Return the JSON array."""
+    return [entry.document() for entry in entries]
+
+
+def parse_entries(found: Iterable[Mapping[str, Any]]) -> LedgerEntries:
+    """Return the entries of a JSON array that `documents` made."""
+    names = [field.name for field in dataclasses.fields(LedgerEntry)]
+    return tuple(LedgerEntry(**{name: cast(Any, each)[name] for name in names}) for each in found)
+
+
+def describe_entries(entries: Iterable[LedgerEntry]) -> list[str]:
+    """Return what people read: all that was used in one line, then a labelled line for each other entry.
+
+    Assumptions are not among them: commands print those with their other assumptions.
+    """
+    entries = tuple(entries)
+    sources: dict[str, dict[str, None]] = {}
+    for entry in entries:
+        if entry.use == "used":
+            sources.setdefault(entry.source, {})[f"{entry.what} {entry.value}"] = None
+    used = [", ".join(facts) + (f" ({source})" if source else "") for source, facts in sources.items()]
+    found = [f"used: {'; '.join(used)}"] if used else []
+    for use in ("not used", "cannot be known"):
+        found += dict.fromkeys(f"{use}: {entry.sentence}" for entry in entries if entry.use == use)
+    return found

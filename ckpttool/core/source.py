@@ -1,0 +1,653 @@
+"""Sources: where the bytes of a tensor come from, and their checksums."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import math
+import os
+import sys
+import time
+import zlib
+from collections.abc import Callable, Iterable, Iterator
+from functools import cache
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+
+from ckpttool.core import dtypes, filesystem
+from ckpttool.core.errors import (
+    ChangedError,
+    ChecksumError,
+    FormatError,
+    NotFoundError,
+    TruncatedError,
+    UnsupportedError,
+)
+
+if TYPE_CHECKING:
+    import numpy as np
+
+
+# CRC-32, as zip has it; CRC-32C, and the mask that LevelDB and TensorFlow put over one stored among data.
+
+# tsl/lib/hash/crc32c.h: "it is problematic to compute the CRC of a string that contains embedded CRCs".
+_DELTA = 0xA282EAD8
+_BITS = 0xFFFFFFFF
+_COPIED = 64 << 10
+
+
+def crc32(data: bytes | bytearray | memoryview, running: int = 0) -> int:
+    """Return the CRC-32 of `data`, or of everything before it (`running`) and `data`."""
+    return (zlib.crc32 if len(data) < _COPIED else _large_crc32())(data, running)
+
+
+@cache
+def _large_crc32() -> Callable[[bytes | bytearray | memoryview, int], int]:
+    """Return zlib-ng's function where that is installed, several times as fast as zlib's."""
+    try:
+        from zlib_ng import zlib_ng
+    except ModuleNotFoundError:
+        return zlib.crc32
+    found: Callable[[bytes | bytearray | memoryview, int], int] = zlib_ng.crc32
+    return found
+
+
+def crc32c(data: bytes | bytearray | memoryview, running: int = 0) -> int:
+    """Return the CRC-32C of `data`, or of everything before it (`running`) and `data`."""
+    import google_crc32c
+
+    if isinstance(data, bytes):
+        taken: Any = data
+    elif len(data) < _COPIED:
+        taken = bytes(data)
+    else:
+        # The library refuses views, which may be released under its hands; arrays it takes without a copy.
+        import numpy as np
+
+        taken = np.frombuffer(data, np.uint8)
+    found: int = google_crc32c.extend(running, taken)
+    return found
+
+
+def mask_crc(value: int) -> int:
+    """Return the masked form of a checksum."""
+    return ((value >> 15 | value << 17) + _DELTA) & _BITS
+
+
+def unmask_crc(value: int) -> int:
+    """Return the checksum whose masked form is `value`."""
+    rotated = (value - _DELTA) & _BITS
+    return (rotated >> 17 | rotated << 15) & _BITS
+
+
+# The source algebra: small picklable values that say where a leaf's bytes come from.
+#
+# Every source answers `read()` with the contiguous, C-ordered, little-endian bytes of its leaf; reading is
+# the only I/O, and nothing stays open afterwards. Bytes that carry a checksum are checked when they are read.
+
+Buffer = bytes | bytearray | memoryview
+Shape = tuple[int, ...]
+
+LARGE = 4 << 20
+_COARSE = 5 if sys.platform == "linux" else time.CLOCK_REALTIME  # not named by the module
+_TICK_NS = 20_000_000
+_PIECE = 1 << 20  # a part of the last-level cache, and few enough turns for the lock of Python
+_FETCHED = 64 << 20  # what one request asks a place elsewhere for, and what is then held in memory
+
+
+class Source(Protocol):
+    """Where a leaf's bytes come from."""
+
+    def read(self) -> Buffer:
+        """Return the leaf's contiguous little-endian bytes."""
+        ...
+
+
+class ArrayOp(Protocol):
+    """One change of an array that a Transformed source applies when it is read (see mapping.rules)."""
+
+    def output(self, dtype: str, shape: Shape) -> tuple[str, Shape]:
+        """Return the dtype and shape that `apply` makes of such an array."""
+        ...
+
+    def apply(self, array: np.ndarray) -> np.ndarray:
+        """Return the changed array."""
+        ...
+
+
+class File(NamedTuple):
+    """A file's name and the identity it had when it was listed: size in bytes, mtime, inode, ctime.
+
+    The ctime differs after a change whose author has put back the mtime, as `rsync --inplace --times` does.
+    Of a file elsewhere (places.store) the inode is the tag that its store gives to these bytes, and there is
+    no ctime.
+    """
+
+    path: str
+    size: int
+    mtime_ns: int
+    inode: int
+    ctime_ns: int = 0
+
+    @classmethod
+    def stamp(cls, path: str) -> File:
+        """Look at the file now; raise NotFoundError when it is not there."""
+        if (elsewhere := filesystem.find_store(path)) is not None:
+            return cls(path, *filesystem.require_file(elsewhere, path))
+        try:
+            found = os.stat(path)
+        except OSError as error:
+            raise NotFoundError(f"cannot be opened: {error.strerror}", file=path) from error
+        if _wait_for_clock_tick(found):
+            found = os.stat(path)
+        return cls(path, *_stat_identity(found))
+
+    @property
+    def seen(self) -> filesystem.FileStat:
+        """What the store of a file elsewhere returned for it."""
+        return filesystem.FileStat(*self[1:4])
+
+    def require_unchanged(self) -> None:
+        """Raise ChangedError unless the file is still the one stamped: asked when all of it has been read."""
+        if (elsewhere := filesystem.find_store(self.path)) is not None:
+            if elsewhere.look(self.path) != self.seen:
+                raise ChangedError("the file changed while it was read", file=self.path)
+            return
+        try:
+            now = os.stat(self.path)
+        except OSError as error:
+            raise ChangedError("the file went away while it was read", file=self.path) from error
+        if _stat_identity(now) != self[1:]:
+            raise ChangedError("the file changed while it was read", file=self.path)
+
+    @classmethod
+    def beside(cls, path: str, owner: str) -> File:
+        """Look at a file that belongs to the checkpoint file `owner`, which names it or lies beside it.
+
+        Raise UnsupportedError if a link leads from it out of the owner's folder, as that was named or as the
+        owner's own links lead: the cache of Hugging Face's hub keeps all files of a snapshot as links into
+        one folder of blobs. Elsewhere it must lie in the folder, whatever the names that are told say.
+        """
+        if filesystem.find_store(path) is not None:
+            if os.pardir in path.split("/") or not path.startswith(os.path.dirname(owner) + "/"):
+                raise UnsupportedError("a file outside of the checkpoint's folder is not read", file=path)
+            return cls.stamp(path)
+        real = os.path.realpath(path)
+        homes = {os.path.realpath(os.path.dirname(owner) or "."), os.path.dirname(os.path.realpath(owner))}
+        if not any(os.path.commonpath((real, home)) == home for home in homes):
+            raise UnsupportedError("a link out of the checkpoint's folder is not followed", file=path)
+        return cls.stamp(path)
+
+    def read(self, offset: int, length: int) -> bytes:
+        """Return `length` bytes from `offset`; raise ChangedError if the file is not the one stamped."""
+        if (elsewhere := filesystem.find_store(self.path)) is not None:
+            self.require(offset, length)
+            data = elsewhere.read(self.path, self.seen, offset, length)
+            return _require_complete(data, length, self.path, offset)
+        with self.opened(offset, length) as descriptor:
+            return _read_exactly(descriptor, offset, length, self.path)
+
+    def together(self, parts: Iterable[tuple[int, int]]) -> Iterator[bytes]:
+        """Give what lies at each (offset, length), in their order; elsewhere all are asked for at once."""
+        if (elsewhere := filesystem.find_store(self.path)) is None:
+            yield from (self.read(*part) for part in parts)
+            return
+        asked = list(parts)
+        for part in asked:
+            self.require(*part)
+        found = elsewhere.together(self.path, self.seen, asked)
+        for (offset, length), data in zip(asked, found, strict=True):
+            yield _require_complete(data, length, self.path, offset)
+
+    def read_large(self, offset: int, length: int, whole: memoryview | None = None) -> Iterator[memoryview]:
+        """Go through the bytes in pieces that stay in the processor's cache; each is valid until the next.
+
+        With a place for the `whole` they are read into that, and stay valid.
+        """
+        import numpy as np
+
+        if filesystem.find_store(self.path) is not None:
+            yield from self._fetched(offset, length, whole)
+            return
+        with self.opened(offset, length) as descriptor:
+            # Not a bytearray, which would be filled with zeros first.
+            room = np.empty(min(_PIECE, length), np.uint8).data if whole is None else whole
+            for at in range(0, length, _PIECE):
+                start = 0 if whole is None else at
+                piece = room[start : start + min(_PIECE, length - at)]
+                if os.preadv(descriptor, [piece], offset + at) != len(piece):
+                    raise ChangedError("the file became shorter while it was read", file=self.path)
+                yield piece
+
+    def _fetched(self, offset: int, length: int, whole: memoryview | None) -> Iterator[memoryview]:
+        """Go through the bytes of a file elsewhere as `read_large` does."""
+        for at in range(0, length, _FETCHED):
+            data = memoryview(self.read(offset + at, min(_FETCHED, length - at)))
+            if whole is not None:
+                whole[at : at + len(data)] = data
+                data = whole[at : at + len(data)]
+            for start in range(0, len(data), _PIECE):
+                yield data[start : start + _PIECE]
+
+    def require(self, offset: int, length: int) -> None:
+        """Raise TruncatedError unless the file has these bytes."""
+        if offset < 0 or length < 0 or offset + length > self.size:
+            raise TruncatedError(
+                "the file ends before its data does",
+                file=self.path,
+                offset=offset,
+                expected=f"{length:,} bytes",
+                found=f"{max(0, self.size - max(0, offset)):,}",
+            )
+
+    @contextlib.contextmanager
+    def opened(self, offset: int, length: int) -> Iterator[int]:
+        """Open the file for reading `length` bytes from `offset`; raise as `read` does.
+
+        Of a file elsewhere these bytes, and no others, are fetched into a nameless local one.
+        """
+        self.require(offset, length)
+        if (elsewhere := filesystem.find_store(self.path)) is not None:
+            with os.fdopen(elsewhere.local(self.path, self.seen, offset, length)) as copy:
+                yield copy.fileno()
+            return
+        try:
+            descriptor = os.open(self.path, os.O_RDONLY)
+        except OSError as error:
+            raise NotFoundError(f"cannot be opened: {error.strerror}", file=self.path) from error
+        try:
+            now = os.fstat(descriptor)
+            if _stat_identity(now) != self[1:]:
+                raise ChangedError("the file changed after it was listed", file=self.path)
+            yield descriptor
+        except OSError as error:
+            raise FormatError(f"cannot be read: {error.strerror}", file=self.path, offset=offset) from error
+        finally:
+            os.close(descriptor)
+
+
+def _stat_identity(found: os.stat_result) -> tuple[int, int, int, int]:
+    return found.st_size, found.st_mtime_ns, found.st_ino, found.st_ctime_ns
+
+
+def _wait_for_clock_tick(found: os.stat_result) -> bool:
+    """Wait, if a file was written just now, until the next change will give it another time; say if so.
+
+    Linux takes the time of a change from a clock that moves a hundred to a thousand times a second
+    (clock_gettime(2), CLOCK_REALTIME_COARSE): two changes between its ticks have the same.
+    """
+    waited = False
+    while 0 <= found.st_ctime_ns - time.clock_gettime_ns(_COARSE) < _TICK_NS:
+        time.sleep(0.001)
+        waited = True
+    return waited
+
+
+def _require_complete(data: bytes, length: int, path: str, offset: int) -> bytes:
+    """Return what a store gave for a request; raise TruncatedError unless it is `length` bytes."""
+    if len(data) != length:
+        raise TruncatedError(
+            "the server stopped before all bytes had come",
+            file=path,
+            offset=offset,
+            expected=f"{length:,} bytes",
+            found=f"{len(data):,}",
+        )
+    return data
+
+
+def _read_exactly(descriptor: int, offset: int, length: int, path: str) -> bytes:
+    data = os.pread(descriptor, length, offset)
+    if len(data) == length:
+        return data
+    # One call returns at most 2 GiB on Linux; larger tensors arrive in pieces.
+    pieces = [data]
+    done = len(data)
+    while done < length:
+        piece = os.pread(descriptor, length - done, offset + done)
+        if not piece:
+            raise ChangedError("the file became shorter while it was read", file=path)
+        pieces.append(piece)
+        done += len(piece)
+    return b"".join(pieces)
+
+
+class Checksum(NamedTuple):
+    """A stored checksum: `kind` is "crc32c" (TensorFlow, unmasked) or "crc32" (zip)."""
+
+    kind: str
+    value: int
+
+    def check(self, data: Buffer, file: str, offset: int) -> None:
+        """Raise ChecksumError unless `data` has this checksum."""
+        self.require(self.extend(data, 0), len(data), file, offset)
+
+    def extend(self, data: Buffer, running: int) -> int:
+        """Return the checksum of everything before (`running`) and of `data`."""
+        return crc32(data, running) if self.kind == "crc32" else crc32c(data, running)
+
+    def require(self, found: int, nbytes: int, file: str, offset: int) -> None:
+        """Raise ChecksumError unless `found`, computed over `nbytes` bytes at `offset`, is this checksum."""
+        if found != self.value:
+            raise ChecksumError(
+                f"the {self.kind} checksum of {nbytes:,} bytes does not match: the file is damaged",
+                file=file,
+                offset=offset,
+                expected=f"{self.value:08x}",
+                found=f"{found:08x}",
+            )
+
+
+class Span(NamedTuple):
+    """A run of bytes in a file: the simplest source."""
+
+    file: File
+    offset: int
+    length: int
+    checksum: Checksum | None = None
+
+    def read(self) -> Buffer:
+        """Return the bytes, checked against their checksum where there is one."""
+        if self.length >= LARGE:
+            return self._read_large()
+        data = self.file.read(self.offset, self.length)
+        if self.checksum is not None:
+            self.checksum.check(data, self.file.path, self.offset)
+        return data
+
+    def _read_large(self) -> memoryview:
+        # In one piece the kernel would write, and the checksum read, all of it through main memory. An array,
+        # because numpy asks for huge pages, whose faults are five hundred times fewer.
+        import numpy as np
+
+        self.file.require(self.offset, self.length)  # before there is room for what a header only says
+        whole = np.empty(self.length, np.uint8).data
+        for _ in self.pieces(whole):
+            pass
+        return whole.toreadonly()
+
+    def pieces(self, whole: memoryview | None = None) -> Iterator[memoryview]:
+        """Go through the bytes as `File.read_large` does; the last piece is followed by the check."""
+        running = 0
+        for piece in self.file.read_large(self.offset, self.length, whole):
+            if self.checksum is not None:
+                running = self.checksum.extend(piece, running)
+            yield piece
+        if self.checksum is not None:
+            self.checksum.require(running, self.length, self.file.path, self.offset)
+
+    def part(self, start: int, stop: int) -> Buffer:
+        """Return bytes `start` to `stop` of the span; the whole span's checksum is verified once."""
+        if (start, stop) == (0, self.length):
+            return self.read()
+        _verify_once(self)
+        return self.file.read(self.offset + start, stop - start)
+
+
+@functools.lru_cache(maxsize=65536)
+def _verify_once(span: Span) -> None:
+    # Thousands of views may share one storage; its checksum covers all of it and needs one look.
+    if span.checksum is not None:
+        span.read()
+
+
+class MissingShard(NamedTuple):
+    """A tensor, or a part of one, whose shard is not there."""
+
+    path: str
+
+    def read(self) -> bytes:
+        """Raise TruncatedError."""
+        raise TruncatedError(f"shard {os.path.basename(self.path)} is missing", file=self.path)
+
+
+class Inline(NamedTuple):
+    """Bytes that are small enough to keep."""
+
+    data: bytes
+
+    def read(self) -> bytes:
+        """Return the bytes."""
+        return self.data
+
+    def part(self, start: int, stop: int) -> Buffer:
+        """Return bytes `start` to `stop`."""
+        return memoryview(self.data)[start:stop]
+
+
+class DeflatedSpan(NamedTuple):
+    """A raw DEFLATE stream of known size (a compressed zip member); `base` is its compressed span."""
+
+    base: Span
+    length: int
+    checksum: Checksum | None = None
+
+    def read(self) -> bytes:
+        """Return the decompressed bytes; raise FormatError unless there are exactly `length` of them."""
+        engine = zlib.decompressobj(-zlib.MAX_WBITS)
+        try:
+            # One byte more than declared is enough to see that a stream lies about its size.
+            data = engine.decompress(self.base.read(), self.length + 1)
+        except zlib.error as error:
+            raise self._wrong(f"a compressed member cannot be decompressed: {error}") from error
+        if len(data) != self.length:
+            raise self._wrong(
+                "a compressed member is not as long as declared",
+                expected=f"{self.length:,} bytes",
+                found=f"{'more' if len(data) > self.length else format(len(data), ',')}",
+            )
+        if not engine.eof or engine.unused_data:
+            raise self._wrong("a compressed member's stream does not end where its bytes do")
+        if self.checksum is not None:
+            self.checksum.check(data, self.base.file.path, self.base.offset)
+        return data
+
+    def _wrong(self, message: str, **facts: str) -> FormatError:
+        return FormatError(message, file=self.base.file.path, offset=self.base.offset, **facts)
+
+    def part(self, start: int, stop: int) -> Buffer:
+        """Return bytes `start` to `stop` of the decompressed data."""
+        return memoryview(_decompress_cached(self))[start:stop]
+
+
+@functools.lru_cache(maxsize=1)
+def _decompress_cached(source: DeflatedSpan) -> bytes:
+    # Thousands of views may share one storage, and they mostly come one after the other.
+    return source.read()
+
+
+Storage = Span | DeflatedSpan
+
+
+class StoragePart(NamedTuple):
+    """A run of bytes inside a storage whose checksum covers more (an array behind its header)."""
+
+    base: Storage
+    offset: int
+    length: int
+
+    def read(self) -> Buffer:
+        """Return the bytes; all of the storage is read, and checked, once."""
+        found = memoryview(self.base.read())[self.offset : self.offset + self.length]
+        require_length(found, self.length)
+        return found
+
+    def part(self, start: int, stop: int) -> Buffer:
+        """Return bytes `start` to `stop` of the run."""
+        return memoryview(self.read())[start:stop]
+
+
+class NestedSource(NamedTuple):
+    """A source inside a span whose own checksum covers it: an archive that is a member of an archive."""
+
+    base: Source
+    cover: Span
+
+    def read(self) -> Buffer:
+        """Return the bytes, after the span's checksum has been verified, once for all sources inside."""
+        _verify_once(self.cover)
+        return self.base.read()
+
+
+class ByteSwappedSpan(NamedTuple):
+    """Big-endian data: every `width` bytes of `base` are turned around."""
+
+    base: Span
+    width: int
+
+    def read(self) -> Buffer:
+        """Return the bytes in little-endian order."""
+        import numpy as np
+
+        data = np.frombuffer(self.base.read(), dtype=np.dtype(f"V{self.width}"))
+        flat = data.view(np.uint8).reshape(-1, self.width)[:, ::-1]
+        return np.ascontiguousarray(flat).reshape(-1).data
+
+
+class StridedView(NamedTuple):
+    """A view of a storage: `offset` and `strides` count elements of `itemsize` bytes, as torch does.
+
+    `width` is the unit of a byte swap for storages of big-endian machines, 0 for little-endian ones.
+    """
+
+    storage: Storage | StoragePart | Inline
+    itemsize: int
+    shape: Shape
+    strides: Shape
+    offset: int
+    width: int = 0
+
+    def reach(self) -> tuple[int, int]:
+        """Return the first byte and the byte after the last one that the view touches."""
+        if 0 in self.shape:
+            return 0, 0
+        last = self.offset + sum((n - 1) * s for n, s in zip(self.shape, self.strides, strict=True))
+        return self.offset * self.itemsize, (last + 1) * self.itemsize
+
+    def contiguous(self) -> bool:
+        """Say whether the view's elements lie in C order without gaps."""
+        expected = 1
+        for size, stride in zip(reversed(self.shape), reversed(self.strides), strict=True):
+            if size != 1 and stride != expected:
+                return 0 in self.shape
+            expected *= size
+        return True
+
+    def plain(self) -> bool:
+        """Say whether the view's bytes are the storage's, one after the other."""
+        return self.contiguous() and self.width <= 1
+
+    def read(self) -> Buffer:
+        """Return the view's elements in C order, reading no more of the storage than the view spans."""
+        first, stop = self.reach()
+        if first < 0 or min(self.strides, default=0) < 0:
+            raise FormatError("a view of a storage goes backwards")
+        data = self.storage.part(first, stop)
+        # A view of fewer bytes would show the memory behind them.
+        require_length(data, stop - first)
+        if self.plain():
+            return data
+        import numpy as np
+
+        flat = np.frombuffer(data, dtype=np.uint8)
+        if self.width > 1:
+            flat = np.ascontiguousarray(flat.reshape(-1, self.width)[:, ::-1]).reshape(-1)
+        elements = flat.view(np.dtype(f"V{self.itemsize}"))
+        steps = tuple(stride * self.itemsize for stride in self.strides)
+        view = np.lib.stride_tricks.as_strided(elements, self.shape, steps, writeable=False)
+        return np.ascontiguousarray(view).reshape(-1).view(np.uint8).data
+
+
+class TransformedSource(NamedTuple):
+    """Another source's array (of `dtype` and `shape`) after one operation."""
+
+    base: Source
+    dtype: str
+    shape: Shape
+    op: ArrayOp
+
+    def read(self) -> Buffer:
+        """Return the changed array's bytes."""
+        import numpy as np
+
+        array = as_array(self.base.read(), self.dtype, self.shape)
+        dtype, _ = self.op.output(self.dtype, self.shape)
+        changed = np.ascontiguousarray(self.op.apply(array), dtype=dtypes.numpy_dtype(dtype))
+        return changed.reshape(-1).view(np.uint8).data
+
+
+def iter_pieces(source: Source) -> Iterator[Buffer]:
+    """Go through a source's bytes, each piece valid until the next; large plain ones are never held whole.
+
+    They are known to be right when there are no more: the end raises ChecksumError.
+    """
+    span: object = source
+    if isinstance(source, StridedView) and isinstance(source.storage, Span) and source.plain():
+        span = source.storage if source.reach() == (0, source.storage.length) else source
+    if isinstance(span, Span) and span.length >= LARGE:
+        yield from span.pieces()
+    else:
+        yield source.read()
+
+
+def as_array(data: Buffer, dtype: str, shape: Shape) -> np.ndarray:
+    """Return the bytes as a numpy array of our type `dtype`; no copy is made.
+
+    Raise FormatError unless there are as many as the shape needs.
+    """
+    import numpy as np
+
+    kind = dtypes.numpy_dtype(dtype)
+    require_length(data, math.prod(shape) * kind.itemsize)
+    return np.frombuffer(data, dtype=kind).reshape(shape)
+
+
+def require_length(data: Buffer, nbytes: int) -> None:
+    """Raise FormatError unless a source gave as many bytes as its tensor has."""
+    if (found := memoryview(data).nbytes) != nbytes:
+        raise FormatError(
+            "the bytes of a tensor are not as many as its shape needs",
+            expected=f"{nbytes:,} bytes",
+            found=f"{found:,}",
+        )
+
+
+def gather_bytes(parts: Iterable[Buffer], nbytes: int) -> np.ndarray:
+    """Return parts of one run of bytes in new memory: uint8 [nbytes].
+
+    Raise FormatError unless they fill it exactly: no array is returned that holds what was in memory before.
+    """
+    import numpy as np
+
+    whole, at = np.empty(nbytes, np.uint8), 0
+    for each in parts:
+        part = np.frombuffer(each, np.uint8)
+        if at + len(part) > nbytes:
+            require_length(each, nbytes - at)
+        whole[at : at + len(part)] = part
+        at += len(part)
+    require_length(whole[:at].data, nbytes)
+    return whole
+
+
+def combine_parts(dtype: str, shape: Shape, parts: Iterable[tuple[tuple[slice, ...], Source]]) -> memoryview:
+    """Return the bytes of a tensor that is made of parts, each a source with its place.
+
+    Raise FormatError unless the parts have as many elements as the tensor; that they do not overlap is
+    the caller's to know. What no part fills is zero.
+    """
+    import numpy as np
+
+    whole, count = np.zeros(shape, dtypes.numpy_dtype(dtype)), 0
+    for place, source in parts:
+        # The dots let an array without axes be a view, too.
+        index: Any = (*place, ...)
+        taken = whole[index]
+        taken[...] = as_array(source.read(), dtype, taken.shape)
+        count += taken.size
+    if count != whole.size:
+        raise FormatError(
+            "the parts of a tensor do not make a whole",
+            expected=f"{whole.size:,} elements",
+            found=f"{count:,}",
+        )
+    return whole.reshape(-1).view(np.uint8).data

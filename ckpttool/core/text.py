@@ -1,0 +1,264 @@
+"""Text: JSON documents, escaping, sizes, plurals, glob patterns."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import json
+import math
+import re
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+from ckpttool.core import filesystem, limits
+from ckpttool.core.errors import CkpttoolError, FormatError, NotFoundError, UsageError
+
+# Small JSON documents: read with a limit and an error that says what they should be, numbers JSON lacks.
+
+# A text without an end reaches to the end, so that nothing is looked at twice.
+_TEXT = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"?', re.DOTALL)
+
+
+def load_json(file: str, what: str, limit: str = "json_bytes") -> dict[str, Any]:
+    """Return the object in the file; raise FormatError if it is too large or no JSON object.
+
+    `what` names the document in the error ("the sidecar"), `limit` the limit on its bytes.
+    """
+    try:
+        require_small(filesystem.getsize(file), what, limit, file)
+        data = filesystem.read_bytes(file)
+    except FileNotFoundError as error:
+        raise NotFoundError(f"{what} is not there", file=file) from error
+    try:
+        return parse_json(data, what, limit)
+    except FormatError as error:
+        raise error.located(file=file) from error.__cause__
+
+
+def parse_json(data: bytes, what: str, limit: str = "json_bytes") -> dict[str, Any]:
+    """Return the object that `data` spells; raise FormatError as `load` does.
+
+    No value is nested deeper than the limit on levels allows, so that it can be walked by recursion.
+    """
+    return _require_object(parse_json_value(data, what, limit), what)
+
+
+def parse_json_value(data: bytes, what: str, limit: str = "json_bytes", *, once: bool = False) -> Any:
+    """Return the value, of whatever kind, that `data` spells; raise FormatError as `parse` does.
+
+    With `once` for a name that an object has twice too: readers differ in which value they take.
+    """
+    require_small(len(data), what, limit)
+    most = limits.current()
+    _require_few_values(data, what, most.json_values)
+    with _json_errors(what):
+        found = json.loads(data, object_pairs_hook=functools.partial(_unique_object, what) if once else None)
+    _require_shallow(found, data, what, most.json_depth)
+    return found
+
+
+def parse_strict_json(data: bytes, what: str, limit: str = "json_bytes") -> dict[str, Any]:
+    """Return the object that `data` spells, in the sense that every reader agrees on.
+
+    Raise FormatError, besides what `parse` refuses, for text that is not UTF-8, for a name that an object has
+    twice (readers differ in which value they take), for NaN and Infinity, and for half of a surrogate pair.
+    Levels are for the caller to check, who knows what it expects where.
+    """
+    require_small(len(data), what, limit)
+    _require_few_values(data, what, limits.current().json_values)
+
+    def constant(word: str) -> None:
+        raise FormatError(f"{what} holds {word}, which JSON lacks")
+
+    def whole(word: str) -> int:
+        # An integer to Python, and a number with a fraction to others (serde_json, JavaScript).
+        if word == "-0":
+            raise FormatError(f"{what} holds -0, which readers take for different numbers")
+        return int(word)
+
+    with _json_errors(what):
+        hook = functools.partial(_unique_object, what)
+        integers = whole if b"-0" in data else None
+        found = json.loads(data.decode(), object_pairs_hook=hook, parse_constant=constant, parse_int=integers)
+        if b"\\u" in data:
+            json.dumps(found, ensure_ascii=False).encode()
+    return _require_object(found, what)
+
+
+@contextlib.contextmanager
+def _json_errors(what: str) -> Iterator[None]:
+    try:
+        yield
+    except RecursionError as error:
+        raise limits.limit_error("json_depth", f"{what} is nested too deeply", None) from error
+    except ValueError as error:
+        raise FormatError(f"{what} is not JSON") from error
+
+
+def _require_object(found: Any, what: str) -> dict[str, Any]:
+    if not isinstance(found, dict):
+        raise FormatError(f"{what} is not a JSON object", found=type(found).__name__)
+    return found
+
+
+def _unique_object(what: str, pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    made = dict(pairs)
+    if len(made) != len(pairs):
+        raise FormatError(f"{what} has two entries {_find_duplicate(pairs)!r}")
+    return made
+
+
+def require_small(size: int, what: str, limit: str = "json_bytes", file: str | None = None) -> None:
+    """Raise LimitError if a document has more bytes than `limit` allows: asked before it is read."""
+    if size > getattr(limits.current(), limit):
+        raise limits.limit_error(limit, f"{what} is too large", size, file=file)
+
+
+def _require_few_values(data: bytes, what: str, most: int) -> None:
+    """Raise LimitError for more values than the limit allows: each takes a hundred bytes of memory."""
+    # A value takes two bytes of text at least. Texts are left out, since they may hold commas and brackets.
+    if len(data) > 2 * most:
+        bare = _TEXT.sub(b"", data)
+        found = sum(map(bare.count, (b",", b"[", b"{")))
+        if found > most:
+            raise limits.limit_error("json_values", f"{what} holds too many values", found)
+
+
+def _require_shallow(found: Any, data: bytes, what: str, most: int) -> None:
+    if data.count(b"[") + data.count(b"{") <= most:
+        return
+    level: list[Any] = [found]
+    for _ in range(most):
+        inner = [each.values() if isinstance(each, dict) else each for each in level]
+        level = [each for values in inner for each in values if isinstance(each, dict | list)]
+        if not level:
+            return
+    raise limits.limit_error("json_depth", f"{what} is nested too deeply", most + 1)
+
+
+def _find_duplicate(pairs: list[tuple[str, Any]]) -> str:
+    seen: set[str] = set()
+    for name, _ in pairs:
+        if name in seen:
+            return name[:200]
+        seen.add(name)
+    return ""
+
+
+def json_number(value: float) -> float | str:
+    """Return the number, or the word that stands for one that JSON lacks: NaN, Infinity, -Infinity."""
+    if math.isfinite(value):
+        return value
+    return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
+
+
+def replace_nonfinite(value: Any) -> Any:
+    """Return a document without numbers that JSON lacks; see `finite`."""
+    if isinstance(value, float):
+        return json_number(value)
+    if isinstance(value, dict):
+        return {name: replace_nonfinite(item) for name, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [replace_nonfinite(item) for item in value]
+    return value
+
+
+# Path patterns: `*` within one segment, `**` across segments.
+
+# Paths whose steps a wrong one is compared with.
+_COMPARED = 5_000
+
+
+def compile_glob(glob: str | None) -> Callable[[str], bool]:
+    """Return a test for display paths.
+
+    A pattern may begin at any segment (`actor/**` finds `policy/actor/l1/kernel`); with a leading slash
+    it begins at the root.
+    """
+    if glob is None:
+        return lambda _: True
+    pattern = re.compile(("" if glob.startswith("/") else "(?:.*/)?") + _glob_to_regex(glob.lstrip("/")))
+    return lambda path: pattern.fullmatch(path) is not None
+
+
+def no_match_error(glob: str, known: Sequence[str], file: str | None = None) -> UsageError:
+    """Return the error for a pattern that none of these paths matches, with what was probably meant."""
+    steps = sorted({step for path in known[:_COMPARED] for step in path.split("/")})
+    near = "/".join(_closest_step(step, steps) for step in glob.split("/"))
+    # A module's own name is no tensor's.
+    candidates = [near, *([] if near.endswith("*") else [f"{near}/**"])]
+    meant = next((each for each in candidates if any(map(compile_glob(each), known))), None)
+    return UsageError(
+        f"no path matches {glob}", file=file, hint=f"did you mean --glob '{meant}'" if meant else None
+    )
+
+
+def _closest_step(step: str, known: Sequence[str]) -> str:
+    if not step or step in known or re.search(r"[*?]", step):
+        return step
+    import difflib
+
+    return next(iter(difflib.get_close_matches(step, known, 1)), step)
+
+
+def _glob_to_regex(glob: str) -> str:
+    pieces = re.split(r"(\*\*/?|\*|\?)", glob)
+    wild = {"**": ".*", "**/": "(?:.*/)?", "*": "[^/]*", "?": "[^/]"}
+    return "".join(wild.get(piece) or re.escape(piece) for piece in pieces)
+
+
+# How names, sentences and numbers of a file are shown to people, wherever that is: no control characters.
+
+_UNITS = ("B", "kB", "MB", "GB", "TB")
+# Characters of what is said of an error, whatever a hostile file puts into its names.
+_LONGEST, _LONGEST_NAME = 600, 200
+
+
+def clean(text: str) -> str:
+    """Return the text with everything that does not print (control, bidi, surrogates) as an escape."""
+    if text.isprintable():
+        return text
+    return "".join(c if c.isprintable() else _escape(c) for c in text)
+
+
+def _escape(character: str) -> str:
+    return character.encode("unicode_escape", "surrogatepass").decode()
+
+
+def shorten(text: str, width: int) -> str:
+    """Return the text in at most `width` characters: the middle is left out, because both ends tell most."""
+    if len(text) <= width:
+        return text
+    if width < 3:
+        return text[: max(0, width)]
+    # The end of a path tells more than its beginning.
+    tail = (width - 1) * 3 // 5
+    return f"{text[: width - 1 - tail]}…{text[-tail:]}"
+
+
+def format_size(nbytes: int) -> str:
+    """Return a number of bytes as people read it, in powers of a thousand."""
+    value, unit = float(nbytes), 0
+    while value >= 1000 and unit < len(_UNITS) - 1:
+        value, unit = value / 1000, unit + 1
+    return f"{nbytes} B" if unit == 0 else f"{value:.3g} {_UNITS[unit]}"
+
+
+def format_count(number: int, word: str, words: str | None = None) -> str:
+    """Return `1 tensor`, `2 tensors`, or with other `words` for several what these are."""
+    return f"{number:,} {word if number == 1 else words or f'{word}s'}"
+
+
+def describe_error(error: CkpttoolError) -> str:
+    """Return what is said of an error: one line, inert, of a length that fits a few lines of a terminal."""
+    text = clean(str(error))
+    if len(text) <= _LONGEST or not error.file:
+        return truncate_text(text)
+    # What is wrong comes after the name of the file, which may be long.
+    file, rest = clean(error.file), text.removeprefix(clean(error.file))
+    return truncate_text(truncate_text(file, _LONGEST_NAME) + rest)
+
+
+def truncate_text(text: str, most: int = _LONGEST) -> str:
+    """Return the text, its middle left out where it is long: no few lines hold what a file may name."""
+    return text if len(text) <= most else f"{text[: most // 2 - 3]}...{text[-most // 2 :]}"

@@ -1,0 +1,337 @@
+"""Tree: an ordered mapping from paths to tensors and values, with aliases."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import TYPE_CHECKING, Literal, NamedTuple
+
+from ckpttool.core import dtypes, limits
+from ckpttool.core.activations import FeatureOrders
+from ckpttool.core.source import Buffer, Shape, Source, as_array, require_length
+
+if TYPE_CHECKING:
+    import numpy as np
+
+
+# Paths and leaves: what one entry of a tree is called, and what it holds before it is read.
+
+
+class PathStep(NamedTuple):
+    """One step of a path, exactly as stored: an attribute's name, a dict's key, or a list's index."""
+
+    kind: Literal["attr", "key", "index"]
+    value: str | int | float | bool | None
+
+
+Path = tuple[PathStep, ...]
+Role = Literal["parameter", "buffer", "slot", "counter", "replay", "other"]
+
+# Keras 3 keeps some weights under private attributes; people know them by the public property.
+_PUBLIC = {"_kernel": "kernel", "_embeddings": "embeddings"}
+
+
+def attr(name: str) -> PathStep:
+    """Return the step to an attribute."""
+    return PathStep("attr", name)
+
+
+def key(value: str | int | float | bool | None) -> PathStep:
+    """Return the step to a dict's entry."""
+    return PathStep("key", value)
+
+
+def index(position: int) -> PathStep:
+    """Return the step to a list's item."""
+    return PathStep("index", position)
+
+
+def display(path: Path) -> str:
+    """Return the path as people read it: dotted keys split, Keras's private names public, joined by `/`."""
+    return "/".join(_display_step(step) for step in path)
+
+
+def _display_step(step: PathStep) -> str:
+    if step.kind == "attr":
+        return _PUBLIC.get(str(step.value), str(step.value))
+    if step.kind == "key" and isinstance(step.value, str):
+        return step.value.replace(".", "/")
+    return str(step.value)
+
+
+def display_exact(path: Path) -> str:
+    """Return an unambiguous spelling of the path, for the rare trees where display paths collide."""
+    return "".join(f".{s.value}" if s.kind == "attr" else f"[{s.value!r}]" for s in path)
+
+
+def path_to_json(path: Path) -> list[dict[str, object]]:
+    """Return the path as JSON shows it: `[{"attr": "actor"}, {"index": 0}, {"key": "a/b.c"}]`."""
+    return [{step.kind: step.value} for step in path]
+
+
+@dataclass(frozen=True, slots=True)
+class Leaf:
+    """A tensor: shape, element type and where its bytes are.
+
+    `key` is the name that the owning framework lists. A slot variable names its parameter by `of` and
+    its kind by `slot` ("m", "v", ...). `name` is a second name that the format keeps (a variable's name).
+    `features` are the orders of what its layer takes and makes, where the file's own computation records them
+    (libraries/activation_orders.py).
+    """
+
+    dtype: str
+    shape: Shape
+    source: Source
+    key: str
+    role: Role = "parameter"
+    of: Path | None = None
+    slot: str | None = None
+    trainable: bool | None = None
+    name: str | None = None
+    features: FeatureOrders | None = field(default=None, compare=False, repr=False)
+
+    @property
+    def size(self) -> int:
+        """The number of elements."""
+        count = 1
+        for extent in self.shape:
+            count *= extent
+        return count
+
+    @property
+    def nbytes(self) -> int:
+        """The number of bytes that `read` returns (0 for types without a fixed size)."""
+        return self.size * dtypes.BY_NAME[self.dtype].itemsize
+
+    def read(self) -> Buffer:
+        """Return the contiguous little-endian bytes; strings as u64 lengths, each before its bytes."""
+        return self.source.read()
+
+    def array(self) -> np.ndarray:
+        """Return the value as a numpy array of `shape` (read-only; bfloat16 and float8 via ml_dtypes)."""
+        return as_array(self.read(), self.dtype, self.shape)
+
+    def strings(self) -> list[bytes]:
+        """Return the elements of a string tensor in C order; raise FormatError if there are fewer."""
+        data, found, at = bytes(self.read()), [], 0
+        for _ in range(self.size):
+            length = int.from_bytes(data[at : at + 8], "little")
+            found.append(data[at + 8 : at + 8 + length])
+            at += 8 + length
+            if at > len(data):
+                require_length(data, at)
+        return found
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """An object of a class that we do not load: its name and what the file says about it, inert."""
+
+    name: str
+    summary: str = ""
+
+
+Plain = None | bool | int | float | complex | str | bytes | Record
+
+
+@dataclass(frozen=True, slots=True)
+class ValueLeaf:
+    """A value that is not a tensor: a number, a string, None, or an inert record."""
+
+    value: Plain
+    role: Role = "other"
+
+
+# How people call what a tree holds: its display name, a second path, a native key; and what they meant.
+
+# A path and the native key that the format stores for it: what tree.Alias is.
+Second = tuple[Path, str | None]
+# Names that a wrong one is compared with, letter by letter: all of a tree of millions would take minutes.
+_COMPARED = 5_000
+_MEANT = 3
+
+
+class NameIndex:
+    """The names of a tree's leaves, and the paths that each means."""
+
+    def __init__(
+        self,
+        leaves: Mapping[Path, Leaf | ValueLeaf],
+        names: Mapping[Path, str],
+        aliases: Mapping[Path, Iterable[Second]],
+    ) -> None:
+        self._leaves, self._names, self._aliases = leaves, names, aliases
+
+    @cached_property
+    def shown(self) -> Mapping[str, Path]:
+        """The paths by their display names."""
+        return {name: path for path, name in self._names.items()}
+
+    @cached_property
+    def _others(self) -> tuple[Mapping[str, list[Path]], ...]:
+        """Every further name with the paths that it means: display names and second paths before keys."""
+        places: dict[str, list[Path]] = {}
+        keys: dict[str, list[Path]] = {}
+        for path, leaf in self._leaves.items():
+            seconds = list(self._aliases.get(path, ()))
+            for each in (path, *(second for second, _ in seconds)):
+                _add_path(places, display(each), path)
+                _add_path(places, display_exact(each), path)
+            native = (leaf.key, leaf.name) if isinstance(leaf, Leaf) else ()
+            for key in (*native, *(key for _, key in seconds)):
+                if key:
+                    _add_path(keys, key, path)
+        return places, keys
+
+    def find(self, name: str) -> tuple[Path, ...]:
+        """Return the paths that the name means: none, one, or several entries that share the name."""
+        shown = self.shown.get(name)
+        if shown is not None:
+            return (shown,)
+        return next((tuple(found) for names in self._others if (found := names.get(name))), ())
+
+
+def _add_path(names: dict[str, list[Path]], name: str, path: Path) -> None:
+    known = names.setdefault(name, [])
+    if path not in known:
+        known.append(path)
+
+
+def iter_modules(names: Iterable[str]) -> Iterator[str]:
+    """Go through the modules that display names lie in, outermost first, each once.
+
+    A name of more steps than limits.path_depth is passed over: its modules' names grow with their square.
+    """
+    seen: set[str] = set()
+    deepest = limits.current().path_depth
+    for name in names:
+        if name.count("/") >= deepest:
+            continue
+        at = name.find("/")
+        while at >= 0:
+            if (above := name[:at]) and above not in seen:
+                seen.add(above)
+                yield above
+            at = name.find("/", at + 1)
+
+
+def suggest_names(name: str, known: Sequence[str]) -> tuple[str, ...]:
+    """Return those of the known names that somebody may mean who says `name`, at most three."""
+    import difflib
+
+    ending = [each for each in known if each.endswith(f"/{name}")]
+    if ending:
+        return tuple(ending[:_MEANT])
+    # What is wrong may be a letter, or also that the name is not whole.
+    steps = name.count("/") + 1
+    ends: dict[str, list[str]] = {}
+    for each in known[:_COMPARED]:
+        ends.setdefault("/".join(each.split("/")[-steps:]), []).append(each)
+    close = difflib.get_close_matches(name, known[:_COMPARED], 1)
+    return tuple(close or ends.get(next(iter(difflib.get_close_matches(name, ends, 1)), ""), ())[:_MEANT])
+
+
+# The tree: an immutable ordered mapping from path to leaf, with aliases and containers.
+
+
+class Alias(NamedTuple):
+    """A second path to the same storage; `key` is its own native key, if the format stores one."""
+
+    path: Path
+    key: str | None = None
+
+
+class Container(NamedTuple):
+    """What holds the entries below a path, so that a writer can rebuild it.
+
+    `state` is what the container carries besides its entries (OrderedDict's `_metadata`), as plain data. A
+    "module" is an object whose class the file names: `name` is that class, `state` a dict of plain facts from
+    its configuration ("units", "activation", "epsilon", "layer"), never code.
+    """
+
+    kind: Literal["dict", "OrderedDict", "list", "tuple", "record", "module"]
+    name: str | None = None
+    state: object = None
+
+
+@dataclass(frozen=True, eq=False)
+class Tree(Mapping[Path, Leaf | ValueLeaf]):
+    """Leaves by path in the order of the file; alias paths are not among the leaves."""
+
+    leaves: Mapping[Path, Leaf | ValueLeaf]
+    aliases: Mapping[Path, tuple[Alias, ...]] = field(default_factory=dict)
+    containers: Mapping[Path, Container] = field(default_factory=dict)
+
+    def __getitem__(self, path: Path) -> Leaf | ValueLeaf:
+        """Return the leaf at the path."""
+        return self.leaves[path]
+
+    def __iter__(self) -> Iterator[Path]:
+        """Go through the paths in the order of the file."""
+        return iter(self.leaves)
+
+    def __len__(self) -> int:
+        """Return the number of leaves."""
+        return len(self.leaves)
+
+    def tensors(self) -> Iterator[tuple[Path, Leaf]]:
+        """Go through the tensor leaves."""
+        for path, leaf in self.leaves.items():
+            if isinstance(leaf, Leaf):
+                yield path, leaf
+
+    def plain(self) -> Iterator[tuple[Path, ValueLeaf]]:
+        """Go through the leaves that are not tensors."""
+        for path, leaf in self.leaves.items():
+            if isinstance(leaf, ValueLeaf):
+                yield path, leaf
+
+    @cached_property
+    def names(self) -> Mapping[Path, str]:
+        """Every path's display name; where two collide, all of those are spelled exactly."""
+        named = {path: display(path) for path in self.leaves}
+        counts: dict[str, int] = {}
+        for name in named.values():
+            counts[name] = counts.get(name, 0) + 1
+        if len(counts) == len(named):
+            return named
+        return {path: n if counts[n] == 1 else display_exact(path) for path, n in named.items()}
+
+    @cached_property
+    def naming(self) -> NameIndex:
+        """What each name that people use means."""
+        return NameIndex(self.leaves, self.names, self.aliases)
+
+    def alias_name(self, alias: Alias) -> str:
+        """Return an alias's display name, spelled exactly if a leaf has that name already."""
+        shown = display(alias.path)
+        return display_exact(alias.path) if shown in self._shown else shown
+
+    @cached_property
+    def _shown(self) -> frozenset[str]:
+        return frozenset(self.names.values())
+
+    def under(self, prefix: Path) -> Tree:
+        """Return the tree as the subtree under `prefix` of one that has nothing else."""
+        return Tree(
+            {(*prefix, *p): leaf for p, leaf in self.leaves.items()},
+            {
+                (*prefix, *p): tuple(Alias((*prefix, *a.path), a.key) for a in rest)
+                for p, rest in self.aliases.items()
+            },
+            {(*prefix, *p): c for p, c in self.containers.items()},
+        )
+
+    def below(self, prefix: Path) -> Tree:
+        """Return the subtree under `prefix`, with paths that start there."""
+        cut = len(prefix)
+        return Tree(
+            {p[cut:]: leaf for p, leaf in self.leaves.items() if p[:cut] == prefix},
+            {
+                p[cut:]: tuple(Alias(a.path[cut:], a.key) for a in rest if a.path[:cut] == prefix)
+                for p, rest in self.aliases.items()
+                if p[:cut] == prefix
+            },
+            {p[cut:]: c for p, c in self.containers.items() if p[:cut] == prefix},
+        )

@@ -1,0 +1,1 @@
+"""File encodings without any notion of a checkpoint."""

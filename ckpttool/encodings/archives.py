@@ -1,0 +1,856 @@
+"""Zip and tar archives."""
+
+from __future__ import annotations
+
+import os
+import posixpath
+import struct
+from collections import OrderedDict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass
+from threading import Lock
+from typing import IO, NamedTuple, NoReturn
+
+from ckpttool.core import filesystem, limits
+from ckpttool.core.errors import CkpttoolError, FormatError, TruncatedError, UnsupportedError
+from ckpttool.core.limits import Limits
+from ckpttool.core.source import Buffer, Checksum, DeflatedSpan, File, Span, Storage, crc32
+
+# Tar archives as bytes: where every plain file lies; whatever is no plain file is refused.
+#
+# The standard library's reader takes longer to import than a checkpoint takes to list, and it takes the last
+# of two members of one name where others take the first. Layouts follow POSIX.1-2017, pax, "ustar Interchange
+# Format" and "pax Header Block"; GNU's sizes in base 256 are those of GNU tar's manual, "Extensions".
+
+BLOCK = 512
+# Name, size, checksum, type, what it links to, magic, what stands before the name; modes, owners, times and
+# devices are passed over.
+_HEADER = struct.Struct("100s24x12s12x8sc100s6s82x155s12x")
+_CHECKSUM = slice(148, 156)
+_MAGIC = b"ustar"
+_PLAIN, _PAX = (b"0", b"\0"), b"x"
+_PIECE = 1 << 20
+
+
+class _TarHeader(NamedTuple):
+    name: str
+    size: int
+    kind: bytes
+
+
+def is_tar_start(head: bytes) -> bool:
+    """Say whether the bytes begin like a tar archive."""
+    return len(head) >= BLOCK and _HEADER.unpack_from(head)[5].startswith(_MAGIC)
+
+
+def is_tar_header(block: bytes) -> bool:
+    """Say whether Python's tarfile takes the bytes for a member's header: their checksum alone decides."""
+    if len(block) < BLOCK:
+        return False
+    field = block[148:156]
+    if field[0] in (0o200, 0o377):
+        said = int.from_bytes(field[1:], "big") - (1 << 56 if field[0] == 0o377 else 0)
+    else:
+        text = field.partition(b"\0")[0].strip()
+        if text.strip(b"01234567"):
+            return False
+        said = int(text or b"0", 8)
+    rest = block[:148] + block[156:BLOCK]
+    unsigned = 256 + sum(rest)
+    return said in (unsigned, unsigned - 256 * sum(byte > 127 for byte in rest))
+
+
+def first_tar_member(file: File) -> str | None:
+    """Return the name of the archive's first member, None when there is none."""
+    return next((name for name, _ in _iter_tar_members(file)), None)
+
+
+def read_tar(file: File) -> Mapping[str, Span]:
+    """Return the archive's files by name; raise FormatError unless all are plain files of different names."""
+    found: dict[str, Span] = {}
+    for name, span in _iter_tar_members(file):
+        if name in found:
+            raise FormatError(f"two members are called {name!r}", file=file.path, offset=span.offset)
+        found[name] = span
+    return found
+
+
+def _iter_tar_members(file: File) -> Iterator[tuple[str, Span]]:
+    at, longer = 0, None
+    while (block := _read_tar_block(file, at)) != bytes(BLOCK):
+        header = _parse_tar_header(file, block, at)
+        at += BLOCK
+        size = header.size if longer is None or header.kind == _PAX else longer
+        span = Span(file, at, size)
+        at += -(-size // BLOCK) * BLOCK
+        if at > file.size:
+            raise TruncatedError(f"member {header.name!r} is cut off", file=file.path, offset=span.offset)
+        if header.kind == _PAX:
+            longer = _pax_size(span)
+        else:
+            yield header.name, span
+            longer = None
+    if _read_tar_block(file, at + BLOCK) != bytes(BLOCK) or file.size % BLOCK:
+        raise TruncatedError("the archive does not end with empty blocks", file=file.path, offset=file.size)
+    for place in range(at, file.size, _PIECE):
+        if file.read(place, min(_PIECE, file.size - place)).strip(b"\0"):
+            _fail_tar(file, "bytes follow the archive's end", place)
+
+
+def _read_tar_block(file: File, at: int) -> bytes:
+    if at + BLOCK > file.size:
+        raise TruncatedError("the archive's end is missing", file=file.path, offset=file.size)
+    return file.read(at, BLOCK)
+
+
+def _parse_tar_header(file: File, block: bytes, at: int) -> _TarHeader:
+    name, size, checksum, kind, _, magic, before = _HEADER.unpack(block)
+    bare = block[: _CHECKSUM.start] + b" " * 8 + block[_CHECKSUM.stop :]
+    if not magic.startswith(_MAGIC) or _parse_octal(checksum, file, at) != sum(bare):
+        _fail_tar(file, "a header of the archive is damaged", at)
+    text = _tar_name(name)
+    if kind not in (*_PLAIN, _PAX):
+        raise UnsupportedError(
+            f"member {text!r} is no plain file (type {kind.decode('latin-1')!r})", file=file.path, offset=at
+        )
+    if any(before):
+        # GNU tar's own headers keep times there, which the library that torch used leaves empty.
+        raise UnsupportedError(f"member {text!r} has a prefix to its name", file=file.path, offset=at)
+    return _TarHeader(text, _parse_octal(size, file, at), kind)
+
+
+def _parse_octal(field: bytes, file: File, at: int) -> int:
+    if field[0] == 0x80:
+        return int.from_bytes(field[1:])
+    digits = field.rstrip(b"\0 ").lstrip(b" ")
+    if not digits or digits.strip(b"01234567"):
+        _fail_tar(file, "a number in the archive's header is not octal", at)
+    return int(digits, 8)
+
+
+def _pax_size(span: Span) -> int | None:
+    """Return the size in bytes that a pax header gives the next member; times and owners are passed over.
+
+    Raise FormatError when records and lengths contradict each other, UnsupportedError for what would make
+    the member another one than its header says.
+    """
+    if span.length > limits.current().text_bytes:
+        what, file, at = "a pax header is too long", span.file.path, span.offset
+        raise limits.limit_error("text_bytes", what, span.length, file=file, offset=at)
+    data, size = bytes(span.read()), None
+    while data:
+        length, _, rest = data.partition(b" ")
+        if not length.isdigit() or len(length) > 7 or data[int(length) - 1 : int(length)] != b"\n":
+            _fail_tar(span.file, "a pax header is damaged", span.offset)
+        keyword, _, value = rest[: int(length) - len(length) - 2].partition(b"=")
+        if keyword in (b"path", b"linkpath") or keyword.startswith(b"GNU.sparse"):
+            what = f"a pax header changes the {keyword.decode('latin-1')!r} of a member"
+            raise UnsupportedError(what, file=span.file.path, offset=span.offset)
+        if keyword == b"size":
+            if not value.isdigit() or len(value) > 19:
+                _fail_tar(span.file, "a pax header's size is no number", span.offset)
+            size = int(value)
+        data = data[int(length) :]
+    return size
+
+
+def _tar_name(name: bytes) -> str:
+    return name.partition(b"\0")[0].decode("utf-8", "replace")
+
+
+def _fail_tar(file: File, message: str, offset: int) -> NoReturn:
+    raise FormatError(message, file=file.path, offset=offset)
+
+
+# The records of zip archives, and what the two headers of a member have in common.
+#
+# Field names and layouts follow PKWARE's APPNOTE.TXT 6.3.10 (the section is named beside each record).
+
+STORED, DEFLATED = 0, 8
+
+LOCAL = struct.Struct("<IHHHHHIIIHH")  # 4.3.7, without name and extra field
+CENTRAL = struct.Struct("<IHHHHHHIIIHHHHHII")  # 4.3.12, without name, extra field and comment
+END = struct.Struct("<IHHHHIIH")  # 4.3.16
+END64 = struct.Struct("<IQHHIIQQQQ")  # 4.3.14
+LOCATOR64 = struct.Struct("<IIQI")  # 4.3.15
+LOCAL_MARK, CENTRAL_MARK, END_MARK = 0x04034B50, 0x02014B50, 0x06054B50
+END64_MARK, LOCATOR64_MARK, DESCRIPTOR_MARK = 0x06064B50, 0x07064B50, b"PK\x07\x08"
+FULL16, FULL32 = 0xFFFF, 0xFFFFFFFF
+ZIP64_EXTRA, UNICODE_PATH_EXTRA = 1, 0x7075
+_UNICODE_PATH = struct.pack("<H", UNICODE_PATH_EXTRA)
+
+ENCRYPTED = 1 << 0 | 1 << 6 | 1 << 13  # 4.4.4: encryption, strong encryption, masked local headers
+PATCHED = 1 << 5
+UNREAD = ENCRYPTED | PATCHED
+LATER = 1 << 3  # sizes and checksum follow the data; the local header may hold zeros
+UTF8 = 1 << 11
+EFFORT = 1 << 1 | 1 << 2  # how hard the compressor tried
+_SHOWN = 120
+
+
+class ZipMember(NamedTuple):
+    """One member: sizes in bytes, `stored` as it lies in the file and `size` unpacked.
+
+    `header` counts from the start of the archive, `offset` (of the payload) from that of the file.
+    """
+
+    name: str
+    method: int
+    flags: int
+    crc: int
+    stored: int
+    size: int
+    header: int
+    offset: int
+
+
+class ZipEntry(NamedTuple):
+    """What the central directory says of a member; `raw` is its name as it is stored."""
+
+    header: int
+    name: str
+    raw: bytes
+    method: int
+    flags: int
+    crc: int
+    stored: int
+    size: int
+
+
+class ZipWindow(NamedTuple):
+    """The part of a file that is the archive; `descriptor` is None for a file elsewhere (places.store)."""
+
+    file: File
+    descriptor: int | None
+    start: int
+    size: int
+
+    def read(self, length: int, offset: int) -> bytes:
+        """Return up to `length` bytes from an offset of the archive."""
+        room = max(0, min(length, self.size - offset))
+        if self.descriptor is None:
+            return self.file.read(self.start + offset, room)
+        return os.pread(self.descriptor, room, self.start + offset)
+
+    def each(self, runs: Iterable[tuple[int, int]]) -> Iterator[bytes]:
+        """Give what `read` does for pairs of length and offset."""
+        if self.descriptor is None:
+            room = ((self.start + at, max(0, min(length, self.size - at))) for length, at in runs)
+            return self.file.together(room)
+        return (self.read(length, at) for length, at in runs)
+
+
+def fail(
+    file: File, message: str, offset: int, *, expected: str | None = None, found: str | None = None
+) -> NoReturn:
+    """Raise FormatError at an offset of the archive."""
+    raise FormatError(message, file=file.path, offset=offset, expected=expected, found=found)
+
+
+def quote_member(name: str) -> str:
+    """Return a member's name as an error shows it: without what a terminal would obey, and not too long."""
+    return repr(name) if len(name) <= _SHOWN else f"{name[:_SHOWN]!r}..."
+
+
+def refuse_flags(file: File, flags: int, at: int) -> NoReturn:
+    """Raise UnsupportedError for a member that is encrypted, or a patch of another file (UNREAD)."""
+    what = "the archive is encrypted" if flags & ENCRYPTED else "the archive holds patches, not files"
+    raise UnsupportedError(what, file=file.path, offset=at)
+
+
+def widen_fields(file: File, extra: bytes, fields: tuple[int, ...], at: int) -> tuple[int, ...]:
+    """Return the fields with each saturated one replaced from the zip64 extra field (4.5.3), in its order."""
+    found = [body for kind, body in _iter_extra_fields(extra) if kind == ZIP64_EXTRA]
+    data = found[0] if len(found) == 1 else b""
+    wide, used = [], 0
+    for value in fields:
+        if value == FULL32:
+            if len(data) < used + 8:
+                fail(file, "a large member's zip64 sizes are missing, or there are two of them", at)
+            wide.append(int.from_bytes(data[used : used + 8], "little"))
+            used += 8
+        else:
+            wide.append(value)
+    return tuple(wide)
+
+
+def require_one_name(file: File, extra: bytes, raw: bytes, at: int) -> None:
+    """Raise FormatError when an extra field gives the member another name in Unicode (4.6.9)."""
+    # Hardly any archive has one, and every member of torch's has an extra field.
+    for kind, body in _iter_extra_fields(extra) if _UNICODE_PATH in extra else ():
+        # A version, the checksum of the name in the header, and the other name.
+        if kind == UNICODE_PATH_EXTRA and (len(body) < 5 or body[5:] != raw):
+            fail(
+                file,
+                "a member has two names",
+                at,
+                expected=quote_member(_lossy_name(raw)),
+                found=quote_member(_lossy_name(body[5:])),
+            )
+
+
+def _lossy_name(raw: bytes) -> str:
+    return raw.decode("utf-8", "replace")
+
+
+def _iter_extra_fields(extra: bytes) -> Iterator[tuple[int, bytes]]:
+    at = 0
+    while at + 4 <= len(extra):
+        kind, size = struct.unpack_from("<HH", extra, at)
+        yield kind, extra[at + 4 : at + 4 + size]
+        at += 4 + size
+
+
+# The central directory of a zip archive: where it lies, and what it says of every member.
+#
+# Sections are those of PKWARE's APPNOTE.TXT 6.3.10.
+
+_COMMENT_ROOM = END.size + FULL16
+_END, _LOCATOR = b"PK\x05\x06", b"PK\x06\x07"
+_DOS_FOLDER, _UNIX_FOLDER = 0x10, 0o04
+_FILE_TYPES = (0, _UNIX_FOLDER, 0o10)  # 4.4.15 leaves the upper half to the host; Unix puts st_mode there
+
+
+class ZipDirectory(NamedTuple):
+    """Where the central directory lies and how many entries it says it has."""
+
+    offset: int
+    length: int
+    entries: int
+
+
+def find_zip_directory(file: File, window: ZipWindow) -> ZipDirectory:
+    """Return where the directory lies; raise FormatError unless it ends where the end record begins."""
+    start = max(0, window.size - _COMMENT_ROOM)
+    tail = window.read(window.size - start, start)
+    at = _find_end_record(file, tail, start)
+    end = END.unpack_from(tail, at)
+    place = ZipDirectory(end[6], end[5], end[4])
+    stop = start + at
+    if end[1] or end[2] or end[3] != end[4]:
+        fail(file, "the archive is split over several disks", stop)
+    locator = window.read(LOCATOR64.size, stop - LOCATOR64.size) if stop >= LOCATOR64.size else b""
+    if locator[:4] == _LOCATOR:
+        place, stop = _read_zip64_record(file, window, locator, place, stop - LOCATOR64.size)
+    if place.offset + place.length != stop:
+        fail(
+            file,
+            "the central directory does not end where the end record begins",
+            stop,
+            expected=f"offset {stop - place.length:,}",
+            found=f"{place.offset:,}",
+        )
+    return place
+
+
+def _find_end_record(file: File, tail: bytes, start: int) -> int:
+    """Return where in `tail` the one end record is whose comment reaches exactly to the end of the file."""
+    stop = start + len(tail)
+    last = at = tail.rfind(_END)
+    if last < 0:
+        raise TruncatedError(
+            "the archive's end record is missing: the file is cut off", file=file.path, offset=stop
+        )
+    found = []
+    while at >= 0:
+        if at + END.size <= len(tail) and END.unpack_from(tail, at)[7] == len(tail) - at - END.size:
+            found.append(at)
+        at = tail.rfind(_END, 0, at)
+    if not found:
+        fail(file, "the archive's end record is followed by bytes that do not belong to it", stop)
+    # Many readers take the last one (Lib/zipfile.py, _EndRecData; miniz), whatever its comment's length says.
+    if found != [last]:
+        fail(file, "the archive has more than one end record", start + found[-1])
+    return last
+
+
+def _read_zip64_record(
+    file: File, window: ZipWindow, locator: bytes, old: ZipDirectory, stop: int
+) -> tuple[ZipDirectory, int]:
+    _, disk, at, disks = LOCATOR64.unpack(locator)
+    record = window.read(END64.size, at) if at <= stop - END64.size else b""
+    if disk or disks > 1 or len(record) < END64.size:
+        fail(file, "the zip64 locator points nowhere", stop)
+    mark, size, _, _, this, first, here, count, length, offset = END64.unpack(record)
+    if mark != END64_MARK or at + 12 + size != stop or this or first or here != count:
+        fail(file, "the zip64 end record is damaged", at)
+    pairs = ((old.offset, offset, FULL32), (old.length, length, FULL32), (old.entries, count, FULL16))
+    if any(short not in (full, saturated) for short, full, saturated in pairs):
+        fail(file, "the two end records contradict each other", at)
+    return ZipDirectory(offset, length, count), at
+
+
+def read_zip_entries(file: File, window: ZipWindow, place: ZipDirectory) -> list[ZipEntry]:
+    """Return all entries; raise FormatError unless they fill the directory, each with a name of its own."""
+    allowed = limits.current()
+    if place.length > allowed.index_bytes:
+        raise limits.limit_error(
+            "index_bytes", "the archive's directory is too long", place.length, file=file.path
+        )
+    if place.entries > allowed.members:
+        raise limits.limit_error("members", "the archive has too many members", place.entries, file=file.path)
+    data = window.read(place.length, place.offset)
+    found: list[ZipEntry] = []
+    at, size = 0, len(data)
+    while at < size:
+        if at + CENTRAL.size > size or len(found) >= place.entries:
+            fail(file, "the central directory is not as long as its entries", place.offset + at)
+        entry, at = _parse_zip_entry(file, data, at, place.offset)
+        found.append(entry)
+    if len(found) != place.entries:
+        fail(
+            file,
+            "the archive does not have as many members as its end record says",
+            place.offset,
+            expected=f"{place.entries:,}",
+            found=f"{len(found):,}",
+        )
+    _require_unique_names(file, found, place.offset)
+    return found
+
+
+def _parse_zip_entry(file: File, data: bytes, at: int, base: int) -> tuple[ZipEntry, int]:
+    (mark, _, _, flags, method, _, _, crc, stored, size, name, extra, comment, disk, _, kind, header) = (
+        CENTRAL.unpack_from(data, at)
+    )
+    start = at + CENTRAL.size
+    stop = start + name + extra + comment
+    if mark != CENTRAL_MARK or stop > len(data):
+        fail(file, "an entry of the central directory is damaged", base + at)
+    if flags & UNREAD:
+        refuse_flags(file, flags, base + at)
+    raw = data[start : start + name]
+    text = _decode_name(file, raw, flags, base + at)
+    if extra:
+        rest = data[start + name : stop - comment]
+        require_one_name(file, rest, raw, base + at)
+        if FULL32 in (stored, size, header):
+            size, stored, header = widen_fields(file, rest, (size, stored, header), base + at)
+    elif FULL32 in (stored, size, header):
+        widen_fields(file, b"", (FULL32,), base + at)
+    if disk:  # miniz, and so torch, refuses 0xFFFF too
+        fail(file, "the archive is split over several disks", base + at)
+    if method == STORED and stored != size:
+        fail(file, f"member {quote_member(text)} is stored as it is, yet has two sizes", base + at)
+    _require_plain_file(file, text, kind, size, base + at)
+    return ZipEntry(header, text, raw, method, flags, crc, stored, size), stop
+
+
+def _require_plain_file(file: File, name: str, kind: int, size: int, at: int) -> None:
+    """Raise FormatError unless the member is a file, or an empty folder, by name and attributes alike."""
+    if kind >> 28 not in _FILE_TYPES:
+        fail(file, f"member {quote_member(name)} is a link or a device, not a file", at)
+    if name[-1] != "/" and (kind & _DOS_FOLDER or kind >> 28 == _UNIX_FOLDER):
+        # miniz, and so torch, reads nothing then and returns memory as it was (mz_zip_reader_extract_to_mem).
+        fail(file, f"member {quote_member(name)} is marked as a folder, and has the name of a file", at)
+    if name[-1] == "/" and size:
+        fail(file, f"member {quote_member(name)} is a folder, yet has bytes", at)
+
+
+def _decode_name(file: File, raw: bytes, flags: int, at: int) -> str:
+    try:
+        # 4.4.4 bit 11; without it names are in the IBM PC's code page.
+        name = raw.decode("ascii" if raw.isascii() else "utf-8" if flags & UTF8 else "cp437")
+    except UnicodeDecodeError:
+        fail(file, "a member's name is not UTF-8, as its flag says", at)
+    if not name or "\0" in name:
+        fail(file, "a member's name is empty or holds a NUL", at)
+    return name
+
+
+def _require_unique_names(file: File, found: list[ZipEntry], at: int) -> None:
+    """Raise FormatError when two members have one name, or would be one file for whoever unpacks them."""
+    names = {entry.name for entry in found}
+    if len(names) != len(found):
+        fail(
+            file,
+            f"two members are called {quote_member(_first_duplicate(entry.name for entry in found))}",
+            at,
+        )
+    if len({entry.raw for entry in found}) != len(found):
+        fail(file, "two members have one name, in two encodings", at)
+    places: dict[str, str] = {}
+    for name in filter(_needs_normalization, names):
+        place = posixpath.normpath("/" + name.replace("\\", "/")).lstrip("/")
+        other = places.setdefault(place, name)
+        if other != name or (place != name and place in names):
+            both = sorted((name, other if other != name else place))
+            fail(file, f"two members have one place: {' and '.join(map(quote_member, both))}", at)
+
+
+def _needs_normalization(name: str) -> bool:
+    return name[0] in "./" or name[-1] in "./" or "\\" in name or "//" in name or "/." in name
+
+
+def _first_duplicate(names: Iterable[str]) -> str:
+    seen: set[str] = set()
+    # `add` returns None.
+    return next(name for name in names if name in seen or seen.add(name))  # type: ignore[func-returns-value]
+
+
+# The members of a zip archive where they lie: local headers and payloads, every byte claimed once.
+#
+# Sections are those of PKWARE's APPNOTE.TXT 6.3.10.
+
+_NEAR, _WINDOW = 4096, 1 << 20
+_NEAR_ELSEWHERE = 64 << 10  # takes a network less time than another request
+# 4.3.9: checksum and sizes of 4 or 8 bytes; the mark before them came to be written by everyone.
+_DESCRIPTORS = {
+    12: struct.Struct("<III"),
+    16: struct.Struct("<4xIII"),
+    20: struct.Struct("<IQQ"),
+    24: struct.Struct("<4xIQQ"),
+}
+_BEFORE = max(_DESCRIPTORS)
+
+
+class _HeaderRun(NamedTuple):
+    """Bytes of the archive with the local headers of some entries, by their places in the order."""
+
+    base: int
+    length: int
+    first: int
+    last: int
+
+
+def locate_members(file: File, window: ZipWindow, entries: list[ZipEntry], stop: int) -> dict[str, ZipMember]:
+    """Return the members by name, in the directory's order, with the places that their local headers give.
+
+    `stop` is where the directory begins. Raise FormatError when the two headers of a member differ, when
+    members overlap, and for bytes that belong to none.
+    """
+    ordered = sorted(entries)
+    if ordered and ordered[-1].header + LOCAL.size > stop:
+        fail(
+            file, f"member {quote_member(ordered[-1].name)} lies beyond the archive's end", ordered[-1].header
+        )
+    offsets: dict[str, int] = {}
+    last: ZipEntry | None = None
+    free, bare = 0, False
+    for entry, data, at in _iter_local_headers(window, ordered, stop):
+        if last is None and entry.header:
+            fail(file, f"member {quote_member(entry.name)} does not begin the file", entry.header)
+        if entry.header != free or bare:
+            _require_descriptor(file, last, data[max(0, at - _BEFORE) : at], entry.header - free, bare=bare)
+        offset, bare = _locate_payload(file, entry, data, at)
+        free = offset + entry.stored
+        if free > stop:
+            fail(file, f"member {quote_member(entry.name)} reaches into the central directory", offset)
+        offsets[entry.name], last = offset + window.start, entry
+    if free != stop or bare:
+        _require_descriptor(
+            file, last, window.read(min(_BEFORE, stop), max(0, stop - _BEFORE)), stop - free, bare=bare
+        )
+    return {
+        name: ZipMember(name, method, flags, crc, stored, size, header, offsets[name])
+        for header, name, _, method, flags, crc, stored, size in entries
+    }
+
+
+def _iter_local_headers(
+    window: ZipWindow, ordered: Sequence[ZipEntry], stop: int
+) -> Iterator[tuple[ZipEntry, bytes, int]]:
+    """Give every local header, in the file's order, with bytes around it and where among these it begins.
+
+    Headers that lie close together come with one read.
+    """
+    runs = list(_iter_header_runs(ordered, stop, _NEAR if window.descriptor is not None else _NEAR_ELSEWHERE))
+    for run, data in zip(runs, window.each((run.length, run.base) for run in runs), strict=True):
+        for entry in ordered[run.first : run.last]:
+            yield entry, data, entry.header - run.base
+
+
+def _iter_header_runs(ordered: Sequence[ZipEntry], stop: int, near: int) -> Iterator[_HeaderRun]:
+    """Give the runs of bytes that hold all local headers, those together that are less than `near` apart."""
+    position = 0
+    while position < len(ordered):
+        base, end = max(0, ordered[position].header - _BEFORE), _header_limit(ordered[position])
+        following = position + 1
+        while following < len(ordered) and ordered[following].header - end < near:
+            if end - base > _WINDOW:
+                break
+            end = max(end, _header_limit(ordered[following]))
+            following += 1
+        yield _HeaderRun(base, min(end, stop) - base, position, following)
+        position = following
+
+
+def _header_limit(entry: ZipEntry) -> int:
+    return entry.header + LOCAL.size + len(entry.raw) + _NEAR
+
+
+def _locate_payload(file: File, entry: ZipEntry, data: bytes, at: int) -> tuple[int, bool]:
+    """Return where the member's bytes begin, after checking that its local header says the same of it.
+
+    The second answer is whether it leaves sizes and checksum to a descriptor behind the bytes.
+    """
+    if at + LOCAL.size > len(data):
+        fail(file, f"the local header of {quote_member(entry.name)} is cut off", entry.header)
+    mark, _, flags, method, _, _, crc, stored, size, name, extra = LOCAL.unpack_from(data, at)
+    start = at + LOCAL.size
+    if mark != LOCAL_MARK:
+        fail(
+            file,
+            f"member {quote_member(entry.name)} has no local header where the directory says",
+            entry.header,
+        )
+    if flags & UNREAD:
+        refuse_flags(file, flags, entry.header)
+    raw = data[start : start + name]
+    if extra:
+        rest = data[start + name : start + name + extra]
+        require_one_name(file, rest, raw, entry.header)
+        if FULL32 in (size, stored):
+            size, stored = widen_fields(file, rest, (size, stored), entry.header)
+    told, real = (crc, stored, size), (entry.crc, entry.stored, entry.size)
+    # With bit 3 the real values follow the data: zeros are legal here, other values must still agree.
+    bare = bool(flags & LATER) and told != real
+    same = told == real or (bare and all(one in (0, other) for one, other in zip(told, real, strict=True)))
+    if not same or method != entry.method or raw != entry.raw or (flags ^ entry.flags) & ~EFFORT:
+        fail(
+            file, f"the two headers of member {quote_member(entry.name)} contradict each other", entry.header
+        )
+    return entry.header + LOCAL.size + name + extra, bare
+
+
+def _require_descriptor(file: File, entry: ZipEntry | None, data: bytes, length: int, *, bare: bool) -> None:
+    """Raise FormatError unless the `length` bytes at the end of `data` are the member's data descriptor.
+
+    `entry` is the member before them; if `bare`, its local header leaves values to the descriptor.
+    """
+    if entry is None:
+        if length:
+            fail(file, "bytes of the archive belong to no member", 0)
+        return
+    if length < 0:
+        fail(file, "two members overlap", entry.header, found=f"one of them is {quote_member(entry.name)}")
+    layout = _DESCRIPTORS.get(length)
+    if layout is None or not entry.flags & LATER:
+        what = "no descriptor follows, as its flag says," if bare and not length else "other bytes follow"
+        fail(file, f"{what} behind member {quote_member(entry.name)}", entry.header)
+    said = data[len(data) - length :]
+    marked = length in (12, 20) or said.startswith(DESCRIPTOR_MARK)
+    if not marked or layout.unpack(said) != (entry.crc, entry.stored, entry.size):
+        fail(file, f"what follows member {quote_member(entry.name)} contradicts its headers", entry.header)
+
+
+# Zip archives as bytes: where every member lies, and nothing that two readers could understand differently.
+#
+# The standard library's reader checks all-zero checksums that were never recorded, does not compare the end
+# record's count with the entries, and takes longer to import than a checkpoint takes to list.
+
+_ARCHIVES, _MEMBERS = 256, 1 << 14
+
+
+@dataclass(frozen=True, slots=True)
+class ZipArchive:
+    """A checked archive; `recorded` is False when no member carries a checksum (all are zero)."""
+
+    file: File
+    members: Mapping[str, ZipMember]
+    recorded: bool
+
+    def source(self, name: str) -> Storage:
+        """Return the member's bytes as an unread source; raise FormatError when there is no such member."""
+        member = self.members.get(name)
+        if member is None:
+            raise FormatError(f"the archive has no member {quote_member(name)}", file=self.file.path)
+        checksum = Checksum("crc32", member.crc) if self.recorded else None
+        if member.method == STORED:
+            return Span(self.file, member.offset, member.size, checksum)
+        if member.method != DEFLATED:
+            raise UnsupportedError(
+                f"member {quote_member(name)} is compressed by method {member.method}", file=self.file.path
+            )
+        self._require_proportion(member)
+        return DeflatedSpan(Span(self.file, member.offset, member.stored), member.size, checksum)
+
+    def _require_proportion(self, member: ZipMember) -> None:
+        allowed = limits.current()
+        if member.size > max(allowed.unpacked_bytes, allowed.unpacked_ratio * member.stored):
+            what = f"member {quote_member(member.name)} would unpack from {member.stored:,} bytes to far too many"  # noqa: E501
+            raise limits.limit_error(
+                "unpacked_bytes", what, member.size, file=self.file.path, offset=member.offset
+            )
+
+
+def read_zip(file: File, start: int = 0, size: int | None = None) -> ZipArchive:
+    """Return the archive's members; raise FormatError unless every record agrees with every other.
+
+    `start` and `size` say where in the file the archive lies (an archive stored in another); members' offsets
+    are those of the file.
+    """
+    return _KEPT.read(file, start, file.size - start if size is None else size, limits.current())
+
+
+class _ArchiveCache:
+    """The archives listed last: at most `_ARCHIVES` of `_MEMBERS` members together, and always the last two.
+
+    A format first checks whether an archive is its own and then reads it; of several checkpoints all are
+    checked before the first is read. The key has the file's stamp, so a changed file is listed anew.
+    """
+
+    def __init__(self) -> None:
+        self._found: OrderedDict[tuple[File, int, int, Limits], ZipArchive] = OrderedDict()
+        self._members = 0
+        self._lock = Lock()
+
+    def read(self, file: File, start: int, size: int, allowed: Limits) -> ZipArchive:
+        """Return the archive that lies there; raise as the module's `read` does."""
+        key = (file, start, size, allowed)
+        with self._lock:
+            if (known := self._found.get(key)) is not None:
+                self._found.move_to_end(key)
+                return known
+        found = _read_archive(file, start, size)
+        with self._lock:
+            if key not in self._found:
+                self._found[key] = found
+                self._members += len(found.members)
+            while len(self._found) > 2 and (self._members > _MEMBERS or len(self._found) > _ARCHIVES):
+                _, oldest = self._found.popitem(last=False)
+                self._members -= len(oldest.members)
+        return found
+
+
+_KEPT = _ArchiveCache()
+
+
+def _read_archive(file: File, start: int, size: int) -> ZipArchive:
+    with (
+        nullcontext()
+        if filesystem.find_store(file.path) is not None
+        else file.opened(start, size) as descriptor
+    ):
+        window = ZipWindow(file, descriptor, start, size)
+        try:
+            place = find_zip_directory(file, window)
+            entries = read_zip_entries(file, window, place)
+            members = locate_members(file, window, entries, place.offset)
+        except CkpttoolError as error:
+            error.offset = None if error.offset is None else error.offset + start
+            raise
+    found = members.values()
+    recorded = not found or any(m.crc for m in found) or not any(m.size for m in found)
+    return ZipArchive(file, members, recorded)
+
+
+# Writing zip archives: stored members only, each aligned, the same input always giving the same bytes.
+
+# MS-DOS for 1980-01-01 00:00, the earliest that the format can say: archives carry no time of writing.
+_DATE, _TIME = 0x21, 0
+_VERSION, _VERSION64 = 20, 45
+# torch pads with this extra field too (caffe2/serialize/inline_container.cc, getPadding).
+_PADDING, _FILLER = 0x4246, b"Z"
+
+
+class _MemberRecord(NamedTuple):
+    name: bytes
+    flags: int
+    crc: int
+    size: int
+    header: int
+
+
+class ZipWriter:
+    """Writes members one after the other to a stream that begins empty; `close` writes the directory."""
+
+    def __init__(self, stream: IO[bytes], alignment: int = 64) -> None:
+        """Start at the stream's beginning; payloads begin at multiples of `alignment` bytes."""
+        self._stream = stream
+        self._alignment = alignment
+        self._position = 0
+        self._members: list[_MemberRecord] = []
+
+    @property
+    def checksums(self) -> tuple[int, ...]:
+        """The CRC-32 of every member written so far."""
+        return tuple(member.crc for member in self._members)
+
+    def add(self, name: str, *parts: Buffer) -> None:
+        """Write one member, whose bytes are those of all `parts` together."""
+        raw = name.encode("utf-8")
+        flags = 0 if raw.isascii() else UTF8
+        crc = size = 0
+        for part in parts:
+            crc, size = crc32(part, crc), size + memoryview(part).nbytes
+        member = _MemberRecord(raw, flags, crc, size, self._position)
+        self._write(self._local(member))
+        for part in parts:
+            self._write(part)
+        self._members.append(member)
+
+    def close(self) -> None:
+        """Write the central directory and the end records; the stream stays open."""
+        start = self._position
+        for member in self._members:
+            self._write(_central_header(member))
+        self._write(_end_records(start, self._position - start, len(self._members)))
+
+    def _write(self, data: Buffer) -> None:
+        self._stream.write(data)
+        self._position += memoryview(data).nbytes
+
+    def _local(self, member: _MemberRecord) -> bytes:
+        large = member.size >= FULL32
+        size = FULL32 if large else member.size
+        wide = struct.pack("<HHQQ", ZIP64_EXTRA, 16, member.size, member.size) if large else b""
+        begin = member.header + LOCAL.size + len(member.name) + len(wide)
+        gap = -begin % self._alignment
+        if 0 < gap < 4:  # an extra field has a head of four bytes
+            gap += self._alignment
+        padding = struct.pack("<HH", _PADDING, gap - 4) + _FILLER * (gap - 4) if gap else b""
+        extra = wide + padding
+        head = LOCAL.pack(
+            LOCAL_MARK,
+            _VERSION64 if large else _VERSION,
+            member.flags,
+            STORED,
+            _TIME,
+            _DATE,
+            member.crc,
+            size,
+            size,
+            len(member.name),
+            len(extra),
+        )
+        return head + member.name + extra
+
+
+def _central_header(member: _MemberRecord) -> bytes:
+    size, header = member.size, member.header
+    wide = [size, size] if size >= FULL32 else []
+    wide += [header] if header >= FULL32 else []
+    extra = struct.pack(f"<HH{len(wide)}Q", ZIP64_EXTRA, 8 * len(wide), *wide) if wide else b""
+    version = _VERSION64 if wide else _VERSION
+    head = CENTRAL.pack(
+        CENTRAL_MARK,
+        version,
+        version,
+        member.flags,
+        STORED,
+        _TIME,
+        _DATE,
+        member.crc,
+        min(size, FULL32),
+        min(size, FULL32),
+        len(member.name),
+        len(extra),
+        0,
+        0,
+        0,
+        0,
+        min(header, FULL32),
+    )
+    return head + member.name + extra
+
+
+def _end_records(start: int, size: int, count: int) -> bytes:
+    zip64 = b""
+    if count >= FULL16 or size >= FULL32 or start >= FULL32:
+        zip64 = END64.pack(
+            END64_MARK, 44, _VERSION64, _VERSION64, 0, 0, count, count, size, start
+        ) + LOCATOR64.pack(LOCATOR64_MARK, 0, start + size, 1)
+    short = min(count, FULL16)
+    return zip64 + END.pack(END_MARK, 0, 0, short, short, min(size, FULL32), min(start, FULL32), 0)

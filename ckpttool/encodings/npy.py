@@ -1,0 +1,305 @@
+"""NumPy's .npy arrays and .npz archives as bytes: headers parsed as data, arrays left where they are.
+
+Source: numpy/lib/format.py (the docstring describes versions 1.0 to 3.0; `_write_array_header`,
+`_read_array_header`), numpy/lib/npyio.py (`savez`: a zip of `NAME.npy` members). NumPy evaluates the header
+as a Python literal; the little grammar here knows a dict of text, truth values and tuples of integers.
+"""
+
+from __future__ import annotations
+
+import re
+import zlib
+from collections.abc import Iterable, Mapping
+from typing import NamedTuple, NoReturn
+
+from ckpttool.core import limits
+from ckpttool.core.errors import FormatError, TruncatedError
+from ckpttool.core.source import DeflatedSpan, Inline, Shape, Source, Span, Storage, StoragePart, StridedView
+from ckpttool.encodings.archives import ZipArchive
+from ckpttool.encodings.pickle_values import dtype_name
+
+MAGIC = b"\x93NUMPY"
+SUFFIX = ".npy"
+RANK = 64
+_LARGEST_COUNT = (1 << 63) - 1
+_FIRST = 1024
+# More than the code tables that stand before a deflated block's first byte.
+_TABLES = 4096
+_TEXT = r"(?:'[^'\\]*'|\"[^\"\\]*\")"
+# What Python takes for space between the parts of a literal; other ASCII space is an error there.
+_SPACE = " \t\n\r\f"
+_NUMBER = r"-?(?:0|[1-9]\d{0,19})L?"
+_TOKEN = re.compile(
+    rf"[{_SPACE}]*(?:(?P<text>{_TEXT})|(?P<word>True|False|None)|(?P<int>{_NUMBER})|(?P<mark>[][(){{}},:]))",
+    re.ASCII,
+)
+# Text and bytes of one width: the bytes in what NumPy's name of the type counts.
+_WIDE = {"U": 4, "S": 1, "V": 1}
+# numpy/lib/_format_impl.py: room for the first axis to grow, and where an array's bytes may begin.
+_GROWTH, _ALIGNED = 21, 64
+_PAIRS = {")": "(", "]": "[", "}": "{"}
+
+
+class NpyHeader(NamedTuple):
+    """What stands before an array's bytes, in `size` bytes; `descr` is None for a structured type."""
+
+    descr: str | None
+    fortran: bool
+    shape: Shape
+    size: int
+
+
+class NpyArray(NamedTuple):
+    """One array: `dtype` is None for objects, text, dates, structured types and bytes without a type.
+
+    `descr` is NumPy's own name of the type ("<f4", "|O", "structured"). `source` is None for those without a
+    `dtype`, but for text and bytes of one width (U, S, V), whose elements it gives as they are stored.
+    """
+
+    descr: str
+    shape: Shape
+    dtype: str | None
+    source: Source | None
+
+
+def read_npy(storage: Storage) -> NpyArray:
+    """Return the array of an .npy file or member; its bytes are not read.
+
+    Raise FormatError when the header breaks NumPy's rules or does not fit the number of bytes.
+    """
+    head = _read_header(storage)
+    descr = head.descr
+    if descr is None:
+        return NpyArray("structured", head.shape, None, None)
+    order, code = (descr[:1], descr[1:]) if descr[:1] in "<>|=" else ("=", descr)
+    dtype = dtype_name(code)
+    item = 0 if dtype is None and code[:1] not in _WIDE else _item_width(code)
+    if not item:
+        return NpyArray(descr, head.shape, None, None)
+    nbytes = item
+    for extent in head.shape:
+        nbytes *= extent
+    found = storage.length - head.size
+    if nbytes != found:
+        wrong = TruncatedError if found < nbytes else FormatError
+        raise _npy_error(
+            wrong,
+            storage,
+            "an array's bytes do not fill its shape",
+            expected=f"{nbytes:,} bytes",
+            found=f"{found:,}",
+        )
+    body = StoragePart(storage, head.size, nbytes) if nbytes else Inline(b"")
+    # What has no order of bytes to NumPy is not turned around.
+    big = order == ">" and code[0] not in "SV"
+    source = npy_source(body, code, head.shape, fortran=head.fortran, big=big)
+    return NpyArray(descr, head.shape, dtype, source)
+
+
+def _item_width(code: str) -> int:
+    """Return the bytes of an element of type `code` ("f4": 4, "U3": 12); 0 where its name does not tell."""
+    if not re.fullmatch(r"[a-zA-Z]\d{1,9}", code, re.ASCII):
+        return 0
+    return int(code[1:]) * _WIDE.get(code[0], 1)
+
+
+def list_npz(archive: ZipArchive, wanted: Iterable[str] | None = None) -> Mapping[str, NpyArray]:
+    """Return an .npz archive's arrays by name, without `.npy`, in the order of the archive.
+
+    `wanted` are the members to take, by default all. Raise FormatError when one is no array or two have one
+    name.
+    """
+    arrays: dict[str, NpyArray] = {}
+    for member in archive.members if wanted is None else wanted:
+        name = member.removesuffix(SUFFIX)
+        if name in arrays:
+            raise FormatError(f"two arrays are called {name!r}", file=archive.file.path)
+        try:
+            storage = archive.source(member)
+            arrays[name] = read_npy(storage)
+            if _is_header_only(arrays[name]):
+                _verify(storage)
+        except FormatError as error:
+            raise error.located(path=name) from error.__cause__
+    return arrays
+
+
+def is_npy_member(archive: ZipArchive, member: str) -> bool:
+    """Return whether a member begins as an array does."""
+    return _read_prefix(archive.source(member), len(MAGIC)) == MAGIC
+
+
+def _is_header_only(array: NpyArray) -> bool:
+    """Say whether all that is taken from a member is its header: no reading will look at its checksum.
+
+    A type without a name of ours is such a thing too: "<f4" is a flip away from "<V4".
+    """
+    return array.source is None or array.dtype is None or 0 in array.shape
+
+
+def _verify(storage: Storage) -> None:
+    if isinstance(storage, Span):
+        for _ in storage.pieces():
+            pass
+    else:
+        storage.read()
+
+
+def encode_npy_header(descr: str, shape: Shape) -> bytes:
+    """Return what stands before an array's bytes in C order, as NumPy writes it (`_write_array_header`)."""
+    extents = f"({', '.join(map(str, shape))}{',' if len(shape) == 1 else ''})"
+    text = f"{{'descr': {descr!r}, 'fortran_order': False, 'shape': {extents}, }}"
+    if shape:
+        text += " " * (_GROWTH - len(str(shape[0])))
+    # Version 1 counts the header in two bytes, version 2 in four.
+    start = len(MAGIC) + (4 if len(text) + _ALIGNED < 1 << 16 else 6)
+    text += " " * (-(start + len(text) + 1) % _ALIGNED) + "\n"
+    width = start - len(MAGIC) - 2
+    return MAGIC + bytes((width // 2, 0)) + len(text).to_bytes(width, "little") + text.encode("ascii")
+
+
+def npy_source(
+    body: StoragePart | Span | Inline, code: str, shape: Shape, *, fortran: bool, big: bool
+) -> Source:
+    """Return an array's bytes in C order, little-endian.
+
+    `code` is NumPy's for the type ("f4"), whose number is the element's size; `fortran` and `big` say how the
+    elements are stored.
+    """
+    item = _item_width(code)
+    # A complex number is two that are turned around each by itself, a text as many as it has characters.
+    width = ({"c": item // 2, "U": 4}.get(code[0], item)) if big else 0
+    if width <= 1 and (not fortran or len(shape) < 2):
+        return body
+    strides, step = [], 1
+    for extent in shape if fortran else reversed(shape):
+        strides.append(step)
+        step *= max(1, extent)
+    return StridedView(body, item, shape, tuple(strides if fortran else reversed(strides)), 0, width)
+
+
+def _npy_error(
+    kind: type[FormatError],
+    storage: Storage,
+    message: str,
+    *,
+    expected: str | None = None,
+    found: str | None = None,
+) -> FormatError:
+    span = storage.base if isinstance(storage, DeflatedSpan) else storage
+    return kind(message, file=span.file.path, offset=span.offset, expected=expected, found=found)
+
+
+def _read_prefix(storage: Storage, count: int) -> bytes:
+    """Return the first bytes without reading, or decompressing, the rest."""
+    if isinstance(storage, Span):
+        return storage.file.read(storage.offset, min(count, storage.length))
+    packed = storage.base.file.read(storage.base.offset, min(count + _TABLES, storage.base.length))
+    try:
+        return zlib.decompressobj(-zlib.MAX_WBITS).decompress(packed, count)
+    except zlib.error as error:
+        message = f"a compressed member cannot be decompressed: {error}"
+        raise _npy_error(FormatError, storage, message) from error
+
+
+def _read_header(storage: Storage) -> NpyHeader:
+    data = _read_prefix(storage, _FIRST)
+    if len(data) < len(MAGIC) + 4 or not data.startswith(MAGIC):
+        _fail(storage, "an array does not begin as NumPy's do", data[:8])
+    version, minor = data[6], data[7]
+    if version not in (1, 2, 3) or minor:
+        _fail(storage, f"NumPy has no array format {version}.{minor}", b"")
+    start = 10 if version == 1 else 12
+    length = int.from_bytes(data[8:start], "little")
+    # What is no longer is read already; many arrays of a file ask.
+    if length > _FIRST and length > limits.current().array_header_bytes:
+        span = storage.base if isinstance(storage, DeflatedSpan) else storage
+        what = "an array's header is too long"
+        raise limits.limit_error("array_header_bytes", what, length, file=span.file.path, offset=span.offset)
+    if start + length > len(data):
+        data = _read_prefix(storage, start + length)
+    raw = data[start : start + length]
+    if len(raw) < length:
+        raise _npy_error(TruncatedError, storage, "an array ends in its header")
+    try:
+        text = raw.decode("utf-8" if version == 3 else "latin-1")
+    except UnicodeDecodeError:
+        _fail(storage, "an array's header is not UTF-8", raw)
+    # NumPy takes away the L of Python 2's numbers in the versions that Python 2 wrote.
+    descr, fortran, shape = _parse_header(storage, _tokenize(storage, text, long=version < 3), text)
+    return NpyHeader(descr, fortran, shape, start + length)
+
+
+def _fail(storage: Storage, message: str, shown: bytes | str) -> NoReturn:
+    raise _npy_error(FormatError, storage, message, found=repr(shown[:60]) if shown else None)
+
+
+def _parse_header(storage: Storage, tokens: list[str], text: str) -> tuple[str | None, bool, Shape]:
+    """Return the header dict's three entries; they may come in any order, and there are no others."""
+    if len(tokens) < 2 or tokens[0] != "{" or tokens[-1] != "}":
+        _fail(storage, "an array's header is no dict", text)
+    found: dict[str, list[str]] = {}
+    at, stop = 1, len(tokens) - 1
+    while at < stop:
+        name = tokens[at][1:-1] if tokens[at][0] in "'\"" else ""
+        end = _value_end(tokens, at + 2, stop)
+        if tokens[at + 1] != ":" or name in found or end <= at + 2:
+            _fail(storage, "an array's header is no dict of three entries", text)
+        found[name] = tokens[at + 2 : end]
+        at = end + 1
+    if found.keys() != {"descr", "fortran_order", "shape"}:
+        _fail(storage, "an array's header does not give descr, fortran_order and shape", text)
+    order = found["fortran_order"]
+    if order not in (["True"], ["False"]):
+        _fail(storage, "an array's fortran_order is neither True nor False", text)
+    return _parse_descr(storage, found["descr"]), order == ["True"], _parse_shape(storage, found["shape"])
+
+
+def _tokenize(storage: Storage, text: str, *, long: bool) -> list[str]:
+    tokens: list[str] = []
+    at, stop = 0, len(text.rstrip(_SPACE))
+    while at < stop:
+        match = _TOKEN.match(text, at)
+        if match is None or (match[0][-1] == "L" and not long):
+            _fail(storage, "an array's header is not a literal that NumPy writes", text[at:])
+        tokens.append(match[match.lastgroup or 0].removesuffix("L"))
+        at = match.end()
+    return tokens
+
+
+def _value_end(tokens: list[str], at: int, stop: int) -> int:
+    """Return where the value at `at` ends: a comma outside all brackets, or `stop`; -1 if nowhere."""
+    opened: list[str] = []
+    while at < stop and (opened or tokens[at] != ","):
+        if tokens[at] in ("(", "[", "{"):
+            opened.append(tokens[at])
+        elif tokens[at] in _PAIRS and (not opened or opened.pop() != _PAIRS[tokens[at]]):
+            return -1
+        at += 1
+    return -1 if opened else at
+
+
+def _parse_descr(storage: Storage, tokens: list[str]) -> str | None:
+    if len(tokens) == 1 and tokens[0][:1] in ("'", '"'):
+        return tokens[0][1:-1]
+    if tokens[0] in ("[", "("):
+        return None
+    _fail(storage, "an array's type is not one that NumPy writes", " ".join(tokens))
+
+
+def _parse_shape(storage: Storage, tokens: list[str]) -> Shape:
+    items, commas = tokens[1:-1:2], tokens[2:-1:2]
+    well = tokens[0] == "(" and tokens[-1] == ")" and all(mark == "," for mark in commas)
+    if not well or len(items) - len(commas) not in (0, 1) or (len(items) == 1 and not commas):
+        _fail(storage, "an array's shape is no tuple", " ".join(tokens))
+    if len(items) > RANK:
+        _fail(storage, f"an array has {len(items):,} dimensions", "")
+    if not all(item.isdigit() for item in items):
+        _fail(storage, "an array's shape is not made of sizes", " ".join(tokens))
+    shape, count = tuple(map(int, items)), 1
+    for extent in shape:
+        # Zeros are left out, as numpy does: one must not hide a size that cannot be.
+        count *= extent or 1
+    if count > _LARGEST_COUNT:
+        _fail(storage, "an array has more elements than can be counted", " ".join(tokens))
+    return shape

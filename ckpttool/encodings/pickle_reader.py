@@ -1,0 +1,1201 @@
+"""Pickle machine that reads data only: nothing is imported, nothing is called."""
+
+from __future__ import annotations
+
+import codecs
+import re
+import struct
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple, NoReturn
+
+from ckpttool.core import limits
+from ckpttool.core.checkpoint import CLASSES, CODE, PLAIN, CodeReference, Verdict, dangerous_calls
+from ckpttool.core.errors import CkpttoolError, FormatError, TruncatedError
+from ckpttool.encodings.pickle_values import (
+    CONTAINERS,
+    MADE_BY_NEW,
+    METHODS,
+    RENAMED,
+    SPREAD,
+    Builder,
+    Dict,
+    Global,
+    KeyTracker,
+    OpaqueKey,
+    PickleObject,
+    Set,
+    StatefulValue,
+    StoredBytes,
+    has_spread_hash,
+    is_hashable,
+    is_plain,
+)
+
+# The names whose pickles are data: an allow list, for lists of what is dangerous keep losing.
+#
+# What of the standard library is not in it can act on the world (os, subprocess, builtins.eval, uuid.getnode,
+# ...): that it is only named makes no difference, since a pickle can have a name called by what it is given
+# to. What is outside of the standard library and not in it is a class or function of whatever is installed;
+# those of its functions that are known to load, run or install things count as acting.
+
+
+def _qualified_names(module: str, names: str) -> frozenset[str]:
+    return frozenset(f"{module}.{name}" for name in names.split())
+
+
+_DATA = frozenset().union(
+    _qualified_names("_codecs", "encode"),
+    _qualified_names("_collections", "_tuplegetter"),
+    _qualified_names("_io", "BytesIO StringIO"),
+    _qualified_names("_random", "Random"),
+    _qualified_names("_weakrefset", "WeakSet"),
+    _qualified_names("argparse", "Namespace"),
+    _qualified_names("array", "array _array_reconstructor"),
+    _qualified_names(
+        "builtins",
+        "bool bytearray bytes classmethod complex dict float frozenset int list object property range "
+        "reversed set slice staticmethod str tuple NotImplemented Ellipsis long unicode xrange",
+    ),
+    _qualified_names("collections", "ChainMap Counter OrderedDict UserDict UserList UserString defaultdict deque"),  # noqa: E501
+    _qualified_names("copyreg", "__newobj__ __newobj_ex__ _reconstructor"),
+    _qualified_names("dataclasses", "Field _DataclassParams _FIELD _MISSING_TYPE"),
+    _qualified_names("datetime", "date datetime time timedelta timezone tzinfo"),
+    _qualified_names("decimal", "Decimal"),
+    _qualified_names("fractions", "Fraction"),
+    _qualified_names("functools", "partial"),
+    _qualified_names("io", "BytesIO StringIO"),
+    _qualified_names(
+        "ipaddress", "IPv4Address IPv4Interface IPv4Network IPv6Address IPv6Interface IPv6Network"
+    ),
+    _qualified_names("itertools", "chain combinations count cycle islice permutations product repeat zip_longest"),  # noqa: E501
+    _qualified_names("logging", "getLogger"),
+    _qualified_names("operator", "attrgetter itemgetter"),
+    _qualified_names("pathlib", "Path PosixPath PurePath PurePosixPath PureWindowsPath WindowsPath"),
+    _qualified_names("pathlib._local", "Path PosixPath PurePath PurePosixPath PureWindowsPath WindowsPath"),
+    _qualified_names("random", "Random"),
+    _qualified_names("re", "_compile"),
+    _qualified_names("time", "struct_time"),
+    _qualified_names("types", "SimpleNamespace"),
+    _qualified_names("uuid", "SafeUUID UUID"),
+    _qualified_names("zoneinfo", "ZoneInfo"),
+)  # fmt: skip
+# Classes that a pickle may name, as bases and annotations of classes by value; calling them is another thing.
+_NAMED_ONLY = frozenset().union(
+    _qualified_names("abc", "ABC ABCMeta"),
+    _qualified_names("builtins", "type super"),
+    _qualified_names("collections.abc", "Callable Iterable Iterator Mapping MutableMapping Sequence Set Hashable"),  # noqa: E501
+    _qualified_names("enum", "Enum IntEnum Flag IntFlag EnumMeta EnumType"),
+    _qualified_names("numbers", "Complex Integral Number Rational Real"),
+    _qualified_names("types", "FunctionType CodeType MethodType NoneType"),
+    _qualified_names(
+        "typing",
+        "Any Callable ClassVar Dict Final FrozenSet Generic Iterable Iterator List Literal Mapping "
+        "NamedTuple Optional Protocol Sequence Set Tuple Type TypeVar Union",
+    ),
+)  # fmt: skip
+_BUILTIN_ERRORS = ("Error", "Exception", "Warning", "Interrupt", "Iteration")
+
+# What numpy and torch name in the pickles that they write themselves: types of elements, classes of storages
+# (torch/_weights_only_unpickler.py, _get_allowed_globals, has torch's).
+_NUMBERS = (
+    "bool float16 float32 float64 complex64 complex128 int8 int16 int32 int64 uint8 uint16 uint32 uint64"
+)
+_TYPED = "BFloat16 Bool Byte Char Double Float Half Int Long Short"
+_LIBRARIES = frozenset().union(
+    _qualified_names("numpy", f"{_NUMBERS} bool_ float_ int_ str_ bytes_"),
+    _qualified_names("numpy", "dtype ndarray number floating integer generic"),
+    _qualified_names("numpy.dtypes", " ".join(f"{n.capitalize()}DType" for n in _NUMBERS.split()).replace("Ui", "UI")),  # noqa: E501
+    _qualified_names("torch", f"{_NUMBERS} complex32 bfloat16 Size Tensor device"),
+    _qualified_names("torch", " ".join(f"int{n} uint{n}" for n in range(1, 8))),
+    _qualified_names("torch", "bits8 bits16 bits1x8 bits2x4 bits4x2 qint8 qint32 quint8 quint2x4 quint4x2"),
+    _qualified_names("torch", "float4_e2m1fn_x2 float8_e4m3fn float8_e4m3fnuz float8_e5m2 float8_e5m2fnuz"),
+    _qualified_names("torch", "float8_e8m0fnu"),
+    _qualified_names("torch", "strided sparse_coo sparse_csr sparse_csc sparse_bsr sparse_bsc contiguous_format"),  # noqa: E501
+    _qualified_names("torch", "per_tensor_affine per_tensor_symmetric"),
+    _qualified_names("torch", "per_channel_affine per_channel_symmetric per_channel_affine_float_qparams"),
+    _qualified_names("torch", "QInt8Storage QInt32Storage QUInt8Storage QUInt4x2Storage QUInt2x4Storage"),
+    _qualified_names("torch", "ComplexFloatStorage ComplexDoubleStorage UntypedStorage"),
+    _qualified_names("torch.cuda", "ComplexFloatStorage ComplexDoubleStorage"),
+    _qualified_names("torch.storage", "TypedStorage UntypedStorage _UntypedStorage _TypedStorage"),
+    *(
+        _qualified_names(module, " ".join(f"{each}{kind}" for each in _TYPED.split()))
+        for module in ("torch", "torch.cuda", "torch.sparse", "torch.cuda.sparse")
+        for kind in ("Tensor", "Storage")
+    ),
+    _qualified_names("torch.nn.parameter", "Parameter Buffer"),
+    _qualified_names("torch._tensor", "_rebuild_from_type_v2 _rebuild_from_type"),
+    _qualified_names(
+        "torch._utils",
+        "_rebuild_tensor _rebuild_tensor_v2 _rebuild_tensor_v3 _rebuild_parameter "
+        "_rebuild_parameter_with_state _rebuild_qtensor _rebuild_sparse_tensor _rebuild_nested_tensor "
+        "_rebuild_wrapper_subclass "
+        "_rebuild_meta_tensor_no_storage _rebuild_device_tensor_from_numpy "
+        "_rebuild_device_tensor_from_cpu_tensor",
+    ),
+)  # fmt: skip
+# Rebuilt here as data; loading compiles and runs the source code that stands beside the data
+# (torch/fx/graph_module.py, reduce_graph_module).
+_RUNS = frozenset(("torch.fx.graph_module.reduce_graph_module",))
+
+# Functions of libraries that unpickle, run or install what they are given.
+_LOADS = frozenset().union(
+    _qualified_names("torch", "load"),
+    _qualified_names("torch.hub", "load load_state_dict_from_url download_url_to_file"),
+    _qualified_names("torch.serialization", "load"),
+    _qualified_names("torch.jit", "load"),
+    _qualified_names("torch.jit._serialization", "load"),
+    _qualified_names("numpy", "load fromfile"),
+    _qualified_names("numpy.lib.npyio", "load"),
+    _qualified_names("numpy.lib._npyio_impl", "load"),
+    _qualified_names("numpy.testing", "runstring"),
+    _qualified_names("numpy.testing._private.utils", "runstring"),
+    _qualified_names("joblib", "load"),
+    _qualified_names("joblib.numpy_pickle", "load"),
+    _qualified_names("pandas", "eval read_pickle"),
+    _qualified_names("pandas.io.pickle", "read_pickle"),
+    *(
+        _qualified_names(f"{module}.saving.pickle_utils", "deserialize_model_from_bytecode")
+        for module in ("keras", "keras.src", "tf_keras.src", "tensorflow.python.keras")
+    ),
+    *(
+        _qualified_names(module, "load loads")
+        for module in (
+            "cloudpickle",
+            "cloudpickle.cloudpickle",
+            "cloudpickle.cloudpickle_fast",
+            "dill",
+            "dill._dill",
+            "ray.cloudpickle",
+            "ray.cloudpickle.cloudpickle",
+        )
+    ),
+)
+# Modules, with all below them, whose functions install packages, run code, or connect for a living.
+_ACTING = frozenset(
+    (
+        *(
+            "IPython",
+            "dotenv",
+            "fabric",
+            "invoke",
+            "pip",
+            "pkg_resources",
+            "requests",
+            "setuptools",
+            "sh",
+            "yaml",
+        ),
+        *(
+            "numpy.distutils",
+            "numpy.f2py",
+            "torch._dynamo",
+            "torch._inductor",
+            "torch.jit.unsupported_tensor_ops",
+        ),
+        *("torch.fx.experimental", "torch.utils._config_module", "torch.utils.bottleneck"),
+        *("torch.utils.collect_env", "torch.utils.cpp_extension", "torch.utils.data.datapipes"),
+    )
+)
+_STEPS = 4  # of the longest of these names
+# torch/storage.py: torch.load of the bytes that it is given; torch pickles every storage so.
+_EMBEDDED = "torch.storage._load_from_bytes"
+_PICKLES, _WINDOW = 5, 1 << 16  # what stands before the numbers of such a storage (torch/serialization.py)
+
+# Builtin types that cloudpickle makes by name, whose making runs nothing (cloudpickle.py, _builtin_type).
+_MADE = frozenset(
+    (
+        "CellType",
+        "CodeType",
+        "FunctionType",
+        "GenericAlias",
+        "LambdaType",
+        "MappingProxyType",
+        "MethodType",
+        "ModuleType",
+        "SimpleNamespace",
+    )
+)
+
+
+# Modules of Pythons older and newer than the one that reads (the standard library's, by its release notes).
+_OLD_AND_NEW = (
+    "__builtin__ _interpreters _pyrepl _xxsubinterpreters asynchat asyncore audioop binhex cgi cgitb crypt "
+    "distutils httplib imghdr imp lib2to3 macpath mailcap msilib nis nntplib ossaudiodev pipes popen2 smtpd "
+    "sndhdr spwd sunau telnetlib urllib2 uu xdrlib"
+)
+_OTHER_VERSIONS = frozenset(_OLD_AND_NEW.split())
+
+
+def is_stdlib_name(target: Global) -> bool:
+    """Say whether a name is of the standard library, whichever machine's and version's."""
+    top = target.module.partition(".")[0]
+    return top in sys.stdlib_module_names or top in RENAMED or top in _OTHER_VERSIONS
+
+
+def judge_name(target: Global, *, rebuilt: bool) -> Verdict:
+    """Return the verdict on a name that is not called; `rebuilt`: calls of it become data here."""
+    full = target.full
+    if _is_dangerous(target) or _is_indirect_name(target.name):
+        return CODE
+    if rebuilt or full in _DATA or full in _LIBRARIES:
+        return PLAIN
+    if not is_stdlib_name(target):
+        return CLASSES
+    return PLAIN if full in _NAMED_ONLY or _is_exception_class(target) else CODE
+
+
+def judge_call(target: Global, args: tuple[Any, ...]) -> Verdict:
+    """Return the verdict on a call that was not made."""
+    full = target.full
+    if _is_dangerous(target) or _is_indirect_name(target.name) or (full == _EMBEDDED and _holds_code(args)):
+        return CODE
+    if not is_stdlib_name(target):
+        return PLAIN if full in _LIBRARIES else CLASSES
+    if full in _DATA:
+        return CODE if _needs_outside_data(full, args) else PLAIN
+    return PLAIN if _is_exception_class(target) or _is_harmless_lookup(full, args) else CODE
+
+
+def _is_dangerous(target: Global) -> bool:
+    if target.full in _RUNS or target.full in _LOADS:
+        return True
+    steps = target.module.split(".")
+    return any(".".join(steps[:end]) in _ACTING for end in range(1, min(len(steps), _STEPS) + 1))
+
+
+def _holds_code(args: tuple[Any, ...]) -> bool:
+    """Say whether the pickles at the start of a storage's own bytes act, or cannot be judged."""
+    data = bytes(args[0]) if len(args) == 1 and isinstance(args[0], bytes | StoredBytes) else b""
+    at = 0
+    for _ in range(_PICKLES):
+        found = scan_pickle(data[at : at + _WINDOW])
+        found = scan_pickle(data[at:]) if found.cut else found
+        if found.end is None or any(each.verdict == CODE for each in found.asked):
+            return True
+        at += found.end
+    return False
+
+
+def _is_exception_class(target: Global) -> bool:
+    # Classes of exceptions are data too; builtins keeps them beside eval and open.
+    return target.module == "builtins" and target.name.endswith(_BUILTIN_ERRORS) and "." not in target.name
+
+
+def _is_indirect_name(name: str) -> bool:
+    """Say whether a dotted name walks to where it does not say: `os.system` of any module that imports os."""
+    steps = name.split(".")
+    if len(steps) < 2:
+        return False
+    inner = any(step in sys.stdlib_module_names for step in steps[:-1])
+    return inner or any(step.startswith("__") and step.endswith("__") for step in steps)
+
+
+def _needs_outside_data(full: str, args: tuple[Any, ...]) -> bool:
+    """Say whether a call of a data class asks for what no file holds, or goes on to a third party.
+
+    `bytearray(2**36)` is so many zeros; what copyreg makes of a class by value is then given its state by it.
+    """
+    if not args:
+        return False
+    if full in ("builtins.bytes", "builtins.bytearray"):
+        return type(args[0]) is int
+    return full.startswith("copyreg.") and isinstance(args[0], PickleObject)
+
+
+def called_target(target: PickleObject) -> Global | None:
+    """Return what calling the result of a call would run; None where that makes a value and runs nothing.
+
+    Such a result is no data any more: `functools.partial(os.system, "...")()`, `attrgetter("system")(...)()`,
+    a function or class by value. A result of a result was told when the first was called.
+    """
+    made_by = target.function
+    if not isinstance(made_by, Global):
+        return None
+    if made_by.name == "_builtin_type" and "cloudpickle" in made_by.module and target.args:
+        kind = target.args[0]
+        if len(target.args) == 1 and type(kind) is str and kind in _MADE:
+            return None
+    inner = target.args[0] if made_by.full == "functools.partial" and target.args else None
+    return inner if isinstance(inner, Global) and target.state is None else made_by
+
+
+def _is_harmless_lookup(name: str, args: tuple[Any, ...]) -> bool:
+    """Say whether a call only looks something up, in a way that leads nowhere else.
+
+    Pickler.save_type (Lib/pickle.py) stores the type of None as a call of `type`; cloudpickle stores classes
+    by value, and with them `tuple.__new__` of named tuples and the annotation `Optional[int]` (by getitem).
+    """
+    if not args:
+        return False
+    first = args[0]
+    if name == "builtins.getattr":
+        # How bound methods are stored; of a module or class it would be a way to anything.
+        return isinstance(first, PickleObject) or args in _MAKERS
+    if name == "builtins.type":
+        return len(args) == 1 and (first is None or isinstance(first, Global))
+    return name == "_operator.getitem" and isinstance(first, Global) and first.module == "typing"
+
+
+_MAKERS = tuple((Global("builtins", kind), "__new__") for kind in ("object", "tuple", "int", "str", "float"))
+
+
+# The data-only pickle machine: its stack, memo and limits; nothing is imported, nothing is called.
+#
+# Every opcode takes at least one byte and does work in proportion to what it pushes or pops, so time and
+# memory are linear in the input; what no input size bounds has a limit (ckpttool/core/limits.py).
+
+PersistentLoader = Callable[[object], object]
+# What a builder may go through in full; Stored bytes may be pickles of their own.
+_COPIED = frozenset((str, bytes, list, tuple, dict, Set, StoredBytes))
+_STOP = 0x2E
+_MEMO = 1 << 16  # entries that earlier pickles of the same writer may have left
+_SHOWN = 100  # Python's messages quote the whole text that is no number
+
+
+class NameUsage:
+    """What one name of a pickle is asked for, in the order of the pickle; `worst` is of all its calls.
+
+    `names` is the verdict on the name alone, `builder` what makes data of its calls.
+    """
+
+    __slots__ = ("builder", "calls", "full", "names", "position", "worst")
+
+    def __init__(self, target: Global, builder: Builder | None, position: int) -> None:
+        """Know nothing of calls yet."""
+        self.full = target.full
+        self.builder = builder
+        self.names = judge_name(target, rebuilt=builder is not None)
+        self.position = position
+        self.calls = 0
+        self.worst: Verdict = PLAIN
+
+    def judge(self, found: Verdict) -> None:
+        """Count the verdict on a call."""
+        if self.worst is not CODE and found is not PLAIN:
+            self.worst = found
+
+    def asked(self, base: int) -> CodeReference:
+        """Return the record; a name that acts is one even where only harmless calls of it were seen not."""
+        return CodeReference(
+            self.full, self.worst if self.calls else self.names, self.calls, base + self.position
+        )
+
+
+class PickleMachine:
+    """One run over one pickle; `position` is where it stands.
+
+    `names` are all that the pickle refers to. Nothing is called: calls become Objects.
+    """
+
+    __slots__ = (
+        "base",
+        "builders",
+        "data",
+        "end",
+        "file",
+        "inline",
+        "keys",
+        "limits",
+        "memo",
+        "names",
+        "outer",
+        "persistent",
+        "position",
+        "spent",
+        "stack",
+    )
+
+    def __init__(
+        self,
+        data: bytes,
+        persistent: PersistentLoader | None,
+        builders: Mapping[str, Builder],
+        inline: int,
+        file: str | None,
+        base: int,
+    ) -> None:
+        """Stand at the first opcode; bytes longer than `inline` are given as Stored."""
+        self.data = data
+        self.persistent = persistent
+        self.builders = builders
+        self.inline = inline
+        self.limits = limits.current()
+        self.file = file
+        self.base = base
+        self.position = 0
+        self.spent = 0
+        self.keys: dict[int, KeyTracker] = {}
+        self.end = len(data)
+        self.stack: list[Any] = []
+        self.outer: list[list[Any]] = []
+        self.memo: dict[int, Any] = {}
+        self.names: dict[Global, NameUsage] = {}
+
+    def fail(self, message: str, at: int) -> NoReturn:
+        """Raise FormatError at this position of the pickle."""
+        raise FormatError(message, file=self.file, offset=self.base + at)
+
+    def exceed(self, limit: str, what: str, found: int) -> NoReturn:
+        """Raise LimitError at the opcode that stands here."""
+        raise limits.limit_error(limit, what, found, file=self.file, offset=self.base + self.position)
+
+    def cut(self) -> NoReturn:
+        """Raise TruncatedError: the bytes end where the pickle goes on."""
+        raise TruncatedError(
+            "the pickle ends before its STOP", file=self.file, offset=self.base + len(self.data)
+        )
+
+    def run(self, table: Sequence[Opcode]) -> Any:
+        """Read up to STOP, one function of the table per opcode, and return the value on the stack."""
+        try:
+            self._loop(table)
+            value = self.stack.pop()
+        except IndexError:
+            if self.position + 1 >= len(self.data):
+                self.cut()
+            self.fail("the pickle takes from an empty stack", self.position)
+        except (ValueError, OverflowError, struct.error) as error:
+            self.fail(f"the pickle's arguments make no sense: {str(error)[:_SHOWN]}", self.position)
+        if self.stack or self.outer:
+            self.fail("the pickle leaves more than one value", self.position)
+        return value
+
+    def _loop(self, table: Sequence[Opcode]) -> None:
+        # The four opcodes that make up half of a checkpoint are done in place; the rest go by table.
+        data, memo = self.data, self.memo
+        at = 0
+        while True:
+            if at >= self.end:
+                self._frame_end(at)
+            self.position = at
+            code = data[at]
+            if code == 0x71:  # BINPUT
+                memo[data[at + 1]] = self.stack[-1]
+                at += 2
+            elif code == 0x68:  # BINGET
+                self.stack.append(self.recall(data[at + 1]))
+                at += 2
+            elif code == 0x4B:  # BININT1
+                self.stack.append(data[at + 1])
+                at += 2
+            elif code == 0x72:  # LONG_BINPUT
+                number = int.from_bytes(data[at + 1 : at + 5], "little")
+                memo[number if number <= at else self.memo_number(number)] = self.stack[-1]
+                at += 5
+            elif code == _STOP:
+                self.position = at + 1
+                return
+            else:
+                at = table[code](self, at + 1)
+
+    def _frame_end(self, at: int) -> None:
+        total = len(self.data)
+        if at > self.end and at <= total:
+            # CPython's two picklers read such an argument differently (CPython issue 154848).
+            self.fail("an opcode's argument crosses the end of its frame", self.position)
+        if at >= total:
+            self.cut()
+        self.end = total
+
+    def memo_number(self, number: int) -> int:
+        """Return the number of a new memo entry; raise FormatError where no pickler has come to it yet."""
+        # Every pickler counts its entries. Numbers that a file could choose could all fall into one slot.
+        if not 0 <= number <= self.position + _MEMO:
+            self.fail("a number of the pickle's memo is out of range", self.position)
+        return number
+
+    def recall(self, number: int) -> Any:
+        """Return the memo's entry."""
+        try:
+            return self.memo[number]
+        except KeyError:
+            self.fail(f"the pickle recalls memo entry {number:,}, which was never stored", self.position)
+
+    def number(self, at: int, width: int) -> int:
+        """Return the unsigned little-endian number at a position."""
+        return int.from_bytes(self.data[at : at + width], "little")
+
+    def since_mark(self) -> list[Any]:
+        """Return what was pushed since the last MARK, and go back to the stack before it."""
+        items = self.stack
+        self.stack = self.outer.pop()
+        return items
+
+    def line(self, at: int) -> tuple[bytes, int]:
+        """Return the text up to the newline and the position after it."""
+        stop = self.data.find(b"\n", at)
+        if stop < 0:
+            self.cut()
+        return self.data[at:stop], stop + 1
+
+    def key(self, value: Any, target: dict[Any, Any]) -> Any:
+        """Return a key for `target` that hashes in constant time, and equals another where Python's does."""
+        if type(value) is StoredBytes:
+            self._spend((value,))
+            return bytes(value)
+        if not is_hashable(value):
+            self.fail(f"a {type(value).__name__} is used as a dict's key", self.position)
+        if has_spread_hash(value, len(target)):
+            return value
+        if not is_plain(value):
+            unhashable = next((each for each in value if not is_hashable(each)), None)
+            if unhashable is not None:
+                self.fail(
+                    f"a tuple with a {type(unhashable).__name__} is used as a dict's key", self.position
+                )
+            return OpaqueKey(value)
+        if len(target) < SPREAD:
+            return value
+        known = self.keys.get(id(target))
+        if known is None:
+            known = self.keys[id(target)] = KeyTracker(target)
+        return self.built(lambda key: known.keep(key, self.limits.pickle_hashed_keys), value)
+
+    def name(self, target: Global) -> NameUsage:
+        """Return what is known of a name; it is new where it was not seen before."""
+        found = self.names.get(target)
+        if found is None:
+            found = NameUsage(target, self.builders.get(target.full), self.position)
+            self.names[target] = found
+        return found
+
+    def call(self, function: Any, args: Any, kwargs: Any = None, *, new: bool = False) -> Any:
+        """Return the inert result of a call: data where a builder knows it, else an Object.
+
+        `new` says that it is one of the class's `__new__` alone, which may do less than a call of the class.
+        """
+        if type(args) is not tuple:
+            self.fail("the pickle makes a call whose arguments are no tuple", self.position)
+        if type(function) is Global:
+            name = self.name(function)
+            name.calls += 1
+            if new and name.builder is not None and args and function.full not in MADE_BY_NEW:
+                self.fail(
+                    f"the pickle makes a {function.full} by __new__ alone, with arguments", self.position
+                )
+            if name.builder is not None and not kwargs:
+                self._spend(args)
+                value = self.built(name.builder, args)
+                if value is not NotImplemented:
+                    if type(value) is PickleObject:
+                        self._made(name, function, value)
+                    return value
+            name.judge(judge_call(function, args))
+        elif type(function) is PickleObject:
+            led = called_target(function)
+            if led is not None:
+                self._led(led)
+        else:
+            self.fail(f"the pickle calls a {type(function).__name__}", self.position)
+        return PickleObject(function, args, self.base + self.position, kwargs or None)
+
+    def _made(self, name: NameUsage, function: Global, value: PickleObject) -> None:
+        # copyreg's helpers call the class that they are given; other builders keep the name of their own.
+        name.judge(judge_name(function, rebuilt=True))
+        target = value.function
+        if type(target) is Global and target != function:
+            inner = self.name(target)
+            inner.calls += 1
+            inner.judge(judge_call(target, value.args))
+
+    def _led(self, target: Global) -> None:
+        name = self.name(target)
+        name.calls += 1
+        name.judge(CODE)
+
+    def restated(self, target: Any, state: Any) -> Any:
+        """Return the state of what BUILD is done to: attributes are added to those that it has already."""
+        if type(target) is Dict:
+            self._require_attributes(state)
+        if type(target) not in (PickleObject, Dict) or target.state is None:
+            return state
+        if type(target.state) is not dict or type(state) is not dict:
+            self.fail("the pickle sets the state of an object a second time", self.position)
+        self._spend((target.state, state))
+        return {**target.state, **state}
+
+    def _require_attributes(self, state: Any) -> None:
+        # Of a dict's class they are data only where they do not hide what the class does.
+        for part in state if type(state) is tuple and len(state) == 2 else (state,):
+            if part is None:
+                continue
+            self._spend((part,))
+            if not isinstance(part, dict) or not all(type(n) is str and n not in METHODS for n in part):
+                self.fail("the state of a dict is not made of attributes", self.position)
+
+    def asked(self) -> tuple[CodeReference, ...]:
+        """Return what the pickle asks for, up to where it was read."""
+        return tuple(name.asked(self.base) for name in self.names.values())
+
+    def _spend(self, args: tuple[Any, ...]) -> None:
+        self.spent += len(args)
+        most = self.limits.pickle_copies + 4 * len(self.data)
+        if self.spent <= most:
+            for arg in args:
+                if type(arg) in _COPIED:
+                    self.spent += len(arg)
+                if type(arg) is tuple and len(arg) == 2:
+                    # A state: attributes, and those that have slots.
+                    self.spent += sum(len(part) for part in arg if isinstance(part, dict))
+        if self.spent > most:
+            self.exceed("pickle_copies", "the pickle copies its values again and again", self.spent)
+
+    def built(self, build: Callable[[Any], Any], argument: Any) -> Any:
+        """Return what a caller's function makes of the argument; its errors get file and offset."""
+        try:
+            return build(argument)
+        except FormatError as error:
+            if error.offset is None:
+                error.offset = self.base + self.position
+            error.located(file=self.file)
+            raise
+
+
+Opcode = Callable[[PickleMachine, int], int]
+
+
+# What each pickle opcode does to the machine (Lib/pickletools.py describes them, protocols 0 to 5).
+
+_UNPACK_FLOAT = struct.Struct(">d").unpack_from
+
+
+# Python's own reader takes more spellings (octal and hexadecimal ones, spaces, underscores), C's another set.
+_INTEGER = re.compile(rb"-?(?:0|[1-9][0-9]*)L?")
+_REAL = re.compile(rb"[-+]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][-+]?[0-9]+)?|[-+]?(?:inf|nan)")
+
+
+def _put(machine: PickleMachine, number: int) -> None:
+    machine.memo[machine.memo_number(number)] = machine.stack[-1]
+
+
+def _extend_list(machine: PickleMachine, items: list[Any]) -> None:
+    target = machine.stack[-1]
+    if type(target) is list:
+        target.extend(items)
+    elif isinstance(target, PickleObject):
+        target.items = target.items or []
+        target.items.extend(items)
+    else:
+        machine.fail(f"the pickle appends to a {type(target).__name__}", machine.position)
+
+
+def _add_items(machine: PickleMachine, at: int) -> int:
+    items = machine.since_mark()
+    target = machine.stack[-1]
+    if type(target) is Set and target.name == "builtins.set":
+        machine.built(target.add, items)
+    elif isinstance(target, PickleObject):
+        target.items = target.items or []
+        target.items.extend(items)
+    else:
+        machine.fail(f"the pickle adds to a {type(target).__name__}", machine.position)
+    return at
+
+
+def _set_items(machine: PickleMachine, items: list[Any]) -> None:
+    target = machine.stack[-1]
+    if isinstance(target, PickleObject):
+        target.entries = target.entries if target.entries is not None else {}
+        target = target.entries
+    elif not isinstance(target, dict):
+        machine.fail(f"the pickle sets an item of a {type(target).__name__}", machine.position)
+    if len(items) % 2:
+        machine.fail("a dict's items do not come in pairs", machine.position)
+    for at in range(0, len(items), 2):
+        key = items[at]
+        target[key if type(key) is str else machine.key(key, target)] = items[at + 1]
+
+
+# Each function takes the position after the opcode, returns the position after its argument.
+# Slices past the end are short, and the loop then finds itself beyond the end: nothing is allocated for
+# a length that the file does not have.
+
+
+def _proto(machine: PickleMachine, at: int) -> int:
+    if machine.data[at] > 5:
+        machine.fail(f"the pickle's protocol is {machine.data[at]}, newer than 5", at)
+    return at + 1
+
+
+def _frame(machine: PickleMachine, at: int) -> int:
+    size = machine.number(at, 8)
+    if machine.end != len(machine.data):
+        machine.fail("a frame begins inside another", at)
+    if at + 8 + size > len(machine.data):
+        machine.cut()
+    machine.end = at + 8 + size
+    return at + 8
+
+
+def _mark(machine: PickleMachine, at: int) -> int:
+    machine.outer.append(machine.stack)
+    machine.stack = []
+    return at
+
+
+def _pop(machine: PickleMachine, at: int) -> int:
+    if machine.stack:
+        machine.stack.pop()
+    else:
+        machine.since_mark()
+    return at
+
+
+def _pop_mark(machine: PickleMachine, at: int) -> int:
+    machine.since_mark()
+    return at
+
+
+def _dup(machine: PickleMachine, at: int) -> int:
+    machine.stack.append(machine.stack[-1])
+    return at
+
+
+def _push_constant(value: object) -> Opcode:
+    def push(machine: PickleMachine, at: int) -> int:
+        machine.stack.append(value)
+        return at
+
+    return push
+
+
+def _push_new(kind: Callable[[], object]) -> Opcode:
+    def push(machine: PickleMachine, at: int) -> int:
+        machine.stack.append(kind())
+        return at
+
+    return push
+
+
+def _push_integer(width: int, *, signed: bool) -> Opcode:
+    def push(machine: PickleMachine, at: int) -> int:
+        machine.stack.append(int.from_bytes(machine.data[at : at + width], "little", signed=signed))
+        return at + width
+
+    return push
+
+
+def _push_long(width: int) -> Opcode:
+    def push(machine: PickleMachine, at: int) -> int:
+        size = int.from_bytes(machine.data[at : at + width], "little", signed=width == 4)
+        if size < 0:
+            machine.fail("an integer of negative length", at)
+        if size > machine.limits.pickle_integer:
+            machine.exceed("pickle_integer", "an integer is too long", size)
+        at += width
+        machine.stack.append(int.from_bytes(machine.data[at : at + size], "little", signed=True))
+        return at + size
+
+    return push
+
+
+def _int_text(machine: PickleMachine, at: int) -> int:
+    text, after = machine.line(at)
+    if text in (b"00", b"01"):
+        machine.stack.append(text == b"01")
+    elif _INTEGER.fullmatch(text):
+        machine.stack.append(int(text.removesuffix(b"L")))
+    else:
+        machine.fail("an integer of the pickle is not written as picklers write it", at)
+    return after
+
+
+def _float_text(machine: PickleMachine, at: int) -> int:
+    text, after = machine.line(at)
+    if not _REAL.fullmatch(text):
+        machine.fail("a number of the pickle is not written as picklers write it", at)
+    machine.stack.append(float(text))
+    return after
+
+
+def _float(machine: PickleMachine, at: int) -> int:
+    machine.stack.append(_UNPACK_FLOAT(machine.data, at)[0])
+    return at + 8
+
+
+def _push_text(width: int) -> Opcode:
+    def push(machine: PickleMachine, at: int) -> int:
+        stop = at + width + int.from_bytes(machine.data[at : at + width], "little")
+        if stop > len(machine.data):
+            # A character that the end cuts would look like a wrong one.
+            machine.cut()
+        machine.stack.append(machine.data[at + width : stop].decode("utf-8", "surrogatepass"))
+        return stop
+
+    return push
+
+
+def _push_bytes(width: int) -> Opcode:
+    def push(machine: PickleMachine, at: int) -> int:
+        start = at + width
+        size = int.from_bytes(machine.data[at:start], "little")
+        long = size > machine.inline
+        machine.stack.append(
+            StoredBytes(machine.data, start, size) if long else machine.data[start : start + size]
+        )
+        return start + size
+
+    return push
+
+
+def _push_python2_string(width: int) -> Opcode:
+    """Python 2's str: text where it is ASCII, else bytes."""
+
+    def push(machine: PickleMachine, at: int) -> int:
+        size = int.from_bytes(machine.data[at : at + width], "little", signed=width == 4)
+        if size < 0:
+            machine.fail("a string of negative length", at)
+        raw = machine.data[at + width : at + width + size]
+        machine.stack.append(raw.decode("ascii") if raw.isascii() else raw)
+        return at + width + size
+
+    return push
+
+
+def _string_text(machine: PickleMachine, at: int) -> int:
+    text, after = machine.line(at)
+    if len(text) < 2 or text[:1] != text[-1:] or text[:1] not in b"'\"":
+        machine.fail("a string without quotes", at)
+    raw = codecs.escape_decode(text[1:-1])[0]
+    machine.stack.append(raw.decode("ascii") if raw.isascii() else raw)
+    return after
+
+
+def _unicode_text(machine: PickleMachine, at: int) -> int:
+    text, after = machine.line(at)
+    machine.stack.append(text.decode("raw-unicode-escape"))
+    return after
+
+
+def _tuple(machine: PickleMachine, at: int) -> int:
+    items = tuple(machine.since_mark())
+    machine.stack.append(items)
+    return at
+
+
+def _push_tuple(count: int) -> Opcode:
+    def push(machine: PickleMachine, at: int) -> int:
+        stack = machine.stack
+        if len(stack) < count:
+            raise IndexError
+        stack[-count:] = [tuple(stack[-count:])]
+        return at
+
+    return push
+
+
+def _list(machine: PickleMachine, at: int) -> int:
+    items = machine.since_mark()
+    machine.stack.append(items)
+    return at
+
+
+def _dict(machine: PickleMachine, at: int) -> int:
+    items = machine.since_mark()
+    machine.stack.append({})
+    _set_items(machine, items)
+    return at
+
+
+def _frozenset(machine: PickleMachine, at: int) -> int:
+    items = machine.since_mark()
+    made = Set("builtins.frozenset")
+    machine.built(made.add, items)
+    machine.stack.append(made)
+    return at
+
+
+def _append(machine: PickleMachine, at: int) -> int:
+    _extend_list(machine, [machine.stack.pop()])
+    return at
+
+
+def _appends(machine: PickleMachine, at: int) -> int:
+    _extend_list(machine, machine.since_mark())
+    return at
+
+
+def _set_one(machine: PickleMachine, at: int) -> int:
+    value = machine.stack.pop()
+    _set_items(machine, [machine.stack.pop(), value])
+    return at
+
+
+def _set_many(machine: PickleMachine, at: int) -> int:
+    _set_items(machine, machine.since_mark())
+    return at
+
+
+def _register_global(machine: PickleMachine, module: Any, name: Any) -> Global:
+    if type(module) is not str or type(name) is not str:
+        machine.fail("the pickle names something by other than text", machine.position)
+    if len(module) + len(name) > machine.limits.pickle_name:
+        machine.exceed("pickle_name", "a name is too long", len(module) + len(name))
+    found = Global(RENAMED.get(module, module), name)
+    machine.name(found)
+    return found
+
+
+def _global(machine: PickleMachine, at: int) -> int:
+    module, at = machine.line(at)
+    name, at = machine.line(at)
+    machine.stack.append(_register_global(machine, module.decode("utf-8"), name.decode("utf-8")))
+    return at
+
+
+def _stack_global(machine: PickleMachine, at: int) -> int:
+    name = machine.stack.pop()
+    machine.stack.append(_register_global(machine, machine.stack.pop(), name))
+    return at
+
+
+def _reduce(machine: PickleMachine, at: int) -> int:
+    args = machine.stack.pop()
+    machine.stack[-1] = machine.call(machine.stack[-1], args)
+    return at
+
+
+def _new_object(machine: PickleMachine, at: int) -> int:
+    args = machine.stack.pop()
+    machine.stack[-1] = machine.call(machine.stack[-1], args, new=True)
+    return at
+
+
+def _new_object_ex(machine: PickleMachine, at: int) -> int:
+    kwargs = machine.stack.pop()
+    args = machine.stack.pop()
+    if not isinstance(kwargs, dict):
+        machine.fail("the pickle makes a call whose named arguments are no dict", machine.position)
+    machine.stack[-1] = machine.call(machine.stack[-1], args, kwargs, new=True)
+    return at
+
+
+def _instance(machine: PickleMachine, at: int) -> int:
+    module, at = machine.line(at)
+    name, at = machine.line(at)
+    args = tuple(machine.since_mark())
+    target = _register_global(machine, module.decode("utf-8"), name.decode("utf-8"))
+    machine.stack.append(machine.call(target, args))
+    return at
+
+
+def _object(machine: PickleMachine, at: int) -> int:
+    items = machine.since_mark()
+    machine.stack.append(machine.call(items[0], tuple(items[1:])))
+    return at
+
+
+def _build(machine: PickleMachine, at: int) -> int:
+    state = machine.stack.pop()
+    target = machine.stack[-1]
+    if isinstance(target, StatefulValue):
+        machine.built(target.set_state, state)
+    elif not hasattr(target, "state"):
+        what = (
+            f"the class or function {target.full}" if type(target) is Global else f"a {type(target).__name__}"
+        )
+        machine.fail(f"the pickle sets the state of {what}", machine.position)
+    else:
+        target.state = machine.restated(target, state)
+    return at
+
+
+def _load_persistent(machine: PickleMachine, value: Any) -> Any:
+    if machine.persistent is None:
+        machine.fail("the pickle refers to something outside itself", machine.position)
+    return machine.built(machine.persistent, value)
+
+
+def _persistent_text(machine: PickleMachine, at: int) -> int:
+    text, after = machine.line(at)
+    machine.stack.append(_load_persistent(machine, text.decode("ascii")))
+    return after
+
+
+def _persistent(machine: PickleMachine, at: int) -> int:
+    machine.stack[-1] = _load_persistent(machine, machine.stack[-1])
+    return at
+
+
+def _get_text(machine: PickleMachine, at: int) -> int:
+    text, after = machine.line(at)
+    machine.stack.append(machine.recall(int(text)))
+    return after
+
+
+def _get_long(machine: PickleMachine, at: int) -> int:
+    machine.stack.append(machine.recall(machine.number(at, 4)))
+    return at + 4
+
+
+def _put_text(machine: PickleMachine, at: int) -> int:
+    text, after = machine.line(at)
+    _put(machine, int(text))
+    return after
+
+
+def _memoize(machine: PickleMachine, at: int) -> int:
+    _put(machine, len(machine.memo))
+    return at
+
+
+def _refuse_opcode(what: str) -> Opcode:
+    def refuse(machine: PickleMachine, at: int) -> int:
+        machine.fail(f"the pickle {what}", at - 1)
+
+    return refuse
+
+
+def _refuse_extension(width: int) -> Opcode:
+    def refuse(machine: PickleMachine, at: int) -> int:
+        number = machine.number(at, width)
+        machine.fail(f"the pickle names a class by number {number:,} of its writer's registry", at - 1)
+
+    return refuse
+
+
+def _refuse_unknown(machine: PickleMachine, at: int) -> int:
+    machine.fail(f"no pickle opcode is {machine.data[at - 1]:#04x}", at - 1)
+
+
+_OPCODES: dict[bytes, Opcode] = {
+    b"\x80": _proto,
+    b"\x95": _frame,
+    b"(": _mark,
+    b"0": _pop,
+    b"1": _pop_mark,
+    b"2": _dup,
+    b"N": _push_constant(None),
+    b"\x88": _push_constant(True),
+    b"\x89": _push_constant(False),
+    b")": _push_constant(()),
+    b"]": _push_new(list),
+    b"}": _push_new(dict),
+    b"\x8f": _push_new(lambda: Set("builtins.set")),
+    b"I": _int_text,
+    b"L": _int_text,
+    b"J": _push_integer(4, signed=True),
+    b"M": _push_integer(2, signed=False),
+    b"\x8a": _push_long(1),
+    b"\x8b": _push_long(4),
+    b"F": _float_text,
+    b"G": _float,
+    b"S": _string_text,
+    b"T": _push_python2_string(4),
+    b"U": _push_python2_string(1),
+    b"V": _unicode_text,
+    b"X": _push_text(4),
+    b"\x8c": _push_text(1),
+    b"\x8d": _push_text(8),
+    b"B": _push_bytes(4),
+    b"C": _push_bytes(1),
+    b"\x8e": _push_bytes(8),
+    b"\x96": _push_bytes(8),
+    b"t": _tuple,
+    b"\x85": _push_tuple(1),
+    b"\x86": _push_tuple(2),
+    b"\x87": _push_tuple(3),
+    b"l": _list,
+    b"d": _dict,
+    b"\x91": _frozenset,
+    b"a": _append,
+    b"e": _appends,
+    b"\x90": _add_items,
+    b"s": _set_one,
+    b"u": _set_many,
+    b"c": _global,
+    b"\x93": _stack_global,
+    b"R": _reduce,
+    b"\x81": _new_object,
+    b"\x92": _new_object_ex,
+    b"i": _instance,
+    b"o": _object,
+    b"b": _build,
+    b"P": _persistent_text,
+    b"Q": _persistent,
+    b"g": _get_text,
+    b"j": _get_long,
+    b"p": _put_text,
+    b"\x94": _memoize,
+    b"\x82": _refuse_extension(1),
+    b"\x83": _refuse_extension(2),
+    b"\x84": _refuse_extension(4),
+    b"\x97": _refuse_opcode("keeps data in buffers outside itself"),
+    b"\x98": _refuse_opcode("keeps data in buffers outside itself"),
+}
+TABLE = [_OPCODES.get(bytes((code,)), _refuse_unknown) for code in range(256)]
+
+
+# Reading pickles as data: every protocol; nothing imported, nothing called.
+
+_NAMED = 300
+_ARGUMENT = 9  # bytes of the longest opcode with an argument of fixed size
+
+
+class PickleContents(NamedTuple):
+    """What a pickle says, and the position after its end.
+
+    `asked` are the names that it refers to and calls, in the order of the file (see asked). In `value` names
+    are Globals, and calls of what is not known as data are Objects.
+    """
+
+    value: Any
+    end: int
+    asked: tuple[CodeReference, ...]
+
+
+def parse_pickle(
+    data: bytes,
+    *,
+    persistent: PersistentLoader | None = None,
+    builders: Mapping[str, Builder] = CONTAINERS,
+    inline: int = sys.maxsize,
+    file: str | None = None,
+    base: int = 0,
+    trailing: bool = False,
+) -> PickleContents:
+    """Return what the pickle says; raise FormatError with the offset (`base` added) where it makes no sense.
+
+    `persistent` gives the value of a persistent id; `builders` the values of known calls, by dotted name.
+    Bytes longer than `inline` are not copied out of the pickle but given as Stored. Bytes after the pickle's
+    end are refused unless `trailing`. Unknown calls become Objects.
+    """
+    machine = PickleMachine(data, persistent, builders, inline, file, base)
+    try:
+        value = machine.run(TABLE)
+        if not trailing and machine.position != len(data):
+            machine.fail("bytes follow the pickle's end", machine.position)
+    except CkpttoolError as error:
+        # Unpickling would have come as far as these calls: that the rest is damaged does not undo them.
+        names = dangerous_calls(machine.asked())
+        if names:
+            error.message += f"; before that the pickle asks to call {', '.join(names)[:_NAMED]}"
+            error.message += "; nothing was run"
+        raise
+    return PickleContents(value, machine.position, machine.asked())
+
+
+class PickleScan(NamedTuple):
+    """How far bytes make sense as opcodes of a pickle.
+
+    `end` is the position after STOP, None if the opcodes fail before it; `value` is then None too. `cut` says
+    that more bytes could make a difference. `asked` is what unpickling would import and call up to there.
+    """
+
+    value: Any
+    end: int | None
+    asked: tuple[CodeReference, ...]
+    cut: bool
+
+
+def scan_pickle(data: bytes) -> PickleScan:
+    """Run the opcodes at the start of `data` for as long as they make sense; never raise."""
+    machine = PickleMachine(data, OpaqueKey, CONTAINERS, sys.maxsize, None, 0)
+    try:
+        value = machine.run(TABLE)
+    except CkpttoolError as error:
+        # An argument that the end of the bytes cuts may also look like a wrong one.
+        cut = isinstance(error, TruncatedError) or machine.position > len(data) - _ARGUMENT
+        return PickleScan(None, None, machine.asked(), cut)
+    return PickleScan(value, machine.position, machine.asked(), cut=False)

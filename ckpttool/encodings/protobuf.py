@@ -1,0 +1,510 @@
+"""Protocol buffers, TFRecord framing and TensorBoard event files."""
+
+from __future__ import annotations
+
+import re
+import struct
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from typing import NamedTuple, TypeVar
+
+from ckpttool.core import source
+from ckpttool.core.errors import ChecksumError, CkpttoolError, FormatError, TruncatedError
+from ckpttool.core.source import File
+
+# Base-128 varints: the little-endian, seven-bits-a-byte numbers of protobuf and sstables.
+
+MAX_VARINT_BYTES = 10
+_SIGN, _RANGE = 1 << 63, 1 << 64
+
+
+def read_varint(data: bytes | memoryview, at: int, stop: int) -> tuple[int, int]:
+    """Return the unsigned 64-bit number at `at` and the position after it; never look beyond `stop`."""
+    if stop - at >= 2:
+        # One or two bytes hold nearly every number; the loop costs three times as much.
+        low, high = data[at], data[at + 1]
+        if low < 0x80:
+            return low, at + 1
+        if high < 0x80:
+            return low & 0x7F | high << 7, at + 2
+    value = shift = 0
+    for position in range(at, min(stop, at + MAX_VARINT_BYTES)):
+        byte = data[position]
+        value |= (byte & 0x7F) << shift
+        if byte < 0x80:
+            if value >= _RANGE:
+                raise FormatError("a varint has more than 64 bits", offset=at)
+            return value, position + 1
+        shift += 7
+    if stop - at >= MAX_VARINT_BYTES:
+        raise FormatError("a varint is longer than 10 bytes", offset=at)
+    raise TruncatedError("a varint is cut off", offset=at)
+
+
+def encode_varint(value: int) -> bytes:
+    """Return the shortest varint of an unsigned number."""
+    out = bytearray()
+    while value > 0x7F:
+        out.append(value & 0x7F | 0x80)
+        value >>= 7
+    out.append(value)
+    return bytes(out)
+
+
+def to_signed(value: int) -> int:
+    """Read an unsigned 64-bit number as two's complement, as protobuf's int32 and int64 are."""
+    return value - _RANGE if value >= _SIGN else value
+
+
+# The protobuf wire format: a message's fields as plain numbers and byte runs, by protobuf's rules.
+#
+# Source: protobuf.dev/programming-guides/encoding. If a field that is not repeated occurs several times, the
+# last number or string counts, and messages are merged: `joined` returns their bytes one after the other,
+# which encode the merged message. A field with another wire type than its schema's is refused, where
+# protobuf's own parser would take it for an unknown field and pass it over.
+
+VARINT, FIXED64, BYTES, FIXED32 = 0, 1, 2, 5
+_WIDTH = {FIXED64: 8, FIXED32: 4}
+_TAG_BYTES = 5
+
+# What a schema says of a field: the set of its wire types. Repeated numbers are packed or not.
+NUMBER, DELIMITED, WORD, LONG = 1 << VARINT, 1 << BYTES, 1 << FIXED32, 1 << FIXED64
+NUMBERS, WORDS, LONGS = NUMBER | DELIMITED, WORD | DELIMITED, LONG | DELIMITED
+Schema = Mapping[int, int]
+
+Data = TypeVar("Data", bytes, memoryview)
+
+
+def parse_fields(data: Data, schema: Schema | None = None) -> list[tuple[int, int | Data]]:
+    """Return the message's fields in order, each a number with an unsigned int or a run of bytes.
+
+    With a schema, return only the fields that it has, and raise FormatError for one with another wire type.
+
+    Nothing is nested here: a submessage is a run of bytes that the caller may look into, so hostile
+    nesting costs nothing. Groups (deprecated, unused by TensorFlow) are refused.
+    """
+    found: list[tuple[int, int | Data]] = []
+    at, stop = 0, len(data)
+    while at < stop:
+        tag = data[at]
+        # Nearly every tag, length and number is a byte or two long: those cases are written out.
+        if 7 < tag < 0x80 and at + 1 < stop:
+            wire, value = tag & 7, data[at + 1]
+            if wire == VARINT:
+                if value < 0x80:
+                    at += 2
+                else:
+                    value, at = read_varint(data, at + 1, stop)
+                if schema is None or _matches_schema(schema.get(tag >> 3), VARINT, at):
+                    found.append((tag >> 3, value))
+                continue
+            end = at + 2 + value
+            if wire == BYTES and value < 0x80 and end <= stop:
+                if schema is None or _matches_schema(schema.get(tag >> 3), BYTES, at):
+                    found.append((tag >> 3, data[at + 2 : end]))
+                at = end
+                continue
+        wire, field, at = _read_field(data, at, stop)
+        if schema is None or _matches_schema(schema.get(field[0]), wire, at):
+            found.append(field)
+    return found
+
+
+def iter_fields(
+    data: Data, schema: Schema | None = None, count: Callable[[int], None] | None = None
+) -> Iterator[tuple[int, int | Data]]:
+    """Go through the message's fields one at a time, for messages that may have more than should be kept.
+
+    `count` is called with 1 for every field, those that the schema lacks among them.
+    """
+    at, stop = 0, len(data)
+    while at < stop:
+        wire, field, at = _read_field(data, at, stop)
+        if count is not None:
+            count(1)
+        if schema is None or _matches_schema(schema.get(field[0]), wire, at):
+            yield field
+
+
+def iter_located_fields(
+    data: Data, start: int, stop: int, schema: Schema, count: Callable[[int], None]
+) -> Iterator[tuple[int, int | Data, int]]:
+    """Go through the fields of the message between two positions, each with the position after it.
+
+    A run of bytes begins its own length before that position, so that it can be read from the file later.
+    """
+    at = start
+    while at < stop:
+        wire, (field, value), at = _read_field(data, at, stop)
+        count(1)
+        if _matches_schema(schema.get(field), wire, at):
+            yield field, value, at
+
+
+def _matches_schema(kinds: int | None, wire: int, at: int) -> bool:
+    """Return whether the schema has the field; raise FormatError if its values have other wire types."""
+    if kinds is None:
+        return False
+    if kinds >> wire & 1:
+        return True
+    if wire == BYTES:
+        raise FormatError("a protobuf field holds bytes where a number belongs", offset=at)
+    what = "a message or a string" if kinds == DELIMITED else "a number of another width"
+    raise FormatError(f"a protobuf field holds a number where {what} belongs", offset=at)
+
+
+def merge_messages(parts: Sequence[Data], empty: Data) -> Data:
+    """Return the message that comes in these parts: protobuf merges the occurrences of a singular message."""
+    if len(parts) < 2:
+        return parts[0] if parts else empty
+    whole = b"".join(parts)
+    return memoryview(whole) if isinstance(empty, memoryview) else whole
+
+
+def _read_field(data: Data, start: int, stop: int) -> tuple[int, tuple[int, int | Data], int]:
+    """Return the wire type of the field at `start`, the field, and the position after it."""
+    tag, at = read_varint(data, start, stop)
+    wire, number = tag & 7, tag >> 3
+    if not 0 < number < 1 << 29 or at - start > _TAG_BYTES:
+        raise FormatError("a protobuf field has an impossible number", offset=start, found=str(number))
+    if wire == VARINT:
+        value, at = read_varint(data, at, stop)
+        return wire, (number, value), at
+    if wire == BYTES:
+        width, at = read_varint(data, at, stop)
+    elif wire in _WIDTH:
+        width = _WIDTH[wire]
+    else:
+        raise FormatError("a protobuf field has an unusable wire type", offset=start, found=str(wire))
+    if width > stop - at:
+        raise TruncatedError(
+            "a protobuf field is longer than its message",
+            offset=start,
+            expected=f"{width:,} bytes",
+            found=f"{stop - at:,}",
+        )
+    run = data[at : at + width]
+    return wire, (number, run if wire == BYTES else int.from_bytes(run, "little")), at + width
+
+
+def as_int(value: int | bytes | memoryview) -> int:
+    """Return a field's value that must be a number, as a signed one (see varint.signed)."""
+    if not isinstance(value, int):
+        raise FormatError("a protobuf field holds bytes where a number belongs")
+    return value if value < 1 << 63 else to_signed(value)
+
+
+def as_int32(value: int | bytes | memoryview) -> int:
+    """Return the value of an int32 or enum field, of which protobuf keeps the low 32 bits."""
+    low = as_int(value) & 0xFFFFFFFF
+    return low - (1 << 32) if low >= 1 << 31 else low
+
+
+def as_ints(value: int | bytes | memoryview) -> list[int]:
+    """Return the numbers of a repeated field's value, packed or not, as signed ones."""
+    if isinstance(value, int):
+        return [as_int(value)]
+    found, at = [], 0
+    while at < len(value):
+        unsigned, at = read_varint(value, at, len(value))
+        found.append(to_signed(unsigned))
+    return found
+
+
+def as_message(value: int | Data) -> Data:
+    """Return a field's value that must be a message or a string."""
+    if isinstance(value, int):
+        raise FormatError("a protobuf field holds a number where a message belongs")
+    return value
+
+
+def as_text(value: int | bytes | memoryview) -> str:
+    """Return a string field; bytes that are not UTF-8 become lone surrogates, so that nothing is lost."""
+    if isinstance(value, int):
+        raise FormatError("a protobuf field holds a number where a string belongs")
+    return bytes(value).decode("utf-8", "surrogateescape")
+
+
+# Writing the protobuf wire format: each function returns one field's bytes, none for proto3's default.
+#
+# A message is its fields' bytes side by side, in the order of their numbers. The reader is wire.protobuf.
+# Source: https://protobuf.dev/programming-guides/encoding/
+
+_BITS = (1 << 64) - 1
+
+
+def encode_int(field: int, value: int) -> bytes:
+    """Return an integer or enum field (a negative one as the 64 bits of its two's complement)."""
+    return encode_varint(field << 3 | VARINT) + encode_varint(value & _BITS) if value else b""
+
+
+def encode_fixed32(field: int, value: int) -> bytes:
+    """Return a field of 32 bits."""
+    return encode_varint(field << 3 | FIXED32) + value.to_bytes(4, "little") if value else b""
+
+
+def encode_float(field: int, value: float) -> bytes:
+    """Return a float field, which is there even if it is zero, as one of a `oneof` must be."""
+    return encode_varint(field << 3 | FIXED32) + struct.pack("<f", value)
+
+
+def encode_double(field: int, value: float) -> bytes:
+    """Return a double field, which is there even if it is zero."""
+    return encode_varint(field << 3 | FIXED64) + struct.pack("<d", value)
+
+
+def encode_message(field: int, data: bytes) -> bytes:
+    """Return a submessage, which is there even if it is empty."""
+    return encode_varint(field << 3 | BYTES) + encode_varint(len(data)) + data
+
+
+def encode_text(field: int, value: str) -> bytes:
+    """Return a string field; lone surrogates become the bytes that protobuf.text made them from."""
+    return encode_message(field, value.encode("utf-8", "surrogateescape")) if value else b""
+
+
+# TensorFlow's record files: one run of bytes after the other, each between two checksums.
+#
+# A record is its length (u64), the masked CRC-32C of those eight bytes, the data, and the masked CRC-32C of
+# the data, all little-endian (tensorflow/core/lib/io/record_writer.h). Nothing marks the end of the file.
+
+_HEADER, _FOOTER = struct.Struct("<QI"), struct.Struct("<I")
+_LENGTH = 8
+_BLOCK = 1 << 20
+MAX_RECORD_BYTES = 16 << 20
+"""Longer records (graphs, pictures) are passed over, unread."""
+
+
+def iter_records(file: File) -> Iterator[tuple[int, bytes]]:
+    """Go through the records with their offsets.
+
+    Raise ChecksumError where a checksum is wrong, TruncatedError where the file ends within a record: a
+    program that is still writing, or was killed, leaves such an end. Records of more than LONGEST bytes are
+    left out.
+    """
+    at = 0
+    while at < file.size:
+        block, start = file.read(at, min(_BLOCK, file.size - at)), at
+        for offset, data in _iter_block_records(block, file, start):
+            yield offset, data
+            at = offset + _HEADER.size + len(data) + _FOOTER.size
+        if at == start:  # not one of them lies in the block
+            if len(block) < _HEADER.size:
+                _fail_truncated(file, at, _HEADER.size)
+            (length, _) = _HEADER.unpack_from(block)
+            size = _HEADER.size + length + _FOOTER.size
+            if at + size > file.size:
+                _fail_truncated(file, at, size)
+            if length <= MAX_RECORD_BYTES:
+                yield from _iter_block_records(file.read(at, size), file, at)
+            at += size
+
+
+def encode_record(data: bytes) -> bytes:
+    """Return a record as it lies in a file."""
+    length = len(data).to_bytes(_LENGTH, "little")
+    return b"".join((length, _masked_crc(length), data, _masked_crc(data)))
+
+
+def _iter_block_records(block: bytes, file: File, start: int) -> Iterator[tuple[int, bytes]]:
+    """Go through the records that lie whole in a block of the file, which begins at `start`."""
+    at, stop = 0, len(block)
+    while (begin := at + _HEADER.size) <= stop:
+        length, checksum = _HEADER.unpack_from(block, at)
+        if source.mask_crc(source.crc32c(block[at : at + _LENGTH])) != checksum:
+            _fail_checksum(file, start + at, _LENGTH)
+        end = begin + length
+        if end + _FOOTER.size > stop:
+            return
+        data = block[begin:end]
+        if source.mask_crc(source.crc32c(data)) != _FOOTER.unpack_from(block, end)[0]:
+            _fail_checksum(file, start + begin, length)
+        yield start + at, data
+        at = end + _FOOTER.size
+
+
+def _masked_crc(data: bytes) -> bytes:
+    return _FOOTER.pack(source.mask_crc(source.crc32c(data)))
+
+
+def _fail_checksum(file: File, offset: int, size: int) -> None:
+    raise ChecksumError(
+        f"the checksum of {size:,} bytes does not match: the file is damaged", file=file.path, offset=offset
+    )
+
+
+def _fail_truncated(file: File, at: int, size: int) -> None:
+    raise TruncatedError(
+        "the file ends within a record",
+        file=file.path,
+        offset=at,
+        expected=f"{size:,} bytes",
+        found=f"{file.size - at:,}",
+    )
+
+
+# TensorBoard's event files: the scalars of their summaries, read and written.
+#
+# An event file is a record file (wire.tfrecord) of Event messages (tensorflow/core/util/event.proto), each
+# with a step and perhaps a Summary (tensorflow/core/framework/summary.proto). A scalar is a `simple_value`,
+# as TensorFlow 1, PyTorch and tensorboardX write it, or, since TensorFlow 2, a `tensor` without dimensions
+# (tensorflow/core/framework/tensor.proto).
+
+VERSION = "brain.Event:2"
+NAME = "events.out.tfevents."
+"""How the names of event files begin (tensorflow/core/util/events_writer.cc)."""
+
+# Fields of Event, Summary, Value, TensorProto and TensorShapeProto.
+_WALL_TIME, _STEP, _FILE_VERSION, _SUMMARY = 1, 2, 3, 5
+_VALUE = 1
+_TAG, _SIMPLE, _TENSOR = 1, 2, 8
+_DTYPE, _SHAPE, _CONTENT = 1, 2, 4
+_DIM = 2
+
+# By number of the type: the field of its values, and how they lie in `tensor_content`.
+_TYPES = {1: (5, "<f"), 2: (6, "<d"), 3: (7, "<i"), 9: (10, "<q")}
+
+
+_EVENT = {_STEP: NUMBER, **dict.fromkeys((3, 4, 5, 6, 7, 8, 9), DELIMITED)}
+_FIELDS = {
+    _TAG: DELIMITED,
+    _SIMPLE: WORD,
+    # obsolete_old_style_histogram, image, histo, audio, tensor
+    **dict.fromkeys((3, 4, 5, 6, _TENSOR), DELIMITED),
+}
+_TENSOR_FIELDS = {
+    _DTYPE: NUMBER,
+    _SHAPE: DELIMITED,
+    _CONTENT: DELIMITED,
+    5: WORDS,
+    6: LONGS,
+    7: NUMBERS,
+    10: NUMBERS,
+}
+
+
+class ScalarEvent(NamedTuple):
+    """One value of one tag."""
+
+    tag: str
+    step: int
+    value: float
+
+
+def iter_scalars(file: File, tags: Collection[str]) -> Iterator[ScalarEvent]:
+    """Go through the scalars of these tags, in the order of the file.
+
+    Raise FormatError for a file of records that are no events, and what `tfrecord.records` raises.
+    """
+    wanted = {tag.encode(): tag for tag in tags}
+    # Most events of a training are losses: one look at the bytes is a tenth of taking them apart.
+    named = re.compile(b"|".join(map(re.escape, wanted)))
+    for at, data in iter_records(file):
+        if at and named.search(data) is None:
+            continue
+        try:
+            yield from _iter_event_scalars(data, wanted)
+        except CkpttoolError as error:
+            raise FormatError("a record is not an event", file=file.path, offset=at) from error
+
+
+def event_file_header(wall_time: float) -> bytes:
+    """Return the first record of a file; `wall_time` is in seconds since 1970."""
+    return _event_record(wall_time, 0, encode_text(_FILE_VERSION, VERSION))
+
+
+def summary_record(wall_time: float, step: int, values: Mapping[str, float]) -> bytes:
+    """Return a record with the values of several tags at one step."""
+    found = [
+        encode_message(_VALUE, encode_text(_TAG, tag) + encode_float(_SIMPLE, value))
+        for tag, value in values.items()
+    ]
+    return _event_record(wall_time, step, encode_message(_SUMMARY, b"".join(found)))
+
+
+def _event_record(wall_time: float, step: int, what: bytes) -> bytes:
+    when = encode_double(_WALL_TIME, wall_time) + encode_int(_STEP, step)
+    return encode_record(when + what)
+
+
+def _iter_event_scalars(data: bytes, wanted: Mapping[bytes, str]) -> Iterator[ScalarEvent]:
+    step = kind = 0
+    parts: list[bytes] = []
+    for number, value in parse_fields(data, _EVENT):
+        if number == _STEP:
+            step = as_int(value)
+        else:
+            # What an event is about is a oneof: the last one counts, the parts of one are merged.
+            kind, parts = number, [*(parts if number == kind else ()), as_message(value)]
+    if kind != _SUMMARY:
+        return
+    for _, value in parse_fields(merge_messages(parts, b""), {_VALUE: DELIMITED}):
+        tag, scalar = _parse_summary_value(as_message(value), wanted)
+        if tag is not None and scalar is not None:
+            yield ScalarEvent(tag, step, scalar)
+
+
+def _parse_summary_value(data: bytes, wanted: Mapping[bytes, str]) -> tuple[str | None, float | None]:
+    """Return the tag and the number of a summary's value, None for a tag or a value of another kind."""
+    tag, kind, simple = b"", 0, 0
+    tensors: list[bytes] = []
+    for number, value in parse_fields(data, _FIELDS):
+        if number == _TAG:
+            tag = as_message(value)
+            continue
+        tensors = tensors if number == kind else []
+        kind = number
+        if isinstance(value, int):
+            simple = value
+        else:
+            tensors.append(value)
+    if tag not in wanted or kind not in (_SIMPLE, _TENSOR):
+        return None, None
+    if kind == _SIMPLE:
+        return wanted[tag], _bits_to_float(simple)
+    return wanted[tag], _tensor_scalar(merge_messages(tensors, b""))
+
+
+def _bits_to_float(bits: int) -> float:
+    return float(struct.unpack("<f", bits.to_bytes(4, "little"))[0])
+
+
+def _tensor_scalar(tensor: bytes) -> float | None:
+    """Return the number in a tensor without dimensions, None for others; one without values is zero."""
+    dtype, content, shapes = 0, b"", []
+    values: dict[int, list[int | bytes]] = {field: [] for field, _ in _TYPES.values()}
+    for number, value in parse_fields(tensor, _TENSOR_FIELDS):
+        if number == _DTYPE:
+            dtype = as_int32(value)
+        elif number == _SHAPE:
+            shapes.append(as_message(value))
+        elif number == _CONTENT:
+            content = as_message(value)
+        else:
+            values[number].append(value)
+    dims = parse_fields(merge_messages(shapes, b""), {_DIM: DELIMITED})
+    if dtype not in _TYPES or dims:
+        return None
+    field, form = _TYPES[dtype]
+    if content:
+        return _unpack_scalar(form, content)
+    if form in ("<i", "<q"):
+        numbers = [each for value in values[field] for each in as_ints(value)]
+        if form == "<i":
+            numbers = list(map(as_int32, numbers))
+        return _single_number(numbers)
+    size = struct.calcsize(form)
+    data = b"".join(v.to_bytes(size, "little") if isinstance(v, int) else v for v in values[field])
+    return _unpack_scalar(form, data) if data else 0.0
+
+
+def _single_number(numbers: list[int]) -> float:
+    if len(numbers) > 1:
+        raise FormatError("a scalar has several values", found=str(len(numbers)))
+    return float(numbers[0]) if numbers else 0.0
+
+
+def _unpack_scalar(form: str, data: bytes) -> float:
+    size = struct.calcsize(form)
+    if len(data) != size:
+        raise FormatError("a scalar has another size than its type", expected=str(size), found=str(len(data)))
+    return float(struct.unpack(form, data)[0])

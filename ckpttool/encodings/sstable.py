@@ -1,0 +1,560 @@
+"""Sorted string tables, the index of TensorFlow bundles."""
+
+from __future__ import annotations
+
+import bisect
+import functools
+import struct
+from collections.abc import Iterable, Iterator
+from itertools import pairwise
+from typing import IO, NamedTuple
+
+from ckpttool.core import limits, source
+from ckpttool.core.errors import ChecksumError, CkpttoolError, FormatError, TruncatedError, UnsupportedError
+from ckpttool.core.source import File
+from ckpttool.encodings import protobuf
+
+# Sorted string tables: the footer, blocks and prefix-shared keys of a TensorFlow `.index` file.
+#
+# The layout is that of LevelDB's doc/table_format.md, as written by tensorflow's tsl/lib/io/table_builder.cc.
+# Positions in errors count from the start of the file.
+
+MAGIC = bytes.fromhex("57fb808b247547db")
+FOOTER = 48
+TRAILER = 5  # one byte of compression type, four of masked CRC-32C over contents and type
+_NONE, _SNAPPY = 0, 1  # tsl/lib/io/table_options.h
+
+# The densest element of snappy copies 64 bytes and takes three (github.com/google/snappy,
+# format_description.txt).
+_SNAPPY_RATIO = 22
+
+# Prefix sharing lets four bytes stand for a key of any length. Every sixteenth key is stored whole
+# (tsl/lib/io/table_options.h, block_restart_interval): more than that is an attack, not a table.
+_KEY_BYTES_FLOOR = 64 << 20
+_KEY_EXPANSION = 16
+# An entry of a real table takes more bytes: parts of its key, and a message with a shape and a place.
+_ENTRY = 32
+
+TableEntry = tuple[bytes, bytes]
+
+
+class TableLimits(NamedTuple):
+    """What a table may ask for: bytes that one block unpacks to, entries, and bytes of all its keys."""
+
+    block: int
+    entries: int
+    keys: int
+
+
+def table_limits(size: int) -> TableLimits:
+    """Return what a table of `size` bytes may ask for under the limits that hold."""
+    here = limits.current()
+    return TableLimits(
+        here.block_bytes, here.entries + size // _ENTRY, max(_KEY_BYTES_FLOOR, _KEY_EXPANSION * size)
+    )
+
+
+class BlockHandle(NamedTuple):
+    """Where a block's contents are."""
+
+    offset: int
+    size: int
+
+
+def read_table(data: bytes) -> list[TableEntry]:
+    """Return every key and value of the table in order; raise FormatError where it breaks a rule.
+
+    Every block's checksum is verified before it is decompressed. No block may be larger than the limit, as it
+    is stored or after decompression.
+    """
+    meta, index = parse_footer(data)
+    left = table_limits(len(data))
+    _read_limited_block(data, meta, left)
+    found: list[TableEntry] = []
+    lower: bytes | None = None
+    free = 0
+    for bound, value in _read_limited_block(data, index, left):
+        handle = _read_handle(value, 0, len(value))[0]
+        if handle.offset < free:
+            # Blocks are written one after the other; one that is named again and again would cost its
+            # size each time.
+            raise FormatError("the blocks of the table overlap", offset=handle.offset)
+        free = handle.offset + handle.size + TRAILER
+        entries = _read_limited_block(data, handle, left)
+        _require_key_range(lower, entries, bound, handle.offset)
+        lower = bound
+        found += entries
+        left = TableLimits(
+            left.block, left.entries - len(entries), left.keys - sum(len(key) for key, _ in entries)
+        )
+    return found
+
+
+def _read_limited_block(data: bytes, handle: BlockHandle, left: TableLimits) -> list[TableEntry]:
+    if left.block < handle.size <= len(data):
+        raise limits.limit_error(
+            "block_bytes", "a block of the table is too large", handle.size, offset=handle.offset
+        )
+    return _read_block(data, handle, left)
+
+
+def parse_footer(data: bytes) -> tuple[BlockHandle, BlockHandle]:
+    """Return the handles of the metaindex block and of the index block."""
+    at = len(data) - FOOTER
+    if at < 0:
+        raise TruncatedError(
+            "the table ends before its footer", expected=f"at least {FOOTER} bytes", found=str(len(data))
+        )
+    if data[-8:] != MAGIC:
+        raise FormatError(
+            "the table does not end with its magic number",
+            offset=len(data) - 8,
+            expected=MAGIC.hex(),
+            found=data[-8:].hex(),
+            hint="the file may be cut off, or not be a checkpoint index at all",
+        )
+    try:
+        meta, after = _read_handle(data, at, len(data) - 8)
+        index, _ = _read_handle(data, after, len(data) - 8)
+    except FormatError as error:
+        raise FormatError("the table's footer is damaged", offset=at) from error
+    return meta, index
+
+
+def _read_handle(data: bytes, at: int, stop: int) -> tuple[BlockHandle, int]:
+    offset, at = protobuf.read_varint(data, at, stop)
+    size, at = protobuf.read_varint(data, at, stop)
+    return BlockHandle(offset, size), at
+
+
+def _read_block(data: bytes, handle: BlockHandle, left: TableLimits) -> list[TableEntry]:
+    offset, size = handle
+    room = len(data) - FOOTER - TRAILER - offset
+    if size > room:
+        raise TruncatedError(
+            "a block of the table reaches beyond the file",
+            offset=offset,
+            expected=f"{size:,} bytes",
+            found=f"{max(0, room):,}",
+        )
+    stop = offset + size
+    stored = source.unmask_crc(int.from_bytes(data[stop + 1 : stop + TRAILER], "little"))
+    found = source.crc32c(data[offset : stop + 1])
+    if stored != found:
+        raise ChecksumError(
+            "the checksum of a block of the table does not match: the file is damaged",
+            offset=offset,
+            expected=f"{stored:08x}",
+            found=f"{found:08x}",
+        )
+    kind = data[stop]
+    if kind not in (_NONE, _SNAPPY):
+        raise UnsupportedError(
+            "a block of the table is compressed in an unknown way", offset=stop, found=f"type {kind}"
+        )
+    try:
+        contents = data[offset:stop] if kind == _NONE else _decompress_snappy(data[offset:stop], left.block)
+        return _parse_entries(contents, left)
+    except CkpttoolError as error:
+        # Within a compressed block there are no positions in the file, only the block's.
+        error.offset = offset + (0 if kind == _SNAPPY else error.offset or 0)
+        raise
+
+
+def _decompress_snappy(data: bytes, most: int) -> bytes:
+    """Return the contents of a snappy block; what it says of its size is judged before memory is taken."""
+    import cramjam
+
+    length, _ = protobuf.read_varint(data, 0, len(data))
+    if length > _SNAPPY_RATIO * len(data):
+        raise FormatError(
+            "a compressed block says that it holds more than it can",
+            expected=f"at most {_SNAPPY_RATIO * len(data):,} bytes",
+            found=f"{length:,}",
+        )
+    if length > most:
+        raise limits.limit_error("block_bytes", "a compressed block of the table is too large", length)
+    try:
+        contents = bytes(cramjam.snappy.decompress_raw(data))
+    except cramjam.DecompressionError as error:
+        raise FormatError("a compressed block of the table cannot be decompressed") from error
+    if len(contents) != length:
+        raise FormatError(
+            "a compressed block is not as long as it says",
+            expected=f"{length:,} bytes",
+            found=f"{len(contents):,}",
+        )
+    return contents
+
+
+def _parse_entries(block: bytes, left: TableLimits) -> list[TableEntry]:
+    restarts, stop = _restart_points(block)
+    found: list[TableEntry] = []
+    starts = set()
+    previous: bytes | None = None
+    key = b""
+    at = spent = 0
+    while at < stop:
+        start = at
+        shared, unshared, length, at = _read_entry_lengths(block, at, stop)
+        if not shared:
+            starts.add(start)
+        if shared > len(key):
+            raise FormatError("a key shares more than the key before it has", offset=start)
+        if unshared + length > stop - at:
+            raise TruncatedError("an entry reaches beyond its block", offset=start)
+        middle = at + unshared
+        key = key[:shared] + block[at:middle]
+        if previous is not None and key <= previous:
+            order = "a key twice" if key == previous else "its keys out of order"
+            raise FormatError(f"the table has {order}", offset=start, found=repr(key[:80]))
+        at = middle + length
+        found.append((key, block[middle:at]))
+        previous = key
+        spent += len(key)
+        if spent > left.keys:
+            raise FormatError("the keys of the table are far longer than the table", offset=start)
+        if len(found) > left.entries:
+            raise limits.limit_error("entries", "the table has too many entries", len(found), offset=start)
+    if found and not starts.issuperset(restarts):
+        raise FormatError("a restart point of a block is not the start of a whole key", offset=stop)
+    return found
+
+
+def _restart_points(block: bytes) -> tuple[tuple[int, ...], int]:
+    if len(block) < 4:
+        raise TruncatedError("a block is too short for its restart count", offset=0)
+    count = int.from_bytes(block[-4:], "little")
+    stop = len(block) - 4 - 4 * count
+    if not count or stop < 0:
+        raise FormatError("a block has an impossible number of restart points", offset=0, found=str(count))
+    restarts = struct.unpack_from(f"<{count}I", block, stop)
+    if restarts[0] or any(a >= b for a, b in pairwise(restarts)):
+        raise FormatError("the restart points of a block are out of order", offset=stop)
+    return restarts, stop
+
+
+def _read_entry_lengths(block: bytes, at: int, stop: int) -> tuple[int, int, int, int]:
+    # Three one-byte numbers nearly always; the general reader costs four times as much.
+    if at + 3 <= stop and (block[at] | block[at + 1] | block[at + 2]) < 0x80:
+        return block[at], block[at + 1], block[at + 2], at + 3
+    shared, at = protobuf.read_varint(block, at, stop)
+    unshared, at = protobuf.read_varint(block, at, stop)
+    length, at = protobuf.read_varint(block, at, stop)
+    return shared, unshared, length, at
+
+
+def _require_key_range(lower: bytes | None, entries: list[TableEntry], bound: bytes, offset: int) -> None:
+    if not entries:
+        return
+    if (lower is not None and entries[0][0] <= lower) or entries[-1][0] > bound:
+        raise FormatError("a block's keys lie outside the range that the index gives it", offset=offset)
+
+
+def parse_block(stored: bytes, left: TableLimits) -> list[TableEntry]:
+    """Return the entries of one block, for tables that are not read whole (wire.sstable_file).
+
+    `stored` is the block with its trailer and FOOTER bytes more: as many follow every block of a table.
+    Positions in errors count from its start. Only what a block unpacks to is limited.
+    """
+    return _read_block(stored, BlockHandle(0, len(stored) - FOOTER - TRAILER), left)
+
+
+def parse_handle(data: bytes) -> BlockHandle:
+    """Return the place that a value of the index block gives."""
+    return _read_handle(data, 0, len(data))[0]
+
+
+def iter_value_places(contents: bytes) -> Iterator[tuple[bytes, int, int]]:
+    """Go through the keys of a sound block that is not compressed, each with its value's start and length."""
+    _, stop = _restart_points(contents)
+    key, at = b"", 0
+    while at < stop:
+        shared, unshared, length, at = _read_entry_lengths(contents, at, stop)
+        middle = at + unshared
+        key = key[:shared] + contents[at:middle]
+        yield key, middle, length
+        at = middle + length
+
+
+# Tables too large to be read whole: the index is kept, a block is read when one of its keys is asked for.
+#
+# The layout is that of wire.sstable, which judges every block.
+
+# Compressed blocks of this size are kept for a while: thousands of small entries may be in one. Of larger
+# ones, the last is.
+_KEPT = 1 << 20
+
+Place = tuple[int, int]  # start and length in the file
+
+
+class SStable(NamedTuple):
+    """An open table: its data blocks, and for each a key that is not smaller than its last."""
+
+    file: File
+    bounds: tuple[bytes, ...]
+    blocks: tuple[BlockHandle, ...]
+
+    def block_of(self, key: bytes) -> BlockHandle | None:
+        """Return the block that holds the key if any does; no data is read."""
+        at = bisect.bisect_left(self.bounds, key)
+        return self.blocks[at] if at < len(self.blocks) else None
+
+    def first(self) -> tuple[bytes, bytes] | None:
+        """Return the first key and its value."""
+        if not self.blocks:
+            return None
+        entries = _block_entries(self.file, self.blocks[0])
+        return entries[0] if entries else None
+
+
+def open_table(file: File) -> SStable:
+    """Read the footer and the index of a table; raise FormatError where they break a rule."""
+    try:
+        if file.size < FOOTER:
+            raise TruncatedError(
+                "the table ends before its footer",
+                expected=f"at least {FOOTER} bytes",
+                found=str(file.size),
+            )
+        meta, index = _read_footer(file)
+        _block_entries(file, meta)
+        bounds, blocks, free = [], [], 0
+        for bound, value in _block_entries(file, index):
+            handle = parse_handle(value)
+            _require_within_file(file, handle)
+            if handle.offset < free:
+                # A block that is named again and again would cost its size each time.
+                raise FormatError("the blocks of the table overlap", offset=handle.offset)
+            free = handle.offset + handle.size + TRAILER
+            bounds.append(bound)
+            blocks.append(handle)
+    except CkpttoolError as error:
+        raise error.located(file=file.path) from error.__cause__
+    return SStable(file, tuple(bounds), tuple(blocks))
+
+
+def read_value(file: File, block: BlockHandle, key: bytes) -> bytes:
+    """Return the value of a key in a block; raise FormatError when the block is damaged or lacks the key.
+
+    A block's checksum is verified once. After that, a key of a block that is not compressed costs its own
+    bytes only.
+    """
+    try:
+        places = _block_value_places(file, block)
+        if places is None:
+            found = _cached_entries(file, block).get(key)
+        else:
+            place = places.get(key)
+            found = None if place is None else file.read(*place)
+    except CkpttoolError as error:
+        raise error.located(file=file.path) from error.__cause__
+    if found is None:
+        raise FormatError("the table lacks an entry that it should have", file=file.path, offset=block.offset)
+    return found
+
+
+def _read_footer(file: File) -> tuple[BlockHandle, BlockHandle]:
+    start = file.size - FOOTER
+    try:
+        return parse_footer(file.read(start, FOOTER))
+    except CkpttoolError as error:
+        error.offset = (error.offset or 0) + start
+        raise
+
+
+def _require_within_file(file: File, handle: BlockHandle) -> None:
+    room = file.size - FOOTER - TRAILER - handle.offset
+    if handle.size > room:
+        raise TruncatedError(
+            "a block of the table reaches beyond the file",
+            offset=handle.offset,
+            expected=f"{handle.size:,} bytes",
+            found=f"{max(0, room):,}",
+        )
+
+
+def _read_stored_block(file: File, handle: BlockHandle) -> bytes:
+    _require_within_file(file, handle)
+    return file.read(handle.offset, handle.size + TRAILER + FOOTER)
+
+
+def _block_entries(file: File, handle: BlockHandle) -> list[TableEntry]:
+    return _parse_stored_block(file, _read_stored_block(file, handle), handle)
+
+
+def _parse_stored_block(file: File, stored: bytes, handle: BlockHandle) -> list[TableEntry]:
+    try:
+        return parse_block(stored, table_limits(file.size))
+    except CkpttoolError as error:
+        error.offset = (error.offset or 0) + handle.offset
+        raise
+
+
+@functools.lru_cache(maxsize=4096)
+def _block_value_places(file: File, handle: BlockHandle) -> dict[bytes, Place] | None:
+    """Return where the values of a sound block are in the file; None when it is compressed."""
+    stored = _read_stored_block(file, handle)
+    _parse_stored_block(file, stored, handle)
+    if stored[handle.size]:
+        return None
+    contents = stored[: handle.size]
+    return {key: (handle.offset + start, length) for key, start, length in iter_value_places(contents)}
+
+
+@functools.lru_cache(maxsize=8)
+def _cached_small_block(file: File, handle: BlockHandle) -> dict[bytes, bytes]:
+    return dict(_block_entries(file, handle))
+
+
+@functools.lru_cache(maxsize=1)
+def _cached_large_block(file: File, handle: BlockHandle) -> dict[bytes, bytes]:
+    return dict(_block_entries(file, handle))
+
+
+def _cached_entries(file: File, handle: BlockHandle) -> dict[bytes, bytes]:
+    file.read(0, 0)  # the file must still be the one that was listed
+    return (_cached_small_block if handle.size <= _KEPT else _cached_large_block)(file, handle)
+
+
+# Writing sorted string tables, byte for byte as TensorFlow's table builder does without compression.
+#
+# Sources: tensorflow/core/lib/io/table_builder.cc, block_builder.cc and table_options.h (today
+# xla/tsl/lib/io). The reader is wire.sstable.
+
+# table_options.h; the index block has a restart point at every entry (table_builder.cc, Rep).
+BLOCK_BYTES = 262_144
+INTERVAL = 16
+_UNCOMPRESSED = b"\0"
+
+
+def write_table(entries: Iterable[TableEntry], stream: IO[bytes], block_bytes: int = BLOCK_BYTES) -> int:
+    """Write keys and values as one table and return its size in bytes.
+
+    The keys must ascend bytewise. One block is in memory at a time. A block is closed when its contents
+    reach `block_bytes`, and before an entry that alone is twice as large.
+    """
+    table = _TableBuilder(stream)
+    block = _BlockBuilder(INTERVAL)
+    for key, value in entries:
+        if len(key) + len(value) >= 2 * block_bytes and block.count:
+            table.add(block)
+            block = _BlockBuilder(INTERVAL)
+        table.separate(key)
+        block.add(key, value)
+        if block.size >= block_bytes:
+            table.add(block)
+            block = _BlockBuilder(INTERVAL)
+    if block.count:
+        table.add(block)
+    return table.close()
+
+
+class _BlockBuilder:
+    """A block's contents while they grow: entries that share the beginning of the key before them."""
+
+    def __init__(self, interval: int) -> None:
+        self.last = b""
+        self.count = 0
+        self._interval = interval
+        self._data = bytearray()
+        self._restarts = [0]
+
+    @property
+    def size(self) -> int:
+        """The size that the contents have if nothing is added."""
+        return len(self._data) + 4 * len(self._restarts) + 4
+
+    def add(self, key: bytes, value: bytes) -> None:
+        """Add an entry; its key must be greater than all before it."""
+        shared = 0
+        if self.count and self.count % self._interval == 0:
+            self._restarts.append(len(self._data))
+        else:
+            shared = _common_prefix(self.last, key)
+        self._data += (
+            protobuf.encode_varint(shared)
+            + protobuf.encode_varint(len(key) - shared)
+            + protobuf.encode_varint(len(value))
+        )
+        self._data += key[shared:]
+        self._data += value
+        self.last = key
+        self.count += 1
+
+    def contents(self) -> bytes:
+        """Return the entries and the places of the restart points."""
+        count = len(self._restarts)
+        return bytes(self._data) + struct.pack(f"<{count + 1}I", *self._restarts, count)
+
+
+class _TableBuilder:
+    """The blocks written so far, and the index block that grows with them."""
+
+    def __init__(self, stream: IO[bytes]) -> None:
+        self._stream = stream
+        self._index = _BlockBuilder(1)
+        self._position = 0
+        self._pending: tuple[bytes, bytes] | None = None  # the last block's last key, and its place
+
+    def separate(self, key: bytes) -> None:
+        """Add the block before `key` to the index, under a short key that lies between the two."""
+        if self._pending is not None:
+            last, place = self._pending
+            self._index.add(_separator(last, key), place)
+            self._pending = None
+
+    def add(self, block: _BlockBuilder) -> None:
+        """Write a block of data."""
+        self._pending = block.last, self._put(block)
+
+    def close(self) -> int:
+        """Write the metaindex block, which is empty, the index block and the footer; return the size."""
+        meta = self._put(_BlockBuilder(INTERVAL))
+        if self._pending is not None:
+            last, place = self._pending
+            self._index.add(_successor(last), place)
+        index = self._put(self._index)
+        footer = (meta + index).ljust(FOOTER - len(MAGIC), b"\0") + MAGIC
+        self._stream.write(footer)
+        return self._position + len(footer)
+
+    def _put(self, block: _BlockBuilder) -> bytes:
+        contents = block.contents()
+        place = protobuf.encode_varint(self._position) + protobuf.encode_varint(len(contents))
+        checksum = source.crc32c(_UNCOMPRESSED, source.crc32c(contents))
+        trailer = _UNCOMPRESSED + source.mask_crc(checksum).to_bytes(4, "little")
+        self._stream.write(contents)
+        self._stream.write(trailer)
+        self._position += len(contents) + len(trailer)
+        return place
+
+
+def _common_prefix(first: bytes, second: bytes) -> int:
+    least = min(len(first), len(second))
+    if first[:least] == second[:least]:
+        return least
+    low, high = 0, least  # the first `low` bytes are equal, the first `high` are not
+    while high - low > 1:
+        middle = (low + high) // 2
+        if first[low:middle] == second[low:middle]:
+            low = middle
+        else:
+            high = middle
+    return low
+
+
+def _separator(last: bytes, following: bytes) -> bytes:
+    """Return a key not below `last` and below `following`; table_builder.cc, FindShortestSeparator."""
+    at = _common_prefix(last, following)
+    if at < min(len(last), len(following)) and last[at] + 1 < following[at]:
+        return last[:at] + bytes([last[at] + 1])
+    return last
+
+
+def _successor(last: bytes) -> bytes:
+    """Return a short key not below `last`; table_builder.cc, FindShortSuccessor."""
+    for at, byte in enumerate(last):
+        if byte != 0xFF:
+            return last[:at] + bytes([byte + 1])
+    return last

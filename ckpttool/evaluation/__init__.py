@@ -1,0 +1,1 @@
+"""Evaluation: environments, rollout, statistics, video."""

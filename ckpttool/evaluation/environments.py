@@ -1,0 +1,686 @@
+"""Environments by id, and adapters between versions."""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+import importlib.util
+import inspect
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from ckpttool.core.errors import MissingExtraError, UnsupportedError, UsageError, suggest_choice
+from ckpttool.core.sidecar import are_arguments
+from ckpttool.core.text import format_count
+from ckpttool.evaluation import fast_engines, simulators
+from ckpttool.evaluation.fast_engines import (
+    ID,
+    TASKS,
+    MountainCarTensors,
+    MujocoVector,
+    PendulumTensors,
+    StandaloneMountainCar,
+)
+from ckpttool.evaluation.gymnasium_engine import (
+    OBS,
+    Agreement,
+    EnvSpec,
+    GymVector,
+    Outcome,
+    VectorEnv,
+    clean_warning,
+    collect_warnings,
+    prepare_rendering,
+    redirect_mujoco_warnings,
+)
+from ckpttool.evaluation.simulators import DEVICE_ENGINE
+from ckpttool.evaluation.wrappers import WrapperSpec, changes_size, inner_obs_dim, wrap_environments
+
+# How the observations of one MuJoCo task differ between its versions: what each is made of, and how long.
+#
+# From Gymnasium's `gymnasium/envs/mujoco/*_v4.py` and `*_v5.py` (there: `observation_structure`).
+
+FORCES = "contact forces"
+EMPTY = "zeros"
+"""A part that is always zero: what the world's body feels, what no actuator moves."""
+
+Layout = tuple[tuple[str, int], ...]
+"""The parts of an observation in their order, each with its length."""
+
+_MOVING = ("positions and velocities", 27)
+_STATE = ("positions and velocities", 45)
+_HUMANOID: Mapping[int, Layout] = {
+    348: (_STATE, ("cinert", 130), ("cvel", 78), ("actuators", 17), (FORCES, 78)),
+    376: (
+        *(_STATE, (EMPTY, 10), ("cinert", 130), (EMPTY, 6), ("cvel", 78)),
+        *((EMPTY, 6), ("actuators", 17), (EMPTY, 6), (FORCES, 78)),
+    ),
+}
+LAYOUTS: Mapping[str, Mapping[int, Layout]] = {
+    "Ant": {
+        27: (_MOVING,),
+        105: (_MOVING, (FORCES, 78)),
+        111: (_MOVING, (EMPTY, 6), (FORCES, 78)),
+    },
+    "Humanoid": _HUMANOID,
+    "HumanoidStandup": _HUMANOID,
+    "InvertedDoublePendulum": {9: (("state", 9),), 11: (("state", 9), (EMPTY, 2))},
+    "Reacher": {10: (("state", 10),), 11: (("state", 10), (EMPTY, 1))},
+}
+"""By the task's name and the number of values."""
+
+UNSEEN = {"HalfCheetah": 1, "Hopper": 1, "Walker2d": 1, "Swimmer": 2, "Ant": 2, "Humanoid": 2}
+"""How many coordinates of where the body is are left out unless they are asked for."""
+
+SIZES = {
+    "HalfCheetah-v5": (17, 6),
+    "Hopper-v5": (11, 3),
+    "Walker2d-v5": (17, 6),
+    "Swimmer-v5": (8, 2),
+    "Ant-v4": (27, 8),
+    "Ant-v5": (105, 8),
+    "Humanoid-v4": (376, 17),
+    "Humanoid-v5": (348, 17),
+    "InvertedPendulum-v5": (4, 1),
+    "InvertedDoublePendulum-v4": (11, 1),
+    "InvertedDoublePendulum-v5": (9, 1),
+    "Reacher-v4": (11, 2),
+    "Reacher-v5": (10, 2),
+    "Pusher-v5": (23, 7),
+    "Pendulum-v1": (3, 1),
+    "MountainCarContinuous-v0": (2, 1),
+    "LunarLanderContinuous-v3": (8, 2),
+    "BipedalWalker-v3": (24, 4),
+}
+"""Observations and actions of the tasks that agents are published for."""
+
+
+def task_family(env_id: str) -> str:
+    """Return the name of a MuJoCo task of version 4 or 5, or nothing."""
+    found = re.fullmatch(r"(\w+)-v[45]", env_id)
+    return found[1] if found else ""
+
+
+_VERSIONS: Mapping[str, Mapping[int, tuple[int, ...]]] = {
+    "Ant": {2: (111,), 3: (111,), 4: (27, 111), 5: (27, 105)},
+    "Humanoid": {1: (376,), 2: (376,), 3: (376,), 4: (376,), 5: (348,)},
+    "HumanoidStandup": {1: (376,), 2: (376,), 4: (376,), 5: (348,)},
+    "InvertedDoublePendulum": {1: (11,), 2: (11,), 4: (11,), 5: (9,)},
+    "Reacher": {1: (11,), 2: (11,), 4: (11,), 5: (10,)},
+}
+"""How many values each version of a task shows (gym/envs/mujoco/*.py before version 4)."""
+
+
+def has_observation_size(trained: str, played: str, size: int) -> bool:
+    """Return whether the version that an agent was trained in shows `size` values of the task played."""
+    found = re.fullmatch(r"(\w+)-v(\d+)", trained)
+    if found is None or found[1] != task_family(played):
+        return False
+    return size in _VERSIONS.get(found[1], {}).get(int(found[2]), ())
+
+
+def observation_arguments(env_id: str, own: int, wanted: int, positions: bool = False) -> dict[str, bool]:
+    """Return what to make the environment with so that it shows more of what there is, if that helps.
+
+    `positions` asks for the coordinates that UNSEEN counts: no number of values is evidence of them, because
+    wrappers of training (a time feature) add as many.
+    """
+    name = task_family(env_id)
+    if positions:
+        hidden = name in UNSEEN and wanted == own + UNSEEN[name]
+        return {"exclude_current_positions_from_observation": False} if hidden else {}
+    # ant_v4.py computes no contact forces unless it is asked to, and then they cost.
+    if env_id == "Ant-v4" and own == 27 and wanted in LAYOUTS["Ant"]:
+        return {"use_contact_forces": True}
+    return {}
+
+
+def contact_force_slice(env_id: str, size: int) -> slice | None:
+    """Return where contact forces lie among `size` values of the task, None where it shows none."""
+    start = 0
+    for part, width in LAYOUTS.get(task_family(env_id), {}).get(size, ()):
+        if part == FORCES:
+            return slice(start, start + width)
+        start += width
+    return None
+
+
+def positions_explain_size(env_id: str, own: int, wanted: int) -> bool:
+    """Return whether the coordinates that are left out would explain the policy's size."""
+    return bool(observation_arguments(env_id, own, wanted, positions=True))
+
+
+_NAMED = re.compile(r"(?<![A-Za-z0-9])([A-Z][A-Za-z0-9]*)[-_]v(\d+)(?![0-9])")
+
+
+def candidate_environments(words: str, obs_dim: int, action_dim: int) -> tuple[str, ...]:
+    """Return the environments that an agent of these sizes may have been trained in, the one named alone.
+
+    `words` is the text that may name one, such as the last parts of a path. A named task that takes other
+    sizes is no candidate; the version is the newest one that takes these.
+    """
+    fitting = [name for name, sizes in SIZES.items() if sizes == (obs_dim, action_dim)]
+    for name, version in reversed(_NAMED.findall(words)):
+        versions = {each: sizes for each, sizes in SIZES.items() if each.rpartition("-v")[0] == name}
+        own = [each for each in versions if each in fitting]
+        older = obs_dim in LAYOUTS.get(name, {}) and any(acts == action_dim for _, acts in versions.values())
+        if own or older:
+            return ((own or list(versions))[-1],)
+        if not versions:
+            return (f"{name}-v{version}",)
+    return tuple(fitting)
+
+
+def suggest_tasks(env_id: str, obs_dim: int, action_dim: int) -> str | None:
+    """Return which tasks a policy of these sizes plays, for the hint of an error."""
+    fits = [name for name, sizes in SIZES.items() if sizes == (obs_dim, action_dim)]
+    if fits:
+        sizes_here = f"{format_count(obs_dim, 'observation')} and {format_count(action_dim, 'action')}"
+        return f"{sizes_here} are those of {' and '.join(fits)}"
+    sizes = LAYOUTS.get(task_family(env_id), {})
+    return _list_sizes(task_family(env_id), sizes) if sizes else None
+
+
+def suggest_contact_force_sizes(env_id: str) -> str:
+    """Return which policies see contact forces, for the hint of an error."""
+    seeing = {
+        task: [size for size, layout in layouts.items() if FORCES in dict(layout)]
+        for task, layouts in LAYOUTS.items()
+    }
+    name = task_family(env_id)
+    tasks = [name] if seeing.get(name) else [task for task in seeing if seeing[task]]
+    return "; ".join(_list_sizes(task, seeing[task]) for task in tasks)
+
+
+def _list_sizes(name: str, sizes: Iterable[int]) -> str:
+    return f"{name} is played with {' or '.join(map(str, sorted(sizes)))} observations"
+
+
+# Observations of one version of a task, given to a policy in the places where another version has them.
+
+ZERO_FORCES = "zero_contact_forces"
+POSITIONS = "current_positions"
+ADAPTERS = {
+    ZERO_FORCES: "contact forces are zeros, as they were before simulators reported them",
+    POSITIONS: "the positions that are left out by default are shown",
+}
+"""Those that no size can decide: the name that asks for one, and what it does."""
+
+_NOWHERE = -1
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ObservationAdapter:
+    """Where each value that the policy takes comes from: a column of the observations, or -1 for a zero."""
+
+    columns: np.ndarray
+    """int [obs_dim of the policy]"""
+    says: str
+    assumed: bool
+    """whether the policy's size decided"""
+
+
+class AdaptedVector:
+    """Environments whose observations are put into the places that a policy expects; all else is theirs."""
+
+    def __init__(self, inner: VectorEnv, adapter: ObservationAdapter) -> None:
+        self._inner = inner
+        self._says = adapter.says
+        self._columns = adapter.columns
+        self._blank = adapter.columns == _NOWHERE
+        self.num_envs, self.engine = inner.num_envs, inner.engine
+        ((_, _, dtype),) = inner.spec.observation
+        assumed = (adapter.says,) if adapter.assumed else ()
+        self.spec = replace(inner.spec, observation=((OBS, adapter.columns.shape, dtype),), assumed=assumed)
+        self.obs: np.ndarray = np.zeros((self.num_envs, len(adapter.columns)), dtype)
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What was adapted, and what the environments' libraries had to say."""
+        return self._inner.notes if self.spec.assumed else (self._says, *self._inner.notes)
+
+    @property
+    def agreement(self) -> Agreement | None:
+        """How closely the engine reproduces Gymnasium, before anything is adapted."""
+        return self._inner.agreement
+
+    def reset(self, rows: np.ndarray, seeds: np.ndarray) -> None:
+        """Begin the episode of seeds[i] in rows[i]."""
+        self._inner.reset(rows, seeds)
+        self._see(rows)
+
+    def step(self, actions: np.ndarray, rows: np.ndarray) -> Outcome:
+        """Advance `rows` by `actions[row]`; return reward, terminated and truncated of each of `rows`."""
+        outcome = self._inner.step(actions, rows)
+        self._see(rows)
+        return outcome
+
+    def frame(self, row: int) -> np.ndarray:
+        """Return a picture of the row as it is now: uint8 [height, width, 3]."""
+        return self._inner.frame(row)
+
+    def close(self) -> None:
+        """Close the environments."""
+        self._inner.close()
+
+    def __enter__(self) -> AdaptedVector:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _see(self, rows: np.ndarray) -> None:
+        shown = np.asarray(self._inner.obs)
+        if len(rows) == self.num_envs:
+            shown.take(self._columns, axis=1, out=self.obs, mode="wrap")
+        else:
+            self.obs[rows] = shown[rows[:, None], self._columns]
+        self.obs[:, self._blank] = 0
+
+
+@dataclass(frozen=True, slots=True)
+class ObservationEvidence:
+    """What supports another version's observations besides their number."""
+
+    trained: str | None = None
+    """the id of the environment that the agent was trained in, None where no file names one"""
+    wrapped: bool = False
+    """whether wrappers of the training change the number of values"""
+
+    def supports(self, played: str, wanted: int) -> bool:
+        """Return whether a version of the environment that is played may show `wanted` values.
+
+        A number alone supports the layouts of whole versions where nothing else explains it.
+        """
+        if self.trained is None:
+            return not self.wrapped
+        return has_observation_size(self.trained, played, wanted)
+
+
+NO_EVIDENCE = ObservationEvidence()
+
+
+def adapt_observations(
+    vector: VectorEnv,
+    obs_dim: int | None,
+    asked: str | None,
+    again: Callable[[Mapping[str, Any]], VectorEnv],
+    evidence: ObservationEvidence = NO_EVIDENCE,
+) -> VectorEnv:
+    """Return environments that show `obs_dim` values (None: their own), if another version's are known.
+
+    `asked` is one of ADAPTERS; `again` makes the environments with more arguments. What cannot be adapted,
+    or what the evidence speaks against, is returned as it is, unless an adapter was asked for: then
+    UsageError says what it is for.
+    """
+    own = vector.spec.obs_dim
+    wanted = obs_dim or own
+    if (wanted == own and asked is None) or (asked is None and not evidence.supports(vector.spec.id, wanted)):
+        return vector
+    given: Mapping[str, Any] = {}
+    columns = _observation_columns(vector.spec, wanted, asked) if asked != POSITIONS else None
+    if columns is None and (given := observation_arguments(vector.spec.id, own, wanted, asked == POSITIONS)):
+        vector.close()
+        vector = again(given)
+        columns = _observation_columns(vector.spec, wanted, None if asked == POSITIONS else asked)
+    if columns is not None:
+        sentence = _describe_adapter(vector.spec, columns, asked, given)
+        return AdaptedVector(vector, ObservationAdapter(columns, sentence, asked is None))
+    if asked is not None:
+        vector.close()
+        raise UsageError(
+            f"{vector.spec.id} has no {asked} for a policy of {wanted} observations",
+            hint=suggest_contact_force_sizes(vector.spec.id) if asked == ZERO_FORCES else None,
+        )
+    return vector
+
+
+def _observation_columns(spec: EnvSpec, wanted: int, asked: str | None) -> np.ndarray | None:
+    """Return where each of `wanted` values comes from in `spec`'s observations; None if that is not known."""
+    own, layouts = spec.obs_dim, LAYOUTS.get(task_family(spec.id), {})
+    if [key for key, _, _ in spec.observation] != [OBS]:
+        return None
+    if own == wanted and asked is None:
+        return np.arange(own)
+    zeros = {EMPTY} | ({FORCES} if asked == ZERO_FORCES else set())
+    if own not in layouts or wanted not in layouts or (asked and FORCES not in dict(layouts[wanted])):
+        return None
+    places, start = {}, 0
+    for part, size in layouts[own]:
+        places[part] = start
+        start += size
+    columns: list[int] = []
+    for part, size in layouts[wanted]:
+        if part not in zeros and part not in places:
+            return None
+        columns += [_NOWHERE] * size if part in zeros else range(places[part], places[part] + size)
+    return np.array(columns)
+
+
+def _describe_adapter(spec: EnvSpec, columns: np.ndarray, asked: str | None, given: Mapping[str, Any]) -> str:
+    """Say what was done to the observations, and to the environment."""
+    done = [f"made with {name}={value}" for name, value in given.items()]
+    if "use_contact_forces" in given:
+        done.append(f"contact forces cost, and {ZERO_FORCES} is for policies from before they were reported")
+    if len(columns) != spec.obs_dim or asked:
+        zeros = int((columns == _NOWHERE).sum())
+        shown = len(columns) - zeros
+        done.append(f"{shown} of its {spec.obs_dim} are shown" + (f" and {zeros} zeros" if zeros else ""))
+    if asked:
+        done.append(ADAPTERS[asked])
+    return f"the policy takes {format_count(len(columns), 'observation')}: {spec.id}, " + "; ".join(done)
+
+
+# Which engine steps an environment: the fastest that knows it, or the one that was asked for.
+
+AUTO = "auto"
+MakeOne = Callable[[], Any]
+Build = Callable[[MakeOne, int, int | None], VectorEnv]
+
+
+@dataclass(frozen=True, slots=True)
+class FastEngine:
+    """An engine that plays some of Gymnasium's environments as Gymnasium does, only faster.
+
+    A task's builder gets what makes one environment, how many are wanted and how many threads may be used
+    (None: all cores), and raises UnsupportedError where this environment is not as the engine knows it.
+    """
+
+    name: str
+    tasks: Mapping[str, Build]
+    """by the entry point of the environment's class in Gymnasium's registry"""
+    on_request: bool = False
+    """only for who names it: `auto` leaves it out"""
+
+    @property
+    def answers_to(self) -> tuple[str, ...]:
+        """The names under which it can be asked for."""
+        return (self.name,) if self.on_request else (AUTO, self.name)
+
+    @property
+    def plays(self) -> str:
+        """The names of the environments, for a sentence."""
+        names = {entry.partition(":")[2].removesuffix("Env") for entry in self.tasks}
+        return ", ".join(sorted(_TITLES.get(name, name) for name in names))
+
+
+_TITLES = {"Continuous_MountainCar": ID.partition("-")[0]}
+_PENDULUM = "gymnasium.envs.classic_control.pendulum:PendulumEnv"
+_MOUNTAIN_CAR = "gymnasium.envs.classic_control.continuous_mountain_car:Continuous_MountainCarEnv"
+
+
+def _pendulum_batch(make_one: MakeOne, num_envs: int, _: int | None) -> VectorEnv:
+    return fast_engines.PendulumBatch(make_one, num_envs)
+
+
+def _pendulum_tensors(make_one: MakeOne, num_envs: int, _: int | None) -> VectorEnv:
+    return simulators.DeviceVector(PendulumTensors(make_one), num_envs)
+
+
+def _mountain_car_tensors(make_one: MakeOne, num_envs: int, _: int | None) -> VectorEnv:
+    return simulators.DeviceVector(MountainCarTensors(make_one), num_envs)
+
+
+FAST = (
+    FastEngine(MujocoVector.engine, dict.fromkeys(TASKS, MujocoVector)),
+    FastEngine(fast_engines.PENDULUM_ENGINE, {_PENDULUM: _pendulum_batch}),
+    FastEngine(
+        simulators.DEVICE_ENGINE,
+        {_PENDULUM: _pendulum_tensors, _MOUNTAIN_CAR: _mountain_car_tensors},
+        on_request=True,
+    ),
+)
+STANDALONE: Mapping[str, tuple[MakeOne, Mapping[str, Build]]] = {
+    fast_engines.PENDULUM_ID: (
+        fast_engines.StandalonePendulum,
+        {
+            AUTO: _pendulum_batch,
+            fast_engines.PENDULUM_ENGINE: _pendulum_batch,
+            simulators.DEVICE_ENGINE: _pendulum_tensors,
+        },
+    ),
+    ID: (StandaloneMountainCar, {simulators.DEVICE_ENGINE: _mountain_car_tensors}),
+}
+"""The environments that are played where Gymnasium is not installed: what makes one, and its engines."""
+
+ENGINES = (AUTO, GymVector.engine, *(engine.name for engine in FAST))
+
+
+def build_vector_env(
+    asked: str, env_id: str, make_one: MakeOne, num_envs: int, threads: int | None, known: Mapping[str, Any]
+) -> VectorEnv:
+    """Return environments of what `make_one` makes; `known` is Gymnasium's registry.
+
+    An engine that was asked for and cannot play raises UsageError; otherwise Gymnasium plays.
+    """
+    if asked != GymVector.engine:
+        entry_point = _entry_point(env_id, make_one, known)
+        for engine in FAST:
+            if asked in engine.answers_to and entry_point in engine.tasks:
+                try:
+                    return engine.tasks[entry_point](make_one, num_envs, threads)
+                except UnsupportedError as error:
+                    if asked != AUTO:
+                        raise UsageError(
+                            f"{env_id}: {error.message}",
+                            expected=error.expected,
+                            found=error.found,
+                            hint=error.hint,
+                        ) from None
+            elif asked == engine.name:
+                own = (
+                    ", and simulators of yours: --env module:factory"
+                    if asked == simulators.DEVICE_ENGINE
+                    else ""
+                )
+                raise UsageError(
+                    f"the {asked} engine does not know {env_id}", hint=f"it plays {engine.plays}{own}"
+                )
+    return GymVector(make_one, num_envs)
+
+
+def _entry_point(env_id: str, make_one: MakeOne, known: Mapping[str, Any]) -> str:
+    """Return where the environment's class is; a name without a version is known once one is made."""
+    if env_id in known:
+        return str(known[env_id].entry_point)
+    # What is said here is said again when it is made to be played.
+    restore = redirect_mujoco_warnings({})
+    try:
+        with collect_warnings({}):
+            made = make_one()
+    finally:
+        restore()
+    made.close()
+    return str(made.spec.entry_point) if made.spec is not None else ""
+
+
+# Gymnasium's registry: its refusals as our sentences, with the name that was probably meant.
+
+# Arguments that say how an environment is drawn.
+_DRAWN = frozenset(("render_mode", "width", "height", "camera_id", "camera_name", "default_camera_config"))
+HINT = "pip install 'ckpttool[eval]'"
+
+
+def is_gymnasium_installed() -> bool:
+    """Say whether the library is there, without importing it."""
+    return importlib.util.find_spec("gymnasium") is not None
+
+
+def import_gymnasium() -> Any:
+    """Return the library; raise MissingExtraError if it is not installed."""
+    if not is_gymnasium_installed():
+        raise MissingExtraError("environments need gymnasium, which is not installed", hint=HINT)
+    return importlib.import_module("gymnasium")
+
+
+def require_constructor_arguments(env_id: str, names: Iterable[str]) -> None:
+    """Raise UsageError for an argument that the environment's class does not name in its signature.
+
+    Gymnasium's own arguments of `make` are none of them: a file does not change time limits or wrappers.
+    """
+    library = import_gymnasium()
+    with translate_gymnasium_errors(env_id):
+        entry = library.spec(env_id).entry_point
+        kind = library.envs.registration.load_env_creator(entry) if isinstance(entry, str) else entry
+    allowed = set()
+    for each in getattr(kind, "__mro__", (kind,)):
+        made = each.__dict__.get("__init__") if isinstance(each, type) else each
+        parameters = inspect.signature(made).parameters.values() if inspect.isroutine(made) else ()
+        allowed |= {p.name for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)}
+        if made is not None and not any(p.kind == p.VAR_KEYWORD for p in parameters):
+            break  # what is not named here cannot reach a base class
+    for name in names:
+        if name not in allowed - {"self"} - _DRAWN:
+            raise UsageError(
+                f"{env_id} takes no argument {name!r} from a file",
+                hint=suggest_choice(name, sorted(allowed - {"self"} - _DRAWN)),
+            )
+
+
+@contextmanager
+def translate_gymnasium_errors(env_id: str) -> Iterator[None]:
+    """Turn Gymnasium's refusals into ours, with the name that was probably meant."""
+    library = import_gymnasium()
+    said = f"gymnasium {library.__version__} cannot make {env_id!r}"
+    near = _close_names(env_id, library.registry)
+    hint = f"there is {', '.join(near)}" if near else None
+    if hint is None and ":" in env_id and env_id.rpartition(":")[2].isidentifier():
+        hint = "--engine device --backend torch plays a factory of simulators"
+    try:
+        yield
+    except library.error.DependencyNotInstalled as error:
+        raise MissingExtraError(f"{said}: {_first_line(error)}", hint=HINT) from None
+    except (library.error.Error, ImportError) as error:
+        raise UsageError(f"{said}: {_first_line(error)}", hint=hint) from None
+    except (TypeError, ValueError) as error:
+        raise UsageError(f"{said} with these arguments: {_first_line(error)}") from None
+
+
+def _first_line(error: Exception) -> str:
+    return clean_warning(str(error)).partition("\n")[0]
+
+
+def _close_names(env_id: str, registry: Sequence[str]) -> list[str]:
+    """Return the newest version of each environment whose name is close."""
+    newest: dict[str, int] = {}
+    for known in registry:
+        if found := re.fullmatch(r"(.+)-v(\d+)", known):
+            newest[found[1]] = max(int(found[2]), newest.get(found[1], 0))
+    wanted = re.sub(r"-v\d+$", "", env_id)
+    names = [wanted] if wanted in newest else difflib.get_close_matches(wanted, newest, n=3)
+    return [f"{name}-v{newest[name]}" for name in names]
+
+
+# Environments behind one small vector protocol in which an episode is a function of its seed alone.
+
+
+def make_vector_env(
+    env_id: str,
+    num_envs: int = 1,
+    *,
+    trusted: bool = False,
+    trusted_arguments: bool = False,
+    kwargs: Mapping[str, Any] | None = None,
+    obs_dim: int | None = None,
+    adapter: str | None = None,
+    evidence: ObservationEvidence = NO_EVIDENCE,
+    wrappers: Sequence[WrapperSpec] = (),
+    engine: str = "auto",
+    device: str = "cpu",
+    pictures: bool = False,
+    threads: int | None = None,
+) -> VectorEnv:
+    """Return `num_envs` environments of a Gymnasium id, stepped by the fastest engine that knows it.
+
+    With the engine "device", `module:factory` is a user's simulator (see simulators), made on `device` with
+    `kwargs`; its rows live there.
+
+    `obs_dim` is what the policy takes: another version's observations are adapted to it where that is known
+    to be right and `evidence` does not speak against it; what sizes cannot decide, `adapter` asks for.
+    `wrappers` are those of training, the first innermost. `pictures` makes frame() work. `threads` is for
+    engines that have them, None for all cores. `module:Env-v0` imports a module and needs `trusted`.
+    Arguments that are not a few numbers, or not in the signature of the environment, need
+    `trusted_arguments`. A caller may set each for what a person typed, never for what a file holds.
+    """
+    if ":" in env_id and not trusted:
+        raise UsageError(
+            f"environment {env_id!r} with a module can run code",
+            hint="name it on the command line",
+        )
+    _require_names(engine, adapter)
+    if kwargs and not trusted_arguments:
+        _require_plain(env_id, kwargs)
+        if not (engine == DEVICE_ENGINE and simulators.is_factory(env_id)):
+            require_constructor_arguments(env_id, kwargs)
+
+    def outfit(vector: VectorEnv, again: Callable[[Mapping[str, Any]], VectorEnv]) -> VectorEnv:
+        return _adapt_and_wrap(vector, again, obs_dim, adapter, evidence, wrappers)
+
+    if engine == DEVICE_ENGINE and simulators.is_factory(env_id):
+        own = simulators.load_simulator(env_id, num_envs, device, kwargs)
+        return outfit(own, lambda _: own)
+    if env_id in STANDALONE and not (kwargs or pictures or is_gymnasium_installed()):
+        make_alone, builders = STANDALONE[env_id]
+        if engine in builders:
+            alone = builders[engine](make_alone, num_envs, threads)
+            return outfit(alone, lambda _: alone)
+    gymnasium = import_gymnasium()
+    given = {**(kwargs or {}), **({"render_mode": "rgb_array"} if pictures else {})}
+
+    # Only Gymnasium's own environments draw.
+    stepped = GymVector.engine if pictures and engine == AUTO else engine
+
+    def build(more: Mapping[str, Any]) -> VectorEnv:
+        def make_one() -> Any:
+            with translate_gymnasium_errors(env_id):
+                made = gymnasium.make(env_id, disable_env_checker=True, **{**more, **given})
+            return prepare_rendering(made) if pictures else made
+
+        return build_vector_env(stepped, env_id, make_one, num_envs, threads, gymnasium.registry)
+
+    return outfit(build({}), build)
+
+
+def _require_names(engine: str, adapter: str | None) -> None:
+    if engine not in ENGINES:
+        raise UsageError(f"no engine is called {engine!r}", hint=suggest_choice(engine, ENGINES))
+    if adapter is not None and adapter not in ADAPTERS:
+        raise UsageError(f"no adapter is called {adapter!r}", hint=suggest_choice(adapter, ADAPTERS))
+
+
+def _adapt_and_wrap(
+    vector: VectorEnv,
+    again: Callable[[Mapping[str, Any]], VectorEnv],
+    obs_dim: int | None,
+    adapter: str | None,
+    evidence: ObservationEvidence,
+    wrappers: Sequence[WrapperSpec],
+) -> VectorEnv:
+    """Return the environments as a policy of `obs_dim` values was trained in them: adapted, then wrapped."""
+    try:
+        size = obs_dim
+        if size is not None and wrappers:
+            size = inner_obs_dim(size, vector.spec.action_dim, wrappers)
+        because = replace(evidence, wrapped=evidence.wrapped or changes_size(wrappers))
+    except UsageError:
+        vector.close()
+        raise
+    return wrap_environments(adapt_observations(vector, size, adapter, again, because), wrappers)
+
+
+def _require_plain(env_id: str, kwargs: Mapping[str, Any]) -> None:
+    """Raise UsageError for arguments that may name a file, cost much, or mean something to Gymnasium."""
+    for name, value in kwargs.items():
+        if not are_arguments({name: value}):
+            raise UsageError(
+                f"argument {name[:64]!r} of environment {env_id!r} is not taken from a file",
+                expected="numbers, truth values, short lists of them",
+                found=str(value)[:60],
+            )
+    if not are_arguments(dict(kwargs)):
+        raise UsageError(f"too many arguments of environment {env_id!r}", found=str(len(kwargs)))

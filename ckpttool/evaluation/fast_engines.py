@@ -1,0 +1,1183 @@
+"""Batched MuJoCo, Pendulum and MountainCar environments."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import math
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+import numpy as np
+
+from ckpttool.core.errors import CkpttoolError, UnsupportedError, UsageError
+from ckpttool.evaluation.gymnasium_engine import (
+    Agreement,
+    EnvSpec,
+    Outcome,
+    collect_warnings,
+    describe_env,
+    measure_deviation,
+    redirect_mujoco_warnings,
+)
+from ckpttool.evaluation.simulators import DEVICE_ENGINE, Tensors
+
+if TYPE_CHECKING:
+    import torch
+
+
+# The first draws of the generators that Gymnasium seeds, for many seeds at once.
+#
+# A reset draws from `Generator(PCG64(SeedSequence(seed)))`, which takes 20 us for each seed, and more than
+# the episode takes on a GPU. The arithmetic is that of numpy/random: bit_generator.pyx (SeedSequence) and
+# src/pcg64/pcg64.h.
+
+_POOL = 4
+_INIT_A, _MULT_A, _INIT_B, _MULT_B = 0x43B0D7E5, 0x931E8875, 0x8B51F9DD, 0x58F38DED
+_MIX_L, _MIX_R, _SHIFT = np.uint32(0xCA01F9DD), np.uint32(0x4973F715), np.uint32(16)
+_PCG_HIGH, _PCG_LOW = np.uint64(0x2360ED051FC65DA4), np.uint64(0x4385DF649FCCF645)
+_HALF, _LOW_WORD = np.uint64(32), np.uint64(0xFFFFFFFF)
+# Of so many seeds the draws are compared with those of the environment itself.
+_COMPARED = 32
+
+Wide = tuple[np.ndarray, np.ndarray]
+"""Integers of 128 bits: the high and the low halves, uint64 [n]."""
+
+
+def draw_starts(
+    seeds: np.ndarray, low: np.ndarray, high: np.ndarray, draw: Callable[[int], np.ndarray]
+) -> np.ndarray:
+    """Return what `generator.uniform(low, high)` draws first for each seed: float64 [len(seeds), len(low)].
+
+    `draw` returns the same for one seed, by a reset of the environment. It is called for a sample of the
+    seeds, and for all of them where the sample is not as computed here.
+    """
+    unique, inverse = np.unique(seeds, return_inverse=True)
+    sample = np.unique(np.linspace(0, len(unique) - 1, _COMPARED).astype(np.int64))
+    if len(sample) < len(unique) and int(unique[0]) >= 0 and int(unique[-1]) < 1 << 32:
+        with np.errstate(over="ignore"):
+            found = low + (high - low) * draw_uniforms(unique.astype(np.uint32), len(low))
+        if all(np.array_equal(found[place], draw(int(unique[place]))) for place in sample.tolist()):
+            return np.asarray(found[inverse])
+    return np.stack([draw(seed) for seed in unique.tolist()])[inverse]
+
+
+def draw_uniforms(seeds: np.ndarray, count: int) -> np.ndarray:
+    """Return the first numbers in [0, 1) of each seed's generator: uint32 [n] to float64 [n, count]."""
+    words = _seed_words(seeds)
+    halves = [words[2 * k].astype(np.uint64) | words[2 * k + 1].astype(np.uint64) << _HALF for k in range(4)]
+    start, increment = (halves[0], halves[1]), (halves[2], halves[3])
+    one = np.uint64(1)
+    odd = (increment[0] << one | increment[1] >> np.uint64(63), increment[1] << one | one)
+    state = _advance_generator(_add_wide(odd, start), odd)
+    found = np.empty((len(seeds), count))
+    for column in range(count):
+        state = _advance_generator(state, odd)
+        mixed, turn = state[0] ^ state[1], state[0] >> np.uint64(58)
+        bits = mixed >> turn | mixed << (np.uint64(64) - turn & np.uint64(63))
+        found[:, column] = (bits >> np.uint64(11)) * 2.0**-53
+    return found
+
+
+def _seed_words(seeds: np.ndarray) -> list[np.ndarray]:
+    """Return the eight words that SeedSequence generates from each seed: uint32 [n] each."""
+    constant = _INIT_A
+
+    def hashed(value: np.ndarray) -> np.ndarray:
+        nonlocal constant
+        first = value ^ np.uint32(constant)
+        constant = constant * _MULT_A & 0xFFFFFFFF
+        product: np.ndarray = first * np.uint32(constant)
+        return np.asarray(product ^ product >> _SHIFT)
+
+    pool = [hashed(seeds if word == 0 else np.zeros_like(seeds)) for word in range(_POOL)]
+    for source in range(_POOL):
+        for target in range(_POOL):
+            if source != target:
+                mixed: np.ndarray = _MIX_L * pool[target] - _MIX_R * hashed(pool[source])
+                pool[target] = mixed ^ mixed >> _SHIFT
+    words, constant = [], _INIT_B
+    for word in range(2 * _POOL):
+        first = pool[word % _POOL] ^ np.uint32(constant)
+        constant = constant * _MULT_B & 0xFFFFFFFF
+        product: np.ndarray = first * np.uint32(constant)
+        words.append(product ^ product >> _SHIFT)
+    return words
+
+
+def _advance_generator(state: Wide, increment: Wide) -> Wide:
+    """Return the generator's next state, state * multiplier + increment modulo 2^128."""
+    (high, low), a = state, state[1]
+    a_low, a_high = a & _LOW_WORD, a >> _HALF
+    b_low, b_high = _PCG_LOW & _LOW_WORD, _PCG_LOW >> _HALF
+    middle = a_high * b_low + (a_low * b_low >> _HALF)
+    other = a_low * b_high + (middle & _LOW_WORD)
+    carried = a_high * b_high + (middle >> _HALF) + (other >> _HALF)
+    return _add_wide((carried + high * _PCG_LOW + low * _PCG_HIGH, low * _PCG_LOW), increment)
+
+
+def _add_wide(one: Wide, other: Wide) -> Wide:
+    low = one[1] + other[1]
+    return one[0] + other[0] + (low < one[1]), low
+
+
+# Pendulum-v1 where Gymnasium is not installed: what its environment is asked for besides its steps.
+#
+# So the agents that come with the project play with nothing but the core. Sources of the facts:
+# gymnasium/envs/classic_control/pendulum.py (constants, spaces, `reset`), gymnasium/envs/__init__.py (how
+# many steps) and gymnasium/utils/seeding.py (`np_random`).
+
+PENDULUM_ID = "Pendulum-v1"
+PENDULUM_NOTE = (
+    f"gymnasium is not installed: {PENDULUM_ID} has its constants and starts, as Gymnasium 1.4 states them"
+)
+
+
+class Box(NamedTuple):
+    """The bounds of observations or actions: float32 [n] each."""
+
+    low: np.ndarray
+    high: np.ndarray
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape of one value."""
+        return self.low.shape
+
+    @property
+    def dtype(self) -> np.dtype:
+        """The type of its numbers."""
+        return self.low.dtype
+
+
+class EnvRegistration(NamedTuple):
+    """What Gymnasium's registry says."""
+
+    id: str = PENDULUM_ID
+    max_episode_steps: int = 200
+    kwargs: Mapping[str, Any] = MappingProxyType({})
+
+
+class StandalonePendulum:
+    """The environment without its steps, which PendulumBatch computes; draws where episodes start."""
+
+    spec = EnvRegistration()
+    metadata: Mapping[str, Any] = MappingProxyType({"render_fps": 30})
+    g, m, l, dt, max_speed, max_torque = 10.0, 1.0, 1.0, 0.05, 8, 2.0  # noqa: E741  # Gymnasium's names
+
+    def __init__(self) -> None:
+        most = np.array([1.0, 1.0, self.max_speed], np.float32)
+        torque = np.array([self.max_torque], np.float32)
+        self.observation_space, self.action_space = Box(-most, most), Box(-torque, torque)
+        self.state = np.zeros(2)
+
+    @property
+    def unwrapped(self) -> StandalonePendulum:
+        """Itself."""
+        return self
+
+    def reset(self, *, seed: int) -> None:
+        """Draw the angle and the speed with which the episode of that seed starts."""
+        most = np.array([np.pi, 1.0])
+        generator = np.random.Generator(np.random.PCG64(np.random.SeedSequence(seed)))
+        self.state = generator.uniform(low=-most, high=most)
+
+    def close(self) -> None:
+        """Do nothing: nothing is open."""
+
+
+# MountainCarContinuous-v0 as a tensor program, with or without Gymnasium.
+#
+# The arithmetic is that of gymnasium/envs/classic_control/continuous_mountain_car.py under NumPy 2, including
+# its types: a reset draws the position in float64, every step rounds position and velocity to float32, and
+# the slope below the car is a float64 cosine of a position in float32 (of one in float64 in the first step).
+
+ID = "MountainCarContinuous-v0"
+NOTE = f"gymnasium is not installed: {ID} has its constants and starts, as Gymnasium 1.4 states them"
+POSITION_TOLERANCE: Final = 3e-7
+"""Two of a float32's last bits: NumPy 1 rounds the steps of the arithmetic differently from NumPy 2."""
+VELOCITY_TOLERANCE: Final = 2e-8
+"""The same for velocities, which stay below 0.07."""
+REWARD_TOLERANCE: Final = 1e-9
+GRAVITY, STEEPNESS, GOAL_REWARD, EFFORT = 0.0025, 3, 100.0, 0.1
+_MOUNTAIN_CAR_COMPARED = 96
+
+
+class MountainCarConstants(NamedTuple):
+    """The constants of the equations that Gymnasium's object holds."""
+
+    min_action: float
+    max_action: float
+    min_position: float
+    max_position: float
+    max_speed: float
+    goal_position: float
+    goal_velocity: float
+    power: float
+
+
+class StandaloneMountainCar:
+    """The environment without its steps, where Gymnasium is not installed."""
+
+    spec = EnvRegistration(ID, 999)
+    metadata: Mapping[str, Any] = MappingProxyType({"render_fps": 30})
+    min_action, max_action, min_position, max_position = -1.0, 1.0, -1.2, 0.6
+    max_speed, goal_position, goal_velocity, power = 0.07, 0.45, 0, 0.0015
+
+    def __init__(self) -> None:
+        low = np.array([self.min_position, -self.max_speed], np.float32)
+        high = np.array([self.max_position, self.max_speed], np.float32)
+        self.observation_space = Box(low, high)
+        self.action_space = Box(np.array([-1], np.float32), np.array([1], np.float32))
+        self.state = np.zeros(2)
+
+    @property
+    def unwrapped(self) -> StandaloneMountainCar:
+        """Itself."""
+        return self
+
+    def reset(self, *, seed: int) -> None:
+        """Draw the position in which the episode of that seed starts."""
+        generator = np.random.Generator(np.random.PCG64(np.random.SeedSequence(seed)))
+        self.state = np.array([generator.uniform(low=-0.6, high=-0.4), 0])
+
+    def close(self) -> None:
+        """Do nothing: nothing is open."""
+
+
+class MountainCarSteps(NamedTuple):
+    """Single steps of Gymnasium's object, each from a state [2] by an action [1]."""
+
+    states: np.ndarray
+    first: np.ndarray
+    """bool [n], whether the state is that of a reset, in float64"""
+    actions: np.ndarray
+    after: np.ndarray
+    rewards: np.ndarray
+    terminated: np.ndarray
+
+
+class MountainCarTensors:
+    """The state is the position (float64), the velocity and the pull of the slope (float32), [rows] each."""
+
+    def __init__(self, make_one: Callable[[], Any]) -> None:
+        """Raise UnsupportedError if the environment lacks a constant that these equations use."""
+        self._notes: dict[str, None] = {}
+        with collect_warnings(self._notes):
+            self._one = make_one()
+        try:
+            self.spec: EnvSpec = describe_env(self._one)
+            bare = self._one.unwrapped
+            self.constants = MountainCarConstants(
+                *(getattr(bare, name) for name in MountainCarConstants._fields)
+            )
+        except AttributeError as error:
+            self.close()
+            raise UnsupportedError(
+                f"this Gymnasium's {ID} is not the one that the {DEVICE_ENGINE} engine reproduces",
+                found=f"no attribute {error.name!r}",
+            ) from None
+        except BaseException:
+            self.close()
+            raise
+        if isinstance(self._one, StandaloneMountainCar):
+            self._notes[NOTE] = None
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """Warnings of Gymnasium, each once."""
+        return tuple(self._notes)
+
+    def compare(self, device: torch.device) -> Agreement | None:
+        """Compare steps on the device with Gymnasium's; None where that is not installed."""
+        import torch
+
+        if (steps := self._reference()) is None:
+            return None
+        state = tuple(
+            torch.from_numpy(each).to(device) for each in _mountain_car_arrays(steps.states, steps.first)
+        )
+        after, rewards, terminated = self.step(state, torch.from_numpy(steps.actions).to(device))
+        seen = self.observe(after).cpu().numpy()
+        return Agreement(
+            len(steps.states),
+            (
+                measure_deviation("positions", seen[:, 0], steps.after[:, 0], POSITION_TOLERANCE),
+                measure_deviation("velocities", seen[:, 1], steps.after[:, 1], VELOCITY_TOLERANCE),
+                measure_deviation("rewards", rewards.cpu().numpy(), steps.rewards, REWARD_TOLERANCE),
+                measure_deviation("terminations", terminated.cpu().numpy(), steps.terminated, 0.0),
+            ),
+        )
+
+    def starts(self, seeds: np.ndarray) -> tuple[np.ndarray, ...]:
+        """Return the states in which Gymnasium's own generators start the episodes of these seeds."""
+
+        def draw(seed: int) -> np.ndarray:
+            self._one.reset(seed=seed)
+            return np.array(self._one.unwrapped.state[:1], np.float64)
+
+        positions = draw_starts(seeds, np.array([-0.6]), np.array([-0.4]), draw)
+        states = np.concatenate([positions, np.zeros_like(positions)], axis=1)
+        return _mountain_car_arrays(states, np.ones(len(seeds), np.bool_))
+
+    def observe(self, state: Tensors) -> torch.Tensor:
+        """Return position and velocity: float32 [rows, 2]."""
+        position, velocity, _ = state
+        seen = velocity.new_empty(len(velocity), 2)
+        seen[:, 0], seen[:, 1] = position, velocity
+        return seen
+
+    def step(self, state: Tensors, actions: torch.Tensor) -> tuple[Tensors, torch.Tensor, torch.Tensor]:
+        """Return the next state, the rewards, and which cars have reached the goal."""
+        (position, velocity, pull), of = state, self.constants
+        force = actions[:, 0]
+        # Separate products and sums: fused ones would round once where Gymnasium rounds twice.
+        push = force.clamp(of.min_action, of.max_action) * of.power
+        velocity = (velocity + (push - pull)).clamp(-of.max_speed, of.max_speed)
+        # The sum of two float32 is exact enough in float64 to round to what float32 gives.
+        reached = (position + velocity).float().clamp(of.min_position, of.max_position)
+        velocity = velocity.masked_fill((reached == of.min_position) & (velocity < 0), 0.0)
+        terminated = (reached >= of.goal_position) & (velocity >= of.goal_velocity)
+        rewards = terminated * GOAL_REWARD - force.double().square() * EFFORT
+        slope = (reached * STEEPNESS).double().cos() * GRAVITY
+        return (reached.double(), velocity, slope.float()), rewards, terminated
+
+    def close(self) -> None:
+        """Close the one environment."""
+        self._one.close()
+
+    def _reference(self) -> MountainCarSteps | None:
+        """Return steps of Gymnasium's own object from many states; None where Gymnasium is not installed."""
+        if isinstance(self._one, StandaloneMountainCar):
+            return None
+        random, of = np.random.default_rng(0), self.constants
+        low, high = (of.min_position, -of.max_speed), (of.max_position, of.max_speed)
+        states = random.uniform(low, high, (_MOUNTAIN_CAR_COMPARED, 2))
+        actions = random.uniform(of.min_action, of.max_action, (_MOUNTAIN_CAR_COMPARED, 1))
+        # Both walls at both speeds, and the goal's edge, with full force either way.
+        states[:8] = [
+            (p, v) for p in (of.min_position, of.max_position) for v in (low[1], -1e-4, 1e-4, high[1])
+        ]
+        states[8:16, 0], states[8:16, 1] = of.goal_position - 0.01, np.linspace(0.005, high[1], 8)
+        actions[:16, 0] = np.tile([of.min_action, of.max_action], 8)
+        first = np.zeros(_MOUNTAIN_CAR_COMPARED, np.bool_)
+        first[16:32], states[16:32, 0], states[16:32, 1] = True, random.uniform(-0.6, -0.4, 16), 0.0
+        actions = actions.astype(self.spec.action_low.dtype)
+        bare, after, rewards, ended = (
+            self._one.unwrapped,
+            np.empty((_MOUNTAIN_CAR_COMPARED, 2), np.float32),
+            [],
+            [],
+        )
+        limit = self.spec.max_episode_steps or _MOUNTAIN_CAR_COMPARED
+        for number, (state, is_first, action) in enumerate(zip(states, first, actions, strict=True)):
+            if number % min(_MOUNTAIN_CAR_COMPARED, limit) == 0:
+                self._one.reset(seed=0)
+            bare.state = state.copy() if is_first else state.astype(np.float32)
+            after[number], reward, terminated, _, _ = self._one.step(action)
+            rewards.append(reward)
+            ended.append(terminated)
+        return MountainCarSteps(states, first, actions, after, np.array(rewards, np.float64), np.array(ended))
+
+
+def _mountain_car_arrays(states: np.ndarray, first: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Return states [n, 2] as the arrays of the program; `first` [n] marks those of a reset, in float64."""
+    rounded = states[:, 0].astype(np.float32)
+    position = np.where(first, states[:, 0], rounded)
+    # A position in float32 is multiplied in float32.
+    angles = np.where(first, STEEPNESS * position, (STEEPNESS * rounded).astype(np.float64))
+    # The C library's cosine, as math.cos in Gymnasium.
+    slope = np.array([math.cos(angle) * GRAVITY for angle in angles.tolist()])
+    return position, states[:, 1].astype(np.float32), slope.astype(np.float32)
+
+
+# What an engine must know of a MuJoCo task: what it shows, what it pays, when it ends; for all rows at once.
+#
+# Every rule does Gymnasium's arithmetic (`gymnasium/envs/mujoco/*_v4.py`, `*_v5.py`) in the same order and
+# the same types, so that results are equal to the last bit: actions are float32, and so are costs made of
+# them alone; sums run along contiguous rows, which numpy adds up as it does one array.
+
+Fields = Mapping[str, np.ndarray]
+"""MjData's fields by name, each [n, ...] float64: qpos, qvel, ctrl and what a task's rules name."""
+
+Judged = tuple[np.ndarray, np.ndarray]
+"""Rewards (float64 or narrower) and terminated (bool), each [n]."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class TaskRules:
+    """One task's rules; `before` is what `judge` must remember of the state before a step, [n].
+
+    `fields` are the derived ones that the rules read. `contacts` says that they read `cfrc_ext`, which
+    MuJoCo computes only when it is asked to (`mj_rnePostConstraint`).
+    """
+
+    observe: Callable[[Fields], tuple[np.ndarray, ...]]
+    """the parts of the observations, each [n, ...], in their order"""
+    judge: Callable[[Fields, np.ndarray, np.ndarray], Judged]
+    """from the fields after a step, what was remembered, and the actions [n, nu]"""
+    before: Callable[[Fields], np.ndarray] = lambda f: f["qpos"][:, 0].copy()
+    """of most tasks: the position along x"""
+    fields: tuple[str, ...] = ()
+    contacts: bool = False
+
+
+def squared_effort(actions: np.ndarray) -> np.ndarray:
+    """Return the sum of the squared actions [n], in the actions' own type."""
+    total: np.ndarray = np.add.reduce(np.square(actions, order="C"), axis=1)
+    return total
+
+
+def never_terminated(f: Fields) -> np.ndarray:
+    """Return terminated [n] of a task that only the time limit ends."""
+    return np.zeros(len(f["qpos"]), np.bool_)
+
+
+def observed_positions(env: Any, skipped: int) -> Callable[[Fields], np.ndarray]:
+    """Return what takes qpos as it is observed: without where the body is, unless `env` shows that."""
+    start = skipped if env._exclude_current_positions_from_observation else 0
+    return lambda f: f["qpos"][:, start:]
+
+
+def survival_reward(env: Any, version: int) -> Callable[[np.ndarray], Judged]:
+    """Return what turns `healthy` [n] into the reward for it and terminated.
+
+    Version 4 pays it in the last step too, if being unhealthy ends the episode.
+    """
+    worth, ends = env._healthy_reward, bool(env._terminate_when_unhealthy)
+
+    def judged(healthy: np.ndarray) -> Judged:
+        paid = np.ones_like(healthy) if version == 4 and ends else healthy
+        return paid * float(worth), ~healthy if ends else np.zeros_like(healthy)
+
+    return judged
+
+
+def is_between(values: np.ndarray, limits: tuple[float, float]) -> np.ndarray:
+    """Return where values lie strictly between two limits."""
+    least, most = limits
+    inside: np.ndarray = (values > least) & (values < most)
+    return inside
+
+
+# The rules of MuJoCo's tasks that are about staying upright or reaching for something.
+
+MOST_ANGLE = 0.2
+MOST_SEEN = 10
+LEAST_HEIGHT = 1
+
+
+def inverted_pendulum(_env: Any, version: int) -> TaskRules:
+    """Return `inverted_pendulum_v4.py`'s or `inverted_pendulum_v5.py`'s rules: 4 pays the last step too."""
+
+    def observe(f: Fields) -> tuple[np.ndarray, ...]:
+        return f["qpos"], f["qvel"]
+
+    def judge(f: Fields, _before: np.ndarray, _actions: np.ndarray) -> Judged:
+        finite = np.isfinite(f["qpos"]).all(axis=1) & np.isfinite(f["qvel"]).all(axis=1)
+        fallen = ~finite | (np.abs(f["qpos"][:, 1]) > MOST_ANGLE)
+        return np.ones(len(fallen)) if version == 4 else ~fallen, fallen
+
+    return TaskRules(observe, judge)
+
+
+def inverted_double_pendulum(env: Any, version: int) -> TaskRules:
+    """Return `inverted_double_pendulum_v4.py`'s or `_v5.py`'s rules.
+
+    Version 4 pays the last step too, and shows the forces on the hinges, which are none.
+    """
+    worth = env._healthy_reward if version > 4 else 10
+    forces = 1 if version > 4 else None
+
+    def observe(f: Fields) -> tuple[np.ndarray, ...]:
+        angles = np.ascontiguousarray(f["qpos"][:, 1:])
+        speeds = np.clip(f["qvel"], -MOST_SEEN, MOST_SEEN)
+        pushed = np.clip(f["qfrc_constraint"][:, :forces], -MOST_SEEN, MOST_SEEN)
+        return f["qpos"][:, :1], np.sin(angles), np.cos(angles), speeds, pushed
+
+    def judge(f: Fields, _before: np.ndarray, _actions: np.ndarray) -> Judged:
+        # The C library's pow, which the scalars of one environment are raised with: an array's ** 2
+        # multiplies, and differs in the last bit of one value in a thousand.
+        x, y = f["site_xpos"][:, 0, 0], f["site_xpos"][:, 0, 2]
+        fallen = y <= LEAST_HEIGHT
+        far = 0.01 * np.float_power(x, 2) + np.float_power(y - 2, 2)
+        fast = np.float_power(f["qvel"][:, 1:3], 2)
+        alive = worth * ~fallen if version > 4 else worth
+        return alive - far - (1e-3 * fast[:, 0] + 5e-3 * fast[:, 1]), fallen
+
+    return TaskRules(observe, judge, fields=("site_xpos", "qfrc_constraint"))
+
+
+def reacher(env: Any, version: int) -> TaskRules:
+    """Return `reacher_v4.py`'s or `reacher_v5.py`'s rules: 4 pays for the distance before the step."""
+    tip, target = (env.data.body(name).id for name in ("fingertip", "target"))
+    near = env._reward_dist_weight if version > 4 else 1
+    tiring = env._reward_control_weight if version > 4 else 1
+    axes = 2 if version > 4 else 3
+
+    def apart(f: Fields) -> np.ndarray:
+        return f["xpos"][:, tip] - f["xpos"][:, target]
+
+    def distance(f: Fields) -> np.ndarray:
+        return _vector_norms(apart(f))
+
+    def observe(f: Fields) -> tuple[np.ndarray, ...]:
+        angles = np.ascontiguousarray(f["qpos"][:, :2])
+        return np.cos(angles), np.sin(angles), f["qpos"][:, 2:], f["qvel"][:, :2], apart(f)[:, :axes]
+
+    def judge(f: Fields, before: np.ndarray, actions: np.ndarray) -> Judged:
+        far = before if version == 4 else distance(f)
+        return -far * near + -squared_effort(actions) * tiring, never_terminated(f)
+
+    return TaskRules(observe, judge, distance, ("xpos",))
+
+
+def pusher(env: Any, _version: int) -> TaskRules:
+    """Return `pusher_v5.py`'s rules; version 4 does not run on MuJoCo 3 and later."""
+    tip, thing, goal = (env.data.body(name).id for name in ("tips_arm", "object", "goal"))
+    close, there, tiring = env._reward_near_weight, env._reward_dist_weight, env._reward_control_weight
+
+    def observe(f: Fields) -> tuple[np.ndarray, ...]:
+        bodies = (f["xpos"][:, body] for body in (tip, thing, goal))
+        return f["qpos"][:, :7], f["qvel"][:, :7], *bodies
+
+    def judge(f: Fields, _before: np.ndarray, actions: np.ndarray) -> Judged:
+        near = -_vector_norms(f["xpos"][:, thing] - f["xpos"][:, tip]) * close
+        far = -_vector_norms(f["xpos"][:, thing] - f["xpos"][:, goal]) * there
+        return far + -squared_effort(actions) * tiring + near, never_terminated(f)
+
+    return TaskRules(observe, judge, fields=("xpos",))
+
+
+def _vector_norms(vectors: np.ndarray) -> np.ndarray:
+    """Return the norms of [n, 3] as `np.linalg.norm` computes one: the root of a dot product."""
+    norms: np.ndarray = np.sqrt(np.vecdot(vectors, vectors))
+    return norms
+
+
+# The rules of MuJoCo's tasks that are about getting somewhere: the cheetah to the humanoid.
+
+MOST_SPEED = 10
+"""Hopper and Walker2d are shown velocities up to this."""
+
+
+def half_cheetah(env: Any, _version: int) -> TaskRules:
+    """Return `half_cheetah_v4.py`'s and `half_cheetah_v5.py`'s rules, which are the same."""
+    return _crawler_rules(env, 1)
+
+
+def swimmer(env: Any, _version: int) -> TaskRules:
+    """Return `swimmer_v4.py`'s and `swimmer_v5.py`'s rules, which are the same."""
+    return _crawler_rules(env, 2)
+
+
+def hopper(env: Any, version: int) -> TaskRules:
+    """Return `hopper_v4.py`'s or `hopper_v5.py`'s rules."""
+    state, height, angle = env._healthy_state_range, env._healthy_z_range, env._healthy_angle_range
+
+    def healthy(f: Fields) -> np.ndarray:
+        qpos = f["qpos"]
+        bent = is_between(qpos[:, 2:], state).all(axis=1) & is_between(f["qvel"], state).all(axis=1)
+        upright: np.ndarray = bent & is_between(qpos[:, 1], height) & is_between(qpos[:, 2], angle)
+        return upright
+
+    return _upright_rules(env, version, healthy)
+
+
+def walker2d(env: Any, version: int) -> TaskRules:
+    """Return `walker2d_v4.py`'s or `walker2d_v5.py`'s rules."""
+    height, angle = env._healthy_z_range, env._healthy_angle_range
+
+    def healthy(f: Fields) -> np.ndarray:
+        upright: np.ndarray = is_between(f["qpos"][:, 1], height) & is_between(f["qpos"][:, 2], angle)
+        return upright
+
+    return _upright_rules(env, version, healthy)
+
+
+def ant(env: Any, version: int) -> TaskRules:
+    """Return `ant_v4.py`'s or `ant_v5.py`'s rules; version 4 knows contact forces only if asked to."""
+    feels = version > 4 or bool(env._use_contact_forces)
+    shows = bool(env._include_cfrc_ext_in_observation) if version > 4 else feels
+    hidden = version > 4  # the world's body, which is not part of version 5's observations
+    body = env.data.body(env._main_body if version > 4 else "torso").id
+    place, dt, survive = observed_positions(env, 2), env.dt, survival_reward(env, version)
+    onward = env._forward_reward_weight if version > 4 else 1
+    tiring, touching = env._ctrl_cost_weight, env._contact_cost_weight
+    (least, most), (low, high) = env._contact_force_range, env._healthy_z_range
+
+    def forces(f: Fields) -> np.ndarray:
+        return np.clip(f["cfrc_ext"], least, most)
+
+    def observe(f: Fields) -> tuple[np.ndarray, ...]:
+        moving = (place(f), f["qvel"])
+        return (*moving, _flatten_rows(forces(f)[:, hidden:])) if shows else moving
+
+    def judge(f: Fields, before: np.ndarray, actions: np.ndarray) -> Judged:
+        velocity = (f["xpos"][:, body, 0] - before) / dt
+        height = f["qpos"][:, 2]
+        finite = np.isfinite(f["qpos"]).all(axis=1) & np.isfinite(f["qvel"]).all(axis=1)
+        alive, terminated = survive(finite & (height >= low) & (height <= high))
+        costs = tiring * squared_effort(actions)
+        if feels:
+            costs = costs + touching * squared_effort(_flatten_rows(forces(f)))
+        return velocity * onward + alive - costs, terminated
+
+    return TaskRules(observe, judge, lambda f: f["xpos"][:, body, 0].copy(), ("xpos",), contacts=feels)
+
+
+def humanoid(env: Any, version: int) -> TaskRules:
+    """Return `humanoid_v4.py`'s or `humanoid_v5.py`'s rules.
+
+    Version 5 leaves the world's body and the actuators' forces on the free joint out of its observations.
+    """
+    place, dt, survive = observed_positions(env, 2), env.dt, survival_reward(env, version)
+    onward, tiring = env._forward_reward_weight, env._ctrl_cost_weight
+    mass, limits = env.model.body_mass[:, None].copy(), env._healthy_z_range
+    total = np.sum(mass)
+    # field, and how many of its first entries version 5 leaves out
+    shown = [("cinert", 1), ("cvel", 1), ("qfrc_actuator", 6), ("cfrc_ext", 1)]
+    if version > 4:
+        shown = [
+            (name, first) for name, first in shown if getattr(env, f"_include_{name}_in_observation") is True
+        ]
+    else:
+        shown = [(name, 0) for name, _ in shown]
+
+    def along(f: Fields) -> np.ndarray:
+        centre: np.ndarray = (mass * f["xipos"]).sum(axis=1) / total
+        return centre[:, 0]
+
+    def observe(f: Fields) -> tuple[np.ndarray, ...]:
+        return (place(f), f["qvel"], *(_flatten_rows(f[name][:, first:]) for name, first in shown))
+
+    def judge(f: Fields, before: np.ndarray, _actions: np.ndarray) -> Judged:
+        velocity = (along(f) - before) / dt
+        alive, terminated = survive(is_between(f["qpos"][:, 2], limits))
+        costs = tiring * squared_effort(f["ctrl"])
+        if version > 4:
+            touching = env._contact_cost_weight * squared_effort(_flatten_rows(f["cfrc_ext"]))
+            costs = costs + np.clip(touching, *env._contact_cost_range)
+        return onward * velocity + alive - costs, terminated
+
+    bound = ("xipos", *(name for name, _ in shown if name != "cfrc_ext"))
+    return TaskRules(observe, judge, along, bound, contacts=True)
+
+
+def _crawler_rules(env: Any, skipped: int) -> TaskRules:
+    place, dt = observed_positions(env, skipped), env.dt
+    onward, tiring = env._forward_reward_weight, env._ctrl_cost_weight
+
+    def judge(f: Fields, before: np.ndarray, actions: np.ndarray) -> Judged:
+        velocity = (f["qpos"][:, 0] - before) / dt
+        return onward * velocity - tiring * squared_effort(actions), never_terminated(f)
+
+    return TaskRules(lambda f: (place(f), f["qvel"]), judge)
+
+
+def _upright_rules(env: Any, version: int, healthy: Any) -> TaskRules:
+    place, dt, survive = observed_positions(env, 1), env.dt, survival_reward(env, version)
+    onward, tiring = env._forward_reward_weight, env._ctrl_cost_weight
+
+    def judge(f: Fields, before: np.ndarray, actions: np.ndarray) -> Judged:
+        velocity = (f["qpos"][:, 0] - before) / dt
+        alive, terminated = survive(healthy(f))
+        return onward * velocity + alive - tiring * squared_effort(actions), terminated
+
+    return TaskRules(lambda f: (place(f), np.clip(f["qvel"], -MOST_SPEED, MOST_SPEED)), judge)
+
+
+def _flatten_rows(values: np.ndarray) -> np.ndarray:
+    """Return [n, ...] as contiguous [n, m]: the order in which Gymnasium adds a row up."""
+    return values.reshape(len(values), math.prod(values.shape[1:]))
+
+
+# The MuJoCo tasks whose rules are known, by Gymnasium's class.
+
+_HERE = "gymnasium.envs.mujoco."
+TASKS: dict[str, tuple[Callable[[Any, int], TaskRules], int]] = {
+    f"{_HERE}{module}_v{version}:{name}Env": (rules, version)
+    for name, module, rules, versions in (
+        ("HalfCheetah", "half_cheetah", half_cheetah, (4, 5)),
+        ("Hopper", "hopper", hopper, (4, 5)),
+        ("Walker2d", "walker2d", walker2d, (4, 5)),
+        ("Swimmer", "swimmer", swimmer, (4, 5)),
+        ("Ant", "ant", ant, (4, 5)),
+        ("Humanoid", "humanoid", humanoid, (4, 5)),
+        ("InvertedPendulum", "inverted_pendulum", inverted_pendulum, (4, 5)),
+        ("InvertedDoublePendulum", "inverted_double_pendulum", inverted_double_pendulum, (4, 5)),
+        ("Reacher", "reacher", reacher, (4, 5)),
+        ("Pusher", "pusher", pusher, (5,)),
+    )
+    for version in versions
+}
+"""Entry point of Gymnasium's class: what makes its rules from an object of it, and its version."""
+
+WRAPPERS = {"TimeLimit", "OrderEnforcing", "PassiveEnvChecker"}
+
+
+def find_rules(made: Any) -> TaskRules:
+    """Return the rules of what Gymnasium made; raise UnsupportedError for what they do not cover."""
+    env, layer = made.unwrapped, made
+    while layer is not env:
+        if type(layer).__name__ not in WRAPPERS:
+            raise UnsupportedError(f"the mujoco engine knows no {type(layer).__name__}")
+        layer = layer.env
+    name = f"{type(env).__module__}:{type(env).__name__}"
+    if name not in TASKS:
+        raise UnsupportedError(f"the mujoco engine does not know {type(env).__name__}")
+    if env.render_mode is not None:
+        raise UnsupportedError("the mujoco engine draws no pictures")
+    rules, version = TASKS[name]
+    return rules(env, version)
+
+
+# MuJoCo's own batch of simulations behind the vector protocol, with the arithmetic of Gymnasium's tasks.
+
+TRIED_STEPS = 5
+OBSERVATION_TOLERANCE: Final = 1e-9
+MUJOCO_REWARD_TOLERANCE: Final = 1e-6
+"""Gymnasium computes the costs of actions in float32."""
+
+
+class MujocoVector:
+    """One MuJoCo task in many simulations, stepped together on all cores.
+
+    Gymnasium makes one object of the task: its model, its parameters and its draws at resets are used, and
+    its first steps are compared. UnsupportedError says why a task cannot be played so.
+    """
+
+    engine = "mujoco"
+
+    def __init__(self, make_one: Callable[[], Any], num_envs: int = 1, threads: int | None = None) -> None:
+        if num_envs < 1:
+            raise UsageError(f"{num_envs} environments cannot play")
+        self.num_envs = num_envs
+        self._notes: dict[str, None] = {}
+        self._restore = redirect_mujoco_warnings(self._notes)
+        try:
+            with collect_warnings(self._notes):
+                made = make_one()
+                self.spec = describe_env(made)
+                self._prepare(made, min(threads or _count_cores(), num_envs))
+                self.agreement: Agreement | None = self._compare(made).require(self.spec.id, self.engine)
+        except BaseException:
+            self._restore()
+            raise
+
+    def _prepare(self, made: Any, threads: int) -> None:
+        self._env = env = made.unwrapped
+        self._rules = find_rules(made)
+        self._batch = _make_batch(env.model, self.num_envs, threads, self._rules.contacts)
+        self._all = np.arange(self.num_envs)
+        fields = ("qpos", "qvel", "ctrl", *self._rules.fields)
+        self._fields = {name: self._batch.bind(name) for name in fields}
+        if self._rules.contacts:
+            self._fields["cfrc_ext"] = np.zeros((self.num_envs, env.model.nbody, 6))
+            self._touching = self._batch.bind("ncon")
+            self._mujoco = importlib.import_module("mujoco")
+            self._one = self._mujoco.MjData(env.model)
+        self._elapsed = np.zeros(self.num_envs, np.int64)
+        self._limit = self.spec.max_episode_steps or np.iinfo(np.int64).max
+        self.obs: np.ndarray = np.zeros((self.num_envs, self.spec.obs_dim))
+
+    def _compare(self, made: Any) -> Agreement:
+        """Compare a few steps with Gymnasium's, whose other versions may differ by more than rounding."""
+        actions = np.random.default_rng(0).uniform(-1, 1, (TRIED_STEPS, self.num_envs, self.spec.action_dim))
+        actions = actions.astype(self.spec.action_low.dtype)
+        theirs = [(made.reset(seed=0)[0], 0.0, False), *(made.step(action[0])[:3] for action in actions)]
+        # From here on Gymnasium draws what an episode starts from, and the batch takes it.
+        self._env.set_state = self._start
+        row = self._all[:1]
+        self.reset(row, np.zeros(1, np.int64))
+        ours = [(self.obs[0].copy(), 0.0, False)]
+        for action in actions:
+            reward, terminated, _ = self.step(action, row)
+            ours.append((self.obs[0].copy(), float(reward[0]), bool(terminated[0])))
+        self.obs[0] = 0
+        tolerances = {
+            "observations": OBSERVATION_TOLERANCE,
+            "rewards": MUJOCO_REWARD_TOLERANCE,
+            "terminations": 0.0,
+        }
+        return Agreement(
+            TRIED_STEPS,
+            tuple(
+                measure_deviation(name, [each[i] for each in ours], [each[i] for each in theirs], tolerance)
+                for i, (name, tolerance) in enumerate(tolerances.items())
+            ),
+        )
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What Gymnasium and the physics said, each sentence once."""
+        return tuple(self._notes)
+
+    def reset(self, rows: np.ndarray, seeds: np.ndarray) -> None:
+        """Begin the episode of seeds[i] in rows[i], with what Gymnasium's own reset draws from the seed."""
+        with collect_warnings(self._notes):
+            self._batch.reset(rows, stage=0)
+            for row, seed in zip(rows.tolist(), seeds.tolist(), strict=True):
+                self._row = row
+                self._env.reset(seed=seed)
+            self._batch.forward(rows)
+        if self._rules.contacts:
+            self._fields["cfrc_ext"][rows] = 0
+        self._elapsed[rows] = 0
+        self._observe(self._of(rows), rows)
+
+    def _start(self, qpos: np.ndarray, qvel: np.ndarray) -> None:
+        """Stand in for Gymnasium's `set_state`: give the row at hand what was drawn."""
+        self._fields["qpos"][self._row], self._fields["qvel"][self._row] = qpos, qvel
+
+    def step(self, actions: np.ndarray, rows: np.ndarray) -> Outcome:
+        """Advance `rows` by `actions[row]`; return reward, terminated and truncated of each of `rows`."""
+        # All rows, the usual case, need no index and no copies.
+        whole = len(rows) == self.num_envs
+        at = slice(None) if whole else rows
+        actions = actions[at]
+        self._fields["ctrl"][at] = actions
+        before = self._rules.before(self._of(rows))
+        self._advance(None if whole else rows)
+        if self._rules.contacts:
+            self._feel(rows)
+        after = self._of(rows)
+        rewards, terminated = self._rules.judge(after, before, actions)
+        self._observe(after, rows)
+        self._elapsed[at] += 1
+        return rewards.astype(np.float64, copy=False), terminated, self._elapsed[at] >= self._limit
+
+    def _advance(self, rows: np.ndarray | None) -> None:
+        try:
+            self._batch.step(rows, nstep=self._env.frame_skip)
+        except RuntimeError as error:
+            raise CkpttoolError(f"{self.spec.id}: {error}") from None
+
+    def _feel(self, rows: np.ndarray) -> None:
+        """Compute contact forces as Gymnasium does after a step; without a contact there are none."""
+        forces, model = self._fields["cfrc_ext"], self._env.model
+        compute = self._mujoco.mj_rnePostConstraint
+        forces[rows] = 0
+        touching = rows if model.neq else rows[self._touching[rows] > 0]
+        for row in touching.tolist():
+            compute(model, self._batch.get_data(row, self._one))
+            forces[row] = self._one.cfrc_ext
+
+    def _of(self, rows: np.ndarray) -> Fields:
+        """Return the fields of rows that are in order: live ones if they are all."""
+        if len(rows) == self.num_envs:
+            return self._fields
+        return {name: field[rows] for name, field in self._fields.items()}
+
+    def _observe(self, fields: Fields, rows: np.ndarray) -> None:
+        parts = self._rules.observe(fields)
+        if len(rows) == self.num_envs:
+            np.concatenate(parts, axis=1, out=self.obs)
+        else:
+            self.obs[rows] = np.concatenate(parts, axis=1)
+
+    def frame(self, row: int) -> np.ndarray:  # noqa: ARG002
+        """Raise UnsupportedError: Gymnasium's own environments draw, and play the same."""
+        raise UnsupportedError(
+            f"the mujoco engine draws no picture of {self.spec.id}",
+            hint="make the environments with pictures",
+        )
+
+    def close(self) -> None:
+        """Close Gymnasium's object and give MuJoCo its own way of warning back."""
+        self._env.close()
+        self._restore()
+
+    def __enter__(self) -> MujocoVector:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def _count_cores() -> int:
+    """Return how many cores this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def _make_batch(model: Any, num_envs: int, threads: int, persistent: bool) -> Any:
+    """Return a batch of simulations; raise UnsupportedError where MuJoCo has none, or not for this model."""
+    if importlib.util.find_spec("mujoco.batch") is None:
+        raise UnsupportedError("this MuJoCo has no batches: they came with 4.0")
+    if not hasattr(np, "vecdot"):
+        raise UnsupportedError("NumPy before 2.0 rounds a reward otherwise than the engine does")
+    try:
+        return importlib.import_module("mujoco.batch").Batch(model, num_envs, threads, persistent)
+    except ValueError as error:
+        raise UnsupportedError(f"MuJoCo makes no batch of this model: {error}") from None
+
+
+# Pendulum-v1 for many rows at once in arrays, with the arithmetic of Gymnasium.
+#
+# The equations are those of gymnasium/envs/classic_control/pendulum.py, operation by operation: an episode is
+# the same whichever engine steps it. Each instance compares single steps from many states with the
+# environment that it replaces, so that another version of the library cannot make it wrong unnoticed.
+
+PENDULUM_ENGINE = "pendulum.batch"
+STATE_TOLERANCE: Final = 1e-12
+PENDULUM_OBSERVATION_TOLERANCE: Final = 1e-6
+"""A few of a float32's last bits: observations are rounded to it."""
+"""The torque's share of a reward is computed in float32; its last bit is below this."""
+_PENDULUM_COMPARED = 64
+
+
+class PendulumConstants(NamedTuple):
+    """The constants of the equations: of gravity and of the torque, per second; the step and the bounds."""
+
+    pull: float
+    push: float
+    dt: float
+    max_speed: float
+    max_torque: float
+
+
+class PendulumSteps(NamedTuple):
+    """Single steps of the environment: from `states` [n, 2] by `actions` [n, 1] to what came of them."""
+
+    states: np.ndarray
+    actions: np.ndarray
+    after: np.ndarray
+    """float64 [n, 2], angles and speeds"""
+    observations: np.ndarray
+    rewards: np.ndarray
+
+    def agreement(self, after: np.ndarray, observations: np.ndarray, rewards: np.ndarray) -> Agreement:
+        """Compare an engine's results of the same steps."""
+        return Agreement(
+            len(self.states),
+            (
+                measure_deviation("states", after, self.after, STATE_TOLERANCE),
+                measure_deviation(
+                    "observations", observations, self.observations, PENDULUM_OBSERVATION_TOLERANCE
+                ),
+                measure_deviation("rewards", rewards, self.rewards, REWARD_TOLERANCE),
+            ),
+        )
+
+
+class PendulumBatch:
+    """The rows' angles and speeds as two arrays; one Gymnasium environment draws where episodes start.
+
+    Where there is no Gymnasium, `pendulum_alone` does.
+    """
+
+    engine = PENDULUM_ENGINE
+
+    def __init__(
+        self, make_one: Callable[[], Any], num_envs: int = 1, *, engine: str = PENDULUM_ENGINE
+    ) -> None:
+        """Raise UnsupportedError if the environment is not the Pendulum that these equations are of."""
+        if num_envs < 1:
+            raise UsageError(f"{num_envs} environments cannot play")
+        self.engine = engine
+        self._notes: dict[str, None] = {}
+        with collect_warnings(self._notes):
+            self._one = make_one()
+        self.spec: EnvSpec = describe_env(self._one)
+        self.num_envs = num_envs
+        self._limit = self.spec.max_episode_steps or np.inf
+        self.obs: np.ndarray = np.zeros((num_envs, 3), np.float32)
+        self._angle, self._speed = np.zeros(num_envs), np.zeros(num_envs)
+        self._length = np.zeros(num_envs, np.int64)
+        self.agreement: Agreement | None = None
+        try:
+            self.law = _read_pendulum_constants(self._one.unwrapped, engine)
+            if isinstance(self._one, StandalonePendulum):
+                self._notes[PENDULUM_NOTE] = None
+            if (steps := self.reference()) is not None:
+                self.agreement = self._compare(steps).require(self.spec.id, engine)
+        except BaseException:
+            self.close()
+            raise
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What Gymnasium had to say, each sentence once."""
+        return tuple(self._notes)
+
+    def starts(self, seeds: np.ndarray) -> np.ndarray:
+        """Return the angle and the speed with which the episode of each seed starts: [len(seeds), 2]."""
+
+        def draw(seed: int) -> np.ndarray:
+            self._one.reset(seed=seed)
+            return np.array(self._one.unwrapped.state, np.float64)
+
+        most = np.array([np.pi, 1.0])
+        return draw_starts(seeds, -most, most, draw)
+
+    def reset(self, rows: np.ndarray, seeds: np.ndarray) -> None:
+        """Begin the episode of seeds[i] in rows[i]; rows of one seed share the draw."""
+        self._angle[rows], self._speed[rows] = self.starts(seeds).T
+        self._length[rows] = 0
+        self._see(rows)
+
+    def step(self, actions: np.ndarray, rows: np.ndarray) -> Outcome:
+        """Advance `rows` by `actions[row]`; return reward, terminated and truncated of each of `rows`."""
+        # Whole arrays need no index, and most steps move every row.
+        at = slice(None) if len(rows) == self.num_envs else rows
+        angle, speed, costs = _advance_pendulum(self.law, self._angle[at], self._speed[at], actions[at, 0])
+        self._angle[at], self._speed[at] = angle, speed
+        self._length[at] += 1
+        self._see(at)
+        return -costs, np.zeros(len(rows), np.bool_), self._length[at] >= self._limit
+
+    def frame(self, row: int) -> np.ndarray:  # noqa: ARG002 - the protocol's
+        """Raise UnsupportedError: rows of an array draw nothing."""
+        raise UnsupportedError(f"{self.engine} draws no picture", hint="--engine gymnasium does")
+
+    def close(self) -> None:
+        """Let go of the one environment."""
+        self._one.close()
+
+    def __enter__(self) -> PendulumBatch:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _see(self, at: np.ndarray | slice) -> None:
+        angle = self._angle[at]
+        self.obs[at, 0], self.obs[at, 1], self.obs[at, 2] = np.cos(angle), np.sin(angle), self._speed[at]
+
+    def reference(self) -> PendulumSteps | None:
+        """Return steps of Gymnasium's own object from many states; None where Gymnasium is not installed."""
+        if isinstance(self._one, StandalonePendulum):
+            return None
+        random = np.random.default_rng(0)
+        # Several turns, all speeds, and torques beyond the bounds.
+        states = random.uniform((-4 * np.pi, -1.0), (4 * np.pi, 1.0), (_PENDULUM_COMPARED, 2))
+        states[:, 1] *= self.law.max_speed
+        actions = random.uniform(-1.5, 1.5, (_PENDULUM_COMPARED, 1)) * self.law.max_torque
+        # The corners: upright and hanging, at rest and at full speed, with full torque either way.
+        states[:8] = [(angle, speed * self.law.max_speed) for angle in (0, np.pi) for speed in (-1, 0, 0, 1)]
+        actions[:8, 0] = np.array([-1, -1, 0, 1] * 2) * self.law.max_torque
+        actions = actions.astype(self.spec.action_low.dtype)
+        bare, after, seen, rewards = self._one.unwrapped, np.empty_like(states), [], []
+        for number, (state, action) in enumerate(zip(states, actions, strict=True)):
+            if number % min(_PENDULUM_COMPARED, self._limit) == 0:
+                self._one.reset(seed=0)
+            bare.state = state.copy()
+            observation, reward, terminated, _, _ = self._one.step(action)
+            # Nothing terminates here: what does is another task.
+            after[number] = np.nan if terminated else bare.state
+            seen.append(observation)
+            rewards.append(reward)
+        return PendulumSteps(states, actions, after, np.array(seen), np.array(rewards))
+
+    def _compare(self, steps: PendulumSteps) -> Agreement:
+        """Take the same steps, all at once."""
+        before = steps.states
+        angle, speed, costs = _advance_pendulum(self.law, before[:, 0], before[:, 1], steps.actions[:, 0])
+        seen = np.stack([np.cos(angle), np.sin(angle), speed], 1).astype(np.float32)
+        return steps.agreement(np.stack([angle, speed], 1), seen, -costs)
+
+
+def _read_pendulum_constants(bare: Any, engine: str) -> PendulumConstants:
+    """Return the constants of Gymnasium's object; raise UnsupportedError if it has others."""
+    try:
+        pull, push = 3 * bare.g / (2 * bare.l), 3.0 / (bare.m * bare.l**2)
+        return PendulumConstants(pull, push, bare.dt, bare.max_speed, bare.max_torque)
+    except AttributeError as error:
+        raise UnsupportedError(
+            f"this Gymnasium's {PENDULUM_ID} is not the one that the {engine} engine reproduces",
+            found=f"no attribute {error.name!r}",
+        ) from None
+
+
+def _advance_pendulum(
+    law: PendulumConstants, angle: np.ndarray, speed: np.ndarray, action: np.ndarray
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Return the angles and speeds after a step, and its costs, each [rows]."""
+    torque = np.clip(action, -law.max_torque, law.max_torque)
+    upright = ((angle + np.pi) % (2 * np.pi)) - np.pi
+    costs = _square_by_pow(upright) + 0.1 * _square_by_pow(speed) + 0.001 * _square_by_pow(torque)
+    faster = speed + (law.pull * np.sin(angle) + law.push * torque) * law.dt
+    faster = np.clip(faster, -law.max_speed, law.max_speed)
+    return angle + faster * law.dt, faster, costs
+
+
+def _square_by_pow(values: np.ndarray) -> np.ndarray:
+    """Return the squares [n] as the C library's `pow` computes them.
+
+    Gymnasium squares NumPy's scalars, which call `pow`. Of an array, `** 2` and `np.square` multiply, and
+    `np.power` calls vector code where the processor has AVX-512: in some of a thousand cases the last bits
+    differ. `np.float_power` calls `pow` on every processor, for float64 alone.
+    """
+    squares: np.ndarray = (
+        np.float_power(values, 2.0)
+        if values.dtype == np.float64
+        else np.fromiter((value**2 for value in values), values.dtype, len(values))
+    )
+    return squares
+
+
+# Pendulum-v1 as a tensor program: the arithmetic of gymnasium/envs/classic_control/pendulum.py in float64.
+#
+# It is Gymnasium's to rounding: a tensor library has a sine and a cosine of its own, which differ from
+# NumPy's in the last bit, and squares by multiplying where Gymnasium calls the C library's pow. How much that
+# is on a device is measured there.
+
+
+class PendulumTensors:
+    """Angles and speeds, float64 [rows]; starts, constants and the referee are those of PendulumBatch."""
+
+    def __init__(self, make_one: Callable[[], Any]) -> None:
+        """Raise UnsupportedError if the environment is not the Pendulum that these equations are of."""
+        self._arrays = PendulumBatch(make_one, engine=DEVICE_ENGINE)
+        self.spec = self._arrays.spec
+        self._law = self._arrays.law
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What Gymnasium had to say, each sentence once."""
+        return self._arrays.notes
+
+    def compare(self, device: torch.device) -> Agreement | None:
+        """Compare steps on the device with Gymnasium's; None where that is not installed."""
+        import torch
+
+        if (steps := self._arrays.reference()) is None:
+            return None
+        state = tuple(torch.from_numpy(column.copy()).to(device) for column in steps.states.T)
+        after, rewards, _ = self.step(state, torch.from_numpy(steps.actions).to(device))
+        found = (torch.stack(after, 1), self.observe(after), rewards)
+        return steps.agreement(*(tensor.cpu().numpy() for tensor in found))
+
+    def starts(self, seeds: np.ndarray) -> tuple[np.ndarray, ...]:
+        """Return the angles and the speeds that Gymnasium's own generators draw."""
+        return tuple(np.ascontiguousarray(column) for column in self._arrays.starts(seeds).T)
+
+    def observe(self, state: Tensors) -> torch.Tensor:
+        """Return cosine, sine and speed: float32 [rows, 3]."""
+        import torch
+
+        angle, speed = state
+        seen = angle.new_empty(len(angle), 3, dtype=torch.float32)
+        # On a GPU each of these is one kernel, which computes in float64 and rounds what it writes.
+        torch.cos(angle, out=seen[:, 0])
+        torch.sin(angle, out=seen[:, 1])
+        seen[:, 2] = speed
+        return seen
+
+    def step(self, state: Tensors, actions: torch.Tensor) -> tuple[Tensors, torch.Tensor, None]:
+        """Return the next angles and speeds, and the rewards; nothing terminates."""
+        (angle, speed), law = state, self._law
+        torque = actions[:, 0].clamp(-law.max_torque, law.max_torque)
+        upright = (angle + math.pi).remainder(2 * math.pi) - math.pi
+        costs = upright.square().addcmul(speed, speed, value=0.1) + 0.001 * torque.square()
+        # The torque's product is a float32 in Gymnasium; the others may be fused with their sums.
+        faster = speed.add(angle.sin(), alpha=law.pull * law.dt).add(law.push * torque, alpha=law.dt)
+        faster = faster.clamp(-law.max_speed, law.max_speed)
+        return (angle.add(faster, alpha=law.dt), faster), -costs, None
+
+    def close(self) -> None:
+        """Let go of the one environment."""
+        self._arrays.close()

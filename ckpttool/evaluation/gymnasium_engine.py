@@ -1,0 +1,484 @@
+"""Vector environments of Gymnasium."""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import importlib.util
+import math
+import os
+import re
+import subprocess
+import sys
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import numpy as np
+
+from ckpttool.core import search_paths
+from ckpttool.core.errors import MissingExtraError, UnsupportedError, UsageError
+from ckpttool.networks.network import Observation
+
+# Pictures of environments where there is no display: which OpenGL draws them, and what they are.
+
+HINT = "apt-get install libegl1 libgl1-mesa-dri, or libosmesa6; MUJOCO_GL says which to use"
+
+# Gymnasium takes the name of the OpenGL from this variable (gymnasium/envs/mujoco/mujoco_rendering.py); left
+# alone it tries GLFW first, which needs a display.
+_CHOICE = "MUJOCO_GL"
+_TIMEOUT_S = 60
+# A library that is there but has no driver can end the process, so it is tried in another one.
+_TRIAL = """
+import importlib, sys
+import mujoco
+context = importlib.import_module("mujoco." + sys.argv[1]).GLContext(64, 64)
+context.make_current()
+mujoco.MjrContext(mujoco.MjModel.from_xml_string("<mujoco/>"), mujoco.mjtFontScale.mjFONTSCALE_100)
+"""
+# The name of that camera in Gymnasium's models.
+_CAMERA = "track"
+_PLANE = 0  # mjtGeom.mjGEOM_PLANE in mujoco/mjmodel.h
+# These models ask for shadows of 4096 points, of which a picture of 480 x 480 shows nothing; a processor that
+# draws needs half the time with this.
+_SHADOW = 2048
+
+
+def prepare_rendering(env: Any) -> Any:
+    """Return a Gymnasium environment that was made with `rgb_array`, once it is known that it can draw.
+
+    Raise UnsupportedError where MuJoCo finds no OpenGL. What is set here in the process's environment is
+    what a person left open.
+    """
+    os.environ.setdefault("SDL_VIDEODRIVER", "dummy")
+    os.environ.setdefault("PYGAME_HIDE_SUPPORT_PROMPT", "1")
+    inner = getattr(env, "unwrapped", env)
+    if hasattr(inner, "mujoco_renderer"):
+        os.environ[_CHOICE] = _choose_opengl()
+        quality = inner.model.vis.quality
+        quality.shadowsize = min(quality.shadowsize, _SHADOW)
+        _use_tracking_camera(inner)
+    return env
+
+
+def _use_tracking_camera(inner: Any) -> None:
+    """Let the model's own camera look, which goes along with the agent, over a floor without an end.
+
+    Gymnasium 1.4 takes one that stands still (MujocoRenderer in gymnasium/envs/mujoco/mujoco_rendering.py): a
+    HalfCheetah is out of its sight after a hundred steps, and beyond the floor after two hundred.
+    """
+    model = inner.model
+    try:
+        inner.mujoco_renderer.camera_id = model.camera(_CAMERA).id
+    except KeyError:
+        return
+    for floor in np.flatnonzero(model.geom_type == _PLANE):
+        # What collides with a plane finds no end to it: its size is only drawn, and 0 is drawn as infinite
+        # (MuJoCo's XML reference, geom, size). Its texture is repeated by the metre then.
+        size, material = model.geom_size[floor, :2].copy(), model.geom_matid[floor]
+        if size.all() and material >= 0:
+            model.geom_size[floor, :2] = 0
+            model.mat_texrepeat[material] /= size
+
+
+def render_frame(env: Any, name: str) -> np.ndarray:
+    """Return what the environment looks like now, uint8 [height, width, 3]; `name` is for sentences."""
+    gymnasium = importlib.import_module("gymnasium")
+    try:
+        drawn = env.render() if hasattr(env, "render") else None
+    except NotImplementedError:
+        drawn = None
+    except gymnasium.error.DependencyNotInstalled as error:
+        said = str(error).partition("\n")[0]
+        raise MissingExtraError(f"{name} cannot be drawn: {said}", hint="pip install pygame-ce") from None
+    found = np.asarray(drawn)
+    if found.dtype != np.uint8 or found.ndim != 3 or found.shape[2] != 3:
+        raise UnsupportedError(f"{name} draws no picture", expected="uint8[height, width, 3]")
+    return found
+
+
+def _choose_opengl() -> str:
+    """Return the OpenGL that draws without a display: the one that is asked for, or the first that works."""
+    asked = os.environ.get(_CHOICE)
+    failed = {}
+    for name in (asked,) if asked else _opengl_candidates():
+        failed[name] = _opengl_failure(name)
+        if not failed[name]:
+            return name
+    said = "; ".join(f"{name}: {why}" for name, why in failed.items())
+    raise UnsupportedError(f"MuJoCo finds no OpenGL to draw with ({said})", hint=HINT)
+
+
+def _opengl_candidates() -> tuple[str, ...]:
+    if not sys.platform.startswith("linux"):
+        return ("glfw",)
+    display = os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY")
+    return ("egl", "osmesa", *(["glfw"] if display else []))
+
+
+@functools.cache
+def _opengl_failure(name: str) -> str:
+    """Return why this OpenGL does not work, in a line, or nothing if it does."""
+    command = [sys.executable, "-P", "-c", _TRIAL, name]
+    environment = {**search_paths.child_environment(), _CHOICE: name}
+    try:
+        done = subprocess.run(  # noqa: S603  # our own interpreter and our own words
+            command, capture_output=True, env=environment, timeout=_TIMEOUT_S, check=False
+        )
+    except subprocess.TimeoutExpired:
+        return f"no answer in {_TIMEOUT_S} s"
+    if done.returncode == 0:
+        return ""
+    said = done.stderr.decode(errors="replace").strip().splitlines()
+    return said[-1][:160] if said else f"ended with status {done.returncode}"
+
+
+# The vector protocol of environments, and what an agent must fit to play in one.
+
+OBS = "obs"
+"""The name of the one input of an environment whose observations are one array."""
+
+Outcome = tuple[np.ndarray, np.ndarray, np.ndarray]
+"""Rewards (float64), terminated and truncated (bool), each [len(rows)]."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class EnvSpec:
+    """What an agent must fit: action_low, action_high [action_dim] in the environment's own type.
+
+    `observation` are the inputs by name, each with its shape and type: one called "obs", or those of a
+    Dict space in their order.
+    """
+
+    id: str
+    observation: tuple[tuple[str, tuple[int, ...], str], ...]
+    action_low: np.ndarray
+    action_high: np.ndarray
+    max_episode_steps: int | None
+    versions: Mapping[str, str]
+    render_fps: float | None = None
+    """pictures per second at which a film of every step runs as fast as the task"""
+    arguments: Mapping[str, str] = field(default_factory=dict)
+    """what the environment was made with beyond its defaults: names, and values as Python writes them"""
+    assumed: tuple[str, ...] = ()
+    """what was assumed of the environment because only the number of observations speaks for it"""
+
+    @property
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """The shape of every input by name, without the batch."""
+        return {name: shape for name, shape, _ in self.observation}
+
+    @property
+    def obs_dim(self) -> int:
+        """The number of values in one observation."""
+        return sum(math.prod(shape) for _, shape, _ in self.observation)
+
+    @property
+    def action_dim(self) -> int:
+        """The number of actions per step."""
+        return int(self.action_low.size)
+
+    def zeros(self, num_envs: int) -> Observation:
+        """Return room for the observations of `num_envs` rows: [num_envs, ...], or a dict of such arrays."""
+        room = {name: np.zeros((num_envs, *shape), dtype) for name, shape, dtype in self.observation}
+        return room[OBS] if list(room) == [OBS] else room
+
+
+@dataclass(frozen=True, slots=True)
+class Deviation:
+    """The largest error of one quantity, absolute below 1 and relative above, and how large it may be."""
+
+    quantity: str
+    largest: float
+    tolerance: float
+
+
+@dataclass(frozen=True, slots=True)
+class Agreement:
+    """How closely an engine reproduces Gymnasium's own steps, measured on this machine before it plays."""
+
+    steps: int
+    deviations: tuple[Deviation, ...]
+
+    @property
+    def exact(self) -> bool:
+        """Whether every number was equal to the last bit."""
+        return all(each.largest == 0 for each in self.deviations)
+
+    def require(self, env_id: str, engine: str) -> Agreement:
+        """Return itself; raise UnsupportedError where a difference is more than rounding."""
+        for each in self.deviations:
+            if not each.largest <= each.tolerance:
+                raise UnsupportedError(
+                    f"the {engine} engine differs from this Gymnasium's {env_id} by more than rounding",
+                    expected=f"{each.quantity} within {each.tolerance:g}",
+                    found=f"{each.largest:.2g}",
+                    hint="--engine gymnasium steps Gymnasium's own objects",
+                )
+        return self
+
+    def document(self) -> dict[str, Any]:
+        """Return the JSON document."""
+        each = {d.quantity: {"largest": d.largest, "tolerance": d.tolerance} for d in self.deviations}
+        return {"steps": self.steps, "deviations": each}
+
+    @staticmethod
+    def read(document: Mapping[str, Any] | None) -> Agreement | None:
+        """Return what `document` wrote; None for results without it."""
+        if document is None:
+            return None
+        each = document["deviations"].items()
+        found = tuple(Deviation(name, float(d["largest"]), float(d["tolerance"])) for name, d in each)
+        return Agreement(int(document["steps"]), found)
+
+    def note(self, engine: str) -> tuple[str, ...]:
+        """Return a sentence about differences, or nothing where there are none."""
+        errors = ", ".join(
+            f"{d.quantity} {d.largest:.1g} (tolerance {d.tolerance:g})" for d in self.deviations if d.largest
+        )
+        what = f"{engine} agrees with Gymnasium to rounding: over {self.steps} compared steps, largest errors"
+        return () if self.exact else (f"{what}: {errors}",)
+
+
+def measure_deviation(quantity: str, found: Any, expected: Any, tolerance: float) -> Deviation:
+    """Compare two arrays of equal shape; what is equal, or not a number in both, has no error."""
+    ours, theirs = np.asarray(found, np.float64), np.asarray(expected, np.float64)
+    if ours.shape != theirs.shape:
+        return Deviation(quantity, math.inf, tolerance)
+    same = (ours == theirs) | (np.isnan(ours) & np.isnan(theirs))
+    with np.errstate(invalid="ignore"):
+        errors = np.where(same, 0.0, np.abs(ours - theirs) / np.maximum(1.0, np.abs(theirs)))
+    # An infinite or undefined difference is no rounding.
+    return Deviation(
+        quantity, float(np.nan_to_num(errors, nan=math.inf, posinf=math.inf).max(initial=0.0)), tolerance
+    )
+
+
+class VectorEnv(Protocol):
+    """Several environments of one kind, addressed by row; an engine needs only these names."""
+
+    spec: EnvSpec
+    num_envs: int
+    engine: str
+    """what steps the environments: part of what a result is measured with"""
+
+    @property
+    def agreement(self) -> Agreement | None:
+        """How closely the engine reproduces Gymnasium; None for Gymnasium itself, or without it."""
+        ...
+
+    @property
+    def obs(self) -> Observation:
+        """The latest observation of every row, written in place; zeros before a reset."""
+        ...
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What the environment's libraries had to say, each sentence once."""
+        ...
+
+    def reset(self, rows: np.ndarray, seeds: np.ndarray) -> None:
+        """Begin the episode of seeds[i] in rows[i]; what it starts from depends on the seed alone."""
+        ...
+
+    def step(self, actions: np.ndarray, rows: np.ndarray) -> Outcome:
+        """Advance `rows` (int [k], ascending) by `actions[row]`, actions [num_envs, action_dim]."""
+        ...
+
+    def frame(self, row: int) -> np.ndarray:
+        """Return a picture of the row as it is now: uint8 [height, width, 3]; UnsupportedError if none."""
+        ...
+
+    def close(self) -> None:
+        """Let go of what the environments hold."""
+        ...
+
+    def __enter__(self) -> VectorEnv: ...
+
+    def __exit__(self, *_: object) -> None: ...
+
+
+# Gymnasium environments behind the vector protocol, in which an episode is a function of its seed alone.
+
+# Environments whose reset forgets the episode before: measured, with equal returns from used and from
+# fresh objects. All others are made anew for every episode; BipedalWalker-v3 is one that remembers.
+FORGETFUL = (
+    "gymnasium.envs.classic_control.",
+    "gymnasium.envs.mujoco.",
+    "gymnasium.envs.box2d.lunar_lander",
+)
+# What SWIG's bindings (Box2D's) make Python say of themselves: nothing about the environment.
+BINDINGS = "builtin type "
+PHYSICS = {"mujoco": "mujoco", "box2d": "Box2D"}
+
+
+class GymVector:
+    """Gymnasium-style environments in one process, from a function that makes one."""
+
+    engine = "gymnasium"
+    agreement: Agreement | None = None
+
+    def __init__(self, make_one: Callable[[], Any], num_envs: int = 1) -> None:
+        if num_envs < 1:
+            raise UsageError(f"{num_envs} environments cannot play")
+        self.num_envs = num_envs
+        self._make_one = make_one
+        self._notes: dict[str, None] = {}
+        self._restore = redirect_mujoco_warnings(self._notes)
+        try:
+            with collect_warnings(self._notes):
+                first = make_one()
+            self.spec = describe_env(first)
+        except BaseException:
+            self._restore()
+            raise
+        self.obs: Observation = self.spec.zeros(num_envs)
+        self._put = self._put_many if isinstance(self.obs, Mapping) else self._put_one
+        # Rows without an episode never get an environment.
+        self._envs: list[Any] = [first] + [None] * (num_envs - 1)
+        self._forgetful = type(getattr(first, "unwrapped", first)).__module__.startswith(FORGETFUL)
+        self._fresh = {0}
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What Gymnasium and the physics said, each sentence once."""
+        return tuple(self._notes)
+
+    def reset(self, rows: np.ndarray, seeds: np.ndarray) -> None:
+        """Begin the episode of seeds[i] in rows[i], in a fresh environment unless reset forgets."""
+        with collect_warnings(self._notes):
+            for row, seed in zip(rows.tolist(), seeds.tolist(), strict=True):
+                if self._envs[row] is None or not (self._forgetful or row in self._fresh):
+                    self._close(row)
+                    self._envs[row] = self._make_one()
+                self._fresh.discard(row)
+                self._put(row, self._envs[row].reset(seed=seed)[0])
+
+    def step(self, actions: np.ndarray, rows: np.ndarray) -> Outcome:
+        """Advance `rows` by `actions[row]`; return reward, terminated and truncated of each of `rows`."""
+        rewards, ends, cuts = (
+            np.empty(len(rows)),
+            np.empty(len(rows), np.bool_),
+            np.empty(len(rows), np.bool_),
+        )
+        for place, row in enumerate(rows.tolist()):
+            obs, rewards[place], ends[place], cuts[place], _ = self._envs[row].step(actions[row])
+            self._put(row, obs)
+        return rewards, ends, cuts
+
+    def frame(self, row: int) -> np.ndarray:
+        """Return a picture of the row as it is now: uint8 [height, width, 3]."""
+        return render_frame(self._envs[row], self.spec.id)
+
+    def close(self) -> None:
+        """Close every environment and give MuJoCo its own way of warning back."""
+        for row in range(self.num_envs):
+            self._close(row)
+        self._restore()
+
+    def __enter__(self) -> GymVector:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _put_one(self, row: int, obs: Any) -> None:
+        self.obs[row] = obs  # type: ignore[index]  # chosen where obs is one array
+
+    def _put_many(self, row: int, obs: Any) -> None:
+        for name, room in self.obs.items():  # type: ignore[union-attr]  # chosen where obs is a dict
+            room[row] = obs[name]
+
+    def _close(self, row: int) -> None:
+        if self._envs[row] is not None:
+            self._envs[row].close()
+            self._envs[row] = None
+
+
+def describe_env(env: Any) -> EnvSpec:
+    """Return what an agent must fit; raise UnsupportedError for spaces that no policy here can have."""
+    name = str(env.spec.id if getattr(env, "spec", None) is not None else type(env).__name__)
+    obs, action = env.observation_space, env.action_space
+    if type(action).__name__ != "Box" or len(action.shape) != 1:
+        raise UnsupportedError(
+            f"{name}: the action space must be a Box of one axis", expected="Box (n,)", found=str(action)
+        )
+    if action.dtype.kind != "f":
+        raise UnsupportedError(f"{name}: actions are whole numbers", expected="floats", found=str(action))
+    spaces = dict(obs.spaces) if type(obs).__name__ == "Dict" else {OBS: obs}
+    if any(type(space).__name__ != "Box" or not space.shape for space in spaces.values()):
+        raise UnsupportedError(
+            f"{name}: the observation space must be a Box, or a Dict of them", expected="Box", found=str(obs)
+        )
+    inputs = tuple((str(key), tuple(space.shape), space.dtype.name) for key, space in spaces.items())
+    limit = env.spec.max_episode_steps if getattr(env, "spec", None) is not None else None
+    fps = getattr(env, "metadata", {}).get("render_fps")
+    return EnvSpec(
+        name,
+        inputs,
+        action.low.copy(),
+        action.high.copy(),
+        limit,
+        _library_versions(env),
+        float(fps) if fps else None,
+        _env_arguments(env),
+    )
+
+
+def _env_arguments(env: Any) -> dict[str, str]:
+    """Return what the registry and the caller gave the environment, except how it is drawn."""
+    given = getattr(getattr(env, "spec", None), "kwargs", {})
+    return {name: repr(value) for name, value in sorted(given.items()) if name != "render_mode"}
+
+
+def _library_versions(env: Any) -> dict[str, str]:
+    """Return Gymnasium's version and that of the physics that the environment's class comes from."""
+    modules = ".".join(cls.__module__ for cls in type(getattr(env, "unwrapped", env)).__mro__)
+    names = ["gymnasium", *(package for word, package in PHYSICS.items() if word in modules)]
+    from importlib import metadata  # commands that play nothing do without it
+
+    return {name: metadata.version(name) for name in names if importlib.util.find_spec(name)}
+
+
+@contextmanager
+def collect_warnings(notes: dict[str, None]) -> Iterator[None]:
+    """Keep what Python code warns of as notes: such as `out of date`, `using the latest version`."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        yield
+    said = [clean_warning(str(warning.message)) for warning in caught]
+    notes.update({each: None for each in said if not each.startswith(BINDINGS)})
+
+
+def redirect_mujoco_warnings(notes: dict[str, None]) -> Callable[[], None]:
+    """Turn MuJoCo's warnings into notes; return what undoes it.
+
+    Left alone, MuJoCo prints them and writes MUJOCO_LOG.TXT into the folder that the user is in.
+    """
+    if importlib.util.find_spec("mujoco") is None:
+        return lambda: None
+    try:
+        mujoco = importlib.import_module("mujoco")
+    except (ImportError, AttributeError, RuntimeError) as error:
+        # It loads the OpenGL that MUJOCO_GL asks for, drawn with or not.
+        asked = os.environ.get("MUJOCO_GL")
+        raise UnsupportedError(
+            f"mujoco cannot be imported: {clean_warning(str(error))}",
+            hint=f"MUJOCO_GL is {asked!r}: unset it" if asked else None,
+        ) from None
+    before = mujoco.get_mju_user_warning()
+
+    def hear(message: str) -> None:
+        # The words that Gymnasium's models are written with are a matter between those two.
+        if "is deprecated" not in message:
+            notes[clean_warning(message)] = None
+
+    mujoco.set_mju_user_warning(hear)
+    return lambda: mujoco.set_mju_user_warning(before)
+
+
+def clean_warning(message: str) -> str:
+    """Return a warning without colours and without the word that says it is one."""
+    return re.sub(r"\x1b\[[0-9;]*m|^WARN: ", "", message).removeprefix("WARN: ").strip()

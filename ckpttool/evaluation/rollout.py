@@ -1,0 +1,381 @@
+"""Episodes of a policy in environments."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from ckpttool.core.errors import CkpttoolError, EnvironmentMismatchError, UsageError
+from ckpttool.evaluation.gymnasium_engine import Agreement, VectorEnv
+from ckpttool.evaluation.simulators import HINT, DeviceVector
+from ckpttool.networks.network import Policy, State
+
+# What happens to an action between the policy and the environment: exploration noise, then the bounds.
+
+# An action this far outside its bounds, relative to them, is rounding: limited, but not worth a note.
+ROUNDING = 1e-5
+
+
+@dataclass(frozen=True, slots=True)
+class ExplorationNoise:
+    """Gaussian exploration noise; `std` is in units of half the action range, as TD3 and DDPG train with.
+
+    Its draws are a function of the episode's seed and the step, whoever else plays.
+    """
+
+    std: float
+
+    def __post_init__(self) -> None:
+        """Raise UsageError for what is no deviation."""
+        if not (np.isfinite(self.std) and self.std > 0):
+            raise UsageError(f"{self.std:g} cannot be a deviation of noise", hint="a positive number, as 0.1")
+
+
+class ActionLimits:
+    """Keeps actions within the environment's bounds and counts, per row, those that were not."""
+
+    def __init__(self, envs: VectorEnv, noise: ExplorationNoise | None = None) -> None:
+        """Take the bounds; raise UsageError where there is noise and they do not say how large."""
+        spec = envs.spec
+        self.shape = (envs.num_envs, spec.action_dim)
+        self.dtype = spec.action_low.dtype
+        most = np.finfo(self.dtype).max
+        # Finite limits make an infinite action an error even where the environment sets none.
+        self.low, self.high = np.maximum(spec.action_low, -most), np.minimum(spec.action_high, most)
+        self.slack = ROUNDING * np.maximum(1, np.maximum(abs(self.low / 2), abs(self.high / 2)))
+        self.clipped = np.zeros(envs.num_envs, np.int64)
+        self._draws: dict[int, np.random.Generator] = {}
+        self._reach: np.ndarray | None = None
+        if noise is not None:
+            reach = (spec.action_high.astype(np.float64) - spec.action_low) / 2
+            if not np.isfinite(reach).all():
+                raise UsageError(f"noise has no size in {spec.id}, whose actions are not bounded")
+            self._reach = noise.std * reach
+
+    def begin(self, rows: np.ndarray, seeds: np.ndarray) -> None:
+        """Give the rows' new episodes generators of their own, if there is noise."""
+        if self._reach is not None:
+            for row, seed in zip(rows.tolist(), seeds.tolist(), strict=True):
+                self._draws[row] = np.random.default_rng([seed, 1])
+
+    def draws(self, seeds: np.ndarray, steps: int) -> np.ndarray:
+        """Return the noise of the first steps of whole episodes: float64 [len(seeds), steps, action_dim]."""
+        if self._reach is None:
+            raise UsageError("there is no noise to draw")
+        shape = (steps, len(self._reach))
+        found = np.empty((len(seeds), *shape))
+        for place, seed in enumerate(seeds.tolist()):
+            np.random.default_rng([seed, 1]).standard_normal(out=found[place])
+        return self._reach * found
+
+    def apply(
+        self, actions: np.ndarray, rows: np.ndarray, episodes: np.ndarray, lengths: np.ndarray
+    ) -> np.ndarray:
+        """Return the actions within the bounds, in the environment's type: a new array.
+
+        `episodes` and `lengths` [num_envs] say where each row is, for the sentence about an action that is
+        no number.
+        """
+        if actions.shape != self.shape:
+            raise EnvironmentMismatchError(
+                "the policy's actions do not fit the environment",
+                expected=str(list(self.shape)),
+                found=str(list(actions.shape)),
+            )
+        if self._reach is not None:
+            actions = self._noisy(actions, rows, self._reach)
+        limited = self._within(actions)
+        if not (limited == actions).all():
+            self._examine(actions, limited, rows, episodes, lengths)
+        return limited.astype(self.dtype, copy=False)
+
+    def _within(self, actions: np.ndarray) -> np.ndarray:
+        return np.asarray(np.minimum(np.maximum(actions, self.low), self.high))
+
+    def _noisy(self, actions: np.ndarray, rows: np.ndarray, reach: np.ndarray) -> np.ndarray:
+        draws = np.stack([self._draws[row].standard_normal(len(reach)) for row in rows.tolist()])
+        # Noise is added to what the environment would have been given; what is no number stays none.
+        noisy = actions.astype(np.float64)
+        noisy[rows] = self._within(self._within(actions[rows]) + reach * draws)
+        return np.where(np.isfinite(actions), noisy, actions)
+
+    def _examine(
+        self,
+        actions: np.ndarray,
+        limited: np.ndarray,
+        rows: np.ndarray,
+        episodes: np.ndarray,
+        lengths: np.ndarray,
+    ) -> None:
+        played, within = actions[rows], limited[rows]
+        finite = np.isfinite(played).all(axis=1)
+        if not finite.all():
+            row = int(rows[~finite][0])
+            raise CkpttoolError(
+                f"the policy's action is not finite in episode {episodes[row]}, step {lengths[row]}",
+                found=str(actions[row].tolist()),
+            )
+        self.clipped[rows] += (abs(played - within) > self.slack).any(axis=1)
+
+
+# Rolling policies out: fixed seeds per episode index, one batch shape, undiscounted returns.
+
+Progress = Callable[[int, int, int], None]
+"""Gets how many episodes are done, of how many, and how many steps were taken."""
+
+Watch = Callable[[int, int, float, bool], None]
+"""Sees each playing row before its first step and after every one: row, number, return so far, ended.
+
+The number is that of the episode; with several members member * episodes + episode."""
+
+PROGRESS_EVERY_S = 0.1
+IDLE = -1
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Rollout:
+    """Finished episodes in the order of their index; `seeds[i]` alone decides the start of episode i.
+
+    Returns also depend on `num_envs`, because rounding depends on the batch's shape and physics amplify it.
+    """
+
+    returns: np.ndarray
+    """float64 [n], undiscounted"""
+    lengths: np.ndarray
+    """int64 [n], steps"""
+    terminated: np.ndarray
+    truncated: np.ndarray
+    seeds: np.ndarray
+    episodes: int
+    """how many were asked for; fewer are here only if `interrupted`"""
+    num_envs: int
+    """rows of this policy in the batch; all members together make the batch"""
+    steps: int
+    """all steps taken, those of unfinished episodes too"""
+    seconds: float
+    clipped: int
+    """actions that were outside the bounds by more than rounding, and were limited"""
+    engine: str = "gymnasium"
+    agreement: Agreement | None = None
+    """how closely the engine reproduces Gymnasium, None for Gymnasium itself"""
+    interrupted: bool = False
+    observations: tuple[np.ndarray, ...] | None = None
+    """per episode, float [length, obs_dim]: what the policy saw, if it was recorded"""
+
+    @property
+    def steps_per_s(self) -> float:
+        """Steps of the environment per second, resets and the policy included."""
+        return self.steps / self.seconds if self.seconds > 0 else 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class RolloutSpec:
+    """What is played: episodes 0 to n-1 with seeds seed+i, by each member; what is added and what is kept."""
+
+    episodes: int
+    seed: int = 0
+    noise: ExplorationNoise | None = None
+    record: bool = False
+    watch: Watch | None = None
+
+    def __post_init__(self) -> None:
+        """Raise UsageError for what cannot be played."""
+        if self.episodes < 1:
+            raise UsageError(f"{self.episodes} episodes cannot be played")
+        if self.seed < 0:
+            raise UsageError(f"{self.seed} cannot be a seed: seeds are not negative")
+
+
+def rollout(
+    policy: Policy,
+    envs: VectorEnv,
+    *,
+    episodes: int,
+    seed: int = 0,
+    progress: Progress | None = None,
+    record: bool = False,
+) -> Rollout:
+    """Play one policy; see `rollouts`."""
+    return rollouts(policy, envs, RolloutSpec(episodes, seed, record=record), progress=progress)[0]
+
+
+def rollouts(
+    policy: Policy, envs: VectorEnv, play: RolloutSpec, *, members: int = 1, progress: Progress | None = None
+) -> tuple[Rollout, ...]:
+    """Play every member's episodes; a row takes its member's next index when it is free.
+
+    The rows of `envs` are divided evenly: member m has rows m * n to (m + 1) * n - 1, and a policy of
+    several members computes each block with that member's weights. The policy always sees all rows, idle
+    ones as zeros. On the device engine row r of a member plays the indices r, r + n, r + 2n, ..., and idle
+    rows play on uncounted. KeyboardInterrupt keeps the finished episodes and marks the results; with none
+    finished it passes on.
+    """
+    if envs.num_envs % members:
+        raise UsageError(f"{envs.num_envs} environments cannot be divided among {members} policies")
+    progress = progress or (lambda _done, _total, _steps: None)
+    if isinstance(envs, DeviceVector):
+        return _play_on_device(policy, envs, play, members, progress)
+    game = _RolloutLoop(policy, envs, play, members)
+    start = time.perf_counter()
+    interrupted = False
+    with _limit_threads(policy):
+        try:
+            game.play(progress)
+        except KeyboardInterrupt:
+            if not game.finished:
+                raise
+            interrupted = True
+    seconds = time.perf_counter() - start
+    return tuple(game.result(member, seconds, interrupted) for member in range(members))
+
+
+def _play_on_device(
+    policy: Policy, envs: DeviceVector, play: RolloutSpec, members: int, progress: Progress
+) -> tuple[Rollout, ...]:
+    """Hand a tensor program to a policy that plays it where it lives."""
+    whole: Callable[..., tuple[Rollout, ...]] | None = getattr(policy, "play", None)
+    if whole is None:
+        raise UsageError(f"the {envs.engine} engine needs a policy on tensors", hint=HINT)
+    return whole(envs, play, members, progress)
+
+
+@dataclass(slots=True, eq=False)
+class _EpisodeRecords:
+    """What every finished episode was, by its number: member * episodes + index."""
+
+    returns: np.ndarray
+    lengths: np.ndarray
+    terminated: np.ndarray
+    truncated: np.ndarray
+    done: np.ndarray
+    seen: dict[int, list[np.ndarray]] = field(default_factory=dict)
+
+
+class _RolloutLoop:
+    """All rows of a rollout as arrays, and what has been finished."""
+
+    def __init__(self, policy: Policy, envs: VectorEnv, play: RolloutSpec, members: int) -> None:
+        self.policy, self.envs, self.what, self.members = policy, envs, play, members
+        self.limits = ActionLimits(envs, play.noise)
+        count, rows = members * play.episodes, envs.num_envs
+        self.total = count
+        kept = (np.zeros(count), np.zeros(count, np.int64), *np.zeros((3, count), np.bool_))
+        self.ended = _EpisodeRecords(*kept)
+        self.finished = 0
+        self.member = np.arange(rows) // (rows // members)
+        self.begun = np.zeros(members, np.int64)
+        # The number of the episode that each row plays, what it has paid and how long it has lasted.
+        self.number = np.full(rows, IDLE)
+        self.paid, self.length = np.zeros(rows), np.zeros(rows, np.int64)
+        self.rows = np.arange(0)
+        self.steps = np.zeros(members, np.int64)
+        self.state: State = ()
+
+    def play(self, progress: Progress) -> None:
+        self._begin(np.arange(self.envs.num_envs))
+        reported = time.perf_counter()
+        while len(self.rows):
+            done = self.finished
+            self._tick()
+            now = time.perf_counter()
+            if self.finished > done or now - reported > PROGRESS_EVERY_S:
+                progress(self.finished, self.total, int(self.steps.sum()))
+                reported = now
+
+    def _begin(self, rows: np.ndarray) -> None:
+        """Give the rows their member's next episodes; without one, leave them idle with zeros to see."""
+        episodes = self.what.episodes
+        for row in rows.tolist():
+            member = self.member[row]
+            left = self.begun[member] < episodes
+            self.number[row] = member * episodes + self.begun[member] if left else IDLE
+            self.begun[member] += left
+        idle, fresh = rows[self.number[rows] == IDLE], rows[self.number[rows] != IDLE]
+        self.paid[rows] = self.length[rows] = 0
+        for array in _observation_arrays(self.envs.obs):
+            array[idle] = 0
+        for memory in self.state:
+            memory[fresh] = 0
+        if len(fresh):
+            seeds = self.what.seed + self.number[fresh] % episodes
+            self.envs.reset(fresh, seeds)
+            self.limits.begin(fresh, seeds)
+        self.rows = np.flatnonzero(self.number != IDLE)
+        self._watched(fresh, np.zeros(len(fresh), np.bool_))
+
+    def _tick(self) -> None:
+        rows = self.rows
+        actions, state = self.policy.step(self.envs.obs, self.state)
+        # A backend's arrays may be read-only, and new episodes must clear their rows.
+        self.state = tuple(np.array(memory) for memory in state)
+        if self.what.record:
+            self._record()
+        actions = self.limits.apply(actions, rows, self.number % self.what.episodes, self.length)
+        rewards, terminated, truncated = self.envs.step(actions, rows)
+        self.paid[rows] += rewards
+        self.length[rows] += 1
+        over = terminated | truncated
+        self._watched(rows, over)
+        if self.members == 1:
+            self.steps[0] += len(rows)
+        else:
+            self.steps += np.bincount(self.member[rows], minlength=self.members)
+        if over.any():
+            self._end(rows[over], terminated[over], truncated[over])
+
+    def _end(self, rows: np.ndarray, terminated: np.ndarray, truncated: np.ndarray) -> None:
+        numbers = self.number[rows]
+        self.ended.returns[numbers], self.ended.lengths[numbers] = self.paid[rows], self.length[rows]
+        self.ended.terminated[numbers], self.ended.truncated[numbers] = terminated, truncated
+        self.ended.done[numbers] = True
+        self.finished += len(rows)
+        self._begin(rows)
+
+    def _record(self) -> None:
+        observed = self.envs.obs
+        if isinstance(observed, Mapping):
+            raise UsageError("observations of several inputs are not recorded")
+        for row in self.rows.tolist():
+            self.ended.seen.setdefault(int(self.number[row]), []).append(observed[row].copy())
+
+    def _watched(self, rows: np.ndarray, over: np.ndarray) -> None:
+        if self.what.watch is not None:
+            for row, ended in zip(rows.tolist(), over.tolist(), strict=True):
+                self.what.watch(row, int(self.number[row]), float(self.paid[row]), ended)
+
+    def result(self, member: int, seconds: float, interrupted: bool) -> Rollout:
+        episodes = self.what.episodes
+        numbers = member * episodes + np.arange(episodes)
+        numbers = numbers[self.ended.done[numbers]]
+        return Rollout(
+            returns=self.ended.returns[numbers],
+            lengths=self.ended.lengths[numbers],
+            terminated=self.ended.terminated[numbers],
+            truncated=self.ended.truncated[numbers],
+            seeds=self.what.seed + numbers % episodes,
+            episodes=episodes,
+            num_envs=self.envs.num_envs // self.members,
+            steps=int(self.steps[member]),
+            seconds=seconds,
+            clipped=int(self.limits.clipped[self.member == member].sum()),
+            engine=self.envs.engine,
+            agreement=self.envs.agreement,
+            interrupted=interrupted,
+            observations=tuple(np.stack(self.ended.seen[n]) for n in numbers) if self.what.record else None,
+        )
+
+
+def _observation_arrays(obs: np.ndarray | Mapping[str, np.ndarray]) -> Iterator[np.ndarray]:
+    yield from obs.values() if isinstance(obs, Mapping) else (obs,)
+
+
+@contextmanager
+def _limit_threads(policy: Policy) -> Iterator[None]:
+    """Let the policy compute with one thread, if it can be told: the environments own the cores."""
+    limit: Callable[[int], AbstractContextManager[None]] | None = getattr(policy, "threads", None)
+    with limit(1) if limit is not None else nullcontext():
+        yield

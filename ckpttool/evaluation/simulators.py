@@ -1,0 +1,501 @@
+"""Simulators whose batches are tensors on the policy's device."""
+
+from __future__ import annotations
+
+import contextlib
+import difflib
+import hashlib
+import importlib
+import importlib.util
+import math
+import sys
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any, NoReturn, Protocol, TypeVar
+
+import numpy as np
+
+from ckpttool.core.errors import (
+    CkpttoolError,
+    EnvironmentMismatchError,
+    MissingExtraError,
+    UnsupportedError,
+    UsageError,
+)
+from ckpttool.evaluation.gymnasium_engine import OBS, Agreement, EnvSpec
+from ckpttool.networks.model_child import last_error_line
+from ckpttool.networks.network import Observation
+
+if TYPE_CHECKING:
+    import torch
+
+
+# Tasks that run on the policy's device: the interface of tensor programs and of batched simulators.
+#
+# The torch backend plays both without a transfer between policy and task (backends/torch_rollout.py). Users
+# plug in their own with `module:factory` (simulators.py, docs/howto/plug_in_a_simulator.md).
+
+DEVICE_ENGINE = "device"
+HINT = "--backend torch plays on it"
+
+Tensors = tuple["torch.Tensor", ...]
+
+
+class TensorProgram(Protocol):
+    """A task as pure functions of tensors on any device; a state is several tensors [rows, ...].
+
+    `observe` and `step` use no value on the host: a GPU replays them as one graph. Actions are within the
+    bounds of `spec`. The rollout starts rows from seeds and cuts episodes at `spec.max_episode_steps`.
+    """
+
+    spec: EnvSpec
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """Warnings of the task's library, each once."""
+        ...
+
+    def compare(self, device: torch.device) -> Agreement | None:
+        """Compare steps on the device with the task's library; None where that is not installed."""
+        ...
+
+    def starts(self, seeds: np.ndarray) -> tuple[np.ndarray, ...]:
+        """Return the states in which the episodes of these seeds start, in the host's memory."""
+        ...
+
+    def observe(self, state: Tensors) -> torch.Tensor:
+        """Return the policy's observations: [rows, obs_dim] in the type of the task's observations."""
+        ...
+
+    def step(
+        self, state: Tensors, actions: torch.Tensor
+    ) -> tuple[Tensors, torch.Tensor, torch.Tensor | None]:
+        """Return the next state, and rewards and terminations (bool; None if there are none) [rows]."""
+        ...
+
+    def close(self) -> None:
+        """Release what the task's library holds."""
+        ...
+
+
+class Simulator(Protocol):
+    """A batch of environments with a state of their own, whose rows restart by themselves."""
+
+    spec: EnvSpec
+    device: torch.device
+    capturable: bool
+    """whether `step` may be captured in a CUDA graph: it uses no value on the host and keeps its memory"""
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """Warnings of the simulator, each once."""
+        ...
+
+    def reset(self, seed: int) -> torch.Tensor:
+        """Start an episode in every row; return the observations [rows, obs_dim]."""
+        ...
+
+    def step(self, actions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Return observations, rewards, terminated and truncated.
+
+        The observation of a row that ended is the first one of its next episode.
+        """
+        ...
+
+    def close(self) -> None:
+        """Release what the simulator holds."""
+        ...
+
+
+class DeviceVector:
+    """A task and a number of rows, to be played as a whole (see agents.rollout.rollouts)."""
+
+    engine = DEVICE_ENGINE
+
+    def __init__(self, task: TensorProgram | Simulator, num_envs: int) -> None:
+        if num_envs < 1:
+            raise UsageError(f"{num_envs} environments cannot play")
+        self.task, self.num_envs = task, num_envs
+        self.spec = task.spec
+        self.obs: Observation = self.spec.zeros(num_envs)
+        self.agreement: Agreement | None = None
+        self._compared: set[torch.device] = set()
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """Warnings of the task's library, each once."""
+        return self.task.notes
+
+    def require_agreement(self, device: torch.device) -> None:
+        """Compare a program's steps on the device once; raise UnsupportedError beyond its tolerance."""
+        if device not in self._compared and (compare := getattr(self.task, "compare", None)) is not None:
+            self.agreement = compare(device)
+            if self.agreement is not None:
+                self.agreement.require(self.spec.id, self.engine)
+            self._compared.add(device)
+
+    def reset(self, rows: np.ndarray, seeds: np.ndarray) -> None:  # noqa: ARG002 - the protocol's
+        """Raise UnsupportedError: the episodes are on the device."""
+        self._refuse()
+
+    def step(self, actions: np.ndarray, rows: np.ndarray) -> NoReturn:  # noqa: ARG002 - the protocol's
+        """Raise UnsupportedError: the episodes are on the device."""
+        self._refuse()
+
+    def frame(self, row: int) -> NoReturn:  # noqa: ARG002 - the protocol's
+        """Raise UnsupportedError: nothing is drawn on the device."""
+        raise UnsupportedError(f"the {DEVICE_ENGINE} engine draws no picture", hint="--engine gymnasium does")
+
+    def close(self) -> None:
+        """Release what the task's library holds."""
+        self.task.close()
+
+    def __enter__(self) -> DeviceVector:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _refuse(self) -> NoReturn:
+        raise UnsupportedError(f"the {DEVICE_ENGINE} engine is not stepped from outside", hint=HINT)
+
+
+# Users' simulators and tensor programs, plugged in as `module:factory`.
+#
+# The factory is called with the number of rows and a torch.device. What it returns has the attributes
+# `obs_dim`, `action_low` and `action_high`, and either `starts`, `observe` and `step` (a tensor program, see
+# tensors.TensorProgram) or `reset` and `step` (a simulator, see tensors.Simulator). Optional are
+# `max_episode_steps`, `versions`, `notes`, `capturable` and `close`.
+
+Result = TypeVar("Result")
+
+_FACTORY_HINT = "module:function names a factory, module:Env-v0 an environment of Gymnasium"
+_CHECKED_ROWS = 3
+
+
+def is_factory(env_id: str) -> bool:
+    """Return whether the id has the form `module:factory`; `module:Env-v0` is Gymnasium's."""
+    module, colon, name = env_id.partition(":")
+    return bool(colon) and all(part.isidentifier() for part in (*module.split("."), *name.split(".")))
+
+
+def load_simulator(
+    env_id: str, num_envs: int, device: str = "cpu", kwargs: Mapping[str, Any] | None = None
+) -> DeviceVector:
+    """Call the factory and return its task with that many rows.
+
+    `device` is "cpu", "cuda", "cuda:N" or "auto". Raise UsageError where the module, the factory or an
+    attribute of its result is missing or wrong, MissingExtraError without PyTorch.
+    """
+    if num_envs < 1:
+        raise UsageError(f"{num_envs} environments cannot play")
+    if importlib.util.find_spec("torch") is None:
+        raise MissingExtraError(
+            f"the {DEVICE_ENGINE} engine needs torch, which is not installed", hint="pip install torch"
+        )
+    from ckpttool.networks.torch_backend import device_of
+
+    place = device_of(device)
+    factory = _load_factory(env_id)
+    made = _call_user_code(env_id, "", factory, num_envs, place, **(kwargs or {}))
+    try:
+        spec = _read_spec(made, env_id)
+        if callable(getattr(made, "starts", None)):
+            return DeviceVector(UserProgram(made, spec), num_envs)
+        return DeviceVector(UserSimulator(made, spec, num_envs, place), num_envs)
+    except CkpttoolError:
+        _close_quietly(made)
+        raise
+    except Exception as error:
+        # An attribute may be a property, which runs code.
+        _close_quietly(made)
+        raise _user_code_error(env_id, "an attribute", error) from error
+
+
+class UserProgram:
+    """A user's tensor program, whose shapes and types are checked once on each device before it plays."""
+
+    def __init__(self, made: Any, spec: EnvSpec) -> None:
+        self._made, self.spec = made, spec
+        _require_methods(made, spec.id, "starts", "observe", "step")
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """Notes of the program."""
+        return _read_notes(self._made)
+
+    def compare(self, device: torch.device) -> None:
+        """Play one step of a few rows; raise EnvironmentMismatchError where a result does not fit."""
+        import torch
+
+        seeds = np.arange(_CHECKED_ROWS)
+        state = tuple(torch.from_numpy(np.ascontiguousarray(each)).to(device) for each in self.starts(seeds))
+        low, high = self.spec.action_low, self.spec.action_high
+        middle = np.clip(np.zeros_like(low), low, high)
+        actions = torch.from_numpy(np.tile(middle, (_CHECKED_ROWS, 1))).to(device)
+        fits = _ResultChecker(self.spec, _CHECKED_ROWS, device)
+        fits.observations(self.observe(state))
+        result = self.step(state, actions)
+        if not isinstance(result, tuple) or len(result) != 3:
+            raise fits.error("step", "(state, rewards, terminated)", _describe_value(result))
+        after, rewards, terminated = result
+        if not isinstance(after, tuple) or list(map(_describe_value, after)) != list(
+            map(_describe_value, state)
+        ):
+            found = (
+                ", ".join(map(_describe_value, after)) if isinstance(after, tuple) else _describe_value(after)
+            )
+            raise fits.error("a next state", f"({', '.join(map(_describe_value, state))})", found)
+        fits.rewards(rewards)
+        if terminated is not None:
+            fits.flags("terminated", terminated)
+        elif self.spec.max_episode_steps is None:
+            raise UsageError(
+                f"no episode of {self.spec.id} ends",
+                expected="terminated from step, or the attribute max_episode_steps",
+                found="neither",
+            )
+
+    def starts(self, seeds: np.ndarray) -> tuple[np.ndarray, ...]:
+        """Return the states in which the episodes of these seeds start."""
+        found = _call_user_code(self.spec.id, "starts", self._made.starts, seeds)
+        several = found if isinstance(found, tuple | list) else (found,)
+        arrays = tuple(
+            each.detach().cpu().numpy() if hasattr(each, "detach") else np.asarray(each) for each in several
+        )
+        if not arrays or any(a.dtype.kind not in "fiub" or a.shape[:1] != (len(seeds),) for a in arrays):
+            raise EnvironmentMismatchError(
+                f"the starts of {self.spec.id} do not fit",
+                expected=f"arrays of numbers [{len(seeds)}, ...], one row per seed",
+                found=", ".join(f"{a.dtype.name} {list(a.shape)}" for a in arrays) or "no array",
+            )
+        return arrays
+
+    def observe(self, state: Tensors) -> torch.Tensor:
+        """Return the policy's observations [rows, obs_dim]."""
+        found: torch.Tensor = _call_user_code(self.spec.id, "observe", self._made.observe, state)
+        return found
+
+    def step(
+        self, state: Tensors, actions: torch.Tensor
+    ) -> tuple[Tensors, torch.Tensor, torch.Tensor | None]:
+        """Return the next state, the rewards and which rows terminated."""
+        found: tuple[Tensors, torch.Tensor, torch.Tensor | None] = _call_user_code(
+            self.spec.id, "step", self._made.step, state, actions
+        )
+        return found
+
+    def close(self) -> None:
+        """Close the program, if it can be closed."""
+        _close_quietly(self._made)
+
+
+class UserSimulator:
+    """A user's simulator, whose results are checked at every step: their shapes, types and device."""
+
+    def __init__(self, made: Any, spec: EnvSpec, num_envs: int, device: torch.device) -> None:
+        self._made, self.spec, self.device = made, spec, device
+        _require_methods(made, spec.id, "reset", "step")
+        self.capturable = getattr(made, "capturable", False) is True
+        self._fits = _ResultChecker(spec, num_envs, device)
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """Notes of the simulator."""
+        return _read_notes(self._made)
+
+    def reset(self, seed: int) -> torch.Tensor:
+        """Start an episode in every row; return the observations [rows, obs_dim]."""
+        return self._fits.observations(_call_user_code(self.spec.id, "reset", self._made.reset, seed))
+
+    def step(self, actions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Return observations, rewards, terminated and truncated."""
+        found = _call_user_code(self.spec.id, "step", self._made.step, actions)
+        if not isinstance(found, tuple | list) or len(found) != 4:
+            raise self._fits.error(
+                "step", "(observations, rewards, terminated, truncated)", _describe_value(found)
+            )
+        obs, rewards, terminated, truncated = found
+        return (
+            self._fits.observations(obs),
+            self._fits.rewards(rewards),
+            self._fits.flags("terminated", terminated),
+            self._fits.flags("truncated", truncated),
+        )
+
+    def close(self) -> None:
+        """Close the simulator, if it can be closed."""
+        _close_quietly(self._made)
+
+
+class _ResultChecker:
+    """Checks what a task returns, without reading a value from the device."""
+
+    def __init__(self, spec: EnvSpec, rows: int, device: torch.device) -> None:
+        self._spec, self._device = spec, device
+        self._rows, self._observed = (rows,), (rows, spec.obs_dim)
+
+    def observations(self, found: Any) -> torch.Tensor:
+        return self._tensor("observations", found, self._observed, "a float type")
+
+    def rewards(self, found: Any) -> torch.Tensor:
+        return self._tensor("rewards", found, self._rows, "a float type")
+
+    def flags(self, name: str, found: Any) -> torch.Tensor:
+        return self._tensor(name, found, self._rows, "bool")
+
+    def _tensor(self, name: str, found: Any, shape: tuple[int, ...], kind: str) -> torch.Tensor:
+        import torch
+
+        right = (
+            isinstance(found, torch.Tensor)
+            and found.shape == shape
+            and found.device == self._device
+            and (found.dtype == torch.bool if kind == "bool" else found.dtype.is_floating_point)
+        )
+        if not right:
+            raise self.error(
+                name, f"a tensor {list(shape)} of {kind} on {self._device}", _describe_value(found)
+            )
+        tensor: torch.Tensor = found
+        return tensor
+
+    def error(self, name: str, expected: str, found: str) -> EnvironmentMismatchError:
+        return EnvironmentMismatchError(
+            f"{self._spec.id} returns {name} that do not fit", expected=expected, found=found
+        )
+
+
+def _load_factory(env_id: str) -> Callable[..., Any]:
+    where, _, name = env_id.partition(":")
+    try:
+        found: Any = importlib.import_module(where)
+    except ModuleNotFoundError as error:
+        missing = error.name or ""
+        if where == missing or where.startswith(f"{missing}."):
+            raise UsageError(
+                f"there is no module {missing}", hint="the current folder and PYTHONPATH are searched"
+            ) from error
+        raise UsageError(f"{where} imports {missing}, which is not installed") from error
+    except (Exception, SystemExit) as error:
+        raise UsageError(f"importing {where} raises {last_error_line(error)}") from error
+    for part in name.split("."):
+        if not hasattr(found, part):
+            close = difflib.get_close_matches(part, dir(found), 1)
+            raise UsageError(
+                f"{where} has no {name}", hint=f"did you mean {close[0]}" if close else _FACTORY_HINT
+            )
+        found = getattr(found, part)
+    if not callable(found):
+        raise UsageError(
+            f"{env_id} is not a factory", expected="a function or a class", found=type(found).__name__
+        )
+    return found  # type: ignore[no-any-return]  # callable
+
+
+def _call_user_code(env_id: str, method: str, function: Callable[..., Any], *given: Any, **named: Any) -> Any:
+    """Call the factory, or a method of what it returned; turn whatever that raises into one sentence."""
+    try:
+        return function(*given, **named)
+    except (Exception, SystemExit) as error:
+        raise _user_code_error(env_id, method, error) from error
+
+
+def _user_code_error(env_id: str, method: str, error: BaseException) -> UsageError:
+    return UsageError(f"{method + ' of ' if method else ''}{env_id} raises {last_error_line(error)}")
+
+
+def _read_spec(made: Any, env_id: str) -> EnvSpec:
+    """Return the task's sizes and bounds; raise UsageError where an attribute is missing or wrong."""
+    missing = [name for name in ("obs_dim", "action_low", "action_high") if not hasattr(made, name)]
+    if missing:
+        raise UsageError(
+            f"{env_id} returns an object without {' and '.join(missing)}",
+            expected="obs_dim, action_low and action_high",
+            found=type(made).__name__,
+        )
+    limit = getattr(made, "max_episode_steps", None)
+    for name, value in (
+        ("obs_dim", made.obs_dim),
+        *([] if limit is None else [("max_episode_steps", limit)]),
+    ):
+        if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < 1:
+            raise UsageError(
+                f"{name} of {env_id} is not a size", expected="a whole number above 0", found=repr(value)
+            )
+    low, high = _read_bound(made, env_id, "action_low"), _read_bound(made, env_id, "action_high")
+    if low.shape != high.shape or not (low <= high).all():
+        raise UsageError(
+            f"the action bounds of {env_id} do not fit each other",
+            expected="action_low below action_high, one number per action",
+            found=f"{low.tolist()} and {high.tolist()}",
+        )
+    return EnvSpec(
+        env_id,
+        ((OBS, (int(made.obs_dim),), "float32"),),
+        low,
+        high,
+        None if limit is None else int(limit),
+        {**_read_versions(made), **_module_version(env_id)},
+    )
+
+
+def _read_bound(made: Any, env_id: str, name: str) -> np.ndarray:
+    value = getattr(made, name)
+    try:
+        given = value.detach().cpu().numpy() if hasattr(value, "detach") else value
+        array = np.atleast_1d(np.asarray(given, np.float32))
+    except (TypeError, ValueError, RuntimeError):
+        array = np.array([math.nan], np.float32)
+    if array.ndim != 1 or not array.size or np.isnan(array).any():
+        raise UsageError(
+            f"{name} of {env_id} is not a list of numbers",
+            expected="one number per action",
+            found=repr(value)[:80],
+        )
+    return array
+
+
+def _read_versions(made: Any) -> dict[str, str]:
+    stated = getattr(made, "versions", None)
+    return {str(name): str(value) for name, value in stated.items()} if isinstance(stated, Mapping) else {}
+
+
+def _module_version(env_id: str) -> dict[str, str]:
+    """Return the digest of the module's file: results of changed code are not those of the old code."""
+    where = env_id.partition(":")[0]
+    file = getattr(sys.modules.get(where), "__file__", None)
+    try:
+        with open(file or "", "rb") as stream:
+            return {where: f"sha256:{hashlib.sha256(stream.read()).hexdigest()[:16]}"}
+    except OSError:
+        return {}
+
+
+def _read_notes(made: Any) -> tuple[str, ...]:
+    stated = getattr(made, "notes", ())
+    return tuple(map(str, stated)) if isinstance(stated, tuple | list) else ()
+
+
+def _require_methods(made: Any, env_id: str, *names: str) -> None:
+    missing = [name for name in names if not callable(getattr(made, name, None))]
+    if missing:
+        raise UsageError(
+            f"{env_id} returns an object without {' and '.join(missing)}",
+            expected="starts, observe and step (a tensor program), or reset and step (a simulator)",
+            found=type(made).__name__,
+        )
+
+
+def _close_quietly(made: Any) -> None:
+    # What has been played is not lost because a simulator does not stop in order.
+    with contextlib.suppress(Exception):
+        if callable(close := getattr(made, "close", None)):
+            close()
+
+
+def _describe_value(value: Any) -> str:
+    if type(value).__module__.partition(".")[0] == "torch" and hasattr(value, "dtype"):
+        return f"{str(value.dtype).removeprefix('torch.')} {list(value.shape)} on {value.device}"
+    if isinstance(value, tuple | list):
+        return f"{type(value).__name__} of {len(value)}"
+    return type(value).__name__

@@ -1,0 +1,316 @@
+"""Statistics of returns and reference scores."""
+
+from __future__ import annotations
+
+import functools
+import re
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+
+from ckpttool.core.errors import UsageError
+
+# What the returns of independent episodes say: location, spread, and how sure the mean is.
+
+Values = Sequence[float] | np.ndarray
+
+RESAMPLES = 10_000
+# Resampled values held at a time: 16 MiB of indices and values.
+CHUNK = 1 << 20
+# Of so few values the draws are kept, at most 20 MiB: every checkpoint of a run is resampled alike.
+KEPT = 256
+
+
+@dataclass(frozen=True, slots=True)
+class ReturnStatistics:
+    """Statistics of n values; what a single value cannot have is None."""
+
+    n: int
+    mean: float
+    std: float | None
+    median: float
+    iqm: float
+    min: float
+    max: float
+    ci95: tuple[float, float] | None
+
+
+@dataclass(frozen=True, slots=True)
+class Estimate:
+    """A number and its 95 % bootstrap interval; None where there is too little to resample."""
+
+    value: float
+    ci95: tuple[float, float] | None
+
+    def document(self) -> dict[str, object]:
+        """Return the JSON object."""
+        return {"value": self.value, "ci95": None if self.ci95 is None else list(self.ci95)}
+
+
+def summarize(values: Values, *, seed: int = 0) -> ReturnStatistics:
+    """Return every statistic of the values; `seed` is that of the bootstrap."""
+    return ReturnStatistics(
+        n=len(values),
+        mean=mean(values),
+        std=std(values),
+        median=median(values),
+        iqm=iqm(values),
+        min=float(_sort_values(values)[0]),
+        max=float(_sort_values(values)[-1]),
+        ci95=mean_interval(values, seed=seed),
+    )
+
+
+def mean(values: Values) -> float:
+    """Return the arithmetic mean."""
+    return float(_sort_values(values).mean())
+
+
+def std(values: Values) -> float | None:
+    """Return the sample's standard deviation (n - 1 in the denominator); None for one value."""
+    return float(_sort_values(values).std(ddof=1)) if len(values) > 1 else None
+
+
+def median(values: Values) -> float:
+    """Return the middle value, or the mean of the two middle ones."""
+    return float(np.median(_sort_values(values)))
+
+
+def iqm(values: Values) -> float:
+    """Return the interquartile mean: drop floor(n / 4) values at each end, average the rest.
+
+    This is scipy.stats.trim_mean(values, 0.25), which rliable uses: whole values, no fractional weights.
+    """
+    ordered = _sort_values(values)
+    cut = len(ordered) // 4
+    return float(ordered[cut : len(ordered) - cut].mean())
+
+
+def mean_interval(
+    values: Values, *, level: float = 0.95, resamples: int = RESAMPLES, seed: int = 0
+) -> tuple[float, float] | None:
+    """Return the percentile bootstrap interval of the mean; None for one value.
+
+    The same values in any order, with the same seed, give the same interval.
+    """
+    ordered = _sort_values(values)
+    if len(ordered) < 2:
+        return None
+    return percentile_interval(resampled_means(ordered, resamples, seed), level)
+
+
+def resampled_means(values: np.ndarray, resamples: int = RESAMPLES, seed: int = 0) -> np.ndarray:
+    """Return the means of resamples of float64 [n]: float64 [resamples]."""
+    n = len(values)
+    if n <= KEPT and np.isfinite(values).all():
+        means: np.ndarray = _draw_counts(n, resamples, seed) @ values / n
+        return means
+    return np.concatenate([values[drawn].mean(axis=1) for drawn in _draw_indices(n, resamples, seed)])
+
+
+@functools.lru_cache(maxsize=2)
+def _draw_counts(n: int, resamples: int, seed: int) -> np.ndarray:
+    """Return how often each resample has each of n values: float64 [resamples, n]."""
+    found = [
+        np.bincount((drawn + n * np.arange(len(drawn))[:, None]).ravel(), minlength=drawn.size)
+        for drawn in _draw_indices(n, resamples, seed)
+    ]
+    return np.concatenate(found).reshape(resamples, n).astype(np.float64)
+
+
+def _draw_indices(n: int, resamples: int, seed: int) -> Iterator[np.ndarray]:
+    """Yield the places that each resample takes its values from: int64 [some, n]."""
+    random = np.random.default_rng(seed)
+    for size in chunk_sizes(n, resamples):
+        yield random.integers(n, size=(size, n))
+
+
+def paired_interval(
+    a: Values, b: Values, seed: int = 0, *, level: float = 0.95, resamples: int = RESAMPLES
+) -> Estimate:
+    """Return how much larger the mean of `a` is, a[i] and b[i] being episodes of one seed.
+
+    Pairs are resampled, so that what both sides owe to the seed leaves the interval. Raise UsageError
+    unless both have the same number of values.
+    """
+    if len(a) != len(b):
+        raise UsageError(
+            "a paired difference needs the same episodes on both sides",
+            expected=str(len(a)),
+            found=str(len(b)),
+        )
+    differences = np.asarray(a, np.float64) - np.asarray(b, np.float64)
+    interval = mean_interval(differences, level=level, resamples=resamples, seed=seed)
+    return Estimate(mean(differences), interval)
+
+
+def chunk_sizes(values: int, resamples: int) -> list[int]:
+    """Return how many resamples of that many values to hold at a time."""
+    rows = max(1, CHUNK // values)
+    return [min(rows, resamples - done) for done in range(0, resamples, rows)]
+
+
+def percentile_interval(resampled: np.ndarray, level: float = 0.95) -> tuple[float, float]:
+    """Return the percentile interval of a statistic's values over resamples."""
+    tail = 50.0 * (1.0 - level)
+    low, high = np.percentile(resampled, [tail, 100.0 - tail])
+    return float(low), float(high)
+
+
+def _sort_values(values: Values) -> np.ndarray:
+    """Return the values as ordered float64: a sum in one order does not depend on that of the episodes."""
+    array = np.sort(np.asarray(values, np.float64))
+    if array.ndim != 1 or not array.size:
+        raise UsageError("statistics need at least one value")
+    return array
+
+
+# What several training runs say of an algorithm, and whether one algorithm beats another.
+#
+# A score is one number for one run on one task: the mean return of its checkpoint. Definitions are rliable's
+# (rliable/metrics.py, rliable/library.py; Agarwal et al. 2021, https://arxiv.org/abs/2108.13264): runs are
+# resampled with replacement within each task, percentiles of the statistic are the interval. Episodes are not
+# resampled within the runs, because a run's score already carries the chance of its episodes.
+
+Scores = Sequence[float] | Sequence[Sequence[float]] | np.ndarray
+"""[runs], or [runs, tasks]."""
+
+FEW = 5
+"""With fewer runs than this the percentile interval is too narrow to trust (rliable asks for several)."""
+
+
+def estimate_over_runs(
+    scores: Scores, statistic: Literal["mean", "iqm"], *, resamples: int = RESAMPLES, seed: int = 0
+) -> Estimate:
+    """Return the mean or IQM over all runs and tasks, with the stratified bootstrap interval over runs."""
+    table = _score_table(scores)
+    of = _means if statistic == "mean" else _iqms
+    value = float(of(table[None])[0])
+    if len(table) < 2:
+        return Estimate(value, None)
+    random = np.random.default_rng(seed)
+    found = [of(_resample_runs(table, random, size)) for size in chunk_sizes(table.size, resamples)]
+    return Estimate(value, percentile_interval(np.concatenate(found)))
+
+
+def difference_of_means(a: Scores, b: Scores, *, resamples: int = RESAMPLES, seed: int = 0) -> Estimate:
+    """Return how much larger the mean of `a` is; the runs of both sides are resampled independently."""
+    return _estimate_comparison(
+        _score_table(a), _score_table(b), lambda x, y: _means(x) - _means(y), resamples=resamples, seed=seed
+    )
+
+
+def probability_of_improvement(
+    a: Scores, b: Scores, *, resamples: int = RESAMPLES, seed: int = 0
+) -> Estimate:
+    """Return the chance that a run of `a` scores more than one of `b`, ties counting half; mean over tasks.
+
+    This is the Mann-Whitney statistic divided by the number of pairs, as
+    rliable/metrics.py `probability_of_improvement` has it.
+    """
+    return _estimate_comparison(_score_table(a), _score_table(b), _win_share, resamples=resamples, seed=seed)
+
+
+def _estimate_comparison(
+    a: np.ndarray,
+    b: np.ndarray,
+    of: Callable[[np.ndarray, np.ndarray], np.ndarray],
+    *,
+    resamples: int,
+    seed: int,
+) -> Estimate:
+    if a.shape[1] != b.shape[1]:
+        raise UsageError(
+            "two algorithms are compared on the same tasks", expected=str(a.shape[1]), found=str(b.shape[1])
+        )
+    value = float(of(a[None], b[None])[0])
+    if min(len(a), len(b)) < 2:
+        return Estimate(value, None)
+    random = np.random.default_rng(seed)
+    sizes = chunk_sizes(a.size + b.size, resamples)
+    found = [of(_resample_runs(a, random, size), _resample_runs(b, random, size)) for size in sizes]
+    return Estimate(value, percentile_interval(np.concatenate(found)))
+
+
+def _score_table(scores: Scores) -> np.ndarray:
+    """Return float64 [runs, tasks], runs in ascending order: which came first decides nothing."""
+    array = np.asarray(scores, np.float64)
+    array = array[:, None] if array.ndim == 1 else array
+    if array.ndim != 2 or not array.size:
+        raise UsageError("a statement about an algorithm needs the score of at least one run")
+    return array[np.lexsort(array.T[::-1])]
+
+
+def _resample_runs(table: np.ndarray, random: np.random.Generator, size: int) -> np.ndarray:
+    """Return resamples [size, runs, tasks]: of every task as many runs as there are, drawn on their own."""
+    runs, tasks = table.shape
+    return np.asarray(table[random.integers(runs, size=(size, runs, tasks)), np.arange(tasks)])
+
+
+def _means(tables: np.ndarray) -> np.ndarray:
+    return np.asarray(tables.mean(axis=(1, 2)))
+
+
+def _iqms(tables: np.ndarray) -> np.ndarray:
+    """Return the interquartile mean of each [runs, tasks] as a whole: statistics.iqm, row by row."""
+    ordered = np.sort(tables.reshape(len(tables), -1), axis=1)
+    cut = ordered.shape[1] // 4
+    return np.asarray(ordered[:, cut : ordered.shape[1] - cut].mean(axis=1))
+
+
+def _win_share(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    """Return the share of pairs that `a` wins, mean over tasks, of each [runs, tasks]: found by ranks."""
+    ours, theirs = _rows_by_task(a), _rows_by_task(b)
+    _, rank = np.unique(np.concatenate((ours.ravel(), theirs.ravel())), return_inverse=True)
+    # Every row gets numbers of its own, so that one search does for all.
+    row = np.arange(len(ours))[:, None]
+    mine = (rank[: ours.size].reshape(ours.shape) + row * (rank.size + 1)).ravel()
+    other = np.sort((rank[ours.size :].reshape(theirs.shape) + row * (rank.size + 1)).ravel())
+    lower, upper = (np.searchsorted(other, mine, side) for side in ("left", "right"))
+    won = ((lower + upper) / 2).reshape(ours.shape) - row * theirs.shape[1]
+    return np.asarray(won.mean(axis=1).reshape(len(a), -1).mean(axis=1) / theirs.shape[1])
+
+
+def _rows_by_task(tables: np.ndarray) -> np.ndarray:
+    """Return [size, runs, tasks] as one row of runs for each task of each table."""
+    return np.asarray(np.moveaxis(tables, 1, 2).reshape(-1, tables.shape[1]))
+
+
+# Reference returns that turn a return into a normalised score: 0 for a random policy, 100 for an expert.
+#
+# The numbers are D4RL's (d4rl/infos.py, REF_MIN_SCORE and REF_MAX_SCORE, one pair for every dataset of an
+# environment; Fu et al. 2020, https://arxiv.org/abs/2004.07219). They were measured in Gym's `-v2`
+# environments (d4rl/gym_mujoco/gym_envs.py); later versions of the same body pay a little differently, which
+# is said beside every score. There is no table of ours: an environment that D4RL has no pair for has no
+# normalised score.
+
+SOURCE = "D4RL, d4rl/infos.py"
+
+
+@dataclass(frozen=True, slots=True)
+class ReferenceScores:
+    """The returns of a random and of an expert policy, in the environment that they were measured in."""
+
+    env: str
+    random: float
+    expert: float
+
+    def normalized(self, value: float) -> float:
+        """Return 100 * (value - random) / (expert - random)."""
+        return 100.0 * (value - self.random) / (self.expert - self.random)
+
+
+_TABLE = {
+    "HalfCheetah": ReferenceScores("HalfCheetah-v2", -280.178953, 12135.0),
+    "Hopper": ReferenceScores("Hopper-v2", -20.272305, 3234.3),
+    "Walker2d": ReferenceScores("Walker2d-v2", 1.629008, 4592.3),
+    "Ant": ReferenceScores("Ant-v2", -325.6, 3879.7),
+}
+
+
+def find_reference_scores(env: str) -> ReferenceScores | None:
+    """Return the pair for any version of an environment, such as `Hopper-v5`; None if there is none."""
+    named = re.fullmatch(r"([A-Za-z0-9]+)-v\d+", env)
+    return _TABLE.get(named[1]) if named else None

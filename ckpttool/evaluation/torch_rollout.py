@@ -1,0 +1,544 @@
+"""Whole episodes on one device: a task and a policy in one loop, with no transfer inside it.
+
+Row r of a member plays its episodes r, r + n, r + 2n, ... (n rows per member): every episode is played once,
+whichever ends first. All tables have one column per row and one line per round of episodes. The host looks at
+one small tensor every hundred steps. On a GPU ten steps are one captured graph.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, NamedTuple, Protocol, cast
+
+import numpy as np
+import torch
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from ckpttool.core.errors import CkpttoolError, EnvironmentMismatchError, UnsupportedError, UsageError
+from ckpttool.evaluation.rollout import ActionLimits, Progress, Rollout, RolloutSpec
+from ckpttool.evaluation.simulators import (
+    DeviceVector,
+    Simulator,
+    TensorProgram,
+    Tensors,
+    UserProgram,
+    UserSimulator,
+)
+
+Act = Callable[[torch.Tensor], torch.Tensor]
+
+STEPS_BETWEEN_LOOKS = 100
+STEPS_PER_GRAPH = 10
+# The draws of exploration noise of all episodes are on the device before the first step.
+MOST_NOISE_BYTES = 1 << 31
+_NEVER = torch.iinfo(torch.int64).max
+
+
+class RolloutStatus(NamedTuple):
+    """What the host reads at once: finished episodes, steps taken, and three signs of trouble."""
+
+    finished: int
+    steps: int
+    unsound: int
+    """rows that have had an action (or observation) that is not finite"""
+    unpaid: int
+    """returns that are not finite"""
+    longest: int
+    """the longest running episode, in steps"""
+
+
+@dataclass(frozen=True, slots=True)
+class TransferCounts:
+    """Copies between host and device in a part of a rollout, and the kernels or operators of a step."""
+
+    steps: int
+    looks: int
+    host_reads: int
+    """reads of device memory by the host"""
+    uploads: int
+    """copies from the host to the device"""
+    launches_per_step: float
+    """kernels on CUDA, operators of PyTorch on the CPU"""
+
+
+class _RowState(Protocol):
+    """The state of all rows: advanced by every step, held in one place between graphs."""
+
+    state: Tensors
+    ends: tuple[str, ...]
+    """the flags that its steps return: "terminated", "truncated" or both"""
+
+    def begin(self) -> Tensors:
+        """Return the state in which every row's first episode starts."""
+        ...
+
+    def observe(self) -> torch.Tensor: ...
+
+    def step(self, actions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]:
+        """Advance all rows; return rewards, terminated and truncated, None for what never is."""
+        ...
+
+    def restart(self, over: torch.Tensor, episode: torch.Tensor) -> None:
+        """Start the episodes of these numbers in the rows that are over."""
+        ...
+
+
+def play_members(
+    act: Act,
+    place: torch.device,
+    envs: DeviceVector,
+    play: RolloutSpec,
+    members: int,
+    progress: Progress,
+    *,
+    graphs: bool,
+) -> tuple[Rollout, ...]:
+    """Play every member's episodes; see agents.rollout.rollouts, whose results these are to rounding."""
+    interrupted = False
+    with _gradient_mode(envs):
+        envs.require_agreement(place)
+        start = time.perf_counter()
+        game = _DeviceRollout(act, place, envs, play, members)
+        advance = game.advance(graphs=graphs)
+        finished, total = 0, members * play.episodes
+        try:
+            while finished < total:
+                advance()
+                finished, steps, *_ = game.look()
+                progress(finished, total, steps)
+        except KeyboardInterrupt:
+            if not game.look().finished:
+                raise
+            interrupted = True
+        seconds = time.perf_counter() - start
+        return tuple(game.result(member, seconds, interrupted) for member in range(members))
+
+
+def count_transfers(
+    act: Act,
+    place: torch.device,
+    envs: DeviceVector,
+    play: RolloutSpec,
+    members: int = 1,
+    *,
+    graphs: bool = True,
+    looks: int = 2,
+) -> TransferCounts:
+    """Play `looks` times STEPS_BETWEEN_LOOKS steps with a look after each; count transfers and launches.
+
+    On CUDA the profiler counts copies between host and device; on the CPU, where nothing is copied, the calls
+    that would read a tensor on the host are counted. What precedes the loop (uploads, the capture of the
+    graph, the first hundred steps) is left out.
+    """
+    with _gradient_mode(envs):
+        envs.require_agreement(place)
+        game = _DeviceRollout(act, place, envs, play, members)
+        advance = game.advance(graphs=graphs)
+        advance()
+        game.look()
+        steps = looks * STEPS_BETWEEN_LOOKS
+
+        def part() -> None:
+            for _ in range(looks):
+                advance()
+                game.look()
+
+        if place.type != "cuda":
+            with _HostReadCounter() as reads, _OperatorCounter() as operators:
+                part()
+            return TransferCounts(steps, looks, reads.found, 0, operators.found / steps)
+        activities = [torch.profiler.ProfilerActivity.CPU, torch.profiler.ProfilerActivity.CUDA]
+        with torch.profiler.profile(activities=activities) as profile:
+            part()
+            torch.cuda.synchronize(place)
+        events = profile.events() or ()
+        on_device = [e.name for e in events if str(e.device_type).endswith("CUDA")]
+        to_host = sum("DtoH" in name for name in on_device)
+        to_device = sum("HtoD" in name for name in on_device)
+        kernels = sum(not name.startswith(("Memcpy", "Memset")) for name in on_device)
+        return TransferCounts(steps, looks, to_host, to_device, kernels / steps)
+
+
+class _DeviceRollout:
+    """One rollout: the task's rows, what has been played, and one step of all of them."""
+
+    def __init__(
+        self, act: Act, place: torch.device, envs: DeviceVector, play: RolloutSpec, members: int
+    ) -> None:
+        if play.record or play.watch is not None:
+            raise UsageError(
+                "the device engine plays without recordings and pictures", hint="--engine auto has them"
+            )
+        self.act, self.place, self.envs, self.play, self.members = act, place, envs, play, members
+        self.rows = envs.num_envs // members
+        rounds = -(-play.episodes // self.rows)
+        limits = ActionLimits(envs)
+        self.shape = limits.shape
+        self.low, self.high, self.slack = map(self._put, (limits.low, limits.high, limits.slack))
+        order = np.tile(np.arange(self.rows), members)
+        # Per row: how many episodes it plays, and the number of its first one.
+        self.quota = self._put((play.episodes - order + self.rows - 1) // self.rows)
+        self.first = self._put(order)
+        self.counted = torch.arange(rounds + 1, device=place)[:, None] < self.quota
+        # Per row, changed in place: the round, the number of its episode, its steps and return so far; over
+        # all rounds: limited actions, steps before the first action that is not finite, and NaN after it.
+        self.round, self.episode, self.length = (self._none(len(order)) for _ in range(3))
+        self.paid = self._none(len(order), dtype=torch.float64)
+        self.clipped, self.sound = self._none(len(order)), self._none(len(order))
+        self.stain = self._none(len(order), dtype=torch.float32)
+        # Per round and row. An idle row plays on, into the first line that is not counted of it.
+        table = (rounds + 1, len(order))
+        self.returns = self._none(*table, dtype=torch.float64)
+        self.lengths, self.limited = self._none(*table), self._none(*table)
+        self.ended: dict[str, torch.Tensor] = {}
+        simulator = is_simulator(envs)
+        self.task: _RowState = _SimulatorRows(self) if simulator else _ProgramRows(self, rounds)
+        for name in self.task.ends:
+            self.ended[name] = self._none(*table, dtype=torch.bool)
+        # A simulator ends its episodes by itself.
+        self.limit = (None if simulator else envs.spec.max_episode_steps) or _NEVER
+        # What users wrote may give observations that are not finite.
+        self.doubted = isinstance(envs.task, UserProgram | UserSimulator)
+        self.seen_sound, self.seen_stain = self._none(len(order)), self._none(len(order), dtype=torch.float32)
+        self.noise = None if play.noise is None else self._draws(ActionLimits(envs, play.noise), rounds)
+        self.begin()
+
+    def put_columns(self, arrays: tuple[np.ndarray, ...], rounds: int) -> Tensors:
+        """Return arrays [episodes, ...] on the device, with lines for the rounds that idle rows play."""
+        lines = np.minimum(np.arange((rounds + 1) * self.rows), self.play.episodes - 1)
+        return tuple(self._put(array[lines]) for array in arrays)
+
+    def _put(self, array: np.ndarray) -> torch.Tensor:
+        return torch.tensor(array, device=self.place)
+
+    def _none(self, *shape: int, dtype: torch.dtype = torch.int64) -> torch.Tensor:
+        return torch.zeros(shape, dtype=dtype, device=self.place)
+
+    def _draws(self, limits: ActionLimits, rounds: int) -> torch.Tensor:
+        """Return the noise of every episode and step: float64 [(rounds + 1) * rows, steps, action_dim]."""
+        if is_simulator(self.envs) or self.limit == _NEVER:
+            raise UsageError(
+                f"noise on the device needs episodes of known seeds and length; {self.envs.spec.id} has none",
+                hint="the noise of an action is a function of the episode's seed and step",
+            )
+        size = (rounds + 1) * self.rows * self.limit * self.envs.spec.action_dim * 8
+        if size > MOST_NOISE_BYTES:
+            raise UsageError(
+                "the noise of so many episodes does not fit on the device",
+                expected=f"at most {MOST_NOISE_BYTES >> 20:,} MiB",
+                found=f"{size >> 20:,} MiB",
+                hint="fewer --episodes",
+            )
+        seeds = self.play.seed + np.arange(self.play.episodes)
+        return self.put_columns((limits.draws(seeds, self.limit),), rounds)[0]
+
+    def begin(self) -> None:
+        """Put everything to where the first step begins."""
+        changed = (self.round, self.length, self.paid, self.clipped, self.sound, self.stain)
+        tables = (self.returns, self.lengths, self.limited, *self.ended.values())
+        for tensor in (*changed, *tables, self.seen_sound, self.seen_stain):
+            tensor.zero_()
+        self.episode.copy_(self.first)
+        self.task.state = self.task.begin()
+        self.steps = 0
+
+    def advance(self, *, graphs: bool) -> Callable[[], None]:
+        """Return a function that plays STEPS_BETWEEN_LOOKS steps."""
+        may = not is_simulator(self.envs) or cast(Simulator, self.envs.task).capturable
+        if graphs and may and self.place.type == "cuda":
+            tick, steps = self.graph(), STEPS_PER_GRAPH
+        else:
+            tick, steps = self.tick, 1
+
+        def play() -> None:
+            for _ in range(STEPS_BETWEEN_LOOKS // steps):
+                tick()
+                self.steps += steps
+
+        return play
+
+    def graph(self) -> Callable[[], None]:
+        """Return a launch of STEPS_PER_GRAPH steps."""
+        from ckpttool.networks.torch_programs import capture_graph
+
+        expected = self._played(self.tick, 2 * STEPS_PER_GRAPH) if is_simulator(self.envs) else None
+        held = self.task.state = tuple(tensor.clone() for tensor in self.task.state)
+
+        def body() -> None:
+            for _ in range(STEPS_PER_GRAPH):
+                self.tick()
+            # All are computed before the first is written: a task may exchange two of its tensors.
+            for old, new in zip(held, self.task.state, strict=True):
+                old.copy_(new)
+            self.task.state = held
+
+        with torch.cuda.device(self.place):
+            replayed, _ = capture_graph(body, self.place)
+        # The calls before the capture have played.
+        self._begin_in(held)
+        if expected is not None:
+            self._require_replayed(expected, replayed.replay)
+            self._begin_in(held)
+        return replayed.replay
+
+    def _begin_in(self, held: Tensors) -> None:
+        """Put everything to where the first step begins, the task's state into these tensors."""
+        self.begin()
+        for old, new in zip(held, self.task.state, strict=True):
+            old.copy_(new)
+        self.task.state = held
+
+    def _played(self, tick: Callable[[], None], ticks: int) -> Tensors:
+        """Return the observations, returns and lengths after the first ticks."""
+        for _ in range(ticks):
+            tick()
+        found = (self.task.observe(), self.paid, self.length, self.round)
+        return tuple(tensor.clone() for tensor in found)
+
+    def _require_replayed(self, expected: Tensors, replay: Callable[[], None]) -> None:
+        """Raise UnsupportedError where two replays are not what the simulator does without a graph."""
+        found = self._played(replay, 2)
+        alike = all(
+            torch.allclose(one, other, 1e-3, 1e-3) for one, other in zip(found, expected, strict=True)
+        )
+        if not alike:
+            raise UnsupportedError(
+                f"a CUDA graph of {self.envs.spec.id} does not replay what its step does",
+                hint="without `capturable`, steps are not captured",
+            )
+
+    def tick(self) -> None:
+        """Advance every row by one step, without a branch for rows that end: one captured graph for all.
+
+        Besides those of the policy and of the task, 22 operators for one action and a state of two tensors.
+        """
+        obs = self.task.observe()
+        actions = self.act(obs)
+        if actions.shape != self.shape:
+            raise EnvironmentMismatchError(
+                "the policy's actions do not fit the environment",
+                expected=str(list(self.shape)),
+                found=str(list(actions.shape)),
+            )
+        if self.doubted:
+            self.seen_sound.add_(self.seen_stain.add_((obs - obs).sum(1)).isfinite())
+        limited = actions.clamp(self.low, self.high)
+        excess = actions - limited
+        # 0 times what is not finite is NaN, and stays in the sum.
+        self.stain.add_(_reduce_actions(excess, lambda each, axis: (each * 0).sum(axis)), alpha=0)
+        self.sound.add_(self.stain == self.stain)
+        if self.noise is None:
+            self.clipped.add_(_reduce_actions(excess.abs() > self.slack, torch.any))
+        else:
+            limited = (limited + self.noise[self.episode, self.length]).clamp(self.low, self.high)
+        rewards, terminated, truncated = self.task.step(limited.to(self.low.dtype))
+        self.paid.add_(rewards)
+        self.length.add_(1)
+        line = self.round[None]
+        self.returns.scatter_(0, line, self.paid[None])
+        self.lengths.scatter_(0, line, self.length[None])
+        self.limited.scatter_(0, line, self.clipped[None])
+        over = self.length >= self.limit
+        for name, flags in (("terminated", terminated), ("truncated", truncated)):
+            if flags is not None:
+                self.ended[name].scatter_(0, line, flags[None])
+                over |= flags
+        torch.minimum(self.round + over, self.quota, out=self.round)
+        torch.add(self.first, self.round, alpha=self.rows, out=self.episode)
+        self.paid.masked_fill_(over, 0.0)
+        self.length.masked_fill_(over, 0)
+        self.task.restart(over, self.episode)
+
+    def look(self) -> RolloutStatus:
+        """Return how far the rollout is, in one transfer; raise if a number in it is not finite."""
+        facts = torch.stack(
+            [
+                self.round.sum(),
+                (self.lengths * self.counted).sum(),
+                (self.sound < self.steps).sum(),
+                (~self.returns.isfinite()).sum(),
+                self.length.max(),
+            ]
+        )
+        found = RolloutStatus(*map(int, facts.tolist()))
+        if found.unsound or found.unpaid:
+            self._require_finite()
+        longest = self.envs.spec.max_episode_steps
+        if longest is not None and found.longest > longest:
+            raise UnsupportedError(
+                f"{self.envs.spec.id} does not end an episode after max_episode_steps",
+                expected=f"at most {longest} steps",
+                found=str(found.longest),
+            )
+        return found
+
+    def _require_finite(self) -> None:
+        """Raise CkpttoolError for the first number of a counted episode that is not finite."""
+        lengths, counted = (t.cpu().numpy() for t in (self.lengths, self.counted))
+        ends = (lengths * counted).cumsum(0)
+        found: list[tuple[int, int, int, str]] = []
+        sources = [(self.sound, "the policy's action is")]
+        if self.doubted:
+            sources.insert(0, (self.seen_sound, f"an observation of {self.envs.spec.id} is"))
+        for rank, (tensor, what) in enumerate(sources):
+            sound = tensor.cpu().numpy()
+            for row in np.flatnonzero(sound < ends[-1]).tolist():
+                line = int(np.searchsorted(ends[:, row], sound[row], side="right"))
+                step = int(sound[row] - (ends[line - 1, row] if line else 0))
+                episode = line * self.rows + row % self.rows
+                where = f"in episode {episode}, step {step}"
+                found.append((int(sound[row]), episode, rank, f"{what} not finite {where}"))
+        if found:
+            raise CkpttoolError(min(found)[-1])
+        unpaid = counted & ~np.isfinite(self.returns.cpu().numpy())
+        for line, row in np.argwhere(unpaid).tolist():
+            episode = line * self.rows + row % self.rows
+            raise CkpttoolError(f"a reward of {self.envs.spec.id} is not finite in episode {episode}")
+
+    def result(self, member: int, seconds: float, interrupted: bool) -> Rollout:
+        """Return a member's finished episodes in the order of their numbers."""
+        episodes = self.play.episodes
+        mine = slice(member * self.rows, (member + 1) * self.rows)
+        rounds = len(self.returns) - 1
+
+        def flat(table: torch.Tensor) -> np.ndarray:
+            return table[:rounds, mine].cpu().numpy().reshape(-1)[:episodes]
+
+        lengths, counted = flat(self.lengths), self.counted[:, mine]
+        done = np.arange(rounds)[:, None] < self.round[mine].cpu().numpy()
+        done = done.reshape(-1)[:episodes]
+        none = np.zeros(episodes, np.bool_)
+        ends = {name: flat(table) for name, table in self.ended.items()}
+        if self.limit != _NEVER:
+            ends["truncated"] = lengths >= self.limit
+        seeds = self.play.seed + np.arange(episodes)
+        return Rollout(
+            returns=flat(self.returns)[done],
+            lengths=lengths[done],
+            terminated=ends.get("terminated", none)[done],
+            truncated=ends.get("truncated", none)[done],
+            # A simulator starts its episodes as it likes.
+            seeds=seeds[:0] if is_simulator(self.envs) else seeds[done],
+            episodes=episodes,
+            num_envs=self.rows,
+            steps=int(lengths.sum()),
+            seconds=seconds,
+            # They are counted over all rounds.
+            clipped=int((self.limited[:, mine] * counted).amax(0).sum()),
+            engine=self.envs.engine,
+            agreement=self.envs.agreement,
+            interrupted=interrupted,
+        )
+
+
+class _ProgramRows:
+    """Rows of a tensor program, whose episodes start from seeds."""
+
+    def __init__(self, game: _DeviceRollout, rounds: int) -> None:
+        self._program = cast(TensorProgram, game.envs.task)
+        self._first = game.first
+        seeds = game.play.seed + np.arange(game.play.episodes)
+        self._starts = game.put_columns(self._program.starts(seeds), rounds)
+        self.state: Tensors = ()
+        # A program has no memory: one step more changes nothing.
+        actions = game.low.expand(len(game.first), -1)
+        _, _, terminated = self._program.step(self.begin(), actions)
+        self.ends: tuple[str, ...] = () if terminated is None else ("terminated",)
+
+    def begin(self) -> Tensors:
+        return tuple(table[self._first] for table in self._starts)
+
+    def observe(self) -> torch.Tensor:
+        return self._program.observe(self.state)
+
+    def step(self, actions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None, None]:
+        self.state, rewards, terminated = self._program.step(self.state, actions)
+        return rewards, terminated, None
+
+    def restart(self, over: torch.Tensor, episode: torch.Tensor) -> None:
+        self.state = tuple(
+            torch.where(over.view(-1, *[1] * (now.ndim - 1)), starts.index_select(0, episode), now)
+            for now, starts in zip(self.state, self._starts, strict=True)
+        )
+
+
+class _SimulatorRows:
+    """Rows of a simulator, which restarts them by itself; the state is their observations."""
+
+    ends: tuple[str, ...] = ("terminated", "truncated")
+
+    def __init__(self, game: _DeviceRollout) -> None:
+        self._simulator = cast(Simulator, game.envs.task)
+        self._seed = game.play.seed
+        if self._simulator.device != game.place:
+            raise UsageError(
+                f"{game.envs.spec.id} and the policy are on different devices",
+                expected=str(game.place),
+                found=str(self._simulator.device),
+                hint="--device names the one for both",
+            )
+        self.state: Tensors = ()
+
+    def begin(self) -> Tensors:
+        return (self._simulator.reset(self._seed),)
+
+    def observe(self) -> torch.Tensor:
+        return self.state[0]
+
+    def step(self, actions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        obs, rewards, terminated, truncated = self._simulator.step(actions)
+        self.state = (obs,)
+        return rewards, terminated, truncated
+
+    def restart(self, over: torch.Tensor, episode: torch.Tensor) -> None:
+        pass
+
+
+class _HostReadCounter(TorchFunctionMode):
+    """Counts the calls by which a program reads a tensor's values on the host."""
+
+    READS = ("item", "tolist", "cpu", "numpy", "nonzero")
+    CASTS = ("__bool__", "__int__", "__float__", "__index__", "__array__")
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.found = 0
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.found += getattr(func, "__name__", "") in (*self.READS, *self.CASTS)
+        return func(*args, **(kwargs or {}))
+
+
+class _OperatorCounter(TorchDispatchMode):  # type: ignore[no-untyped-call]  # PyTorch leaves it unannotated
+    """Counts PyTorch's operators that compute, each of which is about one kernel on a GPU."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.found = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        returned = [each.alias_info for each in func._schema.returns]
+        is_view = any(alias is not None and not alias.is_write for alias in returned)
+        self.found += not (is_view or "empty" in func.__name__)
+        return func(*args, **(kwargs or {}))
+
+
+def is_simulator(envs: DeviceVector) -> bool:
+    """Return whether the task is a simulator with a state of its own, and no tensor program."""
+    return not hasattr(envs.task, "starts")
+
+
+def _gradient_mode(envs: DeviceVector) -> torch.no_grad | torch.inference_mode:
+    """Return the context of a rollout without gradients.
+
+    A simulator keeps tensors that it makes inside and may write them outside, which inference mode forbids.
+    """
+    return torch.no_grad() if is_simulator(envs) else torch.inference_mode()
+
+
+def _reduce_actions(values: torch.Tensor, reduce: Callable[..., torch.Tensor]) -> torch.Tensor:
+    """Return [rows] of [rows, action_dim]; one action needs no kernel."""
+    return values[:, 0] if values.shape[1] == 1 else reduce(values, 1)

@@ -1,0 +1,662 @@
+"""Environment wrappers that training used: what each does to observations, actions and the end of an episode.
+
+Sources: github.com/DLR-RM/rl-baselines3-zoo, rl_zoo3/wrappers.py (HistoryWrapper, MaskVelocityWrapper,
+ActionNoiseWrapper, ActionSmoothingWrapper, DelayedRewardWrapper, FrameSkip); rl_zoo3/utils.py,
+`get_wrapper_class` (a name, or a mapping of one name to its arguments; a list is applied in its order) and
+`create_test_env` (vector wrappers, then VecNormalize, then `frame_stack`);
+github.com/Stable-Baselines-Team/stable-baselines3-contrib, sb3_contrib/common/wrappers/time_feature.py;
+stable_baselines3/common/vec_env/stacked_observations.py (zeros at the start, the newest observation last);
+gymnasium/wrappers/{common,transform_action,stateful_observation}.py. Returns are sums of the environment's
+own rewards, as those of the Monitor that make_vec_env puts below all of these are.
+"""
+
+from __future__ import annotations
+
+import inspect
+import json
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Final
+
+import numpy as np
+
+from ckpttool.core.errors import UnsupportedError, UsageError, suggest_choice
+from ckpttool.evaluation.gymnasium_engine import OBS, Agreement, EnvSpec, Outcome, VectorEnv
+from ckpttool.evaluation.simulators import DeviceVector
+
+LIBRARIES: Final = (
+    "sb3_contrib.",
+    "rl_zoo3.",
+    "utils.wrappers.",
+    "stable_baselines3.",
+    "stable_baselines.",
+    "gymnasium.",
+    "gym.",
+)
+"""The packages whose wrappers are played; another package's class of the same name is another class."""
+
+NONE: Final = "none"
+"""What stands for no wrapper where wrappers are given."""
+
+_MOST: Final = {
+    "horizon": 1000,
+    "n_stack": 1000,
+    "skip": 1000,
+    "max_steps": 10**9,
+    "max_episode_steps": 10**9,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class WrapperSpec:
+    """A wrapper by the name that a file gives it, and its arguments: plain numbers, truth values, text."""
+
+    name: str
+    arguments: Mapping[str, Any]
+
+    @property
+    def title(self) -> str:
+        """The class's own name, without its module."""
+        return self.name.rpartition(".")[2]
+
+
+class Wrapper:
+    """One wrapper around environments of one kind, all rows at once; this one changes nothing."""
+
+    def __init__(self, spec: EnvSpec, rows: int) -> None:
+        self.inner, self.rows = spec, rows
+        self.spec = spec
+
+    @staticmethod
+    def size(obs: int, act: int, **_: Any) -> int:  # noqa: ARG004
+        """Return the number of values in an observation of what wraps `obs` values and `act` actions."""
+        return obs
+
+    def reset(self, obs: np.ndarray, rows: np.ndarray, seeds: np.ndarray) -> np.ndarray:  # noqa: ARG002
+        """Return the first observations [len(rows), n] of new episodes."""
+        return obs
+
+    def action(self, actions: np.ndarray, rows: np.ndarray) -> np.ndarray:  # noqa: ARG002
+        """Return what the wrapped environments get; actions [num_envs, action_dim]."""
+        return actions
+
+    def step(
+        self,
+        obs: np.ndarray,
+        actions: np.ndarray,  # noqa: ARG002
+        rows: np.ndarray,  # noqa: ARG002
+        outcome: Outcome,
+    ) -> tuple[np.ndarray, Outcome]:
+        """Return the observations [len(rows), n] after a step, and its outcome; `actions` are the outer."""
+        return obs, outcome
+
+    def _sized(self, obs: int) -> None:
+        self.spec = _resize_observation(self.spec, obs)
+
+
+class StepCounter(Wrapper):
+    """A wrapper that counts the steps of each episode."""
+
+    def __init__(self, spec: EnvSpec, rows: int) -> None:
+        super().__init__(spec, rows)
+        self._steps = np.zeros(rows, np.int64)
+
+    def reset(self, obs: np.ndarray, rows: np.ndarray, seeds: np.ndarray) -> np.ndarray:  # noqa: ARG002
+        """Start counting steps."""
+        self._steps[rows] = 0
+        return obs
+
+    def step(
+        self,
+        obs: np.ndarray,
+        actions: np.ndarray,  # noqa: ARG002
+        rows: np.ndarray,
+        outcome: Outcome,
+    ) -> tuple[np.ndarray, Outcome]:
+        """Count the step."""
+        self._steps[rows] += 1
+        return obs, outcome
+
+
+class TimeFeature(StepCounter):
+    """The share of the episode that is left, after the observation; 1 throughout in test mode."""
+
+    def __init__(self, spec: EnvSpec, rows: int, max_steps: int = 1000, *, test_mode: bool = False) -> None:
+        super().__init__(spec, rows)
+        self._limit = spec.max_episode_steps or max_steps
+        self._test_mode = test_mode
+        self._sized(spec.obs_dim + 1)
+
+    @staticmethod
+    def size(obs: int, act: int, **_: Any) -> int:  # noqa: ARG004
+        """Return one value more."""
+        return obs + 1
+
+    def reset(self, obs: np.ndarray, rows: np.ndarray, seeds: np.ndarray) -> np.ndarray:
+        """Show that all of the episode is left."""
+        return self._seen(super().reset(obs, rows, seeds), rows)
+
+    def step(
+        self, obs: np.ndarray, actions: np.ndarray, rows: np.ndarray, outcome: Outcome
+    ) -> tuple[np.ndarray, Outcome]:
+        """Show what is left after the step."""
+        obs, outcome = super().step(obs, actions, rows, outcome)
+        return self._seen(obs, rows), outcome
+
+    def _seen(self, obs: np.ndarray, rows: np.ndarray) -> np.ndarray:
+        left = np.ones(len(rows)) if self._test_mode else self._time(self._steps[rows])
+        return np.concatenate([obs, left[:, None].astype(obs.dtype)], axis=1)
+
+    def _time(self, steps: np.ndarray) -> np.ndarray:
+        return np.asarray(1 - steps / self._limit)
+
+
+class TimeAware(TimeFeature):
+    """Gymnasium's count of steps after the observation, as a share of the limit if normalised."""
+
+    def __init__(
+        self,
+        spec: EnvSpec,
+        rows: int,
+        flatten: bool = True,  # Gymnasium's own order of arguments
+        *,
+        normalize_time: bool = False,
+    ) -> None:
+        super().__init__(spec, rows)
+        if not flatten or (normalize_time and spec.max_episode_steps is None):
+            raise UnsupportedError("TimeAwareObservation is played flattened, in environments with a limit")
+        self._share = normalize_time
+
+    def _time(self, steps: np.ndarray) -> np.ndarray:
+        return np.asarray((steps / self._limit).astype(np.float32) if self._share else steps)
+
+
+class HistoryWrapper(Wrapper):
+    """The last observations, oldest first, then the last actions; zeros before the episode's first."""
+
+    def __init__(self, spec: EnvSpec, rows: int, horizon: int = 2) -> None:
+        super().__init__(spec, rows)
+        self._obs = np.zeros((rows, horizon * spec.obs_dim))
+        self._actions = np.zeros((rows, horizon * spec.action_dim), spec.action_low.dtype)
+        self._sized(self.size(spec.obs_dim, spec.action_dim, horizon=horizon))
+
+    @staticmethod
+    def size(obs: int, act: int, horizon: int = 2, **_: Any) -> int:
+        """Return that many observations and actions."""
+        return horizon * (obs + act)
+
+    def reset(self, obs: np.ndarray, rows: np.ndarray, seeds: np.ndarray) -> np.ndarray:  # noqa: ARG002
+        """Empty the histories."""
+        self._obs[rows] = self._actions[rows] = 0
+        self._obs[rows, -obs.shape[1] :] = obs
+        return self._seen(rows)
+
+    def step(
+        self, obs: np.ndarray, actions: np.ndarray, rows: np.ndarray, outcome: Outcome
+    ) -> tuple[np.ndarray, Outcome]:
+        """Append the observation and the action."""
+        self._obs[rows] = np.concatenate([self._obs[rows, obs.shape[1] :], obs], axis=1)
+        taken = actions[rows]
+        self._actions[rows] = np.concatenate([self._actions[rows, taken.shape[1] :], taken], axis=1)
+        return self._seen(rows), outcome
+
+    def _seen(self, rows: np.ndarray) -> np.ndarray:
+        return np.concatenate([self._obs[rows], self._actions[rows]], axis=1)
+
+
+class FrameStack(Wrapper):
+    """The last observations, the newest last; before the first, zeros or the number that `padding` holds."""
+
+    def __init__(
+        self,
+        spec: EnvSpec,
+        rows: int,
+        n_stack: int,
+        *,
+        padding: Sequence[float] | None = None,
+        repeat_first: bool = False,
+    ) -> None:
+        super().__init__(spec, rows)
+        blank = np.zeros(spec.obs_dim) if padding is None else np.asarray(padding, np.float64)
+        if blank.shape != (spec.obs_dim,):
+            raise UsageError(
+                "the statistics of observations have another size than one observation of the stack",
+                expected=str(spec.obs_dim),
+                found=str(len(blank)),
+            )
+        self._count, self._repeat = n_stack, repeat_first
+        self._blank = np.tile(blank, n_stack)
+        self._frames: np.ndarray = np.zeros((rows, n_stack * spec.obs_dim))
+        self._sized(n_stack * spec.obs_dim)
+
+    @staticmethod
+    def size(obs: int, act: int, n_stack: int = 1, **_: Any) -> int:  # noqa: ARG004
+        """Return that many observations."""
+        return n_stack * obs
+
+    def reset(self, obs: np.ndarray, rows: np.ndarray, seeds: np.ndarray) -> np.ndarray:  # noqa: ARG002
+        """Empty the stack."""
+        self._frames[rows] = np.tile(obs, self._count) if self._repeat else self._blank
+        self._frames[rows, -obs.shape[1] :] = obs
+        return np.asarray(self._frames[rows])
+
+    def step(
+        self,
+        obs: np.ndarray,
+        actions: np.ndarray,  # noqa: ARG002
+        rows: np.ndarray,
+        outcome: Outcome,
+    ) -> tuple[np.ndarray, Outcome]:
+        """Append the observation."""
+        self._frames[rows] = np.concatenate([self._frames[rows, obs.shape[1] :], obs], axis=1)
+        return self._frames[rows], outcome
+
+
+class MaskVelocity(Wrapper):
+    """Velocities are zeros; which values those are is listed by environment."""
+
+    _AT: Final[Mapping[str, tuple[int, ...]]] = {
+        "CartPole": (1, 3),
+        "MountainCar": (1,),
+        "MountainCarContinuous": (1,),
+        "Pendulum": (2,),
+        "LunarLander": (2, 3, 5),
+        "LunarLanderContinuous": (2, 3, 5),
+    }
+
+    def __init__(self, spec: EnvSpec, rows: int) -> None:
+        super().__init__(spec, rows)
+        masked = self._AT.get(spec.id.partition("-v")[0])
+        if masked is None:
+            raise UnsupportedError(f"MaskVelocityWrapper does not list the velocities of {spec.id}")
+        self._mask = np.ones(spec.obs_dim)
+        self._mask[list(masked)] = 0
+
+    def reset(self, obs: np.ndarray, rows: np.ndarray, seeds: np.ndarray) -> np.ndarray:  # noqa: ARG002
+        """Mask the first observations."""
+        return np.asarray(obs * self._mask.astype(obs.dtype))
+
+    def step(
+        self,
+        obs: np.ndarray,
+        actions: np.ndarray,  # noqa: ARG002
+        rows: np.ndarray,  # noqa: ARG002
+        outcome: Outcome,
+    ) -> tuple[np.ndarray, Outcome]:
+        """Mask the observations."""
+        return np.asarray(obs * self._mask.astype(obs.dtype)), outcome
+
+
+class RescaleAction(Wrapper):
+    """The policy's actions lie in [min_action, max_action] and are mapped to the environment's bounds."""
+
+    def __init__(
+        self,
+        spec: EnvSpec,
+        rows: int,
+        min_action: float | Sequence[float] | None = None,
+        max_action: float | Sequence[float] | None = None,
+        *,
+        a: float | None = None,
+        b: float | None = None,
+    ) -> None:
+        super().__init__(spec, rows)
+        given: tuple[Any, ...] = (min_action if a is None else a, max_action if b is None else b)
+        if any(end is None for end in given):
+            raise UsageError("RescaleAction needs min_action and max_action")
+        dtype = spec.action_low.dtype
+        if any(np.shape(end) not in ((), spec.action_low.shape) for end in given):
+            raise UsageError("RescaleAction has another number of bounds than the environment has actions")
+        self._low, self._high = (np.full(spec.action_low.shape, end, dtype) for end in given)
+        inner = np.isfinite([spec.action_low, spec.action_high]).all()
+        if not inner or not (self._low < self._high).all() or not np.isfinite([self._low, self._high]).all():
+            raise UsageError("RescaleAction maps finite bounds to finite bounds, the lower one first")
+        self.spec = replace(spec, action_low=self._low, action_high=self._high)
+
+    def action(self, actions: np.ndarray, rows: np.ndarray) -> np.ndarray:  # noqa: ARG002
+        """Map the actions to the environment's bounds."""
+        low, high = self.inner.action_low, self.inner.action_high
+        moved = low + (high - low) * ((actions - self._low) / (self._high - self._low))
+        return np.asarray(np.clip(moved, low, high), low.dtype)
+
+
+class ActionNoise(Wrapper):
+    """Gaussian noise on every action, limited to the bounds; the episode's seed decides its draws."""
+
+    def __init__(self, spec: EnvSpec, rows: int, noise_std: float = 0.1) -> None:
+        super().__init__(spec, rows)
+        self._std = float(noise_std)
+        if self._std < 0:
+            raise UsageError("noise_std of ActionNoiseWrapper is negative", found=f"{self._std:g}")
+        self._draws: dict[int, np.random.Generator] = {}
+
+    def reset(self, obs: np.ndarray, rows: np.ndarray, seeds: np.ndarray) -> np.ndarray:
+        """Seed the noise of new episodes."""
+        for row, seed in zip(rows.tolist(), seeds.tolist(), strict=True):
+            self._draws[row] = np.random.default_rng([seed, 2])
+        return obs
+
+    def action(self, actions: np.ndarray, rows: np.ndarray) -> np.ndarray:
+        """Add the noise."""
+        noisy = actions.copy()
+        for row in rows.tolist():
+            noise = self._draws[row].normal(0.0, self._std, actions.shape[1])
+            noisy[row] = np.clip(actions[row] + noise, self.spec.action_low, self.spec.action_high)
+        return noisy
+
+
+class ActionSmoothing(Wrapper):
+    """An exponential moving average of the actions, which starts from zeros."""
+
+    def __init__(self, spec: EnvSpec, rows: int, smoothing_coef: float = 0.0) -> None:
+        super().__init__(spec, rows)
+        self._share = float(smoothing_coef)
+        self._smoothed = np.zeros((rows, spec.action_dim), spec.action_low.dtype)
+
+    def reset(self, obs: np.ndarray, rows: np.ndarray, seeds: np.ndarray) -> np.ndarray:  # noqa: ARG002
+        """Forget the actions before."""
+        self._smoothed[rows] = 0
+        return obs
+
+    def action(self, actions: np.ndarray, rows: np.ndarray) -> np.ndarray:
+        """Average the actions."""
+        self._smoothed[rows] = self._share * self._smoothed[rows] + (1 - self._share) * actions[rows]
+        return self._smoothed.copy()
+
+
+class TimeLimit(StepCounter):
+    """Episodes are cut after `max_episode_steps`."""
+
+    def __init__(self, spec: EnvSpec, rows: int, max_episode_steps: int) -> None:
+        super().__init__(spec, rows)
+        self._limit = max_episode_steps
+        self.spec = replace(spec, max_episode_steps=max_episode_steps)
+
+    def step(
+        self, obs: np.ndarray, actions: np.ndarray, rows: np.ndarray, outcome: Outcome
+    ) -> tuple[np.ndarray, Outcome]:
+        """Cut what is too long."""
+        obs, (rewards, terminated, truncated) = super().step(obs, actions, rows, outcome)
+        return obs, (rewards, terminated, truncated | (self._steps[rows] >= self._limit))
+
+
+class FrameSkip(Wrapper):
+    """Every action is repeated `skip` times, or until the episode ends; WrappedVector adds rewards."""
+
+    def __init__(self, spec: EnvSpec, rows: int, skip: int = 4) -> None:
+        super().__init__(spec, rows)
+        self.skip = skip
+
+
+_PLAYED: Final[Mapping[str, tuple[type[Wrapper], Mapping[str, str], Mapping[str, Any]]]] = {
+    "TimeFeatureWrapper": (TimeFeature, {}, {}),
+    "TimeAwareObservation": (TimeAware, {}, {}),
+    "HistoryWrapper": (HistoryWrapper, {}, {}),
+    "FrameStack": (FrameStack, {"num_stack": "n_stack"}, {"repeat_first": True}),
+    "FrameStackObservation": (FrameStack, {"stack_size": "n_stack"}, {"repeat_first": True}),
+    "VecFrameStack": (FrameStack, {}, {}),
+    "MaskVelocityWrapper": (MaskVelocity, {}, {}),
+    "RescaleAction": (RescaleAction, {}, {}),
+    "ActionNoiseWrapper": (ActionNoise, {}, {}),
+    "ActionSmoothingWrapper": (ActionSmoothing, {}, {}),
+    "TimeLimit": (TimeLimit, {}, {}),
+    "FrameSkip": (FrameSkip, {}, {}),
+}
+"""By the class's name: what plays it, its arguments' other names, and what they are set to."""
+
+HARMLESS: Final = frozenset(
+    {
+        "Monitor",
+        "ResultsWriter",
+        "VecMonitor",
+        "VecCheckNan",
+        "VecVideoRecorder",
+        "RecordEpisodeStatistics",
+        "RecordVideo",
+        "HumanRendering",
+        "OrderEnforcing",
+        "PassiveEnvChecker",
+        "Autoreset",
+        "AutoResetWrapper",
+        "EnvCompatibility",
+        "StepAPICompatibility",
+        "ClipAction",
+        "FlattenObservation",
+        "PlotActionWrapper",
+    }
+)
+"""Wrappers that change neither what a policy of one-axis observations sees nor what its actions do."""
+REWARDS: Final = frozenset(
+    {"NormalizeReward", "ClipReward", "ClipRewardEnv", "TransformReward", "DelayedRewardWrapper"}
+)
+"""Wrappers that change rewards alone, which a trained policy does not see."""
+NORMALIZERS: Final = frozenset({"VecNormalize", "NormalizeObservation"})
+"""Wrappers whose running statistics lie in another file, or in none."""
+
+
+def is_known_wrapper(wrapper: WrapperSpec) -> bool:
+    """Return whether what the wrapper does to an agent is known."""
+    ours = "." not in wrapper.name or wrapper.name.startswith(LIBRARIES)
+    return ours and wrapper.title in {*_PLAYED, *HARMLESS, *REWARDS, *NORMALIZERS}
+
+
+def list_wrapper_names() -> list[str]:
+    """Return the names of all wrappers of which it is known what they do to an agent."""
+    return sorted({*_PLAYED, *HARMLESS, *REWARDS})
+
+
+def changes_size(wrappers: Iterable[WrapperSpec]) -> bool:
+    """Return whether any of the wrappers changes how many values an observation has."""
+    played = (each for each in wrappers if each.title in _PLAYED)
+    return any(_PLAYED[each.title][0].size(2, 1, **wrapper_arguments(each)) != 2 for each in played)
+
+
+def parse_wrapper(text: str) -> WrapperSpec:
+    """Return the wrapper of `NAME` or `NAME:argument=number,...`; raise UsageError for anything else."""
+    name, _, rest = text.partition(":")
+    arguments: dict[str, Any] = {}
+    for pair in filter(None, rest.split(",")):
+        argument, equals, value = pair.partition("=")
+        try:
+            arguments[argument.strip()] = json.loads(value.lower()) if equals else None
+        except json.JSONDecodeError:
+            arguments[argument.strip()] = value.strip()
+        if not equals or not argument.strip().isidentifier():
+            raise UsageError(
+                f"an argument of the environment wrapper {name} has no value",
+                found=pair,
+                hint=f"--wrapper {name}:name=1,other=2",
+            )
+    return WrapperSpec(name.strip(), arguments)
+
+
+def serialize_wrappers(wrappers: Iterable[WrapperSpec]) -> str:
+    """Return the wrappers as text: the same wrappers give the same text."""
+    return json.dumps([[each.name, dict(each.arguments)] for each in wrappers], sort_keys=True)
+
+
+def deserialize_wrappers(text: str) -> tuple[WrapperSpec, ...]:
+    """Return the wrappers that were written as text."""
+    return tuple(WrapperSpec(str(name), arguments) for name, arguments in (json.loads(text) if text else ()))
+
+
+def wrapper_arguments(wrapper: WrapperSpec) -> dict[str, Any]:
+    """Return a played wrapper's arguments under our names; raise UsageError for one that is not known."""
+    kind, names, fixed = _PLAYED[wrapper.title]
+    given = dict(wrapper.arguments)
+    if kind is FrameStack and wrapper.title == "FrameStackObservation":
+        padding = given.pop("padding_type", "reset")
+        if padding not in ("reset", "zero"):
+            raise UsageError(f"{wrapper.title} pads with {padding!r}", expected="reset or zero")
+        fixed = {"repeat_first": padding == "reset"}
+    if kind is FrameStack and wrapper.title == "VecFrameStack" and given.pop("channels_order", None):
+        raise UnsupportedError("stacks of images are not played yet", found=wrapper.title)
+    renamed = {names.get(name, name): value for name, value in given.items()}
+    allowed = _wrapper_parameters(kind)
+    missing = [name for name, needed in allowed.items() if needed and name not in renamed]
+    if missing:
+        raise UsageError(
+            f"the environment wrapper {wrapper.name} lacks {missing[0]}",
+            hint=f"--wrapper {wrapper.name}:{missing[0]}=N",
+        )
+    for name in renamed:
+        if name not in allowed:
+            raise UsageError(
+                f"unknown argument {name!r} of the environment wrapper {wrapper.name}",
+                hint=suggest_choice(name, allowed) if allowed else None,
+            )
+        if not _is_valid_argument(name, renamed[name]):
+            raise UsageError(
+                f"{name} of the environment wrapper {wrapper.name} does not fit",
+                expected=f"a whole number from 1 to {_MOST[name]:,}" if name in _MOST else "finite numbers",
+                found=repr(renamed[name])[:40],
+            )
+    return {**renamed, **fixed}
+
+
+def _is_valid_argument(name: str, value: object) -> bool:
+    if name in _MOST:
+        return isinstance(value, int) and not isinstance(value, bool) and 0 < value <= _MOST[name]
+    if isinstance(value, list):
+        return all(_is_valid_argument("", each) for each in value)
+    return isinstance(value, bool | int | float) and bool(np.isfinite(value))
+
+
+def inner_obs_dim(outer: int, act: int, wrappers: Sequence[WrapperSpec]) -> int | None:
+    """Return how many values an environment must show so that the policy sees `outer`; None if none does."""
+    played = [each for each in wrappers if each.title in _PLAYED]
+
+    def outside(size: int) -> int:
+        for each in played:
+            size = _PLAYED[each.title][0].size(size, act, **wrapper_arguments(each))
+        return size
+
+    # Every size is a multiple of the inner one plus a constant.
+    zero, one = outside(0), outside(1)
+    found, rest = divmod(outer - zero, one - zero)
+    return found if rest == 0 and found > 0 else None
+
+
+class WrappedVector:
+    """Environments inside the wrappers of a training, the first one innermost."""
+
+    def __init__(self, inner: VectorEnv, wrappers: Sequence[WrapperSpec]) -> None:
+        spec = inner.spec
+        if isinstance(inner, DeviceVector):
+            raise UsageError(
+                "the device engine plays no environment wrappers",
+                found=", ".join(each.title for each in wrappers),
+                hint="--engine gymnasium",
+            )
+        if list(spec.shapes) != [OBS] or len(spec.shapes[OBS]) != 1:
+            raise UnsupportedError(
+                "environment wrappers are played around observations of one axis only",
+                expected="Box (n,)",
+                found=f"{spec.id}: {dict(spec.shapes)}",
+            )
+        self._inner = inner
+        self._chain: list[Wrapper] = []
+        for each in wrappers:
+            if each.title in _PLAYED:
+                self._chain.append(_PLAYED[each.title][0](spec, inner.num_envs, **wrapper_arguments(each)))
+                spec = self._chain[-1].spec
+        self.num_envs, self.engine = inner.num_envs, inner.engine
+        titles = ", ".join(f"{each.title}{format_arguments(each.arguments)}" for each in wrappers)
+        self.spec = spec = replace(spec, arguments={**spec.arguments, "wrappers": titles})
+        self._skip = [each for each in self._chain if isinstance(each, FrameSkip)]
+        ((_, _, dtype),) = spec.observation
+        self.obs: np.ndarray = np.zeros((self.num_envs, spec.obs_dim), dtype)
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What the wrapped environments' libraries had to say."""
+        return self._inner.notes
+
+    @property
+    def agreement(self) -> Agreement | None:
+        """How closely the engine reproduces Gymnasium, before anything is wrapped."""
+        return self._inner.agreement
+
+    def reset(self, rows: np.ndarray, seeds: np.ndarray) -> None:
+        """Begin the episode of seeds[i] in rows[i]."""
+        self._inner.reset(rows, seeds)
+        obs = np.asarray(self._inner.obs)[rows]
+        for each in self._chain:
+            obs = each.reset(obs, rows, seeds)
+        self.obs[rows] = obs
+
+    def step(self, actions: np.ndarray, rows: np.ndarray) -> Outcome:
+        """Advance `rows` by `actions[row]`; return reward, terminated and truncated of each of `rows`."""
+        obs, outcome = self._through(len(self._chain), actions, rows)
+        self.obs[rows] = obs
+        return outcome
+
+    def _through(self, depth: int, actions: np.ndarray, rows: np.ndarray) -> tuple[np.ndarray, Outcome]:
+        """Step what lies inside the wrapper of that number, from the outside in and back."""
+        if not depth:
+            outcome = self._inner.step(actions, rows)
+            return np.array(self._inner.obs)[rows], outcome
+        wrapper = self._chain[depth - 1]
+        if isinstance(wrapper, FrameSkip):
+            return self._repeated(wrapper.skip, depth - 1, actions, rows)
+        given = wrapper.action(actions, rows)
+        obs, outcome = self._through(depth - 1, given, rows)
+        return wrapper.step(obs, actions, rows, outcome)
+
+    def _repeated(
+        self, skip: int, depth: int, actions: np.ndarray, rows: np.ndarray
+    ) -> tuple[np.ndarray, Outcome]:
+        obs, (rewards, terminated, truncated) = self._through(depth, actions, rows)
+        obs, rewards = np.array(obs), np.array(rewards)
+        terminated, truncated = np.array(terminated), np.array(truncated)
+        for _ in range(skip - 1):
+            going = np.flatnonzero(~(terminated | truncated))
+            if not len(going):
+                break
+            obs[going], (more, terminated[going], truncated[going]) = self._through(
+                depth, actions, rows[going]
+            )
+            rewards[going] += more
+        return obs, (rewards, terminated, truncated)
+
+    def frame(self, row: int) -> np.ndarray:
+        """Return a picture of the row as it is now: uint8 [height, width, 3]."""
+        return self._inner.frame(row)
+
+    def close(self) -> None:
+        """Close the environments."""
+        self._inner.close()
+
+    def __enter__(self) -> WrappedVector:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def wrap_environments(vector: VectorEnv, wrappers: Sequence[WrapperSpec]) -> VectorEnv:
+    """Return the environments inside the wrappers; close them where they cannot be wrapped."""
+    if not any(each.title in _PLAYED or each.title in REWARDS for each in wrappers):
+        return vector
+    try:
+        return WrappedVector(vector, wrappers)
+    except (UsageError, UnsupportedError):
+        vector.close()
+        raise
+
+
+def _wrapper_parameters(kind: Callable[..., Wrapper]) -> dict[str, bool]:
+    """Return a wrapper's arguments, and whether each is needed."""
+    found = inspect.signature(kind).parameters
+    return {name: p.default is p.empty for name, p in found.items() if name not in ("spec", "rows")}
+
+
+def _resize_observation(spec: EnvSpec, obs: int) -> EnvSpec:
+    ((name, _, dtype),) = spec.observation
+    return replace(spec, observation=((name, (obs,), dtype),))
+
+
+def format_arguments(arguments: Mapping[str, Any]) -> str:
+    """Return the arguments as people read them."""
+    plain = {name: value for name, value in arguments.items() if not isinstance(value, list)}
+    return f" ({', '.join(f'{name}={value}' for name, value in plain.items())})" if plain else ""

@@ -1,0 +1,811 @@
+"""HDF5 files, indexed once in a child process."""
+
+from __future__ import annotations
+
+import base64
+import functools
+import hashlib
+import json
+import math
+import os
+import signal
+import subprocess
+import sys
+import threading
+import zlib
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import asdict, dataclass
+from itertools import pairwise
+from typing import IO, Any, NamedTuple, NoReturn, TypeVar
+
+from ckpttool.core import dtypes, limits
+from ckpttool.core.errors import (
+    ChecksumError,
+    CkpttoolError,
+    FormatError,
+    MissingExtraError,
+    TruncatedError,
+    UnsupportedError,
+)
+from ckpttool.core.source import Buffer, DeflatedSpan, File, Inline, Shape, Source, Span, Storage
+
+# HDF5 files as lists of datasets: a process of its own lists them, this one reads their bytes as spans.
+#
+# The layout that datasets have in the file is the first part of docs/formats/keras_h5.md. Nothing in this
+# folder is a format by itself: keras_h5 and keras_zip say what the datasets mean.
+
+# The superblock is at 0, 512, 1024, ... bytes (HDF5 File Format Specification 3.0, II.A).
+MAGIC = b"\x89HDF\r\n\x1a\n"
+_IN_MEMORY = 64 << 20
+
+
+class Hdf5Dataset(NamedTuple):
+    """One dataset: its path without a leading slash, our dtype, its shape and its unread bytes.
+
+    `address` is where its header lies: what was created earlier lies further to the front.
+    """
+
+    path: str
+    address: int
+    dtype: str
+    shape: Shape
+    source: Source
+
+
+class Hdf5Group(NamedTuple):
+    """One group: its path ("" is the root) and those attributes that Keras writes, as text or lists of text.
+
+    `ordered` says that its members are listed in the order of their creation, which few writers keep.
+    """
+
+    path: str
+    address: int
+    ordered: bool
+    attributes: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Hdf5Index:
+    """A listed file: groups (each before what it holds) and datasets by path in the file's own order.
+
+    `same` are second names of datasets and groups with the first ones, `notes` what was left out.
+    """
+
+    groups: Mapping[str, Hdf5Group]
+    datasets: Mapping[str, Hdf5Dataset]
+    same: Mapping[str, str]
+    notes: tuple[str, ...]
+
+
+def read_index(base: Storage) -> Hdf5Index:
+    """List the HDF5 file that `base` holds: a whole file as a span, or an archive's member.
+
+    Raise FormatError when it is damaged, and UnsupportedError when it leads to other files (external storage,
+    external links, virtual datasets), none of which is opened.
+    """
+    made = index_from_records(base, run_on_storage(base, LISTING))
+    if not any(map(checks_member, (dataset.source for dataset in made.datasets.values()))):
+        # No leaf's reading will look at the member's checksum, so this is the only time to.
+        verify_checksum(base)
+    return made
+
+
+def run_on_storage(base: Storage, job: Hdf5Job) -> dict[str, Any]:
+    """Return what the process that reads HDF5 files finds in the file that `base` holds."""
+    span = file_span(base)
+    with span.file.opened(span.offset, span.length) as descriptor:
+        if isinstance(base, Span):
+            return run_child(descriptor, base.offset, base.length, base.file.path, job)
+        with _unnamed_file(base.length) as stream:
+            for data in iter_unpacked(base):
+                stream.write(data)
+            stream.flush()
+            return run_child(stream.fileno(), 0, base.length, span.file.path, job)
+
+
+def _unnamed_file(length: int) -> IO[bytes]:
+    """Return a file without a name, so that nothing is left behind, if it is small in memory."""
+    if length <= _IN_MEMORY and hasattr(os, "memfd_create"):
+        return open(os.memfd_create("unpacked"), "w+b")
+    import tempfile
+
+    return tempfile.TemporaryFile()
+
+
+def whole_file(file: File) -> Span:
+    """Return a file that is nothing but HDF5 as the storage that `index` takes."""
+    return Span(file, 0, file.size)
+
+
+# Runs the process that lists an HDF5 file, and turns whatever becomes of it into one sentence.
+
+# The child sees what this process sees, and nothing that its environment adds.
+_START = """
+import json, sys
+sys.path += [path for path in json.loads(sys.argv[1]) if path not in sys.path]
+from ckpttool.formats.hdf5_child import main
+main(sys.argv[2:])
+"""
+# What an object of the file takes in the answer at most, on the average: bytes and values of JSON.
+_BYTES, _VALUES = 256, 16
+_LONGEST = 120
+# By the clock it may be more: others may use the processors.
+_CLOCK = 8
+_ERRORS: dict[str, type[CkpttoolError]] = {
+    "format": FormatError,
+    "truncated": TruncatedError,
+    "unsupported": UnsupportedError,
+    "missing": MissingExtraError,
+}
+_PACKAGE = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+# "::" keeps the library from looking for filter plugins, which would be code (HDF5 1.8.15 release notes,
+# H5PLpkg.h H5PL_NO_PLUGIN); file locks fail on read-only filesystems.
+_ENVIRONMENT = {
+    "HDF5_PLUGIN_PRELOAD": "::",
+    "HDF5_PLUGIN_PATH": "/nonexistent",
+    "HDF5_USE_FILE_LOCKING": "FALSE",
+    "OPENBLAS_NUM_THREADS": "1",
+    "OMP_NUM_THREADS": "1",
+}
+
+
+def cpu_seconds(length: int) -> int:
+    """Return how many seconds of a processor listing a file of `length` bytes may take."""
+    base = limits.current().hdf5_seconds
+    return min(max(_LONGEST, base), base + (length >> 20))
+
+
+class Hdf5Job(NamedTuple):
+    """What the process does: list the file, or give digests of its datasets (listing.Digests).
+
+    `declared` is how many bytes the first of these has.
+    """
+
+    first: int | None = None
+    most: int = 0
+    declared: int = 0
+
+
+LISTING = Hdf5Job()
+
+
+def run_child(descriptor: int, offset: int, length: int, file: str, job: Hdf5Job = LISTING) -> dict[str, Any]:
+    """Return what child.py found in `length` bytes from `offset` of an open file; `file` is its name.
+
+    Raise FormatError when the library refuses the file or crashes, LimitError when it takes too much time or
+    memory, and UnsupportedError when the file leads to other files.
+    """
+    allowed, most = cpu_seconds(length + max(job.most, job.declared)), limits.current()
+    paths = [_PACKAGE, *(path for path in sys.path if os.path.isabs(path))]
+    command = [sys.executable, "-I", "-B", "-c", _START, json.dumps(paths)]
+    kept = {name: os.environ[name] for name in ("LD_LIBRARY_PATH", "SYSTEMROOT") if name in os.environ}
+    digests = () if job.first is None else (str(job.first), str(job.most))
+    with subprocess.Popen(  # noqa: S603  # our own module, run by our own interpreter
+        [*command, *map(str, (descriptor, offset, length, allowed)), json.dumps(asdict(most)), *digests],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        env=kept | _ENVIRONMENT,
+        pass_fds=(descriptor,),
+    ) as process:
+        late = threading.Event()
+        watch = threading.Timer(_CLOCK * allowed, _stop, (process, late))
+        watch.start()
+        try:
+            answer = _read_output(process, _BYTES * most.hdf5_objects)
+        finally:
+            watch.cancel()
+            process.kill()
+    if late.is_set() or process.returncode == -getattr(signal, "SIGXCPU", 0):
+        raise limits.limit_error(
+            "hdf5_seconds", f"the HDF5 library did not finish in {allowed} s", None, file=file
+        )
+    return _parse_output(answer, process.returncode, file)
+
+
+def _read_output(process: subprocess.Popen[bytes], most: int) -> bytes:
+    """Return what the process says, a byte more than `most` if it does not stop there."""
+    stream: IO[bytes] | None = process.stdout
+    data = stream.read(most + 1) if stream is not None else b""
+    if len(data) <= most:
+        process.wait()
+    return data
+
+
+def _stop(process: subprocess.Popen[bytes], late: threading.Event) -> None:
+    late.set()
+    process.kill()
+
+
+def _parse_output(answer: bytes, status: int, file: str) -> dict[str, Any]:
+    most = limits.current().hdf5_objects
+    if len(answer) > _BYTES * most or sum(map(answer.count, (b",", b"[", b"{"))) > _VALUES * most:
+        raise limits.limit_error(
+            "hdf5_objects", "the list of the file's datasets is too long", None, file=file
+        )
+    if status:
+        what = f"was ended by signal {-status}" if status < 0 else f"ended with status {status}"
+        raise FormatError(f"the process that reads it {what}: the file is damaged", file=file)
+    try:
+        found = json.loads(answer)
+        refused = found.get("refused")
+        if refused is not None:
+            raise _refusal_error(file, *refused)
+    except (ValueError, TypeError, AttributeError, RecursionError) as error:
+        raise FormatError("the HDF5 library gave no answer that can be read", file=file) from error
+    return dict(found)
+
+
+def _refusal_error(
+    file: str, kind: str, sentence: str, limit: str = "", found: int | None = None
+) -> CkpttoolError:
+    said = _printable(sentence)
+    if kind == "limit" and hasattr(limits.current(), limit):
+        return limits.limit_error(limit, said, found, file=file)
+    return _ERRORS.get(kind, FormatError)(said, file=file)
+
+
+def _printable(sentence: object) -> str:
+    return "".join(letter if letter.isprintable() else "?" for letter in str(sentence))[:400]
+
+
+# Where the bytes of HDF5 datasets come from, once it is known where they lie.
+#
+# Layouts and filters are those of the HDF5 File Format Specification 3.0 (IV.A.2.i data layout, IV.A.2.l
+# filter pipeline) and of H5Zdeflate.c, H5Zshuffle.c, H5Zfletcher32.c.
+
+DEFLATE, SHUFFLE, FLETCHER32 = 1, 2, 3
+KNOWN = frozenset((DEFLATE, SHUFFLE, FLETCHER32))
+_STEP = 1 << 20
+_KEPT = 64 << 20
+_WORDS = 1 << 20
+# Starting the process that reads ahead costs as much as reading some 64 MiB.
+_AHEAD, _FURTHEST = 64 << 20, 256 << 20
+
+
+def file_span(base: Storage) -> Span:
+    """Return the span of the file that the storage takes."""
+    return base.base if isinstance(base, DeflatedSpan) else base
+
+
+def iter_unpacked(base: Storage) -> Iterator[bytes]:
+    """Give the storage's bytes in order, a MiB at a time; raise FormatError unless all are there."""
+    if isinstance(base, Span):
+        for at in range(0, base.length, _STEP):
+            yield base.file.read(base.offset + at, min(_STEP, base.length - at))
+        return
+    engine, left = zlib.decompressobj(-zlib.MAX_WBITS), base.length
+    for packed in iter_unpacked(base.base._replace(checksum=None)):
+        rest = packed
+        while rest and left >= 0:
+            try:
+                data = engine.decompress(rest, _STEP)
+            except zlib.error as error:
+                _raise_damage(base, f"a compressed member cannot be decompressed: {error}")
+            left -= len(data)
+            yield data
+            rest = engine.unconsumed_tail
+    if left:
+        _raise_damage(base, "a compressed member is not as long as declared")
+
+
+def _require_plausible(declared: int, stored: int, base: Storage) -> None:
+    # Keras has the same rule with a floor of 4 GiB (keras/src/saving/saving_lib.py, safe_get_h5_dataset).
+    most = limits.current()
+    if declared > max(most.expanded_bytes, most.expanded_ratio * stored):
+        raise _size_limit_error("a dataset declares", declared, stored, base)
+
+
+def _size_limit_error(who: str, declared: int, stored: int, base: Storage) -> CkpttoolError:
+    what = f"{who} {declared:,} bytes and store{'s' * who.startswith('a ')} {stored:,}"
+    return limits.limit_error("expanded_bytes", what, declared, file=file_span(base).file.path)
+
+
+def _raise_damage(base: Storage, sentence: str) -> NoReturn:
+    where = file_span(base)
+    raise FormatError(sentence, file=where.file.path, offset=where.offset)
+
+
+@functools.lru_cache(maxsize=64)
+def verify_checksum(base: Storage) -> None:
+    """Check the checksum of a whole member; the answer is kept, so that it costs one pass for all."""
+    if base.checksum is None:
+        return
+    found = total = 0
+    for data in iter_unpacked(base):
+        found = zlib.crc32(data, found)
+        total += len(data)
+    where = file_span(base)
+    base.checksum.require(found, total, where.file.path, where.offset)
+
+
+def checks_member(source: Source) -> bool:
+    """Say whether reading a dataset's source looks at the checksum of the member that it lies in."""
+    raw = source.base if isinstance(source, ByteSwappedSource) else source
+    return isinstance(raw, MemberRange) or (isinstance(raw, ChunkedSource) and bool(raw.chunks))
+
+
+@functools.lru_cache(maxsize=1)
+def _unpack_all(base: DeflatedSpan) -> bytes:
+    return b"".join(iter_unpacked(base))
+
+
+class MemberRange(NamedTuple):
+    """A run of bytes of an HDF5 file that is a member of an archive: checked as a whole, read in part."""
+
+    base: Storage
+    start: int
+    length: int
+
+    def read(self) -> bytes:
+        """Return the bytes; raise ChecksumError if the member is damaged anywhere."""
+        stop = self.start + self.length
+        if self.start < 0 or stop > self.base.length:
+            where = file_span(self.base)
+            raise TruncatedError(
+                "the HDF5 file ends before its data does",
+                file=where.file.path,
+                expected=f"{stop:,} bytes",
+                found=f"{self.base.length:,}",
+            )
+        verify_checksum(self.base)
+        if isinstance(self.base, Span):
+            return self.base.file.read(self.base.offset + self.start, self.length)
+        if self.base.length <= _KEPT:
+            return _unpack_all(self.base)[self.start : stop]
+        return b"".join(self._parts(self.base, stop))
+
+    def _parts(self, base: DeflatedSpan, stop: int) -> Iterator[bytes]:
+        at = 0
+        for data in iter_unpacked(base):
+            if at < stop and at + len(data) > self.start:
+                yield data[max(0, self.start - at) : stop - at]
+            at += len(data)
+            if at >= stop:
+                return
+
+
+def range_source(base: Storage, start: int, length: int) -> Span | MemberRange:
+    """Return `length` bytes from `start` of an HDF5 file: a plain span where nothing else is needed."""
+    if isinstance(base, Span) and base.checksum is None and start + length <= base.length:
+        return Span(base.file, base.offset + start, length)
+    return MemberRange(base, start, length)
+
+
+class Hdf5Filter(NamedTuple):
+    """One step of the pipeline: its registered number, its values, and its name."""
+
+    code: int
+    values: tuple[int, ...]
+    name: str
+
+
+class Hdf5Chunk(NamedTuple):
+    """A stored chunk: the element it begins at, its bytes in the file, the filters that were left out."""
+
+    at: Shape
+    offset: int
+    size: int
+    skipped: int
+
+
+class ChunkedSource(NamedTuple):
+    """A dataset in chunks of `chunk` elements; what is not stored has the value `fill` (one element).
+
+    `number` is its place in the listing. The library finds a chunk by search, the listing goes through them
+    all, and an index that contradicts itself gives each something else. So what is read here is compared with
+    what the library reads.
+    """
+
+    base: Storage
+    number: int
+    shape: Shape
+    chunk: Shape
+    chunks: tuple[Hdf5Chunk, ...]
+    filters: tuple[Hdf5Filter, ...]
+    fill: bytes
+
+    def read(self) -> Buffer:
+        """Return the elements in C order; raise FormatError or ChecksumError for a damaged chunk."""
+        import numpy as np
+
+        element = np.dtype(f"V{len(self.fill)}")
+        declared = math.prod(self.shape) * len(self.fill)
+        _require_plausible(declared, sum(chunk.size for chunk in self.chunks), self.base)
+        size = math.prod(self.chunk) * len(self.fill)
+        large = size > limits.current().expanded_bytes
+        # The listing has each place of the grid once at most.
+        missing = math.prod(-(-n // c) for n, c in zip(self.shape, self.chunk, strict=True)) - len(
+            self.chunks
+        )
+        array = np.zeros(self.shape, element)
+        if missing:
+            array[...] = np.frombuffer(self.fill, element)[0]
+        for chunk in self.chunks:
+            if large:
+                _require_plausible(size, chunk.size, self.base)
+            block = np.frombuffer(self._unfiltered(chunk, size), element).reshape(self.chunk)
+            box = tuple(
+                slice(at, min(at + c, n)) for at, c, n in zip(chunk.at, self.chunk, self.shape, strict=True)
+            )
+            array[box] = block[tuple(slice(0, part.stop - part.start) for part in box)]
+        found = array.reshape(-1).view(np.uint8).data
+        if hashlib.sha256(found).hexdigest() != _digest(self.base, self.number, declared):
+            raise FormatError(
+                "the index of a dataset's chunks contradicts itself: the HDF5 library reads other numbers",
+                file=file_span(self.base).file.path,
+            )
+        return found
+
+    def _unfiltered(self, chunk: Hdf5Chunk, size: int) -> bytes:
+        data = bytes(range_source(self.base, chunk.offset, chunk.size).read())
+        checks = sum(4 for f in self.filters if f.code == FLETCHER32)
+        for number in reversed(range(len(self.filters))):
+            step = self.filters[number]
+            if chunk.skipped >> number & 1:
+                continue
+            if step.code == DEFLATE:
+                data = self._inflated(data, size + checks, chunk)
+            elif step.code == SHUFFLE:
+                data = _unshuffle(data, step.values[0] if step.values else 1)
+            elif step.code == FLETCHER32:
+                data = self._checked(data, chunk)
+            else:
+                raise UnsupportedError(f"a dataset is packed by filter {step.name or step.code}")
+        if len(data) != size:
+            self._fail(chunk, "a chunk is not as long as its shape says", f"{size:,}", f"{len(data):,}")
+        return data
+
+    def _inflated(self, data: bytes, most: int, chunk: Hdf5Chunk) -> bytes:
+        engine = zlib.decompressobj()
+        try:
+            found = engine.decompress(data, most + 1)
+        except zlib.error as error:
+            self._fail(chunk, f"a chunk cannot be decompressed: {error}")
+        if not engine.eof and len(found) <= most:
+            self._fail(chunk, "a compressed chunk is cut off")
+        if engine.unused_data:
+            self._fail(chunk, "a compressed chunk is followed by other bytes")
+        return found
+
+    def _checked(self, data: bytes, chunk: Hdf5Chunk) -> bytes:
+        stored = int.from_bytes(data[-4:], "little")
+        found = fletcher32(data[:-4])
+        # Libraries before 1.6.3 swapped the bytes of each half (H5Zfletcher32.c).
+        swapped = (found & 0x00FF00FF) << 8 | (found & 0xFF00FF00) >> 8
+        if len(data) < 4 or stored not in (found, swapped):
+            raise ChecksumError(
+                "the fletcher32 checksum of a chunk does not match: the file is damaged",
+                file=file_span(self.base).file.path,
+                offset=file_span(self.base).offset + chunk.offset,
+                expected=f"{stored:08x}",
+                found=f"{found:08x}",
+            )
+        return data[:-4]
+
+    def _fail(
+        self, chunk: Hdf5Chunk, sentence: str, expected: str | None = None, found: str | None = None
+    ) -> NoReturn:
+        where = file_span(self.base)
+        raise FormatError(
+            sentence,
+            file=where.file.path,
+            offset=where.offset + chunk.offset,
+            expected=expected,
+            found=found,
+        )
+
+
+def _digest(base: Storage, number: int, declared: int) -> str:
+    """Return the SHA-256 of chunked dataset `number` of the listing as the HDF5 library reads it.
+
+    The process that reads it goes on with those that follow, which are mostly read next; it reads further
+    ahead where they were.
+    """
+    known = _digests(base)
+    if number not in known:
+        ahead = _FURTHEST if known and number > max(known) else _AHEAD
+        try:
+            found = run_on_storage(base, Hdf5Job(number, ahead, declared))
+        except FormatError:
+            # One of the others may have ended it.
+            found = run_on_storage(base, Hdf5Job(number, 0, declared))
+        try:
+            known.update((int(at), str(digest)) for at, digest in found["digests"])
+            return known[number]
+        except (KeyError, TypeError, ValueError) as error:
+            raise FormatError(
+                "the HDF5 library gave no answer that can be read", file=file_span(base).file.path
+            ) from error
+    return known[number]
+
+
+@functools.lru_cache(maxsize=8)
+def _digests(base: Storage) -> dict[int, str]:  # noqa: ARG001  # the key
+    return {}
+
+
+def _unshuffle(data: bytes, width: int) -> bytes:
+    """Undo H5Zshuffle.c: all first bytes of the elements, then all second ones; a rest is left as it is."""
+    import numpy as np
+
+    count = len(data) // width if width > 1 else 0
+    if count < 2:
+        return data
+    whole = np.frombuffer(data, np.uint8, count * width).reshape(width, count)
+    return whole.T.tobytes() + data[count * width :]
+
+
+def fletcher32(data: bytes) -> int:
+    """Return the checksum of H5checksum.c, H5_checksum_fletcher32: two sums of big-endian 16-bit words."""
+    import numpy as np
+
+    padded = data + bytes(len(data) % 2)
+    first = second = 0
+    seen = False
+    words = np.frombuffer(padded, ">u2")
+    for at in range(0, len(words), _WORDS):
+        block = words[at : at + _WORDS].astype(np.uint64)
+        count = len(block)
+        total = int(block.sum())
+        # Every word is in the second sum once for each word from it to the end of the block.
+        second += first * count + int((block * np.arange(count, 0, -1, dtype=np.uint64)).sum())
+        first += total
+        seen = seen or total > 0
+    return (_fold_sum(second) << 16 | _fold_sum(first)) if seen else 0
+
+
+def _fold_sum(total: int) -> int:
+    # Adding the carries leaves 65535, not 0, for a multiple of 65535.
+    return total % 65535 or 65535
+
+
+class FillValueSource(NamedTuple):
+    """A dataset of which nothing is stored: the fill value (one element) repeated to `length` bytes."""
+
+    base: Storage
+    fill: bytes
+    length: int
+
+    def read(self) -> bytes:
+        """Return the elements; raise LimitError if they would be implausibly many."""
+        _require_plausible(self.length, 0, self.base)
+        return self.fill * (self.length // len(self.fill))
+
+
+class OversizedSource(NamedTuple):
+    """A dataset of a file whose datasets together declare far more (`declared` bytes) than it holds."""
+
+    base: Storage
+    declared: int
+
+    def read(self) -> NoReturn:
+        """Raise LimitError."""
+        raise _size_limit_error("the file's datasets declare", self.declared, self.base.length, self.base)
+
+
+class ByteSwappedSource(NamedTuple):
+    """Big-endian data: every `width` bytes of `base` are turned around."""
+
+    base: Source
+    width: int
+
+    def read(self) -> Buffer:
+        """Return the bytes in little-endian order."""
+        import numpy as np
+
+        flat = np.frombuffer(self.base.read(), np.uint8).reshape(-1, self.width)[:, ::-1]
+        return np.ascontiguousarray(flat).reshape(-1).data
+
+
+class UnreadableDataset(NamedTuple):
+    """A dataset that is listed and cannot be read; `reason` says why."""
+
+    base: Storage
+    reason: str
+
+    def read(self) -> NoReturn:
+        """Raise UnsupportedError."""
+        raise UnsupportedError(self.reason, file=file_span(self.base).file.path)
+
+
+# Judges what the process that lists an HDF5 file says: nothing is believed that the file cannot hold.
+
+_MOST = (1 << 63) - 1
+
+_Entry = TypeVar("_Entry", Hdf5Group, Hdf5Dataset)
+
+
+def index_from_records(base: Storage, found: Mapping[str, Any]) -> Hdf5Index:
+    """Return the listing of the HDF5 file that `base` holds as records.
+
+    Raise FormatError for what makes no sense, for data outside of the file, and for bytes that two datasets
+    claim or that an object's header begins in.
+    """
+    judge = _EntryValidator(base)
+    try:
+        groups = _index_by_path([judge.group(entry) for entry in found["groups"]])
+        datasets = _index_by_path([judge.dataset(*each) for each in enumerate(found["datasets"])])
+        if "" not in groups or groups.keys() & datasets.keys():
+            raise ValueError("a group and a dataset have one name")
+        same = {_require_text(name): _require_text(first) for name, first in found["same"]}
+        notes = tuple(_require_text(note) for note in found["notes"])
+    except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
+        raise FormatError("the list of the file's datasets makes no sense", file=judge.file) from error
+    judge.require_apart()
+    return Hdf5Index(groups, judge.bounded(datasets), same, notes)
+
+
+def _index_by_path(entries: Iterable[_Entry]) -> dict[str, _Entry]:
+    found: dict[str, _Entry] = {}
+    for entry in entries:
+        if found.setdefault(entry.path, entry) is not entry:
+            raise ValueError("two have one name")
+    return found
+
+
+class _EntryValidator:
+    """Goes through the entries; `extents` are the runs of bytes that data takes, with the dataset of each."""
+
+    def __init__(self, base: Storage) -> None:
+        self.base = base
+        self.most = limits.current()
+        self.file = file_span(base).file.path
+        self.extents: list[tuple[int, int, str]] = []
+        self.addresses: list[int] = []
+        self.expanded = 0
+
+    def group(self, entry: Mapping[str, Any]) -> Hdf5Group:
+        """Return a group; raise ValueError or TypeError for one that cannot be."""
+        attributes = dict(entry["attributes"])
+        for name, value in attributes.items():
+            for text in [name, *(value if isinstance(value, list) else [] if value is None else [value])]:
+                _require_text(text)
+        return Hdf5Group(
+            _require_text(entry["path"]), self._address(entry), entry["ordered"] is True, attributes
+        )
+
+    def dataset(self, number: int, entry: Mapping[str, Any]) -> Hdf5Dataset:
+        """Return dataset `number` of the list; raise ValueError or TypeError if it cannot be.
+
+        Raise FormatError for its data.
+        """
+        path, dtype = _require_text(entry["path"]), _require_text(entry["dtype"])
+        shape = _require_sizes(entry["shape"])
+        # Zeros are left out: one must not hide a size that cannot be.
+        if dtype not in dtypes.BY_NAME or math.prod(n or 1 for n in shape) > _MOST:
+            raise ValueError(dtype)
+        if (dtype == "unknown") != ("unreadable" in entry):
+            raise ValueError(dtype)
+        address = self._address(entry)
+        if "unreadable" in entry:
+            why = f"dataset {path} holds {_require_text(entry['unreadable'])}"
+            return Hdf5Dataset(path, address, dtype, shape, UnreadableDataset(self.base, why))
+        return Hdf5Dataset(path, address, dtype, shape, self._source(number, entry, dtype, shape))
+
+    def _address(self, entry: Mapping[str, Any]) -> int:
+        self.addresses.append(_require_size(entry["address"]))
+        return self.addresses[-1]
+
+    def _source(self, number: int, entry: Mapping[str, Any], dtype: str, shape: Shape) -> Source:
+        path = entry["path"]
+        itemsize = dtypes.BY_NAME[dtype].itemsize
+        nbytes = math.prod(shape) * itemsize
+        if dtype == "string":
+            return Inline(_require_texts(base64.b64decode(entry["inline"]), math.prod(shape)))
+        if not nbytes:
+            return Inline(b"")
+        if "inline" in entry:
+            raw: Source = Inline(_require_exactly(base64.b64decode(entry["inline"]), nbytes))
+        elif "fill" in entry:
+            fill = _require_exactly(base64.b64decode(entry["fill"]), itemsize)
+            chunked = "chunks" in entry
+            raw = (
+                self._chunked(number, entry, shape, fill)
+                if chunked
+                else FillValueSource(self.base, fill, nbytes)
+            )
+            # A larger one is judged by itself.
+            self.expanded += nbytes if nbytes <= self.most.expanded_bytes else 0
+        else:
+            offset, stored = _require_size(entry["offset"]), _require_size(entry["stored"])
+            if stored != nbytes:
+                self._fail(f"dataset {path} has {stored:,} bytes for a shape of {nbytes:,}", offset)
+            self._claim(offset, nbytes, path)
+            raw = range_source(self.base, offset, nbytes)
+        width = dtypes.component_size(dtype)
+        return ByteSwappedSource(raw, width) if entry["big"] is True and width > 1 else raw
+
+    def _chunked(self, number: int, entry: Mapping[str, Any], shape: Shape, fill: bytes) -> Source:
+        path = entry["path"]
+        filters = tuple(
+            Hdf5Filter(_require_size(code), _require_sizes(values), _require_text(name))
+            for code, values, name in entry["filters"]
+        )
+        chunk = _require_sizes(entry["chunk"])
+        chunks = tuple(
+            Hdf5Chunk(_require_sizes(at), *map(_require_size, rest)) for at, *rest in entry["chunks"]
+        )
+        if len(chunk) != len(shape) or min(chunk) < 1 or len({one.at for one in chunks}) < len(chunks):
+            raise ValueError(chunk)
+        for one in chunks:
+            if len(one.at) != len(shape) or any(at % step for at, step in zip(one.at, chunk, strict=True)):
+                raise ValueError(one.at)
+            if any(at >= extent for at, extent in zip(one.at, shape, strict=True)):
+                self._fail(f"dataset {path} has a chunk outside of its shape", one.offset)
+            self._claim(one.offset, one.size, path)
+        unknown = [each.name or str(each.code) for each in filters if each.code not in KNOWN]
+        if unknown:
+            named = ", ".join(unknown)
+            return UnreadableDataset(self.base, f"dataset {path} is packed by filter {named}")
+        return ChunkedSource(self.base, number, shape, chunk, chunks, filters, fill)
+
+    def _claim(self, offset: int, length: int, path: str) -> None:
+        if offset + length > self.base.length:
+            self._fail(f"the data of dataset {path} reach beyond the end of the file", offset)
+        self.extents.append((offset, offset + length, path))
+
+    def require_apart(self) -> None:
+        """Raise FormatError if two claim the same bytes; an object's header takes at least its first."""
+        runs = sorted(
+            [run for run in self.extents if run[0] < run[1]] + [(at, at + 1, "") for at in self.addresses]
+        )
+        for (start, stop, path), (following, _, other) in pairwise(runs):
+            if following < stop:
+                names = " and ".join(
+                    f"dataset {name}" if name else "another object" for name in (path, other)
+                )
+                self._fail(f"{names} claim the same bytes of the file", max(start, following))
+
+    def bounded(self, datasets: dict[str, Hdf5Dataset]) -> dict[str, Hdf5Dataset]:
+        """Return the datasets; none can be read of those that the file does not hold if they are too much."""
+        if self.expanded <= max(self.most.expanded_bytes, self.most.expanded_ratio * self.base.length):
+            return datasets
+        excess = OversizedSource(self.base, self.expanded)
+        return {
+            path: one._replace(source=excess)
+            if isinstance(_raw_source(one.source), FillValueSource | ChunkedSource)
+            else one
+            for path, one in datasets.items()
+        }
+
+    def _fail(self, sentence: str, offset: int) -> None:
+        raise FormatError(sentence, file=self.file, offset=file_span(self.base).offset + offset)
+
+
+def _raw_source(source: Source) -> Source:
+    return source.base if isinstance(source, ByteSwappedSource) else source
+
+
+def _require_text(found: object) -> str:
+    if not isinstance(found, str):
+        raise TypeError(found)
+    return found
+
+
+def _require_size(found: object) -> int:
+    if type(found) is not int or not 0 <= found < 1 << 64:
+        raise ValueError(found)
+    return found
+
+
+def _require_sizes(found: object) -> Shape:
+    if not isinstance(found, list):
+        raise TypeError(found)
+    return tuple(_require_size(each) for each in found)
+
+
+def _require_exactly(data: bytes, length: int) -> bytes:
+    if len(data) != length:
+        raise ValueError(len(data))
+    return data
+
+
+def _require_texts(data: bytes, count: int) -> bytes:
+    """Return texts, each behind its length in eight bytes, after a check that there are `count` of them."""
+    at = 0
+    for _ in range(count):
+        at += 8 + int.from_bytes(data[at : at + 8], "little")
+        if at > len(data):
+            raise ValueError(at)
+    return _require_exactly(data, at)

@@ -1,0 +1,657 @@
+"""Child process that lists an HDF5 file."""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import hashlib
+import json
+import math
+import os
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+from ckpttool.core import atomic_write, limits
+
+# What HDF5's types and values are to us; used by the process that lists a file (child.py).
+
+_SLAB = 16 << 20
+
+
+def decode_name(raw: bytes) -> str:
+    """Return a name; bytes that are not UTF-8 are spelled out."""
+    return raw.decode("utf-8", "backslashreplace")
+
+
+def plain_attribute(value: Any) -> Any:
+    """Return an attribute as JSON: a text, a list of texts, or None for what Keras does not write."""
+    if isinstance(value, bytes):
+        return decode_name(value)
+    if isinstance(value, str):
+        # h5py keeps bytes that are not UTF-8 as surrogates.
+        return decode_name(value.encode("utf-8", "surrogateescape"))
+    if hasattr(value, "tolist"):
+        items = value.tolist()
+        if isinstance(items, bytes | str):
+            return plain_attribute(items)
+        if isinstance(items, list) and all(isinstance(item, bytes | str) for item in items):
+            return [plain_attribute(item) for item in items]
+    return None
+
+
+def is_utf8(value: Any) -> bool:
+    """Say whether all texts of an attribute are UTF-8."""
+    items = value.tolist() if hasattr(value, "tolist") else value
+    try:
+        for item in items if isinstance(items, list) else [items]:
+            _ = item.decode() if isinstance(item, bytes) else item.encode() if isinstance(item, str) else None
+    except UnicodeError:
+        return False
+    return True
+
+
+# The floats that we name: bytes, sign bit, where the exponent begins, its bits, the mantissa's, the bias.
+_FLOATS = {
+    (2, 15, 10, 5, 10, 15): "float16",
+    (2, 15, 7, 8, 7, 127): "bfloat16",
+    (4, 31, 23, 8, 23, 127): "float32",
+    (8, 63, 52, 11, 52, 1023): "float64",
+}
+
+
+def type_name(h5py: Any, dataset: Any) -> tuple[str, bool] | None:
+    """Return our name of the dataset's type and whether it is big-endian, None if we have no name.
+
+    Every property of the type is compared that changes a number. Padding does not: no element of these types
+    has bits outside of its number.
+    """
+    kind, h5t = dataset.get_type(), h5py.h5t
+    group, size = kind.get_class(), kind.get_size()
+    if group == h5t.FLOAT:
+        return _float(h5t, kind)
+    if group == h5t.INTEGER:
+        return _integer(h5t, kind)
+    if group == h5t.ENUM and size == 1 and kind.get_nmembers() == 2:
+        names = {bytes(kind.get_member_name(n)): kind.get_member_value(n) for n in range(2)}
+        # h5py's spelling of bool.
+        is_bool = names == {b"FALSE": 0, b"TRUE": 1} and _integer(h5t, kind.get_super()) == ("int8", False)
+        return ("bool", False) if is_bool else None
+    if group == h5t.COMPOUND:
+        return _complex(h5t, kind)
+    if group == h5t.STRING:
+        return "string", False
+    if group == h5t.OPAQUE and size == 2 and h5py.h5a.exists(dataset, b"dtype"):
+        # Keras 3 keeps bfloat16 as two opaque bytes and says so (keras/src/saving/saving_lib.py, H5IOStore).
+        named = plain_attribute(h5py.Dataset(dataset).attrs["dtype"])
+        return ("bfloat16", False) if named == "bfloat16" else None
+    return None
+
+
+def _integer(h5t: Any, kind: Any) -> tuple[str, bool] | None:
+    size, order = kind.get_size(), kind.get_order()
+    whole = kind.get_precision() == 8 * size and kind.get_offset() == 0
+    if size not in (1, 2, 4, 8) or not whole or order not in (h5t.ORDER_LE, h5t.ORDER_BE):
+        return None
+    sign = "" if kind.get_sign() == h5t.SGN_2 else "u"
+    return f"{sign}int{8 * size}", order == h5t.ORDER_BE and size > 1
+
+
+def _float(h5t: Any, kind: Any) -> tuple[str, bool] | None:
+    sign, at, bits, low, mantissa = kind.get_fields()
+    size, order = kind.get_size(), kind.get_order()
+    name = _FLOATS.get((size, sign, at, bits, mantissa, kind.get_ebias()))
+    whole = kind.get_precision() == 8 * size and kind.get_offset() == 0
+    if name is None or low or not whole or kind.get_norm() != h5t.NORM_IMPLIED:
+        return None
+    return (name, order == h5t.ORDER_BE) if order in (h5t.ORDER_LE, h5t.ORDER_BE) else None
+
+
+def _complex(h5t: Any, kind: Any) -> tuple[str, bool] | None:
+    if kind.get_nmembers() != 2 or [kind.get_member_name(n) for n in range(2)] != [b"r", b"i"]:
+        return None
+    parts = [kind.get_member_type(n) for n in range(2)]
+    half = kind.get_size() // 2
+    if (
+        any(part.get_class() != h5t.FLOAT or part.get_size() != half for part in parts)
+        or [kind.get_member_offset(n) for n in range(2)] != [0, half]
+        or kind.get_size() % 2
+    ):
+        return None
+    names = {_float(h5t, part) for part in parts}
+    name = names.pop() if len(names) == 1 else None
+    known = {"float32": "complex64", "float64": "complex128"}
+    return (known[name[0]], name[1]) if name is not None and name[0] in known else None
+
+
+def unreadable_reason(h5py: Any, dataset: Any) -> str | None:
+    """Return why the elements of a dataset cannot be read, if they are numbers of a type that we do not name.
+
+    Other types that we do not name (tables, lists, references) hold no tensor.
+    """
+    h5t, kind = h5py.h5t, dataset.get_type()
+    names = {
+        h5t.INTEGER: "an integer",
+        h5t.FLOAT: "a float",
+        h5t.BITFIELD: "a bit field",
+        h5t.TIME: "a time",
+        h5t.OPAQUE: "an opaque type",
+        h5t.ENUM: "an enumeration",
+    }
+    name = names.get(kind.get_class())
+    if kind.get_class() == h5t.COMPOUND:
+        members = [kind.get_member_name(n) for n in range(kind.get_nmembers())]
+        name = "a complex number" if sorted(members) == [b"i", b"r"] else None
+    return f"{name} of {8 * kind.get_size()} bits in a form that is not supported" if name else None
+
+
+def describe_type(dataset: Any) -> str:
+    """Return a type that we have no name for as h5py spells it."""
+    with contextlib.suppress(TypeError, ValueError, OSError):
+        return str(dataset.dtype)[:80]
+    return "unknown"
+
+
+def read_elements(h5py: Any, dataset: Any) -> bytes:
+    """Return the elements of a dataset as the file has them."""
+    import numpy as np
+
+    kind = dataset.get_type()
+    # numpy may have no such type: what counts is its size.
+    values = np.zeros(dataset.shape, np.dtype(("V", kind.get_size())))
+    dataset.read(h5py.h5s.ALL, h5py.h5s.ALL, values, kind)
+    return values.tobytes()
+
+
+def fill_element(plist: Any, dataset: Any) -> bytes:
+    """Return the element that stands for what is not stored, as the file has it; zero if it cannot be had."""
+    import numpy as np
+
+    size = int(dataset.get_type().get_size())
+    with contextlib.suppress(TypeError, ValueError, RuntimeError):
+        value = np.zeros((), dataset.dtype)
+        plist.get_fill_value(value)
+        if value.nbytes == size:
+            return value.tobytes()
+    return bytes(size)
+
+
+def unwritten_element(h5py: Any, dataset: Any) -> bytes | None:
+    """Return the element that the library reads where nothing is stored, None if it reads none.
+
+    It leaves the memory as it is when the file says that nothing is ever filled in (H5D_FILL_TIME_NEVER).
+    """
+    import numpy as np
+
+    h5s, kind = h5py.h5s, dataset.get_type()
+    space = dataset.get_space()
+    if dataset.shape:
+        space.select_hyperslab((0,) * len(dataset.shape), (1,) * len(dataset.shape))
+    found = []
+    for before in (b"\x00", b"\xff"):
+        room = np.frombuffer(bytearray(before * kind.get_size()), np.dtype(("V", kind.get_size())))
+        dataset.read(h5s.create_simple((1,)), space, room, kind)
+        found.append(room.tobytes())
+    return found[0] if found[0] == found[1] else None
+
+
+def digest_dataset(h5py: Any, dataset: Any, chunk: Sequence[int]) -> str:
+    """Return the SHA-256 of a dataset's elements as the file has them; a slab is held at a time."""
+    import numpy as np
+
+    kind, shape = dataset.get_type(), dataset.shape
+    size, height = kind.get_size(), max(1, math.prod(shape[1:]))
+    # Whole chunks, so that each is unpacked once.
+    rows = min(max(1, _SLAB // (height * size) // chunk[0]) * chunk[0], shape[0])
+    room = np.zeros((rows, *shape[1:]), np.dtype(("V", size)))
+    space, found = dataset.get_space(), hashlib.sha256()
+    for start in range(0, shape[0], rows):
+        part = room[: min(rows, shape[0] - start)]
+        part.reshape(-1).view(np.uint8)[:] = 0
+        space.select_hyperslab((start, *(0 for _ in shape[1:])), part.shape)
+        dataset.read(h5py.h5s.create_simple(part.shape), space, part, kind)
+        found.update(part.reshape(-1).view(np.uint8).data)
+    return found.hexdigest()
+
+
+# The walk through one HDF5 file: groups, datasets and where their bytes lie, as JSON values.
+#
+# It runs in the process that child.py bounds. No dataset with numbers is read, no link is followed to another
+# file, no filter is loaded.
+
+# More texts, or longer ones, are named in a note; what is left out beyond some notes is counted.
+STRINGS, TEXTS = 1 << 20, 10_000
+NOTES = 64
+# What Keras writes beside its weights (keras/src/legacy/saving/legacy_h5_format.py,
+# keras/src/saving/saving_lib.py); everything else in a file's attributes is left alone.
+_ATTRIBUTES = ("layer_names", "weight_names")
+_TEXTS = ("model_config", "training_config", "keras_version", "backend", "name")
+
+
+class RefusalError(Exception):  # it is an answer, not a fault
+    """What the parent shall say: an error's kind, its sentence, of a limit its name and what was found."""
+
+
+class Hdf5Walk:
+    """The walk through one file; `document` is what it finds."""
+
+    def __init__(self, file: Any) -> None:
+        import h5py  # type: ignore[import-untyped]
+
+        self.h5py = h5py
+        self.most = limits.current()
+        self.file = file
+        # Addresses of objects count from behind what is in front of the HDF5 file; offsets of data do not.
+        self.block = int(file.id.get_create_plist().get_userblock())
+        self.groups: list[dict[str, Any]] = []
+        self.datasets: list[dict[str, Any]] = []
+        self.same: list[tuple[str, str]] = []
+        self.notes: list[str] = []
+        self.seen: dict[int, str] = {}
+        self.addresses: dict[str, int] = {}
+        self.chunks = 0
+
+    def document(self) -> dict[str, Any]:
+        """Walk from the root over hard links, each object once."""
+        root = self.h5py.h5g.open(self.file.id, b"/")
+        stack: list[tuple[Any, str, int]] = [(root, "", 0)]
+        self.seen[self._address(root)] = ""
+        self.addresses[""] = self._address(root)
+        while stack:
+            group, path, depth = stack.pop()
+            if depth > self.most.hdf5_depth:
+                raise RefusalError("limit", "groups are nested too deeply", "hdf5_depth", depth)
+            below = [
+                (child, name, depth + 1)
+                for name, child in self._children(group, path)
+                if isinstance(child, self.h5py.h5g.GroupID)
+            ]
+            stack += reversed(below)
+        more = len(self.notes) - NOTES
+        notes = [*self.notes[:NOTES], *([f"{more:,} more are not listed"] if more > 0 else [])]
+        return {"groups": self.groups, "datasets": self.datasets, "same": self.same, "notes": notes}
+
+    def _address(self, item: Any) -> int:
+        return int(self.h5py.h5o.get_info(item).addr) + self.block
+
+    def _children(self, group: Any, path: str) -> list[tuple[str, Any]]:
+        h5py = self.h5py
+        tracked = bool(group.get_create_plist().get_link_creation_order() & h5py.h5p.CRT_ORDER_TRACKED)
+        self.groups.append(
+            {
+                "path": path,
+                "address": self.addresses[path],
+                "ordered": tracked,
+                "attributes": self._attributes(group),
+            }
+        )
+        found, links = [], self._links(group, tracked)
+        if len({raw for raw, _ in links}) < len(links):
+            raise RefusalError("format", f"two members of group /{path} have the same name")
+        for raw, kind in links:
+            if raw in (b"", b".", b"..") or b"/" in raw:
+                raise RefusalError("format", f"a member of group /{path} has a name that is none")
+            name = f"{path}/{decode_name(raw)}" if path else decode_name(raw)
+            if kind == h5py.h5l.TYPE_EXTERNAL:
+                raise RefusalError("unsupported", f"{name} is a link to another file, which is not followed")
+            if kind != h5py.h5l.TYPE_HARD:
+                what = "soft link" if kind == h5py.h5l.TYPE_SOFT else "link of an unknown kind"
+                self.notes.append(f"{name} is a {what}, which is not followed")
+                continue
+            self._count(len(self.seen) + 1, "objects")
+            child = h5py.h5o.open(group, raw)
+            address = self._address(child)
+            if address in self.seen:
+                self.same.append((name, self.seen[address]))
+                continue
+            self.seen[address] = name
+            if isinstance(child, h5py.h5d.DatasetID):
+                self._dataset(child, name, address)
+            elif isinstance(child, h5py.h5g.GroupID):
+                found.append((name, child))
+                self.addresses[name] = address
+            else:
+                self.notes.append(f"{name} is a named type, which is not listed")
+        return found
+
+    def _count(self, found: int, what: str) -> None:
+        if found > self.most.hdf5_objects:
+            raise RefusalError("limit", f"the file holds too many {what}", "hdf5_objects", found)
+
+    def _links(self, group: Any, tracked: bool) -> list[tuple[bytes, int]]:
+        h5py = self.h5py
+        links: list[tuple[bytes, int]] = []
+        group.links.iterate(
+            lambda name, info: links.append((bytes(name), info.type)),
+            idx_type=h5py.h5.INDEX_CRT_ORDER if tracked else h5py.h5.INDEX_NAME,
+            info=True,
+        )
+        return links
+
+    def _attributes(self, group: Any) -> dict[str, Any]:
+        found: dict[str, Any] = {}
+        for name in _TEXTS:
+            if self.h5py.h5a.exists(group, name.encode()):
+                found[name] = plain_attribute(self._attribute(group, name))
+        # What is longer than an attribute may be is in pieces, numbered from 0. Keras looks for each by name.
+        for stem in _ATTRIBUTES:
+            if self.h5py.h5a.exists(group, stem.encode()):
+                found[stem] = self._names(group, stem)
+            number = 0
+            while self.h5py.h5a.exists(group, f"{stem}{number}".encode()):
+                found[f"{stem}{number}"] = self._names(group, f"{stem}{number}")
+                number += 1
+        return found
+
+    def _names(self, group: Any, name: str) -> Any:
+        value = self._attribute(group, name)
+        if not is_utf8(value):
+            raise RefusalError("format", f"attribute {name} holds a name that is not UTF-8")
+        return plain_attribute(value)
+
+    def _attribute(self, group: Any, name: str) -> Any:
+        h5py = self.h5py
+        opened = h5py.h5a.open(group, name.encode())
+        size = math.prod(opened.get_space().get_simple_extent_dims()) * opened.get_type().get_size()
+        if size > self.most.json_bytes:
+            raise RefusalError("limit", f"attribute {name} is too large", "json_bytes", size)
+        return h5py.Group(group).attrs[name]
+
+    def _dataset(self, dataset: Any, path: str, address: int) -> None:
+        h5py = self.h5py
+        space, plist = dataset.get_space(), dataset.get_create_plist()
+        layout = plist.get_layout()
+        if layout == h5py.h5d.VIRTUAL:
+            raise RefusalError(
+                "unsupported", f"dataset {path} is put together from other files (virtual dataset)"
+            )
+        if plist.get_external_count():
+            raise RefusalError(
+                "unsupported", f"dataset {path} keeps its numbers in another file (external storage)"
+            )
+        if space.get_simple_extent_type() == h5py.h5s.NULL:
+            self.notes.append(f"dataset {path} is empty (it has no shape)")
+            return
+        shape = list(space.get_simple_extent_dims())
+        entry = {"path": path, "address": address, "shape": shape, "stored": dataset.get_storage_size()}
+        kind = type_name(h5py, dataset)
+        if kind is None:
+            self._unnamed(dataset, entry)
+            return
+        entry["dtype"], entry["big"] = kind
+        if kind[0] == "string":
+            self._strings(dataset, entry)
+            return
+        declared = math.prod(shape) * dataset.get_type().get_size()
+        if not declared:
+            entry["inline"] = ""
+        elif layout == h5py.h5d.CHUNKED:
+            entry.update(self._chunked(dataset, plist))
+        elif layout == h5py.h5d.COMPACT:
+            if declared != entry["stored"]:
+                stored = entry["stored"]
+                raise RefusalError(
+                    "format", f"dataset {path} declares {declared:,} bytes and stores {stored:,}"
+                )
+            entry["inline"] = base64.b64encode(read_elements(h5py, dataset)).decode()
+        else:
+            entry.update(self._contiguous(dataset))
+        self._list(dataset, entry)
+
+    def _unnamed(self, dataset: Any, entry: dict[str, Any]) -> None:
+        reason, path = unreadable_reason(self.h5py, dataset), entry["path"]
+        if reason is None:
+            self.notes.append(f"dataset {path} has a type that is not listed: {describe_type(dataset)}")
+        else:
+            self.datasets.append(entry | {"dtype": "unknown", "unreadable": reason})
+
+    def _contiguous(self, dataset: Any) -> dict[str, Any]:
+        offset = dataset.get_offset()
+        # Space that was never allocated has the address -1, to which the library adds the user block.
+        if offset not in (None, self.block - 1):
+            return {"offset": offset}
+        fill = unwritten_element(self.h5py, dataset)
+        if fill is None:
+            return {
+                "dtype": "unknown",
+                "unreadable": "numbers that were never written and have no fill value",
+            }
+        return {"fill": base64.b64encode(fill).decode()}
+
+    def _list(self, dataset: Any, entry: dict[str, Any]) -> None:  # noqa: ARG002  # for Digests
+        self.datasets.append(entry)
+
+    def _chunked(self, dataset: Any, plist: Any) -> dict[str, Any]:
+        chunks: list[tuple[Any, ...]] = []
+
+        count = dataset.get_num_chunks()
+
+        def note(info: Any) -> bool | None:
+            chunks.append((list(info.chunk_offset), info.byte_offset, info.size, info.filter_mask))
+            return True if len(chunks) > count else None  # all but None ends it
+
+        self.chunks += count
+        self._count(self.chunks, "chunks")
+        if count:
+            dataset.chunk_iter(note)
+        if len(chunks) != count:
+            raise RefusalError("format", "the index of a dataset's chunks contradicts itself")
+        filters = [plist.get_filter(n) for n in range(plist.get_nfilters())]
+        return {
+            "chunk": list(plist.get_chunk()),
+            "chunks": chunks,
+            "filters": [[code, list(values), decode_name(name)] for code, _, values, name in filters],
+            "fill": base64.b64encode(fill_element(plist, dataset)).decode(),
+        }
+
+    def _strings(self, dataset: Any, entry: dict[str, Any]) -> None:
+        count = math.prod(entry["shape"])
+        if count > TEXTS or max(entry["stored"], count * dataset.get_type().get_size()) > STRINGS:
+            self.notes.append(f"dataset {entry['path']} holds {count:,} strings, which are not listed")
+            return
+        values = self.h5py.Dataset(dataset)[()]
+        flat = [values] if not entry["shape"] else values.reshape(-1).tolist()
+        texts = [value if isinstance(value, bytes) else str(value).encode() for value in flat]
+        data = b"".join(len(text).to_bytes(8, "little") + text for text in texts)
+        if len(data) > STRINGS:
+            self.notes.append(
+                f"dataset {entry['path']} holds {len(data):,} bytes of text, which are not listed"
+            )
+            return
+        entry["inline"] = base64.b64encode(data).decode()
+        self.datasets.append(entry)
+
+
+class StopWalk(Exception):  # noqa: N818  # it ends a walk
+    """All digests are there that were wanted."""
+
+
+class Hdf5DigestWalk(Hdf5Walk):
+    """A walk that reads chunked datasets as the library does, from dataset number `first` on.
+
+    It stops behind `most` bytes; the first is read whatever its size. `found` are the numbers and digests.
+    """
+
+    def __init__(self, file: Any, first: int, most: int) -> None:
+        super().__init__(file)
+        self.first, self.left = first, most
+        self.found: list[tuple[int, str]] = []
+
+    def document(self) -> dict[str, Any]:
+        """Return the digests; the first one's errors are raised, those of others end the walk."""
+        with contextlib.suppress(StopWalk):
+            super().document()
+        return {"digests": self.found}
+
+    def _list(self, dataset: Any, entry: dict[str, Any]) -> None:
+        number = len(self.datasets)
+        super()._list(dataset, entry)
+        if number < self.first or "chunks" not in entry:
+            return
+        self.left -= math.prod(entry["shape"]) * dataset.get_type().get_size()
+        if number > self.first and self.left < 0:
+            raise StopWalk
+        try:
+            self.found.append((number, digest_dataset(self.h5py, dataset, entry["chunk"])))
+        except (OSError, RuntimeError, ValueError, MemoryError) as error:
+            if number > self.first:
+                raise StopWalk from error
+            raise
+
+
+# Lists an HDF5 file in a process of its own: where every dataset's bytes lie, as JSON on stdout.
+#
+# The HDF5 library crashes and hangs on damaged files, so nothing else runs here: no link is followed to
+# another file, no filter is loaded. Asked for digests, it reads chunked datasets too. process.py starts it.
+
+# From this version of the superblock on, byte 11 has a flag for a writer and one for a writer with readers.
+_FLAGGED, _OPEN = 3, 0b101
+
+
+def limit_resources(seconds: int) -> None:
+    """Bound this process: memory, CPU time, and no file may be written."""
+    _set_limits(AS=limits.current().hdf5_memory, CPU=seconds, FSIZE=0, CORE=0)
+
+
+def forbid_opening() -> None:
+    """Let this process open and start nothing more, whatever a file leads to."""
+    _set_limits(NOFILE=0, NPROC=0)
+
+
+def _set_limits(**values: int) -> None:
+    try:
+        import resource
+    except ImportError:  # Windows: the parent's clock is all there is
+        return
+    for name, value in values.items():
+        with contextlib.suppress(ValueError, OSError):
+            # What reaches the second value of CPU is killed without a word of why.
+            hard = value + 1 if name == "CPU" else value
+            resource.setrlimit(getattr(resource, f"RLIMIT_{name}"), (value, hard))
+
+
+class Hdf5FileWindow:
+    """A part of an open file as the file object that HDF5 reads (h5py's fileobj driver)."""
+
+    def __init__(self, descriptor: int, offset: int, length: int) -> None:
+        self.descriptor, self.offset, self.length, self.at = descriptor, offset, length, 0
+
+    def seek(self, offset: int, whence: int = 0) -> int:
+        """Move to `offset` from the start (0), here (1) or the end (2)."""
+        self.at = offset + (0, self.at, self.length)[whence]
+        return self.at
+
+    def tell(self) -> int:
+        """Return where the next read begins."""
+        return self.at
+
+    def readinto(self, buffer: Any) -> int:
+        """Fill the buffer; raise OSError if the window or the file ends before.
+
+        h5py ignores the number that is returned: what is not filled would be whatever the memory held.
+        """
+        view = memoryview(buffer).cast("B")
+        data = self._bytes(len(view))
+        if len(data) != len(view):
+            raise OSError("read beyond the end of the file")
+        view[:] = data
+        return len(data)
+
+    def read(self, size: int = -1) -> bytes:
+        """Return up to `size` bytes."""
+        return self._bytes(size if size >= 0 else self.length)
+
+    def _bytes(self, size: int) -> bytes:
+        left = max(0, min(self.length - self.at, size))
+        pieces = []
+        # One call returns at most 2 GiB on Linux.
+        while left > 0 and (piece := os.pread(self.descriptor, left, self.offset + self.at)):
+            pieces.append(piece)
+            self.at += len(piece)
+            left -= len(piece)
+        return b"".join(pieces)
+
+
+def handle_request(
+    descriptor: int, offset: int, length: int, digests: tuple[int, int] | None = None
+) -> dict[str, Any]:
+    """Return the listing, the digests (listing.Digests), or `{"refused": [kind, sentence]}`."""
+    import h5py
+
+    window = Hdf5FileWindow(descriptor, offset, length)
+    try:
+        with h5py.File(window, "r") as file:
+            _require_closed(window, file)
+            return (Hdf5Walk(file) if digests is None else Hdf5DigestWalk(file, *digests)).document()
+    except RefusalError as refused:
+        return {"refused": list(refused.args)}
+    except MemoryError:
+        raise
+    except Exception as error:  # noqa: BLE001  # whatever h5py raises, the parent has one sentence for it
+        said = f"{error}".strip("'\"").splitlines() or [type(error).__name__]
+        kind = "truncated" if "truncated file" in said[0] or "beyond the end" in said[0] else "format"
+        return {"refused": [kind, f"HDF5 cannot read it: {said[0][:200]}"]}
+
+
+def _require_closed(window: Hdf5FileWindow, file: Any) -> None:
+    """Raise Refused if the superblock (version 3) says that the file was never closed after writing.
+
+    The library refuses such a file too, but not when it reads through a file object (H5Fint.c, H5F_open).
+    """
+    window.seek(file.id.get_create_plist().get_userblock())
+    head = window.read(12)
+    if head[8] >= _FLAGGED and head[11] & _OPEN:
+        raise RefusalError("format", "the file was not closed after writing: its contents may be incomplete")
+
+
+def preload_modules() -> None:
+    """List a small file in memory, so that all is imported that listing needs while files can be opened."""
+    import h5py
+    import numpy as np
+
+    own = limits.using(limits.Limits())
+    with own, h5py.File("rehearsal", "w", driver="core", backing_store=False) as file:
+        file["layer/text"] = "text"
+        file["layer/bytes"] = np.array([b"a"])
+        file["layer/other"] = np.zeros(1, [("a", "i4")])
+        file.attrs["name"] = "text"
+        file.attrs["layer_names"] = np.array([b"layer"])
+        file.create_dataset("layer/unset", (2,), "f4")
+        file.create_dataset("layer/chunked", (2,), "f4", chunks=(1,))
+        Hdf5DigestWalk(file, 0, 0).document()
+        with contextlib.suppress(OSError):
+            h5py.File(Hdf5FileWindow(-1, 0, 0), "r")
+
+
+def _run_request(descriptor: int, offset: int, length: int, digests: tuple[int, int] | None) -> str:
+    try:
+        preload_modules()
+    except ImportError as error:
+        return json.dumps({"refused": ["missing", str(error)]})
+    forbid_opening()
+    try:
+        if digests is not None:
+            atomic_write.keep_freed_memory()  # of the library's chunks
+        return json.dumps(handle_request(descriptor, offset, length, digests))
+    except MemoryError:
+        return json.dumps({"refused": ["limit", "the HDF5 library takes too much memory", "hdf5_memory"]})
+
+
+def main(arguments: list[str]) -> int:
+    """Print what an open file holds.
+
+    Args:
+        arguments: descriptor, offset and number of its bytes, seconds, the limits as a JSON object, and for
+            digests the first dataset's number and how many bytes to read.
+
+    """
+    descriptor, offset, length, seconds = map(int, arguments[:4])
+    with limits.using(limits.Limits(**json.loads(arguments[4]))):
+        limit_resources(seconds)
+        first, most = map(int, arguments[5:7]) if len(arguments) > 5 else (0, 0)
+        sys.stdout.write(
+            _run_request(descriptor, offset, length, (first, most) if len(arguments) > 5 else None)
+        )
+        sys.stdout.flush()
+    # The library has nothing left to say: damaged files make it crash when it closes them.
+    os._exit(0)

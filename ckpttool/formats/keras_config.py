@@ -1,0 +1,1240 @@
+"""Keras configurations: classes, layers, the graph of a model, and what loading would run."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import combinations
+from operator import mul
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from ckpttool.core import text as documents
+from ckpttool.core.activations import MOST_FEATURES, UNKNOWN, AxisOrder, framework_order
+from ckpttool.core.checkpoint import CLASSES, CODE, CodeReference, Verdict, merge_references
+from ckpttool.core.errors import FormatError, LimitError
+from ckpttool.core.source import Shape
+from ckpttool.core.tree import Role
+from ckpttool.encodings.pickle_values import Global
+from ckpttool.formats.tf_common import MAX_TEXT, class_name, plain_facts
+
+if TYPE_CHECKING:
+    from ckpttool.formats.hdf5 import Hdf5Index
+
+
+# What a Keras configuration asks of whoever loads it: code, files, classes of other modules.
+#
+# Sources: keras/src/saving/serialization_lib.py (`deserialize_keras_object`, `_retrieve_class_or_fn`),
+# keras/src/layers/core/lambda_layer.py, keras/src/export/tfsm_layer.py, keras/src/layers/preprocessing.
+
+_KERAS = frozenset(("keras", "tf_keras", "tensorflow"))
+# Where Keras's own classes live; others of its modules (keras.utils.get_file, ...) have functions that act.
+_PLAIN = frozenset(
+    (
+        *(
+            "activations",
+            "constraints",
+            "dtype_policies",
+            "initializers",
+            "layers",
+            "losses",
+            "metrics",
+            "models",
+        ),
+        *("ops", "optimizers", "quantizers", "random", "regularizers"),
+    )
+)
+_BUILTIN = frozenset(("dict", "list", "set", "slice", "tuple", "frozenset", "float", "int", "str", "bool"))
+# What loads or runs what it is given, among what Keras keeps beside its classes.
+_FUNCTIONS = frozenset(("clone_model", "deserialize", "get", "load_model", "model_from_json", "save_model"))
+_MODELS = frozenset(("Functional", "Model", "Sequential"))
+# Lambda: marshalled code. TorchModuleWrapper: torch.load of its bytes (keras/src/utils/torch_utils.py).
+# JaxLayer and FlaxLayer hold functions. TFSMLayer: a SavedModel of another folder.
+_RUNS = frozenset(
+    ("Lambda", "__lambda__", "TFSMLayer", "PyFunc", "TorchModuleWrapper", "JaxLayer", "FlaxLayer")
+)
+# tf_keras/src/layers/core/tf_op_layer.py: layers that call any symbol of TensorFlow's interface, by its name.
+_SYMBOLS = {"TFOpLambda": "function", "SlicingOpLambda": "function", "ClassMethod": "cls_symbol"}
+_NUMERIC = frozenset(
+    (
+        *(
+            "__operators__",
+            "audio",
+            "bitwise",
+            "dtypes",
+            "experimental.numpy",
+            "fft",
+            "image",
+            "linalg",
+            "math",
+        ),
+        *("nn", "quantization", "ragged", "random", "sets", "signal", "sparse", "strings"),
+        *(
+            "keras.activations",
+            "keras.backend",
+            "keras.losses",
+            "keras.metrics",
+            "RaggedTensor",
+            "SparseTensor",
+        ),
+    )
+)
+_ACTS = frozenset(
+    (
+        *(
+            "Assert",
+            "function",
+            "import_graph_def",
+            "load_library",
+            "load_op_library",
+            "numpy_function",
+            "print",
+        ),
+        *("py_func", "py_function"),
+    )
+)
+# HDF5 attributes that Keras reads as configurations (keras/src/legacy/saving/legacy_h5_format.py).
+ATTRIBUTES = ("model_config", "training_config")
+
+
+class ConfigAudit(NamedTuple):
+    """What configurations ask for, and a sentence on each that cannot be judged."""
+
+    asks: tuple[CodeReference, ...] = ()
+    unjudged: tuple[str, ...] = ()
+
+
+def audit_json(text: object, where: str) -> ConfigAudit:
+    """Judge the JSON text of a configuration, wherever Keras reads one.
+
+    What is no text, or no JSON, or too large, is not judged, and said to be so.
+    """
+    if not isinstance(text, str | bytes):
+        return ConfigAudit((), (f"{where} is no text: it cannot be judged",))
+    try:
+        data = text.encode() if isinstance(text, str) else text
+        return ConfigAudit(audit_document(documents.parse_json_value(data, where), where))
+    except LimitError as error:
+        return ConfigAudit((), (f"{error.message}: it cannot be judged",))
+    except (FormatError, UnicodeEncodeError):
+        return ConfigAudit((), (f"{where} is not JSON: it cannot be judged",))
+
+
+def audit_attributes(index: Hdf5Index) -> ConfigAudit:
+    """Judge the configurations in the attributes of an HDF5 file, whatever else it holds."""
+    return merge_audits(
+        audit_json(group.attributes[name], f"{path}/{name}" if path else name)
+        for path, group in index.groups.items()
+        for name in ATTRIBUTES
+        if name in group.attributes
+    )
+
+
+def merge_audits(found: Iterable[ConfigAudit]) -> ConfigAudit:
+    """Return one record of several."""
+    every = list(found)
+    unjudged = dict.fromkeys(each for one in every for each in one.unjudged)
+    return ConfigAudit(merge_references(*(one.asks for one in every)), tuple(unjudged))
+
+
+def audit_document(document: Any, where: str) -> tuple[CodeReference, ...]:
+    """Return what is beyond Keras's own classes in a configuration, wherever it stands in it."""
+    return merge_references(_iter_findings(document, where))
+
+
+def _iter_findings(document: Any, where: str) -> Iterator[CodeReference]:
+    waiting = [document]
+    while waiting:
+        value = waiting.pop()
+        if isinstance(value, list):
+            waiting += reversed(value)
+        elif isinstance(value, dict):
+            told = _judge_object(value)
+            if told is not None:
+                yield CodeReference(told[0][:MAX_TEXT], told[1], 1, None, where, "keras")
+            waiting += reversed(list(value.values()))
+
+
+def _judge_object(value: Mapping[str, Any]) -> tuple[str, Verdict] | None:
+    """Return the name and the verdict of a serialized object; None for one of Keras's own, and for data."""
+    cls, module = value.get("class_name"), value.get("module")
+    if not isinstance(cls, str):
+        return None
+    config = value.get("config")
+    settings = config if isinstance(config, dict) else {}
+    layer = settings.get("name")
+    named = f"{cls} {layer!r}" if isinstance(layer, str) else cls
+    own = cls.rpartition(">")[2]
+    if own in _RUNS:
+        return named, CODE
+    if own in _SYMBOLS:
+        symbol = settings.get(_SYMBOLS[own])
+        return None if _is_numeric(symbol) else (f"{named} (calls tf.{symbol})", CODE)
+    files = [settings[key] for key in ("vocabulary", "idf_weights") if isinstance(settings.get(key), str)]
+    if files:
+        return f"{named} (reads {files[0]})", CODE
+    if isinstance(module, str) and module:
+        return _judge_module(module, cls, value)
+    # A class that its user registered under a name of its own (keras.saving.register_keras_serializable).
+    registered = value.get("registered_name")
+    if ">" in cls or (isinstance(registered, str) and ">" in registered):
+        return (registered if isinstance(registered, str) else cls), CLASSES
+    return None
+
+
+def _is_numeric(symbol: object) -> bool:
+    """Say whether a name of TensorFlow's interface is a function of numbers: `math.add`, `concat`."""
+    if not isinstance(symbol, str):
+        return False
+    name = symbol.removeprefix("compat.v1.").removeprefix("compat.v2.")
+    home, _, last = name.rpartition(".")
+    if not home:
+        return last not in _ACTS
+    steps = home.split(".")
+    return any(".".join(steps[:end]) in _NUMERIC for end in range(1, len(steps) + 1)) and last not in _ACTS
+
+
+def _judge_module(module: str, cls: str, value: Mapping[str, Any]) -> tuple[str, Verdict] | None:
+    from ckpttool.encodings.pickle_reader import is_stdlib_name
+
+    config = value.get("config")
+    if cls == "__typespec__" and isinstance(value.get("spec_name"), str):
+        cls = value["spec_name"]
+    name = config if cls == "function" and isinstance(config, str) else cls
+    top, *rest = module.split(".")
+    full = f"{module}.{name}"
+    if top in _KERAS:
+        steps = [step for step in rest if step not in ("api", "keras", "src", "_tf_keras", "python")]
+        if not steps:
+            return (full, CODE) if name in _FUNCTIONS else None
+        harmless = steps[0] in _PLAIN and name not in _FUNCTIONS
+        if steps[0] == "models":
+            harmless = name in _MODELS
+        return None if harmless else (full, CODE)
+    if module == "builtins":
+        if cls == "function":
+            return (config if isinstance(config, str) else full), CLASSES
+        return None if cls in _BUILTIN else (full, CODE)
+    return full, CODE if is_stdlib_name(Global(module, name)) else CLASSES
+
+
+# Keras layers by class: in which order each one's variables are stored, and what they are for.
+#
+# A layer saves its trainable variables in the order of their creation, then the others, as `vars/0`, `vars/1`
+# ... (keras/src/layers/layer.py, save_own_variables). The names are those that the classes give in `build`
+# (keras/src/layers/core/dense.py, normalization/*.py, rnn/*.py, convolutional/*.py ...).
+
+UNNAMED = ""
+
+
+class KerasVariable(NamedTuple):
+    """A variable's name, its role, and the setting without which the layer has none."""
+
+    name: str
+    role: Role = "parameter"
+    flag: str | None = None
+
+
+_KERNEL, _BIAS = KerasVariable("kernel"), KerasVariable("bias", flag="use_bias")
+_GAMMA, _BETA = KerasVariable("gamma", flag="scale"), KerasVariable("beta", flag="center")
+_LINEAR = (_KERNEL, _BIAS)
+_CELL = (_KERNEL, KerasVariable("recurrent_kernel"), _BIAS)
+_MOVING = (KerasVariable("moving_mean", "buffer"), KerasVariable("moving_variance", "buffer"))
+_CONVOLUTIONS = ("Conv1D", "Conv2D", "Conv3D", "Conv1DTranspose", "Conv2DTranspose", "Conv3DTranspose")
+_DEPTHWISE = KerasVariable("depthwise_kernel")
+_SEPARABLE = (_DEPTHWISE, KerasVariable("pointwise_kernel"), _BIAS)
+
+VARIABLES: dict[str, tuple[KerasVariable, ...]] = {
+    **dict.fromkeys(("Dense", "EinsumDense", *_CONVOLUTIONS), _LINEAR),
+    **dict.fromkeys(("DepthwiseConv1D", "DepthwiseConv2D"), _LINEAR),
+    **dict.fromkeys(("SeparableConv1D", "SeparableConv2D"), _SEPARABLE),
+    **dict.fromkeys(("LSTMCell", "GRUCell", "SimpleRNNCell", "ConvLSTMCell"), _CELL),
+    **dict.fromkeys(("LayerNormalization", "GroupNormalization"), (_GAMMA, _BETA)),
+    "BatchNormalization": (_GAMMA, _BETA, *_MOVING),
+    "RMSNormalization": (KerasVariable("scale"),),
+    "Embedding": (KerasVariable("embeddings"),),
+    "PReLU": (KerasVariable("alpha"),),
+    "Normalization": (
+        KerasVariable("mean", "buffer"),
+        KerasVariable("variance", "buffer"),
+        KerasVariable("count", "buffer"),
+    ),
+    "SeedGenerator": (KerasVariable("state", "other"),),
+}
+# What a quantized layer stores behind them: int8, int4, float8 (variable_serialization_spec of
+# keras/src/layers/core/dense.py, einsum_dense.py and embedding.py).
+_SCALES = ("scale", "amax_history")
+_FLOAT8 = tuple(f"{part}_{scale}" for part in ("inputs", "kernel", "outputs_grad") for scale in _SCALES)
+_LINEAR_SCALES = (("kernel_scale",), ("kernel_scale", "kernel_zero", "g_idx"), _FLOAT8)
+_QUANTIZED: dict[str, tuple[tuple[str, ...], ...]] = {
+    "Dense": _LINEAR_SCALES,
+    "EinsumDense": _LINEAR_SCALES,
+    "Embedding": (("embeddings_scale",), ("embeddings_scale", "embeddings_zero", "g_idx")),
+}
+# A recurrent layer keeps its variables in its cell, an attention layer in dense layers of its own.
+CELLS = {"LSTM": "LSTMCell", "GRU": "GRUCell", "SimpleRNN": "SimpleRNNCell"}
+CELLS |= dict.fromkeys(("ConvLSTM1D", "ConvLSTM2D", "ConvLSTM3D"), "ConvLSTMCell")
+ATTENTION = frozenset(("MultiHeadAttention", "GroupedQueryAttention", "GroupQueryAttention"))
+# The order in which such a layer creates its parts, which is the order of its trainable variables.
+PARTS = {
+    "query_dense": 0,
+    "key_dense": 1,
+    "value_dense": 2,
+    "output_dense": 3,
+    "forward_layer": 0,
+    "backward_layer": 1,
+}
+_OTHER_CLASSES = (
+    *("InputLayer", "Dropout", "Activation", "ReLU", "LeakyReLU", "ELU", "Softmax", "Flatten", "Reshape"),
+    *("Concatenate", "Add", "Multiply", "Average", "Subtract", "Dot", "Lambda", "Sequential", "Functional"),
+    *("Bidirectional", "TimeDistributed", "RNN", "StackedRNNCells", "Permute", "RepeatVector", "Masking"),
+    *("MaxPooling1D", "MaxPooling2D", "AveragePooling2D", "GlobalAveragePooling1D", "GlobalAveragePooling2D"),
+    *("GlobalMaxPooling1D", "GlobalMaxPooling2D", "ZeroPadding2D", "UpSampling2D", "GaussianNoise"),
+    *("Rescaling", "UnitNormalization", "SpatialDropout1D", "SpatialDropout2D", "Identity"),
+)
+
+
+def snake_case(name: str) -> str:
+    """Return a class's name as Keras spells it in paths (keras/src/utils/naming.py, to_snake_case)."""
+    name = re.sub(r"\W+", "", name)
+    name = re.sub("(.)([A-Z][a-z]+)", r"\1_\2", name)
+    return re.sub("([a-z])([A-Z])", r"\1_\2", name).lower()
+
+
+_KNOWN = {snake_case(name): name for name in (*VARIABLES, *CELLS, *sorted(ATTENTION), *_OTHER_CLASSES)}
+_NUMBERED = re.compile(r"(.+?)(?:_(\d+))?", re.DOTALL)
+
+
+def split_number(name: str) -> tuple[str, int]:
+    """Return a name without the number that Keras put behind it, and that number: `dense_2` is dense, 2."""
+    found = _NUMBERED.fullmatch(name)
+    if found is None:
+        return name, 0
+    return found[1], int(found[2][:9]) if found[2] else 0
+
+
+def class_from_name(name: str) -> str | None:
+    """Return the class that a group or layer was named after (`dense_2`: Dense), if it is one of Keras's."""
+    return _KNOWN.get(split_number(name)[0])
+
+
+def layer_variables(
+    cls: str | None, config: Mapping[str, Any], shapes: Sequence[Shape]
+) -> tuple[KerasVariable, ...] | None:
+    """Return what a layer's stored variables are, in their order; None if class and settings do not say.
+
+    Without settings the count must leave one answer. A batch normalisation with three variables has lost
+    gamma or beta, and the file does not say which: that one is UNNAMED.
+    """
+    if cls is None:
+        return variables_by_shape(shapes)
+    row = VARIABLES.get(cls)
+    if row is None:
+        return None
+    found = _stored_variables(cls, row, config, shapes)
+    for names in _QUANTIZED.get(cls, ()) if found is None else ():
+        rest = _stored_variables(cls, row, config, shapes[: -len(names)])
+        if rest:
+            return (*rest, *(KerasVariable(name, "buffer") for name in names))
+    return found
+
+
+def _stored_variables(
+    cls: str, row: tuple[KerasVariable, ...], config: Mapping[str, Any], shapes: Sequence[Shape]
+) -> tuple[KerasVariable, ...] | None:
+    if cls == "LayerNormalization" and config.get("rms_scaling"):
+        row = (_GAMMA,)
+    flags = [v.flag for v in row if v.flag is not None]
+    if all(isinstance(config.get(flag), bool) for flag in flags):
+        found = tuple(v for v in row if v.flag is None or config[v.flag])
+        return found if len(found) == len(shapes) else None
+    answers = [
+        tuple(v for v in row if v.flag not in absent)
+        for count in range(len(flags) + 1)
+        for absent in combinations(flags, count)
+        if len(row) - count == len(shapes)
+    ]
+    if cls == "BatchNormalization" and len(shapes) == len(row) - 1:
+        return (KerasVariable(UNNAMED), *_MOVING)
+    return answers[0] if len(answers) == 1 else None
+
+
+def variables_by_shape(shapes: Sequence[Shape]) -> tuple[KerasVariable, ...] | None:
+    """Return what the variables of a layer of unknown class must be, where only one kind has such shapes."""
+    ranks = [len(shape) for shape in shapes]
+    # An EinsumDense of several output axes has a bias with all of them.
+    if len(shapes) == 2 and ranks[0] > ranks[1] >= 1 and shapes[0][-ranks[1] :] == shapes[1]:
+        return _LINEAR
+    if ranks == [1, 1, 1, 1] and len(set(shapes)) == 1:
+        return VARIABLES["BatchNormalization"]
+    if len(shapes) == 3 and ranks[:2] == [2, 2] and shapes[0][1] == shapes[1][1] == shapes[2][-1]:
+        return _CELL if shapes[1][1] % shapes[1][0] == 0 else None
+    return None
+
+
+# A Keras model's configuration as data: which layers it has, and plain facts of each. No class is looked up.
+#
+# Sources: keras/src/saving/serialization_lib.py (Keras 3: `module`, `class_name`, `config`),
+# keras/src/legacy/saving/serialization.py (Keras 1 and 2: `class_name`, `config`; a Keras 1 Sequential's
+# config is a list).
+
+_NOTES = 64
+
+
+class KerasConfig(NamedTuple):
+    """One object's class and settings; an unknown object has neither."""
+
+    cls: str | None = None
+    settings: Mapping[str, Any] = MappingProxyType({})
+
+    @property
+    def name(self) -> str | None:
+        """The user's name of the layer."""
+        found = self.settings.get("name")
+        return found if isinstance(found, str) else None
+
+    @property
+    def trainable(self) -> bool | None:
+        """Whether the layer is trained; None if it does not say."""
+        found = self.settings.get("trainable")
+        return found if isinstance(found, bool) else None
+
+    def layers(self) -> list[KerasConfig]:
+        """Return the layers of a Sequential or functional model in their order."""
+        found = self.settings.get("layers")
+        return [config_of(each) for each in found] if isinstance(found, list) else []
+
+    def facts(self) -> dict[str, Any]:
+        """Return what is plain (see keras_facts)."""
+        return plain_facts(self.settings)
+
+
+NOTHING = KerasConfig()
+
+
+def parse_config(data: bytes | str | None, what: str) -> tuple[dict[str, Any], tuple[str, ...]]:
+    """Return the JSON object, or nothing and a note that says why there is none: weights do without it.
+
+    Raise LimitError for one that asks for more than a reader gives: it is no damage.
+    """
+    if data is None:
+        return {}, ()
+    try:
+        return documents.parse_json(data.encode() if isinstance(data, str) else data, what), ()
+    except LimitError:
+        raise
+    except FormatError as error:
+        return {}, (f"{error.message}: nothing is said about layers",)
+
+
+def config_of(found: Any) -> KerasConfig:
+    """Return class and settings of a serialized object, nothing of anything else."""
+    if not isinstance(found, dict):
+        return NOTHING
+    cls, settings = found.get("class_name"), found.get("config")
+    if isinstance(settings, list):  # a Keras 1 or early Keras 2 Sequential
+        settings = {"layers": settings}
+    if not isinstance(cls, str) or not isinstance(settings, dict):
+        return NOTHING
+    return KerasConfig(class_name(cls[:MAX_TEXT]), settings)
+
+
+def note_lambdas(root: KerasConfig) -> tuple[str, ...]:
+    """Return a note for each Lambda layer: its code is data here."""
+    notes: list[str] = []
+    stack = [root]
+    while stack and len(notes) < _NOTES:
+        config = stack.pop()
+        if config.cls == "Lambda":
+            notes.append(f"layer {config.name or '?'} is a Lambda: its code is not run")
+        stack += reversed(config.layers())
+        stack += [child for key in ("layer", "cell") if (child := config_of(config.settings.get(key))).cls]
+    return tuple(notes)
+
+
+def child_config(config: KerasConfig, edge: str) -> KerasConfig:
+    """Return what a layer's own configuration says of the part under an attribute."""
+    cls = config.cls
+    if cls in CELLS and edge == "cell":
+        return KerasConfig(CELLS[cls], {k: v for k, v in config.settings.items() if k != "name"})
+    if cls in ATTENTION and edge.endswith("_dense"):
+        return KerasConfig("EinsumDense", {"use_bias": config.settings.get("use_bias")})
+    if edge in ("cell", "layer", "backward_layer"):
+        found = config_of(config.settings.get(edge))
+        if found.cls is None and edge == "backward_layer":
+            return KerasConfig(config_of(config.settings.get("layer")).cls, {})
+        return found
+    return config_of(config.settings.get("layer")) if edge == "forward_layer" else NOTHING
+
+
+FLATTENED = "flattened"
+# Layers whose outputs have the shape of their inputs.
+_SAME = frozenset(
+    ("BatchNormalization", "LayerNormalization", "Activation", "ReLU", "LeakyReLU", "ELU", "PReLU", "Softmax")
+) | {"Dropout", "SpatialDropout1D", "SpatialDropout2D", "GaussianNoise", "GaussianDropout", "Rescaling"}
+_BEFORE_DENSE = _SAME - {"BatchNormalization", "LayerNormalization", "PReLU"}
+_CONVOLUTION = re.compile(r"(?:Conv|SeparableConv|DepthwiseConv)([123])D")
+_POOLING = re.compile(r"(?:Max|Average)Pooling([123])D")
+_GLOBAL = re.compile(r"Global(?:Max|Average)Pooling[123]D")
+
+
+class _LayerOutput(NamedTuple):
+    """What a layer gives: its shape without the batch, and the shape of the image that was flattened.
+
+    `image` is None where a convolution is not behind it, () where it holds nothing flattened.
+    """
+
+    shape: tuple[int, ...]
+    image: tuple[int, ...] | None = None
+    convolved: bool = False
+
+
+def with_flattened(model: KerasConfig) -> KerasConfig:
+    """Return the configuration with what each dense layer takes flattened, in its settings `flattened`.
+
+    [H, W, C] is the image behind a convolution, [] that it takes none. A layer has no such setting where an
+    unknown layer, several inputs or another order of axes stand before it.
+    """
+    layers = model.settings.get("layers")
+    if not isinstance(layers, list) or model.cls not in ("Sequential", "Functional", "Model"):
+        return model
+    given: dict[str, _LayerOutput | None] = {}
+    made = []
+    before: _LayerOutput | None = _input_output(model.settings.get("build_input_shape"))
+    for each in layers:
+        layer = config_of(each)
+        if model.cls != "Sequential":
+            names = _inbound_layers(each)
+            before = given.get(names[0]) if len(names) == 1 else None
+        image = before.image if layer.cls == "Dense" and before is not None else None
+        if image is not None and isinstance(each, dict):
+            each = {**each, "config": {**layer.settings, FLATTENED: list(image)}}
+        before = _layer_output(layer, before)
+        given[layer.name or ""] = before
+        made.append(each)
+    return KerasConfig(model.cls, {**model.settings, "layers": made})
+
+
+def _inbound_layers(layer: Any) -> list[str]:
+    """Return the layers that a functional model's layer takes, by name (Keras 2: lists; 3: keras_history)."""
+    found: dict[str, None] = {}
+    stack = [layer.get("inbound_nodes")] if isinstance(layer, dict) else []
+    nodes = stack[0] if stack and isinstance(stack[0], list) else []
+    if len(nodes) > 1:
+        return ["", ""]  # a shared layer has several inputs
+    visited = 0
+    while stack and visited < _NODES:
+        item = stack.pop()
+        visited += 1
+        if isinstance(item, dict):
+            history = item.get("keras_history")
+            if isinstance(history, list) and history and isinstance(history[0], str):
+                found[history[0]] = None
+            stack += [value for value in item.values() if isinstance(value, dict | list)]
+        elif isinstance(item, list):
+            if len(item) > 2 and isinstance(item[0], str) and isinstance(item[1], int):
+                found[item[0]] = None
+            else:
+                stack += item
+    return list(found)
+
+
+_NODES = 10_000
+
+
+def _input_output(shape: Any) -> _LayerOutput | None:
+    """Return the input of this shape, whose first axis is the batch."""
+    if not isinstance(shape, list) or len(shape) < 2:
+        return None
+    axes = tuple(axis for axis in shape[1:] if type(axis) is int and axis > 0)
+    return _LayerOutput(axes) if len(axes) == len(shape) - 1 else None
+
+
+def _layer_output(layer: KerasConfig, before: _LayerOutput | None) -> _LayerOutput | None:
+    settings, cls = layer.settings, layer.cls or ""
+    started = _input_output(settings.get("batch_shape") or settings.get("batch_input_shape"))
+    if cls == "InputLayer":
+        return started
+    before = before or started
+    if before is None or settings.get("data_format") not in (None, "channels_last"):
+        return None
+    if cls == "Dense":
+        units = settings.get("units")
+        return _LayerOutput((*before.shape[:-1], units), (), before.convolved) if type(units) is int else None
+    if cls == "Flatten":
+        count = math.prod(before.shape)
+        return _LayerOutput((count,), before.shape if before.convolved else None, before.convolved)
+    if _GLOBAL.fullmatch(cls):
+        return _LayerOutput(before.shape[-1:], (), before.convolved) if not settings.get("keepdims") else None
+    if cls in _SAME:
+        return before if cls in _BEFORE_DENSE or len(before.shape) > 1 else before._replace(image=None)
+    return _window_output(cls, settings, before)
+
+
+def _window_output(cls: str, settings: Mapping[str, Any], before: _LayerOutput) -> _LayerOutput | None:
+    """Return what a convolution or a pooling gives, None for any other layer."""
+    convolution, pooling = _CONVOLUTION.fullmatch(cls), _POOLING.fullmatch(cls)
+    match = convolution or pooling
+    rank = int(match[1]) if match else 0
+    if not rank or len(before.shape) != rank + 1:
+        return None
+    window = _axes(settings.get("kernel_size" if convolution else "pool_size"), rank)
+    strides = _axes(settings.get("strides"), rank) or (window if pooling else (1,) * rank)
+    spread = _axes(settings.get("dilation_rate"), rank) or (1,) * rank
+    padding = settings.get("padding")
+    if window is None or strides is None or padding not in ("valid", "same"):
+        return None
+    sizes = [
+        -(-size // step) if padding == "same" else (size - (width - 1) * wide - 1) // step + 1
+        for size, width, step, wide in zip(before.shape, window, strides, spread, strict=False)
+    ]
+    channels = before.shape[-1]
+    if convolution and cls.startswith("Depthwise"):
+        multiplier = settings.get("depth_multiplier")
+        channels = channels * multiplier if type(multiplier) is int else 0
+    elif convolution:
+        filters = settings.get("filters")
+        channels = filters if type(filters) is int else 0
+    if channels < 1 or min(sizes) < 1:
+        return None
+    return _LayerOutput((*sizes, channels), None, before.convolved or convolution is not None)
+
+
+def windowed_sizes(cls: str, settings: Mapping[str, Any], shape: tuple[int, ...]) -> tuple[int, ...] | None:
+    """Return the shape of what a convolution, a pooling or the like makes of images of a shape."""
+    *sizes, channels = shape
+    rank = len(sizes)
+    if not rank or not cls.removesuffix("Transpose").endswith(f"{rank}D"):
+        return None
+    if cls.startswith("UpSampling"):
+        factors = _axes(settings.get("size"), rank)
+        return (*map(mul, sizes, factors), channels) if factors else None
+    if cls.startswith(("ZeroPadding", "Cropping")):
+        sign = 1 if cls.startswith("Zero") else -1
+        pairs = _pairs(settings.get("padding" if sign > 0 else "cropping"), rank)
+        made = [size + sign * sum(pair) for size, pair in zip(sizes, pairs or (), strict=False)]
+        return (*made, channels) if pairs and min(made) > 0 else None
+    if cls.endswith("Transpose"):
+        window, strides = (_axes(settings.get(each), rank) for each in ("kernel_size", "strides"))
+        filters, plain = settings.get("filters"), settings.get("output_padding") is None
+        spread = _axes(settings.get("dilation_rate"), rank) or (1,) * rank
+        if not window or not strides or not plain or type(filters) is not int or max(spread) > 1:
+            return None
+        # keras/src/backend/common/backend_utils.py, compute_conv_transpose_output_shape.
+        same = settings.get("padding") == "same"
+        made = [
+            size * step if same else size * step + max(width - step, 0)
+            for size, step, width in zip(sizes, strides, window, strict=True)
+        ]
+        return (*made, filters)
+    made_by = _window_output(cls, settings, _LayerOutput(shape))
+    return made_by.shape if made_by is not None else None
+
+
+def _pairs(value: Any, rank: int) -> list[tuple[int, int]] | None:
+    """Return what is added before and after each axis."""
+    items = [value] * rank if type(value) is int else value
+    if isinstance(items, list) and rank == 1 and len(items) == 2 and all(type(i) is int for i in items):
+        items = [items]
+    if not isinstance(items, list) or len(items) != rank:
+        return None
+    pairs = [(each, each) if type(each) is int else each for each in items]
+    if not all(isinstance(p, list | tuple) and len(p) == 2 and all(type(n) is int for n in p) for p in pairs):
+        return None
+    return [(int(before), int(after)) for before, after in pairs]
+
+
+def _axes(value: Any, rank: int) -> tuple[int, ...] | None:
+    """Return one positive number for each axis, None for anything else."""
+    found = [value] * rank if type(value) is int else value
+    if not isinstance(found, list) or len(found) != rank:
+        return None
+    return tuple(found) if all(type(each) is int and 0 < each < _MOST_SIZE for each in found) else None
+
+
+_MOST_SIZE = 1 << 20
+
+
+def stored_names(layers: Sequence[KerasConfig]) -> dict[str, KerasConfig]:
+    """Return the layers by the group that each is stored in: class in snake case, numbered from the second.
+
+    Source: keras/src/saving/saving_lib.py, _save_container_state.
+    """
+    counts: dict[str, int] = {}
+    found: dict[str, KerasConfig] = {}
+    for layer in layers:
+        if layer.cls is None:
+            continue
+        stem = snake_case(layer.cls)
+        number = counts.get(stem, 0)
+        counts[stem] = number + 1
+        found[f"{stem}_{number}" if number else stem] = layer
+    return found
+
+
+# In which order layers of a Keras model take and make flattened images, as its configuration tells.
+#
+# An axis is terms that stand one after the other; a term is digits, the slowest first: the digits of a
+# flattened image are its rows, columns and channels. Reshaping splits and joins digits, permuting reorders
+# them. What a convolution takes becomes an image by that.
+#
+# Sources: keras/src/models/functional.py and sequential.py (configurations), keras/src/layers/reshaping/*.py.
+
+_MOST_LAYERS = 20_000
+_IMAGES = re.compile(
+    r"(?:Separable|Depthwise)?Conv[123]D(?:Transpose)?|(?:Max|Average)Pooling[123]D|UpSampling[123]D"
+    r"|ZeroPadding[123]D|Cropping[123]D"
+)
+_FLOW_SAME = frozenset(
+    [
+        "Activation",
+        "ReLU",
+        "LeakyReLU",
+        "ELU",
+        "Softmax",
+        "Dropout",
+        "SpatialDropout1D",
+        "SpatialDropout2D",
+        "SpatialDropout3D",
+        "GaussianNoise",
+        "GaussianDropout",
+        "AlphaDropout",
+        "ActivityRegularization",
+        "Rescaling",
+        "Masking",
+        "Identity",
+    ]
+)
+_NORMS = frozenset(
+    ("BatchNormalization", "LayerNormalization", "RMSNormalization", "PReLU", "GroupNormalization")
+)
+_MERGES = frozenset(("Add", "Multiply", "Subtract", "Average", "Maximum", "Minimum"))
+_CELLS = frozenset(("LSTM", "GRU", "SimpleRNN"))
+
+
+class IndexDigit(NamedTuple):
+    """A digit of an origin's numbers: `(number // stride) % extent`, with its role: places 0 to 2, or 3."""
+
+    origin: int
+    role: int
+    extent: int
+    stride: int = 1
+
+
+_CHANNEL, _NONE = 3, -1
+Term = tuple[IndexDigit, ...]
+Axis = tuple[Term, ...]
+
+
+class KerasValue(NamedTuple):
+    """What a layer gives: its axes without the batch; () terms of an axis of unknown length."""
+
+    axes: tuple[Axis, ...]
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The extents of the axes."""
+        return tuple(sum(_size(term) for term in axis) for axis in self.axes)
+
+
+def _size(term: Term) -> int:
+    return math.prod(digit.extent for digit in term)
+
+
+@dataclass
+class KerasFlow:
+    """The values of one configuration's layers, and what layers take and make by name."""
+
+    takes: dict[tuple[str, ...], list[Axis | None]] = field(default_factory=dict)
+    makes: dict[tuple[str, ...], list[Axis]] = field(default_factory=dict)
+    inputs: list[KerasValue] = field(default_factory=list)
+    _taken: dict[int, Mapping[IndexDigit, int]] = field(default_factory=dict)
+    _joined: list[tuple[Axis, Axis]] = field(default_factory=list)
+    _origins: int = 0
+    _visited: int = 0
+
+    # --- Values -----------------------------------------------------------------------------------------
+
+    def _new(self, shape: Sequence[int], *, image: bool = False) -> KerasValue:
+        """Return a new value; an image's last axis has its channels."""
+        self._origins += 1
+        axes: list[Axis] = []
+        for number, extent in enumerate(shape):
+            role = _NONE if not image else _CHANNEL if number == len(shape) - 1 else number
+            axes.append(((IndexDigit(self._origins if image else self._fresh(), role, extent),),))
+        return KerasValue(tuple(axes))
+
+    def _fresh(self) -> int:
+        self._origins += 1
+        return self._origins
+
+    def model(
+        self, config: KerasConfig, given: Sequence[KerasValue | None], above: tuple[str, ...]
+    ) -> list[KerasValue | None]:
+        """Return what a Sequential or functional model makes of its inputs."""
+        layers = config.settings.get("layers")
+        if not isinstance(layers, list):
+            return [None]
+        if config.cls == "Sequential":
+            value = given[0] if given else _input_value(self, config.settings.get("build_input_shape"))
+            for each in layers:
+                value = self._one(config_of(each), [value], above)
+            return [value]
+        return self._functional(config, layers, given, above)
+
+    def _functional(
+        self,
+        config: KerasConfig,
+        layers: list[Any],
+        given: Sequence[KerasValue | None],
+        above: tuple[str, ...],
+    ) -> list[KerasValue | None]:
+        values: dict[tuple[str, int, int], KerasValue | None] = {}
+        waiting: list[tuple[str, KerasConfig, int, list[tuple[str, int, int]]]] = []
+        inputs = _references(config.settings.get("input_layers"))
+        for each in layers:
+            layer = config_of(each)
+            name = str(each.get("name") or layer.name or "") if isinstance(each, dict) else ""
+            if layer.cls == "InputLayer":
+                place = next((n for n, ref in enumerate(inputs) if ref[0] == name), None)
+                inner = given[place] if place is not None and place < len(given) else None
+                values[name, 0, 0] = inner if inner is not None else self._one(layer, [], above)
+                continue
+            nodes = each.get("inbound_nodes") if isinstance(each, dict) else None
+            for number, node in enumerate(nodes if isinstance(nodes, list) else []):
+                waiting.append((name, layer, number, _references(node)))
+        while waiting and self._visited < _MOST_LAYERS:
+            later = []
+            for name, layer, number, refs in waiting:
+                self._visited += 1
+                if not refs or not all(ref in values for ref in refs):
+                    later.append((name, layer, number, refs))
+                    continue
+                made = self._several(layer, [values[ref] for ref in refs], above)
+                for place, value in enumerate(made):
+                    values[name, number, place] = value
+            if len(later) == len(waiting):
+                break
+            waiting = later
+        return [values.get(ref) for ref in _references(config.settings.get("output_layers"))]
+
+    def _several(
+        self, layer: KerasConfig, given: list[KerasValue | None], above: tuple[str, ...]
+    ) -> list[KerasValue | None]:
+        if layer.cls in ("Sequential", "Functional", "Model"):
+            return self.model(layer, given, (*above, layer.name or ""))
+        return [self._one(layer, given, above)]
+
+    # --- Layers -----------------------------------------------------------------------------------------
+
+    def _one(  # noqa: C901 - a list of classes
+        self, layer: KerasConfig, given: list[KerasValue | None], above: tuple[str, ...]
+    ) -> KerasValue | None:
+        cls, settings = layer.cls or "", layer.settings
+        if cls in ("Sequential", "Functional", "Model"):
+            return self.model(layer, given, (*above, layer.name or ""))[0]
+        started = _input_value(self, settings.get("batch_shape") or settings.get("batch_input_shape"))
+        if cls == "InputLayer":
+            if not above and started is not None:
+                self.inputs.append(started)
+            return started
+        values = [each for each in given if each is not None] or ([started] if started is not None else [])
+        name = (*above, layer.name or "")
+        x = values[0] if values else None
+        if len(values) < len(given) or x is None:
+            self._takes(name, None)
+            return None
+        if settings.get("data_format") not in (None, "channels_last"):
+            self._takes(name, None)
+            return None
+        if cls in _FLOW_SAME:
+            return x
+        if cls in _NORMS:
+            axis = settings.get("axis", -1)
+            last = axis in (-1, len(x.axes), [-1], [len(x.axes)]) or cls == "PReLU"
+            self._takes(name, x.axes[-1] if last else None)
+            return x
+        if cls in _MERGES:
+            same = all(each.shape == x.shape for each in values)
+            for each in values[1:]:
+                self._joined += zip(x.axes, each.axes, strict=False) if same else ()
+            return x if same else None
+        if cls == "Concatenate":
+            return _concatenate(values, settings.get("axis", -1))
+        return self._shaped(cls, settings, x, name)
+
+    def _shaped(  # noqa: C901 - a list of classes
+        self, cls: str, settings: Mapping[str, Any], x: KerasValue, name: tuple[str, ...]
+    ) -> KerasValue | None:
+        if cls == "Flatten":
+            return _reshape(x, (math.prod(x.shape),))
+        if cls == "Reshape":
+            wanted = settings.get("target_shape")
+            return _reshape(x, _sizes(wanted, math.prod(x.shape)))
+        if cls == "Permute":
+            dims = settings.get("dims")
+            if isinstance(dims, list) and sorted(map(str, dims)) == sorted(
+                str(n + 1) for n in range(len(x.axes))
+            ):
+                return KerasValue(tuple(x.axes[n - 1] for n in dims))
+            return None
+        if cls == "Dense":
+            return self._features(x, settings.get("units"), name)
+        if cls == "EinsumDense":
+            self._takes(name, None)
+            return None
+        if cls == "Embedding":
+            made = self._features(x, settings.get("output_dim"), None)
+            return KerasValue((*x.axes, made.axes[-1])) if made is not None else None
+        if cls in _CELLS:
+            made = self._features(x, settings.get("units"), None)
+            self._takes(name, x.axes[-1])
+            if made is None:
+                return None
+            return made if settings.get("return_sequences") else KerasValue(made.axes[-1:])
+        if cls == "RepeatVector":
+            count = settings.get("n")
+            return (
+                KerasValue((*self._new((count,)).axes, *x.axes)) if type(count) is int and count > 0 else None
+            )
+        if cls == "TimeDistributed":
+            inner = self._one(config_of(settings.get("layer")), [KerasValue(x.axes[1:])], name)
+            return KerasValue((x.axes[0], *inner.axes)) if inner is not None and len(x.axes) > 1 else None
+        if cls in ("MultiHeadAttention", "MultiHeadSelfAttention", "Attention"):
+            return self._features(x, x.shape[-1], None)
+        if _GLOBAL.fullmatch(cls):
+            return self._new(x.shape[-1:]) if not settings.get("keepdims") else None
+        if _IMAGES.fullmatch(cls):
+            self._image(x)
+            sizes = windowed_sizes(cls, settings, x.shape)
+            return self._new(sizes, image=True) if sizes is not None else None
+        return None
+
+    def _features(self, x: KerasValue, units: Any, name: tuple[str, ...] | None) -> KerasValue | None:
+        if type(units) is not int or not 0 < units <= MOST_FEATURES:
+            return None
+        (made,) = self._new((units,)).axes
+        if name is not None:
+            self._takes(name, x.axes[-1])
+            self.makes.setdefault(name, []).append(made)
+        return KerasValue((*x.axes[:-1], made))
+
+    def _takes(self, name: tuple[str, ...], axis: Axis | None) -> None:
+        self.takes.setdefault(name, []).append(axis)
+
+    def _image(self, x: KerasValue) -> None:
+        """Note that something takes a value as an image: what its digits are."""
+        roles: dict[int, dict[IndexDigit, int]] = {}
+        for number, axis in enumerate(x.axes):
+            for term in axis:
+                for digit in term:
+                    if digit.role == _NONE:
+                        role = _CHANNEL if number == len(x.axes) - 1 else number
+                        roles.setdefault(digit.origin, {})[digit] = role
+        for origin, found in roles.items():
+            self._taken.setdefault(origin, found)
+
+    # --- Orders -----------------------------------------------------------------------------------------
+
+    def orders(self) -> Iterator[tuple[tuple[str, ...], str, AxisOrder]]:
+        """Go through the orders of what layers take and make: by the layer's name, and which of the two."""
+        for one, other in (*self._joined, *((b, a) for a, b in self._joined)):
+            for mine, theirs in zip(one, other, strict=False):
+                self._carry(mine, theirs)
+        for side, found in (("takes", self.takes), ("makes", self.makes)):
+            for name, axes in found.items():
+                orders = {UNKNOWN if axis is None else self._order(axis) for axis in axes}
+                if len(orders) == 1 and orders != {UNKNOWN}:
+                    yield name, side, orders.pop()
+                elif None not in axes:
+                    yield name, side, UNKNOWN
+
+    def _carry(self, mine: Term, theirs: Term) -> None:
+        """Give one origin, whole in a term, the order of another that it is added to."""
+        if len(mine) != 1 or mine[0].role != _NONE or mine[0].origin in self._taken:
+            return
+        other = self._named(theirs)
+        if _size(theirs) != mine[0].extent or not any(role != _NONE for _, role in other):
+            return
+        stride, found = mine[0].extent, {}
+        for digit, role in other:
+            stride //= digit.extent
+            found[IndexDigit(mine[0].origin, _NONE, digit.extent, stride)] = role
+        self._taken[mine[0].origin] = found
+
+    def _named(self, term: Term) -> list[tuple[IndexDigit, int]]:
+        """Return the digits of a term with their roles, a whole origin by what takes it as an image."""
+        found: list[tuple[IndexDigit, int]] = []
+        for digit in term:
+            taken = self._taken.get(digit.origin) if digit.role == _NONE else None
+            if taken is None:
+                found.append((digit, digit.role))
+                continue
+            inner = sorted(taken, key=lambda each: -each.stride)
+            whole = math.prod(each.extent for each in inner)
+            if digit in taken:
+                found.append((digit, taken[digit]))
+            elif digit.stride == 1 and whole == digit.extent:
+                found += [(each, taken[each]) for each in inner]
+            else:
+                found.append((digit, _NONE))
+        return found
+
+    def _order(self, axis: Axis) -> AxisOrder:
+        parts: list[tuple[int, int]] = []
+        index: list[int] = []
+        for term in axis:
+            named = self._named(term)
+            size = math.prod(digit.extent for digit, _ in named)
+            if not 0 < size + len(index) <= MOST_FEATURES:
+                return UNKNOWN
+            images = {digit.origin for digit, role in named if role != _NONE}
+            if not images:
+                if parts and parts[-1][0] == 1:
+                    parts[-1] = (1, parts[-1][1] + size)
+                else:
+                    parts.append((1, size))
+                index += range(len(index), len(index) + size)
+                continue
+            if len(images) > 1 or any(role == _NONE and digit.extent > 1 for digit, role in named):
+                return UNKNOWN
+            places = math.prod(digit.extent for digit, role in named if role != _CHANNEL)
+            start, own = len(index), _positions(named)
+            if 1 in (places, size // places) and own == list(range(size)):
+                if parts and parts[-1][0] == 1:
+                    parts[-1] = (1, parts[-1][1] + size)
+                else:
+                    parts.append((1, size))
+            else:
+                parts.append((places, size // places))
+            index += [start + each for each in own]
+        return AxisOrder(tuple(parts), tuple(index))
+
+
+def _positions(named: list[tuple[IndexDigit, int]]) -> list[int]:
+    """Return the canonical position of each entry of a term: rows, columns, then channels."""
+    canonical = sorted(range(len(named)), key=lambda n: (named[n][1], -named[n][0].stride))
+    weight, weights = 1, [0] * len(named)
+    for number in reversed(canonical):
+        weights[number] = weight
+        weight *= named[number][0].extent
+    found = [0]
+    for number, (digit, _) in enumerate(named):
+        found = [base + step * weights[number] for base in found for step in range(digit.extent)]
+    return found
+
+
+def _input_value(flow: KerasFlow, shape: Any) -> KerasValue | None:
+    """Return the input of this shape, whose first axis is the batch; None where a length is free."""
+    if not isinstance(shape, list) or len(shape) < 2:
+        return None
+    axes = [axis for axis in shape[1:] if type(axis) is int and 0 < axis <= MOST_FEATURES]
+    if len(axes) != len(shape) - 1:
+        return None
+    return flow._new(axes, image=len(axes) > 2)
+
+
+def _references(value: Any) -> list[tuple[str, int, int]]:
+    """Return the tensors that a node takes: layer, node, place (Keras 2's lists, 3's histories)."""
+    found: list[tuple[str, int, int]] = []
+    stack = [value]
+    while stack and len(found) < _MOST_LAYERS:
+        item = stack.pop()
+        if isinstance(item, dict):
+            history = item.get("keras_history")
+            item = history if isinstance(history, list) else list(item.values())
+        if not isinstance(item, list):
+            continue
+        if len(item) > 2 and isinstance(item[0], str) and type(item[1]) is int and type(item[2]) is int:
+            found.append((item[0], item[1], item[2]))
+        else:
+            stack += reversed(item)
+    return found
+
+
+def _sizes(wanted: Any, whole: int) -> tuple[int, ...]:
+    if not isinstance(wanted, list) or not all(type(each) is int for each in wanted):
+        return ()
+    known = math.prod(each for each in wanted if each != -1)
+    return tuple(whole // known if each == -1 and known else each for each in wanted)
+
+
+def _reshape(x: KerasValue, shape: Sequence[int]) -> KerasValue | None:
+    """Return the value in another shape; None where its digits do not divide so."""
+    if tuple(shape) == x.shape:
+        return x
+    if any(len(axis) != 1 for axis in x.axes) or math.prod(shape) != math.prod(x.shape) or not shape:
+        return None
+    waiting = [digit for axis in x.axes for digit in axis[0] if digit.extent > 1]
+    axes: list[Axis] = []
+    for extent in shape:
+        mine: list[IndexDigit] = []
+        left = extent
+        while left > 1:
+            if not waiting:
+                return None
+            digit = waiting.pop(0)
+            if left % digit.extent == 0:
+                mine.append(digit)
+                left //= digit.extent
+            elif digit.extent % left == 0:
+                inner = digit.extent // left
+                mine.append(digit._replace(extent=left, stride=digit.stride * inner))
+                waiting.insert(0, digit._replace(extent=inner))
+                left = 1
+            else:
+                return None
+        axes.append((tuple(mine),))
+    return KerasValue(tuple(axes)) if not waiting else None
+
+
+def _concatenate(values: list[KerasValue], axis: Any) -> KerasValue | None:
+    rank = len(values[0].axes)
+    if type(axis) is not int or any(len(each.axes) != rank for each in values) or rank == 0:
+        return None
+    # The batch is the first axis.
+    place = axis + rank if axis < 0 else axis - 1
+    if not 0 <= place < rank:
+        return None
+    whole = tuple(term for each in values for term in each.axes[place])
+    return KerasValue((*values[0].axes[:place], whole, *values[0].axes[place + 1 :]))
+
+
+def axis_order_facts(model: KerasConfig) -> dict[tuple[str, ...], dict[str, Any]]:
+    """Return by layer what a configuration tells of orders, as plain facts (see `order_of`)."""
+    flow = KerasFlow()
+    try:
+        flow.model(model, [], ())
+        found: dict[tuple[str, ...], dict[str, Any]] = {}
+        shapes = ";".join(",".join(map(str, value.shape)) for value in flow.inputs)
+        for name, side, order in flow.orders():
+            if side == "makes" and order.is_plain and order != UNKNOWN:
+                continue
+            form = next(
+                (f for f in ("tensorflow", "torch") if order == framework_order(order.parts, f)), "other"
+            )
+            if order == UNKNOWN or len(order.parts) > _MOST_PARTS:
+                found.setdefault(name, {})[f"{side}_order"] = "other"
+                continue
+            found.setdefault(name, {})[side] = [each for part in order.parts for each in part]
+            if not order.is_plain or form == "other":
+                words = {"tensorflow": "channels last", "torch": "channels first"}
+                found[name][f"{side}_order"] = words.get(form, form)
+        for facts in found.values():
+            facts["model_inputs"] = shapes
+    except (RecursionError, ValueError, TypeError, ZeroDivisionError, OverflowError):
+        return {}
+    return found
+
+
+_MOST_PARTS = 16
+
+
+def annotate_config(model: KerasConfig) -> KerasConfig:
+    """Return the configuration with what it tells of orders in the settings of its layers."""
+    facts = axis_order_facts(model)
+    return _annotate_layers(model, facts, ()) if facts else model
+
+
+def _annotate_layers(
+    model: KerasConfig, facts: Mapping[tuple[str, ...], dict[str, Any]], above: tuple[str, ...]
+) -> KerasConfig:
+    layers = model.settings.get("layers")
+    if not isinstance(layers, list):
+        return model
+    made = []
+    for each in layers:
+        layer = config_of(each)
+        name = (*above, layer.name or "")
+        if isinstance(each, dict) and layer.cls is not None:
+            inner = _annotate_layers(layer, facts, name)
+            each = {**each, "config": {**inner.settings, **facts.get(name, {})}}
+        made.append(each)
+    return KerasConfig(model.cls, {**model.settings, "layers": made})
+
+
+class KerasCalls:
+    """The calls of a model's layers as its configuration lists them: a number for each, and what it needs.
+
+    `found` has by layer the number of its first call and, as bits, the calls whose results that takes.
+    """
+
+    def __init__(self) -> None:
+        self.found: dict[tuple[str, ...], tuple[int, int]] = {}
+
+    def model(self, config: KerasConfig, given: Sequence[int], above: tuple[str, ...]) -> list[int]:
+        """Follow a Sequential or functional model; return the calls that each of its outputs needs."""
+        layers = config.settings.get("layers")
+        if not isinstance(layers, list) or len(self.found) > _MOST_LAYERS:
+            raise ValueError
+        if config.cls == "Sequential":
+            before = given[0] if given else 0
+            for each in layers:
+                before = self._one(config_of(each), [before], above)[0]
+            return [before]
+        inputs = [each[0] for each in _references(config.settings.get("input_layers"))]
+        started = dict(zip(inputs, given, strict=False))
+        values: dict[tuple[str, int, int], int] = {}
+        waiting: list[tuple[str, KerasConfig, int, list[tuple[str, int, int]]]] = []
+        for each in layers:
+            layer = config_of(each)
+            name = str(each.get("name") or layer.name or "") if isinstance(each, dict) else ""
+            if layer.cls == "InputLayer":
+                values[name, 0, 0] = started.get(name, 0)
+                continue
+            nodes = each.get("inbound_nodes") if isinstance(each, dict) else None
+            for number, node in enumerate(nodes if isinstance(nodes, list) else []):
+                waiting.append((name, layer, number, _references(node)))
+        self._nodes(waiting, values, above)
+        return [values[ref] for ref in _references(config.settings.get("output_layers"))] or [0]
+
+    def _nodes(
+        self,
+        waiting: list[tuple[str, KerasConfig, int, list[tuple[str, int, int]]]],
+        values: dict[tuple[str, int, int], int],
+        above: tuple[str, ...],
+    ) -> None:
+        while waiting:
+            later = []
+            for name, layer, number, refs in waiting:
+                if not all(ref in values for ref in refs):
+                    later.append((name, layer, number, refs))
+                    continue
+                made = self._one(layer, [values[ref] for ref in refs], above)
+                for place in range(max(len(made), _MOST_OUTPUTS)):
+                    values[name, number, place] = made[min(place, len(made) - 1)]
+            if len(later) == len(waiting):
+                raise ValueError
+            waiting = later
+
+    def _one(self, layer: KerasConfig, given: list[int], above: tuple[str, ...]) -> list[int]:
+        name = (*above, layer.name or "")
+        if layer.cls in ("Sequential", "Functional", "Model"):
+            return self.model(layer, given, name)
+        before = 0
+        for each in given:
+            before |= each
+        if layer.cls == "InputLayer":
+            return [before]
+        number, _ = self.found.setdefault(name, (len(self.found), before))
+        return [before | 1 << number]
+
+
+# Of one layer: the states of a stack of cells.
+_MOST_OUTPUTS = 16
+
+
+def with_calls(model: KerasConfig) -> KerasConfig:
+    """Return the configuration with the order of calls in the settings of its layers."""
+    calls = KerasCalls()
+    try:
+        calls.model(model, [], ())
+    except (RecursionError, ValueError, TypeError, KeyError):
+        return model
+    facts: dict[tuple[str, ...], dict[str, Any]] = {
+        name: {"call_number": number, "called_after": hex(before)}
+        for name, (number, before) in calls.found.items()
+    }
+    return _annotate_layers(model, facts, ())

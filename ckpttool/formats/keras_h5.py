@@ -1,0 +1,841 @@
+"""Keras files: weights and models in HDF5, .keras archives, and the pairs of keras-rl."""
+
+from __future__ import annotations
+
+import io
+import os
+import re
+import types
+from collections.abc import Iterable, Iterator, Mapping
+from typing import IO, TYPE_CHECKING, Any, NamedTuple
+
+from ckpttool.core import dtypes, filesystem
+from ckpttool.core.checkpoint import Checkpoint, merge_references, relocate_references
+from ckpttool.core.errors import UnsupportedError
+from ckpttool.core.tree import Container, Leaf, Path, PathStep, Tree, attr, display, key
+from ckpttool.encodings import archives
+from ckpttool.formats.common import OutputFile, Probe, join_trees
+from ckpttool.formats.keras_config import PARTS, snake_case
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection
+
+    import h5py  # type: ignore[import-untyped]
+    import numpy as np
+
+    from ckpttool.encodings.archives import ZipArchive
+    from ckpttool.formats.hdf5 import Hdf5Index
+
+
+# Keras's HDF5 files: `.h5` weights and models of Keras 1 and 2, `.weights.h5` of Keras 3 and tf_keras.
+#
+# Sources: keras/src/legacy/saving/legacy_h5_format.py, keras/src/saving/saving_lib.py. Other HDF5 files are
+# listed as the datasets that they are. The file is listed by a process of its own (formats.hdf5).
+
+NAME = "keras_h5"
+TITLE = "Keras HDF5 file (.h5, .weights.h5)"
+WRITES = True
+FRAMEWORK = "tensorflow"
+
+MAGIC = b"\x89HDF\r\n\x1a\n"
+_BLOCK = 512
+
+
+def claims(probe: Probe) -> str | None:
+    """Return the path of an HDF5 file, or of the JSON map of a sharded `.weights.h5`."""
+    if probe.kind != "file":
+        return None
+    # A .keras file of Keras 3 is a zip archive; an HDF5 member of it may begin where a user block would end.
+    zipped = probe.head.startswith(b"PK") and probe.name.lower().endswith(".keras")
+    if probe.head.startswith(MAGIC) or (_has_suffix(probe.name) and not zipped and _has_user_block(probe)):
+        return probe.path
+    if probe.name.endswith(".weights.json") and probe.head.lstrip().startswith(b"{"):
+        return probe.path
+    return None
+
+
+def _has_suffix(name: str) -> bool:
+    return name.lower().endswith((".h5", ".hdf5", ".h5f", ".hdf", ".he5", ".keras"))
+
+
+def _has_user_block(probe: Probe) -> bool:
+    """Say whether the file begins with a user block, of 512 bytes or twice, four times ... that.
+
+    Source: HDF5 File Format Specification 3.0, II.A.
+    """
+    block = _BLOCK
+    try:
+        while block < probe.size:
+            if filesystem.read_bytes(probe.path, block, len(MAGIC)) == MAGIC:
+                return True
+            block *= 2
+    except OSError:
+        return False
+    return False
+
+
+def read(location: str) -> Checkpoint:
+    """List the file; raise FormatError when it is damaged, UnsupportedError when it leads to other files."""
+    from ckpttool.core.checkpoint import Checkpoint
+    from ckpttool.core.source import File
+    from ckpttool.formats import hdf5, keras_tree
+
+    file = File.stamp(location)
+    if location.endswith(".json"):
+        files, index = keras_tree.read_shards(file)
+    else:
+        files, index = (file,), hdf5.read_index(hdf5.whole_file(file))
+    found = keras_tree.add_file_to_errors(file.path, lambda: keras_tree.list_model(index))
+    version = found.details.get("keras_version")
+    writer = f"Keras {version}" if isinstance(version, str) else None
+    return Checkpoint(
+        location,
+        NAME,
+        found.tree,
+        files,
+        writer,
+        "none",
+        found.notes,
+        dict(found.details),
+        found.asks,
+        found.unjudged,
+    )
+
+
+def pieces(tree: Tree, *, root: str | None = None) -> tuple[OutputFile, ...]:
+    """Return the one `.weights.h5` file that holds the tree; raise UnsupportedError for what it cannot.
+
+    `root` names the attribute below which the model stands, for trees of a tf.train.Checkpoint.
+    """
+    return build_pieces(tree, root=root)
+
+
+def stored(tree: Tree, *, root: str | None = None) -> Tree:
+    """Return the tree with the paths and keys that its leaves have in the file."""
+    return tree_as_stored(tree, root=root)
+
+
+# Gathers an optimizer's leaves into the one numbered list that Keras 3 stores and loads.
+#
+# Source: keras/src/optimizers/base_optimizer.py: iteration, learning rate, then each round of slots over the
+# trained variables (the order of the rounds: keras/src/optimizers/*.py, see keras_tree.optimizers).
+
+_ROUNDS = (
+    (("m", "v"),),
+    (("m", "v"), ("vhat",)),
+    (("m", "u"),),
+    (("m",),),
+    (("rms",),),
+    (("rms",), ("momentum",)),
+    (("rms",), ("mg",)),
+    (("rms",), ("momentum",), ("mg",)),
+    (("momentum",),),
+    (("accumulator",),),
+    (("accumulator", "linear"),),
+    (("accumulated_grad", "accumulated_delta"),),
+)
+_BY_KINDS = {frozenset(kind for kinds in rounds for kind in kinds): rounds for rounds in _ROUNDS}
+_SETTINGS = {"iterations": 0, "iteration": 0, "learning_rate": 1}
+
+
+class OptimizerSlots:
+    """The optimizers of a tree, each found by its slots."""
+
+    def __init__(self, leaves: Mapping[Path, Leaf], names: Mapping[Path, Path]) -> None:
+        """Look at the leaves; `names` are the paths that they will have."""
+        self.leaves, self.names = leaves, names
+        self.slots: dict[Path, dict[tuple[str, Path], Path]] = {}
+        for path, leaf in leaves.items():
+            if leaf.role == "slot" and leaf.of is not None and leaf.of in leaves and leaf.slot:
+                self.slots.setdefault(_optimizer_path(path, leaf), {})[leaf.slot, leaf.of] = path
+        self.settings: dict[Path, dict[int, Path]] = {at: {} for at in self.slots}
+        for path in leaves:
+            name = str(path[-1].value).removeprefix("_")
+            if path[:-1] in self.settings and name in _SETTINGS:
+                self.settings[path[:-1]].setdefault(_SETTINGS[name], path)
+
+    def owns(self, path: Path) -> bool:
+        """Say whether the leaf is one of an optimizer's."""
+        leaf = self.leaves[path]
+        if leaf.role == "slot":
+            of = leaf.of if leaf.of is not None else ()
+            return self.slots.get(_optimizer_path(path, leaf), {}).get((leaf.slot or "", of)) == path
+        return path in self.settings.get(path[:-1], {}).values()
+
+    def complete(self, position: Mapping[int, int]) -> Iterator[tuple[Path, list[Leaf]]]:
+        """Go through the optimizers: the path of each and its variables in Keras's order.
+
+        `position` says by a leaf's identity which variable comes first in the file.
+
+        A learning rate that a schedule computes is no variable. Raise UnsupportedError for an optimizer that
+        lacks a slot or its iteration.
+        """
+        for at, slots in self.slots.items():
+            first = next(iter(slots.values()))
+            rounds = _BY_KINDS.get(frozenset(kind for kind, _ in slots))
+            if rounds is None or 0 not in self.settings[at]:
+                lacks = "kinds that no Keras optimizer has" if rounds is None else "no iteration"
+                raise UnsupportedError(
+                    f"the slot has no place: its optimizer has {lacks}", path=display(first)
+                )
+            trained = [path for path in self.leaves if any((kind, path) in slots for kind in rounds[0])]
+            trained.sort(key=lambda path: position.get(id(self.leaves[path]), -1))
+            order = [path for _, path in sorted(self.settings[at].items())]
+            for kinds in rounds:
+                for one in trained:
+                    for kind in kinds:
+                        if (kind, one) not in slots:
+                            sentence = f"the optimizer has no slot {kind} of this variable"
+                            raise UnsupportedError(sentence, path=display(one))
+                        order.append(slots[kind, one])
+            yield self._moved(at, first), [self.leaves[path] for path in order]
+
+    def _moved(self, at: Path, example: Path) -> Path:
+        # What was taken from the front of every path is not part of the optimizer's either.
+        return at[len(example) - len(self.names[example]) :] if self.names[example] != example else at
+
+
+def _optimizer_path(path: Path, leaf: Leaf) -> Path:
+    """Return the path of a slot's optimizer, whether the slot has a path of its own or stands in a list."""
+    from ckpttool.formats.tf_object_graph import slot_path
+
+    if leaf.of is not None and leaf.slot is not None:
+        short = len(path) - len(leaf.of) - 2
+        if short >= 0 and path == slot_path(path[:short], leaf.slot, leaf.of):
+            return path[:short]
+    return path[:-2]
+
+
+# Gives every leaf of a tree its place in a `.weights.h5` file: the group of its object and its number there.
+#
+# Source: keras/src/saving/saving_lib.py, _save_state and _save_container_state.
+
+# The order in which Keras layers create their variables; no layer has two that this order would swap.
+_ORDER = (
+    *("embeddings", "kernel", "depthwise_kernel", "pointwise_kernel", "recurrent_kernel", "gamma", "alpha"),
+    *("scale", "bias", "beta", "mean", "moving_mean", "variance", "moving_variance", "count", "state"),
+)
+_RANK = {name: rank for rank, name in enumerate(_ORDER)}
+# Layers that only these variables have, and recurrent ones by the gates of their cells.
+_BY_NAMES = {
+    frozenset(("embeddings",)): "embedding",
+    frozenset(("alpha",)): "p_re_lu",
+    frozenset(("mean", "variance", "count")): "normalization",
+}
+_CELL, _BY_GATES = "cell", {1: "simple_rnn", 3: "gru", 4: "lstm"}
+_CONVOLUTIONS = {2: "dense", 3: "conv1d", 4: "conv2d", 5: "conv3d"}
+# tf.train.Checkpoint's edges to a Keras model's layers (keras/src/models/sequential.py, functional.py).
+_SEQUENCES = ("_operations", "_layers")
+_INNER = "_functional"
+# An attention's dense layers, which its checkpoints name by private attributes and its files by public ones.
+_PROJECTIONS = frozenset(f"_{name}" for name in PARTS if name.endswith("_dense"))
+COUNTER = "save_counter"
+_OPTIMIZER = (attr("optimizer"),)
+LAYERS = "layers"
+
+
+class KerasPlacement(NamedTuple):
+    """Where everything goes: datasets by their path in order, and each object's group with its name.
+
+    An object has the group of its own attribute. Keras itself saves one whose attribute sorts behind `layers`
+    as one of the model's layers, by class and number. It does not find it there, and looks under the
+    attribute again (saving_lib.py, _load_state); a number that were wrong would load another layer's weights.
+    `slots` says of an optimizer's group what each of its variables is (keras_tree.optimizers, listed_leaves).
+    """
+
+    datasets: dict[str, Leaf]
+    groups: dict[str, str | None]
+    slots: dict[str, list[str]]
+
+
+def place_tree(tree: Tree, root: str | None = None) -> KerasPlacement:
+    """Return the place of every leaf; raise UnsupportedError for the first that has none.
+
+    A tree that was read from a `.weights.h5` keeps the places that it had. Of any other tree, modules become
+    groups by their attributes, numbered modules the layers of a Sequential model. With `root`, the model is
+    what stands below that attribute, and tf.train.Checkpoint's own count of saves is left out. Without such
+    an attribute, a checkpoint of one network is that network's file, and its optimizer is `optimizer`: what
+    `Checkpoint(net=model, opt=opt)` saved is what `model.load_weights` takes.
+    """
+    for path, value in tree.plain():
+        raise UnsupportedError(
+            f"a .weights.h5 file holds tensors only, not {type(value.value).__name__}", path=display(path)
+        )
+    for path, leaf in tree.tensors():
+        if leaf.dtype == "string":
+            raise UnsupportedError("Keras keeps no strings in a .weights.h5 file", path=display(path))
+    top = tree.containers.get(())
+    if top is not None and isinstance(top.state, dict) and top.state.get("group") == "":
+        return _original_placement(tree)
+    return _PlacementBuilder(tree, root).placed()
+
+
+def _original_placement(tree: Tree) -> KerasPlacement:
+    groups: dict[str, str | None] = {}
+    for container in tree.containers.values():
+        state = container.state if isinstance(container.state, dict) else {}
+        group, name = state.get("group"), state.get("layer")
+        if isinstance(group, str):
+            groups[group] = name if isinstance(name, str) else None
+    datasets: dict[str, Leaf] = {}
+    for path, leaf in tree.tensors():
+        if leaf.key in datasets:
+            raise UnsupportedError("two tensors have the same place in the file", path=display(path))
+        datasets[leaf.key] = leaf
+        if leaf.role == "counter" and path not in tree.containers and leaf.key.endswith("/vars/0"):
+            groups.setdefault(leaf.key.removesuffix("/vars/0"), str(path[-1].value))
+    places = {path: leaf.key for path, leaf in tree.tensors()}
+    return KerasPlacement(datasets, groups, _slots_by_group(datasets, places))
+
+
+def _slots_by_group(datasets: dict[str, Leaf], places: Mapping[Path, str]) -> dict[str, list[str]]:
+    """Return of every group that holds slots what its variables are; `places` are the leaves' datasets."""
+    found: dict[str, dict[int, str]] = {}
+    # Keras numbers them without gaps: a larger number than there are datasets is none of its own.
+    numbers = {str(number): number for number in range(len(datasets))}
+    for place, leaf in datasets.items():
+        group, _, number = place.rpartition("/vars/")
+        owner = places.get(leaf.of) if leaf.of is not None else None
+        if leaf.role == "slot" and owner is not None and leaf.slot and number in numbers:
+            found.setdefault(group, {})[numbers[number]] = f"{leaf.slot}/{owner}"
+    return {
+        group: [members.get(number, "") for number in range(max(members) + 1)]
+        for group, members in found.items()
+        if max(members) < len(datasets)
+    }
+
+
+class _PlacementBuilder:
+    """The places of a tree that never was a Keras file."""
+
+    def __init__(self, tree: Tree, root: str | None) -> None:
+        self.tree = tree
+        self.paths = {path: path for path, _ in tree.tensors()}
+        if () in self.paths:
+            raise UnsupportedError("a tensor without a name has no place in a file of Keras")
+        self.alone = False
+        if root is not None:
+            alone = None if any(path[0].value == root for path in self.paths) else self._alone()
+            self.alone, root = alone is not None, alone or root
+            self.paths = {
+                path: path[1:] if path[0].value == root else path
+                for path in self.paths
+                if path[-1].value != COUNTER
+            }
+        self.names = {path: _strip_private_edges(moved) for path, moved in self.paths.items()}
+        self.slots = OptimizerSlots({path: self._leaf(path) for path in self.paths}, self.names)
+        self.modules: dict[Path, dict[str, Leaf]] = {}
+        self.groups: dict[Path, str] = {(): ""}
+
+    def _alone(self) -> str | None:
+        """Return the attribute of a tf.train.Checkpoint that holds its one network."""
+        if not any(len(path) == 1 and path[0].value == COUNTER for path in self.paths):
+            return None
+        weights = [path for path in self.paths if self._leaf(path).role in ("parameter", "buffer")]
+        tops = {str(path[0].value) for path in weights}
+        # A layer that is itself an attribute of the model has its variables right below.
+        return tops.pop() if len(tops) == 1 and all(len(path) > 2 for path in weights) else None
+
+    def _leaf(self, path: Path) -> Leaf:
+        leaf = self.tree[path]
+        assert isinstance(leaf, Leaf)  # noqa: S101  # `paths` are the tensors' paths
+        return leaf
+
+    def placed(self) -> KerasPlacement:
+        """Return the places; optimizers come last, as they are not part of the model's variables."""
+        below: dict[Path, dict[PathStep, None]] = {}
+        for path, name in self.names.items():
+            leaf = self._leaf(path)
+            if self.slots.owns(path):
+                continue
+            if leaf.role == "slot":
+                raise UnsupportedError(
+                    "this slot belongs to no optimizer that is complete", path=display(path)
+                )
+            module = name if leaf.role == "counter" else name[:-1]
+            self.modules.setdefault(module, {})[str(name[-1].value)] = leaf
+            for depth in range(len(module)):
+                below.setdefault(module[:depth], {})[module[depth]] = None
+        self._name_groups(below)
+        datasets: dict[str, Leaf] = {}
+        groups: dict[str, str | None] = {"": None}
+        for module, members in self.modules.items():
+            group = self.groups[module]
+            groups[group] = str(module[-1].value) if module else "model"
+            for number, leaf in enumerate(_order_leaves(members)):
+                datasets[f"{group}/vars/{number}".lstrip("/")] = leaf
+        # The file's order, not the tree's: a bias may come before its kernel there.
+        position = {id(leaf): number for number, leaf in enumerate(datasets.values())}
+        for at, leaves in self.slots.complete(position):
+            at = _OPTIMIZER if self.alone and len(self.slots.slots) == 1 else at
+            group = "/".join(_group_name(step) for step in at)
+            groups[group] = self._optimizer_name(at, leaves[0]) or "optimizer"
+            for number, leaf in enumerate(leaves):
+                datasets[f"{group}/vars/{number}"] = leaf
+        where = {id(leaf): place for place, leaf in datasets.items()}
+        places = {path: where[id(self._leaf(path))] for path in self.paths if id(self._leaf(path)) in where}
+        return KerasPlacement(datasets, groups, _slots_by_group(datasets, places))
+
+    @staticmethod
+    def _optimizer_name(at: Path, counter: Leaf) -> str | None:
+        """Return what Keras calls the optimizer, as in its counter's name (`adam_1/iteration`)."""
+        from ckpttool.formats.keras_tree import optimizer_class
+
+        name = (counter.name or "").partition("/")[0]
+        return name if optimizer_class(name) is not None else str(at[-1].value) if at else None
+
+    def _name_groups(self, below: dict[Path, dict[PathStep, None]]) -> None:
+        for parent, steps in below.items():
+            self._name_below(parent, list(steps), below)
+
+    def _name_below(
+        self, parent: Path, steps: list[PathStep], below: dict[Path, dict[PathStep, None]]
+    ) -> None:
+        # A parent is met before what is below it: its own group has its name.
+        base = self.groups[parent]
+        numbered = all(_is_number(step) for step in steps)
+        counts: dict[str, int] = {}
+        for step in steps:
+            path = (*parent, step)
+            word = _group_name(step)
+            if numbered:
+                stem = self._class(path, below)
+                if stem is None:
+                    raise UnsupportedError(
+                        "a .weights.h5 file names what a list holds by its class, and the source has none",
+                        path=display(path),
+                        hint="--to tf keeps the numbers of lists",
+                    )
+                number = counts.get(stem, 0)
+                counts[stem] = number + 1
+                word = f"{stem}_{number}" if number else stem
+                container = self.tree.containers.get(parent)
+                listed = container is not None and container.kind in ("list", "tuple")
+                word = word if listed else f"{LAYERS}/{word}"
+            self.groups[path] = f"{base}/{word}" if base else word
+
+    def _class(self, path: Path, below: dict[Path, dict[PathStep, None]]) -> str | None:
+        """Return the class of a module in snake case: what the tree says, or its variables do."""
+        container = self.tree.containers.get(path)
+        if container is not None and container.kind == "module" and container.name:
+            return snake_case(container.name)
+        members = self.modules.get(path, {})
+        names = {name.removeprefix("_") for name in members}
+        if "kernel" in names and names <= {"kernel", "bias"}:
+            rank = next(len(leaf.shape) for name, leaf in members.items() if name.endswith("kernel"))
+            if rank in _CONVOLUTIONS:
+                return _CONVOLUTIONS[rank]
+        if {"moving_mean", "moving_variance"} <= names:
+            return "batch_normalization"
+        if names and names <= {"gamma", "beta"}:
+            return "layer_normalization"
+        if not members and below.get(path) and all(_is_number(step) for step in below[path]):
+            return "sequential"
+        if not members:
+            return self._recurrent((*path, attr(_CELL)))
+        return _BY_NAMES.get(frozenset(names))
+
+    def _recurrent(self, cell: Path) -> str | None:
+        """Return the class of a recurrent layer, which the gates of its cell tell."""
+        members = {name.removeprefix("_"): leaf for name, leaf in self.modules.get(cell, {}).items()}
+        if not {"kernel", "recurrent_kernel"} <= members.keys() <= {"kernel", "recurrent_kernel", "bias"}:
+            return None
+        shape = members["recurrent_kernel"].shape
+        gates = [number for number in _BY_GATES if len(shape) == 2 and shape[1] == number * shape[0] > 0]
+        return _BY_GATES[gates[0]] if gates else None
+
+
+def _strip_private_edges(path: Path) -> Path:
+    """Return the path without tf.train.Checkpoint's private edges between a model and its layers."""
+    return tuple(
+        step._replace(value=str(step.value)[1:]) if step.value in _PROJECTIONS else step
+        for step in path
+        if step.value != _INNER and step.value not in _SEQUENCES
+    )
+
+
+def _is_number(step: PathStep) -> bool:
+    return isinstance(step.value, int) or (isinstance(step.value, str) and step.value.isdecimal())
+
+
+def _group_name(step: PathStep) -> str:
+    word = str(step.value)
+    if not word or word == "." or "/" in word or "\0" in word:
+        raise UnsupportedError("a group of an HDF5 file cannot have this name", path=word[:200])
+    return word
+
+
+def _order_leaves(members: dict[str, Leaf]) -> Iterable[Leaf]:
+    names = [name.removeprefix("_") for name in members]
+    if all(name in _RANK for name in names):
+        return [
+            leaf for _, leaf in sorted(zip(names, members.values(), strict=True), key=lambda m: _RANK[m[0]])
+        ]
+    # keras/src/layers/layer.py, save_own_variables: trainable variables first.
+    return sorted(members.values(), key=lambda leaf: leaf.role != "parameter")
+
+
+# Writes a `.weights.h5` file that Keras 3 loads, through h5py, the same bytes for the same tree.
+#
+# Source: keras/src/saving/saving_lib.py, H5IOStore: a group `vars` with an attribute `name` for every object,
+# numbered datasets in it, bfloat16 as two opaque bytes with an attribute `dtype`. Groups keep the order of
+# their creation, no object keeps a time.
+
+VARS = "vars"
+_ATTRIBUTE = 64512
+
+
+def build_pieces(tree: Tree, *, root: str | None = None) -> tuple[OutputFile, ...]:
+    """Return the one file; raise UnsupportedError for a leaf that has no place in it."""
+    places = place_tree(tree, root)
+    for path, leaf in tree.tensors():
+        row = dtypes.BY_NAME[leaf.dtype]
+        if (row.extension and row.name != "bfloat16") or not row.itemsize or row.name.startswith("q"):
+            raise UnsupportedError(f"Keras keeps no {leaf.dtype} in a .weights.h5 file", path=display(path))
+    groups = _groups(places)
+    return (OutputFile("", lambda stream: _write(stream, places, groups)),)
+
+
+def tree_as_stored(tree: Tree, *, root: str | None = None) -> Tree:
+    """Return the tree as it will be read from the file: with the paths and keys that it gets there."""
+    from ckpttool.formats.hdf5 import Hdf5Dataset, Hdf5Group, Hdf5Index
+    from ckpttool.formats.keras_tree import list_model
+
+    places = place_tree(tree, root)
+    datasets = {
+        path: Hdf5Dataset(path, number, leaf.dtype, leaf.shape, leaf.source)
+        for number, (path, leaf) in enumerate(places.datasets.items())
+    }
+    groups = {
+        path: Hdf5Group(path, number, True, attributes)
+        for number, (path, attributes) in enumerate(_groups(places).items())
+    }
+    return list_model(Hdf5Index(groups, datasets, {}, ())).tree
+
+
+def _groups(places: KerasPlacement) -> dict[str, dict[str, Any]]:
+    """Return every group with its attributes, each after the one that holds it."""
+    found: dict[str, dict[str, Any]] = {"": {}}
+    for group, name in places.groups.items():
+        _add(found, f"{group}/{VARS}".lstrip("/"))
+        if name is not None:
+            found[f"{group}/{VARS}".lstrip("/")]["name"] = name
+    for path in places.datasets:
+        _add(found, path.rpartition("/")[0])
+    for group, slots in places.slots.items():
+        found[f"{group}/{VARS}"] |= _split_attribute(slots)
+    both = found.keys() & places.datasets.keys()
+    if both:
+        raise UnsupportedError("a tensor and a group would have the same name", path=min(both))
+    return found
+
+
+def _add(found: dict[str, dict[str, Any]], path: str) -> None:
+    parts = path.split("/") if path else []
+    for depth in range(1, len(parts) + 1):
+        found.setdefault("/".join(parts[:depth]), {})
+
+
+def _split_attribute(names: list[str]) -> dict[str, list[str]]:
+    """Return a list as attributes of at most _ATTRIBUTE bytes each, numbered as Keras numbers them.
+
+    Source: keras/src/legacy/saving/legacy_h5_format.py, save_attributes_to_hdf5_group.
+    """
+    from ckpttool.formats.keras_tree import SLOTS
+
+    width = max(len(name.encode()) for name in names)
+    step = max(1, _ATTRIBUTE // max(1, width))
+    if len(names) <= step:
+        return {SLOTS: names}
+    starts = range(0, len(names), step)
+    return {f"{SLOTS}{number}": names[at : at + step] for number, at in enumerate(starts)}
+
+
+def _write(stream: IO[bytes], places: KerasPlacement, groups: dict[str, dict[str, Any]]) -> None:
+    if stream.readable():
+        _fill(stream, places, groups)
+        return
+    # The library reads back what it has written, which a stream for writing does not allow.
+    with open(stream.name, "r+b") as both:
+        _fill(both, places, groups)
+
+
+def _fill(stream: IO[bytes], places: KerasPlacement, groups: dict[str, dict[str, Any]]) -> None:
+    import h5py
+
+    access = h5py.h5p.create(h5py.h5p.FILE_ACCESS)
+    access.set_fileobj_driver(h5py.h5fd.fileobj_driver, stream)
+    access.set_libver_bounds(h5py.h5f.LIBVER_V18, h5py.h5f.LIBVER_V18)
+    access.set_fclose_degree(h5py.h5f.CLOSE_STRONG)
+    created = h5py.h5f.create(
+        b"weights", h5py.h5f.ACC_TRUNC, _ordered_properties(h5py, h5py.h5p.FILE_CREATE), access
+    )
+    with h5py.File(created) as file:
+        made: dict[str, h5py.Group] = {"": file["/"]}
+        for path, attributes in groups.items():
+            group = _require_group(h5py, made, path)
+            for name, value in attributes.items():
+                # Texts of one width, as Keras writes lists of names.
+                group.attrs[name] = [each.encode() for each in value] if isinstance(value, list) else value
+        for path, leaf in places.datasets.items():
+            parent, _, last = path.rpartition("/")
+            array = leaf.array()
+            dataset = made[parent].create_dataset(last, data=array, track_times=False)
+            if leaf.dtype == "bfloat16":
+                dataset.attrs["dtype"] = leaf.dtype
+
+
+def _require_group(h5py: Any, made: dict[str, h5py.Group], path: str) -> Any:
+    """Return the group, made if it is not there; the one that holds it is there or is made first."""
+    missing = []
+    while path not in made:
+        path, _, last = path.rpartition("/")
+        missing.append(last)
+    for last in reversed(missing):
+        gcpl = _ordered_properties(h5py, h5py.h5p.GROUP_CREATE)
+        group = h5py.Group(h5py.h5g.create(made[path].id, last.encode(), gcpl=gcpl))
+        path = f"{path}/{last}" if path else last
+        made[path] = group
+    return made[path]
+
+
+def _ordered_properties(h5py: Any, kind: Any) -> Any:
+    """Return the creation properties of a group that keeps the order of its members and no times."""
+    found = h5py.h5p.create(kind)
+    found.set_link_creation_order(h5py.h5p.CRT_ORDER_TRACKED | h5py.h5p.CRT_ORDER_INDEXED)
+    found.set_obj_track_times(False)
+    return found
+
+
+# Writes the weights file of Keras 1 and 2: a group for every layer, and the order of both in attributes.
+#
+# Source: keras/src/legacy/saving/legacy_h5_format.py, `save_weights_to_hdf5_group`. Keras loads by that
+# order.
+
+# What the file says of its writer: kernels are as Keras 2 has them.
+_WRITER = {"keras_version": b"2.3.1", "backend": b"tensorflow"}
+
+
+def build_legacy_file(layers: Mapping[str, Mapping[str, Leaf]]) -> bytes:
+    """Return the file of these layers, each with its weights by names (`dense_1/kernel:0`), in order."""
+    import h5py
+    import numpy as np
+
+    def texts(names: Iterable[str]) -> np.ndarray:
+        return np.array([name.encode() for name in names], "S")
+
+    file = io.BytesIO()
+    with h5py.File(file, "w") as root:
+        root.attrs["layer_names"] = texts(layers)
+        for name, value in _WRITER.items():
+            root.attrs[name] = np.bytes_(value)
+        for layer, weights in layers.items():
+            group = root.create_group(layer)
+            group.attrs["weight_names"] = texts(weights)
+            for path, leaf in weights.items():
+                group.create_dataset(path, data=leaf.array(), track_times=False)
+    return file.getvalue()
+
+
+# keras-rl's two files of one DDPG agent, `NAME_actor.h5f` and `NAME_critic.h5f`, under the name given to it.
+#
+# Source: rl/agents/ddpg.py in github.com/keras-rl/keras-rl, `DDPGAgent.save_weights`: `_actor` and `_critic`
+# come before the suffix, and `.h5f` is the one of its examples. Keras decides what each is: HDF5, or with
+# tf.keras, to which `.h5f` says nothing, a tensor bundle of that prefix (keras/engine/training.py,
+# `save_weights`).
+
+KERAS_RL_NAME = "keras_rl"
+KERAS_RL_TITLE = "keras-rl's NAME_actor.h5f and NAME_critic.h5f"
+
+_MEMBERS = ("actor", "critic")
+_SUFFIX = ".h5f"
+_KINDS = ("", ".index")
+
+
+def keras_rl_claims(probe: Probe) -> str | None:
+    """Return the name with its suffix if no file has it but an actor's and a critic's were made of it."""
+    if probe.kind != "missing":
+        return None
+    stem = probe.path.removesuffix(_SUFFIX)
+    folder, name = os.path.split(stem)
+    there = all(_member_exists(folder, f"{name}_{member}{_SUFFIX}", probe.names) for member in _MEMBERS)
+    return stem + _SUFFIX if name and there else None
+
+
+def _member_exists(folder: str, name: str, names: Collection[str]) -> bool:
+    return any(
+        name + kind in names and filesystem.isfile(os.path.join(folder, name + kind)) for kind in _KINDS
+    )
+
+
+def read_keras_rl(location: str) -> Checkpoint:
+    """List both networks, each as what its bytes say; native keys are `actor:dense_1/kernel:0`."""
+    from ckpttool.formats.detect import open_checkpoint
+
+    stem = location.removesuffix(_SUFFIX)
+    parts = {member: open_checkpoint(f"{stem}_{member}{_SUFFIX}") for member in _MEMBERS}
+    tree = join_trees({key(member): one.tree for member, one in parts.items()}, _native, Container("dict"))
+    both = tuple(parts.values())
+    checked = all(one.integrity == "crc32c" for one in both)
+    return Checkpoint(
+        path=location,
+        format=KERAS_RL_NAME,
+        tree=tree,
+        files=tuple(file for one in both for file in one.files),
+        writer=both[0].writer,
+        integrity="crc32c" if checked else "none",
+        notes=tuple(dict.fromkeys(note for one in both for note in one.notes)),
+        asks=merge_references(*(relocate_references(one.asks, member) for member, one in parts.items())),
+        unjudged=tuple(f"{member}: {each}" for member, one in parts.items() for each in one.unjudged),
+    )
+
+
+def _native(member: PathStep, name: str) -> str:
+    return f"{member.value}:{name}"
+
+
+def keras_rl_pieces(tree: Tree) -> tuple[OutputFile, ...]:
+    """Return both files, HDF5; raise UnsupportedError for a tensor that is no layer's of the two networks."""
+    members: dict[str, dict[str, dict[str, Leaf]]] = {member: {} for member in _MEMBERS}
+    for path, leaf in tree.tensors():
+        if len(path) != 3 or path[0].value not in members:
+            raise UnsupportedError("keras-rl keeps layers of an actor and a critic", path=display(path))
+        member, layer, weight = (str(step.value) for step in path)
+        members[member].setdefault(layer, {})[_weight_name(leaf, member, layer, weight)] = leaf
+    return tuple(OutputFile(f"_{member}{_SUFFIX}", _writer(layers)) for member, layers in members.items())
+
+
+def _weight_name(leaf: Leaf, member: str, layer: str, weight: str) -> str:
+    """Return the weight's name below its layer: the file's own on the way back (Keras 1: `dense_1_W:0`)."""
+    own = f"{member}:{layer}/"
+    return leaf.key.removeprefix(own) if leaf.key.startswith(own) else f"{layer}/{weight}:0"
+
+
+def _writer(layers: Mapping[str, Mapping[str, Leaf]]) -> Callable[[IO[bytes]], None]:
+
+    def write(stream: IO[bytes]) -> None:
+        stream.write(build_legacy_file(layers))
+
+    return write
+
+
+RL = types.SimpleNamespace(
+    read=read_keras_rl,
+    FRAMEWORK=FRAMEWORK,
+    TITLE=KERAS_RL_TITLE,
+    pieces=keras_rl_pieces,
+    NAME=KERAS_RL_NAME,
+    claims=keras_rl_claims,
+    WRITES=WRITES,
+)
+
+
+# Keras 3's `.keras` archives: a zip of metadata.json, config.json and model.weights.h5.
+#
+# Source: keras/src/saving/saving_lib.py, _save_model_to_fileobj. The HDF5 file is a member that is stored as
+# it is, so leaves are spans of the archive; its CRC-32 is checked, once, when the first leaf is read.
+
+ARCHIVE_NAME = "keras_zip"
+ARCHIVE_TITLE = "Keras 3 model (.keras)"
+ARCHIVE_WRITES = False
+
+CONFIG, METADATA = "config.json", "metadata.json"
+WEIGHTS, SHARDS, PICKLED = "model.weights.h5", "model.weights.json", "model.weights.npz"
+# The first member's name in a local header (30 bytes), for archives whose end is damaged or missing.
+_FIRST = re.compile(rb"(metadata|config)\.json", re.ASCII)
+
+
+def archive_claims(probe: Probe) -> str | None:
+    """Return the path of a zip with a configuration and weights, or of a damaged one that begins like it."""
+    if probe.damage is not None:
+        return probe.path if _FIRST.match(probe.head, archives.LOCAL.size) else None
+    weights = any(name in probe.members for name in (WEIGHTS, SHARDS, PICKLED))
+    return probe.path if weights and CONFIG in probe.members else None
+
+
+def read_archive(location: str) -> Checkpoint:
+    """List the model; the configuration is read as data and nothing in it is looked up or run.
+
+    Raise FormatError when archive or weights are damaged, UnsupportedError for weights that are pickled.
+    """
+    from ckpttool.core.checkpoint import Checkpoint
+    from ckpttool.core.source import File
+    from ckpttool.formats import keras_tree
+    from ckpttool.formats.keras_config import ConfigAudit, audit_json, config_of, merge_audits
+    from ckpttool.formats.keras_tree import optimizer_config
+
+    file = File.stamp(location)
+    archive = archives.read_zip(file)
+    config, notes = _read_document(archive, CONFIG)
+    metadata, more = _read_document(archive, METADATA)
+    judges = [
+        audit_json(bytes(archive.source(n).read()), n) for n in (CONFIG, METADATA) if n in archive.members
+    ]
+    index = _read_weights_index(archive)
+    model, compiled = config_of(config), config.get("compile_config")
+    optimizer = optimizer_config(compiled.get("optimizer") if isinstance(compiled, dict) else None)
+    found = keras_tree.add_file_to_errors(file.path, lambda: keras_tree.list_model(index, model, optimizer))
+    version = metadata.get("keras_version")
+    details = {key: value for key, value in metadata.items() if isinstance(value, str)}
+    judgement = merge_audits([*judges, ConfigAudit(found.asks, found.unjudged)])
+    assets = sum(name.startswith("assets/") for name in archive.members)
+    notes += (*more, *((f"assets that are not read: {assets:,}",) if assets else ()), *found.notes)
+    return Checkpoint(
+        path=location,
+        format=ARCHIVE_NAME,
+        tree=found.tree,
+        files=(file,),
+        writer=f"Keras {version}" if isinstance(version, str) else None,
+        integrity="crc32" if archive.recorded else "none",
+        notes=notes,
+        details={**found.details, **details},
+        asks=judgement.asks,
+        unjudged=judgement.unjudged,
+    )
+
+
+def _read_document(archive: ZipArchive, name: str) -> tuple[dict[str, Any], tuple[str, ...]]:
+    from ckpttool.core import limits
+    from ckpttool.core.errors import CkpttoolError
+    from ckpttool.formats.keras_config import parse_config
+
+    member = archive.members.get(name)
+    if member is None:
+        return {}, (f"the archive has no {name}",)
+    if member.size > limits.current().json_bytes:
+        raise limits.limit_error("json_bytes", f"{name} is too large", member.size, file=archive.file.path)
+    try:
+        return parse_config(bytes(archive.source(name).read()), name)
+    except CkpttoolError as error:
+        raise error.located(file=archive.file.path) from error.__cause__
+
+
+def _read_weights_index(archive: ZipArchive) -> Hdf5Index:
+    from ckpttool.core.errors import FormatError, UnsupportedError
+    from ckpttool.formats import hdf5, keras_tree
+
+    path = archive.file.path
+    if WEIGHTS in archive.members:
+        names = [WEIGHTS]
+    elif SHARDS in archive.members:
+        names = keras_tree.shard_names(_read_document(archive, SHARDS)[0], path)
+    elif PICKLED in archive.members:
+        raise UnsupportedError(f"{PICKLED} holds pickled objects, which are not read", file=path)
+    else:
+        raise FormatError(f"the archive has no {WEIGHTS}", file=path)
+    return keras_tree.merge_shards([hdf5.read_index(archive.source(name)) for name in names], path)
+
+
+ARCHIVE = types.SimpleNamespace(
+    read=read_archive,
+    METADATA=METADATA,
+    PICKLED=PICKLED,
+    FRAMEWORK=FRAMEWORK,
+    TITLE=ARCHIVE_TITLE,
+    NAME=ARCHIVE_NAME,
+    SHARDS=SHARDS,
+    claims=archive_claims,
+    WRITES=ARCHIVE_WRITES,
+    CONFIG=CONFIG,
+    WEIGHTS=WEIGHTS,
+)

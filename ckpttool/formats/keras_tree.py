@@ -1,0 +1,1133 @@
+"""Trees of Keras models and their optimizers."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
+from dataclasses import dataclass, field, replace
+from typing import Any, NamedTuple
+
+from ckpttool.core import text
+from ckpttool.core.checkpoint import CodeReference
+from ckpttool.core.errors import CkpttoolError, FormatError
+from ckpttool.core.source import File, Shape
+from ckpttool.core.tree import Alias, Container, Leaf, Path, PathStep, Role, Tree, attr, index
+from ckpttool.encodings import archives
+from ckpttool.formats import hdf5, keras_config
+from ckpttool.formats.hdf5 import Hdf5Dataset, Hdf5Group, Hdf5Index
+from ckpttool.formats.keras_config import (
+    NOTHING,
+    KerasConfig,
+    annotate_config,
+    child_config,
+    config_of,
+    note_lambdas,
+    parse_config,
+    snake_case,
+    split_number,
+    stored_names,
+    with_calls,
+    with_flattened,
+)
+from ckpttool.formats.tf_object_graph import slot_path
+
+# Keras optimizers: which of their variables are slots, of what kind, and of which variable.
+#
+# Keras 3 numbers them in the order of their creation: iteration, learning rate, then one round after another
+# over the trained variables (keras/src/optimizers/base_optimizer.py, build and add_optimizer_variables, and
+# keras/src/optimizers/*.py). tf_keras 2.11 and later does the same without a learning rate
+# (tf_keras/src/optimizers/*.py). Kinds are named as object_graph.roles names them.
+
+Round = tuple[str, ...]
+
+_ROUNDS: dict[str, tuple[Round, ...]] = {
+    **dict.fromkeys(("Adam", "AdamW", "Nadam", "Lamb", "ScheduleFreeAdamW"), (("m", "v"),)),
+    "Adamax": (("m", "u"),),
+    "RMSprop": (("rms",),),
+    "Adagrad": (("accumulator",),),
+    "Adadelta": (("accumulated_grad", "accumulated_delta"),),
+    "Ftrl": (("accumulator", "linear"),),
+    "Lion": (("m",),),
+    "SGD": (("momentum",),),
+}
+_CLASSES = {snake_case(name): name for name in (*_ROUNDS, "Adafactor", "Muon", "LossScaleOptimizer")}
+# Spellings of earlier defaults (tf_keras names an AdamW "AdamW", Keras 3.0 an RMSprop "rmsprop").
+_CLASSES |= {"adamw": "AdamW", "rmsprop": "RMSprop", "r_m_sprop": "RMSprop"}
+_SCALAR = "float"
+INNER = "inner_optimizer"  # keras/src/optimizers/loss_scale_optimizer.py
+_SCALED: tuple[tuple[str, Role], ...] = (
+    *(("iterations", "counter"), ("learning_rate", "other")),
+    *(("step_counter", "other"), ("dynamic_scale", "other")),
+)
+# The attribute that names weights in Keras's older files names here what an optimizer's variables are.
+SLOTS = "weight_names"
+
+
+class TrainedVariable(NamedTuple):
+    """A variable that the optimizer trains."""
+
+    path: Path
+    shape: Shape
+
+
+def optimizer_class(name: str | None) -> str | None:
+    """Return the optimizer's class by the name that Keras gave it, if it is one of Keras's."""
+    return _CLASSES.get(snake_case(split_number(name)[0])) if name else None
+
+
+def optimizer_config(found: object) -> KerasConfig:
+    """Return an optimizer's configuration; `model.compile("adam")` may leave only its name."""
+    return KerasConfig(optimizer_class(found), {}) if isinstance(found, str) else config_of(found)
+
+
+def slot_rounds(cls: str | None, settings: Mapping[str, Any]) -> tuple[Round, ...] | None:
+    """Return the kinds of slots, round after round; None for a class whose order is not known."""
+    own = _ROUNDS.get(cls or "")
+    if own is None:
+        return None
+    if cls == "SGD" and settings.get("momentum") in (0, 0.0):
+        own = ()
+    if cls in ("Adam", "AdamW") and settings.get("amsgrad") is True:
+        own = (*own, ("vhat",))
+    if cls == "RMSprop":
+        momentum = settings.get("momentum")
+        own += (("momentum",),) if isinstance(momentum, int | float) and momentum > 0 else ()
+        own += (("mg",),) if settings.get("centered") is True else ()
+    first: tuple[Round, ...] = (("average",),) if settings.get("use_ema") is True else ()
+    if settings.get("gradient_accumulation_steps"):
+        first += (("gradient",),)
+    return first + own
+
+
+def optimizer_leaves(
+    datasets: Sequence[Hdf5Dataset], at: Path, config: KerasConfig, trained: Sequence[TrainedVariable] | None
+) -> tuple[dict[Path, Leaf], bool]:
+    """Return an optimizer's leaves, and whether every slot has found its variable.
+
+    `trained` are the trained variables in the optimizer's order, None when that order is not known. Counts
+    and shapes must agree exactly, or no slot is said to belong to anything.
+    """
+    found: dict[Path, Leaf] = {}
+    if config.cls == "LossScaleOptimizer" and len(datasets) >= len(_SCALED):
+        return _loss_scale_leaves(datasets, at), True
+    order = _slot_order(datasets, config, trained)
+    for number, kinds in ((n, _match_slots(datasets[n:], order, trained)) for n in setting_counts(datasets)):
+        if kinds is None:
+            continue
+        for name, role, dataset in _settings(datasets[:number]):
+            found[*at, attr(name)] = _leaf(dataset, role)
+        for dataset, kind, of in kinds:
+            found[slot_path(at, kind, of)] = _leaf(dataset, "slot", of, kind)
+        rest = datasets[number + len(kinds) :]
+        for n, dataset in enumerate(rest):
+            name = "u_product" if config.cls == "Nadam" and not n else f"vars/{number + len(kinds) + n}"
+            found[(*at, *map(attr, name.split("/")))] = _leaf(dataset, "other")
+        return found, True
+    start = max(setting_counts(datasets))
+    for name, role, dataset in _settings(datasets[:start]):
+        found[*at, attr(name)] = _leaf(dataset, role)
+    for number, dataset in enumerate(datasets[start:], start):
+        last = dataset.path.rpartition("/")[2] or str(number)
+        found[*at, attr("vars"), attr(last)] = _leaf(dataset, "slot" if dataset.shape else "other")
+    return found, start == len(datasets)
+
+
+def _slot_order(
+    datasets: Sequence[Hdf5Dataset], config: KerasConfig, trained: Sequence[TrainedVariable] | None
+) -> tuple[Round, ...] | None:
+    """Return the kinds of slots, round after round.
+
+    A file of weights has no settings: of Adam's, which add rounds, those count whose shapes alone fit.
+    """
+    if config.settings or config.cls not in ("Adam", "AdamW"):
+        return slot_rounds(config.cls, config.settings)
+    able = [slot_rounds(config.cls, settings) for settings in _ADAMS]
+    fits = [
+        order
+        for order in able
+        if any(_match_slots(datasets[n:], order, trained) is not None for n in setting_counts(datasets))
+    ]
+    return fits[0] if len(fits) == 1 else able[0]
+
+
+_ADAMS: tuple[Mapping[str, Any], ...] = (
+    {},
+    {"amsgrad": True},
+    {"use_ema": True},
+    {"amsgrad": True, "use_ema": True},
+)
+
+
+def _loss_scale_leaves(datasets: Sequence[Hdf5Dataset], at: Path) -> dict[Path, Leaf]:
+    """Return what a LossScaleOptimizer stores: its own four, and again all of the one inside it.
+
+    Source: keras/src/optimizers/loss_scale_optimizer.py, build and variables.
+    """
+    found: dict[Path, Leaf] = {}
+    for (name, role), dataset in zip(_SCALED, datasets, strict=False):
+        found[*at, attr(name)] = _leaf(dataset, role)
+    for number, dataset in enumerate(datasets[len(_SCALED) :], len(_SCALED)):
+        last = dataset.path.rpartition("/")[2] or str(number)
+        found[*at, attr("vars"), attr(last)] = _leaf(dataset, "other")
+    return found
+
+
+def listed_leaves(
+    datasets: Sequence[Hdf5Dataset], at: Path, names: Sequence[str], owners: Mapping[str, tuple[Path, Shape]]
+) -> dict[Path, Leaf] | None:
+    """Return an optimizer's leaves if the file says what each is, as ckpttool's own files do.
+
+    `names` has `KIND/DATASET` for every slot and an empty text for what is no slot; `owners` are the model's
+    variables by dataset. Whatever disagrees makes the list worthless: then None.
+    """
+    found: dict[Path, Leaf] = {}
+    settings = [d for d, name in zip(datasets, names, strict=False) if not name]
+    if len(names) != len(datasets) or max(setting_counts(settings)) != len(settings):
+        return None
+    for name, role, dataset in _settings(settings):
+        found[*at, attr(name)] = _leaf(dataset, role)
+    for dataset, name in zip(datasets, names, strict=True):
+        kind, _, of = name.partition("/")
+        if not name:
+            continue
+        path, shape = owners.get(of, (None, None))
+        if path is None or shape != dataset.shape or not kind or slot_path(at, kind, path) in found:
+            return None
+        found[slot_path(at, kind, path)] = _leaf(dataset, "slot", path, kind)
+    return found
+
+
+def setting_counts(datasets: Sequence[Hdf5Dataset]) -> list[int]:
+    """Return how many of the first variables may be settings: the iteration, then a learning rate or none."""
+    if not datasets or datasets[0].shape or "int" not in datasets[0].dtype:
+        return [0]
+    if len(datasets) > 1 and not datasets[1].shape and _SCALAR in datasets[1].dtype:
+        return [2, 1]
+    return [1]
+
+
+def _settings(datasets: Sequence[Hdf5Dataset]) -> Iterator[tuple[str, Role, Hdf5Dataset]]:
+    named: tuple[tuple[str, Role], ...] = (("iterations", "counter"), ("learning_rate", "other"))
+    for (name, role), dataset in zip(named, datasets, strict=False):
+        yield name, role, dataset
+
+
+def _match_slots(
+    slots: Sequence[Hdf5Dataset], order: tuple[Round, ...] | None, trained: Sequence[TrainedVariable] | None
+) -> list[tuple[Hdf5Dataset, str, Path]] | None:
+    if order is None or trained is None:
+        return None
+    wanted = [(kind, one) for kinds in order for one in trained for kind in kinds]
+    # Nadam ends with a scalar of its own.
+    extra = slots[len(wanted) :]
+    if len(slots) < len(wanted) or len(extra) > 1 or any(each.shape for each in extra):
+        return None
+    pairs = list(zip(slots, wanted, strict=False))
+    if any(dataset.shape != one.shape for dataset, (_, one) in pairs):
+        return None
+    return [(dataset, kind, one.path) for dataset, (kind, one) in pairs]
+
+
+def _leaf(dataset: Hdf5Dataset, role: Role, of: Path | None = None, slot: str | None = None) -> Leaf:
+    return Leaf(dataset.dtype, dataset.shape, dataset.source, dataset.path, role, of, slot)
+
+
+# How a slot's name ends or begins: Keras 2 `Adam/dense/kernel/m`, 2.11 `Adam/m/dense/kernel`, 3
+# `adam/dense_kernel_momentum` (save_optimizer_weights_to_hdf5_group of legacy_h5_format.py).
+_KINDS = {
+    "momentum": "m",
+    "velocity": "v",
+    "velocity_hat": "vhat",
+    "norm": "u",
+    "average_gradient": "mg",
+    "accumulated_delta_var": "accumulated_delta",
+    "gradient_accumulator": "gradient",
+}
+_COUNTERS = frozenset(("iter", "iteration", "iterations"))
+
+
+def named_leaves(
+    datasets: Sequence[tuple[str, Hdf5Dataset]], at: Path, config: KerasConfig, owners: Mapping[str, Path]
+) -> tuple[dict[Path, Leaf], bool]:
+    """Return the leaves of an optimizer that names its variables, and whether every slot has found its own.
+
+    `owners` are the model's variables by the name that each was saved with (a name that two have is absent).
+    """
+    found: dict[Path, Leaf] = {}
+    flat = {name.replace("/", "_"): path for name, path in owners.items()}
+    complete = True
+    for name, dataset in datasets:
+        short = name.removesuffix(":0")
+        parts = short.removeprefix("training/").split("/")
+        last = parts[-1]
+        # Names begin with the optimizer's, in Keras 2.11 to 2.15 with the kind (`m/dense/kernel`).
+        owner = _find_owner("/".join(parts[1:]), owners, flat) or _find_owner("/".join(parts), owners, flat)
+        if last in _COUNTERS:
+            path, leaf = (*at, attr("iterations")), _leaf(dataset, "counter")
+        elif owner is not None:
+            kind = _kind(owner[0], config.cls or optimizer_class(parts[0]))
+            path, leaf = slot_path(at, kind, owner[1]), _leaf(dataset, "slot", owner[1], kind)
+        else:
+            role: Role = "slot" if dataset.shape else "other"
+            complete = complete and not dataset.shape
+            path, leaf = (*at, *map(attr, parts[1:] or parts)), _leaf(dataset, role)
+        found[path if path not in found else (*at, *map(attr, short.split("/")))] = leaf
+    return found, complete
+
+
+def _kind(word: str, cls: str | None) -> str:
+    if cls == "RMSprop" and word in ("velocity", "momentum"):
+        return "rms" if word == "velocity" else "momentum"
+    return "momentum" if cls == "SGD" and word in ("m", "momentum") else _KINDS.get(word, word)
+
+
+def _find_owner(rest: str, owners: Mapping[str, Path], flat: Mapping[str, Path]) -> tuple[str, Path] | None:
+    kind, slash, name = rest.partition("/")
+    if slash and name in owners:
+        return kind, owners[name]
+    name, slash, kind = rest.rpartition("/")
+    if slash and name in owners:
+        return kind, owners[name]
+    for at, letter in enumerate(rest):
+        if letter == "_" and rest[:at] in flat and len(rest) - at <= 32:
+            return rest[at + 1 :], flat[rest[:at]]
+    return None
+
+
+# Optimizers of Keras before 2.3: slots called `Variable_7`, told apart by their order alone.
+#
+# Source: keras/optimizers.py of Keras 2.0 to 2.2 and tensorflow/python/keras/optimizers.py of TensorFlow 1.4
+# to 1.13: `get_updates` sets `self.weights = [self.iterations] + ms + vs + vhats` and the like, each list
+# over the model's trainable weights. RMSprop, Adagrad and Adadelta have no iteration there. An Adam without
+# amsgrad has vhats of one zero each since 2.1; SGD has its moments even without momentum.
+
+_UNNAMED = re.compile(r"(?:.*/)?Variable(_\d+)?(:0)?", re.DOTALL)
+_LISTS = {
+    "Adam": ("m", "v"),
+    "Nadam": ("m", "v"),
+    "Adamax": ("m", "u"),
+    "SGD": ("momentum",),
+    "RMSprop": ("rms",),
+    "Adagrad": ("accumulator",),
+    "Adadelta": ("accumulated_grad", "accumulated_delta"),
+}
+
+
+def leaves_by_count(
+    datasets: Sequence[tuple[str, Hdf5Dataset]],
+    at: Path,
+    config: KerasConfig,
+    trained: Sequence[TrainedVariable],
+) -> dict[Path, Leaf] | None:
+    """Return an optimizer's leaves, or None if its slots have names or do not fit the trained variables.
+
+    `trained` are in the model's order. Counts and shapes must agree exactly.
+    """
+    settings = [each for each in datasets if not each[1].shape]
+    slots = [each for each in datasets if each[1].shape]
+    kinds = _LISTS.get(config.cls or "", ())
+    if not kinds or not trained or not all(_UNNAMED.fullmatch(name) for name, _ in slots):
+        return None
+    if config.settings.get("amsgrad") is True:
+        kinds = (*kinds, "vhat")
+    wanted = [(kind, one) for kind in kinds for one in trained]
+    rest = slots[len(wanted) :]
+    if len(slots) < len(wanted) or any(dataset.shape != (1,) for _, dataset in rest):
+        return None
+    if rest and (config.cls != "Adam" or len(rest) != len(trained)):
+        return None
+    found: dict[Path, Leaf] = {}
+    for (_, dataset), (kind, one) in zip(slots, wanted, strict=False):
+        if dataset.shape != one.shape:
+            return None
+        path = slot_path(at, kind, one.path)
+        found[path] = Leaf(dataset.dtype, dataset.shape, dataset.source, dataset.path, "slot", one.path, kind)
+    for name, dataset in (*settings, *rest):
+        counts = re.fullmatch(r"iterations?(_\d+)?(:0)?", name.rpartition("/")[2]) is not None
+        last = (attr("iterations"),) if counts else tuple(map(attr, name.removesuffix(":0").split("/")))
+        path = (*at, *last) if (*at, *last) not in found else (*at, *map(attr, name.split("/")))
+        role: Role = "counter" if counts else "other"
+        found[path] = Leaf(dataset.dtype, dataset.shape, dataset.source, dataset.path, role)
+    return found if len(found) == len(datasets) else None
+
+
+# The h5 files of Keras 1 and 2 (and Keras 3's `model.save("x.h5")`): layers and weights named by attributes.
+#
+# Source: keras/src/legacy/saving/legacy_h5_format.py, save_weights_to_hdf5_group,
+# load_attributes_from_hdf5_group, save_optimizer_weights_to_hdf5_group; in tf_keras
+# tf_keras/src/saving/legacy/hdf5_format.py.
+
+TOP = "top_level_model_weights"
+# Keras 1 names of what is not trained and of a dense or convolutional layer's two weights.
+_BUFFERS = frozenset(("moving_mean", "moving_variance", "running_mean", "running_std", "mean", "variance"))
+_OTHER = frozenset(("count", "seed_generator_state", "seed"))
+_KERAS1 = {"W": "kernel", "b": "bias"}
+
+
+class KerasWeight(NamedTuple):
+    """One named weight: its layer, its name as saved, its dataset."""
+
+    layer: str
+    name: str
+    dataset: Hdf5Dataset
+
+
+def is_legacy(index: Hdf5Index) -> bool:
+    """Say whether the file's root, or its group of weights, names its layers."""
+    return _named(index.groups[""]) or (
+        "model_weights" in index.groups and _named(index.groups["model_weights"])
+    )
+
+
+def _named(group: Hdf5Group) -> bool:
+    return "layer_names" in group.attributes or "layer_names0" in group.attributes
+
+
+def read_names(group: Hdf5Group, attribute: str) -> list[str]:
+    """Return a list of names; one longer than an HDF5 attribute may be is in pieces numbered from 0.
+
+    Raise FormatError for an attribute that is something else: Keras would make other names of it.
+    """
+    if attribute in group.attributes:
+        return _require_names(group, attribute)
+    found: list[str] = []
+    number = 0
+    while f"{attribute}{number}" in group.attributes:
+        found += _require_names(group, f"{attribute}{number}")
+        number += 1
+    return found
+
+
+def _require_names(group: Hdf5Group, attribute: str) -> list[str]:
+    found = group.attributes[attribute]
+    if not isinstance(found, list):
+        raise FormatError(f"attribute {attribute} of group /{group.path[:200]} is not a list of names")
+    return found
+
+
+def find_weights_group(index: Hdf5Index) -> str:
+    """Return the path of the group that holds the layers ("" is the root), as Keras chooses it."""
+    below = "layer_names" not in index.groups[""].attributes and "model_weights" in index.groups
+    return "model_weights" if below else ""
+
+
+def iter_legacy_weights(index: Hdf5Index) -> Iterator[KerasWeight]:
+    """Go through the model's weights in the attributes' order; raise FormatError for one that is absent."""
+    group = index.groups[find_weights_group(index)]
+    prefix = f"{group.path}/" if group.path else ""
+    listed = list(dict.fromkeys(read_names(group, "layer_names")))
+    if TOP not in listed and prefix + TOP in index.groups:
+        listed.append(TOP)
+    for layer in listed:
+        inside = index.groups.get(prefix + layer)
+        if inside is None:
+            raise FormatError(f"layer {layer[:200]} is named but not in the file")
+        for name in dict.fromkeys(read_names(inside, "weight_names")):
+            yield KerasWeight(layer, name, _dataset(index, f"{prefix}{layer}/{name}"))
+
+
+def legacy_optimizer(index: Hdf5Index) -> list[tuple[str, Hdf5Dataset]]:
+    """Return the optimizer's variables by name in their order."""
+    group = index.groups.get("optimizer_weights")
+    if group is None:
+        return []
+    return [
+        (n, _dataset(index, f"optimizer_weights/{n}"))
+        for n in dict.fromkeys(read_names(group, "weight_names"))
+    ]
+
+
+def _dataset(index: Hdf5Index, path: str) -> Hdf5Dataset:
+    path = index.same.get(path, path)
+    found = index.datasets.get(path)
+    if found is None:
+        raise FormatError(f"weight {path[:200]} is named but not in the file")
+    return found
+
+
+def weight_path(weight: KerasWeight, siblings: Set[str]) -> Path:
+    """Return a weight's path: the layer, then its name without the layer's own and without `:0`.
+
+    `siblings` are the names of the layer's weights.
+    """
+    parts = weight.name.removesuffix(":0").split("/")
+    if weight.layer in parts[:-1]:
+        # A subclassed model's own name comes first: agent/dense_2/kernel in layer dense_2.
+        parts = parts[parts.index(weight.layer) + 1 :]
+    elif parts[-1].startswith(f"{weight.layer}_"):
+        parts[-1] = parts[-1][len(weight.layer) + 1 :]
+        # Keras 1 wrote the two names with Theano, where nothing is put behind them.
+        old = {f"{weight.layer}_{name}" for name in _KERAS1}
+        both = {name.removesuffix(":0") for name in siblings} == old
+        parts[-1] = _KERAS1.get(parts[-1], parts[-1]) if both else parts[-1]
+    return tuple(map(attr, parts if weight.layer == TOP else (weight.layer, *parts)))
+
+
+def weight_role(path: Path) -> Role:
+    """Return what a weight is for, by its name."""
+    last = str(path[-1].value)
+    return "buffer" if last in _BUFFERS else "other" if last in _OTHER else "parameter"
+
+
+class KerasSettings:
+    """A model's configuration, asked by the paths of its weights."""
+
+    def __init__(self, root: KerasConfig) -> None:
+        """Know the model; its layers are looked up as they are asked for."""
+        self._known: dict[Path, KerasConfig] = {(): root}
+        self._below: dict[Path, dict[str | None, KerasConfig]] = {}
+
+    def down_to(self, path: Path) -> Iterator[tuple[Path, KerasConfig]]:
+        """Go from the model to the layer that holds a weight, as far as the configuration names them."""
+        for depth in range(len(path)):
+            at = path[:depth]
+            if at not in self._known:
+                self._known[at] = self._layer(path[: depth - 1], str(path[depth - 1].value))
+            if self._known[at].cls is None:
+                return
+            yield at, self._known[at]
+
+    def _layer(self, parent: Path, name: str) -> KerasConfig:
+        if parent not in self._below:
+            self._below[parent] = {each.name: each for each in self._known[parent].layers()}
+        return self._below[parent].get(name, NOTHING)
+
+
+# The `.weights.h5` layout of Keras 3 (and tf_keras since 2.12): a group for each object, `vars/<i>` in it.
+#
+# Source: keras/src/saving/saving_lib.py (_save_state, _save_container_state, H5IOStore). Layers of a
+# Sequential or functional model stand under `layers` by their class; other objects stand under the attribute
+# that holds them; the user's name is an attribute of the group `vars`, which tf_keras does not write.
+
+VARS = "vars"
+# TF 2.12 to 2.15 used the second name (keras/src/saving/saving_lib.py, H5IOStore.get).
+LAYERS = ("layers", "_layer_checkpoint_dependencies")
+METRICS = "metrics"
+UNPLACED = 1 << 30
+# Layers, and operations as layers, that may put an image's axes into another order.
+_REORDERS = re.compile(r"(?:permute|transpose|swapaxes|moveaxis|lambda|einsum)(?:_\d+)?", re.ASCII)
+_MATRIX = 2
+
+
+@dataclass
+class KerasNode:
+    """One stored object or container: its group, its variables, what is below it.
+
+    `slots` is what the file says of an optimizer's variables (keras_tree.optimizers, listed_leaves), `holds`
+    whether there is a variable in it or below it.
+    """
+
+    group: str
+    rank: tuple[int, ...]
+    name: str | None = None
+    saved: bool = False
+    variables: list[Hdf5Dataset] = field(default_factory=list)
+    below: dict[str, KerasNode] = field(default_factory=dict)
+    slots: list[str] = field(default_factory=list)
+    holds: bool = False
+
+
+def is_modules(found: Hdf5Index) -> bool:
+    """Say whether any group is one of Keras 3's."""
+    return any(path == VARS or path.endswith(f"/{VARS}") for path in found.groups)
+
+
+def build_nodes(found: Hdf5Index) -> tuple[KerasNode, list[Hdf5Dataset]]:
+    """Return the root of the stored objects, and the datasets that stand outside any of them."""
+    made: dict[str, KerasNode] = {"": KerasNode("", ())}
+    strays = []
+    for position, group in enumerate(found.groups.values()):
+        parent, _, last = group.path.rpartition("/")
+        if not group.path:
+            continue
+        if last == VARS and parent in made:
+            made[parent].saved = True
+            name = group.attributes.get("name")
+            made[parent].name = name if isinstance(name, str) and name else None
+            made[parent].slots = read_names(group, SLOTS)
+        elif parent in made:
+            # Without creation order the file's own order is that of names; what came first lies in front.
+            ordered = found.groups[parent].ordered
+            node = made[group.path] = KerasNode(
+                group.path, (position,) if ordered else (group.address, position)
+            )
+            made[parent].below[last] = node
+    for dataset in found.datasets.values():
+        owner, _, last = dataset.path.rpartition("/")
+        parent, _, group_name = owner.rpartition("/")
+        if group_name == VARS and parent in made:
+            made[parent].variables.append(dataset)
+        else:
+            strays.append(dataset)
+    for node in made.values():
+        node.variables.sort(key=lambda each: _number(each.path.rpartition("/")[2]))
+        above: KerasNode | None = node if node.variables else None
+        while above is not None and not above.holds:
+            above.holds = True
+            above = made[above.group.rpartition("/")[0]] if above.group else None
+    return made[""], strays
+
+
+def _number(name: str) -> tuple[bool, int, str]:
+    return not name.isdecimal(), int(name[:9]) if name.isdecimal() else 0, name
+
+
+class KerasMember(NamedTuple):
+    """An object below another one: its node, its path from there, its class and settings.
+
+    `place` is its position in the model's configuration, `container` the group of the list that holds it.
+    """
+
+    node: KerasNode
+    steps: Path
+    config: KerasConfig
+    place: int = UNPLACED
+    container: str | None = None
+
+
+class KerasWalk:
+    """Goes through the objects in Keras's order and collects leaves, containers and what is trained."""
+
+    def __init__(self, config: KerasConfig, root: KerasNode) -> None:
+        """Start from a model's root; `config` says more than the file does, if there is one."""
+        self.leaves: dict[Path, Leaf] = {}
+        self.containers: dict[Path, Container] = {}
+        self.optimizers: list[tuple[KerasNode, Path]] = []
+        # What each object trains, in the order in which its model lists it, but for the objects `unsure`.
+        self.trained: list[tuple[Path, list[TrainedVariable]]] = []
+        self.unsure: list[Path] = []
+        self.unnamed = 0
+        # tf_keras writes no names, and its models list their own variables last (src/engine/training.py).
+        self._own_last = root.name is None
+        self._unknown_order = not config.layers() and _reorders(root)
+        self._go(root, config)
+
+    def _go(self, root: KerasNode, config: KerasConfig) -> None:
+        own: list[tuple[Path, list[TrainedVariable]]] = []
+        stack: list[tuple[KerasMember, Path, bool | None]] = [
+            (KerasMember(root, (), config), (), None if config.cls is None else True)
+        ]
+        while stack:
+            member, at, trainable = stack.pop()
+            node = member.node
+            found = member.config.trainable
+            trainable = False if found is False else trainable if trainable is not None else found
+            path = self._free((*at, *member.steps), node)
+            if self._is_optimizer(node):
+                self.optimizers.append((node, path))
+                inner = [KerasMember(below, (attr(edge),), NOTHING) for edge, below in node.below.items()]
+                stack += [(each, path, None) for each in reversed(inner)]
+                continue
+            cls = member.config.cls
+            if node.saved or node.variables:
+                if _is_counter(node, member):
+                    self.leaves[path] = dataset_leaf(node.variables[0], "counter")
+                    continue
+                trained = self._variables(node, path, cls, member.config, trainable)
+                (own if node is root and self._own_last else self.trained).append((path, trained))
+                self._contain(node, path, cls, member.config)
+            members = self._members(node, path, cls, member.config)
+            stack += [(each, path, trainable) for each in reversed(members)]
+        self.trained += own
+
+    def _free(self, path: Path, node: KerasNode) -> Path:
+        if path in self.containers or path in self.leaves:
+            return tuple(map(attr, node.group.split("/")))
+        return path
+
+    def _is_apart(self, node: KerasNode) -> bool:
+        return METRICS in node.group.split("/") or self._is_optimizer(node)
+
+    def _is_optimizer(self, node: KerasNode) -> bool:
+        if node.group in ("optimizer", f"optimizer/{INNER}"):
+            return True
+        first = node.variables[0] if node.variables else None
+        named = optimizer_class(node.name) is not None or node.slots
+        return bool(named) and first is not None and not first.shape and "int" in first.dtype
+
+    def _variables(
+        self, node: KerasNode, path: Path, cls: str | None, config: KerasConfig, trainable: bool | None
+    ) -> list[TrainedVariable]:
+        roles = keras_config.layer_variables(cls, config.settings, [each.shape for each in node.variables])
+        other = METRICS in node.group.split("/")[:-1]
+        trained = []
+        for number, dataset in enumerate(node.variables):
+            last = dataset.path.rpartition("/")[2]
+            role: Role = "other" if other else "parameter" if roles is None else roles[number].role
+            if roles is not None and not other and roles[number].name != keras_config.UNNAMED:
+                place: Path = (*path, attr(roles[number].name))
+            else:
+                place = (*path, attr(VARS), index(int(last)) if _is_plain_number(last) else attr(last))
+                self.unnamed += not other
+            if place in self.leaves:
+                place = tuple(map(attr, dataset.path.split("/")))
+            # A quantized kernel is not trained, whatever its layer says.
+            learns = trainable if role == "parameter" and "int" not in dataset.dtype else False
+            self.leaves[place] = dataset_leaf(dataset, role, learns)
+            if role == "parameter" and learns is not False:
+                trained.append(TrainedVariable(place, dataset.shape))
+        return trained
+
+    def _contain(self, node: KerasNode, path: Path, cls: str | None, config: KerasConfig) -> None:
+        facts = {"group": node.group} | ({"layer": node.name} if node.name is not None else {})
+        if self._unknown_order:
+            facts |= {"takes_order": "other", "makes_order": "other"}
+        self.containers[path] = Container("module", cls, config.facts() | facts)
+
+    def _members(
+        self, node: KerasNode, path: Path, cls: str | None, config: KerasConfig
+    ) -> list[KerasMember]:
+        members: list[KerasMember] = []
+        for edge, below in node.below.items():
+            if edge in LAYERS and not below.saved:
+                members += _iter_members(below, config)
+            elif not below.saved and below.below and not below.variables:
+                members += _iter_contained(below, attr(edge), config)
+            else:
+                members.append(
+                    KerasMember(below, (attr(edge),), _infer_class(child_config(config, edge), below, edge))
+                )
+        return self._ordered(members, path, cls, configured=bool(config.layers()))
+
+    def _ordered(
+        self, members: list[KerasMember], path: Path, cls: str | None, *, configured: bool
+    ) -> list[KerasMember]:
+        """Return the members in the order in which the object lists their variables, if that can be known."""
+        members = sorted(members, key=lambda each: (each.place, each.node.rank))
+        if cls in keras_config.ATTENTION or cls == "Bidirectional":
+            return sorted(
+                members,
+                key=lambda each: keras_config.PARTS.get(str(each.steps[-1].value), len(keras_config.PARTS)),
+            )
+        holders = [m for m in members if m.node.holds and not self._is_apart(m.node)]
+        if len(holders) < 2 or (configured and all(m.place < UNPLACED for m in holders)):
+            return members
+        if len({m.container for m in holders}) == 1 and holders[0].container is not None:
+            if not _numbers_agree(holders):
+                self.unsure.append(path)
+            return members
+        # Attributes are stored in alphabetical order; the numbers in Keras's names tell which came first.
+        names = [keras_config.split_number(m.node.name or "") for m in holders]
+        if (
+            len({stem for stem, _ in names}) > 1
+            or keras_config.class_from_name(names[0][0]) is None
+            or len({*names}) < len(names)
+        ):
+            self.unsure.append(path)
+            return members
+        chosen = {id(m) for m in holders}
+        numbered = iter(sorted(holders, key=lambda m: keras_config.split_number(m.node.name or "")[1]))
+        return [next(numbered) if id(m) in chosen else m for m in members]
+
+
+def _reorders(root: KerasNode) -> bool:
+    """Say whether a model of images lists layers that reorder axes, whose settings the file does not have.
+
+    Source: keras/src/saving/saving_lib.py, which makes a group for every layer of a functional model.
+    """
+    found, convolves = False, False
+    waiting = [root]
+    while waiting:
+        node = waiting.pop()
+        waiting += node.below.values()
+        convolves |= any(len(each.shape) > _MATRIX for each in node.variables)
+        name = node.group.rpartition("/")[2]
+        found |= not node.variables and _REORDERS.fullmatch(name) is not None
+    return found and convolves
+
+
+def _iter_members(container: KerasNode, config: KerasConfig) -> Iterator[KerasMember]:
+    known = stored_names(config.layers())
+    places = {name: place for place, name in enumerate(known)}
+    for name, node in container.below.items():
+        told = _infer_class(known.get(name, NOTHING), node, name, stored=True)
+        step = attr(node.name or told.name or name)
+        yield KerasMember(node, (step,), told, places.get(name, UNPLACED), container.group)
+
+
+def _iter_contained(container: KerasNode, step: PathStep, config: KerasConfig) -> Iterator[KerasMember]:
+    """Give the objects in a list or dict, and in lists and dicts inside it."""
+    told = config.settings.get(str(step.value))
+    known = stored_names([config_of(each) for each in told]) if isinstance(told, list) else {}
+    stack: list[tuple[KerasNode, Path]] = [(container, (step,))]
+    while stack:
+        node, steps = stack.pop()
+        for name, below in node.below.items():
+            if not below.saved and below.below and not below.variables:
+                stack.append((below, (*steps, attr(name))))
+                continue
+            found = known.get(name, NOTHING) if node is container else NOTHING
+            given = (
+                below.name is not None
+                and keras_config.split_number(below.name)[0] != keras_config.split_number(name)[0]
+            )
+            shown = below.name if given and below.name is not None else name
+            told = _infer_class(found, below, name, stored=True)
+            yield KerasMember(below, (*steps, attr(shown)), told, container=container.group)
+
+
+def _infer_class(config: KerasConfig, node: KerasNode, name: str, *, stored: bool = False) -> KerasConfig:
+    """Return the settings, with the class that the file itself tells where they are absent."""
+    if config.cls is not None:
+        return config
+    cls = keras_config.class_from_name(name) if stored else None
+    if name == "seed_generator":
+        cls = "SeedGenerator"
+    if cls is None and node.name is not None and node.variables:
+        cls = keras_config.class_from_name(node.name)
+        if keras_config.layer_variables(cls, {}, [each.shape for each in node.variables]) is None:
+            cls = None
+    return KerasConfig(cls, config.settings)
+
+
+def _numbers_agree(members: Iterable[KerasMember]) -> bool:
+    """Say whether layers of one class come in the order of their numbers."""
+    last: dict[str, int] = {}
+    for member in members:
+        stem, number = keras_config.split_number(member.node.group.rpartition("/")[2])
+        if number < last.get(stem, -1):
+            return False
+        last[stem] = number
+    return True
+
+
+def _is_counter(node: KerasNode, member: KerasMember) -> bool:
+    """Say whether this is a count that has a group of its own name, as keras_h5.place gives it one."""
+    if node.below or len(node.variables) != 1 or not member.steps or member.config.cls is not None:
+        return False
+    (only,) = node.variables
+    return node.name == member.steps[-1].value and not only.shape and only.dtype in ("int64", "int32")
+
+
+def _is_plain_number(name: str) -> bool:
+    return name.isascii() and name.isdecimal() and str(int(name[:18])) == name
+
+
+def dataset_leaf(dataset: Hdf5Dataset, role: Role = "parameter", trainable: bool | None = None) -> Leaf:
+    """Return a dataset as a leaf."""
+    return Leaf(dataset.dtype, dataset.shape, dataset.source, dataset.path, role, trainable=trainable)
+
+
+# Which network an optimizer trains, and in which order, where an agent keeps several of both.
+#
+# Keras stores nothing that says so (keras/src/saving/saving_lib.py). What is taken for certain: an optimizer
+# goes through its layers one after another (keras/src/layers/layer.py, trainable_variables), and every slot
+# has its variable's shape.
+
+_MOST = 64  # optimizers: each is compared with every layer
+_ENDS = ("_optimizer", "_optim", "_opt")
+
+
+def find_trained_network(at: Path, walk: KerasWalk) -> Path | None:
+    """Return what the optimizer at this path trains: `X` if it is `X_optimizer`, or all beside it.
+
+    None if there is no such object, or several optimizers and no name that decides, or more than _MOST.
+    """
+    if len(walk.optimizers) > _MOST:
+        return None
+    beside = at[:-1]
+    name = str(at[-1].value)
+    for end in _ENDS:
+        sibling = (*beside, attr(name.removesuffix(end)))
+        if name.endswith(end) and sibling in walk.containers:
+            return sibling
+    others = [other for _, other in walk.optimizers if other[-1].value != INNER]
+    alone = sum(other[: len(beside)] == beside for other in others) == 1
+    return beside if alone or name == "optimizer" else None
+
+
+def trained_variables(
+    node: KerasNode, config: KerasConfig, of: Path | None, walk: KerasWalk
+) -> list[TrainedVariable] | None:
+    """Return the variables that an optimizer trains, in its order; None unless there is one answer."""
+    if of is None:
+        return None
+    cut = len(of)
+    layers = [each for path, each in walk.trained if each and path[:cut] == of]
+    if not any(path[:cut] == of for path in walk.unsure):
+        return [one for layer in layers for one in layer]
+    rounds = slot_rounds(config.cls, config.settings)
+    if not rounds:
+        return None
+    count, step = sum(map(len, layers)), len(rounds[0])
+    for start in setting_counts(node.variables):
+        slots = node.variables[start : start + count * step : step]
+        order = order_from_slots([one.shape for one in slots], layers)
+        if order is not None:
+            return order
+    return None
+
+
+def order_from_slots(
+    slots: Sequence[Shape], layers: Sequence[Sequence[TrainedVariable]]
+) -> list[TrainedVariable] | None:
+    """Return the trained variables in the optimizer's order, read off the first slots' shapes.
+
+    An optimizer goes through layer after layer, each in its own order; which layer comes next must be plain
+    from shapes at every step, and every layer must have its turn. Otherwise None.
+    """
+    waiting: dict[tuple[Shape, ...], list[Sequence[TrainedVariable]]] = {}
+    for layer in layers:
+        waiting.setdefault(tuple(one.shape for one in layer), []).append(layer)
+    if any(len(same) > 1 for same in waiting.values()):
+        return None
+    lengths = sorted({len(shapes) for shapes in waiting})
+    order: list[TrainedVariable] = []
+    for _ in layers:
+        at = len(order)
+        left = [n for n in lengths if at + n <= len(slots)]
+        fits = [found for n in left if (found := waiting.get(tuple(slots[at : at + n])))]
+        if len(fits) != 1:
+            return None
+        (layer,) = fits[0]
+        order += layer
+        fits[0].clear()
+    return order
+
+
+# What the datasets of Keras's files mean: the tree of a model and its optimizer, whoever wrote it.
+#
+# Three layouts: `h5` (Keras 1 and 2: attributes name layers and weights), `weights.h5` (Keras 3: groups of
+# numbered variables), and `datasets` (an h5 file of something else). A model's configuration, if the file has
+# one, is read as data; no class that it names is looked up.
+
+OPTIMIZER: Path = (attr("optimizer"),)
+
+
+@dataclass(frozen=True, slots=True)
+class KerasModel:
+    """A listed model: its tree, what a person should know, and the facts that only Keras has."""
+
+    tree: Tree
+    notes: tuple[str, ...]
+    details: Mapping[str, Any] = field(default_factory=dict)
+    asks: tuple[CodeReference, ...] = ()
+    unjudged: tuple[str, ...] = ()
+
+
+def list_model(
+    index: Hdf5Index, config: KerasConfig = NOTHING, optimizer: KerasConfig = NOTHING
+) -> KerasModel:
+    """Return the model that the datasets hold; `config` and `optimizer` are what is known of it beside them.
+
+    Raise FormatError when attributes name weights that are not there.
+    """
+    found = keras_config.audit_attributes(index)
+    return replace(_list_by_structure(index, config, optimizer), asks=found.asks, unjudged=found.unjudged)
+
+
+def _list_by_structure(index: Hdf5Index, config: KerasConfig, optimizer: KerasConfig) -> KerasModel:
+    if is_legacy(index):
+        return _list_legacy(index)
+    if is_modules(index):
+        return _list_modules(index, config, optimizer)
+    leaves = {tuple(map(attr, d.path.split("/"))): dataset_leaf(d) for d in index.datasets.values()}
+    return KerasModel(Tree(leaves, _aliases(index, leaves)), index.notes, {"layout": "datasets"})
+
+
+def _list_modules(index: Hdf5Index, config: KerasConfig, optimizer: KerasConfig) -> KerasModel:
+    root, strays = build_nodes(index)
+    walk = KerasWalk(with_calls(annotate_config(with_flattened(config))), root)
+    leaves = dict(walk.leaves)
+    containers = dict(walk.containers)
+    notes = list(index.notes)
+    for dataset in strays:
+        path = tuple(map(attr, dataset.path.split("/")))
+        leaves[path] = dataset_leaf(dataset)
+    found = optimizer
+    owners = {leaf.key: (path, leaf.shape) for path, leaf in walk.leaves.items()} if walk.optimizers else {}
+    for node, at in walk.optimizers:
+        mine = node.group == "optimizer"
+        inner = at[-1].value == INNER
+        known = config_of(optimizer.settings.get(INNER)) if inner else optimizer
+        told = known if (mine or inner) and known.cls else KerasConfig(optimizer_class(node.name), {})
+        slots = listed_leaves(node.variables, at, node.slots, owners)
+        complete = slots is not None
+        if slots is None:
+            of = find_trained_network(at[:-1] if inner else at, walk)
+            slots, complete = optimizer_leaves(
+                node.variables, at, told, trained_variables(node, told, of, walk)
+            )
+        leaves |= slots
+        facts = {"group": node.group} | ({"layer": node.name} if node.name is not None else {})
+        containers[at] = Container("module", told.cls, told.facts() | facts)
+        found = told if mine else found
+        if not complete:
+            notes.append(f"{node.group}: the file does not say which variable each of its slots belongs to")
+    keys = {leaf.key for leaf in leaves.values()}
+    for dataset in index.datasets.values():
+        if dataset.path not in keys:
+            leaves[tuple(map(attr, dataset.path.split("/")))] = dataset_leaf(dataset, "other")
+    if walk.unnamed:
+        notes.append(f"variables that the file numbers and does not name: {walk.unnamed:,}")
+    details = {"layout": "weights.h5", "model": config.cls, "name": root.name or config.name}
+    return KerasModel(
+        Tree(leaves, _aliases(index, leaves), containers),
+        (*notes, *note_lambdas(config)),
+        {**details, "optimizer": found.cls},
+    )
+
+
+def _list_legacy(index: Hdf5Index) -> KerasModel:
+    top = index.groups[""].attributes
+    about = index.groups[find_weights_group(index)].attributes
+    text, training = top.get("model_config"), top.get("training_config")
+    found, notes = parse_config(text if isinstance(text, str) else None, "model_config")
+    trained, more = parse_config(training if isinstance(training, str) else None, "training_config")
+    config, optimizer = (
+        with_calls(annotate_config(with_flattened(config_of(found)))),
+        optimizer_config(trained.get("optimizer_config")),
+    )
+    leaves, containers, owners = _list_weights(index, config)
+    saved = legacy_optimizer(index)
+    trains = [
+        TrainedVariable(path, leaf.shape)
+        for path, leaf in leaves.items()
+        if leaf.role == "parameter" and leaf.trainable is not False
+    ]
+    state, complete = leaves_by_count(saved, OPTIMIZER, optimizer, trains), True
+    if state is None:
+        state, complete = named_leaves(saved, OPTIMIZER, optimizer, owners)
+    if state:
+        containers[OPTIMIZER] = Container("module", optimizer.cls, optimizer.facts())
+    named = {leaf.key for leaf in (*leaves.values(), *state.values())}
+    strays = [d for d in index.datasets.values() if d.path not in named]
+    for dataset in strays:
+        leaves[tuple(map(attr, dataset.path.split("/")))] = dataset_leaf(dataset, "other")
+    leaves |= state
+    odd = [name for name in ("model_config", "training_config") if name in top and top[name] is None]
+    notes = (*index.notes, *notes, *more, *note_lambdas(config))
+    notes = (*notes, *(f"attribute {name} is not a text: nothing is said about layers" for name in odd))
+    if strays:
+        notes = (*notes, f"datasets that no attribute names: {len(strays):,}")
+    if not complete:
+        notes = (*notes, "optimizer: the file does not say which variable each of its slots belongs to")
+    details = {"layout": "h5", "model": config.cls, "name": config.name, "optimizer": optimizer.cls}
+    versions = {key: about.get(key) or top.get(key) for key in ("keras_version", "backend")}
+    tree = Tree(leaves, _aliases(index, leaves), containers)
+    return KerasModel(tree, notes, {**details, **versions})
+
+
+def _list_weights(
+    index: Hdf5Index, config: KerasConfig
+) -> tuple[dict[Path, Leaf], dict[Path, Container], dict[str, Path]]:
+    leaves: dict[Path, Leaf] = {}
+    containers: dict[Path, Container] = {}
+    owners: dict[str, Path | None] = {}
+    weights = list(iter_legacy_weights(index))
+    siblings: dict[str, set[str]] = {}
+    for weight in weights:
+        siblings.setdefault(weight.layer, set()).add(weight.name)
+    settings = KerasSettings(config)
+    for weight in weights:
+        path = weight_path(weight, siblings[weight.layer])
+        if path in leaves:
+            path = tuple(map(attr, weight.dataset.path.split("/")))
+        if path in leaves:
+            raise FormatError(f"weight {weight.name[:200]} is named twice")
+        trainable = None
+        for at, layer in settings.down_to(path):
+            trainable = False if layer.trainable is False else trainable if trainable is False else True
+            if at not in containers:
+                containers[at] = Container("module", layer.cls, layer.facts())
+        role = weight_role(path)
+        one = dataset_leaf(weight.dataset, role, trainable if role == "parameter" else False)
+        leaves[path] = Leaf(
+            one.dtype, one.shape, one.source, one.key, one.role, trainable=one.trainable, name=weight.name
+        )
+        name = weight.name.removesuffix(":0")
+        owners[name] = None if name in owners else path
+    return leaves, containers, {name: path for name, path in owners.items() if path is not None}
+
+
+def _aliases(index: Hdf5Index, leaves: Mapping[Path, Leaf]) -> dict[Path, tuple[Alias, ...]]:
+    by_key = {leaf.key: path for path, leaf in leaves.items()}
+    found: dict[Path, tuple[Alias, ...]] = {}
+    for name, first in index.same.items():
+        path = by_key.get(first)
+        if path is not None:
+            alias = Alias(tuple(map(attr, name.split("/"))), name)
+            found[path] = (*found.get(path, ()), alias)
+    return found
+
+
+def add_file_to_errors(file: str, make: Callable[[], KerasModel]) -> KerasModel:
+    """Return what `make` returns; an error of its gets the file's name."""
+    try:
+        return make()
+    except CkpttoolError as error:
+        raise error.located(file=file) from error.__cause__
+
+
+def config_document(format_: str, location: str) -> dict[str, Any] | None:
+    """Return the configuration that a .keras archive or a legacy .h5 model holds, None without one.
+
+    Unlike the tree it lists layers without weights, and how a functional model joins its layers.
+    """
+    if format_ == "keras_zip":
+        archive = archives.read_zip(File.stamp(location))
+        if "config.json" not in archive.members:
+            return None
+        text: object = bytes(archive.source("config.json").read())
+    elif format_ == "keras_h5" and not location.endswith(".json"):
+        text = (
+            hdf5.read_index(hdf5.whole_file(File.stamp(location))).groups[""].attributes.get("model_config")
+        )
+    else:
+        return None
+    return parse_config(text, "the configuration")[0] or None if isinstance(text, str | bytes) else None
+
+
+# A sharded `.weights.h5`: a JSON map beside several HDF5 files that together hold the groups.
+#
+# Source: keras/src/saving/saving_lib.py, ShardedH5IOStore: `{"metadata": {"total_size": bytes}, "weight_map":
+# {"/layers/dense/vars": ["model_00000.weights.h5", ...]}}`; a group may be in several files.
+
+
+def read_shards(file: File) -> tuple[tuple[File, ...], Hdf5Index]:
+    """Return the map and its shards, which lie in the same folder, and what they hold together."""
+    found = text.load_json(file.path, "the map of a sharded .weights.h5")
+    names = shard_names(found, file.path)
+    folder = os.path.dirname(file.path)
+    shards = [File.beside(os.path.join(folder, name), file.path) for name in names]
+    return (file, *shards), merge_shards(
+        [hdf5.read_index(hdf5.whole_file(shard)) for shard in shards], file.path
+    )
+
+
+def shard_names(document: dict[str, Any], path: str) -> list[str]:
+    """Return the names of the shards in their order; raise FormatError for one in another folder."""
+    weights = document.get("weight_map")
+    if not isinstance(weights, dict):
+        raise FormatError("the file is not the map of a sharded .weights.h5", file=path)
+    names: dict[str, None] = {}
+    for value in weights.values():
+        for name in value if isinstance(value, list) else [value]:
+            if not isinstance(name, str) or os.path.basename(name) != name or "\0" in name or not name:
+                raise FormatError("a shard's name is not that of a file beside the map", file=path)
+            names[name] = None
+    if not names:
+        raise FormatError("the map names no shard", file=path)
+    return sorted(names)
+
+
+def merge_shards(indexes: Iterable[Hdf5Index], path: str) -> Hdf5Index:
+    """Return the groups and datasets of all shards; raise FormatError for a dataset that two have."""
+    groups: dict[str, Hdf5Group] = {}
+    datasets: dict[str, Hdf5Dataset] = {}
+    same: dict[str, str] = {}
+    notes: list[str] = []
+    base = 0
+    for one in indexes:
+        for name, group in one.groups.items():
+            # What lies in a later shard came later.
+            groups.setdefault(name, group._replace(address=base + group.address))
+        for name, dataset in one.datasets.items():
+            if name in datasets:
+                raise FormatError(f"dataset {name[:200]} is in two shards", file=path)
+            datasets[name] = dataset
+        same |= one.same
+        notes += one.notes
+        base += 1 << 62
+    return Hdf5Index(groups, datasets, same, tuple(notes))

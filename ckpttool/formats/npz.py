@@ -1,0 +1,295 @@
+"""NumPy archives (.npz)."""
+
+from __future__ import annotations
+
+import re
+import struct
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import IO, TYPE_CHECKING, Any, NamedTuple
+
+from ckpttool.core import dtypes
+from ckpttool.core.checkpoint import Checkpoint, Integrity
+from ckpttool.core.errors import CkpttoolError, UnsupportedError, abbreviate_list
+from ckpttool.core.source import File, Inline, Span
+from ckpttool.core.tree import Container, Leaf, Path, Record, Tree, ValueLeaf, display, key
+from ckpttool.encodings import archives
+from ckpttool.encodings.archives import ZipWriter
+from ckpttool.formats import common
+from ckpttool.formats.common import OutputFile, Probe
+from ckpttool.formats.pickles import role_by_last_name
+
+if TYPE_CHECKING:
+    from ckpttool.encodings.npy import NpyArray
+
+
+# NumPy's arrays in a file: `.npz` (a zip of arrays by name) and `.npy` (one array); written as `.npz`.
+#
+# Sources: numpy/lib/_npyio_impl.py (`savez`, `NpzFile`), numpy/lib/_format_impl.py.
+
+NAME = "npz"
+TITLE = "NumPy arrays (.npz, .npy)"
+WRITES = True
+FRAMEWORK = "numpy"
+
+MAGIC = b"\x93NUMPY"
+_ARRAY, _ARCHIVE = ".npy", ".npz"
+# The first member's name in a local header, for archives whose end is damaged or missing.
+_FIRST = re.compile(rb"[^\0]{0,255}?\.npy", re.ASCII)
+
+
+def claims(probe: Probe) -> str | None:
+    """Return the path of one array, or of a zip whose members are arrays.
+
+    A zip with other members must be called `.npz`: arrays may lie in the archives of other programs.
+    """
+    if probe.head.startswith(MAGIC):
+        return probe.path
+    if probe.damage is not None:
+        named = probe.name.endswith(_ARCHIVE)
+        return probe.path if named or _FIRST.match(probe.head, archives.LOCAL.size) else None
+    arrays = [name.endswith(_ARRAY) for name in probe.members]
+    return probe.path if any(arrays) and (all(arrays) or probe.name.endswith(_ARCHIVE)) else None
+
+
+def read(location: str) -> Checkpoint:
+    """List the arrays; what a pickle would have to build is named and never decoded.
+
+    Raise FormatError when archive, headers and bytes do not fit together.
+    """
+    return read_listing(location)
+
+
+def pieces(tree: Tree) -> tuple[OutputFile]:
+    """Return the one `.npz` file that holds the tree.
+
+    Raise UnsupportedError, before anything is written, for what an array cannot hold.
+    """
+    return build_pieces(tree)
+
+
+# What an `.npz` or `.npy` file holds: arrays by name, short texts, and the tree that we recorded.
+
+# What numpy.savez calls an array that was given no name (numpy/lib/_npyio_impl.py, _savez).
+UNNAMED = "arr_0"
+# A longer text is listed as an array of text.
+_SHORT = 4096
+
+
+def read_listing(location: str) -> Checkpoint:
+    """List the file; raise FormatError when archive, headers and bytes do not fit together."""
+    from ckpttool.encodings import npy
+
+    file = File.stamp(location)
+    others: tuple[str, ...] = ()
+    integrity: Integrity = "none"
+    try:
+        if file.read(0, min(len(MAGIC), file.size)) == MAGIC:
+            arrays = {UNNAMED: npy.read_npy(Span(file, 0, file.size))}
+        else:
+            archive = archives.read_zip(file)
+            # NumPy goes by a member's first bytes, whatever its name.
+            wanted = dict.fromkeys(
+                name
+                for name in archive.members
+                if name.endswith(npy.SUFFIX) or npy.is_npy_member(archive, name)
+            )
+            arrays = dict(npy.list_npz(archive, wanted))
+            others = tuple(name for name in archive.members if name not in wanted)
+            integrity = "crc32" if archive.recorded else "none"
+        found = _ArrayCollection(arrays)
+        tree = found.tree()
+    except CkpttoolError as error:
+        raise error.located(file=location) from error.__cause__
+    notes = (
+        (f"members that are no arrays, which are not read: {abbreviate_list(others, 3)}",) if others else ()
+    )
+    return Checkpoint(location, NAME, tree, (file,), integrity=integrity, notes=(*notes, *found.notes))
+
+
+@dataclass
+class _ArrayCollection:
+    """The arrays of a file on their way to a tree."""
+
+    arrays: dict[str, NpyArray]
+    notes: list[str] = field(default_factory=list)
+
+    def tree(self) -> Tree:
+        """Return the tree that was recorded, or every array below the parts of its name."""
+        record = self.arrays.pop(common.KEY, None)
+        if record is not None:
+            try:
+                return self._recorded(record)
+            except common.EmbeddedTreeError as error:
+                self.notes.append(f"the tree that ckpttool recorded is not used: {error.message}")
+        return bare_tree(array_leaves(self.arrays))
+
+    def _recorded(self, record: NpyArray) -> Tree:
+        if record.dtype != "uint8" or record.source is None:
+            raise common.EmbeddedTreeError("the recorded tree is no text")
+        leaves = {name: leaf for name, leaf in array_leaves(self.arrays).items() if isinstance(leaf, Leaf)}
+        untyped: dict[str, int] = {}
+        for name, array in self.arrays.items():
+            if array.dtype is None and array.source is not None:
+                leaves[name] = Leaf("unknown", array.shape, array.source, name)
+                untyped[name] = int(array.descr.lstrip("<>|=")[1:])
+        if leaves.keys() != self.arrays.keys():
+            raise common.EmbeddedTreeError("the recorded tree is that of other arrays")
+        return common.decode_tree(bytes(record.source.read()), leaves, untyped)
+
+
+def array_leaves(arrays: Mapping[str, NpyArray]) -> dict[str, Leaf | ValueLeaf]:
+    """Return each array as what a tree holds for it."""
+    return {name: _array_leaf(name, array) for name, array in arrays.items()}
+
+
+def bare_tree(entries: Mapping[str, Leaf | ValueLeaf]) -> Tree:
+    """Return the tree of a file that records none: names are cut at every `/`, dots stay in a step."""
+    return Tree({parse_name(name): leaf for name, leaf in entries.items()}, {}, {(): Container("dict")})
+
+
+def parse_name(name: str) -> Path:
+    """Return the path that a name stands for."""
+    return tuple(map(key, name.split("/")))
+
+
+def _array_leaf(name: str, array: NpyArray) -> Leaf | ValueLeaf:
+    if array.dtype is not None and array.source is not None:
+        use = role_by_last_name(parse_name(name), array.dtype, array.shape)
+        return Leaf(array.dtype, array.shape, array.source, name, use.role)
+    text = _text_value(array)
+    if text is not None:
+        return ValueLeaf(text)
+    return ValueLeaf(Record("numpy.ndarray", f"{array.descr[:40]}[{', '.join(map(str, array.shape))}]"))
+
+
+def _text_value(array: NpyArray) -> str | None:
+    """Return the one short text that an array without axes holds, None for anything else."""
+    code = array.descr.lstrip("<>|=")
+    if array.shape or array.source is None or code[:1] != "U" or int(code[1:]) > _SHORT:
+        return None
+    try:
+        # NumPy fills up with NULs, which are no part of the text.
+        return bytes(array.source.read()).decode("utf-32-le").rstrip("\0")
+    except UnicodeDecodeError:
+        return None
+
+
+# Writes a tree as numpy.savez would: stored members, the same bytes for the same tree.
+#
+# Sources: numpy/lib/_npyio_impl.py (`_savez`), numpy/lib/_format_impl.py. What is written loads with
+# `numpy.load(file, allow_pickle=False)`.
+
+_INT64 = 1 << 63
+_LONGEST_NAME = (1 << 16) - 1
+_DRIVE = re.compile("^([A-Za-z]):")
+
+
+class _NpzMember(NamedTuple):
+    """One array to write: NumPy's name of its type, and where its bytes come from."""
+
+    path: Path
+    descr: str
+    leaf: Leaf | None
+    data: bytes = b""
+
+
+def build_pieces(tree: Tree) -> tuple[OutputFile]:
+    """Return the one file; raise UnsupportedError for a tensor of a type that no array has."""
+    from ckpttool.encodings import npy
+
+    members = {path: made for path, leaf in tree.items() if (made := _plan_member(path, leaf)) is not None}
+    others = [alias.path for _, aliases in tree.aliases.items() for alias in aliases]
+    names = common.assign_names([*members, *others], _spell_path, (common.KEY,), _safe_name)
+    for path in members:
+        if len(names[path].encode()) + len(npy.SUFFIX) > _LONGEST_NAME:
+            raise UnsupportedError("a name is too long for a zip archive", path=display(path)[:200])
+    text = _encode_record(tree, members, names)
+    return (OutputFile("", lambda stream: _write(stream, members, names, text)),)
+
+
+def _spell_path(path: Path) -> str:
+    return _safe_name("/".join(str(step.value) for step in path)) if path else UNNAMED
+
+
+def _safe_name(name: str) -> str:
+    r"""Return the name of a member in which no part leads out of a folder: `a/../b` becomes `a/%2E%2E/b`.
+
+    So for absolute paths, backslashes and drives, because programs unpack archives by the names in them. Nor
+    may a name end as members do: `np.load` would take `x.npy` for the array `x`.
+    """
+    from ckpttool.encodings import npy
+
+    *folders, last = name.replace("\\", "%5C").split("/")
+    parts = [each.replace(".", "%2E") if each in (".", "..") else each or "%" for each in folders]
+    last = last.removesuffix(npy.SUFFIX) + "%2Enpy" if last.endswith(npy.SUFFIX) else last
+    return _DRIVE.sub(r"\1%3A", "/".join((*parts, last)))
+
+
+def _encode_record(tree: Tree, members: Mapping[Path, _NpzMember], names: Mapping[Path, str]) -> str | None:
+    """Return the tree as text, None if the arrays alone are read as the same tree."""
+    from ckpttool.encodings import npy
+
+    read = {
+        names[path]: npy.NpyArray(m.descr, m.leaf.shape if m.leaf else (), _dtype(m), Inline(m.data))
+        for path, m in members.items()
+    }
+    alone = bare_tree(array_leaves(read)) if len(members) == len(tree) else Tree({})
+    return common.encode_tree(tree, names) if common.needs_record(tree, alone) else None
+
+
+def _dtype(member: _NpzMember) -> str | None:
+    if member.leaf is None:
+        return None if member.descr.startswith("<U") else "other"
+    return None if "V" in member.descr else member.leaf.dtype
+
+
+def _plan_member(path: Path, leaf: Leaf | ValueLeaf) -> _NpzMember | None:
+    """Return how an entry is written; None for a value that only the recorded tree holds."""
+    if isinstance(leaf, Leaf):
+        return _NpzMember(path, _dtype_descr(leaf, path), leaf)
+    value: Any = leaf.value
+    kind = type(value)
+    if kind is bool:
+        return _NpzMember(path, "|b1", None, bytes((value,)))
+    if kind is int and -_INT64 <= value < _INT64:
+        return _NpzMember(path, "<i8", None, value.to_bytes(8, "little", signed=True))
+    if kind is float:
+        return _NpzMember(path, "<f8", None, struct.pack("<d", value))
+    if kind is complex:
+        return _NpzMember(path, "<c16", None, struct.pack("<dd", value.real, value.imag))
+    if kind is str:
+        try:
+            return _NpzMember(path, f"<U{max(1, len(value))}", None, value.encode("utf-32-le") or bytes(4))
+        except UnicodeEncodeError:
+            return None
+    return None
+
+
+def _dtype_descr(leaf: Leaf, path: Path) -> str:
+    from ckpttool.encodings.pickle_values import numpy_code
+
+    code = numpy_code(leaf.dtype)
+    if code is not None:
+        return ("|" if code.endswith("1") else "<") + code
+    row = dtypes.BY_NAME[leaf.dtype]
+    if not row.itemsize or leaf.dtype in dtypes.PACKED or leaf.dtype.startswith(("qint", "quint")):
+        raise UnsupportedError(f"a NumPy array cannot hold a tensor of type {leaf.dtype}", path=display(path))
+    # As NumPy writes the types of ml_dtypes: bytes of one width, whose type the recorded tree tells.
+    return f"<V{row.itemsize}"
+
+
+def _write(
+    stream: IO[bytes], members: Mapping[Path, _NpzMember], names: Mapping[Path, str], text: str | None
+) -> None:
+    from ckpttool.encodings import npy
+
+    archive = ZipWriter(stream)
+    for path, member in members.items():
+        shape = member.leaf.shape if member.leaf is not None else ()
+        data = member.data if member.leaf is None else common.read_exact(member.leaf, path)
+        archive.add(names[path] + npy.SUFFIX, npy.encode_npy_header(member.descr, shape), data)
+    if text is not None:
+        record = text.encode("ascii")
+        archive.add(common.KEY + npy.SUFFIX, npy.encode_npy_header("|u1", (len(record),)), record)
+    archive.close()

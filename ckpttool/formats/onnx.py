@@ -1,0 +1,990 @@
+"""ONNX models."""
+
+from __future__ import annotations
+
+import os
+import struct
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from ckpttool.core import dtypes, filesystem, limits
+from ckpttool.core.checkpoint import Checkpoint
+from ckpttool.core.errors import CkpttoolError, FormatError, TruncatedError, UnsupportedError, abbreviate_list
+from ckpttool.core.source import Buffer, File, Inline, Source, Span
+from ckpttool.core.tree import Container, Leaf, Path, Record, Role, Tree, ValueLeaf, attr, key
+from ckpttool.encodings import protobuf
+from ckpttool.formats import common, tf_common
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from ckpttool.formats.common import Probe
+
+
+# ONNX models: a protobuf message with a graph of operators and constants; the onnx library is not needed.
+#
+# Source: github.com/onnx/onnx, onnx/onnx.proto and docs/ExternalData.md. The graph is read as data, never
+# run.
+
+NAME = "onnx"
+TITLE = "ONNX model"
+WRITES = False
+FRAMEWORK = "numpy"
+
+SUFFIX = ".onnx"
+_GRAPH, _IR_VERSION = 7, 1
+# ModelProto: the fields that may stand before its graph, with their wire types.
+_TEXTS, _NUMBERS = frozenset((2, 3, 4, 6, 8, 14, 20, 25)), frozenset((1, 5))
+# GraphProto: node, name, initializer, doc_string, input, output, value_info, quantization_annotation,
+# sparse_initializer, metadata_props, each with its wire type.
+_PARTS = frozenset(number << 3 | protobuf.BYTES for number in (1, 2, 5, 10, 11, 12, 13, 14, 15, 16))
+
+
+def claims(probe: Probe) -> str | None:
+    """Return the path of a file whose first fields are those of a model, up to its graph.
+
+    A suffix alone is enough where the first byte begins a field of a model.
+    """
+    if probe.kind != "file" or not probe.head:
+        return None
+    tag = probe.head[0]
+    begins = tag & 7 in (protobuf.VARINT, protobuf.BYTES) and tag >> 3 in _TEXTS | _NUMBERS | {_GRAPH}
+    if not begins:
+        return None
+    return probe.path if probe.name.endswith(SUFFIX) or _reaches_graph(probe.head) else None
+
+
+def _reaches_graph(head: bytes) -> bool:
+    """Return whether fields of a model, its version among them, lead to a graph within the first bytes."""
+    at, versioned = 0, False
+    while at < len(head):
+        number, wire, at = head[at] >> 3, head[at] & 7, at + 1
+        value, width = 0, 0
+        while at + width < len(head) and width < 10:
+            byte = head[at + width]
+            value |= (byte & 0x7F) << 7 * width
+            width += 1
+            if byte < 0x80:
+                break
+        at += width
+        if number == _GRAPH and wire == protobuf.BYTES:
+            return versioned and value > 0 and at < len(head) and head[at] in _PARTS
+        if (wire, number) == (protobuf.VARINT, _IR_VERSION):
+            versioned = 0 < value < 1000
+        elif wire == protobuf.BYTES and number in _TEXTS:
+            at += value
+        elif wire != protobuf.VARINT or number not in _NUMBERS:
+            return False
+    return False
+
+
+def read(location: str) -> Checkpoint:
+    """List the constants of the model's graph; raise FormatError when the bytes break the format's rules."""
+    # Every command asks every format what it claims; only this one's own reader needs the rest.
+
+    return read_listing(location)
+
+
+# The messages of an ONNX model as records: its graph, nodes, attributes and constants, bounded in number.
+#
+# Field numbers are those of onnx/onnx.proto. The bytes of tensors are not decoded: records say where they
+# are.
+
+_TEXT, _NUMBER, _WORD = protobuf.DELIMITED, protobuf.NUMBER, protobuf.WORD
+# ModelProto: ir_version, producer_name, producer_version, domain, model_version, graph, opset_import,
+# metadata_props, training_info, functions.
+_MODEL = {1: _NUMBER, 2: _TEXT, 3: _TEXT, 4: _TEXT, 5: _NUMBER, 7: _TEXT, 8: _TEXT, 14: _TEXT, 20: _TEXT}
+_MODEL[25] = _TEXT
+# GraphProto: node, name, initializer, input, output, sparse_initializer.
+_GRAPH_FIELDS = dict.fromkeys((1, 2, 5, 11, 12, 15), _TEXT)
+# NodeProto: input, output, name, op_type, attribute, domain.
+_NODE = dict.fromkeys((1, 2, 3, 4, 5, 7), _TEXT)
+# AttributeProto: name, f, i, s, t, g, floats, ints, strings, tensors, graphs, type, ref_attr_name,
+# sparse_tensor.
+_ATTRIBUTE = {
+    **dict.fromkeys((1, 4, 5, 6, 9, 10, 11, 21, 22), _TEXT),
+    2: _WORD,
+    3: _NUMBER,
+    7: protobuf.WORDS,
+    8: protobuf.NUMBERS,
+    20: _NUMBER,
+}
+# TensorProto: dims, data_type, segment, float_data, int32_data, string_data, int64_data, name, raw_data,
+# double_data, uint64_data, external_data, data_location.
+_TENSOR = {
+    1: protobuf.NUMBERS,
+    2: _NUMBER,
+    3: _TEXT,
+    4: protobuf.WORDS,
+    5: protobuf.NUMBERS,
+    6: _TEXT,
+    7: protobuf.NUMBERS,
+    8: _TEXT,
+    9: _TEXT,
+    10: protobuf.LONGS,
+    11: protobuf.NUMBERS,
+    13: _TEXT,
+    14: _NUMBER,
+}
+FLOATS, INT32S, STRINGS, INT64S, RAW, DOUBLES, UINT64S = 4, 5, 6, 7, 9, 10, 11
+_DATA = frozenset((FLOATS, INT32S, STRINGS, INT64S, RAW, DOUBLES, UINT64S))
+_WIDTHS = {FLOATS: 4, DOUBLES: 8}
+_EXTERNAL = 1
+# SparseTensorProto: values, dims. ValueInfoProto: name, type. TypeProto: tensor_type. TypeProto.Tensor:
+# elem_type, shape. TensorShapeProto: dim. Dimension: dim_value, dim_param.
+_SPARSE = {1: _TEXT, 3: protobuf.NUMBERS}
+_VALUE, _TYPE, _SHAPED = {1: _TEXT, 2: _TEXT}, {1: _TEXT}, {1: _NUMBER, 2: _TEXT}
+_SHAPE, _EXTENT = {1: _TEXT}, {1: _NUMBER, 2: _TEXT}
+# FunctionProto: name, input, output, attribute, node, domain, attribute_proto.
+_FUNCTION = dict.fromkeys((1, 4, 5, 6, 7, 10, 11), _TEXT)
+_PAIR, _OPSET = {1: _TEXT, 2: _TEXT}, {1: _TEXT, 2: _NUMBER}
+_FIELDS = 4  # that are looked at for each part that may be kept
+_RANK = 1000  # dimensions that are listed; no array library has more than 64
+# AttributeProto.AttributeType.
+_KINDS = {2: 1, 3: 2, 4: 3, 5: 4, 6: 5, 7: 6, 8: 7, 9: 8, 10: 9, 11: 10, 22: 11}
+_HIGH = bytes(range(0x80, 0x100))
+_OTHER_DOMAINS = ("", "ai.onnx")
+
+
+class OnnxTensor(NamedTuple):
+    """A constant: its name, the number of its type, its shape, and where its elements are.
+
+    `start` and `stop` enclose the message. `held` counts the elements (bytes of raw data) in each field of
+    data, `run` is the place of raw data or of numbers of fixed width that stand in one run. `external` are
+    the entries that name another file, None where the message itself holds the data.
+    """
+
+    name: str
+    code: int
+    dims: tuple[int, ...]
+    start: int
+    stop: int
+    held: Mapping[int, int]
+    run: tuple[int, int] | None
+    external: Mapping[str, str] | None
+    segmented: bool
+
+
+class OnnxSparseTensor(NamedTuple):
+    """A constant of few elements that are not zero: its values, and the shape of the whole."""
+
+    values: OnnxTensor | None
+    dims: tuple[int, ...]
+
+
+class OnnxAttribute(NamedTuple):
+    """A setting of a node: a number, bytes, a Tensor, a Graph, or a tuple of these.
+
+    `ref` is the name of the attribute of a function whose value it takes.
+    """
+
+    kind: int
+    value: Any
+    ref: str = ""
+
+    @property
+    def values(self) -> tuple[Any, ...]:
+        """The values of a repeated setting, or the one value."""
+        plain = isinstance(self.value, tuple) and not isinstance(
+            self.value, OnnxTensor | OnnxSparseTensor | OnnxGraph
+        )
+        return tuple(self.value) if plain else (self.value,)
+
+
+class OnnxNode(NamedTuple):
+    """One operator with the names of the values that it takes and gives; "" for one that is left out."""
+
+    op: str
+    domain: str
+    name: str
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    attributes: Mapping[str, OnnxAttribute]
+
+    @property
+    def title(self) -> str:
+        """The operator's name, with its domain where that is not ONNX's own."""
+        return self.op if self.domain in _OTHER_DOMAINS else f"{self.domain}.{self.op}"
+
+    def get(self, name: str, default: Any = None) -> Any:
+        """Return an attribute's value."""
+        found = self.attributes.get(name)
+        return default if found is None else found.value
+
+
+class OnnxValue(NamedTuple):
+    """An input or output: the number of its type (0 for what is no tensor) and its shape.
+
+    An extent is a number, or the name of one that is not fixed ("" for none); a shape of None is not given.
+    """
+
+    name: str
+    code: int
+    shape: tuple[int | str, ...] | None
+
+
+class OnnxGraph(NamedTuple):
+    """A graph: nodes in the order of computation, constants, inputs and outputs."""
+
+    name: str
+    nodes: tuple[OnnxNode, ...]
+    initializers: tuple[OnnxTensor, ...]
+    sparse: tuple[OnnxSparseTensor, ...]
+    inputs: tuple[OnnxValue, ...]
+    outputs: tuple[OnnxValue, ...]
+
+
+class OnnxFunction(NamedTuple):
+    """An operator that the model defines itself."""
+
+    domain: str
+    name: str
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    attributes: tuple[str, ...]
+    nodes: tuple[OnnxNode, ...]
+
+
+class OnnxModel(NamedTuple):
+    """A whole model; `opsets` are versions of operators by domain, `training` counts graphs of training."""
+
+    ir_version: int
+    producer: str
+    opsets: Mapping[str, int]
+    graph: OnnxGraph
+    functions: tuple[OnnxFunction, ...]
+    metadata: Mapping[str, str]
+    training: int
+
+
+def parse_model(data: memoryview) -> OnnxModel:
+    """Return the model that a file's bytes are; raise FormatError where they are none."""
+    return _OnnxParser(data).model()
+
+
+@dataclass
+class _OnnxParser:
+    """Reads messages between positions of the file's bytes, and counts what is looked at and kept."""
+
+    data: memoryview
+    seen: int = field(default_factory=lambda: _FIELDS * limits.current().graph_parts)
+    kept: int = field(default_factory=lambda: limits.current().graph_parts)
+
+    def model(self) -> OnnxModel:
+        texts, graphs, training = {2: "", 3: ""}, list[tuple[int, int]](), 0
+        version: int | None = None
+        opsets: dict[str, int] = {}
+        functions: list[OnnxFunction] = []
+        metadata: dict[str, str] = {}
+        for number, value, start, stop in self._fields(0, len(self.data), _MODEL):
+            if number == 1:
+                version = protobuf.as_int(value)
+            elif number in texts:
+                texts[number] = protobuf.as_text(value)
+            elif number == 7:
+                graphs.append((start, stop))
+            elif number == 8:
+                domain, opset = self._opset(start, stop)
+                opsets[domain] = opset
+            elif number == 14:
+                name, text = self._pair(start, stop)
+                metadata[name] = text
+            elif number == 25:
+                functions.append(self._function(start, stop))
+            training += number == 20
+        if version is None or not opsets or not graphs:
+            raise FormatError(
+                "the model is not complete",
+                expected="a version, a graph and versions of operators",
+                found=", ".join(
+                    word
+                    for word, there in (
+                        ("a version", version is not None),
+                        ("a graph", graphs),
+                        ("versions of operators", opsets),
+                    )
+                    if there
+                )
+                or "none of them",
+            )
+        if len(graphs) > 1:
+            raise FormatError("the model has more than one graph", found=str(len(graphs)))
+        graph = self._graph(*graphs[0], 0)
+        producer = " ".join(text for text in texts.values() if text)
+        return OnnxModel(version, producer, opsets, graph, tuple(functions), metadata, training)
+
+    def _fields(
+        self, start: int, stop: int, schema: protobuf.Schema
+    ) -> Iterator[tuple[int, int | memoryview, int, int]]:
+        """Go through the fields, each with the positions of its run of bytes."""
+        for number, value, end in protobuf.iter_located_fields(self.data, start, stop, schema, self._look):
+            yield number, value, end - (0 if isinstance(value, int) else len(value)), end
+
+    def _look(self, count: int) -> None:
+        self.seen -= count
+        if self.seen < 0:
+            raise self._too_many("fields")
+
+    def _keep(self, count: int = 1) -> None:
+        self.kept -= count
+        if self.kept < 0:
+            raise self._too_many("parts")
+
+    @staticmethod
+    def _too_many(what: str) -> Exception:
+        return limits.limit_error("graph_parts", f"the model has too many {what}", None)
+
+    def _pair(self, start: int, stop: int) -> tuple[str, str]:
+        self._keep()
+        found = {n: protobuf.as_text(value) for n, value, _, _ in self._fields(start, stop, _PAIR)}
+        return found.get(1, ""), found.get(2, "")
+
+    def _opset(self, start: int, stop: int) -> tuple[str, int]:
+        self._keep()
+        domain, version = "", 0
+        for number, value, _, _ in self._fields(start, stop, _OPSET):
+            if number == 1:
+                domain = protobuf.as_text(value)
+            else:
+                version = protobuf.as_int(value)
+        return domain, version
+
+    def _graph(self, start: int, stop: int, depth: int) -> OnnxGraph:
+        if depth > limits.current().message_depth:
+            raise limits.limit_error(
+                "message_depth", "the model has too many graphs inside one another", depth
+            )
+        name = ""
+        nodes: list[OnnxNode] = []
+        tensors: list[OnnxTensor] = []
+        sparse: list[OnnxSparseTensor] = []
+        values: dict[int, list[OnnxValue]] = {11: [], 12: []}
+        for number, value, begin, end in self._fields(start, stop, _GRAPH_FIELDS):
+            if number == 2:
+                name = protobuf.as_text(value)
+                continue
+            self._keep()
+            if number == 1:
+                nodes.append(self._node(begin, end, depth))
+            elif number == 5:
+                tensors.append(self._tensor(begin, end))
+            elif number == 15:
+                sparse.append(self._sparse(begin, end))
+            else:
+                values[number].append(self._value(begin, end))
+        inputs, outputs = tuple(values[11]), tuple(values[12])
+        return OnnxGraph(name, tuple(nodes), tuple(tensors), tuple(sparse), inputs, outputs)
+
+    def _node(self, start: int, stop: int, depth: int) -> OnnxNode:
+        texts = {3: "", 4: "", 7: ""}
+        names: dict[int, list[str]] = {1: [], 2: []}
+        attributes: dict[str, OnnxAttribute] = {}
+        for number, value, begin, end in self._fields(start, stop, _NODE):
+            if number == 5:
+                self._keep()
+                name, attribute = self._attribute(begin, end, depth)
+                if name in attributes:
+                    raise FormatError("a node has one attribute twice", found=name[:80], offset=begin)
+                attributes[name] = attribute
+            elif number in texts:
+                texts[number] = protobuf.as_text(value)
+            else:
+                self._keep()
+                names[number].append(protobuf.as_text(value))
+        return OnnxNode(texts[4], texts[7], texts[3], tuple(names[1]), tuple(names[2]), attributes)
+
+    def _attribute(self, start: int, stop: int, depth: int) -> tuple[str, OnnxAttribute]:
+        name = ref = ""
+        kind = 0
+        found: dict[int, Any] = {}
+        for number, value, begin, end in self._fields(start, stop, _ATTRIBUTE):
+            if number == 1:
+                name = protobuf.as_text(value)
+            elif number == 21:
+                ref = protobuf.as_text(value)
+            elif number == 20:
+                kind = protobuf.as_int32(value)
+            else:
+                self._element(found, number, value, (begin, end), depth)
+        of = {_KINDS[number]: each for number, each in found.items()}
+        if not kind and len(of) == 1:
+            (kind,) = of
+        held = of.get(kind, _EMPTY.get(kind))
+        return name, OnnxAttribute(kind, tuple(held) if isinstance(held, list) else held, ref)
+
+    def _element(
+        self, found: dict[int, Any], number: int, value: int | memoryview, at: tuple[int, int], depth: int
+    ) -> None:
+        """Add one field's value to those of an attribute."""
+        if number == 2:
+            found[number] = struct.unpack("<f", protobuf.as_int(value).to_bytes(4, "little"))[0]
+        elif number == 3:
+            found[number] = protobuf.as_int(value)
+        elif number == 4:
+            found[number] = bytes(protobuf.as_message(value))
+        elif number == 5:
+            found[number] = self._tensor(*at)
+        elif number == 6:
+            found[number] = self._graph(*at, depth + 1)
+        elif number == 22:
+            found[number] = self._sparse(*at)
+        else:
+            known = found.setdefault(number, [])
+            self._keep(1 if isinstance(value, int) or number in (9, 10, 11) else max(1, len(value)))
+            known += self._elements(number, value, at, depth)
+
+    def _elements(
+        self, number: int, value: int | memoryview, at: tuple[int, int], depth: int
+    ) -> list[Any] | tuple[Any, ...]:
+        if number == 7:
+            data = value.to_bytes(4, "little") if isinstance(value, int) else bytes(value)
+            if len(data) % 4:
+                raise FormatError("a run of numbers ends within one", offset=at[0])
+            return struct.unpack(f"<{len(data) // 4}f", data)
+        if number == 8:
+            return protobuf.as_ints(value)
+        if number == 9:
+            return [bytes(protobuf.as_message(value))]
+        return [self._tensor(*at) if number == 10 else self._graph(*at, depth + 1)]
+
+    def _tensor(self, start: int, stop: int) -> OnnxTensor:  # noqa: C901  # a branch for each field
+        name, code, place, segmented = "", 0, 0, False
+        dims: list[int] = []
+        external: dict[str, str] = {}
+        held: dict[int, int] = {}
+        runs: dict[int, list[tuple[int, int]]] = {}
+        for number, value, begin, end in self._fields(start, stop, _TENSOR):
+            if number == 1:
+                if not isinstance(value, int) and len(value) > 10 * _RANK:
+                    raise FormatError("a tensor has too many dimensions", offset=begin)
+                dims += protobuf.as_ints(value)
+            elif number == 2:
+                code = protobuf.as_int32(value)
+            elif number == 8:
+                name = protobuf.as_text(value)
+            elif number == 14:
+                place = protobuf.as_int32(value)
+            elif number == 13:
+                key, text = self._pair(begin, end)
+                external[key] = text
+            elif number == RAW:
+                held[RAW], runs[RAW] = end - begin, [(begin, end - begin)]
+            elif number in _DATA:
+                held[number] = held.get(number, 0) + _count_elements(number, value, begin)
+                runs.setdefault(number, []).append((begin, end - begin))
+            segmented = segmented or number == 3
+        if len(dims) > _RANK or min(dims, default=0) < 0:
+            raise FormatError(
+                "a tensor has a shape that cannot be",
+                path=repr(name[:200]),
+                offset=start,
+                found=str(dims[:8]),
+            )
+        held = {number: count for number, count in held.items() if count or number == RAW}
+        whole = [runs[number] for number in held if number in (RAW, *_WIDTHS)]
+        run = whole[0][0] if len(held) == 1 and len(whole) == 1 and len(whole[0]) == 1 else None
+        return OnnxTensor(
+            name,
+            code,
+            tuple(dims),
+            start,
+            stop,
+            held,
+            run if run is not None and run[1] else None,
+            external if place == _EXTERNAL else None,
+            segmented,
+        )
+
+    def _sparse(self, start: int, stop: int) -> OnnxSparseTensor:
+        values: OnnxTensor | None = None
+        dims: list[int] = []
+        for number, value, begin, end in self._fields(start, stop, _SPARSE):
+            if number == 1:
+                values = self._tensor(begin, end)
+            else:
+                dims += protobuf.as_ints(value)
+                self._keep(len(dims))
+        return OnnxSparseTensor(values, tuple(dims))
+
+    def _value(self, start: int, stop: int) -> OnnxValue:
+        name, code = "", 0
+        shape: tuple[int | str, ...] | None = None
+        for number, value, begin, end in self._fields(start, stop, _VALUE):
+            if number == 1:
+                name = protobuf.as_text(value)
+                continue
+            for _, _, inner, last in self._fields(begin, end, _TYPE):
+                for part, what, first, past in self._fields(inner, last, _SHAPED):
+                    if part == 1:
+                        code = protobuf.as_int32(what)
+                    else:
+                        extents = self._fields(first, past, _SHAPE)
+                        shape = tuple(self._extent(one, two) for _, _, one, two in extents)
+        return OnnxValue(name, code, shape)
+
+    def _extent(self, start: int, stop: int) -> int | str:
+        found: int | str = ""
+        self._keep()
+        for number, value, _, _ in self._fields(start, stop, _EXTENT):
+            found = protobuf.as_int(value) if number == 1 else protobuf.as_text(value)
+        return found
+
+    def _function(self, start: int, stop: int) -> OnnxFunction:
+        self._keep()
+        texts = {1: "", 10: ""}
+        names: dict[int, list[str]] = {4: [], 5: [], 6: []}
+        nodes: list[OnnxNode] = []
+        for number, value, begin, end in self._fields(start, stop, _FUNCTION):
+            if number in texts:
+                texts[number] = protobuf.as_text(value)
+                continue
+            self._keep()
+            if number == 7:
+                nodes.append(self._node(begin, end, 0))
+            elif number == 11:
+                names[6].append(self._attribute(begin, end, 0)[0])
+            else:
+                names[number].append(protobuf.as_text(value))
+        inputs, outputs, attributes = (tuple(each) for each in names.values())
+        return OnnxFunction(texts[10], texts[1], inputs, outputs, attributes, tuple(nodes))
+
+
+# What protobuf leaves out of a message because it is the default.
+_EMPTY: dict[int, Any] = {1: 0.0, 2: 0, 3: b"", 6: (), 7: (), 8: (), 9: (), 10: ()}
+
+
+def _count_elements(number: int, value: int | memoryview, offset: int) -> int:
+    """Return how many elements one field of a tensor's data holds."""
+    if isinstance(value, int) or number == STRINGS:
+        return 1
+    if number in _WIDTHS:
+        if len(value) % _WIDTHS[number]:
+            raise FormatError("a run of numbers ends within one", offset=offset)
+        return len(value) // _WIDTHS[number]
+    # Every number ends in a byte without the high bit.
+    return len(bytes(value).translate(None, _HIGH))
+
+
+# What an ONNX file holds: the constants of its graphs as tensors by name, and facts of the graph.
+#
+# Sources: onnx/onnx.proto (TensorProto, which field holds which type), onnx/numpy_helper.py (`to_array`) and
+# docs/ExternalData.md.
+
+
+class _ElementType(NamedTuple):
+    """One element type of ONNX: our name ("" for one that is listed and not read), and its field of data."""
+
+    title: str
+    name: str
+    data: int
+    bits: int = 0
+
+
+_F, _I, _L, _D, _U = FLOATS, INT32S, INT64S, DOUBLES, UINT64S
+# TensorProto.DataType. Types of fewer than 8 bits share a byte, the first element in the low bits.
+TYPES = {
+    1: _ElementType("FLOAT", "float32", _F),
+    2: _ElementType("UINT8", "uint8", _I),
+    3: _ElementType("INT8", "int8", _I),
+    4: _ElementType("UINT16", "uint16", _I),
+    5: _ElementType("INT16", "int16", _I),
+    6: _ElementType("INT32", "int32", _I),
+    7: _ElementType("INT64", "int64", _L),
+    8: _ElementType("STRING", "string", STRINGS),
+    9: _ElementType("BOOL", "bool", _I),
+    10: _ElementType("FLOAT16", "float16", _I),
+    11: _ElementType("DOUBLE", "float64", _D),
+    12: _ElementType("UINT32", "uint32", _U),
+    13: _ElementType("UINT64", "uint64", _U),
+    14: _ElementType("COMPLEX64", "complex64", _F),
+    15: _ElementType("COMPLEX128", "complex128", _D),
+    16: _ElementType("BFLOAT16", "bfloat16", _I),
+    17: _ElementType("FLOAT8E4M3FN", "float8_e4m3fn", _I),
+    18: _ElementType("FLOAT8E4M3FNUZ", "float8_e4m3fnuz", _I),
+    19: _ElementType("FLOAT8E5M2", "float8_e5m2", _I),
+    20: _ElementType("FLOAT8E5M2FNUZ", "float8_e5m2fnuz", _I),
+    21: _ElementType("UINT4", "uint4", _I, 4),
+    22: _ElementType("INT4", "int4", _I, 4),
+    23: _ElementType("FLOAT4E2M1", "", _I, 4),
+    24: _ElementType("FLOAT8E8M0", "float8_e8m0fnu", _I),
+    25: _ElementType("UINT2", "uint2", _I, 2),
+    26: _ElementType("INT2", "int2", _I, 2),
+}
+_RECORD, _LISTING_SPARSE = "onnx.TensorProto", "onnx.SparseTensorProto"
+_FACTS = 1000  # inputs, outputs, kinds of nodes and texts that are listed
+_LFS = b"version https://git-lfs"
+# Bounds for the product of a shape are those of tensor_protos; a text in the metadata is cut here.
+_LONGEST = 1000
+
+
+def read_listing(location: str) -> Checkpoint:
+    """List the model's constants; see onnx.read."""
+    file = File.stamp(location)
+    model = read_model(file)
+    lister = _ConstantLister(file)
+    try:
+        lister.graph(model.graph, ())
+        for function in model.functions:
+            lister.nodes(function.nodes, (key(f"{function.domain}.{function.name}"),))
+    except CkpttoolError as error:
+        raise error.located(file=error.file or file.path) from error.__cause__
+    return Checkpoint(
+        location,
+        NAME,
+        Tree(lister.leaves, {}, {(): Container("dict")}),
+        (file, *lister.files.values()),
+        model.producer or None,
+        notes=tuple(_notes(model, lister)),
+        details=_details(model),
+    )
+
+
+def read_model(file: File) -> OnnxModel:
+    """Return the file's model; raise FormatError for bytes that are none, LimitError for a large file."""
+    if file.size > limits.current().graph_bytes:
+        raise limits.limit_error("graph_bytes", "the model is too large", file.size, file=file.path)
+    data = file.read(0, file.size)
+    if data.startswith(_LFS):
+        raise FormatError("a Git LFS pointer, not the file itself", file=file.path, hint="git lfs pull")
+    try:
+        return parse_model(memoryview(data))
+    except CkpttoolError as error:
+        raise error.located(file=file.path) from error.__cause__
+
+
+@dataclass
+class _ConstantLister:
+    """Collects the constants of graphs, those inside one another below the names of their nodes."""
+
+    file: File
+    leaves: dict[Path, Leaf | ValueLeaf] = field(default_factory=dict)
+    files: dict[str, File] = field(default_factory=dict)
+    left: Counter[str] = field(default_factory=Counter)
+
+    def graph(self, graph: OnnxGraph, above: Path) -> None:
+        """Add a graph's constants."""
+        for tensor in graph.initializers:
+            self._add(above, tensor.name, tensor, constant=False)
+        for sparse in graph.sparse:
+            self._add(above, "" if sparse.values is None else sparse.values.name, sparse, constant=False)
+        self.nodes(graph.nodes, above)
+
+    def nodes(self, nodes: Iterable[OnnxNode], above: Path) -> None:
+        """Add the constants that are nodes, and those of the graphs that nodes hold."""
+        for node in nodes:
+            if node.op == "Constant" and len(node.outputs) == 1:
+                for name in ("value", "sparse_value"):
+                    if isinstance(value := node.get(name), OnnxTensor | OnnxSparseTensor):
+                        self._add(above, node.outputs[0], value, constant=True)
+                continue
+            for name, attribute in node.attributes.items():
+                values = attribute.values
+                title = node.name or next(filter(None, node.outputs), node.op)
+                for number, value in enumerate(values):
+                    step = (key(title), attr(name if len(values) < 2 else f"{name}_{number}"))
+                    if isinstance(value, OnnxGraph):
+                        self.graph(value, (*above, *step))
+                    elif isinstance(value, OnnxTensor | OnnxSparseTensor):
+                        self._add((*above, step[0]), str(step[1].value), value, constant=True)
+
+    def _add(self, above: Path, name: str, found: OnnxTensor | OnnxSparseTensor, *, constant: bool) -> None:
+        if not name:
+            raise FormatError("a constant of the graph has no name", offset=getattr(found, "start", None))
+        path = (*above, key(name))
+        if len(path) > limits.current().path_depth:
+            raise limits.limit_error("path_depth", "the graphs are too deep inside one another", len(path))
+        if path in self.leaves:
+            raise FormatError("two constants of the graph have one name", path=repr(name[:200]))
+        if isinstance(found, OnnxSparseTensor):
+            code = 0 if found.values is None else found.values.code
+            title = TYPES[code].title.lower() if code in TYPES else f"type {code}"
+            self.left["sparse tensors"] += 1
+            self.leaves[path] = ValueLeaf(Record(_LISTING_SPARSE, f"{title}{list(found.dims)[:64]}"))
+            return
+        try:
+            self.leaves[path] = self._leaf(path, found, constant=constant)
+        except CkpttoolError as error:
+            raise error.located(path=error.path or repr(name[:200])) from error.__cause__
+
+    def _leaf(self, path: Path, tensor: OnnxTensor, *, constant: bool) -> Leaf | ValueLeaf:
+        row = TYPES.get(tensor.code)
+        if row is None or not row.name:
+            title = row.title if row is not None else f"type {tensor.code}"
+            self.left[f"tensors of {title}"] += 1
+            return ValueLeaf(Record(_RECORD, f"{title}{list(tensor.dims)[:64]}"))
+        if tensor.segmented:
+            raise UnsupportedError("a tensor in segments is not read", offset=tensor.start)
+        count = tf_common.count_elements(tensor.dims)
+        role = _role(path, row, tensor, count, constant=constant)
+        native = "/".join(str(step.value) for step in path)
+        return Leaf(row.name, tensor.dims, self._source(tensor, row, count), native, role)
+
+    def _source(self, tensor: OnnxTensor, row: _ElementType, count: int) -> Source:
+        if tensor.external is not None:
+            return self._external(tensor, row, count)
+        if len(tensor.held) > 1:
+            raise FormatError(
+                "a tensor's elements stand in more than one place",
+                offset=tensor.start,
+                found=str(len(tensor.held)),
+            )
+        nbytes = _stored_size(row, count)
+        if RAW in tensor.held:
+            if row.name == "string":
+                raise FormatError("a tensor of strings has raw data", offset=tensor.start)
+            _require(tensor, nbytes, tensor.held[RAW], "bytes")
+            base = Inline(b"") if tensor.run is None else Span(self.file, *tensor.run)
+            return PackedElements(base, row.bits, count) if row.bits else base
+        wanted = _count_numbers(row, count)
+        if tensor.held and row.data not in tensor.held:
+            raise FormatError("a tensor's elements are of another type than its own", offset=tensor.start)
+        _require(tensor, wanted, tensor.held.get(row.data, 0), "elements")
+        if row.name == "string" and count > limits.current().strings:
+            raise limits.limit_error("strings", "the tensor has too many strings", count)
+        if tensor.run is not None and row.data in (_F, _D):
+            return Span(self.file, *tensor.run)
+        return TypedElements(
+            Span(self.file, tensor.start, tensor.stop - tensor.start), row.data, row.name, row.bits, count
+        )
+
+    def _external(self, tensor: OnnxTensor, row: _ElementType, count: int) -> Source:
+        entries = dict(tensor.external or {})
+        if tensor.held or row.name == "string":
+            raise FormatError("a tensor in another file has elements of its own", offset=tensor.start)
+        location = entries.get("location", "")
+        file = self._beside(location, tensor)
+        offset = _parse_number(entries.get("offset"), 0, tensor, "offset")
+        nbytes = _stored_size(row, count)
+        rest = max(0, file.size - offset)
+        length = _parse_number(entries.get("length"), rest, tensor, "length")
+        if offset + length > file.size or (length < nbytes):
+            raise TruncatedError(
+                "the file of a tensor ends before it does",
+                file=file.path,
+                offset=offset,
+                expected=f"{max(nbytes, length):,} bytes",
+                found=f"{min(length, rest):,}",
+            )
+        _require(tensor, nbytes, length, "bytes")
+        base = Span(file, offset, nbytes)
+        return PackedElements(base, row.bits, count) if row.bits else base
+
+    def _beside(self, location: str, tensor: OnnxTensor) -> File:
+        """Return the file that a tensor lies in; raise UnsupportedError for one outside of the folder."""
+        parts = location.replace("\\", "/").split("/")
+        inside = location and not location.startswith(("/", "\\")) and os.pardir not in parts
+        if not inside or "\0" in location or location[1:2] == ":" or "\\" in location:
+            raise UnsupportedError(
+                "a tensor lies in a file outside of the model's folder, which is not read",
+                offset=tensor.start,
+                found=repr(location[:200]),
+            )
+        if location not in self.files:
+            folder = os.path.dirname(self.file.path)
+            path = "/".join([folder, *parts]) if folder else "/".join(parts)
+            if (
+                filesystem.find_store(path) is None
+                and filesystem.lexists(path)
+                and not filesystem.isfile(path)
+            ):
+                raise FormatError("the file of a tensor is not a regular file", file=path)
+            found = File.beside(path, self.file.path)
+            if len(self.files) >= limits.current().folder_files:
+                raise limits.limit_error("folder_files", "the model lies in too many files", len(self.files))
+            self.files[location] = found
+        return self.files[location]
+
+
+def _role(path: Path, row: _ElementType, tensor: OnnxTensor, count: int, *, constant: bool) -> Role:
+    """Return what a constant is for: shapes, axes and single numbers are settings of operators."""
+    if not tensor.dims or row.name in ("int64", "bool", "string") or (constant and count < 2):
+        return "other"
+    return common.role_by_module_name(path[-1:]) or "parameter"
+
+
+def _stored_size(row: _ElementType, count: int) -> int:
+    """Return how many bytes the elements take in a file."""
+    return (count * row.bits + 7) // 8 if row.bits else count * dtypes.BY_NAME[row.name].itemsize
+
+
+def _count_numbers(row: _ElementType, count: int) -> int:
+    """Return how many numbers of its field of data a tensor has."""
+    if row.bits:
+        return (count * row.bits + 7) // 8
+    return 2 * count if row.name.startswith("complex") else count
+
+
+def _require(tensor: OnnxTensor, wanted: int, found: int, what: str) -> None:
+    if wanted != found:
+        raise (TruncatedError if found < wanted else FormatError)(
+            "a tensor's elements are not as many as its shape needs",
+            offset=tensor.start,
+            expected=f"{wanted:,} {what}",
+            found=f"{found:,}",
+        )
+
+
+def _parse_number(text: str | None, default: int, tensor: OnnxTensor, what: str) -> int:
+    if text is None:
+        return default
+    if not (text.isascii() and text.isdigit()) or len(text) > 18:
+        raise FormatError(
+            f"the {what} of a tensor in another file is no number", offset=tensor.start, found=repr(text[:40])
+        )
+    return int(text)
+
+
+class PackedElements(NamedTuple):
+    """Elements of fewer than 8 bits that share a byte, the first in the low bits; each becomes a byte."""
+
+    base: Source
+    bits: int
+    size: int
+
+    def read(self) -> Buffer:
+        """Return one byte for each element."""
+        import numpy as np
+
+        return _unpack_bits(np.frombuffer(self.base.read(), np.uint8), self.bits, self.size)
+
+
+def _unpack_bits(packed: np.ndarray, bits: int, count: int) -> bytes:
+    import numpy as np
+
+    shifts = np.arange(0, 8, bits, dtype=np.uint8)
+    found = ((packed[:, None] >> shifts) & ((1 << bits) - 1)).reshape(-1)[:count]
+    return found.astype(np.uint8).tobytes()
+
+
+class TypedElements(NamedTuple):
+    """The elements of a tensor's message in a field of data that is not their bytes: numbers, strings."""
+
+    base: Span
+    number: int
+    dtype: str
+    bits: int
+    size: int
+
+    def read(self) -> Buffer:
+        """Return the elements' bytes as those of any tensor."""
+        data = bytes(self.base.read())
+        if self.number == STRINGS:
+            texts = [bytes(protobuf.as_message(v)) for n, v in protobuf.iter_fields(data) if n == self.number]
+            return b"".join(len(text).to_bytes(8, "little") + text for text in texts)
+        import numpy as np
+
+        found = self._numbers(data)
+        if len(found) != _count_numbers(_ElementType("", self.dtype, self.number, self.bits), self.size):
+            raise FormatError(
+                "a tensor's elements are not as many as its shape needs", file=self.base.file.path
+            )
+        if self.bits:
+            return _unpack_bits(found.astype(np.uint8), self.bits, self.size)
+        if self.dtype == "bool":
+            return found.astype(np.uint32).astype(bool).tobytes()
+        if self.number in (_F, _D):
+            return found.tobytes()
+        # The low bits of each number are the element's, also of halves and floats of 8 bits.
+        width = dtypes.BY_NAME[self.dtype].itemsize
+        return found.astype(np.dtype(f"<u{width}")).tobytes()
+
+    def _numbers(self, data: bytes) -> np.ndarray:
+        import numpy as np
+
+        runs: list[np.ndarray] = []
+        width = {_F: 4, _D: 8}.get(self.number)
+        for number, value in protobuf.iter_fields(data):
+            if number != self.number:
+                continue
+            if isinstance(value, int):
+                unit = np.dtype(f"<u{width or 8}")
+                runs.append(np.array([value], unit))
+            elif width is not None:
+                runs.append(np.frombuffer(value, np.dtype(f"<u{width}")))
+            else:
+                runs.append(_varints(value))
+        return np.concatenate(runs) if runs else np.zeros(0, np.uint64)
+
+
+def _varints(data: bytes) -> np.ndarray:
+    """Return the numbers of a packed run, unsigned: uint64 [n]."""
+    import numpy as np
+
+    raw = np.frombuffer(data, np.uint8)
+    ends = np.flatnonzero(raw < 0x80)
+    if len(raw) and (not len(ends) or ends[-1] != len(raw) - 1):
+        raise FormatError("a run of numbers ends within one")
+    starts = np.concatenate([np.zeros(1, np.int64), ends[:-1] + 1]) if len(ends) else ends
+    lengths = ends - starts + 1
+    if len(lengths) and (lengths.max() > 10 or (raw[ends[lengths == 10]] > 1).any()):
+        raise FormatError("a number takes more than 64 bits")
+    found = np.zeros(len(ends), np.uint64)
+    for step in range(int(lengths.max()) if len(lengths) else 0):
+        longer = lengths > step
+        part = (raw[starts[longer] + step] & 0x7F).astype(np.uint64)
+        found[longer] |= part << np.uint64(7 * step)
+    return found
+
+
+def _notes(model: OnnxModel, lister: _ConstantLister) -> Iterator[str]:
+    if lister.left:
+        yield f"listed and not read: {', '.join(sorted(lister.left))}"
+    if model.training:
+        yield "the model has graphs of training, which are not read"
+    custom = sorted(
+        {node.domain for node in _iter_nodes(model) if node.domain not in ("", "ai.onnx")}
+        - {function.domain for function in model.functions}
+    )
+    if custom:
+        yield f"operators outside of ONNX: {abbreviate_list(custom, 4)}"
+
+
+def _iter_nodes(model: OnnxModel) -> Iterator[OnnxNode]:
+    """Go through all nodes, those inside of other nodes and of functions among them."""
+    waiting = [model.graph.nodes, *(function.nodes for function in model.functions)]
+    while waiting:
+        for node in waiting.pop():
+            yield node
+            for attribute in node.attributes.values():
+                waiting += [value.nodes for value in attribute.values if isinstance(value, OnnxGraph)]
+
+
+def _details(model: OnnxModel) -> dict[str, Any]:
+    """Return the facts of the graph, as JSON values."""
+    constants = {tensor.name for tensor in model.graph.initializers}
+    # Up to version 3 of the format every constant is listed among the inputs, too.
+    inputs = [value for value in model.graph.inputs if value.name not in constants]
+    operators = Counter(node.title for node in _iter_nodes(model))
+    found: dict[str, Any] = {
+        "ir_version": model.ir_version,
+        "opsets": {domain or "ai.onnx": version for domain, version in list(model.opsets.items())[:_FACTS]},
+        "name": model.graph.name,
+        "inputs": _values(inputs),
+        "outputs": _values(model.graph.outputs),
+        "operators": dict(operators.most_common(_FACTS)),
+    }
+    if model.functions:
+        found["own_operators"] = [_title(function) for function in model.functions[:_FACTS]]
+    if model.metadata:
+        kept = list(model.metadata.items())[:_FACTS]
+        found["metadata"] = {name[:_LONGEST]: text[:_LONGEST] for name, text in kept}
+    return found
+
+
+def _title(function: OnnxFunction) -> str:
+    return f"{function.domain}.{function.name}" if function.domain else function.name
+
+
+def _values(values: Iterable[OnnxValue]) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for value in list(values)[:_FACTS]:
+        row = TYPES.get(value.code)
+        found[value.name] = {
+            "dtype": None if row is None else row.name or row.title.lower(),
+            "shape": None
+            if value.shape is None
+            else [extent if extent != "" else None for extent in value.shape],
+        }
+    return found

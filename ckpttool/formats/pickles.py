@@ -1,0 +1,651 @@
+"""Trees of pickled objects."""
+
+from __future__ import annotations
+
+import binascii
+import sys
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, Generic, Literal, NamedTuple, TypeVar
+
+from ckpttool.core import limits, text
+from ckpttool.core.checkpoint import CodeReference, merge_references, relocate_references
+from ckpttool.core.errors import FormatError, UnsupportedError
+from ckpttool.core.source import File, Inline, Source, Span, Storage
+from ckpttool.core.tree import (
+    Alias,
+    Container,
+    Leaf,
+    Path,
+    PathStep,
+    Record,
+    Role,
+    Tree,
+    ValueLeaf,
+    attr,
+    display,
+    display_exact,
+    index,
+    key,
+)
+from ckpttool.encodings import pickle_values
+from ckpttool.encodings.pickle_values import CONTAINERS, Array, ArrayContents, Builder, Dict, Set
+from ckpttool.formats import common
+from ckpttool.formats.tf_common import role_by_name
+
+if TYPE_CHECKING:
+    from ckpttool.encodings.pickle_values import (
+        Global,
+        PickleObject,
+    )
+
+
+# How values that are not built are shown: keys of any kind, objects of unknown classes, code.
+
+PLAIN = frozenset((type(None), bool, int, float, complex, str, bytes))
+KEYS = frozenset((str, int, float, bool, type(None)))
+_SUMMARY = 200
+_SHOWN = 32  # arguments of a call that are shown in its line
+
+
+def key_step(name: Any, position: int) -> PathStep:
+    """Return the step for a dict's key, the `position`-th; a label where a path cannot hold it."""
+    from ckpttool.encodings.pickle_values import Global, OpaqueKey, is_plain
+
+    if type(name) in KEYS:
+        return key(name)
+    if type(name) is OpaqueKey and is_plain(name.value):
+        # As text: the hashes of paths must not collide, either.
+        return key(repr(name.value))
+    if isinstance(name, Global):
+        return key(name.full)
+    if isinstance(name, bytes | tuple):
+        text = repr(name[: _SUMMARY + 1])
+        # Two long keys may begin alike.
+        return key(text if len(text) <= _SUMMARY else f"{text[:_SUMMARY]}... {position}")
+    inner = name.value if isinstance(name, OpaqueKey) else name
+    return key(f"<{inert_record(inner).name} {position}>")
+
+
+def is_leaf(value: PickleObject) -> bool:
+    """Say whether nothing of the object needs a line of its own."""
+    from ckpttool.encodings.pickle_values import Global
+
+    if value.state or value.items or value.entries or value.kwargs:
+        return False
+    if len(value.args) > _SHOWN:
+        return False
+    return is_code(value) or all(type(arg) in PLAIN or isinstance(arg, Global) for arg in value.args)
+
+
+def is_code(value: PickleObject) -> bool:
+    """Say whether the object is a function's code, as cloudpickle stores it (`_builtin_type("CodeType")`)."""
+    from ckpttool.encodings.pickle_values import PickleObject
+
+    kind = value.function
+    return isinstance(kind, PickleObject) and kind.args == ("CodeType",)
+
+
+def inert_record(value: Any) -> Record:
+    """Return the class of a value that is not built, and what can be said of it in a line."""
+    from ckpttool.encodings.pickle_values import Global, PickledDType, PickleObject, StoredBytes
+
+    if isinstance(value, Global):
+        return Record(value.full)
+    if isinstance(value, PickleObject) and is_code(value):
+        texts = [arg for arg in value.args[:_SHOWN] if type(arg) is str]
+        return Record("types.CodeType", ", ".join(text[:_SUMMARY] for text in reversed(texts[:2]))[:_SUMMARY])
+    if isinstance(value, PickleObject):
+        return Record(value.name, ", ".join(_argument_text(arg) for arg in value.args[:_SHOWN])[:_SUMMARY])
+    if isinstance(value, PickledDType):
+        return Record("numpy.dtype", value.code)
+    if isinstance(value, StoredBytes):
+        return Record("bytes", f"{len(value):,} bytes")
+    return Record(type(value).__name__)
+
+
+def _argument_text(value: Any) -> str:
+    from ckpttool.encodings.pickle_values import Global
+
+    if isinstance(value, Global):
+        return value.full
+    return repr(value[:_SUMMARY] if isinstance(value, str | bytes) else value)
+
+
+# A pickled file as inert data, NumPy's arrays left where they are in the file.
+
+# Shorter arrays are kept in the tree: a span would take as much memory.
+_INLINE = 64
+
+
+def _scalar_array(args: tuple[Any, ...]) -> object:
+    """Keep a NumPy scalar's type: it is an array without dimensions (variables of rank 0 come as such)."""
+    from ckpttool.encodings.pickle_values import PickledDType
+
+    kind, data = pickle_values.scalar_parts(args)
+    known = isinstance(kind, PickledDType) and kind.name is not None
+    return pickle_values.make_array(1, (), kind, False, data) if known else NotImplemented
+
+
+def _rebuild_jax_array(args: tuple[Any, ...]) -> object:
+    """Return the array that JAX rebuilds: how NumPy would, from the same four parts, and facts of its own."""
+    return pickle_values.make_array(*args[2]) if len(args) == 4 and type(args[2]) is tuple else NotImplemented
+
+
+def _set_state(args: tuple[Any, ...]) -> object:
+    """Attach what cloudpickle sets on a function or class by a call whose result the pickle drops."""
+    from ckpttool.encodings.pickle_values import PickleObject
+
+    if len(args) == 2 and isinstance(args[0], PickleObject) and args[0].state is None:
+        args[0].state = args[1]
+    return NotImplemented
+
+
+BUILDERS: Mapping[str, Builder] = {
+    **CONTAINERS,
+    **pickle_values.BUILDERS,
+    "numpy.core.multiarray.scalar": _scalar_array,
+    "numpy._core.multiarray.scalar": _scalar_array,
+    # jax/_src/array.py, ArrayImpl.__reduce__
+    "jax._src.array._reconstruct_array": _rebuild_jax_array,
+    # cloudpickle/cloudpickle.py, _dynamic_function_reduce; RLlib has its own copy of it.
+    **{
+        f"{home}.{name}": _set_state
+        for home in (
+            "cloudpickle.cloudpickle",
+            "cloudpickle.cloudpickle_fast",
+            "ray.cloudpickle.cloudpickle",
+            "ray.cloudpickle.cloudpickle_fast",
+        )
+        for name in ("_function_setstate", "_class_setstate")
+    },
+}
+
+
+class LoadedPickle(NamedTuple):
+    """A pickle's value and where the pickle lies; `file` is None if it lies in no file as it is.
+
+    `asked` is what unpickling would import and call; whoever lists the value tells of it.
+    """
+
+    value: Any
+    size: int
+    file: File | None
+    base: int
+    asked: tuple[CodeReference, ...] = ()
+
+
+def load_pickle_file(file: File, more: Mapping[str, Builder] = MappingProxyType({})) -> LoadedPickle:
+    """Return the value of a file that is one pickle; the file's bytes are read once, arrays not copied.
+
+    `more` are builders of calls beside those of plain data and NumPy.
+    """
+    data = file.read(0, file.size)
+    try:
+        return load_pickle(data, file, builders={**BUILDERS, **more})
+    except FormatError as error:
+        if b"joblib.numpy_pickle" in data[: 1 << 16]:
+            raise UnsupportedError(
+                "this is a joblib file, whose arrays stand outside of its pickle",
+                file=file.path,
+                hint="where you trust it, joblib.load reads it in Python, and numpy.savez writes its arrays",
+            ) from error
+        raise
+
+
+def load_pickle(
+    data: bytes,
+    file: File | None,
+    base: int = 0,
+    *,
+    name: str | None = None,
+    builders: Mapping[str, Builder] = BUILDERS,
+) -> LoadedPickle:
+    """Return the value of a pickle that begins at byte `base` of `file`, or of no file (it was encoded).
+
+    Raise FormatError, naming the file (`name` where there is no `file`), when the pickle is damaged.
+    """
+    from ckpttool.encodings import pickle_reader
+
+    inline = _INLINE if file else sys.maxsize
+    path = file.path if file else name
+    try:
+        found = pickle_reader.parse_pickle(data, builders=builders, inline=inline, file=path, base=base)
+    except FormatError as error:
+        if file is None:
+            # An offset into what the file encodes would name the wrong byte of the file.
+            error.offset = None
+        raise
+    asked = found.asked if file else tuple(replace(each, offset=None) for each in found.asked)
+    return LoadedPickle(found.value, len(data), file, base, asked)
+
+
+def array_source(parts: ArrayContents, pickled: LoadedPickle) -> Source:
+    """Return where the array's bytes are, in C order and little-endian; its type must have a name of ours."""
+    from ckpttool.encodings import npy
+    from ckpttool.encodings.pickle_values import StoredBytes
+
+    data = parts.data
+    if isinstance(data, StoredBytes) and pickled.file is not None:
+        body: Span | Inline = Span(pickled.file, pickled.base + data.at, data.length)
+    else:
+        body = Inline(bytes(data))
+    return npy.npy_source(body, parts.type.code, parts.shape, fortran=parts.fortran, big=parts.type.big)
+
+
+# What writers put into pickles: names of classes, arrays of NumPy, gym's Box called with its two ends.
+
+# Read without lines, and by every Python since 3.4.
+PROTOCOL = 4
+
+
+def dtype_code(leaf: Leaf, path: Path) -> str:
+    """Return NumPy's code of the tensor's type ("f4"); raise UnsupportedError where it has none."""
+    found = pickle_values.numpy_code(leaf.dtype)
+    if found is None:
+        raise UnsupportedError(f"a NumPy array cannot hold a tensor of type {leaf.dtype}", path=display(path))
+    return found
+
+
+def encode_array(leaf: Leaf, path: Path) -> PickleObject:
+    """Return the tensor as the calls that give an array; its bytes are read."""
+    return pickle_values.pickle_array(
+        dtype_code(leaf, path), leaf.shape, bytes(common.read_exact(leaf, path))
+    )
+
+
+def encode_global(record: Record) -> Global:
+    """Return the pickle's name of a class or function."""
+    from ckpttool.encodings.pickle_values import Global
+
+    module, _, name = record.name.rpartition(".")
+    return Global(module, name)
+
+
+def encode_box(kind: Global, low: PickleObject, high: PickleObject) -> PickleObject:
+    """Return a call of a space of numbers; what reads no calls sees the ends as its state."""
+    from ckpttool.encodings.pickle_values import PickleObject
+
+    return PickleObject(kind, (low, high), 0, state={"low": low, "high": high})
+
+
+# Settings as JSON with a base64 pickle for whatever JSON lacks, as Stable-Baselines 2 and 3 keep them.
+#
+# Sources: github.com/hill-a/stable-baselines, stable_baselines/common/save_util.py (`data_to_json`), and
+# github.com/DLR-RM/stable-baselines3, stable_baselines3/common/save_util.py (the same function).
+
+SERIALIZED = ":serialized:"
+
+
+def parse_json_member(source: Storage, name: str) -> Any:
+    """Return what a member of JSON spells; raise FormatError when it is too large, ambiguous or no JSON."""
+    what = f"member {name!r}"
+    text.require_small(source.length, what)
+    return text.parse_json_value(bytes(source.read()), what, once=True)
+
+
+def read_settings(source: Storage, name: str, file: str, told: list[CodeReference]) -> dict[str, Any]:
+    """Return the settings in member `name` of `file`, serialized objects as their pickles' inert values.
+
+    `told` gets what unpickling these would import and call.
+    """
+    data = parse_json_member(source, name)
+    if not isinstance(data, dict):
+        raise FormatError(f"member {name!r} is no dict")
+    return {setting: _decode_setting(value, setting, name, file, told) for setting, value in data.items()}
+
+
+def _decode_setting(value: Any, setting: str, name: str, file: str, told: list[CodeReference]) -> Any:
+    if not isinstance(value, dict) or not isinstance(value.get(SERIALIZED), str):
+        return value
+    try:
+        pickled = binascii.a2b_base64(value[SERIALIZED], strict_mode=True)
+    except ValueError as error:
+        raise FormatError(f"{setting!r} in {name!r} is not base64: {error}") from error
+    try:
+        found = load_pickle(pickled, None, name=file)
+    except FormatError as error:
+        raise error.located(path=f"{name}/{setting}") from error.__cause__
+    told += relocate_references(found.asked, f"{name}/{setting}")
+    return found.value
+
+
+# The one way through the values of a pickle: containers, shared and circular values, limits.
+
+# What a small pickle may have: values reached again, and letters of their names.
+_SPARE, _SPARE_LETTERS = 10_000, 1 << 24
+_LETTERS = 64  # of names, per byte: what is deep in modules has long names for a few bytes each
+_TRAVERSAL_SHOWN = 200
+_NUMBER = 4  # letters of a step that is no text
+
+# How a container holds a value: as a dict's entry, a list's item, an object's attribute, or as what an
+# object was made from.
+Via = Literal["entry", "item", "attr", "args"]
+Place = TypeVar("Place")
+Below = Callable[[PathStep, Via], Place]
+
+
+class _ContainerFrame(Generic[Place]):
+    """A container whose entries are added: where it stands, and what is left of it."""
+
+    __slots__ = ("below", "children", "kind", "letters", "path", "place", "value")
+
+    def __init__(self, value: Any, path: Path, place: Place, kind: Container | None, letters: int) -> None:
+        self.value = value
+        self.path = path
+        self.place = place
+        self.kind = kind
+        self.letters = letters
+        self.below: Any = None
+        self.children: Iterator[tuple[PathStep, Any, Via]] | None = None
+
+
+class PickleTraversal(ABC, Generic[Place]):
+    """Collects a tree's entries; a subclass says what each value is, and where in its format it stands."""
+
+    whole = "file"
+
+    def __init__(self, size: int) -> None:
+        """Go through what a pickle of `size` bytes holds.
+
+        A list may be reached by many paths, and lists of lists by exponentially many; and a long name may
+        stand in all of them.
+        """
+        self._limits = limits.current()
+        self._allow(size)
+        self.leaves: dict[Path, Leaf | ValueLeaf] = {}
+        self.containers: dict[Path, Container] = {}
+        self._aliases: dict[Path, list[Alias]] = {}
+        self._open: dict[int, Path] = {}
+        self._seen: dict[int, Path] = {}
+        # The letters of the path at which a value is added.
+        self._named = 0
+        self._waiting: list[_ContainerFrame[Place]] = []
+
+    def _allow(self, size: int) -> None:
+        self.left = self._limits.pickle_revisits * size + _SPARE
+        self._letters = _LETTERS * self._limits.pickle_revisits * size + _SPARE_LETTERS
+
+    @abstractmethod
+    def value(self, value: Any, path: Path, place: Place) -> None:
+        """Add what stands at the path."""
+
+    @abstractmethod
+    def below(self, value: Any, place: Place) -> Below[Place]:
+        """Return what says where each entry of a container stands that stands at `place` itself."""
+
+    def native(self, path: Path) -> str:
+        """Return the dotted name of a path."""
+        return ".".join(str(step.value) for step in path)
+
+    def steps(self, path: Path, step: PathStep) -> Path:  # noqa: ARG002 - for those who override it
+        """Return the steps that an entry of the container at `path` adds: `step`, or what its name tells."""
+        return (step,)
+
+    def kind(self, value: Any) -> Container:
+        """Return the container's kind."""
+        from ckpttool.encodings.pickle_values import PickleObject
+
+        if isinstance(value, PickleObject | Set):
+            return Container("record", value.name)
+        if isinstance(value, Dict):
+            ordered = value.name == "collections.OrderedDict"
+            return Container("OrderedDict") if ordered else Container("dict", value.name)
+        if isinstance(value, dict):
+            # Keys that a path cannot hold are shown by a label: nobody could write such a dict back.
+            return Container("dict") if all(type(k) in KEYS for k in value) else Container("record", "dict")
+        return Container("list" if isinstance(value, list) else "tuple")
+
+    def container(self, value: Any, path: Path, place: Place, kind: Container | None = None) -> None:
+        """Add a dict, a list, a tuple or an inert object, and all that it holds."""
+        from ckpttool.encodings.pickle_values import PickleObject
+
+        where = self._open.get(id(value)) if value != () else None
+        if where is not None or self._again(value):
+            first = self.native(where if where is not None else self._seen[id(value)])
+            self.leaves[path] = ValueLeaf(Record("the same object as", first or f"the whole {self.whole}"))
+            return
+        if len(path) > self._limits.pickle_depth:
+            raise limits.limit_error("pickle_depth", "values are nested too deep", len(path))
+        if isinstance(value, PickleObject) and is_leaf(value):
+            self.leaves[path] = ValueLeaf(inert_record(value))
+            return
+        outermost = not self._waiting
+        self._waiting.append(_ContainerFrame(value, path, place, kind, self._named))
+        if outermost:
+            self._go_through()
+
+    def _go_through(self) -> None:
+        # In the order of the file and without recursion: the depth is the file's.
+        waiting = self._waiting
+        while waiting:
+            at = len(waiting)
+            frame = waiting[-1]
+            if frame.children is None:
+                self._begin(frame)
+            if self._go_on(frame):
+                del self._open[id(frame.value)]
+                waiting.pop()
+            elif len(waiting) > at + 1:
+                waiting[at:] = waiting[: at - 1 : -1]
+
+    def _begin(self, frame: _ContainerFrame[Place]) -> None:
+        value, path = frame.value, frame.path
+        self._seen.setdefault(id(value), path)
+        self._open[id(value)] = path
+        self.containers[path] = frame.kind or self.kind(value)
+        frame.below = self.below(value, frame.place)
+        frame.children = _iter_children(value)
+
+    def _go_on(self, frame: _ContainerFrame[Place]) -> bool:
+        """Add entries up to the next container, which waits then; say whether that were all."""
+        waiting, at = self._waiting, len(self._waiting)
+        path, below, letters, left = frame.path, frame.below, frame.letters, self._letters
+        assert frame.children is not None  # noqa: S101 - it has begun
+        for step, child, via in frame.children:
+            name, kind = step.value, type(child)
+            self._named = letters + (len(name) if type(name) is str else _NUMBER)
+            left -= self._named
+            if kind is str or kind is bytes:
+                left -= len(child)
+            if left < 0:
+                what = "names and texts that values share are repeated too often"
+                raise limits.limit_error("pickle_revisits", what, self._limits.pickle_revisits + 1)
+            self.value(child, (*path, *self.steps(path, step)), below(step, via))
+            if len(waiting) > at:
+                self._letters = left
+                return False
+        self._letters = left
+        return True
+
+    @property
+    def aliases(self) -> dict[Path, tuple[Alias, ...]]:
+        """The other paths of entries, by their first ones."""
+        return {path: tuple(others) for path, others in self._aliases.items()}
+
+    def alias(self, first: Path, path: Path, name: str) -> None:
+        """Add a path, with the name that it has there, to an entry that stands at its first path."""
+        self._aliases.setdefault(first, []).append(Alias(path, name))
+
+    def forget(self, size: int) -> None:
+        """Begin with another pickle, of `size` bytes, whose values have identities of their own."""
+        self._allow(size)
+        self._named = 0
+        self._seen.clear()
+
+    def require_free(self, path: Path) -> None:
+        """Raise FormatError when another value stands at the path already."""
+        if path in self.leaves or path in self.containers:
+            raise FormatError(f"two values have the name {display_exact(path)[:_TRAVERSAL_SHOWN]!r}")
+
+    def _again(self, value: Any) -> bool:
+        # Say whether the value was shown before and there is no allowance left to show it again.
+        from ckpttool.encodings.pickle_values import PickleObject
+
+        if not self.left and id(value) in self._seen:
+            return True
+        self.left = max(0, self.left - 1 - (0 if isinstance(value, PickleObject) else len(value)))
+        return False
+
+
+def _iter_children(value: Any) -> Iterator[tuple[PathStep, Any, Via]]:
+    from ckpttool.encodings.pickle_values import PickleObject
+
+    if isinstance(value, dict):
+        yield from _iter_entries(value)
+    elif isinstance(value, PickleObject):
+        yield from _iter_attributes(value)
+    else:
+        for position, item in enumerate(value):
+            yield index(position), item, "item"
+
+
+def _iter_entries(value: dict[Any, Any]) -> Iterator[tuple[PathStep, Any, Via]]:
+    labels: set[Any] = set()
+    for position, (name, child) in enumerate(value.items()):
+        step = key_step(name, position)
+        if type(name) not in KEYS:
+            # The label of one key may be the text of another, or its label.
+            while step.value in value or step.value in labels:
+                step = step._replace(value=f"{step.value} {position}")
+            labels.add(step.value)
+        yield step, child, "entry"
+
+
+def _iter_attributes(value: PickleObject) -> Iterator[tuple[PathStep, Any, Via]]:
+    if value.args:
+        yield attr("__args__"), value.args, "args"
+    if value.kwargs:
+        yield attr("__kwargs__"), dict(value.kwargs), "args"
+    yield from _state(value.state)
+    yield from _iter_children(value.entries or {})
+    yield from _iter_children(value.items or ())
+
+
+def _state(state: Any) -> Iterator[tuple[PathStep, Any, Via]]:
+    # Lib/pickle.py, load_build: a dict of attributes, or a pair of that and the values of slots.
+    if isinstance(state, tuple) and len(state) == 2 and all(isinstance(s, dict | None) for s in state):
+        for part in state:
+            yield from _state(part)
+    elif isinstance(state, dict) and all(type(name) is str for name in state):
+        for name, child in state.items():
+            yield attr(name), child, "attr"
+    elif state is not None:
+        yield attr("__state__"), state, "args"
+
+
+# From a pickle's value to the entries of a tree: paths, containers, inert records, NumPy's arrays.
+
+# stable_baselines/common/running_mean_std.py, RunningMeanStd; gymnasium's has the same names.
+_STATISTICS = frozenset(("mean", "var"))
+# What VecNormalize keeps besides (stable_baselines3/common/vec_env/vec_normalize.py).
+_APART = frozenset(("observation_space", "action_space", "old_obs", "old_reward", "ret_rms"))
+
+
+class PickledArrayRole(NamedTuple):
+    """What a tensor is for; `of` and `slot` as in a Leaf."""
+
+    role: Role
+    of: Path | None = None
+    slot: str | None = None
+
+
+# Says what an array or a number at a path is for, from its element type and shape ("" and () for a number).
+Uses = Callable[[Path, str, tuple[int, ...]], PickledArrayRole]
+
+
+def dotted_name(path: Path) -> str:
+    """Return the dotted name of a path."""
+    return ".".join(str(step.value) for step in path)
+
+
+class PickleWalk(PickleTraversal[None]):
+    """Goes once through the values of pickles and collects a tree's entries.
+
+    `asks` is what unpickling them would import and call.
+    """
+
+    def __init__(self, uses: Uses) -> None:
+        """Ask `uses` what each array is for."""
+        super().__init__(0)
+        self.uses = uses
+        self.keys: set[str] = set()
+        self.asks: tuple[CodeReference, ...] = ()
+        self._pickled = LoadedPickle(None, 0, None, 0)
+        self._arrays: dict[int, Path] = {}
+
+    def add(self, pickled: LoadedPickle, path: Path = ()) -> None:
+        """Add a pickle's value at the path."""
+        self._pickled = pickled
+        self.asks = merge_references(self.asks, pickled.asked)
+        self._arrays.clear()
+        self.forget(pickled.size)
+        self.value(pickled.value, path, None)
+
+    def tree(self) -> Tree:
+        """Return the tree of all that was added."""
+        return Tree(self.leaves, self.aliases, self.containers)
+
+    def below(self, value: Any, place: None) -> Below[None]:  # noqa: ARG002 - one place is like another
+        """Return what says where entries stand: nowhere in particular."""
+        return lambda step, via: None  # noqa: ARG005
+
+    def value(self, value: Any, path: Path, place: None) -> None:
+        """Add what stands at the path."""
+        from ckpttool.encodings.pickle_values import Global, PickleObject
+
+        self.require_free(path)
+        kind = type(value)
+        if kind in PLAIN:
+            self.leaves[path] = ValueLeaf(value, self.uses(path, "", ()).role)
+        elif kind is Array:
+            self._array(value, path)
+        elif kind is Record:
+            self.leaves[path] = ValueLeaf(value)
+        elif isinstance(value, dict | list | tuple | PickleObject) and kind is not Global:
+            self.container(value, path, place)
+        else:
+            self.leaves[path] = ValueLeaf(inert_record(value))
+
+    def _array(self, array: Array, path: Path) -> None:
+        parts = array.parts()
+        if parts is not None and isinstance(parts.data, list):
+            self.container(parts.data, path, None, Container("record", "numpy.ndarray"))
+        elif parts is None or parts.type.name is None:
+            shown = f"{parts.type.code}{list(parts.shape)}" if parts else ""
+            self.leaves[path] = ValueLeaf(Record("numpy.ndarray", shown))
+        else:
+            first = self._arrays.setdefault(id(array), path)
+            if first != path:
+                self.alias(first, path, dotted_name(path))
+                return
+            use = self.uses(path, parts.type.name, parts.shape)
+            self.leaves[path] = Leaf(
+                dtype=parts.type.name,
+                shape=parts.shape,
+                source=array_source(parts, self._pickled),
+                key=self._unique(path),
+                role=use.role,
+                of=use.of,
+                slot=use.slot,
+            )
+
+    def _unique(self, path: Path) -> str:
+        name = dotted_name(path)
+        name = display_exact(path) if name in self.keys else name
+        self.keys.add(name)
+        return name
+
+
+def role_by_last_name(path: Path, dtype: str, shape: tuple[int, ...]) -> PickledArrayRole:
+    """Say what an array is for by its name alone: weights, statistics (RunningMeanStd's), or a counter."""
+    last = path[-1].value if path else None
+    if not dtype:
+        return PickledArrayRole("other")
+    if last in _STATISTICS:
+        return PickledArrayRole("buffer")
+    if not _APART.isdisjoint(step.value for step in path):
+        return PickledArrayRole("other")
+    return PickledArrayRole(role_by_name(path, dotted_name(path), dtype, shape))

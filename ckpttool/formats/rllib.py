@@ -1,0 +1,387 @@
+"""RLlib checkpoints."""
+
+from __future__ import annotations
+
+import json
+import os
+import struct
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from typing import IO, Any, NamedTuple
+
+from ckpttool.core import filesystem, limits, text
+from ckpttool.core.checkpoint import Checkpoint, relocate_references
+from ckpttool.core.errors import CkpttoolError, FormatError, NotFoundError, UnsupportedError
+from ckpttool.core.source import File, Shape
+from ckpttool.core.tree import Leaf, Path, PathStep, Record, Tree, ValueLeaf, attr, display, key
+from ckpttool.encodings import pickle_values
+from ckpttool.encodings.pickle_values import Global, PickleObject, StoredBytes, dumps
+from ckpttool.formats import pickles
+from ckpttool.formats.common import CHECKPOINT, FileListing, OutputFile, Probe, find_pickle_format
+from ckpttool.formats.pickles import LoadedPickle, PickledArrayRole, PickleWalk, load_pickle, load_pickle_file
+from ckpttool.formats.tf_common import VariableInfo, role_by_name, tree_by_name
+
+# Checkpoints of RLlib: the single `checkpoint-N` of version 0.1, and the folders of version 1.0 and later.
+#
+# Source: ray/rllib/utils/checkpoints.py in github.com/ray-project/ray (the history of versions above
+# CHECKPOINT_VERSION, `get_checkpoint_info`, `Checkpointable`).
+
+NAME = "rllib"
+TITLE = "RLlib checkpoint (checkpoint-N, or a folder of pickles)"
+WRITES = True
+FRAMEWORK = "tensorflow"
+
+# Whatever marks a folder; `class_and_ctor_args.pkl` stands in every component's folder of version 2.0.
+_FORMS = (".pkl", ".msgpck", ".msgpack", ".pt")
+_STATES = (f"{of}_state{form}" for of in ("algorithm", "policy", "module") for form in _FORMS)
+_MARKS = frozenset(("rllib_checkpoint.json", "class_and_ctor_args.pkl", *_STATES))
+
+
+def claims(probe: Probe) -> str | None:
+    """Return a folder that RLlib wrote, the one `checkpoint-N` of a folder, or a pickle that names RLlib."""
+    if probe.kind == "folder":
+        if not _MARKS.isdisjoint(probe.names):
+            return probe.path
+        old = [name for name in probe.names if CHECKPOINT.fullmatch(name)]
+        inner = Probe(os.path.join(probe.path, old[0])) if len(old) == 1 else None
+        return inner.path if inner is not None and find_pickle_format(inner) == NAME else None
+    if probe.name == "rllib_checkpoint.json" and probe.kind == "file":
+        return probe.folder
+    return probe.path if find_pickle_format(probe) == NAME else None
+
+
+def read(location: str) -> Checkpoint:
+    """List every policy's weights, its optimizer's variables, filters, counters and settings.
+
+    What unpickling would call is listed as a record and named in a note. Raise UnsupportedError for the forms
+    that are no pickles (msgpack, PyTorch), FormatError for damage.
+    """
+    try:
+        found = list_folder(location) if filesystem.isdir(location) else list_file(location)
+    except CkpttoolError as error:
+        raise error.located(file=location) from error.__cause__
+    return found.listed.checkpoint(location, NAME, *found.files)
+
+
+def pieces(tree: Tree) -> tuple[OutputFile, ...]:
+    """Return the files of the folder of one RLModule; raise UnsupportedError for another tree.
+
+    See layouts.rllib for what such a tree has.
+    """
+    return build_pieces(tree)
+
+
+# What RLlib's arrays and numbers are for, by the place where they stand.
+#
+# Sources in github.com/ray-project/ray: rllib/utils/filter.py (`MeanStdFilter`, `RunningStat`),
+# rllib/policy/tf_policy.py and torch_policy.py (`get_state`), rllib/agents/trainer.py (`__getstate__`).
+
+_WEIGHTS, _OPTIMIZER = "weights", "_optimizer_variables"
+# RunningStat's count, sum of means and of squares; older and newer spellings.
+_STATISTICS = frozenset(("_M", "_S", "M", "S", "mean_array", "std_array", "sum_sq_diff_array"))
+_PUSHES = frozenset(("_n", "n", "num_pushes"))
+_COUNTERS = frozenset(("counters", "global_timestep", "_counters", "timesteps_total", "iteration"))
+
+
+def rllib_role(path: Path, dtype: str, shape: Shape) -> PickledArrayRole:
+    """Say what an array (or, without a type, a number) is for by the steps that lead to it."""
+    steps: list[object] = [step.value for step in path]
+    last = steps[-1] if steps else None
+    if "local_replay_buffer" in steps:
+        return PickledArrayRole("replay")
+    if not dtype:
+        counts = last in _PUSHES and "filters" in steps
+        return PickledArrayRole("counter" if counts or not _COUNTERS.isdisjoint(steps) else "other")
+    if _OPTIMIZER in steps:
+        return _optimizer_role(steps[steps.index(_OPTIMIZER) + 1 :])
+    if last in _STATISTICS:
+        return PickledArrayRole("buffer")
+    if not _COUNTERS.isdisjoint(steps) and not shape:
+        return PickledArrayRole("counter")
+    return PickledArrayRole(role_by_name(path, "", dtype, shape) if _is_weight(steps) else "other")
+
+
+def _optimizer_role(steps: list[object]) -> PickledArrayRole:
+    # A PyTorch policy keeps its optimizers' state_dicts: [N]["state"][parameter's number][name].
+    if len(steps) == 4 and steps[1] == "state":
+        return (
+            PickledArrayRole("counter")
+            if steps[3] == "step"
+            else PickledArrayRole("slot", None, str(steps[3]))
+        )
+    return PickledArrayRole("other")
+
+
+def _is_weight(steps: list[object]) -> bool:
+    """Say whether a policy's weights stand there: below `weights`, or (older releases) right in its state."""
+    if _WEIGHTS in steps:
+        return True
+    # rollout_worker.py, save: {"filters", "state": {policy: state}}; a module's state is all weights.
+    if steps[:2] == ["worker", "state"]:
+        return len(steps) > 3 and not str(steps[3]).startswith("_")
+    # A module's own folder begins with the names of its state_dict.
+    return "rl_module" in steps or (len(steps) == 1 and str(steps[0]).endswith((".weight", ".bias")))
+
+
+class _PolicyVariables(NamedTuple):
+    """One policy's named variables: by name, where each stands in the tree."""
+
+    weights: dict[str, Path]
+    optimizer: dict[str, Path]
+
+
+def assign_slots(tree: Tree) -> Tree:
+    """Return the tree with the optimizers' variables that are named after a weight told as its slots."""
+    policies: dict[Path, _PolicyVariables] = {}
+    for path, _ in tree.tensors():
+        for at, step in enumerate(path):
+            if step.value in (_WEIGHTS, _OPTIMIZER) and len(path) > at + 1 and path[at + 1].kind == "attr":
+                policy = policies.setdefault(path[:at], _PolicyVariables({}, {}))
+                name = "/".join(str(step.value) for step in path[at + 1 :])
+                (policy.weights if step.value == _WEIGHTS else policy.optimizer)[name] = path
+                break
+    leaves = dict(tree.leaves)
+    for policy in policies.values():
+        _assign_policy_slots(policy, leaves)
+    return Tree(leaves, tree.aliases, tree.containers)
+
+
+def _assign_policy_slots(policy: _PolicyVariables, leaves: dict[Path, Leaf | ValueLeaf]) -> None:
+    named: dict[str, VariableInfo] = {}
+    for name, place in (*policy.optimizer.items(), *policy.weights.items()):
+        leaf = leaves[place]
+        if isinstance(leaf, Leaf):
+            leaves[place] = replace(leaf, name=name)
+            named[name] = VariableInfo(leaf.dtype, leaf.shape, leaf.source)
+    found = tree_by_name(named)
+    names: Mapping[Path, str] = {p: leaf.key for p, leaf in found.tensors()}
+    for path, told in found.tensors():
+        if told.role != "slot" or told.of is None or names[path] not in policy.optimizer:
+            continue
+        where, of = policy.optimizer[names[path]], policy.weights.get(names.get(told.of, ""))
+        slot = leaves[where]
+        if of is not None and isinstance(slot, Leaf):
+            leaves[where] = replace(slot, role="slot", of=of, slot=told.slot)
+
+
+# What RLlib's pickles hold, and which files of a folder are pickles of states.
+#
+# Sources in github.com/ray-project/ray: rllib/evaluation/rollout_worker.py (`save`), rllib/agents/trainer.py
+# (`__getstate__`), rllib/policy/policy.py, tf_policy.py and eager_tf_policy.py (`get_state`),
+# rllib/utils/checkpoints.py (`Checkpointable.save_to_path`), python/ray/tune/trainable.py (`save`).
+
+_JSON = "rllib_checkpoint.json"
+_STATE_FILES = frozenset(("algorithm_state.pkl", "policy_state.pkl", "module_state.pkl", "state.pkl"))
+_OTHERS = {
+    ".msgpck": "msgpack, which is not read: RLlib can save it again as a pickle",
+    ".msgpack": "msgpack, which is not read: RLlib can save it again as a pickle",
+    ".pt": "a PyTorch file: point at it to read it alone",
+}
+
+
+class RllibListing(NamedTuple):
+    """What was read, and from which files."""
+
+    listed: FileListing
+    files: tuple[File, ...]
+
+
+class _RllibWalk(PickleWalk):
+    """Names of TensorFlow's variables are split at their scopes."""
+
+    def steps(self, path: Path, step: PathStep) -> Path:  # noqa: ARG002 - a name tells by itself
+        """Return three steps for the dict key `default_policy/fc_1/kernel`, one for others."""
+        if step.kind != "key" or not isinstance(step.value, str) or "/" not in step.value:
+            return (step,)
+        return tuple(attr(part) for part in step.value.split("/"))
+
+
+def list_file(location: str) -> RllibListing:
+    """Return what a single file holds, and the `.tune_metadata` that Tune writes beside it."""
+    file = File.stamp(location)
+    walk = _RllibWalk(rllib_role)
+    _add_state(walk, load_pickle_file(file), ())
+    beside = f"{location}.tune_metadata"
+    files: tuple[File, ...] = (file,)
+    if filesystem.isfile(beside):
+        more = File.stamp(beside)
+        walk.add(_load_state(more, os.path.basename(beside)), (attr("tune_metadata"),))
+        files = (file, more)
+    return RllibListing(_build_listing(walk, "RLlib (one file)"), files)
+
+
+def _load_state(file: File, where: str) -> LoadedPickle:
+    found = load_pickle_file(file)
+    return found._replace(asked=relocate_references(found.asked, where))
+
+
+def _build_listing(walk: PickleWalk, writer: str, notes: tuple[str, ...] = ()) -> FileListing:
+    return FileListing(assign_slots(walk.tree()), writer, notes=notes, asks=walk.asks)
+
+
+def _add_state(walk: PickleWalk, pickled: LoadedPickle, path: Path) -> None:
+    """Add a state; a worker's own state may stand in it as bytes, which are a pickle again."""
+    value = pickled.value
+    worker = value.get("worker") if isinstance(value, dict) else None
+    if not isinstance(worker, bytes | StoredBytes):
+        walk.add(pickled, path)
+        return
+    base = pickled.base + worker.at if isinstance(worker, StoredBytes) else 0
+    inner = load_pickle(bytes(worker), pickled.file if isinstance(worker, StoredBytes) else None, base)
+    walk.add(inner._replace(asked=relocate_references(inner.asked, "worker")), (*path, key("worker")))
+    walk.add(pickled._replace(value={k: v for k, v in value.items() if k != "worker"}), path)
+
+
+def list_folder(location: str) -> RllibListing:
+    """Return what the pickled states in a folder and below it hold."""
+    facts: dict[str, Any] = {}
+    files: list[File] = []
+    about = os.path.join(location, _JSON)
+    if filesystem.isfile(about):
+        files.append(File.stamp(about))
+        facts = text.load_json(about, "RLlib's description of a checkpoint")
+    walk = _RllibWalk(rllib_role)
+    others: list[str] = []
+    states = 0
+    for name, path in _iter_states(location, others):
+        file = File.stamp(name)
+        _add_state(walk, _load_state(file, os.path.relpath(name, location)), path)
+        files.append(file)
+        states += 1
+    if not states:
+        raise _empty_folder_error(location, others)
+    notes = tuple(
+        f"not listed: {os.path.relpath(name, location)} is {_unsupported_reason(name)}" for name in others
+    )
+    return RllibListing(_build_listing(walk, _writer(facts), notes), tuple(files))
+
+
+def _iter_states(location: str, others: list[str]) -> Iterator[tuple[str, Path]]:
+    """Give every pickled state with its path in the tree; `others` gets the states of other forms."""
+    todo: list[tuple[str, Path]] = [(location, ())]
+    seen, most = 0, limits.current()
+    while todo:
+        folder, path = todo.pop(0)
+        for name in _names(folder):
+            seen += 1
+            if seen > most.folder_files:
+                what = "the folder holds more files than a checkpoint has"
+                raise limits.limit_error("folder_files", what, None, file=location)
+            full = os.path.join(folder, name)
+            if filesystem.isdir(full):
+                # A link may lead out of the checkpoint, or back into it.
+                if len(path) < most.folder_depth and not filesystem.islink(full):
+                    todo.append((full, (*path, attr(name))))
+            elif not filesystem.isfile(full):
+                continue
+            elif name in _STATE_FILES:
+                yield full, (*path, attr("algorithm_state")) if name == "algorithm_state.pkl" else path
+            elif os.path.splitext(name)[0] + ".pkl" in _STATE_FILES and os.path.splitext(name)[1] in _OTHERS:
+                others.append(full)
+
+
+def _names(folder: str) -> list[str]:
+    try:
+        return sorted(filesystem.listdir(folder))
+    except OSError as error:
+        raise NotFoundError(f"cannot be listed: {error.strerror}", file=folder) from error
+
+
+def _unsupported_reason(name: str) -> str:
+    return _OTHERS[os.path.splitext(name)[1]]
+
+
+def _empty_folder_error(location: str, others: list[str]) -> UnsupportedError | FormatError:
+    if others:
+        return UnsupportedError(
+            f"{os.path.relpath(others[0], location)} is {_unsupported_reason(others[0])}", file=location
+        )
+    return FormatError("the folder is described as RLlib's and holds no pickled state", file=location)
+
+
+def _writer(facts: dict[str, Any]) -> str:
+    version, ray = facts.get("checkpoint_version"), facts.get("ray_version")
+    words = ["RLlib checkpoint"]
+    words += [f"version {version}"] if isinstance(version, str) else []
+    words += [f"of type {facts['type']}"] if isinstance(facts.get("type"), str) else []
+    words += [f"(ray {ray})"] if isinstance(ray, str) else []
+    return " ".join(words)
+
+
+# Writes the folder of one RLModule: its state, the class and arguments that make it, what the folder holds.
+#
+# Sources, in github.com/ray-project/ray: rllib/utils/checkpoints.py (`Checkpointable.save_to_path`,
+# `from_checkpoint`), rllib/core/rl_module/rl_module.py (`get_ctor_args_and_kwargs`). The pickles name RLlib's
+# classes, and call gymnasium's Box with its two arrays.
+
+# What a tree says of the module's class and its arguments, plain values all: they get a file of their own.
+ARGUMENTS = attr("arguments")
+CLASS = (ARGUMENTS, key("class"))
+_STATE, _MADE, _ABOUT = "module_state.pkl", "class_and_ctor_args.pkl", "metadata.json"
+_VERSION = "2.1"
+_BOX = Global("gymnasium.spaces.box", "Box")
+
+
+def build_pieces(tree: Tree) -> tuple[OutputFile, ...]:
+    """Return the folder's files; raise UnsupportedError for a tree that is no module of RLlib's."""
+    made = tree.get(CLASS)
+    if not isinstance(made, ValueLeaf) or not isinstance(made.value, Record):
+        raise UnsupportedError("only an agent can be written as a module of RLlib")
+    state = {path: leaf for path, leaf in tree.tensors() if path[0] != ARGUMENTS}
+    for path, leaf in state.items():
+        _require_array(leaf, path)
+    about = {"class_and_ctor_args_file": _MADE, "state_file": "module_state", "checkpoint_version": _VERSION}
+    arguments = dumps(_encode_arguments(tree, made.value), pickles.PROTOCOL)
+    text = json.dumps(about).encode("ascii")
+    return (
+        OutputFile(f"/{_MADE}", lambda stream: _write_data(stream, arguments)),
+        OutputFile(f"/{_ABOUT}", lambda stream: _write_data(stream, text)),
+        OutputFile(f"/{_STATE}", lambda stream: _write(stream, state)),
+    )
+
+
+def _write_data(stream: IO[bytes], data: bytes) -> None:
+    stream.write(data)
+
+
+def _require_array(leaf: Leaf, path: Path) -> None:
+    pickles.dtype_code(leaf, path)
+    if len(path) != 1:
+        raise UnsupportedError("a module of RLlib keeps its tensors in one dict", path=display(path))
+
+
+def _write(stream: IO[bytes], state: Mapping[Path, Leaf]) -> None:
+    arrays = {str(path[0].value): pickles.encode_array(leaf, path) for path, leaf in state.items()}
+    stream.write(dumps(arrays, pickles.PROTOCOL))
+
+
+def _encode_arguments(tree: Tree, made: Record) -> dict[str, Any]:
+    found: dict[Any, Any] = {}
+    for path, leaf in tree.plain():
+        if path[0] == ARGUMENTS and path != CLASS:
+            at = found
+            for step in path[1:-1]:
+                at = at.setdefault(step.value, {})
+            at[path[-1].value] = leaf.value
+    return {
+        "class": pickles.encode_global(made),
+        "ctor_args_and_kwargs": ((), {name: _encode_argument(value) for name, value in found.items()}),
+    }
+
+
+def _encode_argument(value: Any) -> Any:
+    """Return an argument: a dict counted from 0 is a list, one of `low` and `high` a space."""
+    if isinstance(value, Record):
+        return pickles.encode_global(value)
+    if not isinstance(value, dict):
+        return value
+    inner = {name: _encode_argument(each) for name, each in value.items()}
+    if inner and all(isinstance(name, int) for name in inner):
+        return list(inner.values())
+    if inner.keys() == {"low", "high"}:
+        return pickles.encode_box(_BOX, *(_numbers(inner[end]) for end in ("low", "high")))
+    return inner
+
+
+def _numbers(values: list[float]) -> PickleObject:
+    return pickle_values.pickle_array("f4", (len(values),), struct.pack(f"<{len(values)}f", *values))

@@ -1,0 +1,711 @@
+"""safetensors files, and Hugging Face models in shards."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import types
+from collections.abc import Mapping
+from typing import IO, TYPE_CHECKING, Any, NamedTuple, NoReturn
+
+from ckpttool.core import dtypes, filesystem, limits
+from ckpttool.core import text as documents
+from ckpttool.core.checkpoint import Checkpoint, merge_references, relocate_references
+from ckpttool.core.errors import (
+    CkpttoolError,
+    FormatError,
+    TruncatedError,
+    UnsupportedError,
+    UsageError,
+    abbreviate_list,
+)
+from ckpttool.core.source import File, MissingShard, Shape, Source, Span
+from ckpttool.core.tree import Alias, Container, Leaf, Path, Record, Tree, ValueLeaf, display, key
+from ckpttool.formats import common, torch_zip
+from ckpttool.formats.common import FileListing, OutputFile, Probe, join_trees
+
+if TYPE_CHECKING:
+    pass
+
+
+# Hugging Face's safetensors: a length, a JSON header, the tensors' bytes; its library is not needed.
+#
+# Source: github.com/huggingface/safetensors, README.md ("Format") and safetensors/src/tensor.rs.
+
+NAME = "safetensors"
+TITLE = "safetensors file"
+WRITES = True
+FRAMEWORK = "torch"
+
+SUFFIX = ".safetensors"
+LENGTH = 8
+
+
+def claims(probe: Probe) -> str | None:
+    """Return the path of a file that begins with a header's length and a `{`, or whose name says so.
+
+    A suffix alone is enough only where the first bytes are no text and no other format's.
+    """
+    if probe.kind != "file" or not probe.size:
+        return None
+    size = int.from_bytes(probe.head[:LENGTH], "little")
+    opened = probe.head[LENGTH : LENGTH + 1] == b"{"
+    if opened and 0 < size <= probe.size - LENGTH:
+        return probe.path
+    named = probe.name.endswith(SUFFIX)
+    short = probe.size <= LENGTH or size <= limits.current().header_bytes
+    return probe.path if named and (opened or short) else None
+
+
+def read(location: str) -> Checkpoint:
+    """List the tensors; raise FormatError when the header breaks a rule of the format."""
+    from ckpttool.core.source import File
+
+    file = File.stamp(location)
+    return listed(file).checkpoint(location, NAME, file)
+
+
+def listed(file: File) -> FileListing:
+    """List a file that may be a part of a checkpoint; raise FormatError as `read` does."""
+    return list_file(file)
+
+
+def pieces(tree: Tree) -> tuple[OutputFile]:
+    """Return the one file that holds the tree.
+
+    Raise UnsupportedError, before anything is written, for a tensor of a type that the format lacks.
+    """
+    return build_pieces(tree)
+
+
+# A safetensors header, every rule of the format checked, in time that grows with its length.
+#
+# Sources: github.com/huggingface/safetensors, README.md ("Format") and safetensors/src/tensor.rs
+# (`SafeTensors::read_metadata`, `Metadata::validate`, `Dtype`).
+
+METADATA = "__metadata__"
+# NumPy's limit, and more than any framework's.
+RANK = 64
+_LARGEST_COUNT = (1 << 63) - 1
+_ONLY_INT = frozenset((int,))
+_FIELDS = {"dtype", "shape", "data_offsets"}
+
+# Elements smaller than a byte, which no array library holds (tensor.rs, Dtype::bitsize): bits.
+PACKED = {"F4": 4, "F6_E2M3": 6, "F6_E3M2": 6}
+
+
+class SafetensorsEntry(NamedTuple):
+    """One tensor: `code` is the format's name of its type, `offset` counts from the file's beginning."""
+
+    code: str
+    shape: Shape
+    offset: int
+    nbytes: int
+
+
+class SafetensorsHeader(NamedTuple):
+    """What stands before the tensors' bytes: entries by name, in the order of the text, and the metadata."""
+
+    entries: Mapping[str, SafetensorsEntry]
+    metadata: Mapping[str, str]
+
+
+def read_header(file: File) -> SafetensorsHeader:
+    """Return the header of a file; raise FormatError when it breaks a rule, or the tensors leave a gap."""
+    text = _text(file)
+    try:
+        found = documents.parse_strict_json(text, "the header", "header_bytes")
+    except CkpttoolError as error:
+        error.offset = LENGTH
+        raise error.located(file=file.path) from error.__cause__
+    metadata = found.pop(METADATA, {})
+    if not isinstance(metadata, dict) or not all(isinstance(text, str) for text in metadata.values()):
+        _fail(file, "the metadata are not texts by name")
+    start = LENGTH + len(text)
+    entries = {name: _parse_entry(file, name, fields, start) for name, fields in found.items()}
+    _require_dense(file, entries, start)
+    return SafetensorsHeader(entries, metadata)
+
+
+def _text(file: File) -> bytes:
+    if file.size < LENGTH:
+        raise TruncatedError(
+            "the file ends in its header's length",
+            file=file.path,
+            expected=f"{LENGTH} bytes",
+            found=f"{file.size}",
+        )
+    size = int.from_bytes(file.read(0, LENGTH), "little")
+    if not 2 <= size <= file.size - LENGTH:
+        raise (FormatError if size < 2 else TruncatedError)(
+            "the header cannot be as long as the file says",
+            file=file.path,
+            offset=0,
+            expected=f"2 to {file.size - LENGTH:,} bytes",
+            found=f"{size:,}",
+        )
+    if size > limits.current().header_bytes:
+        raise limits.limit_error("header_bytes", "the header is too long", size, file=file.path, offset=0)
+    text = file.read(LENGTH, size)
+    if text[:1] != b"{":
+        _fail(file, "the header does not begin with {", repr(text[:8]))
+    return text
+
+
+def _fail(file: File, message: str, found: str | None = None) -> NoReturn:
+    raise FormatError(message, file=file.path, offset=LENGTH, found=found)
+
+
+def _parse_entry(file: File, name: str, fields: Any, start: int) -> SafetensorsEntry:
+    if not isinstance(fields, dict) or not fields.keys() >= _FIELDS:
+        _fail_tensor(file, name, "is not described by dtype, shape and data_offsets")
+    code, shape, offsets = fields["dtype"], fields["shape"], fields["data_offsets"]
+    if not isinstance(code, str):
+        _fail_tensor(file, name, "has a type that is no text")
+    if not isinstance(shape, list) or not set(map(type, shape)) <= _ONLY_INT or (shape and min(shape) < 0):
+        _fail_tensor(file, name, "has a shape that is not made of sizes")
+    if len(shape) > RANK:
+        _fail_tensor(file, name, f"has {len(shape):,} dimensions")
+    if not isinstance(offsets, list) or len(offsets) != 2 or not set(map(type, offsets)) <= _ONLY_INT:
+        _fail_tensor(file, name, "has data_offsets that are no pair of offsets")
+    begin, end = offsets
+    if not 0 <= begin <= end <= file.size - start:
+        if 0 <= begin <= end <= _LARGEST_COUNT:
+            raise TruncatedError(
+                "the file ends before a tensor does",
+                file=file.path,
+                path=repr(name[:200]),
+                offset=start + begin,
+                expected=f"{end - begin:,} bytes",
+                found=f"{max(0, file.size - start - begin):,}",
+            )
+        _fail_tensor(file, name, "has data_offsets that cannot be")
+    _require_size(file, name, code, shape, end - begin)
+    return SafetensorsEntry(code, tuple(shape), start + begin, end - begin)
+
+
+def _require_size(file: File, name: str, code: str, shape: list[int], nbytes: int) -> None:
+    count, zero = 1, False
+    for extent in shape:
+        # Zeros are left out: one must not hide a size that cannot be.
+        zero = zero or not extent
+        count *= extent or 1
+    bits = PACKED.get(code) or (
+        8 * dtypes.BY_SAFETENSORS[code].itemsize if code in dtypes.BY_SAFETENSORS else 0
+    )
+    if count > _LARGEST_COUNT or count * bits > 8 * _LARGEST_COUNT:
+        _fail_tensor(file, name, "has more elements than can be counted")
+    needed = 0 if zero else count * bits
+    if bits and needed != 8 * nbytes:
+        raise FormatError(
+            "a tensor's bytes do not fill its shape",
+            file=file.path,
+            path=repr(name[:200]),
+            expected=f"{needed / 8:,g} bytes" if needed % 8 else f"{needed // 8:,} bytes",
+            found=f"{nbytes:,}",
+        )
+
+
+def _fail_tensor(file: File, name: str, what: str) -> NoReturn:
+    _fail(file, f"tensor {name[:200]!r} {what}")
+
+
+def _require_dense(file: File, entries: Mapping[str, SafetensorsEntry], start: int) -> None:
+    """Raise unless the tensors follow each other without gap or overlap to the end of the file."""
+    free = start
+    for name, entry in sorted(entries.items(), key=lambda item: (item[1].offset, item[1].nbytes)):
+        if entry.offset != free:
+            what = "overlaps another" if entry.offset < free else "is preceded by bytes of no tensor"
+            raise FormatError(f"a tensor {what}", file=file.path, path=repr(name[:200]), offset=entry.offset)
+        free += entry.nbytes
+    if free != file.size:
+        raise FormatError("the last tensor is followed by bytes of no tensor", file=file.path, offset=free)
+
+
+# What a safetensors file holds: its tensors by name, tied names as aliases, the tree that we recorded.
+
+# What writers say of the framework that they served; no tensor's second name.
+FORMAT = "format"
+RECORD = "safetensors.Tensor"
+RESERVED = frozenset((common.KEY, FORMAT, METADATA))
+
+
+def list_file(file: File) -> FileListing:
+    """Return the file's tree, notes and metadata; raise FormatError when the header breaks a rule."""
+    found = read_header(file)
+    metadata = {name: text for name, text in found.metadata.items() if name != common.KEY}
+    entries = {name: _entry_leaf(file, name, entry) for name, entry in found.entries.items()}
+    tree = bare_tree(entries, metadata)
+    notes = _notes(tree, found.entries)
+    text = found.metadata.get(common.KEY)
+    if text is not None:
+        try:
+            arrays = {name: leaf for name, leaf in entries.items() if isinstance(leaf, Leaf)}
+            if len(arrays) != len(entries):
+                raise common.EmbeddedTreeError("the recorded tree is that of other tensors")
+            tree = common.decode_tree(text.encode(), arrays)
+        except common.EmbeddedTreeError as error:
+            notes = (*notes, f"the tree that ckpttool recorded is not used: {error.message}")
+    kept = {name: text for name, text in metadata.items() if not _is_tied(name, text, entries)}
+    details: dict[str, Any] = {"metadata": kept} if kept else {}
+    return FileListing(tree, _writer(metadata), notes=notes, details=details)
+
+
+def bare_tree(entries: Mapping[str, Leaf | ValueLeaf], metadata: Mapping[str, str]) -> Tree:
+    """Return the tree of a file that records none: each tensor under its name, tied names as aliases.
+
+    safetensors/torch.py, save_model: of tensors that share storage one is kept, and the metadata say for each
+    name that was left out which one has its tensor.
+    """
+    aliases: dict[Path, tuple[Alias, ...]] = {}
+    for name, kept in metadata.items():
+        if _is_tied(name, kept, entries):
+            aliases[key(kept),] = (*aliases.get((key(kept),), ()), Alias((key(name),), name))
+    return Tree({(key(name),): leaf for name, leaf in entries.items()}, aliases, {(): Container("dict")})
+
+
+def _is_tied(name: str, kept: str, entries: Mapping[str, Leaf | ValueLeaf]) -> bool:
+    return name not in RESERVED and name not in entries and isinstance(entries.get(kept), Leaf)
+
+
+def _entry_leaf(file: File, name: str, entry: SafetensorsEntry) -> Leaf | ValueLeaf:
+    row = dtypes.BY_SAFETENSORS.get(entry.code)
+    if row is None:
+        shape = ", ".join(map(str, entry.shape))
+        return ValueLeaf(Record(RECORD, f"{entry.code[:40]}[{shape}]"))
+    return tensor_leaf(name, row.name, entry.shape, Span(file, entry.offset, entry.nbytes))
+
+
+def tensor_leaf(name: str, dtype: str, shape: Shape, source: Source) -> Leaf:
+    """Return a tensor of which the file says no more than this."""
+    return Leaf(dtype, shape, source, name, common.role_by_module_name((key(name),)) or "parameter")
+
+
+def _notes(tree: Tree, entries: Mapping[str, SafetensorsEntry]) -> tuple[str, ...]:
+    notes = []
+    tied = sum(map(len, tree.aliases.values()))
+    if tied:
+        notes.append(f"names that the metadata give to another's tensor: {tied:,}")
+    other = sorted({e.code[:40] for e in entries.values() if e.code not in dtypes.BY_SAFETENSORS})
+    if other:
+        notes.append(f"tensors of types that are listed and not read: {', '.join(other)}")
+    return tuple(notes)
+
+
+def _writer(metadata: Mapping[str, str]) -> str | None:
+    # transformers and safetensors.torch name the framework: "pt", "tf", "flax", "mlx", "np".
+    said = metadata.get(FORMAT, "")
+    return f"metadata format {said}" if said.isalnum() and len(said) < 16 else None
+
+
+# Writes a tree as safetensors: the library's order of bytes, the tree's own order in the header.
+#
+# Source: safetensors/src/tensor.rs, `prepare`: tensors by decreasing alignment of their type, then by name,
+# and a header filled up with spaces to a multiple of eight bytes. Readers sort by offset, so that the
+# header's order is free to be the tree's (an optimizer counts parameters in it).
+
+# What every reader takes (safetensors/src/tensor.rs, MAX_HEADER_SIZE).
+LARGEST = 100_000_000
+# What transformers asks a file for before it loads it into a torch module.
+_FRAMEWORK = "pt"
+# The order in which tensor.rs lists types of one size, the last ones first in a file.
+_ORDER = (
+    "BOOL", "U8", "I8", "F8_E5M2", "F8_E4M3", "F8_E8M0", "F8_E4M3FNUZ", "F8_E5M2FNUZ",
+    "I16", "U16", "F16", "BF16", "I32", "U32", "F32", "C64", "F64", "I64", "U64",
+)  # fmt: skip
+
+
+def build_pieces(tree: Tree) -> tuple[OutputFile]:
+    """Return the one file; raise UnsupportedError for a tensor of a type that the format lacks."""
+    from ckpttool.formats.torch_tree import native_name
+
+    codes = {path: _dtype_code(leaf, path) for path, leaf in tree.tensors()}
+    others = [alias.path for _, aliases in tree.aliases.items() for alias in aliases]
+    names = common.assign_names([*codes, *others], native_name, RESERVED)
+    order = sorted(codes, key=lambda path: (-_ORDER.index(codes[path]), names[path]))
+    head = _encode_header(tree, names, codes, order)
+    if len(head) > LARGEST:
+        raise UnsupportedError(
+            "the names and plain values do not fit into the header of a safetensors file",
+            expected=f"at most {LARGEST:,} bytes",
+            found=f"{len(head):,}",
+        )
+    return (OutputFile("", lambda stream: _write(stream, head, tree, order)),)
+
+
+def _dtype_code(leaf: Leaf, path: Path) -> str:
+    code = dtypes.BY_NAME[leaf.dtype].safetensors
+    if code is None:
+        raise UnsupportedError(
+            f"a safetensors file cannot hold a tensor of type {leaf.dtype}",
+            path=display(path),
+            hint="--to torch and --to npz can hold complex numbers" if leaf.dtype.startswith("c") else None,
+        )
+    return code
+
+
+def _encode_header(
+    tree: Tree, names: Mapping[Path, str], codes: Mapping[Path, str], order: list[Path]
+) -> bytes:
+    offsets, at = {}, 0
+    for path in order:
+        nbytes = _tensor(tree, path).nbytes
+        offsets[path] = [at, at + nbytes]
+        at += nbytes
+    document: dict[str, Any] = {METADATA: _metadata(tree, names)}
+    for path, code in codes.items():
+        document[names[path]] = {
+            "dtype": code,
+            "shape": list(_tensor(tree, path).shape),
+            "data_offsets": offsets[path],
+        }
+    text = json.dumps(document, separators=(",", ":"), ensure_ascii=False).encode()
+    return text + b" " * (-len(text) % 8)
+
+
+def _metadata(tree: Tree, names: Mapping[Path, str]) -> dict[str, str]:
+    metadata = {FORMAT: _FRAMEWORK}
+    for path, aliases in tree.aliases.items():
+        # Names of plain values that are shared stand in the record alone.
+        metadata |= {names[alias.path]: names[path] for alias in aliases if path in names}
+    arrays = {names[path]: tensor_leaf(names[path], n.dtype, n.shape, n.source) for path, n in tree.tensors()}
+    if common.needs_record(tree, bare_tree(arrays, metadata)):
+        metadata[common.KEY] = common.encode_tree(tree, names)
+    return metadata
+
+
+def _tensor(tree: Tree, path: Path) -> Leaf:
+    leaf = tree[path]
+    assert isinstance(leaf, Leaf)  # noqa: S101 - only tensors have a code and a place
+    return leaf
+
+
+def _write(stream: IO[bytes], head: bytes, tree: Tree, order: list[Path]) -> None:
+    stream.write(len(head).to_bytes(LENGTH, "little"))
+    stream.write(head)
+    for path in order:
+        stream.write(common.read_exact(_tensor(tree, path), path))
+
+
+# Hugging Face's checkpoints in several files: shards with an index, or weights beside their optimizer.
+#
+# Sources: github.com/huggingface/transformers, src/transformers/modeling_utils.py (`save_pretrained`),
+# utils/__init__.py (the names of the files) and trainer.py (`_save_checkpoint`); github.com/huggingface/
+# huggingface_hub, src/huggingface_hub/serialization/_base.py (`StateDictSplit`) and _torch.py;
+# github.com/huggingface/accelerate, src/accelerate/checkpointing.py (`save_accelerator_state`).
+
+SHARDED_NAME = "sharded"
+SHARDED_TITLE = "Hugging Face checkpoint in shards (index.json)"
+SHARDED_WRITES = False
+
+_INDEX = ".index.json"
+_MAP = "weight_map"
+# WEIGHTS_NAME and SAFE_WEIGHTS_NAME (transformers/utils/__init__.py); of both, transformers takes the first.
+_SAFE, _WEIGHTS = "model.safetensors", "pytorch_model.bin"
+# What accelerate's `save_state` (.bin) and transformers' `Trainer` (.pt) write beside the weights. Further
+# models, optimizers and schedulers of accelerate have numbers: model_1.safetensors, optimizer_1.bin.
+_MODELS = re.compile(r"model(?:_[1-9]\d*)?\.safetensors|pytorch_model(?:_[1-9]\d*)?\.bin")
+_OPTIMIZERS = re.compile(r"(optimizer(?:_[1-9]\d*)?)\.(?:bin|pt)")
+_SCHEDULERS = re.compile(r"(scheduler(?:_[1-9]\d*)?)\.(?:bin|pt)")
+_LEFT = re.compile(
+    r"(?:sampler|custom_checkpoint|random_states|rng_state|dl_state_dict).*\.(?:bin|pt|pkl|pth)"
+    r"|training_args\.bin|scaler\.pt"
+)
+_TRAINER_STATE = "trainer_state.json"
+
+
+def sharded_claims(probe: Probe) -> str | None:
+    """Return the path of an index, of a folder with one, or of the one file of weights in a folder.
+
+    A folder with an optimizer beside the weights is a checkpoint as a whole.
+    """
+    if probe.kind == "file":
+        return probe.path if _is_index(probe) else None
+    if probe.kind != "folder" or not probe.names.isdisjoint(("saved_model.pb", "saved_model.pbtxt")):
+        return None
+    if _find_index(probe) is not None:
+        return probe.path
+    whole = [name for name in (_SAFE, _WEIGHTS) if _member_probe(probe, name).kind == "file"]
+    if whole and _is_training(probe):
+        return probe.path
+    return os.path.join(probe.path, whole[0]) if whole else None
+
+
+def _is_training(probe: Probe) -> bool:
+    """Whether a folder holds an optimizer or a second model beside its weights."""
+    models = [name for name in probe.names if _MODELS.fullmatch(name)]
+    optimizers = [name for name in probe.names if _OPTIMIZERS.fullmatch(name)]
+    numbered = any("_1." in name for name in models)
+    return (bool(optimizers) or numbered) and all(
+        _member_probe(probe, name).kind == "file" for name in (*models, *optimizers)
+    )
+
+
+def _find_index(probe: Probe) -> str | None:
+    """Return the one index in a folder; raise UsageError where several could be meant."""
+    found = sorted(n for n in probe.names if n.endswith(_INDEX) and _is_index(_member_probe(probe, n)))
+    if len(found) > 1 and set(found) != {f"{_SAFE}{_INDEX}", f"{_WEIGHTS}{_INDEX}"}:
+        raise UsageError(
+            "the folder holds several checkpoints in shards",
+            file=probe.path,
+            found=abbreviate_list(found, 5),
+            hint=f"name one, as in {os.path.join(probe.path, found[0])}",
+        )
+    return os.path.join(probe.path, found[0]) if found else None
+
+
+def _member_probe(probe: Probe, name: str) -> Probe:
+    return Probe(os.path.join(probe.path, name)) if name in probe.names else Probe("")
+
+
+def _is_index(probe: Probe) -> bool:
+    return probe.kind == "file" and probe.name.endswith(_INDEX) and probe.head.lstrip().startswith(b"{")
+
+
+def read_sharded(location: str) -> Checkpoint:
+    """List the tensors of all shards; one whose shard is missing is listed without type and shape.
+
+    The checkpoint of a folder's only file is what that file's own format gives. Raise FormatError when the
+    index and the shards do not fit together.
+    """
+    probe = Probe(location)
+    if probe.kind == "folder" and _is_training(probe):
+        return _list_training(probe)
+    path = _find_index(probe) if probe.kind == "folder" else location
+    if path is None or not path.endswith(_INDEX):
+        return read(location) if location.endswith(SUFFIX) else torch_zip.read(location)
+    file = File.stamp(path)
+    shard_of = _shard_of(file)
+    folder = os.path.dirname(path)
+    shards, missing = {}, []
+    for name in sorted(set(shard_of.values())):
+        shard = os.path.join(folder, name)
+        if filesystem.lexists(shard):
+            shards[name] = _stamp_shard(shard, path)
+        else:
+            missing.append(name)
+    listed = {name: _list_shard(shard) for name, shard in shards.items()}
+    tree, notes = _ShardMerger(file, shard_of, listed).tree()
+    if missing:
+        notes = (*notes, f"shards that are missing: {abbreviate_list(missing, 5)}")
+    recorded = bool(listed) and all(one.integrity == "crc32" for one in listed.values())
+    return Checkpoint(
+        path=location,
+        format=SHARDED_NAME,
+        tree=tree,
+        files=(file, *shards.values()),
+        writer=next((one.writer for one in listed.values()), None),
+        integrity="crc32" if recorded else "none",
+        notes=(
+            *notes,
+            *_note_other_form(path),
+            *dict.fromkeys(n for one in listed.values() for n in one.notes),
+        ),
+        asks=merge_references(*(relocate_references(one.asks, name) for name, one in listed.items())),
+    )
+
+
+def _list_training(probe: Probe) -> Checkpoint:
+    """List a folder of accelerate or of transformers' Trainer: models, optimizers and schedulers.
+
+    Raise what the file of a model or an optimizer raises. A note names the files that are not read.
+    """
+    from ckpttool.formats.detect import open_checkpoint
+
+    parts: dict[str, Checkpoint] = {}
+    left = sorted(name for name in probe.names if _LEFT.fullmatch(name))
+    for member, place in _members(probe).items():
+        try:
+            parts[member] = open_checkpoint(place)
+        except CkpttoolError:
+            if not member.startswith("scheduler"):
+                raise
+            left.append(os.path.basename(place))
+    names = ", ".join(os.path.basename(one.path) for one in parts.values())
+    notes = [f"the folder is one checkpoint: {names}"]
+    trees = {key(member): one.tree for member, one in parts.items()}
+    state = _trainer_state(probe)
+    if state:
+        trees[key("trainer_state")] = Tree({(key(name),): ValueLeaf(value) for name, value in state.items()})
+    elif _TRAINER_STATE in probe.names:
+        left.append(_TRAINER_STATE)
+    if left:
+        notes.append(f"not read (random states, settings of the run): {abbreviate_list(left, 5)}")
+    read_parts = tuple(parts.values())
+    return Checkpoint(
+        path=probe.path,
+        format=SHARDED_NAME,
+        tree=join_trees(trees, lambda member, name: f"{member.value}:{name}", Container("dict")),
+        files=tuple(file for one in read_parts for file in one.files),
+        writer=read_parts[0].writer,
+        integrity="crc32" if all(one.integrity == "crc32" for one in read_parts) else "none",
+        notes=(*notes, *dict.fromkeys(note for one in read_parts for note in one.notes)),
+        asks=merge_references(*(relocate_references(one.asks, member) for member, one in parts.items())),
+        unjudged=tuple(f"{member}: {each}" for member, one in parts.items() for each in one.unjudged),
+    )
+
+
+def _members(probe: Probe) -> dict[str, str]:
+    """Return the files of a training folder by the names of their entries; models come first."""
+    found: dict[str, str] = {}
+    names = sorted(probe.names)
+    index_ = _find_index(probe)
+    if index_ is not None:
+        found["model"] = index_
+    safe = [name for name in names if _MODELS.fullmatch(name) and name.endswith(SUFFIX)]
+    # Of both forms the libraries take safetensors.
+    models = safe or [name for name in names if _MODELS.fullmatch(name)]
+    for name in models:
+        found.setdefault(name.partition(".")[0].removeprefix("pytorch_"), os.path.join(probe.path, name))
+    for pattern in (_OPTIMIZERS, _SCHEDULERS):
+        for name in names:
+            match = pattern.fullmatch(name)
+            if match is None or _member_probe(probe, name).kind != "file":
+                continue
+            if match[1] in found:
+                raise UsageError(
+                    f"the folder holds two files of {match[1]}",
+                    file=probe.path,
+                    found=", ".join((os.path.basename(found[match[1]]), name)),
+                    hint=f"name the file of weights, as in {found['model']}",
+                )
+            found[match[1]] = os.path.join(probe.path, name)
+    return found
+
+
+def _trainer_state(probe: Probe) -> dict[str, int | float | str | bool | None]:
+    """Return the plain values at the top of a Trainer's state; none where the file cannot be read."""
+    if _member_probe(probe, _TRAINER_STATE).kind != "file":
+        return {}
+    file = File.stamp(os.path.join(probe.path, _TRAINER_STATE))
+    try:
+        documents.require_small(file.size, "the trainer's state", file=file.path)
+        values = documents.parse_strict_json(file.read(0, file.size), "the trainer's state")
+    except CkpttoolError:
+        return {}
+    return {name: value for name, value in values.items() if isinstance(value, int | float | str | None)}
+
+
+def _stamp_shard(shard: str, index: str) -> File:
+    if Probe(shard).kind != "file":
+        raise FormatError("a shard is not a file", file=shard)
+    return File.beside(shard, index)
+
+
+def _note_other_form(location: str) -> tuple[str, ...]:
+    """Return a note if the folder holds the same weights in the other form too."""
+    folder, name = os.path.split(location)
+    other = f"{_WEIGHTS if name.startswith(_SAFE) else _SAFE}{_INDEX}"
+    there = other != name and filesystem.lexists(os.path.join(folder, other))
+    return (f"{other} lies in the same folder and is not read",) if there else ()
+
+
+def _shard_of(file: File) -> dict[str, str]:
+    """Return each tensor's shard; raise FormatError for one that is not a file beside the index."""
+    if file.size > limits.current().json_bytes:
+        raise limits.limit_error("json_bytes", "the index is too large", file.size, file=file.path)
+    try:
+        found = documents.parse_strict_json(file.read(0, file.size), "the index")
+    except CkpttoolError as error:
+        raise error.located(file=file.path) from error.__cause__
+    shard_of: Any = found.get(_MAP)
+    if not isinstance(shard_of, dict) or not shard_of:
+        raise FormatError("the index has no weight_map", file=file.path)
+    for tensor, name in shard_of.items():
+        if (
+            not isinstance(name, str)
+            or os.path.basename(name) != name
+            or name in ("", ".", "..")
+            or not name.isprintable()
+        ):
+            raise FormatError(
+                "a shard's name is not that of a file beside the index",
+                file=file.path,
+                path=repr(tensor[:200]),
+                found=repr(name)[:200],
+            )
+    return shard_of
+
+
+def _list_shard(file: File) -> FileListing:
+    from ckpttool.formats import torch_legacy
+
+    try:
+        if claims(Probe(file.path)) is not None:
+            return listed(file)
+        return torch_legacy.list_embedded(file, 0, file.size)
+    except CkpttoolError as error:
+        raise error.located(file=file.path) from error.__cause__
+
+
+class _ShardMerger:
+    """The shards' tensors as one tree, in the order of the index."""
+
+    def __init__(self, index: File, shard_of: Mapping[str, str], shards: Mapping[str, FileListing]) -> None:
+        self.index = index
+        self.shard_of = shard_of
+        self.shards = shards
+        self.leaves: dict[Path, Leaf | ValueLeaf] = {}
+        self.aliases: dict[Path, tuple[Alias, ...]] = {}
+
+    def tree(self) -> tuple[Tree, tuple[str, ...]]:
+        """Return the tree and what a person should know of it."""
+        paths = {shard: _paths(listed.tree) for shard, listed in self.shards.items()}
+        for name, shard in self.shard_of.items():
+            if shard not in self.shards:
+                self.leaves[key(name),] = Leaf("unknown", (), self._missing(shard), name)
+            elif name not in paths[shard]:
+                raise FormatError(
+                    f"shard {shard!r} lacks a tensor", file=self.index.path, path=repr(name[:200])
+                )
+            else:
+                self._add(paths[shard][name], self.shards[shard].tree)
+        notes = self._unlisted(paths)
+        return Tree(self.leaves, self.aliases, {(): Container("dict")}), notes
+
+    def _missing(self, shard: str) -> MissingShard:
+        return MissingShard(os.path.join(os.path.dirname(self.index.path), shard))
+
+    def _add(self, path: Path, tree: Tree) -> None:
+        """Add a tensor and, with it, all its other names in the same shard."""
+        if path in self.leaves:
+            return
+        self.leaves[path] = tree[path]
+        if path in tree.aliases:
+            self.aliases[path] = tree.aliases[path]
+
+    def _unlisted(self, paths: Mapping[str, Mapping[str, Path]]) -> tuple[str, ...]:
+        """Add what the shards hold and the index does not name; return notes of it."""
+        added, twice = [], []
+        for shard, names in paths.items():
+            for name, path in names.items():
+                if self.shard_of.get(name) == shard:
+                    continue
+                if name in self.shard_of or path in self.leaves:
+                    twice.append(name)
+                else:
+                    added.append(name)
+                    self._add(path, self.shards[shard].tree)
+        notes = [f"tensors that the index does not name: {abbreviate_list(added, 3)}"] if added else []
+        if twice:
+            notes.append(
+                f"tensors that a second shard holds too, not read from it: {abbreviate_list(twice, 3)}"
+            )
+        return tuple(notes)
+
+
+def _paths(tree: Tree) -> dict[str, Path]:
+    """Return the path of every tensor by each native name that it has."""
+    found = {alias.key: path for path, others in tree.aliases.items() for alias in others if alias.key}
+    return found | {leaf.key: path for path, leaf in tree.tensors()}
+
+
+SHARDED = types.SimpleNamespace(
+    read=read_sharded,
+    FRAMEWORK=FRAMEWORK,
+    TITLE=SHARDED_TITLE,
+    NAME=SHARDED_NAME,
+    claims=sharded_claims,
+    WRITES=SHARDED_WRITES,
+)

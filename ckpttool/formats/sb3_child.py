@@ -1,0 +1,127 @@
+"""Builds an agent with Stable-Baselines3 and lets it save itself; runs in a process of its own (write.py).
+
+Source: github.com/DLR-RM/stable-baselines3, stable_baselines3/common/base_class.py, `BaseAlgorithm.load`: a
+model without an environment is made, gets its spaces, is set up, and takes its state_dicts.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import zipfile
+from typing import Any
+
+# What zipfile writes for a file without a date: the same agent gives the same bytes.
+_DATE = (1980, 1, 1, 0, 0, 0)
+_ADDRESS = re.compile(rb" at 0x[0-9a-f]+")
+_BUFFER = 1_000_000  # off_policy_algorithm.py, the default
+
+
+def main(folder: str) -> None:
+    """Read the request in the folder and leave `agent.zip` there."""
+    with open(os.path.join(folder, "request.json")) as file:
+        request = json.load(file)
+    states = _read_states(request["entries"], os.path.join(folder, "tensors.bin"))
+    model = _build_algorithm(request, states)
+    _load_states(model, states)
+    for name, value in request["counters"].items():
+        setattr(model, name, value)
+    model.buffer_size = _BUFFER
+    made = os.path.join(folder, "dated.zip")
+    model.save(made)
+    _strip_timestamps(made, os.path.join(folder, "agent.zip"))
+
+
+def _read_states(entries: list[dict[str, Any]], file: str) -> dict[str, Any]:
+    """Return the state_dicts by member: nested dicts and lists, with tensors made of the file's bytes."""
+    import torch
+
+    with open(file, "rb") as stream:
+        data = bytearray(stream.read())
+    states: dict[str, Any] = {}
+    for entry in entries:
+        value = entry.get("value")
+        if "dtype" in entry:
+            dtype = getattr(torch, entry["dtype"])
+            count = 1
+            for extent in entry["shape"]:
+                count *= extent
+            flat = torch.frombuffer(data, dtype=dtype, count=count, offset=entry["offset"])
+            value = flat.reshape(entry["shape"]).clone()
+        *owners, (_, last) = entry["path"]
+        place = states
+        for _, step in owners:
+            place = place.setdefault(step, {})
+        place[last] = value
+    return {name: _restore_lists(state) for name, state in states.items()}
+
+
+def _restore_lists(state: dict[str, Any]) -> dict[str, Any]:
+    """Return an optimizer's state_dict with lists where it has lists (torch/optim/optimizer.py)."""
+    if "param_groups" not in state:
+        return state
+    groups = [
+        {name: list(value.values()) if isinstance(value, dict) else value for name, value in group.items()}
+        for group in state["param_groups"].values()
+    ]
+    for group in groups:
+        group["betas"] = tuple(group["betas"])
+    return {"state": state.get("state", {}), "param_groups": groups}
+
+
+def _build_algorithm(request: dict[str, Any], states: dict[str, Any]) -> Any:
+    """Return the algorithm set up with networks of the right sizes."""
+    import numpy as np
+    import stable_baselines3
+    import torch
+    from gymnasium import spaces
+
+    activation = getattr(torch.nn, request["activation"])
+    kwargs: dict[str, Any] = {"net_arch": request["net_arch"], "n_critics": request["n_critics"]}
+    if activation is not torch.nn.ReLU:
+        kwargs["activation_fn"] = activation
+    options: dict[str, Any] = {"policy_kwargs": kwargs, "buffer_size": 1}
+    for group in states.get("actor.optimizer", {}).get("param_groups", ()):
+        options["learning_rate"] = group["lr"]
+    if request["algorithm"] == "SAC":
+        options["target_entropy"] = -float(len(request["low"]))
+        alpha = states.get("pytorch_variables", {}).get("ent_coef_tensor")
+        if alpha is not None:
+            options["ent_coef"] = float(alpha)
+    algorithm = getattr(stable_baselines3, request["algorithm"])
+    model = algorithm("MlpPolicy", None, device="cpu", _init_setup_model=False, **options)
+    model.observation_space = spaces.Box(-np.inf, np.inf, (request["obs_dim"],), np.float32)
+    if all(request["observation_space"]):
+        (dtype, least), (_, most) = request["observation_space"]
+        low, high = (np.asarray([float(n) for n in each], dtype) for each in (least, most))
+        if low.shape == high.shape == (request["obs_dim"],):
+            model.observation_space = spaces.Box(low, high, dtype=low.dtype.type)
+    low, high = (np.asarray(request[end], np.float32) for end in ("low", "high"))
+    model.action_space = spaces.Box(low, high, dtype=np.float32)
+    model.n_envs = 1
+    model._setup_model()  # as `load` does
+    return model
+
+
+def _load_states(model: Any, states: dict[str, Any]) -> None:
+    """Put the weights, the optimizers' state and the entropy coefficient into the model."""
+    model.policy.load_state_dict(states["policy"], strict=True)
+    for member, optimizer in (("actor.optimizer", model.actor), ("critic.optimizer", model.critic)):
+        if member in states:
+            optimizer.optimizer.load_state_dict(states[member])
+    variable = states.get("pytorch_variables", {}).get("log_ent_coef")
+    if variable is not None:
+        model.log_ent_coef.data = variable
+    if "ent_coef_optimizer" in states:
+        model.ent_coef_optimizer.load_state_dict(states["ent_coef_optimizer"])
+
+
+def _strip_timestamps(made: str, target: str) -> None:
+    """Copy an archive member by member, without the time of writing and where objects lay in memory."""
+    with zipfile.ZipFile(made) as source, zipfile.ZipFile(target, "w") as archive:
+        for name in source.namelist():
+            data = source.read(name)
+            # The text beside a serialized object; base64 has no spaces.
+            data = _ADDRESS.sub(b" at 0x0", data) if name == "data" else data
+            archive.writestr(zipfile.ZipInfo(name, _DATE), data)

@@ -1,0 +1,1138 @@
+"""TensorFlow tensor bundles."""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+from array import array
+from bisect import bisect_left
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import IO, TYPE_CHECKING, Any, Literal, NamedTuple
+
+from ckpttool.core import dtypes, filesystem, limits, source
+from ckpttool.core.checkpoint import Checkpoint
+from ckpttool.core.errors import CkpttoolError, FormatError, TruncatedError, UnsupportedError, abbreviate_list
+from ckpttool.core.source import Buffer, ByteSwappedSpan, Checksum, File, Inline, Source, Span
+from ckpttool.core.text import format_count
+from ckpttool.core.tree import Alias, Container, Leaf, Path, PathStep, Role, Tree, attr, display
+from ckpttool.encodings import protobuf, sstable
+from ckpttool.formats import tf_common
+from ckpttool.formats.common import OutputFile, Probe
+from ckpttool.formats.tf_common import (
+    Extent,
+    UnreadableSlices,
+    VariableInfo,
+    assemble_slices,
+    count_elements,
+    role_by_name,
+    slice_box,
+    tree_by_name,
+)
+
+if TYPE_CHECKING:
+    from ckpttool.formats import tf_object_graph
+    from ckpttool.formats.tf_object_graph import Graph
+
+
+# The join of an object graph with the keys of a bundle: one name, role and owner for every tensor.
+
+SHOWN = 3  # names in a note
+
+
+@dataclass(slots=True)
+class _BundleTreeBuilder:
+    """The tree while it is being made; `used` are the bundle keys that have a leaf, by path."""
+
+    graph: Graph
+    canonical: dict[int, Path]
+    others: dict[int, tuple[Path, ...]]
+    roles: tf_object_graph.VariableRoles
+    tensors: Mapping[str, VariableInfo]
+    leaves: dict[Path, Leaf]
+    aliases: dict[Path, list[Alias]]
+    used: dict[str, Path]
+    absent: list[tuple[int, Path, tf_object_graph.ObjectAttribute]]
+    crowded: Counter[Path]
+
+
+def tree_from_graph(data: bytes, tensors: Mapping[str, VariableInfo]) -> tuple[Tree, tuple[str, ...]]:
+    """Return the tree of a bundle whose object graph is `data`, and what a person should know about it."""
+    from ckpttool.formats import tf_object_graph
+
+    graph = tf_object_graph.parse_graph(data)
+    chosen = tf_object_graph.choose_paths(graph)
+    valued = {number for number, node in enumerate(graph) if node.attributes}
+    aliases = tf_object_graph.find_aliases(graph, chosen, valued)
+    roles = tf_object_graph.find_roles(graph)
+    named = tf_object_graph.paths_in_lists(graph, chosen)
+    others = aliases.paths | {
+        number: (chosen.paths[number], *aliases.paths.get(number, ())) for number in named
+    }
+    naming = _BundleTreeBuilder(
+        graph, chosen.paths | named, others, roles, tensors, {}, {}, {}, [], Counter()
+    )
+    for number, path in naming.canonical.items():
+        if number in valued:
+            _add(naming, number, path)
+    _add_slots(naming)
+    absent = _add_prefixed(naming)
+    loose = _add_loose(naming)
+    _fix_slot_owners(naming)
+    savers = sorted({node.saver for node in graph if node.saver})
+    tree = Tree(naming.leaves, {path: tuple(others) for path, others in naming.aliases.items()})
+    return tree, tuple(_notes(savers, loose, absent, chosen, aliases))
+
+
+def _add(naming: _BundleTreeBuilder, number: int, path: Path) -> None:
+    from ckpttool.formats import tf_object_graph
+
+    for attribute in naming.graph[number].attributes:
+        if attribute.key not in naming.tensors:
+            naming.absent.append((number, path, attribute))
+            continue
+        tail = tf_object_graph.attribute_path(attribute.name)
+        others = naming.others.get(number, ())
+        if tail and others:
+            others = tuple(alias + tail for alias in others)
+        _put_leaf(naming, number, path + tail, attribute.key, attribute.full_name, others)
+
+
+def _add_prefixed(naming: _BundleTreeBuilder) -> list[str]:
+    """Add what is stored under longer keys than the graph says; return the keys that nothing is stored under.
+
+    Lookup tables and iterators save `KEY-keys`, `KEY-values` and `KEY_STATE`.
+    """
+    from ckpttool.formats import tf_object_graph
+
+    keys = sorted(naming.tensors.keys() - naming.used.keys())
+    following = list(range(len(keys) + 1))  # where the next key is that nobody has taken
+    absent, seen = [], set()
+    for number, path, attribute in naming.absent:
+        prefix, found = attribute.key, False
+        if prefix and prefix not in seen and attribute.name != tf_object_graph.VALUE:
+            seen.add(prefix)
+            at = _next_free(following, bisect_left(keys, prefix))
+            while at < len(keys) and keys[at].startswith(prefix):
+                found = True
+                own = path + tf_object_graph.attribute_path(attribute.name, keys[at][len(prefix) :])
+                _put_leaf(naming, number, own, keys[at], attribute.full_name, (), role="other")
+                following[at] = at + 1
+                at = _next_free(following, at)
+        if not found:
+            absent.append(prefix)
+    return absent
+
+
+def _next_free(following: list[int], at: int) -> int:
+    while following[at] != at:
+        following[at] = following[following[at]]
+        at = following[at]
+    return at
+
+
+def _put_leaf(
+    naming: _BundleTreeBuilder,
+    number: int,
+    path: Path,
+    key: str,
+    full_name: str,
+    others: tuple[Path, ...],
+    role: Role | None = None,
+) -> None:
+    if key in naming.used:
+        # Two objects that share one entry are one tensor under two names.
+        first = naming.used[key]
+        naming.aliases.setdefault(first, []).extend((Alias(path), *map(Alias, others)))
+        return
+    path = _unused_path(naming, path)
+    naming.leaves[path] = _leaf(naming, number, path, key, full_name, role)
+    naming.used[key] = path
+    if others:
+        naming.aliases[path] = [*map(Alias, others)]
+
+
+def _unused_path(naming: _BundleTreeBuilder, path: Path) -> Path:
+    # Two values of one object by one name, or a value whose name is an edge: only strange files have them.
+    if path not in naming.leaves:
+        return path
+    path = (*path, PathStep("attr", ".ATTRIBUTES"))
+    while path in naming.leaves:
+        naming.crowded[path] += 1
+        path = (*path, PathStep("index", naming.crowded[path]))
+    return path
+
+
+def _leaf(
+    naming: _BundleTreeBuilder, number: int, path: Path, key: str, full_name: str, role: Role | None
+) -> Leaf:
+    dtype, shape, source = naming.tensors[key]
+    trainable = of = kind = None
+    slot = naming.roles.slots.get(number)
+    if slot is not None:
+        role, kind = "slot", slot.kind or None
+        of = naming.canonical.get(slot.of) if slot.of is not None else None
+    elif number in naming.roles.trained:
+        role, trainable = "parameter", True
+    elif number in naming.roles.statistics:
+        role = "buffer"
+    elif role is None:
+        setting = number in naming.roles.settings
+        role = role_by_name(path, full_name, dtype, shape, setting=setting)
+    return Leaf(dtype, shape, source, key, role, of, kind, trainable, full_name or None)
+
+
+def _add_slots(naming: _BundleTreeBuilder) -> None:
+    # Older optimizers hold their slots by no edge; the graph lists them beside the variable that they serve.
+    from ckpttool.formats import tf_object_graph
+
+    canonical = naming.canonical
+    for number, slot in naming.roles.slots.items():
+        if number in canonical or slot.of not in canonical or slot.optimizer not in canonical:
+            continue
+        path = tf_object_graph.slot_path(canonical[slot.optimizer], slot.kind, canonical[slot.of])
+        _add(naming, number, path)
+
+
+def _fix_slot_owners(naming: _BundleTreeBuilder) -> None:
+    # An owner is known by its canonical path, which is not where its leaf is if two objects share an entry.
+    for number, slot in naming.roles.slots.items():
+        for attribute in naming.graph[number].attributes:
+            path = naming.used.get(attribute.key)
+            leaf = None if path is None else naming.leaves[path]
+            if path is not None and leaf is not None and leaf.of not in naming.leaves:
+                naming.leaves[path] = replace(leaf, of=_owner_path(naming, slot.of))
+
+
+def _owner_path(naming: _BundleTreeBuilder, number: int | None) -> Path | None:
+    if number is None or not naming.graph[number].attributes:
+        return None
+    return naming.used.get(naming.graph[number].attributes[0].key)
+
+
+def _add_loose(naming: _BundleTreeBuilder) -> list[str]:
+    from ckpttool.formats import tf_object_graph
+
+    loose = [key for key in naming.tensors if key not in naming.used]
+    for key in loose:
+        path = _unused_path(naming, tf_object_graph.path_of_key(key))
+        tensor = naming.tensors[key]
+        role = role_by_name(path, "", tensor.dtype, tensor.shape)
+        naming.leaves[path] = Leaf(tensor.dtype, tensor.shape, tensor.source, key, role)
+        naming.used[key] = path
+    return loose
+
+
+def _notes(
+    savers: list[str],
+    loose: list[str],
+    absent: list[str],
+    chosen: tf_object_graph.ObjectTree,
+    aliases: tf_object_graph.ObjectAliases,
+) -> Iterator[str]:
+    from ckpttool.formats import tf_object_graph
+
+    if savers:
+        named = abbreviate_list(savers, SHOWN)
+        yield f"some objects were saved by a registered saver ({named}) under keys of its own choice"
+    if loose:
+        yield f"{abbreviate_list(loose, SHOWN)}: named by no object of the graph, listed by key"
+    if absent:
+        yield f"{abbreviate_list(absent, SHOWN)}: named by the object graph, not in the index"
+    if chosen.deep:
+        most = limits.current().graph_depth
+        yield f"what lies more than {most} edges deep in the object graph is listed by key"
+    if aliases.capped or not aliases.complete:
+        most = tf_object_graph.MAX_ALIASES
+        yield f"some variables have more paths than are listed (at most {most} besides the first)"
+
+
+# Which TensorFlow checkpoint a path means: a prefix, its index, a shard, a state file, or a folder.
+
+
+def find_prefix(probe: Probe) -> str | None:
+    """Return the prefix that the path means; None when it means no tensor bundle."""
+    if probe.kind == "missing":
+        return _match_prefix(probe)
+    if probe.kind == "folder":
+        return _prefix_of_folder(probe)
+    return _prefix_of_file(probe) if probe.kind == "file" else None
+
+
+def _match_prefix(probe: Probe) -> str | None:
+    # A web server may tell no names.
+    if f"{probe.name}.index" in probe.names or (not probe.names and filesystem.isfile(f"{probe.path}.index")):
+        return probe.path
+    if any(tf_common.v2_base(name) == probe.name for name in probe.names):
+        raise TruncatedError("the index is missing; there are only data shards", file=f"{probe.path}.index")
+    return None
+
+
+def _prefix_of_file(probe: Probe) -> str | None:
+    base = tf_common.v2_base(probe.path)
+    if base is not None:
+        if not filesystem.lexists(f"{base}.index"):
+            raise TruncatedError("the shard's index is missing", file=f"{base}.index")
+        return base
+    if probe.name.endswith(".index"):
+        base = probe.name[: -len(".index")]
+        ours = probe.tail.endswith(sstable.MAGIC) or any(
+            tf_common.v2_base(name) == base for name in probe.names
+        )
+        return probe.path[: -len(".index")] if ours and base else None
+    if tf_common.is_state_file(probe.head):
+        return _bundle_location(tf_common.latest_of_state(probe.path, probe.folder, probe.names))
+    return None
+
+
+def _bundle_location(found: tf_common.SaverCheckpoint) -> str | None:
+    return found.location if found.version == 2 else None
+
+
+def _prefix_of_folder(probe: Probe) -> str | None:
+    if not probe.names.isdisjoint(("saved_model.pb", "saved_model.pbtxt")):
+        return None  # a SavedModel, whatever else lies in its folder
+    state = os.path.join(probe.path, tf_common.NAME)
+    if tf_common.NAME in probe.names:
+        inner = Probe(state)
+        if inner.kind == "file" and tf_common.is_state_file(inner.head):
+            return _bundle_location(tf_common.latest_of_state(state, probe.path, probe.names))
+    mine = tf_common.v2_bases(probe.names)
+    # Without a state file nothing says that the V2 checkpoints of a folder are later than its V1 ones.
+    others = tf_common.v1_bases(probe.path, probe.names) - mine if mine else set()
+    bases = sorted(mine | others, key=tf_common.checkpoint_order)
+    if len(bases) > 1:
+        raise tf_common.several_checkpoints_error(bases, probe.path)
+    if bases:
+        return os.path.join(probe.path, bases[0])
+    # A prefix may have a folder of the same name beside its index.
+    beside = probe.path.rstrip("/")
+    return beside if filesystem.isfile(f"{beside}.index") else None
+
+
+# TensorFlow checkpoints: an index of tensors and the data shards beside it (see listing and write).
+
+NAME = "tensor_bundle"
+TITLE = "TensorFlow checkpoint (index and data shards)"
+WRITES = True
+FRAMEWORK = "tensorflow"
+
+
+def claims(probe: Probe) -> str | None:
+    """Return the prefix of the checkpoint that the path means, if it means one of ours."""
+    return find_prefix(probe)
+
+
+def redirected(probe: Probe, location: str) -> str | None:
+    """Return a note if the location is not the place that the state file at the path names."""
+    return tf_common.note_redirection(probe, location)
+
+
+def read(location: str) -> Checkpoint:
+    """List the checkpoint with prefix `location`; every entry is judged, no tensor is read."""
+    # Not at the top: every command asks `claims`.
+
+    found = read_listing(location)
+    return Checkpoint(location, NAME, found.tree, found.files, found.writer, "crc32c", found.notes)
+
+
+def pieces(tree: Tree, **options: Any) -> tuple[OutputFile, ...]:
+    """Return the shards and the index that hold the tree; the options are those of write.pieces."""
+    return build_pieces(tree, **options)
+
+
+def stored(tree: Tree, **options: Any) -> Tree:
+    """Return the tree as it will be read after `pieces` wrote it with these options (see write.stored)."""
+    return tree_as_stored(tree, **options)
+
+
+# The records of a TensorFlow tensor bundle: its header and its entries.
+#
+# Field numbers are those of tensorflow/core/protobuf/tensor_bundle.proto.
+
+# What TensorFlow's own reader and writer call themselves (tensor_bundle.cc, kTensorBundleVersion).
+VERSION = 1
+
+# num_shards, endianness, version; dtype, shape, shard_id, offset, size, crc32c, slices.
+_HEADER = {1: protobuf.NUMBER, 2: protobuf.NUMBER, 3: protobuf.DELIMITED}
+_ENTRY = {
+    **dict.fromkeys((1, 3, 4, 5), protobuf.NUMBER),
+    **dict.fromkeys((2, 7), protobuf.DELIMITED),
+    6: protobuf.WORD,
+}
+_INT32 = (1, 3)
+
+
+class BundleHeader(NamedTuple):
+    """What the entry with the empty key says about the whole bundle."""
+
+    shards: int
+    big_endian: bool
+    producer: int
+    min_consumer: int
+    bad_consumers: tuple[int, ...]
+
+
+class BundleEntry(NamedTuple):
+    """Where one tensor is, or which slices it was cut into; `dtype` is TensorFlow's number."""
+
+    dtype: int
+    shape: tuple[int, ...]
+    shard: int
+    offset: int
+    size: int
+    checksum: int
+    slices: tuple[tuple[Extent, ...], ...]
+
+
+def parse_header(data: bytes) -> BundleHeader:
+    """Decode a BundleHeaderProto."""
+    numbers = {1: 0, 2: 0}
+    version: dict[int, list[int]] = {1: [0], 2: [0], 3: []}
+    for number, value in protobuf.parse_fields(data, _HEADER):
+        if number in numbers:
+            numbers[number] = protobuf.as_int32(value)
+        else:
+            # The occurrences of a message are merged: of scalars the last one counts, lists grow.
+            for part, what in protobuf.parse_fields(protobuf.as_message(value), tf_common.VERSIONS):
+                version[part] += map(protobuf.as_int32, protobuf.as_ints(what))
+    if numbers[2] not in (0, 1):
+        raise FormatError("the header's endianness is neither little nor big", found=str(numbers[2]))
+    return BundleHeader(numbers[1], bool(numbers[2]), version[1][-1], version[2][-1], tuple(version[3]))
+
+
+def parse_entry(data: bytes) -> BundleEntry:
+    """Decode a BundleEntryProto; every number is as stored, its sign included, and not yet judged."""
+    numbers = [0, 0, 0, 0, 0, 0, 0]
+    shape: list[bytes] = []
+    slices: list[tuple[Extent, ...]] = []
+    for number, value in protobuf.parse_fields(data, _ENTRY):
+        if number == 2:
+            shape.append(protobuf.as_message(value))
+        elif number == 7:
+            slices.append(tf_common.parse_slice(protobuf.as_message(value)))
+        else:
+            numbers[number] = protobuf.as_int32(value) if number in _INT32 else protobuf.as_int(value)
+    _, dtype, _, shard, offset, size, checksum = numbers
+    extents = tf_common.parse_shape(protobuf.merge_messages(shape, b""))
+    return BundleEntry(dtype, extents, shard, offset, size, source.unmask_crc(checksum), tuple(slices))
+
+
+# Sources that only a tensor bundle has: strings, variants, and missing shards.
+
+Order = Literal["little", "big"]
+
+
+class MissingShardTensor(NamedTuple):
+    """A tensor whose shard is not there; `checksum` is that of its bytes, as the index has it."""
+
+    path: str
+    checksum: Checksum
+
+    def read(self) -> bytes:
+        """Raise TruncatedError."""
+        raise TruncatedError(f"shard {os.path.basename(self.path)} is missing", file=self.path)
+
+
+class TensorFlowStrings(NamedTuple):
+    """A string tensor: the lengths as varints, their own masked checksum, then all the bytes.
+
+    The checksums run over the lengths as fixed-width numbers, not over the varints that are stored
+    (tensor_bundle.cc, ReadStringTensor); `checksum` is the entry's, unmasked.
+    """
+
+    span: Span
+    elements: int
+    checksum: int
+    big_endian: bool = False
+
+    def read(self) -> bytes:
+        """Return each element's length as u64 LE followed by its bytes."""
+        if self.elements > limits.current().strings:
+            raise limits.limit_error(
+                "strings", "the tensor has too many strings", self.elements, file=self.span.file.path
+            )
+        data = bytes(self.span.read())
+        lengths, at = array("Q"), 0
+        for _ in range(self.elements):
+            length, at = protobuf.read_varint(data, at, len(data))
+            lengths.append(length)
+        if len(data) - at - 4 != sum(lengths):
+            raise _span_error(self.span, "the lengths of the strings do not add up to the tensor's size")
+        order: Order = "big" if self.big_endian else "little"
+        running = source.crc32c(_lengths_as_words(lengths, order))
+        stored = data[at : at + 4]
+        _require(source.unmask_crc(int.from_bytes(stored, order)), running, self.span)
+        _require(self.checksum, source.crc32c(data[at + 4 :], source.crc32c(stored, running)), self.span)
+        at += 4
+        found = bytearray()
+        for length in lengths:
+            found += length.to_bytes(8, "little")
+            found += data[at : at + length]
+            at += length
+        return bytes(found)
+
+
+class TensorFlowVariants(NamedTuple):
+    """A variant tensor (a dataset iterator's state): opaque records, each with its running checksum.
+
+    tensor_bundle.cc, ReadVariantTensor: a varint length, a VariantTensorDataProto, a masked checksum over
+    everything so far, in which lengths count as u64.
+    """
+
+    span: Span
+    elements: int
+    checksum: int
+    big_endian: bool = False
+
+    def read(self) -> bytes:
+        """Return the bytes as stored, after their checksums."""
+        data = bytes(self.span.read())
+        order: Order = "big" if self.big_endian else "little"
+        at = running = 0
+        for _ in range(self.elements):
+            length, at = protobuf.read_varint(data, at, len(data))
+            if length > len(data) - at - 4:
+                raise _span_error(self.span, "a variant reaches beyond its tensor")
+            running = source.crc32c(data[at : at + length], source.crc32c(length.to_bytes(8, order), running))
+            at += length
+            stored = data[at : at + 4]
+            _require(source.unmask_crc(int.from_bytes(stored, order)), running, self.span)
+            running = source.crc32c(stored, running)
+            at += 4
+        if at != len(data):
+            raise _span_error(self.span, "bytes follow the last variant of a tensor")
+        _require(self.checksum, running, self.span)
+        return data
+
+
+def _lengths_as_words(lengths: array[int], order: Order) -> bytes:
+    """Return the lengths as their checksum takes them: u32, or u64 for one of 4 GiB and more."""
+    if max(lengths, default=0) >= 1 << 32:
+        return b"".join(n.to_bytes(4 if n < 1 << 32 else 8, order) for n in lengths)
+    small = array("I", lengths)
+    if order != sys.byteorder:
+        small.byteswap()
+    return small.tobytes()
+
+
+def _require(expected: int, found: int, span: Span) -> None:
+    Checksum("crc32c", expected).require(found, span.length, span.file.path, span.offset)
+
+
+def _span_error(span: Span, message: str) -> FormatError:
+    return FormatError(message, file=span.file.path, offset=span.offset)
+
+
+# Listing a bundle: the index, an entry for every tensor, and which shard holds it.
+#
+# The format is that of tensorflow/core/util/tensor_bundle/tensor_bundle.cc. The index is an sstable
+# (wire.sstable) of protobuf records (records).
+
+
+class BundleListing(NamedTuple):
+    """What a bundle holds, the files that hold it, what says who wrote it, what a person should know."""
+
+    tree: Tree
+    files: tuple[File, ...]
+    writer: str
+    notes: tuple[str, ...]
+
+
+def read_listing(location: str) -> BundleListing:
+    """List the checkpoint with prefix `location`; every entry is judged, no tensor is read."""
+    index = _index_file(f"{location}.index")
+    try:
+        entries = sstable.read_table(_index_bytes(index))
+        listing = _BundleReader(location, entries)
+        tensors = listing.tensors()
+    except CkpttoolError as error:
+        raise error.located(file=index.path) from error.__cause__
+    tree, notes = _tree(tensors, index.path)
+    writer = f"tensor bundle version {listing.header.producer}"
+    return BundleListing(tree, (index, *listing.files()), writer, (*listing.notes(), *notes))
+
+
+def _index_file(path: str) -> File:
+    file = File.stamp(path)
+    if not filesystem.isfile(path):
+        raise FormatError("the index is not a regular file", file=path)
+    if file.size > limits.current().index_bytes:
+        raise limits.limit_error("index_bytes", "the index is too large", file.size, file=path)
+    return file
+
+
+def _index_bytes(file: File) -> bytes:
+    data = file.read(0, file.size)
+    if data.startswith(b"version https://git-lfs"):
+        raise FormatError(
+            "this is a Git LFS pointer, not the file itself", file=file.path, hint="git lfs pull fetches it"
+        )
+    if not data:
+        raise TruncatedError("the index is empty", file=file.path)
+    return data
+
+
+def _tree(tensors: dict[str, VariableInfo], index: str) -> tuple[Tree, tuple[str, ...]]:
+    from ckpttool.formats.tf_object_graph import KEY
+
+    graph = tensors.pop(KEY, None)
+    if graph is None:
+        return tree_by_name(tensors), ()
+    if graph.dtype != "string" or graph.shape:
+        raise FormatError("the object graph is not one string", file=index, path=KEY)
+    if isinstance(graph.source, MissingShardTensor):
+        return tree_by_name(tensors), (
+            "the object graph is in a missing shard: names are TensorFlow's own keys",
+        )
+    try:
+        tree, notes = tree_from_graph(_text(graph.source, "graph_bytes"), tensors)
+    except CkpttoolError as error:
+        raise error.located(file=index, path=KEY) from error.__cause__
+    containers, refused = _modules(tree)
+    return replace(tree, containers=containers) if containers else tree, (*notes, *refused)
+
+
+def _text(source: Source, limit: str) -> bytes:
+    # A scalar's bytes are one length and the string itself (see leaf.Leaf.read).
+    if isinstance(source, TensorFlowStrings) and source.span.length > getattr(limits.current(), limit):
+        raise limits.limit_error(limit, "the text is too large", source.span.length)
+    return bytes(source.read())[8:]
+
+
+def _modules(tree: Tree) -> tuple[dict[Path, Container], list[str]]:
+    """Return what stored configurations say about the objects that have one, and a note on unusable ones."""
+    from ckpttool.formats import tf_object_graph
+
+    found: dict[Path, Container] = {}
+    refused: list[str] = []
+    for path, leaf in tree.tensors():
+        if leaf.dtype != "string" or leaf.shape or not path or path[-1].value != tf_object_graph.ATTRIBUTE:
+            continue
+        try:
+            container = tf_object_graph.module_container(_text(leaf.source, "json_bytes"))
+        except CkpttoolError:
+            refused.append(leaf.key)
+            continue
+        if container is not None:
+            found[path[:-1]] = container
+    if not refused:
+        return found, []
+    more = f" and {len(refused) - 1:,} more" if len(refused) > 1 else ""
+    return found, [f"{refused[0]}{more}: not a configuration that can be read, passed over"]
+
+
+class _BundleReader:
+    """One bundle while it is listed: its header, its entries by key, and the shards looked at so far."""
+
+    def __init__(self, prefix: str, entries: list[sstable.TableEntry]) -> None:
+        if not entries or entries[0][0]:
+            raise FormatError("the index has no header entry: it is not the index of a tensor bundle")
+        self.header = _header(entries[0][1])
+        self._prefix = prefix
+        self._raw = entries[1:]
+        self._slices = {key: value for key, value in self._raw if key[:1] == b"\0"}
+        self._used: set[bytes] = set()
+        self._shards: dict[int, File | None] = {}
+        # What lies where, by shard: offset, size, and the key of the tensor.
+        self._placed: dict[int, list[tuple[int, int, bytes]]] = {}
+
+    def tensors(self) -> dict[str, VariableInfo]:
+        """Return every tensor by key, in the order of the index; slices belong to their tensors."""
+        found = {}
+        for key, value in self._raw:
+            if key[:1] != b"\0":
+                found[protobuf.as_text(key)] = self._named(key, value)
+        # TensorFlow takes a slice that no tensor lists for a tensor of that name.
+        for key, value in self._slices.items():
+            if key not in self._used:
+                found[protobuf.as_text(key)] = self._named(key, value)
+        self._require_held()
+        return found
+
+    def _named(self, key: bytes, value: bytes) -> VariableInfo:
+        try:
+            return self._tensor(key, parse_entry(value))
+        except CkpttoolError as error:
+            raise error.located(path=protobuf.as_text(key)) from error.__cause__
+
+    def files(self) -> list[File]:
+        """Return the shards that are there."""
+        return [file for _, file in sorted(self._shards.items()) if file is not None]
+
+    def notes(self) -> list[str]:
+        """Say which shards are absent, and which are not as TensorFlow writes them."""
+        missing = sorted(shard for shard, file in self._shards.items() if file is None)
+        names = [os.path.basename(self._shard_path(shard)) for shard in missing]
+        verb = "is" if len(names) == 1 else "are"
+        notes = [
+            f"shard {abbreviate_list(names, SHOWN)} {verb} missing: its tensors are listed, not readable"
+        ]
+        for shard, file in sorted(self._shards.items()):
+            if file is not None:
+                notes += self._odd(shard, file)
+        return notes if missing else notes[1:]
+
+    def _odd(self, shard: int, file: File) -> Iterator[str]:
+        """Say what BundleWriter (tensor_bundle.cc) never does: it writes one tensor behind the other."""
+        name = os.path.basename(file.path)
+        reach, own, shared = 0, 0, []
+        for offset, size, key in sorted(self._placed.get(shard, ())):
+            if offset < reach:
+                shared.append(protobuf.as_text(key))
+            own += max(0, offset + size - max(offset, reach))
+            reach = max(reach, offset + size)
+        if shared:
+            yield f"{abbreviate_list(shared, SHOWN)}: over bytes of {name} that another tensor has too"
+        if own < file.size:
+            belong = "belongs" if file.size - own == 1 else "belong"
+            yield f"{format_count(file.size - own, 'byte')} of {name} {belong} to no tensor"
+
+    def _require_held(self) -> None:
+        """Raise LimitError where tensors that share bytes are far larger together than their shard."""
+        most = limits.current().expanded_bytes
+        for shard, placed in self._placed.items():
+            file = self._shards[shard]
+            beyond = 0 if file is None else sum(size for _, size, _ in placed) - file.size
+            if file is not None and beyond > most:
+                what = "the tensors of a shard share its bytes, and together are larger by more than is read"
+                raise limits.limit_error("expanded_bytes", what, beyond, file=file.path)
+
+    def _tensor(self, key: bytes, entry: BundleEntry) -> VariableInfo:
+        dtype = _dtype(entry.dtype)
+        elements = count_elements(entry.shape)
+        if entry.slices:
+            return VariableInfo(dtype.name, entry.shape, self._sliced(key, entry, dtype))
+        return VariableInfo(dtype.name, entry.shape, self._source(key, entry, dtype, elements))
+
+    def _source(self, key: bytes, entry: BundleEntry, dtype: dtypes.DType, elements: int) -> Source:
+        _check_size(entry, dtype, elements)
+        file = self._shard(entry)
+        if entry.size:
+            self._placed.setdefault(entry.shard, []).append((entry.offset, entry.size, key))
+        checksum = Checksum("crc32c", entry.checksum)
+        if file is None:
+            return MissingShardTensor(self._shard_path(entry.shard), checksum)
+        big = self.header.big_endian
+        if dtype.name == "string":
+            return TensorFlowStrings(Span(file, entry.offset, entry.size), elements, entry.checksum, big)
+        if dtype.name == "variant":
+            return TensorFlowVariants(Span(file, entry.offset, entry.size), elements, entry.checksum, big)
+        span = Span(file, entry.offset, entry.size, checksum)
+        width = dtypes.component_size(dtype.name)
+        return ByteSwappedSpan(span, width) if big and width > 1 else span
+
+    def _sliced(self, key: bytes, whole: BundleEntry, dtype: dtypes.DType) -> Source:
+        if not dtype.itemsize:
+            return UnreadableSlices(
+                f"{self._prefix}.index", f"a tensor of type {dtype.name} is cut into slices"
+            )
+        parts = []
+        for extents in whole.slices:
+            place = tf_common.slice_key(key, extents)
+            self._used.add(place)
+            value = self._slices.get(place)
+            if value is None:
+                raise FormatError("the index lacks a slice that the tensor is made of", found=str(extents))
+            entry = parse_entry(value)
+            box = slice_box(extents, whole.shape)
+            shape = tuple(length for _, length in box)
+            if entry.dtype != whole.dtype or entry.shape != shape or entry.slices:
+                raise FormatError("a slice does not fit into its tensor", found=f"{entry.shape} at {box}")
+            parts.append((box, self._source(key, entry, dtype, count_elements(shape))))
+        return assemble_slices(dtype.name, whole.shape, parts, f"{self._prefix}.index")
+
+    def _shard(self, entry: BundleEntry) -> File | None:
+        number = entry.shard
+        if not 0 <= number < self.header.shards:
+            raise FormatError(
+                "the tensor is in a shard that the checkpoint does not have",
+                expected=f"0 to {self.header.shards - 1}",
+                found=str(number),
+            )
+        if number not in self._shards:
+            self._shards[number] = self._stamp(number)
+        file = self._shards[number]
+        if file is not None and entry.offset + entry.size > file.size:
+            raise TruncatedError(
+                f"the tensor reaches beyond the end of {os.path.basename(file.path)}",
+                offset=entry.offset,
+                expected=f"{entry.size:,} bytes",
+                found=f"{max(0, file.size - entry.offset):,}",
+                hint="the shard was cut off while it was written or copied, or belongs to another save",
+            )
+        return file
+
+    def _stamp(self, number: int) -> File | None:
+        path = self._shard_path(number)
+        if not filesystem.lexists(path):
+            return None
+        if not filesystem.isfile(path):
+            raise FormatError("the shard is not a regular file", file=path)
+        return File.beside(path, f"{self._prefix}.index")
+
+    def _shard_path(self, number: int) -> str:
+        return f"{self._prefix}.data-{number:05d}-of-{self.header.shards:05d}"
+
+
+def _header(data: bytes) -> BundleHeader:
+    header = parse_header(data)
+    if header.shards < 1:
+        raise FormatError("the header's number of shards is impossible", found=str(header.shards))
+    if header.producer < 0:
+        raise FormatError(
+            "the header's version is negative", expected="0 or more", found=str(header.producer)
+        )
+    if header.min_consumer > VERSION or VERSION in header.bad_consumers:
+        raise UnsupportedError(
+            "the checkpoint asks for a newer reader",
+            expected=f"version {VERSION}",
+            found=f"version {header.min_consumer}",
+        )
+    return header
+
+
+def _dtype(number: int) -> dtypes.DType:
+    dtype = dtypes.BY_TENSORFLOW.get(number)
+    if dtype is None:
+        raise FormatError("the tensor's type is not one that TensorFlow stores", found=f"number {number}")
+    if dtype.name == "resource":
+        raise FormatError("a resource handle has no bytes to store, and yet the index lists one")
+    return dtype
+
+
+def _check_size(entry: BundleEntry, dtype: dtypes.DType, elements: int) -> None:
+    if entry.offset < 0 or entry.size < 0:
+        raise FormatError("the tensor's place is negative", found=f"{entry.size} bytes at {entry.offset}")
+    if dtype.itemsize:
+        if entry.size != elements * dtype.itemsize:
+            raise FormatError(
+                "the tensor's size does not fit its shape",
+                expected=f"{elements * dtype.itemsize:,} bytes for {dtype.name}{list(entry.shape)}",
+                found=f"{entry.size:,}",
+            )
+    elif elements > entry.size:
+        # Every element takes one byte at the very least.
+        raise FormatError(
+            "the tensor has more elements than bytes", expected=f"{elements:,}", found=f"{entry.size:,}"
+        )
+
+
+# The names under which a tree's tensors are stored without an object graph, as TensorFlow 1 does.
+
+# tensorflow/python/framework/ops.py, _VALID_OP_NAME_REGEX: what a variable may be called.
+_LEGAL = re.compile(r"[A-Za-z0-9.][A-Za-z0-9_.\\/>-]*")
+# tensorflow/python/training/adam.py: both slots are made under the optimizer's name, the second one numbered.
+_ADAM = {"m": "Adam", "v": "Adam_1"}
+
+
+def tensor_names(tree: Tree) -> Mapping[Path, str]:
+    """Return every tensor's name: its own if it was read by name, else its path as people read it.
+
+    Adam's moments go beside their variables, as `VARIABLE/Adam` and `VARIABLE/Adam_1`. Raise UnsupportedError
+    for two tensors of one name, and for what TensorFlow accepts as no name.
+    """
+    found: dict[Path, str] = {}
+    taken: dict[str, Path] = {}
+    for path, leaf in tree.tensors():
+        name = _tensor_name(tree, path, leaf)
+        if name in taken:
+            raise UnsupportedError(
+                "two tensors would have one name in TensorFlow 1's form",
+                path=display(path),
+                found=f"{name}, the name of {display(taken[name])}",
+            )
+        found[path] = name
+        taken[name] = path
+    return found
+
+
+def _tensor_name(tree: Tree, path: Path, leaf: Leaf) -> str:
+    from ckpttool.formats.tf_object_graph import KEY
+
+    own = "/".join(str(step.value) for step in path)
+    if own == leaf.key and own != KEY and own and own[0] != "\0":
+        return own
+    owner = tree.get(leaf.of) if leaf.of is not None else None
+    if leaf.slot in _ADAM and leaf.of is not None and isinstance(owner, Leaf) and owner.of is None:
+        name = f"{_tensor_name(tree, leaf.of, owner)}/{_ADAM[leaf.slot]}"
+    else:
+        name = display(path)
+    if name == KEY or not _LEGAL.fullmatch(name):
+        raise UnsupportedError(
+            "a tensor's path is no legal name of a variable in TensorFlow 1",
+            path=display(path),
+            expected="letters, digits and _ . - /, and no _ at the beginning",
+            found=repr(name),
+        )
+    return name
+
+
+# Writing a tree as a tensor bundle: the shards, then the index that says what is in them.
+#
+# Sources: tensorflow/core/util/tensor_bundle/tensor_bundle.cc (BundleWriter, WriteStringTensor,
+# WriteVariantTensor) and tensorflow/core/protobuf/tensor_bundle.proto.
+
+# Larger than nearly every checkpoint of an agent, and small enough for any file system.
+SHARD_BYTES = 2 << 30
+MAX_SHARDS = 99_999  # a shard's name has five digits
+_COUNTER: Path = (attr("save_counter"),)
+_CHUNK = 1 << 20
+_INDEX = ".index"
+
+
+class _BundleItem(NamedTuple):
+    """A tensor to be stored; `path` is for errors."""
+
+    key: str
+    leaf: Leaf
+    path: Path
+
+
+def build_pieces(
+    tree: Tree,
+    *,
+    graph: bool = True,
+    shards: int | None = None,
+    shard_bytes: int | None = None,
+    counter: int | None = None,
+    between: str | None = None,
+) -> tuple[OutputFile, ...]:
+    """Return the shards and the index that hold the tree; the shards must be filled before the index.
+
+    With `graph`, objects are stored as tf.train.Checkpoint does (see object_graph.write), and `counter` is
+    the value of the `save_counter` that a tree gets which has none and does not come from TensorFlow's
+    objects; without it, variables by name as TensorFlow 1 does (see names). A shard is closed before it
+    exceeds `shard_bytes` (2 GiB if nothing is said), one tensor never being cut; `shards` asks for that many
+    of about equal size. `between` is the prefix of a checkpoint that may be there already: it adds empty
+    shards and an index that lists the shards under names of a larger count, which no file there has, so that
+    a set of the same names can be replaced by way of it (see writing.publishing).
+
+    Raise UnsupportedError, before anything is written, for values that are no tensors, for types that
+    TensorFlow lacks, and for two tensors with one name.
+    """
+    items = _list_items(_add_save_counter(tree, counter if graph else None), graph=graph)
+    dealt = _split_into_shards(items, shards, shard_bytes or SHARD_BYTES)
+    # What the index will say of each shard's tensors, once that shard is filled.
+    entries: list[dict[bytes, bytes]] = [{} for _ in dealt]
+    count = len(dealt)
+    larger = count + 1 if between is None else _free_count(between, count + 1)
+    made = [
+        OutputFile(
+            _shard_suffix(number, count),
+            partial(_write_shard, number, part, entries),
+            meanwhile=_shard_suffix(number, larger),
+        )
+        for number, part in enumerate(dealt)
+    ]
+    empty = [_shard_suffix(number, larger) for number in range(count, larger)]
+    extra = (
+        *(OutputFile(suffix, _write_nothing, meanwhile=suffix, extra=True) for suffix in empty),
+        OutputFile(_INDEX, partial(_write_index, entries, larger), meanwhile=_INDEX, extra=True),
+    )
+    return (
+        *made,
+        *(extra if between is not None else ()),
+        OutputFile(_INDEX, partial(_write_index, entries, count), indexes=True),
+    )
+
+
+def tree_as_stored(tree: Tree, *, graph: bool = True, counter: int | None = None) -> Tree:
+    """Return the tree as the reader will list it: the same leaves under the paths and keys they get.
+
+    Raise UnsupportedError as `pieces` does.
+    """
+    from ckpttool.formats.tf_object_graph import KEY
+
+    items = _list_items(_add_save_counter(tree, counter if graph else None), graph=graph)
+    tensors = {key: VariableInfo(leaf.dtype, leaf.shape, leaf.source) for key, leaf, _ in items}
+    if not graph:
+        return tree_by_name(tensors)
+    message = bytes(tensors.pop(KEY).source.read())[8:]
+    return tree_from_graph(message, tensors)[0]
+
+
+def _add_save_counter(tree: Tree, counter: int | None) -> Tree:
+    from ckpttool.formats.tf_object_graph import MARK
+
+    known = any(MARK in leaf.key for _, leaf in tree.tensors())
+    if counter is None or known or any(path[:1] == _COUNTER for path in tree):
+        return tree
+    leaf = Leaf("int64", (), Inline(counter.to_bytes(8, "little", signed=True)), "", "counter")
+    return Tree({**tree.leaves, _COUNTER: leaf}, tree.aliases, tree.containers)
+
+
+def _list_items(tree: Tree, *, graph: bool) -> list[_BundleItem]:
+    """Return what is to be stored, in TensorFlow's order: by object, the graph last; or by name."""
+    from ckpttool.formats import tf_object_graph
+    from ckpttool.formats.tf_object_graph import KEY
+
+    for path, _ in tree.plain():
+        raise UnsupportedError(
+            "a TensorFlow checkpoint holds tensors only, and this value is none",
+            path=display(path),
+            hint="leave it out, or store it as a tensor",
+        )
+    for path, leaf in tree.tensors():
+        row = dtypes.BY_NAME.get(leaf.dtype)
+        if row is None or row.tensorflow is None or row.name == "resource":
+            raise UnsupportedError(
+                f"a tensor of type {leaf.dtype} cannot be stored in a TensorFlow checkpoint",
+                path=display(path),
+            )
+    if not graph:
+        return _items_by_key(tree, dict(sorted(tensor_names(tree).items(), key=lambda item: _bytes(item[1]))))
+    plan = tf_object_graph.plan_graph(tree)
+    message = tf_object_graph.encode_graph(plan.graph)
+    source = Inline(len(message).to_bytes(8, "little") + message)
+    return [*_items_by_key(tree, plan.keys), _BundleItem(KEY, Leaf("string", (), source, KEY), ())]
+
+
+def _items_by_key(tree: Tree, keys: Mapping[Path, str]) -> list[_BundleItem]:
+    leaves = dict(tree.tensors())
+    return [_BundleItem(name, leaves[path], path) for path, name in keys.items()]
+
+
+def _bytes(key: str) -> bytes:
+    return key.encode("utf-8", "surrogateescape")
+
+
+def _split_into_shards(
+    items: list[_BundleItem], shards: int | None, shard_bytes: int
+) -> list[list[_BundleItem]]:
+    """Return the tensors of each shard."""
+    if shards is not None:
+        _require_count(shards)
+        total = sum(item.leaf.nbytes for item in items) or 1
+        parts: list[list[_BundleItem]] = [[] for _ in range(shards)]
+        before = 0
+        for item in items:
+            parts[min(shards - 1, before * shards // total)].append(item)
+            before += item.leaf.nbytes
+    else:
+        parts, room = [[]], shard_bytes
+        for item in items:
+            if parts[-1] and item.leaf.nbytes > room:
+                parts.append([])
+                room = shard_bytes
+            parts[-1].append(item)
+            room -= item.leaf.nbytes
+    _require_count(len(parts))
+    return parts
+
+
+def _require_count(shards: int) -> None:
+    if not 0 < shards <= MAX_SHARDS:
+        raise UnsupportedError(
+            "a checkpoint cannot have so many shards", expected=f"1 to {MAX_SHARDS:,}", found=f"{shards:,}"
+        )
+
+
+# The files.
+
+
+def _write_shard(
+    number: int, items: list[_BundleItem], entries: list[dict[bytes, bytes]], stream: IO[bytes]
+) -> None:
+    at = 0
+    found = {}
+    for key, leaf, path in items:
+        try:
+            size, checksum = _write_tensor(leaf, stream)
+        except CkpttoolError as error:
+            raise error.located(path=display(path)) from error
+        found[_bytes(key)] = _encode_entry(leaf, number, at, size, checksum)
+        at += size
+    entries[number] = found
+
+
+def _shard_suffix(number: int, count: int) -> str:
+    return f".data-{number:05d}-of-{count:05d}"
+
+
+def _free_count(prefix: str, least: int) -> int:
+    """Return the smallest count of shards, `least` or more, that is in no file's name at the prefix."""
+    folder, name = os.path.split(os.path.abspath(prefix))
+    shard = re.compile(re.escape(name) + r"\.data-\d{5}-of-(\d{5})")
+    taken = {int(match[1]) for each in os.listdir(folder) if (match := shard.fullmatch(each)) is not None}
+    return next(count for count in range(least, 10 * MAX_SHARDS) if count not in taken)
+
+
+def _write_nothing(stream: IO[bytes]) -> None:
+    stream.write(b"")
+
+
+def _write_index(entries: list[dict[bytes, bytes]], count: int, stream: IO[bytes]) -> None:
+    header = protobuf.encode_int(1, count) + protobuf.encode_message(3, protobuf.encode_int(1, VERSION))
+    found = sorted(entry for part in entries for entry in part.items())
+    sstable.write_table([(b"", header), *found], stream)
+
+
+def _encode_entry(leaf: Leaf, shard: int, offset: int, size: int, checksum: int) -> bytes:
+    """Return a BundleEntryProto; a dimension of size 0 is there and empty."""
+    shape = b"".join(protobuf.encode_message(2, protobuf.encode_int(1, extent)) for extent in leaf.shape)
+    return (
+        protobuf.encode_int(1, dtypes.BY_NAME[leaf.dtype].tensorflow or 0)
+        + protobuf.encode_message(2, shape)
+        + protobuf.encode_int(3, shard)
+        + protobuf.encode_int(4, offset)
+        + protobuf.encode_int(5, size)
+        + protobuf.encode_fixed32(6, source.mask_crc(checksum))
+    )
+
+
+def _write_tensor(leaf: Leaf, stream: IO[bytes]) -> tuple[int, int]:
+    """Write one tensor's bytes; return their number and the checksum for its entry."""
+    if leaf.dtype == "string":
+        return _write_strings(leaf.strings(), stream)
+    data = leaf.read()
+    if leaf.dtype == "variant":
+        return _write_variants(data, leaf.size, stream)
+    size = memoryview(data).nbytes
+    if size != leaf.nbytes:
+        raise FormatError(
+            "a tensor's bytes do not fill its shape", expected=f"{leaf.nbytes:,} bytes", found=f"{size:,}"
+        )
+    return size, _write_bytes(data, stream)
+
+
+def _write_bytes(data: Buffer, stream: IO[bytes], running: int = 0) -> int:
+    view = memoryview(data).cast("B")
+    for at in range(0, len(view), _CHUNK):
+        running = source.crc32c(view[at : at + _CHUNK], running)
+        stream.write(view[at : at + _CHUNK])
+    return running
+
+
+def _write_strings(values: list[bytes], stream: IO[bytes]) -> tuple[int, int]:
+    # The checksums take the lengths as numbers of fixed width, not as the varints that are stored.
+    fixed = b"".join(len(value).to_bytes(4 if len(value) < 1 << 32 else 8, "little") for value in values)
+    running = source.crc32c(fixed)
+    own = source.mask_crc(running).to_bytes(4, "little")
+    head = b"".join(protobuf.encode_varint(len(value)) for value in values) + own
+    stream.write(head)
+    running = source.crc32c(own, running)
+    for value in values:
+        running = _write_bytes(value, stream, running)
+    return len(head) + sum(map(len, values)), running
+
+
+def _write_variants(data: Buffer, elements: int, stream: IO[bytes]) -> tuple[int, int]:
+    """Write records as they were stored, if their own checksums are those of a little-endian bundle."""
+    at = running = 0
+    data = bytes(data)
+    for _ in range(elements):
+        length, at = protobuf.read_varint(data, at, len(data))
+        record, stored = data[at : at + length], data[at + length : at + length + 4]
+        running = source.crc32c(record, source.crc32c(length.to_bytes(8, "little"), running))
+        if source.mask_crc(running).to_bytes(4, "little") != stored:
+            raise UnsupportedError("a variant tensor is not as a little-endian TensorFlow stores it")
+        running = source.crc32c(stored, running)
+        at += length + 4
+    if at != len(data):
+        raise FormatError("bytes follow the last variant of a tensor")
+    _write_bytes(data, stream)
+    return at, running

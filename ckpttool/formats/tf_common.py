@@ -1,0 +1,1020 @@
+"""Shared parts of TensorFlow's formats: checkpoint state, saver paths, slices, variable names."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import math
+import os
+import re
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+
+from ckpttool.core import filesystem, limits
+from ckpttool.core.errors import (
+    CkpttoolError,
+    FormatError,
+    NotFoundError,
+    UnsupportedError,
+    UsageError,
+    abbreviate_list,
+)
+from ckpttool.core.source import File, Shape, Source, combine_parts
+from ckpttool.core.tree import Leaf, Path, PathStep, Role, Tree
+from ckpttool.encodings import protobuf, sstable
+from ckpttool.formats.common import Probe
+
+if TYPE_CHECKING:
+    import numpy as np
+
+
+# TensorFlow's state file `checkpoint`: which checkpoints a folder has, and which one is the latest.
+#
+# It is a CheckpointState message (tensorflow/python/training/checkpoint_state.proto) in protobuf's text form
+# (https://protobuf.dev/reference/protobuf/textformat-spec/); TensorFlow writes and reads it in
+# tensorflow/python/checkpoint/checkpoint_management.py.
+
+NAME = "checkpoint"
+
+# Possessive repeats (*+, ++) never look back, so that no text takes more than linear time.
+_SPACE = rb"(?:[ \t\r\n\f\v]|#[^\n]*+)*+"
+_STRING = rb"""(?:"(?:[^"\\\n]|\\.)*+"|'(?:[^'\\\n]|\\.)*+')"""
+_FIELD = re.compile(
+    rb"(?P<name>\w++)%b:%b(?:(?P<text>%b(?:%b%b)*+)|(?P<word>[-+.\w]++))%b[,;]?%b"
+    % (_SPACE, _SPACE, _STRING, _SPACE, _STRING, _SPACE, _SPACE),
+    re.DOTALL,
+)
+_PART = re.compile(_SPACE + rb"""(["'])(?P<inner>(?:(?!\1)[^\\\n]|\\.)*+)\1""", re.DOTALL)
+_BLANK = re.compile(_SPACE)
+_ESCAPE = re.compile(
+    rb"\\(?:([0-7]{1,3})|[xX]([0-9a-fA-F]{1,2})|u([0-9a-fA-F]{4})|U([0-9a-fA-F]{8})|(.))", re.DOTALL
+)
+_LETTERS = {b"n": b"\n", b"t": b"\t", b"r": b"\r", b"a": b"\a", b"b": b"\b", b"f": b"\f", b"v": b"\v"}
+_STARTS = re.compile(_SPACE + rb"(?:all_)?model_checkpoint_paths?%b:" % _SPACE)
+
+
+class CheckpointState(NamedTuple):
+    """What a state file says.
+
+    `latest` and `every` are names as the file spells them, relative to its folder or absolute on the machine
+    that wrote it; `every` goes from the oldest to the newest. `times` are seconds since 1970, one for each of
+    `every`, or empty. `preserved` is the time of the last checkpoint that is kept for good
+    (keep_checkpoint_every_n_hours).
+    """
+
+    latest: str
+    every: tuple[str, ...]
+    times: tuple[float, ...] = ()
+    preserved: float | None = None
+
+
+def is_state_file(head: bytes) -> bool:
+    """Return whether a file that begins so is a state file."""
+    return _STARTS.match(head) is not None
+
+
+def read_state(path: str) -> CheckpointState:
+    """Read the state file; raise FormatError when it is damaged, too large, or names no latest checkpoint."""
+    most = limits.current().state_bytes
+    data = filesystem.read_bytes(path, 0, most + 1)
+    if len(data) > most:
+        found = filesystem.getsize(path)
+        raise limits.limit_error("state_bytes", "the state file is too large", found, file=path)
+    try:
+        return _parse_state(data)
+    except FormatError as error:
+        raise error.located(file=path) from error.__cause__
+
+
+def encode_state(state: CheckpointState) -> bytes:
+    """Return the state file's bytes, as TensorFlow writes them; names that are not ASCII are escaped."""
+    lines = [f'model_checkpoint_path: "{_escaped(state.latest)}"']
+    lines += [f'all_model_checkpoint_paths: "{_escaped(name)}"' for name in state.every]
+    lines += [f"all_model_checkpoint_timestamps: {time!r}" for time in state.times]
+    if state.preserved is not None:
+        lines.append(f"last_preserved_timestamp: {state.preserved!r}")
+    return "".join(f"{line}\n" for line in lines).encode("ascii")
+
+
+def _parse_state(data: bytes) -> CheckpointState:
+    latest, preserved = "", None
+    every: list[str] = []
+    times: list[float] = []
+    for field in _fields(data):
+        # The last of several values counts where the message has room for one.
+        match field["name"].decode("ascii", "replace"):
+            case "model_checkpoint_path":
+                latest = _text(field)
+            case "all_model_checkpoint_paths":
+                every.append(_text(field))
+            case "all_model_checkpoint_timestamps":
+                times.append(_number(field))
+            case "last_preserved_timestamp":
+                preserved = _number(field)
+    if not latest:
+        raise FormatError("the state file names no latest checkpoint")
+    return CheckpointState(latest, tuple(every), tuple(times) if len(times) == len(every) else (), preserved)
+
+
+def _fields(data: bytes) -> Iterator[re.Match[bytes]]:
+    """Go through the message's fields."""
+    blank = _BLANK.match(data)
+    at = blank.end() if blank is not None else 0
+    while at < len(data):
+        found = _FIELD.match(data, at)
+        if found is None:
+            raise FormatError("the state file is damaged: no field with a value is here", offset=at)
+        at = found.end()
+        yield found
+
+
+def _text(field: re.Match[bytes]) -> str:
+    if field["text"] is None:
+        raise FormatError("the state file is damaged: a name in quotes is missing", offset=field.start())
+    try:
+        # Strings side by side are one string.
+        parts = [_ESCAPE.sub(_character, part["inner"]) for part in _PART.finditer(field["text"])]
+    except (ValueError, OverflowError) as error:
+        raise FormatError(
+            "the state file is damaged: an escape means no character", offset=field.start()
+        ) from error
+    return os.fsdecode(b"".join(parts))
+
+
+def _character(match: re.Match[bytes]) -> bytes:
+    octal, digits, short, long, letter = match.groups()
+    if octal or digits:
+        return bytes([int(octal or digits, 8 if octal else 16) & 255])
+    if short or long:
+        return chr(int(short or long, 16)).encode()
+    return _LETTERS.get(letter, letter)
+
+
+def _number(field: re.Match[bytes]) -> float:
+    try:
+        found = float(field["word"] or b"nan")
+    except ValueError:
+        found = math.nan
+    if not math.isfinite(found):
+        raise FormatError("the state file is damaged: a time is not a number", offset=field.start())
+    return found
+
+
+def _escaped(name: str) -> str:
+    return "".join(
+        f"\\{character}"
+        if character in '"\\'
+        else character
+        if character.isascii() and character.isprintable()
+        else "".join(f"\\{byte:03o}" for byte in os.fsencode(character))
+        for character in name
+    )
+
+
+# Plain facts of a Keras object's configuration: numbers, words, short lists of them. No class is looked up.
+#
+# Every TensorFlow and Keras format that stores configurations stores them as JSON of one form,
+# `{"class_name": CLASS, "config": SETTINGS}` (keras/src/saving/serialization_lib.py,
+# keras/src/legacy/saving/serialization.py).
+
+MAX_TEXT = 200  # characters; a Lambda layer's code is longer, and no fact that a person reads
+MAX_ITEMS = 64
+_RATE = "learning_rate"
+_REGULARIZER = "_regularizer"
+
+
+def class_name(name: object) -> str | None:
+    """Return a class's own name (a registered one is spelled `Package>Class`), None if it is no name."""
+    if not isinstance(name, str) or len(name) > MAX_TEXT:
+        return None
+    return name.rpartition(">")[2]
+
+
+def plain_facts(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the plain facts among an object's settings; its name comes first and is called `layer`."""
+    name = settings.get("name")
+    found: dict[str, Any] = {"layer": name} if isinstance(name, str) and len(name) <= MAX_TEXT else {}
+    for key, value in settings.items():
+        fact = _plain_fact(value)
+        if fact is not None and key not in ("name", "layers") and len(key) <= MAX_TEXT:
+            found[key] = fact
+            if key.endswith(_REGULARIZER) and (factor := _l2_factor(value)) is not None:
+                found[f"{key}_l2"] = factor
+            if key == _RATE and (first := _initial_rate(value)) is not None:
+                found[f"{key}_initial"] = first
+    return found
+
+
+def _l2_factor(value: Any) -> float | None:
+    """Return the factor of an L2 penalty, None for any other (keras/src/regularizers/regularizers.py)."""
+    config = value.get("config") if isinstance(value, dict) else None
+    factors = config if isinstance(config, dict) else {}
+    factor = _plain_scalar(factors.get("l2"))
+    return factor if isinstance(factor, float) and not factors.get("l1") else None
+
+
+def _initial_rate(value: Any) -> float | None:
+    """Return the first rate of a schedule (keras/src/optimizers/schedules/learning_rate_schedule.py)."""
+    config = value.get("config") if isinstance(value, dict) else None
+    first = _plain_scalar(config.get("initial_learning_rate")) if isinstance(config, dict) else None
+    return first if isinstance(first, float) else None
+
+
+def _plain_fact(value: Any) -> Any:
+    if isinstance(value, dict):
+        return _object_fact(value)
+    if isinstance(value, list):
+        items = [_plain_scalar(item) for item in value[: MAX_ITEMS + 1]]
+        known = all(item is not None or was is None for item, was in zip(items, value, strict=False))
+        return items if known and len(items) <= MAX_ITEMS else None
+    return _plain_scalar(value)
+
+
+def _plain_scalar(value: Any) -> Any:
+    if isinstance(value, float):
+        # JSON has no infinities, and yet Python reads them from it.
+        return value if math.isfinite(value) else str(value)
+    if isinstance(value, str):
+        return value if len(value) <= MAX_TEXT else None
+    return value if isinstance(value, bool | int) else None
+
+
+def _object_fact(value: Mapping[str, Any]) -> Any:
+    cls, inner = value.get("class_name"), value.get("config")
+    if cls == "__tuple__":
+        items = value.get("items")
+        return _plain_fact(items) if isinstance(items, list) else None
+    # A dtype policy or an activation by its name, an initializer by its class.
+    name = inner.get("name") if isinstance(inner, dict) else inner
+    return _plain_scalar(name) if isinstance(name, str) else class_name(cls)
+
+
+# What TensorFlow's checkpoints are called: V1 files and shards, V2 prefixes, and what a state file names.
+#
+# Two formats ask here, so that exactly one of them takes a path. Sources:
+# tensorflow/python/checkpoint/checkpoint_management.py (checkpoint_exists, latest_checkpoint) and
+# tensorflow/python/training/saver.py (names of shards).
+
+_V2_SHARD = re.compile(r"(.+)\.data-\d{5}-of-\d{5}", re.DOTALL)
+_V1_SHARD = re.compile(r"(.+)-(\d{5}|\?{5})-of-(\d{5})", re.DOTALL)
+# A folder without a state file: no more of its files are looked into.
+_LOOKED_AT = 1000
+
+
+class SaverCheckpoint(NamedTuple):
+    """A checkpoint: the version of its form, and its V2 prefix, V1 file, or pattern of V1 shards."""
+
+    version: Literal[1, 2]
+    location: str
+
+
+def v2_base(name: str) -> str | None:
+    """Return the prefix that a V2 shard's name begins with."""
+    shard = _V2_SHARD.fullmatch(name)
+    return shard[1] if shard is not None else None
+
+
+def v1_pattern(name: str) -> str | None:
+    """Return the pattern of a V1 shard's name as TensorFlow spells it: `PREFIX-?????-of-00002`."""
+    shard = _V1_SHARD.fullmatch(name)
+    if shard is None or v2_base(name) is not None:
+        return None
+    return f"{shard[1]}-?????-of-{shard[3]}"
+
+
+def v1_shards(pattern: str) -> tuple[str, ...] | None:
+    """Return the paths of all shards of such a pattern; None when it is none."""
+    shard = _V1_SHARD.fullmatch(pattern)
+    if shard is None or not shard[2].startswith("?"):
+        return None
+    return tuple(f"{shard[1]}-{number:05d}-of-{shard[3]}" for number in range(int(shard[3])))
+
+
+def is_v1_file(path: str) -> bool:
+    """Say whether a file is a table that is not called `.index`, as V1 checkpoints are."""
+    probe = Probe(path)
+    return probe.kind == "file" and not path.endswith(".index") and probe.tail.endswith(sstable.MAGIC)
+
+
+def checkpoint_at(location: str, names: frozenset[str]) -> SaverCheckpoint | None:
+    """Return the checkpoint that has exactly this prefix; `names` are those in its folder.
+
+    Raise UsageError when shards of two V1 checkpoints have it.
+    """
+    base = os.path.basename(location)
+    if f"{base}.index" in names:
+        return SaverCheckpoint(2, location)
+    if base in names and is_v1_file(location):
+        return SaverCheckpoint(1, location)
+    folder = location[: len(location) - len(base)]
+    own = v1_pattern(base)
+    patterns = sorted({p for p in map(v1_pattern, names) if p is not None})
+    fits = [p for p in patterns if p == own or p.rpartition("-?????-of-")[0] == base]
+    fits = [p for p in fits if any(v1_pattern(n) == p and is_v1_file(folder + n) for n in names)]
+    if len(fits) > 1:
+        raise UsageError(
+            f"the prefix has {len(fits)} checkpoints of several shards: {', '.join(fits[:8])}",
+            file=location,
+            hint=f"did you mean {folder}{fits[-1]}?",
+        )
+    return SaverCheckpoint(1, folder + fits[0]) if fits else None
+
+
+def latest_of_state(path: str, folder: str, names: frozenset[str]) -> SaverCheckpoint:
+    """Return the latest checkpoint that the state file names.
+
+    What it says is followed inside its own folder only: absolute paths are stale after a move, and no file
+    may send the reader elsewhere. Raise NotFoundError when nothing of that name is there, FormatError when
+    the file is damaged.
+    """
+    latest = read_state(path).latest
+    within = os.path.normpath(latest)
+    if not os.path.isabs(within) and within.split(os.sep)[0] != os.pardir and "\0" not in within:
+        candidate = os.path.join(folder, within)
+        found = checkpoint_at(candidate, Probe(os.path.dirname(candidate) or ".").names)
+        if found is not None:
+            return _require_inside(found, path)
+    base = os.path.basename(within)
+    found = checkpoint_at(os.path.join(folder, base), names)
+    if found is not None:
+        return _require_inside(found, path)
+    if base in names and filesystem.isfile(os.path.join(folder, base)):
+        raise FormatError(
+            "the state file names this as a checkpoint, and it is none",
+            file=os.path.join(folder, base),
+            hint="it may have been cut off while it was written or copied",
+        )
+    present = sorted(v2_bases(names))
+    raise NotFoundError(
+        f"the state file names {latest!r}, which is not in its folder",
+        file=path,
+        hint=f"did you mean {os.path.join(folder, present[-1])}?" if present else None,
+    )
+
+
+def _require_inside(found: SaverCheckpoint, state: str) -> SaverCheckpoint:
+    """Raise UnsupportedError if the checkpoint's files are links out of the state file's folder."""
+    shards = v1_shards(found.location) if found.version == 1 else (f"{found.location}.index",)
+    for file in shards if shards is not None else (found.location,):
+        if filesystem.lexists(file):
+            File.beside(file, state)
+    return found
+
+
+def note_redirection(probe: Probe, location: str) -> str | None:
+    """Return a note where a state file led to the location and names a place outside of its folder."""
+    state = os.path.join(probe.path, NAME) if probe.kind == "folder" else probe.path
+    inner = Probe(state)
+    if inner.kind != "file" or not is_state_file(inner.head):
+        return None
+    latest = read_state(state).latest
+    # No look at the disk: the name may be anything.
+    named = os.path.dirname(filesystem.abspath(os.path.join(inner.folder, latest)))
+    taken = os.path.dirname(location) or "."
+    if named in (filesystem.abspath(taken), filesystem.realpath(taken)):
+        return None
+    return f"the state file names {latest}: what has this name in its own folder was taken"
+
+
+def v2_bases(names: frozenset[str]) -> set[str]:
+    """Return the prefixes among a folder's names that have an index and a shard."""
+    bases = {base for base in map(v2_base, names) if base is not None}
+    return {base for base in bases if f"{base}.index" in names}
+
+
+def v1_bases(folder: str, names: frozenset[str]) -> set[str]:
+    """Return the V1 files and patterns of shards in a folder; only files that could be one are opened.
+
+    Those have a graph (`.meta`) beside them, `ckpt` in their names, or the names of shards.
+    """
+    found = set()
+    for name in sorted(names)[:_LOOKED_AT]:
+        pattern = v1_pattern(name)
+        likely = pattern is not None or f"{name}.meta" in names or "ckpt" in name
+        if likely and is_v1_file(os.path.join(folder, name)):
+            found.add(pattern or name)
+    return found
+
+
+def several_checkpoints_error(bases: list[str], folder: str) -> UsageError:
+    """Return the error for a folder of several checkpoints, in order of age, without a state file."""
+    listed = abbreviate_list(bases, 8)
+    return UsageError(
+        f"the folder holds {len(bases)} checkpoints and no state file that names the latest: {listed}",
+        file=folder,
+        hint=f"did you mean {os.path.join(folder, bases[-1])}?",
+    )
+
+
+def checkpoint_order(base: str) -> tuple[str, int]:
+    """Return what checkpoints are sorted by: `ckpt-15000` comes after `ckpt-7500`."""
+    base = base.partition("-?????-of-")[0]
+    stem, _, number = base.rpartition("-")
+    return (stem, int(number)) if number.isdecimal() else (base, -1)
+
+
+# What TensorFlow's formats say about shapes and slices, and the names under which slices are stored.
+#
+# Field numbers are those of tensorflow/core/framework/tensor_shape.proto and tensor_slice.proto.
+
+# tensorflow/core/framework/tensor_shape.h: TensorShape::MaxDimensions.
+MAX_RANK = 254
+# numpy's limit.
+READABLE_RANK = 64
+MAX_ELEMENTS = 1 << 58  # of 16 bytes at most, so that sizes in bytes stay below 2^63
+
+# Of TensorShapeProto: dim, unknown_rank; of Dim: size; of TensorSliceProto: extent; of Extent: start, length.
+_SHAPE = {2: protobuf.DELIMITED, 3: protobuf.NUMBER}
+_DIM = {1: protobuf.NUMBER}
+_SLICE = {1: protobuf.DELIMITED}
+_EXTENT = {1: protobuf.NUMBER, 2: protobuf.NUMBER}
+# VersionDef (tensorflow/core/framework/versions.proto): producer, min_consumer, bad_consumers.
+VERSIONS = {1: protobuf.NUMBER, 2: protobuf.NUMBER, 3: protobuf.NUMBERS}
+
+Extent = tuple[int, int]  # start and length; length -1 is the whole dimension
+
+
+@functools.lru_cache(maxsize=1024)  # thousands of tensors have a few dozen shapes
+def parse_shape(data: bytes) -> tuple[int, ...]:
+    """Decode a TensorShapeProto; raise FormatError for an unknown rank or a negative dimension."""
+    dims: list[int] = []
+    unknown = 0
+    for number, value in protobuf.parse_fields(data, _SHAPE):
+        if number == 2:
+            dims.append(_parse_dim(protobuf.as_message(value)))
+        else:
+            unknown = protobuf.as_int(value)
+    if unknown:
+        raise FormatError("a tensor's shape has an unknown rank")
+    if len(dims) > MAX_RANK:
+        raise FormatError(
+            "a tensor has too many dimensions", expected=f"at most {MAX_RANK}", found=str(len(dims))
+        )
+    return tuple(dims)
+
+
+@functools.lru_cache(maxsize=1024)
+def count_elements(dims: tuple[int, ...]) -> int:
+    """Return the number of elements of a shape; refuse more dimensions or elements than an array can have."""
+    if len(dims) > READABLE_RANK:
+        raise UnsupportedError(
+            "the tensor has too many dimensions", expected=f"at most {READABLE_RANK}", found=str(len(dims))
+        )
+    # An extent of 0 must not hide an overflow: [2^62, 2^62, 0] fits no array either.
+    if math.prod(extent or 1 for extent in dims) >= MAX_ELEMENTS:
+        raise FormatError("the tensor has more elements than a file can hold", found=f"shape {list(dims)}")
+    return math.prod(dims)
+
+
+def _parse_dim(data: bytes) -> int:
+    size = 0
+    for _, value in protobuf.parse_fields(data, _DIM):
+        size = protobuf.as_int(value)
+    if size < 0:
+        raise FormatError("a tensor has a negative dimension", found=str(size))
+    return size
+
+
+def parse_slice(data: bytes) -> tuple[Extent, ...]:
+    """Decode a TensorSliceProto: start and length in each dimension."""
+    found_all = []
+    for _, value in protobuf.parse_fields(data, _SLICE):
+        # `length` is a oneof: absent, it means the whole dimension.
+        found = {1: 0, 2: -1}
+        for part, what in protobuf.parse_fields(protobuf.as_message(value), _EXTENT):
+            found[part] = protobuf.as_int(what)
+        found_all.append((found[1], found[2]))
+    return tuple(found_all)
+
+
+def slice_key(name: bytes, extents: tuple[Extent, ...]) -> bytes:
+    """Return the key under which a slice's own entry is stored.
+
+    An order-preserving code (tensorflow/core/util/saved_tensor_slice_util.cc and
+    tensorflow/core/lib/strings/ordered_code.cc): 0, the name, the rank, then start and length of each extent.
+    """
+    escaped = re.sub(rb"[\x00\xff]", lambda byte: byte[0] + bytes([255 - byte[0][0]]), name)
+    numbers = b"".join(_signed(start) + _signed(length) for start, length in extents)
+    return _unsigned(0) + escaped + b"\x00\x01" + _unsigned(len(extents)) + numbers
+
+
+def _unsigned(value: int) -> bytes:
+    digits = value.to_bytes((value.bit_length() + 7) // 8, "big")
+    return bytes([len(digits)]) + digits
+
+
+def _signed(value: int) -> bytes:
+    magnitude = ~value if value < 0 else value
+    length = 1
+    while magnitude >= 1 << (7 * length - 1):
+        length += 1
+    # The leading one bits count the bytes; a negative number is the bitwise mirror image.
+    bits = 8 * length
+    code = magnitude | ((1 << length) - 1) << (bits - length)
+    return (code ^ (1 << bits) - 1 if value < 0 else code).to_bytes(length, "big")
+
+
+# Tensors stored in slices, and tensors that can only be listed: what TensorFlow's V1 and V2 share.
+
+# Each doubles the work of seeing that slices cover their tensor; partitioners cut one axis.
+MAX_CUT_AXES = 4
+
+Box = tuple[tuple[int, int], ...]  # start and length in each dimension
+
+
+class UnreadableSlices(NamedTuple):
+    """A tensor that can be listed only; `message` says why."""
+
+    path: str
+    message: str
+
+    def read(self) -> bytes:
+        """Raise UnsupportedError."""
+        raise UnsupportedError(self.message, file=self.path)
+
+
+class IncompleteTensor(NamedTuple):
+    """A tensor of which some slices were never stored.
+
+    TensorFlow writes such ones: with a variable scope around the optimizer, the slots of a partitioned
+    variable get a name for each part (slot_creator.py cuts the name at the wrong place). It restores part by
+    part.
+    """
+
+    path: str
+
+    def read(self) -> bytes:
+        """Raise FormatError."""
+        raise FormatError("the slices of the tensor do not cover it", file=self.path)
+
+
+class SlicedTensor(NamedTuple):
+    """A tensor put together from slices that cover it exactly, each a source with its place."""
+
+    dtype: str
+    shape: Shape
+    parts: tuple[tuple[Box, Source], ...]
+
+    def read(self) -> memoryview:
+        """Return the whole tensor's bytes."""
+        parts = (
+            (tuple(slice(start, start + length) for start, length in box), part) for box, part in self.parts
+        )
+        return combine_parts(self.dtype, self.shape, parts)
+
+
+def assemble_slices(
+    dtype: str, shape: Shape, parts: list[tuple[Box, Source]], path: str
+) -> SlicedTensor | IncompleteTensor:
+    """Return the source of a sliced tensor of the file `path`; raise FormatError when slices overlap."""
+    whole = tuple((0, extent) for extent in shape)
+    boxes = [box for box, _ in parts]
+    cut = [axis for axis in range(len(shape)) if any(box[axis] != whole[axis] for box in boxes)]
+    if len(cut) > MAX_CUT_AXES:
+        raise UnsupportedError(
+            "a tensor is sliced along too many axes", expected=f"at most {MAX_CUT_AXES}", found=str(len(cut))
+        )
+    if not _tiles_exactly([[box[axis] for axis in cut] for box in boxes], [whole[axis] for axis in cut]):
+        stored = sum(math.prod(length for _, length in box) for box in boxes)
+        if stored < math.prod(shape):
+            return IncompleteTensor(path)
+        raise FormatError("the slices of the tensor do not cover it exactly once")
+    return SlicedTensor(dtype, shape, tuple(parts))
+
+
+def _tiles_exactly(boxes: list[list[tuple[int, int]]], whole: list[tuple[int, int]]) -> bool:
+    # Boxes tile the whole if and only if their corners, counted with alternating signs, add up to those of
+    # the whole: they are the derivative of "how often is this element covered" along every axis.
+    # As text, whose hash is randomised: a file could choose numbers that collide.
+    corners: Counter[str] = Counter()
+    for box, weight in [*((box, 1) for box in boxes), (whole, -1)]:
+        edges = [((start, 1), (start + length, -1)) for start, length in box]
+        for corner in itertools.product(*edges):
+            corners[",".join(str(at) for at, _ in corner)] += weight * math.prod(sign for _, sign in corner)
+    return not any(corners.values())
+
+
+def slice_box(extents: tuple[Extent, ...], shape: Shape) -> Box:
+    """Return where a slice lies in its tensor; raise FormatError for another rank or a reach beyond it."""
+    if len(extents) != len(shape):
+        raise FormatError("a slice has another rank than its tensor", found=str(len(extents)))
+    box = []
+    for (start, length), size in zip(extents, shape, strict=True):
+        length = size - start if length == -1 else length
+        if start < 0 or length < 0 or start + length > size:
+            raise FormatError("a slice reaches beyond its tensor", found=f"{start} + {length} of {size}")
+        box.append((start, length))
+    return tuple(box)
+
+
+# Whose slot a variable is, as TensorFlow 1's names tell: optimizers and moving averages in a graph.
+#
+# A slot is called `[SCOPE/]VARIABLE/NAME[_N]`: SCOPE is the variable scope around the call that made it, NAME
+# the optimizer's name, and _N counts the variable's slots of that name in the order in which they were made
+# (tensorflow/python/training/slot_creator.py, create_slot; optimizer.py, _zeros_slot). Keras's optimizers of
+# TensorFlow 2 write `SCOPE/OPTIMIZER/VARIABLE/KIND` (keras/optimizers/optimizer_v2/optimizer_v2.py,
+# add_slot).
+
+# Slots in the order in which each optimizer makes them (`_create_slots` in tensorflow/python/training/*.py
+# and, of TensorFlow 1.15, tensorflow/contrib/opt/python/training/*.py). RMSProp makes two, centered three.
+_ADAM = ("m", "v")
+_BY_OPTIMIZER = {
+    "Adam": _ADAM,
+    "AdamW": _ADAM,
+    "AdamOptimizer": _ADAM,
+    "AdaMax": _ADAM,
+    "Nadam": _ADAM,
+    "LazyAdam": _ADAM,
+    "RMSProp": ("rms", "momentum"),
+    "Momentum": ("momentum",),
+    "MomentumW": ("momentum",),
+    "Adagrad": ("accumulator",),
+    "ProximalAdagrad": ("accumulator",),
+    "AdagradDA": ("gradient_accumulator", "gradient_squared_accumulator"),
+    "Adadelta": ("accum", "accum_update"),
+    "Ftrl": ("accum", "linear"),
+    "ExponentialMovingAverage": ("average",),
+}
+_CENTERED = ("rms", "mg", "momentum")
+# Last parts that name the kind itself: Keras's optimizers, and the one of google-research/bert.
+_KINDS = {
+    **{
+        kind: kind for kind in ("m", "v", "vhat", "momentum", "rms", "mg", "accumulator", "linear", "average")
+    },
+    **{kind: kind for kind in ("accum_grad", "accum_var")},
+    "adam_m": "m",
+    "adam_v": "v",
+}
+# State of a moving average that is corrected for its start (moving_averages.py, _zero_debias).
+_HELPER = re.compile(r"(?:biased|local_step)(?:_\d+)?")
+_NUMBERED = re.compile(r"(.+)_([1-9]\d{0,8})", re.DOTALL)
+_POWER = re.compile(r"(?:.*/)?beta1_power(?:_\d+)?", re.DOTALL)
+# What slot_creator.py leaves of `part_0` when it takes a partitioned variable's name off a slot's name with a
+# scope before it: `w/art_0/Adam` for part 0 of `w`.
+_CUT_PART = re.compile(r"(?:.*/)?p?a?r?t?_\d+", re.DOTALL)
+# More scopes around an optimizer are not looked through.
+_DEEPEST = 32
+
+
+class NamedSlot(NamedTuple):
+    """A slot: the name of its variable, its kind, and the scope that was around its making."""
+
+    of: str
+    kind: str
+    scope: str
+
+
+class _SlotReading(NamedTuple):
+    """One way to read a name: a scope, an existing variable, and the slot's own part."""
+
+    scope: str
+    of: str
+    tail: str
+
+
+def find_slots(shapes: Mapping[str, Shape]) -> dict[str, NamedSlot]:
+    """Return the slots among the variables, by name; `shapes` gives every variable's shape.
+
+    A slot's variable exists and has the same shape (a scalar may belong to any). It may be a slot itself: the
+    moving average of a moment. Where a name can be read in two ways, the scope decides that other slots of
+    that optimizer have; else the longer name of a variable.
+    """
+    chosen: dict[str, _SlotReading] = {}
+    open_ones: dict[str, list[_SlotReading]] = {}
+    scopes: dict[str, set[str]] = defaultdict(set)
+    for name, shape in shapes.items():
+        readings = list(_readings(name, shape, shapes))
+        if len(readings) == 1:
+            chosen[name] = readings[0]
+            scopes[readings[0].tail].add(readings[0].scope)
+        elif readings:
+            open_ones[name] = readings
+    for name, readings in open_ones.items():
+        known = [reading for reading in readings if reading.scope in scopes[reading.tail]]
+        chosen[name] = (known or readings)[0]
+    kinds = dict(_iter_kinds(chosen, shapes))
+    return {
+        name: NamedSlot(chosen[name].of, kinds[name], chosen[name].scope) for name in shapes if name in chosen
+    }
+
+
+def _readings(name: str, shape: Shape, shapes: Mapping[str, Shape]) -> Iterable[_SlotReading]:
+    """Go through the ways to read a name as a slot's, those with the longest variable first."""
+    owner, slash, tail = name.rpartition("/")
+    if not slash or _HELPER.fullmatch(tail):
+        return
+    named = _is_known(tail)
+    start = 0
+    for _ in range(_DEEPEST):
+        variable = owner[start:]
+        # Below a scope, a part that nobody knows needs more evidence than a variable called `w` somewhere.
+        sure = named or not start or "/" in variable
+        if sure and variable in shapes and (shapes[variable] == shape or (named and not shape)):
+            yield _SlotReading(owner[: max(0, start - 1)], variable, tail)
+        start = owner.find("/", start) + 1
+        if not start:
+            break
+    if named:
+        yield from _cut_parts(owner, tail, shape, shapes)
+
+
+def _cut_parts(owner: str, tail: str, shape: Shape, shapes: Mapping[str, Shape]) -> Iterable[_SlotReading]:
+    variable = owner
+    for _ in range(_DEEPEST):
+        variable = variable.rpartition("/")[0]
+        part = owner[len(variable) + 1 :]
+        if not variable or _CUT_PART.fullmatch(part) is None:
+            return
+        if shapes.get(variable) == shape:
+            # Every part has slots of its own; they count as if they were in a scope of theirs.
+            yield _SlotReading(part, variable, tail)
+
+
+def _is_known(tail: str) -> bool:
+    numbered = _NUMBERED.fullmatch(tail)
+    return tail in _KINDS or tail in _BY_OPTIMIZER or (numbered is not None and numbered[1] in _BY_OPTIMIZER)
+
+
+def _iter_kinds(mine: Mapping[str, _SlotReading], shapes: Mapping[str, Shape]) -> Iterable[tuple[str, str]]:
+    """Go through the slots with their kinds."""
+    families: dict[tuple[str, str, str], dict[int, str]] = defaultdict(dict)
+    siblings: dict[tuple[str, str], set[str]] = defaultdict(set)
+    for reading in mine.values():
+        siblings[reading.scope, reading.of].add(reading.tail)
+    for name, reading in mine.items():
+        base, number = _split_member(reading.tail, siblings[reading.scope, reading.of])
+        families[reading.scope, reading.of, base][number] = name
+    custom_adam = _custom_is_adam(families, shapes)
+    for (_, _, base), members in families.items():
+        for number, name in members.items():
+            yield name, _slot_kind(mine[name].tail, base, number, len(members), custom_adam=custom_adam)
+
+
+def _split_member(tail: str, siblings: set[str]) -> tuple[str, int]:
+    """Split a slot's own part into the optimizer's name and the slot's number."""
+    numbered = _NUMBERED.fullmatch(tail)
+    if numbered is not None and (numbered[1] in siblings or numbered[1] in _BY_OPTIMIZER):
+        return numbered[1], int(numbered[2])
+    return tail, 0
+
+
+def _custom_is_adam(
+    families: Mapping[tuple[str, str, str], Mapping[int, str]], shapes: Mapping[str, Shape]
+) -> bool:
+    """Say whether optimizers with names of their own are Adams: there are powers of beta for them too."""
+    powers = sum(1 for name, shape in shapes.items() if not shape and _POWER.fullmatch(name))
+    pairs: dict[tuple[str, str], int] = {}
+    for (scope, _, base), members in families.items():
+        if _BY_OPTIMIZER.get(base, _ADAM) is _ADAM and base not in _KINDS and len(members) % 2 == 0:
+            pairs[scope, base] = max(pairs.get((scope, base), 0), len(members) // 2)
+    return powers > 0 and powers >= sum(pairs.values())
+
+
+def _slot_kind(tail: str, base: str, number: int, count: int, *, custom_adam: bool) -> str:
+    if tail in _KINDS:
+        return _KINDS[tail]
+    kinds = _BY_OPTIMIZER.get(base)
+    if kinds is None:
+        return _ADAM[number % 2] if custom_adam and count % 2 == 0 else tail
+    if base == "RMSProp" and count % 2:
+        # Two slots each, or three: an odd number that is no multiple of three has some of both.
+        return _CENTERED[number % 3] if count % 3 == 0 else tail
+    return kinds[number % len(kinds)]
+
+
+# Protocol buffers as text: what a small `.pbtxt` says, as dicts, lists, numbers and texts.
+#
+# Source: protobuf.dev/reference/protobuf/textformat-spec. A field is `name: value` or `name { ... }` (a colon
+# before the brace is allowed), fields end at white space, a comma or a semicolon; bytes have C's escapes.
+
+_TOKEN = re.compile(
+    r"""[ \t\r\n,;]+|\#[^\n]*"""
+    r"""|(?P<text>"(?:[^"\\\n]|\\.)*+"|'(?:[^'\\\n]|\\.)*+')"""  # possessive: never a look back
+    r"""|(?P<word>[A-Za-z_0-9.+-]+)|(?P<mark>[{}<>\[\]:])"""
+)
+_TEXT_PROTO_ESCAPE = re.compile(r"\\(?:([0-7]{1,3})|[xX]([0-9A-Fa-f]{1,2})|(.))", re.DOTALL)
+_ESCAPED_LETTERS = {"n": "\n", "t": "\t", "r": "\r", "a": "\a", "b": "\b", "f": "\f", "v": "\v"}
+_OPEN, _CLOSE = "{<", "}>"
+
+Fields = dict[str, list[Any]]
+
+
+def read(file: str) -> Fields:
+    """Return the message in a file: of each field all its values, in order, a text byte for byte (latin-1).
+
+    Raise FormatError if it is larger or nested deeper than the limits allow, or no text of this kind.
+    """
+    size = filesystem.getsize(file)
+    if size > limits.current().state_bytes:
+        raise limits.limit_error("state_bytes", "the file is too large for specs", size, file=file)
+    text = filesystem.read_bytes(file).decode("latin-1")
+    try:
+        return _parse_message(_tokens(text))
+    except CkpttoolError as error:
+        raise error.located(file=file) from error.__cause__
+    except ValueError as error:
+        raise FormatError("the file is no protocol buffer's text", file=file, found=str(error)) from error
+
+
+def _tokens(text: str) -> Iterator[tuple[str, str]]:
+    at = 0
+    while at < len(text):
+        match = _TOKEN.match(text, at)
+        if match is None:
+            raise ValueError(f"{text[at]!r} at character {at}")
+        at = match.end()
+        if match.lastgroup is not None:
+            yield match.lastgroup, match[0]
+
+
+def _parse_message(tokens: Iterator[tuple[str, str]]) -> Fields:
+    """Return the fields of the whole text."""
+    open_ones: list[Fields] = [{}]  # the message that is read now is the last
+    most = limits.current().message_depth
+    for kind, name in tokens:
+        if kind == "mark" and name in _CLOSE and len(open_ones) > 1:
+            open_ones.pop()
+            continue
+        if kind != "word":
+            raise ValueError(f"{name} where a field begins")
+        kind, token = next(tokens, ("", "the end"))
+        if (kind, token) == ("mark", ":"):
+            kind, token = next(tokens, ("", "the end"))
+        values = open_ones[-1].setdefault(name, [])
+        if kind == "mark" and token in _OPEN:
+            if len(open_ones) > most:
+                raise limits.limit_error("message_depth", "the text is nested too deeply", len(open_ones))
+            inner: Fields = {}
+            values.append(inner)
+            open_ones.append(inner)
+        else:
+            values.append(_parse_value(kind, token))
+    if len(open_ones) > 1:
+        raise ValueError("a message without an end")
+    return open_ones[0]
+
+
+def _parse_value(kind: str, token: str) -> Any:
+    if kind == "text":
+        return _TEXT_PROTO_ESCAPE.sub(_unescape, token[1:-1])
+    if kind != "word":
+        raise ValueError(f"{token} where a value begins")
+    try:
+        return int(token) if token.lstrip("+-").isdigit() else float(token)
+    except ValueError:
+        return token  # an enum's name, true or false
+
+
+def _unescape(match: re.Match[str]) -> str:
+    octal, hexadecimal, letter = match.groups()
+    if octal:
+        return chr(int(octal, 8) & 0xFF)
+    return chr(int(hexadecimal, 16)) if hexadecimal else _ESCAPED_LETTERS.get(letter, letter)
+
+
+# Variables known by name alone: what a file says of one, what its name tells, and the tree of a whole file.
+#
+# Used by every TensorFlow format; object graphs say more (object_graph.leaves).
+
+_STATISTICS = frozenset(
+    ("moving_mean", "moving_variance", "moving_mean_squared", "moving_stddev", "renorm_mean", "renorm_stddev")
+)
+_COUNTERS = frozenset(("_iterations", "iterations", "iter", "save_counter", "step_counter", "global_step"))
+# Below these edges are metrics and the state of mixed-precision training.
+_APART = frozenset(("keras_api", "loss_scale"))
+# Adam's own, in TensorFlow 1 (tensorflow/python/training/adam.py).
+_BETA_POWER = re.compile(r"beta[12]_power(?:_\d+)?")
+# State of a moving average that is corrected for its start (tensorflow/python/training/moving_averages.py).
+# What Keras's optimizers store beside their slots (keras/optimizers/optimizer_v2/*.py, _set_hyper).
+_SETTINGS = frozenset(
+    ("learning_rate", "decay", "beta_1", "beta_2", "rho", "momentum", "beta", "learning_rate_power")
+) | {"l1_regularization_strength", "l2_regularization_strength"}
+_NO_NUMBERS = frozenset(("bool", "string", "variant"))
+_INTEGERS = frozenset(("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"))
+
+
+class VariableInfo(NamedTuple):
+    """What a file itself says about one tensor."""
+
+    dtype: str
+    shape: Shape
+    source: Source
+
+
+def tree_by_name(tensors: Mapping[str, VariableInfo]) -> Tree:
+    """Return the tree of a file that stores variables by name: paths are variable names split at `/`.
+
+    Paths keep every part as stored, empty ones and a final `:0` among them, and the order of the file. A
+    slot's path lies below its variable's, or below a scope; `Leaf.of` is the variable's (formats.slot_names).
+    """
+    names = _variable_names(tensors)
+    slots = find_slots({name: tensors[key].shape for name, key in names.items()})
+    scopes = {slot.scope for slot in slots.values() if slot.scope}
+    parts: dict[str, PathStep] = {}  # thousands of names share a few hundred parts
+    paths = {name: _path(key, parts) for name, key in names.items()}
+    leaves = {}
+    for name, key in names.items():
+        dtype, shape, source = tensors[key]
+        slot = slots.get(name)
+        if slot is None:
+            role = _role(paths[name], name, tensors[key], scopes)
+            leaves[paths[name]] = Leaf(dtype, shape, source, key, role, name=name)
+        else:
+            leaves[paths[name]] = Leaf(
+                dtype, shape, source, key, "slot", of=paths[slot.of], slot=slot.kind, name=name
+            )
+    return Tree(leaves)
+
+
+def _variable_names(tensors: Mapping[str, VariableInfo]) -> dict[str, str]:
+    """Return keys by variable name: some programs store a variable under its output's name, `w:0`."""
+    names: dict[str, str] = {}
+    for key in tensors:
+        name = key.removesuffix(":0")
+        names[key if name in tensors else name] = key
+    return names
+
+
+def _path(key: str, parts: dict[str, PathStep]) -> Path:
+    return tuple(
+        [parts.get(part) or parts.setdefault(part, PathStep("attr", part)) for part in key.split("/")]
+    )
+
+
+def _role(path: Path, name: str, tensor: VariableInfo, scopes: set[str]) -> Role:
+    scope, _, last = name.rpartition("/")
+    if not tensor.shape and (_BETA_POWER.fullmatch(last) or (last in _SETTINGS and scope in scopes)):
+        return "other"
+    if _HELPER.fullmatch(last):
+        return "other"
+    return role_by_name(path, name, tensor.dtype, tensor.shape)
+
+
+def count_adam_steps(
+    beta1_power: float, beta2_power: float, beta1: float = 0.9, beta2: float = 0.999
+) -> int | None:
+    """Return how many updates a TensorFlow 1 Adam has made; None when the numbers do not tell.
+
+    `beta1_power` and `beta2_power` are the values of the variables of those names. Both begin as beta and are
+    multiplied by it after each update, in the variable's own type (tensorflow/python/training/adam.py,
+    _finish), so after t updates they are beta^(t+1), rounded t times. The multiplications are repeated here,
+    in float32 or float64, and the count is one only if it gives exactly the stored numbers: other betas give
+    None.
+
+    In float32, 0.9^(t+1) is below the smallest normal number from t = 828 on. What is left of it, often 0
+    because TensorFlow flushes such numbers, says nothing more: beta2_power decides alone. For 0.999 it gets
+    as small after 87,000 updates, and then nobody knows.
+    """
+    import numpy as np
+
+    for kind in (np.float32, np.float64):
+        if any(float(kind(power)) != power for power in (beta1_power, beta2_power)):
+            continue
+        first, second = _count_updates(beta1_power, beta1, kind), _count_updates(beta2_power, beta2, kind)
+        if second is None or (first is None and beta1_power >= np.finfo(kind).tiny):
+            continue
+        small = beta1 ** (second + 1) < 1.01 * np.finfo(kind).tiny
+        if first == second or (small and 0 <= beta1_power < np.finfo(kind).tiny):
+            return second
+    return None
+
+
+# More updates than this are not counted again.
+_MOST_UPDATES = 10_000_000
+
+
+def _count_updates(power: float, beta: float, kind: type[np.floating]) -> int | None:
+    """Return the t at which beta^(t+1), multiplied step by step, is exactly `power`."""
+    import numpy as np
+
+    if not (0 < beta < 1 and np.finfo(kind).tiny <= power <= beta * 1.001):
+        return None
+    about = math.log(power) / math.log(beta)
+    if about > _MOST_UPDATES:
+        return None
+    # Rounding moves the count by less than this.
+    powers = np.multiply.accumulate(np.full(int(about * 1.01) + 8, beta, kind))
+    found = np.flatnonzero(powers == kind(power))
+    return int(found[0]) if len(found) == 1 else None
+
+
+def role_by_name(
+    path: Path, full_name: str, dtype: str, shape: tuple[int, ...], *, setting: bool = False
+) -> Role:
+    """Say what a variable is for that is no slot; `setting` tells that an optimizer holds it directly."""
+    steps = [str(step.value) for step in path]
+    last = steps[-1] if steps else ""
+    if last in _COUNTERS and dtype in _INTEGERS:
+        return "counter"
+    if setting:
+        return "other"
+    if "replay" in f"{full_name} {'/'.join(steps)}".lower():
+        return "replay"
+    if last in _STATISTICS:
+        return "buffer"
+    if dtype in _INTEGERS and not shape and "seed" not in full_name:
+        return "counter"
+    if dtype in _INTEGERS or dtype in _NO_NUMBERS or not _APART.isdisjoint(steps):
+        return "other"
+    return "parameter"

@@ -1,0 +1,795 @@
+"""TensorFlow SavedModels."""
+
+from __future__ import annotations
+
+import os
+import posixpath
+import re
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from ckpttool.core import filesystem, limits, text
+from ckpttool.core.checkpoint import CODE, Checkpoint, CodeReference, merge_references
+from ckpttool.core.errors import CkpttoolError, FormatError, TruncatedError, abbreviate_list
+from ckpttool.core.source import File
+from ckpttool.core.text import format_count
+from ckpttool.core.tree import Container, Leaf, Path, PathStep, Tree, ValueLeaf
+from ckpttool.encodings import protobuf
+from ckpttool.formats import keras_config, tf_bundle
+from ckpttool.formats.common import Probe
+from ckpttool.formats.keras_config import ConfigAudit, merge_audits
+from ckpttool.formats.tf_common import class_name, plain_facts
+
+if TYPE_CHECKING:
+    from ckpttool.formats import tf_saved_model_messages
+    from ckpttool.formats.tf_saved_model_messages import (
+        FieldMeter,
+        MetaGraph,
+        Signature,
+        TensorInfo,
+    )
+
+
+# TensorFlow's SavedModels: a folder with a graph (saved_model.pb) and a tensor bundle (variables/variables).
+#
+# The folder's layout is that of tensorflow/python/saved_model/constants.py. The graph is read as data, never
+# run: it says what the variables are called, which are trained, and which signature uses which.
+
+NAME = "saved_model"
+TITLE = "TensorFlow SavedModel (folder with saved_model.pb and variables/)"
+WRITES = False
+FRAMEWORK = "tensorflow"
+
+GRAPH = "saved_model.pb"
+TEXT_GRAPH = "saved_model.pbtxt"
+CHUNKED_GRAPH = "saved_model.cpb"
+METADATA = "keras_metadata.pb"
+VARIABLES = os.path.join("variables", "variables")
+
+
+def claims(probe: Probe) -> str | None:
+    """Return the folder of the SavedModel that the path means: the folder itself, or its graph.
+
+    A folder that has variables/variables.index and no graph is one too (TF-Agents writes such), unless it
+    holds checkpoints of its own.
+    """
+    if probe.kind == "file":
+        # Keras's description of the layers belongs to the graph beside it.
+        described = probe.name == METADATA and not probe.names.isdisjoint((GRAPH, TEXT_GRAPH))
+        return probe.folder if described or probe.name in (GRAPH, TEXT_GRAPH) else None
+    if probe.kind != "folder":
+        return None
+    if not probe.names.isdisjoint((GRAPH, TEXT_GRAPH)):
+        return probe.path
+    if "variables" not in probe.names or _holds_checkpoints(probe):
+        return None
+    return probe.path if filesystem.isfile(os.path.join(probe.path, f"{VARIABLES}.index")) else None
+
+
+def _holds_checkpoints(probe: Probe) -> bool:
+    if "checkpoint" in probe.names or any(name.endswith(".index") for name in probe.names):
+        return True
+    # A prefix may have a folder of the same name beside its index.
+    return filesystem.isfile(f"{probe.path.rstrip('/')}.index")
+
+
+def read(location: str) -> Checkpoint:
+    """List the variables of the SavedModel in the folder `location`, and what its graph says about them.
+
+    A graph that is damaged, absent or too large costs only what it would have said: a note tells so. Damaged
+    variables are a FormatError, like those of any tensor bundle, and so are variables that the graph has and
+    the folder has not.
+    """
+    # Every command asks every format what it claims; only this one's own reader needs the rest.
+
+    return read_listing(location)
+
+
+# Which operations of a graph touch the machine that runs it; no graph is run here.
+#
+# Sources: tensorflow/core/ops/io_ops.cc, script_ops.cc, dataset_ops.cc, experimental_dataset_ops.cc,
+# summary_ops.cc, logging_ops.cc, debug_ops.cc, decode_proto_ops.cc. Saving and restoring variables, which
+# every SavedModel can do, and tables of its own assets are not among them.
+
+_OPERATIONS = (
+    "PyFunc PyFuncStateless EagerPyFunc ReadFile WriteFile MatchingFiles WholeFileReader WholeFileReaderV2 "
+    "TextLineReader TextLineReaderV2 FixedLengthRecordReader FixedLengthRecordReaderV2 TFRecordReader "
+    "TFRecordReaderV2 LMDBReader TextLineDataset FixedLengthRecordDataset FixedLengthRecordDatasetV2 "
+    "TFRecordDataset TFRecordDatasetV2 SqlDataset LMDBDataset CSVDataset CSVDatasetV2 CacheDataset "
+    "CacheDatasetV2 SaveDataset SaveDatasetV2 LoadDataset SnapshotDataset SnapshotDatasetV2 DistributedSave "
+    "MatchingFilesDataset DataServiceDataset DataServiceDatasetV2 DataServiceDatasetV3 DataServiceDatasetV4 "
+    "RegisterDataset RegisterDatasetV2 CreateSummaryFileWriter CreateSummaryDbWriter ImportEvent PrintV2 "
+    "DebugIdentity DebugIdentityV2 DebugIdentityV3 DebugNanCount DebugNumericSummary DebugNumericSummaryV2 "
+    "DecodeProtoV2 EncodeProto DatasetToTFRecord ExperimentalDatasetToTFRecord ExperimentalCSVDataset "
+    "ExperimentalLMDBDataset ExperimentalMatchingFilesDataset ExperimentalSqlDataset SnapshotDatasetReader "
+    "SnapshotNestedDatasetReader SnapshotChunkDataset ListSnapshotChunksDataset LoadAndRemapMatrix "
+    "GenerateVocabRemapping RemoteFusedGraphExecute RpcCall RpcClient RpcServer RpcServerStart"
+)
+
+
+def _operation_name(name: str) -> bytes:
+    # A number may be written with more bytes than it needs, and readers take it.
+    length = len(name)
+    return rb"(?:%b|%b\x80{0,8}\0)(%b)" % (
+        re.escape(bytes((length,))),
+        re.escape(bytes((length | 0x80,))),
+        name.encode(),
+    )
+
+
+# NodeDef.op (node_def.proto), in the graph or in a function of its library: field 2, its length, the name.
+_OP = re.compile(rb"(?:\x12|\x92\x80{0,8}\0)(?:%b)" % b"|".join(map(_operation_name, _OPERATIONS.split())))
+
+
+def audit_operations(graphs: Iterable[memoryview], where: str) -> tuple[CodeReference, ...]:
+    """Return the operations that touch files, call Python or connect, and how often each stands there."""
+    found: dict[str, int] = {}
+    for graph in graphs:
+        for match in _OP.finditer(graph):
+            name = match[match.lastindex or 0].decode()
+            found[name] = found.get(name, 0) + 1
+    return tuple(CodeReference(name, CODE, count, None, where, "tensorflow") for name, count in found.items())
+
+
+# The other files of a SavedModel's folder: listed by name, never opened, never followed outside.
+
+FOLDER = "assets"
+# tensorflow/core/protobuf/fingerprint.proto; tf_agents/policies/policy_saver.py of tensorflow/agents.
+_NOTICED = ("fingerprint.pb", "keras_metadata.pb", "policy_specs.pbtxt", "saved_model.pbtxt")
+MAX_LISTED = 1000
+_SHOWN = 3
+
+
+def companion_files(folder: str) -> list[str]:
+    """Return which of the files that tools put beside the graph are there."""
+    return [name for name in _NOTICED if filesystem.lexists(os.path.join(folder, name))]
+
+
+def list_assets(folder: str, declared: Sequence[str], notes: list[str]) -> list[str]:
+    """Return the names of the graph's assets and of the files in assets/; note what is odd about them."""
+    outside = [name for name in declared if not _inside(name)]
+    if outside:
+        notes.append(
+            f"the graph names assets outside of the folder, which are not looked at: {abbreviate_list(outside, _SHOWN)}"  # noqa: E501
+        )
+    top = os.path.join(folder, FOLDER)
+    present: list[str] = []
+    if filesystem.islink(top):
+        notes.append(f"{FOLDER}/ is a link, which is not followed")
+    else:
+        present = sorted(_iter_files(top))
+        missing = sorted({name for name in declared if _inside(name)} - set(present))
+        if missing and len(present) < MAX_LISTED:
+            notes.append(f"assets are missing from {FOLDER}/: {abbreviate_list(missing, _SHOWN)}")
+    found = list(dict.fromkeys([*declared, *present]))
+    if len(found) > MAX_LISTED:
+        notes.append(f"only the first {MAX_LISTED:,} assets are listed")
+    return found[:MAX_LISTED]
+
+
+def _inside(name: str) -> bool:
+    parts = posixpath.normpath(name).split("/")
+    return bool(name) and "\0" not in name and not name.startswith("/") and parts[0] != ".."
+
+
+def _iter_files(top: str) -> Iterator[str]:
+    count = 0
+    for folder, files in filesystem.walk(top):
+        for name in files:
+            yield os.path.relpath(os.path.join(folder, name), top)
+            count += 1
+            if count > MAX_LISTED:
+                return
+
+
+# What a SavedModel's graph says that belongs to no tensor, as JSON values of bounded size.
+
+MAX_ENTRIES = 50_000  # paths, tensors, functions and operations in all
+
+
+class GraphDetails:
+    """The facts of all graphs; `left_out` counts what did not fit any more."""
+
+    def __init__(self, room: int = MAX_ENTRIES) -> None:
+        self.left_out = 0
+        self.initializers: dict[str, str] = {}
+        self._room = room
+        self._signatures: dict[str, Any] = {}
+        self._functions: dict[str, Any] = {}
+        self._kinds: Counter[str] = Counter()
+
+    def signature(self, name: str, what: Signature, used: Sequence[str], tags: Sequence[str]) -> None:
+        """Add a signature; one that another graph has too gets its graph's tags behind its name."""
+        if name in self._signatures:
+            name = f"{name} ({', '.join(tags)})"
+        if self._take(1):
+            self._signatures[name] = {
+                "method": what.method,
+                "inputs": self._tensors(what.inputs),
+                "outputs": self._tensors(what.outputs),
+                "variables": list(used[: self._take(len(used))]),
+            }
+
+    def function(self, name: str, holder: str | None, captures: Sequence[str]) -> None:
+        """Add a concrete function, the path of the object that holds it, and the variables it captures."""
+        if self._take(1):
+            self._functions[name] = {
+                "object": holder,
+                "captures": list(captures[: self._take(len(captures))]),
+            }
+
+    def kinds(self, found: Mapping[str, int]) -> None:
+        """Count objects by what they are."""
+        self._kinds.update(found)
+
+    def document(self, graphs: Sequence[MetaGraph]) -> dict[str, Any]:
+        """Return everything as JSON values; empty without a graph."""
+        if not graphs:
+            return {}
+        return {
+            "tags": [list(graph.tags[: self._take(len(graph.tags))]) for graph in graphs],
+            "producer": graphs[0].version or None,
+            "signatures": self._signatures,
+            "functions": self._functions,
+            "initializers": dict(list(self.initializers.items())[: self._take(len(self.initializers))]),
+            "objects": dict(self._kinds.most_common(self._take(len(self._kinds)))),
+        }
+
+    def _tensors(self, tensors: Mapping[str, TensorInfo]) -> dict[str, Any]:
+        kept = list(tensors.items())[: self._take(len(tensors))]
+        return {
+            name: {"dtype": tensor.dtype, "shape": None if tensor.shape is None else list(tensor.shape)}
+            for name, tensor in kept
+        }
+
+    def _take(self, count: int) -> int:
+        taken = min(count, self._room)
+        self._room -= taken
+        self.left_out += count - taken
+        return taken
+
+
+# The join of a graph with the leaves of the bundle beside it: names, what is trained, who uses what.
+
+_SIGNATURES = (
+    "signatures"  # the root's edge to the map of signatures (saved_model/signature_serialization.py)
+)
+
+
+class VariableFact(NamedTuple):
+    """What a graph says about one variable; None and "" are for what it does not say."""
+
+    name: str
+    trainable: bool | None
+
+
+@dataclass(slots=True)
+class GraphFacts:
+    """What a graph says about the leaves, by path; `numbers` are paths by number of object."""
+
+    variables: dict[Path, VariableFact] = field(default_factory=dict)
+    numbers: dict[int, Path] = field(default_factory=dict)
+    signatures: dict[str, list[Path]] = field(default_factory=dict)
+    initializers: dict[Path, str] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
+
+
+# Objects (TensorFlow 2).
+
+
+def facts_by_objects(tree: Tree, graph: tf_saved_model_messages.SavedObjects) -> GraphFacts:
+    """Find each leaf's variable among the graph's objects: along its paths, as a slot, or by its name."""
+    facts = GraphFacts()
+    loose: list[tuple[Path, Leaf]] = []
+    different: list[str] = []
+    for path, leaf in tree.tensors():
+        number = _along_paths(tree, graph, path)
+        if number is None and leaf.of is not None:
+            number = _find_slot(tree, graph, path, leaf)
+        if number is None or number in facts.numbers:
+            loose.append((path, leaf))
+        elif _fits(leaf, graph.variables[number]):
+            facts.numbers[number] = path
+        else:
+            different.append(tree.names[path])
+    named = _unique_names(graph, facts.numbers)
+    for path, leaf in loose:
+        number = named.get(leaf.name or "")
+        if number is not None and number not in facts.numbers and _fits(leaf, graph.variables[number]):
+            facts.numbers[number] = path
+    facts.variables = {
+        path: VariableFact(graph.variables[number].name, graph.variables[number].trainable)
+        for number, path in facts.numbers.items()
+    }
+    facts.signatures = {
+        name: _paths(graph.captures.get(function, ()), facts.numbers)
+        for name, function in iter_signatures(graph)
+    }
+    if different:
+        facts.notes.append(
+            f"the graph gives {_format_names(different)} another shape or type than the variables have"
+        )
+    absent = [v.name for number, v in graph.variables.items() if number not in facts.numbers]
+    if absent:
+        facts.notes.append(
+            f"the graph has variables that are not stored under the same path: {_format_names(absent)}"
+        )
+    return facts
+
+
+def _along_paths(tree: Tree, graph: tf_saved_model_messages.SavedObjects, path: Path) -> int | None:
+    from ckpttool.formats import tf_saved_model_messages
+
+    number = tf_saved_model_messages.find_object(graph, path)
+    if number in graph.variables:
+        return number
+    for alias in tree.aliases.get(path, ()):
+        number = tf_saved_model_messages.find_object(graph, alias.path)
+        if number in graph.variables:
+            return number
+    return None
+
+
+def _find_slot(tree: Tree, graph: tf_saved_model_messages.SavedObjects, path: Path, leaf: Leaf) -> int | None:
+    """Find a slot variable that no edge leads to: its path is OPTIMIZER/slots/KIND/VARIABLE."""
+    from ckpttool.formats import tf_saved_model_messages
+
+    assert leaf.of is not None  # noqa: S101 - asked for slots with an owner only
+    optimizer = tf_saved_model_messages.find_object(graph, path[: max(0, len(path) - len(leaf.of) - 2)])
+    of = _along_paths(tree, graph, leaf.of)
+    if optimizer is None or of is None:
+        return None
+    number = graph.slots.get((optimizer, of, leaf.slot or ""))
+    return number if number in graph.variables else None
+
+
+def _fits(leaf: Leaf, variable: tf_saved_model_messages.SavedVariable) -> bool:
+    if leaf.dtype != variable.dtype:
+        return False
+    shape = variable.shape
+    if shape is None or len(shape) != len(leaf.shape):
+        return shape is None
+    return all(known in (-1, extent) for known, extent in zip(shape, leaf.shape, strict=True))
+
+
+def _unique_names(graph: tf_saved_model_messages.SavedObjects, taken: Mapping[int, Path]) -> dict[str, int]:
+    found: dict[str, int] = {}
+    several = set()
+    for number, variable in graph.variables.items():
+        if number not in taken and variable.name:
+            if variable.name in found:
+                several.add(variable.name)
+            found[variable.name] = number
+    return {name: number for name, number in found.items() if name not in several}
+
+
+def iter_signatures(graph: tf_saved_model_messages.SavedObjects) -> Iterator[tuple[str, str]]:
+    """Go through the signatures: name, and the concrete function that is called."""
+    signatures = graph.children[0].get(_SIGNATURES) if graph.children else None
+    for name, number in graph.children[signatures].items() if signatures is not None else ():
+        for function in graph.functions.get(number, ()):
+            yield name, function
+
+
+def iter_functions(
+    graph: tf_saved_model_messages.SavedObjects, numbers: Mapping[int, Path]
+) -> Iterator[tuple[str, int | None, list[Path]]]:
+    """Go through the concrete functions: name, the object that holds it, and the variables it captures."""
+    holders: dict[str, int] = {}
+    for number, names in graph.functions.items():
+        for name in names:
+            holders.setdefault(name, number)
+    for name in sorted(graph.captures):
+        yield name, holders.get(name), _paths(graph.captures[name], numbers)
+
+
+def _paths(captured: Iterable[int], numbers: Mapping[int, Path]) -> list[Path]:
+    return list(dict.fromkeys(numbers[number] for number in captured if number in numbers))
+
+
+# Nodes (TensorFlow 1).
+
+
+def facts_by_nodes(tree: Tree, meta: MetaGraph, graph: tf_saved_model_messages.GraphNodes) -> GraphFacts:
+    """Find each leaf's variables among the graph's nodes: those saved under its key, or of its name."""
+    from ckpttool.formats import tf_saved_model_messages
+
+    facts = GraphFacts()
+    wholes: dict[bytes, list[bytes]] = {}
+    for each in meta.variables.values():
+        wholes.setdefault(each.whole or each.name, []).append(each.name)
+    owners: dict[bytes, Path] = {}
+    for path, leaf in tree.tensors():
+        key = leaf.key.encode("utf-8", "surrogateescape")
+        mine = graph.saved.get(key) or wholes.get(key) or ([key] if key in graph.nodes else [])
+        owners |= dict.fromkeys(mine, path)
+        for name in mine[:1]:
+            variable = meta.variables.get(name)
+            trainable = None if meta.trained is None or variable is None else name in meta.trained
+            whole = variable.whole if variable is not None else b""
+            facts.variables[path] = VariableFact(
+                (whole or name).decode("utf-8", "surrogateescape"), trainable
+            )
+            first = tf_saved_model_messages.initializer_op(
+                graph, name, variable.initializer if variable is not None else b""
+            )
+            if first is not None:
+                facts.initializers[path] = first
+    for signature, what in meta.signatures.items():
+        outputs = [name for tensor in what.outputs.values() for name in tensor.names]
+        inputs = [name for tensor in what.inputs.values() for name in tensor.names]
+        used = tf_saved_model_messages.used_variables(graph, outputs, inputs)
+        facts.signatures[signature] = list(dict.fromkeys(owners[name] for name in used if name in owners))
+    return facts
+
+
+def _format_names(names: list[str]) -> str:
+    return abbreviate_list([name or "one without a name" for name in names], _SHOWN)
+
+
+# What Keras 2 says about its layers in a SavedModel, as plain facts for the tree's containers.
+#
+# Keras describes a layer in JSON: until 2.4 in the object's own `metadata`, later in keras_metadata.pb beside
+# saved_model.pb (tf_keras/protobuf/saved_metadata.proto). JSON is read as data: no class is looked up.
+
+MAX_MODULES = 20_000
+_NODE = {2: protobuf.NUMBER, 4: protobuf.DELIMITED, 5: protobuf.DELIMITED}
+_KERAS = "_tf_keras_"
+
+
+def audit_metadata(data: memoryview, meter: FieldMeter) -> ConfigAudit:
+    """Judge every configuration in keras_metadata.pb; raise CkpttoolError if it is damaged."""
+    from ckpttool.formats.tf_saved_model_messages import iter_field
+
+    found = []
+    for node in iter_field(1, data, meter):
+        for part, value in meter.fields(node, _NODE):
+            if part == 5 and (text := bytes(protobuf.as_message(value))):
+                found.append(keras_config.audit_json(text, METADATA))
+    return keras_config.merge_audits(found)
+
+
+def audit_object_configs(graph: tf_saved_model_messages.SavedObjects, where: str) -> ConfigAudit:
+    """Judge the configurations that Keras before 2.5 kept in the graph's own objects."""
+    texts = (user.metadata for user in graph.users.values() if user.identifier.startswith(_KERAS))
+    return keras_config.merge_audits(keras_config.audit_json(bytes(text), where) for text in texts if text)
+
+
+def merge_metadata(graph: tf_saved_model_messages.SavedObjects, data: memoryview, meter: FieldMeter) -> None:
+    """Add what keras_metadata.pb says to the graph's objects; raise CkpttoolError if it is damaged.
+
+    SavedMetadata.nodes (1) have node_id (2), identifier (4) and metadata (5).
+    """
+    from ckpttool.formats.tf_saved_model_messages import iter_field
+
+    for node in iter_field(1, data, meter):
+        number, identifier, metadata = 0, "", b""
+        for part, value in meter.fields(node, _NODE):
+            if part == 2:
+                number = protobuf.as_int32(value)
+            elif part == 4:
+                identifier = protobuf.as_text(value)
+            else:
+                metadata = bytes(protobuf.as_message(value))
+        user = graph.users.get(number)
+        if user is not None and user.identifier == identifier:
+            graph.users[number] = user._replace(metadata=metadata)
+
+
+def module_containers(
+    tree: Tree, graph: tf_saved_model_messages.SavedObjects, parents: Mapping[int, tuple[int, str]]
+) -> dict[Path, Container]:
+    """Return a "module" for every object whose class the graph names, by its path.
+
+    Objects on the way to a leaf have the path that the leaf has; others (layers without weights) have the
+    shortest.
+    """
+    from ckpttool.formats import tf_saved_model_messages
+
+    places = dict(_objects_on_paths(tree, graph))
+    found: dict[Path, Container] = {}
+    for number, user in graph.users.items():
+        module = _module(user) if len(found) < MAX_MODULES else None
+        if module is None:
+            continue
+        path = places.get(number)
+        if path is None:
+            edges = tf_saved_model_messages.path_to_object(parents, number)
+            path = None if edges is None else tuple(PathStep("attr", edge) for edge in edges)
+        if path is not None and path not in tree:
+            found.setdefault(path, module)
+    return dict(sorted(found.items(), key=lambda item: len(item[0])))
+
+
+def _objects_on_paths(tree: Tree, graph: tf_saved_model_messages.SavedObjects) -> Iterator[tuple[int, Path]]:
+    from ckpttool.formats import tf_saved_model_messages
+
+    seen: set[Path] = set()
+    for path, _ in tree.tensors():
+        if path[:-1] not in seen:
+            seen.add(path[:-1])
+            for depth, number in enumerate(tf_saved_model_messages.follow_path(graph, path[:-1])):
+                yield number, path[:depth]
+
+
+def _module(user: tf_saved_model_messages.SavedUserObject) -> Container | None:
+    if not user.identifier.startswith(_KERAS):
+        return Container("module", user.registered, {}) if user.registered else None
+    told = _object(user.metadata)
+    name, config = class_name(told.get("class_name")), told.get("config")
+    if name is None:
+        return None
+    settings = {**config} if isinstance(config, dict) else {}
+    settings["name"] = told.get("name", settings.get("name"))
+    return Container("module", name, plain_facts(settings))
+
+
+def _object(data: bytes) -> dict[str, Any]:
+    try:
+        return text.parse_json(data, METADATA)
+    except CkpttoolError:
+        return {}
+
+
+def note_damage(error: CkpttoolError) -> str:
+    """Return the note about a keras_metadata.pb that cannot be read."""
+    return f"{METADATA} cannot be read, so nothing is said about layers: {error.message}"
+
+
+# A SavedModel's folder as one checkpoint: its bundle's variables, and what its graph says about them.
+
+_EMPTY = "the SavedModel holds no variables; constants are part of its graph"
+
+
+@dataclass(slots=True)
+class _SavedModelLister:
+    """What is found while one SavedModel is listed."""
+
+    path: str
+    files: list[File] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    error: CkpttoolError | None = None  # why there is no graph
+    judged: list[ConfigAudit] = field(default_factory=list)  # what configurations of Keras ask for
+    unjudged: list[str] = field(default_factory=list)
+
+    def inside(self, name: str) -> str:
+        return os.path.join(self.path, name)
+
+    def bytes_of(self, name: str) -> memoryview:
+        """Read a file of the folder; raise CkpttoolError when that is impossible or unwise."""
+        path = self.inside(name)
+        file = File.stamp(path)
+        if not filesystem.isfile(path):
+            raise FormatError("it is not a regular file")
+        if file.size > limits.current().graph_bytes:
+            raise limits.limit_error("graph_bytes", "it is too large", file.size)
+        data = file.read(0, file.size)
+        self.files.append(file)
+        if data.startswith(b"version https://git-lfs"):
+            raise FormatError("it is a Git LFS pointer, not the file itself", hint="git lfs pull fetches it")
+        return memoryview(data)
+
+
+@dataclass(slots=True)
+class _ListedGraph:
+    """One MetaGraph with the parts of it that were looked into."""
+
+    meta: MetaGraph
+    nodes: tf_saved_model_messages.GraphNodes
+    objects: tf_saved_model_messages.SavedObjects | None
+
+
+def read_listing(location: str) -> Checkpoint:
+    """List the SavedModel in the folder; see saved_model.read."""
+    folder = _SavedModelLister(location)
+    graphs = _graphs(folder)
+    bundle = _variables(folder, graphs)
+    tree = bundle.tree if bundle is not None else Tree({})
+    joined = _AnnotatedTree(folder, tree)
+    for graph in graphs:
+        joined.add(graph)
+    version = next((graph.meta.version for graph in graphs if graph.meta.version), "")
+    details = joined.details(graphs)
+    details["assets"] = list_assets(
+        location, [name for graph in graphs for name in graph.meta.assets], folder.notes
+    )
+    details["files"] = companion_files(location)
+    configurations = merge_audits(folder.judged)
+    held = (graph.meta.nodes for graph in graphs if graph.meta.nodes is not None)
+    operations = audit_operations(held, GRAPH)
+    writer = " ".join(["TensorFlow", *([version] if version else []), "SavedModel"]) if graphs else None
+    return Checkpoint(
+        location,
+        NAME,
+        joined.tree,
+        (*folder.files, *(bundle.files if bundle is not None else ())),
+        writer or (bundle.writer if bundle is not None else None),
+        "crc32c" if bundle is not None else "none",
+        (*folder.notes, *(bundle.notes if bundle is not None else ())),
+        details,
+        merge_references(operations, configurations.asks),
+        (*configurations.unjudged, *folder.unjudged),
+    )
+
+
+def _graphs(folder: _SavedModelLister) -> list[_ListedGraph]:
+    from ckpttool.formats import tf_saved_model_messages
+    from ckpttool.formats.tf_saved_model_messages import FieldMeter
+
+    if filesystem.lexists(folder.inside(CHUNKED_GRAPH)):
+        # tensorflow/python/saved_model/loader_impl.py takes it before saved_model.pb.
+        folder.unjudged.append(f"{CHUNKED_GRAPH}, a graph in chunks, is not read")
+    if not filesystem.lexists(folder.inside(GRAPH)):
+        text = filesystem.lexists(folder.inside(TEXT_GRAPH))
+        folder.notes.append(
+            f"the graph is in text form ({TEXT_GRAPH}), which is not parsed: its variables are "
+            "listed, its signatures and functions are not"
+            if text
+            else f"there is no {GRAPH}: only variables/ is listed"
+        )
+        if text:
+            folder.unjudged.append(f"{TEXT_GRAPH}, a graph in text form, is not parsed")
+        _merge_metadata(folder, None)
+        return []
+    meter = FieldMeter()
+    try:
+        data = folder.bytes_of(GRAPH)
+        if not data:
+            raise TruncatedError("it is empty")
+        graphs = [_graph(meta, meter) for meta in tf_saved_model_messages.parse_saved_model(data, meter)]
+        if not graphs:
+            raise FormatError("it holds no graph")
+    except CkpttoolError as error:
+        folder.error = error
+        reason = str(CkpttoolError(error.message, expected=error.expected, found=error.found))
+        hint = f" ({error.hint})" if error.hint else ""
+        folder.notes.append(f"{GRAPH} cannot be read: {reason}{hint}; only variables/ is listed")
+        folder.unjudged.append(f"{GRAPH} cannot be read: {reason}")
+        _merge_metadata(folder, None)
+        return []
+    _audit_keras(folder, graphs)
+    return graphs
+
+
+def _graph(meta: MetaGraph, meter: FieldMeter) -> _ListedGraph:
+    from ckpttool.formats import tf_saved_model_messages
+
+    found = None if meta.objects is None else tf_saved_model_messages.parse_object_graph(meta.objects, meter)
+    # Where objects say what functions capture, the nodes tell nothing more.
+    told = found is not None and bool(found.children)
+    graph = (
+        tf_saved_model_messages.GraphNodes()
+        if meta.nodes is None
+        else tf_saved_model_messages.parse_graph_def(meta.nodes, meter, count_only=told)
+    )
+    return _ListedGraph(meta, graph, found if told else None)
+
+
+def _audit_keras(folder: _SavedModelLister, graphs: list[_ListedGraph]) -> None:
+    with_objects = [graph.objects for graph in graphs if graph.objects is not None]
+    folder.judged += [audit_object_configs(each, GRAPH) for each in with_objects]
+    _merge_metadata(folder, with_objects[0] if with_objects else None)
+
+
+def _merge_metadata(folder: _SavedModelLister, found: tf_saved_model_messages.SavedObjects | None) -> None:
+    """Judge what keras_metadata.pb says of layers, and add it to the graph's objects."""
+    from ckpttool.formats.tf_saved_model_messages import FieldMeter
+
+    if not filesystem.lexists(folder.inside(METADATA)):
+        return
+    try:
+        data = folder.bytes_of(METADATA)
+        folder.judged.append(audit_metadata(data, FieldMeter()))
+        if found is not None:
+            merge_metadata(found, data, FieldMeter())
+    except CkpttoolError as error:
+        folder.notes.append(note_damage(error))
+        folder.unjudged.append(f"{METADATA} cannot be judged: {error.message}")
+
+
+def _variables(folder: _SavedModelLister, graphs: list[_ListedGraph]) -> Checkpoint | None:
+    prefix = folder.inside(VARIABLES)
+    if filesystem.lexists(f"{prefix}.index"):
+        File.beside(f"{prefix}.index", folder.inside(GRAPH))
+        bundle = tf_bundle.read(prefix)
+        if not bundle.tree:
+            folder.notes.append(_EMPTY if graphs else "variables/ holds no variables")
+        return bundle
+    declared = sum(_count_variables(graph) for graph in graphs)
+    if folder.error is not None:
+        raise FormatError(
+            f"{folder.error.message.replace('it ', 'the graph ', 1)}, and there are no variables beside it",
+            file=folder.inside(GRAPH),
+            expected=folder.error.expected,
+            found=folder.error.found,
+            hint=folder.error.hint,
+        ) from folder.error
+    if declared:
+        raise TruncatedError(
+            f"the index is missing, and the graph has {format_count(declared, 'variable')}",
+            file=f"{prefix}.index",
+        )
+    folder.notes.append(_EMPTY if graphs else "there are no variables")
+    return None
+
+
+def _count_variables(graph: _ListedGraph) -> int:
+    if graph.objects is not None:
+        return len(graph.objects.variables)
+    return len(graph.meta.variables)
+
+
+class _AnnotatedTree:
+    """The tree with what the graphs say about its leaves, and the facts that belong to no leaf."""
+
+    def __init__(self, folder: _SavedModelLister, tree: Tree) -> None:
+        self._folder = folder
+        self._leaves: dict[Path, Leaf | ValueLeaf] = dict(tree.leaves)
+        self._containers: dict[Path, Container] = dict(tree.containers)
+        self._known = tree
+        self._position = {path: at for at, path in enumerate(tree)}
+        self._details = GraphDetails()
+
+    @property
+    def tree(self) -> Tree:
+        """The tree as far as it is known."""
+        return Tree(self._leaves, self._known.aliases, self._containers)
+
+    def details(self, graphs: list[_ListedGraph]) -> dict[str, Any]:
+        """Return the facts as JSON values; note what was left out of them."""
+        found = self._details.document([graph.meta for graph in graphs])
+        if graphs:
+            found["graph"] = {
+                "nodes": sum(graph.nodes.count for graph in graphs),
+                "functions": sum(graph.nodes.functions for graph in graphs),
+            }
+        if self._details.left_out:
+            self._folder.notes.append(
+                f"details of the graph are not complete: {self._details.left_out:,} entries are left out"
+            )
+        return found
+
+    def add(self, graph: _ListedGraph) -> None:
+        """Take over what one graph says."""
+        if graph.objects is None:
+            facts = facts_by_nodes(self._known, graph.meta, graph.nodes)
+        else:
+            facts = facts_by_objects(self._known, graph.objects)
+            self._objects(graph.objects, facts)
+        self._folder.notes += facts.notes
+        for path, fact in facts.variables.items():
+            leaf = self._leaves[path]
+            if isinstance(leaf, Leaf):
+                self._leaves[path] = _annotate_leaf(leaf, fact)
+        names = self._known.names
+        self._details.initializers |= {names[path]: op for path, op in facts.initializers.items()}
+        for name, signature in graph.meta.signatures.items():
+            used = self._named(facts.signatures.get(name, ()))
+            self._details.signature(name, signature, used, graph.meta.tags)
+
+    def _named(self, paths: Iterable[Path]) -> list[str]:
+        """Return the display paths in the order of the tree."""
+        return [self._known.names[path] for path in sorted(paths, key=self._position.__getitem__)]
+
+    def _objects(self, graph: tf_saved_model_messages.SavedObjects, facts: GraphFacts) -> None:
+        from ckpttool.formats import tf_saved_model_messages
+
+        parents = tf_saved_model_messages.parent_edges(graph)
+        for name, holder, used in iter_functions(graph, facts.numbers):
+            edges = tf_saved_model_messages.path_to_object(parents, holder) if holder is not None else None
+            shown = None if edges is None else "/".join(edges)
+            self._details.function(name, shown, self._named(used))
+        self._details.kinds(graph.kinds)
+        self._containers |= module_containers(self._known, graph, parents)
+
+
+def _annotate_leaf(leaf: Leaf, fact: VariableFact) -> Leaf:
+    untrained = fact.trainable is False and leaf.role == "parameter"
+    return replace(
+        leaf,
+        trainable=leaf.trainable if fact.trainable is None else fact.trainable,
+        name=fact.name or leaf.name,
+        role="buffer" if untrained else leaf.role,
+    )

@@ -1,0 +1,700 @@
+"""Messages of SavedModels: meta graphs, nodes, saved objects."""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from ckpttool.core import dtypes, limits
+from ckpttool.core.errors import FormatError, LimitError
+from ckpttool.core.tree import Path
+from ckpttool.encodings import protobuf
+
+# The messages of saved_model.pb as records: what is kept of each MetaGraph, bounded in number.
+#
+# Field numbers are those of tensorflow/core/protobuf/saved_model.proto and meta_graph.proto, and of
+# tensorflow/core/framework/variable.proto.
+
+# Signatures that TensorFlow adds for itself (tensorflow/python/saved_model/constants.py).
+_INTERNAL = frozenset(("__saved_model_init_op", "__saved_model_train_op"))
+_COLLECTIONS = frozenset(("variables", "trainable_variables", "local_variables", "model_variables"))
+# Where TensorFlow 1 lists its assets a second time.
+_ASSET_COLLECTION = "saved_model_assets"
+_SMALL = 4096
+# A graph of 100,000 nodes has about a million fields, of which some 400,000 are kept.
+_FIELDS = 4  # that are looked at for each part that may be kept
+_REFERENCE = 100  # types.proto: DT_FLOAT_REF is DT_FLOAT + 100
+
+
+_MESSAGE = protobuf.DELIMITED
+# MetaGraphDef: meta_info_def, graph_def, collection_def, signature_def, asset_file_def, object_graph_def.
+_META_GRAPH = dict.fromkeys((1, 2, 4, 5, 6, 7), _MESSAGE)
+_ENTRY = {1: _MESSAGE, 2: _MESSAGE}
+# MetaInfoDef: tags, tensorflow_version.
+_INFO = {4: _MESSAGE, 5: _MESSAGE}
+# SignatureDef: inputs, outputs, method_name.
+_SIGNATURE = dict.fromkeys((1, 2, 3), _MESSAGE)
+# TensorInfo: name, dtype, tensor_shape, coo_sparse, composite_tensor. TensorShapeProto: dim, unknown_rank.
+_TENSOR = {**dict.fromkeys((1, 3, 4, 5), _MESSAGE), 2: protobuf.NUMBER}
+_SHAPE = {2: _MESSAGE, 3: protobuf.NUMBER}
+# CollectionDef: node_list, bytes_list, int64_list, float_list, any_list.
+_COLLECTION = dict.fromkeys((1, 2, 3, 4, 5), _MESSAGE)
+# VariableDef: variable_name, initializer_name, save_slice_info_def.
+_VARIABLE = dict.fromkeys((1, 2, 4), _MESSAGE)
+
+
+class FieldMeter:
+    """Counts fields looked at and parts kept, so that no file can ask for more time or memory than that."""
+
+    def __init__(self) -> None:
+        """Begin with the limits that hold."""
+        self._kept = limits.current().graph_parts
+        self._seen = _FIELDS * self._kept
+
+    def fields(self, data: memoryview, schema: protobuf.Schema) -> Iterable[tuple[int, int | memoryview]]:
+        """Go through the fields that a schema has; raise LimitError when the file has had too many."""
+        if len(data) > _SMALL:
+            return protobuf.iter_fields(data, schema, self._look)
+        found = protobuf.parse_fields(data, schema)
+        self._look(len(found))
+        return found
+
+    def keep(self, count: int = 1) -> None:
+        """Count things that stay in memory; raise LimitError when there are too many."""
+        self._kept -= count
+        if self._kept < 0:
+            raise _limit_error("parts", 1, self._kept)
+
+    def _look(self, count: int) -> None:
+        self._seen -= count
+        if self._seen < 0:
+            raise _limit_error("fields", _FIELDS, self._seen)
+
+
+def _limit_error(what: str, times: int, left: int) -> LimitError:
+    found = times * limits.current().graph_parts - left
+    return limits.limit_error("graph_parts", f"it has too many {what}", found)
+
+
+class TensorInfo(NamedTuple):
+    """An input or output of a signature: the graph's tensors behind it, its type, and its shape.
+
+    An extent of -1 is not fixed; a shape of None has no fixed rank.
+    """
+
+    names: tuple[bytes, ...]
+    dtype: str
+    shape: tuple[int, ...] | None
+
+
+class Signature(NamedTuple):
+    """What can be asked of the model, by the names that the caller uses."""
+
+    method: str
+    inputs: dict[str, TensorInfo]
+    outputs: dict[str, TensorInfo]
+
+
+class VariableDef(NamedTuple):
+    """A variable of TensorFlow 1: its own name and the node that initialises it.
+
+    `whole` is the name of the partitioned variable that it is a slice of, or empty.
+    """
+
+    name: bytes
+    initializer: bytes
+    whole: bytes
+
+
+class MetaGraph(NamedTuple):
+    """One graph of a SavedModel. `nodes` and `objects` are messages that are not decoded yet.
+
+    `trained` are the names in the collection of trained variables, or None if the graph has no collections.
+    """
+
+    tags: tuple[str, ...]
+    version: str
+    signatures: dict[str, Signature]
+    variables: dict[bytes, VariableDef]
+    trained: frozenset[bytes] | None
+    assets: tuple[str, ...]
+    nodes: memoryview | None
+    objects: memoryview | None
+
+
+def parse_saved_model(data: memoryview, meter: FieldMeter) -> list[MetaGraph]:
+    """Decode a SavedModel; raise CkpttoolError when it is damaged or has too many parts."""
+    return [_meta_graph(graph, meter) for graph in iter_field(2, data, meter)]
+
+
+def _meta_graph(data: memoryview, meter: FieldMeter) -> MetaGraph:
+    signatures: dict[str, Signature] = {}
+    collections: dict[str, list[memoryview]] = {}
+    assets: list[str] = []
+    # What is no list may come in several parts: its information, its graph, its objects.
+    parts: dict[int, list[memoryview]] = {1: [], 2: [], 7: []}
+    for number, value in meter.fields(data, _META_GRAPH):
+        if number in parts:
+            meter.keep()
+            parts[number].append(protobuf.as_message(value))
+        elif number == 4:
+            name, inner = parse_map_entry(value, meter)
+            if name in _COLLECTIONS or name == _ASSET_COLLECTION:
+                collections[name] = list(_collection(inner, meter))
+        elif number == 5:
+            name, inner = parse_map_entry(value, meter)
+            if name not in _INTERNAL:
+                signatures[name] = _signature(inner, meter)
+        else:
+            assets.append(_asset(protobuf.as_message(value), meter))
+    information, graph, objects = (_join_parts(parts[number]) for number in (1, 2, 7))
+    tags, version = _info(information, meter)
+    assets += [_asset(_any_value(each, meter), meter) for each in collections.pop(_ASSET_COLLECTION, ())]
+    by_collection = {
+        name: [_variable(each, meter) for each in listed] for name, listed in collections.items()
+    }
+    return MetaGraph(
+        tags,
+        version,
+        signatures,
+        {variable.name: variable for listed in by_collection.values() for variable in listed},
+        frozenset(v.name for v in by_collection.get("trainable_variables", ())) if by_collection else None,
+        tuple(dict.fromkeys(filter(None, assets))),
+        graph if parts[2] else None,
+        objects if parts[7] else None,
+    )
+
+
+def _join_parts(parts: list[memoryview]) -> memoryview:
+    return protobuf.merge_messages(parts, memoryview(b""))
+
+
+def iter_field(wanted: int, data: memoryview, meter: FieldMeter) -> Iterator[memoryview]:
+    """Go through a message's fields of one number, which are messages or strings; count them as kept."""
+    for _, value in meter.fields(data, {wanted: protobuf.DELIMITED}):
+        meter.keep()
+        yield protobuf.as_message(value)
+
+
+def last_oneof(data: memoryview, schema: protobuf.Schema, meter: FieldMeter) -> tuple[int, memoryview]:
+    """Return the field of a oneof that counts: the last one, its parts merged. All fields are messages."""
+    kind = 0
+    parts: list[memoryview] = []
+    for number, value in meter.fields(data, schema):
+        kind, parts = number, [*(parts if number == kind else ()), protobuf.as_message(value)]
+    return kind, _join_parts(parts)
+
+
+def parse_map_entry(value: int | memoryview, meter: FieldMeter) -> tuple[str, memoryview]:
+    """Decode an entry of a map whose values are messages; count it as kept."""
+    meter.keep()
+    name, inner = "", []
+    for number, part in meter.fields(protobuf.as_message(value), _ENTRY):
+        if number == 1:
+            name = protobuf.as_text(part)
+        else:
+            inner.append(protobuf.as_message(part))
+    return name, _join_parts(inner)
+
+
+def _info(data: memoryview, meter: FieldMeter) -> tuple[tuple[str, ...], str]:
+    tags, version = [], ""
+    for number, value in meter.fields(data, _INFO):
+        if number == 4:
+            meter.keep()
+            tags.append(protobuf.as_text(value))
+        else:
+            version = protobuf.as_text(value)
+    return tuple(tags), version
+
+
+def _signature(data: memoryview, meter: FieldMeter) -> Signature:
+    found = Signature("", {}, {})
+    for number, value in meter.fields(data, _SIGNATURE):
+        if number in (1, 2):
+            name, inner = parse_map_entry(value, meter)
+            (found.inputs if number == 1 else found.outputs)[name] = _parse_tensor_info(inner, meter)
+        else:
+            found = found._replace(method=protobuf.as_text(value))
+    return found
+
+
+def _parse_tensor_info(data: memoryview, meter: FieldMeter) -> TensorInfo:
+    kind = number = 0
+    parts: list[memoryview] = []
+    shapes: list[memoryview] = []
+    for field_, value in meter.fields(data, _TENSOR):
+        if field_ == 2:
+            kind = protobuf.as_int32(value)
+        elif field_ == 3:
+            shapes.append(protobuf.as_message(value))
+        else:
+            # A name, a sparse or a composite tensor: the last one counts.
+            merged = parts if field_ == number != 1 else ()
+            number, parts = field_, [*merged, protobuf.as_message(value)]
+    encoding, names = _join_parts(parts), []
+    if number == 1:
+        names = [bytes(encoding)]
+    elif number == 4:
+        # A sparse tensor: the names of its values, indices and shape.
+        names = [bytes(n) for part in (1, 2, 3) for n in [*iter_field(part, encoding, meter)][-1:]]
+    elif number == 5:
+        # A composite tensor (ragged, ...): its components are such messages again, one level deep.
+        components = iter_field(2, encoding, meter)
+        names = [bytes(n) for each in components for n in [*iter_field(1, each, meter)][-1:]]
+    return TensorInfo(tuple(names), type_name(kind), partial_shape(_join_parts(shapes), meter))
+
+
+def type_name(number: int) -> str:
+    """Return our name of a type in types.proto; a reference's type is that of what it refers to."""
+    row = dtypes.BY_TENSORFLOW.get(number - _REFERENCE if number > _REFERENCE else number)
+    return row.name if row is not None else f"type {number}"
+
+
+def partial_shape(data: memoryview, meter: FieldMeter) -> tuple[int, ...] | None:
+    """Decode a TensorShapeProto that need not be complete: an unknown extent is -1, an unknown rank None."""
+    dims, unknown = [], 0
+    for number, value in meter.fields(data, _SHAPE):
+        if number == 3:
+            unknown = protobuf.as_int(value)
+            continue
+        size = 0
+        for _, what in meter.fields(protobuf.as_message(value), {1: protobuf.NUMBER}):
+            size = protobuf.as_int(what)
+        dims.append(size)
+    meter.keep(len(dims))
+    return None if unknown else tuple(dims)
+
+
+def _collection(data: memoryview, meter: FieldMeter) -> Iterator[memoryview]:
+    # A bytes_list (2) holds VariableDefs, an any_list (5) messages with their type's name.
+    kind, listed = last_oneof(data, _COLLECTION, meter)
+    return iter_field(1, listed, meter) if kind in (2, 5) else iter(())
+
+
+def _any_value(data: memoryview, meter: FieldMeter) -> memoryview:
+    return _last_value(2, data, meter)
+
+
+def _last_value(wanted: int, data: memoryview, meter: FieldMeter) -> memoryview:
+    """Return a string or bytes field of which the last occurrence counts."""
+    found = memoryview(b"")
+    for _, value in meter.fields(data, {wanted: protobuf.DELIMITED}):
+        found = protobuf.as_message(value)
+    return found
+
+
+def _asset(data: memoryview, meter: FieldMeter) -> str:
+    meter.keep()
+    return protobuf.as_text(_last_value(2, data, meter))
+
+
+def _variable(data: memoryview, meter: FieldMeter) -> VariableDef:
+    name = initializer = b""
+    slices = []
+    for number, value in meter.fields(data, _VARIABLE):
+        if number == 1:
+            name = node_name(bytes(protobuf.as_message(value)))
+        elif number == 2:
+            initializer = node_name(bytes(protobuf.as_message(value)))
+        else:
+            slices.append(protobuf.as_message(value))
+    return VariableDef(name, initializer, bytes(_last_value(1, _join_parts(slices), meter)))
+
+
+def node_name(tensor: bytes) -> bytes:
+    """Return the node of a tensor's or an input's name: `^a` and `a:1` are of node `a`."""
+    return tensor.removeprefix(b"^").split(b":", 1)[0]
+
+
+# The GraphDef of a TensorFlow 1 SavedModel: which node holds which stored tensor, and what leads to what.
+#
+# Field numbers are those of tensorflow/core/framework/graph.proto, node_def.proto, attr_value.proto and
+# tensor.proto. No operation is run: nodes are names, kinds of operation and inputs.
+
+_VARIABLES = frozenset((b"Variable", b"VariableV2", b"VarHandleOp", b"AutoReloadVariable"))
+# What stands between a variable and the operation that saves it, or between its first value and its source.
+_READS = frozenset((b"Identity", b"ReadVariableOp"))
+_ARITHMETIC = _READS | frozenset(
+    (b"Add", b"AddV2", b"Sub", b"Mul", b"Cast", b"Reshape", b"Snapshot", b"StopGradient", b"Transpose")
+)
+# GraphDef: node, library. FunctionDefLibrary: function. NodeDef: name, op, input.
+_GRAPH = {1: protobuf.DELIMITED, 2: protobuf.DELIMITED}
+_LIBRARY = {1: protobuf.DELIMITED}
+_NODE = dict.fromkeys((1, 2, 3), protobuf.DELIMITED)
+_MAX_CONE = 64  # nodes looked at to find what a variable begins with
+
+
+class GraphNode(NamedTuple):
+    """An operation: its kind, and the names of its inputs as stored."""
+
+    op: bytes
+    inputs: tuple[bytes, ...]
+
+
+@dataclass(slots=True)
+class GraphNodes:
+    """A graph by name of node.
+
+    `saved` are the variables (names of nodes) that each key of the checkpoint was saved from; `count` is how
+    many nodes there are, `functions` how many functions the library has.
+    """
+
+    nodes: dict[bytes, GraphNode] = field(default_factory=dict)
+    saved: dict[bytes, list[bytes]] = field(default_factory=dict)
+    count: int = 0
+    functions: int = 0
+
+
+def parse_graph_def(data: memoryview, meter: FieldMeter, *, count_only: bool = False) -> GraphNodes:
+    """Decode a GraphDef; `count_only` keeps no node. The functions of the library are counted, not read."""
+    found = GraphNodes()
+    lists: dict[bytes, memoryview] = {}
+    for number, value in meter.fields(data, _GRAPH):
+        if number == 1:
+            found.count += 1
+            if not count_only:
+                _node(found.nodes, lists, protobuf.as_message(value), meter)
+        else:
+            found.functions += sum(1 for _ in meter.fields(protobuf.as_message(value), _LIBRARY))
+    _find_saved(found, lists, meter)
+    return found
+
+
+def _node(
+    found: dict[bytes, GraphNode], lists: dict[bytes, memoryview], data: memoryview, meter: FieldMeter
+) -> None:
+    name = op = b""
+    inputs = []
+    for number, value in meter.fields(data, _NODE):
+        if number == 1:
+            name = bytes(protobuf.as_message(value))
+        elif number == 2:
+            op = bytes(protobuf.as_message(value))
+        else:
+            meter.keep()
+            inputs.append(bytes(protobuf.as_message(value)))
+    meter.keep()
+    found[name] = GraphNode(op, tuple(inputs))
+    if op == b"Const" and name.endswith(b"/tensor_names"):
+        lists[name] = data
+
+
+def _find_saved(graph: GraphNodes, lists: dict[bytes, memoryview], meter: FieldMeter) -> None:
+    """Fill `saved` from the operations that save.
+
+    SaveV2 has a prefix, the keys, their slices, and then one tensor for each key
+    (tensorflow/core/ops/io_ops.cc). A partitioned variable has several under one key.
+    """
+    for node in graph.nodes.values():
+        if node.op != b"SaveV2" or len(node.inputs) < 3:
+            continue
+        names = lists.get(node_name(node.inputs[1]))
+        for key, tensor in zip(_strings(names, meter) if names else (), node.inputs[3:], strict=False):
+            variable = _variable_node(graph, node_name(tensor))
+            if variable is not None:
+                meter.keep()
+                graph.saved.setdefault(key, []).append(variable)
+
+
+def _variable_node(graph: GraphNodes, name: bytes) -> bytes | None:
+    # A variable is saved by itself, or by what reads it.
+    for _ in range(4):
+        node = graph.nodes.get(name)
+        if node is None:
+            return None
+        if node.op in _VARIABLES:
+            return name
+        if node.op not in _READS or not node.inputs:
+            return None
+        name = node_name(node.inputs[0])
+    return None
+
+
+def _strings(node: memoryview, meter: FieldMeter) -> Iterator[bytes]:
+    # NodeDef.attr (5) is a map; a Const's "value" is AttrValue.tensor (8), whose string_val is 8 as well.
+    held = memoryview(b"")
+    for _, attribute in meter.fields(node, {5: protobuf.DELIMITED}):
+        name, value = parse_map_entry(attribute, meter)
+        held = value if name == "value" else held
+    tensor = protobuf.merge_messages(list(iter_field(8, held, meter)), memoryview(b""))
+    for text in iter_field(8, tensor, meter):
+        yield bytes(text)
+
+
+def used_variables(graph: GraphNodes, outputs: Iterable[bytes], inputs: Iterable[bytes]) -> dict[bytes, None]:
+    """Return the variables that the outputs depend on, going back no further than the inputs that are fed."""
+    fed = {node_name(name) for name in inputs}
+    waiting = [node_name(name) for name in outputs]
+    seen = set(waiting)
+    found: dict[bytes, None] = {}
+    while waiting:
+        name = waiting.pop()
+        node = graph.nodes.get(name)
+        if node is None or name in fed:
+            continue
+        if node.op in _VARIABLES:
+            found[name] = None
+            continue
+        for each in map(node_name, node.inputs):
+            if each not in seen:
+                seen.add(each)
+                waiting.append(each)
+    return found
+
+
+def initializer_op(graph: GraphNodes, name: bytes, assign: bytes) -> str | None:
+    """Return the operation that a variable's first value comes from, such as `TruncatedNormal` or `Const`.
+
+    `assign` is the node that its VariableDef names (`NAME/Assign` without one). Sums, products and reshapes
+    on the way are passed; an operation that is neither of these nor a constant wins over a constant.
+    """
+    node = graph.nodes.get(assign or name + b"/Assign")
+    if node is None or len(node.inputs) < 2 or not node.op.startswith(b"Assign"):
+        return None
+    waiting, seen = [node_name(node.inputs[1])], 0
+    constant: str | None = None
+    while waiting and seen < _MAX_CONE:
+        seen += 1
+        value = graph.nodes.get(waiting.pop(0))
+        if value is None:
+            continue
+        if value.op in _ARITHMETIC:
+            waiting += map(node_name, value.inputs[:_MAX_CONE])
+        elif value.op == b"Const":
+            constant = "Const"
+        else:
+            return value.op.decode("utf-8", "surrogateescape")
+    return constant
+
+
+# The SavedObjectGraph of a TensorFlow 2 SavedModel: its objects, and which functions use which variables.
+#
+# Field numbers are those of tensorflow/core/protobuf/saved_object_graph.proto and
+# trackable_object_graph.proto. Its numbers of objects are not those of the bundle's own object graph: the two
+# are joined along edges of equal names, as TensorFlow's loader does (tensorflow/python/saved_model/load.py).
+
+_KINDS = {
+    4: "user_object",
+    5: "asset",
+    6: "function",
+    7: "variable",
+    8: "bare_concrete_function",
+    9: "constant",
+    10: "resource",
+    12: "captured_tensor",
+}
+
+
+# SavedObjectGraph: nodes, concrete_functions. SavedObject: children, slot_variables, kind, registered_name.
+_OBJECT = dict.fromkeys((1, 3, 13, *range(4, 11), 12), protobuf.DELIMITED)
+# ObjectReference: node_id, local_name. SlotVariableReference: variable, slot_name, slot variable.
+_OBJECT_REFERENCE = {1: protobuf.NUMBER, 2: protobuf.DELIMITED, 3: protobuf.NUMBER}
+# SavedVariable: dtype, shape, trainable, name.
+_OBJECT_VARIABLE = {1: protobuf.NUMBER, 2: protobuf.DELIMITED, 3: protobuf.NUMBER, 6: protobuf.DELIMITED}
+
+
+class SavedVariable(NamedTuple):
+    """A SavedVariable; `shape` is None where its rank is not known, -1 stands for an unknown extent."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...] | None
+    trainable: bool
+
+
+class SavedUserObject(NamedTuple):
+    """A SavedUserObject: its identifier, Keras's JSON about it, and its class if that was registered."""
+
+    identifier: str
+    metadata: bytes
+    registered: str = ""
+
+
+@dataclass(slots=True)
+class SavedObjects:
+    """The graph by number of object; 0 is the root.
+
+    `slots` are an optimizer's variables by optimizer, variable that they belong to, and kind; `captures` are
+    objects by name of concrete function; `kinds` counts the objects.
+    """
+
+    children: list[dict[str, int]] = field(default_factory=list)
+    variables: dict[int, SavedVariable] = field(default_factory=dict)
+    users: dict[int, SavedUserObject] = field(default_factory=dict)
+    functions: dict[int, tuple[str, ...]] = field(default_factory=dict)
+    slots: dict[tuple[int, int, str], int] = field(default_factory=dict)
+    captures: dict[str, tuple[int, ...]] = field(default_factory=dict)
+    kinds: Counter[str] = field(default_factory=Counter)
+
+
+def parse_object_graph(data: memoryview, meter: FieldMeter) -> SavedObjects:
+    """Decode a SavedObjectGraph; raise FormatError when a number names no object."""
+    found = SavedObjects()
+    for number, value in meter.fields(data, _GRAPH):
+        if number == 1:
+            meter.keep()
+            _parse_object(found, protobuf.as_message(value), meter)
+        else:
+            name, inner = parse_map_entry(value, meter)
+            found.captures[name] = tuple(_bound_inputs(inner, meter))
+    _require_known(found)
+    return found
+
+
+def _parse_object(found: SavedObjects, data: memoryview, meter: FieldMeter) -> None:
+    at = len(found.children)
+    children: dict[str, int] = {}
+    found.children.append(children)
+    registered, kind = "", 0
+    parts: list[memoryview] = []
+    for number, value in meter.fields(data, _OBJECT):
+        if number == 1:
+            meter.keep()
+            target, name, _ = _parse_reference(protobuf.as_message(value), meter)
+            children.setdefault(name, target)
+        elif number == 13:
+            registered = protobuf.as_text(value)
+        elif number == 3:
+            meter.keep()
+            of, name, variable = _parse_reference(protobuf.as_message(value), meter)
+            found.slots[at, of, name] = variable
+        else:
+            # An object is of one kind: the last one counts, and its parts are merged.
+            kind, parts = number, [*(parts if number == kind else ()), protobuf.as_message(value)]
+    if kind:
+        _content(found, at, kind, protobuf.merge_messages(parts, memoryview(b"")), meter)
+    if at in found.users:
+        found.users[at] = found.users[at]._replace(registered=registered)
+
+
+def _content(found: SavedObjects, at: int, number: int, data: memoryview, meter: FieldMeter) -> None:
+    kind = _KINDS.get(number, "")
+    if number == 4:
+        found.users[at] = _parse_user(data, meter)
+        kind = found.users[at].identifier
+    elif number == 7:
+        found.variables[at] = _parse_variable(data, meter)
+    elif number in (6, 8):
+        found.functions[at] = tuple(_parse_functions(data, meter))
+    if kind:
+        found.kinds[kind] += 1
+
+
+def _parse_reference(data: memoryview, meter: FieldMeter) -> tuple[int, str, int]:
+    # A child has number and name; a slot has a third field. Absent numbers are 0.
+    numbers, name = {1: 0, 3: 0}, ""
+    for number, value in meter.fields(data, _OBJECT_REFERENCE):
+        if number in numbers:
+            numbers[number] = protobuf.as_int32(value)
+        else:
+            name = protobuf.as_text(value)
+    return numbers[1], name, numbers[3]
+
+
+def _parse_user(data: memoryview, meter: FieldMeter) -> SavedUserObject:
+    identifier, metadata = "", b""
+    for number, value in meter.fields(data, {1: protobuf.DELIMITED, 3: protobuf.DELIMITED}):
+        if number == 1:
+            identifier = protobuf.as_text(value)
+        else:
+            metadata = bytes(protobuf.as_message(value))
+    return SavedUserObject(identifier, metadata)
+
+
+def _parse_variable(data: memoryview, meter: FieldMeter) -> SavedVariable:
+    name, kind, trainable = "", 0, False
+    shapes: list[memoryview] = []
+    for number, value in meter.fields(data, _OBJECT_VARIABLE):
+        if number == 1:
+            kind = protobuf.as_int32(value)
+        elif number == 2:
+            shapes.append(protobuf.as_message(value))
+        elif number == 3:
+            trainable = bool(protobuf.as_int(value))
+        else:
+            name = protobuf.as_text(value)
+    shape = partial_shape(protobuf.merge_messages(shapes, memoryview(b"")), meter)
+    return SavedVariable(name, type_name(kind), shape, trainable)
+
+
+def _parse_functions(data: memoryview, meter: FieldMeter) -> Iterator[str]:
+    # A SavedFunction lists its concrete functions in field 1; a bare one has its only name there.
+    for _, value in meter.fields(data, {1: protobuf.DELIMITED}):
+        meter.keep()
+        yield protobuf.as_text(value)
+
+
+def _bound_inputs(data: memoryview, meter: FieldMeter) -> Iterator[int]:
+    for _, value in meter.fields(data, {2: protobuf.NUMBERS}):
+        # A packed number takes one byte at the least.
+        meter.keep(1 if isinstance(value, int) else len(value))
+        yield from map(protobuf.as_int32, protobuf.as_ints(value))
+
+
+def _require_known(found: SavedObjects) -> None:
+    count = len(found.children)
+    for named in _iter_references(found):
+        for number in named:
+            if not 0 <= number < count:
+                raise FormatError(
+                    "the graph names an object that it does not have",
+                    expected=f"a number below {count}",
+                    found=str(number),
+                )
+
+
+def _iter_references(found: SavedObjects) -> Iterator[Iterable[int]]:
+    for children in found.children:
+        yield children.values()
+    yield from found.captures.values()
+    for (_, of, _), variable in found.slots.items():
+        yield of, variable
+
+
+def follow_path(graph: SavedObjects, path: Path) -> Iterator[int]:
+    """Go from the root along edges that are called like the path's steps, as far as there are any."""
+    at = 0
+    if graph.children:
+        yield at
+        for step in path:
+            child = graph.children[at].get(str(step.value))
+            if child is None:
+                return
+            yield (at := child)
+
+
+def find_object(graph: SavedObjects, path: Path) -> int | None:
+    """Return the object at the end of the path, or None if an edge is not there."""
+    visited = list(follow_path(graph, path))
+    return visited[-1] if len(visited) == len(path) + 1 else None
+
+
+def parent_edges(graph: SavedObjects) -> dict[int, tuple[int, str]]:
+    """Return every reachable object's parent and edge on a shortest way from the root."""
+    parents: dict[int, tuple[int, str]] = {0: (-1, "")} if graph.children else {}
+    waiting = deque(parents)
+    while waiting:
+        at = waiting.popleft()
+        for edge, child in graph.children[at].items():
+            if child not in parents:
+                parents[child] = (at, edge)
+                waiting.append(child)
+    return parents
+
+
+def path_to_object(parents: Mapping[int, tuple[int, str]], number: int) -> tuple[str, ...] | None:
+    """Return the edges from the root to an object; None if there is no way, or one that is too long."""
+    found: list[str] = []
+    most = limits.current().graph_depth
+    while number in parents:
+        parent, edge = parents[number]
+        if parent < 0:
+            return tuple(reversed(found))
+        if len(found) == most:
+            return None
+        found.append(edge)
+        number = parent
+    return None

@@ -1,0 +1,431 @@
+"""TensorFlow V1 checkpoints."""
+
+from __future__ import annotations
+
+import os
+from array import array
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING, NamedTuple
+
+from ckpttool.core import dtypes, filesystem, limits
+from ckpttool.core.checkpoint import Checkpoint
+from ckpttool.core.errors import CkpttoolError, FormatError, TruncatedError, UnsupportedError
+from ckpttool.core.source import Buffer, File, Shape, Source
+from ckpttool.encodings import protobuf, sstable
+from ckpttool.encodings.sstable import BlockHandle, SStable
+from ckpttool.formats import tf_common
+from ckpttool.formats.common import Probe
+from ckpttool.formats.tf_common import Extent, VariableInfo
+
+if TYPE_CHECKING:
+    import numpy as np
+
+
+# TensorFlow's V1 checkpoints: tables that hold names, shapes and values, one file or several shards.
+#
+# The format is that of tensorflow/core/util/tensor_slice_writer.h and tensor_slice_reader.cc; the table is
+# that of wire.sstable. It was the Saver's only form before TensorFlow 0.12, and `SaverDef.V1` still writes
+# it.
+
+NAME = "tensorflow_v1"
+TITLE = "TensorFlow V1 checkpoint (one table, or shards of one)"
+WRITES = False
+FRAMEWORK = "tensorflow"
+
+
+def claims(probe: Probe) -> str | None:
+    """Return the file, or the pattern of the shards (`PREFIX-?????-of-00002`), if the path means V1."""
+    if probe.kind == "missing":
+        return _v1_location(tf_common.checkpoint_at(probe.path, probe.names))
+    if probe.kind == "folder":
+        return _location_of_folder(probe)
+    return _location_of_file(probe) if probe.kind == "file" else None
+
+
+def redirected(probe: Probe, location: str) -> str | None:
+    """Return a note if the location is not the place that the state file at the path names."""
+    return tf_common.note_redirection(probe, location)
+
+
+def read(location: str) -> Checkpoint:
+    """List the file, or all shards of the pattern; indexes and names are read, values are not.
+
+    Raise TruncatedError when a shard is missing: only the shard itself says what it holds.
+    """
+    from ckpttool.formats.tf_common import tree_by_name
+
+    found = read_listing(location)
+    return Checkpoint(
+        location,
+        NAME,
+        tree_by_name(found.tensors),
+        found.files,
+        f"checkpoint version {found.producer}",
+        "crc32c",
+    )
+
+
+def _v1_location(found: tf_common.SaverCheckpoint | None) -> str | None:
+    return found.location if found is not None and found.version == 1 else None
+
+
+def _location_of_file(probe: Probe) -> str | None:
+    if tf_common.is_state_file(probe.head):
+        return _v1_location(tf_common.latest_of_state(probe.path, probe.folder, probe.names))
+    if probe.name.endswith(".index") or tf_common.v2_base(probe.name) is not None:
+        return None
+    if not probe.tail.endswith(sstable.MAGIC):
+        return None
+    return tf_common.v1_pattern(probe.path) or probe.path
+
+
+def _location_of_folder(probe: Probe) -> str | None:
+    state = os.path.join(probe.path, tf_common.NAME)
+    if tf_common.NAME in probe.names:
+        inner = Probe(state)
+        if inner.kind == "file" and tf_common.is_state_file(inner.head):
+            return _v1_location(tf_common.latest_of_state(state, probe.path, probe.names))
+    if tf_common.v2_bases(probe.names) or filesystem.isfile(f"{probe.path.rstrip('/')}.index"):
+        return None
+    bases = sorted(tf_common.v1_bases(probe.path, probe.names), key=tf_common.checkpoint_order)
+    if len(bases) > 1:
+        raise tf_common.several_checkpoints_error(bases, probe.path)
+    return os.path.join(probe.path, bases[0]) if bases else None
+
+
+# The values of a V1 checkpoint: numbers and strings in the typed fields of a TensorProto.
+#
+# Field numbers are those of tensorflow/core/framework/tensor.proto; which type uses which field is said by
+# tensorflow/core/util/saved_tensor_slice_util.h. Unlike elsewhere in TensorFlow, `tensor_content` is not
+# used, and a field is not shortened by leaving out repeated last values: the reader (CopySliceData in
+# tensor_slice_reader.h) asks for exactly as many values as the slice has elements.
+
+_FLOAT, _DOUBLE, _INT, _STRING, _SCOMPLEX, _INT64, _BOOL, _DCOMPLEX, _HALF = 5, 6, 7, 8, 9, 10, 11, 12, 13
+_UINT32, _UINT64 = 16, 17
+
+FIELDS = {
+    "float32": _FLOAT,
+    "float64": _DOUBLE,
+    "complex64": _SCOMPLEX,
+    "complex128": _DCOMPLEX,
+    "string": _STRING,
+    "int64": _INT64,
+    "bool": _BOOL,
+    "float16": _HALF,
+    "uint32": _UINT32,
+    "uint64": _UINT64,
+    **dict.fromkeys(("int8", "int16", "int32", "uint8", "uint16"), _INT),
+    **dict.fromkeys(("qint8", "quint8", "qint32", "quint16"), _INT),
+}
+# SavedSlice: slice, data.
+_SLICE = {2: protobuf.DELIMITED, 3: protobuf.DELIMITED}
+# Fields that are stored as little-endian numbers of this size; the others are varints.
+_FIXED = {_FLOAT: 4, _DOUBLE: 8, _SCOMPLEX: 4, _DCOMPLEX: 8}
+
+
+class SavedSlice(NamedTuple):
+    """A slice of a tensor, or a whole one: one entry of a table."""
+
+    file: File
+    block: BlockHandle
+    key: bytes
+    dtype: str
+    elements: int
+
+    def read(self) -> Buffer:
+        """Return the elements' bytes (strings as u64 lengths, each before its bytes)."""
+        stored = sstable.read_value(self.file, self.block, self.key)
+        try:
+            return _decode_elements(_tensor(stored), self.dtype, self.elements)
+        except CkpttoolError as error:
+            # A position within the entry means nothing in the file.
+            error.offset = self.block.offset
+            raise error.located(file=self.file.path) from error.__cause__
+
+
+def _tensor(stored: bytes) -> memoryview:
+    """Return the TensorProto of a SavedTensorSlices entry, whose messages may come in several parts."""
+    parts: list[memoryview] = []
+    slices: list[memoryview] = []
+    for _, data in protobuf.iter_fields(memoryview(stored), {2: protobuf.DELIMITED}):
+        for number, value in protobuf.iter_fields(protobuf.as_message(data), _SLICE):
+            (slices if number == 2 else parts).append(protobuf.as_message(value))
+    # The key says which slice this is; TensorFlow refuses an entry whose own note of it is damaged.
+    tf_common.parse_slice(bytes(protobuf.merge_messages(slices, memoryview(b""))))
+    return protobuf.merge_messages(parts, memoryview(b""))
+
+
+def _decode_elements(proto: memoryview, dtype: str, elements: int) -> Buffer:
+    field = FIELDS[dtype]
+    if field == _STRING:
+        return _decode_strings(_iter_runs(proto, field, protobuf.DELIMITED), elements)
+    if field in _FIXED:
+        wire = protobuf.WORDS if _FIXED[field] == 4 else protobuf.LONGS
+        found = _decode_fixed(_iter_runs(proto, field, wire), _FIXED[field])
+        _require_count(len(found), elements * dtypes.BY_NAME[dtype].itemsize)
+        return found
+    return _decode_integers(_iter_runs(proto, field, protobuf.NUMBERS), dtype, elements)
+
+
+def _iter_runs(proto: memoryview, field: int, wire: int) -> Iterator[int | memoryview]:
+    return (value for _, value in protobuf.iter_fields(proto, {field: wire}))
+
+
+def _require_count(found: int, expected: int) -> None:
+    if found < expected:
+        raise TruncatedError("the tensor has too few values", expected=f"{expected:,}", found=f"{found:,}")
+    if found > expected:
+        raise FormatError("the tensor has too many values", expected=f"{expected:,}", found=f"{found:,}")
+
+
+def _decode_strings(runs: Iterable[int | memoryview], elements: int) -> Buffer:
+    if elements > limits.current().strings:
+        raise limits.limit_error("strings", "the tensor has too many strings", elements)
+    found, count = bytearray(), 0
+    for run in runs:
+        text = protobuf.as_message(run)
+        found += len(text).to_bytes(8, "little")
+        found += text
+        count += 1
+    _require_count(count, elements)
+    return found
+
+
+def _decode_fixed(runs: Iterator[int | memoryview], width: int) -> Buffer:
+    first = next(runs, b"")
+    found: bytearray | None = None
+    for run in runs:
+        found = bytearray(_number(first, width)) if found is None else found
+        found += _number(run, width)
+    return _number(first, width) if found is None else found
+
+
+def _number(run: int | Buffer, width: int) -> Buffer:
+    return run.to_bytes(width, "little") if isinstance(run, int) else run
+
+
+def _decode_integers(runs: Iterable[int | memoryview], dtype: str, elements: int) -> Buffer:
+    import numpy as np
+
+    # Repeated fields are packed or not as the writer likes, one after the other too.
+    packed: list[np.ndarray] = []
+    single = array("Q")
+    for run in runs:
+        if isinstance(run, int):
+            single.append(run)
+        else:
+            packed += (np.array(single, np.uint64), _decode_varints(run))
+            single = array("Q")
+    found = np.concatenate([*packed, np.array(single, np.uint64)])
+    _require_count(len(found), elements)
+    target = np.dtype("<u2") if dtype == "float16" else dtypes.numpy_dtype(dtype)
+    if target.itemsize == 8:
+        return found.astype("<u8", copy=False).view(np.uint8).data
+    # int32 fields hold negative numbers as 64-bit ones.
+    signed = found.view(np.int64)
+    least, most = (0, 1) if dtype == "bool" else (np.iinfo(target).min, np.iinfo(target).max)
+    if len(signed) and (signed.min() < least or signed.max() > most):
+        worst = signed.max() if signed.max() > most else signed.min()
+        raise FormatError(
+            f"a number does not fit into {dtype}", expected=f"{least} to {most}", found=str(worst)
+        )
+    return signed.astype(target).view(np.uint8).data
+
+
+def _decode_varints(data: memoryview) -> np.ndarray:
+    """Return the unsigned 64-bit numbers of a packed field."""
+    import numpy as np
+
+    digits = np.frombuffer(data, np.uint8)
+    ends = np.flatnonzero(digits < 0x80)
+    if len(ends) == len(digits):
+        return digits.astype(np.uint64)
+    if not len(ends) or ends[-1] != len(digits) - 1:
+        raise TruncatedError("the last number of a field is cut off")
+    starts = np.concatenate((np.zeros(1, ends.dtype), ends[:-1] + 1))
+    lengths = ends - starts + 1
+    longest = int(lengths.max())
+    if longest > 10 or bool(np.any(digits[ends[lengths == 10]] > 1)):
+        raise FormatError("a number of a field has more than 64 bits")
+    found = np.zeros(len(ends), np.uint64)
+    for place in range(longest):
+        here = np.flatnonzero(lengths > place)
+        digit = (digits[starts[here] + place] & 0x7F).astype(np.uint64)
+        found[here] |= digit << np.uint64(7 * place)
+    return found
+
+
+# What a V1 checkpoint lists: every shard's own record of names, shapes and slices.
+#
+# Field numbers are those of tensorflow/core/util/saved_tensor_slice.proto and
+# tensorflow/core/framework/versions.proto.
+
+# TF_CHECKPOINT_VERSION in tensorflow/core/public/release_version.h.
+VERSION = 1
+# Snappy packs no tighter (three bytes for a copy of 64), and no value takes less than a byte.
+_DENSEST = 22
+# Of SavedTensorSliceMeta: tensor, versions; of SavedSliceMeta: name, shape, type, slice.
+_TENSORS = {1: protobuf.DELIMITED, 2: protobuf.DELIMITED}
+_META = {**dict.fromkeys((1, 2, 4), protobuf.DELIMITED), 3: protobuf.NUMBER}
+
+
+class V1Listing(NamedTuple):
+    """The tensors of a checkpoint by name, in the order in which its shards list them."""
+
+    tensors: dict[str, VariableInfo]
+    files: tuple[File, ...]
+    producer: int
+
+
+class SliceMeta(NamedTuple):
+    """What one shard says of one tensor; `dtype` is TensorFlow's number."""
+
+    name: bytes
+    shape: Shape
+    dtype: int
+    slices: tuple[tuple[Extent, ...], ...]
+
+
+class _V1Shard(NamedTuple):
+    table: SStable
+    metas: list[SliceMeta]
+    producer: int
+
+
+class _TensorSlices(NamedTuple):
+    """A tensor while its slices are gathered from all shards."""
+
+    dtype: str
+    shape: Shape
+    parts: list[tuple[tf_common.Box, Source]]
+
+
+def read_listing(location: str) -> V1Listing:
+    """List the V1 file, or all shards of the pattern, at the location."""
+    shards = tf_common.v1_shards(location)
+    opened = [_open_shard(path) for path in (_require_shards(shards) if shards is not None else (location,))]
+    wholes: dict[str, _TensorSlices] = {}
+    for table, metas, _ in opened:
+        for meta in metas:
+            name = protobuf.as_text(meta.name)
+            try:
+                _gather_slices(wholes, name, meta, table)
+            except CkpttoolError as error:
+                raise error.located(file=table.file.path, path=name) from error.__cause__
+    tensors = {}
+    for name, whole in wholes.items():
+        try:
+            tensors[name] = VariableInfo(whole.dtype, whole.shape, _slices_source(whole, location))
+        except CkpttoolError as error:
+            raise error.located(file=location, path=name) from error.__cause__
+    return V1Listing(tensors, tuple(shard.table.file for shard in opened), opened[0].producer)
+
+
+def _require_shards(shards: tuple[str, ...]) -> tuple[str, ...]:
+    missing = [path for path in shards if not filesystem.isfile(path)]
+    if missing or not shards:
+        raise TruncatedError(
+            f"the checkpoint lacks {len(missing)} of its {len(shards)} shards, and nothing else says what "
+            "they hold",
+            file=missing[0] if missing else None,
+        )
+    return shards
+
+
+def _open_shard(path: str) -> _V1Shard:
+    table = sstable.open_table(File.stamp(path))
+    try:
+        first = table.first()
+        if first is None or first[0]:
+            raise FormatError("the table has no list of tensors: it is no V1 checkpoint")
+        return _V1Shard(table, *_parse_metas(first[1]))
+    except CkpttoolError as error:
+        raise error.located(file=path) from error.__cause__
+
+
+def _parse_metas(data: bytes) -> tuple[list[SliceMeta], int]:
+    """Decode a SavedTensorSlices that holds a SavedTensorSliceMeta."""
+    metas: list[SliceMeta] = []
+    version = {1: [0], 2: [0], 3: []}
+    for _, value in protobuf.parse_fields(data, {1: protobuf.NUMBERS}):
+        if isinstance(value, int):
+            raise FormatError(
+                "this is the index of a V2 checkpoint under another name",
+                hint="give it back the suffix .index, beside its data shards",
+            )
+        for part, what in protobuf.parse_fields(value, _TENSORS):
+            if part == 1:
+                metas.append(_parse_meta(protobuf.as_message(what)))
+                continue
+            for field, found in protobuf.parse_fields(protobuf.as_message(what), tf_common.VERSIONS):
+                version[field] += map(protobuf.as_int32, protobuf.as_ints(found))
+    if version[1][-1] < 0:
+        raise FormatError(
+            "the checkpoint's version is negative", expected="0 or more", found=str(version[1][-1])
+        )
+    if version[2][-1] > VERSION or VERSION in version[3]:
+        raise UnsupportedError(
+            "the checkpoint asks for a newer reader",
+            expected=f"version {VERSION}",
+            found=f"version {version[2][-1]}",
+        )
+    return metas, version[1][-1]
+
+
+def _parse_meta(data: bytes) -> SliceMeta:
+    name, dtype = b"", 0
+    shape: list[bytes] = []
+    cuts = []
+    for number, value in protobuf.parse_fields(data, _META):
+        if number == 1:
+            name = protobuf.as_message(value)
+        elif number == 2:
+            shape.append(protobuf.as_message(value))
+        elif number == 3:
+            dtype = protobuf.as_int32(value)
+        else:
+            cuts.append(tf_common.parse_slice(protobuf.as_message(value)))
+    return SliceMeta(name, tf_common.parse_shape(protobuf.merge_messages(shape, b"")), dtype, tuple(cuts))
+
+
+def _gather_slices(wholes: dict[str, _TensorSlices], name: str, meta: SliceMeta, table: SStable) -> None:
+    """Add the slices that one shard has of a tensor."""
+    dtype = dtypes.BY_TENSORFLOW.get(meta.dtype)
+    if dtype is None:
+        raise FormatError("the tensor's type is not one that TensorFlow knows", found=f"number {meta.dtype}")
+    if dtype.name not in FIELDS:
+        raise UnsupportedError(f"V1 checkpoints have no field for values of type {dtype.name}")
+    tf_common.count_elements(meta.shape)
+    whole = wholes.setdefault(name, _TensorSlices(dtype.name, meta.shape, []))
+    if (whole.dtype, whole.shape) != (dtype.name, meta.shape):
+        raise FormatError(
+            "two shards disagree about the tensor",
+            expected=f"{whole.dtype}{list(whole.shape)}",
+            found=f"{dtype.name}{list(meta.shape)}",
+        )
+    for cut in meta.slices:
+        # TensorFlow lists a scalar's only slice without extents, and refuses such a slice of another tensor.
+        box = tf_common.slice_box(cut, meta.shape)
+        shape = tuple(length for _, length in box)
+        key = tf_common.slice_key(meta.name, cut)
+        block = table.block_of(key)
+        if block is None:
+            raise FormatError("the table lacks a slice that the tensor is made of", found=str(cut))
+        elements = tf_common.count_elements(shape)
+        if elements > _DENSEST * block.size:
+            raise FormatError(
+                "the tensor has more elements than its block can hold",
+                expected=f"at most {_DENSEST * block.size:,}",
+                found=f"{elements:,}",
+            )
+        whole.parts.append((box, SavedSlice(table.file, block, key, dtype.name, elements)))
+
+
+def _slices_source(whole: _TensorSlices, location: str) -> Source:
+    entire = tuple((0, extent) for extent in whole.shape)
+    if len(whole.parts) == 1 and whole.parts[0][0] == entire:
+        return whole.parts[0][1]
+    source = tf_common.assemble_slices(whole.dtype, whole.shape, whole.parts, location)
+    if not dtypes.BY_NAME[whole.dtype].itemsize:
+        return tf_common.UnreadableSlices(location, f"a tensor of type {whole.dtype} is cut into slices")
+    return source

@@ -1,0 +1,560 @@
+"""PyTorch distributed checkpoints."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import os
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
+
+from ckpttool.core import dtypes, filesystem, limits
+from ckpttool.core.checkpoint import (
+    Checkpoint,
+    CodeReference,
+    Integrity,
+    merge_references,
+    relocate_references,
+)
+from ckpttool.core.errors import CkpttoolError, FormatError, NotFoundError, TruncatedError, abbreviate_list
+from ckpttool.core.source import Buffer, File, Inline, MissingShard, Shape, Source
+from ckpttool.core.tree import Alias, Container, Leaf, Path, Record, Tree, ValueLeaf, index, key
+from ckpttool.encodings.pickle_values import Global, PickleObject
+from ckpttool.formats import common, torch_legacy
+from ckpttool.formats.common import FileListing, Probe, find_pickle_format
+from ckpttool.formats.tf_common import Box, IncompleteTensor, UnreadableSlices, assemble_slices, slice_box
+from ckpttool.formats.torch_tensors import BUILDERS, RANK
+
+if TYPE_CHECKING:
+    pass
+
+
+# Folders of torch.distributed.checkpoint: `.metadata` and the shards `__RANK_N.distcp`; torch is not needed.
+#
+# Source: torch/distributed/checkpoint/filesystem.py (`_FileSystemWriter`), metadata.py and
+# default_planner.py.
+
+NAME = "pytorch_dcp"
+TITLE = "PyTorch distributed checkpoint (folder of .metadata and .distcp)"
+WRITES = False
+FRAMEWORK = "torch"
+
+# filesystem.py, _get_metadata_path: one for all ranks, or one for each that was saved without collectives.
+_METADATA = re.compile(r"(__\d+)?\.metadata")
+_SHARD = ".distcp"
+
+
+def claims(probe: Probe) -> str | None:
+    """Return the folder that holds the metadata, whether it, the metadata or a shard is pointed at."""
+    if probe.kind == "file":
+        known = probe.name.endswith(_SHARD) or find_pickle_format(probe) == NAME
+        return probe.folder if known else None
+    if probe.kind != "folder":
+        return None
+    marks = sorted(name for name in probe.names if _METADATA.fullmatch(name))
+    return (
+        probe.path
+        if marks and find_pickle_format(Probe(os.path.join(probe.path, marks[0]))) == NAME
+        else None
+    )
+
+
+def read(location: str) -> Checkpoint:
+    """List every tensor by what the metadata says of it, and every other value; no tensor's shard is opened.
+
+    Raise NotFoundError when there is no metadata, TruncatedError when an item lies beyond its shard's end,
+    FormatError when the metadata make no sense. A shard that is missing is a note, and an error on reading.
+    """
+    names = sorted(name for name in Probe(location).names if _METADATA.fullmatch(name))
+    # Nobody opens a pipe that has the name of a file.
+    names = [name for name in names if Probe(os.path.join(location, name)).kind == "file"]
+    # One for all ranks wins: torch writes it when it writes for all.
+    chosen = [name for name in names if name == ".metadata"] or names
+    try:
+        found = read_listing(location, chosen)
+    except CkpttoolError as error:
+        raise error.located(file=location) from error.__cause__
+    return found.listed.checkpoint(location, NAME, *found.files)
+
+
+# What `.metadata` says: tensors and their chunks, where every item lies, which nesting the names had.
+#
+# Source: torch/distributed/checkpoint/metadata.py (Metadata, TensorStorageMetadata, ChunkStorageMetadata,
+# MetadataIndex), filesystem.py (_StorageInfo). The classes have kept their fields since torch 2.0; later ones
+# added fields (`storage_meta`, `version`, `transform_descriptors`).
+
+_LARGEST = (1 << 63) - 1
+
+# A name's steps before they were joined with dots: dict keys (as text, whatever they were) and list indices.
+Steps = tuple[str | int, ...]
+
+
+class DcpChunk(NamedTuple):
+    """A box of a tensor: its first element's place and its extent in each dimension."""
+
+    offsets: Shape
+    sizes: Shape
+
+
+class DcpTensor(NamedTuple):
+    """What is said of a tensor; `dtype` is torch's name of it."""
+
+    dtype: str
+    shape: Shape
+    chunks: tuple[DcpChunk, ...]
+
+
+class DcpItem(NamedTuple):
+    """Where one item lies: the name of a file of the folder, and bytes in it.
+
+    `transforms` are what its bytes went through ("stream.zstd"), which is not undone here.
+    """
+
+    file: str
+    offset: int
+    length: int
+    transforms: tuple[str, ...]
+
+
+class DcpMetadata(NamedTuple):
+    """All that the metadata say. An entry of None is a value that torch.save wrote; `paths` may lack names.
+
+    `asked` is what unpickling the metadata would import and call (see pickle_reader.Read).
+    """
+
+    entries: Mapping[str, DcpTensor | None]
+    paths: Mapping[str, Steps]
+    items: Mapping[tuple[str, str], DcpItem]
+    version: str | None
+    asked: tuple[CodeReference, ...] = ()
+
+
+def read_metadata(file: File) -> DcpMetadata:
+    """Return what the file says; raise FormatError when it is no metadata of torch's."""
+    from ckpttool.encodings import pickle_reader
+
+    pickled = pickle_reader.parse_pickle(file.read(0, file.size), builders=BUILDERS, file=file.path)
+    found = _object_fields(pickled.value, "Metadata")
+    once = _EntryCache()
+    entries = {_text(n): once.entry(v) for n, v in _dict(found.get("state_dict_metadata")).items()}
+    planned = found.get("planner_data")
+    paths = {_text(n): _steps(v) for n, v in planned.items()} if isinstance(planned, dict) else {}
+    items = {_index(at): _parse_item(where) for at, where in _dict(found.get("storage_data")).items()}
+    _require_apart(items)
+    version = found.get("version")
+    return DcpMetadata(entries, paths, items, version if isinstance(version, str) else None, pickled.asked)
+
+
+def merge_metadata(parts: list[DcpMetadata]) -> DcpMetadata:
+    """Return one record of what several ranks wrote, each about its own chunks (`use_collectives=False`)."""
+    entries: dict[str, DcpTensor | None] = {}
+    for part in parts:
+        for name, entry in part.entries.items():
+            entries[name] = _merge_tensors(name, entries.get(name), entry) if name in entries else entry
+    paths = {name: steps for part in parts for name, steps in part.paths.items()}
+    items = {at: item for part in reversed(parts) for at, item in part.items.items()}
+    return DcpMetadata(
+        entries, paths, items, parts[0].version, merge_references(*(part.asked for part in parts))
+    )
+
+
+def _merge_tensors(name: str, one: DcpTensor | None, other: DcpTensor | None) -> DcpTensor | None:
+    if one is None or other is None:
+        if one is not other:
+            _fail(f"{name!r} is a tensor for one rank and none for another")
+        return None
+    if one[:2] != other[:2]:
+        _fail(f"{name!r} has another type or shape for another rank")
+    return one._replace(chunks=_distinct_chunks((*one.chunks, *other.chunks)))
+
+
+class _EntryCache:
+    """Reads entries and lists of chunks; one that a pickle names thousands of times is read once."""
+
+    def __init__(self) -> None:
+        self.entries: dict[int, DcpTensor | None] = {}
+        self.chunks: dict[int, tuple[DcpChunk, ...]] = {}
+
+    def entry(self, value: Any) -> DcpTensor | None:
+        """Return what is said of a tensor, None for a value that is none."""
+        if id(value) not in self.entries:
+            self.entries[id(value)] = self._entry(value)
+        return self.entries[id(value)]
+
+    def _entry(self, value: Any) -> DcpTensor | None:
+        if _is_torch_object(value, "BytesStorageMetadata"):
+            return None
+        found = _object_fields(value, "TensorStorageMetadata")
+        properties = found.get("properties")
+        # TensorProperties.__getstate__: a tuple that begins with the element type.
+        state = properties.state if isinstance(properties, PickleObject) else None
+        dtype = state[0] if isinstance(state, tuple) and state else None
+        if not isinstance(dtype, Global) or dtype.module != "torch":
+            _fail("a tensor's properties do not say its element type")
+        chunks = found.get("chunks")
+        if not isinstance(chunks, list):
+            _fail("a tensor's chunks are no list")
+        if id(chunks) not in self.chunks:
+            # A rank that has nothing of the tensor says so by an empty chunk.
+            filled = (chunk for chunk in map(_parse_chunk, chunks) if 0 not in chunk.sizes)
+            self.chunks[id(chunks)] = _distinct_chunks(filled)
+        return DcpTensor(dtype.name, _shape(found.get("size")), self.chunks[id(chunks)])
+
+
+def _distinct_chunks(chunks: Iterable[DcpChunk]) -> tuple[DcpChunk, ...]:
+    # By their text, whose hash is randomised: a file could choose numbers that collide.
+    return tuple({repr(chunk): chunk for chunk in chunks}.values())
+
+
+def chunk_key(offset: Shape | None) -> str:
+    """Return a chunk's offset as the key of its item (text for the same reason)."""
+    return "" if offset is None else repr(offset)
+
+
+def _parse_chunk(value: Any) -> DcpChunk:
+    found = _object_fields(value, "ChunkStorageMetadata")
+    return DcpChunk(_shape(found.get("offsets")), _shape(found.get("sizes")))
+
+
+def _index(value: Any) -> tuple[str, str]:
+    # `index` is only a hint where to look first.
+    found = _object_fields(value, "MetadataIndex")
+    offset = found.get("offset")
+    return _text(found.get("fqn")), chunk_key(None if offset is None else _shape(offset))
+
+
+def _parse_item(value: Any) -> DcpItem:
+    found = _object_fields(value, "_StorageInfo")
+    name, offset, length = found.get("relative_path"), found.get("offset"), found.get("length")
+    # A name with a slash would lead out of the folder.
+    if not isinstance(name, str) or not name or "/" in name or "\0" in name or name in (".", ".."):
+        _fail("an item is not in a file of the folder", found=repr(name)[:80])
+    if not isinstance(offset, int) or not isinstance(length, int) or not _count(offset) or not _count(length):
+        _fail("an item's offset or length is no number of bytes")
+    transforms = found.get("transform_descriptors") or ()
+    if not isinstance(transforms, list | tuple) or not all(isinstance(each, str) for each in transforms):
+        _fail("an item's transforms are no list of names")
+    return DcpItem(name, offset, length, tuple(transforms))
+
+
+def _require_apart(items: Mapping[tuple[str, str], DcpItem]) -> None:
+    """Raise FormatError when two items share bytes: each is written by itself."""
+    filled = ((item.file, item.offset, item.length, name) for (name, _), item in items.items() if item.length)
+    for one, other in itertools.pairwise(sorted(filled)):
+        if one[0] == other[0] and one[1] + one[2] > other[1]:
+            names = f"{one[3][:80]!r} and {other[3][:80]!r}"
+            _fail(f"two items overlap in a shard: {names}", found=repr(one[0][:80]))
+
+
+def _steps(value: Any) -> Steps:
+    if not isinstance(value, tuple) or not value or not all(type(s) is str or _count(s) for s in value):
+        _fail("a name's path is not made of texts and list indices")
+    if len(value) > limits.current().pickle_depth:
+        raise limits.limit_error("pickle_depth", "values are nested too deep", len(value))
+    return value
+
+
+def _object_fields(value: Any, kind: str) -> Mapping[str, Any]:
+    if not _is_torch_object(value, kind) or not isinstance(value.state, dict):
+        _fail(f"there is no {kind} where torch writes one")
+    state: Mapping[str, Any] = value.state
+    return state
+
+
+def _is_torch_object(value: Any, kind: str) -> bool:
+    return (
+        isinstance(value, PickleObject)
+        and value.name.startswith("torch.")
+        and value.name.endswith(f".{kind}")
+    )
+
+
+def _dict(value: Any) -> Mapping[Any, Any]:
+    if not isinstance(value, dict):
+        _fail("the metadata name no entries, or no places for them")
+    return value
+
+
+def _shape(value: Any) -> Shape:
+    if not isinstance(value, tuple | list) or len(value) > RANK or not all(map(_count, value)):
+        _fail("a tensor's size or offset is not made of whole numbers")
+    return tuple(value)
+
+
+def _text(value: Any) -> str:
+    if not isinstance(value, str):
+        _fail("an entry's name is no text")
+    return value
+
+
+def _count(value: Any) -> bool:
+    return type(value) is int and 0 <= value <= _LARGEST
+
+
+def _fail(message: str, *, found: str | None = None) -> NoReturn:
+    raise FormatError(message, found=found)
+
+
+# From flat names back to the nesting that was saved, and to what each tensor is for.
+#
+# Source: torch/distributed/checkpoint/_nested_dict.py (flatten_state_dict) and _traverse.py (set_element).
+
+
+def nested_paths(names: Iterable[str], planned: Mapping[str, Steps]) -> dict[str, Path]:
+    """Return every name's path; a name of which no nesting is told stands at the top, as it is.
+
+    Raise FormatError when two names have one path, or one lies below another.
+    """
+    found: dict[str, Path] = {}
+    for name in names:
+        steps = planned.get(name, (name,))
+        found[name] = tuple(key(step) if isinstance(step, str) else index(step) for step in steps)
+    taken = set(found.values())
+    if len(taken) != len(found):
+        raise FormatError("two entries have one place in the nesting")
+    for path in taken:
+        if any(path[:depth] in taken for depth in range(1, len(path))):
+            raise FormatError(
+                f"an entry lies below another one: {abbreviate_list([str(s.value) for s in path], 6)}"
+            )
+    return found
+
+
+def nested_containers(found: Iterable[Path]) -> tuple[dict[Path, Container], tuple[Path, ...]]:
+    """Return the dicts and lists that hold the paths, and the lists' places that nothing fills."""
+    kinds: dict[Path, str] = {(): "key"}
+    items: dict[Path, set[int]] = {}
+    for path in found:
+        for depth, step in enumerate(path):
+            if kinds.setdefault(path[:depth], step.kind) != step.kind:
+                raise FormatError("a container of the nesting is a dict and a list at once")
+            if isinstance(step.value, int):
+                items.setdefault(path[:depth], set()).add(step.value)
+    # set_element fills a list's gaps (what had no entries left no name) with None.
+    gaps: list[Path] = []
+    most = limits.current().list_gaps
+    for top, numbers in items.items():
+        missing = max(numbers) + 1 - len(numbers)
+        if missing + len(gaps) > most:
+            raise limits.limit_error(
+                "list_gaps", "a list of the nesting has too many gaps", missing + len(gaps)
+            )
+        gaps += [(*top, index(n)) for n in range(max(numbers) if missing else 0) if n not in numbers]
+    made = {top: Container("dict" if kind == "key" else "list") for top, kind in kinds.items()}
+    return made, tuple(gaps)
+
+
+# Where the bytes of a distributed checkpoint's tensors come from: items of shards, opened when read.
+
+
+class DcpSavedTensor(NamedTuple):
+    """One tensor that torch.save wrote at a place in a shard; it must be what the metadata say it is."""
+
+    file: File
+    offset: int
+    length: int
+    dtype: str
+    shape: Shape
+
+    def read(self) -> Buffer:
+        """Return the tensor's bytes; raise FormatError when the item holds something else."""
+        held = torch_legacy.list_embedded(self.file, self.offset, self.length).tree.get(())
+        if not isinstance(held, Leaf) or (held.dtype, held.shape) != (self.dtype, self.shape):
+            found = f"{held.dtype}{list(held.shape)}" if isinstance(held, Leaf) else "no tensor"
+            raise FormatError(
+                "an item is not the tensor that the metadata announce",
+                file=self.file.path,
+                offset=self.offset,
+                expected=f"{self.dtype}{list(self.shape)}",
+                found=found,
+            )
+        return held.read()
+
+
+# A distributed checkpoint as a tree: tensors from their chunks, values from their items, nested as saved.
+
+
+class DcpListing(NamedTuple):
+    """What a folder holds, and the files that say so."""
+
+    listed: FileListing
+    files: tuple[File, ...]
+
+
+def read_listing(folder: str, names: Sequence[str]) -> DcpListing:
+    """List the folder's checkpoint by its metadata, the files of these names."""
+    from ckpttool.formats import torch_tree
+
+    if not names:
+        raise NotFoundError("shards are here, and the .metadata that says what they hold is not", file=folder)
+    files = [File.stamp(os.path.join(folder, name)) for name in names]
+    listing = _DcpTreeBuilder(folder, merge_metadata([_metadata(file) for file in files]))
+    found = torch_tree.assign_slot_owners(listing.tree())
+    version = listing.told.version
+    writer = "torch distributed checkpoint" + (f" version {version}" if version else "")
+    notes = (*listing.notes(), *found.notes)
+    shards = (shard for shard in listing.shards.values() if shard is not None)
+    return DcpListing(
+        FileListing(found.tree, writer, listing.integrity(), notes, asks=listing.asks),
+        (*files, *shards),
+    )
+
+
+def _metadata(file: File) -> DcpMetadata:
+    try:
+        return read_metadata(file)
+    except CkpttoolError as error:
+        raise error.located(file=file.path) from error.__cause__
+
+
+class _DcpTreeBuilder:
+    """Collects the tree; each shard is looked at once, whether it is there and how long it is."""
+
+    def __init__(self, folder: str, told: DcpMetadata) -> None:
+        self.folder = folder
+        self.told = told
+        self.shards: dict[str, File | None] = {}
+        self.leaves: dict[Path, Leaf | ValueLeaf] = {}
+        self.aliases: dict[Path, tuple[Alias, ...]] = {}
+        self.containers: dict[Path, Container] = {}
+        self.asks = relocate_references(told.asked, ".metadata")
+        self._said: dict[str, None] = {}
+        self._recorded: dict[str, Integrity] = {}
+
+    def tree(self) -> Tree:
+        """Return the tree of all entries, in the order of the metadata."""
+        places = nested_paths(self.told.entries, self.told.paths)
+        self.containers, gaps = nested_containers(places.values())
+        optimizers = common.find_optimizers(places.values())
+        for name, entry in self.told.entries.items():
+            try:
+                if entry is None:
+                    self._value(name, places[name])
+                else:
+                    use = common.tensor_role(places[name], optimizers)
+                    self._tensor(name, places[name], entry, use)
+            except CkpttoolError as error:
+                raise error.located(path=name) from error.__cause__
+        self.leaves |= {path: ValueLeaf(None) for path in gaps}
+        return Tree(self.leaves, self.aliases, self.containers)
+
+    def notes(self) -> tuple[str, ...]:
+        """Return what a person should know: shards that are missing, and what was said of single values."""
+        lost = [name for name, file in self.shards.items() if file is None]
+        missing = (
+            f"shards that are not there, whose tensors cannot be read: {abbreviate_list(sorted(lost), 5)}"
+        )
+        return (*((missing,) if lost else ()), *self._said)
+
+    def integrity(self) -> Integrity:
+        """Return which checksum covers the tensors, as one item of each shard shows it."""
+        there = [name for name, shard in self.shards.items() if shard is not None]
+        covered = there and all(self._recorded.get(name) == "crc32" for name in there)
+        return "crc32" if covered else "none"
+
+    def _tensor(self, name: str, path: Path, entry: DcpTensor, use: common.TorchTensorRole) -> None:
+        row = dtypes.BY_TORCH.get(entry.dtype)
+        if row is None or row.name not in dtypes.BY_NAME:
+            shown = f"{entry.dtype}[{', '.join(map(str, entry.shape))}]"
+            self.leaves[path] = ValueLeaf(Record("torch.Tensor", shown))
+            return
+        source = self._source(name, entry, row)
+        self.leaves[path] = Leaf(row.name, entry.shape, source, name, use.role, slot=use.slot)
+
+    def _source(self, name: str, entry: DcpTensor, row: dtypes.DType) -> Source:
+        parts: list[tuple[Box, Source]] = []
+        files: dict[str, int] = {}
+        for chunk in entry.chunks:
+            if len(chunk.offsets) != len(chunk.sizes):
+                raise FormatError("a chunk's offset and size have different ranks")
+            box = slice_box(tuple(zip(chunk.offsets, chunk.sizes, strict=True)), entry.shape)
+            item = self._item(name, chunk.offsets, single=len(entry.chunks) == 1)
+            shard = self._shard(item)
+            files[item.file] = shard.size if shard else 0
+            parts.append((box, self._part(item, shard, row, chunk.sizes)))
+        if 0 in entry.shape:
+            return Inline(b"")
+        whole = os.path.join(self.folder, ".metadata")
+        source = assemble_slices(row.name, entry.shape, parts, whole)
+        lost = next((part for _, part in parts if isinstance(part, MissingShard | UnreadableSlices)), None)
+        nbytes = math.prod(entry.shape) * row.itemsize
+        if lost is None and nbytes > sum(files.values()):
+            raise FormatError("a tensor is larger than the shards that hold it", expected=f"{nbytes:,} bytes")
+        if lost is not None:
+            return lost
+        return parts[0][1] if len(parts) == 1 and not isinstance(source, IncompleteTensor) else source
+
+    def _part(self, item: DcpItem, shard: File | None, row: dtypes.DType, shape: tuple[int, ...]) -> Source:
+        if shard is None:
+            return MissingShard(os.path.join(self.folder, item.file))
+        if item.transforms:
+            return UnreadableSlices(
+                shard.path, f"items that went through {abbreviate_list(item.transforms, 3)} are not read"
+            )
+        # Each item holds its own tensor, uncompressed (filesystem.py, _SerialCpuLoader).
+        if math.prod(shape) * row.itemsize > item.length:
+            raise FormatError(
+                "an item is shorter than its tensor",
+                file=shard.path,
+                offset=item.offset,
+                expected=f"{math.prod(shape) * row.itemsize:,} bytes",
+                found=f"{item.length:,}",
+            )
+        return DcpSavedTensor(shard, item.offset, item.length, row.name, shape)
+
+    def _value(self, name: str, path: Path) -> None:
+        item = self._item(name, None, single=True)
+        shard = self._shard(item)
+        if shard is None or item.transforms:
+            why = f"in {item.file}, which is missing" if shard is None else "went through a transform"
+            self.leaves[path] = ValueLeaf(Record("value", why))
+            return
+        held = torch_legacy.list_embedded(shard, item.offset, item.length)
+        self._said |= dict.fromkeys(held.notes)
+        self.asks = merge_references(self.asks, relocate_references(held.asks, item.file))
+        for at, leaf in held.tree.items():
+            full = _name(name, at)
+            of = (*path, *leaf.of) if isinstance(leaf, Leaf) and leaf.of is not None else None
+            self.leaves[*path, *at] = replace(leaf, key=full, of=of) if isinstance(leaf, Leaf) else leaf
+        for at, others in held.tree.aliases.items():
+            self.aliases[*path, *at] = tuple(Alias((*path, *a.path), _name(name, a.path)) for a in others)
+        self.containers |= {(*path, *at): kind for at, kind in held.tree.containers.items()}
+
+    def _item(self, name: str, offset: tuple[int, ...] | None, *, single: bool) -> DcpItem:
+        item = self.told.items.get((name, chunk_key(offset)))
+        if item is None and single:
+            item = self.told.items.get((name, chunk_key(None)))
+        if item is None:
+            raise FormatError("the metadata do not say where an entry lies")
+        return item
+
+    def _shard(self, item: DcpItem) -> File | None:
+        if item.file not in self.shards:
+            self.shards[item.file] = self._look(item.file)
+        shard = self.shards[item.file]
+        if shard is not None and item.offset + item.length > shard.size:
+            raise TruncatedError(
+                "an item lies beyond its shard's end",
+                file=shard.path,
+                offset=item.offset,
+                expected=f"{item.length:,} bytes",
+                found=f"{max(0, shard.size - item.offset):,}",
+            )
+        if shard is not None and item.file not in self._recorded and not item.transforms:
+            self._recorded[item.file] = torch_legacy.list_embedded(shard, item.offset, item.length).integrity
+        return shard
+
+    def _look(self, name: str) -> File | None:
+        path = os.path.join(self.folder, name)
+        kind = filesystem.path_kind(path)
+        if kind == "missing":
+            return None
+        if kind != "file":
+            raise FormatError("a shard is not a file", file=path)
+        return File.beside(path, os.path.join(self.folder, ".metadata"))
+
+
+def _name(name: str, below: Path) -> str:
+    return ".".join((name, *(str(step.value) for step in below)))

@@ -1,0 +1,648 @@
+"""PyTorch files before version 1.6: streams, tar archives, and bare pickles."""
+
+from __future__ import annotations
+
+import struct
+import types
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
+
+from ckpttool.core.checkpoint import Checkpoint, CodeReference, merge_references, relocate_references
+from ckpttool.core.errors import CkpttoolError, FormatError, TruncatedError, UnsupportedError
+from ckpttool.core.source import File, Inline, Span
+from ckpttool.core.text import format_count
+from ckpttool.encodings import archives
+from ckpttool.encodings.pickle_values import Builder, Global, StoredBytes
+from ckpttool.formats import common, torch_tensors, torch_zip
+from ckpttool.formats.common import MAGIC, FileListing, Probe, find_pickle_format
+from ckpttool.formats.torch_tensors import (
+    BUILDERS,
+    RANK,
+    ClassSources,
+    Storage,
+    StorageTable,
+    Tensor,
+    build_view,
+    check_location,
+    storage_dtype,
+    storage_itemsize,
+)
+
+if TYPE_CHECKING:
+    from ckpttool.encodings.pickle_reader import PersistentLoader, PickleContents
+
+
+# A pickle that no other format owns: plain data, NumPy arrays, torch's tensors (a dict of weights).
+#
+# Source: Lib/pickle.py and Lib/pickletools.py in CPython for the stream; encodings/pickle_values.py names the
+# sources of how NumPy pickles its arrays.
+
+PICKLE_NAME = "pickle"
+PICKLE_TITLE = "Pickle of plain data, NumPy arrays and torch tensors"
+WRITES = False
+PICKLE_FRAMEWORK = "numpy"
+
+
+def pickle_claims(probe: Probe) -> str | None:
+    """Return the path of a pickle that neither torch nor an RL library owns."""
+    return probe.path if find_pickle_format(probe) == PICKLE_NAME else None
+
+
+def read_pickle(location: str) -> Checkpoint:
+    """List every array and value of the pickle; nothing that it names is imported or called.
+
+    What unpickling would call is listed as a record and named in a note. Raise FormatError when the pickle is
+    damaged.
+    """
+    file = File.stamp(location)
+    try:
+        found = _list_pickle(file)
+    except CkpttoolError as error:
+        raise error.located(file=location) from error.__cause__
+    return found.checkpoint(location, PICKLE_NAME, file)
+
+
+def _list_pickle(file: File) -> FileListing:
+    from ckpttool.core.checkpoint import merge_references
+    from ckpttool.encodings.pickle_reader import PickleContents
+    from ckpttool.formats import torch_tree
+    from ckpttool.formats.common import FileListing
+    from ckpttool.formats.pickles import PickleWalk, load_pickle_file, role_by_last_name
+
+    inner = EmbeddedStorages(file)
+    pickled = load_pickle_file(file, inner.builders)
+    if inner.found:
+        asked = merge_references(pickled.asked, inner.asked)
+        return torch_tree.list_pickle(
+            PickleContents(pickled.value, pickled.size, asked), "pickle of torch's tensors"
+        )
+    walk = PickleWalk(role_by_last_name)
+    walk.add(pickled)
+    return FileListing(walk.tree(), asks=walk.asks)
+
+
+PICKLE = types.SimpleNamespace(
+    WRITES=WRITES,
+    claims=pickle_claims,
+    read=read_pickle,
+    TITLE=PICKLE_TITLE,
+    NAME=PICKLE_NAME,
+    FRAMEWORK=PICKLE_FRAMEWORK,
+)
+
+
+# PyTorch's stream of pickles and storages (torch.save before 1.6, and later on request): recognised, listed.
+#
+# Source: torch/serialization.py (_legacy_save, _legacy_load).
+
+NAME = "pytorch_legacy"
+TITLE = "PyTorch checkpoint (stream, before 1.6)"
+FRAMEWORK = "torch"
+
+
+def claims(probe: Probe) -> str | None:
+    """Return the path of a file that begins with torch's magic number."""
+    return probe.path if common.STREAM.match(probe.head) else None
+
+
+def read(location: str) -> Checkpoint:
+    """List every tensor and value of the file; nothing that its pickles name is imported or called.
+
+    Raise FormatError when pickles and storages do not fit together.
+    """
+    # Not at the top: every command asks `claims`.
+
+    file = File.stamp(location)
+    try:
+        found = list_legacy(file, 0, file.size)
+    except CkpttoolError as error:
+        raise error.located(file=location) from error.__cause__
+    return found.checkpoint(location, NAME, file)
+
+
+# The tar archive of PyTorch's first releases (torch.save before 0.1.10): recognised, listed.
+#
+# Source: torch/serialization.py of those releases (_save) and legacy_load in today's.
+
+TAR_NAME = "pytorch_tar"
+TAR_TITLE = "PyTorch checkpoint (tar archive, before 0.1.10)"
+
+_FIRST = "sys_info"
+
+
+def tar_claims(probe: Probe) -> str | None:
+    """Return the path of a tar archive whose first member is `sys_info`."""
+    if not archives.is_tar_start(probe.head):
+        return None
+    try:
+        return probe.path if archives.first_tar_member(File.stamp(probe.path)) == _FIRST else None
+    except CkpttoolError:
+        return probe.path if probe.head.startswith(f"{_FIRST}\0".encode()) else None
+
+
+def read_tar(location: str) -> Checkpoint:
+    """List every tensor and value of the archive; nothing is extracted, imported or called.
+
+    Raise FormatError when its members do not fit together.
+    """
+    # Not at the top: every command asks `claims`.
+
+    file = File.stamp(location)
+    try:
+        found = list_tar(file)
+    except CkpttoolError as error:
+        raise error.located(file=location) from error.__cause__
+    return found.checkpoint(location, TAR_NAME, file)
+
+
+TAR = types.SimpleNamespace(
+    WRITES=WRITES, claims=tar_claims, read=read_tar, TITLE=TAR_TITLE, NAME=TAR_NAME, FRAMEWORK=FRAMEWORK
+)
+
+
+# Bytes in which pickles, counts and raw data follow each other: what torch wrote before its zip files.
+
+SHORT, LONG = 512, 1 << 16
+_GROWTH = 4
+_PIECE = 4096
+_ARGUMENT = 9  # bytes of the longest opcode with an argument of fixed size
+
+
+class MemoryFile(File):
+    """Bytes in memory that are read as a file's are: what an outer pickle holds in another encoding."""
+
+    data = b""
+
+    def read(self, offset: int, length: int) -> bytes:
+        """Return `length` bytes from `offset`."""
+        return self.data[offset : offset + length]
+
+
+class ByteStream:
+    """Bytes `at` to `end` of a file; what is taken moves `at`.
+
+    `asked` is what unpickling any of the pickles taken would import and call (see pickle_reader.Read).
+    """
+
+    def __init__(self, file: File, at: int, end: int) -> None:
+        """Stand at the first byte."""
+        self.asked: tuple[CodeReference, ...] = ()
+        self.file = file
+        self.at = at
+        self.end = end
+        self._read, self._read_at = b"", at
+
+    def pickle(
+        self,
+        window: int,
+        persistent: PersistentLoader | None = None,
+        builders: Mapping[str, Builder] = BUILDERS,
+    ) -> PickleContents:
+        """Take the pickle that begins here; raise FormatError where it makes no sense.
+
+        Where it ends is known only when it was read, so a window of bytes is read, and a larger one while the
+        pickle is longer: `persistent` may be asked for the same ids again.
+        """
+        from ckpttool.encodings import pickle_reader
+
+        while True:
+            length = min(window, self.end - self.at)
+            try:
+                found = pickle_reader.parse_pickle(
+                    self._ahead(length),
+                    persistent=persistent,
+                    builders=builders,
+                    file=self.file.path,
+                    base=self.at,
+                    trailing=True,
+                )
+            except FormatError as error:
+                if self.at + length == self.end or not _is_truncated(error, self.at + length):
+                    raise
+                window *= _GROWTH
+            else:
+                self.at += found.end
+                if found.asked:
+                    self.asked = merge_references(self.asked, found.asked)
+                return found
+
+    def numbers(self, count: int) -> tuple[int, ...]:
+        """Take `count` signed numbers of 64 bits, little-endian on every machine."""
+        self._require(8 * count)
+        found = struct.unpack(f"<{count}q", self._ahead(8 * count))
+        self.at += 8 * count
+        return found
+
+    def span(self, length: int) -> Span:
+        """Take `length` bytes, unread; raise TruncatedError when there are fewer."""
+        self._require(length)
+        taken = Span(self.file, self.at, length)
+        self.at += length
+        return taken
+
+    def _require(self, length: int) -> None:
+        if length > self.end - self.at:
+            raise TruncatedError(
+                "the data end before they should",
+                file=self.file.path,
+                offset=self.at,
+                expected=f"{length:,} bytes",
+                found=f"{self.end - self.at:,}",
+            )
+
+    def _ahead(self, length: int) -> bytes:
+        """Return the next `length` bytes; a few more are read at once, for whatever follows."""
+        start = self.at - self._read_at
+        if not 0 <= start <= start + length <= len(self._read):
+            self._read_at, start = self.at, 0
+            self._read = self.file.read(self.at, min(max(length, _PIECE), self.end - self.at))
+        return self._read[start : start + length]
+
+
+def _is_truncated(error: FormatError, stop: int) -> bool:
+    # An argument that the window's end cuts may also look like a wrong one.
+    return isinstance(error, TruncatedError) or (error.offset is not None and error.offset > stop - _ARGUMENT)
+
+
+# The stream that torch.save wrote before 1.6: five pickles, then the storages in the order of the last one.
+#
+# Source: torch/serialization.py (_legacy_save, _legacy_load); torch/csrc/serialization.cpp for the storages.
+
+PROTOCOL = 1001
+
+
+def list_legacy(file: File, offset: int, length: int) -> FileListing:
+    """List every tensor and value of the stream; nothing that its pickles name is imported or called.
+
+    Storages stay where they are. Raise FormatError when pickles and storages do not fit together.
+    """
+    from ckpttool.formats import torch_tree
+
+    if not offset and archives.is_tar_header(file.read(0, min(length, archives.BLOCK))):
+        # torch looks for a tar archive before it looks for its stream (serialization.py, _legacy_load).
+        raise FormatError("the file is a tar archive, too", file=file.path)
+    stream = ByteStream(file, offset, offset + length)
+    _check_start(stream)
+    names = _LegacyStorages(file)
+    pickled = stream.pickle(LONG, names.persistent)
+    names.place(stream, stream.pickle(LONG).value)
+    # Each of the five pickles may ask for calls.
+    pickled = pickled._replace(asked=stream.asked)
+    rest = stream.end - stream.at
+    follow = format_count(rest, "byte follows", "bytes follow")
+    beyond = (f"{follow} the last storage, which nobody reads",) if rest else ()
+    return torch_tree.list_pickle(
+        pickled,
+        f"torch stream protocol {PROTOCOL}",
+        notes=(*names.classes.notes(), *beyond),
+        details=names.classes.details(),
+    )
+
+
+def read_storage(file: File, offset: int, length: int, asked: list[CodeReference]) -> Storage:
+    """Return the one storage that a stream holds: what torch/storage.py, _load_from_bytes, is called with.
+
+    `asked` gathers what unpickling would import and call. Raise FormatError when it holds something else.
+    """
+    stream = ByteStream(file, offset, offset + length)
+    _check_start(stream)
+    names = _LegacyStorages(file)
+    found = stream.pickle(LONG, names.persistent).value
+    names.place(stream, stream.pickle(LONG).value)
+    asked += stream.asked
+    if not isinstance(found, Storage):
+        raise FormatError("a storage's own bytes hold something else", file=file.path, offset=offset)
+    return found
+
+
+def _check_start(stream: ByteStream) -> None:
+    magic, protocol = (stream.pickle(SHORT).value for _ in range(2))
+    if magic != MAGIC:
+        raise FormatError("the magic number is not torch's", file=stream.file.path)
+    if protocol != PROTOCOL:
+        raise UnsupportedError(
+            "the stream's protocol is not known",
+            file=stream.file.path,
+            expected=str(PROTOCOL),
+            found=repr(protocol)[:20],
+        )
+    # What the writer's machine was (`little_endian`, `type_sizes`) decides nothing: counts and storages are
+    # little-endian and of fixed width whatever it says.
+    stream.pickle(SHORT)
+
+
+class _StorageView(NamedTuple):
+    """A storage that begins `start` bytes inside another one."""
+
+    storage: Storage
+    root: Storage
+    start: int
+
+
+class _LegacyStorages:
+    """What the object's persistent ids name; where the storages lie is said behind the pickles."""
+
+    def __init__(self, file: File) -> None:
+        self.file = file
+        self.classes = ClassSources()
+        self.storages = StorageTable(lambda _key, _nbytes: Span(file, 0, 0))
+        self.views: dict[str, _StorageView] = {}
+
+    def persistent(self, pid: object) -> object:
+        """Return the storage or the class of a persistent id; raise FormatError for another one."""
+        if isinstance(pid, tuple) and len(pid) == 4 and pid[0] == "module":
+            return self.classes.named(pid[1:])
+        root = self.storages.persistent(pid, 6)
+        if root.key in self.views:
+            raise FormatError(f"storage {root.key!r} is a part of another, too")
+        view = pid[5] if isinstance(pid, tuple) else None
+        return root if view is None else self._view(root, view)
+
+    def _view(self, root: Storage, view: object) -> Storage:
+        if not isinstance(view, tuple) or tuple(map(type, view)) != (str, int, int):
+            raise FormatError("a storage's view is not a key, an offset and a size")
+        key, offset, count = view
+        width = storage_itemsize(root.dtype)
+        if offset < 0 or count < 0 or (offset + count) * width > root.nbytes:
+            raise FormatError(f"storage {key!r} reaches beyond storage {root.key!r}, of which it is a part")
+        part = Storage(key, root.dtype, count * width, root.bytes, part=True)
+        if key in self.storages.known:
+            # torch would take the other one, whichever of the two the pickle names first.
+            raise FormatError(f"a part of storage {root.key!r} has the key of another storage")
+        made = _StorageView(part, root, offset * width)
+        known = self.views.setdefault(key, made)
+        if (known.root, known.start, known.storage.nbytes) != (root, made.start, made.storage.nbytes):
+            raise FormatError(f"storage {key!r} is two different parts of others")
+        return known.storage
+
+    def place(self, stream: ByteStream, keys: object) -> None:
+        """Take the storages in the order of their keys; raise FormatError unless they are those named."""
+        waiting = dict(self.storages.known)
+        places: dict[str, int] = {}
+        if not isinstance(keys, list):
+            _fail("the list of storages is no list", stream)
+        for key in keys:
+            storage = waiting.pop(key, None) if type(key) is str else None
+            if storage is None:
+                _fail("the list of storages holds one that nothing names, or one twice", stream)
+            storage.bytes = _read_storage(storage, stream)
+            places[storage.key] = storage.bytes.offset
+        if waiting:
+            _fail(f"storage {next(iter(waiting))!r} is not in the file", stream)
+        for made, root, start in self.views.values():
+            made.bytes = Span(self.file, places[root.key] + start, made.nbytes)
+
+
+def _read_storage(storage: Storage, stream: ByteStream) -> Span:
+    (count,) = stream.numbers(1)
+    wanted = storage.nbytes // storage_itemsize(storage.dtype)
+    if count != wanted:
+        _fail(
+            f"storage {storage.key!r} does not have the size that the pickle says",
+            stream,
+            expected=f"{wanted:,} elements",
+            found=f"{count:,}",
+        )
+    return stream.span(storage.nbytes)
+
+
+def _fail(message: str, stream: ByteStream, **facts: str) -> NoReturn:
+    raise FormatError(message, file=stream.file.path, offset=stream.at, **facts)
+
+
+# Pickles that Python's pickle wrote of torch's tensors: each storage is a stream of torch's in the midst.
+#
+# Source: torch/storage.py (`TypedStorage.__reduce__`, `_load_from_bytes`: torch.save without the zip form).
+
+
+class EmbeddedStorages:
+    """The storages within one file; `found` counts them, `asked` is what unpickling them would ask for."""
+
+    def __init__(self, file: File) -> None:
+        """Look for storages in this file, which is one pickle."""
+        self.file = file
+        self.found = 0
+        self.asked: list[CodeReference] = []
+
+    @property
+    def builders(self) -> Mapping[str, Builder]:
+        """How torch's tensors are rebuilt from such storages."""
+        return {**torch_tensors.REBUILD, "torch.storage._load_from_bytes": self._storage}
+
+    def _storage(self, args: tuple[Any, ...]) -> object:
+        data = args[0] if len(args) == 1 else None
+        if isinstance(data, StoredBytes):
+            made = read_storage(self.file, data.at, data.length, self.asked)
+        elif isinstance(data, bytes):
+            made = self._held(data)
+        else:
+            return NotImplemented
+        self.found += 1
+        # Its own key was an address, and addresses are used again.
+        made.key = f"{self.found}"
+        return made
+
+    def _held(self, data: bytes) -> Storage:
+        """Return the storage of a stream that protocols below 3 keep as text (Lib/pickle.py, save_bytes)."""
+        stream = MemoryFile(self.file.path, len(data), 0, 0)
+        stream.data = data
+        try:
+            made = read_storage(stream, 0, len(data), self.asked)
+        except FormatError as error:
+            # A place in the text's bytes would name the wrong byte of the file.
+            error.offset = None
+            raise
+        span = made.bytes
+        if isinstance(span, Span):
+            made.bytes = Inline(data[span.offset : span.offset + span.length])
+        return made
+
+
+# What torch.save wrote into the middle of another file: a member of an agent's archive, a shard's item.
+
+
+def list_embedded(file: File, offset: int, length: int) -> FileListing:
+    """List what torch.save wrote into `length` bytes from `offset` of the file.
+
+    Raise FormatError when the bytes are not in a form that torch writes.
+    """
+    head = file.read(offset, min(common.STREAM_LENGTH, length))
+    if head.startswith(common.ZIP):
+        return torch_zip.list_archive(archives.read_zip(file, offset, length))
+    if common.STREAM.match(head):
+        return list_legacy(file, offset, length)
+    raise FormatError("these bytes are not what torch.save writes", file=file.path, offset=offset)
+
+
+# The tar archive that the first releases of torch wrote (before 0.1.10): what is in its four members.
+#
+# Source: torch/serialization.py of those releases (_save) and legacy_load in today's; torch/csrc/generic/
+# serialization.cpp for the numbers of a tensor (THPTensor_(writeMetadataRaw)).
+
+TAR_PROTOCOL = 1000
+_REBUILD = "torch._utils._rebuild_tensor_v2"
+
+
+def list_tar(file: File) -> FileListing:
+    """List every tensor and value of the archive; nothing is extracted, imported or called.
+
+    Raise FormatError when its members do not fit together.
+    """
+    from ckpttool.formats import torch_tree
+
+    members = {
+        name: ByteStream(file, s.offset, s.offset + s.length) for name, s in archives.read_tar(file).items()
+    }
+    for name in ("sys_info", "storages", "pickle"):
+        if name not in members:
+            raise FormatError(f"the archive has no member {name!r}", file=file.path)
+    _check_machine(members["sys_info"].pickle(SHORT).value, file)
+    names = _TarStorages(file)
+    names.add_storages(members["storages"])
+    if "tensors" in members:
+        names.add_tensors(members["tensors"])
+    builders = {**BUILDERS, _REBUILD: names.rebuilt}
+    pickled = members["pickle"].pickle(LONG, names.persistent, builders)
+    asked = merge_references(*(relocate_references(member.asked, name) for name, member in members.items()))
+    return torch_tree.list_pickle(
+        pickled._replace(asked=asked),
+        f"torch tar archive protocol {TAR_PROTOCOL}",
+        notes=names.classes.notes(),
+        details=names.classes.details(),
+    )
+
+
+def _check_machine(said: object, file: File) -> None:
+    if not isinstance(said, dict) or said.get("protocol_version") != TAR_PROTOCOL:
+        raise FormatError("sys_info does not say which protocol this is", file=file.path)
+    if said.get("little_endian") is not True:
+        # These releases wrote numbers as the machine had them, and today's torch reads them as little-endian.
+        raise UnsupportedError("a tar archive of a big-endian machine", file=file.path)
+
+
+class _TarStorages:
+    """The storages and tensors of the archive by their keys, which were addresses."""
+
+    def __init__(self, file: File) -> None:
+        self.file = file
+        self.classes = ClassSources()
+        self.storages: dict[str, Storage] = {}
+        self.tensors: dict[str, Tensor] = {}
+        self.named = StorageTable(self._place)
+
+    def add_storages(self, stream: ByteStream) -> None:
+        """Take the storages, then the list of those that are parts of others."""
+        for _ in range(_read_count(stream)):
+            # (key, location, class); the very first files had no location.
+            said = _read_tuple(stream, (2, 3))
+            if len(said) == 3:
+                check_location(said[1])
+            storage = self._empty(_storage_key(said[0], stream), said[-1], stream)
+            (count,) = stream.numbers(1)
+            if count < 0:
+                _fail_tar("a storage has a negative size", stream)
+            storage.bytes = stream.span(count * storage_itemsize(storage.dtype))
+            storage.nbytes = storage.bytes.length
+        views = stream.pickle(LONG).value if stream.at < stream.end else []
+        for part in views if isinstance(views, list) else [views]:
+            self._add_view(part, stream)
+
+    def _empty(self, key: str, kind: object, stream: ByteStream) -> Storage:
+        if key in self.storages or not isinstance(kind, Global):
+            _fail_tar("two storages have one key, or one has no class", stream)
+        made = self.storages[key] = Storage(key, storage_dtype(kind), 0, Span(self.file, 0, 0))
+        return made
+
+    def _add_view(self, view: object, stream: ByteStream) -> None:
+        if not isinstance(view, tuple) or len(view) != 4 or tuple(map(type, view[2:])) != (int, int):
+            _fail_tar("a storage's view is not two keys, an offset and a size", stream)
+        key, (offset, count) = _storage_key(view[0], stream), view[2:]
+        root = self.storages.get(_storage_key(view[1], stream))
+        if root is None or key in self.storages:
+            _fail_tar(
+                "a storage is a part of one that is not in the archive, or has the key of another", stream
+            )
+        start, nbytes = offset * storage_itemsize(root.dtype), count * storage_itemsize(root.dtype)
+        if offset < 0 or count < 0 or start + nbytes > root.nbytes:
+            _fail_tar(f"storage {key!r} reaches beyond storage {root.key!r}, of which it is a part", stream)
+        place = Span(self.file, _span(root).offset + start, nbytes)
+        self.storages[key] = Storage(key, root.dtype, nbytes, place, part=True)
+
+    def add_tensors(self, stream: ByteStream) -> None:
+        """Take the tensors: each names its storage, then come rank, sizes, strides and offset."""
+        for _ in range(_read_count(stream)):
+            # (key, storage, class); the very first files had class and storage the other way round.
+            said = _read_tuple(stream, (3,))
+            owner, kind = (said[2], said[1]) if isinstance(said[1], Global) else (said[1], said[2])
+            # The rank was four bytes of eight; what the others held was left to chance.
+            rank = stream.numbers(1)[0] & 0xFFFFFFFF
+            if rank > RANK:
+                _fail_tar(f"a tensor of {rank:,} dimensions", stream)
+            numbers = stream.numbers(2 * rank + 1)
+            storage = self._owner(owner, kind, stream)
+            key = _storage_key(said[0], stream)
+            if key in self.tensors or key in self.storages:
+                _fail_tar("two things have one key", stream)
+            self.tensors[key] = build_view(
+                storage, storage.dtype or "uint8", numbers[-1], numbers[:rank], numbers[rank:-1]
+            )
+
+    def _owner(self, key: object, kind: object, stream: ByteStream) -> Storage:
+        if key is None and isinstance(kind, Global):
+            # A tensor that never got any memory: `torch.FloatTensor()`.
+            bare = Global(kind.module, kind.name.replace("Tensor", "Storage"))
+            return Storage("", storage_dtype(bare), 0, Span(self.file, 0, 0))
+        storage = self.storages.get(_storage_key(key, stream))
+        if storage is None:
+            _fail_tar(f"storage {key!r} is not in the archive", stream)
+        return storage
+
+    def persistent(self, pid: object) -> object:
+        """Return the tensor, storage or class of a persistent id; raise FormatError for another one."""
+        if isinstance(pid, tuple) and len(pid) == 3:
+            return self.classes.named(pid)
+        key = str(pid) if type(pid) in (str, int) else ""
+        found = self.tensors.get(key) or self.storages.get(key)
+        if found is None:
+            raise FormatError(f"what the pickle refers to as {key[:40]!r} is not in the archive")
+        return found
+
+    def rebuilt(self, args: tuple[Any, ...]) -> object:
+        """Return the tensor of a file made by hand, which names its storage in the call, as in no release."""
+        named = args[:1] if not args or isinstance(args[0], Storage) else (self.named.persistent(args[0]),)
+        return BUILDERS[_REBUILD]((*named, *args[1:]))
+
+    def _place(self, key: str, nbytes: int) -> Span:
+        found = self.storages.get(key)
+        if found is None or found.nbytes != nbytes:
+            raise FormatError(f"storage {key!r} is not in the archive, or has another size there")
+        return _span(found)
+
+
+def _span(storage: Storage) -> Span:
+    assert isinstance(storage.bytes, Span)  # noqa: S101 - a member of a tar archive is not compressed
+    return storage.bytes
+
+
+def _read_count(stream: ByteStream) -> int:
+    count = stream.pickle(SHORT).value
+    if type(count) is not int or not 0 <= count <= stream.end - stream.at:
+        _fail_tar("a member does not begin with the number of its entries", stream)
+    return count
+
+
+def _read_tuple(stream: ByteStream, lengths: tuple[int, ...]) -> tuple[Any, ...]:
+    said = stream.pickle(SHORT).value
+    if not isinstance(said, tuple) or len(said) not in lengths:
+        _fail_tar("an entry is not described as torch does", stream)
+    return said
+
+
+def _storage_key(said: object, stream: ByteStream) -> str:
+    if type(said) not in (int, str):
+        _fail_tar("a key is no number", stream)
+    return str(said)
+
+
+def _fail_tar(message: str, stream: ByteStream) -> NoReturn:
+    raise FormatError(message, file=stream.file.path, offset=stream.at)

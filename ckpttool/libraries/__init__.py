@@ -1,0 +1,1 @@
+"""RL libraries: the canonical agent, recognition, and one table per library."""

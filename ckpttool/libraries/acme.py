@@ -1,0 +1,157 @@
+"""Acme's TensorFlow agents of Sonnet modules: the learner's checkpoint, or a snapshot of one network.
+
+Sources in github.com/google-deepmind/acme: acme/tf/savers.py (Checkpointer: `checkpoints/learner/ckpt-N` with
+policy, critic, target_policy, target_critic, their optimizers; CheckpointingRunner: the same below `wrapped`;
+Snapshotter: `snapshots/policy`, a SavedModel whose variables stand in a list),
+acme/agents/tf/{ddpg,d4pg,dmpo}/ learning.py (what is saved) and acme/tf/networks/continuous.py (LayerNormMLP:
+a layer norm and tanh after the first layer, ELU after the others). acme/tf/networks/rescaling.py: TanhToSpec
+maps tanh to the bounds, ClipToSpec limits; neither has variables, and acme's own control agents have the
+former. acme/tf/networks/distributional.py: D4PG's critic gives the logits of atoms, DMPO's policy a mean and
+a deviation (before a softplus); the mean is limited to [-1, 1] and scaled by acme/wrappers/canonical_spec.py.
+Sonnet's MLP has ReLU (sonnet/src/nets/mlp.py), its layer norm an epsilon of 1e-5 (sonnet/src/layer_norm.py).
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from ckpttool.core.errors import UnsupportedError
+from ckpttool.core.sidecar import NO_BOUNDS, unknown_fact
+from ckpttool.core.tree import Path, Tree
+from ckpttool.libraries import optimizers_read
+from ckpttool.libraries.optimizers_write import SonnetOptimizerWriter
+from ckpttool.libraries.recognize import LayoutTable, bind
+from ckpttool.libraries.schema import AgentMetadata, DefaultSetting, RecognizedAgent, list_distribution_notes
+from ckpttool.libraries.write import (
+    SONNET,
+    LayerNames,
+    NetworkRow,
+    WritingTable,
+    make_edge_path,
+    parse_edge_path,
+    plan_object_graph,
+)
+from ckpttool.mapping.rules import Plan, Settings
+
+_MAP = unknown_fact("action map", "what the policy makes of its last layer", decides=True)
+
+TABLE = LayoutTable(
+    name="acme",
+    title="Acme's TensorFlow agents (DDPG, D4PG, DMPO) with Sonnet networks: learner or snapshots",
+    framework="tensorflow",
+    components={
+        "policy": "actor",
+        "target_policy": "actor_target",
+        "critic": "critic/q1",
+        "target_critic": "critic_target/q1",
+    },
+    optimizers={"policy_optimizer": "actor_optimizer", "critic_optimizer": "critic_optimizer"},
+    counters={"num_steps": "total_it", "save_counter": "save_counter"},
+    facts=AgentMetadata(head="affine", hidden="relu", epsilon=1e-5, lacks=(NO_BOUNDS, _MAP)),
+    optimizer=optimizers_read.from_keras,
+    rooted=True,
+    seen="DDPG, D4PG, DMPO networks saved by acme 0.4.0's Checkpointer and Snapshotter, Sonnet 2.0.2",
+    branches={"_scale_layer": "std"},
+)
+
+# sonnet/src/optimizers/adam.py, Adam.__init__.
+_SONNET = {
+    name: DefaultSetting(value, "Sonnet")
+    for name, value in (("learning_rate", 0.001), ("beta_1", 0.9), ("beta_2", 0.999), ("epsilon", 1e-8))
+}
+_ROOTS = ("policy", "critic")
+_TARGETS = frozenset(("target_policy", "target_critic"))
+_SNAPSHOT = "_variables"
+
+
+def recognise(tree: Tree, name: str) -> RecognizedAgent | None:
+    """Return the way to the canonical agent of a learner's networks, or of a snapshot by its name."""
+    names = [each.split("/") for each in tree.names.values()]
+    if not any(each[-1] == "w" for each in names):
+        return None
+    if any(_TARGETS & set(each[:2]) for each in names):
+        table = TABLE
+    elif name in _ROOTS and all(each[0] == _SNAPSHOT for each in names):
+        table = replace(TABLE, components={_SNAPSHOT: TABLE.components[name]}, optimizers={}, rooted=False)
+    else:
+        return None
+    binding = bind(tree, table)
+    if binding is None:
+        return None
+    notes = (*binding.moves.notes, *list_distribution_notes(binding, tree))
+    binding = replace(binding, moves=replace(binding.moves, notes=notes))
+    return _add_metadata(binding, {segment for each in names for segment in each})
+
+
+def _add_metadata(binding: RecognizedAgent, segments: set[str]) -> RecognizedAgent:
+    """Return the binding with what the modules' names say: activations, a mean that is limited."""
+    facts = binding.facts
+    layers = [layer.kind for layer in binding.parts[0].layers]
+    if layers[1:2] == ["layer_norm"]:
+        facts = facts._replace(activations=("tanh", "elu"))
+    if "_mean_layer" in segments:
+        facts = facts._replace(head="clip_affine")
+    return replace(binding, facts=facts, defaults=_SONNET)
+
+
+_WHOSE = "Acme's DDPG"
+_NETWORKS = ("actor", "actor_target", "critic", "critic_target")
+# snt.nets.MLP, and below it acme's LayerNormMLP.
+_MLP = LayerNames("_layers/{i}", "_layers/{i}")
+_LAYER_NORM_MLP = LayerNames("{i}", "{i}", norm="norm")
+_NORMED = ["dense", "layer_norm"]
+
+
+def plan(binding: RecognizedAgent, agent: Tree, told: Settings) -> Plan:
+    """Return where a canonical agent goes: what the Checkpointer of acme's DDPG learner restores.
+
+    The policy is `snt.Sequential([mlp, TanhToSpec(...)])`, the critic
+    `CriticMultiplexer(critic_network=mlp)`, where `mlp` is `snt.nets.MLP`, or LayerNormMLP if the agent's
+    networks are such. Raise UnsupportedError for networks that these cannot be.
+    """
+    normed = _is_layer_norm_mlp(binding)
+    names = _LAYER_NORM_MLP if normed else _MLP
+    entries = {theirs: ours for theirs, ours in TABLE.components.items() if theirs != "critic"}
+    rows = [
+        NetworkRow(
+            ours,
+            parse_edge_path(f"{theirs}/{'_critic_network' if 'critic' in theirs else '_layers/0'}"),
+            names,
+        )
+        for theirs, ours in {"critic": "critic/q1", **entries}.items()
+    ]
+    written = WritingTable(
+        _WHOSE,
+        rows,
+        "affine",
+        hidden="" if normed else "relu",
+        optimizers={ours: parse_edge_path(theirs) for theirs, ours in TABLE.optimizers.items()},
+        counters={"total_it": parse_edge_path("num_steps"), "save_counter": parse_edge_path("save_counter")},
+        needs=("actor", "critic"),
+        kinds=SONNET,
+        path=_layer_norm_mlp_path if normed else make_edge_path,
+        notes=(f"build with {'LayerNormMLP' if normed else 'snt.nets.MLP'} and TanhToSpec",),
+    )
+    return plan_object_graph(written, binding, agent, told, SonnetOptimizerWriter, "int32")
+
+
+def _is_layer_norm_mlp(binding: RecognizedAgent) -> bool:
+    """Say whether the networks are LayerNormMLPs; raise UnsupportedError if they are only like them."""
+    kinds = [[layer.kind for layer in part.layers] for part in binding.parts if part.component in _NETWORKS]
+    if not any("layer_norm" in each for each in kinds):
+        return False
+    facts = binding.facts
+    hidden = facts.activations or (facts.hidden,)
+    first = all(each[:2] == _NORMED and "layer_norm" not in each[2:] for each in kinds)
+    if not first or hidden[0] != "tanh" or set(hidden[1:]) - {"elu"} or facts.epsilon != TABLE.facts.epsilon:
+        raise UnsupportedError(
+            "Acme's LayerNormMLP has a layer norm of epsilon 1e-5 after the first layer, then tanh, then ELU",
+            found=f"{', '.join(hidden)}, epsilon {facts.epsilon:g}",
+        )
+    return True
+
+
+def _layer_norm_mlp_path(entry: Path, layer: str, weight: str) -> Path:
+    """Return a tensor's path in a LayerNormMLP: the first layer, its norm, and an MLP of the others."""
+    inner = {"0": "0", "norm": "1"}.get(layer) or f"3/_layers/{int(layer) - 1}"
+    return make_edge_path(entry, f"_network/_layers/{inner}", weight)

@@ -1,0 +1,557 @@
+"""d3rlpy."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from ckpttool.core.errors import UnsupportedError, UsageError
+from ckpttool.core.sidecar import NO_ACTIVATIONS, LedgerEntry, unknown_fact
+from ckpttool.core.tree import Container, Leaf, Path, Tree, ValueLeaf, index, key
+from ckpttool.libraries import optimizers_read, schema
+from ckpttool.libraries.recognize import LayoutTable, bind
+from ckpttool.libraries.schema import (
+    AgentMetadata,
+    AgentNetwork,
+    ObservationNormalizer,
+    RecognizedAgent,
+    action_bounds,
+    list_distribution_notes,
+    make_float64_tensor,
+)
+from ckpttool.libraries.write import (
+    DICT,
+    LayerNames,
+    NetworkRow,
+    SingleTensorRow,
+    WritingTable,
+    compute_divisor,
+    count_critics,
+    is_gaussian,
+    list_kernel_shapes,
+    plan_torch_file,
+    to_float64_row,
+)
+from ckpttool.mapping.rules import Plan, Settings, constant_tensor
+
+# What d3rlpy's configuration (in a `.d3` file, or a params.json of version 2) says of an agent.
+#
+# Sources, in github.com/takuseno/d3rlpy: d3rlpy/base.py (`LearnableConfigWithShape`),
+# d3rlpy/models/encoders.py, d3rlpy/models/utility.py (`create_activation`), d3rlpy/preprocessing/.
+
+ConfigValues = Mapping[str, object]
+
+_PARAMS = "config/params/"
+ACTIVATIONS = {"relu": "relu", "gelu": "gelu", "tanh": "tanh", "swish": "silu", "none": "linear"}
+
+
+def read_values(tree: Tree, *top: str) -> dict[str, object]:
+    """Return the plain values below the path, by the rest of their names."""
+    cut = len(top)
+    return {
+        "/".join(str(step.value) for step in path[cut:]): leaf.value
+        for path, leaf in tree.items()
+        if isinstance(leaf, ValueLeaf) and tuple(step.value for step in path[:cut]) == top
+    }
+
+
+def add_config_metadata(binding: RecognizedAgent, said: ConfigValues, where: str) -> RecognizedAgent:
+    """Return the binding with the facts that the configuration says; `where` is where it stands."""
+    mine = {name.removeprefix(_PARAMS): value for name, value in said.items() if name.startswith(_PARAMS)}
+    facts = binding.facts._replace(lacks=())
+    facts = _add_bounds(facts, mine, said.get("action_size"), where)
+    facts = _add_normalizer(facts, mine, said.get("observation_shape/0"), where)
+    return _add_activations(replace(binding, facts=facts), mine, where)
+
+
+def _add_bounds(facts: AgentMetadata, said: ConfigValues, size: object, where: str) -> AgentMetadata:
+    kind = said.get("action_scaler/type", "none")
+    if kind == "none" and isinstance(size, int) and 0 < size < 1 << 16:
+        # Nothing is scaled: an action is tanh itself.
+        return facts.read(where, action_low=(-1.0,) * size, action_high=(1.0,) * size)
+    low, high = (_numbers(said, f"action_scaler/params/{name}") for name in ("minimum", "maximum"))
+    if kind != "min_max" or not low or len(low) != len(high):
+        return facts.lacking(unknown_fact("action map", f"the action scaler ({kind})", decides=True))
+    return facts.read(where, action_low=low, action_high=high)
+
+
+def _add_normalizer(facts: AgentMetadata, said: ConfigValues, size: object, where: str) -> AgentMetadata:
+    kind = said.get("observation_scaler/type", "none")
+    if kind == "none":
+        return facts
+    params = "observation_scaler/params/"
+    norm = None
+    if kind == "standard":
+        epsilon = said.get(f"{params}eps", 0.0)
+        mean, std = _numbers(said, f"{params}mean"), _numbers(said, f"{params}std")
+        if isinstance(epsilon, float) and mean and len(mean) == len(std):
+            norm = ObservationNormalizer(
+                make_float64_tensor(mean, "mean"),
+                std=make_float64_tensor(std, "std"),
+                epsilon=epsilon,
+                outside=True,
+            )
+    elif kind == "min_max":
+        low, high = _numbers(said, f"{params}minimum"), _numbers(said, f"{params}maximum")
+        if low and len(low) == len(high):
+            middle = [(a + b) / 2 for a, b in zip(low, high, strict=True)]
+            half = [(b - a) / 2 for a, b in zip(low, high, strict=True)]
+            norm = ObservationNormalizer(
+                make_float64_tensor(middle, "middle"), std=make_float64_tensor(half, "half")
+            )
+    elif kind == "pixel" and isinstance(size, int) and 0 < size < 1 << 16:
+        norm = ObservationNormalizer(
+            make_float64_tensor([0.0] * size, "0"), std=make_float64_tensor([255.0] * size, "255")
+        )
+    if norm is None:
+        return facts.lacking(
+            unknown_fact("observation statistics", f"the observation scaler ({kind})", decides=True)
+        )
+    return facts.read(where, norm=norm)
+
+
+def _add_activations(binding: RecognizedAgent, said: ConfigValues, where: str) -> RecognizedAgent:
+    """Return the binding with the policy's activations; networks that have others cannot be run with it."""
+    parts = sorted(binding.parts, key=lambda part: not part.acts)
+    names = _list_activations(said, parts[0])
+    facts, unplaced = binding.facts, dict(binding.unplaced)
+    facts = facts.lacking(NO_ACTIVATIONS) if names is None else facts.read(where, activations=names)
+    for part in parts[1:]:
+        others = _list_activations(said, part)
+        # The last one repeats: only where all are one may the numbers of layers differ.
+        if others != names and not (others and names and len({*others, *names}) == 1):
+            shown = f"{part.title} ({', '.join(others or ('unknown',))} activations, unlike {parts[0].title})"
+            unplaced[part.component] = (*unplaced.get(part.component, ()), shown)
+    return replace(binding, facts=facts, unplaced=unplaced)
+
+
+_FACTORIES = {
+    "actor": ("actor_encoder_factory", "encoder_factory"),
+    "actor_target": ("actor_encoder_factory",),
+    "value": ("value_encoder_factory",),
+}
+
+
+def _list_activations(said: ConfigValues, part: AgentNetwork) -> tuple[str, ...] | None:
+    """Return what follows each hidden layer of the network, None if that is not known."""
+    factories = _FACTORIES.get(part.component, ("critic_encoder_factory",))
+    params = next((f"{name}/params/" for name in factories if f"{name}/type" in said), "")
+    name = ACTIVATIONS.get(str(said.get(f"{params}activation")))
+    hidden = sum(layer.kind == "dense" for layer in part.layers) - 1
+    if name is None or hidden < 1:
+        return None
+    last: str | None = name
+    if said.get(f"{params}exclude_last_activation"):
+        last = "linear"
+    elif said.get(f"{params}last_activation"):
+        last = ACTIVATIONS.get(str(said[f"{params}last_activation"]))
+    return None if last is None else (*(name,) * (hidden - 1), last)
+
+
+def _numbers(said: ConfigValues, name: str) -> tuple[float, ...]:
+    """Return the numbers of a list, none unless it is one of numbers alone."""
+    found: list[float] = []
+    while isinstance(number := said.get(f"{name}/{len(found)}"), int | float):
+        found.append(float(number))
+    return tuple(found)
+
+
+# The configuration that a `.d3` file holds: what d3rlpy is told to build around an agent's weights.
+#
+# Sources, in github.com/takuseno/d3rlpy: d3rlpy/base.py (`LearnableConfigWithShape`, `LearnableConfig`),
+# d3rlpy/models/encoders.py (`VectorEncoderFactory`), d3rlpy/preprocessing, d3rlpy/optimizers/optimizers.py.
+# Fields that a factory makes must be there; the library fills in the others.
+
+VERSION = "2.8.1"  # of which the names and the configuration are
+_NONE: Mapping[str, Any] = {"type": "none", "params": {}}
+_ADAM: Mapping[str, Any] = {"type": "adam", "params": {"lr_scheduler_factory": _NONE}}
+_NAMES = {ours: theirs for theirs, ours in ACTIVATIONS.items()}
+
+
+def build_config(binding: RecognizedAgent, agent: Tree) -> dict[str, Any]:
+    """Return the configuration as JSON holds it.
+
+    Raise UnsupportedError for networks that the library's encoders cannot be, UsageError when nobody says the
+    action bounds.
+    """
+    parts = {part.title: part for part in binding.parts}
+    sizes = list_kernel_shapes(parts["actor"], agent)
+    params: dict[str, Any] = {
+        "observation_scaler": _observation_scaler(binding.facts.norm),
+        "action_scaler": _action_scaler(agent),
+        "reward_scaler": _NONE,
+        **_networks(binding, agent, parts),
+    }
+    kind = "bc" if not count_critics(binding) else "sac" if is_gaussian(binding) else "td3"
+    kind = "ddpg" if kind == "td3" and count_critics(binding) == 1 else kind
+    return {
+        "observation_shape": [sizes[0][0]],
+        "action_size": sizes[-1][1],
+        "config": {"type": kind, "params": params},
+    }
+
+
+def _networks(binding: RecognizedAgent, agent: Tree, parts: Mapping[str, AgentNetwork]) -> dict[str, Any]:
+    actor = _encoder_factory(parts["actor"], binding, agent)
+    if not count_critics(binding):
+        policy = "stochastic" if is_gaussian(binding) else "deterministic"
+        return {"optim_factory": _ADAM, "encoder_factory": actor, "policy_type": policy}
+    heads = [_encoder_factory(part, binding, agent) for part in parts.values() if part.component == "critic"]
+    if any(each != heads[0] for each in heads):
+        raise UnsupportedError("d3rlpy has Q-functions of one size")
+    optimizers = ("actor", "critic", *(("temp",) if is_gaussian(binding) else ()))
+    return {
+        **{f"{name}_optim_factory": _ADAM for name in optimizers},
+        "actor_encoder_factory": actor,
+        "critic_encoder_factory": heads[0],
+        "q_func_factory": {"type": "mean", "params": {}},
+        "n_critics": len(heads),
+    }
+
+
+def _encoder_factory(part: AgentNetwork, binding: RecognizedAgent, agent: Tree) -> dict[str, Any]:
+    widths = [shape[1] for shape in list_kernel_shapes(part, agent)[:-1]]
+    names = list(binding.facts.activations or (binding.facts.hidden,))
+    names = (names + names[-1:] * len(widths))[: len(widths)]
+    first, last = names[0], names[-1]
+    if any(name != first for name in names[:-1]) or not {first, last} <= _NAMES.keys():
+        raise UnsupportedError("d3rlpy's encoders do not have these activations", found=", ".join(names))
+    found: dict[str, Any] = {"hidden_units": widths, "activation": _NAMES[first]}
+    if last != first:
+        found["last_activation"] = _NAMES[last]
+    return {"type": "vector", "params": found}
+
+
+def _action_scaler(agent: Tree) -> Mapping[str, Any]:
+    bounds = action_bounds(agent)
+    if bounds is None:
+        raise UsageError(
+            "unknown action bounds, which a file of d3rlpy holds",
+            hint="--bounds LOW HIGH; --to d3rlpy_model needs none",
+        )
+    low, high = bounds
+    if set(low) == {-1.0} and set(high) == {1.0}:
+        return _NONE
+    return {"type": "min_max", "params": {"minimum": low, "maximum": high}}
+
+
+def _observation_scaler(norm: ObservationNormalizer | None) -> Mapping[str, Any]:
+    if norm is None or norm.clip is not None:
+        return _NONE
+    numbers = {"mean": to_float64_row(norm.mean).tolist(), "std": compute_divisor(norm).tolist()}
+    return {"type": "standard", "params": {**numbers, "eps": 0.0}}
+
+
+def list_config_leaves(value: object, at: Path) -> Iterator[tuple[Path, ValueLeaf | Container]]:
+    """Go through settings as entries of a tree: their containers and their plain values."""
+    if isinstance(value, Mapping):
+        yield at, Container("dict")
+        for name, inner in value.items():
+            yield from list_config_leaves(inner, (*at, key(name)))
+    elif isinstance(value, Sequence) and not isinstance(value, str):
+        yield at, Container("list")
+        for number, inner in enumerate(value):
+            yield from list_config_leaves(inner, (*at, index(number)))
+    elif value is None or isinstance(value, str | int | float):
+        yield at, ValueLeaf(value)
+
+
+# Where a canonical agent goes in the dict of state_dicts that d3rlpy's `save_model` writes.
+#
+# Sources, in github.com/takuseno/d3rlpy: d3rlpy/torch_utility.py (`Checkpointer`: every module and optimizer
+# of the algorithm must be there), ddpg_impl.py, sac_impl.py and bc_impl.py in d3rlpy/algos/qlearning/torch
+# (`Modules`), encoders.py and policies.py in d3rlpy/models/torch (names), d3rlpy/optimizers/optimizers.py.
+
+_HIDDEN = "_encoder._layers.{s}"
+_OPTIMIZERS = {"actor_optimizer": "actor_optim", "critic_optimizer": "critic_optim"}
+_CONFIG = "scalers and activations are no part of this file: d3rlpy is to be told them"
+_TORCH = (key("torch"),)
+_TRAINING = "the settings of training (gamma, tau, ...) are the library's defaults"
+_SCALED = "observation statistics are the configuration's observation scaler"
+_LIMIT = "observation statistics are in the sidecar: d3rlpy has no limit after it"
+_MEAN = LayerNames(_HIDDEN, "_mu", {"log_std": "_logstd"})
+_PLAIN = LayerNames(_HIDDEN, "_fc")
+
+
+def plan(binding: RecognizedAgent, agent: Tree, told: Settings) -> Plan:
+    """Return where everything goes: TD3's or DDPG's file, SAC's, or BC's for a policy alone.
+
+    Targets that the agent lacks are copies, optimizers begin anew. Raise UnsupportedError for networks or an
+    action map that the library's modules cannot be.
+    """
+    return plan_torch_file(_choose_table(binding), binding, agent, told)
+
+
+def plan_d3(binding: RecognizedAgent, agent: Tree, told: Settings) -> Plan:
+    """Return where everything goes in a `.d3` file: that dict below `torch`, and the configuration.
+
+    Raise as `plan` does, and for a configuration that cannot be made (see d3rlpy_config.config).
+    """
+    # What the other form must be told stands in the configuration.
+    writing = replace(_choose_table(binding), hidden="", notes=(_TRAINING,))
+    found = plan_torch_file(writing, binding, agent, told)
+    said = dict(list_config_leaves(build_config(binding, agent), (key("config"),)))
+    norm = binding.facts.norm
+    values = {path: each for path, each in said.items() if isinstance(each, ValueLeaf)}
+    return replace(
+        found,
+        moves=tuple(replace(move, target=(*_TORCH, *move.target)) for move in found.moves),
+        added={
+            **{(*_TORCH, *path): leaf for path, leaf in found.added.items()},
+            **values,
+            (key("version"),): ValueLeaf(VERSION),
+        },
+        containers={
+            (): DICT,
+            **{(*_TORCH, *path): each for path, each in found.containers.items()},
+            **{path: each for path, each in said.items() if isinstance(each, Container)},
+        },
+        notes=(*found.notes, *([_SCALED if norm.clip is None else _LIMIT] if norm is not None else ())),
+    )
+
+
+def _choose_table(binding: RecognizedAgent) -> WritingTable:
+    soft, count = is_gaussian(binding), count_critics(binding)
+    names = _MEAN if soft else _PLAIN
+    if not count:
+        rows: list[NetworkRow | SingleTensorRow] = [NetworkRow("actor", (key("imitator"),), names)]
+        return _make_table(rows, {"actor_optimizer": "optim"})
+    rows = [NetworkRow("actor", (key("policy"),), names)]
+    for component, entry in (("critic", "q_funcs"), ("critic_target", "targ_q_funcs")):
+        rows += [_q_row(component, entry, number) for number in range(count)]
+    if not soft:
+        rows.append(NetworkRow("actor_target", (key("targ_policy"),), names))
+        return _make_table(rows, _OPTIMIZERS)
+    # sac.py, initial_temperature: 1, whose logarithm is 0.
+    zero = constant_tensor("float32", (1, 1), 0)
+    rows.append(SingleTensorRow("temperature/log_alpha", (key("log_temp"), key("_parameter")), (1, 1), zero))
+    return _make_table(rows, {**_OPTIMIZERS, "temperature_optimizer": "temp_optim"})
+
+
+def _q_row(component: str, entry: str, number: int) -> NetworkRow:
+    return NetworkRow(
+        f"{component}/q{number + 1}", (key(entry),), LayerNames(f"{number}.{_HIDDEN}", f"{number}._fc")
+    )
+
+
+def _make_table(rows: list[NetworkRow | SingleTensorRow], optimizers: dict[str, str]) -> WritingTable:
+    places: dict[str, Path] = {ours: (key(name), key("optim")) for ours, name in optimizers.items()}
+    return WritingTable(
+        "d3rlpy",
+        rows,
+        "affine",
+        optimizers=places,
+        fresh=True,
+        constants={(place[0], key("lr_scheduler")): ValueLeaf(None) for place in places.values()},
+        notes=(_CONFIG,),
+    )
+
+
+# d3rlpy's agents, versions 1 and 2: `.d3` files, and `model_N.pt` with a params.json beside it.
+#
+# Sources, in github.com/takuseno/d3rlpy: d3rlpy/base.py (`dump_learnable`, `save_config`),
+# d3rlpy/torch_utility.py (`Checkpointer`; `get_state_dict` until 2.0, whose names begin with an underscore),
+# d3rlpy/models/torch/policies.py (an action is tanh of the last layer), d3rlpy/models/torch/encoders.py
+# (norms follow the activation), d3rlpy/algos/qlearning/base.py (`predict`: observation scaler before, action
+# scaler after), d3rlpy/preprocessing/action_scalers.py and observation_scalers.py.
+
+_LACKS = (
+    unknown_fact("action map", "the action scaler", decides=True),
+    unknown_fact("observation statistics", "the observation scaler", decides=True),
+)
+
+TABLE = LayoutTable(
+    name="d3rlpy",
+    title="d3rlpy's agents with continuous actions: TD3, DDPG, SAC, TD3+BC, CQL, IQL, AWAC, BC, ...",
+    framework="torch",
+    components={
+        "policy": "actor",
+        "targ_policy": "actor_target",
+        "value_func": "value",
+    },
+    optimizers={
+        "actor_optim": "actor_optimizer",
+        "critic_optim": "critic_optimizer",
+        "temp_optim": "temperature_optimizer",
+    },
+    counters={},
+    facts=AgentMetadata(head="affine", hidden="relu", epsilon=1e-5, lacks=_LACKS),
+    optimizer=optimizers_read.from_torch,
+    rooted=True,
+    seen="written by d3rlpy 2.0.2, 2.3.0 and 2.8.1: TD3, DDPG, SAC, TD3+BC, CQL, IQL, AWAC, BC, ReBRAC, ...",
+    branches=schema.LOG_STD,
+    tensors={
+        "log_temp/_parameter": "temperature/log_alpha",
+        "policy/_logstd": "actor/log_std",
+        "targ_policy/_logstd": "actor_target/log_std",
+    },
+)
+
+# Where Q-functions lie, and the policy of an imitator, which has no other.
+_CRITICS = {"q_funcs": "critic", "targ_q_funcs": "critic_target"}
+_OLD_CRITICS = {"_q_func/_q_funcs": "critic", "_targ_q_func/_q_funcs": "critic_target"}
+_IMITATOR = {"imitator": "actor"}
+_EVIDENCE = re.compile(r"(torch/)?(_?)(policy|imitator)/_encoder/(_layers|_fcs|_last_layers|_fc)/")
+# Each Q-function is looked for by itself: no ensemble that anybody trains is larger.
+_NUMBER, _ENSEMBLE = re.compile(r"[0-9]{1,4}"), 50
+# Algorithms whose `policy` is no policy of the observation alone, or acts in a space of its own.
+_DECODERS = ("vae_decoder", "imitator")
+
+
+def recognise(tree: Tree, name: str) -> RecognizedAgent | None:
+    """Return the way to the canonical agent of a `.d3` file, or of a dict of its state_dicts.
+
+    Agents with discrete actions are none.
+    """
+    match = next(filter(None, map(_EVIDENCE.match, tree.names.values())), None)
+    # A part of a .d3 file without its configuration: that may say that actions are discrete.
+    if match is None or (name.endswith(".d3") and not match[1]):
+        return None
+    found = _D3rlpyNaming(tree, match[1] or "", match[2])
+    said = read_values(tree, "config")
+    if found.discrete() or str(said.get("config/type", "")).startswith("discrete"):
+        return None
+    table = found.table()
+    if not table.components:
+        return None
+    binding = bind(tree, table)
+    if binding is None:
+        return None
+    binding = binding.noted(*list_distribution_notes(binding, tree))
+    binding = replace(
+        binding.entered(*found.chosen()),
+        unplaced={**binding.unplaced, **found.left},
+        consumed=binding.consumed | _list_setting_paths(tree),
+    )
+    return add_config_metadata(binding, said, "config") if said else binding
+
+
+def _list_setting_paths(tree: Tree) -> frozenset[Path]:
+    """Return what is no part of the networks: the settings, whose facts are taken, and absent schedulers."""
+    return frozenset(
+        path
+        for path, leaf in tree.plain()
+        if path[0].value in ("config", "version") or (path[-1].value == "lr_scheduler" and leaf.value is None)
+    )
+
+
+def companions(location: str) -> Sequence[str]:
+    """Return the params.json that d3rlpy's logger writes into the folder of its model files."""
+    return (os.path.join(os.path.dirname(location), "params.json"),) if location.endswith(".pt") else ()
+
+
+def told_by(binding: RecognizedAgent, file: str, tree: Tree) -> RecognizedAgent:
+    """Return the binding with what a params.json of version 2 says."""
+    said = read_values(tree)
+    return add_config_metadata(binding, said, os.path.basename(file)) if "config/type" in said else binding
+
+
+class _D3rlpyNaming:
+    """What a file holds: `top` is what its names begin with, `mark` the underscore of versions until 2.0."""
+
+    def __init__(self, tree: Tree, top: str, mark: str) -> None:
+        self.top, self.mark = top, mark
+        cut = len(top)
+        self.leaves = {
+            name[cut:]: leaf for path, name in tree.names.items() if isinstance(leaf := tree[path], Leaf)
+        }
+        self.plain = {name[cut:] for path, name in tree.names.items() if isinstance(tree[path], ValueLeaf)}
+        self.left: dict[str, tuple[str, ...]] = {}
+
+    def table(self) -> LayoutTable:
+        """Return the names of this file's version, without the networks that cannot be run or converted."""
+        named = {self.mark + theirs: ours for theirs, ours in TABLE.components.items()}
+        if not self.has(self.mark + "policy"):
+            named = {self.mark + theirs: ours for theirs, ours in _IMITATOR.items()}
+        for theirs, ours in (_OLD_CRITICS if self.mark else _CRITICS).items():
+            numbers = sorted({int(n) for n in self._steps(theirs) if _NUMBER.fullmatch(n)})[:_ENSEMBLE]
+            named |= {f"{theirs}/{number}": f"{ours}/q{number + 1}" for number in numbers}
+        components = {theirs: ours for theirs, ours in named.items() if self._usable(theirs, ours)}
+        optimizers = {self._optimizer(self.mark + t): ours for t, ours in TABLE.optimizers.items()}
+        if not self.has(self.mark + "policy"):
+            optimizers = {self._optimizer(self.mark + "optim"): "actor_optimizer"}
+        tensors = {self.mark + theirs: ours for theirs, ours in TABLE.tensors.items()}
+        return replace(TABLE, components=components, optimizers=optimizers, tensors=tensors)
+
+    def has(self, component: str) -> bool:
+        """Say whether there is anything below the name."""
+        return next(self._steps(component), None) is not None
+
+    def discrete(self) -> bool:
+        """Say whether the Q-functions take what the policy takes: then no action is among it."""
+        if any(map(self._has_decoder, _DECODERS)):
+            return False  # BCQ's policy takes an action too
+        policy = self._first(self.mark + "policy")
+        critic = self._first("_q_func/_q_funcs/0" if self.mark else "q_funcs/0")
+        return policy is not None and policy == critic
+
+    def chosen(self) -> Iterator[LedgerEntry]:
+        """Yield an entry where d3rlpy chooses among actions that its policy samples."""
+        # BEAR has a decoder beside a Gaussian policy; CRR's has a target, and neither a temperature (SAC,
+        # AWAC) nor IQL's value (d3rlpy/algos/qlearning/torch/bear_impl.py, crr_impl.py).
+        crr = self.has(f"{self.mark}targ_policy") and not any(
+            self.has(self.mark + other) for other in ("log_temp", "value_func")
+        )
+        if self.has(f"{self.mark}policy/_mu") and (crr or any(map(self._has_decoder, _DECODERS))):
+            value = "the choice of the sampled action with the highest value: the policy's mean acts"
+            yield LedgerEntry("not used", "action map", value, decides=True)
+
+    def _has_decoder(self, name: str) -> bool:
+        return self.has(self.mark + name) and self.has(f"{self.mark}policy")
+
+    def _steps(self, component: str) -> Iterator[str]:
+        cut = component.count("/") + 1
+        for name in self.leaves:
+            if name.startswith(component + "/"):
+                yield name.split("/")[cut]
+
+    def _first(self, component: str) -> int | None:
+        shapes = (
+            leaf.shape
+            for name, leaf in self.leaves.items()
+            if name.startswith(f"{component}/_encoder/") and name.endswith("/weight")
+        )
+        first = next(shapes, ())
+        return first[1] if len(first) == 2 else None
+
+    def _optimizer(self, name: str) -> str:
+        # Since 2.6 a scheduler of learning rates lies beside it (d3rlpy/optimizers/optimizers.py).
+        return (
+            f"{name}/optim"
+            if self.has(f"{name}/optim") or any(plain.startswith(f"{name}/optim/") for plain in self.plain)
+            else name
+        )
+
+    def _usable(self, theirs: str, ours: str) -> bool:
+        """Say whether our networks can be this one; if not, remember why."""
+        mine = {n: leaf for n, leaf in self.leaves.items() if n.startswith(theirs + "/")}
+        component = ours.partition("/")[0]
+        reason = _find_obstacle(mine)
+        if reason is None and component in ("actor", "actor_target"):
+            reason = self._no_policy(theirs)
+        if reason is not None:
+            self.left[component] = (*self.left.get(component, ()), f"{self.top}{theirs} ({reason})")
+        return bool(mine) and reason is None
+
+    def _no_policy(self, theirs: str) -> str | None:
+        if any(map(self._has_decoder, _DECODERS)) and not self.has(f"{theirs}/_mu"):
+            return "a part of the policy: a decoder or a perturbation makes the action"
+        return None
+
+
+def _find_obstacle(mine: Mapping[str, Leaf]) -> str | None:
+    """Return why our networks cannot be this one, or None."""
+    if any(len(leaf.shape) > 2 for leaf in mine.values()):
+        return "convolutions"
+    if any(name.endswith("/running_mean") for name in mine):
+        return "batch norm"
+    if any(name.count("/_layers/") > 1 for name in mine):
+        return "residual blocks"
+    if any(len(leaf.shape) == 1 and name.endswith("/weight") for name, leaf in mine.items()):
+        return "layer norm after the activation"
+    if any("/_embed/" in name for name in mine):
+        return "implicit quantiles"
+    return None

@@ -1,0 +1,115 @@
+"""keras-rl and keras-rl2: the weights of a DDPG agent's actor and critic, both files or one of them.
+
+Source: rl/agents/ddpg.py in github.com/keras-rl/keras-rl (`save_weights`, `select_action`: the actor's output
+is the action, nothing limits or scales it), github.com/taylormcnally/keras-rl2 likewise. Networks are the
+user's own Keras models: a file has their layers, but neither activations nor how the critic joins its two
+inputs (in examples/ddpg_pendulum.py the action comes first). Habits are those of that example: ReLU, a linear
+last layer.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+
+from ckpttool.core.sidecar import NO_ACTIVATIONS, unknown_fact
+from ckpttool.core.tree import Path, Tree, key
+from ckpttool.libraries import optimizers_read
+from ckpttool.libraries.recognize import LayoutTable, bind
+from ckpttool.libraries.schema import AgentMetadata, RecognizedAgent
+from ckpttool.libraries.write import (
+    KERAS,
+    LayerNames,
+    NetworkRow,
+    WritingTable,
+    make_edge_path,
+    plan_torch_file,
+)
+from ckpttool.mapping.rules import Move, Plan, Settings
+
+TABLE = LayoutTable(
+    name="keras_rl",
+    title="keras-rl's DDPG: NAME_actor.h5f and NAME_critic.h5f, or one of them",
+    framework="tensorflow",
+    components={"actor": "actor", "critic": "critic/q1"},
+    optimizers={},
+    counters={},
+    facts=AgentMetadata(
+        head="identity",
+        hidden="relu",
+        epsilon=1e-3,
+        lacks=(
+            NO_ACTIVATIONS,
+            unknown_fact("action map", "what the model makes of its last layer", decides=True),
+        ),
+    ),
+    optimizer=optimizers_read.from_keras,
+    seen="DDPG on Pendulum of a public run; DDPG saved by keras-rl2 1.0.5 under TensorFlow 2.12",
+)
+
+_MEMBERS = ("actor", "critic")
+# Whoever wrote it: the order of the critic's inputs is the user's model's.
+NEVER_RUN = frozenset(("critic",))
+SUFFIX = ".h5f"
+_ONE = re.compile(r".*_(actor|critic)\.h5f")
+_ORDER = "the order in which the model joins observation and action"
+
+
+def recognise(tree: Tree, name: str) -> RecognizedAgent | None:
+    """Return the way to the canonical agent of files that keras-rl called so; one is a network alone."""
+    one = _ONE.fullmatch(name)
+    if one is not None:
+        return _disable_critic(_bind_single(tree, one[1]))
+    tops = {str(path[0].value) for path in tree if path}
+    return _disable_critic(bind(tree, TABLE)) if name.endswith(SUFFIX) and tops == set(_MEMBERS) else None
+
+
+def _bind_single(tree: Tree, component: str) -> RecognizedAgent | None:
+    """Bind one network's layers as if they stood below its component."""
+
+    def below(path: Path) -> Path:
+        return (key(component), *path)
+
+    deeper = Tree({below(path): leaf for path, leaf in tree.items()})
+    binding = bind(deeper, TABLE)
+    if binding is None:
+        return None
+    moves = tuple(Move(move.source[1:], move.target, move.rule) for move in binding.moves.moves)
+    return replace(binding, moves=replace(binding.moves, moves=moves), evidence=f"one {component} file")
+
+
+def _disable_critic(binding: RecognizedAgent | None) -> RecognizedAgent | None:
+    """Return the binding without a critic that could be run: nobody knows what it sees first."""
+    if binding is None or not any(part.component == "critic" for part in binding.parts):
+        return binding
+    left = (*binding.unplaced.get("critic", ()), _ORDER)
+    return replace(binding, unplaced={**binding.unplaced, "critic": left})
+
+
+def plan(binding: RecognizedAgent, agent: Tree, told: Settings) -> Plan:
+    """Return where a canonical agent goes: both files of a DDPGAgent, by Keras's own names for layers.
+
+    The models are the user's own: what they must make of the last layer and how the critic joins its inputs
+    is said in notes. Raise UnsupportedError for two Q-functions and for other layers than dense ones.
+    """
+    names = LayerNames("dense_{n}", "dense_{n}")
+    first = sum(len(part.layers) for part in binding.parts if part.component == "actor") + 1
+    facts = binding.facts
+    made = WritingTable(
+        "keras-rl",
+        [
+            NetworkRow("actor", (key("actor"),), names),
+            NetworkRow("critic/q1", (key("critic"),), names._replace(first=first)),
+        ],
+        "",
+        hidden="",
+        needs=("actor", "critic"),
+        kinds=KERAS,
+        path=make_edge_path,
+        notes=(
+            f"build the models with {', '.join(dict.fromkeys(facts.activations or (facts.hidden,)))} "
+            f"in hidden layers, and the action's map ({facts.head}) in the actor",
+            "build the critic so that the observation comes before the action",
+        ),
+    )
+    return replace(plan_torch_file(made, binding, agent, told), containers={})

@@ -1,0 +1,926 @@
+"""Steps of TorchScript code and Keras models as layers."""
+
+from __future__ import annotations
+
+import ast
+import math
+import operator
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import pairwise
+from typing import Any, NamedTuple
+
+from ckpttool.core.checkpoint import Checkpoint
+from ckpttool.core.errors import CkpttoolError, UnsupportedError
+from ckpttool.core.source import File, Shape
+from ckpttool.core.tree import Leaf, Path, Tree, ValueLeaf, attr
+from ckpttool.encodings import archives
+from ckpttool.formats import torch_tree, torch_zip
+from ckpttool.formats.keras_config import config_of
+from ckpttool.libraries.recognize import PickledModule
+
+# What a model's own configuration says it computes, step by step: Keras's settings, torch's pickled modules.
+#
+# Sources: keras/src/models/sequential.py and functional.py (`layers` in the order of their use),
+# keras/src/layers/**; torch/nn/modules/container.py (Sequential applies its parts in the order of
+# `_modules`).
+
+Name = tuple[str, ...]
+
+
+class ChainStep(NamedTuple):
+    """One step: a `layer` by its name, an `activation`, an `affine` map, or `unknown` with why."""
+
+    kind: str
+    name: Name = ()
+    value: Any = None
+
+
+class LayerTensors(NamedTuple):
+    """A layer's tensors by their paths, where its steps were followed to them; a bias may be absent.
+
+    `framework` is that whose order of axes a weight has, where one model has both.
+    """
+
+    weight: Path
+    bias: Path | None
+    epsilon: float | None = None
+    framework: str | None = None
+
+
+class RecurrentCell(NamedTuple):
+    """A recurrent layer by its module's path, with the paths of the buffers that keep its states."""
+
+    module: Path
+    states: tuple[Path, ...]
+
+
+class ChainFacts(NamedTuple):
+    """What the steps are in the terms of a policy; None for what they leave open.
+
+    `activations` follow the hidden layers, `scale` and `offset` map what the last layer's tanh gives.
+    """
+
+    layers: tuple[Name, ...]
+    activations: tuple[str, ...] | None
+    head: str | None
+    epsilon: float | None
+    origin: str
+    scale: Any = None
+    offset: Any = 0.0
+    notes: tuple[str, ...] = ()
+
+    def bounds(self, width: int) -> tuple[tuple[float, ...], tuple[float, ...]]:
+        """Return the bounds that tanh, scaled, cannot leave."""
+        scale, offset = (_to_row(value, width) for value in (self.scale, self.offset))
+        low = tuple(o - s for s, o in zip(scale, offset, strict=True))
+        return low, tuple(o + s for s, o in zip(scale, offset, strict=True))
+
+
+def _to_row(value: Any, width: int) -> tuple[float, ...]:
+    values = tuple(map(float, value)) if isinstance(value, list | tuple) else (float(value),)
+    return values * (width // len(values)) if len(values) == 1 else values
+
+
+def read_chain_facts(
+    steps: Sequence[ChainStep], file: str, origin: str = "the model's configuration"
+) -> ChainFacts:
+    """Return the steps as a policy; raise UnsupportedError for what no policy here computes."""
+    layers = [step for step in steps if step.kind in ("dense", "layer_norm")]
+    dense = [n for n, step in enumerate(steps) if step.kind == "dense"]
+    if not dense:
+        raise UnsupportedError("the model has no dense layer", file=file)
+    between = [steps[a + 1 : b] for a, b in zip([-1, *dense], [*dense, len(steps)], strict=True)]
+    _require_none(between[0], file)
+    hidden = [_activation(each, file) for each in between[1:-1]]
+    head, scale, offset, notes = _read_head(between[-1], file)
+    epsilons = {step.value for step in steps if step.kind == "layer_norm"}
+    if len(epsilons) > 1:
+        raise UnsupportedError(
+            "the layer norms have different epsilons", file=file, found=", ".join(map(str, sorted(epsilons)))
+        )
+    known = None if None in hidden else tuple(name for name in hidden if name is not None)
+    return ChainFacts(
+        tuple(step.name for step in layers),
+        known,
+        head,
+        next(iter(epsilons), None),
+        origin,
+        scale,
+        offset,
+        notes,
+    )
+
+
+def _require_none(steps: Sequence[ChainStep], file: str) -> None:
+    for step in steps:
+        raise UnsupportedError(
+            "the model computes something before its first dense layer",
+            file=file,
+            path="/".join(step.name),
+            found=str(step.value if step.value is not None else step.kind),
+        )
+
+
+def _activation(steps: Sequence[ChainStep], file: str) -> str | None:
+    """Return the one activation after a hidden layer, None where it is of no known name."""
+    steps = [s for s in steps if not (s.kind == "activation" and s.value == "linear")]
+    acting = [s for s in steps if s.kind == "activation"]
+    late = ("activation", "layer_norm") in pairwise([s.kind for s in steps])
+    others = [s for s in steps if s.kind not in ("activation", "layer_norm")]
+    norms = [s for s in steps if s.kind == "layer_norm"]
+    if others or len(acting) > 1 or len(norms) > 1 or (late and acting):
+        wrong = next(iter(others or acting[1:] or norms))
+        raise UnsupportedError(
+            "a hidden layer is followed by more than a layer norm and one activation",
+            file=file,
+            path="/".join(wrong.name),
+            found=str(wrong.value if wrong.kind != "layer_norm" else "a layer norm"),
+        )
+    if not acting:
+        return "linear"
+    return None if acting[0].value is None else str(acting[0].value)
+
+
+def _read_head(steps: Sequence[ChainStep], file: str) -> tuple[str | None, Any, Any, tuple[str, ...]]:
+    """Return what makes an action of the last layer: the map, scale and offset, and notes."""
+    names = [(s.kind, s.value) for s in steps if not (s.kind == "activation" and s.value == "linear")]
+    if not names:
+        return "identity", None, 0.0, ()
+    if names == [("activation", "tanh")]:
+        return "unit_tanh", None, 0.0, ()
+    maps = [value for kind, value in names if kind == "affine"]
+    if len(names) == 2 and names[0] == ("activation", "tanh") and len(maps) == 1:
+        scale, offset = maps[0]
+        if all(s > 0 for s in _to_row(scale, 1)):
+            return "affine", scale, offset, ()
+    open_ = steps[-1]
+    if open_.kind == "code" or (open_.kind == "activation" and open_.value is None):
+        return None, None, 0.0, (f"the code of {'/'.join(open_.name)} is not run: its effect is unknown",)
+    raise UnsupportedError(
+        "the model ends in no action map that is known",
+        file=file,
+        path="/".join(open_.name),
+        found=", ".join(str(value) for _, value in names),
+        hint="a policy ends in its last dense layer, in tanh, or in tanh and one scale and offset",
+    )
+
+
+# Keras: activations by the names of keras/src/activations/__init__.py that mean the same function here. Its
+# leaky_relu has another slope (0.2) than torch's.
+_KERAS = {
+    **{n: n for n in ("relu", "tanh", "sigmoid", "elu", "gelu", "silu", "softplus", "linear")},
+    "swish": "silu",
+}
+# Further functions of keras/src/activations/__init__.py, of both versions: no policy here computes them.
+_OTHER_KERAS = frozenset(
+    (
+        "leaky_relu",
+        "selu",
+        "celu",
+        "relu6",
+        "softsign",
+        "hard_sigmoid",
+        "hard_silu",
+        "hard_swish",
+        "hard_tanh",
+    )
+) | {"hard_shrink", "soft_shrink", "tanh_shrink", "squareplus", "mish", "exponential", "softmax", "glu"}
+_OTHER_KERAS |= {"log_softmax", "log_sigmoid", "sparse_plus", "sparse_sigmoid", "sparsemax", "threshold"}
+_SKIPPED = frozenset(
+    ("InputLayer", "Dropout", "GaussianNoise", "GaussianDropout", "AlphaDropout", "Identity")
+)
+_LAYERS = {"ReLU": "relu", "ELU": "elu"}
+MODELS = frozenset(("Sequential", "Functional", "Model"))
+# Where the classes of those names come from; a program's own class may have the same name.
+_KERAS_MODULES = ("keras", "tf_keras", "tensorflow.keras", "tensorflow.python.keras")
+
+
+def is_described(document: Mapping[str, Any]) -> bool:
+    """Return whether a Keras model is of Keras's own class: its configuration lists what it computes."""
+    config = config_of(dict(document))
+    return (
+        config.cls in MODELS and isinstance(config.settings.get("layers"), list) and not is_foreign(document)
+    )
+
+
+def own_class(document: Mapping[str, Any]) -> str | None:
+    """Return the class of a Keras model whose code is the program's own, None for Keras's classes."""
+    cls = config_of(dict(document)).cls
+    return cls if cls is not None and not is_described(document) else None
+
+
+def list_precisions(document: Mapping[str, Any]) -> tuple[str, ...]:
+    """Return the types in which a Keras model's layers compute, float32 and float64 left out."""
+    found: dict[str, None] = {}
+    waiting: list[Any] = [document]
+    while waiting and len(found) < _MOST_TYPES:
+        config = config_of(waiting.pop())
+        kind = config.settings.get("dtype")
+        kind = config_of(kind).name if isinstance(kind, dict) else kind
+        if isinstance(kind, str) and kind not in ("float32", "float64") and config.cls != "InputLayer":
+            found[kind] = None
+        waiting += reversed([each for each in config.settings.get("layers") or () if isinstance(each, dict)])
+    return tuple(found)
+
+
+_MOST_TYPES = 8
+
+
+def read_keras_steps(document: Mapping[str, Any]) -> tuple[ChainStep, ...] | None:
+    """Return the steps of a Keras model's configuration, None if it lists no layers.
+
+    `document` is that of `model.save`: `class_name`, `config`. A functional model is followed from its output
+    to its input; one that is no chain has an unknown step.
+    """
+    if not is_described(document):
+        return None
+    found = list(_model_steps(document, ()))
+    return tuple(found) if any(step.kind == "dense" for step in found) else None
+
+
+def _model_steps(document: Mapping[str, Any], above: Name) -> Iterator[ChainStep]:
+    config = config_of(dict(document))
+    layers = [each for each in config.settings.get("layers") or () if isinstance(each, dict)]
+    if config.cls != "Sequential":
+        chain = _order_layers(layers, config.settings.get("output_layers"))
+        if chain is None:
+            yield ChainStep("unknown", above, "layers that are no chain")
+            return
+        layers = chain
+    for layer in layers:
+        inner = config_of(layer)
+        name = (*above, str(inner.name or layer.get("name") or "?"))
+        if is_foreign(layer):
+            yield ChainStep("unknown", name, f"{inner.cls}, a class of another package")
+        elif inner.cls in MODELS:
+            yield from _model_steps(layer, name)
+        else:
+            yield from _keras_layer(str(inner.cls), name, inner.facts())
+
+
+def is_foreign(layer: Mapping[str, Any]) -> bool:
+    """Return whether a layer's or a model's class is the program's own, whatever it is called."""
+    module, registered = layer.get("module"), layer.get("registered_name")
+    own = isinstance(module, str) and not module.startswith(_KERAS_MODULES)
+    return own or ">" in str(layer.get("class_name")) or (isinstance(registered, str) and ">" in registered)
+
+
+def _order_layers(layers: Sequence[dict[str, Any]], outputs: Any) -> list[dict[str, Any]] | None:
+    """Return a functional model's layers from input to output, None unless each has one input and one use."""
+    by_name = {str(layer.get("name") or config_of(layer).name): layer for layer in layers}
+    ends = outputs if isinstance(outputs, list) else []
+    ends = [ends] if ends and isinstance(ends[0], str) else ends
+    if len(by_name) != len(layers) or len(ends) != 1 or not isinstance(ends[0], list):
+        return None
+    found: list[dict[str, Any]] = []
+    name = str(ends[0][0])
+    while name in by_name and len(found) < len(layers):
+        layer = by_name[name]
+        found.append(layer)
+        nodes = layer.get("inbound_nodes")
+        if not nodes:
+            return found[::-1] if len(found) == len(layers) else None
+        sources = _sources(nodes) if isinstance(nodes, list) and len(nodes) == 1 else []
+        if len(sources) != 1:
+            return None
+        name = sources[0]
+    return None
+
+
+def _sources(node: Any) -> list[str]:
+    """Return the layers whose outputs a node takes, in the spelling of Keras 3 or of Keras 2."""
+    if isinstance(node, dict):
+        history = node.get("keras_history")
+        if isinstance(history, list) and history:
+            return [str(history[0])]
+        return [name for value in node.values() for name in _sources(value)]
+    if isinstance(node, list):
+        if len(node) in (3, 4) and isinstance(node[0], str) and isinstance(node[1], int):
+            return [node[0], *_sources(node[3:])]
+        return [name for value in node for name in _sources(value)]
+    return []
+
+
+def _keras_layer(cls: str, name: Name, state: dict[str, Any]) -> Iterator[ChainStep]:
+    if cls in _SKIPPED:
+        return
+    if state.get("quantization_config") is not None:
+        yield ChainStep("unknown", name, f"a quantised {cls}")
+        return
+    if cls == "Dense":
+        yield ChainStep("dense", name)
+        yield _keras_activation(name, state.get("activation", "linear" if "units" in state else None))
+    elif cls == "Activation":
+        yield _keras_activation(name, state.get("activation"))
+    elif cls in _LAYERS and _is_plain(cls, state):
+        yield ChainStep("activation", name, _LAYERS[cls])
+    elif cls == "LayerNormalization" and state.get("axis", [-1]) in ([-1], -1, [1], 1):
+        if state.get("rms_scaling") or not state.get("center", True) or not state.get("scale", True):
+            yield ChainStep("unknown", name, "a layer norm without offset or scale")
+        else:
+            yield ChainStep("layer_norm", name, float(state.get("epsilon", 1e-3)))
+    elif cls == "Rescaling":
+        yield ChainStep("affine", name, (state.get("scale", 1.0), state.get("offset", 0.0)))
+    elif cls == "Lambda":
+        yield ChainStep("code", name, "Lambda")
+    else:
+        yield ChainStep("unknown", name, cls)
+
+
+def _keras_activation(name: Name, said: Any) -> ChainStep:
+    """Return the step of an activation; one that is named and has no equal here is unknown."""
+    if isinstance(said, str) and said in _KERAS:
+        return ChainStep("activation", name, _KERAS[said])
+    if isinstance(said, str) and said in _OTHER_KERAS:
+        return ChainStep("unknown", name, said)
+    return ChainStep("activation", name, None)
+
+
+def _is_plain(cls: str, state: dict[str, Any]) -> bool:
+    """Say whether the layer is the function of its name: no slope, threshold or limit of its own."""
+    if cls == "ELU":
+        return bool(state.get("alpha", 1.0) == 1.0)
+    plain = not state.get("negative_slope") and not state.get("threshold")
+    return plain and state.get("max_value") is None
+
+
+_TORCH = "torch.nn.modules."
+_SEQUENTIAL, _LINEAR = f"{_TORCH}container.Sequential", f"{_TORCH}linear.Linear"
+_NORM = f"{_TORCH}normalization.LayerNorm"
+_PASSED = ("dropout.", "flatten.Flatten", "linear.Identity")
+
+
+def read_sequential_steps(module: PickledModule, name: Name) -> tuple[ChainStep, ...] | None:
+    """Return the steps of the pickled Sequential that holds a network, None if another class does.
+
+    What a user's own class computes is code, which is not in the file; its Sequential's activations are.
+    """
+    top = module.tree.containers.get(())
+    outer = (top.name or "") if top is not None else ""
+    title = ".".join(name)
+    cls = module.classes.get(title, outer if not title else "")
+    if cls != _SEQUENTIAL:
+        return None
+    found = list(_torch_steps(module, title))
+    if title:
+        found.append(ChainStep("code", (outer.rpartition(".")[2] or "module",), "forward"))
+    return tuple(found)
+
+
+def is_sequential(cls: str) -> bool:
+    """Return whether a class is torch's Sequential, whose parts a file lists in the order of their use."""
+    return cls == _SEQUENTIAL
+
+
+def is_hooked(module: PickledModule) -> bool:
+    """Return whether a function was hooked into a forward: it may change what goes in or comes out."""
+    names = ("_forward_hooks", "_forward_pre_hooks")
+    return any(step.value in names for path in module.tree for step in path[:-1]) or any(
+        step.value in names for path in module.tree.containers for step in path[:-1]
+    )
+
+
+def _torch_steps(module: PickledModule, title: str) -> Iterator[ChainStep]:
+    # A Sequential applies its parts in the order of `_modules`, which is that of the file, not of the names.
+    for child in [n for n in module.classes if n.rpartition(".")[0] == title and (title or "." not in n)]:
+        cls, name = module.classes[child], tuple(child.split("."))
+        short = cls.removeprefix(_TORCH)
+        if cls == _SEQUENTIAL:
+            yield from _torch_steps(module, child)
+        elif cls == _LINEAR:
+            yield ChainStep("dense", name)
+        elif cls == _NORM:
+            epsilon = module.value(child, "eps")
+            yield ChainStep("layer_norm", name, float(epsilon) if isinstance(epsilon, int | float) else 1e-5)
+        elif short.startswith(_PASSED):
+            continue
+        elif (activation := module.activation(child)) is not None:
+            yield ChainStep("activation", name, activation)
+        else:
+            # The file names the function, so that no other one may be given in its place.
+            yield ChainStep("unknown", name, short.removeprefix("activation."))
+
+
+# Follows TorchScript's code as text to the steps that a policy computes; nothing of it is compiled or run.
+#
+# An archive's `code/` is a small language of assignments and calls that looks like Python
+# (torch/csrc/jit/serialization/python_print.cpp). A forward that is one chain of known operations is
+# followed; anything else is refused.
+
+_CALLS, _DEEP, _ELEMENTS = 5_000, 40, 4096
+_TOP = "__torch__"
+_RECURRENT = f"{_TOP}.torch.nn.modules.rnn"
+_CELL_KINDS = frozenset(("lstm", "gru"))
+_CELLS = frozenset(("LSTM", "GRU", "RNN", "LSTMCell", "GRUCell", "RNNCell"))
+
+
+class UnsupportedScriptError(Exception):
+    """The code does something that is not followed."""
+
+
+class ScriptModule(NamedTuple):
+    """An object of the archive: a module, by its path."""
+
+    path: Path
+
+
+class ScriptTensor(NamedTuple):
+    """A parameter, a buffer or a constant, by its path."""
+
+    path: Path
+
+
+class _StateUpdate(NamedTuple):
+    """The next value of a buffer in which a recurrent layer keeps its state, by its path."""
+
+    path: Path
+
+
+class _ScriptFunction(NamedTuple):
+    """A function of the archive's code, by its name."""
+
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class _ScriptFlow:
+    """What the input has become: the steps up to here."""
+
+    steps: tuple[ChainStep, ...] = ()
+    lead: int | None = None
+    """the position of an axis of extent 1 that the code has put before the last one"""
+
+    def then(self, kind: str, value: Any = None) -> _ScriptFlow:
+        return _ScriptFlow((*self.steps, ChainStep(kind, (f"step {len(self.steps)}",), value)), self.lead)
+
+
+def read_script_steps(checkpoint: Checkpoint) -> tuple[ChainStep, ...] | None:
+    """Return the steps of a TorchScript archive's forward, None if the checkpoint is no such archive.
+
+    Raise UnsupportedError for code that cannot be followed: it may compute anything of its layers.
+    """
+    texts = read_code(checkpoint)
+    if texts is None:
+        return None
+    try:
+        return ScriptEvaluator(checkpoint.tree, texts).forward()
+    except (
+        UnsupportedScriptError,
+        CkpttoolError,
+        SyntaxError,
+        ValueError,
+        RecursionError,
+        MemoryError,
+        OverflowError,
+    ) as error:
+        word = str(error) if isinstance(error, UnsupportedScriptError) else ""
+        cells = {_short_name(held.name) for held in checkpoint.tree.containers.values() if held.name} & _CELLS
+        raise UnsupportedError(
+            "the TorchScript code is not one chain of known operations",
+            file=checkpoint.path,
+            found=", ".join(sorted(cells)) or word or None,
+            hint=None
+            if cells
+            else "if its layers are one chain all the same: ckpttool convert writes them without the code, "
+            "--to torch, and eval takes that file with --activation",
+        ) from None
+
+
+def read_code(checkpoint: Checkpoint) -> dict[str, str] | None:
+    """Return a TorchScript archive's code by module, None if the checkpoint is no such archive."""
+    root = checkpoint.tree.containers.get(())
+    if root is None or not (root.name or "").startswith(f"{_TOP}.") or len(checkpoint.files) != 1:
+        return None
+    try:
+        opened = archives.read_zip(File.stamp(checkpoint.files[0].path))
+        top = torch_tree.find_top_folder(opened.members, opened.file.path)
+        if not torch_zip.is_script(opened.members, top):
+            return None
+        return torch_zip.script_texts(opened.members, top, opened.source)
+    except CkpttoolError:
+        return None
+
+
+def traced_inputs(checkpoint: Checkpoint) -> tuple[Shape, ...]:
+    """Return the shapes of the inputs with which the archive's forward was traced, () if it was not."""
+    try:
+        opened = archives.read_zip(File.stamp(checkpoint.files[0].path))
+        return torch_zip.traced_inputs(opened, torch_tree.find_top_folder(opened.members, opened.file.path))
+    except CkpttoolError:
+        return ()
+
+
+def _short_name(name: str) -> str:
+    return name.rpartition(".")[2]
+
+
+@dataclass
+class ScriptEvaluator:
+    """Evaluates the code on one unknown input."""
+
+    tree: Tree
+    texts: Mapping[str, str]
+    calls: int = 0
+    depth: int = 0
+    parsed: dict[str, ast.Module] = field(default_factory=dict)
+    overwritten: list[_ScriptFlow] = field(default_factory=list)
+    carried: set[Path] = field(default_factory=set)
+
+    def forward(self) -> tuple[ChainStep, ...]:
+        """Return the steps of the archive's forward."""
+        found = self._method((), "forward", [_ScriptFlow()])
+        if not isinstance(found, _ScriptFlow):
+            raise UnsupportedScriptError
+        cells = [step.value for step in found.steps if step.kind in _CELL_KINDS]
+        if {path for cell in cells for path in cell.states} != self.carried:
+            raise UnsupportedScriptError("a state that is not kept")
+        return found.steps
+
+    def _method(self, module: Path, name: str, given: Sequence[Any]) -> Any:
+        container = self.tree.containers.get(module)
+        where, _, cls = ((container.name if container is not None else None) or "").rpartition(".")
+        if where.startswith(_RECURRENT) and cls.lower() in _CELL_KINDS and name.startswith("forward"):
+            return self._cell(module, cls.lower(), given)
+        return self._called(module, name, given)
+
+    def _called(self, module: Path, name: str, given: Sequence[Any]) -> Any:
+        """Return what the code of a module's method gives."""
+        container = self.tree.containers.get(module)
+        where, _, cls = ((container.name if container is not None else None) or "").rpartition(".")
+        for node in self._module(where).body:
+            if isinstance(node, ast.ClassDef) and node.name == cls:
+                for part in node.body:
+                    if isinstance(part, ast.FunctionDef) and part.name == name:
+                        return self._run(part, [ScriptModule(module), *given])
+        raise UnsupportedScriptError
+
+    def _cell(self, module: Path, kind: str, given: Sequence[Any]) -> Any:
+        """Return what PyTorch's own recurrent layer gives, whose states are buffers that begin at zero."""
+        flow, states = given if len(given) == 2 else (None, None)
+        buffers = states if isinstance(states, list) else [states]
+        settings = {name: self._of(module, name) for name in ("num_layers", "bidirectional", "batch_first")}
+        plain = settings["num_layers"] == 1 and settings["bidirectional"] is False
+        plain = plain and self._of(module, "proj_size") == 0
+        lead = 1 if settings["batch_first"] else 0
+        if not isinstance(flow, _ScriptFlow) or not all(
+            isinstance(buffer, ScriptTensor) for buffer in buffers
+        ):
+            raise UnsupportedScriptError(kind.upper())
+        if not plain or flow.lead != lead or len(buffers) != (2 if kind == "lstm" else 1):
+            raise UnsupportedScriptError(kind.upper())
+        paths = [buffer.path for buffer in buffers if isinstance(buffer, ScriptTensor)]
+        for path in paths:
+            leaf = self.tree.get(path)
+            if not isinstance(leaf, Leaf) or math.prod(leaf.shape) > _ELEMENTS or leaf.array().any():
+                raise UnsupportedScriptError(f"{kind.upper()} from a state that is not zero")
+        after = [_StateUpdate(path) for path in paths]
+        cell = RecurrentCell(module, tuple(paths))
+        return [flow.then(kind, cell), after if isinstance(states, list) else after[0]]
+
+    def _function(self, name: str, given: Sequence[Any]) -> Any:
+        where, _, last = name.rpartition(".")
+        for node in self._module(where).body:
+            if isinstance(node, ast.FunctionDef) and node.name == last:
+                return self._run(node, given)
+        raise UnsupportedScriptError
+
+    def _module(self, name: str) -> ast.Module:
+        if name not in self.parsed:
+            text = self.texts.get(name)
+            if text is None:
+                raise UnsupportedScriptError
+            self.parsed[name] = ast.parse(text)
+        return self.parsed[name]
+
+    def _run(self, function: ast.FunctionDef, given: Sequence[Any]) -> Any:
+        self.calls += 1
+        if self.calls > _CALLS or self.depth > _DEEP:
+            raise UnsupportedScriptError
+        named = [each.arg for each in function.args.args]
+        known = [self._value(each, {}) for each in function.args.defaults]
+        if len(given) < len(named):
+            given = [*given, *known[len(known) - (len(named) - len(given)) :]]
+        if len(given) != len(named):
+            raise UnsupportedScriptError
+        self.depth += 1
+        done, value = self._block(function.body, dict(zip(named, given, strict=True)))
+        self.depth -= 1
+        if not done:
+            raise UnsupportedScriptError
+        return value
+
+    def _block(self, body: Sequence[ast.stmt], scope: dict[str, Any]) -> tuple[bool, Any]:
+        """Return whether a return was met, and its value."""
+        for node in body:
+            if isinstance(node, ast.Return) and node.value is not None:
+                return True, self._value(node.value, scope)
+            if isinstance(node, ast.Assign) and len(node.targets) == 1:
+                self._assign(node.targets[0], self._value(node.value, scope), scope)
+            elif isinstance(node, ast.If):
+                test = self._value(node.test, scope)
+                if not isinstance(test, bool):
+                    raise UnsupportedScriptError
+                done, value = self._block(node.body if test else node.orelse, scope)
+                if done:
+                    return True, value
+            elif not isinstance(node, ast.Pass):
+                raise UnsupportedScriptError
+        return False, None
+
+    def _assign(self, target: ast.expr, value: Any, scope: dict[str, Any]) -> None:
+        if isinstance(target, ast.Name):
+            scope[target.id] = value
+        elif isinstance(target, ast.Tuple) and isinstance(value, list) and len(value) == len(target.elts):
+            for each, part in zip(target.elts, value, strict=True):
+                self._assign(each, part, scope)
+        else:
+            raise UnsupportedScriptError
+
+    def _value(self, node: ast.expr, scope: Mapping[str, Any]) -> Any:
+        if isinstance(node, ast.Constant):
+            return node.value
+        if isinstance(node, ast.Name):
+            if node.id in scope and not any(scope[node.id] is each for each in self.overwritten):
+                return scope[node.id]
+            raise UnsupportedScriptError
+        if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
+            value = self._value(node.operand, scope)
+            if _is_number(value):
+                return -value
+            raise UnsupportedScriptError
+        if isinstance(node, ast.List | ast.Tuple):
+            return [self._value(each, scope) for each in node.elts]
+        if isinstance(node, ast.Attribute):
+            return self._attribute(node, scope)
+        if isinstance(node, ast.Call) and not node.keywords:
+            return self._call(node, scope)
+        raise UnsupportedScriptError
+
+    def _attribute(self, node: ast.Attribute, scope: Mapping[str, Any]) -> Any:
+        if isinstance(node.value, ast.Name) and node.value.id == "CONSTANTS":
+            return self._of((attr("CONSTANTS"),), node.attr)
+        if (name := _dotted_name(node)) is not None and name.startswith(f"{_TOP}."):
+            return _ScriptFunction(name)
+        owner = self._value(node.value, scope)
+        if isinstance(owner, ScriptModule):
+            return self._of(owner.path, node.attr)
+        raise UnsupportedScriptError
+
+    def _of(self, module: Path, name: str) -> Any:
+        """Return an attribute of a module; `training` is that of evaluation."""
+        if name == "training":
+            return False
+        path = (*module, attr(name))
+        leaf = self.tree.get(path)
+        if isinstance(leaf, Leaf):
+            return ScriptTensor(path)
+        if isinstance(leaf, ValueLeaf):
+            return leaf.value
+        for first, others in self.tree.aliases.items():
+            if any(alias.path == path for alias in others):
+                return ScriptTensor(first)
+        if path in self.tree.containers:
+            return ScriptModule(path)
+        return self._final(module, name)
+
+    def _final(self, module: Path, name: str) -> Any:
+        """Return a constant of a module's class: `eps : Final[float] = 1e-05`."""
+        container = self.tree.containers.get(module)
+        where, _, cls = ((container.name if container is not None else None) or "").rpartition(".")
+        for node in self._module(where).body:
+            for part in node.body if isinstance(node, ast.ClassDef) and node.name == cls else ():
+                if not isinstance(part, ast.AnnAssign) or not isinstance(part.target, ast.Name):
+                    continue
+                if part.value is not None and part.target.id == name:
+                    return self._value(part.value, {})
+        raise UnsupportedScriptError
+
+    def _call(self, node: ast.Call, scope: Mapping[str, Any]) -> Any:
+        called = _dotted_name(node.func)
+        if called == "annotate" and len(node.args) == 2:
+            return self._value(node.args[1], scope)
+        if called is None or called.partition(".")[0] in scope:
+            function = scope.get(called or "")
+            if isinstance(function, _ScriptFunction):
+                return self._function(function.name, [self._value(a, scope) for a in node.args])
+            if not isinstance(node.func, ast.Attribute):
+                raise UnsupportedScriptError
+            owner = self._value(node.func.value, scope)
+            if not isinstance(owner, ScriptModule):
+                raise UnsupportedScriptError
+            return self._method(owner.path, node.func.attr, [self._value(a, scope) for a in node.args])
+        return self._applied(called, [self._value(each, scope) for each in node.args])
+
+    def _applied(self, called: str, given: list[Any]) -> Any:
+        """Return what a function or an operation gives."""
+        if called == "getattr" and len(given) == 2 and isinstance(given[0], ScriptModule):
+            return self._of(given[0].path, str(given[1]))
+        if called == "unchecked_cast" and len(given) == 2:
+            return given[1]
+        if called.startswith(f"{_TOP}."):
+            return self._function(called, given)
+        operation = _OPERATIONS.get(called.removesuffix("_"))
+        if operation is None:
+            raise UnsupportedScriptError(called)
+        if called.endswith("_"):
+            # It overwrites its input, under whichever names that has.
+            self.overwritten += [each for each in given if isinstance(each, _ScriptFlow)]
+        self.calls += 1
+        if self.calls > _CALLS:
+            raise UnsupportedScriptError
+        try:
+            return operation(self, given)
+        except (UnsupportedScriptError, ValueError) as error:
+            raise UnsupportedScriptError(
+                str(error) if isinstance(error, UnsupportedScriptError) and str(error) else called
+            ) from None
+
+    def numbers(self, value: Any) -> list[float]:
+        """Return a number, or a small tensor's numbers."""
+        if _is_number(value):
+            return [float(value)]
+        leaf = self.tree.get(value.path) if isinstance(value, ScriptTensor) else None
+        if not isinstance(leaf, Leaf) or math.prod(leaf.shape) > _ELEMENTS or len(leaf.shape) > 2:
+            raise UnsupportedScriptError
+        if len(leaf.shape) == 2 and leaf.shape[0] != 1:
+            raise UnsupportedScriptError
+        return [float(number) for number in leaf.array().astype("float64").reshape(-1)]
+
+
+def _dotted_name(node: ast.expr) -> str | None:
+    parts: list[str] = []
+    while isinstance(node, ast.Attribute):
+        parts.append(node.attr)
+        node = node.value
+    return ".".join((node.id, *reversed(parts))) if isinstance(node, ast.Name) else None
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _require_flow(value: Any) -> _ScriptFlow:
+    if not isinstance(value, _ScriptFlow):
+        raise UnsupportedScriptError
+    return value
+
+
+def _linear(_: ScriptEvaluator, given: Sequence[Any]) -> _ScriptFlow:
+    flow, weight, bias = given if len(given) > 2 else (*given, None)
+    if not isinstance(weight, ScriptTensor) or not (bias is None or isinstance(bias, ScriptTensor)):
+        raise UnsupportedScriptError
+    return _require_flow(flow).then("dense", LayerTensors(weight.path, None if bias is None else bias.path))
+
+
+def _layer_norm(_: ScriptEvaluator, given: Sequence[Any]) -> _ScriptFlow:
+    flow, shape, weight, bias, epsilon = given[:5]
+    ready = isinstance(weight, ScriptTensor) and isinstance(bias, ScriptTensor) and _is_number(epsilon)
+    if not ready or not isinstance(shape, list) or len(shape) != 1:
+        raise UnsupportedScriptError
+    return _require_flow(flow).then("layer_norm", LayerTensors(weight.path, bias.path, float(epsilon)))
+
+
+def _activation_reader(
+    name: str, *allowed: object
+) -> Callable[[ScriptEvaluator, Sequence[Any]], _ScriptFlow]:
+    """Return the reading of an activation whose further arguments must be these, as far as they are given."""
+
+    def read(_: ScriptEvaluator, given: Sequence[Any]) -> _ScriptFlow:
+        flow, *rest = given
+        if len(rest) > len(allowed) or any(a != b for a, b in zip(rest, allowed, strict=False)):
+            raise UnsupportedScriptError
+        return _require_flow(flow).then("activation", name)
+
+    return read
+
+
+def _identity(_: ScriptEvaluator, given: Sequence[Any]) -> _ScriptFlow:
+    return _require_flow(given[0])
+
+
+def _affine(flow: _ScriptFlow, scale: list[float], offset: list[float]) -> _ScriptFlow:
+    """Return `flow * scale + offset`, one step with an affine map before it."""
+    steps = flow.steps
+    if steps and steps[-1].kind == "affine":
+        before, shift = steps[-1].value
+        size = max(map(len, (before, shift, scale, offset)))
+        before, shift, scale, offset = (_broadcast(v, size) for v in (before, shift, scale, offset))
+        offset = [s * b + o for s, b, o in zip(scale, shift, offset, strict=True)]
+        scale = [s * b for s, b in zip(scale, before, strict=True)]
+        flow = replace(flow, steps=steps[:-1])
+    return flow.then("affine", (scale, offset))
+
+
+def _broadcast(values: Sequence[float], size: int) -> list[float]:
+    if len(values) not in (1, size):
+        raise UnsupportedScriptError
+    return [*values] * (size if len(values) == 1 else 1)
+
+
+def _flatten(_: ScriptEvaluator, given: Sequence[Any]) -> _ScriptFlow:
+    # A policy that begins with a dense layer takes rows: flattening one from its second axis on changes none.
+    flow, *axes = given
+    if axes not in ([1], [1, -1]):
+        raise UnsupportedScriptError("torch.flatten")
+    return _require_flow(flow)
+
+
+def _unsqueeze(_: ScriptEvaluator, given: Sequence[Any]) -> _ScriptFlow:
+    flow, axis = _require_flow(given[0]), given[1]
+    if flow.lead is not None or axis not in (0, 1):
+        raise UnsupportedScriptError
+    return replace(flow, lead=axis)
+
+
+def _squeeze(_: ScriptEvaluator, given: Sequence[Any]) -> _ScriptFlow:
+    flow, axis = _require_flow(given[0]), given[1]
+    if flow.lead is None or axis != flow.lead:
+        raise UnsupportedScriptError
+    return replace(flow, lead=None)
+
+
+def _whole_slice(_: ScriptEvaluator, given: Sequence[Any]) -> Any:
+    # `buffer[:] = value` is a slice of all of it, and a copy into that.
+    if len(given) != 1 or not isinstance(given[0], ScriptTensor):
+        raise UnsupportedScriptError
+    return given[0]
+
+
+def _update_buffer(reader: ScriptEvaluator, given: Sequence[Any]) -> Any:
+    buffer, value = given[:2]
+    same = isinstance(buffer, ScriptTensor) and isinstance(value, _StateUpdate) and buffer.path == value.path
+    if not same or len(given) != 2:
+        raise UnsupportedScriptError("torch.copy_")
+    reader.carried.add(value.path)
+    return buffer
+
+
+def _scaling_reader(sign: int) -> Callable[[ScriptEvaluator, Sequence[Any]], _ScriptFlow]:
+    def read(reader: ScriptEvaluator, given: Sequence[Any]) -> _ScriptFlow:
+        one, two = given[:2]
+        if len(given) != 2:
+            raise UnsupportedScriptError
+        if isinstance(two, _ScriptFlow) and sign > 0:
+            one, two = two, one
+        numbers = reader.numbers(two)
+        if sign < 0:
+            if 0.0 in numbers:
+                raise UnsupportedScriptError
+            numbers = [1 / number for number in numbers]
+        return _affine(_require_flow(one), numbers, [0.0])
+
+    return read
+
+
+def _addition_reader(sign: int) -> Callable[[ScriptEvaluator, Sequence[Any]], _ScriptFlow]:
+    def read(reader: ScriptEvaluator, given: Sequence[Any]) -> _ScriptFlow:
+        one, two, *alpha = given
+        if alpha not in ([], [1]):
+            raise UnsupportedScriptError
+        if isinstance(two, _ScriptFlow) and sign > 0:
+            one, two = two, one
+        return _affine(_require_flow(one), [1.0], [sign * number for number in reader.numbers(two)])
+
+    return read
+
+
+def _comparison_reader(
+    compare: Callable[[Any, Any], bool],
+) -> Callable[[ScriptEvaluator, Sequence[Any]], bool]:
+    """Return the reading of a comparison of two numbers, such as the check of a probability."""
+
+    def read(_: ScriptEvaluator, given: Sequence[Any]) -> bool:
+        if len(given) != 2 or not all(map(_is_number, given)):
+            raise UnsupportedScriptError
+        return compare(*given)
+
+    return read
+
+
+_OPERATIONS: dict[str, Callable[[ScriptEvaluator, Sequence[Any]], Any]] = {
+    "torch.linear": _linear,
+    "torch.layer_norm": _layer_norm,
+    **{f"torch.{name}": _activation_reader(name) for name in ("relu", "tanh", "sigmoid", "silu")},
+    "torch.elu": _activation_reader("elu", 1, 1, 1),
+    "torch.leaky_relu": _activation_reader("leaky_relu", 0.01),
+    "torch.softplus": _activation_reader("softplus", 1, 20),
+    "torch.gelu": _activation_reader("gelu", "none"),
+    "torch.mul": _scaling_reader(1),
+    "torch.div": _scaling_reader(-1),
+    "torch.add": _addition_reader(1),
+    "torch.sub": _addition_reader(-1),
+    **{
+        f"torch.{name}": _comparison_reader(getattr(operator, name))
+        for name in ("lt", "gt", "le", "ge", "eq", "ne")
+    },
+    # What acts in training alone, and what changes nothing.
+    "torch.dropout": _identity,
+    "torch.detach": _identity,
+    "torch.contiguous": _identity,
+    "torch.flatten": _flatten,
+    "torch.unsqueeze": _unsqueeze,
+    "torch.squeeze": _squeeze,
+    "torch.slice": _whole_slice,
+    "torch.copy": _update_buffer,
+}

@@ -1,0 +1,830 @@
+"""Recognition of libraries by their tables."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cache, partial
+from types import ModuleType
+from typing import NamedTuple, Protocol, cast
+
+from ckpttool.core import plugins
+from ckpttool.core.checkpoint import Checkpoint
+from ckpttool.core.errors import UsageError
+from ckpttool.core.tree import Leaf, Path, Tree, ValueLeaf, attr, display, key
+from ckpttool.formats import onnx
+from ckpttool.libraries import schema
+from ckpttool.libraries.schema import (
+    BRANCHES,
+    NO_LAYOUT,
+    AgentLayer,
+    AgentMetadata,
+    AgentNetwork,
+    DefaultSetting,
+    RecognizedAgent,
+)
+from ckpttool.mapping import wrappers
+from ckpttool.mapping.layer_kinds import LayerKind
+from ckpttool.mapping.layers import SPELLING, recognize_kind
+from ckpttool.mapping.rules import KEEP, AxisSlice, Move, MoveList, Rule, ToTensor, compose_rules
+
+# Finds an agent's components, networks and layers in a tree by the names that its codebase uses.
+
+# Edges that Keras puts between a model and its layers; nobody names a layer by them.
+_PRIVATE = re.compile(r"_functional|_operations|_layers|layers|_self_tracked_trackables")
+
+# What a file that was converted calls Q-functions whose layers have the same names.
+_QS = re.compile(r"q\d+")
+
+Segments = tuple[str, ...]
+
+
+class NamedLeaf(NamedTuple):
+    """A leaf with its name below the agent, cut into segments."""
+
+    path: Path
+    segments: Segments
+    leaf: Leaf
+
+
+class ComponentLayer(NamedTuple):
+    """One layer of a component: its name below the component, its kind, its tensors by stored name."""
+
+    name: Segments
+    kind: LayerKind
+    tensors: Mapping[str, NamedLeaf]
+
+    @property
+    def width_in(self) -> int | None:
+        """The number of inputs of a dense layer."""
+        return self._kernel_shape()[0] if self.kind.name == "dense" else None
+
+    @property
+    def width_out(self) -> int | None:
+        """The number of outputs of a dense layer."""
+        return self._kernel_shape()[1] if self.kind.name == "dense" else None
+
+    @property
+    def width_norm(self) -> int:
+        """The width of a layer norm."""
+        return self.tensors[self.kind.weights[0].name].leaf.shape[0]
+
+    def _kernel_shape(self) -> tuple[int, ...]:
+        first = self.kind.weights[0]
+        shape = self.tensors[first.name].leaf.shape
+        return shape if self.kind.framework == "tensorflow" else shape[::-1]
+
+
+def list_leaves(tree: Tree) -> Iterator[NamedLeaf]:
+    """Go through all tensors under all their names, aliases included, in the order of the tree."""
+    for path, leaf in tree.tensors():
+        yield NamedLeaf(path, tuple(tree.names[path].split("/")), leaf)
+    for canonical, aliases in tree.aliases.items():
+        leaf_or_value = tree[canonical]
+        if isinstance(leaf_or_value, Leaf):
+            for alias in aliases:
+                yield NamedLeaf(canonical, tuple(display(alias.path).split("/")), leaf_or_value)
+
+
+def find_root(names: Sequence[Segments], components: Mapping[str, str], *, rooted: bool) -> Segments | None:
+    """Return the prefix under which most components lie (`policy`), or None when there are none.
+
+    `rooted` allows one object between the top and the components, as in `Checkpoint(policy=agent)`.
+    """
+    found: dict[Segments, set[str]] = {}
+    theirs = {tuple(name.split("/")) for alternatives in components for name in alternatives.split("+")}
+    lengths = {len(name) for name in theirs}
+    for segments in names:
+        for depth in range(2 if rooted else 1):
+            for length in lengths:
+                stop = depth + length
+                if len(segments) > stop and segments[depth:stop] in theirs:
+                    found.setdefault(segments[:depth], set()).add("/".join(segments[depth:stop]))
+    if not found:
+        return None
+    return max(found, key=lambda root: (len(found[root]), -len(root)))
+
+
+def group_layers(
+    found: Sequence[NamedLeaf], cut: int, framework: str, *, matrices: bool = False
+) -> tuple[ComponentLayer, ...]:
+    """Group a component's tensors (whose names begin after `cut` segments) into layers, in order.
+
+    With `matrices` a torch weight of two axes that stands alone is a dense layer without a bias.
+    """
+    groups: dict[Segments, dict[str, NamedLeaf]] = {}
+    seen: set[Path] = set()
+    for entry in found:
+        # A tensor's other names count only in a component that does not hold it by its own name.
+        if entry.leaf.role in ("parameter", "buffer") and entry.path not in seen:
+            seen.add(entry.path)
+            groups.setdefault(entry.segments[cut:-1], {})[entry.segments[-1]] = entry
+    dense = SPELLING[framework, "dense"]
+    kinds = {
+        name: dense
+        if matrices and group.keys() == {"weight"} and len(group["weight"].leaf.shape) == 2
+        else recognize_kind({n: entry.leaf for n, entry in group.items()}, framework)
+        for name, group in groups.items()
+    }
+    return _sort_layers([ComponentLayer(n, kind, groups[n]) for n, kind in kinds.items() if kind is not None])
+
+
+_NUMBERED = re.compile(r"(\D*)(\d+)")
+
+
+def _sort_layers(stored: list[ComponentLayer]) -> tuple[ComponentLayer, ...]:
+    """Return layers in the order of their numbers where they are numbered (l1, l2, ...), else as stored.
+
+    Norms that are defined apart (l1, l2, l3, n1, n2) follow the dense layer of their number.
+    """
+    if all(module.name and module.name[-1].isdigit() for module in stored):
+        return tuple(sorted(stored, key=_rank_key(stored)))
+    dense = [module for module in stored if module.kind.name == "dense"]
+    placed = sorted(dense, key=_rank_key(dense))
+    by_number = {(m.name[:-1], _number(m.name)): m for m in dense}
+    for position, module in enumerate(stored):
+        if module.kind.name == "dense":
+            continue
+        before = [m for m in stored[:position] if m.kind.name == "dense"]
+        owner = by_number.get((module.name[:-1], _number(module.name))) or (before[-1] if before else None)
+        placed.insert(placed.index(owner) + 1 if owner is not None else 0, module)
+    return tuple(placed)
+
+
+def _rank_key(found: Sequence[ComponentLayer]) -> Callable[[ComponentLayer], tuple[int, ...]]:
+    siblings: dict[Segments, dict[str, int]] = {}
+    for module in found:
+        for depth, segment in enumerate(module.name):
+            names = siblings.setdefault(module.name[:depth], {})
+            names.setdefault(segment, len(names))
+    for names in siblings.values():
+        numbers = {name: match for name in names if (match := _NUMBERED.fullmatch(name))}
+        if len({match[1] for match in numbers.values()}) == 1:
+            # Names without a number (log_std) keep their places, the others change theirs.
+            places = sorted(names[name] for name in numbers)
+            names.update(zip(sorted(numbers, key=lambda name: int(numbers[name][2])), places, strict=True))
+    return lambda module: tuple(siblings[module.name[:d]][s] for d, s in enumerate(module.name))
+
+
+def is_order_assumed(chain: Sequence[ComponentLayer]) -> bool:
+    """Say whether only the order of the file tells two layers of equal shape apart."""
+    unnumbered = [m for m in chain if m.kind.name == "dense" and _number(m.name) is None]
+    shapes = [(module.width_in, module.width_out) for module in unnumbered]
+    return len(set(shapes)) < len(shapes)
+
+
+def _number(name: Segments) -> int | None:
+    numbers = re.findall(r"\d+", name[-1]) if name else []
+    return int(numbers[-1]) if numbers else None
+
+
+def split_critic(found: tuple[ComponentLayer, ...]) -> tuple[tuple[ComponentLayer, ...], ...]:
+    """Split a critic into its Q-functions: by module where they have one each, else where a chain ends.
+
+    The flat form of the TD3 authors keeps both in one module as l1..l3 and l4..l6: a new Q-function
+    begins after a layer with one output.
+    """
+    by_first: dict[str, list[ComponentLayer]] = {}
+    by_owner: dict[Segments, list[ComponentLayer]] = {}
+    for module in found:
+        by_first.setdefault(module.name[0] if len(module.name) > 1 else "", []).append(module)
+        by_owner.setdefault(_public_name(module.name)[:-1], []).append(module)
+    if len(by_first) > 1 and all(_QS.fullmatch(name) for name in by_first):
+        return tuple(tuple(group) for group in by_first.values())
+    ends = [[m.width_out for m in group if m.width_out is not None][-1:] for group in by_owner.values()]
+    starts = [[m.width_in for m in group if m.width_in is not None][:1] for group in by_owner.values()]
+    # A trunk and a head are modules of their own too, but parts of one Q-function. Q-functions that give
+    # quantiles end alike and begin alike.
+    alike = ends[:1] != [[]] and all(each[:1] * len(each) == each for each in (ends, starts))
+    if len(by_owner) > 1 and (all(end == [1] for end in ends) or alike):
+        return tuple(tuple(group) for group in by_owner.values())
+    chains: list[list[ComponentLayer]] = [[]]
+    for module in found:
+        if chains[-1] and chains[-1][-1].width_out == 1:
+            chains.append([])
+        chains[-1].append(module)
+    return tuple(tuple(chain) for chain in chains if chain)
+
+
+def is_connected(chain: Sequence[ComponentLayer], extra: int | None) -> bool:
+    """Say whether each layer takes what the one before gives (or that and `extra` action inputs).
+
+    A norm must have the width of the dense layer that it follows.
+    """
+    width: int | None = None
+    for module in chain:
+        taken = module.width_in
+        if taken is None:
+            if module.width_norm != width:
+                return False
+            continue
+        if width is not None and taken != width and (extra is None or taken != width + extra):
+            return False
+        width = module.width_out
+    return width is not None
+
+
+def make_network(
+    component: str,
+    head: str | None,
+    chain: Sequence[ComponentLayer],
+    branches: Mapping[str, ComponentLayer] | None = None,
+) -> AgentNetwork:
+    """Return the network's record, its layers named as a torch module would name them."""
+    names = [_public_name(module.name) for module in chain]
+    if all(name and name[-1].isdigit() for name in names) and chain[0].kind.framework == "tensorflow":
+        names = _sequential_names(names, chain)
+    layers = (AgentLayer(name, m.kind.name) for name, m in zip(names, chain, strict=True))
+    more = (
+        (name, AgentLayer(_public_name(m.name) if m.name[-1] in BRANCHES else (name,), m.kind.name))
+        for name, m in (branches or {}).items()
+    )
+    return AgentNetwork(component, head, tuple(layers), tuple(more))
+
+
+def _public_name(name: Segments) -> Segments:
+    kept = tuple(segment for segment in name if not _PRIVATE.fullmatch(segment))
+    return kept or name
+
+
+def _sequential_names(names: Sequence[Segments], chain: Sequence[ComponentLayer]) -> list[Segments]:
+    # Keras counts layers that own weights (and an input layer); torch's Sequential counts the
+    # activation after each hidden layer too: Linear 0, ReLU 1, Linear 2, ...
+    renamed, position = [], 0
+    for number, name in enumerate(names):
+        renamed.append((*name[:-1], str(position)))
+        followed_by_norm = number + 1 < len(chain) and chain[number + 1].kind.name == "layer_norm"
+        position += 1 if followed_by_norm else 2
+    return renamed
+
+
+# A layout as a table, and the one way in which every table binds a tree to the canonical agent.
+
+_LATE = "an action after the first layer, of unknown width without the policy"
+_POLICIES, _CRITICS = ("actor", "actor_target"), ("critic", "critic_target")
+
+
+@dataclass(frozen=True, slots=True)
+class LayoutTable:
+    """One codebase's naming of its agents.
+
+    `components`, `optimizers` and `counters` map its names to the canonical ones: a name of several segments
+    has slashes ("policy/actor"), and a component that is one head of a network names it ("critic/q1"), as
+    does an optimizer of its own ("critic_optimizer/q1").
+    `branches` map the names of modules that are a further head (`fc_logstd`) to the canonical branch, in
+    every policy; `tensors` single tensors that are no layer's, by their whole name, to their canonical
+    place ("temperature/log_alpha"); with `matrices` a weight [out, in] without a bias is a dense layer, which
+    elsewhere may be an embedding; with `late` a Q-function without its policy may take the action after its
+    first layer. `rooted` says that the agent may be an attribute of what was saved;
+    `optimizer` binds an optimizer's state; `seen` names the real files (other people's, or written by the
+    library itself) on which the layout was tried: where it is empty, no real file could be had.
+    """
+
+    name: str
+    title: str
+    framework: str
+    components: Mapping[str, str]
+    optimizers: Mapping[str, str]
+    counters: Mapping[str, str]
+    facts: AgentMetadata
+    optimizer: Callable[[StoredOptimizer], OptimizerMoves]
+    rooted: bool = False
+    seen: str = ""
+    branches: Mapping[str, str] = field(default_factory=dict)
+    tensors: Mapping[str, str] = field(default_factory=dict)
+    joined: bool = False
+    matrices: bool = False
+    late: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class StoredOptimizer:
+    """What an optimizer's binder may look at.
+
+    `name` is canonical; `prefix` the segments before its state; `weights` its network's tensors in the
+    order of the file, each with its canonical path and its rule.
+    """
+
+    name: str
+    prefix: tuple[str, ...]
+    tree: Tree
+    weights: tuple[tuple[Path, Path, Rule], ...]
+
+    @property
+    def own(self) -> dict[Segments, Path]:
+        """The optimizer's own leaves by their names below it, in the order of the file."""
+        if not self.prefix:
+            return {tuple(name.split("/")): path for path, name in self.tree.names.items()}
+        start = "/".join(self.prefix)
+        below, cut = f"{start}/", len(self.prefix)
+        return {
+            tuple(name.split("/"))[cut:]: path
+            for path, name in self.tree.names.items()
+            if name.startswith(below) or name == start
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class OptimizerMoves:
+    """An optimizer's moves, the leaves that only repeat others, and each slot's parameter.
+
+    `defaults` are settings of its library where they are not Keras's.
+    """
+
+    moves: tuple[Move, ...]
+    consumed: frozenset[Path] = frozenset()
+    of: Mapping[Path, Path] | None = None
+    note: str = ""
+    defaults: Mapping[str, DefaultSetting] = field(default_factory=dict)
+
+
+def bind(tree: Tree, table: LayoutTable) -> RecognizedAgent | None:
+    """Return the tree's way to the canonical agent, or None when it is not of this layout."""
+    found = tuple(list_leaves(tree))
+    root = find_root([entry.segments for entry in found], table.components, rooted=table.rooted)
+    if root is None:
+        return None
+    single = _move_named_tensors(found, root, table)
+    placed = {move.source for move in single}
+    parts, moves, assumed, late = _collect_networks([e for e in found if e.path not in placed], root, table)
+    if not parts:
+        return None
+    moves += single
+    # In the order of the file: optimizers count their parameters in it.
+    order = {path: number for number, path in enumerate(tree)}
+    moves = tuple(sorted(moves, key=lambda move: order[move.source]))
+    weights: dict[Path, list[Move]] = {}
+    for move in moves:
+        # A layer that is two has two places for each moment; what networks share belongs to the first.
+        if table.joined or move.source not in weights:
+            weights.setdefault(move.source, []).append(move)
+    state = [each for name in table.optimizers if (each := _move_optimizer(tree, root, table, name, weights))]
+    moves += tuple(move for found_state in state for move in found_state.moves)
+    moves += tuple(move for move in _move_counters(tree, root, table) if move.source not in placed)
+    notes = tuple(found_state.note for found_state in state if found_state.note)
+    networks = ", ".join(dict.fromkeys(part.component for part in parts))
+    return RecognizedAgent(
+        layout=table.name,
+        moves=MoveList(moves, assumed, notes),
+        parts=parts,
+        facts=table.facts,
+        unplaced=_list_unplaced(found, root, table, moves) | dict.fromkeys(late, (_LATE,)),
+        consumed=frozenset().union(*(found_state.consumed for found_state in state), _list_repeated(state)),
+        evidence=f"{'/'.join(root)}/ has {networks}" if root else networks,
+        of={slot: owner for found_state in state for slot, owner in (found_state.of or {}).items()},
+        defaults={name: value for found_state in state for name, value in found_state.defaults.items()},
+    )
+
+
+def is_whole_tree(binding: RecognizedAgent, tree: Tree) -> bool:
+    """Say whether an agent without a policy is all of the tree: beside it no matrix is a parameter.
+
+    A tree with `critic` and networks of other names is a program's own, whose policy would be left behind.
+    """
+    if any(part.acts for part in binding.parts):
+        return True
+    used = {move.source for move in binding.moves.moves} | binding.consumed
+    return not any(
+        leaf.role == "parameter" and len(leaf.shape) > 1 and path not in used for path, leaf in tree.tensors()
+    )
+
+
+def _list_repeated(state: Sequence[OptimizerMoves]) -> frozenset[Path]:
+    """Return what only repeats: of two optimizers for one canonical one the second's counts and settings."""
+    first: dict[Path, Path] = {}
+    moves = [move for found_state in state for move in found_state.moves]
+    return frozenset(
+        move.source for move in moves if first.setdefault(move.target, move.source) != move.source
+    )
+
+
+def _move_named_tensors(
+    found: Sequence[NamedLeaf], root: tuple[str, ...], table: LayoutTable
+) -> tuple[Move, ...]:
+    """Return the moves of the tensors that the table names one by one."""
+    named = {(*root, *theirs.split("/")): ours for theirs, ours in table.tensors.items()}
+    return tuple(
+        Move(entry.path, tuple(map(attr, named[entry.segments].split("/"))), KEEP)
+        for entry in found
+        if entry.segments in named
+    )
+
+
+def _collect_networks(
+    found: Sequence[NamedLeaf], root: tuple[str, ...], table: LayoutTable
+) -> tuple[tuple[AgentNetwork, ...], tuple[Move, ...], tuple[str, ...], frozenset[str]]:
+    parts: list[AgentNetwork] = []
+    late: set[str] = set()
+    moves: list[Move] = []
+    assumed: list[str] = []
+    chains: dict[tuple[str, str], tuple[ComponentLayer, ...]] = {}
+    for theirs, ours in table.components.items():
+        component, _, head = ours.partition("/")
+        if found_here := _collect_chain(found, root, theirs, table):
+            chains.setdefault((component, head), found_here)
+    places = {entry.path: number for number, entry in enumerate(found)}
+    policies = [layers for (component, _), layers in chains.items() if component in _POLICIES]
+    actions = next((width for layers in policies if (width := _last_width(layers, table))), None)
+    for (component, head), layers in chains.items():
+        chain, branches = _split_branches(layers, table if component in _POLICIES else None)
+        halved = table.joined and component in _POLICIES
+        whole = bool(head) or component not in _CRITICS
+        split = (chain,) if whole else split_critic(chain)
+        if table.late and not policies:
+            actions = _late_action_width(split[0])
+            late |= {component} if actions is not None else set()
+        if not chain or not all(is_connected(each, actions) for each in split):
+            continue
+        for number, each in enumerate(split, start=1):
+            named = make_network(component, head or (None if whole else f"q{number}"), each, branches)
+            if halved:
+                named = named._replace(branches=(("log_std", AgentLayer(("log_std",), each[-1].kind.name)),))
+            if not _in_file_order(each, places):
+                named = named._replace(layers=_number_layers(named))
+            parts.append(named)
+            moves.extend(_move_weights(named, each, branches, halved=halved))
+            if is_order_assumed(each):
+                order = ", ".join("/".join(layer.name) for layer in named.layers)
+                assumed.append(f"the layers of {named.title} are used in the order of the file: {order}")
+    return tuple(parts), tuple(moves), tuple(assumed), frozenset(late)
+
+
+def _late_action_width(chain: Sequence[ComponentLayer]) -> int | None:
+    """Return how many numbers more the second layer takes than the first gives, None if it takes as many."""
+    if len(chain) < 2 or chain[0].width_out is None or chain[1].width_in is None:
+        return None
+    more = chain[1].width_in - chain[0].width_out
+    return more if more > 0 else None
+
+
+def _in_file_order(chain: Sequence[ComponentLayer], places: Mapping[Path, int]) -> bool:
+    firsts = [min(places[entry.path] for entry in module.tensors.values()) for module in chain]
+    return firsts == sorted(firsts)
+
+
+def _number_layers(named: AgentNetwork) -> tuple[AgentLayer, ...]:
+    """Return the layers with numbers for names, unless one module's own numbers tell their order."""
+    if len({layer.name[:-1] for layer in named.layers}) == 1:
+        return named.layers
+    return tuple(AgentLayer((f"l{n}",), layer.kind) for n, layer in enumerate(named.layers, start=1))
+
+
+def _collect_chain(
+    found: Sequence[NamedLeaf], root: tuple[str, ...], theirs: str, table: LayoutTable
+) -> tuple[ComponentLayer, ...]:
+    """Return the layers below a component's name, or below several one after the other."""
+    names = theirs.split("+")
+    layers: list[ComponentLayer] = []
+    for name in names:
+        prefix = (*root, *name.split("/"))
+        mine = [entry for entry in found if entry.segments[: len(prefix)] == prefix]
+        if not mine:
+            return ()
+        # Layers of several modules are told apart by the modules' names.
+        own = group_layers(mine, len(prefix) - (len(names) > 1), table.framework, matrices=table.matrices)
+        if not own:
+            return ()
+        layers += own
+    return tuple(layers)
+
+
+def _split_branches(
+    layers: Sequence[ComponentLayer], table: LayoutTable | None
+) -> tuple[tuple[ComponentLayer, ...], dict[str, ComponentLayer]]:
+    """Return the chain without its further heads, and those by their canonical names."""
+    known = table.branches if table is not None else {}
+    ends = {tuple(name.split("/")): ours for name, ours in known.items()}
+    branches = {ours: m for m in layers for end, ours in ends.items() if m.name[-len(end) :] == end}
+    return tuple(m for m in layers if m not in branches.values()), branches
+
+
+def _list_unplaced(
+    found: Sequence[NamedLeaf], root: tuple[str, ...], table: LayoutTable, moves: Sequence[Move]
+) -> dict[str, tuple[str, ...]]:
+    taken = {move.source for move in moves}
+    places = {
+        (*root, *name.split("/")): ours.partition("/")[0]
+        for theirs, ours in table.components.items()
+        for name in theirs.split("+")
+    }
+    left: dict[str, list[str]] = {}
+    for entry in found:
+        # An array among a module's tensors is a buffer that the program kept as NumPy's.
+        is_part = entry.leaf.role in ("parameter", "buffer") or (
+            entry.leaf.role == "other" and "float" in entry.leaf.dtype
+        )
+        if is_part and entry.path not in taken:
+            for place, ours in places.items():
+                if entry.segments[: len(place)] == place:
+                    left.setdefault(ours, []).append("/".join(entry.segments))
+                    break
+    return {component: tuple(names) for component, names in left.items()}
+
+
+def _last_width(layers: Sequence[ComponentLayer], table: LayoutTable) -> int | None:
+    widths = [m.width_out for m in _split_branches(layers, table)[0] if m.width_out is not None]
+    return widths[-1] // (2 if table.joined else 1) if widths else None
+
+
+def _move_weights(
+    named: AgentNetwork,
+    chain: Sequence[ComponentLayer],
+    branches: Mapping[str, ComponentLayer],
+    *,
+    halved: bool = False,
+) -> list[Move]:
+    if halved:
+        return _move_weights(named, chain[:-1], branches) + _move_halves(named, chain)
+    placed: list[tuple[int | str, ComponentLayer]] = [*enumerate(chain), *branches.items()]
+    return [
+        Move(
+            module.tensors[w.name].path,
+            schema.canonical_weight_path(named, position, w.canonical),
+            w.to_canonical,
+        )
+        for position, module in placed
+        for w in module.kind.weights
+        if w.name in module.tensors
+    ]
+
+
+def _move_halves(named: AgentNetwork, chain: Sequence[ComponentLayer]) -> list[Move]:
+    """Return the moves of a last layer that is two: the mean, then the log standard deviation."""
+    last, width = chain[-1], chain[-1].width_out or 0
+    halves = ((len(chain) - 1, 0, width // 2), ("log_std", width // 2, width))
+    return [
+        Move(
+            last.tensors[w.name].path,
+            schema.canonical_weight_path(named, place, w.canonical),
+            # The outputs are the last axis of a canonical kernel, and the only one of a bias.
+            compose_rules(w.to_canonical, AxisSlice(w.rank - 1, start, stop, width)),
+        )
+        for place, start, stop in halves
+        for w in last.kind.weights
+        if w.name in last.tensors
+    ]
+
+
+def _move_optimizer(
+    tree: Tree, root: tuple[str, ...], table: LayoutTable, theirs: str, weights: Mapping[Path, Sequence[Move]]
+) -> OptimizerMoves | None:
+    """Return the moves of one optimizer; None for one of all networks that the file does not have.
+
+    Slots that stand below their variables name no optimizer: they are those of the networks' own.
+    """
+    ours, _, head = table.optimizers[theirs].partition("/")
+    mine = tuple(
+        (path, move.target, move.rule)
+        for path, places in weights.items()
+        for move in places
+        if schema.is_trained_by(ours, move.target) and (not head or move.target[1] == attr(head))
+    )
+    found = StoredOptimizer(ours, (*root, *theirs.split("/")), tree, mine)
+    return table.optimizer(found) if ours != schema.JOINT or found.own else None
+
+
+def _move_counters(tree: Tree, root: tuple[str, ...], table: LayoutTable) -> tuple[Move, ...]:
+    """Return the moves of the agent's own counters: those that the table names, and any other by its name."""
+    found = []
+    for path, leaf in tree.items():
+        *owner, name = tree.names[path].split("/")
+        if tuple(owner) in ((), root) and (name in table.counters or leaf.role == "counter"):
+            rule = KEEP if isinstance(leaf, Leaf) else ToTensor("int64")
+            found.append(Move(path, (attr(table.counters.get(name, name)),), rule))
+    return tuple(found)
+
+
+# What a layout answers when it is asked to hold a canonical agent: where everything goes.
+
+
+class Layout(Protocol):
+    """What every layout module offers; its names are module-level."""
+
+    TABLE: LayoutTable
+
+    def recognise(self, tree: Tree, name: str) -> RecognizedAgent | None:
+        """Return the tree's way to the canonical agent, or None; `name` is the checkpoint's file name."""
+        ...
+
+
+class CompanionReader(Protocol):
+    """What a layout also offers whose agents are told about by files beside the checkpoint."""
+
+    def companions(self, location: str) -> Sequence[str]:
+        """Return the files that may tell more of the checkpoint at `location`, whether they exist or not."""
+        ...
+
+    def told_by(self, binding: RecognizedAgent, file: str, tree: Tree) -> RecognizedAgent:
+        """Return the binding with what `tree`, read from one of those files, says."""
+        ...
+
+
+def as_companion_reader(layout: object) -> CompanionReader | None:
+    """Return the layout as one that reads companions, None if it does not."""
+    return cast(CompanionReader, layout) if hasattr(layout, "companions") else None
+
+
+def can_write(layout: ModuleType) -> bool:
+    """Say whether the layout can also hold an agent (offers `plan(binding, canonical, told) -> Plan`)."""
+    return hasattr(layout, "plan")
+
+
+def list_never_run_components(layout: object) -> frozenset[str]:
+    """Return the components whose networks no file of the layout says how to run (its `NEVER_RUN`)."""
+    return cast(frozenset[str], getattr(layout, "NEVER_RUN", frozenset()))
+
+
+# Asks every layout whether a tree is one of its agents.
+
+_Asked = Callable[[Tree, str], RecognizedAgent | None]
+# More entries with tensors of their own than that are a model's modules, not things saved side by side.
+_ENTRIES = 32
+_MOST = 50_000
+
+
+def recognize_checkpoint(checkpoint: Checkpoint, layout: str | None = None) -> RecognizedAgent | None:
+    """Return the agent in the checkpoint, None if no layout knows one; raise UsageError as `recognise`."""
+    if checkpoint.format == onnx.NAME:
+        # Names of constants are an exporter's: the graph says what a model computes, not a layout.
+        if layout not in (None, NO_LAYOUT):
+            raise UsageError("an ONNX model is of no layout", file=checkpoint.path, hint="leave out --layout")
+        return None
+    return recognize_tree(checkpoint.tree, os.path.basename(checkpoint.path), layout)
+
+
+def recognize_tree(tree: Tree, name: str, layout: str | None = None) -> RecognizedAgent | None:
+    """Return the tree's way to the canonical agent, or None when no layout knows it.
+
+    An agent may have been saved with wrappers around its modules (`module.`), or inside a dict of other
+    things ("model", "epoch"): its names are looked at without the former, and in the entry that alone is an
+    agent. `name` is the checkpoint's file name; `layout` names the one to ask, `none` for none at all. Raise
+    UsageError when the named layout does not fit, or when two layouts claim the tree. A tree of very many
+    entries is asked for its layout only when one is named: no agent has so many, and every layout looks at
+    all of them.
+    """
+    if layout == NO_LAYOUT or (layout is None and len(tree) > _MOST):
+        return None
+    # Scanning installed packages takes as long as importing numpy: at most once, and after ours.
+    asked = (
+        partial(_recognize_any, strangers=cache(_installed_layouts))
+        if layout is None
+        else _load_recognizer(layout)
+    )
+    found = (
+        _recognize_unwrapped(tree, name, asked) or asked(tree, name) or _recognize_entry(tree, name, asked)
+    )
+    if found is None and layout is not None:
+        raise UsageError(f"the checkpoint is not of layout {layout}")
+    return found
+
+
+def _load_recognizer(layout: str) -> _Asked:
+    return _load_layout(plugins.find("layouts", layout)).recognise
+
+
+def _recognize_any(
+    tree: Tree, name: str, strangers: Callable[[], Sequence[plugins.Plugin]]
+) -> RecognizedAgent | None:
+    found = _collect_claims(plugins.BUILT_IN["layouts"], tree, name) or _collect_claims(
+        strangers(), tree, name
+    )
+    if len(found) > 1:
+        names = " and ".join(binding.layout for binding in found)
+        raise UsageError(f"layouts {names} both claim the checkpoint", hint="name one with --layout")
+    return found[0] if found else None
+
+
+def _collect_claims(layouts: Iterable[plugins.Plugin], tree: Tree, name: str) -> list[RecognizedAgent]:
+    return [b for p in layouts if (b := _load_layout(p).recognise(tree, name)) is not None]
+
+
+def _installed_layouts() -> list[plugins.Plugin]:
+    ours = {plugin.name for plugin in plugins.BUILT_IN["layouts"]}
+    return [p for p in plugins.installed("layouts") if p.name not in ours]
+
+
+def _recognize_unwrapped(tree: Tree, name: str, asked: _Asked) -> RecognizedAgent | None:
+    """Ask about the tree under the names that its modules have without their wrappers."""
+    plain = wrappers.strip_to_plain_names(tree)
+    if plain is None:
+        return None
+    binding = asked(plain[0], name)
+    return binding.moved(lambda path: plain[1].get(path, path)) if binding is not None else None
+
+
+def _recognize_entry(tree: Tree, name: str, asked: _Asked) -> RecognizedAgent | None:
+    """Ask about every entry of a dict that is a dict itself; None unless exactly one is an agent."""
+    tops = {path[:1] for path, _ in tree.tensors() if len(path) > 1}
+    if not 0 < len(tops) <= _ENTRIES:
+        return None
+    found = [(top, binding) for top in tops if (binding := asked(tree.below(top), name)) is not None]
+    if len(found) != 1:
+        return None
+    top, binding = found[0]
+    evidence = f"{display(top)}/: {binding.evidence}"
+    return replace(binding.moved(lambda path: (*top, *path)), evidence=evidence)
+
+
+def _load_layout(plugin: plugins.Plugin) -> Layout:
+    return cast(Layout, plugin.load())
+
+
+# A torch module that was pickled whole, read as its state_dict: names of tensors, classes of its parts.
+#
+# Source: torch/nn/modules/module.py, Module.__setstate__: a module's attributes are its state; its parts
+# stand in `_modules`, its tensors in `_parameters` and `_buffers`.
+
+_MODULES = attr("_modules")
+_TENSORS = (attr("_parameters"), attr("_buffers"))
+# torch/nn/modules/activation.py: arguments that would make it another function, and their defaults.
+_ARGUMENTS: Mapping[str, Mapping[str, object]] = {
+    "ELU": {"alpha": 1.0},
+    "LeakyReLU": {"negative_slope": 0.01},
+    "GELU": {"approximate": "none"},
+    "Softplus": {"beta": 1.0, "threshold": 20.0},
+}
+_ACTIVATION, _IDENTITY = "torch.nn.modules.activation.", "torch.nn.modules.linear.Identity"
+
+
+@dataclass(frozen=True, slots=True)
+class PickledModule:
+    """A whole module: its `state` under a state_dict's keys, their paths in the file, classes by module."""
+
+    tree: Tree
+    state: Tree
+    sources: Mapping[Path, Path]
+    classes: Mapping[str, str]
+
+    def value(self, module: str, name: str) -> object:
+        """Return a plain attribute of the module (`pi`, `pi.net.1`), None where it has none."""
+        leaf = self.tree.get((*_parse_module_path(module), attr(name)))
+        return leaf.value if isinstance(leaf, ValueLeaf) else None
+
+    def has(self, module: str, name: str) -> bool:
+        """Say whether the module has an attribute, a buffer or a parameter of that name."""
+        ways = ((attr(name),), *((kind, key(name)) for kind in _TENSORS))
+        places = [(*_parse_module_path(module), *way) for way in ways]
+        return any(path[: len(place)] == place for path in self.tree for place in places)
+
+    def children(self, module: str) -> list[str]:
+        """Return the names of a Sequential's parts in the order of their use, which is that of the file."""
+        return [name for name in self.classes if name.rpartition(".")[0] == module]
+
+    def activation(self, module: str) -> str | None:
+        """Return the canonical name of the activation that the module is, None for anything else."""
+        return activation_of(self.classes.get(module, ""), lambda name: self.value(module, name))
+
+    def bound(self, binding: RecognizedAgent) -> RecognizedAgent:
+        """Return a binding of the state as one of the file: what is no tensor of it says how it was built."""
+        moved = binding.moved(self.sources.__getitem__)
+        plain = frozenset(path for path, _ in self.tree.plain())
+        return replace(moved, consumed=moved.consumed | plain)
+
+
+def activation_of(name: str, value: Callable[[str], object]) -> str | None:
+    """Return the canonical activation of a class by its name, and by what `value` returns of its attributes.
+
+    None for another class, and for one with another slope, limit or approximation than its default.
+    """
+    if name == _IDENTITY:
+        return "linear"
+    short = name.removeprefix(_ACTIVATION)
+    if any(value(each) != default for each, default in _ARGUMENTS.get(short, {}).items()):
+        return None
+    return schema.TORCH.get(short) if name.startswith(_ACTIVATION) else None
+
+
+def _parse_module_path(module: str) -> Path:
+    return tuple(step for part in module.split(".") for step in (_MODULES, key(part)))
+
+
+def read_pickled_module(tree: Tree) -> PickledModule | None:
+    """Return the tree as a whole module, None if it is none."""
+    sources: dict[Path, Path] = {
+        (key(name),): path for path in tree if (name := _tensor_name(path)) is not None
+    }
+    if not sources:
+        return None
+    state = Tree({place: tree[path] for place, path in sources.items() if isinstance(tree[path], Leaf)})
+    classes = {
+        ".".join(names): container.name
+        for path, container in tree.containers.items()
+        if container.name and (names := _module_path(path))
+    }
+    return PickledModule(tree, state, sources, classes)
+
+
+def _tensor_name(path: Path) -> str | None:
+    """Return a tensor's name in the state_dict: `pi.net.0.weight` for its path among modules' attributes."""
+    if len(path) < 2 or path[-2] not in _TENSORS:
+        return None
+    above = _module_path(path[:-2])
+    return None if above is None else ".".join((*above, str(path[-1].value)))
+
+
+def _module_path(path: Path) -> list[str] | None:
+    if len(path) % 2 or any(step != _MODULES for step in path[::2]):
+        return None
+    return [str(step.value) for step in path[1::2]]

@@ -1,0 +1,115 @@
+"""rl_games' A2C and PPO agents: `nn/NAME.pth` with the model's state_dict, epoch and frame.
+
+Sources, in github.com/Denys88/rl_games: rl_games/algos_torch/network_builder.py (`A2CBuilder`: actor_mlp, mu,
+sigma, value; critic_mlp where `separate` is set), models.py (`ModelA2CContinuousLogStd`: observations pass
+running_mean_std), running_mean_std.py (`(x - mean) / sqrt(var + 1e-5)`, limited to [-5, 5]), players.py
+(`PpoPlayerContinuous`: mu is limited to [-1, 1] and mapped to the bounds, unless clip_actions is off).
+The activation stands in the settings of the training, which Isaac Gym's and Isaac Lab's programs keep beside
+the folder `nn`: config.yaml, params/agent.yaml.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import replace
+
+from ckpttool.core.sidecar import NO_ACTIVATIONS, NO_BOUNDS, NO_STATISTICS
+from ckpttool.core.tree import Tree
+from ckpttool.libraries import optimizers_read
+from ckpttool.libraries.recognize import LayoutTable, bind
+from ckpttool.libraries.schema import DICT_UNKNOWN, AgentMetadata, ObservationNormalizer, RecognizedAgent
+
+_MODEL = "model/a2c_network"
+# Inside the model; before 1.5 beside it.
+_NORMALIZERS = ("model/running_mean_std", "running_mean_std")
+_STATISTICS = {"running_mean": "mean", "running_var": "var", "count": "count"}
+
+TABLE = LayoutTable(
+    name="rl_games",
+    title="rl_games' A2C and PPO: model with a2c_network (actor_mlp, mu, sigma, value), epoch, frame",
+    framework="torch",
+    components={},
+    optimizers={},
+    counters={"epoch": "iter", "frame": "num_timesteps"},
+    facts=AgentMetadata(head="clip_affine", hidden="elu", epsilon=1e-5, lacks=(NO_BOUNDS, NO_ACTIVATIONS)),
+    optimizer=optimizers_read.from_torch,
+    branches={"sigma": "log_std"},
+    tensors={f"{_MODEL}/sigma": "actor/log_std"},
+    seen="models that rl_games 1.6.5 builds: A2C with one network and with two",
+)
+# network_builder.py, NetworkBuilder.BaseNetwork.__init__; those that we have.
+_ACTIVATIONS = {
+    **{name: name for name in ("relu", "tanh", "sigmoid", "elu", "gelu", "softplus")},
+    "swish": "silu",
+    "None": "linear",
+}
+
+
+def recognise(tree: Tree, name: str) -> RecognizedAgent | None:  # noqa: ARG001  # the file's name says nothing
+    """Return the way to the canonical agent of a model with a head `mu`; others are listed."""
+    names = set(tree.names.values())
+    if f"{_MODEL}/mu/weight" not in names:
+        return None
+    spread = f"+{_MODEL}/sigma" if f"{_MODEL}/sigma/weight" in names else ""
+    trunk = f"{_MODEL}/actor_mlp"
+    own = f"{_MODEL}/critic_mlp" if f"{_MODEL}/critic_mlp/0/weight" in names else trunk
+    table = replace(
+        TABLE,
+        components={f"{trunk}+{_MODEL}/mu{spread}": "actor", f"{own}+{_MODEL}/value": "value"},
+    )
+    seen = next((each for each in _NORMALIZERS if f"{each}/running_mean" in names), None)
+    if seen is not None:
+        tensors = {f"{seen}/{theirs}": f"normalizer/{ours}" for theirs, ours in _STATISTICS.items()}
+        table = replace(table, tensors={**table.tensors, **tensors})
+    binding = bind(tree, table)
+    if binding is None or not any(part.acts for part in binding.parts):
+        return None
+    for module, what in (("rnn", "a recurrent memory"), ("actor_cnn", "convolutions")):
+        if any(each.startswith((f"{_MODEL}/{module}/", f"{_MODEL}/a_{module}/")) for each in names):
+            binding = binding.refused("actor", what)
+    facts = binding.facts
+    found = binding.statistics(tree)
+    if seen is not None and {"mean", "var"} <= found.keys():
+        facts = facts.read(
+            seen, norm=ObservationNormalizer(found["mean"], found["var"], epsilon=1e-5, clip=5.0)
+        )
+    elif any(each.startswith(tuple(f"{place}/" for place in _NORMALIZERS)) for each in names):
+        facts = facts.lacking(DICT_UNKNOWN)
+    empty = {path for path, leaf in tree.plain() if tree.names[path] == "env_state" and leaf.value is None}
+    return replace(binding, facts=facts, consumed=binding.consumed | empty)
+
+
+def companions(location: str) -> Sequence[str]:
+    """Return the settings of the training, where Isaac Gym's and Isaac Lab's programs keep them."""
+    folder = os.path.dirname(location)
+    above = os.path.dirname(folder) if os.path.basename(folder) == "nn" else folder
+    return (os.path.join(above, "config.yaml"), os.path.join(above, "params", "agent.yaml"))
+
+
+def told_by(binding: RecognizedAgent, file: str, tree: Tree) -> RecognizedAgent:
+    """Return the binding with the activation and the action map that the settings state."""
+    said = {"/".join(str(step.value) for step in path): leaf.value for path, leaf in tree.plain()}
+
+    def stated(name: str) -> object:
+        found = [value for key, value in said.items() if f"/{key}".endswith(f"/params/{name}")]
+        return found[0] if len(found) == 1 else None
+
+    hidden, last = stated("network/mlp/activation"), stated("network/space/continuous/mu_activation")
+    if not isinstance(hidden, str):
+        return binding
+    where = os.path.basename(file)
+    facts = binding.facts
+    facts = facts.without_lack("activation").read(where, hidden=_ACTIVATIONS.get(hidden, hidden))
+    mapped = stated("config/clip_actions") is not False
+    heads = {"None": ("clip_affine", "identity"), "tanh": ("affine", "unit_tanh")}
+    head = heads.get(str(last or "None"))
+    if head is not None:
+        facts = facts.read(where, head=head[0] if mapped else head[1])
+    else:
+        binding = binding.refused("actor", f"{last} after the last layer")
+    if hidden not in _ACTIVATIONS:
+        binding = binding.refused("actor", f"{hidden} activations")
+    if stated("config/normalize_input") is True and facts.norm is None:
+        facts = facts.lacking(NO_STATISTICS)
+    return replace(binding, facts=facts)

@@ -1,0 +1,510 @@
+"""RLlib: RLModules, and policies of the old API stack."""
+
+from __future__ import annotations
+
+import binascii
+import os
+import re
+import struct
+import types
+import zlib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+
+from ckpttool.core import filesystem
+from ckpttool.core.errors import UnsupportedError
+from ckpttool.core.sidecar import NO_BOUNDS, NO_ENVIRONMENT, NO_STATISTICS, LedgerEntry, unknown_fact
+from ckpttool.core.source import Inline
+from ckpttool.core.tree import Leaf, Path, Record, Tree, ValueLeaf, attr, index, key
+from ckpttool.libraries import optimizers_read, schema, write
+from ckpttool.libraries.recognize import LayoutTable, bind
+from ckpttool.libraries.schema import (
+    AgentMetadata,
+    ObservationNormalizer,
+    RecognizedAgent,
+    make_float64_tensor,
+    make_settings_note,
+    read_numbers,
+    require_action_bounds,
+    unpack_numbers,
+)
+from ckpttool.libraries.write import LayerNames, NetworkRow, WritingTable, list_kernel_shapes
+from ckpttool.mapping.rules import Plan, Settings
+
+# Where a canonical agent goes in the folder of one RLModule, and what makes that module.
+#
+# Sources, in github.com/ray-project/ray: rllib/algorithms/sac/sac_catalog.py (a Q-function encodes
+# observation and action apart before it joins them: no perceptron is one; a module for inference has none),
+# rllib/algorithms/ppo/ppo_catalog.py, rllib/core/rl_module/default_model_config.py (one list of sizes for all
+# encoders, heads of one layer), rllib/core/models/torch/heads.py (`log_std_clip_param_const`).
+
+_WHOSE = "RLlib"
+_PLAN_ARGUMENTS = attr("arguments")
+_ALGORITHMS = "ray.rllib.algorithms"
+_ACTIVATIONS = ("relu", "tanh", "elu", "silu", "sigmoid", "linear")
+_CLIP = 20.0  # default_model_config.py, log_std_clip_param
+
+
+def plan(binding: RecognizedAgent, agent: Tree, told: Settings) -> Plan:
+    """Return where everything goes: a module of PPO for a policy with a value of the state, else one of SAC.
+
+    SAC's is one for inference: it acts, and has no Q-functions. Raise UnsupportedError for a policy without a
+    deviation that depends on the observation, UsageError when nobody says the action bounds.
+    """
+    ppo = write.has_value_network(binding)
+    made = write.plan_torch_file(_ppo_table() if ppo else _sac_table(), binding, agent, told)
+    heads = ("pi", "vf") if ppo else ("pi",)
+    clips: dict[Path, Leaf | ValueLeaf] = {
+        (key(f"{head}.log_std_clip_param_const"),): Leaf(
+            "float32", (1,), Inline(struct.pack("<f", _CLIP)), "", "buffer"
+        )
+        for head in heads
+    }
+    added = {**made.added, **clips, **_arguments(binding, agent, ppo=ppo)}
+    return replace(made, added=added, containers={})
+
+
+def _sac_table() -> WritingTable:
+    names = LayerNames("pi_encoder.net.mlp.{s}", "pi.net.mlp.0", joined=True)
+    notes = ("the module is one for inference: RLlib's Q-functions encode observation and action apart",)
+    return WritingTable(
+        _WHOSE, [NetworkRow("actor", (), names)], "affine", hidden="", values=False, notes=notes
+    )
+
+
+def _ppo_table() -> WritingTable:
+    rows = [
+        NetworkRow("actor", (), LayerNames("encoder.actor_encoder.net.mlp.{s}", "pi.net.mlp.0", joined=True)),
+        NetworkRow("value", (), LayerNames("encoder.critic_encoder.net.mlp.{s}", "vf.net.mlp.0")),
+    ]
+    return WritingTable(_WHOSE, rows, "clip_affine", hidden="")
+
+
+def _arguments(binding: RecognizedAgent, agent: Tree, *, ppo: bool) -> dict[Path, Leaf | ValueLeaf]:
+    """Return the class of the module and its arguments: spaces, sizes, activation."""
+    parts = [part for part in binding.parts if part.component in (("actor", "value") if ppo else ("actor",))]
+    kernels = {part.title: list_kernel_shapes(part, agent) for part in parts}
+    sizes = {tuple(shape[1] for shape in found[:-1]) for found in kernels.values()}
+    if len(sizes) != 1:
+        raise UnsupportedError(f"{_WHOSE} has hidden layers of the same sizes in all networks")
+    low, high = require_action_bounds(binding.facts, agent, f"a module of {_WHOSE}")
+    name, cls = ("ppo", "PPO") if ppo else ("sac", "SAC")
+    infinite = float("inf")
+    values: Mapping[str, object] = {
+        "class": Record(
+            f"{_ALGORITHMS}.{name}.torch.default_{name}_torch_rl_module.Default{cls}TorchRLModule"
+        ),
+        "catalog_class": Record(f"{_ALGORITHMS}.{name}.{name}_catalog.{cls}Catalog"),
+        "inference_only": not ppo,
+        "learner_only": False,
+        "observation_space/low": [-infinite] * kernels["actor"][0][0],
+        "observation_space/high": [infinite] * kernels["actor"][0][0],
+        "action_space/low": list(low),
+        "action_space/high": list(high),
+        "model_config/fcnet_hiddens": list(sizes.pop()),
+        "model_config/fcnet_activation": _activation(binding),
+        **({"model_config/vf_share_layers": False} if ppo else {"model_config/twin_q": True}),
+    }
+    found: dict[Path, Leaf | ValueLeaf] = {}
+    for argument, value in values.items():
+        path = (_PLAN_ARGUMENTS, *map(key, argument.split("/")))
+        if isinstance(value, list):
+            found |= {(*path, index(n)): ValueLeaf(each) for n, each in enumerate(value)}
+        elif isinstance(value, Record | str | bool):
+            found[path] = ValueLeaf(value)
+    return found
+
+
+def _activation(binding: RecognizedAgent) -> str:
+    facts = binding.facts
+    hidden = set(facts.activations or (facts.hidden,))
+    if len(hidden) != 1 or not hidden <= set(_ACTIVATIONS):
+        raise UnsupportedError(
+            f"{_WHOSE} has one activation in all hidden layers", found=", ".join(sorted(hidden))
+        )
+    return hidden.pop()
+
+
+# RLlib's agents of the old API stack: the weights of one policy (SAC, PPO, DDPG, TD3), on PyTorch.
+#
+# Sources, in github.com/ray-project/ray: rllib/models/torch/fcnet.py (`_hidden_layers`, `_logits`, a value
+# branch that SAC does not use), rllib/algorithms/sac/sac_torch_model.py (`action_model`, `q_net`,
+# `twin_q_net`, `log_alpha`), rllib/algorithms/ddpg/ddpg_torch_model.py (`policy_model`, `q_model`,
+# `twin_q_model`: sigmoid of twice the last layer from 0 to 1 is tanh of it from -1 to 1),
+# rllib/models/torch/torch_action_dist.py, rllib/utils/filter.py (`MeanStdFilter`: `(x - mean) / (std +
+# 1e-8)`), rllib/utils/serialization.py (spaces: an array is zlib of a .npy file in base64),
+# rllib/utils/spaces/space_utils.py (`unsquash_action`).
+
+POLICY_TABLE = LayoutTable(
+    name="rllib_policy",
+    title="RLlib policy of the old API stack (SAC, PPO; DDPG, TD3)",
+    framework="torch",
+    components={},
+    optimizers={},
+    counters={},
+    facts=AgentMetadata(head="affine", hidden="relu", epsilon=1e-5),
+    optimizer=optimizers_read.from_torch,
+    seen="SAC and PPO as Ray 2.60 saves them",
+)
+_POLICY_PPO = AgentMetadata(head="clip_affine", hidden="tanh", epsilon=1e-5)
+_LARGEST = 1 << 16  # bytes of an unpacked bound
+_DTYPES = {"<f4": "float32", "<f8": "float64"}
+_SMALL = 1e-8  # rllib/utils/numpy.py, SMALL_NUMBER
+
+Said = Mapping[str, Leaf | ValueLeaf]
+
+
+def policy_recognise(tree: Tree, name: str) -> RecognizedAgent | None:  # noqa: ARG001  # the folder's name says nothing
+    """Return the way to the canonical agent of a checkpoint with one policy's weights."""
+    names = [tree.names[path].split("/") for path, _ in tree.tensors()]
+    roots = {"/".join((*n[:2], "")) for n in names if n[0] == "policies" and n[2:3] == ["weights"]}
+    # A policy's own folder has its weights at the top.
+    roots = roots or {"" for n in names if n[0] == "weights"}
+    if len(roots) != 1:
+        return None
+    (policy,) = roots
+    said = {tree.names[path]: leaf for path, leaf in tree.items()}
+    table = _choose_policy_table(f"{policy}weights", said)
+    binding = bind(tree, table) if table is not None else None
+    if binding is None or not any(part.acts for part in binding.parts):
+        return None
+    facts = _statistics(_bounds(_settings(binding.facts, said, policy), said, policy), said, policy)
+    return _drop_policy_settings(_require_same_activations(replace(binding, facts=facts), said, policy), tree)
+
+
+def _require_same_activations(binding: RecognizedAgent, said: Said, policy: str) -> RecognizedAgent:
+    """Refuse Q-functions whose activation is another one than the policy's: an agent has one for both."""
+    for config in ("algorithm_state/config", f"{policy}policy_spec/config"):
+        names = ("q_model_config/fcnet_activation", "critic_hidden_activation")
+        theirs = next((name for each in names if (name := _text(said, f"{config}/{each}"))), None)
+        if binding.facts.head == "affine" and theirs not in (None, binding.facts.hidden):
+            reason = f"hidden layers with {theirs}, where the policy has {binding.facts.hidden}"
+            return binding.refused("critic", reason)
+    return binding
+
+
+def _choose_policy_table(weights: str, said: Said) -> LayoutTable | None:
+    """Return the table of the algorithm whose networks the weights are, by their names."""
+
+    def dense(network: str, layers: str = "_hidden_layers", last: str = "_logits") -> str:
+        return f"{weights}/{network}{layers}+{weights}/{network}{last}"
+
+    if any(name.startswith(f"{weights}/action_model/") for name in said):
+        q = {"q_net": "q1", "twin_q_net": "q2"}
+        critics = {dense(f"{name}/"): f"critic/{head}" for name, head in q.items()}
+        return replace(
+            POLICY_TABLE,
+            components={dense("action_model/"): "actor", **critics},
+            tensors={f"{weights}/log_alpha": "temperature/log_alpha"},
+            joined=True,
+        )
+    if any(name.startswith(f"{weights}/policy_model/") for name in said):
+        names = {"policy_model": "actor", "q_model": "critic/q1", "twin_q_model": "critic/q2"}
+        return replace(POLICY_TABLE, components={f"{weights}/{n}": ours for n, ours in names.items()})
+    if f"{weights}/_logits/_model/0/weight" in said:
+        value = f"{weights}/_value_branch_separate+{weights}/_value_branch"
+        names = {dense(""): "actor", value: "value"}
+        free = f"{weights}/_append_free_log_std/log_std"  # misc.py, AppendBiasLayer
+        tensors = {free: "actor/log_std"} if free in said else {}
+        return replace(POLICY_TABLE, components=names, facts=_POLICY_PPO, joined=not tensors, tensors=tensors)
+    return None
+
+
+def _settings(facts: AgentMetadata, said: Said, policy: str) -> AgentMetadata:
+    """Return the facts with the environment and the activation of the algorithm's or the policy's config."""
+    for config in ("algorithm_state/config", f"{policy}policy_spec/config"):
+        env = _text(said, f"{config}/env")
+        if env is not None and ":" not in env and facts.env is None:
+            facts = facts.read(config, env=env)
+        model = "policy_model_config" if facts.head == "affine" else "model"
+        # fcnet.py: of a network of post layers alone, theirs counts.
+        post = not any(name.startswith(f"{config}/{model}/fcnet_hiddens/") for name in said)
+        post = post and any(name.startswith(f"{config}/{model}/post_fcnet_hiddens/") for name in said)
+        activation = _text(said, f"{config}/{model}/{'post_' if post else ''}fcnet_activation")
+        # DDPG's and TD3's (rllib/algorithms/ddpg/ddpg.py).
+        activation = activation or _text(said, f"{config}/actor_hidden_activation")
+        if activation is not None and "hidden" not in facts.said:
+            facts = facts.read(config, hidden=schema.RLLIB.get(activation, activation))
+    return facts if facts.env is not None else facts.lacking(NO_ENVIRONMENT)
+
+
+def _text(said: Said, name: str) -> str | None:
+    found = said.get(name)
+    return found.value if isinstance(found, ValueLeaf) and isinstance(found.value, str) else None
+
+
+def _bounds(facts: AgentMetadata, said: Said, policy: str) -> AgentMetadata:
+    space = f"{policy}policy_spec/action_space/space"
+    low, high = (
+        _array(_text(said, f"{space}/{end}"), _text(said, f"{space}/dtype")) for end in ("low", "high")
+    )
+    return facts.bounded(space, low, high) or facts.lacking(NO_BOUNDS)
+
+
+def _array(text: str | None, dtype: str | None) -> tuple[float, ...]:
+    """Return the numbers of an array as RLlib serializes it; none if it is anything else."""
+    if text is None or dtype not in _DTYPES:
+        return ()
+    try:
+        data = zlib.decompressobj().decompress(binascii.a2b_base64(text), _LARGEST)
+    except (zlib.error, ValueError):
+        return ()
+    # numpy/lib/format.py, version 1: the header's length stands behind the magic and the version.
+    if not data.startswith(b"\x93NUMPY\x01\x00") or len(data) < 10:
+        return ()
+    start = 10 + int.from_bytes(data[8:10], "little")
+    if f"'{dtype}'".encode() not in data[10:start]:
+        return ()
+    return unpack_numbers(data[start:], _DTYPES[dtype])
+
+
+def _statistics(facts: AgentMetadata, said: Said, policy: str) -> AgentMetadata:
+    """Return the facts with the running statistics of a MeanStdFilter, if there is one."""
+    place = f"algorithm_state/worker/filters/{policy.rstrip('/').rpartition('/')[2]}/running_stats"
+    if f"{place}/mean_array" not in said:
+        return facts
+    pushes = said.get(f"{place}/num_pushes")
+    if not isinstance(pushes, ValueLeaf) or not pushes.value:
+        return facts.lacking(
+            unknown_fact("observation statistics", "statistics of observations: the filter saw none")
+        )
+    norm = mean_std(said, place)
+    return facts.lacking(NO_STATISTICS) if norm is None else facts.read(place, norm=norm)
+
+
+def mean_std(said: Said, place: str) -> ObservationNormalizer | None:
+    """Return the statistics of a RunningStat at `place`: arrays, or the texts that RLlib makes of them.
+
+    None if it is incomplete or of no observation.
+    """
+    rows = [said.get(f"{place}/{name}") for name in ("mean_array", "sum_sq_diff_array")]
+    pushes = said.get(f"{place}/num_pushes")
+    texts = [leaf.value if isinstance(leaf, ValueLeaf) else None for leaf in rows]
+    mean, squares = (
+        _array(text, "<f8") if isinstance(text, str) else read_numbers(leaf)
+        for text, leaf in zip(texts, rows, strict=True)
+    )
+    count = pushes.value if isinstance(pushes, ValueLeaf) and isinstance(pushes.value, int) else 0
+    if count < 1 or not mean or len(mean) != len(squares):
+        return None
+    variances = [s / (count - 1) for s in squares] if count > 1 else [m * m for m in mean]
+    return ObservationNormalizer(
+        make_float64_tensor(mean, place), make_float64_tensor(variances, place), epsilon=_SMALL, outside=True
+    )
+
+
+def _drop_policy_settings(binding: RecognizedAgent, tree: Tree) -> RecognizedAgent:
+    """Leave what only training reads, and SAC's value branches, which nothing does."""
+    moved = {move.source for move in binding.moves.moves}
+    idle = {path for path, _ in tree.tensors() if "/_value_branch/" in tree.names[path]} - moved
+    left = {path for path, _ in tree.plain()}
+    left |= {path for path, leaf in tree.tensors() if leaf.role in ("other", "buffer")}
+    left |= {path for path, _ in tree.tensors() if tree.names[path].endswith("/weights/target_entropy")}
+    binding = binding.without({tree.names[path] for path in idle})
+    consumed = binding.consumed | frozenset((idle | left) - moved)
+    return replace(binding.noted(make_settings_note(len(left - moved))), consumed=consumed)
+
+
+POLICY = types.SimpleNamespace(Said=Said, recognise=policy_recognise, mean_std=mean_std, TABLE=POLICY_TABLE)
+
+
+# RLlib's agents of the new API stack: the RLModules of SAC, PPO and their relatives, on PyTorch.
+#
+# Sources, in github.com/ray-project/ray: rllib/algorithms/sac/sac_catalog.py and
+# torch/default_sac_torch_rl_module.py (`pi_encoder`, `pi`, `qf_encoder`, `qf`, their twins and targets),
+# rllib/algorithms/ppo/ppo_catalog.py (`encoder`, `pi`, `vf`), rllib/core/rl_module/default_model_config.py
+# (activations), rllib/models/torch/torch_distributions.py (the last layer gives means, then log standard
+# deviations), rllib/core/distribution/torch/torch_distribution.py (what acts without noise: PPO's mean; SAC's
+# mean too, without the tanh that its samples go through, github.com/ray-project/ray/issues/51544),
+# rllib/core/models/torch/primitives.py (layer norms), rllib/utils/spaces/space_utils.py
+# (`unsquash_action`: [-1, 1] goes to the bounds and is limited to them),
+# rllib/connectors/env_to_module/mean_std_filter.py and rllib/utils/filter.py (observations become
+# `(x - mean) / (std + 1e-8)`, limited to `clip_by_value`), rllib/connectors/connector_pipeline_v2.py (each
+# connector has a folder that is called after its class).
+
+_MODULES = "learner_group/learner/rl_module"
+_ARGUMENTS = "class_and_ctor_args.pkl"
+# With which a module's own folder begins: SAC's, PPO's.
+_ENCODERS = ("pi_encoder", "encoder")
+_LACKS = (NO_ENVIRONMENT,)
+# Training samples tanh of a Gaussian; the action without noise has no tanh in the library's own code.
+_SQUASHED = unknown_fact(
+    "action map",
+    "whether tanh bounds the mean (yes in training: --head affine; no where RLlib acts with explore=False: "
+    "--head clip_affine)",
+    decides=True,
+)
+_LAYER_NORM = 1e-3
+
+TABLE = LayoutTable(
+    name="rllib",
+    title="RLlib agent of the new API stack (SAC, PPO, APPO)",
+    framework="torch",
+    components={},
+    optimizers={},
+    counters={},
+    facts=AgentMetadata(head="affine", hidden="tanh", epsilon=_LAYER_NORM, lacks=(*_LACKS, _SQUASHED)),
+    optimizer=optimizers_read.from_torch,
+    seen="SAC and PPO as Ray 2.60 saves them",
+    joined=True,
+)
+# PPO's mean is limited to the bounds, not squashed.
+_CONNECTORS = "env_runner/env_to_module_connector"
+# Connectors that change no observation of a single agent, and those whose effect shows in its size.
+_NEUTRAL = re.compile(
+    "AddObservationsFromEpisodesToBatch|AddStatesFromEpisodesToBatch|AddTimeDimToBatchAndZeroPad"
+    "|AgentToModuleMapping|BatchIndividualItems|NumpyToTensor|FlattenObservations|WriteObservationsToEpisodes"
+)
+_FILTER = "MeanStdFilter"
+_PPO = AgentMetadata(head="clip_affine", hidden="tanh", epsilon=_LAYER_NORM, lacks=_LACKS)
+
+
+def recognise(tree: Tree, name: str) -> RecognizedAgent | None:  # noqa: ARG001  # the folder's name says nothing
+    """Return the way to the canonical agent of a checkpoint with one RLModule, or of its own folder."""
+    names = list(_list_names(tree))
+    stored = [parts for parts in names if parts[:3] == _MODULES.split("/") and len(parts) > 4]
+    modules = {"/".join(parts[:4]) + "/" for parts in stored}
+    if not modules and any(parts[0] in _ENCODERS and parts[-3:-2] == ["mlp"] for parts in names):
+        stored, modules = names, {""}
+    if len(modules) != 1:
+        return None
+    (module,) = modules
+    gaussian = any("pi_encoder" in parts[:5] for parts in stored)
+    table = _choose_table(module, gaussian=gaussian)
+    deviation = f"{module}pi/log_std"
+    if deviation in tree.names.values():  # DefaultModelConfig.free_log_std
+        table = replace(table, joined=False, tensors={deviation: "actor/log_std"})
+    binding = bind(tree, table)
+    if binding is None or not any(part.acts for part in binding.parts):
+        return None
+    facts = _add_filter_statistics(_add_hidden_relu(binding), tree)
+    return _drop_settings(replace(binding, facts=facts), tree)
+
+
+def _add_filter_statistics(facts: AgentMetadata, tree: Tree) -> AgentMetadata:
+    """Return the facts with the statistics of a MeanStdFilter among the connectors, if there is one."""
+    said = {tree.names[path]: leaf for path, leaf in tree.items()}
+    means = [name for name in said if name.startswith(_CONNECTORS) and name.endswith("/mean_array")]
+    if not means:
+        return facts
+    agent = means[0].rpartition("/running_stats/")[0]
+    norm = mean_std(said, f"{agent}/running_stats/0") if len(means) == 1 else None
+    flags = [said.get(f"{agent}/{name}") for name in ("de_mean_to_zero", "de_std_to_one")]
+    whole = all(isinstance(flag, ValueLeaf) and flag.value is True for flag in flags)
+    clip = said.get(f"{agent}/clip_by_value")
+    limit = clip.value if isinstance(clip, ValueLeaf) else ""
+    pushes = said.get(f"{agent}/running_stats/0/num_pushes")
+    alone = isinstance(pushes, ValueLeaf) and pushes.value == 1  # its variance differs among versions
+    if norm is None or alone or not whole or not isinstance(limit, int | float | None):
+        return facts.lacking(NO_STATISTICS)
+    where = f"{agent.rpartition('/')[0] or agent}/state.pkl"
+    return facts.read(where, norm=norm._replace(clip=float(limit) if limit else None))
+
+
+def _add_hidden_relu(binding: RecognizedAgent) -> AgentMetadata:
+    """Return the facts with ReLU for hidden layers of the head, which by default has none."""
+    actor = next(part for part in binding.parts if part.acts)
+    encoder = ["encoder" in layer.name[0] for layer in actor.layers[:-1]]
+    if all(encoder):
+        return binding.facts
+    habits = tuple(binding.facts.hidden if inside else "relu" for inside in encoder)
+    return binding.facts._replace(activations=habits)
+
+
+def _list_names(tree: Tree) -> Iterator[list[str]]:
+    return (tree.names[path].split("/") for path, _ in tree.tensors())
+
+
+def _choose_table(module: str, *, gaussian: bool) -> LayoutTable:
+    """Return the table of SAC's networks, which squash, or of PPO's."""
+    if gaussian:
+        names = {
+            "pi_encoder+pi": "actor",
+            "qf_encoder+qf": "critic/q1",
+            "qf_twin_encoder+qf_twin": "critic/q2",
+        }
+        names |= {
+            "target_qf_encoder+target_qf": "critic_target/q1",
+            "target_qf_twin_encoder+target_qf_twin": "critic_target/q2",
+        }
+    else:
+        names = {"encoder/actor_encoder+pi": "actor", "encoder/critic_encoder+vf": "value"}
+        names["encoder/encoder+pi"] = "actor"  # one encoder for both
+    placed = {"+".join(f"{module}{part}" for part in name.split("+")): ours for name, ours in names.items()}
+    return replace(TABLE, components=placed, facts=TABLE.facts if gaussian else _PPO)
+
+
+def _drop_settings(binding: RecognizedAgent, tree: Tree) -> RecognizedAgent:
+    """Leave what only training reads: settings, metrics, and the limit of the log standard deviation."""
+    clips = {path for path, _ in tree.tensors() if tree.names[path].endswith("/log_std_clip_param_const")}
+    left = {path for path, _ in tree.plain()} | {
+        path for path, leaf in tree.tensors() if leaf.role == "other"
+    }
+    moved = {move.source for move in binding.moves.moves}
+    binding = binding.without({tree.names[path] for path in clips})
+    consumed = binding.consumed | frozenset((clips | left) - moved)
+    return replace(binding.noted(make_settings_note(len(left - moved))), consumed=consumed)
+
+
+def companions(location: str) -> Sequence[str]:
+    """Return the files in which RLlib keeps what each module was made with."""
+    modules = _arguments_below(os.path.join(location, *_MODULES.split("/")))
+    if modules is None:
+        return (os.path.join(location, _ARGUMENTS),) if filesystem.isdir(location) else ()
+    return [*modules, *(_arguments_below(os.path.join(location, *_CONNECTORS.split("/"))) or ())]
+
+
+def _arguments_below(folder: str) -> list[str] | None:
+    """Return the arguments' files in the folders of a folder, None if that cannot be listed."""
+    try:
+        names = sorted(filesystem.listdir(folder))
+    except OSError:
+        return None
+    folders = [os.path.join(folder, name) for name in names]
+    return [os.path.join(inner, _ARGUMENTS) for inner in folders if filesystem.isdir(inner)]
+
+
+def told_by(binding: RecognizedAgent, file: str, tree: Tree) -> RecognizedAgent:
+    """Return the binding with what the arguments of a module, or the class of a connector, say.
+
+    A module's are the action's bounds and the activations.
+    """
+    above, name = os.path.split(os.path.dirname(file))
+    if os.path.basename(above) == os.path.basename(_CONNECTORS):
+        return _check_connector(binding, name)
+    said = {tree.names[path]: leaf for path, leaf in tree.items()}
+    facts = binding.facts
+    low, high = (read_numbers(_find_only(said, f"action_space/{end}")) for end in ("low", "high"))
+    facts = facts.bounded(_ARGUMENTS, low, high) or facts
+    names = [_find_only(said, f"model_config/{name}fcnet_activation") for name in ("", "head_")]
+    inside, head = (
+        schema.RLLIB.get(leaf.value, leaf.value)
+        if isinstance(leaf, ValueLeaf) and isinstance(leaf.value, str)
+        else None
+        for leaf in names
+    )
+    actor = next(part for part in binding.parts if part.acts)
+    encoder = ["encoder" in layer.name[0] for layer in actor.layers[:-1]]
+    if not all(encoder) and (inside or head):
+        habit = facts.hidden
+        own = tuple((inside or habit) if each else (head or "relu") for each in encoder)
+        facts = facts.read(_ARGUMENTS, activations=own)
+    elif inside:
+        facts = facts.read(_ARGUMENTS, hidden=inside)
+    return binding if facts is binding.facts else replace(binding, facts=facts)
+
+
+def _check_connector(binding: RecognizedAgent, name: str) -> RecognizedAgent:
+    """Return the binding with a connector that changes observations and is not applied, by its class."""
+    name = re.sub(r"^\d+[-_]", "", name)
+    if _NEUTRAL.fullmatch(name) or (name == _FILTER and binding.facts.norm is not None):
+        return binding
+    if name == _FILTER:
+        return replace(binding, facts=binding.facts.lacking(NO_STATISTICS))
+    where = f"{_CONNECTORS}/{name}"
+    return binding.entered(LedgerEntry("not used", "wrapper", f"connector {name}", where, decides=True))
+
+
+def _find_only(said: dict[str, Leaf | ValueLeaf], ending: str) -> Leaf | ValueLeaf | None:
+    found = [leaf for name, leaf in said.items() if name.endswith(f"/{ending}")]
+    return found[0] if len(found) == 1 else None

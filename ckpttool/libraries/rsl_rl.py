@@ -1,0 +1,194 @@
+"""rsl_rl's PPO agents: `model_N.pt` with one state_dict (versions 1 to 3), or one for each network (4, 5).
+
+Sources, in github.com/leggedrobotics/rsl_rl: rsl_rl/runners/on_policy_runner.py (`save`),
+rsl_rl/modules/actor_critic.py (`act_inference`: the mean itself), rsl_rl/models/mlp_model.py and
+rsl_rl/algorithms/ppo.py (`save`) since 4.0, rsl_rl/modules/distribution.py, rsl_rl/modules/normalizer.py
+(`(x - mean) / (std + 0.01)`). ELU unless a training asks for another activation, which stands in its settings
+(Isaac Lab keeps them as params/agent.yaml) and not in the file. What an environment does to the action
+(scaling, limits) is its own.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Sequence
+from dataclasses import replace
+
+from ckpttool.core.sidecar import NO_ACTIVATIONS
+from ckpttool.core.tree import PathStep, Tree, ValueLeaf, attr, key
+from ckpttool.libraries import optimizers_read, schema
+from ckpttool.libraries.recognize import LayoutTable, bind
+from ckpttool.libraries.schema import AgentMetadata, ObservationNormalizer, RecognizedAgent
+from ckpttool.libraries.write import (
+    LayerNames,
+    NetworkRow,
+    SingleTensorRow,
+    StatisticsRow,
+    WritingTable,
+    plan_torch_file,
+)
+from ckpttool.mapping.rules import Plan, Settings
+
+_MODEL = "model_state_dict"
+_STATISTICS = {"_mean": "mean", "_var": "var", "_std": "std", "count": "count"}
+
+TABLE = LayoutTable(
+    name="rsl_rl",
+    title="rsl_rl's PPO: model_state_dict with actor, critic, std; or actor_state_dict, critic_state_dict",
+    framework="torch",
+    components={
+        f"{_MODEL}/actor": "actor",
+        f"{_MODEL}/critic": "value",
+        "actor_state_dict/mlp": "actor",
+        "critic_state_dict/mlp": "value",
+        # Distillation: the student is what acts.
+        f"{_MODEL}/student": "actor",
+        "student_state_dict/mlp": "actor",
+    },
+    optimizers={"optimizer_state_dict": schema.JOINT},
+    counters={"iter": "iter"},
+    facts=AgentMetadata(head="identity", hidden="elu", epsilon=1e-5, lacks=(NO_ACTIVATIONS,)),
+    optimizer=optimizers_read.from_torch,
+    tensors={
+        f"{_MODEL}/std": "actor/std",
+        f"{_MODEL}/log_std": "actor/log_std",
+        # Before 5.0 a model holds them itself, since then its distribution.
+        "actor_state_dict/std": "actor/std",
+        "actor_state_dict/log_std": "actor/log_std",
+        **{
+            f"{role}_state_dict/distribution/{spread}_param": f"actor/{spread}"
+            for role in ("actor", "student")
+            for spread in ("std", "log_std")
+        },
+    },
+    seen="written by rsl_rl 2.2.4, 2.3.3, 3.0.0, 3.3.0, 4.0.0 and 5.5.1: PPO",
+)
+
+# What the policy's and the critic's observations were normalised with: versions 1 and 2, 3, since 4.
+_CRITIC = {
+    "obs_norm_state_dict": "critic_obs_norm_state_dict",
+    f"{_MODEL}/actor_obs_normalizer": f"{_MODEL}/critic_obs_normalizer",
+    "actor_state_dict/obs_normalizer": "critic_state_dict/obs_normalizer",
+    "student_state_dict/obs_normalizer": "teacher_state_dict/obs_normalizer",
+    f"{_MODEL}/student_obs_normalizer": f"{_MODEL}/teacher_obs_normalizer",
+}
+# Without either the last layer gives the standard deviation too (3.1 and later, as an option).
+_DEVIATIONS = frozenset((attr("actor"), attr(name)) for name in ("std", "log_std"))
+_EVIDENCE = re.compile(rf"({_MODEL}/(actor|student)|(actor|student)_state_dict/mlp)/0/weight")
+# rsl_rl/utils/utils.py, resolve_nn_activation; those that we have.
+_ACTIVATIONS = {
+    "elu": "elu",
+    "relu": "relu",
+    "lrelu": "leaky_relu",
+    "tanh": "tanh",
+    "sigmoid": "sigmoid",
+    "gelu": "gelu",
+    "swish": "silu",
+    "softplus": "softplus",
+    "identity": "linear",
+}
+_RECURRENT = re.compile(rf"({_MODEL}/memory_[as]|(actor|student)_state_dict/rnn)/")
+_CNN = re.compile(rf"({_MODEL}/(actor|student)_cnns?|(actor|student)_state_dict/cnns?)/")
+
+
+def recognise(tree: Tree, name: str) -> RecognizedAgent | None:  # noqa: ARG001  # the file's name says nothing
+    """Return the way to the canonical agent of a file with rsl_rl's names; `critic` becomes a value."""
+    names = set(tree.names.values())
+    if not any(map(_EVIDENCE.fullmatch, names)) or "iter" not in names:
+        return None
+    table, seen = TABLE, next((prefix for prefix in _CRITIC if f"{prefix}/_mean" in names), None)
+    if seen is not None:
+        prefixes = {seen: "", _CRITIC[seen]: "critic_"}
+        tensors = {
+            f"{p}/{n}": f"normalizer/{w}{ours}"
+            for p, w in prefixes.items()
+            for n, ours in _STATISTICS.items()
+        }
+        table = replace(table, tensors={**table.tensors, **tensors})
+    binding = bind(tree, table)
+    if binding is None:
+        return None
+    unplaced = dict(binding.unplaced)
+    if not any(move.target in _DEVIATIONS for move in binding.moves.moves):
+        unplaced["actor"] = ("a last layer that gives the mean and what spreads it",)
+    for pattern, what in ((_RECURRENT, "a recurrent memory before the layers"), (_CNN, "convolutions")):
+        if any(map(pattern.match, names)):
+            unplaced["actor"] = (what,)
+    empty = {path for path, leaf in tree.plain() if tree.names[path] == "infos" and leaf.value is None}
+    binding = replace(binding, unplaced=unplaced, consumed=binding.consumed | empty)
+    return binding if seen is None else replace(binding, facts=_add_normalizer(binding, tree, seen))
+
+
+def companions(location: str) -> Sequence[str]:
+    """Return the settings of the training, where Isaac Lab keeps them (scripts/.../rsl_rl/train.py)."""
+    return (os.path.join(os.path.dirname(location), "params", "agent.yaml"),)
+
+
+def told_by(binding: RecognizedAgent, file: str, tree: Tree) -> RecognizedAgent:
+    """Return the binding with the activation that the settings name, by network since version 4."""
+    said = {
+        "/".join(str(step.value) for step in path): str(leaf.value)
+        for path, leaf in tree.plain()
+        if path and path[-1].value == "activation"
+    }
+    of_both = said.get("policy/activation", "")
+    of_both = of_both or said.get("student/activation", "")
+    policy, value = (said.get(f"{name}/activation", of_both) for name in ("actor", "critic"))
+    if not policy:
+        return binding
+    where = os.path.join(*file.split(os.sep)[-2:])
+    facts = binding.facts._replace(lacks=()).read(where, hidden=_ACTIVATIONS.get(policy, policy))
+    unplaced = dict(binding.unplaced)
+    if policy not in _ACTIVATIONS:
+        unplaced |= dict.fromkeys(("actor", "value"), (f"{policy} activations",))
+    elif value != policy:
+        unplaced["value"] = (f"{value} activations, unlike the policy",)
+    return replace(binding, facts=facts, unplaced=unplaced)
+
+
+def _add_normalizer(binding: RecognizedAgent, tree: Tree, where: str) -> AgentMetadata:
+    found = binding.statistics(tree)
+    mean, std = found.get("mean"), found.get("std")
+    if mean is None or std is None:
+        return binding.facts
+    return binding.facts.read(where, norm=ObservationNormalizer(mean, std=std, epsilon=1e-2, outside=True))
+
+
+def plan(binding: RecognizedAgent, agent: Tree, told: Settings) -> Plan:
+    """Return where a canonical agent goes: the file of version 5, which `OnPolicyRunner.load` takes.
+
+    Raise UnsupportedError for networks or an action map that its MLPModel cannot be.
+    """
+    return plan_torch_file(_make_table(agent), binding, agent, told)
+
+
+_ACTOR, _CRITIC_DICT = key("actor_state_dict"), key("critic_state_dict")
+_MLP = LayerNames("mlp.{s}", "mlp.{s}")
+
+
+def _normalizer_row(entry: PathStep, whose: str) -> StatisticsRow:
+    places = {ours: (entry, key(f"obs_normalizer.{theirs}")) for theirs, ours in _STATISTICS.items()}
+    return StatisticsRow(places, "float32", (1, -1), epsilon=1e-2, outside=True, whose=whose)
+
+
+def _make_table(agent: Tree) -> WritingTable:
+    log = (attr("actor"), attr("log_std")) in agent
+    deviation = "log_std" if log else "std"
+    rows = (
+        _normalizer_row(_ACTOR, ""),
+        SingleTensorRow(f"actor/{deviation}", (_ACTOR, key(f"distribution.{deviation}_param")), (-1,)),
+        NetworkRow("actor", (_ACTOR,), _MLP),
+        _normalizer_row(_CRITIC_DICT, "critic_"),
+        NetworkRow("value", (_CRITIC_DICT,), _MLP),
+    )
+    return WritingTable(
+        "rsl_rl",
+        rows,
+        "identity",
+        hidden="elu",
+        counters={"iter": (key("iter"),)},
+        joint=(key("optimizer_state_dict"),),
+        needs=("actor", "value"),
+        constants={(key("iter"),): ValueLeaf(0), (key("infos"),): ValueLeaf(None)},
+    )

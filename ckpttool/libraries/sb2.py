@@ -1,0 +1,493 @@
+"""Stable-Baselines (2)."""
+
+from __future__ import annotations
+
+import math
+import re
+import struct
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+
+from ckpttool.core.errors import UnsupportedError
+from ckpttool.core.sidecar import unknown_fact
+from ckpttool.core.source import Inline
+from ckpttool.core.tree import Leaf, Path, Record, Tree, ValueLeaf, attr, index, key
+from ckpttool.libraries import sb3, schema, write
+from ckpttool.libraries.recognize import LayoutTable, OptimizerMoves, StoredOptimizer, bind
+from ckpttool.libraries.schema import (
+    AgentMetadata,
+    AgentNetwork,
+    ObservationNormalizer,
+    RecognizedAgent,
+    make_float64_tensor,
+    make_settings_note,
+    read_numbers,
+    require_action_bounds,
+)
+from ckpttool.libraries.write import (
+    KERAS,
+    LayerNames,
+    NetworkRow,
+    SingleTensorRow,
+    WritingTable,
+    copy_shared_tensors,
+    list_kernel_shapes,
+    make_edge_path,
+    parse_edge_path,
+)
+from ckpttool.mapping.rules import Move, Plan, Settings, ToValue
+
+# How DDPG of Stable-Baselines 2 treats observations before its networks: statistics, and limits always.
+#
+# Sources in github.com/hill-a/stable-baselines: stable_baselines/ddpg/ddpg.py (`setup_model`: normalised
+# where `normalize_observations` says so, then limited to `observation_range`, which is done without
+# statistics too); stable_baselines/common/mpi_running_mean_std.py (mean = sum / count, the variance at least
+# 0.01).
+
+_RANGE = (attr("data"), key("observation_range"))
+_SUMS = tuple(
+    (attr("input"), attr("obs_rms"), attr(name)) for name in ("runningsum", "runningsumsq", "count")
+)
+_LEAST = 1e-2
+LIMITED, COUNTED = "data/observation_range", "input/obs_rms"
+
+
+def list_ddpg_variables(tree: Tree) -> frozenset[Path]:
+    """Return the variables that the statistics are computed from."""
+    return frozenset(path for path in _SUMS if path in tree)
+
+
+def add_ddpg_statistics(known: AgentMetadata, tree: Tree, obs_dim: int) -> AgentMetadata:
+    """Return the facts with what DDPG does to observations [obs_dim]; three small tensors may be read."""
+    ends = [tree.get((*_RANGE, index(n))) for n in range(2)]
+    low, high = (leaf.value if isinstance(leaf, ValueLeaf) else None for leaf in ends)
+    if not isinstance(low, int | float) or not isinstance(high, int | float) or low != -high:
+        return known.lacking(
+            unknown_fact("observation statistics", "the limits of observations (observation_range)")
+        )
+    told = tree.get((attr("data"), key("normalize_observations")))
+    if not isinstance(told, ValueLeaf) or told.value is not True:
+        if math.isinf(high):
+            return known
+        norm = ObservationNormalizer(
+            make_float64_tensor([0.0] * obs_dim), make_float64_tensor([1.0] * obs_dim), clip=float(high)
+        )
+        return known.read(LIMITED, norm=norm)
+    sums, squares, count = (read_numbers(tree.get(path)) for path in _SUMS)
+    if len(sums) != obs_dim or len(squares) != obs_dim or len(count) != 1 or not count[0] > 0:
+        return known.lacking(
+            unknown_fact(
+                "observation statistics",
+                "the mean and std that DDPG normalised observations with",
+                decides=True,
+            )
+        )
+    mean = [each / count[0] for each in sums]
+    var = [max(s / count[0] - m * m, _LEAST) for s, m in zip(squares, mean, strict=True)]
+    return known.read(
+        COUNTED,
+        norm=ObservationNormalizer(make_float64_tensor(mean), make_float64_tensor(var), clip=float(high)),
+    )
+
+
+def read_ddpg_companion(binding: RecognizedAgent, file: str, tree: Tree) -> RecognizedAgent:
+    """Return the binding with what a file of the zoo says besides; DDPG's own limits stay."""
+    limits = binding.facts.norm
+    if limits is None or limits.clip is None or binding.facts.said.get("norm") != LIMITED:
+        return sb3.read_zoo_file(binding, file, tree)
+    said = {name: where for name, where in binding.facts.said.items() if name != "norm"}
+    bare = replace(binding, facts=binding.facts._replace(norm=None, said=said))
+    found = sb3.read_zoo_file(bare, file, tree)
+    if found is bare:
+        return binding
+    norm = found.facts.norm
+    if norm is None:
+        kept = found.facts.read(LIMITED, norm=limits)
+    else:
+        clip = limits.clip if norm.clip is None else min(norm.clip, limits.clip)
+        kept = found.facts._replace(norm=norm._replace(clip=clip))
+    return replace(found, facts=kept)
+
+
+# Where a canonical agent goes in a file of Stable-Baselines 2, and what the library is told to build.
+#
+# Sources in github.com/hill-a/stable-baselines: stable_baselines/td3/policies.py, sac/policies.py,
+# ddpg/policies.py (scopes, and one list of sizes for all networks), sac/sac.py (`log_ent_coef` is a variable
+# only with `ent_coef` "auto"), common/base_class.py (`load`: what else an algorithm is has its default).
+
+_WHOSE = "Stable-Baselines 2"
+_PLAN_DATA = attr("data")
+_ALPHA, _LOG_ALPHA = ((attr(schema.TEMPERATURE), attr(name)) for name in ("alpha", "log_alpha"))
+# tensorflow/contrib/layers/python/layers/layers.py, layer_norm.
+_EPSILON = 1e-12
+_PLAN_NORM = "LayerNorm_{i}"
+# What `policy_kwargs` calls an activation; the library's own is ReLU.
+_ACTIVATIONS = {
+    "tanh": "tensorflow.python.ops.math_ops.tanh",
+    "sigmoid": "tensorflow.python.ops.math_ops.sigmoid",
+    "elu": "tensorflow.python.ops.gen_nn_ops.elu",
+}
+
+
+def plan(binding: RecognizedAgent, agent: Tree, told: Settings) -> Plan:
+    """Return where everything goes: what `TD3.load`, `SAC.load` or `DDPG.load` takes, by the agent's kind.
+
+    Raise UnsupportedError for networks or an action map that the library's policies cannot be, UsageError
+    when nobody says the action bounds.
+    """
+    kind = "sac" if write.is_gaussian(binding) else "td3" if write.count_critics(binding) > 1 else "ddpg"
+    made = copy_shared_tensors(write.plan_torch_file(_make_table(kind, agent), binding, agent, told), agent)
+    parts = [part for part in binding.parts if part.component in schema.RUN]
+    alone = kind == "sac" and _ALPHA in agent and _LOG_ALPHA not in agent
+    moves = (*made.moves, *([Move(_ALPHA, (_PLAN_DATA, key("ent_coef")), ToValue())] if alone else ()))
+    notes = ["the settings of training (gamma, tau, noise, ...) are the library's defaults"]
+    if any(path[0].value in schema.OPTIMIZERS for path in agent):
+        notes.append("optimizers are not saved by Stable-Baselines 2")
+    added = {**made.added, **_make_settings(kind, binding, agent, parts)}
+    return replace(made, moves=moves, added=added, containers={}, notes=(*made.notes, *notes))
+
+
+def _make_table(kind: str, agent: Tree) -> WritingTable:
+    rows: list[NetworkRow | SingleTensorRow] = [
+        *{"sac": _sac_rows, "td3": _td3_rows, "ddpg": _ddpg_rows}[kind]()
+    ]
+    if kind == "sac" and not (_ALPHA in agent and _LOG_ALPHA not in agent):
+        rows.append(_log_ent_coef())
+    # DDPG's critic takes the action later, which is looked at here.
+    return WritingTable(
+        _WHOSE,
+        rows,
+        "affine",
+        hidden="",
+        needs=("actor", "critic"),
+        values=kind != "ddpg",
+        kinds=KERAS,
+        path=_variable,
+    )
+
+
+def _variable(entry: Path, layer: str, weight: str) -> Path:
+    return make_edge_path(entry, layer.replace("LayerNorm_0", "LayerNorm"), weight)
+
+
+def _log_ent_coef() -> SingleTensorRow:
+    default = Leaf("float32", (), Inline(struct.pack("<f", 0.0)), "", "parameter")
+    return SingleTensorRow("temperature/log_alpha", parse_edge_path("model/log_ent_coef"), (), default)
+
+
+def _td3_rows() -> Iterator[NetworkRow]:
+    for top, end in (("model", ""), ("target", "_target")):
+        yield NetworkRow(
+            f"actor{end}", parse_edge_path(f"{top}/pi"), LayerNames("fc{i}", "dense", norm=_PLAN_NORM)
+        )
+        for head, scope in (("q1", "qf1"), ("q2", "qf2")):
+            names = LayerNames("fc{i}", scope, norm=_PLAN_NORM)
+            yield NetworkRow(f"critic{end}/{head}", parse_edge_path(f"{top}/values_fn/{scope}"), names)
+
+
+def _sac_rows() -> Iterator[NetworkRow]:
+    yield NetworkRow(
+        "actor", parse_edge_path("model/pi"), LayerNames("fc{i}", "dense", {"log_std": "dense_1"}, _PLAN_NORM)
+    )
+    for ours, top, scope in (
+        ("value", "model", "vf"),
+        ("critic/q1", "model", "qf1"),
+        ("critic/q2", "model", "qf2"),
+        ("value_target", "target", "vf"),
+    ):
+        yield NetworkRow(
+            ours, parse_edge_path(f"{top}/values_fn/{scope}"), LayerNames("fc{i}", scope, norm=_PLAN_NORM)
+        )
+
+
+def _ddpg_rows() -> Iterator[NetworkRow]:
+    for top, end in (("model", ""), ("target", "_target")):
+        yield NetworkRow(
+            f"actor{end}", parse_edge_path(f"{top}/pi"), LayerNames("fc{i}", "pi", norm=_PLAN_NORM)
+        )
+        yield NetworkRow(
+            f"critic{end}/q1", parse_edge_path(f"{top}/qf"), LayerNames("fc{i}", "qf_output", norm=_PLAN_NORM)
+        )
+
+
+def _make_settings(
+    kind: str, binding: RecognizedAgent, agent: Tree, parts: Sequence[AgentNetwork]
+) -> dict[Path, Leaf | ValueLeaf]:
+    """Return the settings that the library must be told: spaces, sizes, activation, class of the policy."""
+    policy = next(part for part in parts if part.acts)
+    kernels = {part.title: list_kernel_shapes(part, agent) for part in parts}
+    obs_dim, act_dim = kernels[policy.title][0][0], kernels[policy.title][-1][1]
+    sizes = _sizes(kernels)
+    _require_late_action(kind, kernels, obs_dim, act_dim)
+    normed = _has_layer_norms(binding, parts)
+    low, high = require_action_bounds(binding.facts, agent, f"a file of {_WHOSE}")
+    infinite = [math.inf] * obs_dim
+    name = f"stable_baselines.{kind}.policies.{'Ln' if normed else ''}MlpPolicy"
+    values: dict[str, Leaf | ValueLeaf] = {
+        "policy": ValueLeaf(Record(name)),
+        "observation_space/low": _array([-each for each in infinite]),
+        "observation_space/high": _array(infinite),
+        "action_space/low": _array(low),
+        "action_space/high": _array(high),
+        "n_envs": ValueLeaf(1),
+        "_vectorize_action": ValueLeaf(False),
+    }
+    if kind == "sac" and not (_ALPHA in agent and _LOG_ALPHA not in agent):
+        values["ent_coef"] = ValueLeaf("auto")
+    if kind == "ddpg":
+        limit = _observation_limit(binding)
+        values |= {"observation_range/0": ValueLeaf(-limit), "observation_range/1": ValueLeaf(limit)}
+    values |= {f"policy_kwargs/layers/{n}": ValueLeaf(size) for n, size in enumerate(sizes)}
+    activation = _activation(binding)
+    if activation != "relu":
+        values["policy_kwargs/act_fun"] = ValueLeaf(Record(_ACTIVATIONS[activation]))
+    return {_setting(name): leaf for name, leaf in values.items()}
+
+
+def _setting(name: str) -> Path:
+    first, *rest = name.split("/")
+    inner = attr if first.endswith("_space") else key
+    return (_PLAN_DATA, key(first), *(index(int(step)) if step.isdigit() else inner(step) for step in rest))
+
+
+def _sizes(kernels: dict[str, list[tuple[int, ...]]]) -> list[int]:
+    """Return the widths of the hidden layers, which all networks of the library have in common."""
+    found = {title: tuple(shape[1] for shape in each[:-1]) for title, each in kernels.items()}
+    if len(set(found.values())) != 1 or not next(iter(found.values())):
+        shown = ", ".join(f"{title} {list(sizes)}" for title, sizes in found.items())
+        raise UnsupportedError(f"{_WHOSE} has hidden layers of the same sizes in all networks", found=shown)
+    return list(next(iter(found.values())))
+
+
+def _require_late_action(
+    kind: str, kernels: dict[str, list[tuple[int, ...]]], obs_dim: int, act_dim: int
+) -> None:
+    """Raise UnsupportedError unless a DDPG's critic takes the action at its second layer."""
+    critic = kernels.get("critic/q1", [])
+    if kind == "ddpg" and critic and (critic[0][0], critic[1][0]) != (obs_dim, critic[0][1] + act_dim):
+        raise UnsupportedError(
+            f"{_WHOSE}'s DDPG has a critic that takes the action at its second layer",
+            found="critic/q1 takes it elsewhere",
+        )
+
+
+def _has_layer_norms(binding: RecognizedAgent, parts: Sequence[AgentNetwork]) -> bool:
+    """Say whether every hidden layer is followed by a layer norm; raise UnsupportedError if only some are."""
+    kinds = [[layer.kind for layer in part.layers] for part in parts]
+    normed = [each.count("layer_norm") for each in kinds]
+    if not any(normed):
+        return False
+    if any(each != ["dense", "layer_norm"] * (len(each) // 2) + ["dense"] for each in kinds):
+        raise UnsupportedError(f"{_WHOSE} has layer norms after all hidden layers or none")
+    if binding.facts.epsilon != _EPSILON:
+        raise UnsupportedError(
+            f"{_WHOSE} has layer norms with an epsilon of {_EPSILON:g}", found=f"{binding.facts.epsilon:g}"
+        )
+    return True
+
+
+def _observation_limit(binding: RecognizedAgent) -> float:
+    """Return what DDPG limits observations to, which it always does: the agent's own limit, else infinity."""
+    norm = binding.facts.norm
+    if norm is None or norm.clip is None or norm.var is None:
+        return math.inf
+    plain = not any(read_numbers(norm.mean)) and all(each == 1 for each in read_numbers(norm.var))
+    return norm.clip if plain else math.inf
+
+
+def _activation(binding: RecognizedAgent) -> str:
+    facts = binding.facts
+    hidden = set(facts.activations or (facts.hidden,))
+    if len(hidden) != 1 or not hidden <= {"relu", *_ACTIVATIONS}:
+        raise UnsupportedError(
+            f"{_WHOSE} has one activation in all hidden layers", found=", ".join(sorted(hidden))
+        )
+    return hidden.pop()
+
+
+def _array(values: Sequence[float]) -> Leaf:
+    return Leaf("float32", (len(values),), Inline(struct.pack(f"<{len(values)}f", *values)), "", "other")
+
+
+# Agents of Stable-Baselines 2 (TensorFlow 1): TD3, DDPG and SAC, with and without layer norm.
+#
+# Sources in github.com/hill-a/stable-baselines: stable_baselines/td3/policies.py, sac/policies.py and
+# ddpg/policies.py for the networks (64 and 64 units, ReLU, both unless `policy_kwargs` says otherwise);
+# common/math_util.py, `unscale_action`, for the action: tanh, from [-1, 1] to [low, high]. The layer norm is
+# that of tensorflow/contrib/layers/python/layers/layers.py, whose epsilon is 1e-12. Optimizers are not saved.
+
+
+def _skip_optimizer(optimizer: StoredOptimizer) -> OptimizerMoves:  # noqa: ARG001 - the contract's
+    return OptimizerMoves(())
+
+
+TABLE = LayoutTable(
+    name="stable_baselines2",
+    title="Stable-Baselines 2 agent (TD3, DDPG, SAC)",
+    framework="tensorflow",
+    components={name: name for name in (*schema.NETWORKS, *schema.VALUES)},
+    optimizers={},
+    counters={},
+    facts=AgentMetadata(head="affine", hidden="relu", epsilon=1e-12, lacks=(sb3.SETTINGS_UNKNOWN,)),
+    optimizer=_skip_optimizer,
+    # Of two outputs in one scope TensorFlow calls the first `dense`, the mean, and the second so.
+    branches={"dense_1": "log_std"},
+    tensors={"model/log_ent_coef": "temperature/log_alpha"},
+    seen="seven agents of rl-baselines-zoo; agents that the library 2.10.2 saved",
+)
+_DATA, _PARAMS = attr("data"), attr("params")
+_PLACES = {
+    ("model", "pi"): ("actor",),
+    ("model", "values_fn"): ("critic",),
+    ("model", "values_fn", "vf"): ("value",),
+    ("model", "qf"): ("critic",),
+    ("target", "pi"): ("actor_target",),
+    ("target", "values_fn"): ("critic_target",),
+    ("target", "values_fn", "vf"): ("value_target",),
+    ("target", "qf"): ("critic_target",),
+}
+_NORM = re.compile(r"LayerNorm(?:_(\d+))?")
+_POLICY = re.compile(r"stable_baselines\.(ddpg|sac|td3)\.policies\.(?:Mlp|FeedForward)Policy")
+# In which order a policy makes its networks, which a file without names follows. A network is its place and
+# the names of its layers after the hidden ones.
+_ORDER: Mapping[str, Sequence[tuple[str, tuple[str, ...]]]] = {
+    "ddpg": (
+        ("model/pi", ("pi",)),
+        ("model/qf", ("qf_output",)),
+        ("target/pi", ("pi",)),
+        ("target/qf", ("qf_output",)),
+    ),
+    "sac": (
+        ("model/pi", ("dense", "dense_1")),
+        ("model/values_fn/vf", ("vf",)),
+        ("model/values_fn/qf1", ("qf1",)),
+        ("model/values_fn/qf2", ("qf2",)),
+        ("target/values_fn/vf", ("vf",)),
+    ),
+    "td3": (
+        ("model/pi", ("dense",)),
+        ("model/values_fn/qf1", ("qf1",)),
+        ("model/values_fn/qf2", ("qf2",)),
+        ("target/pi", ("dense",)),
+        ("target/values_fn/qf1", ("qf1",)),
+        ("target/values_fn/qf2", ("qf2",)),
+    ),
+}
+_HIDDEN = 2
+
+
+def recognise(tree: Tree, name: str) -> RecognizedAgent | None:  # noqa: ARG001  # the file's name says nothing
+    """Return the way to the canonical agent of an off-policy agent with continuous actions.
+
+    A file that does not name its variables is one if its policy is the library's own and the variables fit
+    the networks that this policy makes.
+    """
+    if not sb3.has_box_actions(tree):
+        return None
+    names = {path: tuple(str(step.value) for step in path) for path in tree if path[:1] != (_DATA,)}
+    assumed: tuple[str, ...] = ()
+    repeated: frozenset[Path] = frozenset()
+    if not any(each[:2] in _PLACES and len(each) > 2 for each in names.values()):
+        found = _name_variables(tree)
+        if found is None:
+            return None
+        names, policy, repeated = found
+        assumed = (f"the variables have no names: they are taken in the order in which {policy} makes them",)
+    ours = {tuple(map(attr, _component_name(each))): path for path, each in names.items()}
+    renamed = {place: tree[path] for place, path in ours.items()}
+    binding = bind(Tree(renamed), TABLE)
+    if binding is None or not any(part.component == "actor" for part in binding.parts):
+        return None
+    moves = tuple(replace(move, source=ours[move.source]) for move in binding.moves.moves)
+    used = {move.source for move in moves} | repeated
+    settings = [path for path in tree if path[:1] == (_DATA,) and path not in used]
+    notes = (make_settings_note(len(settings), "data"),) if settings else ()
+    binding = replace(binding, moves=replace(binding.moves, moves=moves))
+    return replace(
+        binding,
+        moves=replace(
+            binding.moves,
+            assumed=(*binding.moves.assumed, *assumed),
+            notes=(*binding.moves.notes, *notes),
+        ),
+        facts=_read_metadata(tree, binding, ours),
+        consumed=binding.consumed | frozenset(settings) | repeated | list_ddpg_variables(tree),
+    )
+
+
+def _component_name(names: tuple[str, ...]) -> tuple[str, ...]:
+    """Return a variable's name below its component; the first layer norm of a scope is numbered too."""
+    for length in (3, 2):
+        place = _PLACES.get(names[:length])
+        if place is not None and len(names) > length + 1:
+            inner, layer = names[length:-2], names[-2]
+            # A Q-function's last layer has its scope's name, whose number is no layer's.
+            layer = "out" if inner and layer == inner[-1] else layer
+            return (*place, *inner, _number_norm(layer), names[-1])
+    return names
+
+
+def _number_norm(step: str) -> str:
+    found = _NORM.fullmatch(step)
+    return f"LayerNorm_{found[1] or 0}" if found else step
+
+
+def _read_metadata(tree: Tree, binding: RecognizedAgent, ours: Mapping[Path, Path]) -> AgentMetadata:
+    facts = sb3.add_settings_metadata(TABLE.facts, tree)
+    if (_DATA, key("her_obs_space")) in tree.containers:
+        facts = facts.lacking(unknown_fact("architecture", "how HER joins the parts of an observation"))
+    first = (attr("actor"), index(0), attr("kernel"))
+    kernels = [tree[move.source] for move in binding.moves.moves if move.target == first]
+    ddpg = any(str(path[1].value) == "qf_output" for path in ours if len(path) > 1)
+    if ddpg and kernels and isinstance(kernels[0], Leaf):
+        facts = add_ddpg_statistics(facts, tree, kernels[0].shape[0])
+    return facts
+
+
+def _value(tree: Tree, name: str) -> object:
+    leaf = tree.get((_DATA, key(name)))
+    return leaf.value if isinstance(leaf, ValueLeaf) else None
+
+
+def _name_variables(tree: Tree) -> tuple[dict[Path, tuple[str, ...]], str, frozenset[Path]] | None:
+    """Return names for the variables of a list, the policy that makes them, and those that repeat others."""
+    policy = _value(tree, "policy")
+    found = _POLICY.fullmatch(policy.name) if isinstance(policy, Record) else None
+    if found is None:
+        return None
+    listed = [path for path, leaf in tree.tensors() if len(path) == 2 and path[0] == _PARAMS]
+    wanted = [name for place, last in _ORDER[found[1]] for name in _variables(tree, place, last)]
+    # Older versions list the variables of both graphs, and then all of them once more.
+    if not wanted or len(listed) % len(wanted) or not listed:
+        return None
+    first, rest = listed[: len(wanted)], listed[len(wanted) :]
+    if [path[1] for path in listed] != [index(number) for number in range(len(listed))]:
+        return None
+    if not all(_is_same_tensor(tree, path, first[n % len(wanted)]) for n, path in enumerate(rest)):
+        return None
+    return dict(zip(first, wanted, strict=True)), found[0], frozenset(rest)
+
+
+def _variables(tree: Tree, place: str, last: tuple[str, ...]) -> Iterator[tuple[str, ...]]:
+    sizes = [path for path in tree if path[:3] == (_DATA, key("policy_kwargs"), key("layers"))]
+    hidden = [f"fc{number}" for number in range(len(sizes) or _HIDDEN)]
+    for layer in (*hidden, *last):
+        for name in ("kernel", "bias"):
+            yield (*place.split("/"), layer, name)
+
+
+def _is_same_tensor(tree: Tree, one: Path, other: Path) -> bool:
+    first, second = tree[one], tree[other]
+    if not isinstance(first, Leaf) or not isinstance(second, Leaf) or first.shape != second.shape:
+        return False
+    return bytes(first.read()) == bytes(second.read())
+
+
+def companions(location: str) -> Sequence[str]:
+    """Return the files that the zoo of the library puts beside an agent: statistics and settings."""
+    return sb3.list_zoo_files(location)
+
+
+def told_by(binding: RecognizedAgent, file: str, tree: Tree) -> RecognizedAgent:
+    """Return the binding with the observations' statistics or the environment that the file tells."""
+    return read_ddpg_companion(binding, file, tree)

@@ -1,0 +1,1047 @@
+"""Stable-Baselines3, its contrib package and RL Zoo."""
+
+from __future__ import annotations
+
+import math
+import os
+import re
+import struct
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+from ckpttool.core import filesystem
+from ckpttool.core.errors import UnsupportedError, abbreviate_list
+from ckpttool.core.sidecar import LedgerEntry, are_arguments, unknown_fact
+from ckpttool.core.source import Inline, Shape
+from ckpttool.core.tree import Leaf, Path, PathStep, Record, Tree, ValueLeaf, attr, index, key
+from ckpttool.encodings import pickle_values
+from ckpttool.encodings.pickle_values import Global, PickleObject, dumps
+from ckpttool.formats import pickles
+from ckpttool.libraries import optimizers_read, schema, tf2rl
+from ckpttool.libraries.recognize import LayoutTable, bind
+from ckpttool.libraries.schema import (
+    DICT_UNKNOWN,
+    AgentMetadata,
+    AgentNetwork,
+    BatchNorm,
+    EncoderInput,
+    ObservationNormalizer,
+    PolicyEncoder,
+    RecognizedAgent,
+    make_settings_note,
+    matches_action_map,
+    require_action_bounds,
+)
+from ckpttool.libraries.write import (
+    LayerNames,
+    NetworkRow,
+    SingleTensorRow,
+    WritingTable,
+    count_critics,
+    is_gaussian,
+    plan_torch_file,
+)
+from ckpttool.mapping.layer_kinds import kernel_permutation
+from ckpttool.mapping.rules import KEEP, TRANSPOSE, Move, Plan, Settings, ToTensor
+
+# What the settings of a Stable-Baselines agent (2 or 3) say of its spaces and its activations.
+#
+# Sources: gymnasium/spaces/box.py and gym/spaces/box.py (`low`, `high`);
+# stable_baselines3/common/save_util.py and stable_baselines/common/save_util.py (`data_to_json`: attributes
+# as text beside the pickle); stable_baselines3/common/preprocessing.py (`is_image_space`, `preprocess_obs`).
+
+_SETTINGS_DATA = attr("data")
+_TEXT = re.compile(r"[-+\w.]+")
+# By the last part of a class's name; torch.nn's and TensorFlow's.
+_ACTIVATIONS = {
+    **schema.TORCH,
+    "Identity": "linear",
+    "relu": "relu",
+    "tanh": "tanh",
+    "elu": "elu",
+    "sigmoid": "sigmoid",
+    "softplus": "softplus",
+}
+_TORCH = "torch.nn.modules."
+_IMAGE_AXES = 3
+IMAGES = "observations that are images"
+"""What stands among a policy's unplaced tensors where nobody says what is done to images."""
+
+
+def add_settings_metadata(known: AgentMetadata, tree: Tree) -> AgentMetadata:
+    """Return the facts with the bounds of the action space and the activation where the file says them."""
+    low, high = (read_bound(tree, end) for end in ("low", "high"))
+    known = known.bounded("data/action_space", low or (), high or ()) or known
+    name = read_activation(tree)
+    if name is not None:
+        known = known.read("data/policy_kwargs", hidden=name)
+    kind = _space_class(tree, "observation_space")
+    if kind.endswith(".Dict"):
+        known = known.lacking(unknown_fact("architecture", "how the parts of a Dict observation are joined"))
+    return known
+
+
+def read_bound(tree: Tree, end: str) -> tuple[float, ...] | None:
+    """Return the actions' `low` or `high`; None when the file does not tell it in full, or it is infinite."""
+    found = _member(tree, "action_space", end)
+    if isinstance(found, Leaf):
+        numbers = schema.read_numbers(found)
+    elif isinstance(found, ValueLeaf) and isinstance(found.value, str) and "..." not in found.value:
+        numbers = _parse_numbers(found.value)
+    else:
+        return None
+    return numbers if numbers and all(map(math.isfinite, numbers)) else None
+
+
+def _parse_numbers(text: str) -> tuple[float, ...]:
+    """Return the numbers of NumPy's text for an array, such as `[-1. -1.]`; none if it is anything else."""
+    try:
+        return tuple(float(word) for word in _TEXT.findall(text))
+    except ValueError:
+        return ()
+
+
+def read_activation(tree: Tree) -> str | None:
+    """Return the activation that `policy_kwargs` names; a class that nobody knows by its own full name."""
+    found = _member(tree, "policy_kwargs", "activation_fn")
+    if found is None:
+        found = _member(tree, "policy_kwargs", "act_fun")
+    if found is None:
+        # A program's own function or class: a name that no activation here has.
+        return read_class_name(tree, "policy_kwargs", "activation_fn")
+    if not isinstance(found, ValueLeaf) or not isinstance(found.value, Record | str):
+        return None
+    full = found.value.name if isinstance(found.value, Record) else found.value.strip("<>'").split("'")[-1]
+    ours = full.startswith((_TORCH, "tensorflow."))
+    return _ACTIVATIONS.get(full.rpartition(".")[2], full) if ours else full
+
+
+def read_class_name(tree: Tree, *names: str) -> str | None:
+    """Return the full name of a class among the settings, None where there is none; `?` stands for its name.
+
+    cloudpickle writes a program's own class whole: its name is among the arguments of what makes it.
+    """
+    path = (_SETTINGS_DATA, *(key(name) for name in names))
+    found = tree.get(path)
+    if isinstance(found, ValueLeaf):
+        return found.value.name if isinstance(found.value, Record) else None
+    below = [each for each in tree if each[: len(path)] == path]
+    if not below:
+        return None
+    module, name = (
+        _read_text(tree, (*path, attr("__module__")), (*path, key("__module__"))),
+        _read_text(tree, (*path, attr("__args__"), index(1))),
+    )
+    return f"{module or '?'}.{name or '?'}"
+
+
+def _read_text(tree: Tree, *paths: Path) -> str | None:
+    values = (found.value for path in paths if isinstance(found := tree.get(path), ValueLeaf))
+    return next((value for value in values if isinstance(value, str)), None)
+
+
+def read_setting(tree: Tree, group: str, name: str, default: Any) -> Any:
+    """Return the plain value of one entry of a group of settings."""
+    found = _member(tree, group, name)
+    return found.value if isinstance(found, ValueLeaf) else default
+
+
+def has_box_actions(tree: Tree) -> bool:
+    """Say whether the actions are numbers with bounds, or nobody says what they are."""
+    kind = _space_class(tree, "action_space")
+    return not kind or kind.endswith((".Box", "Box"))
+
+
+def read_image_scaling(tree: Tree) -> str | None:
+    """Return what is done to observations of three axes (images are divided by 255), None for others."""
+    steps = [_SETTINGS_DATA, key("observation_space"), attr("_shape")]
+    axes = sum(path[:3] == tuple(steps) for path in tree)
+    return IMAGES if axes == _IMAGE_AXES else None
+
+
+def _space_class(tree: Tree, name: str) -> str:
+    """Return the class of a space, "" where the file does not say it."""
+    container = tree.containers.get((_SETTINGS_DATA, key(name)))
+    if container is not None and container.kind == "record":
+        return container.name or ""
+    found = tree.get((_SETTINGS_DATA, key(name)))
+    if isinstance(found, ValueLeaf) and isinstance(found.value, Record):
+        return found.value.name
+    return _quoted_text(tree, (_SETTINGS_DATA, key(name), key(":type:")))
+
+
+def _quoted_text(tree: Tree, path: Path) -> str:
+    found = tree.get(path)
+    text = found.value if isinstance(found, ValueLeaf) else None
+    return text.strip("<>").split("'")[-2] if isinstance(text, str) and text.count("'") > 1 else ""
+
+
+def _member(tree: Tree, group: str, name: str) -> Leaf | ValueLeaf | None:
+    """Return an attribute of an unpickled object, or an entry of what is kept as JSON."""
+    steps: tuple[PathStep, ...] = (attr(name), key(name))
+    return next(
+        (found for step in steps if (found := tree.get((_SETTINGS_DATA, key(group), step))) is not None), None
+    )
+
+
+# The batch renormalisation of CrossQ's policy: which norm stands before which layer.
+#
+# Sources in github.com/Stable-Baselines-Team/stable-baselines3-contrib: sb3_contrib/crossq/policies.py (one
+# before every linear layer, `mu` included; `batch_norm_eps` is 0.001 unless `policy_kwargs` says otherwise)
+# and sb3_contrib/common/torch_layers.py (BatchRenorm: a policy that acts takes the running statistics).
+
+_NORMS_POLICY = key("policy")
+_TENSORS = {"ra_mean": "mean", "ra_var": "var", "scale": "scale", "bias": "offset"}
+_COUNT = "steps"
+_EPSILON = 1e-3
+
+
+class PolicyNorms(NamedTuple):
+    """The norms of a policy, their moves, the names of all their tensors, and what was assumed."""
+
+    norms: tuple[BatchNorm, ...] = ()
+    moves: tuple[Move, ...] = ()
+    names: frozenset[str] = frozenset()
+    assumed: tuple[str, ...] = ()
+
+
+def find_policy_norms(tree: Tree, component: str) -> PolicyNorms:
+    """Return what the policy's batch renormalisation is, nothing if it has none or one of another form."""
+    modules = _list_chain_modules(tree, component)
+    norms = [name for name, group in modules.items() if "ra_mean" in group]
+    layers = [name for name in modules if name not in norms]
+    if not norms or any(set(modules[name]) != {*_TENSORS, _COUNT} for name in norms):
+        return PolicyNorms()
+    order = list(modules)
+    # Each is followed by the layer that it stands before.
+    before = [order[order.index(name) + 1 : order.index(name) + 2] for name in norms]
+    if before != [[name] for name in layers[: len(norms)]]:
+        return PolicyNorms()
+    told = read_setting(tree, "policy_kwargs", "batch_norm_eps", None)
+    epsilon = told if isinstance(told, float) else _EPSILON
+    said = f"batch renormalisation with epsilon {epsilon:g}: habit of layout stable_baselines3"
+    return PolicyNorms(
+        tuple(BatchNorm(number, epsilon) for number in range(len(norms))),
+        tuple(
+            Move(modules[name][theirs], (*schema.batch_norm_path(component, number), attr(ours)), KEEP)
+            for number, name in enumerate(norms)
+            for theirs, ours in _TENSORS.items()
+        ),
+        frozenset(tree.names[path] for name in norms for path in modules[name].values()),
+        () if isinstance(told, float) else (said,),
+    )
+
+
+def _list_chain_modules(tree: Tree, component: str) -> dict[str, dict[str, Path]]:
+    """Return the modules of a policy's chain in the order of the file, with their tensors."""
+    pattern = re.compile(rf"{component}\.(latent_pi\.\d+|mu(?:\.0)?)\.(\w+)")
+    found: dict[str, dict[str, Path]] = {}
+    for path in tree:
+        if len(path) == 2 and path[0] == _NORMS_POLICY and (name := pattern.fullmatch(str(path[1].value))):
+            found.setdefault(name[1], {})[name[2]] = path
+    return found
+
+
+# What stands before the layers of a Stable-Baselines3 policy: its features extractor, its contrib's LSTM.
+#
+# Sources in github.com/DLR-RM/stable-baselines3: stable_baselines3/common/torch_layers.py (NatureCNN, whose
+# convolutions have strides 4, 2 and 1; CombinedExtractor, which joins the parts of a Dict in the space's
+# order, those that are no images flattened), common/preprocessing.py (`preprocess_obs`: images are divided by
+# 255), common/vec_env/vec_transpose.py (policies see images with the channels first). LSTM:
+# github.com/Stable-Baselines-Team/stable-baselines3-contrib, sb3_contrib/common/recurrent/policies.py.
+
+_FRONTS_POLICY, _FRONTS_DATA = key("policy"), attr("data")
+_SPACE = (_FRONTS_DATA, key("observation_space"))
+_LIBRARY = "stable_baselines3.common.torch_layers."
+_EXTRACTORS = {f"{_LIBRARY}{name}" for name in ("NatureCNN", "CombinedExtractor", "FlattenExtractor")}
+_CONVOLUTIONS = ("cnn.0", "cnn.2", "cnn.4")
+_SIZES, _STRIDES = (8, 4, 3), (4, 2, 1)
+_LINEAR = "linear.0"
+# Each part is looked up in the whole tree, and a file may claim any number.
+_MOST_PARTS = 100
+_LSTM = "lstm_actor."
+_ASSUMED = "image encoder NatureCNN (strides 4, 2, 1; ReLU): habit of layout stable_baselines3"
+
+NamedTensors = Mapping[str, Path]
+
+
+def find_encoder(tree: Tree, component: str, unplaced: tuple[str, ...]) -> PolicyEncoder | None:
+    """Return what stands before a policy's layers; None where that is nothing, or nothing known.
+
+    `unplaced` are the names of the policy's tensors that its layers do not take.
+    """
+    spaces = _read_space_shapes(tree)
+    tensors = _list_encoder_tensors(tree, component)
+    own = {name: path for name, path in tensors.items() if not name.startswith(_LSTM)}
+    several = len(spaces) > 1 or "" not in spaces
+    if not spaces or not _is_library_extractor(tree):
+        return None
+    streams, moves = [], []
+    for name, shape in spaces.items():
+        prefix = f"extractors.{name}." if several else ""
+        mine = {each.removeprefix(prefix): own.pop(each) for each in list(own) if each.startswith(prefix)}
+        stream = _read_input(tree, name or "obs", shape, mine)
+        if stream is None:
+            return None
+        streams.append(stream)
+        moves += _move_encoder(component, stream, mine)
+    recurrent = {name.removeprefix(_LSTM): path for name, path in tensors.items() if name.startswith(_LSTM)}
+    read = schema.read_recurrent_layers(tree, component, recurrent, "torch")
+    normed = find_policy_norms(tree, component)
+    if own or read is None or not (moves or recurrent or several or normed.norms):
+        return None
+    covered = {tree.names[path] for path in tensors.values()} | {IMAGES} | normed.names
+    cells, turned = read
+    return PolicyEncoder(
+        tuple(streams),
+        cells,
+        normed.norms,
+        (*moves, *turned, *normed.moves),
+        frozenset(covered) & frozenset(unplaced),
+        (*((_ASSUMED,) if moves else ()), *normed.assumed),
+    )
+
+
+def _is_library_extractor(tree: Tree) -> bool:
+    """Say whether the class of the features extractor is the library's own."""
+    group = (_FRONTS_DATA, key("policy_kwargs"), key("features_extractor_class"))
+    # A class of the program itself is pickled with all that it is made of.
+    leaves = [leaf for path, leaf in tree.items() if path[: len(group)] == group]
+    names = [
+        leaf.value.name for leaf in leaves if isinstance(leaf, ValueLeaf) and isinstance(leaf.value, Record)
+    ]
+    return not leaves or (len(leaves) == 1 and set(names) <= _EXTRACTORS and bool(names))
+
+
+def _read_space_shapes(tree: Tree) -> dict[str, Shape]:
+    """Return the shapes of the parts of a Dict by name, or that of a Box by ""; none where one is no Box."""
+    parts = (*_SPACE, attr("spaces"))
+    names = dict.fromkeys(str(p[3].value) for p in tree if p[:3] == parts and len(p) > len(parts))
+    if len(names) > _MOST_PARTS:
+        return {}
+    places: dict[str, Path] = {name: (*parts, key(name)) for name in names} or {"": _SPACE}
+    boxes = {
+        name: place
+        for name, place in places.items()
+        if (space := tree.containers.get(place)) is not None and str(space.name).endswith(".Box")
+    }
+    if len(boxes) < len(places):
+        return {}
+    return {name: _shape(tree, (*place, attr("_shape"))) for name, place in boxes.items()}
+
+
+def _shape(tree: Tree, place: Path) -> Shape:
+    leaves = [tree[path] for path in tree if path[: len(place)] == place and len(path) > len(place)]
+    sizes = [leaf.value for leaf in leaves if isinstance(leaf, ValueLeaf) and type(leaf.value) is int]
+    return tuple(sizes) if len(sizes) == len(leaves) else ()
+
+
+def _list_encoder_tensors(tree: Tree, component: str) -> dict[str, Path]:
+    """Return the tensors before the policy's layers: by names in the extractor, an LSTM's by whole names."""
+    names: dict[str, Path] = {
+        str(path[1].value): path for path in tree if len(path) == 2 and path[0] == _FRONTS_POLICY
+    }
+    prefixes = (f"{component}.features_extractor.", "pi_features_extractor.", "features_extractor.")
+    for prefix in prefixes:
+        inside = {name.removeprefix(prefix): path for name, path in names.items() if name.startswith(prefix)}
+        if inside:
+            break
+    return inside | {name: path for name, path in names.items() if name.startswith(_LSTM)}
+
+
+def _read_input(tree: Tree, name: str, shape: Shape, tensors: NamedTensors) -> EncoderInput | None:
+    """Return an input's way, None if it is not one of the library's."""
+    if not shape:
+        return None
+    if not tensors:
+        # Whether images that are only flattened are divided is decided by their bounds.
+        return EncoderInput(name, shape) if len(shape) < 3 else None
+    modules = (*_CONVOLUTIONS, _LINEAR)
+    if set(tensors) != {f"{module}.{each}" for module in modules for each in ("weight", "bias")}:
+        return None
+    kernels = [_leaf_shape(tree, tensors[f"{module}.weight"]) for module in modules]
+    if len(shape) != 3 or any(k[2:] != (n, n) for k, n in zip(kernels, _SIZES, strict=False)):
+        return None
+    height, width = shape[1:]
+    for size, stride in zip(_SIZES, _STRIDES, strict=True):
+        height, width = (height - size) // stride + 1, (width - size) // stride + 1
+    if kernels[0][1] != shape[0] or kernels[3][1:] != (kernels[2][0] * height * width,):
+        return None
+    divided = read_setting(tree, "policy_kwargs", "normalize_images", True) is not False
+    return EncoderInput(name, shape, 1 / 255 if divided else 1.0, _STRIDES, 1)
+
+
+def _leaf_shape(tree: Tree, path: Path) -> Shape:
+    leaf = tree[path]
+    return leaf.shape if isinstance(leaf, Leaf) else ()
+
+
+def _move_encoder(component: str, stream: EncoderInput, tensors: NamedTensors) -> list[Move]:
+    if not tensors:
+        return []
+    moves = []
+    for number, module in enumerate((*_CONVOLUTIONS, _LINEAR)):
+        place = schema.stream_layer_path(component, stream.name, number)
+        turned = TRANSPOSE if module == _LINEAR else kernel_permutation(2)
+        moves.append(Move(tensors[f"{module}.weight"], (*place, schema.KERNEL), turned))
+        moves.append(Move(tensors[f"{module}.bias"], (*place, schema.BIAS), KEEP))
+    return moves
+
+
+# What RL-Zoo, Stable-Baselines' callbacks and the hub put beside an agent: statistics, arguments, settings.
+#
+# Sources in github.com/DLR-RM/rl-baselines3-zoo: rl_zoo3/exp_manager.py (`_save_config`,
+# `save_trained_model`: `<folder>/<env>/vecnormalize.pkl`, `config.yml`, `args.yml`), rl_zoo3/utils.py
+# (`get_saved_hyperparams`: what `normalize` means). stable_baselines3/common/callbacks.py, CheckpointCallback
+# (`_checkpoint_path`); common/vec_env/vec_normalize.py for how statistics are used. On the hub the file is
+# called vec_normalize.pkl.
+
+_STATISTICS = ("vecnormalize.pkl", "vec_normalize.pkl", "obs_rms.pkl")
+STATISTICS_FILE = _STATISTICS[0]
+_VEC_ENV = "stable_baselines3.common.vec_env.vec_normalize"
+_MEAN_STD = Global("stable_baselines3.common.running_mean_std", "RunningMeanStd")
+_UNLIMITED = 1e30  # what VecNormalize limits to where nothing is limited
+_SETTINGS = ("config.yml", "args.yml")
+_STEPS = re.compile(r"(.*)_(\d+_steps)")
+_RUN = re.compile(r"(.+)_\d+")
+SETTINGS_UNKNOWN = unknown_fact(
+    "observation statistics",
+    "whether training normalised observations (VecNormalize keeps statistics in a file of its own)",
+)
+"""What an agent lacks until a file beside it says otherwise."""
+# Arguments of an environment that say how it is drawn.
+_DRAWN = ("render_mode", "width", "height", "camera_id", "camera_name", "default_camera_config")
+_MISSING = unknown_fact(
+    "observation statistics",
+    "the observation statistics that training used (config.yml says normalize)",
+    decides=True,
+)
+
+
+def list_zoo_files(location: str) -> list[str]:
+    """Return the files that may tell more, the nearest first; statistics before what asks for them."""
+    folder, name = os.path.split(os.path.normpath(location))
+    stem = os.path.splitext(name)[0]
+    steps = _STEPS.fullmatch(stem)
+    own = [os.path.join(folder, f"{steps[1]}_vecnormalize_{steps[2]}.pkl")] if steps else []
+    folders = list(_list_folders(folder, stem))
+    names = (*_STATISTICS, *_SETTINGS)
+    return [*own, *(os.path.join(each, file) for file in names for each in folders)]
+
+
+def _list_folders(folder: str, stem: str) -> Iterator[str]:
+    yield os.path.join(folder, stem)
+    # logs/td3/Pendulum-v1_3/best_model.zip: statistics lie in .../Pendulum-v1_3/Pendulum-v1.
+    run = _RUN.fullmatch(os.path.basename(filesystem.abspath(folder)))
+    if run is not None and run[1] != stem:
+        yield os.path.join(folder, run[1])
+    yield folder
+
+
+def read_zoo_file(binding: RecognizedAgent, file: str, tree: Tree) -> RecognizedAgent:
+    """Return the binding with what one of the files says; the same object when it says nothing new."""
+    name = os.path.basename(file)
+    if name == _SETTINGS[0]:
+        return _add_hyperparameters(binding, tree)
+    if name == _SETTINGS[1]:
+        return _arguments(binding, tree)
+    return _add_statistics(binding, tree, name)
+
+
+def _add_statistics(binding: RecognizedAgent, tree: Tree, name: str) -> RecognizedAgent:
+    """Take the running statistics; `norm_obs` may say that observations were left as they are."""
+    if "norm" in binding.facts.said:
+        return binding
+    found = {shown: tree[path] for path, shown in tree.names.items()}
+    mean, var = (found.get(f"{at}{n}") for at, n in (("obs_rms/", "mean"), ("obs_rms/", "var")))
+    if mean is None and not any(shown.startswith(("obs_rms", "ret_rms")) for shown in found):
+        mean, var = found.get("mean"), found.get("var")
+    if _plain_value(found, "norm_obs") is False:
+        return _replace_metadata(binding, _drop_unknown_settings(binding.facts.read(name, norm=None)))
+    if not isinstance(mean, Leaf) or not isinstance(var, Leaf):
+        if any(shown.startswith("obs_rms/") for shown in found):
+            return _replace_metadata(binding, _drop_unknown_settings(binding.facts).lacking(DICT_UNKNOWN))
+        return binding
+    epsilon, clip = _plain_value(found, "epsilon"), _plain_value(found, "clip_obs")
+    norm = ObservationNormalizer(
+        mean,
+        var,
+        epsilon=float(epsilon) if isinstance(epsilon, int | float) else 1e-8,
+        clip=_limit(clip),
+    )
+    return _replace_metadata(binding, _drop_unknown_settings(binding.facts.read(name, norm=norm)))
+
+
+def _limit(clip: object) -> float | None:
+    if not isinstance(clip, int | float):
+        return 10.0
+    return None if clip >= _UNLIMITED else float(clip)
+
+
+def _add_hyperparameters(binding: RecognizedAgent, tree: Tree) -> RecognizedAgent:
+    """Take from the hyperparameters whether statistics are needed, and what wraps the environment."""
+    found = {shown: tree[path] for path, shown in tree.names.items()}
+    # Another program's config.yml says nothing by its silence; the zoo's always names the policy.
+    named = {shown.partition("/")[0] for shown in found}
+    facts = _drop_unknown_settings(binding.facts) if named & {"policy", "normalize"} else binding.facts
+    if _needs_statistics(found) and "norm" not in binding.facts.said:
+        facts = facts.lacking(_MISSING)
+    wrappers = tuple(
+        named
+        for group in ("env_wrapper", "vec_env_wrapper")
+        for named in _list_wrappers(_nest_settings(tree, group))
+    )
+    stack = _plain_value(found, "frame_stack")
+    if isinstance(stack, int) and not isinstance(stack, bool) and stack > 1:
+        facts = facts.read(_SETTINGS[0], stacked=stack)
+    if wrappers or facts.stacked > 1:
+        facts = facts.read(_SETTINGS[0], wrappers=wrappers)
+    facts = _add_environment_arguments(facts, _SETTINGS[0], _nest_settings(tree, "env_kwargs"))
+    return binding if facts == binding.facts else _replace_metadata(binding, facts)
+
+
+def _nest_settings(tree: Tree, group: str) -> Any:
+    """Return what the settings hold below a name as lists, mappings and plain values."""
+    found: dict[Any, Any] = {}
+    for path, leaf in tree.plain():
+        if path[:1] != (key(group),):
+            continue
+        place = found
+        for step in path[:-1]:
+            place = place.setdefault(step, {})
+        place[path[-1]] = leaf.value
+    return _to_plain(found.get(key(group)))
+
+
+def _to_plain(node: Any) -> Any:
+    if not isinstance(node, dict):
+        return node
+    if all(step.kind == "index" for step in node):
+        return [_to_plain(each) for each in node.values()]
+    return {str(step.value): _to_plain(each) for step, each in node.items()}
+
+
+def _list_wrappers(node: Any) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    """Yield the wrappers of a name, a mapping of one name to its arguments, or a list of those."""
+    for each in node if isinstance(node, list) else [node]:
+        if isinstance(each, str):
+            yield each, {}
+        elif isinstance(each, dict):
+            for name, arguments in each.items():
+                yield name, arguments if isinstance(arguments, dict) else {}
+
+
+def _add_environment_arguments(facts: AgentMetadata, file: str, arguments: Any) -> AgentMetadata:
+    """Return the facts with the environment's arguments; none is taken that may name a file, or is large."""
+    if not isinstance(arguments, dict) or not arguments:
+        return facts
+    taken = {name: value for name, value in arguments.items() if name not in _DRAWN}
+    plain = {name: value for name, value in taken.items() if are_arguments({name: value})}
+    all_of_them = {**facts.env_arguments, **plain}
+    if not are_arguments(all_of_them):
+        plain = {}
+    left = sorted(taken.keys() - plain.keys())
+    if left:
+        what = f"arguments of the environment in {file} ({abbreviate_list(left, 3)}): only a few numbers are taken"  # noqa: E501
+        facts = facts.lacking(unknown_fact("environment", what, decides=True))
+    return facts.read(file, env_arguments=all_of_them) if plain else facts
+
+
+def _needs_statistics(found: dict[str, Leaf | ValueLeaf]) -> bool:
+    # `normalize` is a truth value, or the text of a dict of VecNormalize's arguments.
+    told = _plain_value(found, "normalize")
+    if isinstance(told, str):
+        return re.search(r"norm_obs['\"]?\s*[:=]\s*False", told) is None
+    # A mapping of arguments asks for it as well; norm_obs is true unless it is said to be false.
+    groups = ("normalize", "normalize_kwargs")
+    quiet = any(_plain_value(found, f"{group}/norm_obs") is False for group in groups)
+    return (bool(told) or any(shown.startswith("normalize/") for shown in found)) and not quiet
+
+
+def _arguments(binding: RecognizedAgent, tree: Tree) -> RecognizedAgent:
+    """Take the environment's plain id and its arguments; an id that asks for an import is not used."""
+    found = {shown: tree[path] for path, shown in tree.names.items()}
+    env = tf2rl.plain_id(_plain_value(found, "env"))
+    facts = binding.facts if env is None else binding.facts.read(_SETTINGS[1], env=env)
+    facts = _add_environment_arguments(facts, _SETTINGS[1], _nest_settings(tree, "env_kwargs"))
+    return binding if facts is binding.facts else _replace_metadata(binding, facts)
+
+
+def _plain_value(found: dict[str, Leaf | ValueLeaf], name: str) -> object:
+    leaf = found.get(name)
+    return leaf.value if isinstance(leaf, ValueLeaf) else None
+
+
+def _drop_unknown_settings(facts: AgentMetadata) -> AgentMetadata:
+    return facts._replace(lacks=tuple(what for what in facts.lacks if what != SETTINGS_UNKNOWN))
+
+
+def _replace_metadata(binding: RecognizedAgent, facts: AgentMetadata) -> RecognizedAgent:
+    return replace(binding, facts=facts)
+
+
+def make_statistics_file(norm: Mapping[str, Any], low: Sequence[float], high: Sequence[float]) -> bytes:
+    """Return the file that `VecNormalize.load` of Stable-Baselines3 reads: statistics that change no more.
+
+    `norm` holds mean, var, epsilon and clip as a sidecar does, `low` and `high` are the action bounds.
+    Rewards are left as they are, because their statistics are not known.
+    """
+    size = len(norm["mean"])
+    clip = norm.get("clip")
+    free = [float("inf")] * size
+    box = Global("gymnasium.spaces.box", "Box")
+    state = {
+        "num_envs": 1,
+        "observation_space": pickles.encode_box(
+            box, _make_array([-each for each in free], "f4"), _make_array(free, "f4")
+        ),
+        "action_space": pickles.encode_box(box, _make_array(low, "f4"), _make_array(high, "f4")),
+        "render_mode": None,
+        "reset_infos": [{}],
+        "norm_obs": True,
+        "norm_obs_keys": None,
+        "obs_rms": _make_running_statistics(_make_array(norm["mean"]), _make_array(norm["var"])),
+        "ret_rms": _make_running_statistics(_make_array(0.0), _make_array(1.0)),
+        "clip_obs": _UNLIMITED if clip is None else float(clip),
+        "clip_reward": 10.0,
+        "gamma": 0.99,
+        "epsilon": float(norm.get("epsilon", 1e-8)),
+        "training": False,
+        "norm_reward": False,
+        "old_reward": _make_array([]),
+    }
+    return dumps(_make_object(Global(_VEC_ENV, "VecNormalize"), state), pickles.PROTOCOL)
+
+
+def _make_running_statistics(mean: PickleObject, var: PickleObject) -> PickleObject:
+    return _make_object(_MEAN_STD, {"mean": mean, "var": var, "count": 1e4})
+
+
+def _make_object(name: Global, state: Mapping[str, Any]) -> PickleObject:
+    """Return an object of that class without a call of its own code, as pickle makes one."""
+    return PickleObject(Global("copyreg", "__newobj__"), (name,), 0, state=dict(state))
+
+
+def _make_array(numbers: Sequence[float] | float, dtype: str = "f8") -> PickleObject:
+    """Return an array [n], or [] of one number."""
+    shape = () if isinstance(numbers, float) else (len(numbers),)
+    values = [numbers] if isinstance(numbers, float) else numbers
+    code = {"f4": "f", "f8": "d"}[dtype]
+    return pickle_values.pickle_array(dtype, shape, struct.pack(f"<{len(values)}{code}", *values))
+
+
+# Where a canonical agent goes in a file of Stable-Baselines3, and what the library is told to build.
+#
+# Sources in github.com/DLR-RM/stable-baselines3: stable_baselines3/td3/policies.py, sac/policies.py (modules
+# and their order), common/torch_layers.py (`create_mlp`: a layer, its activation, ...), ddpg/ddpg.py (one
+# critic).
+
+_WHOSE = "Stable-Baselines3"
+_PLAN_POLICY, _PLAN_DATA, _VARIABLES = key("policy"), attr("data"), key("pytorch_variables")
+_MODULES = {"relu": "ReLU", "tanh": "Tanh", "elu": "ELU", "leaky_relu": "LeakyReLU", "silu": "SiLU"} | {
+    "gelu": "GELU",
+    "sigmoid": "Sigmoid",
+    "softplus": "Softplus",
+    "linear": "linear.Identity",
+}
+_DEFAULT = "activation.ReLU"
+_MEMBERS = {
+    "actor_optimizer": "actor.optimizer",
+    "critic_optimizer": "critic.optimizer",
+    "temperature_optimizer": "ent_coef_optimizer",
+}
+_PLAN_COUNTERS = {"total_it": "_n_updates", "num_timesteps": "num_timesteps"}
+_LOG_ALPHA = (attr(schema.TEMPERATURE), attr("log_alpha"))
+
+
+def plan(binding: RecognizedAgent, agent: Tree, told: Settings) -> Plan:
+    """Return where everything goes: a TD3, DDPG or SAC that the library's own `load` takes.
+
+    Targets that the agent lacks are copies. Raise UnsupportedError for networks or an action map that the
+    library's policies cannot be, UsageError when nobody says the action bounds.
+    """
+    soft = is_gaussian(binding)
+    rows = [_policy("actor", soft=soft), *([] if soft else [_policy("actor_target", soft=False)])]
+    for component in ("critic", "critic_target"):
+        rows += [_q_rows(component, number) for number in range(count_critics(binding))]
+    notes = ["the settings of training (gamma, tau, noise, ...) are the library's defaults"]
+    if (attr(schema.NORMALIZER), attr("mean")) in agent or binding.facts.norm is not None:
+        file = STATISTICS_FILE
+        load = f'VecNormalize.load("{file}", venv)'
+        notes.append(f"observation statistics are in {file} beside the target: {load}")
+    writing = WritingTable(
+        _WHOSE,
+        [*rows, *(_temperature_row(agent) if soft else [])],
+        head="",
+        hidden="",
+        optimizers={name: (key(member),) for name, member in _MEMBERS.items()},
+        counters={ours: (_PLAN_DATA, key(theirs)) for ours, theirs in _PLAN_COUNTERS.items()},
+        needs=("actor", "critic"),
+        notes=tuple(notes),
+    )
+    found = plan_torch_file(writing, binding, agent, told)
+    # The library's zip needs no containers, but to be told what to build.
+    return replace(found, added={**found.added, **_make_settings(binding, agent)}, containers={})
+
+
+def plan_statistics_file(
+    norm: Mapping[str, Any], low: Sequence[float] | None, high: Sequence[float] | None
+) -> tuple[str, bytes]:
+    """Return the name of the library's own file of statistics, and what it holds."""
+    return STATISTICS_FILE, make_statistics_file(norm, low or (-1.0,), high or (1.0,))
+
+
+def _policy(component: str, *, soft: bool) -> NetworkRow:
+    # create_mlp: Linear 0, activation 1, Linear 2, ...
+    names = LayerNames(f"{component}.mu.{{s}}", f"{component}.mu.{{s}}")
+    if soft:
+        names = LayerNames("actor.latent_pi.{s}", "actor.mu", {"log_std": "actor.log_std"})
+    return NetworkRow(component, (_PLAN_POLICY,), names)
+
+
+def _q_rows(component: str, number: int) -> NetworkRow:
+    pattern = f"{component}.qf{number}.{{s}}"
+    return NetworkRow(f"{component}/q{number + 1}", (_PLAN_POLICY,), LayerNames(pattern, pattern))
+
+
+def _temperature_row(agent: Tree) -> list[SingleTensorRow]:
+    """Return the row of the entropy coefficient's logarithm, which the library keeps as one number [1]."""
+    if _LOG_ALPHA in agent:
+        return [SingleTensorRow("temperature/log_alpha", (_VARIABLES, key("log_ent_coef")), (1,))]
+    return [SingleTensorRow("temperature/alpha", (_VARIABLES, key("ent_coef_tensor")), optional=True)]
+
+
+def _make_settings(binding: RecognizedAgent, agent: Tree) -> dict[Path, Leaf | ValueLeaf]:
+    """Return the settings that the library must be told: spaces, sizes, activation, class of the policy."""
+    low, high = _bounds(binding, agent)
+    actor = next(part for part in binding.parts if part.component == "actor")
+    heads = [part for part in binding.parts if part.component == "critic"]
+    sizes = {"pi": _sizes(agent, actor), "qf": _sizes(agent, heads[0])}
+    if any(_sizes(agent, part) != sizes["qf"] for part in heads) or sizes["qf"][-1] != 1:
+        raise UnsupportedError("Stable-Baselines3 has Q-functions of one size that give one number")
+    if sizes["qf"][0] != sizes["pi"][0] + sizes["pi"][-1]:
+        raise UnsupportedError(
+            "Stable-Baselines3's Q-functions take observation and action at the first layer"
+        )
+    group = (_PLAN_DATA, key("policy_kwargs"))
+    module = _activation(binding)
+    values: dict[Path, Leaf | ValueLeaf] = {
+        (_PLAN_DATA, key("policy_class")): ValueLeaf(
+            Record(
+                f"stable_baselines3.{'sac.policies.SAC' if is_gaussian(binding) else 'td3.policies.TD3'}Policy"  # noqa: E501
+            )
+        ),
+        (_PLAN_DATA, key("observation_space"), attr("_shape"), index(0)): ValueLeaf(sizes["pi"][0]),
+        (_PLAN_DATA, key("action_space"), attr("low")): _box(low),
+        (_PLAN_DATA, key("action_space"), attr("high")): _box(high),
+        (*group, key("n_critics")): ValueLeaf(len(heads)),
+    }
+    if module != _DEFAULT:  # the library's own default is no setting in its file
+        values[*group, key("activation_fn")] = ValueLeaf(Record(f"torch.nn.modules.{module}"))
+    for name, widths in sizes.items():
+        for position, width in enumerate(widths[1:-1]):
+            values[*group, key("net_arch"), key(name), index(position)] = ValueLeaf(width)
+    return values
+
+
+def _bounds(binding: RecognizedAgent, agent: Tree) -> tuple[Sequence[float], Sequence[float]]:
+    facts = binding.facts
+    fits = matches_action_map(facts, agent, "affine")
+    if fits is False:
+        raise UnsupportedError(
+            "Stable-Baselines3 maps tanh to the action bounds, and this agent's actions are made otherwise",
+            found=facts.head,
+        )
+    return require_action_bounds(facts, agent, "a file of Stable-Baselines3")
+
+
+def _sizes(agent: Tree, part: AgentNetwork) -> list[int]:
+    """Return the widths of a network: its inputs, its hidden layers, its outputs."""
+    kernels = [agent[schema.canonical_weight_path(part, n, "kernel")] for n in range(len(part.layers))]
+    shapes = [leaf.shape for leaf in kernels if isinstance(leaf, Leaf)]
+    return [shapes[0][0], *(shape[1] for shape in shapes)]
+
+
+def _activation(binding: RecognizedAgent) -> str:
+    facts = binding.facts
+    hidden = set(facts.activations or (facts.hidden,))
+    known: Mapping[str, str] = _MODULES
+    if len(hidden) != 1 or not hidden <= known.keys():
+        raise UnsupportedError(
+            "Stable-Baselines3 has one activation in all hidden layers", found=", ".join(sorted(hidden))
+        )
+    module = known[hidden.pop()]
+    return module if "." in module else f"activation.{module}"
+
+
+def _box(numbers: Sequence[float]) -> Leaf:
+    return Leaf("float32", (len(numbers),), Inline(struct.pack(f"<{len(numbers)}f", *numbers)), "", "other")
+
+
+# Agents of Stable-Baselines3 and its contrib: TD3, DDPG, SAC, TQC; PPO, A2C, TRPO; DQN, QR-DQN; ARS.
+#
+# Sources in github.com/DLR-RM/stable-baselines3: stable_baselines3/td3/policies.py, sac/policies.py and
+# common/policies.py (ContinuousCritic, ActorCriticPolicy) for the networks; common/policies.py,
+# `BasePolicy.predict` and `unscale_action`, for the action: a squashed one goes from [-1, 1] to [low, high],
+# another is limited to the bounds. sac/policies.py, Actor: with gSDE the mean is limited to [-clip_mean,
+# clip_mean] before it is squashed. Hidden layers are ReLU, in common/policies.py Tanh. TQC:
+# github.com/Stable-Baselines-Team/stable-baselines3-contrib, sb3_contrib/tqc/policies.py; sb3_contrib/ars/
+# policies.py: ReLU and tanh to the bounds in ARSPolicy, one matrix limited to the bounds in ARSLinearPolicy.
+# dqn/policies.py: up to version 2.3 the optimizer has the target's parameters too, which it never updates.
+
+_TITLE = "Stable-Baselines3 agent (TD3, DDPG, SAC, TQC; PPO, A2C, TRPO; DQN, QR-DQN; ARS)"
+_SEEN = "agents of rl-trained-agents; every algorithm as the library 2.9.2 and its contrib save it"
+
+# What the library compares with an environment's: a file of its own goes on with it.
+OBSERVATION_SPACE: tuple[Path, ...] = tuple(
+    (attr("data"), key("observation_space"), attr(end)) for end in ("low", "high")
+)
+TABLE = LayoutTable(
+    name="stable_baselines3",
+    title=_TITLE,
+    framework="torch",
+    components={f"policy/{name}": name for name in schema.NETWORKS},
+    optimizers={
+        "actor/optimizer": "actor_optimizer",
+        "critic/optimizer": "critic_optimizer",
+        "ent_coef_optimizer": "temperature_optimizer",
+    },
+    counters={},
+    facts=AgentMetadata(head="affine", hidden="relu", epsilon=1e-5, lacks=(SETTINGS_UNKNOWN,)),
+    optimizer=optimizers_read.from_torch,
+    branches={"log_std": "log_std"},
+    tensors={
+        # gSDE's matrix of deviations is no layer: training draws noise with it.
+        "policy/actor/log_std": "actor/log_std",
+        **{
+            f"{variables}/{theirs}": f"temperature/{ours}"
+            for variables in ("pytorch_variables", "tensors")
+            for theirs, ours in (("log_ent_coef", "log_alpha"), ("ent_coef_tensor", "alpha"))
+        },
+    },
+    seen=_SEEN,
+)
+# The policies of PPO and A2C, their networks put together from the parts that the library keeps them in.
+_ON_POLICY = replace(
+    TABLE,
+    components={"actor": "actor", "value": "value"},
+    optimizers={"policy/optimizer": schema.JOINT},
+    facts=AgentMetadata(head="clip", hidden="tanh", epsilon=1e-5, lacks=(SETTINGS_UNKNOWN,)),
+    branches={},
+    tensors={"policy/log_std": "actor/log_std"},
+)
+# ARS: a policy alone, which has no optimizer; one layer of it may have no bias.
+_SEARCHED = replace(
+    _ON_POLICY,
+    components={"actor": "actor"},
+    optimizers={},
+    facts=AgentMetadata(head="affine", hidden="relu", epsilon=1e-5, lacks=(SETTINGS_UNKNOWN,)),
+    tensors={},
+    matrices=True,
+)
+# DQN and QR-DQN: a network that gives a value, or quantiles of it, for every action.
+_Q_NETWORKS = {
+    f"policy/{name}{target}/{name}": f"critic{target}/q1"
+    for target in ("", "_target")
+    for name in ("q_net", "quantile_net")
+}
+_DISCRETE = replace(
+    TABLE,
+    components=_Q_NETWORKS,
+    optimizers={"policy/optimizer": "critic_optimizer"},
+    facts=AgentMetadata(head="identity", hidden="relu", epsilon=1e-5),
+    branches={},
+    tensors={},
+)
+_PARTS = {"action_net": "actor", "mlp_extractor.policy_net": "actor", "mlp_extractor.shared_net": "actor"} | {
+    "value_net": "value",
+    "mlp_extractor.value_net": "value",
+}
+_PART = re.compile(r"(mlp_extractor\.(?:policy|value|shared)_net|action_net|value_net|features_extractor)\.")
+_EXTRACTOR = re.compile(r"(?:(actor|actor_target|critic|critic_target)\.)?(?:pi_)?features_extractor\.")
+# sb3_contrib/common/recurrent/policies.py; without an LSTM of its own a recurrent value has a layer `critic`.
+_MEMORY = re.compile(r"lstm_actor\.|(lstm_critic\.|critic\.(?:weight|bias)$)")
+_ACTOR = re.compile(r"actor\.(?:mu|latent_pi)\.")
+_Q = re.compile(r"(q_net|quantile_net)\.\1\.")
+_CHOICE = "the choice among discrete actions"
+_VALUE = re.compile(r"(?:mlp_extractor\.value_net|value_net)\.")
+_POLICY, _OPTIMIZER, _DATA = key("policy"), key("policy.optimizer"), attr("data")
+_COUNTERS = {"_n_updates": "total_it", "num_timesteps": "num_timesteps"}
+_CLIP_MEAN = 2.0
+_EXTRACTOR_CLASS = "features_extractor_class"
+_LIBRARIES = ("stable_baselines3.", "sb3_contrib.")
+
+
+def recognise(tree: Tree, name: str) -> RecognizedAgent | None:  # noqa: ARG001  # the file's name says nothing
+    """Return the way to the canonical agent of what one algorithm's `save` wrote.
+
+    Networks that are no perceptrons are left to be listed; a policy for discrete actions is not run.
+    """
+    names = [str(path[1].value) for path in tree if len(path) == 2 and path[0] == _POLICY]
+    if any(map(_ACTOR.match, names)):
+        binding = bind(_drop_extractors(tree), TABLE)
+    elif any(map(_Q.match, names)):
+        binding = _bind_discrete(tree)
+    elif any(_PART.match(each) for each in names):
+        binding = _bind_on_policy(tree, _ON_POLICY if any(map(_VALUE.match, names)) else _SEARCHED)
+    else:
+        return None
+    return _add_metadata(binding, tree).entered(*_note_custom_classes(tree)) if binding is not None else None
+
+
+def _note_custom_classes(tree: Tree) -> Iterator[LedgerEntry]:
+    """Yield an entry for a policy or a features extractor whose class is the program's own: it is not run."""
+    for names, what in ((("policy_class",), "policy"), (("policy_kwargs", _EXTRACTOR_CLASS), "extractor")):
+        kind = read_class_name(tree, *names)
+        if kind is not None and not kind.startswith(_LIBRARIES):
+            value = f"{what} class {kind}: the library's own is played in its place"
+            yield LedgerEntry("not used", "custom code", value, "/".join(("data", *names)), decides=True)
+
+
+def _bind_on_policy(tree: Tree, table: LayoutTable) -> RecognizedAgent | None:
+    """Bind a tree whose policy and value are put together under names of their own."""
+    ours = {_component_path(path): path for path in tree}
+    binding = bind(Tree({place: tree[path] for place, path in ours.items()}), table)
+    if binding is None or not any(part.component == "actor" for part in binding.parts):
+        return None
+    binding = binding.moved(lambda path: ours[path])
+    if not has_box_actions(tree):
+        return binding.refused("actor", _CHOICE)
+    return _add_ars_action_map(binding, tree) if table is _SEARCHED else binding
+
+
+def _add_ars_action_map(binding: RecognizedAgent, tree: Tree) -> RecognizedAgent:
+    """Return the binding of ARS's policy with the action map that its class has."""
+    kind = (read_class_name(tree, "policy_class") or "").rpartition(".")[2]
+    numbered = any(layer.name[-1].isdigit() for part in binding.parts for layer in part.layers)
+    # Since contrib 1.7 a linear policy is an MLP without hidden layers, numbered as one.
+    linear = kind == "ARSLinearPolicy" if kind.startswith("ARS") else not numbered
+    squashed = read_setting(tree, "policy_kwargs", "squash_output", not linear)
+    if squashed is False and not linear:
+        # Some versions build a tanh nevertheless.
+        return binding.refused("actor", "squash_output=False, which depends on the version")
+    return binding if squashed else replace(binding, facts=binding.facts._replace(head="clip"))
+
+
+def _bind_discrete(tree: Tree) -> RecognizedAgent | None:
+    """Bind the networks of DQN or QR-DQN; parameters that their optimizer never updated are the target's."""
+    online = sum(path[0] == _POLICY and _Q.match(str(path[1].value)) is not None for path in tree)
+    group = (_OPTIMIZER, key("param_groups"), index(0), key("params"))
+    updated = {path[2].value for path in tree if path[:2] == (_OPTIMIZER, key("state"))}
+    targets = {(*group, index(number)) for number in range(online, 2 * online) if number not in updated}
+    more = frozenset(targets & tree.keys())
+    binding = bind(
+        replace(tree, leaves={path: leaf for path, leaf in tree.items() if path not in more}), _DISCRETE
+    )
+    if binding is None:
+        return None
+    return replace(binding, consumed=binding.consumed | more).noted("critic gives a value for each action")
+
+
+def _component_path(path: Path) -> Path:
+    if len(path) != 2 or path[0] != _POLICY:
+        return path
+    found = _PART.match(str(path[1].value))
+    component = _PARTS.get(found[1]) if found else None
+    return (key(component), path[1]) if component is not None else path
+
+
+def _add_metadata(binding: RecognizedAgent, tree: Tree) -> RecognizedAgent:
+    """Return the binding with what the file says: bounds, activations, counters; settings stay behind."""
+    facts = add_settings_metadata(binding.facts, tree)
+    unplaced = dict(binding.unplaced)
+    limited = (_POLICY, key("actor.mu.0.weight")) in tree and (_POLICY, key("actor.log_std")) in tree
+    if limited:
+        clip = read_setting(tree, "policy_kwargs", "clip_mean", _CLIP_MEAN)
+        facts = facts._replace(head="clip_tanh_affine")
+        if clip != _CLIP_MEAN:
+            unplaced["actor"] = (*unplaced.get("actor", ()), f"a mean limited to {clip}")
+    if read_setting(tree, "policy_kwargs", "squash_output", False) is True:
+        facts = facts._replace(head="affine")
+    facts = _add_class_defaults(facts, tree)
+    images = read_image_scaling(tree)
+    if images:
+        unplaced["actor"] = (*unplaced.get("actor", ()), images)
+    for component, paths in _list_extractor_tensors(tree).items():
+        names = [tree.names[path] for path in paths]
+        unplaced[component] = tuple(dict.fromkeys((*unplaced.get(component, ()), *names)))
+    fronts = {
+        part.component: front
+        for part in binding.parts
+        if part.acts and (front := find_encoder(tree, part.component, unplaced.get(part.component, ())))
+    }
+    if fronts:
+        facts = facts._replace(lacks=())
+    counters = tuple(_move_counters(tree))
+    moves = (*binding.moves.moves, *counters)
+    used = {move.source for move in moves}
+    settings = [path for path in tree if path and path[0].kind == "attr" and path not in used]
+    empty = [path for path, leaf in tree.plain() if len(path) == 1 and leaf.value is None]
+    notes = binding.moves.notes
+    if settings:
+        notes = (*notes, make_settings_note(len(settings), "data"))
+    return replace(
+        binding,
+        moves=replace(binding.moves, moves=moves, notes=notes),
+        facts=facts,
+        consumed=binding.consumed | frozenset(settings) | frozenset(empty),
+        unplaced=unplaced,
+        fronts=fronts,
+    )
+
+
+def _add_class_defaults(facts: AgentMetadata, tree: Tree) -> AgentMetadata:
+    """Return the facts with what the library's own policy class does where its arguments ask for no other.
+
+    The file holds the class and all arguments that it was made with: what they leave out is the default.
+    """
+    kind = read_class_name(tree, "policy_class")
+    arguments = (_DATA, key("policy_kwargs"))
+    given = arguments in tree.containers or any(path[:2] == arguments for path in tree)
+    if kind is None or not kind.startswith(_LIBRARIES) or not given:
+        return facts
+    if "hidden" not in facts.said:
+        facts = facts.read("data/policy_kwargs", hidden=facts.hidden)
+    return facts.read("data/policy_class", head=facts.head)
+
+
+def _drop_extractors(tree: Tree) -> Tree:
+    """Return the tree without features extractors: a dense layer of one would pass for a policy's first."""
+    inside = {path for paths in _list_extractor_tensors(tree).values() for path in paths}
+    leaves = {path: leaf for path, leaf in tree.items() if path not in inside}
+    return replace(tree, leaves=leaves, aliases={p: a for p, a in tree.aliases.items() if p in leaves})
+
+
+def _list_extractor_tensors(tree: Tree) -> dict[str, list[Path]]:
+    """Return the tensors of features extractors and of memory, which layers do not hold, by component."""
+    found: dict[str, list[Path]] = {}
+    for path in tree:
+        name = str(path[1].value) if len(path) == 2 and path[0] == _POLICY else ""
+        if extractor := _EXTRACTOR.match(name):
+            # A policy of PPO or A2C has one for all, or one each.
+            found.setdefault(extractor[1] or "actor", []).append(path)
+        elif memory := _MEMORY.match(name):
+            found.setdefault("value" if memory[1] else "actor", []).append(path)
+    return found
+
+
+def _move_counters(tree: Tree) -> list[Move]:
+    """Return the moves of the counts of updates and of steps of the environment."""
+    found = []
+    for theirs, ours in _COUNTERS.items():
+        path = (_DATA, key(theirs))
+        leaf = tree.get(path)
+        if isinstance(leaf, ValueLeaf) and type(leaf.value) is int and 0 <= leaf.value < 1 << 62:
+            found.append(Move(path, (attr(ours),), ToTensor("int64")))
+    return found
+
+
+def companions(location: str) -> Sequence[str]:
+    """Return the files that RL-Zoo, callbacks and the hub put beside an agent: statistics and settings."""
+    return list_zoo_files(location)
+
+
+def told_by(binding: RecognizedAgent, file: str, tree: Tree) -> RecognizedAgent:
+    """Return the binding with the observations' statistics or the environment that the file tells."""
+    return read_zoo_file(binding, file, tree)

@@ -1,0 +1,975 @@
+"""The canonical agent: networks, distributions, normalisation, memory."""
+
+from __future__ import annotations
+
+import math
+import re
+import struct
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from ckpttool.core.errors import UsageError
+from ckpttool.core.sidecar import LedgerEntry, Topic, unknown_fact
+from ckpttool.core.source import Inline, Shape
+from ckpttool.core.tree import Leaf, Path, Tree, ValueLeaf, attr, index
+from ckpttool.mapping.rules import KEEP, Move, MoveList, Reshape
+
+if TYPE_CHECKING:
+    from ckpttool.mapping.layer_kinds import Group, TensorMapping
+
+
+# What a policy computes besides a chain of layers: image encoders, the joining of several inputs, memory.
+#
+# The tensors lie beside the policy's layers in the canonical tree of an agent that is to be played:
+# actor/front/<input>/<n>/kernel        a convolution [height, width, in, out], or a dense layer after those
+# actor/memory/<n>/kernel, ...          an lstm or gru: recurrent_kernel, bias_input, bias_recurrent beside it
+# actor/norm/<n>/mean, var, ...         a batch norm before the n-th dense layer: scale and offset beside them
+# No conversion takes them: there they are unmapped tensors of a network that cannot be written.
+
+KERNEL, RECURRENT, BIAS = attr("kernel"), attr("recurrent_kernel"), attr("bias")
+BIASES = (attr("bias_input"), attr("bias_recurrent"))
+
+
+@dataclass(frozen=True, slots=True)
+class EncoderInput:
+    """One input on its way to a row of features: flattened, or through an image encoder.
+
+    `shape` is what the policy was trained with; that of an image has the channels first. `strides` are those
+    of its convolutions, each followed by ReLU; what they give is flattened with the channels first, and goes
+    through `dense` layers, each followed by ReLU. `scale` multiplies the input.
+    """
+
+    name: str
+    shape: Shape
+    scale: float = 1.0
+    strides: tuple[int, ...] = ()
+    dense: int = 0
+
+    @property
+    def size(self) -> int:
+        """The number of values in one observation."""
+        return math.prod(self.shape)
+
+    @property
+    def image(self) -> bool:
+        """Say whether the input is an image, whose channels an environment may give last."""
+        return bool(self.strides)
+
+
+class BatchNorm(NamedTuple):
+    """A batch norm before the dense layer of that number, from 0; epsilon inside the root."""
+
+    number: int
+    epsilon: float
+
+
+@dataclass(frozen=True, slots=True)
+class PolicyEncoder:
+    """The streams, whose features are joined in their order, and the recurrent layers after them, by kind.
+
+    `norms` stand among the policy's own layers. `moves` bring the tensors to the canonical tree, `covers` are
+    the entries of Binding.unplaced that this front takes care of, `assumed` says what no file tells of it.
+    """
+
+    streams: tuple[EncoderInput, ...]
+    cells: tuple[str, ...] = ()
+    norms: tuple[BatchNorm, ...] = ()
+    moves: tuple[Move, ...] = ()
+    covers: frozenset[str] = frozenset()
+    assumed: tuple[str, ...] = ()
+
+    @property
+    def shapes(self) -> dict[str, Shape]:
+        """The shape of every input by name."""
+        return {stream.name: stream.shape for stream in self.streams}
+
+    def moved(self, place: Callable[[Path], Path]) -> PolicyEncoder:
+        """Return the front of the tree whose leaves lie at `place` of where this one's lie."""
+        return replace(self, moves=tuple(replace(move, source=place(move.source)) for move in self.moves))
+
+
+def stream_layer_path(component: str, stream: str, number: int) -> Path:
+    """Return the canonical place of a stream's layer."""
+    return (attr(component), attr("front"), attr(stream), index(number))
+
+
+def recurrent_layer_path(component: str, number: int) -> Path:
+    """Return the canonical place of a recurrent layer."""
+    return (attr(component), attr("memory"), index(number))
+
+
+def batch_norm_path(component: str, number: int) -> Path:
+    """Return the canonical place of the batch norm before a dense layer."""
+    return (attr(component), attr("norm"), index(number))
+
+
+# The canonical agent tree that every layout maps to and from, and what a layout found out on the way.
+#
+# actor/<n>/kernel                      the policy's n-th layer, dense kernels [in, out]
+# critic/q1/<n>/kernel                  each Q-function has a head of its own
+# actor_target/..., critic_target/...   the slow copies
+# value/<n>/kernel, value_target/...    SAC's state value, where there is one; discriminator/... of GAIL
+# actor/log_std/kernel                  a Gaussian policy's other head: beside the chain that gives the mean
+# actor/log_std, actor/std              a deviation that does not depend on the observation
+# actor/action_scale, action_bias       the action's map per dimension, where the weights hold it
+# normalizer/mean, var (or std), count  statistics of the observations; critic_mean, ... those of a critic
+# critic/q_support                      the values of the atoms whose logits a critic gives
+# temperature/log_alpha                 SAC's entropy coefficient (alpha where it is stored as such)
+# actor_optimizer/m/<n>/kernel          a moment lies where its weight lies, under its slot's name
+# actor_optimizer/step                  updates made; learning_rate, beta_1, ... beside it
+# actor_optimizer/weight_decay/<n>/...  a setting that not all weights share lies where a moment lies
+# optimizer/m/actor/<n>/kernel          one optimizer of all online networks (PPO, A2C) names the network too
+# total_it, save_counter                counters of the agent and of its checkpoint
+
+NETWORKS = ("actor", "actor_target", "critic", "critic_target")
+VALUES = ("value", "value_target", "discriminator")
+# What a policy needs besides its networks, and what only training needs.
+NORMALIZER, TEMPERATURE = "normalizer", "temperature"
+STATISTICS = ("mean", "var", "std", "count")
+RUN = (*NETWORKS, *VALUES, NORMALIZER)
+OPTIMIZED = {"actor_optimizer": "actor", "critic_optimizer": "critic"}
+# Optimizers that only some agents have.
+OPTIMIZED_MORE = {"value_optimizer": "value", "temperature_optimizer": TEMPERATURE}
+# What codebases call the module that gives a Gaussian policy's log standard deviations.
+LOG_STD = dict.fromkeys(
+    ("log_std", "logstd", "_logstd", "fc_logstd", "log_std_linear", "log_std_layer"), "log_std"
+)
+# What our own writers call a policy's further heads: `std` is a deviation before a softplus.
+BRANCHES = {**LOG_STD, "std": "std"}
+# Adam's, Adamax's, RMSprop's, Adagrad's, Adadelta's, and the sum of gradients of momentum
+# (libraries/optimizers_read.py).
+SLOTS = (
+    *("m", "v", "vhat", "u", "rms", "mg", "squares", "mean_squares", "mean_deltas"),
+    *("buffer", "velocity"),
+)
+# What an optimizer says of one weight alone: its group of parameters, its number, its name.
+GROUP, NUMBER, NAMES = "group", "number", "param_names"
+
+
+NO_LAYOUT = "none"
+"""What --layout takes for no library's naming; the layout of a policy that none recognises."""
+
+ALL_OPTIMIZED = {**OPTIMIZED, **OPTIMIZED_MORE}
+# One optimizer of all networks that are trained, as on-policy algorithms have it.
+JOINT = "optimizer"
+TRAINED = ("actor", "critic", "value")
+OPTIMIZERS = (*ALL_OPTIMIZED, JOINT)
+_CONSTANT = ("action_scale", "action_bias", "q_support")
+
+
+def is_trained_by(optimizer: str, weight_path: Path) -> bool:
+    """Say whether the optimizer updates the tensor at a canonical path."""
+    network = weight_path[0].value
+    if optimizer != JOINT:
+        return network == ALL_OPTIMIZED[optimizer]
+    return network in TRAINED and weight_path[-1].value not in _CONSTANT
+
+
+def make_settings_note(number: int, where: str = "") -> str:
+    """Return the note that an agent's settings, which the file has at `where`, have no canonical place."""
+    at = f" ({where})" if where else ""
+    if number == 1:
+        return f"1 setting or record of training{at} stays behind"
+    return f"{number:,} settings and records of training{at} stay behind"
+
+
+def mapped_by_sidecar(path: Path) -> bool:
+    """Say whether a canonical leaf is a fact that a sidecar tells as well as a tensor does."""
+    return (path[0] == attr(NORMALIZER) and path[1].value in STATISTICS) or path in (
+        (attr("actor"), attr("action_scale")),
+        (attr("actor"), attr("action_bias")),
+    )
+
+
+class AgentLayer(NamedTuple):
+    """One layer: the module's name below its component, as a torch module would have it, and its kind."""
+
+    name: tuple[str, ...]
+    kind: str
+
+
+class ProgramOperation(NamedTuple):
+    """One step of a program: its kind, the numbers of the values that it takes, its arrays and settings."""
+
+    kind: str
+    inputs: tuple[int, ...]
+    value: Mapping[str, Any]
+
+
+class Program(NamedTuple):
+    """What a model's own graph computes: values are numbered, inputs and states first, then operations.
+
+    `inputs` are names and shapes without the batch, `states` names and widths of what a recurrent policy
+    carries; `output` is the number of the action.
+    """
+
+    inputs: tuple[tuple[str, tuple[int, ...]], ...]
+    states: Mapping[str, int]
+    operations: tuple[ProgramOperation, ...]
+    output: int
+    width: int
+
+
+class AgentNetwork(NamedTuple):
+    """One network: a component ("critic"), its head ("q1"; None for a policy), its layers in order.
+
+    `branches` are further heads on the last hidden layer, by name ("log_std"), that do not make the action.
+    A policy with a `program` computes that instead of layers.
+    """
+
+    component: str
+    head: str | None
+    layers: tuple[AgentLayer, ...]
+    branches: tuple[tuple[str, AgentLayer], ...] = ()
+    program: Program | None = None
+
+    @property
+    def prefix(self) -> Path:
+        """The network's place in the canonical tree."""
+        return (attr(self.component),) + ((attr(self.head),) if self.head else ())
+
+    @property
+    def acts(self) -> bool:
+        """Say whether the network is a policy."""
+        return self.component in ("actor", "actor_target")
+
+    @property
+    def title(self) -> str:
+        """The network's name for people, such as `critic/q1`."""
+        return f"{self.component}/{self.head}" if self.head else self.component
+
+
+class DefaultSetting(NamedTuple):
+    """A hyperparameter that no checkpoint of the other framework holds, and whose default it is."""
+
+    value: float | bool | None
+    whose: str
+
+
+class ObservationNormalizer(NamedTuple):
+    """Statistics of the observations: `mean` and `var` [obs_dim], unread, or `std` instead of `var`.
+
+    An observation becomes `(x - mean) / sqrt(var + epsilon)`, or with `outside` (epsilon outside the root)
+    `(x - mean) / (sqrt(var) + epsilon)`, and is then limited to `[-clip, clip]`. `assumed` says that no file
+    holds `epsilon` or `clip`.
+    """
+
+    mean: Leaf
+    var: Leaf | None = None
+    std: Leaf | None = None
+    epsilon: float = 0.0
+    clip: float | None = None
+    outside: bool = False
+    assumed: bool = False
+
+
+class AgentMetadata(NamedTuple):
+    """What is known of an agent's networks besides their weights: its codebase's habit, or what a file says.
+
+    `head` is what turns the last layer into an action (see agents.components), `hidden` the activation
+    after every hidden layer (`activations` where they differ, in their order), `epsilon` that of its layer
+    norms. Bounds are per action; `env` is an environment's id, `env_arguments` what it was made with, and
+    `wrappers` the names and arguments of what training wrapped it in, the first one innermost. `stacked` is
+    the number of normalised observations that the policy takes at once. `said` names, for every fact that a
+    file tells, where: "data/action_space"; the others are habits. `lacks` has an entry of the ledger
+    (`ledger.unknown`) for each fact that no file holds.
+    """
+
+    head: str
+    hidden: str
+    epsilon: float
+    activations: tuple[str, ...] | None = None
+    action_low: tuple[float, ...] | None = None
+    action_high: tuple[float, ...] | None = None
+    norm: ObservationNormalizer | None = None
+    env: str | None = None
+    env_arguments: Mapping[str, Any] = MappingProxyType({})
+    wrappers: tuple[tuple[str, Mapping[str, Any]], ...] = ()
+    stacked: int = 1
+    said: Mapping[str, str] = MappingProxyType({})
+    lacks: tuple[LedgerEntry, ...] = ()
+
+    def read(self, where: str, **facts: Any) -> AgentMetadata:
+        """Return the facts with those that the file says at `where`."""
+        names = dict.fromkeys(facts, where)
+        return self._replace(**facts, said=MappingProxyType({**self.said, **names}))
+
+    def lacking(self, entry: LedgerEntry) -> AgentMetadata:
+        """Return the facts with one more that no file holds."""
+        return self._replace(lacks=(*self.lacks, entry))
+
+    def without_lack(self, what: Topic) -> AgentMetadata:
+        """Return the facts of which none about `what` is missing."""
+        return self._replace(lacks=tuple(each for each in self.lacks if each.what != what))
+
+    def bounded(self, where: str, low: Sequence[float], high: Sequence[float]) -> AgentMetadata | None:
+        """Return the facts with the action's bounds that the file says at `where`, None if it says none."""
+        if not low or len(low) != len(high):
+            return None
+        return self.read(where, action_low=tuple(low), action_high=tuple(high))
+
+
+@dataclass(frozen=True, slots=True)
+class RecognizedAgent:
+    """A tree recognised as an agent: every leaf's way to the canonical tree.
+
+    `consumed` are leaves that carry no information of their own once the rest is mapped (indices);
+    `unplaced` names, by component, the trained tensors that no known kind of layer took: such a network
+    can be listed, but running it without them would be running another one. `defaults` are settings of the
+    optimizers that the library fills in where the program gave none, if they are not those of Keras or torch.
+    `fronts` say by component what a policy computes before its layers. `ledger` lists what else could change
+    the numbers: what the layout used, assumed, or found and cannot use.
+    """
+
+    layout: str
+    moves: MoveList
+    parts: tuple[AgentNetwork, ...]
+    facts: AgentMetadata
+    consumed: frozenset[Path] = frozenset()
+    unplaced: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    evidence: str = ""
+    of: Mapping[Path, Path] = field(default_factory=dict)
+    defaults: Mapping[str, DefaultSetting] = field(default_factory=dict)
+    fronts: Mapping[str, PolicyEncoder] = field(default_factory=dict)
+    ledger: tuple[LedgerEntry, ...] = ()
+
+    def moved(self, place: Callable[[Path], Path]) -> RecognizedAgent:
+        """Return the binding of the tree whose leaves lie at `place` of where this one's lie."""
+        moves = tuple(replace(move, source=place(move.source)) for move in self.moves.moves)
+        return replace(
+            self,
+            moves=replace(self.moves, moves=moves),
+            consumed=frozenset(map(place, self.consumed)),
+            of={place(slot): place(owner) for slot, owner in self.of.items()},
+            fronts={component: front.moved(place) for component, front in self.fronts.items()},
+        )
+
+    def noted(self, *notes: str) -> RecognizedAgent:
+        """Return the binding with more for people to know of the mapping."""
+        return replace(self, moves=replace(self.moves, notes=(*self.moves.notes, *notes)))
+
+    def entered(self, *entries: LedgerEntry) -> RecognizedAgent:
+        """Return the binding with more entries of the ledger."""
+        return replace(self, ledger=(*self.ledger, *entries))
+
+    def refused(self, component: str, *reasons: str) -> RecognizedAgent:
+        """Return the binding with more reasons why a component's networks cannot be run."""
+        found = (*self.unplaced.get(component, ()), *reasons)
+        return replace(self, unplaced={**self.unplaced, component: found})
+
+    def without(self, left: Collection[str]) -> RecognizedAgent:
+        """Return the binding without tensors, by name, that nothing which a network computes depends on."""
+        unplaced = {
+            component: kept
+            for component, names in self.unplaced.items()
+            if (kept := tuple(name for name in names if name not in left))
+        }
+        return replace(self, unplaced=unplaced)
+
+    def statistics(self, tree: Tree) -> dict[str, Leaf]:
+        """Return the tensors of the observations' statistics by their canonical names ("mean", "var")."""
+        return {
+            str(move.target[1].value): leaf
+            for move in self.moves.moves
+            if move.target[0] == attr(NORMALIZER) and isinstance(leaf := tree[move.source], Leaf)
+        }
+
+
+def add_targets(
+    binding: RecognizedAgent, agent: Tree
+) -> tuple[RecognizedAgent, dict[Path, Leaf | ValueLeaf]]:
+    """Return the binding with targets that are copies of its networks, and the copies' canonical leaves.
+
+    Only an actor with Q-functions trains with targets, a Gaussian one with those of its Q-functions. An agent
+    that has a target of either kind, or a value of the state, stays as it is.
+    """
+    titles = {part.component for part in binding.parts}
+    if not {"actor", "critic"} <= titles or titles & {*VALUES, "actor_target", "critic_target"}:
+        return binding, {}
+    deviations = {path[1].value for path in agent if path[0] == attr("actor") and len(path) > 1}
+    copied = ("critic",) if deviations & {"log_std", "std"} else ("actor", "critic")
+    parts = [part for part in binding.parts if part.component in copied]
+    leaves: dict[Path, Leaf | ValueLeaf] = {}
+    moves: list[Move] = []
+    for move in binding.moves.moves:
+        path = move.target
+        if path[0].value in copied and path in agent and not mapped_by_sidecar(path):
+            place = (attr(f"{path[0].value}_target"), *path[1:])
+            leaves[place] = agent[path]
+            moves.append(replace(move, target=place))
+    more = tuple(part._replace(component=f"{part.component}_target") for part in parts)
+    every = replace(binding.moves, moves=(*binding.moves.moves, *moves))
+    return replace(binding, parts=(*binding.parts, *more), moves=every), leaves
+
+
+def has_duplicate_layer_names(parts: Sequence[AgentNetwork]) -> bool:
+    """Say whether networks of one component have layers of the same names: each gets its own name before."""
+    names = [layer.name for part in parts for layer in part.layers]
+    return len(set(names)) < len(names)
+
+
+def get_written_name(position: int | str, layer: AgentLayer) -> tuple[str, ...]:
+    """Return the name under which a layer is written; a further head gets one that every layout knows."""
+    if isinstance(position, int) or layer.name[-1] in LOG_STD:
+        return layer.name
+    return (position,)
+
+
+def canonical_weight_path(part: AgentNetwork, position: int | str, name: str) -> Path:
+    """Return the canonical path of a tensor of the layer at a position, or of a branch by its name."""
+    step = index(position) if isinstance(position, int) else attr(position)
+    return (*part.prefix, step, attr(name))
+
+
+def canonical_slot_path(optimizer: str, name: str, weight_path: Path) -> Path:
+    """Return the canonical path of a weight's moment or setting: its own path below optimizer and name."""
+    return (attr(optimizer), attr(name), *get_optimizer_key(optimizer, weight_path))
+
+
+def get_optimizer_key(optimizer: str, weight_path: Path) -> Path:
+    """Return a weight's path as its optimizer's moments have it: without the network, if that has its own."""
+    return weight_path if optimizer == JOINT else weight_path[1:]
+
+
+def get_weight_key(slot_path: Path) -> Path:
+    """Return a weight's path, as `slot` takes it, from that of one of its moments or settings."""
+    return slot_path[2:] if slot_path[0].value == JOINT else slot_path[1:]
+
+
+def canonical_setting_path(optimizer: str, name: str) -> Path:
+    """Return the canonical path of an optimizer's counter or hyperparameter."""
+    return (attr(optimizer), attr(name))
+
+
+# Which maps of a policy's last layer to an action are the same, given the action's bounds.
+
+Bounds = tuple[list[float], list[float]]
+
+# Maps that are one map for some bounds (agents.components.HEADS says what each is).
+_FAMILIES = (frozenset(("tanh", "affine", "tanh_clip_affine")), frozenset(("clip", "clip_affine")))
+
+
+def matches_action_map(facts: AgentMetadata, agent: Tree, head: str) -> bool | None:
+    """Say whether the agent's action map is what `head` is for its bounds; None where those are not known.
+
+    The two small tensors of the action's map are read.
+    """
+    if facts.head == head:
+        return True
+    if not any({facts.head, head} <= family for family in _FAMILIES):
+        return False
+    bounds = action_bounds(agent)
+    return (
+        None
+        if bounds is None
+        else _simplify_action_map(facts.head, bounds) == _simplify_action_map(head, bounds)
+    )
+
+
+def _simplify_action_map(head: str, bounds: Bounds) -> str:
+    """Return the plainest map that is the same one for these bounds."""
+    low, high = bounds
+    even = all(value == high[0] for value in high) and all(value == -high[0] for value in low)
+    # max_action * tanh is tanh mapped to bounds of one size; clipping 1 * tanh changes nothing.
+    if (head == "tanh" and even) or (head == "tanh_clip_affine" and high[0] == 1):
+        return "affine"
+    return "clip" if head == "clip_affine" and even and high[0] == 1 else head
+
+
+def action_bounds(agent: Tree) -> Bounds | None:
+    """Return low and high of each action as the canonical agent's scale and bias give them, None without."""
+    scale, bias = (agent.get((attr("actor"), attr(name))) for name in ("action_scale", "action_bias"))
+    if not isinstance(scale, Leaf) or not isinstance(bias, Leaf):
+        return None
+    wide, middle = scale.array().reshape(-1), bias.array().reshape(-1)
+    return (middle - wide).tolist(), (middle + wide).tolist()
+
+
+def require_action_bounds(
+    facts: AgentMetadata, agent: Tree, whose: str
+) -> tuple[Sequence[float], Sequence[float]]:
+    """Return low and high of each action, which what `whose` writes must say.
+
+    Raise UsageError when nobody says them.
+    """
+    if facts.action_low is not None and facts.action_high is not None:
+        return facts.action_low, facts.action_high
+    known = action_bounds(agent)
+    if known is None:
+        raise UsageError(
+            f"unknown action bounds, which {whose} holds",
+            hint="--bounds LOW HIGH",
+        )
+    return known
+
+
+# The canonical names of activations: by the classes of torch, by the settings of RLlib.
+#
+# Sources: torch/nn/modules/activation.py; rllib/models/utils.py, `get_activation_fn`.
+
+TORCH = {
+    "ReLU": "relu",
+    "Tanh": "tanh",
+    "Sigmoid": "sigmoid",
+    "SiLU": "silu",
+    "ELU": "elu",
+    "LeakyReLU": "leaky_relu",
+    "GELU": "gelu",
+    "Softplus": "softplus",
+}
+
+RLLIB = {"swish": "silu", "None": "linear"}
+
+
+# Says of critics that do not give one value but many numbers: quantiles, or the logits of atoms.
+
+
+def list_distribution_notes(binding: RecognizedAgent, tree: Tree) -> tuple[str, ...]:
+    """Return a note for each Q-function of the binding that gives more than one number."""
+    return tuple(
+        f"{title} gives {width} numbers of a distribution, not a value"
+        for title, width in _list_wide_critics(binding, tree)
+    )
+
+
+def _list_wide_critics(binding: RecognizedAgent, tree: Tree) -> Iterator[tuple[str, int]]:
+    moves = {move.target: move for move in binding.moves.moves}
+    for part in binding.parts:
+        if part.component not in ("critic", "critic_target"):
+            continue
+        move = moves.get(canonical_weight_path(part, len(part.layers) - 1, "kernel"))
+        leaf = move.rule.leaf(tree[move.source]) if move is not None and move.source in tree else None
+        if isinstance(leaf, Leaf) and leaf.shape[1] != 1:
+            yield part.title, leaf.shape[1]
+
+
+# Recurrent layers before a policy's dense layers: which they are, and where their tensors go.
+#
+# Names: torch/nn/modules/rnn.py, RNNBase (`weight_ih_l0`; a second direction ends in `_reverse`, a projection
+# is called `weight_hr_l0`); keras/src/layers/rnn/gru.py (a GRU that resets before the product has one bias,
+# one that resets after it two rows of them).
+
+_TORCH = re.compile(r"((?:.*/)?)((?:weight|bias)_(?:ih|hh))_l(\d+)")
+_KERAS = re.compile(r"(.*)/(kernel|recurrent_kernel|bias)()")
+_NAMES = {"torch": _TORCH, "tensorflow": _KERAS}
+LSTM, GRU, GRU_BEFORE = "lstm", "gru", "gru_before"
+
+RecurrentLayers = tuple[tuple[str, ...], list[Move]]
+
+
+def read_recurrent_layers(
+    tree: Tree, component: str, tensors: Mapping[str, Path], framework: str
+) -> RecurrentLayers | None:
+    """Return the kinds of the layers in their order, and the moves of their tensors; None for any others."""
+    groups: dict[tuple[str, str], dict[str, Path]] = {}
+    for whole, path in tensors.items():
+        name = _NAMES[framework].fullmatch(whole)
+        if name is None:
+            return None
+        groups.setdefault((name[1], name[3]), {})[name[2]] = path
+    numbers: dict[str, list[str]] = {}
+    for module, number in groups:
+        numbers.setdefault(module, []).append(number)
+    if framework == "torch" and any(own != [str(n) for n in range(len(own))] for own in numbers.values()):
+        return None
+    kinds: list[str] = []
+    moves: list[Move] = []
+    for place_number, paths in enumerate(groups.values()):
+        group = {name: leaf for name, path in paths.items() if isinstance(leaf := tree[path], Leaf)}
+        found = _read_cell(group, framework)
+        if found is None:
+            return None
+        kinds.append(found[0])
+        place = recurrent_layer_path(component, place_number)
+        moves += [Move(paths[row.stored], (*place, attr(row.canonical)), row.rule) for row in found[1]]
+    return tuple(kinds), moves
+
+
+def _read_cell(group: Group, framework: str) -> tuple[str, Iterable[TensorMapping]] | None:
+    """Return the kind of one layer and the way of its tensors to canonical ones."""
+    from ckpttool.mapping.layer_kinds import TensorMapping
+    from ckpttool.mapping.layers import candidate_kinds
+
+    if framework == "tensorflow" and "bias" not in group:
+        return None  # only the bias tells when a GRU resets
+    kernel, recurrent = group.get("kernel"), group.get("recurrent_kernel")
+    if kernel is not None and recurrent is not None and len(recurrent.shape) == 2:  # ConvLSTM's has four
+        units, width = recurrent.shape
+        if kernel.shape[1:] == group["bias"].shape == (width,) == (3 * units,):
+            names = (("kernel", "kernel"), ("recurrent_kernel", "recurrent_kernel"), ("bias", "bias_input"))
+            return GRU_BEFORE, [TensorMapping(*each) for each in names]
+    found = [kind for kind in candidate_kinds(group, framework) if kind.name in (LSTM, GRU)]
+    return (found[0].name, found[0].read(group).rows) if found else None
+
+
+def add_recurrent_layers(binding: RecognizedAgent, tree: Tree, framework: str) -> RecognizedAgent:
+    """Return the binding with what its policies remember in layers that come before all others."""
+    found = {
+        part.component: front
+        for part in binding.parts
+        if part.acts and (front := _read_recurrent_encoder(binding, tree, part, framework)) is not None
+    }
+    return replace(binding, fronts={**binding.fronts, **found}) if found else binding
+
+
+def _read_recurrent_encoder(
+    binding: RecognizedAgent, tree: Tree, part: AgentNetwork, framework: str
+) -> PolicyEncoder | None:
+    left = frozenset(binding.unplaced.get(part.component, ()))
+    if not left:
+        return None
+    placed = {move.source for move in binding.moves.moves if move.target[0] == attr(part.component)}
+    own = [path for path, _ in tree.tensors() if path in placed or tree.names[path] in left]
+    tensors = {tree.names[path]: path for path in own if path not in placed}
+    # Only what comes first in the file can be taken to come first in the program.
+    if len(tensors) != len(left) or own[: len(tensors)] != list(tensors.values()):
+        return None
+    read = read_recurrent_layers(tree, part.component, tensors, framework)
+    if read is None:
+        return None
+    kinds, moves = read
+    inputs = moves[0].rule.leaf(tree[moves[0].source])
+    if moves[0].target[-1] != KERNEL or not isinstance(inputs, Leaf):
+        return None
+    return PolicyEncoder(
+        (EncoderInput("obs", inputs.shape[:1]),),
+        kinds,
+        moves=tuple(moves),
+        covers=frozenset(tensors),
+        assumed=(f"{', '.join(kinds)} before the dense layers, as in the file, and nothing between them",),
+    )
+
+
+# Numbers of the small arrays that are facts of an agent (bounds, statistics), and tensors of numbers.
+
+_CODES = {"float32": "f", "float64": "d"}
+# A view can be larger than its file; no agent has that many actions or observations.
+_MOST = 1 << 20
+
+
+def read_numbers(found: object) -> tuple[float, ...]:
+    """Return a tensor's numbers, flat; none of what is no tensor of float32 or float64, or is a large one."""
+    if not isinstance(found, Leaf) or found.dtype not in _CODES or found.size > _MOST:
+        return ()
+    return unpack_numbers(bytes(found.read()), found.dtype)
+
+
+def unpack_numbers(data: bytes, dtype: str) -> tuple[float, ...]:
+    """Return the little-endian numbers of float32 or float64 that the bytes are; a rest is left out."""
+    size = struct.calcsize(_CODES[dtype])
+    count = len(data) // size
+    return struct.unpack(f"<{count}{_CODES[dtype]}", data[: count * size])
+
+
+def make_float64_tensor(values: Sequence[float], name: str = "") -> Leaf:
+    """Return the numbers as a float64 tensor [n] that no file holds."""
+    packed = struct.pack(f"<{len(values)}d", *values)
+    return Leaf("float64", (len(values),), Inline(packed), name, "buffer")
+
+
+# Statistics of observations that a checkpoint holds beside or inside its networks, under any usual name.
+#
+# Layouts read the statistics of their own libraries. This finds those of programs of one's own: `{actor,
+# critic, obs_rms: {mean, var, count}}`, the state_dict of a normaliser, `obs_mean` and `obs_std`. The names
+# of the buffers show the class, and with it the formula:
+#
+# rsl_rl/modules/normalization.py, EmpiricalNormalization: (x - _mean) / (_std + 1e-2)
+# skrl/resources/preprocessors/torch/running_standard_scaler.py: (x - mean) / (sqrt(var) + 1e-8), limited to 5
+# rl_games/algos_torch/running_mean_std.py: (x - mean) / sqrt(var + 1e-5), limited to 5 (without norm_only)
+# gymnasium/wrappers/stateful_observation.py, NormalizeObservation: (x - mean) / sqrt(var + 1e-8)
+# keras/src/layers/preprocessing/normalization.py, Normalization: (x - mean) / max(sqrt(variance), 1e-7)
+
+DICT_UNKNOWN = unknown_fact(
+    "observation statistics", "how the parts of a Dict observation are normalised", decides=True
+)
+"""What an agent lacks whose file holds statistics of several parts of an observation."""
+
+_STATISTIC = {
+    "mean": "mean",
+    "running_mean": "mean",
+    "var": "var",
+    "variance": "var",
+    "running_var": "var",
+    "running_variance": "var",
+    "std": "std",
+    "running_std": "std",
+}
+_COUNT = frozenset(("count", "current_count", "n", "num", "num_samples"))
+_EPSILON, _CLIP = ("epsilon", "eps"), ("clip", "clip_obs", "clip_max", "clip_range", "clip_threshold")
+# The limit that a wrapper's object has beside the statistics (VecNormalize: obs_rms, clip_obs, epsilon).
+_CLIP_OF_OBSERVATIONS = ("clip_obs", "obs_clip", "clip_observation", "clip_observations", "observation_clip")
+_PAIR = re.compile(rf"(\w+?)_({'|'.join(sorted(_STATISTIC, key=len, reverse=True))})")
+_OBSERVED = re.compile(
+    r"(^|_)(obs|observations?|states?|inputs?|rms|norm|normali[sz](er|ation|e)|running|scaler|filter|stats?"
+    r"|statistics|preprocessor|whiten\w*)(_|$)"
+)
+_OTHER = re.compile(
+    r"(^|_)(ret|returns?|rews?|rewards?|adv|advantages?|values?|critics?|vf?|qf?|images?|grads?|acts?|actions?"
+    r"|priv\w*|next|targets?)(_|$)"
+)
+# Siblings that show a batch norm, which is a layer of the network.
+_LAYER = frozenset(("weight", "bias", "gamma", "beta", "scale", "offset", "kernel", "num_batches_tracked"))
+_MOST_ENTRIES = 1 << 16
+
+
+class _NormalizationFormula(NamedTuple):
+    """How a class that has buffers of these names normalises."""
+
+    whose: str
+    epsilon: float
+    outside: bool = False
+    clip: float | None = None
+    std: bool = False
+
+
+_EMPIRICAL = _NormalizationFormula("rsl_rl's EmpiricalNormalization", 1e-2, outside=True, std=True)
+_SCALER = _NormalizationFormula("skrl's RunningStandardScaler", 1e-8, outside=True, clip=5.0)
+_RL_GAMES = _NormalizationFormula("rl_games' RunningMeanStd", 1e-5, clip=5.0)
+_WRAPPER = _NormalizationFormula("Gymnasium's NormalizeObservation", 1e-8)
+# The root of var + 1e-14 is Keras's maximum wherever the variance is not about 1e-14 itself.
+_KERAS_FORMULA = _NormalizationFormula("Keras's Normalization", 1e-14)
+_PLAIN = _NormalizationFormula("(x - mean) / std", 0.0, std=True)
+
+
+@dataclass
+class _StatisticsGroup:
+    """Mean, variance and deviation that stand together, by what they are; numbers as stored."""
+
+    where: str
+    rows: dict[str, Leaf] = field(default_factory=dict)
+    paths: dict[str, tuple[Path, ...]] = field(default_factory=dict)
+    names: set[str] = field(default_factory=set)
+    numbers: dict[str, float] = field(default_factory=dict)
+    rest: list[Path] = field(default_factory=list)
+
+    @property
+    def size(self) -> int:
+        """The number of values; 0 for a group that is no statistics."""
+        rows = [self.rows.get(name) for name in ("mean", "var", "std")]
+        sizes = {row.size for row in rows if row is not None}
+        whole = rows[0] is not None and (rows[1] is not None or rows[2] is not None)
+        return sizes.pop() if whole and len(sizes) == 1 else 0
+
+    @property
+    def formula(self) -> _NormalizationFormula:
+        if {"_mean", "_std"} <= self.names:
+            return _EMPIRICAL
+        if "running_variance" in self.names:
+            return _SCALER
+        if {"running_mean", "running_var"} <= self.names:
+            return _RL_GAMES
+        if "variance" in self.names:
+            return _KERAS_FORMULA
+        return _PLAIN if "var" not in self.rows else _WRAPPER
+
+    def number(self, names: Sequence[str]) -> float | None:
+        """Return a setting that stands beside the statistics."""
+        return next((self.numbers[name] for name in names if name in self.numbers), None)
+
+
+@dataclass(frozen=True, slots=True)
+class StoredStatistics:
+    """Statistics of observations: the numbers with their formula, and where they stand.
+
+    `assumed` names what of the formula no file holds, None if the file holds all of it. `moves` bring the
+    tensors to the canonical agent, `consumed` are entries that carry no more.
+    """
+
+    where: str
+    size: int
+    norm: ObservationNormalizer
+    assumed: str | None
+    moves: tuple[Move, ...]
+    consumed: frozenset[Path]
+
+    @property
+    def paths(self) -> frozenset[Path]:
+        """All entries that the statistics consist of."""
+        return self.consumed | {move.source for move in self.moves}
+
+
+def find_statistics(tree: Tree, taken: Collection[Path] = ()) -> tuple[StoredStatistics, ...]:
+    """Return all statistics of observations in the tree, outside of the entries `taken`."""
+    return tuple(_make_statistics(group) for group in _group_statistics(tree, taken) if group.size)
+
+
+def apply_statistics(binding: RecognizedAgent, tree: Tree, size: int) -> RecognizedAgent:
+    """Return the binding with the statistics of observations that its layout does not read.
+
+    `size` is the number of the policy's observations. Nothing is applied where the layout knows statistics
+    already, or where several differ.
+    """
+    if _has_statistics(binding):
+        return binding
+    # A layout may carry a normaliser's tensors under names that it does not know.
+    taken = {move.source for move in binding.moves.moves if move.target[0] != attr(NORMALIZER)}
+    taken |= binding.consumed
+    every = find_statistics(tree, taken)
+    fitting = [each for each in every if each.size == size]
+    if len(fitting) == 1:
+        return set_statistics(binding, fitting[0])
+    parts = [each for each in every if each.size < size]
+    if not fitting and len(parts) > 1 and sum(each.size for each in parts) == size:
+        return replace(binding, facts=binding.facts.lacking(DICT_UNKNOWN))
+    return binding
+
+
+def set_statistics(binding: RecognizedAgent, chosen: StoredStatistics) -> RecognizedAgent:
+    """Return the binding of an agent that normalises its observations with these statistics."""
+    facts = binding.facts.without_lack("observation statistics").read(chosen.where, norm=chosen.norm)
+    kept = (move for move in binding.moves.moves if move.source not in chosen.paths)
+    assumed = (*binding.moves.assumed, *([] if chosen.assumed is None else [chosen.assumed]))
+    moves = replace(binding.moves, moves=(*kept, *chosen.moves), assumed=assumed)
+    return replace(binding, facts=facts, moves=moves, consumed=binding.consumed | chosen.consumed)
+
+
+def _has_statistics(binding: RecognizedAgent) -> bool:
+    mean = (attr(NORMALIZER), attr("mean"))
+    moved = any(move.target == mean for move in binding.moves.moves)
+    return moved or binding.facts.norm is not None or "norm" in binding.facts.said
+
+
+def _group_statistics(tree: Tree, taken: Collection[Path]) -> list[_StatisticsGroup]:
+    """Return what stands together: below one name, or with one prefix (`obs_mean`, `obs_std`)."""
+    groups: dict[tuple[str, ...], _StatisticsGroup] = {}
+    layers: set[tuple[str, ...]] = set()
+    for segments, leaf, paths in list_rows(tree, taken):
+        last = segments[-1].removesuffix(":0").lower()
+        if last in _LAYER:
+            layers.add(segments[:-1])
+        at, name = _split_statistic_name(segments[:-1], last)
+        if not _is_observed(at):
+            continue
+        group = groups.setdefault(at, _StatisticsGroup("/".join(at if at == segments[:-1] else segments)))
+        what = _STATISTIC.get(name.lstrip("_"))
+        if isinstance(leaf, Leaf) and what is not None and leaf.size == max(leaf.shape, default=0) > 0:
+            group.rows.setdefault(what, leaf)
+            group.paths.setdefault(what, paths)
+            group.names.add(name)
+        elif name.lstrip("_") in _COUNT:
+            group.names.add(name)
+            group.rest += paths
+            if isinstance(leaf, Leaf) and leaf.size == 1:
+                group.rows.setdefault("count", leaf)
+                group.paths.setdefault("count", paths)
+        elif (number := _number(leaf)) is not None:
+            group.numbers[name.lstrip("_")] = number
+            group.rest += paths
+    for at, group in groups.items():
+        _add_wrapper_settings(group, at[:-1], tree, taken)
+    return [group for at, group in groups.items() if at not in layers]
+
+
+def _add_wrapper_settings(
+    group: _StatisticsGroup, above: tuple[str, ...], tree: Tree, taken: Collection[Path]
+) -> None:
+    """Give a group the limit, and from a normaliser's object the epsilon, that stand one level higher."""
+    normalises = bool(above) and _OBSERVED.search(above[-1].lower()) is not None
+    for path, leaf in tree.items():
+        segments = tuple(tree.names.get(path, "").split("/"))
+        name, number = segments[-1].lower().lstrip("_"), _number(leaf)
+        if number is None or segments[:-1] != above or path in taken:
+            continue
+        if name in _CLIP_OF_OBSERVATIONS:
+            group.numbers.setdefault("clip", number)
+        elif normalises and name in _EPSILON:
+            group.numbers.setdefault("epsilon", number)
+        else:
+            continue
+        group.rest += (path,)
+
+
+def list_rows(
+    tree: Tree, taken: Collection[Path]
+) -> list[tuple[tuple[str, ...], Leaf | ValueLeaf, tuple[Path, ...]]]:
+    """Return tensors and values with their names' segments; a list of numbers as one row."""
+    listed: dict[Path, list[tuple[Path, float]]] = {}
+    rows: list[tuple[tuple[str, ...], Leaf | ValueLeaf, tuple[Path, ...]]] = []
+    for path, leaf in tree.items():
+        if path in taken or not path or (isinstance(leaf, Leaf) and leaf.role == "slot"):
+            continue
+        if isinstance(leaf, ValueLeaf) and path[-1].kind == "index" and isinstance(leaf.value, int | float):
+            listed.setdefault(path[:-1], []).append((path, float(leaf.value)))
+        elif isinstance(leaf, ValueLeaf) or not leaf.dtype.startswith(("string", "complex")):
+            rows.append((tuple(tree.names[path].split("/")), leaf, (path,)))
+    for items in listed.values():
+        if 1 < len(items) <= _MOST_ENTRIES:
+            name = tuple(tree.names[items[0][0]].split("/")[:-1])
+            row = make_float64_tensor([value for _, value in items], "/".join(name))
+            rows.append((name, row, tuple(path for path, _ in items)))
+    return [row for row in rows if row[0]]
+
+
+def _split_statistic_name(above: tuple[str, ...], last: str) -> tuple[tuple[str, ...], str]:
+    """Return the group of a tensor and its name there: `obs_mean` is `mean` of the group `obs`."""
+    if last.lstrip("_") in _STATISTIC:
+        return above, last
+    pair = _PAIR.fullmatch(last)
+    if pair is None or pair[1] in ("running",):
+        return above, last
+    return (*above, pair[1]), pair[2]
+
+
+def _is_observed(at: tuple[str, ...]) -> bool:
+    """Return whether a group's name is that of observations, and not of rewards, values or images."""
+    near = [segment.lower() for segment in at[-3:] if not segment.isdigit()]
+    # `v` of an observation's statistics is a velocity.
+    letters = ("v", "q") if any(re.search(r"(^|_)(ob|obs|observations?)(_|$)", each) for each in near) else ()
+    others = (each for each in near if each not in ("actor_critic", "ac", *letters))
+    return any(_OBSERVED.search(each) for each in near[-2:]) and not any(map(_OTHER.search, others))
+
+
+def _number(leaf: Leaf | ValueLeaf) -> float | None:
+    if isinstance(leaf, Leaf):
+        return float(leaf.array().reshape(-1)[0]) if leaf.size == 1 and "float" in leaf.dtype else None
+    value = leaf.value
+    return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
+
+
+def _make_statistics(group: _StatisticsGroup) -> StoredStatistics:
+    import numpy as np
+
+    formula, size = group.formula, group.size
+    epsilon, clip = group.number(_EPSILON), group.number(_CLIP)
+    by_std = formula.std and "std" in group.rows
+    used = ("mean", "std" if by_std or "var" not in group.rows else "var")
+    epsilon_used = formula.epsilon if epsilon is None else epsilon
+    if formula is _PLAIN and epsilon is None and not np.all(group.rows["std"].array() != 0):
+        epsilon_used = 1e-8
+    norm = ObservationNormalizer(
+        group.rows["mean"],
+        group.rows.get("var") if used[1] == "var" else None,
+        group.rows["std"] if used[1] == "std" else None,
+        epsilon=epsilon_used,
+        clip=formula.clip if clip is None else clip,
+        outside=formula.outside or used[1] == "std",
+    )
+    named = dict(group.rows)
+    moves, consumed = [], set(group.rest)
+    for name in ("mean", "var", "std", "count"):
+        paths = group.paths.get(name, ())
+        if len(paths) != 1:
+            consumed |= set(paths)
+            continue
+        shape = () if name == "count" else (size,)
+        rule = KEEP if named[name].shape == shape else Reshape(shape)
+        moves.append(Move(paths[0], (attr(NORMALIZER), attr(name)), rule))
+        consumed.discard(paths[0])
+    assumed = None if epsilon is not None and clip is not None else _assumption(group, norm, formula)
+    norm = norm._replace(assumed=assumed is not None)
+    return StoredStatistics(group.where, size, norm, assumed, tuple(moves), frozenset(consumed))
+
+
+def _assumption(group: _StatisticsGroup, norm: ObservationNormalizer, formula: _NormalizationFormula) -> str:
+    place = "added to the deviation" if norm.outside else "inside the root"
+    limit = "no limit" if norm.clip is None else f"limited to {norm.clip:g}"
+    how = f"epsilon {norm.epsilon:g} {place}, {limit}"
+    return (
+        f"observations are normalised with {group.where} by the formula {_describe_formula(formula)}: {how}"
+    )
+
+
+def _describe_formula(formula: _NormalizationFormula) -> str:
+    return formula.whose if formula is _PLAIN else f"of {formula.whose}"

@@ -1,0 +1,1064 @@
+"""A policy that no library's layout names: one chain of dense layers.
+
+The order of the layers comes from a model's own configuration (Keras, a pickled torch Sequential), else from
+the sizes where only one order fits, else from the numbers in the layers' names. What a chain of weights does
+not hold (activations, the action map) stays unknown here: a person gives it (commands/evidence.py).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import os
+import re
+import shlex
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import replace
+from itertools import pairwise
+from typing import Any, NamedTuple, cast
+
+from ckpttool.core import plugins
+from ckpttool.core.checkpoint import Checkpoint
+from ckpttool.core.errors import MappingError, UnsupportedError, UsageError, abbreviate_list
+from ckpttool.core.tree import Leaf, Path, Tree, ValueLeaf, attr
+from ckpttool.formats import keras_tree, onnx
+from ckpttool.formats.common import Format
+from ckpttool.libraries import model_steps, onnx_policies, programs, schema, tf_graphs
+from ckpttool.libraries.model_steps import ChainStep, LayerTensors, RecurrentCell
+from ckpttool.libraries.recognize import ComponentLayer, NamedLeaf, PickledModule, read_pickled_module
+from ckpttool.libraries.schema import (
+    LOG_STD,
+    NO_LAYOUT,
+    AgentLayer,
+    AgentMetadata,
+    AgentNetwork,
+    EncoderInput,
+    ObservationNormalizer,
+    PolicyEncoder,
+    Program,
+    RecognizedAgent,
+)
+from ckpttool.mapping import wrappers
+from ckpttool.mapping.layer_kinds import LayerKind
+from ckpttool.mapping.layers import SPELLING, candidate_kinds, recognize_kind
+from ckpttool.mapping.rules import KEEP, Move, MoveList
+
+Name = tuple[str, ...]
+_EPSILON = {"torch": 1e-5, "tensorflow": 1e-3}
+_MAP = ("action_scale", "action_bias")
+_POLICY = re.compile(r"(^|_)(actor|policy|pi|mu|actor_mean|policy_net|policy_network)(_|$)")
+_CRITIC = re.compile(
+    r"(^|_)(critics?|q|q?vf?\d*|qf?\d*|value|values|val|baseline|advantage|quantile)(_|\d*$)"
+)
+_MOST_NAMED = 8
+_SLOW = re.compile(r"target|(^|_)(ema|old|slow)(_|$)")
+_DEVIATION = re.compile(r"log_?(std|sigma|scale|var)|(^|_)(std|sigma|logstd)(_|$|\d)")
+_LIMIT = re.compile(r"max_actions?|action_(max|limit|bound|scale|bias|low|high)|act_limit|action_?bounds")
+_OBSERVED = re.compile(
+    r"(^|[_/.])(obs|observations?|states?|inputs?|running|rms|norm|normali[sz]er)([_/.]|$)"
+)
+_TEMPERATURE = re.compile(r"^(log_?)?(alpha|temperature|ent_coef)$")
+# Words of the names of tensors beside a network: what goes into it or comes out of it, how training went,
+# and what may change what goes in or comes out.
+_OBSERVES = re.compile(r"obs|(^|[_/])(act(ion)?s?|inputs?|features?)([_/]|$)")
+_OUTCOME = re.compile(
+    r"(^|[_/ ])(loss(es)?|acc(uracy)?\d*|scores?|best|metrics?|rewards?|returns?|kth|lr|grads?)([_/ ]|$)"
+)
+_CHANGES = re.compile(
+    r"norm|rms|filter|whiten|scal|mean|std|var|mu|loc|sigma|bias|offset|shift|bound|limit|low|high|clip|max|min"
+    r"|temp|gain|mult|factor|weight|mask|quant"
+)
+_STATISTICS = re.compile(
+    r"(obs|observation|state|input|feature)[a-z]*[_/]([a-z]+[_/])?(running_)?(mean|var|std|rms|variance)"
+)
+_TRUNK = re.compile(
+    r"trunk|body|base|shared|encoder|features?|hidden|backbone|torso|net|mlp|head|out|output|last"
+)
+# Containers of RL libraries: what their layouts do not recognise is another algorithm, not a policy alone.
+_LIBRARIES = frozenset(("stable_baselines3", "stable_baselines2", "rllib", "d3rlpy", "keras_rl"))
+_NUMBERS = re.compile(r"\d+")
+_MOST = 200  # layers; no policy that is a chain of dense layers comes near
+_TRIES = 20_000
+
+
+class _TensorGroup(NamedTuple):
+    """Tensors that stand together below one module, and the kind of layer that they are, None for none."""
+
+    name: Name
+    kind: LayerKind | None
+    tensors: Mapping[str, NamedLeaf]
+
+    @property
+    def layer(self) -> ComponentLayer | None:
+        """The layer, None for tensors of no known one."""
+        return None if self.kind is None else ComponentLayer(self.name, self.kind, self.tensors)
+
+
+class _CandidateNetwork(NamedTuple):
+    """One network of a checkpoint: the name of the module that holds it, and its tensors by module."""
+
+    name: Name
+    groups: tuple[_TensorGroup, ...]
+
+    @property
+    def title(self) -> str:
+        return "/".join(self.name) or "the whole file"
+
+
+class _LayerChain(NamedTuple):
+    """Layers in the order of their use, and a sentence for what the order rests on."""
+
+    layers: tuple[ComponentLayer, ...]
+    assumed: tuple[str, ...] = ()
+
+
+def recognize_single_policy(checkpoint: Checkpoint, network: str = "actor") -> RecognizedAgent | None:
+    """Return the policy that the checkpoint is alone, None if it holds no dense layer.
+
+    `network` names one of several networks, by its module's name. Raise UsageError for several networks, or
+    several orders of layers, of which nothing tells the right one, and UnsupportedError for other layers.
+    """
+    tree = checkpoint.tree
+    if checkpoint.format in _LIBRARIES:
+        return None
+    if (followed := model_steps.read_script_steps(checkpoint)) is not None:
+        return _bind_traced(followed, tree, checkpoint.path, "torch", "the TorchScript code")
+    if (model := onnx_policies.read_onnx_policy(checkpoint, network)) is not None:
+        return _bind_onnx(model, checkpoint)
+    if (saved := _bind_saved_model(checkpoint)) is not None:
+        return saved
+    module = read_pickled_module(tree)
+    if module is not None:
+        if model_steps.is_hooked(module):
+            raise UnsupportedError(
+                "a hook changes what the module gives",
+                file=checkpoint.path,
+                hint="if the hook changes no output, play the weights of: "
+                f"ckpttool convert {shlex.quote(checkpoint.path)} OUT.pt --to torch",
+            )
+        binding = _bind_policy(module.state, checkpoint, network, module)
+        return None if binding is None else module.bound(binding)
+    _require_actions(tree, checkpoint.path)
+    plain = wrappers.strip_to_plain_names(tree)
+    if plain is None:
+        return _bind_policy(tree, checkpoint, network)
+    binding = _bind_policy(plain[0], checkpoint, network)
+    return None if binding is None else binding.moved(lambda path: plain[1].get(path, path))
+
+
+HOOK = "a hook of torch"
+
+
+class RecordedComputation(NamedTuple):
+    """What a file records of a model's computation besides its weights.
+
+    `origin` is where it is recorded; `code` is the class or hook whose code is not in the file, empty where
+    the file holds all of it.
+    """
+
+    origin: str
+    code: str = ""
+
+
+def read_computation(checkpoint: Checkpoint) -> RecordedComputation | None:
+    """Return what the checkpoint records of its computation, None for weights alone."""
+    if checkpoint.format == onnx.NAME:
+        return RecordedComputation("the ONNX graph")
+    if model_steps.read_code(checkpoint) is not None:
+        return RecordedComputation("the TorchScript code")
+    if tf_graphs.has_serving_function(checkpoint):
+        return RecordedComputation("the SavedModel's graph")
+    document = keras_tree.config_document(checkpoint.format, checkpoint.path)
+    if document is not None:
+        return RecordedComputation("the model's configuration", model_steps.own_class(document) or "")
+    module = read_pickled_module(checkpoint.tree)
+    top = checkpoint.tree.containers.get(())
+    cls = (top.name or "") if top is not None else ""
+    if module is None or not cls:  # a conversion keeps a module's attributes, and not the classes
+        return None
+    if model_steps.is_hooked(module):
+        return RecordedComputation("the pickled module", HOOK)
+    return RecordedComputation(
+        "the pickled module", "" if model_steps.is_sequential(cls) else cls.rpartition(".")[2]
+    )
+
+
+def _bind_policy(
+    tree: Tree, checkpoint: Checkpoint, network: str, module: PickledModule | None = None
+) -> RecognizedAgent | None:
+    """Return the policy of a Keras model by its configuration, of other tensors by their names and sizes."""
+    document = keras_tree.config_document(checkpoint.format, checkpoint.path)
+    if document is None or not model_steps.is_described(document):
+        binding = _bind_by_names(tree, checkpoint, network, module)
+        own = model_steps.own_class(document) if document is not None else None
+        if binding is None or own is None:
+            return binding
+        said = f"the model's own class {own} computes nothing but its layers, one after another"
+        return replace(binding, moves=replace(binding.moves, assumed=(*binding.moves.assumed, said)))
+    steps = model_steps.read_keras_steps(document)
+    binding = None
+    # A chain has layers that other frameworks have, too; a program is computed as it is.
+    with contextlib.suppress(UnsupportedError, UsageError):
+        binding = None if steps is None else _bind_by_names(tree, checkpoint, network, module, steps)
+    if binding is None:
+        binding = _bind_keras(document, tree, checkpoint.path, network)
+    kinds = model_steps.list_precisions(document)
+    if kinds:
+        said = f"computed in float32: the model's own types are {abbreviate_list([*kinds], 3)}"
+        binding = replace(binding, moves=replace(binding.moves, assumed=(*binding.moves.assumed, said)))
+    return binding
+
+
+def _bind_saved_model(checkpoint: Checkpoint) -> RecognizedAgent | None:
+    """Return the policy that a SavedModel serves: a chain of its layers, else a program."""
+    tree, origin = checkpoint.tree, "the SavedModel's graph"
+    with contextlib.suppress(UnsupportedError, UsageError):
+        followed = tf_graphs.read_graph_steps(checkpoint)
+        if followed is None:
+            return None
+        return _bind_traced(followed, tree, checkpoint.path, "tensorflow", origin)
+    program, used = programs.read_graph_program(checkpoint)
+    return _bind_program(program, used, tree, origin)
+
+
+def _bind_keras(document: Mapping[str, Any], tree: Tree, file: str, network: str) -> RecognizedAgent:
+    found = programs.read_keras_program(document, tree, file, network)
+    return _bind_program(found.program, found.used, tree, "the model's configuration").noted(*found.notes)
+
+
+def _bind_program(program: Program, used: Sequence[Path], tree: Tree, origin: str) -> RecognizedAgent:
+    """Return the binding of a policy that computes a program of a model's own."""
+    program, head = _split_final_tanh(program)
+    moves = tuple(Move(path, (attr("actor"), attr("graph"), attr(tree.names[path])), KEEP) for path in used)
+    return RecognizedAgent(
+        layout=NO_LAYOUT,
+        moves=MoveList(moves, (), ()),
+        parts=(AgentNetwork("actor", None, (), program=program),),
+        facts=AgentMetadata(
+            head=head,
+            hidden="",
+            epsilon=_EPSILON["torch"],
+            said=dict.fromkeys(("head", "activations"), origin),
+        ),
+        evidence=f"a program of {origin}",
+    )
+
+
+def _bind_by_names(
+    tree: Tree,
+    checkpoint: Checkpoint,
+    network: str,
+    module: PickledModule | None,
+    steps: Sequence[ChainStep] | None = None,
+) -> RecognizedAgent | None:
+    file = checkpoint.path
+    framework = _find_framework(checkpoint.format, tree)
+    normalisers = schema.find_statistics(tree)
+    within = frozenset(path for each in normalisers for path in each.paths)
+    found = _group_tensors(tree, framework, within)
+    if not any(each.kind is not None and each.kind.name == "dense" for each in found):
+        return None
+    if len(found) > _MOST:
+        raise UsageError("the checkpoint holds more layers than a policy", file=file, found=str(len(found)))
+    networks = _find_networks(tuple(found))
+    _require_policy(networks, network, checkpoint)
+    network_, assumed = _choose_policy(networks, network, file)
+    # What stands beside all networks (a head, a normaliser of observations) may be the policy's.
+    inside = {group.name for each in networks for group in each.groups}
+    beside = tuple(group for group in found if group.name not in inside)
+    network_ = network_._replace(groups=(*network_.groups, *beside))
+    if module is not None:
+        steps = model_steps.read_sequential_steps(module, network_.name)
+    surroundings = _SiblingTensors.of(network_, tree, module, within)
+    layers, action_map, notes = _collect_policy(network_, file, surroundings)
+    where = (file, surroundings.hint(file))
+    limits = _find_bounds(tree)
+    numbers = None if action_map else _merge_bounds(limits)
+    if limits and numbers is None:
+        assumed = (
+            *assumed,
+            f"{abbreviate_list([*limits], 3)} changes no action: --bounds gives the bounds of actions",
+        )
+    if steps is not None:
+        binding = _bind_steps(steps, layers, action_map, (framework, file), (assumed, notes, network_.title))
+        bounded = _add_bounds(binding, numbers, limits, layers)
+        return _add_statistics(bounded, normalisers, layers, where)
+    chain = _order_dense_layers(layers, file)
+    _require_sequential(chain.layers, file)
+    facts = AgentMetadata(head="affine" if action_map else "", hidden="", epsilon=_EPSILON[framework])
+    more = _list_gaps(chain.layers)
+    binding = _make_agent(
+        chain.layers, facts, action_map, (*assumed, *chain.assumed, *more), notes, network_.title
+    )
+    bounded = _add_bounds(binding, numbers, limits, chain.layers)
+    return _add_statistics(bounded, normalisers, chain.layers, where)
+
+
+def _require_actions(tree: Tree, file: str) -> None:
+    """Raise UnsupportedError for an actor of TorchRL whose last layer may give means and deviations.
+
+    ProbabilisticActor is a TensorDictSequential: `module.0` computes the parameters of a distribution, which
+    has no tensors of its own. A TanhModule behind it has its bounds as buffers.
+    """
+    matrices = {
+        match[1]: leaf.shape
+        for path, leaf in tree.tensors()
+        if (match := _TORCHRL.fullmatch(tree.names[path])) is not None and len(leaf.shape) == 2
+    }
+    for root, shape in matrices.items():
+        behind = any(name.startswith(f"{root}module/1/") for name in tree.names.values())
+        if not behind and shape[0] % 2 == 0 and not _is_critic(root.split("/")):
+            raise UnsupportedError(
+                "an actor of TorchRL whose last layer may give the means and the deviations of the actions",
+                file=file,
+                found=f"{shape[0]} outputs",
+            )
+
+
+_TORCHRL = re.compile(r"(|.*/)module/0/module/(?:\d+/)?\d+/weight")
+
+
+def _find_bounds(tree: Tree) -> dict[str, list[float] | None]:
+    """Return numbers beside the network whose names say that they bound actions; None for other values."""
+    found: dict[str, list[float] | None] = {}
+    for path, leaf in tree.items():
+        step = path[-2] if path[-1].kind == "index" and len(path) > 1 else path[-1]
+        if not _LIMIT.fullmatch(str(step.value)):
+            continue
+        name = tree.names[path] if step is path[-1] else tree.names[path].rpartition("/")[0]
+        if isinstance(leaf, ValueLeaf):
+            plain = isinstance(leaf.value, int | float) and not isinstance(leaf.value, bool)
+            row = [float(cast(float, leaf.value))] if plain else None
+        elif leaf.role == "other" and leaf.size <= _MOST and leaf.dtype.startswith(("float", "int")):
+            row = [float(number) for number in leaf.array().astype("float64").reshape(-1)]
+        else:
+            continue  # a parameter or a buffer: see _loose
+        before = found.get(name, [])
+        found[name] = None if row is None or before is None else [*before, *row]
+    return found
+
+
+def _merge_bounds(limits: Mapping[str, list[float] | None]) -> tuple[list[float], list[float]] | None:
+    """Return the lowest and highest action that the numbers say together; None unless they say one thing."""
+    rows = {name.rpartition("/")[2]: row for name, row in limits.items() if row is not None}
+    if len(rows) != len(limits):
+        return None
+    largest = [row for name, row in rows.items() if _LARGEST.fullmatch(name)]
+    if rows.keys() == {"action_low", "action_high"}:
+        low, high = rows["action_low"], rows["action_high"]
+    elif len(largest) == 1 and rows.keys() - {"action_bias"} == {n for n in rows if _LARGEST.fullmatch(n)}:
+        scale, bias = largest[0], rows.get("action_bias", [0.0])
+        size = max(len(scale), len(bias))
+        if any(len(row) not in (1, size) for row in (scale, bias)):
+            return None
+        scale, bias = (row * (size // len(row)) for row in (scale, bias))
+        low = [b - s for s, b in zip(scale, bias, strict=True)]
+        high = [b + s for s, b in zip(scale, bias, strict=True)]
+    else:
+        return None
+    finite = all(map(math.isfinite, (*low, *high)))
+    ordered = len(low) == len(high) and all(a < b for a, b in zip(low, high, strict=False))
+    return (low, high) if finite and ordered else None
+
+
+_LARGEST = re.compile(r"max_actions?|action_(max|limit|bound|scale)|act_limit|action_?bounds?")
+
+
+def _add_bounds(
+    binding: RecognizedAgent,
+    numbers: tuple[list[float], list[float]] | None,
+    limits: Collection[str],
+    layers: Sequence[ComponentLayer],
+) -> RecognizedAgent:
+    """Return the binding with the bounds that numbers beside the network say, unless it has others."""
+    if numbers is None or binding.facts.action_low is not None:
+        return binding
+    width = next((layer.width_out for layer in reversed(layers) if _is_dense(layer)), None) or 1
+    low, high = (tuple(row) * (width if len(row) == 1 else 1) for row in numbers)
+    if len(low) != width:
+        said = f"{abbreviate_list([*limits], 3)} changes no action: --bounds gives the bounds of actions"
+        return replace(binding, moves=replace(binding.moves, assumed=(*binding.moves.assumed, said)))
+    facts = binding.facts.read(abbreviate_list([*limits], 3), action_low=low, action_high=high)
+    return replace(binding, facts=facts)
+
+
+def _add_statistics(
+    binding: RecognizedAgent,
+    found: Sequence[schema.StoredStatistics],
+    layers: Sequence[ComponentLayer],
+    where: tuple[str, str | None],
+) -> RecognizedAgent:
+    """Return the policy with the statistics of its observations.
+
+    `where` is the file and a hint. Raise UnsupportedError for several that fit, or none.
+    """
+    if not found:
+        return binding
+    first = next(layer for layer in layers if _is_dense(layer))
+    fitting = [each for each in found if each.size == first.width_in]
+    parts = [each for each in found if each not in fitting]
+    split = len(parts) > 1 and sum(each.size for each in parts) == first.width_in
+    if len(fitting) > 1 or (not fitting and split):
+        raise UnsupportedError(
+            "several statistics of observations, and nothing decides which the policy uses"
+            if fitting
+            else "statistics of several parts of an observation, whose order no file holds",
+            file=where[0],
+            found=abbreviate_list([each.where for each in fitting or parts], 4),
+            hint=where[1],
+        )
+    if not fitting:
+        raise UnsupportedError(
+            "statistics of observations of another size than the policy's input",
+            file=where[0],
+            expected=f"{first.width_in} values",
+            found=abbreviate_list([f"{each.where} {each.size}" for each in found], 4),
+            hint=where[1],
+        )
+    return schema.set_statistics(binding, fitting[0])
+
+
+def _find_framework(format_: str, tree: Tree) -> str:
+    """Return the framework of the layers' names; of arrays alone, by what they call a matrix."""
+    named = cast(Format, plugins.find("formats", format_).load()).FRAMEWORK
+    if named in _EPSILON:
+        return named
+    lasts = {name.rpartition("/")[2].removesuffix(":0") for name in tree.names.values()}
+    return "torch" if "weight" in lasts else "tensorflow"
+
+
+def _group_tensors(tree: Tree, framework: str, without: Collection[Path] = ()) -> list[_TensorGroup]:
+    """Return what stands together below each module, apart from the entries `without`."""
+    groups: dict[Name, dict[str, NamedLeaf]] = {}
+    for path, leaf in tree.tensors():
+        if leaf.role not in ("parameter", "buffer") or leaf.dtype in ("string", "bool") or path in without:
+            continue
+        if not leaf.shape and "int" in leaf.dtype:
+            continue  # a count: no layer has such a tensor
+        segments = tuple(tree.names[path].removesuffix(":0").split("/"))
+        # model.export() of Keras 3 saves every variable a second time, below this name.
+        if segments[0] == "_all_variables" and framework == "tensorflow":
+            continue
+        groups.setdefault(segments[:-1], {})[segments[-1]] = NamedLeaf(path, segments, leaf)
+    found = []
+    for name, tensors in groups.items():
+        leaves = {n: e.leaf for n, e in tensors.items()}
+        kind = recognize_kind(leaves, framework)
+        embeds = any("emb" in segment.lower() for segment in name)
+        if kind is None and framework == "torch" and tensors.keys() == {"weight"} and not embeds:
+            # A matrix alone may be an embedding too, which no policy of numbers has.
+            kind = next((k for k in candidate_kinds(leaves, framework) if k.name == "dense"), None)
+        found.append(_TensorGroup(name, kind, tensors))
+    return found
+
+
+def _find_networks(found: tuple[_TensorGroup, ...], prefix: Name = ()) -> list[_CandidateNetwork]:
+    """Return the networks among the modules: by the outermost modules that hold a chain each."""
+    cut = len(prefix)
+    children: dict[str, list[_TensorGroup]] = {}
+    for module in found:
+        children.setdefault(module.name[cut] if len(module.name) > cut else "", []).append(module)
+    many = {name: each for name, each in children.items() if sum(map(_is_dense, each)) > 1}
+    rest = [m for name, each in children.items() if name not in many for m in each]
+    if len(many) == 1 and not any(map(_is_dense, rest)):
+        ((name, each),) = many.items()
+        return _find_networks(tuple(each), (*prefix, name))
+    if len(many) < 2 or _is_one_network(tuple(many)):
+        return [_CandidateNetwork(prefix, found)]
+    return [
+        network for name, each in many.items() for network in _find_networks(tuple(each), (*prefix, name))
+    ]
+
+
+def _is_one_network(names: Sequence[str]) -> bool:
+    """Say whether modules of these names are parts of one network: numbered alike, or trunk and head."""
+    if any(_CRITIC.search(name) or _POLICY.search(name) or _SLOW.search(name) for name in names):
+        return False
+    return len({_NUMBERS.sub("#", name) for name in names}) == 1 or all(_TRUNK.search(n) for n in names)
+
+
+def _is_dense(module: _TensorGroup | ComponentLayer) -> bool:
+    return module.kind is not None and module.kind.name == "dense"
+
+
+# Names of networks that give a value for each of several actions: of classes, files and modules.
+_VALUES_OF_ACTIONS = re.compile(
+    r"(^|[\W_])((dueling|double|noisy|quantile|target)?_?q_?(net|network|function)|d?dqn|qr_?dqn|c51|rainbow)([\W_\d]|$)"
+)
+
+
+def _require_policy(found: Sequence[_CandidateNetwork], wanted: str, checkpoint: Checkpoint) -> None:
+    """Raise UnsupportedError if all networks are Q-networks of discrete actions, by their names."""
+    if any(wanted in (n.title, *n.name[-1:]) or _is_policy(n) for n in found):
+        return
+    root = checkpoint.tree.containers.get(())
+    cls = (root.name or "").rpartition(".")[2] if root is not None else ""
+    around = (_to_snake_case(cls), os.path.basename(checkpoint.path).lower().partition(".")[0])
+    for network in found:
+        if len(found) > 1 and _SLOW.search("_".join(network.name).lower()):
+            continue
+        words = [_to_snake_case(word) for word in network.name] or [*around]
+        if not any(map(_VALUES_OF_ACTIONS.search, words)) and not (
+            network.name and any(map(_VALUES_OF_ACTIONS.search, around))
+        ):
+            return
+    names = [n.title for n in found if n.name] or [cls or os.path.basename(checkpoint.path)]
+    raise UnsupportedError(
+        "Q-networks have a value for each discrete action; eval plays policies of continuous actions",
+        file=checkpoint.path,
+        found=abbreviate_list(names, 4),
+    )
+
+
+def _to_snake_case(word: str) -> str:
+    return re.sub(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])", "_", word).lower()
+
+
+def _choose_policy(
+    found: list[_CandidateNetwork], wanted: str, file: str
+) -> tuple[_CandidateNetwork, tuple[str, ...]]:
+    """Return the one network that is the policy, by the name that was asked for or by its own name."""
+    asked = [n for n in found if wanted in (n.title, *n.name[-1:])]
+    if len(asked) == 1:
+        return asked[0], ()
+    acting = [n for n in found if _is_policy(n)]
+    others = [n for n in found if n not in acting]
+    if len(found) == 1:
+        only = found[0]
+        if wanted in ("actor", only.title) and not _is_critic((*only.name, *_list_role_words(file))):
+            return only, ()
+    elif len(acting) == 1 and all(_is_critic(n.name) or _SLOW.search("_".join(n.name)) for n in others):
+        titles = ", ".join(n.title for n in others)
+        return acting[0], (f"the policy is {acting[0].title}, by its name; beside it: {titles}",)
+    names = [n.title for n in found]
+    if len(found) == 1:
+        absent = f"the checkpoint has no policy called {wanted}"
+        raise UsageError(
+            "the checkpoint is a critic alone" if wanted == "actor" else absent,
+            file=file,
+            found=names[0],
+            hint=f"--network {names[0]} takes it for the policy" if found[0].name else None,
+        )
+    if all(_is_critic(n.name) for n in found):
+        raise UsageError(
+            "the checkpoint has no policy: its networks are critics, by their names",
+            file=file,
+            found=abbreviate_list(names, 8),
+        )
+    raise UsageError(
+        "several networks, and nothing tells which one is the policy",
+        file=file,
+        found=abbreviate_list(names, 8),
+        hint=" or ".join(f"--network {shlex.quote(name)}" for name in names[:_MOST_NAMED]),
+    )
+
+
+def _is_policy(network: _CandidateNetwork) -> bool:
+    return _find_role(network.name) is _POLICY and not _SLOW.search("_".join(network.name).lower())
+
+
+def _is_critic(words: Sequence[str]) -> bool:
+    return _find_role(words) is _CRITIC
+
+
+def _find_role(words: Sequence[str]) -> re.Pattern[str] | None:
+    """Return what the innermost word that tells says: `actor` in actor_critic/actor, `q` in policy/q_net."""
+    for word in reversed(words):
+        found = [each for each in (_POLICY, _CRITIC) if each.search(word.lower())]
+        if len(found) == 1:
+            return found[0]
+    return None
+
+
+def _list_role_words(file: str) -> tuple[str, ...]:
+    """Return the word `critic` where the file's name has it, as in TD3_critic.pth."""
+    stem = os.path.basename(file).lower().partition(".")[0]
+    return ("critic",) if "critic" in stem and "actor" not in stem else ()
+
+
+class _SiblingTensors(NamedTuple):
+    """What tells a network's own tensors from those that a program saved beside its state_dict.
+
+    `own` is the path of the dict with dotted names that holds the network, None where that is the whole file
+    or of another form; `sizes` are the numbers of inputs and outputs of its layers.
+    """
+
+    own: Path | None
+    sizes: frozenset[int]
+    statistics: tuple[str, ...]
+
+    @classmethod
+    def of(
+        cls,
+        network: _CandidateNetwork,
+        tree: Tree,
+        module: PickledModule | None,
+        known: Collection[Path] = (),
+    ) -> _SiblingTensors:
+        """Return the surroundings of a network in the tree; a pickled module has none."""
+        layers = [layer for group in network.groups if (layer := group.layer) is not None]
+        paths = [entry.path for layer in layers for entry in layer.tensors.values()]
+        own = paths[0][:-1] if paths else ()
+        alike = all(path[:-1] == own and "." in str(path[-1].value) for path in paths)
+        if module is not None or not alike or not own or any(step.kind != "key" for step in own):
+            return cls(None, frozenset(), ())
+        sizes = {size for layer in layers if _is_dense(layer) for size in (layer.width_in, layer.width_out)}
+        wanted = frozenset(size for size in sizes if size is not None)
+        return cls(own, wanted, tuple(_list_sibling_statistics(tree, own, wanted, known)))
+
+    def may_act(self, entry: NamedLeaf) -> bool:
+        """Return whether the tensor may change the policy's actions.
+
+        One outside the network's dict may not if it is integer, one number, or of a size of no layer, unless
+        its name says otherwise.
+        """
+        if self.own is None or entry.path[: len(self.own)] == self.own:
+            return True
+        name, leaf = "/".join(entry.segments).lower(), entry.leaf
+        if _OBSERVES.search(name):
+            return True
+        if "int" in leaf.dtype:
+            return False
+        size = math.prod(leaf.shape)
+        if size == 1 and _OUTCOME.search(name):
+            return False
+        return bool(_CHANGES.search(name)) or (size != 1 and not self.sizes.isdisjoint(leaf.shape))
+
+    @property
+    def prefix(self) -> str:
+        """The dict's name, with a slash behind it; empty where there is none."""
+        return "".join(f"{step.value}/" for step in self.own or ())
+
+    def hint(self, file: str) -> str | None:
+        """Return the command that takes the network alone, None where there is none."""
+        part = self.prefix.removesuffix("/")
+        words = f"ckpttool convert {shlex.quote(file)} OUT.pt --to torch --part {shlex.quote(part)}"
+        return f"if the policy does not use them, play the network alone, of: {words}" if part else None
+
+
+def _list_sibling_statistics(
+    tree: Tree, own: Path, sizes: frozenset[int], known: Collection[Path]
+) -> Iterator[str]:
+    """Yield the names of statistics of observations that are arrays of numpy or lists of numbers."""
+    rows: dict[Path, int] = {}
+    for path, leaf in tree.items():
+        if path[: len(own)] == own or path in known:
+            continue
+        if isinstance(leaf, Leaf):
+            listed = leaf.role == "other" and math.prod(leaf.shape) in sizes
+            if listed and _STATISTICS.search(tree.names[path].lower()):
+                yield tree.names[path]
+        elif path[-1].kind == "index" and isinstance(leaf.value, float):
+            rows[path[:-1]] = rows.get(path[:-1], 0) + 1
+    for path, count in rows.items():
+        name = "/".join(str(step.value) for step in path)
+        if count in sizes and _STATISTICS.search(name.lower()):
+            yield name
+
+
+def _collect_policy(
+    network: _CandidateNetwork, file: str, surroundings: _SiblingTensors
+) -> tuple[tuple[ComponentLayer, ...], dict[str, NamedLeaf], tuple[str, ...]]:
+    """Return the layers that make the action, the buffers of its map, and notes on what is left out.
+
+    Raise UnsupportedError for a tensor of no layer that is known here: it might change every action.
+    """
+    layers: list[ComponentLayer] = []
+    notes: list[str] = []
+    known = [layer for group in network.groups if (layer := group.layer) is not None]
+    dense = [layer for layer in known if _is_dense(layer)]
+    for layer in known:
+        name = "/".join(layer.name)
+        if _is_dense(layer) and len(dense) > 1 and _is_deviation(layer, dense):
+            notes.append(f"{name} is left out: the policy is deterministic")
+        elif _is_dense(layer) and len(dense) > 1 and _is_side_head(layer, dense):
+            notes.append(f"{name} is left out: a value head, by its name")
+        else:
+            layers.append(layer)
+    action_map, more = _sort_loose_tensors(network, layers, file, surroundings)
+    return tuple(layers), action_map, (*notes, *more)
+
+
+def _sort_loose_tensors(
+    network: _CandidateNetwork, layers: Sequence[ComponentLayer], file: str, surroundings: _SiblingTensors
+) -> tuple[dict[str, NamedLeaf], tuple[str, ...]]:
+    """Return the buffers of the action's map, and notes on the other tensors that are of no layer."""
+    action_map: dict[str, NamedLeaf] = {}
+    notes: list[str] = []
+    beside: list[str] = []
+    strange = list(surroundings.statistics)
+    for group in network.groups:
+        for name, entry in group.tensors.items() if group.kind is None else ():
+            if name in _MAP:
+                action_map[name] = entry
+            elif name in LOG_STD or _is_of_actions(name, entry, layers) or _TEMPERATURE.search(name):
+                notes.append(f"{'/'.join(entry.segments)} is left out: the policy is deterministic")
+            elif surroundings.may_act(entry):
+                strange.append("/".join(entry.segments))
+            else:
+                beside.append("/".join(entry.segments))
+    if strange:
+        outside = not any(name.startswith(surroundings.prefix) for name in strange)
+        raise UnsupportedError(
+            "the policy holds tensors of no dense layer or layer norm",
+            file=file,
+            found=abbreviate_list(strange, 4),
+            hint=surroundings.hint(file) if outside else None,
+        )
+    if beside:
+        notes.append(f"not part of the policy: {abbreviate_list(beside, 4)}")
+    return action_map, tuple(notes)
+
+
+def _is_of_actions(name: str, entry: NamedLeaf, layers: Sequence[ComponentLayer]) -> bool:
+    """Say whether a tensor is the spread of the actions by its name and size: not that of observations."""
+    widths = {layer.width_out for layer in layers if _is_dense(layer)}
+    widths -= {layer.width_in for layer in layers if _is_dense(layer)}
+    size = entry.leaf.size
+    observed = _OBSERVED.search("/".join(entry.segments).lower())
+    return _DEVIATION.search(name) is not None and not observed and (size == 1 or size in widths)
+
+
+def _is_deviation(layer: ComponentLayer, dense: Sequence[ComponentLayer]) -> bool:
+    last = layer.name[-1] if layer.name else ""
+    if last not in LOG_STD and not _DEVIATION.search(last.lower()):
+        return False
+    sizes = [(each.width_in, each.width_out) for each in dense if each is not layer]
+    return (layer.width_in, layer.width_out) in sizes
+
+
+def _is_side_head(layer: ComponentLayer, dense: Sequence[ComponentLayer]) -> bool:
+    """Say whether a layer is a value head beside a policy head: both have such names."""
+    names = [each.name[-1].lower() for each in dense if each.name]
+    acting = any(_POLICY.search(name) or _MEAN.search(name) for name in names)
+    return acting and _is_critic(layer.name[-1:])
+
+
+_MEAN = re.compile(r"(^|_)(mean|mu|loc)(_|$)")
+
+
+def _order_dense_layers(layers: Sequence[ComponentLayer], file: str) -> _LayerChain:
+    """Return the dense layers as the only chain that sizes, and then numbers in names, allow."""
+    dense = [module for module in layers if _is_dense(module)]
+    by_size = _find_chains(dense, {})
+    if not by_size:
+        raise UsageError(
+            "the dense layers do not form a chain",
+            file=file,
+            expected="each layer takes what another one gives",
+            found=abbreviate_list([_describe_layer(module) for module in dense], 8),
+        )
+    if len(by_size) == 1:
+        chain, why = by_size[0], "the only order that their sizes allow"
+    else:
+        by_number = _find_chains(dense, _list_predecessors(dense))
+        if len(by_number) > 1:
+            by_number = _find_chains(dense, _list_predecessors(dense), together=True)
+        if len(by_number) != 1:
+            orders = [" ".join("/".join(m.name) for m in each) for each in (by_number or by_size)]
+            raise UsageError(
+                "several orders of the layers fit, and nothing tells the right one",
+                file=file,
+                found="; ".join(orders[:3]),
+                hint="a whole module (torch.save(model)), TorchScript or a .keras file records the order",
+            )
+        chain, why = by_number[0], "the order of their names and numbers"
+    order = ", ".join("/".join(module.name) for module in chain)
+    # That nothing else stands between them (a sum, a product) is in no file of weights.
+    said = f"the layers follow one another in {why}, with nothing but one activation between: {order}"
+    assumed = (said,) if len(chain) > 1 else ()
+    norms = [module for module in layers if not _is_dense(module)]
+    placed, more = _insert_norms(list(chain), norms, file)
+    return _LayerChain(placed, (*assumed, *more))
+
+
+def _describe_layer(module: ComponentLayer) -> str:
+    return f"{'/'.join(module.name)} {module.width_in} -> {module.width_out}"
+
+
+def _split_numbers(name: Name, names: frozenset[Name]) -> tuple[str, tuple[int, ...]]:
+    """Return a name with its numbers taken out, and these; Keras leaves out the first one's number."""
+    text = "/".join(name)
+    if not _NUMBERS.search(name[-1] if name else "") and any(
+        other[:-1] == name[:-1] and re.fullmatch(re.escape(name[-1]) + r"_\d+", other[-1])
+        for other in names
+        if name and other
+    ):
+        text += "_0"
+    return _NUMBERS.sub("#", text), tuple(int(n) for n in _NUMBERS.findall(text)[:9] if len(n) < 10)
+
+
+def _list_predecessors(dense: Sequence[ComponentLayer]) -> dict[int, frozenset[int]]:
+    """Return for each layer those of the same name with lower numbers, which come before it."""
+    names = frozenset(module.name for module in dense)
+    keys = [_split_numbers(module.name, names) for module in dense]
+    return {
+        n: frozenset(m for m, (stem, number) in enumerate(keys) if stem == mine and number < own)
+        for n, (mine, own) in enumerate(keys)
+    }
+
+
+def _find_chains(
+    dense: Sequence[ComponentLayer], before: Mapping[int, frozenset[int]], *, together: bool = False
+) -> list[tuple[ComponentLayer, ...]]:
+    """Return up to two orders in which every layer takes what the one before gives.
+
+    `before` are the layers that come before each; `together` keeps a module's layers next to one another.
+    """
+    owners = [module.name[:-1] for module in dense]
+    found: list[tuple[ComponentLayer, ...]] = []
+    stack: list[tuple[int, ...]] = [(n,) for n in range(len(dense) - 1, -1, -1) if not before.get(n)]
+    tries = 0
+    while stack and len(found) < 2 and tries < _TRIES:
+        tries += 1
+        done = stack.pop()
+        if len(done) == len(dense):
+            found.append(tuple(dense[n] for n in done))
+            continue
+        width = dense[done[-1]].width_out
+        for n in range(len(dense) - 1, -1, -1):
+            fits = n not in done and dense[n].width_in == width
+            left = together and owners[n] != owners[done[-1]]
+            if left and any(owner == owners[done[-1]] for m, owner in enumerate(owners) if m not in done):
+                continue
+            if fits and before.get(n, frozenset()) <= frozenset(done):
+                stack.append((*done, n))
+    return found
+
+
+def _insert_norms(
+    chain: list[ComponentLayer], norms: Sequence[ComponentLayer], file: str
+) -> tuple[tuple[ComponentLayer, ...], tuple[str, ...]]:
+    """Return the chain with each layer norm after the dense layer of its number, or of its width."""
+    placed: list[ComponentLayer] = list(chain)
+    for norm in norms:
+        owners = [m for m in chain[:-1] if m.width_out == norm.width_norm]
+        exact = [m for m in owners if _norm_follows(m, norm)]
+        owners = exact or owners
+        if len(owners) != 1 or any(m in norms for m in placed[placed.index(owners[0]) + 1 :][:1]):
+            raise UsageError(
+                "nothing tells which layer a layer norm follows",
+                file=file,
+                path="/".join(norm.name),
+                found=abbreviate_list([_describe_layer(m) for m in owners or chain], 4),
+            )
+        placed.insert(placed.index(owners[0]) + 1, norm)
+    titles = ", ".join("/".join(norm.name) for norm in norms)
+    return tuple(placed), (f"layer norms before the activations: {titles}",) if norms else ()
+
+
+def _norm_follows(dense: ComponentLayer, norm: ComponentLayer) -> bool:
+    ours, theirs = (_NUMBERS.findall("/".join(m.name)) for m in (dense, norm))
+    if not ours or not theirs or ours[:-1] != theirs[:-1]:
+        return False
+    if all(m.name and m.name[-1].isdigit() for m in (dense, norm)):
+        return dense.name[:-1] == norm.name[:-1] and int(theirs[-1]) == int(ours[-1]) + 1
+    return bool(ours[-1] == theirs[-1])
+
+
+def _require_sequential(chain: Sequence[ComponentLayer], file: str) -> None:
+    """Raise UnsupportedError where a Sequential has a norm elsewhere, or no activation between two layers.
+
+    Layers that are numbered without a gap throughout are a ModuleList's, whose activations are code.
+    """
+    for one, two in pairwise(chain):
+        if _is_numbered(one) and _is_numbered(two) and not _is_dense(two) and not _norm_follows(one, two):
+            raise UnsupportedError(
+                "a layer norm stands behind an activation",
+                file=file,
+                path="/".join(two.name),
+                found=f"{'/'.join(one.name)} before it",
+            )
+    pairs = [(one, two) for one, two in pairwise(chain) if _is_numbered(one) and _is_numbered(two)]
+    gaps = {
+        (one.name, two.name): int(two.name[-1]) - int(one.name[-1])
+        for one, two in pairs
+        if one.name[:-1] == two.name[:-1] and _is_dense(two)
+    }
+    for (before, name), gap in gaps.items():
+        apart = [other for (_, each), other in gaps.items() if each[:-1] == name[:-1]]
+        if gap == 1 and max(apart) > 1:
+            raise UnsupportedError(
+                "a Sequential has no activation between two layers",
+                file=file,
+                path="/".join(name),
+                found=f"{'/'.join(before)} before it",
+            )
+
+
+def _is_numbered(layer: ComponentLayer) -> bool:
+    """Return whether the layer is called as a part of torch's Sequential is."""
+    return bool(layer.name) and layer.name[-1].isdigit() and layer.kind.framework == "torch"
+
+
+def _list_gaps(chain: Sequence[ComponentLayer]) -> Iterator[str]:
+    """Yield a sentence where a Sequential has several modules without weights between two layers."""
+    for one, two in pairwise(chain):
+        if not (_is_numbered(one) and _is_numbered(two)):
+            continue
+        gap = int(two.name[-1]) - int(one.name[-1])
+        if one.name[:-1] == two.name[:-1] and gap > 2:
+            yield (
+                f"{gap - 1} modules without weights between {'/'.join(one.name)} and {'/'.join(two.name)}: "
+                "one activation, and nothing else that acts in evaluation"
+            )
+
+
+def _bind_steps(
+    steps: Sequence[ChainStep],
+    layers: Sequence[ComponentLayer],
+    action_map: Mapping[str, NamedLeaf],
+    where: tuple[str, str],
+    said: tuple[tuple[str, ...], tuple[str, ...], str],
+    origin: str = "the model's configuration",
+) -> RecognizedAgent:
+    """Return the binding of a model whose own configuration lists what it computes, step by step."""
+    framework, file = where
+    by_name = {module.name: module for module in layers}
+    listed = model_steps.read_chain_facts(steps, file, origin)
+    absent = [title for title in listed.layers if title not in by_name]
+    left = [module for module in layers if module.name not in listed.layers]
+    if absent or left:
+        raise UsageError(
+            "the model's configuration lists other layers than its weights are of",
+            file=file,
+            expected=abbreviate_list(["/".join(name) for name in listed.layers], 6),
+            found=abbreviate_list(["/".join(module.name) for module in layers], 6),
+        )
+    chain = tuple(by_name[name] for name in listed.layers)
+    width: int | None = None
+    for module in chain:
+        taken = module.width_in if _is_dense(module) else module.width_norm
+        if width is not None and taken != width:
+            raise UsageError("the dense layers do not form a chain", file=file, found=_describe_layer(module))
+        width = module.width_out if _is_dense(module) else width
+    facts = AgentMetadata(
+        head=listed.head or ("affine" if action_map else ""),
+        hidden="",
+        epsilon=listed.epsilon if listed.epsilon is not None else _EPSILON[framework],
+        activations=listed.activations,
+    )
+    read = [name for name, known in (("activations", listed.activations), ("head", listed.head)) if known]
+    if listed.epsilon is not None:
+        read.append("epsilon")
+    facts = facts._replace(said=dict.fromkeys(read, listed.origin))
+    if listed.scale is not None:
+        width_ = chain[-1].width_out if _is_dense(chain[-1]) else None
+        low, high = listed.bounds(width_ or 1)
+        facts = facts.read(listed.origin, action_low=low, action_high=high)
+    assumed, notes, title = said
+    return _make_agent(chain, facts, action_map, assumed, (*notes, *listed.notes), title)
+
+
+def _bind_traced(
+    steps: Sequence[ChainStep], tree: Tree, file: str, framework: str, origin: str
+) -> RecognizedAgent:
+    """Return the binding of a model whose code or graph was followed to its layers' tensors."""
+    if steps and isinstance(steps[0].value, RecurrentCell):
+        front, states = _find_recurrent_layer(steps[0], tree, file)
+        rest = _bind_traced(steps[1:], tree, file, framework, origin)
+        used = rest.consumed | states
+        return replace(rest, fronts={"actor": front}, unplaced={"actor": tuple(front.covers)}, consumed=used)
+    listed: list[ChainStep] = []
+    layers: list[ComponentLayer] = []
+    for number, step in enumerate(steps):
+        weights = step.value
+        if not isinstance(weights, LayerTensors):
+            listed.append(step)
+            continue
+        kind = SPELLING[weights.framework or framework, step.kind]
+        paths = (weights.weight, weights.bias)
+        # Both frameworks' dense layers and norms have two tensors: what multiplies, and what is added.
+        by_role = dict(zip(_ROLES[step.kind], paths, strict=True))
+        tensors = {
+            each.name: NamedLeaf(path, tuple(tree.names[path].split("/")), cast(Leaf, tree[path]))
+            for each in kind.weights
+            if (path := by_role.get(each.canonical)) is not None
+        }
+        if not kind.fits({name: entry.leaf for name, entry in tensors.items()}):
+            raise UnsupportedError("a layer's tensors have other shapes than its kind", file=file)
+        name = tuple(tree.names[weights.weight].split("/")[:-1])
+        if not name or name == ("CONSTANTS",) or any(name == layer.name for layer in layers):
+            name = (f"l{number}",)
+        layers.append(ComponentLayer(name, kind, tensors))
+        listed.append(ChainStep(step.kind, name, weights.epsilon))
+    return _bind_steps(listed, layers, {}, (framework, file), ((), (), "its output"), origin)
+
+
+def _bind_onnx(found: onnx_policies.OnnxComputation, checkpoint: Checkpoint) -> RecognizedAgent:
+    """Return the binding of an ONNX model: a chain of layers, else a policy that computes a program."""
+    origin = "the ONNX graph"
+    if found.steps is not None:
+        with contextlib.suppress(MappingError, UnsupportedError, UsageError):
+            binding = _bind_traced(found.steps, checkpoint.tree, checkpoint.path, "torch", origin)
+            facts = binding.facts
+            if found.mean is not None:
+                norm = ObservationNormalizer(found.mean, std=found.std, clip=found.clip)
+                facts = facts.read(origin, norm=norm)
+            consumed = binding.consumed | frozenset(found.used)
+            return replace(binding, facts=facts, consumed=consumed).noted(*found.notes)
+    return _bind_program(found.program, found.used, checkpoint.tree, origin).noted(*found.notes)
+
+
+def _split_final_tanh(program: Program) -> tuple[Program, str]:
+    """Return a program without the tanh that it ends in, and the action map that this is."""
+    number = program.output - len(program.inputs) - len(program.states)
+    last = program.operations[number] if number >= 0 else None
+    if last is None or last.value.get("name") != "tanh" or number != len(program.operations) - 1:
+        return program, "identity"
+    return program._replace(operations=program.operations[:-1], output=last.inputs[0]), "unit_tanh"
+
+
+def _find_recurrent_layer(step: ChainStep, tree: Tree, file: str) -> tuple[PolicyEncoder, frozenset[Path]]:
+    """Return the recurrent layer that a policy begins with, and the buffers of its states."""
+    cell = cast(RecurrentCell, step.value)
+    tensors = {
+        tree.names[path]: path
+        for path, leaf in tree.tensors()
+        if path[:-1] == cell.module and str(path[-1].value).startswith(("weight_", "bias_"))
+    }
+    found = schema.read_recurrent_layers(tree, "actor", tensors, "torch")
+    kernel = next((tree[path] for name, path in tensors.items() if name.endswith("weight_ih_l0")), None)
+    if found is None or not isinstance(kernel, Leaf) or found[0] != (step.kind,):
+        raise UnsupportedError(
+            "the recurrent layer has tensors that are not known",
+            file=file,
+            found=abbreviate_list([*tensors], 6),
+        )
+    kinds, moves = found
+    stream = EncoderInput("obs", (kernel.shape[1],))
+    covers = frozenset(("/".join(str(each.value) for each in cell.module),))
+    return PolicyEncoder((stream,), kinds, moves=tuple(moves), covers=covers), frozenset(cell.states)
+
+
+_ROLES = {"dense": ("kernel", "bias"), "layer_norm": ("scale", "offset")}
+
+
+def _make_agent(
+    chain: Sequence[ComponentLayer],
+    facts: AgentMetadata,
+    action_map: Mapping[str, NamedLeaf],
+    assumed: Sequence[str],
+    notes: Sequence[str],
+    title: str,
+) -> RecognizedAgent:
+    layers = tuple(AgentLayer(module.name or ("layer",), module.kind.name) for module in chain)
+    policy = AgentNetwork("actor", None, layers)
+    moves = [
+        Move(
+            module.tensors[w.name].path, schema.canonical_weight_path(policy, n, w.canonical), w.to_canonical
+        )
+        for n, module in enumerate(chain)
+        for w in module.kind.weights
+        if w.name in module.tensors
+    ]
+    moves += [Move(entry.path, (attr("actor"), attr(name)), KEEP) for name, entry in action_map.items()]
+    if action_map and "head" not in facts.said:
+        assumed = (*assumed, "an action is tanh of the last layer, times action_scale, plus action_bias")
+    return RecognizedAgent(
+        layout=NO_LAYOUT,
+        moves=MoveList(tuple(moves), tuple(assumed), tuple(notes)),
+        parts=(policy,),
+        facts=facts,
+        evidence=f"a chain of layers: {title}",
+    )

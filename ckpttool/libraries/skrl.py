@@ -1,0 +1,165 @@
+"""skrl's agents: `agent_N.pt`, `best_agent.pt`: state_dicts of models, optimizers and preprocessors.
+
+Sources, in github.com/Toni-SM/skrl: skrl/agents/torch/base.py (`save`, `checkpoint_modules`), and below it
+ddpg, td3, sac, ppo; skrl/models/torch/deterministic.py and gaussian.py (`act`: what the model's own `compute`
+gives, limited to the bounds only if asked for); running_standard_scaler.py in
+skrl/resources/preprocessors/torch (`(x - mean) / (sqrt(var) + 1e-8)`, limited to [-5, 5]). SAC's entropy
+coefficient is not saved.
+
+Models are the user's own code, or made from a description (skrl/utils/model_instantiators/torch), so that a
+file tells neither activations nor what `compute` does to the last layer. The habits here are those of skrl's
+own examples: ReLU and tanh times the upper bound with DDPG, TD3, SAC, ELU and the mean itself with PPO.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from ckpttool.core.errors import UnsupportedError
+from ckpttool.core.sidecar import NO_ACTIVATIONS, NO_BOUNDS, unknown_fact
+from ckpttool.core.tree import Leaf, Tree, attr, key
+from ckpttool.libraries import optimizers_read, schema
+from ckpttool.libraries.recognize import LayoutTable, bind
+from ckpttool.libraries.schema import AgentMetadata, ObservationNormalizer, RecognizedAgent
+from ckpttool.libraries.write import (
+    LayerNames,
+    NetworkRow,
+    SingleTensorRow,
+    StatisticsRow,
+    WritingTable,
+    count_critics,
+    has_value_network,
+    is_gaussian,
+    plan_torch_file,
+)
+from ckpttool.mapping.rules import Plan, Settings
+
+TABLE = LayoutTable(
+    name="skrl",
+    title="skrl's agents: DDPG, TD3, SAC (policy, critic_1, critic_2), PPO (policy, value)",
+    framework="torch",
+    components={
+        "policy": "actor",
+        "target_policy": "actor_target",
+        "critic": "critic/q1",
+        "critic_1": "critic/q1",
+        "critic_2": "critic/q2",
+        "target_critic": "critic_target/q1",
+        "target_critic_1": "critic_target/q1",
+        "target_critic_2": "critic_target/q2",
+        "value": "value",
+    },
+    optimizers={
+        "policy_optimizer": "actor_optimizer",
+        "critic_optimizer": "critic_optimizer",
+        "optimizer": schema.JOINT,
+    },
+    counters={},
+    facts=AgentMetadata(
+        head="tanh",
+        hidden="relu",
+        epsilon=1e-5,
+        lacks=(
+            NO_ACTIVATIONS,
+            unknown_fact("action map", "what the model makes of its last layer", decides=True),
+            NO_BOUNDS,
+        ),
+    ),
+    optimizer=optimizers_read.from_torch,
+    branches=schema.LOG_STD,
+    tensors={"policy/log_std_parameter": "actor/log_std"},
+    seen="written by skrl 1.0.0, 1.4.3 and 2.1.1: DDPG, TD3, SAC, PPO",
+)
+
+_STATISTICS = {"running_mean": "mean", "running_variance": "var", "current_count": "count"}
+# Since 2.0 a policy sees observations; before, what it saw was called the state.
+_PREPROCESSORS = ("observation_preprocessor", "state_preprocessor")
+_EVIDENCE = frozenset(
+    ("target_policy", "critic_1", "target_critic", "policy_optimizer", "value_preprocessor", *_PREPROCESSORS)
+)
+# One model for both roles (skrl/utils/model_instantiators/torch/shared.py): saved twice, under either name.
+_SHARED = "value_layer"
+
+
+def recognise(tree: Tree, name: str) -> RecognizedAgent | None:  # noqa: ARG001  # the file's name says nothing
+    """Return the way to the canonical agent of a dict that has skrl's names."""
+    top = {path[0].value for path in tree if len(path) > 1}
+    top |= {alias.path[0].value for others in tree.aliases.values() for alias in others}
+    if "policy" not in top or not (top & _EVIDENCE or {"value", "optimizer"} <= top):
+        return None
+    table, seen = TABLE, next((p for p in _PREPROCESSORS if f"{p}/running_mean" in tree.names.values()), None)
+    if "value" in top:
+        table = replace(table, facts=table.facts._replace(head="identity", hidden="elu"))
+    if seen is not None:
+        tensors = {f"{seen}/{theirs}": f"normalizer/{ours}" for theirs, ours in _STATISTICS.items()}
+        table = replace(table, tensors={**table.tensors, **tensors})
+    if any(name.startswith(f"policy/{_SHARED}/") for name in tree.names.values()):
+        tree = _drop_other_role(tree)
+    binding = bind(tree, table)
+    if binding is None or seen is None:
+        return binding
+    return replace(binding, facts=binding.facts.read(seen, norm=_read_normalizer(binding, tree)))
+
+
+def _drop_other_role(tree: Tree) -> Tree:
+    """Return the tree without a shared model's other role: its layers are the policy's, but for the last."""
+    kept = {
+        path: leaf
+        for path, leaf in tree.items()
+        if path[0].value != "value" and not tree.names[path].startswith(f"policy/{_SHARED}/")
+    }
+    return Tree(kept, {}, tree.containers)
+
+
+def _read_normalizer(binding: RecognizedAgent, tree: Tree) -> ObservationNormalizer | None:
+    found = binding.statistics(tree)
+    mean, var = found.get("mean"), found.get("var")
+    return ObservationNormalizer(mean, var, epsilon=1e-8, clip=5.0, outside=True) if mean and var else None
+
+
+def plan(binding: RecognizedAgent, agent: Tree, told: Settings) -> Plan:
+    """Return where a canonical agent goes: what `Agent.load` of version 2 takes, with skrl's own models.
+
+    Those are what its model instantiators make of a list of layers. Raise UnsupportedError for networks or an
+    action map that they cannot be.
+    """
+    if is_gaussian(binding):
+        raise UnsupportedError("a deviation that depends on the observation is no part of skrl's own models")
+    return plan_torch_file(_make_table(binding, agent), binding, agent, told)
+
+
+_MODEL = "net_container.{s}"
+_SEEN = key(_PREPROCESSORS[0])
+
+
+def _model_row(place: str, theirs: str) -> NetworkRow:
+    return NetworkRow(place, (key(theirs),), LayerNames(_MODEL, _MODEL))
+
+
+def _make_table(binding: RecognizedAgent, agent: Tree) -> WritingTable:
+    spread = isinstance(agent.get((attr("actor"), attr("log_std"))), Leaf)
+    places = {ours: (_SEEN, key(theirs)) for theirs, ours in _STATISTICS.items()}
+    rows: list[NetworkRow | SingleTensorRow | StatisticsRow] = []
+    if spread or has_value_network(binding):
+        rows.append(SingleTensorRow("actor/log_std", (key("policy"), key("log_std_parameter")), (-1,)))
+    rows.append(_model_row("actor", "policy"))
+    if has_value_network(binding):
+        rows.append(_model_row("value", "value"))
+    else:
+        numbers = {"q1": "_1", "q2": "_2"} if count_critics(binding) > 1 or spread else {"q1": ""}
+        if not spread:
+            rows.append(_model_row("actor_target", "target_policy"))
+        rows += [_model_row(f"critic/{q}", f"critic{number}") for q, number in numbers.items()]
+        rows += [_model_row(f"critic_target/{q}", f"target_critic{number}") for q, number in numbers.items()]
+    rows.append(StatisticsRow(places, "float64", epsilon=1e-8, outside=True, clip=5.0, counter="float64"))
+    return WritingTable(
+        "skrl",
+        rows,
+        "identity" if has_value_network(binding) else "tanh",
+        hidden="elu" if has_value_network(binding) else "relu",
+        optimizers={
+            ours: (key(theirs),) for theirs, ours in TABLE.optimizers.items() if ours != schema.JOINT
+        },
+        joint=(key("optimizer"),) if has_value_network(binding) else None,
+        needs=("actor", "value") if has_value_network(binding) else ("actor", "critic"),
+    )

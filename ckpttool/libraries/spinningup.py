@@ -1,0 +1,202 @@
+"""Spinning Up's agents: the whole actor-critic module of pyt_save/model.pt, or the SavedModel tf1_save.
+
+Sources in github.com/openai/spinningup: spinup/utils/logx.py (`_pytorch_simple_save`, `_tf_simple_save`);
+spinup/algos/pytorch/{ddpg,td3,sac}/core.py: an action is act_limit (the first upper bound) times tanh, and
+the module says its activations; ppo/core.py: the mean as it is. Neither targets nor optimizers are in it.
+spinup/algos/tf1/{ddpg,td3,sac}/core.py: the same networks as variables below main/ and target/, all of ReLU,
+SAC's two heads after each other in `pi`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from ckpttool.core.sidecar import NO_BOUNDS
+from ckpttool.core.tree import Leaf, Tree, key
+from ckpttool.libraries import optimizers_read
+from ckpttool.libraries.recognize import LayoutTable, PickledModule, bind, read_pickled_module
+from ckpttool.libraries.schema import AgentMetadata, RecognizedAgent
+from ckpttool.libraries.write import (
+    LayerNames,
+    NetworkRow,
+    SingleTensorRow,
+    WritingTable,
+    count_critics,
+    has_value_network,
+    is_gaussian,
+    plan_torch_file,
+)
+from ckpttool.mapping.rules import Plan, Settings
+
+_TITLE = "Spinning Up's pyt_save/model.pt (a whole module) or tf1_save (DDPG, TD3, SAC; PPO)"
+
+TABLE = LayoutTable(
+    name="spinningup",
+    title=_TITLE,
+    framework="torch",
+    components={"pi": "actor", "q": "critic/q1", "q1": "critic/q1", "q2": "critic/q2", "v": "value"},
+    optimizers={},
+    counters={},
+    facts=AgentMetadata(head="tanh", hidden="relu", epsilon=1e-5),
+    optimizer=optimizers_read.from_torch,
+    branches={"log_std_layer": "log_std"},
+    tensors={"pi/log_std": "actor/log_std"},
+)
+_TF1 = replace(
+    TABLE,
+    framework="tensorflow",
+    components={
+        **{f"main/{theirs}": ours for theirs, ours in TABLE.components.items()},
+        "target/pi": "actor_target",
+        "target/q": "critic_target/q1",
+        "target/q1": "critic_target/q1",
+        "target/q2": "critic_target/q2",
+        "target/v": "value_target",
+    },
+    optimizer=optimizers_read.from_keras,
+    facts=TABLE.facts._replace(lacks=(NO_BOUNDS,)),
+    tensors={},
+)
+_LARGEST = 1e30  # as large as no action is
+# The module below `pi` with the hidden layers, and its class: what makes an action of the last layer.
+_DISCRETE = "pi.logits_net"
+_HIDDEN = {"pi.pi": "tanh", "pi.net": "tanh", "pi.mu_net": "identity", _DISCRETE: "identity"}
+_CRITICS = ("q.q", "q1.q", "v.v_net")
+# By the action map, the hidden activation that MLPActorCritic has unless it is told another.
+_DEFAULTS = {"tanh": "relu", "identity": "tanh"}
+# tensorflow/python/training/slot_creator.py: the moments' names, where a file says of no variable what it is.
+_MOMENTS = ("/Adam", "/Adam_1")
+
+
+def recognise(tree: Tree, name: str) -> RecognizedAgent | None:  # noqa: ARG001  # model.pt says nothing
+    """Return the way to the canonical agent of a whole actor-critic, or of its variables by name."""
+    if any(each.startswith("main/pi/dense/") for each in tree.names.values()):
+        return _bind_saved_model(tree)
+    module = read_pickled_module(tree)
+    if module is None:
+        return _bind_state_dict(tree)
+    hidden = next((name for name in _HIDDEN if f"{name}.0" in module.classes), None)
+    if hidden is None or not {"q", "q1", "v"} & module.classes.keys():
+        return None
+    binding = bind(module.state, TABLE)
+    return None if binding is None else _add_metadata(module.bound(binding), module, hidden)
+
+
+def _bind_state_dict(tree: Tree) -> RecognizedAgent | None:
+    """Bind the module's state_dict: no attribute and no class is in it, so core.py's defaults hold."""
+    names = tuple(tree.names.values())
+    hidden = next((name for name in _HIDDEN if _has_tensors_below(names, name, "0")), None)
+    if hidden is None or not any(_has_tensors_below(names, name, "0") for name in _CRITICS):
+        return None
+    binding = bind(tree, TABLE)
+    if binding is None:
+        return None
+    head = _HIDDEN[hidden]
+    facts = binding.facts._replace(head=head, hidden=_DEFAULTS[head], lacks=(NO_BOUNDS,))
+    unplaced = dict(binding.unplaced)
+    if hidden == _DISCRETE:
+        unplaced["actor"] = (*unplaced.get("actor", ()), "the choice among discrete actions")
+    return replace(binding, facts=facts, unplaced=unplaced)
+
+
+def _has_tensors_below(names: tuple[str, ...], module: str, layer: str) -> bool:
+    return any(name.startswith(f"{module.replace('.', '/')}/{layer}/") for name in names)
+
+
+def _add_metadata(binding: RecognizedAgent, module: PickledModule, hidden: str) -> RecognizedAgent:
+    """Return the binding with what the module's attributes and classes say."""
+    names = [module.activation(each) for each in module.children(hidden) if _is_function(module, each)]
+    facts = binding.facts._replace(head=_HIDDEN[hidden], lacks=())
+    if hidden != "pi.net":
+        last = names.pop() if names else None
+        if last != {"tanh": "tanh", "identity": "linear"}[facts.head]:
+            names.append(None)  # another map of the output
+    strange = () if None not in names else ("activations that are not known",)
+    if hidden == _DISCRETE:
+        strange = (*strange, "the choice among discrete actions")
+    known = tuple(name for name in names if name is not None)
+    if known:
+        facts = facts.read(hidden, activations=known)
+    limit = module.value("pi", "act_limit")
+    if isinstance(limit, int | float) and not isinstance(limit, bool) and 0 < limit < _LARGEST:
+        bounds = (float(limit),) * _count_actions(binding, module.tree)
+        facts = facts.read("act_limit", action_low=tuple(-bound for bound in bounds), action_high=bounds)
+    else:
+        facts = facts._replace(lacks=(NO_BOUNDS,))
+        strange = (*strange, "an act_limit that is no number") if module.has("pi", "act_limit") else strange
+    unplaced = dict(binding.unplaced)
+    if strange:
+        unplaced["actor"] = (*unplaced.get("actor", ()), *strange)
+    return replace(binding, facts=facts, unplaced=unplaced)
+
+
+def _is_function(module: PickledModule, name: str) -> bool:
+    return module.classes[name] != "torch.nn.modules.linear.Linear"
+
+
+def _count_actions(binding: RecognizedAgent, tree: Tree) -> int:
+    """Return the number of actions: the outputs of the policy's last layer."""
+    shapes = [
+        leaf.shape
+        for move in binding.moves.moves
+        if move.target[0].value == "actor"
+        and move.target[-1].value == "kernel"
+        and isinstance(leaf := tree[move.source], Leaf)
+    ]
+    return shapes[-1][0] if shapes else 0
+
+
+def _bind_saved_model(tree: Tree) -> RecognizedAgent | None:
+    """Bind variables by name, without moments; SAC's policy has two heads, the second gives deviations."""
+    tree = Tree({path: leaf for path, leaf in tree.items() if not tree.names[path].endswith(_MOMENTS)})
+    branches: dict[str, str] = {}
+    shapes = _policy(tree)
+    if len(shapes) > 2:
+        (_, before), (last, shape) = shapes[-2:]
+        if before == shape and shapes[-3][1][1] == shape[0] != before[1]:
+            branches[last] = "log_std"
+    return bind(tree, replace(_TF1, branches=branches))
+
+
+def _policy(tree: Tree) -> list[tuple[str, tuple[int, ...]]]:
+    """Return the policy's layers with their kernels' shapes [in, out], in the order of their numbers."""
+    found: list[tuple[str, tuple[int, ...]]] = []
+    for path, leaf in tree.tensors():
+        names = tree.names[path].split("/")
+        if names[:2] == ["main", "pi"] and names[3:] == ["kernel"] and len(leaf.shape) == 2:
+            found.append((names[2], leaf.shape))
+    return sorted(found, key=lambda layer: (len(layer[0]), layer[0]))
+
+
+def plan(binding: RecognizedAgent, agent: Tree, told: Settings) -> Plan:
+    """Return where a canonical agent goes: the state_dict that an MLPActorCritic loads strictly.
+
+    Raise UnsupportedError for networks or an action map that its classes cannot be.
+    """
+    return plan_torch_file(_make_table(binding), binding, agent, told)
+
+
+_WHOSE = "Spinning Up"
+_NOTE = "what is written is the state_dict of the MLPActorCritic, which Spinning Up itself pickles whole"
+
+
+def _chain(place: str, theirs: str, last: str = "", **branches: str) -> NetworkRow:
+    return NetworkRow(place, (), LayerNames(f"{theirs}.{{s}}", last or f"{theirs}.{{s}}", branches))
+
+
+def _make_table(binding: RecognizedAgent) -> WritingTable:
+    if has_value_network(binding):
+        rows = (
+            SingleTensorRow("actor/log_std", (key("pi.log_std"),), (-1,)),
+            _chain("actor", "pi.mu_net"),
+            _chain("value", "v.v_net"),
+        )
+        return WritingTable(
+            _WHOSE, rows, "identity", hidden="tanh", alike=True, needs=("actor", "value"), notes=(_NOTE,)
+        )
+    policy = _chain("actor", "pi.pi")
+    if is_gaussian(binding):
+        policy = _chain("actor", "pi.net", "pi.mu_layer", log_std="pi.log_std_layer")
+    two = count_critics(binding) > 1 or is_gaussian(binding)
+    qs = [_chain("critic/q1", "q1.q"), _chain("critic/q2", "q2.q")] if two else [_chain("critic/q1", "q.q")]
+    return WritingTable(_WHOSE, (policy, *qs), "tanh", alike=True, needs=("actor", "critic"), notes=(_NOTE,))

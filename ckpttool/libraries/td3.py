@@ -1,0 +1,663 @@
+"""TD3: as torch modules, as tf.Module objects, the authors' code (sfujim/TD3) and FastTD3."""
+
+from __future__ import annotations
+
+import re
+import types
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import replace
+
+from ckpttool.core.errors import UnsupportedError
+from ckpttool.core.sidecar import NO_BOUNDS, unknown_fact
+from ckpttool.core.tree import Container, Leaf, Path, Tree, ValueLeaf, attr, display, key
+from ckpttool.libraries import keras_rl, optimizers_read, optimizers_write, schema, tf2rl
+from ckpttool.libraries.optimizers_write import make_tensor_rule
+from ckpttool.libraries.recognize import LayoutTable, bind, is_whole_tree
+from ckpttool.libraries.schema import (
+    AgentLayer,
+    AgentMetadata,
+    AgentNetwork,
+    ObservationNormalizer,
+    RecognizedAgent,
+    add_recurrent_layers,
+    list_distribution_notes,
+)
+from ckpttool.libraries.write import (
+    DICT,
+    LayerNames,
+    NetworkRow,
+    SingleTensorRow,
+    StatisticsRow,
+    WritingTable,
+    count_critics,
+    is_gaussian,
+    merge_plans,
+    plan_torch_file,
+)
+from ckpttool.mapping.layers import SPELLING
+from ckpttool.mapping.rules import (
+    KEEP,
+    Label,
+    Move,
+    Plan,
+    Rule,
+    Settings,
+    ToValue,
+    constant_tensor,
+    object_graph_paths,
+)
+
+# FastTD3's and FastSAC's files: state_dicts of actor, qnet and its target, normalizers, and the arguments.
+#
+# Sources, in github.com/younggyoseo/FastTD3: fast_td3/fast_td3_utils.py (`save_params`;
+# `EmpiricalNormalization`: `(x - mean) / (std + 0.01)`), fast_td3/fast_td3.py (`Actor`: tanh of the last
+# layer; `Critic`: two networks that give the logits of `num_atoms` atoms, whose values are the buffer
+# q_support; ReLU), fast_sac/fast_sac.py, fast_td3/environments (with Isaac Lab an action is multiplied by
+# the argument action_bounds).
+
+_STATISTICS = {"_mean": "mean", "_var": "var", "_std": "std", "count": "count"}
+_NORMALIZERS = {"obs_normalizer_state": "", "critic_obs_normalizer_state": "critic_"}
+
+TABLE = LayoutTable(
+    name="fasttd3",
+    title="FastTD3's and FastSAC's: actor_state_dict, qnet_state_dict, normalizers, args",
+    framework="torch",
+    components={
+        "actor_state_dict": "actor",
+        "qnet_state_dict/qnet1": "critic/q1",
+        "qnet_state_dict/qnet2": "critic/q2",
+        "qnet_target_state_dict/qnet1": "critic_target/q1",
+        "qnet_target_state_dict/qnet2": "critic_target/q2",
+    },
+    optimizers={},
+    counters={"global_step": "global_step"},
+    facts=AgentMetadata(head="affine", hidden="relu", epsilon=1e-5, lacks=(NO_BOUNDS,)),
+    optimizer=optimizers_read.from_torch,
+    branches=schema.LOG_STD,
+    tensors={
+        "qnet_state_dict/q_support": "critic/q_support",
+        "qnet_target_state_dict/q_support": "critic_target/q_support",
+        **{
+            f"{theirs}/{name}": f"normalizer/{whose}{ours}"
+            for theirs, whose in _NORMALIZERS.items()
+            for name, ours in _STATISTICS.items()
+        },
+    },
+)
+
+# SimNormLinear: a dense layer, a norm, and a softmax over groups of numbers.
+_SIMPLICIAL = re.compile(r"\w+_state_dict/.*(fc_head|net/\d+)/(linear|\d+/linear|[a-z_]+)/")
+# A view can be wider than its file.
+_MOST = 1 << 16
+# What the actor explores with; nothing of it makes the action without noise.
+_EXPLORATION = ("noise_scales", "std_min", "std_max")
+
+
+def fasttd3_recognise(tree: Tree, name: str) -> RecognizedAgent | None:  # noqa: ARG001  # the file's name says nothing
+    """Return the way to the canonical agent of a file with the names of `save_params`."""
+    top = {path[0].value for path in tree if path}
+    if not {"actor_state_dict", "qnet_state_dict"} <= top:
+        return None
+    binding = bind(tree, TABLE)
+    if binding is None:
+        return None
+    for component, entry in {"actor": "actor_state_dict", "critic": "qnet_state_dict"}.items():
+        if any(_SIMPLICIAL.match(tree.names[path]) for path, _ in tree.tensors() if path[0] == key(entry)):
+            binding = binding.refused(component, "a simplicial embedding (sim_type)")
+    behind = frozenset(path for path in tree if _is_unused(path))
+    binding = binding.without({tree.names[path] for path in behind}).noted(
+        *list_distribution_notes(binding, tree)
+    )
+    return replace(
+        binding,
+        facts=_add_normalizer(_add_arguments(binding.facts, tree), tree),
+        consumed=binding.consumed | behind,
+    )
+
+
+def _is_unused(path: Path) -> bool:
+    return path[0] == key("args") or (path[0] == key("actor_state_dict") and path[1].value in _EXPLORATION)
+
+
+def _add_arguments(facts: AgentMetadata, tree: Tree) -> AgentMetadata:
+    """Return the facts with what the arguments say: the environment, and whether it scales actions."""
+    said = {
+        path[1].value: leaf.value for path, leaf in tree.plain() if path[0] == key("args") and len(path) == 2
+    }
+    env, width = said.get("env_name"), _count_actions(tree)
+    if not isinstance(env, str) or width is None or width > _MOST:
+        return facts
+    high = 1.0
+    if env.startswith("Isaac-"):
+        given = said.get("action_bounds")
+        if not isinstance(given, int | float):
+            return facts
+        high = float(given)
+    facts = facts._replace(lacks=()).read("args", action_low=(-high,) * width, action_high=(high,) * width)
+    # Those of HumanoidBench are Gymnasium's; other names are of other suites.
+    return facts.read("args", env=env) if env.startswith(("h1hand-", "h1-")) else facts
+
+
+def _count_actions(tree: Tree) -> int | None:
+    for path, leaf in tree.tensors():
+        named = path[0] == key("actor_state_dict") and path[-1].value in ("fc_mu.0.weight", "fc_mu.weight")
+        if named and len(leaf.shape) == 2:
+            return leaf.shape[0]
+    return None
+
+
+def _add_normalizer(facts: AgentMetadata, tree: Tree) -> AgentMetadata:
+    where = "obs_normalizer_state"
+    mean, std = (tree.get((key(where), key(name))) for name in ("_mean", "_std"))
+    if not isinstance(mean, Leaf) or not isinstance(std, Leaf):
+        return facts
+    return facts.read(where, norm=ObservationNormalizer(mean, std=std, epsilon=1e-2, outside=True))
+
+
+def fasttd3_plan(binding: RecognizedAgent, agent: Tree, told: Settings) -> Plan:
+    """Return where a canonical agent goes: `save_params`'s dict, without the arguments of the training.
+
+    FastSAC's with a deviation that depends on the observation, else FastTD3's, whose critics give the logits
+    of atoms: raise UnsupportedError for other critics, and for an action map that is not tanh's.
+    """
+    soft = is_gaussian(binding)
+    atoms = isinstance(agent.get((attr("critic"), attr("q_support"))), Leaf)
+    if count_critics(binding) and not soft and not atoms:
+        raise UnsupportedError("FastTD3's critics give the logits of atoms, this agent's give values")
+    return plan_torch_file(_make_table(soft=soft), binding, agent, told)
+
+
+_ACTOR = key("actor_state_dict")
+_QNETS = {"critic": key("qnet_state_dict"), "critic_target": key("qnet_target_state_dict")}
+# fast_td3.py, Actor.__init__: the bounds of the noise's scale, and its scale in one environment.
+_BUFFERS = {"noise_scales": ((1, 1), 0.05), "std_min": ((), 0.05), "std_max": ((), 0.8)}
+_ARGS = "the arguments of the training are not written: FastTD3 takes sizes and environment from them"
+
+
+def _normalizer_row(entry: str, whose: str) -> StatisticsRow:
+    places = {ours: (key(entry), key(theirs)) for theirs, ours in _STATISTICS.items()}
+    return StatisticsRow(places, "float32", (1, -1), epsilon=1e-2, outside=True, whose=whose)
+
+
+def _make_table(*, soft: bool) -> WritingTable:
+    rows: list[NetworkRow | SingleTensorRow | StatisticsRow] = []
+    if not soft:
+        rows += [
+            SingleTensorRow(
+                f"actor/{name}", (_ACTOR, key(name)), default=constant_tensor("float32", shape, value)
+            )
+            for name, (shape, value) in _BUFFERS.items()
+        ]
+    mean, spread = ("fc_mu", {"log_std": "fc_logstd"}) if soft else ("fc_mu.0", {})
+    rows.append(NetworkRow("actor", (_ACTOR,), LayerNames("net.{s}", mean, spread)))
+    for component, entry in _QNETS.items():
+        if not soft:
+            rows.append(SingleTensorRow(f"{component}/q_support", (entry, key("q_support"))))
+        rows += [
+            NetworkRow(f"{component}/q{n}", (entry,), LayerNames(f"qnet{n}.net.{{s}}", f"qnet{n}.net.{{s}}"))
+            for n in (1, 2)
+        ]
+    rows += [_normalizer_row(entry, whose) for entry, whose in _NORMALIZERS.items()]
+    return WritingTable(
+        "FastSAC" if soft else "FastTD3",
+        rows,
+        "affine",
+        depth=4,
+        counters={"global_step": (key("global_step"),)},
+        needs=("actor", "critic"),
+        values=soft,
+        containers={(key(entry),): DICT for entry in _NORMALIZERS},
+        constants={(key("global_step"),): ValueLeaf(0)},
+        notes=(_ARGS,),
+    )
+
+
+FASTTD3 = types.SimpleNamespace(recognise=fasttd3_recognise, TABLE=TABLE, plan=fasttd3_plan)
+
+
+# The TD3 authors' own files: PREFIX_actor, PREFIX_critic and their optimizers, layers l1 to l6.
+#
+# Source: github.com/sfujim/TD3, TD3.py, `TD3.save` and the classes Actor and Critic: an action is max_action
+# (one number) times tanh; the critic keeps Q1 in l1..l3 and Q2 in l4..l6; targets and the update counter are
+# not saved. In DDPG.py the critic's l2 takes the action. github.com/sfujim/TD3_BC, main.py, normalises
+# observations with the dataset's mean and std, which it does not save. Copies of the program keep two critics
+# in files of their own (`_critic_1`) and save the targets.
+
+# `crtic` is how one much-copied program spells it.
+_SPLIT = {f"{name}{n}": f"q{n}" for name in ("critic_", "crtic_", "critic") for n in (1, 2)}
+
+FUJIMOTO_TABLE = LayoutTable(
+    name="fujimoto",
+    title="TD3 authors' files: PREFIX_actor, PREFIX_critic, ... (or one of them)",
+    framework="torch",
+    components={
+        "actor": "actor",
+        "critic": "critic",
+        "actor_target": "actor_target",
+        "critic_target": "critic_target",
+        **{theirs: f"critic/{q}" for theirs, q in _SPLIT.items()},
+        **{f"{theirs}_target": f"critic_target/{q}" for theirs, q in _SPLIT.items()},
+    },
+    optimizers={
+        "actor_optimizer": "actor_optimizer",
+        "critic_optimizer": "critic_optimizer",
+        **{f"{theirs}_optimizer": f"critic_optimizer/{q}" for theirs, q in _SPLIT.items()},
+    },
+    counters={},
+    facts=AgentMetadata(head="tanh", hidden="relu", epsilon=1e-5, lacks=(NO_BOUNDS,)),
+    optimizer=optimizers_read.from_torch,
+    late=True,
+    seen="TD3 on HalfCheetah, two seeds of a public run; split critics on BipedalWalker and LunarLander",
+)
+
+# What makes the targets that the files lack (TD3.py, `load`: actor_target = copy.deepcopy(actor)).
+COPIES_TARGETS = "the authors' load()"
+_LAYER = re.compile(r"l[1-9]\.(weight|bias)")
+_MORE = frozenset(
+    ("total_it", "actor_target", "critic_target", "value", "value_target", "normalizer", "log_alpha")
+)
+_MEMBER = re.compile(r"actor|cri?tic")
+_FUJIMOTO_STATISTICS = unknown_fact(
+    "observation statistics", "the mean and std of the dataset that observations were normalised with"
+)
+
+
+def fujimoto_recognise(tree: Tree, name: str) -> RecognizedAgent | None:
+    """Return the way to the canonical agent of a set of files, or of one actor or critic file.
+
+    A set has layers named by the authors; one file tells what it is by its name (`..._critic`), and
+    without such a name six layers are a critic, three an actor.
+    """
+    stored = [str(step.value) for path in tree for step in path if _LAYER.fullmatch(str(step.value))]
+    if not stored:
+        return None
+    first = next(iter(tree))
+    if len(first) == 1 and all(_LAYER.fullmatch(str(path[0].value)) for path in tree):
+        return _add_file_metadata(_single(tree, _component(stored, name)), name)
+    top = {str(path[0].value) for path in tree if path}
+    if top & _MORE and not top & _SPLIT.keys():
+        return None  # one dict with targets and what else an agent has: td3_torch
+    return _add_file_metadata(bind(tree, FUJIMOTO_TABLE), name)
+
+
+def _add_file_metadata(binding: RecognizedAgent | None, name: str) -> RecognizedAgent | None:
+    """Return the binding with what the file's name says: TD3_BC's agents need statistics."""
+    if binding is None or not name.startswith("TD3_BC"):
+        return binding
+    return replace(binding, facts=binding.facts.lacking(_FUJIMOTO_STATISTICS))
+
+
+def _component(stored: list[str], name: str) -> str:
+    members = _MEMBER.findall(name)
+    if members:
+        return "actor" if members[-1] == "actor" else "critic"
+    return "critic" if "l4.weight" in stored else "actor"
+
+
+def _single(tree: Tree, component: str) -> RecognizedAgent | None:
+    binding = bind(tree.under((key(component),)), FUJIMOTO_TABLE)
+    if binding is None:
+        return None
+    evidence = f"one {component} file with l1, l2, ..."
+    return replace(binding.moved(lambda path: path[1:]), evidence=evidence)
+
+
+def fujimoto_plan(binding: RecognizedAgent, agent: Tree, told: Settings) -> Plan:
+    """Return where a canonical agent goes: four files that the authors' `TD3.load` takes.
+
+    Targets, counters, statistics and a Gaussian's second head have no place there and stay behind. Raise
+    UnsupportedError for networks or an action map that their classes cannot be.
+    """
+    heads = {part.title: len(part.layers) for part in binding.parts if part.component == "critic"}
+    rows = [NetworkRow("actor", (key("actor"),), _LAYERS)]
+    first = 1
+    for number in (1, 2):
+        title = f"critic/q{number}"
+        if title in heads:
+            rows.append(NetworkRow(title, (key("critic"),), _LAYERS._replace(first=first)))
+            first += heads[title]
+    writing = WritingTable(
+        "the TD3 authors' program",
+        rows,
+        "tanh",
+        optimizers={name: (key(name),) for name in schema.OPTIMIZED},
+        needs=("actor", "critic"),
+        late=True,
+        notes=_notes(binding, agent),
+    )
+    return plan_torch_file(writing, binding, agent, told)
+
+
+_LAYERS = LayerNames("l{n}", "l{n}")
+
+
+def _notes(binding: RecognizedAgent, agent: Tree) -> tuple[str, ...]:
+    """Say what `TD3.load` does without, and what it cannot do without."""
+    notes = []
+    if {part.component for part in binding.parts} & {"actor_target", "critic_target"}:
+        notes.append("on loading, targets are copies of the online networks")
+    absent = [name for name in schema.OPTIMIZED if not any(path[0] == attr(name) for path in agent)]
+    if absent:
+        notes.append(f"the source has no {', '.join(absent)}, whose file `TD3.load` opens")
+    return tuple(notes)
+
+
+FUJIMOTO = types.SimpleNamespace(
+    COPIES_TARGETS=COPIES_TARGETS, recognise=fujimoto_recognise, TABLE=FUJIMOTO_TABLE, plan=fujimoto_plan
+)
+
+
+# The TD3 authors' agent ported to TensorFlow: one object with networks and optimizers as attributes.
+
+# Tensors of a network that are no layer's: a deviation for all observations, the values of atoms.
+_BARE = ("actor/log_std", "actor/std", "actor_target/log_std", "critic/q_support", "critic_target/q_support")
+
+# Statistics of what a critic alone observes: those of the policy's observations are in the sidecar.
+_SEEN = tuple(f"{schema.NORMALIZER}/critic_{name}" for name in schema.STATISTICS)
+
+TF_TABLE = LayoutTable(
+    name="td3_tf",
+    title="TD3/DDPG agent object saved by tf.train.Checkpoint (TF-Eager port, tf2rl)",
+    framework="tensorflow",
+    components={name: name for name in (*schema.NETWORKS, *schema.VALUES)},
+    optimizers={name: name for name in schema.OPTIMIZERS},
+    counters={
+        "total_it": "total_it",
+        "_it": "total_it",
+        "save_counter": "save_counter",
+        "num_timesteps": "num_timesteps",
+    },
+    facts=AgentMetadata(head="tanh", hidden="relu", epsilon=1e-3),
+    optimizer=optimizers_read.from_keras,
+    rooted=True,
+    late=True,
+    branches=schema.BRANCHES,
+    tensors={
+        **{name: f"temperature/{name}" for name in ("log_alpha", "alpha")},
+        **{name: name for name in _BARE},
+        **{name.partition("/")[2]: name for name in _SEEN},
+    },
+    seen="sample_ckpts/td3_pendulum_tf",
+)
+
+
+# The attribute of tf.train.Checkpoint under which the agent stands, as in Checkpoint(policy=agent).
+ROOT = attr("policy")
+SAVES = (attr("save_counter"),)  # tf.train.Checkpoint's own
+_ACME = frozenset(("target_policy", "target_critic"))
+
+
+def recognise(tree: Tree, name: str) -> RecognizedAgent | None:
+    """Return the tree's way to the canonical agent if its networks are named so."""
+    if name.endswith(keras_rl.SUFFIX) or any(
+        _ACME & set(each.split("/")[:2]) for each in tree.names.values()
+    ):
+        return None
+    binding = bind(tree, TF_TABLE)
+    if binding is None or not is_whole_tree(binding, tree):
+        return None
+    found = add_recurrent_layers(binding, tree, TF_TABLE.framework)
+    return found if _is_agent(found, tree) else None
+
+
+def _is_agent(binding: RecognizedAgent, tree: Tree) -> bool:
+    """Return whether the checkpoint holds more than a chain of layers that anyone may call `actor`."""
+    return (
+        bool(binding.fronts)
+        or any(not part.acts for part in binding.parts)
+        or any(path[0] == ROOT for path in tree)
+    )
+
+
+def companions(location: str) -> Sequence[str]:
+    """Return the file of arguments that tf2rl's trainer writes beside its checkpoints."""
+    return tf2rl.list_argument_files(location)
+
+
+def told_by(binding: RecognizedAgent, file: str, tree: Tree) -> RecognizedAgent:
+    """Return the binding with the environment that the arguments name."""
+    return tf2rl.read_argument_file(binding, file, tree)
+
+
+def tf_plan(binding: RecognizedAgent, agent: Tree, told: Settings) -> Plan:
+    """Return where a canonical agent goes: `tf.train.Checkpoint(policy=agent)` with Keras 3 layers.
+
+    Layers keep the names and the order that their source gave them; those of a torch Sequential are a Keras
+    Sequential's, whose activations are arguments of its layers.
+    """
+    weights = (*_order_weights(binding, agent), *_move_single_tensors(agent))
+    labels = {m.target: Label("parameter", display(m.target[1:])) for m in weights}
+    state = _optimizers(weights, binding, agent, told)
+    counters = tuple(_counters(agent))
+    labels |= {move.target: Label("counter", display(move.target[-1:])) for move in counters}
+    networks = {move.source[0].value for move in weights}
+    absent = [name for name in schema.NETWORKS if name not in networks]
+    return Plan(
+        (*weights, *(move for each in state for move in each.moves), *counters),
+        {path: leaf for each in state for path, leaf in each.added.items()},
+        aliases={path: others for each in state for path, others in each.aliases.items()},
+        labels=labels | {path: label for each in state for path, label in each.labels.items()},
+        assumed=tuple(line for each in state for line in each.assumed),
+        missing=tuple(name for each in state for name in each.missing),
+        consumed=(
+            *(path for path in agent if schema.mapped_by_sidecar(path)),
+            *(path for each in state for path in each.consumed),
+        ),
+        notes=(
+            *((f"the source has no {', '.join(absent)}",) if absent else ()),
+            *(note for each in state for note in each.notes),
+        ),
+        told={name: settings for each in state for name, settings in each.told.items()},
+    )
+
+
+def _order_weights(binding: RecognizedAgent, agent: Tree) -> tuple[Move, ...]:
+    order = {move.target: number for number, move in reversed(tuple(enumerate(binding.moves.moves)))}
+    flat: list[tuple[Path, tuple[str, ...], str]] = []
+    for component in (*schema.NETWORKS, *schema.VALUES):
+        parts = [part for part in binding.parts if part.component == component]
+        apart = schema.has_duplicate_layer_names(parts)
+        found = [layer for part in parts for layer in _layers(part, agent, named=apart) if layer]
+        bare = (tuple(map(attr, name.split("/"))) for name in _BARE if name.startswith(f"{component}/"))
+        flat += [(path, (component, str(path[-1].value)), "") for path in bare if path in agent]
+        for layer in sorted(found, key=lambda layer: min(order[source] for source, _, _ in layer)):
+            flat += layer
+    paths = object_graph_paths((str(ROOT.value), *name) for _, name, _ in flat)
+    moves = []
+    for source, name, kind in flat:
+        rule: Rule = KEEP
+        if kind:
+            weights = SPELLING["tensorflow", kind].weights
+            rule = next(w.to_canonical for w in weights if w.name == name[-1]).inverse(agent[source])
+        moves.append(Move(source, paths[str(ROOT.value), *name], rule))
+    return tuple(moves)
+
+
+def _move_single_tensors(agent: Tree) -> Iterator[Move]:
+    """Go through the tensors that belong to no network: the temperature, a critic's statistics."""
+    for path in agent:
+        if path[0] == attr(schema.TEMPERATURE) or display(path) in _SEEN:
+            yield Move(path, (ROOT, *path[1:]), KEEP)
+
+
+def _layers(
+    part: AgentNetwork, agent: Tree, *, named: bool
+) -> Iterator[list[tuple[Path, tuple[str, ...], str]]]:
+    """Go through the layers: of each its tensors' canonical paths, their edges below the agent, its kind."""
+    sequential = all(layer.name and layer.name[-1].isdigit() for layer in part.layers)
+    above = (part.head,) if named and part.head is not None else ()
+    placed: list[tuple[int | str, AgentLayer]] = [*enumerate(part.layers), *part.branches]
+    for position, layer in placed:
+        name = (*above, *schema.get_written_name(position, layer))
+        if sequential and isinstance(position, int):
+            # keras/src/models/sequential.py: the input layer is number 0.
+            name = (*name[:-1], "_functional", "_operations", str(position + 1))
+        yield [
+            (source, (part.component, *name, weight.name), layer.kind)
+            for weight in SPELLING["tensorflow", layer.kind].weights
+            if (source := schema.canonical_weight_path(part, position, weight.canonical)) in agent
+        ]
+
+
+def _optimizers(
+    weights: tuple[Move, ...], binding: RecognizedAgent, agent: Tree, told: Settings
+) -> list[Plan]:
+    present = [name for name in schema.OPTIMIZERS if any(path[0] == attr(name) for path in agent)]
+    return [
+        optimizers_write.KerasOptimizerWriter(
+            name,
+            f"adam_{number}" if number else "adam",
+            [move for move in weights if schema.is_trained_by(name, move.source)],
+            agent,
+            (ROOT, attr(name)),
+            told.get(name, {}),
+            binding.defaults,
+        ).plan()
+        for number, name in enumerate(present)
+    ]
+
+
+def _counters(agent: Tree) -> Iterator[Move]:
+    for path in agent:
+        if len(path) == 1:
+            yield Move(path, path if path == SAVES else (ROOT, *path), make_tensor_rule(agent[path], "int64"))
+
+
+TF = types.SimpleNamespace(
+    SAVES=SAVES,
+    companions=companions,
+    recognise=recognise,
+    told_by=told_by,
+    ROOT=ROOT,
+    TABLE=TF_TABLE,
+    plan=tf_plan,
+)
+
+
+# One PyTorch file per agent: a dict with a state_dict for each network and optimizer, and counters.
+#
+# This is what `convert --to torch` writes for an agent, and what examples/train_td3.py saves.
+
+_COUNTERS = ("total_it", "save_counter", "num_timesteps", "iter", "global_step")
+_TORCH_STATISTICS = [f"{whose}{name}" for whose in ("", "critic_") for name in schema.STATISTICS]
+_ALONE = ("actor/log_std", "actor/std", "actor_target/log_std", "critic/q_support", "critic_target/q_support")
+
+TORCH_TABLE = LayoutTable(
+    name="td3_torch",
+    title="TD3/DDPG/SAC agent as one dict of state_dicts (actor, critic, targets, optimizers)",
+    framework="torch",
+    components={name: name for name in (*schema.NETWORKS, *schema.VALUES)},
+    optimizers={name: name for name in schema.OPTIMIZERS},
+    counters={name: name for name in _COUNTERS},
+    facts=AgentMetadata(head="tanh", hidden="relu", epsilon=1e-5),
+    optimizer=optimizers_read.from_torch,
+    branches=schema.BRANCHES,
+    late=True,
+    tensors={
+        "log_alpha": "temperature/log_alpha",
+        "alpha": "temperature/alpha",
+        **{f"normalizer/{n}": f"normalizer/{n}" for n in _TORCH_STATISTICS},
+        **{name: name for name in _ALONE},
+    },
+    seen="sample_ckpts/td3_pendulum_torch",
+)
+
+_DICT, _ORDERED = Container("dict"), Container("OrderedDict")
+_TORCH_SPLIT = re.compile(r"cri?tic_?[12]")
+_THEIRS = re.compile(r"l[1-9]\.(weight|bias)")
+# Without any of these it is the authors' set of files if layers are called as theirs; the latter only beside
+# an actor.
+_OURS = frozenset(("total_it", "actor_target"))
+_ALSO = frozenset(("critic_target", *schema.VALUES, schema.NORMALIZER, "log_alpha"))
+
+
+def torch_recognise(tree: Tree, name: str) -> RecognizedAgent | None:  # noqa: ARG001  # the file's name says nothing
+    """Return the way to the canonical agent if the dict's entries are named so."""
+    top = {path[0].value for path in tree if 0 < len(path) < 3}
+    theirs = any(_THEIRS.match(str(path[-1].value)) for path in tree if len(path) == 2)
+    bare = not theirs and ("critic" in top or top == {"actor"})
+    alone = not theirs and top == {"critic"}
+    if not (top & _OURS or alone or ("actor" in top and (top & _ALSO or bare))):
+        return None
+    if any(_TORCH_SPLIT.fullmatch(str(path[0].value)) for path in tree if path):
+        return None  # with critics apart too
+    binding = bind(tree, TORCH_TABLE)
+    if binding is None or not is_whole_tree(binding, tree):
+        return None
+    return add_recurrent_layers(binding, tree, TORCH_TABLE.framework)
+
+
+def plan(binding: RecognizedAgent, agent: Tree, told: Settings) -> Plan:
+    """Return where a canonical agent goes: layers keep the names and the order that their source gave them.
+
+    `told` are the optimizers' settings that are known from elsewhere (a sidecar).
+    """
+    order = {move.target: number for number, move in enumerate(binding.moves.moves)}
+    moves: list[Move] = []
+    single = list(_move_named_tensors(agent))
+    containers: dict[Path, Container] = {(): _DICT}
+    for component in (*schema.NETWORKS, *schema.VALUES):
+        parts = [part for part in binding.parts if part.component == component]
+        apart = schema.has_duplicate_layer_names(parts)
+        layers = [move for part in parts for move in _move_layers(part, agent, named=apart)]
+        # Layers in the order of the file, but weight before bias in each: so torch counts parameters.
+        layers.sort(key=lambda layer: min(order[move.source] for move in layer))
+        if layers:
+            containers[key(component),] = _ORDERED
+            # torch lists a module's own parameters before those of its layers.
+            moves += [move for move in single if move.target[0] == key(component)]
+            moves += [move for layer in layers for move in layer]
+    moves += [move for move in single if move not in moves]
+    for move in single:
+        if len(move.target) > 1:
+            containers.setdefault(move.target[:1], _DICT)
+    weights = Plan(
+        tuple(moves),
+        containers=containers,
+        consumed=tuple(path for path in agent if schema.mapped_by_sidecar(path)),
+        notes=_note_absent_networks(containers),
+    )
+    states = [
+        optimizers_write.TorchOptimizerWriter(
+            name,
+            [move for move in moves if schema.is_trained_by(name, move.source)],
+            agent,
+            told.get(name, {}),
+            binding.defaults,
+        ).plan()
+        for name in schema.OPTIMIZERS
+        if any(path[0] == attr(name) for path in agent)
+    ]
+    counters = (Move(path, (key(path[0].value),), ToValue()) for path in agent if len(path) == 1)
+    return merge_plans(weights, *states, Plan(tuple(counters)))
+
+
+def _note_absent_networks(containers: Collection[Path]) -> tuple[str, ...]:
+    absent = [name for name in schema.NETWORKS if (key(name),) not in containers]
+    return (f"the source has no {', '.join(absent)}",) if absent else ()
+
+
+def _move_named_tensors(agent: Tree) -> Iterator[Move]:
+    """Go through the tensors that are no layer's: they are entries by their canonical names."""
+    names = {ours: theirs for theirs, ours in TORCH_TABLE.tensors.items()}
+    for path in agent:
+        name = names.get(display(path))
+        if name is not None:
+            yield Move(path, tuple(map(key, name.split("/"))), KEEP)
+
+
+def _move_layers(part: AgentNetwork, agent: Tree, *, named: bool) -> Iterator[list[Move]]:
+    above = (part.head,) if named and part.head is not None else ()
+    placed: list[tuple[int | str, AgentLayer]] = [*enumerate(part.layers), *part.branches]
+    for position, layer in placed:
+        moves = []
+        for weight in SPELLING["torch", layer.kind].weights:
+            source = schema.canonical_weight_path(part, position, weight.canonical)
+            if source in agent:
+                name = (*above, *schema.get_written_name(position, layer), weight.name)
+                target = (key(part.component), key(".".join(name)))
+                moves.append(Move(source, target, weight.to_canonical.inverse(agent[source])))
+        yield moves
+
+
+TORCH = types.SimpleNamespace(recognise=torch_recognise, TABLE=TORCH_TABLE, plan=plan)

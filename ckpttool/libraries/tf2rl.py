@@ -1,0 +1,193 @@
+"""tf2rl."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Sequence
+from dataclasses import replace
+
+from ckpttool.core.errors import UnsupportedError
+from ckpttool.core.sidecar import NO_BOUNDS
+from ckpttool.core.tree import Tree, ValueLeaf, attr, key
+from ckpttool.libraries import optimizers_read
+from ckpttool.libraries.optimizers_write import LegacyKerasOptimizerWriter
+from ckpttool.libraries.recognize import LayoutTable, bind
+from ckpttool.libraries.schema import AgentMetadata, RecognizedAgent
+from ckpttool.libraries.write import (
+    KERAS,
+    LayerNames,
+    NetworkRow,
+    SingleTensorRow,
+    WritingTable,
+    count_critics,
+    is_gaussian,
+    make_edge_path,
+    parse_edge_path,
+    plan_object_graph,
+)
+from ckpttool.mapping.rules import Plan, Settings
+
+# The arguments of a run of tf2rl, `args.txt` beside its checkpoints: of them only the environment is used.
+#
+# Source: github.com/keiohta/tf2rl, tf2rl/misc/prepare_output_dir.py: the command's arguments as JSON. Its
+# examples call the environment `env_name`.
+
+_NAME = "args.txt"
+_KEYS = ("env_name", "env_id", "env")
+# A plain id of an environment: what stands before a colon would be imported.
+_ENV = re.compile(r"(?:[A-Za-z0-9_-]+/)?[A-Za-z0-9_.-]+")
+
+
+def list_argument_files(location: str) -> Sequence[str]:
+    """Return the file of arguments in the checkpoint's folder."""
+    return (os.path.join(os.path.dirname(location), _NAME),)
+
+
+def read_argument_file(binding: RecognizedAgent, file: str, tree: Tree) -> RecognizedAgent:
+    """Return the binding with the environment that the arguments name, the same one if they name none."""
+    for name in _KEYS:
+        leaf = tree.get((key(name),))
+        env = plain_id(leaf.value) if isinstance(leaf, ValueLeaf) else None
+        if env is not None:
+            return replace(binding, facts=binding.facts.read(os.path.basename(file), env=env))
+    return binding
+
+
+def plain_id(value: object) -> str | None:
+    """Return the value if it is the plain id of an environment, None for anything else."""
+    return value if isinstance(value, str) and _ENV.fullmatch(value) else None
+
+
+# tf2rl's SAC agents; its TD3 and DDPG have the names of layout td3_tf.
+#
+# Sources in github.com/keiohta/tf2rl: tf2rl/experiments/trainer.py (`tf.train.Checkpoint(policy=...)`);
+# tf2rl/algos/sac.py (CriticQ, until 1.0 a value of the state too: CriticV);
+# tf2rl/policies/tfp_gaussian_actor.py, GaussianActor: an action without noise is max_action times tanh of
+# `out_mean`. Hidden layers are ReLU: `base_layers`, in older versions `l1` and `l2`.
+
+TABLE = LayoutTable(
+    name="tf2rl",
+    title="tf2rl's SAC: actor with out_mean and out_logstd, qf1, qf2 (its TD3 and DDPG are td3_tf)",
+    framework="tensorflow",
+    components={
+        "actor": "actor",
+        "qf1": "critic/q1",
+        "qf2": "critic/q2",
+        "qf1_target": "critic_target/q1",
+        "qf2_target": "critic_target/q2",
+        "vf": "value",
+        "vf_target": "value_target",
+    },
+    optimizers={
+        "actor_optimizer": "actor_optimizer",
+        "qf1_optimizer": "critic_optimizer/q1",
+        "qf2_optimizer": "critic_optimizer/q2",
+        "vf_optimizer": "value_optimizer",
+        "alpha_optimizer": "temperature_optimizer",
+    },
+    counters={"save_counter": "save_counter"},
+    facts=AgentMetadata(head="tanh", hidden="relu", epsilon=1e-3, lacks=(NO_BOUNDS,)),
+    optimizer=optimizers_read.from_keras,
+    rooted=True,
+    seen="SAC trained and saved by 0.2.0, 1.0.0 and 1.1.5 under TensorFlow 2.21 with Keras 2",
+    branches={"out_logstd": "log_std", "out_log_std": "log_std"},
+    tensors={"log_alpha": "temperature/log_alpha"},
+)
+
+
+def recognise(tree: Tree, name: str) -> RecognizedAgent | None:  # noqa: ARG001  # a prefix's name says nothing
+    """Return the way to the canonical agent if the policy's last layer and the critics are called so."""
+    ends = {tuple(each.split("/")[-3:-1]) for each in tree.names.values()}
+    if ("actor", "out_mean") not in ends or not any("qf1" in each.split("/") for each in tree.names.values()):
+        return None
+    binding = bind(tree, TABLE)
+    return None if binding is None else _drop_alpha(binding, tree)
+
+
+def _drop_alpha(binding: RecognizedAgent, tree: Tree) -> RecognizedAgent:
+    """Return the binding without the variable in which 1.0 and before keep exp(log_alpha) as well."""
+    logs = [move.source for move in binding.moves.moves if move.target[-1] == attr("log_alpha")]
+    alpha = {(*path[:-1], attr("alpha")) for path in logs} & tree.leaves.keys()
+    return replace(binding, consumed=binding.consumed | alpha)
+
+
+def companions(location: str) -> Sequence[str]:
+    """Return the file of arguments that the trainer writes beside its checkpoints."""
+    return list_argument_files(location)
+
+
+def told_by(binding: RecognizedAgent, file: str, tree: Tree) -> RecognizedAgent:
+    """Return the binding with the environment that the arguments name."""
+    return read_argument_file(binding, file, tree)
+
+
+_WHOSE = "tf2rl"
+_MLP = LayerNames("l{n}", "l{n}")
+# tf2rl/algos/td3.py, Critic: both Q-functions in one module.
+_SECOND = _MLP._replace(first=4)
+_DEPTH = 3
+_SAC = LayerNames("base_layers/{i}", "out_mean", {"log_std": "out_logstd"})
+_Q = LayerNames("base_layers/{i}", "out_layer")
+
+
+def plan(binding: RecognizedAgent, agent: Tree, told: Settings) -> Plan:
+    """Return where a canonical agent goes: what the trainer's `tf.train.Checkpoint(policy=agent)` restores.
+
+    A Gaussian policy is a SAC of 1.1, another a TD3 or with one Q-function a DDPG, whose classes have three
+    layers each. Optimizers are those of Keras 2 up to 2.10, which tf2rl has. Raise UnsupportedError for
+    networks that its classes cannot be.
+    """
+    if is_gaussian(binding):
+        return plan_object_graph(_sac(), binding, agent, told, LegacyKerasOptimizerWriter)
+    deep = [
+        part.title for part in binding.parts if len(part.layers) != _DEPTH and part.component in TABLE_TD3
+    ]
+    if deep:
+        raise UnsupportedError("tf2rl's TD3 and DDPG have networks of three layers", found=", ".join(deep))
+    twin = count_critics(binding) > 1
+    rows = [NetworkRow(name, parse_edge_path(f"policy/{name}"), _MLP) for name in ("actor", "actor_target")]
+    for name in ("critic", "critic_target"):
+        rows.append(NetworkRow(f"{name}/q1", parse_edge_path(f"policy/{name}"), _MLP))
+        rows += [NetworkRow(f"{name}/q2", parse_edge_path(f"policy/{name}"), _SECOND)] if twin else []
+    made = WritingTable(
+        _WHOSE,
+        rows,
+        "tanh",
+        optimizers={
+            name: parse_edge_path(f"policy/{name}") for name in ("actor_optimizer", "critic_optimizer")
+        },
+        counters={"save_counter": parse_edge_path("save_counter")}
+        | ({"total_it": parse_edge_path("policy/_it")} if twin else {}),
+        needs=("actor", "critic"),
+        kinds=KERAS,
+        path=make_edge_path,
+    )
+    return plan_object_graph(made, binding, agent, told, LegacyKerasOptimizerWriter, "int32")
+
+
+TABLE_TD3 = frozenset(("actor", "actor_target", "critic", "critic_target"))
+
+
+def _sac() -> WritingTable:
+    return WritingTable(
+        _WHOSE,
+        [
+            NetworkRow("actor", parse_edge_path("policy/actor"), _SAC),
+            *(NetworkRow(ours, parse_edge_path(f"policy/{theirs}"), _Q) for theirs, ours in _QS.items()),
+            SingleTensorRow("temperature/log_alpha", parse_edge_path("policy/log_alpha"), (), optional=True),
+        ],
+        "tanh",
+        optimizers={
+            ours: parse_edge_path(f"policy/{theirs}")
+            for theirs, ours in TABLE.optimizers.items()
+            if ours != "value_optimizer"
+        },
+        counters={"save_counter": parse_edge_path("save_counter")},
+        needs=("actor", "critic"),
+        kinds=KERAS,
+        path=make_edge_path,
+    )
+
+
+_QS = {theirs: ours for theirs, ours in TABLE.components.items() if theirs.startswith("qf")}

@@ -1,0 +1,411 @@
+"""TF-Agents."""
+
+from __future__ import annotations
+
+import math
+import os
+import struct
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from ckpttool.core.sidecar import NO_ACTIVATIONS, NO_BOUNDS, NO_STATISTICS
+from ckpttool.core.tree import Alias, Leaf, Path, PathStep, Tree, ValueLeaf, attr, display, index, key
+from ckpttool.libraries import optimizers_read
+from ckpttool.libraries.optimizers_write import LegacyKerasOptimizerWriter
+from ckpttool.libraries.recognize import LayoutTable, bind
+from ckpttool.libraries.schema import AgentMetadata, ObservationNormalizer, RecognizedAgent
+from ckpttool.libraries.write import (
+    KERAS,
+    LayerNames,
+    NetworkRow,
+    SingleTensorRow,
+    WritingTable,
+    count_critics,
+    is_gaussian,
+    make_edge_path,
+    make_number,
+    parse_edge_path,
+    plan_object_graph,
+)
+from ckpttool.mapping.rules import Plan, Settings
+
+# What TF-Agents tells of a policy besides its networks: the action's bounds, the observations' statistics.
+#
+# Sources in github.com/tensorflow/agents: tf_agents/policies/policy_saver.py (`policy_specs.pbtxt`, a
+# StructuredValue of tensorflow/core/protobuf/struct.proto as text: tf_agents/specs/tensor_spec.py,
+# to_pbtxt_file); tf_agents/utils/tensor_normalizer.py (StreamingTensorNormalizer: `_m2` over `_count` is the
+# variance; EMATensorNormalizer: moving averages of both; `normalize`: epsilon 1e-3 inside the root, limited
+# to [-5, 5]).
+
+_FILE = "policy_specs.pbtxt"
+_EPSILON, _CLIP = 1e-3, 5.0
+# tensorflow/core/framework/tensor.proto: numbers stand in a field of their type, or all as bytes.
+_TYPES = {"DT_FLOAT": ("f", "float_val"), "DT_DOUBLE": ("d", "double_val")}
+_MOST = 10_000
+
+
+@dataclass(frozen=True, slots=True)
+class _Quotient:
+    """One tensor over another of its shape, both float32, computed when it is read."""
+
+    above: Leaf
+    below: Leaf
+
+    def read(self) -> bytes:
+        """Return the quotient's bytes; 0 where nothing was counted."""
+        import numpy as np
+
+        above, below = self.above.array(), self.below.array()
+        quotient = np.divide(above, below, out=np.zeros_like(above), where=below > 0)
+        data: bytes = quotient.astype("<f4").tobytes()
+        return data
+
+
+def read_statistics(found: Mapping[str, Leaf]) -> ObservationNormalizer | None:
+    """Return what a normalizer's variables say, by the attributes that hold them; None if it is not known."""
+    if {"_avg", "_m2", "_count"} <= found.keys():
+        mean, above, below = (found[name] for name in ("_avg", "_m2", "_count"))
+        if not mean.shape == above.shape == below.shape:
+            return None
+        if {leaf.dtype for leaf in (mean, above, below)} != {"float32"}:
+            return None
+        var = Leaf("float32", above.shape, _Quotient(above, below), "", "buffer")
+        return ObservationNormalizer(mean, var, epsilon=_EPSILON, clip=_CLIP)
+    if {"_mean_moving_avg", "_var_moving_avg"} <= found.keys():
+        mean, var = found["_mean_moving_avg"], found["_var_moving_avg"]
+        return ObservationNormalizer(mean, var, epsilon=_EPSILON, clip=_CLIP)
+    return None
+
+
+def list_spec_files(location: str) -> Sequence[str]:
+    """Return where the specs may lie: in the folder, beside its graph, above its variables."""
+    above = os.path.dirname(location)
+    return tuple(os.path.join(folder, _FILE) for folder in (location, above, os.path.dirname(above)))
+
+
+def read_spec_file(binding: RecognizedAgent, file: str, tree: Tree) -> RecognizedAgent:
+    """Return the binding with the action's bounds, the same one if the specs do not tell them."""
+    found = [bounds for place in _list_action_specs(tree) if (bounds := _bounds(tree, place)) is not None]
+    if not found:
+        return binding
+    low, high = found[0]
+    facts = binding.facts.without_lack("action bounds")
+    name = os.path.basename(file)
+    return replace(binding, facts=facts.read(name, action_low=low, action_high=high))
+
+
+def has_discrete_action(tree: Tree) -> bool:
+    """Return whether the specs' action is an integer, one of several."""
+    kinds = [tree.get((*place, *_steps("dtype"))) for place in _list_action_specs(tree)]
+    return any(isinstance(leaf, ValueLeaf) and str(leaf.value).startswith("DT_INT") for leaf in kinds)
+
+
+def _list_action_specs(tree: Tree) -> Iterator[Path]:
+    """Go through the specs of what is called `action`."""
+    for path, leaf in tree.items():
+        if path[-2:] == (key("key"), index(0)) and isinstance(leaf, ValueLeaf) and leaf.value == "action":
+            yield (*path[:-2], *_steps("value"), *_steps("bounded_tensor_spec_value"))
+
+
+def _steps(field: str) -> Path:
+    return (key(field), index(0))
+
+
+def _bounds(tree: Tree, place: Path) -> tuple[tuple[float, ...], tuple[float, ...]] | None:
+    sizes = list(_list_sizes(tree, place, "shape"))
+    count = math.prod(sizes)
+    if not 0 < count <= _MOST:
+        return None
+    low, high = (_read_bound(tree, (*place, *_steps(name)), count) for name in ("minimum", "maximum"))
+    return None if low is None or high is None else (low, high)
+
+
+def _list_sizes(tree: Tree, place: Path, field: str) -> Iterator[int]:
+    """Go through the sizes of a shape's dimensions."""
+    number = 0
+    while True:
+        path = (*place, *_steps(field), key("dim"), index(number), *_steps("size"))
+        leaf = tree.get(path)
+        if not isinstance(leaf, ValueLeaf) or not isinstance(leaf.value, int):
+            return
+        yield leaf.value
+        number += 1
+
+
+def _read_bound(tree: Tree, place: Path, count: int) -> tuple[float, ...] | None:
+    """Return a tensor's numbers, one of them for all; None if they are of another type or number."""
+    kind = tree.get((*place, *_steps("dtype")))
+    if not isinstance(kind, ValueLeaf) or kind.value not in _TYPES:
+        return None
+    code, field = _TYPES[str(kind.value)]
+    content = tree.get((*place, *_steps("tensor_content")))
+    if isinstance(content, ValueLeaf) and isinstance(content.value, str):
+        data = content.value.encode("latin-1", "replace")
+        whole = len(data) % struct.calcsize(code) == 0
+        found = list(struct.unpack(f"<{len(data) // struct.calcsize(code)}{code}", data)) if whole else []
+    else:
+        found = []
+        while isinstance(leaf := tree.get((*place, key(field), index(len(found)))), ValueLeaf):
+            if not isinstance(leaf.value, int | float):
+                return None
+            found.append(float(leaf.value))
+    if len(found) == 1:
+        found *= count
+    return tuple(found) if len(found) == count and all(map(math.isfinite, found)) else None
+
+
+# TF-Agents: DDPG, TD3, SAC and PPO agents, and the policies that PolicySaver exports.
+#
+# Sources in github.com/tensorflow/agents: tf_agents/utils/common.py (`Checkpointer`, `scale_to_spec`: an
+# action is the middle of the bounds plus half their distance times tanh),
+# tf_agents/agents/ddpg/actor_network.py and critic_network.py (lists of layers as private attributes; the
+# action joins what `_observation_layers` give), tf_agents/agents/{ddpg,td3,sac,ppo}/ (the attributes of an
+# agent), tf_agents/networks/ actor_distribution_network.py, normal_projection_network.py (a mean with tanh
+# and scaled, a deviation that is a bias or a layer), tf_agents/agents/sac/tanh_normal_projection_network.py
+# (one layer for both, the mean first; `SquashToSpecNormal.mode` is tanh, scaled),
+# tf_agents/policies/policy_saver.py (`_all_assets`). Every network's default activation is ReLU, and no file
+# names another one. PPO's policy sees observations through tf_agents/utils/tensor_normalizer.py: epsilon 1e-3
+# inside the root, then limited to [-5, 5]; PPO's own examples have tanh. A Sequential
+# (agents/ddpg/examples/v2/train_eval.py) has the same layers under `_sequential_layers`.
+#
+# TD3's and SAC's agents hand the critics' variables to the optimizer in the order of their memory addresses
+# (td3_agent.py, `ObjectIdentitySet`), so that a Keras 2.11 optimizer's lists cannot be written for them.
+# SAC's makes legacy optimizers of Keras's newer ones.
+
+_POLICIES = {"_actor_network": "actor", "_actor_net": "actor", "_target_actor_network": "actor_target"}
+_CRITICS = {
+    f"{prefix}_critic_network{number}": f"{ours}/{head}"
+    for prefix, ours in (("", "critic"), ("_target", "critic_target"))
+    for number, head in (("", "q1"), ("_1", "q1"), ("_2", "q2"))
+}
+_VALUES = {"_value_net": "value", "_value_network": "value"}
+# A policy that adds noise, or takes the mode, has the other one inside.
+_INSIDE = ("", "_wrapped_policy/")
+_JOINED = "_projection_layer"
+# CategoricalProjectionNetwork of discrete actions has a layer of this name too: what only SAC's agent has,
+# and what agents of discrete actions have.
+_OF_SAC = frozenset(("_log_alpha", "_critic_network_1", "_critic_network_2"))
+_NOT_SAC = frozenset(("_value_net", "_value_network", "_q_network", "_target_q_network"))
+_OF_AGENTS = frozenset(("_train_step_counter", "_optimizer"))
+_CHOICE = "the choice among discrete actions"
+# Critics that are no chain. A Sequential of the examples flattens a dict: the action comes first.
+_CANNOT = {
+    "_action_layers": "layers of the action's own",
+    "_sequential_layers": "the order in which a Sequential joins observation and action",
+}
+# keras/src/saving/legacy/saved_model/layer_serialization.py: lists of variables beside the attributes.
+_KERAS = frozenset(map(attr, ("keras_api", "variables", "trainable_variables", "regularization_losses")))
+_ASSETS, _REF, _ACTOR = (attr("_all_assets"),), (attr("ref"),), (attr("_actor_network"),)
+_ONLY_POLICIES = frozenset(map(attr, ("_mlp_layers", "_sequential_layers", "_projection_networks")))
+_WRAPPED = attr("_wrapped_policy")
+_ATTRIBUTES = frozenset((attr("_actor_network"), _WRAPPED))
+
+
+def _list_chains() -> dict[str, str]:
+    """Return each network's layers by its class's attributes, and last its whole, for what is left."""
+    found: dict[str, str] = {}
+    for theirs, ours in (_POLICIES | _VALUES).items():
+        last = "_postprocessing_layers" if ours == "value" else "_projection_networks"
+        for inside in _INSIDE:
+            name = inside + theirs
+            found |= {f"{name}/{layers}": ours for layers in ("_mlp_layers", "_sequential_layers")}
+            found[f"{name}/_encoder+{name}/{last}"] = ours
+    for name, ours in _CRITICS.items():
+        parts = ("_observation_layers", "_action_layers", "_joint_layers")
+        found["+".join(f"{name}/{part}" for part in parts)] = ours
+        found[f"{name}/_sequential_layers"] = ours
+    wholes = {inside + name: ours for name, ours in (_POLICIES | _VALUES).items() for inside in _INSIDE}
+    return {**found, **wholes, **_CRITICS}
+
+
+TABLE = LayoutTable(
+    name="tf_agents",
+    title="TF-Agents: Checkpointer's or PolicySaver's DDPG, TD3, SAC, PPO",
+    framework="tensorflow",
+    components=_list_chains(),
+    optimizers={
+        "_actor_optimizer": "actor_optimizer",
+        "_critic_optimizer": "critic_optimizer",
+        "_alpha_optimizer": "temperature_optimizer",
+    },
+    counters={"_train_step_counter": "total_it", "train_step": "total_it", "save_counter": "save_counter"},
+    facts=AgentMetadata(head="affine", hidden="relu", epsilon=1e-3, lacks=(NO_BOUNDS,)),
+    optimizer=optimizers_read.from_keras,
+    rooted=True,
+    seen="DDPG, TD3, SAC (0.6.0 and 0.19.0), PPO saved by the library: checkpoints and exported policies",
+    branches={"_stddev_projection_layer": "std"},
+    tensors={
+        "_log_alpha": "temperature/log_alpha",
+        **{
+            f"{inside}{name}/_projection_networks/_bias/bias": f"{ours}/std_bias"
+            for name, ours in _POLICIES.items()
+            for inside in _INSIDE
+        },
+    },
+)
+
+_NORMALIZER = "_observation_normalizer"
+
+
+def recognise(tree: Tree, name: str) -> RecognizedAgent | None:  # noqa: ARG001  # a prefix's name says nothing
+    """Return the way to the canonical agent if a policy stands under TF-Agents' private attributes."""
+    tree = _drop_keras_names(tree)
+    names = {each: path for path, each in _list_names(tree)}
+    segments = [tuple(each.split("/")) for each in names]
+    if not any({"_actor_network", "_actor_net"} & set(each[1:3]) for each in segments):
+        return None
+    joined = [path for each, path in names.items() if each.split("/")[-2:-1] == [_JOINED]]
+    agent = {step for each in segments for step in each}
+    certain = not _OF_SAC.isdisjoint(agent)
+    # An agent that is not SAC's has one projection layer for discrete actions alone.
+    chooses = bool(joined) and not certain and not (_NOT_SAC | _OF_AGENTS).isdisjoint(agent)
+    halved = bool(joined) and not chooses
+    if halved and not _is_even(tree, joined):
+        return None
+    binding = bind(tree, replace(TABLE, joined=halved))
+    if binding is None:
+        return None
+    if chooses:
+        binding = binding.refused("actor", _CHOICE)
+    for segment, left in _CANNOT.items():
+        if any(segment in each[2:-2] for each in segments if set(_CRITICS) & set(each[:2])):
+            found = (*binding.unplaced.get("critic", ()), left)
+            binding = replace(binding, unplaced={**binding.unplaced, "critic": found})
+    if halved and not certain:
+        said = f"the last layer of the policy ({_JOINED}) holds means and deviations, as SAC's does"
+        binding = replace(binding, moves=replace(binding.moves, assumed=(*binding.moves.assumed, said)))
+    if any("_value_net" in each[1:2] for each in segments):
+        binding = replace(binding, facts=binding.facts.lacking(NO_ACTIVATIONS))
+    return _add_statistics(binding, names, tree)
+
+
+def _is_even(tree: Tree, paths: Sequence[Path]) -> bool:
+    """Say whether a layer's outputs can be halves: means and deviations."""
+    return all(
+        isinstance(leaf := tree[path], Leaf) and leaf.shape[-1:] and not leaf.shape[-1] % 2 for path in paths
+    )
+
+
+def _drop_keras_names(tree: Tree) -> Tree:
+    """Return an exported policy's tree without the names that Keras gives every variable once more.
+
+    In 0.6 the policy's attributes stand in a list, `_all_assets/0/ref`, which has lost their names: what has
+    a policy's layers is `_actor_network`.
+    """
+    others = [alias.path for aliases in tree.aliases.values() for alias in aliases]
+    listed: dict[PathStep, Path] = {
+        path[1]: _ACTOR for path in others if path[2:3] == _REF and set(path[3:4]) & _ONLY_POLICIES
+    }
+    listed |= {path[1]: () for path in others if path[2:3] == _REF and set(path[3:4]) & _ATTRIBUTES}
+
+    def named(path: Path) -> Path:
+        kept = listed.get(path[1]) if path[:1] == _ASSETS and path[2:3] == _REF else None
+        path = path if kept is None else (*_ASSETS, *kept, *path[3:])
+        # The policy of a PPO agent is greedy already: one who saves its greedy policy wraps it twice.
+        wraps = [n for n, step in enumerate(path) if step == _WRAPPED]
+        return tuple(step for n, step in enumerate(path) if n not in wraps[1:])
+
+    plain = {
+        path: tuple(Alias(named(alias.path), alias.key) for alias in aliases if not _KERAS & set(alias.path))
+        for path, aliases in tree.aliases.items()
+    }
+    return Tree(tree.leaves, plain, tree.containers)
+
+
+def _list_names(tree: Tree) -> Iterator[tuple[Path, str]]:
+    """Go through the tensors by all their names."""
+    for path, _ in tree.tensors():
+        yield path, tree.names[path]
+        yield from ((path, display(alias.path)) for alias in tree.aliases.get(path, ()))
+
+
+def _add_statistics(binding: RecognizedAgent, names: Mapping[str, Path], tree: Tree) -> RecognizedAgent:
+    """Return the binding with the statistics through which a policy sees observations."""
+    places = [each.partition(f"/{_NORMALIZER}/")[0] for each in names if f"/{_NORMALIZER}/" in each]
+    if not places:
+        return binding
+    found = {
+        each.split("/")[-2]: leaf
+        for each, path in names.items()
+        if each.startswith(f"{places[0]}/{_NORMALIZER}/")
+        and each.endswith("/0")
+        and isinstance(leaf := tree[path], Leaf)
+    }
+    norm = read_statistics(found)
+    if norm is None:
+        return replace(binding, facts=binding.facts.lacking(NO_STATISTICS))
+    return replace(binding, facts=binding.facts.read(_NORMALIZER, norm=norm))
+
+
+def companions(location: str) -> Sequence[str]:
+    """Return the specs that PolicySaver writes beside its graph, for the folder or a file in it."""
+    return list_spec_files(location)
+
+
+def told_by(binding: RecognizedAgent, file: str, tree: Tree) -> RecognizedAgent:
+    """Return the binding with the bounds of the action that the specs hold; discrete actions are refused."""
+    if has_discrete_action(tree):
+        return binding.refused("actor", _CHOICE)
+    return read_spec_file(binding, file, tree)
+
+
+_WHOSE = "TF-Agents"
+# Every stack of layers begins with a Flatten, number 0 (networks/utils.py, mlp_layers).
+_ACTOR_NAMES = LayerNames("_mlp_layers/{n}", "_mlp_layers/{n}")
+_SAC_NAMES = LayerNames(
+    "_encoder/_postprocessing_layers/{n}", "_projection_networks/_projection_layer", joined=True
+)
+_CRITIC_NAMES = LayerNames("_joint_layers/{n}", "_joint_layers/{n}")
+
+
+def plan(binding: RecognizedAgent, agent: Tree, told: Settings) -> Plan:
+    """Return where a canonical agent goes: what `Checkpointer(agent=..., ...)` of DDPG, TD3 or SAC restores.
+
+    Networks are ActorNetwork or, of a Gaussian policy, ActorDistributionNetwork with a
+    TanhNormalProjectionNetwork; CriticNetwork with joint layers only. Optimizers are those of
+    `tf.keras.optimizers.legacy`. Raise UnsupportedError for networks that these cannot be.
+    """
+    sac, twin = is_gaussian(binding), count_critics(binding) > 1 or is_gaussian(binding)
+    rows: list[NetworkRow | SingleTensorRow] = [
+        NetworkRow("actor", parse_edge_path("agent/_actor_network"), _SAC_NAMES if sac else _ACTOR_NAMES)
+    ]
+    if not sac:
+        rows.append(NetworkRow("actor_target", parse_edge_path("agent/_target_actor_network"), _ACTOR_NAMES))
+    for component, theirs in (("critic", "_critic_network"), ("critic_target", "_target_critic_network")):
+        for head, end in (("q1", "_1"), ("q2", "_2")) if twin else (("q1", ""),):
+            rows.append(
+                NetworkRow(f"{component}/{head}", parse_edge_path(f"agent/{theirs}{end}"), _CRITIC_NAMES)
+            )
+    rows.append(
+        SingleTensorRow(
+            "update_target/counter",
+            parse_edge_path("agent/_update_target/_counter"),
+            (),
+            make_number(0, "int64"),
+        )
+    )
+    if sac:
+        rows.append(
+            SingleTensorRow(
+                "temperature/log_alpha", parse_edge_path("agent/_log_alpha"), (), make_number(0.0, "float32")
+            )
+        )
+    written = WritingTable(
+        _WHOSE,
+        rows,
+        "affine",
+        optimizers={
+            ours: parse_edge_path(f"agent/{theirs}")
+            for theirs, ours in TABLE.optimizers.items()
+            if sac or ours != "temperature_optimizer"
+        },
+        counters={
+            "total_it": parse_edge_path("agent/_train_step_counter"),
+            "save_counter": parse_edge_path("save_counter"),
+        },
+        needs=("actor", "critic"),
+        kinds=KERAS,
+        path=make_edge_path,
+        notes=("optimizers are those of tf.keras.optimizers.legacy",),
+    )
+    return plan_object_graph(written, binding, agent, told, LegacyKerasOptimizerWriter)

@@ -1,0 +1,1153 @@
+"""SavedModel graphs: their steps as layers, and the order of layers."""
+
+from __future__ import annotations
+
+import math
+import struct
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from ckpttool.core import limits
+from ckpttool.core.activations import FeatureOrders, TrackingLimitError
+from ckpttool.core.checkpoint import Checkpoint
+from ckpttool.core.errors import CkpttoolError, UnsupportedError
+from ckpttool.core.source import Shape
+from ckpttool.core.tree import Leaf, Path, Tree
+from ckpttool.encodings import protobuf
+from ckpttool.formats import tf_saved_model, tf_saved_model_messages
+from ckpttool.formats.tf_saved_model_messages import FieldMeter
+from ckpttool.libraries.activation_orders import (
+    OrderTracer,
+    TracedActivation,
+    UntraceableError,
+    UntracedActivation,
+    always_return,
+    mark_orders_unknown,
+    window_extents,
+)
+from ckpttool.libraries.model_steps import ChainStep, LayerTensors
+
+# Follows a SavedModel's serving function, a graph of operations, to the steps that a policy computes.
+#
+# Sources: tensorflow/core/framework/graph.proto, function.proto, node_def.proto, attr_value.proto and
+# tensor.proto. Nothing is executed; a function that is not one chain of known operations is refused.
+
+_TEXT = protobuf.DELIMITED
+# FunctionDef: signature, node_def, ret, arg_attr. OpDef: name, input_arg, output_arg. NodeDef: name, op,
+# input, attr.
+_FUNCTION = {1: _TEXT, 3: _TEXT, 4: _TEXT, 7: _TEXT}
+_SIGNATURE, _NODE = {1: _TEXT, 2: _TEXT, 3: _TEXT}, {1: _TEXT, 2: _TEXT, 3: _TEXT, 5: _TEXT}
+# AttrValue: f, b, tensor, func.
+_VALUE = {4: protobuf.WORD, 5: protobuf.NUMBER, 8: _TEXT, 10: _TEXT}
+# TensorProto: dtype, tensor_content, float_val, int_val.
+_TENSOR = {1: protobuf.NUMBER, 4: _TEXT, 5: protobuf.WORDS, 7: protobuf.NUMBERS}
+_FLOAT, _INT32 = 1, 3
+_ACTIVATIONS = {"Relu": "relu", "Tanh": "tanh", "Sigmoid": "sigmoid", "Elu": "elu", "Softplus": "softplus"}
+_SAME = frozenset(("Identity", "StopGradient", "ReadVariableOp"))
+_NODES, _DEEP, _NUMBERS = 20_000, 20, 4096
+
+
+class UnsupportedGraphError(Exception):
+    """The graph does something that is not followed."""
+
+
+FAILURES = (UnsupportedGraphError, CkpttoolError, RecursionError, struct.error)
+
+
+class VariableReference(NamedTuple):
+    """A variable, or its value, by the path of its leaf."""
+
+    path: Path
+
+
+class FunctionNode(NamedTuple):
+    """One operation: its inputs' names and its attributes, not decoded."""
+
+    op: str
+    inputs: tuple[str, ...]
+    attributes: Mapping[str, memoryview]
+
+
+@dataclass(frozen=True, slots=True)
+class _GraphFlow:
+    """What the input has become: the steps up to here."""
+
+    steps: tuple[ChainStep, ...] = ()
+
+    def then(self, kind: str, value: Any = None) -> _GraphFlow:
+        return _GraphFlow((*self.steps, ChainStep(kind, (f"step {len(self.steps)}",), value)))
+
+
+@dataclass(frozen=True, slots=True)
+class GraphFunction:
+    """A function of the graph's library."""
+
+    arguments: tuple[str, ...]
+    nodes: Mapping[str, FunctionNode]
+    results: tuple[str, ...]
+    shapes: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
+    """the arguments' shapes, as far as the graph records them; an extent of -1 is not fixed"""
+
+
+class ServingFunction(NamedTuple):
+    """The function that a SavedModel serves: what it captures, by numbers of objects, and its graph."""
+
+    function: GraphFunction
+    captures: tuple[int, ...]
+    variables: Mapping[int, Path]
+    functions: Mapping[str, GraphFunction]
+    signature: tf_saved_model_messages.Signature | None
+    graph: tf_saved_model_messages.MetaGraph
+
+
+def find_serving_function(checkpoint: Checkpoint, meter: FieldMeter) -> ServingFunction | None:
+    """Return what a SavedModel serves of one input, None if the checkpoint serves nothing.
+
+    Raise UnknownError for several functions or inputs.
+    """
+    file = next((f for f in checkpoint.files if f.path.endswith(f"/{tf_saved_model.GRAPH}")), None)
+    if checkpoint.format != tf_saved_model.NAME or file is None:
+        return None
+    if file.size > limits.current().graph_bytes:
+        raise UnsupportedGraphError
+    graphs = tf_saved_model_messages.parse_saved_model(memoryview(file.read(0, file.size)), meter)
+    if len(graphs) != 1 or graphs[0].objects is None or graphs[0].nodes is None:
+        raise UnsupportedGraphError
+    found = tf_saved_model_messages.parse_object_graph(graphs[0].objects, meter)
+    signatures = dict(tf_saved_model.iter_signatures(found))
+    if not signatures:
+        return None
+    name = "serving_default" if "serving_default" in signatures else next(iter(signatures))
+    if len(signatures) > 1 and name != "serving_default":
+        raise UnsupportedGraphError
+    functions = read_functions(graphs[0].nodes, meter)
+    function, captures = functions.get(signatures[name]), found.captures.get(signatures[name], ())
+    if function is None or len(function.arguments) != len(captures) + 1:
+        raise UnsupportedGraphError
+    variables = tf_saved_model.facts_by_objects(checkpoint.tree, found).numbers
+    return ServingFunction(
+        function, captures, variables, functions, graphs[0].signatures.get(name), graphs[0]
+    )
+
+
+def read_graph_steps(checkpoint: Checkpoint) -> tuple[ChainStep, ...] | None:
+    """Return the steps of a SavedModel's serving function, None if the checkpoint has none.
+
+    Raise UnsupportedError for one that cannot be followed: it may compute anything of its layers.
+    """
+    try:
+        served = find_serving_function(checkpoint, FieldMeter())
+        if served is None:
+            return None
+        reader = GraphEvaluator(checkpoint.tree, served.functions)
+        captured = [
+            VariableReference(served.variables[n]) if n in served.variables else None for n in served.captures
+        ]
+        (result,) = reader.call(served.function, [_GraphFlow(), *captured])
+        return _require_flow(result).steps
+    except FAILURES as error:
+        raise make_graph_error(checkpoint, error) from None
+
+
+def has_serving_function(checkpoint: Checkpoint) -> bool:
+    """Return whether the checkpoint is a SavedModel with a serving function, damaged ones included."""
+    try:
+        return find_serving_function(checkpoint, FieldMeter()) is not None
+    except FAILURES:
+        return True
+
+
+def make_graph_error(checkpoint: Checkpoint, error: Exception) -> UnsupportedError:
+    """Return the error for a graph that cannot be followed."""
+    return UnsupportedError(
+        "the SavedModel's graph computes something that is not known here",
+        file=checkpoint.path,
+        found=(str(error) if isinstance(error, UnsupportedGraphError) else "") or None,
+    )
+
+
+def read_functions(graph: memoryview, meter: FieldMeter) -> dict[str, GraphFunction]:
+    """Return the graph's functions by name: GraphDef.library (2), FunctionDefLibrary.function (1)."""
+    found = {}
+    for held in tf_saved_model_messages.iter_field(2, graph, meter):
+        for function in tf_saved_model_messages.iter_field(1, held, meter):
+            name, made = _parse_function(function, meter)
+            found[name] = made
+    return found
+
+
+def _parse_function(data: memoryview, meter: FieldMeter) -> tuple[str, GraphFunction]:
+    name, arguments, outputs, nodes, results = "", list[str](), list[str](), {}, {}
+    shapes: dict[int, tuple[int, ...]] = {}
+    for number, value in meter.fields(data, _FUNCTION):
+        inner = protobuf.as_message(value)
+        if number == 1:
+            for part, what in meter.fields(inner, _SIGNATURE):
+                if part == 1:
+                    name = protobuf.as_text(what)
+                else:
+                    listed = arguments if part == 2 else outputs
+                    listed += [
+                        protobuf.as_text(text)
+                        for _, text in meter.fields(protobuf.as_message(what), {1: _TEXT})
+                    ]
+        elif number == 3:
+            title, node = parse_node(inner, meter)
+            nodes[title] = node
+        elif number == 7:
+            shapes |= _parse_argument(inner, meter)
+        else:
+            key, text = _parse_pair(inner, meter)
+            results[key] = text
+    order = [results[key] for key in outputs] if results.keys() == set(outputs) else [*results.values()]
+    return name, GraphFunction(tuple(arguments), nodes, tuple(order), shapes)
+
+
+def _parse_argument(data: memoryview, meter: FieldMeter) -> dict[int, tuple[int, ...]]:
+    """Return an argument's shape by its number: its attribute `_output_shapes`, a list of one."""
+    place, found = 0, list[tuple[int, ...] | None]()
+    for number, value in meter.fields(data, {1: protobuf.NUMBER, 2: _TEXT}):
+        if number == 1:
+            place = protobuf.as_int32(value)
+            continue
+        for _, each in meter.fields(protobuf.as_message(value), {1: _TEXT}):
+            name, inner = tf_saved_model_messages.parse_map_entry(each, meter)
+            for _, listed in meter.fields(inner, {1: _TEXT}) if name == "_output_shapes" else ():
+                shapes = meter.fields(protobuf.as_message(listed), {7: _TEXT})
+                found += [
+                    tf_saved_model_messages.partial_shape(protobuf.as_message(each), meter)
+                    for _, each in shapes
+                ]
+    return {place: found[0]} if len(found) == 1 and found[0] is not None else {}
+
+
+def _parse_pair(data: memoryview, meter: FieldMeter) -> tuple[str, str]:
+    found = {number: protobuf.as_text(value) for number, value in meter.fields(data, {1: _TEXT, 2: _TEXT})}
+    return found.get(1, ""), found.get(2, "")
+
+
+def parse_node(data: memoryview, meter: FieldMeter) -> tuple[str, FunctionNode]:
+    """Return a NodeDef's name, and the node."""
+    name = op = ""
+    inputs: list[str] = []
+    attributes: dict[str, memoryview] = {}
+    for number, value in meter.fields(data, _NODE):
+        if number == 5:
+            key, inner = tf_saved_model_messages.parse_map_entry(value, meter)
+            attributes[key] = inner
+        elif number == 1:
+            name = protobuf.as_text(value)
+        elif number == 2:
+            op = protobuf.as_text(value)
+        else:
+            inputs.append(protobuf.as_text(value))
+    data_inputs = tuple(each for each in inputs if not each.startswith("^"))
+    return name, FunctionNode(op, data_inputs, attributes)
+
+
+@dataclass
+class GraphEvaluator:
+    """Evaluates functions on one unknown input."""
+
+    tree: Tree
+    library: Mapping[str, GraphFunction]
+    depth: int = 0
+    visited: int = 0
+    known: list[dict[str, Any]] = field(default_factory=list)
+
+    def call(self, function: GraphFunction, given: Sequence[Any]) -> list[Any]:
+        """Return what a function gives of its arguments' values."""
+        if len(given) != len(function.arguments) or self.depth > _DEEP or len(function.results) != 1:
+            raise UnsupportedGraphError
+        self.depth += 1
+        scope = dict(zip(function.arguments, given, strict=True))
+        found = [self._value(result, function, scope) for result in function.results]
+        self.depth -= 1
+        return found
+
+    def _value(self, name: str, function: GraphFunction, scope: dict[str, Any]) -> Any:
+        node, _, output = name.partition(":")
+        if output and not output.endswith(":0"):
+            raise UnsupportedGraphError
+        if node in scope:
+            return scope[node]
+        # In the order of use: a chain of thousands of nodes needs no recursion.
+        waiting = [node]
+        while waiting:
+            top = waiting[-1]
+            self.visited += 1
+            found = function.nodes.get(top)
+            if found is None or self.visited > _NODES or len(waiting) > _NODES:
+                raise UnsupportedGraphError
+            names = [each.partition(":")[0] for each in found.inputs]
+            missing = [each for each in names if each not in scope]
+            if top in scope or not missing:
+                waiting.pop()
+                if top not in scope:
+                    outputs = [each.partition(":")[2] for each in found.inputs]
+                    if any(o and not o.endswith(":0") for o in outputs):
+                        raise UnsupportedGraphError
+                    scope[top] = self._node(found, [scope[each] for each in names])
+            else:
+                waiting += missing
+        return scope[node]
+
+    def common(self, node: FunctionNode, given: list[Any]) -> tuple[Any] | None:
+        """Return the value of a node that computes nothing itself, None for another one."""
+        # Of several outputs only the first is ever taken.
+        if (node.op in _SAME and len(given) == 1) or node.op == "IdentityN":
+            return (given[0],)
+        if node.op in ("PartitionedCall", "StatefulPartitionedCall"):
+            function = self.library.get(get_function_name(node.attributes.get("f", memoryview(b""))))
+            if function is None:
+                raise UnsupportedGraphError
+            return (self.call(function, given)[0],)
+        if node.op == "Const":
+            return (self.constant(node.attributes.get("value", memoryview(b""))),)
+        return None
+
+    def constant(self, value: memoryview) -> Any:
+        """Return the constant of a node's attribute."""
+        return _read_small_constant(value)
+
+    def _node(self, node: FunctionNode, given: list[Any]) -> Any:
+        common = self.common(node, given)
+        if common is not None:
+            return common[0]
+        if node.op in _ACTIVATIONS and len(given) == 1:
+            return _require_flow(given[0]).then("activation", _ACTIVATIONS[node.op])
+        if node.op == "MatMul":
+            return self._product(node, given)
+        if node.op in ("BiasAdd", "Add", "AddV2", "Sub", "Mul", "RealDiv") and len(given) == 2:
+            return self._arithmetic(node.op, *given)
+        raise UnsupportedGraphError(node.op)
+
+    def _product(self, node: FunctionNode, given: list[Any]) -> _GraphFlow:
+        turned = any(is_true(node.attributes.get(f"transpose_{side}")) for side in "ab")
+        if turned or len(given) != 2 or not isinstance(given[1], VariableReference):
+            raise UnsupportedGraphError
+        return _require_flow(given[0]).then("dense", LayerTensors(given[1].path, None))
+
+    def _arithmetic(self, op: str, one: Any, two: Any) -> _GraphFlow:
+        if isinstance(two, _GraphFlow) and not isinstance(one, _GraphFlow) and op in ("Add", "AddV2", "Mul"):
+            one, two = two, one
+        flow = _require_flow(one)
+        if isinstance(two, _GraphFlow):
+            return _match_swish(op, flow, two)
+        last = flow.steps[-1] if flow.steps else None
+        if op in ("BiasAdd", "Add", "AddV2") and isinstance(two, VariableReference):
+            bare = last is not None and isinstance(last.value, LayerTensors) and last.value.bias is None
+            if last is None or not bare or not self._is_bias(last.value.weight, two.path):
+                raise UnsupportedGraphError
+            return _GraphFlow(flow.steps[:-1]).then("dense", last.value._replace(bias=two.path))
+        numbers = self._numbers(two)
+        if op == "Mul":
+            return _affine(flow, numbers, [0.0])
+        if op == "RealDiv" and 0.0 not in numbers:
+            return _affine(flow, [1 / each for each in numbers], [0.0])
+        if op in ("BiasAdd", "Add", "AddV2", "Sub"):
+            return _affine(flow, [1.0], [-each if op == "Sub" else each for each in numbers])
+        raise UnsupportedGraphError
+
+    def _is_bias(self, weight: Path, bias: Path) -> bool:
+        one, two = self.tree.get(weight), self.tree.get(bias)
+        if not isinstance(one, Leaf) or not isinstance(two, Leaf):
+            return False
+        return len(two.shape) == 1 and two.shape == one.shape[-1:]
+
+    def _numbers(self, value: Any) -> list[float]:
+        if isinstance(value, list):
+            return value
+        leaf = self.tree.get(value.path) if isinstance(value, VariableReference) else None
+        if not isinstance(leaf, Leaf) or len(leaf.shape) > 1 or sum(leaf.shape) > _NUMBERS:
+            raise UnsupportedGraphError
+        return [float(number) for number in leaf.array().astype("float64").reshape(-1)]
+
+
+def _require_flow(value: Any) -> _GraphFlow:
+    if not isinstance(value, _GraphFlow):
+        raise UnsupportedGraphError
+    return value
+
+
+def _match_swish(op: str, one: _GraphFlow, two: _GraphFlow) -> _GraphFlow:
+    """Return `x * sigmoid(x)` as the activation that it is."""
+    for before, after in ((one, two), (two, one)):
+        sigmoid = before.then("activation", "sigmoid")
+        if op == "Mul" and after.steps == sigmoid.steps:
+            return before.then("activation", "silu")
+    raise UnsupportedGraphError
+
+
+def _affine(flow: _GraphFlow, scale: list[float], offset: list[float]) -> _GraphFlow:
+    """Return `flow * scale + offset`, one step with an affine map before it."""
+    steps = flow.steps
+    if steps and steps[-1].kind == "affine":
+        before, shift = steps[-1].value
+        size = max(map(len, (before, shift, scale, offset)))
+        if any(len(each) not in (1, size) for each in (before, shift, scale, offset)):
+            raise UnsupportedGraphError
+        before, shift, scale, offset = (
+            list(each) * (size // len(each)) for each in (before, shift, scale, offset)
+        )
+        offset = [s * b + o for s, b, o in zip(scale, shift, offset, strict=True)]
+        scale = [s * b for s, b in zip(scale, before, strict=True)]
+        steps = steps[:-1]
+    if all(each == 1.0 for each in scale) and all(each == 0.0 for each in offset):
+        return _GraphFlow(steps)
+    return _GraphFlow(steps).then("affine", (scale, offset))
+
+
+def is_true(value: memoryview | None) -> bool:
+    """Say whether an attribute is true."""
+    return value is not None and any(
+        protobuf.as_int(v) for n, v in protobuf.parse_fields(value, _VALUE) if n == 5
+    )
+
+
+def get_function_name(value: memoryview) -> str:
+    """Return the name of the function that an attribute names."""
+    for number, inner in protobuf.parse_fields(value, _VALUE):
+        if number == 10:
+            for _, text in protobuf.parse_fields(protobuf.as_message(inner), {1: _TEXT}):
+                return protobuf.as_text(text)
+    return ""
+
+
+def _read_small_constant(value: memoryview) -> list[float]:
+    """Return the numbers of a small constant tensor of float32 or int32."""
+    tensor = next((protobuf.as_message(v) for n, v in protobuf.parse_fields(value, _VALUE) if n == 8), None)
+    if tensor is None or len(tensor) > 8 * _NUMBERS:
+        raise UnsupportedGraphError
+    dtype, found = 0, list[float]()
+    for number, part in protobuf.parse_fields(tensor, _TENSOR):
+        if number == 1:
+            dtype = protobuf.as_int32(part)
+        elif number == 7:
+            found += [float(each) for each in protobuf.as_ints(part)]
+        else:
+            data = part.to_bytes(4, "little") if isinstance(part, int) else bytes(part)
+            form = "i" if number == 4 and dtype == _INT32 else "f"
+            found += struct.unpack(f"<{len(data) // 4}{form}", data)
+    if dtype not in (_FLOAT, _INT32) or not found:
+        raise UnsupportedGraphError
+    return found
+
+
+def find_activations(checkpoint: Checkpoint) -> frozenset[str]:
+    """Return the activations among the operations of a SavedModel's functions, none for other formats."""
+    file = next((f for f in checkpoint.files if f.path.endswith(f"/{tf_saved_model.GRAPH}")), None)
+    if checkpoint.format != tf_saved_model.NAME or file is None or file.size > limits.current().graph_bytes:
+        return frozenset()
+    meter = FieldMeter()
+    try:
+        graphs = tf_saved_model_messages.parse_saved_model(memoryview(file.read(0, file.size)), meter)
+        libraries = [read_functions(graph.nodes, meter) for graph in graphs if graph.nodes is not None]
+    except (UnsupportedGraphError, CkpttoolError, RecursionError, struct.error):
+        return frozenset()
+    nodes = (n for library in libraries for function in library.values() for n in function.nodes.values())
+    return frozenset(_ACTIVATIONS[node.op] for node in nodes if node.op in _ACTIVATIONS)
+
+
+# Evaluates a SavedModel's functions on numbered entries: the orders in which layers take and make images.
+#
+# Sources: tensorflow/core/ops/*.cc (operations),
+# tensorflow/core/framework/{function,tensor,attr_value}.proto, tensorflow/python/ops/list_ops.py (what a loop
+# over a sequence does).
+
+_ORDERS_DEEP, _WAITING = 20, 20_000
+_CONSTANT = 1 << 20
+_MESSAGE = protobuf.DELIMITED
+# AttrValue: list, s, i, b, type, shape, tensor. ListValue: s, i.
+_ORDERS_VALUE = {
+    1: _MESSAGE,
+    2: _MESSAGE,
+    3: protobuf.NUMBER,
+    5: protobuf.NUMBER,
+    6: protobuf.NUMBER,
+    8: _MESSAGE,
+}
+_LIST = {2: _MESSAGE, 3: protobuf.NUMBERS}
+# TensorProto: dtype, tensor_shape, tensor_content, int_val, int64_val, bool_val.
+_ORDERS_TENSOR = {
+    1: protobuf.NUMBER,
+    2: _MESSAGE,
+    4: _MESSAGE,
+    5: protobuf.WORDS,
+    7: protobuf.NUMBERS,
+    10: protobuf.NUMBERS,
+    11: protobuf.NUMBERS,
+}
+_TYPES = {1: "<f4", 2: "<f8", 3: "<i4", 9: "<i8", 10: "?"}
+
+
+class _GraphOrderWeight(NamedTuple):
+    """The value of a variable, or of one number for each feature that is made of variables."""
+
+    paths: tuple[Path, ...]
+    shape: Shape
+
+
+class _TensorList(NamedTuple):
+    """A list of tensors of one shape: the places of a sequence."""
+
+    whole: TracedActivation | UntracedActivation
+
+
+def read_graph_orders(checkpoint: Checkpoint) -> Mapping[Path, FeatureOrders] | None:
+    """Return the orders that a SavedModel's functions show, None if the checkpoint is none.
+
+    Where several functions use a layer, they have to agree.
+    """
+    file = next((f for f in checkpoint.files if f.path.endswith(f"/{tf_saved_model.GRAPH}")), None)
+    if checkpoint.format != tf_saved_model.NAME or file is None or file.size > limits.current().graph_bytes:
+        return None
+    meter = FieldMeter()
+    graphs = tf_saved_model_messages.parse_saved_model(memoryview(file.read(0, file.size)), meter)
+    found: dict[Path, FeatureOrders] = {}
+    for graph in graphs:
+        if graph.objects is None or graph.nodes is None:
+            continue
+        held = tf_saved_model_messages.parse_object_graph(graph.objects, meter)
+        numbers = tf_saved_model.facts_by_objects(checkpoint.tree, held).numbers
+        functions = read_functions(graph.nodes, meter)
+        inputs = {
+            name: info.shape for each in graph.signatures.values() for name, info in each.inputs.items()
+        }
+        named = [name for _, name in tf_saved_model.iter_signatures(held)]
+        for name in named or [name for name in held.captures if held.captures[name]]:
+            captured = [
+                _GraphOrderWeight((path,), checkpoint.tree[path].shape)  # type: ignore[union-attr]
+                if (path := numbers.get(number)) is not None
+                else None
+                for number in held.captures.get(name, ())
+            ]
+            made = _function_orders(checkpoint, functions, name, captured, inputs)
+            if made is None:
+                nodes = (node for each in functions.values() for node in each.nodes.values())
+                made = (
+                    mark_orders_unknown(checkpoint.tree)
+                    if any(node.op in _REORDERS for node in nodes)
+                    else {}
+                )
+            found |= {path: each for path, each in made.items() if path not in found}
+    return found
+
+
+def _function_orders(
+    checkpoint: Checkpoint,
+    functions: Mapping[str, GraphFunction],
+    name: str,
+    captured: Sequence[_GraphOrderWeight | None],
+    inputs: Mapping[str, Shape | None],
+) -> Mapping[Path, FeatureOrders] | None:
+    """Return the orders that one function shows, None where it cannot be evaluated."""
+    function = functions.get(name)
+    if function is None:
+        return {}
+    evaluation = OrderTracer(checkpoint.tree, -1)
+    reader = _GraphOrderEvaluator(evaluation, functions)
+    own = function.arguments[: len(function.arguments) - len(captured)]
+    known = function.shapes
+    try:
+        given: list[Any] = []
+        for place, argument in enumerate(own):
+            shape = inputs.get(argument) or known.get(place)
+            if shape is None or any(extent < 0 for extent in shape[1:]):
+                return None
+            given.append(evaluation.given([1 if extent < 0 else extent for extent in shape]))
+        reader.call(function, [*given, *captured])
+        return evaluation.features()
+    except (
+        CkpttoolError,
+        UntraceableError,
+        TrackingLimitError,
+        LookupError,
+        TypeError,
+        ValueError,
+        ArithmeticError,
+    ):
+        return None
+
+
+@dataclass
+class _GraphOrderEvaluator:
+    """Evaluates functions: constants as arrays, variables as weights, tensors as activations."""
+
+    evaluation: OrderTracer
+    library: Mapping[str, GraphFunction]
+    depth: int = 0
+
+    def call(self, function: GraphFunction, given: Sequence[Any]) -> list[Any]:
+        """Return all results of a function."""
+        if len(given) != len(function.arguments) or self.depth > _ORDERS_DEEP:
+            raise UntraceableError
+        self.depth += 1
+        scope: dict[str, list[Any]] = {
+            name: [value] for name, value in zip(function.arguments, given, strict=True)
+        }
+        found = [self._value(result, function, scope) for result in function.results]
+        self.depth -= 1
+        return found
+
+    def _value(self, name: str, function: GraphFunction, scope: dict[str, list[Any]]) -> Any:
+        node = name.partition(":")[0]
+        waiting = [node] if node not in scope else []
+        while waiting:
+            top = waiting[-1]
+            found = function.nodes.get(top)
+            if found is None or len(waiting) > _WAITING:
+                raise UntraceableError
+            missing = [n for each in found.inputs if (n := each.partition(":")[0]) not in scope]
+            if top in scope:
+                waiting.pop()
+            elif missing:
+                waiting += missing
+            else:
+                waiting.pop()
+                self.evaluation.step()
+                scope[top] = self._outputs(found, [self._of(each, scope) for each in found.inputs])
+        return self._of(name, scope)
+
+    def _of(self, name: str, scope: Mapping[str, list[Any]]) -> Any:
+        node, _, output = name.partition(":")
+        held, number = scope[node], output.rpartition(":")[2]
+        place = int(number) if number.isdecimal() else 0
+        if output and len(held) == 1 and output.partition(":")[0] in _SECOND:
+            return UntracedActivation()
+        return held[place] if place < len(held) else UntracedActivation()
+
+    def _outputs(self, node: FunctionNode, given: list[Any]) -> list[Any]:
+        if node.op in ("PartitionedCall", "StatefulPartitionedCall"):
+            function = self.library.get(get_function_name(node.attributes.get("f", memoryview(b""))))
+            if function is None:
+                raise UntraceableError
+            return self.call(function, given)
+        if node.op in ("While", "StatelessWhile"):
+            return self._loop(node, given)
+        if node.op == "IdentityN":
+            return given
+        operation = _OPERATIONS.get(node.op)
+        tensors = [each for each in given if isinstance(each, TracedActivation | UntracedActivation)]
+        if operation is None:
+            return [UntracedActivation()]
+        if any(isinstance(each, UntracedActivation) for each in tensors) and node.op not in _ABLE:
+            features = {each.features for each in tensors if isinstance(each, UntracedActivation)}
+            return [
+                UntracedActivation(
+                    features.pop() if node.op in _ORDERS_SAME | _ENTRIES and len(features) == 1 else None
+                )
+            ]
+        try:
+            made = operation(self, node, given)
+        except (ValueError, TypeError, LookupError, AttributeError, ArithmeticError):
+            return [UntracedActivation()]
+        return made if isinstance(made, list) else [made]
+
+    def _loop(self, node: FunctionNode, given: list[Any]) -> list[Any]:
+        """Return the results of a loop, whose body is evaluated once: what its layers take stays the same."""
+        body = self.library.get(get_function_name(node.attributes.get("body", memoryview(b""))))
+        if body is not None:
+            self.call(body, given)
+        return [each if isinstance(each, _GraphOrderWeight) else UntracedActivation() for each in given]
+
+
+# --- Attributes ---------------------------------------------------------------------------------------
+
+
+def _attribute(node: FunctionNode, name: str) -> Any:
+    """Return an attribute: a number, a text, or a list of numbers; None where the node has none."""
+    value = node.attributes.get(name)
+    for number, inner in protobuf.parse_fields(value, _ORDERS_VALUE) if value is not None else ():
+        if number == 2:
+            return bytes(protobuf.as_message(inner)).decode("latin-1")
+        if number in (3, 5, 6):
+            return protobuf.as_int(inner)
+        if number == 1:
+            listed: list[int] = []
+            for part, each in protobuf.parse_fields(protobuf.as_message(inner), _LIST):
+                if part == 3:
+                    listed += protobuf.as_ints(each)
+            return listed
+    return None
+
+
+def _constant(_: _GraphOrderEvaluator, node: FunctionNode, __: list[Any]) -> Any:
+    value = node.attributes.get("value", memoryview(b""))
+    tensor = next(
+        (protobuf.as_message(v) for n, v in protobuf.parse_fields(value, _ORDERS_VALUE) if n == 8), None
+    )
+    if tensor is None or len(tensor) > _CONSTANT:
+        return UntracedActivation()
+    dtype, shape, content, numbers = 0, tuple[int, ...](), b"", list[float]()
+    for number, part in protobuf.parse_fields(tensor, _ORDERS_TENSOR):
+        if number == 1:
+            dtype = protobuf.as_int32(part)
+        elif number == 2:
+            shape = (
+                tf_saved_model_messages.partial_shape(
+                    memoryview(bytes(protobuf.as_message(part))), FieldMeter()
+                )
+                or ()
+            )
+        elif number == 4:
+            content = bytes(protobuf.as_message(part))
+        elif number == 5:
+            data = part.to_bytes(4, "little") if isinstance(part, int) else bytes(part)
+            numbers += np.frombuffer(data, "<f4").tolist()
+        else:
+            numbers += protobuf.as_ints(part)
+    if dtype not in _TYPES or math.prod(shape) > _CONSTANT:
+        return UntracedActivation()
+    if content:
+        return np.frombuffer(content, _TYPES[dtype]).reshape(shape)
+    whole = math.prod(shape)
+    filled = [*numbers, *[numbers[-1] if numbers else 0] * (whole - len(numbers))]
+    return np.array(filled, _TYPES[dtype]).reshape(shape)
+
+
+# --- Operations ---------------------------------------------------------------------------------------
+
+_Given = list[Any]
+_Operation = Callable[[_GraphOrderEvaluator, FunctionNode, _Given], Any]
+# Operations that may put an image's axes into another order.
+_REORDERS = frozenset(("Transpose", "Einsum", "ReverseV2", "DepthToSpace", "SpaceToDepth", "ScatterNd"))
+# Outputs of a norm that are not what it normalises.
+_SECOND = frozenset(("batch_mean", "batch_variance", "reserve_space_1", "reserve_space_2", "reserve_space_3"))
+_ORDERS_SAME = frozenset(
+    [
+        *("Identity", "StopGradient", "ReadVariableOp", "Cast", "EnsureShape", "PreventGradient", "Snapshot"),
+        *("Relu", "Relu6", "Tanh", "Sigmoid", "Elu", "Selu", "Softplus", "Softsign", "LeakyRelu", "Softmax"),
+        *("LogSoftmax", "Exp", "Log", "Neg", "Abs", "Sqrt", "Rsqrt", "Square", "Erf", "Sign", "Round"),
+        *("ClipByValue", "BiasAdd", "Log1p", "Expm1", "Floor", "Reciprocal", "LogicalNot", "IsFinite"),
+        *("FusedBatchNorm", "FusedBatchNormV2", "FusedBatchNormV3", "ZerosLike", "OnesLike", "CheckNumerics"),
+    ]
+)
+_ENTRIES = frozenset(
+    [
+        *("Add", "AddV2", "Sub", "Mul", "RealDiv", "Div", "DivNoNan", "Maximum", "Minimum", "Pow"),
+        *("SquaredDifference", "FloorDiv", "FloorMod", "AddN", "SelectV2", "Select", "Greater", "Less"),
+        *("GreaterEqual", "LessEqual", "Equal", "NotEqual", "LogicalAnd", "LogicalOr", "MulNoNan", "Xdivy"),
+    ]
+)
+_ABLE = frozenset(("MatMul", "Shape", "TensorListFromTensor", "TensorListGetItem", "Einsum", "BatchMatMulV2"))
+_COMPUTED: dict[str, Callable[..., Any]] = {
+    "Add": np.add,
+    "AddV2": np.add,
+    "Sub": np.subtract,
+    "Mul": np.multiply,
+    "Maximum": np.maximum,
+    "Minimum": np.minimum,
+    "FloorDiv": np.floor_divide,
+    "FloorMod": np.mod,
+    "RealDiv": np.divide,
+    "Neg": np.negative,
+    "Prod": np.prod,
+    "Sum": np.sum,
+    "Max": np.max,
+    "Min": np.min,
+}
+
+
+def _is_constant(*values: Any) -> bool:
+    return all(isinstance(each, np.ndarray) for each in values)
+
+
+def _to_activation(run: _GraphOrderEvaluator, value: Any) -> TracedActivation:
+    """Return a value as an activation: a constant or a weight holds no image."""
+    if isinstance(value, TracedActivation):
+        return value
+    if isinstance(value, np.ndarray | _GraphOrderWeight):
+        return run.evaluation.fresh(value.shape)
+    raise UntraceableError
+
+
+def _identity(_: _GraphOrderEvaluator, node: FunctionNode, given: _Given) -> Any:
+    if node.op in _COMPUTED and _is_constant(*given):
+        return _COMPUTED[node.op](*given)
+    return given[0]
+
+
+def _elementwise(run: _GraphOrderEvaluator, node: FunctionNode, given: _Given) -> Any:
+    if node.op in _COMPUTED and _is_constant(*given):
+        return _COMPUTED[node.op](*given)
+    weights = [each for each in given if isinstance(each, _GraphOrderWeight)]
+    tensors = [each for each in given if isinstance(each, TracedActivation)]
+    if not tensors:
+        if weights and _is_vector([each.shape for each in given]):
+            paths = tuple(dict.fromkeys(path for each in weights for path in each.paths))
+            return _GraphOrderWeight(paths, np.broadcast_shapes(*(each.shape for each in given)))
+        return UntracedActivation()
+    made = run.evaluation.together([_to_activation(run, each) for each in given])
+    for weight in weights if node.op == "Mul" else ():
+        # A norm multiplies each feature by one number.
+        axes = [n - len(weight.shape) for n, extent in enumerate(weight.shape) if extent > 1]
+        if len(axes) == 1 and -axes[0] <= len(made.shape) and made.shape[axes[0]] == weight.shape[axes[0]]:
+            for path in weight.paths:
+                run.evaluation.normed(made, path, axes[0])
+    return made
+
+
+def _is_vector(shapes: Sequence[Shape]) -> bool:
+    return all(sum(extent > 1 for extent in shape) <= 1 for shape in shapes)
+
+
+def _numbers(value: Any) -> list[int]:
+    if not isinstance(value, np.ndarray):
+        raise UntraceableError
+    return [int(each) for each in value.reshape(-1)]
+
+
+def _reshape(run: _GraphOrderEvaluator, _node: FunctionNode, given: _Given) -> Any:
+    x, shape = given[0], _numbers(given[1])
+    if isinstance(x, np.ndarray):
+        return x.reshape(shape)
+    if isinstance(x, _GraphOrderWeight):
+        whole = math.prod(x.shape)
+        known = math.prod(extent for extent in shape if extent != -1)
+        wanted = tuple(whole // max(1, known) if extent == -1 else extent for extent in shape)
+        if math.prod(wanted) != whole:
+            raise UntraceableError
+        # A convolution over one axis is one over two, of which one has the extent 1.
+        kept = [extent for extent in wanted if extent > 1] == [extent for extent in x.shape if extent > 1]
+        return _GraphOrderWeight(x.paths, wanted) if kept else UntracedActivation()
+    return run.evaluation.reshaped(_to_activation(run, x), shape)
+
+
+def _expand(run: _GraphOrderEvaluator, node: FunctionNode, given: _Given) -> Any:
+    (at,) = _numbers(given[1])
+    shape = list(given[0].shape)
+    shape.insert(at if at >= 0 else len(shape) + 1 + at, 1)
+    return _reshape(run, node, [given[0], np.array(shape)])
+
+
+def _squeeze(run: _GraphOrderEvaluator, node: FunctionNode, given: _Given) -> Any:
+    rank = len(given[0].shape)
+    axes = {each % rank for each in _attribute(node, "squeeze_dims") or ()}
+    shape = [extent for n, extent in enumerate(given[0].shape) if extent != 1 or (axes and n not in axes)]
+    return _reshape(run, node, [given[0], np.array(shape, "int64")])
+
+
+def _rearrangement(move: Callable[..., Any]) -> _Operation:
+    """Return the reading of an operation that moves the entries of its first input; others are constants."""
+
+    def read(run: _GraphOrderEvaluator, node: FunctionNode, given: _Given) -> Any:
+        x, rest = given[0], list(given[1:])
+        if isinstance(x, _GraphOrderWeight):
+            return UntracedActivation()
+        if not _is_constant(*rest):
+            return UntracedActivation()
+        if isinstance(x, np.ndarray):
+            return move(node, x, *rest)
+        return run.evaluation.moved(_to_activation(run, x), lambda entries: move(node, entries, *rest))
+
+    return read
+
+
+def _strided_slice(node: FunctionNode, entries: Any, begin: Any, end: Any, step: Any) -> Any:
+    masks = {
+        name: _attribute(node, f"{name}_mask") or 0
+        for name in ("begin", "end", "ellipsis", "new_axis", "shrink_axis")
+    }
+    at: list[Any] = []
+    for n, (first, last, by) in enumerate(zip(begin.tolist(), end.tolist(), step.tolist(), strict=True)):
+        bit = 1 << n
+        if masks["ellipsis"] & bit:
+            at.append(Ellipsis)
+        elif masks["new_axis"] & bit:
+            at.append(np.newaxis)
+        elif masks["shrink_axis"] & bit:
+            at.append(first)
+        else:
+            at.append(
+                slice(None if masks["begin"] & bit else first, None if masks["end"] & bit else last, by)
+            )
+    return np.asarray(entries[tuple(at)])
+
+
+def _slice(_: FunctionNode, entries: Any, begin: Any, size: Any) -> Any:
+    at = tuple(
+        slice(first, None if count == -1 else first + count)
+        for first, count in zip(begin.tolist(), size.tolist(), strict=True)
+    )
+    return entries[at]
+
+
+def _space_to_depth(node: FunctionNode, entries: Any) -> Any:
+    block = _attribute(node, "block_size")
+    count, high, wide, channels = entries.shape
+    made = entries.reshape(count, high // block, block, wide // block, block, channels)
+    return made.transpose(0, 1, 3, 2, 4, 5).reshape(count, high // block, wide // block, -1)
+
+
+def _depth_to_space(node: FunctionNode, entries: Any) -> Any:
+    block = _attribute(node, "block_size")
+    count, high, wide, channels = entries.shape
+    made = entries.reshape(count, high, wide, block, block, channels // block**2)
+    return made.transpose(0, 1, 3, 2, 4, 5).reshape(count, high * block, wide * block, -1)
+
+
+def _pixel_shuffle(run: _GraphOrderEvaluator, node: FunctionNode, given: _Given) -> Any:
+    if _is_first(node):
+        return UntracedActivation()
+    up = node.op == "DepthToSpace"
+    move = _depth_to_space if up else _space_to_depth
+    return run.evaluation.shuffled(_to_activation(run, given[0]), lambda entries: move(node, entries), up=up)
+
+
+def _gather(run: _GraphOrderEvaluator, node: FunctionNode, given: _Given) -> Any:
+    x, at, axis = given[0], given[1], given[2] if len(given) > 2 else np.array(0)
+    if isinstance(x, _GraphOrderWeight):
+        return _embed(run, node, given)
+    if not _is_constant(at, axis):
+        return UntracedActivation()
+    if isinstance(x, np.ndarray):
+        return np.take(x, at, int(axis))
+    return run.evaluation.moved(_to_activation(run, x), lambda entries: np.take(entries, at, int(axis)))
+
+
+def _embed(run: _GraphOrderEvaluator, _node: FunctionNode, given: _Given) -> Any:
+    weight, at = given[0], given[1]
+    if (
+        not isinstance(weight, _GraphOrderWeight)
+        or len(weight.shape) != 2
+        or isinstance(at, UntracedActivation)
+    ):
+        return UntracedActivation()
+    made = run.evaluation.fresh((*at.shape, weight.shape[1]))
+    run.evaluation.makes(weight.paths[0], made)
+    return made
+
+
+def _concat(run: _GraphOrderEvaluator, _node: FunctionNode, given: _Given) -> Any:
+    values, axis = given[:-1], given[-1]
+    if _is_constant(*given):
+        return np.concatenate(values, int(axis))
+    if not _is_constant(axis):
+        return UntracedActivation()
+    return run.evaluation.joined([_to_activation(run, each) for each in values], int(axis))
+
+
+def _pack(run: _GraphOrderEvaluator, node: FunctionNode, given: _Given) -> Any:
+    axis = _attribute(node, "axis") or 0
+    if _is_constant(*given):
+        return np.stack(given, axis)
+    values = [_expand(run, node, [each, np.array(axis)]) for each in given]
+    return run.evaluation.joined([_to_activation(run, each) for each in values], axis)
+
+
+def _unpack(run: _GraphOrderEvaluator, node: FunctionNode, given: _Given) -> Any:
+    x, axis = given[0], _attribute(node, "axis") or 0
+    if isinstance(x, np.ndarray):
+        return [np.take(x, n, axis) for n in range(x.shape[axis])]
+    whole = _to_activation(run, x)
+    parts = [np.take(whole.entries, n, axis) for n in range(x.shape[axis])]
+    return [run.evaluation.moved(whole, always_return(part)) for part in parts]
+
+
+def _split(run: _GraphOrderEvaluator, node: FunctionNode, given: _Given) -> Any:
+    if node.op == "SplitV":
+        x, sizes, axis = given
+        ends = np.cumsum(sizes)[:-1]
+    else:
+        axis, x = given
+        count = _attribute(node, "num_split")
+        ends = np.arange(1, count) * (x.shape[int(axis)] // count)
+    if isinstance(x, _GraphOrderWeight):
+        return [UntracedActivation()]
+    return [
+        run.evaluation.moved(_to_activation(run, x), always_return(part))
+        for part in np.split(_to_activation(run, x).entries, [int(end) for end in ends], int(axis))
+    ]
+
+
+def _reduce(run: _GraphOrderEvaluator, node: FunctionNode, given: _Given) -> Any:
+    x, axes = given
+    keep = bool(_attribute(node, "keep_dims"))
+    if _is_constant(x, axes) and node.op in _COMPUTED:
+        return _COMPUTED[node.op](x, axis=tuple(_numbers(axes)), keepdims=keep)
+    rank = len(x.shape)
+    gone = {each % rank for each in _numbers(axes)}
+    shape = [1 if n in gone else each for n, each in enumerate(x.shape) if keep or n not in gone]
+    return run.evaluation.fresh(shape)
+
+
+def _product(run: _GraphOrderEvaluator, node: FunctionNode, given: _Given) -> Any:
+    x, weight = given
+    first = is_true(node.attributes.get("transpose_a")) or is_true(node.attributes.get("adj_x"))
+    turned = is_true(node.attributes.get("transpose_b")) or is_true(node.attributes.get("adj_y"))
+    matrix = isinstance(weight, _GraphOrderWeight) and len(weight.paths) == 1 and len(weight.shape) == 2
+    if matrix and not first and isinstance(x, TracedActivation | UntracedActivation):
+        sizes = weight.shape[::-1] if turned else weight.shape
+        return run.evaluation.dense(x, weight.paths[0], (sizes[0], sizes[1]))
+    if isinstance(x, UntracedActivation) or isinstance(weight, UntracedActivation):
+        return UntracedActivation()
+    one, two = x.shape, weight.shape
+    if len(one) < 2 or len(two) < 2:
+        return UntracedActivation()
+    lead = np.broadcast_shapes(one[:-2], two[:-2])
+    return run.evaluation.fresh((*lead, one[-1] if first else one[-2], two[-2] if turned else two[-1]))
+
+
+def _einsum(run: _GraphOrderEvaluator, node: FunctionNode, given: _Given) -> Any:
+    text = str(_attribute(node, "equation") or "").replace(" ", "")
+    taken, _, made = text.partition("->")
+    names = taken.split(",")
+    if "." in text or len(names) != len(given) or any(isinstance(each, UntracedActivation) for each in given):
+        return UntracedActivation()
+    for place, weight in enumerate(given):
+        x = given[1 - place] if len(given) == 2 else None
+        if (
+            isinstance(weight, _GraphOrderWeight)
+            and isinstance(x, TracedActivation)
+            and len(weight.shape) == 2
+        ):
+            own, other = names[place], names[1 - place]
+            shared = [letter for letter in own if letter in other and letter not in made]
+            if len(shared) == 1:
+                run.evaluation.takes(weight.paths[0], x, other.index(shared[0]))
+    return run.evaluation.einsum(text, [_to_activation(run, each) for each in given])
+
+
+def _shape(_: _GraphOrderEvaluator, __: FunctionNode, given: _Given) -> Any:
+    if isinstance(given[0], UntracedActivation):
+        return UntracedActivation()
+    return np.array(given[0].shape, "int64")
+
+
+def _fill(run: _GraphOrderEvaluator, _: FunctionNode, given: _Given) -> Any:
+    shape = _numbers(given[0])
+    return run.evaluation.fresh(shape)
+
+
+def _range(_: _GraphOrderEvaluator, __: FunctionNode, given: _Given) -> Any:
+    return np.arange(*(int(each) for each in given)) if _is_constant(*given) else UntracedActivation()
+
+
+def _spatial_values(node: FunctionNode, value: Any, default: int, rank: int) -> tuple[int, ...]:
+    del node
+    found = list(value or ())
+    return tuple(found[1:-1]) if len(found) == rank + 2 else (default,) * rank
+
+
+def _is_first(node: FunctionNode) -> bool:
+    return str(_attribute(node, "data_format") or "").startswith("NC")
+
+
+def _convolution_extents(
+    node: FunctionNode,
+    sizes: Sequence[int],
+    kernel: Sequence[int],
+    strides: Sequence[int],
+    wide: Sequence[int],
+) -> tuple[int, ...]:
+    padding = _attribute(node, "padding")
+    if padding == "SAME":
+        return tuple(-(-size // step) for size, step in zip(sizes, strides, strict=True))
+    pads = [0] * len(sizes)
+    if padding == "EXPLICIT":
+        ends = _attribute(node, "explicit_paddings") or []
+        pads = [ends[2 * n] + ends[2 * n + 1] for n in range(1, len(sizes) + 1)]
+    return window_extents(sizes, kernel, strides, pads, wide)
+
+
+def _convolution(run: _GraphOrderEvaluator, node: FunctionNode, given: _Given) -> Any:
+    x = _to_activation(run, given[0])
+    kernel = given[1].shape
+    rank = len(kernel) - 2
+    if _is_first(node) or len(x.shape) != rank + 2:
+        return UntracedActivation()
+    plain = (
+        isinstance(given[1], _GraphOrderWeight)
+        and len(given[1].paths) == 1
+        and node.op != "DepthwiseConv2dNative"
+    )
+    weight = given[1].paths if plain and kernel[-2] == x.shape[-1] else ()
+    channels = kernel[-1] * (kernel[-2] if node.op.startswith("Depthwise") else 1)
+    strides = _spatial_values(node, _attribute(node, "strides"), 1, rank)
+    wide = _spatial_values(node, _attribute(node, "dilations"), 1, rank)
+    sizes = _convolution_extents(node, x.shape[1:-1], kernel[:-2], strides, wide)
+    return run.evaluation.convolved(x, (x.shape[0], *sizes, channels), *weight)
+
+
+def _transposed_convolution(run: _GraphOrderEvaluator, node: FunctionNode, given: _Given) -> Any:
+    if _is_first(node):
+        return UntracedActivation()
+    plain = isinstance(given[1], _GraphOrderWeight) and len(given[1].paths) == 1
+    return run.evaluation.convolved(
+        _to_activation(run, given[2]), _numbers(given[0]), *(given[1].paths if plain else ())
+    )
+
+
+def _pool(run: _GraphOrderEvaluator, node: FunctionNode, given: _Given) -> Any:
+    x = _to_activation(run, given[0])
+    rank = len(x.shape) - 2
+    if _is_first(node):
+        return UntracedActivation()
+    kernel = _spatial_values(node, _attribute(node, "ksize"), 1, rank)
+    strides = _spatial_values(node, _attribute(node, "strides"), 1, rank)
+    sizes = _convolution_extents(node, x.shape[1:-1], kernel, strides, (1,) * rank)
+    return run.evaluation.convolved(x, (x.shape[0], *sizes, x.shape[-1]))
+
+
+def _resize(run: _GraphOrderEvaluator, _node: FunctionNode, given: _Given) -> Any:
+    x = _to_activation(run, given[0])
+    return run.evaluation.convolved(x, (x.shape[0], *_numbers(given[1]), x.shape[-1]))
+
+
+def _make_tensor_list(run: _GraphOrderEvaluator, _node: FunctionNode, given: _Given) -> Any:
+    return _TensorList(
+        given[0] if isinstance(given[0], UntracedActivation) else _to_activation(run, given[0])
+    )
+
+
+def _get_list_item(run: _GraphOrderEvaluator, _node: FunctionNode, given: _Given) -> Any:
+    held = given[0]
+    if not isinstance(held, _TensorList) or isinstance(held.whole, UntracedActivation):
+        return UntracedActivation()
+    return run.evaluation.moved(held.whole, lambda entries: entries[0])
+
+
+_OPERATIONS: dict[str, _Operation] = {
+    **dict.fromkeys(_ORDERS_SAME, _identity),
+    **dict.fromkeys(_ENTRIES, _elementwise),
+    "Const": _constant,
+    "Reshape": _reshape,
+    "ExpandDims": _expand,
+    "Squeeze": _squeeze,
+    "Transpose": _rearrangement(lambda _, entries, axes: np.transpose(entries, axes)),
+    "StridedSlice": _rearrangement(_strided_slice),
+    "Slice": _rearrangement(_slice),
+    "Tile": _rearrangement(lambda _, entries, counts: np.tile(entries, counts)),
+    "BroadcastTo": _rearrangement(lambda _, entries, shape: np.broadcast_to(entries, shape)),
+    "ReverseV2": _rearrangement(lambda _, entries, axes: np.flip(entries, tuple(axes.tolist()))),
+    "Roll": _rearrangement(lambda _, entries, by, axes: np.roll(entries, by, axes)),
+    "Pad": _rearrangement(lambda _, entries, pads: np.pad(entries, pads, constant_values=-1)),
+    "PadV2": _rearrangement(lambda _, entries, pads, __: np.pad(entries, pads, constant_values=-1)),
+    "MirrorPad": _rearrangement(lambda _, entries, pads: np.pad(entries, pads, "reflect")),
+    "SpaceToDepth": _pixel_shuffle,
+    "DepthToSpace": _pixel_shuffle,
+    "GatherV2": _gather,
+    "ResourceGather": _embed,
+    "ConcatV2": _concat,
+    "Pack": _pack,
+    "Unpack": _unpack,
+    "Split": _split,
+    "SplitV": _split,
+    **dict.fromkeys(("Mean", "Sum", "Max", "Min", "Prod", "All", "Any"), _reduce),
+    **dict.fromkeys(("ArgMax", "ArgMin"), lambda *_: UntracedActivation()),
+    **dict.fromkeys(("MatMul", "BatchMatMulV2", "BatchMatMulV3", "BatchMatMul"), _product),
+    "Einsum": _einsum,
+    "Shape": _shape,
+    "Fill": _fill,
+    "Range": _range,
+    **dict.fromkeys(("Conv1D", "Conv2D", "Conv3D", "DepthwiseConv2dNative"), _convolution),
+    **dict.fromkeys(("Conv2DBackpropInput", "Conv3DBackpropInputV2"), _transposed_convolution),
+    **dict.fromkeys(("MaxPool", "AvgPool", "MaxPool3D", "AvgPool3D"), _pool),
+    **dict.fromkeys(("ResizeNearestNeighbor", "ResizeBilinear", "ResizeBicubic", "ResizeArea"), _resize),
+    "TensorListFromTensor": _make_tensor_list,
+    "TensorListGetItem": _get_list_item,
+}

@@ -1,0 +1,798 @@
+"""Variable names of TensorFlow libraries."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import contextlib
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from itertools import pairwise
+from typing import Any, NamedTuple
+
+from ckpttool.core import plugins
+from ckpttool.core.checkpoint import Checkpoint
+from ckpttool.core.errors import CkpttoolError, NotFoundError, UnsupportedError, abbreviate_list
+from ckpttool.core.sidecar import LedgerEntry, unknown_fact
+from ckpttool.core.text import format_count
+from ckpttool.core.tree import Leaf, Path, Tree, ValueLeaf, attr, display, index
+from ckpttool.formats import keras_tree, tf_object_graph
+from ckpttool.formats.tf_bundle import tree_from_graph
+from ckpttool.formats.tf_common import VariableInfo
+from ckpttool.formats.tf_object_graph import MARK, slot_path
+from ckpttool.libraries import tf_graphs
+from ckpttool.libraries.optimizers_read import (
+    ADAM,
+    CLASSES,
+    KERAS_SETTINGS,
+    OTHERS,
+    POWERS,
+    RMSPROP,
+    SGD,
+    OptimizerFamily,
+    keras_class,
+    make_zero_tensor,
+)
+from ckpttool.libraries.recognize import activation_of
+from ckpttool.libraries.schema import NO_LAYOUT, AgentLayer, AgentNetwork, RecognizedAgent
+from ckpttool.mapping.rules import (
+    KEEP,
+    Label,
+    Move,
+    Plan,
+    Rule,
+    Scale,
+    Settings,
+    ToTensor,
+    ToValue,
+    object_graph_paths,
+)
+
+# What stands between the layers of a chain, as far as names, a graph or a configuration record it.
+#
+# A state_dict holds no activations, sums or norms without parameters. torch's Sequential numbers all of its
+# modules, so gaps between the numbers of layers show where something stands and where nothing does. A
+# SavedModel lists the operations of its functions, a .keras file the activation of each layer, a pickled
+# module the classes of all its parts.
+
+_RESIDUAL = re.compile(
+    r"(^|_)(res|residual|skip|shortcut|resnet|res_?blocks?|residual_?blocks?)(_?\d+)?(_|$)"
+)
+_BLOCK = re.compile(r"(^|_)blocks?(_?\d+)?(_|$)")
+# Activations of a policy's deviation, which are in the same functions.
+_OF_DEVIATIONS = frozenset(("softplus", "sigmoid"))
+
+
+def check_connections(binding: RecognizedAgent) -> RecognizedAgent:
+    """Return the binding with what the names of its layers show of how they are joined.
+
+    Networks that are no chain of layer, norm and activation are refused; what the names leave open is
+    assumed. Policies alone have been checked before (libraries/single_networks.py).
+    """
+    assumed: dict[str, None] = {}
+    table = None if binding.layout == NO_LAYOUT else plugins.find("layouts", binding.layout).load()
+    framework = getattr(getattr(table, "TABLE", None), "framework", "")
+    if framework == "torch" and binding.layout != NO_LAYOUT:
+        for part in binding.parts:
+            for refusal in _list_refusals(part):
+                binding = binding.refused(part.component, refusal)
+            assumed |= dict.fromkeys(_note_gaps(part))
+    if binding.layout != NO_LAYOUT:
+        assumed |= dict.fromkeys(_note_norms(binding, framework))
+    moves = binding.moves
+    binding = replace(binding, moves=replace(moves, assumed=(*moves.assumed, *assumed)))
+    return binding.entered(*_note_residuals(binding))
+
+
+def _note_residuals(binding: RecognizedAgent) -> Iterator[LedgerEntry]:
+    """Yield an entry where names of a policy's layers are those of residual connections."""
+    layers = [layer for part in binding.parts if part.acts for layer in part.layers]
+    named = dict.fromkeys("/".join(layer.name) for layer in layers if any(map(_RESIDUAL.search, layer.name)))
+    if named:
+        value = f"whether {abbreviate_list(list(named), 3)} add their input (a residual connection)"
+        yield LedgerEntry("cannot be known", "architecture", value, decides=True)
+        return
+    blocks = dict.fromkeys("/".join(layer.name) for layer in layers if any(map(_BLOCK.search, layer.name)))
+    if blocks:
+        yield LedgerEntry(
+            "assumed", "architecture", f"no sums with an earlier layer in {abbreviate_list(list(blocks), 3)}"
+        )
+
+
+def _number(layer: AgentLayer) -> int | None:
+    return int(layer.name[-1]) if layer.name and layer.name[-1].isdigit() else None
+
+
+def _list_distances(part: AgentNetwork) -> list[tuple[AgentLayer, AgentLayer, int]]:
+    """Return the layers that follow one another in one Sequential, and how far apart their numbers are.
+
+    Numbers without any gap are those of a ModuleList, between whose modules there is code.
+    """
+    found = []
+    for one, two in pairwise(part.layers):
+        first, second = _number(one), _number(two)
+        if first is not None and second is not None and one.name[:-1] == two.name[:-1]:
+            found.append((one, two, second - first))
+    gapped = {one.name[:-1] for one, _, distance in found if distance > 1}
+    return [each for each in found if each[0].name[:-1] in gapped]
+
+
+def _list_refusals(part: AgentNetwork) -> Iterator[str]:
+    for one, two, distance in _list_distances(part):
+        names = f"{'/'.join(one.name)} and {'/'.join(two.name)}"
+        if one.kind == "dense" and two.kind == "dense" and distance == 1:
+            yield f"no activation between {names}"
+        elif one.kind == "dense" and two.kind == "layer_norm" and distance > 1:
+            yield f"a layer norm behind the activation, between {names}"
+
+
+def _note_gaps(part: AgentNetwork) -> Iterator[str]:
+    numbered = _list_distances(part)
+    number = _number(part.layers[0]) if part.acts and numbered and numbered[0][0] is part.layers[0] else None
+    if number:
+        name = "/".join(part.layers[0].name)
+        yield f"{number} modules without weights before {name}: nothing that acts in evaluation"
+    for one, two, distance in numbered:
+        most = 2 if one.kind == "dense" or two.kind == "dense" else 1
+        if two.kind == "dense" and distance > most:
+            names = f"{'/'.join(one.name)} and {'/'.join(two.name)}"
+            yield (
+                f"{distance - 1} modules without weights between {names}: "
+                "one activation, and nothing else that acts in evaluation"
+            )
+
+
+def _note_norms(binding: RecognizedAgent, framework: str) -> Iterator[str]:
+    """Yield what is assumed of the place of layer norms whose names show none."""
+    shown = (
+        {two.name for part in binding.parts for _, two, _ in _list_distances(part)}
+        if framework == "torch"
+        else set()
+    )
+    unclear = any(
+        two.kind == "layer_norm" and one.kind == "dense" and two.name not in shown
+        for part in binding.parts
+        for one, two in pairwise(part.layers)
+    )
+    if unclear:
+        yield f"layer norms stand before the activations: habit of layout {binding.layout}"
+
+
+# --- Activations that a graph or a configuration records ------------------------------------------------
+
+
+def read_hidden_activations(binding: RecognizedAgent, checkpoint: Checkpoint) -> RecognizedAgent:
+    """Return the binding of a layout with the hidden activations that the checkpoint itself records."""
+    if binding.layout == NO_LAYOUT:
+        return binding
+    binding = _read_pickled_policy(binding, checkpoint.tree)
+    if {"hidden", "activations"} & binding.facts.said.keys():
+        return binding
+    listed = _read_configuration(binding, checkpoint)
+    if listed is not None:
+        facts = binding.facts.read("the model's configuration", activations=listed)
+        return replace(binding, facts=facts)
+    found = tf_graphs.find_activations(checkpoint)
+    # The action's map has a tanh of its own.
+    hidden = found - {"tanh"} - _OF_DEVIATIONS or found & {"tanh"}
+    if len(hidden) != 1:
+        return binding
+    facts = binding.facts.without_lack("activation")
+    return replace(binding, facts=facts.read("the SavedModel's graph", hidden=next(iter(hidden))))
+
+
+_TORCH = "torch.nn.modules."
+_ACTIVATION = f"{_TORCH}activation."
+# Parts of a pickled module without an effect on what is played, and those whose weights are layers'.
+_NEUTRAL = re.compile(
+    re.escape(_TORCH)
+    + r"(container\.\w+|linear\.(Linear|Identity)|normalization\.LayerNorm|dropout\.\w+|flatten\.\w+)"
+)
+_MODULES = attr("_modules")
+_TENSORS = (attr("_parameters"), attr("_buffers"))
+
+
+def _read_pickled_policy(binding: RecognizedAgent, tree: Tree) -> RecognizedAgent:
+    """Return the binding with the activations that are parts of a policy that was pickled as a module.
+
+    An activation between two layers of one Sequential is in its place by the order of the file. Of other
+    modules only the classes are known: one kind is that of all hidden layers, several are of unknown places.
+    """
+    part = next((part for part in binding.parts if part.acts), None)
+    if part is None or part.program is not None:
+        return binding
+    weights = [
+        move.source[:-2]
+        for number in range(len(part.layers))
+        for move in binding.moves.moves
+        if move.target[: len(part.prefix) + 1] == (*part.prefix, index(number))
+        and move.source[-2:-1]
+        and move.source[-2] in _TENSORS
+    ]
+    layers = list(dict.fromkeys(weights))
+    if len(layers) < 2:
+        return binding
+    module = layers[0]
+    while any(layer[: len(module)] != module for layer in layers) or module in layers:
+        module = module[:-2]
+    classes = {
+        path: container.name
+        for path, container in tree.containers.items()
+        if container.name
+        and len(path) > len(module)
+        and len(path) % 2 == len(module) % 2
+        and path[: len(module)] == module
+        and all(step == _MODULES for step in path[len(module) :: 2])
+    }
+    if not classes:
+        return binding
+    functions = {path: name for path, name in classes.items() if name.startswith(_ACTIVATION)}
+    binding = binding.entered(*_note_custom_classes(classes, part.component))
+    strange = sorted({name for path, name in functions.items() if _find_activation(tree, path, name) is None})
+    if strange:
+        return binding.refused(part.component, *strange)
+    if not functions or {"hidden", "activations"} & binding.facts.said.keys():
+        return binding
+    where = "/".join(str(step.value) for step in module if step != _MODULES) or "the pickled module"
+    order = list(classes)
+    between = [
+        [each for each in order[order.index(one) : order.index(two)] if each in functions]
+        for one, two in pairwise(layers)
+        if one in classes and two in classes
+    ]
+    facts = binding.facts.without_lack("activation")
+    dense = sum(layer.kind == "dense" for layer in part.layers) - 1
+    placed = [_find_activation(tree, each[0], functions[each[0]]) for each in between if len(each) == 1]
+    names = tuple(name for name in placed if name is not None)
+    if len(names) == dense and all(len(each) < 2 for each in between):
+        return replace(binding, facts=facts.read(where, activations=names))
+    kinds = {_find_activation(tree, path, name) for path, name in functions.items()}
+    # A last tanh is the action's map.
+    hidden = kinds - {"tanh"} or kinds
+    if len(hidden) == 1 and (name := next(iter(hidden))) is not None:
+        return replace(binding, facts=facts.read(where, hidden=name, activations=None))
+    listed = ", ".join(sorted(map(str, kinds)))
+    several = unknown_fact("activation", f"the activations: {where} has {listed}", decides=True)
+    return replace(binding, facts=facts.lacking(several))
+
+
+def _find_activation(tree: Tree, path: Path, name: str) -> str | None:
+    """Return the canonical name of an activation by its class, None for one with another slope or of none."""
+
+    def value(attribute: str) -> object:
+        leaf = tree.get((*path, attr(attribute)))
+        return leaf.value if isinstance(leaf, ValueLeaf) else None
+
+    return activation_of(name, value)
+
+
+def _note_custom_classes(classes: Mapping[Path, str], component: str) -> Iterator[LedgerEntry]:
+    """Yield an entry where a part of a pickled policy is of a class whose code the file does not hold."""
+    own = sorted(
+        {
+            name
+            for path, name in classes.items()
+            if not _NEUTRAL.fullmatch(name) and not name.startswith((_ACTIVATION, "tianshou.", "torch.nn."))
+        }
+    )
+    joined = [name for name in own if any(map(_RESIDUAL.search, _split_words(name))) or "Gat" in name]
+    if joined:
+        value = f"what {abbreviate_list(joined, 3)} computes with its layers"
+        yield LedgerEntry("cannot be known", "custom code", value, component, decides=True)
+    rest = [name for name in own if name not in joined]
+    if rest:
+        yield LedgerEntry(
+            "assumed", "custom code", f"{abbreviate_list(rest, 3)} applies its layers one after another"
+        )
+
+
+def _split_words(name: str) -> tuple[str, ...]:
+    """Return the last part of a class's name as words with underscores: ResBlock as res_block."""
+    return (re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", name.rpartition(".")[2]).lower(),)
+
+
+def _read_configuration(binding: RecognizedAgent, checkpoint: Checkpoint) -> tuple[str, ...] | None:
+    """Return the activations of the policy's hidden layers by the configurations of layers of their names."""
+    part = next((part for part in binding.parts if part.acts), None)
+    try:
+        document = keras_tree.config_document(checkpoint.format, checkpoint.path)
+    except (UnsupportedError, NotFoundError):  # a file that is being written has another name
+        return None
+    if part is None or document is None:
+        return None
+    activations = dict(_list_dense_layers(document))
+    hidden = [layer for layer in part.layers if layer.kind == "dense"][:-1]
+    found = [activations.get(layer.name[-1]) for layer in hidden if layer.name]
+    known = tuple(name for name in found if isinstance(name, str))
+    return known if known and len(known) == len(hidden) else None
+
+
+def _list_dense_layers(document: object, depth: int = 0) -> Iterator[tuple[str, object]]:
+    """Yield the name and the activation of each dense layer anywhere in a configuration."""
+    if depth > 40:
+        return
+    values: Sequence[Any] = ()
+    if isinstance(document, Mapping):
+        config = document.get("config")
+        if document.get("class_name") == "Dense" and isinstance(config, Mapping):
+            name, activation = config.get("name"), config.get("activation")
+            if isinstance(name, str):
+                yield (
+                    name,
+                    {"swish": "silu"}.get(activation, activation)
+                    if isinstance(activation, str)
+                    else activation,
+                )
+        values = tuple(document.values())
+    elif isinstance(document, list):
+        values = document
+    for value in values:
+        yield from _list_dense_layers(value, depth + 1)
+
+
+# From objects to names: the way of an object graph's variables to TensorFlow 1's (see libraries/tf_names.py).
+#
+# Adam's moments go beside their variables, and the powers of its betas are computed from its count of
+# updates. RMSProp's and Momentum's slots go there too; Momentum's hold no learning rate in TensorFlow 1
+# (sources: tensorflow/python/training/{adam,rmsprop,momentum}.py, slot_creator.py).
+
+_BETAS = {"beta1_power": "beta_1", "beta2_power": "beta_2"}
+_MOST_STEPS = 10_000_000  # by then a float32 of any usual beta is 0
+_STEPS = tuple(name for name, ours in KERAS_SETTINGS.items() if ours == "step")
+_RATES = ("_learning_rate", "learning_rate")
+# The kinds that a slot may have, by optimizer, in the order in which TensorFlow 1 makes the slots.
+_KINDS = ((ADAM, ("m", "v")), (RMSPROP, ("rms", "mg", "momentum")), (SGD, ("momentum",)))
+
+
+class _GraphOptimizer(NamedTuple):
+    """An optimizer object: what it is, its path, its slots, and the variables of its own that count here."""
+
+    family: OptimizerFamily
+    path: Path
+    slots: list[Path]
+    powers: Mapping[str, Path]
+    steps: Path | None
+    rate: Path | None
+
+    @property
+    def title(self) -> str:
+        """Its name for people."""
+        return display(self.path)
+
+    @property
+    def kinds(self) -> tuple[str, ...]:
+        """The kinds of its slots in TensorFlow 1's order."""
+        return next(kinds for family, kinds in _KINDS if family is self.family)
+
+
+def plan_variable_names(tree: Tree, told: Settings) -> Plan:
+    """Return the way of an object graph to variables known by name: paths as people read them.
+
+    `told` are optimizers' settings from a sidecar. State of other optimizers keeps its path. Each of several
+    has its own scope, as if made there (tensorflow/python/training/slot_creator.py): powers at
+    `SCOPE/beta1_power`, moments at `SCOPE/VARIABLE/Adam`, so that the names say whose they are.
+    """
+    found = list(_list_optimizers(tree))
+    names = {path: tree.names[path] for path, _ in tree.tensors()}
+    rules: dict[Path, Rule] = {}
+    added: dict[Path, Leaf | ValueLeaf] = {}
+    assumed: list[str] = []
+    missing: list[str] = []
+    notes: list[str] = []
+    taken = set(names.values())
+    for each in found:
+        alone = len(found) == 1 and (each.powers or not taken & set(POWERS))
+        scope = "" if alone else f"{each.title}/"
+        if each.family is SGD and each.steps is not None:
+            rate = _find_learning_rate(tree, each, told)
+            if not rate:
+                notes.append(f"{each.title}: nobody tells the learning rate that its momentum holds")
+                continue
+            rules |= dict.fromkeys(each.slots, Scale(SGD.folded * rate, divide=True))
+            notes.append(f"{each.title}: momentum is divided by the learning rate, and rounded")
+        added |= _name_slots(tree, each, scope, names, taken)
+        for power in POWERS if each.family is ADAM else ():
+            if power in each.powers:
+                names[each.powers[power]] = scope + power
+            elif each.steps is None:
+                missing.append(scope + power)
+            else:
+                value, whence = _make_power(tree, each, power, told)
+                assumed += whence
+                added[_parse_name(scope + power)] = ToTensor("float32").leaf(ValueLeaf(value))
+    moves = tuple(Move(path, _parse_name(name), rules.get(path, KEEP)) for path, name in names.items())
+    labels = {
+        _parse_name(names[path]): _make_label(leaf, names[path], names) for path, leaf in tree.tensors()
+    }
+    labels |= {path: Label("other", display(path)) for path in added}
+    return Plan(
+        moves,
+        added,
+        labels=labels,
+        assumed=tuple(dict.fromkeys(assumed)),
+        missing=tuple(missing),
+        notes=tuple(notes),
+        told=told,
+    )
+
+
+def _parse_name(name: str) -> Path:
+    return tuple(attr(part) for part in name.split("/"))
+
+
+def _make_label(leaf: Leaf, name: str, names: Mapping[Path, str]) -> Label:
+    of = _parse_name(names[leaf.of]) if leaf.of is not None and leaf.of in names else None
+    return Label(leaf.role, name, of, leaf.slot)
+
+
+def _list_optimizers(tree: Tree) -> Iterator[_GraphOptimizer]:
+    """Go through the optimizers that TensorFlow 1 has too, in the order of their first moments."""
+    slots: dict[Path, list[Path]] = {}
+    children: dict[Path, dict[str, Path]] = {}
+    for path, leaf in tree.tensors():
+        children.setdefault(path[:-1], {})[str(path[-1].value) if path else ""] = path
+        if leaf.role == "slot" and is_trained(tree, leaf):
+            slots.setdefault(_optimizer_path(path, leaf), []).append(path)
+    for top, moments in slots.items():
+        mine = children.get(top, {})
+        leaves = [tree[path] for path in (*mine.values(), *moments)]
+        kinds = {found.slot for path in moments if isinstance(found := tree[path], Leaf)}
+        cls = keras_class(leaves)
+        if cls in OTHERS:
+            continue
+        for family, wanted in _KINDS:
+            if CLASSES.get(cls or "", family) is family and set(family.always) <= kinds <= set(wanted):
+                powers = {power: mine[power] for power in POWERS if power in mine}
+                yield _GraphOptimizer(
+                    family, top, moments, powers, _find_first(mine, _STEPS), _find_first(mine, _RATES)
+                )
+                break
+
+
+def _find_first(mine: Mapping[str, Path], names: tuple[str, ...]) -> Path | None:
+    return next((mine[name] for name in names if name in mine), None)
+
+
+def is_trained(tree: Tree, slot: Leaf) -> bool:
+    """Say whether a slot is known to be a variable's, and not another slot's."""
+    owner = tree.get(slot.of) if slot.of is not None else None
+    return isinstance(owner, Leaf) and owner.role != "slot"
+
+
+def _optimizer_path(path: Path, leaf: Leaf) -> Path:
+    """Return the path of a moment's optimizer: above its list, or what the graph lists it with."""
+    if leaf.of is not None:
+        top = path[: len(path) - len(leaf.of) - 2]
+        if path == slot_path(top, leaf.slot or "", leaf.of):
+            return top
+    return path[:-2]
+
+
+def _name_slots(
+    tree: Tree, optimizer: _GraphOptimizer, scope: str, names: dict[Path, str], taken: set[str]
+) -> dict[Path, Leaf]:
+    """Name the slots, and return those that TensorFlow 1's RMSProp always has and this one lacks."""
+    by_owner: dict[Path, dict[str, Path]] = {}
+    for path in optimizer.slots:
+        leaf = tree[path]
+        if isinstance(leaf, Leaf) and leaf.of is not None:
+            by_owner.setdefault(leaf.of, {})[str(leaf.slot)] = path
+            taken.discard(names[path])
+    added: dict[Path, Leaf] = {}
+    for owner, moments in by_owner.items():
+        wanted = [kind for kind in optimizer.kinds if kind in moments or kind == "momentum"]
+        # An optimizer that finds its names taken goes on counting.
+        number, name = 0, f"{scope}{names[owner]}/{optimizer.family.tf1}"
+        while taken & {_number_name(name, number + position) for position in range(len(wanted))}:
+            number += len(wanted)
+        for position, kind in enumerate(wanted):
+            own = _number_name(name, number + position)
+            taken.add(own)
+            weight = tree[owner]
+            if kind in moments:
+                names[moments[kind]] = own
+            elif isinstance(weight, Leaf):
+                added[_parse_name(own)] = make_zero_tensor(weight)
+    return added
+
+
+def _number_name(name: str, number: int) -> str:
+    return f"{name}_{number}" if number else name
+
+
+def _find_learning_rate(tree: Tree, optimizer: _GraphOptimizer, told: Settings) -> float | None:
+    found = _read_number(tree, optimizer.rate)
+    said = _find_setting(optimizer, told, "learning_rate")
+    return said if found is None else found
+
+
+def _make_power(tree: Tree, adam: _GraphOptimizer, power: str, told: Settings) -> tuple[float, list[str]]:
+    """Return a power of a beta and what it assumes: it begins as beta, which each update multiplies it by."""
+    count = _read_number(tree, adam.steps)
+    steps = max(0, count) if isinstance(count, int) else 0
+    name = _BETAS[power]
+    beta = _read_number(tree, (*adam.path, attr(name)))
+    if beta is None:
+        beta = _find_setting(adam, told, name)
+    if isinstance(beta, float) and 0 <= beta < 1:
+        return _multiply_float32(beta, steps), []
+    default = ADAM.keras_defaults[name]
+    sentence = f"{adam.title} {name} = {default.value} (default of {default.whose}; "
+    return _multiply_float32(default.value or 0, steps), [f"{sentence}the checkpoint does not hold it)"]
+
+
+def _find_setting(optimizer: _GraphOptimizer, told: Settings, name: str) -> float | None:
+    said = told.get(str(optimizer.path[-1].value) if optimizer.path else "", {}).get(name)
+    return said if isinstance(said, float) else None
+
+
+def _multiply_float32(beta: float, steps: int) -> float:
+    """Return beta in float32 after it was multiplied by it so often, each time rounded."""
+    import numpy as np
+
+    factors = np.full(min(steps, _MOST_STEPS) + 1, beta, np.float32)
+    with np.errstate(under="ignore"):
+        return float(np.multiply.accumulate(factors)[-1])
+
+
+def _read_number(tree: Tree, path: Path | None) -> float | None:
+    leaf = tree.get(path) if path is not None else None
+    if not isinstance(leaf, Leaf) or leaf.size != 1:
+        return None
+    value = ToValue().leaf(leaf)
+    found = value.value if isinstance(value, ValueLeaf) else None
+    return found if isinstance(found, int | float) else None
+
+
+# TensorFlow's two ways of keeping the same variables: by name (TensorFlow 1), as objects (TensorFlow 2).
+#
+# Variables keep their paths; variable_names.py has the way from objects to names. Adam is told otherwise by
+# the two: by name its moments are `VARIABLE/Adam` and `VARIABLE/Adam_1` beside two powers of its betas; as an
+# object it owns them. What tf.compat.v1.train.AdamOptimizer saves when tf.train.Checkpoint tracks it is the
+# object that stands for Adam here: children beta1_power and beta2_power, slot variables m and v
+# (tensorflow/python/training/adam.py, tensorflow/python/training/optimizer.py).
+
+_ADAM = ("m", "v")
+# Slots of optimizers that keep no variables of their own, as `_create_slots` calls them
+# (tensorflow/python/training/{momentum,rmsprop,adagrad,adadelta,ftrl}.py).
+_SLOTS_ALONE = frozenset(("momentum", "rms", "mg", "accumulator", "accum", "accum_update", "linear"))
+_POWER = re.compile(r"beta[12]_power(_\d+)?")
+_PLAIN = "optimizer"  # the object's name where the variables' names give none
+
+
+def is_object_graph(tree: Tree) -> bool:
+    """Say whether the tree is one of TensorFlow's objects, whose keys say so."""
+    return any(MARK in leaf.key for _, leaf in tree.tensors())
+
+
+def has_named_variables(tree: Tree) -> bool:
+    """Say whether the tree's variables are known by name alone."""
+    return all("/".join(_steps(path)) == leaf.key for path, leaf in tree.tensors())
+
+
+def _steps(path: Path) -> tuple[str, ...]:
+    return tuple(str(step.value) for step in path)
+
+
+# From names to objects.
+
+
+class _BetaPowers(NamedTuple):
+    """The powers of one Adam's betas: the scope that they stand in, and their paths.
+
+    An optimizer of another class has the scope of its slots and no powers.
+    """
+
+    scope: tuple[str, ...]
+    powers: Mapping[str, Path]
+
+
+def plan_variable_objects(tree: Tree) -> Plan:
+    """Return the way of variables known by name into an object graph: each keeps its path.
+
+    Adam's moments become slot variables of an optimizer, called as the scope of its beta powers is, and
+    `optimizer` where they have none. Moments that no pair of powers owns for sure stay where they are. The
+    slots of other optimizers become slot variables of one that is called as the scope around them.
+    """
+    pairs, notes = _pair_powers(tree)
+    leaves = dict(tree.tensors())
+    slots = {path: leaf.of for path, leaf in leaves.items() if _is_adam_slot(tree, leaf) and leaf.of}
+    owners = _find_owners(leaves, slots, pairs)
+    if not owners:
+        pairs = []
+    others = _list_other_slots(tree)
+    first = len(pairs)
+    scopes = list(dict.fromkeys(scope for scope, _ in others.values()))
+    pairs += [_BetaPowers(scope, {}) for scope in scopes]
+    owners |= {path: first + scopes.index(scope) for path, (scope, _) in others.items()}
+    slots_of = slots | {path: of for path, (_, of) in others.items()}
+    names = {path: _variable(path, leaf) for path, leaf in leaves.items() if path not in owners}
+    tops = _list_optimizer_paths(pairs, names)
+    for number, pair in enumerate(pairs):
+        names |= {path: (*tops[number], power) for power, path in pair.powers.items()}
+    if slots and not slots.keys() & owners.keys():
+        notes = (
+            *notes,
+            f"{format_count(len(slots), 'moment of Adam is', 'moments of Adam are')} kept as plain variables: "  # noqa: E501
+            f"whose they are is not sure",
+        )
+    paths = object_graph_paths(names.values())
+    placed = {path: paths[name] for path, name in names.items()}
+    for path, number in owners.items():
+        powers = pairs[number].powers
+        top = placed[powers[POWERS[0]]][:-1] if powers else tuple(map(attr, tops[number]))
+        placed[path] = slot_path(top, leaves[path].slot or "", placed[slots_of[path]])
+    moves = tuple(Move(path, placed[path], KEEP) for path in leaves)
+    assumed = [
+        f"Adam in scope {'/'.join(pair.scope) or '(none)'} trains what lies there: it is {'/'.join(top)}"
+        for pair, top in zip(pairs[:first], tops, strict=False)
+        if first > 1
+    ]
+    labels = {placed[path]: _label(path, leaf, placed, held=path in owners) for path, leaf in leaves.items()}
+    return Plan(moves, labels=labels, assumed=tuple(assumed), notes=notes)
+
+
+def _list_other_slots(tree: Tree) -> dict[Path, tuple[tuple[str, ...], Path]]:
+    """Return the scope and the variable of every slot `[SCOPE/]VARIABLE/NAME` that is not Adam's.
+
+    Nothing is returned when two slots of one scope are the same one's of the same variable.
+    """
+    found: dict[Path, tuple[tuple[str, ...], Path]] = {}
+    seen = set()
+    for path, leaf in tree.tensors():
+        if leaf.role != "slot" or leaf.slot not in _SLOTS_ALONE or leaf.of is None:
+            continue
+        name, of = _steps(path)[:-1], _steps(leaf.of)
+        if not is_trained(tree, leaf) or name[len(name) - len(of) :] != of:
+            continue
+        scope = name[: len(name) - len(of)]
+        if (scope, leaf.slot, of) in seen:
+            return {}
+        seen.add((scope, leaf.slot, of))
+        found[path] = scope, leaf.of
+    return found
+
+
+def _variable(path: Path, leaf: Leaf) -> tuple[str, ...]:
+    # Some programs store a variable under the name of its output, `w:0`.
+    if leaf.name and leaf.key == f"{leaf.name}:0" == "/".join(_steps(path)):
+        return tuple(leaf.name.split("/"))
+    return _steps(path)
+
+
+def _label(path: Path, leaf: Leaf, placed: Mapping[Path, Path], *, held: bool) -> Label:
+    name = leaf.name or leaf.key or display(path)
+    if leaf.of is None or leaf.of not in placed:
+        return Label(leaf.role, name)
+    return Label(leaf.role, name, placed[leaf.of] if held else None, leaf.slot if held else None)
+
+
+def _is_adam_slot(tree: Tree, leaf: Leaf) -> bool:
+    return leaf.role == "slot" and leaf.slot in _ADAM and is_trained(tree, leaf)
+
+
+def _pair_powers(tree: Tree) -> tuple[list[_BetaPowers], tuple[str, ...]]:
+    found: dict[tuple[tuple[str, ...], str], dict[str, Path]] = {}
+    for path, leaf in tree.tensors():
+        match = _POWER.fullmatch(str(path[-1].value)) if path and leaf.size == 1 else None
+        if match:
+            power = match[0][: len(POWERS[0])]
+            found.setdefault((_steps(path[:-1]), match[1] or ""), {})[power] = path
+    pairs = [_BetaPowers(scope, powers) for (scope, _), powers in found.items() if len(powers) == len(POWERS)]
+    scopes = [pair.scope for pair in pairs]
+    if len(set(scopes)) == len(scopes):
+        return pairs, ()
+    # TensorFlow numbers the powers of several optimizers, and says nowhere which is whose.
+    return [], (f"{len(pairs)} Adam optimizers share one scope: their state is kept as plain variables",)
+
+
+def _find_owners(
+    leaves: Mapping[Path, Leaf], slots: Mapping[Path, Path], pairs: list[_BetaPowers]
+) -> dict[Path, int]:
+    """Return the number of every moment's optimizer: the only one, or that in whose scope the moment is.
+
+    Nothing is returned when one moment has no optimizer, or two are the same one's of the same variable.
+    """
+    numbers = {pair.scope: number for number, pair in enumerate(pairs)}
+    found: dict[Path, int] = {}
+    seen = set()
+    for path, of in slots.items():
+        name = _steps(path)
+        scopes = (name[:depth] for depth in range(len(name), -1, -1))
+        scope = next((scope for scope in scopes if scope in numbers), None)
+        number = 0 if len(pairs) == 1 else numbers.get(scope) if scope is not None else None
+        if number is None or (number, leaves[path].slot, of) in seen:
+            return {}
+        seen.add((number, leaves[path].slot, of))
+        found[path] = number
+    return found
+
+
+def _list_optimizer_paths(
+    pairs: list[_BetaPowers], names: Mapping[Path, tuple[str, ...]]
+) -> list[tuple[str, ...]]:
+    """Return each optimizer's path: nothing lies there but what is an optimizer's own."""
+    powers = {path for pair in pairs for path in pair.powers.values()}
+    scopes = {pair.scope for pair in pairs}
+    taken = {
+        name[:depth]
+        for path, name in names.items()
+        if path not in powers and not (name[:-1] in scopes and name[-1] in KERAS_SETTINGS)
+        for depth in range(1, len(name) + 1)
+    }
+    tops = []
+    for pair in pairs:
+        top, number = pair.scope, 0
+        while not top or top in taken:
+            top = (*pair.scope, f"{_PLAIN}_{number}" if number else _PLAIN)
+            number += 1
+        taken.add(top)
+        tops.append(top)
+    return tops
+
+
+# The objects behind variables known by name: kept in a sidecar, so that the way back gives the same objects.
+#
+# TensorFlow 1's form has no place for edges, keys and the kind of an optimizer. The receipt of a conversion
+# to it holds the object graph, as TensorFlow stores it, and each variable's key there.
+
+# A sidecar may have 16 MB; a graph of 10,000 objects has about 1 MB.
+_MOST_BYTES = 4 << 20
+
+
+def record_objects(tree: Tree, plan: Plan) -> dict[str, Any] | None:
+    """Return what a sidecar says of the tree's objects after `plan` gave names to its variables.
+
+    None if they cannot be stored as objects, are too many to be told in a sidecar, or changed on the way.
+    """
+    if any(move.rule != KEEP for move in plan.moves):
+        return None  # the variables are others than the objects had
+    with contextlib.suppress(CkpttoolError):
+        found = tf_object_graph.plan_graph(tree)
+        graph = tf_object_graph.encode_graph(found.graph)
+        if len(graph) <= _MOST_BYTES:
+            keys = {_name(move.target): found.keys[move.source] for move in plan.moves}
+            return {"graph": base64.b64encode(graph).decode(), "keys": keys, "read": is_object_graph(tree)}
+    return None
+
+
+def restore_objects(tree: Tree, objects: Mapping[str, Any]) -> Plan | None:
+    """Return the way of variables known by name into the objects that they were; None if it does not fit.
+
+    The powers of Adam's betas that no object had are left out: the conversion computed them.
+    """
+    keys = objects["keys"]
+    sources = {keys[_name(path)]: path for path in tree if _name(path) in keys}
+    computed = tuple(path for path in tree if _name(path) not in keys)
+    complete = sources.keys() == set(keys.values()) and len(sources) == len(keys)
+    if not complete or not all(path[-1].value in POWERS for path in computed):
+        return None
+    try:
+        tensors = {key: _tensor(tree, path) for key, path in sources.items()}
+        graph = base64.b64decode(objects["graph"], validate=True)
+        made, _ = tree_from_graph(graph, tensors)
+    except (CkpttoolError, binascii.Error, ValueError):
+        return None
+    if not graph:
+        return None
+    placed = {leaf.key: path for path, leaf in made.tensors()}
+    return Plan(
+        tuple(Move(sources[key], path, KEEP) for key, path in placed.items()),
+        aliases={path: tuple(alias.path for alias in others) for path, others in made.aliases.items()},
+        labels={
+            path: Label(leaf.role, leaf.name, leaf.of, leaf.slot, leaf.key if objects["read"] else None)
+            for path, leaf in made.tensors()
+        },
+        consumed=computed,
+    )
+
+
+def _name(path: Path) -> str:
+    return "/".join(str(step.value) for step in path)
+
+
+def _tensor(tree: Tree, path: Path) -> VariableInfo:
+    leaf = tree[path]
+    assert isinstance(leaf, Leaf)  # noqa: S101  # `again` goes through tensors
+    return VariableInfo(leaf.dtype, leaf.shape, leaf.source)

@@ -1,0 +1,283 @@
+"""Tianshou's policies: policy.state_dict() of 0.4 to 1.x, the algorithm's of 2.x, or {"model", "obs_rms"}.
+
+Sources in github.com/thu-ml/tianshou: tianshou/utils/net/continuous.py: Actor gives max_action * tanh,
+ActorProb's mean is unbounded in every example, and SAC takes tanh of it (policy/modelfree/sac.py); by
+default, and so in 2.x's high-level factory (highlevel/module/actor.py), tanh bounds it. policy/base.py (2.x:
+algorithm/algorithm_base.py), `map_action`: then the action is limited to [-1, 1] ("clip"; SAC's lies there
+already) and scaled to [low, high]. Hidden layers are ReLU (utils/net/common.py), those of PPO and its kin
+tanh (examples/mujoco/mujoco_ppo.py). utils/statistics.py, RunningMeanStd.norm: the observations' statistics,
+epsilon inside the root. In 2.x `algorithm.state_dict()` adds the optimizers in the order policy, critic,
+critic2.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import replace
+
+from ckpttool.core.sidecar import NO_BOUNDS, unknown_fact
+from ckpttool.core.tree import Container, Leaf, Path, Tree, ValueLeaf, attr, index, key
+from ckpttool.libraries import optimizers_read, schema
+from ckpttool.libraries.recognize import LayoutTable, bind, read_pickled_module
+from ckpttool.libraries.schema import (
+    NORMALIZER,
+    AgentMetadata,
+    ObservationNormalizer,
+    RecognizedAgent,
+    read_numbers,
+)
+from ckpttool.libraries.write import (
+    LIST,
+    LayerNames,
+    NetworkRow,
+    SingleTensorRow,
+    WritingTable,
+    count_critics,
+    has_value_network,
+    is_gaussian,
+    plan_torch_file,
+)
+from ckpttool.mapping.rules import KEEP, Move, Plan, Settings, ToTensor
+
+_LACKS = (
+    NO_BOUNDS,
+    unknown_fact(
+        "action map",
+        "the actor's max_action (the first upper bound in Tianshou's examples; 1 by default: --head affine)",
+        decides=True,
+    ),
+)
+# examples/mujoco/mujoco_ppo.py (and a2c, npg, trpo, reinforce) against highlevel/module/actor.py.
+_PROBABILISTIC = (
+    unknown_fact(
+        "activation",
+        "the activations (tanh in Tianshou's examples, ReLU in its high-level default: --activation)",
+        decides=True,
+    ),
+    unknown_fact(
+        "action map",
+        "whether tanh bounds the mean (no in its examples, yes in its high-level default: --head affine)",
+        decides=True,
+    ),
+)
+_SIGMA = {"sigma/model/0": "log_std"}
+_CRITICS = {"critic": "q1", "critic1": "q1", "critic2": "q2"}
+
+TABLE = LayoutTable(
+    name="tianshou",
+    title="Tianshou's policy.pth (TD3, DDPG, SAC, TD3+BC; PPO and its kin)",
+    framework="torch",
+    components={
+        "policy/actor": "actor",
+        "actor": "actor",
+        "actor_old/module": "actor_target",
+        "actor_old": "actor_target",
+        **{theirs: f"critic/{q}" for theirs, q in _CRITICS.items()},
+        **{f"{theirs}_old/module": f"critic_target/{q}" for theirs, q in _CRITICS.items()},
+        **{f"{theirs}_old": f"critic_target/{q}" for theirs, q in _CRITICS.items()},
+    },
+    optimizers={
+        "_optimizers/0": "actor_optimizer",
+        "_optimizers/1": "critic_optimizer/q1",
+        "_optimizers/2": "critic_optimizer/q2",
+    },
+    counters={},
+    facts=AgentMetadata(head="tanh_clip_affine", hidden="relu", epsilon=1e-5, lacks=_LACKS),
+    optimizer=optimizers_read.from_torch,
+    rooted=True,
+    seen="TD3 and TD3+BC on Pendulum of public runs; all of them as 0.4.11, 0.5.1, 1.2.0 and 2.0.1 save",
+    branches=_SIGMA,
+    tensors={"alpha/_log_alpha": "temperature/log_alpha"},
+)
+_SAC = replace(TABLE, facts=AgentMetadata(head="affine", hidden="relu", epsilon=1e-5, lacks=_LACKS[:1]))
+# PPO, A2C, NPG, TRPO, and GAIL, whose `disc_net` takes observation and action: the critic is a value of the
+# state, the mean is limited to [-1, 1].
+_ON_POLICY = replace(
+    TABLE,
+    components={"policy/actor": "actor", "actor": "actor", "critic": "value", "disc_net": "discriminator"},
+    optimizers={"_optimizers/0": schema.JOINT},
+    facts=AgentMetadata(
+        head="clip_affine", hidden="tanh", epsilon=1e-5, lacks=(*_LACKS[:1], *_PROBABILISTIC)
+    ),
+    branches={},
+    tensors={"actor/sigma_param": "actor/log_std", "policy/actor/sigma_param": "actor/log_std"},
+)
+
+# A key of a state_dict: the same networks as dicts of their own are another layout's.
+_ACTOR = re.compile(r"(?:policy\.)?actor\.(preprocess|last|mu)\..*")
+_EPSILON = 2.0**-23  # RunningMeanStd's default: that of float32
+_LARGEST = 1 << 62
+_OBS_RMS = key("obs_rms")
+
+
+def recognise(tree: Tree, name: str) -> RecognizedAgent | None:  # noqa: ARG001  # policy.pth says nothing
+    """Return the way to the canonical agent of a policy whose actor is `preprocess` and a last layer."""
+    module = read_pickled_module(tree)
+    if module is not None:
+        binding = _bind_policy(module.state)
+        return None if binding is None else _add_attributes(module.bound(binding), tree)
+    return _bind_policy(tree)
+
+
+def _bind_policy(tree: Tree) -> RecognizedAgent | None:
+    found = {match[1] for path in tree if path and (match := _ACTOR.fullmatch(str(path[-1].value)))}
+    if "preprocess" not in found or len(found) < 2:
+        return None
+    narrow, wide = (
+        _count_inputs(tree, "actor"),
+        _count_inputs(tree, "critic") or _count_inputs(tree, "critic1"),
+    )
+    # Discrete SAC's Q-functions take the observation alone too: they are two, and have targets.
+    modules = {step for name in tree.names.values() for step in name.split("/")}
+    q_functions = modules & {"critic1", "critic2", "critic_old", "critic1_old"}
+    alike = wide is not None and wide == narrow
+    # The policy alone, as 2.x keeps it: a deviation that is a parameter is that of PPO and its kin.
+    alone = wide is None and bool(modules & {"sigma_param"})
+    on_policy = (alike and not q_functions) or alone
+    binding = bind(tree, _ON_POLICY if on_policy else _SAC if "mu" in found else TABLE)
+    if binding is None:
+        return None
+    if alike and "mu" not in found:
+        return _refuse_discrete(binding)
+    return _add_statistics(binding, tree)
+
+
+def _add_attributes(binding: RecognizedAgent, tree: Tree) -> RecognizedAgent:
+    """Return the binding with the bounds and the action map that a policy pickled whole has as attributes."""
+    said = {
+        tuple(step.value for step in path if step.value not in ("_modules", "policy")): leaf
+        for path, leaf in tree.items()
+    }
+
+    def value(*names: str) -> object:
+        leaf = said.get(names)
+        return leaf.value if isinstance(leaf, ValueLeaf) else None
+
+    low, high = (read_numbers(said.get(("action_space", end))) for end in ("low", "high"))
+    facts = binding.facts.bounded("action_space", low, high) or binding.facts
+    if facts.action_high is None or ("action_bound_method",) not in said:
+        return replace(binding, facts=facts)
+    limit, method = value("actor", "max_action"), value("action_bound_method")
+    deterministic = ("actor", "_unbounded") not in said
+    bounded = deterministic or value("actor", "_unbounded") is False
+    soft = facts.head == "affine"  # SAC takes tanh of the mean
+    if value("action_scaling") is not True or method not in ("clip", "tanh", None):
+        return replace(binding, facts=facts).refused("actor", "actions that are not scaled to the bounds")
+    if soft or (bounded and limit == 1.0 and method != "tanh") or (not bounded and method == "tanh"):
+        head = "affine"
+    elif bounded and limit == facts.action_high[0] and method == "clip":
+        head = "tanh_clip_affine"
+    elif not bounded and method == "clip":
+        head = "clip_affine"
+    else:
+        reason = f"an action map with max_action {limit} and action_bound_method {method}"
+        return replace(binding, facts=facts).refused("actor", reason)
+    left = (*_LACKS, *_PROBABILISTIC[1:])
+    facts = facts._replace(lacks=tuple(what for what in facts.lacks if what not in left))
+    return replace(binding, facts=facts.read("action_bound_method", head=head))
+
+
+def _count_inputs(tree: Tree, component: str) -> int | None:
+    """Return the number of inputs of a component's first matrix."""
+    for path, leaf in tree.tensors():
+        name = f"/{tree.names[path]}"
+        if f"/{component}/" in name and name.endswith("/weight") and len(leaf.shape) == 2:
+            return leaf.shape[1]
+    return None
+
+
+def _refuse_discrete(binding: RecognizedAgent) -> RecognizedAgent:
+    """Return the binding of an agent that chooses among actions: it is listed, and not run as another one."""
+    choice = "the choice among discrete actions"
+    return replace(binding.refused("actor", choice), evidence=f"{binding.evidence} of discrete actions")
+
+
+def _add_statistics(binding: RecognizedAgent, tree: Tree) -> RecognizedAgent:
+    """Return the binding with the observations' statistics, where a checkpoint dict keeps them."""
+    places = {name: (_OBS_RMS, attr(name)) for name in ("mean", "var", "count", "eps", "clip_max")}
+    mean, var = (tree.get(places[name]) for name in ("mean", "var"))
+    if not isinstance(mean, Leaf) or not isinstance(var, Leaf):
+        lacks = unknown_fact(
+            "observation statistics", "the observation statistics, if it was trained with VectorEnvNormObs"
+        )
+        return replace(binding, facts=binding.facts.lacking(lacks))
+    epsilon, clip = _number(tree, places["eps"]), _number(tree, places["clip_max"])
+    norm = ObservationNormalizer(
+        mean, var, epsilon=_EPSILON if epsilon is None else epsilon, clip=clip or None
+    )
+    moves = [Move(places[name], (attr(NORMALIZER), attr(name)), KEEP) for name in ("mean", "var")]
+    count = tree.get(places["count"])
+    if isinstance(count, ValueLeaf) and type(count.value) is int and 0 <= count.value < _LARGEST:
+        moves.append(Move(places["count"], (attr(NORMALIZER), attr("count")), ToTensor("int64")))
+    return replace(
+        binding,
+        moves=replace(binding.moves, moves=(*binding.moves.moves, *moves)),
+        facts=binding.facts.read("obs_rms", norm=norm),
+        consumed=binding.consumed | {places[name] for name in ("eps", "clip_max") if places[name] in tree},
+    )
+
+
+def _number(tree: Tree, path: Path) -> float | None:
+    """Return a plain number, None for anything else and for one that is none of an agent's."""
+    leaf = tree.get(path)
+    value = leaf.value if isinstance(leaf, ValueLeaf) else None
+    if not isinstance(value, int | float) or isinstance(value, bool) or not 0 <= value < _LARGEST:
+        return None
+    return float(value)
+
+
+def plan(binding: RecognizedAgent, agent: Tree, told: Settings) -> Plan:
+    """Return where a canonical agent goes: the `algorithm.state_dict()` of version 2, optimizers included.
+
+    Raise UnsupportedError for networks or an action map that the library's Actor and Critic cannot be.
+    """
+    return plan_torch_file(_make_table(binding), binding, agent, told)
+
+
+_OPTIMIZERS = key("_optimizers")
+_STATES: Mapping[Path, Container] = {(_OPTIMIZERS,): LIST}
+_ONE = "its Actor is to be made with max_action=1, by which tanh is what is mapped to the bounds"
+
+
+def _network_row(place: str, theirs: str, last: str = "last", **branches: str) -> NetworkRow:
+    hidden = f"{theirs}.preprocess.model.model.{{s}}"
+    heads = {ours: f"{theirs}.{name}.model.0" for ours, name in branches.items()}
+    return NetworkRow(place, (), LayerNames(hidden, f"{theirs}.{last}.model.0", heads, norm=hidden))
+
+
+def _make_table(binding: RecognizedAgent) -> WritingTable:
+    if has_value_network(binding):
+        rows: list[NetworkRow | SingleTensorRow] = [
+            SingleTensorRow("actor/log_std", (key("policy.actor.sigma_param"),), (-1, 1)),
+            _network_row("actor", "policy.actor", "mu"),
+            _network_row("value", "critic"),
+        ]
+        joint = (_OPTIMIZERS, index(0))
+        return WritingTable(
+            "Tianshou", rows, "clip_affine", joint=joint, needs=("actor", "value"), containers=_STATES
+        )
+    soft, qs = is_gaussian(binding), [("q1", "critic"), ("q2", "critic2")][: max(count_critics(binding), 1)]
+    rows = [
+        _network_row("actor", "policy.actor", "mu", log_std="sigma")
+        if soft
+        else _network_row("actor", "policy.actor")
+    ]
+    for q, name in qs:
+        rows += [_network_row(f"critic/{q}", name), _network_row(f"critic_target/{q}", f"{name}_old.module")]
+    if soft:
+        rows.append(SingleTensorRow("temperature/log_alpha", (key("alpha._log_alpha"),), (1,), optional=True))
+    else:
+        rows.append(_network_row("actor_target", "actor_old.module"))
+    trained = ("actor_optimizer", *(f"critic_optimizer/{q}" for q, _ in qs))
+    ours = soft or binding.facts.head == "tanh_clip_affine"
+    return WritingTable(
+        "Tianshou",
+        rows,
+        "affine" if soft or not ours else "tanh_clip_affine",
+        optimizers={name: (_OPTIMIZERS, index(number)) for number, name in enumerate(trained)},
+        fresh=True,
+        needs=("actor", "critic"),
+        containers=_STATES,
+        notes=() if ours else (_ONE,),
+    )

@@ -1,0 +1,857 @@
+"""Writing an agent as a library stores it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import pairwise
+from typing import TYPE_CHECKING, NamedTuple, Protocol
+
+from ckpttool.core.errors import UnsupportedError, abbreviate_list
+from ckpttool.core.source import Inline
+from ckpttool.core.tree import Container, Leaf, Path, Tree, ValueLeaf, attr, display, index, key
+from ckpttool.libraries import optimizers_write, schema
+from ckpttool.libraries.optimizers_read import Setting
+from ckpttool.libraries.optimizers_write import make_tensor_rule
+from ckpttool.libraries.schema import (
+    NORMALIZER,
+    AgentLayer,
+    AgentNetwork,
+    DefaultSetting,
+    ObservationNormalizer,
+    RecognizedAgent,
+    matches_action_map,
+)
+from ckpttool.mapping.layer_kinds import LayerKind, WeightSpec
+from ckpttool.mapping.layers import SPELLING
+from ckpttool.mapping.rules import (
+    KEEP,
+    TRANSPOSE,
+    Cast,
+    ConcatPart,
+    Label,
+    Move,
+    Plan,
+    Reshape,
+    Rule,
+    Settings,
+    ToTensor,
+    ToValue,
+    compose_rules,
+    constant_tensor,
+    object_graph_paths,
+)
+
+if TYPE_CHECKING:
+    import numpy as np
+
+
+# Where a codebase keeps the statistics of observations, and how it normalises with them.
+#
+# The same numbers mean another function where epsilon stands elsewhere or the result is limited otherwise.
+# Then they are computed anew so that the function stays, or are left to the sidecar where no numbers can do
+# that.
+
+_SAME = 1e-6  # twice the rounding of the float32 numbers that most libraries keep
+_FIRST = (index(0), attr("kernel"))
+_NOTE = "observation statistics are in the sidecar"
+
+
+class StatisticsPlan(NamedTuple):
+    """Moves of statistics that are there, and those that are computed."""
+
+    moves: tuple[Move, ...] = ()
+    added: Mapping[Path, Leaf | ValueLeaf] = {}  # a tuple's default, never changed
+    assumed: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+
+
+class StatisticsRow(NamedTuple):
+    """The places of mean, var, std and count ([obs_dim] each but the last), and what is done with them.
+
+    `whose` is "critic_" for those of what a critic sees, which are only carried. `shape` is that of the
+    tensors (-1 is obs_dim); `epsilon`, `outside` and `clip` are those of canonical.Norm. Where they are
+    `required` an agent that has none gets such as change nothing, and one whose cannot be held is refused.
+    """
+
+    places: Mapping[str, Path]
+    dtype: str
+    shape: tuple[int, ...] = (-1,)
+    epsilon: float = 0.0
+    outside: bool = False
+    clip: float | None = None
+    counter: str = "int64"
+    whose: str = ""
+    required: bool = False
+
+    def placed(self, binding: RecognizedAgent, agent: Tree, library: str) -> StatisticsPlan:
+        """Return where the agent's statistics go, if it has any."""
+        there = {name: agent.get(self.source(name)) for name in (*self.places, "mean", "var", "std")}
+        found = {name: leaf for name, leaf in there.items() if isinstance(leaf, Leaf)}
+        norm = binding.facts.norm or _make_plain_normalizer(found)
+        if norm is None or (self.whose and not found):
+            return self._neutral(agent, binding) if self.required else StatisticsPlan()
+        if self.places.keys() - {"count"} <= found.keys() and (self.whose or self._is(norm, found)):
+            return self._kept(found)
+        if self.whose:
+            return StatisticsPlan(notes=(f"{_NOTE}: {library} keeps them otherwise",))
+        return self._computed(norm, found, library)
+
+    def source(self, name: str) -> Path:
+        """Return the canonical path of one of the statistics."""
+        return (attr(NORMALIZER), attr(f"{self.whose}{name}"))
+
+    def _is(self, norm: ObservationNormalizer, found: Mapping[str, Leaf]) -> bool:
+        """Say whether the tensors that are there are the agent's statistics by the library's formula."""
+        import numpy as np
+
+        if norm.clip != self.clip or any(found[n].dtype != self.dtype for n in self.places if n != "count"):
+            return False
+        std = found["std"] if "std" in self.places else None
+        ours = ObservationNormalizer(found["mean"], found.get("var"), std, self.epsilon, outside=self.outside)
+        pairs = (
+            (compute_divisor(ours), compute_divisor(norm)),
+            (to_float64_row(ours.mean), to_float64_row(norm.mean)),
+        )
+        return all(one.shape == two.shape and np.allclose(one, two, rtol=_SAME, atol=0) for one, two in pairs)
+
+    def _kept(self, found: Mapping[str, Leaf]) -> StatisticsPlan:
+        moves = []
+        for name in self.places:
+            if name not in found:
+                continue
+            leaf = found[name]
+            shape = () if name == "count" else _fill_shape(self.shape, leaf.size)
+            rule: Rule = KEEP if leaf.shape == shape else Reshape(shape)
+            if name == "count" and leaf.dtype != self.counter:
+                rule = compose_rules(rule, Cast(self.counter))
+            moves.append(Move(self.source(name), self.places[name], rule))
+        return self._counted(StatisticsPlan(tuple(moves)), found)
+
+    def _computed(
+        self, norm: ObservationNormalizer, found: Mapping[str, Leaf], library: str
+    ) -> StatisticsPlan:
+        """Return numbers with which the library's own formula is the agent's."""
+        import numpy as np
+
+        mean, wide = to_float64_row(norm.mean), compute_divisor(norm)
+        std = wide - self.epsilon if self.outside else np.sqrt(np.maximum(wide**2 - self.epsilon, 0))
+        if norm.clip != self.clip or not (std > 0).all():
+            limit = "no limit" if self.clip is None else f"a limit of {self.clip:g}"
+            why = f"{library} has {limit} after it" if norm.clip != self.clip else "one varies too little"
+            if self.required:
+                raise UnsupportedError(f"the observation statistics cannot be those of {library}", found=why)
+            return StatisticsPlan(notes=(f"{_NOTE}: {why}",))
+        numbers = {"mean": mean, "var": std**2, "std": std}
+        added: dict[Path, Leaf | ValueLeaf] = {
+            self.places[name]: self._leaf(array) for name, array in numbers.items() if name in self.places
+        }
+        note = f"observation statistics are computed so that {library}'s formula is the agent's"
+        count = {name: leaf for name, leaf in found.items() if name == "count"}
+        made = self._kept(count)
+        return made._replace(added={**added, **made.added}, notes=(note,))
+
+    def _neutral(self, agent: Tree, binding: RecognizedAgent) -> StatisticsPlan:
+        """Return statistics that change nothing: the library keeps some in every network."""
+        import numpy as np
+
+        part = next(part for part in binding.parts if part.acts)
+        kernel = agent[(*part.prefix, *_FIRST)]
+        width = kernel.shape[0] if isinstance(kernel, Leaf) else 0
+        numbers = {"mean": np.zeros(width), "var": np.ones(width), "std": np.ones(width)}
+        added: dict[Path, Leaf | ValueLeaf] = {
+            self.places[name]: self._leaf(array) for name, array in numbers.items() if name in self.places
+        }
+        return StatisticsPlan(added=added)
+
+    def _counted(self, made: StatisticsPlan, found: Mapping[str, Leaf]) -> StatisticsPlan:
+        if "count" not in self.places or "count" in found:
+            return made
+        zero = constant_tensor(self.counter, (), 0, role="counter")
+        said = f"{NORMALIZER}/{self.whose}count = 0 (the source has none)"
+        return made._replace(added={self.places["count"]: zero}, assumed=(said,))
+
+    def _leaf(self, numbers: np.ndarray) -> Leaf:
+        from ckpttool.core import dtypes
+
+        shape = _fill_shape(self.shape, numbers.size)
+        data = numbers.astype(dtypes.numpy_dtype(self.dtype)).tobytes()
+        return Leaf(self.dtype, shape, Inline(data), "", "buffer")
+
+
+def _fill_shape(shape: tuple[int, ...], size: int) -> tuple[int, ...]:
+    return tuple(size if extent == -1 else extent for extent in shape)
+
+
+def _make_plain_normalizer(found: Mapping[str, Leaf]) -> ObservationNormalizer | None:
+    """Return the statistics of an agent of which nothing says how it uses them."""
+    if "mean" not in found or not {"var", "std"} & found.keys():
+        return None
+    return ObservationNormalizer(found["mean"], found.get("var"), None if "var" in found else found["std"])
+
+
+def compute_divisor(norm: ObservationNormalizer) -> np.ndarray:
+    """Return what the centred observations are divided by, float64 [obs_dim]."""
+    import numpy as np
+
+    std = to_float64_row(norm.std) if norm.std is not None else np.sqrt(to_float64_row(norm.var))
+    return std + norm.epsilon if norm.outside else np.sqrt(std**2 + norm.epsilon)
+
+
+def to_float64_row(leaf: Leaf | None) -> np.ndarray:
+    """Return a tensor's numbers in one row, float64 [obs_dim]."""
+    assert leaf is not None  # noqa: S101 - a Norm has a deviation or a variance
+    return leaf.array().astype("f8").reshape(-1)
+
+
+# What a codebase calls what it writes: tables of names, from which libraries/write.py makes plans.
+
+TORCH: Mapping[str, LayerKind] = {kind: SPELLING["torch", kind] for kind in ("dense", "layer_norm")}
+
+
+class LayerNames(NamedTuple):
+    """What a codebase calls the layers of one network.
+
+    Patterns may have holes: `{n}` is a dense layer's number from `first`, `{i}` from 0, `{s}` its place in a
+    Sequential where an activation follows every hidden layer. `norm` is a layer norm's pattern, None where
+    there can be none; its `{n}` and `{i}` are those of its dense layer. `branches` name further heads by
+    their canonical names; with `joined` the last layer gives the mean and then the branch "log_std".
+    """
+
+    hidden: str
+    last: str
+    branches: Mapping[str, str] = {}  # a tuple's default, never changed
+    norm: str | None = None
+    joined: bool = False
+    first: int = 1
+
+
+class NetworkRow(NamedTuple):
+    """One canonical network ("critic/q1"), the entry that holds its tensors, and its layers' names."""
+
+    place: str
+    entry: Path
+    names: LayerNames
+
+
+class SingleTensorRow(NamedTuple):
+    """One tensor that is no layer's: its canonical place ("temperature/log_alpha") and the target's path.
+
+    It gets `shape` (-1 is what remains) if the library demands one. If the agent lacks it, it is `default`,
+    is missing, or with `optional` is left out; the logarithm of a deviation is computed.
+    """
+
+    place: str
+    target: Path
+    shape: tuple[int, ...] | None = None
+    default: Leaf | None = None
+    optional: bool = False
+
+
+def make_torch_path(entry: Path, layer: str, weight: str) -> Path:
+    """Return a tensor's path in a torch state_dict, which is one dict of dotted names."""
+    return (*entry, key(f"{layer}.{weight}"))
+
+
+@dataclass(frozen=True, slots=True)
+class WritingTable:
+    """All that a codebase writes, `whose` it is for people ("skrl").
+
+    `optimizers` and `counters` lead from canonical names ("critic_optimizer/q1") to their places; with
+    `fresh` the library needs the optimizers even where the agent has none; at `joint` it has one of all
+    networks, which no canonical optimizer is. `head` is the action map of its classes (agents.components),
+    `hidden` the activation that they have unless they are told another, `depth` the number of their layers;
+    "" and 0 where these may be any. `alike` says that all networks have the same hidden sizes, `values` that
+    Q-functions give one number, `late` that they may take the action after the first layer. An agent without
+    one of `needs` is refused; `constants` are what else the library's loader asks for.
+    """
+
+    whose: str
+    rows: Sequence[NetworkRow | SingleTensorRow | StatisticsRow]
+    head: str
+    hidden: str = "relu"
+    depth: int = 0
+    alike: bool = False
+    optimizers: Mapping[str, Path] = field(default_factory=dict)
+    counters: Mapping[str, Path] = field(default_factory=dict)
+    fresh: bool = False
+    joint: Path | None = None
+    needs: tuple[str, ...] = ("actor",)
+    values: bool = True
+    late: bool = False
+    kinds: Mapping[str, LayerKind] = field(default_factory=lambda: TORCH)
+    path: Callable[[Path, str, str], Path] = make_torch_path
+    containers: Mapping[Path, Container] = field(default_factory=dict)
+    constants: Mapping[Path, ValueLeaf] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
+
+    @property
+    def held(self) -> dict[str, NetworkRow]:
+        """The networks that the codebase has, by their canonical titles."""
+        return {row.place: row for row in self.rows if isinstance(row, NetworkRow)}
+
+
+def iterate_layer_names(part: AgentNetwork, names: LayerNames) -> Iterator[tuple[int | str, AgentLayer, str]]:
+    """Go through a network's layers and the branches that the codebase has: place, layer, name there."""
+    dense = [position for position, layer in enumerate(part.layers) if layer.kind == "dense"]
+    number = step = -1
+    for position, layer in enumerate(part.layers):
+        norm = layer.kind == "layer_norm"
+        number += not norm
+        # Linear 0, activation 1, Linear 2; with a norm Linear 0, norm 1, activation 2, Linear 3.
+        step += 1 if norm or not position else 2
+        pattern = names.norm if norm and names.norm is not None else names.hidden
+        pattern = names.last if position == dense[-1] else pattern
+        yield position, layer, pattern.format(n=number + names.first, i=number, s=step)
+    for branch, layer in part.branches:
+        if names.joined and branch == "log_std":
+            yield branch, layer, names.last.format(n=number + names.first, i=number, s=step)
+        elif branch in names.branches:
+            yield branch, layer, names.branches[branch]
+
+
+# What a codebase's classes cannot be, and what people should know of an agent that goes there.
+
+MAPS = {
+    "tanh": "one number times tanh",
+    "affine": "tanh mapped to the action bounds",
+    "identity": "the last layer as it is",
+    "clip": "the last layer limited to the action bounds",
+    "clip_affine": "the last layer limited to [-1, 1] and mapped to the action bounds",
+    "tanh_clip_affine": "max_action times tanh, limited to [-1, 1] and mapped to the action bounds",
+    "clip_tanh_affine": "tanh of the last layer limited to [-2, 2], mapped to the action bounds",
+}
+# Equal to tanh mapped to the bounds for some bounds only, and hardly for those that anybody has.
+_CLIPPED = "tanh_clip_affine"
+_SAVES = (attr("save_counter"),)
+
+
+def require_support(writing: WritingTable, binding: RecognizedAgent, agent: Tree) -> None:
+    """Raise UnsupportedError for an agent that the codebase cannot hold, whatever its layers are called."""
+    titles = {part.title for part in binding.parts}
+    absent = [name for name in writing.needs if not any(t.partition("/")[0] == name for t in titles)]
+    if absent:
+        raise UnsupportedError(
+            f"{writing.whose} saves no agent without {' and '.join(absent)}", found=", ".join(sorted(titles))
+        )
+    held = writing.held.keys()
+    heads = {title.partition("/")[0] for title in held if "/" in title}
+    many = sorted(title for title in titles - held if title.partition("/")[0] in heads)
+    if many:
+        raise UnsupportedError(f"{writing.whose} has fewer Q-functions", found=", ".join(many))
+    if writing.values:
+        _require_values(writing, binding, agent)
+    fits = not writing.head or matches_action_map(binding.facts, agent, writing.head)
+    if fits is False or (fits is None and binding.facts.head == _CLIPPED):
+        raise UnsupportedError(
+            f"{writing.whose} makes actions otherwise than this agent: {MAPS[writing.head]}",
+            expected=writing.head,
+            found=binding.facts.head,
+            hint="--bounds LOW HIGH shows whether the two are equal" if fits is None else None,
+        )
+
+
+def _require_values(writing: WritingTable, binding: RecognizedAgent, agent: Tree) -> None:
+    for part in binding.parts:
+        if part.head is None or part.title not in writing.held:
+            continue
+        found = list_kernel_shapes(part, agent)
+        if found and found[-1][-1] != 1:
+            raise UnsupportedError(
+                f"{writing.whose} has Q-functions that give one number",
+                found=f"{part.title} gives {found[-1][-1]}",
+            )
+        if not writing.late and any(one[-1] != two[0] for one, two in pairwise(found)):
+            raise UnsupportedError(
+                f"the Q-functions of {writing.whose} take observation and action at the first layer",
+                found=f"{part.title} takes the action later",
+            )
+
+
+def require_layers(
+    part: AgentNetwork, names: LayerNames, binding: RecognizedAgent, writing: WritingTable
+) -> None:
+    """Raise UnsupportedError for layers, or tensors of no known kind, that the network has no names for."""
+    able = {"dense", *(["layer_norm"] if names.norm is not None else [])}
+    strange = [
+        f"{part.title}/{'/'.join(each.name)}: {each.kind}" for each in part.layers if each.kind not in able
+    ]
+    left = binding.unplaced.get(part.component, ())
+    if strange or left:
+        kinds = "dense layers only" if names.norm is None else "dense layers and layer norms only"
+        raise UnsupportedError(f"{writing.whose} has {kinds}", found=abbreviate_list([*strange, *left], 3))
+    wanted, found = {"log_std"} if names.joined else set(names.branches), {name for name, _ in part.branches}
+    if part.acts and names.joined and not wanted <= found:
+        raise UnsupportedError(
+            f"the last layer of {writing.whose} gives mean and deviation, this policy has no deviation"
+        )
+
+
+def list_kernel_shapes(part: AgentNetwork, agent: Tree) -> list[tuple[int, ...]]:
+    """Return the shapes [in, out] of a network's kernels, in order."""
+    kernels = [agent.get(schema.canonical_weight_path(part, n, "kernel")) for n in range(len(part.layers))]
+    return [leaf.shape for leaf in kernels if isinstance(leaf, Leaf)]
+
+
+def list_consumed(agent: Tree) -> tuple[Path, ...]:
+    """Return what the sidecar tells, and TensorFlow's count of saves, which is no agent's."""
+    return tuple(path for path in agent if schema.mapped_by_sidecar(path) or path == _SAVES)
+
+
+def list_writing_notes(writing: WritingTable, binding: RecognizedAgent, agent: Tree) -> tuple[str, ...]:
+    """Return what people should know: what stays behind, and what the library must be told to build."""
+    found = list(writing.notes)
+    names = set(binding.facts.activations or (binding.facts.hidden,))
+    if writing.hidden and names != {writing.hidden}:
+        wanted = ", ".join(sorted(names))
+        found.append(f"{writing.whose} has {writing.hidden} in hidden layers unless told {wanted}")
+    held = writing.held
+    depths = {len(part.layers) for part in binding.parts if part.title in held}
+    if writing.depth and depths != {writing.depth}:
+        found.append(
+            f"{writing.whose}'s own classes have {writing.depth} layers, this agent's another number"
+        )
+    sizes = {
+        tuple(shape[-1] for shape in list_kernel_shapes(p, agent)[:-1])
+        for p in binding.parts
+        if p.title in held
+    }
+    if writing.alike and len(sizes) > 1:
+        found.append(f"{writing.whose} has one list of hidden sizes for all networks, this agent has several")
+    if writing.head and matches_action_map(binding.facts, agent, writing.head) is None:
+        found.append(f"unknown action bounds (--bounds LOW HIGH); {writing.whose} has {MAPS[writing.head]}")
+    slow = {part.component for part in binding.parts if part.component.endswith("_target")}
+    if slow and not any(place.partition("/")[0] in slow for place in held):
+        found.append(f"{writing.whose} saves no targets")
+    if _SAVES in agent:
+        found.append("save_counter, TensorFlow's count of saves, stays behind")
+    return tuple(found)
+
+
+# Where the networks and lone tensors of a canonical agent go by a table of names.
+
+_STD, _LOG_STD = "actor/std", "actor/log_std"
+
+
+@dataclass(frozen=True, slots=True)
+class RowPlan:
+    """The moves of one row, and what it had to take for granted."""
+
+    place: str
+    moves: tuple[Move, ...]
+    added: Mapping[Path, Leaf | ValueLeaf] = field(default_factory=dict)
+    assumed: tuple[str, ...] = ()
+    missing: tuple[str, ...] = ()
+    consumed: tuple[Path, ...] = ()
+    notes: tuple[str, ...] = ()
+
+
+def place_rows(writing: WritingTable, binding: RecognizedAgent, agent: Tree) -> list[RowPlan]:
+    """Return every row's moves, in the order of the table."""
+    parts = {part.title: part for part in binding.parts}
+    found: list[RowPlan] = []
+    for row in writing.rows:
+        if isinstance(row, NetworkRow):
+            found.append(_place_network(row, parts, binding, agent, writing))
+        elif isinstance(row, SingleTensorRow):
+            found.append(_place_tensor(row, agent))
+        else:
+            made = row.placed(binding, agent, writing.whose)
+            found.append(RowPlan(schema.NORMALIZER, made.moves, made.added, made.assumed, notes=made.notes))
+    return found
+
+
+def _place_network(
+    row: NetworkRow,
+    parts: Mapping[str, AgentNetwork],
+    binding: RecognizedAgent,
+    agent: Tree,
+    writing: WritingTable,
+) -> RowPlan:
+    online = row.place.replace("_target", "")
+    part = parts.get(row.place)
+    assumed: tuple[str, ...] = ()
+    if part is None and row.place != online and online in parts:
+        part = parts[online]
+        assumed = (f"{row.place.partition('/')[0]} is a copy: the source has none",)
+    if part is None:
+        return RowPlan(row.place, (), missing=(row.place,))
+    require_layers(part, row.names, binding, writing)
+    return RowPlan(row.place, tuple(_move_tensors(row, part, agent, writing)), assumed=assumed)
+
+
+def _move_tensors(row: NetworkRow, part: AgentNetwork, agent: Tree, writing: WritingTable) -> Iterator[Move]:
+    """Go through a network's tensors, weight before bias, in the order of its layers."""
+    for position, layer, name in iterate_layer_names(part, row.names):
+        for weight in writing.kinds[layer.kind].weights:
+            source = schema.canonical_weight_path(part, position, weight.canonical)
+            if source in agent:
+                rule = weight.to_canonical.inverse(agent[source])
+                if row.names.joined:
+                    rule = compose_rules(rule, _half_rule(part, position, agent, rule, weight.rank))
+                yield Move(source, writing.path(row.entry, name, weight.name), rule)
+            elif not weight.optional:
+                raise UnsupportedError("the layer has no place without this tensor", path=display(source))
+
+
+def _half_rule(part: AgentNetwork, position: int | str, agent: Tree, rule: Rule, rank: int) -> Rule:
+    """Return the place of a mean or of its deviation in the one layer that gives both."""
+    if isinstance(position, int) and position < len(part.layers) - 1:
+        return KEEP
+    last = agent[schema.canonical_weight_path(part, len(part.layers) - 1, "kernel")]
+    width = last.shape[-1] if isinstance(last, Leaf) else 0
+    start = 0 if isinstance(position, int) else width
+    return ConcatPart(0 if rule == TRANSPOSE else rank - 1, start, start + width, 2 * width)
+
+
+def _place_tensor(row: SingleTensorRow, agent: Tree) -> RowPlan:
+    source = _parse_place(row.place)
+    found = agent.get(source)
+    if isinstance(found, Leaf):
+        shape = _row_shape(row, found)
+        rule = KEEP if shape == found.shape else Reshape(shape)
+        return RowPlan(row.place, (Move(source, row.target, rule),))
+    if row.place.endswith(_LOG_STD) and isinstance(std := agent.get(_parse_place(_STD)), Leaf):
+        return _place_log_std(row, std)
+    if row.default is not None:
+        number = row.default.array().reshape(-1)[0].item()
+        said = f"{row.place} = {number:g} (the source has none)"
+        return RowPlan(row.place, (), {row.target: row.default}, assumed=(said,))
+    return RowPlan(row.place, (), missing=() if row.optional else (display(row.target),))
+
+
+def _place_log_std(row: SingleTensorRow, std: Leaf) -> RowPlan:
+    """Return the logarithm of a deviation that the agent keeps as such."""
+    import numpy as np
+
+    numbers = np.log(std.array().astype("f8")).astype("f4")
+    leaf = Leaf("float32", _row_shape(row, std), Inline(numbers.tobytes()), "", "parameter")
+    note = f"{_LOG_STD} is computed: the logarithm of {_STD}"
+    return RowPlan(row.place, (), {row.target: leaf}, consumed=(_parse_place(_STD),), notes=(note,))
+
+
+def _parse_place(name: str) -> Path:
+    return tuple(map(attr, name.split("/")))
+
+
+def _row_shape(row: SingleTensorRow, leaf: Leaf) -> tuple[int, ...]:
+    return leaf.shape if row.shape is None else tuple(leaf.size if e == -1 else e for e in row.shape)
+
+
+def list_trained_moves(optimizer: str, rows: Iterable[RowPlan]) -> list[Move]:
+    """Return the moves of what an optimizer trains, by its canonical name ("critic_optimizer/q1")."""
+    ours, _, head = optimizer.partition("/")
+    trains = "/".join(filter(None, (schema.ALL_OPTIMIZED[ours], head)))
+    return [
+        move
+        for row in rows
+        if row.place == trains or row.place.startswith(f"{trains}/")
+        for move in row.moves
+        if not schema.mapped_by_sidecar(move.source)
+    ]
+
+
+# Makes a plan of a table of names, so that a layout's way back from the canonical agent is one call.
+#
+# A layout chooses the rows that fit the agent (one Q-function or two, a Gaussian policy or not) and hands
+# them to `written`, in the order of its files. What has no row is left unused and listed.
+
+DICT, ORDERED, LIST = Container("dict"), Container("OrderedDict"), Container("list")
+# torch/optim/adam.py, Adam.__init__: what an optimizer begins with that the agent does not have.
+_ADAM: Mapping[str, DefaultSetting] = {
+    "learning_rate": DefaultSetting(1e-3, "torch"),
+    "beta_1": DefaultSetting(0.9, "torch"),
+    "beta_2": DefaultSetting(0.999, "torch"),
+    "epsilon": DefaultSetting(1e-8, "torch"),
+}
+
+
+def plan_torch_file(writing: WritingTable, binding: RecognizedAgent, agent: Tree, told: Settings) -> Plan:
+    """Return where a canonical agent goes in a file of torch's by the table.
+
+    Targets that the agent lacks are copies of the online networks. Raise UnsupportedError for networks,
+    Q-functions or an action map that the codebase's classes cannot be.
+    """
+    require_support(writing, binding, agent)
+    rows = place_rows(writing, binding, agent)
+    states = [
+        _plan_optimizer(name, place, rows, binding, agent, told)
+        for name, place in writing.optimizers.items()
+        if writing.fresh or any(path[0] == attr(name.partition("/")[0]) for path in agent)
+    ]
+    counted = tuple(
+        Move(path, place, ToValue())
+        for name, place in writing.counters.items()
+        if (path := (attr(name),)) in agent
+    )
+    if writing.joint is not None:
+        held = [row for row in rows if row.place != schema.NORMALIZER]
+        weights = [move for row in held for move in row.moves]
+        weights += [Move(path, path, KEEP) for row in held for path in row.added]
+        states.append(_plan_joint_optimizer(weights, agent, told, binding, writing.joint))
+    counts = {move.target for move in counted}
+    return merge_plans(
+        Plan(
+            tuple(move for row in rows for move in row.moves),
+            {path: leaf for row in rows for path, leaf in row.added.items()}
+            | {path: leaf for path, leaf in writing.constants.items() if path not in counts},
+            _list_containers(writing, rows),
+            tuple(line for row in rows for line in row.assumed),
+            tuple(line for row in rows for line in row.missing),
+            (*list_consumed(agent), *(path for row in rows for path in row.consumed)),
+            (*list_writing_notes(writing, binding, agent), *(line for row in rows for line in row.notes)),
+        ),
+        *states,
+        Plan(counted),
+    )
+
+
+def _plan_optimizer(
+    name: str,
+    place: Path,
+    rows: Iterable[RowPlan],
+    binding: RecognizedAgent,
+    agent: Tree,
+    told: Settings,
+) -> Plan:
+    """Return the plan of one optimizer: Adam as torch's state_dict at `place`."""
+    ours = name.partition("/")[0]
+    weights = list_trained_moves(name, rows)
+    if not weights:
+        return Plan(())
+    if not any(path[0] == attr(ours) for path in agent):
+        return _plan_new_optimizer(ours, weights, place)
+    return optimizers_write.TorchOptimizerWriter(
+        ours, weights, agent, told.get(ours, {}), binding.defaults
+    ).plan(place)
+
+
+def _plan_joint_optimizer(
+    weights: Sequence[Move], agent: Tree, told: Settings, binding: RecognizedAgent, place: Path
+) -> Plan:
+    """Return the plan of the one optimizer of all networks: the agent's own, or one that has not begun."""
+    name = schema.JOINT
+    if not any(path[0] == attr(name) for path in agent):
+        return _plan_new_optimizer(name, weights, place)
+    return optimizers_write.TorchOptimizerWriter(
+        name, weights, agent, told.get(name, {}), binding.defaults
+    ).plan(place)
+
+
+def _plan_new_optimizer(name: str, weights: Sequence[Move], place: Path) -> Plan:
+    """Return the plan of an optimizer that has not begun, which the library's loader asks for."""
+    state = optimizers_write.TorchOptimizerWriter(name, weights, Tree({}), {}, _ADAM).plan(place)
+    said = f"{name} begins anew with the defaults of torch's Adam: the source has none"
+    return replace(state, assumed=(said,))
+
+
+def _list_containers(writing: WritingTable, rows: Iterable[RowPlan]) -> dict[Path, Container]:
+    """Return the dicts of the file: an OrderedDict for every state_dict, plain ones around them."""
+    entries = {row.entry for row in writing.held.values()}
+    targets = [path for row in rows for path in (*(m.target for m in row.moves), *row.added)]
+    found: dict[Path, Container] = {(): DICT}
+    for target in targets:
+        for depth in range(1, len(target)):
+            found[target[:depth]] = DICT
+    found |= {entry: ORDERED for entry in entries if entry in found}
+    return {**found, **writing.containers}
+
+
+def merge_plans(*plans: Plan) -> Plan:
+    """Return one plan for several that write side by side."""
+    return Plan(
+        tuple(move for plan in plans for move in plan.moves),
+        {path: leaf for plan in plans for path, leaf in plan.added.items()},
+        {path: container for plan in plans for path, container in plan.containers.items()},
+        tuple(dict.fromkeys(line for plan in plans for line in plan.assumed)),
+        tuple(line for plan in plans for line in plan.missing),
+        tuple(path for plan in plans for path in plan.consumed),
+        tuple(line for plan in plans for line in plan.notes),
+        {path: others for plan in plans for path, others in plan.aliases.items()},
+        {path: label for plan in plans for path, label in plan.labels.items()},
+        {name: settings for plan in plans for name, settings in plan.told.items()},
+        partly=tuple(path for plan in plans for path in plan.partly),
+        kept=tuple(path for plan in plans for path in plan.kept),
+    )
+
+
+def count_critics(binding: RecognizedAgent) -> int:
+    """Return how many Q-functions the agent has."""
+    return sum(part.component == "critic" for part in binding.parts)
+
+
+def is_gaussian(binding: RecognizedAgent) -> bool:
+    """Say whether the policy's deviation is a head of its own, as SAC's is."""
+    return any(dict(part.branches).keys() & {"log_std", "std"} for part in binding.parts if part.acts)
+
+
+def has_value_network(binding: RecognizedAgent) -> bool:
+    """Say whether the agent is one of PPO's kind: a policy and a value of the state."""
+    found = {part.component for part in binding.parts}
+    return "value" in found and "critic" not in found
+
+
+# Writes an agent as TensorFlow's objects or variables by a table of names (see libraries/write.py).
+#
+# Paths are edges from the checkpoint's root, layers' names have slashes, and steps that are all numbers are a
+# list's.
+
+KERAS: Mapping[str, LayerKind] = {kind: SPELLING["tensorflow", kind] for kind in ("dense", "layer_norm")}
+# In the order in which tf.Module goes through them, which that of Sonnet's optimizers is: by their names.
+SONNET: Mapping[str, LayerKind] = {
+    "dense": LayerKind("dense", "tensorflow", (WeightSpec("b", "bias", 1), WeightSpec("w", "kernel", 2))),
+    "layer_norm": LayerKind(
+        "layer_norm", "tensorflow", (WeightSpec("offset", "offset", 1), WeightSpec("scale", "scale", 1))
+    ),
+}
+
+
+class OptimizerWriter(Protocol):
+    """One optimizer's part of a plan (see layouts/optimizers)."""
+
+    def plan(self) -> Plan:
+        """Return its moves, its labels, and what it had to assume."""
+        ...
+
+
+class OptimizerWriterFactory(Protocol):
+    """Makes the state of one canonical optimizer, whose variables the library calls `variable/...`."""
+
+    def __call__(
+        self,
+        name: str,
+        variable: str,
+        weights: Sequence[Move],
+        agent: Tree,
+        top: Path,
+        told: Mapping[str, Setting] | None,
+    ) -> OptimizerWriter:
+        """Take the canonical optimizer `name`, which trains what `weights` make, for the object at `top`."""
+        ...
+
+
+def make_edge_path(entry: Path, layer: str, weight: str) -> Path:
+    """Return a tensor's path: the entry's, its layer's edges, and its own."""
+    return (*entry, *map(attr, filter(None, layer.split("/"))), attr(weight))
+
+
+def parse_edge_path(name: str) -> Path:
+    """Return the path of a name with slashes: every step an edge."""
+    return tuple(map(attr, name.split("/")))
+
+
+def make_number(value: float, dtype: str) -> Leaf:
+    """Return a tensor of one number for a library's own variable that no agent has."""
+    leaf = ToTensor(dtype).leaf(ValueLeaf(value, "other"))
+    assert isinstance(leaf, Leaf)  # noqa: S101  # the rule's promise
+    return leaf
+
+
+def plan_object_graph(
+    writing_: WritingTable,
+    binding: RecognizedAgent,
+    agent: Tree,
+    told: Settings,
+    form: OptimizerWriterFactory | None = None,
+    counted: str = "int64",
+) -> Plan:
+    """Return where a canonical agent goes in a tree of TensorFlow's by the table.
+
+    Optimizers are of the form, none without one; the agent's own counters become `counted`. Raise
+    UnsupportedError as `writing.written` does.
+    """
+    require_support(writing_, binding, agent)
+    rows = _index_lists(place_rows(writing_, binding, agent))
+    weights = tuple(move for row in rows for move in row.moves)
+    states = list(_plan_optimizers(writing_, rows, agent, told, form)) if form is not None else []
+    counters = tuple(_move_counters(writing_, agent, counted))
+    labels = {m.target: Label("parameter", display(m.target[1:]) or display(m.target)) for m in weights}
+    labels |= {path: Label("other", display(path[1:])) for row in rows for path in row.added}
+    labels |= {move.target: Label("counter", display(move.target[-1:])) for move in counters}
+    rest = Plan(
+        (*weights, *counters),
+        {path: leaf for row in rows for path, leaf in row.added.items()},
+        labels=labels,
+        assumed=tuple(line for row in rows for line in row.assumed),
+        missing=tuple(line for row in rows for line in row.missing),
+        consumed=_list_consumed(agent, counters),
+        notes=(
+            *_list_notes(writing_, binding, agent, counters),
+            *(line for row in rows for line in row.notes),
+        ),
+    )
+    made = copy_shared_tensors(merge_plans(rest, *states), agent)
+    return replace(made, notes=tuple(dict.fromkeys(made.notes)), assumed=tuple(dict.fromkeys(made.assumed)))
+
+
+def copy_shared_tensors(plan: Plan, agent: Tree) -> Plan:
+    """Return the plan with a leaf of its own for every copy of a network.
+
+    A variable of two objects is one in TensorFlow: the second object would not get its value.
+    """
+    seen: set[tuple[Path, str]] = set()
+    moves: list[Move] = []
+    added = dict(plan.added)
+    for move in plan.moves:
+        if (move.source, move.rule.name) in seen:
+            added[move.target] = move.rule.leaf(agent[move.source])
+        else:
+            moves.append(move)
+        seen.add((move.source, move.rule.name))
+    return replace(plan, moves=tuple(moves), added=added)
+
+
+def _index_lists(rows: Sequence[RowPlan]) -> list[RowPlan]:
+    """Return the rows with the items of lists counted."""
+    targets = [path for row in rows for path in (*(m.target for m in row.moves), *row.added)]
+    paths = object_graph_paths(tuple(str(step.value) for step in path) for path in targets)
+
+    def counted(path: Path) -> Path:
+        return paths[tuple(str(step.value) for step in path)]
+
+    return [
+        replace(
+            row,
+            moves=tuple(replace(move, target=counted(move.target)) for move in row.moves),
+            added={counted(path): leaf for path, leaf in row.added.items()},
+        )
+        for row in rows
+    ]
+
+
+def _plan_optimizers(
+    writing_: WritingTable, rows: Iterable[RowPlan], agent: Tree, told: Settings, form: OptimizerWriterFactory
+) -> Iterable[Plan]:
+    rows = tuple(rows)
+    for number, (name, top) in enumerate(writing_.optimizers.items()):
+        ours, _, head = name.partition("/")
+        weights = list_trained_moves(name, rows)
+        if weights and any(path[0] == attr(ours) for path in agent):
+            called = f"adam_{number}" if number else "adam"
+            made = form(ours, called, weights, agent, top, told.get(ours, {})).plan()
+            # Two objects for one canonical optimizer have the same settings: they are told once.
+            yield made if head in ("", "q1") else replace(made, told={}, notes=())
+
+
+def _move_counters(writing_: WritingTable, agent: Tree, counted: str) -> Iterable[Move]:
+    for name, target in writing_.counters.items():
+        path = (attr(name),)
+        if path in agent:
+            # tf.train.Checkpoint's own count of saves is an int64.
+            yield Move(path, target, make_tensor_rule(agent[path], "int64" if path == _SAVES else counted))
+
+
+def _list_consumed(agent: Tree, counters: Iterable[Move]) -> tuple[Path, ...]:
+    kept = {move.source for move in counters}
+    return tuple(path for path in list_consumed(agent) if path not in kept)
+
+
+def _list_notes(
+    writing_: WritingTable, binding: RecognizedAgent, agent: Tree, counters: Iterable[Move]
+) -> tuple[str, ...]:
+    kept = (
+        Tree({path: leaf for path, leaf in agent.items() if path != _SAVES})
+        if any(move.source == _SAVES for move in counters)
+        else agent
+    )
+    return list_writing_notes(writing_, binding, kept)

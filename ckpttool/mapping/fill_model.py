@@ -1,0 +1,1272 @@
+"""Filling a user's model."""
+
+from __future__ import annotations
+
+import contextlib
+import difflib
+import re
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import pairwise
+from typing import Any, Literal, NamedTuple
+
+from ckpttool.core import dtypes
+from ckpttool.core.activations import UNKNOWN, AxisOrder
+from ckpttool.core.checkpoint import Checkpoint
+from ckpttool.core.errors import MappingError, UsageError, abbreviate_list
+from ckpttool.core.source import Shape
+from ckpttool.core.tree import Container, Leaf, Path, Tree, ValueLeaf, attr, key
+from ckpttool.mapping import flattening, user_rules
+from ckpttool.mapping.flattening import (
+    FeatureReordering,
+    describe_image_sized_inputs,
+    describe_pixel_shuffles,
+    drop_unknown_orders,
+    find_unknown_orders,
+    layer_settings,
+    plan_reordering,
+)
+from ckpttool.mapping.layer_kinds import IN_OUT, POINTWISE, LayerFacts, LayerKind
+from ckpttool.mapping.layers import (
+    NUMBERED,
+    TITLE,
+    Layer,
+    LayerOption,
+    ModuleInfo,
+    candidate_kinds,
+    canonical_tensors,
+    convert_layer,
+    find_layers,
+    find_modules,
+    propose_options,
+    selectable_kinds,
+)
+from ckpttool.mapping.rules import KEEP, Cast, Move, Plan, apply_plan, compose_rules
+from ckpttool.mapping.solver import (
+    Ambiguity,
+    By,
+    FillResult,
+    LayerCandidate,
+    LayerMatch,
+    LayerPair,
+    Misfit,
+    Signature,
+    Solution,
+    add_call_places,
+    is_framework_counter,
+    name_numbers,
+    solve,
+    steps_of_part,
+)
+from ckpttool.mapping.user_rules import RuleFile
+
+# What layers of a source and of a target have in common: their names' steps, and what each could be.
+
+BARE = "tensor"
+STATES = ("parameter", "buffer")
+# Their lengths follow from the others', or one framework does without them.
+_SMALL = frozenset(("bias", "bias_input", "bias_recurrent"))
+_NORMS = frozenset(("batch_norm", "layer_norm", "rms_norm"))
+
+
+class MatchSide(NamedTuple):
+    """One side's layers, then its tensors that are in no layer; `candidates` are both in that order."""
+
+    tree: Tree
+    layers: tuple[Layer, ...]
+    bare: tuple[Path, ...]
+    candidates: tuple[LayerCandidate, ...]
+
+    def title(self, number: int) -> str:
+        """Return the name of a layer or tensor as people read it."""
+        if number < len(self.layers):
+            return self.layers[number].title
+        return self.tree.names[self.bare[number - len(self.layers)]]
+
+    def spelled(self, number: int) -> str:
+        """Return what a layer could be, in words."""
+        said = self.candidates[number].signatures
+        if not said and number < len(self.layers):
+            why = next((kind.refused for kind in self.layers[number].kinds if kind.refused), None)
+            return f"no known kind: {why.replace(TITLE, self.title(number))}" if why else "no known kind"
+        return " or ".join(sorted(" ".join(map(_format_signature_part, signature)) for signature in said))
+
+
+def _format_signature_part(part: object) -> str:
+    if isinstance(part, tuple) and len(part) == 2 and isinstance(part[0], str):
+        return f"{part[0]} {list(part[1])}"
+    return str(list(part)) if isinstance(part, tuple) else str(part)
+
+
+def build_side(tree: Tree, found: tuple[Layer, ...], *, in_order: bool = True) -> MatchSide:
+    """Return a tree's layers and other tensors as candidates for a match; slots and counters are none.
+
+    `in_order` says that the tree lists its layers in the order of its model.
+    """
+    ranks = {n: n for n in range(len(found))} if in_order else _class_ranks(tree, found)
+    within = {path for layer in found for path in layer.tensors.values()}
+    bare = tuple(p for p, leaf in tree.tensors() if leaf.role in STATES and p not in within)
+    directions: dict[tuple[str, ...], set[bool]] = {}
+    for layer in found:
+        if layer.part:
+            directions.setdefault(layer.name, set()).add(layer.part.endswith("_reverse"))
+    keys = [leaf.key for _, leaf in tree.tensors() if "/vars/" in leaf.key]
+    candidates = [
+        LayerCandidate(
+            (*layer.name, *steps_of_part(layer.part, both=len(directions.get(layer.name, ())) > 1)),
+            frozenset(s for kind in layer.kinds if (s := layer_signature(tree, layer, kind)) is not None),
+            layer.title,
+            ranks.get(number, -1),
+            *_call_order(layer),
+            settings=_comparable_settings(layer),
+            listed=_is_saved_by_place(tree, layer, keys),
+        )
+        for number, layer in enumerate(found)
+    ]
+    for path in bare:
+        leaf = tree[path]
+        shape = leaf.shape if isinstance(leaf, Leaf) else ()
+        candidates.append(LayerCandidate(tuple(tree.names[path].split("/")), frozenset({(BARE, shape)})))
+    return MatchSide(tree, found, bare, tuple(candidates))
+
+
+def _call_order(layer: Layer) -> tuple[int, int]:
+    """Return the number of the layer's call and the calls before it as a file's configuration lists them."""
+    number, after = (layer.about.settings.get(name) for name in ("call_number", "called_after"))
+    try:
+        return (number, int(str(after), 16)) if isinstance(number, int) and not layer.part else (-1, 0)
+    except ValueError:
+        return -1, 0
+
+
+def _comparable_settings(layer: Layer) -> frozenset[tuple[str, object]]:
+    """Return the settings that two layers have in common if they are one; epsilons are often changed."""
+    return frozenset(
+        (name, value) for name, value in layer_settings(layer).items() if name not in ("epsilon", "norm")
+    )
+
+
+def _is_saved_by_place(tree: Tree, layer: Layer, keys: Sequence[str]) -> bool:
+    """Say whether a `.keras` or `.weights.h5` file holds the layer under its place in a list of its model.
+
+    An attribute's name is no place. Where some layers of a model have such names, its own list has the others
+    in the order in which the program made them (keras/src/saving/saving_lib.py, _walk_saveable).
+    """
+    own = {leaf.key for path in layer.tensors.values() if isinstance(leaf := tree[path], Leaf)}
+    for holder in {key_.rpartition("/vars/")[0] for key_ in own}:
+        outer, _, step = holder.rpartition("/")
+        if not is_framework_counter(step):
+            return False
+        model = outer.removesuffix("layers")
+        if model != outer and any(k.startswith(model) and not k.startswith(outer) for k in keys):
+            return False
+    return all("/vars/" in key for key in own)
+
+
+def _class_ranks(tree: Tree, found: tuple[Layer, ...]) -> dict[int, int]:
+    """Return the order of layers that a `.weights.h5` of Keras counts by class, as its model lists them.
+
+    The groups of the file are numbered in that order, the layers' own names as they were made
+    (keras/src/saving/saving_lib.py, _save_container_state).
+    """
+    stored: list[tuple[tuple[tuple[int, ...], ...], int]] = []
+    for number, layer in enumerate(found):
+        leaf = tree[next(iter(layer.tensors.values()))]
+        if not isinstance(leaf, Leaf) or "/vars/" not in leaf.key:
+            return {}
+        stored.append((name_numbers(tuple(leaf.key.rpartition("/vars/")[0].split("/"))), number))
+    return {number: rank for rank, (_, number) in enumerate(sorted(stored))}
+
+
+def layer_signature(tree: Tree, layer: Layer, kind: LayerKind) -> Signature | None:
+    """Return what two layers that may be one have in common: the kind and the shapes of its large tensors."""
+    if kind.refused is not None:
+        return None
+    try:
+        found = canonical_tensors(tree, layer, kind)
+    except MappingError:
+        return None
+    shapes = {n: leaf.shape for n, leaf in found.items() if n not in _SMALL and not n.endswith("_bias")}
+    if kind.name == "depthwise" and "kernel" in shapes:
+        # Channels times multiplier: how they divide only one framework tells.
+        *space, channels, multiplier = shapes["kernel"]
+        return kind.name, (*space, channels * multiplier)
+    if kind.name in _NORMS:
+        # A norm may lack its scale or its offset, and is known by either.
+        return kind.name, next((leaf.shape for leaf in found.values()), ())
+    return kind.name, *sorted(shapes.items())
+
+
+# The skeleton of a target model: its modules by class, their tensors, and where a file keeps them.
+
+Name = tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ModelModule:
+    """One module of the model: its name, its framework's class, plain settings, its own tensors' paths.
+
+    `flatten` is the image (channels last) that the module takes as one axis; () says that it takes none, None
+    that nobody knows. `orders` are those of the features that it takes ("in") and makes ("out"), None for
+    what could not be followed. `call` is the number of the module's first call, -1 where no call was seen,
+    and `after` has the bits of the calls whose results it takes.
+    """
+
+    name: Name
+    cls: str
+    settings: Mapping[str, Any]
+    tensors: Mapping[str, Path]
+    flatten: Shape | None = None
+    orders: Mapping[str, AxisOrder | None] = field(default_factory=dict)
+    call: int = -1
+    after: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Skeleton:
+    """A model as its own framework saves it: `tree` is what it wrote, `parts` its modules in their order."""
+
+    framework: str
+    tree: Tree
+    parts: Sequence[ModelModule]
+
+    def named(self) -> tuple[Tree, Mapping[Path, Path]]:
+        """Return the tensors by module and own name, each with its class, and their paths in `tree`."""
+        leaves: dict[Path, Leaf | ValueLeaf] = {}
+        places: dict[Path, Path] = {}
+        containers: dict[Path, Container] = {}
+        for part in self.parts:
+            above = tuple(map(attr, part.name))
+            containers[above] = Container("module", part.cls, dict(part.settings))
+            for name, place in part.tensors.items():
+                leaves[(*above, attr(name))] = self.tree[place]
+                places[(*above, attr(name))] = place
+        return Tree(leaves, containers=containers), places
+
+    def layers(
+        self,
+        tree: Tree,
+        given: Sequence[LayerOption] = (),
+        *,
+        classes: bool = True,
+        composed: Iterable[str] = (),
+    ) -> tuple[Layer, ...]:
+        """Return the layers of `named`'s tree with all that the model's classes tell of them.
+
+        See layers.layers for `given`, `classes` and `composed`.
+        """
+        parts = {part.name: part for part in self.parts}
+        found = find_layers(tree, self.framework, given, classes=classes, composed=composed)
+        return tuple(_add_module_facts(layer, tree, parts) for layer in found)
+
+
+def _add_module_facts(layer: Layer, tree: Tree, parts: Mapping[Name, ModelModule]) -> Layer:
+    part = parts.get(layer.name)
+    heads = part.settings.get("num_heads") if part is not None else None
+    shapes = {name: leaf.shape for name, leaf in layer.group(tree).items()}
+    told = LayerFacts(heads if isinstance(heads, int) else None, None, shapes)
+    if part is not None:
+        takes, makes = (
+            part.orders[side] or UNKNOWN if side in part.orders else None for side in ("in", "out")
+        )
+        told = told._replace(flatten=part.flatten, takes=takes, makes=makes)
+    return layer._replace(told=told)
+
+
+# Fills a target model's skeleton from a source: which layer gets which, by which rules, what stays open.
+
+_SHOWN = 3
+_SAID = 6
+_OPTIONS = 24
+
+
+def fill_skeleton(
+    tree: Tree,
+    framework: str,
+    skeleton: Skeleton,
+    *,
+    in_order: bool = True,
+    listed: bool = False,
+    choices: Sequence[LayerOption] = (),
+    given: Sequence[tuple[str, str]] = (),
+    strict: bool = True,
+    accept_order: bool = False,
+    cast: bool = False,
+    described: Mapping[Path, ModuleInfo] | None = None,
+) -> FillResult:
+    """Return how the source tree of a framework fills the skeleton.
+
+    `in_order` says that the tree lists its layers as they were made, `listed` that counts in their names
+    follow the calls of a graph, `choices` what somebody said of its
+    layers, `given` which names belong together, `accept_order` that order may decide (see solver.solve),
+    `cast` that numbers may be rounded, `described` what the file records of the module of each tensor.
+    Raise MappingError where a name or the user says that two belong together and their shapes differ, or
+    numbers would be rounded; unless `strict`, these are the filling's misfits, and numbers of another width
+    are left to whoever puts them into the model.
+    """
+    target, places = skeleton.named()
+    foreign = framework != skeleton.framework
+    theirs, ours = _build_sides(
+        tree, framework, choices, target, skeleton, foreign=foreign, in_order=in_order, described=described
+    )
+    if listed:
+        theirs = theirs._replace(candidates=tuple(one._replace(listed=True) for one in theirs.candidates))
+    calls = {part.name: part for part in skeleton.parts}
+    parts = Counter(layer.name for layer in ours.layers)
+    wanting = [
+        one._replace(call=part.call, after=part.after)
+        if (part := calls.get(layer.name)) is not None and parts[layer.name] == 1
+        else one
+        for one, layer in zip(ours.candidates, ours.layers, strict=False)
+    ]
+    having, wanting = add_call_places(theirs.candidates, (*wanting, *ours.candidates[len(wanting) :]))
+    theirs, ours = theirs._replace(candidates=tuple(having)), ours._replace(candidates=tuple(wanting))
+    solution = solve(
+        theirs.candidates, ours.candidates, in_order=in_order, given=given, accept_order=accept_order
+    )
+    misfits = [
+        Misfit(
+            theirs.title(pair.source),
+            ours.title(pair.target),
+            theirs.spelled(pair.source),
+            ours.spelled(pair.target),
+        )
+        for pair in solution.misfits
+    ]
+    if misfits and strict:
+        raise misfits[0].error
+    made = _FillBuilder(theirs, ours, places, (framework, skeleton.framework))
+    for pair in made.known(solution.pairs):
+        made.add(pair)
+    # Two models of one framework differ in nothing that these sentences say.
+    needs = flattening.describe_kinds(made.done) if foreign else ()
+    if foreign or made.turned:
+        made.assumed += flattening.describe_assumed_classes(
+            [(layer, layer.group(tree)) for layer in made.done]
+        )
+    if foreign:
+        made.assumed += describe_image_sized_inputs(tree, tuple(made.done))
+        made.assumed += describe_pixel_shuffles(tree, tuple(made.done))
+    made.assumed += flattening.describe_differences(made.both, foreign=foreign)
+    different = [
+        Misfit(source.title, target.title, found, wanted, name)
+        for source, target in made.both
+        for name, found, wanted in flattening.recorded_differences(source, target)
+    ]
+    if different and strict:
+        raise different[0].error
+    misfits += different
+    made.assumed += flattening.describe_own_calls(target for _, target in made.both)
+    filled, unfit = _apply_moves(tree, skeleton.tree, made, strict=strict, cast=cast)
+    reached = ({move.target for move in made.moves} | made.added.keys()) - unfit.keys()
+    used = {move.source for move in made.moves} | made.left
+    linked = set(places.values())
+    return FillResult(
+        filled,
+        tuple(made.moves),
+        tuple(made.matched),
+        tuple(
+            Ambiguity(
+                tuple(map(theirs.title, group.sources)), tuple(map(ours.title, group.targets)), group.ordered
+            )
+            for group in solution.ambiguous
+        ),
+        tuple(path for path in skeleton.tree if path in linked and path not in reached),
+        tuple(path for path, leaf in tree.tensors() if leaf.role in STATES and path not in used),
+        (*_describe_assumptions(theirs, ours, solution), *dict.fromkeys(made.assumed)),
+        (*made.notes, *needs, *_describe_unmatched(theirs, ours, solution, framework)),
+        (*misfits, *unfit.values()),
+        made.evidence,
+    )
+
+
+def _build_sides(
+    tree: Tree,
+    framework: str,
+    choices: Sequence[LayerOption],
+    target: Tree,
+    skeleton: Skeleton,
+    *,
+    foreign: bool,
+    in_order: bool,
+    described: Mapping[Path, ModuleInfo] | None = None,
+) -> tuple[MatchSide, MatchSide]:
+    """Return the candidates of both sides, each in the form that the other has where a kind has several.
+
+    An attention may be one layer or several linear ones, a separable convolution two, a convolution of one
+    place a dense layer.
+    """
+    choices, own = _split_choices(tree, framework, choices, target, skeleton)
+    mine = find_layers(tree, framework, choices, described, classes=foreign)
+    wanted = skeleton.layers(target, own, classes=foreign)
+    names, others = _kind_names(mine), _kind_names(wanted)
+    if more := (others - names) & _SEVERAL:
+        with contextlib.suppress(UsageError):
+            mine = find_layers(tree, framework, choices, described, classes=foreign, composed=more)
+    if more := (names - others) & _SEVERAL:
+        wanted = skeleton.layers(target, own, classes=foreign, composed=more)
+    if more := _SEVERAL - names - others:
+        # Neither has one layer for it: two ways to make it of several, if they are not the same.
+        # A layer that the user names stays one of its own.
+        with contextlib.suppress(UsageError):
+            both = (
+                find_layers(tree, framework, choices, described, classes=foreign, composed=more),
+                skeleton.layers(target, own, classes=foreign, composed=more),
+            )
+            one, other = (_tensor_name_sets(found, more) for found in both)
+            mine, wanted = both if one and other and one != other else (mine, wanted)
+    theirs, ours = build_side(tree, mine, in_order=in_order), build_side(target, wanted)
+    mine, wanted = _drop_name_only_layers(theirs, ours), _drop_name_only_layers(ours, theirs)
+    theirs = theirs if mine == theirs.layers else build_side(tree, mine, in_order=in_order)
+    ours = ours if wanted == ours.layers else build_side(target, wanted)
+    if framework == "tensorflow" and foreign:
+        mine = _identify_numbered(theirs, ours, described)
+        theirs = build_side(tree, mine, in_order=in_order)
+    if foreign:
+        mine, wanted = _drop_bare_embeddings(theirs, ours), _drop_bare_embeddings(ours, theirs)
+        theirs, ours = build_side(tree, mine, in_order=in_order), build_side(target, wanted)
+    said = [frozenset(s for each in one.candidates for s in each.signatures) for one in (theirs, ours)]
+    mine, wanted = _use_alternative_forms(theirs, said[1]), _use_alternative_forms(ours, said[0])
+    mine, wanted = _split_separable(theirs, mine, said[1]), _split_separable(ours, wanted, said[0])
+    return (
+        theirs if mine == theirs.layers else build_side(tree, mine, in_order=in_order),
+        ours if wanted == ours.layers else build_side(target, wanted),
+    )
+
+
+def _split_choices(
+    tree: Tree, framework: str, choices: Sequence[LayerOption], target: Tree, skeleton: Skeleton
+) -> tuple[Sequence[LayerOption], Sequence[LayerOption]]:
+    """Return what was said of the source's layers and, of kinds, what was said of the model's.
+
+    A name that no layer has stays with the source, which says so.
+    """
+    if not any(choice.kind for choice in choices):
+        return choices, ()
+    mine = [layer.title for layer in find_layers(tree, framework)]
+    # Of the model only what its class leaves open: of the others the class decides.
+    wanted = [layer.title for layer in skeleton.layers(target) if all(kind.refused for kind in layer.kinds)]
+    own = [choice for choice in choices if choice.kind and any(map(choice.fits, wanted))]
+    return [choice for choice in choices if choice not in own or any(map(choice.fits, mine))], own
+
+
+def _identify_numbered(
+    theirs: MatchSide, ours: MatchSide, described: Mapping[Path, ModuleInfo] | None
+) -> tuple[Layer, ...]:
+    """Return the source's layers, with those of numbered variables that can be layers of the model.
+
+    A lone vector stays what it is where the model has such a tensor outside of layers.
+    """
+    wanted = {s for each in ours.candidates for s in each.signatures}
+    known = {layer.name for layer in theirs.layers}
+    found = list(theirs.layers)
+    for module in find_modules(theirs.tree, "tensorflow", {}, described):
+        group = module.group(theirs.tree)
+        numbered = bool(group) and all(name.startswith("vars/") for name in group)
+        if not numbered or module.name in known or module.about.cls:
+            continue
+        first = next(iter(group.values()))
+        if len(group) == 1 and (BARE, first.shape) in wanted:
+            continue
+        able = []
+        for kind in NUMBERED:
+            layer = Layer(module.name, (kind,), module.tensors, module.part, about=module.about)
+            if kind.fits(group) and layer_signature(theirs.tree, layer, kind) in wanted:
+                able.append(kind)
+        if able:
+            found.append(Layer(module.name, tuple(able), module.tensors, module.part, about=module.about))
+    places = {path: n for n, path in enumerate(theirs.tree)}
+    return tuple(sorted(found, key=lambda layer: min(places[path] for path in layer.tensors.values())))
+
+
+_SEVERAL = frozenset(("attention", "separable"))
+
+
+def _kind_names(found: Sequence[Layer]) -> frozenset[str]:
+    return frozenset(kind.name for layer in found for kind in layer.kinds)
+
+
+def _tensor_name_sets(found: Sequence[Layer], names: Collection[str]) -> frozenset[frozenset[str]]:
+    """Return the tensors' names of the layers of these kinds, each set of names once."""
+    return frozenset(frozenset(layer.tensors) for layer in found if _kind_names([layer]) <= frozenset(names))
+
+
+def _drop_bare_embeddings(one: MatchSide, other: MatchSide) -> tuple[Layer, ...]:
+    """Return a side's layers without the tables of embeddings that the other side keeps in no layer.
+
+    Transformers' TensorFlow models have a variable of their own for each. Both sides have the same axes where
+    these differ in length; a square table stays a layer.
+    """
+    there = frozenset(s for each in other.candidates for s in each.signatures)
+    left = []
+    for layer, candidate in zip(one.layers, one.candidates, strict=False):
+        group = layer.group(one.tree)
+        shapes = [leaf.shape for leaf in group.values() if "embedding" in _kind_names([layer])]
+        alone = len(layer.tensors) == 1 and not candidate.signatures & there
+        is_table = any(len({*shape}) == 2 and (BARE, shape) in there for shape in shapes)
+        if not (alone and is_table):
+            left.append(layer)
+    return tuple(left)
+
+
+def _use_alternative_forms(one: MatchSide, other: Collection[object]) -> tuple[Layer, ...]:
+    """Return a side's layers, where the other side has none such in the other form that they may have.
+
+    A convolution of one place may be a dense layer, a depthwise one a convolution of many groups.
+    """
+    made = []
+    for layer, candidate in zip(one.layers, one.candidates, strict=False):
+        names, framework = _kind_names([layer]), layer.kinds[0].framework
+        if candidate.signatures & frozenset(other) or layer.kinds[0].refused or layer.given:
+            made.append(layer)
+            continue
+        if names == {"convolution"}:
+            able = [k for k in selectable_kinds(layer.group(one.tree), framework) if k.form == POINTWISE]
+            layer = layer._replace(kinds=(*layer.kinds, *able))
+        elif names == {"depthwise"} and framework == "torch":
+            # Keras's Conv2D(groups=channels) has a kernel for each group, as PyTorch's.
+            able = [k for k in candidate_kinds(layer.group(one.tree), framework) if k.name == "convolution"]
+            layer = layer._replace(kinds=(*layer.kinds, *able))
+        made.append(layer)
+    return tuple(made)
+
+
+def _drop_name_only_layers(one: MatchSide, other: MatchSide) -> tuple[Layer, ...]:
+    """Return a side's layers without those that names alone make, if the other has their vectors by name.
+
+    A module with two vectors `gamma` and `beta` need not be a norm.
+    """
+    bare = {other.tree.names[path]: other.tree[path] for path in other.bare}
+
+    def is_same(path: Path, leaf: Leaf) -> bool:
+        found = bare.get(one.tree.names[path])
+        return isinstance(found, Leaf) and found.shape == leaf.shape and len(leaf.shape) == 1
+
+    return tuple(
+        layer
+        for layer in one.layers
+        if layer.about.cls
+        or layer.given
+        or not all(is_same(layer.tensors[name], leaf) for name, leaf in layer.group(one.tree).items())
+    )
+
+
+def _split_separable(one: MatchSide, found: Sequence[Layer], other: Collection[object]) -> tuple[Layer, ...]:
+    """Return a side's layers, separable convolutions as the two that they are if the other has none such.
+
+    Only TensorFlow has one layer for both; modules of PyTorch that make one may have any names.
+    """
+    made: list[Layer] = []
+    for layer, candidate in zip(found, one.candidates, strict=False):
+        separable = _kind_names([layer]) == {"separable"} and layer.tensors.keys() >= _PARTS
+        if not separable or candidate.signatures & frozenset(other):
+            made.append(layer)
+            continue
+        framework = layer.kinds[0].framework
+        for part in ("depthwise", "pointwise"):
+            tensors = {"kernel": layer.tensors[f"{part}_kernel"]}
+            if part == "pointwise" and "bias" in layer.tensors:
+                tensors["bias"] = layer.tensors["bias"]
+            half = layer._replace(name=(*layer.name, part), tensors=tensors)
+            wanted = "convolution" if part == "pointwise" else "depthwise"
+            fitting = [k for k in candidate_kinds(half.group(one.tree), framework) if k.name == wanted]
+            made.append(half._replace(kinds=tuple(fitting)))
+    return tuple(made)
+
+
+_PARTS = frozenset(("depthwise_kernel", "pointwise_kernel"))
+
+
+def fill_by_rules(tree: Tree, framework: str, skeleton: Skeleton, rules: RuleFile, **how: Any) -> FillResult:
+    """Return how a user's rules fill the skeleton.
+
+    A rule's `to` is the name of a tensor in the model, with dots or slashes, and its `rule` is all that
+    happens to the numbers. What no rule names is filled as `fill` does with `rest = "kinds"`, and else left.
+    `how` are the options of `fill`. Raise MappingError for a name that the model does not have, or a shape
+    that differs.
+    """
+    found = user_rules.apply_rules(rules, tree)
+    linked = {path for part in skeleton.parts for path in part.tensors.values()}
+    names = {skeleton.tree.names[path]: path for path in linked}
+    own = {
+        "/".join((*part.name, name)): path for part in skeleton.parts for name, path in part.tensors.items()
+    }
+    places = {**names, **own}
+    moves = []
+    for source, name, rule in found.ways:
+        place = places.get(name) or places.get(name.replace(".", "/"))
+        if place is None:
+            near = difflib.get_close_matches(name.replace(".", "/"), places, 1)
+            raise MappingError(
+                "the model has no tensor of this name",
+                path=name,
+                file=rules.path,
+                hint=f'did you mean to = "{near[0]}"'
+                if near
+                else f"the model has {abbreviate_list(sorted(names), 6)}",
+            )
+        moves.append(Move(source, place, rule))
+    leaves = dict(skeleton.tree.leaves)
+    for path, leaf in apply_plan(tree, Plan(tuple(moves))).tensors():
+        place_leaf = skeleton.tree[path]
+        assert isinstance(place_leaf, Leaf)  # noqa: S101  # the modules' tensors
+        if (leaf.dtype, leaf.shape) != (place_leaf.dtype, place_leaf.shape):
+            shown = [f"{each.dtype}{list(each.shape)}" for each in (leaf, place_leaf)]
+            error = Misfit(_format_sources(tree, moves, path), skeleton.tree.names[path], *shown).error
+            error.hint = "the rules pair them"
+            raise error
+        leaves[path] = replace(place_leaf, source=leaf.source)
+    filled = {move.target for move in moves}
+    parts = [
+        replace(part, tensors={n: path for n, path in part.tensors.items() if path not in filled})
+        for part in skeleton.parts
+    ]
+    rest = Tree({path: tree[path] for path in found.rest}, {}, tree.containers)
+    wanted = rest if rules.rest == "kinds" else Tree({}, {}, {})
+    held = Tree(leaves, skeleton.tree.aliases, skeleton.tree.containers)
+    other = fill_skeleton(wanted, framework, Skeleton(skeleton.framework, held, parts), **how)
+    left = () if rules.rest == "kinds" else tuple(p for p, leaf in rest.tensors() if leaf.role in STATES)
+    matched = [LayerMatch(tree.names[m.source], skeleton.tree.names[m.target], BARE, "given") for m in moves]
+    return replace(
+        other,
+        moves=(*moves, *other.moves),
+        matched=(*matched, *other.matched),
+        unused=(*other.unused, *left),
+        evidence={**dict.fromkeys(filled, "given"), **other.evidence},
+    )
+
+
+def _describe_assumptions(theirs: MatchSide, ours: MatchSide, solution: Solution) -> Iterator[str]:
+    """Go through sentences for pairs that rest on order, and for those that rest on a framework's count."""
+    accepted = [pair for pair in solution.pairs if pair.by == "order"]
+    for said, pairs in (
+        ("order", accepted),
+        ("numbers are the order of calls", solution.counted),
+        ("numbers of both sides count the same layers", solution.numbered),
+        ("the calls tell, and not the names", solution.renamed),
+    ):
+        if pairs:
+            named = [f"{theirs.title(pair.source)} is {ours.title(pair.target)}" for pair in pairs]
+            yield f"{said}: {abbreviate_list(named, _SAID)}"
+
+
+def _describe_unmatched(
+    theirs: MatchSide, ours: MatchSide, solution: Solution, framework: str
+) -> Iterator[str]:
+    """Go through sentences for the target's layers that nothing in the source fits."""
+    taken = {pair.source for pair in solution.pairs} | {n for g in solution.ambiguous for n in g.sources}
+    filled = {pair.target for pair in solution.pairs} | {n for g in solution.ambiguous for n in g.targets}
+    left = [n for n in range(len(theirs.candidates)) if n not in taken]
+    named = abbreviate_list([f"{theirs.title(n)} ({theirs.spelled(n)})" for n in left], _SHOWN) or "nothing"
+    open_ = [n for n in range(len(ours.candidates)) if n not in filled]
+    for number in open_[:_SHOWN]:
+        said = f"{ours.title(number)} ({ours.spelled(number)})"
+        yield f"nothing in the source fits {said}; left there: {named}"
+    bare = [theirs.bare[n - len(theirs.layers)] for n in left if n >= len(theirs.layers)]
+    if open_ and (options := propose_options(theirs.tree, framework, bare)):
+        yield f"tensors of no layer: {' '.join(options[:_OPTIONS])} makes layers of them"
+
+
+class _FillBuilder:
+    """What the pairs come to; targets are places in the skeleton's tree."""
+
+    def __init__(
+        self, theirs: MatchSide, ours: MatchSide, places: Mapping[Path, Path], frameworks: tuple[str, str]
+    ) -> None:
+        self.theirs, self.ours, self.places = theirs, ours, places
+        self._frameworks, self._foreign = frameworks, frameworks[0] != frameworks[1]
+        self._reordered: dict[int, FeatureReordering] = {}
+        self.moves: list[Move] = []
+        self.added: dict[Path, Leaf] = {}
+        self.left: set[Path] = set()
+        self.matched: list[LayerMatch] = []
+        self.assumed: list[str] = []
+        self.done: list[Layer] = []
+        # Whether a matrix has the other orientation in a model of the same framework.
+        self.turned = False
+        self.both: list[tuple[Layer, Layer]] = []
+        self.evidence: dict[Path, By] = {}
+        self.notes = [
+            f"{layer.title}: {kind.refused.replace(TITLE, layer.title)}"
+            for layer in theirs.layers
+            for kind in layer.kinds
+            if kind.refused
+        ]
+        self._layers = list(theirs.layers)
+        # Tied tensors of the target are filled once: who did it first.
+        self._owners: dict[Path, list[Move]] = {}
+
+    def known(self, pairs: Sequence[LayerPair]) -> list[LayerPair]:
+        """Return the pairs without layers of which nobody knows whether they take or make a flattened image.
+
+        The target's call tells what the source's layer takes; between trees of one framework nothing has to
+        be known.
+        """
+        if not self._foreign:
+            return list(pairs)
+        own: dict[str, str] = {}
+        for pair in self._of_layers(pairs):
+            layer, target = self._layers[pair.source], self.ours.layers[pair.target]
+            source_kind, _ = self._kinds(layer, target)
+            if (target.told.takes, target.told.makes, target.told.flatten) == (None, None, None):
+                # Of a model that was not called, sizes say what has to be known.
+                layer = self._layers[pair.source] = layer._replace(told=drop_unknown_orders(layer.told))
+            try:
+                made = plan_reordering(self.theirs.tree, layer, source_kind, target.told, self._frameworks)
+            except MappingError as error:
+                own[layer.title] = error.message
+                continue
+            self._reordered[pair.source] = made
+            # What a call of the target told, the source need not.
+            takes = layer.told.takes or target.told.takes
+            makes = layer.told.makes or target.told.makes
+            flatten = target.told.flatten if layer.told.flatten is None else layer.told.flatten
+            self._layers[pair.source] = layer._replace(
+                told=layer.told._replace(flatten=flatten, takes=takes, makes=makes)
+            )
+        refused = {**find_unknown_orders(self.theirs.tree, tuple(self._layers)), **own}
+        asked = {self.theirs.title(pair.source) for pair in pairs} & refused.keys()
+        self.notes += [sentence for title, sentence in refused.items() if title in asked]
+        return [pair for pair in pairs if self.theirs.title(pair.source) not in asked]
+
+    def _of_layers(self, pairs: Sequence[LayerPair]) -> Iterator[LayerPair]:
+        return (pair for pair in pairs if pair.source < len(self._layers))
+
+    def add(self, pair: LayerPair) -> None:
+        """Take one pair: its moves, what it adds, and how it was found."""
+        if pair.source >= len(self._layers):
+            self._add_bare(pair)
+            return
+        layer, target = self._layers[pair.source], self.ours.layers[pair.target]
+        source_kind, target_kind = self._kinds(layer, target)
+        made = self._reordered.get(pair.source, FeatureReordering())
+        told = target.told._replace(flatten=made.flatten)
+        # How a depthwise kernel divides is in the shapes of the one framework only.
+        layer = layer._replace(told=layer.told._replace(flatten=made.flatten, wanted=target.told.wanted))
+        done = convert_layer(self.theirs.tree, layer, source_kind, target_kind, told, made.rules)
+        self.assumed += made.assumed
+        self.turned |= (
+            not self._foreign
+            and source_kind.form != target_kind.form
+            and IN_OUT in (source_kind.form, target_kind.form)
+        )
+        self.done.append(layer._replace(kinds=(source_kind,)))
+        self.both.append((self.done[-1], target._replace(kinds=(target_kind,))))
+        self.matched.append(LayerMatch(layer.title, target.title, source_kind.name, pair.by))
+        stored = {name: self.places[path] for name, path in target.tensors.items()}
+        wanted = [Move(source, stored[name], rule) for source, name, rule in done.moves if name in stored]
+        # What no other framework has, such as the count of a batch norm's batches, goes on in its own.
+        own = {} if self._foreign else {n: layer.tensors[n] for n in done.added if n in layer.tensors}
+        wanted += [Move(source, stored[name], KEEP) for name, source in own.items() if name in stored]
+        mine: dict[Path, list[Move]] = {}
+        for move in wanted:
+            mine.setdefault(move.target, []).append(move)
+        for place, moves in mine.items():
+            if self._is_first(place, moves):
+                self.moves += moves
+                self.evidence[place] = pair.by
+        self.added |= {
+            stored[name]: leaf for name, leaf in done.added.items() if name in stored and name not in own
+        }
+        self.left |= {path for path in done.left if self._is_buffer(path)}
+        self.assumed += done.assumed
+
+    def _kinds(self, layer: Layer, target: Layer) -> tuple[LayerKind, LayerKind]:
+        """Return as what the two are read and written: the target decides where the source is open."""
+        for theirs in layer.kinds:
+            wanted = layer_signature(self.theirs.tree, layer, theirs)
+            for ours in target.kinds:
+                if wanted is not None and wanted == layer_signature(self.ours.tree, target, ours):
+                    return theirs, ours
+        raise AssertionError("the solver pairs what fits")
+
+    def _is_first(self, place: Path, moves: list[Move]) -> bool:
+        """Say whether nothing filled the place yet; raise MappingError if something else did."""
+        before = self._owners.setdefault(place, moves)
+        if before is moves:
+            return True
+        one, other = (_read_value(self.theirs.tree, each) for each in (before, moves))
+        if one != other:
+            raise MappingError(
+                "the model has one tensor where the source has two that differ",
+                expected=self.theirs.tree.names[before[0].source],
+                found=self.theirs.tree.names[moves[0].source],
+            )
+        self.left |= {move.source for move in moves}
+        return False
+
+    def _is_buffer(self, path: Path) -> bool:
+        leaf = self.theirs.tree[path]
+        return isinstance(leaf, Leaf) and leaf.role == "buffer"
+
+    def _add_bare(self, pair: LayerPair) -> None:
+        source = self.theirs.bare[pair.source - len(self._layers)]
+        place = self.places[self.ours.bare[pair.target - len(self.ours.layers)]]
+        leaf, name = self.theirs.tree[source], self.theirs.title(pair.source)
+        self.matched.append(LayerMatch(name, self.ours.title(pair.target), BARE, pair.by))
+        if self._foreign and isinstance(leaf, Leaf) and len(leaf.shape) > 1:
+            self.assumed.append(f"{name}, which is no known layer's, has the same axes in the model")
+        move = Move(source, place, KEEP)
+        if self._is_first(place, [move]):
+            self.moves.append(move)
+            self.evidence[place] = pair.by
+
+
+def _read_value(tree: Tree, moves: list[Move]) -> bytes:
+    (leaf,) = apply_plan(tree, Plan(tuple(moves))).leaves.values()
+    return bytes(leaf.read()) if isinstance(leaf, Leaf) else b""
+
+
+def _apply_moves(
+    tree: Tree, skeleton: Tree, made: _FillBuilder, *, strict: bool, cast: bool
+) -> tuple[Tree, Mapping[Path, Misfit]]:
+    """Return the skeleton with the source's values, and the places that these do not fit.
+
+    Numbers that a wider type of the model holds exactly become that, and with `cast` others are rounded.
+    Raise MappingError for the first place that does not fit where `strict`; else numbers of another width
+    fit.
+    """
+    casts: dict[Path, Cast] = {}
+    leaves = dict(skeleton.leaves)
+    unfit: dict[Path, Misfit] = {}
+    added: Mapping[Path, Leaf | ValueLeaf] = made.added
+    for moves in _split_shared_sources(made.moves):
+        for path, leaf in apply_plan(tree, Plan(moves, added)).tensors():
+            place = skeleton[path]
+            if not isinstance(place, Leaf):
+                continue
+            if strict and place.shape == leaf.shape and dtypes.same_family(place.dtype, leaf.dtype):
+                exact = dtypes.is_widening(leaf.dtype, place.dtype)
+                if place.dtype != leaf.dtype and (exact or cast):
+                    casts[path] = Cast(place.dtype, rounded=not exact)
+                    leaf = _cast_leaf(leaf, casts[path])
+            same = place.dtype == leaf.dtype or (not strict and dtypes.same_family(place.dtype, leaf.dtype))
+            if same and place.shape == leaf.shape:
+                leaves[path] = replace(place, dtype=leaf.dtype, source=leaf.source)
+                continue
+            names = _format_sources(tree, made.moves, path), skeleton.names[path]
+            unfit[path] = Misfit(*names, *(f"{each.dtype}{list(each.shape)}" for each in (leaf, place)))
+            if strict:
+                wide = place.shape == leaf.shape and dtypes.same_family(place.dtype, leaf.dtype)
+                error = unfit[path].error
+                error.hint = "--cast rounds to the model's type" if wide else error.hint
+                raise error
+        added = {}
+    if casts:
+        made.moves[:] = [
+            move
+            if move.target not in casts
+            else Move(move.source, move.target, compose_rules(move.rule, casts[move.target]))
+            for move in made.moves
+        ]
+        for rule in dict.fromkeys(casts.values()):
+            reached = [skeleton.names[path] for path, each in casts.items() if each == rule]
+            what = "rounded" if rule.rounded else "exactly"
+            made.notes.append(f"{rule.name} ({what}), the model's type: {abbreviate_list(reached, _SHOWN)}")
+    return Tree(leaves, skeleton.aliases, skeleton.containers), unfit
+
+
+def _cast_leaf(leaf: Leaf, rule: Cast) -> Leaf:
+    made = rule.leaf(leaf)
+    assert isinstance(made, Leaf)  # noqa: S101  # a tensor stays one
+    return made
+
+
+def _format_sources(tree: Tree, moves: Sequence[Move], target: Path) -> str:
+    return (
+        abbreviate_list([tree.names[move.source] for move in moves if move.target == target], 3) or "nowhere"
+    )
+
+
+def _split_shared_sources(moves: Sequence[Move]) -> Iterator[tuple[Move, ...]]:
+    """Go through the moves in parts: a plan takes two places of one source for one shared tensor."""
+    first: dict[tuple[Path, str], Path] = {}
+    early: list[Move] = []
+    late: list[Move] = []
+    for move in moves:
+        place = first.setdefault((move.source, move.rule.name), move.target)
+        (early if place == move.target else late).append(move)
+    yield tuple(early)
+    for move in late:
+        yield (move,)
+
+
+# Whose orientation the arrays of a tree have: PyTorch's weight [out, in] or TensorFlow's kernel [in, out].
+#
+# A container such as npz, safetensors or a pickle belongs to no framework. The names of a module's tensors
+# decide, then what the file records of its writer, never the container. A bias shows which axis is the
+# output.
+#
+# Arrays that only numbers name (`pickle.dump(model.get_weights())`, `np.savez(*arrays)`) are rows. A row is
+# read as layers where all of it fits: each matrix, then its bias, each layer taking what an earlier returns.
+
+Framework = Literal["torch", "tensorflow"]
+# Words of `--from`.
+WORDS: Mapping[str, Framework] = {"torch": "torch", "tf": "tensorflow"}
+# What writers of safetensors record in the metadata `format`; flax and haiku have kernels [in, out].
+_WRITERS: Mapping[str, Framework] = {
+    "pt": "torch",
+    "torch": "torch",
+    "mlx": "torch",
+    "tf": "tensorflow",
+    "flax": "tensorflow",
+    "jax": "tensorflow",
+}
+# Formats that hold arrays of any program.
+NEUTRAL = frozenset(("npz", "pickle", "safetensors", "sharded", "rllib"))
+# Names of tensors that only one framework's layers have. `weight` alone is torch's word, and some others'.
+_TORCH = re.compile(
+    r"in_proj_(?:weight|bias)|(?:weight|bias)_(?:ih|hh)_l\d+(?:_reverse)?|running_(?:mean|var)|num_batches_tracked"
+    r"|weight_[gv]"
+)
+_TENSORFLOW = re.compile(
+    r"(?:(?:depthwise|pointwise|recurrent)_)?kernel|moving_(?:mean|variance)|embeddings|biases"
+)
+# Words of TensorFlow, flax and haiku that models of torch use as well.
+_WEAK = re.compile(r"gamma|embedding|scale")
+_MATRIX = re.compile(r"[wW](?:\d+|_\w+)?|weights?_?\d+|theta\d*|matrix")
+# A layer and its tensor in one word: `fc1_weight`.
+_JOINED = re.compile(r"(.+)_(weights?|kernel|bias(?:es)?|[wb])")
+_BIASES = {"weight": "bias", "w": "b", "weights": "biases"}
+# The last step of a name that is a number only, or a word and a number.
+_NUMBERED = re.compile(r"(.*?)_?(\d{1,6})", re.ASCII)
+_KERNEL: Mapping[str, str] = {"torch": "weight", "tensorflow": "kernel"}
+# The vectors of a norm in the order of Keras's get_weights, by their number; PyTorch has no statistics among
+# its parameters.
+_NORM: Mapping[str, Mapping[int, tuple[str, ...]]] = {
+    "torch": {2: ("weight", "bias")},
+    "tensorflow": {2: ("gamma", "beta"), 4: ("gamma", "beta", "moving_mean", "moving_variance")},
+}
+_TITLES: Mapping[str, str] = {"torch": "PyTorch", "tensorflow": "TensorFlow"}
+
+
+class OrientationEvidence(NamedTuple):
+    """The names of tensors that speak for each framework, and those that look like layers of either."""
+
+    torch: tuple[str, ...] = ()
+    tensorflow: tuple[str, ...] = ()
+    unclear: tuple[str, ...] = ()
+
+
+def gather_evidence(tree: Tree) -> OrientationEvidence:
+    """Return what the names and shapes of a tree's tensors say of their orientation."""
+    strong: tuple[list[str], list[str], list[str]] = ([], [], [])
+    weak: list[str] = []
+    for module in _iter_modules(tree):
+        shapes = {name: leaf.shape for name, (_, leaf) in module.items()}
+        for name, (shown, _) in module.items():
+            side = _classify_names(name, shapes)
+            if side is not None:
+                strong[side].append(shown)
+            elif _WEAK.fullmatch(name):
+                weak.append(shown)
+    if not strong[0]:
+        strong[1].extend(weak)
+    return OrientationEvidence(*map(tuple, strong))
+
+
+def _classify_names(name: str, shapes: Mapping[str, Shape]) -> int | None:
+    """Return 0 for torch, 1 for TensorFlow, 2 for what may be either, None for what says nothing."""
+    if _TORCH.fullmatch(name):
+        return 0
+    if _TENSORFLOW.fullmatch(name):
+        return 1
+    shape = shapes[name]
+    if len(shape) < 2:
+        return None
+    if name not in _BIASES:
+        return 2 if _MATRIX.fullmatch(name) else None
+    usual, bias = int(name != "weight"), shapes.get(_BIASES[name], ())
+    if len(bias) != 1 or shape[0] == shape[-1]:
+        return usual
+    # A transposed convolution of torch has its outputs second.
+    outputs = shape[-1:] if usual else shape[:1] if len(shape) == 2 else shape[:2]
+    return usual if bias[0] in outputs else 2
+
+
+def _iter_modules(tree: Tree) -> Iterator[dict[str, tuple[str, Leaf]]]:
+    """Go through the modules of a tree: their floating point tensors, with whole names, by own name."""
+    found: dict[tuple[str, ...], dict[str, tuple[str, Leaf]]] = {}
+    for path, leaf in tree.tensors():
+        if leaf.role in ("slot", "replay") or "float" not in leaf.dtype:
+            continue
+        shown = tree.names[path]
+        *module, name = re.split(r"[/.]", shown.removesuffix(":0"))
+        joined = None if _TORCH.fullmatch(name) or _TENSORFLOW.fullmatch(name) else _JOINED.fullmatch(name)
+        if joined:
+            module, name = [*module, joined[1]], joined[2]
+        found.setdefault(tuple(module), {})[name.lstrip("_")] = shown, leaf
+    yield from found.values()
+
+
+def infer_orientation(tree: Tree, writer: str | None = None, target: str | None = None) -> Framework | None:
+    """Return whose orientation the arrays have; None where nothing in the tree looks like a layer.
+
+    `writer` is what the file records of the framework that it was written for, which is enough for a `target`
+    of this framework. Raise MappingError where layers are there and the evidence is contradictory or missing.
+    """
+    said = gather_evidence(tree)
+    recorded = _WRITERS.get(writer or "")
+    if writer == "mlx" and any(len(leaf.shape) > 2 for _, leaf in tree.tensors()):
+        raise _undecided_error("MLX orders the axes of convolutions otherwise", said)
+    if not any(said):
+        return _infer_row_orientation(tree, recorded, target)
+    if bool(said.torch) != bool(said.tensorflow) and not said.unclear:
+        names: Framework = "torch" if said.torch else "tensorflow"
+        # `weight` is TensorFlow's word too where the file says so.
+        return recorded if recorded == "tensorflow" else names
+    if recorded is not None and (not said.unclear or recorded == target):
+        return recorded
+    raise _undecided_error(
+        "nothing shows whether matrices are [out, in] (PyTorch) or [in, out] (TensorFlow)", said
+    )
+
+
+class LayeredTree(NamedTuple):
+    """A tree whose arrays without names are layers, where each of its leaves was, and what was assumed."""
+
+    tree: Tree
+    sources: Mapping[Path, Path]
+    assumed: tuple[str, ...] = ()
+
+
+def group_unnamed_arrays(tree: Tree, framework: str, *, stated: bool = False) -> LayeredTree:
+    """Return the tree with its rows as layers by number; unchanged where it has none.
+
+    With `stated`, a user says whose orientation the arrays have. Raise MappingError where rows look like a
+    network and have no reading as the framework's layers.
+    """
+    same = LayeredTree(tree, {path: path for path in tree})
+    found = [] if any(gather_evidence(tree)) else [row for row in _find_rows(tree) if _is_network(row)]
+    if not found:
+        return same
+    layers = _name_arrays(found, framework, stated=stated)
+    if layers is None:
+        raise MappingError(
+            f"arrays without names, whose shapes are not those of {_TITLES[framework]} layers in a row",
+            path=abbreviate_list([tree.names[path] for row in found for path, _ in row], _SHOWN),
+            hint="--to npz copies the arrays as they are; a file with names (a state_dict) converts",
+        )
+    places: dict[Path, Path] = {}
+    dot = "." if framework == "torch" else "/"
+    for row, each in zip(found, layers, strict=True):
+        paths = iter(row)
+        for number, names in enumerate(each):
+            for name in names:
+                path, _ = next(paths)
+                # A list of one layer is the layer.
+                own = name if len(each) == 1 and len(path) > 1 else f"{number}{dot}{name}"
+                places[path] = (*path[:-1], key(own))
+    if len(set(places.values())) < len(places):
+        return same
+    leaves = {places[path]: replace(leaf, role="parameter") for row in found for path, leaf in row}
+    inside = {path[:-1] for path in places}
+    shown = abbreviate_list([tree.names[path] for row in found for path, _ in row], _SHOWN)
+    what = f"{shown}: arrays without names, read as layers in this order, each matrix before its bias"
+    return LayeredTree(
+        Tree(
+            {**leaves, **{path: leaf for path, leaf in tree.items() if path not in places}},
+            {},
+            {path: held for path, held in tree.containers.items() if path not in inside},
+        ),
+        {places.get(path, path): path for path in tree},
+        (what,),
+    )
+
+
+_Row = list[tuple[Path, Leaf]]
+
+
+def _find_rows(tree: Tree) -> list[_Row]:
+    """Return the floating point arrays that only numbers tell apart, in the order of their numbers."""
+    found: dict[tuple[Path, str], list[tuple[int, Path, Leaf]]] = {}
+    for path, leaf in tree.tensors():
+        last = _NUMBERED.fullmatch(str(path[-1].value)) if path else None
+        if last is None or leaf.role in ("slot", "replay") or "float" not in leaf.dtype:
+            continue
+        found.setdefault((path[:-1], last[1]), []).append((int(last[2]), path, leaf))
+    return [
+        [(path, leaf) for _, path, leaf in sorted(row, key=lambda each: each[0])] for row in found.values()
+    ]
+
+
+def _is_network(row: _Row) -> bool:
+    """Whether arrays look like weights: a matrix before a vector of its length, or matrices in a chain."""
+    shapes = [leaf.shape for _, leaf in row]
+    for one, other in pairwise(shapes):
+        if len(one) < 2 or min(one) == 0:
+            continue
+        if (len(other) == 1 and other[0] in one) or (len(other) == len(one) > 2 and one != other):
+            return True
+        if len(one) == len(other) == 2 and (one[-1] == other[0] or one[0] == other[-1]):
+            return True
+    return False
+
+
+def _infer_row_orientation(tree: Tree, recorded: Framework | None, target: str | None) -> Framework | None:
+    """Return whose orientation rows of arrays have, by what a file records or by the only reading.
+
+    Raise MappingError where both readings are possible, or none.
+    """
+    rows = [row for row in _find_rows(tree) if _is_network(row)]
+    if not rows:
+        return None
+    if recorded is not None and recorded == target:
+        return recorded
+    able: list[Framework] = [
+        framework for framework in WORDS.values() if _name_arrays(rows, framework) is not None
+    ]
+    if len(able) == 1 and recorded in (None, able[0]):
+        return able[0]
+    said = OrientationEvidence(
+        unclear=tuple(tree.names[path] for row in rows for path, leaf in row if len(leaf.shape) > 1)
+    )
+    raise _undecided_error(
+        "nothing shows whether arrays without names are [out, in] (PyTorch) or [in, out] (TensorFlow)",
+        said,
+    )
+
+
+def _name_arrays(
+    rows: Sequence[_Row], framework: str, *, stated: bool = False
+) -> list[list[tuple[str, ...]]] | None:
+    """Return the names of every layer's arrays, row by row, in a framework's axes; None if they do not fit.
+
+    Unless the orientation is stated, every layer behind the first must take what an earlier one returns: in
+    each row, or through all of them.
+    """
+    shapes = [[leaf.shape for _, leaf in row] for row in rows]
+    each = [_recognize_layers(row, framework) for row in shapes]
+    found = [[layer.names for layer in row] for row in each if row is not None]
+    if len(found) < len(rows):
+        return None
+    chains = [[layer for layer in row or () if layer.returns] for row in each]
+    whole = [layer for row in chains for layer in row]
+    chained = all(len(row) > 1 and _is_chain(row) for row in chains) or (len(whole) > 1 and _is_chain(whole))
+    return found if stated or chained else None
+
+
+class _ArrayLayer(NamedTuple):
+    """A layer's arrays by name, how many features it takes and returns, and whether it is a convolution."""
+
+    names: tuple[str, ...]
+    takes: int = 0
+    returns: int = 0
+    image: bool = False
+
+
+def _is_chain(layers: Sequence[_ArrayLayer]) -> bool:
+    """Whether each layer takes what an earlier one returns (flattened, behind a convolution)."""
+    return all(
+        any(
+            layer.takes == before.returns
+            or (before.image and not layer.image and layer.takes % before.returns == 0)
+            for before in layers[:number]
+        )
+        for number, layer in enumerate(layers)
+        if number
+    )
+
+
+def _recognize_layers(shapes: Sequence[Shape], framework: str) -> list[_ArrayLayer] | None:
+    """Return the layers that arrays in a row are, in a framework's axes; None where one has no place."""
+    found: list[_ArrayLayer] = []
+    at = 0
+    while at < len(shapes):
+        layer = _recognize_norm(shapes[at:], found, framework) if len(shapes[at]) == 1 else None
+        layer = (
+            layer or _recognize_recurrent(shapes[at:], framework) or _recognize_matrix(shapes[at:], framework)
+        )
+        if layer is None:
+            return None
+        found.append(layer)
+        at += len(layer.names)
+    return found
+
+
+def _recognize_norm(
+    shapes: Sequence[Shape], before: Sequence[_ArrayLayer], framework: str
+) -> _ArrayLayer | None:
+    """Return the norm that the first arrays are, of what the layer before them returns."""
+    returned = next((layer.returns for layer in reversed(before) if layer.returns), 0)
+    for many, names in sorted(_NORM[framework].items(), reverse=True):
+        if list(shapes[:many]) == [(returned,)] * many:
+            return _ArrayLayer(names)
+    return None
+
+
+def _recognize_recurrent(shapes: Sequence[Shape], framework: str) -> _ArrayLayer | None:
+    """Return the LSTM or GRU that the first arrays are."""
+    if len(shapes) < 2 or not len(shapes[0]) == len(shapes[1]) == 2:
+        return None
+    turn = -1 if framework == "torch" else 1
+    (takes, gates), (units, others) = (shape[::turn] for shape in shapes[:2])
+    if gates != others or units == 0 or gates not in (3 * units, 4 * units):
+        return None
+    biases = [shape for shape in shapes[2:4] if shape == (gates,)]
+    if framework == "torch":
+        names: tuple[str, ...] = ("weight_ih_l0", "weight_hh_l0")
+        more: tuple[str, ...] = ("bias_ih_l0", "bias_hh_l0") if len(biases) == 2 else ()
+    else:
+        names = ("kernel", "recurrent_kernel")
+        more = ("bias",) if shapes[2:3] in ([(gates,)], [(2, gates)]) else ()
+    return _ArrayLayer((*names, *more), takes, units)
+
+
+def _recognize_matrix(shapes: Sequence[Shape], framework: str) -> _ArrayLayer | None:
+    """Return the dense layer or convolution that the first arrays are."""
+    shape = shapes[0]
+    if not 2 <= len(shape) <= 5 or 0 in shape:
+        return None
+    takes, returns = (shape[1], shape[0]) if framework == "torch" else (shape[-2], shape[-1])
+    has_bias = list(shapes[1:2]) == [(returns,)] and not _is_norm(shapes[1:], framework)
+    names: tuple[str, ...] = (_KERNEL[framework], "bias") if has_bias else (_KERNEL[framework],)
+    return _ArrayLayer(names, takes, returns, len(shape) > 2)
+
+
+def _is_norm(shapes: Sequence[Shape], framework: str) -> bool:
+    """Whether the vectors that come next are those of a norm without a bias before them."""
+    count = next((n for n, shape in enumerate(shapes) if shape != shapes[0]), len(shapes))
+    return count in _NORM[framework]
+
+
+def checkpoint_orientation(
+    checkpoint: Checkpoint, tree: Tree, native: str, said: str | None = None, target: str | None = None
+) -> str:
+    """Return the framework whose orientation a checkpoint's tree has: "torch", "tensorflow" or "numpy".
+
+    `native` is the framework of its format, `said` what a user states (a word of WORDS), `target` the
+    framework of what it becomes. The evidence decides for formats that hold arrays of any program, and for
+    HDF5 files that no Keras wrote; arrays that look like no layers are of the format's own. Raise
+    MappingError as `decided` does.
+    """
+    if said is not None:
+        if said not in WORDS:
+            raise UsageError("--from takes torch or tf", found=said)
+        return WORDS[said]
+    if checkpoint.format == "keras_h5" and checkpoint.writer is None:
+        names = gather_evidence(tree)
+        if not any(names):
+            try:
+                return infer_orientation(tree, None, target) or native
+            except MappingError as error:
+                raise error.located(file=checkpoint.path) from None
+        return "torch" if names.torch and not (names.tensorflow or names.unclear) else native
+    if checkpoint.format not in NEUTRAL:
+        return native
+    metadata = checkpoint.details.get("metadata")
+    writer = metadata.get("format") if isinstance(metadata, dict) else None
+    try:
+        found = infer_orientation(tree, writer if isinstance(writer, str) else None, target)
+    except MappingError as error:
+        raise error.located(file=checkpoint.path) from None
+    return found or native
+
+
+def _undecided_error(what: str, said: OrientationEvidence) -> MappingError:
+    return MappingError(
+        what,
+        path=abbreviate_list(said.unclear or (*said.torch[:2], *said.tensorflow[:2]), _SHOWN),
+        hint="--from torch or --from tf states it",
+    )

@@ -1,0 +1,1246 @@
+"""Dense layers after a flattening, and mappings by layer kind."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
+from math import prod
+from types import MappingProxyType
+from typing import NamedTuple
+
+from ckpttool.core import dtypes
+from ckpttool.core.activations import NO_IMAGE, UNKNOWN, AxisOrder, framework_order, plain_order
+from ckpttool.core.errors import MappingError, abbreviate_list
+from ckpttool.core.source import Shape
+from ckpttool.core.tree import Container, Leaf, Path, Tree, key
+from ckpttool.mapping.layer_kinds import HEADS, IN_OUT, NO_FACTS, OUT_IN, LayerFacts, LayerKind
+from ckpttool.mapping.layers import (
+    OWN_CALL,
+    TITLE,
+    Layer,
+    LayerConversion,
+    LayerOption,
+    ModuleInfo,
+    Name,
+    canonical_tensors,
+    convert_layer,
+    find_layers,
+    framework_kind,
+    tensorflow_names,
+    torch_names,
+)
+from ckpttool.mapping.rules import (
+    KEEP,
+    BlockOrder,
+    ChannelOrder,
+    Label,
+    Move,
+    Plan,
+    Rule,
+    chain_rules,
+    object_graph_paths,
+)
+
+# What a conversion by kinds must say: what it cannot know, and what a layer needs besides its weights.
+#
+# Sources: keras/src/layers/normalization/*.py (epsilon 1e-3, momentum 0.99) and torch/nn/modules/batchnorm.py
+# (eps 1e-5, momentum 0.1 of the new value); keras/src/layers/rnn/*.py; the padding of
+# tensorflow/core/framework/common_shape_fns.cc (SAME).
+
+_EPSILON = "epsilon is 0.001 in Keras and 1e-5 in PyTorch unless the program says otherwise"
+_SIGMOID = (
+    "PyTorch's gates are sigmoids, and Keras's hard_sigmoid (the default of old versions) is another function"
+)
+NOTES: dict[str, str] = {
+    "convolution": (
+        "convolutions: for SAME and strides above 1 Keras pads the end more, unlike padding=k//2; a "
+        "transposed one crops so too"
+    ),
+    "batch_norm": f"batch norms: {_EPSILON}; Keras's momentum m is PyTorch's 1 - m",
+    "layer_norm": f"layer and group norms: {_EPSILON}",
+    "rms_norm": "RMS norms: epsilon is 1e-6 in Keras, in PyTorch that of the element type",
+    "lstm": f"LSTMs: {_SIGMOID}",
+    "gru": f"GRUs: PyTorch's is Keras's with reset_after=True; {_SIGMOID}",
+    "simple_rnn": "simple RNNs: the activation is tanh unless the program says relu",
+    "attention": "attentions: PyTorch's module must be told the number of heads",
+}
+# What the file may say of it, by the settings' names in either framework.
+_SETTINGS: dict[str, tuple[str, ...]] = {
+    "convolution": ("padding", "padding_mode", "output_padding", "strides", "stride", "data_format"),
+    "batch_norm": ("epsilon", "eps", "momentum"),
+    "layer_norm": ("epsilon", "eps"),
+    "rms_norm": ("epsilon", "eps"),
+    "lstm": ("activation", "recurrent_activation", "go_backwards"),
+    "gru": ("activation", "recurrent_activation", "go_backwards"),
+    "simple_rnn": ("activation", "nonlinearity", "go_backwards"),
+    "attention": ("num_heads",),
+}
+_MOST = 4
+_MOST_OPTIONS = 12
+_KIND = re.compile(rf"--kind '{TITLE}=[^']*'")
+
+
+def describe_kinds(done: Iterable[Layer]) -> tuple[str, ...]:
+    """Return one line for each kind that needs more than weights, with what the file tells of it."""
+    told: dict[str, dict[str, None]] = {}
+    for layer in done:
+        name = layer.kinds[0].name
+        if name in NOTES:
+            facts = [f"{s} {layer.about.settings[s]}" for s in _SETTINGS[name] if s in layer.about.settings]
+            told.setdefault(name, {}).update({", ".join(facts): None} if facts else {})
+    return tuple(
+        f"{NOTES[name]} (here {'; '.join(list(facts)[:_MOST])})" if facts else NOTES[name]
+        for name, facts in told.items()
+    )
+
+
+# Settings by what they are called here: in which kinds, and their names in either framework.
+_COMPARED: tuple[tuple[str, frozenset[str], tuple[str, ...]], ...] = (
+    ("epsilon", frozenset(("batch_norm", "layer_norm", "layer_norm_images", "rms_norm")), ("epsilon", "eps")),
+    ("dilation", frozenset(("convolution", "depthwise", "separable")), ("dilation_rate", "dilation")),
+    ("strides", frozenset(("convolution", "depthwise", "separable")), ("strides", "stride")),
+    ("groups", frozenset(("convolution",)), ("groups",)),
+    ("heads", frozenset(("attention",)), ("num_heads",)),
+    ("activation", frozenset(("simple_rnn",)), ("activation", "nonlinearity")),
+    ("max_norm", frozenset(("embedding",)), ("max_norm",)),
+)
+# What PyTorch's cells compute, whose Keras counterparts have a setting for it.
+_OF_CELLS: dict[str, object] = {
+    "activation": "tanh",
+    "recurrent_activation": "sigmoid",
+    "go_backwards": False,
+}
+_EPSILON_RANGE = 1e-3
+# The half of a bidirectional cell that goes backwards by itself.
+_REVERSED = re.compile(r"_reverse\b|\bbackward")
+
+
+def layer_settings(layer: Layer) -> dict[str, object]:
+    """Return what is recorded of a layer's settings that change what it computes, in one spelling."""
+    kind, about, held = layer.kinds[0], layer.about, layer.about.settings
+    found: dict[str, object] = {}
+    for name, kinds, spellings in _COMPARED:
+        value = next((held[each] for each in spellings if held.get(each) is not None), None)
+        if value is not None and kind.name in kinds:
+            found[name] = _normalize_setting(value, several=name in ("dilation", "strides"))
+    if kind.name in ("lstm", "gru"):
+        torch = kind.framework == "torch" and about.cls
+        for name, usual in _OF_CELLS.items():
+            if name == "go_backwards" and _REVERSED.search(layer.title):
+                continue
+            if torch or isinstance(held.get(name), (str, bool)):
+                found[name] = usual if torch else held[name]
+    cls = about.cls or _class_from_name(layer)
+    if kind.name in _NORM_LAYERS and cls in _NORM_GROUPS:
+        spelling = _NORM_GROUPS[cls]
+        many = held.get(spelling)
+        of_groups = _INSTANCE if many == -1 else _GROUPS if many is None else f"over {many} groups"
+        found["norm"] = of_groups if spelling else "over all channels"
+    return found
+
+
+def recorded_differences(source: Layer, target: Layer) -> Iterator[tuple[str, str, str]]:
+    """Go through settings that both sides record and that make the model compute something else.
+
+    Each is a name with the source's and the model's value. Strides, groups and directions are left out, which
+    two layers may say in different ways.
+    """
+    theirs, ours = layer_settings(source), layer_settings(target)
+    for name in _DECIDING:
+        known = name in theirs and name in ours and not _is_same_setting(theirs[name], ours[name])
+        if known and "separable" not in f"{source.about.cls} {target.about.cls}".lower():
+            yield name, _format_setting(theirs[name]), _format_setting(ours[name])
+
+
+_DECIDING = ("epsilon", "norm", "heads", "dilation", "activation", "recurrent_activation")
+_NORM_LAYERS = ("layer_norm", "layer_norm_images")
+_INSTANCE, _GROUPS = "over each channel", "over groups"
+# The setting of groups of the norms that are stored alike; a layer norm has none.
+_NORM_GROUPS = {
+    "LayerNorm": "",
+    "LayerNormalization": "",
+    "GroupNorm": "num_groups",
+    "GroupNormalization": "groups",
+}
+
+
+def _class_from_name(layer: Layer) -> str:
+    """Return the class that Keras's own name of a layer says, as `layer_normalization_1` does."""
+    step = re.sub(r"_\d+\Z", "", layer.name[-1]) if layer.name else ""
+    return {
+        "layer_normalization": "LayerNormalization",
+        "group_normalization": "GroupNormalization",
+        "einsum_dense": "EinsumDense",
+    }.get(step, "")
+
+
+def _normalize_setting(value: object, *, several: bool) -> object:
+    """Return a setting in the form that is compared: one number for several equal ones."""
+    if isinstance(value, (list, tuple)) and several:
+        return value[0] if len(set(map(str, value))) == 1 else tuple(value)
+    return tuple(value) if isinstance(value, list) else value
+
+
+# Where a program says nothing: keras/src/layers/normalization/*.py,
+# torch/nn/modules/{batchnorm,normalization}.py.
+_USUAL_EPSILON: dict[tuple[str, str], tuple[str, float]] = {
+    ("tensorflow", "rms_norm"): ("Keras", 1e-6),
+    ("torch", "rms_norm"): ("PyTorch", 2.0**-23),
+    **{("tensorflow", kind): ("Keras", 1e-3) for kind in ("batch_norm", "layer_norm", "layer_norm_images")},
+    **{("torch", kind): ("PyTorch", 1e-5) for kind in ("batch_norm", "layer_norm", "layer_norm_images")},
+}
+
+
+def describe_differences(pairs: Iterable[tuple[Layer, Layer]], *, foreign: bool) -> Iterator[str]:
+    """Go through sentences for the settings in which a layer and that of the model differ, or may.
+
+    Where the source is `foreign` and does not record an epsilon, its framework's default is compared.
+    """
+    found: dict[tuple[str, str, str], list[str]] = {}
+    unrecorded: dict[tuple[str, float, str], list[str]] = {}
+    for source, target in pairs:
+        theirs, ours = layer_settings(source), layer_settings(target)
+        usual = _USUAL_EPSILON.get((source.kinds[0].framework, source.kinds[0].name))
+        unsure = foreign and usual and "epsilon" in ours and "epsilon" not in theirs
+        if usual and unsure and not _is_same_setting(usual[1], ours["epsilon"]):
+            unrecorded.setdefault((*usual, _format_setting(ours["epsilon"])), []).append(target.title)
+        for name in theirs.keys() & ours.keys():
+            if not _is_same_setting(theirs[name], ours[name]):
+                found.setdefault(
+                    (name, _format_setting(theirs[name]), _format_setting(ours[name])), []
+                ).append(target.title)
+    for (name, one, other), titles in found.items():
+        yield f"{abbreviate_list(titles, 3)}: {name} is {one} in the source and {other} in the model"
+    for (framework, default, held), titles in unrecorded.items():
+        yield (
+            f"{abbreviate_list(titles, 3)}: epsilon is the model's {held}; the source does not record its own, and "  # noqa: E501
+            f"{framework}'s default is {default:g} (set this if the source's program set none)"
+        )
+
+
+def describe_own_calls(targets: Iterable[Layer]) -> Iterator[str]:
+    """Go through sentences for the model's layers whose class changes what its base computes."""
+    found: dict[tuple[str, str], list[str]] = {}
+    for layer in targets:
+        own = layer.about.settings.get(OWN_CALL)
+        if own:
+            found.setdefault((str(own), layer.about.cls), []).append(layer.title)
+    for (own, base), titles in found.items():
+        yield f"{abbreviate_list(titles, 3)}: {own} computes from its weights what {base} does"
+
+
+def _is_same_setting(one: object, other: object) -> bool:
+    if isinstance(one, float) and isinstance(other, float):
+        return abs(one - other) <= _EPSILON_RANGE * max(abs(one), abs(other))
+    if {one, other} & {_INSTANCE, _GROUPS}:
+        # A group for each channel, or an unrecorded number of groups, may be any number of them.
+        return all(str(each).endswith("groups") or each == _INSTANCE for each in (one, other))
+    return one == other
+
+
+def _format_setting(value: object) -> str:
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def describe_leftovers(names: Sequence[str]) -> tuple[str, ...]:
+    """Return the sentence for tensors without a place in the target, none if there are none."""
+    if not names:
+        return ()
+    have = "has" if len(names) == 1 else "have"
+    return (f"{abbreviate_list(names, 2)} {have} no place in the target, which computes the same without",)
+
+
+def describe_assumed_classes(done: Iterable[tuple[Layer, Mapping[str, Leaf]]]) -> tuple[str, ...]:
+    """Return what is assumed of layers whose class the file does not record.
+
+    Of a matrix, which axis has the outputs; of a lone weight [C, S, S], that it is a convolution's and no
+    norm's over an image; of two vectors in a module that no word calls a norm, that they are one's. Raise
+    MappingError for square matrices of a model whose other matrices are the other way round, and of an
+    EinsumDense without its equation.
+    """
+    square: dict[str, list[str]] = {}
+    turned: dict[str, list[str]] = {}
+    equations: list[str] = []
+    images: list[str] = []
+    norms: list[str] = []
+    for layer, group in done:
+        kind, about = layer.kinds[0], layer.about
+        if _may_be_a_norm(layer, group):
+            images.append(layer.title)
+        shape = next((leaf.shape for leaf in group.values() if len(leaf.shape) == 2), (0, 1))
+        if layer.given:
+            continue
+        if kind.name != "dense":
+            unsaid = kind.name == "layer_norm" and not (about.cls or _NORM.search(layer.title.lower()))
+            norms += [layer.title] if unsaid else []
+            continue
+        if not about.cls and kind.form in (IN_OUT, OUT_IN):
+            turned.setdefault(kind.framework, []).append(layer.title)
+        elif shape[0] == shape[1] > 1:
+            cls = about.cls or _class_from_name(layer)
+            einsum = cls.replace("_", "").lower() == "einsumdense" and "equation" not in about.settings
+            if einsum:
+                equations.append(layer.title)
+            elif not about.cls:
+                square.setdefault(kind.framework, []).append(layer.title)
+    for name in turned.keys() & square.keys():
+        raise MappingError(
+            f"square matrices may be [out, in] or [in, out]: {abbreviate_list(turned[name], 2)} is {_TURNED[name]}, as"  # noqa: E501
+            " the length of its bias shows",
+            path=abbreviate_list(square[name], 3),
+            hint=f"--kind '{square[name][0]}=dense{_FORM[name]}' if it is {_TURNED[name]} as well,"
+            f" --kind '{square[name][0]}=dense' if not",
+        )
+    _require_equations(equations)
+    by_bias = (
+        f"{abbreviate_list(names, 3)}: matrix {_TURNED[name]}, as the length of its bias shows"
+        for name, names in turned.items()
+    )
+    by_default = (
+        f"{abbreviate_list(names, 3)}: square, read as {_USUAL[name]} because the file has no classes"
+        f" (if {_TURNED[name]}: {_format_orientation_options(names, _FORM[name])})"
+        for name, names in square.items()
+    )
+    by_class = (
+        f"{abbreviate_list(names, 3)}: {what}"
+        for names, what in (
+            (images, "read as Conv1d, not as a LayerNorm over an image, because the file has no classes"),
+            (norms, "two vectors, read as a layer norm because the file has no classes"),
+        )
+        if names
+    )
+    return (*by_bias, *by_default, *by_class)
+
+
+def _require_equations(squares: Sequence[str]) -> None:
+    """Raise MappingError for square matrices of which the equation is not known."""
+    if squares:
+        raise MappingError(
+            "the matrix of an EinsumDense is square, and the file does not hold its equation",
+            path=abbreviate_list(squares, 3),
+            hint=f"--kind '{squares[0]}=dense' if the equation takes [in, out], as 'ab,bc->ac' does, --kind"
+            f" '{squares[0]}=dense_{OUT_IN}' if [out, in]",
+        )
+
+
+def _format_orientation_options(titles: Sequence[str], form: str) -> str:
+    """Return the option that states the orientation, for each of the layers."""
+    shown = " ".join(f"--kind '{title}=dense{form}'" for title in titles[:_MOST_OPTIONS])
+    more = len(titles) - _MOST_OPTIONS
+    return f"{shown} and so on for {more} more" if more > 0 else shown
+
+
+def _may_be_a_norm(layer: Layer, group: Mapping[str, Leaf]) -> bool:
+    """Return whether a convolution's lone weight [C, S, S] could be a norm's over an image of equal sides."""
+    shape = next(iter(group.values())).shape if len(group) == 1 else ()
+    unsaid = layer.kinds[0].name == "convolution" and not (layer.about.cls or layer.given)
+    return unsaid and len(shape) == 3 and shape[1] == shape[2] > 1
+
+
+# Words in the names of norms: of Flax, haiku, Hugging Face and timm as well.
+_NORM = re.compile(r"norm|(^|[^a-z])ln|bn(\d|_|/|\Z)|layer_?n")
+_FORM = {"torch": f"_{IN_OUT}", "tensorflow": f"_{OUT_IN}"}
+_USUAL = {"torch": "nn.Linear [out, in]", "tensorflow": "Dense [in, out]"}
+_TURNED = {"torch": "[in, out]", "tensorflow": "[out, in]"}
+
+
+class LayerRefusal(NamedTuple):
+    """Why a layer is not converted, and the option that helps, written for a layer called `TITLE`."""
+
+    reason: str
+    hint: str = ""
+
+    def sentence(self, titles: Sequence[str]) -> str:
+        """Return the sentence for all layers of which this is true, with an option for each of them."""
+        hint, reason = (_KIND.sub(partial(_repeat_option, titles), text) for text in (self.hint, self.reason))
+        return f"{abbreviate_list(titles, 3)}: {reason}" + (f" ({hint})" if hint else "")
+
+
+def _repeat_option(titles: Sequence[str], option: re.Match[str]) -> str:
+    """Return an option once for each layer, of many for the first ones."""
+    options = " ".join(option[0].replace(TITLE, title) for title in titles[:_MOST_OPTIONS])
+    more = len(titles) - _MOST_OPTIONS
+    return f"{options} and so on for {more} more" if more > 0 else options
+
+
+def refuse_ambiguous(layer: Layer) -> LayerRefusal:
+    """Return that a layer may be of several kinds."""
+    names = list(dict.fromkeys(kind.option for kind in layer.kinds))
+    able = dict.fromkeys(kind.option for kind in layer.kinds if kind.refused is None)
+    options = " or ".join(f"--kind '{TITLE}={name}'" for name in able)
+    return LayerRefusal(f"may be {' or '.join(names)}, which go different ways", options)
+
+
+def refusal_from_error(error: MappingError) -> LayerRefusal:
+    """Return that a layer has no equivalent, or what is missing for one."""
+    if error.message == HEADS:
+        return LayerRefusal(error.message, f"--kind '{TITLE}=attention:HEADS'")
+    return LayerRefusal(error.message + (f" (found {error.found})" if error.found else ""))
+
+
+# Dense layers that may take a flattened image, whose numbers the two frameworks order differently.
+#
+# TensorFlow keeps channels last, so that a flattened image is H, W, C; PyTorch keeps them first. A checkpoint
+# does not say what was flattened. Sources: keras/src/layers/reshaping/flatten.py,
+# torch/nn/modules/flatten.py.
+
+_BETWEEN = frozenset(("layer_norm", "layer_norm_images", "rms_norm", "prelu"))
+_CONVOLUTIONS = frozenset(("convolution", "depthwise", "separable"))
+
+
+class _ConvolutionOutput(NamedTuple):
+    """What a convolution gives: channels, over how many axes it goes, and what the channels may be."""
+
+    channels: int
+    axes: int
+    either: tuple[int, ...]
+
+
+def find_unknown_orders(tree: Tree, found: tuple[Layer, ...]) -> Mapping[str, str]:  # noqa: C901 - one walk
+    """Return by title why a layer cannot be converted before somebody says what it takes or makes.
+
+    That is so for what follows a convolution and takes more than its channels: a dense or recurrent layer, or
+    a norm; for a dense layer that takes a multiple of the channels and not what the layer before it gives (a
+    second head); and for one that stands before every convolution, where files list layers by name, if no
+    dense layer gives what it takes. It is so, too, for a dense layer that gives more than the channels of a
+    convolution that follows it.
+    """
+    refused: dict[str, str] = {}
+    images: _ConvolutionOutput | None = None
+    every: dict[_ConvolutionOutput, None] = {}
+    gives = 0
+    waiting: list[Layer] = []
+    outputs: set[int] = set()
+    with_images = any({kind.name for kind in layer.kinds} & _CONVOLUTIONS for layer in found)
+    produced = _vector_widths(tree, found) if with_images else set()
+    # Whether nothing took what the last convolution gives.
+    pending = False
+    by_name = _is_by_name(found)
+    for layer in found:
+        names = {kind.name for kind in layer.kinds}
+        if names & _CONVOLUTIONS:
+            images, gives, pending = _convolution_output(tree, layer), 0, True
+            every[images] = None
+        elif names & _NORMS and images is not None and not gives:
+            width = _norm_width(tree, layer)
+            images = _narrow_by_norm(images, width) if names == {"batch_norm"} else images
+            if (
+                width not in images.either
+                and _is_input_unknown(layer)
+                and _is_multiple(width, images.channels)
+            ):
+                refused[layer.title] = _explain_input(layer, width, images, "is a norm of")
+        elif names == {"dense"}:
+            if not every:
+                waiting.append(layer)
+            elif images is not None:
+                inputs = _input_width(tree, layer)
+                known = outputs | {each.channels for each in every}
+                open_ = pending and _is_input_unknown(layer) and _is_multiple(inputs, images.channels)
+                mixed = inputs not in produced and _is_mixed(layer, inputs, every)
+                if (
+                    open_
+                    or mixed
+                    or _is_unexplained_input(tree, layer, images, inputs if inputs in known else 0)
+                ):
+                    others = tuple(every) if by_name else ()
+                    refused[layer.title] = _explain_input(layer, inputs, images, others=others)
+                pending = pending and layer.title not in refused and not _takes_image(layer)
+                pending = pending and inputs != images.channels
+            gives = _tensor_width(tree, layer, "kernel")
+            outputs.add(gives)
+        elif names <= _RECURRENT:
+            if images is not None and not gives and _is_input_unknown(layer):
+                inputs = _input_width(tree, layer)
+                if _is_multiple(inputs, images.channels):
+                    refused[layer.title] = _explain_input(layer, inputs, images)
+            images, gives = None, 0
+        elif not names <= _BETWEEN:
+            # What an attention gives is no image.
+            images, gives = None, 0
+    for layer in waiting:
+        if layer.title not in refused and _input_width(tree, layer) not in outputs:
+            refused |= _refuse_image_input(
+                tree, layer, every, mixed=by_name and _input_width(tree, layer) not in produced
+            )
+    if by_name and not refused and not any(_takes_image(layer) for layer in found):
+        refused = _refuse_untaken_images(tree, found, every)
+    unflattened = _refuse_unflattened(tree, found)
+    shuffled = _refuse_shuffled(tree, found)
+    return {**shuffled, **_refuse_image_widths(tree, found, refused, unflattened), **unflattened, **refused}
+
+
+def _is_by_name(found: Sequence[Layer]) -> bool:
+    """Say whether a file may list layers by name, which does not say what follows what."""
+    titles = [layer.title for layer in found]
+    return titles == sorted(titles)
+
+
+def _takes_image(layer: Layer) -> bool:
+    takes = layer.told.takes
+    return bool(layer.told.flatten) or (takes is not None and not takes.is_plain)
+
+
+def _vector_widths(tree: Tree, found: Iterable[Layer]) -> set[int]:
+    """Return how many numbers layers give that are no image: those of vectors, and channels."""
+    widths: set[int] = set()
+    for layer in found:
+        names = {kind.name for kind in layer.kinds}
+        with contextlib.suppress(MappingError):  # refused for what it is
+            if names & _CONVOLUTIONS:
+                widths |= {_convolution_output(tree, layer).channels, *_output_channels(tree, layer)}
+            elif names == {"dense"}:
+                widths.add(_tensor_width(tree, layer, "kernel"))
+            elif names <= _RECURRENT:
+                widths.add(canonical_tensors(tree, layer, layer.kinds[0])["recurrent_kernel"].shape[0])
+            elif names == {"embedding"}:
+                widths.add(_tensor_width(tree, layer, "embeddings"))
+    return widths
+
+
+def describe_image_sized_inputs(tree: Tree, found: tuple[Layer, ...]) -> Iterator[str]:
+    """Yield a sentence on each dense layer that takes as many numbers as a picture in colours has.
+
+    A model without a convolution may flatten one, too; no tensor shows that.
+    """
+    produced = _vector_widths(tree, found)
+    for layer in found:
+        if {kind.name for kind in layer.kinds} != {"dense"} or not _is_input_unknown(layer):
+            continue
+        inputs = _input_width(tree, layer)
+        places = inputs // 3
+        sides = (
+            n for n in range(_PICTURE, math.isqrt(places) + 1) if places % n == 0 and places <= 2 * n * n
+        )
+        if inputs % 3 == 0 and inputs not in produced and any(sides):
+            yield (
+                f"{layer.title} takes {inputs:,} numbers in one order in both: if they are a flattened "
+                f"picture of 3 channels, --flatten '{layer.title}={places},3'"
+            )
+
+
+def _refuse_shuffled(tree: Tree, found: tuple[Layer, ...]) -> dict[str, str]:
+    """Return why convolutions are refused between which channels may become places, or the reverse.
+
+    One gives 4, 9 or 16 times what another takes, and nothing takes what it gives, or the other way round.
+    The frameworks order the channels of a pixel shuffle differently.
+    """
+    sides = _image_sides(tree, found)
+    refused: dict[str, str] = {}
+    if any(takes is None or gives is None for _, takes, gives in sides):
+        return refused
+    dense = {
+        _input_width(tree, each) for each in found if {k.name for k in each.kinds} <= {"dense", *_RECURRENT}
+    }
+    taken = {takes for _, takes, _ in sides}
+    given = [gives for _, _, gives in sides]
+    for layer, takes, gives in sides:
+        assert takes is not None and gives is not None  # noqa: S101, PT018 - as asked above
+        used = gives in taken or any(count % gives == 0 for count in dense)
+        for square in _SQUARES:
+            made = gives // square if gives % square == 0 else 0
+            if made > 1 and made in taken and not used and layer.told.makes is None:
+                refused.setdefault(
+                    layer.title,
+                    f"{layer.title} gives {gives:,} channels, of which a pixel shuffle may make {made:,}, "
+                    f"which the two order differently (--unflatten '{layer.title}={square},{made}'), or not "
+                    f"(--unflatten '{layer.title}=no')",
+                )
+            before = takes // square if takes % square == 0 else 0
+            joined = before > 1 and before in given and takes not in given and before not in taken
+            if joined and given.count(before) < square and _is_input_unknown(layer):
+                refused.setdefault(
+                    layer.title,
+                    f"{layer.title} takes {takes:,} channels, which may be the places of {before:,}, which "
+                    f"the two order differently (--flatten '{layer.title}={square},{before}'), or not "
+                    f"(--flatten '{layer.title}=no')",
+                )
+    return refused
+
+
+def describe_pixel_shuffles(tree: Tree, found: tuple[Layer, ...]) -> Iterator[str]:
+    """Yield a sentence on convolutions at the ends of a model that may stand beside a pixel shuffle.
+
+    The first takes 4, 9 or 16 times the channels of a picture in colours; the last gives so many times what
+    the first takes.
+    """
+    sides = _image_sides(tree, found)
+    taken, given = {takes for _, takes, _ in sides}, {gives for _, _, gives in sides}
+    if None in taken | given or not sides:
+        return
+    colours = {3, *(takes for _, takes, _ in sides if takes is not None and 1 < takes < _COLOURS)}
+    for layer, takes, gives in sides:
+        for square in _SQUARES:
+            if takes is not None and takes not in given and takes == 3 * square and _is_input_unknown(layer):
+                yield (
+                    f"{layer.title} takes {takes:,} channels in one order in both: if they are places of a "
+                    f"picture of 3 channels, --flatten '{layer.title}={square},3'"
+                )
+            made = gives // square if gives is not None and gives % square == 0 else 0
+            if made in colours and gives not in taken and layer.told.makes is None:
+                yield (
+                    f"{layer.title} gives {gives:,} channels in one order in both: if they become places of "
+                    f"a picture of {made} channels, --unflatten '{layer.title}={square},{made}'"
+                )
+
+
+def _image_sides(tree: Tree, found: Iterable[Layer]) -> list[tuple[Layer, int | None, int | None]]:
+    """Return what each convolution takes and gives, None for both where its tensors do not tell which."""
+    sides: list[tuple[Layer, int | None, int | None]] = []
+    for layer in found:
+        if {kind.name for kind in layer.kinds} != {"convolution"}:
+            continue
+        leaves = canonical_tensors(tree, layer, layer.kinds[0])
+        first, last = leaves["kernel"].shape[-2:]
+        bias = leaves["bias"].shape[0] if "bias" in leaves else None
+        if bias == last:
+            sides.append((layer, first, last))
+        elif bias == first:
+            sides.append((layer, last, first))
+        else:
+            sides.append((layer, *((None, None) if first != last else (first, last))))
+    return sides
+
+
+# Places of which a pixel shuffle makes one, or the reverse.
+_SQUARES = (4, 9, 16)
+
+
+def _refuse_untaken_images(
+    tree: Tree, found: tuple[Layer, ...], every: Iterable[_ConvolutionOutput]
+) -> dict[str, str]:
+    """Return why dense layers are refused that may take an image which no other layer takes."""
+    taken: set[int] = set()
+    for layer in found:
+        names = {kind.name for kind in layer.kinds}
+        if names & _CONVOLUTIONS:
+            taken |= set(_input_channels(tree, layer))
+        elif names == {"dense"} or names <= _RECURRENT:
+            taken.add(_input_width(tree, layer))
+    refused: dict[str, str] = {}
+    for images in every:
+        for layer in found if images.channels not in taken else ():
+            inputs = _input_width(tree, layer) if {kind.name for kind in layer.kinds} == {"dense"} else 0
+            if _is_multiple(inputs, images.channels) and _is_input_unknown(layer):
+                refused.setdefault(layer.title, _explain_input(layer, inputs, images))
+    return refused
+
+
+def _is_mixed(layer: Layer, inputs: int, every: Iterable[_ConvolutionOutput]) -> bool:
+    """Say whether a layer may take an image of two places at least, and other numbers beside it."""
+    return _is_input_unknown(layer) and any(
+        1 < 2 * each.channels <= inputs for each in every if each.channels > 1
+    )
+
+
+def _refuse_image_widths(
+    tree: Tree, found: tuple[Layer, ...], refused: Mapping[str, str], unflattened: Mapping[str, str]
+) -> dict[str, str]:
+    """Return why layers that take or make as many numbers as a flattened image has are refused.
+
+    Nothing shows whether they take or make that image: a second head, a gate, a norm, the layer of a decoder.
+    """
+    widths = _image_widths(tree, found, refused, unflattened)
+    reasons: dict[str, str] = {}
+    for layer in found:
+        if layer.title in refused or layer.title in unflattened:
+            continue
+        for option, verb, width in _unknown_sides(tree, layer) if widths else ():
+            if width in widths:
+                other, parts = widths[width]
+                where = f"the flattened image of {other}" if other != layer.title else "the image it takes"
+                reasons.setdefault(
+                    layer.title,
+                    f"{layer.title} {verb} {width:,} numbers, as many as {where} has: that image "
+                    f"({option} '{layer.title}={parts}'), or not ({option} '{layer.title}=no')",
+                )
+    return reasons
+
+
+def _image_widths(
+    tree: Tree, found: tuple[Layer, ...], refused: Mapping[str, str], unflattened: Mapping[str, str]
+) -> dict[int, tuple[str, str]]:
+    """Return by length the flattened images that dense layers take or make: of which layer, as an option."""
+    widths: dict[int, tuple[str, str]] = {}
+    for layer in found:
+        if {kind.name for kind in layer.kinds} != {"dense"}:
+            continue
+        takes, makes = layer.told.takes, layer.told.makes
+        if layer.told.flatten:
+            widths[_input_width(tree, layer)] = layer.title, ",".join(map(str, layer.told.flatten))
+        elif takes is not None and not takes.is_plain:
+            widths[_input_width(tree, layer)] = layer.title, _format_order_option(takes)
+        elif layer.title in refused and _is_input_unknown(layer):
+            widths.setdefault(_input_width(tree, layer), (layer.title, "places,channels"))
+        if makes is not None and not makes.is_plain:
+            widths[_tensor_width(tree, layer, "kernel")] = layer.title, _format_order_option(makes)
+        elif layer.title in unflattened:
+            widths.setdefault(_tensor_width(tree, layer, "kernel"), (layer.title, "places,channels"))
+    return widths
+
+
+def _unknown_sides(tree: Tree, layer: Layer) -> list[tuple[str, str, int]]:
+    """Return the sides of a layer of which nothing is known: the option, the verb, and how many numbers."""
+    names = {kind.name for kind in layer.kinds}
+    found: list[tuple[str, str, int]] = []
+    if names <= _NORMS and _is_input_unknown(layer):
+        found.append(("--flatten", "is a norm of", _norm_width(tree, layer)))
+    elif (names == {"dense"} or names <= _RECURRENT) and _is_input_unknown(layer):
+        found.append(("--flatten", "takes", _input_width(tree, layer)))
+    if names == {"dense"} and layer.told.makes is None:
+        found.append(("--unflatten", "gives", _tensor_width(tree, layer, "kernel")))
+    return found
+
+
+def _format_order_option(order: AxisOrder) -> str:
+    """Return an order as an option spells it: places,channels of an image, the count of other numbers."""
+    return "+".join(
+        str(channels) if places == 1 else f"{places},{channels}" for places, channels in order.parts
+    )
+
+
+_NORMS = _BETWEEN | {"batch_norm"}
+_RECURRENT = frozenset(("lstm", "gru", "simple_rnn"))
+# A convolution over as many channels as an image of a camera has takes no dense layer's output by its order.
+_COLOURS = 4
+# The shorter side of a picture, at least; the longer one has up to twice that.
+_PICTURE = 5
+# Images with one side are rarely longer.
+_SMALL_SIDE = 7
+
+
+def _is_input_unknown(layer: Layer) -> bool:
+    return layer.told.flatten is None and layer.told.takes is None
+
+
+def _is_multiple(count: int, channels: int) -> bool:
+    return 1 < channels < count and count % channels == 0
+
+
+def _refuse_image_input(
+    tree: Tree, layer: Layer, every: Iterable[_ConvolutionOutput], *, mixed: bool
+) -> dict[str, str]:
+    for images in every:
+        odd = images.channels > 1 and _is_unexplained_input(tree, layer, images, -1)
+        if odd or (mixed and _is_mixed(layer, _input_width(tree, layer), (images,))):
+            return {layer.title: _explain_input(layer, _input_width(tree, layer), images)}
+    return {}
+
+
+def _refuse_unflattened(tree: Tree, found: tuple[Layer, ...]) -> dict[str, str]:
+    """Return why dense layers and norms whose outputs a convolution may take as an image are refused."""
+    refused: dict[str, str] = {}
+    takes = {
+        _input_width(tree, layer)
+        for layer in found
+        if {k.name for k in layer.kinds} <= {"dense", *_RECURRENT} and not _takes_image(layer)
+    }
+    produced = {channels for layer in found for channels in _output_channels(tree, layer)}
+    behind: list[tuple[Layer, int]] = []
+    later: list[tuple[Layer, int]] = []
+    for layer in found:
+        names = {kind.name for kind in layer.kinds}
+        if names == {"dense"}:
+            width = _tensor_width(tree, layer, "kernel")
+            behind = [(layer, width)]
+            later += [(layer, width)] if width not in takes else []
+        elif names & _NORMS and behind and _norm_width(tree, layer) == behind[0][1]:
+            behind.append((layer, behind[0][1]))
+        elif names & _CONVOLUTIONS:
+            inputs = _input_channels(tree, layer)
+            for dense, width in (*behind, *later):
+                wide = sorted(each for each in inputs if _is_multiple(width, each))
+                wide = wide if (dense, width) in behind else [each for each in wide if each not in produced]
+                far = len(dense.name) > 1 and dense.name[:1] != layer.name[:1] and max(inputs) <= _COLOURS
+                if wide and not far and _is_order_unknown(dense):
+                    refused.setdefault(dense.title, _explain_output(dense, width, wide, layer))
+            behind = []
+        else:
+            behind = []
+    return refused
+
+
+def _is_order_unknown(layer: Layer) -> bool:
+    """Say whether nobody told what a dense layer makes, or what a norm takes."""
+    if {kind.name for kind in layer.kinds} == {"dense"}:
+        return layer.told.makes is None
+    return layer.told.takes is None
+
+
+def _output_channels(tree: Tree, layer: Layer) -> tuple[int, ...]:
+    """Return how many channels a convolution gives, if its bias tells."""
+    if not {kind.name for kind in layer.kinds} & _CONVOLUTIONS:
+        return ()
+    found = canonical_tensors(tree, layer, layer.kinds[0])
+    return (found["bias"].shape[0],) if "bias" in found else ()
+
+
+def _explain_output(layer: Layer, width: int, channels: list[int], convolution: Layer) -> str:
+    """Return why what a layer makes is open, with an option for every number of channels that fits."""
+    dense = {kind.name for kind in layer.kinds} == {"dense"}
+    option = "--unflatten" if dense else "--flatten"
+    able = [f"{option} '{layer.title}={width // each},{each}'" for each in channels]
+    return (
+        f"{layer.title} gives {width:,} numbers, which {convolution.title} may take as an image of "
+        f"{' or '.join(f'{each:,}' for each in channels)} channels: places and channels, which the two order "
+        f"differently ({' or '.join(able)}; with fewer channels, as places,channels, where others are joined "
+        f"to them), or not ({option} '{layer.title}=no')"
+    )
+
+
+def _input_channels(tree: Tree, layer: Layer) -> tuple[int, ...]:
+    """Return how many channels a convolution may take: one without a bias may be a transposed one."""
+    found = canonical_tensors(tree, layer, layer.kinds[0])
+    kernel = found["pointwise_kernel" if "pointwise_kernel" in found else "kernel"].shape
+    either = tuple(dict.fromkeys(kernel[-2:]))
+    bias = found["bias"].shape[0] if "bias" in found else None
+    if bias in either and len(either) > 1 and layer.kinds[0].name == "convolution":
+        return tuple(each for each in either if each != bias)
+    return either
+
+
+def _is_unexplained_input(tree: Tree, layer: Layer, images: _ConvolutionOutput, gives: int) -> bool:
+    """Say whether a dense layer takes more than the channels, and not what was given before it, if known."""
+    inputs = _input_width(tree, layer)
+    # The numbers of an image of one place or one channel have the same order everywhere.
+    wide = [each for each in images.either if each > 1]
+    more = bool(wide) and 2 * min(wide) <= inputs != gives and (not gives or inputs % images.channels == 0)
+    return more and _is_input_unknown(layer)
+
+
+def _input_width(tree: Tree, layer: Layer) -> int:
+    return canonical_tensors(tree, layer, layer.kinds[0])["kernel"].shape[0]
+
+
+def _tensor_width(tree: Tree, layer: Layer, name: str) -> int:
+    return canonical_tensors(tree, layer, layer.kinds[0])[name].shape[-1]
+
+
+def _norm_width(tree: Tree, layer: Layer) -> int:
+    try:
+        shapes = [leaf.shape for leaf in canonical_tensors(tree, layer, layer.kinds[0]).values()]
+    except MappingError:
+        return 0  # refused for what it is
+    return shapes[0][0] if shapes and len(shapes[0]) == 1 else 0
+
+
+def _convolution_output(tree: Tree, layer: Layer) -> _ConvolutionOutput:
+    found = canonical_tensors(tree, layer, layer.kinds[0])
+    kernel = found["pointwise_kernel" if "pointwise_kernel" in found else "kernel"].shape
+    channels = kernel[-1] * (kernel[-2] if layer.kinds[0].name == "depthwise" else 1)
+    if "bias" in found:
+        channels = found["bias"].shape[0]
+        return _ConvolutionOutput(channels, len(kernel) - 2, (channels,))
+    return _ConvolutionOutput(channels, len(kernel) - 2, (channels, *kernel[-2:]))
+
+
+def _narrow_by_norm(images: _ConvolutionOutput, width: int) -> _ConvolutionOutput:
+    """Return what a norm of this width says of the convolution before it.
+
+    One without a bias may be a transposed one, whose kernel ends in its inputs. A norm of another width than
+    its axes have stands behind a flattened image and says nothing.
+    """
+    return images._replace(channels=width) if width in images.either else images
+
+
+def _explain_input(
+    layer: Layer,
+    count: int,
+    images: _ConvolutionOutput,
+    verb: str = "takes",
+    others: tuple[_ConvolutionOutput, ...] = (),
+) -> str:
+    channels, axes, _ = images
+    able = sorted({each.channels for each in others if _is_multiple(count, each.channels)})
+    if len(able) > 1:
+        options = " or ".join(f"--flatten '{layer.title}={count // each},{each}'" for each in able)
+        return (
+            f"{layer.title} {verb} {count:,} numbers: of a flattened image of one of the convolutions, which "
+            f"the two order differently ({options}), or not (--flatten '{layer.title}=no')"
+        )
+    start = f"{layer.title} {verb} {count:,} numbers after a convolution of {channels:,} channels: "
+    count_of_places = count // channels
+    prime = axes > 1 and all(count_of_places % n for n in range(2, count_of_places))
+    if count % channels or (prime and count_of_places > _SMALL_SIDE):
+        return (
+            f"{start}an image and other numbers, or none (--flatten '{layer.title}=no'); write the parts in "
+            f"their order, places,channels+numbers, or fill your own model "
+            f"with --like and --input-shape"
+        )
+    side = round((count / channels) ** (1 / axes))
+    # The order of places is the same on both sides: only their number counts.
+    places = [side] * axes if side**axes * channels == count else [count // channels]
+    return (
+        f"{start}of a flattened image, which the two order differently (--flatten "
+        f"'{layer.title}={','.join(map(str, (*places, channels)))}'), or not (--flatten '{layer.title}=no'); "
+        f"numbers beside an image are written as places,channels+numbers"
+    )
+
+
+# --- Orders of features -------------------------------------------------------------------------------
+
+# The axes of canonical tensors that go by the order of what a layer takes or makes.
+_NORM_FEATURES = {name: {"takes": 0} for name in ("scale", "offset", "mean", "variance")}
+_FEATURES: Mapping[str, Mapping[str, Mapping[str, int]]] = {
+    "dense": {"kernel": {"takes": 0, "makes": 1}, "bias": {"makes": 0}},
+    "convolution": {"kernel": {"takes": -2, "makes": -1}, "bias": {"makes": 0}},
+    "embedding": {"embeddings": {"makes": 1}},
+    **{name: {"kernel": {"takes": 0}} for name in ("lstm", "gru", "simple_rnn")},
+    "batch_norm": _NORM_FEATURES,
+    "layer_norm": _NORM_FEATURES,
+    "rms_norm": _NORM_FEATURES,
+    "prelu": {"alpha": {"takes": 0}},
+}
+_LAST, _FIRST = "last", "first"
+_OWN = {"torch": "PyTorch's", "tensorflow": "TensorFlow's"}
+
+
+class FeatureReordering(NamedTuple):
+    """What happens to a layer's canonical tensors between two frameworks, and what was assumed for it.
+
+    `flatten` is the image of a dense layer that each framework flattens in its own order.
+    """
+
+    rules: Mapping[str, Rule] = MappingProxyType({})
+    flatten: Shape | None = None
+    assumed: tuple[str, ...] = ()
+
+
+def plan_reordering(
+    tree: Tree, layer: Layer, kind: LayerKind, ours: LayerFacts, frameworks: tuple[str, str]
+) -> FeatureReordering:
+    """Return how the features of a layer go from one framework's model to another's.
+
+    `layer.told` has the orders of the source, `ours` those of the target. A source of which nothing is known
+    is assumed to have its framework's own order, if the target's order is its own framework's or the
+    source's: then both are plain, or the two were made to agree. Raise MappingError where the target orders
+    features in a third way, where the two do not agree, or where one cannot be followed.
+    """
+    axes = _FEATURES.get(kind.name, {})
+    found = {name: leaf.shape for name, leaf in canonical_tensors(tree, layer, kind).items() if name in axes}
+    ranks = _RANKS
+    if kind.name == "convolution":
+        # Only a pixel shuffle before or behind it shows; an input that is padded shows nothing.
+        layer, ours = layer._replace(told=drop_unknown_orders(layer.told)), drop_unknown_orders(ours)
+        ranks = {"kernel": len(found["kernel"])}
+        axes = {**axes, "kernel": {side: ranks["kernel"] + at for side, at in axes["kernel"].items()}}
+    rules: dict[str, list[Rule]] = {}
+    assumed: list[str] = []
+    flatten: Shape | None = () if layer.told.flatten == () else None
+    for side in ("takes", "makes"):
+        places = [(name, axes[name][side]) for name in found if side in axes[name]]
+        lengths = {found[name][axis] for name, axis in places if axis < len(found[name])}
+        if len(lengths) != 1 or any(len(found[name]) != ranks.get(name, 1) for name, _ in places):
+            continue
+        made = _FeatureSide(layer, side, lengths.pop(), ours, frameworks).meeting()
+        if made is None:
+            continue
+        theirs, target, said = made
+        assumed += said
+        if theirs.positions == target.positions:
+            continue
+        single = side == "takes" and kind.name == "dense" and len(theirs.parts) == 1
+        if single and (theirs, target) == tuple(framework_order(theirs.parts, each) for each in frameworks):
+            flatten = layer.told.flatten or theirs.parts[0]
+            continue
+        for name, axis in places:
+            rules.setdefault(name, []).append(_order_rule(axis, theirs, target))
+    return FeatureReordering(
+        {name: chain_rules(*each) for name, each in rules.items()}, flatten, tuple(assumed)
+    )
+
+
+_RANKS: Mapping[str, int] = {"kernel": 2, "embeddings": 2}
+
+
+def drop_unknown_orders(told: LayerFacts) -> LayerFacts:
+    """Return what is known without orders that could not be followed."""
+    return told._replace(
+        takes=None if told.takes == UNKNOWN else told.takes,
+        makes=None if told.makes == UNKNOWN else told.makes,
+    )
+
+
+class _FeatureSide:
+    """One side of a layer, what it takes or makes, in both models."""
+
+    def __init__(
+        self, layer: Layer, side: str, length: int, ours: LayerFacts, frameworks: tuple[str, str]
+    ) -> None:
+        self.layer, self.side, self.length, self.frameworks = layer, side, length, frameworks
+        said = getattr(layer.told, side)
+        self.stated = said == NO_IMAGE or (side == "takes" and layer.told.flatten is not None)
+        self.theirs = self._theirs()
+        self.ours = self._fitting(getattr(ours, side))
+        if self.ours is None and side == "takes" and ours.flatten:
+            self.ours = self._image(ours.flatten, frameworks[1])
+
+    def _theirs(self) -> AxisOrder | None:
+        flatten = self.layer.told.flatten if self.side == "takes" else None
+        if self.stated:
+            return self._image(flatten, self.frameworks[0]) if flatten else plain_order(self.length)
+        return self._fitting(getattr(self.layer.told, self.side))
+
+    def _image(self, shape: Shape, framework: str) -> AxisOrder | None:
+        if prod(shape) != self.length:
+            return None
+        return framework_order(((prod(shape[:-1]), shape[-1]),), framework)
+
+    def _fitting(self, order: AxisOrder | None) -> AxisOrder | None:
+        """Return the order unless it is that of something of another length."""
+        return order if order is None or order is UNKNOWN or len(order.positions) == self.length else None
+
+    def meeting(self) -> tuple[AxisOrder, AxisOrder, tuple[str, ...]] | None:
+        """Return the orders of the source and of the target, None where nothing is to be done."""
+        theirs, ours = self.theirs, self.ours
+        if theirs is None and ours is None:
+            return None
+        if self.stated and theirs is not None and theirs.is_plain:
+            return None
+        if UNKNOWN in (theirs, ours):
+            known = theirs if ours == UNKNOWN else ours
+            if known is not None and known.is_plain and known != UNKNOWN:
+                return None
+            raise self._error("cannot be followed through the model", known)
+        if theirs is None:
+            assert ours is not None  # noqa: S101 - one is known
+            usual = [framework_order(ours.parts, framework) for framework in self.frameworks]
+            if ours not in usual and not ours.is_plain:
+                raise self._error("has an order of the target's own, and nothing records the source's", ours)
+            return self._assumed(ours, 0), ours, self._sentence(ours, 0)
+        if ours is None:
+            said = () if self.stated else self._sentence(theirs, 1)
+            return theirs, self._assumed(theirs, 1), said
+        if theirs.is_plain and ours.is_plain:
+            return None
+        if theirs.parts != ours.parts:
+            said_ = f"is {_describe_order(theirs)} in the source and {_describe_order(ours)} in the target"
+            raise self._error(said_, ours)
+        return theirs, ours, ()
+
+    def _assumed(self, known: AxisOrder, side: int) -> AxisOrder:
+        """Return the order of the side of which nothing is known: images in its framework's own order."""
+        blocks = known.blocks
+        if blocks is None:
+            raise self._error("is of several images whose numbers alternate")
+        index: list[int] = []
+        for block, part in zip(blocks, known.parts, strict=True):
+            own = block if 1 in part else framework_order((part,), self.frameworks[side]).positions
+            index += _shift_indices(own, len(index))
+        return AxisOrder(known.parts, tuple(index))
+
+    def _sentence(self, known: AxisOrder, side: int) -> tuple[str, ...]:
+        if known.is_plain:
+            return ()
+        what = "takes" if self.side == "takes" else "makes"
+        sentence = (
+            f"{self.layer.title} {what} {_describe_order(known)} flattened in {_OWN[self.frameworks[side]]} own "  # noqa: E501
+            f"order in the {('source', 'target')[side]}"
+        )
+        other = ("target", "source")[side]
+        return (f"{sentence} (if in the order of the {other}: {self._option} '{self.layer.title}=no')",)
+
+    @property
+    def _option(self) -> str:
+        return "--flatten" if self.side == "takes" else "--unflatten"
+
+    def _error(self, why: str, known: AxisOrder | None = None) -> MappingError:
+        name, own = self.layer.title, _OWN[self.frameworks[0]]
+        able = [f"{self._option} '{name}=no' if both have it in one order, or no image is flattened there"]
+        if known is not None and known != UNKNOWN and not known.is_plain:
+            able.append(
+                f"{self._option} '{name}={_format_order_option(known)}' if the source has it in {own} own order"  # noqa: E501
+            )
+        elif known is None:
+            able.append(f"{self._option} '{name}=H,W,C' if it is an image in {own} own order")
+        return MappingError(f"the order of what {name} {self.side} {why} ({'; '.join(able)})")
+
+
+def _shift_indices(index: Iterable[int], start: int) -> list[int]:
+    return [start + each for each in index]
+
+
+def _describe_order(order: AxisOrder) -> str:
+    return " and ".join(
+        f"{channels:,} numbers" if places == 1 else f"an image of {places:,} places and {channels:,} channels"
+        for places, channels in order.parts
+    )
+
+
+def _order_rule(axis: int, theirs: AxisOrder, ours: AxisOrder) -> Rule:
+    """Return the rule that brings an axis from one order to the other."""
+    forms = framework_order(theirs.parts, "tensorflow"), framework_order(theirs.parts, "torch")
+    if (theirs, ours) == forms:
+        return ChannelOrder(axis, _FIRST, theirs.parts)
+    if (ours, theirs) == forms:
+        return ChannelOrder(axis, _LAST, theirs.parts)
+    at = {place: position for position, place in enumerate(theirs.positions)}
+    return BlockOrder(axis, tuple(at[place] for place in ours.positions))
+
+
+# Maps a tree without a known layout by its layers' kinds: TensorFlow variables and a torch state_dict.
+
+_STATISTICS = frozenset(("moving_mean", "moving_variance"))
+
+
+class TreeConversion(NamedTuple):
+    """What becomes of a tree's layers, under the names that their tensors get; and what is said of it.
+
+    `refused` are the tensors of layers that are not converted; a note gives the reason. `oriented` says which
+    axes of matrices were taken for their outputs where neither a class nor a shape decides, and which layers
+    take as many numbers as a picture has.
+    """
+
+    done: tuple[tuple[Layer, LayerConversion, Mapping[str, Name]], ...]
+    notes: tuple[str, ...]
+    refused: frozenset[Path] = frozenset()
+    oriented: tuple[str, ...] = ()
+
+    @property
+    def names(self) -> tuple[Name, ...]:
+        """The names of all tensors in the target."""
+        return tuple(name for _, _, names in self.done for name in names.values())
+
+    @property
+    def left(self) -> tuple[Path, ...]:
+        """The source tensors of converted layers that the target has no place for."""
+        return tuple(path for _, done, _ in self.done for path in done.left)
+
+    @property
+    def assumed(self) -> tuple[str, ...]:
+        """The sentences on defaults that were taken."""
+        said = dict.fromkeys(said for _, done, _ in self.done for said in done.assumed)
+        return (*said, *self.oriented)
+
+    def moves(self, paths: Mapping[Name, Path]) -> tuple[Move, ...]:
+        """Return the moves to the paths that the names get."""
+        return tuple(
+            Move(source, paths[names[stored]], rule)
+            for _, done, names in self.done
+            for source, stored, rule in done.moves
+        )
+
+    def added(self, paths: Mapping[Name, Path]) -> dict[Path, Leaf]:
+        """Return the tensors that only the target has, by the paths that their names get."""
+        return {
+            paths[names[stored]]: leaf for _, done, names in self.done for stored, leaf in done.added.items()
+        }
+
+
+def convert_to_torch(tree: Tree, given: Sequence[LayerOption] = ()) -> TreeConversion:
+    """Return what becomes of the layers of a TensorFlow tree in PyTorch."""
+    return _convert_layers(tree, find_layers(tree, "tensorflow", given), "torch", torch_names)
+
+
+def convert_to_tensorflow(
+    tree: Tree, given: Sequence[LayerOption] = (), described: Mapping[Path, ModuleInfo] | None = None
+) -> TreeConversion:
+    """Return what becomes of the layers of a PyTorch tree in TensorFlow; see layers() for `described`."""
+    return _convert_layers(tree, find_layers(tree, "torch", given, described), "tensorflow", tensorflow_names)
+
+
+def plan_to_torch(tree: Tree, given: Sequence[LayerOption] = ()) -> Plan:
+    """Return the plan for every layer whose kind is sure: `a/l1/kernel` goes to `a.l1.weight`.
+
+    Replayed experience is no layer's: its tensors go as they are. What no kind names (other ranks, other
+    siblings) has no move and is reported as unused, and so is a layer that may be of several kinds: a note
+    names them.
+    """
+    placed = convert_to_torch(tree, given)
+    paths = {name: (key(".".join(name)),) for name in placed.names}
+    moves = (*placed.moves(paths), *_replay_moves(tree))
+    containers: dict[Path, Container] = {(): Container("OrderedDict")}
+    return Plan(
+        moves, placed.added(paths), containers, placed.assumed, consumed=placed.left, notes=placed.notes
+    )
+
+
+def _replay_moves(tree: Tree) -> Iterator[Move]:
+    for path, leaf in tree.tensors():
+        if leaf.role == "replay" and dtypes.BY_NAME[leaf.dtype].torch is not None:
+            yield Move(path, (key(tree.names[path].replace("/", ".")),), KEEP)
+
+
+def plan_to_tensorflow(tree: Tree, given: Sequence[LayerOption] = ()) -> Plan:
+    """Return the inverse of `to_torch`, `a.l1.weight` to `a/l1/kernel`, with each target's label.
+
+    A number in a name is an item of a list, as in a Sequential, and goes on being one.
+    """
+    placed = convert_to_tensorflow(tree, given)
+    paths = object_graph_paths(placed.names)
+    labels = {paths[name]: variable_label(name) for name in placed.names}
+    return Plan(
+        placed.moves(paths),
+        placed.added(paths),
+        assumed=placed.assumed,
+        consumed=placed.left,
+        notes=placed.notes,
+        labels=labels,
+    )
+
+
+def variable_label(name: Name) -> Label:
+    """Return the label of a layer's variable in TensorFlow."""
+    return Label("buffer" if name[-1] in _STATISTICS else "parameter", "/".join(name))
+
+
+def _convert_layers(
+    tree: Tree,
+    found: tuple[Layer, ...],
+    framework: str,
+    naming: Callable[[tuple[Layer, ...]], Callable[[Layer, str], Name]],
+) -> TreeConversion:
+    done: list[tuple[Layer, LayerConversion, Mapping[str, Name]]] = []
+    refused: list[str] = []
+    not_done: set[Path] = set()
+    asked: dict[LayerRefusal, list[str]] = {}
+    named = naming(found)
+    unknown = find_unknown_orders(tree, found)
+    for layer in found:
+        if layer.title in unknown:
+            refused.append(unknown[layer.title])
+            not_done.update(layer.tensors.values())
+            continue
+        ways, why = _find_conversions(tree, layer, framework)
+        if len(ways) == 1 and not why:
+            stored = dict.fromkeys((*(name for _, name, _ in ways[0].moves), *ways[0].added))
+            done.append((layer, ways[0], {name: named(layer, name) for name in stored}))
+        else:
+            reason = why[0] if len(layer.kinds) == 1 else refuse_ambiguous(layer)
+            asked.setdefault(reason, []).append(layer.title)
+            not_done.update(layer.tensors.values())
+    refused += [reason.sentence(titles) for reason, titles in asked.items()]
+    left = [tree.names[path] for _, made, _ in done for path in made.left]
+    said = (*describe_leftovers(left), *describe_kinds(layer for layer, _, _ in done))
+    oriented = describe_assumed_classes([(layer, layer.group(tree)) for layer, _, _ in done])
+    converted_ = tuple(layer for layer, _, _ in done)
+    pictures = (
+        *describe_image_sized_inputs(tree, converted_),
+        *describe_pixel_shuffles(tree, converted_),
+    )
+    return TreeConversion(tuple(done), (*refused, *said), frozenset(not_done), (*oriented, *pictures))
+
+
+def _find_conversions(
+    tree: Tree, layer: Layer, framework: str
+) -> tuple[list[LayerConversion], list[LayerRefusal]]:
+    """Return what can become of a layer, each outcome once, and why a kind that it may be has none."""
+    ways: list[LayerConversion] = []
+    why: list[LayerRefusal] = []
+    frameworks = ("tensorflow" if framework == "torch" else "torch", framework)
+    for kind in layer.kinds:
+        try:
+            target = framework_kind(tree, layer, kind, framework)
+            made = plan_reordering(tree, layer, kind, NO_FACTS, frameworks)
+            told = layer.told._replace(flatten=made.flatten)
+            done = convert_layer(tree, layer._replace(told=told), kind, target, told, made.rules)
+            done = done._replace(assumed=(*done.assumed, *made.assumed))
+        except MappingError as error:
+            why.append(refusal_from_error(error))
+            continue
+        if not any(done.moves == other.moves and done.added.keys() == other.added.keys() for other in ways):
+            ways.append(done)
+    return ways, why

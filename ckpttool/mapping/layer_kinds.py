@@ -1,0 +1,1257 @@
+"""Layer kinds: parameters of each in PyTorch, Keras and TensorFlow."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from functools import partial
+from itertools import combinations
+from math import prod
+from types import MappingProxyType
+from typing import Literal, NamedTuple
+
+from ckpttool.core.activations import AxisOrder
+from ckpttool.core.errors import MappingError
+from ckpttool.core.source import Inline, Shape
+from ckpttool.core.tree import Leaf
+from ckpttool.mapping.rules import (
+    KEEP,
+    TRANSPOSE,
+    AxisSlice,
+    BlockOrder,
+    Permute,
+    Reshape,
+    Rule,
+    SumTerm,
+    chain_rules,
+    constant_tensor,
+)
+
+# A layer kind: how one framework stores one kind of layer, the way to the canonical form and back.
+#
+# The canonical form has TensorFlow's orientation and keeps whatever any form tells apart: a recurrent cell
+# has two biases and its gates stand in one order, the three projections of an attention are three matrices.
+
+NOTHING: Mapping[str, Leaf] = MappingProxyType({})
+Group = Mapping[str, Leaf]
+
+
+class WeightSpec(NamedTuple):
+    """One tensor of a layer: its name here and its name there, its rank, the rule to the canonical form."""
+
+    name: str
+    canonical: str
+    rank: int
+    to_canonical: Rule = KEEP
+    optional: bool = False
+
+
+class TensorMapping(NamedTuple):
+    """One way between a stored tensor and a canonical one.
+
+    The rule of a reading makes the canonical tensor, that of a writing the stored one. A tensor may have
+    several rows: it is cut, or put together.
+    """
+
+    stored: str
+    canonical: str
+    rule: Rule = KEEP
+
+
+class LayerMapping(NamedTuple):
+    """A layer's way between its stored and its canonical tensors.
+
+    `fills` are tensors that no tensor of the other side gives, by canonical name in a reading, by stored name
+    in a writing. `left` are names that have no place on the other side. `assumed` are sentences.
+    """
+
+    rows: tuple[TensorMapping, ...]
+    fills: Mapping[str, Leaf] = NOTHING
+    left: tuple[str, ...] = ()
+    assumed: tuple[str, ...] = ()
+
+
+class LayerFacts(NamedTuple):
+    """What is known of one layer besides its tensors.
+
+    `number` is what a kind needs and the tensors do not say: an attention's heads, a depthwise convolution's
+    multiplier, the axes that a PReLU shares. `flatten` is the shape (H, W, C) of what a dense layer takes
+    flattened; () says that it takes nothing of the kind. `wanted` are the target's own shapes by stored name.
+    `takes` and `makes` are the orders of the features that it takes and makes, UNKNOWN if they could not be
+    followed, None if nothing was.
+    """
+
+    number: int | None = None
+    flatten: Shape | None = None
+    wanted: Mapping[str, Shape] = MappingProxyType({})
+    takes: AxisOrder | None = None
+    makes: AxisOrder | None = None
+
+
+NO_FACTS = LayerFacts()
+Reading = Callable[[Group, LayerFacts], LayerMapping]
+
+
+@dataclass(frozen=True, slots=True)
+class LayerKind:
+    """One way in which a framework stores one kind of layer.
+
+    Without `reading` and `writing` the weights' own rules are the way. `also` is what must hold besides names
+    and ranks. `form` says whose spelling it is where a framework has several, "" is the one that is written.
+    `modules` is a pattern for the module's name where that is what tells it from another kind. `asked` says
+    that it is only taken where an option or the file selects it, `refused` why it is not converted.
+    """
+
+    name: str
+    framework: str
+    weights: tuple[WeightSpec, ...]
+    form: str = ""
+    also: Callable[[Group], bool] | None = None
+    reading: Reading | None = None
+    writing: Reading | None = None
+    modules: str | None = None
+    asked: bool = False
+    refused: str | None = None
+    _names: Mapping[str, WeightSpec] = field(init=False, repr=False, compare=False)
+    _needed: frozenset[str] = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        """Know the weights by name."""
+        object.__setattr__(self, "_names", {weight.name: weight for weight in self.weights})
+        object.__setattr__(self, "_needed", frozenset(w.name for w in self.weights if not w.optional))
+
+    def fits(self, group: Group) -> bool:
+        """Say whether these tensors, and no others, make such a layer."""
+        return (
+            bool(group)
+            and group.keys() <= self._names.keys()
+            and group.keys() >= self._needed
+            and all(len(leaf.shape) == self._names[name].rank for name, leaf in group.items())
+            and (self.also is None or self.also(group))
+        )
+
+    @property
+    def option(self) -> str:
+        """The name in `--kind`: a kind that is only taken when it is asked for is named with its form."""
+        return f"{self.name}_{self.form}" if self.is_selected else self.name
+
+    @property
+    def is_selected(self) -> bool:
+        """Whether one module's tensors are of this kind only where an option or the file selects it."""
+        return self.asked and bool(self.form) and not self.is_composed
+
+    @property
+    def is_composed(self) -> bool:
+        """Whether the tensors stand in several modules below one."""
+        return any("/" in weight.name for weight in self.weights)
+
+    @property
+    def namings(self) -> Iterator[frozenset[str]]:
+        """Every set of names that the tensors of such a layer may have."""
+        optional = self._names.keys() - self._needed
+        for number in range(len(optional) + 1):
+            yield from (self._needed.union(more) for more in combinations(optional, number))
+
+    def read(self, group: Group, told: LayerFacts = NO_FACTS) -> LayerMapping:
+        """Return the way of stored tensors to canonical ones; raise MappingError if there is none."""
+        if self.reading is not None:
+            return self.reading(group, told)
+        return LayerMapping(
+            tuple(TensorMapping(w.name, w.canonical, w.to_canonical) for w in self.weights if w.name in group)
+        )
+
+    def write(self, canonical: Group, told: LayerFacts = NO_FACTS) -> LayerMapping:
+        """Return the way of canonical tensors to stored ones; raise MappingError if there is none."""
+        if self.writing is not None:
+            return self.writing(canonical, told)
+        require_tensors(self, canonical, [w.canonical for w in self.weights if not w.optional])
+        rows = tuple(
+            TensorMapping(w.name, w.canonical, w.to_canonical.inverse(canonical[w.canonical]))
+            for w in self.weights
+            if w.canonical in canonical
+        )
+        return LayerMapping(rows, left=leftover_names(canonical, rows))
+
+
+def leftover_names(canonical: Group, rows: Iterable[TensorMapping]) -> tuple[str, ...]:
+    """Return the canonical names of which no row makes anything."""
+    used = {row.canonical for row in rows}
+    return tuple(name for name in canonical if name not in used)
+
+
+def require_tensors(kind: LayerKind, canonical: Group, names: Iterable[str]) -> None:
+    """Raise MappingError unless the canonical layer has these tensors."""
+    missing = [name for name in names if name not in canonical]
+    if missing:
+        raise MappingError(
+            f"{kind.name} of {kind.framework} has tensors that the source's layer lacks",
+            expected=", ".join(missing),
+        )
+
+
+# Multi-head attention: four projections, which PyTorch keeps as one matrix of three and one of its own.
+#
+# Canonical are matrices [in, heads * depth] and vectors; the number of heads is only in the shapes of Keras.
+#
+# Sources: keras/src/layers/attention/multi_head_attention.py; torch/nn/modules/activation.py
+# (MultiheadAttention).
+
+PROJECTIONS = ("query", "key", "value")
+_OUT = "output"
+_ALL = (*PROJECTIONS, _OUT)
+HEADS = "the number of heads is not in PyTorch's tensors"
+
+
+def _merge_heads(name: str, shape: Shape) -> Rule:
+    """Return the rule that makes one axis of heads and depth: the first two of the output, else the last."""
+    rows = prod(shape[:-1]) if name == _OUT else shape[0]
+    return Reshape((rows, prod(shape) // rows))
+
+
+def _read_keras(group: Group, told: LayerFacts) -> LayerMapping:  # noqa: ARG001  # as every reading
+    rows = []
+    for name in _ALL:
+        rows.append(
+            TensorMapping(
+                f"{name}/kernel", f"{name}_kernel", _merge_heads(name, group[f"{name}/kernel"].shape)
+            )
+        )
+        if (bias := group.get(f"{name}/bias")) is not None:
+            flat: Rule = Reshape((bias.size,))
+            rows.append(
+                TensorMapping(
+                    f"{name}/bias", f"{name}_bias", chain_rules(flat) if name != _OUT else chain_rules()
+                )
+            )
+    return LayerMapping(tuple(rows))
+
+
+def _write_keras(canonical: Group, told: LayerFacts) -> LayerMapping:
+    require_tensors(KERAS, canonical, [f"{name}_kernel" for name in _ALL])
+    heads = told.number or _head_count(told)
+    if heads is None:
+        raise MappingError(HEADS)
+    rows = []
+    for name in _ALL:
+        kernel, bias = canonical[f"{name}_kernel"], canonical.get(f"{name}_bias")
+        width = kernel.shape[0 if name == _OUT else 1]
+        if heads < 1 or width % heads:
+            raise MappingError(
+                "the heads do not divide the attention's width", expected=str(width), found=f"{heads} heads"
+            )
+        split = (heads, width // heads)
+        shape = (*split, kernel.shape[1]) if name == _OUT else (kernel.shape[0], *split)
+        rows.append(TensorMapping(f"{name}/kernel", f"{name}_kernel", Reshape(shape)))
+        if bias is not None:
+            rows.append(
+                TensorMapping(
+                    f"{name}/bias",
+                    f"{name}_bias",
+                    chain_rules(Reshape(split)) if name != _OUT else chain_rules(),
+                )
+            )
+    return LayerMapping(tuple(rows))
+
+
+def _head_count(told: LayerFacts) -> int | None:
+    wanted = told.wanted.get("query/kernel")
+    return wanted[1] if wanted is not None and len(wanted) == 3 else None
+
+
+def _read_torch(group: Group, told: LayerFacts) -> LayerMapping:  # noqa: ARG001  # as every reading
+    width = group["out_proj/weight"].shape[0]
+    rows = []
+    for number, name in enumerate(PROJECTIONS):
+        cut = AxisSlice(0, number * width, (number + 1) * width, 3 * width)
+        if "in_proj_weight" in group:
+            rows.append(TensorMapping("in_proj_weight", f"{name}_kernel", chain_rules(cut, TRANSPOSE)))
+        else:
+            rows.append(TensorMapping(f"{name[0]}_proj_weight", f"{name}_kernel", TRANSPOSE))
+        if "in_proj_bias" in group:
+            rows.append(TensorMapping("in_proj_bias", f"{name}_bias", cut))
+    rows.append(TensorMapping("out_proj/weight", "output_kernel", TRANSPOSE))
+    if "out_proj/bias" in group:
+        rows.append(TensorMapping("out_proj/bias", "output_bias"))
+    return LayerMapping(tuple(rows))
+
+
+def _write_torch(canonical: Group, told: LayerFacts) -> LayerMapping:  # noqa: ARG001  # as every writing
+    require_tensors(TORCH, canonical, [f"{name}_kernel" for name in _ALL])
+    kernels = {name: canonical[f"{name}_kernel"].shape for name in _ALL}
+    width = kernels["query"][0]
+    if any(kernels[name][1] != width for name in _ALL) or kernels[_OUT][0] != width:
+        raise MappingError(
+            "nn.MultiheadAttention takes, keeps and gives one width (heads times depth)",
+            expected=str(width),
+            found=", ".join(f"{name} {list(shape)}" for name, shape in kernels.items()),
+        )
+    apart = any(kernels[name][0] != width for name in PROJECTIONS)
+    rows = []
+    for number, name in enumerate(PROJECTIONS):
+        place = AxisSlice(0, number * width, (number + 1) * width, 3 * width).inverse(
+            canonical["query_kernel"]
+        )
+        if apart:
+            rows.append(TensorMapping(f"{name[0]}_proj_weight", f"{name}_kernel", TRANSPOSE))
+        else:
+            rows.append(TensorMapping("in_proj_weight", f"{name}_kernel", chain_rules(TRANSPOSE, place)))
+        if f"{name}_bias" in canonical:
+            rows.append(TensorMapping("in_proj_bias", f"{name}_bias", place))
+    rows.append(TensorMapping("out_proj/weight", "output_kernel", TRANSPOSE))
+    if "output_bias" in canonical:
+        rows.append(TensorMapping("out_proj/bias", "output_bias"))
+    return LayerMapping(tuple(rows))
+
+
+def _keras_fits(group: Group) -> bool:
+    inner = {group[f"{name}/kernel"].shape[1:] for name in ("query", "key")}
+    outer = group["output/kernel"].shape[:2]
+    return len(inner) == 1 and outer == group["value/kernel"].shape[1:]
+
+
+def _torch_fits(group: Group) -> bool:
+    rows, width = group["out_proj/weight"].shape
+    apart = all(f"{name[0]}_proj_weight" in group for name in PROJECTIONS)
+    whole = "in_proj_weight" in group and group["in_proj_weight"].shape == (3 * width, width)
+    return rows == width and whole != apart
+
+
+_OPTIONAL = (("in_proj_weight", 2), *((f"{name[0]}_proj_weight", 2) for name in PROJECTIONS))
+KERAS = LayerKind(
+    "attention",
+    "tensorflow",
+    tuple(
+        weight
+        for name in _ALL
+        for weight in (
+            WeightSpec(f"{name}/kernel", f"{name}_kernel", 3),
+            WeightSpec(f"{name}/bias", f"{name}_bias", 1 if name == _OUT else 2, optional=True),
+        )
+    ),
+    also=_keras_fits,
+    reading=_read_keras,
+    writing=_write_keras,
+)
+TORCH = LayerKind(
+    "attention",
+    "torch",
+    (
+        *(WeightSpec(name, "", rank, optional=True) for name, rank in _OPTIONAL),
+        WeightSpec("in_proj_bias", "", 1, optional=True),
+        WeightSpec("out_proj/weight", "output_kernel", 2),
+        WeightSpec("out_proj/bias", "output_bias", 1, optional=True),
+    ),
+    also=_torch_fits,
+    reading=_read_torch,
+    writing=_write_torch,
+)
+
+
+def _separate_kind(names: tuple[str, str, str, str]) -> LayerKind:
+    """Return an attention of four linear layers with these names, as programs of PyTorch build their own."""
+    pairs = list(zip(_ALL, names, strict=True))
+    return LayerKind(
+        "attention",
+        "torch",
+        tuple(
+            weight
+            for name, child in pairs
+            for weight in (
+                WeightSpec(f"{child}/weight", f"{name}_kernel", 2, TRANSPOSE),
+                WeightSpec(f"{child}/bias", f"{name}_bias", 1, optional=True),
+            )
+        ),
+        "separate",
+        asked=True,
+    )
+
+
+def _fused_kind(joined: str, out: str, *, in_out: bool) -> LayerKind:  # noqa: C901  # its reading, its writing
+    """Return an attention of two linear layers, of which the first gives query, key and value in this order.
+
+    Where heads interleave (GPT-NeoX's `query_key_value`) the rows have another order, which is none of these.
+    """
+    axis, turned = (1, KEEP) if in_out else (0, TRANSPOSE)
+
+    def read(group: Group, told: LayerFacts) -> LayerMapping:  # noqa: ARG001  # as every reading
+        width = group[f"{joined}/weight"].shape[axis] // 3
+        rows = []
+        for number, name in enumerate(PROJECTIONS):
+            start, end = number * width, (number + 1) * width
+            cut = AxisSlice(axis, start, end, 3 * width)
+            rows.append(TensorMapping(f"{joined}/weight", f"{name}_kernel", chain_rules(cut, turned)))
+            if f"{joined}/bias" in group:
+                rows.append(
+                    TensorMapping(f"{joined}/bias", f"{name}_bias", AxisSlice(0, start, end, 3 * width))
+                )
+        rows.append(TensorMapping(f"{out}/weight", "output_kernel", turned))
+        if f"{out}/bias" in group:
+            rows.append(TensorMapping(f"{out}/bias", "output_bias"))
+        return LayerMapping(tuple(rows), assumed=(_BLOCKS,))
+
+    def write(canonical: Group, told: LayerFacts) -> LayerMapping:  # noqa: ARG001  # as every writing
+        require_tensors(TORCH, canonical, [f"{name}_kernel" for name in _ALL])
+        widths = {canonical[f"{name}_kernel"].shape for name in PROJECTIONS}
+        if len(widths) != 1:
+            raise MappingError(
+                "one layer for query, key and value takes one width",
+                found=", ".join(str(list(shape)) for shape in sorted(widths)),
+            )
+        width = canonical["query_kernel"].shape[1]
+        rows = []
+        for number, name in enumerate(PROJECTIONS):
+            start, end = number * width, (number + 1) * width
+            place = AxisSlice(axis, start, end, 3 * width).inverse(canonical["query_kernel"])
+            rows.append(TensorMapping(f"{joined}/weight", f"{name}_kernel", chain_rules(turned, place)))
+            if f"{name}_bias" in canonical:
+                place = AxisSlice(0, start, end, 3 * width).inverse(canonical[f"{name}_bias"])
+                rows.append(TensorMapping(f"{joined}/bias", f"{name}_bias", place))
+        rows.append(TensorMapping(f"{out}/weight", "output_kernel", turned))
+        if "output_bias" in canonical:
+            rows.append(TensorMapping(f"{out}/bias", "output_bias"))
+        return LayerMapping(tuple(rows), assumed=(_BLOCKS,))
+
+    def fits(group: Group) -> bool:
+        shape = group[f"{joined}/weight"].shape
+        wide, out_shape = shape[axis], group[f"{out}/weight"].shape
+        bias = group.get(f"{joined}/bias")
+        inner = out_shape[0 if in_out else 1]
+        return wide == 3 * inner and (bias is None or bias.shape == (wide,))
+
+    weights = tuple(
+        WeightSpec(f"{child}/{name}", "", rank, optional=rank == 1)
+        for child in (joined, out)
+        for name, rank in (("weight", 2), ("bias", 1))
+    )
+    form = "fused_in_out" if in_out else "fused"
+    return LayerKind("attention", "torch", weights, form, fits, read, write, asked=True)
+
+
+_BLOCKS = "one layer gives an attention's query, key and value as three blocks in this order"
+_NAMES = (
+    *(("q_proj", "k_proj", "v_proj", out) for out in ("out_proj", "o_proj", "proj", "out")),
+    *(("q", "k", "v", out) for out in ("o", "out", "proj", "output", "out_proj")),
+    *(("query", "key", "value", out) for out in ("output", "out", "proj", "out_proj", "dense")),
+    *(("wq", "wk", "wv", "wo"), ("w_q", "w_k", "w_v", "w_o"), ("W_q", "W_k", "W_v", "W_o")),
+    *(("to_q", "to_k", "to_v", "to_out"), ("q_lin", "k_lin", "v_lin", "out_lin")),
+    *(("fc_q", "fc_k", "fc_v", "fc_o"), ("linear_q", "linear_k", "linear_v", "linear_out")),
+)
+# Sources: timm/layers/attention.py (qkv, proj); GPT-2 in Transformers (Conv1D) and nanoGPT (c_attn, c_proj).
+KINDS: tuple[LayerKind, ...] = (
+    KERAS,
+    TORCH,
+    *map(_separate_kind, _NAMES),
+    _fused_kind("qkv", "proj", in_out=False),
+    _fused_kind("qkv", "out_proj", in_out=False),
+    _fused_kind("c_attn", "c_proj", in_out=False),
+    _fused_kind("c_attn", "c_proj", in_out=True),
+)
+
+
+# Convolutions of one to three dimensions, transposed, depthwise and separable ones.
+#
+# A transposed convolution's kernel is [H, W, O, I] in TensorFlow and [I, O, H, W] in PyTorch: the permutation
+# is that of a plain convolution, [H, W, I, O] to [O, I, H, W]. So the two are one kind here.
+#
+# Sources: keras/src/layers/convolutional/base_conv.py, base_conv_transpose.py, base_depthwise_conv.py and
+# base_separable_conv.py; tf_keras/src/layers/convolutional/base_depthwise_conv.py (`depthwise_kernel`);
+# sonnet/src/conv.py; torch/nn/modules/conv.py.
+
+
+def _bias_spec(name: str = "bias") -> WeightSpec:
+    return WeightSpec(name, "bias", 1, optional=True)
+
+
+_BIAS = _bias_spec()
+
+
+def kernel_permutation(dimensions: int) -> Permute:
+    """Return the permutation of a torch weight [O, I, ...] to a kernel [..., I, O]."""
+    return Permute((*range(2, dimensions + 2), 1, 0))
+
+
+def _convolution_kinds(dimensions: int) -> tuple[LayerKind, ...]:
+    rank = dimensions + 2
+    spelled = (("", "kernel", "bias"), ("sonnet", "w", "b"), ("slim", "weights", "biases"))
+    rows = (
+        LayerKind(
+            "convolution",
+            "tensorflow",
+            (WeightSpec(k, "kernel", rank), WeightSpec(b, "bias", 1, optional=True)),
+            form,
+            _has_bias,
+        )
+        for form, k, b in spelled
+    )
+    return (
+        *rows,
+        LayerKind(
+            "convolution",
+            "torch",
+            (WeightSpec("weight", "kernel", rank, kernel_permutation(dimensions)), _BIAS),
+            also=_has_torch_bias,
+        ),
+        # Keras's transposed convolutions have no groups.
+        LayerKind(
+            "grouped_transposed_convolution",
+            "torch",
+            (WeightSpec("weight", "kernel", rank), WeightSpec("bias", "bias", 1)),
+            also=_is_grouped,
+            refused="a transposed convolution of several groups has no equivalent in Keras",
+        ),
+    )
+
+
+def _has_bias(group: Group) -> bool:
+    """Say whether the bias is as long as the kernel's last axis, or if transposed as the one before."""
+    kernel = max(group.values(), key=lambda leaf: len(leaf.shape))
+    return all(leaf is kernel or leaf.shape[0] in kernel.shape[-2:] for leaf in group.values())
+
+
+def _has_torch_bias(group: Group) -> bool:
+    """Say whether the bias is as long as O in [O, I, ...], or in [I, O, ...] of a transposed one."""
+    return "bias" not in group or group["bias"].shape[0] in group["weight"].shape[:2]
+
+
+def _is_grouped(group: Group) -> bool:
+    """Say whether the weight is [I, O / groups, ...] and the bias [O]."""
+    inputs, outputs = group["weight"].shape[:2]
+    length = group["bias"].shape[0]
+    groups = length // outputs if outputs else 0
+    return (
+        groups > 1 and length == groups * outputs and inputs % groups == 0 and length not in (inputs, outputs)
+    )
+
+
+def _is_depthwise(group: Group) -> bool:
+    """Say whether a torch weight [C * M, 1, ...] and its bias can be a depthwise convolution's."""
+    weight, bias = group["weight"], group.get("bias")
+    return weight.shape[1] == 1 and (bias is None or bias.shape[0] == weight.shape[0])
+
+
+def _has_multiplied_bias(group: Group) -> bool:
+    """Say whether a kernel [..., C, M] has a bias for each channel of the result, [C * M]."""
+    kernel = next(leaf for name, leaf in group.items() if name.endswith("kernel"))
+    bias = group.get("bias")
+    return bias is None or bias.shape[0] == kernel.shape[-1] * kernel.shape[-2]
+
+
+def _depthwise_rule(channels: int, multiplier: int, space: Shape) -> Rule:
+    """Return the rule of a torch weight [C * M, 1, ...] to a kernel [..., C, M], the multiplier fastest."""
+    last = Permute((*range(2, len(space) + 2), 0, 1))
+    return chain_rules(Reshape((channels, multiplier, *space)), last)
+
+
+def _read_torch_depthwise(group: Group, told: LayerFacts) -> LayerMapping:
+    weight = group["weight"]
+    rule, assumed = depthwise_kernel_rule(weight, told)
+    rows = (TensorMapping("weight", "kernel", rule), TensorMapping("bias", "bias"))
+    return LayerMapping(tuple(row for row in rows if row.stored in group), assumed=assumed)
+
+
+def depthwise_kernel_rule(weight: Leaf, told: LayerFacts) -> tuple[Rule, tuple[str, ...]]:
+    """Return the rule of a torch weight [C * M, 1, ...] to a kernel [..., C, M], and what was assumed of M.
+
+    M is told as a number, or by a kernel that is wanted; else it is 1.
+    """
+    outputs, space = weight.shape[0], weight.shape[2:]
+    wanted = next((s for name, s in told.wanted.items() if name.endswith("kernel")), None)
+    multiplier = told.number or (wanted[-1] if wanted else 1)
+    if multiplier < 1 or outputs % multiplier:
+        raise MappingError(
+            "a depthwise convolution's outputs are its channels times its multiplier",
+            expected=f"a multiple of {multiplier}",
+            found=str(outputs),
+        )
+    rule = _depthwise_rule(outputs // multiplier, multiplier, space)
+    known = told.number or wanted or outputs == 1
+    return rule, () if known else ("depthwise convolutions have one output for each channel",)
+
+
+def _write_depthwise_kernel(stored: str, canonical: str, kernel: Leaf) -> TensorMapping:
+    *space, channels, multiplier = kernel.shape
+    there = _depthwise_rule(channels, multiplier, tuple(space))
+    weight = replace(kernel, shape=(channels * multiplier, 1, *space))
+    return TensorMapping(stored, canonical, there.inverse(weight))
+
+
+def _write_torch_depthwise(canonical: Group, told: LayerFacts) -> LayerMapping:  # noqa: ARG001  # as every writing
+    require_tensors(_TORCH_DEPTHWISE[0], canonical, ("kernel",))
+    weight = _write_depthwise_kernel("weight", "kernel", canonical["kernel"])
+    return LayerMapping((weight, *((TensorMapping("bias", "bias"),) if "bias" in canonical else ())))
+
+
+def _depthwise_kinds(dimensions: int) -> tuple[LayerKind, ...]:
+    rank = dimensions + 2
+    return tuple(
+        LayerKind(
+            "depthwise", "tensorflow", (WeightSpec(name, "kernel", rank), _BIAS), form, _has_multiplied_bias
+        )
+        for form, name in (("", "kernel"), ("tf_keras", "depthwise_kernel"))
+    )
+
+
+def _numbered_bias_fits(group: Group) -> bool:
+    names = {"vars/0": "kernel", "vars/1": "bias"}
+    return _has_multiplied_bias({names[stored]: leaf for stored, leaf in group.items()})
+
+
+# As a Keras file numbers its variables (keras/src/layers/convolutional/base_depthwise_conv.py, build).
+NUMBERED_DEPTHWISE = tuple(
+    LayerKind(
+        "depthwise",
+        "tensorflow",
+        (WeightSpec("vars/0", "kernel", dimensions + 2), WeightSpec("vars/1", "bias", 1, optional=True)),
+        also=_numbered_bias_fits,
+    )
+    for dimensions in (1, 2)
+)
+
+_TORCH_DEPTHWISE = tuple(
+    LayerKind(
+        "depthwise",
+        "torch",
+        (WeightSpec("weight", "kernel", dimensions + 2), _BIAS),
+        also=_is_depthwise,
+        reading=_read_torch_depthwise,
+        writing=_write_torch_depthwise,
+    )
+    for dimensions in (1, 2)
+)
+
+
+def _read_two_convolutions(group: Group, told: LayerFacts) -> LayerMapping:
+    rule, assumed = depthwise_kernel_rule(group["depthwise/weight"], told)
+    pointwise = kernel_permutation(len(group["pointwise/weight"].shape) - 2)
+    rows = (
+        TensorMapping("depthwise/weight", "depthwise_kernel", rule),
+        TensorMapping("pointwise/weight", "pointwise_kernel", pointwise),
+        TensorMapping("pointwise/bias", "bias"),
+    )
+    return LayerMapping(tuple(row for row in rows if row.stored in group), assumed=assumed)
+
+
+def _write_two_convolutions(canonical: Group, told: LayerFacts) -> LayerMapping:  # noqa: ARG001  # as every writing
+    require_tensors(_TORCH_SEPARABLE[0], canonical, ("depthwise_kernel", "pointwise_kernel"))
+    pointwise = canonical["pointwise_kernel"]
+    rows = (
+        _write_depthwise_kernel("depthwise/weight", "depthwise_kernel", canonical["depthwise_kernel"]),
+        TensorMapping(
+            "pointwise/weight",
+            "pointwise_kernel",
+            kernel_permutation(len(pointwise.shape) - 2).inverse(pointwise),
+        ),
+        TensorMapping("pointwise/bias", "bias"),
+    )
+    return LayerMapping(tuple(row for row in rows if row.canonical in canonical))
+
+
+def _separable_kind(dimensions: int) -> LayerKind:
+    rank = dimensions + 2
+    names = ("depthwise_kernel", "pointwise_kernel")
+    return LayerKind("separable", "tensorflow", (*(WeightSpec(name, name, rank) for name in names), _BIAS))
+
+
+# Two modules that PyTorch's users call so; each is a convolution of its own unless somebody says otherwise.
+_TORCH_SEPARABLE = tuple(
+    LayerKind(
+        "separable",
+        "torch",
+        (
+            WeightSpec("depthwise/weight", "depthwise_kernel", dimensions + 2),
+            WeightSpec("pointwise/weight", "pointwise_kernel", dimensions + 2),
+            WeightSpec("pointwise/bias", "bias", 1, optional=True),
+        ),
+        reading=_read_two_convolutions,
+        writing=_write_two_convolutions,
+        asked=True,
+    )
+    for dimensions in (1, 2)
+)
+CONVOLUTION_KINDS: tuple[LayerKind, ...] = (
+    *(kind for dimensions in (1, 2, 3) for kind in _convolution_kinds(dimensions)),
+    *(kind for dimensions in (1, 2) for kind in _depthwise_kinds(dimensions)),
+    *_TORCH_DEPTHWISE,
+    *(_separable_kind(dimensions) for dimensions in (1, 2)),
+    *_TORCH_SEPARABLE,
+)
+
+
+# Dense layers and embeddings: both are a matrix, and only one of them is transposed.
+#
+# Sources: keras/src/layers/core/dense.py and embedding.py; tensorflow/python/keras/legacy_tf_layers/core.py;
+# tf_slim (`weights`, `biases`); sonnet/src/linear.py (`w`, `b`); torch/nn/modules/linear.py and sparse.py.
+
+
+def channels_first_rule(shape: Shape, outputs: int) -> Rule:
+    """Return the rule for a kernel [H * W * C, out] of channels last to the weight [out, C * H * W].
+
+    TensorFlow flattens an image with its channels last, PyTorch with its channels first.
+    """
+    rank = len(shape)
+    return chain_rules(
+        Reshape((*shape, outputs)),
+        Permute((rank, rank - 1, *range(rank - 1))),
+        Reshape((outputs, prod(shape))),
+    )
+
+
+def _check_flatten_shape(shape: Shape, inputs: int) -> Shape:
+    if prod(shape) != inputs:
+        raise MappingError(
+            "the dense layer does not take that many numbers flattened",
+            expected=f"{inputs} inputs",
+            found=" x ".join(map(str, shape)),
+        )
+    return shape
+
+
+def _read_dense(group: Group, told: LayerFacts) -> LayerMapping:
+    weight = group["weight"]
+    rule: Rule = TRANSPOSE
+    if told.flatten:
+        outputs, inputs = weight.shape
+        there = channels_first_rule(_check_flatten_shape(told.flatten, inputs), outputs)
+        rule = there.inverse(TRANSPOSE.leaf(weight))
+    rows = (TensorMapping("weight", "kernel", rule), TensorMapping("bias", "bias"))
+    return LayerMapping(tuple(row for row in rows if row.stored in group))
+
+
+def _write_dense(canonical: Group, told: LayerFacts) -> LayerMapping:
+    require_tensors(DENSE_TORCH, canonical, ("kernel",))
+    inputs, outputs = canonical["kernel"].shape
+    rule = (
+        channels_first_rule(_check_flatten_shape(told.flatten, inputs), outputs)
+        if told.flatten
+        else TRANSPOSE
+    )
+    rows = (TensorMapping("weight", "kernel", rule), TensorMapping("bias", "bias"))
+    return LayerMapping(tuple(row for row in rows if row.canonical in canonical))
+
+
+def _fits_bias(outputs: int, group: Group) -> bool:
+    """Say whether a bias, if there is one, is as long as the matrix's axis of outputs."""
+    matrix = next(leaf.shape for leaf in group.values() if len(leaf.shape) == 2)
+    return all(len(leaf.shape) != 1 or leaf.shape[0] == matrix[outputs] for leaf in group.values())
+
+
+_KERNEL_BIASED, _WEIGHT_BIASED = partial(_fits_bias, 1), partial(_fits_bias, 0)
+
+
+def _transposed_kind(name: str, framework: str, form: str, also: Callable[[Group], bool]) -> LayerKind:
+    """Return a dense layer whose matrix has the orientation of the other framework."""
+    weights = (WeightSpec(name, "kernel", 2, TRANSPOSE if form == OUT_IN else KEEP), _DENSE_BIAS)
+    return LayerKind("dense", framework, weights, form, also, asked=True)
+
+
+def _row_bias_kind() -> LayerKind:
+    """Return the dense layer of Transformers' TFConv1D: x @ weight + bias [1, out]."""
+
+    def read(group: Group, told: LayerFacts) -> LayerMapping:  # noqa: ARG001  # as every reading
+        bias = TensorMapping("bias", "bias", Reshape(group["bias"].shape[1:]))
+        return LayerMapping((TensorMapping("weight", "kernel"), bias))
+
+    def write(canonical: Group, told: LayerFacts) -> LayerMapping:  # noqa: ARG001  # as every writing
+        bias = TensorMapping("bias", "bias", Reshape((1, canonical["kernel"].shape[1])))
+        return LayerMapping(
+            tuple(row for row in (TensorMapping("weight", "kernel"), bias) if row.canonical in canonical)
+        )
+
+    def fits(group: Group) -> bool:
+        return group["bias"].shape == (1, group["weight"].shape[1])
+
+    weights = (WeightSpec("weight", "kernel", 2), WeightSpec("bias", "bias", 2))
+    return LayerKind("dense", "tensorflow", weights, ROW_BIAS, fits, read, write)
+
+
+def _pointwise_kind(name: str, framework: str, rank: int) -> LayerKind:
+    """Return a convolution whose window is one place: a dense layer over the channels."""
+    ones = (1,) * (rank - 2)
+
+    def matrix(shape: Shape) -> Shape:
+        return shape[:2] if framework == "torch" else shape[-2:]
+
+    turned: Rule = TRANSPOSE if framework == "torch" else KEEP
+
+    def read(group: Group, told: LayerFacts) -> LayerMapping:  # noqa: ARG001  # as every reading
+        rows = (
+            TensorMapping(name, "kernel", chain_rules(Reshape(matrix(group[name].shape)), turned)),
+            TensorMapping("bias", "bias"),
+        )
+        return LayerMapping(tuple(row for row in rows if row.stored in group))
+
+    def write(canonical: Group, told: LayerFacts) -> LayerMapping:  # noqa: ARG001  # as every writing
+        inputs, outputs = canonical["kernel"].shape
+        shape = (outputs, inputs, *ones) if framework == "torch" else (*ones, inputs, outputs)
+        rows = (
+            TensorMapping(name, "kernel", chain_rules(turned, Reshape(shape))),
+            TensorMapping("bias", "bias"),
+        )
+        return LayerMapping(tuple(row for row in rows if row.canonical in canonical))
+
+    def fits(group: Group) -> bool:
+        shape = group[name].shape
+        spatial = shape[2:] if framework == "torch" else shape[:-2]
+        outputs = shape[0] if framework == "torch" else shape[-1]
+        return spatial == ones and ("bias" not in group or group["bias"].shape == (outputs,))
+
+    return LayerKind(
+        "dense",
+        framework,
+        (WeightSpec(name, "kernel", rank), _DENSE_BIAS),
+        POINTWISE,
+        fits,
+        read,
+        write,
+        asked=True,
+    )
+
+
+POINTWISE = "pointwise"
+_MATRICES = (("weight", "torch"), ("kernel", "tensorflow"))
+_DENSE_BIAS = WeightSpec("bias", "bias", 1, optional=True)
+# Matrices of a program's own layers: [in, out] in PyTorch (x @ W, as GPT-2's Conv1D), [out, in] in Keras.
+IN_OUT, OUT_IN = "in_out", "out_in"
+ROW_BIAS = "row_bias"
+DENSE_TORCH = LayerKind(
+    "dense",
+    "torch",
+    (WeightSpec("weight", "kernel", 2, TRANSPOSE), _DENSE_BIAS),
+    also=_WEIGHT_BIASED,
+    reading=_read_dense,
+    writing=_write_dense,
+)
+
+
+def _computed_weight_kind(
+    framework: str, why: str, *names: tuple[str, int], optional: tuple[str, ...] = ("bias",)
+) -> LayerKind:
+    """Return a layer whose weight is not stored but computed from other tensors, which nothing here does."""
+    weights = tuple(WeightSpec(name, "", rank, optional=name in optional) for name, rank in names)
+    return LayerKind("computed_weight", framework, weights, refused=why)
+
+
+_LORA = (
+    "its weight has a LoRA update, and the file does not hold the update's alpha: model.save() and "
+    "model.save_weights() store the sum of the two"
+)
+_QUANTISED = "its weight is quantised: a float copy of the layer has no such scale"
+_WEIGHT_NORM = "it has weight norm: --fold-weight-norm makes one weight of its two tensors"
+_SPECTRAL_NORM = "it has spectral norm, whose weight depends on a power iteration: remove it before saving"
+# Sources: keras/src/layers/core/{dense,einsum_dense,embedding}.py (enable_lora, quantize);
+# torch/nn/utils/{weight_norm,spectral_norm,parametrizations}.py
+_COMPUTED = (
+    *(
+        _computed_weight_kind(
+            "tensorflow", _LORA, ("kernel", rank), ("bias", 1), ("lora_kernel_a", rank), ("lora_kernel_b", 2)
+        )
+        for rank in (2, 3, 4, 5)
+    ),
+    _computed_weight_kind(
+        "tensorflow", _LORA, ("embeddings", 2), ("lora_embeddings_a", 2), ("lora_embeddings_b", 2)
+    ),
+    *(
+        _computed_weight_kind(
+            "tensorflow", _QUANTISED, ("kernel", rank), ("bias", 1), ("kernel_scale", scale)
+        )
+        for rank in (2, 3)
+        for scale in (1, 2, 3)
+    ),
+    _computed_weight_kind("tensorflow", _QUANTISED, ("embeddings", 2), ("embeddings_scale", 1)),
+    *(
+        kind
+        for rank in (2, 3, 4, 5)
+        for kind in (
+            _computed_weight_kind("torch", _WEIGHT_NORM, ("bias", 1), ("weight_g", rank), ("weight_v", rank)),
+            _computed_weight_kind("torch", _WEIGHT_NORM, ("original0", rank), ("original1", rank)),
+            _computed_weight_kind(
+                "torch", _SPECTRAL_NORM, ("bias", 1), ("weight_orig", rank), ("weight_u", 1), ("weight_v", 1)
+            ),
+            _computed_weight_kind("torch", _SPECTRAL_NORM, ("original", rank)),
+        )
+    ),
+)
+DENSE_KINDS: tuple[LayerKind, ...] = (
+    LayerKind("dense", "tensorflow", (WeightSpec("kernel", "kernel", 2), _DENSE_BIAS), also=_KERNEL_BIASED),
+    LayerKind(
+        "dense",
+        "tensorflow",
+        (WeightSpec("w", "kernel", 2), WeightSpec("b", "bias", 1, optional=True)),
+        "sonnet",
+        _KERNEL_BIASED,
+    ),
+    LayerKind(
+        "dense",
+        "tensorflow",
+        (WeightSpec("weights", "kernel", 2), WeightSpec("biases", "bias", 1, optional=True)),
+        "slim",
+        _KERNEL_BIASED,
+    ),
+    # A program's own names: without a bias nothing shows that it is no embedding.
+    LayerKind(
+        "dense",
+        "tensorflow",
+        (WeightSpec("weight", "kernel", 2), WeightSpec("bias", "bias", 1)),
+        "own",
+        _KERNEL_BIASED,
+    ),
+    DENSE_TORCH,
+    *(_pointwise_kind(name, framework, rank) for name, framework in _MATRICES for rank in (3, 4)),
+    _transposed_kind("weight", "torch", IN_OUT, _KERNEL_BIASED),
+    _transposed_kind("kernel", "tensorflow", OUT_IN, _WEIGHT_BIASED),
+    _row_bias_kind(),
+    *_COMPUTED,
+    LayerKind("embedding", "tensorflow", (WeightSpec("embeddings", "embeddings", 2, KEEP),)),
+    LayerKind("embedding", "torch", (WeightSpec("weight", "embeddings", 2, KEEP),)),
+)
+
+
+# Batch, layer and group normalisation, RMS norm, and PReLU: vectors as long as there are channels.
+#
+# Layer and group norm are stored alike in each framework and are one kind here.
+#
+# Sources: keras/src/layers/normalization/*.py, keras/src/layers/activations/prelu.py;
+# sonnet/src/layer_norm.py; torch/nn/modules/batchnorm.py, normalization.py, activation.py.
+
+_TAKEN_FOR_GRANTED = {"scale": 1.0, "offset": 0.0}
+_PAIR = {"scale": "weight", "offset": "bias"}
+_SPELLED = {"scale": "gamma", "offset": "beta"}
+
+
+def _norm_weights(scale: str, offset: str, rank: int = 1) -> tuple[WeightSpec, ...]:
+    return WeightSpec(scale, "scale", rank, optional=True), WeightSpec(offset, "offset", rank, optional=True)
+
+
+def _write_pair(canonical: Group, told: LayerFacts) -> LayerMapping:  # noqa: ARG001  # as every writing
+    """Write `weight` and `bias`; PyTorch's norms have a weight where they have a bias."""
+    rows = tuple(TensorMapping(stored, name) for name, stored in _PAIR.items() if name in canonical)
+    if "scale" in canonical:
+        return LayerMapping(rows, left=leftover_names(canonical, rows))
+    like = canonical["offset"]
+    fills = {"weight": constant_tensor(like.dtype, like.shape, _TAKEN_FOR_GRANTED["scale"])}
+    return LayerMapping(rows, fills, leftover_names(canonical, rows), ("norms without gamma have weight 1",))
+
+
+def _write_batch(canonical: Group, told: LayerFacts) -> LayerMapping:  # noqa: ARG001  # as every writing
+    """Write a batch norm; PyTorch's has both of weight and bias, or neither."""
+    require_tensors(BATCH_TORCH, canonical, ("mean", "variance"))
+    names = {**_PAIR, "mean": "running_mean", "variance": "running_var"}
+    rows = tuple(TensorMapping(stored, name) for name, stored in names.items() if name in canonical)
+    like = canonical["mean"]
+    absent = [name for name in _PAIR if name not in canonical]
+    fills = {}
+    assumed = []
+    if len(absent) == 1:
+        value = _TAKEN_FOR_GRANTED[absent[0]]
+        fills[_PAIR[absent[0]]] = constant_tensor(like.dtype, like.shape, value)
+        assumed = [f"batch norms without {_SPELLED[absent[0]]} have {_PAIR[absent[0]]} {value:g}"]
+    # What has no statistics of its own counts no batches: torch uses the number only with momentum=None.
+    fills["num_batches_tracked"] = constant_tensor("int64", (), 0, role="buffer")
+    return LayerMapping(rows, fills, leftover_names(canonical, rows), tuple(assumed))
+
+
+def _read_batch(group: Group, told: LayerFacts) -> LayerMapping:  # noqa: ARG001  # as every reading
+    names = {"weight": "scale", "bias": "offset", "running_mean": "mean", "running_var": "variance"}
+    rows = tuple(TensorMapping(stored, name) for stored, name in names.items() if stored in group)
+    return LayerMapping(rows, left=tuple(name for name in group if name not in names))
+
+
+def _write_batch_keras(canonical: Group, told: LayerFacts) -> LayerMapping:
+    """Write a batch norm; gamma and beta that a target wants and the source lacks are 1 and 0."""
+    require_tensors(BATCH_KERAS, canonical, ("mean", "variance"))
+    rows = tuple(TensorMapping(stored, name) for name, stored in _BATCH.items() if name in canonical)
+    like = canonical["mean"]
+    fills = {
+        stored: constant_tensor(like.dtype, like.shape, _TAKEN_FOR_GRANTED[name])
+        for name, stored in _SPELLED.items()
+        if name not in canonical and stored in told.wanted
+    }
+    return LayerMapping(rows, fills, leftover_names(canonical, rows))
+
+
+_BATCH = {**_SPELLED, "mean": "moving_mean", "variance": "moving_variance"}
+BATCH_KERAS = LayerKind(
+    "batch_norm",
+    "tensorflow",
+    (
+        *_norm_weights("gamma", "beta"),
+        WeightSpec("moving_mean", "mean", 1),
+        WeightSpec("moving_variance", "variance", 1),
+    ),
+    writing=_write_batch_keras,
+)
+BATCH_TORCH = LayerKind(
+    "batch_norm",
+    "torch",
+    (
+        *_norm_weights("weight", "bias"),
+        WeightSpec("running_mean", "mean", 1),
+        WeightSpec("running_var", "variance", 1),
+        WeightSpec("num_batches_tracked", "", 0, optional=True),
+    ),
+    reading=_read_batch,
+    writing=_write_batch,
+)
+
+
+def _shares_axes(shape: Shape) -> bool:
+    return all(extent == 1 for extent in shape[:-1])
+
+
+def _read_alpha(group: Group, told: LayerFacts) -> LayerMapping:  # noqa: ARG001  # as every reading
+    shape = group["alpha"].shape
+    if not _shares_axes(shape):
+        raise MappingError(
+            "a PReLU with a slope for every place has no equivalent in PyTorch: share its spatial axes",
+            found=str(list(shape)),
+        )
+    return LayerMapping((TensorMapping("alpha", "alpha", Reshape((shape[-1],)) if len(shape) > 1 else KEEP),))
+
+
+def _write_alpha(canonical: Group, told: LayerFacts) -> LayerMapping:
+    (channels,) = canonical["alpha"].shape
+    wanted = told.wanted.get("alpha", (*(1,) * (told.number or 0), channels))
+    return LayerMapping((TensorMapping("alpha", "alpha", Reshape(wanted) if len(wanted) > 1 else KEEP),))
+
+
+def _image_norm_kinds(rank: int) -> tuple[LayerKind, ...]:
+    """Return the kinds of a layer norm over whole images: [H, W, C] in Keras, [C, H, W] in PyTorch."""
+    last = Permute((*range(1, rank), 0))
+    kept, moved = "layer_norm", "layer_norm_images"
+    torch = tuple(WeightSpec(stored, name, rank, last, optional=True) for name, stored in _PAIR.items())
+    return (
+        LayerKind(kept, "tensorflow", _norm_weights("gamma", "beta", rank)),
+        LayerKind(kept, "torch", _norm_weights("weight", "bias", rank), also=_has_both),
+        LayerKind(moved, "tensorflow", _norm_weights("gamma", "beta", rank)),
+        LayerKind(moved, "torch", torch, also=_has_both),
+    )
+
+
+def _has_weight(group: Group) -> bool:
+    return "weight" in group
+
+
+def _has_both(group: Group) -> bool:
+    # A weight of several axes alone is another layer's.
+    return "weight" in group and "bias" in group
+
+
+AXES = "axes"
+NORM_KINDS: tuple[LayerKind, ...] = (
+    LayerKind("layer_norm", "tensorflow", _norm_weights("gamma", "beta")),
+    LayerKind(
+        "layer_norm",
+        "tensorflow",
+        (WeightSpec("scale", "scale", 1), WeightSpec("offset", "offset", 1)),
+        "sonnet",
+    ),
+    LayerKind("layer_norm", "torch", _norm_weights("weight", "bias"), also=_has_weight, writing=_write_pair),
+    *_image_norm_kinds(2)[:2],
+    *_image_norm_kinds(3),
+    *_image_norm_kinds(4),
+    BATCH_KERAS,
+    BATCH_TORCH,
+    LayerKind("rms_norm", "tensorflow", (WeightSpec("scale", "scale", 1),)),
+    LayerKind("rms_norm", "torch", (WeightSpec("weight", "scale", 1),)),
+    # Over several axes, a matrix that nothing but the class tells from a dense layer's.
+    LayerKind("rms_norm", "tensorflow", (WeightSpec("scale", "scale", 2),)),
+    LayerKind("rms_norm", "torch", (WeightSpec("weight", "scale", 2),), AXES, asked=True),
+    LayerKind("layer_norm", "torch", (WeightSpec("weight", "scale", 2),), AXES, asked=True),
+    *(
+        LayerKind(
+            "prelu",
+            "tensorflow",
+            (WeightSpec("alpha", "alpha", rank),),
+            reading=_read_alpha,
+            writing=_write_alpha,
+        )
+        for rank in (1, 2, 3, 4)
+    ),
+    LayerKind("prelu", "torch", (WeightSpec("weight", "alpha", 1),)),
+)
+
+
+# Recurrent cells, one layer in one direction each: LSTM, GRU, simple RNN.
+#
+# Canonical are Keras's order of gates (LSTM i, f, g, o; GRU z, r, h), a kernel [in, gates * units], a
+# recurrent kernel [units, gates * units] and two biases, which a GRU must keep apart and an LSTM adds.
+#
+# Sources: keras/src/layers/rnn/lstm.py, gru.py, simple_rnn.py; tf_keras/src/saving/legacy/hdf5_format.py
+# (_convert_rnn_weights: the cuDNN forms); sonnet/src/recurrent.py; stable_baselines/common/tf_layers.py
+# (lstm); torch/nn/modules/rnn.py.
+
+KERNELS = ("kernel", "recurrent_kernel")
+BIASES = ("bias_input", "bias_recurrent")
+_GATES = {"lstm": 4, "gru": 3, "simple_rnn": 1}
+
+
+class _CellForm(NamedTuple):
+    """How a cell is spelled: its kernels and biases by name, the order of its gates, how it keeps its biases.
+
+    `order` makes canonical blocks of stored ones. Biases are one that stands for both, two in a row ("long",
+    cuDNN's), two rows ("rows"), or two tensors ("apart").
+    """
+
+    kind: str
+    framework: str
+    names: tuple[str, ...]
+    biases: Literal["one", "long", "rows", "apart"]
+    form: str = ""
+    order: tuple[int, ...] = ()
+
+    def record(self) -> LayerKind:
+        """Return the form as a kind."""
+        rank = 2 if self.biases == "rows" else 1
+        weights = (
+            *(WeightSpec(name, canonical, 2) for name, canonical in zip(self.names, KERNELS, strict=False)),
+            *(WeightSpec(name, BIASES[0], rank, optional=self.biases != "long") for name in self.names[2:]),
+        )
+        return LayerKind(
+            self.kind,
+            self.framework,
+            weights,
+            self.form,
+            also=self.fits,
+            reading=self.read,
+            writing=self.write,
+        )
+
+    def fits(self, group: Group) -> bool:
+        """Say whether the shapes are those of a cell: gates times units, and biases of that length."""
+        kernel, recurrent = (self._canonical(group[name].shape) for name in self.names[:2])
+        biases = [group[name].shape for name in self.names[2:] if name in group]
+        units, width = recurrent
+        return (
+            width == _GATES[self.kind] * units
+            and kernel[1] == width
+            and all(shape == self._length(width) for shape in biases)
+            and len(biases) in (0, len(self.names) - 2)
+        )
+
+    def read(self, group: Group, told: LayerFacts) -> LayerMapping:  # noqa: ARG002  # as every reading
+        """Return the way of a cell's tensors to canonical ones."""
+        kernels = [self._canonical(group[name].shape) for name in self.names[:2]]
+        rows = list(self._kernels(*kernels))
+        if self.names[2] in group:
+            rows += self._biases(kernels[0][1])
+        return LayerMapping(tuple(rows))
+
+    def write(self, canonical: Group, told: LayerFacts) -> LayerMapping:
+        """Return the way of canonical tensors to a cell's; a bias that nobody gives is 0."""
+        require_tensors(self.record(), canonical, KERNELS)
+        kernels = [canonical[name].shape for name in KERNELS]
+        rows = [
+            TensorMapping(
+                row.stored,
+                row.canonical,
+                row.rule.inverse(placeholder_leaf(canonical["kernel"], self._canonical(shape))),
+            )
+            for row, shape in zip(self._kernels(*kernels), kernels, strict=True)
+        ]
+        given = [name for name in BIASES if name in canonical]
+        width = kernels[0][1]
+        if not given:
+            zeros = constant_tensor(canonical["kernel"].dtype, self._length(width), 0.0)
+            wanted = [name for name in self.names[2:] if name in told.wanted]
+            return LayerMapping(tuple(rows), dict.fromkeys(wanted, zeros))
+        if self.biases == "one":
+            back = self._reordered(0).inverse(canonical[given[0]])
+            whole = (back,) if len(given) == 1 else (back, SumTerm(len(given)))
+            return LayerMapping(
+                (*rows, *(TensorMapping(self.names[2], name, chain_rules(*whole)) for name in given))
+            )
+        fills: dict[str, Leaf] = {}
+        for row in self._biases(width):
+            back = row.rule.inverse(placeholder_leaf(canonical["kernel"], self._length(width)))
+            if row.canonical in given:
+                rows.append(TensorMapping(row.stored, row.canonical, back))
+            else:
+                fills |= apply_rule(
+                    row.stored, back, constant_tensor(canonical["kernel"].dtype, (width,), 0.0)
+                )
+        return LayerMapping(tuple(rows), fills)
+
+    def _canonical(self, shape: Shape) -> Shape:
+        return shape if self.framework == "tensorflow" else shape[::-1]
+
+    def _length(self, width: int) -> Shape:
+        return {"long": (2 * width,), "rows": (2, width)}.get(self.biases, (width,))
+
+    def _reordered(self, axis: int) -> Rule:
+        return BlockOrder(axis, self.order) if self.order else KEEP
+
+    def _kernels(self, kernel: Shape, recurrent: Shape) -> Iterator[TensorMapping]:
+        """Go through the ways to the canonical kernels, which have these shapes."""
+        turned: Rule = KEEP if self.framework == "tensorflow" else TRANSPOSE
+        gates = _GATES[self.kind]
+        rules = (turned, turned)
+        if self.biases == "long":
+            rules = (
+                _cudnn_input_rule(kernel[0], gates, recurrent[0]),
+                _cudnn_recurrent_rule(gates, recurrent[0]),
+            )
+        for name, canonical, rule in zip(self.names, KERNELS, rules, strict=False):
+            yield TensorMapping(name, canonical, chain_rules(rule, self._reordered(1)))
+
+    def _biases(self, width: int) -> tuple[TensorMapping, ...]:
+        """Return the ways of stored biases to canonical ones of a length."""
+        cuts: tuple[Rule, ...] = (KEEP, KEEP)
+        if self.biases == "long":
+            cuts = AxisSlice(0, 0, width, 2 * width), AxisSlice(0, width, 2 * width, 2 * width)
+        elif self.biases == "rows":
+            cuts = tuple(chain_rules(AxisSlice(0, n, n + 1, 2), Reshape((width,))) for n in (0, 1))
+        names = (self.names[2], self.names[-1])
+        rows = zip(names, BIASES, cuts, strict=True)
+        found = tuple(
+            TensorMapping(name, canonical, chain_rules(cut, self._reordered(0)))
+            for name, canonical, cut in rows
+        )
+        return found[:1] if self.biases == "one" else found
+
+
+def _cudnn_input_rule(inputs: int, gates: int, units: int) -> Rule:
+    """Return the rule of cuDNN's input kernel: of each gate the elements of [units, in] in [in, units]."""
+    return chain_rules(
+        Reshape((inputs, gates, units)),
+        Permute((1, 0, 2)),
+        Reshape((gates, units, inputs)),
+        Permute((2, 0, 1)),
+        Reshape((inputs, gates * units)),
+    )
+
+
+def _cudnn_recurrent_rule(gates: int, units: int) -> Rule:
+    """Return the rule of cuDNN's recurrent kernel: that of each gate is transposed."""
+    return chain_rules(Reshape((units, gates, units)), Permute((2, 1, 0)), Reshape((units, gates * units)))
+
+
+def placeholder_leaf(leaf: Leaf, shape: Shape) -> Leaf:
+    """Return a leaf of another shape to ask a rule for its inverse; it has no bytes."""
+    return Leaf(leaf.dtype, shape, Inline(b""), "")
+
+
+def apply_rule(name: str, rule: Rule, leaf: Leaf) -> dict[str, Leaf]:
+    """Return what a rule makes of a leaf, under a name."""
+    made = rule.leaf(leaf)
+    return {name: made} if isinstance(made, Leaf) else {}
+
+
+_KERAS = ("kernel", "recurrent_kernel", "bias")
+_TORCH = ("weight_ih", "weight_hh", "bias_ih", "bias_hh")
+# Keras's z, r, h and torch's r, z, n: the first two change places.
+_ZR = (1, 0, 2)
+RECURRENT_KINDS: tuple[LayerKind, ...] = tuple(
+    form.record()
+    for form in (
+        _CellForm("lstm", "tensorflow", _KERAS, "one"),
+        _CellForm("lstm", "tensorflow", _KERAS, "long", "cudnn"),
+        _CellForm("lstm", "tensorflow", ("w_i", "w_h", "b"), "one", "sonnet"),
+        _CellForm("lstm", "tensorflow", ("wx", "wh", "b"), "one", "baselines", (0, 1, 3, 2)),
+        _CellForm("lstm", "torch", _TORCH, "apart"),
+        _CellForm("gru", "tensorflow", _KERAS, "rows"),
+        _CellForm("gru", "tensorflow", _KERAS, "long", "cudnn"),
+        _CellForm("gru", "torch", _TORCH, "apart", order=_ZR),
+        _CellForm("simple_rnn", "tensorflow", _KERAS, "one"),
+        _CellForm("simple_rnn", "torch", _TORCH, "apart"),
+    )
+)

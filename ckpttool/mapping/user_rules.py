@@ -1,0 +1,291 @@
+"""Rule files of users."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import os
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple, cast, get_args
+
+from ckpttool.core import dtypes
+from ckpttool.core.errors import CkpttoolError, MappingError, NotFoundError, UsageError, suggest_choice
+from ckpttool.core.text import format_count
+from ckpttool.core.tree import Leaf, Path, Tree, ValueLeaf, key
+from ckpttool.mapping.rules import (
+    Label,
+    Move,
+    Plan,
+    Rule,
+    chain_rules,
+    constant_tensor,
+    object_graph_paths,
+    parse_rule,
+)
+
+# A user's own rules: a TOML file of patterns with holes (mapping.by_rules applies them).
+#
+# [[rule]] has `from`, `to` and optionally `rule` (text as reports show it, or a list of such), [[drop]] has
+# `from`, [[add]] has `to`, `value`, `dtype` and `shape`; `rest` says what becomes of what no rule names. A
+# hole `{n}` stands for a part of one segment, `{n*}` for any text.
+
+_MOST_BYTES = 4 << 20
+_MOST_ELEMENTS = 1 << 24
+HOLE = re.compile(r"\{([A-Za-z_]\w*)(\*?)\}", re.ASCII)
+_TABLES: Mapping[str, Mapping[str, type | tuple[type, ...]]] = {
+    "rule": {"from": str, "to": str, "rule": (str, list)},
+    "drop": {"from": str},
+    "add": {"to": str, "value": (int, float), "dtype": str, "shape": list},
+}
+_OPTIONAL = frozenset((("rule", "rule"), ("add", "shape")))
+Rest = Literal["unmapped", "kinds", "keep"]
+
+
+class RuleEntry(NamedTuple):
+    """Where a tensor goes by its name: the names that `source` fits go to `target`, changed by `rule`."""
+
+    line: int
+    source: re.Pattern[str]
+    target: str
+    rule: Rule
+
+
+class AddedTensor(NamedTuple):
+    """A tensor that the target needs and no source has."""
+
+    line: int
+    target: str
+    leaf: Leaf
+
+
+@dataclass(frozen=True, slots=True)
+class RuleFile:
+    """What a user's file says, each line with its number; `rest` is what becomes of what it does not name."""
+
+    path: str
+    ways: tuple[RuleEntry, ...] = ()
+    dropped: tuple[tuple[int, re.Pattern[str]], ...] = ()
+    added: tuple[AddedTensor, ...] = ()
+    rest: Rest = "unmapped"
+
+
+def load_rules(path: str) -> RuleFile:
+    """Read a file of rules; raise UsageError, with the line, for whatever is not one."""
+    import tomllib  # most conversions need no rules
+
+    if not os.path.isfile(path):
+        raise NotFoundError("there is no such file of rules", file=path)
+    if os.path.getsize(path) > _MOST_BYTES:
+        raise UsageError(
+            "the file is too large for rules", file=path, expected=f"at most {_MOST_BYTES:,} bytes"
+        )
+    with open(path, "rb") as stream:
+        data = stream.read()
+    try:
+        text = data.decode()
+        said = tomllib.loads(text)
+    except (UnicodeDecodeError, tomllib.TOMLDecodeError, RecursionError) as error:
+        raise UsageError(f"the rules are not TOML: {error}", file=path) from error
+    lines = _TableLines(path, text)
+    for name in said.keys() - {*_TABLES, "rest"}:
+        raise lines.wrong(f"{name} means nothing here", name, hint=suggest_choice(name, (*_TABLES, "rest")))
+    if said.get("rest", "unmapped") not in get_args(Rest):
+        raise lines.wrong("rest is one of three words", "rest", expected=", ".join(get_args(Rest)))
+    made = {name: list(_parse_items(said, name, lines)) for name in _TABLES}
+    return RuleFile(
+        path,
+        tuple(_parse_entry(item, lines) for item in made["rule"]),
+        tuple((item.line, _parse_pattern(item, lines)) for item in made["drop"]),
+        tuple(_parse_addition(item, lines) for item in made["add"]),
+        cast(Rest, said.get("rest", "unmapped")),
+    )
+
+
+class _TableItem(NamedTuple):
+    line: int
+    said: Mapping[str, Any]
+
+
+class _TableLines:
+    """Where in the text a table stands: the parser does not tell."""
+
+    def __init__(self, path: str, text: str) -> None:
+        self.path = path
+        self.text = text.splitlines()
+
+    def of(self, table: str) -> Iterator[int]:
+        """Go through the lines of all [[table]], and on with 1: one may be written in another way."""
+        head = f"[[{table}]]"
+        yield from (
+            n for n, line in enumerate(self.text, 1) if line.strip().replace(" ", "").startswith(head)
+        )
+        yield from itertools.repeat(1)
+
+    def wrong(self, message: str, key: str, item: int = 0, **more: Any) -> UsageError:
+        """Return the error for a key: its line is the first with that key after the line of its item.
+
+        Without an item it is a name at the top, of a value or of a table.
+        """
+        pattern = (
+            rf'\s*"?{re.escape(key)}"?\s*=' if item else rf'\s*(\[\[?\s*)?"?{re.escape(key)}"?\s*(=|\]|\.)'
+        )
+        lines = enumerate(self.text[item:], item + 1)
+        found = next((n for n, line in lines if re.match(pattern, line)), item or 1)
+        return UsageError(f"line {found}: {message}", file=self.path, **more)
+
+
+def _parse_items(said: Mapping[str, Any], table: str, lines: _TableLines) -> Iterator[_TableItem]:
+    listed = said.get(table, [])
+    if not isinstance(listed, list) or not all(isinstance(item, dict) for item in listed):
+        raise lines.wrong(f"{table} is written [[{table}]]", table)
+    allowed = _TABLES[table]
+    for item, line in zip(listed, lines.of(table), strict=False):
+        for name in item.keys() - allowed.keys():
+            raise lines.wrong(f"a {table} has no {name}", name, line, hint=suggest_choice(name, allowed))
+        for name, kind in allowed.items():
+            if name not in item and (table, name) not in _OPTIONAL:
+                raise lines.wrong(f"a {table} needs {name}", table, line)
+            if name in item and (not isinstance(item[name], kind) or isinstance(item[name], bool)):
+                raise lines.wrong(f"{name} is of another type", name, line, found=type(item[name]).__name__)
+        yield _TableItem(line, item)
+
+
+def _parse_entry(item: _TableItem, lines: _TableLines) -> RuleEntry:
+    source = _parse_pattern(item, lines)
+    for hole in HOLE.findall(item.said["to"]):
+        if hole[0] not in source.groupindex:
+            raise lines.wrong(f"{{{hole[0]}}} is no hole of from", "to", item.line)
+    told = item.said.get("rule", "keep")
+    rules = (_parse_item_rule(text, item, lines) for text in (told if isinstance(told, list) else [told]))
+    return RuleEntry(item.line, source, item.said["to"], chain_rules(*rules))
+
+
+def _parse_item_rule(text: object, item: _TableItem, lines: _TableLines) -> Rule:
+    rule = parse_rule(text) if isinstance(text, str) else None
+    if rule is None:
+        raise lines.wrong(
+            "this is no rule",
+            "rule",
+            item.line,
+            found=str(text)[:60],
+            expected="such as transpose, permute 3,2,0,1, reshape [64, 3], take 0:64 of 256 on axis 1",
+        )
+    return rule
+
+
+def _parse_pattern(item: _TableItem, lines: _TableLines) -> re.Pattern[str]:
+    text, at, pieces = item.said["from"], 0, []
+    names: set[str] = set()
+    for hole in HOLE.finditer(text):
+        name, wide = hole.groups()
+        pieces.append(re.escape(text[at : hole.start()]))
+        held = ".*" if wide else "[^/.]+"
+        pieces.append(f"(?P={name})" if name in names else f"(?P<{name}>{held})")
+        names.add(name)
+        at = hole.end()
+    pieces.append(re.escape(text[at:]))
+    if "{" in "".join(HOLE.split(text)[::3]) or not text:
+        raise lines.wrong("a hole is written {n} or {n*}", "from", item.line, found=text[:60])
+    return re.compile("".join(pieces), re.DOTALL)
+
+
+def _parse_addition(item: _TableItem, lines: _TableLines) -> AddedTensor:
+    shape, dtype = item.said.get("shape", []), item.said["dtype"]
+    if dtype not in dtypes.BY_NAME:
+        raise lines.wrong(
+            "there is no such type", "dtype", item.line, hint=suggest_choice(dtype, dtypes.BY_NAME)
+        )
+    if not all(type(n) is int and n >= 0 for n in shape):
+        raise lines.wrong("a shape is a list of numbers", "shape", item.line)
+    if math.prod(shape) > _MOST_ELEMENTS:
+        raise lines.wrong("the added tensor is too large", "shape", item.line)
+    try:
+        return AddedTensor(
+            item.line, item.said["to"], constant_tensor(dtype, tuple(shape), item.said["value"])
+        )
+    except (KeyError, ValueError, TypeError, OverflowError) as error:
+        raise lines.wrong(f"no {dtype} has this value", "value", item.line) from error
+
+
+# Applies a user's rules to a tree: every leaf by its name or its native key, each line answerable.
+
+
+class RuleApplication(NamedTuple):
+    """What a file does to a tree: where which leaf goes by name, what it drops, and what it does not name."""
+
+    ways: tuple[tuple[Path, str, Rule], ...]
+    dropped: tuple[Path, ...]
+    rest: tuple[Path, ...]
+
+
+def apply_rules(rules: RuleFile, tree: Tree) -> RuleApplication:
+    """Return what the rules say of a tree.
+
+    Raise MappingError, with the line, for a rule that no leaf fits or that does not fit its leaf.
+    """
+    ways: list[tuple[Path, str, Rule]] = []
+    dropped: list[Path] = []
+    rest: list[Path] = []
+    used: set[int] = set()
+    for path, leaf in tree.items():
+        names = tuple(dict.fromkeys((tree.names[path], leaf.key if isinstance(leaf, Leaf) else "")))
+        mine = [(way, found) for way in rules.ways if (found := _match_names(way.source, names)) is not None]
+        gone = [line for line, pattern in rules.dropped if _match_names(pattern, names) is not None]
+        used |= {way.line for way, _ in mine} | set(gone)
+        for way, found in mine:
+            _require_fit(rules, way, leaf, tree.names[path])
+            ways.append((path, _fill_holes(way.target, found), way.rule))
+        if not mine:
+            (dropped if gone else rest).append(path)
+    for line in (*(way.line for way in rules.ways), *(line for line, _ in rules.dropped)):
+        if line not in used:
+            raise MappingError(f"line {line}: nothing in the checkpoint has such a name", file=rules.path)
+    return RuleApplication(tuple(ways), tuple(dropped), tuple(rest))
+
+
+def _fill_holes(target: str, found: Mapping[str, str]) -> str:
+    return HOLE.sub(lambda hole: found[hole[1]], target)
+
+
+def _match_names(pattern: re.Pattern[str], names: tuple[str, ...]) -> Mapping[str, str] | None:
+    for name in names:
+        found = pattern.fullmatch(name) if name else None
+        if found is not None:
+            return found.groupdict()
+    return None
+
+
+def _require_fit(rules: RuleFile, way: RuleEntry, leaf: Leaf | ValueLeaf, name: str) -> None:
+    try:
+        way.rule.leaf(leaf)
+    except CkpttoolError as error:
+        raise MappingError(
+            f"line {way.line}: {error.message}", file=rules.path, path=name, found=error.found
+        ) from error
+
+
+def plan_from_rules(rules: RuleFile, found: RuleApplication, *, objects: bool) -> Plan:
+    """Return the way to what the rules name: entries of dicts, or with `objects` edges of TensorFlow's.
+
+    A slash in a target's name leads into an inner dict or object; what the file drops is consumed.
+    """
+    names = [*(name for _, name, _ in found.ways), *(each.target for each in rules.added)]
+    places = _target_paths(names, objects=objects)
+    dropped = format_count(len(found.dropped), "entry is", "entries are")
+    return Plan(
+        tuple(Move(path, places[name], rule) for path, name, rule in found.ways),
+        {places[each.target]: each.leaf for each in rules.added},
+        labels={places[name]: Label("parameter", name) for name in names} if objects else {},
+        consumed=found.dropped,
+        notes=(f"{dropped} dropped by the rules",) if found.dropped else (),
+    )
+
+
+def _target_paths(names: Iterable[str], *, objects: bool) -> dict[str, Path]:
+    split = {name: tuple(name.split("/")) for name in names}
+    if not objects:
+        return {name: tuple(map(key, steps)) for name, steps in split.items()}
+    found = object_graph_paths(split.values())
+    return {name: found[steps] for name, steps in split.items()}

@@ -1,0 +1,741 @@
+"""Wrapper prefixes, weight norm and parts without parameters."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from ckpttool.core import dtypes
+from ckpttool.core.errors import UsageError, abbreviate_list
+from ckpttool.core.source import Buffer, Shape, Source, as_array
+from ckpttool.core.tree import (
+    Alias,
+    Container,
+    Leaf,
+    Path,
+    PathStep,
+    Record,
+    Tree,
+    ValueLeaf,
+    key,
+    path_to_json,
+)
+from ckpttool.mapping.layers import ModuleInfo, class_info
+from ckpttool.mapping.rules import KEEP, Move, Plan
+
+if TYPE_CHECKING:
+    import numpy as np
+
+
+# Dotted names of modules and parameters: wrappers found in them, taken out, put back.
+
+Segments = tuple[str, ...]
+
+# torch/optim/swa_utils.py, AveragedModel: its own buffer stands beside the module that it wraps.
+_AVERAGED = "n_averaged"
+_DEEPEST = 100
+
+# Names as a tree of segments; the empty one marks where a name ends.
+_Node = dict[str, "_Node"]
+
+
+class WrapperPrefix(NamedTuple):
+    """The wrappers around one module: `at` is its plain name, `segments` what names below it carry.
+
+    `averaged` says behind how many of the segments AveragedModel's `n_averaged` stands, if it is there.
+    """
+
+    at: Segments
+    segments: Segments
+    averaged: int | None = None
+
+
+class PlainNames(NamedTuple):
+    """The plain form of every name, and what it was wrapped in."""
+
+    names: Mapping[str, str]
+    wrapped: tuple[WrapperPrefix, ...]
+
+
+def unwrap_names(
+    names: Sequence[str], wrappers: Collection[str], first: Collection[str] = ()
+) -> PlainNames | None:
+    """Return the plain form of each name; None when no wrapper is around all names of a module.
+
+    `first` are further segments that count as wrappers around the whole.
+    """
+    root: _Node = {}
+    for name in names:
+        node = root
+        segments = name.split(".")
+        if len(segments) > _DEEPEST or "" in segments:
+            return None
+        for segment in segments:
+            node = node.setdefault(segment, {})
+        node[""] = {}
+    wrapped: list[WrapperPrefix] = []
+    found = dict(_iter_plain_names(root, (), (), wrappers, first, wrapped))
+    if not wrapped or len(set(found.values())) != len(found):
+        return None
+    return PlainNames({".".join(old): ".".join(new) for old, new in found.items()}, tuple(wrapped))
+
+
+def _iter_plain_names(
+    node: _Node,
+    old: Segments,
+    new: Segments,
+    wrappers: Collection[str],
+    first: Collection[str],
+    wrapped: list[WrapperPrefix],
+) -> Iterator[tuple[Segments, Segments]]:
+    """Go through old and plain names below a node, noting the wrappers that are left out."""
+    segments: list[str] = []
+    averaged: int | None = None
+    while (wrapper := _common_wrapper(node, wrappers if new else {*wrappers, *first})) is not None:
+        if _AVERAGED in node:
+            if averaged is not None or _AVERAGED in node[wrapper]:
+                break
+            averaged = len(segments)
+            yield (*old, _AVERAGED), (*new, _AVERAGED)
+        segments.append(wrapper)
+        old, node = (*old, wrapper), node[wrapper]
+    if segments:
+        wrapped.append(WrapperPrefix(new, tuple(segments), averaged))
+    for segment, below in node.items():
+        if not segment:
+            yield old, new
+        else:
+            yield from _iter_plain_names(below, (*old, segment), (*new, segment), wrappers, first, wrapped)
+
+
+def _common_wrapper(node: _Node, wrappers: Collection[str]) -> str | None:
+    """Return the wrapper that everything below the node is in; `n_averaged` may stand beside `module`."""
+    inner = [segment for segment in node if segment != _AVERAGED or node[segment].keys() != {""}]
+    if len(inner) != 1 or inner[0] not in wrappers or "" in node[inner[0]]:
+        return None
+    return inner[0] if len(node) == 1 or inner[0] == "module" else None
+
+
+def wrap_name(name: str, wrapped: Sequence[WrapperPrefix]) -> str:
+    """Return what the plain name was."""
+    places = {each.at: each for each in wrapped}
+    segments = tuple(name.split("."))
+    out: list[str] = []
+    for depth, segment in enumerate(segments):
+        if (each := places.get(segments[:depth])) is not None:
+            mine = segment == _AVERAGED and depth == len(segments) - 1
+            out += each.segments[: each.averaged] if mine else each.segments
+        out.append(segment)
+    return ".".join(out)
+
+
+def unwrap_metadata(
+    metadata: Mapping[str, object], wrapped: Sequence[WrapperPrefix]
+) -> tuple[dict[str, object], dict[str, object]]:
+    """Return `_metadata`, which is by module, under plain names, and the wrappers' own entries apart."""
+    places = {_wrapper_name(each.at, wrapped): each for each in wrapped}
+    kept: dict[str, object] = {}
+    apart: dict[str, object] = {}
+    for name, said in metadata.items():
+        plain_name = _plain_module(tuple(name.split(".")) if name else (), places)
+        if plain_name is None or plain_name in kept:
+            apart[name] = said
+        else:
+            kept[plain_name] = said
+    return kept, apart
+
+
+def wrap_metadata(
+    metadata: Mapping[str, object], wrapped: Sequence[WrapperPrefix], apart: Mapping[str, object]
+) -> dict[str, object]:
+    """Return `_metadata` as it was: each wrapper's entry before those of the modules in it."""
+    found: dict[str, object] = {}
+    for name, said in metadata.items():
+        segments = tuple(name.split(".")) if name else ()
+        full = _wrapped_module_name(segments, wrapped)
+        for depth in range(len(full)):
+            outer = ".".join(full[:depth])
+            if outer in apart:
+                found.setdefault(outer, apart[outer])
+        found[".".join(full)] = said
+    return found | {name: said for name, said in apart.items() if name not in found}
+
+
+def _wrapper_name(at: Segments, wrapped: Sequence[WrapperPrefix]) -> Segments:
+    """Return the full name of the outermost wrapper around a module of that plain name."""
+    return tuple(wrap_name(".".join(at), wrapped).split(".")) if at else ()
+
+
+def _wrapped_module_name(module: Segments, wrapped: Sequence[WrapperPrefix]) -> Segments:
+    """Return the full name of the module itself, inside of its wrappers."""
+    own = next((each.segments for each in wrapped if each.at == module), ())
+    return (*_wrapper_name(module, wrapped), *own)
+
+
+def _plain_module(full: Segments, places: Mapping[Segments, WrapperPrefix]) -> str | None:
+    """Return a module's plain name; None for a wrapper."""
+    out: list[str] = []
+    at = 0
+    while True:
+        each = places.get(full[:at])
+        if each is not None:
+            if full[at : at + len(each.segments)] != each.segments:
+                return None
+            at += len(each.segments)
+        if at == len(full):
+            return ".".join(out)
+        out.append(full[at])
+        at += 1
+
+
+# What wrappers of torch modules put into the names of a state_dict, and the way to plain names and back.
+#
+# Each wrapper holds the module that it wraps under one attribute, which every name below it then carries.
+# Sources: torch/nn/parallel/distributed.py and data_parallel.py, torch/optim/swa_utils.py (AveragedModel),
+# torch/_dynamo/eval_frame.py (OptimizedModule), torch/distributed/fsdp/_common_utils.py,
+# torch/distributed/algorithms/_checkpoint/checkpoint_wrapper.py, lightning/fabric/wrappers.py.
+
+WRAPPERS: Mapping[str, str] = {
+    "module": "DataParallel, DistributedDataParallel or AveragedModel",
+    "_orig_mod": "torch.compile",
+    "_fsdp_wrapped_module": "FSDP",
+    "_fpw_module": "FSDP before torch 1.13",
+    "_forward_module": "Lightning Fabric",
+    "_checkpoint_wrapped_module": "activation checkpointing",
+}
+# lightning/pytorch/trainer/connectors/checkpoint_connector.py, dump_checkpoint; its `state_dict` is that of
+# the LightningModule, which by habit holds the network under one of these attributes.
+_LIGHTNING = "pytorch-lightning_version"
+_ATTRIBUTES = frozenset(("model", "net"))
+_WORD = re.compile(r"(?:^|\.)(?:" + "|".join(WRAPPERS) + r")\.")
+
+Moves = Mapping[Path, Path]
+
+
+class DictPrefixes(NamedTuple):
+    """What the names of one dict carry: `where` it stands in the tree of plain names, and its wrappers.
+
+    `metadata` are the wrappers' own entries of the dict's `_metadata`, by their full names.
+    """
+
+    where: Path
+    wrapped: tuple[WrapperPrefix, ...]
+    metadata: Mapping[str, object]
+
+
+class StripResult(NamedTuple):
+    """A tree of plain names, each new path's old one, and what was removed where."""
+
+    tree: Tree
+    moves: Moves
+    decorations: tuple[DictPrefixes, ...]
+
+
+def find_prefixes(tree: Tree) -> tuple[DictPrefixes, ...]:
+    """Return what each dict's names carry; nothing is removed."""
+    found = strip_prefixes(tree)
+    return found.decorations if found is not None else ()
+
+
+def strip_to_plain_names(tree: Tree) -> tuple[Tree, Moves] | None:
+    """Return the tree with plain names, and for each new path the old one; None when nothing is decorated."""
+    found = strip_prefixes(tree)
+    return None if found is None else (found.tree, found.moves)
+
+
+def is_lightning_state(tree: Tree, part: str) -> bool:
+    """Say whether the part, a path as people read it, is the state_dict of a LightningModule."""
+    return part.strip("/") == "state_dict" and (key(_LIGHTNING),) in tree
+
+
+def strip_prefixes(tree: Tree, *, lightning: bool = False) -> StripResult | None:
+    """Return the tree without what wrappers put into its names; None when there is nothing to remove.
+
+    A prefix is removed, in any nesting, where all names of a dict, or of a module in it, have it. `lightning`
+    says that the tree is a LightningModule's state_dict, which nothing in it tells any more.
+    """
+    plain: dict[Path, PlainNames] = {}
+    for top, names in _tensor_dicts(tree).items():
+        attributes = _ATTRIBUTES if lightning and not top else _lightning_attributes(tree, top)
+        if not attributes and not any(map(_WORD.search, names)):
+            continue
+        found = unwrap_names(names, WRAPPERS.keys(), attributes)
+        if found is not None:
+            plain[top] = found
+    if not plain:
+        return None
+    names_of = _DictNames.of({top: found.names for top, found in plain.items()})
+    new, moves = _rename_tree(tree, names_of)
+    containers = dict(new.containers)
+    decorations = []
+    for top, found in plain.items():
+        where = _rename_path(top, names_of)
+        metadata: Mapping[str, object] = {}
+        if (container := containers.get(where)) is not None and (
+            kept := _state_metadata(container)
+        ) is not None:
+            told, metadata = unwrap_metadata(kept, found.wrapped)
+            containers[where] = _with_metadata(container, told)
+        decorations.append(DictPrefixes(where, found.wrapped, metadata))
+    return StripResult(replace(new, containers=containers), moves, tuple(decorations))
+
+
+def restore_prefixes(tree: Tree, decorations: tuple[DictPrefixes, ...]) -> tuple[Tree, Moves]:
+    """Return the tree with the names that `stripped` took away, and for each new path the old one."""
+    by_place = {each.where: each for each in decorations}
+    found = {
+        top: {name: wrap_name(name, by_place[top].wrapped) for name in names}
+        for top, names in _tensor_dicts(tree, by_place).items()
+    }
+    if len(found) != len(by_place):
+        raise UsageError("the sidecar tells of names that the checkpoint does not have")
+    containers = dict(tree.containers)
+    for where, each in by_place.items():
+        if (container := containers.get(where)) is not None and (
+            kept := _state_metadata(container)
+        ) is not None:
+            told = wrap_metadata(kept, each.wrapped, each.metadata)
+            containers[where] = _with_metadata(container, told)
+    new, moves = _rename_tree(replace(tree, containers=containers), _DictNames.of(found))
+    if len(moves) != len(tree):
+        raise UsageError("with the names that the sidecar tells two entries would have one place")
+    return new, moves
+
+
+def wrapper_title(segment: str) -> str:
+    """Return which wrapper has its module under that attribute."""
+    return WRAPPERS.get(segment, "an attribute of a LightningModule")
+
+
+def prefix_documents(found: Iterable[DictPrefixes]) -> tuple[Mapping[str, object], ...]:
+    """Return the decorations as JSON objects, for a sidecar, without what JSON cannot hold of `_metadata`."""
+    return tuple(
+        {
+            "where": path_to_json(each.where),
+            "wrapped": [
+                {"at": ".".join(w.at), "segments": ".".join(w.segments), "averaged": w.averaged}
+                for w in each.wrapped
+            ],
+            "metadata": {name: said for name, said in each.metadata.items() if _is_json(said)},
+        }
+        for each in found
+    )
+
+
+def parse_prefixes(documents: Iterable[Mapping[str, Any]]) -> tuple[DictPrefixes, ...]:
+    """Return the decorations of JSON objects that `documents` made; raise UsageError for others."""
+    try:
+        return tuple(
+            DictPrefixes(
+                tuple(_parse_key(**step) for step in each["where"]),
+                tuple(_parse_prefix(**w) for w in each["wrapped"]),
+                dict(each["metadata"]),
+            )
+            for each in documents
+        )
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise UsageError("what the sidecar says of removed names makes no sense") from error
+
+
+def _parse_key(key: str | None = None, index: int | None = None) -> PathStep:
+    if isinstance(key, str) == isinstance(index, int):
+        raise TypeError
+    return PathStep("key", key) if isinstance(key, str) else PathStep("index", index)
+
+
+def _parse_prefix(at: str, segments: str, averaged: int | None) -> WrapperPrefix:
+    return WrapperPrefix(tuple(at.split(".")) if at else (), tuple(segments.split(".")), averaged)
+
+
+def _is_json(said: object) -> bool:
+    # Of a module's version nothing but numbers and texts is written (torch/nn/modules/module.py).
+    return isinstance(said, dict) and all(
+        isinstance(name, str) and isinstance(value, str | int | None) for name, value in said.items()
+    )
+
+
+def _tensor_dicts(tree: Tree, wanted: Mapping[Path, object] | None = None) -> dict[Path, list[str]]:
+    """Return the names in every dict that holds tensors by name, or in those wanted."""
+    tops = set(wanted) if wanted is not None else set(_with_tensors(tree))
+    found: dict[Path, dict[str, None]] = {}
+    depths = sorted({len(top) for top in tops})
+    for path in _every_path(tree) if tops else ():
+        for depth in depths:
+            if depth < len(path) and path[:depth] in tops:
+                # A name that is no text makes a dict that is no state_dict.
+                step = path[depth]
+                name = step.value if step.kind == "key" and isinstance(step.value, str) else ""
+                found.setdefault(path[:depth], {})[name] = None
+    return {top: list(names) for top, names in found.items() if "" not in names}
+
+
+def _with_tensors(tree: Tree) -> Iterator[Path]:
+    for path, leaf in tree.tensors():
+        for depth, step in enumerate(path):
+            # Last comes a parameter's name; before it, of distributed optimizers, the name of a slot's owner.
+            last = depth == len(path) - 1 or (leaf.slot is not None and depth == len(path) - 2)
+            if last and isinstance(step.value, str) and step.kind == "key" and "." in step.value:
+                yield path[:depth]
+
+
+def _every_path(tree: Tree) -> Iterator[Path]:
+    yield from tree
+    for others in tree.aliases.values():
+        yield from (alias.path for alias in others)
+
+
+def _lightning_attributes(tree: Tree, top: Path) -> frozenset[str]:
+    """Return which attributes of a module of one's own count as wrappers too: those of Lightning's habit."""
+    whole = bool(top) and top[-1].value == "state_dict" and (*top[:-1], key(_LIGHTNING)) in tree
+    return _ATTRIBUTES if whole else frozenset()
+
+
+class _DictNames(NamedTuple):
+    """New names by old ones in some dicts, and how deep these stand: most paths are nowhere near them."""
+
+    by_dict: Mapping[Path, Mapping[str, str]]
+    depths: tuple[int, ...]
+
+    @classmethod
+    def of(cls, by_dict: Mapping[Path, Mapping[str, str]]) -> _DictNames:
+        """Note the depths."""
+        return cls(by_dict, tuple(sorted({len(top) for top in by_dict})))
+
+
+def _rename_tree(tree: Tree, names_of: _DictNames) -> tuple[Tree, Moves]:
+    leaves: dict[Path, Leaf | ValueLeaf] = {}
+    moves: dict[Path, Path] = {}
+    for path, leaf in tree.items():
+        new = _rename_path(path, names_of)
+        if isinstance(leaf, Leaf) and leaf.of is not None:
+            leaf = replace(leaf, of=_rename_path(leaf.of, names_of))
+        leaves[new], moves[new] = leaf, path
+    aliases = {
+        _rename_path(path, names_of): tuple(Alias(_rename_path(a.path, names_of), a.key) for a in others)
+        for path, others in tree.aliases.items()
+    }
+    containers = {_rename_path(path, names_of): container for path, container in tree.containers.items()}
+    return Tree(leaves, aliases, containers), moves
+
+
+def _rename_path(path: Path, names_of: _DictNames) -> Path:
+    new = list(path)
+    for depth in names_of.depths:
+        if depth < len(path) and (names := names_of.by_dict.get(path[:depth])) is not None:
+            new[depth] = key(names[str(path[depth].value)])
+    return tuple(new)
+
+
+def _state_metadata(container: Container) -> Mapping[str, object] | None:
+    # torch/nn/modules/module.py, state_dict: versions by module, as an attribute of the OrderedDict.
+    kept = container.state.get("_metadata") if isinstance(container.state, dict) else None
+    return kept if isinstance(kept, dict) and all(isinstance(name, str) for name in kept) else None
+
+
+def _with_metadata(container: Container, told: Mapping[str, object]) -> Container:
+    state = container.state
+    if not isinstance(state, dict):
+        return container
+    kind = type(state["_metadata"])
+    return container._replace(state={**state, "_metadata": kind(told)})
+
+
+# From a tree with objects of classes that nobody builds to one of plain containers: a state_dict of each.
+
+# Records that are data: their items can be written again.
+_SETS = ("builtins.set", "builtins.frozenset")
+
+
+def plan_state_dicts(tree: Tree) -> Plan | None:
+    """Return the way to a tree without objects, None when there are none.
+
+    Below an object its tensors get one key each, their native name from there on (`l1.weight`); plain values
+    of an object, records, and tensors stored in parts have no move: they are reported as unused.
+    """
+    objects = frozenset(path for path, held in tree.containers.items() if _is_object(held))
+    if not objects and all(_is_plain(leaf) for leaf in tree.values()):
+        return None
+    parts = frozenset(path for path in objects if _is_in_parts(tree.containers[path]))
+    places = {
+        path: None if _is_within(path, parts) else _leaf_path(path, leaf, objects)
+        for path, leaf in tree.items()
+    }
+    moves = tuple(Move(path, place, KEEP) for path, place in places.items() if place is not None)
+    lost = {path[:-1] for path, place in places.items() if place is None}
+    containers = {
+        path: held
+        for path, held in tree.containers.items()
+        # A list that loses an item keeps its numbers as keys.
+        if not _is_within(path, objects) and not (held.kind in ("list", "tuple") and path in lost)
+    }
+    aliases = _map_aliases(tree, places, objects)
+    return Plan(moves, containers=containers, aliases=aliases)
+
+
+def describe_modules(tree: Tree) -> dict[Path, ModuleInfo]:
+    """Return for each tensor of whole modules and TorchScript what the file says of its module.
+
+    Settings are the object's plain values, a tuple of numbers (`stride`) as a list.
+    """
+    settings: dict[Path, dict[str, Any]] = {}
+    for path, leaf in tree.plain():
+        if len(path) > 1 and path[-1].kind == "index":
+            found = settings.setdefault(path[:-2], {}).setdefault(str(path[-2].value), [])
+            if isinstance(found, list):
+                found.append(leaf.value)
+        elif path:
+            settings.setdefault(path[:-1], {})[str(path[-1].value)] = leaf.value
+    made: dict[Path, ModuleInfo] = {}
+    for path, _ in tree.tensors():
+        module = path[:-2] if path[-2:-1] and path[-2].value in _OWN else path[:-1]
+        held = tree.containers.get(module)
+        if held is not None and _is_object(held) and held.name:
+            made[path] = class_info(held.name, settings.get(module, {}))
+    return made
+
+
+# Where a torch.nn.Module keeps its own tensors (torch/nn/modules/module.py).
+_OWN = frozenset(("_parameters", "_buffers"))
+
+
+def _is_object(held: Container) -> bool:
+    return held.kind == "record" and held.name not in _SETS
+
+
+def _is_in_parts(held: Container) -> bool:
+    # A tensor that torch stores as several, under the name of its layout (`torch.sparse_coo`): half of it
+    # would be another tensor.
+    return (held.name or "").rpartition(".")[0] == "torch"
+
+
+def _is_plain(leaf: Leaf | ValueLeaf) -> bool:
+    if isinstance(leaf, Leaf) or not isinstance(leaf.value, Record):
+        return True
+    module, _, name = leaf.value.name.rpartition(".")
+    return module == "torch" and name in dtypes.BY_TORCH and not leaf.value.summary
+
+
+def _leaf_path(path: Path, leaf: Leaf | ValueLeaf, objects: frozenset[Path]) -> Path | None:
+    if isinstance(leaf, Leaf):
+        return _torch_path(path, leaf.key, objects)
+    return path if _is_plain(leaf) and not _is_within(path, objects) else None
+
+
+def _is_within(path: Path, objects: frozenset[Path]) -> bool:
+    return any(path[:depth] in objects for depth in range(len(path) + 1))
+
+
+def _torch_path(path: Path, native: str | None, objects: frozenset[Path]) -> Path:
+    """Return the path up to the first object on it, and one key for the rest: what torch would call it."""
+    depth = next((depth for depth in range(len(path)) if path[:depth] in objects), None)
+    if depth is None:
+        return path
+    above = "".join(f"{step.value}." for step in path[:depth])
+    name = native if native is not None else ".".join(str(step.value) for step in path)
+    return (*path[:depth], key(name.removeprefix(above)))
+
+
+def _map_aliases(
+    tree: Tree, places: Mapping[Path, Path | None], objects: frozenset[Path]
+) -> dict[Path, tuple[Path, ...]]:
+    taken = set(places.values())
+    found: dict[Path, tuple[Path, ...]] = {}
+    for path, others in tree.aliases.items():
+        place = places[path]
+        for alias in others:
+            second = _torch_path(alias.path, alias.key, objects)
+            # A list that an object keeps of its tensors (torch's `_flat_weights`) is in no state_dict.
+            listed = second != alias.path and any(step.kind == "index" for step in alias.path)
+            if place is not None and second not in taken and not listed:
+                taken.add(second)
+                found[place] = (*found.get(place, ()), second)
+    return found
+
+
+# Weight normalisation taken out of a torch state_dict: direction and length become one weight again.
+#
+# weight = g * v / ||v||, the norm over all axes but those along which g varies. Sources:
+# torch/nn/utils/weight_norm.py (NAME_g, NAME_v), torch/nn/utils/parametrizations.py (_WeightNorm:
+# parametrizations.NAME.original0 is g, original1 is v), aten/src/ATen/native/WeightNorm.cpp
+# (norm_except_dim). Spectral norm has names like these (NAME_orig, NAME_u, NAME_v;
+# parametrizations.NAME.original) and is another thing: its weight depends on a power iteration, and it is
+# left alone.
+
+_OLD = re.compile(r"(?P<module>(?:.*\.)?)(?P<name>\w+)_g", re.DOTALL)
+_NEW = re.compile(r"(?P<module>(?:.*\.)?)parametrizations\.(?P<name>\w+)\.original0", re.DOTALL)
+_SPECTRAL = re.compile(r"(?:.*\.)?(?:parametrizations\.\w+\.\d+\._u|\w+_orig)", re.DOTALL)
+_WEIGHT = "{module}{name}"
+_FLOATS = frozenset(("float16", "bfloat16", "float32", "float64"))
+
+
+class WeightNormSource(NamedTuple):
+    """The weight that a direction and a length stand for, computed in float64 and rounded once."""
+
+    direction: Source
+    length: Source
+    dtype: str
+    shape: Shape
+    length_shape: Shape
+
+    def read(self) -> Buffer:
+        """Return the weight's bytes."""
+        import numpy as np
+
+        v = as_array(self.direction.read(), self.dtype, self.shape).astype(np.float64)
+        g = as_array(self.length.read(), self.dtype, self.length_shape).astype(np.float64)
+        weight = np.ascontiguousarray(_fold_arrays(v, g).astype(dtypes.numpy_dtype(self.dtype)))
+        return weight.reshape(-1).view(np.uint8).data
+
+
+def _fold_arrays(v: np.ndarray, g: np.ndarray) -> np.ndarray:
+    import numpy as np
+
+    over = tuple(axis for axis in range(v.ndim) if not g.ndim or g.shape[axis] == 1)
+    norm = np.sqrt(np.square(v).sum(axis=over, keepdims=True))
+    with np.errstate(invalid="ignore", divide="ignore"):
+        # Where a direction is zero, torch divides by zero too.
+        folded: np.ndarray = v * (g / norm)
+    return folded
+
+
+@dataclass(frozen=True, slots=True)
+class WeightNormFold:
+    """A tree without weight norm.
+
+    `made` names for each new weight the leaves it was made of; `lost` are what cannot come along: state of
+    optimizers that trained what is no more. `spectral` are tensors of spectral norm, which stay.
+    """
+
+    tree: Tree
+    made: Mapping[Path, tuple[Path, Path]]
+    lost: tuple[Path, ...]
+    spectral: tuple[Path, ...]
+
+
+class _WeightNormPair(NamedTuple):
+    length: Path
+    direction: Path
+    weight: Path
+    leaf: Leaf
+
+
+def merge_weight_norm(tree: Tree) -> WeightNormFold:
+    """Return the tree with every pair of weight norm as one weight, at the place of its direction."""
+    pairs = {pair.direction: pair for pair in _find_pairs(tree)}
+    gone = {pair.length for pair in pairs.values()}
+    tops = _affected_optimizers(tree, gone | pairs.keys()) if pairs else frozenset()
+    leaves: dict[Path, Leaf | ValueLeaf] = {}
+    lost: list[Path] = []
+    for path, leaf in tree.items():
+        if _is_below(path, tops):
+            lost.append(path)
+        elif path in pairs:
+            leaves[pairs[path].weight] = pairs[path].leaf
+        elif path not in gone:
+            leaves[path] = leaf
+    aliases = {path: others for path, others in tree.aliases.items() if path in leaves}
+    containers = {path: c for path, c in tree.containers.items() if not _is_below(path, tops)}
+    for top, stems in _parametrization_names(pairs.values()).items():
+        if top in containers:
+            containers[top] = _drop_versions(containers[top], stems)
+    made = {pair.weight: (pair.length, pair.direction) for pair in pairs.values()}
+    spectral = tuple(path for path, _ in tree.tensors() if _SPECTRAL.fullmatch(_key_name(path)))
+    return WeightNormFold(Tree(leaves, aliases, containers), made, tuple(lost), spectral)
+
+
+def describe_weight_norm(tree: Tree) -> Iterator[str]:
+    """Yield a sentence for weights that are stored in parts, with what makes one weight of them."""
+    folds = [pair.leaf.key for pair in _find_pairs(tree)]
+    if folds:
+        yield f"{abbreviate_list(folds, 3)}: weight norm stores a direction and a length (--fold-weight-norm makes one)"  # noqa: E501
+    spectral = [tree.names[path] for path, _ in tree.tensors() if _SPECTRAL.fullmatch(_key_name(path))]
+    if spectral:
+        yield (
+            f"{abbreviate_list(spectral, 3)}: the weight of spectral norm depends on its power iteration (save the "  # noqa: E501
+            "model after torch.nn.utils.parametrize.remove_parametrizations or remove_spectral_norm)"
+        )
+
+
+def _find_pairs(tree: Tree) -> Iterator[_WeightNormPair]:
+    for path, length in tree.tensors():
+        name = _key_name(path)
+        if (found := _OLD.fullmatch(name)) is not None:
+            other = "{module}{name}_v"
+            more: tuple[str, ...] = ("{module}{name}_orig",)
+        elif (found := _NEW.fullmatch(name)) is not None:
+            other = "{module}parametrizations.{name}.original1"
+            # A third part, or a parametrization with a state of its own, is more than weight norm.
+            more = tuple(f"{{module}}parametrizations.{{name}}.{m}" for m in ("original2", "0._u", "1._u"))
+        else:
+            continue
+        place = {
+            form: (*path[:-1], key(form.format(**found.groupdict()))) for form in (other, *more, _WEIGHT)
+        }
+        direction = tree.get(place[other])
+        if not isinstance(direction, Leaf) or not _shapes_fit(length, direction):
+            continue
+        if not any(place[form] in tree for form in (*more, _WEIGHT)):
+            source = WeightNormSource(
+                direction.source, length.source, direction.dtype, direction.shape, length.shape
+            )
+            native = direction.key.removesuffix(_key_name(place[other])) + _key_name(place[_WEIGHT])
+            leaf = replace(direction, source=source, key=native)
+            yield _WeightNormPair(path, place[other], place[_WEIGHT], leaf)
+
+
+def _shapes_fit(length: Leaf, direction: Leaf) -> bool:
+    """Say whether the shapes are those of weight norm: one length for all, or one along a single axis."""
+    if length.dtype != direction.dtype or length.dtype not in _FLOATS or not direction.shape:
+        return False
+    if not length.shape:
+        return True
+    if len(length.shape) != len(direction.shape):
+        return False
+    pairs = list(zip(length.shape, direction.shape, strict=True))
+    return all(n in (1, m) for n, m in pairs) and sum(n != 1 for n, _ in pairs) <= 1
+
+
+def _key_name(path: Path) -> str:
+    last = path[-1] if path else None
+    return last.value if last is not None and last.kind == "key" and isinstance(last.value, str) else ""
+
+
+def _is_below(path: Path, tops: frozenset[Path]) -> bool:
+    return bool(tops) and any(path[:depth] in tops for depth in range(len(path) + 1))
+
+
+def _affected_optimizers(tree: Tree, ended: set[Path]) -> frozenset[Path]:
+    """Return where optimizers stand that trained what is folded, or of which that is not known.
+
+    They number all their parameters, of which there are fewer now.
+    """
+    owners: dict[Path, list[Path | None]] = {
+        path[:-1]: [] for path in tree.containers if len(path) > 1 and path[-1].value == "param_groups"
+    }
+    for path, leaf in tree.tensors():
+        if leaf.role == "slot" and path[:-3] in owners:
+            owners[path[:-3]].append(leaf.of)
+    return frozenset(top for top, of in owners.items() if not of or any(o is None or o in ended for o in of))
+
+
+def _parametrization_names(pairs: Collection[_WeightNormPair]) -> dict[Path, set[str]]:
+    """Return by dict the modules that held the parametrizations in it: `l1.parametrizations.weight`."""
+    found: dict[Path, set[str]] = {}
+    for pair in pairs:
+        name = _key_name(pair.length)
+        if name.endswith(".original0"):
+            found.setdefault(pair.length[:-1], set()).add(name.removesuffix(".original0"))
+    return found
+
+
+def _drop_versions(container: Container, stems: set[str]) -> Container:
+    """Return the container without the versions of the modules that are no more."""
+    state = container.state
+    told = state.get("_metadata") if isinstance(state, dict) else None
+    if not isinstance(state, dict) or not isinstance(told, dict):
+        return container
+    ended = stems | {stem.rpartition(".")[0] for stem in stems}
+    kept = {n: v for n, v in told.items() if n not in ended and str(n).rpartition(".")[0] not in stems}
+    return container._replace(state={**state, "_metadata": type(told)(kept)})

@@ -1,0 +1,1 @@
+"""Networks: frozen graphs of typed layers, backends, and worker processes."""

@@ -1,0 +1,582 @@
+"""Building networks from an agent."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, cast, get_args
+
+import numpy as np
+
+from ckpttool.core.errors import EnvironmentMismatchError, MappingError, UnsupportedError, UsageError
+from ckpttool.core.source import Shape
+from ckpttool.core.text import format_count
+from ckpttool.core.tree import Leaf, Path, Tree, attr
+from ckpttool.libraries import schema
+from ckpttool.libraries.schema import AgentNetwork, EncoderInput, PolicyEncoder, Program
+from ckpttool.networks.network import (
+    Activation,
+    ActivationName,
+    Add,
+    Affine,
+    Clip,
+    Concat,
+    Convolution,
+    Dense,
+    Flatten,
+    Layer,
+    LayerNorm,
+    Multiply,
+    Network,
+    Node,
+    Slice,
+    StateSlot,
+    Transpose,
+)
+
+# Puts a network together node by node; recurrent cells are graphs of plain layers with state slots.
+
+
+class NetworkBuilder:
+    """Collects nodes; a value's number is its place after the inputs and the states, `last` the newest.
+
+    `states` are the names and widths of what is carried from step to step, in their order.
+    """
+
+    def __init__(
+        self, inputs: Iterable[tuple[str, int | tuple[int, ...]]], states: Iterable[tuple[str, int]] = ()
+    ) -> None:
+        self.states = dict(states)
+        self.inputs = (*inputs, *self.states.items())
+        self.nodes: list[Node] = []
+        self.last = 0
+        self._next: dict[str, int] = {}
+
+    def number(self, name: str) -> int:
+        """Return the number of an input or a state."""
+        return [each for each, _ in self.inputs].index(name)
+
+    def add(self, layer: Layer, *inputs: int) -> int:
+        """Add a layer that takes these values, or the last one; return the number of what it gives."""
+        self.nodes.append(Node(layer, inputs or (self.last,)))
+        self.last = len(self.inputs) + len(self.nodes) - 1
+        return self.last
+
+    def carry(self, name: str, value: int) -> int:
+        """Make a value the next state of that name, and the last value."""
+        self._next[name] = self.last = value
+        return value
+
+    def done(self) -> Network:
+        """Return the network, whose output is the last value."""
+        slots = tuple(StateSlot(name, (width,), self._next[name]) for name, width in self.states.items())
+        return Network(self.inputs, tuple(self.nodes), self.last, slots)
+
+
+def add_lstm(
+    builder: NetworkBuilder,
+    states: tuple[str, str],
+    kernel: np.ndarray,
+    recurrent: np.ndarray,
+    bias: np.ndarray,
+) -> int:
+    """Add one LSTM cell on the last value; return what it gives, which is its next hidden state.
+
+    kernel [in, 4 * units], recurrent [units, 4 * units], bias [4 * units], gates in the order i, f, g, o of
+    Keras and PyTorch; `states` name the slots of the hidden state and the cell's, of `units` each.
+    """
+    hidden, cell = states
+    units = len(recurrent)
+    joined = builder.add(Concat(), builder.last, builder.number(hidden))
+    gates = builder.add(Dense(np.concatenate([kernel, recurrent]), bias), joined)
+    i, f, g, o = (
+        builder.add(Activation("tanh" if n == 2 else "sigmoid"), _add_columns(builder, gates, n, units))
+        for n in range(4)
+    )
+    kept = builder.add(Multiply(), f, builder.number(cell))
+    remembered = builder.add(Add(), kept, builder.add(Multiply(), i, g))
+    builder.carry(cell, remembered)
+    return builder.carry(hidden, builder.add(Multiply(), o, builder.add(Activation("tanh"), remembered)))
+
+
+def add_gru(
+    builder: NetworkBuilder,
+    state: str,
+    kernel: np.ndarray,
+    recurrent: np.ndarray,
+    biases: tuple[np.ndarray, np.ndarray],
+    *,
+    reset_after: bool = True,
+) -> int:
+    """Add one GRU cell on the last value; return its next state.
+
+    kernel [in, 3 * units], recurrent [units, 3 * units] and the biases [3 * units] of either, gates in
+    Keras's order z, r, h (keras/src/layers/rnn/gru.py). `reset_after` multiplies the recurrent product by the
+    reset gate, as PyTorch and cuDNN do; without it the gate multiplies the state before the product.
+    """
+    units, before = len(recurrent), builder.number(state)
+    given = builder.add(Dense(kernel, biases[0]), builder.last)
+    z, r = (_add_gate(builder, given, before, (recurrent, biases[1]), n, units) for n in range(2))
+    own = Dense(recurrent[:, 2 * units :], biases[1][2 * units :])
+    if reset_after:
+        turned = builder.add(Multiply(), r, builder.add(own, before))
+    else:
+        turned = builder.add(own, builder.add(Multiply(), r, before))
+    fresh = builder.add(
+        Activation("tanh"), builder.add(Add(), _add_columns(builder, given, 2, units), turned)
+    )
+    one = np.ones(units, kernel.dtype)
+    rest = builder.add(Affine(-one, one), z)
+    kept = builder.add(Multiply(), z, before)
+    return builder.carry(state, builder.add(Add(), kept, builder.add(Multiply(), rest, fresh)))
+
+
+def _add_gate(
+    builder: NetworkBuilder,
+    given: int,
+    before: int,
+    own: tuple[np.ndarray, np.ndarray],
+    number: int,
+    units: int,
+) -> int:
+    columns = slice(number * units, (number + 1) * units)
+    turned = builder.add(Dense(own[0][:, columns], own[1][columns]), before)
+    return builder.add(
+        Activation("sigmoid"), builder.add(Add(), _add_columns(builder, given, number, units), turned)
+    )
+
+
+def _add_columns(builder: NetworkBuilder, value: int, number: int, units: int) -> int:
+    return builder.add(Slice(number * units, (number + 1) * units), value)
+
+
+def add_program(builder: NetworkBuilder, program: Program) -> int:
+    """Add the operations of a model's own graph on the last value; return the number of what they give."""
+    values = [builder.last, *(builder.number(name) for name in program.states)]
+    for operation in program.operations:
+        builder.last = values[operation.inputs[0]]
+        if operation.kind in ("lstm", "gru"):
+            values.append(_add_cell(builder, operation.kind, operation.value))
+            continue
+        layer = _LAYERS[operation.kind](operation.value)
+        values.append(builder.add(layer, *(values[number] for number in operation.inputs)))
+    builder.last = values[program.output]
+    return builder.last
+
+
+def _add_cell(builder: NetworkBuilder, kind: str, value: Mapping[str, Any]) -> int:
+    kernel, recurrent, biases = value["kernel"], value["recurrent"], value["biases"]
+    if kind == "lstm":
+        hidden, cell = value["states"]
+        return add_lstm(builder, (hidden, cell), kernel, recurrent, biases[0] + biases[1])
+    return add_gru(builder, value["states"][0], kernel, recurrent, biases, reset_after=value["after"])
+
+
+def _broadcast_float32(*arrays: np.ndarray) -> list[np.ndarray]:
+    """Return arrays of one size in float32."""
+    return [np.array(each, np.float32) for each in np.broadcast_arrays(*arrays)]
+
+
+# A row for each kind of operation in a program (libraries/onnx_operators.py) that is one layer.
+_LAYERS: dict[str, Callable[[Mapping[str, Any]], Layer]] = {
+    "dense": lambda v: Dense(v["kernel"], v["bias"]),
+    "layer_norm": lambda v: LayerNorm(v["scale"], v["offset"], v["epsilon"]),
+    "activation": lambda v: Activation(v["name"], v["slope"]),
+    "affine": lambda v: Affine(*_broadcast_float32(v["scale"], v["shift"])),
+    "clip": lambda v: Clip(*_broadcast_float32(v["low"], v["high"])),
+    "slice": lambda v: Slice(v["start"], v["stop"]),
+    "concat": lambda _v: Concat(),
+    "flatten": lambda _v: Flatten(),
+    "transpose": lambda v: Transpose(tuple(v["axes"])),
+    "add": lambda _v: Add(),
+    "multiply": lambda _v: Multiply(),
+    "convolution": lambda v: Convolution(v["kernel"], v["bias"], tuple(v["strides"]), v["padding"]),
+}
+
+
+# Builds what a policy computes besides its layers: image encoders, joined inputs, recurrent layers.
+
+Shapes = Mapping[str, Shape]
+"""Shapes of observations by the name of their input, without the batch."""
+
+
+def fits_observations(front: PolicyEncoder, seen: Shapes) -> bool:
+    """Say whether observations of these shapes are what a front takes; images may have the channels last."""
+    return seen.keys() == {stream.name for stream in front.streams} and all(
+        seen[stream.name] in (stream.shape, *([_channels_last(stream.shape)] if stream.image else []))
+        for stream in front.streams
+    )
+
+
+def start_network(
+    agent: Tree, component: str, front: PolicyEncoder, seen: Shapes | None = None
+) -> NetworkBuilder:
+    """Return a network of a front's inputs and states; `seen` are an environment's shapes, which fit."""
+    inputs = [(s.name, _input_shape(s.shape if seen is None else seen[s.name])) for s in front.streams]
+    places = [(*schema.recurrent_layer_path(component, n), schema.RECURRENT) for n in range(len(front.cells))]
+    units = [cast(Leaf, agent[place]).shape[0] for place in places]
+    slots = [_state_names(n)[: _STATES[kind]] for n, kind in enumerate(front.cells)]
+    return NetworkBuilder(
+        inputs, [(name, width) for own, width in zip(slots, units, strict=True) for name in own]
+    )
+
+
+def add_encoder(
+    builder: NetworkBuilder,
+    agent: Tree,
+    component: str,
+    front: PolicyEncoder,
+    normalise: Callable[[int], None],
+) -> int:
+    """Add a front to its inputs and return the number of what it gives, [batch, features].
+
+    `normalise` adds the statistics of an only input that is no image, and is given its width.
+    """
+    joined = []
+    for number, stream in enumerate(front.streams):
+        builder.last = number
+        if stream.image:
+            _add_image_layers(builder, agent, component, stream)
+        elif len(stream.shape) > 1:
+            builder.add(Flatten())
+        if len(front.streams) == 1 and not stream.image:
+            normalise(stream.size)
+        joined.append(builder.last)
+    if len(joined) > 1:
+        builder.add(Concat(), *joined)
+    for number, kind in enumerate(front.cells):
+        _add_encoder_cell(builder, agent, schema.recurrent_layer_path(component, number), number, kind)
+    return builder.last
+
+
+def read_encoder_norms(agent: Tree, component: str, front: PolicyEncoder) -> dict[int, tuple[Affine, Affine]]:
+    """Return a front's batch norms by the number of the dense layer that each stands before.
+
+    In two steps, as statistics of observations are: the mean first, so that nothing cancels.
+    """
+    found = {}
+    for number, epsilon in front.norms:
+        place = schema.batch_norm_path(component, number)
+        mean, var, scale, offset = (
+            _read_array(agent, (*place, attr(name))) for name in ("mean", "var", "scale", "offset")
+        )
+        factor = (scale / np.sqrt(var.astype(np.float64) + epsilon)).astype(np.float32)
+        found[number] = Affine(np.ones_like(mean), -mean), Affine(factor, offset)
+    return found
+
+
+def _input_shape(shape: Shape) -> int | Shape:
+    return shape[0] if len(shape) == 1 else shape
+
+
+def _channels_last(shape: Shape) -> Shape:
+    """Return an image's shape with the channels last."""
+    return (*shape[1:], shape[0])
+
+
+# How many states each kind carries: its output, and an LSTM's cell.
+_STATES = {schema.LSTM: 2, schema.GRU: 1, schema.GRU_BEFORE: 1}
+
+
+def _state_names(number: int) -> tuple[str, str]:
+    # An environment's inputs have no slash in front.
+    return f"/hidden{number}", f"/cell{number}"
+
+
+def _add_image_layers(builder: NetworkBuilder, agent: Tree, component: str, stream: EncoderInput) -> None:
+    """Add convolutions on images with the channels last, and the layers on what they give."""
+    if builder.inputs[builder.last][1] == stream.shape:
+        builder.add(Transpose((1, 2, 0)))
+    if stream.scale != 1:
+        builder.add(Affine(np.full(1, stream.scale, np.float32), np.zeros(1, np.float32)))
+    places = [
+        schema.stream_layer_path(component, stream.name, n) for n in range(len(stream.strides) + stream.dense)
+    ]
+    for place, stride in zip(places, stream.strides, strict=False):
+        kernel, bias = (_read_array(agent, (*place, name)) for name in (schema.KERNEL, schema.BIAS))
+        builder.add(Convolution(kernel, bias, (stride, stride)))
+        builder.add(Activation("relu"))
+    builder.add(Transpose((2, 0, 1)))
+    builder.add(Flatten())
+    for place in places[len(stream.strides) :]:
+        builder.add(Dense(*(_read_array(agent, (*place, name)) for name in (schema.KERNEL, schema.BIAS))))
+        builder.add(Activation("relu"))
+
+
+def _add_encoder_cell(builder: NetworkBuilder, agent: Tree, place: Path, number: int, kind: str) -> None:
+    kernel, recurrent = (_read_array(agent, (*place, name)) for name in (schema.KERNEL, schema.RECURRENT))
+    biases = [
+        _read_array(agent, (*place, name))
+        if (*place, name) in agent
+        else np.zeros(kernel.shape[1], np.float32)
+        for name in schema.BIASES
+    ]
+    names = _state_names(number)
+    if kind == schema.LSTM:
+        add_lstm(builder, names, kernel, recurrent, biases[0] + biases[1])
+    else:
+        after = kind == schema.GRU
+        add_gru(builder, names[0], kernel, recurrent, (biases[0], biases[1]), reset_after=after)
+
+
+def _read_array(agent: Tree, path: Path) -> np.ndarray:
+    return cast(Leaf, agent[path]).array().astype(np.float32)
+
+
+# Turns a canonical agent's leaves into finished networks: the policy with its action map, the critics.
+
+
+@dataclass(frozen=True, slots=True)
+class NetworkSettings:
+    """What turns layers into a network where the checkpoint does not say.
+
+    `hidden` are the activations after the hidden layers (one repeats), `head` and the bounds make the
+    action (see HEADS), `obs_norm` holds mean, var, epsilon, clip of the observations.
+    """
+
+    hidden: tuple[str, ...]
+    head: str
+    epsilon: float
+    action_low: tuple[float, ...]
+    action_high: tuple[float, ...]
+    obs_norm: Mapping[str, Any] | None = None
+
+
+def _tanh(low: np.ndarray, high: np.ndarray) -> list[Layer]:
+    # The TD3 authors scale by one number, the first dimension's upper bound (TD3 main.py, max_action).
+    return [Activation("tanh"), Affine(np.full_like(high, high[0]), np.zeros_like(low))]
+
+
+def _unit_tanh(low: np.ndarray, high: np.ndarray) -> list[Layer]:  # noqa: ARG001
+    return [Activation("tanh")]
+
+
+def _affine(low: np.ndarray, high: np.ndarray) -> list[Layer]:
+    return [Activation("tanh"), Affine((high - low) / 2, (high + low) / 2)]
+
+
+def _identity(low: np.ndarray, high: np.ndarray) -> list[Layer]:  # noqa: ARG001
+    return []
+
+
+def _clip(low: np.ndarray, high: np.ndarray) -> list[Layer]:
+    return [Clip(low, high)]
+
+
+def _tanh_clip(low: np.ndarray, high: np.ndarray) -> list[Layer]:
+    return [*_tanh(low, high), *_clip_affine(low, high)]
+
+
+def _clip_affine(low: np.ndarray, high: np.ndarray) -> list[Layer]:
+    one = np.ones_like(high)
+    return [Clip(-one, one), Affine((high - low) / 2, (high + low) / 2)]
+
+
+def _clip_tanh(low: np.ndarray, high: np.ndarray) -> list[Layer]:
+    # Stable-Baselines3's default for gSDE (stable_baselines3/sac/policies.py, clip_mean).
+    two = np.full_like(high, 2)
+    return [Clip(-two, two), *_affine(low, high)]
+
+
+# How the last layer becomes an action: `tanh` times the first upper bound, `affine` from tanh's [-1, 1]
+# to [low, high], `identity` as it is, `clip` to the bounds, `clip_affine` limited to [-1, 1] and then from
+# there to [low, high]; `unit_tanh` is tanh alone; `tanh_clip_affine` is `tanh` and then `clip_affine`, as
+# Tianshou does; `clip_tanh_affine` is limited to [-2, 2] and then `affine`.
+HEADS = {
+    "tanh": _tanh,
+    "affine": _affine,
+    "unit_tanh": _unit_tanh,
+    "identity": _identity,
+    "clip": _clip,
+    "clip_affine": _clip_affine,
+    "tanh_clip_affine": _tanh_clip,
+    "clip_tanh_affine": _clip_tanh,
+}
+
+
+# The maps that are the same whatever the bounds are.
+UNBOUNDED = frozenset({"identity", "unit_tanh"})
+
+
+def layer_widths(agent: Tree, part: AgentNetwork) -> tuple[int, int]:
+    """Return the number of inputs of a network's first dense layer and of outputs of its last."""
+    if part.program is not None:
+        return math.prod(part.program.inputs[0][1]), part.program.width
+    shapes = [
+        leaf.shape
+        for position, layer in enumerate(part.layers)
+        if layer.kind == "dense"
+        and isinstance(leaf := agent.get(schema.canonical_weight_path(part, position, "kernel")), Leaf)
+    ]
+    return shapes[0][0], shapes[-1][1]
+
+
+def policy_network(
+    agent: Tree,
+    part: AgentNetwork,
+    wiring: NetworkSettings,
+    front: PolicyEncoder | None = None,
+    seen: Shapes | None = None,
+) -> Network:
+    """Return the policy: obs [batch, obs_dim] to an environment's action [batch, act_dim], float32.
+
+    `front` is what it computes before its layers; `seen` are the shapes of an environment's observations,
+    where they differ from what the policy saw: images with the channels last, rows as grids.
+    """
+    obs_dim, act_dim = layer_widths(agent, part)
+    if len(wiring.action_low) != act_dim or len(wiring.action_high) != act_dim:
+        raise EnvironmentMismatchError(
+            "the policy and the action bounds have different sizes",
+            expected=format_count(act_dim, "action"),
+            found=format_count(len(wiring.action_high), "bound"),
+        )
+    if wiring.head not in HEADS:
+        raise UsageError(f"no action map is called {wiring.head!r}", hint=f"there are {', '.join(HEADS)}")
+    if part.program is not None:
+        builder = _start_from_program(part.program, wiring, seen)
+    elif front is not None:
+        _require_rows(front, wiring)
+        builder = start_network(agent, part.component, front, seen)
+        add_encoder(
+            builder, agent, part.component, front, lambda width: _add_normalization(builder, wiring, width)
+        )
+    else:
+        builder = NetworkBuilder([("obs", obs_dim if seen is None else seen["obs"])])
+        if seen is not None and len(seen["obs"]) > 1:
+            builder.add(Flatten())
+        _add_normalization(builder, wiring, obs_dim)
+    norms = read_encoder_norms(agent, part.component, front) if front is not None else {}
+    if part.program is None:
+        _add_layers(builder, agent, part, wiring, None, norms)
+    low, high = (np.asarray(bound, np.float32) for bound in (wiring.action_low, wiring.action_high))
+    for layer in HEADS[wiring.head](low, high):
+        builder.add(layer)
+    return builder.done()
+
+
+def _start_from_program(program: Program, wiring: NetworkSettings, seen: Shapes | None) -> NetworkBuilder:
+    """Return a builder with a program's operations, on observations of the shape that is seen."""
+    ((name, shape),) = program.inputs
+    given = shape if seen is None else tuple(seen[name])
+    builder = NetworkBuilder([(name, given[0] if len(given) == 1 else given)], program.states.items())
+    if given != shape and len(shape) == 3 and given == (*shape[1:], shape[0]):
+        builder.add(Transpose((2, 0, 1)))
+    elif given != shape and len(shape) == 1 and math.prod(given) == shape[0]:
+        builder.add(Flatten())
+    elif given != shape:
+        raise EnvironmentMismatchError(
+            "the policy does not take observations of this shape",
+            expected=str(list(shape)),
+            found=str(list(given)),
+        )
+    if wiring.obs_norm is not None and len(shape) > 1:
+        raise UnsupportedError("statistics of images, or of several inputs, are not applied yet")
+    _add_normalization(builder, wiring, shape[0])
+    add_program(builder, program)
+    return builder
+
+
+def q_network(
+    agent: Tree, part: AgentNetwork, wiring: NetworkSettings, obs_dim: int, act_dim: int
+) -> Network:
+    """Return a Q-function: obs and action to its value [batch, 1]; raise MappingError if neither fits.
+
+    The action joins the observation, or, in the older DDPG form, what the first layer gives.
+    """
+    builder = NetworkBuilder([("obs", obs_dim), ("action", act_dim)])
+    first, _ = layer_widths(agent, part)
+    if first not in (obs_dim, obs_dim + act_dim):
+        raise MappingError(
+            f"{part.title} does not take this agent's observations and actions",
+            expected=f"{obs_dim + act_dim} or {obs_dim} inputs",
+            found=str(first),
+        )
+    _add_normalization(builder, wiring, obs_dim)
+    if first == obs_dim + act_dim:
+        builder.add(Concat(), builder.last, 1)
+    _add_layers(builder, agent, part, wiring, act_dim)
+    return builder.done()
+
+
+def value_network(agent: Tree, part: AgentNetwork, wiring: NetworkSettings) -> Network:
+    """Return a value of the state: obs [batch, obs_dim] to [batch, 1]."""
+    obs_dim, _ = layer_widths(agent, part)
+    builder = NetworkBuilder([("obs", obs_dim)])
+    # A critic may see more than the policy: the policy's statistics are none of that.
+    if wiring.obs_norm is None or len(wiring.obs_norm["mean"]) == obs_dim:
+        _add_normalization(builder, wiring, obs_dim)
+    _add_layers(builder, agent, part, wiring, None)
+    return builder.done()
+
+
+def _require_rows(front: PolicyEncoder, wiring: NetworkSettings) -> None:
+    """Raise UnsupportedError for statistics of images, or of several inputs."""
+    if wiring.obs_norm is not None and (len(front.streams) > 1 or front.streams[0].image):
+        raise UnsupportedError("statistics of images, or of several inputs, are not applied yet")
+
+
+def _add_normalization(builder: NetworkBuilder, wiring: NetworkSettings, width: int) -> None:
+    norm = wiring.obs_norm
+    if norm is None:
+        return
+    mean, var = (np.asarray(norm[name], np.float64) for name in ("mean", "var"))
+    if len(mean) != width or len(var) != len(mean):
+        raise EnvironmentMismatchError(
+            "the observation statistics have another size than the network",
+            expected=str(width),
+            found=str(len(mean)),
+        )
+    scale = 1 / np.sqrt(var + float(norm.get("epsilon", 1e-8)))
+    # In two steps: x * scale - mean * scale would cancel where a mean is large beside its deviation.
+    builder.add(Affine(np.ones(len(mean), np.float32), (-mean).astype(np.float32)))
+    builder.add(Affine(scale.astype(np.float32), np.zeros(len(mean), np.float32)))
+    if norm.get("clip") is not None:
+        limit = np.full(len(mean), float(norm["clip"]), np.float32)
+        builder.add(Clip(-limit, limit))
+
+
+def _add_layers(
+    builder: NetworkBuilder,
+    agent: Tree,
+    part: AgentNetwork,
+    wiring: NetworkSettings,
+    act_dim: int | None,
+    norms: Mapping[int, tuple[Affine, ...]] | None = None,
+) -> None:
+    """Add a part's layers; `norms` stand before the dense layers of their numbers."""
+    dense = [position for position, layer in enumerate(part.layers) if layer.kind == "dense"]
+    width: int | None = None
+    for position, layer in enumerate(part.layers):
+        tensors = _read_tensors(agent, part, position)
+        if layer.kind == "dense":
+            kernel = tensors["kernel"]
+            if width is not None and act_dim is not None and kernel.shape[0] == width + act_dim:
+                builder.add(Concat(), builder.last, 1)
+            for norm in (norms or {}).get(dense.index(position), ()):
+                builder.add(norm)
+            builder.add(Dense(kernel, tensors.get("bias")))
+            width = kernel.shape[1]
+        else:
+            builder.add(LayerNorm(tensors["scale"], tensors["offset"], wiring.epsilon))
+        before_norm = position + 1 < len(part.layers) and part.layers[position + 1].kind == "layer_norm"
+        if position < dense[-1] and not before_norm:
+            done = sum(1 for p in dense if p <= position) - 1
+            builder.add(_make_activation(wiring.hidden, done))
+
+
+def _make_activation(hidden: tuple[str, ...], number: int) -> Activation:
+    name = hidden[min(number, len(hidden) - 1)] if hidden else "linear"
+    if name not in get_args(ActivationName):
+        known = ", ".join(get_args(ActivationName))
+        raise UsageError(f"no activation is called {name!r}", hint=f"there are {known}")
+    return Activation(cast(ActivationName, name))
+
+
+def _read_tensors(agent: Tree, part: AgentNetwork, position: int) -> dict[str, np.ndarray]:
+    found = {}
+    for name in ("kernel", "bias", "scale", "offset"):
+        leaf = agent.get(schema.canonical_weight_path(part, position, name))
+        if isinstance(leaf, Leaf):
+            found[name] = leaf.array().astype(np.float32)
+    return found

@@ -1,0 +1,577 @@
+"""Live models beside their checkpoints: audit, comparison, filling."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import sys
+import types
+from collections.abc import Iterable, Iterator, Mapping, Set
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
+
+from ckpttool.core import dtypes
+from ckpttool.core.checkpoint import Checkpoint, Handle, to_torch
+from ckpttool.core.errors import MappingError, UnsupportedError, abbreviate_list
+from ckpttool.core.source import Shape, as_array
+from ckpttool.core.text import format_count
+from ckpttool.core.tree import Leaf, Path, PathStep, Tree, ValueLeaf, attr, display, index, key, path_to_json
+from ckpttool.formats.tf_object_graph import slot_path
+from ckpttool.networks import live_trees
+from ckpttool.networks.live_trees import LiveSource, dtype_and_shape, sorted_attributes
+
+# A live tree beside a checkpoint's: which leaves meet by name, and the one as the skeleton of the other.
+
+Said = tuple[str, Shape]
+
+
+@dataclass(frozen=True, slots=True)
+class LiveDifference:
+    """Two leaves of one name that do not fit: what the live side has and what the checkpoint has."""
+
+    path: Path
+    live: Said
+    stored: Said
+
+    def document(self) -> dict[str, Any]:
+        """Return the JSON object."""
+        return {
+            "path": display(self.path),
+            "live": {"dtype": self.live[0], "shape": list(self.live[1])},
+            "stored": {"dtype": self.stored[0], "shape": list(self.stored[1])},
+        }
+
+
+def find_difference(path: Path, live: Said, stored: Said) -> LiveDifference | None:
+    """Return the difference of two types and shapes, if there is one."""
+    return None if live == stored else LiveDifference(path, live, stored)
+
+
+@dataclass(frozen=True, slots=True)
+class LiveComparison:
+    """Which leaf of the live tree has which of the checkpoint's, and what is alone on either side."""
+
+    pairs: Mapping[Path, Path]
+    different: tuple[LiveDifference, ...]
+    unfilled: tuple[Path, ...]
+    unused: tuple[Path, ...]
+
+    @property
+    def equal(self) -> bool:
+        """Say whether both sides have the same tensors by name, type and shape."""
+        return not (self.different or self.unfilled or self.unused)
+
+    def document(self) -> dict[str, Any]:
+        """Return the JSON document."""
+        return {
+            "pairs": {display(live): display(stored) for live, stored in self.pairs.items()},
+            "different": [row.document() for row in self.different],
+            "unfilled": [display(path) for path in self.unfilled],
+            "unused": [display(path) for path in self.unused],
+        }
+
+
+def compare_names(live: Tree, stored: Tree) -> LiveComparison:
+    """Return which tensors of two trees have a name in common, aliases included; nothing is read.
+
+    Names are compared as a framework restores by them: attributes, keys and numbers alike, and dotted keys
+    (`state_dict`) as the steps that they join.
+    """
+    names: dict[tuple[str, ...], Path] = {}
+    for path, _ in stored.tensors():
+        for name in _path_names(stored, path):
+            names.setdefault(name, path)
+    pairs: dict[Path, Path] = {}
+    different = []
+    for path, leaf in live.tensors():
+        match = next((names[name] for name in _path_names(live, path) if name in names), None)
+        if match is None:
+            continue
+        pairs[path] = match
+        other = _require_tensor(stored, match)
+        said = find_difference(path, (leaf.dtype, leaf.shape), (other.dtype, other.shape))
+        different += [] if said is None else [said]
+    taken = set(pairs.values())
+    return LiveComparison(
+        pairs,
+        tuple(different),
+        tuple(path for path, _ in live.tensors() if path not in pairs),
+        tuple(
+            p
+            for p, _ in stored.tensors()
+            if p not in taken and tuple(live_trees.edge_names(p)) != live_trees.COUNTER
+        ),
+    )
+
+
+def _path_names(tree: Tree, path: Path) -> Iterator[tuple[str, ...]]:
+    yield tuple(live_trees.edge_names(path))
+    for alias in tree.aliases.get(path, ()):
+        yield tuple(live_trees.edge_names(alias.path))
+
+
+def _require_tensor(tree: Tree, path: Path) -> Leaf:
+    leaf = tree[path]
+    assert isinstance(leaf, Leaf)  # noqa: S101 - `compare` pairs tensors only
+    return leaf
+
+
+def copy_values(skeleton: Tree, tree: Tree) -> Tree:
+    """Return the skeleton's paths, keys, roles and aliases with the values of the other tree's tensors.
+
+    Either side may be the live one. Raise MappingError where a tensor of the skeleton has no counterpart, or
+    one of another shape or type.
+    """
+    found = compare_names(skeleton, tree)
+    if found.unfilled:
+        names = [display(path) for path in found.unfilled]
+        more = format_count(len(names), "more tensor")
+        raise MappingError(f"nothing has the name of {abbreviate_list(names, 3)}", expected=more)
+    for row in found.different:
+        raise MappingError(
+            "the tensors of one name do not fit",
+            path=display(row.path),
+            expected=_format_type(row.live),
+            found=_format_type(row.stored),
+        )
+    leaves: dict[Path, Leaf | ValueLeaf] = dict(skeleton.leaves)
+    for path, other in found.pairs.items():
+        leaves[path] = replace(_require_tensor(skeleton, path), source=_require_tensor(tree, other).source)
+    return Tree(leaves, skeleton.aliases, skeleton.containers)
+
+
+def _format_type(said: Said) -> str:
+    return f"{said[0]}{list(said[1])}"
+
+
+# A checkpoint's entries followed into a live object: what they fill, and what they leave as it is.
+
+
+class VariableMatcher:
+    """The entries that were followed, name by name, and the live variables that they came to."""
+
+    def __init__(self, root: Any) -> None:
+        self._at: dict[tuple[str, ...], Any] = {(): root}
+        self._children: dict[int, Mapping[str, Any]] = {}
+        self._filled: set[int] = set()
+        self.unused: list[Path] = []
+        self.different: list[LiveDifference] = []
+
+    def meet(self, tree: Tree) -> None:
+        """Follow every path of every tensor of the tree."""
+        for path, leaf in tree.tensors():
+            ways = [path, *(alias.path for alias in tree.aliases.get(path, ()))]
+            taken = [live for live in map(self._follow, ways) if live_trees.is_tensor(live)]
+            taken += self._slots(tree, path, leaf)
+            for live in taken:
+                self._fill(live, path, leaf)
+            if not taken and tuple(live_trees.edge_names(path)) != live_trees.COUNTER:
+                self.unused.append(path)
+
+    def _slots(self, tree: Tree, path: Path, leaf: Leaf) -> list[Any]:
+        """Return the slot variable of a live optimizer of Keras 2 that the entry is."""
+        names = tuple(live_trees.edge_names(path))
+        if leaf.slot is None or leaf.of is None or "slots" not in names:
+            return []
+        optimizer = self._followed(names[: names.index("slots")])
+        if not live_trees.keeps_slots(optimizer):
+            return []
+        ways = [leaf.of, *(alias.path for alias in tree.aliases.get(leaf.of, ()))]
+        owners = [live for live in map(self._follow, ways) if live_trees.is_tensor(live)]
+        found = [live_trees.slot_variable(optimizer, leaf.slot, owner) for owner in owners]
+        return [variable for variable in found if variable is not None]
+
+    def _fill(self, live: Any, path: Path, leaf: Leaf) -> None:
+        self._filled |= {id(live), id(live_trees.unwrap_variable(live))}
+        said = dtype_and_shape(live)
+        other = None if said is None else find_difference(path, said, (leaf.dtype, leaf.shape))
+        if other is not None and other not in self.different:
+            self.different.append(other)
+
+    def _follow(self, path: Path) -> Any:
+        return self._followed(tuple(live_trees.edge_names(path)))
+
+    def _followed(self, names: tuple[str, ...]) -> Any:
+        known = len(names)
+        while names[:known] not in self._at:
+            known -= 1
+        value = self._at[names[:known]]
+        for depth in range(known, len(names)):
+            value = None if value is None else self._below(value).get(names[depth])
+            self._at[names[: depth + 1]] = value
+        return value
+
+    def _below(self, value: Any) -> Mapping[str, Any]:
+        if id(value) not in self._children:
+            self._children[id(value)] = live_trees.allowed_children(value, {})
+        return self._children[id(value)]
+
+    def unfilled(self, roots: list[tuple[Path, Any]]) -> tuple[Path, ...]:
+        """Return the first path of every saved variable that no entry filled."""
+        missing: dict[int, Path] = {}
+        keepers: dict[int, tuple[Path, Any]] = {}
+        known: list[Any] = []
+        for place, root in roots:
+            if live_trees.is_tensor(root):
+                missing.setdefault(id(root), place)
+            for found in live_trees.saved_tensors(root, {}):
+                known.append(found.value)
+                missing.setdefault(id(found.value), (*place, *found.path))
+                if live_trees.keeps_slots(found.owner):
+                    keepers.setdefault(id(found.owner), ((*place, *found.path[:-1]), found.owner))
+        for place, optimizer in keepers.values():
+            for kind, of, variable in live_trees.iter_slots(optimizer, known):
+                missing.setdefault(id(variable), slot_path(place, kind, missing[id(of)]))
+        return tuple(path for number, path in missing.items() if number not in self._filled)
+
+
+# Every tensor that a live object can reach: through containers, closures and objects of any class.
+
+_OPEN = ("SimpleNamespace", "Namespace")
+
+
+class ReachableTensor(NamedTuple):
+    """A tensor, the first path to it, and the chain's first step that leaves what is saved, in words."""
+
+    path: Path
+    value: Any
+    reason: str
+
+
+def find_unsaved(root: Any, roots: set[int], saved: set[int]) -> Iterator[ReachableTensor]:
+    """Go through the tensors below `root` whose numbers are not in `saved`, each once.
+
+    `roots` are the numbers of the objects that are saved as wholes.
+    """
+    seen = {id(root)}
+    kept: list[Any] = []  # the number of an object that is gone may be given to another
+    waiting: list[tuple[Path, Any, str]] = [((), root, "")]
+    while waiting:
+        path, value, lost = waiting.pop()
+        below = []
+        for step, held in iter_references(value):
+            if held is None or isinstance(held, _ATOMS) or id(held) in seen:
+                continue
+            seen.add(id(held))
+            kept.append(held)
+            within = id(held) in saved or id(held) in roots
+            reason = "" if within else lost or _step_reason(value, held, step)
+            if is_numeric(held, step):
+                if id(held) not in saved and id(live_trees.unwrap_variable(held)) not in saved:
+                    yield ReachableTensor((*path, step), held, reason)
+            else:
+                below.append(((*path, step), held, reason))
+        waiting += reversed(below)
+
+
+def is_numeric(value: Any, step: PathStep) -> bool:
+    """Say whether the value is a tensor, or an array that is held by name."""
+    if live_trees.is_array(value):
+        return step.kind != "index" and not value.dtype.hasobject and bool(value.size)
+    return live_trees.is_tensor(value)
+
+
+def iter_references(value: Any) -> Iterator[tuple[PathStep, Any]]:
+    """Go through everything that an object holds; nothing for what cannot hold a tensor of interest."""
+    if isinstance(value, _ATOMS) or live_trees.is_tensor(value):
+        return
+    if live_trees.is_nested(value):
+        yield from live_trees.nest_items(value)
+    elif isinstance(value, Set):
+        yield from ((index(number), item) for number, item in enumerate(value))
+    elif isinstance(value, _FUNCTIONS):
+        yield from _function_items(value)
+    elif live_trees.holds_variables(value):
+        yield from sorted_attributes(value)
+    else:
+        yield from _object_items(value)
+
+
+_ATOMS = (str, bytes, bytearray, int, float, complex, type, types.ModuleType)
+_FUNCTIONS = (types.FunctionType, types.MethodType, functools.partial)
+
+
+def _function_items(value: Any) -> Iterator[tuple[PathStep, Any]]:
+    if isinstance(value, types.FunctionType):
+        yield from _closure_items(value)
+        return
+    names = ("__self__",) if isinstance(value, types.MethodType) else ("func", "args", "keywords")
+    yield from ((attr(name), getattr(value, name)) for name in names)
+
+
+def _closure_items(function: types.FunctionType) -> Iterator[tuple[PathStep, Any]]:
+    if (function.__module__ or "").partition(".")[0] in live_trees.FRAMEWORKS:
+        return
+    for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
+        try:
+            yield key(name), cell.cell_contents
+        except ValueError:
+            continue  # not assigned yet
+    for number, default in enumerate(function.__defaults__ or ()):
+        yield index(number), default
+
+
+def _is_open(value: Any) -> bool:
+    """Say whether an object of this class may be the user's: of no framework, not of Python's own library."""
+    name = live_trees.package_of(value)
+    if name in live_trees.FRAMEWORKS:
+        return False
+    known = name in sys.stdlib_module_names and name != "__main__"
+    return not known or type(value).__name__ in _OPEN
+
+
+def _object_items(value: Any) -> Iterator[tuple[PathStep, Any]]:
+    held = live_trees.own_attributes(value) | _slots_attributes(value)
+    # Of a framework's objects: a tf.function's Python, and what `Variable.ref()` refers to.
+    names = sorted(held) if _is_open(value) else ("_python_function", "_wrapped")
+    yield from ((attr(name), held[name]) for name in names if name in held)
+
+
+def _slots_attributes(value: Any) -> dict[str, Any]:
+    """Return what lies in the `__slots__` of an object's class."""
+    found: dict[str, Any] = {}
+    for kind in type(value).__mro__:
+        slots = kind.__dict__.get("__slots__", ())
+        for name in (slots,) if isinstance(slots, str) else slots:
+            member = kind.__dict__.get(name)
+            if isinstance(member, types.MemberDescriptorType):
+                with contextlib.suppress(AttributeError):  # not assigned yet
+                    found[name] = member.__get__(value)
+    return found
+
+
+def _step_reason(holder: Any, held: Any, step: PathStep) -> str:
+    """Say why the step from the holder to what it holds is none that is saved."""
+    if isinstance(held, _FUNCTIONS) or "_python_function" in live_trees.own_attributes(held):
+        return "held by a function"
+    if isinstance(holder, Set) or isinstance(held, Set):
+        return "in a set"
+    if live_trees.is_tensor(held) or live_trees.is_array(held):
+        return _untracked_reason(holder, held, step)
+    if live_trees.is_nested(held):
+        return f"in a {_class_name(held)} that is not tracked"
+    if live_trees.holds_variables(held):
+        return f"in a {_class_name(held)} that the {_class_name(holder)} does not track"
+    return f"in a {_class_name(held)}, which is no {'Module' if _is_torch(holder) else 'Trackable'}"
+
+
+def _untracked_reason(holder: Any, held: Any, step: PathStep) -> str:
+    if live_trees.is_array(held):
+        return "an array of NumPy, which no framework saves"
+    if not live_trees.is_torch_module(holder):
+        return f"not tracked by the {_class_name(holder)} that holds it"
+    without = live_trees.own_attributes(holder).get("_non_persistent_buffers_set") or ()
+    if step.value in without:
+        return "a buffer registered with persistent=False"
+    return "a plain attribute: neither a Parameter nor a registered buffer"
+
+
+def _is_torch(value: Any) -> bool:
+    return live_trees.is_torch_module(value) or live_trees.is_torch_optimizer(value)
+
+
+def _class_name(value: Any) -> str:
+    return type(value).__name__
+
+
+# What saving a live object would leave out, and what restoring a checkpoint would leave untouched.
+
+
+@dataclass(frozen=True, slots=True)
+class UnsavedTensor:
+    """A tensor that no file would hold: where it is, what it is, and why."""
+
+    path: Path
+    dtype: str
+    shape: Shape
+    reason: str
+
+    def document(self) -> dict[str, Any]:
+        """Return the JSON object."""
+        return {
+            "path": display(self.path),
+            "keys": path_to_json(self.path),
+            "dtype": self.dtype,
+            "shape": list(self.shape),
+            "reason": self.reason,
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Audit:
+    """What would not be saved; with a checkpoint, what does not meet.
+
+    `refused` are the objects that the framework would refuse to save, with its reason. `unfilled` are the
+    live variables that no entry of the checkpoint fills, `unused` the entries that nothing takes, `different`
+    those that meet with another shape or type.
+    """
+
+    unsaved: tuple[UnsavedTensor, ...]
+    refused: Mapping[Path, str]
+    unfilled: tuple[Path, ...] = ()
+    unused: tuple[Path, ...] = ()
+    different: tuple[LiveDifference, ...] = ()
+
+    @property
+    def complete(self) -> bool:
+        """Say whether everything is saved, and everything met."""
+        return not (self.unsaved or self.refused or self.unfilled or self.unused or self.different)
+
+    def document(self) -> dict[str, Any]:
+        """Return the JSON document."""
+        return {
+            "unsaved": [row.document() for row in self.unsaved],
+            "refused": {display(path): reason for path, reason in self.refused.items()},
+            "unfilled": [display(path) for path in self.unfilled],
+            "unused": [display(path) for path in self.unused],
+            "different": [row.document() for row in self.different],
+        }
+
+
+def audit(obj: Any, checkpoint: Checkpoint | Tree | None = None) -> Audit:
+    """Return what saving `obj` would leave out, and what restoring the checkpoint into it would not reach.
+
+    A module is taken as saved whole, by tf.train.Checkpoint or `state_dict`. Of a plain container or object
+    every module, optimizer and TensorFlow variable is. No hook is run; trackable objects are asked for their
+    children as `Checkpoint.save` asks them.
+    """
+    found = _saved_roots(obj)
+    refused: dict[int, str] = {}
+    whole = live_trees.reachable_objects([value for _, value in found], refused)
+    numbers = {id(value) for _, value in found}
+    rows = tuple(
+        UnsavedTensor(row.path, *(dtype_and_shape(row.value) or ("unknown", ())), row.reason)
+        for row in find_unsaved(obj, numbers, set(whole))
+    )
+    places = _refused_paths(found, refused) if refused else {}
+    if checkpoint is None:
+        return Audit(rows, places)
+    tree = checkpoint.tree if isinstance(checkpoint, Checkpoint) else checkpoint
+    met = VariableMatcher(obj)
+    met.meet(tree)
+    return Audit(rows, places, met.unfilled(found), tuple(met.unused), tuple(met.different))
+
+
+def _saved_roots(obj: Any) -> list[tuple[Path, Any]]:
+    """Return the topmost objects that a framework saves as wholes."""
+    seen: dict[int, Any] = {}  # the values too: the number of one that is gone may be given again
+    found: list[tuple[Path, Any]] = []
+    waiting: list[tuple[Path, Any]] = [((), obj)]
+    while waiting:
+        path, value = waiting.pop()
+        if id(value) in seen:
+            continue
+        seen[id(value)] = value
+        plain = live_trees.is_nested(value)
+        if live_trees.is_saver(value) and not (plain and not path):
+            found.append((path, value))
+        else:
+            waiting += reversed([((*path, step), held) for step, held in iter_references(value)])
+    return found
+
+
+def _refused_paths(roots: list[tuple[Path, Any]], wanted: Mapping[int, str]) -> dict[Path, str]:
+    """Return the first paths of the objects that were refused."""
+    found: dict[Path, str] = {}
+    seen: dict[int, Any] = {}
+    waiting = list(reversed(roots))
+    while waiting:
+        path, value = waiting.pop()
+        if id(value) in seen:
+            continue
+        seen[id(value)] = value
+        if id(value) in wanted:
+            found[path] = wanted[id(value)]
+        inside = live_trees.nest_items(value) if live_trees.is_nested(value) else iter(())
+        if not live_trees.is_nested(value) and live_trees.holds_variables(value):
+            inside = iter(sorted_attributes(value))
+        waiting += reversed([((*path, step), held) for step, held in inside])
+    return found
+
+
+# Puts values into the tensors of a live model: all of them, or none.
+#
+# Every value is read, checked and brought to its tensor's type before the first tensor changes; when one
+# cannot be changed after all, those before it get back what they had.
+
+
+def assign(values: Iterable[tuple[str, Any, Leaf]]) -> None:
+    """Put values into live tensors: the name of each, a variable or torch.Tensor, and the unread value.
+
+    All values are held in memory at once. Types of the model stay (bfloat16 stays bfloat16), and so do
+    devices; gradients are not recorded. Raise what reading raises, MappingError for a value of another shape
+    or sort, UnsupportedError for a tensor that cannot be changed.
+    """
+    staged = [_stage_assignment(name, variable, leaf) for name, variable, leaf in values]
+    done: list[_TorchAssignment | _VariableAssignment] = []
+    try:
+        for each in staged:
+            each.swap()
+            done.append(each)
+    except BaseException as error:
+        for each in reversed(done):
+            each.swap()
+        if not isinstance(error, Exception):  # Ctrl-C
+            raise
+        name = staged[len(done)].name
+        reason = str(error).strip().partition("\n")[0]
+        raise UnsupportedError(f"the tensor cannot be changed: {reason}", path=name) from error
+
+
+def _stage_assignment(name: str, variable: Any, leaf: Leaf) -> _TorchAssignment | _VariableAssignment:
+    said = dtype_and_shape(variable)
+    if said is None or said[1] != leaf.shape or not dtypes.same_family(said[0], leaf.dtype):
+        expected = "a tensor with a shape" if said is None else f"{said[0]}{list(said[1])}"
+        found = f"{leaf.dtype}{list(leaf.shape)}"
+        raise MappingError("the value does not fit the model", path=name, expected=expected, found=found)
+    if hasattr(variable, "assign"):
+        return _VariableAssignment(name, variable, leaf, said[0])
+    return _TorchAssignment(name, variable, leaf)
+
+
+class _TorchAssignment:
+    """A torch.Tensor and the value that it is to have next."""
+
+    def __init__(self, name: str, held: Any, leaf: Leaf) -> None:
+        if held.is_meta:
+            raise UnsupportedError(
+                "the model is on the meta device and has no memory for a value",
+                path=name,
+                hint="model.to_empty(device=...) gives it some",
+            )
+        torch: Any = sys.modules["torch"]
+        if held.is_inference() and not torch.is_inference_mode_enabled():
+            raise UnsupportedError("the tensor was made in inference mode and changes only there", path=name)
+        self.name, self._held = name, held
+        self._next = to_torch(leaf).to(held.dtype)
+
+    def swap(self) -> None:
+        """Exchange the tensor's value and the next one."""
+        torch: Any = sys.modules["torch"]
+        with torch.no_grad():
+            before = self._held.detach().to("cpu", copy=True)
+            self._held.copy_(self._next)
+        self._next = before
+
+
+class _VariableAssignment:
+    """A variable of TensorFlow or Keras and the value that it is to have next."""
+
+    def __init__(self, name: str, held: Any, leaf: Leaf, dtype: str) -> None:
+        self.name, self._held, self._dtype = name, held, dtype
+        value = Handle(name, leaf).numpy()
+        self._next = value if dtype == "string" else value.astype(dtypes.numpy_dtype(dtype), copy=False)
+        self._shape = leaf.shape
+        # A graph of TensorFlow 1 has no value here, and assigning would only add to the graph.
+        self._now()
+
+    def _now(self) -> Any:
+        if self._dtype == "string":
+            return live_trees.unwrap_variable(self._held).numpy()
+        return as_array(LiveSource(self._held).read(), self._dtype, self._shape)
+
+    def swap(self) -> None:
+        """Exchange the variable's value and the next one."""
+        before = self._now()
+        self._held.assign(self._next)
+        self._next = before

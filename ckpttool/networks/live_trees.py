@@ -1,0 +1,1000 @@
+"""Live models as trees."""
+
+from __future__ import annotations
+
+import array
+import functools
+from collections.abc import Callable, Iterator, Mapping, MappingView, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
+
+from ckpttool.core import dtypes
+from ckpttool.core.errors import UnsupportedError, UsageError
+from ckpttool.core.source import Inline, Shape
+from ckpttool.core.tree import (
+    Alias,
+    Container,
+    Leaf,
+    Path,
+    PathStep,
+    Record,
+    Role,
+    Tree,
+    ValueLeaf,
+    attr,
+    index,
+    key,
+)
+from ckpttool.formats.tf_object_graph import slot_path
+
+# What a live object is, by the names of its class's bases: no framework is imported to ask.
+
+FRAMEWORKS = frozenset(
+    ("tensorflow", "tensorflow_core", "keras", "tf_keras", "torch", "jax", "jaxlib", "numpy", "wrapt")
+)
+_TENSORFLOW = ("tensorflow", "tensorflow_core")
+_KERAS = ("keras", "tf_keras")
+_VARIABLES = frozenset(
+    [(top, "Variable") for top in (*_TENSORFLOW, "keras")]
+    + [("keras", "KerasVariable"), ("torch", "Parameter"), ("torch", "Buffer")]
+)
+_TENSORS = _VARIABLES | {
+    *((top, "EagerTensor") for top in _TENSORFLOW),
+    ("torch", "Tensor"),
+    ("jaxlib", "ArrayImpl"),
+}
+_TF_MODULES = frozenset((top, "Module") for top in _TENSORFLOW)
+_KERAS_LAYERS = frozenset((top, "Layer") for top in _KERAS)
+_TORCH_MODULES = frozenset([("torch", "Module")])
+_MODULES = _TF_MODULES | _KERAS_LAYERS | _TORCH_MODULES
+_OPTIMIZERS = frozenset(
+    (top, name)
+    for top in (*_KERAS, *_TENSORFLOW)
+    for name in ("BaseOptimizer", "Optimizer", "OptimizerV2", "_BaseOptimizer")
+)
+# Objects that hold variables and are no modules: tf.train.Checkpoint is an AutoTrackable.
+_HOLDERS = (
+    _MODULES
+    | _OPTIMIZERS
+    | {(top, "AutoTrackable") for top in _TENSORFLOW}
+    | {(top, name) for top in _KERAS for name in ("Metric", "SeedGenerator", "Layer")}
+    | {("torch", "Optimizer")}
+)
+
+
+def class_bases(value: object) -> frozenset[tuple[str, str]]:
+    """Return every base of the object's class as the package that it comes from and its name."""
+    kind: Any = type(value)
+    return _mro_names(kind)
+
+
+@functools.lru_cache(maxsize=4096)
+def _mro_names(kind: Any) -> frozenset[tuple[str, str]]:
+    return frozenset((_class_package(base), base.__name__) for base in kind.__mro__)
+
+
+def _class_package(kind: type) -> str:
+    return str(kind.__module__).partition(".")[0]
+
+
+def package_of(value: object) -> str:
+    """Return the package that the object's class comes from."""
+    return _class_package(type(value))
+
+
+def is_torch_instance(value: object, name: str) -> bool:
+    """Say whether some base of the object's class has this name and is torch's."""
+    return ("torch", name) in class_bases(value)
+
+
+def is_variable(value: object) -> bool:
+    """Say whether the object is a variable of TensorFlow or Keras, or a Parameter or Buffer of PyTorch."""
+    return not class_bases(value).isdisjoint(_VARIABLES)
+
+
+def is_tensor(value: object) -> bool:
+    """Say whether the object is a variable or any other tensor of a framework that has a value now."""
+    return not class_bases(value).isdisjoint(_TENSORS)
+
+
+def is_array(value: object) -> bool:
+    """Say whether the object is an array of NumPy."""
+    return ("numpy", "ndarray") in class_bases(value)
+
+
+def is_module(value: object) -> bool:
+    """Say whether the object is a tf.Module, a Keras layer or a torch.nn.Module."""
+    return not class_bases(value).isdisjoint(_MODULES)
+
+
+def is_tf_module(value: object) -> bool:
+    """Say whether the object is a tf.Module, which `tf.Module._flatten` would enter."""
+    return not class_bases(value).isdisjoint(_TF_MODULES)
+
+
+def is_torch_module(value: object) -> bool:
+    """Say whether the object is a torch.nn.Module."""
+    return not class_bases(value).isdisjoint(_TORCH_MODULES)
+
+
+def is_torch_optimizer(value: object) -> bool:
+    """Say whether the object is an optimizer of PyTorch."""
+    return ("torch", "Optimizer") in class_bases(value)
+
+
+def is_keras_optimizer(value: object) -> bool:
+    """Say whether the object is an optimizer of Keras or TensorFlow."""
+    return not class_bases(value).isdisjoint(_OPTIMIZERS)
+
+
+def holds_variables(value: object) -> bool:
+    """Say whether the object is a module, an optimizer, a metric or another trackable object."""
+    return not class_bases(value).isdisjoint(_HOLDERS)
+
+
+def is_checkpoint(value: object) -> bool:
+    """Say whether the object is a tf.train.Checkpoint."""
+    return any((name, "Checkpoint") in class_bases(value) for name in _TENSORFLOW)
+
+
+def is_trackable(value: object) -> bool:
+    """Say whether tf.train.Checkpoint can save the object (tensorflow/python/trackable/base.py)."""
+    return any((name, "Trackable") in class_bases(value) for name in _TENSORFLOW)
+
+
+def own_attributes(value: Any) -> dict[str, Any]:
+    """Return what the object holds itself, no property asked: `vars`, as tf.Module does."""
+    held = getattr(value, "__dict__", None)
+    return held if isinstance(held, dict) else {}
+
+
+def unwrap_variable(variable: Any) -> Any:
+    """Return the tensor inside a variable of Keras 3 (keras/src/backend/common/variables.py), or itself."""
+    if {("keras", "Variable"), ("keras", "KerasVariable")} & class_bases(variable):
+        return own_attributes(variable).get("_value")
+    return variable
+
+
+# Plain containers in tf.nest's order: items of lists by number, of dicts by sorted key, fields by name.
+#
+# Source: tensorflow/python/util/nest_util.py (_tf_core_yield_sorted_items). Sets are no containers there. Two
+# differences: a dict whose keys cannot be sorted keeps its order, where TensorFlow raises an error, and a
+# `range` or a buffer of numbers is one value.
+
+_ATOMS = (str, bytes, bytearray, memoryview, range, array.array)
+Items = Iterator[tuple[PathStep, Any]]
+
+
+def is_nested(value: Any) -> bool:
+    """Say whether tf.nest would look inside."""
+    # TensorFlow wraps dicts and tuples in proxies of one class, which say that they are what they hold.
+    kind: Any = type(value)
+    return _is_container(value.__class__) or _is_flattened(kind)
+
+
+@functools.lru_cache(maxsize=4096)
+def _is_container(kind: Any) -> bool:
+    return issubclass(kind, Sequence | Mapping | MappingView) and not issubclass(kind, _ATOMS)
+
+
+@functools.lru_cache(maxsize=4096)
+def _is_flattened(kind: Any) -> bool:
+    return hasattr(kind, "__attrs_attrs__") or (
+        hasattr(kind, "__tf_flatten__") and hasattr(kind, "__tf_unflatten__")
+    )
+
+
+def nest_items(value: Any) -> Items:
+    """Go through a container's entries, each with its step."""
+    if type(value) is list:
+        yield from _indexed_items(value)
+    elif isinstance(value, Mapping):
+        yield from _dict_items(value)
+    elif hasattr(type(value), "__attrs_attrs__"):
+        yield from ((attr(field.name), getattr(value, field.name)) for field in type(value).__attrs_attrs__)
+    elif isinstance(value, tuple) and isinstance(getattr(value, "_fields", None), tuple):
+        names: tuple[str, ...] = getattr(value, "_fields")  # noqa: B009 - of a named tuple, unknown to the types
+        yield from ((attr(name), getattr(value, name)) for name in names)
+    elif hasattr(type(value), "__tf_flatten__"):
+        yield from _indexed_items(value.__tf_flatten__()[1])
+    else:
+        yield from _indexed_items(value)
+
+
+def _dict_items(value: Mapping[Any, Any]) -> Items:
+    try:
+        names = sorted(value)
+    except TypeError:
+        names = list(value)
+    for number, name in enumerate(names):
+        yield entry_key(name, number), value[name]
+
+
+def entry_key(name: object, number: int) -> PathStep:
+    """Return the step to a dict's entry; a name that is no plain value is told by class and number."""
+    if name is None or isinstance(name, str | int | float | bool):
+        return key(name)
+    if isinstance(name, tuple) and all(part is None or isinstance(part, str | int | float) for part in name):
+        return key(repr(name))
+    return key(f"<{type(name).__name__} {number}>")
+
+
+def _indexed_items(value: Any) -> Items:
+    for number, item in enumerate(value):
+        yield index(number), item
+
+
+def nest_leaves(path: Path, value: Any) -> Iterator[tuple[Path, Any]]:
+    """Go through what lies in nested containers; a container inside itself is not entered again."""
+    if not is_nested(value):
+        yield path, value
+        return
+    open_: list[tuple[Path, int, Items]] = [(path, id(value), nest_items(value))]
+    inside = {id(value)}
+    while open_:
+        here, number, rest = open_[-1]
+        found = next(rest, None)
+        if found is None:
+            open_.pop()
+            inside.discard(number)
+            continue
+        place, item = (*here, found[0]), found[1]
+        if not is_nested(item):
+            yield place, item
+        elif id(item) not in inside:
+            inside.add(id(item))
+            open_.append((place, id(item), nest_items(item)))
+
+
+# The walk of tf.Module: sorted attributes, own leaves first, every path, back edges cut.
+#
+# Source: tensorflow/python/module/module.py (_flatten_module). An object that is reached again from within
+# itself shows its own leaves once more and is not followed any further.
+
+# Objects that hold each other can have more paths than there is time. After this many values only objects
+# that were not entered yet are entered: each variable keeps its first path, and loses further ones.
+MOST = 200_000
+
+Predicate = Callable[[Any], bool]
+SortKey = Callable[[str], Any]
+
+_IGNORED = frozenset(("_self_unconditional_checkpoint_dependencies", "_self_unconditional_dependency_names"))
+# Where Keras 3 keeps a second time what attributes hold, and what is no part of the network
+# (keras/src/layers/layer.py, models/functional.py, trainers/trainer.py, optimizers/base_optimizer.py): these
+# come last, in this order, so that an attribute of the user's names a variable.
+_SECOND = (
+    "_layers",
+    "_operations",
+    "_functional",
+    "_seed_generators",
+    "_trainable_variables",
+    "_non_trainable_variables",
+    "_variables",
+    "_loss_tracker",
+    "_metrics",
+    "_compile_metrics",
+    "optimizer",
+)
+_LATER = {name: number for number, name in enumerate(_SECOND, start=1)}
+_KERAS_IGNORED = _IGNORED | {"_operations_by_depth", "_tracker", "_inputs", "_outputs"}
+_LISTS = ("Sequential", "ModuleList", "ParameterList")
+_DICTS = ("ModuleDict", "ParameterDict")
+
+
+class LiveValue(NamedTuple):
+    """A value that the walk came to: its path, and the object whose attribute it is or lies below."""
+
+    path: Path
+    value: Any
+    owner: Any
+
+
+@dataclass(frozen=True, slots=True)
+class LiveWalk:
+    """How to walk: what is entered, whether at all, the order of attributes, the number of values."""
+
+    enter: Predicate = holds_variables
+    recursive: bool = True
+    order: SortKey | None = None
+    most: int = MOST
+
+    def found(self, root: Any) -> Iterator[LiveValue]:
+        """Go through every value below `root` by every path, in the order of `tf.Module._flatten`."""
+        left = self.most
+        entered: set[int] = set()
+        above: set[int] = set()
+        # A number is the mark behind an object's last descendant.
+        waiting: list[tuple[Path, Any] | int] = [((), root)]
+        while waiting:
+            visit = waiting.pop()
+            if isinstance(visit, int):
+                above.discard(visit)
+                continue
+            path, value = visit
+            if left < 0 and id(value) in entered:
+                continue
+            entered.add(id(value))
+            follow = self.recursive and id(value) not in above
+            below: list[tuple[Path, Any]] = []
+            for place, leaf in self.own(path, value):
+                left -= 1
+                yield LiveValue(place, leaf, value)
+                if follow and self.enter(leaf):
+                    below.append((place, leaf))
+            if follow:
+                above.add(id(value))
+                waiting.append(id(value))
+                waiting += reversed(below)
+
+    def once(self, root: Any) -> Iterator[LiveValue]:
+        """Go through every value once, by the first path that `tf.Module.submodules` would see."""
+        seen = {id(root)}
+        waiting: list[tuple[Path, Any]] = [((), root)]
+        while waiting:
+            path, value = waiting.pop()
+            below = []
+            for place, leaf in self.own(path, value):
+                if id(leaf) in seen:
+                    continue
+                seen.add(id(leaf))
+                yield LiveValue(place, leaf, value)
+                if self.recursive and self.enter(leaf):
+                    below.append((place, leaf))
+            waiting += reversed(below)
+
+    def own(self, path: Path, value: Any) -> Iterator[tuple[Path, Any]]:
+        """Go through what an object holds itself, containers opened."""
+        if is_nested(value):
+            yield from nest_leaves(path, value)
+            return
+        for step, held in sorted_attributes(value, self.order):
+            yield from nest_leaves((*path, step), held)
+
+
+def sorted_attributes(value: Any, order: SortKey | None = None) -> list[tuple[PathStep, Any]]:
+    """Return an object's attributes, sorted; those of torch's modules with what is registered in them."""
+    if is_torch_module(value):
+        return _torch_items(value, order)
+    if is_torch_optimizer(value):
+        return _torch_optimizer_items(value)
+    if is_checkpoint(value):
+        return _checkpoint_items(value, order)
+    held = own_attributes(value)
+    ignored = _ignored_attributes(value)
+    if order is None and _is_keras_3(value):
+        return [(attr(n), held[n]) for n in sorted(held, key=_saved_order) if n not in ignored]
+    return [(attr(n), held[n]) for n in sorted(held, key=order) if n not in ignored]
+
+
+def _ignored_attributes(value: Any) -> frozenset[str]:
+    if is_tf_module(value):
+        # tf_keras has names of its own there (tf_keras/src/engine/base_layer.py).
+        said = getattr(type(value), "_TF_MODULE_IGNORED_PROPERTIES", _IGNORED)
+        return frozenset(said)
+    return _KERAS_IGNORED if holds_variables(value) else frozenset()
+
+
+def _is_keras_3(value: Any) -> bool:
+    return not is_tf_module(value) and holds_variables(value)
+
+
+def _saved_order(name: str) -> tuple[int, str]:
+    return _LATER.get(name, 0), name
+
+
+def _checkpoint_items(checkpoint: Any, order: SortKey | None) -> list[tuple[PathStep, Any]]:
+    """Return what a tf.train.Checkpoint saves, by keyword (tensorflow/python/checkpoint/checkpoint.py)."""
+    held = own_attributes(checkpoint)
+    edges = [
+        *held.get("_self_unconditional_checkpoint_dependencies", ()),
+        *(held.get("_attached_dependencies") or ()),
+    ]
+    named = {edge.name: edge.ref for edge in edges}
+    return [(attr(name), named[name]) for name in sorted(named, key=order)]
+
+
+def _torch_items(module: Any, order: SortKey | None) -> list[tuple[PathStep, Any]]:
+    """Return what is registered in a torch.nn.Module as its attributes, then its other attributes.
+
+    Items of lists of modules or parameters are numbered, those of dicts of modules have raw keys
+    (torch/nn/modules/container.py). What `state_dict` names comes first: an LSTM keeps its weights a second
+    time in `_flat_weights`.
+    """
+    held = own_attributes(module)
+    registered = torch_registered(module)
+    derived = _recomputed_attributes(held)
+    others = [n for n in held if n not in _TORCH_PRIVATE and n not in registered and n not in derived]
+    step: Callable[[str], PathStep] = attr
+    numbers: list[str] = []
+    if any(is_torch_instance(module, name) for name in _LISTS):
+        numbers = [name for name in registered if name.isdecimal()]
+    elif any(is_torch_instance(module, name) for name in _DICTS):
+        step = key
+    listed = [(index(int(name)), registered.pop(name)) for name in numbers]
+    listed += [(step(name), registered[name]) for name in sorted(registered, key=order)]
+    return listed + [(attr(name), held[name]) for name in sorted(others, key=order)]
+
+
+def _recomputed_attributes(held: dict[str, Any]) -> set[str]:
+    """Return the attributes that torch computes anew before every forward pass.
+
+    Source: torch/nn/utils/weight_norm.py, spectral_norm.py, prune.py: a hook that knows its weight's name.
+    """
+    hooks = (held.get("_forward_pre_hooks") or {}).values()
+    said = [own_attributes(hook) for hook in hooks if package_of(hook) == "torch"]
+    return {str(hook[name]) for hook in said for name in ("name", "_tensor_name") if name in hook}
+
+
+_TORCH_PRIVATE = frozenset(("_parameters", "_buffers", "_modules", "_non_persistent_buffers_set"))
+
+
+def torch_registered(module: Any) -> dict[str, Any]:
+    """Return a torch.nn.Module's parameters, buffers and modules by name, in the order of `state_dict`."""
+    held = own_attributes(module)
+    found: dict[str, Any] = {}
+    for kind in ("_parameters", "_buffers", "_modules"):
+        found.update((name, value) for name, value in (held.get(kind) or {}).items() if value is not None)
+    return found
+
+
+def _torch_optimizer_items(optimizer: Any) -> list[tuple[PathStep, Any]]:
+    """Return what `Optimizer.state_dict` says: state by the parameter's number (torch/optim/optimizer.py)."""
+    held = own_attributes(optimizer)
+    groups = held.get("param_groups", [])
+    numbers: dict[int, int] = {}
+    for group in groups:
+        for parameter in group["params"]:
+            numbers.setdefault(id(parameter), len(numbers))
+    state = {numbers.get(id(p), n): dict(s) for n, (p, s) in enumerate(held.get("state", {}).items())}
+    settings = [{name: value for name, value in group.items() if name != "params"} for group in groups]
+    return [(attr("param_groups"), settings), (attr("state"), state)]
+
+
+# What a live tensor is for: parameter or buffer, saved or not, an optimizer's slot and whose, a counter.
+
+# The lists of slots that Keras's Adam has; others are called by the list's own name
+# (keras/src/optimizers/adam.py, rmsprop.py).
+_KINDS = {"_momentums": "m", "_velocities": "v", "_velocity_hats": "vhat", "momentums": "momentum"}
+_RMSPROP = {"_velocities": "rms", "_momentums": "momentum"}
+_OWN = frozenset(("_variables", "_trainable_variables"))
+
+
+class OptimizerSlot(NamedTuple):
+    """A slot variable's kind, and the parameter that it belongs to, or that parameter's name."""
+
+    kind: str
+    of: Any
+    named: str | None = None
+
+
+Slots = Mapping[int, OptimizerSlot]
+
+
+def live_tensor_role(found: LiveValue) -> tuple[Role, bool | None]:
+    """Return the role of a tensor and whether it is trained; what no framework saves is "other"."""
+    if is_keras_optimizer(found.owner) or is_torch_optimizer(found.owner):
+        return _optimizer_role(found)
+    if is_torch_instance(found.value, "Tensor"):
+        return _torch_role(found)
+    if not is_variable(found.value):
+        return "other", None
+    trainable = bool(getattr(found.value, "trainable", False))
+    return ("parameter" if trainable else "buffer"), trainable
+
+
+def _optimizer_role(found: LiveValue) -> tuple[Role, bool | None]:
+    name = str(found.path[-1].value)
+    if name.strip("_") in ("iterations", "step"):
+        return "counter", None
+    mine = own_attributes(found.owner).get("_trainable_variables", ())
+    if any(found.value is variable for variable in mine):
+        return "parameter", bool(getattr(found.value, "trainable", True))
+    return "other", None
+
+
+def _torch_role(found: LiveValue) -> tuple[Role, bool | None]:
+    if is_torch_module(found.owner):
+        # In a `state_dict` all steps are one key; a buffer's own name has no dot.
+        name = str(found.path[-1].value).rpartition(".")[2]
+        held = own_attributes(found.owner)
+        if (held.get("_buffers") or {}).get(name) is found.value:
+            return ("buffer" if name not in held["_non_persistent_buffers_set"] else "other"), False
+    if is_variable(found.value) and not is_torch_instance(found.value, "Buffer"):
+        return "parameter", bool(found.value.requires_grad)
+    return "other", None
+
+
+def persistent_state(module: Any) -> dict[str, Any]:
+    """Return what a torch.nn.Module's own part of `state_dict` lists, and its modules."""
+    without = own_attributes(module).get("_non_persistent_buffers_set") or ()
+    return {name: value for name, value in torch_registered(module).items() if name not in without}
+
+
+def variable_name(value: Any) -> str | None:
+    """Return a variable's own name: the path of Keras 3, TensorFlow's without the number of the output."""
+    held = own_attributes(value)
+    said = held.get("_path") or held.get("_handle_name") or held.get("_shared_name")
+    return said.removesuffix(":0") if isinstance(said, str) else None
+
+
+def optimizer_slots(optimizer: Any) -> Slots:
+    """Return the slot variables of an optimizer by their objects' numbers; none for any other object."""
+    if is_torch_optimizer(optimizer):
+        return {
+            id(value): OptimizerSlot(kind, parameter)
+            for parameter, state in own_attributes(optimizer).get("state", {}).items()
+            for kind, value in state.items()
+            if kind != "step"
+        }
+    if not is_keras_optimizer(optimizer):
+        return {}
+    held = own_attributes(optimizer)
+    trained = held.get("_trainable_variables")
+    if trained is None:
+        return _slots_by_name(held)
+    known = {id(variable) for variable in trained}
+    names = {**_KINDS, **(_RMSPROP if type(optimizer).__name__ == "RMSprop" else {})}
+    found: dict[int, OptimizerSlot] = {}
+    for edge, members in held.items():
+        if edge in _OWN or not isinstance(members, list | tuple) or len(members) != len(trained):
+            continue
+        for variable, parameter in zip(members, trained, strict=True):
+            if is_variable(variable) and id(variable) not in known:
+                found[id(variable)] = OptimizerSlot(names.get(edge, edge.strip("_")), parameter)
+    return found
+
+
+def _slots_by_name(held: Mapping[str, Any]) -> dict[int, OptimizerSlot]:
+    """Return the slots of Keras 2's optimizers, which know their variables by name only.
+
+    Source: tf_keras/src/optimizers/optimizer.py (`Adam/m/dense/kernel`), legacy/optimizer_v2.py (`_slots`:
+    `Adam/dense/kernel/m`).
+    """
+    found: dict[int, OptimizerSlot] = {}
+    for edge, members in held.items():
+        if edge not in _OWN and isinstance(members, list | tuple):
+            for variable in members:
+                if is_variable(variable):
+                    kind, own = _KINDS.get(edge, edge.strip("_")), variable_name(variable) or ""
+                    # Without a name scope of the optimizer's: `m/dense/kernel`.
+                    parts = own.split("/", 1 if own.startswith(f"{kind}/") else 2)
+                    found[id(variable)] = OptimizerSlot(kind, None, parts[-1])
+    for by_kind in (held.get("_slots") or {}).values():
+        for kind, variable in by_kind.items():
+            parts = (variable_name(variable) or "").split("/")
+            found[id(variable)] = OptimizerSlot(kind, None, "/".join(parts[1:-1]))
+    return found
+
+
+# A live tensor as a leaf: its type and shape now, its bytes when they are asked for.
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class LiveSource:
+    """The value that a tensor has whenever it is read; a pickled one holds the bytes of that moment."""
+
+    tensor: Any
+
+    def read(self) -> bytes:
+        """Return a copy of the value: contiguous little-endian bytes, strings as u64 lengths before bytes.
+
+        Raise UnsupportedError where the tensor has no dense value that this process can see.
+        """
+        tensor = unwrap_variable(self.tensor)
+        return _torch_bytes(tensor) if is_torch_instance(tensor, "Tensor") else _tensor_bytes(tensor)
+
+    def __reduce__(self) -> tuple[type[Inline], tuple[bytes]]:
+        """Leave the live object behind: what another process gets is the value."""
+        return Inline, (self.read(),)
+
+
+def dtype_and_shape(tensor: Any) -> tuple[str, Shape] | None:
+    """Return our name of the type, and the shape; None for what has neither (a lazy parameter)."""
+    value = unwrap_variable(tensor)
+    try:
+        name = _type_name(value)
+        shape = tuple(int(extent) for extent in _tensor_shape(value))
+    except (AttributeError, TypeError, ValueError, RuntimeError):
+        # An unbuilt variable (None), a lazy Parameter, which raises RuntimeError when asked for its shape.
+        return None
+    return None if name is None else (name, shape)
+
+
+def _type_name(value: Any) -> str | None:
+    kind = value.dtype
+    number = getattr(kind, "as_datatype_enum", None)
+    if number is not None:
+        # References of TensorFlow 1's variables are numbered 100 higher (types.proto).
+        row = dtypes.BY_TENSORFLOW.get(number % 100)
+    elif is_torch_instance(value, "Tensor"):
+        row = dtypes.BY_TORCH.get(str(kind).removeprefix("torch."))
+    else:
+        row = dtypes.BY_NAME.get(str(kind.name))
+    return row.name if row is not None and row.name in dtypes.BY_NAME else None
+
+
+def _tensor_shape(value: Any) -> Any:
+    shape = value.shape
+    if hasattr(shape, "is_fully_defined") and not shape.is_fully_defined():
+        # tf.Variable(shape=tf.TensorShape(None)): only the value knows.
+        return value.numpy().shape
+    return shape
+
+
+def tensor_identity(tensor: Any) -> object:
+    """Return what two names of one value have in common: the object, for torch the view of a storage."""
+    value = unwrap_variable(tensor)
+    if value is None:
+        return id(tensor)
+    if is_torch_instance(value, "Tensor") and type(value).__name__ in ("Tensor", "Parameter", "Buffer"):
+        return _storage_view(value)
+    return id(value)
+
+
+def _storage_view(value: Any) -> object:
+    if value.is_meta or str(value.layout) != "torch.strided" or not value.numel():
+        return id(value)
+    # `state_dict` makes a new tensor for every name of a tied weight.
+    place = (value.data_ptr(), str(value.device), tuple(value.shape), tuple(value.stride()))
+    return (*place, str(value.dtype), bool(value.is_conj()), bool(value.is_neg()))
+
+
+def _torch_bytes(tensor: Any) -> bytes:
+    """Return the bytes of a tensor on any device (torch.Tensor: detach, cpu, resolve_conj, resolve_neg)."""
+    import sys
+
+    torch: Any = sys.modules["torch"]
+    if tensor.is_meta:
+        raise UnsupportedError("the tensor is on the meta device and has no value")
+    if str(tensor.layout) != "torch.strided":
+        raise UnsupportedError(
+            f"a live tensor of layout {str(tensor.layout).removeprefix('torch.')} has no dense value",
+            hint="flatten its to_dense()",
+        )
+    try:
+        here = tensor.detach().cpu().resolve_conj().resolve_neg()
+        if here.is_quantized:
+            here = here.int_repr()
+        flat = here.contiguous().reshape(-1).view(torch.uint8)
+        return _little_endian(flat.numpy(), here.element_size() // (2 if here.is_complex() else 1))
+    except (RuntimeError, TypeError, NotImplementedError) as error:
+        reason = str(error).partition("\n")[0]
+        raise UnsupportedError(f"the value of a {type(tensor).__name__} cannot be read: {reason}") from error
+
+
+def _little_endian(data: Any, width: int) -> bytes:
+    import sys
+
+    if sys.byteorder == "big" and width > 1:
+        data = data.reshape(-1, width)[:, ::-1]
+    return bytes(data.tobytes())
+
+
+def _tensor_bytes(tensor: Any) -> bytes:
+    import numpy as np
+
+    try:
+        found = tensor.numpy() if hasattr(tensor, "numpy") else np.asarray(tensor)
+    except (AttributeError, NotImplementedError, RuntimeError, ValueError) as error:
+        # A variable of TensorFlow 1's graphs, one that was deleted, one within a traced function.
+        raise UnsupportedError(
+            f"the value of a {type(tensor).__name__} cannot be read: {str(error).partition(chr(10))[0]}",
+            hint="read it in eager mode, or save it and read the checkpoint",
+        ) from error
+    array = np.asarray(found)
+    if array.dtype.hasobject:
+        elements = [bytes(element) for element in array.reshape(-1)]
+        return b"".join(len(element).to_bytes(8, "little") + element for element in elements)
+    return array.astype(array.dtype.newbyteorder("<"), copy=False).tobytes()
+
+
+# Makes a tree of live values: the first path of a value is its leaf, further ones are aliases.
+
+_PLAIN = (bool, int, float, complex, str, bytes, type(None))
+
+
+class LiveTreeBuilder:
+    """The leaves found so far by path, and the first path of every value."""
+
+    def __init__(self) -> None:
+        self.first: dict[object, Path] = {}
+        self.containers: dict[Path, Container] = {}
+        self._leaves: dict[Path, Leaf | ValueLeaf] = {}
+        self._aliases: dict[Path, list[Alias]] = {}
+        self._slots: dict[Path, OptimizerSlot] = {}
+        self._optimizers: dict[int, Slots] = {}
+        # What is known by its number stays alive until the tree is made, so that no number is given twice.
+        self._kept: list[Any] = []
+
+    def add(self, found: LiveValue, name: str, alias: str | None, slot: OptimizerSlot | None = None) -> None:
+        """Take a value as a leaf of the native name `name`, or as an alias of the native name `alias`."""
+        if isinstance(found.value, _PLAIN):
+            self._leaves[found.path] = ValueLeaf(found.value)
+            return
+        tensor = is_tensor(found.value) or is_array(found.value)
+        known = tensor_identity(found.value) if tensor else id(found.value)
+        first = self.first.setdefault(known, found.path)
+        if first is not found.path:
+            self._aliases.setdefault(first, []).append(Alias(found.path, alias))
+            return
+        self._kept.append(found.value)
+        said = dtype_and_shape(found.value) if tensor else None
+        if said is None:
+            self._leaves[found.path] = ValueLeaf(Record(_qualified_class(found.value)))
+            return
+        slot = slot or self._slot(found)
+        if slot is not None:
+            self._slots[found.path] = slot
+        role, trainable = ("slot", None) if slot is not None else live_tensor_role(found)
+        own = variable_name(found.value)
+        self._leaves[found.path] = Leaf(
+            *said, LiveSource(found.value), name, role, slot=slot and slot.kind, trainable=trainable, name=own
+        )
+
+    def _slot(self, found: LiveValue) -> OptimizerSlot | None:
+        number = id(found.owner)
+        if number not in self._optimizers:
+            self._kept.append(found.owner)
+            self._optimizers[number] = optimizer_slots(found.owner)
+        return self._optimizers[number].get(id(found.value))
+
+    def tree(self) -> Tree:
+        """Return the tree; slots name their parameters by path, where those are in it."""
+        leaves = dict(self._leaves)
+        named = {leaf.name: path for path, leaf in leaves.items() if isinstance(leaf, Leaf) and leaf.name}
+        for path, slot in self._slots.items():
+            of = named.get(slot.named or "") if slot.of is None else self.first.get(tensor_identity(slot.of))
+            leaf = leaves[path]
+            if isinstance(leaf, Leaf):
+                leaves[path] = replace(leaf, of=of)
+        aliases = {path: tuple(others) for path, others in self._aliases.items()}
+        return Tree(leaves, aliases, self.containers)
+
+
+def _qualified_class(value: Any) -> str:
+    return f"{type(value).__module__}.{type(value).__qualname__}"
+
+
+# What a framework would save of a live object, edge by edge, as the framework itself says it.
+
+# tf.train.Checkpoint adds it when it saves, to whatever object (tensorflow/python/checkpoint/checkpoint.py).
+COUNTER = ("save_counter",)
+
+
+def is_saver(value: object) -> bool:
+    """Say whether the object is one that a framework saves as a whole: a module, a variable, an optimizer."""
+    return is_torch_module(value) or is_torch_optimizer(value) or is_trackable(value)
+
+
+def saved_children(value: Any) -> Mapping[str, Any]:
+    """Return what is saved below an object by the name of its edge; raise ValueError as TensorFlow does.
+
+    Of a trackable object that is what tf.train.Checkpoint asks (tensorflow/python/trackable/base.py,
+    `_trackable_children`), of a torch.nn.Module what `state_dict` goes through, of a plain container or
+    object all that it holds.
+    """
+    if is_torch_module(value):
+        return persistent_state(value)
+    if is_tensor(value):
+        return {}
+    if is_trackable(value):
+        found: Mapping[str, Any] = value._trackable_children()
+        return found
+    held = nest_items(value) if is_nested(value) else sorted_attributes(value)
+    return {str(step.value): below for step, below in held}
+
+
+def saves_children(value: Any) -> bool:
+    """Say whether `children` of the object are saved with it."""
+    return (is_saver(value) or is_nested(value)) and not is_tensor(value)
+
+
+def saved_tensors(root: Any, refused: dict[int, str], most: int = MOST) -> Iterator[LiveValue]:
+    """Go through the tensors that are saved with an object by every path, as `Walk.found` goes.
+
+    An object that its framework refuses to save goes to `refused` with the reason.
+    """
+    left, entered, above = most, set[int](), set[int]()
+    waiting: list[LiveValue | int] = [LiveValue((), root, root)]
+    while waiting:
+        visit = waiting.pop()
+        if isinstance(visit, int):
+            above.discard(visit)
+            continue
+        path, value, owner = visit
+        if id(value) in above or (left < 0 and id(value) in entered):
+            continue
+        above.add(id(value))
+        entered.add(id(value))
+        waiting.append(id(value))
+        owner = owner if is_nested(value) else value
+        below: list[LiveValue] = []
+        for name, held in allowed_children(value, refused).items():
+            left -= 1
+            found = LiveValue((*path, edge_key(name)), held, owner)
+            if is_tensor(held):
+                yield found
+            elif saves_children(held):
+                below.append(found)
+        waiting += reversed(below)
+
+
+def allowed_children(value: Any, refused: dict[int, str]) -> Mapping[str, Any]:
+    """Return an object's children, none if its framework refuses to save it: then say why in `refused`."""
+    try:
+        return saved_children(value)
+    except ValueError as error:
+        # A list changed in another way than by append, a dict with keys that are no strings.
+        refused[id(value)] = str(error).strip().partition("\n")[0].partition(". ")[0]
+        return {}
+
+
+def edge_key(name: str) -> PathStep:
+    """Return the step of an edge: those of lists are numbers."""
+    return index(int(name)) if name.isdecimal() else attr(name)
+
+
+def reachable_objects(roots: list[Any], refused: dict[int, str]) -> dict[int, Any]:
+    """Return all objects that are saved with the roots by their numbers, slot variables too."""
+    seen: dict[int, Any] = {}
+    waiting = list(roots)
+    while waiting:
+        value = waiting.pop()
+        if id(value) in seen:
+            continue
+        seen[id(value)] = value
+        if is_tensor(value):
+            inner = unwrap_variable(value)
+            seen[id(inner)] = inner
+        elif saves_children(value):
+            waiting += allowed_children(value, refused).values()
+    variables = [value for value in seen.values() if is_variable(value)]
+    for optimizer in [value for value in seen.values() if keeps_slots(value)]:
+        seen |= {id(found): found for _, _, found in iter_slots(optimizer, variables)}
+    return seen
+
+
+def keeps_slots(value: Any) -> bool:
+    """Say whether saving the object asks it for slot variables (tensorflow/python/checkpoint/util.py)."""
+    return hasattr(type(value), "get_slot_names") and hasattr(type(value), "get_slot")
+
+
+def iter_slots(optimizer: Any, variables: list[Any]) -> Iterator[tuple[str, Any, Any]]:
+    """Go through the slots of an optimizer of Keras 2 or TensorFlow 1: kind, variable, slot variable."""
+    for kind in optimizer.get_slot_names():
+        for variable in variables:
+            found = slot_variable(optimizer, kind, variable)
+            if found is not None:
+                yield kind, variable, found
+
+
+def slot_variable(optimizer: Any, kind: str, variable: Any) -> Any:
+    """Return the slot variable of one kind for one variable, None if there is none."""
+    try:
+        return optimizer.get_slot(variable, kind)
+    except KeyError:
+        return None
+
+
+def edge_names(path: Path) -> Iterator[str]:
+    """Go through a path's names as edges have them: torch's dotted keys split, numbers as text."""
+    for place in path:
+        if place.kind == "key" and isinstance(place.value, str):
+            yield from place.value.split(".")
+        else:
+            yield str(place.value)
+
+
+# What a framework would list of a live object: torch's `state_dict`, TensorFlow's object graph.
+
+
+def state_dict(obj: Any) -> Tree:
+    """Return what `obj.state_dict()` of a torch.nn.Module would list, under the same dotted keys.
+
+    In a plain container each module's entries lie below its place there. No hook runs, and `get_extra_state`
+    is not asked. A second name of a tensor is an alias with a key.
+    """
+    made = LiveTreeBuilder()
+    for place, module in _torch_roots(obj):
+        made.containers[place] = Container("OrderedDict")
+        for found in saved_tensors(module, {}):
+            name = ".".join(str(step.value) for step in found.path)
+            made.add(found._replace(path=(*place, key(name))), name, name)
+    return made.tree()
+
+
+def object_graph(obj: Any) -> Tree:
+    """Return the variables that tf.train.Checkpoint would save with `obj`, by the paths of its object graph.
+
+    These are the paths by which a restore finds them; Keras 2 has edges of its own, such as
+    `layer_with_weights-0`. What TensorFlow refuses to save is left out (see `audit`).
+    """
+    made = LiveTreeBuilder()
+    keepers: dict[int, tuple[Path, Any]] = {}
+    variables: dict[int, Any] = {}
+    for found in saved_tensors(obj, {}):
+        made.add(found, "/".join(edge_names(found.path)), None)
+        variables[id(found.value)] = found.value
+        if keeps_slots(found.owner):
+            keepers.setdefault(id(found.owner), (found.path[:-1], found.owner))
+    for place, optimizer in keepers.values():
+        for kind, variable, slot in iter_slots(optimizer, list(variables.values())):
+            path = slot_path(place, kind, made.first[tensor_identity(variable)])
+            made.add(
+                LiveValue(path, slot, optimizer),
+                "/".join(edge_names(path)),
+                None,
+                OptimizerSlot(kind, variable),
+            )
+    return made.tree()
+
+
+def _torch_roots(obj: Any) -> Iterator[tuple[Path, Any]]:
+    for path, value in nest_leaves((), obj):
+        if is_torch_module(value):
+            yield path, value
+
+
+class TorchNames:
+    """The keys of torch's `state_dict`, by path and by tensor."""
+
+    def __init__(self, root: Any, most: int) -> None:
+        self._paths: set[tuple[str, ...]] = set()
+        self._first: dict[object, str] = {}
+        for place, module in _torch_roots(root):
+            before = tuple(str(step.value) for step in place)
+            for found in saved_tensors(module, {}, most):
+                names = (*before, *(str(step.value) for step in found.path))
+                self._paths.add(names)
+                self._first.setdefault(tensor_identity(found.value), ".".join(names))
+
+    def alias(self, found: LiveValue) -> str | None:
+        """Return the key under which torch lists a further path, if it lists that."""
+        names = tuple(str(step.value) for step in found.path)
+        return ".".join(names) if names in self._paths else None
+
+    def leaf(self, found: LiveValue) -> str:
+        """Return the key of a leaf; for what torch does not list, the path joined."""
+        names = tuple(str(step.value) for step in found.path)
+        if not is_torch_instance(found.value, "Tensor"):
+            return "/".join(names)
+        known = None if names in self._paths else self._first.get(tensor_identity(found.value))
+        return known or ".".join(names)
+
+
+# A live object as a tree of unread leaves, and the modules in it.
+
+
+def flatten_with_path(
+    obj: Any,
+    *,
+    predicate: Predicate | None = None,
+    recursive: bool = True,
+    attribute_traversal_key: SortKey | None = None,
+    enter: Predicate | None = None,
+    most: int = MOST,
+) -> Tree:
+    """Return what a live module, or a plain container of modules, holds: a tree of leaves read when asked.
+
+    Paths and their order are those of `tf.Module._flatten(with_path=True)`; the first path of a value is its
+    leaf, further ones are aliases. `predicate` is asked about every value and not only tensors, which is what
+    None takes; `recursive` False stays with the object's own. `enter` says which objects are entered: None
+    enters modules, layers, optimizers, metrics and other trackable objects, where TensorFlow enters
+    tf.Modules only. After `most` values objects that were entered before are not entered again, so that
+    every value keeps its first path. Raise UsageError for a tensor, which has no path.
+    """
+    if is_tensor(obj):
+        raise UsageError("a tensor has nothing below it", hint="flatten a list or dict that holds it")
+    walk = LiveWalk(enter or holds_variables, recursive, attribute_traversal_key, most)
+    wanted = predicate or is_tensor
+    made, names = LiveTreeBuilder(), TorchNames(obj, most)
+    for found in walk.found(obj):
+        if wanted(found.value):
+            made.add(found, names.leaf(found), names.alias(found))
+    return made.tree()
+
+
+def submodules(obj: Any) -> dict[Path, Any]:
+    """Return every module below a live object by its first path, in the order of `tf.Module.submodules`."""
+    walk = LiveWalk()
+    return {found.path: found.value for found in walk.once(obj) if is_module(found.value)}

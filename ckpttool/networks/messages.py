@@ -1,0 +1,66 @@
+"""Messages between a process and the one that started it: lines of JSON over pipes, answered in order.
+
+`{"id", "do", ...}` is answered by `{"id", "ok"}` or `{"id", "error"}`. The syntax is Python 3.7's, and so is
+that of what is imported here: other environments' interpreters run it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import traceback
+from contextlib import contextmanager
+from typing import IO, Any, Callable, Dict, Iterator, Mapping, Tuple, Type  # noqa: UP035 - as above
+
+from ckpttool.core.errors import CkpttoolError, WorkerError
+
+Message = Dict[str, Any]  # noqa: UP006 - as above
+Handler = Callable[[Any, Message], Message]
+FACTS = ("message", "file", "path", "offset", "expected", "found", "hint")
+
+
+def encode_line(message: Message) -> bytes:
+    """Return a message as one line."""
+    return json.dumps(message).encode() + b"\n"
+
+
+def decode_error(facts: Message) -> CkpttoolError:
+    """Return the error that the other side met, of its own kind."""
+    kinds = {kind.kind: kind for kind in _iter_subclasses(CkpttoolError)}
+    kind = kinds.get(facts["kind"], WorkerError)
+    return kind(facts["message"], **{name: facts.get(name) for name in FACTS if name != "message"})
+
+
+def _iter_subclasses(kind: Type[CkpttoolError]) -> Iterator[Type[CkpttoolError]]:  # noqa: UP006 - as above
+    yield kind
+    for child in kind.__subclasses__():
+        yield from _iter_subclasses(child)
+
+
+def serve(session: Any, handlers: Mapping[str, Handler], requests: IO[bytes], answers: IO[bytes]) -> None:
+    """Answer every request by the handler that its `do` names, until the parent closes the pipe."""
+    for given in requests:
+        message = json.loads(given)
+        try:
+            answer = {"ok": handlers[message["do"]](session, message)}
+        except Exception as error:  # noqa: BLE001 - whatever a framework raises must reach the parent
+            traceback.print_exc()
+            answer = {"error": encode_error(error)}
+        answers.write(encode_line(dict(answer, id=message["id"])))
+        answers.flush()
+
+
+def encode_error(error: Exception) -> Message:
+    """Return what `error_of` makes an error of again."""
+    if isinstance(error, CkpttoolError):
+        return dict({name: getattr(error, name) for name in FACTS}, kind=error.kind)
+    return {"kind": WorkerError.kind, "message": f"{type(error).__name__}: {error}"}
+
+
+@contextmanager
+def message_pipes() -> Iterator[Tuple[IO[bytes], IO[bytes]]]:  # noqa: UP006 - as above
+    """Keep the pipes for messages: what a framework prints goes to the standard error."""
+    with open(os.dup(0), "rb") as requests, open(os.dup(1), "wb") as answers:
+        os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+        os.dup2(2, 1)
+        yield requests, answers

@@ -1,0 +1,1122 @@
+"""Child process that builds a user's model."""
+
+from __future__ import annotations
+
+import contextlib
+import difflib
+import importlib
+import os
+import sys
+import types
+from collections.abc import Iterator
+from typing import Any
+
+from ckpttool.core import search_paths
+from ckpttool.core.errors import UnsupportedError, UsageError, WorkerError
+from ckpttool.networks.messages import Message, message_pipes, serve
+from ckpttool.networks.tracing import TorchTrace, Trace, create_tracer
+
+# What was seen while a model was called once: which layers flatten an image before a dense layer.
+
+_IMAGE, _SEQUENCE, _VECTOR = 4, 3, 2
+_MOST_FOLLOWED = 2_000
+
+
+class CallLog:
+    """The calls of a model's modules and functions in order: who, the shape it took, the shape it gave."""
+
+    def __init__(self) -> None:
+        self.seen: list[tuple[int, tuple[int, ...], tuple[int, ...]]] = []
+        # Vectors that no longer are an image's numbers, of whatever width, and by number the calls that take
+        # one. They are kept: an id is not given twice.
+        self._mixed: dict[int, Any] = {}
+        self._taking: set[int] = set()
+        # Modules with tensors in the order of their first calls, and as bits those that came before each
+        # one and before each tensor, which is kept.
+        self._order: dict[int, int] = {}
+        self._before: list[int] = []
+        self._flow: dict[int, tuple[Any, int]] = {}
+
+    def flow(self, module: Any, given: Any, made: Any) -> None:
+        """Note which modules have a part in what a module or function (None) makes of what it is given."""
+        before = 0
+        for tensor in _iter_tensors(given):
+            before |= self._flow.get(id(tensor), (None, 0))[1]
+        if module is not None and _own_tensors(module):
+            if id(module) not in self._order and len(self._order) < _MOST_FOLLOWED:
+                self._order[id(module)] = len(self._order)
+                self._before.append(before)
+            if id(module) in self._order:
+                before |= 1 << self._order[id(module)]
+        for tensor in _iter_tensors(made):
+            self._flow[id(tensor)] = tensor, before | self._flow.get(id(tensor), (None, 0))[1]
+
+    def order(self) -> dict[int, dict[str, Any]]:
+        """Return by module the number of its first call, and as hexadecimal bits the calls that it needs."""
+        if len(self._order) == _MOST_FOLLOWED:
+            return {}
+        return {
+            module: {"call": number, "after": hex(self._before[number])}
+            for module, number in self._order.items()
+        }
+
+    def note(self, module: Any, given: Any, made: Any) -> None:
+        """Note one call; what is no tensor is passed over."""
+        taken, gave = _first_shape(given), _first_shape(made)
+        if not (taken and gave):
+            return
+        known = id(_first_element(given)) in self._mixed
+        if known:
+            self._taking.add(len(self.seen))
+        if len(taken) == len(gave) == _VECTOR and (known or _mixes(module)):
+            self._mixed[id(_first_element(made))] = _first_element(made)
+        self.seen.append((id(module), taken, gave))
+
+    def flattened(self) -> dict[int, list[int]]:
+        """Return by module the shape, without its batch, of the image that the module takes as one axis.
+
+        That is the last image before it if it has as many elements and more than one place; no shape says
+        that the module takes a vector that something else gave. Of others nothing is known: where a sequence
+        is flattened, its channels may stand first or last.
+        """
+        found: dict[int, list[int]] = {}
+        image: tuple[int, ...] = ()
+        vectors: set[int] = set()
+        for count, (number, taken, gave) in enumerate(self.seen):
+            if len(taken) == _VECTOR:
+                if count in self._taking:
+                    found.setdefault(number, [])
+                elif taken[1] == _element_count(image) and max(image) != taken[1]:
+                    if len(image) >= _IMAGE - 1:
+                        found.setdefault(number, list(image))
+                elif taken[1] in vectors or not image:
+                    found.setdefault(number, [])
+            if len(gave) >= _SEQUENCE:
+                image, vectors = gave[1:], set()
+            elif len(gave) == _VECTOR and gave[1] != _element_count(image):
+                vectors.add(gave[1])
+        return found
+
+
+class ModuleProbes:
+    """Modules of a program's own classes, called once more by themselves to see what they compute.
+
+    No class tells whether such a module multiplies x @ W or W @ x, or whether its two vectors are a norm's:
+    its results for numbers of our own do.
+    """
+
+    def __init__(self) -> None:
+        self._given: dict[int, tuple[Any, Any]] = {}
+
+    def note(self, module: Any, given: Any) -> None:
+        """Note a module and the one tensor that it takes; what takes several is not called again."""
+        tensors = list(_iter_tensors(given))
+        if len(tensors) == 1 and len(_first_shape(tensors[0])) > 1 and len(self._given) < _MOST_PROBED:
+            self._given.setdefault(id(module), (module, tensors[0]))
+
+    def found(self, tensors: Any, compute: Any) -> dict[int, dict[str, Any]]:
+        """Return by module what it computes: `tensors(module)` by name, `compute(module, array, like)`."""
+        found = {}
+        for number, (module, like) in self._given.items():
+            try:
+                shape = _first_shape(like)
+                computes = probe_module(tensors(module), shape, lambda x: compute(module, x, like))  # noqa: B023
+            except Exception:  # noqa: BLE001, S112 - a module that takes no other numbers
+                continue
+            found[number] = {"computes": computes}
+        return found
+
+
+_MOST_PROBED = 500
+_MOST_PROBED_ENTRIES = 1 << 24
+_CLOSE = 1e-3
+_SMALL_INPUT = 3e-3
+_EPSILONS = (1e-3, 1e-4, 1e-5, 1e-6, 1e-8, 1e-12)
+
+
+def probe_module(tensors: dict[str, Any], shape: tuple[int, ...], compute: Any) -> dict[str, Any]:
+    """Return what a module computes from its tensors: its `kind`, the `form` of its matrix, its `epsilon`.
+
+    Without a `kind` it is none of the layers that are compared.
+    """
+    import numpy as np
+
+    held = {name: np.asarray(each, "float64") for name, each in tensors.items()}
+    ranks = sorted(each.ndim for each in held.values())
+    if ranks not in ([2], [1, 2], [1], [1, 1]) or _element_count(shape) > _MOST_PROBED_ENTRIES:
+        raise ValueError("no layer that is compared")
+    x = np.random.default_rng(0).standard_normal(shape).astype("float32")
+    vectors = [name for name, each in held.items() if each.ndim == 1]
+    if 2 in ranks:
+        (matrix,) = (each for each in held.values() if each.ndim == 2)
+        return _as_matrix(np, x, matrix, [held[name] for name in vectors], compute)
+    scale = next((name for name in vectors if name in ("weight", "gamma", "scale", "g", "a_2")), "")
+    offset = next((held[name] for name in vectors if name != scale), None)
+    if not scale or (offset is None and len(vectors) > 1):
+        raise ValueError("no scale")
+    return _as_norm(np, x * np.float32(_SMALL_INPUT), held[scale], offset, compute)
+
+
+def _as_matrix(np: Any, x: Any, matrix: Any, biases: list[Any], compute: Any) -> dict[str, Any]:
+    made = np.asarray(compute(x), "float64")
+    fitting = []
+    for form, each in (("out_in", matrix.T), ("in_out", matrix)):
+        if x.shape[-1] != each.shape[0] or made.shape != (*x.shape[:-1], each.shape[1]):
+            continue
+        if biases and biases[0].shape[0] != each.shape[1]:
+            continue
+        linear = x.astype("float64") @ each + (biases[0] if biases else 0.0)
+        if any(_is_close(np, made, activated) for activated in _iter_activations(np, linear)):
+            fitting.append(form)
+    return {"kind": "dense", "form": fitting[0]} if len(fitting) == 1 else {}
+
+
+def _iter_activations(np: Any, x: Any) -> Any:
+    """Go through the results of the usual activations."""
+    sigmoid = 1 / (1 + np.exp(-x))
+    yield from (x, np.maximum(x, 0), np.tanh(x), sigmoid, x * sigmoid, np.exp(x), np.log1p(np.exp(x)))
+    yield np.where(x > 0, x, np.exp(np.minimum(x, 0)) - 1)
+    yield from (np.where(x > 0, x, slope * x) for slope in (0.01, 0.1, 0.2, 0.3))
+    yield 0.5 * x * (1 + np.tanh(np.sqrt(2 / np.pi) * (x + 0.044715 * x**3)))
+
+
+def _as_norm(np: Any, x: Any, scale: Any, offset: Any, compute: Any) -> dict[str, Any]:
+    made = np.asarray(compute(x), "float64")
+    x = x.astype("float64")
+    best: tuple[float, dict[str, Any]] = (_CLOSE, {})
+    for axis in (x.ndim - 1, 1):
+        if made.shape != x.shape or x.shape[axis] != scale.shape[0]:
+            continue
+        along = [1] * x.ndim
+        along[axis] = -1
+        for kind, centred in (("layer_norm", x - x.mean(axis, keepdims=True)), ("rms_norm", x)):
+            square = (centred**2).mean(axis, keepdims=True)
+            for epsilon in _EPSILONS:
+                normed = centred / np.sqrt(square + epsilon) * scale.reshape(along)
+                normed = normed if offset is None else normed + offset.reshape(along)
+                error = float(np.abs(made - normed).max() / (np.abs(normed).max() + 1e-30))
+                if error < best[0]:
+                    best = error, {"kind": kind, "epsilon": epsilon}
+    return best[1]
+
+
+def _is_close(np: Any, one: Any, other: Any) -> bool:
+    return bool(np.abs(one - other).max() <= _CLOSE * (np.abs(other).max() + 1e-30))
+
+
+def call_facts(calls: CallLog, trace: Any) -> dict[int, dict[str, Any]]:
+    """Return by module what a call tells: `orders` of what it takes and makes, or, untraced, `flatten`."""
+    found = calls.order()
+    orders = trace.orders()
+    key = "orders" if orders else "flatten"
+    for module, each in (orders or calls.flattened()).items():
+        found.setdefault(module, {})[key] = each
+    return found
+
+
+def _element_count(shape: tuple[int, ...]) -> int:
+    count = 1 if shape else 0
+    for extent in shape:
+        count *= extent
+    return count
+
+
+def _mixes(module: Any) -> bool:
+    """Say whether a module has a matrix of its own: what it gives is in no order of what it takes."""
+    return any(len(_first_shape(each)) > 1 for each in _own_tensors(module))
+
+
+def _own_tensors(module: Any) -> list[Any]:
+    """Return a module's own tensors: parameters of torch's, all weights of a layer of Keras."""
+    held = getattr(module, "_parameters", None)
+    return list(held.values()) if isinstance(held, dict) else list(getattr(module, "weights", None) or ())
+
+
+def _iter_tensors(value: Any) -> Any:
+    if isinstance(value, (list, tuple)):
+        for each in value:
+            yield from _iter_tensors(each)
+    elif isinstance(value, dict):
+        yield from _iter_tensors(list(value.values()))
+    elif _first_shape(value):
+        yield value
+
+
+def _first_element(value: Any) -> Any:
+    while isinstance(value, (list, tuple)) and value:
+        value = value[0]
+    return value
+
+
+def _first_shape(value: Any) -> tuple[int, ...]:
+    value = _first_element(value)
+    try:
+        return tuple(1 if extent is None else int(extent) for extent in value.shape)
+    except (AttributeError, TypeError, ValueError, RuntimeError):
+        return ()  # no tensor, one of unknown rank, or a lazy parameter
+
+
+def zero_inputs(numpy: Any, shapes: list[list[int]], dtype: str) -> list[Any]:
+    """Return one array of zeros for each shape, with a batch of one."""
+    return [numpy.zeros((1, *shape), dtype) for shape in shapes]
+
+
+# Imports what the user names as `package.module:factory` and calls it.
+#
+# The syntax here and in the modules beside it that a child imports is Python 3.7's: environments with old
+# frameworks have old interpreters.
+
+_SHOWN = 300
+
+
+def call_factory(name: str, arguments: Any) -> Any:
+    """Return what the factory of that name makes; `arguments` is None, a list or a dict (by keyword).
+
+    Raise UsageError in one sentence when there is no such module or factory, or when it raises.
+    """
+    where, colon, what = name.partition(":")
+    if not (where and colon and what):
+        raise UsageError("--like takes package.module:factory", found=name)
+    found = _import_module(where, name)
+    for part in what.split("."):
+        if not hasattr(found, part):
+            close = difflib.get_close_matches(part, dir(found), 1)
+            hint = f"did you mean {close[0]}" if close else None
+            raise UsageError(f"{where} has no {what}", hint=hint)
+        found = getattr(found, part)
+    if not callable(found) or (arguments is None and is_model(found)):
+        return found
+    given = {} if arguments is None else arguments
+    try:
+        return found(**given) if isinstance(given, dict) else found(*given)
+    except (Exception, SystemExit) as error:
+        raise UsageError(f"{name} raises {last_error_line(error)}") from error
+
+
+def find_user_module(name: str) -> None:
+    """Let imports find a user's module in the working directory; raise UsageError if one is installed too."""
+    other = search_paths.enable_user_module(name)
+    if other is not None:
+        raise UsageError(
+            f"two modules are called {name}: one is installed, the other is in the working directory",
+            file=other,
+            hint="rename the file, or name its folder in PYTHONPATH if it is the one that is meant",
+        )
+
+
+def _import_module(where: str, name: str) -> Any:
+    if where.endswith(".py") or os.sep in where:
+        hint = "--like {}".format(name.replace(".py:", ":").replace(os.sep, "."))
+        raise UsageError("--like takes the name of a module, not of a file", found=where, hint=hint)
+    find_user_module(where)
+    try:
+        return importlib.import_module(where)
+    except ModuleNotFoundError as error:
+        missing = error.name or ""
+        if where == missing or where.startswith(missing + "."):
+            hint = "the current folder and PYTHONPATH are searched"
+            raise UsageError(f"there is no module {missing}", hint=hint) from error
+        python = f"{sys.version_info[0]}.{sys.version_info[1]} ({sys.executable})"
+        raise UsageError(
+            f"{where} imports {missing}, which Python {python} does not have",
+            hint="--python names the interpreter of the environment that the model needs",
+        ) from error
+    except (Exception, SystemExit) as error:
+        raise UsageError(f"importing {where} raises {last_error_line(error)}") from error
+
+
+def class_bases(value: Any) -> frozenset[tuple[str, str]]:
+    """Return every base of the object's class as the package that it comes from and its name."""
+    return frozenset((base.__module__.partition(".")[0], base.__name__) for base in type(value).__mro__)
+
+
+def framework_class(value: Any) -> str:
+    """Return the name of the first base that is a framework's own class; of Transformers' Conv1D, in full."""
+    for base in type(value).__mro__:
+        if base.__module__.startswith("transformers.") and base.__name__ in ("Conv1D", "TFConv1D"):
+            return f"{base.__module__}.{base.__name__}"
+        if base.__module__.partition(".")[0] in ("torch", "keras", "tf_keras", "tensorflow", "sonnet"):
+            return base.__name__
+    return type(value).__name__
+
+
+def has_own_call(value: Any, method: str) -> bool:
+    """Say whether a program's own class, above the first of a framework, defines what a call computes."""
+    for base in type(value).__mro__:
+        if base.__module__.partition(".")[0] in ("torch", "keras", "tf_keras", "tensorflow", "sonnet"):
+            return False
+        if method in vars(base):
+            return True
+    return False
+
+
+def model_framework(value: Any) -> str | None:
+    """Return whose model the object is: torch, keras or tensorflow."""
+    found = class_bases(value)
+    # Keras 2 lies within tensorflow until 2.12 (tensorflow.python.keras) or comes as keras or tf_keras. What
+    # Keras 3 makes to compute with torch is a torch.nn.Module too, in which its layers cannot be told.
+    if any((top, "Layer") in found for top in ("keras", "tf_keras", "tensorflow", "tensorflow_core")):
+        return "keras"
+    if ("torch", "Module") in found:
+        return "torch"
+    if any((top, "Module") in found for top in ("tensorflow", "tensorflow_core")):
+        return "tensorflow"
+    return None
+
+
+def is_model(value: Any) -> bool:
+    """Say whether the object is a model already and no factory."""
+    return not isinstance(value, type) and model_framework(value) is not None
+
+
+def last_error_line(error: BaseException) -> str:
+    """Return an error as a traceback ends: its type and the last line of its text."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return "{}: {}".format(type(error).__name__, lines[-1][:_SHOWN] if lines else "no reason given")
+
+
+def plain_settings(held: Any) -> dict[str, Any]:
+    """Return those of an object's attributes or settings that are plain numbers, words and shapes."""
+    return {
+        name: list(value) if isinstance(value, (list, tuple)) else value
+        for name, value in held.items()
+        if isinstance(name, str) and not name.startswith("_") and _is_plain(value)
+    }
+
+
+def _is_plain(value: Any) -> bool:
+    if isinstance(value, (list, tuple)):
+        return len(value) < 16 and all(isinstance(each, int) for each in value)
+    return isinstance(value, (bool, int, float, str)) and len(str(value)) < 100
+
+
+# A tf.Module: described by its attributes, saved and restored as TensorFlow's objects.
+
+TENSORFLOW_FORMS = ("tf",)
+
+
+def build(model: Any, shapes: list[list[int]], guessed: list[list[int]]) -> dict[int, dict[str, Any]]:
+    """Call a module if shapes are given or it has no variables yet; return what its products show.
+
+    A tf.Module calls no layers: each variable by which something is multiplied stands for its module.
+    """
+    if not shapes and _has_variables(model):
+        return {}
+    trace = create_tracer("tensorflow") if _has_variables(model) else None
+    if trace is None:
+        call_model(model, shapes or guessed)
+        trace = create_tracer("tensorflow")
+    held = {id(variable): variable for variable in model_variables(model)}
+    if trace is None:
+        return {}
+    for number, variable in held.items():
+        trace.weigh(number, getattr(variable, "handle", None))
+    call_model(model, shapes or guessed, trace)
+    orders = trace.orders()
+    found: dict[int, dict[str, Any]] = {}
+    for _, module in _iter_modules(model):
+        names = (
+            iter_attributes(_module_attributes(module))
+            if is_tf_module(module)
+            else iter_attributes(vars(module))
+        )
+        for each in (orders[id(value)] for _, value in names if id(value) in orders and id(value) in held):
+            found.setdefault(id(module), {}).setdefault("orders", each)
+    return found
+
+
+def _has_variables(model: Any) -> bool:
+    try:
+        return bool(model_variables(model))
+    except ValueError:  # Sonnet's way of saying that there are none yet (sonnet/src/base.py)
+        return False
+
+
+def call_model(model: Any, shapes: list[list[int]], trace: Any = None) -> None:
+    """Call a model of TensorFlow or Keras with zeros, followed by `trace`; raise UsageError if that fails."""
+    import numpy
+
+    if not shapes:
+        raise UsageError(
+            "the model has no weights before its first call",
+            hint="--input-shape 17 or --input-shape 84,84,4 tells what it is called with",
+        )
+    first = None
+    for dtype in ("float32", "int32"):
+        given = zero_inputs(numpy, shapes, dtype)
+        if trace is not None:
+            given = trace.given(given)
+        for arguments in [given] if len(given) == 1 else [given, [given]]:
+            try:
+                if trace is None:
+                    model(*arguments)
+                else:
+                    with trace.following():
+                        made = model(*arguments)
+                    trace.border(made, -1)
+            except Exception as error:  # noqa: BLE001 - whatever the user's code raises is told
+                first = first or error
+            else:
+                return
+    assert first is not None  # noqa: S101 - no call went well
+    shown = " and ".join(map(str, shapes))
+    raise UsageError(
+        f"the model cannot be called with inputs of shape {shown}: {last_error_line(first)}"
+    ) from first
+
+
+def model_variables(model: Any) -> list[Any]:
+    """Return the variables of a module, then those of Keras 3's layers in it, which are no tf.Modules."""
+    found = {id(variable): variable for variable in model.variables}
+    for _, module in _iter_modules(model):
+        if not is_tf_module(module):
+            found.update((id(variable), variable) for variable in module.weights)
+    return list(found.values())
+
+
+def describe_tensorflow(model: Any) -> list[dict[str, Any]]:
+    """Return every module by its first path; a tensor is named by its number in `variables(model)`."""
+    numbers = {id(variable): place for place, variable in enumerate(model_variables(model))}
+    return [
+        {
+            "id": id(module),
+            "path": path,
+            "class": framework_class(module),
+            "facts": plain_settings(vars(module)) if is_tf_module(module) else _of_keras().facts(module),
+            "tensors": _own_variables(module, numbers)
+            if is_tf_module(module)
+            else _of_keras().own(module, numbers),
+        }
+        for path, module in _iter_modules(model)
+    ]
+
+
+def _iter_modules(model: Any) -> Iterator[tuple[list[str], Any]]:
+    """Go through a module and those in it, Keras 3's layers too, each by its first path."""
+    seen = {id(model)}
+    waiting = [([], model)]  # type: list[tuple[list[str], Any]]
+    while waiting:
+        path, module = waiting.pop(0)
+        yield path, module
+        below = []
+        for name, value in iter_attributes(_module_attributes(module)) if is_tf_module(module) else ():
+            if id(value) in seen:
+                continue
+            if is_tf_module(value):
+                seen.add(id(value))
+                below.append(([*path, *name], value))
+            elif model_framework(value) == "keras" and not isinstance(value, type):
+                # They are given each once, and stay in the order in which they are found.
+                below += list(_of_keras().layers([*path, *name], value, seen))
+        waiting = below + waiting
+
+
+def _module_attributes(module: Any) -> dict[str, Any]:
+    # `_self_...` is TensorFlow's own bookkeeping (tensorflow/python/trackable/autotrackable.py).
+    return {name: value for name, value in vars(module).items() if not name.startswith("_self_")}
+
+
+def _own_variables(module: Any, numbers: dict[int, int]) -> list[list[Any]]:
+    return [
+        [name[-1], numbers[id(value)]]
+        for name, value in iter_attributes(_module_attributes(module))
+        if id(value) in numbers
+    ]
+
+
+def _of_keras() -> Any:
+    # It imports this module.
+
+    return keras_models
+
+
+def is_tf_module(value: Any) -> bool:
+    """Say whether the object is a tf.Module."""
+    return any((top, "Module") in class_bases(value) for top in ("tensorflow", "tensorflow_core"))
+
+
+def iter_attributes(held: Any) -> Iterator[tuple[list[str], Any]]:
+    """Go through what attributes hold, lists and dicts opened, by the names that lead there."""
+    for name, value in held.items():
+        yield from _open_containers([str(name)], value, 4)
+
+
+def _open_containers(path: list[str], value: Any, depth: int) -> Iterator[tuple[list[str], Any]]:
+    if depth and isinstance(value, (list, tuple)):
+        for place, each in enumerate(value):
+            yield from _open_containers([*path, str(place)], each, depth - 1)
+    elif depth and isinstance(value, dict):
+        for name, each in value.items():
+            yield from _open_containers([*path, str(name)], each, depth - 1)
+    else:
+        yield path, value
+
+
+def number_variables(model: Any) -> bool:
+    """Fill every variable with its own number, so that its place in a file can be seen."""
+    for place, variable in enumerate(model_variables(model)):
+        # Keras 3's variables name their types.
+        dtype = getattr(variable.dtype, "as_numpy_dtype", variable.dtype)
+        variable.assign(numbered_array(place, variable.shape, dtype))
+    return True
+
+
+def numbered_array(place: int, shape: Any, dtype: Any) -> Any:
+    """Return an array of the shape whose elements' bits are the number: every type has enough of them."""
+    import numpy
+
+    width = numpy.dtype(dtype).itemsize
+    whole = numpy.full(tuple(int(extent) for extent in shape), place + 1, f"uint{8 * min(width, 8)}")
+    return whole.view(dtype) if width <= 8 else whole.astype(dtype)
+
+
+def save_tensorflow(model: Any, file: str, form: str) -> str:
+    """Write the model's objects; return the prefix."""
+    del form
+    return str(_make_checkpoint(model).save(file))
+
+
+def load_tensorflow(model: Any, file: str, form: str) -> None:
+    """Restore the prefix; raise AssertionError unless every value has its variable and the reverse."""
+    del form
+    _make_checkpoint(model).restore(file).assert_consumed()
+
+
+def _make_checkpoint(model: Any) -> Any:
+    tensorflow: Any = sys.modules["tensorflow"]
+    try:
+        return tensorflow.train.Checkpoint(model)
+    except TypeError:
+        raise UnsupportedError(
+            f"TensorFlow {tensorflow.__version__} saves no object as a whole", hint="--to keras"
+        ) from None
+
+
+tensorflow_modules = types.SimpleNamespace(
+    number=number_variables,
+    load=load_tensorflow,
+    numbered=numbered_array,
+    is_module=is_tf_module,
+    build=build,
+    variables=model_variables,
+    describe=describe_tensorflow,
+    items=iter_attributes,
+    FORMS=TENSORFLOW_FORMS,
+    save=save_tensorflow,
+    called=call_model,
+)
+
+
+# A Keras model of any age: built, described layer by layer, saved as objects or as a weights file.
+
+FORMS = ("tf", "keras")
+_SOME = 8
+_OWN = ("_trainable_variables", "_non_trainable_variables", "_trainable_weights", "_non_trainable_weights")
+
+
+def build_keras(model: Any, shapes: list[list[int]], guessed: list[list[int]]) -> dict[int, dict[str, Any]]:
+    """Call the model if it has no weights yet; return what a call tells of layers (see calls.known).
+
+    Raise UsageError when it has none and no shape is known, or cannot be called.
+    """
+    has_weights = bool(model.weights) and bool(getattr(model, "built", True))
+    if has_weights and not shapes and not _is_eager():
+        return {}  # a call would add to TensorFlow's one graph
+    wanted = shapes or ([] if not has_weights else _input_shapes(model)) or ([] if has_weights else guessed)
+    if has_weights and not wanted:
+        return {}
+    return _follow_keras_call(model, wanted, required=bool(shapes) or not has_weights)
+
+
+def _follow_keras_call(model: Any, wanted: list[list[int]], *, required: bool) -> dict[int, dict[str, Any]]:
+    calls, trace, probes = CallLog(), create_tracer(_keras_backend(model)), ModuleProbes()
+    if trace is not None:
+        trace.flow = calls.flow
+    layer: Any = next(base for base in type(model).__mro__ if base.__name__ == "Layer")
+    inner = layer.__call__
+
+    def outer(self: Any, *args: Any, **kwargs: Any) -> Any:
+        made = inner(self, *args, **kwargs)
+        if args:
+            calls.note(self, args[0], made)
+            calls.flow(self, (args, kwargs), made)
+            if has_own_call(self, "call"):
+                probes.note(self, args)
+            if trace is not None:
+                _note_keras_call(trace, self, args[0], made)
+        return made
+
+    # Called layer by layer, a functional model shows what each of them takes.
+    layer.__call__ = outer
+    try:
+        call_model(model, wanted, trace)
+    except Exception:
+        if required:
+            raise
+    finally:
+        layer.__call__ = inner
+    if trace is None:
+        return {layer: {"flatten": shape} for layer, shape in calls.flattened().items()}
+    told = call_facts(calls, trace)
+    for number, each in probes.found(_keras_weights, _compute_keras).items():
+        told.setdefault(number, {}).update(each)
+    return told
+
+
+def _keras_weights(layer: Any) -> dict[str, Any]:
+    """Return a layer's own weights by name, as arrays; raise ValueError if it has layers besides."""
+    variables = list(layer.weights)
+    if any(is_keras_layer(value) for _, value in iter_attributes(vars(layer))):
+        raise ValueError("a layer with others in it")
+    return {
+        _attribute_name(layer, each) or str(each.name).partition(":")[0]: each.numpy() for each in variables
+    }
+
+
+def _compute_keras(layer: Any, x: Any, like: Any) -> Any:
+    tensorflow: Any = sys.modules["tensorflow"]
+    return layer(tensorflow.cast(tensorflow.constant(x), like.dtype)).numpy()
+
+
+def _keras_backend(model: Any) -> str:
+    """Return the framework that computes a model of Keras."""
+    if not is_tf_module(model) and "keras" in sys.modules and ("keras", "Layer") in class_bases(model):
+        config: Any = getattr(sys.modules["keras"], "config", None)
+        if hasattr(config, "backend"):
+            return str(config.backend())
+    return "tensorflow"
+
+
+def _note_keras_call(trace: Trace, layer: Any, given: Any, made: Any) -> None:
+    """Note a call of a layer with weights of its own."""
+    axis = getattr(layer, "axis", -1)
+    first = getattr(layer, "data_format", None) == "channels_first"
+    place = 1 if first else axis if isinstance(axis, int) else -1
+    if any(vars(layer).get(name) for name in _OWN) or hasattr(layer, "cell"):
+        trace.module(layer, given, made, lambda rank: place % rank)
+
+
+def _input_shapes(model: Any) -> list[list[int]]:
+    """Return the shapes that a model knows of its inputs; a free axis gets some length."""
+    try:
+        found = [tuple(each.shape) for each in model.inputs or ()]
+    except (AttributeError, TypeError, ValueError):
+        return []
+    return [[int(extent) if extent is not None else _SOME for extent in shape[1:]] for shape in found]
+
+
+def describe(model: Any) -> list[dict[str, Any]]:
+    """Return every layer by its first path; a tensor is named by its number in `model.weights`."""
+    numbers = {id(variable): place for place, variable in enumerate(model.weights)}
+    modules = []
+    for path, layer in iter_keras_layers([], model, set()):
+        modules.append(
+            {
+                "id": id(layer),
+                "path": path,
+                "class": framework_class(layer),
+                "own": type(layer).__name__ if has_own_call(layer, "call") else "",
+                "facts": keras_settings(layer),
+                "tensors": own_keras_weights(layer, numbers),
+            }
+        )
+    return modules
+
+
+def iter_keras_layers(path: list[str], layer: Any, seen: set[int]) -> Iterator[tuple[list[str], Any]]:
+    """Go through a layer and those in it: by its attributes, then by their names, each once."""
+    seen.add(id(layer))
+    yield path, layer
+    held = {name: value for name, value in vars(layer).items() if not name.startswith("_")}
+    below = [(name, value) for name, value in iter_attributes(held) if is_keras_layer(value)]
+    # A Sequential or functional model keeps its layers in the order of use.
+    listed = getattr(layer, "layers", None)
+    below += [([each.name], each) for each in listed or () if is_keras_layer(each)]
+    hidden = [(name, value) for name, value in iter_attributes(vars(layer)) if is_keras_layer(value)]
+    # Private lists name once more what private attributes name.
+    for name, each in below + sorted(hidden, key=lambda found: len(found[0])):
+        if id(each) not in seen:
+            yield from iter_keras_layers([*path, *name], each, seen)
+
+
+def is_keras_layer(value: Any) -> bool:
+    """Say whether the object is a layer of Keras."""
+    return any(
+        (top, "Layer") in class_bases(value) for top in ("keras", "tf_keras", "tensorflow", "tensorflow_core")
+    )
+
+
+def own_keras_weights(layer: Any, numbers: dict[int, int]) -> list[list[Any]]:
+    """Return the layer's own weights: the name of each and its number."""
+    names = {
+        id(value): name[-1].lstrip("_")
+        for name, value in iter_attributes(vars(layer))
+        if id(value) in numbers
+    }
+    held = [each for name in _OWN for each in vars(layer).get(name, ()) if id(each) in numbers]
+    for each in held:
+        names[id(each)] = _attribute_name(layer, each) or str(each.name).rpartition("/")[2].partition(":")[0]
+    return [[name, numbers[number]] for number, name in names.items()]
+
+
+def _attribute_name(layer: Any, variable: Any) -> str | None:
+    mine = (name for name, value in vars(layer).items() if value is variable)
+    return next((name.lstrip("_") for name in mine), None)
+
+
+def keras_settings(layer: Any) -> dict[str, Any]:
+    """Return the plain settings of a layer."""
+    try:
+        said = layer.get_config()
+    except Exception:  # noqa: BLE001 - a user's layer need not know its own settings
+        said = vars(layer)
+    return dict(plain_settings(said), name=layer.name)
+
+
+def number_keras_weights(model: Any) -> bool:
+    """Fill every weight with its own number, so that its place in a file can be seen."""
+    model.set_weights([numbered_array(n, w.shape, w.dtype) for n, w in enumerate(model.get_weights())])
+    return True
+
+
+def save(model: Any, file: str, form: str) -> str:
+    """Write the model as TensorFlow's objects or as a `.weights.h5` file; return the prefix or the file."""
+    if form == "keras":
+        model.save_weights(file + ".weights.h5")
+        return file + ".weights.h5"
+    if _saves_from_session(model):
+        model.save_weights(file, save_format="tf")
+        return file
+    return save_tensorflow(model, file, form)
+
+
+def load(model: Any, file: str, form: str) -> None:
+    """Load the file; raise whatever Keras or TensorFlow raises unless every weight is in it."""
+    if form == "keras":
+        model.load_weights(file)
+    elif _saves_from_session(model):
+        status = model.load_weights(file)
+        if _tensorflow_version() >= (2, 0):
+            # TensorFlow 1 also asks for what holds no values; the comparison that follows is the proof there.
+            status.assert_consumed()
+    else:
+        load_tensorflow(model, file, form)
+
+
+def _saves_from_session(model: Any) -> bool:
+    """Say whether Keras keeps the session that an old TensorFlow would save from."""
+    if not is_tf_module(model) and ("keras", "Layer") in class_bases(model):
+        backend = sys.modules["keras"].config.backend()
+        if backend != "tensorflow":
+            raise UnsupportedError(f"this Keras computes with {backend}", hint="--to keras")
+        return False
+    # Before 2.4 tf.train.Checkpoint takes no object as its root.
+    return _tensorflow_version() < (2, 4) or not _is_eager()
+
+
+def _tensorflow_version() -> tuple[int, ...]:
+    version: str = sys.modules["tensorflow"].__version__
+    return tuple(map(int, version.split(".")[:2]))
+
+
+def _is_eager() -> bool:
+    tensorflow: Any = sys.modules.get("tensorflow")
+    return tensorflow is None or bool(tensorflow.executing_eagerly())
+
+
+keras_models = types.SimpleNamespace(
+    is_layer=is_keras_layer,
+    number=number_keras_weights,
+    load=load,
+    facts=keras_settings,
+    build=build_keras,
+    own=own_keras_weights,
+    layers=iter_keras_layers,
+    FORMS=FORMS,
+    describe=describe,
+    save=save,
+)
+
+
+# A torch.nn.Module: described, saved as its state_dict, loaded strictly.
+
+TORCH_FORMS = ("torch",)
+
+
+def build_torch(model: Any, shapes: list[list[int]], guessed: list[list[int]]) -> dict[int, dict[str, Any]]:
+    """Give lazy parameters their shapes by a call; return what a call tells of modules (see calls.known).
+
+    `shapes` are the inputs' without their batch, as the user gives them. Raise UsageError when the model
+    cannot be called with them.
+    """
+    lazy = [n for n, p in model.named_parameters() if type(p).__name__ == "UninitializedParameter"]
+    if lazy and not (shapes or guessed):
+        raise UsageError(
+            "the model has parameters without a shape before its first call",
+            path=lazy[0],
+            hint="--input-shape 17 or --input-shape 4,84,84 tells what it is called with",
+        )
+    if not (shapes or lazy):
+        # A configuration tells of images whose channels stand last.
+        for each in _guess_shapes(guessed):
+            try:
+                return _drop_input_orders(_follow_torch_call(model, each), each)
+            except Exception:  # noqa: BLE001, S112 - the shape was a guess
+                continue
+        return {}
+    return _follow_torch_call(model, shapes or guessed)
+
+
+def _drop_input_orders(
+    told: dict[int, dict[str, Any]], guessed: list[list[int]]
+) -> dict[int, dict[str, Any]]:
+    """Return what a call tells, without the order of vectors of a guessed length.
+
+    A module that takes one may take a flattened image, which a model that flattens takes as a vector too.
+    """
+    vectors = [[[1, shape[0]]] for shape in guessed if len(shape) == 1]
+    for each in told.values():
+        takes = each.get("orders", {}).get("in")
+        if isinstance(takes, dict) and [list(part) for part in takes["parts"] or ()] in vectors:
+            del each["orders"]["in"]
+    return told
+
+
+def _guess_shapes(guessed: list[list[int]]) -> list[list[list[int]]]:
+    if not guessed:
+        return []
+    first = [[shape[-1], *shape[:-1]] if len(shape) > 2 else shape for shape in guessed]
+    rows = [[*shape[1:], shape[0]] if len(shape) == 2 else shape for shape in first]
+    frames = [[s[0], s[-1], *s[1:-1]] if len(s) > 3 else s for s in guessed]
+    return [first, rows, frames, guessed]
+
+
+def _follow_torch_call(model: Any, shapes: list[list[int]]) -> dict[int, dict[str, Any]]:
+    calls, trace, probes = CallLog(), TorchTrace(), ModuleProbes()
+
+    def noted(module: Any, given: Any, made: Any) -> None:
+        _note_torch_call(calls, trace, module, given, made)
+        if vars(module).get("_parameters") and has_own_call(module, "forward"):
+            probes.note(module, given)
+
+    hooks = [module.register_forward_hook(noted) for module in model.modules()]
+    found: dict[int, dict[str, Any]] = {}
+    trained = [(module, module.training) for module in model.modules()]
+    try:
+        _call_torch(model.eval(), shapes, calls, trace)
+        for hook in hooks:
+            hook.remove()
+        found = probes.found(_torch_tensors, _compute_torch)
+    finally:
+        for hook in hooks:
+            hook.remove()
+        for module, training in trained:
+            module.training = training
+    told = call_facts(calls, trace)
+    for module, each in found.items():
+        told.setdefault(module, {}).update(each)
+    return told
+
+
+def _torch_tensors(module: Any) -> dict[str, Any]:
+    """Return a module's own tensors by name, as arrays; raise ValueError if it has modules besides."""
+    if vars(module).get("_modules"):
+        raise ValueError("a module with others in it")
+    held = {**vars(module).get("_parameters", {}), **vars(module).get("_buffers", {})}
+    return {name: each.detach().cpu().numpy() for name, each in held.items() if each is not None}
+
+
+def _compute_torch(module: Any, x: Any, like: Any) -> Any:
+    torch: Any = sys.modules["torch"]
+    with torch.no_grad():
+        return module(torch.from_numpy(x).to(like.device, like.dtype)).cpu().numpy()
+
+
+def _note_torch_call(calls: CallLog, trace: Trace, module: Any, given: Any, made: Any) -> None:
+    calls.note(module, given, made)
+    calls.flow(module, given, made)
+    if vars(module).get("_parameters") or vars(module).get("_buffers"):
+        name = framework_class(module)
+        channels = any(part in name for part in ("Conv", "BatchNorm", "InstanceNorm", "GroupNorm", "PReLU"))
+        trace.module(module, given, made, lambda rank: 1 if channels else rank - 1)
+
+
+def _call_torch(model: Any, shapes: list[list[int]], calls: CallLog, trace: TorchTrace) -> None:
+    torch: Any = sys.modules["torch"]
+
+    def call(dtype: Any) -> None:
+        given = [torch.zeros((1, *shape), dtype=dtype) for shape in shapes]
+        trace.border(given, 1)
+        with trace.following():
+            made = model(*given)
+        trace.border(made, 1)
+
+    with torch.no_grad(), _note_functions(torch, calls):
+        try:
+            call(torch.get_default_dtype())
+        except (RuntimeError, IndexError, TypeError, ValueError, AttributeError) as error:
+            try:  # a model that looks words up wants whole numbers
+                call(torch.int64)
+            except Exception:  # noqa: BLE001 - the first answer is the one to tell
+                shown = " and ".join(map(str, shapes))
+                raise UsageError(
+                    f"the model cannot be called with inputs of shape {shown}: {last_error_line(error)}"
+                ) from error
+
+
+def _note_functions(torch: Any, calls: CallLog) -> Any:
+    """Return a context in which torch's functions are noted too: pooling, flattening, reshaping."""
+    try:
+        mode = torch.overrides.TorchFunctionMode
+    except AttributeError:  # before torch 1.13
+        return contextlib.nullcontext()
+
+    def noted(self: Any, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        del self, types
+        made = function(*args, **(kwargs or {}))
+        if type(made).__name__ == "Tensor" and args:
+            calls.note(None, args[0], made)
+        calls.flow(None, (args, kwargs or {}), made)
+        return made
+
+    return type("Functions", (mode,), {"__torch_function__": noted})()
+
+
+def describe_torch(model: Any) -> list[dict[str, Any]]:
+    """Return every module in the order of definition; a tensor is named by its key in the state_dict."""
+    known = model.state_dict(keep_vars=True)
+    modules = []
+    for path, module in model.named_modules():
+        held = vars(module)
+        names = [*held.get("_parameters", ()), *held.get("_buffers", ())]
+        keys = {name: path + "." + name if path else name for name in names}
+        modules.append(
+            {
+                "id": id(module),
+                "path": path.split(".") if path else [],
+                "class": framework_class(module),
+                "own": type(module).__name__ if has_own_call(module, "forward") else "",
+                "facts": plain_settings(held),
+                "tensors": [[name, key] for name, key in keys.items() if key in known],
+            }
+        )
+    return modules
+
+
+def number_torch_tensors(model: Any) -> bool:
+    """Say that keys tell whose a tensor is."""
+    del model
+    return False
+
+
+def save_torch(model: Any, file: str, form: str) -> str:
+    """Write the state_dict; return the file."""
+    del form
+    torch: Any = sys.modules["torch"]
+    torch.save(model.state_dict(), file + ".pt")
+    return file + ".pt"
+
+
+def load_torch(model: Any, file: str, form: str) -> None:
+    """Load the file strictly."""
+    del form
+    torch: Any = sys.modules["torch"]
+    model.load_state_dict(torch.load(file, map_location="cpu"), strict=True)
+
+
+torch_models = types.SimpleNamespace(
+    number=number_torch_tensors,
+    load=load_torch,
+    build=build_torch,
+    describe=describe_torch,
+    FORMS=TORCH_FORMS,
+    save=save_torch,
+)
+
+
+# The program of the process that holds a user's model: it imports what the user names (see beside.py).
+
+OWNERS = {"torch": torch_models, "keras": keras_models, "tensorflow": tensorflow_modules}  # type: dict[str, Any]
+
+
+class ModelSession:
+    """The model that this process holds, its framework, and what a call told of its modules."""
+
+    def __init__(self) -> None:
+        self.model: Any = None
+        self.framework = ""
+        self.known: dict[int, dict[str, Any]] = {}
+
+    @property
+    def owner(self) -> Any:
+        """The module that knows this framework's models."""
+        return OWNERS[self.framework]
+
+
+def _build(session: ModelSession, message: Message) -> Message:
+    made = call_factory(message["factory"], message["arguments"])
+    framework = model_framework(made)
+    if framework is None or isinstance(made, type):
+        kind = made.__name__ if isinstance(made, type) else type(made).__name__
+        raise UsageError(
+            "{} makes no model".format(message["factory"]),
+            expected="a torch.nn.Module, a keras.Model or a tf.Module",
+            found=kind,
+        )
+    session.model, session.framework = made, framework
+    return {"framework": framework, "class": type(made).__name__, "forms": list(session.owner.FORMS)}
+
+
+def _describe(session: ModelSession, message: Message) -> Message:
+    shapes, guessed = message["shapes"] or [], message["guessed"] or []
+    session.known = session.owner.build(session.model, shapes, guessed)
+    modules = session.owner.describe(session.model)
+    for module in modules:
+        module.update(session.known.get(module.pop("id"), {}))
+    return {"modules": modules}
+
+
+def _save(session: ModelSession, message: Message) -> Message:
+    form = message["form"]
+    if form not in session.owner.FORMS:
+        raise UnsupportedError(f"a {session.framework} model is not loaded from this form", found=form)
+    return {"file": session.owner.save(session.model, message["file"], form)}
+
+
+def _number(session: ModelSession, message: Message) -> Message:
+    del message
+    return {"done": session.owner.number(session.model)}
+
+
+def _load(session: ModelSession, message: Message) -> Message:
+    try:
+        session.owner.load(session.model, message["file"], message["form"])
+    except Exception as error:
+        raise WorkerError("the model does not load what was written: " + last_error_line(error)) from error
+    return {}
+
+
+def _close(_session: ModelSession, _: Message) -> Message:
+    # Frameworks abort now and then while an interpreter shuts down; nothing here is left to save.
+    os._exit(0)
+
+
+HANDLERS = {
+    "build": _build,
+    "describe": _describe,
+    "save": _save,
+    "number": _number,
+    "load": _load,
+    "close": _close,
+}
+
+
+def main() -> None:
+    """Hold a model for the process that started this one."""
+    with message_pipes() as (requests, answers):
+        serve(ModelSession(), HANDLERS, requests, answers)
+
+
+if __name__ == "__main__":
+    main()
+    sys.exit(0)

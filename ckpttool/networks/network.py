@@ -1,0 +1,669 @@
+"""Frozen graphs of typed layers and policies."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from typing import Any, BinaryIO, Literal, Protocol, TypeVar, cast
+
+import numpy as np
+
+from ckpttool.core.errors import EnvironmentMismatchError, FormatError, UnsupportedError, UsageError
+
+# The finished network: a frozen small graph of typed layers that no framework owns.
+#
+# Values are numbered: first the inputs in their order, then one per node. A backend turns the whole
+# graph into one function (see agents.policy); a new kind of layer is one more class here and one more
+# row in each backend's table.
+
+ActivationName = Literal["relu", "tanh", "sigmoid", "elu", "leaky_relu", "gelu", "silu", "softplus", "linear"]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Dense:
+    """`x @ kernel + bias`; kernel [in, out], bias [out] or None."""
+
+    kernel: np.ndarray
+    bias: np.ndarray | None = None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class LayerNorm:
+    """Normalise the last axis, then `* scale + offset`; scale, offset [n]; epsilon inside the root."""
+
+    scale: np.ndarray
+    offset: np.ndarray
+    epsilon: float
+
+
+@dataclass(frozen=True, slots=True)
+class Activation:
+    """A function of every element; `slope` is leaky_relu's alone (PyTorch 0.01, Keras layers 0.3)."""
+
+    name: ActivationName
+    slope: float = 0.01
+
+
+@dataclass(frozen=True, slots=True)
+class Concat:
+    """Join all inputs along the last axis."""
+
+
+@dataclass(frozen=True, slots=True)
+class Flatten:
+    """[batch, ...] to [batch, n], in C order."""
+
+
+@dataclass(frozen=True, slots=True)
+class Transpose:
+    """Reorder the axes behind the batch: the result's axis i is the given one's axes[i], counted from 0."""
+
+    axes: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Slice:
+    """Take the columns from `start` to before `stop` of the last axis."""
+
+    start: int
+    stop: int
+
+
+@dataclass(frozen=True, slots=True)
+class Add:
+    """Add all inputs, which have one shape."""
+
+
+@dataclass(frozen=True, slots=True)
+class Multiply:
+    """Multiply all inputs, which have one shape, element by element."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Convolution:
+    """Cross-correlate images [batch, height, width, in] to [batch, height, width, out].
+
+    kernel [height, width, in, out], bias [out] or None; `strides` are (down, right), `padding` the rows of
+    zeros ((above, below), (left, right)).
+    """
+
+    kernel: np.ndarray
+    bias: np.ndarray | None = None
+    strides: tuple[int, int] = (1, 1)
+    padding: tuple[tuple[int, int], tuple[int, int]] = ((0, 0), (0, 0))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Affine:
+    """`x * scale + shift`; scale, shift [n]: action bounds and observation statistics."""
+
+    scale: np.ndarray
+    shift: np.ndarray
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Clip:
+    """Limit every element; low, high [n]."""
+
+    low: np.ndarray
+    high: np.ndarray
+
+
+Layer = (
+    Dense
+    | LayerNorm
+    | Activation
+    | Concat
+    | Flatten
+    | Affine
+    | Clip
+    | Transpose
+    | Slice
+    | Add
+    | Multiply
+    | Convolution
+)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Node:
+    """One layer and the numbers of the values that it takes."""
+
+    layer: Layer
+    inputs: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class StateSlot:
+    """What a recurrent network carries from step to step.
+
+    `shape` is without the batch, `value` the number of the value that becomes the next state.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    value: int
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Network:
+    """A graph with named inputs and one output.
+
+    `inputs` are names and widths, such as `("obs", 17)`, or shapes without the batch, `("obs", (64, 64, 3))`;
+    a network that carries state lists its state slots' names among the inputs as well. `output` is the number
+    of the value to return. `members` above 1 means several networks' arrays in one, each with a member axis
+    first (see agents.stacking).
+    """
+
+    inputs: tuple[tuple[str, int | tuple[int, ...]], ...]
+    nodes: tuple[Node, ...]
+    output: int
+    states: tuple[StateSlot, ...] = ()
+    members: int = 1
+
+    def cast(self, dtype: Literal["float32", "float64"]) -> Network:
+        """Return the same network with every array in `dtype`."""
+        return self.with_arrays(lambda _, array: array.astype(dtype))
+
+    def with_arrays(self, change: Callable[[str, np.ndarray], np.ndarray]) -> Network:
+        """Return the same network with `change(field, array)` for every array of every layer."""
+        return replace(self, nodes=tuple(replace(n, layer=_map_arrays(n.layer, change)) for n in self.nodes))
+
+    @property
+    def input_shapes(self) -> dict[str, tuple[int, ...]]:
+        """The shape of every input without its batch, in their order."""
+        slots = {slot.name: slot.shape for slot in self.states}
+        given = {name: (width,) if isinstance(width, int) else tuple(width) for name, width in self.inputs}
+        return {name: slots.get(name, shape) for name, shape in given.items()}
+
+    @property
+    def width(self) -> int:
+        """The width of the output: that of the last layer that has one."""
+        for node in reversed(self.nodes):
+            if isinstance(node.layer, Dense):
+                return int(node.layer.kernel.shape[-1])
+        raise ValueError("a network without a dense layer has no width of its own")
+
+
+def _map_arrays(layer: Layer, change: Callable[[str, np.ndarray], np.ndarray]) -> Layer:
+    held = {field.name: getattr(layer, field.name) for field in fields(layer)}
+    arrays: dict[str, Any] = {n: change(n, a) for n, a in held.items() if isinstance(a, np.ndarray)}
+    return replace(layer, **arrays) if arrays else layer
+
+
+# What a backend makes of a network: one function from observations to actions, on its device.
+
+Observation = np.ndarray | Mapping[str, np.ndarray]
+State = tuple[np.ndarray, ...]
+
+
+class Policy(Protocol):
+    """A network on a device; the weights stay there between steps."""
+
+    device: str
+
+    def step(self, obs: Observation, state: State = ()) -> tuple[np.ndarray, State]:
+        """Return the output [batch, n] and the next state.
+
+        `obs` is an array [batch, obs_dim] for a network of one input, else a mapping from input name to
+        array; `state` is empty for networks without memory.
+        """
+        ...
+
+
+class Backend(Protocol):
+    """What every backend module offers; its names are module-level."""
+
+    NAME: str
+
+    def build(self, network: Network, device: str = "cpu") -> Policy:
+        """Put the network on the device ("cpu", "cuda", "auto"); raise UsageError if there is none."""
+        ...
+
+    def versions(self) -> dict[str, str]:
+        """Return the versions of the libraries that compute."""
+        ...
+
+
+# What shape each kind of layer makes of those that it is given, all without the batch.
+#
+# A rule takes a layer and the shapes of its inputs; its ValueError carries what was expected and what came.
+
+Shape = tuple[int, ...]
+
+
+def _dense_shape(layer: Dense, given: Sequence[Shape]) -> Shape:
+    rows, columns = layer.kernel.shape
+    if list(given) != [(rows,)]:
+        raise ValueError(f"[batch, {rows}]", _format_shapes(given))
+    if layer.bias is not None and layer.bias.shape != (columns,):
+        raise ValueError(f"a bias of {columns}", str(list(layer.bias.shape)))
+    return (columns,)
+
+
+def _vector_shape(size: int, given: Sequence[Shape]) -> Shape:
+    if len(given) != 1 or size not in {1, given[0][-1]}:
+        raise ValueError(f"[batch, {size}]", _format_shapes(given))
+    return given[0]
+
+
+def _concat_shape(_layer: Concat, given: Sequence[Shape]) -> Shape:
+    if len({shape[:-1] for shape in given}) != 1:
+        raise ValueError("shapes that differ in the last axis alone", _format_shapes(given))
+    return (*given[0][:-1], sum(shape[-1] for shape in given))
+
+
+def _same_shape(_layer: Layer, given: Sequence[Shape]) -> Shape:
+    if len(set(given)) != 1:
+        raise ValueError("one shape", _format_shapes(given))
+    return given[0]
+
+
+def _transpose_shape(layer: Transpose, given: Sequence[Shape]) -> Shape:
+    if len(given) != 1 or sorted(layer.axes) != list(range(len(given[0]))):
+        raise ValueError(f"{len(layer.axes)} axes behind the batch", _format_shapes(given))
+    return tuple(given[0][axis] for axis in layer.axes)
+
+
+def _slice_shape(layer: Slice, given: Sequence[Shape]) -> Shape:
+    if len(given) != 1 or not 0 <= layer.start < layer.stop <= given[0][-1]:
+        raise ValueError(f"at least {layer.stop} columns", _format_shapes(given))
+    return (*given[0][:-1], layer.stop - layer.start)
+
+
+def _convolution_shape(layer: Convolution, given: Sequence[Shape]) -> Shape:
+    *size, taken, made = layer.kernel.shape
+    if len(given) != 1 or len(given[0]) != len(size) + 1 or given[0][-1] != taken:
+        raise ValueError(f"[batch, height, width, {taken}]", _format_shapes(given))
+    if layer.bias is not None and layer.bias.shape != (made,):
+        raise ValueError(f"a bias of {made}", str(list(layer.bias.shape)))
+    whole = [n + sum(more) for n, more in zip(given[0], layer.padding, strict=False)]
+    if any(n < k for n, k in zip(whole, size, strict=True)):
+        raise ValueError(f"images of {size[0]} x {size[1]} or more", _format_shapes(given))
+    steps = zip(whole, size, layer.strides, strict=True)
+    return (*((n - k) // stride + 1 for n, k, stride in steps), made)
+
+
+def _format_shapes(given: Sequence[Shape]) -> str:
+    return " and ".join(str(["batch", *shape]).replace("'", "") for shape in given)
+
+
+RULES: dict[type[Layer], Callable[[Any, Sequence[Shape]], Shape]] = {
+    Dense: _dense_shape,
+    LayerNorm: lambda layer, given: _vector_shape(layer.scale.size, given),
+    Activation: lambda _layer, given: given[0],
+    Concat: _concat_shape,
+    Flatten: lambda _layer, given: (math.prod(given[0]),),
+    Affine: lambda layer, given: _vector_shape(layer.scale.size, given),
+    Clip: lambda layer, given: _vector_shape(layer.low.size, given),
+    Transpose: _transpose_shape,
+    Slice: _slice_shape,
+    Add: _same_shape,
+    Multiply: _same_shape,
+    Convolution: _convolution_shape,
+}
+
+
+# Several networks of one structure as one: every array gets a member axis, and rows belong to members.
+#
+# A stacked policy takes the members' rows one block after the other, obs [K * n, obs_dim], and computes block
+# m with member m's weights: one batched product instead of K small ones.
+
+# The kinds that act on the last axis alone: a member axis before the batch changes nothing for them.
+STACKABLE: frozenset[type[Layer]] = frozenset(
+    {Dense, LayerNorm, Activation, Concat, Slice, Add, Multiply, Affine, Clip}
+)
+# The one field of theirs that has two axes; all others have one and are the same for every row.
+MATRIX = "kernel"
+
+
+def stack_structure(network: Network) -> Hashable | None:
+    """Return what networks must share to be stacked; None for one that cannot be.
+
+    That is the graph, the layers' kinds, shapes and types, activations and epsilons: all but the weights.
+    """
+    if network.states or not all(_is_stackable(node.layer) for node in network.nodes):
+        return None
+    layers = tuple((type(node.layer), node.inputs, _layer_facts(node.layer)) for node in network.nodes)
+    return network.members, network.inputs, network.output, layers
+
+
+def stack_networks(networks: Sequence[Network]) -> Network:
+    """Return the networks as one of `members=K`: kernels [K, in, out], all other arrays [K, 1, n].
+
+    One network is its own stack. Raise UsageError where structures differ.
+    """
+    first, *others = networks
+    if not others:
+        return first
+    found = stack_structure(first)
+    if found is None or first.members > 1 or any(stack_structure(other) != found for other in others):
+        raise UsageError("networks of different structures are not stacked")
+    nodes = tuple(
+        replace(node, layer=_stack_layers([network.nodes[number].layer for network in networks]))
+        for number, node in enumerate(first.nodes)
+    )
+    return replace(first, nodes=nodes, members=len(networks))
+
+
+def select_member(network: Network, number: int) -> Network:
+    """Return one network of a stack."""
+    if network.members == 1:
+        return network
+    alone = network.with_arrays(lambda name, array: array[number] if name == MATRIX else array[number, 0])
+    return replace(alone, members=1)
+
+
+def _is_stackable(layer: Layer) -> bool:
+    held = {field.name: getattr(layer, field.name) for field in fields(layer)}
+    return type(layer) in STACKABLE and all(
+        value.ndim == (2 if name == MATRIX else 1)
+        for name, value in held.items()
+        if isinstance(value, np.ndarray)
+    )
+
+
+def _layer_facts(layer: Layer) -> Hashable:
+    values = [getattr(layer, field.name) for field in fields(layer)]
+    return tuple((v.shape, v.dtype.name) if isinstance(v, np.ndarray) else v for v in values)
+
+
+def _stack_layers(layers: Sequence[Layer]) -> Layer:
+    held = {field.name: [getattr(layer, field.name) for layer in layers] for field in fields(layers[0])}
+    arrays: dict[str, Any] = {
+        name: np.stack(values) if name == MATRIX else np.stack(values)[:, None]
+        for name, values in held.items()
+        if isinstance(values[0], np.ndarray)
+    }
+    return replace(layers[0], **arrays) if arrays else layers[0]
+
+
+# What every backend shares: the shapes in a graph, the checks on its inputs, the order of its steps.
+
+Value = TypeVar("Value")
+Dtype = Literal["float32", "float64"]
+
+
+def network_arrays(network: Network) -> Iterator[np.ndarray]:
+    """Yield every array of every layer, in the order of the nodes."""
+    for node in network.nodes:
+        for field in fields(node.layer):
+            value = getattr(node.layer, field.name)
+            if isinstance(value, np.ndarray):
+                yield value
+
+
+def dtype_of(network: Network) -> Dtype:
+    """Return the one float type that the network's arrays share; float32 if there is no array."""
+    names = {array.dtype.name for array in network_arrays(network)} or {"float32"}
+    if len(names) > 1 or not names <= {"float32", "float64"}:
+        raise UnsupportedError(
+            "a network computes in float32 or in float64",
+            found=" and ".join(sorted(names)),
+            hint="network.cast('float32') gives every array one type",
+        )
+    return cast(Dtype, names.pop())
+
+
+def value_shapes(network: Network) -> list[Shape]:
+    """Return the shape of every value without its batch; raise UsageError where layers do not fit.
+
+    The members of a stacked network share their shapes, which are without the member axis.
+    """
+    network = select_member(network, 0)
+    found = list(network.input_shapes.values())
+    for number, node in enumerate(network.nodes):
+        kind = type(node.layer).__name__
+        if not node.inputs or not all(0 <= value < len(found) for value in node.inputs):
+            raise UsageError(f"node {number} ({kind}) takes a value that does not exist before it")
+        given = [found[value] for value in node.inputs]
+        try:
+            found.append(look_up(RULES, type(node.layer), "network")(node.layer, given))
+        except ValueError as error:
+            expected, taken = error.args
+            raise UsageError(
+                f"node {number} ({kind}) does not fit what it takes", expected=expected, found=taken
+            ) from None
+    _check_results(network, found)
+    return found
+
+
+def look_up(table: Mapping[Any, Value], key: Any, owner: str) -> Value:
+    """Return the table's row for a layer class or an activation; raise UnsupportedError if it has none."""
+    if key not in table:
+        raise UnsupportedError(f"the {owner} has no {getattr(key, '__name__', key)}")
+    return table[key]
+
+
+def assemble(
+    network: Network, lower: Callable[[Layer], Callable[..., Value]]
+) -> Callable[[Sequence[Value]], list[Value]]:
+    """Return one function from the inputs' values to the output followed by the next states.
+
+    `lower` makes a function of one layer; it is called once per node, so that weights move only here.
+    """
+    calls = [lower(node.layer) for node in network.nodes]
+    if is_chain(network):
+        return _chain_calls(calls)
+    steps = [(call, node.inputs) for call, node in zip(calls, network.nodes, strict=True)]
+    wanted = [network.output, *(slot.value for slot in network.states)]
+
+    def run(given: Sequence[Value]) -> list[Value]:
+        values = list(given)
+        for call, inputs in steps:
+            values.append(call(*[values[i] for i in inputs]))
+        return [values[i] for i in wanted]
+
+    return run
+
+
+class InputAdapter:
+    """Turns what a caller gives into the arrays of a network's inputs, in their order and type."""
+
+    def __init__(self, network: Network) -> None:
+        self.dtype = np.dtype(dtype_of(network))
+        self.shapes = value_shapes(network)[: len(network.inputs)]
+        self.members = network.members
+        self._names = tuple(name for name, _ in network.inputs)
+        self._states = tuple(slot.name for slot in network.states)
+        self._observed = tuple(name for name in self._names if name not in self._states)
+        self._flattened = _only_flattened(network)
+        # The common case is one array of the right width: it must cost less than the arithmetic.
+        plain = len(self.shapes) == 1 and len(self.shapes[0]) == 1 and not self._states and self.members == 1
+        self._width = self.shapes[0][0] if plain else -1
+
+    def __call__(self, obs: Observation, state: State = ()) -> list[np.ndarray]:
+        """Return one array [batch, ...] per input, or [members, batch / members, ...] for a stacked network.
+
+        Raise EnvironmentMismatchError where one does not fit.
+        """
+        if isinstance(obs, np.ndarray) and obs.ndim == 2 and obs.shape[1] == self._width and not state:
+            return [obs if obs.dtype == self.dtype else obs.astype(self.dtype)]
+        given = self._rows(obs, state)
+        return given if self.members == 1 else self._blocks(given)
+
+    @property
+    def is_joint(self) -> bool:
+        """Whether a policy has a memory, or more than one input."""
+        return bool(self._states) or len(self._names) > 1
+
+    def joined(self, output: np.ndarray) -> np.ndarray:
+        """Return a stacked network's output with its rows in the order of the observations'."""
+        return output if self.members == 1 else output.reshape(-1, output.shape[-1])
+
+    def _rows(self, obs: Observation, state: State) -> list[np.ndarray]:
+        named = self._named(obs)
+        batch = len(next(iter(named.values())))
+        named.update(zip(self._states, self._remembered(state, batch), strict=True))
+        return [self._fit(name, named[name], batch) for name in self._names]
+
+    def _blocks(self, given: list[np.ndarray]) -> list[np.ndarray]:
+        """Give every member its rows: those of member m are one block."""
+        if any(len(array) % self.members for array in given):
+            raise EnvironmentMismatchError(
+                "the observations cannot be divided among the stacked policies",
+                expected=f"a multiple of {self.members}",
+                found=str(len(given[0])),
+            )
+        return [array.reshape(self.members, -1, *array.shape[1:]) for array in given]
+
+    def _named(self, obs: Observation) -> dict[str, np.ndarray]:
+        named = (
+            {name: np.asarray(value) for name, value in obs.items()}
+            if isinstance(obs, Mapping)
+            else {self._observed[0]: np.asarray(obs)}
+        )
+        if set(named) != set(self._observed) or not all(array.ndim for array in named.values()):
+            raise EnvironmentMismatchError(
+                "the observation does not have the network's inputs",
+                expected=", ".join(self._observed),
+                found=", ".join(named) if isinstance(obs, Mapping) else "one array",
+            )
+        return named
+
+    def _remembered(self, state: State, batch: int) -> State:
+        """Return the state, or zeros before the first step."""
+        if len(state) not in {0, len(self._states)}:
+            raise UsageError(
+                "the state does not have the network's slots",
+                expected=str(len(self._states)),
+                found=str(len(state)),
+            )
+        by_name = dict(zip(self._names, self.shapes, strict=True))
+        return tuple(state) or tuple(np.zeros((batch, *by_name[n]), self.dtype) for n in self._states)
+
+    def _fit(self, name: str, array: np.ndarray, batch: int) -> np.ndarray:
+        wanted = (batch, *self.shapes[self._names.index(name)])
+        flattens = name in self._flattened and array.size == math.prod(wanted) and len(array) == batch
+        if array.shape != wanted and not flattens:
+            raise EnvironmentMismatchError(
+                f"input {name!r} does not fit the network",
+                expected=f"[{', '.join(['batch', *map(str, wanted[1:])])}]",
+                found=str(list(array.shape)),
+            )
+        return array.astype(self.dtype, copy=False).reshape(wanted)
+
+
+def is_chain(network: Network) -> bool:
+    """Say whether every layer takes the one before, from one input to the output."""
+    line = all(node.inputs == (number,) for number, node in enumerate(network.nodes))
+    return line and len(network.inputs) == 1 and not network.states and network.output == len(network.nodes)
+
+
+def _chain_calls(calls: Sequence[Callable[..., Value]]) -> Callable[[Sequence[Value]], list[Value]]:
+    def run(given: Sequence[Value]) -> list[Value]:
+        value = given[0]
+        for call in calls:
+            value = call(value)
+        return [value]
+
+    return run
+
+
+def _only_flattened(network: Network) -> frozenset[str]:
+    """Return the inputs that may come as [batch, ...] because nothing but Flatten reads them."""
+    others = {i for node in network.nodes if not isinstance(node.layer, Flatten) for i in node.inputs}
+    read = {i for node in network.nodes for i in node.inputs} - others
+    return frozenset(name for i, (name, _) in enumerate(network.inputs) if i in read)
+
+
+def _check_results(network: Network, found: Sequence[Shape]) -> None:
+    if not 0 <= network.output < len(found):
+        raise UsageError(f"the network's output is value {network.output} of {len(found)}")
+    names = [name for name, _ in network.inputs]
+    for slot in network.states:
+        if slot.name not in names or not 0 <= slot.value < len(found) or found[slot.value] != slot.shape:
+            raise UsageError(f"no value of shape {slot.shape} feeds the network's state {slot.name!r}")
+
+
+# A network on its way to another process: a JSON document and an npz of its arrays, nothing pickled.
+
+LAYERS: dict[str, type[Layer]] = {
+    kind.__name__: kind
+    for kind in (
+        Dense,
+        LayerNorm,
+        Activation,
+        Concat,
+        Flatten,
+        Affine,
+        Clip,
+        Transpose,
+        Slice,
+        Add,
+        Multiply,
+        Convolution,
+    )
+}
+
+
+def write_network(network: Network, file: BinaryIO) -> dict[str, Any]:
+    """Write the arrays to `file` as an npz; return the rest as a document for JSON."""
+    arrays: dict[str, np.ndarray] = {}
+    document = network_to_document(network, arrays)
+    np.savez(file, allow_pickle=False, **arrays)
+    return document
+
+
+def network_to_document(network: Network, arrays: dict[str, np.ndarray], prefix: str = "") -> dict[str, Any]:
+    """Put the arrays into `arrays` under names that begin with `prefix`; return the rest for JSON."""
+    nodes = [_node_document(f"{prefix}{number}.", node, arrays) for number, node in enumerate(network.nodes)]
+    return {
+        "inputs": [list(given) for given in network.inputs],
+        "nodes": nodes,
+        "output": network.output,
+        "states": [[slot.name, list(slot.shape), slot.value] for slot in network.states],
+        "members": network.members,
+    }
+
+
+def read_network(document: dict[str, Any], file: BinaryIO) -> Network:
+    """Return the network of a document and its npz; raise FormatError if they are no network."""
+    with np.load(file, allow_pickle=False) as arrays:
+        return network_from_document(document, arrays)
+
+
+def network_from_document(document: dict[str, Any], arrays: Any) -> Network:
+    """Return the network of a document and arrays by name; raise FormatError if they are no network."""
+    try:
+        return Network(
+            inputs=tuple((str(name), _to_tuples(width)) for name, width in document["inputs"]),
+            nodes=tuple(
+                Node(_layer_from_document(node, arrays), tuple(node["inputs"])) for node in document["nodes"]
+            ),
+            output=int(document["output"]),
+            states=tuple(StateSlot(name, tuple(shape), value) for name, shape, value in document["states"]),
+            members=int(document["members"]),
+        )
+    except (KeyError, TypeError, ValueError) as error:
+        raise FormatError(f"a network's document is incomplete: {error!r}") from None
+
+
+def _node_document(prefix: str, node: Node, arrays: dict[str, np.ndarray]) -> dict[str, Any]:
+    values = {field.name: getattr(node.layer, field.name) for field in fields(node.layer)}
+    held = {prefix + name: value for name, value in values.items() if isinstance(value, np.ndarray)}
+    arrays.update(held)
+    plain = {name: _to_python_number(value) for name, value in values.items() if prefix + name not in held}
+    return {
+        "layer": type(node.layer).__name__,
+        "inputs": list(node.inputs),
+        "plain": plain,
+        "arrays": {name.removeprefix(prefix): name for name in held},
+    }
+
+
+def _to_python_number(value: Any) -> Any:
+    """Return a number of numpy's as Python's, which JSON knows."""
+    return value.item() if isinstance(value, np.generic) else value
+
+
+def _layer_from_document(node: dict[str, Any], arrays: Any) -> Layer:
+    held = {name: arrays[key] for name, key in node["arrays"].items()}
+    plain = {name: _to_tuples(value) for name, value in node["plain"].items()}
+    return LAYERS[node["layer"]](**plain, **held)
+
+
+def _to_tuples(value: Any) -> Any:
+    """Return JSON's lists as tuples."""
+    return tuple(map(_to_tuples, value)) if isinstance(value, list) else value

@@ -1,0 +1,503 @@
+"""NumPy backend."""
+
+from __future__ import annotations
+
+import ctypes
+import math
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from functools import reduce
+from typing import Any
+
+import numpy as np
+
+from ckpttool.core.errors import UsageError
+from ckpttool.networks.network import (
+    Activation,
+    Add,
+    Affine,
+    Clip,
+    Concat,
+    Convolution,
+    Dense,
+    Flatten,
+    InputAdapter,
+    Layer,
+    LayerNorm,
+    Multiply,
+    Network,
+    Observation,
+    Slice,
+    State,
+    Transpose,
+    assemble,
+    is_chain,
+    look_up,
+)
+from ckpttool.networks.train_step import TRAINED, AdamState, Learner, TrainingEngine, trained_arrays
+
+# Chains of layers in numpy that reuse memory: hidden values have a place of their own and are written over.
+#
+# The arithmetic is that of the layers one by one, to the last bit; what is left out are the allocations. From
+# 1,024 rows of 256 numbers on they took a third of the time: the system takes blocks of that size back.
+
+Function = Callable[..., np.ndarray]
+Run = Callable[[Sequence[np.ndarray]], list[np.ndarray]]
+
+# What can be written over its input, and costs less so.
+_IN_PLACE: dict[str, Function] = {
+    "relu": lambda x: np.maximum(x, 0.0, out=x),
+    "tanh": lambda x: np.tanh(x, x),
+}
+
+
+def build_chain(network: Network, lower: Callable[[Layer], Function]) -> Run | None:
+    """Return a chain as one function of its input, `lower` for what is as usual; None for other graphs.
+
+    What the last dense layer and those after it give is new at every call: callers may keep it. One thread
+    at a time may call.
+    """
+    if not is_chain(network):
+        return None
+    layers = [node.layer for node in network.nodes]
+    last = max((number for number, layer in enumerate(layers) if isinstance(layer, Dense)), default=0)
+    calls: list[Function] = []
+    for number, layer in enumerate(layers):
+        after_dense = number > 0 and isinstance(layers[number - 1], Dense)
+        if isinstance(layer, Dense) and number < last:
+            calls.append(_buffered_dense(layer))
+        elif isinstance(layer, Activation) and after_dense and layer.name in _IN_PLACE:
+            calls.append(_IN_PLACE[layer.name])
+        else:
+            calls.append(lower(layer))
+
+    def run(given: Sequence[np.ndarray]) -> list[np.ndarray]:
+        x = given[0]
+        for call in calls:
+            x = call(x)
+        return [x]
+
+    return run
+
+
+def _buffered_dense(layer: Dense) -> Function:
+    """Return a dense layer that writes to the same array as long as it gets as many rows."""
+    kernel = copy_native(layer.kernel)
+    bias = None if layer.bias is None else copy_native(layer.bias)
+    product: Any = np.dot if kernel.ndim == 2 else np.matmul
+    *members, _, width = kernel.shape
+    rows, room = -1, np.empty(0, kernel.dtype)
+
+    def hidden(x: np.ndarray) -> np.ndarray:
+        nonlocal rows, room
+        if x.shape[-2] != rows:
+            rows = x.shape[-2]
+            room = np.empty((*members, rows, width), kernel.dtype)
+        product(x, kernel, room)
+        if bias is not None:
+            np.add(room, bias, room)
+        return room
+
+    return hidden
+
+
+def copy_native(array: np.ndarray) -> np.ndarray:
+    """Copy to native byte order and C order: files may change under a mapped array."""
+    return np.array(array, dtype=array.dtype.newbyteorder("="), order="C")
+
+
+# The numpy backend: no framework, least overhead per step, and the float64 reference of `verify`.
+
+NAME = "numpy"
+
+
+def versions() -> dict[str, str]:
+    """Return numpy's version."""
+    return {"numpy": np.__version__}
+
+
+def build(network: Network, device: str = "cpu") -> NumpyPolicy:
+    """Copy the network's arrays and return its policy; raise UsageError for any device but the CPU."""
+    if device not in {"cpu", "auto"}:
+        raise UsageError(f"the numpy backend has no device {device!r}", hint="it computes on cpu")
+    return NumpyPolicy(network)
+
+
+def learn(learner: Learner) -> TrainingEngine:
+    """Return the learner in training on the CPU."""
+    return NumpyEngine(learner)
+
+
+class NumpyPolicy:
+    """A network as closures over numpy arrays."""
+
+    device = "cpu"
+
+    def __init__(self, network: Network) -> None:
+        self._feeds = InputAdapter(network)
+        self._run = build_chain(network, _lower) or assemble(network, _lower)
+
+    def step(self, obs: Observation, state: State = ()) -> tuple[np.ndarray, State]:
+        """Return the output [batch, n] and the next state."""
+        action, *after = self._run(self._feeds(obs, state))
+        return self._feeds.joined(action), tuple(after)
+
+    @contextmanager
+    def threads(self, count: int) -> Iterator[None]:
+        """Multiply with that many threads inside the block, where numpy's BLAS is OpenBLAS.
+
+        Its waiting threads take the environments' cores (rollouts on busy cores ran ten times slower), and
+        the last bits of a product depend on how many threads share it.
+        """
+        found = _openblas()
+        if found is None:
+            yield
+            return
+        get, put = found
+        before = get()
+        put(count)
+        try:
+            yield
+        finally:
+            put(before)
+
+
+def _openblas() -> tuple[Callable[[], int], Callable[[int], None]] | None:
+    """Return OpenBLAS's get and set of threads, under the names of numpy's wheels and of distributions."""
+    for name in ("numpy._core._multiarray_umath", "numpy.core._multiarray_umath"):
+        path = str(getattr(sys.modules.get(name), "__file__", None))
+        if not path.endswith((".so", ".pyd", ".dylib")):
+            continue
+        core = ctypes.CDLL(path)  # looks names up in the libraries that numpy's core is linked with, too
+        for form in (
+            "scipy_openblas_{}_num_threads64_",
+            "openblas_{}_num_threads64_",
+            "openblas_{}_num_threads",
+        ):
+            if hasattr(core, form.format("set")):
+                return getattr(core, form.format("get")), getattr(core, form.format("set"))
+    return None
+
+
+def _lower(layer: Layer) -> Function:
+    return look_up(LAYERS, type(layer), "numpy backend")(layer)
+
+
+def _dense(layer: Dense) -> Function:
+    kernel = copy_native(layer.kernel)
+    # np.dot costs less per call; np.matmul multiplies every member's block by its own kernel.
+    product = np.dot if kernel.ndim == 2 else np.matmul
+    if layer.bias is None:
+        return lambda x: product(x, kernel)
+    bias = copy_native(layer.bias)
+
+    def dense(x: np.ndarray) -> np.ndarray:
+        y: np.ndarray = product(x, kernel)
+        y += bias
+        return y
+
+    return dense
+
+
+def _layer_norm(layer: LayerNorm) -> Function:
+    scale, offset, epsilon = copy_native(layer.scale), copy_native(layer.offset), float(layer.epsilon)
+
+    def layer_norm(x: np.ndarray) -> np.ndarray:
+        centred: np.ndarray = x - x.mean(axis=-1, keepdims=True)
+        variance = np.square(centred).mean(axis=-1, keepdims=True)
+        scaled: np.ndarray = centred / np.sqrt(variance + epsilon) * scale + offset
+        return scaled
+
+    return layer_norm
+
+
+def _affine(layer: Affine) -> Function:
+    scale, shift = copy_native(layer.scale), copy_native(layer.shift)
+    return lambda x: x * scale + shift
+
+
+def _clip(layer: Clip) -> Function:
+    low, high = copy_native(layer.low), copy_native(layer.high)
+    return lambda x: np.minimum(np.maximum(x, low), high)
+
+
+def _convolution(layer: Convolution) -> Function:
+    height, width, taken, made = layer.kernel.shape
+    down, right = layer.strides
+    product = _dense(Dense(layer.kernel.reshape(-1, made), layer.bias))
+    around = ((0, 0), *layer.padding, (0, 0))
+    padded = any(map(any, layer.padding))
+
+    def convolution(x: np.ndarray) -> np.ndarray:
+        x = np.pad(x, around) if padded else x
+        windows = np.lib.stride_tricks.sliding_window_view(x, (height, width), axis=(1, 2))
+        # [batch, height, width, in, kernel height, kernel width], with the channels moved to the end.
+        strided = windows[:, ::down, ::right].transpose(0, 1, 2, 4, 5, 3)
+        flat = product(strided.reshape(-1, height * width * taken))
+        return flat.reshape(*strided.shape[:3], made)
+
+    return convolution
+
+
+def _transpose(layer: Transpose) -> Function:
+    axes = (0, *(axis + 1 for axis in layer.axes))
+    return lambda x: x.transpose(axes)
+
+
+def _pairwise(operation: Callable[[np.ndarray, np.ndarray], np.ndarray]) -> Callable[[Any], Function]:
+    """Return the row of a layer that joins its inputs two by two."""
+    return lambda _: lambda *xs: reduce(operation, xs)
+
+
+def _activation(layer: Activation) -> Function:
+    return look_up(ACTIVATIONS, layer.name, "numpy backend")(layer)
+
+
+def sigmoid(x: np.ndarray) -> np.ndarray:
+    """Return the logistic function of every element."""
+    # Through tanh, which cannot overflow.
+    return 0.5 * np.tanh(0.5 * x) + 0.5
+
+
+# numpy has no error function; math.erf is right to the last bit, and gelu is rare in agents.
+_erf = np.frompyfunc(math.erf, 1, 1)
+
+
+def normal_cdf(x: np.ndarray) -> np.ndarray:
+    """Return how much of the standard normal distribution lies below every element."""
+    below: np.ndarray = 0.5 * (1.0 + np.asarray(_erf(x * math.sqrt(0.5)), x.dtype))
+    return below
+
+
+def _gelu(x: np.ndarray) -> np.ndarray:
+    product: np.ndarray = x * normal_cdf(x)
+    return product
+
+
+def _elu(x: np.ndarray) -> np.ndarray:
+    return np.where(x > 0, x, np.expm1(np.minimum(x, 0.0)))
+
+
+def _leaky_relu(layer: Activation) -> Function:
+    slope = float(layer.slope)
+    return lambda x: np.where(x > 0, x, x * slope)
+
+
+ACTIVATIONS: dict[str, Callable[[Activation], Function]] = {
+    "relu": lambda _: lambda x: np.maximum(x, 0.0),
+    "tanh": lambda _: np.tanh,
+    "sigmoid": lambda _: sigmoid,
+    "elu": lambda _: _elu,
+    "leaky_relu": _leaky_relu,
+    "gelu": lambda _: _gelu,
+    "silu": lambda _: lambda x: x * sigmoid(x),
+    "softplus": lambda _: lambda x: np.logaddexp(x, 0.0),
+    "linear": lambda _: lambda x: x,
+}
+
+LAYERS: dict[type[Layer], Callable[[Any], Function]] = {
+    Dense: _dense,
+    LayerNorm: _layer_norm,
+    Activation: _activation,
+    Concat: lambda _: lambda *xs: np.concatenate(xs, axis=-1),
+    Flatten: lambda _: lambda x: x.reshape(len(x), math.prod(x.shape[1:])),
+    Affine: _affine,
+    Clip: _clip,
+    Transpose: _transpose,
+    Slice: lambda layer: lambda x: x[..., layer.start : layer.stop],
+    Add: _pairwise(np.add),
+    Multiply: _pairwise(np.multiply),
+    Convolution: _convolution,
+}
+
+
+# The gradients of small networks, written out for numpy: what every layer hands back of its output's.
+
+Values = Sequence[np.ndarray]
+# What a layer's inputs and its trained arrays get of the gradient of its output.
+Back = tuple[list[np.ndarray], list[np.ndarray]]
+
+
+def forward_values(network: Network, inputs: Values) -> list[np.ndarray]:
+    """Return every value of the graph: the inputs, then one for each node."""
+    values = list(inputs)
+    for node in network.nodes:
+        run = look_up(LAYERS, type(node.layer), "numpy backend")(node.layer)
+        values.append(run(*[values[i] for i in node.inputs]))
+    return values
+
+
+def backpropagate(network: Network, values: Values, gradient: np.ndarray) -> Back:
+    """Return what the inputs and the trained arrays get of the gradient of the output."""
+    of_value: list[Any] = [0.0] * len(values)
+    of_value[network.output] = gradient
+    of_weights: list[list[np.ndarray]] = []
+    first = len(network.inputs)
+    for number, node in reversed(tuple(enumerate(network.nodes, first))):
+        back = look_up(BACKWARD, type(node.layer), "numpy backend")
+        given = [values[i] for i in node.inputs]
+        # A value that nothing used has no gradient.
+        above = np.broadcast_to(of_value[number], values[number].shape)
+        of_given, found = back(node.layer, given, values[number], above)
+        of_weights.append(found)
+        for i, part in zip(node.inputs, of_given, strict=True):
+            of_value[i] = of_value[i] + part
+    inputs = [np.broadcast_to(of_value[i], values[i].shape) for i in range(first)]
+    return inputs, [array for found in reversed(of_weights) for array in found]
+
+
+def _dense_gradient(layer: Dense, given: Values, _: np.ndarray, g: np.ndarray) -> Back:
+    found = [given[0].T @ g]
+    return [g @ layer.kernel.T], found if layer.bias is None else [*found, g.sum(axis=0)]
+
+
+def _layer_norm_gradient(layer: LayerNorm, given: Values, _: np.ndarray, g: np.ndarray) -> Back:
+    x = given[0]
+    centred = x - x.mean(axis=-1, keepdims=True)
+    root = np.sqrt(np.square(centred).mean(axis=-1, keepdims=True) + layer.epsilon)
+    unit, scaled = centred / root, g * layer.scale
+    along = unit * (scaled * unit).mean(axis=-1, keepdims=True)
+    of_x = (scaled - scaled.mean(axis=-1, keepdims=True) - along) / root
+    return [of_x], [(g * unit).sum(axis=0), g.sum(axis=0)]
+
+
+def _activation_gradient(layer: Activation, given: Values, y: np.ndarray, g: np.ndarray) -> Back:
+    return [g * look_up(SLOPES, layer.name, "numpy backend")(layer, given[0], y)], []
+
+
+def _concat_gradient(_layer: Concat, given: Values, _: np.ndarray, g: np.ndarray) -> Back:
+    return np.split(g, np.cumsum([x.shape[-1] for x in given])[:-1], axis=-1), []
+
+
+def _clip_gradient(layer: Clip, given: Values, _: np.ndarray, g: np.ndarray) -> Back:
+    return [g * ((given[0] >= layer.low) & (given[0] <= layer.high))], []
+
+
+def _gelu_slope(_layer: Activation, x: np.ndarray, _y: np.ndarray) -> np.ndarray:
+    slope: np.ndarray = normal_cdf(x) + x * np.exp(-x * x / 2) / math.sqrt(2 * math.pi)
+    return slope
+
+
+def _silu_slope(_layer: Activation, x: np.ndarray, _y: np.ndarray) -> np.ndarray:
+    s = sigmoid(x)
+    slope: np.ndarray = s * (1 + x * (1 - s))
+    return slope
+
+
+# The derivative of every activation, of its input x and its output y.
+SLOPES: dict[str, Callable[[Activation, np.ndarray, np.ndarray], np.ndarray]] = {
+    "relu": lambda _layer, x, _y: (x > 0).astype(x.dtype),
+    "tanh": lambda _layer, _x, y: 1 - y * y,
+    "sigmoid": lambda _layer, _x, y: y * (1 - y),
+    "elu": lambda _layer, x, _y: np.exp(np.minimum(x, 0.0)),
+    "leaky_relu": lambda layer, x, _y: np.where(x > 0, 1.0, layer.slope).astype(x.dtype),
+    "gelu": _gelu_slope,
+    "silu": _silu_slope,
+    "softplus": lambda _layer, x, _y: sigmoid(x),
+    "linear": lambda _layer, x, _y: np.ones_like(x),
+}
+
+BACKWARD: dict[type[Layer], Callable[[Any, Values, np.ndarray, np.ndarray], Back]] = {
+    Dense: _dense_gradient,
+    LayerNorm: _layer_norm_gradient,
+    Activation: _activation_gradient,
+    Concat: _concat_gradient,
+    Flatten: lambda _layer, given, _y, g: ([g.reshape(given[0].shape)], []),
+    Affine: lambda layer, _given, _y, g: ([g * layer.scale], []),
+    Clip: _clip_gradient,
+}
+
+
+# Training in numpy: the float64 reference of `verify --train-step`.
+
+
+class NumpyEngine:
+    """A learner as numpy arrays."""
+
+    def __init__(self, learner: Learner) -> None:
+        self._nets = dict(learner.networks)
+        self._actor_adam = _NumpyAdam(learner.actor_adam)
+        self._critic_adam = _NumpyAdam(learner.critic_adam)
+
+    def forward(self, title: str, *inputs: np.ndarray) -> np.ndarray:
+        """Return a network's output [batch, n]."""
+        net = self._nets[title]
+        return forward_values(net, inputs)[net.output]
+
+    def regress(self, critics: Sequence[str], inputs: Sequence[np.ndarray], target: np.ndarray) -> None:
+        """Make one step of the critics' optimizer on the sum of their mean squared errors."""
+        found: list[np.ndarray] = []
+        for title in critics:
+            net = self._nets[title]
+            values = forward_values(net, inputs)
+            error = values[net.output] - target
+            found += backpropagate(net, values, error * (2 / error.size))[1]
+        self._step(self._critic_adam, critics, found)
+
+    def improve(self, actor: str, critic: str, obs: np.ndarray) -> None:
+        """Make one step of the actor's optimizer towards actions of higher value."""
+        policy, judge = self._nets[actor], self._nets[critic]
+        acted = forward_values(policy, [obs])
+        judged = forward_values(judge, [obs, acted[policy.output]])
+        down = np.full_like(judged[judge.output], -1 / judged[judge.output].size)
+        (_, of_action), _ = backpropagate(judge, judged, down)
+        self._step(self._actor_adam, [actor], backpropagate(policy, acted, of_action)[1])
+
+    def follow(self, slow: str, fast: str, tau: float) -> None:
+        """Move every weight of the slow network the part `tau` of the way to the fast one."""
+        pairs = zip(self.weights(slow), self.weights(fast), strict=True)
+        self._nets[slow] = _with_weights(
+            self._nets[slow], [kept + tau * (value - kept) for kept, value in pairs]
+        )
+
+    def weights(self, title: str) -> list[np.ndarray]:
+        """Return a network's trained arrays."""
+        return trained_arrays(self._nets[title])
+
+    def _step(self, adam: _NumpyAdam, titles: Sequence[str], found: list[np.ndarray]) -> None:
+        counts = [len(self.weights(title)) for title in titles]
+        stepped = adam.step([w for title in titles for w in self.weights(title)], found)
+        for title, count in zip(titles, counts, strict=True):
+            self._nets[title] = _with_weights(self._nets[title], stepped[:count])
+            del stepped[:count]
+
+
+class _NumpyAdam:
+    """Adam as both frameworks' sources define it, epsilon where its convention puts it."""
+
+    def __init__(self, adam: AdamState) -> None:
+        self._adam = adam
+        self._count = adam.step
+        self._m, self._v, self._vhat = list(adam.m), list(adam.v), list(adam.vhat)
+
+    def step(self, weights: Values, found: Values) -> list[np.ndarray]:
+        """Return the weights after one update by the gradients found."""
+        adam = self._adam
+        self._count += 1
+        first, second = (1 - beta**self._count for beta in (adam.beta_1, adam.beta_2))
+        epsilon = adam.epsilon_at(self._count, corrected=True)
+        stepped = []
+        for n, (weight, gradient) in enumerate(zip(weights, found, strict=True)):
+            kept = weight * (1 - adam.learning_rate * adam.decoupled)
+            g = gradient + adam.l2[n] * weight
+            self._m[n] = self._m[n] + (g - self._m[n]) * (1 - adam.beta_1)
+            self._v[n] = self._v[n] + (g * g - self._v[n]) * (1 - adam.beta_2)
+            v = self._v[n]
+            if self._vhat:
+                v = self._vhat[n] = np.maximum(self._vhat[n], v)
+            root = np.sqrt(v / second) + epsilon
+            stepped.append(kept - adam.learning_rate * (self._m[n] / first) / root)
+        return stepped
+
+
+def _with_weights(network: Network, weights: list[np.ndarray]) -> Network:
+    """Return the network with other trained arrays."""
+    left = iter(weights)
+    nodes = []
+    for node in network.nodes:
+        names = TRAINED.get(type(node.layer), ())
+        new: dict[str, Any] = {n: next(left) for n in names if getattr(node.layer, n) is not None}
+        nodes.append(replace(node, layer=replace(node.layer, **new)) if new else node)
+    return replace(network, nodes=tuple(nodes))

@@ -1,0 +1,107 @@
+"""ONNX Runtime backend."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+
+from ckpttool.core.errors import UsageError
+from ckpttool.networks.network import InputAdapter, Network, Observation, State
+
+# The onnxruntime backend: the network as an ONNX model, run on the CPU; least time for middling batches.
+
+NAME = "onnxruntime"
+
+_ACTION = "/action"
+
+
+def versions() -> dict[str, str]:
+    """Return the runtime's version, and that of the library that makes the model."""
+    import onnx
+    import onnxruntime
+
+    return {"onnxruntime": str(onnxruntime.__version__), "onnx": str(onnx.__version__)}
+
+
+def build(network: Network, device: str = "cpu") -> OnnxRuntimePolicy:
+    """Make a model of the network and return its policy; raise UsageError for any device but the CPU."""
+    if device not in {"cpu", "auto"}:
+        raise UsageError(f"the onnxruntime backend has no device {device!r}", hint="it computes on cpu")
+    return OnnxRuntimePolicy(network)
+
+
+class OnnxRuntimePolicy:
+    """A network as a session of the runtime, of one thread unless told otherwise."""
+
+    device = "cpu"
+
+    def __init__(self, network: Network) -> None:
+        from ckpttool.networks import onnx_export
+
+        self._feeds = InputAdapter(network)
+        self._names = [name for name, _ in network.inputs]
+        self._model = onnx_export.encode_model(
+            network, [f"/{n}" for n in range(len(network.nodes))], _ACTION, {}
+        )
+        self._run = self._session(1)
+
+    def step(self, obs: Observation, state: State = ()) -> tuple[np.ndarray, State]:
+        """Return the output [batch, n] and the next state."""
+        given = self._feeds(obs, state)
+        action, *after = self._run(None, dict(zip(self._names, given, strict=True)))
+        return self._feeds.joined(action), tuple(after)
+
+    @contextmanager
+    def threads(self, count: int) -> Iterator[None]:
+        """Compute with that many threads inside the block: another session, where it is not one."""
+        before = self._run
+        if count != 1:
+            self._run = self._session(count)
+        try:
+            yield
+        finally:
+            self._run = before
+
+    def _session(self, threads: int) -> Any:
+
+        return create_session(self._model, threads).run
+
+
+# Runs an ONNX model's bytes: by onnxruntime, or by the reference evaluator of the onnx library.
+
+_ERRORS_ONLY = 3  # ORT_LOGGING_LEVEL_ERROR (onnxruntime/core/session/onnxruntime_c_api.h)
+
+
+def onnx_engine() -> str:
+    """Return the name and version of what runs models here."""
+    if importlib.util.find_spec("onnxruntime") is not None:
+        import onnxruntime
+
+        return f"onnxruntime {onnxruntime.__version__}"
+    import onnx
+
+    return f"the reference evaluator of onnx {onnx.__version__}"
+
+
+def create_session(model: bytes, threads: int = 1) -> Any:
+    """Return onnxruntime's session of the model on the CPU: the last bits depend on the number of threads."""
+    import onnxruntime
+
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = _ERRORS_ONLY
+    options.intra_op_num_threads, options.inter_op_num_threads = threads, 1
+    return onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"])
+
+
+def run_model(model: bytes, given: Mapping[str, np.ndarray]) -> np.ndarray:
+    """Return the model's one output on the inputs by name, [batch, width] each."""
+    if importlib.util.find_spec("onnxruntime") is not None:
+        return np.asarray(create_session(model).run(None, dict(given))[0])
+    from onnx.reference import ReferenceEvaluator
+
+    found: Any = ReferenceEvaluator(model).run(None, dict(given))
+    return np.asarray(found[0])

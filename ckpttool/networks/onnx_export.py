@@ -1,0 +1,290 @@
+"""A network as an ONNX model: a row for each kind of layer, in operators that old runtimes have too.
+
+Opset 13 and IR version 7 are those of ONNX 1.8 (onnx/docs/Versioning.md); layer norm, GELU and SiLU have no
+operator there and are made of smaller ones, in the patterns that runtimes join again
+(onnxruntime/core/optimizer/layer_norm_fusion.cc, gelu_fusion.cc). Imported only by who exports.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from functools import reduce
+from typing import Any
+
+import numpy as np
+from onnx import ModelProto, NodeProto, TensorProto, checker, helper
+
+from ckpttool.core.errors import UnsupportedError
+from ckpttool.networks.network import (
+    Activation,
+    Add,
+    Affine,
+    Clip,
+    Concat,
+    Convolution,
+    Dense,
+    Flatten,
+    Layer,
+    LayerNorm,
+    Multiply,
+    Network,
+    Slice,
+    Transpose,
+    dtype_of,
+    look_up,
+    value_shapes,
+)
+from ckpttool.version import __version__
+
+OPSET, IR_VERSION = 13, 7
+BATCH = "batch"
+_TYPES = {"float32": TensorProto.FLOAT, "float64": TensorProto.DOUBLE}
+_OWNER = "ONNX model"
+
+
+def encode_model(network: Network, places: Sequence[str], output: str, metadata: Mapping[str, str]) -> bytes:
+    """Return the model's bytes, checked by the onnx library; the same network gives the same bytes.
+
+    Inputs have the network's names and are [batch, ...], a stack's [members, batch, ...]; `output` names the
+    result, and after it comes `next_NAME` for each state slot. `places` has a name for each node, with which
+    those of its constants and values begin.
+    """
+    found = value_shapes(network)
+    graph = _OnnxGraphBuilder(dtype_of(network))
+    values = [name for name, _ in network.inputs]
+    for node, place in zip(network.nodes, places, strict=True):
+        graph.place = place
+        lower = look_up(LAYERS, type(node.layer), _OWNER)
+        values.append(lower(graph, node.layer, *[values[number] for number in node.inputs]))
+    results = {output: network.output, **{f"next_{slot.name}": slot.value for slot in network.states}}
+    for name, number in results.items():
+        values = graph.call(values, number, name)
+    model = _make_model(graph, network, {name: found[number] for name, number in results.items()}, metadata)
+    checker.check_model(model, full_check=True)
+    return bytes(model.SerializeToString(deterministic=True))
+
+
+def _make_model(
+    graph: _OnnxGraphBuilder,
+    network: Network,
+    results: Mapping[str, tuple[int, ...]],
+    metadata: Mapping[str, str],
+) -> ModelProto:
+    rows = [BATCH] if network.members == 1 else [network.members, BATCH]
+
+    def described(name: str, shape: tuple[int, ...]) -> Any:
+        return helper.make_tensor_value_info(name, _TYPES[graph.dtype], [*rows, *shape])
+
+    made = helper.make_graph(
+        graph.nodes,
+        "ckpttool",
+        [
+            described(name, shape)
+            for (name, _), shape in zip(network.inputs, value_shapes(network), strict=False)
+        ],
+        [described(*result) for result in results.items()],
+        graph.constants,
+    )
+    model = helper.make_model(
+        made,
+        producer_name="ckpttool",
+        producer_version=__version__,
+        ir_version=IR_VERSION,
+        opset_imports=[helper.make_opsetid("", OPSET)],
+    )
+    helper.set_model_props(model, dict(metadata))
+    return model
+
+
+class _OnnxGraphBuilder:
+    """Collects operators and constants; their names begin with the place that is being made."""
+
+    def __init__(self, dtype: str) -> None:
+        self.dtype = dtype
+        self.place = ""
+        self.nodes: list[NodeProto] = []
+        self.constants: list[TensorProto] = []
+        self._taken: Counter[str] = Counter()
+        self._called: set[str] = set()
+
+    def apply(self, operator: str, *inputs: str, **attributes: Any) -> str:
+        """Add an operator and return the name of its value."""
+        name = self._name(operator)
+        self.nodes.append(helper.make_node(operator, inputs, [name], name=name, **attributes))
+        return name
+
+    def constant(self, name: str, value: np.ndarray | float) -> str:
+        """Add a constant and return its name."""
+        return self._constant(name, np.asarray(value).astype(self.dtype), _TYPES[self.dtype])
+
+    def integers(self, name: str, *values: int) -> str:
+        """Add a constant [n] of int64, which operators take for axes and indices; return its name."""
+        return self._constant(name, np.asarray(values, np.int64), TensorProto.INT64)
+
+    def _constant(self, name: str, array: np.ndarray, kind: int) -> str:
+        name = self._name(name)
+        # raw_data is little-endian on every machine (onnx/onnx.proto, TensorProto).
+        data = array.astype(array.dtype.newbyteorder("<")).tobytes()
+        self.constants.append(helper.make_tensor(name, kind, array.shape, data, raw=True))
+        return name
+
+    def call(self, values: Sequence[str], number: int, name: str) -> list[str]:
+        """Give a value another name and return all names; an input keeps its own and is passed on."""
+        value = values[number]
+        made = any(value in node.output for node in self.nodes)
+        if not made or value in self._called:
+            self.nodes.append(helper.make_node("Identity", [value], [name]))
+            return list(values)
+        self._called.add(name)
+        for node in self.nodes:
+            for names in (node.input, node.output):
+                names[:] = [name if each == value else each for each in names]
+        return [name if each == value else each for each in values]
+
+    def _name(self, word: str) -> str:
+        whole = f"{self.place}/{word}"
+        self._taken[whole] += 1
+        return whole if self._taken[whole] == 1 else f"{whole}_{self._taken[whole]}"
+
+
+def _dense(graph: _OnnxGraphBuilder, layer: Dense, x: str) -> str:
+    kernel = graph.constant("kernel", layer.kernel)
+    if layer.bias is None:
+        return graph.apply("MatMul", x, kernel)
+    if layer.kernel.ndim > 2:  # a stack's: Gemm takes one matrix
+        return graph.apply("Add", graph.apply("MatMul", x, kernel), graph.constant("bias", layer.bias))
+    return graph.apply("Gemm", x, kernel, graph.constant("bias", layer.bias))
+
+
+def _layer_norm(graph: _OnnxGraphBuilder, layer: LayerNorm, x: str) -> str:
+    centred = graph.apply("Sub", x, graph.apply("ReduceMean", x, axes=[-1], keepdims=1))
+    if graph.dtype == "float64":
+        # Joined to one operator, its epsilon would be an attribute in 32 bits.
+        squared = graph.apply("Mul", centred, centred)
+    else:
+        squared = graph.apply("Pow", centred, graph.constant("two", 2.0))
+    variance = graph.apply("ReduceMean", squared, axes=[-1], keepdims=1)
+    root = graph.apply("Sqrt", graph.apply("Add", variance, graph.constant("epsilon", layer.epsilon)))
+    scaled = graph.apply("Mul", graph.apply("Div", centred, root), graph.constant("scale", layer.scale))
+    return graph.apply("Add", scaled, graph.constant("offset", layer.offset))
+
+
+def _affine(graph: _OnnxGraphBuilder, layer: Affine, x: str) -> str:
+    # Statistics come as two of these, each with one half that changes nothing.
+    if (layer.scale != 1).any():
+        x = graph.apply("Mul", x, graph.constant("scale", layer.scale))
+    if (layer.shift != 0).any():
+        x = graph.apply("Add", x, graph.constant("shift", layer.shift))
+    return x
+
+
+def _clip(graph: _OnnxGraphBuilder, layer: Clip, x: str) -> str:
+    # The operator Clip takes one number for all dimensions.
+    above = graph.apply("Max", x, graph.constant("low", layer.low))
+    return graph.apply("Min", above, graph.constant("high", layer.high))
+
+
+def _require_float32(graph: _OnnxGraphBuilder, what: str, operator: str) -> None:
+    if graph.dtype != "float32":
+        raise UnsupportedError(
+            f"the {_OWNER} has no {what} in {graph.dtype}", hint=f"onnxruntime has no {operator} there"
+        )
+
+
+def _convolution(graph: _OnnxGraphBuilder, layer: Convolution, x: str) -> str:
+    _require_float32(graph, "convolution", "Conv")
+    bias = [] if layer.bias is None else [graph.constant("bias", layer.bias)]
+    kernel = graph.constant("kernel", layer.kernel.transpose(3, 2, 0, 1))
+    (above, below), (left, right) = layer.padding
+    # The operator wants channels first; onnxruntime removes transposes that meet their inverse.
+    first = graph.apply("Transpose", x, perm=[0, 3, 1, 2])
+    found = graph.apply(
+        "Conv", first, kernel, *bias, strides=list(layer.strides), pads=[above, left, below, right]
+    )
+    return graph.apply("Transpose", found, perm=[0, 2, 3, 1])
+
+
+def _slice(graph: _OnnxGraphBuilder, layer: Slice, x: str) -> str:
+    start, stop = graph.integers("start", layer.start), graph.integers("stop", layer.stop)
+    return graph.apply("Slice", x, start, stop, graph.integers("axis", -1))
+
+
+def _gelu(graph: _OnnxGraphBuilder, _layer: Activation, x: str) -> str:
+    _require_float32(graph, "gelu", "Erf")
+    erf = graph.apply("Erf", graph.apply("Div", x, graph.constant("root_of_two", math.sqrt(2.0))))
+    weighted = graph.apply("Mul", x, graph.apply("Add", erf, graph.constant("one", 1.0)))
+    return graph.apply("Mul", weighted, graph.constant("half", 0.5))
+
+
+Lowering = Callable[..., str]
+
+
+def _clamp_below_zero(graph: _OnnxGraphBuilder, x: str) -> str:
+    return graph.apply("Max", x, graph.constant("zero", 0.0))
+
+
+def _clamp_above_zero(graph: _OnnxGraphBuilder, x: str) -> str:
+    return graph.apply("Min", x, graph.constant("zero", 0.0))
+
+
+def _elu(graph: _OnnxGraphBuilder, _layer: Activation, x: str) -> str:
+    shrunk = graph.apply("Sub", graph.apply("Exp", _clamp_above_zero(graph, x)), graph.constant("one", 1.0))
+    return graph.apply("Add", _clamp_below_zero(graph, x), shrunk)
+
+
+def _softplus(graph: _OnnxGraphBuilder, _layer: Activation, x: str) -> str:
+    small = graph.apply("Exp", graph.apply("Neg", graph.apply("Abs", x)))
+    return graph.apply(
+        "Add",
+        _clamp_below_zero(graph, x),
+        graph.apply("Log", graph.apply("Add", small, graph.constant("one", 1.0))),
+    )
+
+
+def _leaky_relu(graph: _OnnxGraphBuilder, layer: Activation, x: str) -> str:
+    sloped = graph.apply("Mul", _clamp_above_zero(graph, x), graph.constant("slope", float(layer.slope)))
+    return graph.apply("Add", _clamp_below_zero(graph, x), sloped)
+
+
+def _single_operator(operator: str) -> Lowering:
+    """Return the row of an activation that is one operator without parameters."""
+    return lambda graph, _layer, x: graph.apply(operator, x)
+
+
+ACTIVATIONS: dict[str, Lowering] = {
+    "relu": _single_operator("Relu"),
+    "tanh": _single_operator("Tanh"),
+    "sigmoid": _single_operator("Sigmoid"),
+    "elu": _single_operator("Elu"),
+    "softplus": _single_operator("Softplus"),
+    "leaky_relu": lambda graph, layer, x: graph.apply("LeakyRelu", x, alpha=float(layer.slope)),
+    "silu": lambda graph, _layer, x: graph.apply("Mul", x, graph.apply("Sigmoid", x)),
+    "gelu": _gelu,
+    "linear": lambda _graph, _layer, x: x,
+}
+
+# onnxruntime computes these operators in float32 alone (onnxruntime/docs/OperatorKernels.md).
+IN_FLOAT64: dict[str, Lowering] = {"elu": _elu, "softplus": _softplus, "leaky_relu": _leaky_relu}
+
+
+def _activation(graph: _OnnxGraphBuilder, layer: Activation, x: str) -> str:
+    rows = {**ACTIVATIONS, **IN_FLOAT64} if graph.dtype == "float64" else ACTIVATIONS
+    return look_up(rows, layer.name, _OWNER)(graph, layer, x)
+
+
+LAYERS: dict[type[Layer], Lowering] = {
+    Dense: _dense,
+    LayerNorm: _layer_norm,
+    Activation: _activation,
+    Concat: lambda graph, _layer, *xs: graph.apply("Concat", *xs, axis=-1),
+    Flatten: lambda graph, _layer, x: graph.apply("Flatten", x, axis=1),
+    Affine: _affine,
+    Clip: _clip,
+    Transpose: lambda graph, layer, x: graph.apply("Transpose", x, perm=[0, *(a + 1 for a in layer.axes)]),
+    Slice: _slice,
+    Add: lambda graph, _layer, *xs: reduce(lambda a, b: graph.apply("Add", a, b), xs),
+    Multiply: lambda graph, _layer, *xs: reduce(lambda a, b: graph.apply("Mul", a, b), xs),
+    Convolution: _convolution,
+}

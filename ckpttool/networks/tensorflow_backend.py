@@ -1,0 +1,308 @@
+"""The TensorFlow backend: one traced function for any batch, its weights constants on the device."""
+
+from __future__ import annotations
+
+import math
+import operator
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from functools import reduce
+from typing import Any
+
+import numpy as np
+
+from ckpttool.core.errors import UsageError
+from ckpttool.networks.network import (
+    Activation,
+    Add,
+    Affine,
+    Clip,
+    Concat,
+    Convolution,
+    Dense,
+    Flatten,
+    InputAdapter,
+    Layer,
+    LayerNorm,
+    Multiply,
+    Network,
+    Observation,
+    Slice,
+    State,
+    Transpose,
+    assemble,
+    look_up,
+)
+from ckpttool.networks.train_step import Learner, TrainingEngine
+
+NAME = "tensorflow"
+
+# TensorFlow carries no types.
+Tensor = Any
+Put = Callable[[np.ndarray], Tensor]
+Function = Callable[..., Tensor]
+Run = Callable[[Sequence[np.ndarray]], list[Tensor]]
+
+
+def versions() -> dict[str, str]:
+    """Return TensorFlow's version."""
+    import tensorflow as tf
+
+    return {"tensorflow": str(tf.__version__)}
+
+
+def build(network: Network, device: str = "cpu", *, xla: bool = False) -> TensorFlowPolicy:
+    """Put the network on "cpu", "cuda", "cuda:N" or "auto" (a GPU if there is any).
+
+    `xla` compiles the network anew for every batch shape, which takes half a second each (docs/design.md
+    says what it gains).
+    """
+    _use_one_thread()
+    return TensorFlowPolicy(network, _resolve_device(device), xla=xla)
+
+
+def learn(learner: Learner) -> TrainingEngine:
+    """Return the learner in training on the CPU: gradients by a tape, steps by Keras's own optimizer."""
+    from ckpttool.networks.tensorflow_training import TensorFlowEngine
+
+    return TensorFlowEngine(learner)
+
+
+class TensorFlowPolicy:
+    """A network as one concrete function over [None, width] tensors."""
+
+    def __init__(self, network: Network, place: str, *, xla: bool = False) -> None:
+        self.device = place
+        self._feeds = InputAdapter(network)
+        function = _on_device(network, place)
+        self._run = _compile_xla(function) if xla else _trace(network, self._feeds, function)
+
+    def step(self, obs: Observation, state: State = ()) -> tuple[np.ndarray, State]:
+        """Return the output [batch, n] and the next state, both in the host's memory."""
+        with _disable_tf32():
+            action, *after = [value.numpy() for value in self._run(self._feeds(obs, state))]
+        return self._feeds.joined(action), tuple(after)
+
+
+def _use_one_thread() -> None:
+    """Compute with one thread where TensorFlow has not started and nobody has chosen a number.
+
+    The environments own the cores, and the last bits of a sum depend on how many threads share it. Unlike
+    PyTorch's and OpenBLAS's, TensorFlow's number is fixed once it runs.
+    """
+    import tensorflow as tf
+
+    threading = tf.config.threading
+    with suppress(RuntimeError):
+        if threading.get_intra_op_parallelism_threads() == 0:
+            threading.set_intra_op_parallelism_threads(1)
+
+
+def _resolve_device(device: str) -> str:
+    import tensorflow as tf
+
+    gpus = tf.config.list_physical_devices("GPU")
+    offered = {"cpu": "cpu:0", "auto": "gpu:0" if gpus else "cpu:0"}
+    offered |= {"cuda": "gpu:0"} if gpus else {}
+    offered |= {f"cuda:{n}": f"gpu:{n}" for n in range(len(gpus))}
+    if device not in offered:
+        raise UsageError(
+            f"tensorflow {tf.__version__} has no device {device!r} here",
+            hint=f"there are {', '.join(offered)}",
+        )
+    for gpu in gpus:
+        # Else TensorFlow takes all of the GPU's memory. Once it runs, this was its owner's decision.
+        with suppress(RuntimeError):
+            tf.config.experimental.set_memory_growth(gpu, True)
+    return offered[device]
+
+
+@contextmanager
+def _disable_tf32() -> Iterator[None]:
+    """Keep TF32, which is TensorFlow's default, out of float32 products; restore the caller's setting."""
+    import tensorflow as tf
+
+    before = tf.config.experimental.tensor_float_32_execution_enabled()
+    tf.config.experimental.enable_tensor_float_32_execution(False)
+    try:
+        yield
+    finally:
+        tf.config.experimental.enable_tensor_float_32_execution(before)
+
+
+def _on_device(network: Network, place: str) -> Function:
+    import tensorflow as tf
+
+    with tf.device(place):
+        run = assemble(network, _lower)
+
+    def on_device(*given: Tensor) -> list[Tensor]:
+        with tf.device(place):
+            return run(given)
+
+    return on_device
+
+
+def _trace(network: Network, feeds: InputAdapter, function: Function) -> Run:
+    """Return the function traced once, for any number of rows."""
+    import tensorflow as tf
+
+    rows = [None] if network.members == 1 else [network.members, None]
+    signature = [tf.TensorSpec([*rows, *shape], feeds.dtype) for shape in feeds.shapes]
+    traced = tf.function(function, input_signature=signature, autograph=False).get_concrete_function()
+    return lambda given: traced(*[tf.constant(array) for array in given])
+
+
+def _compile_xla(function: Function) -> Run:
+    """Return the function compiled by XLA for every batch shape that it meets."""
+    import tensorflow as tf
+
+    general = tf.function(function, autograph=False, jit_compile=True)
+    known: dict[tuple[tuple[int, ...], ...], Function] = {}
+
+    def run(given: Sequence[np.ndarray]) -> list[Tensor]:
+        shapes = tuple(array.shape for array in given)
+        if shapes not in known:
+            specs = [tf.TensorSpec(array.shape, array.dtype) for array in given]
+            known[shapes] = general.get_concrete_function(*specs)
+        found: list[Tensor] = known[shapes](*[tf.constant(array) for array in given])
+        return found
+
+    return run
+
+
+def _lower(layer: Layer) -> Function:
+    return look_up(LAYERS, type(layer), "tensorflow backend")(layer, _constant)
+
+
+def _constant(array: np.ndarray) -> Tensor:
+    """Copy to a constant on the device of the enclosing tf.device block."""
+    import tensorflow as tf
+
+    return tf.constant(array.astype(array.dtype.newbyteorder("=")))
+
+
+def _dense(layer: Dense, put: Put) -> Function:
+    import tensorflow as tf
+
+    kernel = put(layer.kernel)
+    if layer.bias is None:
+        return lambda x: tf.matmul(x, kernel)
+    bias = put(layer.bias)
+    if len(bias.shape) == 3:
+        return lambda x: tf.matmul(x, kernel) + bias
+    return lambda x: tf.nn.bias_add(tf.matmul(x, kernel), bias)
+
+
+def _layer_norm(layer: LayerNorm, put: Put) -> Function:
+    import tensorflow as tf
+
+    scale, offset = put(layer.scale), put(layer.offset)
+
+    def layer_norm(x: Tensor) -> Tensor:
+        centred = x - tf.reduce_mean(x, axis=-1, keepdims=True)
+        variance = tf.reduce_mean(tf.square(centred), axis=-1, keepdims=True)
+        return centred / tf.sqrt(variance + layer.epsilon) * scale + offset
+
+    return layer_norm
+
+
+def _affine(layer: Affine, put: Put) -> Function:
+    scale, shift = put(layer.scale), put(layer.shift)
+    return lambda x: x * scale + shift
+
+
+def _clip(layer: Clip, put: Put) -> Function:
+    import tensorflow as tf
+
+    low, high = put(layer.low), put(layer.high)
+    return lambda x: tf.minimum(tf.maximum(x, low), high)
+
+
+def _concat(_layer: Concat, _put: Put) -> Function:
+    import tensorflow as tf
+
+    return lambda *xs: tf.concat(xs, axis=-1)
+
+
+def _flatten(_layer: Flatten, _put: Put) -> Function:
+    import tensorflow as tf
+
+    return lambda x: tf.reshape(x, [-1, math.prod(x.shape[1:])])
+
+
+def _convolution(layer: Convolution, put: Put) -> Function:
+    import tensorflow as tf
+
+    kernel = put(layer.kernel)
+    bias = None if layer.bias is None else put(layer.bias)
+    around = [[0, 0], *map(list, layer.padding), [0, 0]]
+
+    def convolution(x: Tensor) -> Tensor:
+        found = tf.nn.conv2d(tf.pad(x, around), kernel, layer.strides, "VALID")
+        return found if bias is None else tf.nn.bias_add(found, bias)
+
+    return convolution
+
+
+def _transpose(layer: Transpose, _put: Put) -> Function:
+    import tensorflow as tf
+
+    axes = (0, *(axis + 1 for axis in layer.axes))
+    return lambda x: tf.transpose(x, axes)
+
+
+def _pairwise(operation: Callable[[Any, Any], Any]) -> Callable[[Any, Put], Function]:
+    """Return the row of a layer that joins its inputs two by two."""
+    return lambda _layer, _put: lambda *xs: reduce(operation, xs)
+
+
+def _activation(layer: Activation, _put: Put) -> Function:
+    return look_up(ACTIVATIONS, layer.name, "tensorflow backend")(layer)
+
+
+def _nn_activation(name: str) -> Callable[[Activation], Function]:
+    """Return the row of an activation that tf.nn computes without parameters."""
+
+    def make(_layer: Activation) -> Function:
+        import tensorflow as tf
+
+        function: Function = getattr(tf.nn, name)
+        return function
+
+    return make
+
+
+def _leaky_relu(layer: Activation) -> Function:
+    import tensorflow as tf
+
+    return lambda x: tf.nn.leaky_relu(x, alpha=layer.slope)
+
+
+def _gelu(_layer: Activation) -> Function:
+    import tensorflow as tf
+
+    return lambda x: tf.nn.gelu(x, approximate=False)
+
+
+ACTIVATIONS: dict[str, Callable[[Activation], Function]] = {
+    **{name: _nn_activation(name) for name in ("relu", "tanh", "sigmoid", "elu", "silu", "softplus")},
+    "leaky_relu": _leaky_relu,
+    "gelu": _gelu,
+    "linear": lambda _layer: lambda x: x,
+}
+
+LAYERS: dict[type[Layer], Callable[[Any, Put], Function]] = {
+    Dense: _dense,
+    LayerNorm: _layer_norm,
+    Activation: _activation,
+    Concat: _concat,
+    Flatten: _flatten,
+    Affine: _affine,
+    Clip: _clip,
+    Transpose: _transpose,
+    Slice: lambda layer, _put: lambda x: x[..., layer.start : layer.stop],
+    Add: _pairwise(operator.add),
+    Multiply: _pairwise(operator.mul),
+    Convolution: _convolution,
+}

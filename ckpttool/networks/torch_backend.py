@@ -1,0 +1,743 @@
+"""PyTorch backend."""
+
+from __future__ import annotations
+
+import operator
+import os
+import re
+import traceback
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from functools import reduce
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ckpttool.core.errors import DeviceError, EnvironmentMismatchError, UsageError
+from ckpttool.networks.network import (
+    Activation,
+    Add,
+    Affine,
+    Clip,
+    Concat,
+    Convolution,
+    Dense,
+    Flatten,
+    InputAdapter,
+    Layer,
+    LayerNorm,
+    Multiply,
+    Network,
+    Observation,
+    Slice,
+    State,
+    Transpose,
+    assemble,
+    is_chain,
+    look_up,
+    value_shapes,
+)
+from ckpttool.networks.train_step import Learner, TrainingEngine
+
+if TYPE_CHECKING:
+    import torch
+
+    from ckpttool.evaluation.rollout import Progress, Rollout, RolloutSpec
+    from ckpttool.evaluation.simulators import DeviceVector
+
+
+# Errors of PyTorch and CUDA for devices that cannot be used or lack memory, as one sentence each.
+
+# Texts of cudaGetErrorString and of PyTorch's checks, in lower case; they stayed the same from CUDA 11 to 13.
+_OUT_OF_MEMORY = ("out of memory", "can't allocate memory", "cannot allocate memory", "status_alloc_failed")
+_BUSY = ("busy or unavailable", "exclusive-process", "compute mode")
+_NO_CODE = ("no kernel image is available", "device kernel image is invalid", "ptx was compiled")
+_OLD_DRIVER = ("driver on your system is too old", "driver version is insufficient")
+_NO_DRIVER = ("found no nvidia driver", "driver shutting down", "initialization error", "unknown error")
+_NO_DEVICE = ("no cuda gpus are available", "no cuda-capable device")
+_BROKEN = (
+    "illegal memory access",
+    "illegal instruction",
+    "misaligned address",
+    "device-side assert",
+    "unspecified launch failure",
+    "launch timed out",
+    "uncorrectable",
+    "unrecoverable",
+    "hardware stack error",
+    "fallen off the bus",
+)
+_CUDA = re.compile(
+    r"^(cuda|cudnn|cublas|cusolver|nvrtc)\b.*error|cu(blas|dnn)_status|cuda error", re.IGNORECASE
+)
+
+
+def first_line(error: BaseException) -> str:
+    """Return the first line of an error's text, without its prefix and control characters."""
+    lines = str(error).strip().splitlines() or [type(error).__name__]
+    text = re.sub(r"^(CUDA|CUDA driver) error: ", "", lines[0])
+    return "".join(c if c.isprintable() else " " for c in text)
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Return whether an allocator, of the device or of the host, refused memory."""
+    text = str(error).lower()
+    return isinstance(error, MemoryError) or any(words in text for words in _OUT_OF_MEMORY)
+
+
+def device_error(error: BaseException, device: str) -> DeviceError | None:
+    """Return the sentence for an error of a device; None for any other error.
+
+    PyTorch raises torch.AcceleratorError from 2.8 on and RuntimeError before, both with CUDA's text.
+    """
+    if isinstance(error, DeviceError):
+        return error
+    text = str(error).lower()
+
+    def has(words: tuple[str, ...]) -> bool:
+        return any(each in text for each in words)
+
+    if is_out_of_memory(error):
+        return DeviceError(f"{device} is out of memory", hint="use fewer rows (--num-envs N)")
+    if not (_CUDA.search(str(error)) or has((*_OLD_DRIVER, *_NO_DRIVER[:1], *_NO_DEVICE))):
+        return None
+    if has(_BUSY):
+        return DeviceError(
+            f"{device} is busy or unavailable",
+            hint="another process holds it exclusively (nvidia-smi lists them), or use --device cpu",
+        )
+    if has(_NO_CODE):
+        return DeviceError(
+            f"this PyTorch has no code for {_device_capability(device)}",
+            found=_built_architectures(),
+            hint="use --device cpu",
+        )
+    if reason := missing_device_reason(error):
+        return DeviceError(f"{device} cannot be used: {reason}", hint="use --device cpu")
+    if has(_BROKEN):
+        return DeviceError(
+            f"{device} failed: {first_line(error)}",
+            hint="restart the program: this process cannot use the GPU any more",
+        )
+    return DeviceError(f"{device} failed: {first_line(error)}", hint="use --device cpu")
+
+
+def missing_device_reason(error: BaseException) -> str | None:
+    """Return why CUDA offers no device at all, from the error of torch.cuda.init; None for another error."""
+    text = str(error).lower()
+    if any(words in text for words in _OLD_DRIVER):
+        version = re.search(r"found version (\d+)", text)
+        supported = (
+            f" (it supports CUDA {int(version[1]) // 1000}.{int(version[1]) % 1000 // 10})" if version else ""
+        )
+        return f"the NVIDIA driver is too old for this PyTorch{supported}"
+    if any(words in text for words in _NO_DEVICE):
+        visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+        return "there is no GPU" if visible is None else f"CUDA_VISIBLE_DEVICES is {visible!r}"
+    if any(words in text for words in _NO_DRIVER):
+        return "there is no NVIDIA driver" if "found no" in text else first_line(error)
+    return None
+
+
+def _device_capability(device: str) -> str:
+    import torch
+
+    try:
+        major, minor = torch.cuda.get_device_capability(device)
+        return f"{torch.cuda.get_device_name(device)} (sm_{major}{minor})"
+    except (RuntimeError, AssertionError, ValueError):
+        return device
+
+
+def _built_architectures() -> str | None:
+    import torch
+
+    return " ".join(torch.cuda.get_arch_list()) or None
+
+
+def free_bytes(place: torch.device) -> int:
+    """Return how much memory the device, or this process on the CPU, can still allocate."""
+    import torch
+
+    if place.type == "cuda":
+        free, _ = torch.cuda.mem_get_info(place)
+        reusable = torch.cuda.memory_reserved(place) - torch.cuda.memory_allocated(place)
+        return int(free) + max(0, int(reusable))
+    return _free_host_bytes()
+
+
+def _free_host_bytes() -> int:
+    import resource
+
+    pages = os.sysconf("SC_PAGE_SIZE")
+    try:
+        with open("/proc/meminfo") as lines:
+            free = next(int(line.split()[1]) << 10 for line in lines if line.startswith("MemAvailable"))
+        with open("/proc/self/statm") as sizes:
+            used = int(sizes.read().split()[0]) * pages
+    except (OSError, StopIteration):
+        free, used = os.sysconf("SC_PHYS_PAGES") * pages, 0
+    limit, _ = resource.getrlimit(resource.RLIMIT_AS)
+    return free if limit == resource.RLIM_INFINITY else max(0, min(free, limit - used))
+
+
+# The PyTorch backend: weights stay on the device, each step runs without autograd and without TF32.
+
+NAME = "torch"
+
+Put = Callable[[np.ndarray], "torch.Tensor"]
+Function = Callable[..., "torch.Tensor"]
+Run = Callable[[Sequence["torch.Tensor"]], list["torch.Tensor"]]
+OnHost = Callable[[Sequence[np.ndarray]], list[np.ndarray]]
+
+
+def versions() -> dict[str, str]:
+    """Return PyTorch's version, and CUDA's where PyTorch was built with it."""
+    import torch
+
+    found = {"torch": str(torch.__version__)}
+    return found | ({"cuda": str(torch.version.cuda)} if torch.version.cuda else {})
+
+
+def device_of(name: str) -> torch.device:
+    """Return the device "cpu", "cuda", "cuda:N" or "auto"; raise UsageError if there is none of that name."""
+    return _resolve_device(name)
+
+
+def build(network: Network, device: str = "cpu", *, graphs: bool = True, tf32: bool = False) -> TorchPolicy:
+    """Put the network on "cpu", "cuda", "cuda:N" or "auto" (CUDA if there is any).
+
+    On a GPU, `graphs` False launches every kernel by itself, and `tf32` lets float32 products round their
+    factors to 10 bits. PyTorch's precision settings belong to the whole process: while a step runs, threads
+    of the caller that multiply matrices use the policy's.
+    """
+    return TorchPolicy(network, _resolve_device(device), graphs=graphs, tf32=tf32)
+
+
+def learn(learner: Learner) -> TrainingEngine:
+    """Return the learner in training on the CPU: gradients by autograd, steps by torch.optim."""
+    from ckpttool.networks.torch_programs import TorchEngine
+
+    return TorchEngine(learner)
+
+
+class TorchPolicy:
+    """A network as closures over tensors that live on one device."""
+
+    def __init__(
+        self, network: Network, place: torch.device, *, graphs: bool = True, tf32: bool = False
+    ) -> None:
+        self.device = str(place)
+        self._place, self._graphs = place, graphs
+        self._feeds = InputAdapter(network)
+        convolutions = any(isinstance(node.layer, Convolution) for node in network.nodes)
+        self._products = Float32Precision(place.type, tf32=tf32, convolutions=convolutions)
+        try:
+            self._run = _with_precision(assemble(network, _layer_lowering(place)), self._products)
+            self._on_host = _on_cuda(self._run, place, graphs) if place.type == "cuda" else _on_cpu(self._run)
+        except (RuntimeError, MemoryError) as error:
+            failure = self._failure(error)
+            if is_out_of_memory(error):
+                failure.message += " for the network's weights"
+                failure.hint = "free memory, or use --device cpu"
+        else:
+            self._row_bytes = _row_bytes(network)
+            return
+        raise failure
+
+    def step(self, obs: Observation, state: State = ()) -> tuple[np.ndarray, State]:
+        """Return the output [batch, n] and the next state, both in the host's memory."""
+        given = self._feeds(obs, state)
+        try:
+            action, *after = self._on_host(given)
+        except (RuntimeError, MemoryError) as error:
+            failure = self._failure(error)
+        else:
+            return self._feeds.joined(action), tuple(after)
+        action, *after = self._again(given, failure)
+        return self._feeds.joined(action), tuple(after)
+
+    def act(self, obs: torch.Tensor) -> torch.Tensor:
+        """Return the output [batch, n] for observations [batch, obs_dim], both on the policy's device.
+
+        For networks of one input and without a state; nothing waits for the device.
+        """
+        import torch
+
+        given = obs.to(getattr(torch, self._feeds.dtype.name))
+        members = self._feeds.members
+        found = self._run([given if members == 1 else given.reshape(members, -1, given.shape[-1])])[0]
+        return found if members == 1 else found.reshape(-1, found.shape[-1])
+
+    def play(
+        self, envs: DeviceVector, play: RolloutSpec, members: int, progress: Progress
+    ) -> tuple[Rollout, ...]:
+        """Play a tensor program on the policy's device; see agents.rollout.rollouts.
+
+        On the CPU with one thread: a step is many small pieces, and on busy cores threads that wait for
+        each other at every piece made it twenty times slower.
+        """
+        from ckpttool.evaluation.torch_rollout import play_members
+
+        if self._feeds.is_joint:
+            raise UsageError(
+                "the device engine plays policies of one input and without memory",
+                hint="--engine auto plays others",
+            )
+        if self._feeds.shapes != [(envs.spec.obs_dim,)]:
+            raise EnvironmentMismatchError(
+                f"the policy does not take the observations of {envs.spec.id}",
+                expected=f"[batch, {envs.spec.obs_dim}]",
+                found=", ".join(str(["batch", *shape]) for shape in self._feeds.shapes).replace("'", ""),
+            )
+        try:
+            with self.threads(1):
+                return play_members(self.act, self._place, envs, play, members, progress, graphs=self._graphs)
+        except (RuntimeError, MemoryError) as error:
+            failure = self._failure(error)
+            if is_out_of_memory(error) and envs.num_envs > members:
+                failure.message += f" for {envs.num_envs // members:,} environments"
+                failure.hint = f"--num-envs {max(1, envs.num_envs // members // 2)}"
+        raise failure
+
+    def product_bits(self) -> int:
+        """Measure how many bits of its factors' fractions a float32 product on the device keeps.
+
+        23: all; 10: TF32; 7: bfloat16.
+        """
+        import torch
+
+        # 256 rows of every width from 1 to 23 bits: enough for tensor cores, and one times a row is the row.
+        bits = torch.arange(256) % 23 + 1
+        rows = (1 + torch.exp2(-bits.float()))[:, None].expand(256, 256).contiguous().to(self._place)
+        products = _with_precision(lambda given: [given[0] @ given[1]], self._products)
+        kept = (products([rows, torch.eye(256, device=self._place)])[0] == rows).all(1).cpu()
+        return int(next((bit - 1 for bit, exact in zip(bits[:23], kept[:23], strict=True) if not exact), 23))
+
+    def _failure(self, error: Exception) -> DeviceError:
+        """Return the error's sentence; raise the error if no device is to blame for it.
+
+        Frees what the failed call holds: its frames, and with them its tensors, live as long as the error.
+        """
+        failure = device_error(error, self.device)
+        if failure is None:
+            raise error
+        traceback.clear_frames(error.__traceback__)
+        if is_out_of_memory(error):
+            with suppress(RuntimeError):
+                failure.found = f"{free_bytes(self._place) / 2**20:,.0f} MiB free"
+        return failure
+
+    def _again(self, given: Sequence[np.ndarray], failure: DeviceError) -> list[np.ndarray]:
+        """Return the step's results, computed once more without the memory of other batch shapes.
+
+        Raise the error otherwise, with the number of rows that fit.
+        """
+        import torch
+
+        if not is_out_of_memory(failure):
+            raise failure
+        rows = given[0].shape[0] * (given[0].shape[1] if self._feeds.members > 1 else 1)
+        if self._place.type == "cuda":
+            self._on_host.clear()  # type: ignore[attr-defined]  # a CudaRun
+            torch.cuda.empty_cache()
+            try:
+                return self._on_host(given)
+            except (RuntimeError, MemoryError) as error:
+                failure = self._failure(error)
+            torch.cuda.empty_cache()
+        most = self.fitting_rows(rows)
+        failure.message += f" for {rows:,} rows"
+        failure.expected = f"at most {most:,} rows" if most else None
+        failure.hint = (
+            f"--num-envs {most // self._feeds.members}" if most else "free memory, or use --device cpu"
+        )
+        raise failure
+
+    def fitting_rows(self, rows: int) -> int:
+        """Return the largest number of rows, at most `rows` and a multiple of the members, that fits now.
+
+        On a GPU measured: by halving until a step succeeds, then four steps of bisection. On the CPU
+        estimated from the free memory, because a system that promises more than it has ends the process.
+        """
+        members = self._feeds.members
+        most = rows // members
+        if self._place.type != "cuda":
+            return members * min(most // 2, free_bytes(self._place) // 2 // self._row_bytes // members)
+        low, high = 0, most
+        while low == 0 and high > 1:
+            middle = high // 2
+            low, high = (middle, high) if self._fits(middle) else (0, middle)
+        for _ in range(4):
+            middle = (low + high) // 2
+            if low < middle < high:
+                low, high = (middle, high) if self._fits(middle) else (low, middle)
+        return members * low
+
+    def _fits(self, rows: int) -> bool:
+        """Return whether a step of that many rows per member succeeds."""
+        import torch
+
+        members = () if self._feeds.members == 1 else (self._feeds.members,)
+        dtype = getattr(torch, self._feeds.dtype.name)
+        fits = True
+        try:
+            with torch.inference_mode():
+                given = [
+                    torch.zeros((*members, rows, *shape), dtype=dtype, device=self._place)
+                    for shape in self._feeds.shapes
+                ]
+                self._run(given)
+                torch.cuda.synchronize(self._place)
+        except (RuntimeError, MemoryError) as error:
+            if not is_out_of_memory(error):
+                raise
+            traceback.clear_frames(error.__traceback__)
+            fits = False
+        given = []
+        torch.cuda.empty_cache()
+        return fits
+
+    @contextmanager
+    def threads(self, count: int) -> Iterator[None]:
+        """Compute with that many threads inside the block.
+
+        PyTorch's idle OpenMP threads spin, which halves the speed of an environment on the same cores.
+        """
+        import torch
+
+        before = torch.get_num_threads()
+        torch.set_num_threads(count)
+        try:
+            yield
+        finally:
+            torch.set_num_threads(before)
+
+
+def _resolve_device(device: str) -> torch.device:
+    import torch
+
+    with warnings.catch_warnings():
+        # PyTorch warns about a driver that is too old, and about CUDA_VISIBLE_DEVICES; the refusal has both.
+        warnings.simplefilter("ignore")
+        count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    offered = {"cpu": "cpu", "auto": "cuda:0" if count else "cpu"}
+    offered |= {"cuda": "cuda:0"} if count else {}
+    offered |= {f"cuda:{n}": f"cuda:{n}" for n in range(count)}
+    if device not in offered:
+        raise UsageError(
+            f"torch {torch.__version__} has no device {device!r} here",
+            hint=f"there are {', '.join(offered)}" + ("" if count else f"; {_missing_cuda_reason()}"),
+        )
+    return torch.device(offered[device])
+
+
+def _missing_cuda_reason() -> str:
+    import torch
+
+    if not torch.version.cuda:
+        return "this PyTorch was built without CUDA"
+    if os.environ.get("CUDA_VISIBLE_DEVICES") in {"", "-1"}:
+        return f"CUDA_VISIBLE_DEVICES is {os.environ['CUDA_VISIBLE_DEVICES']!r}, which hides every GPU"
+    try:
+        torch.cuda.init()  # type: ignore[no-untyped-call]
+    except (RuntimeError, AssertionError) as error:
+        return missing_device_reason(error) or "no CUDA device is available"
+    return "no CUDA device is available"
+
+
+class Float32Precision:
+    """Sets how float32 matrix products and convolutions are computed on a device, and restores the settings.
+
+    Without TF32 and bfloat16, and convolutions on a GPU by cuDNN's deterministic algorithms. PyTorch has two
+    sets of settings since 2.9, raises errors where they disagree, and warns where the older one is read.
+    """
+
+    def __init__(self, kind: str, *, tf32: bool = False, convolutions: bool = True) -> None:
+        self._tf32 = tf32 and kind == "cuda"
+        self._cudnn = convolutions and kind == "cuda"
+        backend = "cuda" if kind == "cuda" else "mkldnn"
+        self._wanted = {(backend, "matmul"): "tf32" if self._tf32 else "ieee"}
+        if convolutions:
+            self._wanted[backend, "conv"] = "ieee"
+
+    def in_force(self) -> bool:
+        """Return whether PyTorch would compute as wanted now."""
+        import torch
+
+        if self._cudnn and (not torch.backends.cudnn.deterministic or torch.backends.cudnn.benchmark):
+            return False
+        return hasattr(torch._C, "_get_fp32_precision_getter") and not self._unlike()
+
+    def _unlike(self) -> dict[tuple[str, str], str]:
+        """Return the settings to change, from PyTorch 2.9 on."""
+        import torch
+
+        get = torch._C._get_fp32_precision_getter
+        # "none" inherits from settings that are "none" themselves: full precision.
+        return {
+            key: value
+            for key, value in self._wanted.items()
+            if (now := get(*key)) != value and (value, now) != ("ieee", "none")
+        }
+
+    @contextmanager
+    def __call__(self) -> Iterator[None]:
+        """Enforce the settings inside the block."""
+        import torch
+
+        cudnn = torch.backends.cudnn
+        # Not by torch.backends.cudnn.flags, which switches cuDNN off by default and reads the older settings.
+        before = cudnn.deterministic, cudnn.benchmark
+        new = hasattr(torch._C, "_get_fp32_precision_getter")
+        with _set_precisions(self._unlike()) if new else self._old():
+            try:
+                if self._cudnn:
+                    cudnn.deterministic, cudnn.benchmark = True, False
+                yield
+            finally:
+                if self._cudnn:
+                    cudnn.deterministic, cudnn.benchmark = before
+
+    @contextmanager
+    def _old(self) -> Iterator[None]:
+        """Enforce them in PyTorch before 2.9."""
+        import torch
+
+        before = torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32
+        torch.set_float32_matmul_precision("high" if self._tf32 else "highest")
+        torch.backends.cudnn.allow_tf32 = False
+        try:
+            yield
+        finally:
+            torch.set_float32_matmul_precision(before[0])
+            torch.backends.cudnn.allow_tf32 = before[1]
+
+
+@contextmanager
+def _set_precisions(wanted: Mapping[tuple[str, str], str]) -> Iterator[None]:
+    import torch
+
+    put = torch._C._set_fp32_precision_setter
+    before = _read_precisions()
+    for key, value in wanted.items():
+        put(*key, value)
+    products = [value for (_, operation), value in wanted.items() if operation == "matmul"]
+    legacy = None
+    if products:
+        # The older setting must agree with the new one: parts of PyTorch compare them.
+        legacy = _swap_legacy("high" if "tf32" in products else "highest")
+        for key, value in wanted.items():
+            put(*key, value)
+    try:
+        yield
+    finally:
+        if legacy is not None:
+            _swap_legacy(legacy)
+        for key, value in before.items():
+            put(*key, value)
+
+
+def _read_precisions() -> dict[tuple[str, str], str]:
+    """Return the settings of single operations, "none" where they inherit; reading one resolves that."""
+    import torch
+
+    get, put = torch._C._get_fp32_precision_getter, torch._C._set_fp32_precision_setter
+    above = dict.fromkeys((("generic", "all"), ("cuda", "all"), ("mkldnn", "all")), "none")
+    try:
+        for key in above:
+            above[key] = get(*key)
+            put(*key, "none")
+        return {
+            (backend, op): get(backend, op) for backend in ("cuda", "mkldnn") for op in ("matmul", "conv")
+        }
+    finally:
+        for key, value in above.items():
+            put(*key, value)
+
+
+def _swap_legacy(precision: str) -> str | None:
+    """Set the older setting of matrix products; return what it was, None if that needs no restoring."""
+    import torch
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch 2.9 to 2.12: "please use the new API"
+        try:
+            before = torch.get_float32_matmul_precision()
+        except RuntimeError:
+            return None  # the caller uses the new settings, which the older one cannot express
+        if before == precision:
+            return None
+        torch.set_float32_matmul_precision(precision)
+    return before
+
+
+def _with_precision(run: Run, products: Float32Precision) -> Run:
+    """Return the function computed without autograd and with the wanted products."""
+    import torch
+
+    def exact(given: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        with torch.inference_mode():
+            if products.in_force():
+                return run(given)
+            with products():
+                return run(given)
+
+    return exact
+
+
+def _row_bytes(network: Network) -> int:
+    """Return how much memory one row's values take at the widest place of the network."""
+    widths = [int(np.prod(shape, dtype=np.int64)) for shape in value_shapes(network)]
+    pairs = [before + after for before, after in pairwise(widths)] or widths
+    itemsize = InputAdapter(network).dtype.itemsize
+    return max(1, (max(pairs) if is_chain(network) else sum(widths)) * itemsize)
+
+
+def _on_cuda(run: Run, place: torch.device, graphs: bool) -> OnHost:
+    from ckpttool.networks.torch_programs import CudaRunner
+
+    return CudaRunner(run, place, graphs=graphs)
+
+
+def _on_cpu(run: Run) -> OnHost:
+    return lambda given: [value.numpy() for value in run([as_tensor(array) for array in given])]
+
+
+def as_tensor(array: np.ndarray) -> torch.Tensor:
+    """Return a tensor over the array's memory where PyTorch takes it, else over a copy in C order."""
+    import torch
+
+    # PyTorch warns about memory that it may not write, and refuses negative strides.
+    whole = np.ascontiguousarray(array)
+    return torch.from_numpy(whole if whole.flags.writeable else whole.copy())
+
+
+def _layer_lowering(place: torch.device) -> Callable[[Layer], Function]:
+    import torch
+
+    def put(array: np.ndarray) -> torch.Tensor:
+        return torch.tensor(array.astype(array.dtype.newbyteorder("=")), device=place)
+
+    return lambda layer: look_up(LAYERS, type(layer), "torch backend")(layer, put)
+
+
+def _dense(layer: Dense, put: Put) -> Function:
+    import torch
+
+    if layer.kernel.ndim == 3:
+        return _dense_stacked(layer, put)
+    weight = put(layer.kernel.T)
+    bias = None if layer.bias is None else put(layer.bias)
+    return lambda x: torch.nn.functional.linear(x, weight, bias)
+
+
+def _dense_stacked(layer: Dense, put: Put) -> Function:
+    import torch
+
+    kernel = put(layer.kernel)
+    if layer.bias is None:
+        return lambda x: torch.bmm(x, kernel)
+    bias = put(layer.bias)
+    return lambda x: torch.baddbmm(bias, x, kernel)
+
+
+def _layer_norm(layer: LayerNorm, put: Put) -> Function:
+    import torch
+
+    scale, offset = put(layer.scale), put(layer.offset)
+    if scale.ndim == 3:
+        size = scale.shape[-1:]
+        return lambda x: torch.nn.functional.layer_norm(x, size, eps=layer.epsilon) * scale + offset
+    return lambda x: torch.nn.functional.layer_norm(x, scale.shape, scale, offset, layer.epsilon)
+
+
+def _affine(layer: Affine, put: Put) -> Function:
+    scale, shift = put(layer.scale), put(layer.shift)
+    return lambda x: x * scale + shift
+
+
+def _clip(layer: Clip, put: Put) -> Function:
+    import torch
+
+    low, high = put(layer.low), put(layer.high)
+    return lambda x: torch.minimum(torch.maximum(x, low), high)
+
+
+def _concat(_layer: Concat, _put: Put) -> Function:
+    import torch
+
+    return lambda *xs: torch.cat(xs, dim=-1)
+
+
+def _convolution(layer: Convolution, put: Put) -> Function:
+    import torch
+
+    weight = put(layer.kernel.transpose(3, 2, 0, 1))
+    bias = None if layer.bias is None else put(layer.bias)
+    (above, below), (left, right) = layer.padding
+
+    def convolution(x: torch.Tensor) -> torch.Tensor:
+        first = torch.nn.functional.pad(x.permute(0, 3, 1, 2), (left, right, above, below))
+        return torch.nn.functional.conv2d(first, weight, bias, layer.strides).permute(0, 2, 3, 1)
+
+    return convolution
+
+
+def _transpose(layer: Transpose, _put: Put) -> Function:
+    axes = (0, *(axis + 1 for axis in layer.axes))
+    return lambda x: x.permute(axes)
+
+
+def _pairwise(operation: Callable[[Any, Any], Any]) -> Callable[[Any, Put], Function]:
+    """Return the row of a layer that joins its inputs two by two."""
+    return lambda _layer, _put: lambda *xs: reduce(operation, xs)
+
+
+def _activation(layer: Activation, _put: Put) -> Function:
+    return look_up(ACTIVATIONS, layer.name, "torch backend")(layer)
+
+
+def _functional_activation(name: str) -> Callable[[Activation], Function]:
+    """Return the row of an activation that torch.nn.functional computes without parameters."""
+
+    def make(_layer: Activation) -> Function:
+        import torch
+
+        function: Function = getattr(torch.nn.functional, name)
+        return function
+
+    return make
+
+
+def _leaky_relu(layer: Activation) -> Function:
+    import torch
+
+    return lambda x: torch.nn.functional.leaky_relu(x, layer.slope)
+
+
+ACTIVATIONS: dict[str, Callable[[Activation], Function]] = {
+    **{
+        name: _functional_activation(name)
+        for name in ("relu", "tanh", "sigmoid", "elu", "gelu", "silu", "softplus")
+    },
+    "leaky_relu": _leaky_relu,
+    "linear": lambda _layer: lambda x: x,
+}
+
+LAYERS: dict[type[Layer], Callable[[Any, Put], Function]] = {
+    Dense: _dense,
+    LayerNorm: _layer_norm,
+    Activation: _activation,
+    Concat: _concat,
+    Flatten: lambda _layer, _put: lambda x: x.flatten(1),
+    Affine: _affine,
+    Clip: _clip,
+    Transpose: _transpose,
+    Slice: lambda layer, _put: lambda x: x.narrow(-1, layer.start, layer.stop - layer.start),
+    Add: _pairwise(operator.add),
+    Multiply: _pairwise(operator.mul),
+    Convolution: _convolution,
+}

@@ -1,0 +1,431 @@
+"""PyTorch programs: CUDA graphs and training steps."""
+
+from __future__ import annotations
+
+import gc
+import threading
+import traceback
+import warnings
+from collections.abc import Callable, Sequence
+from itertools import chain
+from typing import Any, TypeVar
+
+import numpy as np
+import torch
+
+from ckpttool.core.errors import UnsupportedError
+from ckpttool.networks.network import Layer, Network, assemble, look_up
+from ckpttool.networks.torch_backend import LAYERS, as_tensor, first_line, is_out_of_memory
+from ckpttool.networks.train_step import TRAINED, AdamState, Learner
+
+# Steps on a CUDA device: page-locked buffers on the host, one captured graph for each batch shape.
+#
+# Launching a small network's kernels one by one takes longer than running them; a captured graph is one
+# launch (https://docs.pytorch.org/docs/stable/notes/cuda.html, "CUDA Graphs"). Imported only where there is a
+# GPU.
+
+Run = Callable[[Sequence[torch.Tensor]], list[torch.Tensor]]
+Result = TypeVar("Result")
+
+# In the first calls libraries load kernels and allocate workspaces, which a capture forbids.
+WARM_UPS = 3
+# Up to this size the copies are part of the graph. Larger arrays are uploaded in pieces of this size: while
+# one is on its way, the host fills the buffer of the next.
+PIECE_BYTES = 1 << 20
+# Buffers and graphs are kept for this many batch shapes; an evaluation has one or two.
+MOST_SHAPES = 8
+
+# PyTorch allows one capture at a time in a process.
+_capture_lock = threading.Lock()
+# Graphs of one device share cuBLAS's workspace, and a policy's calls share its buffers.
+_device_locks: dict[torch.device, threading.RLock] = {}
+# One stream per device for all captures: cuBLAS keeps a workspace for every stream, 32 MiB on an H100.
+_streams: dict[torch.device, torch.cuda.Stream] = {}
+# PyTorch's allocators keep a pointer to a graph whose capture failed.
+_failed_graphs: list[torch.cuda.CUDAGraph] = []
+
+
+class CudaRunner:
+    """Runs a function of tensors on a device for arrays on the host, with one wait per call.
+
+    The first call of a batch shape runs kernel by kernel, without buffers; the second captures a graph, which
+    later calls replay. A shape whose capture fails keeps running kernel by kernel, with a RuntimeWarning.
+    """
+
+    def __init__(self, run: Run, place: torch.device, *, graphs: bool) -> None:
+        self._run, self._place, self._graphs = run, place, graphs
+        self._lock = _device_lock(place)
+        # The most recently used shape is the last; None stands for a shape that has run once.
+        self._shapes: dict[tuple[tuple[int, ...], ...], _ShapeBuffers | None] = {}
+        self._last: tuple[tuple[int, ...], ...] = ()
+
+    def __call__(self, given: Sequence[np.ndarray]) -> list[np.ndarray]:
+        """Return the results as arrays of the caller's own."""
+        key = tuple([array.shape for array in given])
+        with self._lock:
+            shape = self._shapes.get(key)
+            if shape is not None and key == self._last:
+                return shape(given)
+            return self._other(key, given)
+
+    def clear(self) -> None:
+        """Free the buffers and the graphs of all shapes."""
+        with self._lock:
+            self._shapes.clear()
+
+    @property
+    def captured_shapes(self) -> int:
+        """The number of shapes that have a graph."""
+        return sum(shape is not None and shape.graph is not None for shape in self._shapes.values())
+
+    def _other(self, key: tuple[tuple[int, ...], ...], given: Sequence[np.ndarray]) -> list[np.ndarray]:
+        seen = key in self._shapes
+        shape = self._shapes.pop(key, None)
+        if not seen:
+            while len(self._shapes) >= MOST_SHAPES:
+                self._shapes.pop(next(iter(self._shapes)))
+            results = self._once(given)
+            self._shapes[key] = None
+            return results
+        if shape is None:
+            shape = _ShapeBuffers(self._run, given, self._place)
+            if self._graphs:
+                shape.capture(self._pool())
+        self._shapes[key] = shape
+        self._last = key
+        return shape(given)
+
+    def _once(self, given: Sequence[np.ndarray]) -> list[np.ndarray]:
+        with torch.inference_mode(), torch.cuda.device(self._place):
+            inputs = [as_tensor(array).to(self._place) for array in given]
+            return [result.cpu().numpy() for result in self._run(inputs)]
+
+    def _pool(self) -> Any:
+        """Return the memory pool of another shape's graph, or None if there is none.
+
+        Sharing is safe: graphs of one policy never run at the same time, every replay writes all it reads
+        except the inputs, which lie elsewhere, and copies its results to the host before it ends.
+        """
+        shapes = self._shapes.values()
+        return next((shape.pool for shape in shapes if shape is not None and shape.graph is not None), None)
+
+
+class _ShapeBuffers:
+    """The buffers of one batch shape, and its graph."""
+
+    def __init__(self, run: Run, given: Sequence[np.ndarray], place: torch.device) -> None:
+        self.graph: torch.cuda.CUDAGraph | None = None
+        self.pool: Any = None
+        self._run, self._place = run, place
+        small = sum(array.nbytes for array in given) <= PIECE_BYTES
+        with torch.inference_mode(), torch.cuda.device(place):
+            # In C order whatever the array's order is: arrays of one shape share these.
+            self._inputs = [
+                torch.zeros(array.shape, dtype=getattr(torch, array.dtype.name), device=place)
+                for array in given
+            ]
+            kind = _BufferedUpload if small else _ChunkedUpload
+            self._uploads = [kind(tensor) for tensor in self._inputs]
+            self._outputs = [_allocate_pinned(tuple(t.shape), t.dtype) for t in run(self._inputs)]
+        self._arrays = [output.numpy() for output in self._outputs]
+        # Transfers from and to pageable memory cannot be captured.
+        self._locked = all(upload.locked for upload in self._uploads) and all(map(_is_locked, self._outputs))
+        self._fast = False
+
+    def __call__(self, given: Sequence[np.ndarray]) -> list[np.ndarray]:
+        if self._fast and self.graph is not None:
+            # Nothing here needs PyTorch's modes or its current device: host memory, one launch, one wait.
+            for upload, array in zip(self._uploads, given, strict=True):
+                upload.fill(array)
+            self.graph.replay()
+        else:
+            self._slow(given)
+        torch.cuda.current_stream(self._place).synchronize()
+        return [array.copy() for array in self._arrays]
+
+    def capture(self, pool: Any) -> None:
+        """Capture a graph; keep running kernel by kernel, with a warning, where that is impossible."""
+        if not self._locked or not all(tensor.numel() for tensor in self._inputs):
+            return
+        pool = torch.cuda.graph_pool_handle() if pool is None else pool
+        try:
+            with torch.inference_mode():
+                self.graph, _ = capture_graph(self._device_part, self._place, pool=pool, warm_ups=1)
+        except (UnsupportedError, RuntimeError) as error:
+            # Where the device itself has failed, the kernels that follow raise the error.
+            reason = "its memory does not fit" if is_out_of_memory(error) else first_line(error)
+            warnings.warn(f"running without a CUDA graph: {reason}", RuntimeWarning, stacklevel=4)
+            traceback.clear_frames(error.__traceback__)
+            return
+        self.pool = pool
+        self._fast = all(isinstance(upload, _BufferedUpload) for upload in self._uploads)
+
+    def _slow(self, given: Sequence[np.ndarray]) -> None:
+        with torch.inference_mode(), torch.cuda.device(self._place):
+            for upload, array in zip(self._uploads, given, strict=True):
+                upload.fill(array)
+            if self.graph is None:
+                self._device_part()
+            else:
+                self.graph.replay()
+
+    def _device_part(self) -> None:
+        """Launch what a graph repeats: uploads of small inputs, the network, downloads of its results."""
+        for upload in self._uploads:
+            upload.send()
+        for output, result in zip(self._outputs, self._run(self._inputs), strict=True):
+            output.copy_(result, non_blocking=True)
+
+
+class _BufferedUpload:
+    """Copies a small array to a tensor on a device through one page-locked buffer."""
+
+    def __init__(self, target: torch.Tensor) -> None:
+        self._target = target
+        self._buffer = _allocate_pinned(tuple(target.shape), target.dtype)
+        self._array = self._buffer.numpy()
+        self.locked = _is_locked(self._buffer)
+
+    def fill(self, array: np.ndarray) -> None:
+        """Copy to the buffer, which the device no longer reads: every call waits for its end."""
+        np.copyto(self._array, array)
+
+    def send(self) -> None:
+        """Launch the copy to the device."""
+        self._target.copy_(self._buffer, non_blocking=True)
+
+
+class _ChunkedUpload:
+    """Copies a large array to a tensor on a device through two page-locked buffers in turn."""
+
+    def __init__(self, target: torch.Tensor) -> None:
+        self._target, self._place = target.view(-1), target.device
+        self._most = max(1, min(target.numel(), PIECE_BYTES // target.element_size()))
+        self._buffers = [_allocate_pinned((self._most,), target.dtype) for _ in range(2)]
+        self._sent = [torch.cuda.Event() for _ in self._buffers]  # type: ignore[no-untyped-call]  # as Stream
+        self.locked = all(map(_is_locked, self._buffers))
+
+    def fill(self, array: np.ndarray) -> None:
+        """Launch the copies of all pieces."""
+        flat, stream = array.reshape(-1), torch.cuda.current_stream(self._place)
+        for number, start in enumerate(range(0, flat.size, self._most)):
+            piece = flat[start : start + self._most]
+            buffer, sent = self._buffers[number % 2], self._sent[number % 2]
+            sent.synchronize()  # the copy of the piece before the last; at once if there was none
+            buffer[: piece.size].numpy()[:] = piece
+            self._target[start : start + piece.size].copy_(buffer[: piece.size], non_blocking=True)
+            sent.record(stream)
+
+    def send(self) -> None:
+        """Do nothing: the pieces are on their way."""
+
+
+def _allocate_pinned(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+    """Return an uninitialised host tensor, pageable where the system locks no more memory."""
+    try:
+        return torch.empty(shape, dtype=dtype, pin_memory=True)
+    except RuntimeError:
+        return torch.empty(shape, dtype=dtype)
+
+
+def _is_locked(tensor: torch.Tensor) -> bool:
+    return tensor.is_pinned() or not tensor.numel()
+
+
+def _device_lock(place: torch.device) -> threading.RLock:
+    return _device_locks.setdefault(place, threading.RLock())
+
+
+def capture_graph(
+    body: Callable[[], Result], place: torch.device, *, pool: Any = None, warm_ups: int = WARM_UPS
+) -> tuple[torch.cuda.CUDAGraph, Result]:
+    """Return a graph that repeats what `body` launches, and its result, which every replay overwrites.
+
+    Raise UnsupportedError if an operation cannot be captured. Exceptions of `body` pass through; the device
+    stays usable after either. The caller's current device and stream are left as they were.
+
+    Args:
+        body: runs `warm_ups` times and once more for the capture; it may read no value on the host.
+        place: the device.
+        pool: memory pool to share with other graphs (torch.cuda.graph_pool_handle); None for a new one.
+        warm_ups: calls before the capture.
+
+    """
+    pool = torch.cuda.graph_pool_handle() if pool is None else pool
+    with _device_lock(place), _capture_lock, torch.cuda.device(place):
+        if place not in _streams:
+            _streams[place] = torch.cuda.Stream(place)  # type: ignore[no-untyped-call]  # unannotated
+        stream, here = _streams[place], torch.cuda.current_stream(place)
+        stream.wait_stream(here)
+        # This block restores the caller's stream, which torch.cuda.graph does not if a capture fails.
+        with torch.cuda.stream(stream):
+            try:
+                for _ in range(warm_ups):
+                    body()
+                graph, result = _capture_once(body, place, pool)
+            finally:
+                here.wait_stream(stream)
+    return graph, result
+
+
+def _capture_once(
+    body: Callable[[], Result], place: torch.device, pool: Any
+) -> tuple[torch.cuda.CUDAGraph, Result]:
+    # The steps of torch.cuda.graph, which cannot show whether `body` or the end of the capture failed.
+    torch.cuda.synchronize(place)
+    torch.cuda.empty_cache()
+    graph = torch.cuda.CUDAGraph()
+    failure: BaseException | None = None
+    # Collected cycles may free page-locked memory, which records an event on the stream of the capture.
+    collecting = gc.isenabled()
+    gc.disable()
+    try:
+        # Operations of other threads neither enter the graph nor break it ("thread_local").
+        graph.capture_begin(pool=pool, capture_error_mode="thread_local")
+        try:
+            result = body()
+        except BaseException as error:  # noqa: BLE001  # raised below, once the capture has ended
+            failure = error
+        graph.capture_end()
+    except RuntimeError as error:
+        _abort_capture(graph, place, pool)
+        reason = first_line(failure or error)
+        for each in (failure, error):
+            traceback.clear_frames(None if each is None else each.__traceback__)
+        failure = None
+        if is_out_of_memory(error):
+            raise
+    else:
+        if failure is None:
+            return graph, result
+        try:
+            raise failure
+        finally:
+            failure = None  # which refers to this frame
+    finally:
+        if collecting:
+            gc.enable()
+    raise UnsupportedError(
+        f"an operation cannot be captured in a CUDA graph: {reason}",
+        hint="compute without reading values on the host, or build the policy with graphs=False",
+    )
+
+
+def _abort_capture(graph: torch.cuda.CUDAGraph, place: torch.device, pool: Any) -> None:
+    """End a failed capture in PyTorch's allocator, which capture_end does not if cudaStreamEndCapture fails.
+
+    Otherwise the allocator treats the capture as under way for ever, and torch.cuda.empty_cache and
+    every later capture fail (aten/src/ATen/cuda/CUDAGraph.cpp, c10/cuda/CUDACachingAllocator.cpp).
+    """
+    _failed_graphs.append(graph)
+    index = torch.cuda.current_device() if place.index is None else place.index
+    end = getattr(torch._C, "_cuda_endAllocateToPool", None)  # from 2.8 on
+    end = end or getattr(torch._C, "_cuda_endAllocateCurrentStreamToPool", None)
+    if end is None:
+        return
+    try:
+        end(index, pool)
+    except RuntimeError:
+        return  # capture_end came that far: destroying the graph releases the pool
+    torch._C._cuda_releasePool(index, pool)
+
+
+# Training in PyTorch: gradients by autograd, steps by torch.optim.Adam with the state handed over.
+
+
+class TorchEngine:
+    """A learner as parameters of PyTorch on the CPU."""
+
+    def __init__(self, learner: Learner) -> None:
+        self._nets = {title: _TorchNetwork(network) for title, network in learner.networks.items()}
+        self._actor_adam = _TorchAdam(learner.actor_adam, self._nets["actor"].parameters)
+        critics = chain.from_iterable(self._nets[title].parameters for title in learner.critics)
+        self._critic_adam = _TorchAdam(learner.critic_adam, list(critics))
+
+    def forward(self, title: str, *inputs: np.ndarray) -> np.ndarray:
+        """Return a network's output [batch, n]."""
+        with torch.no_grad():
+            found: np.ndarray = self._nets[title](*map(torch.from_numpy, inputs)).numpy()
+        return found
+
+    def regress(self, critics: Sequence[str], inputs: Sequence[np.ndarray], target: np.ndarray) -> None:
+        """Make one step of the critics' optimizer on the sum of their mean squared errors."""
+        given, wanted = [torch.from_numpy(array) for array in inputs], torch.from_numpy(target)
+        losses = [torch.nn.functional.mse_loss(self._nets[title](*given), wanted) for title in critics]
+        self._critic_adam.step(torch.stack(losses).sum())
+
+    def improve(self, actor: str, critic: str, obs: np.ndarray) -> None:
+        """Make one step of the actor's optimizer towards actions of higher value."""
+        given = torch.from_numpy(obs)
+        self._actor_adam.step(-self._nets[critic](given, self._nets[actor](given)).mean())
+
+    @torch.no_grad()
+    def follow(self, slow: str, fast: str, tau: float) -> None:
+        """Move every weight of the slow network the part `tau` of the way to the fast one."""
+        for kept, value in zip(self._nets[slow].parameters, self._nets[fast].parameters, strict=True):
+            kept.lerp_(value, tau)
+
+    def weights(self, title: str) -> list[np.ndarray]:
+        """Return copies of a network's trained arrays, kernels [in, out]."""
+        return [_transpose_kernel(p.detach().numpy()).copy() for p in self._nets[title].parameters]
+
+
+class _TorchNetwork:
+    """A network whose trained arrays are parameters, as `nn.Linear` has them: weight [out, in]."""
+
+    def __init__(self, network: Network) -> None:
+        self.parameters: list[torch.Tensor] = []
+        self._run = assemble(network, self._lower)
+
+    def __call__(self, *inputs: torch.Tensor) -> torch.Tensor:
+        return self._run(inputs)[0]
+
+    def _lower(self, layer: Layer) -> Callable[..., torch.Tensor]:
+        put = self._parameter if type(layer) in TRAINED else torch.tensor
+        return look_up(LAYERS, type(layer), "torch backend")(layer, put)
+
+    def _parameter(self, array: np.ndarray) -> torch.Tensor:
+        self.parameters.append(torch.tensor(array, requires_grad=True))
+        return self.parameters[-1]
+
+
+class _TorchAdam:
+    """One torch.optim.Adam; a group of parameters for each weight decay among them."""
+
+    def __init__(self, adam: AdamState, parameters: Sequence[torch.Tensor]) -> None:
+        self._adam = adam
+        self._count = adam.step
+        groups = [
+            {"params": [p for p, l2 in zip(parameters, adam.l2, strict=True) if l2 == decay]}
+            | {"weight_decay": decay or adam.decoupled}
+            for decay in dict.fromkeys(adam.l2)
+        ]
+        kind = torch.optim.AdamW if adam.decoupled else torch.optim.Adam
+        self._optimizer = kind(
+            groups,
+            lr=adam.learning_rate,
+            betas=(adam.beta_1, adam.beta_2),
+            eps=adam.epsilon,
+            amsgrad=bool(adam.vhat),
+        )
+        moments = {"exp_avg": adam.m, "exp_avg_sq": adam.v, "max_exp_avg_sq": adam.vhat}
+        for number, parameter in enumerate(parameters):
+            state = {
+                name: torch.tensor(_transpose_kernel(held[number])) for name, held in moments.items() if held
+            }
+            self._optimizer.state[parameter] = {"step": torch.tensor(float(adam.step)), **state}
+
+    def step(self, loss: torch.Tensor) -> None:
+        """Make one update against the gradient of the loss."""
+        self._count += 1
+        for group in self._optimizer.param_groups:
+            # torch adds one number at every step: another convention's needs another number each time.
+            group["eps"] = self._adam.epsilon_at(self._count, corrected=True)
+        self._optimizer.zero_grad()
+        loss.backward()  # type: ignore[no-untyped-call]  # PyTorch leaves it unannotated
+        self._optimizer.step()
+
+
+def _transpose_kernel(array: np.ndarray) -> np.ndarray:
+    """Return a kernel as a weight, or back: all trained arrays of two axes are of dense layers."""
+    return array.T if array.ndim == 2 else array

@@ -1,0 +1,497 @@
+"""Worker process of a framework."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import selectors
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import ModuleType, TracebackType
+from typing import Any
+
+import numpy as np
+
+import ckpttool
+from ckpttool.core import plugins, search_paths
+from ckpttool.core.errors import UnsupportedError, UsageError, WorkerError
+from ckpttool.networks import network as serial
+from ckpttool.networks import train_step
+from ckpttool.networks.messages import Message, decode_error, encode_line, message_pipes, serve
+from ckpttool.networks.network import Network, Observation, Policy, State, dtype_of
+from ckpttool.networks.train_step import Learner, TrainedWeights, TransitionBatch, train_learner
+
+# One child process that talks in lines: started apart, never waited for without end, its end explained.
+
+LAST_LINES = 6
+LAST_BYTES = 8192
+GRACE_S = 5.0
+MEMORY = "/dev/shm"  # noqa: S108 - the folder made in it has a random name and mode 0700
+MEMORY_ROOM = 1 << 30
+
+THREADS = (
+    "OMP_NUM_THREADS",
+    "OPENBLAS_NUM_THREADS",
+    "MKL_NUM_THREADS",
+    "TF_NUM_INTRAOP_THREADS",
+    "TF_NUM_INTEROP_THREADS",
+)
+
+
+def module_arguments(name: str) -> tuple[str, ...]:
+    """Return what an interpreter is told to run a module of ours.
+
+    -P keeps the user's folder, where a stranger's torch.py may lie, off the import path.
+    """
+    return "-P", "-m", name
+
+
+class ChildProcess:
+    """A program of ours run by some interpreter, with a folder that both sides share."""
+
+    def __init__(
+        self,
+        name: str,
+        program: Sequence[str],
+        arguments: Sequence[str],
+        *,
+        python: str,
+        timeout: float,
+        threads: int | None,
+    ) -> None:
+        """Keep how to start: the interpreter, `program`, the shared folder, `arguments`.
+
+        `timeout` is in seconds per answer; `threads` None leaves libraries alone.
+        """
+        self.name = name
+        self._program, self._arguments = program, arguments
+        self._requests = 0
+        self._python, self._timeout, self._threads = python, timeout, threads
+        self._pending = b""
+        self._child: subprocess.Popen[bytes] | None = None
+        self._holder: tempfile.TemporaryDirectory[str] | None = None
+
+    @property
+    def folder(self) -> Path:
+        """The shared folder; raise WorkerError when the process does not run."""
+        if self._holder is None:
+            raise WorkerError(f"the {self.name} is not running")
+        return Path(self._holder.name)
+
+    def start(self) -> None:
+        """Start the process; raise UsageError if there is no such interpreter."""
+        self._holder = tempfile.TemporaryDirectory(prefix="ckpttool-", dir=_memory_folder())
+        library = self.folder / "library"
+        library.mkdir()
+        # The interpreter sees this package alone: not its neighbours, which were built for another Python.
+        (library / "ckpttool").symlink_to(Path(ckpttool.__file__).resolve().parent)
+        command = [self._python, *self._program, str(self.folder), *self._arguments]
+        try:
+            with open(self._log, "wb") as log:
+                self._child = subprocess.Popen(  # noqa: S603 - the interpreter is the caller's to choose
+                    command,
+                    stdin=subprocess.PIPE,
+                    stdout=subprocess.PIPE,
+                    stderr=log,
+                    env=self._environment(library),
+                    start_new_session=True,  # a terminal's Ctrl-C is for the parent
+                )
+        except OSError as error:
+            self.stop(None)
+            raise UsageError(f"{self._python} cannot be run: {error.strerror}") from None
+
+    def request(self, do: str, values: Message) -> Message:
+        """Send one request and return its answer; raise the other side's error as if it had happened here."""
+        self._requests += 1
+        self.send(encode_line({"id": self._requests, "do": do, **values}))
+        answer = json.loads(self.receive())
+        while answer["id"] != self._requests:
+            # The answer to a request that Ctrl-C took the caller away from.
+            answer = json.loads(self.receive())
+        if "error" in answer:
+            raise decode_error(answer["error"])
+        return dict(answer["ok"])
+
+    def send(self, line: bytes) -> None:
+        """Write one line; raise WorkerError if the process has ended."""
+        child = self._running()
+        try:
+            _write_line(child, line)
+        except BrokenPipeError:
+            raise self._ended() from None
+
+    def receive(self) -> bytes:
+        """Return one line; raise WorkerError if the process ends or takes longer than the timeout."""
+        child = self._running()
+        assert child.stdout is not None  # noqa: S101 - for the type checker: it was opened as a pipe
+        deadline = time.monotonic() + self._timeout
+        with selectors.DefaultSelector() as selector:
+            selector.register(child.stdout, selectors.EVENT_READ)
+            while b"\n" not in self._pending:
+                if not selector.select(max(0.0, deadline - time.monotonic())):
+                    raise self._late()
+                chunk = os.read(child.stdout.fileno(), 1 << 16)
+                if not chunk:
+                    raise self._ended()
+                self._pending += chunk
+        line, _, self._pending = self._pending.partition(b"\n")
+        return line
+
+    def kill(self) -> None:
+        """End the process at once, from any thread: who waits for its answer gets WorkerError."""
+        child = self._child
+        if child is not None:
+            child.kill()
+
+    def stop(self, farewell: bytes | None) -> None:
+        """End the process, kindly if there is a farewell to send, and remove the folder."""
+        if self._child is not None:
+            if farewell is not None:
+                with contextlib.suppress(BrokenPipeError):
+                    _write_line(self._child, farewell)
+            self._end(GRACE_S if farewell is not None else 0.0)
+        if self._holder is not None:
+            self._holder.cleanup()
+            self._holder = None
+
+    @property
+    def _log(self) -> Path:
+        return self.folder / "stderr.txt"
+
+    def _environment(self, library: Path) -> dict[str, str]:
+        inherited = search_paths.child_environment()
+        path = os.pathsep.join(filter(None, (str(library), inherited.get("PYTHONPATH"))))
+        limits = {} if self._threads is None else dict.fromkeys(THREADS, str(self._threads))
+        return {**inherited, "PYTHONPATH": path, "TF_CPP_MIN_LOG_LEVEL": "3", **limits}
+
+    def _running(self) -> subprocess.Popen[bytes]:
+        if self._child is None:
+            raise WorkerError(f"the {self.name} is not running")
+        return self._child
+
+    def _end(self, grace: float) -> int:
+        """Wait that long for the process, then kill it; return its status."""
+        child = self._running()
+        try:
+            child.wait(grace)
+        except subprocess.TimeoutExpired:
+            child.kill()
+            child.wait()
+        for pipe in (child.stdin, child.stdout):
+            if pipe is not None:
+                with contextlib.suppress(BrokenPipeError):
+                    pipe.close()
+        self._child = None
+        return child.returncode
+
+    def _late(self) -> WorkerError:
+        self._end(0.0)
+        return WorkerError(f"the {self.name} did not answer within {self._timeout:g} s{self._last_words()}")
+
+    def _ended(self) -> WorkerError:
+        status = self._end(GRACE_S)
+        reason = f"by {signal.Signals(-status).name}" if status < 0 else f"with status {status}"
+        return WorkerError(f"the {self.name} ended {reason}{self._last_words()}")
+
+    def _last_words(self) -> str:
+        """Return the last lines of the standard error, without what could steer a terminal."""
+        with open(self._log, "rb") as log:
+            log.seek(max(0, os.path.getsize(self._log) - LAST_BYTES))
+            text = log.read().decode("utf-8", "replace")
+        plain = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]|[^\x20-\x7e\xa0-\U0010ffff\n]", "", text)
+        lines = [line.rstrip() for line in plain.splitlines() if line.strip()]
+        return "; it last said: " + " | ".join(lines[-LAST_LINES:]) if lines else ""
+
+
+def _write_line(child: subprocess.Popen[bytes], line: bytes) -> None:
+    assert child.stdin is not None  # noqa: S101 - for the type checker: it was opened as a pipe
+    child.stdin.write(line)
+    child.stdin.flush()
+
+
+def _memory_folder() -> str | None:
+    """Return a roomy folder in memory, if there is one: small files cost a quarter of the time there."""
+    try:
+        room = os.statvfs(MEMORY)
+    except OSError:
+        return None
+    return MEMORY if room.f_bavail * room.f_frsize > MEMORY_ROOM and os.access(MEMORY, os.W_OK) else None
+
+
+# A user's model in a process beside this one, which imports no framework.
+
+MODEL_TIMEOUT_S = 600.0
+# As `python -m` does it, but the user's folder joins the path only when the model is imported: an interpreter
+# that knows -P is new (3.11).
+_PROGRAM = (
+    "-c",
+    "import sys; sys.path[:] = [p for p in sys.path if p]; import runpy; "
+    "runpy.run_module('ckpttool.networks.model_child', run_name='__main__', alter_sys=True)",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class ModelSpec:
+    """What the user says of the target model: who makes it, of what, and which Python.
+
+    `arguments` are JSON: a list or an object; `shapes` those of its inputs without the batch.
+    """
+
+    factory: str
+    arguments: Any = None
+    shapes: tuple[tuple[int, ...], ...] = ()
+    python: str = sys.executable
+
+
+def parse_model_spec(
+    factory: str, arguments: str | None, shapes: Sequence[str], python: str | None
+) -> ModelSpec:
+    """Return what the user wrote as a record; raise UsageError for what is no JSON or no shape."""
+    return ModelSpec(
+        factory, _parse_arguments(arguments), tuple(map(parse_input_shape, shapes)), python or sys.executable
+    )
+
+
+def _parse_arguments(text: str | None) -> Any:
+    if text is None:
+        return None
+    try:
+        found = json.loads(text)
+    except ValueError as error:
+        raise UsageError(f"--like-args is no JSON: {error}", found=text[:100]) from None
+    if not isinstance(found, list | dict):
+        raise UsageError("--like-args takes a JSON object or list", found=text[:100])
+    return found
+
+
+def parse_input_shape(text: str) -> tuple[int, ...]:
+    """Return the shape that is written as `84,84,4`; raise UsageError if it is none."""
+    parts = text.replace("x", ",").split(",")
+    if not all(part.strip().isdecimal() and int(part) for part in parts):
+        raise UsageError("a shape is written as 84,84,4", found=text)
+    return tuple(map(int, parts))
+
+
+class ModelProcess:
+    """The model's process; a context manager that ends it."""
+
+    def __init__(self, wanted: ModelSpec, *, timeout: float = MODEL_TIMEOUT_S) -> None:
+        self._wanted = wanted
+        self._process = ChildProcess(
+            "model's process", _PROGRAM, [], python=wanted.python, timeout=timeout, threads=None
+        )
+
+    def __enter__(self) -> ModelProcess:
+        self._process.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, _: object, __: TracebackType | None) -> None:
+        self._process.stop(b'{"id": 0, "do": "close"}\n' if kind is None else None)
+
+    def build(self) -> Mapping[str, Any]:
+        """Make the model; return its framework, its class, and the forms that it can be loaded from."""
+        return self._process.request(
+            "build", {"factory": self._wanted.factory, "arguments": self._wanted.arguments}
+        )
+
+    def describe(self, guessed: Sequence[Sequence[int]]) -> Sequence[Mapping[str, Any]]:
+        """Return its modules, called once if a shape is known; `guessed` is for one without weights."""
+        shapes = [list(each) for each in self._wanted.shapes]
+        answer = self._process.request(
+            "describe", {"shapes": shapes, "guessed": [list(each) for each in guessed]}
+        )
+        found: Sequence[Mapping[str, Any]] = answer["modules"]
+        return found
+
+    def save(self, file: str, form: str) -> str:
+        """Have the framework write the model's present values; return what to open."""
+        return str(self._process.request("save", {"file": file, "form": form})["file"])
+
+    def number(self) -> bool:
+        """Fill every weight with its own number; say no where names tell whose a tensor is."""
+        return bool(self._process.request("number", {})["done"])
+
+    def load(self, file: str, form: str) -> None:
+        """Have the framework load the file strictly; raise WorkerError if it does not."""
+        self._process.request("load", {"file": file, "form": form})
+
+
+# The worker: a process of its own for one framework, and the one protocol that serves them all.
+#
+# Arrays lie as .npy files in a folder that parent and worker share; how messages travel is in messages.py. A
+# new kind of request is a row in HANDLERS. This module runs as the worker's program and imports no framework.
+
+TIMEOUT_S = 120.0
+
+
+# The parent's side.
+
+
+class Worker:
+    """A backend in its own process; a context manager that ends the process and removes the folder.
+
+    `python` may be another environment's interpreter (3.11 or newer, with numpy). No request waits longer
+    than `timeout` seconds. `threads` limits how many threads the framework computes with.
+    """
+
+    def __init__(
+        self,
+        backend: str,
+        python: str = sys.executable,
+        *,
+        timeout: float = TIMEOUT_S,
+        threads: int | None = None,
+    ) -> None:
+        self.NAME = backend
+        self._process = ChildProcess(
+            f"{backend} worker",
+            module_arguments("ckpttool.networks.worker"),
+            [backend],
+            python=python,
+            timeout=timeout,
+            threads=threads,
+        )
+
+    def __enter__(self) -> Worker:
+        self._process.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, _: object, __: TracebackType | None) -> None:
+        # After an error or Ctrl-C the worker may be deep in a computation: nobody waits for it.
+        self._process.stop(b'{"id": 0, "do": "close"}\n' if kind is None else None)
+
+    def versions(self) -> dict[str, str]:
+        """Return the versions of the libraries that compute, and of the worker's Python."""
+        return dict(self.request("hello")["versions"])
+
+    def build(self, network: Network, device: str = "cpu") -> WorkerPolicy:
+        """Put the network on the worker's device."""
+        dtype_of(network)  # what no backend computes is said before anything is written
+        with open(self.folder / "network.npz", "wb") as file:
+            document = serial.write_network(network, file)
+        built = self.request("build", network=document, device=device)
+        return WorkerPolicy(self, int(built["policy"]), str(built["device"]))
+
+    def train(self, learner: Learner, batches: Sequence[TransitionBatch]) -> TrainedWeights:
+        """Make one update for each batch in the worker's framework, in the float type of the learner."""
+        document = train_step.write_learner(learner, batches, self.folder)
+        return train_step.read_trained(self.request("train", learner=document), self.folder)
+
+    @property
+    def folder(self) -> Path:
+        """Where arrays are exchanged while the worker runs."""
+        return self._process.folder
+
+    def request(self, do: str, **values: Any) -> Message:
+        """Send one request and return its answer; raise the worker's error as if it had happened here."""
+        return self._process.request(do, values)
+
+
+class WorkerPolicy:
+    """A policy that lives in a worker; it ends with the worker."""
+
+    def __init__(self, worker: Worker, number: int, device: str) -> None:
+        self.device = device
+        self._worker = worker
+        self._number = number
+
+    def step(self, obs: Observation, state: State = ()) -> tuple[np.ndarray, State]:
+        """Return the output [batch, n] and the next state."""
+        names = None if isinstance(obs, np.ndarray) else list(obs)
+        given = [obs] if isinstance(obs, np.ndarray) else list(obs.values())
+        _save_arrays(self._worker.folder, "given", [*given, *state])
+        answer = self._worker.request("step", policy=self._number, names=names, states=len(state))
+        action, *after = _load_arrays(self._worker.folder, "found", int(answer["arrays"]))
+        return action, tuple(after)
+
+
+# Both sides.
+
+
+def _save_arrays(folder: Path, stem: str, arrays: Sequence[np.ndarray]) -> None:
+    for number, array in enumerate(arrays):
+        np.save(folder / f"{stem}-{number}.npy", array, allow_pickle=False)
+
+
+def _load_arrays(folder: Path, stem: str, count: int) -> list[np.ndarray]:
+    return [np.load(folder / f"{stem}-{number}.npy", allow_pickle=False) for number in range(count)]
+
+
+# The worker's side.
+
+
+@dataclass(slots=True)
+class WorkerSession:
+    """What one worker process holds."""
+
+    folder: Path
+    name: str
+    policies: list[Policy] = field(default_factory=list)
+
+    @property
+    def backend(self) -> ModuleType:
+        """The backend's module, imported when it is first asked for."""
+        return plugins.find("backends", self.name).load()
+
+
+def _hello(session: WorkerSession, _: Message) -> Message:
+    python = ".".join(map(str, sys.version_info[:3]))
+    return {"versions": {**session.backend.versions(), "python": python}}
+
+
+def _build(session: WorkerSession, message: Message) -> Message:
+    with open(session.folder / "network.npz", "rb") as file:
+        network = serial.read_network(message["network"], file)
+    policy = session.backend.build(network, message["device"])
+    session.policies.append(policy)
+    return {"policy": len(session.policies) - 1, "device": policy.device}
+
+
+def _step(session: WorkerSession, message: Message) -> Message:
+    names, states = message["names"], message["states"]
+    given = _load_arrays(session.folder, "given", (1 if names is None else len(names)) + states)
+    obs, state = given[: len(given) - states], tuple(given[len(given) - states :])
+    observed = obs[0] if names is None else dict(zip(names, obs, strict=True))
+    action, after = session.policies[message["policy"]].step(observed, state)
+    _save_arrays(session.folder, "found", [action, *after])
+    return {"arrays": 1 + len(after)}
+
+
+def _train(session: WorkerSession, message: Message) -> Message:
+    learner, batches = train_step.read_learner(message["learner"], session.folder)
+    learn = getattr(session.backend, "learn", None)
+    if learn is None:
+        raise UnsupportedError(f"backend {session.name} does not train")
+    return train_step.write_trained(train_learner(learn(learner), learner, batches), session.folder)
+
+
+def _close(_session: WorkerSession, _: Message) -> Message:
+    # Frameworks abort now and then while an interpreter shuts down; nothing here is left to save.
+    os._exit(0)
+
+
+HANDLERS: dict[str, Callable[[WorkerSession, Message], Message]] = {
+    "hello": _hello,
+    "build": _build,
+    "step": _step,
+    "train": _train,
+    "close": _close,
+}
+
+
+def main(folder: str, backend: str) -> None:
+    """Be the worker."""
+    with message_pipes() as (requests, answers):
+        serve(WorkerSession(Path(folder), backend), HANDLERS, requests, answers)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

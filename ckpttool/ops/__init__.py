@@ -1,1 +1,0 @@
-"""The verbs: each opens, works, returns a frozen record and prints nothing."""

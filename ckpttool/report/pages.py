@@ -1,0 +1,1104 @@
+"""Pages of HTML reports."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import math
+import os
+import sys
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from importlib.resources import files
+from typing import TYPE_CHECKING, Any
+
+from jinja2 import Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup
+
+from ckpttool.commands import inspect
+from ckpttool.commands.diff import DiffSide, align_checkpoints, compare_alignment, recognize_side
+from ckpttool.commands.digest import digest_checkpoint
+from ckpttool.commands.doctor import Diagnosis, examine_agent
+from ckpttool.commands.inspect import (
+    ANY_UNIT,
+    UNITS,
+    CheckpointSummary,
+    ModuleSummary,
+    TensorRow,
+    ValueRow,
+    describe_module_kind,
+    json_value,
+    module_entries,
+    signature_lines,
+    skip_wrapping_modules,
+    summary,
+    user_given_names,
+)
+from ckpttool.commands.stats import (
+    ArrayDifference,
+    ChangedEntry,
+    Diff,
+    Entry,
+    Moments,
+    TensorStats,
+    compute_stats,
+)
+from ckpttool.core import filesystem, sidecar, text, urls
+from ckpttool.core.atomic_write import Progress, ignore_progress
+from ckpttool.core.errors import FormatError
+from ckpttool.core.source import File
+from ckpttool.core.text import clean, format_count, format_size, shorten
+from ckpttool.core.tree import Leaf, Path, ValueLeaf, display
+from ckpttool.formats.detect import open_checkpoint
+from ckpttool.version import __version__
+
+if TYPE_CHECKING:
+    import numpy as np
+
+
+# How numbers are set on the page: with the sign that a minus has in print.
+
+_MINUS, _NONE = "\u2212", "\u2013"
+
+
+def typeset_minus(text: str) -> str:
+    """Return a number's text with a minus as wide as a digit."""
+    return text.replace("-", _MINUS)
+
+
+def format_number(value: float) -> str:
+    """Return a number as charts and tables have it: 12,500, -650.30, 0.25, 1.5e+09; a dash for none."""
+    if not math.isfinite(value):
+        return _NONE
+    if abs(value) >= 1e7:
+        return typeset_minus(f"{value:.4g}")
+    digits = 0 if value == int(value) else 2 if abs(value) >= 10 else 4
+    return typeset_minus(f"{value:,.{digits}f}")
+
+
+def format_exactly(value: float, digits: int = 6) -> str:
+    """Return a number with so many significant digits, a whole one with all of them."""
+    whole = value == round(value) if math.isfinite(value) else False
+    return typeset_minus(f"{value:,.0f}" if whole and abs(value) < 1e9 else f"{value:.{digits}g}")
+
+
+# Heat maps of tensors, a byte for each cell: small enough that a page holds one for every tensor.
+
+# Bytes of all pictures of a page; one has at most and at least so many cells, and no side is longer.
+_ALL = 3 << 20
+_MOST, _LEAST, _LONGEST = 4096, 64, 160
+# Numbers that are looked at together.
+_PIECE = 1 << 18
+# The byte of a cell that holds no number; the others are `_ZERO` and up to 127 steps to either side of it.
+_ZERO, _STEPS = 128, 127
+# Where a layer's units are counted by the last axis; elsewhere by the first.
+_UNITS_LAST = frozenset(("kernel", "embeddings"))
+
+
+@dataclass(frozen=True, slots=True)
+class HeatMap:
+    """Where a picture's cells stand among all, and what they show.
+
+    `rows` and `columns` count cells, `height` and `width` the numbers of the matrix that the tensor is shown
+    as, `scale` is the value of the outermost step.
+    """
+
+    at: int
+    rows: int
+    columns: int
+    height: int
+    width: int
+    scale: float
+
+    def document(self) -> list[float]:
+        """Return what the page's script takes."""
+        return [self.at, self.rows, self.columns, self.height, self.width, float(f"{self.scale:.4g}")]
+
+
+def cell_budget(tensors: int) -> int:
+    """Return how many cells a picture may have where there are so many tensors."""
+    return max(_LEAST, min(_MOST, _ALL // max(1, tensors)))
+
+
+class HeatMapBuffer:
+    """The cells of all pictures so far, `most` of them in each at most."""
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._cells = bytearray()
+
+    def add(self, path: str, array: np.ndarray) -> HeatMap | None:
+        """Shrink the tensor at a display path to a picture; return None for one of fewer than two numbers."""
+        if array.size < 2:
+            return None
+        cells, shape = shrink_matrix(to_matrix(path, array), self._most)
+        return self._kept(cells, shape, _largest_magnitude(cells))
+
+    def pair(self, path: str, left: Leaf, right: Leaf) -> list[HeatMap]:
+        """Shrink two tensors of one shape to pictures of one scale, and their difference to a third."""
+        import numpy as np
+
+        if left.size < 2:
+            return []
+        one, shape = shrink_matrix(to_matrix(path, left.array()), self._most)
+        other, _ = shrink_matrix(to_matrix(path, right.array()), self._most)
+        with np.errstate(invalid="ignore", over="ignore"):
+            # The mean of differences is the difference of means: the tensors need not be there together.
+            more = other - one
+        scale = max(_largest_magnitude(one), _largest_magnitude(other))
+        return [
+            *(self._kept(each, shape, scale) for each in (one, other)),
+            self._kept(more, shape, _largest_magnitude(more)),
+        ]
+
+    def _kept(self, cells: np.ndarray, shape: tuple[int, int], scale: float) -> HeatMap:
+        at = len(self._cells)
+        self._cells += _quantize_cells(cells, scale)
+        # Base64 writes three bytes as four letters: a picture begins where such a group does.
+        self._cells += bytes(-len(self._cells) % 3)
+        rows, columns = cells.shape
+        return HeatMap(at, rows, columns, *shape, scale)
+
+    def encoded(self) -> str:
+        """Return all cells in base64."""
+        return base64.b64encode(self._cells).decode()
+
+
+def to_matrix(path: str, array: np.ndarray) -> np.ndarray:
+    """Return the tensor as a matrix with a row, or for Keras's kernels a column, for each of its units.
+
+    A convolution's other axes are laid end to end: one filter is one row (PyTorch) or column (Keras).
+    """
+    import numpy as np
+
+    if array.dtype.kind == "c":
+        array = np.abs(array)
+    if array.ndim < 2:
+        return array.reshape(1, -1)
+    last = array.ndim > 2 and path.rpartition("/")[2] in _UNITS_LAST
+    rows = math.prod(array.shape[:-1]) if last else array.shape[0]
+    return array.reshape(rows, array.size // rows if rows else 0)
+
+
+def shrink_matrix(array: np.ndarray, most: int) -> tuple[np.ndarray, tuple[int, int]]:
+    """Return a matrix's cells, each the mean of a block of numbers, and its shape.
+
+    A block in which something is no number has none. Beside the array little is held in memory.
+    """
+    import numpy as np
+
+    height, width = array.shape
+    columns = max(1, min(width, math.isqrt(most), _LONGEST))
+    rows = max(1, min(height, most // columns, _LONGEST))
+    columns = max(1, min(width, most // rows, _LONGEST))
+    tall, wide = -(-height // rows), -(-width // columns)
+    starts = np.arange(0, width, wide)
+    counts = np.minimum(starts + wide, width) - starts
+    cells = np.empty((-(-height // tall), len(starts)))
+    with np.errstate(invalid="ignore", over="ignore"):
+        for row in range(len(cells)):
+            strip = array[row * tall : (row + 1) * tall]
+            cells[row] = _sum_blocks(strip, starts, wide) / (counts * len(strip))
+    return cells, (height, width)
+
+
+def _sum_blocks(strip: np.ndarray, starts: np.ndarray, wide: int) -> np.ndarray:
+    """Return the sums of a row of blocks, in float64, with a copy of _PIECE numbers at most."""
+    import numpy as np
+
+    width = strip.shape[1]
+    if width > _PIECE:
+        return np.array([strip[:, at : at + wide].sum(dtype=np.float64) for at in starts])
+    found = np.zeros(len(starts))
+    step = max(1, _PIECE // width)
+    for row in range(0, len(strip), step):
+        found += np.add.reduceat(strip[row : row + step].astype(np.float64), starts, axis=1).sum(axis=0)
+    return found
+
+
+def _largest_magnitude(cells: np.ndarray) -> float:
+    import numpy as np
+
+    numbers = np.abs(cells[np.isfinite(cells)])
+    return float(numbers.max()) if numbers.size else 0.0
+
+
+def _quantize_cells(cells: np.ndarray, scale: float) -> bytes:
+    import numpy as np
+
+    finite = np.isfinite(cells)
+    steps = np.where(finite, cells, 0.0) / (scale or 1.0) * _STEPS
+    return bytes(np.where(finite, np.rint(steps) + _ZERO, 0).astype(np.uint8).tobytes())
+
+
+# The rows of the page's tree: modules, tensors and values in the order in which the page shows them.
+
+# Characters of one name and of a whole path: a file may have names of any length.
+_NAME, _PATH, _VALUE = 120, 400, 300
+# Aliases that are named; of the others there is a count.
+_ALIASES = 12
+_NUMBERS = ("min", "max", "mean", "std", "norm")
+
+
+def format_name(text: str) -> str:
+    """Return one step of a path as the page shows it."""
+    return shorten(clean(text), _NAME) or '""'
+
+
+def format_path(text: str) -> str:
+    """Return a path or a native key as the page shows it."""
+    return shorten(clean(text), _PATH)
+
+
+@dataclass(frozen=True, slots=True)
+class TensorReadings:
+    """What reading the tensors told of them, by display path."""
+
+    stats: Mapping[str, TensorStats]
+    pictures: Mapping[str, HeatMap]
+
+
+def tree_rows(
+    found: CheckpointSummary, known: TensorReadings, marks: Mapping[str, int]
+) -> Iterator[dict[str, Any]]:
+    """Give an object for each row, those of a module after it: `level` says below what it stands.
+
+    `marks` are what `comparison` says of paths. Values that are empty are left out: most are of most rows.
+    """
+    slots: dict[str, list[str]] = {}
+    for row in found.tensors:
+        if row.of is not None and row.leaf.role == "slot":
+            slots.setdefault(row.of, []).append(row.path)
+    numbers = {row.path: number for number, row in enumerate(found.tensors)}
+    waiting = _module_entries(found.modules[0], 0) if found.modules else []
+    while waiting:
+        level, shown, entry = waiting.pop()
+        if isinstance(entry, ModuleSummary):
+            shown, entry = skip_wrapping_modules(shown, entry)
+            yield {"level": level, "name": format_name(shown), **_module_row(entry)}
+            waiting += _module_entries(entry, level + 1)
+        elif isinstance(entry, TensorRow):
+            own = [numbers[each] for each in slots.get(entry.path, ())]
+            mark = marks.get(entry.path)
+            yield {
+                "level": level,
+                "name": format_name(shown),
+                **_tensor_row(entry, known, numbers, own),
+                **_change_mark(mark),
+            }
+        else:
+            yield {
+                "level": level,
+                "name": format_name(shown),
+                **_value_row(entry),
+                **_change_mark(marks.get(entry.path)),
+            }
+
+
+def _module_entries(
+    module: ModuleSummary, level: int
+) -> list[tuple[int, str, TensorRow | ValueRow | ModuleSummary]]:
+    """Return what stands in the module, the last first."""
+    return [(level, shown, entry) for shown, entry in reversed(module_entries(module, "file"))]
+
+
+def _module_row(module: ModuleSummary) -> dict[str, Any]:
+    what = shorten(describe_module_kind(module), _NAME)
+    return _drop_empty(
+        {
+            "path": format_path(module.path),
+            "kind": what if module.built else f"{what or 'object'}, not built",
+            "tensors": module.tensors,
+            "parameters": module.parameters,
+            "nbytes": module.nbytes,
+            "module": True,
+        }
+    )
+
+
+def _tensor_row(
+    row: TensorRow, known: TensorReadings, numbers: Mapping[str, int], slots: list[int]
+) -> dict[str, Any]:
+    leaf = row.leaf
+    stats, picture = known.stats.get(row.path), known.pictures.get(row.path)
+    people = user_given_names(row.aliases)
+    names = people or list(row.aliases)
+    return _drop_empty(
+        {
+            "id": numbers[row.path],
+            "path": format_path(row.path),
+            "key": format_path(leaf.key) if leaf.key != row.path else "",
+            "dtype": leaf.dtype,
+            "shape": list(leaf.shape),
+            "size": leaf.size,
+            "nbytes": leaf.nbytes,
+            "role": "" if leaf.role == "parameter" else leaf.role,
+            "frozen": leaf.trainable is False and leaf.role == "parameter",
+            "slot": clean(leaf.slot or ""),
+            "of": None if row.of is None else numbers.get(row.of),
+            "slots": slots,
+            "also": format_name(people[0]) if people else "",
+            "aliases": [format_path(each) for each in names[:_ALIASES]],
+            "more": max(0, len(row.aliases) - _ALIASES),
+            "stats": None if stats is None else format_moments(stats.moments),
+            "histogram": [] if stats is None else list(stats.histogram),
+            "signs": [] if stats is None else [clean(sign) for sign in stats.signs],
+            "picture": None if picture is None else picture.document(),
+        }
+    )  # fmt: skip
+
+
+def format_moments(found: Moments) -> dict[str, Any]:
+    """Return what is known of a tensor's numbers, with as many digits as anyone reads."""
+    told = found.document()
+    told.update({each: float(f"{told[each]:.6g}") for each in _NUMBERS if isinstance(told[each], float)})
+    return {key: value for key, value in told.items() if value != 0 or key in _NUMBERS}
+
+
+def _value_row(row: ValueRow) -> dict[str, Any]:
+    told = text.replace_nonfinite(json_value(row.leaf))
+    return {
+        "path": format_path(row.path),
+        "type": format_name(told["type"]),
+        "value": shorten(clean(str(told["value"])), _VALUE),
+    }
+
+
+def _change_mark(mark: int | None) -> dict[str, int]:
+    return {} if mark is None else {"change": mark}
+
+
+def _drop_empty(values: dict[str, Any]) -> dict[str, Any]:
+    """Return what is not empty: ten thousand rows say little else. A shape and a number may be."""
+    return {
+        key: value
+        for key, value in values.items()
+        if key == "shape" or not (value is None or value is False or value == "" or value == [])
+    }
+
+
+# What the page says of two checkpoints: each difference in words, and which rows of the tree it concerns.
+
+# Changes with pictures: each is read once more for them, both sides.
+PICTURED = 500
+# Entries of one side alone that are named.
+ALONE = 500
+_VALUE_LENGTH = 80
+
+
+@dataclass(frozen=True, slots=True)
+class ComparisonSection:
+    """`changes` are objects for the page, the biggest first; `marks` say of rows by path what became of them.
+
+    A mark is the number of a change, or -1 for what the other checkpoint lacks.
+    """
+
+    diff: Diff
+    changes: list[dict[str, Any]]
+    marks: dict[str, int]
+    alone: tuple[tuple[str, ...], tuple[str, ...]]
+
+
+def compare_section(found: Diff, summary: CheckpointSummary, pictures: HeatMapBuffer) -> ComparisonSection:
+    """Return what is shown of the differences; those with pictures are read again, one at a time."""
+    places = _paths_by_canonical(found, summary)
+    marks = {path: -1 for name in found.only_left for path in places.get(name, (name,))}
+    changes = []
+    for number, each in enumerate(found.changed):
+        marks.update(dict.fromkeys(places.get(each.path, (each.path,)), number))
+        changes.append({**_change_object(each), "pictures": _change_heat_maps(each, pictures, number)})
+    left, right = (
+        tuple(format_path(name) for name in names[:ALONE]) for names in (found.only_left, found.only_right)
+    )
+    return ComparisonSection(found, changes, marks, (left, right))
+
+
+def _paths_by_canonical(found: Diff, summary: CheckpointSummary) -> dict[str, list[str]]:
+    """Return by canonical path where the first checkpoint has it; nothing where paths were compared."""
+    if found.by == "path":
+        return {}
+    tree, binding = summary.checkpoint.tree, summary.binding
+    places: dict[str, list[str]] = {}
+    for move in binding.moves.moves if binding is not None else ():
+        places.setdefault(display(move.target), []).append(tree.names[move.source])
+    return places
+
+
+def _change_heat_maps(change: ChangedEntry, pictures: HeatMapBuffer, number: int) -> list[list[float]]:
+    left, right = change.left, change.right
+    if (
+        number >= PICTURED
+        or change.values is None
+        or not isinstance(left, Leaf)
+        or not isinstance(right, Leaf)
+    ):
+        return []
+    if "string" in (left.dtype, right.dtype):
+        return []
+    return [each.document() for each in pictures.pair(change.path, left, right)]
+
+
+def _change_object(change: ChangedEntry) -> dict[str, Any]:
+    told = {"path": format_path(change.path), "what": change.what}
+    if change.values is None:
+        return {
+            **told,
+            "sentence": f"{_describe_entry(change.left)} → {_describe_entry(change.right)}",
+            "share": None,
+        }
+    values = change.values
+    return {
+        **told,
+        "sentence": "; ".join(_change_sentences(change, values)),
+        "share": values.different / values.size,
+        "max_abs": format_exactly(values.max_abs, 3),
+        "max_rel": format_exactly(values.max_rel, 3),
+        "cosine": "" if values.cosine is None else typeset_minus(f"{values.cosine:.6f}"),
+        "different": f"{values.different:,} of {values.size:,}",
+        "at": str(list(values.at)) if values.at else "",
+        "left": _format_value(values.left),
+        "right": _format_value(values.right),
+    }
+
+
+def _change_sentences(change: ChangedEntry, values: ArrayDifference) -> Iterator[str]:
+    yield f"{values.different:,} of {values.size:,} differ"
+    kinds = [entry.dtype for entry in (change.left, change.right) if isinstance(entry, Leaf)]
+    if len(set(kinds)) > 1:
+        yield " → ".join(kinds)
+    if values.nans:
+        yield f"NaN in one alone {values.nans:,}"
+
+
+def _describe_entry(entry: Entry) -> str:
+    if isinstance(entry, ValueLeaf):
+        return shorten(clean(str(json_value(entry)["value"])), _VALUE_LENGTH)
+    return f"{entry.dtype}{list(entry.shape)}"
+
+
+def _format_value(value: object) -> str:
+    return format_exactly(value) if isinstance(value, float) else shorten(clean(str(value)), _VALUE_LENGTH)
+
+
+# What the page says of how a checkpoint came about, and of the facts that its sidecar adds to it.
+
+_FACTS = (
+    "env",
+    "obs_dim",
+    "action_low",
+    "action_high",
+    "head",
+    "activations",
+    "obs_norm",
+    "epsilon",
+    "optimizers",
+)
+_TEXT, _RULES, _SENTENCES = 160, 2000, 50
+
+
+@dataclass(frozen=True, slots=True)
+class ConversionSection:
+    """The receipt of a conversion, or a sidecar with facts alone: then `source` is empty.
+
+    `facts` are name, value and provenance; `rules` source, rule and target; `belongs` says whether it was
+    written for these very weights, None where it does not say for which.
+    """
+
+    source: tuple[tuple[str, str], ...]
+    facts: tuple[tuple[str, str, str], ...]
+    rules: tuple[tuple[str, str, str], ...]
+    more: int
+    kinds: tuple[tuple[str, int], ...]
+    parity: tuple[tuple[str, str, str, bool], ...]
+    assumed: tuple[str, ...]
+    residue: tuple[str, ...]
+    unmapped: tuple[tuple[str, str], ...]
+    belongs: bool | None
+
+
+def read_conversion(file: str, sha256: str) -> ConversionSection:
+    """Return what a sidecar or a document of `convert --json` says; raise FormatError for other files."""
+    found = text.load_json(file, "the conversion's report", "sidecar_bytes")
+    if "target_sha256" in found:
+        return conversion_from_sidecar(sidecar.read_sidecar(file), sha256)
+    if not isinstance(found.get("mapped"), list):
+        raise FormatError(
+            "this is no report of a conversion",
+            file=file,
+            expected="a sidecar, or what convert --json prints",
+        )
+    unmapped = tuple(
+        (word, each) for word in ("unused", "missing") for each in _format_items(found.get(word))
+    )
+    source = tuple((word, _format_text(found[word])) for word in ("source", "target") if word in found)
+    digest = found.get("digest")
+    belongs = digest == sha256 if isinstance(digest, str) else None
+    return _build_conversion(found["mapped"], found, source=source, unmapped=unmapped, belongs=belongs)
+
+
+def conversion_from_sidecar(found: sidecar.Sidecar, sha256: str) -> ConversionSection:
+    """Return what a sidecar says."""
+    values = found.document()
+    facts = tuple(
+        (name, _format_text(values[name]), _format_text(found.provenance.get(name, "")))
+        for name in _FACTS
+        if values[name] is not None
+    )
+    source = tuple(
+        (name, _format_text(value)) for name, value in (found.source or {}).items() if value is not None
+    )
+    return _build_conversion(
+        found.rules, values, source=source, facts=facts, belongs=found.target_sha256 == sha256
+    )
+
+
+def _build_conversion(
+    rules: Any,
+    found: Mapping[str, Any],
+    *,
+    source: tuple[tuple[str, str], ...],
+    facts: tuple[tuple[str, str, str], ...] = (),
+    unmapped: tuple[tuple[str, str], ...] = (),
+    belongs: bool | None,
+) -> ConversionSection:
+    moves = [each for each in rules if isinstance(each, dict)]
+    told = [tuple(str(each.get(name, "")) for name in ("source", "rule", "target")) for each in moves]
+    table = tuple(
+        (format_path(one), _format_text(rule), format_path(other)) for one, rule, other in told[:_RULES]
+    )
+    kinds = Counter(_format_text(rule) for _, rule, _ in told).most_common()
+    return ConversionSection(
+        source,
+        facts,
+        table,
+        max(0, len(moves) - _RULES),
+        tuple(kinds),
+        tuple(_parity_row(each) for each in _as_list(found.get("parity")) if isinstance(each, dict)),
+        _format_items(found.get("assumed")),
+        tuple(_format_text(each) for each in _as_list(found.get("residue"))[:_SENTENCES]),
+        unmapped[:_RULES],
+        belongs,
+    )
+
+
+def _parity_row(found: Mapping[str, Any]) -> tuple[str, str, str, bool]:
+    return (
+        _format_text(found.get("name")),
+        _format_text(found.get("max_abs")),
+        _format_text(found.get("max_rel")),
+        found.get("within") is True,
+    )
+
+
+def _format_items(found: object) -> tuple[str, ...]:
+    return tuple(_format_text(each) for each in _as_list(found)[:_RULES])
+
+
+def _as_list(found: object) -> Sequence[Any]:
+    return found if isinstance(found, list | tuple) else ()
+
+
+def _format_text(value: object) -> str:
+    if isinstance(value, float):
+        return f"{value:.6g}"
+    text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+    return shorten(clean(text), _TEXT)
+
+
+# Evaluations that `eval --json` or `--out` wrote, as the page shows them; other files are refused.
+
+_WORDS = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
+_RESULT_TEXT_LENGTH, _NOTES = 200, 20
+
+
+@dataclass(frozen=True, slots=True)
+class EvaluationEntry:
+    """One checkpoint's returns: NaN stands for what the document leaves open, `ci95` is None then.
+
+    `counts` are the numbers that it counts, by the titles of training_step.TITLES.
+    """
+
+    checkpoint: str
+    env: str
+    counts: Mapping[str, int]
+    returns: tuple[float, ...]
+    mean: float
+    std: float
+    median: float
+    iqm: float
+    ci95: tuple[float, float] | None
+    how: str
+    notes: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ReturnCurve:
+    """Returns over training steps: step, value, and the ends of its interval (equal where there is none)."""
+
+    label: str
+    points: tuple[tuple[float, float, float, float], ...]
+    logged: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class EvaluationSection:
+    """What the given files hold together."""
+
+    results: tuple[EvaluationEntry, ...]
+    curves: tuple[ReturnCurve, ...]
+    notes: tuple[str, ...]
+    unit: str = ANY_UNIT
+    """what the steps of the curves count"""
+
+    @property
+    def counted(self) -> tuple[str, ...]:
+        """The titles of all that any checkpoint counts: a column each."""
+        titles = ("step", *inspect.TITLES.values())
+        return tuple(title for title in titles if any(title in each.counts for each in self.results))
+
+
+def read_evaluations(files: Sequence[str]) -> EvaluationSection:
+    """Return what the files hold; raise FormatError for one that is no document of `eval`."""
+    results, curves, notes = [], [], []
+    sources = set()
+    for file in files:
+        whole = text.load_json(file, "the evaluation")
+        played = whole.get("evaluations", [whole])
+        if not isinstance(played, list) or not all(_is_evaluation(each) for each in played):
+            raise FormatError(
+                "this is no evaluation", file=file, expected="what ckpttool eval --json or --out writes"
+            )
+        results += [_read_evaluation(each) for each in played]
+        curves += [*_mean_curves(whole.get("curve")), *_logged_curves(whole.get("training_curves"))]
+        # No file says what the steps of a log are.
+        sources |= {str(whole.get("step_from"))} if whole.get("curve") else set()
+        sources |= {"logged"} if whole.get("training_curves") else set()
+        notes += _clean_notes(whole.get("notes")) if "evaluations" in whole else []
+    unit = UNITS.get(sources.pop(), ANY_UNIT) if len(sources) == 1 else ANY_UNIT
+    return EvaluationSection(tuple(results), tuple(curves), tuple(notes), unit)
+
+
+def _is_evaluation(value: object) -> bool:
+    return isinstance(value, dict) and isinstance(value.get("returns"), list) and "mean" in value
+
+
+def _read_evaluation(found: Mapping[str, Any]) -> EvaluationEntry:
+    told = found.get("protocol")
+    protocol: dict[str, Any] = told if isinstance(told, dict) else {}
+    words = [
+        f"{_clean_text(protocol[key])}" for key in ("backend", "engine", "device", "dtype") if key in protocol
+    ]
+    noise = protocol.get("noise")
+    interval = found.get("ci95")
+    pair = [_parse_number(each) for each in interval] if isinstance(interval, list) else []
+    return EvaluationEntry(
+        _clean_text(found.get("checkpoint", "")),
+        _clean_text(found.get("env", "")),
+        _training_counts(found),
+        tuple(_parse_number(each) for each in found["returns"]),
+        _parse_number(found.get("mean")),
+        _parse_number(found.get("std")),
+        _parse_number(found.get("median")),
+        _parse_number(found.get("iqm")),
+        (pair[0], pair[1]) if len(pair) == 2 and all(map(math.isfinite, pair)) else None,
+        ", ".join([*words, *([f"noise {_clean_text(noise)}"] if noise is not None else [])]),
+        (
+            *(f"assumed: {each}" for each in _clean_notes(found.get("assumed"))),
+            *_clean_notes(found.get("notes")),
+        ),
+    )
+
+
+def _training_counts(found: Mapping[str, Any]) -> dict[str, int]:
+    """Return what an evaluation counts; documents of older versions name one step alone."""
+    given = {title: _parse_number(found.get(name)) for name, title in inspect.TITLES.items()}
+    counts = {title: int(number) for title, number in given.items() if math.isfinite(number)}
+    step = _parse_number(found.get("step"))
+    return counts if counts or not math.isfinite(step) else {"step": int(step)}
+
+
+def _mean_curves(found: object) -> Iterator[ReturnCurve]:
+    """Give a curve for each run among the points of `curve`."""
+    runs: dict[str, list[tuple[float, float, float, float]]] = {}
+    for each in found if isinstance(found, list) else ():
+        if not isinstance(each, dict):
+            continue
+        interval = each.get("ci95")
+        mean = _parse_number(each.get("mean"))
+        low, high = interval if isinstance(interval, list) and len(interval) == 2 else (mean, mean)
+        point = (_parse_number(each.get("step")), mean, _parse_number(low), _parse_number(high))
+        if all(map(math.isfinite, point)):
+            runs.setdefault(str(each.get("run") or ""), []).append(point)
+    for run, points in runs.items():
+        yield ReturnCurve(_clean_text(os.path.basename(run)) or "evaluated", tuple(sorted(points)))
+
+
+def _logged_curves(found: object) -> Iterator[ReturnCurve]:
+    for each in found if isinstance(found, list) else ():
+        if not isinstance(each, dict):
+            continue
+        steps, values = each.get("steps"), each.get("values")
+        if isinstance(steps, list) and isinstance(values, list):
+            pairs = [(_parse_number(a), _parse_number(b)) for a, b in zip(steps, values, strict=False)]
+            points = tuple((x, y, y, y) for x, y in pairs if math.isfinite(x) and math.isfinite(y))
+            yield ReturnCurve(f"logged: {_clean_text(each.get('tag'))}", points, logged=True)
+
+
+def _parse_number(value: object) -> float:
+    if isinstance(value, str):
+        return _WORDS.get(value, math.nan)
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return math.nan
+    try:
+        return float(value)
+    except OverflowError:  # JSON has whole numbers of any size
+        return math.nan
+
+
+def _clean_text(value: object) -> str:
+    return shorten(clean(str(value)), _RESULT_TEXT_LENGTH)
+
+
+def _clean_notes(value: object) -> list[str]:
+    return [_clean_text(each) for each in value[:_NOTES]] if isinstance(value, list) else []
+
+
+# Gathers what the page shows: one listing, one look at every tensor, and what lies beside the checkpoint.
+
+# Pictures of one change: each side, and what lies between them.
+_OF_A_CHANGE = 3
+
+
+@dataclass(frozen=True, slots=True)
+class ReportInputs:
+    """Files that say more of a checkpoint: evaluations, and the report of the conversion that made it."""
+
+    evaluations: Sequence[str] = ()
+    conversion: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ReportContents:
+    """All that is on the page; `rows` are those of the tree, `pictures` the cells of all heat maps in base64.
+
+    `signs` counts the tensors with one, `files` are all that was read.
+    """
+
+    summary: CheckpointSummary
+    sha256: str
+    diagnosis: Diagnosis
+    conversion: ConversionSection | None
+    results: EvaluationSection
+    comparison: ComparisonSection | None
+    rows: list[dict[str, Any]]
+    pictures: str
+    signs: int
+    files: tuple[File, ...]
+
+
+def gather_contents(
+    path: str,
+    other: str | None = None,
+    *,
+    beside: ReportInputs,
+    glob: str | None = None,
+    layout: str | None = None,
+    progress: Progress = ignore_progress,
+) -> ReportContents:
+    """Read what is at the path, and how `other` differs from it; raise what opening and reading raise.
+
+    One tensor is in memory at a time, of two checkpoints one of each.
+    """
+    found = read_evaluations(beside.evaluations)
+    listed = summary(path, glob, layout)
+    files = (*listed.checkpoint.files, *_input_files(listed.checkpoint.path, beside))
+    stages = 2 if other is None else 3
+    sha256 = digest_checkpoint(listed.checkpoint, _stage_progress(progress, 0, stages)).sha256
+    told = _load_conversion(listed.checkpoint.path, sha256, beside.conversion)
+    changes = None
+    if other is not None:
+        sides = DiffSide(listed.checkpoint, listed.binding), recognize_side(open_checkpoint(other))
+        files += sides[1].checkpoint.files
+        changes = compare_alignment(
+            align_checkpoints(*sides, glob=glob), progress=_stage_progress(progress, 1, stages)
+        )
+    pictured = 0 if changes is None else min(PICTURED, len(changes.changed))
+    pictures = HeatMapBuffer(cell_budget(len(listed.tensors) + _OF_A_CHANGE * pictured))
+    shown: dict[str, HeatMap] = {}
+    names = listed.checkpoint.tree.names
+
+    def look(at: Path, _: Leaf, array: np.ndarray) -> None:
+        if (made := pictures.add(names[at], array)) is not None:
+            shown[names[at]] = made
+
+    moving = _stage_progress(progress, stages - 1, stages)
+    numbers = compute_stats(listed.checkpoint, listed.binding, glob, moving, seen=look)
+    known = TensorReadings({each.path: each for each in numbers.tensors}, shown)
+    compared = None if changes is None else compare_section(changes, listed, pictures)
+    return ReportContents(
+        listed,
+        sha256,
+        examine_agent(listed.checkpoint, listed.binding, numbers, sha256),
+        told,
+        found,
+        compared,
+        list(tree_rows(listed, known, {} if compared is None else compared.marks)),
+        pictures.encoded(),
+        sum(1 for each in numbers.tensors if each.signs),
+        files,
+    )
+
+
+def _input_files(path: str, beside: ReportInputs) -> tuple[File, ...]:
+    """Return the documents that are read with the checkpoint, its own sidecar among them."""
+    given = (*beside.evaluations, beside.conversion or sidecar.sidecar_path(path))
+    return tuple(File.stamp(file) for file in given if filesystem.isfile(file))
+
+
+def _stage_progress(progress: Progress, number: int, stages: int) -> Progress:
+    """Return what reports one of several readings of the same bytes as its part of the whole."""
+
+    def moving(done: int, total: int, steps: int | None = None) -> None:  # noqa: ARG001
+        progress(number * total + done, stages * total)
+
+    return moving
+
+
+def _load_conversion(path: str, sha256: str, file: str | None) -> ConversionSection | None:
+    if file is not None:
+        return read_conversion(file, sha256)
+    found = sidecar.load_sidecar(path)
+    return None if found is None else conversion_from_sidecar(found, sha256)
+
+
+# Where the lines of a chart stand: the template draws them, so that they follow the page's colours.
+
+# Of the chart, in its own units; what stands left and below of the plot are the axes' numbers.
+WIDTH, HEIGHT = 640, 280
+_LEFT, _RIGHT, _TOP, _BOTTOM = 64, 12, 12, 40
+# Of the strip of a checkpoint's returns.
+STRIP_WIDTH, STRIP_HEIGHT = 200, 22
+_TICKS = 5
+
+
+@dataclass(frozen=True, slots=True)
+class AxisTick:
+    """A number of an axis and where it stands."""
+
+    at: float
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class ChartLine:
+    """One curve: the path of its means, the area of its intervals, its points."""
+
+    label: str
+    path: str
+    band: str
+    points: tuple[tuple[float, float], ...]
+    logged: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Chart:
+    """Curves over training steps."""
+
+    lines: tuple[ChartLine, ...]
+    across: tuple[AxisTick, ...]
+    up: tuple[AxisTick, ...]
+    left: int = _LEFT
+    right: int = WIDTH - _RIGHT
+    top: int = _TOP
+    bottom: int = HEIGHT - _BOTTOM
+
+
+@dataclass(frozen=True, slots=True)
+class ReturnStrip:
+    """A checkpoint's returns on one scale with those of all others."""
+
+    dots: tuple[float, ...]
+    mean: float | None
+    low: float | None
+    high: float | None
+
+
+class _AxisScale:
+    """From values to places; what is all one value stands in the middle."""
+
+    def __init__(self, values: Sequence[float], begin: float, end: float) -> None:
+        self.low, self.high = min(values), max(values)
+        self._begin, self._length = begin, end - begin
+
+    def __call__(self, value: float) -> float:
+        span = self.high - self.low
+        share = (value - self.low) / span if span else 0.5
+        return round(self._begin + share * self._length, 1)
+
+    def ticks(self) -> tuple[AxisTick, ...]:
+        return tuple(
+            AxisTick(self(value), format_number(value)) for value in round_ticks(self.low, self.high)
+        )
+
+
+def build_chart(curves: Sequence[ReturnCurve]) -> Chart | None:
+    """Return where everything stands, or None where there is no point."""
+    points = [point for curve in curves for point in curve.points]
+    if not points:
+        return None
+    x = _AxisScale([each[0] for each in points], _LEFT + 8, WIDTH - _RIGHT - 8)
+    y = _AxisScale(_round_axis([value for each in points for value in each[1:]]), HEIGHT - _BOTTOM, _TOP)
+    return Chart(tuple(_chart_line(curve, x, y) for curve in curves if curve.points), x.ticks(), y.ticks())
+
+
+def _round_axis(values: Sequence[float]) -> list[float]:
+    """Return the ends of an axis on which all values lie between two of its numbers."""
+    low, high = min(values), max(values)
+    known = round_ticks(low, high)
+    apart = known[1] - known[0] if len(known) > 1 else 0.0
+    begin = known[0] - apart if known[0] > low else known[0]
+    return [begin, known[-1] + apart if known[-1] < high else known[-1], low, high]
+
+
+def _chart_line(curve: ReturnCurve, x: _AxisScale, y: _AxisScale) -> ChartLine:
+    middle = tuple((x(step), y(mean)) for step, mean, _, _ in curve.points)
+    upper = [(x(step), y(high)) for step, _, _, high in curve.points]
+    lower = [(x(step), y(low)) for step, _, low, _ in curve.points]
+    spread = any(low != high for _, _, low, high in curve.points)
+    band = _svg_path([*upper, *reversed(lower)]) + "Z" if spread else ""
+    return ChartLine(curve.label, _svg_path(middle), band, () if curve.logged else middle, curve.logged)
+
+
+def _svg_path(points: Sequence[tuple[float, float]]) -> str:
+    return "M" + "L".join(f"{x} {y}" for x, y in points)
+
+
+def build_strips(results: Sequence[EvaluationEntry]) -> tuple[list[ReturnStrip], tuple[str, str]]:
+    """Return a strip for each result, and the ends of the scale that they share as text."""
+    values = [v for each in results for v in (*each.returns, *(each.ci95 or ())) if math.isfinite(v)]
+    if not values:
+        return [ReturnStrip((), None, None, None) for _ in results], ("", "")
+    x = _AxisScale(values, 5, STRIP_WIDTH - 5)
+
+    def place(value: float | None) -> float | None:
+        return x(value) if value is not None and math.isfinite(value) else None
+
+    made = [
+        ReturnStrip(
+            tuple(x(value) for value in each.returns if math.isfinite(value)),
+            place(each.mean),
+            *((place(each.ci95[0]), place(each.ci95[1])) if each.ci95 else (None, None)),
+        )
+        for each in results
+    ]
+    return made, (format_number(x.low), format_number(x.high))
+
+
+def round_ticks(low: float, high: float) -> list[float]:
+    """Return round numbers between the two, some five of them: 1, 2 or 5 times a power of ten apart."""
+    span = high - low
+    if not span or not math.isfinite(span):
+        return [low]
+    raw = span / _TICKS
+    if raw < sys.float_info.min:
+        return [low]
+    power = 10.0 ** math.floor(math.log10(raw))
+    step = next(power * each for each in (1, 2, 5, 10) if power * each >= raw)
+    first = math.ceil(low / step)
+    # Close together, far from zero, the product is another number than the one between the two.
+    return [min(max(each * step, low), high) for each in range(first, math.floor(high / step) + 1)] or [low]
+
+
+# Makes the page: templates, a style and a script become one file that fetches nothing.
+
+_STYLES = ("page.css", "tree.css", "print.css")
+# In the order in which they need each other.
+_SCRIPTS = ("pictures.js", "drawing.js", "panel.js", "rows.js", "tree.js", "search.js", "page.js")
+# Characters of a path in a heading and of a sentence, rows of a table that stands in the page as it is.
+_TITLE, _SENTENCE, _SHOWN = 200, 600, 100
+# Characters of a line of signatures, facts of a format that are shown.
+_COLUMNS, _TOLD = 100, 24
+
+
+def render_page(found: ReportContents) -> bytes:
+    """Return the page in UTF-8; the same contents give the same bytes."""
+    style, script = (_join_templates(names) for names in (_STYLES, _SCRIPTS))
+    strips, ends = build_strips(found.results.results)
+    text = _template_environment().get_template("page.html").render(
+        found=found,
+        checkpoint=found.summary.checkpoint,
+        asks=inspect.build_audit_document(found.summary.checkpoint.asks),
+        signatures=signature_lines(found.summary.checkpoint.details, _COLUMNS),
+        told=_format_details(found.summary.checkpoint.details),
+        chart=build_chart(found.results.curves),
+        chart_width=WIDTH,
+        chart_height=HEIGHT,
+        strips=strips,
+        strip_ends=ends,
+        most=_SHOWN,
+        style=Markup(style),  # noqa: S704  # our own file
+        script=Markup(script),  # noqa: S704  # our own file
+        policy=_content_security_policy(style, script),
+        data=_embed_json(_page_data(found)),
+        version=__version__,
+    )  # fmt: skip
+    return text.encode("utf-8", "backslashreplace")
+
+
+def _format_details(details: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """Return what a format says of its file in single words: Keras's version, safetensors' metadata."""
+    flat = {**details, **(details["metadata"] if isinstance(details.get("metadata"), Mapping) else {})}
+    plain = [(name, str(value)) for name, value in flat.items() if isinstance(value, str | int | float)]
+    return plain[:_TOLD]
+
+
+def _join_templates(names: tuple[str, ...]) -> str:
+    folder = files("ckpttool.report") / "templates"
+    return "".join(f"\n{(folder / name).read_text('utf-8')}" for name in names)
+
+
+def _content_security_policy(style: str, script: str) -> str:
+    """Return the rules for the browser: nothing is fetched or sent, and nothing runs but our own script."""
+    hashes = [base64.b64encode(hashlib.sha256(each.encode()).digest()).decode() for each in (style, script)]
+    return (
+        f"default-src 'none'; style-src 'sha256-{hashes[0]}'; script-src 'sha256-{hashes[1]}'; "
+        "base-uri 'none'; form-action 'none'"
+    )
+
+
+def _page_data(found: ReportContents) -> dict[str, Any]:
+    told = found.comparison
+    return {"rows": found.rows, "changes": [] if told is None else told.changes}
+
+
+def _embed_json(value: object) -> Markup:
+    """Return JSON that no parser of HTML takes for the end of its element, or for the start of another."""
+    text = json.dumps(value, separators=(",", ":"), allow_nan=False)
+    for character in "<>&":
+        text = text.replace(character, f"\\u{ord(character):04x}")
+    return Markup(text)  # noqa: S704  # nothing of it is markup any more
+
+
+def _template_environment() -> Environment:
+    made = Environment(
+        loader=PackageLoader("ckpttool.report"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    made.filters.update(
+        size=format_size,
+        count=format_count,
+        number=lambda value: f"{value:,}",
+        clean=clean,
+        path=lambda text: shorten(clean(urls.display_url(text)), _TITLE),
+        sentence=lambda text: shorten(clean(text), _SENTENCE),
+        base=lambda text: shorten(clean(urls.base_name(text)), _TITLE),
+        decimal=format_number,
+        when=lambda ns: f"{datetime.fromtimestamp(ns // 10**9, UTC):%Y-%m-%d %H:%M}",
+    )
+    return made

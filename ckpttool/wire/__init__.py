@@ -1,1 +1,0 @@
-"""Bytes only: encodings that know no word about checkpoints."""
