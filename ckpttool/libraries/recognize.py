@@ -14,7 +14,6 @@ from ckpttool.core import plugins
 from ckpttool.core.checkpoint import Checkpoint
 from ckpttool.core.errors import UsageError
 from ckpttool.core.tree import Leaf, Path, Tree, ValueLeaf, attr, display, key
-from ckpttool.formats import onnx
 from ckpttool.libraries import schema
 from ckpttool.libraries.schema import (
     BRANCHES,
@@ -639,6 +638,7 @@ def list_never_run_components(layout: object) -> frozenset[str]:
 # Asks every layout whether a tree is one of its agents.
 
 _Asked = Callable[[Tree, str], RecognizedAgent | None]
+_ONNX = "onnx"  # the format's name
 # More entries with tensors of their own than that are a model's modules, not things saved side by side.
 _ENTRIES = 32
 _MOST = 50_000
@@ -646,7 +646,7 @@ _MOST = 50_000
 
 def recognize_checkpoint(checkpoint: Checkpoint, layout: str | None = None) -> RecognizedAgent | None:
     """Return the agent in the checkpoint, None if no layout knows one; raise UsageError as `recognise`."""
-    if checkpoint.format == onnx.NAME:
+    if checkpoint.format == _ONNX:
         # Names of constants are an exporter's: the graph says what a model computes, not a layout.
         if layout not in (None, NO_LAYOUT):
             raise UsageError("an ONNX model is of no layout", file=checkpoint.path, hint="leave out --layout")
@@ -697,7 +697,29 @@ def _recognize_any(
 
 
 def _collect_claims(layouts: Iterable[plugins.Plugin], tree: Tree, name: str) -> list[RecognizedAgent]:
-    return [b for p in layouts if (b := _load_layout(p).recognise(tree, name)) is not None]
+    names = tuple(_list_display_names(tree))
+    asked = (plugin for plugin in layouts if may_recognize(plugin, names, name))
+    return [b for plugin in asked if (b := _load_layout(plugin).recognise(tree, name)) is not None]
+
+
+def may_recognize(plugin: plugins.Plugin, names: Sequence[str], file: str) -> bool:
+    """Say whether a library's row allows that it recognises a tree of these names from a file of that name.
+
+    Most trees are of no library, and no module is imported to find that out.
+    """
+    if not plugin.names and not plugin.files:
+        return True
+    if plugin.files and re.compile(plugin.files, re.DOTALL).fullmatch(file):
+        return True
+    return bool(plugin.names) and any(map(re.compile(plugin.names, re.DOTALL).fullmatch, names))
+
+
+def _list_display_names(tree: Tree) -> Iterator[str]:
+    """Go through the names of all entries and their aliases, also of those that share one."""
+    for path in tree:
+        yield display(path)
+    for aliases in tree.aliases.values():
+        yield from (display(alias.path) for alias in aliases)
 
 
 def _installed_layouts() -> list[plugins.Plugin]:
