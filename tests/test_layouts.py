@@ -20,6 +20,7 @@ from ckpttool.libraries.schema import ALL_OPTIMIZED, RecognizedAgent, add_target
 from ckpttool.libraries.td3 import TF, TORCH
 from ckpttool.mapping.rules import apply_plan
 from tests.conftest import TF_SAMPLE, TORCH_SAMPLE
+from tests.library_rows import require_no_difference
 from tests.trees import attributes, dense, keys, leaf, tensorflow_tree, torch_dense, torch_tree
 
 OBS, ACT = 3, 2
@@ -65,6 +66,9 @@ class LayoutContract:
         binding = recognize_tree(tree, "agent")
         assert binding is not None
         assert binding.layout == self.name
+
+    def test_its_row_admits_it_nested_and_wrapped(self, tree: Tree, monkeypatch: pytest.MonkeyPatch) -> None:
+        require_no_difference(tree, "agent", monkeypatch)
 
     def test_every_leaf_has_a_way(self, tree: Tree) -> None:
         binding = recognize_tree(tree, "agent")
