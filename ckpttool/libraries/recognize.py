@@ -7,7 +7,6 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache, partial
-from types import ModuleType
 from typing import NamedTuple, Protocol, cast
 
 from ckpttool.core import plugins
@@ -27,7 +26,17 @@ from ckpttool.libraries.schema import (
 from ckpttool.mapping import wrappers
 from ckpttool.mapping.layer_kinds import LayerKind
 from ckpttool.mapping.layers import SPELLING, recognize_kind
-from ckpttool.mapping.rules import KEEP, AxisSlice, Move, MoveList, Rule, ToTensor, compose_rules
+from ckpttool.mapping.rules import (
+    KEEP,
+    AxisSlice,
+    Move,
+    MoveList,
+    Plan,
+    Rule,
+    Settings,
+    ToTensor,
+    compose_rules,
+)
 
 # Finds an agent's components, networks and layers in a tree by the names that its codebase uses.
 
@@ -620,14 +629,26 @@ class CompanionReader(Protocol):
         ...
 
 
+@dataclass(frozen=True, slots=True)
+class LibraryPlugin:
+    """One of several layouts in a module, with the names that a module of one layout has."""
+
+    TABLE: LayoutTable
+    recognise: Callable[[Tree, str], RecognizedAgent | None]
+    plan: Callable[[RecognizedAgent, Tree, Settings], Plan] | None = None
+    companions: Callable[[str], Sequence[str]] | None = None
+    told_by: Callable[[RecognizedAgent, str, Tree], RecognizedAgent] | None = None
+    COPIES_TARGETS: str | None = None
+
+
 def as_companion_reader(layout: object) -> CompanionReader | None:
     """Return the layout as one that reads companions, None if it does not."""
-    return cast(CompanionReader, layout) if hasattr(layout, "companions") else None
+    return cast(CompanionReader, layout) if getattr(layout, "companions", None) else None
 
 
-def can_write(layout: ModuleType) -> bool:
+def can_write(layout: object) -> bool:
     """Say whether the layout can also hold an agent (offers `plan(binding, canonical, told) -> Plan`)."""
-    return hasattr(layout, "plan")
+    return getattr(layout, "plan", None) is not None
 
 
 def list_never_run_components(layout: object) -> frozenset[str]:
