@@ -377,7 +377,10 @@ def test_what_cannot_be_filmed_is_refused(case: str, tmp_path: Path) -> None:
     name, episodes, expected = REFUSED[case]
     with pytest.raises(CkpttoolError, match=expected):
         film.require_video_support(
-            [str(TORCH_SAMPLE)], None, Protocol(10**8), str(tmp_path / name), episodes.split(",")
+            [str(TORCH_SAMPLE)],
+            film.EvaluationOptions(None, Protocol(10**8)),
+            str(tmp_path / name),
+            episodes.split(","),
         )
     assert [(each.name, each.read_bytes()) for each in tmp_path.iterdir()] == [("there.gif", b"mine")]
 

@@ -41,7 +41,6 @@ from ckpttool.cli.common import (
     show_progress,
     wrap_sentence,
 )
-from ckpttool.commands.evidence import NO_FACTS, AgentFacts
 from ckpttool.core import sidecar, urls
 from ckpttool.core.errors import CkpttoolError, UsageError
 from ckpttool.core.text import clean, format_count
@@ -49,7 +48,7 @@ from ckpttool.core.text import clean, format_count
 if TYPE_CHECKING:
     from ckpttool.cli import plots
     from ckpttool.commands.algorithms import Algorithm, AlgorithmComparison, TrainingRun
-    from ckpttool.commands.evaluate import EpisodeVideo, Evaluation, Protocol
+    from ckpttool.commands.evaluate import EpisodeVideo, Evaluation, EvaluationOptions
     from ckpttool.commands.sweep import (
         BestCheckpoint,
         EvaluationFailure,
@@ -293,7 +292,8 @@ def evaluate(
     asked = parse_comparison_options(
         paths, layout, runs=runs, last=last, against=against or (), csv=csv, tensorboard=tensorboard
     )
-    require_display(wanted, asked.paths, env, protocol, layout, facts)
+    options = evaluate.EvaluationOptions(env, protocol, layout, facts)
+    require_display(wanted, asked.paths, options)
     with show_progress("eval", quiet=quiet or as_json, unit="episodes") as moving:
         found = sweep(
             asked.paths,
@@ -325,7 +325,7 @@ def evaluate(
     drawn = plots.PlotData(
         found.evaluations, found.curve, beside.curves, told.algorithms, told.comparison, unit
     )
-    shown = display_results(wanted, found, env, layout, drawn, facts=facts, quiet=quiet, as_json=as_json)
+    shown = display_results(wanted, found, options, drawn, quiet=quiet, as_json=as_json)
     if as_json:
         common.print_text(common.render_document({**content, **shown.document}))
     else:
@@ -623,14 +623,7 @@ def parse_display_options(
     return DisplayOptions(video, words, plot, chart)
 
 
-def require_display(
-    wanted: DisplayOptions,
-    paths: Sequence[str],
-    env: str | None,
-    how: Protocol,
-    layout: str | None = None,
-    facts: AgentFacts = NO_FACTS,
-) -> None:
+def require_display(wanted: DisplayOptions, paths: Sequence[str], options: EvaluationOptions) -> None:
     """Raise unless all of it can be shown: before hours of playing, not after."""
     from ckpttool.cli import plots
 
@@ -639,19 +632,15 @@ def require_display(
     if wanted.video is not None:
         from ckpttool.commands import evaluate
 
-        evaluate.require_video_support(
-            paths, env, how, wanted.video, wanted.episodes, layout=layout, facts=facts
-        )
+        evaluate.require_video_support(paths, options, wanted.video, wanted.episodes)
 
 
 def display_results(
     wanted: DisplayOptions,
     found: Sweep,
-    env: str | None,
-    layout: str | None,
+    options: EvaluationOptions,
     drawn: plots.PlotData,
     *,
-    facts: AgentFacts = NO_FACTS,
     quiet: bool,
     as_json: bool,
 ) -> DisplayOutput:
@@ -679,9 +668,7 @@ def display_results(
         if wanted.video is not None and found.interrupted:
             shown.lines.append("note: nothing is filmed of a play that was interrupted")
         elif wanted.video is not None:
-            filmed = _film_best(
-                wanted.video, wanted.episodes, found, env, layout, facts=facts, quiet=quiet or as_json
-            )
+            filmed = _film_best(wanted.video, wanted.episodes, found, options, quiet=quiet or as_json)
             shown.document["video"] = filmed.document()
             shown.lines += _film_lines(filmed, alone=len(found.scored) == 1, quiet=quiet)
     except CkpttoolError as error:
@@ -695,10 +682,8 @@ def _film_best(
     target: str,
     episodes: tuple[str, ...],
     found: Sweep,
-    env: str | None,
-    layout: str | None,
+    options: EvaluationOptions,
     *,
-    facts: AgentFacts,
     quiet: bool,
 ) -> EpisodeVideo:
     """Film the checkpoint of the highest mean."""
@@ -706,9 +691,7 @@ def _film_best(
 
     best: Evaluation = max(found.evaluations, key=lambda each: each.statistics.mean)
     with show_progress("video", quiet=quiet, unit="pictures") as moving:
-        return evaluate.record_video(
-            best, target, episodes, env=env, layout=layout, facts=facts, progress=moving
-        )
+        return evaluate.record_video(best, target, episodes, options=options, progress=moving)
 
 
 def _film_lines(filmed: EpisodeVideo, *, alone: bool, quiet: bool) -> list[str]:
