@@ -392,7 +392,7 @@ def test_the_command_refuses_before_it_plays(tmp_path: Path) -> None:
     assert "exists already" in refused(in_process(*PLAYED, "--episodes", 10**8, "--video", there))
     for video, episodes, expected in (("x.gif", ",", "names none"), (None, "best", "is for --video alone")):
         with pytest.raises(UsageError, match=expected):
-            evaluate.parse_display_options(video, episodes, None, chart=None)
+            evaluate.OutputOptions(video=video, video_episodes=episodes)
 
 
 def test_without_its_libraries_a_film_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
