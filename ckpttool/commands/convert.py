@@ -42,7 +42,7 @@ from ckpttool.commands.restore import (
 from ckpttool.commands.save import ReverseRecord, WriteOptions, format_loading_code, record_reverse
 from ckpttool.core import plugins, sidecar, urls
 from ckpttool.core.atomic_write import Output, Progress, WorkerThread, ignore_progress, require_new
-from ckpttool.core.checkpoint import Checkpoint
+from ckpttool.core.checkpoint import Checkpoint, keep_network_reads
 from ckpttool.core.errors import CkpttoolError, UnsupportedError, UsageError
 from ckpttool.core.sidecar import LedgerEntries, Sidecar
 from ckpttool.core.tree import Path
@@ -98,6 +98,7 @@ def _convert_to_format(
     target = target_stem(target, request.kind)
     if not options.dry_run:
         save.require_new_target(target, request.kind, checkpoint, force=options.force)
+    checkpoint = keep_network_reads(checkpoint)
     given = read_verified_sidecar(checkpoint)
     own, notes = _apply_facts(given, checkpoint, request, facts)
     shards = note_other_shards(checkpoint)
