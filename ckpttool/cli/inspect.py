@@ -3,27 +3,23 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
-from typing import TYPE_CHECKING, Annotated, Any, get_args
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Any, cast, get_args
 
 import typer
 
 from ckpttool.cli import common
 from ckpttool.cli.common import (
-    ActivationOption,
+    AgentOptions,
     AsJson,
-    BoundsOption,
+    Env,
     Glob,
-    HeadOption,
-    InputShape,
     LayoutOption,
-    LikeArgs,
-    LikePython,
-    ObsNormOption,
+    ModelOptions,
+    OptionPanel,
     PathArgument,
     Quiet,
-    agent_facts,
-    build_like_model,
     fit_path,
     make_importable,
     show_progress,
@@ -35,8 +31,6 @@ from ckpttool.core.errors import CkpttoolError, UsageError, suggest_choice
 from ckpttool.core.text import clean, format_count, format_size
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from ckpttool.cli.tables import TreeView
     from ckpttool.commands.check import CheckpointVerdict, CheckResult
     from ckpttool.commands.folder import CheckpointFolder
@@ -51,16 +45,14 @@ def browse(
     path: PathArgument,
     other: Annotated[
         str | None,
-        typer.Argument(metavar="[PATH]", help="Another one: what differs is marked.", show_default=False),
+        typer.Argument(metavar="[PATH]", help="Another one: differences are marked.", show_default=False),
     ] = None,
     glob: Glob = None,
     by: Annotated[
-        str, typer.Option(metavar="HOW", help="What is compared: path, agent or auto, as diff has it.")
+        str, typer.Option(metavar="HOW", help="Pair entries by path or agent; auto picks.")
     ] = "auto",
     layout: LayoutOption = None,
-    as_json: Annotated[
-        bool, typer.Option("--json", help="Refused: inspect, stats and diff have the documents.")
-    ] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Refused: use inspect, stats or diff.")] = False,
     quiet: Quiet = False,  # noqa: ARG001  # every command takes it
 ) -> int:
     """Walk through a checkpoint in the terminal: tree, values, histograms, search, differences.
@@ -86,30 +78,30 @@ def check(
         list[str],
         typer.Argument(
             metavar="PATH...",
-            help="Checkpoints, folders (all below them counts), or patterns in quotes: 'runs/*.pt'.",
+            help="Checkpoints, folders, or quoted patterns: 'runs/*.pt'.",
             show_default=False,
         ),
     ],
     strict: Annotated[
-        bool, typer.Option("--strict", help="Exit 1 if loading one asks for more than plain data.")
+        bool, typer.Option("--strict", help="Exit 1 if loading needs more than plain data.")
     ] = False,
     no_numbers: Annotated[
-        bool, typer.Option("--no-numbers", help="Do not read the tensors: faster, but no NaN is found.")
+        bool, typer.Option("--no-numbers", help="Skip values: faster, but finds no NaN.")
     ] = False,
     shapes: Annotated[
         str | None,
         typer.Option(
             metavar="FILE",
-            help="Exit 1 if layout, names, types or shapes are not those that inspect --json saved in FILE.",
+            help="Exit 1 if shapes differ from inspect --json in FILE.",
         ),
     ] = None,
     layout: Annotated[
         str | None,
-        typer.Option(metavar="NAME", help="Exit 1 if one is not of this layout (see ckpttool layouts)."),
+        typer.Option(metavar="NAME", help="Exit 1 if one has another layout."),
     ] = None,
     sarif: Annotated[
         str | None,
-        typer.Option(metavar="FILE", help="Also write the findings to FILE as SARIF, for code hosts."),
+        typer.Option(metavar="FILE", help="Write the findings to FILE as SARIF too."),
     ] = None,
     as_json: AsJson = False,
     quiet: Quiet = False,
@@ -237,7 +229,7 @@ def schema(
         str | None,
         typer.Argument(
             metavar="NAME",
-            help="Whose: a command's name, error, result or sidecar.",
+            help="Name of a command, or error, result, sidecar.",
             show_default=False,
             autocompletion=common.complete_schemas,
         ),
@@ -271,23 +263,20 @@ def schema(
 _SHOWN = 20
 
 
-def parse_view(
-    *,
-    keys: bool,
-    aliases: bool,
-    depth: int | None,
-    sort: str,
-    names: bool = False,
-    whole: bool = False,
-    quiet: bool = False,
-) -> TreeView:
+def parse_view(tree: TreeOptions, *, names: bool, quiet: bool) -> TreeView:
     """Return how the tree is to be shown; raise UsageError for an unknown order."""
     from ckpttool.cli.tables import TreeView
     from ckpttool.commands.inspect import Sort
 
-    if sort not in get_args(Sort):
-        raise UsageError(f"there is no order {sort!r}", hint=suggest_choice(sort, get_args(Sort)))
-    return TreeView(keys, aliases, depth, sort, quiet, names, whole)  # type: ignore[arg-type]  # just checked
+    _require_order(tree.sort, get_args(Sort))
+    return TreeView(
+        tree.keys, tree.aliases, tree.depth, cast(Sort, tree.sort), quiet, names, whole=tree.whole
+    )
+
+
+def _require_order(order: str, orders: Sequence[str]) -> None:
+    if order not in orders:
+        raise UsageError(f"there is no order {order!r}", hint=suggest_choice(order, orders))
 
 
 def load_listing(path: str, glob: str | None, layout: str | None) -> CheckpointSummary | CheckpointFolder:
@@ -376,38 +365,55 @@ def _format_count(number: int | None) -> str:
 # The commands that only look: `inspect` shows what is inside, `digest` gives what it is known by.
 
 
-def inspect(
-    path: PathArgument,
-    glob: Glob = None,
+@dataclass(frozen=True)
+class TreeOptions(OptionPanel, title="Tree"):
+    """Which entries are listed, in which order, and with what."""
+
+    glob: Glob = None
     depth: Annotated[
-        int | None, typer.Option(min=1, metavar="N", help="Fold the modules at level N into one line each.")
-    ] = None,
+        int | None, typer.Option(min=1, metavar="N", help="Fold modules at level N into one line each.")
+    ] = None
     sort: Annotated[
         str,
         typer.Option(
             metavar="ORDER",
-            help="file, size or name, in every module.",
+            help="Order within each module: file, size or name.",
             autocompletion=common.complete_words("file", "size", "name"),
         ),
-    ] = "file",
-    keys: Annotated[bool, typer.Option("--keys", help="Show the native keys as well.")] = False,
-    aliases: Annotated[
-        bool, typer.Option("--aliases", help="Show every other path of each tensor as well.")
-    ] = False,
-    names: Annotated[
-        bool, typer.Option("--names", help="Show what loading it would import and call, with verdicts.")
-    ] = False,
+    ] = "file"
+    keys: Annotated[bool, typer.Option("--keys", help="Show the native keys.")] = False
+    aliases: Annotated[bool, typer.Option("--aliases", help="Show all other paths of each tensor.")] = False
     whole: Annotated[
         bool, typer.Option("--all", help="Show all values, not the first twenty of very many.")
-    ] = False,
+    ] = False
+
+
+@dataclass(frozen=True)
+class PickleOptions(OptionPanel, title="Pickle audit"):
+    """What loading the file would import and call."""
+
+    names: Annotated[bool, typer.Option("--names", help="Show what loading would import and call.")] = False
     strict: Annotated[
-        bool, typer.Option("--strict", help="Exit 1 if loading it asks for more than plain data.")
-    ] = False,
+        bool, typer.Option("--strict", help="Exit 1 if loading needs more than plain data.")
+    ] = False
+
+
+@dataclass(frozen=True)
+class GraphOptions(OptionPanel, title="Graph"):
+    """A drawing of the modules in place of the tree."""
+
     graph: Annotated[
         str | None,
-        typer.Option(metavar="FILE", help="Draw the modules instead, into a new .svg, .html or .dot file."),
-    ] = None,
-    force: Annotated[bool, typer.Option("--force", help="Replace the drawing if it exists.")] = False,
+        typer.Option(metavar="FILE", help="Draw the modules into a new .svg, .html or .dot file."),
+    ] = None
+    force: Annotated[bool, typer.Option("--force", help="Replace the drawing if it exists.")] = False
+
+
+def inspect(
+    path: PathArgument,
+    tree: TreeOptions,
+    pickle: PickleOptions,
+    drawing: GraphOptions,
     layout: LayoutOption = None,
     as_json: AsJson = False,
     quiet: Quiet = False,
@@ -420,12 +426,12 @@ def inspect(
 
     # A listing makes many objects and no rubbish: collecting would cost a fifth of its time.
     gc.disable()
-    view = parse_view(
-        keys=keys, aliases=aliases, depth=depth, sort=sort, names=names, whole=whole, quiet=quiet
-    )
-    found = load_listing(path, glob, layout)
-    status = 1 if strict and not is_plain_data(found) else 0
-    drawn = draw_modules(found, graph, depth, force=force) if graph is not None else None
+    view = parse_view(tree, names=pickle.names, quiet=quiet)
+    found = load_listing(path, tree.glob, layout)
+    status = 1 if pickle.strict and not is_plain_data(found) else 0
+    drawn = None
+    if drawing.graph is not None:
+        drawn = draw_modules(found, drawing.graph, tree.depth, force=drawing.force)
     if as_json:
         common.print_text(common.render_document({**found.document(), **({"graph": drawn} if drawn else {})}))
     else:
@@ -438,7 +444,7 @@ def digest(
     path: PathArgument,
     check: Annotated[
         str | None,
-        typer.Option(metavar="FILE", help="Compare with a digest saved by --json, or with a sidecar."),
+        typer.Option(metavar="FILE", help="Compare with a digest saved by --json, or a sidecar."),
     ] = None,
     glob: Glob = None,
     as_json: AsJson = False,
@@ -482,7 +488,7 @@ def stats(
     path: PathArgument,
     glob: Glob = None,
     depth: Annotated[
-        int | None, typer.Option(min=1, metavar="N", help="A line for each module down to level N instead.")
+        int | None, typer.Option(min=1, metavar="N", help="Summarize modules down to level N.")
     ] = None,
     sort: Annotated[
         str,
@@ -500,8 +506,7 @@ def stats(
     """
     from ckpttool.commands import stats
 
-    if sort not in _ORDERS:
-        raise UsageError(f"there is no order {sort!r}", hint=suggest_choice(sort, _ORDERS))
+    _require_order(sort, _ORDERS)
     with show_progress("stats", quiet=quiet or as_json) as moving:
         found = stats.stats(path, glob, layout, moving)
     if as_json:
@@ -514,29 +519,35 @@ def stats(
     return 0 if found.finite else 1
 
 
-def diff(
-    left: Annotated[str, typer.Argument(metavar="A", help="A checkpoint.", show_default=False)],
-    right: Annotated[str, typer.Argument(metavar="B", help="Another one.", show_default=False)],
-    glob: Glob = None,
+@dataclass(frozen=True)
+class DiffOptions(OptionPanel, title="Comparison"):
+    """What is compared, and which differences are shown first."""
+
+    glob: Glob = None
     by: Annotated[
         str,
         typer.Option(
             metavar="HOW",
-            help="path; agent: what means the same, across frameworks; conversion: what converting one side "
-            "gives. auto: the one that fits.",
+            help="Pair entries by path, agent or conversion; auto picks.",
             autocompletion=common.complete_words("auto", "path", "agent", "conversion"),
         ),
-    ] = "auto",
+    ] = "auto"
     sort: Annotated[
         str,
         typer.Option(
             metavar="ORDER",
-            help="abs, rel or cosine: biggest first.",
+            help="Largest first: abs, rel or cosine.",
             autocompletion=common.complete_words("abs", "rel", "cosine"),
         ),
-    ] = "abs",
-    whole: Annotated[bool, typer.Option("--all", help="Show every change, not the first twenty.")] = False,
-    layout: LayoutOption = None,
+    ] = "abs"
+    whole: Annotated[bool, typer.Option("--all", help="Show every change, not the first twenty.")] = False
+    layout: LayoutOption = None
+
+
+def diff(
+    left: Annotated[str, typer.Argument(metavar="A", help="A checkpoint.", show_default=False)],
+    right: Annotated[str, typer.Argument(metavar="B", help="Another one.", show_default=False)],
+    options: DiffOptions,
     as_json: AsJson = False,
     quiet: Quiet = False,
 ) -> int:
@@ -547,49 +558,40 @@ def diff(
     from ckpttool.commands import diff
 
     with show_progress("diff", quiet=quiet or as_json) as moving:
-        found = diff.diff(left, right, glob=glob, by=by, sort=sort, layout=layout, progress=moving)
+        found = diff.diff(
+            left,
+            right,
+            glob=options.glob,
+            by=options.by,
+            sort=options.sort,
+            layout=options.layout,
+            progress=moving,
+        )
     if as_json:
         common.print_text(common.render_document(found.document()))
     else:
         from ckpttool.cli import tables
 
-        common.print_text(tables.render_diff(found, whole=whole, quiet=quiet))
+        common.print_text(tables.render_diff(found, whole=options.whole, quiet=quiet))
         common.print_next_steps(common.after_diff, left, right, found, quiet=quiet)
     return 0 if found.identical else 1
 
 
-def doctor(
-    path: PathArgument,
-    env: Annotated[
-        str | None,
-        typer.Option(
-            metavar="ID",
-            help="The environment it is for. Default: its own files'.",
-            autocompletion=common.complete_environments,
-        ),
-    ] = None,
-    layout: LayoutOption = None,
-    activation: ActivationOption = None,
-    head: HeadOption = None,
-    bounds: BoundsOption = None,
-    obs_norm: ObsNormOption = None,
-    like: Annotated[
-        str | None,
-        typer.Option(
-            metavar="MODULE:FACTORY",
-            help="Also say what of your own model, which this class or function makes, nothing in the "
-            "checkpoint fills. Your code runs, in a process of its own.",
-        ),
-    ] = None,
+@dataclass(frozen=True)
+class DoctorModelOptions(ModelOptions, title="Your own model"):
+    """A model of the user's, and what of the checkpoint is to fill it."""
+
     part: Annotated[
         str | None,
-        typer.Option(
-            metavar="PATH", help="For --like: what fills it, a path or a network (policy/actor, actor)."
-        ),
-    ] = None,
-    like_args: LikeArgs = None,
-    input_shape: InputShape = None,
-    python: LikePython = None,
+        typer.Option(metavar="PATH", help="For --like: path or network to load, e.g. policy/actor."),
+    ] = None
+
+
+def doctor(
+    path: PathArgument,
+    agent: AgentOptions,
+    model: DoctorModelOptions,
+    env: Env = None,
     as_json: AsJson = False,
     quiet: Quiet = False,
 ) -> int:
@@ -601,10 +603,14 @@ def doctor(
     from ckpttool.commands import doctor
 
     with show_progress("doctor", quiet=quiet or as_json) as moving:
-        model = build_like_model(like, like_args, input_shape, python)
-        facts = agent_facts(activation, head, bounds, obs_norm)
         found = doctor.diagnose(
-            path, make_importable(env), layout, moving, facts=facts, model=model, part=part
+            path,
+            make_importable(env),
+            agent.layout,
+            moving,
+            facts=agent.facts(),
+            model=model.model(),
+            part=model.part,
         )
     if as_json:
         common.print_text(common.render_document(found.document()))
@@ -619,32 +625,34 @@ def doctor(
 # `report`: writes the page, and says what it wrote.
 
 
+@dataclass(frozen=True)
+class ReportOptions(OptionPanel, title="Report"):
+    """The file to write, and what it shows besides the checkpoint."""
+
+    out: Annotated[
+        str | None,
+        typer.Option(metavar="FILE", help="File to write. Default: PATH's name and .report.html."),
+    ] = None
+    force: Annotated[bool, typer.Option("--force", help="Replace the file if it exists.")] = False
+    evaluation: Annotated[
+        list[str] | None,
+        typer.Option("--eval", metavar="FILE", help="Results of eval --json or --out; repeatable."),
+    ] = None
+    conversion: Annotated[
+        str | None,
+        typer.Option(metavar="FILE", help="Sidecar or convert --json. Default: PATH's own sidecar."),
+    ] = None
+    glob: Glob = None
+    layout: LayoutOption = None
+
+
 def report(
     path: PathArgument,
+    options: ReportOptions,
     other: Annotated[
         str | None,
         typer.Argument(metavar="PATH2", help="A second checkpoint to compare with.", show_default=False),
     ] = None,
-    out: Annotated[
-        str | None,
-        typer.Option(metavar="FILE", help="The file to write. Default: PATH's name and .report.html, here."),
-    ] = None,
-    evaluation: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--eval", metavar="FILE", help="Returns to show: what eval --json or --out wrote; repeatable."
-        ),
-    ] = None,
-    conversion: Annotated[
-        str | None,
-        typer.Option(
-            metavar="FILE",
-            help="The conversion to show: a sidecar, or what convert --json printed. Default: PATH's own.",
-        ),
-    ] = None,
-    glob: Glob = None,
-    force: Annotated[bool, typer.Option("--force", help="Replace the file if it exists.")] = False,
-    layout: LayoutOption = None,
     as_json: AsJson = False,
     quiet: Quiet = False,
 ) -> int:
@@ -664,11 +672,11 @@ def report(
         made = report.write_report(
             path,
             other,
-            out=out,
-            beside=pages.ReportInputs(tuple(evaluation or ()), conversion),
-            glob=glob,
-            layout=layout,
-            force=force,
+            out=options.out,
+            beside=pages.ReportInputs(tuple(options.evaluation or ()), options.conversion),
+            glob=options.glob,
+            layout=options.layout,
+            force=options.force,
             progress=moving,
         )
     common.print_text(common.render_document(made.document()) if as_json else _report_text(made, quiet=quiet))

@@ -17,10 +17,10 @@ from ckpttool.commands import evaluate, inspect
 from ckpttool.commands.evaluate import (
     Evaluation,
     EvaluationEnvironment,
+    EvaluationOptions,
     PlayableAgent,
     Protocol,
     ResultsFile,
-    choose_environment,
     collect_versions,
     prepare_agent,
     require_backend,
@@ -347,12 +347,10 @@ class RequestError(Exception):
 class JobFactory:
     """Restores checkpoints for one request, and remembers what they have in common."""
 
-    def __init__(
-        self, env: str | None, how: Protocol, layout: str | None, facts: AgentFacts = NO_FACTS
-    ) -> None:
-        require_backend(how)
-        self._env, self._how, self._layout, self._facts = env, how, layout, facts
-        self._backend = cast(Backend, plugins.find("backends", how.backend).load())
+    def __init__(self, options: EvaluationOptions) -> None:
+        require_backend(options.protocol)
+        self._options, self._how = options, options.protocol
+        self._backend = cast(Backend, plugins.find("backends", self._how.backend).load())
         self._specs: dict[EvaluationEnvironment, EnvSpec] = {}
         self._layouts: dict[Hashable, str] = {}
 
@@ -368,7 +366,7 @@ class JobFactory:
             raise no_agent_error(checkpoint)
         if agent is None or not (entry.named or any(part.acts for part in agent.binding.parts)):
             return None
-        place = choose_environment(agent, self._env, self._how)
+        place = self._options.environment(agent)
         spec = self._spec(place)
         entrant = prepare_agent(agent, place, self._how, spec)
         versions = collect_versions(self._backend, spec)
@@ -382,16 +380,16 @@ class JobFactory:
             (name, getattr(checkpoint.tree[path], "shape", None))
             for path, name in checkpoint.tree.names.items()
         )
-        layout = self._layout or self._layouts.get(looks)
+        layout = self._options.layout or self._layouts.get(looks)
         binding = recognize_checkpoint(checkpoint, layout)
         # Beside agents, a model that no layout recognises is not taken for a policy unasked.
-        if binding is None and (named or alone or self._facts):
+        if binding is None and (named or alone or self._options.facts):
             with nullcontext() if named else suppress(UsageError, UnsupportedError):
                 binding = recognize_playable_agent(checkpoint, layout, self._how.network)
         if binding is None:
             return None
         self._layouts[looks] = binding.layout
-        return build_agent(checkpoint, binding, read_verified_sidecar(checkpoint), self._facts)
+        return build_agent(checkpoint, binding, read_verified_sidecar(checkpoint), self._options.facts)
 
     def _spec(self, place: EvaluationEnvironment) -> EnvSpec:
         """Return what an agent must fit there."""
@@ -490,15 +488,10 @@ def sweep(
     NotFoundError for a pattern without a match, NotACheckpointError if there is no agent anywhere,
     UsageError for an environment that cannot be made, and what `Results` raises.
     """
+    options = EvaluationOptions(env, protocol or Protocol(), layout, facts)
     asked = expand_paths(paths)
     with ResultsFile(out) if out is not None else nullcontext() as kept:
-        run = _SweepState(
-            asked,
-            JobFactory(env, protocol or Protocol(), layout, facts),
-            protocol or Protocol(),
-            kept,
-            progress,
-        )
+        run = _SweepState(asked, JobFactory(options), options.protocol, kept, progress)
         interrupted = False
         try:
             for group, outcome in spread(run.groups(), run.within):
