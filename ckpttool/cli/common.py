@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import copy
+import dataclasses
 import errno
+import functools
+import inspect
 import io
 import json
 import os
@@ -16,7 +20,18 @@ import textwrap
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, TextIO, cast
+from typing import (
+    TYPE_CHECKING,
+    Annotated,
+    Any,
+    ClassVar,
+    NamedTuple,
+    TextIO,
+    TypeGuard,
+    cast,
+    get_args,
+    get_type_hints,
+)
 
 import typer
 
@@ -29,10 +44,10 @@ from ckpttool.version import __version__
 if TYPE_CHECKING:
     from rich.progress import Progress as Bar
 
-    from ckpttool.commands.convert import ConversionResult
     from ckpttool.commands.doctor import Diagnosis
     from ckpttool.commands.folder import CheckpointFolder
     from ckpttool.commands.inspect import CheckpointSummary
+    from ckpttool.commands.plan import ConversionResult
     from ckpttool.commands.stats import Diff, Stats
     from ckpttool.commands.sweep import Sweep
     from ckpttool.commands.verify import Verification
@@ -574,6 +589,65 @@ def _eval_command(path: str) -> tuple[str, ...]:
             told = sidecar.load_sidecar(path)
     # A sidecar may name the environment; without one a person has to.
     return ("eval", path) if told is not None and told.env else ("eval", path, "--env", "ID")
+
+
+# Options in panels: a dataclass is one titled group of a command's help, and one argument of its function.
+
+
+class OptionPanel:
+    """Base of the dataclasses whose fields are a command's options, under one title of its help.
+
+    A field is annotated as a parameter of a typer command is, and its default is the option's. Options that
+    exclude each other raise UsageError in `__post_init__`.
+    """
+
+    TITLE: ClassVar[str]
+
+    def __init_subclass__(cls, title: str) -> None:
+        cls.TITLE = title
+
+
+def takes_panels(command: Callable[..., int]) -> Callable[..., int]:
+    """Return a command that has the options of each `OptionPanel` that this function takes."""
+    hints = get_type_hints(command, include_extras=True)
+    panels = {name: hint for name, hint in hints.items() if _is_panel(hint)}
+    shown: list[inspect.Parameter] = []
+    for each in inspect.signature(command).parameters.values():
+        if each.name in panels:
+            shown += _panel_parameters(panels[each.name])
+        else:
+            shown.append(each.replace(annotation=hints[each.name], kind=inspect.Parameter.KEYWORD_ONLY))
+
+    @functools.wraps(command)
+    def run(**given: Any) -> int:
+        for name, panel in panels.items():
+            given[name] = panel(**{each.name: given.pop(each.name) for each in dataclasses.fields(panel)})
+        return command(**given)
+
+    # typer reads both, and neither may be that of the function that is wrapped.
+    run.__signature__ = inspect.Signature(shown, return_annotation=int)  # type: ignore[attr-defined]
+    run.__annotations__ = {each.name: each.annotation for each in shown} | {"return": int}
+    return run
+
+
+def _is_panel(hint: object) -> TypeGuard[type[Any]]:
+    return isinstance(hint, type) and issubclass(hint, OptionPanel)
+
+
+def _panel_parameters(panel: type[Any]) -> Iterator[inspect.Parameter]:
+    """Give a parameter for each field, whose option stands under the title of the panel."""
+    hints = get_type_hints(panel, include_extras=True)
+    for each in dataclasses.fields(panel):
+        value, *notes = get_args(hints[each.name])
+        (option,) = (copy.copy(note) for note in notes if isinstance(note, typer.models.OptionInfo))
+        option.rich_help_panel = panel.TITLE
+        # A list is made anew for every call of the command.
+        if each.default_factory is not dataclasses.MISSING:
+            option.default_factory = each.default_factory
+        default = inspect.Parameter.empty if each.default is dataclasses.MISSING else each.default
+        yield inspect.Parameter(
+            each.name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=Annotated[value, option]
+        )
 
 
 # The arguments and options that several commands share.
