@@ -35,8 +35,8 @@ FLOORS = [
     {"cli"},
 ]
 FLOOR = {room: number for number, rooms in enumerate(FLOORS) for room in rooms}
-# Archives behind URLs; the rollout that the PyTorch backend compiles.
-UPWARD = {("core", "encodings"), ("networks", "evaluation")}
+# Archives behind URLs.
+UPWARD = {("core", "encodings")}
 FORBIDDEN = {
     ("formats", "libraries"),
     ("formats", "networks"),
