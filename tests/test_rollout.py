@@ -148,7 +148,8 @@ class TestAgainstAPlainLoop:
     def test_mujoco_leaves_no_log_behind(self, tmp_path: Path) -> None:
         program = (
             "from ckpttool.evaluation import environments as envs\n"
-            "with envs.make_vector_env('HalfCheetah-v5') as e: print(sorted(e.spec.versions), e.spec.obs_dim, e.notes)"
+            "with envs.make_vector_env('HalfCheetah-v5') as e:\n"
+            "    print(sorted(e.spec.versions), e.spec.obs_dim, e.notes)"
         )
         done = subprocess.run(
             [sys.executable, "-c", program],
