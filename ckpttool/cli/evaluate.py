@@ -691,6 +691,8 @@ def require_display(output: OutputOptions, paths: Sequence[str], options: Evalua
 
     if output.plot is not None:
         plots.require_plot(output.plot)
+    if output.chart:
+        plots.require_chart()
     if output.video is not None:
         from ckpttool.commands import evaluate
 
