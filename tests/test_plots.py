@@ -55,7 +55,7 @@ def logged(folder: str = "/runs/a") -> TrainingCurve:
 
 
 def drawn(target: Path, *what: object) -> ElementTree.Element:
-    plots.write_plot(str(target), *what)  # type: ignore[arg-type]  # as the callers give them
+    plots.write_plot(str(target), plots.PlotData(*what))  # type: ignore[arg-type]  # as the callers give them
     return ElementTree.parse(target).getroot()
 
 
@@ -125,9 +125,9 @@ def test_the_same_numbers_give_the_same_bytes_and_stay_within_the_picture(case: 
     for suffix in TWICE.get(case, ()):
         twice = [tmp_path / f"{name}{suffix}" for name in ("a", "b")]
         for target in twice:
-            plots.write_plot(str(target), *CASES[case])  # type: ignore[arg-type]
+            plots.write_plot(str(target), plots.PlotData(*CASES[case]))  # type: ignore[arg-type]
         assert twice[0].read_bytes() == twice[1].read_bytes()
-    plots.write_plot(str(tmp_path / "a.png"), *CASES[case])  # type: ignore[arg-type]
+    plots.write_plot(str(tmp_path / "a.png"), plots.PlotData(*CASES[case]))  # type: ignore[arg-type]
     picture = pixels(tmp_path / "a.png")
     assert picture.shape == (792 if "logged" in case else 480, 960, 3)
     # Nothing is cut off: the outermost lines are paper, and what lies within is not.
@@ -189,7 +189,7 @@ def test_a_plot_asks_for_no_display_and_leaves_matplotlib_as_it_was(tmp_path: Pa
     code = (
         "import sys\n"
         "from tests.test_plots import CASES; from ckpttool.cli import plots\n"
-        f"plots.write_plot({str(tmp_path / 'a.png')!r}, *CASES['one'])\n"
+        f"plots.write_plot({str(tmp_path / 'a.png')!r}, plots.PlotData(*CASES['one']))\n"
         "import matplotlib\n"
         "assert matplotlib.rcParams['text.parse_math'] and matplotlib.rcParams['svg.hashsalt'] is None\n"
         "assert 'matplotlib.pyplot' not in sys.modules\n"
@@ -201,7 +201,7 @@ def test_a_plot_asks_for_no_display_and_leaves_matplotlib_as_it_was(tmp_path: Pa
 def test_returns_that_are_not_finite_are_not_drawn(tmp_path: Path) -> None:
     one = evaluation("a.pt", [*MIXED, np.nan])
     with pytest.raises(CkpttoolError, match=r"a\.pt: a return that is not finite"):
-        plots.write_plot(str(tmp_path / "a.svg"), [one])
+        plots.write_plot(str(tmp_path / "a.svg"), plots.PlotData([one]))
     assert plots.render_chart([one], []) == []
     assert not list(tmp_path.iterdir())
 

@@ -16,7 +16,7 @@ from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from html import escape
-from typing import IO, TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -27,7 +27,7 @@ from ckpttool.commands.graph import ModuleEdge, ModuleGraph, ModuleNode, build_m
 from ckpttool.commands.inspect import ANY_UNIT, CheckpointSummary, describe_module_kind
 from ckpttool.commands.sweep import LearningCurvePoint
 from ckpttool.core import search_paths
-from ckpttool.core.atomic_write import Output, require_new, write_atomically
+from ckpttool.core.atomic_write import require_new, write_file
 from ckpttool.core.errors import CkpttoolError, MissingExtraError, UsageError
 from ckpttool.core.text import clean, format_count, format_size, shorten
 
@@ -506,18 +506,13 @@ def write_drawing(
         raise UsageError("the drawing's name does not say what to write", file=target, hint=f"{_NAMES}")
     require_new(target, found.checkpoint.files, force=force)
     made = build_module_graph(found, depth)
-    content = writer(made).encode()
-    write_atomically([Output(target, lambda stream: _write_content(stream, content))], force=force)
+    write_file(target, writer(made).encode(), force=force)
     return {
         "file": target,
         "modules": len(made.nodes),
         "edges": len(made.edges),
         "notes": list(made.notes),
     }
-
-
-def _write_content(stream: IO[bytes], content: bytes) -> None:
-    stream.write(content)
 
 
 _NAMES = f"--graph takes a file that ends in {', '.join(_WRITERS)}"
@@ -964,15 +959,7 @@ class PlotData(NamedTuple):
     unit: str = ANY_UNIT
 
 
-def write_plot(
-    target: str,
-    found: Sequence[Evaluation],
-    curve: Sequence[LearningCurvePoint] = (),
-    training: Sequence[TrainingCurve] = (),
-    algorithms: Sequence[Algorithm] = (),
-    comparison: AlgorithmComparison | None = None,
-    unit: str = ANY_UNIT,
-) -> None:
+def write_plot(target: str, data: PlotData) -> None:
     """Draw evaluations into a new file, and below them the curves that were logged while training.
 
     One checkpoint shows how its returns and lengths are distributed; several their means over training
@@ -980,12 +967,10 @@ def write_plot(
     of each algorithm with intervals over its runs. The same values give the same bytes. Raise CkpttoolError
     for a return that is not finite.
     """
-    for one in found:
+    for one in data.found:
         if not np.isfinite(one.rollout.returns).all():
             raise CkpttoolError("a return that is not finite cannot be drawn", file=one.checkpoint)
     mpl = _import_matplotlib()
-    from matplotlib.figure import Figure
-
     # No pyplot: it would look for a display and keep every figure.
     with mpl.rc_context(), warnings.catch_warnings():
         # No style but ours: neither ./matplotlibrc nor the user's own file changes a plot.
@@ -993,32 +978,35 @@ def write_plot(
         mpl.rcParams.update(_STYLE)
         # Of a character that the typeface does not have.
         warnings.filterwarnings("ignore", message="Glyph")
-        rows = 2 if training else 1
-        figure = Figure((_WIDTH, _HEIGHT + (_BELOW if training else 0)), dpi=_DPI, layout="constrained")
-        grid = figure.add_gridspec(rows, 4, height_ratios=[_HEIGHT, _BELOW][:rows])
-        if len(algorithms) > 1 or any(len(each.runs) > 1 for each in algorithms):
-            above = None
-            draw_algorithms(figure, grid[0, :], algorithms, comparison, unit)
-        elif len(found) == 1:
-            draw_returns(figure.add_subplot(grid[0, :3]), found[0])
-            draw_lengths(figure.add_subplot(grid[0, 3]), found[0])
-            above = None
-        elif curve:
-            above = draw_learning_curve(figure.add_subplot(grid[0, :]), found, curve, unit)
-        else:
-            above = None
-            draw_checkpoints(figure.add_subplot(grid[0, :]), found)
-        if training:
-            shared = above if curve and have_similar_range(curve, training) else None
-            draw_logged_curves(figure.add_subplot(grid[1, :], sharex=shared), training)
+        figure = _draw_figure(data)
         suffix = _suffix(target)
         drawn = io.BytesIO()
         figure.savefig(drawn, format=suffix[1:], metadata=_SILENT[suffix])
+    write_file(target, drawn.getvalue())
 
-    def put(stream: IO[bytes]) -> None:
-        stream.write(drawn.getbuffer())
 
-    write_atomically((Output(target, put),))
+def _draw_figure(data: PlotData) -> Figure:
+    """Return the figure: above what the evaluations show, below what training logged."""
+    from matplotlib.figure import Figure
+
+    rows = 2 if data.training else 1
+    height = _HEIGHT + (_BELOW if data.training else 0)
+    figure = Figure((_WIDTH, height), dpi=_DPI, layout="constrained")
+    grid = figure.add_gridspec(rows, 4, height_ratios=[_HEIGHT, _BELOW][:rows])
+    above = None
+    if len(data.algorithms) > 1 or any(len(each.runs) > 1 for each in data.algorithms):
+        draw_algorithms(figure, grid[0, :], data.algorithms, data.comparison, data.unit)
+    elif len(data.found) == 1:
+        draw_returns(figure.add_subplot(grid[0, :3]), data.found[0])
+        draw_lengths(figure.add_subplot(grid[0, 3]), data.found[0])
+    elif data.curve:
+        above = draw_learning_curve(figure.add_subplot(grid[0, :]), data.found, data.curve, data.unit)
+    else:
+        draw_checkpoints(figure.add_subplot(grid[0, :]), data.found)
+    if data.training:
+        shared = above if data.curve and have_similar_range(data.curve, data.training) else None
+        draw_logged_curves(figure.add_subplot(grid[1, :], sharex=shared), data.training)
+    return figure
 
 
 def _import_matplotlib() -> Any:
