@@ -31,8 +31,10 @@ if TYPE_CHECKING:
     from ckpttool.commands.doctor import diagnose
     from ckpttool.commands.evaluate import Protocol, evaluate
     from ckpttool.commands.evidence import AgentFacts
+    from ckpttool.commands.export_onnx import ExportOptions, export
     from ckpttool.commands.inspect import schema, summary
-    from ckpttool.commands.load_into import load_into
+    from ckpttool.commands.load_into import FillOptions, load_into
+    from ckpttool.commands.options import ConversionOptions
     from ckpttool.commands.save import save
     from ckpttool.commands.stats import stats
     from ckpttool.commands.sweep import sweep
@@ -50,6 +52,9 @@ __all__ = [
     "Branch",
     "Checkpoint",
     "CkpttoolError",
+    "ConversionOptions",
+    "ExportOptions",
+    "FillOptions",
     "Handle",
     "Leaf",
     "Protocol",
@@ -64,6 +69,7 @@ __all__ = [
     "display",
     "errors",
     "evaluate",
+    "export",
     "flatten_with_path",
     "load_into",
     "open",
@@ -80,6 +86,9 @@ _HOMES = {
     "Branch": "core.checkpoint",
     "Checkpoint": "core.checkpoint",
     "CkpttoolError": "core.errors",
+    "ConversionOptions": "commands.options",
+    "ExportOptions": "commands.export_onnx",
+    "FillOptions": "commands.load_into",
     "Handle": "core.checkpoint",
     "Leaf": "core.tree",
     "Protocol": "commands.evaluate",
@@ -92,6 +101,7 @@ _HOMES = {
     "digest": "commands.digest",
     "display": "core.tree",
     "evaluate": "commands.evaluate",
+    "export": "commands.export_onnx",
     "flatten_with_path": "networks.live_trees",
     "load_into": "commands.load_into",
     "open": "formats.detect",

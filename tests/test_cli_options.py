@@ -133,11 +133,7 @@ def test_two_panels_with_one_option_are_refused() -> None:
 
 _MANY_OPTIONS = 10
 _HELP_WIDTH = 60
-_PENDING = pytest.mark.xfail(strict=False, reason="their panels are written together with their records")
-_COMMANDS = [
-    pytest.param(each, id=each.name, marks=[_PENDING] if each.name in ("convert", "verify") else [])
-    for each in COMMANDS
-]
+_COMMANDS = [pytest.param(each, id=each.name) for each in COMMANDS]
 
 
 def options(command: CommandEntry) -> list[Any]:
@@ -163,8 +159,6 @@ def test_help_of_an_option_is_a_short_phrase(command: CommandEntry) -> None:
 
 def test_functions_of_the_command_line_are_small() -> None:
     for file in (ROOT / "ckpttool" / "cli").glob("*.py"):
-        if file.name == "convert.py":
-            continue
         for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
             if isinstance(node, ast.FunctionDef):
                 assert (node.end_lineno or 0) - node.lineno < 80, (file.name, node.name)

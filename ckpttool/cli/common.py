@@ -45,11 +45,11 @@ from ckpttool.version import __version__
 if TYPE_CHECKING:
     from rich.progress import Progress as Bar
 
-    from ckpttool.commands.convert import ConversionResult
     from ckpttool.commands.doctor import Diagnosis
     from ckpttool.commands.evidence import AgentFacts
     from ckpttool.commands.folder import CheckpointFolder
     from ckpttool.commands.inspect import CheckpointSummary
+    from ckpttool.commands.plan import ConversionResult
     from ckpttool.commands.stats import Diff, Stats
     from ckpttool.commands.sweep import Sweep
     from ckpttool.commands.verify import Verification

@@ -8,13 +8,13 @@ import os
 import re
 import shlex
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import IO, TYPE_CHECKING, Any, NamedTuple, cast
+from typing import IO, Any, cast
 
-from ckpttool.commands import evidence, load_into, options, plan, restore, save
+from ckpttool.commands import evidence, load_into, plan, restore, save
 from ckpttool.commands.digest import Digest, DigestRecorder
-from ckpttool.commands.evidence import NO_FACTS, AgentFacts, add_environment
+from ckpttool.commands.evidence import AgentFacts, add_environment
 from ckpttool.commands.load_into import TargetModel, choose_model_form
 from ckpttool.commands.network_outputs import (
     OutputMismatchError,
@@ -23,15 +23,20 @@ from ckpttool.commands.network_outputs import (
     verify_outputs,
 )
 from ckpttool.commands.options import (
+    EXPORTS,
     TARGETS,
+    ConversionOptions,
     ConversionRequest,
-    PreparationOptions,
     PreparedTree,
     TargetKind,
-    parse_layer_options,
-    parse_optimizer_options,
+    infer_target_word,
+    parse_request,
+    parse_target_kind,
+    require_compatible,
+    target_stem,
+    with_keywords,
 )
-from ckpttool.commands.plan import ConversionPlan, plan_conversion
+from ckpttool.commands.plan import ConversionPlan, ConversionResult, plan_conversion
 from ckpttool.commands.restore import (
     VerifiedSidecar,
     agent_ledger,
@@ -41,7 +46,7 @@ from ckpttool.commands.restore import (
     recognize_playable_agent,
     select_network_leaves,
 )
-from ckpttool.commands.save import ReverseRecord, record_reverse
+from ckpttool.commands.save import ReverseRecord, WriteOptions, record_reverse
 from ckpttool.core import plugins, sidecar, urls
 from ckpttool.core.atomic_write import Output, Progress, WorkerThread, ignore_progress, require_new
 from ckpttool.core.checkpoint import Checkpoint
@@ -52,16 +57,9 @@ from ckpttool.formats.common import Format
 from ckpttool.formats.detect import note_other_shards, open_checkpoint
 from ckpttool.formats.tf_object_graph import MARK
 from ckpttool.mapping import user_rules
-from ckpttool.mapping.layers import LayerOption
-from ckpttool.mapping.rules import MappingReport
-from ckpttool.mapping.solver import Ambiguity, LayerMatch
-from ckpttool.mapping.user_rules import RuleFile
+from ckpttool.mapping.fill_model import MatchOptions, Skeleton, fill
+from ckpttool.mapping.solver import FillResult
 from ckpttool.networks.worker import ModelSpec
-
-if TYPE_CHECKING:
-    from ckpttool.commands.export_onnx import ExportResult
-    from ckpttool.commands.network_outputs import Parity
-
 
 # The Python lines that load what a conversion wrote, made from the tree that was written.
 
@@ -328,249 +326,107 @@ def _format_names(before: str, names: Iterable[str]) -> str:
 _ARRAYS = frozenset(("npz", "safetensors"))
 
 
-@dataclass(frozen=True, slots=True)
-class ConversionResult:
-    """What a conversion did; `digest` is the target's (None for a dry run or a refusal).
-
-    `written` says whether the target is there now, `parity` how the networks that were written compared,
-    `model` what became of the user's own model, `load` the Python lines that load the target.
-    """
-
-    source: str
-    target: str
-    report: MappingReport
-    digest: str | None
-    written: bool
-    parity: tuple[Parity, ...] = ()
-    model: ModelFillResult | None = None
-    load: tuple[str, ...] = ()
-    ledger: LedgerEntries = ()
-
-    @property
-    def within(self) -> bool:
-        """Say whether what was compared is within its bound."""
-        return all(network.within for network in self.parity)
-
-    def document(self) -> dict[str, Any]:
-        """Return the JSON document."""
-        return {
-            "source": self.source,
-            "target": self.target,
-            "mapped": [each.document() for each in self.report.mapped],
-            "unused": list(self.report.unused),
-            "missing": list(self.report.missing),
-            "assumed": list(self.report.assumed),
-            "ledger": sidecar.entries_to_json(self.ledger),
-            "notes": list(self.report.notes),
-            "parity": [network.document() for network in self.parity],
-            "digest": self.digest,
-            "written": self.written,
-            "load": list(self.load),
-            **({} if self.model is None else self.model.document()),
-        }
-
-
 def convert(
     source: str,
     target: str,
+    options: ConversionOptions | None = None,
     *,
-    to: str | None = None,
-    layout: str | None = None,
-    part: str | None = None,
-    strip: bool = False,
-    restore: bool = False,
-    fold_weight_norm: bool = False,
-    fold_normalizer: bool = False,
-    weights: str | None = None,
-    rules: str | None = None,
-    l2: Sequence[str] = (),
-    optimizer: Sequence[str] = (),
-    kinds: Sequence[str] = (),
-    flatten: Sequence[str] = (),
-    unflatten: Sequence[str] = (),
-    network: str | None = None,
-    env: str | None = None,
-    facts: AgentFacts = NO_FACTS,
-    like: ModelSpec | str | None = None,
-    match: Sequence[str] = (),
-    accept_order: bool = False,
-    from_: str | None = None,
-    cast: bool = False,
-    allow_missing: bool = False,
-    dry_run: bool = False,
-    force: bool = False,
-    sync: bool = True,
-    verify: bool = True,
     progress: Progress = ignore_progress,
+    **keywords: Any,
 ) -> ConversionResult:
     """Convert the checkpoint at `source` into a new one at `target`, with its sidecar beside it.
 
-    `part` names a path: only what lies below it is converted. `weights` is "ema" for the averaged weights
-    alone, "raw" for the trained ones without them. First, `strip` takes out of names what wrappers
-    put into them, `restore` puts it back as the source's sidecar says, `fold_weight_norm` makes one weight of
-    a direction and a length. `fold_normalizer` makes statistics of observations part of an agent's first
-    layers, for libraries that keep none. `l2` and `optimizer` say what no file does of optimizers
-    (commands/options.py; "none" leaves out their state), `kinds`, `flatten` and `unflatten` what none
-    does of layers (commands/options.py). `rules` is a TOML file of the user's own rules. Nothing
-    is written when something is unmapped (unless `allow_missing`) or on `dry_run`. The target is written
-    beside, read back, compared and then renamed; the same conversion gives the same bytes. To onnx goes one
-    network, the policy unless `network` names
-    another. `facts` and `env`, the environment, are what no file holds of an agent: they go into the
-    sidecar. `like` names the user's own model, which is the target then, and `match` pairs layers or
-    modules of the two (commands/convert.py); with `accept_order`, order pairs what nothing else tells apart,
-    and `cast` rounds numbers to the model's type.
-    `from_` ("torch" or "tf") states whose orientation the arrays have where the file has no evidence. With
-    `verify` an agent's networks are compared with what was read back, and nothing is written if one computes
-    something else.
+    `keywords` are fields of ConversionOptions, in the place of those of `options`: `convert(source, target,
+    to="tf", dry_run=True)`. Nothing is written when something is unmapped (unless `allow_missing`) or on
+    `dry_run`. The target is written beside, read back, compared and then renamed; the same conversion gives
+    the same bytes. Raise UsageError for options that exclude each other.
     """
-    given_facts = add_environment(facts, env)
-    if options.infer_target_word(target, to) in options.EXPORTS:
+    options = with_keywords(options or ConversionOptions(), keywords, "convert")
+    exported = infer_target_word(target, options.to) in EXPORTS
+    require_compatible(options, exported=exported)
+    facts = add_environment(options.facts, options.env)
+    if exported:
         # Playing and comparing networks takes modules that no other conversion needs.
-        from ckpttool.commands.export_onnx import export_network
+        from ckpttool.commands.export_onnx import ExportOptions, export
 
-        _reject_options("is not for onnx", weights=weights)
-        _reject_options("is not for onnx", part=part, strip=strip, restore=restore, map=rules, like=like)
-        _reject_options("is not for onnx", fold_weight_norm=fold_weight_norm, fold_normalizer=fold_normalizer)
-        _reject_options("is not for onnx", l2=l2, optimizer=optimizer)
-        _reject_options(
-            "is not for onnx", kind=kinds, flatten=flatten, match=match, accept_order=accept_order
-        )
-        _reject_options("is not for onnx", unflatten=unflatten, no_verify=not verify)
-        title = network or "actor"
-        made = export_network(
-            source,
-            target,
-            title,
-            env,
-            layout=layout,
-            facts=given_facts,
-            dry_run=dry_run,
-            force=force,
-            sync=sync,
-        )
-        return _from_export_result(made, target)
-    _reject_options("is for --to onnx alone", network=network)
-    if like is not None:
-        _reject_options("is not for --like", weights=weights)
-        _reject_options("is not for --like", layout=layout, restore=restore)
-        _reject_options("is not for --like", **{name: [1] for name in given_facts.known})
-        _reject_options("is not for --like", l2=l2, optimizer=optimizer, fold_normalizer=fold_normalizer)
-        wanted, said = (
-            PreparationOptions(strip, False, fold_weight_norm),
-            parse_layer_options(kinds, flatten, unflatten),
-        )
-        model = ModelFillOptions(
-            part,
-            wanted,
-            said,
-            parse_match_options(match),
-            allow_missing=allow_missing,
-            accept_order=accept_order,
-            source=from_,
-            cast=cast,
-            rules=user_rules.load_rules(rules) if rules is not None else None,
-            dry_run=dry_run,
-            force=force,
-            sync=sync,
-            prove=verify,
-        )
-        return _from_fill_result(convert_for_model(source, target, to, like, model, progress), target)
-    _reject_options("is for --like alone", match=match, accept_order=accept_order, cast=cast)
-    rule_set = user_rules.load_rules(rules) if rules is not None else None
-    no_optimizers, stated = parse_optimizer_options(l2, optimizer)
-    request = ConversionRequest(
-        options.parse_target_kind(target, to),
-        layout,
-        part,
-        PreparationOptions(strip, restore, fold_weight_norm),
-        rule_set,
-        stated,
-        parse_layer_options(kinds, flatten, unflatten),
-        weights,
-        fold_normalizer,
-        from_,
-        no_optimizers,
-    )
-    how = _TargetOptions(allow_missing, dry_run, force, sync, verify, progress, target, to, given_facts)
-    return _convert_to_format(source, options.target_stem(target, request.kind), request, how)
-
-
-class _TargetOptions(NamedTuple):
-    """How a target is written."""
-
-    allow_missing: bool
-    dry_run: bool
-    force: bool
-    sync: bool
-    verify: bool
-    progress: Progress
-    target: str
-    to: str | None
-    facts: AgentFacts = NO_FACTS
-
-    @property
-    def words(self) -> str:
-        """The target as it stands on the command line."""
-        return f" {shlex.quote(self.target)}" + (f" --to {self.to}" if self.to is not None else "")
+        network, env, layout = options.network or "actor", options.env, options.layout
+        how = ExportOptions(network, env, layout, facts, options.dry_run, options.force, options.sync)
+        return export(source, target, how)
+    if options.like is not None:
+        return _convert_into_model(source, target, options.like, options, progress)
+    request = parse_request(parse_target_kind(target, options.to), options)
+    return _convert_to_format(source, target, request, facts, progress)
 
 
 def _convert_to_format(
-    source: str, target: str, request: ConversionRequest, how: _TargetOptions
+    source: str, target: str, request: ConversionRequest, facts: AgentFacts, progress: Progress
 ) -> ConversionResult:
+    options = request.options
     checkpoint = open_checkpoint(source)
-    if request.plain and request.part is None and request.kind.format not in _ARRAYS:
-        refused = restore.no_network_error(checkpoint, rest=how.words)
-        if refused is not None:
-            raise refused
-    if request.part is None:
-        restore.require_shards(checkpoint.tree)
-    if not how.dry_run:
-        save.require_writable_target(target, request.kind, checkpoint.files, force=how.force)
-        require_new(sidecar.sidecar_path(target), checkpoint.files, force=how.force)
+    _require_convertible(checkpoint, target, request)
+    target = target_stem(target, request.kind)
+    if not options.dry_run:
+        _require_new_target(target, request.kind, checkpoint, force=options.force)
     given = read_verified_sidecar(checkpoint)
-    own, said = _apply_facts(given, checkpoint, request, how.facts)
+    own, notes = _apply_facts(given, checkpoint, request, facts)
     shards = note_other_shards(checkpoint)
-    said = said if shards is None else (shards, *said)
+    notes = notes if shards is None else (shards, *notes)
     with WorkerThread() as aside:
         # The receipt, written last, tells the source's digest: it is taken of what is read on the way.
-        heard = DigestRecorder(checkpoint, aside) if own.sha256 is None and not how.dry_run else None
+        heard = DigestRecorder(checkpoint, aside) if own.sha256 is None and not options.dry_run else None
         checkpoint = checkpoint if heard is None else heard.checkpoint
-        try:
-            way = plan_conversion(checkpoint, request, own.sidecar)
-        except CkpttoolError:
-            restore.require_shards(checkpoint.tree)
-            raise
-        restore.require_shards(way.source)
-        way = replace(way, report=replace(way.report, notes=(*said, *way.report.notes)))
-        if how.dry_run or not (way.report.complete or how.allow_missing):
-            entries = _ledger(checkpoint, way, given, request, how.facts)
-            return ConversionResult(
-                urls.display_url(checkpoint.path), target, way.report, None, written=False, ledger=entries
-            )
-
-        def digested() -> VerifiedSidecar:
-            return own if heard is None else replace(own, sha256=heard.digest().sha256)
-
-        written, proof, back = _write_target(checkpoint, way, target, request, digested, how, own.sidecar)
-    sha256 = None if written is None else written.sha256
-    lost = () if back.note is None or sha256 is None else (back.note,)
-    notes = (*way.report.notes, *proof.notes, *_digest_notes(way, sha256), *lost)
-    report = replace(way.report, notes=notes)
-    return ConversionResult(
-        urls.display_url(checkpoint.path),
-        target,
-        report,
-        sha256,
+        made = _plan(checkpoint, request, own.sidecar, notes)
+        done = ConversionResult(urls.display_url(checkpoint.path), target, made.report)
+        if options.dry_run or not (made.report.complete or options.allow_missing):
+            return replace(done, ledger=_ledger(checkpoint, made, given, request, facts))
+        writer = _TargetWriter(checkpoint, made, target, request, own, heard, progress)
+        written = writer.write()
+    report = replace(made.report, notes=(*made.report.notes, *writer.notes(written)))
+    return replace(
+        done,
+        report=report,
+        digest=None if written is None else written.sha256,
         written=written is not None,
-        parity=proof.networks,
-        load=() if written is None else _loading_code(target, request, way, checkpoint),
-        ledger=_ledger(checkpoint, way, given, request, how.facts),
+        parity=writer.proof.networks,
+        load=() if written is None else _loading_code(target, request, made, checkpoint),
+        ledger=_ledger(checkpoint, made, given, request, facts),
     )
+
+
+def _require_convertible(checkpoint: Checkpoint, target: str, request: ConversionRequest) -> None:
+    """Raise for a checkpoint without a network, and for a shard that is missing."""
+    if request.options.part is not None:
+        return
+    if request.plain and request.kind.format not in _ARRAYS:
+        to = request.options.to
+        words = f" {shlex.quote(target)}" + (f" --to {to}" if to is not None else "")
+        refused = restore.no_network_error(checkpoint, rest=words)
+        if refused is not None:
+            raise refused
+    restore.require_shards(checkpoint.tree)
+
+
+def _require_new_target(target: str, kind: TargetKind, checkpoint: Checkpoint, *, force: bool) -> None:
+    save.require_writable_target(target, kind, checkpoint.files, force=force)
+    require_new(sidecar.sidecar_path(target), checkpoint.files, force=force)
+
+
+def _plan(
+    checkpoint: Checkpoint, request: ConversionRequest, known: Sidecar | None, notes: tuple[str, ...]
+) -> ConversionPlan:
+    """Return the plan, whose report begins with the notes; raise for shards that are missing."""
+    try:
+        made = plan_conversion(checkpoint, request, known)
+    except CkpttoolError:
+        restore.require_shards(checkpoint.tree)
+        raise
+    restore.require_shards(made.source)
+    return replace(made, report=replace(made.report, notes=(*notes, *made.report.notes)))
 
 
 def _ledger(
     checkpoint: Checkpoint,
-    way: ConversionPlan,
+    made: ConversionPlan,
     own: VerifiedSidecar,
     request: ConversionRequest,
     facts: AgentFacts,
@@ -579,19 +435,20 @@ def _ledger(
 
     `own` is the source's sidecar, `facts` are those that were given.
     """
-    assumed = sidecar.assumption_entries("architecture", way.report.assumed)
-    if request.part is None:
+    assumed = sidecar.assumption_entries("architecture", made.report.assumed)
+    if request.options.part is None:
         with contextlib.suppress(CkpttoolError):
-            binding = recognize_playable_agent(checkpoint, request.layout)
+            binding = recognize_playable_agent(checkpoint, request.options.layout)
             if binding is not None:
                 agent = build_agent(checkpoint, binding, own, facts)
                 return sidecar.merge_entries(agent.ledger, assumed)
-    if way.binding is not None:
-        tree = select_network_leaves(way.source, way.binding)
-        known = restore.merge_metadata(own.sidecar, restore.read_metadata(way.binding, tree))
-        return sidecar.merge_entries(agent_ledger(checkpoint, way.binding, own.sidecar, known, tree), assumed)
-    written = {way.names[move.source] for move in way.moves if move.source in way.names}
-    return sidecar.merge_entries(evidence.unconverted_entries(checkpoint, written, way.kept), assumed)
+    if made.binding is not None:
+        tree = select_network_leaves(made.source, made.binding)
+        known = restore.merge_metadata(own.sidecar, restore.read_metadata(made.binding, tree))
+        entries = agent_ledger(checkpoint, made.binding, own.sidecar, known, tree)
+        return sidecar.merge_entries(entries, assumed)
+    written = {made.names[move.source] for move in made.moves if move.source in made.names}
+    return sidecar.merge_entries(evidence.unconverted_entries(checkpoint, written, made.kept), assumed)
 
 
 def _apply_facts(
@@ -601,9 +458,9 @@ def _apply_facts(
     if not facts:
         return own, ()
     binding = None
-    if request.part is None:
+    if request.options.part is None:
         with contextlib.suppress(UnsupportedError, UsageError):
-            binding = recognize_playable_agent(checkpoint, request.layout)
+            binding = recognize_playable_agent(checkpoint, request.options.layout)
     notes: tuple[str, ...] = (f"given: {facts.described()}",)
     if binding is not None:
         tree = select_network_leaves(checkpoint.tree, binding)
@@ -614,189 +471,123 @@ def _apply_facts(
 
 
 def _loading_code(
-    target: str, request: ConversionRequest, way: ConversionPlan, checkpoint: Checkpoint
+    target: str, request: ConversionRequest, made: ConversionPlan, checkpoint: Checkpoint
 ) -> tuple[str, ...]:
     """Return the lines that load the target; its names are the source's unless a layout gave them."""
     source = cast(Format, plugins.find("formats", checkpoint.format).load()).FRAMEWORK
-    foreign = way.binding is None and source == "tensorflow"
-    return format_loading_code(target, request.kind, way.tree, foreign=foreign)
+    foreign = made.binding is None and source == "tensorflow"
+    return format_loading_code(target, request.kind, made.tree, foreign=foreign)
 
 
-def _digest_notes(way: ConversionPlan, sha256: str | None) -> tuple[str, ...]:
-    """Return whether what was undone has the digest that its source had."""
-    if way.before is None or sha256 is None:
-        return ()
-    if way.before == sha256:
-        return ("the digest is that of the source again",)
-    return ("the digest is another than the source had: its format kept something that this one does not",)
+@dataclass(slots=True)
+class _TargetWriter:
+    """Writes the target with all that lies beside it.
 
+    Afterwards `back` says whether the source could be restored from it, and `proof` how the networks that
+    were written compare with the source's.
+    """
 
-def _write_target(
-    checkpoint: Checkpoint,
-    way: ConversionPlan,
-    target: str,
-    request: ConversionRequest,
-    digested: Callable[[], VerifiedSidecar],
-    how: _TargetOptions,
-    known: Sidecar | None,
-) -> tuple[Digest | None, OutputVerification, ReverseRecord]:
-    """Write the target with all that lies beside it; no digest if a network of it computes something else."""
-    back, proof = ReverseRecord(why=request.no_way_back), OutputVerification()
-    statistics = _statistics_output(checkpoint, way, target, request, known, how)
+    checkpoint: Checkpoint
+    plan: ConversionPlan
+    target: str
+    request: ConversionRequest
+    own: VerifiedSidecar
+    heard: DigestRecorder | None
+    progress: Progress
+    back: ReverseRecord = field(init=False)
+    proof: OutputVerification = field(default_factory=OutputVerification)
 
-    def beside(places: Mapping[Path, Path], lane: WorkerThread) -> list[Output]:
-        nonlocal back
-        back = record_reverse(way.source, way.moves, places) if way.whole else back
-        if back.tree is None:
-            back.kept = way.kept_tensors()
-        kept = back.outputs(target, lane)
-        for output in kept:
-            require_new(output.file, checkpoint.files, force=how.force)
-        return [*kept, *statistics]
+    def __post_init__(self) -> None:
+        """Begin with nothing recorded."""
+        self.back = ReverseRecord(why=self.request.no_way_back)
 
-    def told(written: Digest, found: Checkpoint) -> Sidecar:
-        nonlocal proof
-        own = digested()
-        if way.binding is None:
-            own = plan.with_policy_facts(checkpoint, found, own, part=request.part)
-            proof = OutputVerification(notes=plan.unplayable_note(own))
-        made = plan.receipt(checkpoint, way, own, written, back, request.part, request.options)
-        if request.fold_normalizer:
+    def write(self) -> Digest | None:
+        """Return the target's digest, None if a network of it computes something else."""
+        options, statistics = self.request.options, self._statistics()
+
+        def beside(places: Mapping[Path, Path], lane: WorkerThread) -> list[Output]:
+            return [*self._kept(places, lane), *statistics]
+
+        try:
+            return save.write_checkpoint(
+                self.plan.tree,
+                self.target,
+                self.request.kind,
+                how=WriteOptions(self.checkpoint.files, options.force, options.sync, self.progress),
+                receipt=self._receipt,
+                others=beside,
+            )
+        except OutputMismatchError as error:
+            self.proof = error.proof
+            return None
+
+    def notes(self, written: Digest | None) -> tuple[str, ...]:
+        """Return what the report says of the target that was written, or was not."""
+        lost = () if self.back.note is None or written is None else (self.back.note,)
+        return (*self.proof.notes, *self._digest_notes(written), *lost)
+
+    def _digest_notes(self, written: Digest | None) -> tuple[str, ...]:
+        """Return whether what was undone has the digest that its source had."""
+        if self.plan.before is None or written is None:
+            return ()
+        if self.plan.before == written.sha256:
+            return ("the digest is that of the source again",)
+        return (
+            "the digest is another than the source had: its format kept something that this one does not",
+        )
+
+    def _kept(self, places: Mapping[Path, Path], lane: WorkerThread) -> list[Output]:
+        """Return the file of what the target has no place for, if any."""
+        if self.plan.whole:
+            self.back = record_reverse(self.plan.source, self.plan.moves, places)
+        if self.back.tree is None:
+            self.back.kept = self.plan.kept_tensors()
+        outputs = self.back.outputs(self.target, lane)
+        for output in outputs:
+            require_new(output.file, self.checkpoint.files, force=self.request.options.force)
+        return outputs
+
+    def _receipt(self, written: Digest, found: Checkpoint) -> Sidecar:
+        """Return the target's sidecar; raise OutputMismatchError if a network of it differs."""
+        options, binding, own = self.request.options, self.plan.binding, self.own
+        if self.heard is not None:
+            own = replace(own, sha256=self.heard.digest().sha256)
+        if binding is None:
+            own = plan.with_policy_facts(self.checkpoint, found, own, part=options.part)
+            self.proof = OutputVerification(notes=plan.unplayable_note(own))
+        made = plan.receipt(
+            self.checkpoint, self.plan, own, written, self.back, options.part, self.request.receipt()
+        )
+        if options.fold_normalizer:
             said = {**made.provenance, "obs_norm": "given: folded into the first layers"}
             made = replace(made, obs_norm=None, provenance=said)
-        if not how.verify or way.binding is None:
+        if not options.verify or binding is None:
             return made
-        proof = verify_outputs(
-            prepared_source_agent(checkpoint, way.source, way.binding, own), found, target, made
-        )
-        return replace(made, parity=proof.entry())
+        before = prepared_source_agent(self.checkpoint, self.plan.source, binding, own)
+        self.proof = verify_outputs(before, found, self.target, made)
+        return replace(made, parity=self.proof.entry())
 
-    try:
-        written = save.write_checkpoint(
-            way.tree,
-            target,
-            request.kind,
-            receipt=told,
-            others=beside,
-            sources=checkpoint.files,
-            force=how.force,
-            sync=how.sync,
-            progress=how.progress,
-        )
-    except OutputMismatchError as error:
-        return None, error.proof, back
-    return written, proof, back
+    def _statistics(self) -> list[Output]:
+        """Return the file of statistics that the target's library reads beside its own, if any."""
+        layout, binding = plugins.find("layouts", self.request.kind.layout).load(), self.plan.binding
+        options = self.request.options
+        if binding is None or options.fold_normalizer or not hasattr(layout, "statistics_beside"):
+            return []
+        read = restore.read_metadata(binding, select_network_leaves(self.plan.source, binding))
+        facts = restore.merge_metadata(self.own.sidecar, read)
+        if facts.obs_norm is None:
+            return []
+        name, data = layout.statistics_beside(facts.obs_norm, facts.action_low, facts.action_high)
+        file = os.path.join(os.path.dirname(self.target), name)
+        require_new(file, self.checkpoint.files, force=options.force)
 
+        def put(stream: IO[bytes]) -> None:
+            stream.write(data)
 
-def _statistics_output(
-    checkpoint: Checkpoint,
-    way: ConversionPlan,
-    target: str,
-    request: ConversionRequest,
-    known: Sidecar | None,
-    how: _TargetOptions,
-) -> list[Output]:
-    """Return the file of statistics that the target's library reads beside its own, if the agent has any."""
-    layout = plugins.find("layouts", request.kind.layout).load()
-    if way.binding is None or request.fold_normalizer or not hasattr(layout, "statistics_beside"):
-        return []
-    facts = restore.merge_metadata(
-        known, restore.read_metadata(way.binding, select_network_leaves(way.source, way.binding))
-    )
-    if facts.obs_norm is None:
-        return []
-    name, data = layout.statistics_beside(facts.obs_norm, facts.action_low, facts.action_high)
-    file = os.path.join(os.path.dirname(target), name)
-    require_new(file, checkpoint.files, force=how.force)
-
-    def put(stream: IO[bytes]) -> None:
-        stream.write(data)
-
-    return [Output(file, put)]
-
-
-def _reject_options(why: str, **options: object) -> None:
-    """Raise UsageError for an option that was given and that means nothing for such a target."""
-    for name, value in options.items():
-        if value:
-            raise UsageError(f"--{name.replace('_', '-')} {why}", hint="leave it out")
-
-
-def _from_fill_result(made: ModelFillResult, target: str) -> ConversionResult:
-    """Return what became of the user's own model as the record of a conversion."""
-    written = made.sha256 is not None
-    return ConversionResult(
-        made.path,
-        target,
-        made.report,
-        made.sha256,
-        written=written,
-        model=made,
-        load=made.load,
-        ledger=made.ledger,
-    )
-
-
-def _from_export_result(made: ExportResult, target: str) -> ConversionResult:
-    """Return an export as the record of a conversion."""
-    networks = () if made.parity is None else (made.parity,)
-    return ConversionResult(
-        made.source,
-        target,
-        made.report,
-        made.sha256,
-        written=made.sha256 is not None,
-        parity=networks,
-        ledger=made.ledger,
-    )
+        return [Output(file, put)]
 
 
 # `convert --like`: fill the user's own model from a checkpoint, write what it loads, and have it loaded.
-
-
-@dataclass(frozen=True, slots=True)
-class ModelFillResult:
-    """What became of the model: `matched` layer by layer, what is ambiguous, whether it loaded the target.
-
-    `sha256` is the target's digest; without it nothing was written. The `ledger` has an optimizer whose state
-    the model's file has no place for.
-    """
-
-    path: str
-    report: MappingReport
-    sha256: str | None = None
-    matched: tuple[LayerMatch, ...] = ()
-    ambiguous: tuple[Ambiguity, ...] = ()
-    loaded: bool = False
-    load: tuple[str, ...] = ()
-    ledger: LedgerEntries = ()
-
-    def document(self) -> dict[str, Any]:
-        """Return the JSON document's keys."""
-        return {
-            "matched": [each.document() for each in self.matched],
-            "ambiguous": [each.document() for each in self.ambiguous],
-            "loaded": self.loaded,
-        }
-
-
-@dataclass(frozen=True, slots=True)
-class ModelFillOptions:
-    """What is done to the source first, what was said of its layers, and how the target is written."""
-
-    part: str | None = None
-    wanted: PreparationOptions = field(default_factory=PreparationOptions)
-    choices: tuple[LayerOption, ...] = ()
-    pairs: tuple[tuple[str, str], ...] = ()
-    allow_missing: bool = False
-    accept_order: bool = False
-    source: str | None = None
-    cast: bool = False
-    rules: RuleFile | None = None
-    dry_run: bool = False
-    force: bool = False
-    sync: bool = True
-    prove: bool = True
 
 
 def parse_match_options(said: Sequence[str]) -> tuple[tuple[str, str], ...]:
@@ -810,79 +601,94 @@ def parse_match_options(said: Sequence[str]) -> tuple[tuple[str, str], ...]:
     return tuple(found)
 
 
-def convert_for_model(
-    source: str,
-    target: str,
-    to: str | None,
-    wanted: ModelSpec | str,
-    how: ModelFillOptions,
-    progress: Progress = ignore_progress,
-) -> ModelFillResult:
-    """Write the checkpoint that the wanted model loads, filled from the one at `source`.
+def _convert_into_model(
+    source: str, target: str, like: ModelSpec | str, options: ConversionOptions, progress: Progress
+) -> ConversionResult:
+    """Write the checkpoint that the user's model loads, filled from the one at `source`.
 
     A text is the factory's name alone. Nothing is written when a weight of the model is left open (unless
-    `how.allow_missing`) or on a dry run.
+    `allow_missing`) or on a dry run.
     """
-    model = ModelSpec(wanted) if isinstance(wanted, str) else wanted
-    kind = options.parse_target_kind(target, to)
-    form = choose_model_form(kind)
-    target = options.target_stem(target, kind)
+    matching = _match_options(options)
+    model = ModelSpec(like) if isinstance(like, str) else like
+    kind = parse_target_kind(target, options.to)
+    form, stem = choose_model_form(kind), target_stem(target, kind)
     checkpoint = open_checkpoint(source)
-    if not how.dry_run:
-        save.require_writable_target(target, kind, checkpoint.files, force=how.force)
-        require_new(sidecar.sidecar_path(target), checkpoint.files, force=how.force)
+    if not options.dry_run:
+        _require_new_target(stem, kind, checkpoint, force=options.force)
     own = read_verified_sidecar(checkpoint)
     # Rules for every tensor say all of their axes.
-    axes = how.source or ("torch" if how.rules is not None and how.rules.rest != "kinds" else None)
-    given = load_into.model_source(checkpoint, how.part, how.wanted, own.sidecar, axes, model.shapes)
-    ready = given.ready
+    every = matching.rules is not None and matching.rules.rest != "kinds"
+    axes = options.from_ or ("torch" if every else None)
+    given = load_into.model_source(
+        checkpoint, options.part, options.preparation, own.sidecar, axes, model.shapes
+    )
     with TargetModel(model, form) as beside:
-        skeleton = beside.skeleton(given.guessed())
-        try:
-            filling = given.fill(
-                skeleton,
-                how.choices,
-                how.pairs,
-                accept_order=how.accept_order,
-                cast=how.cast,
-                rules=how.rules,
-            )
-        except CkpttoolError as error:
-            raise error.located(file=error.file or checkpoint.path) from error.__cause__
-        report = load_into.build_fill_report(ready, skeleton, filling)
-        done = ModelFillResult(
-            urls.display_url(checkpoint.path), report, None, filling.matched, filling.ambiguous
-        )
-        left = evidence.unconverted_entries(checkpoint, load_into.source_names(ready, filling))
-        done = replace(done, ledger=merge_entries((*_optimizer_entries(ready), *left)))
-        if how.dry_run or not (report.complete or how.allow_missing):
-            return done
-        said = [f"{model.factory} loads what was written, strictly, and holds the same values then"]
-        back = ReverseRecord(why="the target is a model of your own")
-        report = replace(report, notes=(*report.notes, *(said if how.prove else ()), str(back.note)))
-        names, moves = ready.names, filling.moves
-        way = ConversionPlan(ready.tree, filling.tree, report, None, None, None, names, ready.stripped, moves)
-
-        def told(written: Digest, found: Checkpoint) -> Sidecar:
-            if how.prove:  # before anything has its name
-                beside.prove(found)
-            known = plan.with_policy_facts(checkpoint, found, own, part=how.part, model=True)
-            return plan.receipt(
-                checkpoint, way, known, written, back, how.part, {"cast": True} if how.cast else {}
-            )
-
-        put = save.write_checkpoint(
-            way.tree,
+        made, filling = _plan_for_model(checkpoint, given, beside.skeleton(given.guessed()), matching)
+        left = evidence.unconverted_entries(checkpoint, load_into.source_names(given.ready, filling))
+        done = ConversionResult(
+            urls.display_url(checkpoint.path),
             target,
-            kind,
-            receipt=told,
-            sources=checkpoint.files,
-            force=how.force,
-            sync=how.sync,
-            progress=progress,
+            made.report,
+            matched=filling.matched,
+            ambiguous=filling.ambiguous,
+            loaded=False,
+            ledger=merge_entries((*_optimizer_entries(given.ready), *left)),
         )
-        load = format_loading_code(target, kind, way.tree)
-        return replace(done, report=report, sha256=put.sha256, loaded=how.prove, load=load)
+        if options.dry_run or not (made.report.complete or options.allow_missing):
+            return done
+        back = ReverseRecord(why="the target is a model of your own")
+        said = f"{model.factory} loads what was written, strictly, and holds the same values then"
+        notes = (*made.report.notes, *((said,) if options.verify else ()), str(back.note))
+        made = replace(made, report=replace(made.report, notes=notes))
+
+        def receipt(written: Digest, found: Checkpoint) -> Sidecar:
+            if options.verify:  # before anything has its name
+                beside.prove(found)
+            known = plan.with_policy_facts(checkpoint, found, own, part=options.part, model=True)
+            more = {"cast": True} if options.cast else {}
+            return plan.receipt(checkpoint, made, known, written, back, options.part, more)
+
+        how = WriteOptions(checkpoint.files, options.force, options.sync, progress)
+        put = save.write_checkpoint(made.tree, stem, kind, how=how, receipt=receipt)
+        return replace(
+            done,
+            report=made.report,
+            digest=put.sha256,
+            written=True,
+            loaded=options.verify,
+            load=format_loading_code(stem, kind, made.tree),
+        )
+
+
+def _match_options(options: ConversionOptions) -> MatchOptions:
+    return MatchOptions(
+        options.layers,
+        parse_match_options(options.match),
+        user_rules.load_rules(options.rules) if options.rules is not None else None,
+        accept_order=options.accept_order,
+        cast=options.cast,
+    )
+
+
+def _plan_for_model(
+    checkpoint: Checkpoint, given: load_into.ModelSource, skeleton: Skeleton, matching: MatchOptions
+) -> tuple[ConversionPlan, FillResult]:
+    """Return how the source fills a model, as the plan of a conversion and with what was matched."""
+    try:
+        filling = fill(given.fills, skeleton, matching)
+    except CkpttoolError as error:
+        raise error.located(file=error.file or checkpoint.path) from error.__cause__
+    ready, report = given.ready, load_into.build_fill_report(given.ready, skeleton, filling)
+    made = ConversionPlan(
+        ready.tree,
+        filling.tree,
+        report,
+        names=ready.names,
+        stripped=ready.stripped,
+        moves=filling.moves,
+    )
+    return made, filling
 
 
 def _optimizer_entries(ready: PreparedTree) -> Iterator[LedgerEntry]:

@@ -283,27 +283,41 @@ def save(
     """Write a tree as it is into a new file and return the digest of what was read back."""
     kind = targets.parse_target_kind(target, to)
     require_writable_target(targets.target_stem(target, kind), kind, force=force)
-    return write_checkpoint(tree, target, kind, force=force, sync=sync, progress=progress)
+    return write_checkpoint(tree, target, kind, WriteOptions((), force, sync, progress))
+
+
+@dataclass(frozen=True, slots=True)
+class WriteOptions:
+    """How files are written.
+
+    Args:
+        sources: files that the tree is read from; ChangedError is raised if they have changed by then.
+        force: replace what exists.
+        sync: flush to disk before the rename.
+        progress: called with the bytes written and the total.
+
+    """
+
+    sources: tuple[File, ...] = ()
+    force: bool = False
+    sync: bool = True
+    progress: Progress = ignore_progress
 
 
 def write_checkpoint(
     tree: Tree,
     target: str,
     kind: TargetKind,
+    how: WriteOptions,
     *,
     receipt: Callable[[Digest, Checkpoint], Sidecar] | None = None,
     others: Callable[[Mapping[Path, Path], WorkerThread], Sequence[Output]] | None = None,
-    sources: tuple[File, ...] = (),
-    force: bool = False,
-    sync: bool = True,
-    progress: Progress = ignore_progress,
 ) -> Digest:
     """Write the tree, and beside it `others` and the sidecar that `receipt` makes of the file read back.
 
     `receipt` is given the digest as well; if it raises, nothing is written. `others` is given the paths by
-    which the tensors will be read back, by those that they have, and the lane that compares files with trees.
-    `sources` are the files that the tree is read from: ChangedError is raised if they are other ones by then.
-    A checkpoint that is found by its prefix becomes the latest one in its folder's state file.
+    which the tensors will be read back, by those that they have, and the worker that compares files with
+    trees. A checkpoint that is found by its prefix becomes the latest one in its folder's state file.
     """
     writer = cast(WritingFormat, plugins.find("formats", kind.format).load())
     target = targets.target_stem(target, kind)
@@ -319,23 +333,22 @@ def write_checkpoint(
             result.append((taken.compared(found), found))
 
         between = {"between": target} if kind.state else {}
-        pieces = writer.pieces(taken.watch(stored, progress), **options, **between)
+        pieces = writer.pieces(taken.watch(stored, how.progress), **options, **between)
         outputs = _target_outputs(target.removesuffix(kind.ending), pieces, stored, check)
         for output in outputs if kind.prefix else ():
             if not output.extra:
-                require_new(output.file, sources, force=force)
+                require_new(output.file, how.sources, force=how.force)
         if kind.prefix and not kind.state:
             _require_no_rest(target, writer, outputs)
         if others is not None:
             outputs += others(stored_paths(tree, stored), lane)
         if receipt is not None:
-            make = receipt
-            put = partial(_put_receipt, make, result)
+            put = partial(_put_receipt, receipt, result)
             outputs.append(Output(sidecar.sidecar_path(target), put, follows=True))
         if kind.state:
             outputs.append(state_file_output(target))
         replaced = partial(_existing_files, writer, target) if kind.state else tuple
-        write_atomically(outputs, force=force, sync=sync, sources=sources, replaced=replaced)
+        write_atomically(outputs, force=how.force, sync=how.sync, sources=how.sources, replaced=replaced)
     return result[0][0]
 
 
