@@ -94,9 +94,9 @@ def inspect(
     as_json: AsJson = False,
     quiet: Quiet = False,
 ) -> int:
-    """Show what is inside: module tree, shapes, types, roles, totals, layout.
+    """Show the contents of a checkpoint: module tree, shapes, types, roles, totals and layout.
 
-    Of a folder of checkpoints, show these, and what is inside the latest one.
+    For a folder, list its checkpoints and show the latest one.
     """
     import gc
 
@@ -278,9 +278,9 @@ def stats(
     as_json: AsJson = False,
     quiet: Quiet = False,
 ) -> int:
-    """Show what the numbers are like: range, mean, spread, zeros, NaN, dead units, vanished moments.
+    """Summarize the values of each tensor: range, mean, spread, zeros, NaNs, dead units, vanished moments.
 
-    Exits with 1 if a number is NaN or infinite.
+    Exits with 1 if a value is NaN or infinite.
     """
     from ckpttool.commands import stats
 
@@ -329,7 +329,7 @@ def diff(
     as_json: AsJson = False,
     quiet: Quiet = False,
 ) -> int:
-    """Compare two checkpoints: entries that one has alone, other shapes and types, values and where.
+    """Compare two checkpoints: entries in only one of them, shapes, types, values and where they differ.
 
     Exits with 1 if they differ.
     """
@@ -373,10 +373,10 @@ def doctor(
     as_json: AsJson = False,
     quiet: Quiet = False,
 ) -> int:
-    """Say what is wrong with a checkpoint, or will be when it is used, and what mends it.
+    """Find problems in a checkpoint, or in its later use, and suggest fixes.
 
-    Exits with 1 on a finding: names that would run code, NaN, dead units, vanished moments, facts that
-    nothing tells, an environment that does not fit, tensors of your model that nothing fills.
+    Exits with 1 on a finding: names that would run code, NaNs, dead units, vanished moments, missing facts of
+    the agent, an environment that does not fit, tensors of your model that stay unfilled.
     """
     from ckpttool.commands import doctor
 
@@ -434,10 +434,10 @@ def report(
     as_json: AsJson = False,
     quiet: Quiet = False,
 ) -> int:
-    """Write one HTML file that shows a checkpoint, or what differs in two: open it in any browser.
+    """Write one HTML file about a checkpoint, or about the differences of two.
 
-    It needs nothing else and fetches nothing: tree, search, histograms and heat maps of every tensor,
-    provenance, what doctor finds, the conversion, returns and learning curves.
+    It opens in any browser, needs no other file and fetches nothing: tree, search, histograms and heat maps
+    of every tensor, provenance, findings of doctor, the conversion, returns and learning curves.
     """
     import gc
 
@@ -513,10 +513,10 @@ def check(
     as_json: AsJson = False,
     quiet: Quiet = False,
 ) -> int:
-    """Look for what must not be committed: code in pickles, damage, NaN, tensors of other shapes.
+    """Check for what must not be committed: code in pickles, damage, NaNs, unexpected shapes.
 
-    Made for hooks and continuous integration. Exits with 1 on a finding, with 2 if a file cannot be read.
-    Below a folder every file counts that is a checkpoint by its suffix or by its content.
+    For hooks and continuous integration. Exits with 1 on a finding, with 2 if a file cannot be read.
+    In a folder, every file is checked that is a checkpoint by its suffix or by its content.
     """
     from ckpttool.commands import check
     from ckpttool.commands.check import read_shape_record
@@ -580,7 +580,7 @@ def textconv(
     """Print a file as text for git diff: one line for each tensor and value, always in the same order.
 
     Set up with: git config diff.ckpttool.textconv 'ckpttool textconv', and '*.pt diff=ckpttool' in
-    .gitattributes. A file that is no checkpoint is told in a sentence, with status 0: git would stop.
+    .gitattributes. A file that is no checkpoint gives one sentence and status 0, because git would stop.
     """
     from ckpttool.commands import check
 
@@ -606,9 +606,9 @@ def browse(
     as_json: Annotated[bool, typer.Option("--json", help="Refused: use inspect, stats or diff.")] = False,
     quiet: Quiet = False,  # noqa: ARG001  # every command takes it
 ) -> int:
-    """Walk through a checkpoint in the terminal: tree, values, histograms, search, differences.
+    """Browse a checkpoint in the terminal: tree, values, histograms, search, differences.
 
-    Tensors are read when they are looked at. ? shows the keys, q leaves.
+    Tensors are read when they are shown. ? lists the keys, q quits.
     """
     if as_json:
         from ckpttool.commands.inspect import format_command
@@ -625,22 +625,22 @@ def browse(
 
 
 def formats(as_json: AsJson = False, quiet: Quiet = False) -> int:  # noqa: ARG001
-    """List the formats: which can be read, which written."""
+    """List the formats that can be read, and those that can be written."""
     return _print_plugins("formats", as_json=as_json)
 
 
 def layouts(as_json: AsJson = False, quiet: Quiet = False) -> int:  # noqa: ARG001
-    """List the agent layouts: which are recognised, which can be written."""
+    """List the agent layouts that are recognised, and those that can be written."""
     return _print_plugins("layouts", as_json=as_json)
 
 
 def backends(as_json: AsJson = False, quiet: Quiet = False) -> int:  # noqa: ARG001
-    """List the backends that play agents, and the extra that a missing one needs."""
+    """List the backends that run networks, and the extra that a missing one needs."""
     return _print_plugins("backends", as_json=as_json)
 
 
 def limits(as_json: AsJson = False, quiet: Quiet = False) -> int:  # noqa: ARG001
-    """List what a file may ask of its reader, by the names that --limit takes."""
+    """List the parser limits, by the names that --limit takes."""
     if as_json:
         common.print_text(common.render_document({"limits": parser_limits.document()}))
     else:
