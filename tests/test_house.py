@@ -35,8 +35,8 @@ FLOORS = [
     {"cli"},
 ]
 FLOOR = {room: number for number, rooms in enumerate(FLOORS) for room in rooms}
-# Archives behind URLs; the rollout that the PyTorch backend compiles.
-UPWARD = {("core", "encodings"), ("networks", "evaluation")}
+# The rollout that the PyTorch backend compiles.
+UPWARD = {("networks", "evaluation")}
 FORBIDDEN = {
     ("formats", "libraries"),
     ("formats", "networks"),

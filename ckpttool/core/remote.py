@@ -3,95 +3,58 @@
 from __future__ import annotations
 
 import asyncio
-import bz2
 import contextvars
 import functools
-import gzip
 import hashlib
-import importlib
-import importlib.util
-import io
-import lzma
 import os
-import posixpath
-import tarfile
-import tempfile
 import threading
 import time
-import weakref
-import zlib
 from collections import OrderedDict, deque
 from collections.abc import Callable, Coroutine, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from concurrent.futures import wait as wait_for
-from typing import IO, Any, NamedTuple, Protocol, TypeVar, cast
+from typing import Any, Protocol, TypeVar
 from urllib.parse import unquote
 
 from ckpttool.core import atomic_write, filesystem, limits, urls
 from ckpttool.core.errors import (
-    ChangedError,
     DeadlineError,
-    FormatError,
     MissingExtraError,
     NotFoundError,
-    TruncatedError,
     UsageError,
     suggest_choice,
 )
-from ckpttool.core.filesystem import FileStat, StoreEntry
-from ckpttool.core.source import DeflatedSpan, File, Span
+from ckpttool.core.filesystem import (
+    FileStat,
+    LocalCopyCache,
+    ScratchFile,
+    StoreEntry,
+    require_fetchable,
+    split_range,
+)
+from ckpttool.core.plugins import STORES
 from ckpttool.core.text import format_size
-from ckpttool.core.urls import display_url
-from ckpttool.encodings import archives
 
-# Places elsewhere that are read by parts: web servers, object stores, and members of archives.
+# Places elsewhere that are read by parts: web servers and object stores.
 #
-# The only home of fsspec. Nothing here is imported before somebody names a URL; what each store needs is
-# imported when it is mounted.
-
-
-class _Scheme(NamedTuple):
-    """The module and class of a store, the libraries that it needs, and the extra that installs them."""
-
-    module: str
-    store: str
-    requires: tuple[str, ...]
-    extra: str
-
-
-_WEB = _Scheme("ckpttool.core.remote_sites", "Web", ("fsspec", "aiohttp"), "remote")
-_S3 = _Scheme("ckpttool.core.remote_sites", "S3", ("fsspec", "s3fs"), "s3")
-_GS = _Scheme("ckpttool.core.remote_sites", "GS", ("fsspec", "gcsfs"), "gs")
-_HF = _Scheme("ckpttool.core.remote_sites", "HF", ("fsspec", "aiohttp", "huggingface_hub"), "hf")
-_MEMORY = _Scheme("ckpttool.core.remote_sites", "ObjectStore", ("fsspec",), "remote")
-_SCHEMES = {
-    "http": _WEB,
-    "https": _WEB,
-    "s3": _S3,
-    "s3a": _S3,
-    "gs": _GS,
-    "gcs": _GS,
-    "hf": _HF,
-    "memory": _MEMORY,
-}
-_ARCHIVES = ("zip", "tar")
+# Nothing here is imported before somebody names a URL; a store's libraries are imported when it is mounted.
 
 
 def mount(text: str) -> str:
-    """Make what a URL means readable, with what lies beside and below it; return the place of it.
+    """Make the place that a URL names readable, with what lies beside and below it; return that place.
 
-    Nothing is asked of a server yet. Raise UsageError for a URL that says no place, MissingExtraError when a
+    No request is sent yet. Raise UsageError for a URL that names no place, MissingExtraError when a
     library is missing.
     """
-    turned = urls.normalize_chain(text)
-    if turned is None:
+    chain = urls.normalize_chain(text)
+    if chain is None:
         raise UsageError(
             "the archive is not named", file=text, hint="zip://inner/ckpt-1::/path/archive.zip names both"
         )
-    outermost, *inner = urls.split_chain(turned)
+    outermost, *inner = urls.split_chain(chain)
     place = _mount_link(outermost)
     for link in inner:
-        place = _mount_archive(place, link)
+        place = _store_class(link)(link, place)
     return place
 
 
@@ -103,267 +66,23 @@ def _mount_link(link: str) -> str:
     scheme = scheme.lower()
     if scheme in ("file", "local"):
         return unquote(rest.removeprefix("localhost"))
-    known = _SCHEMES.get(scheme)
-    if known is None:
-        every = (*_SCHEMES, *_ARCHIVES, "file")
-        raise UsageError(f"there is no scheme {scheme!r}", file=link, hint=suggest_choice(scheme, every))
+    if scheme not in STORES or scheme in ("zip", "tar"):
+        known = (*STORES, "file")
+        raise UsageError(f"there is no scheme {scheme!r}", file=link, hint=suggest_choice(scheme, known))
     if not rest.strip("/"):
         raise UsageError("the URL names no place", file=link)
-    missing = [name for name in known.requires if importlib.util.find_spec(name) is None]
-    if missing:
-        raise MissingExtraError(
-            f"{scheme}:// needs {', '.join(missing)}, which is not installed",
-            file=link,
-            hint=f"pip install 'ckpttool[{known.extra}]'",
-        )
-    store = getattr(importlib.import_module(known.module), known.store)
-    place: str = store.mount(f"{scheme}://{rest}")
-    return place
+    return _store_class(link)(f"{scheme}://{rest}", "")
 
 
-def _mount_archive(outer: str, link: str) -> str:
-    """Return the place of an archive's member; the archive may lie anywhere itself."""
-    kind, _, inner = link.partition("://")
-    start = f"{outer}::{kind}://{urls.TOP}"
-    known = filesystem.find_store(start)
-    if not (isinstance(known, ArchiveStore) and known.start == start):  # what was listed, or unpacked, stays
-        filesystem.mount_store(start + "/", ArchiveStore(outer, kind))
-    inner = inner.removeprefix(urls.TOP + "/").strip("/")
-    return f"{start}/{inner}" if inner not in ("", urls.TOP) else start
-
-
-# Nameless local files for what cannot be read by parts: they are gone when the program is.
-
-_MOST = 16
-_PIECE = 8 << 20
-
-Range = tuple[str, FileStat, int, int]
-
-
-class ScratchFile:
-    """A local file without a name, which goes when nobody has this."""
-
-    def __init__(self) -> None:
-        """Make it, where temporary files are made."""
-        with tempfile.TemporaryFile() as file:
-            self.descriptor = os.dup(file.fileno())
-        weakref.finalize(self, os.close, self.descriptor)
-
-    def put(self, offset: int, data: bytes) -> None:
-        """Write all of the bytes at the offset."""
-        left = memoryview(data)
-        while left:
-            done = os.pwrite(self.descriptor, left, offset)
-            left, offset = left[done:], offset + done
-
-
-class LocalCopyCache:
-    """The last few files that were fetched, each with the range of its original that it holds."""
-
-    def __init__(self) -> None:
-        """Hold nothing yet."""
-        self._kept: OrderedDict[Range, ScratchFile] = OrderedDict()
-        self._lock = threading.Lock()
-
-    def find(self, place: str, seen: FileStat, offset: int, length: int) -> ScratchFile | None:
-        """Return a file that holds these bytes at their offset, None if there is none."""
-        with self._lock:
-            for (name, one, start, held), room in self._kept.items():
-                if name == place and one == seen and start <= offset and offset + length <= start + held:
-                    return room
-        return None
-
-    def read(self, place: str, seen: FileStat, offset: int, length: int) -> bytes | None:
-        """Return the bytes if they are here."""
-        room = self.find(place, seen, offset, length)
-        return None if room is None else os.pread(room.descriptor, length, offset)
-
-    def add(self, place: str, seen: FileStat, offset: int, length: int, data: Iterable[bytes]) -> ScratchFile:
-        """Write what arrives into a new file, at its offset, and return it.
-
-        Raise TruncatedError unless there are exactly `length` bytes.
-        """
-        room = ScratchFile()
-        done, watch = 0, filesystem.watch.get()
-        for piece in data:
-            if done + len(piece) <= length:
-                room.put(offset + done, piece)
-            done += len(piece)
-            if done > length:
-                break
-            if watch is not None:
-                watch(display_url(place), done, length)
-        if done != length:
-            found = "more" if done > length else f"{done:,}"
-            raise TruncatedError(
-                "not as many bytes came as were told", file=place, expected=f"{length:,}", found=found
-            )
-        self.keep(place, seen, offset, length, room)
-        return room
-
-    def keep(self, place: str, seen: FileStat, offset: int, length: int, room: ScratchFile) -> None:
-        """Keep a file that holds these bytes at their offset."""
-        with self._lock:
-            self._kept[place, seen, offset, length] = room
-            if len(self._kept) > _MOST:
-                self._kept.popitem(last=False)
-
-
-def require_fetchable(place: str, length: int, why: str) -> None:
-    """Raise LimitError if so many bytes are not fetched without being asked for; `why` is a clause."""
-    if length > limits.current().fetched_bytes:
-        raise limits.limit_error(
-            "fetched_bytes", f"{why}: all of it would have to be fetched", length, file=place
-        )
-
-
-def split_range(length: int) -> Iterable[tuple[int, int]]:
-    """Give the parts (offset, length) in which so many bytes are fetched."""
-    return ((at, min(_PIECE, length - at)) for at in range(0, length, _PIECE))
-
-
-# Members of zip and tar archives as files, wherever the archive lies.
-#
-# What is stored as it is gets read in its place, by parts; what is compressed is unpacked once, as far as the
-# limits allow. Nothing is ever extracted under a name that an archive tells.
-
-
-class UnpackedSpan(NamedTuple):
-    """Bytes of a local file that holds what the archive `of` was unpacked to."""
-
-    of: File
-    room: ScratchFile
-    offset: int
-    length: int
-
-
-class ArchiveMember(NamedTuple):
-    """A plain file of an archive: its unpacked size in bytes, and where these are."""
-
-    size: int
-    source: Span | DeflatedSpan | UnpackedSpan
-
-
-class ArchiveStore:
-    """The files of one archive by their paths in it (places.Store)."""
-
-    def __init__(self, outer: str, kind: str) -> None:
-        """Read the archive at the place `outer`, a "zip" or a "tar", once something is asked."""
-        self._outer, self._kind = outer, kind
-        self.start = f"{outer}::{kind}://{urls.TOP}"
-        self._listed: tuple[File, dict[str, ArchiveMember]] | None = None
-        self._copies = LocalCopyCache()
-
-    def look(self, place: str) -> StoreEntry:
-        """Return what is there; raise NotFoundError or FormatError if the archive cannot be listed."""
-        members = self._members(self._file())
-        name = self._name(place)
-        if name in members:
-            return self._seen(members[name])
-        below = f"{name}/" if name else ""
-        return "folder" if any(each.startswith(below) for each in members) else None
-
-    def names(self, place: str) -> list[str]:
-        """Return the names in a folder of the archive: as many as the archive may have members."""
-        name = self._name(place)
-        below = f"{name}/" if name else ""
-        members = self._members(self._file())
-        return sorted({each[len(below) :].partition("/")[0] for each in members if each.startswith(below)})
-
-    def read(self, place: str, seen: FileStat, offset: int, length: int) -> bytes:
-        """Return these bytes; raise ChangedError if the archive is not the one that was listed."""
-        source = self._same(place, seen).source
-        if isinstance(source, Span):
-            return source.file.read(source.offset + offset, length)
-        if isinstance(source, UnpackedSpan):
-            if filesystem.find_store(source.of.path) is None:
-                source.of.require_unchanged()
-            return os.pread(source.room.descriptor, length, source.offset + offset)
-        found = self._copies.read(place, seen, offset, length)
-        if found is None:
-            data = source.read()
-            self._copies.add(place, seen, 0, len(data), [data])
-            found = data[offset : offset + length]
-        return found
-
-    def together(self, place: str, seen: FileStat, parts: list[tuple[int, int]]) -> list[bytes]:
-        """Return the bytes of many parts."""
-        source = self._same(place, seen).source
-        if isinstance(source, Span):
-            return list(source.file.together((source.offset + at, length) for at, length in parts))
-        return [self.read(place, seen, *part) for part in parts]
-
-    def local(self, place: str, seen: FileStat, offset: int, length: int) -> int:
-        """Return a descriptor of a local file with these bytes at their offset."""
-        found = self._copies.find(place, seen, offset, length)
-        return os.dup((found or self._copied(place, seen, offset, length)).descriptor)
-
-    def _copied(self, place: str, seen: FileStat, offset: int, length: int) -> ScratchFile:
-        if filesystem.find_store(self._outer) is not None:
-            why = "the format is read from a local file"
-            require_fetchable(place, length, why)
-            filesystem.add_note(f"{format_size(length)} of {urls.display_url(place)} were fetched: {why}")
-        data = (self.read(place, seen, offset + at, part) for at, part in split_range(length))
-        return self._copies.add(place, seen, offset, length, data)
-
-    def _same(self, place: str, seen: FileStat) -> ArchiveMember:
-        if self._listed is None:
-            self._members(self._file())
-        members = self._listed[1] if self._listed is not None else {}
-        member = members.get(self._name(place))
-        if member is None or self._seen(member) != seen:
-            raise ChangedError("the archive changed after it was listed", file=place)
-        return member
-
-    def _file(self) -> File:
-        if filesystem.path_kind(self._outer) == "special":
-            raise NotFoundError("a device, socket or pipe is not opened", file=self._outer)
-        return File.stamp(self._outer)
-
-    def _name(self, place: str) -> str:
-        return place[len(self.start) :].strip("/")
-
-    def _seen(self, member: ArchiveMember) -> FileStat:
-        source = member.source.base if isinstance(member.source, DeflatedSpan) else member.source
-        file = source.of if isinstance(source, UnpackedSpan) else source.file
-        # Whole numbers have the same hash in every process.
-        return FileStat(member.size, file.mtime_ns, hash((*file[1:], source.offset, member.size)))
-
-    def _members(self, file: File) -> dict[str, ArchiveMember]:
-        if self._listed is None or self._listed[0] != file:
-            self._listed = (file, _list_zip_members(file) if self._kind == "zip" else _list_tar_members(file))
-        return self._listed[1]
-
-
-def _list_zip_members(file: File) -> dict[str, ArchiveMember]:
-    archive = archives.read_zip(file)
-    found: dict[str, ArchiveMember] = {}
-    for name, member in archive.members.items():
-        if not name.endswith("/") and (path := normalize_member(name)) is not None:
-            found[path] = ArchiveMember(member.size, archive.source(name))
-    return found
-
-
-def _list_tar_members(file: File) -> dict[str, ArchiveMember]:
-
-    found: dict[str, ArchiveMember] = {}
-    listed = list_tarball(file)
-    for name, offset, length in listed.members:
-        if (path := normalize_member(name)) is None:
-            continue
-        if path in found:
-            raise FormatError(f"two members are called {name[:200]!r}", file=file.path, offset=offset)
-        if listed.unpacked is None:
-            found[path] = ArchiveMember(length, Span(file, offset, length))
-        else:
-            found[path] = ArchiveMember(length, UnpackedSpan(file, listed.unpacked, offset, length))
-    return found
-
-
-def normalize_member(name: str) -> str | None:
-    """Return a member's path from the archive's top; None for one that leads out of it."""
-    path = posixpath.normpath(name)
-    return None if path.startswith(("/", "../")) or path in (".", "..") or "\0" in path else path
+def _store_class(link: str) -> Callable[[str, str], str]:
+    """Return what mounts a link; raise MissingExtraError if a library is missing."""
+    try:
+        store = STORES[link.partition("://")[0].lower()].load()
+    except MissingExtraError as error:
+        error.located(file=link)
+        raise
+    mount_link: Callable[[str, str], str] = store.mount
+    return mount_link
 
 
 # Small reads of files elsewhere, gathered into blocks: a header or an index costs few requests.
@@ -779,115 +498,3 @@ def _leads_out(place: str) -> bool:
 
 def _is_name(name: str) -> bool:
     return bool(name) and "/" not in name and "\0" not in name and name not in (os.curdir, os.pardir)
-
-
-# Where the plain files of a tar archive lie; one that is compressed is unpacked first, as a whole.
-#
-# The standard library's reader knows all the forms of long names; encodings/archives.py, which reads what
-# PyTorch wrote before 2018, refuses them.
-
-_Opener = Callable[[IO[bytes]], IO[bytes]]
-# The first bytes of RFC 1952, of bzip2's and of xz's own documentation.
-_COMPRESSED: dict[bytes, _Opener] = {
-    b"\x1f\x8b": lambda raw: cast(IO[bytes], gzip.GzipFile(fileobj=raw)),
-    b"BZh": lambda raw: cast(IO[bytes], bz2.BZ2File(raw)),
-    b"\xfd7zXZ\0": lambda raw: cast(IO[bytes], lzma.LZMAFile(raw)),  # noqa: SIM115  # closed by who opens it
-}
-_UNPACK_CHUNK = 4 << 20
-_BROKEN = (tarfile.TarError, zlib.error, lzma.LZMAError, EOFError, OSError, ValueError)
-
-
-class TarListing(NamedTuple):
-    """The names, offsets and lengths of plain files: in the archive, or in what it was unpacked to."""
-
-    members: tuple[tuple[str, int, int], ...]
-    unpacked: ScratchFile | None
-
-
-def list_tarball(file: File) -> TarListing:
-    """List the archive; raise FormatError if it is damaged, LimitError if it unpacks to too much."""
-    start = file.read(0, min(8, file.size))
-    opener = next((each for mark, each in _COMPRESSED.items() if start.startswith(mark)), None)
-    try:
-        unpacked = None if opener is None else _unpack_tarball(file, opener)
-        if unpacked is None:
-            return TarListing(tuple(_iter_tar_members(cast(IO[bytes], _RemoteFileStream(file)), file)), None)
-        with open(os.dup(unpacked.descriptor), "rb") as stream:
-            return TarListing(tuple(_iter_tar_members(stream, file)), unpacked)
-    except _BROKEN as error:
-        raise FormatError("the archive is damaged", file=file.path, found=str(error)[:120] or None) from error
-
-
-def _iter_tar_members(stream: IO[bytes], file: File) -> Iterator[tuple[str, int, int]]:
-    most = limits.current().members
-    with tarfile.open(fileobj=stream, mode="r:", encoding="utf-8", errors="surrogateescape") as archive:
-        for number, member in enumerate(archive):
-            if number >= most:
-                raise limits.limit_error("members", "the archive has too many members", None, file=file.path)
-            # Links are not followed, and nobody stores a checkpoint's file with holes.
-            if member.isreg() and not member.issparse():
-                yield member.name, member.offset_data, member.size
-
-
-def _unpack_tarball(file: File, opener: _Opener) -> ScratchFile:
-    """Return a nameless file with what the archive holds."""
-    why = "the archive is compressed as a whole"
-    if filesystem.find_store(file.path) is not None:
-        require_fetchable(file.path, file.size, why)
-        filesystem.add_note(
-            f"{why}: all {format_size(file.size)} of {display_url(file.path)} were fetched and unpacked"
-        )
-    made = ScratchFile()
-    done, watch = 0, filesystem.watch.get()
-    raw = io.BufferedReader(_RemoteFileStream(file), _UNPACK_CHUNK)
-    with opener(cast(IO[bytes], raw)) as stream:
-        while piece := stream.read(_UNPACK_CHUNK):
-            made.put(done, piece)
-            done += len(piece)
-            require_fetchable(file.path, done, f"{why}, and unpacks to very much")
-            if watch is not None:
-                watch(display_url(file.path), raw.tell(), file.size)
-    return made
-
-
-class _RemoteFileStream(io.RawIOBase):
-    """A file as a stream."""
-
-    def __init__(self, file: File) -> None:
-        super().__init__()
-        self._file, self._at = file, 0
-
-    def readable(self) -> bool:
-        """Return that it is."""
-        return True
-
-    def seekable(self) -> bool:
-        """Return that it is."""
-        return True
-
-    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
-        """Move."""
-        self._at = offset + (0, self._at, self._file.size)[whence]
-        return self._at
-
-    def tell(self) -> int:
-        """Return where it is."""
-        return self._at
-
-    def read(self, length: int = -1) -> bytes:
-        """Return up to `length` bytes; raise LimitError for more than a header of an archive has."""
-        most = limits.current().text_bytes
-        if not 0 <= length <= most:
-            raise limits.limit_error(
-                "text_bytes", "a header of the archive is too long", length, file=self._file.path
-            )
-        room = bytearray(length)
-        return bytes(room[: self.readinto(room)])
-
-    def readinto(self, room: Any) -> int:
-        """Fill the room as far as the file goes."""
-        length = max(0, min(len(room), self._file.size - self._at))
-        if length:
-            room[:length] = self._file.read(self._at, length)
-        self._at += length
-        return length

@@ -40,14 +40,17 @@ from ckpttool.core.errors import (
     TruncatedError,
     UnsupportedError,
 )
-from ckpttool.core.filesystem import FileStat, StoreEntry
+from ckpttool.core.filesystem import (
+    FileStat,
+    LocalCopyCache,
+    ScratchFile,
+    StoreEntry,
+    require_fetchable,
+)
 from ckpttool.core.remote import (
     HEAD,
     PERMITS_NOT,
     CachingStore,
-    LocalCopyCache,
-    ScratchFile,
-    require_fetchable,
     version_tag,
 )
 from ckpttool.core.text import format_size
@@ -331,7 +334,7 @@ class ObjectStore:
         return ()
 
     @classmethod
-    def mount(cls, url: str) -> str:
+    def mount(cls, url: str, outer: str) -> str:  # noqa: ARG003  # for members of archives
         """Mount the folder of a URL; return the place of what it names."""
         place = url.rstrip("/")
         scheme = place.partition("://")[0]
@@ -930,7 +933,7 @@ class Web:
         self._start, self._prefix, self._query = start, prefix, query
 
     @classmethod
-    def mount(cls, url: str) -> str:
+    def mount(cls, url: str, outer: str) -> str:  # noqa: ARG003  # for members of archives
         """Mount the folder of a URL; return the place of what it names."""
         url = quote(url, _LEGAL)
         address = re.split(r"[?#]", url, maxsplit=1)[0]
