@@ -152,21 +152,22 @@ class BlockCache:
         return data
 
 
-# How long servers may keep a command waiting: one allowance for each server, whatever library reads it.
+# How long servers may keep a command waiting: one budget for each server, whatever library reads it.
 #
 # Every request, from the look-up of the host's name to the last byte, with its redirects, retries and pages,
-# runs on a thread of its own while the caller watches the clock. So no stage and no library can hold a
-# command, and Ctrl-C ends it at once: nothing waits for that thread.
+# is a task on fsspec's event loop while the caller watches the clock. So no stage and no library can hold a
+# command, and Ctrl-C ends it at once: the loop and its look-ups run on daemon threads.
 
 # Seconds given back by a finished request, so that many quick ones never add up to a slow server.
 _REQUEST_S = 1.0
-# Bytes beside those of the thing asked for that count as progress: listings, answers of an API.
+# Bytes beside those of the requested range that count as progress: listings, answers of an API.
 _SPARE = 256 << 10
 _TICK_S = 0.1
-# What passes between two looks at the clock at most: more, and it was this process that stood still (Ctrl-Z).
+# Longest time between two looks at the clock: more, and this process was stopped (Ctrl-Z).
 _LONGEST_TICK_S = 1.0
 
 Result = TypeVar("Result")
+Job = Callable[[], Coroutine[Any, Any, Result]]
 
 
 class ResponseBody(Protocol):
@@ -176,15 +177,13 @@ class ResponseBody(Protocol):
 
 
 class RemoteRequest:
-    """One request under way: what it waits for, and what has arrived of it."""
+    """The progress of one request: the bytes that are expected, and those that have arrived."""
 
     def __init__(self, nbytes: int) -> None:
         """Expect so many bytes of a file."""
         self._due = nbytes + _SPARE
         self._bodies: list[ResponseBody] = []
         self._counted = 0
-        self._abandoned = False
-        self._cancels: list[Callable[[], object]] = []
 
     def expect(self, nbytes: int) -> None:
         """Expect so many bytes more than was known when the request began."""
@@ -194,31 +193,8 @@ class RemoteRequest:
         """Count what arrives of this body."""
         self._bodies.append(body)
 
-    def answer(self, coroutine: Coroutine[Any, Any, Result], loop: asyncio.AbstractEventLoop) -> Result:
-        """Return what the coroutine returns on the loop; `abandon` ends it."""
-        task = asyncio.run_coroutine_threadsafe(coroutine, loop)
-        self._hold(task.cancel)
-        return task.result()
-
-    def hold(self) -> None:
-        """Let `abandon` end the task that this runs in, which a library began: with its retries."""
-        task = asyncio.current_task()
-        if task is not None:
-            self._hold(functools.partial(task.get_loop().call_soon_threadsafe, task.cancel))
-
-    def _hold(self, cancel: Callable[[], object]) -> None:
-        self._cancels.append(cancel)
-        if self._abandoned:
-            cancel()
-
-    def abandon(self) -> None:
-        """End what is still under way, as far as it can be."""
-        self._abandoned = True
-        for cancel in self._cancels:
-            cancel()
-
     def progress(self) -> int:
-        """Return the bytes that arrived since the last call, and were due."""
+        """Return the expected bytes that arrived since the last call."""
         arrived = min(sum(body.total_bytes for body in self._bodies), self._due)
         new, self._counted = arrived - self._counted, arrived
         return new
@@ -238,8 +214,7 @@ class WaitBudget:
     """The seconds for which a server may keep a command waiting (limit `fetch_seconds`).
 
     Waiting uses them up. Each finished request gives one back, each `fetch_rate` bytes another, and so does
-    each second in which nothing is waited for. After a server has used up all of them, a request to it fails
-    at once until some are back.
+    each second without a request. A server without seconds left fails every request at once.
     """
 
     def __init__(self) -> None:
@@ -249,13 +224,11 @@ class WaitBudget:
         self._at = time.monotonic()
         self._waiting = 0
 
-    def run(self, place: str, nbytes: int, job: Callable[[], Result]) -> Result:
+    def run(self, place: str, nbytes: int, job: Job[Result]) -> Result:
         """Return what the job returns, which fetches `nbytes` of `place`; raise DeadlineError."""
         return next(self.run_all(place, [(nbytes, job)], 1))
 
-    def run_all(
-        self, place: str, jobs: Iterable[tuple[int, Callable[[], Result]]], at_once: int
-    ) -> Iterator[Result]:
+    def run_all(self, place: str, jobs: Iterable[tuple[int, Job[Result]]], at_once: int) -> Iterator[Result]:
         """Give the results of jobs in their order; `at_once` of them run side by side."""
         running: deque[tuple[RemoteRequest, Future[Result]]] = deque()
         try:
@@ -268,8 +241,8 @@ class WaitBudget:
             while running:
                 yield self._result(place, running)
         finally:
-            for unfinished, _ in running:
-                unfinished.abandon()
+            for _, unfinished in running:
+                unfinished.cancel()
 
     def _result(self, place: str, running: deque[tuple[RemoteRequest, Future[Result]]]) -> Result:
         """Return the result of the first request; what arrives for the others is progress too."""
@@ -328,86 +301,88 @@ def deadline_error(place: str) -> DeadlineError:
     )
 
 
-def _start_request(nbytes: int, job: Callable[[], Result]) -> tuple[RemoteRequest, Future[Result]]:
+def _start_request(nbytes: int, job: Job[Result]) -> tuple[RemoteRequest, Future[Result]]:
+    """Start the job on the event loop, in the context of its caller; cancelling the future ends the task."""
     request = RemoteRequest(nbytes)
-    context = contextvars.copy_context()
-    context.run(_REQUEST.set, request)
-    return request, _run_on_thread(functools.partial(context.run, job))
-
-
-def _run_on_thread(job: Callable[[], Result]) -> Future[Result]:
-    """Run the job on a thread that nothing waits for, neither a block's end nor the program's."""
-    future: Future[Result] = Future()
-
-    def work() -> None:
-        if not future.set_running_or_notify_cancel():
-            return
-        try:
-            result = job()
-        except BaseException as error:  # noqa: BLE001  # raised again by whoever waits for the result
-            future.set_exception(error)
-        else:
-            future.set_result(result)
-
-    threading.Thread(target=work, name="ckpttool-request", daemon=True).start()
-    return future
+    token = _REQUEST.set(request)
+    try:
+        return request, asyncio.run_coroutine_threadsafe(job(), event_loop())
+    finally:
+        _REQUEST.reset(token)
 
 
 class _DaemonExecutor(ThreadPoolExecutor):
-    """Threads for an event loop that do not hold the end of the program, as those of the library do."""
+    """Daemon threads for an event loop: the program does not wait for them when it ends."""
 
     def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
         """Run the function on a thread of its own."""
-        return _run_on_thread(functools.partial(fn, *args, **kwargs))
+        future: Future[Any] = Future()
+
+        def work() -> None:
+            if not future.set_running_or_notify_cancel():
+                return
+            try:
+                result = fn(*args, **kwargs)
+            except BaseException as error:  # noqa: BLE001  # raised again by whoever waits for the result
+                future.set_exception(error)
+            else:
+                future.set_result(result)
+
+        threading.Thread(target=work, name="ckpttool-look-up", daemon=True).start()
+        return future
 
 
-def prepare_loop() -> None:
-    """Let fsspec's event loop, on which all stores send their requests, look up names on threads of ours.
-
-    Python waits at its end for those of the loop's own executor, however long a look-up takes.
-    """
+def event_loop() -> asyncio.AbstractEventLoop:
+    """Return fsspec's event loop, on which all stores send their requests."""
     from fsspec.asyn import get_loop
 
-    get_loop().set_default_executor(_DaemonExecutor(max_workers=1))
+    return _with_daemon_threads(get_loop())
 
 
-# What all stores have in common: each thing is asked once, small reads are gathered, large ones are not.
+@functools.lru_cache(maxsize=1)
+def _with_daemon_threads(loop: asyncio.AbstractEventLoop) -> asyncio.AbstractEventLoop:
+    # Python waits at its end for threads of the loop's own executor, however long a name's look-up takes.
+    loop.set_default_executor(_DaemonExecutor(max_workers=1))
+    return loop
+
+
+# What all stores have in common: each question is asked once, small reads are gathered, large ones are not.
 
 _AT_ONCE = 16
-# In what is said where somebody may not look: the same server may let others be seen.
+# Part of the message where reading is forbidden: the same server may permit other files.
 PERMITS_NOT = "permits no reading"
 
 
 class RemoteServer(Protocol):
-    """Whoever answers: asked without any memory of earlier answers."""
+    """A server, without any memory of earlier answers."""
 
-    def look(self, place: str) -> StoreEntry:
-        """Return what is there now; raise NotFoundError if nobody can tell."""
+    async def look(self, place: str) -> StoreEntry:
+        """Return what is there now; raise NotFoundError if the server does not tell."""
         ...
 
-    def names(self, place: str, most: int) -> list[str]:
+    async def names(self, place: str, most: int) -> list[str]:
         """Return the names in a folder; what is more than `most` may be left out."""
         ...
 
-    def part(self, place: str, seen: FileStat, offset: int, length: int) -> bytes:
+    async def part(self, place: str, seen: FileStat, offset: int, length: int) -> bytes:
         """Return exactly these bytes, with one request; raise ChangedError if the file is another one."""
         ...
 
 
 class CachingStore:
-    """A store in front of a server (places.Store)."""
+    """A store in front of a server (filesystem.Store)."""
 
     def __init__(
         self, server: RemoteServer, copies: LocalCopyCache | None = None, allowance: WaitBudget | None = None
     ) -> None:
-        """Remember nothing yet; a server that keeps files itself gives its `copies`."""
+        """Start with empty caches; a server that keeps files itself passes its `copies`."""
         self.allowance = allowance or WaitBudget()
         self.blocks = BlockCache(self._part)
         self.server = server
         self._copies = copies or LocalCopyCache()
 
     def look(self, place: str) -> StoreEntry:
-        """Return what is there, as it was when this visit asked first."""
+        """Return what is there, as it was when this session asked first."""
         if _leads_out(place):
             return None
         known = filesystem.current_session()
@@ -415,10 +390,10 @@ class CachingStore:
             parent, _, name = place.rpartition("/")
             beside = known.names.get(parent)
             absent = beside is not None and beside != [] and name not in beside
-            known.found[place] = None if absent else self._looked(place, known.refused)
+            known.found[place] = None if absent else self._ask(place, known.refused)
         return known.found[place]
 
-    def _looked(self, place: str, refused: dict[str, NotFoundError]) -> StoreEntry:
+    def _ask(self, place: str, refused: dict[str, NotFoundError]) -> StoreEntry:
         if place in refused:  # trying again, as libraries do, takes many seconds
             raise refused[place]
         try:
@@ -430,7 +405,7 @@ class CachingStore:
             raise
 
     def names(self, place: str) -> list[str]:
-        """Return the names in a folder, as they were when this visit asked first.
+        """Return the names in a folder, as they were when this session asked first.
 
         Raise LimitError if there are too many.
         """
@@ -440,7 +415,7 @@ class CachingStore:
         if place not in known.names:
             for beside, error in known.refused.items():
                 if os.path.dirname(beside) == place and PERMITS_NOT not in error.message:
-                    raise error  # who cannot be reached is not asked once more
+                    raise error  # a server that cannot be reached is not asked once more
             found = self.allowance.run(place, 0, functools.partial(self.server.names, place, most + 1))
             known.names[place] = [name for name in found if _is_name(name)] if len(found) <= most else None
         names = known.names[place]
@@ -462,9 +437,9 @@ class CachingStore:
         jobs = ((part[1], functools.partial(self._one, place, seen, *part)) for part in parts)
         return list(self.allowance.run_all(place, jobs, _AT_ONCE))
 
-    def _one(self, place: str, seen: FileStat, offset: int, length: int) -> bytes:
+    async def _one(self, place: str, seen: FileStat, offset: int, length: int) -> bytes:
         here = self._copies.read(place, seen, offset, length)
-        return self.server.part(place, seen, offset, length) if here is None else here
+        return await self.server.part(place, seen, offset, length) if here is None else here
 
     def _part(self, place: str, seen: FileStat, offset: int, length: int) -> bytes:
         part = functools.partial(self.server.part, place, seen, offset, length)
@@ -478,20 +453,20 @@ class CachingStore:
     def _fetched(self, place: str, seen: FileStat, offset: int, length: int) -> ScratchFile:
         require_fetchable(place, length, "the format is read from a local file")
         filesystem.add_note(
-            f"{format_size(length)} of {urls.display_url(place)} were fetched into a temporary file: the format is read "  # noqa: E501
-            "from a local one"
+            f"{format_size(length)} of {urls.display_url(place)} were fetched into a temporary file: "
+            "the format is read from a local one"
         )
         data = (self._part(place, seen, offset + at, part) for at, part in split_range(length))
         return self._copies.add(place, seen, offset, length, data)
 
 
-def version_tag(told: str) -> int:
-    """Return the tag of what a server tells about a version: a number, as an inode is one."""
-    return int.from_bytes(hashlib.sha256(told.encode("utf-8", "surrogateescape")).digest()[:7], "big")
+def version_tag(version: str) -> int:
+    """Return the tag of a version that a server names: a number, as an inode is one."""
+    return int.from_bytes(hashlib.sha256(version.encode("utf-8", "surrogateescape")).digest()[:7], "big")
 
 
 def _leads_out(place: str) -> bool:
-    """Say whether a name in the place leads upwards, as a server could understand it."""
+    """Return whether a name in the place leads upwards, as a server could understand it."""
     steps = unquote(place).split("://", 1)[-1].split("/")[1:]  # behind the host or the bucket
     return os.pardir in steps or os.curdir in steps or "\0" in place
 
