@@ -186,7 +186,7 @@ def test_a_plot_asks_for_no_display_and_leaves_matplotlib_as_it_was(tmp_path: Pa
     code = (
         "import sys\n"
         "from tests.test_plots import CASES; from ckpttool.cli import plots\n"
-        f"plots.write({str(tmp_path / 'a.png')!r}, *CASES['one'])\n"
+        f"plots.write_plot({str(tmp_path / 'a.png')!r}, *CASES['one'])\n"
         "import matplotlib\n"
         "assert matplotlib.rcParams['text.parse_math'] and matplotlib.rcParams['svg.hashsalt'] is None\n"
         "assert 'matplotlib.pyplot' not in sys.modules\n"

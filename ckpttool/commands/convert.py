@@ -44,7 +44,7 @@ from ckpttool.commands.restore import (
 from ckpttool.commands.save import ReverseRecord, record_reverse
 from ckpttool.core import plugins, sidecar, urls
 from ckpttool.core.atomic_write import Output, Progress, WorkerThread, ignore_progress, require_new
-from ckpttool.core.checkpoint import Checkpoint
+from ckpttool.core.checkpoint import Checkpoint, keep_network_reads
 from ckpttool.core.errors import CkpttoolError, UnsupportedError, UsageError
 from ckpttool.core.sidecar import LedgerEntries, LedgerEntry, Sidecar, merge_entries
 from ckpttool.core.tree import Leaf, Path, Tree, display, key
@@ -527,6 +527,7 @@ def _convert_to_format(
     if not how.dry_run:
         save.require_writable_target(target, request.kind, checkpoint.files, force=how.force)
         require_new(sidecar.sidecar_path(target), checkpoint.files, force=how.force)
+    checkpoint = keep_network_reads(checkpoint)
     given = read_verified_sidecar(checkpoint)
     own, said = _apply_facts(given, checkpoint, request, how.facts)
     shards = note_other_shards(checkpoint)

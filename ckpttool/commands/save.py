@@ -35,7 +35,7 @@ from ckpttool.core.atomic_write import (
     require_new,
     write_atomically,
 )
-from ckpttool.core.checkpoint import Checkpoint
+from ckpttool.core.checkpoint import Checkpoint, keep_network_reads
 from ckpttool.core.errors import (
     CkpttoolError,
     FormatError,
@@ -315,7 +315,7 @@ def write_checkpoint(
 
         def check(temporary: str) -> None:
             location = writer.claims(Probe(temporary))
-            found = writer.read(temporary if location is None else location)
+            found = keep_network_reads(writer.read(temporary if location is None else location))
             result.append((taken.compared(found), found))
 
         between = {"between": target} if kind.state else {}
