@@ -35,8 +35,7 @@ FLOORS = [
     {"cli"},
 ]
 FLOOR = {room: number for number, rooms in enumerate(FLOORS) for room in rooms}
-# Archives behind URLs.
-UPWARD = {("core", "encodings")}
+UPWARD: set[tuple[str, str]] = set()
 FORBIDDEN = {
     ("formats", "libraries"),
     ("formats", "networks"),

@@ -251,6 +251,23 @@ BUILT_IN: dict[Kind, tuple[Plugin, ...]] = {
     ),
 }
 
+_HTTP = ("ckpttool.core.remote_sites:Web", "remote", ("fsspec", "aiohttp"))
+_S3 = ("ckpttool.core.remote_sites:S3", "s3", ("fsspec", "aiohttp", "s3fs"))
+_GS = ("ckpttool.core.remote_sites:GS", "gs", ("fsspec", "aiohttp", "gcsfs"))
+# What reads the places of each URL scheme; ours alone, because a store must keep the guarantees for servers.
+STORES: dict[str, Plugin] = {
+    "http": Plugin("http://", *_HTTP),
+    "https": Plugin("https://", *_HTTP),
+    "s3": Plugin("s3://", *_S3),
+    "s3a": Plugin("s3a://", *_S3),
+    "gs": Plugin("gs://", *_GS),
+    "gcs": Plugin("gcs://", *_GS),
+    "hf": Plugin("hf://", "ckpttool.core.remote_sites:HF", "hf", ("fsspec", "aiohttp", "huggingface_hub")),
+    "memory": Plugin("memory://", "ckpttool.core.remote_sites:ObjectStore", *_HTTP[1:]),
+    "zip": Plugin("zip://", "ckpttool.encodings.archives:ArchiveStore"),
+    "tar": Plugin("tar://", "ckpttool.encodings.archives:ArchiveStore"),
+}
+
 
 def installed(kind: Kind) -> tuple[Plugin, ...]:
     """Return ours and the entry points of group `ckpttool.<kind>`; a name claimed twice is an error."""
