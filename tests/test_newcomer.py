@@ -14,6 +14,8 @@ import pytest
 from ckpttool.core.tree import Tree
 from docs.blocks import DOCS, blocks
 from docs.screens import Folder
+from tests.conftest import ROOT
+from tests.conftest import ckpttool as run
 from tests.test_backends import BackendContract
 from tests.test_formats import WritingContract
 from tests.test_layouts import LayoutContract, adam_state
@@ -23,7 +25,7 @@ TOYS = ("crate", "toylab", "einsum")
 
 
 @pytest.fixture(scope="module", autouse=True)
-def toys(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+def toys(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """Install the page's files as a package of somebody else."""
     folder = Folder(tmp_path_factory.mktemp("toys"))
     for block in blocks(DOCS / "architecture.md"):
@@ -31,9 +33,20 @@ def toys(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
             folder.write(block)
     with pytest.MonkeyPatch.context() as patch:
         patch.syspath_prepend(folder.path)
-        yield
+        yield folder.path
     for name in TOYS:
         sys.modules.pop(name, None)
+
+
+def toylab_agent() -> Tree:
+    generator = np.random.default_rng(0)
+    entries: dict[str, Any] = {"updates": 9}
+    for name, inputs, outputs in (("brain", 3, 2), ("judge", 5, 1)):
+        first = torch_dense(generator, "first", inputs, 8)
+        weights = {**first, **torch_dense(generator, "last", 8, outputs)}
+        entries |= {f"{name}/{path}": array for path, array in weights.items()}
+        entries |= {f"{name}_adam/{path}": value for path, value in adam_state(weights).items()}
+    return torch_tree(entries)
 
 
 class TestCrate(WritingContract):
@@ -51,17 +64,22 @@ class TestToylab(LayoutContract):
 
     @pytest.fixture
     def tree(self) -> Tree:
-        generator = np.random.default_rng(0)
-        entries: dict[str, Any] = {"updates": 9}
-        for name, inputs, outputs in (("brain", 3, 2), ("judge", 5, 1)):
-            first = torch_dense(generator, "first", inputs, 8)
-            weights = {**first, **torch_dense(generator, "last", 8, outputs)}
-            entries |= {f"{name}/{path}": array for path, array in weights.items()}
-            entries |= {f"{name}_adam/{path}": value for path, value in adam_state(weights).items()}
-        return torch_tree(entries)
+        return toylab_agent()
 
 
 class TestEinsum(BackendContract):
     @pytest.fixture
     def backend(self) -> Any:
         return importlib.import_module("einsum")
+
+
+def test_the_command_line_lists_and_uses_them(tmp_path: Path, toys: Path) -> None:
+    environment = {"PYTHONPATH": f"{ROOT}:{toys}"}
+    tensors = Tree(dict(toylab_agent().tensors()))
+    with open(tmp_path / "agent.crate", "wb") as stream:
+        importlib.import_module("crate").pieces(tensors)[0].write(stream)
+    found = run("inspect", tmp_path / "agent.crate", "--json", env=environment).json()
+    assert (found["format"], found["layout"]) == ("crate", "toylab")
+    for command, toy in (("formats", "crate"), ("layouts", "toylab"), ("backends", "einsum")):
+        rows = run(command, "--json", env=environment).json()[command]
+        assert toy in [row["name"] for row in rows]
