@@ -167,6 +167,9 @@ _FORMATS = (
 )
 
 
+# The networks of an agent under their own names, as layouts td3_torch and td3_tf have them.
+_AGENT = r"((actor|critic|value)(_target)?|discriminator)"
+
 BUILT_IN: dict[Kind, tuple[Plugin, ...]] = {
     "formats": _FORMATS,
     "layouts": (
