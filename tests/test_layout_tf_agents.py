@@ -147,7 +147,7 @@ def test_a_deviation_of_its_own_layer_is_a_branch(tmp_path: Path) -> None:
     binding = recognised(path)
     assert [name for name, _ in binding.parts[0].branches] == ["std"]
     agent = canonical_tree(open_checkpoint(path).tree, binding.moves)
-    again = recognize_tree(apply_plan(agent, td3_torch.plan(binding, agent, {})), "agent.pt")
+    again = recognize_tree(apply_plan(agent, td3_torch.plan_torch(binding, agent, {})), "agent.pt")
     assert again is not None
     assert [name for name, _ in again.parts[0].branches] == ["std"]
 
