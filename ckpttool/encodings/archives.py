@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib
 import io
 import os
@@ -29,7 +30,6 @@ from ckpttool.core.filesystem import (
     ScratchFile,
     StoreEntry,
     require_fetchable,
-    split_range,
 )
 from ckpttool.core.limits import Limits
 from ckpttool.core.source import Buffer, Checksum, DeflatedSpan, File, Span, Storage, crc32
@@ -958,16 +958,10 @@ class ArchiveStore:
 
     def local(self, place: str, seen: FileStat, offset: int, length: int) -> int:
         """Return a descriptor of a local file with these bytes at their offset."""
-        found = self._copies.find(place, seen, offset, length)
-        return os.dup((found or self._copied(place, seen, offset, length)).descriptor)
-
-    def _copied(self, place: str, seen: FileStat, offset: int, length: int) -> ScratchFile:
-        if filesystem.find_store(self._outer) is not None:
-            why = "the format is read from a local file"
-            require_fetchable(place, length, why)
-            filesystem.add_note(f"{format_size(length)} of {urls.display_url(place)} were fetched: {why}")
-        data = (self.read(place, seen, offset + at, part) for at, part in split_range(length))
-        return self._copies.add(place, seen, offset, length, data)
+        elsewhere = filesystem.find_store(self._outer) is not None
+        note = ": the format is read from a local file" if elsewhere else None
+        read = functools.partial(self.read, place, seen)
+        return self._copies.descriptor(place, seen, (offset, length), read, note)
 
     def _member(self, place: str, seen: FileStat) -> ArchiveMember:
         if self._listed is None:
@@ -1110,10 +1104,6 @@ class _FileStream(io.RawIOBase):
     def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
         """Move."""
         self._at = offset + (0, self._at, self._file.size)[whence]
-        return self._at
-
-    def tell(self) -> int:
-        """Return the position."""
         return self._at
 
     def read(self, length: int = -1) -> bytes:
