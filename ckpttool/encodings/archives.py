@@ -919,19 +919,20 @@ class ArchiveStore:
 
     def look(self, place: str) -> StoreEntry:
         """Return what is there; raise NotFoundError or FormatError if the archive cannot be listed."""
-        members = self._members(self._file())
-        name = self._name(place)
-        if name in members:
-            return _member_stat(members[name])
-        below = f"{name}/" if name else ""
-        return "folder" if any(each.startswith(below) for each in members) else None
+        member = self._members(self._file()).get(self._name(place))
+        if member is not None:
+            return _member_stat(member)
+        return "folder" if any(True for _ in self._names_below(place)) else None
 
     def names(self, place: str) -> list[str]:
         """Return the names in a folder of the archive: as many as the archive may have members."""
+        return sorted(set(self._names_below(place)))
+
+    def _names_below(self, place: str) -> Iterator[str]:
         name = self._name(place)
         below = f"{name}/" if name else ""
         members = self._members(self._file())
-        return sorted({each[len(below) :].partition("/")[0] for each in members if each.startswith(below)})
+        return (each[len(below) :].partition("/")[0] for each in members if each.startswith(below))
 
     def read(self, place: str, seen: FileStat, offset: int, length: int) -> bytes:
         """Return these bytes; raise ChangedError if the archive is not the one that was listed."""
@@ -964,9 +965,7 @@ class ArchiveStore:
         return self._copies.descriptor(place, seen, (offset, length), read, note)
 
     def _member(self, place: str, seen: FileStat) -> ArchiveMember:
-        if self._listed is None:
-            self._members(self._file())
-        members = self._listed[1] if self._listed is not None else {}
+        members = self._members(self._file()) if self._listed is None else self._listed[1]
         member = members.get(self._name(place))
         if member is None or _member_stat(member) != seen:
             raise ChangedError("the archive changed after it was listed", file=place)
