@@ -20,7 +20,6 @@ from typing import Literal, NamedTuple, Protocol
 
 from ckpttool.core import limits, urls
 from ckpttool.core.errors import CkpttoolError, DeadlineError, NotFoundError, TruncatedError
-from ckpttool.core.text import format_size
 
 Kind = Literal["file", "folder", "special", "missing"]
 Progress = Callable[[str, int, int], None]
@@ -349,14 +348,14 @@ class LocalCopyCache:
     ) -> int:
         """Return a descriptor, which the caller closes, of a copy of the part (offset, length).
 
-        A missing copy is read by `read(offset, length)`; a `note` about its size tells of a remote original.
+        A missing copy is read by `read(offset, length)`; the `note` about that is for a remote original.
         """
         copy = self.find(place, seen, *part)
         if copy is None:
             offset, length = part
             if note is not None:
                 require_fetchable(place, length, "the format is read from a local file")
-                add_note(f"{format_size(length)} of {urls.display_url(place)} were fetched{note}")
+                add_note(note)
             pieces = ((at, min(_FETCH_PIECE, length - at)) for at in range(0, length, _FETCH_PIECE))
             copy = self.add(place, seen, offset, length, (read(offset + at, size) for at, size in pieces))
         return os.dup(copy.descriptor)

@@ -26,6 +26,7 @@ from ckpttool.core.errors import (
 )
 from ckpttool.core.filesystem import FileStat, LocalCopyCache, StoreEntry
 from ckpttool.core.plugins import STORES
+from ckpttool.core.text import format_size
 
 # Places elsewhere that are read by parts: web servers and object stores.
 #
@@ -439,7 +440,10 @@ class CachingStore:
 
     def local(self, place: str, seen: FileStat, offset: int, length: int) -> int:
         """Return a descriptor of a local file with these bytes at their offset."""
-        note = " into a temporary file: the format is read from a local one"
+        note = (
+            f"{format_size(length)} of {urls.display_url(place)} were fetched into a temporary file: "
+            "the format is read from a local one"
+        )
         read = functools.partial(self._part, place, seen)
         return self._copies.descriptor(place, seen, (offset, length), read, note)
 

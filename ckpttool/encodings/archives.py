@@ -959,8 +959,9 @@ class ArchiveStore:
 
     def local(self, place: str, seen: FileStat, offset: int, length: int) -> int:
         """Return a descriptor of a local file with these bytes at their offset."""
+        fetched = f"{format_size(length)} of {urls.display_url(place)} were fetched"
         elsewhere = filesystem.find_store(self._outer) is not None
-        note = ": the format is read from a local file" if elsewhere else None
+        note = f"{fetched}: the format is read from a local file" if elsewhere else None
         read = functools.partial(self.read, place, seen)
         return self._copies.descriptor(place, seen, (offset, length), read, note)
 
