@@ -103,8 +103,7 @@ def to_tensorflow(
     raise UsageError for one that the checkpoint contradicts or has no optimizer for.
     """
     plain, sources, notes = _as_state_dicts(tree, strip=strip)
-    about = wrappers.describe_modules(tree)
-    described = {path: about[source] for path, source in sources.items() if source in about}
+    described = describe_sources(tree, sources)
     made = _TensorFlowPlanner(plain, given, _OptimizerSettings(told, stated), described, file=file).plan()
     taken = set(sources.values())
     left = tuple(path for path in tree if path not in taken)
@@ -176,12 +175,8 @@ def has_older_optimizer(tree: Tree) -> bool:
 
 def _as_state_dicts(tree: Tree, *, strip: bool) -> tuple[Tree, dict[Path, Path], tuple[str, ...]]:
     """Return the tree with whole modules as state_dicts and plain names, and each path's source."""
-    sources = {path: path for path in tree}
-    found = wrappers.plan_state_dicts(tree)
+    tree, sources = read_state_dicts(tree)
     notes: list[str] = []
-    if found is not None:
-        sources = {move.target: move.source for move in found.moves}
-        tree = _rename_tree(tree, sources, found)
     bare = wrappers.strip_prefixes(tree) if strip else None
     if bare is not None:
         places = {old: new for new, old in bare.moves.items()}
@@ -197,11 +192,22 @@ def _as_state_dicts(tree: Tree, *, strip: bool) -> tuple[Tree, dict[Path, Path],
     return tree, sources, tuple(notes)
 
 
-def _rename_tree(tree: Tree, sources: Mapping[Path, Path], plan: Plan) -> Tree:
+def read_state_dicts(tree: Tree) -> tuple[Tree, dict[Path, Path]]:
+    """Return the tree with whole modules as their state_dicts, and the source of each path."""
+    found = wrappers.plan_state_dicts(tree)
+    if found is None:
+        return tree, {path: path for path in tree}
+    sources = {move.target: move.source for move in found.moves}
     places = {old: new for new, old in sources.items()}
     leaves = {new: _remap_owner(tree[old], places) for new, old in sources.items()}
-    aliases = {path: tuple(map(Alias, others)) for path, others in plan.aliases.items()}
-    return Tree(leaves, aliases, plan.containers)
+    aliases = {path: tuple(map(Alias, others)) for path, others in found.aliases.items()}
+    return Tree(leaves, aliases, found.containers), sources
+
+
+def describe_sources(tree: Tree, sources: Mapping[Path, Path]) -> dict[Path, ModuleInfo]:
+    """Return what a file records of the whole module that each tensor comes from."""
+    about = wrappers.describe_modules(tree)
+    return {path: about[source] for path, source in sources.items() if source in about}
 
 
 def _remap_owner(leaf: Leaf | ValueLeaf, places: Mapping[Path, Path]) -> Leaf | ValueLeaf:
@@ -943,9 +949,9 @@ class _ObjectsPlanner(_TorchPlanner):
         if self.around or len(states) < len(self.tops) or len(states) > 1 or not weights:
             return None
         self.told.require({state.name for state in states})
-        tops = {state.top: (_OPTIMIZER,) if file else self._steps(state.top) for state in states}
+        tops = {state.top: (_OPTIMIZER,) if file else _path_texts(state.top) for state in states}
         marks = {top: (*name, "_iterations") for top, name in tops.items()}
-        values = {} if file else {path: self._steps(path) for path in self._values()}
+        values = {} if file else {path: _path_texts(path) for path in self._values()}
         paths = object_graph_paths(
             dict.fromkeys((*(n for _, n, _ in rows), *marks.values(), *values.values()))
         )
@@ -982,10 +988,6 @@ class _ObjectsPlanner(_TorchPlanner):
     def _in_file(path: Path, numbers: Mapping[Path, str]) -> Name:
         steps_ = [str(step.value) for step in path]
         return (numbers.get(path[:1], steps_[0]), *steps_[1:])
-
-    @staticmethod
-    def _steps(path: Path) -> Name:
-        return tuple(str(step.value) for step in path)
 
     def _object(
         self,
