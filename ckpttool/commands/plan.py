@@ -1105,7 +1105,7 @@ def _portable_policy_facts(
     # Statistics of observations are a fact of their own name in a sidecar.
     recorded = frozenset("obs_norm" if name == "norm" else name for name in recorded)
     facts = {name: getattr(read, name) for name in sorted(recorded)}
-    provenance = {name: read.provenance[name] for name in recorded if name in read.provenance}
+    provenance = {name: read.provenance[name] for name in sorted(recorded) if name in read.provenance}
     return Sidecar("", **facts, provenance=provenance)
 
 
