@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 from ckpttool.cli.app import COMMANDS, CommandEntry
 from ckpttool.cli.common import OptionPanel, complete_words, takes_panels
 from ckpttool.core.errors import UsageError
-from tests.conftest import ROOT
+from tests.conftest import ROOT, in_process
 
 
 @dataclass(frozen=True)
@@ -185,3 +185,17 @@ def test_only_the_command_that_is_chosen_is_imported() -> None:
         assert {name for name in found if not name.startswith(("ckpttool.core", "ckpttool.version"))} == own
     found = {name for name in imported("eval", "--help") if name.startswith("ckpttool.cli")}
     assert found == {*own, "ckpttool.cli.evaluate"}
+
+
+def test_plain_help_has_the_same_titles() -> None:
+    ran = in_process("eval", "--help", env={"TERM": "dumb", "COLUMNS": "80"})
+    text = ran.out
+    (command,) = (each for each in COMMANDS if each.name == "eval")
+    parser = command.parser()
+    with typer._click.core.Context(parser, info_name="eval") as context:
+        formatter = context.make_formatter()
+        parser.format_options(context, formatter)
+    plain = formatter.getvalue()
+    for title in ("Arguments", "Options", "Environment", "Agent", "Training runs", "Output"):
+        assert f"{title}:\n" in plain
+        assert f" {title} " in text

@@ -215,7 +215,7 @@ def test_plots_have_no_style_but_ours(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     program = (
         "from ckpttool.cli import plots\n"
-        "mpl = plots._matplotlib()\n"
+        "mpl = plots._import_matplotlib()\n"
         "assert mpl.rcParams['text.usetex'] is False, mpl.matplotlib_fname()\n"
     )
     (tmp_path / "matplotlibrc").write_text("text.usetex: True\n")

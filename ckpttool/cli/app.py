@@ -47,7 +47,19 @@ class _RichHelp:
 
 
 class _CliCommand(_RichHelp, typer.core.TyperCommand):
-    pass
+    def format_options(self, ctx: Any, formatter: Any) -> None:
+        """Write the options under the titles of their panels, where rich does not draw these."""
+        panels: dict[str, list[tuple[str, str]]] = {"Arguments": [], "Options": []}
+        for each in self.get_params(ctx):
+            record = each.get_help_record(ctx)
+            if record is not None:
+                usual = "Arguments" if each.param_type_name == "argument" else "Options"
+                title = getattr(each, "rich_help_panel", None) or usual
+                panels.setdefault(title, []).append(record)
+        for title, records in panels.items():
+            if records:
+                with formatter.section(title):
+                    formatter.write_dl(records)
 
 
 class CommandEntry(NamedTuple):
@@ -142,7 +154,7 @@ COMMANDS = (
     CommandEntry(
         "check",
         "inspect:check",
-        "Check many checkpoints, e.g. in a hook: code, damage, NaNs.",
+        "Check many checkpoints for code, damage and NaNs.",
         "Examples: ckpttool check runs/; ckpttool check *.pt --shapes shapes.json; "
         "ckpttool check downloaded.pt --strict --no-numbers",
     ),

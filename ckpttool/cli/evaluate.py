@@ -201,115 +201,7 @@ class OutputOptions(OptionPanel, title="Output"):
         return tuple(word.strip() for word in self.video_episodes.split(",") if word.strip())
 
 
-# What `eval` says of algorithms: training runs put together, two compared, and scores as files.
-
-
-@dataclass(frozen=True, slots=True)
-class ComparedRuns:
-    """The checkpoints to play: of training runs of one algorithm, and of another."""
-
-    paths: tuple[str, ...]
-    runs: tuple[TrainingRun, ...] = ()
-    against: tuple[TrainingRun, ...] = ()
-    last: int = 1
-
-
-@dataclass(slots=True)
-class ComparisonOutput:
-    """Keys for the JSON document, lines for people, and the mean that `--min-return` is compared with.
-
-    `algorithms` are what a plot shows: ours, and the one that it is compared with.
-    """
-
-    document: dict[str, Any] = field(default_factory=dict)
-    lines: list[str] = field(default_factory=list)
-    mean: float | None = None
-    algorithms: tuple[Algorithm, ...] = ()
-    comparison: AlgorithmComparison | None = None
-
-
-def find_compared_runs(paths: Sequence[str], options: RunOptions, layout: str | None) -> ComparedRuns:
-    """Return what is to be played; raise before hours of playing, not after."""
-    from ckpttool.commands import algorithms
-
-    against = options.against or ()
-    if not (options.runs or options.last is not None or against):
-        return ComparedRuns(tuple(paths))
-    count = options.last or 1
-    ours, theirs = (algorithms.find_runs(side, count, layout) for side in (paths, against))
-    played = tuple(path for each in (*ours, *theirs) for path in each.checkpoints)
-    return ComparedRuns(played, ours, theirs, count)
-
-
-def report_comparison(compared: ComparedRuns, output: OutputOptions, found: Sweep) -> ComparisonOutput:
-    """Return what the finished evaluations say, and write the files that are wanted."""
-    from ckpttool.commands import sweep
-
-    told = ComparisonOutput()
-    _add_algorithms(compared, found, told)
-    if output.csv is not None and found.scored:
-        sweep.save_table(output.csv, found.scored)
-        told.lines.append(f"wrote {clean(output.csv)}")
-    if output.tensorboard is not None and found.scored:
-        path = sweep.save_scalars(output.tensorboard, found.scored, time.time())
-        told.document["tensorboard"] = path
-        told.lines.append(f"wrote {clean(path)}")
-    return told
-
-
-def _add_algorithms(wanted: ComparedRuns, found: Sweep, told: ComparisonOutput) -> None:
-    from ckpttool.commands import algorithms
-
-    ours = algorithms.summarize_runs(wanted.runs, found.scored, wanted.last)
-    if ours is None:
-        return
-    told.mean, told.algorithms = ours.mean.value, (ours,)
-    told.document["runs"] = ours.document()
-    told.lines += _algorithm_lines("runs", ours)
-    theirs = algorithms.summarize_runs(wanted.against, found.scored, wanted.last)
-    if theirs is None:
-        return
-    compared = algorithms.compare_algorithms(ours, theirs)
-    told.algorithms, told.comparison = (ours, theirs), compared
-    told.document |= {"against": theirs.document(), "comparison": compared.document()}
-    told.lines += [*_algorithm_lines("against", theirs), *_comparison_lines(compared)]
-
-
-def _algorithm_lines(title: str, one: Algorithm) -> list[str]:
-    from ckpttool.cli.tables import labeled_lines, merge_default_sentences
-
-    count = len(one.runs)
-    what = f"{count} training runs" if count > 1 else clean(one.runs[0].path)
-    what += f", last {one.last} checkpoints of each" if one.last > 1 else ""
-    lines = [
-        f"{title:<8} {what}",
-        f"         mean {_format_estimate(one.mean)} (bootstrap over {one.over})",
-        f"         IQM {_format_estimate(one.iqm)}",
-    ]
-    if count > 1:
-        lines += [f"         {run.score:>10.2f}  {clean(run.path)}" for run in one.runs]
-    return lines + labeled_lines("note", merge_default_sentences(one.notes))
-
-
-def _comparison_lines(found: AlgorithmComparison) -> list[str]:
-    from ckpttool.commands import algorithms
-
-    alone = found.over == algorithms.EPISODES
-    unit = "an episode" if alone else "a run"
-    return [
-        f"difference of means {_format_estimate(found.difference)} (bootstrap over {found.over})",
-        f"probability of improvement {_format_estimate(found.probability)} (of {unit})",
-        *(["note: one training run each: other runs may differ otherwise"] if alone else []),
-    ]
-
-
-def _format_estimate(one: Estimate) -> str:
-    if one.ci95 is None:
-        return f"{one.value:.2f}"
-    return f"{one.value:.2f}, 95 % {one.ci95[0]:.2f} to {one.ci95[1]:.2f}"
-
-
-# `eval`: the command, its options and what it prints.
+# The command.
 
 
 def evaluate(
@@ -457,6 +349,114 @@ def _choose_executor(jobs: int | None, ray: str | None) -> Any:
     if ray is not None:
         return parallel.ray_spread(ray, jobs)
     return parallel.play_in_process if jobs is None else parallel.process_spread(jobs)
+
+
+# What `eval` says of algorithms: training runs put together, two compared, and scores as files.
+
+
+@dataclass(frozen=True, slots=True)
+class ComparedRuns:
+    """The checkpoints to play: of training runs of one algorithm, and of another."""
+
+    paths: tuple[str, ...]
+    runs: tuple[TrainingRun, ...] = ()
+    against: tuple[TrainingRun, ...] = ()
+    last: int = 1
+
+
+@dataclass(slots=True)
+class ComparisonOutput:
+    """Keys for the JSON document, lines for people, and the mean that `--min-return` is compared with.
+
+    `algorithms` are what a plot shows: ours, and the one that it is compared with.
+    """
+
+    document: dict[str, Any] = field(default_factory=dict)
+    lines: list[str] = field(default_factory=list)
+    mean: float | None = None
+    algorithms: tuple[Algorithm, ...] = ()
+    comparison: AlgorithmComparison | None = None
+
+
+def find_compared_runs(paths: Sequence[str], options: RunOptions, layout: str | None) -> ComparedRuns:
+    """Return what is to be played; raise before hours of playing, not after."""
+    from ckpttool.commands import algorithms
+
+    against = options.against or ()
+    if not (options.runs or options.last is not None or against):
+        return ComparedRuns(tuple(paths))
+    count = options.last or 1
+    ours, theirs = (algorithms.find_runs(side, count, layout) for side in (paths, against))
+    played = tuple(path for each in (*ours, *theirs) for path in each.checkpoints)
+    return ComparedRuns(played, ours, theirs, count)
+
+
+def report_comparison(compared: ComparedRuns, output: OutputOptions, found: Sweep) -> ComparisonOutput:
+    """Return what the finished evaluations say, and write the files that are wanted."""
+    from ckpttool.commands import sweep
+
+    told = ComparisonOutput()
+    _add_algorithms(compared, found, told)
+    if output.csv is not None and found.scored:
+        sweep.save_table(output.csv, found.scored)
+        told.lines.append(f"wrote {clean(output.csv)}")
+    if output.tensorboard is not None and found.scored:
+        path = sweep.save_scalars(output.tensorboard, found.scored, time.time())
+        told.document["tensorboard"] = path
+        told.lines.append(f"wrote {clean(path)}")
+    return told
+
+
+def _add_algorithms(wanted: ComparedRuns, found: Sweep, told: ComparisonOutput) -> None:
+    from ckpttool.commands import algorithms
+
+    ours = algorithms.summarize_runs(wanted.runs, found.scored, wanted.last)
+    if ours is None:
+        return
+    told.mean, told.algorithms = ours.mean.value, (ours,)
+    told.document["runs"] = ours.document()
+    told.lines += _algorithm_lines("runs", ours)
+    theirs = algorithms.summarize_runs(wanted.against, found.scored, wanted.last)
+    if theirs is None:
+        return
+    compared = algorithms.compare_algorithms(ours, theirs)
+    told.algorithms, told.comparison = (ours, theirs), compared
+    told.document |= {"against": theirs.document(), "comparison": compared.document()}
+    told.lines += [*_algorithm_lines("against", theirs), *_comparison_lines(compared)]
+
+
+def _algorithm_lines(title: str, one: Algorithm) -> list[str]:
+    from ckpttool.cli.tables import labeled_lines, merge_default_sentences
+
+    count = len(one.runs)
+    what = f"{count} training runs" if count > 1 else clean(one.runs[0].path)
+    what += f", last {one.last} checkpoints of each" if one.last > 1 else ""
+    lines = [
+        f"{title:<8} {what}",
+        f"         mean {_format_estimate(one.mean)} (bootstrap over {one.over})",
+        f"         IQM {_format_estimate(one.iqm)}",
+    ]
+    if count > 1:
+        lines += [f"         {run.score:>10.2f}  {clean(run.path)}" for run in one.runs]
+    return lines + labeled_lines("note", merge_default_sentences(one.notes))
+
+
+def _comparison_lines(found: AlgorithmComparison) -> list[str]:
+    from ckpttool.commands import algorithms
+
+    alone = found.over == algorithms.EPISODES
+    unit = "an episode" if alone else "a run"
+    return [
+        f"difference of means {_format_estimate(found.difference)} (bootstrap over {found.over})",
+        f"probability of improvement {_format_estimate(found.probability)} (of {unit})",
+        *(["note: one training run each: other runs may differ otherwise"] if alone else []),
+    ]
+
+
+def _format_estimate(one: Estimate) -> str:
+    if one.ci95 is None:
+        return f"{one.value:.2f}"
+    return f"{one.value:.2f}, 95 % {one.ci95[0]:.2f} to {one.ci95[1]:.2f}"
 
 
 # What people read of evaluations: one report, or a row per checkpoint.
@@ -668,10 +668,6 @@ def _hint_lines(one: Evaluation) -> list[str]:
     return list(dict.fromkeys(f"hint: {clean(e.hint)}" for e in one.ledger if e.open and e.hint))
 
 
-def _format_number(value: float | None) -> str:
-    return "-" if value is None else f"{value:.1f}"
-
-
 # What `eval` shows besides numbers: a film, a plot in a file, a small plot in the terminal.
 
 
@@ -691,6 +687,8 @@ def require_display(output: OutputOptions, paths: Sequence[str], options: Evalua
 
     if output.plot is not None:
         plots.require_plot(output.plot)
+    if output.chart:
+        plots.require_chart()
     if output.video is not None:
         from ckpttool.commands import evaluate
 
@@ -722,7 +720,7 @@ def display_results(
             common.print_text("\n".join(lines))
     try:
         if output.plot is not None:
-            plots.write_plot(output.plot, *drawn)
+            plots.write_plot(output.plot, drawn)
             shown.document["plot"] = output.plot
             shown.lines.append(f"wrote {clean(output.plot)}")
         if output.video is not None and found.interrupted:

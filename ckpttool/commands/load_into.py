@@ -56,7 +56,6 @@ from ckpttool.mapping.solver import Ambiguity, FillResult, LayerMatch, Misfit
 from ckpttool.networks import live_trees, model_child
 from ckpttool.networks.live import assign
 from ckpttool.networks.live_trees import LiveSource, dtype_and_shape
-from ckpttool.networks.model_child import OWNERS
 from ckpttool.networks.worker import ModelProcess, ModelSpec
 
 # The user's model as the target: built beside this process, its skeleton, and the proof that it loads.
@@ -263,7 +262,7 @@ class LiveModel:
         that orders what is flattened, only a call shows. Raise UsageError when it cannot be called, has no
         tensors, or still has some without a shape.
         """
-        owner = OWNERS[self.framework]
+        owner = model_child.FRAMEWORKS[self.framework]
         called: Mapping[int, Mapping[str, Any]] = {}
         if foreign or self._shapes or self._is_unbuilt():
             called = owner.build(self.model, self._shapes, [list(shape) for shape in guessed])
