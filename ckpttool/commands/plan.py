@@ -909,17 +909,7 @@ def fold_statistics(binding: RecognizedAgent, agent: Tree, facts: Sidecar) -> Fo
 
     Raise UsageError without statistics, UnsupportedError where they cannot be folded exactly.
     """
-    norm = facts.obs_norm
-    if norm is None:
-        raise UsageError("there are no statistics of observations to fold", hint="--obs-norm FILE gives some")
-    if norm.get("clip") is not None:
-        raise UnsupportedError(
-            "the normalised observations are limited, which no layer does",
-            found=f"a limit of {norm['clip']:g}",
-            hint="--obs-norm with statistics that have no `clip`, if no observation reaches the limit",
-        )
-    if binding.fronts:
-        raise UnsupportedError("statistics are folded into dense layers alone, and an encoder is before them")
+    norm = _foldable_statistics(binding, facts)
     mean, var = (np.asarray(norm[name], np.float64) for name in ("mean", "var"))
     spread = np.sqrt(var + float(norm.get("epsilon", 1e-8)))
     made: dict[Path, Leaf] = {}
@@ -945,6 +935,21 @@ def fold_statistics(binding: RecognizedAgent, agent: Tree, facts: Sidecar) -> Fo
     note = f"the statistics of {len(mean)} observations are part of the first layers"
     more = "; optimizers stay behind, because their moments belong to the former weights" if states else ""
     return FoldedAgent(bare, Tree({**leaves, **made}), added, taken, note + more)
+
+
+def _foldable_statistics(binding: RecognizedAgent, facts: Sidecar) -> Mapping[str, Any]:
+    norm = facts.obs_norm
+    if norm is None:
+        raise UsageError("there are no statistics of observations to fold", hint="--obs-norm FILE gives some")
+    if norm.get("clip") is not None:
+        raise UnsupportedError(
+            "the normalised observations are limited, which no layer does",
+            found=f"a limit of {norm['clip']:g}",
+            hint="--obs-norm with statistics that have no `clip`, if no observation reaches the limit",
+        )
+    if binding.fronts:
+        raise UnsupportedError("statistics are folded into dense layers alone, and an encoder is before them")
+    return norm
 
 
 def _first_layer(part: AgentNetwork, agent: Tree, mean: np.ndarray, spread: np.ndarray) -> dict[Path, Leaf]:
@@ -1037,40 +1042,53 @@ def with_policy_facts(
     holds less than the source. Of a `part`, and of what fills a user's `model`, no facts are carried.
     """
     # Recorded computations take modules that no agent of a layout needs.
-    from ckpttool.libraries.single_networks import read_computation, recognize_single_policy
+    from ckpttool.libraries.single_networks import read_computation
 
-    recorded = read_computation(checkpoint)
-    followed, refused, policy = False, "", None
+    recorded, found = read_computation(checkpoint), _read_policy_facts(checkpoint, target)
+    if found.same_layout or (found.facts is not None and (model or part is not None)):
+        return own
+    if found.facts is not None:
+        known = restore.merge_metadata(own.sidecar, found.facts)
+        if recorded is not None and recorded.code:
+            known = replace(known, computation={"origin": recorded.origin, "code": recorded.code})
+        return replace(own, sidecar=known)
+    # The target of a chain whose class is not in the file is as much of it as the source.
+    if recorded is None or (own.sidecar is not None and own.sidecar.computation is not None):
+        return own
+    kept = {"origin": recorded.origin, "code": recorded.code, "refused": found.refused[:_LONGEST]}
+    kept = {name: text for name, text in kept.items() if text}
+    return replace(own, sidecar=replace(own.sidecar or Sidecar(""), computation=kept))
+
+
+class _PolicyFacts(NamedTuple):
+    """Facts of a policy that go with its target, or why the policy cannot be played.
+
+    `same_layout` says that the target has the layout of the source, which records them itself.
+    """
+
+    facts: Sidecar | None = None
+    same_layout: bool = False
+    refused: str = ""
+
+
+def _read_policy_facts(checkpoint: Checkpoint, target: Checkpoint) -> _PolicyFacts:
+    from ckpttool.libraries.single_networks import recognize_single_policy
+
+    policy = None
     try:
         policy = recognize_checkpoint(checkpoint)
         by_layout = policy is not None
         if policy is None:
             policy = recognize_single_policy(checkpoint)
-        followed = policy is not None
-        facts = (
-            None
-            if policy is None
-            else _portable_policy_facts(checkpoint, target, policy, by_layout=by_layout)
-        )
-        if facts is not None and (model or part is not None):
-            return own
-        if facts is not None:
-            known = restore.merge_metadata(own.sidecar, facts)
-            if recorded is not None and recorded.code:
-                known = replace(known, computation={"origin": recorded.origin, "code": recorded.code})
-            return replace(own, sidecar=known)
-        if by_layout and policy is not None and _layout(target) == policy.layout:
-            return own
+        if policy is None:
+            return _PolicyFacts()
+        facts = _portable_policy_facts(checkpoint, target, policy, by_layout=by_layout)
+        return _PolicyFacts(facts, facts is None and by_layout and _layout(target) == policy.layout)
     except UsageError:
-        pass  # an option that is missing does not make the source one that cannot be played
+        return _PolicyFacts()  # an option that is missing does not make the source one that cannot be played
     except CkpttoolError as error:
-        refused = "" if followed else error.message + (f": {error.found}" if error.found else "")
-    # The target of a chain whose class is not in the file is as much of it as the source.
-    if recorded is None or (own.sidecar is not None and own.sidecar.computation is not None):
-        return own
-    kept = {"origin": recorded.origin, "code": recorded.code, "refused": refused[:_LONGEST]}
-    kept = {name: text for name, text in kept.items() if text}
-    return replace(own, sidecar=replace(own.sidecar or Sidecar(""), computation=kept))
+        why = error.message + (f": {error.found}" if error.found else "")
+        return _PolicyFacts(refused="" if policy is not None else why)
 
 
 def unplayable_note(own: VerifiedSidecar) -> tuple[str, ...]:
