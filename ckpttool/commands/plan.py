@@ -53,7 +53,7 @@ from ckpttool.libraries.schema import (
     add_targets,
 )
 from ckpttool.libraries.single_networks import read_computation, recognize_single_policy
-from ckpttool.libraries.td3 import SAVES
+from ckpttool.libraries.write import SAVES
 from ckpttool.mapping import fill_model, flattening, user_rules, wrappers
 from ckpttool.mapping.layers import LayerOption
 from ckpttool.mapping.rules import (

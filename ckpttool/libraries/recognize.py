@@ -779,8 +779,8 @@ def _load_layout(plugin: plugins.Plugin) -> Layout:
 # Source: torch/nn/modules/module.py, Module.__setstate__: a module's attributes are its state; its parts
 # stand in `_modules`, its tensors in `_parameters` and `_buffers`.
 
-_MODULES = attr("_modules")
-_TENSORS = (attr("_parameters"), attr("_buffers"))
+PICKLED_MODULES = attr("_modules")
+PICKLED_TENSORS = (attr("_parameters"), attr("_buffers"))
 # torch/nn/modules/activation.py: arguments that would make it another function, and their defaults.
 _ARGUMENTS: Mapping[str, Mapping[str, object]] = {
     "ELU": {"alpha": 1.0},
@@ -788,7 +788,8 @@ _ARGUMENTS: Mapping[str, Mapping[str, object]] = {
     "GELU": {"approximate": "none"},
     "Softplus": {"beta": 1.0, "threshold": 20.0},
 }
-_ACTIVATION, _IDENTITY = "torch.nn.modules.activation.", "torch.nn.modules.linear.Identity"
+TORCH_CLASSES = "torch.nn.modules."
+_ACTIVATION, _IDENTITY = f"{TORCH_CLASSES}activation.", f"{TORCH_CLASSES}linear.Identity"
 
 
 @dataclass(frozen=True, slots=True)
@@ -807,7 +808,7 @@ class PickledModule:
 
     def has(self, module: str, name: str) -> bool:
         """Say whether the module has an attribute, a buffer or a parameter of that name."""
-        ways = ((attr(name),), *((kind, key(name)) for kind in _TENSORS))
+        ways = ((attr(name),), *((kind, key(name)) for kind in PICKLED_TENSORS))
         places = [(*_parse_module_path(module), *way) for way in ways]
         return any(path[: len(place)] == place for path in self.tree for place in places)
 
@@ -840,7 +841,7 @@ def activation_of(name: str, value: Callable[[str], object]) -> str | None:
 
 
 def _parse_module_path(module: str) -> Path:
-    return tuple(step for part in module.split(".") for step in (_MODULES, key(part)))
+    return tuple(step for part in module.split(".") for step in (PICKLED_MODULES, key(part)))
 
 
 def read_pickled_module(tree: Tree) -> PickledModule | None:
@@ -861,13 +862,13 @@ def read_pickled_module(tree: Tree) -> PickledModule | None:
 
 def _tensor_name(path: Path) -> str | None:
     """Return a tensor's name in the state_dict: `pi.net.0.weight` for its path among modules' attributes."""
-    if len(path) < 2 or path[-2] not in _TENSORS:
+    if len(path) < 2 or path[-2] not in PICKLED_TENSORS:
         return None
     above = _module_path(path[:-2])
     return None if above is None else ".".join((*above, str(path[-1].value)))
 
 
 def _module_path(path: Path) -> list[str] | None:
-    if len(path) % 2 or any(step != _MODULES for step in path[::2]):
+    if len(path) % 2 or any(step != PICKLED_MODULES for step in path[::2]):
         return None
     return [str(step.value) for step in path[1::2]]

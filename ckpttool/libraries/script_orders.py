@@ -343,9 +343,6 @@ _ELEMENTWISE = frozenset(
         *("instance_norm", "group_norm", "layer_norm", "batch_norm", "prelu", "rms_norm", "round", "floor"),
     ]
 )
-_BINARY = frozenset(
-    ("add", "sub", "mul", "div", "rsub", "maximum", "minimum", "where", "floor_divide", "true_divide")
-)
 _ABLE = frozenset(
     ("linear", "addmm", "matmul", "mm", "size", "dim", "layer_norm", "batch_norm", "len", "__is__")
 ) | {"__isnot__", "isinstance", "append", "NumToTensor", "unchecked_cast", "lstm", "gru", "embedding"}

@@ -24,6 +24,7 @@ from ckpttool.libraries.schema import (
 from ckpttool.libraries.write import (
     DICT,
     ORDERED,
+    SAVES,
     LayerNames,
     NetworkRow,
     SingleTensorRow,
@@ -388,7 +389,6 @@ TF_TABLE = LayoutTable(
 
 # The attribute of tf.train.Checkpoint under which the agent stands, as in Checkpoint(policy=agent).
 ROOT = attr("policy")
-SAVES = (attr("save_counter"),)  # tf.train.Checkpoint's own
 # Networks of the same names in agents of other libraries: keras-rl by its files, Acme by its targets.
 _KERAS_RL, _ACME = ".h5f", frozenset(("target_policy", "target_critic"))
 

@@ -30,6 +30,7 @@ from ckpttool.mapping.layer_kinds import (
     NO_FACTS,
     OUT_IN,
     ROW_BIAS,
+    TORCH_CELL_WEIGHTS,
     Group,
     LayerFacts,
     LayerKind,
@@ -143,7 +144,6 @@ BASIC = {
 }
 _RESETS_BEFORE = "a GRU that resets before the product (reset_after=False) has no equivalent in PyTorch"
 _PROJECTED = "an LSTM with a projection has no equivalent in Keras, and PyTorch's another form"
-_PARTS = ("weight_ih", "weight_hh", "bias_ih", "bias_hh")
 
 
 def _is_gru(recurrent: str, group: Group) -> bool:
@@ -187,7 +187,7 @@ TF1_KINDS: tuple[LayerKind, ...] = (
         "lstm_projected",
         "torch",
         _PROJECTED,
-        *(_unread_weight(name, optional="bias" in name) for name in _PARTS),
+        *(_unread_weight(name, optional="bias" in name) for name in TORCH_CELL_WEIGHTS),
         _unread_weight("weight_hr"),
     ),
 )
@@ -302,7 +302,7 @@ _PART = re.compile(r"(?P<stored>(?:weight|bias)_(?:ih|hh|hr))_(?P<part>l\d+(?:_r
 # What holds a recurrent layer's variables: its cell, by attribute or by the name of its class.
 _CELL = re.compile(r"cell|(?:basic_)?(?:lstm|gru|simple_rnn|rnn)_cell(?:_\d+)?")
 _PROJECTION = re.compile(r"_?(query|key|value|output)(?:_dense)?|attention_(output)")
-_NORMS = ("layer_norm", "layer_norm_images")
+NORM_KIND_NAMES = ("layer_norm", "layer_norm_images")
 # A layer and its tensor in one word, of a program that keeps parameters and no layers: `fc1_weight`.
 _JOINED = re.compile(r"(?P<layer>.+)_(?P<stored>weights?|kernel|bias(?:es)?|embeddings|gamma|beta|[wbWB])")
 # A tensor and its layer's number: `W1` beside `b1`.
@@ -319,7 +319,7 @@ _CLASSES: dict[str, tuple[str, ...]] = {
     ),
     **dict.fromkeys(("Embedding", "EmbeddingBag"), ("embedding",)),
     "PReLU": ("prelu",),
-    **dict.fromkeys(("LayerNorm", "LayerNormalization", "GroupNorm", "GroupNormalization"), _NORMS),
+    **dict.fromkeys(("LayerNorm", "LayerNormalization", "GroupNorm", "GroupNormalization"), NORM_KIND_NAMES),
     **{f"InstanceNorm{n}d": ("layer_norm", "batch_norm") for n in (1, 2, 3)},
     **dict.fromkeys(("RMSNorm", "RMSNormalization"), ("rms_norm",)),
     **dict.fromkeys(("BatchNormalization", "SyncBatchNormalization", "SyncBatchNorm"), ("batch_norm",)),
@@ -1087,8 +1087,8 @@ def framework_kind(tree: Tree, layer: Layer, kind: LayerKind, framework: str) ->
 # several recurrent layers. Sources: keras/src/layers/rnn/bidirectional.py,
 # keras/src/layers/attention/multi_head_attention.py, torch/nn/modules/rnn.py.
 
-_RECURRENT = frozenset(("lstm", "gru", "simple_rnn"))
-_DIRECTIONS = re.compile(r"(forward|backward)_(?:layer|lstm|gru|simple_rnn|rnn)(?:_\d+)?")
+RECURRENT_KIND_NAMES = frozenset(("lstm", "gru", "simple_rnn"))
+DIRECTION_NAME = re.compile(r"(forward|backward)_(?:layer|lstm|gru|simple_rnn|rnn)(?:_\d+)?")
 _REVERSE = "_reverse"
 
 Naming = Callable[[Layer, str], Name]
@@ -1102,12 +1102,12 @@ def torch_names(found: tuple[Layer, ...]) -> Naming:
     """Return how tensors of Keras's layers are called in a state_dict."""
     directions: dict[Name, set[str]] = {}
     for layer in found:
-        match = _DIRECTIONS.fullmatch(layer.name[-1]) if layer.name else None
-        if match and _kind_name(layer) in _RECURRENT:
+        match = DIRECTION_NAME.fullmatch(layer.name[-1]) if layer.name else None
+        if match and _kind_name(layer) in RECURRENT_KIND_NAMES:
             directions.setdefault(layer.name[:-1], set()).add(match[1])
 
     def named(layer: Layer, stored: str) -> Name:
-        if _kind_name(layer) not in _RECURRENT:
+        if _kind_name(layer) not in RECURRENT_KIND_NAMES:
             return (*layer.name, *stored.split("/"))
         if layer.name and len(directions.get(layer.name[:-1], ())) == 2:
             back = layer.name[-1].startswith("backward")
