@@ -18,14 +18,13 @@ from ckpttool.encodings import archives
 from ckpttool.formats import torch_tree, torch_zip
 from ckpttool.formats.keras_config import config_of
 from ckpttool.libraries.recognize import TORCH_CLASSES, PickledModule
+from ckpttool.mapping.layers import Name
 
 # What a model's own configuration says it computes, step by step: Keras's settings, torch's pickled modules.
 #
 # Sources: keras/src/models/sequential.py and functional.py (`layers` in the order of their use),
 # keras/src/layers/**; torch/nn/modules/container.py (Sequential applies its parts in the order of
 # `_modules`).
-
-Name = tuple[str, ...]
 
 
 class ChainStep(NamedTuple):

@@ -33,8 +33,9 @@ from ckpttool.libraries.optimizers_read import (
     make_zero_tensor,
     read_parameter_groups,
 )
-from ckpttool.libraries.recognize import OptimizerMoves, Segments, StoredOptimizer
+from ckpttool.libraries.recognize import OptimizerMoves, StoredOptimizer
 from ckpttool.libraries.schema import DefaultSetting
+from ckpttool.mapping.layers import Name
 from ckpttool.mapping.rules import (
     KEEP,
     Cast,
@@ -1169,7 +1170,7 @@ def _fit_subsets(
             yield name, bound, chosen
 
 
-def _optimizer_leaves(tree: Tree, top: Path) -> Mapping[Segments, Path]:
+def _optimizer_leaves(tree: Tree, top: Path) -> Mapping[Name, Path]:
     title = display(top)
     return StoredOptimizer(title, tuple(title.split("/")) if top else (), tree, ()).own
 

@@ -25,7 +25,7 @@ from ckpttool.libraries.schema import (
 )
 from ckpttool.mapping import wrappers
 from ckpttool.mapping.layer_kinds import LayerKind
-from ckpttool.mapping.layers import SPELLING, recognize_kind
+from ckpttool.mapping.layers import SPELLING, Name, recognize_kind
 from ckpttool.mapping.rules import (
     KEEP,
     AxisSlice,
@@ -46,21 +46,19 @@ _PRIVATE = re.compile(r"_functional|_operations|_layers|layers|_self_tracked_tra
 # What a file that was converted calls Q-functions whose layers have the same names.
 _QS = re.compile(r"q\d+")
 
-Segments = tuple[str, ...]
-
 
 class NamedLeaf(NamedTuple):
     """A leaf with its name below the agent, cut into segments."""
 
     path: Path
-    segments: Segments
+    segments: Name
     leaf: Leaf
 
 
 class ComponentLayer(NamedTuple):
     """One layer of a component: its name below the component, its kind, its tensors by stored name."""
 
-    name: Segments
+    name: Name
     kind: LayerKind
     tensors: Mapping[str, NamedLeaf]
 
@@ -96,12 +94,12 @@ def list_leaves(tree: Tree) -> Iterator[NamedLeaf]:
                 yield NamedLeaf(canonical, tuple(display(alias.path).split("/")), leaf_or_value)
 
 
-def find_root(names: Sequence[Segments], components: Mapping[str, str], *, rooted: bool) -> Segments | None:
+def find_root(names: Sequence[Name], components: Mapping[str, str], *, rooted: bool) -> Name | None:
     """Return the prefix under which most components lie (`policy`), or None when there are none.
 
     `rooted` allows one object between the top and the components, as in `Checkpoint(policy=agent)`.
     """
-    found: dict[Segments, set[str]] = {}
+    found: dict[Name, set[str]] = {}
     theirs = {tuple(name.split("/")) for alternatives in components for name in alternatives.split("+")}
     lengths = {len(name) for name in theirs}
     for segments in names:
@@ -122,7 +120,7 @@ def group_layers(
 
     With `matrices` a torch weight of two axes that stands alone is a dense layer without a bias.
     """
-    groups: dict[Segments, dict[str, NamedLeaf]] = {}
+    groups: dict[Name, dict[str, NamedLeaf]] = {}
     seen: set[Path] = set()
     for entry in found:
         # A tensor's other names count only in a component that does not hold it by its own name.
@@ -162,7 +160,7 @@ def _sort_layers(stored: list[ComponentLayer]) -> tuple[ComponentLayer, ...]:
 
 
 def _rank_key(found: Sequence[ComponentLayer]) -> Callable[[ComponentLayer], tuple[int, ...]]:
-    siblings: dict[Segments, dict[str, int]] = {}
+    siblings: dict[Name, dict[str, int]] = {}
     for module in found:
         for depth, segment in enumerate(module.name):
             names = siblings.setdefault(module.name[:depth], {})
@@ -183,7 +181,7 @@ def is_order_assumed(chain: Sequence[ComponentLayer]) -> bool:
     return len(set(shapes)) < len(shapes)
 
 
-def _number(name: Segments) -> int | None:
+def _number(name: Name) -> int | None:
     numbers = re.findall(r"\d+", name[-1]) if name else []
     return int(numbers[-1]) if numbers else None
 
@@ -195,7 +193,7 @@ def split_critic(found: tuple[ComponentLayer, ...]) -> tuple[tuple[ComponentLaye
     begins after a layer with one output.
     """
     by_first: dict[str, list[ComponentLayer]] = {}
-    by_owner: dict[Segments, list[ComponentLayer]] = {}
+    by_owner: dict[Name, list[ComponentLayer]] = {}
     for module in found:
         by_first.setdefault(module.name[0] if len(module.name) > 1 else "", []).append(module)
         by_owner.setdefault(_public_name(module.name)[:-1], []).append(module)
@@ -252,12 +250,12 @@ def make_network(
     return AgentNetwork(component, head, tuple(layers), tuple(more))
 
 
-def _public_name(name: Segments) -> Segments:
+def _public_name(name: Name) -> Name:
     kept = tuple(segment for segment in name if not _PRIVATE.fullmatch(segment))
     return kept or name
 
 
-def _sequential_names(names: Sequence[Segments], chain: Sequence[ComponentLayer]) -> list[Segments]:
+def _sequential_names(names: Sequence[Name], chain: Sequence[ComponentLayer]) -> list[Name]:
     # Keras counts layers that own weights (and an input layer); torch's Sequential counts the
     # activation after each hidden layer too: Linear 0, ReLU 1, Linear 2, ...
     renamed, position = [], 0
@@ -321,7 +319,7 @@ class StoredOptimizer:
     weights: tuple[tuple[Path, Path, Rule], ...]
 
     @property
-    def own(self) -> dict[Segments, Path]:
+    def own(self) -> dict[Name, Path]:
         """The optimizer's own leaves by their names below it, in the order of the file."""
         if not self.prefix:
             return {tuple(name.split("/")): path for path, name in self.tree.names.items()}

@@ -22,7 +22,7 @@ from ckpttool.core.tree import (
     key,
     path_to_json,
 )
-from ckpttool.mapping.layers import ModuleInfo, class_info
+from ckpttool.mapping.layers import ModuleInfo, Name, class_info
 from ckpttool.mapping.rules import KEEP, Move, Plan
 
 if TYPE_CHECKING:
@@ -31,7 +31,6 @@ if TYPE_CHECKING:
 
 # Dotted names of modules and parameters: wrappers found in them, taken out, put back.
 
-Segments = tuple[str, ...]
 
 # torch/optim/swa_utils.py, AveragedModel: its own buffer stands beside the module that it wraps.
 _AVERAGED = "n_averaged"
@@ -47,8 +46,8 @@ class WrapperPrefix(NamedTuple):
     `averaged` says behind how many of the segments AveragedModel's `n_averaged` stands, if it is there.
     """
 
-    at: Segments
-    segments: Segments
+    at: Name
+    segments: Name
     averaged: int | None = None
 
 
@@ -84,12 +83,12 @@ def unwrap_names(
 
 def _iter_plain_names(
     node: _Node,
-    old: Segments,
-    new: Segments,
+    old: Name,
+    new: Name,
     wrappers: Collection[str],
     first: Collection[str],
     wrapped: list[WrapperPrefix],
-) -> Iterator[tuple[Segments, Segments]]:
+) -> Iterator[tuple[Name, Name]]:
     """Go through old and plain names below a node, noting the wrappers that are left out."""
     segments: list[str] = []
     averaged: int | None = None
@@ -163,18 +162,18 @@ def wrap_metadata(
     return found | {name: said for name, said in apart.items() if name not in found}
 
 
-def _wrapper_name(at: Segments, wrapped: Sequence[WrapperPrefix]) -> Segments:
+def _wrapper_name(at: Name, wrapped: Sequence[WrapperPrefix]) -> Name:
     """Return the full name of the outermost wrapper around a module of that plain name."""
     return tuple(wrap_name(".".join(at), wrapped).split(".")) if at else ()
 
 
-def _wrapped_module_name(module: Segments, wrapped: Sequence[WrapperPrefix]) -> Segments:
+def _wrapped_module_name(module: Name, wrapped: Sequence[WrapperPrefix]) -> Name:
     """Return the full name of the module itself, inside of its wrappers."""
     own = next((each.segments for each in wrapped if each.at == module), ())
     return (*_wrapper_name(module, wrapped), *own)
 
 
-def _plain_module(full: Segments, places: Mapping[Segments, WrapperPrefix]) -> str | None:
+def _plain_module(full: Name, places: Mapping[Name, WrapperPrefix]) -> str | None:
     """Return a module's plain name; None for a wrapper."""
     out: list[str] = []
     at = 0
