@@ -86,10 +86,8 @@ class Terminal(io.TextIOWrapper):
         return True
 
 
-@functools.cache
-def _parser(word: str = "", made: Callable[[], Any] = app._build_parser) -> Any:
-    """Return the parser of a command, which every run would make: the tests run thousands of commands."""
-    return made()
+# Every run would make the parser of its command: the tests run thousands of commands.
+_parser = functools.cache(app.CommandEntry.parser)
 
 
 def in_process(
@@ -107,7 +105,7 @@ def in_process(
     handlers = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGHUP)}
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sys, "argv", ["ckpttool", *map(str, arguments)])
-        patch.setattr(app, "_build_parser", lambda: _parser(*sys.argv[1:2]))
+        patch.setattr(app.CommandEntry, "parser", _parser)
         patch.setattr(sys, "stdout", out)
         patch.setattr(sys, "stderr", err)
         patch.setattr(sys, "path", list(sys.path))
