@@ -190,24 +190,19 @@ class KerasOptimizerWriter:
 
     def __init__(
         self,
-        name: str,
+        known: CanonicalOptimizer,
         variable: str,
         weights: Sequence[Move],
-        agent: Tree,
         top: Path,
-        told: Mapping[str, Setting] | None = None,
-        defaults: Mapping[str, DefaultSetting] | None = None,
         *,
         scheduled: bool = False,
     ) -> None:
-        """Take the canonical optimizer `name`.
+        """Take a canonical optimizer, which trains what `weights` make, for the object at `top`.
 
         Keras calls its variables `variable/...` (adam, adam_1), those of another class by that class.
         """
-        self.known = CanonicalOptimizer(name, agent, told or {}, defaults or {})
-        self.family = self.known.family
-        self.scheduled = scheduled
-        self.name, self.weights, self.agent, self.top = name, weights, agent, top
+        self.known, self.family, self.scheduled = known, known.family, scheduled
+        self.name, self.weights, self.agent, self.top = known.name, weights, known.agent, top
         self.arguments = KerasOptimizerArguments(self.known, weights, tuple(self.variables()))
         own = "adam_w" if self.arguments.decoupled else self.family.keras_name
         self.variable = variable.replace("adam", own, 1)

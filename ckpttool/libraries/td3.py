@@ -501,13 +501,10 @@ def _optimizers(
     present = [name for name in schema.OPTIMIZERS if any(path[0] == attr(name) for path in agent)]
     return [
         optimizers_write.KerasOptimizerWriter(
-            name,
+            optimizers_read.CanonicalOptimizer(name, agent, told.get(name, {}), binding.defaults),
             f"adam_{number}" if number else "adam",
             [move for move in weights if schema.is_trained_by(name, move.source)],
-            agent,
             (ROOT, attr(name)),
-            told.get(name, {}),
-            binding.defaults,
         ).plan()
         for number, name in enumerate(present)
     ]

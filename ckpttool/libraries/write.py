@@ -11,7 +11,7 @@ from ckpttool.core.errors import UnsupportedError, abbreviate_list
 from ckpttool.core.source import Inline
 from ckpttool.core.tree import Container, Leaf, Path, Tree, ValueLeaf, attr, display, index, key
 from ckpttool.libraries import optimizers_write, schema
-from ckpttool.libraries.optimizers_read import Setting
+from ckpttool.libraries.optimizers_read import CanonicalOptimizer
 from ckpttool.libraries.optimizers_write import make_tensor_rule
 from ckpttool.libraries.schema import (
     NORMALIZER,
@@ -715,14 +715,12 @@ class OptimizerWriterFactory(Protocol):
 
     def __call__(
         self,
-        name: str,
+        known: CanonicalOptimizer,
         variable: str,
         weights: Sequence[Move],
-        agent: Tree,
         top: Path,
-        told: Mapping[str, Setting] | None,
     ) -> OptimizerWriter:
-        """Take the canonical optimizer `name`, which trains what `weights` make, for the object at `top`."""
+        """Take a canonical optimizer, which trains what `weights` make, for the object at `top`."""
         ...
 
 
@@ -824,7 +822,7 @@ def _plan_optimizers(
         weights = list_trained_moves(name, rows)
         if weights and any(path[0] == attr(ours) for path in agent):
             called = f"adam_{number}" if number else "adam"
-            made = form(ours, called, weights, agent, top, told.get(ours, {})).plan()
+            made = form(CanonicalOptimizer(ours, agent, told.get(ours, {}), {}), called, weights, top).plan()
             # Two objects for one canonical optimizer have the same settings: they are told once.
             yield made if head in ("", "q1") else replace(made, told={}, notes=())
 

@@ -19,6 +19,7 @@ from ckpttool.core.tree import (
     Record,
     Tree,
     ValueLeaf,
+    display,
     key,
     path_to_json,
 )
@@ -567,6 +568,56 @@ _NEW = re.compile(r"(?P<module>(?:.*\.)?)parametrizations\.(?P<name>\w+)\.origin
 _SPECTRAL = re.compile(r"(?:.*\.)?(?:parametrizations\.\w+\.\d+\._u|\w+_orig)", re.DOTALL)
 _WEIGHT = "{module}{name}"
 _FLOATS = frozenset(("float16", "bfloat16", "float32", "float64"))
+
+
+# What `inspect` says of the names: which wrappers they carry, where a network and its average stand.
+
+# Names under which training programs keep a network's state_dict beside other things, and averages of it.
+_NETWORKS = frozenset(
+    ("state_dict", "model", "model_state_dict", "net", "network", "module", "weights", "policy")
+) | {"policy_state_dict", "model_state", "params"}
+_AVERAGES = frozenset(
+    ("ema", "model_ema", "ema_model", "ema_state_dict", "state_dict_ema", "ema_params", "swa", "swa_model")
+) | {"average_model", "averaged_model"}
+_PLACES = 3
+
+
+def list_wrapper_notes(tree: Tree, *, agent: bool = False) -> tuple[str, ...]:
+    """Return what `inspect` says: which wrappers names carry, where a network and its average stand.
+
+    Of an agent the layout says where its networks are.
+    """
+    return (*_wrapper_lines(find_prefixes(tree)), *_average_lines(tree, agent=agent))
+
+
+def _wrapper_lines(found: tuple[DictPrefixes, ...]) -> Iterator[str]:
+    for line in describe_prefixes(found):
+        yield f"{line}: convert --strip removes that"
+
+
+def describe_prefixes(found: tuple[DictPrefixes, ...]) -> Iterator[str]:
+    """Go through what is carried, each with the places where it is: `names below model carry module.`."""
+    by_segments: dict[tuple[str, ...], list[str]] = {}
+    for each in found:
+        for wrapped in each.wrapped:
+            place = "/".join((*([display(each.where)] if each.where else []), *wrapped.at))
+            by_segments.setdefault(wrapped.segments, []).append(place)
+    for segments, places in by_segments.items():
+        below = f" below {abbreviate_list(places, _PLACES)}" if any(places) else ""
+        whose = ", then ".join(dict.fromkeys(wrapper_title(segment) for segment in segments))
+        yield f"names{below} carry {'.'.join(segments)}. ({whose})"
+
+
+def _average_lines(tree: Tree, *, agent: bool) -> Iterator[str]:
+    tops = {path[0].value: None for path, _ in tree.tensors() if len(path) > 1 and path[0].kind == "key"}
+    others = {path[0] for path in tree} if tops else set()
+    if len(others) < 2:
+        return
+    for name in tops:
+        if name in _NETWORKS and not agent:
+            yield f"a network stands below {name}, among other things: --part {name} converts it alone"
+        elif name in _AVERAGES:
+            yield f"an average of the weights stands below {name}: --part {name} converts it alone"
 
 
 class WeightNormSource(NamedTuple):
