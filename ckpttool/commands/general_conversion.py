@@ -28,6 +28,7 @@ from ckpttool.libraries.optimizers_read import (
     OTHERS,
     POWERS,
     WITHOUT,
+    CanonicalOptimizer,
     make_unconverted_note,
 )
 from ckpttool.libraries.optimizers_write import BoundOptimizer, bind_torch_optimizers, list_torch_optimizers
@@ -531,7 +532,7 @@ class _TensorFlowPlanner:
         def write(agent: Tree) -> Plan:
             self.told.require_free(state.name, agent)
             made = optimizers_write.KerasOptimizerWriter(
-                state.name, variable, weights, agent, top, told, state.moves.defaults
+                CanonicalOptimizer(state.name, agent, told, state.moves.defaults), variable, weights, top
             ).plan()
             extra = tuple(self._unread(agent, made, state.name))
             said = optimizers_write.list_epsilon_notes(agent, "torch", "tensorflow", (state.name,))
@@ -1034,7 +1035,11 @@ class _ObjectsPlanner(_TorchPlanner):
             self.told.require_free(state.name, agent)
             agent = self._named(agent, state)
             made = optimizers_write.KerasOptimizerWriter(
-                state.name, "adam", weights, agent, top, told, state.moves.defaults, scheduled=scheduled
+                CanonicalOptimizer(state.name, agent, told, state.moves.defaults),
+                "adam",
+                weights,
+                top,
+                scheduled=scheduled,
             ).plan()
             return replace(made, told={display(top): made.told.get(state.name, {})})
 

@@ -50,7 +50,7 @@ from ckpttool.libraries.schema import (
     RecognizedAgent,
     add_targets,
 )
-from ckpttool.libraries.td3 import SAVES
+from ckpttool.libraries.write import SAVES
 from ckpttool.mapping import fill_model, flattening, user_rules, wrappers
 from ckpttool.mapping.rules import (
     KEEP,
