@@ -373,8 +373,6 @@ REMAINING: dict[Rule, set[str]] = {
         "commands/save.py:write_checkpoint",
         "commands/verify.py:verify",
         "evaluation/environments.py:make_vector_env",
-        "libraries/optimizers_write.py:__init__",
-        "libraries/script_orders.py:_convolution",
         "mapping/fill_model.py:fill_skeleton",
     },
     # Files that are a concept of their own, each with the reason why it is not part of its importer.

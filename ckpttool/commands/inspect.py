@@ -940,8 +940,8 @@ def summarize_checkpoint(
     checkpoint: Checkpoint, glob: str | None = None, layout: str | None = None
 ) -> CheckpointSummary:
     """Return the listing of a checkpoint that has been opened."""
-    from ckpttool.commands import options
     from ckpttool.libraries.recognize import recognize_checkpoint
+    from ckpttool.mapping.wrappers import list_wrapper_notes
 
     tree = checkpoint.tree
     binding = recognize_checkpoint(checkpoint, layout)
@@ -961,7 +961,7 @@ def summarize_checkpoint(
         *said,
         *(each.sentence for each in unjudged_findings(checkpoint.unjudged)),
         *checkpoint.notes,
-        *options.wrapper_notes(tree, agent=binding is not None),
+        *list_wrapper_notes(tree, agent=binding is not None),
         *update_count_notes(tree),
     )
     if glob is not None and not rows and not values:

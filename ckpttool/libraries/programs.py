@@ -31,6 +31,7 @@ from ckpttool.libraries.tf_graphs import (
     make_graph_error,
     parse_node,
 )
+from ckpttool.mapping.layers import Name
 
 if TYPE_CHECKING:
     import numpy as np
@@ -640,7 +641,6 @@ _RULES: Mapping[str, _Rule] = {
 # layer), keras/src/layers/** and keras/src/activations/activations.py (the formulas). Both spellings are
 # read, those of Keras 2 and 3. A layer of another class is refused: its code is not in the file.
 
-Name = tuple[str, ...]
 _DEEP, _CALLS, _NUMBERS = 20, 10_000, 1 << 20
 _PLAIN = frozenset(("relu", "tanh", "sigmoid", "elu", "gelu", "silu", "softplus"))
 

@@ -256,7 +256,6 @@ class GraphEvaluator:
     library: Mapping[str, GraphFunction]
     depth: int = 0
     visited: int = 0
-    known: list[dict[str, Any]] = field(default_factory=list)
 
     def call(self, function: GraphFunction, given: Sequence[Any]) -> list[Any]:
         """Return what a function gives of its arguments' values."""
@@ -446,7 +445,7 @@ def find_activations(checkpoint: Checkpoint) -> frozenset[str]:
     try:
         graphs = tf_saved_model_messages.parse_saved_model(memoryview(file.read(0, file.size)), meter)
         libraries = [read_functions(graph.nodes, meter) for graph in graphs if graph.nodes is not None]
-    except (UnsupportedGraphError, CkpttoolError, RecursionError, struct.error):
+    except FAILURES:
         return frozenset()
     nodes = (n for library in libraries for function in library.values() for n in function.nodes.values())
     return frozenset(_ACTIVATIONS[node.op] for node in nodes if node.op in _ACTIVATIONS)
@@ -458,24 +457,22 @@ def find_activations(checkpoint: Checkpoint) -> frozenset[str]:
 # tensorflow/core/framework/{function,tensor,attr_value}.proto, tensorflow/python/ops/list_ops.py (what a loop
 # over a sequence does).
 
-_ORDERS_DEEP, _WAITING = 20, 20_000
 _CONSTANT = 1 << 20
-_MESSAGE = protobuf.DELIMITED
 # AttrValue: list, s, i, b, type, shape, tensor. ListValue: s, i.
 _ORDERS_VALUE = {
-    1: _MESSAGE,
-    2: _MESSAGE,
+    1: _TEXT,
+    2: _TEXT,
     3: protobuf.NUMBER,
     5: protobuf.NUMBER,
     6: protobuf.NUMBER,
-    8: _MESSAGE,
+    8: _TEXT,
 }
-_LIST = {2: _MESSAGE, 3: protobuf.NUMBERS}
+_LIST = {2: _TEXT, 3: protobuf.NUMBERS}
 # TensorProto: dtype, tensor_shape, tensor_content, int_val, int64_val, bool_val.
 _ORDERS_TENSOR = {
     1: protobuf.NUMBER,
-    2: _MESSAGE,
-    4: _MESSAGE,
+    2: _TEXT,
+    4: _TEXT,
     5: protobuf.WORDS,
     7: protobuf.NUMBERS,
     10: protobuf.NUMBERS,
@@ -583,7 +580,7 @@ class _GraphOrderEvaluator:
 
     def call(self, function: GraphFunction, given: Sequence[Any]) -> list[Any]:
         """Return all results of a function."""
-        if len(given) != len(function.arguments) or self.depth > _ORDERS_DEEP:
+        if len(given) != len(function.arguments) or self.depth > _DEEP:
             raise UntraceableError
         self.depth += 1
         scope: dict[str, list[Any]] = {
@@ -599,7 +596,7 @@ class _GraphOrderEvaluator:
         while waiting:
             top = waiting[-1]
             found = function.nodes.get(top)
-            if found is None or len(waiting) > _WAITING:
+            if found is None or len(waiting) > _NODES:
                 raise UntraceableError
             missing = [n for each in found.inputs if (n := each.partition(":")[0]) not in scope]
             if top in scope:
@@ -638,7 +635,7 @@ class _GraphOrderEvaluator:
             features = {each.features for each in tensors if isinstance(each, UntracedActivation)}
             return [
                 UntracedActivation(
-                    features.pop() if node.op in _ORDERS_SAME | _ENTRIES and len(features) == 1 else None
+                    features.pop() if node.op in _ELEMENTWISE | _ENTRIES and len(features) == 1 else None
                 )
             ]
         try:
@@ -717,7 +714,7 @@ _Operation = Callable[[_GraphOrderEvaluator, FunctionNode, _Given], Any]
 _REORDERS = frozenset(("Transpose", "Einsum", "ReverseV2", "DepthToSpace", "SpaceToDepth", "ScatterNd"))
 # Outputs of a norm that are not what it normalises.
 _SECOND = frozenset(("batch_mean", "batch_variance", "reserve_space_1", "reserve_space_2", "reserve_space_3"))
-_ORDERS_SAME = frozenset(
+_ELEMENTWISE = frozenset(
     [
         *("Identity", "StopGradient", "ReadVariableOp", "Cast", "EnsureShape", "PreventGradient", "Snapshot"),
         *("Relu", "Relu6", "Tanh", "Sigmoid", "Elu", "Selu", "Softplus", "Softsign", "LeakyRelu", "Softmax"),
@@ -1112,7 +1109,7 @@ def _get_list_item(run: _GraphOrderEvaluator, _node: FunctionNode, given: _Given
 
 
 _OPERATIONS: dict[str, _Operation] = {
-    **dict.fromkeys(_ORDERS_SAME, _identity),
+    **dict.fromkeys(_ELEMENTWISE, _identity),
     **dict.fromkeys(_ENTRIES, _elementwise),
     "Const": _constant,
     "Reshape": _reshape,
