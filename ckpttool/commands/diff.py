@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import math
 import os
-import struct
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, cast, get_args
@@ -24,12 +23,21 @@ from ckpttool.commands.options import (
     read_optimizer_options,
 )
 from ckpttool.commands.plan import CONTAINERS, ConversionPlan, plan_conversion
-from ckpttool.commands.restore import FACTS, canonical_tree, read_verified_sidecar
-from ckpttool.commands.stats import By, ChangedEntry, DeclaredEntry, Diff, Entry, Sort, compare_leaves
+from ckpttool.commands.restore import FACTS, VerifiedSidecar, canonical_tree, read_any_sidecar
+from ckpttool.commands.stats import (
+    By,
+    ChangedEntry,
+    DeclaredEntry,
+    Diff,
+    Entry,
+    Sort,
+    compare_leaves,
+    round_to_float32,
+)
 from ckpttool.core import dtypes, plugins, urls
 from ckpttool.core.atomic_write import Progress, ignore_progress
 from ckpttool.core.checkpoint import Checkpoint
-from ckpttool.core.errors import ChecksumError, CkpttoolError, UsageError, is_system_error, suggest_choice
+from ckpttool.core.errors import CkpttoolError, UsageError, is_system_error, suggest_choice
 from ckpttool.core.sidecar import Sidecar
 from ckpttool.core.source import Shape
 from ckpttool.core.text import compile_glob, no_match_error
@@ -103,32 +111,14 @@ class Reconversion:
         return name in WRITERS or name.startswith(self.library)
 
 
-@dataclass(frozen=True, slots=True)
-class Receipt:
-    """The sidecar beside a checkpoint, and whether it belongs to these very weights.
-
-    `stale` says that the checkpoint was changed after the sidecar was written. `origin` is the digest of the
-    checkpoint that it was converted from, None where the sidecar names none.
-    """
-
-    sidecar: Sidecar | None = None
-    stale: bool = False
-
-    @property
-    def origin(self) -> str | None:
-        """The digest of the source of the conversion."""
-        source = self.sidecar.source if self.sidecar is not None else None
-        return str(source["sha256"]) if source and source.get("sha256") else None
-
-
 @dataclass(slots=True)
 class ReceiptPair:
     """Two checkpoints with their receipts; digests are computed when a receipt names one."""
 
     source: Checkpoint
     target: Checkpoint
-    source_receipt: Receipt = field(default_factory=Receipt)
-    target_receipt: Receipt = field(default_factory=Receipt)
+    source_receipt: VerifiedSidecar = field(default_factory=VerifiedSidecar)
+    target_receipt: VerifiedSidecar = field(default_factory=VerifiedSidecar)
     digests: dict[int, str] = field(default_factory=dict)
     """of the checkpoints by their identity: a digest reads everything"""
 
@@ -146,16 +136,6 @@ class ReceiptPair:
     def turned(self) -> ReceiptPair:
         """The pair with source and target exchanged."""
         return ReceiptPair(self.target, self.source, self.target_receipt, self.source_receipt, self.digests)
-
-
-def read_receipt(checkpoint: Checkpoint) -> Receipt:
-    """Return the sidecar beside the checkpoint, also one that was written for other weights."""
-    from ckpttool.core import sidecar
-
-    try:
-        return Receipt(read_verified_sidecar(checkpoint).sidecar)
-    except ChecksumError:
-        return Receipt(sidecar.load_sidecar(checkpoint.path), stale=True)
 
 
 def reconvert(pair: ReceiptPair, agent: RecognizedAgent | None, layout: str | None) -> Reconversion | None:
@@ -336,7 +316,7 @@ def _target_paths(made: ConversionPlan, tree: Tree) -> dict[Path, tuple[Path, ..
     return {source: tuple(dict.fromkeys(paths)) for source, paths in found.items()}
 
 
-def _source_sidecar(own: Receipt, receipt: Sidecar | None) -> Sidecar | None:
+def _source_sidecar(own: VerifiedSidecar, receipt: Sidecar | None) -> Sidecar | None:
     """Return the source's own sidecar with the facts that were given at the conversion."""
     known = None if own.stale else own.sidecar
     given = {
@@ -608,7 +588,7 @@ def _tensor_forms(tree: Tree) -> dict[str, tuple[str, Shape] | None]:
 
 def _pair_receipts(sides: tuple[DiffSide, DiffSide]) -> ReceiptPair:
     one, other = (each.checkpoint for each in sides)
-    return ReceiptPair(one, other, read_receipt(one), read_receipt(other))
+    return ReceiptPair(one, other, read_any_sidecar(one), read_any_sidecar(other))
 
 
 def _reconvert_side(sides: tuple[DiffSide, DiffSide]) -> tuple[Reconversion, bool] | None:
@@ -883,7 +863,7 @@ def _same_value(left: Entry, right: Entry, *, exact: bool) -> bool:
     if isinstance(first, float) and isinstance(second, float):
         if math.isnan(first) and math.isnan(second):
             return True
-        return not exact and _round_to_float32(first) == _round_to_float32(second)
+        return not exact and round_to_float32(first) == round_to_float32(second)
     return False
 
 
@@ -894,13 +874,6 @@ def _comparable_value(entry: Entry, *, exact: bool) -> Plain | tuple[str, Shape]
     if entry.shape or entry.dtype == "string":
         return (entry.dtype, entry.shape)
     return float(entry.array()) if not exact else (entry.dtype, entry.shape)
-
-
-def _round_to_float32(value: float) -> float:
-    try:
-        return float(struct.unpack("<f", struct.pack("<f", value))[0])
-    except OverflowError:
-        return value
 
 
 # A live model beside a checkpoint, entry by entry: by their names, or by what would fill the model.

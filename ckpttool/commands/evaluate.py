@@ -116,7 +116,7 @@ class Protocol:
 
     `num_envs` None means as many as there are episodes, up to 16. `engine` is what steps the environments,
     `noise` the deviation of exploration noise in half action ranges, None for the deterministic policy.
-    `adapter` is one of agents.envs.ADAPTERS, None for what the policy's size decides. `wrappers` are the
+    `adapter` is one of environments.ADAPTERS, None for what the policy's size decides. `wrappers` are the
     training's environment wrappers, as `TimeLimit:max_episode_steps=100`, the first one innermost; None for
     those that the agent's own files name.
     """
@@ -184,7 +184,7 @@ class Evaluation:
     notes: tuple[str, ...]
     stacked: int = 1
     surroundings: Mapping[str, Any] = field(default_factory=dict)
-    """what the environment was (see ops.fingerprint)"""
+    """what the environment was (see `collect_surroundings`)"""
 
     @property
     def assumed(self) -> tuple[str, ...]:
@@ -193,7 +193,7 @@ class Evaluation:
 
     @property
     def normalized(self) -> float | None:
-        """The mean as a normalised score, None where no reference is known (agents.reference_scores)."""
+        """The mean as a normalised score, None where no reference scores are known."""
         known = find_reference_scores(self.env)
         return None if known is None else known.normalized(self.statistics.mean)
 
@@ -275,7 +275,7 @@ class EvaluationEnvironment:
     trained: str | None = None
     """the environment that the agent's own files name"""
     wrappers: str = ""
-    """as envs.wrappers.written gives them"""
+    """as wrappers.serialize_wrappers writes them"""
     arguments: str = ""
     """what the environment is made with, as JSON"""
 
@@ -491,7 +491,7 @@ def play_stacked(
 
     The rows of `vector` are divided among them, so that each has its episodes on the same seeds. After
     Ctrl-C those that finished no episode are left out. Raise UsageError where structures differ (see
-    agents.stacking.structure).
+    network.stack_structure).
     """
     backend = cast(Backend, plugins.find("backends", how.backend).load())
     policy = backend.build(stack_networks([entrant.network for entrant in entrants]), how.device)

@@ -68,7 +68,7 @@ LEVEL = 0.95
 class ScoredCheckpoint:
     """A finished evaluation and the training step of its checkpoint, None where nothing says it.
 
-    `counts` is all that the checkpoint and its name say of its training (training_step.counted).
+    `counts` is all that the checkpoint and its name say of its training (inspect.count_training).
     """
 
     evaluation: Evaluation
@@ -485,7 +485,7 @@ def sweep(
     spread: Spread = play_in_process,
     progress: Progress = ignore_progress,
 ) -> Sweep:
-    """Play every checkpoint that the paths stand for (see entries.entries), and compare them.
+    """Play every checkpoint that the paths stand for (see folder.expand_paths), and compare them.
 
     `facts` are what no file of theirs holds. `out` is a file of lines that gets every result when it is
     there; what it has already is not played again. `spread` says who plays (parallel.play_in_process,
