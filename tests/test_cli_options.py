@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import ast
+import subprocess
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Annotated, Any
@@ -10,8 +13,10 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
+from ckpttool.cli.app import COMMANDS, CommandEntry
 from ckpttool.cli.common import OptionPanel, complete_words, takes_panels
 from ckpttool.core.errors import UsageError
+from tests.conftest import ROOT, in_process
 
 
 @dataclass(frozen=True)
@@ -122,3 +127,75 @@ def test_two_panels_with_one_option_are_refused() -> None:
 
     with pytest.raises(ValueError, match="duplicate parameter"):
         takes_panels(command)
+
+
+# --- The options of the program's own commands -----------------------------------------------------------
+
+_MANY_OPTIONS = 10
+_HELP_WIDTH = 60
+_COMMANDS = [pytest.param(each, id=each.name) for each in COMMANDS]
+
+
+def options(command: CommandEntry) -> list[Any]:
+    return [each for each in command.parser().params if each.param_type_name == "option"]
+
+
+@pytest.mark.parametrize("command", _COMMANDS)
+def test_a_command_with_many_options_shows_them_in_panels(command: CommandEntry) -> None:
+    titles = [each.rich_help_panel for each in options(command)]
+    if len(titles) > _MANY_OPTIONS:
+        # What every command has stays under "Options": --json, --quiet, and one or two more.
+        assert sum(title is None for title in titles) <= 4, titles
+        assert len(set(titles)) > 2
+
+
+@pytest.mark.parametrize("command", _COMMANDS)
+def test_help_of_an_option_is_a_short_phrase(command: CommandEntry) -> None:
+    assert len(command.summary) <= _HELP_WIDTH
+    for each in command.parser().params:
+        assert each.help, each.name
+        assert len(each.help) <= _HELP_WIDTH, each.help
+
+
+def test_functions_of_the_command_line_are_small() -> None:
+    for file in (ROOT / "ckpttool" / "cli").glob("*.py"):
+        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.FunctionDef):
+                assert (node.end_lineno or 0) - node.lineno < 80, (file.name, node.name)
+                given = node.args
+                assert len([*given.posonlyargs, *given.args, *given.kwonlyargs]) <= 8, (file.name, node.name)
+
+
+def test_only_the_command_that_is_chosen_is_imported() -> None:
+    program = (
+        "import sys\nfrom ckpttool.cli import main\nsys.argv = ['ckpttool', *sys.argv[1:]]\n"
+        "try:\n    main()\nexcept SystemExit:\n    pass\n"
+        "print(*(name for name in sys.modules if name.startswith('ckpttool.')), file=sys.stderr)"
+    )
+
+    def imported(*words: str) -> set[str]:
+        done = subprocess.run(
+            [sys.executable, "-c", program, *words], cwd=ROOT, capture_output=True, text=True, check=True
+        )
+        return set(done.stderr.split())
+
+    own = {"ckpttool.cli", "ckpttool.cli.app", "ckpttool.cli.common"}
+    for words in (("--version",), ("--help",)):
+        found = imported(*words)
+        assert {name for name in found if not name.startswith(("ckpttool.core", "ckpttool.version"))} == own
+    found = {name for name in imported("eval", "--help") if name.startswith("ckpttool.cli")}
+    assert found == {*own, "ckpttool.cli.evaluate"}
+
+
+def test_plain_help_has_the_same_titles() -> None:
+    ran = in_process("eval", "--help", env={"TERM": "dumb", "COLUMNS": "80"})
+    text = ran.out
+    (command,) = (each for each in COMMANDS if each.name == "eval")
+    parser = command.parser()
+    with typer._click.core.Context(parser, info_name="eval") as context:
+        formatter = context.make_formatter()
+        parser.format_options(context, formatter)
+    plain = formatter.getvalue()
+    for title in ("Arguments", "Options", "Environment", "Agent", "Training runs", "Output"):
+        assert f"{title}:\n" in plain
+        assert f" {title} " in text
