@@ -526,7 +526,7 @@ class LearnerSetup:
     notes: list[str] = field(default_factory=list)
 
 
-def build_learner(agent: Agent, wiring: NetworkSettings) -> LearnerSetup:
+def build_learner(agent: Agent, settings: NetworkSettings) -> LearnerSetup:
     """Return the agent as TD3 (two critics or more) or DDPG (one) would go on with it.
 
     A target that the checkpoint lacks is a copy of its network. Raise UsageError if actor or critic is
@@ -544,11 +544,11 @@ def build_learner(agent: Agent, wiring: NetworkSettings) -> LearnerSetup:
     networks: dict[str, Network] = {}
     slow: dict[str, str] = {}
     for title in ("actor", *critics):
-        networks[title] = _trainable(agent, title, wiring)
+        networks[title] = _trainable(agent, title, settings)
         component, _, head = title.partition("/")
         slow[title] = f"{component}_target" + (f"/{head}" if head else "")
         if slow[title] in parts:
-            networks[slow[title]] = _trainable(agent, slow[title], wiring)
+            networks[slow[title]] = _trainable(agent, slow[title], settings)
         else:
             networks[slow[title]] = networks[title]
             notes.append(f"there is no {slow[title]}: training begins with a copy of {title}")
@@ -559,20 +559,20 @@ def build_learner(agent: Agent, wiring: NetworkSettings) -> LearnerSetup:
         slow,
         state.adam("actor_optimizer", [parts["actor"]]),
         state.adam("critic_optimizer", [parts[title] for title in critics]),
-        np.asarray(wiring.action_low, np.float64),
-        np.asarray(wiring.action_high, np.float64),
+        np.asarray(settings.action_low, np.float64),
+        np.asarray(settings.action_high, np.float64),
         state.updates(),
     )
     return LearnerSetup(learner, state.assumed, notes)
 
 
-def _trainable(agent: Agent, title: str, wiring: NetworkSettings) -> Network:
+def _trainable(agent: Agent, title: str, settings: NetworkSettings) -> Network:
     part = agent.runnable(title)
     if part is None or part.branches:
         raise UnsupportedError(
             f"{title} is a Gaussian policy, which TD3 does not train", file=agent.checkpoint.path
         )
-    network = build_part_network(agent, part, wiring)
+    network = build_part_network(agent, part, settings)
     if not part.acts and network.width != 1:
         raise UnsupportedError(
             f"{title} gives a distribution, which TD3 does not train", file=agent.checkpoint.path
@@ -1089,8 +1089,8 @@ def _compare_training(
     """Train both on; return what came of it and notes, and add to what was assumed."""
     prepared, notes = [], []
     for side, agent, other in (("A", _with_stated_settings(a, b), b), ("B", b, a)):
-        wiring, _ = agent_network_settings(agent, other)
-        made = build_learner(agent, wiring)
+        settings, _ = agent_network_settings(agent, other)
+        made = build_learner(agent, settings)
         prepared.append(made.learner)
         assumed += [f"{side}: {sentence}" for sentence in made.assumed]
         notes += [f"{side}: {note}" for note in made.notes]
