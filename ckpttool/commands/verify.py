@@ -16,7 +16,6 @@ from ckpttool.commands import options
 from ckpttool.commands.diff import (
     CheckpointAlignment,
     DiffSide,
-    ReceiptPair,
     Reconversion,
     align_checkpoints,
 )
@@ -166,12 +165,13 @@ def compare_contents(
     a: VerificationSide, b: VerificationSide, progress: Progress = ignore_progress
 ) -> ContentComparison:
     """Compare everything that the two hold; raise what reading raises, with the entry's path."""
-    found = align_checkpoints(DiffSide(a.checkpoint, a.binding), DiffSide(b.checkpoint, b.binding))
+    source, target = (DiffSide(each.checkpoint, each.binding, each.receipt) for each in (a, b))
+    found = align_checkpoints(source, target)
     names = _PartTitles(a, b, found)
     entries = list(_entry_discrepancies(found, names, progress))
     made = found.conversion
     facts, unknown, agreed = _compare_facts(a.agent, b.agent, folded=made is not None and made.folded)
-    linked = ReceiptPair(a.checkpoint, b.checkpoint, a.receipt, b.receipt).linked
+    linked = target.is_converted_from(source)
     made = made if not found.turned else None
     receipt = list(_receipt_discrepancies(a, b, made, linked=linked))
     if made is not None and made.settings and (b.receipt.sidecar is None or not b.receipt.sidecar.optimizers):
