@@ -247,9 +247,9 @@ def evaluate(
 
 def _require_output(output: OutputOptions) -> str | None:
     """Raise unless the files can be written, before hours of playing; return where results are appended."""
-    from ckpttool.commands import evaluate, sweep
+    from ckpttool.commands import sweep
 
-    lines = None if output.out is None else evaluate.results_path(output.out)
+    lines = None if output.out is None else sweep.results_path(output.out)
     if output.out is not None and lines is None:
         sweep.require_new_result(output.out)
     if output.csv is not None:
@@ -288,13 +288,13 @@ def _print_results(
 ) -> tuple[DisplayOutput, float | None]:
     """Print the results and write the files; return what was drawn, and the mean of runs together."""
     from ckpttool.cli import plots, tables
-    from ckpttool.commands import algorithms, evaluate, inspect, sweep
+    from ckpttool.commands import algorithms, inspect, sweep
 
     content = found.document()["evaluations"][0] if found.alone else found.document()
     told = report_comparison(compared, output, found)
     beside = algorithms.find_training_logs([each.checkpoint for each in found.evaluations])
     content |= {**told.document, **beside.document()}
-    if output.out is not None and evaluate.results_path(output.out) is None:
+    if output.out is not None and sweep.results_path(output.out) is None:
         sweep.save_document(output.out, common.render_document(content))
     if not as_json and found.scored:
         notes = () if quiet else tables.labeled_lines("note", beside.notes)

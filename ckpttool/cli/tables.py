@@ -283,7 +283,8 @@ def _verification_verdict(found: Verification) -> str:
 
 def _training_table(found: TrainStepComparison) -> list[str]:
     """Return a row per network and moment: how far apart the two sides' updates are, for both float types."""
-    from ckpttool.commands.verify import BOUNDS, OWN_ERROR
+    from ckpttool.commands.network_outputs import OWN_ERROR
+    from ckpttool.commands.verify import BOUNDS
 
     keys = dict.fromkeys((each.name, each.step) for each in found.moved)
     by_type = {(each.name, each.step, each.dtype): each for each in found.moved}
