@@ -451,7 +451,7 @@ def report(
             path,
             other,
             out=options.out,
-            beside=pages.ReportInputs(tuple(options.evaluation or ()), options.conversion),
+            inputs=pages.ReportInputs(tuple(options.evaluation or ()), options.conversion),
             glob=options.glob,
             layout=options.layout,
             force=options.force,
