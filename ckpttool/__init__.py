@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from ckpttool.commands.save import save
     from ckpttool.commands.stats import stats
     from ckpttool.commands.sweep import sweep
-    from ckpttool.commands.verify import verify
+    from ckpttool.commands.verify import VerificationOptions, verify
     from ckpttool.core import errors
     from ckpttool.core.checkpoint import Branch, Checkpoint, Handle
     from ckpttool.core.errors import CkpttoolError
@@ -61,6 +61,7 @@ __all__ = [
     "Sidecar",
     "Tree",
     "ValueLeaf",
+    "VerificationOptions",
     "__version__",
     "convert",
     "diagnose",
@@ -95,6 +96,7 @@ _HOMES = {
     "Sidecar": "core.sidecar",
     "Tree": "core.tree",
     "ValueLeaf": "core.tree",
+    "VerificationOptions": "commands.verify",
     "convert": "commands.convert",
     "diagnose": "commands.doctor",
     "diff": "commands.diff",

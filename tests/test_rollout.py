@@ -154,7 +154,7 @@ class TestAgainstAPlainLoop:
         done = subprocess.run(
             [sys.executable, "-c", program],
             cwd=tmp_path,
-            env={"PYTHONPATH": str(Path(environments.__file__).parents[3]), "PATH": "/usr/bin:/bin"},
+            env={"PYTHONPATH": str(Path(environments.__file__).parents[2]), "PATH": "/usr/bin:/bin"},
             capture_output=True,
             text=True,
             check=True,

@@ -700,16 +700,16 @@ def require_video_support(
     and UnsupportedError where no picture can be drawn or written: one is drawn to know. Checkpoints that
     cannot be played are not this function's to report.
     """
-    if _suffix(target) not in video.WRITERS:
+    if _suffix(target) not in video.ENCODINGS:
         raise UsageError(
             "the film's name does not say what to write",
             file=target,
-            hint=f"a film ends in {' or '.join(video.WRITERS)}",
+            hint=f"a film ends in {' or '.join(video.ENCODINGS)}",
         )
     require_new(target, hint="take another name")
     for word in wanted:
         _require_episode(word, options.protocol.episodes)
-    video.require_encoder(_suffix(target))
+    video.require_encoder()
     _require_gymnasium(options)
     for entry in expand_paths(paths):
         with suppress(CkpttoolError):
@@ -751,7 +751,7 @@ def record_video(
         fps = vector.spec.render_fps or _FPS
 
         def write(stream: IO[bytes]) -> None:
-            with video.WRITERS[_suffix(target)](stream, fps) as show:
+            with video.write_video(stream.name, _suffix(target), fps) as show:
                 for number, words in chosen.items():
                     takes.append(studio.take(number, words, counted.to(show)))
 

@@ -10,24 +10,30 @@ from dataclasses import dataclass, replace
 from types import TracebackType
 from typing import Any, NamedTuple
 
-from ckpttool.commands import evidence, restore
+from ckpttool.commands import evidence, plan, restore, save
 from ckpttool.commands import options as layer_options
+from ckpttool.commands.digest import Digest
 from ckpttool.commands.general_conversion import without_copies
 from ckpttool.commands.options import (
     NO_PREPARATION,
     TARGETS,
+    ConversionOptions,
     PreparationOptions,
     PreparedTree,
     TargetKind,
+    parse_target_kind,
     prepare_tree,
+    target_stem,
 )
-from ckpttool.commands.plan import report_moves
-from ckpttool.commands.restore import canonical_tree
-from ckpttool.core import plugins, sidecar
+from ckpttool.commands.plan import ConversionPlan, ConversionResult, report_moves
+from ckpttool.commands.restore import canonical_tree, read_verified_sidecar
+from ckpttool.commands.save import ReverseRecord, WriteOptions, format_loading_code
+from ckpttool.core import plugins, sidecar, urls
 from ckpttool.core.activations import parse_order
+from ckpttool.core.atomic_write import Progress
 from ckpttool.core.checkpoint import Checkpoint
-from ckpttool.core.errors import MappingError, UnsupportedError, UsageError, abbreviate_list
-from ckpttool.core.sidecar import LedgerEntries, Sidecar
+from ckpttool.core.errors import CkpttoolError, MappingError, UnsupportedError, UsageError, abbreviate_list
+from ckpttool.core.sidecar import LedgerEntries, LedgerEntry, Sidecar, merge_entries
 from ckpttool.core.source import Shape
 from ckpttool.core.tree import Alias, Leaf, Path, Role, Tree, ValueLeaf, attr, display
 from ckpttool.formats import onnx
@@ -36,7 +42,7 @@ from ckpttool.libraries import onnx_policies, tf_names
 from ckpttool.libraries.activation_orders import with_orders
 from ckpttool.libraries.recognize import recognize_checkpoint
 from ckpttool.libraries.schema import RUN, RecognizedAgent
-from ckpttool.mapping import fill_model, wrappers
+from ckpttool.mapping import fill_model, user_rules, wrappers
 from ckpttool.mapping.fill_model import STATES, FillSource, MatchOptions, ModelModule, Skeleton
 from ckpttool.mapping.layers import (
     DENSE_OUT_IN,
@@ -50,7 +56,6 @@ from ckpttool.mapping.solver import Ambiguity, FillResult, LayerMatch, Misfit
 from ckpttool.networks import live_trees, model_child
 from ckpttool.networks.live import assign
 from ckpttool.networks.live_trees import LiveSource, dtype_and_shape
-from ckpttool.networks.model_child import OWNERS
 from ckpttool.networks.worker import ModelProcess, ModelSpec
 
 # The user's model as the target: built beside this process, its skeleton, and the proof that it loads.
@@ -257,7 +262,7 @@ class LiveModel:
         that orders what is flattened, only a call shows. Raise UsageError when it cannot be called, has no
         tensors, or still has some without a shape.
         """
-        owner = OWNERS[self.framework]
+        owner = model_child.FRAMEWORKS[self.framework]
         called: Mapping[int, Mapping[str, Any]] = {}
         if foreign or self._shapes or self._is_unbuilt():
             called = owner.build(self.model, self._shapes, [list(shape) for shape in guessed])
@@ -818,3 +823,121 @@ def _hint(filling: FillResult, checkpoint: Checkpoint, part: str | None) -> str:
         note for note in filling.notes if note.startswith("nothing in the source") or _ARGUMENT.search(note)
     )
     return next(unfit, "dry_run=True returns the whole report, strict=False fills what it can")
+
+
+# `convert --like`: fill the user's own model from a checkpoint, write what it loads, and have it loaded.
+
+
+def parse_match_options(said: Sequence[str]) -> tuple[tuple[str, str], ...]:
+    """Return what `--match SOURCE=TARGET` says; raise UsageError for what says no pair."""
+    found = []
+    for text in said:
+        source, sign, target = text.partition("=")
+        if not (source and sign and target):
+            raise UsageError("--match takes SOURCE=TARGET, two names of layers or modules", found=text)
+        found.append((source, target))
+    return tuple(found)
+
+
+def convert_into_model(
+    source: str, target: str, like: ModelSpec | str, options: ConversionOptions, progress: Progress
+) -> ConversionResult:
+    """Write the checkpoint that the user's model loads, filled from the one at `source`.
+
+    A text is the factory's name alone. Nothing is written when a weight of the model is left open (unless
+    `allow_missing`) or on a dry run.
+    """
+    matching = _match_options(options)
+    model = ModelSpec(like) if isinstance(like, str) else like
+    kind = parse_target_kind(target, options.to)
+    form, stem = choose_model_form(kind), target_stem(target, kind)
+    checkpoint = open_checkpoint(source)
+    if not options.dry_run:
+        save.require_new_target(stem, kind, checkpoint, force=options.force)
+    own = read_verified_sidecar(checkpoint)
+    # Rules for every tensor say all of their axes.
+    every = matching.rules is not None and matching.rules.rest != "kinds"
+    axes = options.from_ or ("torch" if every else None)
+    given = model_source(checkpoint, options.part, options.preparation, own.sidecar, axes, model.shapes)
+    with TargetModel(model, form) as beside:
+        made, filling = _plan_for_model(checkpoint, given, beside.skeleton(given.guessed()), matching)
+        left = evidence.unconverted_entries(checkpoint, source_names(given.ready, filling))
+        done = ConversionResult(
+            urls.display_url(checkpoint.path),
+            target,
+            made.report,
+            matched=filling.matched,
+            ambiguous=filling.ambiguous,
+            loaded=False,
+            ledger=merge_entries((*_optimizer_entries(given.ready), *left)),
+        )
+        if options.dry_run or not (made.report.complete or options.allow_missing):
+            return done
+        back = ReverseRecord(why="the target is a model of your own")
+        said = f"{model.factory} loads what was written, strictly, and holds the same values then"
+        notes = (*made.report.notes, *((said,) if options.verify else ()), str(back.note))
+        made = replace(made, report=replace(made.report, notes=notes))
+
+        def receipt(written: Digest, found: Checkpoint) -> Sidecar:
+            if options.verify:  # before anything has its name
+                beside.prove(found)
+            known = plan.with_policy_facts(checkpoint, found, own, part=options.part, model=True)
+            more = {"cast": True} if options.cast else {}
+            return plan.receipt(checkpoint, made, known, written, back, options.part, more)
+
+        how = WriteOptions(checkpoint.files, options.force, options.sync, progress)
+        put = save.write_checkpoint(made.tree, stem, kind, how=how, receipt=receipt)
+        return replace(
+            done,
+            report=made.report,
+            digest=put.sha256,
+            written=True,
+            loaded=options.verify,
+            load=format_loading_code(stem, kind, made.tree),
+        )
+
+
+def _match_options(options: ConversionOptions) -> MatchOptions:
+    return MatchOptions(
+        options.layers,
+        parse_match_options(options.match),
+        user_rules.load_rules(options.rules) if options.rules is not None else None,
+        accept_order=options.accept_order,
+        cast=options.cast,
+    )
+
+
+def _plan_for_model(
+    checkpoint: Checkpoint, given: ModelSource, skeleton: Skeleton, matching: MatchOptions
+) -> tuple[ConversionPlan, FillResult]:
+    """Return how the source fills a model, as the plan of a conversion and with what was matched."""
+    try:
+        filling = fill_model.fill(given.fills, skeleton, matching)
+    except CkpttoolError as error:
+        raise error.located(file=error.file or checkpoint.path) from error.__cause__
+    ready, report = given.ready, build_fill_report(given.ready, skeleton, filling)
+    made = ConversionPlan(
+        ready.tree,
+        filling.tree,
+        report,
+        names=ready.names,
+        stripped=ready.stripped,
+        moves=filling.moves,
+    )
+    return made, filling
+
+
+def _optimizer_entries(ready: PreparedTree) -> Iterator[LedgerEntry]:
+    """Return an entry for the state of optimizers, which a file that fills a model does not have."""
+    tree = ready.tree
+    slots = [path for path, leaf in tree.tensors() if leaf.role == "slot"]
+    if not slots:
+        return
+    weights = [path for path, leaf in tree.tensors() if leaf.role in ("parameter", "buffer")]
+    heads = {display(path[:1]) for path in weights if len(path) > 1}
+    alone = len(heads) == 1 and all(len(path) > 1 for path in weights)
+    apart = alone and not any(display(path[:1]) in heads for path in slots)
+    head = ready.names[weights[0]].partition("/")[0] if apart else ""
+    hint = f"--part {head} converts the network alone" if apart else "--allow-missing leaves it out"
+    what = f"state of {len(slots):,} {'tensor' if len(slots) == 1 else 'tensors'}: {hint}"
+    yield LedgerEntry("not used", "optimizer", what, ready.names[slots[0]], decides=True, hint=hint)

@@ -772,7 +772,8 @@ TARGETS: dict[str, TargetKind] = {
     "npz": TargetKind("npz", "td3_torch"),
 }
 # What is made to run and holds no tree that could be read back (commands/export_onnx.py).
-EXPORTS = ("onnx",)
+ONNX = "onnx"
+EXPORTS = (ONNX,)
 _SUFFIXES = {
     ".pt": "torch",
     ".pth": "torch",

@@ -39,9 +39,8 @@ from ckpttool.core.sidecar import LedgerEntries, Sidecar
 from ckpttool.core.source import Inline
 from ckpttool.core.text import format_count
 from ckpttool.core.tree import Container, Leaf, Path, Tree, ValueLeaf, attr, display, key
-from ckpttool.formats import onnx
 from ckpttool.formats.common import Format
-from ckpttool.libraries import onnx_policies, optimizers_write, recognize, schema, tf_names
+from ckpttool.libraries import optimizers_write, recognize, schema, tf_names
 from ckpttool.libraries.activation_orders import with_orders
 from ckpttool.libraries.recognize import recognize_checkpoint
 from ckpttool.libraries.schema import (
@@ -52,7 +51,6 @@ from ckpttool.libraries.schema import (
     RecognizedAgent,
     add_targets,
 )
-from ckpttool.libraries.single_networks import read_computation, recognize_single_policy
 from ckpttool.libraries.td3 import SAVES
 from ckpttool.mapping import fill_model, flattening, user_rules, wrappers
 from ckpttool.mapping.rules import (
@@ -206,7 +204,7 @@ def recognize_source_agent(
 
     `known` is the agent of the whole checkpoint, where somebody has recognised it already.
     """
-    if checkpoint.format == onnx.NAME:
+    if checkpoint.format == options.ONNX:
         return recognize.recognize_checkpoint(checkpoint, layout), ()
     same = known is not None and layout is None and tree is checkpoint.tree
     binding = known if same else recognize.recognize_tree(tree, os.path.basename(checkpoint.path), layout)
@@ -414,7 +412,7 @@ class _Planner:
         request, binding, file = self.request, self.binding, self.checkpoint.path
         if request.rules is not None:
             return _Choice(self._by_rules(request.rules))
-        if self.checkpoint.format == onnx.NAME:
+        if self.checkpoint.format == options.ONNX:
             return _Choice(self._from_onnx())
         if self.kind.agent and binding is None:
             raise UsageError(
@@ -471,6 +469,8 @@ class _Planner:
 
     def _from_onnx(self) -> Plan:
         """Return the plan of an ONNX model: its layers as a state_dict, and on as any state_dict goes."""
+        from ckpttool.libraries import onnx_policies  # other formats need none of it
+
         checkpoint, tree, request, file = self.checkpoint, self.tree, self.request, self.checkpoint.path
         if request.options.part is not None or tree.leaves.keys() != checkpoint.tree.leaves.keys():
             raise UsageError("of an ONNX model all layers are converted", file=file, hint="leave out --part")
@@ -554,7 +554,7 @@ class _Planner:
         given, stated = request.given, request.stated.settings()
         ours = _framework(self.kind.format)
         theirs, stated_axes = "torch" if ours == TENSORFLOW else TENSORFLOW, request.options.from_ is not None
-        if self.checkpoint.format != onnx.NAME:
+        if self.checkpoint.format != options.ONNX:
             tree = with_orders(tree, self.checkpoint, unknown=False)
         try:
             tree, sources, assumed = fill_model.group_unnamed_arrays(tree, theirs, stated=stated_axes)
@@ -1039,6 +1039,9 @@ def with_policy_facts(
     and the target's policy has the same layers in order. Otherwise `computation` records that the target
     holds less than the source. Of a `part`, and of what fills a user's `model`, no facts are carried.
     """
+    # Recorded computations take modules that no agent of a layout needs.
+    from ckpttool.libraries.single_networks import read_computation, recognize_single_policy
+
     recorded = read_computation(checkpoint)
     followed, refused, policy = False, "", None
     try:
@@ -1087,6 +1090,8 @@ def _portable_policy_facts(
     checkpoint: Checkpoint, target: Checkpoint, policy: RecognizedAgent, *, by_layout: bool
 ) -> Sidecar | None:
     """Return the facts of a policy with which its target is the same policy, None if it is not."""
+    from ckpttool.libraries.single_networks import recognize_single_policy
+
     if not (by_layout or _RECORDED & policy.facts.said.keys()) or policy.fronts:
         return None
     bound = {move.source for move in policy.moves.moves} | policy.consumed
@@ -1114,8 +1119,6 @@ def _layout(target: Checkpoint) -> str | None:
 
 def _has_same_numbers(one: Tree, other: Tree) -> bool:
     """Return whether two canonical agents have the same numbers at the same places, statistics apart."""
-    import numpy as np
-
     leaves, others = (
         {p: leaf for p, leaf in tree.items() if isinstance(leaf, Leaf) and p[0].value != NORMALIZER}
         for tree in (one, other)
