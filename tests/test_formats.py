@@ -22,7 +22,7 @@ from ckpttool.core.tree import Leaf, Tree, key
 from ckpttool.formats import tf_bundle, torch_zip
 from ckpttool.formats.common import Probe
 from ckpttool.formats.detect import open_checkpoint
-from ckpttool.formats.torch_zip import SET
+from ckpttool.formats.torch_zip import PYTORCH_SET
 from tests.conftest import TF_SAMPLE, TORCH_SAMPLE
 from tests.test_layouts import fujimoto_set
 from tests.trees import torch_tree
@@ -203,7 +203,7 @@ class TestPytorch(WritingContract):
 
 
 class TestPytorchSet(WritingContract):
-    module = SET
+    module = PYTORCH_SET
 
     def make(self, folder: Path) -> str:
         entries = fujimoto_set()
