@@ -267,7 +267,7 @@ class EvaluationEnvironment:
         self, num_envs: int, engine: str = "auto", *, device: str = "cpu", pictures: bool = False
     ) -> VectorEnv:
         """Return that many environments; an id from a file may not import or name anything."""
-        options = environments.EnvironmentOptions(
+        options = environments.VectorEnvOptions(
             trusted=self.trusted,
             kwargs=json.loads(self.arguments) if self.arguments else None,
             obs_dim=self.obs_dim,

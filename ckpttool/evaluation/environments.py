@@ -580,7 +580,7 @@ def _close_names(env_id: str, registry: Sequence[str]) -> list[str]:
 
 
 @dataclass(frozen=True, slots=True)
-class EnvironmentOptions:
+class VectorEnvOptions:
     """How environments are made for a policy; without any, they are those of the id alone.
 
     A caller may set `trusted` and `trusted_arguments` for what a person typed, never for what a file holds.
@@ -611,13 +611,13 @@ class EnvironmentOptions:
 
 
 def make_vector_env(
-    env_id: str, num_envs: int = 1, options: EnvironmentOptions | None = None, **keywords: Any
+    env_id: str, num_envs: int = 1, options: VectorEnvOptions | None = None, **keywords: Any
 ) -> VectorEnv:
     """Return `num_envs` environments of a Gymnasium id, stepped by the fastest engine that knows it.
 
-    `keywords` are fields of EnvironmentOptions, in the place of those of `options`.
+    `keywords` are fields of VectorEnvOptions, in the place of those of `options`.
     """
-    options = replace(options or EnvironmentOptions(), **keywords)
+    options = replace(options or VectorEnvOptions(), **keywords)
     _require_allowed(env_id, options)
     own = _make_without_gymnasium(env_id, num_envs, options)
     if own is not None:
@@ -626,7 +626,7 @@ def make_vector_env(
     return _adapt_and_wrap(build({}), build, options)
 
 
-def _require_allowed(env_id: str, options: EnvironmentOptions) -> None:
+def _require_allowed(env_id: str, options: VectorEnvOptions) -> None:
     """Raise UsageError for unknown names, and for code or arguments that nobody typed."""
     if ":" in env_id and not options.trusted:
         raise UsageError(
@@ -640,11 +640,11 @@ def _require_allowed(env_id: str, options: EnvironmentOptions) -> None:
             require_constructor_arguments(env_id, options.kwargs)
 
 
-def _is_users_simulator(env_id: str, options: EnvironmentOptions) -> bool:
+def _is_users_simulator(env_id: str, options: VectorEnvOptions) -> bool:
     return options.engine == DEVICE_ENGINE and simulators.is_factory(env_id)
 
 
-def _make_without_gymnasium(env_id: str, num_envs: int, options: EnvironmentOptions) -> VectorEnv | None:
+def _make_without_gymnasium(env_id: str, num_envs: int, options: VectorEnvOptions) -> VectorEnv | None:
     """Return a user's simulator, or a task that is played where Gymnasium is not installed; else None."""
     if _is_users_simulator(env_id, options):
         return simulators.load_simulator(env_id, num_envs, options.device, options.kwargs)
@@ -656,7 +656,7 @@ def _make_without_gymnasium(env_id: str, num_envs: int, options: EnvironmentOpti
 
 
 def _gymnasium_builder(
-    env_id: str, num_envs: int, options: EnvironmentOptions
+    env_id: str, num_envs: int, options: VectorEnvOptions
 ) -> Callable[[Mapping[str, Any]], VectorEnv]:
     """Return a function that makes Gymnasium's environments with more arguments than the options have."""
     gymnasium = import_gymnasium()
@@ -683,7 +683,7 @@ def _require_names(engine: str, adapter: str | None) -> None:
 
 
 def _adapt_and_wrap(
-    vector: VectorEnv, again: Callable[[Mapping[str, Any]], VectorEnv], options: EnvironmentOptions
+    vector: VectorEnv, again: Callable[[Mapping[str, Any]], VectorEnv], options: VectorEnvOptions
 ) -> VectorEnv:
     """Return the environments that a policy was trained in: adapted to its observations, then wrapped."""
     size, evidence = options.obs_dim, options.evidence
