@@ -19,7 +19,7 @@ from ckpttool.core.sidecar import are_arguments
 from ckpttool.core.text import format_count
 from ckpttool.evaluation import fast_engines, simulators
 from ckpttool.evaluation.fast_engines import (
-    ID,
+    MOUNTAIN_CAR_ID,
     TASKS,
     MountainCarTensors,
     MujocoVector,
@@ -409,7 +409,7 @@ class FastEngine:
         return ", ".join(sorted(_TITLES.get(name, name) for name in names))
 
 
-_TITLES = {"Continuous_MountainCar": ID.partition("-")[0]}
+_TITLES = {"Continuous_MountainCar": MOUNTAIN_CAR_ID.partition("-")[0]}
 _PENDULUM = "gymnasium.envs.classic_control.pendulum:PendulumEnv"
 _MOUNTAIN_CAR = "gymnasium.envs.classic_control.continuous_mountain_car:Continuous_MountainCarEnv"
 
@@ -444,7 +444,7 @@ STANDALONE: Mapping[str, tuple[MakeOne, Mapping[str, Build]]] = {
             simulators.DEVICE_ENGINE: _pendulum_tensors,
         },
     ),
-    ID: (StandaloneMountainCar, {simulators.DEVICE_ENGINE: _mountain_car_tensors}),
+    MOUNTAIN_CAR_ID: (StandaloneMountainCar, {simulators.DEVICE_ENGINE: _mountain_car_tensors}),
 }
 """The environments that are played where Gymnasium is not installed: what makes one, and its engines."""
 
