@@ -397,7 +397,10 @@ def test_what_cannot_be_filmed_is_refused(case: str, tmp_path: Path) -> None:
     name, episodes, expected = REFUSED[case]
     with pytest.raises(CkpttoolError, match=expected):
         film.require_video_support(
-            [str(TORCH_SAMPLE)], None, Protocol(10**8), str(tmp_path / name), episodes.split(",")
+            [str(TORCH_SAMPLE)],
+            film.EvaluationOptions(None, Protocol(10**8)),
+            str(tmp_path / name),
+            episodes.split(","),
         )
     assert [(each.name, each.read_bytes()) for each in tmp_path.iterdir()] == [("there.gif", b"mine")]
 
@@ -409,7 +412,7 @@ def test_the_command_refuses_before_it_plays(tmp_path: Path) -> None:
     assert "exists already" in refused(in_process(*PLAYED, "--episodes", 10**8, "--video", there))
     for video, episodes, expected in (("x.gif", ",", "names none"), (None, "best", "is for --video alone")):
         with pytest.raises(UsageError, match=expected):
-            evaluate.parse_display_options(video, episodes, None, chart=None)
+            evaluate.OutputOptions(video=video, video_episodes=episodes)
 
 
 @pytest.mark.parametrize("missing", ["PIL", "imageio_ffmpeg"])

@@ -17,7 +17,7 @@ from ckpttool.core.tree import attr, display
 from ckpttool.formats import keras_h5
 from ckpttool.formats.common import Probe
 from ckpttool.formats.detect import open_checkpoint
-from ckpttool.formats.keras_h5 import ARCHIVE
+from ckpttool.formats.keras_h5 import KERAS_ARCHIVE
 from tests.conftest import in_process, refused
 from tests.test_format_keras_h5 import keras3_file
 from tests.test_formats import FormatContract
@@ -68,14 +68,14 @@ def archive(
 
 
 class TestKerasZip(FormatContract):
-    module = ARCHIVE
+    module = KERAS_ARCHIVE
 
     def make(self, folder: Path) -> str:
         return archive(folder / "model.keras")
 
 
 class TestDeflatedKerasZip(FormatContract):
-    module = ARCHIVE
+    module = KERAS_ARCHIVE
 
     def make(self, folder: Path) -> str:
         return archive(folder / "model.keras", method=zipfile.ZIP_DEFLATED)

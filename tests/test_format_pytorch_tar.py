@@ -23,7 +23,7 @@ from ckpttool.encodings.pickle_values import Dict, Global, PersistentId, PickleO
 from ckpttool.formats import torch_legacy
 from ckpttool.formats.common import Probe
 from ckpttool.formats.detect import open_checkpoint
-from ckpttool.formats.torch_legacy import TAR
+from ckpttool.formats.torch_legacy import PYTORCH_TAR
 from tests.conftest import CORPUS
 from tests.test_format_pytorch import floats
 from tests.test_format_pytorch_containers import WithoutChecksums, told
@@ -68,7 +68,7 @@ def read(folder: Path, **changed: bytes | None) -> Checkpoint:
 
 
 class TestTar(WithoutChecksums):
-    module = TAR
+    module = PYTORCH_TAR
 
     def make(self, folder: Path) -> str:
         names = range(6)

@@ -19,7 +19,7 @@ from ckpttool.core.tree import key
 from ckpttool.formats import safetensors
 from ckpttool.formats.common import Probe
 from ckpttool.formats.detect import open_checkpoint
-from ckpttool.formats.safetensors import SHARDED
+from ckpttool.formats.safetensors import SHARDED_SAFETENSORS
 from tests.conftest import in_process, refused
 from tests.test_formats import FormatContract
 
@@ -53,7 +53,7 @@ def write(part: Mapping[str, torch.Tensor], file: Path) -> None:
 
 
 class TestSharded(FormatContract):
-    module = SHARDED
+    module = SHARDED_SAFETENSORS
 
     def make(self, folder: Path) -> str:
         # Shards of torch.save have checksums; a damaged index does not fit to them.

@@ -24,8 +24,8 @@ from ckpttool.core.tree import Leaf, Record, ValueLeaf, attr, display, index, ke
 from ckpttool.formats import sb3, torch_legacy
 from ckpttool.formats.common import Probe
 from ckpttool.formats.detect import open_checkpoint
-from ckpttool.formats.sb3 import SB2
-from ckpttool.formats.torch_legacy import PICKLE
+from ckpttool.formats.sb3 import STABLE_BASELINES2
+from ckpttool.formats.torch_legacy import PYTHON_PICKLE
 from tests.conftest import ROOT
 from tests.pickles import ACTING, damaged, importable, instance, stand_in
 from tests.test_formats import FormatContract
@@ -111,7 +111,7 @@ def arrays_of(path: str) -> dict[str, np.ndarray]:
 
 
 class TestZip(FormatContract):
-    module = SB2
+    module = STABLE_BASELINES2
 
     def make(self, folder: Path) -> str:
         return put(folder, zipped())
@@ -130,14 +130,14 @@ class WithoutChecksums(FormatContract):
 
 
 class TestPickle(WithoutChecksums):
-    module = SB2
+    module = STABLE_BASELINES2
 
     def make(self, folder: Path) -> str:
         return put(folder, pickled(collections.OrderedDict(variables())), "agent.pkl")
 
 
 class TestPlainPickle(WithoutChecksums):
-    module = PICKLE
+    module = PYTHON_PICKLE
 
     def make(self, folder: Path) -> str:
         value = {"weights": list(variables().values()), "step": 3, "name": "x", "nested": {"a": (1, 2.5)}}

@@ -22,7 +22,7 @@ from ckpttool.core.tree import Leaf, Tree, key
 from ckpttool.formats import tf_bundle, torch_zip
 from ckpttool.formats.common import Probe
 from ckpttool.formats.detect import open_checkpoint
-from ckpttool.formats.torch_zip import SET
+from ckpttool.formats.torch_zip import PYTORCH_SET
 from tests.conftest import TF_SAMPLE, TORCH_SAMPLE
 from tests.test_layouts import fujimoto_set
 from tests.trees import torch_tree
@@ -65,7 +65,7 @@ class FormatContract:
         assert self.module.WRITES is hasattr(self.module, "pieces")
 
     def test_it_alone_claims_its_checkpoint(self, path: str) -> None:
-        for plugin in plugins.BUILT_IN["formats"]:
+        for plugin in plugins.installed("formats"):
             claimed = plugin.load().claims(Probe(path))
             assert (claimed is not None) is (plugin.name == self.module.NAME)
 
@@ -203,7 +203,7 @@ class TestPytorch(WritingContract):
 
 
 class TestPytorchSet(WritingContract):
-    module = SET
+    module = PYTORCH_SET
 
     def make(self, folder: Path) -> str:
         entries = fujimoto_set()

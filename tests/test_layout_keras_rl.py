@@ -15,7 +15,7 @@ from ckpttool.core.errors import NotFoundError, UnsupportedError
 from ckpttool.formats import keras_h5
 from ckpttool.formats.common import Probe
 from ckpttool.formats.detect import open_checkpoint
-from ckpttool.formats.keras_h5 import RL
+from ckpttool.formats.keras_h5 import KERAS_RL
 from ckpttool.libraries.recognize import recognize_tree
 from tests import restored
 from tests.conftest import CORPUS
@@ -63,7 +63,7 @@ def agent(folder: Path, kind: str = "dense_{}") -> tuple[str, Arrays]:
 
 
 class TestKerasRl(FormatContract):
-    module = RL
+    module = KERAS_RL
 
     def make(self, folder: Path) -> str:
         return agent(folder, "layer_with_weights-{}")[0]

@@ -46,7 +46,7 @@ def damaged(monkeypatch: pytest.MonkeyPatch, **renamed: str) -> None:
             moves.append(move)
         return replace(made, moves=tuple(moves))
 
-    monkeypatch.setattr(td3.TORCH, "plan", wrong)
+    monkeypatch.setattr(td3, "TORCH", replace(td3.TORCH, plan=wrong))
 
 
 def square_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -60,7 +60,7 @@ def square_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
         )
         return replace(made, moves=tuple(moves))
 
-    monkeypatch.setattr(td3.TORCH, "plan", wrong)
+    monkeypatch.setattr(td3, "TORCH", replace(td3.TORCH, plan=wrong))
 
 
 @pytest.mark.parametrize(

@@ -119,9 +119,9 @@ def script(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
 
 
 def test_no_command_is_left_out() -> None:
-    from ckpttool.cli.app import app
+    from ckpttool.cli import app
 
-    assert {each.name for each in app.registered_commands} == {words[0] for words in COMMANDS}
+    assert {each.name for each in app.COMMANDS} == {words[0] for words in COMMANDS}
 
 
 def test_nothing_in_the_working_directory_is_run(tmp_path: Path, script: list[str]) -> None:

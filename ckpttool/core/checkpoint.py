@@ -17,6 +17,7 @@ from ckpttool.core.source import (
     DeflatedSpan,
     File,
     Inline,
+    KeptSource,
     Shape,
     Source,
     Span,
@@ -225,6 +226,28 @@ class Checkpoint:
     def _ipython_key_completions_(self) -> list[str]:
         """Return what a notebook completes after `[`."""
         return self.root._ipython_key_completions_()
+
+
+# What the networks' tensors of one checkpoint may take in memory while several readers follow each other.
+_KEPT_NBYTES = 8 << 20
+_KEPT_ROLES: tuple[Role, ...] = ("parameter", "buffer", "counter")
+_SCALARS_NBYTES = 64  # hyperparameters of an optimizer, which several of its slots need
+
+
+def keep_network_reads(checkpoint: Checkpoint) -> Checkpoint:
+    """Return the checkpoint with the networks' tensors kept in memory once they have been read.
+
+    A conversion reads them for the digest, to write them and to compare what they compute. The smallest are
+    kept, up to 8 MiB in all; optimizer slots and replay buffers are read again.
+    """
+    kept, room = {}, _KEPT_NBYTES
+    for path, leaf in sorted(checkpoint.tree.tensors(), key=lambda each: each[1].nbytes):
+        if leaf.nbytes <= (room if leaf.role in _KEPT_ROLES else _SCALARS_NBYTES):
+            room -= leaf.nbytes
+            kept[path] = replace(leaf, source=KeptSource(leaf.source))
+    tree = checkpoint.tree
+    leaves = {path: kept.get(path, leaf) for path, leaf in tree.items()}
+    return replace(checkpoint, tree=Tree(leaves, tree.aliases, tree.containers))
 
 
 # A slice of an unread tensor as another unread tensor: no more of a file is read than the slice spans.

@@ -25,14 +25,51 @@ Kind = Literal["formats", "layouts", "backends"]
 _UNREADABLE = (FileNotFoundError, IsADirectoryError, NotADirectoryError, PermissionError)
 
 
+ANY = ("",)  # as `folder` or `prefix`: the format inspects every one
+
+
+class FormatSignature(NamedTuple):
+    """What the paths of a format have in common; the format's module is imported when any of these matches.
+
+    A signature may match too much, never too little: `claims` of the module has the last word.
+    """
+
+    magic: tuple[bytes, ...] = ()
+    """the bytes at `offset`"""
+    offset: int = 0
+    end: bytes = b""
+    """the last bytes"""
+    suffixes: tuple[str, ...] = ()
+    """ends of the file's name, in lower case"""
+    infix: str = ""
+    """a part of the file's name, in lower case"""
+    members: tuple[str, ...] = ()
+    """ends of the members' names in a zip archive; a damaged archive matches too"""
+    pickle: bool = False
+    """whether pickles can belong to the format (see formats.common.find_pickle_format)"""
+    folder: tuple[str, ...] = ()
+    """ends of the names in a folder"""
+    prefix: tuple[str, ...] = ()
+    """ends of the names beside a path where no file is, which may be the prefix of several"""
+
+
 class Plugin(NamedTuple):
-    """A name, the module behind it, and the libraries (of the extra) that it needs to work."""
+    """A name, the module behind it, and the libraries (of the extra) that it needs to work.
+
+    Formats have a signature; one without (other people's) is asked about every path.
+    """
 
     name: str
     module: str
     extra: str | None = None
     requires: tuple[str, ...] = ()
+    # What a library must find before its module is imported, regular expressions that match whole: one name
+    # in the tree of an agent, or the file's name. A row may match too much, never too little; one without
+    # either (other people's) is asked about every tree.
+    names: str = ""
+    files: str = ""
     owner: str = "ckpttool"
+    signature: FormatSignature | None = None
 
     def available(self) -> bool:
         """Say whether everything that the plugin needs is installed."""
@@ -59,51 +96,155 @@ class Plugin(NamedTuple):
             ) from error
 
 
-BUILT_IN: dict[Kind, tuple[Plugin, ...]] = {
-    "formats": (
-        Plugin("tensor_bundle", "ckpttool.formats.tf_bundle"),
-        Plugin("tensorflow_v1", "ckpttool.formats.tf_v1"),
-        Plugin("saved_model", "ckpttool.formats.tf_saved_model"),
-        Plugin("keras_h5", "ckpttool.formats.keras_h5"),
-        Plugin("keras_zip", "ckpttool.formats.keras_h5:ARCHIVE"),
-        Plugin("keras_rl", "ckpttool.formats.keras_h5:RL"),
-        Plugin("pytorch", "ckpttool.formats.torch_zip"),
-        Plugin("pytorch_legacy", "ckpttool.formats.torch_legacy"),
-        Plugin("pytorch_tar", "ckpttool.formats.torch_legacy:TAR"),
-        Plugin("pytorch_set", "ckpttool.formats.torch_zip:SET"),
-        Plugin("pytorch_dcp", "ckpttool.formats.torch_dcp"),
-        Plugin("stable_baselines2", "ckpttool.formats.sb3:SB2"),
-        Plugin("stable_baselines3", "ckpttool.formats.sb3"),
-        Plugin("rllib", "ckpttool.formats.rllib"),
-        Plugin("d3rlpy", "ckpttool.formats.d3rlpy"),
-        Plugin("safetensors", "ckpttool.formats.safetensors"),
-        Plugin("npz", "ckpttool.formats.npz"),
-        Plugin("onnx", "ckpttool.formats.onnx"),
-        Plugin("sharded", "ckpttool.formats.safetensors:SHARDED"),
-        Plugin("pickle", "ckpttool.formats.torch_legacy:PICKLE"),
+def _format(name: str, module: str, signature: FormatSignature) -> Plugin:
+    return Plugin(name, f"ckpttool.formats.{module}", signature=signature)
+
+
+# The state file of a TensorFlow folder is text, which may begin with white space or a comment.
+_STATE = (
+    b"model_checkpoint_path",
+    b"all_model_checkpoint_path",
+    *(bytes((each,)) for each in b" \t\r\n\f\v#"),
+)
+# The last bytes of a table (tensorflow/core/lib/io/format.h, kTableMagicNumber).
+_TABLE = bytes.fromhex("57fb808b247547db")
+# torch's magic number as a pickle of protocol 2 to 5, perhaps framed, and of protocols 0 and 1.
+_STREAM = (
+    *(bytes((0x80, protocol)) + opcode for protocol in (2, 3, 4, 5) for opcode in (b"\x8a\n", b"\x95")),
+    b"L119547037146038801333356",
+)
+# onnx.proto, ModelProto: the fields that may stand first, each as a number or with a length.
+_MODEL = tuple(bytes((field << 3 | wire,)) for field in (*range(1, 9), 14, 20, 25) for wire in (0, 2))
+_HDF5 = (".h5", ".hdf5", ".h5f", ".hdf", ".he5", ".keras", ".weights.json")
+_SAVED_MODEL = ("saved_model.pb", "saved_model.pbtxt")
+_ACTORS = ("_actor", "_actor.pth", "_actor.pt", "_actor.pkl")
+_SB3 = ("_stable_baselines3_version", "policy.pth")
+_WEIGHTS = (".index.json", "model.safetensors", "pytorch_model.bin")
+
+_FORMATS = (
+    _format(
+        "tensor_bundle",
+        "tf_bundle",
+        FormatSignature(magic=_STATE, suffixes=(".index",), infix=".data-", folder=ANY, prefix=ANY),
     ),
+    _format("tensorflow_v1", "tf_v1", FormatSignature(magic=_STATE, end=_TABLE, folder=ANY, prefix=ANY)),
+    _format(
+        "saved_model",
+        "tf_saved_model",
+        FormatSignature(suffixes=(*_SAVED_MODEL, "keras_metadata.pb"), folder=(*_SAVED_MODEL, "variables")),
+    ),
+    _format("keras_h5", "keras_h5", FormatSignature(magic=(b"\x89HDF\r\n\x1a\n",), suffixes=_HDF5)),
+    _format("keras_zip", "keras_h5:KERAS_ARCHIVE", FormatSignature(members=("config.json",))),
+    _format("keras_rl", "keras_h5:KERAS_RL", FormatSignature(prefix=("_actor.h5f", "_actor.h5f.index"))),
+    _format(
+        "pytorch", "torch_zip", FormatSignature(members=("/data.pkl",), suffixes=("data.pkl",), folder=ANY)
+    ),
+    _format("pytorch_legacy", "torch_legacy", FormatSignature(magic=_STREAM)),
+    _format("pytorch_tar", "torch_legacy:PYTORCH_TAR", FormatSignature(magic=(b"ustar",), offset=257)),
+    _format("pytorch_set", "torch_zip:PYTORCH_SET", FormatSignature(folder=_ACTORS, prefix=_ACTORS)),
+    _format(
+        "pytorch_dcp", "torch_dcp", FormatSignature(suffixes=(".distcp",), pickle=True, folder=(".metadata",))
+    ),
+    _format(
+        "stable_baselines2",
+        "sb3:STABLE_BASELINES2",
+        FormatSignature(members=("parameter_list",), pickle=True),
+    ),
+    _format("stable_baselines3", "sb3", FormatSignature(members=_SB3, folder=_SB3)),
+    _format("rllib", "rllib", FormatSignature(suffixes=("rllib_checkpoint.json",), pickle=True, folder=ANY)),
+    _format("d3rlpy", "d3rlpy", FormatSignature(pickle=True)),
+    _format(
+        "safetensors", "safetensors", FormatSignature(magic=(b"{",), offset=8, suffixes=(".safetensors",))
+    ),
+    _format("npz", "npz", FormatSignature(magic=(b"\x93NUMPY",), members=(".npy",))),
+    _format("onnx", "onnx", FormatSignature(magic=_MODEL)),
+    _format(
+        "sharded",
+        "safetensors:SHARDED_SAFETENSORS",
+        FormatSignature(suffixes=(".index.json",), folder=_WEIGHTS),
+    ),
+    _format("pickle", "torch_legacy:PYTHON_PICKLE", FormatSignature(pickle=True)),
+)
+
+
+# The networks of an agent under their own names, as layouts td3_torch and td3_tf have them.
+_AGENT = r"((actor|critic|value)(_target)?|discriminator)"
+
+BUILT_IN: dict[Kind, tuple[Plugin, ...]] = {
+    "formats": _FORMATS,
     "layouts": (
-        Plugin("td3_torch", "ckpttool.libraries.td3:TORCH"),
-        Plugin("td3_tf", "ckpttool.libraries.td3:TF"),
-        Plugin("tf2rl", "ckpttool.libraries.tf2rl"),
-        Plugin("fujimoto", "ckpttool.libraries.td3:FUJIMOTO"),
-        Plugin("stable_baselines2", "ckpttool.libraries.sb2"),
-        Plugin("stable_baselines3", "ckpttool.libraries.sb3"),
-        Plugin("cleanrl", "ckpttool.libraries.cleanrl"),
-        Plugin("tianshou", "ckpttool.libraries.tianshou"),
-        Plugin("spinningup", "ckpttool.libraries.spinningup"),
-        Plugin("d3rlpy", "ckpttool.libraries.d3rlpy"),
-        Plugin("rsl_rl", "ckpttool.libraries.rsl_rl"),
-        Plugin("rl_games", "ckpttool.libraries.rl_games"),
-        Plugin("fasttd3", "ckpttool.libraries.td3:FASTTD3"),
-        Plugin("elegantrl", "ckpttool.libraries.elegantrl"),
-        Plugin("skrl", "ckpttool.libraries.skrl"),
-        Plugin("tf_agents", "ckpttool.libraries.tf_agents"),
-        Plugin("acme", "ckpttool.libraries.acme"),
-        Plugin("keras_rl", "ckpttool.libraries.keras_rl"),
-        Plugin("rlgraph", "ckpttool.libraries.rlgraph"),
-        Plugin("rllib", "ckpttool.libraries.rllib"),
-        Plugin("rllib_policy", "ckpttool.libraries.rllib:POLICY"),
+        Plugin("td3_torch", "ckpttool.libraries.td3:TORCH", names=rf"{_AGENT}/(.*/)?weight"),
+        Plugin("td3_tf", "ckpttool.libraries.td3:TF", names=rf"([^/]*/)?{_AGENT}/(.*/)?(kernel|w)"),
+        Plugin("tf2rl", "ckpttool.libraries.tf2rl", names=r"(.*/)?actor/out_mean/[^/]*"),
+        Plugin("fujimoto", "ckpttool.libraries.td3:FUJIMOTO", names=r"(.*/)?l[1-9][./](weight|bias)(/.*)?"),
+        Plugin(
+            "stable_baselines2",
+            "ckpttool.libraries.sb2",
+            # A file that does not name its variables has a list of them.
+            names=r"(model|target)/(pi|values_fn|qf)/.*|params/0",
+        ),
+        Plugin(
+            "stable_baselines3",
+            "ckpttool.libraries.sb3",
+            names=r"policy/(actor[./](mu|latent_pi)|(q_net|quantile_net)[./](q_net|quantile_net)"
+            r"|mlp_extractor[./](policy|value|shared)_net|action_net|value_net|features_extractor)[./].*",
+        ),
+        Plugin("cleanrl", "ckpttool.libraries.cleanrl", names=r"actor_logstd|0/(fc_mu|fc_mean)/weight"),
+        Plugin(
+            "tianshou",
+            "ckpttool.libraries.tianshou",
+            names=r"(.*/)?actor[./](_modules/)?preprocess[./].*",
+        ),
+        Plugin(
+            "spinningup",
+            "ckpttool.libraries.spinningup",
+            # The variables of TensorFlow 1, a state_dict, a module that was pickled whole.
+            names=r"main/pi/dense/.*|pi/(pi|net|mu_net|logits_net)/0/.*|_modules/(pi|q[12]?|v)/.*",
+        ),
+        Plugin(
+            "d3rlpy",
+            "ckpttool.libraries.d3rlpy",
+            names=r"(torch/)?_?(policy|imitator)/_encoder/(_layers|_fcs|_last_layers|_fc)/.*",
+        ),
+        Plugin(
+            "rsl_rl",
+            "ckpttool.libraries.rsl_rl",
+            names=r"(model_state_dict/(actor|student)|(actor|student)_state_dict/mlp)/0/weight",
+        ),
+        Plugin("rl_games", "ckpttool.libraries.rl_games", names=r"model/a2c_network/mu/weight"),
+        Plugin("fasttd3", "ckpttool.libraries.td3:FASTTD3", names=r"qnet_state_dict(/.*)?"),
+        Plugin("elegantrl", "ckpttool.libraries.elegantrl", names=r"((_parameters|_buffers)/)?state_avg"),
+        Plugin(
+            "skrl",
+            "ckpttool.libraries.skrl",
+            names=r"(target_policy|critic_1|target_critic|policy_optimizer|value"
+            r"|(value|observation|state)_preprocessor)(/.*)?",
+        ),
+        Plugin(
+            "tf_agents",
+            "ckpttool.libraries.tf_agents",
+            # The policies that version 0.6 exported list their attributes without names.
+            names=r".*/(_actor_network|_actor_net)(/.*)?"
+            r"|_all_assets/[^/]*/ref/(_mlp_layers|_sequential_layers|_projection_networks)(/.*)?",
+        ),
+        Plugin(
+            "acme",
+            "ckpttool.libraries.acme",
+            # A learner's networks, and the variables of a snapshot.
+            names=r"([^/]*/)?(target_policy|target_critic)(/.*)?|_variables(/.*)?",
+        ),
+        Plugin("keras_rl", "ckpttool.libraries.keras_rl", files=r".*\.h5f"),
+        Plugin(
+            "rlgraph",
+            "ckpttool.libraries.rlgraph",
+            names=r"policy/action-adapter-0/action-network/[^/]+/dense/kernel",
+        ),
+        Plugin(
+            "rllib",
+            "ckpttool.libraries.rllib",
+            names=r"learner_group/learner/rl_module/.*|(pi_encoder|encoder)/(.*/)?mlp/[^/]*/[^/]*",
+        ),
+        Plugin("rllib_policy", "ckpttool.libraries.rllib:POLICY", names=r"(policies/[^/]*/)?weights(/.*)?"),
     ),
     "backends": (
         Plugin("numpy", "ckpttool.networks.numpy_backend"),
@@ -111,6 +252,23 @@ BUILT_IN: dict[Kind, tuple[Plugin, ...]] = {
         Plugin("tensorflow", "ckpttool.networks.tensorflow_backend", "tensorflow", ("tensorflow",)),
         Plugin("onnxruntime", "ckpttool.networks.onnx_backend", "onnx", ("onnx", "onnxruntime")),
     ),
+}
+
+_HTTP = ("ckpttool.core.remote_sites:Web", "remote", ("fsspec", "aiohttp"))
+_S3 = ("ckpttool.core.remote_sites:S3", "s3", ("fsspec", "aiohttp", "s3fs"))
+_GS = ("ckpttool.core.remote_sites:GS", "gs", ("fsspec", "aiohttp", "gcsfs"))
+# What reads the places of each URL scheme; ours alone, because a store must keep the guarantees for servers.
+STORES: dict[str, Plugin] = {
+    "http": Plugin("http://", *_HTTP),
+    "https": Plugin("https://", *_HTTP),
+    "s3": Plugin("s3://", *_S3),
+    "s3a": Plugin("s3a://", *_S3),
+    "gs": Plugin("gs://", *_GS),
+    "gcs": Plugin("gcs://", *_GS),
+    "hf": Plugin("hf://", "ckpttool.core.remote_sites:HF", "hf", ("fsspec", "aiohttp", "huggingface_hub")),
+    "memory": Plugin("memory://", "ckpttool.core.remote_sites:ObjectStore", *_HTTP[1:]),
+    "zip": Plugin("zip://", "ckpttool.encodings.archives:ArchiveStore"),
+    "tar": Plugin("tar://", "ckpttool.encodings.archives:ArchiveStore"),
 }
 
 

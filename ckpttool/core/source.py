@@ -10,6 +10,7 @@ import sys
 import time
 import zlib
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
@@ -379,15 +380,26 @@ class Span(NamedTuple):
         """Return bytes `start` to `stop` of the span; the whole span's checksum is verified once."""
         if (start, stop) == (0, self.length):
             return self.read()
-        _verify_once(self)
+        if self.checksum is not None and self not in _VERIFIED:
+            # Thousands of views may share one storage; its checksum covers all of it and needs one look.
+            found = memoryview(_read_verified(self))[start:stop]
+            # A small part does not hold the whole in memory.
+            return found if 2 * len(found) >= self.length else bytes(found)
         return self.file.read(self.offset + start, stop - start)
 
 
-@functools.lru_cache(maxsize=65536)
-def _verify_once(span: Span) -> None:
-    # Thousands of views may share one storage; its checksum covers all of it and needs one look.
-    if span.checksum is not None:
-        span.read()
+# Spans whose checksum was right, the latest of them; their files are known by more than their names.
+_VERIFIED: set[Span] = set()
+_MOST_VERIFIED = 1 << 16
+
+
+def _read_verified(span: Span) -> Buffer:
+    """Return a span's bytes, checked, and remember that they were."""
+    data = span.read()
+    if len(_VERIFIED) >= _MOST_VERIFIED:
+        _VERIFIED.clear()
+    _VERIFIED.add(span)
+    return data
 
 
 class MissingShard(NamedTuple):
@@ -484,8 +496,24 @@ class NestedSource(NamedTuple):
 
     def read(self) -> Buffer:
         """Return the bytes, after the span's checksum has been verified, once for all sources inside."""
-        _verify_once(self.cover)
+        if self.cover.checksum is not None and self.cover not in _VERIFIED:
+            _read_verified(self.cover)
         return self.base.read()
+
+
+@dataclass(slots=True, eq=False)
+class KeptSource:
+    """A source whose bytes are kept when they have been read, for those who read it again."""
+
+    base: Source
+    _data: Buffer | None = None
+
+    def read(self) -> Buffer:
+        """Return the base's bytes, which must not be changed."""
+        if self._data is None:
+            data = self.base.read()
+            self._data = data if isinstance(data, bytes) else memoryview(data).toreadonly()
+        return self._data
 
 
 class ByteSwappedSpan(NamedTuple):

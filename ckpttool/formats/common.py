@@ -13,7 +13,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
-from typing import IO, TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, cast, get_args
+from typing import IO, TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, Protocol, cast, get_args
 
 from ckpttool.core import dtypes, filesystem, limits
 from ckpttool.core import text as documents
@@ -207,6 +207,18 @@ class Format(Protocol):
         ...
 
 
+@dataclass(frozen=True, slots=True)
+class FormatDefinition:
+    """A second format of a module: the names of Format, which the first one has at module level."""
+
+    NAME: str
+    TITLE: str
+    FRAMEWORK: str
+    claims: Callable[[Probe], str | None]
+    read: Callable[[str], Checkpoint]
+    WRITES: ClassVar[bool] = False
+
+
 class OutputFile(NamedTuple):
     """One file of a checkpoint to be written: what follows the target in its name, and who fills it.
 
@@ -233,6 +245,17 @@ class WritingFormat(Format, Protocol):
         has `stored(tree, **options) -> Tree`, with those paths.
         """
         ...
+
+
+@dataclass(frozen=True, slots=True)
+class WritingFormatDefinition(FormatDefinition):
+    """A second format of a module that can also write: the names of WritingFormat."""
+
+    pieces: Callable[[Tree], Sequence[OutputFile]]
+    stored: Callable[[Tree], Tree] | None = None
+    members: Callable[[str], tuple[str, ...]] | None = None
+    """the files that a location has, or would have if it were complete"""
+    WRITES: ClassVar[bool] = True
 
 
 # How the files begin that torch.save wrote; every command asks, so nothing heavy is imported here.

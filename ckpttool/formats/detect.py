@@ -683,8 +683,31 @@ def _find_run_model(probe: Probe) -> Probe:
 
 def matching_formats(probe: Probe, asked: Iterable[plugins.Plugin]) -> list[CheckpointLocation]:
     """Return which of the formats take the path, and the location that each would read."""
-    formats = (cast(Format, plugin.load()) for plugin in asked)
+    formats = (cast(Format, plugin.load()) for plugin in asked if may_claim(plugin, probe))
     return [CheckpointLocation(f, location) for f in formats if (location := f.claims(probe)) is not None]
+
+
+def may_claim(plugin: plugins.Plugin, probe: Probe) -> bool:
+    """Say whether the format's module must be imported to decide: its signature matches, or it has none."""
+    row = plugin.signature
+    if row is None:
+        return True
+    if probe.kind != "file":
+        ends = row.folder if probe.kind == "folder" else row.prefix
+        return ends == plugins.ANY or any(name.endswith(ends) for name in probe.names)
+    name = probe.name.lower()
+    return (
+        probe.head.startswith(row.magic, row.offset)
+        or name.endswith(row.suffixes)
+        or (row.infix != "" and row.infix in name)
+        or (row.end != b"" and probe.tail.endswith(row.end))
+        or (row.members != () and _has_member(probe, row.members))
+        or (row.pickle and common.find_pickle_format(probe) == plugin.name)
+    )
+
+
+def _has_member(probe: Probe, ends: tuple[str, ...]) -> bool:
+    return probe.damage is not None or any(name.endswith(ends) for name in probe.members)
 
 
 def _not_found_error(probe: Probe) -> CkpttoolError:

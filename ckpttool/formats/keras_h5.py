@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 import os
 import re
-import types
 from collections.abc import Iterable, Iterator, Mapping
 from typing import IO, TYPE_CHECKING, Any, NamedTuple
 
@@ -14,7 +13,7 @@ from ckpttool.core.checkpoint import Checkpoint, merge_references, relocate_refe
 from ckpttool.core.errors import UnsupportedError
 from ckpttool.core.tree import Container, Leaf, Path, PathStep, Tree, attr, display, key
 from ckpttool.encodings import archives
-from ckpttool.formats.common import OutputFile, Probe, join_trees
+from ckpttool.formats.common import FormatDefinition, OutputFile, Probe, WritingFormatDefinition, join_trees
 from ckpttool.formats.keras_config import PARTS, snake_case
 
 if TYPE_CHECKING:
@@ -719,14 +718,13 @@ def _writer(layers: Mapping[str, Mapping[str, Leaf]]) -> Callable[[IO[bytes]], N
     return write
 
 
-RL = types.SimpleNamespace(
-    read=read_keras_rl,
-    FRAMEWORK=FRAMEWORK,
-    TITLE=KERAS_RL_TITLE,
-    pieces=keras_rl_pieces,
+KERAS_RL = WritingFormatDefinition(
     NAME=KERAS_RL_NAME,
+    TITLE=KERAS_RL_TITLE,
+    FRAMEWORK=FRAMEWORK,
     claims=keras_rl_claims,
-    WRITES=WRITES,
+    read=read_keras_rl,
+    pieces=keras_rl_pieces,
 )
 
 
@@ -737,7 +735,6 @@ RL = types.SimpleNamespace(
 
 ARCHIVE_NAME = "keras_zip"
 ARCHIVE_TITLE = "Keras 3 model (.keras)"
-ARCHIVE_WRITES = False
 
 CONFIG, METADATA = "config.json", "metadata.json"
 WEIGHTS, SHARDS, PICKLED = "model.weights.h5", "model.weights.json", "model.weights.npz"
@@ -826,16 +823,10 @@ def _read_weights_index(archive: ZipArchive) -> Hdf5Index:
     return keras_tree.merge_shards([hdf5.read_index(archive.source(name)) for name in names], path)
 
 
-ARCHIVE = types.SimpleNamespace(
-    read=read_archive,
-    METADATA=METADATA,
-    PICKLED=PICKLED,
-    FRAMEWORK=FRAMEWORK,
-    TITLE=ARCHIVE_TITLE,
+KERAS_ARCHIVE = FormatDefinition(
     NAME=ARCHIVE_NAME,
-    SHARDS=SHARDS,
+    TITLE=ARCHIVE_TITLE,
+    FRAMEWORK=FRAMEWORK,
     claims=archive_claims,
-    WRITES=ARCHIVE_WRITES,
-    CONFIG=CONFIG,
-    WEIGHTS=WEIGHTS,
+    read=read_archive,
 )

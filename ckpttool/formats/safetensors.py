@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import types
 from collections.abc import Mapping
 from typing import IO, TYPE_CHECKING, Any, NamedTuple, NoReturn
 
@@ -23,7 +22,7 @@ from ckpttool.core.errors import (
 from ckpttool.core.source import File, MissingShard, Shape, Source, Span
 from ckpttool.core.tree import Alias, Container, Leaf, Path, Record, Tree, ValueLeaf, display, key
 from ckpttool.formats import common, torch_zip
-from ckpttool.formats.common import FileListing, OutputFile, Probe, join_trees
+from ckpttool.formats.common import FileListing, FormatDefinition, OutputFile, Probe, join_trees
 
 if TYPE_CHECKING:
     pass
@@ -397,7 +396,6 @@ def _write(stream: IO[bytes], head: bytes, tree: Tree, order: list[Path]) -> Non
 
 SHARDED_NAME = "sharded"
 SHARDED_TITLE = "Hugging Face checkpoint in shards (index.json)"
-SHARDED_WRITES = False
 
 _INDEX = ".index.json"
 _MAP = "weight_map"
@@ -701,11 +699,10 @@ def _paths(tree: Tree) -> dict[str, Path]:
     return found | {leaf.key: path for path, leaf in tree.tensors()}
 
 
-SHARDED = types.SimpleNamespace(
-    read=read_sharded,
-    FRAMEWORK=FRAMEWORK,
-    TITLE=SHARDED_TITLE,
+SHARDED_SAFETENSORS = FormatDefinition(
     NAME=SHARDED_NAME,
+    TITLE=SHARDED_TITLE,
+    FRAMEWORK=FRAMEWORK,
     claims=sharded_claims,
-    WRITES=SHARDED_WRITES,
+    read=read_sharded,
 )

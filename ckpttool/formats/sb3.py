@@ -11,7 +11,6 @@ import shutil
 import subprocess
 import sys
 import tempfile
-import types
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from itertools import pairwise
@@ -40,7 +39,14 @@ from ckpttool.encodings import archives
 from ckpttool.encodings.archives import ZipWriter
 from ckpttool.encodings.pickle_values import Array, Global, PickleObject, dumps
 from ckpttool.formats import common, pickles, torch_legacy
-from ckpttool.formats.common import FileListing, OutputFile, Probe, find_pickle_format, join_trees
+from ckpttool.formats.common import (
+    FileListing,
+    OutputFile,
+    Probe,
+    WritingFormatDefinition,
+    find_pickle_format,
+    join_trees,
+)
 from ckpttool.formats.pickles import (
     SERIALIZED,
     LoadedPickle,
@@ -98,14 +104,13 @@ def sb2_pieces(tree: Tree) -> tuple[OutputFile]:
     return build_sb2_pieces(tree)
 
 
-SB2 = types.SimpleNamespace(
-    WRITES=WRITES,
+STABLE_BASELINES2 = WritingFormatDefinition(
+    NAME=SB2_NAME,
+    TITLE=SB2_TITLE,
+    FRAMEWORK=SB2_FRAMEWORK,
     claims=sb2_claims,
     read=read_sb2,
-    TITLE=SB2_TITLE,
     pieces=sb2_pieces,
-    NAME=SB2_NAME,
-    FRAMEWORK=SB2_FRAMEWORK,
 )
 
 

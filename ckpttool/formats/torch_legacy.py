@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import struct
-import types
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
@@ -14,7 +13,7 @@ from ckpttool.core.text import format_count
 from ckpttool.encodings import archives
 from ckpttool.encodings.pickle_values import Builder, Global, StoredBytes
 from ckpttool.formats import common, torch_tensors, torch_zip
-from ckpttool.formats.common import MAGIC, FileListing, Probe, find_pickle_format
+from ckpttool.formats.common import MAGIC, FileListing, FormatDefinition, Probe, find_pickle_format
 from ckpttool.formats.torch_tensors import (
     BUILDERS,
     RANK,
@@ -81,13 +80,12 @@ def _list_pickle(file: File) -> FileListing:
     return FileListing(walk.tree(), asks=walk.asks)
 
 
-PICKLE = types.SimpleNamespace(
-    WRITES=WRITES,
+PYTHON_PICKLE = FormatDefinition(
+    NAME=PICKLE_NAME,
+    TITLE=PICKLE_TITLE,
+    FRAMEWORK=PICKLE_FRAMEWORK,
     claims=pickle_claims,
     read=read_pickle,
-    TITLE=PICKLE_TITLE,
-    NAME=PICKLE_NAME,
-    FRAMEWORK=PICKLE_FRAMEWORK,
 )
 
 
@@ -155,8 +153,12 @@ def read_tar(location: str) -> Checkpoint:
     return found.checkpoint(location, TAR_NAME, file)
 
 
-TAR = types.SimpleNamespace(
-    WRITES=WRITES, claims=tar_claims, read=read_tar, TITLE=TAR_TITLE, NAME=TAR_NAME, FRAMEWORK=FRAMEWORK
+PYTORCH_TAR = FormatDefinition(
+    NAME=TAR_NAME,
+    TITLE=TAR_TITLE,
+    FRAMEWORK=FRAMEWORK,
+    claims=tar_claims,
+    read=read_tar,
 )
 
 

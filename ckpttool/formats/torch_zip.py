@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import re
 import struct
-import types
 import zlib
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
@@ -33,7 +32,14 @@ from ckpttool.encodings import archives
 from ckpttool.encodings.archives import ZipWriter
 from ckpttool.encodings.pickle_values import Dict, Global, PersistentId, PickleObject, Set, dumps
 from ckpttool.formats import common
-from ckpttool.formats.common import FileListing, OutputFile, Probe, find_pickle_format, join_trees
+from ckpttool.formats.common import (
+    FileListing,
+    OutputFile,
+    Probe,
+    WritingFormatDefinition,
+    find_pickle_format,
+    join_trees,
+)
 from ckpttool.formats.torch_tensors import BUILDERS, StorageTable
 
 if TYPE_CHECKING:
@@ -502,16 +508,15 @@ def _member_files(prefix: str, names: frozenset[str]) -> dict[str, str]:
     return {member: file for member, file in found.items() if filesystem.isfile(file)}
 
 
-SET = types.SimpleNamespace(
-    read=read_set,
-    FRAMEWORK=FRAMEWORK,
-    members=members,
-    TITLE=SET_TITLE,
-    stored=set_stored,
-    pieces=set_pieces,
+PYTORCH_SET = WritingFormatDefinition(
     NAME=SET_NAME,
+    TITLE=SET_TITLE,
+    FRAMEWORK=FRAMEWORK,
     claims=set_claims,
-    WRITES=WRITES,
+    read=read_set,
+    pieces=set_pieces,
+    stored=set_stored,
+    members=members,
 )
 
 
