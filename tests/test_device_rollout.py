@@ -400,7 +400,8 @@ def test_the_first_action_that_is_not_finite_is_named(bad: float) -> None:
 def test_a_rollout_is_read_once_in_a_hundred_steps(env: str) -> None:
     import torch
 
-    from ckpttool.evaluation.torch_rollout import STEPS_BETWEEN_LOOKS, count_transfers
+    from ckpttool.evaluation.torch_rollout import STEPS_BETWEEN_LOOKS
+    from tests.transfers import count_transfers
 
     network = chain(3 if env == "Pendulum-v1" else 2, dense(3 if env == "Pendulum-v1" else 2, 1))
     with environments.make_vector_env(env, 8, engine="device") as vector:
@@ -415,7 +416,7 @@ def test_a_rollout_is_read_once_in_a_hundred_steps(env: str) -> None:
 def test_a_step_that_reads_the_device_is_counted() -> None:
     import torch
 
-    from ckpttool.evaluation.torch_rollout import count_transfers
+    from tests.transfers import count_transfers
 
     def act(obs: Any) -> Any:
         return obs[:, :1] * float(obs[0, 0])
@@ -430,7 +431,7 @@ def test_cuda_is_read_once_in_a_hundred_steps() -> None:
         pytest.skip("PyTorch sees no CUDA device")
     import torch
 
-    from ckpttool.evaluation.torch_rollout import count_transfers
+    from tests.transfers import count_transfers
 
     policy = torch_policy(device="cuda")
     with environments.make_vector_env("Pendulum-v1", 64, engine="device") as vector:
