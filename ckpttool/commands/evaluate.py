@@ -282,9 +282,7 @@ class EvaluationEnvironment:
         self, num_envs: int, engine: str = "auto", *, device: str = "cpu", pictures: bool = False
     ) -> VectorEnv:
         """Return that many environments; an id from a file may not import or name anything."""
-        return environments.make_vector_env(
-            self.env,
-            num_envs,
+        options = environments.VectorEnvOptions(
             trusted=self.trusted,
             kwargs=json.loads(self.arguments) if self.arguments else None,
             obs_dim=self.obs_dim,
@@ -295,6 +293,7 @@ class EvaluationEnvironment:
             device=device,
             pictures=pictures,
         )
+        return environments.make_vector_env(self.env, num_envs, options)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
