@@ -400,7 +400,7 @@ def test_a_child_that_dies_or_hangs_is_one_sentence(tmp_path: Path, monkeypatch:
     with h5py.File(path, "w") as file:
         file["a"] = 1
     start = hdf5._START
-    limited = "from ckpttool.formats import hdf5_child as child; child.limit"
+    limited = "from ckpttool.formats import hdf5_child as child; child.limit_resources"
     for code, sentence in (
         ("import os; os.kill(os.getpid(), 11)", "was ended by signal 11"),
         ("import sys; sys.exit(3)", "ended with status 3"),

@@ -9,6 +9,7 @@ import json
 import math
 import os
 import re
+import sys
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -256,6 +257,29 @@ class WritingFormatDefinition(FormatDefinition):
     members: Callable[[str], tuple[str, ...]] | None = None
     """the files that a location has, or would have if it were complete"""
     WRITES: ClassVar[bool] = True
+
+
+# Processes of our own that a format starts, with the modules that this process sees and nothing else.
+
+_PACKAGE = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+
+
+def child_program(module: str, arguments: str) -> str:
+    """Return the program of a process that runs `main` of a module of formats with these arguments.
+
+    Its first argument on the command line is what `child_paths` returns.
+    """
+    return f"""
+import json, sys
+sys.path += [path for path in json.loads(sys.argv[1]) if path not in sys.path]
+from ckpttool.formats.{module} import main
+main({arguments})
+"""
+
+
+def child_paths() -> str:
+    """Return where modules are found by this process, as JSON."""
+    return json.dumps([_PACKAGE, *(path for path in sys.path if os.path.isabs(path))])
 
 
 # How the files begin that torch.save wrote; every command asks, so nothing heavy is imported here.

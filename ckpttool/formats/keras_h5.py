@@ -101,19 +101,6 @@ def read(location: str) -> Checkpoint:
     )
 
 
-def pieces(tree: Tree, *, root: str | None = None) -> tuple[OutputFile, ...]:
-    """Return the one `.weights.h5` file that holds the tree; raise UnsupportedError for what it cannot.
-
-    `root` names the attribute below which the model stands, for trees of a tf.train.Checkpoint.
-    """
-    return build_pieces(tree, root=root)
-
-
-def stored(tree: Tree, *, root: str | None = None) -> Tree:
-    """Return the tree with the paths and keys that its leaves have in the file."""
-    return tree_as_stored(tree, root=root)
-
-
 # Gathers an optimizer's leaves into the one numbered list that Keras 3 stores and loads.
 #
 # Source: keras/src/optimizers/base_optimizer.py: iteration, learning rate, then each round of slots over the
@@ -484,8 +471,11 @@ VARS = "vars"
 _ATTRIBUTE = 64512
 
 
-def build_pieces(tree: Tree, *, root: str | None = None) -> tuple[OutputFile, ...]:
-    """Return the one file; raise UnsupportedError for a leaf that has no place in it."""
+def pieces(tree: Tree, *, root: str | None = None) -> tuple[OutputFile, ...]:
+    """Return the one `.weights.h5` file that holds the tree; raise UnsupportedError for what it cannot.
+
+    `root` names the attribute below which the model stands, for trees of a tf.train.Checkpoint.
+    """
     places = place_tree(tree, root)
     for path, leaf in tree.tensors():
         row = dtypes.BY_NAME[leaf.dtype]
@@ -495,7 +485,7 @@ def build_pieces(tree: Tree, *, root: str | None = None) -> tuple[OutputFile, ..
     return (OutputFile("", lambda stream: _write(stream, places, groups)),)
 
 
-def tree_as_stored(tree: Tree, *, root: str | None = None) -> Tree:
+def stored(tree: Tree, *, root: str | None = None) -> Tree:
     """Return the tree as it will be read from the file: with the paths and keys that it gets there."""
     from ckpttool.formats.hdf5 import Hdf5Dataset, Hdf5Group, Hdf5Index
     from ckpttool.formats.keras_tree import list_model

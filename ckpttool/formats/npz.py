@@ -52,22 +52,6 @@ def claims(probe: Probe) -> str | None:
     return probe.path if any(arrays) and (all(arrays) or probe.name.endswith(_ARCHIVE)) else None
 
 
-def read(location: str) -> Checkpoint:
-    """List the arrays; what a pickle would have to build is named and never decoded.
-
-    Raise FormatError when archive, headers and bytes do not fit together.
-    """
-    return read_listing(location)
-
-
-def pieces(tree: Tree) -> tuple[OutputFile]:
-    """Return the one `.npz` file that holds the tree.
-
-    Raise UnsupportedError, before anything is written, for what an array cannot hold.
-    """
-    return build_pieces(tree)
-
-
 # What an `.npz` or `.npy` file holds: arrays by name, short texts, and the tree that we recorded.
 
 # What numpy.savez calls an array that was given no name (numpy/lib/_npyio_impl.py, _savez).
@@ -76,8 +60,11 @@ UNNAMED = "arr_0"
 _SHORT = 4096
 
 
-def read_listing(location: str) -> Checkpoint:
-    """List the file; raise FormatError when archive, headers and bytes do not fit together."""
+def read(location: str) -> Checkpoint:
+    """List the arrays; what a pickle would have to build is named and never decoded.
+
+    Raise FormatError when archive, headers and bytes do not fit together.
+    """
     from ckpttool.encodings import npy
 
     file = File.stamp(location)
@@ -194,8 +181,11 @@ class _NpzMember(NamedTuple):
     data: bytes = b""
 
 
-def build_pieces(tree: Tree) -> tuple[OutputFile]:
-    """Return the one file; raise UnsupportedError for a tensor of a type that no array has."""
+def pieces(tree: Tree) -> tuple[OutputFile]:
+    """Return the one `.npz` file that holds the tree.
+
+    Raise UnsupportedError, before anything is written, for a tensor of a type that no array has.
+    """
     from ckpttool.encodings import npy
 
     members = {path: made for path, leaf in tree.items() if (made := _plan_member(path, leaf)) is not None}

@@ -80,13 +80,6 @@ def _reaches_graph(head: bytes) -> bool:
     return False
 
 
-def read(location: str) -> Checkpoint:
-    """List the constants of the model's graph; raise FormatError when the bytes break the format's rules."""
-    # Every command asks every format what it claims; only this one's own reader needs the rest.
-
-    return read_listing(location)
-
-
 # The messages of an ONNX model as records: its graph, nodes, attributes and constants, bounded in number.
 #
 # Field numbers are those of onnx/onnx.proto. The bytes of tensors are not decoded: records say where they
@@ -619,8 +612,8 @@ _LFS = b"version https://git-lfs"
 _LONGEST = 1000
 
 
-def read_listing(location: str) -> Checkpoint:
-    """List the model's constants; see onnx.read."""
+def read(location: str) -> Checkpoint:
+    """List the constants of the model's graph; raise FormatError when the bytes break the format's rules."""
     file = File.stamp(location)
     model = read_model(file)
     lister = _ConstantLister(file)

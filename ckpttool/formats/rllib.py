@@ -63,14 +63,6 @@ def read(location: str) -> Checkpoint:
     return found.listed.checkpoint(location, NAME, *found.files)
 
 
-def pieces(tree: Tree) -> tuple[OutputFile, ...]:
-    """Return the files of the folder of one RLModule; raise UnsupportedError for another tree.
-
-    See layouts.rllib for what such a tree has.
-    """
-    return build_pieces(tree)
-
-
 # What RLlib's arrays and numbers are for, by the place where they stand.
 #
 # Sources in github.com/ray-project/ray: rllib/utils/filter.py (`MeanStdFilter`, `RunningStat`),
@@ -322,8 +314,11 @@ _VERSION = "2.1"
 _BOX = Global("gymnasium.spaces.box", "Box")
 
 
-def build_pieces(tree: Tree) -> tuple[OutputFile, ...]:
-    """Return the folder's files; raise UnsupportedError for a tree that is no module of RLlib's."""
+def pieces(tree: Tree) -> tuple[OutputFile, ...]:
+    """Return the files of the folder of one RLModule; raise UnsupportedError for another tree.
+
+    See libraries/rllib.py for what such a tree has.
+    """
     made = tree.get(CLASS)
     if not isinstance(made, ValueLeaf) or not isinstance(made.value, Record):
         raise UnsupportedError("only an agent can be written as a module of RLlib")

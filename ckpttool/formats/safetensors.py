@@ -70,14 +70,6 @@ def listed(file: File) -> FileListing:
     return list_file(file)
 
 
-def pieces(tree: Tree) -> tuple[OutputFile]:
-    """Return the one file that holds the tree.
-
-    Raise UnsupportedError, before anything is written, for a tensor of a type that the format lacks.
-    """
-    return build_pieces(tree)
-
-
 # A safetensors header, every rule of the format checked, in time that grows with its length.
 #
 # Sources: github.com/huggingface/safetensors, README.md ("Format") and safetensors/src/tensor.rs
@@ -315,8 +307,11 @@ _ORDER = (
 )  # fmt: skip
 
 
-def build_pieces(tree: Tree) -> tuple[OutputFile]:
-    """Return the one file; raise UnsupportedError for a tensor of a type that the format lacks."""
+def pieces(tree: Tree) -> tuple[OutputFile]:
+    """Return the one file that holds the tree.
+
+    Raise UnsupportedError, before anything is written, for a tensor of a type that the format lacks.
+    """
     from ckpttool.formats.torch_tree import native_name
 
     codes = {path: _dtype_code(leaf, path) for path, leaf in tree.tensors()}

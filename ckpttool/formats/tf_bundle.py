@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import IO, TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import IO, TYPE_CHECKING, Literal, NamedTuple
 
 from ckpttool.core import dtypes, filesystem, limits, source
 from ckpttool.core.checkpoint import Checkpoint
@@ -337,16 +337,6 @@ def read(location: str) -> Checkpoint:
 
     found = read_listing(location)
     return Checkpoint(location, NAME, found.tree, found.files, found.writer, "crc32c", found.notes)
-
-
-def pieces(tree: Tree, **options: Any) -> tuple[OutputFile, ...]:
-    """Return the shards and the index that hold the tree; the options are those of write.pieces."""
-    return build_pieces(tree, **options)
-
-
-def stored(tree: Tree, **options: Any) -> Tree:
-    """Return the tree as it will be read after `pieces` wrote it with these options (see write.stored)."""
-    return tree_as_stored(tree, **options)
 
 
 # The records of a TensorFlow tensor bundle: its header and its entries.
@@ -892,7 +882,7 @@ class _BundleItem(NamedTuple):
     path: Path
 
 
-def build_pieces(
+def pieces(
     tree: Tree,
     *,
     graph: bool = True,
@@ -940,7 +930,7 @@ def build_pieces(
     )
 
 
-def tree_as_stored(tree: Tree, *, graph: bool = True, counter: int | None = None) -> Tree:
+def stored(tree: Tree, *, graph: bool = True, counter: int | None = None) -> Tree:
     """Return the tree as the reader will list it: the same leaves under the paths and keys they get.
 
     Raise UnsupportedError as `pieces` does.

@@ -75,18 +75,6 @@ def _holds_checkpoints(probe: Probe) -> bool:
     return filesystem.isfile(f"{probe.path.rstrip('/')}.index")
 
 
-def read(location: str) -> Checkpoint:
-    """List the variables of the SavedModel in the folder `location`, and what its graph says about them.
-
-    A graph that is damaged, absent or too large costs only what it would have said: a note tells so. Damaged
-    variables are a FormatError, like those of any tensor bundle, and so are variables that the graph has and
-    the folder has not.
-    """
-    # Every command asks every format what it claims; only this one's own reader needs the rest.
-
-    return read_listing(location)
-
-
 # Which operations of a graph touch the machine that runs it; no graph is run here.
 #
 # Sources: tensorflow/core/ops/io_ops.cc, script_ops.cc, dataset_ops.cc, experimental_dataset_ops.cc,
@@ -581,8 +569,13 @@ class _ListedGraph:
     objects: tf_saved_model_messages.SavedObjects | None
 
 
-def read_listing(location: str) -> Checkpoint:
-    """List the SavedModel in the folder; see saved_model.read."""
+def read(location: str) -> Checkpoint:
+    """List the variables of the SavedModel in the folder `location`, and what its graph says about them.
+
+    A graph that is damaged, absent or too large costs only what it would have said: a note tells so. Damaged
+    variables are a FormatError, like those of any tensor bundle, and so are variables that the graph has and
+    the folder has not.
+    """
     folder = _SavedModelLister(location)
     graphs = _graphs(folder)
     bundle = _variables(folder, graphs)

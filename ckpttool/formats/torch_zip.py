@@ -171,19 +171,6 @@ def _open_archive(location: str) -> archives.ZipArchive | UnpackedArchive:
     return read_folder(held)
 
 
-def pieces(tree: Tree) -> tuple[OutputFile]:
-    """Return the one file that holds the tree.
-
-    Raise UnsupportedError, before anything is written, for what a torch pickle cannot hold.
-    """
-    return build_pieces(tree)
-
-
-def stored(tree: Tree) -> Tree:
-    """Return the tree with the paths by which it will be read; raise UnsupportedError as `pieces` does."""
-    return tree_as_stored(tree)
-
-
 # Writing a tree as torch.save would: one pickle of the structure, then one aligned member per storage.
 #
 # Source: torch/serialization.py (_save), torch/_tensor.py (_reduce_ex_internal). What is written loads with
@@ -197,7 +184,7 @@ _ORDERED = "collections.OrderedDict"
 _SETS = ("builtins.set", "builtins.frozenset")
 
 
-def build_pieces(tree: Tree) -> tuple[OutputFile]:
+def pieces(tree: Tree) -> tuple[OutputFile]:
     """Return the one file that holds the tree.
 
     Leaves whose `trainable` is known become Parameters, other tensors plain ones; numpy arrays become
@@ -209,7 +196,7 @@ def build_pieces(tree: Tree) -> tuple[OutputFile]:
     return (OutputFile("", lambda stream: _write(plan, pickle, stream)),)
 
 
-def tree_as_stored(tree: Tree) -> Tree:
+def stored(tree: Tree) -> Tree:
     """Return the tree with the paths by which it will be read: torch's file has dicts and lists only.
 
     An attribute's step comes back as a key. Raise UnsupportedError as `pieces` does, and when two entries
