@@ -19,7 +19,14 @@ from typing import IO, TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, Protoc
 from ckpttool.core import dtypes, filesystem, limits
 from ckpttool.core import text as documents
 from ckpttool.core.atomic_write import is_hidden_name
-from ckpttool.core.checkpoint import CODE, Checkpoint, CodeReference, Integrity
+from ckpttool.core.checkpoint import (
+    CODE,
+    Checkpoint,
+    CodeReference,
+    Integrity,
+    merge_references,
+    relocate_references,
+)
 from ckpttool.core.errors import CkpttoolError, FormatError, LimitError, NotFoundError, UnsupportedError
 from ckpttool.core.source import Buffer, File
 from ckpttool.core.tree import (
@@ -90,6 +97,35 @@ def join_trees(parts: Mapping[PathStep, Tree], name: Callable[[PathStep, str], s
             )
         containers |= {(step, *path): container for path, container in tree.containers.items()}
     return Tree(leaves, aliases, containers)
+
+
+def member_key(member: PathStep, native: str) -> str:
+    """Return the native key of a tensor in one of several files: `actor:l1.weight`."""
+    return f"{member.value}:{native}"
+
+
+def join_checkpoints(
+    location: str, format_: str, parts: Mapping[str, Checkpoint], settings: Mapping[str, Tree] | None = None
+) -> Checkpoint:
+    """Return the one checkpoint that several files make: each one's entries below its member's name.
+
+    `settings` are trees of values that belong to it as well.
+    """
+    trees = {key(member): one.tree for member, one in parts.items()}
+    trees |= {key(member): tree for member, tree in (settings or {}).items()}
+    files = tuple(parts.values())
+    checksums = {one.integrity for one in files}
+    return Checkpoint(
+        path=location,
+        format=format_,
+        tree=join_trees(trees, member_key, Container("dict")),
+        files=tuple(file for one in files for file in one.files),
+        writer=files[0].writer,
+        integrity=files[0].integrity if len(checksums) == 1 else "none",
+        notes=tuple(dict.fromkeys(note for one in files for note in one.notes)),
+        asks=merge_references(*(relocate_references(one.asks, member) for member, one in parts.items())),
+        unjudged=tuple(f"{member}: {each}" for member, one in parts.items() for each in one.unjudged),
+    )
 
 
 # The few facts that a format may look at to decide whether a path is its own.

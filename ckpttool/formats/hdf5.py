@@ -35,8 +35,6 @@ from ckpttool.formats import common
 # The layout that datasets have in the file is the first part of docs/formats/keras_h5.md. Nothing in this
 # folder is a format by itself: keras_h5 and keras_zip say what the datasets mean.
 
-# The superblock is at 0, 512, 1024, ... bytes (HDF5 File Format Specification 3.0, II.A).
-MAGIC = b"\x89HDF\r\n\x1a\n"
 _IN_MEMORY = 64 << 20
 
 

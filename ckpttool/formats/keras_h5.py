@@ -8,23 +8,39 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from typing import IO, TYPE_CHECKING, Any, NamedTuple
 
-from ckpttool.core import dtypes, filesystem
-from ckpttool.core.checkpoint import Checkpoint, merge_references, relocate_references
-from ckpttool.core.errors import UnsupportedError
-from ckpttool.core.tree import Container, Leaf, Path, PathStep, Tree, attr, display, key
+from ckpttool.core import dtypes, filesystem, limits
+from ckpttool.core.checkpoint import Checkpoint
+from ckpttool.core.errors import CkpttoolError, FormatError, UnsupportedError
+from ckpttool.core.source import File
+from ckpttool.core.tree import Leaf, Path, PathStep, Tree, attr, display
 from ckpttool.encodings import archives
-from ckpttool.formats.common import FormatDefinition, OutputFile, Probe, WritingFormatDefinition, join_trees
-from ckpttool.formats.keras_config import PARTS, snake_case
+from ckpttool.encodings.archives import ZipArchive
+from ckpttool.formats import hdf5, keras_tree
+from ckpttool.formats.common import (
+    FormatDefinition,
+    OutputFile,
+    Probe,
+    WritingFormatDefinition,
+    join_checkpoints,
+)
+from ckpttool.formats.hdf5 import Hdf5Dataset, Hdf5Group, Hdf5Index
+from ckpttool.formats.keras_config import (
+    PARTS,
+    ConfigAudit,
+    audit_json,
+    config_of,
+    merge_audits,
+    parse_config,
+    snake_case,
+)
+from ckpttool.formats.keras_tree import SLOTS, list_model, optimizer_class, optimizer_config
+from ckpttool.formats.tf_object_graph import slot_path
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection
 
     import h5py  # type: ignore[import-untyped]
     import numpy as np
-
-    from ckpttool.encodings.archives import ZipArchive
-    from ckpttool.formats.hdf5 import Hdf5Index
-
 
 # Keras's HDF5 files: `.h5` weights and models of Keras 1 and 2, `.weights.h5` of Keras 3 and tf_keras.
 #
@@ -75,10 +91,6 @@ def _has_user_block(probe: Probe) -> bool:
 
 def read(location: str) -> Checkpoint:
     """List the file; raise FormatError when it is damaged, UnsupportedError when it leads to other files."""
-    from ckpttool.core.checkpoint import Checkpoint
-    from ckpttool.core.source import File
-    from ckpttool.formats import hdf5, keras_tree
-
     file = File.stamp(location)
     if location.endswith(".json"):
         files, index = keras_tree.read_shards(file)
@@ -183,8 +195,6 @@ class OptimizerSlots:
 
 def _optimizer_path(path: Path, leaf: Leaf) -> Path:
     """Return the path of a slot's optimizer, whether the slot has a path of its own or stands in a list."""
-    from ckpttool.formats.tf_object_graph import slot_path
-
     if leaf.of is not None and leaf.slot is not None:
         short = len(path) - len(leaf.of) - 2
         if short >= 0 and path == slot_path(path[:short], leaf.slot, leaf.of):
@@ -365,8 +375,6 @@ class _PlacementBuilder:
     @staticmethod
     def _optimizer_name(at: Path, counter: Leaf) -> str | None:
         """Return what Keras calls the optimizer, as in its counter's name (`adam_1/iteration`)."""
-        from ckpttool.formats.keras_tree import optimizer_class
-
         name = (counter.name or "").partition("/")[0]
         return name if optimizer_class(name) is not None else str(at[-1].value) if at else None
 
@@ -487,9 +495,6 @@ def pieces(tree: Tree, *, root: str | None = None) -> tuple[OutputFile, ...]:
 
 def stored(tree: Tree, *, root: str | None = None) -> Tree:
     """Return the tree as it will be read from the file: with the paths and keys that it gets there."""
-    from ckpttool.formats.hdf5 import Hdf5Dataset, Hdf5Group, Hdf5Index
-    from ckpttool.formats.keras_tree import list_model
-
     places = place_tree(tree, root)
     datasets = {
         path: Hdf5Dataset(path, number, leaf.dtype, leaf.shape, leaf.source)
@@ -530,8 +535,6 @@ def _split_attribute(names: list[str]) -> dict[str, list[str]]:
 
     Source: keras/src/legacy/saving/legacy_h5_format.py, save_attributes_to_hdf5_group.
     """
-    from ckpttool.formats.keras_tree import SLOTS
-
     width = max(len(name.encode()) for name in names)
     step = max(1, _ATTRIBUTE // max(1, width))
     if len(names) <= step:
@@ -663,24 +666,7 @@ def read_keras_rl(location: str) -> Checkpoint:
 
     stem = location.removesuffix(_SUFFIX)
     parts = {member: open_checkpoint(f"{stem}_{member}{_SUFFIX}") for member in _MEMBERS}
-    tree = join_trees({key(member): one.tree for member, one in parts.items()}, _native, Container("dict"))
-    both = tuple(parts.values())
-    checked = all(one.integrity == "crc32c" for one in both)
-    return Checkpoint(
-        path=location,
-        format=KERAS_RL_NAME,
-        tree=tree,
-        files=tuple(file for one in both for file in one.files),
-        writer=both[0].writer,
-        integrity="crc32c" if checked else "none",
-        notes=tuple(dict.fromkeys(note for one in both for note in one.notes)),
-        asks=merge_references(*(relocate_references(one.asks, member) for member, one in parts.items())),
-        unjudged=tuple(f"{member}: {each}" for member, one in parts.items() for each in one.unjudged),
-    )
-
-
-def _native(member: PathStep, name: str) -> str:
-    return f"{member.value}:{name}"
+    return join_checkpoints(location, KERAS_RL_NAME, parts)
 
 
 def keras_rl_pieces(tree: Tree) -> tuple[OutputFile, ...]:
@@ -745,12 +731,6 @@ def read_archive(location: str) -> Checkpoint:
 
     Raise FormatError when archive or weights are damaged, UnsupportedError for weights that are pickled.
     """
-    from ckpttool.core.checkpoint import Checkpoint
-    from ckpttool.core.source import File
-    from ckpttool.formats import keras_tree
-    from ckpttool.formats.keras_config import ConfigAudit, audit_json, config_of, merge_audits
-    from ckpttool.formats.keras_tree import optimizer_config
-
     file = File.stamp(location)
     archive = archives.read_zip(file)
     config, notes = _read_document(archive, CONFIG)
@@ -782,10 +762,6 @@ def read_archive(location: str) -> Checkpoint:
 
 
 def _read_document(archive: ZipArchive, name: str) -> tuple[dict[str, Any], tuple[str, ...]]:
-    from ckpttool.core import limits
-    from ckpttool.core.errors import CkpttoolError
-    from ckpttool.formats.keras_config import parse_config
-
     member = archive.members.get(name)
     if member is None:
         return {}, (f"the archive has no {name}",)
@@ -798,9 +774,6 @@ def _read_document(archive: ZipArchive, name: str) -> tuple[dict[str, Any], tupl
 
 
 def _read_weights_index(archive: ZipArchive) -> Hdf5Index:
-    from ckpttool.core.errors import FormatError, UnsupportedError
-    from ckpttool.formats import hdf5, keras_tree
-
     path = archive.file.path
     if WEIGHTS in archive.members:
         names = [WEIGHTS]

@@ -16,11 +16,10 @@ from ckpttool.core.source import Buffer, File, Inline, Source, Span
 from ckpttool.core.tree import Container, Leaf, Path, Record, Role, Tree, ValueLeaf, attr, key
 from ckpttool.encodings import protobuf
 from ckpttool.formats import common, tf_common
+from ckpttool.formats.common import Probe
 
 if TYPE_CHECKING:
     import numpy as np
-
-    from ckpttool.formats.common import Probe
 
 
 # ONNX models: a protobuf message with a graph of operators and constants; the onnx library is not needed.

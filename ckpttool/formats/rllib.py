@@ -57,7 +57,7 @@ def read(location: str) -> Checkpoint:
     that are no pickles (msgpack, PyTorch), FormatError for damage.
     """
     try:
-        found = list_folder(location) if filesystem.isdir(location) else list_file(location)
+        found = _list_folder(location) if filesystem.isdir(location) else _list_file(location)
     except CkpttoolError as error:
         raise error.located(file=location) from error.__cause__
     return found.listed.checkpoint(location, NAME, *found.files)
@@ -188,7 +188,7 @@ class _RllibWalk(PickleWalk):
         return tuple(attr(part) for part in step.value.split("/"))
 
 
-def list_file(location: str) -> RllibListing:
+def _list_file(location: str) -> RllibListing:
     """Return what a single file holds, and the `.tune_metadata` that Tune writes beside it."""
     file = File.stamp(location)
     walk = _RllibWalk(rllib_role)
@@ -224,7 +224,7 @@ def _add_state(walk: PickleWalk, pickled: LoadedPickle, path: Path) -> None:
     walk.add(pickled._replace(value={k: v for k, v in value.items() if k != "worker"}), path)
 
 
-def list_folder(location: str) -> RllibListing:
+def _list_folder(location: str) -> RllibListing:
     """Return what the pickled states in a folder and below it hold."""
     facts: dict[str, Any] = {}
     files: list[File] = []

@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import IO, TYPE_CHECKING, Literal, NamedTuple
+from typing import IO, Literal, NamedTuple
 
 from ckpttool.core import dtypes, filesystem, limits, source
 from ckpttool.core.checkpoint import Checkpoint
@@ -20,7 +20,7 @@ from ckpttool.core.source import Buffer, ByteSwappedSpan, Checksum, File, Inline
 from ckpttool.core.text import format_count
 from ckpttool.core.tree import Alias, Container, Leaf, Path, PathStep, Role, Tree, attr, display
 from ckpttool.encodings import protobuf, sstable
-from ckpttool.formats import tf_common
+from ckpttool.formats import tf_common, tf_object_graph
 from ckpttool.formats.common import OutputFile, Probe
 from ckpttool.formats.tf_common import (
     Extent,
@@ -32,11 +32,7 @@ from ckpttool.formats.tf_common import (
     slice_box,
     tree_by_name,
 )
-
-if TYPE_CHECKING:
-    from ckpttool.formats import tf_object_graph
-    from ckpttool.formats.tf_object_graph import Graph
-
+from ckpttool.formats.tf_object_graph import KEY, MARK, Graph
 
 # The join of an object graph with the keys of a bundle: one name, role and owner for every tensor.
 
@@ -61,8 +57,6 @@ class _BundleTreeBuilder:
 
 def tree_from_graph(data: bytes, tensors: Mapping[str, VariableInfo]) -> tuple[Tree, tuple[str, ...]]:
     """Return the tree of a bundle whose object graph is `data`, and what a person should know about it."""
-    from ckpttool.formats import tf_object_graph
-
     graph = tf_object_graph.parse_graph(data)
     chosen = tf_object_graph.choose_paths(graph)
     valued = {number for number, node in enumerate(graph) if node.attributes}
@@ -88,8 +82,6 @@ def tree_from_graph(data: bytes, tensors: Mapping[str, VariableInfo]) -> tuple[T
 
 
 def _add(naming: _BundleTreeBuilder, number: int, path: Path) -> None:
-    from ckpttool.formats import tf_object_graph
-
     for attribute in naming.graph[number].attributes:
         if attribute.key not in naming.tensors:
             naming.absent.append((number, path, attribute))
@@ -106,8 +98,6 @@ def _add_prefixed(naming: _BundleTreeBuilder) -> list[str]:
 
     Lookup tables and iterators save `KEY-keys`, `KEY-values` and `KEY_STATE`.
     """
-    from ckpttool.formats import tf_object_graph
-
     keys = sorted(naming.tensors.keys() - naming.used.keys())
     following = list(range(len(keys) + 1))  # where the next key is that nobody has taken
     absent, seen = [], set()
@@ -187,8 +177,6 @@ def _leaf(
 
 def _add_slots(naming: _BundleTreeBuilder) -> None:
     # Older optimizers hold their slots by no edge; the graph lists them beside the variable that they serve.
-    from ckpttool.formats import tf_object_graph
-
     canonical = naming.canonical
     for number, slot in naming.roles.slots.items():
         if number in canonical or slot.of not in canonical or slot.optimizer not in canonical:
@@ -214,8 +202,6 @@ def _owner_path(naming: _BundleTreeBuilder, number: int | None) -> Path | None:
 
 
 def _add_loose(naming: _BundleTreeBuilder) -> list[str]:
-    from ckpttool.formats import tf_object_graph
-
     loose = [key for key in naming.tensors if key not in naming.used]
     for key in loose:
         path = _unused_path(naming, tf_object_graph.path_of_key(key))
@@ -233,8 +219,6 @@ def _notes(
     chosen: tf_object_graph.ObjectTree,
     aliases: tf_object_graph.ObjectAliases,
 ) -> Iterator[str]:
-    from ckpttool.formats import tf_object_graph
-
     if savers:
         named = abbreviate_list(savers, SHOWN)
         yield f"some objects were saved by a registered saver ({named}) under keys of its own choice"
@@ -333,8 +317,6 @@ def redirected(probe: Probe, location: str) -> str | None:
 
 def read(location: str) -> Checkpoint:
     """List the checkpoint with prefix `location`; every entry is judged, no tensor is read."""
-    # Not at the top: every command asks `claims`.
-
     found = read_listing(location)
     return Checkpoint(location, NAME, found.tree, found.files, found.writer, "crc32c", found.notes)
 
@@ -567,8 +549,6 @@ def _index_bytes(file: File) -> bytes:
 
 
 def _tree(tensors: dict[str, VariableInfo], index: str) -> tuple[Tree, tuple[str, ...]]:
-    from ckpttool.formats.tf_object_graph import KEY
-
     graph = tensors.pop(KEY, None)
     if graph is None:
         return tree_by_name(tensors), ()
@@ -595,8 +575,6 @@ def _text(source: Source, limit: str) -> bytes:
 
 def _modules(tree: Tree) -> tuple[dict[Path, Container], list[str]]:
     """Return what stored configurations say about the objects that have one, and a note on unusable ones."""
-    from ckpttool.formats import tf_object_graph
-
     found: dict[Path, Container] = {}
     refused: list[str] = []
     for path, leaf in tree.tensors():
@@ -841,8 +819,6 @@ def tensor_names(tree: Tree) -> Mapping[Path, str]:
 
 
 def _tensor_name(tree: Tree, path: Path, leaf: Leaf) -> str:
-    from ckpttool.formats.tf_object_graph import KEY
-
     own = "/".join(str(step.value) for step in path)
     if own == leaf.key and own != KEY and own and own[0] != "\0":
         return own
@@ -935,8 +911,6 @@ def stored(tree: Tree, *, graph: bool = True, counter: int | None = None) -> Tre
 
     Raise UnsupportedError as `pieces` does.
     """
-    from ckpttool.formats.tf_object_graph import KEY
-
     items = _list_items(_add_save_counter(tree, counter if graph else None), graph=graph)
     tensors = {key: VariableInfo(leaf.dtype, leaf.shape, leaf.source) for key, leaf, _ in items}
     if not graph:
@@ -946,8 +920,6 @@ def stored(tree: Tree, *, graph: bool = True, counter: int | None = None) -> Tre
 
 
 def _add_save_counter(tree: Tree, counter: int | None) -> Tree:
-    from ckpttool.formats.tf_object_graph import MARK
-
     known = any(MARK in leaf.key for _, leaf in tree.tensors())
     if counter is None or known or any(path[:1] == _COUNTER for path in tree):
         return tree
@@ -957,9 +929,6 @@ def _add_save_counter(tree: Tree, counter: int | None) -> Tree:
 
 def _list_items(tree: Tree, *, graph: bool) -> list[_BundleItem]:
     """Return what is to be stored, in TensorFlow's order: by object, the graph last; or by name."""
-    from ckpttool.formats import tf_object_graph
-    from ckpttool.formats.tf_object_graph import KEY
-
     for path, _ in tree.plain():
         raise UnsupportedError(
             "a TensorFlow checkpoint holds tensors only, and this value is none",

@@ -15,7 +15,7 @@ from ckpttool.encodings import protobuf, sstable
 from ckpttool.encodings.sstable import BlockHandle, SStable
 from ckpttool.formats import tf_common
 from ckpttool.formats.common import Probe
-from ckpttool.formats.tf_common import Extent, VariableInfo
+from ckpttool.formats.tf_common import Extent, VariableInfo, tree_by_name
 
 if TYPE_CHECKING:
     import numpy as np
@@ -52,8 +52,6 @@ def read(location: str) -> Checkpoint:
 
     Raise TruncatedError when a shard is missing: only the shard itself says what it holds.
     """
-    from ckpttool.formats.tf_common import tree_by_name
-
     found = read_listing(location)
     return Checkpoint(
         location,

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 from ckpttool.core.checkpoint import Checkpoint, CodeReference, merge_references, relocate_references
 from ckpttool.core.errors import CkpttoolError, FormatError, TruncatedError, UnsupportedError
 from ckpttool.core.source import File, Inline, Span
 from ckpttool.core.text import format_count
-from ckpttool.encodings import archives
+from ckpttool.encodings import archives, pickle_reader
+from ckpttool.encodings.pickle_reader import PersistentLoader, PickleContents
 from ckpttool.encodings.pickle_values import Builder, Global, StoredBytes
-from ckpttool.formats import common, torch_tensors, torch_zip
+from ckpttool.formats import common, torch_tensors, torch_tree, torch_zip
 from ckpttool.formats.common import MAGIC, FileListing, FormatDefinition, Probe, find_pickle_format
+from ckpttool.formats.pickles import PickleWalk, load_pickle_file, role_by_last_name
 from ckpttool.formats.torch_tensors import (
     BUILDERS,
     RANK,
@@ -26,10 +28,6 @@ from ckpttool.formats.torch_tensors import (
     storage_dtype,
     storage_itemsize,
 )
-
-if TYPE_CHECKING:
-    from ckpttool.encodings.pickle_reader import PersistentLoader, PickleContents
-
 
 # A pickle that no other format owns: plain data, NumPy arrays, torch's tensors (a dict of weights).
 #
@@ -62,12 +60,6 @@ def read_pickle(location: str) -> Checkpoint:
 
 
 def _list_pickle(file: File) -> FileListing:
-    from ckpttool.core.checkpoint import merge_references
-    from ckpttool.encodings.pickle_reader import PickleContents
-    from ckpttool.formats import torch_tree
-    from ckpttool.formats.common import FileListing
-    from ckpttool.formats.pickles import PickleWalk, load_pickle_file, role_by_last_name
-
     inner = EmbeddedStorages(file)
     pickled = load_pickle_file(file, inner.builders)
     if inner.found:
@@ -108,8 +100,6 @@ def read(location: str) -> Checkpoint:
 
     Raise FormatError when pickles and storages do not fit together.
     """
-    # Not at the top: every command asks `claims`.
-
     file = File.stamp(location)
     try:
         found = list_legacy(file, 0, file.size)
@@ -143,8 +133,6 @@ def read_tar(location: str) -> Checkpoint:
 
     Raise FormatError when its members do not fit together.
     """
-    # Not at the top: every command asks `claims`.
-
     file = File.stamp(location)
     try:
         found = list_tar(file)
@@ -205,8 +193,6 @@ class ByteStream:
         Where it ends is known only when it was read, so a window of bytes is read, and a larger one while the
         pickle is longer: `persistent` may be asked for the same ids again.
         """
-        from ckpttool.encodings import pickle_reader
-
         while True:
             length = min(window, self.end - self.at)
             try:
@@ -278,8 +264,6 @@ def list_legacy(file: File, offset: int, length: int) -> FileListing:
 
     Storages stay where they are. Raise FormatError when pickles and storages do not fit together.
     """
-    from ckpttool.formats import torch_tree
-
     if not offset and archives.is_tar_header(file.read(0, min(length, archives.BLOCK))):
         # torch looks for a tar archive before it looks for its stream (serialization.py, _legacy_load).
         raise FormatError("the file is a tar archive, too", file=file.path)
@@ -490,8 +474,6 @@ def list_tar(file: File) -> FileListing:
 
     Raise FormatError when its members do not fit together.
     """
-    from ckpttool.formats import torch_tree
-
     members = {
         name: ByteStream(file, s.offset, s.offset + s.length) for name, s in archives.read_tar(file).items()
     }

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from typing import IO, TYPE_CHECKING, Any, NoReturn, Protocol
 
 from ckpttool.core import checkpoint, dtypes, filesystem, limits
-from ckpttool.core.checkpoint import CODE, Checkpoint, CodeReference, merge_references, relocate_references
+from ckpttool.core.checkpoint import CODE, Checkpoint, CodeReference, relocate_references
 from ckpttool.core.errors import CkpttoolError, FormatError, NotFoundError, UnsupportedError
 from ckpttool.core.source import DeflatedSpan, File, Shape, Span, Storage
 from ckpttool.core.text import format_count
@@ -151,8 +151,6 @@ def read(location: str) -> Checkpoint:
     Raise FormatError when archive, pickle and storages do not fit together, or when the pickle asks to
     call something that can act.
     """
-    # Not at the top: every command asks `claims`.
-
     try:
         opened = _open_archive(location)
         found = list_archive(opened)
@@ -410,21 +408,8 @@ def read_set(location: str) -> Checkpoint:
 
     folder = os.path.dirname(location) or "."
     names = _member_files(location, frozenset(filesystem.listdir(folder)))
-    read_files = {member: open_checkpoint(file) for member, file in names.items()}
-    tree = join_trees(
-        {key(member): one.tree for member, one in read_files.items()}, _set_native, Container("dict")
-    )
-    parts = tuple(read_files.values())
-    return Checkpoint(
-        path=location,
-        format=SET_NAME,
-        tree=tree,
-        files=tuple(file for one in parts for file in one.files),
-        writer=parts[0].writer,
-        integrity="crc32" if all(one.integrity == "crc32" for one in parts) else "none",
-        notes=tuple(dict.fromkeys(note for one in parts for note in one.notes)),
-        asks=merge_references(*(relocate_references(one.asks, member) for member, one in read_files.items())),
-        unjudged=tuple(f"{member}: {each}" for member, one in read_files.items() for each in one.unjudged),
+    return common.join_checkpoints(
+        location, SET_NAME, {member: open_checkpoint(file) for member, file in names.items()}
     )
 
 
@@ -449,11 +434,7 @@ def set_pieces(tree: Tree) -> tuple[OutputFile, ...]:
 def set_stored(tree: Tree) -> Tree:
     """Return the tree with the paths by which it will be read; raise UnsupportedError as `pieces` does."""
     parts = {key(member): stored(one) for member, one in _members(tree).items()}
-    return join_trees(parts, _set_native, Container("dict"))
-
-
-def _set_native(member: PathStep, name: str) -> str:
-    return f"{member.value}:{name}"
+    return join_trees(parts, common.member_key, Container("dict"))
 
 
 def _members(tree: Tree) -> Mapping[str, Tree]:
