@@ -31,12 +31,14 @@ if TYPE_CHECKING:
     from ckpttool.commands.doctor import diagnose
     from ckpttool.commands.evaluate import Protocol, evaluate
     from ckpttool.commands.evidence import AgentFacts
+    from ckpttool.commands.export_onnx import ExportOptions, export
     from ckpttool.commands.inspect import schema, summary
-    from ckpttool.commands.load_into import load_into
+    from ckpttool.commands.load_into import FillOptions, load_into
+    from ckpttool.commands.options import ConversionOptions
     from ckpttool.commands.save import save
     from ckpttool.commands.stats import stats
     from ckpttool.commands.sweep import sweep
-    from ckpttool.commands.verify import verify
+    from ckpttool.commands.verify import VerificationOptions, verify
     from ckpttool.core import errors
     from ckpttool.core.checkpoint import Branch, Checkpoint, Handle
     from ckpttool.core.errors import CkpttoolError
@@ -50,12 +52,16 @@ __all__ = [
     "Branch",
     "Checkpoint",
     "CkpttoolError",
+    "ConversionOptions",
+    "ExportOptions",
+    "FillOptions",
     "Handle",
     "Leaf",
     "Protocol",
     "Sidecar",
     "Tree",
     "ValueLeaf",
+    "VerificationOptions",
     "__version__",
     "convert",
     "diagnose",
@@ -64,6 +70,7 @@ __all__ = [
     "display",
     "errors",
     "evaluate",
+    "export",
     "flatten_with_path",
     "load_into",
     "open",
@@ -80,18 +87,23 @@ _HOMES = {
     "Branch": "core.checkpoint",
     "Checkpoint": "core.checkpoint",
     "CkpttoolError": "core.errors",
+    "ConversionOptions": "commands.options",
+    "ExportOptions": "commands.export_onnx",
+    "FillOptions": "commands.load_into",
     "Handle": "core.checkpoint",
     "Leaf": "core.tree",
     "Protocol": "commands.evaluate",
     "Sidecar": "core.sidecar",
     "Tree": "core.tree",
     "ValueLeaf": "core.tree",
+    "VerificationOptions": "commands.verify",
     "convert": "commands.convert",
     "diagnose": "commands.doctor",
     "diff": "commands.diff",
     "digest": "commands.digest",
     "display": "core.tree",
     "evaluate": "commands.evaluate",
+    "export": "commands.export_onnx",
     "flatten_with_path": "networks.live_trees",
     "load_into": "commands.load_into",
     "open": "formats.detect",

@@ -44,9 +44,9 @@ What the exit statuses mean is in [exit_codes.md](exit_codes.md), what `--json` 
 def commands() -> list[str]:
     """Return the commands' names in the order of the program's help."""
     sys.path.insert(0, str(ROOT))
-    from ckpttool.cli.app import app
+    from ckpttool.cli.app import COMMANDS
 
-    return [str(c.name or c.callback.__name__) for c in app.registered_commands if c.callback is not None]
+    return [each.name for each in COMMANDS]
 
 
 def texts_of_help(every: Sequence[Sequence[str]]) -> list[str]:

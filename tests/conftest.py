@@ -12,7 +12,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,6 +28,9 @@ from tests import schemas
 from tests.warm_hdf5 import forked_hdf5, own_hdf5_process  # noqa: F401  # fixtures
 
 if TYPE_CHECKING:
+    from ckpttool.core.plugins import Plugin
+    from ckpttool.core.tree import Tree
+    from ckpttool.libraries.schema import RecognizedAgent
     from ckpttool.networks.worker import Worker
 
 # A law that fails in one of a thousand cases is found in some run; the suite has ten minutes for all laws.
@@ -83,10 +86,8 @@ class Terminal(io.TextIOWrapper):
         return True
 
 
-@functools.cache
-def _parser(word: str = "", made: Callable[[], Any] = app._build_parser) -> Any:
-    """Return the parser of a command, which every run would make: the tests run thousands of commands."""
-    return made()
+# Every run would make the parser of its command: the tests run thousands of commands.
+_parser = functools.cache(app.CommandEntry.parser)
 
 
 def in_process(
@@ -104,7 +105,7 @@ def in_process(
     handlers = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGHUP)}
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sys, "argv", ["ckpttool", *map(str, arguments)])
-        patch.setattr(app, "_build_parser", lambda: _parser(*sys.argv[1:2]))
+        patch.setattr(app.CommandEntry, "parser", _parser)
         patch.setattr(sys, "stdout", out)
         patch.setattr(sys, "stderr", err)
         patch.setattr(sys, "path", list(sys.path))
@@ -230,6 +231,25 @@ def shared_workers(workers: Callable[[str], Worker], monkeypatch: pytest.MonkeyP
     from ckpttool.commands import verify
 
     monkeypatch.setattr(verify, "Worker", lambda name, **_: nullcontext(workers(name)))
+
+
+@pytest.fixture(autouse=True)
+def libraries_behind_their_rows(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In tests of layouts, assert that no library's row excludes a tree that the library recognises."""
+    if not request.module.__name__.startswith(("tests.test_layout", "tests.test_recognise")):
+        return
+    from ckpttool.libraries import recognize
+
+    allowed = recognize._collect_claims
+
+    def asked_all(rows: Iterable[Plugin], tree: Tree, name: str) -> list[RecognizedAgent]:
+        rows, names = tuple(rows), tuple(recognize._list_display_names(tree))
+        for row in rows:
+            if not recognize.may_recognize(row, names, name):
+                assert recognize._load_layout(row).recognise(tree, name) is None, row.name
+        return allowed(rows, tree, name)
+
+    monkeypatch.setattr(recognize, "_collect_claims", asked_all)
 
 
 @pytest.fixture

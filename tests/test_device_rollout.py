@@ -305,7 +305,7 @@ def test_without_gymnasium_the_device_plays_the_same(
 ) -> None:
     played, specs = [], []
     for present in (True, False):
-        monkeypatch.setattr(environments, "installed", lambda present=present: present)
+        monkeypatch.setattr(environments, "is_gymnasium_installed", lambda present=present: present)
         with environments.make_vector_env(env, 4, engine="device") as vector:
             specs.append(vector.spec)
             played.append(rollouts(torch_policy(network), vector, RolloutSpec(6, 3))[0])

@@ -352,7 +352,7 @@ class TestOnAGpu:
         policy._on_host._run = policy._run = limited
         if not is_real(build):
             # fitting_rows measures on a GPU alone.
-            policy._place = SimpleNamespace(type="cuda")
+            policy.place = SimpleNamespace(type="cuda")
             policy._fits = lambda rows: rows <= 700
         before = policy.step(normal(6, 3))[0].shape
         with pytest.raises(DeviceError) as refusal:
@@ -378,7 +378,7 @@ class TestOnAGpu:
             return run(given)
 
         host._run = limited
-        policy._place = torch.device("cuda", 0)
+        policy.place = torch.device("cuda", 0)
         assert policy.step(normal(11, 17))[0].shape == (11, 6)
         assert host.captured_shapes == 0
 
@@ -940,21 +940,27 @@ class TestDeviceErrors:
         import torch
 
         from ckpttool.evaluation import torch_rollout
+        from ckpttool.evaluation.rollout import RolloutSpec
 
         def fails(*_: object, **__: object) -> None:
             raise torch.OutOfMemoryError("CUDA out of memory.")
 
         policy: Any = plugins.find("backends", "torch").load().build(ACTOR)
+        envs: Any = SimpleNamespace(num_envs=64, spec=SimpleNamespace(obs_dim=17))
+
+        def play() -> None:
+            torch_rollout.play_on_device(policy, envs, RolloutSpec(1), 2, lambda *_: None)
+
         monkeypatch.setattr(torch_rollout, "play_members", fails)
         before = torch.get_num_threads()
         with pytest.raises(DeviceError) as refusal:
-            policy.play(SimpleNamespace(num_envs=64, spec=SimpleNamespace(obs_dim=17)), None, 2, None)
+            play()
         assert refusal.value.hint == "--num-envs 16"
         assert torch.get_num_threads() == before
         for error in (KeyError("x"), RuntimeError("shapes")):
             monkeypatch.setattr(torch_rollout, "play_members", lambda *_, error=error, **__: raise_(error))
             with pytest.raises(type(error)):
-                policy.play(SimpleNamespace(num_envs=64, spec=SimpleNamespace(obs_dim=17)), None, 2, None)
+                play()
 
     @pytest.mark.parametrize(
         ("visible", "error", "words"),

@@ -212,7 +212,7 @@ def test_rows_of_one_seed_begin_alike_and_nothing_is_drawn() -> None:
 
 def test_without_gymnasium_every_number_is_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     theirs = environments.make_vector_env("Pendulum-v1", len(SEEDS))
-    monkeypatch.setattr(environments, "installed", lambda: False)
+    monkeypatch.setattr(environments, "is_gymnasium_installed", lambda: False)
     ours = environments.make_vector_env("Pendulum-v1", len(SEEDS), obs_dim=3)
     assert ours.notes == (fast_engines.PENDULUM_NOTE,)
     for field in (

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import os
 import re
+import resource
 import signal
 import subprocess
 import sys
@@ -23,7 +24,7 @@ from ckpttool.core.errors import CkpttoolError, MissingExtraError, UnsupportedEr
 from ckpttool.evaluation import environments, gymnasium_engine
 from ckpttool.evaluation.gymnasium_engine import GymVector
 from ckpttool.evaluation.rollout import Rollout, RolloutSpec, rollouts
-from ckpttool.evaluation.video import WRITERS, Camera, Caption, CutError, write_gif, write_mp4
+from ckpttool.evaluation.video import ENCODINGS, Camera, Caption, CutError, write_video
 from tests.conftest import ROOT, TORCH_SAMPLE, in_process, refused
 from tests.test_rollout import PENDULUM, Countdown, Linear, needs_mujoco
 
@@ -79,6 +80,12 @@ def decoded(path: Path) -> tuple[np.ndarray, float]:
     return found, len(found) / fps
 
 
+def write(path: Path, pictures: list[np.ndarray], fps: float) -> None:
+    with write_video(str(path), path.suffix, fps) as show:
+        for picture in pictures:
+            show(picture)
+
+
 # --- files ------------------------------------------------------------------------------------------
 
 
@@ -87,9 +94,7 @@ def decoded(path: Path) -> tuple[np.ndarray, float]:
 def test_what_is_shown_is_in_the_file(suffix: str, size: tuple[int, int], tmp_path: Path) -> None:
     shown = noise(12, *size)
     path = tmp_path / f"film{suffix}"
-    with path.open("wb") as stream, WRITERS[suffix](stream, FPS) as show:
-        for picture in shown:
-            show(picture)
+    write(path, shown, FPS)
     found, seconds = decoded(path)
     height, width = size
     assert len(found) == len(shown)
@@ -102,28 +107,22 @@ def test_what_is_shown_is_in_the_file(suffix: str, size: tuple[int, int], tmp_pa
     assert errors.max() < 8
 
 
-def test_a_gif_of_many_pictures_a_second_leaves_some_out_and_takes_as_long(tmp_path: Path) -> None:
+def test_a_gif_of_many_pictures_per_second_omits_some_and_lasts_as_long(tmp_path: Path) -> None:
     path = tmp_path / "film.gif"
-    shown = noise(26)
-    with path.open("wb") as stream, write_gif(stream, 125.0) as show:
-        for picture in shown:
-            show(picture)
+    shown = noise(50)
+    write(path, shown, 125.0)
     found, seconds = decoded(path)
-    # Every third one, and the last, which is the 26th.
-    assert len(found) == 10
-    assert seconds == pytest.approx(26 / 125, abs=0.005)
-    assert abs(found[-1].astype(int) - shown[-1]).mean() < 4
+    assert len(found) == 20
+    assert seconds == pytest.approx(50 / 125, abs=0.005)
+    errors = [min(abs(picture.astype(int) - each).mean() for each in shown) for picture in found]
+    assert max(errors) < 4
 
 
 def test_a_gif_keeps_pictures_that_change_nothing(tmp_path: Path) -> None:
     path = tmp_path / "film.gif"
-    still = noise(1)[0]
-    with path.open("wb") as stream, write_gif(stream, 30.0) as show:
-        for _ in range(30):
-            show(still)
+    write(path, noise(1) * 30, 30.0)
     from PIL import Image
 
-    # Its own reader merges nothing: each is stored, as a point.
     with Image.open(path) as film:
         assert film.n_frames == 30
         assert film.info["loop"] == 0
@@ -131,53 +130,74 @@ def test_a_gif_keeps_pictures_that_change_nothing(tmp_path: Path) -> None:
     assert path.stat().st_size < 8000
 
 
-def test_an_encoder_that_fails_is_told_in_a_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+FAILING = {
+    "at once": "exit 1",
+    "at the end": "cat > /dev/null; exit 1",
+    "cut short": 'last=; for each; do last=$each; done; cat > /dev/null; head -c 900 {whole} > "$last"',
+}
+
+
+@pytest.mark.parametrize("case", FAILING)
+@pytest.mark.parametrize("suffix", ENCODINGS)
+def test_an_encoder_that_fails_leaves_no_film(
+    case: str, suffix: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import imageio_ffmpeg
+
+    pictures = noise(200, 96, 96)
+    whole = tmp_path / f"whole{suffix}"
+    write(whole, pictures, FPS)
+    real = imageio_ffmpeg.get_ffmpeg_exe()
     script = tmp_path / "ffmpeg"
-    script.write_text("#!/bin/sh\necho 'no such codec' >&2\nexit 1\n")
+    # What encodes reads rawvideo; everything else is the library's own check of the file.
+    encode = FAILING[case].format(whole=whole)
+    script.write_text(f'#!/bin/sh\ncase "$*" in *rawvideo*) {encode};; *) exec {real} "$@";; esac\n')
     script.chmod(0o755)
     monkeypatch.setenv("IMAGEIO_FFMPEG_EXE", str(script))
-
-    def write() -> None:
-        with (tmp_path / "film.mp4").open("wb") as stream, write_mp4(stream, FPS) as show:
-            for picture in noise(200, 480, 480):
-                show(picture)
-
-    with pytest.raises(CkpttoolError, match="ffmpeg cannot write the film: no such codec"):
-        write()
+    path = tmp_path / f"film{suffix}"
+    with pytest.raises(CkpttoolError):
+        write(path, pictures, FPS)
 
 
-def test_a_film_without_pictures_is_refused(tmp_path: Path) -> None:
-    for suffix, writer in WRITERS.items():
-        with (
-            (tmp_path / f"film{suffix}").open("wb") as stream,
-            pytest.raises(CkpttoolError, match="no pictures"),
-            writer(stream, FPS),
-        ):
-            pass
+@pytest.mark.parametrize("suffix", ENCODINGS)
+def test_a_film_without_pictures_is_refused(suffix: str, tmp_path: Path) -> None:
+    with pytest.raises(CkpttoolError):
+        write(tmp_path / f"film{suffix}", [], FPS)
+
+
+@pytest.mark.parametrize("suffix", ENCODINGS)
+def test_a_film_needs_the_memory_of_a_few_pictures(suffix: str, tmp_path: Path) -> None:
+    def grown(n: int) -> int:
+        before = peak()
+        write(tmp_path / f"film{suffix}", noise(1, 400, 400) * n, FPS)
+        return peak() - before
+
+    def peak() -> int:
+        return max(
+            resource.getrusage(who).ru_maxrss for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)
+        )
+
+    grown(20)
+    # 400 pictures are 187 MiB.
+    assert grown(400) < 30 << 10
 
 
 # --- the caption and the camera ---------------------------------------------------------------------
 
 
-def test_a_caption_writes_on_a_copy_and_its_box_only_grows() -> None:
-    picture = np.full((240, 320, 3), 200, np.uint8)
-    caption = Caption()
-    long = caption.put(picture, ("episode 12, best", "step 1000   return -12345.6"))
-    short = caption.put(picture, ("episode 12, best", "step 1   return 0.0"))
-    assert (picture == 200).all()
-    boxes = []
-    for made in (long, short):
-        where = (made != 200).any(axis=2)
-        rows, columns = np.flatnonzero(where.any(axis=1)), np.flatnonzero(where.any(axis=0))
-        boxes.append((rows[0], rows[-1], columns[0], columns[-1]))
-    assert boxes[0] == boxes[1], "the box jumps"
-    top, bottom, left, right = boxes[0]
-    assert (top, left) == (0, 0)
-    assert bottom < 60
-    assert 100 < right < 310
-    # Light letters on a dark ground.
-    assert long.max() > 240
-    assert np.median(long[: bottom + 1, : right + 1]) < 80
+@pytest.mark.parametrize("ground", [0, 128, 200, 255])
+def test_a_caption_writes_outlined_letters_on_a_copy(ground: int) -> None:
+    picture = np.full((240, 320, 3), ground, np.uint8)
+    made = Caption().put(picture, ("episode 12, best", "step 1000   return -12345.6"))
+    assert (picture == ground).all()
+    where = (made != ground).any(axis=2)
+    rows, columns = np.flatnonzero(where.any(axis=1)), np.flatnonzero(where.any(axis=0))
+    assert rows[-1] < 60
+    assert 100 < columns[-1] < 310
+    # Light letters with a dark outline: legible on every ground.
+    corner = made[: rows[-1] + 1, : columns[-1] + 1]
+    assert corner.max() > 240
+    assert corner.min() < 40
 
 
 def test_a_caption_that_does_not_fit_is_cut() -> None:
@@ -377,7 +397,10 @@ def test_what_cannot_be_filmed_is_refused(case: str, tmp_path: Path) -> None:
     name, episodes, expected = REFUSED[case]
     with pytest.raises(CkpttoolError, match=expected):
         film.require_video_support(
-            [str(TORCH_SAMPLE)], None, Protocol(10**8), str(tmp_path / name), episodes.split(",")
+            [str(TORCH_SAMPLE)],
+            film.EvaluationOptions(None, Protocol(10**8)),
+            str(tmp_path / name),
+            episodes.split(","),
         )
     assert [(each.name, each.read_bytes()) for each in tmp_path.iterdir()] == [("there.gif", b"mine")]
 
@@ -389,21 +412,17 @@ def test_the_command_refuses_before_it_plays(tmp_path: Path) -> None:
     assert "exists already" in refused(in_process(*PLAYED, "--episodes", 10**8, "--video", there))
     for video, episodes, expected in (("x.gif", ",", "names none"), (None, "best", "is for --video alone")):
         with pytest.raises(UsageError, match=expected):
-            evaluate.parse_display_options(video, episodes, None, chart=None)
+            evaluate.OutputOptions(video=video, video_episodes=episodes)
 
 
-def test_without_its_libraries_a_film_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("missing", ["PIL", "imageio_ffmpeg"])
+def test_without_its_libraries_a_film_names_the_extra(missing: str, monkeypatch: pytest.MonkeyPatch) -> None:
     from ckpttool.evaluation import video
 
-    def found(name: str) -> object:
-        return None if name in ("PIL", "imageio_ffmpeg") else object()
-
-    monkeypatch.setattr(video.importlib.util, "find_spec", found)
-    monkeypatch.setattr(video.importlib.util, "find_spec", found)
-    with pytest.raises(MissingExtraError, match="Pillow"):
-        video.require_encoder(".gif")
-    with pytest.raises(MissingExtraError, match="imageio-ffmpeg"):
-        video._find_ffmpeg()
+    monkeypatch.setattr(video.importlib.util, "find_spec", lambda name: None if name == missing else object())
+    with pytest.raises(MissingExtraError) as caught:
+        video.require_encoder()
+    assert "ckpttool[eval]" in str(caught.value.hint)
 
 
 def test_ctrl_c_reports_the_numbers_and_leaves_no_film(tmp_path: Path) -> None:

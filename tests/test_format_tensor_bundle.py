@@ -208,8 +208,6 @@ def test_roles_by_name_and_type(written: tuple[Path, dict[str, Any]]) -> None:
     assert by_path["d", "a/b.c"].key == "d/a.Sb..c/.ATTRIBUTES/VARIABLE_VALUE"
 
 
-@pytest.mark.tensorflow
-@without_tensorflow
 def test_a_slice_of_no_tensor_is_a_tensor(tmp_path: Path) -> None:
     data = np.arange(2, dtype="f4").tobytes()
     index = table([(b"", header()), (b"\0a", entry(1, shape(2), 0, len(data), masked(data)))])
@@ -219,6 +217,8 @@ def test_a_slice_of_no_tensor_is_a_tensor(tmp_path: Path) -> None:
     assert [leaf.key for _, leaf in found.tree.tensors()] == ["\0a"]
 
 
+@pytest.mark.tensorflow
+@without_tensorflow
 def test_more_than_one_block(written: tuple[Path, dict[str, Any]]) -> None:
     folder, facts = written
     assert (folder / "many.index").stat().st_size > 262_144

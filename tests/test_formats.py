@@ -65,7 +65,7 @@ class FormatContract:
         assert self.module.WRITES is hasattr(self.module, "pieces")
 
     def test_it_alone_claims_its_checkpoint(self, path: str) -> None:
-        for plugin in plugins.BUILT_IN["formats"]:
+        for plugin in plugins.installed("formats"):
             claimed = plugin.load().claims(Probe(path))
             assert (claimed is not None) is (plugin.name == self.module.NAME)
 

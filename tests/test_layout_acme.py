@@ -189,7 +189,7 @@ def test_settings_that_no_file_holds_are_sonnets() -> None:
     tree = learner(d4pg())
     binding = recognize_tree(tree, "agent")
     assert binding is not None
-    plan = td3.plan(binding, canonical_tree(tree, binding.moves), {})
+    plan = td3.plan_torch(binding, canonical_tree(tree, binding.moves), {})
     assumed = [line for line in plan.assumed if "epsilon" in line or "eps" in line]
     assert assumed
     assert all("1e-08" in line and "Sonnet" in line for line in assumed)

@@ -143,7 +143,7 @@ def test_every_tensor_goes_to_the_canonical_agent_and_back(tmp_path: Path) -> No
     left = {tree.names[path] for path, _ in tree.tensors() if path not in moved}
     assert left == {f"actor_state_dict/{name}" for name in ("noise_scales", "std_min", "std_max")}
     canonical = canonical_tree(tree, binding.moves)
-    written = apply_plan(canonical, td3.plan(binding, canonical, {}))
+    written = apply_plan(canonical, td3.plan_torch(binding, canonical, {}))
     again = recognize_tree(written, "y.pt")
     assert again is not None
     back = canonical_tree(written, again.moves)

@@ -111,7 +111,7 @@ def test_two_optimizers_of_the_critics_become_one() -> None:
     binding = recognize_tree(tree, "ckpt-1")
     assert binding is not None
     whole = canonical_tree(tree, binding.moves)
-    plan = td3.plan(binding, whole, {})
+    plan = td3.plan_torch(binding, whole, {})
     assert not plan.missing
     written = apply_plan(whole, plan)
     again = recognize_tree(written, "a.pt")

@@ -20,6 +20,7 @@ from ckpttool.libraries.schema import ALL_OPTIMIZED, RecognizedAgent, add_target
 from ckpttool.libraries.td3 import TF, TORCH
 from ckpttool.mapping.rules import apply_plan
 from tests.conftest import TF_SAMPLE, TORCH_SAMPLE
+from tests.library_rows import require_no_difference
 from tests.trees import attributes, dense, keys, leaf, tensorflow_tree, torch_dense, torch_tree
 
 OBS, ACT = 3, 2
@@ -65,6 +66,9 @@ class LayoutContract:
         binding = recognize_tree(tree, "agent")
         assert binding is not None
         assert binding.layout == self.name
+
+    def test_its_row_admits_it_nested_and_wrapped(self, tree: Tree, monkeypatch: pytest.MonkeyPatch) -> None:
+        require_no_difference(tree, "agent", monkeypatch)
 
     def test_every_leaf_has_a_way(self, tree: Tree) -> None:
         binding = recognize_tree(tree, "agent")
@@ -408,10 +412,10 @@ def test_a_layout_that_was_named_must_fit() -> None:
 
 def test_torch_to_canonical_to_torch_is_where_it_was() -> None:
     tree = open_checkpoint(str(TORCH_SAMPLE)).tree
-    binding = td3.torch_recognise(tree, "x")
+    binding = td3.recognize_torch(tree, "x")
     assert binding is not None
     agent = canonical_tree(tree, binding.moves)
-    plan = td3.plan(binding, agent, {})
+    plan = td3.plan_torch(binding, agent, {})
     assert not plan.assumed
     assert not plan.missing
     back = {move.target: move.rule.leaf(agent[move.source]) for move in plan.moves} | dict(plan.added)
@@ -432,10 +436,10 @@ def test_torch_to_canonical_to_torch_is_where_it_was() -> None:
 
 def test_no_other_layout_takes_a_sample() -> None:
     tf_tree, torch_one = (open_checkpoint(str(p)).tree for p in (TF_SAMPLE, TORCH_SAMPLE))
-    assert td3.torch_recognise(tf_tree, "x") is None
-    assert td3.fujimoto_recognise(tf_tree, "x") is None
-    assert td3.fujimoto_recognise(torch_one, "x") is None
-    assert td3.recognise(torch_one, "x") is None
+    assert td3.recognize_torch(tf_tree, "x") is None
+    assert td3.recognize_fujimoto(tf_tree, "x") is None
+    assert td3.recognize_fujimoto(torch_one, "x") is None
+    assert td3.recognize_tf(torch_one, "x") is None
 
 
 def test_trees_of_odd_shapes_are_not_agents() -> None:
@@ -492,7 +496,7 @@ def test_an_optimizer_before_its_first_update(step: int, lost: tuple[str, ...]) 
     binding = recognize_tree(tree, "ckpt-1")
     assert binding is not None
     agent = canonical_tree(tree, binding.moves)
-    plan = td3.plan(binding, agent, {})
+    plan = td3.plan_torch(binding, agent, {})
     first = {move.target: move.source for move in binding.moves.moves}
     placed = {first[move.source] for move in plan.moves} | {first[path] for path in plan.consumed}
     assert tuple(tree.names[path] for path in tree if path not in placed) == lost
@@ -532,7 +536,7 @@ def test_torch_counts_a_weight_before_its_bias() -> None:
     binding = recognize_tree(tree, "ckpt-1")
     assert binding is not None
     agent = canonical_tree(tree, binding.moves)
-    plan = td3.plan(binding, agent, {})
+    plan = td3.plan_torch(binding, agent, {})
     targets = {display(m.target): m.rule.leaf(agent[m.source]) for m in plan.moves}
     weights = [found for name, found in targets.items() if name.startswith("actor/")]
     for number, weight in enumerate(weights):
@@ -560,7 +564,7 @@ def test_a_moment_of_every_kind_is_missed() -> None:
     tree = with_adam(tf_agent({}), {"_momentums": "m"})
     binding = recognize_tree(tree, "ckpt-1")
     assert binding is not None
-    plan = td3.plan(binding, canonical_tree(tree, binding.moves), {})
+    plan = td3.plan_torch(binding, canonical_tree(tree, binding.moves), {})
     assert len(plan.missing) == 6
     assert all(name.endswith("exp_avg_sq") for name in plan.missing)
 
@@ -583,7 +587,7 @@ def test_a_counter_of_any_name_is_carried() -> None:
     tree = Tree({**tf_agent({}).leaves, **it})
     binding = recognize_tree(tree, "ckpt-1")
     assert binding is not None
-    plan = td3.plan(binding, canonical_tree(tree, binding.moves), {})
+    plan = td3.plan_torch(binding, canonical_tree(tree, binding.moves), {})
     assert "it" in [display(move.target) for move in plan.moves]
 
 
@@ -605,7 +609,7 @@ def as_tensorflow(tree: Tree, told: Any = None) -> tuple[Tree, Any]:
     binding = recognize_tree(tree, "agent")
     assert binding is not None
     agent = canonical_tree(tree, binding.moves)
-    plan = td3.tf_plan(binding, agent, told or {})
+    plan = td3.plan_tf(binding, agent, told or {})
     return apply_plan(agent, plan), plan
 
 
@@ -648,7 +652,7 @@ def test_the_optimizers_lists_are_keras() -> None:
 def test_a_torch_sequential_becomes_a_keras_one_and_comes_back() -> None:
     tree, _ = as_tensorflow(torch_agent(["net.0", "net.2", "net.4"]))
     assert "policy/actor/net/_functional/_operations/1/kernel" in tree.names.values()
-    binding = td3.recognise(tf_bundle.stored(tree, graph=True), "ckpt-1")
+    binding = td3.recognize_tf(tf_bundle.stored(tree, graph=True), "ckpt-1")
     assert binding is not None
     assert networks(binding)["actor"] == ["net/0", "net/2", "net/4"]
 
@@ -699,7 +703,7 @@ def test_what_keras_cannot_do_is_left_over(settings: dict[str, object], lost: se
     binding = recognize_tree(tree, "agent")
     assert binding is not None
     agent = canonical_tree(tree, binding.moves)
-    plan = td3.tf_plan(binding, agent, {})
+    plan = td3.plan_tf(binding, agent, {})
     placed = {move.source for move in plan.moves} | set(plan.consumed)
     assert {str(path[-1].value) for path in agent if path not in placed} == lost
     assert all(plan.told["actor_optimizer"][name] == v for name, v in settings.items() if name not in lost)
@@ -748,13 +752,13 @@ def test_a_lost_moment_is_missed_in_tensorflow() -> None:
 
 def test_a_told_learning_rate_is_exact_only_if_it_is_that_number() -> None:
     written, plan = as_tensorflow(torch_agent(["l1", "l2", "l3"]))
-    binding = td3.recognise(written, "ckpt-1")
+    binding = td3.recognize_tf(written, "ckpt-1")
     assert binding is not None
     agent = canonical_tree(written, binding.moves)
     for told, rate in (
         (plan.told, 3e-4),
         ({"actor_optimizer": {"learning_rate": 0.5}}, float(np.float32(3e-4))),
     ):
-        back = apply_plan(agent, td3.plan(binding, agent, told))
+        back = apply_plan(agent, td3.plan_torch(binding, agent, told))
         group = [path for path in back if path[0].value == "actor_optimizer" and path[-1].value == "lr"]
         assert contents(back[group[0]]) == rate

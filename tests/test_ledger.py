@@ -19,7 +19,7 @@ from ckpttool.commands.convert import convert
 from ckpttool.commands.digest import digest
 from ckpttool.commands.doctor import diagnose
 from ckpttool.commands.evidence import AgentFacts
-from ckpttool.commands.export_onnx import export_network
+from ckpttool.commands.export_onnx import export
 from ckpttool.commands.network_outputs import ActionBounds, derive_network_settings
 from ckpttool.commands.restore import restore_agent
 from ckpttool.core import sidecar
@@ -134,7 +134,7 @@ def test_statistics_go_with_an_export(tmp_path: Path) -> None:
     onnxruntime = pytest.importorskip("onnxruntime")
     pytest.importorskip("onnx")
     path = saved(tmp_path / "agent.pt", agent(obs_rms={"mean": MEAN, "var": VAR, "count": COUNT}))
-    export_network(path, str(tmp_path / "a.onnx"), facts=GIVEN)
+    export(path, str(tmp_path / "a.onnx"), facts=GIVEN)
     session = onnxruntime.InferenceSession(str(tmp_path / "a.onnx"))
     restored.same(session.run(None, {"obs": restored.observations()})[0], wanted(normal()))
 
@@ -495,9 +495,9 @@ def test_one_number_times_tanh_is_not_for_uneven_bounds(tmp_path: Path) -> None:
     path = saved(tmp_path / "agent.pt", agent())
     uneven = {"action_low": -1.0, "action_high": 3.0}
     with pytest.raises(UsageError):
-        export_network(path, str(tmp_path / "a.onnx"), facts=AgentFacts(**uneven))
+        export(path, str(tmp_path / "a.onnx"), facts=AgentFacts(**uneven))
     for head in ("tanh", "affine"):
-        export_network(path, str(tmp_path / f"{head}.onnx"), facts=AgentFacts(head=head, **uneven))
+        export(path, str(tmp_path / f"{head}.onnx"), facts=AgentFacts(head=head, **uneven))
 
 
 # --- Sidecars that contradict the checkpoint -----------------------------------------------------------
@@ -926,7 +926,7 @@ def ledgers_of(path: str, folder: Path) -> dict[str, set[LedgerEntry]]:
         "restore": lambda: restore_agent(path).ledger,
         "convert to torch": lambda: convert(path, str(folder / "a"), to="torch", dry_run=True).ledger,
         "convert to keras": lambda: convert(path, str(folder / "a"), to="keras", dry_run=True).ledger,
-        "export": lambda: export_network(path, str(folder / "a.onnx"), dry_run=True).ledger,
+        "export": lambda: export(path, str(folder / "a.onnx"), dry_run=True).ledger,
     }
     for name, run in runs.items():
         with contextlib.suppress(CkpttoolError):  # one that cannot be done has no ledger

@@ -13,11 +13,10 @@ import h5py
 import numpy as np
 import pytest
 
-from ckpttool.commands import convert, load_into
-from ckpttool.commands.options import parse_layer_options
+from ckpttool.commands import load_into
+from ckpttool.commands.convert import ConversionResult, convert
 from ckpttool.core import sidecar
 from ckpttool.core.errors import CkpttoolError, MappingError, UsageError
-from ckpttool.mapping import user_rules
 from ckpttool.networks import model_child, worker
 from ckpttool.networks.model_child import CallLog
 from ckpttool.networks.worker import ModelSpec
@@ -83,16 +82,14 @@ class InThisProcess:
 
 def fill(
     source: str, target: str, /, to: str, factory: str, shapes: Any = (), **how: Any
-) -> convert.ModelFillResult:
+) -> ConversionResult:
     """Fill a model of a file beside this one, in this process."""
     before = worker.ModelProcess
     load_into.ModelProcess = InThisProcess  # type: ignore[assignment,misc]
     path, folder = list(sys.path), os.getcwd()
     os.chdir(HERE)
     try:
-        return convert.convert_for_model(
-            source, target, to, ModelSpec(factory, shapes=tuple(shapes)), convert.ModelFillOptions(**how)
-        )
+        return convert(source, target, to=to, like=ModelSpec(factory, shapes=tuple(shapes)), **how)
     finally:
         load_into.ModelProcess = before  # type: ignore[misc]
         sys.path[:] = path
@@ -160,7 +157,7 @@ def filled_in_keras(folder: Path) -> dict[str, Any]:
         except CkpttoolError as error:
             found[name] = {"error": str(error)}
             continue
-        if done.sha256 is None:
+        if done.digest is None:
             found[name] = {"error": f"{done.report.unused} {done.report.missing} {done.report.notes}"}
             continue
         # It has restored the file and asserted that all of it was consumed.
@@ -198,9 +195,9 @@ def test_a_twin_computes_what_keras_computes(name: str, told: tuple[Path, dict[s
     target = folder / f"to_{name}.pt"
     shapes = like_torch.SHAPES.get(name, ())
     if name == "u_net":  # words of one side only: without a call nothing orders the layers
-        assert fill(files[name], str(target), "torch", f"like_torch:{twin.__name__}").sha256 is None
+        assert fill(files[name], str(target), "torch", f"like_torch:{twin.__name__}").digest is None
     done = fill(files[name], str(target), "torch", f"like_torch:{twin.__name__}", shapes)
-    assert done.sha256, (done.report.unused, done.report.missing, done.report.notes)
+    assert done.digest, (done.report.unused, done.report.missing, done.report.notes)
     assert done.loaded
     model = twin()
     model.load_state_dict(torch.load(target), strict=True)
@@ -273,7 +270,7 @@ def test_what_no_name_and_no_order_decides_is_asked_for(tmp_path: Path) -> None:
     assert (group.sources, group.targets) == (("body", "head"), ("left", "right"))
     assert not found.report.complete
     assert not target.exists()
-    found = fill(source, str(target), "torch", "like_small:Pair", pairs=(("head", "left"), ("body", "right")))
+    found = fill(source, str(target), "torch", "like_small:Pair", match=("head=left", "body=right"))
     assert [(m.source, m.target, m.by) for m in found.matched] == [
         ("head", "left", "given"),
         ("body", "right", "given"),
@@ -302,7 +299,7 @@ def counted(tmp_path: Path) -> str:
 def test_networks_that_a_file_only_counts_are_paired_by_an_accepted_order(tmp_path: Path) -> None:
     target = tmp_path / "out.pt"
     refused = fill(counted(tmp_path), str(target), "torch", "like_small:Critics")
-    assert refused.sha256 is None
+    assert refused.digest is None
     assert not any(group.ordered for group in refused.ambiguous)
     found = fill(counted(tmp_path), str(target), "torch", "like_small:Critics", accept_order=True)
     assert {match.by for match in found.matched} == {"order"}
@@ -324,8 +321,8 @@ def test_networks_that_a_file_only_counts_are_asked_for_where_numbers_say_anothe
     assert not found.matched
     assert not found.report.complete
     assert not target.exists()
-    fill(source, str(target), "torch", "like_small:CriticsTurned", pairs=(("sequential", "q1"),))
-    assert fill(source, f"{target}2", "torch", "like_small:CriticsTurned", accept_order=True).sha256
+    fill(source, str(target), "torch", "like_small:CriticsTurned", match=("sequential=q1",))
+    assert fill(source, f"{target}2", "torch", "like_small:CriticsTurned", accept_order=True).digest
     assert [loaded(target)[f"q{n}.0.bias"][0] for n in (1, 2)] == [1, 3]
 
 
@@ -370,7 +367,7 @@ def test_wider_numbers_are_refused_unless_they_may_be_rounded(tmp_path: Path) ->
     with pytest.raises(MappingError) as caught:
         fill(source, str(target), "torch", "like_small:Named")
     assert "--cast" in str(caught.value.hint)
-    assert fill(source, str(target), "torch", "like_small:Named", cast=True).sha256
+    assert fill(source, str(target), "torch", "like_small:Named", cast=True).digest
     assert (loaded(target)["fc.weight"] == kernel.T.astype(np.float32)).all()
     assert any(
         "round to float32" in line["rule"]
@@ -415,7 +412,7 @@ def test_a_flattened_image_is_asked_for_and_seen_in_a_call(tmp_path: Path) -> No
         str(tmp_path / "said.pt"),
         "torch",
         "like_small:Image",
-        choices=parse_layer_options((), ("fc=2,3,2",)),
+        flatten=("fc=2,3,2",),
     )
     assert (loaded(tmp_path / "said.pt")["fc.weight"] == wanted).all()
 
@@ -569,7 +566,7 @@ def test_a_norm_behind_a_flattened_image_is_reordered_with_it(tmp_path: Path) ->
     np.savez(tmp_path / "flat.npz", **kernels, **norm)
     target = str(tmp_path / "x.pt")
     done = fill(str(tmp_path / "flat.npz"), target, "torch", "like_torch:FlatNorm", [(3, 8, 8)])
-    assert done.sha256 is not None
+    assert done.digest is not None
     assert len(done.report.assumed) >= 2  # the source's orders, of the norm and of the dense layer
     state = torch.load(target, weights_only=True)
     wanted = norm["bn/gamma"].reshape(6, 6, 4).transpose(2, 0, 1).reshape(-1)
@@ -584,20 +581,20 @@ def test_rules_fill_a_model_by_the_names_of_its_tensors(tmp_path: Path) -> None:
     rules = tmp_path / "rules.toml"
     head = '[[rule]]\nfrom = "head/kernel"\nto = "left.weight"\nrule = "transpose"\n'
     rules.write_text(f'rest = "kinds"\n{head}[[rule]]\nfrom = "head/bias"\nto = "left/bias"\n')
-    done = fill(source, str(target), "torch", "like_small:Pair", rules=user_rules.load_rules(str(rules)))
-    assert done.sha256
+    done = fill(source, str(target), "torch", "like_small:Pair", rules=str(rules))
+    assert done.digest
     assert {match.by for match in done.matched} == {"given", "only fit"}
     stored = np.load(source)
     assert (loaded(target)["left.weight"] == stored["head/kernel"].T).all()
     assert (loaded(target)["right.weight"] == stored["body/kernel"].T).all()
     rules.write_text(head)
-    left = fill(source, f"{target}2", "torch", "like_small:Pair", rules=user_rules.load_rules(str(rules)))
-    assert left.sha256 is None
+    left = fill(source, f"{target}2", "torch", "like_small:Pair", rules=str(rules))
+    assert left.digest is None
     assert set(left.report.missing) == {"left/bias", "right/weight", "right/bias"}
     assert set(left.report.unused) == {"head/bias", "body/kernel", "body/bias"}
     rules.write_text(head.replace("left.weight", "middle.weight"))
     with pytest.raises(MappingError) as caught:
-        fill(source, f"{target}2", "torch", "like_small:Pair", rules=user_rules.load_rules(str(rules)))
+        fill(source, f"{target}2", "torch", "like_small:Pair", rules=str(rules))
     assert caught.value.path == "middle.weight"
 
 
@@ -621,7 +618,7 @@ def test_a_layer_fills_the_other_form_of_it(one: str, other: str, tmp_path: Path
     source, target = getattr(like_small, one)().eval(), getattr(like_small, other)().eval()
     torch.save(source.state_dict(), tmp_path / "source.pt")
     done = fill(str(tmp_path / "source.pt"), str(tmp_path / "out.pt"), "torch", f"like_small:{other}")
-    assert done.sha256, (done.report.unused, done.report.missing, done.report.notes)
+    assert done.digest, (done.report.unused, done.report.missing, done.report.notes)
     target.load_state_dict(torch.load(tmp_path / "out.pt", weights_only=True))
     given = torch.randn(3, 5, 8, generator=torch.Generator().manual_seed(2))
     with torch.no_grad():
@@ -682,7 +679,7 @@ def test_an_optimizer_that_is_left_behind_is_named(how: dict[str, Any], named: b
     assert [(entry.use, entry.what, entry.decides) for entry in done.ledger] == (
         [("not used", "optimizer", True)] if named else []
     )
-    assert (done.sha256 is None) == ("dry_run" in how)
+    assert (done.digest is None) == ("dry_run" in how)
 
 
 # Transformers' models for TensorFlow: a table is a variable of its own, TFConv1D has a bias [1, out].
@@ -701,7 +698,7 @@ def test_tables_and_row_biases_of_own_layers_fill_a_model(tmp_path: Path) -> Non
     given = {name: draw.standard_normal(shape).astype(np.float32) for name, shape in OWN_TENSORS.items()}
     np.savez(tmp_path / "own.npz", **given)
     target = tmp_path / "out.pt"
-    done = fill(str(tmp_path / "own.npz"), str(target), "torch", "like_small:Tokens", source="tf")
+    done = fill(str(tmp_path / "own.npz"), str(target), "torch", "like_small:Tokens", from_="tf")
     assert done.report.complete, (done.report.unused, done.report.notes)
     assert sum("words/weight" in each for each in done.report.assumed) == 1
     made = loaded(target)
@@ -715,7 +712,7 @@ def test_tables_and_row_biases_of_own_layers_fill_a_model(tmp_path: Path) -> Non
 def test_a_table_whose_axes_are_equally_long_is_not_copied_by_its_shape(tmp_path: Path) -> None:
     np.savez(tmp_path / "own.npz", **{"table/weight": np.ones((4, 4), np.float32)})
     found = fill(
-        str(tmp_path / "own.npz"), str(tmp_path / "out.pt"), "torch", "like_small:Square", source="tf"
+        str(tmp_path / "own.npz"), str(tmp_path / "out.pt"), "torch", "like_small:Square", from_="tf"
     )
     assert not found.report.complete
     assert not (tmp_path / "out.pt").exists()
@@ -728,6 +725,6 @@ def test_a_kind_that_a_user_names_is_kept_in_what_could_be_an_attention(tmp_path
     import like_small
 
     torch.save(like_small.Tokens().state_dict(), tmp_path / "source.pt")
-    how: dict[str, Any] = {"choices": parse_layer_options(["attn/c_proj=dense"], ())}
+    how: dict[str, Any] = {"kinds": ["attn/c_proj=dense"]}
     done = fill(str(tmp_path / "source.pt"), str(tmp_path / "out.pt"), "torch", "like_small:Tokens", **how)
     assert done.report.complete, (done.report.unused, done.report.notes)

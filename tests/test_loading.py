@@ -14,8 +14,8 @@ import pytest
 import torch
 from torch import nn
 
-from ckpttool.commands.convert import format_loading_code
 from ckpttool.commands.options import TARGETS
+from ckpttool.commands.save import format_loading_code
 from ckpttool.core.tree import Tree
 from tests import tensorflow_child
 from tests.conftest import ROOT, in_process

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from ckpttool.commands.evidence import AgentFacts
-from ckpttool.commands.export_onnx import export_network
+from ckpttool.commands.export_onnx import export
 from ckpttool.commands.network_outputs import ActionBounds, build_part_network, derive_network_settings
 from ckpttool.commands.restore import Agent, restore_agent
 from ckpttool.core.errors import ChecksumError, CkpttoolError, UnsupportedError, UsageError
@@ -210,7 +210,7 @@ def test_an_export_of_a_model_is_read_back_as_it_is(after: Any, tmp_path: Path) 
     model = Policy(*mlp(nn.ELU), before=NORMALISED["statistics-and-clip"], after=after)
     path, again = exported(model, tmp_path / "policy.onnx"), tmp_path / "again.onnx"
     facts = AgentFacts(env="Pendulum-v1")
-    assert export_network(str(path), str(again), facts=facts).sha256
+    assert export(str(path), str(again), facts=facts).digest
     agent = runs_as_onnxruntime(again)
     assert agent.known.env == {"id": "Pendulum-v1"}
     rows = np.random.default_rng(3).normal(size=(8, 3)).astype(np.float32)
@@ -220,16 +220,14 @@ def test_an_export_of_a_model_is_read_back_as_it_is(after: Any, tmp_path: Path) 
 
 def test_an_export_of_an_agent_is_of_no_layout_and_plays_as_its_graph(tmp_path: Path) -> None:
     path = tmp_path / "policy.onnx"
-    export_network(str(TF_SAMPLE), str(path))
+    export(str(TF_SAMPLE), str(path))
     agent = runs_as_onnxruntime(path)
     assert agent.binding.layout == "none"
 
 
 def test_the_sidecar_of_another_model_is_refused(tmp_path: Path) -> None:
     for name in ("one", "two"):
-        export_network(
-            str(exported(Policy(*mlp()), tmp_path / f"{name}_.onnx")), str(tmp_path / f"{name}.onnx")
-        )
+        export(str(exported(Policy(*mlp()), tmp_path / f"{name}_.onnx")), str(tmp_path / f"{name}.onnx"))
     (tmp_path / "one.onnx.ckpttool.json").replace(tmp_path / "two.onnx.ckpttool.json")
     with pytest.raises(ChecksumError):
         restore_agent(str(tmp_path / "two.onnx"))

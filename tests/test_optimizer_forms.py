@@ -68,7 +68,7 @@ def canonical(tree: Tree) -> dict[str, Leaf | ValueLeaf]:
 
 def in_keras(tree: Tree) -> Plan:
     binding = bound(tree)
-    return td3.tf_plan(binding, canonical_tree(tree, binding.moves), {})
+    return td3.plan_tf(binding, canonical_tree(tree, binding.moves), {})
 
 
 KERNELS = [name for name in WEIGHTS if name.endswith("weight")]

@@ -16,7 +16,7 @@ import pytest
 
 from ckpttool.commands import restore
 from ckpttool.commands.convert import convert
-from ckpttool.commands.options import TARGETS, ConversionRequest, TargetKind
+from ckpttool.commands.options import TARGETS, ConversionOptions, ConversionRequest, TargetKind
 from ckpttool.commands.plan import ConversionPlan, plan_conversion
 from ckpttool.commands.restore import canonical_tree, select_network_leaves
 from ckpttool.core import plugins
@@ -90,7 +90,9 @@ class Held:
 def passed(held: Held, to: str) -> tuple[Held, ConversionPlan]:
     """Return the agent in another form, and the way there."""
     kind = FORMS[to]
-    way = plan_conversion(held.checkpoint, ConversionRequest(kind, held.binding.layout), held.known)
+    way = plan_conversion(
+        held.checkpoint, ConversionRequest(kind, ConversionOptions(layout=held.binding.layout)), held.known
+    )
     writer = plugins.find("formats", kind.format).load()
     options: dict[str, Any] = dict(kind.options)
     if options.get("graph"):

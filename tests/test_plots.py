@@ -26,6 +26,9 @@ from tests.conftest import TORCH_SAMPLE, ckpttool, in_process, refused
 needs_matplotlib = pytest.mark.skipif(
     importlib.util.find_spec("matplotlib") is None, reason="matplotlib is not installed"
 )
+needs_plotext = pytest.mark.skipif(
+    importlib.util.find_spec("plotext") is None, reason="plotext is not installed"
+)
 
 
 def evaluation(path: str, returns: Sequence[float] | np.ndarray, terminated: int = 0) -> Evaluation:
@@ -52,7 +55,7 @@ def logged(folder: str = "/runs/a") -> TrainingCurve:
 
 
 def drawn(target: Path, *what: object) -> ElementTree.Element:
-    plots.write_plot(str(target), *what)  # type: ignore[arg-type]  # as the callers give them
+    plots.write_plot(str(target), plots.PlotData(*what))  # type: ignore[arg-type]  # as the callers give them
     return ElementTree.parse(target).getroot()
 
 
@@ -122,9 +125,9 @@ def test_the_same_numbers_give_the_same_bytes_and_stay_within_the_picture(case: 
     for suffix in TWICE.get(case, ()):
         twice = [tmp_path / f"{name}{suffix}" for name in ("a", "b")]
         for target in twice:
-            plots.write_plot(str(target), *CASES[case])  # type: ignore[arg-type]
+            plots.write_plot(str(target), plots.PlotData(*CASES[case]))  # type: ignore[arg-type]
         assert twice[0].read_bytes() == twice[1].read_bytes()
-    plots.write_plot(str(tmp_path / "a.png"), *CASES[case])  # type: ignore[arg-type]
+    plots.write_plot(str(tmp_path / "a.png"), plots.PlotData(*CASES[case]))  # type: ignore[arg-type]
     picture = pixels(tmp_path / "a.png")
     assert picture.shape == (792 if "logged" in case else 480, 960, 3)
     # Nothing is cut off: the outermost lines are paper, and what lies within is not.
@@ -186,7 +189,7 @@ def test_a_plot_asks_for_no_display_and_leaves_matplotlib_as_it_was(tmp_path: Pa
     code = (
         "import sys\n"
         "from tests.test_plots import CASES; from ckpttool.cli import plots\n"
-        f"plots.write({str(tmp_path / 'a.png')!r}, *CASES['one'])\n"
+        f"plots.write_plot({str(tmp_path / 'a.png')!r}, plots.PlotData(*CASES['one']))\n"
         "import matplotlib\n"
         "assert matplotlib.rcParams['text.parse_math'] and matplotlib.rcParams['svg.hashsalt'] is None\n"
         "assert 'matplotlib.pyplot' not in sys.modules\n"
@@ -198,7 +201,7 @@ def test_a_plot_asks_for_no_display_and_leaves_matplotlib_as_it_was(tmp_path: Pa
 def test_returns_that_are_not_finite_are_not_drawn(tmp_path: Path) -> None:
     one = evaluation("a.pt", [*MIXED, np.nan])
     with pytest.raises(CkpttoolError, match=r"a\.pt: a return that is not finite"):
-        plots.write_plot(str(tmp_path / "a.svg"), [one])
+        plots.write_plot(str(tmp_path / "a.svg"), plots.PlotData([one]))
     assert plots.render_chart([one], []) == []
     assert not list(tmp_path.iterdir())
 
@@ -244,7 +247,7 @@ def test_the_command_plots_a_run_and_charts_it(tmp_path: Path) -> None:
     # Its steps are those that the checkpoints count.
     assert "updates" in said
     assert "mean return" in ran.out.splitlines()
-    assert sum("┤" in line for line in ran.out.splitlines()) == 9
+    assert sum("│" in line for line in ran.out.splitlines()) == 9
     refusal = in_process("eval", TORCH_SAMPLE, "--episodes", 10**8, "--plot", target)
     assert "exists already" in refused(refusal)
 
@@ -252,12 +255,18 @@ def test_the_command_plots_a_run_and_charts_it(tmp_path: Path) -> None:
 # --- the terminal -----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("blocks", [True, False], ids=["blocks", "ascii"])
-def test_a_histogram_counts_every_episode_and_fits(blocks: bool) -> None:
-    lines = plots.render_histogram(MIXED, 80, blocks=blocks)
+@pytest.fixture(params=["utf-8", "ascii"])
+def encoding(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """An encoding of stdout: with blocks, lines and braille, or without."""
+    monkeypatch.setattr(plots, "_can_encode", lambda _: request.param != "ascii")
+    return str(request.param)
+
+
+def test_a_histogram_counts_every_episode_and_fits(encoding: str) -> None:
+    lines = plots.render_histogram(MIXED, 80)
     assert sum(int(re.split(r"\s{2,}", line)[1]) for line in lines) == 80
     assert max(map(len, lines)) <= 80
-    assert all(line.isascii() for line in lines) is not blocks
+    assert all(line.isascii() for line in lines) is (encoding == "ascii")
     # The longest bar is that of the most, and what is not empty can be seen.
     bars = {int(re.split(r"\s{2,}", line)[1]): re.sub(r".*\d\s*", "", line) for line in lines}
     assert len(bars[max(bars)]) == max(map(len, bars.values())) > 30
@@ -266,26 +275,12 @@ def test_a_histogram_counts_every_episode_and_fits(blocks: bool) -> None:
 
 def test_an_outlier_makes_no_more_bars() -> None:
     values = np.concatenate((np.linspace(0, 1e-9, 99), [1e9]))
-    assert len(plots.render_histogram(values, 80, blocks=True)) <= 8
+    assert len(plots.render_histogram(values, 80)) <= 8
 
 
 @pytest.mark.parametrize("values", [[1.0] * 7, [3.0] * 50], ids=["few", "equal"])
 def test_what_has_no_shape_has_no_histogram(values: list[float]) -> None:
-    assert plots.render_histogram(np.array(values), 80, blocks=True) == []
-
-
-def dots(lines: list[str]) -> np.ndarray:
-    """Return braille lines as dots [rows, columns], without their labels."""
-    cells = [[ord(c) - 0x2800 for c in line.partition("┤")[2]] for line in lines if "┤" in line]
-    width = max(map(len, cells))
-    order = ((0, 3), (1, 4), (2, 5), (6, 7))
-    made = np.zeros((4 * len(cells), 2 * width), np.bool_)
-    for row, line in enumerate(cells):
-        for column, cell in enumerate(line):
-            for down in range(4):
-                for across in range(2):
-                    made[4 * row + down, 2 * column + across] = cell >> order[down][across] & 1
-    return made
+    assert plots.render_histogram(np.array(values), 80) == []
 
 
 def points(*means: float, run: str = "a", interval: float | None = None) -> list[LearningCurvePoint]:
@@ -294,46 +289,54 @@ def points(*means: float, run: str = "a", interval: float | None = None) -> list
     return [LearningCurvePoint(1000 * (1 + n), mean, span, run, f"{run}/{n}") for n, (mean, span) in pairs]
 
 
-def test_a_line_goes_from_corner_to_corner() -> None:
-    lines = plots.render_learning_curve(points(0, 1, 2, 3), 60, braille=True)
-    found = dots(lines)
-    assert found.shape == (36, 110)
+def inked(lines: list[str]) -> np.ndarray:
+    """Return which cells of a chart [rows, columns] are drawn on, without its frame."""
+    inner = [line for line in lines if re.match(r"\s*[-\d.]*[│┤|+]", line) and not re.search("--|──", line)]
+    rows = [re.split(r"[│┤|+]", line)[1:] for line in inner]
+    assert {len(row) for row in rows} == {2}, "a line is not framed"
+    return np.array([[cell not in " \u2800" for cell in row] for row, _ in rows])
+
+
+@needs_plotext
+def test_a_line_goes_from_corner_to_corner(encoding: str) -> None:
+    lines = plots.render_learning_curve(points(0, 1, 2, 3), 60)
+    assert all(line.isascii() for line in lines) is (encoding == "ascii")
+    assert max(map(len, lines)) <= 60
+    found = inked(lines)
     assert found.any(axis=0).all(), "the line has gaps"
     heights = found.argmax(axis=0)
-    assert (heights[0], heights[-1]) == (35, 0)
+    assert (heights[0], heights[-1]) == (len(found) - 1, 0)
     assert (np.diff(heights) <= 0).all()
-    assert max(map(len, lines)) <= 60
-    assert lines[0].startswith("  3 ┤")
-    assert lines[4].startswith("1.5 ┤")
-    assert lines[8].startswith("  0 ┤")
-    assert lines[-1].split(maxsplit=1) == ["1,000", "4,000 training steps"]
-    counted = plots.render_learning_curve(points(0, 1, 2, 3), 60, "updates", braille=True)
-    assert counted[-1].split(maxsplit=1) == ["1,000", "4,000 updates"]
+    assert [line.strip() for line in lines[-2:]] == [f"1,000{'':45}4,000", "training steps"]
+    assert plots.render_learning_curve(points(0, 1, 2, 3), 60, "updates")[-1].strip() == "updates"
 
 
+@needs_plotext
 def test_intervals_are_drawn_for_one_run_and_not_for_two() -> None:
-    alone = dots(plots.render_learning_curve(points(0, 0, 0, interval=5), 60, braille=True))
-    assert alone[:, 0].sum() == alone[:, -1].sum() >= 18
+    alone = inked(plots.render_learning_curve(points(0, 0, 0, interval=5), 60))
+    assert alone[:, 0].all()
+    assert alone[:, -1].all()
     two = points(0, 0, 0, interval=5) + points(1, 1, 1, run="b", interval=5)
-    assert (
-        dots(plots.render_learning_curve(sorted(two, key=lambda p: p.step), 60, braille=True))[:, 0].sum()
-        == 2
-    )
+    lines = plots.render_learning_curve(sorted(two, key=lambda p: p.step), 60)
+    assert inked(lines)[:, 0].sum() == 2
 
 
-def test_without_braille_the_curve_is_ascii() -> None:
-    lines = plots.render_learning_curve(points(0, 10, 5, 20, interval=2), 72, braille=False)
-    assert all(line.isascii() for line in lines)
-    assert sum(line.count("*") for line in lines[:-1]) == 4
-    assert max(map(len, lines)) <= 72
-
-
+@needs_plotext
 def test_flat_curves_and_single_steps_are_drawn_too() -> None:
-    assert dots(plots.render_learning_curve(points(7, 7, 7), 60, braille=True)).any(axis=0).all()
+    assert inked(plots.render_learning_curve(points(7, 7, 7), 60)).any(axis=0).all()
     same = [LearningCurvePoint(5, float(n), None, "a", str(n)) for n in range(3)]
-    assert plots.render_learning_curve(same, 60, braille=True)
+    assert plots.render_learning_curve(same, 60)
     found = [evaluation(str(n), [1.0]) for n in range(3)]
     assert plots.render_chart(found, same) == []
+
+
+def test_without_plotext_no_curve_is_drawn_unless_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(plots.importlib.util, "find_spec", lambda name: None)
+    found = [evaluation(str(n), [1.0]) for n in range(3)]
+    assert plots.render_chart(found, points(1, 2, 3)) == []
+    assert plots.render_chart([evaluation("a.pt", MIXED)], []) != []
+    with pytest.raises(MissingExtraError, match="plotext"):
+        plots.require_chart()
 
 
 @needs_matplotlib

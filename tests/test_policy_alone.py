@@ -17,7 +17,7 @@ from torch import nn
 import ckpttool
 from ckpttool.commands.evaluate import Protocol, choose_environment, evaluate, prepare_agent
 from ckpttool.commands.evidence import NO_FACTS, AgentFacts
-from ckpttool.commands.export_onnx import export_network
+from ckpttool.commands.export_onnx import export
 from ckpttool.commands.network_outputs import run_network
 from ckpttool.commands.restore import restore_agent
 from ckpttool.core.errors import CkpttoolError, UnsupportedError, UsageError
@@ -969,7 +969,7 @@ def test_statistics_of_another_size_are_refused(tmp_path: Path) -> None:
 def test_export_without_an_environment_takes_given_bounds(tmp_path: Path) -> None:
     path = saved(tmp_path / "a.pth", Actor().state_dict())
     facts = AgentFacts(activations="relu", head="tanh", action_low=-2.0, action_high=2.0)
-    assert export_network(str(path), str(tmp_path / "a.onnx"), facts=facts).sha256
+    assert export(str(path), str(tmp_path / "a.onnx"), facts=facts).digest
 
 
 # --- TensorFlow -------------------------------------------------------------------------------------

@@ -26,7 +26,7 @@ NETWORKS = ["actor", "actor_target", "critic/q1", "critic/q2", "critic_target/q1
 
 def damaged(monkeypatch: pytest.MonkeyPatch, **renamed: str) -> None:
     """Make the torch layout exchange targets whose paths begin with one of two names."""
-    plan = td3.TF.plan
+    plan = td3.TORCH.plan
 
     def wrong(*given: object) -> Plan:
         made = plan(*given)  # type: ignore[arg-type]
@@ -46,11 +46,11 @@ def damaged(monkeypatch: pytest.MonkeyPatch, **renamed: str) -> None:
             moves.append(move)
         return replace(made, moves=tuple(moves))
 
-    monkeypatch.setattr(td3.TF, "plan", wrong)
+    monkeypatch.setattr(td3, "TORCH", replace(td3.TORCH, plan=wrong))
 
 
 def square_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    plan = td3.TF.plan
+    plan = td3.TORCH.plan
 
     def wrong(*given: object) -> Plan:
         made = plan(*given)  # type: ignore[arg-type]
@@ -60,7 +60,7 @@ def square_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
         )
         return replace(made, moves=tuple(moves))
 
-    monkeypatch.setattr(td3.TF, "plan", wrong)
+    monkeypatch.setattr(td3, "TORCH", replace(td3.TORCH, plan=wrong))
 
 
 @pytest.mark.parametrize(

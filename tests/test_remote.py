@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import ast
 import importlib.util
 import io
 import json
 import os
 import shutil
+import subprocess
+import sys
 import tarfile
 import zipfile
 from collections.abc import Iterator
@@ -542,6 +545,18 @@ def test_a_missing_library_is_named_with_its_extra(monkeypatch: pytest.MonkeyPat
         with pytest.raises(MissingExtraError, match="is not installed") as caught:
             ckpttool.open(f"{scheme}://unmounted/repo/file.pt")
         assert caught.value.hint == f"pip install 'ckpttool[{extra}]'"
+
+
+def test_a_web_server_is_read_without_the_libraries_of_stores(samples: Site) -> None:
+    program = (
+        "import sys, ckpttool; ckpttool.open(sys.argv[1]); "
+        "print(sorted({name.partition('.')[0] for name in sys.modules}))"
+    )
+    command = [sys.executable, "-c", program, samples.url + below(TORCH_SAMPLE)]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    loaded = set(ast.literal_eval(done.stdout))
+    assert "aiohttp" in loaded
+    assert not loaded & {"s3fs", "aiobotocore", "botocore", "gcsfs", "huggingface_hub"}
 
 
 def test_every_command_that_reads_takes_a_url_and_none_writes_to_one(samples: Site, tmp_path: Path) -> None:

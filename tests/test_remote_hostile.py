@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import asyncio.selector_events
 import contextlib
 import os
@@ -455,7 +456,7 @@ def ends_in_time() -> Iterator[None]:
 def _require_quiet() -> None:
     """Raise unless the requests of this process have ended, retries of libraries included."""
     until = time.monotonic() + 3
-    while any(each.name == "ckpttool-request" for each in threading.enumerate()):
+    while asyncio.all_tasks(remote.event_loop()):
         assert time.monotonic() < until, "a request goes on after its command ended"
         time.sleep(0.05)
 
@@ -543,15 +544,15 @@ def test_an_allowance_is_used_up_and_comes_back() -> None:
     allowance = remote.WaitBudget()
     with limits.using(HASTY):
         for _ in range(8):  # together longer than the limit
-            assert allowance.run("x", 0, lambda: time.sleep(0.1)) is None
+            assert allowance.run("x", 0, lambda: asyncio.sleep(0.1)) is None
         with pytest.raises(DeadlineError):
-            allowance.run("x", 0, lambda: time.sleep(5))
+            allowance.run("x", 0, lambda: asyncio.sleep(5))
         began = time.monotonic()
         with pytest.raises(DeadlineError):
-            allowance.run("x", 0, lambda: time.sleep(5))
+            allowance.run("x", 0, lambda: asyncio.sleep(5))
         assert time.monotonic() - began < 1
         time.sleep(0.3)
-        assert allowance.run("x", 0, lambda: 1) == 1
+        assert allowance.run("x", 0, lambda: asyncio.sleep(0, 1)) == 1
 
 
 def test_the_time_in_which_the_process_stands_still_is_not_the_servers(
@@ -560,28 +561,28 @@ def test_the_time_in_which_the_process_stands_still_is_not_the_servers(
     now = iter([0.0, *(each / 10 for each in range(5)), *(3600 + each / 10 for each in range(1000))])
     monkeypatch.setattr(remote, "time", SimpleNamespace(monotonic=lambda: next(now)))
     with limits.using(Limits(fetch_seconds=5)):
-        assert remote.WaitBudget().run("x", 0, lambda: time.sleep(0.3)) is None
+        assert remote.WaitBudget().run("x", 0, lambda: asyncio.sleep(0.3)) is None
 
 
 def test_bytes_beyond_those_that_were_asked_for_are_no_progress() -> None:
     class Stream:
         total_bytes = 0
 
-    def flood() -> None:
+    async def flood() -> None:
         remote.current_request().watch(stream)
-        while not ended:
+        while True:
             stream.total_bytes += 1 << 20
-            time.sleep(0.01)
+            await asyncio.sleep(0.01)
 
-    stream, ended = Stream(), []
+    stream = Stream()
     known = Limits(fetch_seconds=0.2, fetch_rate=1 << 30)  # type: ignore[arg-type]
     with limits.using(known), pytest.raises(DeadlineError):
         remote.WaitBudget().run("x", 1000, flood)
-    ended.append(True)
+    _require_quiet()
 
 
 def test_what_a_job_raises_is_raised_and_its_context_holds() -> None:
-    def job() -> None:
+    async def job() -> None:
         assert limits.current() is HASTY
         raise TimeoutError("its own")
 
@@ -592,7 +593,7 @@ def test_what_a_job_raises_is_raised_and_its_context_holds() -> None:
 def test_a_lane_is_left_at_once_when_its_caller_fails() -> None:
     def fail() -> None:
         with atomic_write.WorkerThread() as lane:
-            lane.do(lambda: remote.WaitBudget().run("x", 0, lambda: time.sleep(20)))
+            lane.do(lambda: remote.WaitBudget().run("x", 0, lambda: asyncio.sleep(20)))
             time.sleep(0.1)
             raise ZeroDivisionError
 

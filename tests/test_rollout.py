@@ -148,12 +148,13 @@ class TestAgainstAPlainLoop:
     def test_mujoco_leaves_no_log_behind(self, tmp_path: Path) -> None:
         program = (
             "from ckpttool.evaluation import environments as envs\n"
-            "with envs.make('HalfCheetah-v5') as e: print(sorted(e.spec.versions), e.spec.obs_dim, e.notes)"
+            "with envs.make_vector_env('HalfCheetah-v5') as e:\n"
+            "    print(sorted(e.spec.versions), e.spec.obs_dim, e.notes)"
         )
         done = subprocess.run(
             [sys.executable, "-c", program],
             cwd=tmp_path,
-            env={"PYTHONPATH": str(Path(environments.__file__).parents[3]), "PATH": "/usr/bin:/bin"},
+            env={"PYTHONPATH": str(Path(environments.__file__).parents[2]), "PATH": "/usr/bin:/bin"},
             capture_output=True,
             text=True,
             check=True,
@@ -335,7 +336,7 @@ class TestMake:
     def test_what_bindings_say_of_themselves_is_no_note(self) -> None:
         program = (
             "from ckpttool.evaluation import environments as envs\n"
-            "with envs.make('LunarLanderContinuous-v3') as e: print(e.notes)"
+            "with envs.make_vector_env('LunarLanderContinuous-v3') as e: print(e.notes)"
         )
         ran = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
         assert ran.stdout == "()\n"

@@ -55,6 +55,19 @@ def test_the_interval_is_that_of_the_normal_law_for_many_values() -> None:
     assert high == pytest.approx(values.mean() + half, abs=0.05 * half)
 
 
+@pytest.mark.parametrize("n", [2, 3, 10, 50, 256, 300])
+def test_scipy_computes_the_same_statistics(n: int) -> None:
+    stats = pytest.importorskip("scipy.stats", exc_type=ImportError)
+    values = np.sort(np.random.default_rng(n).normal(-150, 40, n))
+    found = statistics.summarize(values)
+    assert found.iqm == pytest.approx(stats.trim_mean(values, 0.25))
+    assert found.std == pytest.approx(stats.tstd(values))
+    expected = stats.bootstrap(
+        (values,), np.mean, n_resamples=10_000, method="percentile", rng=np.random.default_rng(0), batch=1000
+    ).confidence_interval
+    assert found.ci95 == pytest.approx((expected.low, expected.high), rel=1e-12)
+
+
 def test_two_values_give_the_quarters() -> None:
     # Means of resamples of {0, 1} are 0, 1/2, 1 with chances 1/4, 1/2, 1/4.
     assert statistics.mean_interval([0, 1]) == (0, 1)

@@ -24,7 +24,7 @@ from ckpttool.commands import evaluate as results
 from ckpttool.commands import inspect, parallel
 from ckpttool.commands.evaluate import Evaluation, Protocol, evaluate
 from ckpttool.commands.folder import expand_paths
-from ckpttool.commands.parallel import EvaluationBatch, Outcome
+from ckpttool.commands.parallel import BatchResult, EvaluationBatch
 from ckpttool.commands.sweep import Sweep, sweep
 from ckpttool.core.atomic_write import Progress
 from ckpttool.core.errors import (
@@ -261,10 +261,10 @@ def test_groups_do_not_depend_on_who_plays(whole: Sweep) -> None:
 
     def counting(
         work: Iterable[EvaluationBatch], progress: Progress
-    ) -> Iterator[tuple[EvaluationBatch, Outcome]]:
-        for group, outcome in parallel.play_in_process(work, progress):
-            sizes.append(len(group.entrants))
-            yield group, outcome
+    ) -> Iterator[tuple[EvaluationBatch, BatchResult]]:
+        for batch, result in parallel.play_in_process(work, progress):
+            sizes.append(len(batch.agents))
+            yield batch, result
 
     require_alike(returns(sweep([str(RUN)], protocol=SHORT, spread=counting)), returns(whole))
     assert sizes == [2, 2, 2]
@@ -277,17 +277,17 @@ def test_groups_do_not_depend_on_who_plays(whole: Sweep) -> None:
 def test_a_process_that_is_killed_loses_nothing(
     whole: Sweep, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    started = parallel._PlayerProcess._started
+    start = parallel._Player._start
     killed: list[str] = []
 
-    def short_lived(player: parallel._PlayerProcess) -> Any:
-        process = started(player)
-        if len(killed) < 1:
-            killed.append(process.name)
-            threading.Timer(0.2, process.kill).start()
-        return process
+    def short_lived(player: parallel._Player) -> Any:
+        executor = start(player)
+        if not killed and player._context.process is not None:
+            killed.append(player._name)
+            threading.Timer(0.2, player._context.process.kill).start()
+        return executor
 
-    monkeypatch.setattr(parallel._PlayerProcess, "_started", short_lived)
+    monkeypatch.setattr(parallel._Player, "_start", short_lived)
     out = tmp_path / "lines.jsonl"
     found = sweep([str(RUN)], protocol=SHORT, out=str(out), spread=parallel.process_spread(2))
     assert len(killed) == 1
@@ -295,12 +295,17 @@ def test_a_process_that_is_killed_loses_nothing(
     assert len(out.read_text().splitlines()) == 6
 
 
+def _die(*_: object) -> None:
+    os._exit(3)
+
+
 def test_a_process_that_cannot_live_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(parallel, "module_arguments", lambda _: ("-c", "import os; os._exit(3)"))
+    monkeypatch.setattr(parallel, "_prepare_player", _die)
     found = sweep([str(RUN)], protocol=SHORT, spread=parallel.process_spread(1))
     assert not found.scored
     assert len(found.failed) == 6
     assert all(isinstance(each.error, WorkerError) for each in found.failed)
+    assert "the player 1 ended with status 3" in str(found.failed[0].error)
 
 
 def test_cores_are_divided() -> None:
@@ -314,7 +319,7 @@ def test_cores_are_divided() -> None:
 # What is written as it comes.
 
 
-def refuse(_: Iterable[EvaluationBatch], __: Progress) -> Iterator[tuple[EvaluationBatch, Outcome]]:
+def refuse(_: Iterable[EvaluationBatch], __: Progress) -> Iterator[tuple[EvaluationBatch, BatchResult]]:
     """Play nothing, and fail if there is anything to play."""
     assert not list(_)
     return iter(())
@@ -517,7 +522,7 @@ def workers():
             name = open(file, "rb").read()
         except OSError:
             continue
-        if name.startswith(b"ray::_play") and b"IDLE" not in name:
+        if name.startswith(b"ray::play_job") and b"IDLE" not in name:
             yield int(file.split("/")[2])
 
 def reaper():

@@ -180,7 +180,7 @@ def test_what_a_framework_prints_does_not_disturb(tmp_path: Path, monkeypatch: p
         "import atexit, sys\n"
         "class Loud:\n"
         "    def find_spec(self, name, path=None, target=None):\n"
-        "        if name.endswith('backends.numpy'): print('noise', flush=True)\n"
+        "        if name.endswith('numpy_backend'): print('noise', flush=True)\n"
         "sys.meta_path.insert(0, Loud())\n"
     )
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))

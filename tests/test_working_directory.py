@@ -119,9 +119,9 @@ def script(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
 
 
 def test_no_command_is_left_out() -> None:
-    from ckpttool.cli.app import app
+    from ckpttool.cli import app
 
-    assert {each.name for each in app.registered_commands} == {words[0] for words in COMMANDS}
+    assert {each.name for each in app.COMMANDS} == {words[0] for words in COMMANDS}
 
 
 def test_nothing_in_the_working_directory_is_run(tmp_path: Path, script: list[str]) -> None:
@@ -215,7 +215,7 @@ def test_plots_have_no_style_but_ours(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     program = (
         "from ckpttool.cli import plots\n"
-        "mpl = plots._matplotlib()\n"
+        "mpl = plots._import_matplotlib()\n"
         "assert mpl.rcParams['text.usetex'] is False, mpl.matplotlib_fname()\n"
     )
     (tmp_path / "matplotlibrc").write_text("text.usetex: True\n")

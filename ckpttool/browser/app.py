@@ -173,11 +173,11 @@ class ValuesScreen(Screen[None]):
         self.query_one("#title", Bar).show(title)
         self.query_one("#cell", Bar).show(lambda cells: (TextPiece(pad_text(self.pane.value(), cells)),))
 
-    def on_grid_pane_moved(self) -> None:
+    def on_grid_pane_cell_cursor_changed(self) -> None:
         """Say where the cursor is."""
         self._tell()
 
-    def on_grid_pane_wanted(self) -> None:
+    def on_grid_pane_cells_needed(self) -> None:
         """Have the cells read that are seen."""
         self._ask(self.pane.reading(self._told))
 
@@ -461,7 +461,7 @@ class MainScreen(WalkScreen):
 
     # --- what is shown of the entry under the cursor
 
-    def on_tree_pane_moved(self) -> None:
+    def on_tree_pane_tree_cursor_changed(self) -> None:
         """Show the entry at once, and read it if the cursor rests on it."""
         self._show()
         self.forget_said()
@@ -469,7 +469,7 @@ class MainScreen(WalkScreen):
             self._rest.stop()
         self._rest = self.set_timer(_REST_S, self._read)
 
-    def on_tree_pane_entered(self) -> None:
+    def on_tree_pane_entry_activated(self) -> None:
         """Do what Enter does."""
         self.action_enter()
 

@@ -203,7 +203,7 @@ _MORE = 16
 
 
 class GridPane(Widget, can_focus=True):
-    """A table of values. It tells by `Moved` where its cursor goes, and by `Wanted` what it needs to read."""
+    """A table of values. It posts `CellCursorChanged`, and `CellsNeeded` where cells are to be read."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("up,k", "move(-1, 0)", show=False),
@@ -216,10 +216,10 @@ class GridPane(Widget, can_focus=True):
         Binding("end", "corner(1)", show=False),
     ]
 
-    class Moved(Message):
+    class CellCursorChanged(Message):
         """The cursor is on another cell, or something was read."""
 
-    class Wanted(Message):
+    class CellsNeeded(Message):
         """Cells are seen that were not read yet."""
 
     def __init__(self, grid: ValueGrid, block: CellSource, known: Moments | None) -> None:
@@ -246,7 +246,7 @@ class GridPane(Widget, can_focus=True):
         self._top = _scroll_to(self._top, self.row, self.seen_rows)
         self._left = _scroll_to(self._left, self.column, self.seen_columns)
         self._ask()
-        self.post_message(self.Moved())
+        self.post_message(self.CellCursorChanged())
         self.refresh()
 
     @property
@@ -304,7 +304,7 @@ class GridPane(Widget, can_focus=True):
             or table != self.table
             or not (_contains_range(rows, seen[0]) and _contains_range(columns, seen[1]))
         ):
-            self.post_message(self.Wanted())
+            self.post_message(self.CellsNeeded())
 
     def _seen(self, more: int) -> tuple[range, range]:
         return (
@@ -347,7 +347,7 @@ class GridPane(Widget, can_focus=True):
             )
             if first:
                 self.go(self.table, self.row, self.column)
-            self.post_message(self.Moved())
+            self.post_message(self.CellCursorChanged())
             self.refresh()
 
     def _row_name(self, row: int) -> str:
@@ -536,17 +536,17 @@ _MARKS = {"changed": "~", "left": "-", "right": "+", "error": "!"}
 
 
 class TreePane(Pane):
-    """The tree. It tells by `Moved` where its cursor goes."""
+    """The tree. It posts `TreeCursorChanged` and `EntryActivated`."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("right,l", "unfold", show=False),
         Binding("left", "fold", show=False),
     ]
 
-    class Moved(Message):
+    class TreeCursorChanged(Message):
         """The cursor is on another entry."""
 
-    class Entered(Message):
+    class EntryActivated(Message):
         """A line was clicked that the cursor was on."""
 
     def __init__(self, *, id: str | None = None) -> None:  # noqa: A002  # Textual's word
@@ -579,7 +579,7 @@ class TreePane(Pane):
         if self.cursor >= top + seen:
             top = self.cursor - seen + 1
         self.scroll_lines(top)
-        self.post_message(self.Moved())
+        self.post_message(self.TreeCursorChanged())
 
     def reveal(self, path: str) -> bool:
         """Unfold what hides an entry and go there; say whether there is one."""
@@ -642,7 +642,7 @@ class TreePane(Pane):
         if at >= self.count():
             return
         if at == self.cursor:
-            self.post_message(self.Entered())
+            self.post_message(self.EntryActivated())
         else:
             self.go(at)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import mmap
 import os
 import re
@@ -10,11 +11,11 @@ import signal
 import sys
 import threading
 from collections.abc import Callable, Sequence
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple
 
 import typer
 
-from ckpttool.cli import common, convert, evaluate, inspect
+from ckpttool.cli import common
 from ckpttool.cli.common import show_fetch_progress
 from ckpttool.core import limits
 from ckpttool.core.errors import CkpttoolError, UsageError, from_system_error
@@ -37,7 +38,7 @@ class _SignalExit(SystemExit):
 
 
 class _RichHelp:
-    """A command whose help passes `output`, which lets no style of other programs reach a terminal."""
+    """A command whose help passes `print_text`, which lets no style of other programs reach a terminal."""
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
         """Print the help with rich, or write it into the formatter."""
@@ -46,18 +47,183 @@ class _RichHelp:
 
 
 class _CliCommand(_RichHelp, typer.core.TyperCommand):
-    pass
+    def format_options(self, ctx: Any, formatter: Any) -> None:
+        """Write the options under the titles of their panels, where rich does not draw these."""
+        panels: dict[str, list[tuple[str, str]]] = {"Arguments": [], "Options": []}
+        for each in self.get_params(ctx):
+            record = each.get_help_record(ctx)
+            if record is not None:
+                usual = "Arguments" if each.param_type_name == "argument" else "Options"
+                title = getattr(each, "rich_help_panel", None) or usual
+                panels.setdefault(title, []).append(record)
+        for title, records in panels.items():
+            if records:
+                with formatter.section(title):
+                    formatter.write_dl(records)
+
+
+class CommandEntry(NamedTuple):
+    """A command of the program: its module is imported when it is chosen.
+
+    `target` is `module:function` in this package.
+    """
+
+    name: str
+    target: str
+    summary: str
+    examples: str
+
+    def load(self) -> Callable[..., int]:
+        """Import and return the function, whose signature has all its options."""
+        module, _, function = self.target.partition(":")
+        return common.takes_panels(getattr(importlib.import_module(f"ckpttool.cli.{module}"), function))
+
+    def listed(self) -> typer.core.TyperCommand:
+        """Return what --help, completion and suggestions need of it."""
+        return typer.core.TyperCommand(self.name, help=self.summary)
+
+    def parser(self) -> Any:
+        """Return the command with its options."""
+        function = self.load()
+        return typer.main.get_command_from_info(
+            typer.models.CommandInfo(
+                self.name,
+                cls=_CliCommand,
+                callback=function,
+                help=_join_paragraphs(function.__doc__),
+                epilog=self.examples,
+            ),
+            pretty_exceptions_short=True,
+            rich_markup_mode=app.rich_markup_mode,
+        )
+
+
+# In the order in which --help lists them.
+COMMANDS = (
+    CommandEntry(
+        "inspect",
+        "inspect:inspect",
+        "Show the module tree, shapes, types, roles and layout.",
+        "Examples: ckpttool inspect runs/ckpt-15000 --glob 'actor/**' --depth 2; "
+        "ckpttool inspect agent.pt --graph agent.svg",
+    ),
+    CommandEntry(
+        "digest",
+        "inspect:digest",
+        "Print the sha256 of every tensor; verify checksums.",
+        "Examples: ckpttool digest agent.pt --json > saved.json; ckpttool digest agent.pt --check saved.json",
+    ),
+    CommandEntry(
+        "convert",
+        "convert:convert",
+        "Convert a checkpoint to another framework or library.",
+        "Examples: ckpttool convert runs/ckpt-15000 agent.pt; ckpttool convert agent.pt ckpt-1 --to tf",
+    ),
+    CommandEntry(
+        "verify",
+        "convert:verify",
+        "Compare what both checkpoints of one agent compute.",
+        "Example: ckpttool verify runs/ckpt-15000 agent.pt",
+    ),
+    CommandEntry(
+        "eval",
+        "evaluate:evaluate",
+        "Play agents and report their returns.",
+        "Examples: ckpttool eval agent.pt --env Pendulum-v1 --episodes 100; "
+        "ckpttool eval 'run/ckpt-*' --plot curve.png; ckpttool eval agent.pt --video agent.mp4",
+    ),
+    CommandEntry(
+        "stats",
+        "inspect:stats",
+        "Summarize values: range, mean, zeros, NaNs, dead units.",
+        "Examples: ckpttool stats agent.pt; ckpttool stats runs/ckpt-15000 --depth 1",
+    ),
+    CommandEntry(
+        "report",
+        "inspect:report",
+        "Write an HTML page about one checkpoint, or about two.",
+        "Examples: ckpttool report agent.pt; "
+        "ckpttool report runs/ckpt-2500 runs/ckpt-15000 --out change.html",
+    ),
+    CommandEntry(
+        "doctor",
+        "inspect:doctor",
+        "Find problems in a checkpoint and suggest fixes.",
+        "Example: ckpttool doctor downloaded.pt --env HalfCheetah-v5",
+    ),
+    CommandEntry(
+        "check",
+        "inspect:check",
+        "Check many checkpoints for code, damage and NaNs.",
+        "Examples: ckpttool check runs/; ckpttool check *.pt --shapes shapes.json; "
+        "ckpttool check downloaded.pt --strict --no-numbers",
+    ),
+    CommandEntry(
+        "textconv",
+        "inspect:textconv",
+        "Print a file as text for git diff.",
+        "Example: ckpttool textconv agent.pt",
+    ),
+    CommandEntry(
+        "browse",
+        "inspect:browse",
+        "Browse a checkpoint in the terminal.",
+        "Examples: ckpttool browse runs/ckpt-15000; ckpttool browse old.pt new.pt",
+    ),
+    CommandEntry(
+        "diff",
+        "inspect:diff",
+        "Compare the entries and values of two checkpoints.",
+        "Examples: ckpttool diff old.pt new.pt; ckpttool diff runs/ckpt-15000 agent.pt --json",
+    ),
+    CommandEntry(
+        "formats",
+        "inspect:formats",
+        "List the formats that can be read and written.",
+        "Example: ckpttool formats --json",
+    ),
+    CommandEntry("layouts", "inspect:layouts", "List the agent layouts.", "Example: ckpttool layouts"),
+    CommandEntry(
+        "backends",
+        "inspect:backends",
+        "List the backends that run networks.",
+        "Example: ckpttool backends",
+    ),
+    CommandEntry(
+        "limits",
+        "inspect:limits",
+        "List the parser limits that --limit changes.",
+        "Example: ckpttool --limit unpacked_ratio=1000 inspect old.npz",
+    ),
+    CommandEntry(
+        "schema",
+        "inspect:schema",
+        "List or print the JSON Schemas of what --json prints.",
+        "Examples: ckpttool schema; ckpttool schema inspect > inspect.schema.json",
+    ),
+)
 
 
 class _CliGroup(_RichHelp, typer.core.TyperGroup):
+    """The commands by their names; one that is chosen gets its options."""
+
+    def __init__(self, **attributes: Any) -> None:
+        super().__init__(**attributes)
+        self.commands = {each.name: each.listed() for each in COMMANDS}
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        """Return the name of the command that is chosen, the command, and the words after it."""
+        name, command, rest = super().resolve_command(ctx, args)
+        return name, next((each.parser() for each in COMMANDS if each.name == name), command), rest
+
     def invoke(self, ctx: Any) -> Any:
-        """Run a command; Ctrl-C that it leaves to us is ours, and not typer's, to tell of."""
+        """Run a command; raise Ctrl-C that it leaves to us as our own end, and not as typer's."""
         try:
             return super().invoke(ctx)
         except KeyboardInterrupt:
             raise _SignalExit(signal.SIGINT) from None
         except Exception as error:
-            # A lock of `threading` that is interrupted while it is taken says that it was never taken.
+            # A lock of `threading` that is interrupted while it is taken raises that it was never taken.
             before = error.__context__
             while before is not None and not isinstance(before, KeyboardInterrupt | _SignalExit):
                 before = before.__context__
@@ -66,19 +232,24 @@ class _CliGroup(_RichHelp, typer.core.TyperGroup):
             raise before if isinstance(before, _SignalExit) else _SignalExit(signal.SIGINT) from None
 
 
+def _join_paragraphs(text: str | None) -> str:
+    """Return a docstring with one line for each paragraph: the terminal's width breaks them."""
+    return "\n\n".join(" ".join(each.split()) for each in (text or "").split("\n\n"))
+
+
 app = typer.Typer(
     cls=_CliGroup,
     name=_NAME,
     no_args_is_help=True,
-    help="See, convert, prove and play reinforcement-learning checkpoints, without the program that "
-    "wrote them. Nothing in a checkpoint is ever executed.",
+    help="Inspect, convert, verify and evaluate reinforcement-learning checkpoints without the program that "
+    "wrote them. Code in a checkpoint is never executed.",
     epilog="Start with: ckpttool inspect PATH",
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
 
-def _print_version(asked: bool) -> None:
-    if asked:
+def _print_version(given: bool) -> None:
+    if given:
         common.print_text(f"ckpttool {__version__}")
         raise typer.Exit
 
@@ -93,99 +264,13 @@ def _main(
         list[str] | None,
         typer.Option(
             metavar="NAME=N",
-            help="Let files ask for more or less than the default (see ckpttool limits); repeatable.",
+            help="Override a parser limit (see ckpttool limits); repeatable.",
         ),
     ] = None,
 ) -> None:
     if limit:
         context.with_resource(limits.override_limits(limit))
     context.with_resource(show_fetch_progress(quiet=not {"-q", "--quiet"}.isdisjoint(sys.argv)))
-
-
-# In the order in which --help lists them: the word, what runs, and its examples.
-_COMMANDS: tuple[tuple[str, Callable[..., int], str], ...] = (
-    (
-        "inspect",
-        inspect.inspect,
-        "Examples: ckpttool inspect runs/ckpt-15000 --glob 'actor/**' --depth 2; "
-        "ckpttool inspect agent.pt --graph agent.svg",
-    ),
-    (
-        "digest",
-        inspect.digest,
-        "Examples: ckpttool digest agent.pt --json > saved.json; ckpttool digest agent.pt --check saved.json",
-    ),
-    (
-        "convert",
-        convert.convert,
-        "Examples: ckpttool convert runs/ckpt-15000 agent.pt; ckpttool convert agent.pt ckpt-1 --to tf",
-    ),
-    ("verify", convert.verify, "Example: ckpttool verify runs/ckpt-15000 agent.pt"),
-    (
-        "eval",
-        evaluate.evaluate,
-        "Examples: ckpttool eval agent.pt --env Pendulum-v1 --episodes 100; "
-        "ckpttool eval 'run/ckpt-*' --plot curve.png; ckpttool eval agent.pt --video agent.mp4",
-    ),
-    (
-        "stats",
-        inspect.stats,
-        "Examples: ckpttool stats agent.pt; ckpttool stats runs/ckpt-15000 --depth 1",
-    ),
-    (
-        "report",
-        inspect.report,
-        "Examples: ckpttool report agent.pt; "
-        "ckpttool report runs/ckpt-2500 runs/ckpt-15000 --out change.html",
-    ),
-    ("doctor", inspect.doctor, "Example: ckpttool doctor downloaded.pt --env HalfCheetah-v5"),
-    (
-        "check",
-        inspect.check,
-        "Examples: ckpttool check runs/; ckpttool check *.pt --shapes shapes.json; "
-        "ckpttool check downloaded.pt --strict --no-numbers",
-    ),
-    ("textconv", inspect.textconv, "Example: ckpttool textconv agent.pt"),
-    (
-        "browse",
-        inspect.browse,
-        "Examples: ckpttool browse runs/ckpt-15000; ckpttool browse old.pt new.pt",
-    ),
-    (
-        "diff",
-        inspect.diff,
-        "Examples: ckpttool diff old.pt new.pt; ckpttool diff runs/ckpt-15000 agent.pt --json",
-    ),
-    ("formats", inspect.formats, "Example: ckpttool formats --json"),
-    ("layouts", inspect.layouts, "Example: ckpttool layouts"),
-    ("backends", inspect.backends, "Example: ckpttool backends"),
-    ("limits", inspect.limits, "Example: ckpttool --limit unpacked_ratio=1000 inspect old.npz"),
-    ("schema", inspect.schema, "Examples: ckpttool schema; ckpttool schema inspect > inspect.schema.json"),
-)
-
-
-def _join_paragraphs(text: str | None) -> str:
-    """Return a docstring with one line for each paragraph: the terminal's width breaks them."""
-    return "\n\n".join(" ".join(each.split()) for each in (text or "").split("\n\n"))
-
-
-for _word, _command, _examples in _COMMANDS:
-    app.command(_word, cls=_CliCommand, epilog=_examples, help=_join_paragraphs(_command.__doc__))(_command)
-
-
-def _build_parser() -> Any:
-    """Return the parser of the command that is named first, of all commands where that is none.
-
-    Making that of all takes as long as importing numpy, and every run would make it.
-    """
-    every = app.registered_commands
-    word = sys.argv[1] if len(sys.argv) > 1 else None
-    named = [each for each in every if word == each.name]
-    try:
-        app.registered_commands = named or every
-        return typer.main.get_command(app)
-    finally:
-        app.registered_commands = every
 
 
 class _NumpyMemoryGuard:
@@ -247,7 +332,7 @@ def run() -> None:
         common.guard_streams()
         common.require_stdout()
         _install_numpy_memory_guard()
-        status = _build_parser()(prog_name=_NAME, standalone_mode=False)
+        status = typer.main.get_command(app)(prog_name=_NAME, standalone_mode=False)
         common.flush_streams()
     except _SignalExit as ended:
         common.print_interruption(ended.how)

@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import copy
+import dataclasses
 import errno
+import functools
+import inspect
 import io
 import json
 import os
@@ -16,7 +20,19 @@ import textwrap
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, TextIO, cast
+from dataclasses import dataclass
+from typing import (
+    TYPE_CHECKING,
+    Annotated,
+    Any,
+    ClassVar,
+    NamedTuple,
+    TextIO,
+    TypeGuard,
+    cast,
+    get_args,
+    get_type_hints,
+)
 
 import typer
 
@@ -29,10 +45,11 @@ from ckpttool.version import __version__
 if TYPE_CHECKING:
     from rich.progress import Progress as Bar
 
-    from ckpttool.commands.convert import ConversionResult
     from ckpttool.commands.doctor import Diagnosis
+    from ckpttool.commands.evidence import AgentFacts
     from ckpttool.commands.folder import CheckpointFolder
     from ckpttool.commands.inspect import CheckpointSummary
+    from ckpttool.commands.plan import ConversionResult
     from ckpttool.commands.stats import Diff, Stats
     from ckpttool.commands.sweep import Sweep
     from ckpttool.commands.verify import Verification
@@ -576,121 +593,84 @@ def _eval_command(path: str) -> tuple[str, ...]:
     return ("eval", path) if told is not None and told.env else ("eval", path, "--env", "ID")
 
 
+# Options in panels: a dataclass is one titled group of a command's help, and one argument of its function.
+
+
+class OptionPanel:
+    """Base of the dataclasses whose fields are a command's options, under one title of its help.
+
+    A field is annotated as a parameter of a typer command is, and its default is the option's. Options that
+    exclude each other raise UsageError in `__post_init__`.
+    """
+
+    TITLE: ClassVar[str]
+
+    def __init_subclass__(cls, title: str) -> None:
+        cls.TITLE = title
+
+
+def takes_panels(command: Callable[..., int]) -> Callable[..., int]:
+    """Return a command that has the options of each `OptionPanel` that this function takes."""
+    hints = get_type_hints(command, include_extras=True)
+    panels = {name: hint for name, hint in hints.items() if _is_panel(hint)}
+    shown: list[inspect.Parameter] = []
+    for each in inspect.signature(command).parameters.values():
+        if each.name in panels:
+            shown += _panel_parameters(panels[each.name])
+        else:
+            shown.append(each.replace(annotation=hints[each.name], kind=inspect.Parameter.KEYWORD_ONLY))
+
+    @functools.wraps(command)
+    def run(**given: Any) -> int:
+        for name, panel in panels.items():
+            given[name] = panel(**{each.name: given.pop(each.name) for each in dataclasses.fields(panel)})
+        return command(**given)
+
+    # typer reads both, and neither may be that of the function that is wrapped.
+    run.__signature__ = inspect.Signature(shown, return_annotation=int)  # type: ignore[attr-defined]
+    run.__annotations__ = {each.name: each.annotation for each in shown} | {"return": int}
+    return run
+
+
+def _is_panel(hint: object) -> TypeGuard[type[Any]]:
+    return isinstance(hint, type) and issubclass(hint, OptionPanel)
+
+
+def _panel_parameters(panel: type[Any]) -> Iterator[inspect.Parameter]:
+    """Give a parameter for each field, whose option stands under the title of the panel."""
+    hints = get_type_hints(panel, include_extras=True)
+    for each in dataclasses.fields(panel):
+        value, *notes = get_args(hints[each.name])
+        (option,) = (copy.copy(note) for note in notes if isinstance(note, typer.models.OptionInfo))
+        option.rich_help_panel = panel.TITLE
+        # A list is made anew for every call of the command.
+        if each.default_factory is not dataclasses.MISSING:
+            option.default_factory = each.default_factory
+        default = inspect.Parameter.empty if each.default is dataclasses.MISSING else each.default
+        yield inspect.Parameter(
+            each.name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=Annotated[value, option]
+        )
+
+
 # The arguments and options that several commands share.
 
 PathArgument = Annotated[
-    str, typer.Argument(metavar="PATH", help="A file, a TensorFlow prefix, or a folder.", show_default=False)
+    str, typer.Argument(metavar="PATH", help="File, TensorFlow prefix or folder.", show_default=False)
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout.")]
-Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Only rows, findings and what was written.")]
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print only results, findings and output paths.")]
 Glob = Annotated[
     str | None,
-    typer.Option(
-        metavar="PATTERN", help="Only the tensors whose path matches: * in a segment, ** across them."
-    ),
+    typer.Option(metavar="PATTERN", help="Only tensors whose path matches (** crosses levels)."),
 ]
 LayoutOption = Annotated[
     str | None,
     typer.Option(
         metavar="NAME",
-        help="Read the source as this layout (see ckpttool layouts); none: by layers alone.",
+        help="Layout to read (see ckpttool layouts), or none.",
         autocompletion=complete_layouts,
     ),
 ]
-Video = Annotated[
-    str | None,
-    typer.Option(metavar="FILE", help="Film episodes of the best checkpoint: a new .mp4 or .gif file."),
-]
-VideoEpisodes = Annotated[
-    str, typer.Option(metavar="LIST", help="What to film: best, worst, median, or numbers from 0.")
-]
-Plot = Annotated[
-    str | None,
-    typer.Option(metavar="FILE", help="Draw returns or the learning curve: a new .png, .svg or .pdf file."),
-]
-Chart = Annotated[
-    bool | None,
-    typer.Option(
-        "--chart/--no-chart",
-        help="Draw in the terminal too. Default: where a person reads.",
-        show_default=False,
-    ),
-]
-Noise = Annotated[
-    float | None,
-    typer.Option(metavar="STD", help="Add Gaussian noise to actions: its deviation in half action ranges."),
-]
-Engine = Annotated[
-    str,
-    typer.Option(
-        metavar="NAME",
-        help="What steps the environments: auto, gymnasium, mujoco, pendulum.batch, device.",
-        autocompletion=complete_words("auto", "gymnasium", "mujoco", "pendulum.batch", "device"),
-    ),
-]
-Dtype = Annotated[
-    str,
-    typer.Option(
-        metavar="NAME",
-        help="What the policy computes in: float32 or float64.",
-        autocompletion=complete_words("float32", "float64"),
-    ),
-]
-AdapterOption = Annotated[
-    str | None,
-    typer.Option(
-        "--adapter",
-        metavar="NAME",
-        help="zero_contact_forces: Ant and Humanoid policies from before simulators reported these. "
-        "current_positions: policies that were shown where the body is.",
-        autocompletion=complete_words("zero_contact_forces", "current_positions"),
-    ),
-]
-WrapperOption = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--wrapper",
-        metavar="NAME[:ARG=N,...]",
-        help="Environment wrapper of the training, innermost first; may be repeated. Default: those that the "
-        "agent's files name; none: without.",
-        autocompletion=complete_words(
-            "none", "TimeFeatureWrapper", "HistoryWrapper", "VecFrameStack", "RescaleAction"
-        ),
-    ),
-]
-Runs = Annotated[bool, typer.Option("--runs", help="Each PATH is one training run: intervals over the runs.")]
-Last = Annotated[
-    int | None,
-    typer.Option(min=1, metavar="N", help="Score each run by its last N checkpoints together (--runs)."),
-]
-Against = Annotated[
-    list[str] | None,
-    typer.Option(
-        metavar="PATH", help="A run of another algorithm to compare with; may be repeated (--runs)."
-    ),
-]
-Csv = Annotated[
-    str | None, typer.Option(metavar="FILE", help="Write one line per episode to a new CSV file.")
-]
-Tensorboard = Annotated[
-    str | None, typer.Option(metavar="DIR", help="Write scalars at the training steps for TensorBoard.")
-]
-LikeArgs = Annotated[
-    str | None,
-    typer.Option(metavar="JSON", help="For --like: the factory's arguments, '{\"hidden\": 256}'."),
-]
-InputShape = Annotated[
-    list[str] | None,
-    typer.Option(
-        metavar="H,W,C",
-        help="For --like: the shape of the model's input without its batch, once for each input. The "
-        "model is called with it.",
-    ),
-]
-LikePython = Annotated[
-    str | None, typer.Option(metavar="INTERPRETER", help="For --like: the Python that has its framework.")
-]
-
 Env = Annotated[
     str | None,
     typer.Option(
@@ -703,7 +683,7 @@ ActivationOption = Annotated[
     str | None,
     typer.Option(
         metavar="NAME",
-        help="Activation after the hidden layers: one, or one each (relu,tanh).",
+        help="Hidden activation: one, or one per layer (relu,tanh).",
         autocompletion=complete_words(
             "relu", "tanh", "sigmoid", "elu", "leaky_relu", "gelu", "silu", "softplus", "linear"
         ),
@@ -713,8 +693,7 @@ HeadOption = Annotated[
     str | None,
     typer.Option(
         metavar="NAME",
-        help="Action map: tanh (times the upper bound), affine (tanh to the bounds), unit_tanh, linear, "
-        "clip, clip_affine, ...",
+        help="Action map: tanh, affine, unit_tanh, linear, clip, ...",
         autocompletion=complete_words(
             "tanh", "affine", "unit_tanh", "linear", "clip", "clip_affine", "tanh_clip_affine"
         ),
@@ -727,11 +706,52 @@ BoundsOption = Annotated[
 ObsNormOption = Annotated[
     str | None,
     typer.Option(
-        "--obs-norm",
-        metavar="FILE",
-        help="Observation statistics: vecnormalize.pkl, or a file with mean and var.",
+        "--obs-norm", metavar="FILE", help="Observation statistics: vecnormalize.pkl, or mean and var."
     ),
 ]
+LikeArgs = Annotated[
+    str | None,
+    typer.Option(metavar="JSON", help="For --like: arguments of the factory, '{\"hidden\": 256}'."),
+]
+InputShape = Annotated[
+    list[str] | None,
+    typer.Option(metavar="H,W,C", help="For --like: shape of an input without batch; repeatable."),
+]
+LikePython = Annotated[
+    str | None, typer.Option(metavar="INTERPRETER", help="For --like: the Python that has its framework.")
+]
+
+
+@dataclass(frozen=True)
+class AgentOptions(OptionPanel, title="Agent"):
+    """How to read an agent, and facts of it that no file holds."""
+
+    layout: LayoutOption = None
+    activation: ActivationOption = None
+    head: HeadOption = None
+    bounds: BoundsOption = None
+    obs_norm: ObsNormOption = None
+
+    def facts(self, env: str | None = None) -> AgentFacts:
+        """Return the facts that the options give, and the environment."""
+        return agent_facts(self.activation, self.head, self.bounds, self.obs_norm, env)
+
+
+@dataclass(frozen=True)
+class ModelOptions(OptionPanel, title="Your own model"):
+    """A model that the user's code creates."""
+
+    like: Annotated[
+        str | None,
+        typer.Option(metavar="MODULE:FACTORY", help="Your model, created by this class or function."),
+    ] = None
+    like_args: LikeArgs = None
+    input_shape: InputShape = None
+    python: LikePython = None
+
+    def model(self) -> Any:
+        """Return the model, None without --like; raise UsageError for the other options alone."""
+        return build_like_model(self.like, self.like_args, self.input_shape, self.python)
 
 
 def agent_facts(
@@ -740,14 +760,12 @@ def agent_facts(
     bounds: tuple[str, str] | None,
     obs_norm: str | None,
     env: str | None = None,
-) -> Any:
+) -> AgentFacts:
     """Return the facts that the options give of an agent."""
+    from ckpttool.commands.evidence import NO_FACTS, AgentFacts, parse_bounds
+
     if activation is None and head is None and bounds is None and obs_norm is None and env is None:
-        from ckpttool.commands.evidence import NO_FACTS
-
         return NO_FACTS
-    from ckpttool.commands.evidence import AgentFacts, parse_bounds
-
     low, high = parse_bounds(bounds)
     return AgentFacts(activation, head, low, high, obs_norm, env)
 

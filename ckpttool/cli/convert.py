@@ -4,33 +4,165 @@ from __future__ import annotations
 
 import atexit
 import os
-from dataclasses import replace
-from typing import Annotated
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from ckpttool.cli import common
 from ckpttool.cli.common import (
-    ActivationOption,
+    AgentOptions,
     AsJson,
-    BoundsOption,
     Env,
-    HeadOption,
-    InputShape,
-    LayoutOption,
-    LikeArgs,
-    LikePython,
-    ObsNormOption,
+    ModelOptions,
+    OptionPanel,
     Quiet,
-    agent_facts,
-    build_like_model,
     make_importable,
     show_progress,
 )
 from ckpttool.core import sidecar
 from ckpttool.core.errors import UsageError
 
+if TYPE_CHECKING:
+    from ckpttool.commands.options import ConversionOptions
+    from ckpttool.commands.plan import ConversionResult
+
 _TIMEOUT, _SHORTEST = "OPENBLAS_THREAD_TIMEOUT", "4"
+Texts = list[str] | None
+
+
+@dataclass(frozen=True)
+class TargetOptions(OptionPanel, title="Target"):
+    """What is written."""
+
+    to: Annotated[
+        str | None,
+        typer.Option(
+            metavar="WORD",
+            help="Target (see above). Default: from the suffix of DST.",
+            autocompletion=common.complete_targets,
+        ),
+    ] = None
+    network: Annotated[
+        str | None,
+        typer.Option(metavar="NAME", help="For onnx: a network, e.g. critic/q1. Default: actor."),
+    ] = None
+
+
+@dataclass(frozen=True)
+class SelectionOptions(OptionPanel, title="Selection and names"):
+    """What is converted of the source, and what becomes of names and weights before that."""
+
+    part: Annotated[
+        str | None, typer.Option(metavar="PATH", help="Convert only what lies below this path in SRC.")
+    ] = None
+    weights: Annotated[
+        str | None,
+        typer.Option(
+            metavar="ema|raw", help="Convert only averaged or only trained weights.", show_default=False
+        ),
+    ] = None
+    strip: Annotated[
+        bool, typer.Option("--strip", help="Strip wrapper prefixes (module., _orig_mod.) from names.")
+    ] = False
+    restore: Annotated[
+        bool, typer.Option("--restore", help="Put back the prefixes that SRC's sidecar lists.")
+    ] = False
+    fold_weight_norm: Annotated[
+        bool, typer.Option("--fold-weight-norm", help="Fold weight_g and weight_v into a single weight.")
+    ] = False
+    fold_normalizer: Annotated[
+        bool, typer.Option("--fold-normalizer", help="Fold observation statistics into the first layers.")
+    ] = False
+
+
+@dataclass(frozen=True)
+class MappingOptions(OptionPanel, title="Mapping"):
+    """How layers and optimizers become those of the target."""
+
+    rules: Annotated[
+        str | None, typer.Option("--map", metavar="FILE", help="TOML file of your own mapping rules.")
+    ] = None
+    kind: Annotated[
+        Texts,
+        typer.Option(metavar="PATTERN=KIND", help="Kind of an ambiguous layer: 'attn=attention:8' (heads)."),
+    ] = None
+    flatten: Annotated[
+        Texts,
+        typer.Option(metavar="PATTERN=H,W,C", help="Shape of the image that a layer receives flattened."),
+    ] = None
+    unflatten: Annotated[
+        Texts,
+        typer.Option(metavar="PATTERN=H,W,C", help="Shape of the image that a dense layer's output becomes."),
+    ] = None
+    from_: Annotated[
+        str | None,
+        typer.Option("--from", metavar="FRAMEWORK", help="Orientation of SRC's matrices: torch or tf."),
+    ] = None
+    l2: Annotated[
+        Texts,
+        typer.Option(
+            "--l2", metavar="PATTERN=FACTOR", help="Keras l2 penalty of weights: 'critic/**/kernel=0.01'."
+        ),
+    ] = None
+    optimizer: Annotated[
+        Texts,
+        typer.Option(
+            metavar="NAME/SETTING=VALUE", help="Hyperparameter missing from the checkpoint; none: no state."
+        ),
+    ] = None
+
+
+@dataclass(frozen=True)
+class PlayedAgentOptions(AgentOptions, title="Agent"):
+    """How to read an agent, facts of it that no file holds, and its environment."""
+
+    env: Env = None
+
+
+@dataclass(frozen=True)
+class ConvertModelOptions(ModelOptions, title="Your own model"):
+    """A model to fill, and how its layers are matched."""
+
+    match: Annotated[
+        Texts, typer.Option(metavar="SOURCE=TARGET", help="For --like: two layers that belong together.")
+    ] = None
+    cast: Annotated[
+        bool, typer.Option("--cast", help="For --like: round numbers to the types of your model.")
+    ] = False
+    accept_order: Annotated[
+        bool, typer.Option("--accept-order", help="For --like: pair ambiguous layers by their order.")
+    ] = False
+
+
+@dataclass(frozen=True)
+class ConvertOutputOptions(OptionPanel, title="Output"):
+    """How the target is written, and what is printed of it."""
+
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show the mapping, write nothing.")] = False
+    glob: Annotated[
+        str | None,
+        typer.Option(metavar="PATTERN", help="For --dry-run: only moves from or to matching paths."),
+    ] = None
+    force: Annotated[bool, typer.Option("--force", help="Replace DST if it exists.")] = False
+    allow_missing: Annotated[
+        bool, typer.Option("--allow-missing", help="Write even if something is unmapped.")
+    ] = False
+    no_sync: Annotated[
+        bool, typer.Option("--no-sync", help="Do not flush to disk before the rename (faster).")
+    ] = False
+    no_verify: Annotated[
+        bool, typer.Option("--no-verify", help="Do not compare networks with what was written.")
+    ] = False
+    as_json: AsJson = False
+    quiet: Quiet = False
+
+    def __post_init__(self) -> None:
+        """Raise UsageError for a pattern without a dry run."""
+        if self.glob is not None and not self.dry_run:
+            raise UsageError(
+                "--glob is for --dry-run alone", hint="--part PATH converts what lies below a path"
+            )
 
 
 def convert(
@@ -38,211 +170,93 @@ def convert(
     target: Annotated[
         str,
         typer.Argument(
-            metavar="DST", help="The file to write; for tf, tf1 and fujimoto the prefix.", show_default=False
+            metavar="DST", help="File to write; a prefix for tf, tf1, fujimoto.", show_default=False
         ),
     ],
-    to: Annotated[
-        str | None,
-        typer.Option(
-            metavar="WORD",
-            help="What to write: torch, tf (TensorFlow objects), tf1 (TensorFlow variables by name), keras "
-            "(a weights file), safetensors, npz, onnx (a policy that runs), or whose agent it is to be: "
-            "fujimoto (the TD3 authors' files), cleanrl, sb3, sb2, tf2rl, tianshou, spinningup, "
-            "d3rlpy (.d3), d3rlpy_model (.pt), rsl_rl, fasttd3, skrl, elegantrl, tf_agents, acme, "
-            "keras_rl, rllib. Guessed from DST's suffix: .pt, .pth, .index, .h5, .cleanrl_model, "
-            ".safetensors, .npz or .onnx.",
-            autocompletion=common.complete_targets,
-        ),
-    ] = None,
-    layout: LayoutOption = None,
-    part: Annotated[
-        str | None, typer.Option(metavar="PATH", help="Convert only what lies below this path in SRC.")
-    ] = None,
-    strip: Annotated[
-        bool, typer.Option("--strip", help="Remove what wrappers put into names: module., _orig_mod., ...")
-    ] = False,
-    restore: Annotated[
-        bool, typer.Option("--restore", help="Put back what --strip removed, as SRC's sidecar says it.")
-    ] = False,
-    weights: Annotated[
-        str | None,
-        typer.Option(
-            metavar="ema|raw",
-            help="Convert the averaged weights alone, or the trained ones.",
-            show_default=False,
-        ),
-    ] = None,
-    fold_weight_norm: Annotated[
-        bool, typer.Option("--fold-weight-norm", help="Make one weight of the two tensors of weight norm.")
-    ] = False,
-    fold_normalizer: Annotated[
-        bool,
-        typer.Option("--fold-normalizer", help="Fold observation statistics into the first layers."),
-    ] = False,
-    rules: Annotated[
-        str | None,
-        typer.Option("--map", metavar="FILE", help="Your own rules, a TOML file: see docs/mapping.md."),
-    ] = None,
-    kind: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="PATTERN=KIND",
-            help="What a layer of several possible kinds is: 'enc/**=embedding', 'attn=attention:8' (heads).",
-        ),
-    ] = None,
-    flatten: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="PATTERN=H,W,C",
-            help="Shape of the image that a layer takes flattened: 'dense1=7,7,64', with 5 more numbers "
-            "behind it 'dense1=7,7,64+5', or 'dense1=no'.",
-        ),
-    ] = None,
-    unflatten: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="PATTERN=H,W,C",
-            help="Shape of the image that a dense layer's output becomes: 'fc=7,7,128', or 'fc=no'.",
-        ),
-    ] = None,
-    network: Annotated[
-        str | None,
-        typer.Option(metavar="NAME", help="For onnx: which network, such as critic/q1. Default: actor."),
-    ] = None,
-    env: Annotated[
-        str | None,
-        typer.Option(
-            metavar="ID",
-            help="The agent's environment; for onnx its action bounds count.",
-            autocompletion=common.complete_environments,
-        ),
-    ] = None,
-    activation: ActivationOption = None,
-    head: HeadOption = None,
-    bounds: BoundsOption = None,
-    obs_norm: ObsNormOption = None,
-    l2: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--l2",
-            metavar="PATTERN=FACTOR",
-            help="The weights that a Keras program penalised with l2(FACTOR): 'critic/**/kernel=0.01'. Torch "
-            "gets parameter groups with that weight decay.",
-        ),
-    ] = None,
-    optimizer: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="NAME/SETTING=VALUE",
-            help="A setting of an optimizer that no file has: critic_optimizer/momentum=0.9; or none: leave "
-            "out the state of optimizers.",
-        ),
-    ] = None,
-    like: Annotated[
-        str | None,
-        typer.Option(
-            metavar="MODULE:FACTORY",
-            help="Fill your own model, which this class or function makes: 'package.module:factory'. Your "
-            "code runs, in a process of its own; the module may lie in the working directory.",
-        ),
-    ] = None,
-    like_args: LikeArgs = None,
-    input_shape: InputShape = None,
-    match: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="SOURCE=TARGET", help="For --like: these two layers or modules belong together."
-        ),
-    ] = None,
-    from_: Annotated[
-        str | None,
-        typer.Option(
-            "--from",
-            metavar="FRAMEWORK",
-            help="Whose orientation SRC's matrices have, if neither names nor shapes show it: torch or tf.",
-        ),
-    ] = None,
-    cast: Annotated[
-        bool, typer.Option("--cast", help="For --like: round numbers to the types of your model.")
-    ] = False,
-    accept_order: Annotated[
-        bool,
-        typer.Option("--accept-order", help="For --like: pair by order what nothing else tells apart."),
-    ] = False,
-    python: LikePython = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show the mapping, write nothing.")] = False,
-    glob: Annotated[
-        str | None,
-        typer.Option(metavar="PATTERN", help="For --dry-run: show only moves from or to paths that match."),
-    ] = None,
-    force: Annotated[bool, typer.Option("--force", help="Replace DST if it exists.")] = False,
-    allow_missing: Annotated[
-        bool, typer.Option("--allow-missing", help="Write even if something is unmapped.")
-    ] = False,
-    no_sync: Annotated[
-        bool, typer.Option("--no-sync", help="Do not flush to disk before the rename: faster.")
-    ] = False,
-    no_verify: Annotated[
-        bool, typer.Option("--no-verify", help="Do not compare an agent's networks with what was written.")
-    ] = False,
-    as_json: AsJson = False,
-    quiet: Quiet = False,
+    what: TargetOptions,
+    selection: SelectionOptions,
+    mapping: MappingOptions,
+    agent: PlayedAgentOptions,
+    model: ConvertModelOptions,
+    output: ConvertOutputOptions,
 ) -> int:
-    """Move a checkpoint to another framework: mapped by rule, written whole or not at all, read back."""
+    """Convert a checkpoint to another framework or library. The output is written atomically and verified.
+
+    Targets are torch, tf (TensorFlow objects), tf1 (TensorFlow variables by name), keras (a weights file),
+    safetensors, npz, onnx (a policy that runs), and RL libraries' own formats: fujimoto (the TD3 authors'
+    files), cleanrl, sb3, sb2, tf2rl, tianshou, spinningup, d3rlpy (.d3), d3rlpy_model (.pt), rsl_rl, fasttd3,
+    skrl, elegantrl, tf_agents, acme, keras_rl, rllib. DST's suffix names one where it is .pt, .pth, .index,
+    .h5, .cleanrl_model, .d3, .safetensors, .npz or .onnx.
+    """
+    _prepare_process()
+    from ckpttool.commands import convert
+
+    options = _conversion_options(what, selection, mapping, agent, model, output)
+    with show_progress("convert", quiet=output.quiet or output.as_json) as moving:
+        done = convert.convert(source, target, options, progress=moving)
+    done = replace(done, report=done.report.shown(output.glob))
+    _print_conversion(done, output)
+    whole = done.report.complete and not sidecar.has_open_entries(done.ledger)
+    return 0 if done.within and (whole or output.allow_missing) else 1
+
+
+def _conversion_options(
+    what: TargetOptions,
+    selection: SelectionOptions,
+    mapping: MappingOptions,
+    agent: PlayedAgentOptions,
+    model: ConvertModelOptions,
+    output: ConvertOutputOptions,
+) -> ConversionOptions:
+    from ckpttool.commands.options import ConversionOptions
+
+    env = make_importable(agent.env)
+    return ConversionOptions(
+        **vars(what),
+        **vars(selection),
+        rules=mapping.rules,
+        kinds=mapping.kind or (),
+        flatten=mapping.flatten or (),
+        unflatten=mapping.unflatten or (),
+        from_=mapping.from_,
+        l2=mapping.l2 or (),
+        optimizer=mapping.optimizer or (),
+        layout=agent.layout,
+        env=env,
+        facts=agent.facts(),
+        like=model.model(),
+        match=model.match or (),
+        cast=model.cast,
+        accept_order=model.accept_order,
+        allow_missing=output.allow_missing,
+        dry_run=output.dry_run,
+        force=output.force,
+        sync=not output.no_sync,
+        verify=not output.no_verify,
+    )
+
+
+def _print_conversion(done: ConversionResult, output: ConvertOutputOptions) -> None:
+    if output.as_json:
+        common.print_text(common.render_document(done.document()))
+        return
+    from ckpttool.cli import tables
+
+    common.print_text(tables.render_conversion(done, quiet=output.quiet, whole=output.dry_run))
+    common.print_next_steps(common.after_convert, done, quiet=output.quiet)
+
+
+def _prepare_process() -> None:
+    """Collect no garbage, and import numpy.
+
+    Modules and plans are many objects and no rubbish: collecting took a seventh of a small conversion, and a
+    sixth at the end of the process.
+    """
     import gc
 
-    # Modules and plans are many objects and no rubbish: collecting took a seventh of a small conversion, and
-    # a sixth at the end of the process.
     gc.disable()
     atexit.register(gc.freeze)
     _import_numpy()
-    from ckpttool.commands import convert
-
-    if glob is not None and not dry_run:
-        raise UsageError("--glob is for --dry-run alone", hint="--part PATH converts what lies below a path")
-    with show_progress("convert", quiet=quiet or as_json) as moving:
-        done = convert.convert(
-            source,
-            target,
-            to=to,
-            layout=layout,
-            part=part,
-            weights=weights,
-            strip=strip,
-            restore=restore,
-            fold_weight_norm=fold_weight_norm,
-            fold_normalizer=fold_normalizer,
-            l2=l2 or (),
-            optimizer=optimizer or (),
-            rules=rules,
-            kinds=kind or (),
-            flatten=flatten or (),
-            unflatten=unflatten or (),
-            network=network,
-            env=make_importable(env),
-            facts=agent_facts(activation, head, bounds, obs_norm),
-            like=build_like_model(like, like_args, input_shape, python),
-            match=match or (),
-            accept_order=accept_order,
-            from_=from_,
-            cast=cast,
-            allow_missing=allow_missing,
-            dry_run=dry_run,
-            force=force,
-            sync=not no_sync,
-            verify=not no_verify,
-            progress=moving,
-        )
-    done = replace(done, report=done.report.shown(glob))
-    if as_json:
-        common.print_text(common.render_document(done.document()))
-    else:
-        from ckpttool.cli import tables
-
-        common.print_text(tables.render_conversion(done, quiet=quiet, whole=dry_run))
-        common.print_next_steps(common.after_convert, done, quiet=quiet)
-    whole = done.report.complete and not sidecar.has_open_entries(done.ledger)
-    return 0 if done.within and (whole or allow_missing) else 1
 
 
 def _import_numpy() -> None:
@@ -260,53 +274,51 @@ def _import_numpy() -> None:
             del os.environ[_TIMEOUT]
 
 
+@dataclass(frozen=True)
+class ComparisonOptions(OptionPanel, title="Comparison"):
+    """What is compared, and how exactly."""
+
+    tolerance: Annotated[
+        float | None,
+        typer.Option(metavar="ERROR", help="Largest error of B against float64. Default: see the docs."),
+    ] = None
+    train_step: Annotated[
+        bool, typer.Option("--train-step", help="Train both on and compare how the weights moved.")
+    ] = False
+    steps: Annotated[int, typer.Option(min=1, metavar="N", help="Updates of --train-step.")] = 100
+    whole: Annotated[
+        bool, typer.Option("--all", help="Also compare optimizers, counters, facts, settings, receipt.")
+    ] = False
+    python: Annotated[
+        str | None, typer.Option(metavar="INTERPRETER", help="The Python that runs the frameworks.")
+    ] = None
+
+
 def verify(
     first: Annotated[str, typer.Argument(metavar="A", help="The source checkpoint.", show_default=False)],
     second: Annotated[str, typer.Argument(metavar="B", help="The converted one.", show_default=False)],
-    tolerance: Annotated[
-        float | None,
-        typer.Option(
-            metavar="ERROR",
-            help="Largest error of B against float64, relative to the output's scale. "
-            "Default: 2x the error of A's own framework, or rounding at the largest sum.",
-        ),
-    ] = None,
-    train_step: Annotated[
-        bool,
-        typer.Option("--train-step", help="Also train both on, and compare how far the weights moved."),
-    ] = False,
-    steps: Annotated[int, typer.Option(min=1, metavar="N", help="How many updates for --train-step.")] = 100,
-    whole: Annotated[
-        bool,
-        typer.Option(
-            "--all", help="Compare every entry as well: optimizers, counters, facts, settings, receipt."
-        ),
-    ] = False,
-    layout: LayoutOption = None,
-    env: Env = None,
-    activation: ActivationOption = None,
-    head: HeadOption = None,
-    bounds: BoundsOption = None,
-    obs_norm: ObsNormOption = None,
-    python: Annotated[
-        str | None, typer.Option(metavar="INTERPRETER", help="The Python that runs the frameworks.")
-    ] = None,
+    comparison: ComparisonOptions,
+    agent: PlayedAgentOptions,
     as_json: AsJson = False,
     quiet: Quiet = False,
 ) -> int:
-    """Run both checkpoints of one agent on fixed observations, each in its own framework's process."""
+    """Run both checkpoints of one agent on fixed observations, each in its own framework's process.
+
+    The default tolerance is twice the error that A's own framework has against float64, relative to the
+    output's scale, or rounding at the largest sum.
+    """
     from ckpttool.commands import verify
 
     with show_progress("verify", quiet=quiet or as_json) as moving:
         found = verify.verify(
             first,
             second,
-            tolerance=tolerance,
-            steps=steps if train_step else None,
-            layout=layout,
-            facts=agent_facts(activation, head, bounds, obs_norm, make_importable(env)),
-            python=python,
-            whole=whole,
+            tolerance=comparison.tolerance,
+            steps=comparison.steps if comparison.train_step else None,
+            layout=agent.layout,
+            facts=agent.facts(make_importable(agent.env)),
+            python=comparison.python,
+            whole=comparison.whole,
             progress=moving,
         )
     if as_json:

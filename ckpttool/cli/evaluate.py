@@ -1,4 +1,4 @@
-"""The commands eval and compare."""
+"""The command eval: its options, what it prints, and the files that it writes."""
 
 from __future__ import annotations
 
@@ -14,34 +14,15 @@ import typer
 
 from ckpttool.cli import common
 from ckpttool.cli.common import (
-    ActivationOption,
-    AdapterOption,
-    Against,
+    AgentOptions,
     AsJson,
-    BoundsOption,
-    Chart,
-    Csv,
-    Dtype,
-    Engine,
-    HeadOption,
-    Last,
-    LayoutOption,
-    Noise,
-    ObsNormOption,
-    Plot,
+    OptionPanel,
     Quiet,
-    Runs,
-    Tensorboard,
-    Video,
-    VideoEpisodes,
-    WrapperOption,
-    agent_facts,
     fit_path,
     make_importable,
     show_progress,
     wrap_sentence,
 )
-from ckpttool.commands.evidence import NO_FACTS, AgentFacts
 from ckpttool.core import sidecar, urls
 from ckpttool.core.errors import CkpttoolError, UsageError
 from ckpttool.core.text import clean, format_count
@@ -49,7 +30,7 @@ from ckpttool.core.text import clean, format_count
 if TYPE_CHECKING:
     from ckpttool.cli import plots
     from ckpttool.commands.algorithms import Algorithm, AlgorithmComparison, TrainingRun
-    from ckpttool.commands.evaluate import EpisodeVideo, Evaluation, Protocol
+    from ckpttool.commands.evaluate import EpisodeVideo, Evaluation, EvaluationOptions, Protocol
     from ckpttool.commands.sweep import (
         BestCheckpoint,
         EvaluationFailure,
@@ -60,19 +41,327 @@ if TYPE_CHECKING:
     from ckpttool.evaluation.statistics import Estimate
 
 
+# The options of `eval`, a panel of its help each.
+
+
+@dataclass(frozen=True)
+class EnvironmentOptions(OptionPanel, title="Environment"):
+    """Where the agents play."""
+
+    env: Annotated[
+        str | None,
+        typer.Option(
+            metavar="ID",
+            help="Gymnasium id or module:factory. Default: the sidecar's.",
+            autocompletion=common.complete_environments,
+        ),
+    ] = None
+    engine: Annotated[
+        str,
+        typer.Option(
+            metavar="NAME",
+            help="Simulator: auto, gymnasium, mujoco, pendulum.batch, device.",
+            autocompletion=common.complete_words("auto", "gymnasium", "mujoco", "pendulum.batch", "device"),
+        ),
+    ] = "auto"
+    num_envs: Annotated[
+        int | None, typer.Option(min=1, metavar="N", help="Environments at once. Default: up to 16.")
+    ] = None
+    adapter: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME",
+            help="Observations: zero_contact_forces or current_positions.",
+            autocompletion=common.complete_words("zero_contact_forces", "current_positions"),
+        ),
+    ] = None
+    wrapper: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME[:ARG=N,...]",
+            help="Wrapper of the training, innermost first; repeatable.",
+            autocompletion=common.complete_words(
+                "none", "TimeFeatureWrapper", "HistoryWrapper", "VecFrameStack", "RescaleAction"
+            ),
+        ),
+    ] = None
+
+
+@dataclass(frozen=True)
+class PlayOptions(OptionPanel, title="Evaluation"):
+    """How many episodes are played, by which network, and on what."""
+
+    episodes: Annotated[int, typer.Option(min=1, metavar="N", help="Episodes to play.")] = 10
+    seed: Annotated[
+        int, typer.Option(min=0, max=2**32 - 1, metavar="N", help="Episode i is reset with seed + i.")
+    ] = 1000
+    noise: Annotated[
+        float | None,
+        typer.Option(metavar="STD", help="Gaussian action noise, in units of half the action range."),
+    ] = None
+    network: Annotated[
+        str,
+        typer.Option(
+            metavar="NAME",
+            help="actor, actor_target or, without a layout, a module.",
+            autocompletion=common.complete_words("actor", "actor_target"),
+        ),
+    ] = "actor"
+    dtype: Annotated[
+        str,
+        typer.Option(
+            metavar="NAME",
+            help="Precision of the policy: float32 or float64.",
+            autocompletion=common.complete_words("float32", "float64"),
+        ),
+    ] = "float32"
+    backend: Annotated[
+        str,
+        typer.Option(
+            metavar="NAME",
+            help="numpy, torch, tensorflow or onnxruntime.",
+            autocompletion=common.complete_backends,
+        ),
+    ] = "numpy"
+    device: Annotated[str, typer.Option(metavar="NAME", help="cpu, cuda, cuda:N or auto.")] = "cpu"
+    jobs: Annotated[
+        int | None, typer.Option("--jobs", "-j", min=1, metavar="N", help="Play in N processes.")
+    ] = None
+    ray: Annotated[
+        str | None,
+        typer.Option(metavar="ADDRESS", help="Play on a Ray cluster; local starts --jobs workers."),
+    ] = None
+
+
+@dataclass(frozen=True)
+class RunOptions(OptionPanel, title="Training runs"):
+    """Whether the paths are training runs, and what their returns are compared with."""
+
+    runs: Annotated[
+        bool, typer.Option("--runs", help="Each PATH is one training run: intervals over the runs.")
+    ] = False
+    last: Annotated[
+        int | None,
+        typer.Option(min=1, metavar="N", help="Score a run by its last N checkpoints (--runs)."),
+    ] = None
+    against: Annotated[
+        list[str] | None,
+        typer.Option(metavar="PATH", help="Run of another algorithm (--runs); repeatable."),
+    ] = None
+    min_return: Annotated[
+        float | None, typer.Option(metavar="RETURN", help="Exit with 1 if a mean return is below this.")
+    ] = None
+
+
+@dataclass(frozen=True)
+class OutputOptions(OptionPanel, title="Output"):
+    """Files to write, episodes to film, and whether to draw in the terminal.
+
+    `chart` None means where a person reads.
+    """
+
+    out: Annotated[
+        str | None,
+        typer.Option(metavar="FILE", help="Save the JSON document; .jsonl or a folder: resumable."),
+    ] = None
+    csv: Annotated[
+        str | None, typer.Option(metavar="FILE", help="Write one line per episode to a new CSV file.")
+    ] = None
+    tensorboard: Annotated[
+        str | None, typer.Option(metavar="DIR", help="Write scalars at the training steps for TensorBoard.")
+    ] = None
+    video: Annotated[
+        str | None,
+        typer.Option(metavar="FILE", help="Film the best checkpoint: a new .mp4 or .gif file."),
+    ] = None
+    video_episodes: Annotated[
+        str, typer.Option(metavar="LIST", help="Episodes to film: best, worst, median, or numbers.")
+    ] = "0"
+    plot: Annotated[
+        str | None,
+        typer.Option(metavar="FILE", help="Plot returns or the learning curve: .png, .svg or .pdf."),
+    ] = None
+    chart: Annotated[
+        bool | None,
+        typer.Option(
+            "--chart/--no-chart", help="Draw in the terminal too. Default: on a terminal.", show_default=False
+        ),
+    ] = None
+
+    def __post_init__(self) -> None:
+        """Raise UsageError for episodes without a video, and for a list of none."""
+        if not self.filmed:
+            raise UsageError("--video-episodes names none", hint="best,worst or numbers from 0")
+        if self.filmed != ("0",) and self.video is None:
+            raise UsageError("--video-episodes is for --video alone")
+
+    @property
+    def filmed(self) -> tuple[str, ...]:
+        """The episodes to film, by number or by rank."""
+        return tuple(word.strip() for word in self.video_episodes.split(",") if word.strip())
+
+
+# The command.
+
+
+def evaluate(
+    paths: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="PATH...", help="Checkpoints, folders of them, or quoted patterns.", show_default=False
+        ),
+    ],
+    environment: EnvironmentOptions,
+    agent: AgentOptions,
+    play: PlayOptions,
+    runs: RunOptions,
+    output: OutputOptions,
+    as_json: AsJson = False,
+    quiet: Quiet = False,
+) -> int:
+    """Restore agents and play them: fixed seeds, deterministic policy, undiscounted returns."""
+    from ckpttool.commands import evaluate, sweep
+
+    make_importable(environment.env)
+    facts = agent.facts()
+    lines = _require_output(output)
+    options = evaluate.EvaluationOptions(environment.env, _protocol(environment, play), agent.layout, facts)
+    compared = find_compared_runs(paths, runs, agent.layout)
+    require_display(output, compared.paths, options)
+    with show_progress("eval", quiet=quiet or as_json, unit="episodes") as moving:
+        found = sweep.sweep(
+            compared.paths,
+            options.env,
+            options.protocol,
+            layout=options.layout,
+            facts=options.facts,
+            out=lines,
+            spread=_choose_executor(play.jobs, play.ray),
+            progress=moving,
+        )
+    if not found.scored and found.failed and len(found.failed) == 1:
+        raise found.failed[0].error
+    shown, mean = _print_results(found, compared, output, options, as_json=as_json, quiet=quiet)
+    return _exit_status(found, shown, mean, runs.min_return)
+
+
+def _require_output(output: OutputOptions) -> str | None:
+    """Raise unless the files can be written, before hours of playing; return where results are appended."""
+    from ckpttool.commands import evaluate, sweep
+
+    lines = None if output.out is None else evaluate.results_path(output.out)
+    if output.out is not None and lines is None:
+        sweep.require_new_result(output.out)
+    if output.csv is not None:
+        sweep.require_new_result(output.csv)
+    if output.tensorboard is not None:
+        sweep.require_folder(output.tensorboard)
+    return lines
+
+
+def _protocol(environment: EnvironmentOptions, play: PlayOptions) -> Protocol:
+    from ckpttool.commands.evaluate import Protocol, parse_float_type
+
+    return Protocol(
+        play.episodes,
+        play.seed,
+        environment.num_envs,
+        play.device,
+        play.backend,
+        play.network,
+        parse_float_type(play.dtype),
+        environment.engine,
+        play.noise,
+        environment.adapter,
+        None if environment.wrapper is None else tuple(environment.wrapper),
+    )
+
+
+def _print_results(
+    found: Sweep,
+    compared: ComparedRuns,
+    output: OutputOptions,
+    options: EvaluationOptions,
+    *,
+    as_json: bool,
+    quiet: bool,
+) -> tuple[DisplayOutput, float | None]:
+    """Print the results and write the files; return what was drawn, and the mean of runs together."""
+    from ckpttool.cli import plots, tables
+    from ckpttool.commands import algorithms, evaluate, inspect, sweep
+
+    content = found.document()["evaluations"][0] if found.alone else found.document()
+    told = report_comparison(compared, output, found)
+    beside = algorithms.find_training_logs([each.checkpoint for each in found.evaluations])
+    content |= {**told.document, **beside.document()}
+    if output.out is not None and evaluate.results_path(output.out) is None:
+        sweep.save_document(output.out, common.render_document(content))
+    if not as_json and found.scored:
+        notes = () if quiet else tables.labeled_lines("note", beside.notes)
+        common.print_text(
+            "\n".join([render_sweep(found, quiet=quiet), *map(wrap_sentence, notes), *told.lines])
+        )
+    unit = inspect.UNITS.get(found.step_from or "", inspect.ANY_UNIT)
+    drawn = plots.PlotData(
+        found.evaluations, found.curve, beside.curves, told.algorithms, told.comparison, unit
+    )
+    shown = display_results(output, found, options, drawn, quiet=quiet, as_json=as_json)
+    if as_json:
+        common.print_text(common.render_document({**content, **shown.document}))
+    else:
+        common.print_text("\n".join(shown.lines))
+        common.print_next_steps(common.after_eval, found, options.env, quiet=quiet)
+    return shown, told.mean
+
+
+def _exit_status(found: Sweep, shown: DisplayOutput, mean: float | None, min_return: float | None) -> int:
+    """Say what went wrong, and return what the command ends with; `mean` is that of runs together."""
+    for failure in shown.failures:
+        common.print_error(failure, as_json=False)
+    if found.failed:
+        _print_failures(found.failed)
+    if found.failed or shown.failures:
+        return 2
+    if found.interrupted or shown.interrupted:
+        return 130
+    means = [each.statistics.mean for each in found.evaluations] if mean is None else [mean]
+    low = min_return is not None and min(means) < min_return
+    return 1 if low or any(sidecar.has_open_entries(each.ledger) for each in found.evaluations) else 0
+
+
+def _print_failures(failed: Sequence[EvaluationFailure]) -> None:
+    """Say what kept checkpoints from being played: the same thing once."""
+    alike: dict[tuple[str, str | None], list[EvaluationFailure]] = {}
+    for each in failed:
+        sentence = str(each.error).removeprefix(f"{each.error.file}: ")
+        alike.setdefault((sentence, each.error.hint), []).append(each)
+    for (sentence, hint), those in alike.items():
+        more = f" (and {len(those) - 1} more)" if len(those) > 1 else ""
+        common.print_error(
+            CkpttoolError(sentence, file=f"{those[0].checkpoint}{more}", hint=hint), as_json=False
+        )
+
+
+def _choose_executor(jobs: int | None, ray: str | None) -> Any:
+    """Return who plays."""
+    from ckpttool.commands import parallel
+
+    if ray is not None:
+        return parallel.ray_spread(ray, jobs)
+    return parallel.play_in_process if jobs is None else parallel.process_spread(jobs)
+
+
 # What `eval` says of algorithms: training runs put together, two compared, and scores as files.
 
 
 @dataclass(frozen=True, slots=True)
-class ComparisonOptions:
-    """What the options say: training runs of one algorithm, those of another, and files to write."""
+class ComparedRuns:
+    """The checkpoints to play: of training runs of one algorithm, and of another."""
 
     paths: tuple[str, ...]
     runs: tuple[TrainingRun, ...] = ()
     against: tuple[TrainingRun, ...] = ()
     last: int = 1
-    csv: str | None = None
-    tensorboard: str | None = None
 
 
 @dataclass(slots=True)
@@ -89,48 +378,36 @@ class ComparisonOutput:
     comparison: AlgorithmComparison | None = None
 
 
-def parse_comparison_options(
-    paths: Sequence[str],
-    layout: str | None,
-    *,
-    runs: bool,
-    last: int | None,
-    against: Sequence[str],
-    csv: str | None,
-    tensorboard: str | None,
-) -> ComparisonOptions:
-    """Return what is to be played and told; raise before hours of playing, not after."""
-    from ckpttool.commands import algorithms, sweep
+def find_compared_runs(paths: Sequence[str], options: RunOptions, layout: str | None) -> ComparedRuns:
+    """Return what is to be played; raise before hours of playing, not after."""
+    from ckpttool.commands import algorithms
 
-    if csv is not None:
-        sweep.require_new_result(csv)
-    if tensorboard is not None:
-        sweep.require_folder(tensorboard)
-    if not (runs or last is not None or against):
-        return ComparisonOptions(tuple(paths), csv=csv, tensorboard=tensorboard)
-    count = last or 1
+    against = options.against or ()
+    if not (options.runs or options.last is not None or against):
+        return ComparedRuns(tuple(paths))
+    count = options.last or 1
     ours, theirs = (algorithms.find_runs(side, count, layout) for side in (paths, against))
     played = tuple(path for each in (*ours, *theirs) for path in each.checkpoints)
-    return ComparisonOptions(played, ours, theirs, count, csv, tensorboard)
+    return ComparedRuns(played, ours, theirs, count)
 
 
-def report_comparison(wanted: ComparisonOptions, found: Sweep) -> ComparisonOutput:
+def report_comparison(compared: ComparedRuns, output: OutputOptions, found: Sweep) -> ComparisonOutput:
     """Return what the finished evaluations say, and write the files that are wanted."""
     from ckpttool.commands import sweep
 
     told = ComparisonOutput()
-    _add_algorithms(wanted, found, told)
-    if wanted.csv is not None and found.scored:
-        sweep.save_table(wanted.csv, found.scored)
-        told.lines.append(f"wrote {clean(wanted.csv)}")
-    if wanted.tensorboard is not None and found.scored:
-        path = sweep.save_scalars(wanted.tensorboard, found.scored, time.time())
+    _add_algorithms(compared, found, told)
+    if output.csv is not None and found.scored:
+        sweep.save_table(output.csv, found.scored)
+        told.lines.append(f"wrote {clean(output.csv)}")
+    if output.tensorboard is not None and found.scored:
+        path = sweep.save_scalars(output.tensorboard, found.scored, time.time())
         told.document["tensorboard"] = path
         told.lines.append(f"wrote {clean(path)}")
     return told
 
 
-def _add_algorithms(wanted: ComparisonOptions, found: Sweep, told: ComparisonOutput) -> None:
+def _add_algorithms(wanted: ComparedRuns, found: Sweep, told: ComparisonOutput) -> None:
     from ckpttool.commands import algorithms
 
     ours = algorithms.summarize_runs(wanted.runs, found.scored, wanted.last)
@@ -180,196 +457,6 @@ def _format_estimate(one: Estimate) -> str:
     if one.ci95 is None:
         return f"{one.value:.2f}"
     return f"{one.value:.2f}, 95 % {one.ci95[0]:.2f} to {one.ci95[1]:.2f}"
-
-
-# `eval`: the command, its options and what it prints.
-
-
-def evaluate(
-    paths: Annotated[
-        list[str],
-        typer.Argument(
-            metavar="PATH...", help="Checkpoints, folders of them, or patterns in quotes.", show_default=False
-        ),
-    ],
-    env: Annotated[
-        str | None,
-        typer.Option(
-            metavar="ID",
-            help="Gymnasium environment, or module:factory (see --engine device). Default: the sidecar's.",
-            autocompletion=common.complete_environments,
-        ),
-    ] = None,
-    episodes: Annotated[int, typer.Option(min=1, metavar="N", help="Episodes to play.")] = 10,
-    seed: Annotated[
-        int, typer.Option(min=0, max=2**32 - 1, metavar="N", help="Episode i is reset with seed + i.")
-    ] = 1000,
-    num_envs: Annotated[
-        int | None, typer.Option(min=1, metavar="N", help="Environments at once. Default: up to 16.")
-    ] = None,
-    device: Annotated[str, typer.Option(metavar="NAME", help="cpu, cuda, cuda:N or auto.")] = "cpu",
-    backend: Annotated[
-        str,
-        typer.Option(
-            metavar="NAME",
-            help="numpy, torch, tensorflow or onnxruntime.",
-            autocompletion=common.complete_backends,
-        ),
-    ] = "numpy",
-    network: Annotated[
-        str,
-        typer.Option(
-            metavar="NAME",
-            help="actor or actor_target; of a file without a layout the module's name.",
-            autocompletion=common.complete_words("actor", "actor_target"),
-        ),
-    ] = "actor",
-    noise: Noise = None,
-    dtype: Dtype = "float32",
-    engine: Engine = "auto",
-    adapter: AdapterOption = None,
-    wrapper: WrapperOption = None,
-    layout: LayoutOption = None,
-    activation: ActivationOption = None,
-    head: HeadOption = None,
-    bounds: BoundsOption = None,
-    obs_norm: ObsNormOption = None,
-    runs: Runs = False,
-    last: Last = None,
-    against: Against = None,
-    min_return: Annotated[
-        float | None, typer.Option(metavar="RETURN", help="Exit with 1 if a mean return is below this.")
-    ] = None,
-    jobs: Annotated[
-        int | None, typer.Option("--jobs", "-j", min=1, metavar="N", help="Play in N processes of their own.")
-    ] = None,
-    ray: Annotated[
-        str | None,
-        typer.Option(metavar="ADDRESS", help="Play on a Ray cluster; local starts one of --jobs workers."),
-    ] = None,
-    out: Annotated[
-        str | None,
-        typer.Option(
-            metavar="FILE",
-            help="Write the JSON document to a new file as well; to a folder or a .jsonl file, each result "
-            "when it is there, and a rerun goes on from these.",
-        ),
-    ] = None,
-    csv: Csv = None,
-    tensorboard: Tensorboard = None,
-    video: Video = None,
-    video_episodes: VideoEpisodes = "0",
-    plot: Plot = None,
-    chart: Chart = None,
-    as_json: AsJson = False,
-    quiet: Quiet = False,
-) -> int:
-    """Restore agents and play them: fixed seeds, deterministic policy, undiscounted returns."""
-    from ckpttool.cli import plots
-    from ckpttool.commands import algorithms, evaluate, inspect
-    from ckpttool.commands import sweep as score_files
-    from ckpttool.commands.evaluate import Protocol, parse_float_type
-    from ckpttool.commands.sweep import sweep
-
-    make_importable(env)
-    facts = agent_facts(activation, head, bounds, obs_norm)
-    lines = None if out is None else evaluate.results_path(out)
-    if out is not None and lines is None:
-        score_files.require_new_result(out)  # before hours of playing, not after
-    protocol = Protocol(
-        episodes,
-        seed,
-        num_envs,
-        device,
-        backend,
-        network,
-        parse_float_type(dtype),
-        engine,
-        noise,
-        adapter,
-        None if wrapper is None else tuple(wrapper),
-    )
-    wanted = parse_display_options(video, video_episodes, plot, chart=chart)
-    asked = parse_comparison_options(
-        paths, layout, runs=runs, last=last, against=against or (), csv=csv, tensorboard=tensorboard
-    )
-    require_display(wanted, asked.paths, env, protocol, layout, facts)
-    with show_progress("eval", quiet=quiet or as_json, unit="episodes") as moving:
-        found = sweep(
-            asked.paths,
-            env,
-            protocol,
-            layout=layout,
-            facts=facts,
-            out=lines,
-            spread=_choose_executor(jobs, ray),
-            progress=moving,
-        )
-    if not found.scored and found.failed and len(found.failed) == 1:
-        raise found.failed[0].error
-    alone = found.scored[0].evaluation if found.alone else None
-    content = found.document() if alone is None else found.document()["evaluations"][0]
-    told = report_comparison(asked, found)
-    beside = algorithms.find_training_logs([each.checkpoint for each in found.evaluations])
-    content |= {**told.document, **beside.document()}
-    if out is not None and lines is None:
-        score_files.save_document(out, common.render_document(content))
-    if not as_json and found.scored:
-        from ckpttool.cli import tables
-
-        notes = () if quiet else tables.labeled_lines("note", beside.notes)
-        common.print_text(
-            "\n".join([render_sweep(found, quiet=quiet), *map(wrap_sentence, notes), *told.lines])
-        )
-    unit = inspect.UNITS.get(found.step_from or "", inspect.ANY_UNIT)
-    drawn = plots.PlotData(
-        found.evaluations, found.curve, beside.curves, told.algorithms, told.comparison, unit
-    )
-    shown = display_results(wanted, found, env, layout, drawn, facts=facts, quiet=quiet, as_json=as_json)
-    if as_json:
-        common.print_text(common.render_document({**content, **shown.document}))
-    else:
-        if shown.lines:
-            common.print_text("\n".join(shown.lines))
-        common.print_next_steps(common.after_eval, found, env, quiet=quiet)
-    return _exit_status(found, shown, told.mean, min_return)
-
-
-def _exit_status(found: Sweep, shown: DisplayOutput, mean: float | None, min_return: float | None) -> int:
-    """Say what went wrong, and return what the command ends with; `mean` is that of runs together."""
-    for failure in shown.failures:
-        common.print_error(failure, as_json=False)
-    if found.failed:
-        _print_failures(found.failed)
-    if found.failed or shown.failures:
-        return 2
-    if found.interrupted or shown.interrupted:
-        return 130
-    means = [each.statistics.mean for each in found.evaluations] if mean is None else [mean]
-    low = min_return is not None and min(means) < min_return
-    return 1 if low or any(sidecar.has_open_entries(each.ledger) for each in found.evaluations) else 0
-
-
-def _print_failures(failed: Sequence[EvaluationFailure]) -> None:
-    """Say what kept checkpoints from being played: the same thing once."""
-    alike: dict[tuple[str, str | None], list[EvaluationFailure]] = {}
-    for each in failed:
-        sentence = str(each.error).removeprefix(f"{each.error.file}: ")
-        alike.setdefault((sentence, each.error.hint), []).append(each)
-    for (sentence, hint), those in alike.items():
-        more = f" (and {len(those) - 1} more)" if len(those) > 1 else ""
-        common.print_error(
-            CkpttoolError(sentence, file=f"{those[0].checkpoint}{more}", hint=hint), as_json=False
-        )
-
-
-def _choose_executor(jobs: int | None, ray: str | None) -> Any:
-    """Return who plays."""
-    from ckpttool.commands import parallel
-
-    if ray is not None:
-        return parallel.ray_spread(ray, jobs)
-    return parallel.play_in_process if jobs is None else parallel.process_spread(jobs)
 
 
 # What people read of evaluations: one report, or a row per checkpoint.
@@ -581,24 +668,7 @@ def _hint_lines(one: Evaluation) -> list[str]:
     return list(dict.fromkeys(f"hint: {clean(e.hint)}" for e in one.ledger if e.open and e.hint))
 
 
-def _format_number(value: float | None) -> str:
-    return "-" if value is None else f"{value:.1f}"
-
-
 # What `eval` shows besides numbers: a film, a plot in a file, a small plot in the terminal.
-
-
-@dataclass(frozen=True, slots=True)
-class DisplayOptions:
-    """What is to be shown: files to write, episodes to film, and whether to draw in the terminal.
-
-    `chart` None means where a person reads.
-    """
-
-    video: str | None = None
-    episodes: tuple[str, ...] = ("0",)
-    plot: str | None = None
-    chart: bool | None = None
 
 
 @dataclass(slots=True)
@@ -611,47 +681,26 @@ class DisplayOutput:
     interrupted: bool = False
 
 
-def parse_display_options(
-    video: str | None, episodes: str, plot: str | None, *, chart: bool | None
-) -> DisplayOptions:
-    """Return what the options say; `episodes` is a list with commas."""
-    words = tuple(word.strip() for word in episodes.split(",") if word.strip())
-    if not words:
-        raise UsageError("--video-episodes names none", hint="best,worst or numbers from 0")
-    if words != ("0",) and video is None:
-        raise UsageError("--video-episodes is for --video alone")
-    return DisplayOptions(video, words, plot, chart)
-
-
-def require_display(
-    wanted: DisplayOptions,
-    paths: Sequence[str],
-    env: str | None,
-    how: Protocol,
-    layout: str | None = None,
-    facts: AgentFacts = NO_FACTS,
-) -> None:
+def require_display(output: OutputOptions, paths: Sequence[str], options: EvaluationOptions) -> None:
     """Raise unless all of it can be shown: before hours of playing, not after."""
     from ckpttool.cli import plots
 
-    if wanted.plot is not None:
-        plots.require_plot(wanted.plot)
-    if wanted.video is not None:
+    if output.plot is not None:
+        plots.require_plot(output.plot)
+    if output.chart:
+        plots.require_chart()
+    if output.video is not None:
         from ckpttool.commands import evaluate
 
-        evaluate.require_video_support(
-            paths, env, how, wanted.video, wanted.episodes, layout=layout, facts=facts
-        )
+        evaluate.require_video_support(paths, options, output.video, output.filmed)
 
 
 def display_results(
-    wanted: DisplayOptions,
+    output: OutputOptions,
     found: Sweep,
-    env: str | None,
-    layout: str | None,
+    options: EvaluationOptions,
     drawn: plots.PlotData,
     *,
-    facts: AgentFacts = NO_FACTS,
     quiet: bool,
     as_json: bool,
 ) -> DisplayOutput:
@@ -664,24 +713,20 @@ def display_results(
     shown = DisplayOutput()
     if not found.scored:
         return shown
-    if not as_json and (wanted.chart or (wanted.chart is None and sys.stdout.isatty() and not quiet)):
-        from ckpttool.cli import plots as terminal_plots
-
+    if not as_json and (output.chart or (output.chart is None and sys.stdout.isatty() and not quiet)):
         # Points of different runs make no one curve.
         curve = () if drawn.algorithms else found.curve
-        if lines := terminal_plots.render_chart(found.evaluations, curve, drawn.unit):
+        if lines := plots.render_chart(found.evaluations, curve, drawn.unit):
             common.print_text("\n".join(lines))
     try:
-        if wanted.plot is not None:
-            plots.write_plot(wanted.plot, *drawn)
-            shown.document["plot"] = wanted.plot
-            shown.lines.append(f"wrote {clean(wanted.plot)}")
-        if wanted.video is not None and found.interrupted:
+        if output.plot is not None:
+            plots.write_plot(output.plot, drawn)
+            shown.document["plot"] = output.plot
+            shown.lines.append(f"wrote {clean(output.plot)}")
+        if output.video is not None and found.interrupted:
             shown.lines.append("note: nothing is filmed of a play that was interrupted")
-        elif wanted.video is not None:
-            filmed = _film_best(
-                wanted.video, wanted.episodes, found, env, layout, facts=facts, quiet=quiet or as_json
-            )
+        elif output.video is not None:
+            filmed = _film_best(output.video, output.filmed, found, options, quiet=quiet or as_json)
             shown.document["video"] = filmed.document()
             shown.lines += _film_lines(filmed, alone=len(found.scored) == 1, quiet=quiet)
     except CkpttoolError as error:
@@ -695,10 +740,8 @@ def _film_best(
     target: str,
     episodes: tuple[str, ...],
     found: Sweep,
-    env: str | None,
-    layout: str | None,
+    options: EvaluationOptions,
     *,
-    facts: AgentFacts,
     quiet: bool,
 ) -> EpisodeVideo:
     """Film the checkpoint of the highest mean."""
@@ -706,9 +749,7 @@ def _film_best(
 
     best: Evaluation = max(found.evaluations, key=lambda each: each.statistics.mean)
     with show_progress("video", quiet=quiet, unit="pictures") as moving:
-        return evaluate.record_video(
-            best, target, episodes, env=env, layout=layout, facts=facts, progress=moving
-        )
+        return evaluate.record_video(best, target, episodes, options=options, progress=moving)
 
 
 def _film_lines(filmed: EpisodeVideo, *, alone: bool, quiet: bool) -> list[str]:

@@ -1,42 +1,36 @@
-"""Commands that read checkpoints."""
+"""Commands that show checkpoints and write nothing into them, and those about ckpttool itself."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
-from typing import TYPE_CHECKING, Annotated, Any, get_args
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Any, cast, get_args
 
 import typer
 
 from ckpttool.cli import common
 from ckpttool.cli.common import (
-    ActivationOption,
+    AgentOptions,
     AsJson,
-    BoundsOption,
+    Env,
     Glob,
-    HeadOption,
-    InputShape,
     LayoutOption,
-    LikeArgs,
-    LikePython,
-    ObsNormOption,
+    ModelOptions,
+    OptionPanel,
     PathArgument,
     Quiet,
-    agent_facts,
-    build_like_model,
     fit_path,
     make_importable,
     show_progress,
     wrap_sentence,
 )
 from ckpttool.core import filesystem, urls
-from ckpttool.core import limits as bounds
+from ckpttool.core import limits as parser_limits
 from ckpttool.core.errors import CkpttoolError, UsageError, suggest_choice
 from ckpttool.core.text import clean, format_count, format_size
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from ckpttool.cli.tables import TreeView
     from ckpttool.commands.check import CheckpointVerdict, CheckResult
     from ckpttool.commands.folder import CheckpointFolder
@@ -44,250 +38,101 @@ if TYPE_CHECKING:
     from ckpttool.report import HtmlReport
 
 
-# The command that needs a person: `browse`.
+# Commands that read metadata or hashes: `inspect` and `digest`.
 
 
-def browse(
-    path: PathArgument,
-    other: Annotated[
-        str | None,
-        typer.Argument(metavar="[PATH]", help="Another one: what differs is marked.", show_default=False),
-    ] = None,
-    glob: Glob = None,
-    by: Annotated[
-        str, typer.Option(metavar="HOW", help="What is compared: path, agent or auto, as diff has it.")
-    ] = "auto",
-    layout: LayoutOption = None,
-    as_json: Annotated[
-        bool, typer.Option("--json", help="Refused: inspect, stats and diff have the documents.")
-    ] = False,
-    quiet: Quiet = False,  # noqa: ARG001  # every command takes it
-) -> int:
-    """Walk through a checkpoint in the terminal: tree, values, histograms, search, differences.
+@dataclass(frozen=True)
+class TreeOptions(OptionPanel, title="Tree"):
+    """Which entries are listed, in which order, and with what."""
 
-    Tensors are read when they are looked at. ? shows the keys, q leaves.
-    """
-    if as_json:
-        from ckpttool.commands.inspect import format_command
-
-        raise UsageError(
-            "browse shows a screen and has no document", hint=format_command("inspect", path, "--json")
-        )
-    from ckpttool.browser import browse
-
-    return browse(path, other, glob=glob, by=by, layout=layout)
-
-
-# The commands that git and its hooks call: `check` of many checkpoints, `textconv` of one file.
-
-
-def check(
-    paths: Annotated[
-        list[str],
-        typer.Argument(
-            metavar="PATH...",
-            help="Checkpoints, folders (all below them counts), or patterns in quotes: 'runs/*.pt'.",
-            show_default=False,
-        ),
-    ],
-    strict: Annotated[
-        bool, typer.Option("--strict", help="Exit 1 if loading one asks for more than plain data.")
-    ] = False,
-    no_numbers: Annotated[
-        bool, typer.Option("--no-numbers", help="Do not read the tensors: faster, but no NaN is found.")
-    ] = False,
-    shapes: Annotated[
-        str | None,
+    glob: Glob = None
+    depth: Annotated[
+        int | None, typer.Option(min=1, metavar="N", help="Fold modules at level N into one line each.")
+    ] = None
+    sort: Annotated[
+        str,
         typer.Option(
-            metavar="FILE",
-            help="Exit 1 if layout, names, types or shapes are not those that inspect --json saved in FILE.",
+            metavar="ORDER",
+            help="Order within each module: file, size or name.",
+            autocompletion=common.complete_words("file", "size", "name"),
         ),
-    ] = None,
-    layout: Annotated[
+    ] = "file"
+    keys: Annotated[bool, typer.Option("--keys", help="Show the native keys.")] = False
+    aliases: Annotated[bool, typer.Option("--aliases", help="Show all other paths of each tensor.")] = False
+    whole: Annotated[
+        bool, typer.Option("--all", help="Show all values, not the first twenty of very many.")
+    ] = False
+
+
+@dataclass(frozen=True)
+class PickleOptions(OptionPanel, title="Pickle audit"):
+    """What loading the file would import and call."""
+
+    names: Annotated[bool, typer.Option("--names", help="Show what loading would import and call.")] = False
+    strict: Annotated[
+        bool, typer.Option("--strict", help="Exit 1 if loading needs more than plain data.")
+    ] = False
+
+
+@dataclass(frozen=True)
+class GraphOptions(OptionPanel, title="Graph"):
+    """A drawing of the modules in place of the tree."""
+
+    graph: Annotated[
         str | None,
-        typer.Option(metavar="NAME", help="Exit 1 if one is not of this layout (see ckpttool layouts)."),
-    ] = None,
-    sarif: Annotated[
-        str | None,
-        typer.Option(metavar="FILE", help="Also write the findings to FILE as SARIF, for code hosts."),
-    ] = None,
+        typer.Option(metavar="FILE", help="Draw the modules into a new .svg, .html or .dot file."),
+    ] = None
+    force: Annotated[bool, typer.Option("--force", help="Replace the drawing if it exists.")] = False
+
+
+def inspect(
+    path: PathArgument,
+    tree: TreeOptions,
+    pickle: PickleOptions,
+    drawing: GraphOptions,
+    layout: LayoutOption = None,
     as_json: AsJson = False,
     quiet: Quiet = False,
 ) -> int:
-    """Look for what must not be committed: code in pickles, damage, NaN, tensors of other shapes.
+    """Show the contents of a checkpoint: module tree, shapes, types, roles, totals and layout.
 
-    Made for hooks and continuous integration. Exits with 1 on a finding, with 2 if a file cannot be read.
-    Below a folder every file counts that is a checkpoint by its suffix or by its content.
+    For a folder, list its checkpoints and show the latest one.
     """
-    from ckpttool.commands import check
-    from ckpttool.commands.check import read_shape_record
+    import gc
 
-    try:
-        recorded = None if shapes is None else read_shape_record(shapes)
-        wanted = check.CheckOptions(strict, not no_numbers, layout, recorded)
-        with show_progress("check", quiet=quiet or as_json, unit="checkpoints") as moving:
-            found = check.check(paths, wanted, moving)
-    except CkpttoolError as error:
-        if sarif is not None:
-            check.write_sarif(None, 2, sarif, error)
-        raise
-    status = 2 if found.failed else 0 if found.clean else 1
-    if sarif is not None:
-        check.write_sarif(found, status, sarif)
-    only = found.checkpoints[0] if len(found.checkpoints) == 1 else None
-    if only is not None and only.error is not None and not only.findings:
-        raise only.error
+    # A listing makes many objects and no rubbish: collecting would cost a fifth of its time.
+    gc.disable()
+    view = parse_view(tree, names=pickle.names, quiet=quiet)
+    found = load_listing(path, tree.glob, layout)
+    status = 1 if pickle.strict and not is_plain_data(found) else 0
+    drawn = None
+    if drawing.graph is not None:
+        drawn = draw_modules(found, drawing.graph, tree.depth, force=drawing.force)
     if as_json:
-        common.print_text(common.render_document(found.document()))
+        common.print_text(common.render_document({**found.document(), **({"graph": drawn} if drawn else {})}))
     else:
-        common.print_text("\n".join(_check_lines(found, quiet=quiet)))
-    for each in found.failed:
-        if each.error is not None and not as_json:
-            common.print_error(each.error, as_json=False)
+        common.print_text(render_listing(found, view, drawn))
+        common.print_next_steps(common.after_inspect, found, quiet=quiet or drawn is not None)
     return status
 
-
-def _check_lines(found: CheckResult, *, quiet: bool) -> Iterator[str]:
-    """Give a line for each finding as other checkers do, a line for what is clean, and the sum."""
-    for each in found.checkpoints:
-        yield from _checkpoint_lines(each, quiet=quiet)
-    if quiet:
-        return
-    bad = sum(1 for each in found.checkpoints if each.findings)
-    sums = [f"{bad:,} with findings"] * bool(bad) + [f"{len(found.failed):,} not readable"] * bool(
-        found.failed
-    )
-    others = f"; {format_count(len(found.skipped), 'other file')} skipped" if found.skipped else ""
-    yield f"{format_count(len(found.checkpoints), 'checkpoint')}: {', '.join(sums) or 'nothing found'}{others}"  # noqa: E501
-
-
-def _checkpoint_lines(each: CheckpointVerdict, *, quiet: bool) -> Iterator[str]:
-    for finding in each.findings:
-        yield wrap_sentence(f"{clean(each.path)}: {finding.topic}: {clean(finding.sentence)}")
-        if finding.fix:
-            yield wrap_sentence(f"    fix: {clean(finding.fix)}")
-    if not (quiet or each.findings or each.error):
-        what = f"{each.format}, layout {each.layout or 'none recognised'}, {format_count(each.tensors, 'tensor')}"  # noqa: E501
-        yield f"{clean(each.path)}: {what}: nothing found"
-
-
-def textconv(
-    file: Annotated[
-        str, typer.Argument(metavar="FILE", help="One file, as git names it.", show_default=False)
-    ],
-    as_json: AsJson = False,
-    quiet: Quiet = False,  # noqa: ARG001  # there is no progress to leave out
-) -> int:
-    """Print a file as text for git diff: one line for each tensor and value, always in the same order.
-
-    Set up with: git config diff.ckpttool.textconv 'ckpttool textconv', and '*.pt diff=ckpttool' in
-    .gitattributes. A file that is no checkpoint is told in a sentence, with status 0: git would stop.
-    """
-    from ckpttool.commands import check
-
-    lines = check.textconv(file)
-    common.print_text(common.render_document({"lines": lines}) if as_json else "\n".join(map(clean, lines)))
-    return 0
-
-
-# The commands that tell of ckpttool itself: what is installed, what a file may ask, what JSON looks like.
-
-
-def formats(as_json: AsJson = False, quiet: Quiet = False) -> int:  # noqa: ARG001
-    """List the formats: which can be read, which written."""
-    return _print_plugins("formats", as_json=as_json)
-
-
-def layouts(as_json: AsJson = False, quiet: Quiet = False) -> int:  # noqa: ARG001
-    """List the agent layouts: which are recognised, which can be written."""
-    return _print_plugins("layouts", as_json=as_json)
-
-
-def backends(as_json: AsJson = False, quiet: Quiet = False) -> int:  # noqa: ARG001
-    """List the backends that play agents, and the extra that a missing one needs."""
-    return _print_plugins("backends", as_json=as_json)
-
-
-def limits(as_json: AsJson = False, quiet: Quiet = False) -> int:  # noqa: ARG001
-    """List what a file may ask of its reader, by the names that --limit takes."""
-    if as_json:
-        common.print_text(common.render_document({"limits": bounds.document()}))
-    else:
-        from ckpttool.cli import tables
-
-        common.print_text(tables.render_limits(bounds.document()))
-    return 0
-
-
-def _print_plugins(kind: Any, *, as_json: bool) -> int:
-    from ckpttool.commands.inspect import list_plugins
-
-    found = list_plugins(kind)
-    if as_json:
-        common.print_text(common.render_document({kind: [row.document() for row in found]}))
-    else:
-        from ckpttool.cli import tables
-
-        common.print_text(tables.render_plugins(kind, found))
-    return 0
-
-
-def schema(
-    name: Annotated[
-        str | None,
-        typer.Argument(
-            metavar="NAME",
-            help="Whose: a command's name, error, result or sidecar.",
-            show_default=False,
-            autocompletion=common.complete_schemas,
-        ),
-    ] = None,
-    as_json: AsJson = False,
-    quiet: Quiet = False,  # noqa: ARG001
-) -> int:
-    """List the JSON Schemas of what --json prints, or print one to check documents with."""
-    from ckpttool.commands import inspect
-
-    if name is None:
-        rows = inspect.list_schemas()
-        if as_json:
-            common.print_text(common.render_document({"schemas": [row.document() for row in rows]}))
-        else:
-            from ckpttool.cli import tables
-
-            common.print_text(tables.render_schemas(rows))
-        return 0
-    content = inspect.schema(name)
-    if as_json:
-        (row,) = (row for row in inspect.list_schemas() if row.name == name)
-        common.print_text(common.render_document({"schemas": [{**row.document(), "content": content}]}))
-    else:
-        common.print_text(json.dumps(content, indent=1))
-    return 0
-
-
-# What `inspect` prints: a tree, a list of a folder's checkpoints, or what was drawn.
 
 _SHOWN = 20
 
 
-def parse_view(
-    *,
-    keys: bool,
-    aliases: bool,
-    depth: int | None,
-    sort: str,
-    names: bool = False,
-    whole: bool = False,
-    quiet: bool = False,
-) -> TreeView:
+def parse_view(tree: TreeOptions, *, names: bool, quiet: bool) -> TreeView:
     """Return how the tree is to be shown; raise UsageError for an unknown order."""
     from ckpttool.cli.tables import TreeView
     from ckpttool.commands.inspect import Sort
 
-    if sort not in get_args(Sort):
-        raise UsageError(f"there is no order {sort!r}", hint=suggest_choice(sort, get_args(Sort)))
-    return TreeView(keys, aliases, depth, sort, quiet, names, whole)  # type: ignore[arg-type]  # just checked
+    _require_order(tree.sort, get_args(Sort))
+    return TreeView(
+        tree.keys, tree.aliases, tree.depth, cast(Sort, tree.sort), quiet, names, whole=tree.whole
+    )
+
+
+def _require_order(order: str, orders: Sequence[str]) -> None:
+    if order not in orders:
+        raise UsageError(f"there is no order {order!r}", hint=suggest_choice(order, orders))
 
 
 def load_listing(path: str, glob: str | None, layout: str | None) -> CheckpointSummary | CheckpointFolder:
@@ -373,72 +218,11 @@ def _format_count(number: int | None) -> str:
     return "" if number is None else f"{number:,}"
 
 
-# The commands that only look: `inspect` shows what is inside, `digest` gives what it is known by.
-
-
-def inspect(
-    path: PathArgument,
-    glob: Glob = None,
-    depth: Annotated[
-        int | None, typer.Option(min=1, metavar="N", help="Fold the modules at level N into one line each.")
-    ] = None,
-    sort: Annotated[
-        str,
-        typer.Option(
-            metavar="ORDER",
-            help="file, size or name, in every module.",
-            autocompletion=common.complete_words("file", "size", "name"),
-        ),
-    ] = "file",
-    keys: Annotated[bool, typer.Option("--keys", help="Show the native keys as well.")] = False,
-    aliases: Annotated[
-        bool, typer.Option("--aliases", help="Show every other path of each tensor as well.")
-    ] = False,
-    names: Annotated[
-        bool, typer.Option("--names", help="Show what loading it would import and call, with verdicts.")
-    ] = False,
-    whole: Annotated[
-        bool, typer.Option("--all", help="Show all values, not the first twenty of very many.")
-    ] = False,
-    strict: Annotated[
-        bool, typer.Option("--strict", help="Exit 1 if loading it asks for more than plain data.")
-    ] = False,
-    graph: Annotated[
-        str | None,
-        typer.Option(metavar="FILE", help="Draw the modules instead, into a new .svg, .html or .dot file."),
-    ] = None,
-    force: Annotated[bool, typer.Option("--force", help="Replace the drawing if it exists.")] = False,
-    layout: LayoutOption = None,
-    as_json: AsJson = False,
-    quiet: Quiet = False,
-) -> int:
-    """Show what is inside: module tree, shapes, types, roles, totals, layout.
-
-    Of a folder of checkpoints, show these, and what is inside the latest one.
-    """
-    import gc
-
-    # A listing makes many objects and no rubbish: collecting would cost a fifth of its time.
-    gc.disable()
-    view = parse_view(
-        keys=keys, aliases=aliases, depth=depth, sort=sort, names=names, whole=whole, quiet=quiet
-    )
-    found = load_listing(path, glob, layout)
-    status = 1 if strict and not is_plain_data(found) else 0
-    drawn = draw_modules(found, graph, depth, force=force) if graph is not None else None
-    if as_json:
-        common.print_text(common.render_document({**found.document(), **({"graph": drawn} if drawn else {})}))
-    else:
-        common.print_text(render_listing(found, view, drawn))
-        common.print_next_steps(common.after_inspect, found, quiet=quiet or drawn is not None)
-    return status
-
-
 def digest(
     path: PathArgument,
     check: Annotated[
         str | None,
-        typer.Option(metavar="FILE", help="Compare with a digest saved by --json, or with a sidecar."),
+        typer.Option(metavar="FILE", help="Compare with a digest saved by --json, or a sidecar."),
     ] = None,
     glob: Glob = None,
     as_json: AsJson = False,
@@ -473,7 +257,7 @@ def _digest_document(found: Any, compared: Any) -> dict[str, Any]:
     return whole
 
 
-# The commands that read all numbers: `stats` and `doctor` of one checkpoint, `diff` of two.
+# Commands that read all values: `stats` and `doctor` of one checkpoint, `diff` of two.
 
 _ORDERS = ("file", "name", "size", "norm")
 
@@ -482,7 +266,7 @@ def stats(
     path: PathArgument,
     glob: Glob = None,
     depth: Annotated[
-        int | None, typer.Option(min=1, metavar="N", help="A line for each module down to level N instead.")
+        int | None, typer.Option(min=1, metavar="N", help="Summarize modules down to level N.")
     ] = None,
     sort: Annotated[
         str,
@@ -494,14 +278,13 @@ def stats(
     as_json: AsJson = False,
     quiet: Quiet = False,
 ) -> int:
-    """Show what the numbers are like: range, mean, spread, zeros, NaN, dead units, vanished moments.
+    """Summarize the values of each tensor: range, mean, spread, zeros, NaNs, dead units, vanished moments.
 
-    Exits with 1 if a number is NaN or infinite.
+    Exits with 1 if a value is NaN or infinite.
     """
     from ckpttool.commands import stats
 
-    if sort not in _ORDERS:
-        raise UsageError(f"there is no order {sort!r}", hint=suggest_choice(sort, _ORDERS))
+    _require_order(sort, _ORDERS)
     with show_progress("stats", quiet=quiet or as_json) as moving:
         found = stats.stats(path, glob, layout, moving)
     if as_json:
@@ -514,97 +297,98 @@ def stats(
     return 0 if found.finite else 1
 
 
-def diff(
-    left: Annotated[str, typer.Argument(metavar="A", help="A checkpoint.", show_default=False)],
-    right: Annotated[str, typer.Argument(metavar="B", help="Another one.", show_default=False)],
-    glob: Glob = None,
+@dataclass(frozen=True)
+class DiffOptions(OptionPanel, title="Comparison"):
+    """What is compared, and which differences are shown first."""
+
+    glob: Glob = None
     by: Annotated[
         str,
         typer.Option(
             metavar="HOW",
-            help="path; agent: what means the same, across frameworks; conversion: what converting one side "
-            "gives. auto: the one that fits.",
+            help="Pair entries by path, agent or conversion; auto picks.",
             autocompletion=common.complete_words("auto", "path", "agent", "conversion"),
         ),
-    ] = "auto",
+    ] = "auto"
     sort: Annotated[
         str,
         typer.Option(
             metavar="ORDER",
-            help="abs, rel or cosine: biggest first.",
+            help="Largest first: abs, rel or cosine.",
             autocompletion=common.complete_words("abs", "rel", "cosine"),
         ),
-    ] = "abs",
-    whole: Annotated[bool, typer.Option("--all", help="Show every change, not the first twenty.")] = False,
-    layout: LayoutOption = None,
+    ] = "abs"
+    whole: Annotated[bool, typer.Option("--all", help="Show every change, not the first twenty.")] = False
+    layout: LayoutOption = None
+
+
+def diff(
+    left: Annotated[str, typer.Argument(metavar="A", help="A checkpoint.", show_default=False)],
+    right: Annotated[str, typer.Argument(metavar="B", help="Another one.", show_default=False)],
+    options: DiffOptions,
     as_json: AsJson = False,
     quiet: Quiet = False,
 ) -> int:
-    """Compare two checkpoints: entries that one has alone, other shapes and types, values and where.
+    """Compare two checkpoints: entries in only one of them, shapes, types, values and where they differ.
 
     Exits with 1 if they differ.
     """
     from ckpttool.commands import diff
 
     with show_progress("diff", quiet=quiet or as_json) as moving:
-        found = diff.diff(left, right, glob=glob, by=by, sort=sort, layout=layout, progress=moving)
+        found = diff.diff(
+            left,
+            right,
+            glob=options.glob,
+            by=options.by,
+            sort=options.sort,
+            layout=options.layout,
+            progress=moving,
+        )
     if as_json:
         common.print_text(common.render_document(found.document()))
     else:
         from ckpttool.cli import tables
 
-        common.print_text(tables.render_diff(found, whole=whole, quiet=quiet))
+        common.print_text(tables.render_diff(found, whole=options.whole, quiet=quiet))
         common.print_next_steps(common.after_diff, left, right, found, quiet=quiet)
     return 0 if found.identical else 1
 
 
-def doctor(
-    path: PathArgument,
-    env: Annotated[
-        str | None,
-        typer.Option(
-            metavar="ID",
-            help="The environment it is for. Default: its own files'.",
-            autocompletion=common.complete_environments,
-        ),
-    ] = None,
-    layout: LayoutOption = None,
-    activation: ActivationOption = None,
-    head: HeadOption = None,
-    bounds: BoundsOption = None,
-    obs_norm: ObsNormOption = None,
-    like: Annotated[
-        str | None,
-        typer.Option(
-            metavar="MODULE:FACTORY",
-            help="Also say what of your own model, which this class or function makes, nothing in the "
-            "checkpoint fills. Your code runs, in a process of its own.",
-        ),
-    ] = None,
+@dataclass(frozen=True)
+class DoctorModelOptions(ModelOptions, title="Your own model"):
+    """A model of the user's, and what of the checkpoint is to fill it."""
+
     part: Annotated[
         str | None,
-        typer.Option(
-            metavar="PATH", help="For --like: what fills it, a path or a network (policy/actor, actor)."
-        ),
-    ] = None,
-    like_args: LikeArgs = None,
-    input_shape: InputShape = None,
-    python: LikePython = None,
+        typer.Option(metavar="PATH", help="For --like: path or network to load, e.g. policy/actor."),
+    ] = None
+
+
+def doctor(
+    path: PathArgument,
+    agent: AgentOptions,
+    model: DoctorModelOptions,
+    env: Env = None,
     as_json: AsJson = False,
     quiet: Quiet = False,
 ) -> int:
-    """Say what is wrong with a checkpoint, or will be when it is used, and what mends it.
+    """Find problems in a checkpoint, or in its later use, and suggest fixes.
 
-    Exits with 1 on a finding: names that would run code, NaN, dead units, vanished moments, facts that
-    nothing tells, an environment that does not fit, tensors of your model that nothing fills.
+    Exits with 1 on a finding: names that would run code, NaNs, dead units, vanished moments, missing facts of
+    the agent, an environment that does not fit, tensors of your model that stay unfilled.
     """
     from ckpttool.commands import doctor
 
     with show_progress("doctor", quiet=quiet or as_json) as moving:
-        model = build_like_model(like, like_args, input_shape, python)
-        facts = agent_facts(activation, head, bounds, obs_norm)
         found = doctor.diagnose(
-            path, make_importable(env), layout, moving, facts=facts, model=model, part=part
+            path,
+            make_importable(env),
+            agent.layout,
+            moving,
+            facts=agent.facts(),
+            model=model.model(),
+            part=model.part,
         )
     if as_json:
         common.print_text(common.render_document(found.document()))
@@ -616,42 +400,44 @@ def doctor(
     return 1 if found.findings else 0
 
 
-# `report`: writes the page, and says what it wrote.
+# `report`: an HTML page.
+
+
+@dataclass(frozen=True)
+class ReportOptions(OptionPanel, title="Report"):
+    """The file to write, and what it shows besides the checkpoint."""
+
+    out: Annotated[
+        str | None,
+        typer.Option(metavar="FILE", help="File to write. Default: PATH's name and .report.html."),
+    ] = None
+    force: Annotated[bool, typer.Option("--force", help="Replace the file if it exists.")] = False
+    evaluation: Annotated[
+        list[str] | None,
+        typer.Option("--eval", metavar="FILE", help="Results of eval --json or --out; repeatable."),
+    ] = None
+    conversion: Annotated[
+        str | None,
+        typer.Option(metavar="FILE", help="Sidecar or convert --json. Default: PATH's own sidecar."),
+    ] = None
+    glob: Glob = None
+    layout: LayoutOption = None
 
 
 def report(
     path: PathArgument,
+    options: ReportOptions,
     other: Annotated[
         str | None,
         typer.Argument(metavar="PATH2", help="A second checkpoint to compare with.", show_default=False),
     ] = None,
-    out: Annotated[
-        str | None,
-        typer.Option(metavar="FILE", help="The file to write. Default: PATH's name and .report.html, here."),
-    ] = None,
-    evaluation: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--eval", metavar="FILE", help="Returns to show: what eval --json or --out wrote; repeatable."
-        ),
-    ] = None,
-    conversion: Annotated[
-        str | None,
-        typer.Option(
-            metavar="FILE",
-            help="The conversion to show: a sidecar, or what convert --json printed. Default: PATH's own.",
-        ),
-    ] = None,
-    glob: Glob = None,
-    force: Annotated[bool, typer.Option("--force", help="Replace the file if it exists.")] = False,
-    layout: LayoutOption = None,
     as_json: AsJson = False,
     quiet: Quiet = False,
 ) -> int:
-    """Write one HTML file that shows a checkpoint, or what differs in two: open it in any browser.
+    """Write one HTML file about a checkpoint, or about the differences of two.
 
-    It needs nothing else and fetches nothing: tree, search, histograms and heat maps of every tensor,
-    provenance, what doctor finds, the conversion, returns and learning curves.
+    It opens in any browser, needs no other file and fetches nothing: tree, search, histograms and heat maps
+    of every tensor, provenance, findings of doctor, the conversion, returns and learning curves.
     """
     import gc
 
@@ -664,11 +450,11 @@ def report(
         made = report.write_report(
             path,
             other,
-            out=out,
-            beside=pages.ReportInputs(tuple(evaluation or ()), conversion),
-            glob=glob,
-            layout=layout,
-            force=force,
+            out=options.out,
+            beside=pages.ReportInputs(tuple(options.evaluation or ()), options.conversion),
+            glob=options.glob,
+            layout=options.layout,
+            force=options.force,
             progress=moving,
         )
     common.print_text(common.render_document(made.document()) if as_json else _report_text(made, quiet=quiet))
@@ -689,3 +475,223 @@ def _report_text(made: HtmlReport, *, quiet: bool) -> str:
     if found.results.results:
         told.append(format_count(len(found.results.results), "evaluation"))
     return f"{', '.join(told)}\n{wrote}"
+
+
+# Commands for git and its hooks: `check` of many checkpoints, `textconv` of one file.
+
+
+def check(
+    paths: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="PATH...",
+            help="Checkpoints, folders, or quoted patterns: 'runs/*.pt'.",
+            show_default=False,
+        ),
+    ],
+    strict: Annotated[
+        bool, typer.Option("--strict", help="Exit 1 if loading needs more than plain data.")
+    ] = False,
+    no_numbers: Annotated[
+        bool, typer.Option("--no-numbers", help="Skip values: faster, but finds no NaN.")
+    ] = False,
+    shapes: Annotated[
+        str | None,
+        typer.Option(
+            metavar="FILE",
+            help="Exit 1 if shapes differ from inspect --json in FILE.",
+        ),
+    ] = None,
+    layout: Annotated[
+        str | None,
+        typer.Option(metavar="NAME", help="Exit 1 if one has another layout."),
+    ] = None,
+    sarif: Annotated[
+        str | None,
+        typer.Option(metavar="FILE", help="Write the findings to FILE as SARIF too."),
+    ] = None,
+    as_json: AsJson = False,
+    quiet: Quiet = False,
+) -> int:
+    """Check for what must not be committed: code in pickles, damage, NaNs, unexpected shapes.
+
+    For hooks and continuous integration. Exits with 1 on a finding, with 2 if a file cannot be read.
+    In a folder, every file is checked that is a checkpoint by its suffix or by its content.
+    """
+    from ckpttool.commands import check
+    from ckpttool.commands.check import read_shape_record
+
+    try:
+        recorded = None if shapes is None else read_shape_record(shapes)
+        wanted = check.CheckOptions(strict, not no_numbers, layout, recorded)
+        with show_progress("check", quiet=quiet or as_json, unit="checkpoints") as moving:
+            found = check.check(paths, wanted, moving)
+    except CkpttoolError as error:
+        if sarif is not None:
+            check.write_sarif(None, 2, sarif, error)
+        raise
+    status = 2 if found.failed else 0 if found.clean else 1
+    if sarif is not None:
+        check.write_sarif(found, status, sarif)
+    only = found.checkpoints[0] if len(found.checkpoints) == 1 else None
+    if only is not None and only.error is not None and not only.findings:
+        raise only.error
+    if as_json:
+        common.print_text(common.render_document(found.document()))
+    else:
+        common.print_text("\n".join(_check_lines(found, quiet=quiet)))
+    for each in found.failed:
+        if each.error is not None and not as_json:
+            common.print_error(each.error, as_json=False)
+    return status
+
+
+def _check_lines(found: CheckResult, *, quiet: bool) -> Iterator[str]:
+    """Give a line for each finding as other checkers do, a line for what is clean, and the sum."""
+    for each in found.checkpoints:
+        yield from _checkpoint_lines(each, quiet=quiet)
+    if quiet:
+        return
+    bad = sum(1 for each in found.checkpoints if each.findings)
+    sums = [f"{bad:,} with findings"] * bool(bad) + [f"{len(found.failed):,} not readable"] * bool(
+        found.failed
+    )
+    others = f"; {format_count(len(found.skipped), 'other file')} skipped" if found.skipped else ""
+    yield f"{format_count(len(found.checkpoints), 'checkpoint')}: {', '.join(sums) or 'nothing found'}{others}"  # noqa: E501
+
+
+def _checkpoint_lines(each: CheckpointVerdict, *, quiet: bool) -> Iterator[str]:
+    for finding in each.findings:
+        yield wrap_sentence(f"{clean(each.path)}: {finding.topic}: {clean(finding.sentence)}")
+        if finding.fix:
+            yield wrap_sentence(f"    fix: {clean(finding.fix)}")
+    if not (quiet or each.findings or each.error):
+        what = f"{each.format}, layout {each.layout or 'none recognised'}, {format_count(each.tensors, 'tensor')}"  # noqa: E501
+        yield f"{clean(each.path)}: {what}: nothing found"
+
+
+def textconv(
+    file: Annotated[
+        str, typer.Argument(metavar="FILE", help="One file, as git names it.", show_default=False)
+    ],
+    as_json: AsJson = False,
+    quiet: Quiet = False,  # noqa: ARG001  # there is no progress to leave out
+) -> int:
+    """Print a file as text for git diff: one line for each tensor and value, always in the same order.
+
+    Set up with: git config diff.ckpttool.textconv 'ckpttool textconv', and '*.pt diff=ckpttool' in
+    .gitattributes. A file that is no checkpoint gives one sentence and status 0, because git would stop.
+    """
+    from ckpttool.commands import check
+
+    lines = check.textconv(file)
+    common.print_text(common.render_document({"lines": lines}) if as_json else "\n".join(map(clean, lines)))
+    return 0
+
+
+# `browse`: the browser in the terminal.
+
+
+def browse(
+    path: PathArgument,
+    other: Annotated[
+        str | None,
+        typer.Argument(metavar="[PATH]", help="Another one: differences are marked.", show_default=False),
+    ] = None,
+    glob: Glob = None,
+    by: Annotated[
+        str, typer.Option(metavar="HOW", help="Pair entries by path or agent; auto picks.")
+    ] = "auto",
+    layout: LayoutOption = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Refused: use inspect, stats or diff.")] = False,
+    quiet: Quiet = False,  # noqa: ARG001  # every command takes it
+) -> int:
+    """Browse a checkpoint in the terminal: tree, values, histograms, search, differences.
+
+    Tensors are read when they are shown. ? lists the keys, q quits.
+    """
+    if as_json:
+        from ckpttool.commands.inspect import format_command
+
+        raise UsageError(
+            "browse shows a screen and has no document", hint=format_command("inspect", path, "--json")
+        )
+    from ckpttool.browser import browse
+
+    return browse(path, other, glob=glob, by=by, layout=layout)
+
+
+# Commands about ckpttool itself: what is installed, parser limits, JSON Schemas.
+
+
+def formats(as_json: AsJson = False, quiet: Quiet = False) -> int:  # noqa: ARG001
+    """List the formats that can be read, and those that can be written."""
+    return _print_plugins("formats", as_json=as_json)
+
+
+def layouts(as_json: AsJson = False, quiet: Quiet = False) -> int:  # noqa: ARG001
+    """List the agent layouts that are recognised, and those that can be written."""
+    return _print_plugins("layouts", as_json=as_json)
+
+
+def backends(as_json: AsJson = False, quiet: Quiet = False) -> int:  # noqa: ARG001
+    """List the backends that run networks, and the extra that a missing one needs."""
+    return _print_plugins("backends", as_json=as_json)
+
+
+def limits(as_json: AsJson = False, quiet: Quiet = False) -> int:  # noqa: ARG001
+    """List the parser limits, by the names that --limit takes."""
+    if as_json:
+        common.print_text(common.render_document({"limits": parser_limits.document()}))
+    else:
+        from ckpttool.cli import tables
+
+        common.print_text(tables.render_limits(parser_limits.document()))
+    return 0
+
+
+def _print_plugins(kind: Any, *, as_json: bool) -> int:
+    from ckpttool.commands.inspect import list_plugins
+
+    found = list_plugins(kind)
+    if as_json:
+        common.print_text(common.render_document({kind: [row.document() for row in found]}))
+    else:
+        from ckpttool.cli import tables
+
+        common.print_text(tables.render_plugins(kind, found))
+    return 0
+
+
+def schema(
+    name: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="NAME",
+            help="Name of a command, or error, result, sidecar.",
+            show_default=False,
+            autocompletion=common.complete_schemas,
+        ),
+    ] = None,
+    as_json: AsJson = False,
+    quiet: Quiet = False,  # noqa: ARG001
+) -> int:
+    """List the JSON Schemas of what --json prints, or print one to check documents with."""
+    from ckpttool.commands import inspect
+
+    if name is None:
+        rows = inspect.list_schemas()
+        if as_json:
+            common.print_text(common.render_document({"schemas": [row.document() for row in rows]}))
+        else:
+            from ckpttool.cli import tables
+
+            common.print_text(tables.render_schemas(rows))
+        return 0
+    content = inspect.schema(name)
+    if as_json:
+        (row,) = (row for row in inspect.list_schemas() if row.name == name)
+        common.print_text(common.render_document({"schemas": [{**row.document(), "content": content}]}))
+    else:
+        common.print_text(json.dumps(content, indent=1))
+    return 0

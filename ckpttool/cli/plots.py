@@ -16,8 +16,7 @@ from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from html import escape
-from itertools import pairwise
-from typing import IO, TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -28,7 +27,7 @@ from ckpttool.commands.graph import ModuleEdge, ModuleGraph, ModuleNode, build_m
 from ckpttool.commands.inspect import ANY_UNIT, CheckpointSummary, describe_module_kind
 from ckpttool.commands.sweep import LearningCurvePoint
 from ckpttool.core import search_paths
-from ckpttool.core.atomic_write import Output, require_new, write_atomically
+from ckpttool.core.atomic_write import require_new, write_file
 from ckpttool.core.errors import CkpttoolError, MissingExtraError, UsageError
 from ckpttool.core.text import clean, format_count, format_size, shorten
 
@@ -507,18 +506,13 @@ def write_drawing(
         raise UsageError("the drawing's name does not say what to write", file=target, hint=f"{_NAMES}")
     require_new(target, found.checkpoint.files, force=force)
     made = build_module_graph(found, depth)
-    content = writer(made).encode()
-    write_atomically([Output(target, lambda stream: _write_content(stream, content))], force=force)
+    write_file(target, writer(made).encode(), force=force)
     return {
         "file": target,
         "modules": len(made.nodes),
         "edges": len(made.edges),
         "notes": list(made.notes),
     }
-
-
-def _write_content(stream: IO[bytes], content: bytes) -> None:
-    stream.write(content)
 
 
 _NAMES = f"--graph takes a file that ends in {', '.join(_WRITERS)}"
@@ -530,12 +524,17 @@ _NAMES = f"--graph takes a file that ends in {', '.join(_WRITERS)}"
 FEWEST = 8
 _FEWEST_POINTS = 3
 _BARS = 8
-_ROWS = 9
+_CURVE_HEIGHT = 13  # lines with the frame and the steps
 _WIDEST = 100
-_EIGHTHS = " ▏▎▍▌▋▊▉█"
-# Unicode's braille cells are 2 x 4 dots; the bit of each, by row and column (Unicode 1.1, block 2800).
-_BRAILLE = 0x2800
-_DOTS = ((0x01, 0x08), (0x02, 0x10), (0x04, 0x20), (0x40, 0x80))
+_BLOCK = "█"
+# What plotext frames a plot with, for an encoding that has no lines.
+_FRAME = str.maketrans("┌┐└┘├┤┬┴┼─│", "+++++++++-|")
+
+
+def require_chart() -> None:
+    """Raise unless the library that draws in a terminal is installed."""
+    if importlib.util.find_spec("plotext") is None:
+        raise MissingExtraError("a chart needs plotext, which is not installed", hint=HINT)
 
 
 def render_chart(
@@ -546,15 +545,16 @@ def render_chart(
         return []
     width = min(terminal_width(), _WIDEST)
     if len(found) == 1:
-        bars = render_histogram(found[0].rollout.returns, width, blocks=_can_encode(_EIGHTHS))
+        bars = render_histogram(found[0].rollout.returns, width)
         return ["returns, and how many episodes", *bars] if bars else []
-    if len({point.step for point in curve}) < _FEWEST_POINTS:
+    enough = len({point.step for point in curve}) >= _FEWEST_POINTS
+    if not enough or importlib.util.find_spec("plotext") is None:
         return []
-    return ["mean return", *render_learning_curve(curve, width, unit, braille=_can_encode(chr(_BRAILLE)))]
+    return ["mean return", *render_learning_curve(curve, width, unit)]
 
 
-def render_histogram(values: np.ndarray, width: int, *, blocks: bool) -> list[str]:
-    """Return a bar for each range of values, no line longer than `width`."""
+def render_histogram(values: np.ndarray, width: int) -> list[str]:
+    """Return a row for each range of values: its ends, its count and a bar; no line longer than `width`."""
     low, high = float(values.min()), float(values.max())
     if len(values) < FEWEST or low == high:
         return []
@@ -562,9 +562,10 @@ def render_histogram(values: np.ndarray, width: int, *, blocks: bool) -> list[st
     names = [_format_axis_number(edge) for edge in edges]
     wide, digits = max(map(len, names)), len(str(counts.max()))
     room = max(1, width - 2 * wide - digits - 8)
+    block = _BLOCK if _can_encode(_BLOCK) else "#"
     lines = []
     for number, amount in enumerate(counts.tolist()):
-        bar = _text_bar(amount / counts.max() * room, blocks=blocks)
+        bar = block * max(round(amount / counts.max() * room), int(amount > 0))
         lines.append(f"{names[number]:>{wide}} to {names[number + 1]:>{wide}}  {amount:>{digits}}  {bar}")
     return [line.rstrip() for line in lines]
 
@@ -574,84 +575,26 @@ def count_bins(n: int) -> int:
     return math.ceil(2 * math.cbrt(n))
 
 
-def render_learning_curve(
-    curve: Sequence[LearningCurvePoint], width: int, unit: str = ANY_UNIT, *, braille: bool
-) -> list[str]:
+def render_learning_curve(curve: Sequence[LearningCurvePoint], width: int, unit: str = ANY_UNIT) -> list[str]:
     """Return the means over steps of a unit, each run a line, with the intervals of a single run."""
+    import plotext
+
+    figure = plotext.figure
+    figure.clear()
+    figure.plot_size(width, _CURVE_HEIGHT)
+    figure.label(unit)
+    ends = sorted({curve[0].step, curve[-1].step})
+    figure.ruler("x").ticks(ends, [f"{step:,}" for step in ends])
+    lines = _can_encode("⣿│")
     runs = [[p for p in curve if p.run == run] for run in dict.fromkeys(point.run for point in curve)]
-    spans = [point.ci95 for point in curve if point.ci95 is not None] if len(runs) == 1 else []
-    ends = [point.mean for point in curve] + [end for span in spans for end in span]
-    low, high = min(ends), max(ends)
-    names = (_format_axis_number(high), _format_axis_number((low + high) / 2), _format_axis_number(low))
-    wide = max(map(len, names))
-    canvas = _DotCanvas(max(8, width - wide - 2), _ROWS, braille=braille)
-    first, last = curve[0].step, curve[-1].step
-    canvas.scale(first, last, low, high)
     for run in runs:
-        if spans:
-            for point in run:
-                canvas.span(point.step, *(point.ci95 or (point.mean, point.mean)))
-        for one, other in pairwise(run):
-            canvas.line((one.step, one.mean), (other.step, other.mean))
-        for point in run:
-            canvas.point(point.step, point.mean)
-    labels = {0: names[0], _ROWS // 2: names[1], _ROWS - 1: names[2]}
-    edge = "┤" if braille else "|"
-    lines = [f"{labels.get(row, ''):>{wide}} {edge}{text}" for row, text in enumerate(canvas.rows())]
-    start, end = f"{first:,}", f"{last:,} {unit}"
-    gap = width - wide - 2 - len(start) - len(end)
-    return [*lines, f"{'':{wide}}  {start}{'':{max(1, gap)}}{end}"]
-
-
-class _DotCanvas:
-    """Dots on a grid of characters: 2 x 4 to each in braille, else one."""
-
-    def __init__(self, width: int, height: int, *, braille: bool) -> None:
-        self.braille = braille
-        across, down = (2, 4) if braille else (1, 1)
-        self.ink = np.zeros((height * down, width * across), np.int8)
-
-    def scale(self, left: float, right: float, bottom: float, top: float) -> None:
-        """Say which values the edges stand for."""
-        self.left, self.bottom = left, bottom
-        self.wide, self.tall = (right - left) or 1.0, (top - bottom) or 1.0
-
-    def point(self, x: float, y: float) -> None:
-        self.ink[self._at(x, y)] = 2
-
-    def span(self, x: float, low: float, high: float) -> None:
-        """Draw an interval as every other dot of a vertical line."""
-        (top, column), (bottom, _) = self._at(x, high), self._at(x, low)
-        self.ink[top : bottom + 1 : 2 if self.braille else 1, column] = 1
-
-    def line(self, start: tuple[float, float], end: tuple[float, float]) -> None:
-        """Draw the line between two points."""
-        (row, column), (last_row, last_column) = self._at(*start), self._at(*end)
-        dots = max(abs(last_row - row), abs(last_column - column)) + 1
-        down = np.linspace(row, last_row, dots).round().astype(int)
-        across = np.linspace(column, last_column, dots).round().astype(int)
-        self.ink[down, across] = np.maximum(self.ink[down, across], 2 if self.braille else 1)
-
-    def rows(self) -> list[str]:
-        """Return the characters, line by line from the top."""
-        if not self.braille:
-            return ["".join(" .*"[dot] for dot in row).rstrip() for row in self.ink.tolist()]
-        height, width = self.ink.shape[0] // 4, self.ink.shape[1] // 2
-        cells = (self.ink > 0).reshape(height, 4, width, 2).transpose(0, 2, 1, 3)
-        codes = (cells * np.array(_DOTS)).sum(axis=(2, 3)) + _BRAILLE
-        return ["".join(map(chr, row)).rstrip(chr(_BRAILLE)) for row in codes.tolist()]
-
-    def _at(self, x: float, y: float) -> tuple[int, int]:
-        rows, across = self.ink.shape
-        row = (rows - 1) * (1 - (y - self.bottom) / self.tall)
-        return round(row), round((across - 1) * (x - self.left) / self.wide)
-
-
-def _text_bar(length: float, *, blocks: bool) -> str:
-    if not blocks:
-        return "#" * max(round(length), int(length > 0))
-    whole, eighth = divmod(round(8 * length), 8)
-    return _EIGHTHS[8] * whole + (_EIGHTHS[eighth] if eighth else "")
+        strokes = [([point.step for point in run], [point.mean for point in run])]
+        if len(runs) == 1:
+            strokes += [([point.step] * 2, list(point.ci95)) for point in run if point.ci95 is not None]
+        for steps, values in strokes:
+            figure.draw(figure.signal(steps, values, marker="braille" if lines else "*").lines())
+    text: str = figure.build().string(colorless=True)
+    return [line.rstrip() for line in (text if lines else text.translate(_FRAME)).splitlines()]
 
 
 def _format_axis_number(value: float) -> str:
@@ -1016,15 +959,7 @@ class PlotData(NamedTuple):
     unit: str = ANY_UNIT
 
 
-def write_plot(
-    target: str,
-    found: Sequence[Evaluation],
-    curve: Sequence[LearningCurvePoint] = (),
-    training: Sequence[TrainingCurve] = (),
-    algorithms: Sequence[Algorithm] = (),
-    comparison: AlgorithmComparison | None = None,
-    unit: str = ANY_UNIT,
-) -> None:
+def write_plot(target: str, data: PlotData) -> None:
     """Draw evaluations into a new file, and below them the curves that were logged while training.
 
     One checkpoint shows how its returns and lengths are distributed; several their means over training
@@ -1032,12 +967,10 @@ def write_plot(
     of each algorithm with intervals over its runs. The same values give the same bytes. Raise CkpttoolError
     for a return that is not finite.
     """
-    for one in found:
+    for one in data.found:
         if not np.isfinite(one.rollout.returns).all():
             raise CkpttoolError("a return that is not finite cannot be drawn", file=one.checkpoint)
     mpl = _import_matplotlib()
-    from matplotlib.figure import Figure
-
     # No pyplot: it would look for a display and keep every figure.
     with mpl.rc_context(), warnings.catch_warnings():
         # No style but ours: neither ./matplotlibrc nor the user's own file changes a plot.
@@ -1045,32 +978,35 @@ def write_plot(
         mpl.rcParams.update(_STYLE)
         # Of a character that the typeface does not have.
         warnings.filterwarnings("ignore", message="Glyph")
-        rows = 2 if training else 1
-        figure = Figure((_WIDTH, _HEIGHT + (_BELOW if training else 0)), dpi=_DPI, layout="constrained")
-        grid = figure.add_gridspec(rows, 4, height_ratios=[_HEIGHT, _BELOW][:rows])
-        if len(algorithms) > 1 or any(len(each.runs) > 1 for each in algorithms):
-            above = None
-            draw_algorithms(figure, grid[0, :], algorithms, comparison, unit)
-        elif len(found) == 1:
-            draw_returns(figure.add_subplot(grid[0, :3]), found[0])
-            draw_lengths(figure.add_subplot(grid[0, 3]), found[0])
-            above = None
-        elif curve:
-            above = draw_learning_curve(figure.add_subplot(grid[0, :]), found, curve, unit)
-        else:
-            above = None
-            draw_checkpoints(figure.add_subplot(grid[0, :]), found)
-        if training:
-            shared = above if curve and have_similar_range(curve, training) else None
-            draw_logged_curves(figure.add_subplot(grid[1, :], sharex=shared), training)
+        figure = _draw_figure(data)
         suffix = _suffix(target)
         drawn = io.BytesIO()
         figure.savefig(drawn, format=suffix[1:], metadata=_SILENT[suffix])
+    write_file(target, drawn.getvalue())
 
-    def put(stream: IO[bytes]) -> None:
-        stream.write(drawn.getbuffer())
 
-    write_atomically((Output(target, put),))
+def _draw_figure(data: PlotData) -> Figure:
+    """Return the figure: above what the evaluations show, below what training logged."""
+    from matplotlib.figure import Figure
+
+    rows = 2 if data.training else 1
+    height = _HEIGHT + (_BELOW if data.training else 0)
+    figure = Figure((_WIDTH, height), dpi=_DPI, layout="constrained")
+    grid = figure.add_gridspec(rows, 4, height_ratios=[_HEIGHT, _BELOW][:rows])
+    above = None
+    if len(data.algorithms) > 1 or any(len(each.runs) > 1 for each in data.algorithms):
+        draw_algorithms(figure, grid[0, :], data.algorithms, data.comparison, data.unit)
+    elif len(data.found) == 1:
+        draw_returns(figure.add_subplot(grid[0, :3]), data.found[0])
+        draw_lengths(figure.add_subplot(grid[0, 3]), data.found[0])
+    elif data.curve:
+        above = draw_learning_curve(figure.add_subplot(grid[0, :]), data.found, data.curve, data.unit)
+    else:
+        draw_checkpoints(figure.add_subplot(grid[0, :]), data.found)
+    if data.training:
+        shared = above if data.curve and have_similar_range(data.curve, data.training) else None
+        draw_logged_curves(figure.add_subplot(grid[1, :], sharex=shared), data.training)
+    return figure
 
 
 def _import_matplotlib() -> Any:

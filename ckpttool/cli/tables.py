@@ -36,11 +36,11 @@ from ckpttool.core.text import clean, format_count, format_size, shorten
 from ckpttool.core.tree import Leaf, Record, ValueLeaf
 
 if TYPE_CHECKING:
-    from ckpttool.commands.convert import ConversionResult
     from ckpttool.commands.digest import Digest, DigestComparison
     from ckpttool.commands.doctor import Diagnosis
     from ckpttool.commands.inspect import CheckpointSummary, ModuleSummary, PluginRow, SchemaRow, Sort
     from ckpttool.commands.network_outputs import Parity
+    from ckpttool.commands.plan import ConversionResult
     from ckpttool.commands.stats import ChangedEntry, Diff, Entry, Moments, Stats
     from ckpttool.commands.verify import TrainStepComparison, Verification
     from ckpttool.core.sidecar import LedgerEntry
@@ -167,7 +167,11 @@ def render_conversion(done: ConversionResult, *, quiet: bool, whole: bool) -> st
         lines.append("nothing was written: the model does not compute what the checkpoint does")
     elif not report.complete:
         # A model that is not filled as a whole computes something else.
-        rest = "; the missing tensors keep your model's own numbers" if done.model and report.missing else ""
+        rest = (
+            "; the missing tensors keep your model's own numbers"
+            if done.loaded is not None and report.missing
+            else ""
+        )
         lines.append(f"nothing was written: --allow-missing writes what is mapped{rest}")
     elif not quiet:
         lines.append("nothing was written: this was a dry run")

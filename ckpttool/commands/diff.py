@@ -13,15 +13,14 @@ from typing import Any, Literal, cast, get_args
 from ckpttool.commands import save
 from ckpttool.commands.digest import digest_checkpoint
 from ckpttool.commands.evidence import GIVEN
-from ckpttool.commands.load_into import LiveModel, ensure_open, plan_model_fill
+from ckpttool.commands.load_into import FillOptions, LiveModel, ensure_open, plan_model_fill
 from ckpttool.commands.options import (
     NO_OPTIMIZER_OPTIONS,
     TARGETS,
-    ConversionRequest,
+    ConversionOptions,
     OptimizerOptions,
-    PreparationOptions,
     TargetKind,
-    parse_layer_options,
+    parse_request,
     read_optimizer_options,
 )
 from ckpttool.commands.plan import CONTAINERS, ConversionPlan, plan_conversion
@@ -239,17 +238,25 @@ def _plan_reconversion(
 ) -> Reconversion:
     receipt = pair.target_receipt.sidecar if linked else None
     known = _source_sidecar(pair.source_receipt, receipt)
-    request = ConversionRequest(
+    stated = _optimizer_options_of(receipt)
+    dropped_state = options.get("no_optimizers") is True
+    request = parse_request(
         kind,
-        _text(options.get("layout")),
-        _text(options.get("part")),
-        PreparationOptions(*(options.get(name) is True for name in ("strip", "restore", "fold_weight_norm"))),
-        stated=_optimizer_options_of(receipt),
-        given=parse_layer_options(*(_texts(options.get(name)) for name in ("kind", "flatten", "unflatten"))),
-        weights=_text(options.get("weights")),
-        fold_normalizer=options.get("fold_normalizer") is True,
-        source=_text(options.get("from")),
-        no_optimizers=options.get("no_optimizers") is True,
+        ConversionOptions(
+            layout=_text(options.get("layout")),
+            part=_text(options.get("part")),
+            strip=options.get("strip") is True,
+            restore=options.get("restore") is True,
+            fold_weight_norm=options.get("fold_weight_norm") is True,
+            fold_normalizer=options.get("fold_normalizer") is True,
+            l2=() if dropped_state else stated.l2,
+            optimizer=("none",) if dropped_state else stated.optimizer,
+            kinds=_texts(options.get("kind")),
+            flatten=_texts(options.get("flatten")),
+            unflatten=_texts(options.get("unflatten")),
+            weights=_text(options.get("weights")),
+            from_=_text(options.get("from")),
+        ),
     )
     # A conversion back restores the source from its record, which is no evidence: it is planned.
     before = None if known is None else replace(known, undo=None)
@@ -276,7 +283,7 @@ def _plan_reconversion(
         made.settings,
         made.report.notes,
         library=_LIBRARY.get(kind.format, ()),
-        folded=request.fold_normalizer,
+        folded=request.options.fold_normalizer,
     )
 
 
@@ -931,7 +938,7 @@ def align_live_model(
     chosen: By = "model" if by == "model" or (by == AUTO and (part or layout or not known)) else "path"
     notes: tuple[str, ...] = ()
     if chosen == "model":
-        met = plan_model_fill(model, checkpoint, layout=layout, part=part)
+        met = plan_model_fill(model, checkpoint, FillOptions(layout=layout, part=part))
         names, given = met.skeleton.names, met.given
         filled: Placed = {names[path]: (leaf, path) for path, leaf in met.values.items()}
         # What the model has no place for keeps the name that it has in the checkpoint.

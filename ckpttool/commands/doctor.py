@@ -17,7 +17,7 @@ from ckpttool.commands.inspect import (
     unjudged_findings,
     weightless_findings,
 )
-from ckpttool.commands.load_into import LiveModel, ModelFillPlan, ensure_open, plan_model_fill
+from ckpttool.commands.load_into import FillOptions, LiveModel, ModelFillPlan, ensure_open, plan_model_fill
 from ckpttool.commands.network_outputs import require_facts
 from ckpttool.commands.restore import Agent, VerifiedSidecar, build_agent, read_verified_sidecar
 from ckpttool.commands.stats import Stats, compute_stats
@@ -56,7 +56,7 @@ def examine_model(
     saving it would leave out.
     """
     target = model if isinstance(model, ModelSpec) else LiveModel(model)
-    met = plan_model_fill(target, checkpoint, part=part)
+    met = plan_model_fill(target, checkpoint, FillOptions(part=part))
     yield from _unfilled_findings(met)
     if met.report.unused:
         unused = abbreviate_list(met.report.unused, _MODEL_MAX_SHOWN)

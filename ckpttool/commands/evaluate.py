@@ -145,6 +145,28 @@ class Protocol:
 
 
 @dataclass(frozen=True, slots=True)
+class EvaluationOptions:
+    """Which agents to restore and how to play them: what `evaluate`, `sweep` and films share.
+
+    `env` is a Gymnasium id, None for the one that the agent's own files name. `layout` None means the one
+    that is recognised. `facts` are what no file holds, such as the activations of a state_dict.
+    """
+
+    env: str | None = None
+    protocol: Protocol = Protocol()
+    layout: str | None = None
+    facts: AgentFacts = NO_FACTS
+
+    def restore(self, path: str) -> Agent:
+        """Restore the agent at `path`, with the network that the protocol plays."""
+        return restore_agent(path, self.layout, self.facts, self.protocol.network)
+
+    def environment(self, agent: Agent) -> EvaluationEnvironment:
+        """Return where the agent plays; raise UsageError where nothing names an environment."""
+        return choose_environment(agent, self.env, self.protocol)
+
+
+@dataclass(frozen=True, slots=True)
 class Evaluation:
     """One checkpoint's result; `versions` and `device` are those that computed it.
 
@@ -317,9 +339,10 @@ def evaluate(
     sizes are not the environment's.
     """
     how = protocol or Protocol()
+    options = EvaluationOptions(env, how, layout, facts)
     require_backend(how)
-    agent = restore_agent(path, layout, facts, how.network)
-    place = choose_environment(agent, env, how)
+    agent = options.restore(path)
+    place = options.environment(agent)
     with place.make(how.at_once, how.engine, device=how.device) as vector:
         entrant = prepare_agent(agent, place, how, vector.spec)
         return play_stacked((entrant,), how, vector, progress)[0]
@@ -668,14 +691,7 @@ class EpisodeVideo:
 
 
 def require_video_support(
-    paths: Sequence[str],
-    env: str | None,
-    how: Protocol,
-    target: str,
-    wanted: Sequence[str] = ("0",),
-    *,
-    layout: str | None = None,
-    facts: AgentFacts = NO_FACTS,
+    paths: Sequence[str], options: EvaluationOptions, target: str, wanted: Sequence[str] = ("0",)
 ) -> None:
     """Raise unless a film can be made of one of these checkpoints: for asking before hours of playing.
 
@@ -684,25 +700,25 @@ def require_video_support(
     and UnsupportedError where no picture can be drawn or written: one is drawn to know. Checkpoints that
     cannot be played are not this function's to report.
     """
-    if _suffix(target) not in video.WRITERS:
+    if _suffix(target) not in video.ENCODINGS:
         raise UsageError(
             "the film's name does not say what to write",
             file=target,
-            hint=f"a film ends in {' or '.join(video.WRITERS)}",
+            hint=f"a film ends in {' or '.join(video.ENCODINGS)}",
         )
     require_new(target, hint="take another name")
     for word in wanted:
-        _require_episode(word, how.episodes)
-    video.require_encoder(_suffix(target))
-    _require_gymnasium(env, how)
+        _require_episode(word, options.protocol.episodes)
+    video.require_encoder()
+    _require_gymnasium(options)
     for entry in expand_paths(paths):
         with suppress(CkpttoolError):
-            place = choose_environment(restore_agent(entry.path, layout, facts, how.network), env, how)
+            place = options.environment(options.restore(entry.path))
             break
     else:
         return
     with place.make(1, "gymnasium", pictures=True) as trial:
-        trial.reset(np.arange(1), np.array([how.seed]))
+        trial.reset(np.arange(1), np.array([options.protocol.seed]))
         trial.frame(0)
 
 
@@ -711,23 +727,22 @@ def record_video(
     target: str,
     wanted: Sequence[str] = ("0",),
     *,
-    env: str | None = None,
-    layout: str | None = None,
-    facts: AgentFacts = NO_FACTS,
+    options: EvaluationOptions,
     progress: Progress = ignore_progress,
 ) -> EpisodeVideo:
     """Play what was scored once more and write the episodes that are wanted, in their order, to a new file.
 
-    `env`, `layout` and `facts` are what the evaluation was asked for with. The policy sees the same
-    batches, so that every step is repeated bit for bit; Take.equal says so. Where the score was computed
-    otherwise (several checkpoints stacked) it may not be. Raise as `require` does, and KeyboardInterrupt
-    on Ctrl-C: then no file is written.
+    `options` are those of the evaluation. The policy sees the same batches, so that every step is repeated
+    bit for bit; VideoEpisode.equal says so. Where the score was computed otherwise (several checkpoints
+    stacked) it may not be. Raise as `require_video_support` does, and KeyboardInterrupt on Ctrl-C: then no
+    file is written.
     """
     require_new(target, hint="take another name")
-    how = scored.protocol
-    _require_gymnasium(env, how)
-    agent = restore_agent(scored.checkpoint, layout, facts, how.network)
-    place = choose_environment(agent, env, how)
+    options = dataclasses.replace(options, protocol=scored.protocol)
+    how = options.protocol
+    _require_gymnasium(options)
+    agent = options.restore(scored.checkpoint)
+    place = options.environment(agent)
     chosen = _choose_episodes(wanted, scored.rollout)
     counted = _FrameCounter(progress, sum(int(scored.rollout.lengths[number]) + 1 for number in chosen))
     takes: list[VideoEpisode] = []
@@ -736,7 +751,7 @@ def record_video(
         fps = vector.spec.render_fps or _FPS
 
         def write(stream: IO[bytes]) -> None:
-            with video.WRITERS[_suffix(target)](stream, fps) as show:
+            with video.write_video(stream.name, _suffix(target), fps) as show:
                 for number, words in chosen.items():
                     takes.append(studio.take(number, words, counted.to(show)))
 
@@ -744,10 +759,10 @@ def record_video(
     return EpisodeVideo(target, scored.checkpoint, fps, *counted.size, tuple(takes))
 
 
-def _require_gymnasium(env: str | None, how: Protocol) -> None:
-    if how.engine == DEVICE_ENGINE and env is not None and is_factory(env):
+def _require_gymnasium(options: EvaluationOptions) -> None:
+    if options.protocol.engine == DEVICE_ENGINE and options.env is not None and is_factory(options.env):
         raise UsageError(
-            f"the simulator {env} cannot be filmed", hint="--video films environments of Gymnasium"
+            f"the simulator {options.env} cannot be filmed", hint="--video films environments of Gymnasium"
         )
 
 

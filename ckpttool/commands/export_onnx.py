@@ -7,7 +7,7 @@ import importlib.util
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import IO
+from typing import IO, Any
 
 import numpy as np
 
@@ -27,6 +27,8 @@ from ckpttool.commands.network_outputs import (
     require_facts,
     run_network,
 )
+from ckpttool.commands.options import with_keywords
+from ckpttool.commands.plan import ConversionResult
 from ckpttool.commands.restore import Agent, restore_agent
 from ckpttool.core import sidecar, urls
 from ckpttool.core.atomic_write import Output, require_new, write_atomically
@@ -203,74 +205,89 @@ OWN_ERROR = 4.0
 
 
 @dataclass(frozen=True, slots=True)
-class ExportResult:
-    """What an export did; `parity` and `sha256` (the file's) are None where it did not come so far.
+class ExportOptions:
+    """The options of `export`.
 
-    In `parity` A is NumPy in float32 and B the model, run by whatever runs models here.
+    Args:
+        network: title of the network, e.g. critic/q1.
+        env: Gymnasium id whose action space counts if the agent's files contain no bounds.
+        layout: read the source as this layout.
+        facts: facts about the agent that its files do not contain.
+        dry_run: report what the file would hold; write nothing.
+        force: replace the target if it exists.
+        sync: flush to disk before the rename.
+
     """
 
-    source: str
-    report: MappingReport
-    parity: Parity | None = None
-    sha256: str | None = None
-    ledger: LedgerEntries = ()
+    network: str = "actor"
+    env: str | None = None
+    layout: str | None = None
+    facts: AgentFacts = NO_FACTS
+    dry_run: bool = False
+    force: bool = False
+    sync: bool = True
 
 
-def export_network(
-    source: str,
-    target: str,
-    title: str = "actor",
-    env: str | None = None,
-    *,
-    layout: str | None = None,
-    facts: AgentFacts = NO_FACTS,
-    dry_run: bool = False,
-    force: bool = False,
-    sync: bool = True,
-) -> ExportResult:
-    """Write the network `title` of the agent at `source` as an ONNX model, with its receipt beside it.
+def export(
+    source: str, target: str, options: ExportOptions | None = None, **keywords: Any
+) -> ConversionResult:
+    """Write one network of the agent at `source` as an ONNX model, with its receipt beside it.
 
-    `env` is the Gymnasium id whose action space counts if the agent's files tell no bounds; `facts` are what
-    no file holds. Nothing is written on `dry_run`, or if the model's outputs are not the network's by the
-    bound of `verify`. Raise UsageError when the checkpoint has no such network, or tells neither bounds nor
-    environment.
+    `keywords` are fields of ExportOptions, in the place of those of `options`. In the result's `parity` A is
+    NumPy in float32 and B the model, run by ONNX Runtime or the onnx package. Nothing is written on a dry
+    run, or if the model's outputs are not the network's by the bound of `verify`. Raise UsageError when the
+    checkpoint has no such network, or contains neither bounds nor an environment.
     """
-    if not dry_run:
+    options = with_keywords(options or ExportOptions(), keywords, "export")
+    if not options.dry_run:
         _require_library()
-    agent = restore_agent(source, layout, facts, title)
-    title = agent.title(title)
+    agent = restore_agent(source, options.layout, options.facts, options.network)
+    title = agent.title(options.network)
     part = _choose_part(agent, title)
+    _require_facts(agent, source, target, options.env)
+    if not options.dry_run:
+        for file in (target, sidecar.sidecar_path(target)):
+            require_new(file, agent.checkpoint.files, force=options.force)
+    wiring, facts, assumed = derive_export_settings(agent, part, options.env)
+    done = ConversionResult(
+        urls.display_url(agent.checkpoint.path),
+        target,
+        build_export_report(agent, part, facts, sidecar.assumption_sentences(assumed)),
+        ledger=sidecar.drop_known_bounds(sidecar.merge_entries(agent.ledger, assumed)),
+    )
+    if options.dry_run:
+        return done
+    network = build_part_network(agent, part, wiring)
+    made = _receipt(agent, title, network, facts, done.report)
+    model = _encode_model(network, part, made)
+    parity, engine = _compare_outputs(agent, title, network, model)
+    notes = (*done.report.notes, f"the model was run by {engine}")
+    done = replace(done, report=replace(done.report, notes=notes), parity=(parity,))
+    if not parity.within:
+        return done
+    sha256 = hashlib.sha256(model).hexdigest()
+    made = replace(made, target_sha256=sha256, parity=OutputVerification((parity,)).entry())
+    _write(target, model, made, agent.checkpoint.files, options)
+    return replace(done, digest=sha256, written=True)
+
+
+def _require_facts(agent: Agent, source: str, target: str, env: str | None) -> None:
+    """Raise what `require_facts` raises, with the environment in the command that is proposed."""
     known = str((agent.known.env or {}).get("id") or "")
     bounded = agent.known.action_low is not None
     where = ("--env", env or known or "ID") if env or known or not bounded else ()
     require_facts(agent, "convert", source, target, *where)
-    if not dry_run:
-        for file in (target, sidecar.sidecar_path(target)):
-            require_new(file, agent.checkpoint.files, force=force)
-    wiring, sidecar_facts, assumed = derive_export_settings(agent, part, env)
-    report = build_export_report(agent, part, sidecar_facts, sidecar.assumption_sentences(assumed))
-    entries = sidecar.drop_known_bounds(sidecar.merge_entries(agent.ledger, assumed))
-    if dry_run:
-        return ExportResult(urls.display_url(agent.checkpoint.path), report, ledger=entries)
-    network = build_part_network(agent, part, wiring)
+
+
+def _receipt(agent: Agent, title: str, network: Network, facts: Sidecar, report: MappingReport) -> Sidecar:
     own = (agent.sidecar.target_sha256 or None) if agent.sidecar is not None else None
-    made = replace(
-        sidecar_facts,
+    return replace(
+        facts,
         source=plan.describe_source(agent.checkpoint, agent.binding, own, network=title),
         rules=plan.receipt_rules(report),
         assumed=report.assumed,
         obs_dim=network.input_shapes["obs"][0],  # a critic may see more than the policy
     )
-    model = _encode_model(network, part, made)
-    parity, engine = _compare_outputs(agent, title, network, model)
-    report = replace(report, notes=(*report.notes, f"the model was run by {engine}"))
-    if not parity.within:
-        return ExportResult(urls.display_url(agent.checkpoint.path), report, parity, ledger=entries)
-    made = replace(
-        made, target_sha256=hashlib.sha256(model).hexdigest(), parity=OutputVerification((parity,)).entry()
-    )
-    _write(target, model, made, agent.checkpoint.files, force=force, sync=sync)
-    return ExportResult(urls.display_url(agent.checkpoint.path), report, parity, made.target_sha256, entries)
 
 
 def _require_library() -> None:
@@ -316,7 +333,7 @@ def _choose_part(agent: Agent, title: str) -> AgentNetwork:
 
 
 def _write(
-    target: str, model: bytes, made: Sidecar, sources: tuple[File, ...], *, force: bool, sync: bool
+    target: str, model: bytes, made: Sidecar, sources: tuple[File, ...], options: ExportOptions
 ) -> None:
     def check(written: str) -> None:
         with open(written, "rb") as stream:
@@ -329,7 +346,7 @@ def _write(
             sidecar.sidecar_path(target), lambda stream: _write_model(stream, made.encode()), follows=True
         ),
     )
-    write_atomically(outputs, force=force, sync=sync, sources=sources)
+    write_atomically(outputs, force=options.force, sync=options.sync, sources=sources)
 
 
 def _write_model(stream: IO[bytes], data: bytes) -> None:

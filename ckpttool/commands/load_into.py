@@ -7,27 +7,33 @@ import re
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from types import MappingProxyType, TracebackType
+from types import TracebackType
 from typing import Any, NamedTuple
 
-from ckpttool.commands import evidence, restore
+from ckpttool.commands import evidence, plan, restore, save
 from ckpttool.commands import options as layer_options
+from ckpttool.commands.digest import Digest
 from ckpttool.commands.general_conversion import without_copies
 from ckpttool.commands.options import (
     NO_PREPARATION,
     TARGETS,
+    ConversionOptions,
     PreparationOptions,
     PreparedTree,
     TargetKind,
+    parse_target_kind,
     prepare_tree,
+    target_stem,
 )
-from ckpttool.commands.plan import report_moves
-from ckpttool.commands.restore import canonical_tree
-from ckpttool.core import plugins, sidecar
+from ckpttool.commands.plan import ConversionPlan, ConversionResult, report_moves
+from ckpttool.commands.restore import canonical_tree, read_verified_sidecar
+from ckpttool.commands.save import ReverseRecord, WriteOptions, format_loading_code
+from ckpttool.core import plugins, sidecar, urls
 from ckpttool.core.activations import parse_order
+from ckpttool.core.atomic_write import Progress
 from ckpttool.core.checkpoint import Checkpoint
-from ckpttool.core.errors import MappingError, UnsupportedError, UsageError, abbreviate_list
-from ckpttool.core.sidecar import LedgerEntries, Sidecar
+from ckpttool.core.errors import CkpttoolError, MappingError, UnsupportedError, UsageError, abbreviate_list
+from ckpttool.core.sidecar import LedgerEntries, LedgerEntry, Sidecar, merge_entries
 from ckpttool.core.source import Shape
 from ckpttool.core.tree import Alias, Leaf, Path, Role, Tree, ValueLeaf, attr, display
 from ckpttool.formats import onnx
@@ -36,23 +42,20 @@ from ckpttool.libraries import onnx_policies, tf_names
 from ckpttool.libraries.activation_orders import with_orders
 from ckpttool.libraries.recognize import recognize_checkpoint
 from ckpttool.libraries.schema import RUN, RecognizedAgent
-from ckpttool.mapping import fill_model, wrappers
-from ckpttool.mapping.fill_model import STATES, ModelModule, Skeleton, fill_by_rules, fill_skeleton
+from ckpttool.mapping import fill_model, user_rules, wrappers
+from ckpttool.mapping.fill_model import STATES, FillSource, MatchOptions, ModelModule, Skeleton
 from ckpttool.mapping.layers import (
     DENSE_OUT_IN,
     LINEAR_IN_OUT,
     OWN_CALL,
-    LayerOption,
     ModuleInfo,
     find_layers,
 )
 from ckpttool.mapping.rules import MappingReport, MoveList
 from ckpttool.mapping.solver import Ambiguity, FillResult, LayerMatch, Misfit
-from ckpttool.mapping.user_rules import RuleFile
 from ckpttool.networks import live_trees, model_child
 from ckpttool.networks.live import assign
 from ckpttool.networks.live_trees import LiveSource, dtype_and_shape
-from ckpttool.networks.model_child import OWNERS
 from ckpttool.networks.worker import ModelProcess, ModelSpec
 
 # The user's model as the target: built beside this process, its skeleton, and the proof that it loads.
@@ -259,7 +262,7 @@ class LiveModel:
         that orders what is flattened, only a call shows. Raise UsageError when it cannot be called, has no
         tensors, or still has some without a shape.
         """
-        owner = OWNERS[self.framework]
+        owner = model_child.FRAMEWORKS[self.framework]
         called: Mapping[int, Mapping[str, Any]] = {}
         if foreign or self._shapes or self._is_unbuilt():
             called = owner.build(self.model, self._shapes, [list(shape) for shape in guessed])
@@ -341,48 +344,20 @@ _COUNTED = {**_BY, "given": "as given"}
 
 
 class ModelSource(NamedTuple):
-    """The tree that fills a model, in whose framework's spelling it is, and whether its order tells much.
-
-    `described` is what the file records of the whole modules that its tensors come from, `listed` says that
-    counts in names follow the calls of a graph.
-    """
+    """What fills a model: the tree as it was prepared, with its framework and how much its order tells."""
 
     ready: PreparedTree
-    framework: str
-    in_order: bool
-    described: Mapping[Path, ModuleInfo] = MappingProxyType({})
-    listed: bool = False
+    fills: FillSource
 
     @property
     def tree(self) -> Tree:
         """The tree itself."""
-        return self.ready.tree
+        return self.fills.tree
 
-    def fill(
-        self,
-        skeleton: Skeleton,
-        choices: Sequence[LayerOption] = (),
-        given: Sequence[tuple[str, str]] = (),
-        *,
-        strict: bool = True,
-        accept_order: bool = False,
-        cast: bool = False,
-        rules: RuleFile | None = None,
-    ) -> FillResult:
-        """Return how it fills the skeleton; see fill and fill_by_rules of mapping.filling."""
-        how: dict[str, Any] = {
-            "in_order": self.in_order,
-            "listed": self.listed,
-            "described": self.described,
-            "choices": choices,
-            "given": given,
-            "strict": strict,
-            "accept_order": accept_order,
-            "cast": cast,
-        }
-        if rules is None:
-            return fill_skeleton(self.tree, self.framework, skeleton, **how)
-        return fill_by_rules(self.tree, self.framework, skeleton, rules, **how)
+    @property
+    def framework(self) -> str:
+        """The framework whose spelling the tree has."""
+        return self.fills.framework
 
     def guessed(self) -> tuple[Shape, ...]:
         """Return the shapes of inputs as a configuration tells them, or a dense first layer."""
@@ -431,11 +406,11 @@ def model_source(
         in_order = _lists_in_order(checkpoint, ready.tree, framework)
         # A graph counts layers of a scope as they are called.
         by_graph = checkpoint.format in _OF_GRAPHS and tf_names.has_named_variables(ready.tree)
-        return ModelSource(ready, framework, in_order, described, by_graph)
+        return ModelSource(ready, FillSource(ready.tree, framework, in_order, by_graph, described))
     names = {place: ready.names[path] for place, path in rows.sources.items()}
     rules = {place: ready.rules[path] for place, path in rows.sources.items() if path in ready.rules}
     ready = ready._replace(tree=rows.tree, names=names, rules=rules, notes=(*ready.notes, *rows.assumed))
-    return ModelSource(ready, framework, in_order=True)
+    return ModelSource(ready, FillSource(ready.tree, framework))
 
 
 def _as_saved(ready: PreparedTree) -> tuple[PreparedTree, Mapping[Path, ModuleInfo]]:
@@ -478,7 +453,7 @@ def agent_source(checkpoint: Checkpoint, part: str | None, layout: str | None) -
     start = "" if part is None else f"{part.strip('/')}/"
     own = {path: names[f"{start}{display(path)}"] for path in tree}
     note = f"read as an agent of layout {binding.layout}"
-    return ModelSource(PreparedTree(tree, own, {}, notes=(note,)), _CANONICAL, in_order=True)
+    return ModelSource(PreparedTree(tree, own, {}, notes=(note,)), FillSource(tree, _CANONICAL))
 
 
 def _select_network(tree: Tree, part: str, binding: RecognizedAgent, checkpoint: Checkpoint) -> Tree:
@@ -619,37 +594,69 @@ class ModelFillPlan(NamedTuple):
     report: MappingReport
 
 
+@dataclass(frozen=True, slots=True)
+class FillOptions:
+    """The options of `load_into`.
+
+    Args:
+        layout: read the checkpoint as an agent of this layout, by canonical names; "auto": of any layout.
+        part: take what lies below this path, or one network of an agent ("actor", "critic/q1").
+        strict: change nothing unless all of the model is filled and all weights of the checkpoint are used.
+        match: names of layers or modules that belong together, the checkpoint's and the model's.
+        shapes: shapes of the model's inputs without the batch, for a model that has no weights before its
+            first call or flattens images.
+        flatten: `{"dense": "7,7,64"}`, the shape of the image that a layer receives flattened, in the order
+            in which the model takes it; "no": none.
+        unflatten: the shape of the image that a dense layer's output becomes.
+        kinds: `{"table": "embedding"}`, what a layer of several possible kinds is.
+        accept_order: pair layers by order where no other evidence decides.
+        from_: orientation of the checkpoint's matrices ("torch" or "tf") where it has no evidence.
+        dry_run: return the report and change nothing.
+
+    """
+
+    layout: str | None = None
+    part: str | None = None
+    strict: bool = True
+    match: Pairs = ()
+    shapes: Sequence[Shape] = ()
+    flatten: Pairs = ()
+    unflatten: Pairs = ()
+    kinds: Pairs = ()
+    accept_order: bool = False
+    from_: str | None = None
+    dry_run: bool = False
+
+    def matching(self) -> MatchOptions:
+        """Return how layers are matched; raise UsageError for a statement that makes no sense."""
+        kinds, flatten, unflatten = (
+            [f"{name}={value}" for name, value in _items(each)]
+            for each in (self.kinds, self.flatten, self.unflatten)
+        )
+        return MatchOptions(
+            layer_options.parse_layer_options(kinds, flatten, unflatten),
+            _items(self.match),
+            strict=False,
+            accept_order=self.accept_order,
+        )
+
+
+def _items(pairs: Pairs) -> tuple[tuple[str, str], ...]:
+    return tuple(pairs.items() if isinstance(pairs, Mapping) else pairs)
+
+
 def load_into(
     model: Any,
     path: str | os.PathLike[str] | Checkpoint,
-    *,
-    layout: str | None = None,
-    part: str | None = None,
-    strict: bool = True,
-    match: Pairs = (),
-    shapes: Sequence[Shape] = (),
-    flatten: Pairs = (),
-    unflatten: Pairs = (),
-    kinds: Pairs = (),
-    accept_order: bool = False,
-    from_: str | None = None,
-    dry_run: bool = False,
+    options: FillOptions | None = None,
+    **keywords: Any,
 ) -> ModelLoadResult:
     """Fill a live torch.nn.Module, tf.Module or Keras model in place; return what was matched, and how.
 
-    `part` takes what lies below one path, or one network of an agent ("actor", "critic/q1"). `layout` reads
-    the checkpoint as an agent of that layout ("auto": of whichever knows it), by canonical names. `match`
-    pairs names of layers or modules, the checkpoint's and the model's; `accept_order` pairs by order what
-    nothing else tells apart. `from_` ("torch" or "tf") states whose orientation the checkpoint's arrays have
-    where it has no evidence. `shapes` are those of the model's
-    inputs without the batch, for a model that has no weights before its first call or flattens images.
-    `flatten`, `unflatten` and `kinds` describe layers of the checkpoint as the options of `convert` of these
-    names do: `flatten={"dense": "7,7,64"}` is the shape of the image that a dense layer takes flattened,
-    "no" states that it takes none, or in the order in which the model takes it.
+    `keywords` are fields of FillOptions, in the place of those of `options`.
 
-    With `strict` nothing changes unless all of the model is filled and all weights of the checkpoint (or of
-    the part) are used: raise MappingError if that is not so. Without,
-    what fits is filled. A dry run changes nothing and returns the whole report; a model without weights is
+    Raise MappingError where strict and the model and the checkpoint's weights do not correspond in whole;
+    what does not fit stays as it is otherwise. A dry run returns the whole report; a model without weights is
     built all the same, by a call. Types and devices of the model stay. Raise what opening and reading raise:
     then nothing has changed either.
 
@@ -661,44 +668,28 @@ def load_into(
     >>> done.filled, done.matched[0].source, done.matched[0].by, done.report.mapped[0].rule
     (6, 'l1', 'name', 'transpose')
     """
-    target = LiveModel(model, shapes)
+    options = layer_options.with_keywords(options or FillOptions(), keywords, "load_into")
+    target = LiveModel(model, options.shapes)
     checkpoint = ensure_open(path)
-    options = (each.items() if isinstance(each, Mapping) else each for each in (kinds, flatten, unflatten))
-    met = plan_model_fill(
-        target,
-        checkpoint,
-        layout=layout,
-        part=part,
-        match=match,
-        accept_order=accept_order,
-        from_=from_,
-        choices=layer_options.parse_layer_options(
-            *([f"{name}={value}" for name, value in each] for each in options)
-        ),
-    )
-    met = met._replace(
-        report=replace(met.report, assumed=tuple(map(_as_python_arguments, met.report.assumed))),
-        filling=replace(met.filling, notes=tuple(map(_as_python_arguments, met.filling.notes))),
-    )
-    if strict and not dry_run:
-        _require_complete(met, checkpoint, part)
+    met = _with_python_arguments(plan_model_fill(target, checkpoint, options))
+    if options.strict and not options.dry_run:
+        _require_complete(met, checkpoint, options.part)
     names = met.skeleton.names
     held = dict(met.skeleton.tensors())
     cast = tuple(names[place] for place, leaf in met.values.items() if held[place].dtype != leaf.dtype)
-    if not dry_run:
+    if not options.dry_run:
         assign((names[place], target.tensors[place], leaf) for place, leaf in met.values.items())
-    filling = met.filling
     return ModelLoadResult(
         target.title,
         checkpoint.path,
         len(met.values),
         met.report,
-        filling.matched,
-        filling.ambiguous,
-        filling.misfits,
+        met.filling.matched,
+        met.filling.ambiguous,
+        met.filling.misfits,
         cast,
-        not dry_run,
-        evidence.unconverted_entries(checkpoint, source_names(met.given, filling)),
+        not options.dry_run,
+        evidence.unconverted_entries(checkpoint, source_names(met.given, met.filling)),
     )
 
 
@@ -708,41 +699,23 @@ def ensure_open(path: str | os.PathLike[str] | Checkpoint) -> Checkpoint:
 
 
 def plan_model_fill(
-    target: LiveModel | ModelSpec,
-    checkpoint: Checkpoint,
-    *,
-    layout: str | None = None,
-    part: str | None = None,
-    match: Pairs = (),
-    accept_order: bool = False,
-    from_: str | None = None,
-    choices: Sequence[LayerOption] = (),
+    target: LiveModel | ModelSpec, checkpoint: Checkpoint, options: FillOptions
 ) -> ModelFillPlan:
     """Return how a checkpoint fills a model, of this program or of a process beside it; nothing changes."""
-    given = _select_source(checkpoint, layout, part, from_, target.shapes)
-    pairs = tuple(match.items() if isinstance(match, Mapping) else match)
+    matching = options.matching()
+    given = _select_source(checkpoint, options, target.shapes)
     if isinstance(target, LiveModel):
         owner = "torch" if target.framework == "torch" else "tensorflow"
         skeleton = target.skeleton(given.guessed(), foreign=given.framework != owner)
-        return _plan_fill(
-            target.title, given, skeleton, target.tensors, pairs, choices, accept_order=accept_order
-        )
+        return _plan_fill(target.title, given, skeleton, target.tensors, matching)
     with TargetModel(target) as beside:
-        skeleton = beside.skeleton(given.guessed())
-        return _plan_fill(target.factory, given, skeleton, (), pairs, choices, accept_order=accept_order)
+        return _plan_fill(target.factory, given, beside.skeleton(given.guessed()), (), matching)
 
 
 def _plan_fill(
-    title: str,
-    given: ModelSource,
-    skeleton: Skeleton,
-    tensors: Iterable[Path],
-    pairs: Sequence[tuple[str, str]],
-    choices: Sequence[LayerOption],
-    *,
-    accept_order: bool,
+    title: str, given: ModelSource, skeleton: Skeleton, tensors: Iterable[Path], matching: MatchOptions
 ) -> ModelFillPlan:
-    filling = given.fill(skeleton, choices, given=pairs, strict=False, accept_order=accept_order)
+    filling = fill_model.fill(given.fills, skeleton, matching)
     tree = skeleton.tree
     linked = set(skeleton.named()[1].values())
     # What no module holds by a name, nothing can fill.
@@ -754,17 +727,12 @@ def _plan_fill(
     return ModelFillPlan(title, given.ready, tree, filling, values, report)
 
 
-def _select_source(
-    checkpoint: Checkpoint,
-    layout: str | None,
-    part: str | None,
-    from_: str | None,
-    shapes: Sequence[Shape],
-) -> ModelSource:
+def _select_source(checkpoint: Checkpoint, options: FillOptions, shapes: Sequence[Shape]) -> ModelSource:
+    layout, part = options.layout, options.part
     if layout is not None:
         return agent_source(checkpoint, part, None if layout == AUTO else layout)
     try:
-        return model_source(checkpoint, part, source=from_, shapes=shapes)
+        return model_source(checkpoint, part, source=options.from_, shapes=shapes)
     except UsageError:
         # A network of an agent has its canonical name whatever its codebase calls it.
         if part is None or recognize_checkpoint(checkpoint) is None:
@@ -823,6 +791,14 @@ _KIND = re.compile(r"--kind '([^']*)=([^'=]*)' converts it as one(?:, or ((?:\w|
 _ARGUMENT = re.compile(r"(?:flatten|kinds)=\{")
 
 
+def _with_python_arguments(met: ModelFillPlan) -> ModelFillPlan:
+    """Return the plan, whose sentences name arguments of load_into."""
+    return met._replace(
+        report=replace(met.report, assumed=tuple(map(_as_python_arguments, met.report.assumed))),
+        filling=replace(met.filling, notes=tuple(map(_as_python_arguments, met.filling.notes))),
+    )
+
+
 def _as_python_arguments(sentence: str) -> str:
     """Return a sentence that names options of the command line with the arguments of load_into."""
     return _OPTION.sub(
@@ -847,3 +823,121 @@ def _hint(filling: FillResult, checkpoint: Checkpoint, part: str | None) -> str:
         note for note in filling.notes if note.startswith("nothing in the source") or _ARGUMENT.search(note)
     )
     return next(unfit, "dry_run=True returns the whole report, strict=False fills what it can")
+
+
+# `convert --like`: fill the user's own model from a checkpoint, write what it loads, and have it loaded.
+
+
+def parse_match_options(said: Sequence[str]) -> tuple[tuple[str, str], ...]:
+    """Return what `--match SOURCE=TARGET` says; raise UsageError for what says no pair."""
+    found = []
+    for text in said:
+        source, sign, target = text.partition("=")
+        if not (source and sign and target):
+            raise UsageError("--match takes SOURCE=TARGET, two names of layers or modules", found=text)
+        found.append((source, target))
+    return tuple(found)
+
+
+def convert_into_model(
+    source: str, target: str, like: ModelSpec | str, options: ConversionOptions, progress: Progress
+) -> ConversionResult:
+    """Write the checkpoint that the user's model loads, filled from the one at `source`.
+
+    A text is the factory's name alone. Nothing is written when a weight of the model is left open (unless
+    `allow_missing`) or on a dry run.
+    """
+    matching = _match_options(options)
+    model = ModelSpec(like) if isinstance(like, str) else like
+    kind = parse_target_kind(target, options.to)
+    form, stem = choose_model_form(kind), target_stem(target, kind)
+    checkpoint = open_checkpoint(source)
+    if not options.dry_run:
+        save.require_new_target(stem, kind, checkpoint, force=options.force)
+    own = read_verified_sidecar(checkpoint)
+    # Rules for every tensor say all of their axes.
+    every = matching.rules is not None and matching.rules.rest != "kinds"
+    axes = options.from_ or ("torch" if every else None)
+    given = model_source(checkpoint, options.part, options.preparation, own.sidecar, axes, model.shapes)
+    with TargetModel(model, form) as beside:
+        made, filling = _plan_for_model(checkpoint, given, beside.skeleton(given.guessed()), matching)
+        left = evidence.unconverted_entries(checkpoint, source_names(given.ready, filling))
+        done = ConversionResult(
+            urls.display_url(checkpoint.path),
+            target,
+            made.report,
+            matched=filling.matched,
+            ambiguous=filling.ambiguous,
+            loaded=False,
+            ledger=merge_entries((*_optimizer_entries(given.ready), *left)),
+        )
+        if options.dry_run or not (made.report.complete or options.allow_missing):
+            return done
+        back = ReverseRecord(why="the target is a model of your own")
+        said = f"{model.factory} loads what was written, strictly, and holds the same values then"
+        notes = (*made.report.notes, *((said,) if options.verify else ()), str(back.note))
+        made = replace(made, report=replace(made.report, notes=notes))
+
+        def receipt(written: Digest, found: Checkpoint) -> Sidecar:
+            if options.verify:  # before anything has its name
+                beside.prove(found)
+            known = plan.with_policy_facts(checkpoint, found, own, part=options.part, model=True)
+            more = {"cast": True} if options.cast else {}
+            return plan.receipt(checkpoint, made, known, written, back, options.part, more)
+
+        how = WriteOptions(checkpoint.files, options.force, options.sync, progress)
+        put = save.write_checkpoint(made.tree, stem, kind, how=how, receipt=receipt)
+        return replace(
+            done,
+            report=made.report,
+            digest=put.sha256,
+            written=True,
+            loaded=options.verify,
+            load=format_loading_code(stem, kind, made.tree),
+        )
+
+
+def _match_options(options: ConversionOptions) -> MatchOptions:
+    return MatchOptions(
+        options.layers,
+        parse_match_options(options.match),
+        user_rules.load_rules(options.rules) if options.rules is not None else None,
+        accept_order=options.accept_order,
+        cast=options.cast,
+    )
+
+
+def _plan_for_model(
+    checkpoint: Checkpoint, given: ModelSource, skeleton: Skeleton, matching: MatchOptions
+) -> tuple[ConversionPlan, FillResult]:
+    """Return how the source fills a model, as the plan of a conversion and with what was matched."""
+    try:
+        filling = fill_model.fill(given.fills, skeleton, matching)
+    except CkpttoolError as error:
+        raise error.located(file=error.file or checkpoint.path) from error.__cause__
+    ready, report = given.ready, build_fill_report(given.ready, skeleton, filling)
+    made = ConversionPlan(
+        ready.tree,
+        filling.tree,
+        report,
+        names=ready.names,
+        stripped=ready.stripped,
+        moves=filling.moves,
+    )
+    return made, filling
+
+
+def _optimizer_entries(ready: PreparedTree) -> Iterator[LedgerEntry]:
+    """Return an entry for the state of optimizers, which a file that fills a model does not have."""
+    tree = ready.tree
+    slots = [path for path, leaf in tree.tensors() if leaf.role == "slot"]
+    if not slots:
+        return
+    weights = [path for path, leaf in tree.tensors() if leaf.role in ("parameter", "buffer")]
+    heads = {display(path[:1]) for path in weights if len(path) > 1}
+    alone = len(heads) == 1 and all(len(path) > 1 for path in weights)
+    apart = alone and not any(display(path[:1]) in heads for path in slots)
+    head = ready.names[weights[0]].partition("/")[0] if apart else ""
+    hint = f"--part {head} converts the network alone" if apart else "--allow-missing leaves it out"
+    what = f"state of {len(slots):,} {'tensor' if len(slots) == 1 else 'tensors'}: {hint}"
+    yield LedgerEntry("not used", "optimizer", what, ready.names[slots[0]], decides=True, hint=hint)

@@ -7,12 +7,13 @@ import json
 import math
 import os
 import re
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
 from math import prod
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, cast
 
+from ckpttool.commands.evidence import NO_FACTS, AgentFacts, add_environment
 from ckpttool.core import plugins
 from ckpttool.core.activations import NO_IMAGE, AxisOrder
 from ckpttool.core.errors import UsageError, abbreviate_list, suggest_choice
@@ -30,7 +31,7 @@ from ckpttool.libraries.schema import (
     get_optimizer_key,
     is_trained_by,
 )
-from ckpttool.mapping import wrappers
+from ckpttool.mapping import user_rules, wrappers
 from ckpttool.mapping.layer_kinds import LayerFacts
 from ckpttool.mapping.layers import KINDS, LayerOption
 from ckpttool.mapping.rules import Move, Settings
@@ -38,6 +39,7 @@ from ckpttool.mapping.wrappers import DictPrefixes
 
 if TYPE_CHECKING:
     from ckpttool.mapping.user_rules import RuleFile
+    from ckpttool.networks.worker import ModelSpec
 
 
 # Averaged weights (EMA, SWA) beside a network in a checkpoint of PyTorch: which are which, and a choice.
@@ -611,8 +613,6 @@ def prepare_tree(
 
     Raise UsageError when names cannot be restored.
     """
-    if wanted.strip and wanted.restore:
-        raise UsageError("--strip and --restore undo each other")
     names = full_names(tree, part)
     done = PreparedTree(tree, names, {}, stripped=_recorded_wrappers(known) if part is None else None)
     if wanted.restore:
@@ -772,7 +772,8 @@ TARGETS: dict[str, TargetKind] = {
     "npz": TargetKind("npz", "td3_torch"),
 }
 # What is made to run and holds no tree that could be read back (commands/export_onnx.py).
-EXPORTS = ("onnx",)
+ONNX = "onnx"
+EXPORTS = (ONNX,)
 _SUFFIXES = {
     ".pt": "torch",
     ".pth": "torch",
@@ -862,72 +863,211 @@ def writer_options(target: str, kind: TargetKind) -> dict[str, Any]:
     return told
 
 
-# What a user wants of a conversion, and what that person says of the source.
+# The options of a conversion: one record, its texts parsed, and the options that exclude each other.
+
+
+@dataclass(frozen=True, slots=True)
+class ConversionOptions:
+    """The options of `convert`, under the names of the command line (`rules` is `--map`, `from_` `--from`).
+
+    Args:
+        to: target to write (`torch`, `tf`, `onnx`, `sb3`, ...); default: from the target's suffix.
+        layout: read the source as this layout; "none": by its layers alone.
+        part: convert only what lies below this path.
+        weights: "ema" for averaged weights alone, "raw" for the trained ones without them.
+        strip: strip wrapper prefixes (`module.`, `_orig_mod.`) from names.
+        restore: put back the prefixes that `strip` removed, as the source's sidecar lists them.
+        fold_weight_norm: fold direction and length of weight norm into a single weight.
+        fold_normalizer: fold observation statistics into the first layers, for libraries that keep none.
+        rules: TOML file of mapping rules (docs/mapping.md).
+        kinds: `PATTERN=KIND` for layers that could be of several kinds.
+        flatten: `PATTERN=H,W,C`, the shape of the image that a layer receives flattened; `PATTERN=no`.
+        unflatten: `PATTERN=H,W,C`, the shape of the image that a dense layer's output becomes.
+        from_: orientation of the source's matrices ("torch" or "tf") where no name or shape shows it.
+        l2: `PATTERN=FACTOR`, weights that a Keras program penalised with `l2(FACTOR)`.
+        optimizer: `NAME/SETTING=VALUE`, hyperparameters missing from the checkpoint; "none" leaves out the
+            state of optimizers.
+        network: network to export to onnx; default: the actor.
+        env: Gymnasium id of the agent's environment, for the sidecar.
+        facts: facts about the agent that its files do not contain, for the sidecar.
+        like: fill this model (`package.module:factory` or a ModelSpec) and write what it loads.
+        match: `SOURCE=TARGET`, for `like`: two layers or modules that belong together.
+        accept_order: for `like`: pair layers by order where no other evidence decides.
+        cast: for `like`: round numbers to the types of the model.
+        allow_missing: write even if something is unmapped.
+        dry_run: plan and report; write nothing.
+        force: replace the target if it exists.
+        sync: flush to disk before the rename.
+        verify: compare an agent's networks with those that were written; write nothing if an output differs.
+
+    """
+
+    to: str | None = None
+    layout: str | None = None
+    part: str | None = None
+    weights: str | None = None
+    strip: bool = False
+    restore: bool = False
+    fold_weight_norm: bool = False
+    fold_normalizer: bool = False
+    rules: str | None = None
+    kinds: Sequence[str] = ()
+    flatten: Sequence[str] = ()
+    unflatten: Sequence[str] = ()
+    from_: str | None = None
+    l2: Sequence[str] = ()
+    optimizer: Sequence[str] = ()
+    network: str | None = None
+    env: str | None = None
+    facts: AgentFacts = NO_FACTS
+    like: ModelSpec | str | None = None
+    match: Sequence[str] = ()
+    accept_order: bool = False
+    cast: bool = False
+    allow_missing: bool = False
+    dry_run: bool = False
+    force: bool = False
+    sync: bool = True
+    verify: bool = True
+
+    @property
+    def preparation(self) -> PreparationOptions:
+        """What is done to names and weights before the mapping."""
+        return PreparationOptions(self.strip, self.restore, self.fold_weight_norm)
+
+    @property
+    def layers(self) -> tuple[LayerOption, ...]:
+        """What `kinds`, `flatten` and `unflatten` state; UsageError for what makes no sense."""
+        return parse_layer_options(self.kinds, self.flatten, self.unflatten)
+
+
+class Exclusion(NamedTuple):
+    """Options (fields of ConversionOptions) that are refused when a condition holds, and the error's text."""
+
+    holds: Callable[[ConversionOptions, bool], bool]
+    options: tuple[str, ...]
+    why: str
+    hint: str | None = "leave it out"
+
+
+# Conditions are functions of the options and of whether the target is an export; the first match is the
+# error. `verify` is refused where it is false.
+EXCLUSIONS = (
+    Exclusion(
+        lambda _, exported: exported,
+        (
+            *("weights", "part", "strip", "restore", "rules", "like", "fold_weight_norm", "fold_normalizer"),
+            *("l2", "optimizer", "kinds", "flatten", "match", "accept_order", "unflatten", "verify"),
+        ),
+        "is not for onnx",
+    ),
+    Exclusion(lambda _, exported: not exported, ("network",), "is for --to onnx alone"),
+    Exclusion(
+        lambda options, _: options.like is not None,
+        ("weights", "layout", "restore", "facts", "l2", "optimizer", "fold_normalizer"),
+        "is not for --like",
+    ),
+    Exclusion(
+        lambda options, exported: options.like is None and not exported,
+        ("match", "accept_order", "cast"),
+        "is for --like alone",
+    ),
+    Exclusion(lambda options, _: options.restore, ("strip",), "and --restore undo each other", None),
+)
+_SPELLINGS = {"rules": "map", "kinds": "kind", "verify": "no-verify"}
+
+
+def require_compatible(options: ConversionOptions, *, exported: bool) -> None:
+    """Raise UsageError if two options exclude each other, or one does not apply to the kind of target."""
+    for rule in EXCLUSIONS:
+        if rule.holds(options, exported):
+            for name in rule.options:
+                for given in _given_options(options, name):
+                    raise UsageError(f"--{given} {rule.why}", hint=rule.hint)
+
+
+def _given_options(options: ConversionOptions, name: str) -> Iterator[str]:
+    """Go through the options of the command line, without dashes, that gave a field its value."""
+    if name == "facts":
+        known = add_environment(options.facts, options.env).known
+        yield from (fact.replace("_", "-") for fact in known)
+    elif getattr(options, name) if name != "verify" else not options.verify:
+        yield _SPELLINGS.get(name, name.replace("_", "-"))
+
+
+_Options = TypeVar("_Options")
+
+
+def with_keywords(options: _Options, keywords: Mapping[str, Any], function: str) -> _Options:
+    """Return the options record with the keywords in the place of its fields.
+
+    Raise TypeError, with the field that was probably meant, for a keyword that is none.
+    """
+    known = [each.name for each in fields(cast(Any, options)) if each.init]
+    for name in keywords:
+        if name not in known:
+            close = difflib.get_close_matches(name, known, 1)
+            meant = f"; did you mean {close[0]!r}?" if close else ""
+            raise TypeError(f"{function}() got an unexpected keyword argument {name!r}{meant}")
+    return cast(_Options, replace(cast(Any, options), **keywords)) if keywords else options
 
 
 class ConversionRequest(NamedTuple):
-    """The kind of target; a layout to take, the `part` below a path, what is done first (`wanted`).
+    """The kind of target and the options of a conversion, with their texts parsed.
 
-    `rules` are the user's own, `stated` and `given` what was said of optimizers and layers. `weights` is
-    "ema" or "raw" where one of a network and its average is wanted. With `fold_normalizer` statistics of
-    observations become part of the first layers. `source` states whose orientation the source's arrays have
-    ("torch" or "tf"). With `no_optimizers` the state of optimizers is left out.
+    `rules` are the user's own, `stated` and `given` what was stated of optimizers and of layers. With
+    `no_optimizers` the state of optimizers is left out.
     """
 
     kind: TargetKind
-    layout: str | None = None
-    part: str | None = None
-    wanted: PreparationOptions = NO_PREPARATION
+    options: ConversionOptions = ConversionOptions()
     rules: RuleFile | None = None
     stated: OptimizerOptions = NO_OPTIMIZER_OPTIONS
     given: Sequence[LayerOption] = ()
-    weights: str | None = None
-    fold_normalizer: bool = False
-    source: str | None = None
     no_optimizers: bool = False
 
     @property
     def whole(self) -> bool:
         """Say whether all of the checkpoint is wanted, under the names that it has."""
-        changed = self.weights is not None or self.wanted != NO_PREPARATION or self.fold_normalizer
-        changed = changed or self.no_optimizers
-        return self.part is None and not changed
+        return self.options.part is None and self._change is None
 
     @property
     def no_way_back(self) -> str | None:
         """Say why nothing could bring the checkpoint back, None if something could."""
-        if self.part is not None:
-            return "this is a part of the checkpoint"
-        if self.weights is not None:
+        return self._change if self.options.part is None else "this is a part of the checkpoint"
+
+    @property
+    def _change(self) -> str | None:
+        """The option that changes what is converted, as a reason."""
+        if self.options.weights is not None:
             return "--weights was used"
-        if self.fold_normalizer:
+        if self.options.fold_normalizer:
             return "--fold-normalizer was used"
         if self.no_optimizers:
             return "--optimizer none was used"
-        if self.wanted != NO_PREPARATION:
+        if self.options.preparation != NO_PREPARATION:
             return "names or weights were changed first (--strip, --restore, --fold-weight-norm)"
         return None
 
     @property
     def plain(self) -> bool:
         """Say whether nothing is said of how to map it."""
-        return not (self.layout or self.rules or any(self.stated) or self.given)
+        return not (self.options.layout or self.rules or any(self.stated) or self.given)
 
-    @property
-    def options(self) -> dict[str, str | bool | list[str]]:
-        """The options that decide what the target holds, for the receipt; `part` and the statements apart."""
+    def receipt(self) -> dict[str, str | bool | list[str]]:
+        """Return the options that decide what the target holds; `part` and the statements are apart."""
         kinds, flatten, unflatten = format_layer_options(self.given)
         found = {
-            "layout": self.layout,
-            "weights": self.weights,
+            "layout": self.options.layout,
+            "weights": self.options.weights,
             "kind": kinds,
             "flatten": flatten,
             "unflatten": unflatten,
-            "from": self.source,
-            "strip": self.wanted.strip,
-            "restore": self.wanted.restore,
-            "fold_weight_norm": self.wanted.fold,
-            "fold_normalizer": self.fold_normalizer,
+            "from": self.options.from_,
+            "strip": self.options.strip,
+            "restore": self.options.restore,
+            "fold_weight_norm": self.options.fold_weight_norm,
+            "fold_normalizer": self.options.fold_normalizer,
             "no_optimizers": self.no_optimizers,
         }
         return {name: value for name, value in found.items() if value}
@@ -936,3 +1076,10 @@ class ConversionRequest(NamedTuple):
     def by_name(self) -> bool:
         """Say whether the target knows its variables by name alone, as TensorFlow 1 does."""
         return self.kind.options.get("graph") is False
+
+
+def parse_request(kind: TargetKind, options: ConversionOptions) -> ConversionRequest:
+    """Return the options with their texts parsed; raise UsageError for what makes no sense."""
+    rules = user_rules.load_rules(options.rules) if options.rules is not None else None
+    no_optimizers, stated = parse_optimizer_options(options.l2, options.optimizer)
+    return ConversionRequest(kind, options, rules, stated, options.layers, no_optimizers)

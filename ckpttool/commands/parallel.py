@@ -1,28 +1,28 @@
-"""Evaluation in processes and on Ray, and the program of those processes."""
+"""Schedulers of an evaluation: this process, a pool of processes, and a Ray cluster."""
 
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import importlib
 import importlib.util
 import logging
 import os
+import signal
 import socket
 import sys
 import tempfile
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
-from dataclasses import dataclass, field
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, ThreadPoolExecutor, wait
+from concurrent.futures.process import BrokenProcessPool
+from dataclasses import dataclass
+from multiprocessing import parent_process
+from multiprocessing.context import SpawnContext, SpawnProcess
 from pathlib import Path
-from queue import Empty, SimpleQueue
-from types import TracebackType
+from queue import SimpleQueue
+from types import ModuleType, TracebackType
 from typing import Any
 
-import numpy as np
-
-from ckpttool.commands import evaluate
 from ckpttool.commands.evaluate import (
     Evaluation,
     EvaluationEnvironment,
@@ -30,64 +30,67 @@ from ckpttool.commands.evaluate import (
     Protocol,
     play_stacked,
 )
-from ckpttool.core import search_paths, sidecar, text
+from ckpttool.core import search_paths
 from ckpttool.core.atomic_write import Progress, ignore_progress
 from ckpttool.core.errors import CkpttoolError, MissingExtraError, UsageError, WorkerError
 from ckpttool.evaluation.gymnasium_engine import VectorEnv
 from ckpttool.evaluation.simulators import DEVICE_ENGINE
-from ckpttool.networks import network
-from ckpttool.networks.messages import Message, decode_error, encode_error, message_pipes, serve
-from ckpttool.networks.worker import ChildProcess, module_arguments
+from ckpttool.networks.worker import THREADS, ended_error
 
-# Entrants that are played together: how many, and what comes of each of them.
+# Batches of agents, and how one is played.
 
-# Most of what stacking can gain is there with this many (docs/design.md has the figures), and smaller groups
+# Most of what stacking can gain is there with this many (docs/design.md has the figures), and smaller batches
 # leave work for more processes.
 ROWS = 320
 MEMBERS = 16
-# On a device, where weights stay for the whole play, nothing is gained by smaller groups.
+# On a device, where weights stay for the whole play, nothing is gained by smaller batches.
 DEVICE_ROWS = 1 << 18
 DEVICE_MEMBERS = 64
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class EvaluationBatch:
-    """One piece of work: entrants of one structure and one place, on shared seeds. It can be pickled."""
+    """Agents of one structure and one environment, played together on shared seeds. It can be pickled."""
 
     number: int
-    entrants: tuple[PlayableAgent, ...]
-    how: Protocol
+    agents: tuple[PlayableAgent, ...]
+    protocol: Protocol
+
+    def failed(self, error: CkpttoolError) -> BatchResult:
+        """Return the result of a batch that one error kept from being played."""
+        return dict.fromkeys((agent.checkpoint for agent in self.agents), error)
 
 
-Outcome = dict[str, Evaluation | CkpttoolError]
-"""What came of each entrant, by its checkpoint; those that Ctrl-C left without an episode are not in it."""
+BatchResult = dict[str, Evaluation | CkpttoolError]
+"""What came of each agent, by its checkpoint; those that Ctrl-C left without an episode are not in it."""
 
-Spread = Callable[[Iterable[EvaluationBatch], Progress], Iterator[tuple[EvaluationBatch, Outcome]]]
-"""Plays groups somewhere and yields them in any order, each once; it asks for a group when it has room.
+Spread = Callable[[Iterable[EvaluationBatch], Progress], Iterator[tuple[EvaluationBatch, BatchResult]]]
+"""Plays batches somewhere and yields them in any order, each once; it takes a batch when it can play one.
 
-Progress is of the group that is being played, where that can be known."""
+Progress is of the batch that is being played, where that can be known."""
 
 
-def max_batch_policies(how: Protocol) -> int:
+def max_batch_policies(protocol: Protocol) -> int:
     """Return how many policies are played together: a function of the protocol alone.
 
     The batch's shape decides how products round, so it must not depend on who plays where.
     """
-    members, rows = (DEVICE_MEMBERS, DEVICE_ROWS) if how.engine == DEVICE_ENGINE else (MEMBERS, ROWS)
-    return max(1, min(members, rows // how.at_once))
+    on_device = protocol.engine == DEVICE_ENGINE
+    members, rows = (DEVICE_MEMBERS, DEVICE_ROWS) if on_device else (MEMBERS, ROWS)
+    return max(1, min(members, rows // protocol.at_once))
 
 
 def play_in_process(
-    groups: Iterable[EvaluationBatch], progress: Progress
-) -> Iterator[tuple[EvaluationBatch, Outcome]]:
-    """Play one group after the other in this process."""
-    with EnvironmentPool() as room:
-        for group in groups:
-            yield group, play_batch(group, room, progress)
+    batches: Iterable[EvaluationBatch], progress: Progress
+) -> Iterator[tuple[EvaluationBatch, BatchResult]]:
+    """Play one batch after the other in this process."""
+    with EnvironmentPool() as environments:
+        for batch in batches:
+            yield batch, play_batch(batch, environments, progress)
 
 
 class EnvironmentPool:
-    """Environments that are kept from group to group; left by `with`."""
+    """Environments that are kept from batch to batch; left by `with`."""
 
     def __init__(self) -> None:
         self._kept: tuple[tuple[EvaluationEnvironment, int, str, str], VectorEnv] | None = None
@@ -96,230 +99,263 @@ class EnvironmentPool:
         return self
 
     def __exit__(self, _: type[BaseException] | None, __: object, ___: TracebackType | None) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close the environments that are kept."""
         if self._kept is not None:
-            self._kept[1].close()
-            self._kept = None
+            kept, self._kept = self._kept[1], None
+            kept.close()
 
     def of(self, place: EvaluationEnvironment, rows: int, engine: str, device: str = "cpu") -> VectorEnv:
         """Return that many environments: those of the last time if they are the same.
 
-        What they had to say is said of every group that they play, so those that spoke are not kept.
+        Notes of an environment belong to every batch that it plays, so one that has notes is not kept.
         """
         wanted = (place, rows, engine, device)
         if self._kept is None or self._kept[0] != wanted or self._kept[1].notes:
-            self.__exit__(None, None, None)
+            self.close()
             self._kept = (wanted, place.make(rows, engine, device=device))
         return self._kept[1]
 
 
-def play_batch(group: EvaluationBatch, room: EnvironmentPool, progress: Progress) -> Outcome:
-    """Play a group; if that fails, one entrant after the other, so that only those at fault are lost."""
+def play_batch(batch: EvaluationBatch, environments: EnvironmentPool, progress: Progress) -> BatchResult:
+    """Play a batch; if that fails, one agent after the other, so that only those at fault are lost."""
     try:
-        return _play_together(group.entrants, group.how, room, progress)
+        return _play_together(batch, environments, progress)
     except CkpttoolError as error:
-        if len(group.entrants) == 1:
-            (only,) = group.entrants
-            return {only.checkpoint: error.located(file=only.checkpoint)}
-    found: Outcome = {}
-    for entrant in group.entrants:
-        alone = EvaluationBatch(group.number, (entrant,), group.how)
-        found |= play_batch(alone, room, progress)
+        if len(batch.agents) == 1:
+            return batch.failed(error.located(file=batch.agents[0].checkpoint))
+    found: BatchResult = {}
+    for agent in batch.agents:
+        found |= play_batch(EvaluationBatch(batch.number, (agent,), batch.protocol), environments, progress)
     return found
 
 
-def _play_together(
-    entrants: tuple[PlayableAgent, ...], how: Protocol, room: EnvironmentPool, progress: Progress
-) -> Outcome:
-    place = entrants[0].place
-    vector = room.of(place, len(entrants) * how.at_once, how.engine, how.device)
-    return {each.checkpoint: each for each in play_stacked(entrants, how, vector, progress)}
+def _play_together(batch: EvaluationBatch, environments: EnvironmentPool, progress: Progress) -> BatchResult:
+    agents, how = batch.agents, batch.protocol
+    vector = environments.of(agents[0].place, len(agents) * how.at_once, how.engine, how.device)
+    return {each.checkpoint: each for each in play_stacked(agents, how, vector, progress)}
 
 
-# Groups on their way to another process and outcomes on their way back: JSON and arrays, no pickles.
+# The job of a worker process, be it of a pool or of a cluster, and its distribution.
 
-ARRAYS = "group.npz"
+_ENVIRONMENTS = EnvironmentPool()
+"""those of a worker process"""
 
 
-def write_batch(group: EvaluationBatch, folder: Path) -> Message:
-    """Write a group's arrays into the folder; return the rest."""
-    arrays: dict[str, np.ndarray] = {}
-    entrants = [
-        {
-            "checkpoint": entrant.checkpoint,
-            "place": dataclasses.asdict(entrant.place),
-            "network": network.network_to_document(entrant.network, arrays, f"{number}/"),
-            "ledger": sidecar.entries_to_json(entrant.ledger),
-            "notes": entrant.notes,
-        }
-        for number, entrant in enumerate(group.entrants)
-    ]
-    np.savez(folder / ARRAYS, allow_pickle=False, **arrays)
+def play_job(batch: EvaluationBatch, user_modules: Sequence[tuple[str, str]]) -> BatchResult:
+    """Play a batch in a worker process; an error that is not ours is every agent's."""
     # The environment may be a module of the caller's own.
-    return {
-        "number": group.number,
-        "entrants": entrants,
-        "how": dataclasses.asdict(group.how),
-        "sys_path": sys.path,
-        "user_modules": search_paths.list_user_modules(),
-    }
+    for name, folder in user_modules:
+        search_paths.add_user_module(name, folder)
+    try:
+        return play_batch(batch, _ENVIRONMENTS, ignore_progress)
+    except (Exception, SystemExit) as error:  # noqa: BLE001 - an environment may raise anything
+        with contextlib.suppress(Exception):
+            _ENVIRONMENTS.close()
+        return batch.failed(WorkerError(f"{type(error).__name__}: {error}"))
 
 
-def read_batch(document: Message, folder: Path) -> EvaluationBatch:
-    """Return the group that was written."""
-    with np.load(folder / ARRAYS, allow_pickle=False) as arrays:
-        entrants = tuple(
-            PlayableAgent(
-                each["checkpoint"],
-                EvaluationEnvironment(**each["place"]),
-                network.network_from_document(each["network"], arrays),
-                sidecar.parse_entries(each["ledger"]),
-                tuple(each["notes"]),
-            )
-            for each in document["entrants"]
-        )
-    return EvaluationBatch(document["number"], entrants, Protocol(**document["how"]))
+def _distribute(
+    batches: Iterable[EvaluationBatch],
+    submit: Callable[[EvaluationBatch], Future[BatchResult]],
+    ready: int,
+) -> Iterator[tuple[EvaluationBatch, Future[BatchResult]]]:
+    """Yield each batch when it is finished; `ready` batches are submitted at a time."""
+    waiting: dict[Future[BatchResult], EvaluationBatch] = {}
+    for batch in batches:
+        waiting[submit(batch)] = batch
+        while len(waiting) >= ready:
+            yield from _take_finished(waiting)
+    while waiting:
+        yield from _take_finished(waiting)
 
 
-def write_batch_outcome(outcome: Outcome) -> Message:
-    """Return an outcome as a document for JSON."""
-    return {checkpoint: _encode_result(result) for checkpoint, result in outcome.items()}
+def _take_finished(
+    waiting: dict[Future[BatchResult], EvaluationBatch],
+) -> Iterator[tuple[EvaluationBatch, Future[BatchResult]]]:
+    done, _ = wait(waiting, return_when=FIRST_COMPLETED)
+    for future in done:
+        yield waiting.pop(future), future
 
 
-def read_batch_outcome(document: Message, group: EvaluationBatch) -> Outcome:
-    """Return what came of a group."""
-    return {
-        checkpoint: decode_error(found["error"])
-        if "error" in found
-        else evaluate.parse_evaluation(found["evaluation"], group.how)
-        for checkpoint, found in document.items()
-    }
+# A pool of processes on this machine, each on cores of its own (docs/decisions/0003-process-pool.md).
 
-
-def _encode_result(result: Any) -> Message:
-    if isinstance(result, CkpttoolError):
-        return {"error": encode_error(result)}
-    return {"evaluation": text.replace_nonfinite(result.document())}
-
-
-# Groups are played by processes on this machine, each on cores of its own.
-
-# A group may take hours, and a process that dies is noticed at once.
-PATIENCE_S = 1e6
 STARTS = 2
-AGAIN_S = 0.2
 
 
 def process_spread(jobs: int) -> Spread:
-    """Return what plays groups in that many processes.
+    """Return what plays batches in that many processes.
 
-    A process that dies is started again once, with the group that it had: nothing of that was counted yet.
+    A process that dies is started again once, with the batch that it had: nothing of that was counted yet.
     """
     if jobs < 1:
         raise UsageError(f"{jobs} processes cannot play")
 
-    def spread(groups: Iterable[EvaluationBatch], _: Progress) -> Iterator[tuple[EvaluationBatch, Outcome]]:
-        crew = _PlayerPool(jobs)
-        with ThreadPoolExecutor(jobs) as threads:
-            try:
-                yield from _distribute_batches(groups, crew, threads, jobs)
-            finally:
-                crew.stop()  # first, so that no thread waits for an answer any more
+    def spread(
+        batches: Iterable[EvaluationBatch], _: Progress
+    ) -> Iterator[tuple[EvaluationBatch, BatchResult]]:
+        with _PlayerPool(jobs) as players:
+            # One more than can be played, so that a process that becomes free need not wait for a restore.
+            for batch, played in _distribute(batches, players.submit, jobs + 1):
+                yield batch, played.result()
 
     return spread
 
 
-def _distribute_batches(
-    groups: Iterable[EvaluationBatch], crew: _PlayerPool, threads: ThreadPoolExecutor, jobs: int
-) -> Iterator[tuple[EvaluationBatch, Outcome]]:
-    waiting: dict[Future[Outcome], EvaluationBatch] = {}
-    for group in groups:
-        waiting[threads.submit(crew.play, group)] = group
-        # One more than can be played, so that a process that becomes free need not wait for a restore.
-        while len(waiting) > jobs:
-            yield from _finished_batches(waiting)
-    while waiting:
-        yield from _finished_batches(waiting)
-
-
-def _finished_batches(
-    waiting: dict[Future[Outcome], EvaluationBatch],
-) -> Iterator[tuple[EvaluationBatch, Outcome]]:
-    done, _ = wait(waiting, return_when=FIRST_COMPLETED)
-    for future in done:
-        yield waiting.pop(future), future.result()
-
-
 class _PlayerPool:
-    """The processes; each starts when it gets its first group."""
+    """Executors of one process each, so that a process that dies ends no other; left by `with`."""
 
     def __init__(self, jobs: int) -> None:
-        self._stopping = threading.Event()
-        self._all = [_PlayerProcess(number, cores) for number, cores in enumerate(share_cores(jobs))]
-        self._free: SimpleQueue[_PlayerProcess] = SimpleQueue()
-        for player in self._all:
+        self._threads = ThreadPoolExecutor(jobs)
+        self._players = [_Player(number, cores) for number, cores in enumerate(share_cores(jobs), 1)]
+        self._free: SimpleQueue[_Player] = SimpleQueue()
+        for player in self._players:
             self._free.put(player)
 
-    def play(self, group: EvaluationBatch) -> Outcome:
-        """Let a process play the group; what kept it from doing so is every entrant's error."""
+    def __enter__(self) -> _PlayerPool:
+        return self
+
+    def __exit__(self, _: type[BaseException] | None, __: object, ___: TracebackType | None) -> None:
+        for player in self._players:
+            player.kill()
+        self._threads.shutdown(cancel_futures=True)
+        for player in self._players:
+            player.end()
+
+    def submit(self, batch: EvaluationBatch) -> Future[BatchResult]:
+        """Let the next free process play the batch."""
+        return self._threads.submit(self._play, batch)
+
+    def _play(self, batch: EvaluationBatch) -> BatchResult:
         player = self._free.get()
         try:
             for _ in range(STARTS):
                 try:
-                    return player.play(group)
+                    return player.play(batch)
                 except WorkerError as error:
-                    player.end()
-                    failed: CkpttoolError = error
-                if self._stopping.is_set():
-                    break
+                    failed = error
         finally:
             self._free.put(player)
-        return {entrant.checkpoint: failed for entrant in group.entrants}
-
-    def stop(self) -> None:
-        """End every process, whatever it does."""
-        self._stopping.set()
-        left = len(self._all)
-        while left:
-            for player in self._all:
-                player.kill()  # again and again: one may just have been started
-            with contextlib.suppress(Empty):
-                self._free.get(timeout=AGAIN_S).end()
-                left -= 1
+        return batch.failed(failed)
 
 
-class _PlayerProcess:
-    """One process, started when it is needed."""
+class _PlayerContext(SpawnContext):
+    """Context of an executor of one process, which keeps the process: an executor cannot end it."""
+
+    process: SpawnProcess | None = None
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.Process = self._make_process  # type: ignore[assignment,misc]
+
+    def _make_process(self, *args: Any, **kwargs: Any) -> SpawnProcess:
+        self.process = SpawnProcess(*args, **kwargs)
+        return self.process
+
+
+class _Player:
+    """An executor of one process: started with its first batch, and again after it died."""
+
+    _starting = threading.Lock()
+    """of all players: what a process inherits belongs to the whole program"""
 
     def __init__(self, number: int, cores: tuple[int, ...]) -> None:
-        self._cores = cores
-        self._name = f"player {number + 1}"
-        self._process: ChildProcess | None = None
+        self._name, self._cores = f"player {number}", cores
+        self._stopped = False
+        self._executor: ProcessPoolExecutor | None = None
 
-    def play(self, group: EvaluationBatch) -> Outcome:
-        process = self._process or self._started()
-        document = write_batch(group, process.folder)
-        return read_batch_outcome(process.request("play", {"group": document}), group)
+    def play(self, batch: EvaluationBatch) -> BatchResult:
+        """Play the batch; raise WorkerError if the process dies."""
+        try:
+            executor = self._executor or self._start()
+            return executor.submit(play_job, batch, search_paths.list_user_modules()).result()
+        except BrokenProcessPool:
+            with self._log as log:
+                raise ended_error(f"the {self._name}", self.end(), Path(log.name)) from None
 
     def kill(self) -> None:
-        if self._process is not None:
-            self._process.kill()
+        """End the process, whatever it does, for good."""
+        with self._starting:
+            self._stopped = True
+            if self._executor is not None and self._context.process is not None:
+                self._context.process.kill()
 
-    def end(self) -> None:
-        if self._process is not None:
-            self._process.stop(None)
-            self._process = None
+    def end(self) -> int:
+        """Wait until the process has ended; return its status."""
+        if self._executor is None:
+            return 0
+        self._executor.shutdown()
+        self._executor = None
+        return getattr(self._context.process, "exitcode", None) or 0
 
-    def _started(self) -> ChildProcess:
-        self._process = ChildProcess(
-            self._name,
-            module_arguments("ckpttool.commands.parallel"),
-            [",".join(map(str, self._cores))],
-            python=sys.executable,
-            timeout=PATIENCE_S,
-            threads=len(self._cores),
-        )
-        self._process.start()
-        return self._process
+    def _start(self) -> ProcessPoolExecutor:
+        with self._starting, _inherited_variables(len(self._cores)):
+            if self._stopped:
+                raise WorkerError(f"{self._name} was stopped")
+            self._context = _PlayerContext()
+            self._log = tempfile.NamedTemporaryFile(prefix="ckpttool-")  # noqa: SIM115 - lives with the process
+            executor = ProcessPoolExecutor(1, self._context, _prepare_player, (self._cores, self._log.name))
+            with _blocked_interrupts(), _hidden_main_module():
+                executor.submit(int)  # the first job starts the process
+            self._executor = executor
+        return executor
+
+
+@contextlib.contextmanager
+def _inherited_variables(threads: int) -> Iterator[None]:
+    """Set the variables of a process that starts: its threads, and no path to the working directory."""
+    limits = dict.fromkeys(THREADS, str(threads))
+    found = {**search_paths.child_environment(), "PYTHONSAFEPATH": "1", "TF_CPP_MIN_LOG_LEVEL": "3", **limits}
+    before = {name: os.environ.get(name) for name in found}
+    os.environ.update(found)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value
+
+
+@contextlib.contextmanager
+def _blocked_interrupts() -> Iterator[None]:
+    """Have processes start that ignore a terminal's Ctrl-C, which is for this one."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+@contextlib.contextmanager
+def _hidden_main_module() -> Iterator[None]:
+    """Have processes start that do not import the caller's main module: it may have no guard against that."""
+    main = sys.modules["__main__"]
+    sys.modules["__main__"] = ModuleType("__main__")
+    try:
+        yield
+    finally:
+        sys.modules["__main__"] = main
+
+
+def _prepare_player(cores: Sequence[int], log: str) -> None:
+    """Make a new process ready: its cores, where its prints go, and its end with its parent's."""
+    output = os.open(log, os.O_WRONLY | os.O_APPEND)
+    os.dup2(output, 1)
+    os.dup2(output, 2)
+    # Environments and backends take as many threads as there are cores.
+    os.sched_setaffinity(0, cores)
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+
+
+def _end_with_parent() -> None:
+    parent = parent_process()
+    if parent is not None:
+        parent.join()
+        os._exit(1)
 
 
 def share_cores(jobs: int) -> list[tuple[int, ...]]:
@@ -330,66 +366,52 @@ def share_cores(jobs: int) -> list[tuple[int, ...]]:
     return [tuple(cores[job::jobs]) for job in range(jobs)]
 
 
-# Groups are played by a Ray cluster: one that is started on this machine for them, or one at an address.
+# A Ray cluster: one that is started on this machine, or one at an address.
 
 LOCAL = "local"
 HINT = "pip install 'ckpttool[ray]'"
-# How often a group is given to another worker after the one that had it was lost.
+# How often a batch is given to another worker after the one that had it was lost.
 RETRIES = 3
-# More groups than can be played at once are held ready, so that no worker waits for a restore.
+# More batches than can be played at once are held ready, so that no worker waits for a restore.
 READY = 2
 ANSWER_S = 5.0
 
 
 def ray_spread(address: str = LOCAL, workers: int | None = None) -> Spread:
-    """Return what plays groups on a cluster, one core a group.
+    """Return what plays batches on a cluster, one core a batch.
 
     `address` is that of a running cluster (`host:6379`, `ray://host:10001`), whose machines have ckpttool and
     its libraries in the same versions, or "local": a cluster of `workers` (None: all cores) is started here
-    and ended after. What a lost worker had is played again by another; each group is counted once, when its
+    and ended after. What a lost worker had is played again by another; each batch is counted once, when its
     result is here.
     """
     if importlib.util.find_spec("ray") is None:
         raise MissingExtraError("a cluster needs ray, which is not installed", hint=HINT)
 
-    def spread(groups: Iterable[EvaluationBatch], _: Progress) -> Iterator[tuple[EvaluationBatch, Outcome]]:
+    def spread(
+        batches: Iterable[EvaluationBatch], _: Progress
+    ) -> Iterator[tuple[EvaluationBatch, BatchResult]]:
         with _connect_cluster(address, workers) as ray:
-            yield from _distribute_on_ray(ray, groups)
+            remote = ray.remote(num_cpus=1, max_retries=RETRIES)(play_job)
+
+            def submit(batch: EvaluationBatch) -> Future[BatchResult]:
+                future: Future[BatchResult] = remote.remote(batch, search_paths.list_user_modules()).future()
+                return future
+
+            ready = READY + int(ray.cluster_resources().get("CPU", 1))
+            for batch, played in _distribute(batches, submit, ready):
+                yield batch, _ray_result(ray, batch, played)
 
     return spread
 
 
-def _distribute_on_ray(
-    ray: Any, groups: Iterable[EvaluationBatch]
-) -> Iterator[tuple[EvaluationBatch, Outcome]]:
-    remote = ray.remote(num_cpus=1, max_retries=RETRIES)(_play_on_ray)
-    most = READY + int(ray.cluster_resources().get("CPU", 1))
-    waiting: dict[Any, EvaluationBatch] = {}
-    for group in groups:
-        waiting[remote.remote(group, search_paths.list_user_modules())] = group
-        while len(waiting) >= most:
-            yield _finished_ray_batch(ray, waiting)
-    while waiting:
-        yield _finished_ray_batch(ray, waiting)
-
-
-def _finished_ray_batch(ray: Any, waiting: dict[Any, EvaluationBatch]) -> tuple[EvaluationBatch, Outcome]:
-    (reference, *_), _ = ray.wait(list(waiting), num_returns=1)
-    group = waiting.pop(reference)
+def _ray_result(ray: Any, batch: EvaluationBatch, played: Future[BatchResult]) -> BatchResult:
     try:
-        return group, ray.get(reference)
+        return played.result()
     except ray.exceptions.RayError as error:
-        said = str(error).strip().splitlines()
-        lost = WorkerError(f"ray lost the group: {said[-1] if said else type(error).__name__}")
-        return group, {entrant.checkpoint: lost for entrant in group.entrants}
-
-
-def _play_on_ray(group: EvaluationBatch, user_modules: Sequence[tuple[str, str]]) -> Outcome:
-    """Play a group in a worker of the cluster."""
-    for name, folder in user_modules:
-        search_paths.add_user_module(name, folder)
-    with EnvironmentPool() as room:
-        return play_batch(group, room, ignore_progress)
+        lines = str(error).strip().splitlines()
+        lost = WorkerError(f"ray lost the group: {lines[-1] if lines else type(error).__name__}")
+        return batch.failed(lost)
 
 
 @contextlib.contextmanager
@@ -444,35 +466,3 @@ def _require_listener(address: str) -> None:
         socket.create_connection((host, int(port)), ANSWER_S).close()
     except (OSError, OverflowError) as error:
         raise UsageError(f"no cluster answers at {address}: {error}") from None
-
-
-# The program of a process that plays groups: told what over a pipe, on the cores that it is given.
-
-
-@dataclass(slots=True)
-class EvaluationSession:
-    """The folder that is shared with the parent, and the environments that are kept."""
-
-    folder: Path
-    room: EnvironmentPool = field(default_factory=EnvironmentPool)
-
-
-def _handle_play(session: EvaluationSession, message: Message) -> Message:
-    document = message["group"]
-    sys.path[:] = dict.fromkeys([*sys.path, *document["sys_path"]])
-    for name, folder in document["user_modules"]:
-        search_paths.add_user_module(name, folder)
-    group = read_batch(document, session.folder)
-    return write_batch_outcome(play_batch(group, session.room, ignore_progress))
-
-
-def main(folder: str, cores: str) -> None:
-    """Play what is asked until the parent is gone."""
-    # Environments and backends take as many threads as there are cores.
-    os.sched_setaffinity(0, [int(core) for core in cores.split(",")])
-    with message_pipes() as (requests, answers):
-        serve(EvaluationSession(Path(folder)), {"play": _handle_play}, requests, answers)
-
-
-if __name__ == "__main__":
-    main(*sys.argv[1:])

@@ -8,7 +8,7 @@ import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
-from typing import Any, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import numpy as np
 
@@ -35,13 +35,12 @@ from ckpttool.commands.save import ReverseConversion, ReverseRecord
 from ckpttool.core import dtypes, plugins, sidecar, text
 from ckpttool.core.checkpoint import Checkpoint
 from ckpttool.core.errors import CkpttoolError, MappingError, UnsupportedError, UsageError, abbreviate_list
-from ckpttool.core.sidecar import Sidecar
+from ckpttool.core.sidecar import LedgerEntries, Sidecar
 from ckpttool.core.source import Inline
 from ckpttool.core.text import format_count
 from ckpttool.core.tree import Container, Leaf, Path, Tree, ValueLeaf, attr, display, key
-from ckpttool.formats import onnx
 from ckpttool.formats.common import Format
-from ckpttool.libraries import onnx_policies, optimizers_write, recognize, schema, tf_names
+from ckpttool.libraries import optimizers_write, recognize, schema, tf_names
 from ckpttool.libraries.activation_orders import with_orders
 from ckpttool.libraries.recognize import recognize_checkpoint
 from ckpttool.libraries.schema import (
@@ -52,10 +51,8 @@ from ckpttool.libraries.schema import (
     RecognizedAgent,
     add_targets,
 )
-from ckpttool.libraries.single_networks import read_computation, recognize_single_policy
 from ckpttool.libraries.td3 import SAVES
 from ckpttool.mapping import fill_model, flattening, user_rules, wrappers
-from ckpttool.mapping.layers import LayerOption
 from ckpttool.mapping.rules import (
     KEEP,
     Label,
@@ -71,8 +68,12 @@ from ckpttool.mapping.rules import (
     object_graph_paths,
     relocate_sources,
 )
+from ckpttool.mapping.solver import Ambiguity, LayerMatch
 from ckpttool.mapping.user_rules import RuleFile
 from ckpttool.networks.build import layer_widths
+
+if TYPE_CHECKING:
+    from ckpttool.commands.network_outputs import Parity
 
 # Folds the statistics of observations into the layers that take observations: `convert --fold-normalizer`.
 #
@@ -203,7 +204,7 @@ def recognize_source_agent(
 
     `known` is the agent of the whole checkpoint, where somebody has recognised it already.
     """
-    if checkpoint.format == onnx.NAME:
+    if checkpoint.format == options.ONNX:
         return recognize.recognize_checkpoint(checkpoint, layout), ()
     same = known is not None and layout is None and tree is checkpoint.tree
     binding = known if same else recognize.recognize_tree(tree, os.path.basename(checkpoint.path), layout)
@@ -367,146 +368,240 @@ PICKLES = frozenset(("rllib",))
 ENCLOSED = frozenset(("stable_baselines3", "rllib", "rllib_policy", "d3rlpy"))
 
 
-class PlanChoice(NamedTuple):
-    """The plan, None if everything stays as it is, and the agent if it goes by its layout.
+class _Choice(NamedTuple):
+    """The plan of a conversion, None if everything stays as it is, and the agent that the target holds.
 
-    `general` says that the plan is of networks, optimizers and values, whatever layout the tree has.
+    `by_layout` says that the agent's layout made the plan.
     """
 
     plan: Plan | None
-    agent: RecognizedAgent | None = None
-    general: bool = False
+    binding: RecognizedAgent | None = None
+    by_layout: bool = False
 
 
-def choose_plan(
-    checkpoint: Checkpoint,
-    tree: Tree,
-    request: ConversionRequest,
-    binding: RecognizedAgent | None,
-    known: Sidecar | None,
-) -> PlanChoice:
-    """Return the way of a tree, recognised as `binding` or as nothing, to what is wanted.
+@dataclass(frozen=True, slots=True)
+class _Planner:
+    """What a conversion is planned from: the tree as it was prepared, the agent in it, and its sidecar."""
 
-    Raise UsageError for what the target or the way does not take.
-    """
-    kind, given = request.kind, request.given
-    if checkpoint.format == onnx.NAME and request.rules is None:
-        return _plan_from_onnx(checkpoint, tree, request, known)
-    if request.rules is not None:
-        return PlanChoice(_plan_by_rules(checkpoint, tree, kind, request.rules, given))
-    if kind.agent and binding is None:
-        raise UsageError(
-            f"only an agent can be written as {kind.layout}, and no layout recognises one here",
-            file=checkpoint.path,
-        )
-    if request.fold_normalizer and (binding is None or binding.layout == NO_LAYOUT):
-        raise UsageError("--fold-normalizer is for agents that a layout recognises", file=checkpoint.path)
-    kept = (
-        not request.fold_normalizer
-        and request.layout in (None, NO_LAYOUT)
-        and not kind.agent
-        and _is_kept(checkpoint, request, tree, binding)
-    )
-    if given and (kept or binding is not None):
-        why = "stays as it is" if kept or binding is None else f"goes by its layout, {binding.layout}"
-        raise UsageError(
-            f"--kind and --flatten say how layers are mapped, and this {why}", file=checkpoint.path
-        )
-    if kept:
-        stated = request.source is not None
-        nested = _plan_nested(checkpoint, tree, kind, stated=stated) if binding is None else None
+    checkpoint: Checkpoint
+    tree: Tree
+    request: ConversionRequest
+    binding: RecognizedAgent | None
+    known: Sidecar | None
+
+    @property
+    def kind(self) -> TargetKind:
+        """The kind of target."""
+        return self.request.kind
+
+    @property
+    def folds(self) -> bool:
+        """Whether statistics of observations become part of the first layers."""
+        return self.request.options.fold_normalizer
+
+    @property
+    def settings(self) -> Settings:
+        """What the sidecar says of the optimizers."""
+        return options.sidecar_settings(self.known)
+
+    def choose(self) -> _Choice:
+        """Return the plan: by rules, of a copy, by the agent's layout, or by the kinds of its layers.
+
+        Raise UsageError for what the target or the plan does not take.
+        """
+        request, binding, file = self.request, self.binding, self.checkpoint.path
+        if request.rules is not None:
+            return _Choice(self._by_rules(request.rules))
+        if self.checkpoint.format == options.ONNX:
+            return _Choice(self._from_onnx())
+        if self.kind.agent and binding is None:
+            raise UsageError(
+                f"only an agent can be written as {self.kind.layout}, and no layout recognises one here",
+                file=file,
+            )
+        if self.folds and (binding is None or binding.layout == NO_LAYOUT):
+            raise UsageError("--fold-normalizer is for agents that a layout recognises", file=file)
+        kept = self._is_kept()
+        if request.given and (kept or binding is not None):
+            why = "stays as it is" if kept or binding is None else f"goes by its layout, {binding.layout}"
+            raise UsageError(f"--kind and --flatten say how layers are mapped, and this {why}", file=file)
+        if kept:
+            return self._copy()
+        return _Choice(self._by_parts()) if binding is None else self._by_layout(binding)
+
+    def _is_kept(self) -> bool:
+        """Say whether all goes into another format as it is, under the same paths."""
+        by_layers = self.request.options.layout in (None, NO_LAYOUT)
+        if self.folds or self.kind.agent or not by_layers:
+            return False
+        return _is_kept(self.checkpoint, self.request, self.tree, self.binding)
+
+    def _copy(self) -> _Choice:
+        """Return the plan of a tree that keeps its values: the objects that the target needs, if any."""
+        tree, kind, binding = self.tree, self.kind, self.binding
+        stated = self.request.options.from_ is not None
+        nested = _plan_nested(self.checkpoint, tree, kind, stated=stated) if binding is None else None
         if nested is not None:
             inner = apply_plan(tree, nested)
-            return PlanChoice(compose_plans(nested, _plan_rewrite(inner, kind, None) or _plan_copy(inner)))
-        plan = _plan_rewrite(tree, kind, known if request.part is None else None)
+            return _Choice(compose_plans(nested, _plan_rewrite(inner, kind, None) or _plan_copy(inner)))
+        plan = _plan_rewrite(tree, kind, self.known if self.request.options.part is None else None)
         # An optimizer of TensorFlow 1 has no place in Keras's file as it is, whatever layout knows it.
         older = kind.format == _WEIGHTS_FILE and general_conversion.has_older_optimizer(tree)
-        objects = (binding is None or older) and _is_rebuilt(checkpoint.format, kind, tree)
-        made = _plan_object_rebuild(checkpoint.format, tree, request, known, binding) if objects else None
+        objects = (binding is None or older) and _is_rebuilt(self.checkpoint.format, kind, tree)
+        made = self._object_rebuild() if objects else None
         if made is None or (_open_problems(tree, made) and not older):
-            return PlanChoice(plan)
-        return PlanChoice(made, general=True)
-    if binding is not None:
-        require_layers(binding, known, sidecar.sidecar_path(checkpoint.path))
-        agent = with_names(without_save_count(binding, tree, known), tree, known)
-        return _plan_by_layout(checkpoint, tree, request, agent, known)
-    return PlanChoice(
-        _plan_without_layout(checkpoint, tree, request, options.sidecar_settings(known)), general=True
-    )
+            return _Choice(plan, binding)
+        return _Choice(made)
 
-
-def _plan_from_onnx(
-    checkpoint: Checkpoint, tree: Tree, request: ConversionRequest, known: Sidecar | None
-) -> PlanChoice:
-    """Return the way of an ONNX model: its layers as a state_dict, and from there as any state_dict goes."""
-    if request.part is not None or tree.leaves.keys() != checkpoint.tree.leaves.keys():
-        raise UsageError(
-            "of an ONNX model all layers are converted", file=checkpoint.path, hint="leave out --part"
+    def _object_rebuild(self) -> Plan | None:
+        binding = self.binding
+        moved = {str(move.target[0].value) for move in binding.moves.moves} if binding is not None else set()
+        own = [name for name in schema.OPTIMIZERS if name in moved]
+        return general_conversion.to_objects(
+            self.tree,
+            self.settings,
+            self.request.stated.settings(),
+            file=self.kind.format == _WEIGHTS_FILE,
+            name=own[0] if len(own) == 1 else None,
+            # An .h5 of Keras 1 or 2 lists the layers of a model: those of Keras 3 never come here.
+            in_order=self.checkpoint.format == _WEIGHTS_FILE,
         )
-    if request.kind.agent:
-        raise UsageError(
-            f"only an agent can be written as {request.kind.layout}, and an ONNX model is a network alone",
-            file=checkpoint.path,
-            hint="--to torch, tf, keras, safetensors or npz writes its layers",
+
+    def _from_onnx(self) -> Plan:
+        """Return the plan of an ONNX model: its layers as a state_dict, and on as any state_dict goes."""
+        from ckpttool.libraries import onnx_policies  # other formats need none of it
+
+        checkpoint, tree, request, file = self.checkpoint, self.tree, self.request, self.checkpoint.path
+        if request.options.part is not None or tree.leaves.keys() != checkpoint.tree.leaves.keys():
+            raise UsageError("of an ONNX model all layers are converted", file=file, hint="leave out --part")
+        if self.kind.agent:
+            raise UsageError(
+                f"only an agent can be written as {self.kind.layout}, and an ONNX model is a network alone",
+                file=file,
+                hint="--to torch, tf, keras, safetensors or npz writes its layers",
+            )
+        try:
+            first, choices = onnx_policies.plan_state_dict(checkpoint)
+        except CkpttoolError as error:
+            raise error.located(file=error.file or file) from error.__cause__
+        if _framework(self.kind.format) != TENSORFLOW:
+            if request.given:
+                raise UsageError("--kind and --flatten say how layers are mapped, and these stay as they are")
+            return first
+        layers = with_orders(
+            apply_plan(tree, first),
+            checkpoint,
+            sources=onnx_policies.map_weight_constants(first),
+            unknown=False,
         )
-    try:
-        first, choices = onnx_policies.plan_state_dict(checkpoint)
-    except CkpttoolError as error:
-        raise error.located(file=error.file or checkpoint.path) from error.__cause__
-    if _framework(request.kind.format) != TENSORFLOW:
-        if request.given:
-            raise UsageError("--kind and --flatten say how layers are mapped, and these stay as they are")
-        return PlanChoice(first, general=True)
-    inner = request._replace(given=(*request.given, *choices))
-    layers = with_orders(
-        apply_plan(tree, first), checkpoint, sources=onnx_policies.map_weight_constants(first), unknown=False
-    )
-    second = _plan_without_layout(checkpoint, layers, inner, options.sidecar_settings(known))
-    return PlanChoice(compose_plans(first, second), general=True)
+        inner = replace(self, tree=layers, request=request._replace(given=(*request.given, *choices)))
+        return compose_plans(first, inner._by_parts())
 
+    def _by_layout(self, binding: RecognizedAgent) -> _Choice:
+        """Return the plan of an agent: by its layout, or by its parts if those keep more of it.
 
-def _plan_by_layout(
-    checkpoint: Checkpoint,
-    tree: Tree,
-    request: ConversionRequest,
-    agent: RecognizedAgent,
-    known: Sidecar | None,
-) -> PlanChoice:
-    """Return the way of an agent: by its layout, or by its parts if those keep an optimizer that it loses.
+        One network alone is the root of a file of Keras, as it is of a program's `model.load_weights`.
+        """
+        require_layers(binding, self.known, sidecar.sidecar_path(self.checkpoint.path))
+        agent = with_names(without_save_count(binding, self.tree, self.known), self.tree, self.known)
+        alone = self.kind.format == _WEIGHTS_FILE and _is_alone(self.tree, agent)
+        if alone and not self.folds and self.request.options.layout is None:
+            general = self._attempt_by_parts()
+            if general is not None and not _open_problems(self.tree, general):
+                return _Choice(general)
+        failed: CkpttoolError | None = None
+        plan: Plan | None = None
+        try:
+            plan = plan_agent_conversion(
+                self.tree, agent, self.kind, self.settings, self.known, fold=self.folds
+            )
+        except (MappingError, UnsupportedError) as error:
+            failed = error
+        left = _open_problems(self.tree, plan, agent.consumed) if plan is not None else list(self.tree)
+        better = self._better_by_parts(agent, left)
+        if better is not None:
+            return _Choice(better)
+        if failed is not None:
+            raise failed
+        return _Choice(plan, agent, by_layout=True)
 
-    One network alone is the root of a file of Keras, as it is of a program's `model.load_weights`.
-    """
-    told = options.sidecar_settings(known)
-    keras = request.kind.format == _WEIGHTS_FILE and not request.fold_normalizer
-    if request.layout is None and keras and _is_alone(tree, agent):
+    def _better_by_parts(self, agent: RecognizedAgent, left: Sequence[Path | str]) -> Plan | None:
+        """Return the plan by parts where it keeps slots or layers that the layout leaves open."""
+        if self.request.options.layout is not None or self.kind.agent or self.folds:
+            return None
+        unplaced = frozenset(left)
+        open_ = [leaf for path, leaf in self.tree.tensors() if path in unplaced]
+        slots = any(leaf.role == "slot" for leaf in open_)
+        layers = any(leaf.role in ("parameter", "buffer") and len(leaf.shape) > 1 for leaf in open_)
+        general = self._attempt_by_parts() if slots or layers else None
+        if general is None:
+            return None
+        problems = _open_problems(self.tree, general)
+        if problems and not (slots and len(problems) < len(left)):
+            return None
+        what = "the optimizer's state" if slots else "other networks"
+        said = f"converted by its parts: layout {agent.layout} has no place for {what}"
+        return replace(general, notes=(said, *general.notes))
+
+    def _attempt_by_parts(self) -> Plan | None:
         with contextlib.suppress(MappingError, UnsupportedError, UsageError):
-            general = _plan_without_layout(checkpoint, tree, request, told)
-            if not _open_problems(tree, general):
-                return PlanChoice(general, general=True)
-    failed: CkpttoolError | None = None
-    plan: Plan | None = None
-    try:
-        fold = request.fold_normalizer
-        plan = plan_agent_conversion(tree, agent, request.kind, told, known, fold=fold)
-    except (MappingError, UnsupportedError) as error:
-        failed = error
-    left = _open_problems(tree, plan, agent.consumed) if plan is not None else list(tree)
-    unplaced = frozenset(left)
-    open_ = [leaf for path, leaf in tree.tensors() if path in unplaced]
-    slots = any(leaf.role == "slot" for leaf in open_)
-    layers = any(leaf.role in ("parameter", "buffer") and len(leaf.shape) > 1 for leaf in open_)
-    able = request.layout is None and not request.kind.agent and not request.fold_normalizer
-    if (slots or layers) and able:
-        with contextlib.suppress(MappingError, UnsupportedError, UsageError):
-            general = _plan_without_layout(checkpoint, tree, request, told)
-            problems = _open_problems(tree, general)
-            if not problems or (slots and len(problems) < len(left)):
-                what = "the optimizer's state" if slots else "other networks"
-                said = f"converted by its parts: layout {agent.layout} has no place for {what}"
-                return PlanChoice(replace(general, notes=(said, *general.notes)), general=True)
-    if failed is not None:
-        raise failed
-    return PlanChoice(plan, agent)
+            return self._by_parts()
+        return None
+
+    def _by_parts(self) -> Plan:
+        """Return the plan of networks, optimizers and values; raise MappingError where no layer is known."""
+        request, tree = self.request, self.tree
+        given, stated = request.given, request.stated.settings()
+        ours = _framework(self.kind.format)
+        theirs, stated_axes = "torch" if ours == TENSORFLOW else TENSORFLOW, request.options.from_ is not None
+        if self.checkpoint.format != options.ONNX:
+            tree = with_orders(tree, self.checkpoint, unknown=False)
+        try:
+            tree, sources, assumed = fill_model.group_unnamed_arrays(tree, theirs, stated=stated_axes)
+            if ours == TENSORFLOW:
+                file = self.kind.format == _WEIGHTS_FILE
+                plan = general_conversion.to_tensorflow(tree, given, self.settings, stated, file=file)
+            else:
+                plan = general_conversion.to_torch(tree, given, self.settings, stated)
+            if not assumed:
+                return plan
+            return replace(relocate_sources(plan, sources), assumed=(*assumed, *plan.assumed))
+        except CkpttoolError as error:
+            raise error.located(file=self.checkpoint.path) from error.__cause__
+
+    def _by_rules(self, rules: RuleFile) -> Plan:
+        """Return what the user's rules say, and of what they do not name what the file says of the rest."""
+        if self.kind.agent:
+            raise UsageError(
+                f"rules say names, and those of {self.kind.layout} are its library's", file=rules.path
+            )
+        found = user_rules.apply_rules(rules, self.tree)
+        plan = user_rules.plan_from_rules(rules, found, objects=_framework(self.kind.format) == TENSORFLOW)
+        rest = Tree({path: self.tree[path] for path in found.rest}, {}, self.tree.containers)
+        if rules.rest == "keep":
+            kept = tuple(Move(path, path, KEEP) for path in rest)
+            return replace(plan, moves=(*plan.moves, *kept))
+        if rules.rest == "kinds" and found.rest:
+            more = self._by_kinds(rest)
+            return replace(
+                more,
+                moves=(*plan.moves, *more.moves),
+                added={**plan.added, **more.added},
+                labels={**plan.labels, **more.labels},
+                consumed=(*plan.consumed, *more.consumed),
+                notes=(*plan.notes, *more.notes),
+            )
+        return plan
+
+    def _by_kinds(self, rest: Tree) -> Plan:
+        """Return the plan of the layers in what is left of a tree."""
+        to_tensorflow = _framework(self.kind.format) == TENSORFLOW
+        make = flattening.plan_to_tensorflow if to_tensorflow else flattening.plan_to_torch
+        plan = make(rest, self.request.given)
+        if not plan.moves and not plan.notes:
+            theirs = "torch" if to_tensorflow else TENSORFLOW
+            raise restore.no_layers_error(rest, theirs).located(file=self.checkpoint.path)
+        return plan
 
 
 def _is_alone(tree: Tree, agent: RecognizedAgent) -> bool:
@@ -521,29 +616,6 @@ def _open_problems(tree: Tree, plan: Plan, consumed: Collection[Path] = ()) -> l
     return [*plan.missing, *plan.partly, *(path for path in tree if path not in used)]
 
 
-def _plan_without_layout(
-    checkpoint: Checkpoint, tree: Tree, request: ConversionRequest, told: Settings
-) -> Plan:
-    """Return the plan of a checkpoint without a layout; raise MappingError where no layer is known."""
-    kind, given, stated = request.kind, request.given, request.stated.settings()
-    ours = _framework(kind.format)
-    theirs, stated_axes = "torch" if ours == TENSORFLOW else TENSORFLOW, request.source is not None
-    if checkpoint.format != onnx.NAME:
-        tree = with_orders(tree, checkpoint, unknown=False)
-    try:
-        tree, sources, assumed = fill_model.group_unnamed_arrays(tree, theirs, stated=stated_axes)
-        if ours == TENSORFLOW:
-            file = kind.format == _WEIGHTS_FILE
-            plan = general_conversion.to_tensorflow(tree, given, told, stated, file=file)
-        else:
-            plan = general_conversion.to_torch(tree, given, told, stated)
-        return (
-            replace(relocate_sources(plan, sources), assumed=(*assumed, *plan.assumed)) if assumed else plan
-        )
-    except CkpttoolError as error:
-        raise error.located(file=checkpoint.path) from error.__cause__
-
-
 def _is_kept(
     checkpoint: Checkpoint, request: ConversionRequest, tree: Tree, binding: RecognizedAgent | None
 ) -> bool:
@@ -555,7 +627,7 @@ def _is_kept(
     if {source, target} <= CONTAINERS and (source not in fill_model.NEUTRAL or target in fill_model.NEUTRAL):
         return True
     if binding is None:
-        theirs = fill_model.checkpoint_orientation(checkpoint, tree, native, request.source, ours)
+        theirs = fill_model.checkpoint_orientation(checkpoint, tree, native, request.options.from_, ours)
         return theirs in (ours, NUMPY)
     if source in fill_model.NEUTRAL & CONTAINERS:
         return framework_of(binding) == ours
@@ -571,7 +643,7 @@ def _is_kept(
 def axes_note(checkpoint: Checkpoint, tree: Tree, request: ConversionRequest) -> str | None:
     """Return a note on arrays that keep their axes because nothing tells whose framework they are of."""
     ours = _framework(request.kind.format)
-    if checkpoint.format not in fill_model.NEUTRAL or ours == NUMPY or request.source is not None:
+    if checkpoint.format not in fill_model.NEUTRAL or ours == NUMPY or request.options.from_ is not None:
         return None
     matrices = [path for path, leaf in tree.tensors() if len(leaf.shape) > 1 and "float" in leaf.dtype]
     native = _framework(checkpoint.format)
@@ -649,61 +721,6 @@ def _is_rebuilt(source: str, kind: TargetKind, tree: Tree) -> bool:
     )
 
 
-def _plan_object_rebuild(
-    source: str,
-    tree: Tree,
-    request: ConversionRequest,
-    known: Sidecar | None,
-    binding: RecognizedAgent | None,
-) -> Plan | None:
-    told, stated = options.sidecar_settings(known), request.stated.settings()
-    file = request.kind.format == _WEIGHTS_FILE
-    moved = {str(move.target[0].value) for move in binding.moves.moves} if binding is not None else set()
-    own = [name for name in schema.OPTIMIZERS if name in moved]
-    name = own[0] if len(own) == 1 else None
-    # An .h5 of Keras 1 or 2 lists the layers of a model: those of Keras 3 never come here.
-    in_order = source == _WEIGHTS_FILE
-    return general_conversion.to_objects(tree, told, stated, file=file, name=name, in_order=in_order)
-
-
-def _plan_by_rules(
-    checkpoint: Checkpoint, tree: Tree, kind: TargetKind, rules: RuleFile, given: Sequence[LayerOption]
-) -> Plan:
-    """Return what the user's rules say, and of what they do not name what the file says of the rest."""
-    if kind.agent:
-        raise UsageError(f"rules say names, and those of {kind.layout} are its library's", file=rules.path)
-    found = user_rules.apply_rules(rules, tree)
-    ours = _framework(kind.format)
-    plan = user_rules.plan_from_rules(rules, found, objects=ours == TENSORFLOW)
-    rest = Tree({path: tree[path] for path in found.rest}, {}, tree.containers)
-    if rules.rest == "keep":
-        kept = tuple(Move(path, path, KEEP) for path in rest)
-        return replace(plan, moves=(*plan.moves, *kept))
-    if rules.rest == "kinds" and found.rest:
-        more = _plan_by_kind(checkpoint, rest, ours, given)
-        return replace(
-            more,
-            moves=(*plan.moves, *more.moves),
-            added={**plan.added, **more.added},
-            labels={**plan.labels, **more.labels},
-            consumed=(*plan.consumed, *more.consumed),
-            notes=(*plan.notes, *more.notes),
-        )
-    return plan
-
-
-def _plan_by_kind(checkpoint: Checkpoint, tree: Tree, ours: str, given: Sequence[LayerOption]) -> Plan:
-    plan = (
-        flattening.plan_to_tensorflow(tree, given)
-        if ours == TENSORFLOW
-        else flattening.plan_to_torch(tree, given)
-    )
-    if not plan.moves and not plan.notes:
-        theirs = "torch" if ours == TENSORFLOW else TENSORFLOW
-        raise restore.no_layers_error(tree, theirs).located(file=checkpoint.path)
-    return plan
-
-
 # Decides how a checkpoint becomes another, and says of everything in it what becomes of it.
 
 # The one format in which a tree as it is may have entries that no place is for (formats/keras_h5.py).
@@ -726,8 +743,8 @@ class ConversionPlan:
     source: Tree
     tree: Tree
     report: MappingReport
-    binding: RecognizedAgent | None
-    settings: Settings | None
+    binding: RecognizedAgent | None = None
+    settings: Settings | None = None
     objects: Mapping[str, Any] | None = None
     names: Mapping[Path, str] = field(default_factory=dict)
     stripped: Sequence[Mapping[str, Any]] | None = None
@@ -761,84 +778,118 @@ def plan_conversion(
     Raise UsageError for a part that is not there, a layout that does not fit or cannot be written and names
     that cannot be restored, MappingError when nothing can be mapped.
     """
-    part, kind = request.part, request.kind
-    tree, lost = (checkpoint.tree, ()) if part is None else options.select_part(checkpoint.tree, part)
-    chosen: tuple[str, ...] = ()
-    if request.weights is not None:
-        tree, chosen = options.choose_weights(tree, request.weights)
-    if request.no_optimizers:
-        tree, without = general_conversion.without_optimizers(tree)
-        chosen = (*chosen, *without)
-    ready = prepare_tree(checkpoint.tree, tree, part, request.wanted, known)
-    ready = ready._replace(lost=(*lost, *ready.lost), notes=(*ready.notes, *chosen))
+    ready, layout = _prepare(checkpoint, request, known), request.options.layout
     tree = ready.tree
-    binding, read = recognize_source_agent(checkpoint, tree, request.layout, part, recognised)
+    binding, read = recognize_source_agent(checkpoint, tree, layout, request.options.part, recognised)
+    planner = _Planner(checkpoint, tree, request, binding, known)
     back = plan_reverse(checkpoint, request, known, tree)
     if back.note is not None:
         ready = ready._replace(notes=(*ready.notes, back.note))
     if back.tree is not None and known is not None:
-        told, notes = _unplaced_statements(checkpoint, tree, request, binding, known)
-        report = MappingReport(report_moves(ready, back.tree, back.moves), notes=(*ready.notes, *notes))
-        before = (known.source or {}).get("sha256")
-        return ConversionPlan(
-            tree,
-            back.tree,
-            report,
-            binding,
-            told,
-            None,
-            ready.names,
-            None,
-            back.moves,
-            True,
-            _statement_origins(known),
-            before,
-        )
-    known = request.stated.into(known, binding, tree)
-    ready = ready._replace(notes=(*ready.notes, *request.stated.notes(known)))
-    plan, agent, general = choose_plan(checkpoint, tree, request, binding, known)
-    if general:
-        binding = None
-    if plan is not None and agent is not None:
-        plan = replace(plan, notes=(*plan.notes, *read))
-    remembered = None
-    kept: tuple[Path, ...] = ()
-    if request.by_name and not tf_names.has_named_variables(
-        middle := tree if plan is None else apply_plan(tree, plan)
-    ):
-        told = options.sidecar_settings(known)
-        to_names = tf_names.plan_variable_names(middle, told if plan is None else {**told, **plan.told})
-        remembered = tf_names.record_objects(middle, to_names)
-        plan = to_names if plan is None else compose_plans(plan, to_names)
-    if plan is None and kind.format == "pytorch" and (plan := wrappers.plan_state_dicts(tree)) is not None:
-        moved = {move.source for move in plan.moves}
-        values = tuple(path for path, _ in tree.plain() if path not in moved)
-        plan = replace(plan, kept=values if any(isinstance(tree[path], Leaf) for path in moved) else ())
-    settings = _stated_settings(request.stated, known)
-    if plan is None:
-        target = _arrays(tree) if kind.format == _ARRAYS_ALONE else tree
-        moves = tuple(Move(path, path, KEEP) for path in target)
-        lost = tuple(ready.names[path] for path in tree if path not in target)
-        axes = axes_note(checkpoint, tree, request) if kind.format != checkpoint.format else None
-        ready = ready._replace(notes=(*ready.notes, *filter(None, (axes,))))
-        report = MappingReport(report_moves(ready, target, moves), (*lost, *ready.lost), notes=ready.notes)
-    else:
-        moves, target = plan.moves, apply_plan(tree, plan)
-        kept = _kept_values(tree, plan, agent)
-        report = _report(ready, target, plan, agent, kept)
-        settings = plan.told if agent is not None or plan.told else settings
+        return _restored(ready, back.tree, back.moves, planner, known)
+    planner = replace(planner, known=request.stated.into(known, binding, tree))
+    ready = ready._replace(notes=(*ready.notes, *request.stated.notes(planner.known)))
+    choice = planner.choose()
+    if choice.plan is not None and choice.by_layout:
+        choice = choice._replace(plan=replace(choice.plan, notes=(*choice.plan.notes, *read)))
+    plan, objects = _by_name(planner, choice.plan)
+    plan = plan if plan is not None else _state_dicts(tree, request.kind)
+    made = _copied(ready, planner) if plan is None else _mapped(ready, plan, choice, planner)
+    return replace(
+        made,
+        binding=choice.binding if request.rules is None else None,
+        objects=objects,
+        stripped=ready.stripped,
+        whole=request.whole and (plan is not None or request.kind.format != checkpoint.format),
+        said=_statement_origins(planner.known),
+    )
+
+
+def _prepare(checkpoint: Checkpoint, request: ConversionRequest, known: Sidecar | None) -> PreparedTree:
+    """Return what is converted of the checkpoint, under the names that it is mapped by."""
+    part, weights = request.options.part, request.options.weights
+    tree, lost = (checkpoint.tree, ()) if part is None else options.select_part(checkpoint.tree, part)
+    chosen: tuple[str, ...] = ()
+    if weights is not None:
+        tree, chosen = options.choose_weights(tree, weights)
+    if request.no_optimizers:
+        tree, without = general_conversion.without_optimizers(tree)
+        chosen = (*chosen, *without)
+    ready = prepare_tree(checkpoint.tree, tree, part, request.options.preparation, known)
+    return ready._replace(lost=(*lost, *ready.lost), notes=(*ready.notes, *chosen))
+
+
+def _restored(
+    ready: PreparedTree, source: Tree, moves: tuple[Move, ...], planner: _Planner, known: Sidecar
+) -> ConversionPlan:
+    """Return the plan back to what the sidecar's record describes."""
+    settings, notes = _unplaced_statements(planner, known)
     return ConversionPlan(
-        tree,
-        target,
-        report,
-        (agent or binding) if request.rules is None else None,
+        ready.tree,
+        source,
+        MappingReport(report_moves(ready, source, moves), notes=(*ready.notes, *notes)),
+        planner.binding,
         settings,
-        remembered,
-        ready.names,
-        ready.stripped,
-        moves,
-        request.whole and (plan is not None or kind.format != checkpoint.format),
-        _statement_origins(known),
+        names=ready.names,
+        moves=moves,
+        whole=True,
+        said=_statement_origins(known),
+        before=(known.source or {}).get("sha256"),
+    )
+
+
+def _by_name(planner: _Planner, plan: Plan | None) -> tuple[Plan | None, Mapping[str, Any] | None]:
+    """Return the plan to names of TensorFlow 1 where the target has such, and what these names hide."""
+    if not planner.request.by_name:
+        return plan, None
+    tree = planner.tree if plan is None else apply_plan(planner.tree, plan)
+    if tf_names.has_named_variables(tree):
+        return plan, None
+    settings = planner.settings if plan is None else {**planner.settings, **plan.told}
+    to_names = tf_names.plan_variable_names(tree, settings)
+    return to_names if plan is None else compose_plans(plan, to_names), tf_names.record_objects(
+        tree, to_names
+    )
+
+
+def _state_dicts(tree: Tree, kind: TargetKind) -> Plan | None:
+    """Return the plan of whole modules to the dicts that PyTorch loads, None where there is none."""
+    plan = wrappers.plan_state_dicts(tree) if kind.format == "pytorch" else None
+    if plan is None:
+        return None
+    moved = {move.source for move in plan.moves}
+    values = tuple(path for path, _ in tree.plain() if path not in moved)
+    return replace(plan, kept=values if any(isinstance(tree[path], Leaf) for path in moved) else ())
+
+
+def _copied(ready: PreparedTree, planner: _Planner) -> ConversionPlan:
+    """Return the plan of what stays as it is."""
+    tree, kind, checkpoint = ready.tree, planner.kind, planner.checkpoint
+    target = _arrays(tree) if kind.format == _ARRAYS_ALONE else tree
+    moves = tuple(Move(path, path, KEEP) for path in target)
+    lost = tuple(ready.names[path] for path in tree if path not in target)
+    axes = axes_note(checkpoint, tree, planner.request) if kind.format != checkpoint.format else None
+    report = MappingReport(
+        report_moves(ready, target, moves),
+        (*lost, *ready.lost),
+        notes=(*ready.notes, *filter(None, (axes,))),
+    )
+    settings = _stated_settings(planner.request.stated, planner.known)
+    return ConversionPlan(tree, target, report, settings=settings, names=ready.names, moves=moves)
+
+
+def _mapped(ready: PreparedTree, plan: Plan, choice: _Choice, planner: _Planner) -> ConversionPlan:
+    """Return a plan of moves with the tree and the report that it makes."""
+    agent = choice.binding if choice.by_layout else None
+    target, kept = apply_plan(ready.tree, plan), _kept_values(ready.tree, plan, agent)
+    stated = _stated_settings(planner.request.stated, planner.known)
+    return ConversionPlan(
+        ready.tree,
+        target,
+        _report(ready, target, plan, agent, kept),
+        settings=plan.told if agent is not None or plan.told else stated,
+        names=ready.names,
+        moves=plan.moves,
         kept=tuple(ready.names[path] for path in kept),
     )
 
@@ -850,17 +901,11 @@ def _arrays(tree: Tree) -> Tree:
     return Tree(leaves, aliases, tree.containers)
 
 
-def _unplaced_statements(
-    checkpoint: Checkpoint,
-    tree: Tree,
-    request: ConversionRequest,
-    binding: RecognizedAgent | None,
-    known: Sidecar,
-) -> tuple[Settings | None, tuple[str, ...]]:
+def _unplaced_statements(planner: _Planner, known: Sidecar) -> tuple[Settings | None, tuple[str, ...]]:
     """Return what was once stated of the optimizers, for which the undone source has no place, with notes."""
-    if not _statement_origins(known) or binding is None:
+    if not _statement_origins(known) or planner.binding is None:
         return None, ()
-    plan, _, _ = choose_plan(checkpoint, tree, request, binding, known)
+    plan = planner.choose().plan
     return (None, ()) if plan is None else (plan.told, plan.notes)
 
 
@@ -918,6 +963,59 @@ def report_moves(ready: PreparedTree, target: Tree, moves: tuple[Move, ...]) -> 
     return tuple(lines)
 
 
+# What a conversion did.
+
+
+@dataclass(frozen=True, slots=True)
+class ConversionResult:
+    """What a conversion or an export did; `digest` is the target's (None for a dry run or a refusal).
+
+    `written` says whether the target is there now, `parity` how the networks that were written compared,
+    `load` are the Python lines that load the target. Where a model of the user was filled, `matched` says
+    layer by layer what filled what, `ambiguous` what has no evidence, and `loaded` whether the model loaded
+    the target; else `loaded` is None.
+    """
+
+    source: str
+    target: str
+    report: MappingReport
+    digest: str | None = None
+    written: bool = False
+    parity: tuple[Parity, ...] = ()
+    load: tuple[str, ...] = ()
+    ledger: LedgerEntries = ()
+    matched: tuple[LayerMatch, ...] = ()
+    ambiguous: tuple[Ambiguity, ...] = ()
+    loaded: bool | None = None
+
+    @property
+    def within(self) -> bool:
+        """Say whether what was compared is within its bound."""
+        return all(network.within for network in self.parity)
+
+    def document(self) -> dict[str, Any]:
+        """Return the JSON document."""
+        found = {
+            "source": self.source,
+            "target": self.target,
+            "mapped": [each.document() for each in self.report.mapped],
+            "unused": list(self.report.unused),
+            "missing": list(self.report.missing),
+            "assumed": list(self.report.assumed),
+            "ledger": sidecar.entries_to_json(self.ledger),
+            "notes": list(self.report.notes),
+            "parity": [network.document() for network in self.parity],
+            "digest": self.digest,
+            "written": self.written,
+            "load": list(self.load),
+        }
+        if self.loaded is not None:
+            found["matched"] = [each.document() for each in self.matched]
+            found["ambiguous"] = [each.document() for each in self.ambiguous]
+            found["loaded"] = self.loaded
+        return found
+
+
 # The receipt of a conversion: the sidecar that says what went where, by which rule, on what assumption.
 
 # Facts of a policy that a model's own configuration or code records, and its weights do not.
@@ -941,6 +1039,9 @@ def with_policy_facts(
     and the target's policy has the same layers in order. Otherwise `computation` records that the target
     holds less than the source. Of a `part`, and of what fills a user's `model`, no facts are carried.
     """
+    # Recorded computations take modules that no agent of a layout needs.
+    from ckpttool.libraries.single_networks import read_computation, recognize_single_policy
+
     recorded = read_computation(checkpoint)
     followed, refused, policy = False, "", None
     try:
@@ -989,6 +1090,8 @@ def _portable_policy_facts(
     checkpoint: Checkpoint, target: Checkpoint, policy: RecognizedAgent, *, by_layout: bool
 ) -> Sidecar | None:
     """Return the facts of a policy with which its target is the same policy, None if it is not."""
+    from ckpttool.libraries.single_networks import recognize_single_policy
+
     if not (by_layout or _RECORDED & policy.facts.said.keys()) or policy.fronts:
         return None
     bound = {move.source for move in policy.moves.moves} | policy.consumed
@@ -1016,8 +1119,6 @@ def _layout(target: Checkpoint) -> str | None:
 
 def _has_same_numbers(one: Tree, other: Tree) -> bool:
     """Return whether two canonical agents have the same numbers at the same places, statistics apart."""
-    import numpy as np
-
     leaves, others = (
         {p: leaf for p, leaf in tree.items() if isinstance(leaf, Leaf) and p[0].value != NORMALIZER}
         for tree in (one, other)

@@ -17,17 +17,23 @@ from ckpttool.commands import evaluate, inspect
 from ckpttool.commands.evaluate import (
     Evaluation,
     EvaluationEnvironment,
+    EvaluationOptions,
     PlayableAgent,
     Protocol,
     ResultsFile,
-    choose_environment,
     collect_versions,
     prepare_agent,
     require_backend,
 )
 from ckpttool.commands.evidence import NO_FACTS, AgentFacts
 from ckpttool.commands.folder import CheckpointEntry, expand_paths
-from ckpttool.commands.parallel import EvaluationBatch, Outcome, Spread, max_batch_policies, play_in_process
+from ckpttool.commands.parallel import (
+    BatchResult,
+    EvaluationBatch,
+    Spread,
+    max_batch_policies,
+    play_in_process,
+)
 from ckpttool.commands.restore import (
     Agent,
     build_agent,
@@ -313,18 +319,18 @@ def _write_new_file(path: str, data: bytes) -> None:
     write_atomically((Output(path, write),))
 
 
-# Checkpoints become entrants: restored one by one, and seated where they are played.
+# Checkpoints become jobs: agents that are restored one by one, with the environment that each is played in.
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class EvaluationJob:
-    """An entrant, its number in the order of the checkpoints, and what its result will be known by.
+    """An agent that is ready to play, its number in the order of the checkpoints, and its result's key.
 
     `steps` is what its counters and its name say of its training, `versions` what it is to be played with.
     """
 
     number: int
-    entrant: PlayableAgent
+    agent: PlayableAgent
     key: str
     steps: Mapping[str, int]
     versions: Mapping[str, str]
@@ -332,8 +338,8 @@ class EvaluationJob:
     @property
     def alike(self) -> Hashable:
         """What those that are played together share; a network that cannot be stacked shares nothing."""
-        shape = stack_structure(self.entrant.network)
-        return self.entrant.place, self.number if shape is None else shape
+        shape = stack_structure(self.agent.network)
+        return self.agent.place, self.number if shape is None else shape
 
 
 class RequestError(Exception):
@@ -347,17 +353,15 @@ class RequestError(Exception):
 class JobFactory:
     """Restores checkpoints for one request, and remembers what they have in common."""
 
-    def __init__(
-        self, env: str | None, how: Protocol, layout: str | None, facts: AgentFacts = NO_FACTS
-    ) -> None:
-        require_backend(how)
-        self._env, self._how, self._layout, self._facts = env, how, layout, facts
-        self._backend = cast(Backend, plugins.find("backends", how.backend).load())
+    def __init__(self, options: EvaluationOptions) -> None:
+        require_backend(options.protocol)
+        self._options, self._how = options, options.protocol
+        self._backend = cast(Backend, plugins.find("backends", self._how.backend).load())
         self._specs: dict[EvaluationEnvironment, EnvSpec] = {}
         self._layouts: dict[Hashable, str] = {}
 
-    def seat(self, number: int, entry: CheckpointEntry, *, alone: bool = False) -> EvaluationJob | None:
-        """Return the entry's seat; None if it holds no policy, and nobody said that it does.
+    def job(self, number: int, entry: CheckpointEntry, *, alone: bool = False) -> EvaluationJob | None:
+        """Return the entry's job; None if it holds no policy, and nobody said that it does.
 
         `alone` takes a policy that no layout names, too, from an entry that is not named. Raise RequestError
         for what is wrong with the request itself, CkpttoolError for what is wrong with this checkpoint.
@@ -368,13 +372,13 @@ class JobFactory:
             raise no_agent_error(checkpoint)
         if agent is None or not (entry.named or any(part.acts for part in agent.binding.parts)):
             return None
-        place = choose_environment(agent, self._env, self._how)
+        place = self._options.environment(agent)
         spec = self._spec(place)
-        entrant = prepare_agent(agent, place, self._how, spec)
+        playable = prepare_agent(agent, place, self._how, spec)
         versions = collect_versions(self._backend, spec)
-        policy = evaluate.hash_policy(entrant.network)
+        policy = evaluate.hash_policy(playable.network)
         key = evaluate.evaluation_key(policy, place.identity, self._how, versions)
-        return EvaluationJob(number, entrant, key, inspect.steps_by_source(agent), versions)
+        return EvaluationJob(number, playable, key, inspect.steps_by_source(agent), versions)
 
     def _agent(self, checkpoint: Checkpoint, *, named: bool, alone: bool) -> Agent | None:
         """Return the checkpoint as an agent; what looks like one before it is of the same layout."""
@@ -382,16 +386,16 @@ class JobFactory:
             (name, getattr(checkpoint.tree[path], "shape", None))
             for path, name in checkpoint.tree.names.items()
         )
-        layout = self._layout or self._layouts.get(looks)
+        layout = self._options.layout or self._layouts.get(looks)
         binding = recognize_checkpoint(checkpoint, layout)
         # Beside agents, a model that no layout recognises is not taken for a policy unasked.
-        if binding is None and (named or alone or self._facts):
+        if binding is None and (named or alone or self._options.facts):
             with nullcontext() if named else suppress(UsageError, UnsupportedError):
                 binding = recognize_playable_agent(checkpoint, layout, self._how.network)
         if binding is None:
             return None
         self._layouts[looks] = binding.layout
-        return build_agent(checkpoint, binding, read_verified_sidecar(checkpoint), self._facts)
+        return build_agent(checkpoint, binding, read_verified_sidecar(checkpoint), self._options.facts)
 
     def _spec(self, place: EvaluationEnvironment) -> EnvSpec:
         """Return what an agent must fit there."""
@@ -484,26 +488,21 @@ def sweep(
     """Play every checkpoint that the paths stand for (see entries.entries), and compare them.
 
     `facts` are what no file of theirs holds. `out` is a file of lines that gets every result when it is
-    there; what it has already is not played again. `spread` says who plays (groups.here, processes.on,
-    ray_cluster.on): the returns are the same. Checkpoints that cannot be played are reported, and the
-    others are played. Ctrl-C keeps what is finished; with nothing finished it passes on. Raise
+    there; what it has already is not played again. `spread` says who plays (parallel.play_in_process,
+    process_spread, ray_spread): the returns are the same. Checkpoints that cannot be played are reported, and
+    the others are played. Ctrl-C keeps what is finished; with nothing finished it passes on. Raise
     NotFoundError for a pattern without a match, NotACheckpointError if there is no agent anywhere,
-    UsageError for an environment that cannot be made, and what `Results` raises.
+    UsageError for an environment that cannot be made, and what `ResultsFile` raises.
     """
+    options = EvaluationOptions(env, protocol or Protocol(), layout, facts)
     asked = expand_paths(paths)
     with ResultsFile(out) if out is not None else nullcontext() as kept:
-        run = _SweepState(
-            asked,
-            JobFactory(env, protocol or Protocol(), layout, facts),
-            protocol or Protocol(),
-            kept,
-            progress,
-        )
+        run = _SweepState(asked, JobFactory(options), options.protocol, kept, progress)
         interrupted = False
         try:
-            for group, outcome in spread(run.groups(), run.within):
-                run.take(group, outcome)
-                if any(isinstance(e, Evaluation) and e.rollout.interrupted for e in outcome.values()):
+            for batch, result in spread(run.batches(), run.within):
+                run.take(batch, result)
+                if any(isinstance(e, Evaluation) and e.rollout.interrupted for e in result.values()):
                     interrupted = True
                     break
         except KeyboardInterrupt:
@@ -526,80 +525,80 @@ class _SweepState:
     def __init__(
         self,
         asked: Sequence[CheckpointEntry],
-        seating: JobFactory,
+        jobs: JobFactory,
         how: Protocol,
         kept: ResultsFile | None,
         progress: Progress,
     ) -> None:
         self.asked, self.how, self.kept, self.progress = asked, how, kept, progress
-        self.seating = seating
+        self.jobs = jobs
         self.found: dict[int, Evaluation] = {}
         self.steps: dict[int, Mapping[str, int]] = {}
         self.failed: dict[int, CkpttoolError] = {}
         self.passed: list[str] = []
         self.resumed = 0
-        self._seats: dict[int, list[EvaluationJob]] = {}
+        self._pending: dict[int, list[EvaluationJob]] = {}
         self._played = 0
 
-    def groups(self) -> Iterator[EvaluationBatch]:
-        """Yield the work that is left, each group as soon as its checkpoints have been restored."""
+    def batches(self) -> Iterator[EvaluationBatch]:
+        """Yield the work that is left, each batch as soon as its checkpoints have been restored."""
         waiting: dict[Hashable, list[EvaluationJob]] = {}
-        for seat in self._restored():
-            together = waiting.setdefault(seat.alike, [])
-            together.append(seat)
+        for job in self._agent_jobs():
+            together = waiting.setdefault(job.alike, [])
+            together.append(job)
             if len(together) == max_batch_policies(self.how):
-                yield from self._group(together)
+                yield from self._batch(together)
                 together.clear()
         for together in waiting.values():
             if together:
-                yield from self._group(together)
+                yield from self._batch(together)
 
-    def _restored(self) -> Iterator[EvaluationJob]:
-        """Yield the seats of agents; where there is none, those of policies that no layout names."""
+    def _agent_jobs(self) -> Iterator[EvaluationJob]:
+        """Yield the jobs of agents; where there is none, those of policies that no layout names."""
         agents = False
-        for seat in self._seated(alone=False):
+        for job in self._restored_jobs(alone=False):
             agents = True
-            yield seat
+            yield job
         if not (agents or self.failed):
             self.passed.clear()
-            yield from self._seated(alone=True)
+            yield from self._restored_jobs(alone=True)
 
-    def _seated(self, *, alone: bool) -> Iterator[EvaluationJob]:
-        """Yield the seats of those that can be restored, and write down the others."""
+    def _restored_jobs(self, *, alone: bool) -> Iterator[EvaluationJob]:
+        """Yield the jobs of those that can be restored, and write down the others."""
         for number, entry in enumerate(self.asked):
             try:
-                seat = self.seating.seat(number, entry, alone=alone)
+                job = self.jobs.job(number, entry, alone=alone)
             except RequestError as error:
                 raise error.error from None
             except CkpttoolError as error:
                 self.failed[number] = error.located(file=entry.path)
                 continue
-            if seat is None:
+            if job is None:
                 self.passed.append(f"{entry.path} holds no policy and was passed over")
                 continue
-            self.steps[number] = seat.steps
-            yield seat
+            self.steps[number] = job.steps
+            yield job
 
     def within(self, done: int, total: int, steps: int | None = None) -> None:  # noqa: ARG002 - Progress's
-        """Tell how far the whole is, from how far the group is that is being played."""
+        """Tell how far the whole is, from how far the batch is that is being played."""
         every = len(self.asked) * self.how.episodes
         before = (len(self.found) + len(self.failed) + len(self.passed)) * self.how.episodes
         self.progress(min(before + done, every), every, None if steps is None else self._played + steps)
 
-    def take(self, group: EvaluationBatch, outcome: Outcome) -> None:
-        """Keep what came of a group, and write it down."""
+    def take(self, batch: EvaluationBatch, results: BatchResult) -> None:
+        """Keep what came of a batch, and write it down."""
         finished = []
-        for seat in self._seats.pop(group.number):
-            result = outcome.get(seat.entrant.checkpoint)
-            if isinstance(result, Evaluation) and result.versions != seat.versions:
-                result = _other_versions(seat, result)
+        for job in self._pending.pop(batch.number):
+            result = results.get(job.agent.checkpoint)
+            if isinstance(result, Evaluation) and result.versions != job.versions:
+                result = _other_versions(job, result)
             if isinstance(result, CkpttoolError):
-                self.failed[seat.number] = result
-            elif result is not None and seat.number not in self.found:
-                self.found[seat.number] = result
+                self.failed[job.number] = result
+            elif result is not None and job.number not in self.found:
+                self.found[job.number] = result
                 self._played += result.rollout.steps
                 if not result.rollout.interrupted:
-                    finished.append((seat.key, seat.steps, result))
+                    finished.append((job.key, job.steps, result))
         if self.kept is not None:
             self.kept.add(finished)
         self.within(0, 0, 0)
@@ -633,34 +632,32 @@ class _SweepState:
             alone=alone,
         )
 
-    def _group(self, seats: Sequence[EvaluationJob]) -> Iterator[EvaluationBatch]:
-        """Yield the seats' group, unless an earlier run has finished all of it.
+    def _batch(self, jobs: Sequence[EvaluationJob]) -> Iterator[EvaluationBatch]:
+        """Yield the batch of these jobs, unless an earlier run has finished all of it.
 
-        A group is played as a whole or not at all: its size is part of how its products round. What is known
-        of a group that is played again stays as it is.
+        A batch is played as a whole or not at all: its size is part of how its products round. What is known
+        of a batch that is played again stays as it is.
         """
         missing = 0
-        for seat in seats:
-            known = None if self.kept is None else self.kept.find(seat.key, self.how)
+        for job in jobs:
+            known = None if self.kept is None else self.kept.find(job.key, self.how)
             if known is None:
                 missing += 1
                 continue
-            self.found[seat.number] = replace(
-                known, checkpoint=seat.entrant.checkpoint, ledger=seat.entrant.ledger
-            )
+            self.found[job.number] = replace(known, checkpoint=job.agent.checkpoint, ledger=job.agent.ledger)
             self.resumed += 1
         if missing:
-            number = seats[0].number
-            self._seats[number] = list(seats)
-            yield EvaluationBatch(number, tuple(seat.entrant for seat in seats), self.how)
+            number = jobs[0].number
+            self._pending[number] = list(jobs)
+            yield EvaluationBatch(number, tuple(job.agent for job in jobs), self.how)
 
 
-def _other_versions(seat: EvaluationJob, result: Evaluation) -> WorkerError:
+def _other_versions(job: EvaluationJob, result: Evaluation) -> WorkerError:
     """Return the error that a machine of a cluster computes with something else than this one."""
-    differ = [name for name, version in seat.versions.items() if result.versions.get(name) != version]
+    differ = [name for name, version in job.versions.items() if result.versions.get(name) != version]
     return WorkerError(
         "it was played with other versions than are here",
-        file=seat.entrant.checkpoint,
-        expected=", ".join(f"{name} {seat.versions[name]}" for name in differ),
+        file=job.agent.checkpoint,
+        expected=", ".join(f"{name} {job.versions[name]}" for name in differ),
         found=", ".join(f"{name} {result.versions.get(name)}" for name in differ),
     )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 import struct
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
@@ -38,7 +39,7 @@ from ckpttool.commands.network_outputs import (
     run_network,
     shared_networks,
 )
-from ckpttool.commands.options import NO_OPTIMIZER_OPTIONS, read_optimizer_options
+from ckpttool.commands.options import NO_OPTIMIZER_OPTIONS, read_optimizer_options, with_keywords
 from ckpttool.commands.restore import (
     FACTS,
     Agent,
@@ -844,8 +845,8 @@ def make_batches(
 
 # `verify`: two checkpoints of one agent give the same outputs, each run by its own framework.
 #
-# With `steps` both also go on training on the same batches (commands/verify.py). With `whole` everything that
-# the two hold is compared as well, also of models that are no agents (commands/verify.py).
+# With `steps` both also go on training on the same batches. With `whole` everything that the two hold is
+# compared as well, also of models that are no agents.
 
 
 @dataclass(frozen=True, slots=True)
@@ -897,31 +898,51 @@ class Verification:
         }
 
 
+@dataclass(frozen=True)
+class VerificationOptions:
+    """How `verify` compares two checkpoints.
+
+    Args:
+        tolerance: in the place of the default bound: B's largest error against float64, relative to the
+            output's scale.
+        steps: train both on for that many updates, and compare the updates.
+        layout: that of the first checkpoint, None for the one that is recognised.
+        facts: what no file holds of the agent that both are.
+        python: the interpreter that runs the frameworks.
+        whole: compare every entry, fact, setting and receipt as well, exactly; what is no agent is compared
+            by its entries.
+
+    """
+
+    tolerance: float | None = None
+    steps: int | None = None
+    layout: str | None = None
+    facts: AgentFacts = NO_FACTS
+    python: str | None = None
+    whole: bool = False
+
+
 def verify(
     first: str,
     second: str,
+    options: VerificationOptions | None = None,
     *,
-    tolerance: float | None = None,
-    steps: int | None = None,
-    layout: str | None = None,
-    facts: AgentFacts = NO_FACTS,
-    python: str | None = None,
-    whole: bool = False,
     progress: Progress = ignore_progress,
+    **keywords: Any,
 ) -> Verification:
     """Compare every network that both checkpoints have on fixed observations (and actions).
 
-    `tolerance` replaces the default bound: B's largest error against float64, relative to the output's
-    scale. With `steps` both are trained on for that many updates. `facts` are what no file holds of the agent
-    that both are. `python` names the interpreter that runs the frameworks. With `whole` every entry, fact,
-    setting and receipt is compared, exactly, and what is no agent is compared by its entries. Otherwise
-    raise UsageError when the two have no network in common.
+    `keywords` are fields of VerificationOptions, in the place of those of `options`:
+    `verify(first, second, whole=True)`. Unless `whole`, raise UsageError when the two have no network in
+    common.
     """
-    if whole:
-        return _verify_agents(first, second, tolerance, steps, layout, facts, python, progress)
-    a, b = restore_agent(first, layout, facts), restore_agent(second, facts=facts)
-    found = _compare_networks(a, b, (first, second), tolerance, steps, python, progress)
-    left = [list(_untested_parts(agent, trained=steps is not None)) for agent in (a, b)]
+    options = with_keywords(options or VerificationOptions(), keywords, "verify")
+    if options.whole:
+        return _verify_contents(first, second, options, progress)
+    a, b = restore_agent(first, options.layout, options.facts), restore_agent(second, facts=options.facts)
+    found = _compare_networks(a, b, (first, second), options, progress)
+    trained = options.steps is not None
+    left = [list(_untested_parts(agent, trained=trained)) for agent in (a, b)]
     said = [f"{word}: {', '.join(parts)}" for word, parts in zip("AB", left, strict=True) if parts]
     return replace(
         found,
@@ -930,13 +951,7 @@ def verify(
 
 
 def _compare_networks(
-    a: Agent,
-    b: Agent,
-    paths: tuple[str, str],
-    tolerance: float | None,
-    steps: int | None,
-    python: str | None,
-    progress: Progress,
+    a: Agent, b: Agent, paths: tuple[str, str], options: VerificationOptions, progress: Progress
 ) -> Verification:
     """Compare what the networks of two agents give."""
     for one, other in ((a, b), (b, a)):
@@ -949,12 +964,12 @@ def _compare_networks(
     found, training = [], None
     backends = (_backend(a), _backend(b))
     with contextlib.ExitStack() as stack:
-        workers = [stack.enter_context(_start_worker(name, python, steps)) for name in backends]
+        workers = [stack.enter_context(_start_worker(name, options)) for name in backends]
         for number, (title, (left, right)) in enumerate(compared.items()):
             progress(number, len(compared))
-            found.append(_measure_network(title, left, right, workers, tolerance))
-        if steps is not None:
-            training, said = _compare_training(a, b, steps, workers, assumed)
+            found.append(_measure_network(title, left, right, workers, options.tolerance))
+        if options.steps is not None:
+            training, said = _compare_training(a, b, options.steps, workers, assumed)
             notes += said
     # What A has and B lacks cannot be the same, unless B is the conversion of a part; what B has besides
     # says nothing against it.
@@ -968,7 +983,7 @@ def _compare_networks(
         urls.display_url(b.checkpoint.path),
         backends,
         tuple(found),
-        _describe_tolerance(tolerance),
+        _describe_tolerance(options.tolerance),
         tuple(dict.fromkeys(assumed)),
         tuple(dict.fromkeys((*_difference_notes(a, b), *notes, *a.notes, *b.notes))),
         training,
@@ -994,18 +1009,11 @@ def _untested_parts(agent: Agent, *, trained: bool) -> Iterator[str]:
         yield format_count(rest, "other entry", "other entries")
 
 
-def _verify_agents(
-    first: str,
-    second: str,
-    tolerance: float | None,
-    steps: int | None,
-    layout: str | None,
-    facts: AgentFacts,
-    python: str | None,
-    progress: Progress,
+def _verify_contents(
+    first: str, second: str, options: VerificationOptions, progress: Progress
 ) -> Verification:
     """Compare the networks of two agents where both can be run, and everything that the two hold."""
-    a, b = _open_side(first, layout, facts), _open_side(second, None, facts)
+    a, b = _open_side(first, options.layout, options.facts), _open_side(second, None, options.facts)
     found = Verification(
         urls.display_url(a.checkpoint.path), urls.display_url(b.checkpoint.path), ("-", "-"), (), "", (), ()
     )
@@ -1015,9 +1023,9 @@ def _verify_agents(
         found = replace(found, tolerance="entries are equal", not_compared=(reason,))
     else:
         try:
-            found = _compare_networks(a.agent, b.agent, (first, second), tolerance, steps, python, progress)
+            found = _compare_networks(a.agent, b.agent, (first, second), options, progress)
         except (MappingError, UnsupportedError, UsageError) as error:
-            if steps is not None:
+            if options.steps is not None:
                 raise
             reason = f"the outputs of networks: {error.message}"
             found = replace(found, tolerance="entries are equal", not_compared=(reason,))
@@ -1051,9 +1059,10 @@ def _side_entries(side: str, agent: Agent, other: Agent) -> Iterator[LedgerEntry
         yield entry if entry in other.ledger else replace(entry, where=f"{side}: {entry.where}".rstrip(": "))
 
 
-def _start_worker(backend: str, python: str | None, steps: int | None) -> Worker:
-    chosen = {} if python is None else {"python": python}
-    return Worker(backend, threads=1, timeout=TIMEOUT_S + (steps or 0), **chosen)
+def _start_worker(backend: str, options: VerificationOptions) -> Worker:
+    timeout = TIMEOUT_S + (options.steps or 0)
+    python = sys.executable if options.python is None else options.python
+    return Worker(backend, python=python, timeout=timeout, threads=1)
 
 
 def _backend(agent: Agent) -> str:

@@ -923,6 +923,15 @@ def write_atomically(
         remove_files(file.rest for file in files if file.rest is not None)
 
 
+def write_file(target: str, content: bytes, *, force: bool = False, sources: Sequence[File] = ()) -> None:
+    """Write bytes into one file, as `write_atomically` does."""
+
+    def fill(stream: IO[bytes]) -> None:
+        stream.write(content)
+
+    write_atomically((Output(target, fill),), force=force, sources=sources)
+
+
 def _name_files(
     files: list[PendingFile], *, force: bool, sync: bool, replaced: Callable[[], Sequence[str]]
 ) -> None:

@@ -10,13 +10,16 @@ from __future__ import annotations
 import importlib
 import os
 import stat
-from collections.abc import Callable, Iterator
+import weakref
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
+from threading import Lock
 from typing import Literal, NamedTuple, Protocol
 
 from ckpttool.core import limits, urls
-from ckpttool.core.errors import CkpttoolError, DeadlineError, NotFoundError
+from ckpttool.core.errors import CkpttoolError, DeadlineError, NotFoundError, TruncatedError
 
 Kind = Literal["file", "folder", "special", "missing"]
 Progress = Callable[[str, int, int], None]
@@ -268,3 +271,93 @@ def add_note(sentence: str) -> None:
     notes = current_session().notes
     if sentence not in notes:
         notes.append(sentence)
+
+
+# Nameless local files for what cannot be read by parts: the operating system removes them with the process.
+
+_MAX_COPIES = 16
+_FETCH_PIECE = 8 << 20
+
+
+class ScratchFile:
+    """A local file without a name, closed with its last reference."""
+
+    def __init__(self) -> None:
+        """Create the file in the folder for temporary files."""
+        import tempfile
+
+        with tempfile.TemporaryFile() as file:
+            self.descriptor = os.dup(file.fileno())
+        weakref.finalize(self, os.close, self.descriptor)
+
+    def put(self, offset: int, data: bytes) -> None:
+        """Write all of the bytes at the offset."""
+        left = memoryview(data)
+        while left:
+            done = os.pwrite(self.descriptor, left, offset)
+            left, offset = left[done:], offset + done
+
+
+class LocalCopyCache:
+    """The last few files that were fetched, each with the range of its original that it holds."""
+
+    def __init__(self) -> None:
+        """Start empty."""
+        self._kept: OrderedDict[tuple[str, FileStat, int, int], ScratchFile] = OrderedDict()
+        self._lock = Lock()
+
+    def find(self, place: str, seen: FileStat, offset: int, length: int) -> ScratchFile | None:
+        """Return a file that holds these bytes at their offset, None if there is none."""
+        with self._lock:
+            for (name, one, start, held), copy in self._kept.items():
+                if name == place and one == seen and start <= offset and offset + length <= start + held:
+                    return copy
+        return None
+
+    def read(self, place: str, seen: FileStat, offset: int, length: int) -> bytes | None:
+        """Return the bytes if a copy holds them."""
+        copy = self.find(place, seen, offset, length)
+        return None if copy is None else os.pread(copy.descriptor, length, offset)
+
+    def add(self, place: str, seen: FileStat, offset: int, length: int, data: Iterable[bytes]) -> ScratchFile:
+        """Write the data into a new file, at its offset, and return the file.
+
+        Raise TruncatedError unless there are exactly `length` bytes.
+        """
+        copy = ScratchFile()
+        done, report = 0, watch.get()
+        for piece in data:
+            if done + len(piece) <= length:
+                copy.put(offset + done, piece)
+            done += len(piece)
+            if done > length:
+                break
+            if report is not None:
+                report(urls.display_url(place), done, length)
+        if done != length:
+            found = "more" if done > length else f"{done:,}"
+            raise TruncatedError(
+                "not as many bytes came as were told", file=place, expected=f"{length:,}", found=found
+            )
+        self.keep(place, seen, offset, length, copy)
+        return copy
+
+    def keep(self, place: str, seen: FileStat, offset: int, length: int, copy: ScratchFile) -> None:
+        """Keep a file that holds these bytes at their offset."""
+        with self._lock:
+            self._kept[place, seen, offset, length] = copy
+            if len(self._kept) > _MAX_COPIES:
+                self._kept.popitem(last=False)
+
+
+def require_fetchable(place: str, length: int, why: str) -> None:
+    """Raise LimitError if so many bytes are not fetched without being asked for; `why` is a clause."""
+    if length > limits.current().fetched_bytes:
+        raise limits.limit_error(
+            "fetched_bytes", f"{why}: all of it would have to be fetched", length, file=place
+        )
+
+
+def split_range(length: int) -> Iterable[tuple[int, int]]:
+    """Give the parts (offset, length) in which so many bytes are fetched."""
+    return ((at, min(_FETCH_PIECE, length - at)) for at in range(0, length, _FETCH_PIECE))

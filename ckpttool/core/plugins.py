@@ -63,6 +63,11 @@ class Plugin(NamedTuple):
     module: str
     extra: str | None = None
     requires: tuple[str, ...] = ()
+    # What a library must find before its module is imported, regular expressions that match whole: one name
+    # in the tree of an agent, or the file's name. A row may match too much, never too little; one without
+    # either (other people's) is asked about every tree.
+    names: str = ""
+    files: str = ""
     owner: str = "ckpttool"
     signature: FormatSignature | None = None
 
@@ -162,30 +167,84 @@ _FORMATS = (
 )
 
 
+# The networks of an agent under their own names, as layouts td3_torch and td3_tf have them.
+_AGENT = r"((actor|critic|value)(_target)?|discriminator)"
+
 BUILT_IN: dict[Kind, tuple[Plugin, ...]] = {
     "formats": _FORMATS,
     "layouts": (
-        Plugin("td3_torch", "ckpttool.libraries.td3:TORCH"),
-        Plugin("td3_tf", "ckpttool.libraries.td3:TF"),
-        Plugin("tf2rl", "ckpttool.libraries.tf2rl"),
-        Plugin("fujimoto", "ckpttool.libraries.td3:FUJIMOTO"),
-        Plugin("stable_baselines2", "ckpttool.libraries.sb2"),
-        Plugin("stable_baselines3", "ckpttool.libraries.sb3"),
-        Plugin("cleanrl", "ckpttool.libraries.cleanrl"),
-        Plugin("tianshou", "ckpttool.libraries.tianshou"),
-        Plugin("spinningup", "ckpttool.libraries.spinningup"),
-        Plugin("d3rlpy", "ckpttool.libraries.d3rlpy"),
-        Plugin("rsl_rl", "ckpttool.libraries.rsl_rl"),
-        Plugin("rl_games", "ckpttool.libraries.rl_games"),
-        Plugin("fasttd3", "ckpttool.libraries.td3:FASTTD3"),
-        Plugin("elegantrl", "ckpttool.libraries.elegantrl"),
-        Plugin("skrl", "ckpttool.libraries.skrl"),
-        Plugin("tf_agents", "ckpttool.libraries.tf_agents"),
-        Plugin("acme", "ckpttool.libraries.acme"),
-        Plugin("keras_rl", "ckpttool.libraries.keras_rl"),
-        Plugin("rlgraph", "ckpttool.libraries.rlgraph"),
-        Plugin("rllib", "ckpttool.libraries.rllib"),
-        Plugin("rllib_policy", "ckpttool.libraries.rllib:POLICY"),
+        Plugin("td3_torch", "ckpttool.libraries.td3:TORCH", names=rf"{_AGENT}/(.*/)?weight"),
+        Plugin("td3_tf", "ckpttool.libraries.td3:TF", names=rf"([^/]*/)?{_AGENT}/(.*/)?(kernel|w)"),
+        Plugin("tf2rl", "ckpttool.libraries.tf2rl", names=r"(.*/)?actor/out_mean/[^/]*"),
+        Plugin("fujimoto", "ckpttool.libraries.td3:FUJIMOTO", names=r"(.*/)?l[1-9][./](weight|bias)(/.*)?"),
+        Plugin(
+            "stable_baselines2",
+            "ckpttool.libraries.sb2",
+            # A file that does not name its variables has a list of them.
+            names=r"(model|target)/(pi|values_fn|qf)/.*|params/0",
+        ),
+        Plugin(
+            "stable_baselines3",
+            "ckpttool.libraries.sb3",
+            names=r"policy/(actor[./](mu|latent_pi)|(q_net|quantile_net)[./](q_net|quantile_net)"
+            r"|mlp_extractor[./](policy|value|shared)_net|action_net|value_net|features_extractor)[./].*",
+        ),
+        Plugin("cleanrl", "ckpttool.libraries.cleanrl", names=r"actor_logstd|0/(fc_mu|fc_mean)/weight"),
+        Plugin(
+            "tianshou",
+            "ckpttool.libraries.tianshou",
+            names=r"(.*/)?actor[./](_modules/)?preprocess[./].*",
+        ),
+        Plugin(
+            "spinningup",
+            "ckpttool.libraries.spinningup",
+            # The variables of TensorFlow 1, a state_dict, a module that was pickled whole.
+            names=r"main/pi/dense/.*|pi/(pi|net|mu_net|logits_net)/0/.*|_modules/(pi|q[12]?|v)/.*",
+        ),
+        Plugin(
+            "d3rlpy",
+            "ckpttool.libraries.d3rlpy",
+            names=r"(torch/)?_?(policy|imitator)/_encoder/(_layers|_fcs|_last_layers|_fc)/.*",
+        ),
+        Plugin(
+            "rsl_rl",
+            "ckpttool.libraries.rsl_rl",
+            names=r"(model_state_dict/(actor|student)|(actor|student)_state_dict/mlp)/0/weight",
+        ),
+        Plugin("rl_games", "ckpttool.libraries.rl_games", names=r"model/a2c_network/mu/weight"),
+        Plugin("fasttd3", "ckpttool.libraries.td3:FASTTD3", names=r"qnet_state_dict(/.*)?"),
+        Plugin("elegantrl", "ckpttool.libraries.elegantrl", names=r"((_parameters|_buffers)/)?state_avg"),
+        Plugin(
+            "skrl",
+            "ckpttool.libraries.skrl",
+            names=r"(target_policy|critic_1|target_critic|policy_optimizer|value"
+            r"|(value|observation|state)_preprocessor)(/.*)?",
+        ),
+        Plugin(
+            "tf_agents",
+            "ckpttool.libraries.tf_agents",
+            # The policies that version 0.6 exported list their attributes without names.
+            names=r".*/(_actor_network|_actor_net)(/.*)?"
+            r"|_all_assets/[^/]*/ref/(_mlp_layers|_sequential_layers|_projection_networks)(/.*)?",
+        ),
+        Plugin(
+            "acme",
+            "ckpttool.libraries.acme",
+            # A learner's networks, and the variables of a snapshot.
+            names=r"([^/]*/)?(target_policy|target_critic)(/.*)?|_variables(/.*)?",
+        ),
+        Plugin("keras_rl", "ckpttool.libraries.keras_rl", files=r".*\.h5f"),
+        Plugin(
+            "rlgraph",
+            "ckpttool.libraries.rlgraph",
+            names=r"policy/action-adapter-0/action-network/[^/]+/dense/kernel",
+        ),
+        Plugin(
+            "rllib",
+            "ckpttool.libraries.rllib",
+            names=r"learner_group/learner/rl_module/.*|(pi_encoder|encoder)/(.*/)?mlp/[^/]*/[^/]*",
+        ),
+        Plugin("rllib_policy", "ckpttool.libraries.rllib:POLICY", names=r"(policies/[^/]*/)?weights(/.*)?"),
     ),
     "backends": (
         Plugin("numpy", "ckpttool.networks.numpy_backend"),
@@ -193,6 +252,23 @@ BUILT_IN: dict[Kind, tuple[Plugin, ...]] = {
         Plugin("tensorflow", "ckpttool.networks.tensorflow_backend", "tensorflow", ("tensorflow",)),
         Plugin("onnxruntime", "ckpttool.networks.onnx_backend", "onnx", ("onnx", "onnxruntime")),
     ),
+}
+
+_HTTP = ("ckpttool.core.remote_sites:Web", "remote", ("fsspec", "aiohttp"))
+_S3 = ("ckpttool.core.remote_sites:S3", "s3", ("fsspec", "aiohttp", "s3fs"))
+_GS = ("ckpttool.core.remote_sites:GS", "gs", ("fsspec", "aiohttp", "gcsfs"))
+# What reads the places of each URL scheme; ours alone, because a store must keep the guarantees for servers.
+STORES: dict[str, Plugin] = {
+    "http": Plugin("http://", *_HTTP),
+    "https": Plugin("https://", *_HTTP),
+    "s3": Plugin("s3://", *_S3),
+    "s3a": Plugin("s3a://", *_S3),
+    "gs": Plugin("gs://", *_GS),
+    "gcs": Plugin("gcs://", *_GS),
+    "hf": Plugin("hf://", "ckpttool.core.remote_sites:HF", "hf", ("fsspec", "aiohttp", "huggingface_hub")),
+    "memory": Plugin("memory://", "ckpttool.core.remote_sites:ObjectStore", *_HTTP[1:]),
+    "zip": Plugin("zip://", "ckpttool.encodings.archives:ArchiveStore"),
+    "tar": Plugin("tar://", "ckpttool.encodings.archives:ArchiveStore"),
 }
 
 

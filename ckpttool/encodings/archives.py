@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib
+import io
 import os
 import posixpath
 import struct
@@ -10,12 +12,28 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from threading import Lock
-from typing import IO, NamedTuple, NoReturn
+from typing import IO, Any, NamedTuple, NoReturn, cast
 
-from ckpttool.core import filesystem, limits
-from ckpttool.core.errors import CkpttoolError, FormatError, TruncatedError, UnsupportedError
+from ckpttool.core import filesystem, limits, urls
+from ckpttool.core.errors import (
+    ChangedError,
+    CkpttoolError,
+    FormatError,
+    NotFoundError,
+    TruncatedError,
+    UnsupportedError,
+)
+from ckpttool.core.filesystem import (
+    FileStat,
+    LocalCopyCache,
+    ScratchFile,
+    StoreEntry,
+    require_fetchable,
+    split_range,
+)
 from ckpttool.core.limits import Limits
 from ckpttool.core.source import Buffer, Checksum, DeflatedSpan, File, Span, Storage, crc32
+from ckpttool.core.text import format_size
 
 # Tar archives as bytes: where every plain file lies; whatever is no plain file is refused.
 #
@@ -854,3 +872,264 @@ def _end_records(start: int, size: int, count: int) -> bytes:
         ) + LOCATOR64.pack(LOCATOR64_MARK, 0, start + size, 1)
     short = min(count, FULL16)
     return zip64 + END.pack(END_MARK, 0, 0, short, short, min(size, FULL32), min(start, FULL32), 0)
+
+
+# Archives as folders: members are read as files, wherever the archive lies.
+#
+# Stored members are read in place, by parts; compressed ones are unpacked once, as far as the limits allow.
+# Nothing is ever extracted under a name that an archive contains.
+
+
+class UnpackedSpan(NamedTuple):
+    """Bytes of a scratch file that holds the unpacked archive `file`."""
+
+    file: File
+    copy: ScratchFile
+    offset: int
+    length: int
+
+
+class ArchiveMember(NamedTuple):
+    """A plain file of an archive: its unpacked size in bytes, and where these are."""
+
+    size: int
+    source: Span | DeflatedSpan | UnpackedSpan
+
+
+class ArchiveStore:
+    """The files of one archive by their paths in it (filesystem.Store)."""
+
+    def __init__(self, outer: str, kind: str) -> None:
+        """Read the archive at the place `outer`, a "zip" or a "tar", at the first request."""
+        self._outer, self._kind = outer, kind
+        self.start = f"{outer}::{kind}://{urls.TOP}"
+        self._listed: tuple[File, dict[str, ArchiveMember]] | None = None
+        self._copies = LocalCopyCache()
+
+    @classmethod
+    def mount(cls, link: str, outer: str) -> str:
+        """Mount the archive at `outer`; return the place of the member that a link (zip://PATH) names."""
+        kind, _, inner = link.partition("://")
+        start = f"{outer}::{kind}://{urls.TOP}"
+        known = filesystem.find_store(start)
+        if not (isinstance(known, ArchiveStore) and known.start == start):  # keeps its listing and copies
+            filesystem.mount_store(start + "/", cls(outer, kind))
+        inner = inner.removeprefix(urls.TOP + "/").strip("/")
+        return f"{start}/{inner}" if inner not in ("", urls.TOP) else start
+
+    def look(self, place: str) -> StoreEntry:
+        """Return what is there; raise NotFoundError or FormatError if the archive cannot be listed."""
+        members = self._members(self._file())
+        name = self._name(place)
+        if name in members:
+            return _member_stat(members[name])
+        below = f"{name}/" if name else ""
+        return "folder" if any(each.startswith(below) for each in members) else None
+
+    def names(self, place: str) -> list[str]:
+        """Return the names in a folder of the archive: as many as the archive may have members."""
+        name = self._name(place)
+        below = f"{name}/" if name else ""
+        members = self._members(self._file())
+        return sorted({each[len(below) :].partition("/")[0] for each in members if each.startswith(below)})
+
+    def read(self, place: str, seen: FileStat, offset: int, length: int) -> bytes:
+        """Return these bytes; raise ChangedError if the archive is not the one that was listed."""
+        source = self._member(place, seen).source
+        if isinstance(source, Span):
+            return source.file.read(source.offset + offset, length)
+        if isinstance(source, UnpackedSpan):
+            if filesystem.find_store(source.file.path) is None:
+                source.file.require_unchanged()
+            return os.pread(source.copy.descriptor, length, source.offset + offset)
+        found = self._copies.read(place, seen, offset, length)
+        if found is None:
+            data = source.read()
+            self._copies.add(place, seen, 0, len(data), [data])
+            found = data[offset : offset + length]
+        return found
+
+    def together(self, place: str, seen: FileStat, parts: list[tuple[int, int]]) -> list[bytes]:
+        """Return the bytes of many parts."""
+        source = self._member(place, seen).source
+        if isinstance(source, Span):
+            return list(source.file.together((source.offset + at, length) for at, length in parts))
+        return [self.read(place, seen, *part) for part in parts]
+
+    def local(self, place: str, seen: FileStat, offset: int, length: int) -> int:
+        """Return a descriptor of a local file with these bytes at their offset."""
+        found = self._copies.find(place, seen, offset, length)
+        return os.dup((found or self._copied(place, seen, offset, length)).descriptor)
+
+    def _copied(self, place: str, seen: FileStat, offset: int, length: int) -> ScratchFile:
+        if filesystem.find_store(self._outer) is not None:
+            why = "the format is read from a local file"
+            require_fetchable(place, length, why)
+            filesystem.add_note(f"{format_size(length)} of {urls.display_url(place)} were fetched: {why}")
+        data = (self.read(place, seen, offset + at, part) for at, part in split_range(length))
+        return self._copies.add(place, seen, offset, length, data)
+
+    def _member(self, place: str, seen: FileStat) -> ArchiveMember:
+        if self._listed is None:
+            self._members(self._file())
+        members = self._listed[1] if self._listed is not None else {}
+        member = members.get(self._name(place))
+        if member is None or _member_stat(member) != seen:
+            raise ChangedError("the archive changed after it was listed", file=place)
+        return member
+
+    def _file(self) -> File:
+        if filesystem.path_kind(self._outer) == "special":
+            raise NotFoundError("a device, socket or pipe is not opened", file=self._outer)
+        return File.stamp(self._outer)
+
+    def _name(self, place: str) -> str:
+        return place[len(self.start) :].strip("/")
+
+    def _members(self, file: File) -> dict[str, ArchiveMember]:
+        if self._listed is None or self._listed[0] != file:
+            self._listed = (file, _list_zip_members(file) if self._kind == "zip" else _list_tar_members(file))
+        return self._listed[1]
+
+
+def _member_stat(member: ArchiveMember) -> FileStat:
+    source = member.source.base if isinstance(member.source, DeflatedSpan) else member.source
+    # Whole numbers have the same hash in every process.
+    tag = hash((*source.file[1:], source.offset, member.size))
+    return FileStat(member.size, source.file.mtime_ns, tag)
+
+
+def _list_zip_members(file: File) -> dict[str, ArchiveMember]:
+    archive = read_zip(file)
+    found: dict[str, ArchiveMember] = {}
+    for name, member in archive.members.items():
+        if not name.endswith("/") and (path := _member_path(name)) is not None:
+            found[path] = ArchiveMember(member.size, archive.source(name))
+    return found
+
+
+def _member_path(name: str) -> str | None:
+    """Return a member's path from the archive's top; None for one that leads out of it."""
+    path = posixpath.normpath(name)
+    return None if path.startswith(("/", "../")) or path in (".", "..") or "\0" in path else path
+
+
+# Tar archives as folders. The standard library's reader parses every form of long names, which `read_tar`
+# refuses. What is compressed is unpacked first, as a whole.
+
+# The first bytes of RFC 1952, of bzip2's and of xz's own documentation.
+_COMPRESSED = {b"\x1f\x8b": "gzip", b"BZh": "bz2", b"\xfd7zXZ\0": "lzma"}
+_UNPACK_CHUNK = 4 << 20
+
+
+def _list_tar_members(file: File) -> dict[str, ArchiveMember]:
+    """List the archive; raise FormatError if it is damaged, LimitError if it unpacks to too much."""
+    import lzma
+    import tarfile
+    import zlib
+
+    start = file.read(0, min(8, file.size))
+    library = next((each for mark, each in _COMPRESSED.items() if start.startswith(mark)), None)
+    try:
+        if library is None:
+            members = list(_iter_tar_entries(cast(IO[bytes], _FileStream(file)), file))
+            return _unique_members(file, ((name, Span(file, at, size)) for name, at, size in members))
+        copy = _unpack_tarball(file, library)
+        with open(os.dup(copy.descriptor), "rb") as stream:
+            members = list(_iter_tar_entries(stream, file))
+        return _unique_members(
+            file, ((name, UnpackedSpan(file, copy, at, size)) for name, at, size in members)
+        )
+    except (tarfile.TarError, zlib.error, lzma.LZMAError, EOFError, OSError, ValueError) as error:
+        raise FormatError("the archive is damaged", file=file.path, found=str(error)[:120] or None) from error
+
+
+def _unique_members(
+    file: File, members: Iterable[tuple[str, Span | UnpackedSpan]]
+) -> dict[str, ArchiveMember]:
+    found: dict[str, ArchiveMember] = {}
+    for name, source in members:
+        if (path := _member_path(name)) is None:
+            continue
+        if path in found:
+            raise FormatError(f"two members are called {name[:200]!r}", file=file.path, offset=source.offset)
+        found[path] = ArchiveMember(source.length, source)
+    return found
+
+
+def _iter_tar_entries(stream: IO[bytes], file: File) -> Iterator[tuple[str, int, int]]:
+    """Give name, offset and length of each plain file."""
+    import tarfile
+
+    most = limits.current().members
+    with tarfile.open(fileobj=stream, mode="r:", encoding="utf-8", errors="surrogateescape") as archive:
+        for number, member in enumerate(archive):
+            if number >= most:
+                raise limits.limit_error("members", "the archive has too many members", None, file=file.path)
+            # Links are not followed, and nobody stores a checkpoint's file with holes.
+            if member.isreg() and not member.issparse():
+                yield member.name, member.offset_data, member.size
+
+
+def _unpack_tarball(file: File, library: str) -> ScratchFile:
+    """Return a scratch file with the unpacked archive; `library` is the module that unpacks it."""
+    why = "the archive is compressed as a whole"
+    if filesystem.find_store(file.path) is not None:
+        require_fetchable(file.path, file.size, why)
+        filesystem.add_note(
+            f"{why}: all {format_size(file.size)} of {urls.display_url(file.path)} were fetched and unpacked"
+        )
+    copy = ScratchFile()
+    done, watch = 0, filesystem.watch.get()
+    raw = io.BufferedReader(_FileStream(file), _UNPACK_CHUNK)
+    with importlib.import_module(library).open(raw) as stream:
+        while piece := stream.read(_UNPACK_CHUNK):
+            copy.put(done, piece)
+            done += len(piece)
+            require_fetchable(file.path, done, f"{why}, and unpacks to very much")
+            if watch is not None:
+                watch(urls.display_url(file.path), raw.tell(), file.size)
+    return copy
+
+
+class _FileStream(io.RawIOBase):
+    """A file as a seekable stream."""
+
+    def __init__(self, file: File) -> None:
+        super().__init__()
+        self._file, self._at = file, 0
+
+    def readable(self) -> bool:
+        """Return True."""
+        return True
+
+    def seekable(self) -> bool:
+        """Return True."""
+        return True
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        """Move."""
+        self._at = offset + (0, self._at, self._file.size)[whence]
+        return self._at
+
+    def tell(self) -> int:
+        """Return the position."""
+        return self._at
+
+    def read(self, length: int = -1) -> bytes:
+        """Return up to `length` bytes; raise LimitError for more than a header of an archive has."""
+        most = limits.current().text_bytes
+        if not 0 <= length <= most:
+            raise limits.limit_error(
+                "text_bytes", "a header of the archive is too long", length, file=self._file.path
+            )
+        room = bytearray(length)
+        return bytes(room[: self.readinto(room)])
+
+    def readinto(self, room: Any) -> int:
+        """Fill the buffer as far as the file goes."""
+        length = max(0, min(len(room), self._file.size - self._at))
+        if length:
+            room[:length] = self._file.read(self._at, length)
+        self._at += length
+        return length

@@ -236,11 +236,14 @@ def rollouts(
 def _play_on_device(
     policy: Policy, envs: DeviceVector, play: RolloutSpec, members: int, progress: Progress
 ) -> tuple[Rollout, ...]:
-    """Hand a tensor program to a policy that plays it where it lives."""
-    whole: Callable[..., tuple[Rollout, ...]] | None = getattr(policy, "play", None)
-    if whole is None:
+    """Play a task on the device of a policy of the PyTorch backend."""
+    from ckpttool.networks.torch_backend import TorchPolicy  # here, because others play without either
+
+    if not isinstance(policy, TorchPolicy):
         raise UsageError(f"the {envs.engine} engine needs a policy on tensors", hint=HINT)
-    return whole(envs, play, members, progress)
+    from ckpttool.evaluation.torch_rollout import play_on_device
+
+    return play_on_device(policy, envs, play, members, progress)
 
 
 @dataclass(slots=True, eq=False)

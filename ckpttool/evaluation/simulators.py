@@ -31,8 +31,8 @@ if TYPE_CHECKING:
 
 # Tasks that run on the policy's device: the interface of tensor programs and of batched simulators.
 #
-# The torch backend plays both without a transfer between policy and task (backends/torch_rollout.py). Users
-# plug in their own with `module:factory` (simulators.py, docs/howto/plug_in_a_simulator.md).
+# torch_rollout plays both with a policy of the PyTorch backend, without a transfer between policy and task.
+# Users plug in their own with `module:factory` (docs/howto/plug_in_a_simulator.md).
 
 DEVICE_ENGINE = "device"
 HINT = "--backend torch plays on it"

@@ -12,7 +12,7 @@ import numpy as np
 
 from ckpttool.core.errors import UsageError
 
-# What the returns of independent episodes say: location, spread, and how sure the mean is.
+# Location and spread of the returns of independent episodes, and the interval of their mean.
 
 Values = Sequence[float] | np.ndarray
 
@@ -93,7 +93,8 @@ def mean_interval(
 ) -> tuple[float, float] | None:
     """Return the percentile bootstrap interval of the mean; None for one value.
 
-    The same values in any order, with the same seed, give the same interval.
+    The same values in any order, with the same seed, give the same interval: that of
+    scipy.stats.bootstrap(method="percentile") with numpy.random.default_rng(seed), up to rounding.
     """
     ordered = _sort_values(values)
     if len(ordered) < 2:
@@ -167,115 +168,78 @@ def _sort_values(values: Values) -> np.ndarray:
     return array
 
 
-# What several training runs say of an algorithm, and whether one algorithm beats another.
+# Statistics of an algorithm over training runs, and the comparison of two algorithms.
 #
-# A score is one number for one run on one task: the mean return of its checkpoint. Definitions are rliable's
+# A score is one number for one run: the mean return of its checkpoint. Definitions are rliable's for one task
 # (rliable/metrics.py, rliable/library.py; Agarwal et al. 2021, https://arxiv.org/abs/2108.13264): runs are
-# resampled with replacement within each task, percentiles of the statistic are the interval. Episodes are not
-# resampled within the runs, because a run's score already carries the chance of its episodes.
-
-Scores = Sequence[float] | Sequence[Sequence[float]] | np.ndarray
-"""[runs], or [runs, tasks]."""
+# resampled with replacement, percentiles of the statistic are the interval. Episodes are not resampled within
+# the runs, because a run's score already carries the chance of its episodes.
 
 FEW = 5
 """With fewer runs than this the percentile interval is too narrow to trust (rliable asks for several)."""
 
 
 def estimate_over_runs(
-    scores: Scores, statistic: Literal["mean", "iqm"], *, resamples: int = RESAMPLES, seed: int = 0
+    scores: Values, statistic: Literal["mean", "iqm"], *, resamples: int = RESAMPLES, seed: int = 0
 ) -> Estimate:
-    """Return the mean or IQM over all runs and tasks, with the stratified bootstrap interval over runs."""
-    table = _score_table(scores)
-    of = _means if statistic == "mean" else _iqms
-    value = float(of(table[None])[0])
-    if len(table) < 2:
-        return Estimate(value, None)
-    random = np.random.default_rng(seed)
-    found = [of(_resample_runs(table, random, size)) for size in chunk_sizes(table.size, resamples)]
-    return Estimate(value, percentile_interval(np.concatenate(found)))
+    """Return the mean or IQM over all runs, with the bootstrap interval over runs."""
+    return _bootstrap(_means if statistic == "mean" else _iqms, scores, resamples=resamples, seed=seed)
 
 
-def difference_of_means(a: Scores, b: Scores, *, resamples: int = RESAMPLES, seed: int = 0) -> Estimate:
+def difference_of_means(a: Values, b: Values, *, resamples: int = RESAMPLES, seed: int = 0) -> Estimate:
     """Return how much larger the mean of `a` is; the runs of both sides are resampled independently."""
-    return _estimate_comparison(
-        _score_table(a), _score_table(b), lambda x, y: _means(x) - _means(y), resamples=resamples, seed=seed
-    )
+    return _bootstrap(lambda x, y: _means(x) - _means(y), a, b, resamples=resamples, seed=seed)
 
 
 def probability_of_improvement(
-    a: Scores, b: Scores, *, resamples: int = RESAMPLES, seed: int = 0
+    a: Values, b: Values, *, resamples: int = RESAMPLES, seed: int = 0
 ) -> Estimate:
-    """Return the chance that a run of `a` scores more than one of `b`, ties counting half; mean over tasks.
+    """Return the chance that a run of `a` scores more than one of `b`, ties counting half.
 
     This is the Mann-Whitney statistic divided by the number of pairs, as
     rliable/metrics.py `probability_of_improvement` has it.
     """
-    return _estimate_comparison(_score_table(a), _score_table(b), _win_share, resamples=resamples, seed=seed)
+    return _bootstrap(_win_share, a, b, resamples=resamples, seed=seed)
 
 
-def _estimate_comparison(
-    a: np.ndarray,
-    b: np.ndarray,
-    of: Callable[[np.ndarray, np.ndarray], np.ndarray],
-    *,
-    resamples: int,
-    seed: int,
-) -> Estimate:
-    if a.shape[1] != b.shape[1]:
-        raise UsageError(
-            "two algorithms are compared on the same tasks", expected=str(a.shape[1]), found=str(b.shape[1])
-        )
-    value = float(of(a[None], b[None])[0])
-    if min(len(a), len(b)) < 2:
+def _bootstrap(statistic: Callable[..., np.ndarray], *samples: Values, resamples: int, seed: int) -> Estimate:
+    """Return a statistic of samples, each resampled on its own; it maps float64 [size, n] to [size].
+
+    With one sample these are the numbers of scipy.stats.bootstrap(method="percentile") with the same seed.
+    """
+    ordered = [_sort_values(sample) for sample in samples]
+    value = float(statistic(*(sample[None] for sample in ordered))[0])
+    if min(map(len, ordered)) < 2:
         return Estimate(value, None)
     random = np.random.default_rng(seed)
-    sizes = chunk_sizes(a.size + b.size, resamples)
-    found = [of(_resample_runs(a, random, size), _resample_runs(b, random, size)) for size in sizes]
+    found = [
+        statistic(*(sample[random.integers(len(sample), size=(size, len(sample)))] for sample in ordered))
+        for size in chunk_sizes(sum(map(len, ordered)), resamples)
+    ]
     return Estimate(value, percentile_interval(np.concatenate(found)))
 
 
-def _score_table(scores: Scores) -> np.ndarray:
-    """Return float64 [runs, tasks], runs in ascending order: which came first decides nothing."""
-    array = np.asarray(scores, np.float64)
-    array = array[:, None] if array.ndim == 1 else array
-    if array.ndim != 2 or not array.size:
-        raise UsageError("a statement about an algorithm needs the score of at least one run")
-    return array[np.lexsort(array.T[::-1])]
+def _means(samples: np.ndarray) -> np.ndarray:
+    return np.asarray(samples.mean(axis=1))
 
 
-def _resample_runs(table: np.ndarray, random: np.random.Generator, size: int) -> np.ndarray:
-    """Return resamples [size, runs, tasks]: of every task as many runs as there are, drawn on their own."""
-    runs, tasks = table.shape
-    return np.asarray(table[random.integers(runs, size=(size, runs, tasks)), np.arange(tasks)])
-
-
-def _means(tables: np.ndarray) -> np.ndarray:
-    return np.asarray(tables.mean(axis=(1, 2)))
-
-
-def _iqms(tables: np.ndarray) -> np.ndarray:
-    """Return the interquartile mean of each [runs, tasks] as a whole: statistics.iqm, row by row."""
-    ordered = np.sort(tables.reshape(len(tables), -1), axis=1)
+def _iqms(samples: np.ndarray) -> np.ndarray:
+    """Return `iqm` of each row."""
+    ordered = np.sort(samples, axis=1)
     cut = ordered.shape[1] // 4
     return np.asarray(ordered[:, cut : ordered.shape[1] - cut].mean(axis=1))
 
 
 def _win_share(a: np.ndarray, b: np.ndarray) -> np.ndarray:
-    """Return the share of pairs that `a` wins, mean over tasks, of each [runs, tasks]: found by ranks."""
-    ours, theirs = _rows_by_task(a), _rows_by_task(b)
-    _, rank = np.unique(np.concatenate((ours.ravel(), theirs.ravel())), return_inverse=True)
+    """Return the share of pairs that `a` wins, for each row of [size, n] and [size, m]: found by ranks."""
+    _, rank = np.unique(np.concatenate((a.ravel(), b.ravel())), return_inverse=True)
     # Every row gets numbers of its own, so that one search does for all.
-    row = np.arange(len(ours))[:, None]
-    mine = (rank[: ours.size].reshape(ours.shape) + row * (rank.size + 1)).ravel()
-    other = np.sort((rank[ours.size :].reshape(theirs.shape) + row * (rank.size + 1)).ravel())
+    row = np.arange(len(a))[:, None]
+    mine = (rank[: a.size].reshape(a.shape) + row * (rank.size + 1)).ravel()
+    other = np.sort((rank[a.size :].reshape(b.shape) + row * (rank.size + 1)).ravel())
     lower, upper = (np.searchsorted(other, mine, side) for side in ("left", "right"))
-    won = ((lower + upper) / 2).reshape(ours.shape) - row * theirs.shape[1]
-    return np.asarray(won.mean(axis=1).reshape(len(a), -1).mean(axis=1) / theirs.shape[1])
-
-
-def _rows_by_task(tables: np.ndarray) -> np.ndarray:
-    """Return [size, runs, tasks] as one row of runs for each task of each table."""
-    return np.asarray(np.moveaxis(tables, 1, 2).reshape(-1, tables.shape[1]))
+    won = ((lower + upper) / 2).reshape(a.shape) - row * b.shape[1]
+    return np.asarray(won.mean(axis=1) / b.shape[1])
 
 
 # Reference returns that turn a return into a normalised score: 0 for a random policy, 100 for an expert.

@@ -27,6 +27,9 @@ from ckpttool.evaluation.simulators import (
     UserProgram,
     UserSimulator,
 )
+from ckpttool.networks import torch_programs
+from ckpttool.networks.network import InputAdapter
+from ckpttool.networks.torch_backend import TorchPolicy, is_out_of_memory
 
 Act = Callable[[torch.Tensor], torch.Tensor]
 
@@ -86,6 +89,41 @@ class _RowState(Protocol):
         ...
 
 
+def play_on_device(
+    policy: TorchPolicy, envs: DeviceVector, play: RolloutSpec, members: int, progress: Progress
+) -> tuple[Rollout, ...]:
+    """Play a task on the policy's device; see rollout.rollouts.
+
+    On the CPU with one thread: a step is many small pieces, and on busy cores threads that wait for each
+    other at every piece made it twenty times slower.
+    """
+    _require_inputs(policy.inputs, envs)
+    try:
+        with policy.threads(1):
+            return play_members(policy.act, policy.place, envs, play, members, progress, graphs=policy.graphs)
+    except (RuntimeError, MemoryError) as error:
+        failure = policy.device_failure(error)
+        if is_out_of_memory(error) and envs.num_envs > members:
+            failure.message += f" for {envs.num_envs // members:,} environments"
+            failure.hint = f"--num-envs {max(1, envs.num_envs // members // 2)}"
+    raise failure
+
+
+def _require_inputs(inputs: InputAdapter, envs: DeviceVector) -> None:
+    """Raise unless the policy takes the task's observations as its one input, and has no memory."""
+    if inputs.is_joint:
+        raise UsageError(
+            "the device engine plays policies of one input and without memory",
+            hint="--engine auto plays others",
+        )
+    if inputs.shapes != [(envs.spec.obs_dim,)]:
+        raise EnvironmentMismatchError(
+            f"the policy does not take the observations of {envs.spec.id}",
+            expected=f"[batch, {envs.spec.obs_dim}]",
+            found=", ".join(str(["batch", *shape]) for shape in inputs.shapes).replace("'", ""),
+        )
+
+
 def play_members(
     act: Act,
     place: torch.device,
@@ -96,7 +134,7 @@ def play_members(
     *,
     graphs: bool,
 ) -> tuple[Rollout, ...]:
-    """Play every member's episodes; see agents.rollout.rollouts, whose results these are to rounding."""
+    """Play every member's episodes; see rollout.rollouts, whose results these are to rounding."""
     interrupted = False
     with _gradient_mode(envs):
         envs.require_agreement(place)
@@ -262,8 +300,6 @@ class _DeviceRollout:
 
     def graph(self) -> Callable[[], None]:
         """Return a launch of STEPS_PER_GRAPH steps."""
-        from ckpttool.networks.torch_programs import capture_graph
-
         expected = self._played(self.tick, 2 * STEPS_PER_GRAPH) if is_simulator(self.envs) else None
         held = self.task.state = tuple(tensor.clone() for tensor in self.task.state)
 
@@ -276,7 +312,7 @@ class _DeviceRollout:
             self.task.state = held
 
         with torch.cuda.device(self.place):
-            replayed, _ = capture_graph(body, self.place)
+            replayed, _ = torch_programs.capture_graph(body, self.place)
         # The calls before the capture have played.
         self._begin_in(held)
         if expected is not None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -14,9 +14,9 @@ from ckpttool.core.checkpoint import Checkpoint
 from ckpttool.core.errors import CkpttoolError
 from ckpttool.core.source import Shape
 from ckpttool.core.tree import Leaf, Path, Tree, ValueLeaf, key
-from ckpttool.formats import onnx
-from ckpttool.formats.onnx import OnnxNode
-from ckpttool.libraries.onnx_operators import FOLDED
+
+if TYPE_CHECKING:
+    from ckpttool.formats.onnx import OnnxNode
 
 # Orders of flattened images as a file's own computation records them, for the layers that it calls.
 #
@@ -359,16 +359,8 @@ def read_orders(checkpoint: Checkpoint, shapes: Sequence[Shape] = ()) -> Mapping
     `shapes` are the target's inputs without the batch, which are tried where the file does not record those
     of the source.
     """
-    from ckpttool.libraries import script_orders, tf_graphs
-
     try:
-        for found in (
-            script_orders.read_script_orders(checkpoint, shapes),
-            tf_graphs.read_graph_orders(checkpoint),
-            read_onnx_orders(checkpoint),
-        ):
-            if found is not None:
-                return found
+        return _read_recorded_orders(checkpoint, shapes) or {}
     except (
         CkpttoolError,
         UntraceableError,
@@ -382,7 +374,24 @@ def read_orders(checkpoint: Checkpoint, shapes: Sequence[Shape] = ()) -> Mapping
         MemoryError,
     ):
         return {}
-    return {}
+
+
+def _read_recorded_orders(
+    checkpoint: Checkpoint, shapes: Sequence[Shape]
+) -> Mapping[Path, FeatureOrders] | None:
+    """Evaluate the computation of the formats that record one; import nothing for the others."""
+    if checkpoint.format == "onnx":
+        return read_onnx_orders(checkpoint)
+    if checkpoint.format == "saved_model":
+        from ckpttool.libraries.tf_graphs import read_graph_orders
+
+        return read_graph_orders(checkpoint)
+    root = checkpoint.tree.containers.get(())
+    if root is None or root.name is None:
+        return None
+    from ckpttool.libraries.script_orders import read_script_orders
+
+    return read_script_orders(checkpoint, shapes)
 
 
 def with_orders(
@@ -430,13 +439,13 @@ class _OnnxOrderWeight(NamedTuple):
     turned: bool = False
 
 
-def read_onnx_orders(checkpoint: Checkpoint) -> Mapping[Path, FeatureOrders] | None:
-    """Return the orders that an ONNX model's graph shows, by its constants; None for another format.
+def read_onnx_orders(checkpoint: Checkpoint) -> Mapping[Path, FeatureOrders]:
+    """Return the orders that an ONNX model's graph shows, by its constants.
 
     Extents of inputs that are not fixed are 1.
     """
-    if checkpoint.format != onnx.NAME:
-        return None
+    from ckpttool.formats import onnx
+
     graph = onnx.read_model(checkpoint.files[0]).graph
     evaluation = OrderTracer(checkpoint.tree, _CHANNEL)
     reader = _OnnxOrderEvaluator(evaluation)
@@ -496,6 +505,8 @@ class _OnnxOrderEvaluator:
 
     def outputs(self, node: OnnxNode) -> list[Any]:
         """Return what a node makes."""
+        from ckpttool.libraries.onnx_operators import FOLDED
+
         if node.op == "Constant":
             return [self._stated(node)]
         given = [self.value(name) for name in node.inputs]
@@ -544,7 +555,7 @@ class _OnnxOrderConstant(NamedTuple):
 
 
 _Given = Sequence[Any]
-_Operation = Callable[[_OnnxOrderEvaluator, OnnxNode, _Given], Any]
+_Operation = Callable[[_OnnxOrderEvaluator, "OnnxNode", _Given], Any]
 
 
 def _numbers(value: Any) -> list[int]:

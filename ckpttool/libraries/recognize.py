@@ -7,14 +7,12 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache, partial
-from types import ModuleType
 from typing import NamedTuple, Protocol, cast
 
 from ckpttool.core import plugins
 from ckpttool.core.checkpoint import Checkpoint
 from ckpttool.core.errors import UsageError
 from ckpttool.core.tree import Leaf, Path, Tree, ValueLeaf, attr, display, key
-from ckpttool.formats import onnx
 from ckpttool.libraries import schema
 from ckpttool.libraries.schema import (
     BRANCHES,
@@ -28,7 +26,17 @@ from ckpttool.libraries.schema import (
 from ckpttool.mapping import wrappers
 from ckpttool.mapping.layer_kinds import LayerKind
 from ckpttool.mapping.layers import SPELLING, recognize_kind
-from ckpttool.mapping.rules import KEEP, AxisSlice, Move, MoveList, Rule, ToTensor, compose_rules
+from ckpttool.mapping.rules import (
+    KEEP,
+    AxisSlice,
+    Move,
+    MoveList,
+    Plan,
+    Rule,
+    Settings,
+    ToTensor,
+    compose_rules,
+)
 
 # Finds an agent's components, networks and layers in a tree by the names that its codebase uses.
 
@@ -621,14 +629,26 @@ class CompanionReader(Protocol):
         ...
 
 
+@dataclass(frozen=True, slots=True)
+class LibraryPlugin:
+    """One of several layouts in a module, with the names that a module of one layout has."""
+
+    TABLE: LayoutTable
+    recognise: Callable[[Tree, str], RecognizedAgent | None]
+    plan: Callable[[RecognizedAgent, Tree, Settings], Plan] | None = None
+    companions: Callable[[str], Sequence[str]] | None = None
+    told_by: Callable[[RecognizedAgent, str, Tree], RecognizedAgent] | None = None
+    COPIES_TARGETS: str | None = None
+
+
 def as_companion_reader(layout: object) -> CompanionReader | None:
     """Return the layout as one that reads companions, None if it does not."""
-    return cast(CompanionReader, layout) if hasattr(layout, "companions") else None
+    return cast(CompanionReader, layout) if getattr(layout, "companions", None) else None
 
 
-def can_write(layout: ModuleType) -> bool:
+def can_write(layout: object) -> bool:
     """Say whether the layout can also hold an agent (offers `plan(binding, canonical, told) -> Plan`)."""
-    return hasattr(layout, "plan")
+    return getattr(layout, "plan", None) is not None
 
 
 def list_never_run_components(layout: object) -> frozenset[str]:
@@ -639,6 +659,7 @@ def list_never_run_components(layout: object) -> frozenset[str]:
 # Asks every layout whether a tree is one of its agents.
 
 _Asked = Callable[[Tree, str], RecognizedAgent | None]
+_ONNX = "onnx"  # the format's name
 # More entries with tensors of their own than that are a model's modules, not things saved side by side.
 _ENTRIES = 32
 _MOST = 50_000
@@ -646,7 +667,7 @@ _MOST = 50_000
 
 def recognize_checkpoint(checkpoint: Checkpoint, layout: str | None = None) -> RecognizedAgent | None:
     """Return the agent in the checkpoint, None if no layout knows one; raise UsageError as `recognise`."""
-    if checkpoint.format == onnx.NAME:
+    if checkpoint.format == _ONNX:
         # Names of constants are an exporter's: the graph says what a model computes, not a layout.
         if layout not in (None, NO_LAYOUT):
             raise UsageError("an ONNX model is of no layout", file=checkpoint.path, hint="leave out --layout")
@@ -697,7 +718,29 @@ def _recognize_any(
 
 
 def _collect_claims(layouts: Iterable[plugins.Plugin], tree: Tree, name: str) -> list[RecognizedAgent]:
-    return [b for p in layouts if (b := _load_layout(p).recognise(tree, name)) is not None]
+    names = tuple(_list_display_names(tree))
+    asked = (plugin for plugin in layouts if may_recognize(plugin, names, name))
+    return [b for plugin in asked if (b := _load_layout(plugin).recognise(tree, name)) is not None]
+
+
+def may_recognize(plugin: plugins.Plugin, names: Sequence[str], file: str) -> bool:
+    """Say whether a library's row allows that it recognises a tree of these names from a file of that name.
+
+    Most trees are of no library, and no module is imported to find that out.
+    """
+    if not plugin.names and not plugin.files:
+        return True
+    if plugin.files and re.compile(plugin.files, re.DOTALL).fullmatch(file):
+        return True
+    return bool(plugin.names) and any(map(re.compile(plugin.names, re.DOTALL).fullmatch, names))
+
+
+def _list_display_names(tree: Tree) -> Iterator[str]:
+    """Go through the names of all entries and their aliases, also of those that share one."""
+    for path in tree:
+        yield display(path)
+    for aliases in tree.aliases.values():
+        yield from (display(alias.path) for alias in aliases)
 
 
 def _installed_layouts() -> list[plugins.Plugin]:

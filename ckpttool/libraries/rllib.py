@@ -6,7 +6,6 @@ import binascii
 import os
 import re
 import struct
-import types
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -17,7 +16,7 @@ from ckpttool.core.sidecar import NO_BOUNDS, NO_ENVIRONMENT, NO_STATISTICS, Ledg
 from ckpttool.core.source import Inline
 from ckpttool.core.tree import Leaf, Path, Record, Tree, ValueLeaf, attr, index, key
 from ckpttool.libraries import optimizers_read, schema, write
-from ckpttool.libraries.recognize import LayoutTable, bind
+from ckpttool.libraries.recognize import LayoutTable, LibraryPlugin, bind
 from ckpttool.libraries.schema import (
     AgentMetadata,
     ObservationNormalizer,
@@ -154,7 +153,7 @@ _SMALL = 1e-8  # rllib/utils/numpy.py, SMALL_NUMBER
 Said = Mapping[str, Leaf | ValueLeaf]
 
 
-def policy_recognise(tree: Tree, name: str) -> RecognizedAgent | None:  # noqa: ARG001  # the folder's name says nothing
+def recognize_policy(tree: Tree, name: str) -> RecognizedAgent | None:  # noqa: ARG001  # the folder's name says nothing
     """Return the way to the canonical agent of a checkpoint with one policy's weights."""
     names = [tree.names[path].split("/") for path, _ in tree.tensors()]
     roots = {"/".join((*n[:2], "")) for n in names if n[0] == "policies" and n[2:3] == ["weights"]}
@@ -305,7 +304,7 @@ def _drop_policy_settings(binding: RecognizedAgent, tree: Tree) -> RecognizedAge
     return replace(binding.noted(make_settings_note(len(left - moved))), consumed=consumed)
 
 
-POLICY = types.SimpleNamespace(Said=Said, recognise=policy_recognise, mean_std=mean_std, TABLE=POLICY_TABLE)
+POLICY = LibraryPlugin(POLICY_TABLE, recognize_policy)
 
 
 # RLlib's agents of the new API stack: the RLModules of SAC, PPO and their relatives, on PyTorch.

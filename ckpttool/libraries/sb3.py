@@ -685,7 +685,7 @@ def plan(binding: RecognizedAgent, agent: Tree, told: Settings) -> Plan:
     return replace(found, added={**found.added, **_make_settings(binding, agent)}, containers={})
 
 
-def plan_statistics_file(
+def statistics_beside(
     norm: Mapping[str, Any], low: Sequence[float] | None, high: Sequence[float] | None
 ) -> tuple[str, bytes]:
     """Return the name of the library's own file of statistics, and what it holds."""

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import re
-import types
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator
 from dataclasses import replace
 
 from ckpttool.core.errors import UnsupportedError
 from ckpttool.core.sidecar import NO_BOUNDS, unknown_fact
 from ckpttool.core.tree import Container, Leaf, Path, Tree, ValueLeaf, attr, display, key
-from ckpttool.libraries import keras_rl, optimizers_read, optimizers_write, schema, tf2rl
+from ckpttool.libraries import optimizers_read, optimizers_write, schema, tf2rl
 from ckpttool.libraries.optimizers_write import make_tensor_rule
-from ckpttool.libraries.recognize import LayoutTable, bind, is_whole_tree
+from ckpttool.libraries.recognize import LayoutTable, LibraryPlugin, bind, is_whole_tree
 from ckpttool.libraries.schema import (
     AgentLayer,
     AgentMetadata,
@@ -24,6 +23,7 @@ from ckpttool.libraries.schema import (
 )
 from ckpttool.libraries.write import (
     DICT,
+    ORDERED,
     LayerNames,
     NetworkRow,
     SingleTensorRow,
@@ -58,7 +58,7 @@ from ckpttool.mapping.rules import (
 _STATISTICS = {"_mean": "mean", "_var": "var", "_std": "std", "count": "count"}
 _NORMALIZERS = {"obs_normalizer_state": "", "critic_obs_normalizer_state": "critic_"}
 
-TABLE = LayoutTable(
+FASTTD3_TABLE = LayoutTable(
     name="fasttd3",
     title="FastTD3's and FastSAC's: actor_state_dict, qnet_state_dict, normalizers, args",
     framework="torch",
@@ -93,12 +93,12 @@ _MOST = 1 << 16
 _EXPLORATION = ("noise_scales", "std_min", "std_max")
 
 
-def fasttd3_recognise(tree: Tree, name: str) -> RecognizedAgent | None:  # noqa: ARG001  # the file's name says nothing
+def recognize_fasttd3(tree: Tree, name: str) -> RecognizedAgent | None:  # noqa: ARG001  # the file's name says nothing
     """Return the way to the canonical agent of a file with the names of `save_params`."""
     top = {path[0].value for path in tree if path}
     if not {"actor_state_dict", "qnet_state_dict"} <= top:
         return None
-    binding = bind(tree, TABLE)
+    binding = bind(tree, FASTTD3_TABLE)
     if binding is None:
         return None
     for component, entry in {"actor": "actor_state_dict", "critic": "qnet_state_dict"}.items():
@@ -154,7 +154,7 @@ def _add_normalizer(facts: AgentMetadata, tree: Tree) -> AgentMetadata:
     return facts.read(where, norm=ObservationNormalizer(mean, std=std, epsilon=1e-2, outside=True))
 
 
-def fasttd3_plan(binding: RecognizedAgent, agent: Tree, told: Settings) -> Plan:
+def plan_fasttd3(binding: RecognizedAgent, agent: Tree, told: Settings) -> Plan:
     """Return where a canonical agent goes: `save_params`'s dict, without the arguments of the training.
 
     FastSAC's with a deviation that depends on the observation, else FastTD3's, whose critics give the logits
@@ -212,7 +212,7 @@ def _make_table(*, soft: bool) -> WritingTable:
     )
 
 
-FASTTD3 = types.SimpleNamespace(recognise=fasttd3_recognise, TABLE=TABLE, plan=fasttd3_plan)
+FASTTD3 = LibraryPlugin(FASTTD3_TABLE, recognize_fasttd3, plan_fasttd3)
 
 
 # The TD3 authors' own files: PREFIX_actor, PREFIX_critic and their optimizers, layers l1 to l6.
@@ -250,9 +250,7 @@ FUJIMOTO_TABLE = LayoutTable(
     seen="TD3 on HalfCheetah, two seeds of a public run; split critics on BipedalWalker and LunarLander",
 )
 
-# What makes the targets that the files lack (TD3.py, `load`: actor_target = copy.deepcopy(actor)).
-COPIES_TARGETS = "the authors' load()"
-_LAYER = re.compile(r"l[1-9]\.(weight|bias)")
+_AUTHORS_LAYER = re.compile(r"l[1-9]\.(weight|bias)")
 _MORE = frozenset(
     ("total_it", "actor_target", "critic_target", "value", "value_target", "normalizer", "log_alpha")
 )
@@ -262,17 +260,17 @@ _FUJIMOTO_STATISTICS = unknown_fact(
 )
 
 
-def fujimoto_recognise(tree: Tree, name: str) -> RecognizedAgent | None:
+def recognize_fujimoto(tree: Tree, name: str) -> RecognizedAgent | None:
     """Return the way to the canonical agent of a set of files, or of one actor or critic file.
 
     A set has layers named by the authors; one file tells what it is by its name (`..._critic`), and
     without such a name six layers are a critic, three an actor.
     """
-    stored = [str(step.value) for path in tree for step in path if _LAYER.fullmatch(str(step.value))]
+    stored = [str(step.value) for path in tree for step in path if _AUTHORS_LAYER.fullmatch(str(step.value))]
     if not stored:
         return None
     first = next(iter(tree))
-    if len(first) == 1 and all(_LAYER.fullmatch(str(path[0].value)) for path in tree):
+    if len(first) == 1 and all(_AUTHORS_LAYER.fullmatch(str(path[0].value)) for path in tree):
         return _add_file_metadata(_single(tree, _component(stored, name)), name)
     top = {str(path[0].value) for path in tree if path}
     if top & _MORE and not top & _SPLIT.keys():
@@ -302,7 +300,7 @@ def _single(tree: Tree, component: str) -> RecognizedAgent | None:
     return replace(binding.moved(lambda path: path[1:]), evidence=evidence)
 
 
-def fujimoto_plan(binding: RecognizedAgent, agent: Tree, told: Settings) -> Plan:
+def plan_fujimoto(binding: RecognizedAgent, agent: Tree, told: Settings) -> Plan:
     """Return where a canonical agent goes: four files that the authors' `TD3.load` takes.
 
     Targets, counters, statistics and a Gaussian's second head have no place there and stay behind. Raise
@@ -342,15 +340,22 @@ def _notes(binding: RecognizedAgent, agent: Tree) -> tuple[str, ...]:
     return tuple(notes)
 
 
-FUJIMOTO = types.SimpleNamespace(
-    COPIES_TARGETS=COPIES_TARGETS, recognise=fujimoto_recognise, TABLE=FUJIMOTO_TABLE, plan=fujimoto_plan
+# What makes the targets that the files lack (TD3.py, `load`: actor_target = copy.deepcopy(actor)).
+FUJIMOTO = LibraryPlugin(
+    FUJIMOTO_TABLE, recognize_fujimoto, plan_fujimoto, COPIES_TARGETS="the authors' load()"
 )
 
 
 # The TD3 authors' agent ported to TensorFlow: one object with networks and optimizers as attributes.
 
 # Tensors of a network that are no layer's: a deviation for all observations, the values of atoms.
-_BARE = ("actor/log_std", "actor/std", "actor_target/log_std", "critic/q_support", "critic_target/q_support")
+_SINGLE_TENSORS = (
+    "actor/log_std",
+    "actor/std",
+    "actor_target/log_std",
+    "critic/q_support",
+    "critic_target/q_support",
+)
 
 # Statistics of what a critic alone observes: those of the policy's observations are in the sidecar.
 _SEEN = tuple(f"{schema.NORMALIZER}/critic_{name}" for name in schema.STATISTICS)
@@ -374,7 +379,7 @@ TF_TABLE = LayoutTable(
     branches=schema.BRANCHES,
     tensors={
         **{name: f"temperature/{name}" for name in ("log_alpha", "alpha")},
-        **{name: name for name in _BARE},
+        **{name: name for name in _SINGLE_TENSORS},
         **{name.partition("/")[2]: name for name in _SEEN},
     },
     seen="sample_ckpts/td3_pendulum_tf",
@@ -384,14 +389,13 @@ TF_TABLE = LayoutTable(
 # The attribute of tf.train.Checkpoint under which the agent stands, as in Checkpoint(policy=agent).
 ROOT = attr("policy")
 SAVES = (attr("save_counter"),)  # tf.train.Checkpoint's own
-_ACME = frozenset(("target_policy", "target_critic"))
+# Networks of the same names in agents of other libraries: keras-rl by its files, Acme by its targets.
+_KERAS_RL, _ACME = ".h5f", frozenset(("target_policy", "target_critic"))
 
 
-def recognise(tree: Tree, name: str) -> RecognizedAgent | None:
+def recognize_tf(tree: Tree, name: str) -> RecognizedAgent | None:
     """Return the tree's way to the canonical agent if its networks are named so."""
-    if name.endswith(keras_rl.SUFFIX) or any(
-        _ACME & set(each.split("/")[:2]) for each in tree.names.values()
-    ):
+    if name.endswith(_KERAS_RL) or any(_ACME & set(each.split("/")[:2]) for each in tree.names.values()):
         return None
     binding = bind(tree, TF_TABLE)
     if binding is None or not is_whole_tree(binding, tree):
@@ -409,17 +413,7 @@ def _is_agent(binding: RecognizedAgent, tree: Tree) -> bool:
     )
 
 
-def companions(location: str) -> Sequence[str]:
-    """Return the file of arguments that tf2rl's trainer writes beside its checkpoints."""
-    return tf2rl.list_argument_files(location)
-
-
-def told_by(binding: RecognizedAgent, file: str, tree: Tree) -> RecognizedAgent:
-    """Return the binding with the environment that the arguments name."""
-    return tf2rl.read_argument_file(binding, file, tree)
-
-
-def tf_plan(binding: RecognizedAgent, agent: Tree, told: Settings) -> Plan:
+def plan_tf(binding: RecognizedAgent, agent: Tree, told: Settings) -> Plan:
     """Return where a canonical agent goes: `tf.train.Checkpoint(policy=agent)` with Keras 3 layers.
 
     Layers keep the names and the order that their source gave them; those of a torch Sequential are a Keras
@@ -458,7 +452,9 @@ def _order_weights(binding: RecognizedAgent, agent: Tree) -> tuple[Move, ...]:
         parts = [part for part in binding.parts if part.component == component]
         apart = schema.has_duplicate_layer_names(parts)
         found = [layer for part in parts for layer in _layers(part, agent, named=apart) if layer]
-        bare = (tuple(map(attr, name.split("/"))) for name in _BARE if name.startswith(f"{component}/"))
+        bare = (
+            tuple(map(attr, name.split("/"))) for name in _SINGLE_TENSORS if name.startswith(f"{component}/")
+        )
         flat += [(path, (component, str(path[-1].value)), "") for path in bare if path in agent]
         for layer in sorted(found, key=lambda layer: min(order[source] for source, _, _ in layer)):
             flat += layer
@@ -523,14 +519,13 @@ def _counters(agent: Tree) -> Iterator[Move]:
             yield Move(path, path if path == SAVES else (ROOT, *path), make_tensor_rule(agent[path], "int64"))
 
 
-TF = types.SimpleNamespace(
-    SAVES=SAVES,
-    companions=companions,
-    recognise=recognise,
-    told_by=told_by,
-    ROOT=ROOT,
-    TABLE=TF_TABLE,
-    plan=tf_plan,
+TF = LibraryPlugin(
+    TF_TABLE,
+    recognize_tf,
+    plan_tf,
+    # tf2rl's trainer writes a file of arguments beside its checkpoints.
+    companions=tf2rl.list_argument_files,
+    told_by=tf2rl.read_argument_file,
 )
 
 
@@ -540,7 +535,6 @@ TF = types.SimpleNamespace(
 
 _COUNTERS = ("total_it", "save_counter", "num_timesteps", "iter", "global_step")
 _TORCH_STATISTICS = [f"{whose}{name}" for whose in ("", "critic_") for name in schema.STATISTICS]
-_ALONE = ("actor/log_std", "actor/std", "actor_target/log_std", "critic/q_support", "critic_target/q_support")
 
 TORCH_TABLE = LayoutTable(
     name="td3_torch",
@@ -557,24 +551,22 @@ TORCH_TABLE = LayoutTable(
         "log_alpha": "temperature/log_alpha",
         "alpha": "temperature/alpha",
         **{f"normalizer/{n}": f"normalizer/{n}" for n in _TORCH_STATISTICS},
-        **{name: name for name in _ALONE},
+        **{name: name for name in _SINGLE_TENSORS},
     },
     seen="sample_ckpts/td3_pendulum_torch",
 )
 
-_DICT, _ORDERED = Container("dict"), Container("OrderedDict")
 _TORCH_SPLIT = re.compile(r"cri?tic_?[12]")
-_THEIRS = re.compile(r"l[1-9]\.(weight|bias)")
 # Without any of these it is the authors' set of files if layers are called as theirs; the latter only beside
 # an actor.
 _OURS = frozenset(("total_it", "actor_target"))
 _ALSO = frozenset(("critic_target", *schema.VALUES, schema.NORMALIZER, "log_alpha"))
 
 
-def torch_recognise(tree: Tree, name: str) -> RecognizedAgent | None:  # noqa: ARG001  # the file's name says nothing
+def recognize_torch(tree: Tree, name: str) -> RecognizedAgent | None:  # noqa: ARG001  # the file's name says nothing
     """Return the way to the canonical agent if the dict's entries are named so."""
     top = {path[0].value for path in tree if 0 < len(path) < 3}
-    theirs = any(_THEIRS.match(str(path[-1].value)) for path in tree if len(path) == 2)
+    theirs = any(_AUTHORS_LAYER.match(str(path[-1].value)) for path in tree if len(path) == 2)
     bare = not theirs and ("critic" in top or top == {"actor"})
     alone = not theirs and top == {"critic"}
     if not (top & _OURS or alone or ("actor" in top and (top & _ALSO or bare))):
@@ -587,7 +579,7 @@ def torch_recognise(tree: Tree, name: str) -> RecognizedAgent | None:  # noqa: A
     return add_recurrent_layers(binding, tree, TORCH_TABLE.framework)
 
 
-def plan(binding: RecognizedAgent, agent: Tree, told: Settings) -> Plan:
+def plan_torch(binding: RecognizedAgent, agent: Tree, told: Settings) -> Plan:
     """Return where a canonical agent goes: layers keep the names and the order that their source gave them.
 
     `told` are the optimizers' settings that are known from elsewhere (a sidecar).
@@ -595,7 +587,7 @@ def plan(binding: RecognizedAgent, agent: Tree, told: Settings) -> Plan:
     order = {move.target: number for number, move in enumerate(binding.moves.moves)}
     moves: list[Move] = []
     single = list(_move_named_tensors(agent))
-    containers: dict[Path, Container] = {(): _DICT}
+    containers: dict[Path, Container] = {(): DICT}
     for component in (*schema.NETWORKS, *schema.VALUES):
         parts = [part for part in binding.parts if part.component == component]
         apart = schema.has_duplicate_layer_names(parts)
@@ -603,14 +595,14 @@ def plan(binding: RecognizedAgent, agent: Tree, told: Settings) -> Plan:
         # Layers in the order of the file, but weight before bias in each: so torch counts parameters.
         layers.sort(key=lambda layer: min(order[move.source] for move in layer))
         if layers:
-            containers[key(component),] = _ORDERED
+            containers[key(component),] = ORDERED
             # torch lists a module's own parameters before those of its layers.
             moves += [move for move in single if move.target[0] == key(component)]
             moves += [move for layer in layers for move in layer]
     moves += [move for move in single if move not in moves]
     for move in single:
         if len(move.target) > 1:
-            containers.setdefault(move.target[:1], _DICT)
+            containers.setdefault(move.target[:1], DICT)
     weights = Plan(
         tuple(moves),
         containers=containers,
@@ -660,4 +652,4 @@ def _move_layers(part: AgentNetwork, agent: Tree, *, named: bool) -> Iterator[li
         yield moves
 
 
-TORCH = types.SimpleNamespace(recognise=torch_recognise, TABLE=TORCH_TABLE, plan=plan)
+TORCH = LibraryPlugin(TORCH_TABLE, recognize_torch, plan_torch)

@@ -17,11 +17,10 @@ from ckpttool.core.errors import CkpttoolError, NotFoundError, UnsupportedError,
 from ckpttool.core.sidecar import LedgerEntry, unknown_fact
 from ckpttool.core.text import format_count
 from ckpttool.core.tree import Leaf, Path, Tree, ValueLeaf, attr, display, index
-from ckpttool.formats import keras_tree, tf_object_graph
+from ckpttool.formats import tf_object_graph
 from ckpttool.formats.tf_bundle import tree_from_graph
 from ckpttool.formats.tf_common import VariableInfo
 from ckpttool.formats.tf_object_graph import MARK, slot_path
-from ckpttool.libraries import tf_graphs
 from ckpttool.libraries.optimizers_read import (
     ADAM,
     CLASSES,
@@ -173,7 +172,11 @@ def read_hidden_activations(binding: RecognizedAgent, checkpoint: Checkpoint) ->
     if listed is not None:
         facts = binding.facts.read("the model's configuration", activations=listed)
         return replace(binding, facts=facts)
-    found = tf_graphs.find_activations(checkpoint)
+    if checkpoint.format != "saved_model":
+        return binding
+    from ckpttool.libraries.tf_graphs import find_activations
+
+    found = find_activations(checkpoint)
     # The action's map has a tanh of its own.
     hidden = found - {"tanh"} - _OF_DEVIATIONS or found & {"tanh"}
     if len(hidden) != 1:
@@ -294,6 +297,10 @@ def _split_words(name: str) -> tuple[str, ...]:
 
 def _read_configuration(binding: RecognizedAgent, checkpoint: Checkpoint) -> tuple[str, ...] | None:
     """Return the activations of the policy's hidden layers by the configurations of layers of their names."""
+    if not checkpoint.format.startswith("keras_"):
+        return None
+    from ckpttool.formats import keras_tree
+
     part = next((part for part in binding.parts if part.acts), None)
     try:
         document = keras_tree.config_document(checkpoint.format, checkpoint.path)

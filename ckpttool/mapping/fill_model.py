@@ -42,7 +42,7 @@ from ckpttool.mapping.layers import (
     propose_options,
     selectable_kinds,
 )
-from ckpttool.mapping.rules import KEEP, Cast, Move, Plan, apply_plan, compose_rules
+from ckpttool.mapping.rules import KEEP, Cast, Move, Plan, Rule, apply_plan, compose_rules
 from ckpttool.mapping.solver import (
     Ambiguity,
     By,
@@ -281,36 +281,107 @@ _SAID = 6
 _OPTIONS = 24
 
 
-def fill_skeleton(
-    tree: Tree,
-    framework: str,
-    skeleton: Skeleton,
-    *,
-    in_order: bool = True,
-    listed: bool = False,
-    choices: Sequence[LayerOption] = (),
-    given: Sequence[tuple[str, str]] = (),
-    strict: bool = True,
-    accept_order: bool = False,
-    cast: bool = False,
-    described: Mapping[Path, ModuleInfo] | None = None,
-) -> FillResult:
-    """Return how the source tree of a framework fills the skeleton.
+@dataclass(frozen=True, slots=True)
+class FillSource:
+    """The tree that fills a model.
 
-    `in_order` says that the tree lists its layers as they were made, `listed` that counts in their names
-    follow the calls of a graph, `choices` what somebody said of its
-    layers, `given` which names belong together, `accept_order` that order may decide (see solver.solve),
-    `cast` that numbers may be rounded, `described` what the file records of the module of each tensor.
-    Raise MappingError where a name or the user says that two belong together and their shapes differ, or
-    numbers would be rounded; unless `strict`, these are the filling's misfits, and numbers of another width
-    are left to whoever puts them into the model.
+    Args:
+        tree: the tensors, by the source's own names.
+        framework: the framework whose spelling and orientation the tree has.
+        in_order: the tree lists its layers as the program made them.
+        listed: counts in the layers' names follow the calls of a graph.
+        described: what the file records of the whole module of each tensor.
+
     """
-    target, places = skeleton.named()
-    foreign = framework != skeleton.framework
-    theirs, ours = _build_sides(
-        tree, framework, choices, target, skeleton, foreign=foreign, in_order=in_order, described=described
+
+    tree: Tree
+    framework: str
+    in_order: bool = True
+    listed: bool = False
+    described: Mapping[Path, ModuleInfo] | None = None
+
+    def side(self, found: tuple[Layer, ...]) -> MatchSide:
+        """Return the layers and the other tensors as candidates."""
+        return build_side(self.tree, found, in_order=self.in_order)
+
+
+@dataclass(frozen=True, slots=True)
+class MatchOptions:
+    """How layers of a source are matched with those of a model.
+
+    Args:
+        choices: what the user states of layers, the source's and the model's.
+        pairs: names of layers or modules that belong together.
+        rules: the user's own rules, which come before all else.
+        strict: raise MappingError for the first layer that does not fit; else it is one of the misfits.
+        accept_order: pair layers by order where no other evidence decides (see solver.solve).
+        cast: round numbers to the types of the model.
+
+    """
+
+    choices: Sequence[LayerOption] = ()
+    pairs: Sequence[tuple[str, str]] = ()
+    rules: RuleFile | None = None
+    strict: bool = True
+    accept_order: bool = False
+    cast: bool = False
+
+
+def fill(source: FillSource, skeleton: Skeleton, options: MatchOptions) -> FillResult:
+    """Return how the source fills the skeleton: by the user's rules if there are any, else by layers.
+
+    Raise MappingError where a name or the user says that two belong together and their shapes differ, or
+    numbers would be rounded; unless strict, these are the result's misfits, and numbers of another width are
+    left to whoever puts them into the model.
+    """
+    if options.rules is not None:
+        return _fill_by_rules(source, skeleton, options.rules, options)
+    return _fill_by_layers(source, skeleton, options)
+
+
+def _fill_by_layers(source: FillSource, skeleton: Skeleton, options: MatchOptions) -> FillResult:
+    tree, (target, places) = source.tree, skeleton.named()
+    theirs, ours = _add_calls(*_build_sides(source, options.choices, target, skeleton), source, skeleton)
+    solution = solve(
+        theirs.candidates,
+        ours.candidates,
+        in_order=source.in_order,
+        given=options.pairs,
+        accept_order=options.accept_order,
     )
-    if listed:
+    misfits = [_pair_misfit(theirs, ours, pair) for pair in solution.misfits]
+    if misfits and options.strict:
+        raise misfits[0].error
+    made = _FillBuilder(theirs, ours, places, (source.framework, skeleton.framework))
+    for pair in made.known(solution.pairs):
+        made.add(pair)
+    needs = made.describe_layers()
+    different = list(made.different_settings())
+    if different and options.strict:
+        raise different[0].error
+    filled, unfit = _apply_moves(tree, skeleton.tree, made, strict=options.strict, cast=options.cast)
+    reached = ({move.target for move in made.moves} | made.added.keys()) - unfit.keys()
+    used = {move.source for move in made.moves} | made.left
+    linked = set(places.values())
+    return FillResult(
+        filled,
+        tuple(made.moves),
+        tuple(made.matched),
+        tuple(_describe_ambiguities(theirs, ours, solution)),
+        tuple(path for path in skeleton.tree if path in linked and path not in reached),
+        tuple(path for path, leaf in tree.tensors() if leaf.role in STATES and path not in used),
+        (*_describe_assumptions(theirs, ours, solution), *dict.fromkeys(made.assumed)),
+        (*made.notes, *needs, *_describe_unmatched(theirs, ours, solution, source.framework)),
+        (*misfits, *different, *unfit.values()),
+        made.evidence,
+    )
+
+
+def _add_calls(
+    theirs: MatchSide, ours: MatchSide, source: FillSource, skeleton: Skeleton
+) -> tuple[MatchSide, MatchSide]:
+    """Return both sides with the places that their layers have among the calls of their models."""
+    if source.listed:
         theirs = theirs._replace(candidates=tuple(one._replace(listed=True) for one in theirs.candidates))
     calls = {part.name: part for part in skeleton.parts}
     parts = Counter(layer.name for layer in ours.layers)
@@ -321,118 +392,81 @@ def fill_skeleton(
         for one, layer in zip(ours.candidates, ours.layers, strict=False)
     ]
     having, wanting = add_call_places(theirs.candidates, (*wanting, *ours.candidates[len(wanting) :]))
-    theirs, ours = theirs._replace(candidates=tuple(having)), ours._replace(candidates=tuple(wanting))
-    solution = solve(
-        theirs.candidates, ours.candidates, in_order=in_order, given=given, accept_order=accept_order
+    return theirs._replace(candidates=tuple(having)), ours._replace(candidates=tuple(wanting))
+
+
+def _pair_misfit(theirs: MatchSide, ours: MatchSide, pair: LayerPair) -> Misfit:
+    return Misfit(
+        theirs.title(pair.source),
+        ours.title(pair.target),
+        theirs.spelled(pair.source),
+        ours.spelled(pair.target),
     )
-    misfits = [
-        Misfit(
-            theirs.title(pair.source),
-            ours.title(pair.target),
-            theirs.spelled(pair.source),
-            ours.spelled(pair.target),
-        )
-        for pair in solution.misfits
-    ]
-    if misfits and strict:
-        raise misfits[0].error
-    made = _FillBuilder(theirs, ours, places, (framework, skeleton.framework))
-    for pair in made.known(solution.pairs):
-        made.add(pair)
-    # Two models of one framework differ in nothing that these sentences say.
-    needs = flattening.describe_kinds(made.done) if foreign else ()
-    if foreign or made.turned:
-        made.assumed += flattening.describe_assumed_classes(
-            [(layer, layer.group(tree)) for layer in made.done]
-        )
-    if foreign:
-        made.assumed += describe_image_sized_inputs(tree, tuple(made.done))
-        made.assumed += describe_pixel_shuffles(tree, tuple(made.done))
-    made.assumed += flattening.describe_differences(made.both, foreign=foreign)
-    different = [
-        Misfit(source.title, target.title, found, wanted, name)
-        for source, target in made.both
-        for name, found, wanted in flattening.recorded_differences(source, target)
-    ]
-    if different and strict:
-        raise different[0].error
-    misfits += different
-    made.assumed += flattening.describe_own_calls(target for _, target in made.both)
-    filled, unfit = _apply_moves(tree, skeleton.tree, made, strict=strict, cast=cast)
-    reached = ({move.target for move in made.moves} | made.added.keys()) - unfit.keys()
-    used = {move.source for move in made.moves} | made.left
-    linked = set(places.values())
-    return FillResult(
-        filled,
-        tuple(made.moves),
-        tuple(made.matched),
-        tuple(
-            Ambiguity(
-                tuple(map(theirs.title, group.sources)), tuple(map(ours.title, group.targets)), group.ordered
-            )
-            for group in solution.ambiguous
-        ),
-        tuple(path for path in skeleton.tree if path in linked and path not in reached),
-        tuple(path for path, leaf in tree.tensors() if leaf.role in STATES and path not in used),
-        (*_describe_assumptions(theirs, ours, solution), *dict.fromkeys(made.assumed)),
-        (*made.notes, *needs, *_describe_unmatched(theirs, ours, solution, framework)),
-        (*misfits, *unfit.values()),
-        made.evidence,
-    )
+
+
+def _describe_ambiguities(theirs: MatchSide, ours: MatchSide, solution: Solution) -> Iterator[Ambiguity]:
+    for group in solution.ambiguous:
+        sources, targets = map(theirs.title, group.sources), map(ours.title, group.targets)
+        yield Ambiguity(tuple(sources), tuple(targets), group.ordered)
 
 
 def _build_sides(
-    tree: Tree,
-    framework: str,
-    choices: Sequence[LayerOption],
-    target: Tree,
-    skeleton: Skeleton,
-    *,
-    foreign: bool,
-    in_order: bool,
-    described: Mapping[Path, ModuleInfo] | None = None,
+    source: FillSource, choices: Sequence[LayerOption], target: Tree, skeleton: Skeleton
 ) -> tuple[MatchSide, MatchSide]:
     """Return the candidates of both sides, each in the form that the other has where a kind has several.
 
     An attention may be one layer or several linear ones, a separable convolution two, a convolution of one
     place a dense layer.
     """
-    choices, own = _split_choices(tree, framework, choices, target, skeleton)
-    mine = find_layers(tree, framework, choices, described, classes=foreign)
-    wanted = skeleton.layers(target, own, classes=foreign)
-    names, others = _kind_names(mine), _kind_names(wanted)
-    if more := (others - names) & _SEVERAL:
-        with contextlib.suppress(UsageError):
-            mine = find_layers(tree, framework, choices, described, classes=foreign, composed=more)
-    if more := (names - others) & _SEVERAL:
-        wanted = skeleton.layers(target, own, classes=foreign, composed=more)
-    if more := _SEVERAL - names - others:
-        # Neither has one layer for it: two ways to make it of several, if they are not the same.
-        # A layer that the user names stays one of its own.
-        with contextlib.suppress(UsageError):
-            both = (
-                find_layers(tree, framework, choices, described, classes=foreign, composed=more),
-                skeleton.layers(target, own, classes=foreign, composed=more),
-            )
-            one, other = (_tensor_name_sets(found, more) for found in both)
-            mine, wanted = both if one and other and one != other else (mine, wanted)
-    theirs, ours = build_side(tree, mine, in_order=in_order), build_side(target, wanted)
+    foreign, described = source.framework != skeleton.framework, source.described
+    mine, wanted = _find_both(source, choices, target, skeleton)
+    theirs, ours = source.side(mine), build_side(target, wanted)
     mine, wanted = _drop_name_only_layers(theirs, ours), _drop_name_only_layers(ours, theirs)
-    theirs = theirs if mine == theirs.layers else build_side(tree, mine, in_order=in_order)
+    theirs = theirs if mine == theirs.layers else source.side(mine)
     ours = ours if wanted == ours.layers else build_side(target, wanted)
-    if framework == "tensorflow" and foreign:
-        mine = _identify_numbered(theirs, ours, described)
-        theirs = build_side(tree, mine, in_order=in_order)
+    if source.framework == "tensorflow" and foreign:
+        theirs = source.side(_identify_numbered(theirs, ours, described))
     if foreign:
         mine, wanted = _drop_bare_embeddings(theirs, ours), _drop_bare_embeddings(ours, theirs)
-        theirs, ours = build_side(tree, mine, in_order=in_order), build_side(target, wanted)
+        theirs, ours = source.side(mine), build_side(target, wanted)
     said = [frozenset(s for each in one.candidates for s in each.signatures) for one in (theirs, ours)]
     mine, wanted = _use_alternative_forms(theirs, said[1]), _use_alternative_forms(ours, said[0])
     mine, wanted = _split_separable(theirs, mine, said[1]), _split_separable(ours, wanted, said[0])
     return (
-        theirs if mine == theirs.layers else build_side(tree, mine, in_order=in_order),
+        theirs if mine == theirs.layers else source.side(mine),
         ours if wanted == ours.layers else build_side(target, wanted),
     )
+
+
+def _find_both(
+    source: FillSource, choices: Sequence[LayerOption], target: Tree, skeleton: Skeleton
+) -> tuple[tuple[Layer, ...], tuple[Layer, ...]]:
+    """Return the layers of both sides, composed of several where the other side has one layer for them."""
+    classes = source.framework != skeleton.framework
+    choices, own = _split_choices(source.tree, source.framework, choices, target, skeleton)
+
+    def find(composed: Iterable[str] = ()) -> tuple[Layer, ...]:
+        tree, framework = source.tree, source.framework
+        return find_layers(tree, framework, choices, source.described, classes=classes, composed=composed)
+
+    def find_own(composed: Iterable[str] = ()) -> tuple[Layer, ...]:
+        return skeleton.layers(target, own, classes=classes, composed=composed)
+
+    mine, wanted = find(), find_own()
+    names, others = _kind_names(mine), _kind_names(wanted)
+    if more := (others - names) & _SEVERAL:
+        with contextlib.suppress(UsageError):
+            mine = find(more)
+    if more := (names - others) & _SEVERAL:
+        wanted = find_own(more)
+    if more := _SEVERAL - names - others:
+        # Neither has one layer for it: two ways to make it of several, if they are not the same.
+        # A layer that the user names stays one of its own.
+        with contextlib.suppress(UsageError):
+            both = find(more), find_own(more)
+            one, other = (_tensor_name_sets(found, more) for found in both)
+            mine, wanted = both if one and other and one != other else (mine, wanted)
+    return mine, wanted
 
 
 def _split_choices(
@@ -578,23 +612,49 @@ def _split_separable(one: MatchSide, found: Sequence[Layer], other: Collection[o
 _PARTS = frozenset(("depthwise_kernel", "pointwise_kernel"))
 
 
-def fill_by_rules(tree: Tree, framework: str, skeleton: Skeleton, rules: RuleFile, **how: Any) -> FillResult:
+def _fill_by_rules(
+    source: FillSource, skeleton: Skeleton, rules: RuleFile, options: MatchOptions
+) -> FillResult:
     """Return how a user's rules fill the skeleton.
 
     A rule's `to` is the name of a tensor in the model, with dots or slashes, and its `rule` is all that
-    happens to the numbers. What no rule names is filled as `fill` does with `rest = "kinds"`, and else left.
-    `how` are the options of `fill`. Raise MappingError for a name that the model does not have, or a shape
-    that differs.
+    happens to the numbers. What no rule names is filled by layers with `rest = "kinds"`, and else left. Raise
+    MappingError for a name that the model does not have, or a shape that differs.
     """
+    tree = source.tree
     found = user_rules.apply_rules(rules, tree)
+    moves = list(_rule_moves(skeleton, rules, found.ways))
+    held = Tree(_checked_values(tree, skeleton, moves), skeleton.tree.aliases, skeleton.tree.containers)
+    filled = {move.target for move in moves}
+    parts = [
+        replace(part, tensors={n: path for n, path in part.tensors.items() if path not in filled})
+        for part in skeleton.parts
+    ]
+    rest = Tree({path: tree[path] for path in found.rest}, {}, tree.containers)
+    by_layers = replace(source, tree=rest if rules.rest == "kinds" else Tree({}, {}, {}))
+    other = _fill_by_layers(by_layers, Skeleton(skeleton.framework, held, parts), options)
+    left = () if rules.rest == "kinds" else tuple(p for p, leaf in rest.tensors() if leaf.role in STATES)
+    matched = [LayerMatch(tree.names[m.source], skeleton.tree.names[m.target], BARE, "given") for m in moves]
+    return replace(
+        other,
+        moves=(*moves, *other.moves),
+        matched=(*matched, *other.matched),
+        unused=(*other.unused, *left),
+        evidence={**dict.fromkeys(filled, "given"), **other.evidence},
+    )
+
+
+def _rule_moves(
+    skeleton: Skeleton, rules: RuleFile, ways: Iterable[tuple[Path, str, Rule]]
+) -> Iterator[Move]:
+    """Go through the moves to the model's tensors that the rules name, by a file's names or the modules'."""
     linked = {path for part in skeleton.parts for path in part.tensors.values()}
     names = {skeleton.tree.names[path]: path for path in linked}
     own = {
         "/".join((*part.name, name)): path for part in skeleton.parts for name, path in part.tensors.items()
     }
     places = {**names, **own}
-    moves = []
-    for source, name, rule in found.ways:
+    for source, name, rule in ways:
         place = places.get(name) or places.get(name.replace(".", "/"))
         if place is None:
             near = difflib.get_close_matches(name.replace(".", "/"), places, 1)
@@ -606,35 +666,22 @@ def fill_by_rules(tree: Tree, framework: str, skeleton: Skeleton, rules: RuleFil
                 if near
                 else f"the model has {abbreviate_list(sorted(names), 6)}",
             )
-        moves.append(Move(source, place, rule))
+        yield Move(source, place, rule)
+
+
+def _checked_values(tree: Tree, skeleton: Skeleton, moves: Sequence[Move]) -> dict[Path, Leaf | ValueLeaf]:
+    """Return the model's leaves with what the moves bring; raise MappingError for another type or shape."""
     leaves = dict(skeleton.tree.leaves)
     for path, leaf in apply_plan(tree, Plan(tuple(moves))).tensors():
-        place_leaf = skeleton.tree[path]
-        assert isinstance(place_leaf, Leaf)  # noqa: S101  # the modules' tensors
-        if (leaf.dtype, leaf.shape) != (place_leaf.dtype, place_leaf.shape):
-            shown = [f"{each.dtype}{list(each.shape)}" for each in (leaf, place_leaf)]
+        place = skeleton.tree[path]
+        assert isinstance(place, Leaf)  # noqa: S101  # the modules' tensors
+        if (leaf.dtype, leaf.shape) != (place.dtype, place.shape):
+            shown = [f"{each.dtype}{list(each.shape)}" for each in (leaf, place)]
             error = Misfit(_format_sources(tree, moves, path), skeleton.tree.names[path], *shown).error
             error.hint = "the rules pair them"
             raise error
-        leaves[path] = replace(place_leaf, source=leaf.source)
-    filled = {move.target for move in moves}
-    parts = [
-        replace(part, tensors={n: path for n, path in part.tensors.items() if path not in filled})
-        for part in skeleton.parts
-    ]
-    rest = Tree({path: tree[path] for path in found.rest}, {}, tree.containers)
-    wanted = rest if rules.rest == "kinds" else Tree({}, {}, {})
-    held = Tree(leaves, skeleton.tree.aliases, skeleton.tree.containers)
-    other = fill_skeleton(wanted, framework, Skeleton(skeleton.framework, held, parts), **how)
-    left = () if rules.rest == "kinds" else tuple(p for p, leaf in rest.tensors() if leaf.role in STATES)
-    matched = [LayerMatch(tree.names[m.source], skeleton.tree.names[m.target], BARE, "given") for m in moves]
-    return replace(
-        other,
-        moves=(*moves, *other.moves),
-        matched=(*matched, *other.matched),
-        unused=(*other.unused, *left),
-        evidence={**dict.fromkeys(filled, "given"), **other.evidence},
-    )
+        leaves[path] = replace(place, source=leaf.source)
+    return leaves
 
 
 def _describe_assumptions(theirs: MatchSide, ours: MatchSide, solution: Solution) -> Iterator[str]:
@@ -771,6 +818,28 @@ class _FillBuilder:
         }
         self.left |= {path for path in done.left if self._is_buffer(path)}
         self.assumed += done.assumed
+
+    def describe_layers(self) -> Sequence[str]:
+        """Record what is assumed of the layers that were matched; return notes on what their kinds need."""
+        tree, done = self.theirs.tree, self.done
+        # Two models of one framework differ in nothing that these sentences say.
+        needs = flattening.describe_kinds(done) if self._foreign else ()
+        if self._foreign or self.turned:
+            self.assumed += flattening.describe_assumed_classes(
+                [(layer, layer.group(tree)) for layer in done]
+            )
+        if self._foreign:
+            self.assumed += describe_image_sized_inputs(tree, tuple(done))
+            self.assumed += describe_pixel_shuffles(tree, tuple(done))
+        self.assumed += flattening.describe_differences(self.both, foreign=self._foreign)
+        self.assumed += flattening.describe_own_calls(target for _, target in self.both)
+        return tuple(needs)
+
+    def different_settings(self) -> Iterator[Misfit]:
+        """Go through the recorded settings in which a layer and its match differ."""
+        for source, target in self.both:
+            for name, found, wanted in flattening.recorded_differences(source, target):
+                yield Misfit(source.title, target.title, found, wanted, name)
 
     def _kinds(self, layer: Layer, target: Layer) -> tuple[LayerKind, LayerKind]:
         """Return as what the two are read and written: the target decides where the source is open."""

@@ -7,8 +7,8 @@ import difflib
 import importlib
 import os
 import sys
-import types
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import Any
 
 from ckpttool.core import search_paths
@@ -16,7 +16,7 @@ from ckpttool.core.errors import UnsupportedError, UsageError, WorkerError
 from ckpttool.networks.messages import Message, message_pipes, serve
 from ckpttool.networks.tracing import TorchTrace, Trace, create_tracer
 
-# What was seen while a model was called once: which layers flatten an image before a dense layer.
+# What one call of a model shows: which layers flatten an image before a dense layer.
 
 _IMAGE, _SEQUENCE, _VECTOR = 4, 3, 2
 _MOST_FOLLOWED = 2_000
@@ -261,10 +261,7 @@ def zero_inputs(numpy: Any, shapes: list[list[int]], dtype: str) -> list[Any]:
     return [numpy.zeros((1, *shape), dtype) for shape in shapes]
 
 
-# Imports what the user names as `package.module:factory` and calls it.
-#
-# The syntax here and in the modules beside it that a child imports is Python 3.7's: environments with old
-# frameworks have old interpreters.
+# The factory that a user names as `package.module:factory`.
 
 _SHOWN = 300
 
@@ -392,10 +389,10 @@ def _is_plain(value: Any) -> bool:
 
 # A tf.Module: described by its attributes, saved and restored as TensorFlow's objects.
 
-TENSORFLOW_FORMS = ("tf",)
 
-
-def build(model: Any, shapes: list[list[int]], guessed: list[list[int]]) -> dict[int, dict[str, Any]]:
+def build_tensorflow(
+    model: Any, shapes: list[list[int]], guessed: list[list[int]]
+) -> dict[int, dict[str, Any]]:
     """Call a module if shapes are given or it has no variables yet; return what its products show.
 
     A tf.Module calls no layers: each variable by which something is multiplied stands for its module.
@@ -482,10 +479,10 @@ def describe_tensorflow(model: Any) -> list[dict[str, Any]]:
             "id": id(module),
             "path": path,
             "class": framework_class(module),
-            "facts": plain_settings(vars(module)) if is_tf_module(module) else _of_keras().facts(module),
+            "facts": plain_settings(vars(module)) if is_tf_module(module) else keras_settings(module),
             "tensors": _own_variables(module, numbers)
             if is_tf_module(module)
-            else _of_keras().own(module, numbers),
+            else own_keras_weights(module, numbers),
         }
         for path, module in _iter_modules(model)
     ]
@@ -507,7 +504,7 @@ def _iter_modules(model: Any) -> Iterator[tuple[list[str], Any]]:
                 below.append(([*path, *name], value))
             elif model_framework(value) == "keras" and not isinstance(value, type):
                 # They are given each once, and stay in the order in which they are found.
-                below += list(_of_keras().layers([*path, *name], value, seen))
+                below += list(iter_keras_layers([*path, *name], value, seen))
         waiting = below + waiting
 
 
@@ -522,12 +519,6 @@ def _own_variables(module: Any, numbers: dict[int, int]) -> list[list[Any]]:
         for name, value in iter_attributes(_module_attributes(module))
         if id(value) in numbers
     ]
-
-
-def _of_keras() -> Any:
-    # It imports this module.
-
-    return keras_models
 
 
 def is_tf_module(value: Any) -> bool:
@@ -592,30 +583,14 @@ def _make_checkpoint(model: Any) -> Any:
         ) from None
 
 
-tensorflow_modules = types.SimpleNamespace(
-    number=number_variables,
-    load=load_tensorflow,
-    numbered=numbered_array,
-    is_module=is_tf_module,
-    build=build,
-    variables=model_variables,
-    describe=describe_tensorflow,
-    items=iter_attributes,
-    FORMS=TENSORFLOW_FORMS,
-    save=save_tensorflow,
-    called=call_model,
-)
-
-
 # A Keras model of any age: built, described layer by layer, saved as objects or as a weights file.
 
-FORMS = ("tf", "keras")
 _SOME = 8
 _OWN = ("_trainable_variables", "_non_trainable_variables", "_trainable_weights", "_non_trainable_weights")
 
 
 def build_keras(model: Any, shapes: list[list[int]], guessed: list[list[int]]) -> dict[int, dict[str, Any]]:
-    """Call the model if it has no weights yet; return what a call tells of layers (see calls.known).
+    """Call the model if it has no weights yet; return what a call tells of layers (see call_facts).
 
     Raise UsageError when it has none and no shape is known, or cannot be called.
     """
@@ -705,7 +680,7 @@ def _input_shapes(model: Any) -> list[list[int]]:
     return [[int(extent) if extent is not None else _SOME for extent in shape[1:]] for shape in found]
 
 
-def describe(model: Any) -> list[dict[str, Any]]:
+def describe_keras(model: Any) -> list[dict[str, Any]]:
     """Return every layer by its first path; a tensor is named by its number in `model.weights`."""
     numbers = {id(variable): place for place, variable in enumerate(model.weights)}
     modules = []
@@ -779,7 +754,7 @@ def number_keras_weights(model: Any) -> bool:
     return True
 
 
-def save(model: Any, file: str, form: str) -> str:
+def save_keras(model: Any, file: str, form: str) -> str:
     """Write the model as TensorFlow's objects or as a `.weights.h5` file; return the prefix or the file."""
     if form == "keras":
         model.save_weights(file + ".weights.h5")
@@ -790,7 +765,7 @@ def save(model: Any, file: str, form: str) -> str:
     return save_tensorflow(model, file, form)
 
 
-def load(model: Any, file: str, form: str) -> None:
+def load_keras(model: Any, file: str, form: str) -> None:
     """Load the file; raise whatever Keras or TensorFlow raises unless every weight is in it."""
     if form == "keras":
         model.load_weights(file)
@@ -824,27 +799,11 @@ def _is_eager() -> bool:
     return tensorflow is None or bool(tensorflow.executing_eagerly())
 
 
-keras_models = types.SimpleNamespace(
-    is_layer=is_keras_layer,
-    number=number_keras_weights,
-    load=load,
-    facts=keras_settings,
-    build=build_keras,
-    own=own_keras_weights,
-    layers=iter_keras_layers,
-    FORMS=FORMS,
-    describe=describe,
-    save=save,
-)
-
-
 # A torch.nn.Module: described, saved as its state_dict, loaded strictly.
-
-TORCH_FORMS = ("torch",)
 
 
 def build_torch(model: Any, shapes: list[list[int]], guessed: list[list[int]]) -> dict[int, dict[str, Any]]:
-    """Give lazy parameters their shapes by a call; return what a call tells of modules (see calls.known).
+    """Give lazy parameters their shapes by a call; return what a call tells of modules (see call_facts).
 
     `shapes` are the inputs' without their batch, as the user gives them. Raise UsageError when the model
     cannot be called with them.
@@ -1024,23 +983,44 @@ def load_torch(model: Any, file: str, form: str) -> None:
     model.load_state_dict(torch.load(file, map_location="cpu"), strict=True)
 
 
-torch_models = types.SimpleNamespace(
-    number=number_torch_tensors,
-    load=load_torch,
-    build=build_torch,
-    describe=describe_torch,
-    FORMS=TORCH_FORMS,
-    save=save_torch,
-)
+# The program of the process that holds a user's model (see worker.py). It also imports messages and tracing.
+#
+# The syntax of these files is Python 3.7's: environments with old frameworks have old interpreters.
 
 
-# The program of the process that holds a user's model: it imports what the user names (see beside.py).
+@dataclass(frozen=True)
+class ModelFramework:
+    """The functions for the models of one framework; each takes the model first."""
 
-OWNERS = {"torch": torch_models, "keras": keras_models, "tensorflow": tensorflow_modules}  # type: dict[str, Any]
+    forms: tuple[str, ...]
+    """the kinds of files that `save` writes and `load` reads"""
+    build: Callable[[Any, list[list[int]], list[list[int]]], dict[int, dict[str, Any]]]
+    """creates missing weights by a call with inputs of these shapes (given, guessed); returns its facts"""
+    describe: Callable[[Any], list[dict[str, Any]]]
+    """returns every module with the names of its tensors"""
+    number: Callable[[Any], bool]
+    """fills every tensor with its own number; False where a file's keys name the tensors"""
+    save: Callable[[Any, str, str], str]
+    """writes a file without a suffix in one of `forms`; returns the path to read"""
+    load: Callable[[Any, str, str], None]
+    """loads such a path strictly"""
+
+
+FRAMEWORKS = {
+    "torch": ModelFramework(
+        ("torch",), build_torch, describe_torch, number_torch_tensors, save_torch, load_torch
+    ),
+    "keras": ModelFramework(
+        ("tf", "keras"), build_keras, describe_keras, number_keras_weights, save_keras, load_keras
+    ),
+    "tensorflow": ModelFramework(
+        ("tf",), build_tensorflow, describe_tensorflow, number_variables, save_tensorflow, load_tensorflow
+    ),
+}
 
 
 class ModelSession:
-    """The model that this process holds, its framework, and what a call told of its modules."""
+    """The model that this process holds, its framework's name, and what a call showed of its modules."""
 
     def __init__(self) -> None:
         self.model: Any = None
@@ -1048,9 +1028,9 @@ class ModelSession:
         self.known: dict[int, dict[str, Any]] = {}
 
     @property
-    def owner(self) -> Any:
-        """The module that knows this framework's models."""
-        return OWNERS[self.framework]
+    def functions(self) -> ModelFramework:
+        """The functions for the model."""
+        return FRAMEWORKS[self.framework]
 
 
 def _build(session: ModelSession, message: Message) -> Message:
@@ -1064,13 +1044,13 @@ def _build(session: ModelSession, message: Message) -> Message:
             found=kind,
         )
     session.model, session.framework = made, framework
-    return {"framework": framework, "class": type(made).__name__, "forms": list(session.owner.FORMS)}
+    return {"framework": framework, "class": type(made).__name__, "forms": list(session.functions.forms)}
 
 
 def _describe(session: ModelSession, message: Message) -> Message:
     shapes, guessed = message["shapes"] or [], message["guessed"] or []
-    session.known = session.owner.build(session.model, shapes, guessed)
-    modules = session.owner.describe(session.model)
+    session.known = session.functions.build(session.model, shapes, guessed)
+    modules = session.functions.describe(session.model)
     for module in modules:
         module.update(session.known.get(module.pop("id"), {}))
     return {"modules": modules}
@@ -1078,19 +1058,19 @@ def _describe(session: ModelSession, message: Message) -> Message:
 
 def _save(session: ModelSession, message: Message) -> Message:
     form = message["form"]
-    if form not in session.owner.FORMS:
+    if form not in session.functions.forms:
         raise UnsupportedError(f"a {session.framework} model is not loaded from this form", found=form)
-    return {"file": session.owner.save(session.model, message["file"], form)}
+    return {"file": session.functions.save(session.model, message["file"], form)}
 
 
 def _number(session: ModelSession, message: Message) -> Message:
     del message
-    return {"done": session.owner.number(session.model)}
+    return {"done": session.functions.number(session.model)}
 
 
 def _load(session: ModelSession, message: Message) -> Message:
     try:
-        session.owner.load(session.model, message["file"], message["form"])
+        session.functions.load(session.model, message["file"], message["form"])
     except Exception as error:
         raise WorkerError("the model does not load what was written: " + last_error_line(error)) from error
     return {}

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ckpttool.core.errors import DeviceError, EnvironmentMismatchError, UsageError
+from ckpttool.core.errors import DeviceError, UsageError
 from ckpttool.networks.network import (
     Activation,
     Add,
@@ -43,9 +43,6 @@ from ckpttool.networks.train_step import Learner, TrainingEngine
 
 if TYPE_CHECKING:
     import torch
-
-    from ckpttool.evaluation.rollout import Progress, Rollout, RolloutSpec
-    from ckpttool.evaluation.simulators import DeviceVector
 
 
 # Errors of PyTorch and CUDA for devices that cannot be used or lack memory, as one sentence each.
@@ -230,15 +227,15 @@ class TorchPolicy:
         self, network: Network, place: torch.device, *, graphs: bool = True, tf32: bool = False
     ) -> None:
         self.device = str(place)
-        self._place, self._graphs = place, graphs
-        self._feeds = InputAdapter(network)
+        self.place, self.graphs = place, graphs
+        self.inputs = InputAdapter(network)
         convolutions = any(isinstance(node.layer, Convolution) for node in network.nodes)
         self._products = Float32Precision(place.type, tf32=tf32, convolutions=convolutions)
         try:
             self._run = _with_precision(assemble(network, _layer_lowering(place)), self._products)
             self._on_host = _on_cuda(self._run, place, graphs) if place.type == "cuda" else _on_cpu(self._run)
         except (RuntimeError, MemoryError) as error:
-            failure = self._failure(error)
+            failure = self.device_failure(error)
             if is_out_of_memory(error):
                 failure.message += " for the network's weights"
                 failure.hint = "free memory, or use --device cpu"
@@ -249,15 +246,15 @@ class TorchPolicy:
 
     def step(self, obs: Observation, state: State = ()) -> tuple[np.ndarray, State]:
         """Return the output [batch, n] and the next state, both in the host's memory."""
-        given = self._feeds(obs, state)
+        given = self.inputs(obs, state)
         try:
             action, *after = self._on_host(given)
         except (RuntimeError, MemoryError) as error:
-            failure = self._failure(error)
+            failure = self.device_failure(error)
         else:
-            return self._feeds.joined(action), tuple(after)
+            return self.inputs.joined(action), tuple(after)
         action, *after = self._again(given, failure)
-        return self._feeds.joined(action), tuple(after)
+        return self.inputs.joined(action), tuple(after)
 
     def act(self, obs: torch.Tensor) -> torch.Tensor:
         """Return the output [batch, n] for observations [batch, obs_dim], both on the policy's device.
@@ -266,41 +263,10 @@ class TorchPolicy:
         """
         import torch
 
-        given = obs.to(getattr(torch, self._feeds.dtype.name))
-        members = self._feeds.members
+        given = obs.to(getattr(torch, self.inputs.dtype.name))
+        members = self.inputs.members
         found = self._run([given if members == 1 else given.reshape(members, -1, given.shape[-1])])[0]
         return found if members == 1 else found.reshape(-1, found.shape[-1])
-
-    def play(
-        self, envs: DeviceVector, play: RolloutSpec, members: int, progress: Progress
-    ) -> tuple[Rollout, ...]:
-        """Play a tensor program on the policy's device; see agents.rollout.rollouts.
-
-        On the CPU with one thread: a step is many small pieces, and on busy cores threads that wait for
-        each other at every piece made it twenty times slower.
-        """
-        from ckpttool.evaluation.torch_rollout import play_members
-
-        if self._feeds.is_joint:
-            raise UsageError(
-                "the device engine plays policies of one input and without memory",
-                hint="--engine auto plays others",
-            )
-        if self._feeds.shapes != [(envs.spec.obs_dim,)]:
-            raise EnvironmentMismatchError(
-                f"the policy does not take the observations of {envs.spec.id}",
-                expected=f"[batch, {envs.spec.obs_dim}]",
-                found=", ".join(str(["batch", *shape]) for shape in self._feeds.shapes).replace("'", ""),
-            )
-        try:
-            with self.threads(1):
-                return play_members(self.act, self._place, envs, play, members, progress, graphs=self._graphs)
-        except (RuntimeError, MemoryError) as error:
-            failure = self._failure(error)
-            if is_out_of_memory(error) and envs.num_envs > members:
-                failure.message += f" for {envs.num_envs // members:,} environments"
-                failure.hint = f"--num-envs {max(1, envs.num_envs // members // 2)}"
-        raise failure
 
     def product_bits(self) -> int:
         """Measure how many bits of its factors' fractions a float32 product on the device keeps.
@@ -311,13 +277,13 @@ class TorchPolicy:
 
         # 256 rows of every width from 1 to 23 bits: enough for tensor cores, and one times a row is the row.
         bits = torch.arange(256) % 23 + 1
-        rows = (1 + torch.exp2(-bits.float()))[:, None].expand(256, 256).contiguous().to(self._place)
+        rows = (1 + torch.exp2(-bits.float()))[:, None].expand(256, 256).contiguous().to(self.place)
         products = _with_precision(lambda given: [given[0] @ given[1]], self._products)
-        kept = (products([rows, torch.eye(256, device=self._place)])[0] == rows).all(1).cpu()
+        kept = (products([rows, torch.eye(256, device=self.place)])[0] == rows).all(1).cpu()
         return int(next((bit - 1 for bit, exact in zip(bits[:23], kept[:23], strict=True) if not exact), 23))
 
-    def _failure(self, error: Exception) -> DeviceError:
-        """Return the error's sentence; raise the error if no device is to blame for it.
+    def device_failure(self, error: Exception) -> DeviceError:
+        """Return the DeviceError that explains an error; raise the error itself if no device caused it.
 
         Frees what the failed call holds: its frames, and with them its tensors, live as long as the error.
         """
@@ -327,7 +293,7 @@ class TorchPolicy:
         traceback.clear_frames(error.__traceback__)
         if is_out_of_memory(error):
             with suppress(RuntimeError):
-                failure.found = f"{free_bytes(self._place) / 2**20:,.0f} MiB free"
+                failure.found = f"{free_bytes(self.place) / 2**20:,.0f} MiB free"
         return failure
 
     def _again(self, given: Sequence[np.ndarray], failure: DeviceError) -> list[np.ndarray]:
@@ -339,20 +305,20 @@ class TorchPolicy:
 
         if not is_out_of_memory(failure):
             raise failure
-        rows = given[0].shape[0] * (given[0].shape[1] if self._feeds.members > 1 else 1)
-        if self._place.type == "cuda":
+        rows = given[0].shape[0] * (given[0].shape[1] if self.inputs.members > 1 else 1)
+        if self.place.type == "cuda":
             self._on_host.clear()  # type: ignore[attr-defined]  # a CudaRun
             torch.cuda.empty_cache()
             try:
                 return self._on_host(given)
             except (RuntimeError, MemoryError) as error:
-                failure = self._failure(error)
+                failure = self.device_failure(error)
             torch.cuda.empty_cache()
         most = self.fitting_rows(rows)
         failure.message += f" for {rows:,} rows"
         failure.expected = f"at most {most:,} rows" if most else None
         failure.hint = (
-            f"--num-envs {most // self._feeds.members}" if most else "free memory, or use --device cpu"
+            f"--num-envs {most // self.inputs.members}" if most else "free memory, or use --device cpu"
         )
         raise failure
 
@@ -362,10 +328,10 @@ class TorchPolicy:
         On a GPU measured: by halving until a step succeeds, then four steps of bisection. On the CPU
         estimated from the free memory, because a system that promises more than it has ends the process.
         """
-        members = self._feeds.members
+        members = self.inputs.members
         most = rows // members
-        if self._place.type != "cuda":
-            return members * min(most // 2, free_bytes(self._place) // 2 // self._row_bytes // members)
+        if self.place.type != "cuda":
+            return members * min(most // 2, free_bytes(self.place) // 2 // self._row_bytes // members)
         low, high = 0, most
         while low == 0 and high > 1:
             middle = high // 2
@@ -380,17 +346,17 @@ class TorchPolicy:
         """Return whether a step of that many rows per member succeeds."""
         import torch
 
-        members = () if self._feeds.members == 1 else (self._feeds.members,)
-        dtype = getattr(torch, self._feeds.dtype.name)
+        members = () if self.inputs.members == 1 else (self.inputs.members,)
+        dtype = getattr(torch, self.inputs.dtype.name)
         fits = True
         try:
             with torch.inference_mode():
                 given = [
-                    torch.zeros((*members, rows, *shape), dtype=dtype, device=self._place)
-                    for shape in self._feeds.shapes
+                    torch.zeros((*members, rows, *shape), dtype=dtype, device=self.place)
+                    for shape in self.inputs.shapes
                 ]
                 self._run(given)
-                torch.cuda.synchronize(self._place)
+                torch.cuda.synchronize(self.place)
         except (RuntimeError, MemoryError) as error:
             if not is_out_of_memory(error):
                 raise

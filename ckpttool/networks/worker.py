@@ -194,21 +194,28 @@ class ChildProcess:
 
     def _late(self) -> WorkerError:
         self._end(0.0)
-        return WorkerError(f"the {self.name} did not answer within {self._timeout:g} s{self._last_words()}")
+        return WorkerError(
+            f"the {self.name} did not answer within {self._timeout:g} s{_last_words(self._log)}"
+        )
 
     def _ended(self) -> WorkerError:
-        status = self._end(GRACE_S)
-        reason = f"by {signal.Signals(-status).name}" if status < 0 else f"with status {status}"
-        return WorkerError(f"the {self.name} ended {reason}{self._last_words()}")
+        return ended_error(f"the {self.name}", self._end(GRACE_S), self._log)
 
-    def _last_words(self) -> str:
-        """Return the last lines of the standard error, without what could steer a terminal."""
-        with open(self._log, "rb") as log:
-            log.seek(max(0, os.path.getsize(self._log) - LAST_BYTES))
-            text = log.read().decode("utf-8", "replace")
-        plain = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]|[^\x20-\x7e\xa0-\U0010ffff\n]", "", text)
-        lines = [line.rstrip() for line in plain.splitlines() if line.strip()]
-        return "; it last said: " + " | ".join(lines[-LAST_LINES:]) if lines else ""
+
+def ended_error(name: str, status: int, log: Path) -> WorkerError:
+    """Return the error that a process has ended, with the last lines of its standard error."""
+    reason = f"by {signal.Signals(-status).name}" if status < 0 else f"with status {status}"
+    return WorkerError(f"{name} ended {reason}{_last_words(log)}")
+
+
+def _last_words(path: Path) -> str:
+    """Return the last lines of a process's standard error, without what could steer a terminal."""
+    with open(path, "rb") as log:
+        log.seek(max(0, os.path.getsize(path) - LAST_BYTES))
+        text = log.read().decode("utf-8", "replace")
+    plain = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]|[^\x20-\x7e\xa0-\U0010ffff\n]", "", text)
+    lines = [line.rstrip() for line in plain.splitlines() if line.strip()]
+    return "; it last said: " + " | ".join(lines[-LAST_LINES:]) if lines else ""
 
 
 def _write_line(child: subprocess.Popen[bytes], line: bytes) -> None:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass
-from typing import IO, Any
+from typing import Any
 
 from ckpttool.core import urls
-from ckpttool.core.atomic_write import Output, Progress, ignore_progress, require_new, write_atomically
+from ckpttool.core.atomic_write import Progress, ignore_progress, require_new, write_file
 from ckpttool.report.pages import ReportContents, ReportInputs, gather_contents, render_page
 
 
@@ -75,11 +75,5 @@ def write_report(
     )
     require_new(target, found.files, force=force)
     content = render_page(found)
-    write_atomically(
-        [Output(target, lambda stream: _write_content(stream, content))], force=force, sources=found.files
-    )
+    write_file(target, content, force=force, sources=found.files)
     return HtmlReport(target, len(content), found)
-
-
-def _write_content(stream: IO[bytes], content: bytes) -> None:
-    stream.write(content)

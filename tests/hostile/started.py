@@ -25,6 +25,9 @@ from tests.hostile import readers, room, trial, watched  # noqa: F401  # what th
 
 typer.main.get_command = functools.cache(typer.main.get_command)
 typer.main.get_command(ckpttool.cli.app.app)
+ckpttool.cli.app.CommandEntry.parser = functools.cache(ckpttool.cli.app.CommandEntry.parser)  # type: ignore[method-assign]
+for command in ckpttool.cli.app.COMMANDS:
+    command.parser()
 # What is installed is sought once for each sys.path, and that of a child is another (tests/warm.py).
 before = list(sys.path)
 sys.path[:0] = [str(watched.ROOT)]  # the command removes the working directory

@@ -262,9 +262,7 @@ class _Try:
         return "functional" if self.way in ("like", "into") else "subclassed"
 
     def _written(self) -> Any:
-        from ckpttool.commands import convert as like
-        from ckpttool.commands.convert import convert
-        from ckpttool.commands.options import parse_layer_options
+        from ckpttool import convert
 
         form = "torch" if self.target == "torch" else "keras"
         target = self.file.parent / f"to_{self.source}_{self.way}.{'pt' if form == 'torch' else 'weights.h5'}"
@@ -284,12 +282,17 @@ class _Try:
             )
         else:
             wanted = _like(self.target, self.name, self.shapes, self._style)
-            how = like.ModelFillOptions(
-                choices=parse_layer_options(self.kinds, self.flatten, self.unflatten),
-                pairs=tuple(self.match),
+            done = convert(
+                str(self.file),
+                str(target),
+                to=form,
+                like=wanted,
+                kinds=self.kinds,
+                flatten=self.flatten,
+                unflatten=self.unflatten,
+                match=[f"{one}={other}" for one, other in self.match],
                 force=True,
             )
-            done = like.convert_for_model(str(self.file), str(target), form, wanted, how)
         report = done.report
         self.assumed = tuple(report.assumed)
         if not report.complete or not target.exists():

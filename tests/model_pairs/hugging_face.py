@@ -130,8 +130,7 @@ def judge(target: str, folder: str) -> None:
 
 def _converted(target: str, name: str, at: Path, expected: np.ndarray) -> tuple[str, str]:
     """Convert with `--like`, following hints; return the state and why."""
-    from ckpttool.commands import convert
-    from ckpttool.commands.options import parse_layer_options
+    from ckpttool import convert
     from ckpttool.core.errors import CkpttoolError
 
     origin: str | None = None
@@ -139,10 +138,12 @@ def _converted(target: str, name: str, at: Path, expected: np.ndarray) -> tuple[
     hint, followed = "", ""
     for _ in range(_MOST_HINTS):
         file = at / ("like.pt" if target == "torch" else "like.weights.h5")
-        how = convert.ModelFillOptions(choices=parse_layer_options(kinds, ()), source=origin, force=True)
         source = at / _FILES["keras" if target == "torch" else "torch"]
         try:
-            done = convert.convert_for_model(str(source), str(file), target, _like(target, name), how)
+            like = _like(target, name)
+            done = convert(
+                str(source), str(file), to=target, like=like, kinds=kinds, from_=origin, force=True
+            )
             if not done.report.complete:
                 return "refused", "; ".join(done.report.notes)
             model = _loaded(target, name, file)

@@ -1,0 +1,201 @@
+"""Options in panels: what a dataclass of options makes of a command."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Annotated, Any
+
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from ckpttool.cli.app import COMMANDS, CommandEntry
+from ckpttool.cli.common import OptionPanel, complete_words, takes_panels
+from ckpttool.core.errors import UsageError
+from tests.conftest import ROOT, in_process
+
+
+@dataclass(frozen=True)
+class SpeedOptions(OptionPanel, title="Speed"):
+    steps: Annotated[int, typer.Option(min=1, metavar="N", help="Number of steps.")] = 10
+    engine: Annotated[
+        str, typer.Option("--engine", "-e", autocompletion=complete_words("steam", "diesel"))
+    ] = "steam"
+    sync: Annotated[bool, typer.Option("--sync/--no-sync", help="Wait for the disk.")] = True
+
+
+@dataclass(frozen=True)
+class NameOptions(OptionPanel, title="Names"):
+    strip: Annotated[bool, typer.Option("--strip", help="Strip prefixes.")] = False
+    match: Annotated[list[str], typer.Option(metavar="A=B", help="Pair two names.")] = field(
+        default_factory=list
+    )
+
+    def __post_init__(self) -> None:
+        if self.strip and self.match:
+            raise UsageError("--strip and --match exclude each other")
+
+
+Call = tuple[str, SpeedOptions, NameOptions, bool]
+
+
+@pytest.fixture
+def calls() -> list[Call]:
+    return []
+
+
+@pytest.fixture
+def app(calls: list[Call]) -> typer.Typer:
+    def train(
+        path: Annotated[str, typer.Argument(metavar="PATH")],
+        speed: SpeedOptions,
+        names: NameOptions,
+        quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print less.")] = False,
+    ) -> int:
+        """Train a model."""
+        calls.append((path, speed, names, quiet))
+        return 0
+
+    made = typer.Typer()
+    made.command()(takes_panels(train))
+    return made
+
+
+@pytest.fixture
+def run(app: typer.Typer) -> Callable[..., Any]:
+    def invoke(*words: str) -> Any:
+        return CliRunner().invoke(app, words, env={"COLUMNS": "100", "TERM": "dumb", "NO_COLOR": "1"})
+
+    return invoke
+
+
+def test_without_options_a_panel_has_its_defaults(run: Callable[..., Any], calls: list[Call]) -> None:
+    run("a.pt")
+    assert calls == [("a.pt", SpeedOptions(), NameOptions(), False)]
+
+
+def test_options_reach_the_field_of_their_name(run: Callable[..., Any], calls: list[Call]) -> None:
+    run("a.pt", "--steps", "3", "-e", "diesel", "--no-sync", "--match", "a=b", "--match", "c=d", "-q")
+    assert calls == [("a.pt", SpeedOptions(3, "diesel", False), NameOptions(False, ["a=b", "c=d"]), True)]
+
+
+def test_a_list_is_not_shared_by_calls(run: Callable[..., Any], calls: list[Call]) -> None:
+    run("a.pt")
+    calls[0][2].match.append("a=b")
+    run("a.pt")
+    assert calls[1][2].match == []
+
+
+def test_help_shows_each_panel_under_its_title(run: Callable[..., Any]) -> None:
+    text = run("--help").output
+    assert "Train a model." in text
+    speed, names = text.index(" Speed "), text.index(" Names ")
+    assert text.index(" Options ") < speed < text.index("--steps") < names < text.index("--match")
+    assert "Number of steps." in text
+    assert "[default: 10]" in text
+
+
+@pytest.mark.parametrize("words", [("--steps", "0"), ("--steps", "many"), ("--sync=1",), ("--unknown",)])
+def test_a_wrong_option_is_a_usage_error(
+    run: Callable[..., Any], calls: list[Call], words: tuple[str, ...]
+) -> None:
+    assert run("a.pt", *words).exit_code == 2
+    assert not calls
+
+
+def test_options_that_exclude_each_other(run: Callable[..., Any], calls: list[Call]) -> None:
+    assert isinstance(run("a.pt", "--strip", "--match", "a=b").exception, UsageError)
+    assert not calls
+
+
+def test_words_are_completed(app: typer.Typer) -> None:
+    done = CliRunner().invoke(
+        app,
+        env={"_TRAIN_COMPLETE": "complete_bash", "COMP_WORDS": "train a.pt -e d", "COMP_CWORD": "3"},
+        prog_name="train",
+    )
+    assert done.output.split() == ["diesel"]
+
+
+def test_two_panels_with_one_option_are_refused() -> None:
+    def command(first: SpeedOptions, second: SpeedOptions) -> int:
+        return 0
+
+    with pytest.raises(ValueError, match="duplicate parameter"):
+        takes_panels(command)
+
+
+# --- The options of the program's own commands -----------------------------------------------------------
+
+_MANY_OPTIONS = 10
+_HELP_WIDTH = 60
+_COMMANDS = [pytest.param(each, id=each.name) for each in COMMANDS]
+
+
+def options(command: CommandEntry) -> list[Any]:
+    return [each for each in command.parser().params if each.param_type_name == "option"]
+
+
+@pytest.mark.parametrize("command", _COMMANDS)
+def test_a_command_with_many_options_shows_them_in_panels(command: CommandEntry) -> None:
+    titles = [each.rich_help_panel for each in options(command)]
+    if len(titles) > _MANY_OPTIONS:
+        # What every command has stays under "Options": --json, --quiet, and one or two more.
+        assert sum(title is None for title in titles) <= 4, titles
+        assert len(set(titles)) > 2
+
+
+@pytest.mark.parametrize("command", _COMMANDS)
+def test_help_of_an_option_is_a_short_phrase(command: CommandEntry) -> None:
+    assert len(command.summary) <= _HELP_WIDTH
+    for each in command.parser().params:
+        assert each.help, each.name
+        assert len(each.help) <= _HELP_WIDTH, each.help
+
+
+def test_functions_of_the_command_line_are_small() -> None:
+    for file in (ROOT / "ckpttool" / "cli").glob("*.py"):
+        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.FunctionDef):
+                assert (node.end_lineno or 0) - node.lineno < 80, (file.name, node.name)
+                given = node.args
+                assert len([*given.posonlyargs, *given.args, *given.kwonlyargs]) <= 8, (file.name, node.name)
+
+
+def test_only_the_command_that_is_chosen_is_imported() -> None:
+    program = (
+        "import sys\nfrom ckpttool.cli import main\nsys.argv = ['ckpttool', *sys.argv[1:]]\n"
+        "try:\n    main()\nexcept SystemExit:\n    pass\n"
+        "print(*(name for name in sys.modules if name.startswith('ckpttool.')), file=sys.stderr)"
+    )
+
+    def imported(*words: str) -> set[str]:
+        done = subprocess.run(
+            [sys.executable, "-c", program, *words], cwd=ROOT, capture_output=True, text=True, check=True
+        )
+        return set(done.stderr.split())
+
+    own = {"ckpttool.cli", "ckpttool.cli.app", "ckpttool.cli.common"}
+    for words in (("--version",), ("--help",)):
+        found = imported(*words)
+        assert {name for name in found if not name.startswith(("ckpttool.core", "ckpttool.version"))} == own
+    found = {name for name in imported("eval", "--help") if name.startswith("ckpttool.cli")}
+    assert found == {*own, "ckpttool.cli.evaluate"}
+
+
+def test_plain_help_has_the_same_titles() -> None:
+    ran = in_process("eval", "--help", env={"TERM": "dumb", "COLUMNS": "80"})
+    text = ran.out
+    (command,) = (each for each in COMMANDS if each.name == "eval")
+    parser = command.parser()
+    with typer._click.core.Context(parser, info_name="eval") as context:
+        formatter = context.make_formatter()
+        parser.format_options(context, formatter)
+    plain = formatter.getvalue()
+    for title in ("Arguments", "Options", "Environment", "Agent", "Training runs", "Output"):
+        assert f"{title}:\n" in plain
+        assert f" {title} " in text

@@ -1,0 +1,122 @@
+"""Entry points of other packages: found wherever their metadata lies, broken ones named, costs bounded."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import ROOT
+from tests.conftest import ckpttool as run
+
+
+def test_a_format_of_another_package_is_found(tmp_path: Path) -> None:
+    # A package as pip leaves it behind: a module and its metadata with an entry point.
+    info = tmp_path / "shout-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: shout\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text("[ckpttool.formats]\nshout = shout_format\n")
+    (tmp_path / "shout_format.py").write_text(STRANGER)
+    (tmp_path / "x.shout").write_bytes(b"SHOUT" + bytes(8))
+    environment = {"PYTHONPATH": f"{ROOT}:{tmp_path}"}
+    ran = run("inspect", tmp_path / "x.shout", "--json", env=environment)
+    assert ran.status == 0, ran.err
+    assert ran.json()["format"] == "shout"
+    assert ran.json()["tensors"][0]["shape"] == [2]
+    listed = run("formats", "--json", env=environment).json()["formats"]
+    assert "shout" in [row["name"] for row in listed]
+    # The same name from two packages is an error that names both.
+    (info / "entry_points.txt").write_text("[ckpttool.formats]\npytorch = shout_format\n")
+    clash = run("formats", env=environment)
+    assert clash.status == 2
+    assert "shout" in clash.err
+    assert "ckpttool" in clash.err
+
+
+def test_a_broken_package_is_named(tmp_path: Path) -> None:
+    info = tmp_path / "shout-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: shout\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text("[ckpttool.formats]\nshout = nowhere_at_all\n")
+    (tmp_path / "x.shout").write_bytes(b"SHOUT" + bytes(8))
+    ran = run("inspect", tmp_path / "x.shout", env={"PYTHONPATH": f"{ROOT}:{tmp_path}"})
+    assert ran.status == 2
+    assert "shout of package shout cannot be loaded" in ran.err
+    assert "fault of ckpttool" not in ran.err
+
+
+@pytest.mark.parametrize("kind", ["dist-info", "egg-info", "egg", "archive", "finder", "object"])
+def test_a_package_is_found_wherever_its_metadata_lies(tmp_path: Path, kind: str) -> None:
+    place = tmp_path / ("shout-1.0.egg" if kind == "egg" else "place")
+    info = place / ("EGG-INFO" if kind == "egg" else f"shout-1.0.{kind if '-' in kind else 'dist-info'}")
+    info.mkdir(parents=True)
+    (info / ("PKG-INFO" if "egg" in kind else "METADATA")).write_text(
+        "Metadata-Version: 2.1\nName: shout\nVersion: 1.0\n"
+    )
+    (info / "entry_points.txt").write_text("[ckpttool.formats]\nshout = shout_format\n")
+    found = str(place)
+    if kind == "archive":
+        found = shutil.make_archive(str(tmp_path / "packed"), "zip", place)
+    code = tmp_path / "code"
+    code.mkdir()
+    (code / "shout_format.py").write_text(STRANGER)
+    if kind == "finder":
+        (code / "sitecustomize.py").write_text(FINDER.format(place=found))
+        found = ""
+    elif kind == "object":
+        program = f"import pathlib, sys; sys.path.append(pathlib.Path({found!r}))"
+        (code / "sitecustomize.py").write_text(program)
+        found = ""
+    environment = {"PYTHONPATH": ":".join(filter(None, [str(ROOT), str(code), found]))}
+    listed = run("formats", "--json", env=environment)
+    assert "shout" in [row["name"] for row in listed.json()["formats"]]
+
+
+FINDER = """
+import importlib.metadata, sys
+
+class Finder(importlib.metadata.MetadataPathFinder):
+    @classmethod
+    def find_spec(cls, name, path=None, target=None):
+        return None
+
+    @classmethod
+    def find_distributions(cls, context):
+        return super().find_distributions(importlib.metadata.DistributionFinder.Context(path=[{place!r}]))
+
+sys.meta_path.append(Finder)
+"""
+
+
+def test_packages_without_entry_points_of_ours_are_not_parsed(tmp_path: Path) -> None:
+    info = tmp_path / "other-1.0.dist-info"
+    info.mkdir()
+    (info / "entry_points.txt").write_text("[console_scripts]\nckpttool.formats = other:main\n")
+    program = (
+        "import sys; from ckpttool.core import plugins; plugins.installed('formats'); "
+        "sys.exit('importlib.metadata' in sys.modules)"
+    )
+    environment = {**os.environ, "PYTHONPATH": f"{ROOT}:{tmp_path}"}
+    subprocess.run([sys.executable, "-S", "-c", program], env=environment, check=True)
+
+
+STRANGER = """
+from ckpttool.core.checkpoint import Checkpoint
+from ckpttool.core.tree import Leaf, key
+from ckpttool.core.source import File, Span
+from ckpttool.core.tree import Tree
+
+NAME, TITLE, WRITES, FRAMEWORK = "shout", "A stranger's format", False, "numpy"
+
+def claims(probe):
+    return probe.path if probe.head.startswith(b"SHOUT") else None
+
+def read(location):
+    file = File.stamp(location)
+    leaf = Leaf("float32", (2,), Span(file, 5, 8), "x")
+    return Checkpoint(location, NAME, Tree({(key("x"),): leaf}), (file,))
+"""
