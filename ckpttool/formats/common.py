@@ -300,16 +300,15 @@ class WritingFormatDefinition(FormatDefinition):
 _PACKAGE = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 
 
-def child_program(module: str, arguments: str) -> str:
-    """Return the program of a process that runs `main` of a module of formats with these arguments.
+def child_program(code: str) -> str:
+    """Return the program of a process that runs the code with the modules that this process finds.
 
     Its first argument on the command line is what `child_paths` returns.
     """
     return f"""
 import json, sys
 sys.path += [path for path in json.loads(sys.argv[1]) if path not in sys.path]
-from ckpttool.formats.{module} import main
-main({arguments})
+{code}
 """
 
 

@@ -118,7 +118,7 @@ def whole_file(file: File) -> Span:
 
 # Runs the process that lists an HDF5 file, and turns whatever becomes of it into one sentence.
 
-_START = common.child_program("hdf5_child", "sys.argv[2:]")
+_START = common.child_program("from ckpttool.formats.hdf5_child import main; main(sys.argv[2:])")
 # What an object of the file takes in the answer at most, on the average: bytes and values of JSON.
 _BYTES, _VALUES = 256, 16
 _LONGEST = 120

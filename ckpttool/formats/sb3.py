@@ -375,7 +375,7 @@ _ALGORITHMS = {
 _COUNTERS = ("_n_updates", "num_timesteps")
 _SECONDS = 600
 _LAST = 400
-_PROGRAM = common.child_program("sb3_child", "sys.argv[2]")
+_PROGRAM = common.child_program("from ckpttool.formats.sb3_child import main; main(sys.argv[2])")
 
 
 def pieces(tree: Tree) -> tuple[OutputFile]:
