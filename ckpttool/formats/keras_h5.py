@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     import h5py  # type: ignore[import-untyped]
     import numpy as np
 
+
 # Keras's HDF5 files: `.h5` weights and models of Keras 1 and 2, `.weights.h5` of Keras 3 and tf_keras.
 #
 # Sources: keras/src/legacy/saving/legacy_h5_format.py, keras/src/saving/saving_lib.py. Other HDF5 files are
@@ -113,93 +114,164 @@ def read(location: str) -> Checkpoint:
     )
 
 
-# Gathers an optimizer's leaves into the one numbered list that Keras 3 stores and loads.
+# Writes a `.weights.h5` file that Keras 3 loads, through h5py, the same bytes for the same tree.
 #
-# Source: keras/src/optimizers/base_optimizer.py: iteration, learning rate, then each round of slots over the
-# trained variables (the order of the rounds: keras/src/optimizers/*.py, see keras_tree.optimizers).
+# Source: keras/src/saving/saving_lib.py, H5IOStore: a group `vars` with an attribute `name` for every object,
+# numbered datasets in it, bfloat16 as two opaque bytes with an attribute `dtype`. Groups keep the order of
+# their creation, no object keeps a time.
 
-_ROUNDS = (
-    (("m", "v"),),
-    (("m", "v"), ("vhat",)),
-    (("m", "u"),),
-    (("m",),),
-    (("rms",),),
-    (("rms",), ("momentum",)),
-    (("rms",), ("mg",)),
-    (("rms",), ("momentum",), ("mg",)),
-    (("momentum",),),
-    (("accumulator",),),
-    (("accumulator", "linear"),),
-    (("accumulated_grad", "accumulated_delta"),),
-)
-_BY_KINDS = {frozenset(kind for kinds in rounds for kind in kinds): rounds for rounds in _ROUNDS}
-_SETTINGS = {"iterations": 0, "iteration": 0, "learning_rate": 1}
+VARS = "vars"
+_ATTRIBUTE = 64512
 
 
-class OptimizerSlots:
-    """The optimizers of a tree, each found by its slots."""
+def pieces(tree: Tree, *, root: str | None = None) -> tuple[OutputFile, ...]:
+    """Return the one `.weights.h5` file that holds the tree; raise UnsupportedError for what it cannot.
 
-    def __init__(self, leaves: Mapping[Path, Leaf], names: Mapping[Path, Path]) -> None:
-        """Look at the leaves; `names` are the paths that they will have."""
-        self.leaves, self.names = leaves, names
-        self.slots: dict[Path, dict[tuple[str, Path], Path]] = {}
-        for path, leaf in leaves.items():
-            if leaf.role == "slot" and leaf.of is not None and leaf.of in leaves and leaf.slot:
-                self.slots.setdefault(_optimizer_path(path, leaf), {})[leaf.slot, leaf.of] = path
-        self.settings: dict[Path, dict[int, Path]] = {at: {} for at in self.slots}
-        for path in leaves:
-            name = str(path[-1].value).removeprefix("_")
-            if path[:-1] in self.settings and name in _SETTINGS:
-                self.settings[path[:-1]].setdefault(_SETTINGS[name], path)
-
-    def owns(self, path: Path) -> bool:
-        """Say whether the leaf is one of an optimizer's."""
-        leaf = self.leaves[path]
-        if leaf.role == "slot":
-            of = leaf.of if leaf.of is not None else ()
-            return self.slots.get(_optimizer_path(path, leaf), {}).get((leaf.slot or "", of)) == path
-        return path in self.settings.get(path[:-1], {}).values()
-
-    def complete(self, position: Mapping[int, int]) -> Iterator[tuple[Path, list[Leaf]]]:
-        """Go through the optimizers: the path of each and its variables in Keras's order.
-
-        `position` says by a leaf's identity which variable comes first in the file.
-
-        A learning rate that a schedule computes is no variable. Raise UnsupportedError for an optimizer that
-        lacks a slot or its iteration.
-        """
-        for at, slots in self.slots.items():
-            first = next(iter(slots.values()))
-            rounds = _BY_KINDS.get(frozenset(kind for kind, _ in slots))
-            if rounds is None or 0 not in self.settings[at]:
-                lacks = "kinds that no Keras optimizer has" if rounds is None else "no iteration"
-                raise UnsupportedError(
-                    f"the slot has no place: its optimizer has {lacks}", path=display(first)
-                )
-            trained = [path for path in self.leaves if any((kind, path) in slots for kind in rounds[0])]
-            trained.sort(key=lambda path: position.get(id(self.leaves[path]), -1))
-            order = [path for _, path in sorted(self.settings[at].items())]
-            for kinds in rounds:
-                for one in trained:
-                    for kind in kinds:
-                        if (kind, one) not in slots:
-                            sentence = f"the optimizer has no slot {kind} of this variable"
-                            raise UnsupportedError(sentence, path=display(one))
-                        order.append(slots[kind, one])
-            yield self._moved(at, first), [self.leaves[path] for path in order]
-
-    def _moved(self, at: Path, example: Path) -> Path:
-        # What was taken from the front of every path is not part of the optimizer's either.
-        return at[len(example) - len(self.names[example]) :] if self.names[example] != example else at
+    `root` names the attribute below which the model stands, for trees of a tf.train.Checkpoint.
+    """
+    places = place_tree(tree, root)
+    for path, leaf in tree.tensors():
+        row = dtypes.BY_NAME[leaf.dtype]
+        if (row.extension and row.name != "bfloat16") or not row.itemsize or row.name.startswith("q"):
+            raise UnsupportedError(f"Keras keeps no {leaf.dtype} in a .weights.h5 file", path=display(path))
+    groups = _groups(places)
+    return (OutputFile("", lambda stream: _write(stream, places, groups)),)
 
 
-def _optimizer_path(path: Path, leaf: Leaf) -> Path:
-    """Return the path of a slot's optimizer, whether the slot has a path of its own or stands in a list."""
-    if leaf.of is not None and leaf.slot is not None:
-        short = len(path) - len(leaf.of) - 2
-        if short >= 0 and path == slot_path(path[:short], leaf.slot, leaf.of):
-            return path[:short]
-    return path[:-2]
+def stored(tree: Tree, *, root: str | None = None) -> Tree:
+    """Return the tree as it will be read from the file: with the paths and keys that it gets there."""
+    places = place_tree(tree, root)
+    datasets = {
+        path: Hdf5Dataset(path, number, leaf.dtype, leaf.shape, leaf.source)
+        for number, (path, leaf) in enumerate(places.datasets.items())
+    }
+    groups = {
+        path: Hdf5Group(path, number, True, attributes)
+        for number, (path, attributes) in enumerate(_groups(places).items())
+    }
+    return list_model(Hdf5Index(groups, datasets, {}, ())).tree
+
+
+def _groups(places: KerasPlacement) -> dict[str, dict[str, Any]]:
+    """Return every group with its attributes, each after the one that holds it."""
+    found: dict[str, dict[str, Any]] = {"": {}}
+    for group, name in places.groups.items():
+        _add(found, f"{group}/{VARS}".lstrip("/"))
+        if name is not None:
+            found[f"{group}/{VARS}".lstrip("/")]["name"] = name
+    for path in places.datasets:
+        _add(found, path.rpartition("/")[0])
+    for group, slots in places.slots.items():
+        found[f"{group}/{VARS}"] |= _split_attribute(slots)
+    both = found.keys() & places.datasets.keys()
+    if both:
+        raise UnsupportedError("a tensor and a group would have the same name", path=min(both))
+    return found
+
+
+def _add(found: dict[str, dict[str, Any]], path: str) -> None:
+    parts = path.split("/") if path else []
+    for depth in range(1, len(parts) + 1):
+        found.setdefault("/".join(parts[:depth]), {})
+
+
+def _split_attribute(names: list[str]) -> dict[str, list[str]]:
+    """Return a list as attributes of at most _ATTRIBUTE bytes each, numbered as Keras numbers them.
+
+    Source: keras/src/legacy/saving/legacy_h5_format.py, save_attributes_to_hdf5_group.
+    """
+    width = max(len(name.encode()) for name in names)
+    step = max(1, _ATTRIBUTE // max(1, width))
+    if len(names) <= step:
+        return {SLOTS: names}
+    starts = range(0, len(names), step)
+    return {f"{SLOTS}{number}": names[at : at + step] for number, at in enumerate(starts)}
+
+
+def _write(stream: IO[bytes], places: KerasPlacement, groups: dict[str, dict[str, Any]]) -> None:
+    if stream.readable():
+        _fill(stream, places, groups)
+        return
+    # The library reads back what it has written, which a stream for writing does not allow.
+    with open(stream.name, "r+b") as both:
+        _fill(both, places, groups)
+
+
+def _fill(stream: IO[bytes], places: KerasPlacement, groups: dict[str, dict[str, Any]]) -> None:
+    import h5py
+
+    access = h5py.h5p.create(h5py.h5p.FILE_ACCESS)
+    access.set_fileobj_driver(h5py.h5fd.fileobj_driver, stream)
+    access.set_libver_bounds(h5py.h5f.LIBVER_V18, h5py.h5f.LIBVER_V18)
+    access.set_fclose_degree(h5py.h5f.CLOSE_STRONG)
+    created = h5py.h5f.create(
+        b"weights", h5py.h5f.ACC_TRUNC, _ordered_properties(h5py, h5py.h5p.FILE_CREATE), access
+    )
+    with h5py.File(created) as file:
+        made: dict[str, h5py.Group] = {"": file["/"]}
+        for path, attributes in groups.items():
+            group = _require_group(h5py, made, path)
+            for name, value in attributes.items():
+                # Texts of one width, as Keras writes lists of names.
+                group.attrs[name] = [each.encode() for each in value] if isinstance(value, list) else value
+        for path, leaf in places.datasets.items():
+            parent, _, last = path.rpartition("/")
+            array = leaf.array()
+            dataset = made[parent].create_dataset(last, data=array, track_times=False)
+            if leaf.dtype == "bfloat16":
+                dataset.attrs["dtype"] = leaf.dtype
+
+
+def _require_group(h5py: Any, made: dict[str, h5py.Group], path: str) -> Any:
+    """Return the group, made if it is not there; the one that holds it is there or is made first."""
+    missing = []
+    while path not in made:
+        path, _, last = path.rpartition("/")
+        missing.append(last)
+    for last in reversed(missing):
+        gcpl = _ordered_properties(h5py, h5py.h5p.GROUP_CREATE)
+        group = h5py.Group(h5py.h5g.create(made[path].id, last.encode(), gcpl=gcpl))
+        path = f"{path}/{last}" if path else last
+        made[path] = group
+    return made[path]
+
+
+def _ordered_properties(h5py: Any, kind: Any) -> Any:
+    """Return the creation properties of a group that keeps the order of its members and no times."""
+    found = h5py.h5p.create(kind)
+    found.set_link_creation_order(h5py.h5p.CRT_ORDER_TRACKED | h5py.h5p.CRT_ORDER_INDEXED)
+    found.set_obj_track_times(False)
+    return found
+
+
+# Writes the weights file of Keras 1 and 2: a group for every layer, and the order of both in attributes.
+#
+# Source: keras/src/legacy/saving/legacy_h5_format.py, `save_weights_to_hdf5_group`. Keras loads by that
+# order.
+
+# What the file says of its writer: kernels are as Keras 2 has them.
+_WRITER = {"keras_version": b"2.3.1", "backend": b"tensorflow"}
+
+
+def build_legacy_file(layers: Mapping[str, Mapping[str, Leaf]]) -> bytes:
+    """Return the file of these layers, each with its weights by names (`dense_1/kernel:0`), in order."""
+    import h5py
+    import numpy as np
+
+    def texts(names: Iterable[str]) -> np.ndarray:
+        return np.array([name.encode() for name in names], "S")
+
+    file = io.BytesIO()
+    with h5py.File(file, "w") as root:
+        root.attrs["layer_names"] = texts(layers)
+        for name, value in _WRITER.items():
+            root.attrs[name] = np.bytes_(value)
+        for layer, weights in layers.items():
+            group = root.create_group(layer)
+            group.attrs["weight_names"] = texts(weights)
+            for path, leaf in weights.items():
+                group.create_dataset(path, data=leaf.array(), track_times=False)
+    return file.getvalue()
 
 
 # Gives every leaf of a tree its place in a `.weights.h5` file: the group of its object and its number there.
@@ -469,239 +541,93 @@ def _order_leaves(members: dict[str, Leaf]) -> Iterable[Leaf]:
     return sorted(members.values(), key=lambda leaf: leaf.role != "parameter")
 
 
-# Writes a `.weights.h5` file that Keras 3 loads, through h5py, the same bytes for the same tree.
+# Gathers an optimizer's leaves into the one numbered list that Keras 3 stores and loads.
 #
-# Source: keras/src/saving/saving_lib.py, H5IOStore: a group `vars` with an attribute `name` for every object,
-# numbered datasets in it, bfloat16 as two opaque bytes with an attribute `dtype`. Groups keep the order of
-# their creation, no object keeps a time.
+# Source: keras/src/optimizers/base_optimizer.py: iteration, learning rate, then each round of slots over the
+# trained variables (the order of the rounds: keras/src/optimizers/*.py, see keras_tree.optimizers).
 
-VARS = "vars"
-_ATTRIBUTE = 64512
-
-
-def pieces(tree: Tree, *, root: str | None = None) -> tuple[OutputFile, ...]:
-    """Return the one `.weights.h5` file that holds the tree; raise UnsupportedError for what it cannot.
-
-    `root` names the attribute below which the model stands, for trees of a tf.train.Checkpoint.
-    """
-    places = place_tree(tree, root)
-    for path, leaf in tree.tensors():
-        row = dtypes.BY_NAME[leaf.dtype]
-        if (row.extension and row.name != "bfloat16") or not row.itemsize or row.name.startswith("q"):
-            raise UnsupportedError(f"Keras keeps no {leaf.dtype} in a .weights.h5 file", path=display(path))
-    groups = _groups(places)
-    return (OutputFile("", lambda stream: _write(stream, places, groups)),)
-
-
-def stored(tree: Tree, *, root: str | None = None) -> Tree:
-    """Return the tree as it will be read from the file: with the paths and keys that it gets there."""
-    places = place_tree(tree, root)
-    datasets = {
-        path: Hdf5Dataset(path, number, leaf.dtype, leaf.shape, leaf.source)
-        for number, (path, leaf) in enumerate(places.datasets.items())
-    }
-    groups = {
-        path: Hdf5Group(path, number, True, attributes)
-        for number, (path, attributes) in enumerate(_groups(places).items())
-    }
-    return list_model(Hdf5Index(groups, datasets, {}, ())).tree
-
-
-def _groups(places: KerasPlacement) -> dict[str, dict[str, Any]]:
-    """Return every group with its attributes, each after the one that holds it."""
-    found: dict[str, dict[str, Any]] = {"": {}}
-    for group, name in places.groups.items():
-        _add(found, f"{group}/{VARS}".lstrip("/"))
-        if name is not None:
-            found[f"{group}/{VARS}".lstrip("/")]["name"] = name
-    for path in places.datasets:
-        _add(found, path.rpartition("/")[0])
-    for group, slots in places.slots.items():
-        found[f"{group}/{VARS}"] |= _split_attribute(slots)
-    both = found.keys() & places.datasets.keys()
-    if both:
-        raise UnsupportedError("a tensor and a group would have the same name", path=min(both))
-    return found
-
-
-def _add(found: dict[str, dict[str, Any]], path: str) -> None:
-    parts = path.split("/") if path else []
-    for depth in range(1, len(parts) + 1):
-        found.setdefault("/".join(parts[:depth]), {})
-
-
-def _split_attribute(names: list[str]) -> dict[str, list[str]]:
-    """Return a list as attributes of at most _ATTRIBUTE bytes each, numbered as Keras numbers them.
-
-    Source: keras/src/legacy/saving/legacy_h5_format.py, save_attributes_to_hdf5_group.
-    """
-    width = max(len(name.encode()) for name in names)
-    step = max(1, _ATTRIBUTE // max(1, width))
-    if len(names) <= step:
-        return {SLOTS: names}
-    starts = range(0, len(names), step)
-    return {f"{SLOTS}{number}": names[at : at + step] for number, at in enumerate(starts)}
-
-
-def _write(stream: IO[bytes], places: KerasPlacement, groups: dict[str, dict[str, Any]]) -> None:
-    if stream.readable():
-        _fill(stream, places, groups)
-        return
-    # The library reads back what it has written, which a stream for writing does not allow.
-    with open(stream.name, "r+b") as both:
-        _fill(both, places, groups)
-
-
-def _fill(stream: IO[bytes], places: KerasPlacement, groups: dict[str, dict[str, Any]]) -> None:
-    import h5py
-
-    access = h5py.h5p.create(h5py.h5p.FILE_ACCESS)
-    access.set_fileobj_driver(h5py.h5fd.fileobj_driver, stream)
-    access.set_libver_bounds(h5py.h5f.LIBVER_V18, h5py.h5f.LIBVER_V18)
-    access.set_fclose_degree(h5py.h5f.CLOSE_STRONG)
-    created = h5py.h5f.create(
-        b"weights", h5py.h5f.ACC_TRUNC, _ordered_properties(h5py, h5py.h5p.FILE_CREATE), access
-    )
-    with h5py.File(created) as file:
-        made: dict[str, h5py.Group] = {"": file["/"]}
-        for path, attributes in groups.items():
-            group = _require_group(h5py, made, path)
-            for name, value in attributes.items():
-                # Texts of one width, as Keras writes lists of names.
-                group.attrs[name] = [each.encode() for each in value] if isinstance(value, list) else value
-        for path, leaf in places.datasets.items():
-            parent, _, last = path.rpartition("/")
-            array = leaf.array()
-            dataset = made[parent].create_dataset(last, data=array, track_times=False)
-            if leaf.dtype == "bfloat16":
-                dataset.attrs["dtype"] = leaf.dtype
-
-
-def _require_group(h5py: Any, made: dict[str, h5py.Group], path: str) -> Any:
-    """Return the group, made if it is not there; the one that holds it is there or is made first."""
-    missing = []
-    while path not in made:
-        path, _, last = path.rpartition("/")
-        missing.append(last)
-    for last in reversed(missing):
-        gcpl = _ordered_properties(h5py, h5py.h5p.GROUP_CREATE)
-        group = h5py.Group(h5py.h5g.create(made[path].id, last.encode(), gcpl=gcpl))
-        path = f"{path}/{last}" if path else last
-        made[path] = group
-    return made[path]
-
-
-def _ordered_properties(h5py: Any, kind: Any) -> Any:
-    """Return the creation properties of a group that keeps the order of its members and no times."""
-    found = h5py.h5p.create(kind)
-    found.set_link_creation_order(h5py.h5p.CRT_ORDER_TRACKED | h5py.h5p.CRT_ORDER_INDEXED)
-    found.set_obj_track_times(False)
-    return found
-
-
-# Writes the weights file of Keras 1 and 2: a group for every layer, and the order of both in attributes.
-#
-# Source: keras/src/legacy/saving/legacy_h5_format.py, `save_weights_to_hdf5_group`. Keras loads by that
-# order.
-
-# What the file says of its writer: kernels are as Keras 2 has them.
-_WRITER = {"keras_version": b"2.3.1", "backend": b"tensorflow"}
-
-
-def build_legacy_file(layers: Mapping[str, Mapping[str, Leaf]]) -> bytes:
-    """Return the file of these layers, each with its weights by names (`dense_1/kernel:0`), in order."""
-    import h5py
-    import numpy as np
-
-    def texts(names: Iterable[str]) -> np.ndarray:
-        return np.array([name.encode() for name in names], "S")
-
-    file = io.BytesIO()
-    with h5py.File(file, "w") as root:
-        root.attrs["layer_names"] = texts(layers)
-        for name, value in _WRITER.items():
-            root.attrs[name] = np.bytes_(value)
-        for layer, weights in layers.items():
-            group = root.create_group(layer)
-            group.attrs["weight_names"] = texts(weights)
-            for path, leaf in weights.items():
-                group.create_dataset(path, data=leaf.array(), track_times=False)
-    return file.getvalue()
-
-
-# keras-rl's two files of one DDPG agent, `NAME_actor.h5f` and `NAME_critic.h5f`, under the name given to it.
-#
-# Source: rl/agents/ddpg.py in github.com/keras-rl/keras-rl, `DDPGAgent.save_weights`: `_actor` and `_critic`
-# come before the suffix, and `.h5f` is the one of its examples. Keras decides what each is: HDF5, or with
-# tf.keras, to which `.h5f` says nothing, a tensor bundle of that prefix (keras/engine/training.py,
-# `save_weights`).
-
-KERAS_RL_NAME = "keras_rl"
-KERAS_RL_TITLE = "keras-rl's NAME_actor.h5f and NAME_critic.h5f"
-
-_MEMBERS = ("actor", "critic")
-_SUFFIX = ".h5f"
-_KINDS = ("", ".index")
-
-
-def keras_rl_claims(probe: Probe) -> str | None:
-    """Return the name with its suffix if no file has it but an actor's and a critic's were made of it."""
-    if probe.kind != "missing":
-        return None
-    stem = probe.path.removesuffix(_SUFFIX)
-    folder, name = os.path.split(stem)
-    there = all(_member_exists(folder, f"{name}_{member}{_SUFFIX}", probe.names) for member in _MEMBERS)
-    return stem + _SUFFIX if name and there else None
-
-
-def _member_exists(folder: str, name: str, names: Collection[str]) -> bool:
-    return any(
-        name + kind in names and filesystem.isfile(os.path.join(folder, name + kind)) for kind in _KINDS
-    )
-
-
-def read_keras_rl(location: str) -> Checkpoint:
-    """List both networks, each as what its bytes say; native keys are `actor:dense_1/kernel:0`."""
-    from ckpttool.formats.detect import open_checkpoint
-
-    stem = location.removesuffix(_SUFFIX)
-    parts = {member: open_checkpoint(f"{stem}_{member}{_SUFFIX}") for member in _MEMBERS}
-    return join_checkpoints(location, KERAS_RL_NAME, parts)
-
-
-def keras_rl_pieces(tree: Tree) -> tuple[OutputFile, ...]:
-    """Return both files, HDF5; raise UnsupportedError for a tensor that is no layer's of the two networks."""
-    members: dict[str, dict[str, dict[str, Leaf]]] = {member: {} for member in _MEMBERS}
-    for path, leaf in tree.tensors():
-        if len(path) != 3 or path[0].value not in members:
-            raise UnsupportedError("keras-rl keeps layers of an actor and a critic", path=display(path))
-        member, layer, weight = (str(step.value) for step in path)
-        members[member].setdefault(layer, {})[_weight_name(leaf, member, layer, weight)] = leaf
-    return tuple(OutputFile(f"_{member}{_SUFFIX}", _writer(layers)) for member, layers in members.items())
-
-
-def _weight_name(leaf: Leaf, member: str, layer: str, weight: str) -> str:
-    """Return the weight's name below its layer: the file's own on the way back (Keras 1: `dense_1_W:0`)."""
-    own = f"{member}:{layer}/"
-    return leaf.key.removeprefix(own) if leaf.key.startswith(own) else f"{layer}/{weight}:0"
-
-
-def _writer(layers: Mapping[str, Mapping[str, Leaf]]) -> Callable[[IO[bytes]], None]:
-
-    def write(stream: IO[bytes]) -> None:
-        stream.write(build_legacy_file(layers))
-
-    return write
-
-
-KERAS_RL = WritingFormatDefinition(
-    NAME=KERAS_RL_NAME,
-    TITLE=KERAS_RL_TITLE,
-    FRAMEWORK=FRAMEWORK,
-    claims=keras_rl_claims,
-    read=read_keras_rl,
-    pieces=keras_rl_pieces,
+_ROUNDS = (
+    (("m", "v"),),
+    (("m", "v"), ("vhat",)),
+    (("m", "u"),),
+    (("m",),),
+    (("rms",),),
+    (("rms",), ("momentum",)),
+    (("rms",), ("mg",)),
+    (("rms",), ("momentum",), ("mg",)),
+    (("momentum",),),
+    (("accumulator",),),
+    (("accumulator", "linear"),),
+    (("accumulated_grad", "accumulated_delta"),),
 )
+_BY_KINDS = {frozenset(kind for kinds in rounds for kind in kinds): rounds for rounds in _ROUNDS}
+_SETTINGS = {"iterations": 0, "iteration": 0, "learning_rate": 1}
+
+
+class OptimizerSlots:
+    """The optimizers of a tree, each found by its slots."""
+
+    def __init__(self, leaves: Mapping[Path, Leaf], names: Mapping[Path, Path]) -> None:
+        """Look at the leaves; `names` are the paths that they will have."""
+        self.leaves, self.names = leaves, names
+        self.slots: dict[Path, dict[tuple[str, Path], Path]] = {}
+        for path, leaf in leaves.items():
+            if leaf.role == "slot" and leaf.of is not None and leaf.of in leaves and leaf.slot:
+                self.slots.setdefault(_optimizer_path(path, leaf), {})[leaf.slot, leaf.of] = path
+        self.settings: dict[Path, dict[int, Path]] = {at: {} for at in self.slots}
+        for path in leaves:
+            name = str(path[-1].value).removeprefix("_")
+            if path[:-1] in self.settings and name in _SETTINGS:
+                self.settings[path[:-1]].setdefault(_SETTINGS[name], path)
+
+    def owns(self, path: Path) -> bool:
+        """Say whether the leaf is one of an optimizer's."""
+        leaf = self.leaves[path]
+        if leaf.role == "slot":
+            of = leaf.of if leaf.of is not None else ()
+            return self.slots.get(_optimizer_path(path, leaf), {}).get((leaf.slot or "", of)) == path
+        return path in self.settings.get(path[:-1], {}).values()
+
+    def complete(self, position: Mapping[int, int]) -> Iterator[tuple[Path, list[Leaf]]]:
+        """Go through the optimizers: the path of each and its variables in Keras's order.
+
+        `position` says by a leaf's identity which variable comes first in the file.
+
+        A learning rate that a schedule computes is no variable. Raise UnsupportedError for an optimizer that
+        lacks a slot or its iteration.
+        """
+        for at, slots in self.slots.items():
+            first = next(iter(slots.values()))
+            rounds = _BY_KINDS.get(frozenset(kind for kind, _ in slots))
+            if rounds is None or 0 not in self.settings[at]:
+                lacks = "kinds that no Keras optimizer has" if rounds is None else "no iteration"
+                raise UnsupportedError(
+                    f"the slot has no place: its optimizer has {lacks}", path=display(first)
+                )
+            trained = [path for path in self.leaves if any((kind, path) in slots for kind in rounds[0])]
+            trained.sort(key=lambda path: position.get(id(self.leaves[path]), -1))
+            order = [path for _, path in sorted(self.settings[at].items())]
+            for kinds in rounds:
+                for one in trained:
+                    for kind in kinds:
+                        if (kind, one) not in slots:
+                            sentence = f"the optimizer has no slot {kind} of this variable"
+                            raise UnsupportedError(sentence, path=display(one))
+                        order.append(slots[kind, one])
+            yield self._moved(at, first), [self.leaves[path] for path in order]
+
+    def _moved(self, at: Path, example: Path) -> Path:
+        # What was taken from the front of every path is not part of the optimizer's either.
+        return at[len(example) - len(self.names[example]) :] if self.names[example] != example else at
+
+
+def _optimizer_path(path: Path, leaf: Leaf) -> Path:
+    """Return the path of a slot's optimizer, whether the slot has a path of its own or stands in a list."""
+    if leaf.of is not None and leaf.slot is not None:
+        short = len(path) - len(leaf.of) - 2
+        if short >= 0 and path == slot_path(path[:short], leaf.slot, leaf.of):
+            return path[:short]
+    return path[:-2]
 
 
 # Keras 3's `.keras` archives: a zip of metadata.json, config.json and model.weights.h5.
@@ -792,4 +718,79 @@ KERAS_ARCHIVE = FormatDefinition(
     FRAMEWORK=FRAMEWORK,
     claims=archive_claims,
     read=read_archive,
+)
+
+
+# keras-rl's two files of one DDPG agent, `NAME_actor.h5f` and `NAME_critic.h5f`, under the name given to it.
+#
+# Source: rl/agents/ddpg.py in github.com/keras-rl/keras-rl, `DDPGAgent.save_weights`: `_actor` and `_critic`
+# come before the suffix, and `.h5f` is the one of its examples. Keras decides what each is: HDF5, or with
+# tf.keras, to which `.h5f` says nothing, a tensor bundle of that prefix (keras/engine/training.py,
+# `save_weights`).
+
+KERAS_RL_NAME = "keras_rl"
+KERAS_RL_TITLE = "keras-rl's NAME_actor.h5f and NAME_critic.h5f"
+
+_MEMBERS = ("actor", "critic")
+_SUFFIX = ".h5f"
+_KINDS = ("", ".index")
+
+
+def keras_rl_claims(probe: Probe) -> str | None:
+    """Return the name with its suffix if no file has it but an actor's and a critic's were made of it."""
+    if probe.kind != "missing":
+        return None
+    stem = probe.path.removesuffix(_SUFFIX)
+    folder, name = os.path.split(stem)
+    there = all(_member_exists(folder, f"{name}_{member}{_SUFFIX}", probe.names) for member in _MEMBERS)
+    return stem + _SUFFIX if name and there else None
+
+
+def _member_exists(folder: str, name: str, names: Collection[str]) -> bool:
+    return any(
+        name + kind in names and filesystem.isfile(os.path.join(folder, name + kind)) for kind in _KINDS
+    )
+
+
+def read_keras_rl(location: str) -> Checkpoint:
+    """List both networks, each as what its bytes say; native keys are `actor:dense_1/kernel:0`."""
+    from ckpttool.formats.detect import open_checkpoint
+
+    stem = location.removesuffix(_SUFFIX)
+    parts = {member: open_checkpoint(f"{stem}_{member}{_SUFFIX}") for member in _MEMBERS}
+    return join_checkpoints(location, KERAS_RL_NAME, parts)
+
+
+def keras_rl_pieces(tree: Tree) -> tuple[OutputFile, ...]:
+    """Return both files, HDF5; raise UnsupportedError for a tensor that is no layer's of the two networks."""
+    members: dict[str, dict[str, dict[str, Leaf]]] = {member: {} for member in _MEMBERS}
+    for path, leaf in tree.tensors():
+        if len(path) != 3 or path[0].value not in members:
+            raise UnsupportedError("keras-rl keeps layers of an actor and a critic", path=display(path))
+        member, layer, weight = (str(step.value) for step in path)
+        members[member].setdefault(layer, {})[_weight_name(leaf, member, layer, weight)] = leaf
+    return tuple(OutputFile(f"_{member}{_SUFFIX}", _writer(layers)) for member, layers in members.items())
+
+
+def _weight_name(leaf: Leaf, member: str, layer: str, weight: str) -> str:
+    """Return the weight's name below its layer: the file's own on the way back (Keras 1: `dense_1_W:0`)."""
+    own = f"{member}:{layer}/"
+    return leaf.key.removeprefix(own) if leaf.key.startswith(own) else f"{layer}/{weight}:0"
+
+
+def _writer(layers: Mapping[str, Mapping[str, Leaf]]) -> Callable[[IO[bytes]], None]:
+
+    def write(stream: IO[bytes]) -> None:
+        stream.write(build_legacy_file(layers))
+
+    return write
+
+
+KERAS_RL = WritingFormatDefinition(
+    NAME=KERAS_RL_NAME,
+    TITLE=KERAS_RL_TITLE,
+    FRAMEWORK=FRAMEWORK,
+    claims=keras_rl_claims,
+    read=read_keras_rl,
+    pieces=keras_rl_pieces,
 )

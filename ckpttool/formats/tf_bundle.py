@@ -34,204 +34,28 @@ from ckpttool.formats.tf_common import (
 )
 from ckpttool.formats.tf_object_graph import KEY, MARK, Graph
 
-# The join of an object graph with the keys of a bundle: one name, role and owner for every tensor.
+# TensorFlow checkpoints: an index of tensors and the data shards beside it.
 
-SHOWN = 3  # names in a note
-
-
-@dataclass(slots=True)
-class _BundleTreeBuilder:
-    """The tree while it is being made; `used` are the bundle keys that have a leaf, by path."""
-
-    graph: Graph
-    canonical: dict[int, Path]
-    others: dict[int, tuple[Path, ...]]
-    roles: tf_object_graph.VariableRoles
-    tensors: Mapping[str, VariableInfo]
-    leaves: dict[Path, Leaf]
-    aliases: dict[Path, list[Alias]]
-    used: dict[str, Path]
-    absent: list[tuple[int, Path, tf_object_graph.ObjectAttribute]]
-    crowded: Counter[Path]
+NAME = "tensor_bundle"
+TITLE = "TensorFlow checkpoint (index and data shards)"
+WRITES = True
+FRAMEWORK = "tensorflow"
 
 
-def tree_from_graph(data: bytes, tensors: Mapping[str, VariableInfo]) -> tuple[Tree, tuple[str, ...]]:
-    """Return the tree of a bundle whose object graph is `data`, and what a person should know about it."""
-    graph = tf_object_graph.parse_graph(data)
-    chosen = tf_object_graph.choose_paths(graph)
-    valued = {number for number, node in enumerate(graph) if node.attributes}
-    aliases = tf_object_graph.find_aliases(graph, chosen, valued)
-    roles = tf_object_graph.find_roles(graph)
-    named = tf_object_graph.paths_in_lists(graph, chosen)
-    others = aliases.paths | {
-        number: (chosen.paths[number], *aliases.paths.get(number, ())) for number in named
-    }
-    naming = _BundleTreeBuilder(
-        graph, chosen.paths | named, others, roles, tensors, {}, {}, {}, [], Counter()
-    )
-    for number, path in naming.canonical.items():
-        if number in valued:
-            _add(naming, number, path)
-    _add_slots(naming)
-    absent = _add_prefixed(naming)
-    loose = _add_loose(naming)
-    _fix_slot_owners(naming)
-    savers = sorted({node.saver for node in graph if node.saver})
-    tree = Tree(naming.leaves, {path: tuple(others) for path, others in naming.aliases.items()})
-    return tree, tuple(_notes(savers, loose, absent, chosen, aliases))
+def claims(probe: Probe) -> str | None:
+    """Return the prefix of the checkpoint that the path means, if it means one of ours."""
+    return find_prefix(probe)
 
 
-def _add(naming: _BundleTreeBuilder, number: int, path: Path) -> None:
-    for attribute in naming.graph[number].attributes:
-        if attribute.key not in naming.tensors:
-            naming.absent.append((number, path, attribute))
-            continue
-        tail = tf_object_graph.attribute_path(attribute.name)
-        others = naming.others.get(number, ())
-        if tail and others:
-            others = tuple(alias + tail for alias in others)
-        _put_leaf(naming, number, path + tail, attribute.key, attribute.full_name, others)
+def redirected(probe: Probe, location: str) -> str | None:
+    """Return a note if the location is not the place that the state file at the path names."""
+    return tf_common.note_redirection(probe, location)
 
 
-def _add_prefixed(naming: _BundleTreeBuilder) -> list[str]:
-    """Add what is stored under longer keys than the graph says; return the keys that nothing is stored under.
-
-    Lookup tables and iterators save `KEY-keys`, `KEY-values` and `KEY_STATE`.
-    """
-    keys = sorted(naming.tensors.keys() - naming.used.keys())
-    following = list(range(len(keys) + 1))  # where the next key is that nobody has taken
-    absent, seen = [], set()
-    for number, path, attribute in naming.absent:
-        prefix, found = attribute.key, False
-        if prefix and prefix not in seen and attribute.name != tf_object_graph.VALUE:
-            seen.add(prefix)
-            at = _next_free(following, bisect_left(keys, prefix))
-            while at < len(keys) and keys[at].startswith(prefix):
-                found = True
-                own = path + tf_object_graph.attribute_path(attribute.name, keys[at][len(prefix) :])
-                _put_leaf(naming, number, own, keys[at], attribute.full_name, (), role="other")
-                following[at] = at + 1
-                at = _next_free(following, at)
-        if not found:
-            absent.append(prefix)
-    return absent
-
-
-def _next_free(following: list[int], at: int) -> int:
-    while following[at] != at:
-        following[at] = following[following[at]]
-        at = following[at]
-    return at
-
-
-def _put_leaf(
-    naming: _BundleTreeBuilder,
-    number: int,
-    path: Path,
-    key: str,
-    full_name: str,
-    others: tuple[Path, ...],
-    role: Role | None = None,
-) -> None:
-    if key in naming.used:
-        # Two objects that share one entry are one tensor under two names.
-        first = naming.used[key]
-        naming.aliases.setdefault(first, []).extend((Alias(path), *map(Alias, others)))
-        return
-    path = _unused_path(naming, path)
-    naming.leaves[path] = _leaf(naming, number, path, key, full_name, role)
-    naming.used[key] = path
-    if others:
-        naming.aliases[path] = [*map(Alias, others)]
-
-
-def _unused_path(naming: _BundleTreeBuilder, path: Path) -> Path:
-    # Two values of one object by one name, or a value whose name is an edge: only strange files have them.
-    if path not in naming.leaves:
-        return path
-    path = (*path, PathStep("attr", ".ATTRIBUTES"))
-    while path in naming.leaves:
-        naming.crowded[path] += 1
-        path = (*path, PathStep("index", naming.crowded[path]))
-    return path
-
-
-def _leaf(
-    naming: _BundleTreeBuilder, number: int, path: Path, key: str, full_name: str, role: Role | None
-) -> Leaf:
-    dtype, shape, source = naming.tensors[key]
-    trainable = of = kind = None
-    slot = naming.roles.slots.get(number)
-    if slot is not None:
-        role, kind = "slot", slot.kind or None
-        of = naming.canonical.get(slot.of) if slot.of is not None else None
-    elif number in naming.roles.trained:
-        role, trainable = "parameter", True
-    elif number in naming.roles.statistics:
-        role = "buffer"
-    elif role is None:
-        setting = number in naming.roles.settings
-        role = role_by_name(path, full_name, dtype, shape, setting=setting)
-    return Leaf(dtype, shape, source, key, role, of, kind, trainable, full_name or None)
-
-
-def _add_slots(naming: _BundleTreeBuilder) -> None:
-    # Older optimizers hold their slots by no edge; the graph lists them beside the variable that they serve.
-    canonical = naming.canonical
-    for number, slot in naming.roles.slots.items():
-        if number in canonical or slot.of not in canonical or slot.optimizer not in canonical:
-            continue
-        path = tf_object_graph.slot_path(canonical[slot.optimizer], slot.kind, canonical[slot.of])
-        _add(naming, number, path)
-
-
-def _fix_slot_owners(naming: _BundleTreeBuilder) -> None:
-    # An owner is known by its canonical path, which is not where its leaf is if two objects share an entry.
-    for number, slot in naming.roles.slots.items():
-        for attribute in naming.graph[number].attributes:
-            path = naming.used.get(attribute.key)
-            leaf = None if path is None else naming.leaves[path]
-            if path is not None and leaf is not None and leaf.of not in naming.leaves:
-                naming.leaves[path] = replace(leaf, of=_owner_path(naming, slot.of))
-
-
-def _owner_path(naming: _BundleTreeBuilder, number: int | None) -> Path | None:
-    if number is None or not naming.graph[number].attributes:
-        return None
-    return naming.used.get(naming.graph[number].attributes[0].key)
-
-
-def _add_loose(naming: _BundleTreeBuilder) -> list[str]:
-    loose = [key for key in naming.tensors if key not in naming.used]
-    for key in loose:
-        path = _unused_path(naming, tf_object_graph.path_of_key(key))
-        tensor = naming.tensors[key]
-        role = role_by_name(path, "", tensor.dtype, tensor.shape)
-        naming.leaves[path] = Leaf(tensor.dtype, tensor.shape, tensor.source, key, role)
-        naming.used[key] = path
-    return loose
-
-
-def _notes(
-    savers: list[str],
-    loose: list[str],
-    absent: list[str],
-    chosen: tf_object_graph.ObjectTree,
-    aliases: tf_object_graph.ObjectAliases,
-) -> Iterator[str]:
-    if savers:
-        named = abbreviate_list(savers, SHOWN)
-        yield f"some objects were saved by a registered saver ({named}) under keys of its own choice"
-    if loose:
-        yield f"{abbreviate_list(loose, SHOWN)}: named by no object of the graph, listed by key"
-    if absent:
-        yield f"{abbreviate_list(absent, SHOWN)}: named by the object graph, not in the index"
-    if chosen.deep:
-        most = limits.current().graph_depth
-        yield f"what lies more than {most} edges deep in the object graph is listed by key"
-    if aliases.capped or not aliases.complete:
-        most = tf_object_graph.MAX_ALIASES
-        yield f"some variables have more paths than are listed (at most {most} besides the first)"
+def read(location: str) -> Checkpoint:
+    """List the checkpoint with prefix `location`; every entry is judged, no tensor is read."""
+    found = read_listing(location)
+    return Checkpoint(location, NAME, found.tree, found.files, found.writer, "crc32c", found.notes)
 
 
 # Which TensorFlow checkpoint a path means: a prefix, its index, a shard, a state file, or a folder.
@@ -295,30 +119,6 @@ def _prefix_of_folder(probe: Probe) -> str | None:
     # A prefix may have a folder of the same name beside its index.
     beside = probe.path.rstrip("/")
     return beside if filesystem.isfile(f"{beside}.index") else None
-
-
-# TensorFlow checkpoints: an index of tensors and the data shards beside it (see listing and write).
-
-NAME = "tensor_bundle"
-TITLE = "TensorFlow checkpoint (index and data shards)"
-WRITES = True
-FRAMEWORK = "tensorflow"
-
-
-def claims(probe: Probe) -> str | None:
-    """Return the prefix of the checkpoint that the path means, if it means one of ours."""
-    return find_prefix(probe)
-
-
-def redirected(probe: Probe, location: str) -> str | None:
-    """Return a note if the location is not the place that the state file at the path names."""
-    return tf_common.note_redirection(probe, location)
-
-
-def read(location: str) -> Checkpoint:
-    """List the checkpoint with prefix `location`; every entry is judged, no tensor is read."""
-    found = read_listing(location)
-    return Checkpoint(location, NAME, found.tree, found.files, found.writer, "crc32c", found.notes)
 
 
 # The records of a TensorFlow tensor bundle: its header and its entries.
@@ -787,6 +587,206 @@ def _check_size(entry: BundleEntry, dtype: dtypes.DType, elements: int) -> None:
         raise FormatError(
             "the tensor has more elements than bytes", expected=f"{elements:,}", found=f"{entry.size:,}"
         )
+
+
+# The join of an object graph with the keys of a bundle: one name, role and owner for every tensor.
+
+SHOWN = 3  # names in a note
+
+
+@dataclass(slots=True)
+class _BundleTreeBuilder:
+    """The tree while it is being made; `used` are the bundle keys that have a leaf, by path."""
+
+    graph: Graph
+    canonical: dict[int, Path]
+    others: dict[int, tuple[Path, ...]]
+    roles: tf_object_graph.VariableRoles
+    tensors: Mapping[str, VariableInfo]
+    leaves: dict[Path, Leaf]
+    aliases: dict[Path, list[Alias]]
+    used: dict[str, Path]
+    absent: list[tuple[int, Path, tf_object_graph.ObjectAttribute]]
+    crowded: Counter[Path]
+
+
+def tree_from_graph(data: bytes, tensors: Mapping[str, VariableInfo]) -> tuple[Tree, tuple[str, ...]]:
+    """Return the tree of a bundle whose object graph is `data`, and what a person should know about it."""
+    graph = tf_object_graph.parse_graph(data)
+    chosen = tf_object_graph.choose_paths(graph)
+    valued = {number for number, node in enumerate(graph) if node.attributes}
+    aliases = tf_object_graph.find_aliases(graph, chosen, valued)
+    roles = tf_object_graph.find_roles(graph)
+    named = tf_object_graph.paths_in_lists(graph, chosen)
+    others = aliases.paths | {
+        number: (chosen.paths[number], *aliases.paths.get(number, ())) for number in named
+    }
+    naming = _BundleTreeBuilder(
+        graph, chosen.paths | named, others, roles, tensors, {}, {}, {}, [], Counter()
+    )
+    for number, path in naming.canonical.items():
+        if number in valued:
+            _add(naming, number, path)
+    _add_slots(naming)
+    absent = _add_prefixed(naming)
+    loose = _add_loose(naming)
+    _fix_slot_owners(naming)
+    savers = sorted({node.saver for node in graph if node.saver})
+    tree = Tree(naming.leaves, {path: tuple(others) for path, others in naming.aliases.items()})
+    return tree, tuple(_notes(savers, loose, absent, chosen, aliases))
+
+
+def _add(naming: _BundleTreeBuilder, number: int, path: Path) -> None:
+    for attribute in naming.graph[number].attributes:
+        if attribute.key not in naming.tensors:
+            naming.absent.append((number, path, attribute))
+            continue
+        tail = tf_object_graph.attribute_path(attribute.name)
+        others = naming.others.get(number, ())
+        if tail and others:
+            others = tuple(alias + tail for alias in others)
+        _put_leaf(naming, number, path + tail, attribute.key, attribute.full_name, others)
+
+
+def _add_prefixed(naming: _BundleTreeBuilder) -> list[str]:
+    """Add what is stored under longer keys than the graph says; return the keys that nothing is stored under.
+
+    Lookup tables and iterators save `KEY-keys`, `KEY-values` and `KEY_STATE`.
+    """
+    keys = sorted(naming.tensors.keys() - naming.used.keys())
+    following = list(range(len(keys) + 1))  # where the next key is that nobody has taken
+    absent, seen = [], set()
+    for number, path, attribute in naming.absent:
+        prefix, found = attribute.key, False
+        if prefix and prefix not in seen and attribute.name != tf_object_graph.VALUE:
+            seen.add(prefix)
+            at = _next_free(following, bisect_left(keys, prefix))
+            while at < len(keys) and keys[at].startswith(prefix):
+                found = True
+                own = path + tf_object_graph.attribute_path(attribute.name, keys[at][len(prefix) :])
+                _put_leaf(naming, number, own, keys[at], attribute.full_name, (), role="other")
+                following[at] = at + 1
+                at = _next_free(following, at)
+        if not found:
+            absent.append(prefix)
+    return absent
+
+
+def _next_free(following: list[int], at: int) -> int:
+    while following[at] != at:
+        following[at] = following[following[at]]
+        at = following[at]
+    return at
+
+
+def _put_leaf(
+    naming: _BundleTreeBuilder,
+    number: int,
+    path: Path,
+    key: str,
+    full_name: str,
+    others: tuple[Path, ...],
+    role: Role | None = None,
+) -> None:
+    if key in naming.used:
+        # Two objects that share one entry are one tensor under two names.
+        first = naming.used[key]
+        naming.aliases.setdefault(first, []).extend((Alias(path), *map(Alias, others)))
+        return
+    path = _unused_path(naming, path)
+    naming.leaves[path] = _leaf(naming, number, path, key, full_name, role)
+    naming.used[key] = path
+    if others:
+        naming.aliases[path] = [*map(Alias, others)]
+
+
+def _unused_path(naming: _BundleTreeBuilder, path: Path) -> Path:
+    # Two values of one object by one name, or a value whose name is an edge: only strange files have them.
+    if path not in naming.leaves:
+        return path
+    path = (*path, PathStep("attr", ".ATTRIBUTES"))
+    while path in naming.leaves:
+        naming.crowded[path] += 1
+        path = (*path, PathStep("index", naming.crowded[path]))
+    return path
+
+
+def _leaf(
+    naming: _BundleTreeBuilder, number: int, path: Path, key: str, full_name: str, role: Role | None
+) -> Leaf:
+    dtype, shape, source = naming.tensors[key]
+    trainable = of = kind = None
+    slot = naming.roles.slots.get(number)
+    if slot is not None:
+        role, kind = "slot", slot.kind or None
+        of = naming.canonical.get(slot.of) if slot.of is not None else None
+    elif number in naming.roles.trained:
+        role, trainable = "parameter", True
+    elif number in naming.roles.statistics:
+        role = "buffer"
+    elif role is None:
+        setting = number in naming.roles.settings
+        role = role_by_name(path, full_name, dtype, shape, setting=setting)
+    return Leaf(dtype, shape, source, key, role, of, kind, trainable, full_name or None)
+
+
+def _add_slots(naming: _BundleTreeBuilder) -> None:
+    # Older optimizers hold their slots by no edge; the graph lists them beside the variable that they serve.
+    canonical = naming.canonical
+    for number, slot in naming.roles.slots.items():
+        if number in canonical or slot.of not in canonical or slot.optimizer not in canonical:
+            continue
+        path = tf_object_graph.slot_path(canonical[slot.optimizer], slot.kind, canonical[slot.of])
+        _add(naming, number, path)
+
+
+def _fix_slot_owners(naming: _BundleTreeBuilder) -> None:
+    # An owner is known by its canonical path, which is not where its leaf is if two objects share an entry.
+    for number, slot in naming.roles.slots.items():
+        for attribute in naming.graph[number].attributes:
+            path = naming.used.get(attribute.key)
+            leaf = None if path is None else naming.leaves[path]
+            if path is not None and leaf is not None and leaf.of not in naming.leaves:
+                naming.leaves[path] = replace(leaf, of=_owner_path(naming, slot.of))
+
+
+def _owner_path(naming: _BundleTreeBuilder, number: int | None) -> Path | None:
+    if number is None or not naming.graph[number].attributes:
+        return None
+    return naming.used.get(naming.graph[number].attributes[0].key)
+
+
+def _add_loose(naming: _BundleTreeBuilder) -> list[str]:
+    loose = [key for key in naming.tensors if key not in naming.used]
+    for key in loose:
+        path = _unused_path(naming, tf_object_graph.path_of_key(key))
+        tensor = naming.tensors[key]
+        role = role_by_name(path, "", tensor.dtype, tensor.shape)
+        naming.leaves[path] = Leaf(tensor.dtype, tensor.shape, tensor.source, key, role)
+        naming.used[key] = path
+    return loose
+
+
+def _notes(
+    savers: list[str],
+    loose: list[str],
+    absent: list[str],
+    chosen: tf_object_graph.ObjectTree,
+    aliases: tf_object_graph.ObjectAliases,
+) -> Iterator[str]:
+    if savers:
+        named = abbreviate_list(savers, SHOWN)
+        yield f"some objects were saved by a registered saver ({named}) under keys of its own choice"
+    if loose:
+        yield f"{abbreviate_list(loose, SHOWN)}: named by no object of the graph, listed by key"
+    if absent:
+        yield f"{abbreviate_list(absent, SHOWN)}: named by the object graph, not in the index"
+    if chosen.deep:
+        most = limits.current().graph_depth
+        yield f"what lies more than {most} edges deep in the object graph is listed by key"
+    if aliases.capped or not aliases.complete:
+        most = tf_object_graph.MAX_ALIASES
+        yield f"some variables have more paths than are listed (at most {most} besides the first)"
 
 
 # The names under which a tree's tensors are stored without an object graph, as TensorFlow 1 does.

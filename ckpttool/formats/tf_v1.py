@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 # TensorFlow's V1 checkpoints: tables that hold names, shapes and values, one file or several shards.
 #
 # The format is that of tensorflow/core/util/tensor_slice_writer.h and tensor_slice_reader.cc; the table is
-# that of wire.sstable. It was the Saver's only form before TensorFlow 0.12, and `SaverDef.V1` still writes
+# that of encodings/sstable.py. It was the Saver's only form before TensorFlow 0.12, and `SaverDef.V1` still writes
 # it.
 
 NAME = "tensorflow_v1"

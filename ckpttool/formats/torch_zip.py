@@ -47,77 +47,6 @@ if TYPE_CHECKING:
     from ckpttool.formats.torch_tree import ClassMembers
 
 
-# torch.save's archive after somebody unpacked it: a folder with the members as files.
-#
-# Source: torch/serialization.py (_save) for the members.
-
-TOP = "archive"
-PICKLE = "data.pkl"
-
-
-@dataclass(frozen=True, slots=True)
-class UnpackedArchive:
-    """The members by the names that they would have in the zip file; `file` is the pickle's."""
-
-    file: File
-    members: Mapping[str, str]
-    recorded: bool = False
-    opened: dict[str, File] = field(default_factory=dict)
-
-    def source(self, name: str) -> Span:
-        """Return the member's bytes as an unread source; raise NotFoundError when the file is gone."""
-        path = self.members.get(name)
-        if path is None:
-            raise FormatError(f"the folder has no file {name.removeprefix(f'{TOP}/')!r}", file=self.file.path)
-        file = self.opened.setdefault(name, File.stamp(path))
-        return Span(file, 0, file.size)
-
-
-def find_data_folder(folder: str, names: frozenset[str]) -> str | None:
-    """Return the folder that holds data.pkl: the one given, or the only thing in it; None if neither does."""
-    if PICKLE in names:
-        return folder if filesystem.isfile(os.path.join(folder, PICKLE)) else None
-    visible = [name for name in names if not name.startswith(".")]
-    if len(visible) != 1:
-        return None
-    inner = os.path.join(folder, visible[0])
-    return inner if filesystem.isfile(os.path.join(inner, PICKLE)) else None
-
-
-def read_folder(folder: str) -> UnpackedArchive:
-    """List the files of an unpacked archive; raise FormatError for a link that leads out of it."""
-    root = filesystem.realpath(folder)
-    members = {f"{TOP}/{name}": os.path.join(folder, name) for name in _iter_files(folder, root)}
-    return UnpackedArchive(File.stamp(os.path.join(folder, PICKLE)), members)
-
-
-def _iter_files(folder: str, root: str, below: str = "", depth: int = 0) -> Iterator[str]:
-    """Give the names, with slashes, of all plain files; links are followed inside of `root` only."""
-    if depth > limits.current().folder_depth:
-        raise limits.limit_error("folder_depth", "folders are nested too deeply", None, file=folder)
-    try:
-        entries = sorted(filesystem.listdir(os.path.join(folder, below)))
-    except OSError as error:
-        raise NotFoundError(f"cannot be opened: {error.strerror}", file=folder) from error
-    for entry in entries:
-        name = f"{below}{entry}"
-        path = os.path.join(folder, name)
-        if filesystem.islink(path):
-            _check_link(path, root)
-        if filesystem.isdir(path) and not filesystem.islink(path):
-            yield from _iter_files(folder, root, f"{name}/", depth + 1)
-        elif filesystem.isfile(path):
-            yield name
-
-
-def _check_link(path: str, root: str) -> None:
-    target = filesystem.realpath(path)
-    if os.path.commonpath((target, root)) != root:
-        raise FormatError("a link in the folder leads outside of it", file=path)
-    if filesystem.path_kind(target) != "file":
-        raise FormatError("a link in the folder does not lead to a file", file=path)
-
-
 # PyTorch's zip checkpoints (torch.save since 1.6), packed or unpacked: recognised, listed, written.
 #
 # Source: torch/serialization.py (_save, _load), caffe2/serialize/inline_container.cc.
@@ -167,6 +96,189 @@ def _open_archive(location: str) -> archives.ZipArchive | UnpackedArchive:
     if held is None:
         raise NotFoundError("the folder has no data.pkl", file=location)
     return read_folder(held)
+
+
+# torch.save's archive, wherever it lies: in a file, in a member of another archive, in a folder.
+#
+# Source: torch/serialization.py (_save, _load), caffe2/serialize/inline_container.cc.
+
+_SMALL = 64
+_NUMBER = re.compile(rb"[0-9]{1,9}\n?")
+
+
+class TorchArchive(Protocol):
+    """The members of a zip file, or of a folder into which one was unpacked."""
+
+    @property
+    def file(self) -> File:
+        """What errors name."""
+        ...
+
+    @property
+    def members(self) -> Mapping[str, object]:
+        """The members by name."""
+        ...
+
+    @property
+    def recorded(self) -> bool:
+        """Whether there are checksums."""
+        ...
+
+    def source(self, name: str) -> Storage:
+        """Return a member's bytes, unread."""
+        ...
+
+
+def list_archive(archive: TorchArchive) -> FileListing:
+    """List every tensor and value of the archive; nothing that the pickle names is imported or called.
+
+    Raise FormatError when archive, pickle and storages do not fit together.
+    """
+    from ckpttool.formats import torch_tree
+
+    top = torch_tree.find_top_folder(archive.members, archive.file.path)
+    _require_small(archive, top)
+    _require_numbers(archive, top)
+    used: set[str] = set()
+    found = (_list_script if is_script(archive.members, top) else _list_plain)(archive, top, used)
+    return replace(found, notes=(*found.notes, *torch_tree.note_unused_members(archive.members, top, used)))
+
+
+def _list_plain(
+    archive: TorchArchive,
+    top: str,
+    used: set[str],
+    name: str = "data",
+    *,
+    notes: tuple[str, ...] = (),
+    details: Mapping[str, Any] | None = None,
+    classes: Mapping[str, ClassMembers] | None = None,
+) -> FileListing:
+    from ckpttool.formats import torch_tree
+
+    storages = StorageTable(lambda key, nbytes: _storage_source(archive, f"{top}/{name}", key, nbytes))
+    pickled = _unpickle(archive, top, name, storages)
+    used.update(f"{top}/{name}/{key}" for key in storages.known)
+    return torch_tree.list_pickle(
+        pickled,
+        _writer(archive, top),
+        big=_is_big_endian(archive, top),
+        integrity="crc32" if archive.recorded else "none",
+        notes=notes,
+        details=details,
+        classes=classes,
+    )
+
+
+def _list_script(archive: TorchArchive, top: str, used: set[str]) -> FileListing:
+    members = archive.members
+    module = _list_plain(
+        archive,
+        top,
+        used,
+        notes=note_script(members, top),
+        details=script_facts(members, top, archive.source),
+        classes=script_classes(members, top, archive.source),
+    )
+    found = add_constants(module, _list_plain(archive, top, used, "constants"))
+    return replace(found, asks=(*audit_script(members, top), *found.asks))
+
+
+def traced_inputs(archive: TorchArchive, top: str) -> tuple[Shape, ...]:
+    """Return the shapes of the inputs with which `forward` was traced, () where the archive has none.
+
+    The archive records the inputs' types and shapes, and storages without their bytes.
+    """
+    from ckpttool.formats import torch_tree
+
+    if f"{top}/traced_inputs.pkl" not in archive.members:
+        return ()
+    storages = StorageTable(lambda _, nbytes: Span(archive.file, 0, nbytes))
+    found = _unpickle(archive, top, "traced_inputs", storages)
+    tree = torch_tree.list_pickle(found, "").tree
+    return tuple(leaf.shape for path, leaf in tree.tensors() if path and path[0].value == "forward")
+
+
+def _require_small(archive: TorchArchive, top: str) -> None:
+    """Read the small members that say how the archive was written: a checksum tells of damage there, too."""
+    from ckpttool.formats import torch_tree
+
+    for name in torch_tree.description_members(archive.members, top) if archive.recorded else ():
+        if archive.source(name).length <= _SMALL:
+            archive.source(name).read()
+
+
+def _require_numbers(archive: TorchArchive, top: str) -> None:
+    """Raise FormatError unless version and alignment are the numbers that torch takes them for.
+
+    torch reads no folders: there they decide nothing.
+    """
+    for name in ("version", ".storage_alignment") if isinstance(archive, archives.ZipArchive) else ():
+        said = _read_small(archive, f"{top}/{name}") or b""
+        if f"{top}/{name}" in archive.members and not _NUMBER.fullmatch(said):
+            raise FormatError(
+                f"the archive's {name.removeprefix('.')} is no number",
+                file=archive.file.path,
+                found=repr(said),
+            )
+
+
+def _unpickle(
+    archive: TorchArchive, top: str, name: str, storages: StorageTable
+) -> pickle_reader.PickleContents:
+    # TorchScript has two pickles, each with a folder of its own for its storages.
+    from ckpttool.encodings import pickle_reader
+
+    source = archive.source(f"{top}/{name}.pkl")
+    found = pickle_reader.parse_pickle(
+        bytes(source.read()),
+        persistent=storages.persistent,
+        builders=BUILDERS,
+        file=archive.file.path,
+        base=(source.base if isinstance(source, DeflatedSpan) else source).offset,
+    )
+    return found._replace(asked=relocate_references(found.asked, f"{top}/{name}.pkl"))
+
+
+def _storage_source(archive: TorchArchive, folder: str, key: str, nbytes: int) -> Storage:
+    name = f"{folder}/{key}"
+    if name not in archive.members:
+        raise FormatError(f"storage {key!r} is not in the archive")
+    source = archive.source(name)
+    if source.length != nbytes:
+        raise FormatError(
+            f"storage {key!r} does not have the size that the pickle says",
+            expected=f"{nbytes:,} bytes",
+            found=f"{source.length:,}",
+        )
+    return source
+
+
+def _read_small(archive: TorchArchive, name: str) -> bytes | None:
+    """Return a small member's bytes, None when there is none."""
+    if name not in archive.members or archive.source(name).length > _SMALL:
+        return None
+    return bytes(archive.source(name).read())
+
+
+def _is_big_endian(archive: TorchArchive, top: str) -> bool:
+    name = f"{top}/byteorder"
+    order = _read_small(archive, name)
+    # Compared as torch does: it takes no newline behind the word, either.
+    if order not in (b"little", b"big") and name in archive.members:
+        raise FormatError(
+            "the byte order is not one that torch writes", file=archive.file.path, found=repr(order)
+        )
+    if order == b"big" and is_script(archive.members, top):
+        # torch.jit.load does not look at it, and takes storages for little-endian ones.
+        raise UnsupportedError("TorchScript of a big-endian machine", file=archive.file.path)
+    return order == b"big"
+
+
+def _writer(archive: TorchArchive, top: str) -> str:
+    kind = "TorchScript" if is_script(archive.members, top) else "torch"
+    version = _read_small(archive, f"{top}/version") or _read_small(archive, f"{top}/.data/version")
+    return f"{kind} archive version {version.decode('latin-1').strip()}" if version else f"{kind} archive"
 
 
 # Writing a tree as torch.save would: one pickle of the structure, then one aligned member per storage.
@@ -373,119 +485,75 @@ def _order_entries(node: _NestedNode) -> list[_NestedNode]:
     return [found[position] for position in range(len(found))]
 
 
-# Several PyTorch files that are one agent: PREFIX_actor, PREFIX_critic, their targets and optimizers.
+# torch.save's archive after somebody unpacked it: a folder with the members as files.
 #
-# Source of the names: github.com/sfujim/TD3, TD3.py, `TD3.save`; programs that copied it keep two critics
-# apart (`PREFIX_critic_1`) and save the targets too.
+# Source: torch/serialization.py (_save) for the members.
 
-SET_NAME = "pytorch_set"
-SET_TITLE = "PyTorch files of one agent with a common prefix"
-
-_CRITICS = ("critic", *(f"{name}{number}" for name in ("critic_", "crtic_", "critic") for number in (1, 2)))
-_MEMBERS = tuple(
-    f"{network}{end}" for network in ("actor", *_CRITICS) for end in ("", "_target", "_optimizer")
-)
-_SUFFIXES = ("", ".pth", ".pt", ".pkl")
-_ACTOR = re.compile(r"(.+)_actor(\.pth|\.pt|\.pkl)?")
+TOP = "archive"
+PICKLE = "data.pkl"
 
 
-def set_claims(probe: Probe) -> str | None:
-    """Return the prefix if no file has that name but an actor's and a critic's files begin with it.
+@dataclass(frozen=True, slots=True)
+class UnpackedArchive:
+    """The members by the names that they would have in the zip file; `file` is the pickle's."""
 
-    A folder stands for the one set that it holds.
-    """
-    if probe.kind == "missing":
-        return probe.path if _is_set(_member_files(probe.path, probe.names)) else None
-    return _find_only_set(probe.path, probe.names) if probe.kind == "folder" else None
+    file: File
+    members: Mapping[str, str]
+    recorded: bool = False
+    opened: dict[str, File] = field(default_factory=dict)
 
-
-def read_set(location: str) -> Checkpoint:
-    """List all files of the set as one tree: each file's entries under its member's name.
-
-    Native keys are `actor:l1.weight`. Each file is read as what its bytes say it is.
-    """
-    from ckpttool.formats.detect import open_checkpoint
-
-    folder = os.path.dirname(location) or "."
-    names = _member_files(location, frozenset(filesystem.listdir(folder)))
-    return common.join_checkpoints(
-        location, SET_NAME, {member: open_checkpoint(file) for member, file in names.items()}
-    )
+    def source(self, name: str) -> Span:
+        """Return the member's bytes as an unread source; raise NotFoundError when the file is gone."""
+        path = self.members.get(name)
+        if path is None:
+            raise FormatError(f"the folder has no file {name.removeprefix(f'{TOP}/')!r}", file=self.file.path)
+        file = self.opened.setdefault(name, File.stamp(path))
+        return Span(file, 0, file.size)
 
 
-def members(location: str) -> tuple[str, ...]:
-    """Return the files that a set of this prefix has, or would have if it were complete."""
-    return tuple(_member_files(location, Probe(location).names).values())
+def find_data_folder(folder: str, names: frozenset[str]) -> str | None:
+    """Return the folder that holds data.pkl: the one given, or the only thing in it; None if neither does."""
+    if PICKLE in names:
+        return folder if filesystem.isfile(os.path.join(folder, PICKLE)) else None
+    visible = [name for name in names if not name.startswith(".")]
+    if len(visible) != 1:
+        return None
+    inner = os.path.join(folder, visible[0])
+    return inner if filesystem.isfile(os.path.join(inner, PICKLE)) else None
 
 
-def set_pieces(tree: Tree) -> tuple[OutputFile, ...]:
-    """Return a torch file for every member at the top of the tree, without a suffix, as TD3.save does.
-
-    Raise UnsupportedError, before anything is written, for a tree that is no set, and for what a torch
-    pickle cannot hold.
-    """
-    return tuple(
-        OutputFile(f"_{member}", piece.write)
-        for member, one in _members(tree).items()
-        for piece in pieces(one)
-    )
+def read_folder(folder: str) -> UnpackedArchive:
+    """List the files of an unpacked archive; raise FormatError for a link that leads out of it."""
+    root = filesystem.realpath(folder)
+    members = {f"{TOP}/{name}": os.path.join(folder, name) for name in _iter_files(folder, root)}
+    return UnpackedArchive(File.stamp(os.path.join(folder, PICKLE)), members)
 
 
-def set_stored(tree: Tree) -> Tree:
-    """Return the tree with the paths by which it will be read; raise UnsupportedError as `pieces` does."""
-    parts = {key(member): stored(one) for member, one in _members(tree).items()}
-    return join_trees(parts, common.member_key, Container("dict"))
+def _iter_files(folder: str, root: str, below: str = "", depth: int = 0) -> Iterator[str]:
+    """Give the names, with slashes, of all plain files; links are followed inside of `root` only."""
+    if depth > limits.current().folder_depth:
+        raise limits.limit_error("folder_depth", "folders are nested too deeply", None, file=folder)
+    try:
+        entries = sorted(filesystem.listdir(os.path.join(folder, below)))
+    except OSError as error:
+        raise NotFoundError(f"cannot be opened: {error.strerror}", file=folder) from error
+    for entry in entries:
+        name = f"{below}{entry}"
+        path = os.path.join(folder, name)
+        if filesystem.islink(path):
+            _check_link(path, root)
+        if filesystem.isdir(path) and not filesystem.islink(path):
+            yield from _iter_files(folder, root, f"{name}/", depth + 1)
+        elif filesystem.isfile(path):
+            yield name
 
 
-def _members(tree: Tree) -> Mapping[str, Tree]:
-    """Return the files' trees by their member's name, in the order of `_MEMBERS`."""
-    found = {str(path[0].value) if len(path) > 1 else display(path): path[0] for path in tree if path}
-    strange = [name for name in found if name not in _MEMBERS]
-    if strange or not _is_set(found):
-        raise UnsupportedError(
-            "a set of files holds an actor and its critic, their targets and optimizers, and nothing else",
-            found=", ".join(map(repr, strange or found)),
-        )
-    for path, others in tree.aliases.items():
-        if any(alias.path[:1] != path[:1] for alias in others):
-            raise UnsupportedError("two files cannot share a tensor", path=display(path))
-    return {member: tree.below((found[member],)) for member in _MEMBERS if member in found}
-
-
-def _is_set(members: Iterable[str]) -> bool:
-    there = set(members)
-    return "actor" in there and not there.isdisjoint(_CRITICS)
-
-
-def _find_only_set(folder: str, names: frozenset[str]) -> str | None:
-    stems = {match[1] for name in names if (match := _ACTOR.fullmatch(name)) and not name.startswith(".")}
-    sets = (stem for stem in sorted(stems) if _is_set(_member_files(os.path.join(folder, stem), names)))
-    first, more = next(sets, None), next(sets, None)
-    return os.path.join(folder, first) if first is not None and more is None else None
-
-
-def _member_files(prefix: str, names: frozenset[str]) -> dict[str, str]:
-    """Return the set's files by member: regular ones only, so that no folder can lead back to itself."""
-    folder, stem = os.path.split(prefix)
-    found = {
-        member: os.path.join(folder, f"{stem}_{member}{suffix}")
-        for member in _MEMBERS
-        for suffix in reversed(_SUFFIXES)
-        if f"{stem}_{member}{suffix}" in names
-    }
-    return {member: file for member, file in found.items() if filesystem.isfile(file)}
-
-
-PYTORCH_SET = WritingFormatDefinition(
-    NAME=SET_NAME,
-    TITLE=SET_TITLE,
-    FRAMEWORK=FRAMEWORK,
-    claims=set_claims,
-    read=read_set,
-    pieces=set_pieces,
-    stored=set_stored,
-    members=members,
-)
+def _check_link(path: str, root: str) -> None:
+    target = filesystem.realpath(path)
+    if os.path.commonpath((target, root)) != root:
+        raise FormatError("a link in the folder leads outside of it", file=path)
+    if filesystem.path_kind(target) != "file":
+        raise FormatError("a link in the folder does not lead to a file", file=path)
 
 
 # TorchScript's archives: which attributes are parameters, the constants, what code there is; none is run.
@@ -625,184 +693,116 @@ def script_texts(members: Collection[str], top: str, source: Callable[[str], Sto
     return found
 
 
-# torch.save's archive, wherever it lies: in a file, in a member of another archive, in a folder.
+# Several PyTorch files that are one agent: PREFIX_actor, PREFIX_critic, their targets and optimizers.
 #
-# Source: torch/serialization.py (_save, _load), caffe2/serialize/inline_container.cc.
+# Source of the names: github.com/sfujim/TD3, TD3.py, `TD3.save`; programs that copied it keep two critics
+# apart (`PREFIX_critic_1`) and save the targets too.
 
-_SMALL = 64
-_NUMBER = re.compile(rb"[0-9]{1,9}\n?")
+SET_NAME = "pytorch_set"
+SET_TITLE = "PyTorch files of one agent with a common prefix"
 
-
-class TorchArchive(Protocol):
-    """The members of a zip file, or of a folder into which one was unpacked."""
-
-    @property
-    def file(self) -> File:
-        """What errors name."""
-        ...
-
-    @property
-    def members(self) -> Mapping[str, object]:
-        """The members by name."""
-        ...
-
-    @property
-    def recorded(self) -> bool:
-        """Whether there are checksums."""
-        ...
-
-    def source(self, name: str) -> Storage:
-        """Return a member's bytes, unread."""
-        ...
+_CRITICS = ("critic", *(f"{name}{number}" for name in ("critic_", "crtic_", "critic") for number in (1, 2)))
+_MEMBERS = tuple(
+    f"{network}{end}" for network in ("actor", *_CRITICS) for end in ("", "_target", "_optimizer")
+)
+_SUFFIXES = ("", ".pth", ".pt", ".pkl")
+_ACTOR = re.compile(r"(.+)_actor(\.pth|\.pt|\.pkl)?")
 
 
-def list_archive(archive: TorchArchive) -> FileListing:
-    """List every tensor and value of the archive; nothing that the pickle names is imported or called.
+def set_claims(probe: Probe) -> str | None:
+    """Return the prefix if no file has that name but an actor's and a critic's files begin with it.
 
-    Raise FormatError when archive, pickle and storages do not fit together.
+    A folder stands for the one set that it holds.
     """
-    from ckpttool.formats import torch_tree
-
-    top = torch_tree.find_top_folder(archive.members, archive.file.path)
-    _require_small(archive, top)
-    _require_numbers(archive, top)
-    used: set[str] = set()
-    found = (_list_script if is_script(archive.members, top) else _list_plain)(archive, top, used)
-    return replace(found, notes=(*found.notes, *torch_tree.note_unused_members(archive.members, top, used)))
+    if probe.kind == "missing":
+        return probe.path if _is_set(_member_files(probe.path, probe.names)) else None
+    return _find_only_set(probe.path, probe.names) if probe.kind == "folder" else None
 
 
-def _list_plain(
-    archive: TorchArchive,
-    top: str,
-    used: set[str],
-    name: str = "data",
-    *,
-    notes: tuple[str, ...] = (),
-    details: Mapping[str, Any] | None = None,
-    classes: Mapping[str, ClassMembers] | None = None,
-) -> FileListing:
-    from ckpttool.formats import torch_tree
+def read_set(location: str) -> Checkpoint:
+    """List all files of the set as one tree: each file's entries under its member's name.
 
-    storages = StorageTable(lambda key, nbytes: _storage_source(archive, f"{top}/{name}", key, nbytes))
-    pickled = _unpickle(archive, top, name, storages)
-    used.update(f"{top}/{name}/{key}" for key in storages.known)
-    return torch_tree.list_pickle(
-        pickled,
-        _writer(archive, top),
-        big=_is_big_endian(archive, top),
-        integrity="crc32" if archive.recorded else "none",
-        notes=notes,
-        details=details,
-        classes=classes,
+    Native keys are `actor:l1.weight`. Each file is read as what its bytes say it is.
+    """
+    from ckpttool.formats.detect import open_checkpoint
+
+    folder = os.path.dirname(location) or "."
+    names = _member_files(location, frozenset(filesystem.listdir(folder)))
+    return common.join_checkpoints(
+        location, SET_NAME, {member: open_checkpoint(file) for member, file in names.items()}
     )
 
 
-def _list_script(archive: TorchArchive, top: str, used: set[str]) -> FileListing:
-    members = archive.members
-    module = _list_plain(
-        archive,
-        top,
-        used,
-        notes=note_script(members, top),
-        details=script_facts(members, top, archive.source),
-        classes=script_classes(members, top, archive.source),
-    )
-    found = add_constants(module, _list_plain(archive, top, used, "constants"))
-    return replace(found, asks=(*audit_script(members, top), *found.asks))
+def members(location: str) -> tuple[str, ...]:
+    """Return the files that a set of this prefix has, or would have if it were complete."""
+    return tuple(_member_files(location, Probe(location).names).values())
 
 
-def traced_inputs(archive: TorchArchive, top: str) -> tuple[Shape, ...]:
-    """Return the shapes of the inputs with which `forward` was traced, () where the archive has none.
+def set_pieces(tree: Tree) -> tuple[OutputFile, ...]:
+    """Return a torch file for every member at the top of the tree, without a suffix, as TD3.save does.
 
-    The archive records the inputs' types and shapes, and storages without their bytes.
+    Raise UnsupportedError, before anything is written, for a tree that is no set, and for what a torch
+    pickle cannot hold.
     """
-    from ckpttool.formats import torch_tree
-
-    if f"{top}/traced_inputs.pkl" not in archive.members:
-        return ()
-    storages = StorageTable(lambda _, nbytes: Span(archive.file, 0, nbytes))
-    found = _unpickle(archive, top, "traced_inputs", storages)
-    tree = torch_tree.list_pickle(found, "").tree
-    return tuple(leaf.shape for path, leaf in tree.tensors() if path and path[0].value == "forward")
-
-
-def _require_small(archive: TorchArchive, top: str) -> None:
-    """Read the small members that say how the archive was written: a checksum tells of damage there, too."""
-    from ckpttool.formats import torch_tree
-
-    for name in torch_tree.description_members(archive.members, top) if archive.recorded else ():
-        if archive.source(name).length <= _SMALL:
-            archive.source(name).read()
-
-
-def _require_numbers(archive: TorchArchive, top: str) -> None:
-    """Raise FormatError unless version and alignment are the numbers that torch takes them for.
-
-    torch reads no folders: there they decide nothing.
-    """
-    for name in ("version", ".storage_alignment") if isinstance(archive, archives.ZipArchive) else ():
-        said = _read_small(archive, f"{top}/{name}") or b""
-        if f"{top}/{name}" in archive.members and not _NUMBER.fullmatch(said):
-            raise FormatError(
-                f"the archive's {name.removeprefix('.')} is no number",
-                file=archive.file.path,
-                found=repr(said),
-            )
-
-
-def _unpickle(
-    archive: TorchArchive, top: str, name: str, storages: StorageTable
-) -> pickle_reader.PickleContents:
-    # TorchScript has two pickles, each with a folder of its own for its storages.
-    from ckpttool.encodings import pickle_reader
-
-    source = archive.source(f"{top}/{name}.pkl")
-    found = pickle_reader.parse_pickle(
-        bytes(source.read()),
-        persistent=storages.persistent,
-        builders=BUILDERS,
-        file=archive.file.path,
-        base=(source.base if isinstance(source, DeflatedSpan) else source).offset,
+    return tuple(
+        OutputFile(f"_{member}", piece.write)
+        for member, one in _members(tree).items()
+        for piece in pieces(one)
     )
-    return found._replace(asked=relocate_references(found.asked, f"{top}/{name}.pkl"))
 
 
-def _storage_source(archive: TorchArchive, folder: str, key: str, nbytes: int) -> Storage:
-    name = f"{folder}/{key}"
-    if name not in archive.members:
-        raise FormatError(f"storage {key!r} is not in the archive")
-    source = archive.source(name)
-    if source.length != nbytes:
-        raise FormatError(
-            f"storage {key!r} does not have the size that the pickle says",
-            expected=f"{nbytes:,} bytes",
-            found=f"{source.length:,}",
+def set_stored(tree: Tree) -> Tree:
+    """Return the tree with the paths by which it will be read; raise UnsupportedError as `pieces` does."""
+    parts = {key(member): stored(one) for member, one in _members(tree).items()}
+    return join_trees(parts, common.member_key, Container("dict"))
+
+
+def _members(tree: Tree) -> Mapping[str, Tree]:
+    """Return the files' trees by their member's name, in the order of `_MEMBERS`."""
+    found = {str(path[0].value) if len(path) > 1 else display(path): path[0] for path in tree if path}
+    strange = [name for name in found if name not in _MEMBERS]
+    if strange or not _is_set(found):
+        raise UnsupportedError(
+            "a set of files holds an actor and its critic, their targets and optimizers, and nothing else",
+            found=", ".join(map(repr, strange or found)),
         )
-    return source
+    for path, others in tree.aliases.items():
+        if any(alias.path[:1] != path[:1] for alias in others):
+            raise UnsupportedError("two files cannot share a tensor", path=display(path))
+    return {member: tree.below((found[member],)) for member in _MEMBERS if member in found}
 
 
-def _read_small(archive: TorchArchive, name: str) -> bytes | None:
-    """Return a small member's bytes, None when there is none."""
-    if name not in archive.members or archive.source(name).length > _SMALL:
-        return None
-    return bytes(archive.source(name).read())
+def _is_set(members: Iterable[str]) -> bool:
+    there = set(members)
+    return "actor" in there and not there.isdisjoint(_CRITICS)
 
 
-def _is_big_endian(archive: TorchArchive, top: str) -> bool:
-    name = f"{top}/byteorder"
-    order = _read_small(archive, name)
-    # Compared as torch does: it takes no newline behind the word, either.
-    if order not in (b"little", b"big") and name in archive.members:
-        raise FormatError(
-            "the byte order is not one that torch writes", file=archive.file.path, found=repr(order)
-        )
-    if order == b"big" and is_script(archive.members, top):
-        # torch.jit.load does not look at it, and takes storages for little-endian ones.
-        raise UnsupportedError("TorchScript of a big-endian machine", file=archive.file.path)
-    return order == b"big"
+def _find_only_set(folder: str, names: frozenset[str]) -> str | None:
+    stems = {match[1] for name in names if (match := _ACTOR.fullmatch(name)) and not name.startswith(".")}
+    sets = (stem for stem in sorted(stems) if _is_set(_member_files(os.path.join(folder, stem), names)))
+    first, more = next(sets, None), next(sets, None)
+    return os.path.join(folder, first) if first is not None and more is None else None
 
 
-def _writer(archive: TorchArchive, top: str) -> str:
-    kind = "TorchScript" if is_script(archive.members, top) else "torch"
-    version = _read_small(archive, f"{top}/version") or _read_small(archive, f"{top}/.data/version")
-    return f"{kind} archive version {version.decode('latin-1').strip()}" if version else f"{kind} archive"
+def _member_files(prefix: str, names: frozenset[str]) -> dict[str, str]:
+    """Return the set's files by member: regular ones only, so that no folder can lead back to itself."""
+    folder, stem = os.path.split(prefix)
+    found = {
+        member: os.path.join(folder, f"{stem}_{member}{suffix}")
+        for member in _MEMBERS
+        for suffix in reversed(_SUFFIXES)
+        if f"{stem}_{member}{suffix}" in names
+    }
+    return {member: file for member, file in found.items() if filesystem.isfile(file)}
+
+
+PYTORCH_SET = WritingFormatDefinition(
+    NAME=SET_NAME,
+    TITLE=SET_TITLE,
+    FRAMEWORK=FRAMEWORK,
+    claims=set_claims,
+    read=read_set,
+    pieces=set_pieces,
+    stored=set_stored,
+    members=members,
+)
