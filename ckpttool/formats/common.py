@@ -259,8 +259,8 @@ class FormatDefinition:
 class OutputFile(NamedTuple):
     """One file of a checkpoint to be written: what follows the target in its name, and who fills it.
 
-    A buffer that was written must not change after that (see behind.new_file). For `indexes`, `meanwhile` and
-    `extra` see writing.outputs.
+    A buffer that was written must not change after that. atomic_write.Output describes `indexes`, `meanwhile`
+    and `extra`.
     """
 
     suffix: str
@@ -278,8 +278,8 @@ class WritingFormat(Format, Protocol):
 
         Filling a piece keeps one leaf in memory at a time. Raise UnsupportedError, before anything is
         written, for what the format cannot hold. A format may take further options by keyword
-        (ops.targets.TARGETS names them). A format that gives leaves other paths when they are read back also
-        has `stored(tree, **options) -> Tree`, with those paths.
+        (commands.options.TARGETS names them). A format that gives leaves other paths when they are read back
+        also has `stored(tree, **options) -> Tree`, with those paths.
         """
         ...
 
@@ -457,7 +457,7 @@ def _find_by_content(probe: Probe) -> Owner:
 
 # Longer integers are spelled in hexadecimal, which is read in linear time.
 _LONG = 64
-# No more digits than Python prints, and no deeper than a container's state can be (formats.torch_pickle).
+# No more digits than Python prints, and no deeper than a container's state can be (torch_zip.pieces).
 _DIGITS, _DEPTH = 3500, 64
 _WORDS = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}
 _KINDS: tuple[str, ...] = ("attr", "key", "index")
@@ -597,6 +597,15 @@ def _decode_step(step: Any) -> PathStep:
 
 def _damage_error() -> FormatError:
     return FormatError("the recorded tree is damaged")
+
+
+# A tree recorded as text, for formats that hold only named arrays: paths, values, aliases, containers.
+#
+# Formats in which a tree has no place of its own (safetensors, npz) keep it beside their arrays as one JSON
+# document, ASCII only, so that what is written is read back as the same tree. docs/formats/safetensors.md
+# describes it. It is data: nothing in it is imported or called.
+
+KEY = "ckpttool.tree"
 
 
 # One name for every entry of a tree, for formats whose entries have names and no paths.
@@ -828,15 +837,6 @@ def _require_rows(rows: Any) -> list[Any]:
     if not isinstance(rows, list) or not all(isinstance(row, list) and len(row) == 3 for row in rows):
         raise EmbeddedTreeError("the recorded tree is damaged")
     return rows
-
-
-# A tree recorded as text, for formats that hold only named arrays: paths, values, aliases, containers.
-#
-# Formats in which a tree has no place of its own (safetensors, npz) keep it beside their arrays as one JSON
-# document, ASCII only, so that what is written is read back as the same tree. docs/formats/safetensors.md
-# describes it. It is data: nothing in it is imported or called.
-
-KEY = "ckpttool.tree"
 
 
 # Settings as JSON and gin-config spell them, as plain values.

@@ -148,7 +148,7 @@ def cpu_seconds(length: int) -> int:
 
 
 class Hdf5Job(NamedTuple):
-    """What the process does: list the file, or give digests of its datasets (listing.Digests).
+    """What the process does: list the file, or give digests of its datasets.
 
     `declared` is how many bytes the first of these has.
     """

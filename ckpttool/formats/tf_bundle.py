@@ -302,7 +302,7 @@ def _span_error(span: Span, message: str) -> FormatError:
 # Listing a bundle: the index, an entry for every tensor, and which shard holds it.
 #
 # The format is that of tensorflow/core/util/tensor_bundle/tensor_bundle.cc. The index is an sstable
-# (wire.sstable) of protobuf records (records).
+# (encodings/sstable.py) of protobuf records.
 
 
 class BundleListing(NamedTuple):
@@ -869,13 +869,13 @@ def pieces(
 ) -> tuple[OutputFile, ...]:
     """Return the shards and the index that hold the tree; the shards must be filled before the index.
 
-    With `graph`, objects are stored as tf.train.Checkpoint does (see object_graph.write), and `counter` is
-    the value of the `save_counter` that a tree gets which has none and does not come from TensorFlow's
-    objects; without it, variables by name as TensorFlow 1 does (see names). A shard is closed before it
+    With `graph`, objects are stored as tf.train.Checkpoint does (see tf_object_graph.plan_graph), and
+    `counter` is the value of the `save_counter` that a tree gets which has none and does not come from
+    TensorFlow's objects; without it, variables by name as TensorFlow 1 does. A shard is closed before it
     exceeds `shard_bytes` (2 GiB if nothing is said), one tensor never being cut; `shards` asks for that many
     of about equal size. `between` is the prefix of a checkpoint that may be there already: it adds empty
     shards and an index that lists the shards under names of a larger count, which no file there has, so that
-    a set of the same names can be replaced by way of it (see writing.publishing).
+    a set of the same names can be replaced by way of it (see atomic_write.write_atomically).
 
     Raise UnsupportedError, before anything is written, for values that are no tensors, for types that
     TensorFlow lacks, and for two tensors with one name.

@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 # TensorFlow's V1 checkpoints: tables that hold names, shapes and values, one file or several shards.
 #
 # The format is that of tensorflow/core/util/tensor_slice_writer.h and tensor_slice_reader.cc; the table is
-# that of encodings/sstable.py. It was the Saver's only form before TensorFlow 0.12, and `SaverDef.V1` still writes
-# it.
+# that of encodings/sstable.py. It was the Saver's only form before TensorFlow 0.12, and `SaverDef.V1` still
+# writes it.
 
 NAME = "tensorflow_v1"
 TITLE = "TensorFlow V1 checkpoint (one table, or shards of one)"
