@@ -237,7 +237,7 @@ class ZipEntry(NamedTuple):
 
 
 class ZipWindow(NamedTuple):
-    """The part of a file that is the archive; `descriptor` is None for a file elsewhere (places.store)."""
+    """The part of a file that is the archive; `descriptor` is None for a file in a remote store."""
 
     file: File
     descriptor: int | None
