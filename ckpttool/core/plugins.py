@@ -296,8 +296,8 @@ BUILT_IN: dict[Kind, tuple[Plugin, ...]] = {
 }
 
 _HTTP = ("ckpttool.core.remote_sites:Web", "remote", ("fsspec", "aiohttp"))
-_S3 = ("ckpttool.core.remote_sites:S3", "s3", ("fsspec", "aiohttp", "s3fs"))
-_GS = ("ckpttool.core.remote_sites:GS", "gs", ("fsspec", "aiohttp", "gcsfs"))
+_S3 = ("ckpttool.core.remote_sites:S3", "s3", ("fsspec", "s3fs"))
+_GS = ("ckpttool.core.remote_sites:GS", "gs", ("fsspec", "gcsfs"))
 # What reads the places of each URL scheme; ours alone, because a store must keep the guarantees for servers.
 STORES: dict[str, Plugin] = {
     "http": Plugin("http://", *_HTTP),
