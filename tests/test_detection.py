@@ -287,6 +287,10 @@ def test_finding_a_format_imports_its_modules_only(tmp_path: Path) -> None:
     for name, (content, _) in made.items():
         if content is not None:
             (tmp_path / name).write_bytes(content)
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "checkpoint").write_bytes(STATE)
+    (tmp_path / "run" / "ckpt-1.index").write_bytes(TABLE)
+    made["run"] = (None, ["tensor_bundle", "tensorflow_v1"])
     asked = json.dumps({str(tmp_path / name): formats for name, (_, formats) in made.items()})
     done = subprocess.run(
         [sys.executable, "-c", PROGRAM, asked], capture_output=True, text=True, cwd=ROOT, check=True

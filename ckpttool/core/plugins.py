@@ -48,9 +48,11 @@ class FormatSignature(NamedTuple):
     pickle: bool = False
     """whether pickles can belong to the format (see formats.common.find_pickle_format)"""
     folder: tuple[str, ...] = ()
-    """ends of the names in a folder"""
+    """parts of the names in a folder"""
+    nested: bool = False
+    """whether the only folder in a folder may hold the files"""
     prefix: tuple[str, ...] = ()
-    """ends of the names beside a path where no file is, which may be the prefix of several"""
+    """parts of the names beside a path where no file is, which may be the prefix of several"""
 
 
 class Plugin(NamedTuple):
@@ -113,7 +115,7 @@ _STREAM = (
 _MODEL = tuple(bytes((field << 3 | wire,)) for field in (*range(1, 9), 14, 20, 25) for wire in (0, 2))
 _HDF5 = (".h5", ".hdf5", ".h5f", ".hdf", ".he5", ".keras", ".weights.json")
 _SAVED_MODEL = ("saved_model.pb", "saved_model.pbtxt")
-_ACTORS = ("_actor", "_actor.pth", "_actor.pt", "_actor.pkl")
+_RLLIB = ("rllib_checkpoint.json", "class_and_ctor_args.pkl", "_state.", "checkpoint-")
 _SB3 = ("_stable_baselines3_version", "policy.pth")
 _WEIGHTS = (".index.json", "model.safetensors", "pytorch_model.bin")
 
@@ -154,12 +156,14 @@ BUILT_IN: dict[Kind, tuple[Plugin, ...]] = {
         Plugin(
             "keras_rl",
             "ckpttool.formats.keras_h5:KERAS_RL",
-            signature=FormatSignature(prefix=("_actor.h5f", "_actor.h5f.index")),
+            signature=FormatSignature(prefix=("_actor.h5f",)),
         ),
         Plugin(
             "pytorch",
             "ckpttool.formats.torch_zip",
-            signature=FormatSignature(members=("/data.pkl",), suffixes=("data.pkl",), folder=ANY),
+            signature=FormatSignature(
+                members=("/data.pkl",), suffixes=("data.pkl",), folder=("data.pkl",), nested=True
+            ),
         ),
         Plugin("pytorch_legacy", "ckpttool.formats.torch_legacy", signature=FormatSignature(magic=_STREAM)),
         Plugin(
@@ -170,7 +174,7 @@ BUILT_IN: dict[Kind, tuple[Plugin, ...]] = {
         Plugin(
             "pytorch_set",
             "ckpttool.formats.torch_zip:PYTORCH_SET",
-            signature=FormatSignature(folder=_ACTORS, prefix=_ACTORS),
+            signature=FormatSignature(folder=("_actor",), prefix=("_actor",)),
         ),
         Plugin(
             "pytorch_dcp",
@@ -188,7 +192,7 @@ BUILT_IN: dict[Kind, tuple[Plugin, ...]] = {
         Plugin(
             "rllib",
             "ckpttool.formats.rllib",
-            signature=FormatSignature(suffixes=("rllib_checkpoint.json",), pickle=True, folder=ANY),
+            signature=FormatSignature(suffixes=("rllib_checkpoint.json",), pickle=True, folder=_RLLIB),
         ),
         Plugin("d3rlpy", "ckpttool.formats.d3rlpy", signature=FormatSignature(pickle=True)),
         Plugin(

@@ -170,9 +170,10 @@ def may_claim(plugin: plugins.Plugin, probe: Probe) -> bool:
     row = plugin.signature
     if row is None:
         return True
+    if probe.kind == "folder":
+        return _names_match(row.folder, probe) or (row.nested and _has_one_entry(probe))
     if probe.kind != "file":
-        ends = row.folder if probe.kind == "folder" else row.prefix
-        return ends == plugins.ANY or any(name.endswith(ends) for name in probe.names)
+        return _names_match(row.prefix, probe)
     name = probe.name.lower()
     return (
         probe.head.startswith(row.magic, row.offset)
@@ -182,6 +183,14 @@ def may_claim(plugin: plugins.Plugin, probe: Probe) -> bool:
         or (row.members != () and _has_member(probe, row.members))
         or (row.pickle and common.find_pickle_format(probe) == plugin.name)
     )
+
+
+def _names_match(parts: tuple[str, ...], probe: Probe) -> bool:
+    return parts == plugins.ANY or any(part in name for part in parts for name in probe.names)
+
+
+def _has_one_entry(probe: Probe) -> bool:
+    return sum(not name.startswith(".") for name in probe.names) == 1
 
 
 def _has_member(probe: Probe, ends: tuple[str, ...]) -> bool:

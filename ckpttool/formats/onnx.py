@@ -604,7 +604,7 @@ TYPES = {
     25: _ElementType("UINT2", "uint2", _I, 2),
     26: _ElementType("INT2", "int2", _I, 2),
 }
-_RECORD, _LISTING_SPARSE = "onnx.TensorProto", "onnx.SparseTensorProto"
+_RECORD, _SPARSE_RECORD = "onnx.TensorProto", "onnx.SparseTensorProto"
 _FACTS = 1000  # inputs, outputs, kinds of nodes and texts that are listed
 _LFS = b"version https://git-lfs"
 # Bounds for the product of a shape are those of tensor_protos; a text in the metadata is cut here.
@@ -693,7 +693,7 @@ class _ConstantLister:
             code = 0 if found.values is None else found.values.code
             title = TYPES[code].title.lower() if code in TYPES else f"type {code}"
             self.left["sparse tensors"] += 1
-            self.leaves[path] = ValueLeaf(Record(_LISTING_SPARSE, f"{title}{list(found.dims)[:64]}"))
+            self.leaves[path] = ValueLeaf(Record(_SPARSE_RECORD, f"{title}{list(found.dims)[:64]}"))
             return
         try:
             self.leaves[path] = self._leaf(path, found, constant=constant)

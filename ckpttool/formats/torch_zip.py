@@ -28,10 +28,10 @@ from ckpttool.core.tree import (
     display,
     key,
 )
-from ckpttool.encodings import archives
+from ckpttool.encodings import archives, pickle_reader
 from ckpttool.encodings.archives import ZipWriter
 from ckpttool.encodings.pickle_values import Dict, Global, PersistentId, PickleObject, Set, dumps
-from ckpttool.formats import common
+from ckpttool.formats import common, torch_tree
 from ckpttool.formats.common import (
     FileListing,
     OutputFile,
@@ -41,12 +41,10 @@ from ckpttool.formats.common import (
     join_trees,
 )
 from ckpttool.formats.torch_tensors import BUILDERS, StorageTable
+from ckpttool.formats.torch_tree import ClassMembers
 
 if TYPE_CHECKING:
-    from ckpttool.encodings import pickle_reader
-    from ckpttool.formats.torch_tree import ClassMembers
-
-
+    pass
 # PyTorch's zip checkpoints (torch.save since 1.6), packed or unpacked: recognised, listed, written.
 #
 # Source: torch/serialization.py (_save, _load), caffe2/serialize/inline_container.cc.
@@ -134,8 +132,6 @@ def list_archive(archive: TorchArchive) -> FileListing:
 
     Raise FormatError when archive, pickle and storages do not fit together.
     """
-    from ckpttool.formats import torch_tree
-
     top = torch_tree.find_top_folder(archive.members, archive.file.path)
     _require_small(archive, top)
     _require_numbers(archive, top)
@@ -154,8 +150,6 @@ def _list_plain(
     details: Mapping[str, Any] | None = None,
     classes: Mapping[str, ClassMembers] | None = None,
 ) -> FileListing:
-    from ckpttool.formats import torch_tree
-
     storages = StorageTable(lambda key, nbytes: _storage_source(archive, f"{top}/{name}", key, nbytes))
     pickled = _unpickle(archive, top, name, storages)
     used.update(f"{top}/{name}/{key}" for key in storages.known)
@@ -189,8 +183,6 @@ def traced_inputs(archive: TorchArchive, top: str) -> tuple[Shape, ...]:
 
     The archive records the inputs' types and shapes, and storages without their bytes.
     """
-    from ckpttool.formats import torch_tree
-
     if f"{top}/traced_inputs.pkl" not in archive.members:
         return ()
     storages = StorageTable(lambda _, nbytes: Span(archive.file, 0, nbytes))
@@ -201,8 +193,6 @@ def traced_inputs(archive: TorchArchive, top: str) -> tuple[Shape, ...]:
 
 def _require_small(archive: TorchArchive, top: str) -> None:
     """Read the small members that say how the archive was written: a checksum tells of damage there, too."""
-    from ckpttool.formats import torch_tree
-
     for name in torch_tree.description_members(archive.members, top) if archive.recorded else ():
         if archive.source(name).length <= _SMALL:
             archive.source(name).read()
@@ -227,8 +217,6 @@ def _unpickle(
     archive: TorchArchive, top: str, name: str, storages: StorageTable
 ) -> pickle_reader.PickleContents:
     # TorchScript has two pickles, each with a folder of its own for its storages.
-    from ckpttool.encodings import pickle_reader
-
     source = archive.source(f"{top}/{name}.pkl")
     found = pickle_reader.parse_pickle(
         bytes(source.read()),
@@ -595,8 +583,6 @@ def script_classes(
 
 
 def _read_classes(text: str, module: str, found: dict[str, ClassMembers]) -> None:
-    from ckpttool.formats.torch_tree import ClassMembers
-
     name = ""
     for line in text.splitlines():
         begins = _CLASS.match(line)
