@@ -398,7 +398,7 @@ class CheckpointRow:
 
     `path` is what to inspect, `format` who reads it (None where a part is missing that would tell). `step` is
     the number after the last `-` of its name, `counts` what the latest checkpoints of a folder count
-    themselves (training_step.counted). `nbytes` is the size of its files, `time` seconds since 1970 as the
+    themselves (count_training). `nbytes` is the size of its files, `time` seconds since 1970 as the
     state file says it, else when the files were last changed. `complete` is false when files that the names
     ask for are missing; nothing was read to find that out.
     """

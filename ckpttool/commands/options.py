@@ -20,6 +20,7 @@ from ckpttool.core.errors import UsageError, abbreviate_list, suggest_choice
 from ckpttool.core.sidecar import Sidecar
 from ckpttool.core.text import compile_glob, format_count
 from ckpttool.core.tree import Alias, Leaf, Path, PathStep, Tree, ValueLeaf, display, key
+from ckpttool.formats.common import Format
 from ckpttool.libraries.optimizers_read import ADAMW, FAMILIES, FLAGS, find_family, keras_class
 from ckpttool.libraries.schema import (
     JOINT,
@@ -239,15 +240,21 @@ def epsilon_placement(known: Sidecar | None, layout: str | None) -> str:
     origin = known.source if known is not None and known.source is not None else {}
     if origin.get("epsilon") in (CORRECTED, UNCORRECTED):
         return cast(str, origin["epsilon"])
-    return CORRECTED if _layout_framework(str(origin.get("layout") or layout)) == "torch" else UNCORRECTED
-
-
-def _layout_framework(layout: str) -> str | None:
-    """Return whose programs the layout is of; a receipt may name a layout that is not installed here."""
     try:
-        return cast(str, plugins.find("layouts", layout).load().TABLE.framework)
+        framework = layout_framework(str(origin.get("layout") or layout))
     except UsageError:
-        return None
+        return UNCORRECTED  # a receipt may name a layout that is not installed here
+    return CORRECTED if framework == "torch" else UNCORRECTED
+
+
+def layout_framework(layout: str) -> str:
+    """Return the framework whose programs have the layout."""
+    return cast(str, plugins.find("layouts", layout).load().TABLE.framework)
+
+
+def format_framework(name: str) -> str:
+    """Return the framework whose names and orientation a format's tensors have."""
+    return cast(Format, plugins.find("formats", name).load()).FRAMEWORK
 
 
 # What a person says of an agent's optimizers where no file does: `convert --l2` and `--optimizer`.
@@ -432,7 +439,7 @@ def _penalties(text: str, binding: RecognizedAgent, tree: Tree) -> Iterator[tupl
         factor = math.nan
     if not pattern or not math.isfinite(factor) or factor < 0:
         raise UsageError(f"--l2 {text} is no pattern and factor", hint=_L2)
-    if plugins.find("layouts", binding.layout).load().TABLE.framework == "torch":
+    if layout_framework(binding.layout) == "torch":
         raise UsageError("--l2 is for networks of Keras: torch's own optimizer holds its weight decay")
     fits = compile_glob(pattern)
     weights = [move for move in binding.moves.moves if _find_owner(binding, move) is not None]
@@ -511,8 +518,6 @@ def select_part(tree: Tree, part: str) -> tuple[Tree, tuple[str, ...]]:
 
 def _unknown_part_error(tree: Tree, part: str) -> UsageError:
     """Return the error for a path below which nothing lies, with the paths that could be meant."""
-    import difflib
-
     names = list(tree.names.values())
     folders: dict[str, int] = {}
     for name in names:
