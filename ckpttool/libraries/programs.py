@@ -31,6 +31,7 @@ from ckpttool.libraries.tf_graphs import (
     is_true,
     make_graph_error,
     parse_node,
+    read_constant_fields,
 )
 from ckpttool.mapping.layers import Name
 
@@ -44,15 +45,6 @@ if TYPE_CHECKING:
 # tensorflow/python/ops/nn_impl.py (the patterns of layer norms, batch norms and GELU). Nothing is executed;
 # constants are computed from the variables. Any other operation on the way to the action is refused.
 
-# TensorProto: dtype, tensor_shape, tensor_content, float_val, double_val, int_val, int64_val.
-_TENSOR = {
-    1: protobuf.NUMBER,
-    2: protobuf.DELIMITED,
-    4: protobuf.DELIMITED,
-    5: protobuf.WORDS,
-    7: protobuf.NUMBERS,
-    10: protobuf.NUMBERS,
-}
 _TYPES = {1: "<f4", 2: "<f8", 3: "<i4", 9: "<i8"}
 _FLOATS = ("float32", "float64")
 _MOST = 3.4028234663852886e38
@@ -378,32 +370,20 @@ def _parse_tensor(value: memoryview) -> np.ndarray:
     """Return the tensor of an attribute: AttrValue.tensor (8)."""
     import numpy as np
 
-    tensor = next(
-        (protobuf.as_message(v) for n, v in protobuf.parse_fields(value, {8: protobuf.DELIMITED})), None
-    )
-    if tensor is None or len(tensor) > _ELEMENTS:
+    fields = read_constant_fields(value, _ELEMENTS)
+    if (
+        fields is None
+        or fields.dtype not in _TYPES
+        or fields.shape is None
+        or min(fields.shape, default=0) < 0
+    ):
         raise UnsupportedGraphError
-    dtype, shape, data = 0, None, b""
-    numbers: list[float] = []
-    for number, part in protobuf.parse_fields(tensor, _TENSOR):
-        if number == 1:
-            dtype = protobuf.as_int32(part)
-        elif number == 2:
-            shape = tf_saved_model_messages.partial_shape(protobuf.as_message(part), FieldMeter())
-        elif number == 4:
-            data = bytes(protobuf.as_message(part))
-        elif number == 5:
-            raw = part.to_bytes(4, "little") if isinstance(part, int) else bytes(part)
-            numbers += [float(each) for each in np.frombuffer(raw, "<f4")]
-        else:
-            numbers += [protobuf.as_int32(each) for each in protobuf.as_ints(part)]
-    if dtype not in _TYPES or shape is None or any(extent < 0 for extent in shape):
-        raise UnsupportedGraphError
-    size = math.prod(shape)
-    found = np.frombuffer(data, _TYPES[dtype]) if data else np.asarray(numbers, _TYPES[dtype])
+    size, dtype = math.prod(fields.shape), _TYPES[fields.dtype]
+    numbers = [protobuf.as_int32(each) if isinstance(each, int) else each for each in fields.numbers]
+    found = np.frombuffer(fields.content, dtype) if fields.content else np.asarray(numbers, dtype)
     if size > _ELEMENTS or found.size not in (1, size) or not found.size:
         raise UnsupportedGraphError
-    return np.broadcast_to(found.reshape(-1) if found.size == size else found, (size,)).reshape(shape)
+    return np.broadcast_to(found.reshape(-1) if found.size == size else found, (size,)).reshape(fields.shape)
 
 
 _Rule = Callable[[GraphProgramEvaluator, FunctionNode, list[Any]], Any]

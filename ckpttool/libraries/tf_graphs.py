@@ -13,7 +13,7 @@ import numpy as np
 from ckpttool.core import limits
 from ckpttool.core.activations import FeatureOrders, TrackingLimitError
 from ckpttool.core.checkpoint import Checkpoint
-from ckpttool.core.errors import CkpttoolError, UnsupportedError
+from ckpttool.core.errors import CkpttoolError, FormatError, UnsupportedError
 from ckpttool.core.source import Shape
 from ckpttool.core.tree import Leaf, Path, Tree
 from ckpttool.encodings import protobuf
@@ -42,8 +42,16 @@ _FUNCTION = {1: _TEXT, 3: _TEXT, 4: _TEXT, 7: _TEXT}
 _SIGNATURE, _NODE = {1: _TEXT, 2: _TEXT, 3: _TEXT}, {1: _TEXT, 2: _TEXT, 3: _TEXT, 5: _TEXT}
 # AttrValue: f, b, tensor, func.
 _VALUE = {4: protobuf.WORD, 5: protobuf.NUMBER, 8: _TEXT, 10: _TEXT}
-# TensorProto: dtype, tensor_content, float_val, int_val.
-_TENSOR = {1: protobuf.NUMBER, 4: _TEXT, 5: protobuf.WORDS, 7: protobuf.NUMBERS}
+# TensorProto: dtype, tensor_shape, tensor_content, float_val, int_val, int64_val, bool_val.
+_TENSOR = {
+    1: protobuf.NUMBER,
+    2: _TEXT,
+    4: _TEXT,
+    5: protobuf.WORDS,
+    7: protobuf.NUMBERS,
+    10: protobuf.NUMBERS,
+    11: protobuf.NUMBERS,
+}
 _FLOAT, _INT32 = 1, 3
 ACTIVATION_OPERATIONS = {
     "Relu": "relu",
@@ -463,24 +471,49 @@ def get_function_name(value: memoryview) -> str:
     return ""
 
 
-def _read_small_constant(value: memoryview) -> list[float]:
-    """Return the numbers of a small constant tensor of float32 or int32."""
+class ConstantFields(NamedTuple):
+    """The fields of a constant tensor: numbers are in `content` or listed, ints for the types of integers."""
+
+    dtype: int
+    shape: Shape | None
+    content: bytes
+    numbers: list[float]
+
+
+def read_constant_fields(value: memoryview, most: int) -> ConstantFields | None:
+    """Return the tensor of an attribute (AttrValue.tensor), None for none and for more than `most` bytes."""
     tensor = next((protobuf.as_message(v) for n, v in protobuf.parse_fields(value, _VALUE) if n == 8), None)
-    if tensor is None or len(tensor) > 8 * _NUMBERS:
-        raise UnsupportedGraphError
-    dtype, found = 0, list[float]()
+    if tensor is None or len(tensor) > most:
+        return None
+    found = ConstantFields(0, None, b"", [])
     for number, part in protobuf.parse_fields(tensor, _TENSOR):
         if number == 1:
-            dtype = protobuf.as_int32(part)
-        elif number == 7:
-            found += [float(each) for each in protobuf.as_ints(part)]
-        else:
+            found = found._replace(dtype=protobuf.as_int32(part))
+        elif number == 2:
+            shape = tf_saved_model_messages.partial_shape(protobuf.as_message(part), FieldMeter())
+            found = found._replace(shape=shape)
+        elif number == 4:
+            found = found._replace(content=bytes(protobuf.as_message(part)))
+        elif number == 5:
             data = part.to_bytes(4, "little") if isinstance(part, int) else bytes(part)
-            form = "i" if number == 4 and dtype == _INT32 else "f"
-            found += struct.unpack(f"<{len(data) // 4}{form}", data)
-    if dtype not in (_FLOAT, _INT32) or not found:
-        raise UnsupportedGraphError
+            if len(data) % 4:
+                raise FormatError("the numbers of a constant are cut off")
+            found.numbers.extend(struct.unpack(f"<{len(data) // 4}f", data))
+        else:
+            found.numbers.extend(protobuf.as_ints(part))
     return found
+
+
+def _read_small_constant(value: memoryview) -> list[float]:
+    """Return the numbers of a small constant tensor of float32 or int32."""
+    fields = read_constant_fields(value, 8 * _NUMBERS)
+    if fields is None or fields.dtype not in (_FLOAT, _INT32):
+        raise UnsupportedGraphError
+    form = "i" if fields.dtype == _INT32 else "f"
+    found = [*fields.numbers, *struct.unpack(f"<{len(fields.content) // 4}{form}", fields.content)]
+    if not found:
+        raise UnsupportedGraphError
+    return [float(each) for each in found]
 
 
 def find_activations(checkpoint: Checkpoint) -> frozenset[str]:
@@ -515,16 +548,6 @@ _ORDERS_VALUE = {
     8: _TEXT,
 }
 _LIST = {2: _TEXT, 3: protobuf.NUMBERS}
-# TensorProto: dtype, tensor_shape, tensor_content, int_val, int64_val, bool_val.
-_ORDERS_TENSOR = {
-    1: protobuf.NUMBER,
-    2: _TEXT,
-    4: _TEXT,
-    5: protobuf.WORDS,
-    7: protobuf.NUMBERS,
-    10: protobuf.NUMBERS,
-    11: protobuf.NUMBERS,
-}
 _TYPES = {1: "<f4", 2: "<f8", 3: "<i4", 9: "<i8", 10: "?"}
 
 
@@ -687,37 +710,18 @@ def _attribute(node: FunctionNode, name: str) -> Any:
 
 
 def _constant(_: _GraphOrderEvaluator, node: FunctionNode, __: list[Any]) -> Any:
-    value = node.attributes.get("value", memoryview(b""))
-    tensor = next(
-        (protobuf.as_message(v) for n, v in protobuf.parse_fields(value, _ORDERS_VALUE) if n == 8), None
-    )
-    if tensor is None or len(tensor) > _CONSTANT:
+    fields = read_constant_fields(node.attributes.get("value", memoryview(b"")), _CONSTANT)
+    if fields is None:
         return UntracedActivation()
-    dtype, shape, content, numbers = 0, tuple[int, ...](), b"", list[float]()
-    for number, part in protobuf.parse_fields(tensor, _ORDERS_TENSOR):
-        if number == 1:
-            dtype = protobuf.as_int32(part)
-        elif number == 2:
-            shape = (
-                tf_saved_model_messages.partial_shape(
-                    memoryview(bytes(protobuf.as_message(part))), FieldMeter()
-                )
-                or ()
-            )
-        elif number == 4:
-            content = bytes(protobuf.as_message(part))
-        elif number == 5:
-            data = part.to_bytes(4, "little") if isinstance(part, int) else bytes(part)
-            numbers += np.frombuffer(data, "<f4").tolist()
-        else:
-            numbers += protobuf.as_ints(part)
-    if dtype not in _TYPES or math.prod(shape) > _CONSTANT:
-        return UntracedActivation()
-    if content:
-        return np.frombuffer(content, _TYPES[dtype]).reshape(shape)
+    shape = fields.shape or ()
     whole = math.prod(shape)
+    if fields.dtype not in _TYPES or whole > _CONSTANT:
+        return UntracedActivation()
+    if fields.content:
+        return np.frombuffer(fields.content, _TYPES[fields.dtype]).reshape(shape)
+    numbers = fields.numbers
     filled = [*numbers, *[numbers[-1] if numbers else 0] * (whole - len(numbers))]
-    return np.array(filled, _TYPES[dtype]).reshape(shape)
+    return np.array(filled, _TYPES[fields.dtype]).reshape(shape)
 
 
 # --- Operations ---------------------------------------------------------------------------------------
