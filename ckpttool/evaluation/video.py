@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import re
+import signal
 import subprocess
 from collections.abc import Callable, Generator, Iterator
 from contextlib import closing, contextmanager
@@ -154,7 +155,8 @@ class _FrameWriter:
             self._pictures = self._start((width, height))
             self._pictures.send(None)
         try:
-            self._pictures.send(np.ascontiguousarray(picture))
+            with _delay_interrupt():
+                self._pictures.send(np.ascontiguousarray(picture))
         except OSError:
             raise CkpttoolError("ffmpeg cannot write the film") from None
         self.count += 1
@@ -194,6 +196,16 @@ class _FrameWriter:
                 expected=format_count(round(expected), "picture"),
                 found=str(found),
             )
+
+
+@contextmanager
+def _delay_interrupt() -> Iterator[None]:
+    """Hold Ctrl-C back until the block ends: ffmpeg complains about a part of a picture."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def _count_frames(path: str) -> int:
