@@ -21,7 +21,7 @@ GPU_BUNDLE_ARGS ?= --python 3.12
 # What `make quick` tests: modules that take seconds. `make test` runs all.
 QUICK := algorithms behind check checkpoint_state cli comparison convert decorations diff documents drawing \
 	format_npz format_sharded format_tensor_bundle forms hdf5_answer inspect knowledge layers layouts \
-	limits mapping_inert nestings network object_graph optimizer_forms plugins quiet reference_scores rule_files \
+	limits mapping_inert nestings network newcomer object_graph optimizer_forms plugins quiet reference_scores rule_files \
 	rule_parts rules samples schemas sidecar sniff solver source stacking statistics stats strips structure \
 	training_curve undo variables wire_npy wire_pickle wire_protobuf wire_sstable wire_writers wire_zip \
 	writing
@@ -36,7 +36,7 @@ test: lint types tests
 
 # The loop while one works: formatting, and the tests of what needs no framework.
 quick: lint
-	$(BIN)/pytest -n 2 -q -m "not torch and not tensorflow and not environment and not corpus" \
+	$(BIN)/pytest -n 2 -q -m "not torch and not tensorflow and not environment and not corpus and not slow and not long" \
 		$(QUICK:%=tests/test_%.py)
 
 lint: $(VENV)/.installed

@@ -322,6 +322,7 @@ print(json.dumps(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024))
 """
 
 
+@pytest.mark.long
 def test_memory_is_that_of_a_few_tensors(tmp_path: Path) -> None:
     # 160 MiB; a child's peak is no less than its parent's was, so a small parent starts them.
     source, small = matrices(tmp_path, 156), tmp_path / "small"

@@ -122,6 +122,7 @@ def test_what_is_folded_is_said() -> None:
     assert {target for _, target, _ in edges(shallow, "slot")} == {"policy/actor", "policy/critic"}
 
 
+@pytest.mark.long
 def test_a_large_checkpoint_is_drawn_in_seconds(tmp_path: Path) -> None:
     names = [f"block{n // 100}/layer{n // 2}/{'bias' if n % 2 else 'kernel'}" for n in range(10_000)]
     found = listing(rows(*((name, (4,), {}) for name in names)))
@@ -142,6 +143,7 @@ def test_a_level_with_too_many_is_begun() -> None:
     assert "852 more modules" in found.notes[0]
 
 
+@pytest.mark.long
 def test_a_deep_tree_needs_no_recursion() -> None:
     with limits.using(replace(limits.Limits(), path_depth=1500)):
         found = listing(rows(*((f"{'s/' * n}w", (1,), {}) for n in range(1500))))

@@ -40,7 +40,7 @@ class Made(NamedTuple):
 
 
 class FormatContract:
-    """What holds for every format; a subclass names the module and makes one checkpoint of it."""
+    """What holds for every format; a subclass names the module and makes a checkpoint of six tensors."""
 
     module: ModuleType
 

@@ -17,9 +17,9 @@ from ckpttool.core.errors import UnsupportedError, UsageError
 from ckpttool.core.tree import Tree, display
 from ckpttool.formats.detect import open_checkpoint
 from ckpttool.libraries import d3rlpy
-from ckpttool.libraries import td3 as td3_torch
 from ckpttool.libraries.recognize import recognize_tree
 from ckpttool.libraries.schema import RecognizedAgent
+from ckpttool.libraries.td3 import plan_torch
 from ckpttool.mapping.rules import apply_plan
 from tests.test_format_d3rlpy import archive, written
 from tests.test_layouts import LayoutContract, networks, same
@@ -240,7 +240,7 @@ def test_sac_acts_by_the_tanh_of_its_mean(tmp_path: Path) -> None:
     }
     assert not [name for name in binding.moves.assumed if "samples" in name]
     canonical = canonical_tree(tree, binding.moves)
-    written_ = apply_plan(canonical, td3_torch.plan(binding, canonical, {}))
+    written_ = apply_plan(canonical, plan_torch(binding, canonical, {}))
     again = recognize_tree(written_, "x.pt")
     assert again is not None
     back = canonical_tree(written_, again.moves)
@@ -313,7 +313,7 @@ def test_quantiles_are_no_value_and_stay_apart(outputs: int, tmp_path: Path) -> 
     assert binding is not None
     assert f"critic/q1 gives {outputs} numbers of a distribution, not a value" in binding.moves.notes
     agent = canonical_tree(tree, binding.moves)
-    again = recognize_tree(apply_plan(agent, td3_torch.plan(binding, agent, {})), "x.pt")
+    again = recognize_tree(apply_plan(agent, plan_torch(binding, agent, {})), "x.pt")
     assert again is not None
     assert [part.title for part in again.parts] == [part.title for part in binding.parts]
 

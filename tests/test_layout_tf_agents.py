@@ -13,8 +13,8 @@ from ckpttool.core.sidecar import NO_ACTIVATIONS, NO_BOUNDS, NO_STATISTICS
 from ckpttool.core.tree import Alias, Leaf, Tree, display
 from ckpttool.formats import common, tf_common
 from ckpttool.formats.detect import open_checkpoint
-from ckpttool.libraries import td3 as td3_torch
 from ckpttool.libraries.recognize import recognize_tree
+from ckpttool.libraries.td3 import plan_torch
 from ckpttool.mapping.rules import apply_plan
 from tests import warm
 from tests.restored import HIGH, LOW, actions, chosen, observations, q_values, recognised, same, without_a_way
@@ -147,7 +147,7 @@ def test_a_deviation_of_its_own_layer_is_a_branch(tmp_path: Path) -> None:
     binding = recognised(path)
     assert [name for name, _ in binding.parts[0].branches] == ["std"]
     agent = canonical_tree(open_checkpoint(path).tree, binding.moves)
-    again = recognize_tree(apply_plan(agent, td3_torch.plan(binding, agent, {})), "agent.pt")
+    again = recognize_tree(apply_plan(agent, plan_torch(binding, agent, {})), "agent.pt")
     assert again is not None
     assert [name for name, _ in again.parts[0].branches] == ["std"]
 

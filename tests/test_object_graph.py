@@ -265,6 +265,7 @@ def test_cycles_and_self_edges_end() -> None:
     assert notes == ()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("depth", "named_by"), [(90, "path"), (50_000, "key")])
 def test_deep_graphs(depth: int, named_by: str) -> None:
     nodes = [node([("n", number + 1)]) for number in range(depth)]
@@ -275,6 +276,7 @@ def test_deep_graphs(depth: int, named_by: str) -> None:
     assert bool(notes) == (named_by == "key")
 
 
+@pytest.mark.long
 def test_deep_cycles() -> None:
     nodes = [node([("n", number + 1), ("up", max(0, number - 1))]) for number in range(50_000)]
     started = time.process_time()
@@ -372,6 +374,7 @@ BROAD: dict[str, Callable[[], tuple[list[bytes], list[str]]]] = {
 }
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kind", list(BROAD))
 def test_broad_graphs_are_read_in_bounded_time(kind: str) -> None:
     nodes, names = BROAD[kind]()
@@ -382,6 +385,7 @@ def test_broad_graphs_are_read_in_bounded_time(kind: str) -> None:
     assert {leaf.key for _, leaf in tree.tensors()} == known.keys()
 
 
+@pytest.mark.long
 def test_a_complete_graph_is_bounded() -> None:
     nodes = [node([(f"e{n}", n) for n in range(60)] + [("v", 60)]) for _ in range(60)]
     started = time.process_time()

@@ -145,6 +145,7 @@ def test_a_shuffled_copy_of_a_model_is_itself(names: list[tuple[str, ...]], orde
     }
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("named", [True, False])
 def test_ten_thousand_layers_take_no_square_of_that(named: bool) -> None:
     sources = layers(*(f"block{n // 10}/l{n % 10}:{n % 7}" for n in range(10_000)))
@@ -156,6 +157,7 @@ def test_ten_thousand_layers_take_no_square_of_that(named: bool) -> None:
     assert time.process_time() - start < 5
 
 
+@pytest.mark.long
 def test_ten_thousand_layers_under_other_words_take_no_square_of_that() -> None:
     sources = layers(*(f"sequential_{n // 2}/dense_{n}:{n % 2}" for n in range(10_000)))
     targets = layers(*(f"part{n // 2}/l{n}:{n % 2}" for n in range(10_000)))

@@ -225,6 +225,7 @@ def test_integers_that_collide_are_not_hashed():
     assert time.process_time() - began < 2
 
 
+@pytest.mark.long
 def test_200000_levels_deep():
     assert load(b"]" * 200_000 + b"a" * 199_999 + b".") is not None
     assert load(b")" + b"\x85" * 200_000 + b".") is not None
@@ -238,6 +239,7 @@ def test_copies_of_one_long_text_are_bounded():
         load(data)
 
 
+@pytest.mark.long
 def test_time_is_linear():
     def took(count: int) -> float:
         data = pickle.dumps([{"name": str(n), "value": (n, n + 1)} for n in range(count)], 2)

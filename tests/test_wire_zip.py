@@ -226,6 +226,7 @@ def test_zip64_records_are_read_and_their_lies_refused(tmp_path):
         opened(patched(data, at + 32, "<Q", 1 << 60), tmp_path)
 
 
+@pytest.mark.long
 def test_70001_members_are_listed_quickly(tmp_path):
     data = written({f"a/{n}": b"x" for n in range(70_001)})
     began = time.process_time()

@@ -270,7 +270,7 @@ def test_of_many_writers_one_wins_whole(make: Make, tmp_path: Path) -> None:
 # --- Killed -------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("kind", ["tf", "fujimoto"])
+@pytest.mark.parametrize("kind", ["tf", pytest.param("fujimoto", marks=pytest.mark.long)])
 def test_a_conversion_that_is_killed_leaves_old_or_new(kind: str) -> None:
     command = [sys.executable, "-m", "tests.hostile.kill", "--every", "9", "--quick", kind]
     done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=300, check=False)
