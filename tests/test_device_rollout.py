@@ -13,13 +13,17 @@ import numpy as np
 import pytest
 
 from ckpttool.commands.evaluate import Protocol, evaluate
-from ckpttool.core import plugins
-from ckpttool.core.errors import CkpttoolError, UnsupportedError, UsageError
-from ckpttool.evaluation import environments
-from ckpttool.evaluation.gymnasium_engine import EnvSpec
-from ckpttool.evaluation.rollout import ExplorationNoise, Rollout, RolloutSpec, rollouts
-from ckpttool.evaluation.simulators import DeviceVector
-from ckpttool.networks.network import Activation, Affine, Dense, Network, stack_networks
+from ckpttool.core import CkpttoolError, UnsupportedError, UsageError, plugins
+from ckpttool.evaluation import (
+    DeviceVector,
+    EnvSpec,
+    ExplorationNoise,
+    Rollout,
+    RolloutSpec,
+    environments,
+    rollouts,
+)
+from ckpttool.networks import Activation, Affine, Dense, Network, stack_networks
 from tests.conftest import ROOT, TORCH_SAMPLE, in_process, refused
 from tests.test_backends import chain, cuda_is_missing, dense, normal
 
@@ -400,7 +404,8 @@ def test_the_first_action_that_is_not_finite_is_named(bad: float) -> None:
 def test_a_rollout_is_read_once_in_a_hundred_steps(env: str) -> None:
     import torch
 
-    from ckpttool.evaluation.torch_rollout import STEPS_BETWEEN_LOOKS, count_transfers
+    from ckpttool.evaluation import count_transfers
+    from ckpttool.evaluation.torch_rollout import STEPS_BETWEEN_LOOKS
 
     network = chain(3 if env == "Pendulum-v1" else 2, dense(3 if env == "Pendulum-v1" else 2, 1))
     with environments.make_vector_env(env, 8, engine="device") as vector:
@@ -415,7 +420,7 @@ def test_a_rollout_is_read_once_in_a_hundred_steps(env: str) -> None:
 def test_a_step_that_reads_the_device_is_counted() -> None:
     import torch
 
-    from ckpttool.evaluation.torch_rollout import count_transfers
+    from ckpttool.evaluation import count_transfers
 
     def act(obs: Any) -> Any:
         return obs[:, :1] * float(obs[0, 0])
@@ -430,7 +435,7 @@ def test_cuda_is_read_once_in_a_hundred_steps() -> None:
         pytest.skip("PyTorch sees no CUDA device")
     import torch
 
-    from ckpttool.evaluation.torch_rollout import count_transfers
+    from ckpttool.evaluation import count_transfers
 
     policy = torch_policy(device="cuda")
     with environments.make_vector_env("Pendulum-v1", 64, engine="device") as vector:
@@ -493,7 +498,7 @@ def test_a_step_on_fake_cuda_stays_there(
     from torch._subclasses.fake_tensor import FakeTensorMode
 
     from ckpttool.evaluation.torch_rollout import _DeviceRollout
-    from ckpttool.networks.torch_backend import TorchPolicy
+    from ckpttool.networks import TorchPolicy
 
     monkeypatch.syspath_prepend(str(ROOT / "examples"))
     width = 2 if env == "MountainCarContinuous-v0" else 3

@@ -13,14 +13,11 @@ import torch
 from torch import nn
 
 from ckpttool.commands.restore import canonical_tree, restore_agent
-from ckpttool.core.errors import UnsupportedError, UsageError
-from ckpttool.core.tree import Tree, display
-from ckpttool.formats.detect import open_checkpoint
-from ckpttool.libraries import d3rlpy
+from ckpttool.core import Tree, UnsupportedError, UsageError, display
+from ckpttool.formats import open_checkpoint
+from ckpttool.libraries import RecognizedAgent, d3rlpy, recognize_tree
 from ckpttool.libraries import td3 as td3_torch
-from ckpttool.libraries.recognize import recognize_tree
-from ckpttool.libraries.schema import RecognizedAgent
-from ckpttool.mapping.rules import apply_plan
+from ckpttool.mapping import apply_plan
 from tests.test_format_d3rlpy import archive, written
 from tests.test_layouts import LayoutContract, networks, same
 from tests.torch_agents import actions, adam, close, observations, saved, seen, values
