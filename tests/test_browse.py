@@ -280,8 +280,8 @@ def test_an_error_of_reading_is_one_sentence(damaged: str) -> None:
 
 def test_two_checkpoints_are_marked() -> None:
     shown = list_for_browser(str(TF_SAMPLE), str(OLDER))
-    assert shown.laid is not None
-    comparison = ComparisonState(shown, shown.laid)
+    assert shown.alignment is not None
+    comparison = ComparisonState(shown, shown.alignment)
     assert not comparison.finished
     assert "compared" in comparison.state()
     for _ in comparison.steps(comparison.note):
@@ -298,8 +298,8 @@ def test_two_checkpoints_are_marked() -> None:
 
 def test_a_conversion_is_compared_by_meaning_and_forms_are_seen_at_once(folder: Path) -> None:
     shown = list_for_browser(str(TF_SAMPLE), str(TORCH_SAMPLE))
-    assert shown.laid is not None
-    assert shown.laid.by == "agent"
+    assert shown.alignment is not None
+    assert shown.alignment.by == "agent"
     assert shown.relatives("actor/0/kernel")[1:] == (
         "actor_optimizer/m/0/kernel",
         "actor_optimizer/v/0/kernel",
@@ -310,8 +310,8 @@ def test_a_conversion_is_compared_by_meaning_and_forms_are_seen_at_once(folder: 
         safetensors(folder / f"{word}.safetensors", arrays) for word, arrays in (("a", left), ("b", right))
     ]
     pair = list_for_browser(*files)
-    assert pair.laid is not None
-    comparison = ComparisonState(pair, pair.laid)
+    assert pair.alignment is not None
+    comparison = ComparisonState(pair, pair.alignment)
     assert comparison.marks == {"shape": "changed", "left": "left", "right": "right"}
     assert "another shape" in told(pair, "shape", comparison)
     assert "only right" in told(pair, "right", comparison)
@@ -432,17 +432,17 @@ def test_what_is_looked_at_is_read_before_what_is_compared() -> None:
 
     failed: list[Exception] = []
     reader = ReaderThread(failed.append)
-    reader.ask("comparison", job("compared", 20))
+    reader.request("comparison", job("compared", 20))
     assert begun.wait(10)
-    reader.ask("numbers", job("given up", 20))
-    reader.ask("numbers", job("looked at", 3))
+    reader.request("numbers", job("given up", 20))
+    reader.request("numbers", job("looked at", 3))
     asked.set()
     while not reader.idle():
         time.sleep(0.001)
     assert done.index("looked at") < len(done) - 10
     assert done.count("compared") == 20
     assert done.count("given up") <= 1
-    reader.ask("values", (each for each in [1 / 0][:0]) if done == [] else _fails())
+    reader.request("values", (each for each in [1 / 0][:0]) if done == [] else _fails())
     while not reader.idle():
         time.sleep(0.001)
     assert isinstance(failed[0], ZeroDivisionError)

@@ -184,7 +184,7 @@ def test_only_the_command_that_is_chosen_is_imported() -> None:
         found = imported(*words)
         assert {name for name in found if not name.startswith(("ckpttool.core", "ckpttool.version"))} == own
     found = {name for name in imported("eval", "--help") if name.startswith("ckpttool.cli")}
-    assert found == {*own, "ckpttool.cli.evaluate"}
+    assert found == {*own, "ckpttool.cli.evaluate", "ckpttool.cli.tables"}
 
 
 def test_plain_help_has_the_same_titles() -> None:

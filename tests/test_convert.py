@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import shutil
@@ -18,9 +19,11 @@ from typing import Any
 import numpy as np
 import pytest
 
+import ckpttool
 from ckpttool.commands import convert as op
 from ckpttool.commands.convert import convert
 from ckpttool.commands.digest import digest
+from ckpttool.commands.options import EXCLUSIONS
 from ckpttool.commands.restore import restore_agent
 from ckpttool.commands.save import save
 from ckpttool.core import (
@@ -569,3 +572,48 @@ finally:
     )  # fmt: skip
     found = set(json.loads(ran.stdout.splitlines()[-1]))
     assert not found & {"tomllib", "importlib.metadata", "email", "asyncio", "ckpttool.core.remote"}
+
+
+# Options: one record, keywords for its fields, and one table of what excludes what.
+
+
+def test_keywords_replace_the_fields_of_an_options_record(tmp_path: Path) -> None:
+    options = ckpttool.ConversionOptions(to="npz", dry_run=True)
+    planned = ckpttool.convert(str(TF_SAMPLE), str(tmp_path / "x"), options, part="policy/actor")
+    assert not planned.written
+    assert len(planned.report.mapped) == 6
+    assert options.part is None
+    assert ckpttool.convert(str(TF_SAMPLE), str(tmp_path / "x"), options, dry_run=False).written
+
+
+@pytest.mark.parametrize("call", [ckpttool.convert, ckpttool.export, ckpttool.load_into])
+def test_an_unknown_keyword_is_a_type_error_with_the_one_that_was_meant(call: Any, tmp_path: Path) -> None:
+    with pytest.raises(TypeError, match=r"unexpected keyword argument 'dryrun'; did you mean 'dry_run'\?"):
+        call(str(TF_SAMPLE), str(tmp_path / "x.pt"), dryrun=True)
+
+
+@pytest.mark.parametrize(
+    ("target", "options", "named"),
+    [
+        ("x.onnx", {"part": "policy"}, "--part"),
+        ("x.onnx", {"rules": "rules.toml"}, "--map"),
+        ("x.onnx", {"verify": False}, "--no-verify"),
+        ("x.pt", {"network": "actor"}, "--network"),
+        ("x.pt", {"like": "a:b", "layout": "none"}, "--layout"),
+        ("x.pt", {"like": "a:b", "facts": ckpttool.AgentFacts(head="tanh")}, "--head"),
+        ("x.pt", {"like": "a:b", "env": "Pendulum-v1"}, "--env"),
+        ("x.pt", {"cast": True}, "--cast"),
+        ("x.pt", {"strip": True, "restore": True}, "--strip"),
+    ],
+)
+def test_options_that_exclude_each_other_are_refused_before_anything_is_read(
+    target: str, options: dict[str, Any], named: str, tmp_path: Path
+) -> None:
+    with pytest.raises(UsageError) as caught:
+        ckpttool.convert(str(tmp_path / "missing"), str(tmp_path / target), **options)
+    assert caught.value.message.split()[0] == named
+
+
+def test_every_exclusion_names_fields_of_the_options() -> None:
+    known = {each.name for each in dataclasses.fields(ckpttool.ConversionOptions)}
+    assert {name for rule in EXCLUSIONS for name in rule.options} <= known

@@ -404,8 +404,8 @@ def test_the_first_action_that_is_not_finite_is_named(bad: float) -> None:
 def test_a_rollout_is_read_once_in_a_hundred_steps(env: str) -> None:
     import torch
 
-    from ckpttool.evaluation import count_transfers
     from ckpttool.evaluation.torch_rollout import STEPS_BETWEEN_LOOKS
+    from tests.transfers import count_transfers
 
     network = chain(3 if env == "Pendulum-v1" else 2, dense(3 if env == "Pendulum-v1" else 2, 1))
     with environments.make_vector_env(env, 8, engine="device") as vector:
@@ -420,7 +420,7 @@ def test_a_rollout_is_read_once_in_a_hundred_steps(env: str) -> None:
 def test_a_step_that_reads_the_device_is_counted() -> None:
     import torch
 
-    from ckpttool.evaluation import count_transfers
+    from tests.transfers import count_transfers
 
     def act(obs: Any) -> Any:
         return obs[:, :1] * float(obs[0, 0])
@@ -435,7 +435,7 @@ def test_cuda_is_read_once_in_a_hundred_steps() -> None:
         pytest.skip("PyTorch sees no CUDA device")
     import torch
 
-    from ckpttool.evaluation import count_transfers
+    from tests.transfers import count_transfers
 
     policy = torch_policy(device="cuda")
     with environments.make_vector_env("Pendulum-v1", 64, engine="device") as vector:
@@ -547,7 +547,7 @@ def test_the_weights_of_a_sweep_are_uploaded_once(tmp_path: Path, monkeypatch: p
 
 
 def test_the_starts_of_many_seeds_are_those_of_one_by_one() -> None:
-    from ckpttool.evaluation import fast_engines
+    from ckpttool.evaluation import gymnasium_engine
 
     random = np.random.default_rng(0)
     seeds = np.concatenate([random.integers(0, 2**32, 500), np.arange(200), [2**32 - 1], np.arange(3)])
@@ -558,15 +558,15 @@ def test_the_starts_of_many_seeds_are_those_of_one_by_one() -> None:
         drawn.append(seed)
         return np.random.Generator(np.random.PCG64(np.random.SeedSequence(seed))).uniform(low, high)
 
-    found = fast_engines.draw_starts(seeds, low, high, draw)
+    found = gymnasium_engine.draw_starts(seeds, low, high, draw)
     assert len(drawn) < 50
     np.testing.assert_array_equal(found, [draw(int(seed)) for seed in seeds])
     # What draws otherwise is asked for every seed; so is what NumPy seeds with two words.
-    other = fast_engines.draw_starts(seeds, low, high, lambda seed: np.array([seed, 0.0, 1.0]))
+    other = gymnasium_engine.draw_starts(seeds, low, high, lambda seed: np.array([seed, 0.0, 1.0]))
     np.testing.assert_array_equal(other[:, 0], seeds)
     wide = seeds + 2**32
     np.testing.assert_array_equal(
-        fast_engines.draw_starts(wide, low, high, draw), [draw(int(seed)) for seed in wide]
+        gymnasium_engine.draw_starts(wide, low, high, draw), [draw(int(seed)) for seed in wide]
     )
 
 

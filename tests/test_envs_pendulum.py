@@ -213,7 +213,7 @@ def test_without_gymnasium_every_number_is_the_same(monkeypatch: pytest.MonkeyPa
     theirs = environments.make_vector_env("Pendulum-v1", len(SEEDS))
     monkeypatch.setattr(environments, "is_gymnasium_installed", lambda: False)
     ours = environments.make_vector_env("Pendulum-v1", len(SEEDS), obs_dim=3)
-    assert ours.notes == (fast_engines.PENDULUM_NOTE,)
+    assert ours.notes == (fast_engines.StandalonePendulum().note,)
     for field in (
         "id",
         "observation",

@@ -15,8 +15,7 @@ from torch import nn
 from ckpttool.commands.restore import canonical_tree, restore_agent
 from ckpttool.core import Tree, UnsupportedError, UsageError, display
 from ckpttool.formats import open_checkpoint
-from ckpttool.libraries import RecognizedAgent, d3rlpy, recognize_tree
-from ckpttool.libraries import td3 as td3_torch
+from ckpttool.libraries import RecognizedAgent, d3rlpy, plan_torch, recognize_tree
 from ckpttool.mapping import apply_plan
 from tests.test_format_d3rlpy import archive, written
 from tests.test_layouts import LayoutContract, networks, same
@@ -237,7 +236,7 @@ def test_sac_acts_by_the_tanh_of_its_mean(tmp_path: Path) -> None:
     }
     assert not [name for name in binding.moves.assumed if "samples" in name]
     canonical = canonical_tree(tree, binding.moves)
-    written_ = apply_plan(canonical, td3_torch.plan(binding, canonical, {}))
+    written_ = apply_plan(canonical, plan_torch(binding, canonical, {}))
     again = recognize_tree(written_, "x.pt")
     assert again is not None
     back = canonical_tree(written_, again.moves)
@@ -310,7 +309,7 @@ def test_quantiles_are_no_value_and_stay_apart(outputs: int, tmp_path: Path) -> 
     assert binding is not None
     assert f"critic/q1 gives {outputs} numbers of a distribution, not a value" in binding.moves.notes
     agent = canonical_tree(tree, binding.moves)
-    again = recognize_tree(apply_plan(agent, td3_torch.plan(binding, agent, {})), "x.pt")
+    again = recognize_tree(apply_plan(agent, plan_torch(binding, agent, {})), "x.pt")
     assert again is not None
     assert [part.title for part in again.parts] == [part.title for part in binding.parts]
 

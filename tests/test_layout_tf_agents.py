@@ -11,8 +11,7 @@ from ckpttool.commands.restore import canonical_tree, restore_agent
 from ckpttool.core import Alias, FormatError, Leaf, Tree, UnsupportedError, display
 from ckpttool.core.sidecar import NO_ACTIVATIONS, NO_BOUNDS, NO_STATISTICS
 from ckpttool.formats import common, open_checkpoint, tf_common
-from ckpttool.libraries import recognize_tree
-from ckpttool.libraries import td3 as td3_torch
+from ckpttool.libraries import plan_torch, recognize_tree
 from ckpttool.mapping import apply_plan
 from tests import warm
 from tests.restored import HIGH, LOW, actions, chosen, observations, q_values, recognised, same, without_a_way
@@ -145,7 +144,7 @@ def test_a_deviation_of_its_own_layer_is_a_branch(tmp_path: Path) -> None:
     binding = recognised(path)
     assert [name for name, _ in binding.parts[0].branches] == ["std"]
     agent = canonical_tree(open_checkpoint(path).tree, binding.moves)
-    again = recognize_tree(apply_plan(agent, td3_torch.plan(binding, agent, {})), "agent.pt")
+    again = recognize_tree(apply_plan(agent, plan_torch(binding, agent, {})), "agent.pt")
     assert again is not None
     assert [name for name, _ in again.parts[0].branches] == ["std"]
 

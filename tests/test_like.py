@@ -509,7 +509,8 @@ def test_what_old_interpreters_run_is_written_for_them() -> None:
     """Python 3.7 has no positional-only arguments, no walrus, no unions that are evaluated."""
     package = ROOT / "ckpttool"
     files = [package / "networks" / f"{name}.py" for name in ("messages", "model_child", "tracing")]
-    files += [package / "__init__.py", package / "core" / "errors.py", package / "networks" / "__init__.py"]
+    files += [package / name / "__init__.py" for name in ("", "core", "networks")]
+    files += [package / "core" / f"{name}.py" for name in ("search_paths", "errors", "urls", "activations")]
     for file in files:
         tree = ast.parse(file.read_text(), feature_version=(3, 7))
         for node in ast.walk(tree):

@@ -212,6 +212,20 @@ def test_an_answer_that_breaks_off_is_one_sentence(bucket: Site, monkeypatch: py
         ckpttool.open("s3://bucket/model.safetensors")
 
 
+def test_a_store_without_versions_is_looked_up_after_each_read(bucket: Site) -> None:
+    file = saved(bucket.root / "bucket", elements=1_000_000)
+    bucket.odd["/bucket/model.safetensors"] = "untagged"
+    checkpoint = ckpttool.open("s3://bucket/model.safetensors")
+    bucket.begin()
+    assert bytes(largest(checkpoint).read()) == file.read_bytes()[-4_000_000:]
+    assert [verb for verb, _ in bucket.requests][-1] == "HEAD"
+    assert not any("if-match" in headers for headers in bucket.headers)
+    with file.open("ab") as stream:
+        stream.write(b"x")
+    with pytest.raises(ChangedError):
+        largest(checkpoint).read()
+
+
 def test_a_bucket_that_may_not_be_listed_is_read(bucket: Site) -> None:
     bucket.odd["list"] = "403"
     assert ckpttool.open("s3://bucket/run/agent/ckpt-15000").format == "tensor_bundle"

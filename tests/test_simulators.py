@@ -436,7 +436,7 @@ def test_the_examples_play(name: str, seeds: int, monkeypatch: pytest.MonkeyPatc
 def test_the_examples_stay_on_the_device(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     import torch
 
-    from ckpttool.evaluation import count_transfers
+    from tests.transfers import count_transfers
 
     monkeypatch.syspath_prepend(str(ROOT / "examples"))
     policy = torch_policy(STILL)

@@ -367,11 +367,6 @@ def names_of_formats(sources: Sources) -> set[str]:
 
 # What is still to be mended: a rule allows these and no others, and no row outlives its offender.
 REMAINING: dict[Rule, set[str]] = {
-    wide_functions: {
-        "evaluation/environments.py:make_vector_env",
-        "libraries/optimizers_write.py:__init__",
-        "libraries/script_orders.py:_convolution",
-    },
     # Files that are a concept of their own, each with the reason why it is not part of its importer.
     fragments: {
         "browser/panes.py",  # the widgets of the browser, apart from its keys and screens

@@ -20,8 +20,8 @@ import numpy as np
 import pytest
 
 from ckpttool.cli import evaluate as scores
-from ckpttool.commands import evaluate as results
 from ckpttool.commands import inspect, parallel
+from ckpttool.commands import sweep as results
 from ckpttool.commands.evaluate import Evaluation, Protocol, evaluate
 from ckpttool.commands.folder import expand_paths
 from ckpttool.commands.parallel import BatchResult, EvaluationBatch

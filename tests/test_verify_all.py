@@ -16,10 +16,10 @@ import pytest
 
 from ckpttool.commands import network_outputs, verify
 from ckpttool.commands.convert import convert
-from ckpttool.commands.diff import Receipt, diff, read_receipt
+from ckpttool.commands.diff import diff
 from ckpttool.commands.digest import digest
 from ckpttool.commands.evidence import AgentFacts
-from ckpttool.commands.restore import VerifiedSidecar, build_agent, recognize_playable_agent
+from ckpttool.commands.restore import VerifiedSidecar, build_agent, read_any_sidecar, recognize_playable_agent
 from ckpttool.commands.save import save
 from ckpttool.commands.verify import RECEIPT, VerificationSide, compare_contents
 from ckpttool.core import (
@@ -738,7 +738,7 @@ def test_no_changed_entry_of_a_conversion_is_silent(
     found = diff(source, done.target)
     assert [*found.changed, *found.only_left, *found.only_right] == []
     a, b = open_checkpoint(source), open_checkpoint(done.target)
-    first, receipt = party(a, read_receipt(a)), read_receipt(b)
+    first, receipt = party(a, read_any_sidecar(a)), read_any_sidecar(b)
     assert not compare_contents(first, party(b, receipt)).discrepancies
     silent = []
     every = list(small_changes(b.tree))
@@ -753,7 +753,7 @@ def test_no_changed_entry_of_a_conversion_is_silent(
     assert not silent
 
 
-def party(checkpoint: Checkpoint, receipt: Receipt) -> VerificationSide:
+def party(checkpoint: Checkpoint, receipt: VerifiedSidecar) -> VerificationSide:
     """Return one side as `verify --all` has it, whatever the digest of its weights."""
     agent = None
     with contextlib.suppress(MappingError, UnsupportedError, UsageError):

@@ -25,7 +25,7 @@ class BackgroundListing:
         """Begin."""
         self.title = title
         self._list_it = list_it
-        self._look: BrowserListing | None = None
+        self._listing: BrowserListing | None = None
         self._error: Exception | None = None
         # The limits that were chosen hold there too.
         work = contextvars.copy_context().run
@@ -37,18 +37,18 @@ class BackgroundListing:
         self._thread.join(seconds)
         return not self._thread.is_alive()
 
-    def look(self) -> BrowserListing:
+    def listing(self) -> BrowserListing:
         """Return what was listed; raise what stood in the way."""
         self._thread.join()
-        if self._look is None:
+        if self._listing is None:
             raise self._error or RuntimeError("nothing was listed")
-        return self._look
+        return self._listing
 
     def _work(self) -> None:
         # A listing makes many objects and no rubbish, which nobody need go through again and again.
         gc.disable()
         try:
-            self._look = self._list_it()
+            self._listing = self._list_it()
         except Exception as error:  # noqa: BLE001  # kept for whoever asks for the listing
             self._error = error
         finally:
@@ -77,7 +77,7 @@ def browse(
     from ckpttool.browser.app import Browser
 
     if opening.wait(_PATIENCE_S):
-        opening.look()
+        opening.listing()
     browser = Browser(opening)
     status = browser.run()
     if browser.fault is not None:

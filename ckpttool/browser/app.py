@@ -67,16 +67,16 @@ def textual_bindings(keys: Sequence[BrowserKey]) -> list[Any]:
 
 def key_line(keys: Sequence[BrowserKey], cells: int, *, two: bool) -> Line:
     """Return as many keys as fit into one line, with a word for each; help and quit first of all."""
-    said = [key for key in keys if key.word and (two or not key.two)]
+    shown = [key for key in keys if key.word and (two or not key.two)]
     # Of two keys the first one, which is the forward one.
-    names = {key: key.shown.partition("  ")[0] for key in said}
-    widths = {key: len(names[key]) + len(key.word) + 3 for key in said}
+    names = {key: key.shown.partition("  ")[0] for key in shown}
+    widths = {key: len(names[key]) + len(key.word) + 3 for key in shown}
     kept: list[BrowserKey] = []
-    for key in sorted(said, key=lambda each: each.word not in ("help", "quit", "back")):
+    for key in sorted(shown, key=lambda each: each.word not in ("help", "quit", "back")):
         if sum(widths[each] for each in kept) + widths[key] <= cells:
             kept.append(key)
     pieces: list[TextPiece] = []
-    for key in said:
+    for key in shown:
         if key in kept:
             pieces += [TextPiece(f" {names[key]} ", "mark"), TextPiece(f"{key.word} ", "dim")]
     return tuple(pieces)
@@ -126,11 +126,11 @@ class ValuesScreen(Screen[None]):
         name: str,
         shape: tuple[int, ...],
         sides: Sequence[tuple[str, CellSource, Moments | None]],
-        ask: Callable[[Job], None],
+        request: Callable[[Job], None],
         at: tuple[int, ...] | None = None,
     ) -> None:
         super().__init__()
-        self._tensor, self._shape, self._sides, self._ask, self._at = name, shape, sides, ask, at
+        self._tensor, self._shape, self._sides, self._request, self._at = name, shape, sides, request, at
         self._side = 0
 
     def compose(self) -> ComposeResult:
@@ -156,9 +156,9 @@ class ValuesScreen(Screen[None]):
         self.set_focus(self.pane)
         if self._at is not None:
             self.call_after_refresh(self.pane.go, *self.pane.grid.cell(self._at))
-        self._tell()
+        self._show_position()
 
-    def _tell(self) -> None:
+    def _show_position(self) -> None:
         grid, side = self.pane.grid, self._sides[self._side][0]
         text = f"  {list(self._shape)}"
         if grid.slices > 1:
@@ -175,13 +175,13 @@ class ValuesScreen(Screen[None]):
 
     def on_grid_pane_cell_cursor_changed(self) -> None:
         """Say where the cursor is."""
-        self._tell()
+        self._show_position()
 
     def on_grid_pane_cells_needed(self) -> None:
         """Have the cells read that are seen."""
-        self._ask(self.pane.reading(self._told))
+        self._request(self.pane.reading(self._post_result))
 
-    def _told(self, take: Callable[[], None]) -> None:
+    def _post_result(self, take: Callable[[], None]) -> None:
         self.app.post_message(ReaderResult(take))
 
     def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
@@ -243,15 +243,17 @@ class SearchInput(Input):
 class WalkScreen(Screen[None]):
     """A screen with a tree, its cursor, and a last line in which a search is typed."""
 
-    def __init__(self, look: BrowserListing) -> None:
+    def __init__(self, listing: BrowserListing) -> None:
         super().__init__()
-        self.look = look
-        self.comparison = ComparisonState(look, look.laid) if look.laid is not None else None
+        self.listing = listing
+        self.comparison = (
+            ComparisonState(listing, listing.alignment) if listing.alignment is not None else None
+        )
         self._index: SearchIndex | None = None
         self._hits: list[int] = []
         self._origin: str | None = None
         self._history: list[str] = []
-        self._said: tuple[str, str] | None = None
+        self._shown_message: tuple[str, str] | None = None
 
     @property
     def tree_pane(self) -> TreePane:
@@ -260,21 +262,21 @@ class WalkScreen(Screen[None]):
 
     def last_words(self, cells: int) -> Line:
         """Return what is to be said, and as many keys as fit beside it."""
-        said = f" {fit_text(self._said[1], cells - 2)} " if self._said is not None else ""
+        said = f" {fit_text(self._shown_message[1], cells - 2)} " if self._shown_message is not None else ""
         keys = key_line(TREE, cells - len(said), two=self.comparison is not None)
         return (TextPiece(said, "mark"), *keys) if said else keys
 
-    def say(self, text: str) -> None:
+    def show_message(self, text: str) -> None:
         """Say something in the last line until the cursor moves on."""
         entry = self.tree_pane.entry
-        self._said = (entry.path if entry is not None else "", text) if text else None
+        self._shown_message = (entry.path if entry is not None else "", text) if text else None
         self.query_one("#keys", Bar).refresh()
 
-    def forget_said(self) -> None:
+    def clear_message(self) -> None:
         """Say nothing more where the cursor has moved on."""
         entry = self.tree_pane.entry
-        if self._said is not None and entry is not None and entry.path != self._said[0]:
-            self.say("")
+        if self._shown_message is not None and entry is not None and entry.path != self._shown_message[0]:
+            self.show_message("")
 
     def jump(self, path: str) -> None:
         """Go to an entry, and remember where that was from."""
@@ -287,30 +289,30 @@ class WalkScreen(Screen[None]):
         if self._history:
             self.tree_pane.reveal(self._history.pop())
         else:
-            self.say("no jump to go back from")
+            self.show_message("no jump to go back from")
 
     def action_alias(self) -> None:
         """Go to the next of a tensor's names that stand in the tree."""
-        self._round(self.look.ways, "no other name of it stands in the tree")
+        self._round(self.listing.ways, "no other name of it stands in the tree")
 
     def action_relative(self) -> None:
         """Go from a slot to its parameter, and round that one's slots."""
-        self._round(self.look.relatives, "no optimizer keeps anything for it")
+        self._round(self.listing.relatives, "no optimizer keeps anything for it")
 
     def _round(self, ring: Callable[[str], tuple[str, ...]], none: str) -> None:
         entry = self.tree_pane.entry
         names = ring(entry.path) if entry is not None and not isinstance(entry, ModuleSummary) else ()
         if entry is None or len(names) < 2:
-            self.say(none)
+            self.show_message(none)
             return
         at = names.index(entry.path) if entry.path in names else -1
         self.jump(names[(at + 1) % len(names)])
-        self.say(f"{(at + 1) % len(names) + 1} of {len(names)}")
+        self.show_message(f"{(at + 1) % len(names) + 1} of {len(names)}")
 
     def action_difference(self, backwards: bool) -> None:  # Textual's actions take positions
         """Go to the next entry that differs."""
         if self.comparison is None:
-            self.say("nothing to compare with: ckpttool browse PATH PATH")
+            self.show_message("nothing to compare with: ckpttool browse PATH PATH")
             return
         index = self._indexed()
         hits = sorted(index.position(name) for name in self.comparison.marks)
@@ -326,12 +328,12 @@ class WalkScreen(Screen[None]):
         if outline is not None:
             self.tree_pane.order(_ORDERS[outline.sort])
             self._index, self._hits = None, []
-            self.say(f"order: {_SAID[outline.sort]}")
+            self.show_message(f"order: {_SAID[outline.sort]}")
 
     def _indexed(self) -> SearchIndex:
         outline = self.tree_pane.outline
         if self._index is None:
-            self._index = SearchIndex(self.look.root, outline.sort if outline is not None else "file")
+            self._index = SearchIndex(self.listing.root, outline.sort if outline is not None else "file")
         return self._index
 
     def action_search(self) -> None:
@@ -382,7 +384,7 @@ class WalkScreen(Screen[None]):
         if self._origin is not None and entry is not None and entry.path != self._origin:
             self._history.append(self._origin)
         self._searched()
-        self.say(model.format_hits(self._found()))
+        self.show_message(model.format_hits(self._found()))
 
     def action_no_search(self) -> None:
         """Go back to where the search began."""
@@ -407,10 +409,10 @@ class WalkScreen(Screen[None]):
         at = self._indexed().position(entry.path) if entry is not None else -1
         hit = next_hit(hits, at, backwards=backwards)
         if hit is None:
-            self.say(none)
+            self.show_message(none)
             return
         self.jump(self._indexed().path(hit))
-        self.say(f"{hits.index(hit) + 1:,} of {len(hits):,}")
+        self.show_message(f"{hits.index(hit) + 1:,} of {len(hits):,}")
 
 
 # The first screen: tree and details side by side, what is read for them, and where the keys lead.
@@ -424,8 +426,8 @@ class MainScreen(WalkScreen):
 
     BINDINGS = textual_bindings(TREE)
 
-    def __init__(self, look: BrowserListing, failed: Callable[[Exception], None]) -> None:
-        super().__init__(look)
+    def __init__(self, listing: BrowserListing, failed: Callable[[Exception], None]) -> None:
+        super().__init__(listing)
         self.reader = ReaderThread(failed)
         self._known: dict[str, tuple[TensorNumbers | None, ...]] = {}
         self._rest: Timer | None = None
@@ -451,20 +453,22 @@ class MainScreen(WalkScreen):
         """Show the first lines, and begin to compare where there is something to compare."""
         self.query_one("#asking").display = False
         self.query_one("#slash", Bar).show(lambda _: (TextPiece("/", "mark"),))
-        self.query_one("#title", Bar).show(lambda cells: model.title_line(self.look, self.comparison, cells))
+        self.query_one("#title", Bar).show(
+            lambda cells: model.title_line(self.listing, self.comparison, cells)
+        )
         self.query_one("#keys", Bar).show(self.last_words)
         room = max(4, self.app.size.height - 4)
-        self.tree_pane.show(Outline(self.look.root, room), self.comparison)
+        self.tree_pane.show(Outline(self.listing.root, room), self.comparison)
         self.set_focus(self.tree_pane)
         if self.comparison is not None:
-            self.reader.ask("comparison", self._comparing(self.comparison))
+            self.reader.request("comparison", self._comparing(self.comparison))
 
     # --- what is shown of the entry under the cursor
 
     def on_tree_pane_tree_cursor_changed(self) -> None:
         """Show the entry at once, and read it if the cursor rests on it."""
         self._show()
-        self.forget_said()
+        self.clear_message()
         if self._rest is not None:
             self._rest.stop()
         self._rest = self.set_timer(_REST_S, self._read)
@@ -478,19 +482,19 @@ class MainScreen(WalkScreen):
         if entry is None:
             self.page.show(lambda cells: wrap_paragraph("nothing is in it", cells, "dim"))
             return
-        look, comparison, known = self.look, self.comparison, self._known.get(entry.path)
-        self.page.show(lambda cells: detail_lines(look, comparison, entry, known, cells), stay=stay)
+        listing, comparison, known = self.listing, self.comparison, self._known.get(entry.path)
+        self.page.show(lambda cells: detail_lines(listing, comparison, entry, known, cells), stay=stay)
 
     def _read(self) -> None:
         entry = self.tree_pane.entry
         if isinstance(entry, TensorRow) and entry.path not in self._known:
-            self.reader.ask("numbers", self._reading(entry.path))
+            self.reader.request("numbers", self._reading(entry.path))
 
     def _sides(self, name: str) -> tuple[Row | None, ...]:
-        look = self.look
-        if look.laid is None or look.right is None:
-            return (look.rows.get(name),)
-        return (look.rows[name] if name in look.laid.left else None, look.right.get(name))
+        listing = self.listing
+        if listing.alignment is None or listing.right is None:
+            return (listing.rows.get(name),)
+        return (listing.rows[name] if name in listing.alignment.left else None, listing.right.get(name))
 
     def _reading(self, name: str) -> Job:
         found: list[TensorNumbers | None] = []
@@ -555,7 +559,7 @@ class MainScreen(WalkScreen):
 
     def action_about(self) -> None:
         """Show what is known of the checkpoint as a whole."""
-        self.app.push_screen(PageScreen("About", lambda cells: model.about_lines(self.look, cells)))
+        self.app.push_screen(PageScreen("About", lambda cells: model.about_lines(self.listing, cells)))
 
     def action_help(self) -> None:
         """Show what the keys do."""
@@ -567,7 +571,7 @@ class MainScreen(WalkScreen):
         entry = self.tree_pane.entry
         known = self._known.get(entry.path) if entry is not None else None
         if known is None or not any(each is not None and each.histogram for each in known):
-            self.say(
+            self.show_message(
                 "no histogram" if known is not None or not isinstance(entry, TensorRow) else "still reading"
             )
             return
@@ -580,16 +584,16 @@ class MainScreen(WalkScreen):
         name = entry.target if isinstance(entry, AliasRow) else entry.path if entry is not None else ""
         sides = self._blocks(name)
         if not sides:
-            self.say("only tensors have values to show")
+            self.show_message("only tensors have values to show")
             return
         change = self.comparison.changes.get(name) if self.comparison is not None else None
         at = change.values.at if change is not None and change.values is not None else None
         leaf, blocks = sides
         if not leaf.size:
-            self.say(f"{format_shape(leaf)} has no elements")
+            self.show_message(f"{format_shape(leaf)} has no elements")
             return
         self.app.push_screen(
-            ValuesScreen(name, leaf.shape, blocks, lambda job: self.reader.ask("values", job), at)
+            ValuesScreen(name, leaf.shape, blocks, lambda job: self.reader.request("values", job), at)
         )
 
     def _blocks(self, name: str) -> tuple[Leaf, list[tuple[str, CellSource, Moments | None]]] | None:
@@ -669,11 +673,11 @@ class Browser(App[int]):
 
     def _opened(self) -> None:
         try:
-            look = self.opening.look()
+            listing = self.opening.listing()
         except Exception as error:  # noqa: BLE001  # the command tells it, as it does without a screen
             self._end(error)
         else:
-            self.push_screen(MainScreen(look, self._failed))
+            self.push_screen(MainScreen(listing, self._failed))
 
     def on_reader_result(self, message: ReaderResult) -> None:
         """Take up what the reading thread found."""

@@ -211,7 +211,7 @@ class BrowserListing:
     rows: Mapping[str, Row]
     links: Mapping[str, tuple[str, ...]]
     slots: Mapping[str, tuple[str, ...]]
-    laid: CheckpointAlignment | None = None
+    alignment: CheckpointAlignment | None = None
     right: Mapping[str, Row] | None = None
 
     def ways(self, name: str) -> tuple[str, ...]:
@@ -315,12 +315,12 @@ _KEY = 11
 _LINES = 200
 
 
-def about_lines(look: BrowserListing, cells: int) -> list[Line]:
+def about_lines(listing: BrowserListing, cells: int) -> list[Line]:
     """Return what is known of the checkpoint, or of both."""
     lines: list[Line] = []
-    for found in look.summaries:
+    for found in listing.summaries:
         lines += [*_summary_lines(found, cells), BLANK]
-    for note in look.laid.notes if look.laid is not None else ():
+    for note in listing.alignment.notes if listing.alignment is not None else ():
         lines += wrap_paragraph(f"note: {note}", cells)
     return lines
 
@@ -391,17 +391,17 @@ Mark = Literal["changed", "left", "right", "error"]
 class ComparisonState:
     """What is known so far. A thread finds out more in steps; what it found is taken up by `note`."""
 
-    def __init__(self, look: BrowserListing, pairs: CheckpointAlignment) -> None:
+    def __init__(self, listing: BrowserListing, pairs: CheckpointAlignment) -> None:
         self.pairs = pairs
         self.marks: dict[str, Mark] = {}
         self.changes: dict[str, ChangedEntry] = {}
         self.errors: dict[str, str] = {}
         self.below: dict[str, int] = {}
         self.known: set[str] = set()
-        both = [name for name in look.rows if name in pairs.left and name in pairs.right]
+        both = [name for name in listing.rows if name in pairs.left and name in pairs.right]
         self._waiting = [name for name in both if self._needs_reading(name)]
         self.total = len(both)
-        for name in look.rows:
+        for name in listing.rows:
             if name not in pairs.right:
                 self._mark(name, "left")
             elif name not in pairs.left:
@@ -587,7 +587,7 @@ _LONG, _COMING = 200, 9
 
 
 def detail_lines(
-    look: BrowserListing,
+    listing: BrowserListing,
     comparison: ComparisonState | None,
     entry: Row | ModuleSummary,
     read: Read,
@@ -605,7 +605,7 @@ def detail_lines(
     if comparison is not None:
         lines += _comparison_lines(comparison, entry.path, cells)
     lines += _number_lines(entry, read, cells)
-    return [*lines, *_related_lines(look, entry, cells)]
+    return [*lines, *_related_lines(listing, entry, cells)]
 
 
 def format_shape(leaf: Leaf) -> str:
@@ -642,7 +642,7 @@ def _type_lines(row: Row, cells: int) -> Iterator[Line]:
     yield from wrap_paragraph(_describe_role(leaf), cells, "dim")
 
 
-def _related_lines(look: BrowserListing, row: Row, cells: int) -> Iterator[Line]:
+def _related_lines(listing: BrowserListing, row: Row, cells: int) -> Iterator[Line]:
     """Give the names of a tensor and what belongs to it."""
     if not isinstance(row, TensorRow):
         return
@@ -653,8 +653,8 @@ def _related_lines(look: BrowserListing, row: Row, cells: int) -> Iterator[Line]
         yield from fact_lines("variable", leaf.name, cells)
     if row.of is not None:
         yield from fact_lines(f"{leaf.slot or 'slot'} of"[:8], row.of, cells)
-    for name in look.slots.get(row.path, ())[:_NAMES]:
-        slot = look.rows[name]
+    for name in listing.slots.get(row.path, ())[:_NAMES]:
+        slot = listing.rows[name]
         word = (slot.leaf.slot if isinstance(slot, TensorRow) else None) or "slot"
         yield from fact_lines(f"slot {word}"[:8], name, cells)
     for at, name in enumerate(row.aliases[:_NAMES]):
@@ -928,7 +928,7 @@ class ReaderThread:
         work = contextvars.copy_context().run
         threading.Thread(target=work, args=(self._work,), daemon=True, name="reader").start()
 
-    def ask(self, kind: Kind, job: Job) -> None:
+    def request(self, kind: Kind, job: Job) -> None:
         """Do the job as soon as may be; one of its kind that is not done yet is given up after its step."""
         with self._changed:
             self._jobs[kind] = job
@@ -1038,15 +1038,15 @@ def _walk_entries(root: ModuleSummary, sort: Sort) -> Iterator[Row | ModuleSumma
 _SHORTEST = 12
 
 
-def title_line(look: BrowserListing, comparison: ComparisonState | None, cells: int) -> Line:
+def title_line(listing: BrowserListing, comparison: ComparisonState | None, cells: int) -> Line:
     """Return the first line: what is shown, and in a few words of what kind it is."""
     if comparison is not None:
         state = f"  {comparison.state()} "
         room = max(_SHORTEST, (cells - len(state) - 5) // 2)
-        left, right = (fit_text(os.path.basename(each.checkpoint.path), room) for each in look.summaries)
+        left, right = (fit_text(os.path.basename(each.checkpoint.path), room) for each in listing.summaries)
         names = pad_text(f" {left} ↔ {right}", max(0, cells - len(state)))
         return TextPiece(names, "head"), TextPiece(state, "mark")
-    found = look.summaries[0]
+    found = listing.summaries[0]
     verdict = checkpoint.worst_verdict(found.checkpoint.asks)
     warning = "" if verdict == checkpoint.PLAIN else f" {verdict} "
     name = os.path.basename(os.path.normpath(found.checkpoint.path))

@@ -243,9 +243,9 @@ class GridPane(Widget, can_focus=True):
         self.table = max(0, min(table, self.grid.slices - 1))
         self.row = max(0, min(row, self.grid.rows - 1))
         self.column = max(0, min(column, self.grid.columns - 1))
-        self._top = _scroll_to(self._top, self.row, self.seen_rows)
-        self._left = _scroll_to(self._left, self.column, self.seen_columns)
-        self._ask()
+        self._top = _scroll_to(self._top, self.row, self.visible_rows)
+        self._left = _scroll_to(self._left, self.column, self.visible_columns)
+        self._request()
         self.post_message(self.CellCursorChanged())
         self.refresh()
 
@@ -260,12 +260,12 @@ class GridPane(Widget, can_focus=True):
         return max(4, len(f"{self._row_name(self.grid.rows - 1)}") + 1)
 
     @property
-    def seen_rows(self) -> int:
+    def visible_rows(self) -> int:
         """How many rows are on the screen."""
         return max(1, self.size.height - 1)
 
     @property
-    def seen_columns(self) -> int:
+    def visible_columns(self) -> int:
         """How many columns are on the screen."""
         return max(1, (self.size.width - self.label) // (self.width + 1))
 
@@ -275,7 +275,7 @@ class GridPane(Widget, can_focus=True):
 
     def action_page(self, by: int) -> None:
         """Move the cursor down a screen."""
-        self.action_move(by * self.seen_rows, 0)
+        self.action_move(by * self.visible_rows, 0)
 
     def action_corner(self, which: int) -> None:
         """Go to the first cell of the table, or to the last one."""
@@ -296,9 +296,9 @@ class GridPane(Widget, can_focus=True):
         """Keep the cursor on the screen."""
         self.go(self.table, self.row, self.column)
 
-    def _ask(self) -> None:
+    def _request(self) -> None:
         table, rows, columns = self._place
-        seen = self._seen(0)
+        seen = self._visible(0)
         if (
             self._cells is None
             or table != self.table
@@ -306,15 +306,15 @@ class GridPane(Widget, can_focus=True):
         ):
             self.post_message(self.CellsNeeded())
 
-    def _seen(self, more: int) -> tuple[range, range]:
+    def _visible(self, more: int) -> tuple[range, range]:
         return (
-            _visible_range(self._top, self.seen_rows, more, self.grid.rows),
-            _visible_range(self._left, self.seen_columns, more, self.grid.columns),
+            _visible_range(self._top, self.visible_rows, more, self.grid.rows),
+            _visible_range(self._left, self.visible_columns, more, self.grid.columns),
         )
 
-    def reading(self, tell: Callable[[Callable[[], None]], None]) -> Job:
+    def reading(self, post: Callable[[Callable[[], None]], None]) -> Job:
         """Read what is seen, and some more; `tell` the pane what was found, in its own thread."""
-        return self._read(self.block, self.table, *self._seen(_MORE), tell)
+        return self._read(self.block, self.table, *self._visible(_MORE), post)
 
     def _read(
         self,
@@ -322,15 +322,15 @@ class GridPane(Widget, can_focus=True):
         table: int,
         rows: range,
         columns: range,
-        tell: Callable[[Callable[[], None]], None],
+        post: Callable[[Callable[[], None]], None],
     ) -> Iterator[None]:
         try:
             found = block.read(self.grid, table, rows, columns)
         except CkpttoolError as error:
             said = describe_error(error)
-            tell(lambda: self._failed(block, said))
+            post(lambda: self._failed(block, said))
         else:
-            tell(lambda: self._take(block, (table, rows, columns), found))
+            post(lambda: self._take(block, (table, rows, columns), found))
         yield
 
     def _failed(self, block: CellSource, said: str) -> None:
@@ -359,7 +359,7 @@ class GridPane(Widget, can_focus=True):
         if self.error is not None:
             return paint_line((TextPiece(pad_text(self.error, cells) if y == 1 else "", "bad"),), cells)
         row = self._top + y - 1
-        columns = range(self._left, min(self._left + self.seen_columns, self.grid.columns))
+        columns = range(self._left, min(self._left + self.visible_columns, self.grid.columns))
         if y == 0:
             names = "".join(f" {column:>{self.width}}" for column in columns) if self.grid.shape else ""
             return paint_line((TextPiece(f"{'':{self.label}}{names}", "dim"),), cells)

@@ -65,7 +65,7 @@ class _CliCommand(_RichHelp, typer.core.TyperCommand):
 class CommandEntry(NamedTuple):
     """A command of the program: its module is imported when it is chosen.
 
-    `target` is `module:function` in this package.
+    `target` is `module:function`.
     """
 
     name: str
@@ -76,7 +76,7 @@ class CommandEntry(NamedTuple):
     def load(self) -> Callable[..., int]:
         """Import and return the function, whose signature has all its options."""
         module, _, function = self.target.partition(":")
-        return common.takes_panels(getattr(importlib.import_module(f"ckpttool.cli.{module}"), function))
+        return common.takes_panels(getattr(importlib.import_module(module), function))
 
     def listed(self) -> typer.core.TyperCommand:
         """Return what --help, completion and suggestions need of it."""
@@ -102,102 +102,104 @@ class CommandEntry(NamedTuple):
 COMMANDS = (
     CommandEntry(
         "inspect",
-        "inspect:inspect",
+        "ckpttool.cli.inspect:inspect",
         "Show the module tree, shapes, types, roles and layout.",
         "Examples: ckpttool inspect runs/ckpt-15000 --glob 'actor/**' --depth 2; "
         "ckpttool inspect agent.pt --graph agent.svg",
     ),
     CommandEntry(
         "digest",
-        "inspect:digest",
+        "ckpttool.cli.inspect:digest",
         "Print the sha256 of every tensor; verify checksums.",
         "Examples: ckpttool digest agent.pt --json > saved.json; ckpttool digest agent.pt --check saved.json",
     ),
     CommandEntry(
         "convert",
-        "convert:convert",
+        "ckpttool.cli.convert:convert",
         "Convert a checkpoint to another framework or library.",
         "Examples: ckpttool convert runs/ckpt-15000 agent.pt; ckpttool convert agent.pt ckpt-1 --to tf",
     ),
     CommandEntry(
         "verify",
-        "convert:verify",
+        "ckpttool.cli.convert:verify",
         "Compare what both checkpoints of one agent compute.",
         "Example: ckpttool verify runs/ckpt-15000 agent.pt",
     ),
     CommandEntry(
         "eval",
-        "evaluate:evaluate",
+        "ckpttool.cli.evaluate:evaluate",
         "Play agents and report their returns.",
         "Examples: ckpttool eval agent.pt --env Pendulum-v1 --episodes 100; "
         "ckpttool eval 'run/ckpt-*' --plot curve.png; ckpttool eval agent.pt --video agent.mp4",
     ),
     CommandEntry(
         "stats",
-        "inspect:stats",
+        "ckpttool.cli.inspect:stats",
         "Summarize values: range, mean, zeros, NaNs, dead units.",
         "Examples: ckpttool stats agent.pt; ckpttool stats runs/ckpt-15000 --depth 1",
     ),
     CommandEntry(
         "report",
-        "inspect:report",
+        "ckpttool.cli.inspect:report",
         "Write an HTML page about one checkpoint, or about two.",
         "Examples: ckpttool report agent.pt; "
         "ckpttool report runs/ckpt-2500 runs/ckpt-15000 --out change.html",
     ),
     CommandEntry(
         "doctor",
-        "inspect:doctor",
+        "ckpttool.cli.inspect:doctor",
         "Find problems in a checkpoint and suggest fixes.",
         "Example: ckpttool doctor downloaded.pt --env HalfCheetah-v5",
     ),
     CommandEntry(
         "check",
-        "inspect:check",
+        "ckpttool.cli.inspect:check",
         "Check many checkpoints for code, damage and NaNs.",
         "Examples: ckpttool check runs/; ckpttool check *.pt --shapes shapes.json; "
         "ckpttool check downloaded.pt --strict --no-numbers",
     ),
     CommandEntry(
         "textconv",
-        "inspect:textconv",
+        "ckpttool.cli.inspect:textconv",
         "Print a file as text for git diff.",
         "Example: ckpttool textconv agent.pt",
     ),
     CommandEntry(
         "browse",
-        "inspect:browse",
+        "ckpttool.cli.inspect:browse",
         "Browse a checkpoint in the terminal.",
         "Examples: ckpttool browse runs/ckpt-15000; ckpttool browse old.pt new.pt",
     ),
     CommandEntry(
         "diff",
-        "inspect:diff",
+        "ckpttool.cli.inspect:diff",
         "Compare the entries and values of two checkpoints.",
         "Examples: ckpttool diff old.pt new.pt; ckpttool diff runs/ckpt-15000 agent.pt --json",
     ),
     CommandEntry(
         "formats",
-        "inspect:formats",
+        "ckpttool.cli.inspect:formats",
         "List the formats that can be read and written.",
         "Example: ckpttool formats --json",
     ),
-    CommandEntry("layouts", "inspect:layouts", "List the agent layouts.", "Example: ckpttool layouts"),
+    CommandEntry(
+        "layouts", "ckpttool.cli.inspect:layouts", "List the agent layouts.", "Example: ckpttool layouts"
+    ),
     CommandEntry(
         "backends",
-        "inspect:backends",
+        "ckpttool.cli.inspect:backends",
         "List the backends that run networks.",
         "Example: ckpttool backends",
     ),
     CommandEntry(
         "limits",
-        "inspect:limits",
+        "ckpttool.cli.inspect:limits",
         "List the parser limits that --limit changes.",
         "Example: ckpttool --limit unpacked_ratio=1000 inspect old.npz",
     ),
     CommandEntry(
         "schema",
-        "inspect:schema",
+        "ckpttool.cli.inspect:schema",
         "List or print the JSON Schemas of what --json prints.",
         "Examples: ckpttool schema; ckpttool schema inspect > inspect.schema.json",
     ),

@@ -36,8 +36,7 @@ from typing import (
 
 import typer
 
-from ckpttool.core import filesystem, text, urls
-from ckpttool.core.atomic_write import Progress, ignore_progress
+from ckpttool.core import text, urls
 from ckpttool.core.errors import CkpttoolError, UsageError
 from ckpttool.core.text import clean, describe_error, shorten, truncate_text
 from ckpttool.version import __version__
@@ -53,6 +52,7 @@ if TYPE_CHECKING:
     from ckpttool.commands.stats import Diff, Stats
     from ckpttool.commands.sweep import Sweep
     from ckpttool.commands.verify import Verification
+    from ckpttool.core.atomic_write import Progress
     from ckpttool.core.plugins import Kind
 
 
@@ -853,6 +853,8 @@ class _DelayedBar:
 def show_progress(label: str, *, quiet: bool, unit: str | None = None) -> Iterator[Progress]:
     """Give a progress callback that draws a bar where a person watches; `unit` names what it counts."""
     if quiet or not is_stderr_terminal():
+        from ckpttool.core.atomic_write import ignore_progress
+
         yield ignore_progress
         return
     shown = _DelayedBar(label, unit)
@@ -868,15 +870,17 @@ def show_fetch_progress(*, quiet: bool) -> Iterator[None]:
     if quiet or not is_stderr_terminal():
         yield
         return
+    from ckpttool.core import filesystem
+
     shown: dict[str, _DelayedBar] = {}
 
-    def told(name: str, done: int, total: int) -> None:
+    def report(name: str, done: int, total: int) -> None:
         bar = shown.setdefault(name, _DelayedBar(f"fetch {shorten(clean(name), _NAME_LENGTH)}", None))
         bar(done, total)
         if done >= total:
             shown.pop(name).stop()
 
-    token = filesystem.watch.set(told)
+    token = filesystem.watch.set(report)
     try:
         yield
     finally:

@@ -280,7 +280,7 @@ class ComparisonOptions(OptionPanel, title="Comparison"):
 
     tolerance: Annotated[
         float | None,
-        typer.Option(metavar="ERROR", help="Largest error of B against float64. Default: see the docs."),
+        typer.Option(metavar="ERROR", help="Largest error of B against float64. Default: see above."),
     ] = None
     train_step: Annotated[
         bool, typer.Option("--train-step", help="Train both on and compare how the weights moved.")

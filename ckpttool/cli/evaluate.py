@@ -23,6 +23,8 @@ from ckpttool.cli.common import (
     show_progress,
     wrap_sentence,
 )
+from ckpttool.cli.tables import labeled_lines, merge_default_sentences
+from ckpttool.commands.inspect import ANY_UNIT, TITLES, UNITS, step_columns
 from ckpttool.core import sidecar, urls
 from ckpttool.core.errors import CkpttoolError, UsageError
 from ckpttool.core.text import clean, format_count
@@ -247,9 +249,9 @@ def evaluate(
 
 def _require_output(output: OutputOptions) -> str | None:
     """Raise unless the files can be written, before hours of playing; return where results are appended."""
-    from ckpttool.commands import evaluate, sweep
+    from ckpttool.commands import sweep
 
-    lines = None if output.out is None else evaluate.results_path(output.out)
+    lines = None if output.out is None else sweep.results_path(output.out)
     if output.out is not None and lines is None:
         sweep.require_new_result(output.out)
     if output.csv is not None:
@@ -287,21 +289,21 @@ def _print_results(
     quiet: bool,
 ) -> tuple[DisplayOutput, float | None]:
     """Print the results and write the files; return what was drawn, and the mean of runs together."""
-    from ckpttool.cli import plots, tables
-    from ckpttool.commands import algorithms, evaluate, inspect, sweep
+    from ckpttool.cli import plots
+    from ckpttool.commands import algorithms, sweep
 
     content = found.document()["evaluations"][0] if found.alone else found.document()
     told = report_comparison(compared, output, found)
     beside = algorithms.find_training_logs([each.checkpoint for each in found.evaluations])
     content |= {**told.document, **beside.document()}
-    if output.out is not None and evaluate.results_path(output.out) is None:
+    if output.out is not None and sweep.results_path(output.out) is None:
         sweep.save_document(output.out, common.render_document(content))
     if not as_json and found.scored:
-        notes = () if quiet else tables.labeled_lines("note", beside.notes)
+        notes = () if quiet else labeled_lines("note", beside.notes)
         common.print_text(
             "\n".join([render_sweep(found, quiet=quiet), *map(wrap_sentence, notes), *told.lines])
         )
-    unit = inspect.UNITS.get(found.step_from or "", inspect.ANY_UNIT)
+    unit = UNITS.get(found.step_from or "", ANY_UNIT)
     drawn = plots.PlotData(
         found.evaluations, found.curve, beside.curves, told.algorithms, told.comparison, unit
     )
@@ -426,8 +428,6 @@ def _add_algorithms(wanted: ComparedRuns, found: Sweep, told: ComparisonOutput) 
 
 
 def _algorithm_lines(title: str, one: Algorithm) -> list[str]:
-    from ckpttool.cli.tables import labeled_lines, merge_default_sentences
-
     count = len(one.runs)
     what = f"{count} training runs" if count > 1 else clean(one.runs[0].path)
     what += f", last {one.last} checkpoints of each" if one.last > 1 else ""
@@ -472,13 +472,10 @@ _STEPS = {
 
 def render_sweep(found: Sweep, *, quiet: bool) -> str:
     """Return one report, or a row per checkpoint when there are several, and which one is best."""
-    from ckpttool.cli.tables import labeled_lines
-    from ckpttool.commands import inspect
-
     every = found.evaluations
     if len(every) == 1:
         said = [*_note_lines(every[0]), *labeled_lines("note", found.notes)]
-        trained = _training_lines(inspect.step_columns(found.scored[0].counts))
+        trained = _training_lines(step_columns(found.scored[0].counts))
         return "\n".join(
             [*_evaluation_lines(every[0]), *trained, *([] if quiet else map(wrap_sentence, said))]
         )
@@ -490,22 +487,18 @@ def render_sweep(found: Sweep, *, quiet: bool) -> str:
 
 def _training_lines(counts: Mapping[str, int | None]) -> list[str]:
     """Return a line with what the checkpoint counts, each count by its name; none if it counts nothing."""
-    from ckpttool.commands import inspect
-
-    shown = [f"{inspect.TITLES[name]} {n:,}" for name, n in counts.items() if n is not None]
+    shown = [f"{TITLES[name]} {n:,}" for name, n in counts.items() if n is not None]
     return [f"trained  {', '.join(shown)}"] if shown else []
 
 
 def _table_lines(found: Sweep) -> list[str]:
-    from ckpttool.commands import inspect
-
     places = {place.checkpoint: place for place in found.ranking}
-    counts = [inspect.step_columns(each.counts) for each in found.scored]
-    shown = [name for name in inspect.TITLES if any(each[name] is not None for each in counts)]
+    counts = [step_columns(each.counts) for each in found.scored]
+    shown = [name for name in TITLES if any(each[name] is not None for each in counts)]
     if len(shown) > 1:
         # The names stand in the rows.
         shown = [name for name in shown if name != "in_name"]
-    rows = [("rank", *(inspect.TITLES[n] for n in shown), "mean", "95 % CI", "IQM", "behind")]
+    rows = [("rank", *(TITLES[n] for n in shown), "mean", "95 % CI", "IQM", "behind")]
     rows += [
         _table_row(each, places.get(each.evaluation.checkpoint), [own[name] for name in shown])
         for each, own in zip(found.scored, counts, strict=True)
@@ -555,8 +548,6 @@ def _verdict_lines(found: Sweep, best: BestCheckpoint) -> list[str]:
 
 def _remark_lines(found: Sweep) -> list[str]:
     """Return what was assumed and noted: once where it is the same for all."""
-    from ckpttool.cli.tables import labeled_lines
-
     every = found.evaluations
     said = [(each, line) for each in every for line in _note_lines(each)]
     common = [line for line, n in Counter(line for _, line in said).items() if n == len(every)]
@@ -638,8 +629,6 @@ def _interruption_note(one: Evaluation) -> str:
 
 
 def _note_lines(one: Evaluation) -> list[str]:
-    from ckpttool.cli.tables import labeled_lines
-
     return [
         *map(clean, sidecar.describe_entries(one.ledger)),
         *labeled_lines("assumed", one.assumed),

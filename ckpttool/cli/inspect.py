@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, cast, get_args
 
 import typer
 
-from ckpttool.cli import common
+from ckpttool.cli import common, tables
 from ckpttool.cli.common import (
     AgentOptions,
     AsJson,
@@ -25,16 +25,28 @@ from ckpttool.cli.common import (
     show_progress,
     wrap_sentence,
 )
+from ckpttool.cli.tables import TreeView
+from ckpttool.commands.inspect import (
+    TITLES,
+    CheckpointRow,
+    CheckpointSummary,
+    Sort,
+    format_command,
+    list_plugins,
+    list_schemas,
+    step_columns,
+    summary,
+)
+from ckpttool.commands.inspect import schema as read_schema
 from ckpttool.core import filesystem, urls
 from ckpttool.core import limits as parser_limits
+from ckpttool.core.checkpoint import PLAIN, worst_verdict
 from ckpttool.core.errors import CkpttoolError, UsageError, suggest_choice
 from ckpttool.core.text import clean, format_count, format_size
 
 if TYPE_CHECKING:
-    from ckpttool.cli.tables import TreeView
     from ckpttool.commands.check import CheckpointVerdict, CheckResult
     from ckpttool.commands.folder import CheckpointFolder
-    from ckpttool.commands.inspect import CheckpointRow, CheckpointSummary
     from ckpttool.report import HtmlReport
 
 
@@ -121,9 +133,6 @@ _SHOWN = 20
 
 def parse_view(tree: TreeOptions, *, names: bool, quiet: bool) -> TreeView:
     """Return how the tree is to be shown; raise UsageError for an unknown order."""
-    from ckpttool.cli.tables import TreeView
-    from ckpttool.commands.inspect import Sort
-
     _require_order(tree.sort, get_args(Sort))
     return TreeView(
         tree.keys, tree.aliases, tree.depth, cast(Sort, tree.sort), quiet, names, whole=tree.whole
@@ -137,8 +146,6 @@ def _require_order(order: str, orders: Sequence[str]) -> None:
 
 def load_listing(path: str, glob: str | None, layout: str | None) -> CheckpointSummary | CheckpointFolder:
     """Return what is at the path; folders are looked into only where there is one."""
-    from ckpttool.commands.inspect import summary
-
     with filesystem.read_session():
         if not filesystem.isdir(filesystem.resolve_path(path)):
             return summary(path, glob, layout)
@@ -152,7 +159,6 @@ def draw_modules(
 ) -> dict[str, Any]:
     """Draw the modules into a new file; return the JSON object that says what was drawn."""
     from ckpttool.cli import plots
-    from ckpttool.commands.inspect import CheckpointSummary
 
     if not isinstance(found, CheckpointSummary):
         raise UsageError("there is no one checkpoint to draw", file=found.path, hint=found.hint)
@@ -161,22 +167,16 @@ def draw_modules(
 
 def is_plain_data(found: CheckpointSummary | CheckpointFolder) -> bool:
     """Say whether loading the checkpoint asks for plain data only; raise UsageError where there is none."""
-    from ckpttool.commands.inspect import CheckpointSummary
-    from ckpttool.core import checkpoint as asked
-
     if not isinstance(found, CheckpointSummary):
         raise UsageError("there is no one checkpoint to judge", file=found.path, hint=found.hint)
     checkpoint = found.checkpoint
-    return asked.worst_verdict(checkpoint.asks) == asked.PLAIN and not checkpoint.unjudged
+    return worst_verdict(checkpoint.asks) == PLAIN and not checkpoint.unjudged
 
 
 def render_listing(
     found: CheckpointSummary | CheckpointFolder, view: TreeView, drawn: dict[str, Any] | None
 ) -> str:
     """Return what is printed."""
-    from ckpttool.cli.tables import render_tree
-    from ckpttool.commands.inspect import CheckpointSummary
-
     if not isinstance(found, CheckpointSummary):
         head = f"{clean(urls.display_url(found.path))}: {format_count(len(found.checkpoints), 'checkpoint')}"
         notes = [wrap_sentence(f"note: {clean(note)}") for note in (*found.notes, found.hint)]
@@ -186,7 +186,7 @@ def render_listing(
         lines = [f"{format_count(drawn['modules'], 'module')}, {format_count(drawn['edges'], 'edge')}"]
         lines += [wrap_sentence(f"note: {clean(note)}") for note in drawn["notes"]]
         return "\n".join([*([] if view.quiet else lines), f"wrote {clean(drawn['file'])}"])
-    tree = render_tree(found, view)
+    tree = tables.render_tree(found, view)
     if view.quiet or len(found.checkpoints) < 2:
         return tree
     return "\n".join([*_checkpoint_table(found.checkpoints, _SHOWN), "", tree])
@@ -194,14 +194,12 @@ def render_listing(
 
 def _checkpoint_table(listed: Sequence[CheckpointRow], most: int) -> list[str]:
     """Return a line for each of the last `most` checkpoints; the path comes last."""
-    from ckpttool.commands import inspect as training_step
-
     left_out = len(listed) - most
     lines = [f"and {left_out} earlier ones (--json lists all)"] if left_out > 0 else []
     shown = listed[max(0, left_out) :]
-    # The number after the last dash of a name; training_step finds one in other names, too.
-    counts = [{**training_step.step_columns(each.counts), "in_name": each.step} for each in shown]
-    titles = {n: t for n, t in training_step.TITLES.items() if any(own[n] is not None for own in counts)}
+    # The number after the last dash of a name; `counts` has one of other names, too.
+    counts = [{**step_columns(each.counts), "in_name": each.step} for each in shown]
+    titles = {n: t for n, t in TITLES.items() if any(own[n] is not None for own in counts)}
     widths = {n: max(len(t), *(len(_format_count(own[n])) for own in counts)) for n, t in titles.items()}
     head = "".join(f"{title:>{widths[name]}}  " for name, title in titles.items())
     lines.append(f"{head}{'size':>7}  {'time (UTC)':<16}  checkpoint")
@@ -238,8 +236,6 @@ def digest(
     if as_json:
         common.print_text(common.render_document(_digest_document(found, compared)))
     else:
-        from ckpttool.cli import tables
-
         common.print_text(tables.render_digest(found, compared, quiet=quiet))
         common.print_next_steps(common.after_digest, path, quiet=quiet)
     return 0 if compared is None or compared.equal else 1
@@ -290,8 +286,6 @@ def stats(
     if as_json:
         common.print_text(common.render_document(found.document()))
     else:
-        from ckpttool.cli import tables
-
         common.print_text(tables.render_stats(found, depth, sort, quiet=quiet))
         common.print_next_steps(common.after_stats, path, found, quiet=quiet)
     return 0 if found.finite else 1
@@ -348,8 +342,6 @@ def diff(
     if as_json:
         common.print_text(common.render_document(found.document()))
     else:
-        from ckpttool.cli import tables
-
         common.print_text(tables.render_diff(found, whole=options.whole, quiet=quiet))
         common.print_next_steps(common.after_diff, left, right, found, quiet=quiet)
     return 0 if found.identical else 1
@@ -393,8 +385,6 @@ def doctor(
     if as_json:
         common.print_text(common.render_document(found.document()))
     else:
-        from ckpttool.cli import tables
-
         common.print_text(tables.render_diagnosis(found, quiet=quiet))
         common.print_next_steps(common.after_doctor, path, found, quiet=quiet)
     return 1 if found.findings else 0
@@ -451,7 +441,7 @@ def report(
             path,
             other,
             out=options.out,
-            beside=pages.ReportInputs(tuple(options.evaluation or ()), options.conversion),
+            inputs=pages.ReportInputs(tuple(options.evaluation or ()), options.conversion),
             glob=options.glob,
             layout=options.layout,
             force=options.force,
@@ -519,10 +509,9 @@ def check(
     In a folder, every file is checked that is a checkpoint by its suffix or by its content.
     """
     from ckpttool.commands import check
-    from ckpttool.commands.check import read_shape_record
 
     try:
-        recorded = None if shapes is None else read_shape_record(shapes)
+        recorded = None if shapes is None else check.read_shape_record(shapes)
         wanted = check.CheckOptions(strict, not no_numbers, layout, recorded)
         with show_progress("check", quiet=quiet or as_json, unit="checkpoints") as moving:
             found = check.check(paths, wanted, moving)
@@ -611,8 +600,6 @@ def browse(
     Tensors are read when they are shown. ? lists the keys, q quits.
     """
     if as_json:
-        from ckpttool.commands.inspect import format_command
-
         raise UsageError(
             "browse shows a screen and has no document", hint=format_command("inspect", path, "--json")
         )
@@ -644,21 +631,15 @@ def limits(as_json: AsJson = False, quiet: Quiet = False) -> int:  # noqa: ARG00
     if as_json:
         common.print_text(common.render_document({"limits": parser_limits.document()}))
     else:
-        from ckpttool.cli import tables
-
         common.print_text(tables.render_limits(parser_limits.document()))
     return 0
 
 
 def _print_plugins(kind: Any, *, as_json: bool) -> int:
-    from ckpttool.commands.inspect import list_plugins
-
     found = list_plugins(kind)
     if as_json:
         common.print_text(common.render_document({kind: [row.document() for row in found]}))
     else:
-        from ckpttool.cli import tables
-
         common.print_text(tables.render_plugins(kind, found))
     return 0
 
@@ -677,20 +658,16 @@ def schema(
     quiet: Quiet = False,  # noqa: ARG001
 ) -> int:
     """List the JSON Schemas of what --json prints, or print one to check documents with."""
-    from ckpttool.commands import inspect
-
     if name is None:
-        rows = inspect.list_schemas()
+        rows = list_schemas()
         if as_json:
             common.print_text(common.render_document({"schemas": [row.document() for row in rows]}))
         else:
-            from ckpttool.cli import tables
-
             common.print_text(tables.render_schemas(rows))
         return 0
-    content = inspect.schema(name)
+    content = read_schema(name)
     if as_json:
-        (row,) = (row for row in inspect.list_schemas() if row.name == name)
+        (row,) = (row for row in list_schemas() if row.name == name)
         common.print_text(common.render_document({"schemas": [{**row.document(), "content": content}]}))
     else:
         common.print_text(json.dumps(content, indent=1))

@@ -21,11 +21,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from ckpttool.cli.common import terminal_width
-from ckpttool.commands.algorithms import TrainingCurve, curve_over_steps
-from ckpttool.commands.evaluate import Evaluation
 from ckpttool.commands.graph import ModuleEdge, ModuleGraph, ModuleNode, build_module_graph
 from ckpttool.commands.inspect import ANY_UNIT, CheckpointSummary, describe_module_kind
-from ckpttool.commands.sweep import LearningCurvePoint
 from ckpttool.core import search_paths
 from ckpttool.core.atomic_write import require_new, write_file
 from ckpttool.core.errors import CkpttoolError, MissingExtraError, UsageError
@@ -36,7 +33,14 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
     from matplotlib.gridspec import SubplotSpec
 
-    from ckpttool.commands.algorithms import Algorithm, AlgorithmComparison, AlgorithmCurvePoint
+    from ckpttool.commands.algorithms import (
+        Algorithm,
+        AlgorithmComparison,
+        AlgorithmCurvePoint,
+        TrainingCurve,
+    )
+    from ckpttool.commands.evaluate import Evaluation
+    from ckpttool.commands.sweep import LearningCurvePoint
 
 
 # A graph in Graphviz's language (https://graphviz.org/doc/info/lang.html), for those who want its layout.
@@ -705,6 +709,8 @@ def draw_algorithms(
 
     Intervals are those of the bootstrap over training runs (evaluation/statistics.py), as rliable draws them.
     """
+    from ckpttool.commands.algorithms import curve_over_steps
+
     curves = [curve_over_steps(each) for each in found]
     inner = place.subgridspec(1, 3, width_ratios=[1, 1, 1.5])
     names = algorithm_names(found)

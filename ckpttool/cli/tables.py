@@ -22,12 +22,16 @@ from ckpttool.cli.common import (
     wrap_sentence,
 )
 from ckpttool.commands.inspect import (
+    ModuleSummary,
     TensorRow,
     ValueRow,
     describe_module_kind,
+    format_audit,
     json_value,
     module_entries,
+    signature_lines,
     skip_wrapping_modules,
+    summarize_audit,
     user_given_names,
 )
 from ckpttool.core import sidecar, urls
@@ -38,7 +42,7 @@ from ckpttool.core.tree import Leaf, Record, ValueLeaf
 if TYPE_CHECKING:
     from ckpttool.commands.digest import Digest, DigestComparison
     from ckpttool.commands.doctor import Diagnosis
-    from ckpttool.commands.inspect import CheckpointSummary, ModuleSummary, PluginRow, SchemaRow, Sort
+    from ckpttool.commands.inspect import CheckpointSummary, PluginRow, SchemaRow, Sort
     from ckpttool.commands.network_outputs import Parity
     from ckpttool.commands.plan import ConversionResult
     from ckpttool.commands.stats import ChangedEntry, Diff, Entry, Moments, Stats
@@ -283,7 +287,8 @@ def _verification_verdict(found: Verification) -> str:
 
 def _training_table(found: TrainStepComparison) -> list[str]:
     """Return a row per network and moment: how far apart the two sides' updates are, for both float types."""
-    from ckpttool.commands.verify import BOUNDS, OWN_ERROR
+    from ckpttool.commands.network_outputs import OWN_ERROR
+    from ckpttool.commands.verify import BOUNDS
 
     keys = dict.fromkeys((each.name, each.step) for each in found.moved)
     by_type = {(each.name, each.step, each.dtype): each for each in found.moved}
@@ -530,16 +535,12 @@ _MANY, _FIRST, _MOST_VALUES, _MOST_TENSORS = 100, 20, 1000, 10_000
 
 def render_tree(found: CheckpointSummary, view: TreeView) -> str:
     """Return the tree with a header, what the format adds, and notes."""
-    from ckpttool.commands import inspect
-
     lines = list(_tree_lines(found.modules[0], view)) if found.modules else []
     body = align_columns(lines, terminal_width())
     if view.quiet:
         return "\n".join(body)
-    from ckpttool.commands.inspect import signature_lines
-
     said = signature_lines(found.checkpoint.details, terminal_width())
-    table = inspect.format_audit(found.checkpoint.asks) if view.names else []
+    table = format_audit(found.checkpoint.asks) if view.names else []
     parts = [
         _header_lines(found),
         body,
@@ -551,8 +552,6 @@ def render_tree(found: CheckpointSummary, view: TreeView) -> str:
 
 
 def _header_lines(found: CheckpointSummary) -> list[str]:
-    from ckpttool.commands import inspect
-
     checkpoint, totals = found.checkpoint, found.totals
     layout = found.layout or "none recognised"
     checks = "no checksums" if checkpoint.integrity == "none" else f"{checkpoint.integrity} checksums"
@@ -572,7 +571,7 @@ def _header_lines(found: CheckpointSummary) -> list[str]:
             f"  {role:<9}  {format_count(n, 'tensor'):>13}  {elements:>15,}  {format_size(nbytes):>7}"
             for role, n, elements, nbytes in rows
         ]
-    said = inspect.summarize_audit(checkpoint.asks)
+    said = summarize_audit(checkpoint.asks)
     return [*lines, wrap_sentence(said)] if said else lines
 
 
@@ -584,8 +583,6 @@ def _frozen_suffix(found: CheckpointSummary) -> str:
 
 
 def _tree_lines(root: ModuleSummary, view: TreeView) -> Iterator[ColumnLine]:
-    from ckpttool.commands.inspect import ModuleSummary
-
     waiting = [(0, name, entry) for name, entry in reversed(_visible_entries(root, view))]
     left = {TensorRow: _MOST_TENSORS, ValueRow: _MOST_VALUES}
     over = dict.fromkeys(left, 0)

@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from ckpttool.commands.folder import BESIDE, CheckpointEntry, expand_paths
+from ckpttool.commands.folder import BESIDE, CheckpointEntry, expand_paths, list_names
 from ckpttool.commands.inspect import natural_sort_key
 from ckpttool.commands.sweep import ScoredCheckpoint
 from ckpttool.core import filesystem, urls
@@ -362,7 +362,7 @@ def _find_event_folder(path: str) -> str | None:
         if filesystem.realpath(place) in shared or (elsewhere and filesystem.find_store(place) is None):
             return None
         # A folder's names say which others are there, which elsewhere is a request for each.
-        below = [name for name in BELOW if not elsewhere or name in _list_names(place)]
+        below = [name for name in BELOW if not elsewhere or name in list_names(place)]
         for candidate in (place, *(os.path.join(place, name) for name in below)):
             if any(_event_files(candidate)):
                 return candidate
@@ -371,16 +371,9 @@ def _find_event_folder(path: str) -> str | None:
 
 
 def _event_files(folder: str) -> Iterator[str]:
-    for name in _list_names(folder):
+    for name in list_names(folder):
         if name.startswith(protobuf.NAME) and filesystem.isfile(path := os.path.join(folder, name)):
             yield path
-
-
-def _list_names(folder: str) -> list[str]:
-    try:
-        return filesystem.listdir(folder)
-    except (OSError, CkpttoolError):
-        return []
 
 
 def _read_best_tag(folder: str) -> tuple[TrainingCurve | None, list[str]]:

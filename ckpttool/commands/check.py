@@ -12,7 +12,7 @@ import re
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import IO, Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 from urllib.parse import quote
 
 from ckpttool.commands import folder, inspect, stats
@@ -27,12 +27,11 @@ from ckpttool.commands.inspect import (
 from ckpttool.core import checkpoint as asked
 from ckpttool.core import filesystem, limits, plugins, text, urls
 from ckpttool.core.atomic_write import (
-    Output,
     Progress,
     WorkerThread,
     ignore_progress,
     is_hidden_name,
-    write_atomically,
+    write_file,
 )
 from ckpttool.core.checkpoint import Checkpoint, CodeReference
 from ckpttool.core.errors import (
@@ -743,11 +742,7 @@ def write_sarif(
     """
     _require_sarif(target)
     content = json.dumps(build_sarif(found, status, problem), indent=1, ensure_ascii=True).encode() + b"\n"
-
-    def put(stream: IO[bytes]) -> None:
-        stream.write(content)
-
-    write_atomically([Output(target, put)], force=True)
+    write_file(target, content, force=True)
 
 
 def _require_sarif(target: str) -> None:

@@ -7,7 +7,7 @@ import os
 import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import IO, Any, cast
+from typing import IO, Any
 
 from ckpttool.commands import evidence, plan, restore, save
 from ckpttool.commands.digest import Digest, DigestRecorder
@@ -22,6 +22,7 @@ from ckpttool.commands.options import (
     EXPORTS,
     ConversionOptions,
     ConversionRequest,
+    format_framework,
     infer_target_word,
     parse_request,
     parse_target_kind,
@@ -46,7 +47,6 @@ from ckpttool.core.checkpoint import Checkpoint, keep_network_reads
 from ckpttool.core.errors import CkpttoolError, UnsupportedError, UsageError
 from ckpttool.core.sidecar import LedgerEntries, Sidecar
 from ckpttool.core.tree import Path
-from ckpttool.formats.common import Format
 from ckpttool.formats.detect import note_other_shards, open_checkpoint
 
 # `convert`: map a checkpoint to another framework, write it, read it back, and leave a receipt.
@@ -201,8 +201,7 @@ def _loading_code(
     target: str, request: ConversionRequest, made: ConversionPlan, checkpoint: Checkpoint
 ) -> tuple[str, ...]:
     """Return the lines that load the target; its names are the source's unless a layout gave them."""
-    source = cast(Format, plugins.find("formats", checkpoint.format).load()).FRAMEWORK
-    foreign = made.binding is None and source == "tensorflow"
+    foreign = made.binding is None and format_framework(checkpoint.format) == "tensorflow"
     return format_loading_code(target, request.kind, made.tree, foreign=foreign)
 
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import contextlib
 import math
 import os
-import struct
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any, Literal, cast, get_args
 
 from ckpttool.commands import save
@@ -24,12 +24,21 @@ from ckpttool.commands.options import (
     read_optimizer_options,
 )
 from ckpttool.commands.plan import CONTAINERS, ConversionPlan, plan_conversion
-from ckpttool.commands.restore import FACTS, canonical_tree, read_verified_sidecar
-from ckpttool.commands.stats import By, ChangedEntry, DeclaredEntry, Diff, Entry, Sort, compare_leaves
+from ckpttool.commands.restore import FACTS, VerifiedSidecar, canonical_tree, read_any_sidecar
+from ckpttool.commands.stats import (
+    By,
+    ChangedEntry,
+    DeclaredEntry,
+    Diff,
+    Entry,
+    Sort,
+    compare_leaves,
+    round_to_float32,
+)
 from ckpttool.core import dtypes, plugins, urls
 from ckpttool.core.atomic_write import Progress, ignore_progress
 from ckpttool.core.checkpoint import Checkpoint
-from ckpttool.core.errors import ChecksumError, CkpttoolError, UsageError, is_system_error, suggest_choice
+from ckpttool.core.errors import CkpttoolError, UsageError, is_system_error, suggest_choice
 from ckpttool.core.sidecar import Sidecar
 from ckpttool.core.source import Shape
 from ckpttool.core.text import compile_glob, no_match_error
@@ -103,84 +112,28 @@ class Reconversion:
         return name in WRITERS or name.startswith(self.library)
 
 
-@dataclass(frozen=True, slots=True)
-class Receipt:
-    """The sidecar beside a checkpoint, and whether it belongs to these very weights.
-
-    `stale` says that the checkpoint was changed after the sidecar was written. `origin` is the digest of the
-    checkpoint that it was converted from, None where the sidecar names none.
-    """
-
-    sidecar: Sidecar | None = None
-    stale: bool = False
-
-    @property
-    def origin(self) -> str | None:
-        """The digest of the source of the conversion."""
-        source = self.sidecar.source if self.sidecar is not None else None
-        return str(source["sha256"]) if source and source.get("sha256") else None
-
-
-@dataclass(slots=True)
-class ReceiptPair:
-    """Two checkpoints with their receipts; digests are computed when a receipt names one."""
-
-    source: Checkpoint
-    target: Checkpoint
-    source_receipt: Receipt = field(default_factory=Receipt)
-    target_receipt: Receipt = field(default_factory=Receipt)
-    digests: dict[int, str] = field(default_factory=dict)
-    """of the checkpoints by their identity: a digest reads everything"""
-
-    @property
-    def linked(self) -> bool:
-        """Say whether the target's receipt names these very source weights."""
-        origin = self.target_receipt.origin
-        if origin is None:
-            return False
-        if id(self.source) not in self.digests:
-            self.digests[id(self.source)] = digest_checkpoint(self.source).sha256
-        return self.digests[id(self.source)] == origin
-
-    @property
-    def turned(self) -> ReceiptPair:
-        """The pair with source and target exchanged."""
-        return ReceiptPair(self.target, self.source, self.target_receipt, self.source_receipt, self.digests)
-
-
-def read_receipt(checkpoint: Checkpoint) -> Receipt:
-    """Return the sidecar beside the checkpoint, also one that was written for other weights."""
-    from ckpttool.core import sidecar
-
-    try:
-        return Receipt(read_verified_sidecar(checkpoint).sidecar)
-    except ChecksumError:
-        return Receipt(sidecar.load_sidecar(checkpoint.path), stale=True)
-
-
-def reconvert(pair: ReceiptPair, agent: RecognizedAgent | None, layout: str | None) -> Reconversion | None:
+def reconvert(source: DiffSide, target: DiffSide) -> Reconversion | None:
     """Return what the source's conversion into the target's form holds; None where there is no such one.
 
-    `agent` is that in the source, `layout` that of the agent in the target. Of several forms that the target
-    may have, the one is taken whose entries it has most. Where none fits, the rules of the target's receipt
-    are applied.
+    Of several forms that the target may have, the one is taken whose entries it has most. Where none fits,
+    the rules of the target's receipt are applied.
     """
-    linked = pair.linked
-    options = _options(pair.target_receipt.sidecar) if linked else {}
-    stored = set(pair.target.tree.names.values())
+    receipt = target.receipt.sidecar if target.is_converted_from(source) else None
+    stored = set(target.checkpoint.tree.names.values())
     found: list[tuple[int, int, Reconversion]] = []
-    for number, kind in enumerate(_target_kinds(pair.target, layout)):
-        if kind.agent and kind.layout != layout and any(shared >= len(stored) - 1 for shared, _, _ in found):
+    for number, kind in enumerate(_target_kinds(target.checkpoint, target.layout)):
+        other = kind.agent and kind.layout != target.layout
+        if other and any(shared >= len(stored) - 1 for shared, _, _ in found):
             break
         with _suppress_refusal():
-            made = _plan_reconversion(pair, agent, kind, options, linked=linked)
+            made = _plan_reconversion(source, target, kind, receipt)
             found.append((_count_shared(made, stored), -number, made))
     best = max(found, key=lambda each: each[:2], default=None)
     if best is not None and _names_match(best[0], best[2], stored):
         return best[2]
-    if linked and pair.target_receipt.sidecar is not None:
+    if receipt is not None:
         with _suppress_refusal():
-            made = _by_rules(pair, pair.target_receipt.sidecar)
+            made = _by_rules(source.checkpoint.tree, target.checkpoint.tree, receipt)
             if _names_match(_count_shared(made, stored), made, stored):
                 return made
     return None
@@ -229,15 +182,10 @@ def _options(receipt: Sidecar | None) -> Mapping[str, Any]:
 
 
 def _plan_reconversion(
-    pair: ReceiptPair,
-    agent: RecognizedAgent | None,
-    kind: TargetKind,
-    options: Mapping[str, Any],
-    *,
-    linked: bool,
+    source: DiffSide, target: DiffSide, kind: TargetKind, receipt: Sidecar | None
 ) -> Reconversion:
-    receipt = pair.target_receipt.sidecar if linked else None
-    known = _source_sidecar(pair.source_receipt, receipt)
+    options = _options(receipt)
+    known = _source_sidecar(source.receipt, receipt)
     stated = _optimizer_options_of(receipt)
     dropped_state = options.get("no_optimizers") is True
     request = parse_request(
@@ -260,17 +208,17 @@ def _plan_reconversion(
     )
     # A conversion back restores the source from its record, which is no evidence: it is planned.
     before = None if known is None else replace(known, undo=None)
-    made = plan_conversion(pair.source, request, before, agent)
+    made = plan_conversion(source.checkpoint, request, before, source.binding)
     writer = cast(WritingFormat, plugins.find("formats", kind.format).load())
     tree = save.with_stored_paths(writer, made.tree, kind.options)
     rules = made.report.mapped
     if options.get("cast") is True:
-        tree, rules = _round_tree(tree, pair.target.tree, rules)
+        tree, rules = _round_tree(tree, target.checkpoint.tree, rules)
     residue = frozenset(str(each.get("path")) for each in receipt.residue) if receipt is not None else ()
     unused = {made_name: path for path, made_name in made.names.items()}
     dropped = tuple(unused[name] for name in made.report.unused if name in unused)
     # Of a part, or of names without wrappers, the entries of the checkpoint itself.
-    own = {name: path for path, name in pair.source.tree.names.items()}
+    own = {name: path for path, name in source.checkpoint.tree.names.items()}
     stored = {path: own.get(name, path) for path, name in made.names.items()}
     return Reconversion(
         tree,
@@ -336,7 +284,7 @@ def _target_paths(made: ConversionPlan, tree: Tree) -> dict[Path, tuple[Path, ..
     return {source: tuple(dict.fromkeys(paths)) for source, paths in found.items()}
 
 
-def _source_sidecar(own: Receipt, receipt: Sidecar | None) -> Sidecar | None:
+def _source_sidecar(own: VerifiedSidecar, receipt: Sidecar | None) -> Sidecar | None:
     """Return the source's own sidecar with the facts that were given at the conversion."""
     known = None if own.stale else own.sidecar
     given = {
@@ -372,26 +320,26 @@ def _texts(value: object) -> tuple[str, ...]:
 # Through the rules that a receipt lists: for conversions by the user's own rules or model.
 
 
-def _by_rules(pair: ReceiptPair, receipt: Sidecar) -> Reconversion:
+def _by_rules(source: Tree, target: Tree, receipt: Sidecar) -> Reconversion:
     """Return what the receipt's rules make of the source; raise CkpttoolError where they do not fit it."""
-    sources = {name: path for path, name in pair.source.tree.names.items()}
-    targets = {name: path for path, name in pair.target.tree.names.items()}
+    sources = {name: path for path, name in source.names.items()}
+    targets = {name: path for path, name in target.names.items()}
     moves: list[Move] = []
     for line in receipt.rules:
-        source, target = sources.get(str(line.get("source"))), targets.get(str(line.get("target")))
+        path, there = sources.get(str(line.get("source"))), targets.get(str(line.get("target")))
         rule = _rule(str(line.get("rule")).removesuffix(_SHARED))
-        if source is not None and target is not None and rule is not None:
-            moves.append(Move(source, target, rule))
-    tree = apply_plan(pair.source.tree, Plan(tuple(moves)))
+        if path is not None and there is not None and rule is not None:
+            moves.append(Move(path, there, rule))
+    tree = apply_plan(source, Plan(tuple(moves)))
     places: dict[Path, list[Path]] = {}
     for move in moves:
         places.setdefault(move.source, []).append(move.target)
-    left = [path for path in pair.source.tree if path not in places]
+    left = [path for path in source if path not in places]
     residue = frozenset(str(each.get("path")) for each in receipt.residue)
-    accepted = frozenset(path for path in left if pair.source.tree.names[path] in residue)
+    accepted = frozenset(path for path in left if source.names[path] in residue)
     return Reconversion(
         tree,
-        {source: tuple(paths) for source, paths in places.items()},
+        {path: tuple(paths) for path, paths in places.items()},
         (),
         tuple(left),
         accepted,
@@ -425,12 +373,28 @@ _SIDES: tuple[Literal["left", "right"], ...] = ("left", "right")
 Placed = Mapping[str, tuple[Entry, Path]]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, eq=False)
 class DiffSide:
-    """One of the two, and the agent that a layout recognises in it."""
+    """One of the two, and the agent that a layout recognises in it; `given` is its sidecar, if known."""
 
     checkpoint: Checkpoint
     binding: RecognizedAgent | None
+    given: VerifiedSidecar | None = None
+
+    @cached_property
+    def receipt(self) -> VerifiedSidecar:
+        """The sidecar beside the checkpoint, also one of other weights."""
+        return read_any_sidecar(self.checkpoint) if self.given is None else self.given
+
+    @cached_property
+    def sha256(self) -> str:
+        """The digest of the checkpoint, for which everything is read."""
+        return self.receipt.sha256 or digest_checkpoint(self.checkpoint).sha256
+
+    def is_converted_from(self, source: DiffSide) -> bool:
+        """Say whether the receipt names the source's very weights."""
+        origin = self.receipt.origin
+        return origin is not None and source.sha256 == origin
 
     @property
     def layout(self) -> str | None:
@@ -595,8 +559,7 @@ def _is_conversion(first: DiffSide, second: DiffSide) -> bool:
     """Say whether the receipt of one of two names the other's weights, and their entries differ in form."""
     if _tensor_forms(first.checkpoint.tree) == _tensor_forms(second.checkpoint.tree):
         return False
-    pair = _pair_receipts((first, second))
-    return pair.linked or pair.turned.linked
+    return second.is_converted_from(first) or first.is_converted_from(second)
 
 
 def _tensor_forms(tree: Tree) -> dict[str, tuple[str, Shape] | None]:
@@ -606,22 +569,16 @@ def _tensor_forms(tree: Tree) -> dict[str, tuple[str, Shape] | None]:
     }
 
 
-def _pair_receipts(sides: tuple[DiffSide, DiffSide]) -> ReceiptPair:
-    one, other = (each.checkpoint for each in sides)
-    return ReceiptPair(one, other, read_receipt(one), read_receipt(other))
-
-
 def _reconvert_side(sides: tuple[DiffSide, DiffSide]) -> tuple[Reconversion, bool] | None:
     """Return the conversion of one side into the other's form, and whether it is the second one's.
 
     A receipt that names the other side decides which one is the source.
     """
     first, second = sides
-    pair = _pair_receipts(sides)
-    backwards = not pair.linked and pair.turned.linked
+    backwards = not second.is_converted_from(first) and first.is_converted_from(second)
     for turned in (backwards, not backwards):
         source, target = (second, first) if turned else (first, second)
-        made = reconvert(pair.turned if turned else pair, source.binding, target.layout)
+        made = reconvert(source, target)
         if made is not None:
             return made, turned
     return None
@@ -883,7 +840,7 @@ def _same_value(left: Entry, right: Entry, *, exact: bool) -> bool:
     if isinstance(first, float) and isinstance(second, float):
         if math.isnan(first) and math.isnan(second):
             return True
-        return not exact and _round_to_float32(first) == _round_to_float32(second)
+        return not exact and round_to_float32(first) == round_to_float32(second)
     return False
 
 
@@ -894,13 +851,6 @@ def _comparable_value(entry: Entry, *, exact: bool) -> Plain | tuple[str, Shape]
     if entry.shape or entry.dtype == "string":
         return (entry.dtype, entry.shape)
     return float(entry.array()) if not exact else (entry.dtype, entry.shape)
-
-
-def _round_to_float32(value: float) -> float:
-    try:
-        return float(struct.unpack("<f", struct.pack("<f", value))[0])
-    except OverflowError:
-        return value
 
 
 # A live model beside a checkpoint, entry by entry: by their names, or by what would fill the model.

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
-import fcntl
 import functools
 import hashlib
 import importlib.metadata
 import json
 import os
 import platform
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import IO, Any, cast, get_args
@@ -31,20 +29,16 @@ from ckpttool.commands.network_outputs import (
 )
 from ckpttool.commands.restore import Agent, restore_agent
 from ckpttool.core import plugins, sidecar, urls
-from ckpttool.core import text as documents
 from ckpttool.core.atomic_write import (
     Output,
     Progress,
     ignore_progress,
     require_new,
-    require_regular,
     write_atomically,
 )
 from ckpttool.core.errors import (
-    ChecksumError,
     CkpttoolError,
     EnvironmentMismatchError,
-    FormatError,
     UnsupportedError,
     UsageError,
     suggest_choice,
@@ -53,14 +47,13 @@ from ckpttool.core.sidecar import LedgerEntries
 from ckpttool.core.text import format_count
 from ckpttool.evaluation import environments, video, wrappers
 from ckpttool.evaluation.environments import ADAPTERS, POSITIONS, ZERO_FORCES, ObservationEvidence
-from ckpttool.evaluation.gymnasium_engine import OBS, Agreement, EnvSpec, VectorEnv
+from ckpttool.evaluation.gymnasium_engine import OBS, EnvSpec, VectorEnv
 from ckpttool.evaluation.rollout import ExplorationNoise, Rollout, RolloutSpec, Watch, rollouts
 from ckpttool.evaluation.simulators import DEVICE_ENGINE, HINT, is_factory
 from ckpttool.evaluation.statistics import SOURCE, ReturnStatistics, find_reference_scores, summarize
 from ckpttool.evaluation.video import Camera, CutError, Show
 from ckpttool.evaluation.wrappers import WrapperSpec
 from ckpttool.libraries.schema import AgentNetwork, PolicyEncoder
-from ckpttool.networks import network as serial
 from ckpttool.networks.build import Shapes, fits_observations, layer_widths, policy_network
 from ckpttool.networks.network import Backend, Dtype, Network, stack_networks
 from ckpttool.version import __version__
@@ -116,7 +109,7 @@ class Protocol:
 
     `num_envs` None means as many as there are episodes, up to 16. `engine` is what steps the environments,
     `noise` the deviation of exploration noise in half action ranges, None for the deterministic policy.
-    `adapter` is one of agents.envs.ADAPTERS, None for what the policy's size decides. `wrappers` are the
+    `adapter` is one of environments.ADAPTERS, None for what the policy's size decides. `wrappers` are the
     training's environment wrappers, as `TimeLimit:max_episode_steps=100`, the first one innermost; None for
     those that the agent's own files name.
     """
@@ -184,7 +177,7 @@ class Evaluation:
     notes: tuple[str, ...]
     stacked: int = 1
     surroundings: Mapping[str, Any] = field(default_factory=dict)
-    """what the environment was (see ops.fingerprint)"""
+    """what the environment was (see `collect_surroundings`)"""
 
     @property
     def assumed(self) -> tuple[str, ...]:
@@ -193,7 +186,7 @@ class Evaluation:
 
     @property
     def normalized(self) -> float | None:
-        """The mean as a normalised score, None where no reference is known (agents.reference_scores)."""
+        """The mean as a normalised score, None where no reference scores are known."""
         known = find_reference_scores(self.env)
         return None if known is None else known.normalized(self.statistics.mean)
 
@@ -275,7 +268,7 @@ class EvaluationEnvironment:
     trained: str | None = None
     """the environment that the agent's own files name"""
     wrappers: str = ""
-    """as envs.wrappers.written gives them"""
+    """as wrappers.serialize_wrappers writes them"""
     arguments: str = ""
     """what the environment is made with, as JSON"""
 
@@ -289,9 +282,7 @@ class EvaluationEnvironment:
         self, num_envs: int, engine: str = "auto", *, device: str = "cpu", pictures: bool = False
     ) -> VectorEnv:
         """Return that many environments; an id from a file may not import or name anything."""
-        return environments.make_vector_env(
-            self.env,
-            num_envs,
+        options = environments.VectorEnvOptions(
             trusted=self.trusted,
             kwargs=json.loads(self.arguments) if self.arguments else None,
             obs_dim=self.obs_dim,
@@ -302,6 +293,7 @@ class EvaluationEnvironment:
             device=device,
             pictures=pictures,
         )
+        return environments.make_vector_env(self.env, num_envs, options)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -460,9 +452,9 @@ def prepare_agent(agent: Agent, place: EvaluationEnvironment, how: Protocol, spe
     """Return the agent made ready for an environment; raise EnvironmentMismatchError if it does not fit."""
     part = _policy_part(agent, how.network)
     front = agent.front(part.title)
-    wiring, assumed = derive_network_settings(agent, _fit_bounds(agent, part, front, spec))
-    require_even_bounds(agent, wiring)
-    network = policy_network(agent.tree, part, wiring, front, spec.shapes)
+    settings, assumed = derive_network_settings(agent, _fit_bounds(agent, part, front, spec))
+    require_even_bounds(agent, settings)
+    network = policy_network(agent.tree, part, settings, front, spec.shapes)
     more = sidecar.assumption_entries("architecture", front.assumed) if front is not None else ()
     if place.adapter is not None and how.adapter is None:
         why = f"{ADAPTERS[place.adapter]}: the observation statistics show none in training"
@@ -491,7 +483,7 @@ def play_stacked(
 
     The rows of `vector` are divided among them, so that each has its episodes on the same seeds. After
     Ctrl-C those that finished no episode are left out. Raise UsageError where structures differ (see
-    agents.stacking.structure).
+    network.stack_structure).
     """
     backend = cast(Backend, plugins.find("backends", how.backend).load())
     policy = backend.build(stack_networks([entrant.network for entrant in entrants]), how.device)
@@ -834,191 +826,3 @@ class _FrameCounter:
             self.progress(self.done, self.total)
 
         return counted
-
-
-# Finished evaluations in a file, a line of JSON each, written as they come and taken up by a rerun.
-#
-# Each line carries the sha256 of its own content. A line that was changed afterwards is refused; one without
-# a digest, from an earlier version, is not taken up: its checkpoint is played again.
-
-SUFFIX = ".jsonl"
-NAME = f"evaluations{SUFFIX}"
-SCHEMA = 1
-# A line is a few kilobytes for a hundred episodes; nobody's evaluations fill this.
-LIMIT = 1 << 30
-
-
-def results_path(out: str) -> str | None:
-    """Return the file of lines that an `--out` means, or None if it means one document."""
-    if os.path.isdir(out):
-        return os.path.join(out, NAME)
-    return out if out.endswith(SUFFIX) else None
-
-
-def hash_policy(network: Network) -> str:
-    """Return the sha256 of a finished policy: its graph, weights, statistics and action bounds."""
-    arrays: dict[str, np.ndarray] = {}
-    found = hashlib.sha256(json.dumps(serial.network_to_document(network, arrays), sort_keys=True).encode())
-    for name, array in sorted(arrays.items()):
-        found.update(f"{name} {array.dtype.str} {array.shape}".encode())
-        found.update(array.tobytes())
-    return found.hexdigest()
-
-
-def evaluation_key(policy: str, env: str, how: Protocol, versions: Mapping[str, str]) -> str:
-    """Return what a result is known by: sha256 of policy, environment, protocol and all versions."""
-    protocol = {**dataclasses.asdict(how), "num_envs": how.at_once}
-    facts = {"policy": policy, "env": env, "protocol": protocol, "versions": dict(versions)}
-    return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
-
-
-def parse_evaluation(document: Mapping[str, Any], how: Protocol) -> Evaluation:
-    """Return the evaluation of a document that `Evaluation.document` made of one under that protocol."""
-    played = document["protocol"]
-    returns = np.array([float(value) for value in document["returns"]])
-    rollout = Rollout(
-        returns=returns,
-        lengths=np.array(document["lengths"], np.int64),
-        terminated=np.array(document["terminated"], np.bool_),
-        truncated=np.array(document["truncated"], np.bool_),
-        seeds=np.array(played["seeds"], np.int64),
-        episodes=int(played["episodes"]),
-        num_envs=int(played["num_envs"]),
-        steps=int(document["steps"]),
-        seconds=float(document["seconds"]),
-        clipped=int(document["clipped_actions"]),
-        engine=str(played["engine"]),
-        agreement=Agreement.read(document.get("agreement")),
-        interrupted=bool(document["interrupted"]),
-    )
-    return Evaluation(
-        checkpoint=str(document["checkpoint"]),
-        env=str(document["env"]),
-        protocol=how,
-        device=str(played["device"]),
-        versions=dict(document["versions"]),
-        rollout=rollout,
-        statistics=summarize(returns),
-        ledger=sidecar.parse_entries(document["ledger"]),
-        notes=tuple(document["notes"]),
-        stacked=int(played["stacked"]),
-        surroundings=dict(document["environment"]),
-    )
-
-
-class ResultsFile:
-    """The lines of one file by their keys; a line that a crash cut short is dropped.
-
-    Raise FormatError if the file holds anything else than our lines, UsageError if another evaluation has
-    it open. It is left by `with`.
-    """
-
-    def __init__(self, path: str) -> None:
-        self.path = path
-        require_regular(path)
-        try:
-            self._file: IO[bytes] = open(path, "a+b")  # noqa: SIM115 - closed by __exit__
-        except OSError as error:
-            raise UsageError(f"the results cannot be written: {error.strerror}", file=path) from None
-        try:
-            self._lock()
-            self._known = self._read()
-        except BaseException:
-            self._file.close()
-            raise
-
-    def __enter__(self) -> ResultsFile:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._file.close()
-
-    def find(self, key: str, how: Protocol) -> Evaluation | None:
-        """Return the evaluation of that key; raise FormatError if its line is incomplete."""
-        document = self._known.get(key)
-        if document is None:
-            return None
-        try:
-            return parse_evaluation(document, how)
-        except (KeyError, TypeError, ValueError) as error:
-            raise FormatError(f"an evaluation is incomplete: {error!r}", file=self.path) from None
-
-    def add(self, finished: Sequence[tuple[str, Mapping[str, int], Evaluation]]) -> None:
-        """Append what has a new key, and have it on the disk when this returns.
-
-        Each comes with its key and with what its counters and its name say of its training's step.
-        """
-        lines = []
-        for key, steps, evaluation in finished:
-            if key not in self._known:
-                self._known[key] = {**_line_head(key, steps), **evaluation.document()}
-                lines.append(_encode_line(self._known[key]))
-        if lines:
-            self._file.write(b"".join(lines))
-            self._file.flush()
-            os.fsync(self._file.fileno())
-
-    def _lock(self) -> None:
-        try:
-            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            raise UsageError("another evaluation is writing these results", file=self.path) from None
-
-    def _read(self) -> dict[str, dict[str, Any]]:
-        if (size := os.fstat(self._file.fileno()).st_size) > LIMIT:
-            raise UsageError(
-                f"the file of results has {size:,} bytes", file=self.path, hint="take another name"
-            )
-        self._file.seek(0)
-        data = self._file.read()
-        whole = data.rfind(b"\n") + 1
-        if whole < len(data) and not _is_torn_line(data[whole:]):
-            raise FormatError("this is no file of evaluations", file=self.path, hint="take another name")
-        found = dict(self._lines(data[:whole]))
-        self._file.truncate(whole)
-        return found
-
-    def _lines(self, data: bytes) -> Iterator[tuple[str, dict[str, Any]]]:
-        for number, text in enumerate(data.splitlines(), 1):
-            document: dict[str, Any] = {}
-            with contextlib.suppress(FormatError):
-                document = dict(documents.parse_json(text, "a result"))
-            if document.get("schema") != SCHEMA or not isinstance(document.get("key"), str):
-                raise FormatError(
-                    f"line {number} is no evaluation", file=self.path, hint="--out takes a file of its own"
-                )
-            # A line without a digest may hold anything: it is played again.
-            if document.get("sha256") is not None:
-                self._require_unchanged(document, number)
-                yield document["key"], document
-
-    def _require_unchanged(self, document: Mapping[str, Any], number: int) -> None:
-        found = _hash_line(document)
-        if document["sha256"] != found:
-            raise ChecksumError(
-                f"line {number} was changed after it was written",
-                file=self.path,
-                expected=f"content of sha256 {str(document['sha256'])[:12]}",
-                found=found[:12],
-                hint="remove the line: the checkpoint is played again",
-            )
-
-
-def _hash_line(document: Mapping[str, Any]) -> str:
-    """Return the sha256 of a line's content, its own digest apart."""
-    content = {name: value for name, value in document.items() if name != "sha256"}
-    return hashlib.sha256(json.dumps(content, sort_keys=True, allow_nan=False).encode()).hexdigest()
-
-
-def _line_head(key: str, steps: Mapping[str, int]) -> dict[str, Any]:
-    return {"schema": SCHEMA, "tool": f"ckpttool {__version__}", "key": key, "steps_told": dict(steps)}
-
-
-def _encode_line(document: Mapping[str, Any]) -> bytes:
-    plain = documents.replace_nonfinite(dict(document))
-    return json.dumps({**plain, "sha256": _hash_line(plain)}, allow_nan=False).encode() + b"\n"
-
-
-def _is_torn_line(torn: bytes) -> bool:
-    begins = b'{"schema":'
-    return torn.startswith(begins) or begins.startswith(torn)

@@ -47,7 +47,7 @@ class AgentFacts:
 
     Args:
         activations: after the hidden layers; one name, or one for each hidden layer.
-        head: how the last layer becomes an action (agents.components.HEADS).
+        head: how the last layer becomes an action (networks.build.HEADS).
         action_low: lower bound of each action, or one number for all.
         action_high: upper bound of each action, or one number for all.
         obs_norm: a file with statistics of the observations, or `mean`, `var` and perhaps `epsilon`, `clip`.
@@ -413,8 +413,6 @@ _SETTINGS_WORDS = re.compile(
 _SETTINGS_FILE = re.compile(r"(.+)\.(ya?ml|json|toml|txt|gin)", re.IGNORECASE)
 _NAMESPACE = re.compile(r"""(\w+)=('[^']*'|"[^"]*"|[^,()\[\]]+)""")
 _WORDS = re.compile(r"[^._\-\s]+")
-# Other names of the functions of agents.network.ActivationName.
-_ACTIVATIONS = {"swish": "silu", "leakyrelu": "leaky_relu", "identity": "linear", "none": "linear"}
 # Functions that are no ActivationName: a network with one of them computes something else.
 _FOREIGN = frozenset(
     {"mish", "selu", "celu", "hardswish", "hardsigmoid", "hardtanh", "softsign", "relu6", "prelu", "rrelu"}
@@ -916,7 +914,7 @@ def _activation_name(value: Plain) -> str | None:
         return None
     text = value.name if isinstance(value, Record) else value
     last = re.sub(r"\W+$", "", text.strip()).rpartition(".")[2].strip("'\">() ").lower()
-    name = _ACTIVATIONS.get(last, last)
+    name = _ACTIVATION_SYNONYMS.get(last, last)
     return name if name in get_args(ActivationName) or name.replace("_", "") in _FOREIGN else None
 
 

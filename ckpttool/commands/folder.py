@@ -433,3 +433,11 @@ def _resolve_named(path: str) -> CheckpointEntry:
     except CkpttoolError:
         return CheckpointEntry(path, named=True)  # opening it will say what is wrong
     return CheckpointEntry(found.location, named=True, found=found)
+
+
+def list_names(folder: str) -> list[str]:
+    """Return the names in a folder; none of one that cannot be listed."""
+    try:
+        return filesystem.listdir(folder)
+    except (OSError, CkpttoolError):
+        return []

@@ -12,7 +12,7 @@ import re
 import shlex
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from ckpttool.commands import options, restore
 from ckpttool.commands.restore import canonical_tree
@@ -28,6 +28,7 @@ from ckpttool.libraries.optimizers_read import (
     OTHERS,
     POWERS,
     WITHOUT,
+    CanonicalOptimizer,
     make_unconverted_note,
 )
 from ckpttool.libraries.optimizers_write import BoundOptimizer, bind_torch_optimizers, list_torch_optimizers
@@ -103,8 +104,7 @@ def to_tensorflow(
     raise UsageError for one that the checkpoint contradicts or has no optimizer for.
     """
     plain, sources, notes = _as_state_dicts(tree, strip=strip)
-    about = wrappers.describe_modules(tree)
-    described = {path: about[source] for path, source in sources.items() if source in about}
+    described = describe_sources(tree, sources)
     made = _TensorFlowPlanner(plain, given, _OptimizerSettings(told, stated), described, file=file).plan()
     taken = set(sources.values())
     left = tuple(path for path in tree if path not in taken)
@@ -176,12 +176,8 @@ def has_older_optimizer(tree: Tree) -> bool:
 
 def _as_state_dicts(tree: Tree, *, strip: bool) -> tuple[Tree, dict[Path, Path], tuple[str, ...]]:
     """Return the tree with whole modules as state_dicts and plain names, and each path's source."""
-    sources = {path: path for path in tree}
-    found = wrappers.plan_state_dicts(tree)
+    tree, sources = read_state_dicts(tree)
     notes: list[str] = []
-    if found is not None:
-        sources = {move.target: move.source for move in found.moves}
-        tree = _rename_tree(tree, sources, found)
     bare = wrappers.strip_prefixes(tree) if strip else None
     if bare is not None:
         places = {old: new for new, old in bare.moves.items()}
@@ -197,11 +193,22 @@ def _as_state_dicts(tree: Tree, *, strip: bool) -> tuple[Tree, dict[Path, Path],
     return tree, sources, tuple(notes)
 
 
-def _rename_tree(tree: Tree, sources: Mapping[Path, Path], plan: Plan) -> Tree:
+def read_state_dicts(tree: Tree) -> tuple[Tree, dict[Path, Path]]:
+    """Return the tree with whole modules as their state_dicts, and the source of each path."""
+    found = wrappers.plan_state_dicts(tree)
+    if found is None:
+        return tree, {path: path for path in tree}
+    sources = {move.target: move.source for move in found.moves}
     places = {old: new for new, old in sources.items()}
     leaves = {new: _remap_owner(tree[old], places) for new, old in sources.items()}
-    aliases = {path: tuple(map(Alias, others)) for path, others in plan.aliases.items()}
-    return Tree(leaves, aliases, plan.containers)
+    aliases = {path: tuple(map(Alias, others)) for path, others in found.aliases.items()}
+    return Tree(leaves, aliases, found.containers), sources
+
+
+def describe_sources(tree: Tree, sources: Mapping[Path, Path]) -> dict[Path, ModuleInfo]:
+    """Return what a file records of the whole module that each tensor comes from."""
+    about = wrappers.describe_modules(tree)
+    return {path: about[source] for path, source in sources.items() if source in about}
 
 
 def _remap_owner(leaf: Leaf | ValueLeaf, places: Mapping[Path, Path]) -> Leaf | ValueLeaf:
@@ -515,28 +522,9 @@ class _TensorFlowPlanner:
         paths: Mapping[Name, Path],
         top: Path,
     ) -> Plan:
-        trained = self._trained(state)
-        weights: list[Move] = []
-        rules: dict[Path, list[Rule]] = {}
-        targets: set[Path] = set()
-        firsts: dict[Path, Path] = {}
-        twice: dict[Path, Path] = {}
-        for source, name, rule in rows:
-            if source not in trained:
-                continue
-            parts = [step for step in rule_steps(rule) if not isinstance(step, SumTerm)]
-            alone, known = chain_rules(*parts), rules.setdefault(source, [])
-            if alone in known:
-                continue  # a layer that has several names is one in Keras, with one moment
-            if len(parts) < len(rule_steps(rule)) and paths[name] in targets:
-                twice[source] = paths[name]
-                continue
-            known.append(alone)
-            targets.add(paths[name])
-            firsts.setdefault(paths[name], source)
-            weights.append(Move(self.canonical[source], paths[name], alone))
+        weights, twice = self._weights(state, rows, paths)
         title = display(top)
-        equal = frozenset(self._repeated(state, {source: firsts[at] for source, at in twice.items()}))
+        equal = frozenset(self._repeated(state, {source: first for source, (_, first) in twice.items()}))
         state = state._replace(moves=_drop_repeated_slots(state.moves, equal))
         told = self.told.of(state.name, title)
         variable = f"adam_{number}" if number else "adam"
@@ -544,7 +532,7 @@ class _TensorFlowPlanner:
         def write(agent: Tree) -> Plan:
             self.told.require_free(state.name, agent)
             made = optimizers_write.KerasOptimizerWriter(
-                state.name, variable, weights, agent, top, told, state.moves.defaults
+                CanonicalOptimizer(state.name, agent, told, state.moves.defaults), variable, weights, top
             ).plan()
             extra = tuple(self._unread(agent, made, state.name))
             said = optimizers_write.list_epsilon_notes(agent, "torch", "tensorflow", (state.name,))
@@ -552,34 +540,68 @@ class _TensorFlowPlanner:
             return replace(made, kept=extra, notes=(*made.notes, *said), told=own)
 
         plan = _state_plan(self.tree, state, self.canonical, write)
-        left = {path for path in equal if path in (state.moves.of or {})}
-        open_ = {
-            source for slot, source in (state.moves.of or {}).items() if source in twice and slot not in left
-        }
-        biases = [display(twice[source]) for source in twice if source not in open_]
+        biases = {source: target for source, (target, _) in twice.items()}
+        notes = (*self._bias_notes(title, state, biases, equal), *self._state_notes(title, state, rows))
+        return replace(plan, notes=(*plan.notes, *notes))
+
+    def _weights(
+        self, state: BoundOptimizer, rows: Sequence[tuple[Path, Name, Rule]], paths: Mapping[Name, Path]
+    ) -> tuple[list[Move], dict[Path, tuple[Path, Path]]]:
+        """Return the moves of what is trained, and each second bias with its target and the first one."""
+        trained = self._trained(state)
+        weights: list[Move] = []
+        rules: dict[Path, list[Rule]] = {}
+        firsts: dict[Path, Path] = {}
+        twice: dict[Path, tuple[Path, Path]] = {}
+        for source, name, rule in rows:
+            if source not in trained:
+                continue
+            parts = [step for step in rule_steps(rule) if not isinstance(step, SumTerm)]
+            alone, known, target = chain_rules(*parts), rules.setdefault(source, []), paths[name]
+            if alone in known:
+                continue  # a layer that has several names is one in Keras, with one moment
+            if len(parts) < len(rule_steps(rule)) and target in firsts:
+                twice[source] = target, firsts[target]
+                continue
+            known.append(alone)
+            firsts.setdefault(target, source)
+            weights.append(Move(self.canonical[source], target, alone))
+        return weights, twice
+
+    def _bias_notes(
+        self, title: str, state: BoundOptimizer, twice: Mapping[Path, Path], equal: Collection[Path]
+    ) -> Iterator[str]:
+        """Yield notes on pairs of biases that become one: `twice` are the second ones with their targets."""
+        owners = state.moves.of or {}
+        left = {path for path in equal if path in owners}
+        open_ = {source for slot, source in owners.items() if source in twice and slot not in left}
+        biases = [display(target) for source, target in twice.items() if source not in open_]
         apart = [display(twice[source]) for source in open_]
-        sums = (
-            f"{title}: PyTorch trains two biases with equal moments and Keras their sum, {abbreviate_list(biases, 2)}, "  # noqa: E501
-            "which has these moments: from here it moves half as fast"
-        )
-        unequal = (
-            f"{title}: PyTorch trains two biases with moments of their own and Keras their sum, "
-            f"{abbreviate_list(apart, 2)}: --part {self._network(state)} converts the network alone, --allow-missing "  # noqa: E501
-            "takes the moments of bias_ih"
-        )
+        if biases:
+            yield (
+                f"{title}: PyTorch trains two biases with equal moments and Keras their sum, "
+                f"{abbreviate_list(biases, 2)}, which has these moments: from here it moves half as fast"
+            )
+        if apart:
+            yield (
+                f"{title}: PyTorch trains two biases with moments of their own and Keras their sum, "
+                f"{abbreviate_list(apart, 2)}: --part {self._network(state)} converts the network alone, "
+                "--allow-missing takes the moments of bias_ih"
+            )
+
+    def _state_notes(
+        self, title: str, state: BoundOptimizer, rows: Sequence[tuple[Path, Name, Rule]]
+    ) -> Iterator[str]:
+        """Yield notes on weights without state, and on embeddings."""
+        trained = self._trained(state)
         frozen = [self.tree.names[path] for path in state.weights if path not in trained]
-        without = f"{title} has no state for {abbreviate_list(frozen, 3)}: build Keras's optimizer without what these become"  # noqa: E501
-        rows_read = any(name[-1] == "embeddings" for source, name, _ in rows if source in trained)
-        return replace(
-            plan,
-            notes=(
-                *plan.notes,
-                *((sums,) if biases else ()),
-                *((unequal,) if apart else ()),
-                *((without,) if frozen else ()),
-                *((f"{title}: {_SPARSE}",) if rows_read else ()),
-            ),
-        )
+        if frozen:
+            yield (
+                f"{title} has no state for {abbreviate_list(frozen, 3)}: "
+                "build Keras's optimizer without what these become"
+            )
+        if any(name[-1] == "embeddings" for source, name, _ in rows if source in trained):
+            yield f"{title}: {_SPARSE}"
 
     def _repeated(self, state: BoundOptimizer, twins: Mapping[Path, Path]) -> Iterator[Path]:
         """Go through the slots of second biases that equal those of the first.
@@ -833,10 +855,14 @@ class _TorchPlanner:
             return agent
         return Tree({**agent, path: replace(leaf, name=f"{cls}/iteration")}, agent.aliases, agent.containers)
 
+    def _configuration(self, top: Path) -> Mapping[str, Any]:
+        """Return the optimizer's configuration in the file, {} without one."""
+        held = self.tree.containers.get(top)
+        return held.state if held is not None and isinstance(held.state, dict) else {}
+
     def _clipped(self, top: Path, title: str) -> Iterator[str]:
         """Yield a note for each setting that changes updates and that PyTorch has outside of optimizers."""
-        held = self.tree.containers.get(top)
-        state = held.state if held is not None and isinstance(held.state, dict) else {}
+        state = self._configuration(top)
         for name in ("clipnorm", "global_clipnorm", "clipvalue"):
             if state.get(name) is not None:
                 yield (
@@ -846,15 +872,13 @@ class _TorchPlanner:
 
     def _first_rate(self, top: Path) -> dict[str, float | bool | str | None]:
         """Return the first learning rate of a schedule in the optimizer's configuration."""
-        held = self.tree.containers.get(top)
-        state = held.state if held is not None and isinstance(held.state, dict) else {}
+        state = self._configuration(top)
         first = state.get("learning_rate_initial")
         return {"learning_rate": first} if isinstance(first, float) else {}
 
     def _scheduled(self, top: Path, title: str) -> Iterator[str]:
         """Yield a note on a learning rate that a schedule of the program computes."""
-        held = self.tree.containers.get(top)
-        state = held.state if held is not None and isinstance(held.state, dict) else {}
+        state = self._configuration(top)
         if isinstance(state.get("learning_rate"), str):
             yield (
                 f"{title}: the schedule {state['learning_rate']} computes its learning rate: make PyTorch's "
@@ -863,8 +887,7 @@ class _TorchPlanner:
 
     def _configured(self, top: Path) -> dict[str, float | bool | str | None]:
         """Return the settings that the optimizer's configuration in the file holds."""
-        held = self.tree.containers.get(top)
-        state = held.state if held is not None and isinstance(held.state, dict) else {}
+        state = self._configuration(top)
         found: dict[str, float | bool | str | None] = {
             name: value
             for name, value in state.items()
@@ -875,7 +898,32 @@ class _TorchPlanner:
         return found
 
     def _state(self, state: BoundOptimizer, paths: Mapping[Name, Path], place: Path) -> Plan:
-        trained = frozenset(state.weights)
+        weights, more, doubled = self._weights(state, paths)
+        told = {**self._first_rate(state.top), **self._configured(state.top), **self.told.of(state.name)}
+
+        def write(agent: Tree) -> Plan:
+            self.told.require_free(state.name, agent)
+            agent = self._named(agent, state)
+            made = optimizers_write.TorchOptimizerWriter(
+                state.name, weights, agent, told, state.moves.defaults
+            ).plan(place)
+            said = optimizers_write.list_epsilon_notes(agent, "tensorflow", "torch", (state.name,))
+            return replace(made, notes=(*made.notes, *said))
+
+        plan = _state_plan(self.tree, state, self.canonical, write, more)
+        sums = (
+            f"{state.name}: PyTorch trains {abbreviate_list(doubled, 2)} beside bias_ih and Keras the sum of "
+            "the two biases: both get its moments, and from here the sum moves twice as fast"
+        )
+        rows_read = any(str(path[-1].value).lstrip("_") == "embeddings" for path in state.weights)
+        notes = (*((sums,) if doubled else ()), *((f"{state.name}: {_SPARSE}",) if rows_read else ()))
+        return replace(plan, notes=(*plan.notes, *notes))
+
+    def _weights(
+        self, state: BoundOptimizer, paths: Mapping[Name, Path]
+    ) -> tuple[list[Move], list[Move], list[str]]:
+        """Return the moves of what an optimizer trains, those that make second biases, and their names."""
+        trained, owners = frozenset(state.weights), state.moves.of or {}
         weights: list[Move] = []
         more: list[Move] = []
         doubled: list[str] = []
@@ -892,29 +940,11 @@ class _TorchPlanner:
                     more += [
                         replace(move, target=(*move.target, attr("second")))
                         for move in state.moves.moves
-                        if (state.moves.of or {}).get(move.source) == source
+                        if owners.get(move.source) == source
                     ]
                     weights.append(Move(own, paths[twin], rule))
                     doubled.append(".".join(twin))
-        told = {**self._first_rate(state.top), **self._configured(state.top), **self.told.of(state.name)}
-
-        def write(agent: Tree) -> Plan:
-            self.told.require_free(state.name, agent)
-            agent = self._named(agent, state)
-            made = optimizers_write.TorchOptimizerWriter(
-                state.name, weights, agent, told, state.moves.defaults
-            ).plan(place)
-            said = optimizers_write.list_epsilon_notes(agent, "tensorflow", "torch", (state.name,))
-            return replace(made, notes=(*made.notes, *said))
-
-        plan = _state_plan(self.tree, state, self.canonical, write, more)
-        sums = (
-            f"{state.name}: PyTorch trains {abbreviate_list(doubled, 2)} beside bias_ih and Keras the sum of the two "  # noqa: E501
-            "biases: both get its moments, and from here the sum moves twice as fast"
-        )
-        rows_read = any(str(path[-1].value).lstrip("_") == "embeddings" for path in trained)
-        notes = (*((sums,) if doubled else ()), *((f"{state.name}: {_SPARSE}",) if rows_read else ()))
-        return replace(plan, notes=(*plan.notes, *notes))
+        return weights, more, doubled
 
 
 class _ObjectsPlanner(_TorchPlanner):
@@ -943,9 +973,9 @@ class _ObjectsPlanner(_TorchPlanner):
         if self.around or len(states) < len(self.tops) or len(states) > 1 or not weights:
             return None
         self.told.require({state.name for state in states})
-        tops = {state.top: (_OPTIMIZER,) if file else self._steps(state.top) for state in states}
+        tops = {state.top: (_OPTIMIZER,) if file else _path_texts(state.top) for state in states}
         marks = {top: (*name, "_iterations") for top, name in tops.items()}
-        values = {} if file else {path: self._steps(path) for path in self._values()}
+        values = {} if file else {path: _path_texts(path) for path in self._values()}
         paths = object_graph_paths(
             dict.fromkeys((*(n for _, n, _ in rows), *marks.values(), *values.values()))
         )
@@ -983,10 +1013,6 @@ class _ObjectsPlanner(_TorchPlanner):
         steps_ = [str(step.value) for step in path]
         return (numbers.get(path[:1], steps_[0]), *steps_[1:])
 
-    @staticmethod
-    def _steps(path: Path) -> Name:
-        return tuple(str(step.value) for step in path)
-
     def _object(
         self,
         state: BoundOptimizer,
@@ -1009,7 +1035,11 @@ class _ObjectsPlanner(_TorchPlanner):
             self.told.require_free(state.name, agent)
             agent = self._named(agent, state)
             made = optimizers_write.KerasOptimizerWriter(
-                state.name, "adam", weights, agent, top, told, state.moves.defaults, scheduled=scheduled
+                CanonicalOptimizer(state.name, agent, told, state.moves.defaults),
+                "adam",
+                weights,
+                top,
+                scheduled=scheduled,
             ).plan()
             return replace(made, told={display(top): made.told.get(state.name, {})})
 

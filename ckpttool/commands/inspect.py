@@ -398,7 +398,7 @@ class CheckpointRow:
 
     `path` is what to inspect, `format` who reads it (None where a part is missing that would tell). `step` is
     the number after the last `-` of its name, `counts` what the latest checkpoints of a folder count
-    themselves (training_step.counted). `nbytes` is the size of its files, `time` seconds since 1970 as the
+    themselves (count_training). `nbytes` is the size of its files, `time` seconds since 1970 as the
     state file says it, else when the files were last changed. `complete` is false when files that the names
     ask for are missing; nothing was read to find that out.
     """
@@ -940,8 +940,8 @@ def summarize_checkpoint(
     checkpoint: Checkpoint, glob: str | None = None, layout: str | None = None
 ) -> CheckpointSummary:
     """Return the listing of a checkpoint that has been opened."""
-    from ckpttool.commands import options
     from ckpttool.libraries.recognize import recognize_checkpoint
+    from ckpttool.mapping.wrappers import list_wrapper_notes
 
     tree = checkpoint.tree
     binding = recognize_checkpoint(checkpoint, layout)
@@ -961,7 +961,7 @@ def summarize_checkpoint(
         *said,
         *(each.sentence for each in unjudged_findings(checkpoint.unjudged)),
         *checkpoint.notes,
-        *options.wrapper_notes(tree, agent=binding is not None),
+        *list_wrapper_notes(tree, agent=binding is not None),
         *update_count_notes(tree),
     )
     if glob is not None and not rows and not values:

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from ckpttool.commands import evidence, plan, restore, save
 from ckpttool.commands import options as layer_options
 from ckpttool.commands.digest import Digest
-from ckpttool.commands.general_conversion import without_copies
+from ckpttool.commands.general_conversion import describe_sources, read_state_dicts, without_copies
 from ckpttool.commands.options import (
     NO_PREPARATION,
     TARGETS,
@@ -28,21 +28,21 @@ from ckpttool.commands.options import (
 from ckpttool.commands.plan import ConversionPlan, ConversionResult, report_moves
 from ckpttool.commands.restore import canonical_tree, read_verified_sidecar
 from ckpttool.commands.save import ReverseRecord, WriteOptions, format_loading_code
-from ckpttool.core import plugins, sidecar, urls
+from ckpttool.core import sidecar, urls
 from ckpttool.core.activations import parse_order
 from ckpttool.core.atomic_write import Progress
 from ckpttool.core.checkpoint import Checkpoint
 from ckpttool.core.errors import CkpttoolError, MappingError, UnsupportedError, UsageError, abbreviate_list
 from ckpttool.core.sidecar import LedgerEntries, LedgerEntry, Sidecar, merge_entries
 from ckpttool.core.source import Shape
-from ckpttool.core.tree import Alias, Leaf, Path, Role, Tree, ValueLeaf, attr, display
+from ckpttool.core.tree import Leaf, Path, Role, Tree, ValueLeaf, attr, display
 from ckpttool.formats import onnx
 from ckpttool.formats.detect import open_checkpoint
 from ckpttool.libraries import onnx_policies, tf_names
 from ckpttool.libraries.activation_orders import with_orders
 from ckpttool.libraries.recognize import recognize_checkpoint
 from ckpttool.libraries.schema import RUN, RecognizedAgent
-from ckpttool.mapping import fill_model, user_rules, wrappers
+from ckpttool.mapping import fill_model, user_rules
 from ckpttool.mapping.fill_model import STATES, FillSource, MatchOptions, ModelModule, Skeleton
 from ckpttool.mapping.layers import (
     DENSE_OUT_IN,
@@ -419,22 +419,13 @@ def _as_saved(ready: PreparedTree) -> tuple[PreparedTree, Mapping[Path, ModuleIn
     The second result is what the file records of the whole modules that held the tensors.
     """
     described: Mapping[Path, ModuleInfo] = {}
-    found = wrappers.plan_state_dicts(ready.tree)
-    if found is not None:
-        sources = {move.target: move.source for move in found.moves}
-        places = {old: new for new, old in sources.items()}
-        leaves = {new: _remap_owner(ready.tree[old], places) for new, old in sources.items()}
-        aliases = {path: tuple(map(Alias, others)) for path, others in found.aliases.items()}
+    tree, sources = read_state_dicts(ready.tree)
+    if tree is not ready.tree:
+        described = describe_sources(ready.tree, sources)
         rules = {new: ready.rules[old] for new, old in sources.items() if old in ready.rules}
         names = {new: ready.names[old] for new, old in sources.items()}
-        about = wrappers.describe_modules(ready.tree)
-        described = {new: about[old] for new, old in sources.items() if old in about}
-        ready = ready._replace(tree=Tree(leaves, aliases, found.containers), names=names, rules=rules)
+        ready = ready._replace(tree=tree, names=names, rules=rules)
     return ready._replace(tree=without_copies(ready.tree)), described
-
-
-def _remap_owner(leaf: Leaf | ValueLeaf, places: Mapping[Path, Path]) -> Leaf | ValueLeaf:
-    return replace(leaf, of=places.get(leaf.of)) if isinstance(leaf, Leaf) and leaf.of is not None else leaf
 
 
 def agent_source(checkpoint: Checkpoint, part: str | None, layout: str | None) -> ModelSource:
@@ -504,7 +495,7 @@ def _count_matches(filling: FillResult) -> dict[str, int]:
 
 def _detect_framework(checkpoint: Checkpoint, tree: Tree, source: str | None) -> str:
     """Return whose spelling the source has; without evidence, in whose more of its arrays are layers."""
-    native = str(plugins.find("formats", checkpoint.format).load().FRAMEWORK)
+    native = layer_options.format_framework(checkpoint.format)
     said = fill_model.checkpoint_orientation(checkpoint, tree, native, source)
     if said in ("torch", "tensorflow"):
         return said

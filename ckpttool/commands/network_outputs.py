@@ -99,15 +99,15 @@ def _require_scaled(agent: Agent, known: Sidecar, bounds: ActionBounds) -> None:
         )
 
 
-def require_even_bounds(agent: Agent, wiring: NetworkSettings) -> None:
+def require_even_bounds(agent: Agent, settings: NetworkSettings) -> None:
     """Raise UsageError for one number times tanh, by habit of a layout, between bounds of several sizes.
 
     No program has such bounds and this map: it would never reach some of them, and exceed others.
     """
-    low, high = wiring.action_low, wiring.action_high
+    low, high = settings.action_low, settings.action_high
     assumed = agent.known.is_assumed("head")
     even = all(np.isclose(value, high[0]) for value in high) and all(np.isclose(v, -high[0]) for v in low)
-    if wiring.head != "tanh" or even or not assumed:
+    if settings.head != "tanh" or even or not assumed:
         return
     raise UsageError(
         "needs --head: one number times tanh, the layout's habit, cannot give these action bounds",
@@ -120,7 +120,7 @@ def require_even_bounds(agent: Agent, wiring: NetworkSettings) -> None:
 def derive_network_settings(
     agent: Agent, bounds: ActionBounds, other: Agent | None = None
 ) -> tuple[NetworkSettings, LedgerEntries]:
-    """Return the wiring and an entry of the ledger for whatever was assumed.
+    """Return the settings and an entry of the ledger for whatever was assumed.
 
     What the agent's sidecar or files say decides; where they are silent, what `other` knows (the same agent
     in another form); then the layout's habit, and `bounds` for the actions.
@@ -145,7 +145,7 @@ def derive_network_settings(
     if agent.binding.layout == NO_LAYOUT and known.head in ("identity", "unit_tanh") and read:
         said = "an action is what the model gives: no file holds what its program does with it"
         assumed.append(LedgerEntry("assumed", "action map", said))
-    wiring = NetworkSettings(
+    settings = NetworkSettings(
         tuple(known.activations or (facts.hidden,)),
         str(known.head or facts.head),
         float(epsilon),
@@ -153,7 +153,7 @@ def derive_network_settings(
         tuple(map(float, high)),
         known.obs_norm,
     )
-    return wiring, tuple(assumed)
+    return settings, tuple(assumed)
 
 
 def _complete_metadata(agent: Agent, other: Agent) -> Sidecar:
@@ -168,13 +168,13 @@ def _complete_metadata(agent: Agent, other: Agent) -> Sidecar:
     return replace(both, **{**own, "obs_norm": agent.known.obs_norm}, provenance=provenance)
 
 
-def build_part_network(agent: Agent, part: AgentNetwork, wiring: NetworkSettings) -> Network:
+def build_part_network(agent: Agent, part: AgentNetwork, settings: NetworkSettings) -> Network:
     """Return a part as a network: a policy, a value of the state, or a Q-function."""
     if part.acts:
-        return policy_network(agent.tree, part, wiring)
+        return policy_network(agent.tree, part, settings)
     if part.component in VALUES:
-        return value_network(agent.tree, part, wiring)
-    return q_network(agent.tree, part, wiring, *network_sizes(agent))
+        return value_network(agent.tree, part, settings)
+    return q_network(agent.tree, part, settings, *network_sizes(agent))
 
 
 def network_sizes(agent: Agent) -> tuple[int, int]:
@@ -236,9 +236,9 @@ def build_agent_network(agent: Agent, other: Agent, title: str, assumed: list[st
     part = agent.runnable(title)
     if part is None:
         raise UsageError(f"the checkpoint has no network {title}", file=agent.checkpoint.path)
-    wiring, guesses = agent_network_settings(agent, other)
+    settings, guesses = agent_network_settings(agent, other)
     assumed.extend(assumption_sentences(guesses))
-    return build_part_network(agent, part, wiring)
+    return build_part_network(agent, part, settings)
 
 
 # How far two outputs of one network are from each other, and how far they may be.

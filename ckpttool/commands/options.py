@@ -20,6 +20,7 @@ from ckpttool.core.errors import UsageError, abbreviate_list, suggest_choice
 from ckpttool.core.sidecar import Sidecar
 from ckpttool.core.text import compile_glob, format_count
 from ckpttool.core.tree import Alias, Leaf, Path, PathStep, Tree, ValueLeaf, display, key
+from ckpttool.formats.common import Format
 from ckpttool.libraries.optimizers_read import ADAMW, FAMILIES, FLAGS, find_family, keras_class
 from ckpttool.libraries.schema import (
     JOINT,
@@ -35,7 +36,6 @@ from ckpttool.mapping import user_rules, wrappers
 from ckpttool.mapping.layer_kinds import LayerFacts
 from ckpttool.mapping.layers import KINDS, LayerOption
 from ckpttool.mapping.rules import Move, Settings
-from ckpttool.mapping.wrappers import DictPrefixes
 
 if TYPE_CHECKING:
     from ckpttool.mapping.user_rules import RuleFile
@@ -240,15 +240,21 @@ def epsilon_placement(known: Sidecar | None, layout: str | None) -> str:
     origin = known.source if known is not None and known.source is not None else {}
     if origin.get("epsilon") in (CORRECTED, UNCORRECTED):
         return cast(str, origin["epsilon"])
-    return CORRECTED if _layout_framework(str(origin.get("layout") or layout)) == "torch" else UNCORRECTED
-
-
-def _layout_framework(layout: str) -> str | None:
-    """Return whose programs the layout is of; a receipt may name a layout that is not installed here."""
     try:
-        return cast(str, plugins.find("layouts", layout).load().TABLE.framework)
+        framework = layout_framework(str(origin.get("layout") or layout))
     except UsageError:
-        return None
+        return UNCORRECTED  # a receipt may name a layout that is not installed here
+    return CORRECTED if framework == "torch" else UNCORRECTED
+
+
+def layout_framework(layout: str) -> str:
+    """Return the framework whose programs have the layout."""
+    return cast(str, plugins.find("layouts", layout).load().TABLE.framework)
+
+
+def format_framework(name: str) -> str:
+    """Return the framework whose names and orientation a format's tensors have."""
+    return cast(Format, plugins.find("formats", name).load()).FRAMEWORK
 
 
 # What a person says of an agent's optimizers where no file does: `convert --l2` and `--optimizer`.
@@ -433,7 +439,7 @@ def _penalties(text: str, binding: RecognizedAgent, tree: Tree) -> Iterator[tupl
         factor = math.nan
     if not pattern or not math.isfinite(factor) or factor < 0:
         raise UsageError(f"--l2 {text} is no pattern and factor", hint=_L2)
-    if plugins.find("layouts", binding.layout).load().TABLE.framework == "torch":
+    if layout_framework(binding.layout) == "torch":
         raise UsageError("--l2 is for networks of Keras: torch's own optimizer holds its weight decay")
     fits = compile_glob(pattern)
     weights = [move for move in binding.moves.moves if _find_owner(binding, move) is not None]
@@ -512,8 +518,6 @@ def select_part(tree: Tree, part: str) -> tuple[Tree, tuple[str, ...]]:
 
 def _unknown_part_error(tree: Tree, part: str) -> UsageError:
     """Return the error for a path below which nothing lies, with the paths that could be meant."""
-    import difflib
-
     names = list(tree.names.values())
     folders: dict[str, int] = {}
     for name in names:
@@ -570,15 +574,6 @@ def full_names(tree: Tree, part: str | None) -> Mapping[Path, str]:
 
 # What `convert` may do to a tree before it is mapped: wrappers' names go or return, weight norm folds.
 
-# Names under which training programs keep a network's state_dict beside other things, and averages of it.
-_NETWORKS = frozenset(
-    ("state_dict", "model", "model_state_dict", "net", "network", "module", "weights", "policy")
-) | {"policy_state_dict", "model_state", "params"}
-_AVERAGES = frozenset(
-    ("ema", "model_ema", "ema_model", "ema_state_dict", "state_dict_ema", "ema_params", "swa", "swa_model")
-) | {"average_model", "averaged_model"}
-_PLACES = 3
-
 
 class PreparationOptions(NamedTuple):
     """What is to be done to names and weights before the mapping."""
@@ -622,14 +617,6 @@ def prepare_tree(
     return _fold_weight_norm(done) if wanted.fold else done
 
 
-def wrapper_notes(tree: Tree, *, agent: bool = False) -> tuple[str, ...]:
-    """Return what `inspect` says: which wrappers names carry, where a network and its average stand.
-
-    Of an agent the layout says where its networks are.
-    """
-    return (*_wrapper_lines(wrappers.find_prefixes(tree)), *_average_lines(tree, agent=agent))
-
-
 def _recorded_wrappers(known: Sidecar | None) -> tuple[Mapping[str, object], ...] | None:
     # What was removed once is still removed in a copy.
     return tuple(known.stripped) if known is not None and known.stripped else None
@@ -640,7 +627,7 @@ def _strip_wrappers(done: PreparedTree, *, lightning: bool) -> PreparedTree:
     if found is None:
         return done._replace(notes=(*done.notes, "no names carry a wrapper"))
     rules = {new: "strip" for new, old in found.moves.items() if new != old}
-    told = tuple(f"removed: {line}" for line in _describe_wrappers(found.decorations))
+    told = tuple(f"removed: {line}" for line in wrappers.describe_prefixes(found.decorations))
     averaged = any(wrapped.averaged is not None for each in found.decorations for wrapped in each.wrapped)
     own = ("n_averaged is AveragedModel's own count; it stays, and a plain module does not know it",)
     return PreparedTree(
@@ -682,39 +669,9 @@ def _fold_weight_norm(done: PreparedTree) -> PreparedTree:
         )
     if found.spectral:
         said.append(
-            f"spectral norm is not folded: {abbreviate_list([display(p) for p in found.spectral], _PLACES)}"
+            f"spectral norm is not folded: {abbreviate_list([display(p) for p in found.spectral], 3)}"
         )
     return PreparedTree(found.tree, names, rules, (*done.lost, *lost), (*done.notes, *said), done.stripped)
-
-
-def _wrapper_lines(found: tuple[DictPrefixes, ...]) -> Iterator[str]:
-    for line in _describe_wrappers(found):
-        yield f"{line}: convert --strip removes that"
-
-
-def _describe_wrappers(found: tuple[DictPrefixes, ...]) -> Iterator[str]:
-    """Go through what is carried, each with the places where it is: `names below model carry module.`."""
-    by_segments: dict[tuple[str, ...], list[str]] = {}
-    for each in found:
-        for wrapped in each.wrapped:
-            place = "/".join((*([display(each.where)] if each.where else []), *wrapped.at))
-            by_segments.setdefault(wrapped.segments, []).append(place)
-    for segments, places in by_segments.items():
-        below = f" below {abbreviate_list(places, _PLACES)}" if any(places) else ""
-        whose = ", then ".join(dict.fromkeys(wrappers.wrapper_title(segment) for segment in segments))
-        yield f"names{below} carry {'.'.join(segments)}. ({whose})"
-
-
-def _average_lines(tree: Tree, *, agent: bool) -> Iterator[str]:
-    tops = {path[0].value: None for path, _ in tree.tensors() if len(path) > 1 and path[0].kind == "key"}
-    others = {path[0] for path in tree} if tops else set()
-    if len(others) < 2:
-        return
-    for name in tops:
-        if name in _NETWORKS and not agent:
-            yield f"a network stands below {name}, among other things: --part {name} converts it alone"
-        elif name in _AVERAGES:
-            yield f"an average of the weights stands below {name}: --part {name} converts it alone"
 
 
 # What `--to` names: the format that writes it, the layout that an agent gets there, how it is spelled.

@@ -39,7 +39,6 @@ from ckpttool.core.sidecar import LedgerEntries, Sidecar
 from ckpttool.core.source import Inline
 from ckpttool.core.text import format_count
 from ckpttool.core.tree import Container, Leaf, Path, Tree, ValueLeaf, attr, display, key
-from ckpttool.formats.common import Format
 from ckpttool.libraries import optimizers_write, recognize, schema, tf_names
 from ckpttool.libraries.activation_orders import with_orders
 from ckpttool.libraries.recognize import recognize_checkpoint
@@ -51,7 +50,7 @@ from ckpttool.libraries.schema import (
     RecognizedAgent,
     add_targets,
 )
-from ckpttool.libraries.td3 import SAVES
+from ckpttool.libraries.write import SAVES
 from ckpttool.mapping import fill_model, flattening, user_rules, wrappers
 from ckpttool.mapping.rules import (
     KEEP,
@@ -75,656 +74,10 @@ from ckpttool.networks.build import layer_widths
 if TYPE_CHECKING:
     from ckpttool.commands.network_outputs import Parity
 
-# Folds the statistics of observations into the layers that take observations: `convert --fold-normalizer`.
-#
-# `W ((x - mean) / s) + b` is `(W / s) x + (b - W (mean / s))`. A limit of the normalised observations is no
-# linear function, so statistics that have one are refused. The moments of an optimizer belong to the weights
-# as they were: for the layers that change they cannot be computed (a second moment of a sum is not that of
-# its terms), so optimizers stay behind.
+# The plan of a conversion, and its result.
 
-
-class StatisticsFold(NamedTuple):
-    """The rule of a tensor that has become another one by its layer's share of the statistics."""
-
-    made: Leaf
-    name: str = "fold statistics"
-
-    def leaf(self, leaf: Leaf | ValueLeaf) -> Leaf | ValueLeaf:  # noqa: ARG002  # it was computed before
-        """Return the new tensor."""
-        return self.made
-
-    def inverse(self, source: Leaf | ValueLeaf) -> Rule:
-        """Raise MappingError: the statistics are in no other place of the target."""
-        raise MappingError("folded statistics cannot be taken out again", path=getattr(source, "key", None))
-
-
-@dataclass(frozen=True, slots=True)
-class FoldedAgent:
-    """An agent without statistics that computes what the one with them did.
-
-    `taken` are the canonical paths of the statistics, `added` biases that the layers did not have.
-    """
-
-    binding: RecognizedAgent
-    agent: Tree
-    added: Mapping[Path, Leaf | ValueLeaf]
-    taken: frozenset[Path]
-    note: str
-
-
-def fold_statistics(binding: RecognizedAgent, agent: Tree, facts: Sidecar) -> FoldedAgent:
-    """Return the canonical agent with its statistics in the layers that take observations.
-
-    Raise UsageError without statistics, UnsupportedError where they cannot be folded exactly.
-    """
-    norm = facts.obs_norm
-    if norm is None:
-        raise UsageError("there are no statistics of observations to fold", hint="--obs-norm FILE gives some")
-    if norm.get("clip") is not None:
-        raise UnsupportedError(
-            "the normalised observations are limited, which no layer does",
-            found=f"a limit of {norm['clip']:g}",
-            hint="--obs-norm with statistics that have no `clip`, if no observation reaches the limit",
-        )
-    if binding.fronts:
-        raise UnsupportedError("statistics are folded into dense layers alone, and an encoder is before them")
-    mean, var = (np.asarray(norm[name], np.float64) for name in ("mean", "var"))
-    spread = np.sqrt(var + float(norm.get("epsilon", 1e-8)))
-    made: dict[Path, Leaf] = {}
-    for part in binding.parts:
-        made |= _first_layer(part, agent, mean, spread)
-    gone = {path for path in agent if path[0].value in (*OPTIMIZERS, NORMALIZER)}
-    states = any(path[0].value in OPTIMIZERS for path in gone)
-    taken = frozenset(path for path in gone if path[0] == attr(NORMALIZER))
-    if any(move.target in made and is_cut(move.rule) for move in binding.moves.moves):
-        raise UnsupportedError("the first layer is stored in one tensor with others: it cannot be folded")
-    kept = tuple(
-        replace(move, rule=StatisticsFold(made[move.target])) if move.target in made else move
-        for move in binding.moves.moves
-        if move.target not in gone
-    )
-    added = {path: leaf for path, leaf in made.items() if path not in agent}
-    bare = replace(
-        binding,
-        moves=replace(binding.moves, moves=kept),
-        facts=binding.facts._replace(norm=None),
-    )
-    leaves = {path: leaf for path, leaf in agent.items() if path not in gone}
-    note = f"the statistics of {len(mean)} observations are part of the first layers"
-    more = "; optimizers stay behind, because their moments belong to the former weights" if states else ""
-    return FoldedAgent(bare, Tree({**leaves, **made}), added, taken, note + more)
-
-
-def _first_layer(part: AgentNetwork, agent: Tree, mean: np.ndarray, spread: np.ndarray) -> dict[Path, Leaf]:
-    """Return the kernel and bias that take observations as they are, none for a network of another input."""
-    if part.layers[0].kind != "dense":
-        raise UnsupportedError(f"{part.title} begins with a norm, into which nothing is folded")
-    inputs, _ = layer_widths(agent, part)
-    if inputs < len(mean) or (inputs != len(mean) and part.component.partition("_")[0] != "critic"):
-        raise UnsupportedError(
-            f"{part.title} takes something else than the observations",
-            expected=f"{len(mean)} inputs",
-            found=str(inputs),
-        )
-    paths = [schema.canonical_weight_path(part, 0, name) for name in ("kernel", "bias")]
-    kernel, bias = (agent.get(path) for path in paths)
-    if not isinstance(kernel, Leaf):
-        raise UnsupportedError(f"{part.title} has no kernel to fold statistics into")
-    weights = kernel.array().astype(np.float64)
-    start = bias.array().astype(np.float64) if isinstance(bias, Leaf) else np.zeros(weights.shape[1])
-    # Actions that a critic takes come after the observations, and are not normalised.
-    rows = weights[: len(mean)] / spread[:, None]
-    found = {
-        paths[0]: (kernel, np.concatenate([rows, weights[len(mean) :]])),
-        paths[1]: (bias if isinstance(bias, Leaf) else kernel, start - mean @ rows),
-    }
-    return {path: _folded_leaf(leaf, numbers) for path, (leaf, numbers) in found.items()}
-
-
-def _folded_leaf(leaf: Leaf, numbers: np.ndarray) -> Leaf:
-    if leaf.dtype not in ("float32", "float64"):
-        raise UnsupportedError(f"statistics are not folded into weights of type {leaf.dtype}", path=leaf.key)
-    data = np.ascontiguousarray(numbers, leaf.dtype).tobytes()
-    return replace(leaf, shape=numbers.shape, source=Inline(data))
-
-
-# How an agent becomes one of another layout: through the canonical tree, with all that is known of it.
-
-_STATISTICS = "observation statistics are"
-
-
-def recognize_source_agent(
-    checkpoint: Checkpoint,
-    tree: Tree,
-    layout: str | None,
-    part: str | None,
-    known: RecognizedAgent | None = None,
-) -> tuple[RecognizedAgent | None, tuple[str, ...]]:
-    """Return the agent that the tree is, with what files beside it say, and a note for each of those.
-
-    `known` is the agent of the whole checkpoint, where somebody has recognised it already.
-    """
-    if checkpoint.format == options.ONNX:
-        return recognize.recognize_checkpoint(checkpoint, layout), ()
-    same = known is not None and layout is None and tree is checkpoint.tree
-    binding = known if same else recognize.recognize_tree(tree, os.path.basename(checkpoint.path), layout)
-    if part is not None and layout is None and binding is not None and not _is_whole(binding):
-        binding = None  # one network of an agent is a model of its own
-    if binding is None:
-        return None, ()
-    binding, notes = restore.with_companions(binding, checkpoint)
-    return with_records(binding, tree, checkpoint), notes
-
-
-def plan_agent_conversion(
-    tree: Tree,
-    binding: RecognizedAgent,
-    kind: TargetKind,
-    told: Settings,
-    known: Sidecar | None,
-    *,
-    fold: bool = False,
-) -> Plan:
-    """Return the way to the kind's layout; raise UsageError if that is not written, and what its plan raises.
-
-    `told` are settings of the optimizers that are known from elsewhere. With `fold` the first layers compute
-    what the statistics of observations do.
-    """
-    layout = plugins.find("layouts", kind.layout).load()
-    if not recognize.can_write(layout):
-        raise UsageError(f"layout {kind.layout} is not written yet")
-    agent = canonical_tree(tree, binding.moves)
-    facts = restore.merge_metadata(known, restore.read_metadata(binding, agent))
-    added = restore.action_map(facts, agent)
-    binding = _with_known_facts(binding, facts)
-    consumed: tuple[Path, ...] = ()
-    notes: tuple[str, ...] = ()
-    if fold:
-        folded = fold_statistics(binding, agent, facts)
-        consumed = tuple(move.source for move in binding.moves.moves if move.target in folded.taken)
-        binding, agent, notes = folded.binding, folded.agent, (folded.note,)
-        added = {**added, **folded.added}
-        facts = replace(facts, obs_norm=None)
-    found = binding.moves
-    binding, copies = add_targets(binding, agent)
-    added = {**added, **copies}
-    first = Plan(found.moves, added, assumed=found.assumed, consumed=consumed, notes=(*found.notes, *notes))
-    second = cast(Plan, getattr(layout, kind.plan)(binding, Tree({**agent, **added}), told))
-    said = optimizers_write.list_epsilon_notes(agent, framework_of(binding), layout.TABLE.framework)
-    if any(move.source in copies for move in second.moves):
-        second = replace(second, assumed=(*second.assumed, _copied_targets_note(binding, copies)))
-    made = compose_plans(
-        first, _with_statistics_note(replace(second, notes=(*second.notes, *said)), facts, kind)
-    )
-    own = getattr(layout, "OBSERVATION_SPACE", ()) if binding.layout == kind.layout else ()
-    spaces = [path for path in own if path in tree]
-    return replace(made, moves=(*made.moves, *(Move(path, path, KEEP) for path in spaces)))
-
-
-def _copied_targets_note(binding: RecognizedAgent, copies: Iterable[Path]) -> str:
-    """Return the sentence that the targets were not stored, and what a program does about that."""
-    names = " and ".join(dict.fromkeys(str(path[0].value) for path in copies))
-    loads = getattr(plugins.find("layouts", binding.layout).load(), "COPIES_TARGETS", None)
-    whose = f", as {loads} makes them" if loads is not None else ""
-    return f"{names}: copies of the online networks{whose}; the source stores no targets"
-
-
-def _with_statistics_note(plan: Plan, facts: Sidecar, kind: TargetKind) -> Plan:
-    """Return the plan with a note where only the sidecar keeps what observations are normalised with.
-
-    A library's own form that lacks them is another agent to the library: they are missing then.
-    """
-    held = any(move.source[0].value == NORMALIZER for move in plan.moves)
-    said = [note for note in plan.notes if note.startswith(_STATISTICS)]
-    if facts.obs_norm is None or held or (said and not said[0].startswith(f"{_STATISTICS} in the sidecar")):
-        return plan
-    notes = () if said else (f"{_STATISTICS} in the sidecar: the target has no place for them",)
-    # A limit alone is a setting of some libraries' programs, which they keep with those of training.
-    limit = not any(facts.obs_norm["mean"]) and all(var == 1 for var in facts.obs_norm["var"])
-    if not kind.agent or limit:
-        return replace(plan, notes=(*plan.notes, *notes))
-    hint = "--fold-normalizer makes the statistics of observations a part of the first layers"
-    return replace(plan, missing=(*plan.missing, NORMALIZER), notes=(*plan.notes, *notes, hint))
-
-
-def _with_known_facts(binding: RecognizedAgent, known: Sidecar) -> RecognizedAgent:
-    """Return the binding with the action map, activations, epsilon and statistics known, whoever says so."""
-    told = binding.facts
-    facts = told._replace(
-        head=str(known.head or told.head),
-        activations=tuple(known.activations) if known.activations else told.activations,
-        norm=restore.known_statistics(known) or told.norm,
-        epsilon=(known.epsilon or {}).get("layer_norm", told.epsilon),
-    )
-    return replace(binding, facts=facts)
-
-
-def without_save_count(binding: RecognizedAgent, tree: Tree, known: Sidecar | None) -> RecognizedAgent:
-    """Return the binding without a count of saves that a conversion added, as its receipt shows."""
-    if known is None or known.source is None:
-        return binding
-    mapped = {str(rule.get("target")) for rule in known.rules if isinstance(rule, Mapping)}
-    added = {
-        move.source
-        for move in binding.moves.moves
-        if move.target == SAVES and tree.names[move.source] not in mapped
-    }
-    kept = tuple(move for move in binding.moves.moves if move.source not in added)
-    return replace(
-        binding, moves=replace(binding.moves, moves=kept), consumed=binding.consumed | frozenset(added)
-    )
-
-
-def framework_of(binding: RecognizedAgent) -> str:
-    """Return the framework whose names the binding's layout has."""
-    return cast(str, plugins.find("layouts", binding.layout).load().TABLE.framework)
-
-
-def _is_whole(binding: RecognizedAgent) -> bool:
-    return len({part.component for part in binding.parts}) > 1
-
-
-# Whether a conversion goes back to where its source came from, and then the source itself.
-
-# The formats that store what a torch program handed them, and nothing of their own.
-CONTAINERS = frozenset(("pytorch", "pytorch_legacy", "pytorch_tar", "pytorch_dcp", "safetensors", "sharded"))
-
-
-def plan_reverse(
-    checkpoint: Checkpoint, request: ConversionRequest, known: Sidecar | None, tree: Tree
-) -> ReverseConversion:
-    """Return what the checkpoint was converted from if that is wanted; if it cannot be, a note why."""
-    if not (request.whole and request.plain) or known is None or known.undo is None:
-        return ReverseConversion()
-    if not _is_reverse(known, request.kind):
-        return ReverseConversion()
-    found = save.reverse_conversion(tree, known.undo, checkpoint.path)
-    if found.tree is None:
-        return found
-    if request.kind.state and request.by_name != tf_names.has_named_variables(found.tree):
-        return ReverseConversion()
-    said = f"undone: every entry is as it was in {(known.source or {}).get('path')}"
-    return found._replace(note=said)
-
-
-def _is_reverse(known: Sidecar, kind: TargetKind) -> bool:
-    """Say whether the target is what the sidecar's checkpoint was converted from, by format and layout."""
-    before, layout = (known.source or {}).get("format"), (known.source or {}).get("layout")
-    if before != kind.format and not {before, kind.format} <= CONTAINERS:
-        return False
-    # A library's own form is asked for by the library's name.
-    others = {each.layout for each in TARGETS.values() if each.agent}
-    return layout == kind.layout or (not kind.agent and layout not in others)
-
-
-# Which way a checkpoint takes: copied as it is, by its layout, by the kinds of its layers, or by rules.
-
-TENSORFLOW, NUMPY = "tensorflow", "numpy"
+# A file of arrays alone: as it is, a tree may have entries that it has no place for (formats/keras_h5.py).
 _WEIGHTS_FILE = "keras_h5"
-_KERAS_FILES = frozenset(("keras_h5", "keras_zip"))
-# Those that pickle NumPy arrays, whichever framework trained them, among much else.
-PICKLES = frozenset(("rllib",))
-# The layouts of a library's own container, whose settings mean nothing elsewhere.
-ENCLOSED = frozenset(("stable_baselines3", "rllib", "rllib_policy", "d3rlpy"))
-
-
-class _Choice(NamedTuple):
-    """The plan of a conversion, None if everything stays as it is, and the agent that the target holds.
-
-    `by_layout` says that the agent's layout made the plan.
-    """
-
-    plan: Plan | None
-    binding: RecognizedAgent | None = None
-    by_layout: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class _Planner:
-    """What a conversion is planned from: the tree as it was prepared, the agent in it, and its sidecar."""
-
-    checkpoint: Checkpoint
-    tree: Tree
-    request: ConversionRequest
-    binding: RecognizedAgent | None
-    known: Sidecar | None
-
-    @property
-    def kind(self) -> TargetKind:
-        """The kind of target."""
-        return self.request.kind
-
-    @property
-    def folds(self) -> bool:
-        """Whether statistics of observations become part of the first layers."""
-        return self.request.options.fold_normalizer
-
-    @property
-    def settings(self) -> Settings:
-        """What the sidecar says of the optimizers."""
-        return options.sidecar_settings(self.known)
-
-    def choose(self) -> _Choice:
-        """Return the plan: by rules, of a copy, by the agent's layout, or by the kinds of its layers.
-
-        Raise UsageError for what the target or the plan does not take.
-        """
-        request, binding, file = self.request, self.binding, self.checkpoint.path
-        if request.rules is not None:
-            return _Choice(self._by_rules(request.rules))
-        if self.checkpoint.format == options.ONNX:
-            return _Choice(self._from_onnx())
-        if self.kind.agent and binding is None:
-            raise UsageError(
-                f"only an agent can be written as {self.kind.layout}, and no layout recognises one here",
-                file=file,
-            )
-        if self.folds and (binding is None or binding.layout == NO_LAYOUT):
-            raise UsageError("--fold-normalizer is for agents that a layout recognises", file=file)
-        kept = self._is_kept()
-        if request.given and (kept or binding is not None):
-            why = "stays as it is" if kept or binding is None else f"goes by its layout, {binding.layout}"
-            raise UsageError(f"--kind and --flatten say how layers are mapped, and this {why}", file=file)
-        if kept:
-            return self._copy()
-        return _Choice(self._by_parts()) if binding is None else self._by_layout(binding)
-
-    def _is_kept(self) -> bool:
-        """Say whether all goes into another format as it is, under the same paths."""
-        by_layers = self.request.options.layout in (None, NO_LAYOUT)
-        if self.folds or self.kind.agent or not by_layers:
-            return False
-        return _is_kept(self.checkpoint, self.request, self.tree, self.binding)
-
-    def _copy(self) -> _Choice:
-        """Return the plan of a tree that keeps its values: the objects that the target needs, if any."""
-        tree, kind, binding = self.tree, self.kind, self.binding
-        stated = self.request.options.from_ is not None
-        nested = _plan_nested(self.checkpoint, tree, kind, stated=stated) if binding is None else None
-        if nested is not None:
-            inner = apply_plan(tree, nested)
-            return _Choice(compose_plans(nested, _plan_rewrite(inner, kind, None) or _plan_copy(inner)))
-        plan = _plan_rewrite(tree, kind, self.known if self.request.options.part is None else None)
-        # An optimizer of TensorFlow 1 has no place in Keras's file as it is, whatever layout knows it.
-        older = kind.format == _WEIGHTS_FILE and general_conversion.has_older_optimizer(tree)
-        objects = (binding is None or older) and _is_rebuilt(self.checkpoint.format, kind, tree)
-        made = self._object_rebuild() if objects else None
-        if made is None or (_open_problems(tree, made) and not older):
-            return _Choice(plan, binding)
-        return _Choice(made)
-
-    def _object_rebuild(self) -> Plan | None:
-        binding = self.binding
-        moved = {str(move.target[0].value) for move in binding.moves.moves} if binding is not None else set()
-        own = [name for name in schema.OPTIMIZERS if name in moved]
-        return general_conversion.to_objects(
-            self.tree,
-            self.settings,
-            self.request.stated.settings(),
-            file=self.kind.format == _WEIGHTS_FILE,
-            name=own[0] if len(own) == 1 else None,
-            # An .h5 of Keras 1 or 2 lists the layers of a model: those of Keras 3 never come here.
-            in_order=self.checkpoint.format == _WEIGHTS_FILE,
-        )
-
-    def _from_onnx(self) -> Plan:
-        """Return the plan of an ONNX model: its layers as a state_dict, and on as any state_dict goes."""
-        from ckpttool.libraries import onnx_policies  # other formats need none of it
-
-        checkpoint, tree, request, file = self.checkpoint, self.tree, self.request, self.checkpoint.path
-        if request.options.part is not None or tree.leaves.keys() != checkpoint.tree.leaves.keys():
-            raise UsageError("of an ONNX model all layers are converted", file=file, hint="leave out --part")
-        if self.kind.agent:
-            raise UsageError(
-                f"only an agent can be written as {self.kind.layout}, and an ONNX model is a network alone",
-                file=file,
-                hint="--to torch, tf, keras, safetensors or npz writes its layers",
-            )
-        try:
-            first, choices = onnx_policies.plan_state_dict(checkpoint)
-        except CkpttoolError as error:
-            raise error.located(file=error.file or file) from error.__cause__
-        if _framework(self.kind.format) != TENSORFLOW:
-            if request.given:
-                raise UsageError("--kind and --flatten say how layers are mapped, and these stay as they are")
-            return first
-        layers = with_orders(
-            apply_plan(tree, first),
-            checkpoint,
-            sources=onnx_policies.map_weight_constants(first),
-            unknown=False,
-        )
-        inner = replace(self, tree=layers, request=request._replace(given=(*request.given, *choices)))
-        return compose_plans(first, inner._by_parts())
-
-    def _by_layout(self, binding: RecognizedAgent) -> _Choice:
-        """Return the plan of an agent: by its layout, or by its parts if those keep more of it.
-
-        One network alone is the root of a file of Keras, as it is of a program's `model.load_weights`.
-        """
-        require_layers(binding, self.known, sidecar.sidecar_path(self.checkpoint.path))
-        agent = with_names(without_save_count(binding, self.tree, self.known), self.tree, self.known)
-        alone = self.kind.format == _WEIGHTS_FILE and _is_alone(self.tree, agent)
-        if alone and not self.folds and self.request.options.layout is None:
-            general = self._attempt_by_parts()
-            if general is not None and not _open_problems(self.tree, general):
-                return _Choice(general)
-        failed: CkpttoolError | None = None
-        plan: Plan | None = None
-        try:
-            plan = plan_agent_conversion(
-                self.tree, agent, self.kind, self.settings, self.known, fold=self.folds
-            )
-        except (MappingError, UnsupportedError) as error:
-            failed = error
-        left = _open_problems(self.tree, plan, agent.consumed) if plan is not None else list(self.tree)
-        better = self._better_by_parts(agent, left)
-        if better is not None:
-            return _Choice(better)
-        if failed is not None:
-            raise failed
-        return _Choice(plan, agent, by_layout=True)
-
-    def _better_by_parts(self, agent: RecognizedAgent, left: Sequence[Path | str]) -> Plan | None:
-        """Return the plan by parts where it keeps slots or layers that the layout leaves open."""
-        if self.request.options.layout is not None or self.kind.agent or self.folds:
-            return None
-        unplaced = frozenset(left)
-        open_ = [leaf for path, leaf in self.tree.tensors() if path in unplaced]
-        slots = any(leaf.role == "slot" for leaf in open_)
-        layers = any(leaf.role in ("parameter", "buffer") and len(leaf.shape) > 1 for leaf in open_)
-        general = self._attempt_by_parts() if slots or layers else None
-        if general is None:
-            return None
-        problems = _open_problems(self.tree, general)
-        if problems and not (slots and len(problems) < len(left)):
-            return None
-        what = "the optimizer's state" if slots else "other networks"
-        said = f"converted by its parts: layout {agent.layout} has no place for {what}"
-        return replace(general, notes=(said, *general.notes))
-
-    def _attempt_by_parts(self) -> Plan | None:
-        with contextlib.suppress(MappingError, UnsupportedError, UsageError):
-            return self._by_parts()
-        return None
-
-    def _by_parts(self) -> Plan:
-        """Return the plan of networks, optimizers and values; raise MappingError where no layer is known."""
-        request, tree = self.request, self.tree
-        given, stated = request.given, request.stated.settings()
-        ours = _framework(self.kind.format)
-        theirs, stated_axes = "torch" if ours == TENSORFLOW else TENSORFLOW, request.options.from_ is not None
-        if self.checkpoint.format != options.ONNX:
-            tree = with_orders(tree, self.checkpoint, unknown=False)
-        try:
-            tree, sources, assumed = fill_model.group_unnamed_arrays(tree, theirs, stated=stated_axes)
-            if ours == TENSORFLOW:
-                file = self.kind.format == _WEIGHTS_FILE
-                plan = general_conversion.to_tensorflow(tree, given, self.settings, stated, file=file)
-            else:
-                plan = general_conversion.to_torch(tree, given, self.settings, stated)
-            if not assumed:
-                return plan
-            return replace(relocate_sources(plan, sources), assumed=(*assumed, *plan.assumed))
-        except CkpttoolError as error:
-            raise error.located(file=self.checkpoint.path) from error.__cause__
-
-    def _by_rules(self, rules: RuleFile) -> Plan:
-        """Return what the user's rules say, and of what they do not name what the file says of the rest."""
-        if self.kind.agent:
-            raise UsageError(
-                f"rules say names, and those of {self.kind.layout} are its library's", file=rules.path
-            )
-        found = user_rules.apply_rules(rules, self.tree)
-        plan = user_rules.plan_from_rules(rules, found, objects=_framework(self.kind.format) == TENSORFLOW)
-        rest = Tree({path: self.tree[path] for path in found.rest}, {}, self.tree.containers)
-        if rules.rest == "keep":
-            kept = tuple(Move(path, path, KEEP) for path in rest)
-            return replace(plan, moves=(*plan.moves, *kept))
-        if rules.rest == "kinds" and found.rest:
-            more = self._by_kinds(rest)
-            return replace(
-                more,
-                moves=(*plan.moves, *more.moves),
-                added={**plan.added, **more.added},
-                labels={**plan.labels, **more.labels},
-                consumed=(*plan.consumed, *more.consumed),
-                notes=(*plan.notes, *more.notes),
-            )
-        return plan
-
-    def _by_kinds(self, rest: Tree) -> Plan:
-        """Return the plan of the layers in what is left of a tree."""
-        to_tensorflow = _framework(self.kind.format) == TENSORFLOW
-        make = flattening.plan_to_tensorflow if to_tensorflow else flattening.plan_to_torch
-        plan = make(rest, self.request.given)
-        if not plan.moves and not plan.notes:
-            theirs = "torch" if to_tensorflow else TENSORFLOW
-            raise restore.no_layers_error(rest, theirs).located(file=self.checkpoint.path)
-        return plan
-
-
-def _is_alone(tree: Tree, agent: RecognizedAgent) -> bool:
-    """Whether the tree is one network of an agent, in a dict of its own, and nothing else."""
-    tensors = [path for path, _ in tree.tensors()]
-    return len({part.component for part in agent.parts}) == 1 and len({path[:-1] for path in tensors}) == 1
-
-
-def _open_problems(tree: Tree, plan: Plan, consumed: Collection[Path] = ()) -> list[Path | str]:
-    """Return what a plan leaves open: entries of the source by path, of the target by name."""
-    used = {move.source for move in plan.moves} | {*plan.consumed, *plan.kept, *consumed}
-    return [*plan.missing, *plan.partly, *(path for path in tree if path not in used)]
-
-
-def _is_kept(
-    checkpoint: Checkpoint, request: ConversionRequest, tree: Tree, binding: RecognizedAgent | None
-) -> bool:
-    """Say whether all that a checkpoint holds goes into another format as it is, under the same paths."""
-    source, target = checkpoint.format, request.kind.format
-    native, ours = _framework(source), _framework(target)
-    if source == target or ours == NUMPY:
-        return True
-    if {source, target} <= CONTAINERS and (source not in fill_model.NEUTRAL or target in fill_model.NEUTRAL):
-        return True
-    if binding is None:
-        theirs = fill_model.checkpoint_orientation(checkpoint, tree, native, request.options.from_, ours)
-        return theirs in (ours, NUMPY)
-    if source in fill_model.NEUTRAL & CONTAINERS:
-        return framework_of(binding) == ours
-    theirs = native
-    if theirs != NUMPY:
-        # What a program kept for itself is an agent for others only if a layout knows it; variables by name
-        # and objects are TensorFlow's own.
-        return theirs == ours == TENSORFLOW and source not in PICKLES
-    # Arrays that belong to no framework have the paths that they have; their names tell who named them.
-    return binding.layout not in ENCLOSED and framework_of(binding) == ours
-
-
-def axes_note(checkpoint: Checkpoint, tree: Tree, request: ConversionRequest) -> str | None:
-    """Return a note on arrays that keep their axes because nothing tells whose framework they are of."""
-    ours = _framework(request.kind.format)
-    if checkpoint.format not in fill_model.NEUTRAL or ours == NUMPY or request.options.from_ is not None:
-        return None
-    matrices = [path for path, leaf in tree.tensors() if len(leaf.shape) > 1 and "float" in leaf.dtype]
-    native = _framework(checkpoint.format)
-    if not matrices or fill_model.checkpoint_orientation(checkpoint, tree, native, None, ours) != NUMPY:
-        return None
-    names = abbreviate_list([display(path) for path in matrices], 3)
-    return (
-        f"no name tells a layer: axes stay as they are in the file ({names}), "
-        "and nn.Linear takes [out, in], Dense [in, out]"
-    )
-
-
-def _framework(name: str) -> str:
-    return cast(Format, plugins.find("formats", name).load()).FRAMEWORK
-
-
-def _plan_rewrite(tree: Tree, kind: TargetKind, known: Sidecar | None) -> Plan | None:
-    """Return the way to objects of what has none, None if the tree is that already or needs names."""
-    if not kind.options.get("graph") or tf_names.is_object_graph(tree):
-        return None
-    plan = (
-        tf_names.restore_objects(tree, known.objects)
-        if known is not None and known.objects is not None
-        else None
-    )
-    return plan or tf_names.plan_variable_objects(tree)
-
-
-def _plan_nested(checkpoint: Checkpoint, tree: Tree, kind: TargetKind, *, stated: bool) -> Plan | None:
-    """Return the way of arrays by whole names (`l1.kernel`) to objects, None where that has no meaning.
-
-    Nothing has an attribute with a dot in its name, and arrays in a row are layers in this order.
-    """
-    objects = kind.format == _WEIGHTS_FILE or kind.options.get("graph")
-    neutral = checkpoint.format in fill_model.NEUTRAL or _is_handmade(checkpoint)
-    if not objects or not neutral or any(len(path) != 1 for path in tree):
-        return None
-    rows = fill_model.group_unnamed_arrays(tree, TENSORFLOW, stated=stated)
-    tree = rows.tree
-    names = {path: tuple(re.split(r"[./]", str(path[0].value).removesuffix(":0"))) for path in tree}
-    below = {name[:depth] for name in names.values() for depth in range(len(name))}
-    clear = len(set(names.values())) == len(names) and below.isdisjoint(names.values())
-    if not clear or all(len(name) == 1 for name in names.values()) or not all(map(all, names.values())):
-        return None
-    own = {path: _name_kernels(name, frozenset(names.values())) for path, name in names.items()}
-    found = object_graph_paths(own.values())
-    labels = {found[own[path]]: Label(leaf.role, "/".join(own[path])) for path, leaf in tree.tensors()}
-    moves = tuple(Move(rows.sources[path], found[name], KEEP) for path, name in own.items())
-    return Plan(moves, labels=labels, assumed=rows.assumed)
-
-
-def _is_handmade(checkpoint: Checkpoint) -> bool:
-    """Say whether the file is HDF5 that no Keras wrote."""
-    return checkpoint.format == _WEIGHTS_FILE and checkpoint.writer is None
-
-
-def _name_kernels(name: tuple[str, ...], others: frozenset[tuple[str, ...]]) -> tuple[str, ...]:
-    """Return a dense layer's name of its matrix for the ones that a program's own class gave it."""
-    own = name[-1] == "weight" and {(*name[:-1], "bias")} <= others
-    return (*name[:-1], "kernel") if own else name
-
-
-def _plan_copy(tree: Tree) -> Plan:
-    return Plan(tuple(Move(path, path, KEEP) for path in tree))
-
-
-def _is_rebuilt(source: str, kind: TargetKind, tree: Tree) -> bool:
-    """Say whether the target keeps objects in TensorFlow's other way: in Keras's files, or in a graph."""
-    if kind.format == _WEIGHTS_FILE:
-        held = tree.containers.get(())
-        groups = held is not None and isinstance(held.state, dict) and "group" in held.state
-        return not groups and _framework(source) == TENSORFLOW
-    return bool(kind.options.get("graph")) and (
-        source in _KERAS_FILES or general_conversion.is_keras_export(tree)
-    )
-
-
-# Decides how a checkpoint becomes another, and says of everything in it what becomes of it.
-
-# The one format in which a tree as it is may have entries that no place is for (formats/keras_h5.py).
-_ARRAYS_ALONE = "keras_h5"
 _GROUPS = key("param_groups")
 
 
@@ -763,6 +116,59 @@ class ConversionPlan:
             if isinstance(leaf, Leaf) and dtypes.BY_NAME[leaf.dtype].torch is not None:
                 leaves[key(name),] = Leaf(leaf.dtype, leaf.shape, leaf.source, name)
         return Tree(leaves, {}, {(): Container("dict")})
+
+
+@dataclass(frozen=True, slots=True)
+class ConversionResult:
+    """What a conversion or an export did; `digest` is the target's (None for a dry run or a refusal).
+
+    `written` says whether the target is there now, `parity` how the networks that were written compared,
+    `load` are the Python lines that load the target. Where a model of the user was filled, `matched` says
+    layer by layer what filled what, `ambiguous` what has no evidence, and `loaded` whether the model loaded
+    the target; else `loaded` is None.
+    """
+
+    source: str
+    target: str
+    report: MappingReport
+    digest: str | None = None
+    written: bool = False
+    parity: tuple[Parity, ...] = ()
+    load: tuple[str, ...] = ()
+    ledger: LedgerEntries = ()
+    matched: tuple[LayerMatch, ...] = ()
+    ambiguous: tuple[Ambiguity, ...] = ()
+    loaded: bool | None = None
+
+    @property
+    def within(self) -> bool:
+        """Say whether what was compared is within its bound."""
+        return all(network.within for network in self.parity)
+
+    def document(self) -> dict[str, Any]:
+        """Return the JSON document."""
+        found = {
+            "source": self.source,
+            "target": self.target,
+            "mapped": [each.document() for each in self.report.mapped],
+            "unused": list(self.report.unused),
+            "missing": list(self.report.missing),
+            "assumed": list(self.report.assumed),
+            "ledger": sidecar.entries_to_json(self.ledger),
+            "notes": list(self.report.notes),
+            "parity": [network.document() for network in self.parity],
+            "digest": self.digest,
+            "written": self.written,
+            "load": list(self.load),
+        }
+        if self.loaded is not None:
+            found["matched"] = [each.document() for each in self.matched]
+            found["ambiguous"] = [each.document() for each in self.ambiguous]
+            found["loaded"] = self.loaded
+        return found
+
+
+# How a checkpoint becomes another: prepared, recognised, planned, and reported entry by entry.
 
 
 def plan_conversion(
@@ -865,7 +271,7 @@ def _state_dicts(tree: Tree, kind: TargetKind) -> Plan | None:
 def _copied(ready: PreparedTree, planner: _Planner) -> ConversionPlan:
     """Return the plan of what stays as it is."""
     tree, kind, checkpoint = ready.tree, planner.kind, planner.checkpoint
-    target = _arrays(tree) if kind.format == _ARRAYS_ALONE else tree
+    target = _arrays(tree) if kind.format == _WEIGHTS_FILE else tree
     moves = tuple(Move(path, path, KEEP) for path in target)
     lost = tuple(ready.names[path] for path in tree if path not in target)
     axes = axes_note(checkpoint, tree, planner.request) if kind.format != checkpoint.format else None
@@ -963,57 +369,653 @@ def report_moves(ready: PreparedTree, target: Tree, moves: tuple[Move, ...]) -> 
     return tuple(lines)
 
 
-# What a conversion did.
+# Which plan a checkpoint gets: a copy, by its layout, by the kinds of its layers, or by rules.
+
+TENSORFLOW, NUMPY = "tensorflow", "numpy"
+_WEIGHTS_FILE = "keras_h5"
+_KERAS_FILES = frozenset(("keras_h5", "keras_zip"))
+# Those that pickle NumPy arrays, whichever framework trained them, among much else.
+PICKLES = frozenset(("rllib",))
+# The layouts of a library's own container, whose settings mean nothing elsewhere.
+ENCLOSED = frozenset(("stable_baselines3", "rllib", "rllib_policy", "d3rlpy"))
+
+
+class _Choice(NamedTuple):
+    """The plan of a conversion, None if everything stays as it is, and the agent that the target holds.
+
+    `by_layout` says that the agent's layout made the plan.
+    """
+
+    plan: Plan | None
+    binding: RecognizedAgent | None = None
+    by_layout: bool = False
 
 
 @dataclass(frozen=True, slots=True)
-class ConversionResult:
-    """What a conversion or an export did; `digest` is the target's (None for a dry run or a refusal).
+class _Planner:
+    """What a conversion is planned from: the tree as it was prepared, the agent in it, and its sidecar."""
 
-    `written` says whether the target is there now, `parity` how the networks that were written compared,
-    `load` are the Python lines that load the target. Where a model of the user was filled, `matched` says
-    layer by layer what filled what, `ambiguous` what has no evidence, and `loaded` whether the model loaded
-    the target; else `loaded` is None.
-    """
-
-    source: str
-    target: str
-    report: MappingReport
-    digest: str | None = None
-    written: bool = False
-    parity: tuple[Parity, ...] = ()
-    load: tuple[str, ...] = ()
-    ledger: LedgerEntries = ()
-    matched: tuple[LayerMatch, ...] = ()
-    ambiguous: tuple[Ambiguity, ...] = ()
-    loaded: bool | None = None
+    checkpoint: Checkpoint
+    tree: Tree
+    request: ConversionRequest
+    binding: RecognizedAgent | None
+    known: Sidecar | None
 
     @property
-    def within(self) -> bool:
-        """Say whether what was compared is within its bound."""
-        return all(network.within for network in self.parity)
+    def kind(self) -> TargetKind:
+        """The kind of target."""
+        return self.request.kind
 
-    def document(self) -> dict[str, Any]:
-        """Return the JSON document."""
-        found = {
-            "source": self.source,
-            "target": self.target,
-            "mapped": [each.document() for each in self.report.mapped],
-            "unused": list(self.report.unused),
-            "missing": list(self.report.missing),
-            "assumed": list(self.report.assumed),
-            "ledger": sidecar.entries_to_json(self.ledger),
-            "notes": list(self.report.notes),
-            "parity": [network.document() for network in self.parity],
-            "digest": self.digest,
-            "written": self.written,
-            "load": list(self.load),
-        }
-        if self.loaded is not None:
-            found["matched"] = [each.document() for each in self.matched]
-            found["ambiguous"] = [each.document() for each in self.ambiguous]
-            found["loaded"] = self.loaded
+    @property
+    def framework(self) -> str:
+        """The framework whose names the target has."""
+        return options.format_framework(self.kind.format)
+
+    @property
+    def folds(self) -> bool:
+        """Whether statistics of observations become part of the first layers."""
+        return self.request.options.fold_normalizer
+
+    @property
+    def settings(self) -> Settings:
+        """What the sidecar says of the optimizers."""
+        return options.sidecar_settings(self.known)
+
+    def choose(self) -> _Choice:
+        """Return the plan: by rules, of a copy, by the agent's layout, or by the kinds of its layers.
+
+        Raise UsageError for what the target or the plan does not take.
+        """
+        request, binding, file = self.request, self.binding, self.checkpoint.path
+        if request.rules is not None:
+            return _Choice(self._by_rules(request.rules))
+        if self.checkpoint.format == options.ONNX:
+            return _Choice(self._from_onnx())
+        if self.kind.agent and binding is None:
+            raise UsageError(
+                f"only an agent can be written as {self.kind.layout}, and no layout recognises one here",
+                file=file,
+            )
+        if self.folds and (binding is None or binding.layout == NO_LAYOUT):
+            raise UsageError("--fold-normalizer is for agents that a layout recognises", file=file)
+        kept = self._is_kept()
+        if request.given and (kept or binding is not None):
+            why = "stays as it is" if kept or binding is None else f"goes by its layout, {binding.layout}"
+            raise UsageError(f"--kind and --flatten say how layers are mapped, and this {why}", file=file)
+        if kept:
+            return self._copy()
+        return _Choice(self._by_parts()) if binding is None else self._by_layout(binding)
+
+    def _is_kept(self) -> bool:
+        """Say whether all goes into another format as it is, under the same paths."""
+        by_layers = self.request.options.layout in (None, NO_LAYOUT)
+        if self.folds or self.kind.agent or not by_layers:
+            return False
+        return _is_kept(self.checkpoint, self.request, self.tree, self.binding)
+
+    def _copy(self) -> _Choice:
+        """Return the plan of a tree that keeps its values: the objects that the target needs, if any."""
+        tree, kind, binding = self.tree, self.kind, self.binding
+        stated = self.request.options.from_ is not None
+        nested = _plan_nested(self.checkpoint, tree, kind, stated=stated) if binding is None else None
+        if nested is not None:
+            inner = apply_plan(tree, nested)
+            return _Choice(compose_plans(nested, _plan_rewrite(inner, kind, None) or _plan_copy(inner)))
+        plan = _plan_rewrite(tree, kind, self.known if self.request.options.part is None else None)
+        # An optimizer of TensorFlow 1 has no place in Keras's file as it is, whatever layout knows it.
+        older = kind.format == _WEIGHTS_FILE and general_conversion.has_older_optimizer(tree)
+        objects = (binding is None or older) and _is_rebuilt(self.checkpoint.format, kind, tree)
+        made = self._object_rebuild() if objects else None
+        if made is None or (_open_problems(tree, made) and not older):
+            return _Choice(plan, binding)
+        return _Choice(made)
+
+    def _object_rebuild(self) -> Plan | None:
+        binding = self.binding
+        moved = {str(move.target[0].value) for move in binding.moves.moves} if binding is not None else set()
+        own = [name for name in schema.OPTIMIZERS if name in moved]
+        return general_conversion.to_objects(
+            self.tree,
+            self.settings,
+            self.request.stated.settings(),
+            file=self.kind.format == _WEIGHTS_FILE,
+            name=own[0] if len(own) == 1 else None,
+            # An .h5 of Keras 1 or 2 lists the layers of a model: those of Keras 3 never come here.
+            in_order=self.checkpoint.format == _WEIGHTS_FILE,
+        )
+
+    def _from_onnx(self) -> Plan:
+        """Return the plan of an ONNX model: its layers as a state_dict, and on as any state_dict goes."""
+        from ckpttool.libraries import onnx_policies  # other formats need none of it
+
+        checkpoint, tree, request, file = self.checkpoint, self.tree, self.request, self.checkpoint.path
+        if request.options.part is not None or tree.leaves.keys() != checkpoint.tree.leaves.keys():
+            raise UsageError("of an ONNX model all layers are converted", file=file, hint="leave out --part")
+        if self.kind.agent:
+            raise UsageError(
+                f"only an agent can be written as {self.kind.layout}, and an ONNX model is a network alone",
+                file=file,
+                hint="--to torch, tf, keras, safetensors or npz writes its layers",
+            )
+        try:
+            first, choices = onnx_policies.plan_state_dict(checkpoint)
+        except CkpttoolError as error:
+            raise error.located(file=error.file or file) from error.__cause__
+        if self.framework != TENSORFLOW:
+            if request.given:
+                raise UsageError("--kind and --flatten say how layers are mapped, and these stay as they are")
+            return first
+        layers = with_orders(
+            apply_plan(tree, first),
+            checkpoint,
+            sources=onnx_policies.map_weight_constants(first),
+            unknown=False,
+        )
+        inner = replace(self, tree=layers, request=request._replace(given=(*request.given, *choices)))
+        return compose_plans(first, inner._by_parts())
+
+    def _by_layout(self, binding: RecognizedAgent) -> _Choice:
+        """Return the plan of an agent: by its layout, or by its parts if those keep more of it.
+
+        One network alone is the root of a file of Keras, as it is of a program's `model.load_weights`.
+        """
+        require_layers(binding, self.known, sidecar.sidecar_path(self.checkpoint.path))
+        agent = with_names(without_save_count(binding, self.tree, self.known), self.tree, self.known)
+        alone = self.kind.format == _WEIGHTS_FILE and _is_alone(self.tree, agent)
+        if alone and not self.folds and self.request.options.layout is None:
+            general = self._attempt_by_parts()
+            if general is not None and not _open_problems(self.tree, general):
+                return _Choice(general)
+        failed: CkpttoolError | None = None
+        plan: Plan | None = None
+        try:
+            plan = plan_agent_conversion(
+                self.tree, agent, self.kind, self.settings, self.known, fold=self.folds
+            )
+        except (MappingError, UnsupportedError) as error:
+            failed = error
+        left = _open_problems(self.tree, plan, agent.consumed) if plan is not None else list(self.tree)
+        better = self._better_by_parts(agent, left)
+        if better is not None:
+            return _Choice(better)
+        if failed is not None:
+            raise failed
+        return _Choice(plan, agent, by_layout=True)
+
+    def _better_by_parts(self, agent: RecognizedAgent, left: Sequence[Path | str]) -> Plan | None:
+        """Return the plan by parts where it keeps slots or layers that the layout leaves open."""
+        if self.request.options.layout is not None or self.kind.agent or self.folds:
+            return None
+        unplaced = frozenset(left)
+        open_ = [leaf for path, leaf in self.tree.tensors() if path in unplaced]
+        slots = any(leaf.role == "slot" for leaf in open_)
+        layers = any(leaf.role in ("parameter", "buffer") and len(leaf.shape) > 1 for leaf in open_)
+        general = self._attempt_by_parts() if slots or layers else None
+        if general is None:
+            return None
+        problems = _open_problems(self.tree, general)
+        if problems and not (slots and len(problems) < len(left)):
+            return None
+        what = "the optimizer's state" if slots else "other networks"
+        said = f"converted by its parts: layout {agent.layout} has no place for {what}"
+        return replace(general, notes=(said, *general.notes))
+
+    def _attempt_by_parts(self) -> Plan | None:
+        with contextlib.suppress(MappingError, UnsupportedError, UsageError):
+            return self._by_parts()
+        return None
+
+    def _by_parts(self) -> Plan:
+        """Return the plan of networks, optimizers and values; raise MappingError where no layer is known."""
+        request, tree = self.request, self.tree
+        given, stated = request.given, request.stated.settings()
+        ours = self.framework
+        theirs, stated_axes = "torch" if ours == TENSORFLOW else TENSORFLOW, request.options.from_ is not None
+        if self.checkpoint.format != options.ONNX:
+            tree = with_orders(tree, self.checkpoint, unknown=False)
+        try:
+            tree, sources, assumed = fill_model.group_unnamed_arrays(tree, theirs, stated=stated_axes)
+            if ours == TENSORFLOW:
+                file = self.kind.format == _WEIGHTS_FILE
+                plan = general_conversion.to_tensorflow(tree, given, self.settings, stated, file=file)
+            else:
+                plan = general_conversion.to_torch(tree, given, self.settings, stated)
+            if not assumed:
+                return plan
+            return replace(relocate_sources(plan, sources), assumed=(*assumed, *plan.assumed))
+        except CkpttoolError as error:
+            raise error.located(file=self.checkpoint.path) from error.__cause__
+
+    def _by_rules(self, rules: RuleFile) -> Plan:
+        """Return what the user's rules say, and of what they do not name what the file says of the rest."""
+        if self.kind.agent:
+            raise UsageError(
+                f"rules say names, and those of {self.kind.layout} are its library's", file=rules.path
+            )
+        found = user_rules.apply_rules(rules, self.tree)
+        plan = user_rules.plan_from_rules(rules, found, objects=self.framework == TENSORFLOW)
+        rest = Tree({path: self.tree[path] for path in found.rest}, {}, self.tree.containers)
+        if rules.rest == "keep":
+            kept = tuple(Move(path, path, KEEP) for path in rest)
+            return replace(plan, moves=(*plan.moves, *kept))
+        if rules.rest == "kinds" and found.rest:
+            more = self._by_kinds(rest)
+            return replace(
+                more,
+                moves=(*plan.moves, *more.moves),
+                added={**plan.added, **more.added},
+                labels={**plan.labels, **more.labels},
+                consumed=(*plan.consumed, *more.consumed),
+                notes=(*plan.notes, *more.notes),
+            )
+        return plan
+
+    def _by_kinds(self, rest: Tree) -> Plan:
+        """Return the plan of the layers in what is left of a tree."""
+        to_tensorflow = self.framework == TENSORFLOW
+        make = flattening.plan_to_tensorflow if to_tensorflow else flattening.plan_to_torch
+        plan = make(rest, self.request.given)
+        if not plan.moves and not plan.notes:
+            theirs = "torch" if to_tensorflow else TENSORFLOW
+            raise restore.no_layers_error(rest, theirs).located(file=self.checkpoint.path)
+        return plan
+
+
+def _is_alone(tree: Tree, agent: RecognizedAgent) -> bool:
+    """Whether the tree is one network of an agent, in a dict of its own, and nothing else."""
+    tensors = [path for path, _ in tree.tensors()]
+    return len({part.component for part in agent.parts}) == 1 and len({path[:-1] for path in tensors}) == 1
+
+
+def _open_problems(tree: Tree, plan: Plan, consumed: Collection[Path] = ()) -> list[Path | str]:
+    """Return what a plan leaves open: entries of the source by path, of the target by name."""
+    used = {move.source for move in plan.moves} | {*plan.consumed, *plan.kept, *consumed}
+    return [*plan.missing, *plan.partly, *(path for path in tree if path not in used)]
+
+
+def _is_kept(
+    checkpoint: Checkpoint, request: ConversionRequest, tree: Tree, binding: RecognizedAgent | None
+) -> bool:
+    """Say whether all that a checkpoint holds goes into another format as it is, under the same paths."""
+    source, target = checkpoint.format, request.kind.format
+    native, ours = options.format_framework(source), options.format_framework(target)
+    if source == target or ours == NUMPY:
+        return True
+    if {source, target} <= CONTAINERS and (source not in fill_model.NEUTRAL or target in fill_model.NEUTRAL):
+        return True
+    if binding is None:
+        theirs = fill_model.checkpoint_orientation(checkpoint, tree, native, request.options.from_, ours)
+        return theirs in (ours, NUMPY)
+    if source in fill_model.NEUTRAL & CONTAINERS:
+        return options.layout_framework(binding.layout) == ours
+    theirs = native
+    if theirs != NUMPY:
+        # What a program kept for itself is an agent for others only if a layout knows it; variables by name
+        # and objects are TensorFlow's own.
+        return theirs == ours == TENSORFLOW and source not in PICKLES
+    # Arrays that belong to no framework have the paths that they have; their names tell who named them.
+    return binding.layout not in ENCLOSED and options.layout_framework(binding.layout) == ours
+
+
+def axes_note(checkpoint: Checkpoint, tree: Tree, request: ConversionRequest) -> str | None:
+    """Return a note on arrays that keep their axes because nothing tells whose framework they are of."""
+    ours = options.format_framework(request.kind.format)
+    if checkpoint.format not in fill_model.NEUTRAL or ours == NUMPY or request.options.from_ is not None:
+        return None
+    matrices = [path for path, leaf in tree.tensors() if len(leaf.shape) > 1 and "float" in leaf.dtype]
+    native = options.format_framework(checkpoint.format)
+    if not matrices or fill_model.checkpoint_orientation(checkpoint, tree, native, None, ours) != NUMPY:
+        return None
+    names = abbreviate_list([display(path) for path in matrices], 3)
+    return (
+        f"no name tells a layer: axes stay as they are in the file ({names}), "
+        "and nn.Linear takes [out, in], Dense [in, out]"
+    )
+
+
+def _plan_rewrite(tree: Tree, kind: TargetKind, known: Sidecar | None) -> Plan | None:
+    """Return the way to objects of what has none, None if the tree is that already or needs names."""
+    if not kind.options.get("graph") or tf_names.is_object_graph(tree):
+        return None
+    plan = (
+        tf_names.restore_objects(tree, known.objects)
+        if known is not None and known.objects is not None
+        else None
+    )
+    return plan or tf_names.plan_variable_objects(tree)
+
+
+def _plan_nested(checkpoint: Checkpoint, tree: Tree, kind: TargetKind, *, stated: bool) -> Plan | None:
+    """Return the way of arrays by whole names (`l1.kernel`) to objects, None where that has no meaning.
+
+    Nothing has an attribute with a dot in its name, and arrays in a row are layers in this order.
+    """
+    objects = kind.format == _WEIGHTS_FILE or kind.options.get("graph")
+    neutral = checkpoint.format in fill_model.NEUTRAL or _is_handmade(checkpoint)
+    if not objects or not neutral or any(len(path) != 1 for path in tree):
+        return None
+    rows = fill_model.group_unnamed_arrays(tree, TENSORFLOW, stated=stated)
+    tree = rows.tree
+    names = {path: tuple(re.split(r"[./]", str(path[0].value).removesuffix(":0"))) for path in tree}
+    below = {name[:depth] for name in names.values() for depth in range(len(name))}
+    clear = len(set(names.values())) == len(names) and below.isdisjoint(names.values())
+    if not clear or all(len(name) == 1 for name in names.values()) or not all(map(all, names.values())):
+        return None
+    own = {path: _name_kernels(name, frozenset(names.values())) for path, name in names.items()}
+    found = object_graph_paths(own.values())
+    labels = {found[own[path]]: Label(leaf.role, "/".join(own[path])) for path, leaf in tree.tensors()}
+    moves = tuple(Move(rows.sources[path], found[name], KEEP) for path, name in own.items())
+    return Plan(moves, labels=labels, assumed=rows.assumed)
+
+
+def _is_handmade(checkpoint: Checkpoint) -> bool:
+    """Say whether the file is HDF5 that no Keras wrote."""
+    return checkpoint.format == _WEIGHTS_FILE and checkpoint.writer is None
+
+
+def _name_kernels(name: tuple[str, ...], others: frozenset[tuple[str, ...]]) -> tuple[str, ...]:
+    """Return a dense layer's name of its matrix for the ones that a program's own class gave it."""
+    own = name[-1] == "weight" and {(*name[:-1], "bias")} <= others
+    return (*name[:-1], "kernel") if own else name
+
+
+def _plan_copy(tree: Tree) -> Plan:
+    return Plan(tuple(Move(path, path, KEEP) for path in tree))
+
+
+def _is_rebuilt(source: str, kind: TargetKind, tree: Tree) -> bool:
+    """Say whether the target keeps objects in TensorFlow's other way: in Keras's files, or in a graph."""
+    if kind.format == _WEIGHTS_FILE:
+        held = tree.containers.get(())
+        groups = held is not None and isinstance(held.state, dict) and "group" in held.state
+        return not groups and options.format_framework(source) == TENSORFLOW
+    return bool(kind.options.get("graph")) and (
+        source in _KERAS_FILES or general_conversion.is_keras_export(tree)
+    )
+
+
+# How an agent becomes one of another layout: through the canonical tree, with all that is known of it.
+
+_STATISTICS = "observation statistics are"
+
+
+def recognize_source_agent(
+    checkpoint: Checkpoint,
+    tree: Tree,
+    layout: str | None,
+    part: str | None,
+    known: RecognizedAgent | None = None,
+) -> tuple[RecognizedAgent | None, tuple[str, ...]]:
+    """Return the agent that the tree is, with what files beside it say, and a note for each of those.
+
+    `known` is the agent of the whole checkpoint, where somebody has recognised it already.
+    """
+    if checkpoint.format == options.ONNX:
+        return recognize.recognize_checkpoint(checkpoint, layout), ()
+    same = known is not None and layout is None and tree is checkpoint.tree
+    binding = known if same else recognize.recognize_tree(tree, os.path.basename(checkpoint.path), layout)
+    if part is not None and layout is None and binding is not None and not _is_whole(binding):
+        binding = None  # one network of an agent is a model of its own
+    if binding is None:
+        return None, ()
+    binding, notes = restore.with_companions(binding, checkpoint)
+    return with_records(binding, tree, checkpoint), notes
+
+
+def plan_agent_conversion(
+    tree: Tree,
+    binding: RecognizedAgent,
+    kind: TargetKind,
+    told: Settings,
+    known: Sidecar | None,
+    *,
+    fold: bool = False,
+) -> Plan:
+    """Return the way to the kind's layout; raise UsageError if that is not written, and what its plan raises.
+
+    `told` are settings of the optimizers that are known from elsewhere. With `fold` the first layers compute
+    what the statistics of observations do.
+    """
+    layout = plugins.find("layouts", kind.layout).load()
+    if not recognize.can_write(layout):
+        raise UsageError(f"layout {kind.layout} is not written yet")
+    agent = canonical_tree(tree, binding.moves)
+    facts = restore.merge_metadata(known, restore.read_metadata(binding, agent))
+    added = restore.action_map(facts, agent)
+    binding = _with_known_facts(binding, facts)
+    consumed: tuple[Path, ...] = ()
+    notes: tuple[str, ...] = ()
+    if fold:
+        folded = fold_statistics(binding, agent, facts)
+        consumed = tuple(move.source for move in binding.moves.moves if move.target in folded.taken)
+        binding, agent, notes = folded.binding, folded.agent, (folded.note,)
+        added = {**added, **folded.added}
+        facts = replace(facts, obs_norm=None)
+    found = binding.moves
+    binding, copies = add_targets(binding, agent)
+    added = {**added, **copies}
+    first = Plan(found.moves, added, assumed=found.assumed, consumed=consumed, notes=(*found.notes, *notes))
+    second = cast(Plan, getattr(layout, kind.plan)(binding, Tree({**agent, **added}), told))
+    said = optimizers_write.list_epsilon_notes(
+        agent, options.layout_framework(binding.layout), layout.TABLE.framework
+    )
+    if any(move.source in copies for move in second.moves):
+        second = replace(second, assumed=(*second.assumed, _copied_targets_note(binding, copies)))
+    made = compose_plans(
+        first, _with_statistics_note(replace(second, notes=(*second.notes, *said)), facts, kind)
+    )
+    own = getattr(layout, "OBSERVATION_SPACE", ()) if binding.layout == kind.layout else ()
+    spaces = [path for path in own if path in tree]
+    return replace(made, moves=(*made.moves, *(Move(path, path, KEEP) for path in spaces)))
+
+
+def _copied_targets_note(binding: RecognizedAgent, copies: Iterable[Path]) -> str:
+    """Return the sentence that the targets were not stored, and what a program does about that."""
+    names = " and ".join(dict.fromkeys(str(path[0].value) for path in copies))
+    loads = getattr(plugins.find("layouts", binding.layout).load(), "COPIES_TARGETS", None)
+    whose = f", as {loads} makes them" if loads is not None else ""
+    return f"{names}: copies of the online networks{whose}; the source stores no targets"
+
+
+def _with_statistics_note(plan: Plan, facts: Sidecar, kind: TargetKind) -> Plan:
+    """Return the plan with a note where only the sidecar keeps what observations are normalised with.
+
+    A library's own form that lacks them is another agent to the library: they are missing then.
+    """
+    held = any(move.source[0].value == NORMALIZER for move in plan.moves)
+    said = [note for note in plan.notes if note.startswith(_STATISTICS)]
+    if facts.obs_norm is None or held or (said and not said[0].startswith(f"{_STATISTICS} in the sidecar")):
+        return plan
+    notes = () if said else (f"{_STATISTICS} in the sidecar: the target has no place for them",)
+    # A limit alone is a setting of some libraries' programs, which they keep with those of training.
+    limit = not any(facts.obs_norm["mean"]) and all(var == 1 for var in facts.obs_norm["var"])
+    if not kind.agent or limit:
+        return replace(plan, notes=(*plan.notes, *notes))
+    hint = "--fold-normalizer makes the statistics of observations a part of the first layers"
+    return replace(plan, missing=(*plan.missing, NORMALIZER), notes=(*plan.notes, *notes, hint))
+
+
+def _with_known_facts(binding: RecognizedAgent, known: Sidecar) -> RecognizedAgent:
+    """Return the binding with the action map, activations, epsilon and statistics known, whoever says so."""
+    told = binding.facts
+    facts = told._replace(
+        head=str(known.head or told.head),
+        activations=tuple(known.activations) if known.activations else told.activations,
+        norm=restore.known_statistics(known) or told.norm,
+        epsilon=(known.epsilon or {}).get("layer_norm", told.epsilon),
+    )
+    return replace(binding, facts=facts)
+
+
+def without_save_count(binding: RecognizedAgent, tree: Tree, known: Sidecar | None) -> RecognizedAgent:
+    """Return the binding without a count of saves that a conversion added, as its receipt shows."""
+    if known is None or known.source is None:
+        return binding
+    mapped = {str(rule.get("target")) for rule in known.rules if isinstance(rule, Mapping)}
+    added = {
+        move.source
+        for move in binding.moves.moves
+        if move.target == SAVES and tree.names[move.source] not in mapped
+    }
+    kept = tuple(move for move in binding.moves.moves if move.source not in added)
+    return replace(
+        binding, moves=replace(binding.moves, moves=kept), consumed=binding.consumed | frozenset(added)
+    )
+
+
+def _is_whole(binding: RecognizedAgent) -> bool:
+    return len({part.component for part in binding.parts}) > 1
+
+
+# Folds the statistics of observations into the layers that take observations: `convert --fold-normalizer`.
+#
+# `W ((x - mean) / s) + b` is `(W / s) x + (b - W (mean / s))`. A limit of the normalised observations is no
+# linear function, so statistics that have one are refused. The moments of an optimizer belong to the weights
+# as they were: for the layers that change they cannot be computed (a second moment of a sum is not that of
+# its terms), so optimizers stay behind.
+
+
+class StatisticsFold(NamedTuple):
+    """The rule of a tensor that has become another one by its layer's share of the statistics."""
+
+    made: Leaf
+    name: str = "fold statistics"
+
+    def leaf(self, leaf: Leaf | ValueLeaf) -> Leaf | ValueLeaf:  # noqa: ARG002  # it was computed before
+        """Return the new tensor."""
+        return self.made
+
+    def inverse(self, source: Leaf | ValueLeaf) -> Rule:
+        """Raise MappingError: the statistics are in no other place of the target."""
+        raise MappingError("folded statistics cannot be taken out again", path=getattr(source, "key", None))
+
+
+@dataclass(frozen=True, slots=True)
+class FoldedAgent:
+    """An agent without statistics that computes what the one with them did.
+
+    `taken` are the canonical paths of the statistics, `added` biases that the layers did not have.
+    """
+
+    binding: RecognizedAgent
+    agent: Tree
+    added: Mapping[Path, Leaf | ValueLeaf]
+    taken: frozenset[Path]
+    note: str
+
+
+def fold_statistics(binding: RecognizedAgent, agent: Tree, facts: Sidecar) -> FoldedAgent:
+    """Return the canonical agent with its statistics in the layers that take observations.
+
+    Raise UsageError without statistics, UnsupportedError where they cannot be folded exactly.
+    """
+    norm = _foldable_statistics(binding, facts)
+    mean, var = (np.asarray(norm[name], np.float64) for name in ("mean", "var"))
+    spread = np.sqrt(var + float(norm.get("epsilon", 1e-8)))
+    made: dict[Path, Leaf] = {}
+    for part in binding.parts:
+        made |= _first_layer(part, agent, mean, spread)
+    gone = {path for path in agent if path[0].value in (*OPTIMIZERS, NORMALIZER)}
+    states = any(path[0].value in OPTIMIZERS for path in gone)
+    taken = frozenset(path for path in gone if path[0] == attr(NORMALIZER))
+    if any(move.target in made and is_cut(move.rule) for move in binding.moves.moves):
+        raise UnsupportedError("the first layer is stored in one tensor with others: it cannot be folded")
+    kept = tuple(
+        replace(move, rule=StatisticsFold(made[move.target])) if move.target in made else move
+        for move in binding.moves.moves
+        if move.target not in gone
+    )
+    added = {path: leaf for path, leaf in made.items() if path not in agent}
+    bare = replace(
+        binding,
+        moves=replace(binding.moves, moves=kept),
+        facts=binding.facts._replace(norm=None),
+    )
+    leaves = {path: leaf for path, leaf in agent.items() if path not in gone}
+    note = f"the statistics of {len(mean)} observations are part of the first layers"
+    more = "; optimizers stay behind, because their moments belong to the former weights" if states else ""
+    return FoldedAgent(bare, Tree({**leaves, **made}), added, taken, note + more)
+
+
+def _foldable_statistics(binding: RecognizedAgent, facts: Sidecar) -> Mapping[str, Any]:
+    norm = facts.obs_norm
+    if norm is None:
+        raise UsageError("there are no statistics of observations to fold", hint="--obs-norm FILE gives some")
+    if norm.get("clip") is not None:
+        raise UnsupportedError(
+            "the normalised observations are limited, which no layer does",
+            found=f"a limit of {norm['clip']:g}",
+            hint="--obs-norm with statistics that have no `clip`, if no observation reaches the limit",
+        )
+    if binding.fronts:
+        raise UnsupportedError("statistics are folded into dense layers alone, and an encoder is before them")
+    return norm
+
+
+def _first_layer(part: AgentNetwork, agent: Tree, mean: np.ndarray, spread: np.ndarray) -> dict[Path, Leaf]:
+    """Return the kernel and bias that take observations as they are, none for a network of another input."""
+    if part.layers[0].kind != "dense":
+        raise UnsupportedError(f"{part.title} begins with a norm, into which nothing is folded")
+    inputs, _ = layer_widths(agent, part)
+    if inputs < len(mean) or (inputs != len(mean) and part.component.partition("_")[0] != "critic"):
+        raise UnsupportedError(
+            f"{part.title} takes something else than the observations",
+            expected=f"{len(mean)} inputs",
+            found=str(inputs),
+        )
+    paths = [schema.canonical_weight_path(part, 0, name) for name in ("kernel", "bias")]
+    kernel, bias = (agent.get(path) for path in paths)
+    if not isinstance(kernel, Leaf):
+        raise UnsupportedError(f"{part.title} has no kernel to fold statistics into")
+    weights = kernel.array().astype(np.float64)
+    start = bias.array().astype(np.float64) if isinstance(bias, Leaf) else np.zeros(weights.shape[1])
+    # Actions that a critic takes come after the observations, and are not normalised.
+    rows = weights[: len(mean)] / spread[:, None]
+    found = {
+        paths[0]: (kernel, np.concatenate([rows, weights[len(mean) :]])),
+        paths[1]: (bias if isinstance(bias, Leaf) else kernel, start - mean @ rows),
+    }
+    return {path: _folded_leaf(leaf, numbers) for path, (leaf, numbers) in found.items()}
+
+
+def _folded_leaf(leaf: Leaf, numbers: np.ndarray) -> Leaf:
+    if leaf.dtype not in ("float32", "float64"):
+        raise UnsupportedError(f"statistics are not folded into weights of type {leaf.dtype}", path=leaf.key)
+    data = np.ascontiguousarray(numbers, leaf.dtype).tobytes()
+    return replace(leaf, shape=numbers.shape, source=Inline(data))
+
+
+# Whether a conversion goes back to where its source came from, and then the source itself.
+
+# The formats that store what a torch program handed them, and nothing of their own.
+CONTAINERS = frozenset(("pytorch", "pytorch_legacy", "pytorch_tar", "pytorch_dcp", "safetensors", "sharded"))
+
+
+def plan_reverse(
+    checkpoint: Checkpoint, request: ConversionRequest, known: Sidecar | None, tree: Tree
+) -> ReverseConversion:
+    """Return what the checkpoint was converted from if that is wanted; if it cannot be, a note why."""
+    if not (request.whole and request.plain) or known is None or known.undo is None:
+        return ReverseConversion()
+    if not _is_reverse(known, request.kind):
+        return ReverseConversion()
+    found = save.reverse_conversion(tree, known.undo, checkpoint.path)
+    if found.tree is None:
         return found
+    if request.kind.state and request.by_name != tf_names.has_named_variables(found.tree):
+        return ReverseConversion()
+    said = f"undone: every entry is as it was in {(known.source or {}).get('path')}"
+    return found._replace(note=said)
+
+
+def _is_reverse(known: Sidecar, kind: TargetKind) -> bool:
+    """Say whether the target is what the sidecar's checkpoint was converted from, by format and layout."""
+    before, layout = (known.source or {}).get("format"), (known.source or {}).get("layout")
+    if before != kind.format and not {before, kind.format} <= CONTAINERS:
+        return False
+    # A library's own form is asked for by the library's name.
+    others = {each.layout for each in TARGETS.values() if each.agent}
+    return layout == kind.layout or (not kind.agent and layout not in others)
 
 
 # The receipt of a conversion: the sidecar that says what went where, by which rule, on what assumption.
@@ -1040,40 +1042,53 @@ def with_policy_facts(
     holds less than the source. Of a `part`, and of what fills a user's `model`, no facts are carried.
     """
     # Recorded computations take modules that no agent of a layout needs.
-    from ckpttool.libraries.single_networks import read_computation, recognize_single_policy
+    from ckpttool.libraries.single_networks import read_computation
 
-    recorded = read_computation(checkpoint)
-    followed, refused, policy = False, "", None
+    recorded, found = read_computation(checkpoint), _read_policy_facts(checkpoint, target)
+    if found.same_layout or (found.facts is not None and (model or part is not None)):
+        return own
+    if found.facts is not None:
+        known = restore.merge_metadata(own.sidecar, found.facts)
+        if recorded is not None and recorded.code:
+            known = replace(known, computation={"origin": recorded.origin, "code": recorded.code})
+        return replace(own, sidecar=known)
+    # The target of a chain whose class is not in the file is as much of it as the source.
+    if recorded is None or (own.sidecar is not None and own.sidecar.computation is not None):
+        return own
+    kept = {"origin": recorded.origin, "code": recorded.code, "refused": found.refused[:_LONGEST]}
+    kept = {name: text for name, text in kept.items() if text}
+    return replace(own, sidecar=replace(own.sidecar or Sidecar(""), computation=kept))
+
+
+class _PolicyFacts(NamedTuple):
+    """Facts of a policy that go with its target, or why the policy cannot be played.
+
+    `same_layout` says that the target has the layout of the source, which records them itself.
+    """
+
+    facts: Sidecar | None = None
+    same_layout: bool = False
+    refused: str = ""
+
+
+def _read_policy_facts(checkpoint: Checkpoint, target: Checkpoint) -> _PolicyFacts:
+    from ckpttool.libraries.single_networks import recognize_single_policy
+
+    policy = None
     try:
         policy = recognize_checkpoint(checkpoint)
         by_layout = policy is not None
         if policy is None:
             policy = recognize_single_policy(checkpoint)
-        followed = policy is not None
-        facts = (
-            None
-            if policy is None
-            else _portable_policy_facts(checkpoint, target, policy, by_layout=by_layout)
-        )
-        if facts is not None and (model or part is not None):
-            return own
-        if facts is not None:
-            known = restore.merge_metadata(own.sidecar, facts)
-            if recorded is not None and recorded.code:
-                known = replace(known, computation={"origin": recorded.origin, "code": recorded.code})
-            return replace(own, sidecar=known)
-        if by_layout and policy is not None and _layout(target) == policy.layout:
-            return own
+        if policy is None:
+            return _PolicyFacts()
+        facts = _portable_policy_facts(checkpoint, target, policy, by_layout=by_layout)
+        return _PolicyFacts(facts, facts is None and by_layout and _layout(target) == policy.layout)
     except UsageError:
-        pass  # an option that is missing does not make the source one that cannot be played
+        return _PolicyFacts()  # an option that is missing does not make the source one that cannot be played
     except CkpttoolError as error:
-        refused = "" if followed else error.message + (f": {error.found}" if error.found else "")
-    # The target of a chain whose class is not in the file is as much of it as the source.
-    if recorded is None or (own.sidecar is not None and own.sidecar.computation is not None):
-        return own
-    kept = {"origin": recorded.origin, "code": recorded.code, "refused": refused[:_LONGEST]}
-    kept = {name: text for name, text in kept.items() if text}
-    return replace(own, sidecar=replace(own.sidecar or Sidecar(""), computation=kept))
+        why = error.message + (f": {error.found}" if error.found else "")
+        return _PolicyFacts(refused="" if policy is not None else why)
 
 
 def unplayable_note(own: VerifiedSidecar) -> tuple[str, ...]:
@@ -1108,7 +1123,7 @@ def _portable_policy_facts(
     # Statistics of observations are a fact of their own name in a sidecar.
     recorded = frozenset("obs_norm" if name == "norm" else name for name in recorded)
     facts = {name: getattr(read, name) for name in sorted(recorded)}
-    provenance = {name: read.provenance[name] for name in recorded if name in read.provenance}
+    provenance = {name: read.provenance[name] for name in sorted(recorded) if name in read.provenance}
     return Sidecar("", **facts, provenance=provenance)
 
 
@@ -1132,7 +1147,7 @@ def _has_same_numbers(one: Tree, other: Tree) -> bool:
 
 def receipt(
     checkpoint: Checkpoint,
-    way: ConversionPlan,
+    made: ConversionPlan,
     own: VerifiedSidecar,
     written: Digest,
     undone: ReverseRecord,
@@ -1143,19 +1158,19 @@ def receipt(
 
     `options` are those of the conversion, from which `verify --all` plans it again.
     """
-    binding, report = way.binding, way.report
+    binding, report = made.binding, made.report
     base = own.sidecar or Sidecar("")
     if binding is not None:
-        read = restore.read_metadata(binding, select_network_leaves(way.source, binding))
+        read = restore.read_metadata(binding, select_network_leaves(made.source, binding))
         base = restore.without_statistics(binding, restore.merge_metadata(own.sidecar, read))
-    if way.settings is not None:
+    if made.settings is not None:
         provenance = {name: said for name, said in base.provenance.items() if name != "optimizers"}
-        if way.settings:
+        if made.settings:
             provenance["optimizers"] = f"read from {os.path.basename(checkpoint.path)}"
-        base = replace(base, optimizers=way.settings or None, provenance=provenance)
+        base = replace(base, optimizers=made.settings or None, provenance=provenance)
     return replace(
         base,
-        provenance={**base.provenance, **way.said},
+        provenance={**base.provenance, **made.said},
         target_sha256=written.sha256,
         source={
             **describe_source(checkpoint, binding, own.sha256, **_source_details(own, binding, part)),
@@ -1163,10 +1178,10 @@ def receipt(
         },
         rules=receipt_rules(report),
         assumed=report.assumed,
-        objects=way.objects,
-        stripped=way.stripped,
+        objects=made.objects,
+        stripped=made.stripped,
         parity=None,
-        residue=tuple(_residue_entries(way, (*report.unused, *way.kept))),
+        residue=tuple(_residue_entries(made, (*report.unused, *made.kept))),
         undo=undone.record,
     )
 
@@ -1203,9 +1218,9 @@ def receipt_rules(report: MappingReport) -> list[dict[str, str]]:
     ]
 
 
-def _residue_entries(way: ConversionPlan, unused: Sequence[str]) -> Iterator[dict[str, Any]]:
+def _residue_entries(made: ConversionPlan, unused: Sequence[str]) -> Iterator[dict[str, Any]]:
     """Go through what is left behind; of a value that is no tensor, what `inspect` shows of it."""
-    values = {name: way.source[path] for path, name in way.names.items() if path in way.source}
+    values = {name: made.source[path] for path, name in made.names.items() if path in made.source}
     for name in unused:
         leaf = values.get(name)
         shown = json_value(leaf) if isinstance(leaf, ValueLeaf) else {}

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, cast
 from ckpttool.commands import evidence
 from ckpttool.commands.digest import digest_checkpoint
 from ckpttool.commands.evidence import GIVEN, NO_FACTS, AgentFacts
+from ckpttool.commands.folder import list_names
 from ckpttool.commands.inspect import format_command
 from ckpttool.core import filesystem, plugins, sidecar, text
 from ckpttool.core.checkpoint import Checkpoint
@@ -648,7 +649,7 @@ def _candidate_owners(path: str) -> Iterator[str]:
         )
     for above in (folder, os.path.dirname(folder)):
         for agent in (
-            os.path.join(above, each) for each in sorted(_list_names(above)) if each.endswith(".zip")
+            os.path.join(above, each) for each in sorted(list_names(above)) if each.endswith(".zip")
         ):
             if path in map(os.path.normpath, sb3.list_zoo_files(agent)):
                 yield agent
@@ -663,13 +664,6 @@ def _checkpoint_files(location: str) -> list[str]:
     try:
         return [os.path.abspath(file.path) for file in open_checkpoint(location).files]
     except CkpttoolError:
-        return []
-
-
-def _list_names(folder: str) -> list[str]:
-    try:
-        return filesystem.listdir(folder)
-    except OSError:
         return []
 
 
@@ -693,7 +687,7 @@ class Agent:
 
     `known` is what its sidecar and its own files say of it, each fact with its provenance; `sidecar` is
     only the former. `ledger` lists what of it is used, assumed and not used; whoever builds a network of it
-    adds bounds of an environment (commands/network_outputs.py).
+    adds bounds of an environment (network_outputs.derive_network_settings).
     """
 
     checkpoint: Checkpoint
@@ -899,7 +893,7 @@ def agent_ledger(
     tree: Tree,
     given: Collection[str] = (),
 ) -> LedgerEntries:
-    """Return the ledger of an agent with the canonical tree `tree` (commands/restore.py)."""
+    """Return the ledger of an agent with the canonical tree `tree`."""
     part = next((part for part in binding.parts if part.acts), binding.parts[0])
     sizes = layer_widths(tree, part)
     front = binding.fronts.get(part.component)
@@ -1025,12 +1019,20 @@ class VerifiedSidecar:
     """The sidecar that was written for these very weights, if there is one.
 
     `sha256` is the checkpoint's digest where it had to be computed to know; `notes` name the sidecar's file
-    if that is not the usual one.
+    if that is not the usual one. `stale` says that the sidecar is of other weights, which only those get who
+    ask for such a one (`read_any_sidecar`).
     """
 
     sidecar: Sidecar | None = None
     sha256: str | None = None
     notes: tuple[str, ...] = ()
+    stale: bool = False
+
+    @property
+    def origin(self) -> str | None:
+        """The digest of the source of the conversion, None where the sidecar names none."""
+        source = self.sidecar.source if self.sidecar is not None else None
+        return str(source["sha256"]) if source and source.get("sha256") else None
 
 
 def _onnx_metadata(checkpoint: Checkpoint, found: Sidecar | None) -> VerifiedSidecar:
@@ -1070,6 +1072,14 @@ def read_verified_sidecar(checkpoint: Checkpoint, sha256: str | None = None) -> 
     if found is None:
         return VerifiedSidecar(sha256=sha256)
     raise _foreign_sidecar_error(checkpoint, found, sha256)
+
+
+def read_any_sidecar(checkpoint: Checkpoint) -> VerifiedSidecar:
+    """Return the sidecar beside the checkpoint, also one that was written for other weights."""
+    try:
+        return read_verified_sidecar(checkpoint)
+    except ChecksumError:
+        return VerifiedSidecar(sidecar.load_sidecar(checkpoint.path), stale=True)
 
 
 def _foreign_sidecar_error(checkpoint: Checkpoint, found: Sidecar, sha256: str) -> ChecksumError:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import struct
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
@@ -192,6 +193,14 @@ def _compare_strings(left: Leaf, right: Leaf) -> ArrayDifference | None:
     at = tuple(int(step) for step in np.unravel_index(unlike[0], left.shape))
     shown = [each[unlike[0]].decode("utf-8", "backslashreplace") for each in (first, second)]
     return ArrayDifference(len(first), len(unlike), 0, math.inf, math.inf, None, at, *shown)
+
+
+def round_to_float32(value: float) -> float:
+    """Return the number that a float32 holds in the place of this one; one beyond its range as it is."""
+    try:
+        return float(struct.unpack("<f", struct.pack("<f", value))[0])
+    except OverflowError:
+        return float(value)
 
 
 def _json_number(value: Any) -> Any:

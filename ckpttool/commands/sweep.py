@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import csv
+import dataclasses
+import fcntl
+import hashlib
 import io
+import json
 import math
 import os
 from collections.abc import Hashable, Iterator, Mapping, Sequence
@@ -13,14 +17,13 @@ from typing import IO, Any, cast
 
 import numpy as np
 
-from ckpttool.commands import evaluate, inspect
+from ckpttool.commands import inspect
 from ckpttool.commands.evaluate import (
     Evaluation,
     EvaluationEnvironment,
     EvaluationOptions,
     PlayableAgent,
     Protocol,
-    ResultsFile,
     collect_versions,
     prepare_agent,
     require_backend,
@@ -41,11 +44,14 @@ from ckpttool.commands.restore import (
     read_verified_sidecar,
     recognize_playable_agent,
 )
-from ckpttool.core import plugins, urls
-from ckpttool.core.atomic_write import Output, Progress, ignore_progress, require_new, write_atomically
+from ckpttool.core import plugins, sidecar, urls
+from ckpttool.core import text as documents
+from ckpttool.core.atomic_write import Progress, ignore_progress, require_new, require_regular, write_file
 from ckpttool.core.checkpoint import Checkpoint
 from ckpttool.core.errors import (
+    ChecksumError,
     CkpttoolError,
+    FormatError,
     MissingExtraError,
     NotACheckpointError,
     UnsupportedError,
@@ -54,10 +60,13 @@ from ckpttool.core.errors import (
 )
 from ckpttool.core.text import clean, format_count
 from ckpttool.encodings import protobuf
-from ckpttool.evaluation.gymnasium_engine import EnvSpec
-from ckpttool.evaluation.statistics import Estimate, percentile_interval, resampled_means
+from ckpttool.evaluation.gymnasium_engine import Agreement, EnvSpec
+from ckpttool.evaluation.rollout import Rollout
+from ckpttool.evaluation.statistics import Estimate, percentile_interval, resampled_means, summarize
 from ckpttool.libraries.recognize import recognize_checkpoint
-from ckpttool.networks.network import Backend, stack_structure
+from ckpttool.networks import network as serial
+from ckpttool.networks.network import Backend, Network, stack_structure
+from ckpttool.version import __version__
 
 # What evaluations of one run say together: a curve over training steps, a ranking, and which one is best.
 
@@ -68,7 +77,7 @@ LEVEL = 0.95
 class ScoredCheckpoint:
     """A finished evaluation and the training step of its checkpoint, None where nothing says it.
 
-    `counts` is all that the checkpoint and its name say of its training (training_step.counted).
+    `counts` is all that the checkpoint and its name say of its training (inspect.count_training).
     """
 
     evaluation: Evaluation
@@ -312,11 +321,196 @@ def save_scalars(folder: str, scored: Sequence[ScoredCheckpoint], wall_time: flo
 
 
 def _write_new_file(path: str, data: bytes) -> None:
-    def write(stream: IO[bytes]) -> None:
-        stream.write(data)
-
     require_new_result(path)
-    write_atomically((Output(path, write),))
+    write_file(path, data)
+
+
+# Finished evaluations in a file, a line of JSON each, written as they come and taken up by a rerun.
+#
+# Each line carries the sha256 of its own content. A line that was changed afterwards is refused; one without
+# a digest, from an earlier version, is not taken up: its checkpoint is played again.
+
+SUFFIX = ".jsonl"
+NAME = f"evaluations{SUFFIX}"
+SCHEMA = 1
+# A line is a few kilobytes for a hundred episodes; nobody's evaluations fill this.
+LIMIT = 1 << 30
+
+
+def results_path(out: str) -> str | None:
+    """Return the file of lines that an `--out` means, or None if it means one document."""
+    if os.path.isdir(out):
+        return os.path.join(out, NAME)
+    return out if out.endswith(SUFFIX) else None
+
+
+def hash_policy(network: Network) -> str:
+    """Return the sha256 of a finished policy: its graph, weights, statistics and action bounds."""
+    arrays: dict[str, np.ndarray] = {}
+    found = hashlib.sha256(json.dumps(serial.network_to_document(network, arrays), sort_keys=True).encode())
+    for name, array in sorted(arrays.items()):
+        found.update(f"{name} {array.dtype.str} {array.shape}".encode())
+        found.update(array.tobytes())
+    return found.hexdigest()
+
+
+def evaluation_key(policy: str, env: str, how: Protocol, versions: Mapping[str, str]) -> str:
+    """Return what a result is known by: sha256 of policy, environment, protocol and all versions."""
+    protocol = {**dataclasses.asdict(how), "num_envs": how.at_once}
+    facts = {"policy": policy, "env": env, "protocol": protocol, "versions": dict(versions)}
+    return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
+
+
+def parse_evaluation(document: Mapping[str, Any], how: Protocol) -> Evaluation:
+    """Return the evaluation of a document that `Evaluation.document` made of one under that protocol."""
+    played = document["protocol"]
+    returns = np.array([float(value) for value in document["returns"]])
+    rollout = Rollout(
+        returns=returns,
+        lengths=np.array(document["lengths"], np.int64),
+        terminated=np.array(document["terminated"], np.bool_),
+        truncated=np.array(document["truncated"], np.bool_),
+        seeds=np.array(played["seeds"], np.int64),
+        episodes=int(played["episodes"]),
+        num_envs=int(played["num_envs"]),
+        steps=int(document["steps"]),
+        seconds=float(document["seconds"]),
+        clipped=int(document["clipped_actions"]),
+        engine=str(played["engine"]),
+        agreement=Agreement.read(document.get("agreement")),
+        interrupted=bool(document["interrupted"]),
+    )
+    return Evaluation(
+        checkpoint=str(document["checkpoint"]),
+        env=str(document["env"]),
+        protocol=how,
+        device=str(played["device"]),
+        versions=dict(document["versions"]),
+        rollout=rollout,
+        statistics=summarize(returns),
+        ledger=sidecar.parse_entries(document["ledger"]),
+        notes=tuple(document["notes"]),
+        stacked=int(played["stacked"]),
+        surroundings=dict(document["environment"]),
+    )
+
+
+class ResultsFile:
+    """The lines of one file by their keys; a line that a crash cut short is dropped.
+
+    Raise FormatError if the file holds anything else than our lines, UsageError if another evaluation has
+    it open. It is left by `with`.
+    """
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+        require_regular(path)
+        try:
+            self._file: IO[bytes] = open(path, "a+b")  # noqa: SIM115 - closed by __exit__
+        except OSError as error:
+            raise UsageError(f"the results cannot be written: {error.strerror}", file=path) from None
+        try:
+            self._lock()
+            self._known = self._read()
+        except BaseException:
+            self._file.close()
+            raise
+
+    def __enter__(self) -> ResultsFile:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._file.close()
+
+    def find(self, key: str, how: Protocol) -> Evaluation | None:
+        """Return the evaluation of that key; raise FormatError if its line is incomplete."""
+        document = self._known.get(key)
+        if document is None:
+            return None
+        try:
+            return parse_evaluation(document, how)
+        except (KeyError, TypeError, ValueError) as error:
+            raise FormatError(f"an evaluation is incomplete: {error!r}", file=self.path) from None
+
+    def add(self, finished: Sequence[tuple[str, Mapping[str, int], Evaluation]]) -> None:
+        """Append what has a new key, and have it on the disk when this returns.
+
+        Each comes with its key and with what its counters and its name say of its training's step.
+        """
+        lines = []
+        for key, steps, evaluation in finished:
+            if key not in self._known:
+                self._known[key] = {**_line_head(key, steps), **evaluation.document()}
+                lines.append(_encode_line(self._known[key]))
+        if lines:
+            self._file.write(b"".join(lines))
+            self._file.flush()
+            os.fsync(self._file.fileno())
+
+    def _lock(self) -> None:
+        try:
+            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            raise UsageError("another evaluation is writing these results", file=self.path) from None
+
+    def _read(self) -> dict[str, dict[str, Any]]:
+        if (size := os.fstat(self._file.fileno()).st_size) > LIMIT:
+            raise UsageError(
+                f"the file of results has {size:,} bytes", file=self.path, hint="take another name"
+            )
+        self._file.seek(0)
+        data = self._file.read()
+        whole = data.rfind(b"\n") + 1
+        if whole < len(data) and not _is_torn_line(data[whole:]):
+            raise FormatError("this is no file of evaluations", file=self.path, hint="take another name")
+        found = dict(self._lines(data[:whole]))
+        self._file.truncate(whole)
+        return found
+
+    def _lines(self, data: bytes) -> Iterator[tuple[str, dict[str, Any]]]:
+        for number, text in enumerate(data.splitlines(), 1):
+            document: dict[str, Any] = {}
+            with suppress(FormatError):
+                document = dict(documents.parse_json(text, "a result"))
+            if document.get("schema") != SCHEMA or not isinstance(document.get("key"), str):
+                raise FormatError(
+                    f"line {number} is no evaluation", file=self.path, hint="--out takes a file of its own"
+                )
+            # A line without a digest may hold anything: it is played again.
+            if document.get("sha256") is not None:
+                self._require_unchanged(document, number)
+                yield document["key"], document
+
+    def _require_unchanged(self, document: Mapping[str, Any], number: int) -> None:
+        found = _hash_line(document)
+        if document["sha256"] != found:
+            raise ChecksumError(
+                f"line {number} was changed after it was written",
+                file=self.path,
+                expected=f"content of sha256 {str(document['sha256'])[:12]}",
+                found=found[:12],
+                hint="remove the line: the checkpoint is played again",
+            )
+
+
+def _hash_line(document: Mapping[str, Any]) -> str:
+    """Return the sha256 of a line's content, its own digest apart."""
+    content = {name: value for name, value in document.items() if name != "sha256"}
+    return hashlib.sha256(json.dumps(content, sort_keys=True, allow_nan=False).encode()).hexdigest()
+
+
+def _line_head(key: str, steps: Mapping[str, int]) -> dict[str, Any]:
+    return {"schema": SCHEMA, "tool": f"ckpttool {__version__}", "key": key, "steps_told": dict(steps)}
+
+
+def _encode_line(document: Mapping[str, Any]) -> bytes:
+    plain = documents.replace_nonfinite(dict(document))
+    return json.dumps({**plain, "sha256": _hash_line(plain)}, allow_nan=False).encode() + b"\n"
+
+
+def _is_torn_line(torn: bytes) -> bool:
+    begins = b'{"schema":'
+    return torn.startswith(begins) or begins.startswith(torn)
 
 
 # Checkpoints become jobs: agents that are restored one by one, with the environment that each is played in.
@@ -376,8 +570,8 @@ class JobFactory:
         spec = self._spec(place)
         playable = prepare_agent(agent, place, self._how, spec)
         versions = collect_versions(self._backend, spec)
-        policy = evaluate.hash_policy(playable.network)
-        key = evaluate.evaluation_key(policy, place.identity, self._how, versions)
+        policy = hash_policy(playable.network)
+        key = evaluation_key(policy, place.identity, self._how, versions)
         return EvaluationJob(number, playable, key, inspect.steps_by_source(agent), versions)
 
     def _agent(self, checkpoint: Checkpoint, *, named: bool, alone: bool) -> Agent | None:
@@ -485,7 +679,7 @@ def sweep(
     spread: Spread = play_in_process,
     progress: Progress = ignore_progress,
 ) -> Sweep:
-    """Play every checkpoint that the paths stand for (see entries.entries), and compare them.
+    """Play every checkpoint that the paths stand for (see folder.expand_paths), and compare them.
 
     `facts` are what no file of theirs holds. `out` is a file of lines that gets every result when it is
     there; what it has already is not played again. `spread` says who plays (parallel.play_in_process,

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import math
-import struct
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -16,17 +16,14 @@ from ckpttool.commands import options
 from ckpttool.commands.diff import (
     CheckpointAlignment,
     DiffSide,
-    Receipt,
-    ReceiptPair,
     Reconversion,
     align_checkpoints,
-    read_receipt,
 )
 from ckpttool.commands.digest import digest_checkpoint
 from ckpttool.commands.evidence import NO_FACTS, AgentFacts
 from ckpttool.commands.inspect import json_value
-from ckpttool.commands.network_outputs import OWN_ERROR as NETWORK_OUTPUTS_OWN_ERROR
 from ckpttool.commands.network_outputs import (
+    OWN_ERROR,
     Parity,
     agent_network_settings,
     build_part_network,
@@ -46,11 +43,12 @@ from ckpttool.commands.restore import (
     VerifiedSidecar,
     build_agent,
     canonical_tree,
+    read_any_sidecar,
     recognize_playable_agent,
     restore_agent,
 )
 from ckpttool.commands.save import reverse_conversion
-from ckpttool.commands.stats import By, ChangedEntry, Entry
+from ckpttool.commands.stats import By, ChangedEntry, Entry, round_to_float32
 from ckpttool.core import plugins, sidecar, text, urls
 from ckpttool.core.atomic_write import Progress, ignore_progress
 from ckpttool.core.checkpoint import Checkpoint
@@ -154,7 +152,7 @@ class VerificationSide:
 
     checkpoint: Checkpoint
     agent: Agent | None = None
-    receipt: Receipt = field(default_factory=Receipt)
+    receipt: VerifiedSidecar = field(default_factory=VerifiedSidecar)
 
     @property
     def binding(self) -> RecognizedAgent | None:
@@ -167,12 +165,13 @@ def compare_contents(
     a: VerificationSide, b: VerificationSide, progress: Progress = ignore_progress
 ) -> ContentComparison:
     """Compare everything that the two hold; raise what reading raises, with the entry's path."""
-    found = align_checkpoints(DiffSide(a.checkpoint, a.binding), DiffSide(b.checkpoint, b.binding))
+    source, target = (DiffSide(each.checkpoint, each.binding, each.receipt) for each in (a, b))
+    found = align_checkpoints(source, target)
     names = _PartTitles(a, b, found)
     entries = list(_entry_discrepancies(found, names, progress))
     made = found.conversion
     facts, unknown, agreed = _compare_facts(a.agent, b.agent, folded=made is not None and made.folded)
-    linked = ReceiptPair(a.checkpoint, b.checkpoint, a.receipt, b.receipt).linked
+    linked = target.is_converted_from(source)
     made = made if not found.turned else None
     receipt = list(_receipt_discrepancies(a, b, made, linked=linked))
     if made is not None and made.settings and (b.receipt.sidecar is None or not b.receipt.sidecar.optimizers):
@@ -278,8 +277,6 @@ class _MistakeClassifier:
 
     def of(self, change: ChangedEntry) -> str | None:
         """Return what B's tensor resembles, None where nothing."""
-        import numpy as np
-
         left, right = change.left, change.right
         small = all(
             isinstance(e, Leaf) and e.dtype != "string" and e.nbytes <= _MOST_BYTES for e in (left, right)
@@ -308,14 +305,11 @@ class _MistakeClassifier:
 
 
 def _key(leaf: Leaf) -> tuple[str, tuple[int, ...], bytes]:
-    import hashlib
-
     return leaf.dtype, leaf.shape, hashlib.sha256(leaf.read()).digest()
 
 
 def _detect_rounding(a: np.ndarray, b: np.ndarray) -> str | None:
     import ml_dtypes
-    import numpy as np
 
     if a.dtype.kind != "f" or b.dtype.kind != "f":
         return None
@@ -329,8 +323,6 @@ def _detect_rounding(a: np.ndarray, b: np.ndarray) -> str | None:
 
 
 def _detect_reordering(a: np.ndarray, b: np.ndarray) -> str | None:
-    import numpy as np
-
     same = np.array_equal(np.sort(a, axis=None), np.sort(b, axis=None))
     return "A's numbers in another order" if same else None
 
@@ -413,15 +405,8 @@ def _is_same(one: Any, other: Any) -> bool:
     if isinstance(one, int | float) and isinstance(other, int | float):
         if math.isnan(one) and math.isnan(other):
             return True
-        return one == other or _float32(one) == _float32(other)
+        return one == other or round_to_float32(one) == round_to_float32(other)
     return bool(one == other)
-
-
-def _float32(value: float) -> float:
-    try:
-        return float(struct.unpack("<f", struct.pack("<f", value))[0])
-    except OverflowError:
-        return float(value)
 
 
 def _text(value: Any) -> str:
@@ -527,7 +512,7 @@ def _is_equal(one: Entry, other: Entry | None) -> bool:
 
 # Makes an agent ready for training: its networks, targets, and optimizers as its checkpoint left them.
 
-_WEIGHTS = ("kernel", "bias", "scale", "offset")  # in the order of training.learner.TRAINED
+_WEIGHTS = ("kernel", "bias", "scale", "offset")  # in the order of networks.train_step.TRAINED
 _SETTINGS = ("learning_rate", "beta_1", "beta_2", "epsilon")
 _UPDATES = (attr("total_it"),)
 
@@ -541,7 +526,7 @@ class LearnerSetup:
     notes: list[str] = field(default_factory=list)
 
 
-def build_learner(agent: Agent, wiring: NetworkSettings) -> LearnerSetup:
+def build_learner(agent: Agent, settings: NetworkSettings) -> LearnerSetup:
     """Return the agent as TD3 (two critics or more) or DDPG (one) would go on with it.
 
     A target that the checkpoint lacks is a copy of its network. Raise UsageError if actor or critic is
@@ -559,11 +544,11 @@ def build_learner(agent: Agent, wiring: NetworkSettings) -> LearnerSetup:
     networks: dict[str, Network] = {}
     slow: dict[str, str] = {}
     for title in ("actor", *critics):
-        networks[title] = _trainable(agent, title, wiring)
+        networks[title] = _trainable(agent, title, settings)
         component, _, head = title.partition("/")
         slow[title] = f"{component}_target" + (f"/{head}" if head else "")
         if slow[title] in parts:
-            networks[slow[title]] = _trainable(agent, slow[title], wiring)
+            networks[slow[title]] = _trainable(agent, slow[title], settings)
         else:
             networks[slow[title]] = networks[title]
             notes.append(f"there is no {slow[title]}: training begins with a copy of {title}")
@@ -574,20 +559,20 @@ def build_learner(agent: Agent, wiring: NetworkSettings) -> LearnerSetup:
         slow,
         state.adam("actor_optimizer", [parts["actor"]]),
         state.adam("critic_optimizer", [parts[title] for title in critics]),
-        np.asarray(wiring.action_low, np.float64),
-        np.asarray(wiring.action_high, np.float64),
+        np.asarray(settings.action_low, np.float64),
+        np.asarray(settings.action_high, np.float64),
         state.updates(),
     )
     return LearnerSetup(learner, state.assumed, notes)
 
 
-def _trainable(agent: Agent, title: str, wiring: NetworkSettings) -> Network:
+def _trainable(agent: Agent, title: str, settings: NetworkSettings) -> Network:
     part = agent.runnable(title)
     if part is None or part.branches:
         raise UnsupportedError(
             f"{title} is a Gaussian policy, which TD3 does not train", file=agent.checkpoint.path
         )
-    network = build_part_network(agent, part, wiring)
+    network = build_part_network(agent, part, settings)
     if not part.acts and network.width != 1:
         raise UnsupportedError(
             f"{title} gives a distribution, which TD3 does not train", file=agent.checkpoint.path
@@ -685,9 +670,8 @@ STEPS = 100
 BATCH = 100
 # Of the length of A's own update, pooled over a network.
 BOUNDS: Mapping[Dtype, float] = {"float32": 1e-4, "float64": 1e-10}
-# A's own rounding may cost A itself more than that: B may then be as far off as A, give or take, and a
+# A's own rounding may cost A itself more than that: B may then be OWN_ERROR times as far off as A, and a
 # hundred bounds at most. The rest of a mapping's errors is larger by far.
-OWN_ERROR = 2.0
 MOST = 100.0
 
 
@@ -994,7 +978,7 @@ def _compare_networks(
 
 def _describe_tolerance(tolerance: float | None) -> str:
     if tolerance is None:
-        return f"error against float64 at most {NETWORK_OUTPUTS_OWN_ERROR:g}x that of A, or rounding at the largest sum"  # noqa: E501
+        return f"error against float64 at most {OWN_ERROR:g}x that of A, or rounding at the largest sum"
     return f"error against float64 at most {tolerance:g} of the output's scale"
 
 
@@ -1041,7 +1025,7 @@ def _verify_contents(
 def _open_side(path: str, layout: str | None, facts: AgentFacts) -> VerificationSide:
     """Open one of the two; a sidecar of other weights is a discrepancy and says nothing of the agent."""
     checkpoint = open_checkpoint(path)
-    receipt = read_receipt(checkpoint)
+    receipt = read_any_sidecar(checkpoint)
     try:
         binding = recognize_playable_agent(checkpoint, layout)
         own = VerifiedSidecar() if receipt.stale else VerifiedSidecar(receipt.sidecar)
@@ -1105,8 +1089,8 @@ def _compare_training(
     """Train both on; return what came of it and notes, and add to what was assumed."""
     prepared, notes = [], []
     for side, agent, other in (("A", _with_stated_settings(a, b), b), ("B", b, a)):
-        wiring, _ = agent_network_settings(agent, other)
-        made = build_learner(agent, wiring)
+        settings, _ = agent_network_settings(agent, other)
+        made = build_learner(agent, settings)
         prepared.append(made.learner)
         assumed += [f"{side}: {sentence}" for sentence in made.assumed]
         notes += [f"{side}: {note}" for note in made.notes]

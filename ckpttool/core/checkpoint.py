@@ -159,7 +159,7 @@ class Checkpoint:
 
     @property
     def root(self) -> Branch:
-        """All of the checkpoint as a mapping from names to handles and values (see face.branch.Branch)."""
+        """All of the checkpoint as a mapping from names to handles and values (see Branch)."""
         return Branch(self.tree, file=self.path)
 
     def __getitem__(self, name: str) -> Any:

@@ -23,6 +23,7 @@ from ckpttool.core.errors import CkpttoolError, DeadlineError, NotFoundError, Tr
 
 Kind = Literal["file", "folder", "special", "missing"]
 Progress = Callable[[str, int, int], None]
+RangeReader = Callable[[int, int], bytes]
 
 
 class FileStat(NamedTuple):
@@ -342,6 +343,23 @@ class LocalCopyCache:
         self.keep(place, seen, offset, length, copy)
         return copy
 
+    def descriptor(
+        self, place: str, seen: FileStat, part: tuple[int, int], read: RangeReader, note: str | None
+    ) -> int:
+        """Return a descriptor, which the caller closes, of a copy of the part (offset, length).
+
+        A missing copy is read by `read(offset, length)`; the `note` about that is for a remote original.
+        """
+        copy = self.find(place, seen, *part)
+        if copy is None:
+            offset, length = part
+            if note is not None:
+                require_fetchable(place, length, "the format is read from a local file")
+                add_note(note)
+            pieces = ((at, min(_FETCH_PIECE, length - at)) for at in range(0, length, _FETCH_PIECE))
+            copy = self.add(place, seen, offset, length, (read(offset + at, size) for at, size in pieces))
+        return os.dup(copy.descriptor)
+
     def keep(self, place: str, seen: FileStat, offset: int, length: int, copy: ScratchFile) -> None:
         """Keep a file that holds these bytes at their offset."""
         with self._lock:
@@ -356,8 +374,3 @@ def require_fetchable(place: str, length: int, why: str) -> None:
         raise limits.limit_error(
             "fetched_bytes", f"{why}: all of it would have to be fetched", length, file=place
         )
-
-
-def split_range(length: int) -> Iterable[tuple[int, int]]:
-    """Give the parts (offset, length) in which so many bytes are fetched."""
-    return ((at, min(_FETCH_PIECE, length - at)) for at in range(0, length, _FETCH_PIECE))

@@ -96,10 +96,6 @@ class Plugin(NamedTuple):
             ) from error
 
 
-def _format(name: str, module: str, signature: FormatSignature) -> Plugin:
-    return Plugin(name, f"ckpttool.formats.{module}", signature=signature)
-
-
 # The state file of a TensorFlow folder is text, which may begin with white space or a comment.
 _STATE = (
     b"model_checkpoint_path",
@@ -121,57 +117,98 @@ _ACTORS = ("_actor", "_actor.pth", "_actor.pt", "_actor.pkl")
 _SB3 = ("_stable_baselines3_version", "policy.pth")
 _WEIGHTS = (".index.json", "model.safetensors", "pytorch_model.bin")
 
-_FORMATS = (
-    _format(
-        "tensor_bundle",
-        "tf_bundle",
-        FormatSignature(magic=_STATE, suffixes=(".index",), infix=".data-", folder=ANY, prefix=ANY),
-    ),
-    _format("tensorflow_v1", "tf_v1", FormatSignature(magic=_STATE, end=_TABLE, folder=ANY, prefix=ANY)),
-    _format(
-        "saved_model",
-        "tf_saved_model",
-        FormatSignature(suffixes=(*_SAVED_MODEL, "keras_metadata.pb"), folder=(*_SAVED_MODEL, "variables")),
-    ),
-    _format("keras_h5", "keras_h5", FormatSignature(magic=(b"\x89HDF\r\n\x1a\n",), suffixes=_HDF5)),
-    _format("keras_zip", "keras_h5:KERAS_ARCHIVE", FormatSignature(members=("config.json",))),
-    _format("keras_rl", "keras_h5:KERAS_RL", FormatSignature(prefix=("_actor.h5f", "_actor.h5f.index"))),
-    _format(
-        "pytorch", "torch_zip", FormatSignature(members=("/data.pkl",), suffixes=("data.pkl",), folder=ANY)
-    ),
-    _format("pytorch_legacy", "torch_legacy", FormatSignature(magic=_STREAM)),
-    _format("pytorch_tar", "torch_legacy:PYTORCH_TAR", FormatSignature(magic=(b"ustar",), offset=257)),
-    _format("pytorch_set", "torch_zip:PYTORCH_SET", FormatSignature(folder=_ACTORS, prefix=_ACTORS)),
-    _format(
-        "pytorch_dcp", "torch_dcp", FormatSignature(suffixes=(".distcp",), pickle=True, folder=(".metadata",))
-    ),
-    _format(
-        "stable_baselines2",
-        "sb3:STABLE_BASELINES2",
-        FormatSignature(members=("parameter_list",), pickle=True),
-    ),
-    _format("stable_baselines3", "sb3", FormatSignature(members=_SB3, folder=_SB3)),
-    _format("rllib", "rllib", FormatSignature(suffixes=("rllib_checkpoint.json",), pickle=True, folder=ANY)),
-    _format("d3rlpy", "d3rlpy", FormatSignature(pickle=True)),
-    _format(
-        "safetensors", "safetensors", FormatSignature(magic=(b"{",), offset=8, suffixes=(".safetensors",))
-    ),
-    _format("npz", "npz", FormatSignature(magic=(b"\x93NUMPY",), members=(".npy",))),
-    _format("onnx", "onnx", FormatSignature(magic=_MODEL)),
-    _format(
-        "sharded",
-        "safetensors:SHARDED_SAFETENSORS",
-        FormatSignature(suffixes=(".index.json",), folder=_WEIGHTS),
-    ),
-    _format("pickle", "torch_legacy:PYTHON_PICKLE", FormatSignature(pickle=True)),
-)
-
-
 # The networks of an agent under their own names, as layouts td3_torch and td3_tf have them.
 _AGENT = r"((actor|critic|value)(_target)?|discriminator)"
 
 BUILT_IN: dict[Kind, tuple[Plugin, ...]] = {
-    "formats": _FORMATS,
+    "formats": (
+        Plugin(
+            "tensor_bundle",
+            "ckpttool.formats.tf_bundle",
+            signature=FormatSignature(
+                magic=_STATE, suffixes=(".index",), infix=".data-", folder=ANY, prefix=ANY
+            ),
+        ),
+        Plugin(
+            "tensorflow_v1",
+            "ckpttool.formats.tf_v1",
+            signature=FormatSignature(magic=_STATE, end=_TABLE, folder=ANY, prefix=ANY),
+        ),
+        Plugin(
+            "saved_model",
+            "ckpttool.formats.tf_saved_model",
+            signature=FormatSignature(
+                suffixes=(*_SAVED_MODEL, "keras_metadata.pb"), folder=(*_SAVED_MODEL, "variables")
+            ),
+        ),
+        Plugin(
+            "keras_h5",
+            "ckpttool.formats.keras_h5",
+            signature=FormatSignature(magic=(b"\x89HDF\r\n\x1a\n",), suffixes=_HDF5),
+        ),
+        Plugin(
+            "keras_zip",
+            "ckpttool.formats.keras_h5:KERAS_ARCHIVE",
+            signature=FormatSignature(members=("config.json",)),
+        ),
+        Plugin(
+            "keras_rl",
+            "ckpttool.formats.keras_h5:KERAS_RL",
+            signature=FormatSignature(prefix=("_actor.h5f", "_actor.h5f.index")),
+        ),
+        Plugin(
+            "pytorch",
+            "ckpttool.formats.torch_zip",
+            signature=FormatSignature(members=("/data.pkl",), suffixes=("data.pkl",), folder=ANY),
+        ),
+        Plugin("pytorch_legacy", "ckpttool.formats.torch_legacy", signature=FormatSignature(magic=_STREAM)),
+        Plugin(
+            "pytorch_tar",
+            "ckpttool.formats.torch_legacy:PYTORCH_TAR",
+            signature=FormatSignature(magic=(b"ustar",), offset=257),
+        ),
+        Plugin(
+            "pytorch_set",
+            "ckpttool.formats.torch_zip:PYTORCH_SET",
+            signature=FormatSignature(folder=_ACTORS, prefix=_ACTORS),
+        ),
+        Plugin(
+            "pytorch_dcp",
+            "ckpttool.formats.torch_dcp",
+            signature=FormatSignature(suffixes=(".distcp",), pickle=True, folder=(".metadata",)),
+        ),
+        Plugin(
+            "stable_baselines2",
+            "ckpttool.formats.sb3:STABLE_BASELINES2",
+            signature=FormatSignature(members=("parameter_list",), pickle=True),
+        ),
+        Plugin(
+            "stable_baselines3", "ckpttool.formats.sb3", signature=FormatSignature(members=_SB3, folder=_SB3)
+        ),
+        Plugin(
+            "rllib",
+            "ckpttool.formats.rllib",
+            signature=FormatSignature(suffixes=("rllib_checkpoint.json",), pickle=True, folder=ANY),
+        ),
+        Plugin("d3rlpy", "ckpttool.formats.d3rlpy", signature=FormatSignature(pickle=True)),
+        Plugin(
+            "safetensors",
+            "ckpttool.formats.safetensors",
+            signature=FormatSignature(magic=(b"{",), offset=8, suffixes=(".safetensors",)),
+        ),
+        Plugin(
+            "npz", "ckpttool.formats.npz", signature=FormatSignature(magic=(b"\x93NUMPY",), members=(".npy",))
+        ),
+        Plugin("onnx", "ckpttool.formats.onnx", signature=FormatSignature(magic=_MODEL)),
+        Plugin(
+            "sharded",
+            "ckpttool.formats.safetensors:SHARDED_SAFETENSORS",
+            signature=FormatSignature(suffixes=(".index.json",), folder=_WEIGHTS),
+        ),
+        Plugin(
+            "pickle", "ckpttool.formats.torch_legacy:PYTHON_PICKLE", signature=FormatSignature(pickle=True)
+        ),
+    ),
     "layouts": (
         Plugin("td3_torch", "ckpttool.libraries.td3:TORCH", names=rf"{_AGENT}/(.*/)?weight"),
         Plugin("td3_tf", "ckpttool.libraries.td3:TF", names=rf"([^/]*/)?{_AGENT}/(.*/)?(kernel|w)"),
@@ -255,8 +292,8 @@ BUILT_IN: dict[Kind, tuple[Plugin, ...]] = {
 }
 
 _HTTP = ("ckpttool.core.remote_sites:Web", "remote", ("fsspec", "aiohttp"))
-_S3 = ("ckpttool.core.remote_sites:S3", "s3", ("fsspec", "aiohttp", "s3fs"))
-_GS = ("ckpttool.core.remote_sites:GS", "gs", ("fsspec", "aiohttp", "gcsfs"))
+_S3 = ("ckpttool.core.remote_sites:S3", "s3", ("fsspec", "s3fs"))
+_GS = ("ckpttool.core.remote_sites:GS", "gs", ("fsspec", "gcsfs"))
 # What reads the places of each URL scheme; ours alone, because a store must keep the guarantees for servers.
 STORES: dict[str, Plugin] = {
     "http": Plugin("http://", *_HTTP),

@@ -24,14 +24,7 @@ from ckpttool.core.errors import (
     UsageError,
     suggest_choice,
 )
-from ckpttool.core.filesystem import (
-    FileStat,
-    LocalCopyCache,
-    ScratchFile,
-    StoreEntry,
-    require_fetchable,
-    split_range,
-)
+from ckpttool.core.filesystem import FileStat, LocalCopyCache, StoreEntry
 from ckpttool.core.plugins import STORES
 from ckpttool.core.text import format_size
 
@@ -447,17 +440,12 @@ class CachingStore:
 
     def local(self, place: str, seen: FileStat, offset: int, length: int) -> int:
         """Return a descriptor of a local file with these bytes at their offset."""
-        found = self._copies.find(place, seen, offset, length)
-        return os.dup((found or self._fetched(place, seen, offset, length)).descriptor)
-
-    def _fetched(self, place: str, seen: FileStat, offset: int, length: int) -> ScratchFile:
-        require_fetchable(place, length, "the format is read from a local file")
-        filesystem.add_note(
+        note = (
             f"{format_size(length)} of {urls.display_url(place)} were fetched into a temporary file: "
             "the format is read from a local one"
         )
-        data = (self._part(place, seen, offset + at, part) for at, part in split_range(length))
-        return self._copies.add(place, seen, offset, length, data)
+        read = functools.partial(self._part, place, seen)
+        return self._copies.descriptor(place, seen, (offset, length), read, note)
 
 
 def version_tag(version: str) -> int:

@@ -18,6 +18,7 @@ import socket
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
 from email.utils import parsedate_to_datetime
+from types import SimpleNamespace
 from typing import Any, NamedTuple, TypeVar
 from urllib.parse import quote, unquote
 
@@ -403,12 +404,17 @@ async def _read_page(answer: aiohttp.ClientResponse) -> str:
     """Return an HTML page as text, up to the length of a listing; nothing for what is no page."""
     if answer.status != 200 or not answer.content_type.startswith("text/html"):
         return ""
+    return (await _read_up_to(answer, _PAGE)).decode("utf-8", "replace")
+
+
+async def _read_up_to(answer: aiohttp.ClientResponse, most: int) -> bytes:
+    """Return the beginning of the answer's body."""
     data = bytearray()
     async for piece in answer.content.iter_chunked(_PIECE):
         data += piece
-        if len(data) > _PAGE:
+        if len(data) >= most:
             break
-    return data[:_PAGE].decode("utf-8", "replace")
+    return bytes(data[:most])
 
 
 # Files of web servers.
@@ -605,9 +611,9 @@ class ObjectStore:
             _STORES[known] = CachingStore(server, allowance=budget)
         return _STORES[known]
 
-    def open_system(self, scheme: str) -> Any:
+    def open_system(self, scheme: str, **options: Any) -> Any:
         """Return the library's own file system, without its cache of listings."""
-        return fsspec.filesystem(scheme, use_listings_cache=False, skip_instance_cache=True)
+        return fsspec.filesystem(scheme, use_listings_cache=False, skip_instance_cache=True, **options)
 
     async def look(self, place: str) -> StoreEntry:
         """Return what is there now; raise NotFoundError if nobody can tell."""
@@ -756,7 +762,7 @@ class GS(VersionedStore):
 
     version_key = "generation"
 
-    def open_system(self, scheme: str) -> Any:  # noqa: ARG002  # one system for both schemes
+    def open_system(self, scheme: str, **options: Any) -> Any:  # noqa: ARG002  # one system for both schemes
         """Return gcsfs's system for all buckets.
 
         Its own choice (`gcsfs.GCSFileSystem`) asks another service for each bucket's kind first, which wants
@@ -811,20 +817,41 @@ async def _on_response(_: object, __: object, found: Any) -> None:
 
 # Amazon's S3 and compatible services by s3fs: ranges of the version that was seen (`If-Match`).
 
-_S3_REDIRECT_STATUSES, _REGION = (301, 302, 303, 307, 308), "x-amz-bucket-region"
+_REGION = "x-amz-bucket-region"
 
 
 class S3(VersionedStore):
     """S3 and compatible services; without any key, a bucket is read as the public does."""
 
     version_key = "ETag"
+    _anonymous = False
 
-    def open_system(self, scheme: str) -> Any:  # noqa: ARG002  # one system for both schemes
-        """Return s3fs's file system, with the keys of the environment."""
+    def open_system(self, scheme: str, **options: Any) -> Any:  # noqa: ARG002  # one system for both schemes
+        """Return s3fs's file system, with the keys of the environment; of the public without them."""
+        from aiobotocore.config import AioConfig
+        from aiobotocore.httpsession import AIOHTTPSession
         from botocore.exceptions import BotoCoreError, ClientError
 
-        self.failures = (*self.failures, BotoCoreError, ClientError)
-        return _open_s3()
+        if "http_session_cls" not in inspect.signature(AioConfig).parameters:
+            raise MissingExtraError(
+                "s3:// needs a newer aiobotocore", hint="pip install --upgrade 'ckpttool[s3]' aiobotocore"
+            )
+
+        class S3HttpSession(AIOHTTPSession):  # type: ignore[misc]  # without types
+            async def _get_session(self, proxy_url: str | None) -> Any:
+                session = await super()._get_session(proxy_url)
+                return SimpleNamespace(request=functools.partial(_send_s3, session))
+
+        self.failures = (*ObjectStore.failures, BotoCoreError, ClientError)
+        silence = limits.current().fetch_seconds
+        settings = {
+            "connect_timeout": silence,
+            "read_timeout": silence,
+            "retries": {"max_attempts": 3},
+            "http_session_cls": S3HttpSession,
+        }
+        public = {"anon": True} if self._anonymous else {}
+        return super().open_system("s3", config_kwargs=settings, **public)
 
     def explain(self, error: Exception, place: str) -> CkpttoolError:
         """Recognise another version, an answer that did not come, and a redirect."""
@@ -848,7 +875,8 @@ class S3(VersionedStore):
         except NotFoundError as error:
             if not isinstance(error.__cause__, NoCredentialsError):
                 raise
-        self.system = _open_s3(anon=True)
+        self._anonymous = True
+        self.system = self.open_system("s3")
         return await super().look(place)
 
     async def listed(self, place: str, most: int) -> Iterable[str]:
@@ -884,55 +912,19 @@ class S3(VersionedStore):
         return found
 
 
-def _open_s3(**options: Any) -> Any:
-    from aiobotocore.config import AioConfig
-    from aiobotocore.httpsession import AIOHTTPSession
+async def _send_s3(session: Any, *arguments: Any, **options: Any) -> Any:
+    """Return the answer itself; what arrives of its body is progress.
 
-    if "http_session_cls" not in inspect.signature(AioConfig).parameters:
-        raise MissingExtraError(
-            "s3:// needs a newer aiobotocore", hint="pip install --upgrade 'ckpttool[s3]' aiobotocore"
-        )
-
-    class S3HttpSession(AIOHTTPSession):  # type: ignore[misc]  # without types
-        """The connections of a client, which follow no redirect.
-
-        Nor do those of botocore: where a bucket's region is another one, it makes a request of its own.
-        aiohttp would go wherever the answer leads.
-        """
-
-        async def _get_session(self, proxy_url: str | None) -> Any:
-            return _S3ClientSession(await super()._get_session(proxy_url))
-
-    silence = limits.current().fetch_seconds
-    settings = {
-        "connect_timeout": silence,
-        "read_timeout": silence,
-        "retries": {"max_attempts": 3},
-        "http_session_cls": S3HttpSession,
-    }
-    return fsspec.filesystem(
-        "s3", use_listings_cache=False, skip_instance_cache=True, config_kwargs=settings, **options
-    )
-
-
-class _S3ClientSession:
-    """A session of aiohttp, as far as aiobotocore uses it."""
-
-    def __init__(self, session: Any) -> None:
-        self._session = session
-
-    async def request(self, *arguments: Any, **options: Any) -> Any:
-        """Return the answer itself; what arrives of its body is progress.
-
-        Raise UnsupportedError for a redirect that names no region: botocore would ask for that region, and be
-        redirected, without end.
-        """
-        answer = await self._session.request(*arguments, allow_redirects=False, **options)
-        if answer.status in _S3_REDIRECT_STATUSES and _REGION not in answer.headers:
-            answer.release()
-            raise UnsupportedError("the store leads to another server, which is not followed")
-        remote.current_request().watch(answer.content)
-        return answer
+    No redirect is followed, as botocore follows none: where a bucket's region is another one, it makes a
+    request of its own. Raise UnsupportedError for a redirect that names no region: botocore would ask for
+    that region, and be redirected, without end.
+    """
+    answer = await session.request(*arguments, allow_redirects=False, **options)
+    if answer.status in _REDIRECT_STATUSES and _REGION not in answer.headers:
+        answer.release()
+        raise UnsupportedError("the store leads to another server, which is not followed")
+    remote.current_request().watch(answer.content)
+    return answer
 
 
 # Repositories of the Hugging Face Hub, read as files of any web server.
@@ -968,7 +960,7 @@ class _HubPath(NamedTuple):
 class HF(VersionedStore):
     """The Hugging Face Hub: what is read is the commit that a branch named when the session began."""
 
-    def open_system(self, scheme: str) -> Any:  # noqa: ARG002  # the hub has one
+    def open_system(self, scheme: str, **options: Any) -> Any:  # noqa: ARG002  # the hub has one
         """Return the hub's settings, and read its token."""
         from huggingface_hub import constants, get_token
 
@@ -1059,12 +1051,10 @@ async def _read_hub_page(place: str, answer: aiohttp.ClientResponse) -> tuple[An
     if reason in _REASONS:
         raise NotFoundError(_REASONS[reason], file=place)
     _require_ok(place, answer)
-    data = bytearray()
-    async for piece in answer.content.iter_chunked(_PIECE):
-        data += piece
-        if len(data) > _LARGEST:
-            raise UnsupportedError("the hub answers with very much", file=place, found=f"{len(data):,} bytes")
-    value = text.parse_json_value(bytes(data), "the hub's answer")
+    data = await _read_up_to(answer, _LARGEST + 1)
+    if len(data) > _LARGEST:
+        raise UnsupportedError("the hub answers with very much", file=place, found=f"{len(data):,} bytes")
+    value = text.parse_json_value(data, "the hub's answer")
     following = answer.links.get("next")
     if following is None:
         return value, None

@@ -119,8 +119,8 @@ class File(NamedTuple):
     """A file's name and the identity it had when it was listed: size in bytes, mtime, inode, ctime.
 
     The ctime differs after a change whose author has put back the mtime, as `rsync --inplace --times` does.
-    Of a file elsewhere (places.store) the inode is the tag that its store gives to these bytes, and there is
-    no ctime.
+    Of a file elsewhere (filesystem.find_store) the inode is the tag that its store gives to these bytes, and
+    there is no ctime.
     """
 
     path: str

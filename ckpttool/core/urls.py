@@ -3,6 +3,8 @@
 A person writes a chain from the inside out, `zip://ckpt-1.index::/runs/old.zip`. Inside the program it goes
 from the outside in, `/runs/old.zip::zip://ckpt-1.index`, so that what is beside or below such a place is
 found as it is for files: by the last slash.
+
+The syntax is Python 3.7's: errors need these functions, and networks/model_child.py needs errors.
 """
 
 from __future__ import annotations
@@ -69,7 +71,8 @@ def base_name(text: str) -> str:
     shown = display_url(text)
     for link in reversed(split_chain(normalize_chain(shown) or shown)):
         scheme = _SCHEME.match(link)
-        if found := os.path.basename((link if scheme is None else link[scheme.end() :]).rstrip("/")):
+        found = os.path.basename((link if scheme is None else link[scheme.end() :]).rstrip("/"))
+        if found:
             return found
     return ""
 
@@ -79,7 +82,7 @@ def _redact_link(link: str) -> str:
     if scheme is None:
         return link
     if link.startswith(_ARCHIVES):
-        return scheme[0] + link[scheme.end() :].removeprefix(TOP).removeprefix("/")
+        return scheme[0] + re.sub(rf"\A({re.escape(TOP)})?/?", "", link[scheme.end() :])
     rest = link[scheme.end() :]
     if scheme[0].lower() in _SIGNED:
         rest = re.split(r"[?#]", rest, maxsplit=1)[0]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib
 import io
 import os
@@ -29,7 +30,6 @@ from ckpttool.core.filesystem import (
     ScratchFile,
     StoreEntry,
     require_fetchable,
-    split_range,
 )
 from ckpttool.core.limits import Limits
 from ckpttool.core.source import Buffer, Checksum, DeflatedSpan, File, Span, Storage, crc32
@@ -237,7 +237,7 @@ class ZipEntry(NamedTuple):
 
 
 class ZipWindow(NamedTuple):
-    """The part of a file that is the archive; `descriptor` is None for a file elsewhere (places.store)."""
+    """The part of a file that is the archive; `descriptor` is None for a file in a remote store."""
 
     file: File
     descriptor: int | None
@@ -919,19 +919,20 @@ class ArchiveStore:
 
     def look(self, place: str) -> StoreEntry:
         """Return what is there; raise NotFoundError or FormatError if the archive cannot be listed."""
-        members = self._members(self._file())
-        name = self._name(place)
-        if name in members:
-            return _member_stat(members[name])
-        below = f"{name}/" if name else ""
-        return "folder" if any(each.startswith(below) for each in members) else None
+        member = self._members(self._file()).get(self._name(place))
+        if member is not None:
+            return _member_stat(member)
+        return "folder" if any(True for _ in self._names_below(place)) else None
 
     def names(self, place: str) -> list[str]:
         """Return the names in a folder of the archive: as many as the archive may have members."""
+        return sorted(set(self._names_below(place)))
+
+    def _names_below(self, place: str) -> Iterator[str]:
         name = self._name(place)
         below = f"{name}/" if name else ""
         members = self._members(self._file())
-        return sorted({each[len(below) :].partition("/")[0] for each in members if each.startswith(below)})
+        return (each[len(below) :].partition("/")[0] for each in members if each.startswith(below))
 
     def read(self, place: str, seen: FileStat, offset: int, length: int) -> bytes:
         """Return these bytes; raise ChangedError if the archive is not the one that was listed."""
@@ -958,21 +959,14 @@ class ArchiveStore:
 
     def local(self, place: str, seen: FileStat, offset: int, length: int) -> int:
         """Return a descriptor of a local file with these bytes at their offset."""
-        found = self._copies.find(place, seen, offset, length)
-        return os.dup((found or self._copied(place, seen, offset, length)).descriptor)
-
-    def _copied(self, place: str, seen: FileStat, offset: int, length: int) -> ScratchFile:
-        if filesystem.find_store(self._outer) is not None:
-            why = "the format is read from a local file"
-            require_fetchable(place, length, why)
-            filesystem.add_note(f"{format_size(length)} of {urls.display_url(place)} were fetched: {why}")
-        data = (self.read(place, seen, offset + at, part) for at, part in split_range(length))
-        return self._copies.add(place, seen, offset, length, data)
+        fetched = f"{format_size(length)} of {urls.display_url(place)} were fetched"
+        elsewhere = filesystem.find_store(self._outer) is not None
+        note = f"{fetched}: the format is read from a local file" if elsewhere else None
+        read = functools.partial(self.read, place, seen)
+        return self._copies.descriptor(place, seen, (offset, length), read, note)
 
     def _member(self, place: str, seen: FileStat) -> ArchiveMember:
-        if self._listed is None:
-            self._members(self._file())
-        members = self._listed[1] if self._listed is not None else {}
+        members = self._members(self._file()) if self._listed is None else self._listed[1]
         member = members.get(self._name(place))
         if member is None or _member_stat(member) != seen:
             raise ChangedError("the archive changed after it was listed", file=place)
@@ -1110,10 +1104,6 @@ class _FileStream(io.RawIOBase):
     def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
         """Move."""
         self._at = offset + (0, self._at, self._file.size)[whence]
-        return self._at
-
-    def tell(self) -> int:
-        """Return the position."""
         return self._at
 
     def read(self, length: int = -1) -> bytes:

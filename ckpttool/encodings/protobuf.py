@@ -226,7 +226,7 @@ def as_text(value: int | bytes | memoryview) -> str:
 
 # Writing the protobuf wire format: each function returns one field's bytes, none for proto3's default.
 #
-# A message is its fields' bytes side by side, in the order of their numbers. The reader is wire.protobuf.
+# A message is its fields' bytes side by side, in the order of their numbers. The reader is `parse_fields`.
 # Source: https://protobuf.dev/programming-guides/encoding/
 
 _BITS = (1 << 64) - 1
@@ -344,7 +344,7 @@ def _fail_truncated(file: File, at: int, size: int) -> None:
 
 # TensorBoard's event files: the scalars of their summaries, read and written.
 #
-# An event file is a record file (wire.tfrecord) of Event messages (tensorflow/core/util/event.proto), each
+# An event file is a record file (TFRecord) of Event messages (tensorflow/core/util/event.proto), each
 # with a step and perhaps a Summary (tensorflow/core/framework/summary.proto). A scalar is a `simple_value`,
 # as TensorFlow 1, PyTorch and tensorboardX write it, or, since TensorFlow 2, a `tensor` without dimensions
 # (tensorflow/core/framework/tensor.proto).

@@ -252,7 +252,7 @@ def _require_key_range(lower: bytes | None, entries: list[TableEntry], bound: by
 
 
 def parse_block(stored: bytes, left: TableLimits) -> list[TableEntry]:
-    """Return the entries of one block, for tables that are not read whole (wire.sstable_file).
+    """Return the entries of one block, for tables that are not read whole (SStable).
 
     `stored` is the block with its trailer and FOOTER bytes more: as many follow every block of a table.
     Positions in errors count from its start. Only what a block unpacks to is limited.
@@ -279,7 +279,7 @@ def iter_value_places(contents: bytes) -> Iterator[tuple[bytes, int, int]]:
 
 # Tables too large to be read whole: the index is kept, a block is read when one of its keys is asked for.
 #
-# The layout is that of wire.sstable, which judges every block.
+# The layout is that of `read_table`, which judges every block.
 
 # Compressed blocks of this size are kept for a while: thousands of small entries may be in one. Of larger
 # ones, the last is.
@@ -420,7 +420,7 @@ def _cached_entries(file: File, handle: BlockHandle) -> dict[bytes, bytes]:
 # Writing sorted string tables, byte for byte as TensorFlow's table builder does without compression.
 #
 # Sources: tensorflow/core/lib/io/table_builder.cc, block_builder.cc and table_options.h (today
-# xla/tsl/lib/io). The reader is wire.sstable.
+# xla/tsl/lib/io). The reader is `read_table`.
 
 # table_options.h; the index block has a restart point at every entry (table_builder.cc, Rep).
 BLOCK_BYTES = 262_144

@@ -26,7 +26,6 @@ if TYPE_CHECKING:
         probability_of_improvement,
         summarize,
     )
-    from ckpttool.evaluation.torch_rollout import count_transfers
     from ckpttool.evaluation.video import Camera, Caption, CutError, write_video
     from ckpttool.evaluation.wrappers import WrapperSpec
 
@@ -46,7 +45,6 @@ __all__ = [
     "TaskRules",
     "VectorEnv",
     "WrapperSpec",
-    "count_transfers",
     "difference_of_means",
     "estimate_over_runs",
     "find_reference_scores",
@@ -75,7 +73,6 @@ _HOMES = {
     "TaskRules": "fast_engines",
     "VectorEnv": "gymnasium_engine",
     "WrapperSpec": "wrappers",
-    "count_transfers": "torch_rollout",
     "difference_of_means": "statistics",
     "estimate_over_runs": "statistics",
     "find_reference_scores": "statistics",

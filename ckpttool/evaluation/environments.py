@@ -19,7 +19,7 @@ from ckpttool.core.sidecar import are_arguments
 from ckpttool.core.text import format_count
 from ckpttool.evaluation import fast_engines, simulators
 from ckpttool.evaluation.fast_engines import (
-    ID,
+    MOUNTAIN_CAR_ID,
     TASKS,
     MountainCarTensors,
     MujocoVector,
@@ -409,7 +409,7 @@ class FastEngine:
         return ", ".join(sorted(_TITLES.get(name, name) for name in names))
 
 
-_TITLES = {"Continuous_MountainCar": ID.partition("-")[0]}
+_TITLES = {"Continuous_MountainCar": MOUNTAIN_CAR_ID.partition("-")[0]}
 _PENDULUM = "gymnasium.envs.classic_control.pendulum:PendulumEnv"
 _MOUNTAIN_CAR = "gymnasium.envs.classic_control.continuous_mountain_car:Continuous_MountainCarEnv"
 
@@ -444,7 +444,7 @@ STANDALONE: Mapping[str, tuple[MakeOne, Mapping[str, Build]]] = {
             simulators.DEVICE_ENGINE: _pendulum_tensors,
         },
     ),
-    ID: (StandaloneMountainCar, {simulators.DEVICE_ENGINE: _mountain_car_tensors}),
+    MOUNTAIN_CAR_ID: (StandaloneMountainCar, {simulators.DEVICE_ENGINE: _mountain_car_tensors}),
 }
 """The environments that are played where Gymnasium is not installed: what makes one, and its engines."""
 
@@ -579,71 +579,100 @@ def _close_names(env_id: str, registry: Sequence[str]) -> list[str]:
 # Environments behind one small vector protocol in which an episode is a function of its seed alone.
 
 
+@dataclass(frozen=True, slots=True)
+class VectorEnvOptions:
+    """How environments are made for a policy; without any, they are those of the id alone.
+
+    A caller may set `trusted` and `trusted_arguments` for what a person typed, never for what a file holds.
+    """
+
+    trusted: bool = False
+    """whether the id may import a module (`module:Env-v0`)"""
+    trusted_arguments: bool = False
+    """whether `kwargs` may be other than a few numbers that the environment's signature names"""
+    kwargs: Mapping[str, Any] | None = None
+    """arguments of the environment, or of a user's simulator"""
+    obs_dim: int | None = None
+    """what the policy takes: another version's observations are adapted to it where that is right"""
+    adapter: str | None = None
+    """one of ADAPTERS, for what sizes cannot decide"""
+    evidence: ObservationEvidence = NO_EVIDENCE
+    """what may speak against adapting observations"""
+    wrappers: Sequence[WrapperSpec] = ()
+    """the wrappers of training, the first innermost"""
+    engine: str = AUTO
+    """one of ENGINES; with "device", an id `module:factory` is a user's simulator (see simulators)"""
+    device: str = "cpu"
+    """where a user's simulator is made and its rows live"""
+    pictures: bool = False
+    """whether frame() works"""
+    threads: int | None = None
+    """for engines that have threads; None for all cores"""
+
+
 def make_vector_env(
-    env_id: str,
-    num_envs: int = 1,
-    *,
-    trusted: bool = False,
-    trusted_arguments: bool = False,
-    kwargs: Mapping[str, Any] | None = None,
-    obs_dim: int | None = None,
-    adapter: str | None = None,
-    evidence: ObservationEvidence = NO_EVIDENCE,
-    wrappers: Sequence[WrapperSpec] = (),
-    engine: str = "auto",
-    device: str = "cpu",
-    pictures: bool = False,
-    threads: int | None = None,
+    env_id: str, num_envs: int = 1, options: VectorEnvOptions | None = None, **keywords: Any
 ) -> VectorEnv:
     """Return `num_envs` environments of a Gymnasium id, stepped by the fastest engine that knows it.
 
-    With the engine "device", `module:factory` is a user's simulator (see simulators), made on `device` with
-    `kwargs`; its rows live there.
-
-    `obs_dim` is what the policy takes: another version's observations are adapted to it where that is known
-    to be right and `evidence` does not speak against it; what sizes cannot decide, `adapter` asks for.
-    `wrappers` are those of training, the first innermost. `pictures` makes frame() work. `threads` is for
-    engines that have them, None for all cores. `module:Env-v0` imports a module and needs `trusted`.
-    Arguments that are not a few numbers, or not in the signature of the environment, need
-    `trusted_arguments`. A caller may set each for what a person typed, never for what a file holds.
+    `keywords` are fields of VectorEnvOptions, in the place of those of `options`.
     """
-    if ":" in env_id and not trusted:
+    options = replace(options or VectorEnvOptions(), **keywords)
+    _require_allowed(env_id, options)
+    own = _make_without_gymnasium(env_id, num_envs, options)
+    if own is not None:
+        return _adapt_and_wrap(own, lambda _: own, options)
+    build = _gymnasium_builder(env_id, num_envs, options)
+    return _adapt_and_wrap(build({}), build, options)
+
+
+def _require_allowed(env_id: str, options: VectorEnvOptions) -> None:
+    """Raise UsageError for unknown names, and for code or arguments that nobody typed."""
+    if ":" in env_id and not options.trusted:
         raise UsageError(
             f"environment {env_id!r} with a module can run code",
             hint="name it on the command line",
         )
-    _require_names(engine, adapter)
-    if kwargs and not trusted_arguments:
-        _require_plain(env_id, kwargs)
-        if not (engine == DEVICE_ENGINE and simulators.is_factory(env_id)):
-            require_constructor_arguments(env_id, kwargs)
+    _require_names(options.engine, options.adapter)
+    if options.kwargs and not options.trusted_arguments:
+        _require_plain(env_id, options.kwargs)
+        if not _is_users_simulator(env_id, options):
+            require_constructor_arguments(env_id, options.kwargs)
 
-    def outfit(vector: VectorEnv, again: Callable[[Mapping[str, Any]], VectorEnv]) -> VectorEnv:
-        return _adapt_and_wrap(vector, again, obs_dim, adapter, evidence, wrappers)
 
-    if engine == DEVICE_ENGINE and simulators.is_factory(env_id):
-        own = simulators.load_simulator(env_id, num_envs, device, kwargs)
-        return outfit(own, lambda _: own)
-    if env_id in STANDALONE and not (kwargs or pictures or is_gymnasium_installed()):
-        make_alone, builders = STANDALONE[env_id]
-        if engine in builders:
-            alone = builders[engine](make_alone, num_envs, threads)
-            return outfit(alone, lambda _: alone)
+def _is_users_simulator(env_id: str, options: VectorEnvOptions) -> bool:
+    return options.engine == DEVICE_ENGINE and simulators.is_factory(env_id)
+
+
+def _make_without_gymnasium(env_id: str, num_envs: int, options: VectorEnvOptions) -> VectorEnv | None:
+    """Return a user's simulator, or a task that is played where Gymnasium is not installed; else None."""
+    if _is_users_simulator(env_id, options):
+        return simulators.load_simulator(env_id, num_envs, options.device, options.kwargs)
+    if env_id not in STANDALONE or options.kwargs or options.pictures or is_gymnasium_installed():
+        return None
+    make_alone, builders = STANDALONE[env_id]
+    builder = builders.get(options.engine)
+    return None if builder is None else builder(make_alone, num_envs, options.threads)
+
+
+def _gymnasium_builder(
+    env_id: str, num_envs: int, options: VectorEnvOptions
+) -> Callable[[Mapping[str, Any]], VectorEnv]:
+    """Return a function that makes Gymnasium's environments with more arguments than the options have."""
     gymnasium = import_gymnasium()
-    given = {**(kwargs or {}), **({"render_mode": "rgb_array"} if pictures else {})}
-
+    given = {**(options.kwargs or {}), **({"render_mode": "rgb_array"} if options.pictures else {})}
     # Only Gymnasium's own environments draw.
-    stepped = GymVector.engine if pictures and engine == AUTO else engine
+    engine = GymVector.engine if options.pictures and options.engine == AUTO else options.engine
 
     def build(more: Mapping[str, Any]) -> VectorEnv:
         def make_one() -> Any:
             with translate_gymnasium_errors(env_id):
                 made = gymnasium.make(env_id, disable_env_checker=True, **{**more, **given})
-            return prepare_rendering(made) if pictures else made
+            return prepare_rendering(made) if options.pictures else made
 
-        return build_vector_env(stepped, env_id, make_one, num_envs, threads, gymnasium.registry)
+        return build_vector_env(engine, env_id, make_one, num_envs, options.threads, gymnasium.registry)
 
-    return outfit(build({}), build)
+    return build
 
 
 def _require_names(engine: str, adapter: str | None) -> None:
@@ -654,23 +683,19 @@ def _require_names(engine: str, adapter: str | None) -> None:
 
 
 def _adapt_and_wrap(
-    vector: VectorEnv,
-    again: Callable[[Mapping[str, Any]], VectorEnv],
-    obs_dim: int | None,
-    adapter: str | None,
-    evidence: ObservationEvidence,
-    wrappers: Sequence[WrapperSpec],
+    vector: VectorEnv, again: Callable[[Mapping[str, Any]], VectorEnv], options: VectorEnvOptions
 ) -> VectorEnv:
-    """Return the environments as a policy of `obs_dim` values was trained in them: adapted, then wrapped."""
+    """Return the environments that a policy was trained in: adapted to its observations, then wrapped."""
+    size, evidence = options.obs_dim, options.evidence
     try:
-        size = obs_dim
-        if size is not None and wrappers:
-            size = inner_obs_dim(size, vector.spec.action_dim, wrappers)
-        because = replace(evidence, wrapped=evidence.wrapped or changes_size(wrappers))
+        if size is not None and options.wrappers:
+            size = inner_obs_dim(size, vector.spec.action_dim, options.wrappers)
+        because = replace(evidence, wrapped=evidence.wrapped or changes_size(options.wrappers))
     except UsageError:
         vector.close()
         raise
-    return wrap_environments(adapt_observations(vector, size, adapter, again, because), wrappers)
+    adapted = adapt_observations(vector, size, options.adapter, again, because)
+    return wrap_environments(adapted, options.wrappers)
 
 
 def _require_plain(env_id: str, kwargs: Mapping[str, Any]) -> None:

@@ -1,4 +1,4 @@
-"""Batched MuJoCo, Pendulum and MountainCar environments."""
+"""Fast engines: Pendulum and MountainCar in arrays and tensors, MuJoCo in batches."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import importlib
 import importlib.util
 import math
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
@@ -20,6 +20,7 @@ from ckpttool.evaluation.gymnasium_engine import (
     Outcome,
     collect_warnings,
     describe_env,
+    draw_starts,
     measure_deviation,
     redirect_mujoco_warnings,
 )
@@ -29,111 +30,11 @@ if TYPE_CHECKING:
     import torch
 
 
-# The first draws of the generators that Gymnasium seeds, for many seeds at once.
-#
-# A reset draws from `Generator(PCG64(SeedSequence(seed)))`, which takes 20 us for each seed, and more than
-# the episode takes on a GPU. The arithmetic is that of numpy/random: bit_generator.pyx (SeedSequence) and
-# src/pcg64/pcg64.h.
-
-_POOL = 4
-_INIT_A, _MULT_A, _INIT_B, _MULT_B = 0x43B0D7E5, 0x931E8875, 0x8B51F9DD, 0x58F38DED
-_MIX_L, _MIX_R, _SHIFT = np.uint32(0xCA01F9DD), np.uint32(0x4973F715), np.uint32(16)
-_PCG_HIGH, _PCG_LOW = np.uint64(0x2360ED051FC65DA4), np.uint64(0x4385DF649FCCF645)
-_HALF, _LOW_WORD = np.uint64(32), np.uint64(0xFFFFFFFF)
-# Of so many seeds the draws are compared with those of the environment itself.
-_COMPARED = 32
-
-Wide = tuple[np.ndarray, np.ndarray]
-"""Integers of 128 bits: the high and the low halves, uint64 [n]."""
-
-
-def draw_starts(
-    seeds: np.ndarray, low: np.ndarray, high: np.ndarray, draw: Callable[[int], np.ndarray]
-) -> np.ndarray:
-    """Return what `generator.uniform(low, high)` draws first for each seed: float64 [len(seeds), len(low)].
-
-    `draw` returns the same for one seed, by a reset of the environment. It is called for a sample of the
-    seeds, and for all of them where the sample is not as computed here.
-    """
-    unique, inverse = np.unique(seeds, return_inverse=True)
-    sample = np.unique(np.linspace(0, len(unique) - 1, _COMPARED).astype(np.int64))
-    if len(sample) < len(unique) and int(unique[0]) >= 0 and int(unique[-1]) < 1 << 32:
-        with np.errstate(over="ignore"):
-            found = low + (high - low) * draw_uniforms(unique.astype(np.uint32), len(low))
-        if all(np.array_equal(found[place], draw(int(unique[place]))) for place in sample.tolist()):
-            return np.asarray(found[inverse])
-    return np.stack([draw(seed) for seed in unique.tolist()])[inverse]
-
-
-def draw_uniforms(seeds: np.ndarray, count: int) -> np.ndarray:
-    """Return the first numbers in [0, 1) of each seed's generator: uint32 [n] to float64 [n, count]."""
-    words = _seed_words(seeds)
-    halves = [words[2 * k].astype(np.uint64) | words[2 * k + 1].astype(np.uint64) << _HALF for k in range(4)]
-    start, increment = (halves[0], halves[1]), (halves[2], halves[3])
-    one = np.uint64(1)
-    odd = (increment[0] << one | increment[1] >> np.uint64(63), increment[1] << one | one)
-    state = _advance_generator(_add_wide(odd, start), odd)
-    found = np.empty((len(seeds), count))
-    for column in range(count):
-        state = _advance_generator(state, odd)
-        mixed, turn = state[0] ^ state[1], state[0] >> np.uint64(58)
-        bits = mixed >> turn | mixed << (np.uint64(64) - turn & np.uint64(63))
-        found[:, column] = (bits >> np.uint64(11)) * 2.0**-53
-    return found
-
-
-def _seed_words(seeds: np.ndarray) -> list[np.ndarray]:
-    """Return the eight words that SeedSequence generates from each seed: uint32 [n] each."""
-    constant = _INIT_A
-
-    def hashed(value: np.ndarray) -> np.ndarray:
-        nonlocal constant
-        first = value ^ np.uint32(constant)
-        constant = constant * _MULT_A & 0xFFFFFFFF
-        product: np.ndarray = first * np.uint32(constant)
-        return np.asarray(product ^ product >> _SHIFT)
-
-    pool = [hashed(seeds if word == 0 else np.zeros_like(seeds)) for word in range(_POOL)]
-    for source in range(_POOL):
-        for target in range(_POOL):
-            if source != target:
-                mixed: np.ndarray = _MIX_L * pool[target] - _MIX_R * hashed(pool[source])
-                pool[target] = mixed ^ mixed >> _SHIFT
-    words, constant = [], _INIT_B
-    for word in range(2 * _POOL):
-        first = pool[word % _POOL] ^ np.uint32(constant)
-        constant = constant * _MULT_B & 0xFFFFFFFF
-        product: np.ndarray = first * np.uint32(constant)
-        words.append(product ^ product >> _SHIFT)
-    return words
-
-
-def _advance_generator(state: Wide, increment: Wide) -> Wide:
-    """Return the generator's next state, state * multiplier + increment modulo 2^128."""
-    (high, low), a = state, state[1]
-    a_low, a_high = a & _LOW_WORD, a >> _HALF
-    b_low, b_high = _PCG_LOW & _LOW_WORD, _PCG_LOW >> _HALF
-    middle = a_high * b_low + (a_low * b_low >> _HALF)
-    other = a_low * b_high + (middle & _LOW_WORD)
-    carried = a_high * b_high + (middle >> _HALF) + (other >> _HALF)
-    return _add_wide((carried + high * _PCG_LOW + low * _PCG_HIGH, low * _PCG_LOW), increment)
-
-
-def _add_wide(one: Wide, other: Wide) -> Wide:
-    low = one[1] + other[1]
-    return one[0] + other[0] + (low < one[1]), low
-
-
-# Pendulum-v1 where Gymnasium is not installed: what its environment is asked for besides its steps.
+# Tasks of Gymnasium where it is not installed: everything that an environment has besides its steps.
 #
 # So the agents that come with the project play with nothing but the core. Sources of the facts:
-# gymnasium/envs/classic_control/pendulum.py (constants, spaces, `reset`), gymnasium/envs/__init__.py (how
-# many steps) and gymnasium/utils/seeding.py (`np_random`).
-
-PENDULUM_ID = "Pendulum-v1"
-PENDULUM_NOTE = (
-    f"gymnasium is not installed: {PENDULUM_ID} has its constants and starts, as Gymnasium 1.4 states them"
-)
+# gymnasium/envs/classic_control (constants, spaces, `reset`), gymnasium/envs/__init__.py (how many steps) and
+# gymnasium/utils/seeding.py (`np_random`).
 
 
 class Box(NamedTuple):
@@ -154,39 +55,337 @@ class Box(NamedTuple):
 
 
 class EnvRegistration(NamedTuple):
-    """What Gymnasium's registry says."""
+    """An entry of Gymnasium's registry."""
 
-    id: str = PENDULUM_ID
-    max_episode_steps: int = 200
+    id: str
+    max_episode_steps: int
     kwargs: Mapping[str, Any] = MappingProxyType({})
 
 
-class StandalonePendulum:
-    """The environment without its steps, which PendulumBatch computes; draws where episodes start."""
+class StandaloneEnvironment:
+    """A task without its steps, which an engine computes; draws where episodes start."""
 
-    spec = EnvRegistration()
+    spec: EnvRegistration
+    observation_space: Box
+    action_space: Box
     metadata: Mapping[str, Any] = MappingProxyType({"render_fps": 30})
-    g, m, l, dt, max_speed, max_torque = 10.0, 1.0, 1.0, 0.05, 8, 2.0  # noqa: E741  # Gymnasium's names
 
     def __init__(self) -> None:
-        most = np.array([1.0, 1.0, self.max_speed], np.float32)
-        torque = np.array([self.max_torque], np.float32)
-        self.observation_space, self.action_space = Box(-most, most), Box(-torque, torque)
         self.state = np.zeros(2)
 
     @property
-    def unwrapped(self) -> StandalonePendulum:
+    def unwrapped(self) -> StandaloneEnvironment:
         """Itself."""
         return self
 
+    @property
+    def note(self) -> str:
+        """The sentence about its constants."""
+        known = "has its constants and starts, as Gymnasium 1.4 states them"
+        return f"gymnasium is not installed: {self.spec.id} {known}"
+
     def reset(self, *, seed: int) -> None:
-        """Draw the angle and the speed with which the episode of that seed starts."""
-        most = np.array([np.pi, 1.0])
-        generator = np.random.Generator(np.random.PCG64(np.random.SeedSequence(seed)))
-        self.state = generator.uniform(low=-most, high=most)
+        """Draw the state [2] in which the episode of that seed starts."""
+        self.state = self.draw(np.random.Generator(np.random.PCG64(np.random.SeedSequence(seed))))
+
+    def draw(self, generator: np.random.Generator) -> np.ndarray:
+        """Return a first state [2]."""
+        raise NotImplementedError
 
     def close(self) -> None:
         """Do nothing: nothing is open."""
+
+
+def _make_box(low: Sequence[float], high: Sequence[float]) -> Box:
+    return Box(np.array(low, np.float32), np.array(high, np.float32))
+
+
+def _missing_constant(env_id: str, engine: str, error: AttributeError) -> UnsupportedError:
+    return UnsupportedError(
+        f"this Gymnasium's {env_id} is not the one that the {engine} engine reproduces",
+        found=f"no attribute {error.name!r}",
+    )
+
+
+# Pendulum-v1 for many rows at once in arrays, with the arithmetic of Gymnasium.
+#
+# The equations are those of gymnasium/envs/classic_control/pendulum.py, operation by operation: an episode is
+# the same whichever engine steps it. Each instance compares single steps from many states with the
+# environment that it replaces, so that another version of the library cannot make it wrong unnoticed.
+
+PENDULUM_ID = "Pendulum-v1"
+PENDULUM_ENGINE = "pendulum.batch"
+STATE_TOLERANCE: Final = 1e-12
+PENDULUM_OBSERVATION_TOLERANCE: Final = 1e-6
+"""A few of a float32's last bits: observations are rounded to it."""
+REWARD_TOLERANCE: Final = 1e-9
+"""Shares of a reward are computed in float32 (the torque's); their last bits are below this."""
+_PENDULUM_COMPARED = 64
+
+
+class StandalonePendulum(StandaloneEnvironment):
+    """Pendulum-v1, for PendulumBatch."""
+
+    spec = EnvRegistration(PENDULUM_ID, 200)
+    g, m, l, dt, max_speed, max_torque = 10.0, 1.0, 1.0, 0.05, 8, 2.0  # noqa: E741  # Gymnasium's names
+    observation_space = _make_box([-1.0, -1.0, -8.0], [1.0, 1.0, 8.0])
+    action_space = _make_box([-2.0], [2.0])
+
+    def draw(self, generator: np.random.Generator) -> np.ndarray:
+        """Return an angle and a speed."""
+        most = np.array([np.pi, 1.0])
+        return generator.uniform(low=-most, high=most)
+
+
+class PendulumConstants(NamedTuple):
+    """The constants of the equations: of gravity and of the torque, per second; the step and the bounds."""
+
+    pull: float
+    push: float
+    dt: float
+    max_speed: float
+    max_torque: float
+
+
+class PendulumSteps(NamedTuple):
+    """Single steps of the environment: from `states` [n, 2] by `actions` [n, 1] to what came of them."""
+
+    states: np.ndarray
+    actions: np.ndarray
+    after: np.ndarray
+    """float64 [n, 2], angles and speeds"""
+    observations: np.ndarray
+    rewards: np.ndarray
+
+    def agreement(self, after: np.ndarray, observations: np.ndarray, rewards: np.ndarray) -> Agreement:
+        """Compare an engine's results of the same steps."""
+        return Agreement(
+            len(self.states),
+            (
+                measure_deviation("states", after, self.after, STATE_TOLERANCE),
+                measure_deviation(
+                    "observations", observations, self.observations, PENDULUM_OBSERVATION_TOLERANCE
+                ),
+                measure_deviation("rewards", rewards, self.rewards, REWARD_TOLERANCE),
+            ),
+        )
+
+
+class PendulumBatch:
+    """The rows' angles and speeds as two arrays; one Gymnasium environment draws where episodes start.
+
+    Where there is no Gymnasium, StandalonePendulum does.
+    """
+
+    engine = PENDULUM_ENGINE
+
+    def __init__(
+        self, make_one: Callable[[], Any], num_envs: int = 1, *, engine: str = PENDULUM_ENGINE
+    ) -> None:
+        """Raise UnsupportedError if the environment is not the Pendulum that these equations are of."""
+        if num_envs < 1:
+            raise UsageError(f"{num_envs} environments cannot play")
+        self.engine = engine
+        self._notes: dict[str, None] = {}
+        with collect_warnings(self._notes):
+            self._one = make_one()
+        self.spec: EnvSpec = describe_env(self._one)
+        self.num_envs = num_envs
+        self._limit = self.spec.max_episode_steps or np.inf
+        self.obs: np.ndarray = np.zeros((num_envs, 3), np.float32)
+        self._angle, self._speed = np.zeros(num_envs), np.zeros(num_envs)
+        self._length = np.zeros(num_envs, np.int64)
+        self.agreement: Agreement | None = None
+        try:
+            self.law = _read_pendulum_constants(self._one.unwrapped, engine)
+            if isinstance(self._one, StandaloneEnvironment):
+                self._notes[self._one.note] = None
+            if (steps := self.reference()) is not None:
+                self.agreement = self._compare(steps).require(self.spec.id, engine)
+        except BaseException:
+            self.close()
+            raise
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What Gymnasium had to say, each sentence once."""
+        return tuple(self._notes)
+
+    def starts(self, seeds: np.ndarray) -> np.ndarray:
+        """Return the angle and the speed with which the episode of each seed starts: [len(seeds), 2]."""
+
+        def draw(seed: int) -> np.ndarray:
+            self._one.reset(seed=seed)
+            return np.array(self._one.unwrapped.state, np.float64)
+
+        most = np.array([np.pi, 1.0])
+        return draw_starts(seeds, -most, most, draw)
+
+    def reset(self, rows: np.ndarray, seeds: np.ndarray) -> None:
+        """Begin the episode of seeds[i] in rows[i]; rows of one seed share the draw."""
+        self._angle[rows], self._speed[rows] = self.starts(seeds).T
+        self._length[rows] = 0
+        self._see(rows)
+
+    def step(self, actions: np.ndarray, rows: np.ndarray) -> Outcome:
+        """Advance `rows` by `actions[row]`; return reward, terminated and truncated of each of `rows`."""
+        # Whole arrays need no index, and most steps move every row.
+        at = slice(None) if len(rows) == self.num_envs else rows
+        angle, speed, costs = _advance_pendulum(self.law, self._angle[at], self._speed[at], actions[at, 0])
+        self._angle[at], self._speed[at] = angle, speed
+        self._length[at] += 1
+        self._see(at)
+        return -costs, np.zeros(len(rows), np.bool_), self._length[at] >= self._limit
+
+    def frame(self, row: int) -> np.ndarray:  # noqa: ARG002 - the protocol's
+        """Raise UnsupportedError: rows of an array draw nothing."""
+        raise UnsupportedError(f"{self.engine} draws no picture", hint="--engine gymnasium does")
+
+    def close(self) -> None:
+        """Let go of the one environment."""
+        self._one.close()
+
+    def __enter__(self) -> PendulumBatch:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _see(self, at: np.ndarray | slice) -> None:
+        angle = self._angle[at]
+        self.obs[at, 0], self.obs[at, 1], self.obs[at, 2] = np.cos(angle), np.sin(angle), self._speed[at]
+
+    def reference(self) -> PendulumSteps | None:
+        """Return steps of Gymnasium's own object from many states; None where Gymnasium is not installed."""
+        if isinstance(self._one, StandaloneEnvironment):
+            return None
+        random = np.random.default_rng(0)
+        # Several turns, all speeds, and torques beyond the bounds.
+        states = random.uniform((-4 * np.pi, -1.0), (4 * np.pi, 1.0), (_PENDULUM_COMPARED, 2))
+        states[:, 1] *= self.law.max_speed
+        actions = random.uniform(-1.5, 1.5, (_PENDULUM_COMPARED, 1)) * self.law.max_torque
+        # The corners: upright and hanging, at rest and at full speed, with full torque either way.
+        states[:8] = [(angle, speed * self.law.max_speed) for angle in (0, np.pi) for speed in (-1, 0, 0, 1)]
+        actions[:8, 0] = np.array([-1, -1, 0, 1] * 2) * self.law.max_torque
+        actions = actions.astype(self.spec.action_low.dtype)
+        bare, after, seen, rewards = self._one.unwrapped, np.empty_like(states), [], []
+        for number, (state, action) in enumerate(zip(states, actions, strict=True)):
+            if number % min(_PENDULUM_COMPARED, self._limit) == 0:
+                self._one.reset(seed=0)
+            bare.state = state.copy()
+            observation, reward, terminated, _, _ = self._one.step(action)
+            # Nothing terminates here: what does is another task.
+            after[number] = np.nan if terminated else bare.state
+            seen.append(observation)
+            rewards.append(reward)
+        return PendulumSteps(states, actions, after, np.array(seen), np.array(rewards))
+
+    def _compare(self, steps: PendulumSteps) -> Agreement:
+        """Take the same steps, all at once."""
+        before = steps.states
+        angle, speed, costs = _advance_pendulum(self.law, before[:, 0], before[:, 1], steps.actions[:, 0])
+        seen = np.stack([np.cos(angle), np.sin(angle), speed], 1).astype(np.float32)
+        return steps.agreement(np.stack([angle, speed], 1), seen, -costs)
+
+
+def _read_pendulum_constants(bare: Any, engine: str) -> PendulumConstants:
+    """Return the constants of Gymnasium's object; raise UnsupportedError if it has others."""
+    try:
+        pull, push = 3 * bare.g / (2 * bare.l), 3.0 / (bare.m * bare.l**2)
+        return PendulumConstants(pull, push, bare.dt, bare.max_speed, bare.max_torque)
+    except AttributeError as error:
+        raise _missing_constant(PENDULUM_ID, engine, error) from None
+
+
+def _advance_pendulum(
+    law: PendulumConstants, angle: np.ndarray, speed: np.ndarray, action: np.ndarray
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Return the angles and speeds after a step, and its costs, each [rows]."""
+    torque = np.clip(action, -law.max_torque, law.max_torque)
+    upright = ((angle + np.pi) % (2 * np.pi)) - np.pi
+    costs = _square_by_pow(upright) + 0.1 * _square_by_pow(speed) + 0.001 * _square_by_pow(torque)
+    faster = speed + (law.pull * np.sin(angle) + law.push * torque) * law.dt
+    faster = np.clip(faster, -law.max_speed, law.max_speed)
+    return angle + faster * law.dt, faster, costs
+
+
+def _square_by_pow(values: np.ndarray) -> np.ndarray:
+    """Return the squares [n] as the C library's `pow` computes them.
+
+    Gymnasium squares NumPy's scalars, which call `pow`. Of an array, `** 2` and `np.square` multiply, and
+    `np.power` calls vector code where the processor has AVX-512: in some of a thousand cases the last bits
+    differ. `np.float_power` calls `pow` on every processor, for float64 alone.
+    """
+    squares: np.ndarray = (
+        np.float_power(values, 2.0)
+        if values.dtype == np.float64
+        else np.fromiter((value**2 for value in values), values.dtype, len(values))
+    )
+    return squares
+
+
+# Pendulum-v1 as a tensor program: the arithmetic of gymnasium/envs/classic_control/pendulum.py in float64.
+#
+# It is Gymnasium's to rounding: a tensor library has a sine and a cosine of its own, which differ from
+# NumPy's in the last bit, and squares by multiplying where Gymnasium calls the C library's pow. How much that
+# is on a device is measured there.
+
+
+class PendulumTensors:
+    """Angles and speeds, float64 [rows]; starts, constants and the referee are those of PendulumBatch."""
+
+    def __init__(self, make_one: Callable[[], Any]) -> None:
+        """Raise UnsupportedError if the environment is not the Pendulum that these equations are of."""
+        self._arrays = PendulumBatch(make_one, engine=DEVICE_ENGINE)
+        self.spec = self._arrays.spec
+        self._law = self._arrays.law
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What Gymnasium had to say, each sentence once."""
+        return self._arrays.notes
+
+    def compare(self, device: torch.device) -> Agreement | None:
+        """Compare steps on the device with Gymnasium's; None where that is not installed."""
+        import torch
+
+        if (steps := self._arrays.reference()) is None:
+            return None
+        state = tuple(torch.from_numpy(column.copy()).to(device) for column in steps.states.T)
+        after, rewards, _ = self.step(state, torch.from_numpy(steps.actions).to(device))
+        found = (torch.stack(after, 1), self.observe(after), rewards)
+        return steps.agreement(*(tensor.cpu().numpy() for tensor in found))
+
+    def starts(self, seeds: np.ndarray) -> tuple[np.ndarray, ...]:
+        """Return the angles and the speeds that Gymnasium's own generators draw."""
+        return tuple(np.ascontiguousarray(column) for column in self._arrays.starts(seeds).T)
+
+    def observe(self, state: Tensors) -> torch.Tensor:
+        """Return cosine, sine and speed: float32 [rows, 3]."""
+        import torch
+
+        angle, speed = state
+        seen = angle.new_empty(len(angle), 3, dtype=torch.float32)
+        # On a GPU each of these is one kernel, which computes in float64 and rounds what it writes.
+        torch.cos(angle, out=seen[:, 0])
+        torch.sin(angle, out=seen[:, 1])
+        seen[:, 2] = speed
+        return seen
+
+    def step(self, state: Tensors, actions: torch.Tensor) -> tuple[Tensors, torch.Tensor, None]:
+        """Return the next angles and speeds, and the rewards; nothing terminates."""
+        (angle, speed), law = state, self._law
+        torque = actions[:, 0].clamp(-law.max_torque, law.max_torque)
+        upright = (angle + math.pi).remainder(2 * math.pi) - math.pi
+        costs = upright.square().addcmul(speed, speed, value=0.1) + 0.001 * torque.square()
+        # The torque's product is a float32 in Gymnasium; the others may be fused with their sums.
+        faster = speed.add(angle.sin(), alpha=law.pull * law.dt).add(law.push * torque, alpha=law.dt)
+        faster = faster.clamp(-law.max_speed, law.max_speed)
+        return (angle.add(faster, alpha=law.dt), faster), -costs, None
+
+    def close(self) -> None:
+        """Let go of the one environment."""
+        self._arrays.close()
 
 
 # MountainCarContinuous-v0 as a tensor program, with or without Gymnasium.
@@ -195,13 +394,11 @@ class StandalonePendulum:
 # its types: a reset draws the position in float64, every step rounds position and velocity to float32, and
 # the slope below the car is a float64 cosine of a position in float32 (of one in float64 in the first step).
 
-ID = "MountainCarContinuous-v0"
-NOTE = f"gymnasium is not installed: {ID} has its constants and starts, as Gymnasium 1.4 states them"
+MOUNTAIN_CAR_ID = "MountainCarContinuous-v0"
 POSITION_TOLERANCE: Final = 3e-7
 """Two of a float32's last bits: NumPy 1 rounds the steps of the arithmetic differently from NumPy 2."""
 VELOCITY_TOLERANCE: Final = 2e-8
 """The same for velocities, which stay below 0.07."""
-REWARD_TOLERANCE: Final = 1e-9
 GRAVITY, STEEPNESS, GOAL_REWARD, EFFORT = 0.0025, 3, 100.0, 0.1
 _MOUNTAIN_CAR_COMPARED = 96
 
@@ -219,33 +416,18 @@ class MountainCarConstants(NamedTuple):
     power: float
 
 
-class StandaloneMountainCar:
-    """The environment without its steps, where Gymnasium is not installed."""
+class StandaloneMountainCar(StandaloneEnvironment):
+    """MountainCarContinuous-v0, for MountainCarTensors."""
 
-    spec = EnvRegistration(ID, 999)
-    metadata: Mapping[str, Any] = MappingProxyType({"render_fps": 30})
+    spec = EnvRegistration(MOUNTAIN_CAR_ID, 999)
     min_action, max_action, min_position, max_position = -1.0, 1.0, -1.2, 0.6
     max_speed, goal_position, goal_velocity, power = 0.07, 0.45, 0, 0.0015
+    observation_space = _make_box([-1.2, -0.07], [0.6, 0.07])
+    action_space = _make_box([-1.0], [1.0])
 
-    def __init__(self) -> None:
-        low = np.array([self.min_position, -self.max_speed], np.float32)
-        high = np.array([self.max_position, self.max_speed], np.float32)
-        self.observation_space = Box(low, high)
-        self.action_space = Box(np.array([-1], np.float32), np.array([1], np.float32))
-        self.state = np.zeros(2)
-
-    @property
-    def unwrapped(self) -> StandaloneMountainCar:
-        """Itself."""
-        return self
-
-    def reset(self, *, seed: int) -> None:
-        """Draw the position in which the episode of that seed starts."""
-        generator = np.random.Generator(np.random.PCG64(np.random.SeedSequence(seed)))
-        self.state = np.array([generator.uniform(low=-0.6, high=-0.4), 0])
-
-    def close(self) -> None:
-        """Do nothing: nothing is open."""
+    def draw(self, generator: np.random.Generator) -> np.ndarray:
+        """Return a position, and no velocity."""
+        return np.array([generator.uniform(low=-0.6, high=-0.4), 0])
 
 
 class MountainCarSteps(NamedTuple):
@@ -276,15 +458,12 @@ class MountainCarTensors:
             )
         except AttributeError as error:
             self.close()
-            raise UnsupportedError(
-                f"this Gymnasium's {ID} is not the one that the {DEVICE_ENGINE} engine reproduces",
-                found=f"no attribute {error.name!r}",
-            ) from None
+            raise _missing_constant(MOUNTAIN_CAR_ID, DEVICE_ENGINE, error) from None
         except BaseException:
             self.close()
             raise
-        if isinstance(self._one, StandaloneMountainCar):
-            self._notes[NOTE] = None
+        if isinstance(self._one, StandaloneEnvironment):
+            self._notes[self._one.note] = None
 
     @property
     def notes(self) -> tuple[str, ...]:
@@ -351,7 +530,7 @@ class MountainCarTensors:
 
     def _reference(self) -> MountainCarSteps | None:
         """Return steps of Gymnasium's own object from many states; None where Gymnasium is not installed."""
-        if isinstance(self._one, StandaloneMountainCar):
+        if isinstance(self._one, StandaloneEnvironment):
             return None
         random, of = np.random.default_rng(0), self.constants
         low, high = (of.min_position, -of.max_speed), (of.max_position, of.max_speed)
@@ -366,12 +545,8 @@ class MountainCarTensors:
         first = np.zeros(_MOUNTAIN_CAR_COMPARED, np.bool_)
         first[16:32], states[16:32, 0], states[16:32, 1] = True, random.uniform(-0.6, -0.4, 16), 0.0
         actions = actions.astype(self.spec.action_low.dtype)
-        bare, after, rewards, ended = (
-            self._one.unwrapped,
-            np.empty((_MOUNTAIN_CAR_COMPARED, 2), np.float32),
-            [],
-            [],
-        )
+        bare, after = self._one.unwrapped, np.empty((_MOUNTAIN_CAR_COMPARED, 2), np.float32)
+        rewards, ended = [], []
         limit = self.spec.max_episode_steps or _MOUNTAIN_CAR_COMPARED
         for number, (state, is_first, action) in enumerate(zip(states, first, actions, strict=True)):
             if number % min(_MOUNTAIN_CAR_COMPARED, limit) == 0:
@@ -394,7 +569,7 @@ def _mountain_car_arrays(states: np.ndarray, first: np.ndarray) -> tuple[np.ndar
     return position, states[:, 1].astype(np.float32), slope.astype(np.float32)
 
 
-# What an engine must know of a MuJoCo task: what it shows, what it pays, when it ends; for all rows at once.
+# Rules of the MuJoCo tasks: observations, rewards and ends of episodes, for all rows at once.
 #
 # Every rule does Gymnasium's arithmetic (`gymnasium/envs/mujoco/*_v4.py`, `*_v5.py`) in the same order and
 # the same types, so that results are equal to the last bit: actions are float32, and so are costs made of
@@ -463,7 +638,7 @@ def is_between(values: np.ndarray, limits: tuple[float, float]) -> np.ndarray:
     return inside
 
 
-# The rules of MuJoCo's tasks that are about staying upright or reaching for something.
+# Rules of the tasks that balance or reach.
 
 MOST_ANGLE = 0.2
 MOST_SEEN = 10
@@ -558,7 +733,7 @@ def _vector_norms(vectors: np.ndarray) -> np.ndarray:
     return norms
 
 
-# The rules of MuJoCo's tasks that are about getting somewhere: the cheetah to the humanoid.
+# Rules of the tasks that move forward, from the cheetah to the humanoid.
 
 MOST_SPEED = 10
 """Hopper and Walker2d are shown velocities up to this."""
@@ -735,7 +910,7 @@ def find_rules(made: Any) -> TaskRules:
     return rules(env, version)
 
 
-# MuJoCo's own batch of simulations behind the vector protocol, with the arithmetic of Gymnasium's tasks.
+# MuJoCo's own batch of simulations as a vector environment, with the arithmetic of Gymnasium's tasks.
 
 TRIED_STEPS = 5
 OBSERVATION_TOLERANCE: Final = 1e-9
@@ -913,271 +1088,3 @@ def _make_batch(model: Any, num_envs: int, threads: int, persistent: bool) -> An
         return importlib.import_module("mujoco.batch").Batch(model, num_envs, threads, persistent)
     except ValueError as error:
         raise UnsupportedError(f"MuJoCo makes no batch of this model: {error}") from None
-
-
-# Pendulum-v1 for many rows at once in arrays, with the arithmetic of Gymnasium.
-#
-# The equations are those of gymnasium/envs/classic_control/pendulum.py, operation by operation: an episode is
-# the same whichever engine steps it. Each instance compares single steps from many states with the
-# environment that it replaces, so that another version of the library cannot make it wrong unnoticed.
-
-PENDULUM_ENGINE = "pendulum.batch"
-STATE_TOLERANCE: Final = 1e-12
-PENDULUM_OBSERVATION_TOLERANCE: Final = 1e-6
-"""A few of a float32's last bits: observations are rounded to it."""
-"""The torque's share of a reward is computed in float32; its last bit is below this."""
-_PENDULUM_COMPARED = 64
-
-
-class PendulumConstants(NamedTuple):
-    """The constants of the equations: of gravity and of the torque, per second; the step and the bounds."""
-
-    pull: float
-    push: float
-    dt: float
-    max_speed: float
-    max_torque: float
-
-
-class PendulumSteps(NamedTuple):
-    """Single steps of the environment: from `states` [n, 2] by `actions` [n, 1] to what came of them."""
-
-    states: np.ndarray
-    actions: np.ndarray
-    after: np.ndarray
-    """float64 [n, 2], angles and speeds"""
-    observations: np.ndarray
-    rewards: np.ndarray
-
-    def agreement(self, after: np.ndarray, observations: np.ndarray, rewards: np.ndarray) -> Agreement:
-        """Compare an engine's results of the same steps."""
-        return Agreement(
-            len(self.states),
-            (
-                measure_deviation("states", after, self.after, STATE_TOLERANCE),
-                measure_deviation(
-                    "observations", observations, self.observations, PENDULUM_OBSERVATION_TOLERANCE
-                ),
-                measure_deviation("rewards", rewards, self.rewards, REWARD_TOLERANCE),
-            ),
-        )
-
-
-class PendulumBatch:
-    """The rows' angles and speeds as two arrays; one Gymnasium environment draws where episodes start.
-
-    Where there is no Gymnasium, `pendulum_alone` does.
-    """
-
-    engine = PENDULUM_ENGINE
-
-    def __init__(
-        self, make_one: Callable[[], Any], num_envs: int = 1, *, engine: str = PENDULUM_ENGINE
-    ) -> None:
-        """Raise UnsupportedError if the environment is not the Pendulum that these equations are of."""
-        if num_envs < 1:
-            raise UsageError(f"{num_envs} environments cannot play")
-        self.engine = engine
-        self._notes: dict[str, None] = {}
-        with collect_warnings(self._notes):
-            self._one = make_one()
-        self.spec: EnvSpec = describe_env(self._one)
-        self.num_envs = num_envs
-        self._limit = self.spec.max_episode_steps or np.inf
-        self.obs: np.ndarray = np.zeros((num_envs, 3), np.float32)
-        self._angle, self._speed = np.zeros(num_envs), np.zeros(num_envs)
-        self._length = np.zeros(num_envs, np.int64)
-        self.agreement: Agreement | None = None
-        try:
-            self.law = _read_pendulum_constants(self._one.unwrapped, engine)
-            if isinstance(self._one, StandalonePendulum):
-                self._notes[PENDULUM_NOTE] = None
-            if (steps := self.reference()) is not None:
-                self.agreement = self._compare(steps).require(self.spec.id, engine)
-        except BaseException:
-            self.close()
-            raise
-
-    @property
-    def notes(self) -> tuple[str, ...]:
-        """What Gymnasium had to say, each sentence once."""
-        return tuple(self._notes)
-
-    def starts(self, seeds: np.ndarray) -> np.ndarray:
-        """Return the angle and the speed with which the episode of each seed starts: [len(seeds), 2]."""
-
-        def draw(seed: int) -> np.ndarray:
-            self._one.reset(seed=seed)
-            return np.array(self._one.unwrapped.state, np.float64)
-
-        most = np.array([np.pi, 1.0])
-        return draw_starts(seeds, -most, most, draw)
-
-    def reset(self, rows: np.ndarray, seeds: np.ndarray) -> None:
-        """Begin the episode of seeds[i] in rows[i]; rows of one seed share the draw."""
-        self._angle[rows], self._speed[rows] = self.starts(seeds).T
-        self._length[rows] = 0
-        self._see(rows)
-
-    def step(self, actions: np.ndarray, rows: np.ndarray) -> Outcome:
-        """Advance `rows` by `actions[row]`; return reward, terminated and truncated of each of `rows`."""
-        # Whole arrays need no index, and most steps move every row.
-        at = slice(None) if len(rows) == self.num_envs else rows
-        angle, speed, costs = _advance_pendulum(self.law, self._angle[at], self._speed[at], actions[at, 0])
-        self._angle[at], self._speed[at] = angle, speed
-        self._length[at] += 1
-        self._see(at)
-        return -costs, np.zeros(len(rows), np.bool_), self._length[at] >= self._limit
-
-    def frame(self, row: int) -> np.ndarray:  # noqa: ARG002 - the protocol's
-        """Raise UnsupportedError: rows of an array draw nothing."""
-        raise UnsupportedError(f"{self.engine} draws no picture", hint="--engine gymnasium does")
-
-    def close(self) -> None:
-        """Let go of the one environment."""
-        self._one.close()
-
-    def __enter__(self) -> PendulumBatch:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-    def _see(self, at: np.ndarray | slice) -> None:
-        angle = self._angle[at]
-        self.obs[at, 0], self.obs[at, 1], self.obs[at, 2] = np.cos(angle), np.sin(angle), self._speed[at]
-
-    def reference(self) -> PendulumSteps | None:
-        """Return steps of Gymnasium's own object from many states; None where Gymnasium is not installed."""
-        if isinstance(self._one, StandalonePendulum):
-            return None
-        random = np.random.default_rng(0)
-        # Several turns, all speeds, and torques beyond the bounds.
-        states = random.uniform((-4 * np.pi, -1.0), (4 * np.pi, 1.0), (_PENDULUM_COMPARED, 2))
-        states[:, 1] *= self.law.max_speed
-        actions = random.uniform(-1.5, 1.5, (_PENDULUM_COMPARED, 1)) * self.law.max_torque
-        # The corners: upright and hanging, at rest and at full speed, with full torque either way.
-        states[:8] = [(angle, speed * self.law.max_speed) for angle in (0, np.pi) for speed in (-1, 0, 0, 1)]
-        actions[:8, 0] = np.array([-1, -1, 0, 1] * 2) * self.law.max_torque
-        actions = actions.astype(self.spec.action_low.dtype)
-        bare, after, seen, rewards = self._one.unwrapped, np.empty_like(states), [], []
-        for number, (state, action) in enumerate(zip(states, actions, strict=True)):
-            if number % min(_PENDULUM_COMPARED, self._limit) == 0:
-                self._one.reset(seed=0)
-            bare.state = state.copy()
-            observation, reward, terminated, _, _ = self._one.step(action)
-            # Nothing terminates here: what does is another task.
-            after[number] = np.nan if terminated else bare.state
-            seen.append(observation)
-            rewards.append(reward)
-        return PendulumSteps(states, actions, after, np.array(seen), np.array(rewards))
-
-    def _compare(self, steps: PendulumSteps) -> Agreement:
-        """Take the same steps, all at once."""
-        before = steps.states
-        angle, speed, costs = _advance_pendulum(self.law, before[:, 0], before[:, 1], steps.actions[:, 0])
-        seen = np.stack([np.cos(angle), np.sin(angle), speed], 1).astype(np.float32)
-        return steps.agreement(np.stack([angle, speed], 1), seen, -costs)
-
-
-def _read_pendulum_constants(bare: Any, engine: str) -> PendulumConstants:
-    """Return the constants of Gymnasium's object; raise UnsupportedError if it has others."""
-    try:
-        pull, push = 3 * bare.g / (2 * bare.l), 3.0 / (bare.m * bare.l**2)
-        return PendulumConstants(pull, push, bare.dt, bare.max_speed, bare.max_torque)
-    except AttributeError as error:
-        raise UnsupportedError(
-            f"this Gymnasium's {PENDULUM_ID} is not the one that the {engine} engine reproduces",
-            found=f"no attribute {error.name!r}",
-        ) from None
-
-
-def _advance_pendulum(
-    law: PendulumConstants, angle: np.ndarray, speed: np.ndarray, action: np.ndarray
-) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return the angles and speeds after a step, and its costs, each [rows]."""
-    torque = np.clip(action, -law.max_torque, law.max_torque)
-    upright = ((angle + np.pi) % (2 * np.pi)) - np.pi
-    costs = _square_by_pow(upright) + 0.1 * _square_by_pow(speed) + 0.001 * _square_by_pow(torque)
-    faster = speed + (law.pull * np.sin(angle) + law.push * torque) * law.dt
-    faster = np.clip(faster, -law.max_speed, law.max_speed)
-    return angle + faster * law.dt, faster, costs
-
-
-def _square_by_pow(values: np.ndarray) -> np.ndarray:
-    """Return the squares [n] as the C library's `pow` computes them.
-
-    Gymnasium squares NumPy's scalars, which call `pow`. Of an array, `** 2` and `np.square` multiply, and
-    `np.power` calls vector code where the processor has AVX-512: in some of a thousand cases the last bits
-    differ. `np.float_power` calls `pow` on every processor, for float64 alone.
-    """
-    squares: np.ndarray = (
-        np.float_power(values, 2.0)
-        if values.dtype == np.float64
-        else np.fromiter((value**2 for value in values), values.dtype, len(values))
-    )
-    return squares
-
-
-# Pendulum-v1 as a tensor program: the arithmetic of gymnasium/envs/classic_control/pendulum.py in float64.
-#
-# It is Gymnasium's to rounding: a tensor library has a sine and a cosine of its own, which differ from
-# NumPy's in the last bit, and squares by multiplying where Gymnasium calls the C library's pow. How much that
-# is on a device is measured there.
-
-
-class PendulumTensors:
-    """Angles and speeds, float64 [rows]; starts, constants and the referee are those of PendulumBatch."""
-
-    def __init__(self, make_one: Callable[[], Any]) -> None:
-        """Raise UnsupportedError if the environment is not the Pendulum that these equations are of."""
-        self._arrays = PendulumBatch(make_one, engine=DEVICE_ENGINE)
-        self.spec = self._arrays.spec
-        self._law = self._arrays.law
-
-    @property
-    def notes(self) -> tuple[str, ...]:
-        """What Gymnasium had to say, each sentence once."""
-        return self._arrays.notes
-
-    def compare(self, device: torch.device) -> Agreement | None:
-        """Compare steps on the device with Gymnasium's; None where that is not installed."""
-        import torch
-
-        if (steps := self._arrays.reference()) is None:
-            return None
-        state = tuple(torch.from_numpy(column.copy()).to(device) for column in steps.states.T)
-        after, rewards, _ = self.step(state, torch.from_numpy(steps.actions).to(device))
-        found = (torch.stack(after, 1), self.observe(after), rewards)
-        return steps.agreement(*(tensor.cpu().numpy() for tensor in found))
-
-    def starts(self, seeds: np.ndarray) -> tuple[np.ndarray, ...]:
-        """Return the angles and the speeds that Gymnasium's own generators draw."""
-        return tuple(np.ascontiguousarray(column) for column in self._arrays.starts(seeds).T)
-
-    def observe(self, state: Tensors) -> torch.Tensor:
-        """Return cosine, sine and speed: float32 [rows, 3]."""
-        import torch
-
-        angle, speed = state
-        seen = angle.new_empty(len(angle), 3, dtype=torch.float32)
-        # On a GPU each of these is one kernel, which computes in float64 and rounds what it writes.
-        torch.cos(angle, out=seen[:, 0])
-        torch.sin(angle, out=seen[:, 1])
-        seen[:, 2] = speed
-        return seen
-
-    def step(self, state: Tensors, actions: torch.Tensor) -> tuple[Tensors, torch.Tensor, None]:
-        """Return the next angles and speeds, and the rewards; nothing terminates."""
-        (angle, speed), law = state, self._law
-        torque = actions[:, 0].clamp(-law.max_torque, law.max_torque)
-        upright = (angle + math.pi).remainder(2 * math.pi) - math.pi
-        costs = upright.square().addcmul(speed, speed, value=0.1) + 0.001 * torque.square()
-        # The torque's product is a float32 in Gymnasium; the others may be fused with their sums.
-        faster = speed.add(angle.sin(), alpha=law.pull * law.dt).add(law.push * torque, alpha=law.dt)
-        faster = faster.clamp(-law.max_speed, law.max_speed)
-        return (angle.add(faster, alpha=law.dt), faster), -costs, None
-
-    def close(self) -> None:
-        """Let go of the one environment."""
-        self._arrays.close()

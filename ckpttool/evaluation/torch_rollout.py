@@ -9,13 +9,10 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol, cast
+from typing import NamedTuple, Protocol, cast
 
 import numpy as np
 import torch
-from torch.overrides import TorchFunctionMode
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from ckpttool.core.errors import CkpttoolError, EnvironmentMismatchError, UnsupportedError, UsageError
 from ckpttool.evaluation.rollout import ActionLimits, Progress, Rollout, RolloutSpec
@@ -51,20 +48,6 @@ class RolloutStatus(NamedTuple):
     """returns that are not finite"""
     longest: int
     """the longest running episode, in steps"""
-
-
-@dataclass(frozen=True, slots=True)
-class TransferCounts:
-    """Copies between host and device in a part of a rollout, and the kernels or operators of a step."""
-
-    steps: int
-    looks: int
-    host_reads: int
-    """reads of device memory by the host"""
-    uploads: int
-    """copies from the host to the device"""
-    launches_per_step: float
-    """kernels on CUDA, operators of PyTorch on the CPU"""
 
 
 class _RowState(Protocol):
@@ -153,51 +136,6 @@ def play_members(
             interrupted = True
         seconds = time.perf_counter() - start
         return tuple(game.result(member, seconds, interrupted) for member in range(members))
-
-
-def count_transfers(
-    act: Act,
-    place: torch.device,
-    envs: DeviceVector,
-    play: RolloutSpec,
-    members: int = 1,
-    *,
-    graphs: bool = True,
-    looks: int = 2,
-) -> TransferCounts:
-    """Play `looks` times STEPS_BETWEEN_LOOKS steps with a look after each; count transfers and launches.
-
-    On CUDA the profiler counts copies between host and device; on the CPU, where nothing is copied, the calls
-    that would read a tensor on the host are counted. What precedes the loop (uploads, the capture of the
-    graph, the first hundred steps) is left out.
-    """
-    with _gradient_mode(envs):
-        envs.require_agreement(place)
-        game = _DeviceRollout(act, place, envs, play, members)
-        advance = game.advance(graphs=graphs)
-        advance()
-        game.look()
-        steps = looks * STEPS_BETWEEN_LOOKS
-
-        def part() -> None:
-            for _ in range(looks):
-                advance()
-                game.look()
-
-        if place.type != "cuda":
-            with _HostReadCounter() as reads, _OperatorCounter() as operators:
-                part()
-            return TransferCounts(steps, looks, reads.found, 0, operators.found / steps)
-        activities = [torch.profiler.ProfilerActivity.CPU, torch.profiler.ProfilerActivity.CUDA]
-        with torch.profiler.profile(activities=activities) as profile:
-            part()
-            torch.cuda.synchronize(place)
-        events = profile.events() or ()
-        on_device = [e.name for e in events if str(e.device_type).endswith("CUDA")]
-        to_host = sum("DtoH" in name for name in on_device)
-        to_device = sum("HtoD" in name for name in on_device)
-        kernels = sum(not name.startswith(("Memcpy", "Memset")) for name in on_device)
-        return TransferCounts(steps, looks, to_host, to_device, kernels / steps)
 
 
 class _DeviceRollout:
@@ -531,35 +469,6 @@ class _SimulatorRows:
 
     def restart(self, over: torch.Tensor, episode: torch.Tensor) -> None:
         pass
-
-
-class _HostReadCounter(TorchFunctionMode):
-    """Counts the calls by which a program reads a tensor's values on the host."""
-
-    READS = ("item", "tolist", "cpu", "numpy", "nonzero")
-    CASTS = ("__bool__", "__int__", "__float__", "__index__", "__array__")
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.found = 0
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        self.found += getattr(func, "__name__", "") in (*self.READS, *self.CASTS)
-        return func(*args, **(kwargs or {}))
-
-
-class _OperatorCounter(TorchDispatchMode):  # type: ignore[no-untyped-call]  # PyTorch leaves it unannotated
-    """Counts PyTorch's operators that compute, each of which is about one kernel on a GPU."""
-
-    def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        self.found = 0
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        returned = [each.alias_info for each in func._schema.returns]
-        is_view = any(alias is not None and not alias.is_write for alias in returned)
-        self.found += not (is_view or "empty" in func.__name__)
-        return func(*args, **(kwargs or {}))
 
 
 def is_simulator(envs: DeviceVector) -> bool:

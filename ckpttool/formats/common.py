@@ -9,6 +9,7 @@ import json
 import math
 import os
 import re
+import sys
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -18,7 +19,14 @@ from typing import IO, TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, Protoc
 from ckpttool.core import dtypes, filesystem, limits
 from ckpttool.core import text as documents
 from ckpttool.core.atomic_write import is_hidden_name
-from ckpttool.core.checkpoint import CODE, Checkpoint, CodeReference, Integrity
+from ckpttool.core.checkpoint import (
+    CODE,
+    Checkpoint,
+    CodeReference,
+    Integrity,
+    merge_references,
+    relocate_references,
+)
 from ckpttool.core.errors import CkpttoolError, FormatError, LimitError, NotFoundError, UnsupportedError
 from ckpttool.core.source import Buffer, File
 from ckpttool.core.tree import (
@@ -89,6 +97,35 @@ def join_trees(parts: Mapping[PathStep, Tree], name: Callable[[PathStep, str], s
             )
         containers |= {(step, *path): container for path, container in tree.containers.items()}
     return Tree(leaves, aliases, containers)
+
+
+def member_key(member: PathStep, native: str) -> str:
+    """Return the native key of a tensor in one of several files: `actor:l1.weight`."""
+    return f"{member.value}:{native}"
+
+
+def join_checkpoints(
+    location: str, format_: str, parts: Mapping[str, Checkpoint], settings: Mapping[str, Tree] | None = None
+) -> Checkpoint:
+    """Return the one checkpoint that several files make: each one's entries below its member's name.
+
+    `settings` are trees of values that belong to it as well.
+    """
+    trees = {key(member): one.tree for member, one in parts.items()}
+    trees |= {key(member): tree for member, tree in (settings or {}).items()}
+    files = tuple(parts.values())
+    checksums = {one.integrity for one in files}
+    return Checkpoint(
+        path=location,
+        format=format_,
+        tree=join_trees(trees, member_key, Container("dict")),
+        files=tuple(file for one in files for file in one.files),
+        writer=files[0].writer,
+        integrity=files[0].integrity if len(checksums) == 1 else "none",
+        notes=tuple(dict.fromkeys(note for one in files for note in one.notes)),
+        asks=merge_references(*(relocate_references(one.asks, member) for member, one in parts.items())),
+        unjudged=tuple(f"{member}: {each}" for member, one in parts.items() for each in one.unjudged),
+    )
 
 
 # The few facts that a format may look at to decide whether a path is its own.
@@ -222,8 +259,8 @@ class FormatDefinition:
 class OutputFile(NamedTuple):
     """One file of a checkpoint to be written: what follows the target in its name, and who fills it.
 
-    A buffer that was written must not change after that (see behind.new_file). For `indexes`, `meanwhile` and
-    `extra` see writing.outputs.
+    A buffer that was written must not change after that. atomic_write.Output describes `indexes`, `meanwhile`
+    and `extra`.
     """
 
     suffix: str
@@ -241,8 +278,8 @@ class WritingFormat(Format, Protocol):
 
         Filling a piece keeps one leaf in memory at a time. Raise UnsupportedError, before anything is
         written, for what the format cannot hold. A format may take further options by keyword
-        (ops.targets.TARGETS names them). A format that gives leaves other paths when they are read back also
-        has `stored(tree, **options) -> Tree`, with those paths.
+        (commands.options.TARGETS names them). A format that gives leaves other paths when they are read back
+        also has `stored(tree, **options) -> Tree`, with those paths.
         """
         ...
 
@@ -256,6 +293,28 @@ class WritingFormatDefinition(FormatDefinition):
     members: Callable[[str], tuple[str, ...]] | None = None
     """the files that a location has, or would have if it were complete"""
     WRITES: ClassVar[bool] = True
+
+
+# Processes of our own that a format starts, with the modules that this process sees and nothing else.
+
+_PACKAGE = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+
+
+def child_program(code: str) -> str:
+    """Return the program of a process that runs the code with the modules that this process finds.
+
+    Its first argument on the command line is what `child_paths` returns.
+    """
+    return f"""
+import json, sys
+sys.path += [path for path in json.loads(sys.argv[1]) if path not in sys.path]
+{code}
+"""
+
+
+def child_paths() -> str:
+    """Return where modules are found by this process, as JSON."""
+    return json.dumps([_PACKAGE, *(path for path in sys.path if os.path.isabs(path))])
 
 
 # How the files begin that torch.save wrote; every command asks, so nothing heavy is imported here.
@@ -398,7 +457,7 @@ def _find_by_content(probe: Probe) -> Owner:
 
 # Longer integers are spelled in hexadecimal, which is read in linear time.
 _LONG = 64
-# No more digits than Python prints, and no deeper than a container's state can be (formats.torch_pickle).
+# No more digits than Python prints, and no deeper than a container's state can be (torch_zip.pieces).
 _DIGITS, _DEPTH = 3500, 64
 _WORDS = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}
 _KINDS: tuple[str, ...] = ("attr", "key", "index")
@@ -538,6 +597,15 @@ def _decode_step(step: Any) -> PathStep:
 
 def _damage_error() -> FormatError:
     return FormatError("the recorded tree is damaged")
+
+
+# A tree recorded as text, for formats that hold only named arrays: paths, values, aliases, containers.
+#
+# Formats in which a tree has no place of its own (safetensors, npz) keep it beside their arrays as one JSON
+# document, ASCII only, so that what is written is read back as the same tree. docs/formats/safetensors.md
+# describes it. It is data: nothing in it is imported or called.
+
+KEY = "ckpttool.tree"
 
 
 # One name for every entry of a tree, for formats whose entries have names and no paths.
@@ -769,15 +837,6 @@ def _require_rows(rows: Any) -> list[Any]:
     if not isinstance(rows, list) or not all(isinstance(row, list) and len(row) == 3 for row in rows):
         raise EmbeddedTreeError("the recorded tree is damaged")
     return rows
-
-
-# A tree recorded as text, for formats that hold only named arrays: paths, values, aliases, containers.
-#
-# Formats in which a tree has no place of its own (safetensors, npz) keep it beside their arrays as one JSON
-# document, ASCII only, so that what is written is read back as the same tree. docs/formats/safetensors.md
-# describes it. It is data: nothing in it is imported or called.
-
-KEY = "ckpttool.tree"
 
 
 # Settings as JSON and gin-config spell them, as plain values.

@@ -7,20 +7,17 @@ from __future__ import annotations
 
 import io
 import json
-from typing import IO, TYPE_CHECKING, Any
+from typing import IO, Any
 
 from ckpttool.core import text
-from ckpttool.core.checkpoint import Checkpoint
+from ckpttool.core.checkpoint import Checkpoint, merge_references, relocate_references
 from ckpttool.core.errors import CkpttoolError, FormatError, UnsupportedError
 from ckpttool.core.source import File
 from ckpttool.core.tree import Container, Leaf, Path, PathStep, Tree, ValueLeaf, key
-from ckpttool.formats.common import OutputFile, Probe, find_pickle_format
-
-if TYPE_CHECKING:
-    from ckpttool.encodings.pickle_values import StoredBytes
-    from ckpttool.formats.common import FileListing
-    from ckpttool.formats.pickles import LoadedPickle
-
+from ckpttool.encodings.pickle_values import StoredBytes, dumps
+from ckpttool.formats import common, torch_legacy, torch_zip
+from ckpttool.formats.common import FileListing, OutputFile, Probe, find_pickle_format, join_trees
+from ckpttool.formats.pickles import LoadedPickle, load_pickle_file
 
 NAME = "d3rlpy"
 TITLE = "d3rlpy agent (.d3, since 2.0)"
@@ -44,9 +41,6 @@ def read(location: str) -> Checkpoint:
     Nothing that either pickle names is imported or called. Raise FormatError when the file does not hold
     what d3rlpy writes, or a part of it is damaged.
     """
-    from ckpttool.core.checkpoint import merge_references, relocate_references
-    from ckpttool.formats.pickles import load_pickle_file
-
     file = File.stamp(location)
     try:
         pickled = load_pickle_file(file)
@@ -68,9 +62,6 @@ def read(location: str) -> Checkpoint:
 
 
 def _entries(pickled: LoadedPickle, location: str) -> tuple[StoredBytes, str, str]:
-    # Imported here: every command asks `claims`.
-    from ckpttool.encodings.pickle_values import StoredBytes
-
     value = pickled.value
     names = list(value) if isinstance(value, dict) else []
     if sorted(map(str, names)) != sorted(_ENTRIES):
@@ -90,9 +81,6 @@ def _entries(pickled: LoadedPickle, location: str) -> tuple[StoredBytes, str, st
 
 
 def _listed(file: File, stored: StoredBytes, config: str, version: str) -> tuple[Tree, FileListing]:
-    from ckpttool.formats import common, torch_legacy
-    from ckpttool.formats.common import join_trees
-
     found = torch_legacy.list_embedded(file, stored.at, stored.length)
     said = text.parse_json(config.encode(errors="surrogatepass"), _SETTINGS)
     parts: dict[PathStep, Tree] = {
@@ -110,8 +98,6 @@ def _key(part: PathStep, native: str) -> str:  # noqa: ARG001  # only the archiv
 
 def pieces(tree: Tree) -> tuple[OutputFile]:
     """Return the one file; raise UnsupportedError for a tree that has no agent's entries."""
-    from ckpttool.formats import torch_zip
-
     version = tree.get((key("version"),))
     config = _value(tree, (key("config"),))
     if not isinstance(version, ValueLeaf) or not isinstance(config, dict):
@@ -123,8 +109,6 @@ def pieces(tree: Tree) -> tuple[OutputFile]:
 
 def stored(tree: Tree) -> Tree:
     """Return the tree with the paths by which it will be read; raise UnsupportedError as `pieces` does."""
-    from ckpttool.formats import torch_zip
-
     inner = torch_zip.stored(tree.below(_TORCH)).under(_TORCH)
     rest = {path: leaf for path, leaf in tree.items() if path[:1] != _TORCH}
     kept = {path: container for path, container in tree.containers.items() if path[:1] != _TORCH}
@@ -132,8 +116,6 @@ def stored(tree: Tree) -> Tree:
 
 
 def _write(stream: IO[bytes], archive: OutputFile, entries: dict[str, Any]) -> None:
-    from ckpttool.encodings.pickle_values import dumps
-
     # The archive is a value of the pickle: its length stands before it.
     inner = io.BytesIO()
     archive.write(inner)

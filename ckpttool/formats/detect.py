@@ -31,6 +31,557 @@ from ckpttool.encodings import archives
 from ckpttool.formats import common
 from ckpttool.formats.common import HEAD, Format, Probe
 
+# The one resolver: from whatever a person points at to the checkpoint that it stands for.
+
+# Where a program keeps its model inside a run's folder, whatever lies beside it: Spinning Up's
+# `_pytorch_simple_save` and `_tf_simple_save` (spinup/utils/logx.py).
+_RUNS = (("pyt_save", "model.pt"), ("tf1_save",))
+_SUGGESTIONS = 5
+_LOOKED_AT = 200
+# transformers' and accelerate's names of shards.
+_SHARD = re.compile(
+    r"(?P<stem>.+-)(?P<number>\d{5})-of-(?P<total>\d{5})(?P<suffix>\.(safetensors|bin|pt|pth))"
+)
+_MOST_SHARDS = 10_000
+# orbax/checkpoint/_src/metadata and tensorstore's OCDBT driver.
+_ORBAX = frozenset(("_CHECKPOINT_METADATA", "manifest.ocdbt", "_sharding"))
+
+
+class CheckpointLocation(NamedTuple):
+    """A format and the location that it reads (a prefix where a person named its `.index`)."""
+
+    format: Format
+    location: str
+
+
+def open_checkpoint(path: str | os.PathLike[str]) -> Checkpoint:
+    """List everything at the path without reading a tensor.
+
+    Raise NotFoundError, NotACheckpointError or UnsupportedError when there is nothing to list, and
+    FormatError when the bytes are damaged.
+    """
+    place = filesystem.resolve_path(os.fspath(path))
+    if filesystem.find_store(place) is not None:
+        with filesystem.read_session() as visit:
+            checkpoint = _open_path(place)
+            return replace(checkpoint, notes=(*checkpoint.notes, *visit.notes))
+    return _open_path(place)
+
+
+def _open_path(path: str) -> Checkpoint:
+    found = resolve(path)
+    checkpoint = _add_location_notes(path, found, read_location(found))
+    if is_hidden_name(os.path.basename(path)) or not is_hidden_name(os.path.basename(found.location)):
+        return checkpoint
+    note = f"a conversion onto {path} was interrupted: reading the previous files, kept as {found.location}"
+    return replace(checkpoint, notes=(note, *checkpoint.notes))
+
+
+def _find_backup(path: str) -> CheckpointLocation | None:
+    """Return the newest backup of a set of files whose replacement was interrupted, else None."""
+    for prefix in atomic_write.find_backups(path) if filesystem.find_store(path) is None else ():
+        for found in matching_formats(Probe(prefix), plugins.BUILT_IN["formats"]):
+            return found
+    return None
+
+
+def read_location(found: CheckpointLocation) -> Checkpoint:
+    """List the checkpoint, with the code that its files hold beside what its format judges."""
+    return add_code_scan(found.format.read(found.location))
+
+
+def _add_location_notes(path: str, found: CheckpointLocation, checkpoint: Checkpoint) -> Checkpoint:
+    """Return the checkpoint with what its format notes about the way from the path to it."""
+    redirected = getattr(found.format, "redirected", None)
+    note = redirected(Probe(path), found.location) if redirected is not None else None
+    notes = [each for each in (note, note_other_shards(checkpoint)) if each]
+    return replace(checkpoint, notes=(*notes, *checkpoint.notes)) if notes else checkpoint
+
+
+def note_other_shards(checkpoint: Checkpoint) -> str | None:
+    """Return a note that names the other shards, if the checkpoint is one file of a Hugging Face model's."""
+    if len(checkpoint.files) != 1:
+        return None
+    folder, name = os.path.split(checkpoint.files[0].path)
+    shard = _SHARD.fullmatch(name)
+    if shard is None:
+        return None
+    total = int(shard["total"])
+    if not 1 < total <= _MOST_SHARDS:
+        return None
+    numbers = (f"{number:05d}" for number in range(1, total + 1))
+    others = [
+        f"{shard['stem']}{n}-of-{shard['total']}{shard['suffix']}" for n in numbers if n != shard["number"]
+    ]
+    missing = [each for each in others if not filesystem.isfile(os.path.join(folder, each))]
+    rest = (
+        f"missing: {abbreviate_list(missing, 3)}"
+        if missing
+        else "open the index or the folder for all of them"
+    )
+    return (
+        f"shard {int(shard['number'])} of {total}: the tensors of the other shards are not included ({rest})"
+    )
+
+
+def resolve(path: str) -> CheckpointLocation:
+    """Return who reads the path; raise an error that says what is there instead."""
+    if "\0" in path or not path:
+        raise UsageError("a path is not empty and has no NUL byte", file=path.replace("\0", "\\0"))
+    path = filesystem.resolve_path(path)
+    probe = _find_run_model(Probe(path))
+    if probe.kind == "special":
+        raise NotACheckpointError("a device, socket or pipe is not opened", file=path)
+    found = matching_formats(probe, plugins.BUILT_IN["formats"])
+    if not found:
+        ours = {plugin.name for plugin in plugins.BUILT_IN["formats"]}
+        found = matching_formats(probe, (p for p in plugins.installed("formats") if p.name not in ours))
+    if len(found) > 1:
+        names = " and ".join(each.format.NAME for each in found)
+        raise UsageError(f"formats {names} both claim the path", file=path)
+    if found:
+        return found[0]
+    if probe.kind == "missing" and (backup := _find_backup(path)) is not None:
+        return backup
+    raise _not_found_error(probe)
+
+
+def _find_run_model(probe: Probe) -> Probe:
+    """Return the one model of a run's folder, or of the folder in it that holds it; else what was asked."""
+    if probe.kind != "folder":
+        return probe
+    for parts in _RUNS:
+        for inner in (parts, parts[1:] if probe.name == parts[0] else ()):
+            if inner and inner[0] in probe.names:
+                found = Probe(os.path.join(probe.path, *inner))
+                if found.kind == ("file" if len(parts) > 1 else "folder"):
+                    return found
+    return probe
+
+
+def matching_formats(probe: Probe, asked: Iterable[plugins.Plugin]) -> list[CheckpointLocation]:
+    """Return which of the formats take the path, and the location that each would read."""
+    formats = (cast(Format, plugin.load()) for plugin in asked if may_claim(plugin, probe))
+    return [CheckpointLocation(f, location) for f in formats if (location := f.claims(probe)) is not None]
+
+
+def may_claim(plugin: plugins.Plugin, probe: Probe) -> bool:
+    """Say whether the format's module must be imported to decide: its signature matches, or it has none."""
+    row = plugin.signature
+    if row is None:
+        return True
+    if probe.kind != "file":
+        ends = row.folder if probe.kind == "folder" else row.prefix
+        return ends == plugins.ANY or any(name.endswith(ends) for name in probe.names)
+    name = probe.name.lower()
+    return (
+        probe.head.startswith(row.magic, row.offset)
+        or name.endswith(row.suffixes)
+        or (row.infix != "" and row.infix in name)
+        or (row.end != b"" and probe.tail.endswith(row.end))
+        or (row.members != () and _has_member(probe, row.members))
+        or (row.pickle and common.find_pickle_format(probe) == plugin.name)
+    )
+
+
+def _has_member(probe: Probe, ends: tuple[str, ...]) -> bool:
+    return probe.damage is not None or any(name.endswith(ends) for name in probe.members)
+
+
+def _not_found_error(probe: Probe) -> CkpttoolError:
+    if probe.kind == "missing":
+        if (error := filesystem.access_error(probe.path)) is not None:
+            return error
+        if filesystem.lexists(probe.path):
+            return NotFoundError("the link leads nowhere", file=probe.path)
+        return NotFoundError("there is no such checkpoint", file=probe.path, hint=_suggest_similar(probe))
+    if probe.kind == "folder":
+        names = sorted(probe.names)
+        if _ORBAX & set(names):
+            return NotACheckpointError(
+                "this is an Orbax checkpoint (JAX), which is not read",
+                file=probe.path,
+                hint="restore it with orbax.checkpoint and save its arrays with numpy.savez",
+            )
+        here = _latest_first(_readable(probe.path, names[:_LOOKED_AT]))
+        if len(here) > 1 and filesystem.find_store(probe.path) is None:
+            # Files with numbers are those of one run, which go on.
+            message = f"this folder contains {len(here)} checkpoints, and no file names the latest"
+            return NotACheckpointError(message, file=probe.path, hint=_did_you_mean(here))
+        message = f"no checkpoint found in this folder{'' if names else ': it is empty'}"
+        found = abbreviate_list(names, _SUGGESTIONS) if names else None
+        return NotACheckpointError(message, file=probe.path, found=found, hint=_suggest_below(probe))
+    if filesystem.find_store(probe.path) is None and not os.access(probe.path, os.R_OK):
+        return NotFoundError("the file may not be read", file=probe.path)
+    return unknown_file_error(probe)
+
+
+def _latest_first(locations: list[str]) -> list[str]:
+    """Sort by name; among names that differ in numbers only, the highest number comes first."""
+
+    def numbers(location: str) -> list[tuple[int, str]]:
+        # No int(): it takes at most 4,300 digits.
+        found = (each.lstrip("0") for each in re.findall(r"[0-9]+", os.path.basename(location)))
+        return [(len(each), each) for each in found]
+
+    found = sorted(locations, key=numbers, reverse=True)
+    return sorted(found, key=lambda each: re.sub(r"[0-9]+", "0", os.path.basename(each)))
+
+
+def _suggest_similar(probe: Probe) -> str | None:
+    import difflib
+
+    close = difflib.get_close_matches(probe.name, sorted(probe.names), 4 * _SUGGESTIONS)
+    return _did_you_mean(_readable(os.path.dirname(probe.path), close))
+
+
+def _suggest_below(probe: Probe) -> str | None:
+    """Name checkpoints of the folder, else of those folders below that are nearest to it."""
+    level, left = [probe], _LOOKED_AT
+    while level and left > 0:
+        found, below = [], []
+        for each in level:
+            names = sorted(each.names)[: max(left, 0)]
+            left -= len(names)
+            found += _readable(each.path, names)
+            below += _subfolders(each, names)
+        if found:
+            return _did_you_mean(found)
+        level = below
+    return None
+
+
+def _subfolders(probe: Probe, names: Iterable[str]) -> list[Probe]:
+    """Return what of the names are local folders: no links, which may lead back, and nothing hidden."""
+    if filesystem.find_store(probe.path) is not None:
+        return []
+    inner = (Probe(os.path.join(probe.path, name)) for name in names if not name.startswith("."))
+    return [each for each in inner if each.kind == "folder" and not os.path.islink(each.path)]
+
+
+def _readable(folder: str, names: Iterable[str]) -> list[str]:
+    """Return the locations that the named files stand for, each once; elsewhere the names alone."""
+    if filesystem.find_store(folder) is not None:
+        return [os.path.join(folder, name) for name in names]
+    locations: dict[str, None] = {}
+    for name in names:
+        inner = Probe(os.path.join(folder, name))
+        if is_hidden_name(name) or name.startswith(".") or inner.kind not in ("file", "folder"):
+            continue
+        with contextlib.suppress(CkpttoolError):
+            for each in matching_formats(inner, plugins.BUILT_IN["formats"]):
+                locations.setdefault(each.location)
+    return list(locations)
+
+
+def _did_you_mean(locations: list[str]) -> str | None:
+    if not locations:
+        return None
+    more = f" (and {len(locations) - _SUGGESTIONS} more)" if len(locations) > _SUGGESTIONS else ""
+    return f"did you mean {', '.join(map(urls.display_url, locations[:_SUGGESTIONS]))}{more}"
+
+
+# Says what a file is that no format claims: the wrong download, another kind of archive, plain text.
+
+
+class _FileSignature(NamedTuple):
+    start: bytes
+    what: str
+    hint: str | None = None
+    at: int = 0
+
+
+# RFC 1952; the opcode PROTO (Lib/pickle.py), which every pickle since version 2 begins with.
+_GZIP, _PICKLE, _SHOWN = b"\x1f\x8b", b"\x80", 64
+_TAR_HINT = "tar://MEMBER::ARCHIVE reads a member of a tar archive, compressed or not"
+_JOBLIB = "where you trust it, joblib.load reads it in Python, and numpy.savez writes its arrays"
+_ZIP_HINT = "zip://MEMBER::ARCHIVE reads a member of it"
+# First bytes, in the order of asking. Sources: the Git LFS pointer specification, RFC 1952, the HDF5
+# file format specification section II.A, APPNOTE.TXT, POSIX.1-2017 pax (ustar).
+_WRONG = (
+    _FileSignature(b"version https://git-lfs", "a Git LFS pointer, not the file itself", "git lfs pull"),
+    _FileSignature(b"<!doctype html", "an HTML page, not a checkpoint", "download the file itself"),
+    _FileSignature(b"<html", "an HTML page, not a checkpoint", "download the file itself"),
+    _FileSignature(b"\x1f\x8b", "a gzip archive", _TAR_HINT),
+    _FileSignature(b"BZh", "a bzip2 archive", _TAR_HINT),
+    _FileSignature(b"\xfd7zXZ\x00", "an xz archive", _TAR_HINT),
+    _FileSignature(b"\x28\xb5\x2f\xfd", "a zstd archive", "unpack it first"),
+    _FileSignature(b"\x78\x01", "zlib data, perhaps a joblib file", _JOBLIB),
+    _FileSignature(b"\x78\x5e", "zlib data, perhaps a joblib file", _JOBLIB),
+    _FileSignature(b"\x78\x9c", "zlib data, perhaps a joblib file", _JOBLIB),
+    _FileSignature(b"\x78\xda", "zlib data, perhaps a joblib file", _JOBLIB),
+    _FileSignature(b"ustar", "a tar archive", _TAR_HINT, 257),
+)
+_EXPORT = "load it with its own program and write its arrays with numpy.savez"
+_NO_WEIGHTS = "name the file that holds the weights"
+# Files of other programs, by first bytes that no text has or that a text begins with. Sources: the
+# programs' own documents of their formats, by the names that are given here.
+_OTHERS = (
+    _FileSignature(
+        b"GGUF", "a GGUF model (llama.cpp), which is not read", "use the checkpoint that it was made from"
+    ),
+    *(
+        _FileSignature(magic, "a GGML model (llama.cpp, whisper.cpp), which is not read", _EXPORT)
+        for magic in (b"lmgg", b"fmgg", b"tjgg", b"algg")
+    ),
+    _FileSignature(b"\xba\x16\x4f\x2f", "a fastText model, which is not read", _EXPORT),
+    _FileSignature(b"\x12\x01\0\0\0\0\0\0\0\0\0\0\0\0\0\0", "arrays of MXNet, which are not read", _EXPORT),
+    _FileSignature(
+        b"MATLAB 5.0 MAT-file", "a file of MATLAB", "scipy.io.loadmat reads it; numpy.savez writes its arrays"
+    ),
+    _FileSignature(b"SQLite format 3\0", "an SQLite database", _NO_WEIGHTS),
+    _FileSignature(b"PAR1", "a Parquet table", _NO_WEIGHTS),
+    _FileSignature(b"ARROW1", "an Arrow table", _NO_WEIGHTS),
+    _FileSignature(b"FEA1", "a Feather table", _NO_WEIGHTS),
+    _FileSignature(b"\x89PNG\r\n", "a PNG image", _NO_WEIGHTS),
+    _FileSignature(b"\xff\xd8\xff", "a JPEG image", _NO_WEIGHTS),
+    _FileSignature(b"GIF8", "a GIF image", _NO_WEIGHTS),
+    _FileSignature(b"%PDF-", "a PDF document", _NO_WEIGHTS),
+    _FileSignature(b"ftyp", "a video", _NO_WEIGHTS, 4),
+    _FileSignature(b"7z\xbc\xaf\x27\x1c", "a 7z archive", "unpack it first"),
+    _FileSignature(b"Rar!\x1a\x07", "a RAR archive", "unpack it first"),
+)
+# What text files beside checkpoints are, by their suffixes.
+_TEXTS = {
+    **dict.fromkeys((".json", ".yaml", ".yml", ".toml", ".cfg", ".ini", ".gin"), "settings"),
+    **dict.fromkeys((".csv", ".tsv"), "a table"),
+    **dict.fromkeys((".py", ".sh", ".ipynb"), "a program"),
+    **dict.fromkeys((".log", ".txt", ".md"), "text"),
+    ".xml": "XML, as OpenVINO describes models",
+    ".prototxt": "the description of a Caffe model",
+}
+
+
+def unknown_file_error(probe: Probe) -> CkpttoolError:
+    """Return the error that names what is at the path."""
+    head = probe.head
+    if probe.refused is not None:
+        return probe.refused
+    if not head and probe.size:
+        return NotFoundError("the file cannot be read", file=probe.path)
+    if not head:
+        return NotACheckpointError("the file is empty", file=probe.path)
+    wrong = _match_signature(head)
+    if wrong is not None and head.startswith(_GZIP) and _gunzip_head(head).startswith(_PICKLE):
+        plain = shlex.quote(f"{os.path.splitext(probe.name)[0]}-unpacked.pkl")
+        hint = f"gzip -dc {shlex.quote(probe.path)} > {plain}; ckpttool inspect {plain}"
+        return NotACheckpointError("this is a pickle packed by gzip", file=probe.path, hint=hint)
+    if wrong is not None:
+        return NotACheckpointError(f"this is {wrong.what}", file=probe.path, hint=wrong.hint)
+    if probe.damage is not None:
+        return probe.damage
+    if head.startswith(b"PK"):
+        return _zip_error(probe)
+    if (named := _foreign_file_error(probe)) is not None:
+        return named
+
+    model = match_model(head)
+    if model is not None:
+        return NotACheckpointError(f"this is {model.what}", file=probe.path, hint=model.hint)
+    shown = head[:8].hex(" ")
+    return NotACheckpointError(
+        "unrecognised file format",
+        file=probe.path,
+        found=f"{shown} at the start",
+        hint="ckpttool formats lists what can be read",
+    )
+
+
+def _foreign_file_error(probe: Probe) -> NotACheckpointError | None:
+    """Return the error for a file of another program, or a text file, None for anything else."""
+    head = probe.head
+    other = next((known for known in _OTHERS if head.startswith(known.start, known.at)), None)
+    if other is not None:
+        return NotACheckpointError(f"this is {other.what}", file=probe.path, hint=other.hint)
+    if not _is_text(head):
+        return None
+    what = _TEXTS.get(os.path.splitext(probe.name)[1].lower())
+    kind = f" ({what})" if what else ""
+    message = f"this is a text file{kind}, not a checkpoint"
+    return NotACheckpointError(message, file=probe.path, hint=_NO_WEIGHTS)
+
+
+def _gunzip_head(head: bytes) -> bytes:
+    """Return the first bytes that a gzip member holds, none of what is damaged."""
+    try:
+        return zlib.decompressobj(31).decompress(head, _SHOWN)
+    except zlib.error:
+        return b""
+
+
+def _match_signature(head: bytes) -> _FileSignature | None:
+    start = head.lstrip()[:64].lower()
+    for known in _WRONG:
+        if head.startswith(known.start, known.at) or (not known.at and start.startswith(known.start)):
+            return known
+    return None
+
+
+def is_foreign(probe: Probe) -> bool:
+    """Say whether a file that no format claims belongs to another program: text, a model that only runs."""
+    if not probe.head or _match_signature(probe.head) is not None:
+        return False
+    if _is_text(probe.head):
+        return True
+
+    model = match_model(probe.head)
+    return model is not None and not model.weights and not (model.graph and _exceeds_graph_limit(probe))
+
+
+def list_operations(probe: Probe) -> tuple[CodeReference, ...]:
+    """Return what running a graph of TensorFlow would do to the machine; nothing for another file."""
+    from ckpttool.formats import tf_saved_model
+
+    model = match_model(probe.head)
+    if model is None or not model.graph or _exceeds_graph_limit(probe):
+        return ()
+    return tf_saved_model.audit_operations([memoryview(probe.start(probe.size))], probe.name)
+
+
+def _exceeds_graph_limit(probe: Probe) -> bool:
+    return probe.size > limits.current().graph_bytes
+
+
+def _zip_error(probe: Probe) -> CkpttoolError:
+
+    archive = match_archive(probe.members)
+    if archive is not None:
+        return NotACheckpointError(f"this is {archive.what}", file=probe.path, hint=archive.hint)
+    what = "a zip archive without a data.pkl or model.weights.h5"
+    return UnsupportedError(f"this is {what}, which is not read by itself", file=probe.path, hint=_ZIP_HINT)
+
+
+def _is_text(head: bytes) -> bool:
+    if any(byte < 32 and byte not in b"\t\n\r\f" for byte in head):
+        return False
+    try:
+        head.decode()
+    except UnicodeDecodeError as error:
+        # The last character may be cut by the end of what was looked at.
+        return error.start >= len(head) - 3
+    return True
+
+
+# Says which program's model a file is that no format claims: it was made to run, not to be restored.
+
+
+class ForeignArchive(NamedTuple):
+    """A member's name that tells what a zip archive is."""
+
+    member: re.Pattern[str]
+    what: str
+    hint: str
+
+
+class ForeignModel(NamedTuple):
+    """What a file's first bytes look like, what that is, and what to point at instead."""
+
+    start: re.Pattern[bytes]
+    what: str
+    hint: str
+    graph: bool = False  # of TensorFlow, whose operations are judged
+    weights: bool = False  # a checkpoint all the same, in a form that is not read
+
+
+# A length of a protobuf field: a varint of at most five bytes.
+_LENGTH = rb"[\x80-\xff]{0,4}[\0-\x7f]"
+
+# Sources: tensorflow/lite/schema/schema.fbs (file_identifier, byte 4); tensorflow/core/framework/graph.proto
+# and node_def.proto (a node: its name, its operation); tensorflow/core/protobuf/meta_graph.proto (in a
+# MetaInfoDef, stripped_op_list: operations by name) and saved_model.proto (version 1, then a MetaGraphDef);
+# torch/csrc/jit/serialization/mobile_bytecode.fbs and executorch/schema/program.fbs (file_identifier).
+# coremltools/mlmodel/format/Model.proto (specificationVersion, description); caffe/proto/caffe.proto
+# (NetParameter: name, layer = 100).
+# flax/serialization.py (`to_bytes`: a list is a map from "0" on) and the msgpack specification.
+MODELS = (
+    ForeignModel(
+        re.compile(rb".{4}PTMF", re.DOTALL),
+        "a PyTorch model for mobile devices (a flatbuffer), made to run and not to restore",
+        "use the TorchScript file or the checkpoint that it was made from",
+    ),
+    ForeignModel(
+        re.compile(rb".{4}ET\d\d", re.DOTALL),
+        "an ExecuTorch program, made to run and not to restore",
+        "use the checkpoint that it was made from",
+    ),
+    ForeignModel(
+        re.compile(rb".{4}TFL3", re.DOTALL),
+        "a TensorFlow Lite model, made to run and not to restore",
+        "use the checkpoint, SavedModel or Keras file that it was made from",
+    ),
+    ForeignModel(
+        re.compile(
+            rb"\x0a%b\x0a%b[\w./>\-]+\x12[\x01-\x7f][A-Z_][\w>]*[\x0a\x12\x1a\x22\x2a]" % (_LENGTH, _LENGTH)
+        ),
+        "a TensorFlow graph alone (a GraphDef, whose weights are constants if any), not a checkpoint",
+        "use the checkpoint or SavedModel that it was made from",
+        graph=True,
+    ),
+    ForeignModel(
+        re.compile(rb"\x0a%b\x12%b\x0a%b\x0a[\x01-\x7f][A-Z_][\w>]*\W" % (_LENGTH, _LENGTH, _LENGTH)),
+        "a TensorFlow graph alone (a MetaGraphDef, as a Saver's .meta holds), not its checkpoint",
+        "name the prefix of the .index and .data files that belong to it",
+        graph=True,
+    ),
+    ForeignModel(
+        re.compile(rb"\x08\x01\x12%b\x0a%b[\x0a\x12\x1a\x22]" % (_LENGTH, _LENGTH)),
+        "the graph of a SavedModel under another name",
+        "call it saved_model.pb, beside its folder variables, and name the folder of both",
+        graph=True,
+    ),
+    ForeignModel(
+        re.compile(rb"\x08[\x01-\x1f]\x12%b\x0a%b(?:\x0a%b)?[\w.]" % (_LENGTH, _LENGTH, _LENGTH)),
+        "a Core ML model, made to run and not to restore",
+        "use the checkpoint that it was made from",
+    ),
+    ForeignModel(
+        re.compile(rb"\x0a%b[\w\-. ]+\xa2\x06" % _LENGTH),
+        "a Caffe model, which is not read",
+        "load it with Caffe and save its arrays with numpy.savez",
+        weights=True,
+    ),
+    ForeignModel(
+        re.compile(rb"[\x81-\x8f](?:\xa1[0-9][\x80-\x9f\xdc-\xdf]|\xa6params[\x80-\x8f\xde\xdf])"),
+        "parameters in msgpack, as Flax writes them (JAX; CleanRL's programs in JAX too), which are not read",
+        "load it with flax.serialization and save its arrays with numpy.savez",
+        weights=True,
+    ),
+)
+
+
+# Sources: torch/export/pt2_archive/constants.py, and torch/export/__init__.py (`save`) before 2.8;
+# caffe2/serialize/inline_container.h (the history of versions) for TorchScript before 1.2;
+# torch/package/package_exporter.py (`_finalize_zip`).
+ARCHIVES = (
+    ForeignArchive(
+        re.compile(r"[^/]+/archive_format|serialized_exported_program\.(json|pt)"),
+        "a torch.export program (.pt2), made to run and not to restore",
+        "save the state_dict of what torch.export.load returns",
+    ),
+    ForeignArchive(
+        re.compile(r"[^/]+/model\.json"),
+        "a TorchScript file of PyTorch 1.0 or 1.1",
+        "load it there and save its state_dict",
+    ),
+    ForeignArchive(
+        re.compile(r"[^/]+/\.data/(extern_modules|python_version)"),
+        "a torch.package archive, whose pickles have names of their own",
+        "save the state_dict of what it holds",
+    ),
+)
+
+
+def match_archive(members: Iterable[str]) -> ForeignArchive | None:
+    """Return what the members of a zip archive tell that it is."""
+    names = list(members)
+    return next((each for each in ARCHIVES if any(map(each.member.fullmatch, names))), None)
+
+
+def match_model(head: bytes) -> ForeignModel | None:
+    """Return the model that the file's first bytes look like."""
+    return next((model for model in MODELS if model.start.match(head)), None)
+
+
 # Code in a file beside what its format lists: pickles in members, in arrays of objects, behind compression.
 #
 # A format judges what its own library loads. Other loaders take other parts of the same bytes: `numpy.load`
@@ -368,556 +919,3 @@ def _decompress(make: _Engine, packed: bytes, length: int) -> bytes:
             at -= len(engine.unused_data)
             engine = make()
     return bytes(made)
-
-
-# Says what a file is that no format claims: the wrong download, another kind of archive, plain text.
-
-
-class _FileSignature(NamedTuple):
-    start: bytes
-    what: str
-    hint: str | None = None
-    at: int = 0
-
-
-# RFC 1952; the opcode PROTO (Lib/pickle.py), which every pickle since version 2 begins with.
-_GZIP, _PICKLE, _SHOWN = b"\x1f\x8b", b"\x80", 64
-_TAR_HINT = "tar://MEMBER::ARCHIVE reads a member of a tar archive, compressed or not"
-_JOBLIB = "where you trust it, joblib.load reads it in Python, and numpy.savez writes its arrays"
-_ZIP_HINT = "zip://MEMBER::ARCHIVE reads a member of it"
-# First bytes, in the order of asking. Sources: the Git LFS pointer specification, RFC 1952, the HDF5
-# file format specification section II.A, APPNOTE.TXT, POSIX.1-2017 pax (ustar).
-_WRONG = (
-    _FileSignature(b"version https://git-lfs", "a Git LFS pointer, not the file itself", "git lfs pull"),
-    _FileSignature(b"<!doctype html", "an HTML page, not a checkpoint", "download the file itself"),
-    _FileSignature(b"<html", "an HTML page, not a checkpoint", "download the file itself"),
-    _FileSignature(b"\x1f\x8b", "a gzip archive", _TAR_HINT),
-    _FileSignature(b"BZh", "a bzip2 archive", _TAR_HINT),
-    _FileSignature(b"\xfd7zXZ\x00", "an xz archive", _TAR_HINT),
-    _FileSignature(b"\x28\xb5\x2f\xfd", "a zstd archive", "unpack it first"),
-    _FileSignature(b"\x78\x01", "zlib data, perhaps a joblib file", _JOBLIB),
-    _FileSignature(b"\x78\x5e", "zlib data, perhaps a joblib file", _JOBLIB),
-    _FileSignature(b"\x78\x9c", "zlib data, perhaps a joblib file", _JOBLIB),
-    _FileSignature(b"\x78\xda", "zlib data, perhaps a joblib file", _JOBLIB),
-    _FileSignature(b"ustar", "a tar archive", _TAR_HINT, 257),
-)
-_EXPORT = "load it with its own program and write its arrays with numpy.savez"
-_NO_WEIGHTS = "name the file that holds the weights"
-# Files of other programs, by first bytes that no text has or that a text begins with. Sources: the
-# programs' own documents of their formats, by the names that are given here.
-_OTHERS = (
-    _FileSignature(
-        b"GGUF", "a GGUF model (llama.cpp), which is not read", "use the checkpoint that it was made from"
-    ),
-    *(
-        _FileSignature(magic, "a GGML model (llama.cpp, whisper.cpp), which is not read", _EXPORT)
-        for magic in (b"lmgg", b"fmgg", b"tjgg", b"algg")
-    ),
-    _FileSignature(b"\xba\x16\x4f\x2f", "a fastText model, which is not read", _EXPORT),
-    _FileSignature(b"\x12\x01\0\0\0\0\0\0\0\0\0\0\0\0\0\0", "arrays of MXNet, which are not read", _EXPORT),
-    _FileSignature(
-        b"MATLAB 5.0 MAT-file", "a file of MATLAB", "scipy.io.loadmat reads it; numpy.savez writes its arrays"
-    ),
-    _FileSignature(b"SQLite format 3\0", "an SQLite database", _NO_WEIGHTS),
-    _FileSignature(b"PAR1", "a Parquet table", _NO_WEIGHTS),
-    _FileSignature(b"ARROW1", "an Arrow table", _NO_WEIGHTS),
-    _FileSignature(b"FEA1", "a Feather table", _NO_WEIGHTS),
-    _FileSignature(b"\x89PNG\r\n", "a PNG image", _NO_WEIGHTS),
-    _FileSignature(b"\xff\xd8\xff", "a JPEG image", _NO_WEIGHTS),
-    _FileSignature(b"GIF8", "a GIF image", _NO_WEIGHTS),
-    _FileSignature(b"%PDF-", "a PDF document", _NO_WEIGHTS),
-    _FileSignature(b"ftyp", "a video", _NO_WEIGHTS, 4),
-    _FileSignature(b"7z\xbc\xaf\x27\x1c", "a 7z archive", "unpack it first"),
-    _FileSignature(b"Rar!\x1a\x07", "a RAR archive", "unpack it first"),
-)
-# What text files beside checkpoints are, by their suffixes.
-_TEXTS = {
-    **dict.fromkeys((".json", ".yaml", ".yml", ".toml", ".cfg", ".ini", ".gin"), "settings"),
-    **dict.fromkeys((".csv", ".tsv"), "a table"),
-    **dict.fromkeys((".py", ".sh", ".ipynb"), "a program"),
-    **dict.fromkeys((".log", ".txt", ".md"), "text"),
-    ".xml": "XML, as OpenVINO describes models",
-    ".prototxt": "the description of a Caffe model",
-}
-
-
-def unknown_file_error(probe: Probe) -> CkpttoolError:
-    """Return the error that names what is at the path."""
-    head = probe.head
-    if probe.refused is not None:
-        return probe.refused
-    if not head and probe.size:
-        return NotFoundError("the file cannot be read", file=probe.path)
-    if not head:
-        return NotACheckpointError("the file is empty", file=probe.path)
-    wrong = _match_signature(head)
-    if wrong is not None and head.startswith(_GZIP) and _gunzip_head(head).startswith(_PICKLE):
-        plain = shlex.quote(f"{os.path.splitext(probe.name)[0]}-unpacked.pkl")
-        hint = f"gzip -dc {shlex.quote(probe.path)} > {plain}; ckpttool inspect {plain}"
-        return NotACheckpointError("this is a pickle packed by gzip", file=probe.path, hint=hint)
-    if wrong is not None:
-        return NotACheckpointError(f"this is {wrong.what}", file=probe.path, hint=wrong.hint)
-    if probe.damage is not None:
-        return probe.damage
-    if head.startswith(b"PK"):
-        return _zip_error(probe)
-    if (named := _foreign_file_error(probe)) is not None:
-        return named
-
-    model = match_model(head)
-    if model is not None:
-        return NotACheckpointError(f"this is {model.what}", file=probe.path, hint=model.hint)
-    shown = head[:8].hex(" ")
-    return NotACheckpointError(
-        "unrecognised file format",
-        file=probe.path,
-        found=f"{shown} at the start",
-        hint="ckpttool formats lists what can be read",
-    )
-
-
-def _foreign_file_error(probe: Probe) -> NotACheckpointError | None:
-    """Return the error for a file of another program, or a text file, None for anything else."""
-    head = probe.head
-    other = next((known for known in _OTHERS if head.startswith(known.start, known.at)), None)
-    if other is not None:
-        return NotACheckpointError(f"this is {other.what}", file=probe.path, hint=other.hint)
-    if not _is_text(head):
-        return None
-    what = _TEXTS.get(os.path.splitext(probe.name)[1].lower())
-    kind = f" ({what})" if what else ""
-    message = f"this is a text file{kind}, not a checkpoint"
-    return NotACheckpointError(message, file=probe.path, hint=_NO_WEIGHTS)
-
-
-def _gunzip_head(head: bytes) -> bytes:
-    """Return the first bytes that a gzip member holds, none of what is damaged."""
-    try:
-        return zlib.decompressobj(31).decompress(head, _SHOWN)
-    except zlib.error:
-        return b""
-
-
-def _match_signature(head: bytes) -> _FileSignature | None:
-    start = head.lstrip()[:64].lower()
-    for known in _WRONG:
-        if head.startswith(known.start, known.at) or (not known.at and start.startswith(known.start)):
-            return known
-    return None
-
-
-def is_foreign(probe: Probe) -> bool:
-    """Say whether a file that no format claims belongs to another program: text, a model that only runs."""
-    if not probe.head or _match_signature(probe.head) is not None:
-        return False
-    if _is_text(probe.head):
-        return True
-
-    model = match_model(probe.head)
-    return model is not None and not model.weights and not (model.graph and _exceeds_graph_limit(probe))
-
-
-def list_operations(probe: Probe) -> tuple[CodeReference, ...]:
-    """Return what running a graph of TensorFlow would do to the machine; nothing for another file."""
-    from ckpttool.formats import tf_saved_model
-
-    model = match_model(probe.head)
-    if model is None or not model.graph or _exceeds_graph_limit(probe):
-        return ()
-    return tf_saved_model.audit_operations([memoryview(probe.start(probe.size))], probe.name)
-
-
-def _exceeds_graph_limit(probe: Probe) -> bool:
-    return probe.size > limits.current().graph_bytes
-
-
-def _zip_error(probe: Probe) -> CkpttoolError:
-
-    archive = match_archive(probe.members)
-    if archive is not None:
-        return NotACheckpointError(f"this is {archive.what}", file=probe.path, hint=archive.hint)
-    what = "a zip archive without a data.pkl or model.weights.h5"
-    return UnsupportedError(f"this is {what}, which is not read by itself", file=probe.path, hint=_ZIP_HINT)
-
-
-def _is_text(head: bytes) -> bool:
-    if any(byte < 32 and byte not in b"\t\n\r\f" for byte in head):
-        return False
-    try:
-        head.decode()
-    except UnicodeDecodeError as error:
-        # The last character may be cut by the end of what was looked at.
-        return error.start >= len(head) - 3
-    return True
-
-
-# The one resolver: from whatever a person points at to the checkpoint that it stands for.
-
-# Where a program keeps its model inside a run's folder, whatever lies beside it: Spinning Up's
-# `_pytorch_simple_save` and `_tf_simple_save` (spinup/utils/logx.py).
-_RUNS = (("pyt_save", "model.pt"), ("tf1_save",))
-_SUGGESTIONS = 5
-_LOOKED_AT = 200
-
-
-class CheckpointLocation(NamedTuple):
-    """A format and the location that it reads (a prefix where a person named its `.index`)."""
-
-    format: Format
-    location: str
-
-
-def open_checkpoint(path: str | os.PathLike[str]) -> Checkpoint:
-    """List everything at the path without reading a tensor.
-
-    Raise NotFoundError, NotACheckpointError or UnsupportedError when there is nothing to list, and
-    FormatError when the bytes are damaged.
-    """
-    place = filesystem.resolve_path(os.fspath(path))
-    if filesystem.find_store(place) is not None:
-        with filesystem.read_session() as visit:
-            checkpoint = _open_path(place)
-            return replace(checkpoint, notes=(*checkpoint.notes, *visit.notes))
-    return _open_path(place)
-
-
-def _open_path(path: str) -> Checkpoint:
-    found = resolve(path)
-    checkpoint = _add_location_notes(path, found, read_location(found))
-    if is_hidden_name(os.path.basename(path)) or not is_hidden_name(os.path.basename(found.location)):
-        return checkpoint
-    note = f"a conversion onto {path} was interrupted: reading the previous files, kept as {found.location}"
-    return replace(checkpoint, notes=(note, *checkpoint.notes))
-
-
-def _find_backup(path: str) -> CheckpointLocation | None:
-    """Return the newest backup of a set of files whose replacement was interrupted, else None."""
-    for prefix in atomic_write.find_backups(path) if filesystem.find_store(path) is None else ():
-        for found in matching_formats(Probe(prefix), plugins.BUILT_IN["formats"]):
-            return found
-    return None
-
-
-def read_location(found: CheckpointLocation) -> Checkpoint:
-    """List the checkpoint, with the code that its files hold beside what its format judges."""
-    return add_code_scan(found.format.read(found.location))
-
-
-def _add_location_notes(path: str, found: CheckpointLocation, checkpoint: Checkpoint) -> Checkpoint:
-    """Return the checkpoint with what its format notes about the way from the path to it."""
-    redirected = getattr(found.format, "redirected", None)
-    note = redirected(Probe(path), found.location) if redirected is not None else None
-    notes = [each for each in (note, note_other_shards(checkpoint)) if each]
-    return replace(checkpoint, notes=(*notes, *checkpoint.notes)) if notes else checkpoint
-
-
-def note_other_shards(checkpoint: Checkpoint) -> str | None:
-    """Return a note that names the other shards, if the checkpoint is one file of a Hugging Face model's."""
-    if len(checkpoint.files) != 1:
-        return None
-    folder, name = os.path.split(checkpoint.files[0].path)
-    shard = _SHARD.fullmatch(name)
-    if shard is None:
-        return None
-    total = int(shard["total"])
-    if not 1 < total <= _MOST_SHARDS:
-        return None
-    numbers = (f"{number:05d}" for number in range(1, total + 1))
-    others = [
-        f"{shard['stem']}{n}-of-{shard['total']}{shard['suffix']}" for n in numbers if n != shard["number"]
-    ]
-    missing = [each for each in others if not filesystem.isfile(os.path.join(folder, each))]
-    rest = (
-        f"missing: {abbreviate_list(missing, 3)}"
-        if missing
-        else "open the index or the folder for all of them"
-    )
-    return (
-        f"shard {int(shard['number'])} of {total}: the tensors of the other shards are not included ({rest})"
-    )
-
-
-def resolve(path: str) -> CheckpointLocation:
-    """Return who reads the path; raise an error that says what is there instead."""
-    if "\0" in path or not path:
-        raise UsageError("a path is not empty and has no NUL byte", file=path.replace("\0", "\\0"))
-    path = filesystem.resolve_path(path)
-    probe = _find_run_model(Probe(path))
-    if probe.kind == "special":
-        raise NotACheckpointError("a device, socket or pipe is not opened", file=path)
-    found = matching_formats(probe, plugins.BUILT_IN["formats"])
-    if not found:
-        ours = {plugin.name for plugin in plugins.BUILT_IN["formats"]}
-        found = matching_formats(probe, (p for p in plugins.installed("formats") if p.name not in ours))
-    if len(found) > 1:
-        names = " and ".join(each.format.NAME for each in found)
-        raise UsageError(f"formats {names} both claim the path", file=path)
-    if found:
-        return found[0]
-    if probe.kind == "missing" and (backup := _find_backup(path)) is not None:
-        return backup
-    raise _not_found_error(probe)
-
-
-# orbax/checkpoint/_src/metadata and tensorstore's OCDBT driver.
-# transformers' and accelerate's names of shards.
-_SHARD = re.compile(
-    r"(?P<stem>.+-)(?P<number>\d{5})-of-(?P<total>\d{5})(?P<suffix>\.(safetensors|bin|pt|pth))"
-)
-_MOST_SHARDS = 10_000
-_ORBAX = frozenset(("_CHECKPOINT_METADATA", "manifest.ocdbt", "_sharding"))
-
-
-def _find_run_model(probe: Probe) -> Probe:
-    """Return the one model of a run's folder, or of the folder in it that holds it; else what was asked."""
-    if probe.kind != "folder":
-        return probe
-    for parts in _RUNS:
-        for inner in (parts, parts[1:] if probe.name == parts[0] else ()):
-            if inner and inner[0] in probe.names:
-                found = Probe(os.path.join(probe.path, *inner))
-                if found.kind == ("file" if len(parts) > 1 else "folder"):
-                    return found
-    return probe
-
-
-def matching_formats(probe: Probe, asked: Iterable[plugins.Plugin]) -> list[CheckpointLocation]:
-    """Return which of the formats take the path, and the location that each would read."""
-    formats = (cast(Format, plugin.load()) for plugin in asked if may_claim(plugin, probe))
-    return [CheckpointLocation(f, location) for f in formats if (location := f.claims(probe)) is not None]
-
-
-def may_claim(plugin: plugins.Plugin, probe: Probe) -> bool:
-    """Say whether the format's module must be imported to decide: its signature matches, or it has none."""
-    row = plugin.signature
-    if row is None:
-        return True
-    if probe.kind != "file":
-        ends = row.folder if probe.kind == "folder" else row.prefix
-        return ends == plugins.ANY or any(name.endswith(ends) for name in probe.names)
-    name = probe.name.lower()
-    return (
-        probe.head.startswith(row.magic, row.offset)
-        or name.endswith(row.suffixes)
-        or (row.infix != "" and row.infix in name)
-        or (row.end != b"" and probe.tail.endswith(row.end))
-        or (row.members != () and _has_member(probe, row.members))
-        or (row.pickle and common.find_pickle_format(probe) == plugin.name)
-    )
-
-
-def _has_member(probe: Probe, ends: tuple[str, ...]) -> bool:
-    return probe.damage is not None or any(name.endswith(ends) for name in probe.members)
-
-
-def _not_found_error(probe: Probe) -> CkpttoolError:
-    if probe.kind == "missing":
-        if (error := filesystem.access_error(probe.path)) is not None:
-            return error
-        if filesystem.lexists(probe.path):
-            return NotFoundError("the link leads nowhere", file=probe.path)
-        return NotFoundError("there is no such checkpoint", file=probe.path, hint=_suggest_similar(probe))
-    if probe.kind == "folder":
-        names = sorted(probe.names)
-        if _ORBAX & set(names):
-            return NotACheckpointError(
-                "this is an Orbax checkpoint (JAX), which is not read",
-                file=probe.path,
-                hint="restore it with orbax.checkpoint and save its arrays with numpy.savez",
-            )
-        here = _latest_first(_readable(probe.path, names[:_LOOKED_AT]))
-        if len(here) > 1 and filesystem.find_store(probe.path) is None:
-            # Files with numbers are those of one run, which go on.
-            message = f"this folder contains {len(here)} checkpoints, and no file names the latest"
-            return NotACheckpointError(message, file=probe.path, hint=_did_you_mean(here))
-        message = f"no checkpoint found in this folder{'' if names else ': it is empty'}"
-        found = abbreviate_list(names, _SUGGESTIONS) if names else None
-        return NotACheckpointError(message, file=probe.path, found=found, hint=_suggest_below(probe))
-    if filesystem.find_store(probe.path) is None and not os.access(probe.path, os.R_OK):
-        return NotFoundError("the file may not be read", file=probe.path)
-    return unknown_file_error(probe)
-
-
-def _latest_first(locations: list[str]) -> list[str]:
-    """Sort by name; among names that differ in numbers only, the highest number comes first."""
-
-    def numbers(location: str) -> list[tuple[int, str]]:
-        # No int(): it takes at most 4,300 digits.
-        found = (each.lstrip("0") for each in re.findall(r"[0-9]+", os.path.basename(location)))
-        return [(len(each), each) for each in found]
-
-    found = sorted(locations, key=numbers, reverse=True)
-    return sorted(found, key=lambda each: re.sub(r"[0-9]+", "0", os.path.basename(each)))
-
-
-def _suggest_similar(probe: Probe) -> str | None:
-    import difflib
-
-    close = difflib.get_close_matches(probe.name, sorted(probe.names), 4 * _SUGGESTIONS)
-    return _did_you_mean(_readable(os.path.dirname(probe.path), close))
-
-
-def _suggest_below(probe: Probe) -> str | None:
-    """Name checkpoints of the folder, else of those folders below that are nearest to it."""
-    level, left = [probe], _LOOKED_AT
-    while level and left > 0:
-        found, below = [], []
-        for each in level:
-            names = sorted(each.names)[: max(left, 0)]
-            left -= len(names)
-            found += _readable(each.path, names)
-            below += _subfolders(each, names)
-        if found:
-            return _did_you_mean(found)
-        level = below
-    return None
-
-
-def _subfolders(probe: Probe, names: Iterable[str]) -> list[Probe]:
-    """Return what of the names are local folders: no links, which may lead back, and nothing hidden."""
-    if filesystem.find_store(probe.path) is not None:
-        return []
-    inner = (Probe(os.path.join(probe.path, name)) for name in names if not name.startswith("."))
-    return [each for each in inner if each.kind == "folder" and not os.path.islink(each.path)]
-
-
-def _readable(folder: str, names: Iterable[str]) -> list[str]:
-    """Return the locations that the named files stand for, each once; elsewhere the names alone."""
-    if filesystem.find_store(folder) is not None:
-        return [os.path.join(folder, name) for name in names]
-    locations: dict[str, None] = {}
-    for name in names:
-        inner = Probe(os.path.join(folder, name))
-        if is_hidden_name(name) or name.startswith(".") or inner.kind not in ("file", "folder"):
-            continue
-        with contextlib.suppress(CkpttoolError):
-            for each in matching_formats(inner, plugins.BUILT_IN["formats"]):
-                locations.setdefault(each.location)
-    return list(locations)
-
-
-def _did_you_mean(locations: list[str]) -> str | None:
-    if not locations:
-        return None
-    more = f" (and {len(locations) - _SUGGESTIONS} more)" if len(locations) > _SUGGESTIONS else ""
-    return f"did you mean {', '.join(map(urls.display_url, locations[:_SUGGESTIONS]))}{more}"
-
-
-# Says which program's model a file is that no format claims: it was made to run, not to be restored.
-
-
-class ForeignArchive(NamedTuple):
-    """A member's name that tells what a zip archive is."""
-
-    member: re.Pattern[str]
-    what: str
-    hint: str
-
-
-class ForeignModel(NamedTuple):
-    """What a file's first bytes look like, what that is, and what to point at instead."""
-
-    start: re.Pattern[bytes]
-    what: str
-    hint: str
-    graph: bool = False  # of TensorFlow, whose operations are judged
-    weights: bool = False  # a checkpoint all the same, in a form that is not read
-
-
-# A length of a protobuf field: a varint of at most five bytes.
-_LENGTH = rb"[\x80-\xff]{0,4}[\0-\x7f]"
-
-# Sources: tensorflow/lite/schema/schema.fbs (file_identifier, byte 4); tensorflow/core/framework/graph.proto
-# and node_def.proto (a node: its name, its operation); tensorflow/core/protobuf/meta_graph.proto (in a
-# MetaInfoDef, stripped_op_list: operations by name) and saved_model.proto (version 1, then a MetaGraphDef);
-# torch/csrc/jit/serialization/mobile_bytecode.fbs and executorch/schema/program.fbs (file_identifier).
-# coremltools/mlmodel/format/Model.proto (specificationVersion, description); caffe/proto/caffe.proto
-# (NetParameter: name, layer = 100).
-# flax/serialization.py (`to_bytes`: a list is a map from "0" on) and the msgpack specification.
-MODELS = (
-    ForeignModel(
-        re.compile(rb".{4}PTMF", re.DOTALL),
-        "a PyTorch model for mobile devices (a flatbuffer), made to run and not to restore",
-        "use the TorchScript file or the checkpoint that it was made from",
-    ),
-    ForeignModel(
-        re.compile(rb".{4}ET\d\d", re.DOTALL),
-        "an ExecuTorch program, made to run and not to restore",
-        "use the checkpoint that it was made from",
-    ),
-    ForeignModel(
-        re.compile(rb".{4}TFL3", re.DOTALL),
-        "a TensorFlow Lite model, made to run and not to restore",
-        "use the checkpoint, SavedModel or Keras file that it was made from",
-    ),
-    ForeignModel(
-        re.compile(
-            rb"\x0a%b\x0a%b[\w./>\-]+\x12[\x01-\x7f][A-Z_][\w>]*[\x0a\x12\x1a\x22\x2a]" % (_LENGTH, _LENGTH)
-        ),
-        "a TensorFlow graph alone (a GraphDef, whose weights are constants if any), not a checkpoint",
-        "use the checkpoint or SavedModel that it was made from",
-        graph=True,
-    ),
-    ForeignModel(
-        re.compile(rb"\x0a%b\x12%b\x0a%b\x0a[\x01-\x7f][A-Z_][\w>]*\W" % (_LENGTH, _LENGTH, _LENGTH)),
-        "a TensorFlow graph alone (a MetaGraphDef, as a Saver's .meta holds), not its checkpoint",
-        "name the prefix of the .index and .data files that belong to it",
-        graph=True,
-    ),
-    ForeignModel(
-        re.compile(rb"\x08\x01\x12%b\x0a%b[\x0a\x12\x1a\x22]" % (_LENGTH, _LENGTH)),
-        "the graph of a SavedModel under another name",
-        "call it saved_model.pb, beside its folder variables, and name the folder of both",
-        graph=True,
-    ),
-    ForeignModel(
-        re.compile(rb"\x08[\x01-\x1f]\x12%b\x0a%b(?:\x0a%b)?[\w.]" % (_LENGTH, _LENGTH, _LENGTH)),
-        "a Core ML model, made to run and not to restore",
-        "use the checkpoint that it was made from",
-    ),
-    ForeignModel(
-        re.compile(rb"\x0a%b[\w\-. ]+\xa2\x06" % _LENGTH),
-        "a Caffe model, which is not read",
-        "load it with Caffe and save its arrays with numpy.savez",
-        weights=True,
-    ),
-    ForeignModel(
-        re.compile(rb"[\x81-\x8f](?:\xa1[0-9][\x80-\x9f\xdc-\xdf]|\xa6params[\x80-\x8f\xde\xdf])"),
-        "parameters in msgpack, as Flax writes them (JAX; CleanRL's programs in JAX too), which are not read",
-        "load it with flax.serialization and save its arrays with numpy.savez",
-        weights=True,
-    ),
-)
-
-
-# Sources: torch/export/pt2_archive/constants.py, and torch/export/__init__.py (`save`) before 2.8;
-# caffe2/serialize/inline_container.h (the history of versions) for TorchScript before 1.2;
-# torch/package/package_exporter.py (`_finalize_zip`).
-ARCHIVES = (
-    ForeignArchive(
-        re.compile(r"[^/]+/archive_format|serialized_exported_program\.(json|pt)"),
-        "a torch.export program (.pt2), made to run and not to restore",
-        "save the state_dict of what torch.export.load returns",
-    ),
-    ForeignArchive(
-        re.compile(r"[^/]+/model\.json"),
-        "a TorchScript file of PyTorch 1.0 or 1.1",
-        "load it there and save its state_dict",
-    ),
-    ForeignArchive(
-        re.compile(r"[^/]+/\.data/(extern_modules|python_version)"),
-        "a torch.package archive, whose pickles have names of their own",
-        "save the state_dict of what it holds",
-    ),
-)
-
-
-def match_archive(members: Iterable[str]) -> ForeignArchive | None:
-    """Return what the members of a zip archive tell that it is."""
-    names = list(members)
-    return next((each for each in ARCHIVES if any(map(each.member.fullmatch, names))), None)
-
-
-def match_model(head: bytes) -> ForeignModel | None:
-    """Return the model that the file's first bytes look like."""
-    return next((model for model in MODELS if model.start.match(head)), None)

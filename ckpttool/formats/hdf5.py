@@ -28,14 +28,13 @@ from ckpttool.core.errors import (
     UnsupportedError,
 )
 from ckpttool.core.source import Buffer, DeflatedSpan, File, Inline, Shape, Source, Span, Storage
+from ckpttool.formats import common
 
 # HDF5 files as lists of datasets: a process of its own lists them, this one reads their bytes as spans.
 #
 # The layout that datasets have in the file is the first part of docs/formats/keras_h5.md. Nothing in this
 # folder is a format by itself: keras_h5 and keras_zip say what the datasets mean.
 
-# The superblock is at 0, 512, 1024, ... bytes (HDF5 File Format Specification 3.0, II.A).
-MAGIC = b"\x89HDF\r\n\x1a\n"
 _IN_MEMORY = 64 << 20
 
 
@@ -119,13 +118,7 @@ def whole_file(file: File) -> Span:
 
 # Runs the process that lists an HDF5 file, and turns whatever becomes of it into one sentence.
 
-# The child sees what this process sees, and nothing that its environment adds.
-_START = """
-import json, sys
-sys.path += [path for path in json.loads(sys.argv[1]) if path not in sys.path]
-from ckpttool.formats.hdf5_child import main
-main(sys.argv[2:])
-"""
+_START = common.child_program("from ckpttool.formats.hdf5_child import main; main(sys.argv[2:])")
 # What an object of the file takes in the answer at most, on the average: bytes and values of JSON.
 _BYTES, _VALUES = 256, 16
 _LONGEST = 120
@@ -137,7 +130,6 @@ _ERRORS: dict[str, type[CkpttoolError]] = {
     "unsupported": UnsupportedError,
     "missing": MissingExtraError,
 }
-_PACKAGE = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 # "::" keeps the library from looking for filter plugins, which would be code (HDF5 1.8.15 release notes,
 # H5PLpkg.h H5PL_NO_PLUGIN); file locks fail on read-only filesystems.
 _ENVIRONMENT = {
@@ -156,7 +148,7 @@ def cpu_seconds(length: int) -> int:
 
 
 class Hdf5Job(NamedTuple):
-    """What the process does: list the file, or give digests of its datasets (listing.Digests).
+    """What the process does: list the file, or give digests of its datasets.
 
     `declared` is how many bytes the first of these has.
     """
@@ -170,14 +162,13 @@ LISTING = Hdf5Job()
 
 
 def run_child(descriptor: int, offset: int, length: int, file: str, job: Hdf5Job = LISTING) -> dict[str, Any]:
-    """Return what child.py found in `length` bytes from `offset` of an open file; `file` is its name.
+    """Return what hdf5_child.py found in `length` bytes from `offset` of an open file; `file` is its name.
 
     Raise FormatError when the library refuses the file or crashes, LimitError when it takes too much time or
     memory, and UnsupportedError when the file leads to other files.
     """
     allowed, most = cpu_seconds(length + max(job.most, job.declared)), limits.current()
-    paths = [_PACKAGE, *(path for path in sys.path if os.path.isabs(path))]
-    command = [sys.executable, "-I", "-B", "-c", _START, json.dumps(paths)]
+    command = [sys.executable, "-I", "-B", "-c", _START, common.child_paths()]
     kept = {name: os.environ[name] for name in ("LD_LIBRARY_PATH", "SYSTEMROOT") if name in os.environ}
     digests = () if job.first is None else (str(job.first), str(job.most))
     with subprocess.Popen(  # noqa: S603  # our own module, run by our own interpreter

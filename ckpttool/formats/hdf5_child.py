@@ -14,7 +14,7 @@ from typing import Any
 
 from ckpttool.core import atomic_write, limits
 
-# What HDF5's types and values are to us; used by the process that lists a file (child.py).
+# What HDF5's types and values are to us; used by the process that lists a file (`main`).
 
 _SLAB = 16 << 20
 
@@ -575,7 +575,7 @@ class Hdf5FileWindow:
 def handle_request(
     descriptor: int, offset: int, length: int, digests: tuple[int, int] | None = None
 ) -> dict[str, Any]:
-    """Return the listing, the digests (listing.Digests), or `{"refused": [kind, sentence]}`."""
+    """Return the listing, the digests (hdf5.Hdf5Job), or `{"refused": [kind, sentence]}`."""
     import h5py
 
     window = Hdf5FileWindow(descriptor, offset, length)

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from itertools import combinations
 from operator import mul
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from ckpttool.core import text as documents
 from ckpttool.core.activations import MOST_FEATURES, UNKNOWN, AxisOrder, framework_order
@@ -17,12 +17,10 @@ from ckpttool.core.checkpoint import CLASSES, CODE, CodeReference, Verdict, merg
 from ckpttool.core.errors import FormatError, LimitError
 from ckpttool.core.source import Shape
 from ckpttool.core.tree import Role
+from ckpttool.encodings.pickle_reader import is_stdlib_name
 from ckpttool.encodings.pickle_values import Global
+from ckpttool.formats.hdf5 import Hdf5Index
 from ckpttool.formats.tf_common import MAX_TEXT, class_name, plain_facts
-
-if TYPE_CHECKING:
-    from ckpttool.formats.hdf5 import Hdf5Index
-
 
 # What a Keras configuration asks of whoever loads it: code, files, classes of other modules.
 #
@@ -197,8 +195,6 @@ def _is_numeric(symbol: object) -> bool:
 
 
 def _judge_module(module: str, cls: str, value: Mapping[str, Any]) -> tuple[str, Verdict] | None:
-    from ckpttool.encodings.pickle_reader import is_stdlib_name
-
     config = value.get("config")
     if cls == "__typespec__" and isinstance(value.get("spec_name"), str):
         cls = value["spec_name"]

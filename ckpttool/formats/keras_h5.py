@@ -8,22 +8,39 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from typing import IO, TYPE_CHECKING, Any, NamedTuple
 
-from ckpttool.core import dtypes, filesystem
-from ckpttool.core.checkpoint import Checkpoint, merge_references, relocate_references
-from ckpttool.core.errors import UnsupportedError
-from ckpttool.core.tree import Container, Leaf, Path, PathStep, Tree, attr, display, key
+from ckpttool.core import dtypes, filesystem, limits
+from ckpttool.core.checkpoint import Checkpoint
+from ckpttool.core.errors import CkpttoolError, FormatError, UnsupportedError
+from ckpttool.core.source import File
+from ckpttool.core.tree import Leaf, Path, PathStep, Tree, attr, display
 from ckpttool.encodings import archives
-from ckpttool.formats.common import FormatDefinition, OutputFile, Probe, WritingFormatDefinition, join_trees
-from ckpttool.formats.keras_config import PARTS, snake_case
+from ckpttool.encodings.archives import ZipArchive
+from ckpttool.formats import hdf5, keras_tree
+from ckpttool.formats.common import (
+    FormatDefinition,
+    OutputFile,
+    Probe,
+    WritingFormatDefinition,
+    join_checkpoints,
+)
+from ckpttool.formats.hdf5 import Hdf5Dataset, Hdf5Group, Hdf5Index
+from ckpttool.formats.keras_config import (
+    PARTS,
+    ConfigAudit,
+    audit_json,
+    config_of,
+    merge_audits,
+    parse_config,
+    snake_case,
+)
+from ckpttool.formats.keras_tree import SLOTS, list_model, optimizer_class, optimizer_config
+from ckpttool.formats.tf_object_graph import slot_path
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection
 
     import h5py  # type: ignore[import-untyped]
     import numpy as np
-
-    from ckpttool.encodings.archives import ZipArchive
-    from ckpttool.formats.hdf5 import Hdf5Index
 
 
 # Keras's HDF5 files: `.h5` weights and models of Keras 1 and 2, `.weights.h5` of Keras 3 and tf_keras.
@@ -75,10 +92,6 @@ def _has_user_block(probe: Probe) -> bool:
 
 def read(location: str) -> Checkpoint:
     """List the file; raise FormatError when it is damaged, UnsupportedError when it leads to other files."""
-    from ckpttool.core.checkpoint import Checkpoint
-    from ckpttool.core.source import File
-    from ckpttool.formats import hdf5, keras_tree
-
     file = File.stamp(location)
     if location.endswith(".json"):
         files, index = keras_tree.read_shards(file)
@@ -101,108 +114,164 @@ def read(location: str) -> Checkpoint:
     )
 
 
+# Writes a `.weights.h5` file that Keras 3 loads, through h5py, the same bytes for the same tree.
+#
+# Source: keras/src/saving/saving_lib.py, H5IOStore: a group `vars` with an attribute `name` for every object,
+# numbered datasets in it, bfloat16 as two opaque bytes with an attribute `dtype`. Groups keep the order of
+# their creation, no object keeps a time.
+
+VARS = "vars"
+_ATTRIBUTE = 64512
+
+
 def pieces(tree: Tree, *, root: str | None = None) -> tuple[OutputFile, ...]:
     """Return the one `.weights.h5` file that holds the tree; raise UnsupportedError for what it cannot.
 
     `root` names the attribute below which the model stands, for trees of a tf.train.Checkpoint.
     """
-    return build_pieces(tree, root=root)
+    places = place_tree(tree, root)
+    for path, leaf in tree.tensors():
+        row = dtypes.BY_NAME[leaf.dtype]
+        if (row.extension and row.name != "bfloat16") or not row.itemsize or row.name.startswith("q"):
+            raise UnsupportedError(f"Keras keeps no {leaf.dtype} in a .weights.h5 file", path=display(path))
+    groups = _groups(places)
+    return (OutputFile("", lambda stream: _write(stream, places, groups)),)
 
 
 def stored(tree: Tree, *, root: str | None = None) -> Tree:
-    """Return the tree with the paths and keys that its leaves have in the file."""
-    return tree_as_stored(tree, root=root)
+    """Return the tree as it will be read from the file: with the paths and keys that it gets there."""
+    places = place_tree(tree, root)
+    datasets = {
+        path: Hdf5Dataset(path, number, leaf.dtype, leaf.shape, leaf.source)
+        for number, (path, leaf) in enumerate(places.datasets.items())
+    }
+    groups = {
+        path: Hdf5Group(path, number, True, attributes)
+        for number, (path, attributes) in enumerate(_groups(places).items())
+    }
+    return list_model(Hdf5Index(groups, datasets, {}, ())).tree
 
 
-# Gathers an optimizer's leaves into the one numbered list that Keras 3 stores and loads.
+def _groups(places: KerasPlacement) -> dict[str, dict[str, Any]]:
+    """Return every group with its attributes, each after the one that holds it."""
+    found: dict[str, dict[str, Any]] = {"": {}}
+    for group, name in places.groups.items():
+        _add(found, f"{group}/{VARS}".lstrip("/"))
+        if name is not None:
+            found[f"{group}/{VARS}".lstrip("/")]["name"] = name
+    for path in places.datasets:
+        _add(found, path.rpartition("/")[0])
+    for group, slots in places.slots.items():
+        found[f"{group}/{VARS}"] |= _split_attribute(slots)
+    both = found.keys() & places.datasets.keys()
+    if both:
+        raise UnsupportedError("a tensor and a group would have the same name", path=min(both))
+    return found
+
+
+def _add(found: dict[str, dict[str, Any]], path: str) -> None:
+    parts = path.split("/") if path else []
+    for depth in range(1, len(parts) + 1):
+        found.setdefault("/".join(parts[:depth]), {})
+
+
+def _split_attribute(names: list[str]) -> dict[str, list[str]]:
+    """Return a list as attributes of at most _ATTRIBUTE bytes each, numbered as Keras numbers them.
+
+    Source: keras/src/legacy/saving/legacy_h5_format.py, save_attributes_to_hdf5_group.
+    """
+    width = max(len(name.encode()) for name in names)
+    step = max(1, _ATTRIBUTE // max(1, width))
+    if len(names) <= step:
+        return {SLOTS: names}
+    starts = range(0, len(names), step)
+    return {f"{SLOTS}{number}": names[at : at + step] for number, at in enumerate(starts)}
+
+
+def _write(stream: IO[bytes], places: KerasPlacement, groups: dict[str, dict[str, Any]]) -> None:
+    if stream.readable():
+        _fill(stream, places, groups)
+        return
+    # The library reads back what it has written, which a stream for writing does not allow.
+    with open(stream.name, "r+b") as both:
+        _fill(both, places, groups)
+
+
+def _fill(stream: IO[bytes], places: KerasPlacement, groups: dict[str, dict[str, Any]]) -> None:
+    import h5py
+
+    access = h5py.h5p.create(h5py.h5p.FILE_ACCESS)
+    access.set_fileobj_driver(h5py.h5fd.fileobj_driver, stream)
+    access.set_libver_bounds(h5py.h5f.LIBVER_V18, h5py.h5f.LIBVER_V18)
+    access.set_fclose_degree(h5py.h5f.CLOSE_STRONG)
+    created = h5py.h5f.create(
+        b"weights", h5py.h5f.ACC_TRUNC, _ordered_properties(h5py, h5py.h5p.FILE_CREATE), access
+    )
+    with h5py.File(created) as file:
+        made: dict[str, h5py.Group] = {"": file["/"]}
+        for path, attributes in groups.items():
+            group = _require_group(h5py, made, path)
+            for name, value in attributes.items():
+                # Texts of one width, as Keras writes lists of names.
+                group.attrs[name] = [each.encode() for each in value] if isinstance(value, list) else value
+        for path, leaf in places.datasets.items():
+            parent, _, last = path.rpartition("/")
+            array = leaf.array()
+            dataset = made[parent].create_dataset(last, data=array, track_times=False)
+            if leaf.dtype == "bfloat16":
+                dataset.attrs["dtype"] = leaf.dtype
+
+
+def _require_group(h5py: Any, made: dict[str, h5py.Group], path: str) -> Any:
+    """Return the group, made if it is not there; the one that holds it is there or is made first."""
+    missing = []
+    while path not in made:
+        path, _, last = path.rpartition("/")
+        missing.append(last)
+    for last in reversed(missing):
+        gcpl = _ordered_properties(h5py, h5py.h5p.GROUP_CREATE)
+        group = h5py.Group(h5py.h5g.create(made[path].id, last.encode(), gcpl=gcpl))
+        path = f"{path}/{last}" if path else last
+        made[path] = group
+    return made[path]
+
+
+def _ordered_properties(h5py: Any, kind: Any) -> Any:
+    """Return the creation properties of a group that keeps the order of its members and no times."""
+    found = h5py.h5p.create(kind)
+    found.set_link_creation_order(h5py.h5p.CRT_ORDER_TRACKED | h5py.h5p.CRT_ORDER_INDEXED)
+    found.set_obj_track_times(False)
+    return found
+
+
+# Writes the weights file of Keras 1 and 2: a group for every layer, and the order of both in attributes.
 #
-# Source: keras/src/optimizers/base_optimizer.py: iteration, learning rate, then each round of slots over the
-# trained variables (the order of the rounds: keras/src/optimizers/*.py, see keras_tree.optimizers).
+# Source: keras/src/legacy/saving/legacy_h5_format.py, `save_weights_to_hdf5_group`. Keras loads by that
+# order.
 
-_ROUNDS = (
-    (("m", "v"),),
-    (("m", "v"), ("vhat",)),
-    (("m", "u"),),
-    (("m",),),
-    (("rms",),),
-    (("rms",), ("momentum",)),
-    (("rms",), ("mg",)),
-    (("rms",), ("momentum",), ("mg",)),
-    (("momentum",),),
-    (("accumulator",),),
-    (("accumulator", "linear"),),
-    (("accumulated_grad", "accumulated_delta"),),
-)
-_BY_KINDS = {frozenset(kind for kinds in rounds for kind in kinds): rounds for rounds in _ROUNDS}
-_SETTINGS = {"iterations": 0, "iteration": 0, "learning_rate": 1}
+# What the file says of its writer: kernels are as Keras 2 has them.
+_WRITER = {"keras_version": b"2.3.1", "backend": b"tensorflow"}
 
 
-class OptimizerSlots:
-    """The optimizers of a tree, each found by its slots."""
+def build_legacy_file(layers: Mapping[str, Mapping[str, Leaf]]) -> bytes:
+    """Return the file of these layers, each with its weights by names (`dense_1/kernel:0`), in order."""
+    import h5py
+    import numpy as np
 
-    def __init__(self, leaves: Mapping[Path, Leaf], names: Mapping[Path, Path]) -> None:
-        """Look at the leaves; `names` are the paths that they will have."""
-        self.leaves, self.names = leaves, names
-        self.slots: dict[Path, dict[tuple[str, Path], Path]] = {}
-        for path, leaf in leaves.items():
-            if leaf.role == "slot" and leaf.of is not None and leaf.of in leaves and leaf.slot:
-                self.slots.setdefault(_optimizer_path(path, leaf), {})[leaf.slot, leaf.of] = path
-        self.settings: dict[Path, dict[int, Path]] = {at: {} for at in self.slots}
-        for path in leaves:
-            name = str(path[-1].value).removeprefix("_")
-            if path[:-1] in self.settings and name in _SETTINGS:
-                self.settings[path[:-1]].setdefault(_SETTINGS[name], path)
+    def texts(names: Iterable[str]) -> np.ndarray:
+        return np.array([name.encode() for name in names], "S")
 
-    def owns(self, path: Path) -> bool:
-        """Say whether the leaf is one of an optimizer's."""
-        leaf = self.leaves[path]
-        if leaf.role == "slot":
-            of = leaf.of if leaf.of is not None else ()
-            return self.slots.get(_optimizer_path(path, leaf), {}).get((leaf.slot or "", of)) == path
-        return path in self.settings.get(path[:-1], {}).values()
-
-    def complete(self, position: Mapping[int, int]) -> Iterator[tuple[Path, list[Leaf]]]:
-        """Go through the optimizers: the path of each and its variables in Keras's order.
-
-        `position` says by a leaf's identity which variable comes first in the file.
-
-        A learning rate that a schedule computes is no variable. Raise UnsupportedError for an optimizer that
-        lacks a slot or its iteration.
-        """
-        for at, slots in self.slots.items():
-            first = next(iter(slots.values()))
-            rounds = _BY_KINDS.get(frozenset(kind for kind, _ in slots))
-            if rounds is None or 0 not in self.settings[at]:
-                lacks = "kinds that no Keras optimizer has" if rounds is None else "no iteration"
-                raise UnsupportedError(
-                    f"the slot has no place: its optimizer has {lacks}", path=display(first)
-                )
-            trained = [path for path in self.leaves if any((kind, path) in slots for kind in rounds[0])]
-            trained.sort(key=lambda path: position.get(id(self.leaves[path]), -1))
-            order = [path for _, path in sorted(self.settings[at].items())]
-            for kinds in rounds:
-                for one in trained:
-                    for kind in kinds:
-                        if (kind, one) not in slots:
-                            sentence = f"the optimizer has no slot {kind} of this variable"
-                            raise UnsupportedError(sentence, path=display(one))
-                        order.append(slots[kind, one])
-            yield self._moved(at, first), [self.leaves[path] for path in order]
-
-    def _moved(self, at: Path, example: Path) -> Path:
-        # What was taken from the front of every path is not part of the optimizer's either.
-        return at[len(example) - len(self.names[example]) :] if self.names[example] != example else at
-
-
-def _optimizer_path(path: Path, leaf: Leaf) -> Path:
-    """Return the path of a slot's optimizer, whether the slot has a path of its own or stands in a list."""
-    from ckpttool.formats.tf_object_graph import slot_path
-
-    if leaf.of is not None and leaf.slot is not None:
-        short = len(path) - len(leaf.of) - 2
-        if short >= 0 and path == slot_path(path[:short], leaf.slot, leaf.of):
-            return path[:short]
-    return path[:-2]
+    file = io.BytesIO()
+    with h5py.File(file, "w") as root:
+        root.attrs["layer_names"] = texts(layers)
+        for name, value in _WRITER.items():
+            root.attrs[name] = np.bytes_(value)
+        for layer, weights in layers.items():
+            group = root.create_group(layer)
+            group.attrs["weight_names"] = texts(weights)
+            for path, leaf in weights.items():
+                group.create_dataset(path, data=leaf.array(), track_times=False)
+    return file.getvalue()
 
 
 # Gives every leaf of a tree its place in a `.weights.h5` file: the group of its object and its number there.
@@ -378,8 +447,6 @@ class _PlacementBuilder:
     @staticmethod
     def _optimizer_name(at: Path, counter: Leaf) -> str | None:
         """Return what Keras calls the optimizer, as in its counter's name (`adam_1/iteration`)."""
-        from ckpttool.formats.keras_tree import optimizer_class
-
         name = (counter.name or "").partition("/")[0]
         return name if optimizer_class(name) is not None else str(at[-1].value) if at else None
 
@@ -474,166 +541,184 @@ def _order_leaves(members: dict[str, Leaf]) -> Iterable[Leaf]:
     return sorted(members.values(), key=lambda leaf: leaf.role != "parameter")
 
 
-# Writes a `.weights.h5` file that Keras 3 loads, through h5py, the same bytes for the same tree.
+# Gathers an optimizer's leaves into the one numbered list that Keras 3 stores and loads.
 #
-# Source: keras/src/saving/saving_lib.py, H5IOStore: a group `vars` with an attribute `name` for every object,
-# numbered datasets in it, bfloat16 as two opaque bytes with an attribute `dtype`. Groups keep the order of
-# their creation, no object keeps a time.
+# Source: keras/src/optimizers/base_optimizer.py: iteration, learning rate, then each round of slots over the
+# trained variables (the order of the rounds: keras/src/optimizers/*.py, see keras_tree.optimizers).
 
-VARS = "vars"
-_ATTRIBUTE = 64512
-
-
-def build_pieces(tree: Tree, *, root: str | None = None) -> tuple[OutputFile, ...]:
-    """Return the one file; raise UnsupportedError for a leaf that has no place in it."""
-    places = place_tree(tree, root)
-    for path, leaf in tree.tensors():
-        row = dtypes.BY_NAME[leaf.dtype]
-        if (row.extension and row.name != "bfloat16") or not row.itemsize or row.name.startswith("q"):
-            raise UnsupportedError(f"Keras keeps no {leaf.dtype} in a .weights.h5 file", path=display(path))
-    groups = _groups(places)
-    return (OutputFile("", lambda stream: _write(stream, places, groups)),)
-
-
-def tree_as_stored(tree: Tree, *, root: str | None = None) -> Tree:
-    """Return the tree as it will be read from the file: with the paths and keys that it gets there."""
-    from ckpttool.formats.hdf5 import Hdf5Dataset, Hdf5Group, Hdf5Index
-    from ckpttool.formats.keras_tree import list_model
-
-    places = place_tree(tree, root)
-    datasets = {
-        path: Hdf5Dataset(path, number, leaf.dtype, leaf.shape, leaf.source)
-        for number, (path, leaf) in enumerate(places.datasets.items())
-    }
-    groups = {
-        path: Hdf5Group(path, number, True, attributes)
-        for number, (path, attributes) in enumerate(_groups(places).items())
-    }
-    return list_model(Hdf5Index(groups, datasets, {}, ())).tree
+_ROUNDS = (
+    (("m", "v"),),
+    (("m", "v"), ("vhat",)),
+    (("m", "u"),),
+    (("m",),),
+    (("rms",),),
+    (("rms",), ("momentum",)),
+    (("rms",), ("mg",)),
+    (("rms",), ("momentum",), ("mg",)),
+    (("momentum",),),
+    (("accumulator",),),
+    (("accumulator", "linear"),),
+    (("accumulated_grad", "accumulated_delta"),),
+)
+_BY_KINDS = {frozenset(kind for kinds in rounds for kind in kinds): rounds for rounds in _ROUNDS}
+_SETTINGS = {"iterations": 0, "iteration": 0, "learning_rate": 1}
 
 
-def _groups(places: KerasPlacement) -> dict[str, dict[str, Any]]:
-    """Return every group with its attributes, each after the one that holds it."""
-    found: dict[str, dict[str, Any]] = {"": {}}
-    for group, name in places.groups.items():
-        _add(found, f"{group}/{VARS}".lstrip("/"))
-        if name is not None:
-            found[f"{group}/{VARS}".lstrip("/")]["name"] = name
-    for path in places.datasets:
-        _add(found, path.rpartition("/")[0])
-    for group, slots in places.slots.items():
-        found[f"{group}/{VARS}"] |= _split_attribute(slots)
-    both = found.keys() & places.datasets.keys()
-    if both:
-        raise UnsupportedError("a tensor and a group would have the same name", path=min(both))
-    return found
+class OptimizerSlots:
+    """The optimizers of a tree, each found by its slots."""
+
+    def __init__(self, leaves: Mapping[Path, Leaf], names: Mapping[Path, Path]) -> None:
+        """Look at the leaves; `names` are the paths that they will have."""
+        self.leaves, self.names = leaves, names
+        self.slots: dict[Path, dict[tuple[str, Path], Path]] = {}
+        for path, leaf in leaves.items():
+            if leaf.role == "slot" and leaf.of is not None and leaf.of in leaves and leaf.slot:
+                self.slots.setdefault(_optimizer_path(path, leaf), {})[leaf.slot, leaf.of] = path
+        self.settings: dict[Path, dict[int, Path]] = {at: {} for at in self.slots}
+        for path in leaves:
+            name = str(path[-1].value).removeprefix("_")
+            if path[:-1] in self.settings and name in _SETTINGS:
+                self.settings[path[:-1]].setdefault(_SETTINGS[name], path)
+
+    def owns(self, path: Path) -> bool:
+        """Say whether the leaf is one of an optimizer's."""
+        leaf = self.leaves[path]
+        if leaf.role == "slot":
+            of = leaf.of if leaf.of is not None else ()
+            return self.slots.get(_optimizer_path(path, leaf), {}).get((leaf.slot or "", of)) == path
+        return path in self.settings.get(path[:-1], {}).values()
+
+    def complete(self, position: Mapping[int, int]) -> Iterator[tuple[Path, list[Leaf]]]:
+        """Go through the optimizers: the path of each and its variables in Keras's order.
+
+        `position` says by a leaf's identity which variable comes first in the file.
+
+        A learning rate that a schedule computes is no variable. Raise UnsupportedError for an optimizer that
+        lacks a slot or its iteration.
+        """
+        for at, slots in self.slots.items():
+            first = next(iter(slots.values()))
+            rounds = _BY_KINDS.get(frozenset(kind for kind, _ in slots))
+            if rounds is None or 0 not in self.settings[at]:
+                lacks = "kinds that no Keras optimizer has" if rounds is None else "no iteration"
+                raise UnsupportedError(
+                    f"the slot has no place: its optimizer has {lacks}", path=display(first)
+                )
+            trained = [path for path in self.leaves if any((kind, path) in slots for kind in rounds[0])]
+            trained.sort(key=lambda path: position.get(id(self.leaves[path]), -1))
+            order = [path for _, path in sorted(self.settings[at].items())]
+            for kinds in rounds:
+                for one in trained:
+                    for kind in kinds:
+                        if (kind, one) not in slots:
+                            sentence = f"the optimizer has no slot {kind} of this variable"
+                            raise UnsupportedError(sentence, path=display(one))
+                        order.append(slots[kind, one])
+            yield self._moved(at, first), [self.leaves[path] for path in order]
+
+    def _moved(self, at: Path, example: Path) -> Path:
+        # What was taken from the front of every path is not part of the optimizer's either.
+        return at[len(example) - len(self.names[example]) :] if self.names[example] != example else at
 
 
-def _add(found: dict[str, dict[str, Any]], path: str) -> None:
-    parts = path.split("/") if path else []
-    for depth in range(1, len(parts) + 1):
-        found.setdefault("/".join(parts[:depth]), {})
+def _optimizer_path(path: Path, leaf: Leaf) -> Path:
+    """Return the path of a slot's optimizer, whether the slot has a path of its own or stands in a list."""
+    if leaf.of is not None and leaf.slot is not None:
+        short = len(path) - len(leaf.of) - 2
+        if short >= 0 and path == slot_path(path[:short], leaf.slot, leaf.of):
+            return path[:short]
+    return path[:-2]
 
 
-def _split_attribute(names: list[str]) -> dict[str, list[str]]:
-    """Return a list as attributes of at most _ATTRIBUTE bytes each, numbered as Keras numbers them.
+# Keras 3's `.keras` archives: a zip of metadata.json, config.json and model.weights.h5.
+#
+# Source: keras/src/saving/saving_lib.py, _save_model_to_fileobj. The HDF5 file is a member that is stored as
+# it is, so leaves are spans of the archive; its CRC-32 is checked, once, when the first leaf is read.
 
-    Source: keras/src/legacy/saving/legacy_h5_format.py, save_attributes_to_hdf5_group.
+ARCHIVE_NAME = "keras_zip"
+ARCHIVE_TITLE = "Keras 3 model (.keras)"
+
+CONFIG, METADATA = "config.json", "metadata.json"
+WEIGHTS, SHARDS, PICKLED = "model.weights.h5", "model.weights.json", "model.weights.npz"
+# The first member's name in a local header (30 bytes), for archives whose end is damaged or missing.
+_FIRST = re.compile(rb"(metadata|config)\.json", re.ASCII)
+
+
+def archive_claims(probe: Probe) -> str | None:
+    """Return the path of a zip with a configuration and weights, or of a damaged one that begins like it."""
+    if probe.damage is not None:
+        return probe.path if _FIRST.match(probe.head, archives.LOCAL.size) else None
+    weights = any(name in probe.members for name in (WEIGHTS, SHARDS, PICKLED))
+    return probe.path if weights and CONFIG in probe.members else None
+
+
+def read_archive(location: str) -> Checkpoint:
+    """List the model; the configuration is read as data and nothing in it is looked up or run.
+
+    Raise FormatError when archive or weights are damaged, UnsupportedError for weights that are pickled.
     """
-    from ckpttool.formats.keras_tree import SLOTS
-
-    width = max(len(name.encode()) for name in names)
-    step = max(1, _ATTRIBUTE // max(1, width))
-    if len(names) <= step:
-        return {SLOTS: names}
-    starts = range(0, len(names), step)
-    return {f"{SLOTS}{number}": names[at : at + step] for number, at in enumerate(starts)}
-
-
-def _write(stream: IO[bytes], places: KerasPlacement, groups: dict[str, dict[str, Any]]) -> None:
-    if stream.readable():
-        _fill(stream, places, groups)
-        return
-    # The library reads back what it has written, which a stream for writing does not allow.
-    with open(stream.name, "r+b") as both:
-        _fill(both, places, groups)
-
-
-def _fill(stream: IO[bytes], places: KerasPlacement, groups: dict[str, dict[str, Any]]) -> None:
-    import h5py
-
-    access = h5py.h5p.create(h5py.h5p.FILE_ACCESS)
-    access.set_fileobj_driver(h5py.h5fd.fileobj_driver, stream)
-    access.set_libver_bounds(h5py.h5f.LIBVER_V18, h5py.h5f.LIBVER_V18)
-    access.set_fclose_degree(h5py.h5f.CLOSE_STRONG)
-    created = h5py.h5f.create(
-        b"weights", h5py.h5f.ACC_TRUNC, _ordered_properties(h5py, h5py.h5p.FILE_CREATE), access
+    file = File.stamp(location)
+    archive = archives.read_zip(file)
+    config, notes = _read_document(archive, CONFIG)
+    metadata, more = _read_document(archive, METADATA)
+    judges = [
+        audit_json(bytes(archive.source(n).read()), n) for n in (CONFIG, METADATA) if n in archive.members
+    ]
+    index = _read_weights_index(archive)
+    model, compiled = config_of(config), config.get("compile_config")
+    optimizer = optimizer_config(compiled.get("optimizer") if isinstance(compiled, dict) else None)
+    found = keras_tree.add_file_to_errors(file.path, lambda: keras_tree.list_model(index, model, optimizer))
+    version = metadata.get("keras_version")
+    details = {key: value for key, value in metadata.items() if isinstance(value, str)}
+    judgement = merge_audits([*judges, ConfigAudit(found.asks, found.unjudged)])
+    assets = sum(name.startswith("assets/") for name in archive.members)
+    notes += (*more, *((f"assets that are not read: {assets:,}",) if assets else ()), *found.notes)
+    return Checkpoint(
+        path=location,
+        format=ARCHIVE_NAME,
+        tree=found.tree,
+        files=(file,),
+        writer=f"Keras {version}" if isinstance(version, str) else None,
+        integrity="crc32" if archive.recorded else "none",
+        notes=notes,
+        details={**found.details, **details},
+        asks=judgement.asks,
+        unjudged=judgement.unjudged,
     )
-    with h5py.File(created) as file:
-        made: dict[str, h5py.Group] = {"": file["/"]}
-        for path, attributes in groups.items():
-            group = _require_group(h5py, made, path)
-            for name, value in attributes.items():
-                # Texts of one width, as Keras writes lists of names.
-                group.attrs[name] = [each.encode() for each in value] if isinstance(value, list) else value
-        for path, leaf in places.datasets.items():
-            parent, _, last = path.rpartition("/")
-            array = leaf.array()
-            dataset = made[parent].create_dataset(last, data=array, track_times=False)
-            if leaf.dtype == "bfloat16":
-                dataset.attrs["dtype"] = leaf.dtype
 
 
-def _require_group(h5py: Any, made: dict[str, h5py.Group], path: str) -> Any:
-    """Return the group, made if it is not there; the one that holds it is there or is made first."""
-    missing = []
-    while path not in made:
-        path, _, last = path.rpartition("/")
-        missing.append(last)
-    for last in reversed(missing):
-        gcpl = _ordered_properties(h5py, h5py.h5p.GROUP_CREATE)
-        group = h5py.Group(h5py.h5g.create(made[path].id, last.encode(), gcpl=gcpl))
-        path = f"{path}/{last}" if path else last
-        made[path] = group
-    return made[path]
+def _read_document(archive: ZipArchive, name: str) -> tuple[dict[str, Any], tuple[str, ...]]:
+    member = archive.members.get(name)
+    if member is None:
+        return {}, (f"the archive has no {name}",)
+    if member.size > limits.current().json_bytes:
+        raise limits.limit_error("json_bytes", f"{name} is too large", member.size, file=archive.file.path)
+    try:
+        return parse_config(bytes(archive.source(name).read()), name)
+    except CkpttoolError as error:
+        raise error.located(file=archive.file.path) from error.__cause__
 
 
-def _ordered_properties(h5py: Any, kind: Any) -> Any:
-    """Return the creation properties of a group that keeps the order of its members and no times."""
-    found = h5py.h5p.create(kind)
-    found.set_link_creation_order(h5py.h5p.CRT_ORDER_TRACKED | h5py.h5p.CRT_ORDER_INDEXED)
-    found.set_obj_track_times(False)
-    return found
+def _read_weights_index(archive: ZipArchive) -> Hdf5Index:
+    path = archive.file.path
+    if WEIGHTS in archive.members:
+        names = [WEIGHTS]
+    elif SHARDS in archive.members:
+        names = keras_tree.shard_names(_read_document(archive, SHARDS)[0], path)
+    elif PICKLED in archive.members:
+        raise UnsupportedError(f"{PICKLED} holds pickled objects, which are not read", file=path)
+    else:
+        raise FormatError(f"the archive has no {WEIGHTS}", file=path)
+    return keras_tree.merge_shards([hdf5.read_index(archive.source(name)) for name in names], path)
 
 
-# Writes the weights file of Keras 1 and 2: a group for every layer, and the order of both in attributes.
-#
-# Source: keras/src/legacy/saving/legacy_h5_format.py, `save_weights_to_hdf5_group`. Keras loads by that
-# order.
-
-# What the file says of its writer: kernels are as Keras 2 has them.
-_WRITER = {"keras_version": b"2.3.1", "backend": b"tensorflow"}
-
-
-def build_legacy_file(layers: Mapping[str, Mapping[str, Leaf]]) -> bytes:
-    """Return the file of these layers, each with its weights by names (`dense_1/kernel:0`), in order."""
-    import h5py
-    import numpy as np
-
-    def texts(names: Iterable[str]) -> np.ndarray:
-        return np.array([name.encode() for name in names], "S")
-
-    file = io.BytesIO()
-    with h5py.File(file, "w") as root:
-        root.attrs["layer_names"] = texts(layers)
-        for name, value in _WRITER.items():
-            root.attrs[name] = np.bytes_(value)
-        for layer, weights in layers.items():
-            group = root.create_group(layer)
-            group.attrs["weight_names"] = texts(weights)
-            for path, leaf in weights.items():
-                group.create_dataset(path, data=leaf.array(), track_times=False)
-    return file.getvalue()
+KERAS_ARCHIVE = FormatDefinition(
+    NAME=ARCHIVE_NAME,
+    TITLE=ARCHIVE_TITLE,
+    FRAMEWORK=FRAMEWORK,
+    claims=archive_claims,
+    read=read_archive,
+)
 
 
 # keras-rl's two files of one DDPG agent, `NAME_actor.h5f` and `NAME_critic.h5f`, under the name given to it.
@@ -673,24 +758,7 @@ def read_keras_rl(location: str) -> Checkpoint:
 
     stem = location.removesuffix(_SUFFIX)
     parts = {member: open_checkpoint(f"{stem}_{member}{_SUFFIX}") for member in _MEMBERS}
-    tree = join_trees({key(member): one.tree for member, one in parts.items()}, _native, Container("dict"))
-    both = tuple(parts.values())
-    checked = all(one.integrity == "crc32c" for one in both)
-    return Checkpoint(
-        path=location,
-        format=KERAS_RL_NAME,
-        tree=tree,
-        files=tuple(file for one in both for file in one.files),
-        writer=both[0].writer,
-        integrity="crc32c" if checked else "none",
-        notes=tuple(dict.fromkeys(note for one in both for note in one.notes)),
-        asks=merge_references(*(relocate_references(one.asks, member) for member, one in parts.items())),
-        unjudged=tuple(f"{member}: {each}" for member, one in parts.items() for each in one.unjudged),
-    )
-
-
-def _native(member: PathStep, name: str) -> str:
-    return f"{member.value}:{name}"
+    return join_checkpoints(location, KERAS_RL_NAME, parts)
 
 
 def keras_rl_pieces(tree: Tree) -> tuple[OutputFile, ...]:
@@ -725,108 +793,4 @@ KERAS_RL = WritingFormatDefinition(
     claims=keras_rl_claims,
     read=read_keras_rl,
     pieces=keras_rl_pieces,
-)
-
-
-# Keras 3's `.keras` archives: a zip of metadata.json, config.json and model.weights.h5.
-#
-# Source: keras/src/saving/saving_lib.py, _save_model_to_fileobj. The HDF5 file is a member that is stored as
-# it is, so leaves are spans of the archive; its CRC-32 is checked, once, when the first leaf is read.
-
-ARCHIVE_NAME = "keras_zip"
-ARCHIVE_TITLE = "Keras 3 model (.keras)"
-
-CONFIG, METADATA = "config.json", "metadata.json"
-WEIGHTS, SHARDS, PICKLED = "model.weights.h5", "model.weights.json", "model.weights.npz"
-# The first member's name in a local header (30 bytes), for archives whose end is damaged or missing.
-_FIRST = re.compile(rb"(metadata|config)\.json", re.ASCII)
-
-
-def archive_claims(probe: Probe) -> str | None:
-    """Return the path of a zip with a configuration and weights, or of a damaged one that begins like it."""
-    if probe.damage is not None:
-        return probe.path if _FIRST.match(probe.head, archives.LOCAL.size) else None
-    weights = any(name in probe.members for name in (WEIGHTS, SHARDS, PICKLED))
-    return probe.path if weights and CONFIG in probe.members else None
-
-
-def read_archive(location: str) -> Checkpoint:
-    """List the model; the configuration is read as data and nothing in it is looked up or run.
-
-    Raise FormatError when archive or weights are damaged, UnsupportedError for weights that are pickled.
-    """
-    from ckpttool.core.checkpoint import Checkpoint
-    from ckpttool.core.source import File
-    from ckpttool.formats import keras_tree
-    from ckpttool.formats.keras_config import ConfigAudit, audit_json, config_of, merge_audits
-    from ckpttool.formats.keras_tree import optimizer_config
-
-    file = File.stamp(location)
-    archive = archives.read_zip(file)
-    config, notes = _read_document(archive, CONFIG)
-    metadata, more = _read_document(archive, METADATA)
-    judges = [
-        audit_json(bytes(archive.source(n).read()), n) for n in (CONFIG, METADATA) if n in archive.members
-    ]
-    index = _read_weights_index(archive)
-    model, compiled = config_of(config), config.get("compile_config")
-    optimizer = optimizer_config(compiled.get("optimizer") if isinstance(compiled, dict) else None)
-    found = keras_tree.add_file_to_errors(file.path, lambda: keras_tree.list_model(index, model, optimizer))
-    version = metadata.get("keras_version")
-    details = {key: value for key, value in metadata.items() if isinstance(value, str)}
-    judgement = merge_audits([*judges, ConfigAudit(found.asks, found.unjudged)])
-    assets = sum(name.startswith("assets/") for name in archive.members)
-    notes += (*more, *((f"assets that are not read: {assets:,}",) if assets else ()), *found.notes)
-    return Checkpoint(
-        path=location,
-        format=ARCHIVE_NAME,
-        tree=found.tree,
-        files=(file,),
-        writer=f"Keras {version}" if isinstance(version, str) else None,
-        integrity="crc32" if archive.recorded else "none",
-        notes=notes,
-        details={**found.details, **details},
-        asks=judgement.asks,
-        unjudged=judgement.unjudged,
-    )
-
-
-def _read_document(archive: ZipArchive, name: str) -> tuple[dict[str, Any], tuple[str, ...]]:
-    from ckpttool.core import limits
-    from ckpttool.core.errors import CkpttoolError
-    from ckpttool.formats.keras_config import parse_config
-
-    member = archive.members.get(name)
-    if member is None:
-        return {}, (f"the archive has no {name}",)
-    if member.size > limits.current().json_bytes:
-        raise limits.limit_error("json_bytes", f"{name} is too large", member.size, file=archive.file.path)
-    try:
-        return parse_config(bytes(archive.source(name).read()), name)
-    except CkpttoolError as error:
-        raise error.located(file=archive.file.path) from error.__cause__
-
-
-def _read_weights_index(archive: ZipArchive) -> Hdf5Index:
-    from ckpttool.core.errors import FormatError, UnsupportedError
-    from ckpttool.formats import hdf5, keras_tree
-
-    path = archive.file.path
-    if WEIGHTS in archive.members:
-        names = [WEIGHTS]
-    elif SHARDS in archive.members:
-        names = keras_tree.shard_names(_read_document(archive, SHARDS)[0], path)
-    elif PICKLED in archive.members:
-        raise UnsupportedError(f"{PICKLED} holds pickled objects, which are not read", file=path)
-    else:
-        raise FormatError(f"the archive has no {WEIGHTS}", file=path)
-    return keras_tree.merge_shards([hdf5.read_index(archive.source(name)) for name in names], path)
-
-
-KERAS_ARCHIVE = FormatDefinition(
-    NAME=ARCHIVE_NAME,
-    TITLE=ARCHIVE_TITLE,
-    FRAMEWORK=FRAMEWORK,
-    claims=archive_claims,
-    read=read_archive,
 )

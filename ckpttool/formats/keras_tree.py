@@ -32,324 +32,197 @@ from ckpttool.formats.keras_config import (
 )
 from ckpttool.formats.tf_object_graph import slot_path
 
-# Keras optimizers: which of their variables are slots, of what kind, and of which variable.
+# What the datasets of Keras's files mean: the tree of a model and its optimizer, whoever wrote it.
 #
-# Keras 3 numbers them in the order of their creation: iteration, learning rate, then one round after another
-# over the trained variables (keras/src/optimizers/base_optimizer.py, build and add_optimizer_variables, and
-# keras/src/optimizers/*.py). tf_keras 2.11 and later does the same without a learning rate
-# (tf_keras/src/optimizers/*.py). Kinds are named as object_graph.roles names them.
+# Three layouts: `h5` (Keras 1 and 2: attributes name layers and weights), `weights.h5` (Keras 3: groups of
+# numbered variables), and `datasets` (an h5 file of something else). A model's configuration, if the file has
+# one, is read as data; no class that it names is looked up.
 
-Round = tuple[str, ...]
-
-_ROUNDS: dict[str, tuple[Round, ...]] = {
-    **dict.fromkeys(("Adam", "AdamW", "Nadam", "Lamb", "ScheduleFreeAdamW"), (("m", "v"),)),
-    "Adamax": (("m", "u"),),
-    "RMSprop": (("rms",),),
-    "Adagrad": (("accumulator",),),
-    "Adadelta": (("accumulated_grad", "accumulated_delta"),),
-    "Ftrl": (("accumulator", "linear"),),
-    "Lion": (("m",),),
-    "SGD": (("momentum",),),
-}
-_CLASSES = {snake_case(name): name for name in (*_ROUNDS, "Adafactor", "Muon", "LossScaleOptimizer")}
-# Spellings of earlier defaults (tf_keras names an AdamW "AdamW", Keras 3.0 an RMSprop "rmsprop").
-_CLASSES |= {"adamw": "AdamW", "rmsprop": "RMSprop", "r_m_sprop": "RMSprop"}
-_SCALAR = "float"
-INNER = "inner_optimizer"  # keras/src/optimizers/loss_scale_optimizer.py
-_SCALED: tuple[tuple[str, Role], ...] = (
-    *(("iterations", "counter"), ("learning_rate", "other")),
-    *(("step_counter", "other"), ("dynamic_scale", "other")),
-)
-# The attribute that names weights in Keras's older files names here what an optimizer's variables are.
-SLOTS = "weight_names"
+OPTIMIZER: Path = (attr("optimizer"),)
 
 
-class TrainedVariable(NamedTuple):
-    """A variable that the optimizer trains."""
+@dataclass(frozen=True, slots=True)
+class KerasModel:
+    """A listed model: its tree, what a person should know, and the facts that only Keras has."""
 
-    path: Path
-    shape: Shape
-
-
-def optimizer_class(name: str | None) -> str | None:
-    """Return the optimizer's class by the name that Keras gave it, if it is one of Keras's."""
-    return _CLASSES.get(snake_case(split_number(name)[0])) if name else None
-
-
-def optimizer_config(found: object) -> KerasConfig:
-    """Return an optimizer's configuration; `model.compile("adam")` may leave only its name."""
-    return KerasConfig(optimizer_class(found), {}) if isinstance(found, str) else config_of(found)
+    tree: Tree
+    notes: tuple[str, ...]
+    details: Mapping[str, Any] = field(default_factory=dict)
+    asks: tuple[CodeReference, ...] = ()
+    unjudged: tuple[str, ...] = ()
 
 
-def slot_rounds(cls: str | None, settings: Mapping[str, Any]) -> tuple[Round, ...] | None:
-    """Return the kinds of slots, round after round; None for a class whose order is not known."""
-    own = _ROUNDS.get(cls or "")
-    if own is None:
-        return None
-    if cls == "SGD" and settings.get("momentum") in (0, 0.0):
-        own = ()
-    if cls in ("Adam", "AdamW") and settings.get("amsgrad") is True:
-        own = (*own, ("vhat",))
-    if cls == "RMSprop":
-        momentum = settings.get("momentum")
-        own += (("momentum",),) if isinstance(momentum, int | float) and momentum > 0 else ()
-        own += (("mg",),) if settings.get("centered") is True else ()
-    first: tuple[Round, ...] = (("average",),) if settings.get("use_ema") is True else ()
-    if settings.get("gradient_accumulation_steps"):
-        first += (("gradient",),)
-    return first + own
+def list_model(
+    index: Hdf5Index, config: KerasConfig = NOTHING, optimizer: KerasConfig = NOTHING
+) -> KerasModel:
+    """Return the model that the datasets hold; `config` and `optimizer` are what is known of it beside them.
 
-
-def optimizer_leaves(
-    datasets: Sequence[Hdf5Dataset], at: Path, config: KerasConfig, trained: Sequence[TrainedVariable] | None
-) -> tuple[dict[Path, Leaf], bool]:
-    """Return an optimizer's leaves, and whether every slot has found its variable.
-
-    `trained` are the trained variables in the optimizer's order, None when that order is not known. Counts
-    and shapes must agree exactly, or no slot is said to belong to anything.
+    Raise FormatError when attributes name weights that are not there.
     """
-    found: dict[Path, Leaf] = {}
-    if config.cls == "LossScaleOptimizer" and len(datasets) >= len(_SCALED):
-        return _loss_scale_leaves(datasets, at), True
-    order = _slot_order(datasets, config, trained)
-    for number, kinds in ((n, _match_slots(datasets[n:], order, trained)) for n in setting_counts(datasets)):
-        if kinds is None:
-            continue
-        for name, role, dataset in _settings(datasets[:number]):
-            found[*at, attr(name)] = _leaf(dataset, role)
-        for dataset, kind, of in kinds:
-            found[slot_path(at, kind, of)] = _leaf(dataset, "slot", of, kind)
-        rest = datasets[number + len(kinds) :]
-        for n, dataset in enumerate(rest):
-            name = "u_product" if config.cls == "Nadam" and not n else f"vars/{number + len(kinds) + n}"
-            found[(*at, *map(attr, name.split("/")))] = _leaf(dataset, "other")
-        return found, True
-    start = max(setting_counts(datasets))
-    for name, role, dataset in _settings(datasets[:start]):
-        found[*at, attr(name)] = _leaf(dataset, role)
-    for number, dataset in enumerate(datasets[start:], start):
-        last = dataset.path.rpartition("/")[2] or str(number)
-        found[*at, attr("vars"), attr(last)] = _leaf(dataset, "slot" if dataset.shape else "other")
-    return found, start == len(datasets)
+    found = keras_config.audit_attributes(index)
+    return replace(_list_by_structure(index, config, optimizer), asks=found.asks, unjudged=found.unjudged)
 
 
-def _slot_order(
-    datasets: Sequence[Hdf5Dataset], config: KerasConfig, trained: Sequence[TrainedVariable] | None
-) -> tuple[Round, ...] | None:
-    """Return the kinds of slots, round after round.
+def _list_by_structure(index: Hdf5Index, config: KerasConfig, optimizer: KerasConfig) -> KerasModel:
+    if is_legacy(index):
+        return _list_legacy(index)
+    if is_modules(index):
+        return _list_modules(index, config, optimizer)
+    leaves = {tuple(map(attr, d.path.split("/"))): dataset_leaf(d) for d in index.datasets.values()}
+    return KerasModel(Tree(leaves, _aliases(index, leaves)), index.notes, {"layout": "datasets"})
 
-    A file of weights has no settings: of Adam's, which add rounds, those count whose shapes alone fit.
-    """
-    if config.settings or config.cls not in ("Adam", "AdamW"):
-        return slot_rounds(config.cls, config.settings)
-    able = [slot_rounds(config.cls, settings) for settings in _ADAMS]
-    fits = [
-        order
-        for order in able
-        if any(_match_slots(datasets[n:], order, trained) is not None for n in setting_counts(datasets))
+
+def _list_modules(index: Hdf5Index, config: KerasConfig, optimizer: KerasConfig) -> KerasModel:
+    root, strays = build_nodes(index)
+    walk = KerasWalk(with_calls(annotate_config(with_flattened(config))), root)
+    leaves = dict(walk.leaves)
+    containers = dict(walk.containers)
+    notes = list(index.notes)
+    for dataset in strays:
+        path = tuple(map(attr, dataset.path.split("/")))
+        leaves[path] = dataset_leaf(dataset)
+    found = optimizer
+    owners = {leaf.key: (path, leaf.shape) for path, leaf in walk.leaves.items()} if walk.optimizers else {}
+    for node, at in walk.optimizers:
+        mine = node.group == "optimizer"
+        inner = at[-1].value == INNER
+        known = config_of(optimizer.settings.get(INNER)) if inner else optimizer
+        told = known if (mine or inner) and known.cls else KerasConfig(optimizer_class(node.name), {})
+        slots = listed_leaves(node.variables, at, node.slots, owners)
+        complete = slots is not None
+        if slots is None:
+            of = find_trained_network(at[:-1] if inner else at, walk)
+            slots, complete = optimizer_leaves(
+                node.variables, at, told, trained_variables(node, told, of, walk)
+            )
+        leaves |= slots
+        facts = {"group": node.group} | ({"layer": node.name} if node.name is not None else {})
+        containers[at] = Container("module", told.cls, told.facts() | facts)
+        found = told if mine else found
+        if not complete:
+            notes.append(f"{node.group}: the file does not say which variable each of its slots belongs to")
+    keys = {leaf.key for leaf in leaves.values()}
+    for dataset in index.datasets.values():
+        if dataset.path not in keys:
+            leaves[tuple(map(attr, dataset.path.split("/")))] = dataset_leaf(dataset, "other")
+    if walk.unnamed:
+        notes.append(f"variables that the file numbers and does not name: {walk.unnamed:,}")
+    details = {"layout": "weights.h5", "model": config.cls, "name": root.name or config.name}
+    return KerasModel(
+        Tree(leaves, _aliases(index, leaves), containers),
+        (*notes, *note_lambdas(config)),
+        {**details, "optimizer": found.cls},
+    )
+
+
+def _list_legacy(index: Hdf5Index) -> KerasModel:
+    top = index.groups[""].attributes
+    about = index.groups[find_weights_group(index)].attributes
+    text, training = top.get("model_config"), top.get("training_config")
+    found, notes = parse_config(text if isinstance(text, str) else None, "model_config")
+    trained, more = parse_config(training if isinstance(training, str) else None, "training_config")
+    config, optimizer = (
+        with_calls(annotate_config(with_flattened(config_of(found)))),
+        optimizer_config(trained.get("optimizer_config")),
+    )
+    leaves, containers, owners = _list_weights(index, config)
+    saved = legacy_optimizer(index)
+    trains = [
+        TrainedVariable(path, leaf.shape)
+        for path, leaf in leaves.items()
+        if leaf.role == "parameter" and leaf.trainable is not False
     ]
-    return fits[0] if len(fits) == 1 else able[0]
+    state, complete = leaves_by_count(saved, OPTIMIZER, optimizer, trains), True
+    if state is None:
+        state, complete = named_leaves(saved, OPTIMIZER, optimizer, owners)
+    if state:
+        containers[OPTIMIZER] = Container("module", optimizer.cls, optimizer.facts())
+    named = {leaf.key for leaf in (*leaves.values(), *state.values())}
+    strays = [d for d in index.datasets.values() if d.path not in named]
+    for dataset in strays:
+        leaves[tuple(map(attr, dataset.path.split("/")))] = dataset_leaf(dataset, "other")
+    leaves |= state
+    odd = [name for name in ("model_config", "training_config") if name in top and top[name] is None]
+    notes = (*index.notes, *notes, *more, *note_lambdas(config))
+    notes = (*notes, *(f"attribute {name} is not a text: nothing is said about layers" for name in odd))
+    if strays:
+        notes = (*notes, f"datasets that no attribute names: {len(strays):,}")
+    if not complete:
+        notes = (*notes, "optimizer: the file does not say which variable each of its slots belongs to")
+    details = {"layout": "h5", "model": config.cls, "name": config.name, "optimizer": optimizer.cls}
+    versions = {key: about.get(key) or top.get(key) for key in ("keras_version", "backend")}
+    tree = Tree(leaves, _aliases(index, leaves), containers)
+    return KerasModel(tree, notes, {**details, **versions})
 
 
-_ADAMS: tuple[Mapping[str, Any], ...] = (
-    {},
-    {"amsgrad": True},
-    {"use_ema": True},
-    {"amsgrad": True, "use_ema": True},
-)
+def _list_weights(
+    index: Hdf5Index, config: KerasConfig
+) -> tuple[dict[Path, Leaf], dict[Path, Container], dict[str, Path]]:
+    leaves: dict[Path, Leaf] = {}
+    containers: dict[Path, Container] = {}
+    owners: dict[str, Path | None] = {}
+    weights = list(iter_legacy_weights(index))
+    siblings: dict[str, set[str]] = {}
+    for weight in weights:
+        siblings.setdefault(weight.layer, set()).add(weight.name)
+    settings = KerasSettings(config)
+    for weight in weights:
+        path = weight_path(weight, siblings[weight.layer])
+        if path in leaves:
+            path = tuple(map(attr, weight.dataset.path.split("/")))
+        if path in leaves:
+            raise FormatError(f"weight {weight.name[:200]} is named twice")
+        trainable = None
+        for at, layer in settings.down_to(path):
+            trainable = False if layer.trainable is False else trainable if trainable is False else True
+            if at not in containers:
+                containers[at] = Container("module", layer.cls, layer.facts())
+        role = weight_role(path)
+        one = dataset_leaf(weight.dataset, role, trainable if role == "parameter" else False)
+        leaves[path] = Leaf(
+            one.dtype, one.shape, one.source, one.key, one.role, trainable=one.trainable, name=weight.name
+        )
+        name = weight.name.removesuffix(":0")
+        owners[name] = None if name in owners else path
+    return leaves, containers, {name: path for name, path in owners.items() if path is not None}
 
 
-def _loss_scale_leaves(datasets: Sequence[Hdf5Dataset], at: Path) -> dict[Path, Leaf]:
-    """Return what a LossScaleOptimizer stores: its own four, and again all of the one inside it.
-
-    Source: keras/src/optimizers/loss_scale_optimizer.py, build and variables.
-    """
-    found: dict[Path, Leaf] = {}
-    for (name, role), dataset in zip(_SCALED, datasets, strict=False):
-        found[*at, attr(name)] = _leaf(dataset, role)
-    for number, dataset in enumerate(datasets[len(_SCALED) :], len(_SCALED)):
-        last = dataset.path.rpartition("/")[2] or str(number)
-        found[*at, attr("vars"), attr(last)] = _leaf(dataset, "other")
+def _aliases(index: Hdf5Index, leaves: Mapping[Path, Leaf]) -> dict[Path, tuple[Alias, ...]]:
+    by_key = {leaf.key: path for path, leaf in leaves.items()}
+    found: dict[Path, tuple[Alias, ...]] = {}
+    for name, first in index.same.items():
+        path = by_key.get(first)
+        if path is not None:
+            alias = Alias(tuple(map(attr, name.split("/"))), name)
+            found[path] = (*found.get(path, ()), alias)
     return found
 
 
-def listed_leaves(
-    datasets: Sequence[Hdf5Dataset], at: Path, names: Sequence[str], owners: Mapping[str, tuple[Path, Shape]]
-) -> dict[Path, Leaf] | None:
-    """Return an optimizer's leaves if the file says what each is, as ckpttool's own files do.
+def add_file_to_errors(file: str, make: Callable[[], KerasModel]) -> KerasModel:
+    """Return what `make` returns; an error of its gets the file's name."""
+    try:
+        return make()
+    except CkpttoolError as error:
+        raise error.located(file=file) from error.__cause__
 
-    `names` has `KIND/DATASET` for every slot and an empty text for what is no slot; `owners` are the model's
-    variables by dataset. Whatever disagrees makes the list worthless: then None.
+
+def config_document(format_: str, location: str) -> dict[str, Any] | None:
+    """Return the configuration that a .keras archive or a legacy .h5 model holds, None without one.
+
+    Unlike the tree it lists layers without weights, and how a functional model joins its layers.
     """
-    found: dict[Path, Leaf] = {}
-    settings = [d for d, name in zip(datasets, names, strict=False) if not name]
-    if len(names) != len(datasets) or max(setting_counts(settings)) != len(settings):
-        return None
-    for name, role, dataset in _settings(settings):
-        found[*at, attr(name)] = _leaf(dataset, role)
-    for dataset, name in zip(datasets, names, strict=True):
-        kind, _, of = name.partition("/")
-        if not name:
-            continue
-        path, shape = owners.get(of, (None, None))
-        if path is None or shape != dataset.shape or not kind or slot_path(at, kind, path) in found:
+    if format_ == "keras_zip":
+        archive = archives.read_zip(File.stamp(location))
+        if "config.json" not in archive.members:
             return None
-        found[slot_path(at, kind, path)] = _leaf(dataset, "slot", path, kind)
-    return found
-
-
-def setting_counts(datasets: Sequence[Hdf5Dataset]) -> list[int]:
-    """Return how many of the first variables may be settings: the iteration, then a learning rate or none."""
-    if not datasets or datasets[0].shape or "int" not in datasets[0].dtype:
-        return [0]
-    if len(datasets) > 1 and not datasets[1].shape and _SCALAR in datasets[1].dtype:
-        return [2, 1]
-    return [1]
-
-
-def _settings(datasets: Sequence[Hdf5Dataset]) -> Iterator[tuple[str, Role, Hdf5Dataset]]:
-    named: tuple[tuple[str, Role], ...] = (("iterations", "counter"), ("learning_rate", "other"))
-    for (name, role), dataset in zip(named, datasets, strict=False):
-        yield name, role, dataset
-
-
-def _match_slots(
-    slots: Sequence[Hdf5Dataset], order: tuple[Round, ...] | None, trained: Sequence[TrainedVariable] | None
-) -> list[tuple[Hdf5Dataset, str, Path]] | None:
-    if order is None or trained is None:
+        text: object = bytes(archive.source("config.json").read())
+    elif format_ == "keras_h5" and not location.endswith(".json"):
+        text = (
+            hdf5.read_index(hdf5.whole_file(File.stamp(location))).groups[""].attributes.get("model_config")
+        )
+    else:
         return None
-    wanted = [(kind, one) for kinds in order for one in trained for kind in kinds]
-    # Nadam ends with a scalar of its own.
-    extra = slots[len(wanted) :]
-    if len(slots) < len(wanted) or len(extra) > 1 or any(each.shape for each in extra):
-        return None
-    pairs = list(zip(slots, wanted, strict=False))
-    if any(dataset.shape != one.shape for dataset, (_, one) in pairs):
-        return None
-    return [(dataset, kind, one.path) for dataset, (kind, one) in pairs]
-
-
-def _leaf(dataset: Hdf5Dataset, role: Role, of: Path | None = None, slot: str | None = None) -> Leaf:
-    return Leaf(dataset.dtype, dataset.shape, dataset.source, dataset.path, role, of, slot)
-
-
-# How a slot's name ends or begins: Keras 2 `Adam/dense/kernel/m`, 2.11 `Adam/m/dense/kernel`, 3
-# `adam/dense_kernel_momentum` (save_optimizer_weights_to_hdf5_group of legacy_h5_format.py).
-_KINDS = {
-    "momentum": "m",
-    "velocity": "v",
-    "velocity_hat": "vhat",
-    "norm": "u",
-    "average_gradient": "mg",
-    "accumulated_delta_var": "accumulated_delta",
-    "gradient_accumulator": "gradient",
-}
-_COUNTERS = frozenset(("iter", "iteration", "iterations"))
-
-
-def named_leaves(
-    datasets: Sequence[tuple[str, Hdf5Dataset]], at: Path, config: KerasConfig, owners: Mapping[str, Path]
-) -> tuple[dict[Path, Leaf], bool]:
-    """Return the leaves of an optimizer that names its variables, and whether every slot has found its own.
-
-    `owners` are the model's variables by the name that each was saved with (a name that two have is absent).
-    """
-    found: dict[Path, Leaf] = {}
-    flat = {name.replace("/", "_"): path for name, path in owners.items()}
-    complete = True
-    for name, dataset in datasets:
-        short = name.removesuffix(":0")
-        parts = short.removeprefix("training/").split("/")
-        last = parts[-1]
-        # Names begin with the optimizer's, in Keras 2.11 to 2.15 with the kind (`m/dense/kernel`).
-        owner = _find_owner("/".join(parts[1:]), owners, flat) or _find_owner("/".join(parts), owners, flat)
-        if last in _COUNTERS:
-            path, leaf = (*at, attr("iterations")), _leaf(dataset, "counter")
-        elif owner is not None:
-            kind = _kind(owner[0], config.cls or optimizer_class(parts[0]))
-            path, leaf = slot_path(at, kind, owner[1]), _leaf(dataset, "slot", owner[1], kind)
-        else:
-            role: Role = "slot" if dataset.shape else "other"
-            complete = complete and not dataset.shape
-            path, leaf = (*at, *map(attr, parts[1:] or parts)), _leaf(dataset, role)
-        found[path if path not in found else (*at, *map(attr, short.split("/")))] = leaf
-    return found, complete
-
-
-def _kind(word: str, cls: str | None) -> str:
-    if cls == "RMSprop" and word in ("velocity", "momentum"):
-        return "rms" if word == "velocity" else "momentum"
-    return "momentum" if cls == "SGD" and word in ("m", "momentum") else _KINDS.get(word, word)
-
-
-def _find_owner(rest: str, owners: Mapping[str, Path], flat: Mapping[str, Path]) -> tuple[str, Path] | None:
-    kind, slash, name = rest.partition("/")
-    if slash and name in owners:
-        return kind, owners[name]
-    name, slash, kind = rest.rpartition("/")
-    if slash and name in owners:
-        return kind, owners[name]
-    for at, letter in enumerate(rest):
-        if letter == "_" and rest[:at] in flat and len(rest) - at <= 32:
-            return rest[at + 1 :], flat[rest[:at]]
-    return None
-
-
-# Optimizers of Keras before 2.3: slots called `Variable_7`, told apart by their order alone.
-#
-# Source: keras/optimizers.py of Keras 2.0 to 2.2 and tensorflow/python/keras/optimizers.py of TensorFlow 1.4
-# to 1.13: `get_updates` sets `self.weights = [self.iterations] + ms + vs + vhats` and the like, each list
-# over the model's trainable weights. RMSprop, Adagrad and Adadelta have no iteration there. An Adam without
-# amsgrad has vhats of one zero each since 2.1; SGD has its moments even without momentum.
-
-_UNNAMED = re.compile(r"(?:.*/)?Variable(_\d+)?(:0)?", re.DOTALL)
-_LISTS = {
-    "Adam": ("m", "v"),
-    "Nadam": ("m", "v"),
-    "Adamax": ("m", "u"),
-    "SGD": ("momentum",),
-    "RMSprop": ("rms",),
-    "Adagrad": ("accumulator",),
-    "Adadelta": ("accumulated_grad", "accumulated_delta"),
-}
-
-
-def leaves_by_count(
-    datasets: Sequence[tuple[str, Hdf5Dataset]],
-    at: Path,
-    config: KerasConfig,
-    trained: Sequence[TrainedVariable],
-) -> dict[Path, Leaf] | None:
-    """Return an optimizer's leaves, or None if its slots have names or do not fit the trained variables.
-
-    `trained` are in the model's order. Counts and shapes must agree exactly.
-    """
-    settings = [each for each in datasets if not each[1].shape]
-    slots = [each for each in datasets if each[1].shape]
-    kinds = _LISTS.get(config.cls or "", ())
-    if not kinds or not trained or not all(_UNNAMED.fullmatch(name) for name, _ in slots):
-        return None
-    if config.settings.get("amsgrad") is True:
-        kinds = (*kinds, "vhat")
-    wanted = [(kind, one) for kind in kinds for one in trained]
-    rest = slots[len(wanted) :]
-    if len(slots) < len(wanted) or any(dataset.shape != (1,) for _, dataset in rest):
-        return None
-    if rest and (config.cls != "Adam" or len(rest) != len(trained)):
-        return None
-    found: dict[Path, Leaf] = {}
-    for (_, dataset), (kind, one) in zip(slots, wanted, strict=False):
-        if dataset.shape != one.shape:
-            return None
-        path = slot_path(at, kind, one.path)
-        found[path] = Leaf(dataset.dtype, dataset.shape, dataset.source, dataset.path, "slot", one.path, kind)
-    for name, dataset in (*settings, *rest):
-        counts = re.fullmatch(r"iterations?(_\d+)?(:0)?", name.rpartition("/")[2]) is not None
-        last = (attr("iterations"),) if counts else tuple(map(attr, name.removesuffix(":0").split("/")))
-        path = (*at, *last) if (*at, *last) not in found else (*at, *map(attr, name.split("/")))
-        role: Role = "counter" if counts else "other"
-        found[path] = Leaf(dataset.dtype, dataset.shape, dataset.source, dataset.path, role)
-    return found if len(found) == len(datasets) else None
+    return parse_config(text, "the configuration")[0] or None if isinstance(text, str | bytes) else None
 
 
 # The h5 files of Keras 1 and 2 (and Keras 3's `model.save("x.h5")`): layers and weights named by attributes.
@@ -809,6 +682,326 @@ def dataset_leaf(dataset: Hdf5Dataset, role: Role = "parameter", trainable: bool
     return Leaf(dataset.dtype, dataset.shape, dataset.source, dataset.path, role, trainable=trainable)
 
 
+# Keras optimizers: which of their variables are slots, of what kind, and of which variable.
+#
+# Keras 3 numbers them in the order of their creation: iteration, learning rate, then one round after another
+# over the trained variables (keras/src/optimizers/base_optimizer.py, build and add_optimizer_variables, and
+# keras/src/optimizers/*.py). tf_keras 2.11 and later does the same without a learning rate
+# (tf_keras/src/optimizers/*.py). Kinds are named as object_graph.roles names them.
+
+Round = tuple[str, ...]
+
+_ROUNDS: dict[str, tuple[Round, ...]] = {
+    **dict.fromkeys(("Adam", "AdamW", "Nadam", "Lamb", "ScheduleFreeAdamW"), (("m", "v"),)),
+    "Adamax": (("m", "u"),),
+    "RMSprop": (("rms",),),
+    "Adagrad": (("accumulator",),),
+    "Adadelta": (("accumulated_grad", "accumulated_delta"),),
+    "Ftrl": (("accumulator", "linear"),),
+    "Lion": (("m",),),
+    "SGD": (("momentum",),),
+}
+_CLASSES = {snake_case(name): name for name in (*_ROUNDS, "Adafactor", "Muon", "LossScaleOptimizer")}
+# Spellings of earlier defaults (tf_keras names an AdamW "AdamW", Keras 3.0 an RMSprop "rmsprop").
+_CLASSES |= {"adamw": "AdamW", "rmsprop": "RMSprop", "r_m_sprop": "RMSprop"}
+_SCALAR = "float"
+INNER = "inner_optimizer"  # keras/src/optimizers/loss_scale_optimizer.py
+_SCALED: tuple[tuple[str, Role], ...] = (
+    *(("iterations", "counter"), ("learning_rate", "other")),
+    *(("step_counter", "other"), ("dynamic_scale", "other")),
+)
+# The attribute that names weights in Keras's older files names here what an optimizer's variables are.
+SLOTS = "weight_names"
+
+
+class TrainedVariable(NamedTuple):
+    """A variable that the optimizer trains."""
+
+    path: Path
+    shape: Shape
+
+
+def optimizer_class(name: str | None) -> str | None:
+    """Return the optimizer's class by the name that Keras gave it, if it is one of Keras's."""
+    return _CLASSES.get(snake_case(split_number(name)[0])) if name else None
+
+
+def optimizer_config(found: object) -> KerasConfig:
+    """Return an optimizer's configuration; `model.compile("adam")` may leave only its name."""
+    return KerasConfig(optimizer_class(found), {}) if isinstance(found, str) else config_of(found)
+
+
+def slot_rounds(cls: str | None, settings: Mapping[str, Any]) -> tuple[Round, ...] | None:
+    """Return the kinds of slots, round after round; None for a class whose order is not known."""
+    own = _ROUNDS.get(cls or "")
+    if own is None:
+        return None
+    if cls == "SGD" and settings.get("momentum") in (0, 0.0):
+        own = ()
+    if cls in ("Adam", "AdamW") and settings.get("amsgrad") is True:
+        own = (*own, ("vhat",))
+    if cls == "RMSprop":
+        momentum = settings.get("momentum")
+        own += (("momentum",),) if isinstance(momentum, int | float) and momentum > 0 else ()
+        own += (("mg",),) if settings.get("centered") is True else ()
+    first: tuple[Round, ...] = (("average",),) if settings.get("use_ema") is True else ()
+    if settings.get("gradient_accumulation_steps"):
+        first += (("gradient",),)
+    return first + own
+
+
+def optimizer_leaves(
+    datasets: Sequence[Hdf5Dataset], at: Path, config: KerasConfig, trained: Sequence[TrainedVariable] | None
+) -> tuple[dict[Path, Leaf], bool]:
+    """Return an optimizer's leaves, and whether every slot has found its variable.
+
+    `trained` are the trained variables in the optimizer's order, None when that order is not known. Counts
+    and shapes must agree exactly, or no slot is said to belong to anything.
+    """
+    found: dict[Path, Leaf] = {}
+    if config.cls == "LossScaleOptimizer" and len(datasets) >= len(_SCALED):
+        return _loss_scale_leaves(datasets, at), True
+    order = _slot_order(datasets, config, trained)
+    for number, kinds in ((n, _match_slots(datasets[n:], order, trained)) for n in setting_counts(datasets)):
+        if kinds is None:
+            continue
+        for name, role, dataset in _settings(datasets[:number]):
+            found[*at, attr(name)] = _leaf(dataset, role)
+        for dataset, kind, of in kinds:
+            found[slot_path(at, kind, of)] = _leaf(dataset, "slot", of, kind)
+        rest = datasets[number + len(kinds) :]
+        for n, dataset in enumerate(rest):
+            name = "u_product" if config.cls == "Nadam" and not n else f"vars/{number + len(kinds) + n}"
+            found[(*at, *map(attr, name.split("/")))] = _leaf(dataset, "other")
+        return found, True
+    start = max(setting_counts(datasets))
+    for name, role, dataset in _settings(datasets[:start]):
+        found[*at, attr(name)] = _leaf(dataset, role)
+    for number, dataset in enumerate(datasets[start:], start):
+        last = dataset.path.rpartition("/")[2] or str(number)
+        found[*at, attr("vars"), attr(last)] = _leaf(dataset, "slot" if dataset.shape else "other")
+    return found, start == len(datasets)
+
+
+def _slot_order(
+    datasets: Sequence[Hdf5Dataset], config: KerasConfig, trained: Sequence[TrainedVariable] | None
+) -> tuple[Round, ...] | None:
+    """Return the kinds of slots, round after round.
+
+    A file of weights has no settings: of Adam's, which add rounds, those count whose shapes alone fit.
+    """
+    if config.settings or config.cls not in ("Adam", "AdamW"):
+        return slot_rounds(config.cls, config.settings)
+    able = [slot_rounds(config.cls, settings) for settings in _ADAMS]
+    fits = [
+        order
+        for order in able
+        if any(_match_slots(datasets[n:], order, trained) is not None for n in setting_counts(datasets))
+    ]
+    return fits[0] if len(fits) == 1 else able[0]
+
+
+_ADAMS: tuple[Mapping[str, Any], ...] = (
+    {},
+    {"amsgrad": True},
+    {"use_ema": True},
+    {"amsgrad": True, "use_ema": True},
+)
+
+
+def _loss_scale_leaves(datasets: Sequence[Hdf5Dataset], at: Path) -> dict[Path, Leaf]:
+    """Return what a LossScaleOptimizer stores: its own four, and again all of the one inside it.
+
+    Source: keras/src/optimizers/loss_scale_optimizer.py, build and variables.
+    """
+    found: dict[Path, Leaf] = {}
+    for (name, role), dataset in zip(_SCALED, datasets, strict=False):
+        found[*at, attr(name)] = _leaf(dataset, role)
+    for number, dataset in enumerate(datasets[len(_SCALED) :], len(_SCALED)):
+        last = dataset.path.rpartition("/")[2] or str(number)
+        found[*at, attr("vars"), attr(last)] = _leaf(dataset, "other")
+    return found
+
+
+def listed_leaves(
+    datasets: Sequence[Hdf5Dataset], at: Path, names: Sequence[str], owners: Mapping[str, tuple[Path, Shape]]
+) -> dict[Path, Leaf] | None:
+    """Return an optimizer's leaves if the file says what each is, as ckpttool's own files do.
+
+    `names` has `KIND/DATASET` for every slot and an empty text for what is no slot; `owners` are the model's
+    variables by dataset. Whatever disagrees makes the list worthless: then None.
+    """
+    found: dict[Path, Leaf] = {}
+    settings = [d for d, name in zip(datasets, names, strict=False) if not name]
+    if len(names) != len(datasets) or max(setting_counts(settings)) != len(settings):
+        return None
+    for name, role, dataset in _settings(settings):
+        found[*at, attr(name)] = _leaf(dataset, role)
+    for dataset, name in zip(datasets, names, strict=True):
+        kind, _, of = name.partition("/")
+        if not name:
+            continue
+        path, shape = owners.get(of, (None, None))
+        if path is None or shape != dataset.shape or not kind or slot_path(at, kind, path) in found:
+            return None
+        found[slot_path(at, kind, path)] = _leaf(dataset, "slot", path, kind)
+    return found
+
+
+def setting_counts(datasets: Sequence[Hdf5Dataset]) -> list[int]:
+    """Return how many of the first variables may be settings: the iteration, then a learning rate or none."""
+    if not datasets or datasets[0].shape or "int" not in datasets[0].dtype:
+        return [0]
+    if len(datasets) > 1 and not datasets[1].shape and _SCALAR in datasets[1].dtype:
+        return [2, 1]
+    return [1]
+
+
+def _settings(datasets: Sequence[Hdf5Dataset]) -> Iterator[tuple[str, Role, Hdf5Dataset]]:
+    named: tuple[tuple[str, Role], ...] = (("iterations", "counter"), ("learning_rate", "other"))
+    for (name, role), dataset in zip(named, datasets, strict=False):
+        yield name, role, dataset
+
+
+def _match_slots(
+    slots: Sequence[Hdf5Dataset], order: tuple[Round, ...] | None, trained: Sequence[TrainedVariable] | None
+) -> list[tuple[Hdf5Dataset, str, Path]] | None:
+    if order is None or trained is None:
+        return None
+    wanted = [(kind, one) for kinds in order for one in trained for kind in kinds]
+    # Nadam ends with a scalar of its own.
+    extra = slots[len(wanted) :]
+    if len(slots) < len(wanted) or len(extra) > 1 or any(each.shape for each in extra):
+        return None
+    pairs = list(zip(slots, wanted, strict=False))
+    if any(dataset.shape != one.shape for dataset, (_, one) in pairs):
+        return None
+    return [(dataset, kind, one.path) for dataset, (kind, one) in pairs]
+
+
+def _leaf(dataset: Hdf5Dataset, role: Role, of: Path | None = None, slot: str | None = None) -> Leaf:
+    return Leaf(dataset.dtype, dataset.shape, dataset.source, dataset.path, role, of, slot)
+
+
+# How a slot's name ends or begins: Keras 2 `Adam/dense/kernel/m`, 2.11 `Adam/m/dense/kernel`, 3
+# `adam/dense_kernel_momentum` (save_optimizer_weights_to_hdf5_group of legacy_h5_format.py).
+_KINDS = {
+    "momentum": "m",
+    "velocity": "v",
+    "velocity_hat": "vhat",
+    "norm": "u",
+    "average_gradient": "mg",
+    "accumulated_delta_var": "accumulated_delta",
+    "gradient_accumulator": "gradient",
+}
+_COUNTERS = frozenset(("iter", "iteration", "iterations"))
+
+
+def named_leaves(
+    datasets: Sequence[tuple[str, Hdf5Dataset]], at: Path, config: KerasConfig, owners: Mapping[str, Path]
+) -> tuple[dict[Path, Leaf], bool]:
+    """Return the leaves of an optimizer that names its variables, and whether every slot has found its own.
+
+    `owners` are the model's variables by the name that each was saved with (a name that two have is absent).
+    """
+    found: dict[Path, Leaf] = {}
+    flat = {name.replace("/", "_"): path for name, path in owners.items()}
+    complete = True
+    for name, dataset in datasets:
+        short = name.removesuffix(":0")
+        parts = short.removeprefix("training/").split("/")
+        last = parts[-1]
+        # Names begin with the optimizer's, in Keras 2.11 to 2.15 with the kind (`m/dense/kernel`).
+        owner = _find_owner("/".join(parts[1:]), owners, flat) or _find_owner("/".join(parts), owners, flat)
+        if last in _COUNTERS:
+            path, leaf = (*at, attr("iterations")), _leaf(dataset, "counter")
+        elif owner is not None:
+            kind = _kind(owner[0], config.cls or optimizer_class(parts[0]))
+            path, leaf = slot_path(at, kind, owner[1]), _leaf(dataset, "slot", owner[1], kind)
+        else:
+            role: Role = "slot" if dataset.shape else "other"
+            complete = complete and not dataset.shape
+            path, leaf = (*at, *map(attr, parts[1:] or parts)), _leaf(dataset, role)
+        found[path if path not in found else (*at, *map(attr, short.split("/")))] = leaf
+    return found, complete
+
+
+def _kind(word: str, cls: str | None) -> str:
+    if cls == "RMSprop" and word in ("velocity", "momentum"):
+        return "rms" if word == "velocity" else "momentum"
+    return "momentum" if cls == "SGD" and word in ("m", "momentum") else _KINDS.get(word, word)
+
+
+def _find_owner(rest: str, owners: Mapping[str, Path], flat: Mapping[str, Path]) -> tuple[str, Path] | None:
+    kind, slash, name = rest.partition("/")
+    if slash and name in owners:
+        return kind, owners[name]
+    name, slash, kind = rest.rpartition("/")
+    if slash and name in owners:
+        return kind, owners[name]
+    for at, letter in enumerate(rest):
+        if letter == "_" and rest[:at] in flat and len(rest) - at <= 32:
+            return rest[at + 1 :], flat[rest[:at]]
+    return None
+
+
+# Optimizers of Keras before 2.3: slots called `Variable_7`, told apart by their order alone.
+#
+# Source: keras/optimizers.py of Keras 2.0 to 2.2 and tensorflow/python/keras/optimizers.py of TensorFlow 1.4
+# to 1.13: `get_updates` sets `self.weights = [self.iterations] + ms + vs + vhats` and the like, each list
+# over the model's trainable weights. RMSprop, Adagrad and Adadelta have no iteration there. An Adam without
+# amsgrad has vhats of one zero each since 2.1; SGD has its moments even without momentum.
+
+_UNNAMED = re.compile(r"(?:.*/)?Variable(_\d+)?(:0)?", re.DOTALL)
+_LISTS = {
+    "Adam": ("m", "v"),
+    "Nadam": ("m", "v"),
+    "Adamax": ("m", "u"),
+    "SGD": ("momentum",),
+    "RMSprop": ("rms",),
+    "Adagrad": ("accumulator",),
+    "Adadelta": ("accumulated_grad", "accumulated_delta"),
+}
+
+
+def leaves_by_count(
+    datasets: Sequence[tuple[str, Hdf5Dataset]],
+    at: Path,
+    config: KerasConfig,
+    trained: Sequence[TrainedVariable],
+) -> dict[Path, Leaf] | None:
+    """Return an optimizer's leaves, or None if its slots have names or do not fit the trained variables.
+
+    `trained` are in the model's order. Counts and shapes must agree exactly.
+    """
+    settings = [each for each in datasets if not each[1].shape]
+    slots = [each for each in datasets if each[1].shape]
+    kinds = _LISTS.get(config.cls or "", ())
+    if not kinds or not trained or not all(_UNNAMED.fullmatch(name) for name, _ in slots):
+        return None
+    if config.settings.get("amsgrad") is True:
+        kinds = (*kinds, "vhat")
+    wanted = [(kind, one) for kind in kinds for one in trained]
+    rest = slots[len(wanted) :]
+    if len(slots) < len(wanted) or any(dataset.shape != (1,) for _, dataset in rest):
+        return None
+    if rest and (config.cls != "Adam" or len(rest) != len(trained)):
+        return None
+    found: dict[Path, Leaf] = {}
+    for (_, dataset), (kind, one) in zip(slots, wanted, strict=False):
+        if dataset.shape != one.shape:
+            return None
+        path = slot_path(at, kind, one.path)
+        found[path] = Leaf(dataset.dtype, dataset.shape, dataset.source, dataset.path, "slot", one.path, kind)
+    for name, dataset in (*settings, *rest):
+        counts = re.fullmatch(r"iterations?(_\d+)?(:0)?", name.rpartition("/")[2]) is not None
+        last = (attr("iterations"),) if counts else tuple(map(attr, name.removesuffix(":0").split("/")))
+        path = (*at, *last) if (*at, *last) not in found else (*at, *map(attr, name.split("/")))
+        role: Role = "counter" if counts else "other"
+        found[path] = Leaf(dataset.dtype, dataset.shape, dataset.source, dataset.path, role)
+    return found if len(found) == len(datasets) else None
+
+
 # Which network an optimizer trains, and in which order, where an agent keeps several of both.
 #
 # Keras stores nothing that says so (keras/src/saving/saving_lib.py). What is taken for certain: an optimizer
@@ -884,199 +1077,6 @@ def order_from_slots(
         order += layer
         fits[0].clear()
     return order
-
-
-# What the datasets of Keras's files mean: the tree of a model and its optimizer, whoever wrote it.
-#
-# Three layouts: `h5` (Keras 1 and 2: attributes name layers and weights), `weights.h5` (Keras 3: groups of
-# numbered variables), and `datasets` (an h5 file of something else). A model's configuration, if the file has
-# one, is read as data; no class that it names is looked up.
-
-OPTIMIZER: Path = (attr("optimizer"),)
-
-
-@dataclass(frozen=True, slots=True)
-class KerasModel:
-    """A listed model: its tree, what a person should know, and the facts that only Keras has."""
-
-    tree: Tree
-    notes: tuple[str, ...]
-    details: Mapping[str, Any] = field(default_factory=dict)
-    asks: tuple[CodeReference, ...] = ()
-    unjudged: tuple[str, ...] = ()
-
-
-def list_model(
-    index: Hdf5Index, config: KerasConfig = NOTHING, optimizer: KerasConfig = NOTHING
-) -> KerasModel:
-    """Return the model that the datasets hold; `config` and `optimizer` are what is known of it beside them.
-
-    Raise FormatError when attributes name weights that are not there.
-    """
-    found = keras_config.audit_attributes(index)
-    return replace(_list_by_structure(index, config, optimizer), asks=found.asks, unjudged=found.unjudged)
-
-
-def _list_by_structure(index: Hdf5Index, config: KerasConfig, optimizer: KerasConfig) -> KerasModel:
-    if is_legacy(index):
-        return _list_legacy(index)
-    if is_modules(index):
-        return _list_modules(index, config, optimizer)
-    leaves = {tuple(map(attr, d.path.split("/"))): dataset_leaf(d) for d in index.datasets.values()}
-    return KerasModel(Tree(leaves, _aliases(index, leaves)), index.notes, {"layout": "datasets"})
-
-
-def _list_modules(index: Hdf5Index, config: KerasConfig, optimizer: KerasConfig) -> KerasModel:
-    root, strays = build_nodes(index)
-    walk = KerasWalk(with_calls(annotate_config(with_flattened(config))), root)
-    leaves = dict(walk.leaves)
-    containers = dict(walk.containers)
-    notes = list(index.notes)
-    for dataset in strays:
-        path = tuple(map(attr, dataset.path.split("/")))
-        leaves[path] = dataset_leaf(dataset)
-    found = optimizer
-    owners = {leaf.key: (path, leaf.shape) for path, leaf in walk.leaves.items()} if walk.optimizers else {}
-    for node, at in walk.optimizers:
-        mine = node.group == "optimizer"
-        inner = at[-1].value == INNER
-        known = config_of(optimizer.settings.get(INNER)) if inner else optimizer
-        told = known if (mine or inner) and known.cls else KerasConfig(optimizer_class(node.name), {})
-        slots = listed_leaves(node.variables, at, node.slots, owners)
-        complete = slots is not None
-        if slots is None:
-            of = find_trained_network(at[:-1] if inner else at, walk)
-            slots, complete = optimizer_leaves(
-                node.variables, at, told, trained_variables(node, told, of, walk)
-            )
-        leaves |= slots
-        facts = {"group": node.group} | ({"layer": node.name} if node.name is not None else {})
-        containers[at] = Container("module", told.cls, told.facts() | facts)
-        found = told if mine else found
-        if not complete:
-            notes.append(f"{node.group}: the file does not say which variable each of its slots belongs to")
-    keys = {leaf.key for leaf in leaves.values()}
-    for dataset in index.datasets.values():
-        if dataset.path not in keys:
-            leaves[tuple(map(attr, dataset.path.split("/")))] = dataset_leaf(dataset, "other")
-    if walk.unnamed:
-        notes.append(f"variables that the file numbers and does not name: {walk.unnamed:,}")
-    details = {"layout": "weights.h5", "model": config.cls, "name": root.name or config.name}
-    return KerasModel(
-        Tree(leaves, _aliases(index, leaves), containers),
-        (*notes, *note_lambdas(config)),
-        {**details, "optimizer": found.cls},
-    )
-
-
-def _list_legacy(index: Hdf5Index) -> KerasModel:
-    top = index.groups[""].attributes
-    about = index.groups[find_weights_group(index)].attributes
-    text, training = top.get("model_config"), top.get("training_config")
-    found, notes = parse_config(text if isinstance(text, str) else None, "model_config")
-    trained, more = parse_config(training if isinstance(training, str) else None, "training_config")
-    config, optimizer = (
-        with_calls(annotate_config(with_flattened(config_of(found)))),
-        optimizer_config(trained.get("optimizer_config")),
-    )
-    leaves, containers, owners = _list_weights(index, config)
-    saved = legacy_optimizer(index)
-    trains = [
-        TrainedVariable(path, leaf.shape)
-        for path, leaf in leaves.items()
-        if leaf.role == "parameter" and leaf.trainable is not False
-    ]
-    state, complete = leaves_by_count(saved, OPTIMIZER, optimizer, trains), True
-    if state is None:
-        state, complete = named_leaves(saved, OPTIMIZER, optimizer, owners)
-    if state:
-        containers[OPTIMIZER] = Container("module", optimizer.cls, optimizer.facts())
-    named = {leaf.key for leaf in (*leaves.values(), *state.values())}
-    strays = [d for d in index.datasets.values() if d.path not in named]
-    for dataset in strays:
-        leaves[tuple(map(attr, dataset.path.split("/")))] = dataset_leaf(dataset, "other")
-    leaves |= state
-    odd = [name for name in ("model_config", "training_config") if name in top and top[name] is None]
-    notes = (*index.notes, *notes, *more, *note_lambdas(config))
-    notes = (*notes, *(f"attribute {name} is not a text: nothing is said about layers" for name in odd))
-    if strays:
-        notes = (*notes, f"datasets that no attribute names: {len(strays):,}")
-    if not complete:
-        notes = (*notes, "optimizer: the file does not say which variable each of its slots belongs to")
-    details = {"layout": "h5", "model": config.cls, "name": config.name, "optimizer": optimizer.cls}
-    versions = {key: about.get(key) or top.get(key) for key in ("keras_version", "backend")}
-    tree = Tree(leaves, _aliases(index, leaves), containers)
-    return KerasModel(tree, notes, {**details, **versions})
-
-
-def _list_weights(
-    index: Hdf5Index, config: KerasConfig
-) -> tuple[dict[Path, Leaf], dict[Path, Container], dict[str, Path]]:
-    leaves: dict[Path, Leaf] = {}
-    containers: dict[Path, Container] = {}
-    owners: dict[str, Path | None] = {}
-    weights = list(iter_legacy_weights(index))
-    siblings: dict[str, set[str]] = {}
-    for weight in weights:
-        siblings.setdefault(weight.layer, set()).add(weight.name)
-    settings = KerasSettings(config)
-    for weight in weights:
-        path = weight_path(weight, siblings[weight.layer])
-        if path in leaves:
-            path = tuple(map(attr, weight.dataset.path.split("/")))
-        if path in leaves:
-            raise FormatError(f"weight {weight.name[:200]} is named twice")
-        trainable = None
-        for at, layer in settings.down_to(path):
-            trainable = False if layer.trainable is False else trainable if trainable is False else True
-            if at not in containers:
-                containers[at] = Container("module", layer.cls, layer.facts())
-        role = weight_role(path)
-        one = dataset_leaf(weight.dataset, role, trainable if role == "parameter" else False)
-        leaves[path] = Leaf(
-            one.dtype, one.shape, one.source, one.key, one.role, trainable=one.trainable, name=weight.name
-        )
-        name = weight.name.removesuffix(":0")
-        owners[name] = None if name in owners else path
-    return leaves, containers, {name: path for name, path in owners.items() if path is not None}
-
-
-def _aliases(index: Hdf5Index, leaves: Mapping[Path, Leaf]) -> dict[Path, tuple[Alias, ...]]:
-    by_key = {leaf.key: path for path, leaf in leaves.items()}
-    found: dict[Path, tuple[Alias, ...]] = {}
-    for name, first in index.same.items():
-        path = by_key.get(first)
-        if path is not None:
-            alias = Alias(tuple(map(attr, name.split("/"))), name)
-            found[path] = (*found.get(path, ()), alias)
-    return found
-
-
-def add_file_to_errors(file: str, make: Callable[[], KerasModel]) -> KerasModel:
-    """Return what `make` returns; an error of its gets the file's name."""
-    try:
-        return make()
-    except CkpttoolError as error:
-        raise error.located(file=file) from error.__cause__
-
-
-def config_document(format_: str, location: str) -> dict[str, Any] | None:
-    """Return the configuration that a .keras archive or a legacy .h5 model holds, None without one.
-
-    Unlike the tree it lists layers without weights, and how a functional model joins its layers.
-    """
-    if format_ == "keras_zip":
-        archive = archives.read_zip(File.stamp(location))
-        if "config.json" not in archive.members:
-            return None
-        text: object = bytes(archive.source("config.json").read())
-    elif format_ == "keras_h5" and not location.endswith(".json"):
-        text = (
-            hdf5.read_index(hdf5.whole_file(File.stamp(location))).groups[""].attributes.get("model_config")
-        )
-    else:
-        return None
-    return parse_config(text, "the configuration")[0] or None if isinstance(text, str | bytes) else None
 
 
 # A sharded `.weights.h5`: a JSON map beside several HDF5 files that together hold the groups.

@@ -6,22 +6,20 @@ import re
 import struct
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import IO, TYPE_CHECKING, Any, NamedTuple
+from typing import IO, Any, NamedTuple
 
 from ckpttool.core import dtypes
 from ckpttool.core.checkpoint import Checkpoint, Integrity
 from ckpttool.core.errors import CkpttoolError, UnsupportedError, abbreviate_list
 from ckpttool.core.source import File, Inline, Span
 from ckpttool.core.tree import Container, Leaf, Path, Record, Tree, ValueLeaf, display, key
-from ckpttool.encodings import archives
+from ckpttool.encodings import archives, npy
 from ckpttool.encodings.archives import ZipWriter
+from ckpttool.encodings.npy import NpyArray
+from ckpttool.encodings.pickle_values import numpy_code
 from ckpttool.formats import common
 from ckpttool.formats.common import OutputFile, Probe
 from ckpttool.formats.pickles import role_by_last_name
-
-if TYPE_CHECKING:
-    from ckpttool.encodings.npy import NpyArray
-
 
 # NumPy's arrays in a file: `.npz` (a zip of arrays by name) and `.npy` (one array); written as `.npz`.
 #
@@ -52,22 +50,6 @@ def claims(probe: Probe) -> str | None:
     return probe.path if any(arrays) and (all(arrays) or probe.name.endswith(_ARCHIVE)) else None
 
 
-def read(location: str) -> Checkpoint:
-    """List the arrays; what a pickle would have to build is named and never decoded.
-
-    Raise FormatError when archive, headers and bytes do not fit together.
-    """
-    return read_listing(location)
-
-
-def pieces(tree: Tree) -> tuple[OutputFile]:
-    """Return the one `.npz` file that holds the tree.
-
-    Raise UnsupportedError, before anything is written, for what an array cannot hold.
-    """
-    return build_pieces(tree)
-
-
 # What an `.npz` or `.npy` file holds: arrays by name, short texts, and the tree that we recorded.
 
 # What numpy.savez calls an array that was given no name (numpy/lib/_npyio_impl.py, _savez).
@@ -76,10 +58,11 @@ UNNAMED = "arr_0"
 _SHORT = 4096
 
 
-def read_listing(location: str) -> Checkpoint:
-    """List the file; raise FormatError when archive, headers and bytes do not fit together."""
-    from ckpttool.encodings import npy
+def read(location: str) -> Checkpoint:
+    """List the arrays; what a pickle would have to build is named and never decoded.
 
+    Raise FormatError when archive, headers and bytes do not fit together.
+    """
     file = File.stamp(location)
     others: tuple[str, ...] = ()
     integrity: Integrity = "none"
@@ -122,7 +105,7 @@ class _ArrayCollection:
                 return self._recorded(record)
             except common.EmbeddedTreeError as error:
                 self.notes.append(f"the tree that ckpttool recorded is not used: {error.message}")
-        return bare_tree(array_leaves(self.arrays))
+        return _unrecorded_tree(array_leaves(self.arrays))
 
     def _recorded(self, record: NpyArray) -> Tree:
         if record.dtype != "uint8" or record.source is None:
@@ -143,7 +126,7 @@ def array_leaves(arrays: Mapping[str, NpyArray]) -> dict[str, Leaf | ValueLeaf]:
     return {name: _array_leaf(name, array) for name, array in arrays.items()}
 
 
-def bare_tree(entries: Mapping[str, Leaf | ValueLeaf]) -> Tree:
+def _unrecorded_tree(entries: Mapping[str, Leaf | ValueLeaf]) -> Tree:
     """Return the tree of a file that records none: names are cut at every `/`, dots stay in a step."""
     return Tree({parse_name(name): leaf for name, leaf in entries.items()}, {}, {(): Container("dict")})
 
@@ -194,10 +177,11 @@ class _NpzMember(NamedTuple):
     data: bytes = b""
 
 
-def build_pieces(tree: Tree) -> tuple[OutputFile]:
-    """Return the one file; raise UnsupportedError for a tensor of a type that no array has."""
-    from ckpttool.encodings import npy
+def pieces(tree: Tree) -> tuple[OutputFile]:
+    """Return the one `.npz` file that holds the tree.
 
+    Raise UnsupportedError, before anything is written, for a tensor of a type that no array has.
+    """
     members = {path: made for path, leaf in tree.items() if (made := _plan_member(path, leaf)) is not None}
     others = [alias.path for _, aliases in tree.aliases.items() for alias in aliases]
     names = common.assign_names([*members, *others], _spell_path, (common.KEY,), _safe_name)
@@ -218,8 +202,6 @@ def _safe_name(name: str) -> str:
     So for absolute paths, backslashes and drives, because programs unpack archives by the names in them. Nor
     may a name end as members do: `np.load` would take `x.npy` for the array `x`.
     """
-    from ckpttool.encodings import npy
-
     *folders, last = name.replace("\\", "%5C").split("/")
     parts = [each.replace(".", "%2E") if each in (".", "..") else each or "%" for each in folders]
     last = last.removesuffix(npy.SUFFIX) + "%2Enpy" if last.endswith(npy.SUFFIX) else last
@@ -228,13 +210,11 @@ def _safe_name(name: str) -> str:
 
 def _encode_record(tree: Tree, members: Mapping[Path, _NpzMember], names: Mapping[Path, str]) -> str | None:
     """Return the tree as text, None if the arrays alone are read as the same tree."""
-    from ckpttool.encodings import npy
-
     read = {
         names[path]: npy.NpyArray(m.descr, m.leaf.shape if m.leaf else (), _dtype(m), Inline(m.data))
         for path, m in members.items()
     }
-    alone = bare_tree(array_leaves(read)) if len(members) == len(tree) else Tree({})
+    alone = _unrecorded_tree(array_leaves(read)) if len(members) == len(tree) else Tree({})
     return common.encode_tree(tree, names) if common.needs_record(tree, alone) else None
 
 
@@ -267,8 +247,6 @@ def _plan_member(path: Path, leaf: Leaf | ValueLeaf) -> _NpzMember | None:
 
 
 def _dtype_descr(leaf: Leaf, path: Path) -> str:
-    from ckpttool.encodings.pickle_values import numpy_code
-
     code = numpy_code(leaf.dtype)
     if code is not None:
         return ("|" if code.endswith("1") else "<") + code
@@ -282,8 +260,6 @@ def _dtype_descr(leaf: Leaf, path: Path) -> str:
 def _write(
     stream: IO[bytes], members: Mapping[Path, _NpzMember], names: Mapping[Path, str], text: str | None
 ) -> None:
-    from ckpttool.encodings import npy
-
     archive = ZipWriter(stream)
     for path, member in members.items():
         shape = member.leaf.shape if member.leaf is not None else ()

@@ -16,11 +16,10 @@ from ckpttool.core.source import Buffer, File, Inline, Source, Span
 from ckpttool.core.tree import Container, Leaf, Path, Record, Role, Tree, ValueLeaf, attr, key
 from ckpttool.encodings import protobuf
 from ckpttool.formats import common, tf_common
+from ckpttool.formats.common import Probe
 
 if TYPE_CHECKING:
     import numpy as np
-
-    from ckpttool.formats.common import Probe
 
 
 # ONNX models: a protobuf message with a graph of operators and constants; the onnx library is not needed.
@@ -78,13 +77,6 @@ def _reaches_graph(head: bytes) -> bool:
         elif wire != protobuf.VARINT or number not in _NUMBERS:
             return False
     return False
-
-
-def read(location: str) -> Checkpoint:
-    """List the constants of the model's graph; raise FormatError when the bytes break the format's rules."""
-    # Every command asks every format what it claims; only this one's own reader needs the rest.
-
-    return read_listing(location)
 
 
 # The messages of an ONNX model as records: its graph, nodes, attributes and constants, bounded in number.
@@ -619,8 +611,8 @@ _LFS = b"version https://git-lfs"
 _LONGEST = 1000
 
 
-def read_listing(location: str) -> Checkpoint:
-    """List the model's constants; see onnx.read."""
+def read(location: str) -> Checkpoint:
+    """List the constants of the model's graph; raise FormatError when the bytes break the format's rules."""
     file = File.stamp(location)
     model = read_model(file)
     lister = _ConstantLister(file)

@@ -8,7 +8,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Generic, Literal, NamedTuple, TypeVar
+from typing import Any, Generic, Literal, NamedTuple, TypeVar
 
 from ckpttool.core import limits, text
 from ckpttool.core.checkpoint import CodeReference, merge_references, relocate_references
@@ -30,17 +30,23 @@ from ckpttool.core.tree import (
     index,
     key,
 )
-from ckpttool.encodings import pickle_values
-from ckpttool.encodings.pickle_values import CONTAINERS, Array, ArrayContents, Builder, Dict, Set
+from ckpttool.encodings import npy, pickle_reader, pickle_values
+from ckpttool.encodings.pickle_values import (
+    CONTAINERS,
+    Array,
+    ArrayContents,
+    Builder,
+    Dict,
+    Global,
+    OpaqueKey,
+    PickledDType,
+    PickleObject,
+    Set,
+    StoredBytes,
+    is_plain,
+)
 from ckpttool.formats import common
 from ckpttool.formats.tf_common import role_by_name
-
-if TYPE_CHECKING:
-    from ckpttool.encodings.pickle_values import (
-        Global,
-        PickleObject,
-    )
-
 
 # How values that are not built are shown: keys of any kind, objects of unknown classes, code.
 
@@ -52,8 +58,6 @@ _SHOWN = 32  # arguments of a call that are shown in its line
 
 def key_step(name: Any, position: int) -> PathStep:
     """Return the step for a dict's key, the `position`-th; a label where a path cannot hold it."""
-    from ckpttool.encodings.pickle_values import Global, OpaqueKey, is_plain
-
     if type(name) in KEYS:
         return key(name)
     if type(name) is OpaqueKey and is_plain(name.value):
@@ -71,8 +75,6 @@ def key_step(name: Any, position: int) -> PathStep:
 
 def is_leaf(value: PickleObject) -> bool:
     """Say whether nothing of the object needs a line of its own."""
-    from ckpttool.encodings.pickle_values import Global
-
     if value.state or value.items or value.entries or value.kwargs:
         return False
     if len(value.args) > _SHOWN:
@@ -82,16 +84,12 @@ def is_leaf(value: PickleObject) -> bool:
 
 def is_code(value: PickleObject) -> bool:
     """Say whether the object is a function's code, as cloudpickle stores it (`_builtin_type("CodeType")`)."""
-    from ckpttool.encodings.pickle_values import PickleObject
-
     kind = value.function
     return isinstance(kind, PickleObject) and kind.args == ("CodeType",)
 
 
 def inert_record(value: Any) -> Record:
     """Return the class of a value that is not built, and what can be said of it in a line."""
-    from ckpttool.encodings.pickle_values import Global, PickledDType, PickleObject, StoredBytes
-
     if isinstance(value, Global):
         return Record(value.full)
     if isinstance(value, PickleObject) and is_code(value):
@@ -107,8 +105,6 @@ def inert_record(value: Any) -> Record:
 
 
 def _argument_text(value: Any) -> str:
-    from ckpttool.encodings.pickle_values import Global
-
     if isinstance(value, Global):
         return value.full
     return repr(value[:_SUMMARY] if isinstance(value, str | bytes) else value)
@@ -122,8 +118,6 @@ _INLINE = 64
 
 def _scalar_array(args: tuple[Any, ...]) -> object:
     """Keep a NumPy scalar's type: it is an array without dimensions (variables of rank 0 come as such)."""
-    from ckpttool.encodings.pickle_values import PickledDType
-
     kind, data = pickle_values.scalar_parts(args)
     known = isinstance(kind, PickledDType) and kind.name is not None
     return pickle_values.make_array(1, (), kind, False, data) if known else NotImplemented
@@ -136,8 +130,6 @@ def _rebuild_jax_array(args: tuple[Any, ...]) -> object:
 
 def _set_state(args: tuple[Any, ...]) -> object:
     """Attach what cloudpickle sets on a function or class by a call whose result the pickle drops."""
-    from ckpttool.encodings.pickle_values import PickleObject
-
     if len(args) == 2 and isinstance(args[0], PickleObject) and args[0].state is None:
         args[0].state = args[1]
     return NotImplemented
@@ -207,8 +199,6 @@ def load_pickle(
 
     Raise FormatError, naming the file (`name` where there is no `file`), when the pickle is damaged.
     """
-    from ckpttool.encodings import pickle_reader
-
     inline = _INLINE if file else sys.maxsize
     path = file.path if file else name
     try:
@@ -224,9 +214,6 @@ def load_pickle(
 
 def array_source(parts: ArrayContents, pickled: LoadedPickle) -> Source:
     """Return where the array's bytes are, in C order and little-endian; its type must have a name of ours."""
-    from ckpttool.encodings import npy
-    from ckpttool.encodings.pickle_values import StoredBytes
-
     data = parts.data
     if isinstance(data, StoredBytes) and pickled.file is not None:
         body: Span | Inline = Span(pickled.file, pickled.base + data.at, data.length)
@@ -258,16 +245,12 @@ def encode_array(leaf: Leaf, path: Path) -> PickleObject:
 
 def encode_global(record: Record) -> Global:
     """Return the pickle's name of a class or function."""
-    from ckpttool.encodings.pickle_values import Global
-
     module, _, name = record.name.rpartition(".")
     return Global(module, name)
 
 
 def encode_box(kind: Global, low: PickleObject, high: PickleObject) -> PickleObject:
     """Return a call of a space of numbers; what reads no calls sees the ends as its state."""
-    from ckpttool.encodings.pickle_values import PickleObject
-
     return PickleObject(kind, (low, high), 0, state={"low": low, "high": high})
 
 
@@ -386,8 +369,6 @@ class PickleTraversal(ABC, Generic[Place]):
 
     def kind(self, value: Any) -> Container:
         """Return the container's kind."""
-        from ckpttool.encodings.pickle_values import PickleObject
-
         if isinstance(value, PickleObject | Set):
             return Container("record", value.name)
         if isinstance(value, Dict):
@@ -400,8 +381,6 @@ class PickleTraversal(ABC, Generic[Place]):
 
     def container(self, value: Any, path: Path, place: Place, kind: Container | None = None) -> None:
         """Add a dict, a list, a tuple or an inert object, and all that it holds."""
-        from ckpttool.encodings.pickle_values import PickleObject
-
         where = self._open.get(id(value)) if value != () else None
         if where is not None or self._again(value):
             first = self.native(where if where is not None else self._seen[id(value)])
@@ -482,8 +461,6 @@ class PickleTraversal(ABC, Generic[Place]):
 
     def _again(self, value: Any) -> bool:
         # Say whether the value was shown before and there is no allowance left to show it again.
-        from ckpttool.encodings.pickle_values import PickleObject
-
         if not self.left and id(value) in self._seen:
             return True
         self.left = max(0, self.left - 1 - (0 if isinstance(value, PickleObject) else len(value)))
@@ -491,8 +468,6 @@ class PickleTraversal(ABC, Generic[Place]):
 
 
 def _iter_children(value: Any) -> Iterator[tuple[PathStep, Any, Via]]:
-    from ckpttool.encodings.pickle_values import PickleObject
-
     if isinstance(value, dict):
         yield from _iter_entries(value)
     elif isinstance(value, PickleObject):
@@ -594,8 +569,6 @@ class PickleWalk(PickleTraversal[None]):
 
     def value(self, value: Any, path: Path, place: None) -> None:
         """Add what stands at the path."""
-        from ckpttool.encodings.pickle_values import Global, PickleObject
-
         self.require_free(path)
         kind = type(value)
         if kind in PLAIN:

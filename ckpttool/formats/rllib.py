@@ -57,18 +57,10 @@ def read(location: str) -> Checkpoint:
     that are no pickles (msgpack, PyTorch), FormatError for damage.
     """
     try:
-        found = list_folder(location) if filesystem.isdir(location) else list_file(location)
+        found = _list_folder(location) if filesystem.isdir(location) else _list_file(location)
     except CkpttoolError as error:
         raise error.located(file=location) from error.__cause__
     return found.listed.checkpoint(location, NAME, *found.files)
-
-
-def pieces(tree: Tree) -> tuple[OutputFile, ...]:
-    """Return the files of the folder of one RLModule; raise UnsupportedError for another tree.
-
-    See layouts.rllib for what such a tree has.
-    """
-    return build_pieces(tree)
 
 
 # What RLlib's arrays and numbers are for, by the place where they stand.
@@ -196,7 +188,7 @@ class _RllibWalk(PickleWalk):
         return tuple(attr(part) for part in step.value.split("/"))
 
 
-def list_file(location: str) -> RllibListing:
+def _list_file(location: str) -> RllibListing:
     """Return what a single file holds, and the `.tune_metadata` that Tune writes beside it."""
     file = File.stamp(location)
     walk = _RllibWalk(rllib_role)
@@ -232,7 +224,7 @@ def _add_state(walk: PickleWalk, pickled: LoadedPickle, path: Path) -> None:
     walk.add(pickled._replace(value={k: v for k, v in value.items() if k != "worker"}), path)
 
 
-def list_folder(location: str) -> RllibListing:
+def _list_folder(location: str) -> RllibListing:
     """Return what the pickled states in a folder and below it hold."""
     facts: dict[str, Any] = {}
     files: list[File] = []
@@ -322,8 +314,11 @@ _VERSION = "2.1"
 _BOX = Global("gymnasium.spaces.box", "Box")
 
 
-def build_pieces(tree: Tree) -> tuple[OutputFile, ...]:
-    """Return the folder's files; raise UnsupportedError for a tree that is no module of RLlib's."""
+def pieces(tree: Tree) -> tuple[OutputFile, ...]:
+    """Return the files of the folder of one RLModule; raise UnsupportedError for another tree.
+
+    See libraries/rllib.py for what such a tree has.
+    """
     made = tree.get(CLASS)
     if not isinstance(made, ValueLeaf) or not isinstance(made.value, Record):
         raise UnsupportedError("only an agent can be written as a module of RLlib")

@@ -6,7 +6,8 @@ import json
 import os
 import re
 from collections.abc import Mapping
-from typing import IO, TYPE_CHECKING, Any, NamedTuple, NoReturn
+from dataclasses import replace
+from typing import IO, Any, NamedTuple, NoReturn
 
 from ckpttool.core import dtypes, filesystem, limits
 from ckpttool.core import text as documents
@@ -21,12 +22,8 @@ from ckpttool.core.errors import (
 )
 from ckpttool.core.source import File, MissingShard, Shape, Source, Span
 from ckpttool.core.tree import Alias, Container, Leaf, Path, Record, Tree, ValueLeaf, display, key
-from ckpttool.formats import common, torch_zip
-from ckpttool.formats.common import FileListing, FormatDefinition, OutputFile, Probe, join_trees
-
-if TYPE_CHECKING:
-    pass
-
+from ckpttool.formats import common
+from ckpttool.formats.common import FileListing, FormatDefinition, OutputFile, Probe, join_checkpoints
 
 # Hugging Face's safetensors: a length, a JSON header, the tensors' bytes; its library is not needed.
 #
@@ -59,23 +56,8 @@ def claims(probe: Probe) -> str | None:
 
 def read(location: str) -> Checkpoint:
     """List the tensors; raise FormatError when the header breaks a rule of the format."""
-    from ckpttool.core.source import File
-
     file = File.stamp(location)
-    return listed(file).checkpoint(location, NAME, file)
-
-
-def listed(file: File) -> FileListing:
-    """List a file that may be a part of a checkpoint; raise FormatError as `read` does."""
-    return list_file(file)
-
-
-def pieces(tree: Tree) -> tuple[OutputFile]:
-    """Return the one file that holds the tree.
-
-    Raise UnsupportedError, before anything is written, for a tensor of a type that the format lacks.
-    """
-    return build_pieces(tree)
+    return list_file(file).checkpoint(location, NAME, file)
 
 
 # A safetensors header, every rule of the format checked, in time that grows with its length.
@@ -235,7 +217,7 @@ def list_file(file: File) -> FileListing:
     found = read_header(file)
     metadata = {name: text for name, text in found.metadata.items() if name != common.KEY}
     entries = {name: _entry_leaf(file, name, entry) for name, entry in found.entries.items()}
-    tree = bare_tree(entries, metadata)
+    tree = _unrecorded_tree(entries, metadata)
     notes = _notes(tree, found.entries)
     text = found.metadata.get(common.KEY)
     if text is not None:
@@ -251,7 +233,7 @@ def list_file(file: File) -> FileListing:
     return FileListing(tree, _writer(metadata), notes=notes, details=details)
 
 
-def bare_tree(entries: Mapping[str, Leaf | ValueLeaf], metadata: Mapping[str, str]) -> Tree:
+def _unrecorded_tree(entries: Mapping[str, Leaf | ValueLeaf], metadata: Mapping[str, str]) -> Tree:
     """Return the tree of a file that records none: each tensor under its name, tied names as aliases.
 
     safetensors/torch.py, save_model: of tensors that share storage one is kept, and the metadata say for each
@@ -315,8 +297,11 @@ _ORDER = (
 )  # fmt: skip
 
 
-def build_pieces(tree: Tree) -> tuple[OutputFile]:
-    """Return the one file; raise UnsupportedError for a tensor of a type that the format lacks."""
+def pieces(tree: Tree) -> tuple[OutputFile]:
+    """Return the one file that holds the tree.
+
+    Raise UnsupportedError, before anything is written, for a tensor of a type that the format lacks.
+    """
     from ckpttool.formats.torch_tree import native_name
 
     codes = {path: _dtype_code(leaf, path) for path, leaf in tree.tensors()}
@@ -369,7 +354,7 @@ def _metadata(tree: Tree, names: Mapping[Path, str]) -> dict[str, str]:
         # Names of plain values that are shared stand in the record alone.
         metadata |= {names[alias.path]: names[path] for alias in aliases if path in names}
     arrays = {names[path]: tensor_leaf(names[path], n.dtype, n.shape, n.source) for path, n in tree.tensors()}
-    if common.needs_record(tree, bare_tree(arrays, metadata)):
+    if common.needs_record(tree, _unrecorded_tree(arrays, metadata)):
         metadata[common.KEY] = common.encode_tree(tree, names)
     return metadata
 
@@ -472,7 +457,12 @@ def read_sharded(location: str) -> Checkpoint:
         return _list_training(probe)
     path = _find_index(probe) if probe.kind == "folder" else location
     if path is None or not path.endswith(_INDEX):
-        return read(location) if location.endswith(SUFFIX) else torch_zip.read(location)
+        if location.endswith(SUFFIX):
+            return read(location)
+        # Not at the top: whoever lists a safetensors file needs no reader of PyTorch's.
+        from ckpttool.formats import torch_zip
+
+        return torch_zip.read(location)
     file = File.stamp(path)
     shard_of = _shard_of(file)
     folder = os.path.dirname(path)
@@ -522,26 +512,16 @@ def _list_training(probe: Probe) -> Checkpoint:
             left.append(os.path.basename(place))
     names = ", ".join(os.path.basename(one.path) for one in parts.values())
     notes = [f"the folder is one checkpoint: {names}"]
-    trees = {key(member): one.tree for member, one in parts.items()}
+    settings: dict[str, Tree] = {}
     state = _trainer_state(probe)
     if state:
-        trees[key("trainer_state")] = Tree({(key(name),): ValueLeaf(value) for name, value in state.items()})
+        settings["trainer_state"] = Tree({(key(name),): ValueLeaf(value) for name, value in state.items()})
     elif _TRAINER_STATE in probe.names:
         left.append(_TRAINER_STATE)
     if left:
         notes.append(f"not read (random states, settings of the run): {abbreviate_list(left, 5)}")
-    read_parts = tuple(parts.values())
-    return Checkpoint(
-        path=probe.path,
-        format=SHARDED_NAME,
-        tree=join_trees(trees, lambda member, name: f"{member.value}:{name}", Container("dict")),
-        files=tuple(file for one in read_parts for file in one.files),
-        writer=read_parts[0].writer,
-        integrity="crc32" if all(one.integrity == "crc32" for one in read_parts) else "none",
-        notes=(*notes, *dict.fromkeys(note for one in read_parts for note in one.notes)),
-        asks=merge_references(*(relocate_references(one.asks, member) for member, one in parts.items())),
-        unjudged=tuple(f"{member}: {each}" for member, one in parts.items() for each in one.unjudged),
-    )
+    joined = join_checkpoints(probe.path, SHARDED_NAME, parts, settings)
+    return replace(joined, notes=(*notes, *joined.notes))
 
 
 def _members(probe: Probe) -> dict[str, str]:
@@ -631,7 +611,7 @@ def _list_shard(file: File) -> FileListing:
 
     try:
         if claims(Probe(file.path)) is not None:
-            return listed(file)
+            return list_file(file)
         return torch_legacy.list_embedded(file, 0, file.size)
     except CkpttoolError as error:
         raise error.located(file=file.path) from error.__cause__

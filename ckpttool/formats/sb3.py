@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path as Folder
-from typing import IO, TYPE_CHECKING, Any, NamedTuple
+from typing import IO, Any, NamedTuple
 
 from ckpttool.core import filesystem, limits, search_paths
 from ckpttool.core.checkpoint import (
@@ -59,305 +59,6 @@ from ckpttool.formats.pickles import (
 )
 from ckpttool.formats.tf_common import VariableInfo, role_by_name, tree_by_name
 
-if TYPE_CHECKING:
-    pass
-
-
-# Agents of Stable-Baselines 2 (TensorFlow 1): its zip files and the cloudpickles before them.
-#
-# Sources, in github.com/hill-a/stable-baselines: stable_baselines/common/base_class.py (`_save_to_file_zip`,
-# `_save_to_file_cloudpickle`, `_load_from_file`) and stable_baselines/common/save_util.py (`data_to_json`,
-# `params_to_bytes`). Nothing that a file serializes is run.
-
-SB2_NAME = "stable_baselines2"
-SB2_TITLE = "Stable-Baselines 2 agent (zip, or cloudpickle)"
-WRITES = True
-SB2_FRAMEWORK = "tensorflow"
-
-
-def sb2_claims(probe: Probe) -> str | None:
-    """Return the path of a zip with `parameters` and `parameter_list`, or of a pickle that SB2 wrote."""
-    zipped = "parameters" in probe.members and "parameter_list" in probe.members
-    return probe.path if zipped or find_pickle_format(probe) == SB2_NAME else None
-
-
-def read_sb2(location: str) -> Checkpoint:
-    """List the agent's variables, by name, and under `data` its settings and spaces.
-
-    What unpickling would call is listed as a record and named in a note. Raise FormatError when archive,
-    arrays and names do not fit together.
-    """
-    file = File.stamp(location)
-    zipped = file.read(0, min(2, file.size)) == b"PK"
-    try:
-        found = list_sb2_zip(file) if zipped else list_sb2_pickle(file)
-    except CkpttoolError as error:
-        raise error.located(file=location) from error.__cause__
-    return found.checkpoint(location, SB2_NAME, file)
-
-
-def sb2_pieces(tree: Tree) -> tuple[OutputFile]:
-    """Return the one file, the zip; raise UnsupportedError for a tree that is no agent of the library.
-
-    See layouts.stable_baselines2 for what such a tree has.
-    """
-    return build_sb2_pieces(tree)
-
-
-STABLE_BASELINES2 = WritingFormatDefinition(
-    NAME=SB2_NAME,
-    TITLE=SB2_TITLE,
-    FRAMEWORK=SB2_FRAMEWORK,
-    claims=sb2_claims,
-    read=read_sb2,
-    pieces=sb2_pieces,
-)
-
-
-# What a file of Stable-Baselines 2 holds: named variables, settings, serialized objects as inert records.
-
-# What stands in `data`, and variables without names, below these steps.
-DATA: Path = (attr("data"),)
-PARAMS: Path = (attr("params"),)
-
-_WRITER = "Stable-Baselines 2"
-_SB2_DATA, _PARAMETERS, _LIST = "data", "parameters", "parameter_list"
-
-
-def list_sb2_zip(file: File) -> FileListing:
-    """Return what a zip file holds."""
-    archive = archives.read_zip(file)
-    inner = _open_parameters(archive)
-    tensors, others, notes = _read_parameters(archive, inner)
-    told: list[CodeReference] = []
-    named = _SB2_DATA in archive.members
-    data = read_settings(archive.source(_SB2_DATA), _SB2_DATA, file.path, told) if named else {}
-    size = archive.members[_SB2_DATA].size if _SB2_DATA in archive.members else 0
-    walk = PickleWalk(_sb2_role)
-    walk.add(LoadedPickle(data, size, None, 0, tuple(told)), DATA)
-    if others:
-        walk.add(LoadedPickle(others, len(others), None, 0), PARAMS)
-    notes = (*_sb2_policy(data), *notes)
-    integrity: Integrity = "crc32" if inner.recorded else "none"
-    return FileListing(_join_tree(tensors, walk), f"{_WRITER} (zip)", integrity, notes, asks=walk.asks)
-
-
-def _open_parameters(archive: archives.ZipArchive) -> archives.ZipArchive:
-    source = archive.source(_PARAMETERS)
-    if not isinstance(source, Span):
-        raise UnsupportedError(
-            "member 'parameters' is compressed, and is an archive itself",
-            file=archive.file.path,
-            hint="unpack the file and pack it again without compression (zip -0)",
-        )
-    return archives.read_zip(archive.file, source.offset, source.length)
-
-
-def _read_parameters(
-    archive: archives.ZipArchive, inner: archives.ZipArchive
-) -> tuple[dict[str, VariableInfo], dict[str, Any], tuple[str, ...]]:
-    """Return the variables in the order of `parameter_list`, what is no tensor, and what to tell of them."""
-    from ckpttool.encodings import npy
-
-    names = parse_json_member(archive.source(_LIST), _LIST)
-    if not isinstance(names, list) or not all(type(name) is str for name in names):
-        raise FormatError("member 'parameter_list' is no list of names")
-    arrays = npy.list_npz(inner)
-    listed = dict.fromkeys(names)
-    missing = [name for name in listed if name not in arrays]
-    if missing or len(listed) != len(names):
-        what = f"has no array {missing[0]!r}" if missing else "names a variable twice"
-        raise FormatError(f"'parameter_list' and 'parameters' do not fit together: the file {what}")
-    unlisted = [name for name in arrays if name not in listed]
-    tensors: dict[str, VariableInfo] = {}
-    others: dict[str, Any] = {}
-    for name in (*listed, *unlisted):
-        dtype, shape, source = arrays[name].dtype, arrays[name].shape, arrays[name].source
-        if dtype is None or source is None:
-            others[name] = Record("numpy.ndarray", f"{arrays[name].descr}{list(shape)}")
-        else:
-            tensors[name] = VariableInfo(dtype, shape, source)
-    note = f"arrays that 'parameter_list' does not name: {len(unlisted):,}"
-    return tensors, others, (note,) if unlisted else ()
-
-
-def list_sb2_pickle(file: File) -> FileListing:
-    """Return what a cloudpickle holds; statistics that SB2 saved alone are listed as they are."""
-    pickled = load_pickle_file(file)
-    value = pickled.value
-    walk = PickleWalk(_sb2_role)
-    tensors: dict[str, VariableInfo] = {}
-    notes: tuple[str, ...] = ()
-    if _is_agent(value):
-        data, parameters = value
-        walk.add(pickled._replace(value=data), DATA)
-        if isinstance(parameters, dict):
-            tensors, parameters = _split_named_arrays(parameters, pickled)
-        else:
-            notes = ("the file does not name its variables: they stand in the order of the agent's graph",)
-        if parameters:
-            walk.add(pickled._replace(value=parameters, asked=()), PARAMS)
-        notes = (*_sb2_policy(data), *notes)
-    else:
-        walk.add(pickled)
-    return FileListing(_join_tree(tensors, walk), f"{_WRITER} (cloudpickle)", notes=notes, asks=walk.asks)
-
-
-def _is_agent(value: Any) -> bool:
-    # base_class.py, _save_to_file_cloudpickle: (data, params).
-    return (
-        type(value) is tuple
-        and len(value) == 2
-        and isinstance(value[0], dict)
-        and isinstance(value[1], dict | list)
-    )
-
-
-def _split_named_arrays(
-    parameters: Mapping[Any, Any], pickled: LoadedPickle
-) -> tuple[dict[str, VariableInfo], dict[Any, Any]]:
-    """Return the arrays that have a variable's name, and whatever else the dict holds."""
-    tensors: dict[str, VariableInfo] = {}
-    others: dict[Any, Any] = {}
-    for name, value in parameters.items():
-        parts = value.parts() if type(value) is Array and type(name) is str else None
-        if parts is None or parts.type.name is None or isinstance(parts.data, list):
-            others[name] = value
-        else:
-            tensors[name] = VariableInfo(parts.type.name, parts.shape, array_source(parts, pickled))
-    return tensors, others
-
-
-def _join_tree(tensors: Mapping[str, VariableInfo], walk: PickleWalk) -> Tree:
-    """Return the tree of the named variables and of what the walk found."""
-    # TensorFlow lists variables by their first output, `NAME:0`; scopes are the parts of NAME.
-    plain = {name: name.removesuffix(":0") for name in tensors}
-    if len(set(plain.values())) != len(plain):
-        plain = {name: name for name in tensors}
-    named = tree_by_name({plain[name]: tensor for name, tensor in tensors.items()})
-    listed = {short: name for name, short in plain.items()}
-    leaves = {path: _set_variable_key(leaf, listed) for path, leaf in named.items()}
-    aliases = {**named.aliases, **walk.tree().aliases}
-    return Tree({**leaves, **walk.leaves}, aliases, {**named.containers, **walk.containers})
-
-
-def _set_variable_key(leaf: Leaf | ValueLeaf, names: Mapping[str, str]) -> Leaf | ValueLeaf:
-    return replace(leaf, key=names[leaf.key]) if isinstance(leaf, Leaf) else leaf
-
-
-def _sb2_role(path: Path, dtype: str, shape: Shape) -> PickledArrayRole:
-    """Say what stands in the settings ("other"), in an unnamed list of variables, or in saved statistics."""
-    last = path[-1] if path else None
-    if path[:1] == PARAMS and dtype:
-        return PickledArrayRole(role_by_name(path, "", dtype, shape))
-    # stable_baselines/common/running_mean_std.py, RunningMeanStd: what VecNormalize saves.
-    if path[:1] != DATA and last is not None and last.value in ("mean", "var"):
-        return PickledArrayRole("buffer")
-    return PickledArrayRole("other")
-
-
-def _sb2_policy(data: Mapping[Any, Any]) -> tuple[str, ...]:
-    policy = data.get("policy")
-    return (f"policy {policy.full}",) if isinstance(policy, Global) else ()
-
-
-# Writes an agent's zip: settings as JSON, variables as NumPy's archive, and their names in order.
-#
-# Sources, in github.com/hill-a/stable-baselines: stable_baselines/common/base_class.py
-# (`_save_to_file_zip`, `_load_from_file`), stable_baselines/common/save_util.py (`data_to_json`,
-# `params_to_bytes`). What JSON cannot hold is a pickle that names a class of the library, or calls gym's Box
-# with its two arrays (gym/spaces/box.py), as every version of gym can.
-
-_BOX = Global("gym.spaces.box", "Box")
-_SB2_POLICY = (*DATA, key("policy"))
-
-
-def build_sb2_pieces(tree: Tree) -> tuple[OutputFile]:
-    """Return the one file; raise UnsupportedError for a tree that is no agent of the library."""
-    policy = tree.get(_SB2_POLICY)
-    if not isinstance(policy, ValueLeaf) or not isinstance(policy.value, Record):
-        raise UnsupportedError("only an agent can be written as a file of Stable-Baselines 2")
-    variables = {path: leaf for path, leaf in tree.tensors() if path[: len(DATA)] != DATA}
-    codes = {path: pickles.dtype_code(leaf, path) for path, leaf in variables.items()}
-    data = _encode_settings(tree)
-    return (OutputFile("", lambda stream: _write_sb2(stream, data, variables, codes)),)
-
-
-def _write_sb2(
-    stream: IO[bytes], data: Mapping[str, Any], variables: Mapping[Path, Leaf], codes: Mapping[Path, str]
-) -> None:
-    from ckpttool.encodings import npy
-
-    inner = io.BytesIO()
-    arrays = ZipWriter(inner)
-    for path, leaf in variables.items():
-        header = npy.encode_npy_header(("|" if codes[path].endswith("1") else "<") + codes[path], leaf.shape)
-        arrays.add(_variable_name(path) + npy.SUFFIX, header, common.read_exact(leaf, path))
-    arrays.close()
-    archive = ZipWriter(stream)
-    archive.add("data", json.dumps(data, indent=4).encode("ascii"))
-    archive.add("parameters", inner.getbuffer())
-    archive.add("parameter_list", json.dumps([_variable_name(path) for path in variables]).encode("ascii"))
-    archive.close()
-
-
-def _variable_name(path: Path) -> str:
-    """Return a variable's name, which TensorFlow lists by its first output."""
-    return "/".join(str(step.value) for step in path) + ":0"
-
-
-def _encode_settings(tree: Tree) -> dict[str, Any]:
-    """Return the settings as JSON holds them, what it cannot hold as pickles."""
-    made: dict[str, Any] = {}
-    for path, leaf in tree.items():
-        if path[: len(DATA)] == DATA and len(path) > len(DATA):
-            _put_value(made, path[len(DATA) :], leaf)
-    return {name: _encode_setting(value) for name, value in made.items()}
-
-
-def _put_value(made: dict[str, Any], path: Path, leaf: Leaf | ValueLeaf) -> None:
-    at: Any = made
-    for step, after in pairwise(path):
-        at = _get_or_add(at, step, [] if after.kind == "index" else {})
-    _get_or_add(at, path[-1], leaf.value if isinstance(leaf, ValueLeaf) else pickles.encode_array(leaf, path))
-
-
-def _get_or_add(at: Any, step: PathStep, value: Any) -> Any:
-    """Return the entry of a dict or list at the step, which is `value` if there is none yet."""
-    if isinstance(at, list):
-        if step.value == len(at):
-            at.append(value)
-        return at[-1]
-    return at.setdefault(step.value, value)
-
-
-def _encode_setting(value: Any) -> Any:
-    if isinstance(value, dict) and value.keys() >= {"low", "high"}:
-        return _encode_pickled(
-            f"<class '{_BOX.full}'>", pickles.encode_box(_BOX, value["low"], value["high"])
-        )
-    named = _encode_globals(value)
-    if named is value or named == value:
-        return value
-    kind = "type" if isinstance(named, Global) else type(value).__name__
-    return _encode_pickled(f"<class '{kind}'>", named)
-
-
-def _encode_globals(value: Any) -> Any:
-    """Return the value with every inert name as the pickle's name of that class or function."""
-    if isinstance(value, Record):
-        return pickles.encode_global(value)
-    if isinstance(value, dict):
-        return {step: _encode_globals(inner) for step, inner in value.items()}
-    if isinstance(value, list):
-        return [_encode_globals(inner) for inner in value]
-    return value
-
-
-def _encode_pickled(kind: str, value: Any) -> dict[str, str]:
-    return {":type:": kind, SERIALIZED: base64.b64encode(dumps(value, pickles.PROTOCOL)).decode("ascii")}
-
-
 # Agents of Stable-Baselines3 (PyTorch) and of the libraries built on it: their zips, packed or unpacked.
 #
 # Source: github.com/DLR-RM/stable-baselines3, stable_baselines3/common/save_util.py (`save_to_zip_file`,
@@ -367,14 +68,18 @@ NAME = "stable_baselines3"
 TITLE = "Stable-Baselines3 agent (zip)"
 FRAMEWORK = "torch"
 
-_VERSION, _DATA, _POLICY = "_stable_baselines3_version", "data", "policy.pth"
+# The members: settings (versions 2 and 3), weights, and texts on the version and the machine.
+_SETTINGS, _VERSION, _SYSTEM = "data", "_stable_baselines3_version", "system_info.txt"
+_POLICY, _STATE = "policy.pth", ".pth"
+# Where the tree has the settings, and what the text on the machine says.
+_DATA, _MACHINE = attr("data"), attr("system_info")
 
 
 def claims(probe: Probe) -> str | None:
     """Return the path of a zip, or of a folder that one was unpacked into, with what the library writes."""
     names = probe.names if probe.kind == "folder" else probe.members
     # Before version 0.5 there was no member that names the library.
-    return probe.path if _VERSION in names or (_DATA in names and _POLICY in names) else None
+    return probe.path if _VERSION in names or (_SETTINGS in names and _POLICY in names) else None
 
 
 def read(location: str) -> Checkpoint:
@@ -397,15 +102,6 @@ def read(location: str) -> Checkpoint:
         notes=found.notes,
         asks=found.asks,
     )
-
-
-def pieces(tree: Tree) -> tuple[OutputFile]:
-    """Return the one file, which the library itself fills in a process of its own.
-
-    Raise MissingExtraError when the library is not installed, UnsupportedError when the tree is no agent of
-    its own (see layouts.stable_baselines3).
-    """
-    return build_sb3_pieces(tree)
 
 
 # The members of an agent's zip, or the files of the folder that it was unpacked into.
@@ -443,14 +139,14 @@ def open_members(location: str) -> Sb3Members:
 # is given (sac/policies.py leaves out a features extractor that the actor trains; before version 2.4 DQN's
 # had the target's parameters too).
 
-_SUFFIX = ".optimizer"
-_OWNERS_POLICY = key("policy")
+_OPTIMIZER = ".optimizer"
+_POLICY_STEP = key("policy")
 # The entropy coefficient stands alone among the variables that no state_dict has.
-_ALONE = {"ent_coef_optimizer": "log_ent_coef"}
-_VARIABLES = (key("pytorch_variables"), key("tensors"))
+_SINGLE_VARIABLES = {"ent_coef_optimizer": "log_ent_coef"}
+_VARIABLE_STEPS = (key("pytorch_variables"), key("tensors"))
 
 
-def assign_slot_owners(tree: Tree) -> Tree:
+def assign_agent_slots(tree: Tree) -> Tree:
     """Return the tree with `Leaf.of` for every slot whose parameter is known by number and shape."""
     leaves = dict(tree.leaves)
     for step in dict.fromkeys(path[0] for path in tree if len(path) > 1):
@@ -467,15 +163,15 @@ def assign_slot_owners(tree: Tree) -> Tree:
 def _iter_candidates(tree: Tree, step: PathStep) -> Iterator[list[Path]]:
     """Give what the optimizer of a member may have been given, in the order of the state_dict."""
     name = str(step.value)
-    if name in _ALONE:
-        for variables in _VARIABLES:
-            path = (variables, key(_ALONE[name]))
+    if name in _SINGLE_VARIABLES:
+        for variables in _VARIABLE_STEPS:
+            path = (variables, key(_SINGLE_VARIABLES[name]))
             if path in tree:
                 yield [path]
-    if not name.endswith(_SUFFIX):
+    if not name.endswith(_OPTIMIZER):
         return
-    owner = name.removesuffix(_SUFFIX)
-    if owner == _OWNERS_POLICY.value:
+    owner = name.removesuffix(_OPTIMIZER)
+    if owner == _POLICY_STEP.value:
         yield _policy_parameters(tree, lambda _: True)
         yield _policy_parameters(tree, lambda name: "_target." not in name)
         return
@@ -489,7 +185,7 @@ def _policy_parameters(tree: Tree, wanted: Callable[[str], bool]) -> list[Path]:
     return [
         path
         for path, leaf in tree.tensors()
-        if path[0] == _OWNERS_POLICY
+        if path[0] == _POLICY_STEP
         and len(path) == 2
         and leaf.role == "parameter"
         and wanted(str(path[1].value))
@@ -526,15 +222,8 @@ def _fits(tree: Tree, slot: Leaf, number: int, candidates: list[Path]) -> bool:
 # Sources in github.com/DLR-RM/stable-baselines3: stable_baselines3/common/save_util.py (`save_to_zip_file`),
 # stable_baselines3/common/utils.py (`get_system_info`), the `_get_torch_save_params` of every algorithm.
 
-SB3_DATA, SYSTEM = attr("data"), attr("system_info")
-_LISTING_DATA, _LISTING_VERSION, _SYSTEM, _STATE = (
-    "data",
-    "_stable_baselines3_version",
-    "system_info.txt",
-    ".pth",
-)
 # What the library's other algorithms are, by the module of their policy's class (class names are users' own).
-_KINDS = {
+_POLICY_KINDS = {
     "dqn": "a Q-network for discrete actions (DQN)",
     "qrdqn": "a quantile network for discrete actions (QR-DQN)",
     "ppo_mask": "a policy with masked actions",
@@ -562,11 +251,11 @@ def list_members(members: Sb3Members) -> Sb3Listing:
     data = _sb3_settings(members, told)
     walk = PickleWalk(_sb3_role)
     if data is not None:
-        walk.add(LoadedPickle(data, members.sources[_LISTING_DATA].length, None, 0, tuple(told)), (SB3_DATA,))
+        walk.add(LoadedPickle(data, members.sources[_SETTINGS].length, None, 0, tuple(told)), (_DATA,))
     system = _read_system_info(members)
     stems = {key(name.removesuffix(_STATE)): found.tree for name, found in states.items()}
-    tree = assign_slot_owners(_merge_parts(join_trees(stems, _native, Container("dict")), walk, system))
-    named = [_LISTING_DATA, _LISTING_VERSION, _SYSTEM, *states]
+    tree = assign_agent_slots(_merge_parts(join_trees(stems, _native, Container("dict")), walk, system))
+    named = [_SETTINGS, _VERSION, _SYSTEM, *states]
     others = [name for name in members.sources if name not in named]
     notes = (
         *_sb3_policy(data or {}),
@@ -618,9 +307,9 @@ def _native(step: PathStep, name: str) -> str:
 
 
 def _sb3_settings(members: Sb3Members, told: list[CodeReference]) -> dict[str, Any] | None:
-    if _LISTING_DATA not in members.sources:
+    if _SETTINGS not in members.sources:
         return None
-    return read_settings(members.sources[_LISTING_DATA], _LISTING_DATA, members.files[0].path, told)
+    return read_settings(members.sources[_SETTINGS], _SETTINGS, members.files[0].path, told)
 
 
 def _merge_parts(states: Tree, walk: PickleWalk, system: Mapping[Path, ValueLeaf]) -> Tree:
@@ -648,14 +337,14 @@ def _text(members: Sb3Members, name: str) -> str | None:
 
 
 def _writer(members: Sb3Members) -> str:
-    version = _text(members, _LISTING_VERSION)
+    version = _text(members, _VERSION)
     return f"Stable-Baselines3 {version[:40]}" if version else "Stable-Baselines3"
 
 
 def _read_system_info(members: Sb3Members) -> dict[Path, ValueLeaf]:
     """Return the lines `- NAME: VALUE` of the text about the writer's machine (utils.py, get_system_info)."""
     lines = (line.removeprefix("- ").partition(": ") for line in (_text(members, _SYSTEM) or "").splitlines())
-    return {(SYSTEM, key(name)): ValueLeaf(value) for name, colon, value in lines if colon}
+    return {(_MACHINE, key(name)): ValueLeaf(value) for name, colon, value in lines if colon}
 
 
 def _sb3_policy(data: Mapping[str, Any]) -> tuple[str, ...]:
@@ -668,35 +357,33 @@ def _sb3_policy(data: Mapping[str, Any]) -> tuple[str, ...]:
         return (f"policy {policy.full}: an agent of sbx (JAX), whose networks lie pickled in its settings",)
     space = data.get("action_space")
     discrete = isinstance(space, PickleObject) and not space.name.endswith(".Box")
-    kind = next((_KINDS[step] for step in steps if step in _KINDS), _DISCRETE if discrete else None)
+    kind = next(
+        (_POLICY_KINDS[step] for step in steps if step in _POLICY_KINDS), _DISCRETE if discrete else None
+    )
     return (f"policy {policy.full}" + (f": {kind}" if kind else ""),)
 
 
-# Writes an agent's tree by the library itself, which runs in a process of its own (child.py).
+# Writes an agent's tree by the library itself, which runs in a process of its own (sb3_child.py).
 #
 # The process gets a folder with `request.json` (what to build, and where each tensor's bytes lie) and
 # `tensors.bin`, and leaves `agent.zip` there.
 
-_DATA_STEP = attr("data")
-_WRITE_KINDS = {
+_ALGORITHMS = {
     "stable_baselines3.sac.policies.SACPolicy": "SAC",
     "stable_baselines3.td3.policies.TD3Policy": "TD3",
 }
 _COUNTERS = ("_n_updates", "num_timesteps")
 _SECONDS = 600
 _LAST = 400
-# The child sees what this process sees, and nothing that its environment adds.
-_START = """
-import json, sys
-sys.path += [path for path in json.loads(sys.argv[1]) if path not in sys.path]
-from ckpttool.formats.sb3_child import main
-main(sys.argv[2])
-"""
-_PACKAGE = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+_PROGRAM = common.child_program("from ckpttool.formats.sb3_child import main; main(sys.argv[2])")
 
 
-def build_sb3_pieces(tree: Tree) -> tuple[OutputFile]:
-    """Return the one file; raise MissingExtraError without the library, UnsupportedError for another tree."""
+def pieces(tree: Tree) -> tuple[OutputFile]:
+    """Return the one file, which the library itself fills in a process of its own.
+
+    Raise MissingExtraError when the library is not installed, UnsupportedError when the tree is no agent of
+    its own (see libraries/sb3.py).
+    """
     if importlib.util.find_spec("stable_baselines3") is None:
         raise MissingExtraError(
             "writing a file of Stable-Baselines3 needs stable_baselines3, which is not installed",
@@ -711,13 +398,13 @@ def build_request(tree: Tree) -> dict[str, Any]:
 
     Raise UnsupportedError for a tree that is no agent of the library.
     """
-    policy = tree.get((_DATA_STEP, key("policy_class")))
+    policy = tree.get((_DATA, key("policy_class")))
     name = policy.value.name if isinstance(policy, ValueLeaf) and isinstance(policy.value, Record) else None
-    if name not in _WRITE_KINDS:
+    if name not in _ALGORITHMS:
         raise UnsupportedError("only an agent can be written as a file of Stable-Baselines3", found=name)
     n_critics = _value(tree, "policy_kwargs", key("n_critics"))
     activation = _value(tree, "policy_kwargs", key("activation_fn"))
-    kind = _WRITE_KINDS[name]
+    kind = _ALGORITHMS[name]
     return {
         "algorithm": "DDPG" if (kind, n_critics) == ("TD3", 1) else kind,
         "obs_dim": _value(tree, "observation_space", attr("_shape"), index(0)),
@@ -736,30 +423,30 @@ def build_request(tree: Tree) -> dict[str, Any]:
 
 
 def _value(tree: Tree, name: str, *steps: PathStep) -> Any:
-    leaf = tree.get((_DATA_STEP, key(name), *steps))
+    leaf = tree.get((_DATA, key(name), *steps))
     return leaf.value if isinstance(leaf, ValueLeaf) else None
 
 
 def _numbers(tree: Tree, end: str) -> list[float]:
-    leaf = tree[_DATA_STEP, key("action_space"), attr(end)]
+    leaf = tree[_DATA, key("action_space"), attr(end)]
     return leaf.array().tolist() if isinstance(leaf, Leaf) else []
 
 
 def _bounds(tree: Tree, end: str) -> list[Any]:
     """Return the type and the numbers of one end of the observation space, nothing without them."""
-    leaf = tree.get((_DATA_STEP, key("observation_space"), attr(end)))
+    leaf = tree.get((_DATA, key("observation_space"), attr(end)))
     return [leaf.dtype, [repr(n) for n in leaf.array().tolist()]] if isinstance(leaf, Leaf) else []
 
 
 def _widths(tree: Tree, name: str) -> list[Any]:
-    place = (_DATA_STEP, key("policy_kwargs"), key("net_arch"), key(name))
+    place = (_DATA, key("policy_kwargs"), key("net_arch"), key(name))
     return [leaf.value for path, leaf in tree.plain() if path[:-1] == place]
 
 
 def _entries(tree: Tree) -> Iterator[tuple[Path, Leaf | ValueLeaf]]:
     """Go through all that belongs to a state_dict, tensors of several names under each."""
     for path, leaf in tree.items():
-        if path[0] != _DATA_STEP:
+        if path[0] != _DATA:
             yield path, leaf
             yield from ((alias.path, leaf) for alias in tree.aliases.get(path, ()))
 
@@ -785,8 +472,7 @@ def _write_sb3(tree: Tree, asked: dict[str, Any], stream: IO[bytes]) -> None:
 
 def _run_library(folder: str) -> None:
     """Let the library do its part; raise WorkerError with its last words if it fails."""
-    paths = [_PACKAGE, *(path for path in sys.path if os.path.isabs(path))]
-    command = [sys.executable, "-I", "-c", _START, json.dumps(paths), folder]
+    command = [sys.executable, "-I", "-c", _PROGRAM, common.child_paths(), folder]
     try:
         done = subprocess.run(  # noqa: S603  # our own module, run by our own interpreter
             command,
@@ -803,3 +489,292 @@ def _run_library(folder: str) -> None:
         said = done.stderr.decode("utf-8", "replace").strip().splitlines()[-1:]
         words = "".join(letter for letter in " ".join(said) if letter.isprintable())[:_LAST]
         raise WorkerError(f"Stable-Baselines3 did not write the agent; it last said: {words}")
+
+
+# Agents of Stable-Baselines 2 (TensorFlow 1): its zip files and the cloudpickles before them.
+#
+# Sources, in github.com/hill-a/stable-baselines: stable_baselines/common/base_class.py (`_save_to_file_zip`,
+# `_save_to_file_cloudpickle`, `_load_from_file`) and stable_baselines/common/save_util.py (`data_to_json`,
+# `params_to_bytes`). Nothing that a file serializes is run.
+
+SB2_NAME = "stable_baselines2"
+SB2_TITLE = "Stable-Baselines 2 agent (zip, or cloudpickle)"
+WRITES = True
+SB2_FRAMEWORK = "tensorflow"
+
+
+def sb2_claims(probe: Probe) -> str | None:
+    """Return the path of a zip with `parameters` and `parameter_list`, or of a pickle that SB2 wrote."""
+    zipped = "parameters" in probe.members and "parameter_list" in probe.members
+    return probe.path if zipped or find_pickle_format(probe) == SB2_NAME else None
+
+
+def read_sb2(location: str) -> Checkpoint:
+    """List the agent's variables, by name, and under `data` its settings and spaces.
+
+    What unpickling would call is listed as a record and named in a note. Raise FormatError when archive,
+    arrays and names do not fit together.
+    """
+    file = File.stamp(location)
+    zipped = file.read(0, min(2, file.size)) == b"PK"
+    try:
+        found = list_sb2_zip(file) if zipped else list_sb2_pickle(file)
+    except CkpttoolError as error:
+        raise error.located(file=location) from error.__cause__
+    return found.checkpoint(location, SB2_NAME, file)
+
+
+# What a file of Stable-Baselines 2 holds: named variables, settings, serialized objects as inert records.
+
+# Variables without names stand below this step.
+_PARAMS: Path = (attr("params"),)
+
+_SB2_WRITER = "Stable-Baselines 2"
+_PARAMETERS, _LIST = "parameters", "parameter_list"
+
+
+def list_sb2_zip(file: File) -> FileListing:
+    """Return what a zip file holds."""
+    archive = archives.read_zip(file)
+    inner = _open_parameters(archive)
+    tensors, others, notes = _read_parameters(archive, inner)
+    told: list[CodeReference] = []
+    named = _SETTINGS in archive.members
+    data = read_settings(archive.source(_SETTINGS), _SETTINGS, file.path, told) if named else {}
+    size = archive.members[_SETTINGS].size if _SETTINGS in archive.members else 0
+    walk = PickleWalk(_sb2_role)
+    walk.add(LoadedPickle(data, size, None, 0, tuple(told)), (_DATA,))
+    if others:
+        walk.add(LoadedPickle(others, len(others), None, 0), _PARAMS)
+    notes = (*_sb2_policy(data), *notes)
+    integrity: Integrity = "crc32" if inner.recorded else "none"
+    return FileListing(_join_tree(tensors, walk), f"{_SB2_WRITER} (zip)", integrity, notes, asks=walk.asks)
+
+
+def _open_parameters(archive: archives.ZipArchive) -> archives.ZipArchive:
+    source = archive.source(_PARAMETERS)
+    if not isinstance(source, Span):
+        raise UnsupportedError(
+            "member 'parameters' is compressed, and is an archive itself",
+            file=archive.file.path,
+            hint="unpack the file and pack it again without compression (zip -0)",
+        )
+    return archives.read_zip(archive.file, source.offset, source.length)
+
+
+def _read_parameters(
+    archive: archives.ZipArchive, inner: archives.ZipArchive
+) -> tuple[dict[str, VariableInfo], dict[str, Any], tuple[str, ...]]:
+    """Return the variables in the order of `parameter_list`, what is no tensor, and what to tell of them."""
+    from ckpttool.encodings import npy
+
+    names = parse_json_member(archive.source(_LIST), _LIST)
+    if not isinstance(names, list) or not all(type(name) is str for name in names):
+        raise FormatError("member 'parameter_list' is no list of names")
+    arrays = npy.list_npz(inner)
+    listed = dict.fromkeys(names)
+    missing = [name for name in listed if name not in arrays]
+    if missing or len(listed) != len(names):
+        what = f"has no array {missing[0]!r}" if missing else "names a variable twice"
+        raise FormatError(f"'parameter_list' and 'parameters' do not fit together: the file {what}")
+    unlisted = [name for name in arrays if name not in listed]
+    tensors: dict[str, VariableInfo] = {}
+    others: dict[str, Any] = {}
+    for name in (*listed, *unlisted):
+        dtype, shape, source = arrays[name].dtype, arrays[name].shape, arrays[name].source
+        if dtype is None or source is None:
+            others[name] = Record("numpy.ndarray", f"{arrays[name].descr}{list(shape)}")
+        else:
+            tensors[name] = VariableInfo(dtype, shape, source)
+    note = f"arrays that 'parameter_list' does not name: {len(unlisted):,}"
+    return tensors, others, (note,) if unlisted else ()
+
+
+def list_sb2_pickle(file: File) -> FileListing:
+    """Return what a cloudpickle holds; statistics that SB2 saved alone are listed as they are."""
+    pickled = load_pickle_file(file)
+    value = pickled.value
+    walk = PickleWalk(_sb2_role)
+    tensors: dict[str, VariableInfo] = {}
+    notes: tuple[str, ...] = ()
+    if _is_agent(value):
+        data, parameters = value
+        walk.add(pickled._replace(value=data), (_DATA,))
+        if isinstance(parameters, dict):
+            tensors, parameters = _split_named_arrays(parameters, pickled)
+        else:
+            notes = ("the file does not name its variables: they stand in the order of the agent's graph",)
+        if parameters:
+            walk.add(pickled._replace(value=parameters, asked=()), _PARAMS)
+        notes = (*_sb2_policy(data), *notes)
+    else:
+        walk.add(pickled)
+    return FileListing(_join_tree(tensors, walk), f"{_SB2_WRITER} (cloudpickle)", notes=notes, asks=walk.asks)
+
+
+def _is_agent(value: Any) -> bool:
+    # base_class.py, _save_to_file_cloudpickle: (data, params).
+    return (
+        type(value) is tuple
+        and len(value) == 2
+        and isinstance(value[0], dict)
+        and isinstance(value[1], dict | list)
+    )
+
+
+def _split_named_arrays(
+    parameters: Mapping[Any, Any], pickled: LoadedPickle
+) -> tuple[dict[str, VariableInfo], dict[Any, Any]]:
+    """Return the arrays that have a variable's name, and whatever else the dict holds."""
+    tensors: dict[str, VariableInfo] = {}
+    others: dict[Any, Any] = {}
+    for name, value in parameters.items():
+        parts = value.parts() if type(value) is Array and type(name) is str else None
+        if parts is None or parts.type.name is None or isinstance(parts.data, list):
+            others[name] = value
+        else:
+            tensors[name] = VariableInfo(parts.type.name, parts.shape, array_source(parts, pickled))
+    return tensors, others
+
+
+def _join_tree(tensors: Mapping[str, VariableInfo], walk: PickleWalk) -> Tree:
+    """Return the tree of the named variables and of what the walk found."""
+    # TensorFlow lists variables by their first output, `NAME:0`; scopes are the parts of NAME.
+    plain = {name: name.removesuffix(":0") for name in tensors}
+    if len(set(plain.values())) != len(plain):
+        plain = {name: name for name in tensors}
+    named = tree_by_name({plain[name]: tensor for name, tensor in tensors.items()})
+    listed = {short: name for name, short in plain.items()}
+    leaves = {path: _set_variable_key(leaf, listed) for path, leaf in named.items()}
+    aliases = {**named.aliases, **walk.tree().aliases}
+    return Tree({**leaves, **walk.leaves}, aliases, {**named.containers, **walk.containers})
+
+
+def _set_variable_key(leaf: Leaf | ValueLeaf, names: Mapping[str, str]) -> Leaf | ValueLeaf:
+    return replace(leaf, key=names[leaf.key]) if isinstance(leaf, Leaf) else leaf
+
+
+def _sb2_role(path: Path, dtype: str, shape: Shape) -> PickledArrayRole:
+    """Say what stands in the settings ("other"), in an unnamed list of variables, or in saved statistics."""
+    last = path[-1] if path else None
+    if path[:1] == _PARAMS and dtype:
+        return PickledArrayRole(role_by_name(path, "", dtype, shape))
+    # stable_baselines/common/running_mean_std.py, RunningMeanStd: what VecNormalize saves.
+    if path[:1] != (_DATA,) and last is not None and last.value in ("mean", "var"):
+        return PickledArrayRole("buffer")
+    return PickledArrayRole("other")
+
+
+def _sb2_policy(data: Mapping[Any, Any]) -> tuple[str, ...]:
+    policy = data.get("policy")
+    return (f"policy {policy.full}",) if isinstance(policy, Global) else ()
+
+
+# Writes an agent's zip: settings as JSON, variables as NumPy's archive, and their names in order.
+#
+# Sources, in github.com/hill-a/stable-baselines: stable_baselines/common/base_class.py
+# (`_save_to_file_zip`, `_load_from_file`), stable_baselines/common/save_util.py (`data_to_json`,
+# `params_to_bytes`). What JSON cannot hold is a pickle that names a class of the library, or calls gym's Box
+# with its two arrays (gym/spaces/box.py), as every version of gym can.
+
+_BOX = Global("gym.spaces.box", "Box")
+_POLICY_CLASS = (_DATA, key("policy"))
+
+
+def sb2_pieces(tree: Tree) -> tuple[OutputFile]:
+    """Return the one file, the zip; raise UnsupportedError for a tree that is no agent of the library.
+
+    See libraries/sb2.py for what such a tree has.
+    """
+    policy = tree.get(_POLICY_CLASS)
+    if not isinstance(policy, ValueLeaf) or not isinstance(policy.value, Record):
+        raise UnsupportedError("only an agent can be written as a file of Stable-Baselines 2")
+    variables = {path: leaf for path, leaf in tree.tensors() if path[:1] != (_DATA,)}
+    codes = {path: pickles.dtype_code(leaf, path) for path, leaf in variables.items()}
+    data = _encode_settings(tree)
+    return (OutputFile("", lambda stream: _write_sb2(stream, data, variables, codes)),)
+
+
+def _write_sb2(
+    stream: IO[bytes], data: Mapping[str, Any], variables: Mapping[Path, Leaf], codes: Mapping[Path, str]
+) -> None:
+    from ckpttool.encodings import npy
+
+    inner = io.BytesIO()
+    arrays = ZipWriter(inner)
+    for path, leaf in variables.items():
+        header = npy.encode_npy_header(("|" if codes[path].endswith("1") else "<") + codes[path], leaf.shape)
+        arrays.add(_variable_name(path) + npy.SUFFIX, header, common.read_exact(leaf, path))
+    arrays.close()
+    archive = ZipWriter(stream)
+    archive.add("data", json.dumps(data, indent=4).encode("ascii"))
+    archive.add("parameters", inner.getbuffer())
+    archive.add("parameter_list", json.dumps([_variable_name(path) for path in variables]).encode("ascii"))
+    archive.close()
+
+
+def _variable_name(path: Path) -> str:
+    """Return a variable's name, which TensorFlow lists by its first output."""
+    return "/".join(str(step.value) for step in path) + ":0"
+
+
+def _encode_settings(tree: Tree) -> dict[str, Any]:
+    """Return the settings as JSON holds them, what it cannot hold as pickles."""
+    made: dict[str, Any] = {}
+    for path, leaf in tree.items():
+        if path[:1] == (_DATA,) and len(path) > 1:
+            _put_value(made, path[1:], leaf)
+    return {name: _encode_setting(value) for name, value in made.items()}
+
+
+def _put_value(made: dict[str, Any], path: Path, leaf: Leaf | ValueLeaf) -> None:
+    at: Any = made
+    for step, after in pairwise(path):
+        at = _get_or_add(at, step, [] if after.kind == "index" else {})
+    _get_or_add(at, path[-1], leaf.value if isinstance(leaf, ValueLeaf) else pickles.encode_array(leaf, path))
+
+
+def _get_or_add(at: Any, step: PathStep, value: Any) -> Any:
+    """Return the entry of a dict or list at the step, which is `value` if there is none yet."""
+    if isinstance(at, list):
+        if step.value == len(at):
+            at.append(value)
+        return at[-1]
+    return at.setdefault(step.value, value)
+
+
+def _encode_setting(value: Any) -> Any:
+    if isinstance(value, dict) and value.keys() >= {"low", "high"}:
+        return _encode_pickled(
+            f"<class '{_BOX.full}'>", pickles.encode_box(_BOX, value["low"], value["high"])
+        )
+    named = _encode_globals(value)
+    if named is value or named == value:
+        return value
+    kind = "type" if isinstance(named, Global) else type(value).__name__
+    return _encode_pickled(f"<class '{kind}'>", named)
+
+
+def _encode_globals(value: Any) -> Any:
+    """Return the value with every inert name as the pickle's name of that class or function."""
+    if isinstance(value, Record):
+        return pickles.encode_global(value)
+    if isinstance(value, dict):
+        return {step: _encode_globals(inner) for step, inner in value.items()}
+    if isinstance(value, list):
+        return [_encode_globals(inner) for inner in value]
+    return value
+
+
+def _encode_pickled(kind: str, value: Any) -> dict[str, str]:
+    return {":type:": kind, SERIALIZED: base64.b64encode(dumps(value, pickles.PROTOCOL)).decode("ascii")}
+
+
+STABLE_BASELINES2 = WritingFormatDefinition(
+    NAME=SB2_NAME,
+    TITLE=SB2_TITLE,
+    FRAMEWORK=SB2_FRAMEWORK,
+    claims=sb2_claims,
+    read=read_sb2,
+    pieces=sb2_pieces,
+)

@@ -1,4 +1,4 @@
-"""Builds an agent with Stable-Baselines3 and lets it save itself; runs in a process of its own (write.py).
+"""Builds an agent with Stable-Baselines3 and lets it save itself; runs in a process of its own (sb3.py).
 
 Source: github.com/DLR-RM/stable-baselines3, stable_baselines3/common/base_class.py, `BaseAlgorithm.load`: a
 model without an environment is made, gets its spaces, is set up, and takes its state_dicts.

@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import IO, TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import IO, Literal, NamedTuple
 
 from ckpttool.core import dtypes, filesystem, limits, source
 from ckpttool.core.checkpoint import Checkpoint
@@ -20,7 +20,7 @@ from ckpttool.core.source import Buffer, ByteSwappedSpan, Checksum, File, Inline
 from ckpttool.core.text import format_count
 from ckpttool.core.tree import Alias, Container, Leaf, Path, PathStep, Role, Tree, attr, display
 from ckpttool.encodings import protobuf, sstable
-from ckpttool.formats import tf_common
+from ckpttool.formats import tf_common, tf_object_graph
 from ckpttool.formats.common import OutputFile, Probe
 from ckpttool.formats.tf_common import (
     Extent,
@@ -32,222 +32,30 @@ from ckpttool.formats.tf_common import (
     slice_box,
     tree_by_name,
 )
+from ckpttool.formats.tf_object_graph import KEY, MARK, Graph
 
-if TYPE_CHECKING:
-    from ckpttool.formats import tf_object_graph
-    from ckpttool.formats.tf_object_graph import Graph
+# TensorFlow checkpoints: an index of tensors and the data shards beside it.
 
-
-# The join of an object graph with the keys of a bundle: one name, role and owner for every tensor.
-
-SHOWN = 3  # names in a note
-
-
-@dataclass(slots=True)
-class _BundleTreeBuilder:
-    """The tree while it is being made; `used` are the bundle keys that have a leaf, by path."""
-
-    graph: Graph
-    canonical: dict[int, Path]
-    others: dict[int, tuple[Path, ...]]
-    roles: tf_object_graph.VariableRoles
-    tensors: Mapping[str, VariableInfo]
-    leaves: dict[Path, Leaf]
-    aliases: dict[Path, list[Alias]]
-    used: dict[str, Path]
-    absent: list[tuple[int, Path, tf_object_graph.ObjectAttribute]]
-    crowded: Counter[Path]
+NAME = "tensor_bundle"
+TITLE = "TensorFlow checkpoint (index and data shards)"
+WRITES = True
+FRAMEWORK = "tensorflow"
 
 
-def tree_from_graph(data: bytes, tensors: Mapping[str, VariableInfo]) -> tuple[Tree, tuple[str, ...]]:
-    """Return the tree of a bundle whose object graph is `data`, and what a person should know about it."""
-    from ckpttool.formats import tf_object_graph
-
-    graph = tf_object_graph.parse_graph(data)
-    chosen = tf_object_graph.choose_paths(graph)
-    valued = {number for number, node in enumerate(graph) if node.attributes}
-    aliases = tf_object_graph.find_aliases(graph, chosen, valued)
-    roles = tf_object_graph.find_roles(graph)
-    named = tf_object_graph.paths_in_lists(graph, chosen)
-    others = aliases.paths | {
-        number: (chosen.paths[number], *aliases.paths.get(number, ())) for number in named
-    }
-    naming = _BundleTreeBuilder(
-        graph, chosen.paths | named, others, roles, tensors, {}, {}, {}, [], Counter()
-    )
-    for number, path in naming.canonical.items():
-        if number in valued:
-            _add(naming, number, path)
-    _add_slots(naming)
-    absent = _add_prefixed(naming)
-    loose = _add_loose(naming)
-    _fix_slot_owners(naming)
-    savers = sorted({node.saver for node in graph if node.saver})
-    tree = Tree(naming.leaves, {path: tuple(others) for path, others in naming.aliases.items()})
-    return tree, tuple(_notes(savers, loose, absent, chosen, aliases))
+def claims(probe: Probe) -> str | None:
+    """Return the prefix of the checkpoint that the path means, if it means one of ours."""
+    return find_prefix(probe)
 
 
-def _add(naming: _BundleTreeBuilder, number: int, path: Path) -> None:
-    from ckpttool.formats import tf_object_graph
-
-    for attribute in naming.graph[number].attributes:
-        if attribute.key not in naming.tensors:
-            naming.absent.append((number, path, attribute))
-            continue
-        tail = tf_object_graph.attribute_path(attribute.name)
-        others = naming.others.get(number, ())
-        if tail and others:
-            others = tuple(alias + tail for alias in others)
-        _put_leaf(naming, number, path + tail, attribute.key, attribute.full_name, others)
+def redirected(probe: Probe, location: str) -> str | None:
+    """Return a note if the location is not the place that the state file at the path names."""
+    return tf_common.note_redirection(probe, location)
 
 
-def _add_prefixed(naming: _BundleTreeBuilder) -> list[str]:
-    """Add what is stored under longer keys than the graph says; return the keys that nothing is stored under.
-
-    Lookup tables and iterators save `KEY-keys`, `KEY-values` and `KEY_STATE`.
-    """
-    from ckpttool.formats import tf_object_graph
-
-    keys = sorted(naming.tensors.keys() - naming.used.keys())
-    following = list(range(len(keys) + 1))  # where the next key is that nobody has taken
-    absent, seen = [], set()
-    for number, path, attribute in naming.absent:
-        prefix, found = attribute.key, False
-        if prefix and prefix not in seen and attribute.name != tf_object_graph.VALUE:
-            seen.add(prefix)
-            at = _next_free(following, bisect_left(keys, prefix))
-            while at < len(keys) and keys[at].startswith(prefix):
-                found = True
-                own = path + tf_object_graph.attribute_path(attribute.name, keys[at][len(prefix) :])
-                _put_leaf(naming, number, own, keys[at], attribute.full_name, (), role="other")
-                following[at] = at + 1
-                at = _next_free(following, at)
-        if not found:
-            absent.append(prefix)
-    return absent
-
-
-def _next_free(following: list[int], at: int) -> int:
-    while following[at] != at:
-        following[at] = following[following[at]]
-        at = following[at]
-    return at
-
-
-def _put_leaf(
-    naming: _BundleTreeBuilder,
-    number: int,
-    path: Path,
-    key: str,
-    full_name: str,
-    others: tuple[Path, ...],
-    role: Role | None = None,
-) -> None:
-    if key in naming.used:
-        # Two objects that share one entry are one tensor under two names.
-        first = naming.used[key]
-        naming.aliases.setdefault(first, []).extend((Alias(path), *map(Alias, others)))
-        return
-    path = _unused_path(naming, path)
-    naming.leaves[path] = _leaf(naming, number, path, key, full_name, role)
-    naming.used[key] = path
-    if others:
-        naming.aliases[path] = [*map(Alias, others)]
-
-
-def _unused_path(naming: _BundleTreeBuilder, path: Path) -> Path:
-    # Two values of one object by one name, or a value whose name is an edge: only strange files have them.
-    if path not in naming.leaves:
-        return path
-    path = (*path, PathStep("attr", ".ATTRIBUTES"))
-    while path in naming.leaves:
-        naming.crowded[path] += 1
-        path = (*path, PathStep("index", naming.crowded[path]))
-    return path
-
-
-def _leaf(
-    naming: _BundleTreeBuilder, number: int, path: Path, key: str, full_name: str, role: Role | None
-) -> Leaf:
-    dtype, shape, source = naming.tensors[key]
-    trainable = of = kind = None
-    slot = naming.roles.slots.get(number)
-    if slot is not None:
-        role, kind = "slot", slot.kind or None
-        of = naming.canonical.get(slot.of) if slot.of is not None else None
-    elif number in naming.roles.trained:
-        role, trainable = "parameter", True
-    elif number in naming.roles.statistics:
-        role = "buffer"
-    elif role is None:
-        setting = number in naming.roles.settings
-        role = role_by_name(path, full_name, dtype, shape, setting=setting)
-    return Leaf(dtype, shape, source, key, role, of, kind, trainable, full_name or None)
-
-
-def _add_slots(naming: _BundleTreeBuilder) -> None:
-    # Older optimizers hold their slots by no edge; the graph lists them beside the variable that they serve.
-    from ckpttool.formats import tf_object_graph
-
-    canonical = naming.canonical
-    for number, slot in naming.roles.slots.items():
-        if number in canonical or slot.of not in canonical or slot.optimizer not in canonical:
-            continue
-        path = tf_object_graph.slot_path(canonical[slot.optimizer], slot.kind, canonical[slot.of])
-        _add(naming, number, path)
-
-
-def _fix_slot_owners(naming: _BundleTreeBuilder) -> None:
-    # An owner is known by its canonical path, which is not where its leaf is if two objects share an entry.
-    for number, slot in naming.roles.slots.items():
-        for attribute in naming.graph[number].attributes:
-            path = naming.used.get(attribute.key)
-            leaf = None if path is None else naming.leaves[path]
-            if path is not None and leaf is not None and leaf.of not in naming.leaves:
-                naming.leaves[path] = replace(leaf, of=_owner_path(naming, slot.of))
-
-
-def _owner_path(naming: _BundleTreeBuilder, number: int | None) -> Path | None:
-    if number is None or not naming.graph[number].attributes:
-        return None
-    return naming.used.get(naming.graph[number].attributes[0].key)
-
-
-def _add_loose(naming: _BundleTreeBuilder) -> list[str]:
-    from ckpttool.formats import tf_object_graph
-
-    loose = [key for key in naming.tensors if key not in naming.used]
-    for key in loose:
-        path = _unused_path(naming, tf_object_graph.path_of_key(key))
-        tensor = naming.tensors[key]
-        role = role_by_name(path, "", tensor.dtype, tensor.shape)
-        naming.leaves[path] = Leaf(tensor.dtype, tensor.shape, tensor.source, key, role)
-        naming.used[key] = path
-    return loose
-
-
-def _notes(
-    savers: list[str],
-    loose: list[str],
-    absent: list[str],
-    chosen: tf_object_graph.ObjectTree,
-    aliases: tf_object_graph.ObjectAliases,
-) -> Iterator[str]:
-    from ckpttool.formats import tf_object_graph
-
-    if savers:
-        named = abbreviate_list(savers, SHOWN)
-        yield f"some objects were saved by a registered saver ({named}) under keys of its own choice"
-    if loose:
-        yield f"{abbreviate_list(loose, SHOWN)}: named by no object of the graph, listed by key"
-    if absent:
-        yield f"{abbreviate_list(absent, SHOWN)}: named by the object graph, not in the index"
-    if chosen.deep:
-        most = limits.current().graph_depth
-        yield f"what lies more than {most} edges deep in the object graph is listed by key"
-    if aliases.capped or not aliases.complete:
-        most = tf_object_graph.MAX_ALIASES
-        yield f"some variables have more paths than are listed (at most {most} besides the first)"
+def read(location: str) -> Checkpoint:
+    """List the checkpoint with prefix `location`; every entry is judged, no tensor is read."""
+    found = read_listing(location)
+    return Checkpoint(location, NAME, found.tree, found.files, found.writer, "crc32c", found.notes)
 
 
 # Which TensorFlow checkpoint a path means: a prefix, its index, a shard, a state file, or a folder.
@@ -311,42 +119,6 @@ def _prefix_of_folder(probe: Probe) -> str | None:
     # A prefix may have a folder of the same name beside its index.
     beside = probe.path.rstrip("/")
     return beside if filesystem.isfile(f"{beside}.index") else None
-
-
-# TensorFlow checkpoints: an index of tensors and the data shards beside it (see listing and write).
-
-NAME = "tensor_bundle"
-TITLE = "TensorFlow checkpoint (index and data shards)"
-WRITES = True
-FRAMEWORK = "tensorflow"
-
-
-def claims(probe: Probe) -> str | None:
-    """Return the prefix of the checkpoint that the path means, if it means one of ours."""
-    return find_prefix(probe)
-
-
-def redirected(probe: Probe, location: str) -> str | None:
-    """Return a note if the location is not the place that the state file at the path names."""
-    return tf_common.note_redirection(probe, location)
-
-
-def read(location: str) -> Checkpoint:
-    """List the checkpoint with prefix `location`; every entry is judged, no tensor is read."""
-    # Not at the top: every command asks `claims`.
-
-    found = read_listing(location)
-    return Checkpoint(location, NAME, found.tree, found.files, found.writer, "crc32c", found.notes)
-
-
-def pieces(tree: Tree, **options: Any) -> tuple[OutputFile, ...]:
-    """Return the shards and the index that hold the tree; the options are those of write.pieces."""
-    return build_pieces(tree, **options)
-
-
-def stored(tree: Tree, **options: Any) -> Tree:
-    """Return the tree as it will be read after `pieces` wrote it with these options (see write.stored)."""
-    return tree_as_stored(tree, **options)
 
 
 # The records of a TensorFlow tensor bundle: its header and its entries.
@@ -530,7 +302,7 @@ def _span_error(span: Span, message: str) -> FormatError:
 # Listing a bundle: the index, an entry for every tensor, and which shard holds it.
 #
 # The format is that of tensorflow/core/util/tensor_bundle/tensor_bundle.cc. The index is an sstable
-# (wire.sstable) of protobuf records (records).
+# (encodings/sstable.py) of protobuf records.
 
 
 class BundleListing(NamedTuple):
@@ -577,8 +349,6 @@ def _index_bytes(file: File) -> bytes:
 
 
 def _tree(tensors: dict[str, VariableInfo], index: str) -> tuple[Tree, tuple[str, ...]]:
-    from ckpttool.formats.tf_object_graph import KEY
-
     graph = tensors.pop(KEY, None)
     if graph is None:
         return tree_by_name(tensors), ()
@@ -605,8 +375,6 @@ def _text(source: Source, limit: str) -> bytes:
 
 def _modules(tree: Tree) -> tuple[dict[Path, Container], list[str]]:
     """Return what stored configurations say about the objects that have one, and a note on unusable ones."""
-    from ckpttool.formats import tf_object_graph
-
     found: dict[Path, Container] = {}
     refused: list[str] = []
     for path, leaf in tree.tensors():
@@ -821,6 +589,206 @@ def _check_size(entry: BundleEntry, dtype: dtypes.DType, elements: int) -> None:
         )
 
 
+# The join of an object graph with the keys of a bundle: one name, role and owner for every tensor.
+
+SHOWN = 3  # names in a note
+
+
+@dataclass(slots=True)
+class _BundleTreeBuilder:
+    """The tree while it is being made; `used` are the bundle keys that have a leaf, by path."""
+
+    graph: Graph
+    canonical: dict[int, Path]
+    others: dict[int, tuple[Path, ...]]
+    roles: tf_object_graph.VariableRoles
+    tensors: Mapping[str, VariableInfo]
+    leaves: dict[Path, Leaf]
+    aliases: dict[Path, list[Alias]]
+    used: dict[str, Path]
+    absent: list[tuple[int, Path, tf_object_graph.ObjectAttribute]]
+    crowded: Counter[Path]
+
+
+def tree_from_graph(data: bytes, tensors: Mapping[str, VariableInfo]) -> tuple[Tree, tuple[str, ...]]:
+    """Return the tree of a bundle whose object graph is `data`, and what a person should know about it."""
+    graph = tf_object_graph.parse_graph(data)
+    chosen = tf_object_graph.choose_paths(graph)
+    valued = {number for number, node in enumerate(graph) if node.attributes}
+    aliases = tf_object_graph.find_aliases(graph, chosen, valued)
+    roles = tf_object_graph.find_roles(graph)
+    named = tf_object_graph.paths_in_lists(graph, chosen)
+    others = aliases.paths | {
+        number: (chosen.paths[number], *aliases.paths.get(number, ())) for number in named
+    }
+    naming = _BundleTreeBuilder(
+        graph, chosen.paths | named, others, roles, tensors, {}, {}, {}, [], Counter()
+    )
+    for number, path in naming.canonical.items():
+        if number in valued:
+            _add(naming, number, path)
+    _add_slots(naming)
+    absent = _add_prefixed(naming)
+    loose = _add_loose(naming)
+    _fix_slot_owners(naming)
+    savers = sorted({node.saver for node in graph if node.saver})
+    tree = Tree(naming.leaves, {path: tuple(others) for path, others in naming.aliases.items()})
+    return tree, tuple(_notes(savers, loose, absent, chosen, aliases))
+
+
+def _add(naming: _BundleTreeBuilder, number: int, path: Path) -> None:
+    for attribute in naming.graph[number].attributes:
+        if attribute.key not in naming.tensors:
+            naming.absent.append((number, path, attribute))
+            continue
+        tail = tf_object_graph.attribute_path(attribute.name)
+        others = naming.others.get(number, ())
+        if tail and others:
+            others = tuple(alias + tail for alias in others)
+        _put_leaf(naming, number, path + tail, attribute.key, attribute.full_name, others)
+
+
+def _add_prefixed(naming: _BundleTreeBuilder) -> list[str]:
+    """Add what is stored under longer keys than the graph says; return the keys that nothing is stored under.
+
+    Lookup tables and iterators save `KEY-keys`, `KEY-values` and `KEY_STATE`.
+    """
+    keys = sorted(naming.tensors.keys() - naming.used.keys())
+    following = list(range(len(keys) + 1))  # where the next key is that nobody has taken
+    absent, seen = [], set()
+    for number, path, attribute in naming.absent:
+        prefix, found = attribute.key, False
+        if prefix and prefix not in seen and attribute.name != tf_object_graph.VALUE:
+            seen.add(prefix)
+            at = _next_free(following, bisect_left(keys, prefix))
+            while at < len(keys) and keys[at].startswith(prefix):
+                found = True
+                own = path + tf_object_graph.attribute_path(attribute.name, keys[at][len(prefix) :])
+                _put_leaf(naming, number, own, keys[at], attribute.full_name, (), role="other")
+                following[at] = at + 1
+                at = _next_free(following, at)
+        if not found:
+            absent.append(prefix)
+    return absent
+
+
+def _next_free(following: list[int], at: int) -> int:
+    while following[at] != at:
+        following[at] = following[following[at]]
+        at = following[at]
+    return at
+
+
+def _put_leaf(
+    naming: _BundleTreeBuilder,
+    number: int,
+    path: Path,
+    key: str,
+    full_name: str,
+    others: tuple[Path, ...],
+    role: Role | None = None,
+) -> None:
+    if key in naming.used:
+        # Two objects that share one entry are one tensor under two names.
+        first = naming.used[key]
+        naming.aliases.setdefault(first, []).extend((Alias(path), *map(Alias, others)))
+        return
+    path = _unused_path(naming, path)
+    naming.leaves[path] = _leaf(naming, number, path, key, full_name, role)
+    naming.used[key] = path
+    if others:
+        naming.aliases[path] = [*map(Alias, others)]
+
+
+def _unused_path(naming: _BundleTreeBuilder, path: Path) -> Path:
+    # Two values of one object by one name, or a value whose name is an edge: only strange files have them.
+    if path not in naming.leaves:
+        return path
+    path = (*path, PathStep("attr", ".ATTRIBUTES"))
+    while path in naming.leaves:
+        naming.crowded[path] += 1
+        path = (*path, PathStep("index", naming.crowded[path]))
+    return path
+
+
+def _leaf(
+    naming: _BundleTreeBuilder, number: int, path: Path, key: str, full_name: str, role: Role | None
+) -> Leaf:
+    dtype, shape, source = naming.tensors[key]
+    trainable = of = kind = None
+    slot = naming.roles.slots.get(number)
+    if slot is not None:
+        role, kind = "slot", slot.kind or None
+        of = naming.canonical.get(slot.of) if slot.of is not None else None
+    elif number in naming.roles.trained:
+        role, trainable = "parameter", True
+    elif number in naming.roles.statistics:
+        role = "buffer"
+    elif role is None:
+        setting = number in naming.roles.settings
+        role = role_by_name(path, full_name, dtype, shape, setting=setting)
+    return Leaf(dtype, shape, source, key, role, of, kind, trainable, full_name or None)
+
+
+def _add_slots(naming: _BundleTreeBuilder) -> None:
+    # Older optimizers hold their slots by no edge; the graph lists them beside the variable that they serve.
+    canonical = naming.canonical
+    for number, slot in naming.roles.slots.items():
+        if number in canonical or slot.of not in canonical or slot.optimizer not in canonical:
+            continue
+        path = tf_object_graph.slot_path(canonical[slot.optimizer], slot.kind, canonical[slot.of])
+        _add(naming, number, path)
+
+
+def _fix_slot_owners(naming: _BundleTreeBuilder) -> None:
+    # An owner is known by its canonical path, which is not where its leaf is if two objects share an entry.
+    for number, slot in naming.roles.slots.items():
+        for attribute in naming.graph[number].attributes:
+            path = naming.used.get(attribute.key)
+            leaf = None if path is None else naming.leaves[path]
+            if path is not None and leaf is not None and leaf.of not in naming.leaves:
+                naming.leaves[path] = replace(leaf, of=_owner_path(naming, slot.of))
+
+
+def _owner_path(naming: _BundleTreeBuilder, number: int | None) -> Path | None:
+    if number is None or not naming.graph[number].attributes:
+        return None
+    return naming.used.get(naming.graph[number].attributes[0].key)
+
+
+def _add_loose(naming: _BundleTreeBuilder) -> list[str]:
+    loose = [key for key in naming.tensors if key not in naming.used]
+    for key in loose:
+        path = _unused_path(naming, tf_object_graph.path_of_key(key))
+        tensor = naming.tensors[key]
+        role = role_by_name(path, "", tensor.dtype, tensor.shape)
+        naming.leaves[path] = Leaf(tensor.dtype, tensor.shape, tensor.source, key, role)
+        naming.used[key] = path
+    return loose
+
+
+def _notes(
+    savers: list[str],
+    loose: list[str],
+    absent: list[str],
+    chosen: tf_object_graph.ObjectTree,
+    aliases: tf_object_graph.ObjectAliases,
+) -> Iterator[str]:
+    if savers:
+        named = abbreviate_list(savers, SHOWN)
+        yield f"some objects were saved by a registered saver ({named}) under keys of its own choice"
+    if loose:
+        yield f"{abbreviate_list(loose, SHOWN)}: named by no object of the graph, listed by key"
+    if absent:
+        yield f"{abbreviate_list(absent, SHOWN)}: named by the object graph, not in the index"
+    if chosen.deep:
+        most = limits.current().graph_depth
+        yield f"what lies more than {most} edges deep in the object graph is listed by key"
+    if aliases.capped or not aliases.complete:
+        most = tf_object_graph.MAX_ALIASES
+        yield f"some variables have more paths than are listed (at most {most} besides the first)"
+
+
 # The names under which a tree's tensors are stored without an object graph, as TensorFlow 1 does.
 
 # tensorflow/python/framework/ops.py, _VALID_OP_NAME_REGEX: what a variable may be called.
@@ -851,8 +819,6 @@ def tensor_names(tree: Tree) -> Mapping[Path, str]:
 
 
 def _tensor_name(tree: Tree, path: Path, leaf: Leaf) -> str:
-    from ckpttool.formats.tf_object_graph import KEY
-
     own = "/".join(str(step.value) for step in path)
     if own == leaf.key and own != KEY and own and own[0] != "\0":
         return own
@@ -892,7 +858,7 @@ class _BundleItem(NamedTuple):
     path: Path
 
 
-def build_pieces(
+def pieces(
     tree: Tree,
     *,
     graph: bool = True,
@@ -903,13 +869,13 @@ def build_pieces(
 ) -> tuple[OutputFile, ...]:
     """Return the shards and the index that hold the tree; the shards must be filled before the index.
 
-    With `graph`, objects are stored as tf.train.Checkpoint does (see object_graph.write), and `counter` is
-    the value of the `save_counter` that a tree gets which has none and does not come from TensorFlow's
-    objects; without it, variables by name as TensorFlow 1 does (see names). A shard is closed before it
+    With `graph`, objects are stored as tf.train.Checkpoint does (see tf_object_graph.plan_graph), and
+    `counter` is the value of the `save_counter` that a tree gets which has none and does not come from
+    TensorFlow's objects; without it, variables by name as TensorFlow 1 does. A shard is closed before it
     exceeds `shard_bytes` (2 GiB if nothing is said), one tensor never being cut; `shards` asks for that many
     of about equal size. `between` is the prefix of a checkpoint that may be there already: it adds empty
     shards and an index that lists the shards under names of a larger count, which no file there has, so that
-    a set of the same names can be replaced by way of it (see writing.publishing).
+    a set of the same names can be replaced by way of it (see atomic_write.write_atomically).
 
     Raise UnsupportedError, before anything is written, for values that are no tensors, for types that
     TensorFlow lacks, and for two tensors with one name.
@@ -940,13 +906,11 @@ def build_pieces(
     )
 
 
-def tree_as_stored(tree: Tree, *, graph: bool = True, counter: int | None = None) -> Tree:
+def stored(tree: Tree, *, graph: bool = True, counter: int | None = None) -> Tree:
     """Return the tree as the reader will list it: the same leaves under the paths and keys they get.
 
     Raise UnsupportedError as `pieces` does.
     """
-    from ckpttool.formats.tf_object_graph import KEY
-
     items = _list_items(_add_save_counter(tree, counter if graph else None), graph=graph)
     tensors = {key: VariableInfo(leaf.dtype, leaf.shape, leaf.source) for key, leaf, _ in items}
     if not graph:
@@ -956,8 +920,6 @@ def tree_as_stored(tree: Tree, *, graph: bool = True, counter: int | None = None
 
 
 def _add_save_counter(tree: Tree, counter: int | None) -> Tree:
-    from ckpttool.formats.tf_object_graph import MARK
-
     known = any(MARK in leaf.key for _, leaf in tree.tensors())
     if counter is None or known or any(path[:1] == _COUNTER for path in tree):
         return tree
@@ -967,9 +929,6 @@ def _add_save_counter(tree: Tree, counter: int | None) -> Tree:
 
 def _list_items(tree: Tree, *, graph: bool) -> list[_BundleItem]:
     """Return what is to be stored, in TensorFlow's order: by object, the graph last; or by name."""
-    from ckpttool.formats import tf_object_graph
-    from ckpttool.formats.tf_object_graph import KEY
-
     for path, _ in tree.plain():
         raise UnsupportedError(
             "a TensorFlow checkpoint holds tensors only, and this value is none",

@@ -8,7 +8,7 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from ckpttool.core import filesystem, limits, text
 from ckpttool.core.checkpoint import CODE, Checkpoint, CodeReference, merge_references
@@ -17,20 +17,18 @@ from ckpttool.core.source import File
 from ckpttool.core.text import format_count
 from ckpttool.core.tree import Container, Leaf, Path, PathStep, Tree, ValueLeaf
 from ckpttool.encodings import protobuf
-from ckpttool.formats import keras_config, tf_bundle
+from ckpttool.formats import keras_config, tf_bundle, tf_saved_model_messages
 from ckpttool.formats.common import Probe
 from ckpttool.formats.keras_config import ConfigAudit, merge_audits
 from ckpttool.formats.tf_common import class_name, plain_facts
-
-if TYPE_CHECKING:
-    from ckpttool.formats import tf_saved_model_messages
-    from ckpttool.formats.tf_saved_model_messages import (
-        FieldMeter,
-        MetaGraph,
-        Signature,
-        TensorInfo,
-    )
-
+from ckpttool.formats.tf_saved_model_messages import (
+    FieldMeter,
+    MetaGraph,
+    SavedObjects,
+    Signature,
+    TensorInfo,
+    iter_field,
+)
 
 # TensorFlow's SavedModels: a folder with a graph (saved_model.pb) and a tensor bundle (variables/variables).
 #
@@ -73,18 +71,6 @@ def _holds_checkpoints(probe: Probe) -> bool:
         return True
     # A prefix may have a folder of the same name beside its index.
     return filesystem.isfile(f"{probe.path.rstrip('/')}.index")
-
-
-def read(location: str) -> Checkpoint:
-    """List the variables of the SavedModel in the folder `location`, and what its graph says about them.
-
-    A graph that is damaged, absent or too large costs only what it would have said: a note tells so. Damaged
-    variables are a FormatError, like those of any tensor bundle, and so are variables that the graph has and
-    the folder has not.
-    """
-    # Every command asks every format what it claims; only this one's own reader needs the rest.
-
-    return read_listing(location)
 
 
 # Which operations of a graph touch the machine that runs it; no graph is run here.
@@ -279,7 +265,7 @@ class GraphFacts:
 # Objects (TensorFlow 2).
 
 
-def facts_by_objects(tree: Tree, graph: tf_saved_model_messages.SavedObjects) -> GraphFacts:
+def facts_by_objects(tree: Tree, graph: SavedObjects) -> GraphFacts:
     """Find each leaf's variable among the graph's objects: along its paths, as a slot, or by its name."""
     facts = GraphFacts()
     loose: list[tuple[Path, Leaf]] = []
@@ -319,9 +305,7 @@ def facts_by_objects(tree: Tree, graph: tf_saved_model_messages.SavedObjects) ->
     return facts
 
 
-def _along_paths(tree: Tree, graph: tf_saved_model_messages.SavedObjects, path: Path) -> int | None:
-    from ckpttool.formats import tf_saved_model_messages
-
+def _along_paths(tree: Tree, graph: SavedObjects, path: Path) -> int | None:
     number = tf_saved_model_messages.find_object(graph, path)
     if number in graph.variables:
         return number
@@ -332,10 +316,8 @@ def _along_paths(tree: Tree, graph: tf_saved_model_messages.SavedObjects, path: 
     return None
 
 
-def _find_slot(tree: Tree, graph: tf_saved_model_messages.SavedObjects, path: Path, leaf: Leaf) -> int | None:
+def _find_slot(tree: Tree, graph: SavedObjects, path: Path, leaf: Leaf) -> int | None:
     """Find a slot variable that no edge leads to: its path is OPTIMIZER/slots/KIND/VARIABLE."""
-    from ckpttool.formats import tf_saved_model_messages
-
     assert leaf.of is not None  # noqa: S101 - asked for slots with an owner only
     optimizer = tf_saved_model_messages.find_object(graph, path[: max(0, len(path) - len(leaf.of) - 2)])
     of = _along_paths(tree, graph, leaf.of)
@@ -354,7 +336,7 @@ def _fits(leaf: Leaf, variable: tf_saved_model_messages.SavedVariable) -> bool:
     return all(known in (-1, extent) for known, extent in zip(shape, leaf.shape, strict=True))
 
 
-def _unique_names(graph: tf_saved_model_messages.SavedObjects, taken: Mapping[int, Path]) -> dict[str, int]:
+def _unique_names(graph: SavedObjects, taken: Mapping[int, Path]) -> dict[str, int]:
     found: dict[str, int] = {}
     several = set()
     for number, variable in graph.variables.items():
@@ -365,7 +347,7 @@ def _unique_names(graph: tf_saved_model_messages.SavedObjects, taken: Mapping[in
     return {name: number for name, number in found.items() if name not in several}
 
 
-def iter_signatures(graph: tf_saved_model_messages.SavedObjects) -> Iterator[tuple[str, str]]:
+def iter_signatures(graph: SavedObjects) -> Iterator[tuple[str, str]]:
     """Go through the signatures: name, and the concrete function that is called."""
     signatures = graph.children[0].get(_SIGNATURES) if graph.children else None
     for name, number in graph.children[signatures].items() if signatures is not None else ():
@@ -374,7 +356,7 @@ def iter_signatures(graph: tf_saved_model_messages.SavedObjects) -> Iterator[tup
 
 
 def iter_functions(
-    graph: tf_saved_model_messages.SavedObjects, numbers: Mapping[int, Path]
+    graph: SavedObjects, numbers: Mapping[int, Path]
 ) -> Iterator[tuple[str, int | None, list[Path]]]:
     """Go through the concrete functions: name, the object that holds it, and the variables it captures."""
     holders: dict[str, int] = {}
@@ -394,8 +376,6 @@ def _paths(captured: Iterable[int], numbers: Mapping[int, Path]) -> list[Path]:
 
 def facts_by_nodes(tree: Tree, meta: MetaGraph, graph: tf_saved_model_messages.GraphNodes) -> GraphFacts:
     """Find each leaf's variables among the graph's nodes: those saved under its key, or of its name."""
-    from ckpttool.formats import tf_saved_model_messages
-
     facts = GraphFacts()
     wholes: dict[bytes, list[bytes]] = {}
     for each in meta.variables.values():
@@ -441,8 +421,6 @@ _KERAS = "_tf_keras_"
 
 def audit_metadata(data: memoryview, meter: FieldMeter) -> ConfigAudit:
     """Judge every configuration in keras_metadata.pb; raise CkpttoolError if it is damaged."""
-    from ckpttool.formats.tf_saved_model_messages import iter_field
-
     found = []
     for node in iter_field(1, data, meter):
         for part, value in meter.fields(node, _NODE):
@@ -451,19 +429,17 @@ def audit_metadata(data: memoryview, meter: FieldMeter) -> ConfigAudit:
     return keras_config.merge_audits(found)
 
 
-def audit_object_configs(graph: tf_saved_model_messages.SavedObjects, where: str) -> ConfigAudit:
+def audit_object_configs(graph: SavedObjects, where: str) -> ConfigAudit:
     """Judge the configurations that Keras before 2.5 kept in the graph's own objects."""
     texts = (user.metadata for user in graph.users.values() if user.identifier.startswith(_KERAS))
     return keras_config.merge_audits(keras_config.audit_json(bytes(text), where) for text in texts if text)
 
 
-def merge_metadata(graph: tf_saved_model_messages.SavedObjects, data: memoryview, meter: FieldMeter) -> None:
+def _add_keras_metadata(graph: SavedObjects, data: memoryview, meter: FieldMeter) -> None:
     """Add what keras_metadata.pb says to the graph's objects; raise CkpttoolError if it is damaged.
 
     SavedMetadata.nodes (1) have node_id (2), identifier (4) and metadata (5).
     """
-    from ckpttool.formats.tf_saved_model_messages import iter_field
-
     for node in iter_field(1, data, meter):
         number, identifier, metadata = 0, "", b""
         for part, value in meter.fields(node, _NODE):
@@ -479,15 +455,13 @@ def merge_metadata(graph: tf_saved_model_messages.SavedObjects, data: memoryview
 
 
 def module_containers(
-    tree: Tree, graph: tf_saved_model_messages.SavedObjects, parents: Mapping[int, tuple[int, str]]
+    tree: Tree, graph: SavedObjects, parents: Mapping[int, tuple[int, str]]
 ) -> dict[Path, Container]:
     """Return a "module" for every object whose class the graph names, by its path.
 
     Objects on the way to a leaf have the path that the leaf has; others (layers without weights) have the
     shortest.
     """
-    from ckpttool.formats import tf_saved_model_messages
-
     places = dict(_objects_on_paths(tree, graph))
     found: dict[Path, Container] = {}
     for number, user in graph.users.items():
@@ -503,9 +477,7 @@ def module_containers(
     return dict(sorted(found.items(), key=lambda item: len(item[0])))
 
 
-def _objects_on_paths(tree: Tree, graph: tf_saved_model_messages.SavedObjects) -> Iterator[tuple[int, Path]]:
-    from ckpttool.formats import tf_saved_model_messages
-
+def _objects_on_paths(tree: Tree, graph: SavedObjects) -> Iterator[tuple[int, Path]]:
     seen: set[Path] = set()
     for path, _ in tree.tensors():
         if path[:-1] not in seen:
@@ -578,11 +550,16 @@ class _ListedGraph:
 
     meta: MetaGraph
     nodes: tf_saved_model_messages.GraphNodes
-    objects: tf_saved_model_messages.SavedObjects | None
+    objects: SavedObjects | None
 
 
-def read_listing(location: str) -> Checkpoint:
-    """List the SavedModel in the folder; see saved_model.read."""
+def read(location: str) -> Checkpoint:
+    """List the variables of the SavedModel in the folder `location`, and what its graph says about them.
+
+    A graph that is damaged, absent or too large costs only what it would have said: a note tells so. Damaged
+    variables are a FormatError, like those of any tensor bundle, and so are variables that the graph has and
+    the folder has not.
+    """
     folder = _SavedModelLister(location)
     graphs = _graphs(folder)
     bundle = _variables(folder, graphs)
@@ -615,9 +592,6 @@ def read_listing(location: str) -> Checkpoint:
 
 
 def _graphs(folder: _SavedModelLister) -> list[_ListedGraph]:
-    from ckpttool.formats import tf_saved_model_messages
-    from ckpttool.formats.tf_saved_model_messages import FieldMeter
-
     if filesystem.lexists(folder.inside(CHUNKED_GRAPH)):
         # tensorflow/python/saved_model/loader_impl.py takes it before saved_model.pb.
         folder.unjudged.append(f"{CHUNKED_GRAPH}, a graph in chunks, is not read")
@@ -631,7 +605,7 @@ def _graphs(folder: _SavedModelLister) -> list[_ListedGraph]:
         )
         if text:
             folder.unjudged.append(f"{TEXT_GRAPH}, a graph in text form, is not parsed")
-        _merge_metadata(folder, None)
+        _read_keras_metadata(folder, None)
         return []
     meter = FieldMeter()
     try:
@@ -647,15 +621,13 @@ def _graphs(folder: _SavedModelLister) -> list[_ListedGraph]:
         hint = f" ({error.hint})" if error.hint else ""
         folder.notes.append(f"{GRAPH} cannot be read: {reason}{hint}; only variables/ is listed")
         folder.unjudged.append(f"{GRAPH} cannot be read: {reason}")
-        _merge_metadata(folder, None)
+        _read_keras_metadata(folder, None)
         return []
     _audit_keras(folder, graphs)
     return graphs
 
 
 def _graph(meta: MetaGraph, meter: FieldMeter) -> _ListedGraph:
-    from ckpttool.formats import tf_saved_model_messages
-
     found = None if meta.objects is None else tf_saved_model_messages.parse_object_graph(meta.objects, meter)
     # Where objects say what functions capture, the nodes tell nothing more.
     told = found is not None and bool(found.children)
@@ -670,20 +642,18 @@ def _graph(meta: MetaGraph, meter: FieldMeter) -> _ListedGraph:
 def _audit_keras(folder: _SavedModelLister, graphs: list[_ListedGraph]) -> None:
     with_objects = [graph.objects for graph in graphs if graph.objects is not None]
     folder.judged += [audit_object_configs(each, GRAPH) for each in with_objects]
-    _merge_metadata(folder, with_objects[0] if with_objects else None)
+    _read_keras_metadata(folder, with_objects[0] if with_objects else None)
 
 
-def _merge_metadata(folder: _SavedModelLister, found: tf_saved_model_messages.SavedObjects | None) -> None:
+def _read_keras_metadata(folder: _SavedModelLister, found: SavedObjects | None) -> None:
     """Judge what keras_metadata.pb says of layers, and add it to the graph's objects."""
-    from ckpttool.formats.tf_saved_model_messages import FieldMeter
-
     if not filesystem.lexists(folder.inside(METADATA)):
         return
     try:
         data = folder.bytes_of(METADATA)
         folder.judged.append(audit_metadata(data, FieldMeter()))
         if found is not None:
-            merge_metadata(found, data, FieldMeter())
+            _add_keras_metadata(found, data, FieldMeter())
     except CkpttoolError as error:
         folder.notes.append(note_damage(error))
         folder.unjudged.append(f"{METADATA} cannot be judged: {error.message}")
@@ -773,9 +743,7 @@ class _AnnotatedTree:
         """Return the display paths in the order of the tree."""
         return [self._known.names[path] for path in sorted(paths, key=self._position.__getitem__)]
 
-    def _objects(self, graph: tf_saved_model_messages.SavedObjects, facts: GraphFacts) -> None:
-        from ckpttool.formats import tf_saved_model_messages
-
+    def _objects(self, graph: SavedObjects, facts: GraphFacts) -> None:
         parents = tf_saved_model_messages.parent_edges(graph)
         for name, holder, used in iter_functions(graph, facts.numbers):
             edges = tf_saved_model_messages.path_to_object(parents, holder) if holder is not None else None

@@ -15,7 +15,7 @@ from ckpttool.encodings import protobuf, sstable
 from ckpttool.encodings.sstable import BlockHandle, SStable
 from ckpttool.formats import tf_common
 from ckpttool.formats.common import Probe
-from ckpttool.formats.tf_common import Extent, VariableInfo
+from ckpttool.formats.tf_common import Extent, VariableInfo, tree_by_name
 
 if TYPE_CHECKING:
     import numpy as np
@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 # TensorFlow's V1 checkpoints: tables that hold names, shapes and values, one file or several shards.
 #
 # The format is that of tensorflow/core/util/tensor_slice_writer.h and tensor_slice_reader.cc; the table is
-# that of wire.sstable. It was the Saver's only form before TensorFlow 0.12, and `SaverDef.V1` still writes
-# it.
+# that of encodings/sstable.py. It was the Saver's only form before TensorFlow 0.12, and `SaverDef.V1` still
+# writes it.
 
 NAME = "tensorflow_v1"
 TITLE = "TensorFlow V1 checkpoint (one table, or shards of one)"
@@ -52,8 +52,6 @@ def read(location: str) -> Checkpoint:
 
     Raise TruncatedError when a shard is missing: only the shard itself says what it holds.
     """
-    from ckpttool.formats.tf_common import tree_by_name
-
     found = read_listing(location)
     return Checkpoint(
         location,

@@ -8,7 +8,7 @@ import os
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 from ckpttool.core import dtypes, filesystem, limits
 from ckpttool.core.checkpoint import (
@@ -21,15 +21,12 @@ from ckpttool.core.checkpoint import (
 from ckpttool.core.errors import CkpttoolError, FormatError, NotFoundError, TruncatedError, abbreviate_list
 from ckpttool.core.source import Buffer, File, Inline, MissingShard, Shape, Source
 from ckpttool.core.tree import Alias, Container, Leaf, Path, Record, Tree, ValueLeaf, index, key
+from ckpttool.encodings import pickle_reader
 from ckpttool.encodings.pickle_values import Global, PickleObject
-from ckpttool.formats import common, torch_legacy
+from ckpttool.formats import common, torch_legacy, torch_tree
 from ckpttool.formats.common import FileListing, Probe, find_pickle_format
 from ckpttool.formats.tf_common import Box, IncompleteTensor, UnreadableSlices, assemble_slices, slice_box
 from ckpttool.formats.torch_tensors import BUILDERS, RANK
-
-if TYPE_CHECKING:
-    pass
-
 
 # Folders of torch.distributed.checkpoint: `.metadata` and the shards `__RANK_N.distcp`; torch is not needed.
 #
@@ -133,8 +130,6 @@ class DcpMetadata(NamedTuple):
 
 def read_metadata(file: File) -> DcpMetadata:
     """Return what the file says; raise FormatError when it is no metadata of torch's."""
-    from ckpttool.encodings import pickle_reader
-
     pickled = pickle_reader.parse_pickle(file.read(0, file.size), builders=BUILDERS, file=file.path)
     found = _object_fields(pickled.value, "Metadata")
     once = _EntryCache()
@@ -147,7 +142,7 @@ def read_metadata(file: File) -> DcpMetadata:
     return DcpMetadata(entries, paths, items, version if isinstance(version, str) else None, pickled.asked)
 
 
-def merge_metadata(parts: list[DcpMetadata]) -> DcpMetadata:
+def _merge_rank_metadata(parts: list[DcpMetadata]) -> DcpMetadata:
     """Return one record of what several ranks wrote, each about its own chunks (`use_collectives=False`)."""
     entries: dict[str, DcpTensor | None] = {}
     for part in parts:
@@ -385,12 +380,10 @@ class DcpListing(NamedTuple):
 
 def read_listing(folder: str, names: Sequence[str]) -> DcpListing:
     """List the folder's checkpoint by its metadata, the files of these names."""
-    from ckpttool.formats import torch_tree
-
     if not names:
         raise NotFoundError("shards are here, and the .metadata that says what they hold is not", file=folder)
     files = [File.stamp(os.path.join(folder, name)) for name in names]
-    listing = _DcpTreeBuilder(folder, merge_metadata([_metadata(file) for file in files]))
+    listing = _DcpTreeBuilder(folder, _merge_rank_metadata([_metadata(file) for file in files]))
     found = torch_tree.assign_slot_owners(listing.tree())
     version = listing.told.version
     writer = "torch distributed checkpoint" + (f" version {version}" if version else "")

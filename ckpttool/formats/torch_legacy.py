@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 from ckpttool.core.checkpoint import Checkpoint, CodeReference, merge_references, relocate_references
 from ckpttool.core.errors import CkpttoolError, FormatError, TruncatedError, UnsupportedError
 from ckpttool.core.source import File, Inline, Span
 from ckpttool.core.text import format_count
-from ckpttool.encodings import archives
+from ckpttool.encodings import archives, pickle_reader
+from ckpttool.encodings.pickle_reader import PersistentLoader, PickleContents
 from ckpttool.encodings.pickle_values import Builder, Global, StoredBytes
-from ckpttool.formats import common, torch_tensors, torch_zip
+from ckpttool.formats import common, torch_tensors, torch_tree, torch_zip
 from ckpttool.formats.common import MAGIC, FileListing, FormatDefinition, Probe, find_pickle_format
+from ckpttool.formats.pickles import PickleWalk, load_pickle_file, role_by_last_name
 from ckpttool.formats.torch_tensors import (
     BUILDERS,
     RANK,
@@ -26,68 +28,6 @@ from ckpttool.formats.torch_tensors import (
     storage_dtype,
     storage_itemsize,
 )
-
-if TYPE_CHECKING:
-    from ckpttool.encodings.pickle_reader import PersistentLoader, PickleContents
-
-
-# A pickle that no other format owns: plain data, NumPy arrays, torch's tensors (a dict of weights).
-#
-# Source: Lib/pickle.py and Lib/pickletools.py in CPython for the stream; encodings/pickle_values.py names the
-# sources of how NumPy pickles its arrays.
-
-PICKLE_NAME = "pickle"
-PICKLE_TITLE = "Pickle of plain data, NumPy arrays and torch tensors"
-WRITES = False
-PICKLE_FRAMEWORK = "numpy"
-
-
-def pickle_claims(probe: Probe) -> str | None:
-    """Return the path of a pickle that neither torch nor an RL library owns."""
-    return probe.path if find_pickle_format(probe) == PICKLE_NAME else None
-
-
-def read_pickle(location: str) -> Checkpoint:
-    """List every array and value of the pickle; nothing that it names is imported or called.
-
-    What unpickling would call is listed as a record and named in a note. Raise FormatError when the pickle is
-    damaged.
-    """
-    file = File.stamp(location)
-    try:
-        found = _list_pickle(file)
-    except CkpttoolError as error:
-        raise error.located(file=location) from error.__cause__
-    return found.checkpoint(location, PICKLE_NAME, file)
-
-
-def _list_pickle(file: File) -> FileListing:
-    from ckpttool.core.checkpoint import merge_references
-    from ckpttool.encodings.pickle_reader import PickleContents
-    from ckpttool.formats import torch_tree
-    from ckpttool.formats.common import FileListing
-    from ckpttool.formats.pickles import PickleWalk, load_pickle_file, role_by_last_name
-
-    inner = EmbeddedStorages(file)
-    pickled = load_pickle_file(file, inner.builders)
-    if inner.found:
-        asked = merge_references(pickled.asked, inner.asked)
-        return torch_tree.list_pickle(
-            PickleContents(pickled.value, pickled.size, asked), "pickle of torch's tensors"
-        )
-    walk = PickleWalk(role_by_last_name)
-    walk.add(pickled)
-    return FileListing(walk.tree(), asks=walk.asks)
-
-
-PYTHON_PICKLE = FormatDefinition(
-    NAME=PICKLE_NAME,
-    TITLE=PICKLE_TITLE,
-    FRAMEWORK=PICKLE_FRAMEWORK,
-    claims=pickle_claims,
-    read=read_pickle,
-)
-
 
 # PyTorch's stream of pickles and storages (torch.save before 1.6, and later on request): recognised, listed.
 #
@@ -108,162 +48,12 @@ def read(location: str) -> Checkpoint:
 
     Raise FormatError when pickles and storages do not fit together.
     """
-    # Not at the top: every command asks `claims`.
-
     file = File.stamp(location)
     try:
         found = list_legacy(file, 0, file.size)
     except CkpttoolError as error:
         raise error.located(file=location) from error.__cause__
     return found.checkpoint(location, NAME, file)
-
-
-# The tar archive of PyTorch's first releases (torch.save before 0.1.10): recognised, listed.
-#
-# Source: torch/serialization.py of those releases (_save) and legacy_load in today's.
-
-TAR_NAME = "pytorch_tar"
-TAR_TITLE = "PyTorch checkpoint (tar archive, before 0.1.10)"
-
-_FIRST = "sys_info"
-
-
-def tar_claims(probe: Probe) -> str | None:
-    """Return the path of a tar archive whose first member is `sys_info`."""
-    if not archives.is_tar_start(probe.head):
-        return None
-    try:
-        return probe.path if archives.first_tar_member(File.stamp(probe.path)) == _FIRST else None
-    except CkpttoolError:
-        return probe.path if probe.head.startswith(f"{_FIRST}\0".encode()) else None
-
-
-def read_tar(location: str) -> Checkpoint:
-    """List every tensor and value of the archive; nothing is extracted, imported or called.
-
-    Raise FormatError when its members do not fit together.
-    """
-    # Not at the top: every command asks `claims`.
-
-    file = File.stamp(location)
-    try:
-        found = list_tar(file)
-    except CkpttoolError as error:
-        raise error.located(file=location) from error.__cause__
-    return found.checkpoint(location, TAR_NAME, file)
-
-
-PYTORCH_TAR = FormatDefinition(
-    NAME=TAR_NAME,
-    TITLE=TAR_TITLE,
-    FRAMEWORK=FRAMEWORK,
-    claims=tar_claims,
-    read=read_tar,
-)
-
-
-# Bytes in which pickles, counts and raw data follow each other: what torch wrote before its zip files.
-
-SHORT, LONG = 512, 1 << 16
-_GROWTH = 4
-_PIECE = 4096
-_ARGUMENT = 9  # bytes of the longest opcode with an argument of fixed size
-
-
-class MemoryFile(File):
-    """Bytes in memory that are read as a file's are: what an outer pickle holds in another encoding."""
-
-    data = b""
-
-    def read(self, offset: int, length: int) -> bytes:
-        """Return `length` bytes from `offset`."""
-        return self.data[offset : offset + length]
-
-
-class ByteStream:
-    """Bytes `at` to `end` of a file; what is taken moves `at`.
-
-    `asked` is what unpickling any of the pickles taken would import and call (see pickle_reader.Read).
-    """
-
-    def __init__(self, file: File, at: int, end: int) -> None:
-        """Stand at the first byte."""
-        self.asked: tuple[CodeReference, ...] = ()
-        self.file = file
-        self.at = at
-        self.end = end
-        self._read, self._read_at = b"", at
-
-    def pickle(
-        self,
-        window: int,
-        persistent: PersistentLoader | None = None,
-        builders: Mapping[str, Builder] = BUILDERS,
-    ) -> PickleContents:
-        """Take the pickle that begins here; raise FormatError where it makes no sense.
-
-        Where it ends is known only when it was read, so a window of bytes is read, and a larger one while the
-        pickle is longer: `persistent` may be asked for the same ids again.
-        """
-        from ckpttool.encodings import pickle_reader
-
-        while True:
-            length = min(window, self.end - self.at)
-            try:
-                found = pickle_reader.parse_pickle(
-                    self._ahead(length),
-                    persistent=persistent,
-                    builders=builders,
-                    file=self.file.path,
-                    base=self.at,
-                    trailing=True,
-                )
-            except FormatError as error:
-                if self.at + length == self.end or not _is_truncated(error, self.at + length):
-                    raise
-                window *= _GROWTH
-            else:
-                self.at += found.end
-                if found.asked:
-                    self.asked = merge_references(self.asked, found.asked)
-                return found
-
-    def numbers(self, count: int) -> tuple[int, ...]:
-        """Take `count` signed numbers of 64 bits, little-endian on every machine."""
-        self._require(8 * count)
-        found = struct.unpack(f"<{count}q", self._ahead(8 * count))
-        self.at += 8 * count
-        return found
-
-    def span(self, length: int) -> Span:
-        """Take `length` bytes, unread; raise TruncatedError when there are fewer."""
-        self._require(length)
-        taken = Span(self.file, self.at, length)
-        self.at += length
-        return taken
-
-    def _require(self, length: int) -> None:
-        if length > self.end - self.at:
-            raise TruncatedError(
-                "the data end before they should",
-                file=self.file.path,
-                offset=self.at,
-                expected=f"{length:,} bytes",
-                found=f"{self.end - self.at:,}",
-            )
-
-    def _ahead(self, length: int) -> bytes:
-        """Return the next `length` bytes; a few more are read at once, for whatever follows."""
-        start = self.at - self._read_at
-        if not 0 <= start <= start + length <= len(self._read):
-            self._read_at, start = self.at, 0
-            self._read = self.file.read(self.at, min(max(length, _PIECE), self.end - self.at))
-        return self._read[start : start + length]
-
-
-def _is_truncated(error: FormatError, stop: int) -> bool:
-    # An argument that the window's end cuts may also look like a wrong one.
-    return isinstance(error, TruncatedError) or (error.offset is not None and error.offset > stop - _ARGUMENT)
 
 
 # The stream that torch.save wrote before 1.6: five pickles, then the storages in the order of the last one.
@@ -278,8 +68,6 @@ def list_legacy(file: File, offset: int, length: int) -> FileListing:
 
     Storages stay where they are. Raise FormatError when pickles and storages do not fit together.
     """
-    from ckpttool.formats import torch_tree
-
     if not offset and archives.is_tar_header(file.read(0, min(length, archives.BLOCK))):
         # torch looks for a tar archive before it looks for its stream (serialization.py, _legacy_load).
         raise FormatError("the file is a tar archive, too", file=file.path)
@@ -412,68 +200,46 @@ def _fail(message: str, stream: ByteStream, **facts: str) -> NoReturn:
     raise FormatError(message, file=stream.file.path, offset=stream.at, **facts)
 
 
-# Pickles that Python's pickle wrote of torch's tensors: each storage is a stream of torch's in the midst.
+# The tar archive of PyTorch's first releases (torch.save before 0.1.10): recognised, listed.
 #
-# Source: torch/storage.py (`TypedStorage.__reduce__`, `_load_from_bytes`: torch.save without the zip form).
+# Source: torch/serialization.py of those releases (_save) and legacy_load in today's.
+
+TAR_NAME = "pytorch_tar"
+TAR_TITLE = "PyTorch checkpoint (tar archive, before 0.1.10)"
+
+_FIRST = "sys_info"
 
 
-class EmbeddedStorages:
-    """The storages within one file; `found` counts them, `asked` is what unpickling them would ask for."""
-
-    def __init__(self, file: File) -> None:
-        """Look for storages in this file, which is one pickle."""
-        self.file = file
-        self.found = 0
-        self.asked: list[CodeReference] = []
-
-    @property
-    def builders(self) -> Mapping[str, Builder]:
-        """How torch's tensors are rebuilt from such storages."""
-        return {**torch_tensors.REBUILD, "torch.storage._load_from_bytes": self._storage}
-
-    def _storage(self, args: tuple[Any, ...]) -> object:
-        data = args[0] if len(args) == 1 else None
-        if isinstance(data, StoredBytes):
-            made = read_storage(self.file, data.at, data.length, self.asked)
-        elif isinstance(data, bytes):
-            made = self._held(data)
-        else:
-            return NotImplemented
-        self.found += 1
-        # Its own key was an address, and addresses are used again.
-        made.key = f"{self.found}"
-        return made
-
-    def _held(self, data: bytes) -> Storage:
-        """Return the storage of a stream that protocols below 3 keep as text (Lib/pickle.py, save_bytes)."""
-        stream = MemoryFile(self.file.path, len(data), 0, 0)
-        stream.data = data
-        try:
-            made = read_storage(stream, 0, len(data), self.asked)
-        except FormatError as error:
-            # A place in the text's bytes would name the wrong byte of the file.
-            error.offset = None
-            raise
-        span = made.bytes
-        if isinstance(span, Span):
-            made.bytes = Inline(data[span.offset : span.offset + span.length])
-        return made
+def tar_claims(probe: Probe) -> str | None:
+    """Return the path of a tar archive whose first member is `sys_info`."""
+    if not archives.is_tar_start(probe.head):
+        return None
+    try:
+        return probe.path if archives.first_tar_member(File.stamp(probe.path)) == _FIRST else None
+    except CkpttoolError:
+        return probe.path if probe.head.startswith(f"{_FIRST}\0".encode()) else None
 
 
-# What torch.save wrote into the middle of another file: a member of an agent's archive, a shard's item.
+def read_tar(location: str) -> Checkpoint:
+    """List every tensor and value of the archive; nothing is extracted, imported or called.
 
-
-def list_embedded(file: File, offset: int, length: int) -> FileListing:
-    """List what torch.save wrote into `length` bytes from `offset` of the file.
-
-    Raise FormatError when the bytes are not in a form that torch writes.
+    Raise FormatError when its members do not fit together.
     """
-    head = file.read(offset, min(common.STREAM_LENGTH, length))
-    if head.startswith(common.ZIP):
-        return torch_zip.list_archive(archives.read_zip(file, offset, length))
-    if common.STREAM.match(head):
-        return list_legacy(file, offset, length)
-    raise FormatError("these bytes are not what torch.save writes", file=file.path, offset=offset)
+    file = File.stamp(location)
+    try:
+        found = list_tar(file)
+    except CkpttoolError as error:
+        raise error.located(file=location) from error.__cause__
+    return found.checkpoint(location, TAR_NAME, file)
+
+
+PYTORCH_TAR = FormatDefinition(
+    NAME=TAR_NAME,
+    TITLE=TAR_TITLE,
+    FRAMEWORK=FRAMEWORK,
+    claims=tar_claims,
+    read=read_tar,
+)
 
 
 # The tar archive that the first releases of torch wrote (before 0.1.10): what is in its four members.
@@ -490,8 +256,6 @@ def list_tar(file: File) -> FileListing:
 
     Raise FormatError when its members do not fit together.
     """
-    from ckpttool.formats import torch_tree
-
     members = {
         name: ByteStream(file, s.offset, s.offset + s.length) for name, s in archives.read_tar(file).items()
     }
@@ -648,3 +412,221 @@ def _storage_key(said: object, stream: ByteStream) -> str:
 
 def _fail_tar(message: str, stream: ByteStream) -> NoReturn:
     raise FormatError(message, file=stream.file.path, offset=stream.at)
+
+
+# A pickle that no other format owns: plain data, NumPy arrays, torch's tensors (a dict of weights).
+#
+# Source: Lib/pickle.py and Lib/pickletools.py in CPython for the stream; encodings/pickle_values.py names the
+# sources of how NumPy pickles its arrays.
+
+PICKLE_NAME = "pickle"
+PICKLE_TITLE = "Pickle of plain data, NumPy arrays and torch tensors"
+WRITES = False
+PICKLE_FRAMEWORK = "numpy"
+
+
+def pickle_claims(probe: Probe) -> str | None:
+    """Return the path of a pickle that neither torch nor an RL library owns."""
+    return probe.path if find_pickle_format(probe) == PICKLE_NAME else None
+
+
+def read_pickle(location: str) -> Checkpoint:
+    """List every array and value of the pickle; nothing that it names is imported or called.
+
+    What unpickling would call is listed as a record and named in a note. Raise FormatError when the pickle is
+    damaged.
+    """
+    file = File.stamp(location)
+    try:
+        found = _list_pickle(file)
+    except CkpttoolError as error:
+        raise error.located(file=location) from error.__cause__
+    return found.checkpoint(location, PICKLE_NAME, file)
+
+
+def _list_pickle(file: File) -> FileListing:
+    inner = EmbeddedStorages(file)
+    pickled = load_pickle_file(file, inner.builders)
+    if inner.found:
+        asked = merge_references(pickled.asked, inner.asked)
+        return torch_tree.list_pickle(
+            PickleContents(pickled.value, pickled.size, asked), "pickle of torch's tensors"
+        )
+    walk = PickleWalk(role_by_last_name)
+    walk.add(pickled)
+    return FileListing(walk.tree(), asks=walk.asks)
+
+
+PYTHON_PICKLE = FormatDefinition(
+    NAME=PICKLE_NAME,
+    TITLE=PICKLE_TITLE,
+    FRAMEWORK=PICKLE_FRAMEWORK,
+    claims=pickle_claims,
+    read=read_pickle,
+)
+
+
+# Pickles that Python's pickle wrote of torch's tensors: each storage is a stream of torch's in the midst.
+#
+# Source: torch/storage.py (`TypedStorage.__reduce__`, `_load_from_bytes`: torch.save without the zip form).
+
+
+class EmbeddedStorages:
+    """The storages within one file; `found` counts them, `asked` is what unpickling them would ask for."""
+
+    def __init__(self, file: File) -> None:
+        """Look for storages in this file, which is one pickle."""
+        self.file = file
+        self.found = 0
+        self.asked: list[CodeReference] = []
+
+    @property
+    def builders(self) -> Mapping[str, Builder]:
+        """How torch's tensors are rebuilt from such storages."""
+        return {**torch_tensors.REBUILD, "torch.storage._load_from_bytes": self._storage}
+
+    def _storage(self, args: tuple[Any, ...]) -> object:
+        data = args[0] if len(args) == 1 else None
+        if isinstance(data, StoredBytes):
+            made = read_storage(self.file, data.at, data.length, self.asked)
+        elif isinstance(data, bytes):
+            made = self._held(data)
+        else:
+            return NotImplemented
+        self.found += 1
+        # Its own key was an address, and addresses are used again.
+        made.key = f"{self.found}"
+        return made
+
+    def _held(self, data: bytes) -> Storage:
+        """Return the storage of a stream that protocols below 3 keep as text (Lib/pickle.py, save_bytes)."""
+        stream = MemoryFile(self.file.path, len(data), 0, 0)
+        stream.data = data
+        try:
+            made = read_storage(stream, 0, len(data), self.asked)
+        except FormatError as error:
+            # A place in the text's bytes would name the wrong byte of the file.
+            error.offset = None
+            raise
+        span = made.bytes
+        if isinstance(span, Span):
+            made.bytes = Inline(data[span.offset : span.offset + span.length])
+        return made
+
+
+# What torch.save wrote into the middle of another file: a member of an agent's archive, a shard's item.
+
+
+def list_embedded(file: File, offset: int, length: int) -> FileListing:
+    """List what torch.save wrote into `length` bytes from `offset` of the file.
+
+    Raise FormatError when the bytes are not in a form that torch writes.
+    """
+    head = file.read(offset, min(common.STREAM_LENGTH, length))
+    if head.startswith(common.ZIP):
+        return torch_zip.list_archive(archives.read_zip(file, offset, length))
+    if common.STREAM.match(head):
+        return list_legacy(file, offset, length)
+    raise FormatError("these bytes are not what torch.save writes", file=file.path, offset=offset)
+
+
+# Bytes in which pickles, counts and raw data follow each other: what torch wrote before its zip files.
+
+SHORT, LONG = 512, 1 << 16
+_GROWTH = 4
+_PIECE = 4096
+_ARGUMENT = 9  # bytes of the longest opcode with an argument of fixed size
+
+
+class MemoryFile(File):
+    """Bytes in memory that are read as a file's are: what an outer pickle holds in another encoding."""
+
+    data = b""
+
+    def read(self, offset: int, length: int) -> bytes:
+        """Return `length` bytes from `offset`."""
+        return self.data[offset : offset + length]
+
+
+class ByteStream:
+    """Bytes `at` to `end` of a file; what is taken moves `at`.
+
+    `asked` is what unpickling any of the pickles taken would import and call (see pickle_reader.Read).
+    """
+
+    def __init__(self, file: File, at: int, end: int) -> None:
+        """Stand at the first byte."""
+        self.asked: tuple[CodeReference, ...] = ()
+        self.file = file
+        self.at = at
+        self.end = end
+        self._read, self._read_at = b"", at
+
+    def pickle(
+        self,
+        window: int,
+        persistent: PersistentLoader | None = None,
+        builders: Mapping[str, Builder] = BUILDERS,
+    ) -> PickleContents:
+        """Take the pickle that begins here; raise FormatError where it makes no sense.
+
+        Where it ends is known only when it was read, so a window of bytes is read, and a larger one while the
+        pickle is longer: `persistent` may be asked for the same ids again.
+        """
+        while True:
+            length = min(window, self.end - self.at)
+            try:
+                found = pickle_reader.parse_pickle(
+                    self._ahead(length),
+                    persistent=persistent,
+                    builders=builders,
+                    file=self.file.path,
+                    base=self.at,
+                    trailing=True,
+                )
+            except FormatError as error:
+                if self.at + length == self.end or not _is_truncated(error, self.at + length):
+                    raise
+                window *= _GROWTH
+            else:
+                self.at += found.end
+                if found.asked:
+                    self.asked = merge_references(self.asked, found.asked)
+                return found
+
+    def numbers(self, count: int) -> tuple[int, ...]:
+        """Take `count` signed numbers of 64 bits, little-endian on every machine."""
+        self._require(8 * count)
+        found = struct.unpack(f"<{count}q", self._ahead(8 * count))
+        self.at += 8 * count
+        return found
+
+    def span(self, length: int) -> Span:
+        """Take `length` bytes, unread; raise TruncatedError when there are fewer."""
+        self._require(length)
+        taken = Span(self.file, self.at, length)
+        self.at += length
+        return taken
+
+    def _require(self, length: int) -> None:
+        if length > self.end - self.at:
+            raise TruncatedError(
+                "the data end before they should",
+                file=self.file.path,
+                offset=self.at,
+                expected=f"{length:,} bytes",
+                found=f"{self.end - self.at:,}",
+            )
+
+    def _ahead(self, length: int) -> bytes:
+        """Return the next `length` bytes; a few more are read at once, for whatever follows."""
+        start = self.at - self._read_at
+        if not 0 <= start <= start + length <= len(self._read):
+            self._read_at, start = self.at, 0
+            self._read = self.file.read(self.at, min(max(length, _PIECE), self.end - self.at))
+        return self._read[start : start + length]
+
+
+def _is_truncated(error: FormatError, stop: int) -> bool:
+    # An argument that the window's end cuts may also look like a wrong one.
+    return isinstance(error, TruncatedError) or (error.offset is not None and error.offset > stop - _ARGUMENT)

@@ -770,7 +770,7 @@ def cast_source(found: Source, stored: str, shape: Shape, dtype: str) -> Source:
 #
 # Source: torch/serialization.py (persistent_id, _load, _legacy_load).
 
-_STORAGES_SHOWN = 200
+_MOST_NAMED = 200
 _UNTYPED = frozenset(
     f"{module}.{name}"
     for module in ("torch", "torch.cuda", "torch.storage")
@@ -826,7 +826,7 @@ def storage_dtype(kind: Global) -> str | None:
         return None
     row = dtypes.BY_STORAGE.get(kind.name)
     if row is None or kind.module.partition(".")[0] != "torch":
-        raise UnsupportedError(f"storages of class {kind.full[:_STORAGES_SHOWN]!r} are not known")
+        raise UnsupportedError(f"storages of class {kind.full[:_MOST_NAMED]!r} are not known")
     return row.name
 
 

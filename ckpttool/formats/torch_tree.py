@@ -594,7 +594,7 @@ def _notes(walk: TorchWalk) -> tuple[str, ...]:
 # archive's, and a member is found whatever the case of its letters (miniz, mz_zip_reader_locate_file).
 
 _PICKLE = re.compile(r"[^/]+/data\.pkl")
-# What torch writes beside the storages; code and extra files are listed by themselves (script.py).
+# What torch writes beside the storages; code and extra files are listed by themselves (torch_zip.py).
 _BESIDE = re.compile(
     r"(?:data|constants|bytecode|attributes)\.pkl|version|byteorder|mobile_debug_handles\.pkl"
     r"|\.(?:data/.*|format_version|storage_alignment)|(?:code|extra)/.*",

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from typing import IO, TYPE_CHECKING, Any, NoReturn, Protocol
 
 from ckpttool.core import checkpoint, dtypes, filesystem, limits
-from ckpttool.core.checkpoint import CODE, Checkpoint, CodeReference, merge_references, relocate_references
+from ckpttool.core.checkpoint import CODE, Checkpoint, CodeReference, relocate_references
 from ckpttool.core.errors import CkpttoolError, FormatError, NotFoundError, UnsupportedError
 from ckpttool.core.source import DeflatedSpan, File, Shape, Span, Storage
 from ckpttool.core.text import format_count
@@ -47,77 +47,6 @@ if TYPE_CHECKING:
     from ckpttool.formats.torch_tree import ClassMembers
 
 
-# torch.save's archive after somebody unpacked it: a folder with the members as files.
-#
-# Source: torch/serialization.py (_save) for the members.
-
-TOP = "archive"
-PICKLE = "data.pkl"
-
-
-@dataclass(frozen=True, slots=True)
-class UnpackedArchive:
-    """The members by the names that they would have in the zip file; `file` is the pickle's."""
-
-    file: File
-    members: Mapping[str, str]
-    recorded: bool = False
-    opened: dict[str, File] = field(default_factory=dict)
-
-    def source(self, name: str) -> Span:
-        """Return the member's bytes as an unread source; raise NotFoundError when the file is gone."""
-        path = self.members.get(name)
-        if path is None:
-            raise FormatError(f"the folder has no file {name.removeprefix(f'{TOP}/')!r}", file=self.file.path)
-        file = self.opened.setdefault(name, File.stamp(path))
-        return Span(file, 0, file.size)
-
-
-def find_data_folder(folder: str, names: frozenset[str]) -> str | None:
-    """Return the folder that holds data.pkl: the one given, or the only thing in it; None if neither does."""
-    if PICKLE in names:
-        return folder if filesystem.isfile(os.path.join(folder, PICKLE)) else None
-    visible = [name for name in names if not name.startswith(".")]
-    if len(visible) != 1:
-        return None
-    inner = os.path.join(folder, visible[0])
-    return inner if filesystem.isfile(os.path.join(inner, PICKLE)) else None
-
-
-def read_folder(folder: str) -> UnpackedArchive:
-    """List the files of an unpacked archive; raise FormatError for a link that leads out of it."""
-    root = filesystem.realpath(folder)
-    members = {f"{TOP}/{name}": os.path.join(folder, name) for name in _iter_files(folder, root)}
-    return UnpackedArchive(File.stamp(os.path.join(folder, PICKLE)), members)
-
-
-def _iter_files(folder: str, root: str, below: str = "", depth: int = 0) -> Iterator[str]:
-    """Give the names, with slashes, of all plain files; links are followed inside of `root` only."""
-    if depth > limits.current().folder_depth:
-        raise limits.limit_error("folder_depth", "folders are nested too deeply", None, file=folder)
-    try:
-        entries = sorted(filesystem.listdir(os.path.join(folder, below)))
-    except OSError as error:
-        raise NotFoundError(f"cannot be opened: {error.strerror}", file=folder) from error
-    for entry in entries:
-        name = f"{below}{entry}"
-        path = os.path.join(folder, name)
-        if filesystem.islink(path):
-            _check_link(path, root)
-        if filesystem.isdir(path) and not filesystem.islink(path):
-            yield from _iter_files(folder, root, f"{name}/", depth + 1)
-        elif filesystem.isfile(path):
-            yield name
-
-
-def _check_link(path: str, root: str) -> None:
-    target = filesystem.realpath(path)
-    if os.path.commonpath((target, root)) != root:
-        raise FormatError("a link in the folder leads outside of it", file=path)
-    if filesystem.path_kind(target) != "file":
-        raise FormatError("a link in the folder does not lead to a file", file=path)
-
-
 # PyTorch's zip checkpoints (torch.save since 1.6), packed or unpacked: recognised, listed, written.
 #
 # Source: torch/serialization.py (_save, _load), caffe2/serialize/inline_container.cc.
@@ -151,8 +80,6 @@ def read(location: str) -> Checkpoint:
     Raise FormatError when archive, pickle and storages do not fit together, or when the pickle asks to
     call something that can act.
     """
-    # Not at the top: every command asks `claims`.
-
     try:
         opened = _open_archive(location)
         found = list_archive(opened)
@@ -169,492 +96,6 @@ def _open_archive(location: str) -> archives.ZipArchive | UnpackedArchive:
     if held is None:
         raise NotFoundError("the folder has no data.pkl", file=location)
     return read_folder(held)
-
-
-def pieces(tree: Tree) -> tuple[OutputFile]:
-    """Return the one file that holds the tree.
-
-    Raise UnsupportedError, before anything is written, for what a torch pickle cannot hold.
-    """
-    return build_pieces(tree)
-
-
-def stored(tree: Tree) -> Tree:
-    """Return the tree with the paths by which it will be read; raise UnsupportedError as `pieces` does."""
-    return tree_as_stored(tree)
-
-
-# Writing a tree as torch.save would: one pickle of the structure, then one aligned member per storage.
-#
-# Source: torch/serialization.py (_save), torch/_tensor.py (_reduce_ex_internal). What is written loads with
-# `weights_only=True` and with `mmap=True`.
-
-ALIGNMENT = 64
-_BUILD_V2 = Global("torch._utils", "_rebuild_tensor_v2")
-_BUILD_V3 = Global("torch._utils", "_rebuild_tensor_v3")
-_BUILD_PARAMETER = Global("torch._utils", "_rebuild_parameter")
-_ORDERED = "collections.OrderedDict"
-_SETS = ("builtins.set", "builtins.frozenset")
-
-
-def build_pieces(tree: Tree) -> tuple[OutputFile]:
-    """Return the one file that holds the tree.
-
-    Leaves whose `trainable` is known become Parameters, other tensors plain ones; numpy arrays become
-    tensors; aliases share one storage. Raise UnsupportedError, before anything is written, for what a
-    torch pickle cannot hold.
-    """
-    plan = _PicklePlan(tree)
-    pickle = dumps(plan.value(plan.root))
-    return (OutputFile("", lambda stream: _write(plan, pickle, stream)),)
-
-
-def tree_as_stored(tree: Tree) -> Tree:
-    """Return the tree with the paths by which it will be read: torch's file has dicts and lists only.
-
-    An attribute's step comes back as a key. Raise UnsupportedError as `pieces` does, and when two entries
-    would have one path.
-    """
-    plan = _PicklePlan(tree)
-    moved: dict[Path, Path] = {(): ()}
-    waiting = [plan.root]
-    while waiting:
-        node = waiting.pop()
-        kind = (plan.containers.get(node.path) or _infer_container(node)).kind
-        for step, child in node.children.items():
-            place = PathStep("key", step.value) if kind in ("dict", "OrderedDict") else step
-            moved[child.path] = (*moved[node.path], place)
-            waiting.append(child)
-    leaves = {moved[path]: leaf for path, leaf in tree.items()}
-    if len(leaves) != len(tree):
-        twice = next(path for path in tree if leaves[moved[path]] is not tree[path])
-        _raise_unsupported("two entries have keys that Python takes for one", twice)
-    return Tree(
-        leaves,
-        {moved[p]: tuple(Alias(moved[a.path], a.key) for a in others) for p, others in tree.aliases.items()},
-        {moved[path]: container for path, container in plan.containers.items()},
-    )
-
-
-def _write(plan: _PicklePlan, pickle: bytes, stream: IO[bytes]) -> None:
-    archive = ZipWriter(stream, ALIGNMENT)
-    archive.add(f"{TOP}/data.pkl", pickle)
-    archive.add(f"{TOP}/.format_version", b"1")
-    archive.add(f"{TOP}/.storage_alignment", str(ALIGNMENT).encode())
-    archive.add(f"{TOP}/byteorder", b"little")
-    for number, path in enumerate(plan.stored):
-        leaf = plan.tree[path]
-        assert isinstance(leaf, Leaf)  # noqa: S101 - only tensors are given a storage
-        archive.add(f"{TOP}/data/{number}", common.read_exact(leaf, path))
-    archive.add(f"{TOP}/version", b"3\n")
-    archive.add(f"{TOP}/.data/serialization_id", _archive_identity(archive.checksums))
-    archive.close()
-
-
-def _archive_identity(checksums: tuple[int, ...]) -> bytes:
-    # torch writes two numbers of twenty digits made from the members' names and checksums.
-    packed = struct.pack(f"<{len(checksums)}I", *checksums)
-    return f"{zlib.crc32(packed):020d}{zlib.adler32(packed):020d}".encode()
-
-
-@dataclass(slots=True)
-class _NestedNode:
-    """One place in the tree: what stands there, or what stands below it."""
-
-    path: Path
-    leaf: Leaf | ValueLeaf | None = None
-    canonical: Path = ()
-    children: dict[PathStep, _NestedNode] = field(default_factory=dict)
-
-
-class _PicklePlan:
-    """The nested values that the pickle will say, and the leaves that become storages, in order."""
-
-    def __init__(self, tree: Tree) -> None:
-        self.tree = tree
-        self.root = _NestedNode(())
-        self.stored: dict[Path, int] = {}
-        for path, leaf in tree.items():
-            self._put(path, leaf, path)
-        # A "module" says what an object was, not how to build it: only its tensors can be written.
-        self.containers = {path: c for path, c in tree.containers.items() if c.kind != "module"}
-        for path in self.containers:
-            self._at(path)
-        for path, aliases in tree.aliases.items():
-            for alias in aliases:
-                self._put(alias.path, tree[path], path)
-
-    def _at(self, path: Path) -> _NestedNode:
-        node = self.root
-        for depth, step in enumerate(path):
-            if node.leaf is not None:
-                _raise_unsupported("a tensor or value has others below it", node.path)
-            if step not in node.children:
-                node.children[step] = _NestedNode(path[: depth + 1])
-            node = node.children[step]
-        return node
-
-    def _put(self, path: Path, leaf: Leaf | ValueLeaf, canonical: Path) -> None:
-        node = self._at(path)
-        if node.leaf is not None or node.children:
-            _raise_unsupported("two things have one path", path)
-        node.leaf, node.canonical = leaf, canonical
-
-    def value(self, node: _NestedNode) -> Any:
-        """Return what stands at the node as the pickle says it."""
-        if isinstance(node.leaf, Leaf):
-            return self._tensor(node.leaf, node)
-        if node.leaf is not None:
-            return _plain(node.leaf, node.path)
-        kind = self.containers.get(node.path) or _infer_container(node)
-        if kind.kind == "record" and kind.name not in _SETS:
-            _raise_unsupported(f"an object of class {kind.name} cannot be written", node.path)
-        if kind.kind in ("dict", "OrderedDict"):
-            return self._dict(node, kind)
-        items = [self.value(child) for child in _order_entries(node)]
-        if kind.kind == "record":
-            return Set(str(kind.name), items)
-        if kind.name == "torch.Size":
-            return PickleObject(Global("torch", "Size"), (tuple(items),), 0)
-        return tuple(items) if kind.kind == "tuple" else items
-
-    def _dict(self, node: _NestedNode, kind: Container) -> dict[Any, Any]:
-        made: dict[Any, Any] = {}
-        if kind.kind == "OrderedDict":
-            made = Dict(_ORDERED)
-            made.state = kind.state
-        for step, child in node.children.items():
-            made[step.value] = self.value(child)
-        if len(made) != len(node.children):
-            _raise_unsupported("two entries have keys that Python takes for one", node.path)
-        return made
-
-    def _tensor(self, leaf: Leaf, node: _NestedNode) -> PickleObject:
-        row = dtypes.BY_NAME[leaf.dtype]
-        if row.torch is None or not row.itemsize or row.torch.startswith(("qint", "quint")):
-            _raise_unsupported(f"a tensor of type {leaf.dtype} cannot be written as torch's", node.path)
-        number = self.stored.setdefault(node.canonical, len(self.stored))
-        made = _rebuild_call(leaf, row, str(number))
-        if leaf.trainable is None:
-            return made
-        return PickleObject(_BUILD_PARAMETER, (made, leaf.trainable, Dict(_ORDERED)), 0)
-
-
-def _rebuild_call(leaf: Leaf, row: dtypes.DType, key: str) -> PickleObject:
-    # Types without a storage class of their own are bytes to torch, and v3 says the type.
-    typed = row.storage is not None
-    kind = Global("torch", str(row.storage)) if typed else Global("torch.storage", "UntypedStorage")
-    storage = PersistentId(("storage", kind, key, "cpu", leaf.size if typed else leaf.nbytes))
-    args = (storage, 0, leaf.shape, _strides(leaf.shape), False, Dict(_ORDERED))
-    if typed:
-        return PickleObject(_BUILD_V2, args, 0)
-    return PickleObject(_BUILD_V3, (*args, Global("torch", str(row.torch))), 0)
-
-
-def _strides(shape: Shape) -> Shape:
-    strides: list[int] = []
-    step = 1
-    for extent in reversed(shape):
-        strides.append(step)
-        step *= max(extent, 1)
-    return tuple(reversed(strides))
-
-
-def _raise_unsupported(message: str, path: Path) -> NoReturn:
-    raise UnsupportedError(message, path=display(path))
-
-
-def _plain(leaf: ValueLeaf, path: Path) -> Any:
-    value = leaf.value
-    if not isinstance(value, Record):
-        return value
-    module, _, name = value.name.rpartition(".")
-    if module == "torch" and name in dtypes.BY_TORCH and not value.summary:
-        return Global(module, name)
-    _raise_unsupported(f"an object of class {value.name} cannot be written", path)
-
-
-def _infer_container(node: _NestedNode) -> Container:
-    positions = {step.value for step in node.children if step.kind == "index"}
-    # A list of which only some items are there (a layer without weights is none) keeps its numbers as keys.
-    indexed = bool(positions) and positions == set(range(len(node.children)))
-    return Container("list" if indexed else "dict")
-
-
-def _order_entries(node: _NestedNode) -> list[_NestedNode]:
-    found = {step.value: child for step, child in node.children.items()}
-    if any(position not in found for position in range(len(found))):
-        _raise_unsupported("a list's items are not numbered from 0 without gaps", node.path)
-    return [found[position] for position in range(len(found))]
-
-
-# Several PyTorch files that are one agent: PREFIX_actor, PREFIX_critic, their targets and optimizers.
-#
-# Source of the names: github.com/sfujim/TD3, TD3.py, `TD3.save`; programs that copied it keep two critics
-# apart (`PREFIX_critic_1`) and save the targets too.
-
-SET_NAME = "pytorch_set"
-SET_TITLE = "PyTorch files of one agent with a common prefix"
-
-_CRITICS = ("critic", *(f"{name}{number}" for name in ("critic_", "crtic_", "critic") for number in (1, 2)))
-_MEMBERS = tuple(
-    f"{network}{end}" for network in ("actor", *_CRITICS) for end in ("", "_target", "_optimizer")
-)
-_SUFFIXES = ("", ".pth", ".pt", ".pkl")
-_ACTOR = re.compile(r"(.+)_actor(\.pth|\.pt|\.pkl)?")
-
-
-def set_claims(probe: Probe) -> str | None:
-    """Return the prefix if no file has that name but an actor's and a critic's files begin with it.
-
-    A folder stands for the one set that it holds.
-    """
-    if probe.kind == "missing":
-        return probe.path if _is_set(_member_files(probe.path, probe.names)) else None
-    return _find_only_set(probe.path, probe.names) if probe.kind == "folder" else None
-
-
-def read_set(location: str) -> Checkpoint:
-    """List all files of the set as one tree: each file's entries under its member's name.
-
-    Native keys are `actor:l1.weight`. Each file is read as what its bytes say it is.
-    """
-    from ckpttool.formats.detect import open_checkpoint
-
-    folder = os.path.dirname(location) or "."
-    names = _member_files(location, frozenset(filesystem.listdir(folder)))
-    read_files = {member: open_checkpoint(file) for member, file in names.items()}
-    tree = join_trees(
-        {key(member): one.tree for member, one in read_files.items()}, _set_native, Container("dict")
-    )
-    parts = tuple(read_files.values())
-    return Checkpoint(
-        path=location,
-        format=SET_NAME,
-        tree=tree,
-        files=tuple(file for one in parts for file in one.files),
-        writer=parts[0].writer,
-        integrity="crc32" if all(one.integrity == "crc32" for one in parts) else "none",
-        notes=tuple(dict.fromkeys(note for one in parts for note in one.notes)),
-        asks=merge_references(*(relocate_references(one.asks, member) for member, one in read_files.items())),
-        unjudged=tuple(f"{member}: {each}" for member, one in read_files.items() for each in one.unjudged),
-    )
-
-
-def members(location: str) -> tuple[str, ...]:
-    """Return the files that a set of this prefix has, or would have if it were complete."""
-    return tuple(_member_files(location, Probe(location).names).values())
-
-
-def set_pieces(tree: Tree) -> tuple[OutputFile, ...]:
-    """Return a torch file for every member at the top of the tree, without a suffix, as TD3.save does.
-
-    Raise UnsupportedError, before anything is written, for a tree that is no set, and for what a torch
-    pickle cannot hold.
-    """
-    return tuple(
-        OutputFile(f"_{member}", piece.write)
-        for member, one in _members(tree).items()
-        for piece in pieces(one)
-    )
-
-
-def set_stored(tree: Tree) -> Tree:
-    """Return the tree with the paths by which it will be read; raise UnsupportedError as `pieces` does."""
-    parts = {key(member): stored(one) for member, one in _members(tree).items()}
-    return join_trees(parts, _set_native, Container("dict"))
-
-
-def _set_native(member: PathStep, name: str) -> str:
-    return f"{member.value}:{name}"
-
-
-def _members(tree: Tree) -> Mapping[str, Tree]:
-    """Return the files' trees by their member's name, in the order of `_MEMBERS`."""
-    found = {str(path[0].value) if len(path) > 1 else display(path): path[0] for path in tree if path}
-    strange = [name for name in found if name not in _MEMBERS]
-    if strange or not _is_set(found):
-        raise UnsupportedError(
-            "a set of files holds an actor and its critic, their targets and optimizers, and nothing else",
-            found=", ".join(map(repr, strange or found)),
-        )
-    for path, others in tree.aliases.items():
-        if any(alias.path[:1] != path[:1] for alias in others):
-            raise UnsupportedError("two files cannot share a tensor", path=display(path))
-    return {member: tree.below((found[member],)) for member in _MEMBERS if member in found}
-
-
-def _is_set(members: Iterable[str]) -> bool:
-    there = set(members)
-    return "actor" in there and not there.isdisjoint(_CRITICS)
-
-
-def _find_only_set(folder: str, names: frozenset[str]) -> str | None:
-    stems = {match[1] for name in names if (match := _ACTOR.fullmatch(name)) and not name.startswith(".")}
-    sets = (stem for stem in sorted(stems) if _is_set(_member_files(os.path.join(folder, stem), names)))
-    first, more = next(sets, None), next(sets, None)
-    return os.path.join(folder, first) if first is not None and more is None else None
-
-
-def _member_files(prefix: str, names: frozenset[str]) -> dict[str, str]:
-    """Return the set's files by member: regular ones only, so that no folder can lead back to itself."""
-    folder, stem = os.path.split(prefix)
-    found = {
-        member: os.path.join(folder, f"{stem}_{member}{suffix}")
-        for member in _MEMBERS
-        for suffix in reversed(_SUFFIXES)
-        if f"{stem}_{member}{suffix}" in names
-    }
-    return {member: file for member, file in found.items() if filesystem.isfile(file)}
-
-
-PYTORCH_SET = WritingFormatDefinition(
-    NAME=SET_NAME,
-    TITLE=SET_TITLE,
-    FRAMEWORK=FRAMEWORK,
-    claims=set_claims,
-    read=read_set,
-    pieces=set_pieces,
-    stored=set_stored,
-    members=members,
-)
-
-
-# TorchScript's archives: which attributes are parameters, the constants, what code there is; none is run.
-#
-# Sources: torch/csrc/jit/serialization/export_module.cpp (ScriptModuleSerializer: `data.pkl`,
-# `constants.pkl`, `code/`, `bytecode.pkl`), python_print.cpp (`__parameters__`, `__buffers__`).
-
-_CLASS = re.compile(r"class (\w+)\(Module\):")
-_NAMES = re.compile(r"  __(parameters|buffers)__ = \[(.*)\]")
-_QUOTED = re.compile(r'"([^"\\]*)"')
-# More of a class than its first lines is not needed, and no real file comes near this.
-_FILE, _ALL = 4 << 20, 64 << 20
-# Code whose steps are followed (libraries/model_steps.py).
-_FOLLOWED = 256 << 10
-_CONSTANTS = attr("CONSTANTS")
-
-
-def is_script(members: Collection[str], top: str) -> bool:
-    """Say whether the archive below the folder `top` is TorchScript's."""
-    return f"{top}/constants.pkl" in members
-
-
-def script_classes(
-    members: Collection[str], top: str, source: Callable[[str], Storage]
-) -> dict[str, ClassMembers]:
-    """Return for each class of the archive's code which attributes are parameters and which are buffers."""
-    found: dict[str, ClassMembers] = {}
-    left = _ALL
-    for name in _code_files(members, top):
-        if not name.endswith(".py"):
-            continue
-        held = source(name)
-        left -= held.length
-        if held.length > _FILE or left < 0:
-            continue
-        module = name.removeprefix(f"{top}/code/").removesuffix(".py").replace("/", ".")
-        _read_classes(bytes(held.read()).decode("utf-8", "replace"), module, found)
-    return found
-
-
-def _read_classes(text: str, module: str, found: dict[str, ClassMembers]) -> None:
-    from ckpttool.formats.torch_tree import ClassMembers
-
-    name = ""
-    for line in text.splitlines():
-        begins = _CLASS.match(line)
-        if begins is not None:
-            name = f"{module}.{begins[1]}"
-        names = _NAMES.match(line) if name else None
-        if names is not None:
-            told = frozenset(_QUOTED.findall(names[2]))
-            before = found.get(name, ClassMembers(frozenset(), None))
-            found[name] = before._replace(**{names[1]: told})
-
-
-def _code_files(members: Collection[str], top: str) -> list[str]:
-    return [name for name in members if name.startswith(f"{top}/code/")]
-
-
-def script_facts(members: Collection[str], top: str, source: Callable[[str], Storage]) -> dict[str, Any]:
-    """Return `code` and `extra`, the names and sizes of files, as a part of a checkpoint's details."""
-    found = {}
-    for kind in ("code", "extra"):
-        names = [name for name in members if name.startswith(f"{top}/{kind}/")]
-        found[kind] = [
-            {"name": name.removeprefix(f"{top}/"), "nbytes": source(name).length} for name in sorted(names)
-        ]
-    return found
-
-
-def note_script(members: Collection[str], top: str) -> tuple[str, ...]:
-    """Return what a person should know of the code, and of what it was compiled for."""
-    files = sum(name.endswith(".py") for name in _code_files(members, top))
-    told = [f"TorchScript code in {format_count(files, 'file')}, listed by --json; nothing was run"]
-    if f"{top}/bytecode.pkl" in members:
-        told.append("bytecode for PyTorch's mobile interpreter, which is not listed")
-    return tuple(told)
-
-
-def add_constants(module: FileListing, constants: FileListing) -> FileListing:
-    """Return the module's tree with the constants of its code, as the code calls them: `CONSTANTS.c0`."""
-
-    def placed(path: Path) -> Path:
-        return (_CONSTANTS, attr(f"c{path[0].value}"), *path[1:])
-
-    tree = constants.tree
-    leaves: dict[Path, Leaf | ValueLeaf] = {
-        placed(p): replace(leaf, key=_native(placed(p)), role="other") if isinstance(leaf, Leaf) else leaf
-        for p, leaf in tree.items()
-        if p
-    }
-    if not leaves:
-        return module
-    whole = module.tree
-    top = whole.leaves.get(())
-    if isinstance(top, ValueLeaf) and isinstance(top.value, Record):
-        # A frozen module keeps nothing of its own: its weights became constants of its code.
-        rest = {path: leaf for path, leaf in whole.items() if path}
-        whole = Tree(rest, {}, {(): Container("record", top.value.name)})
-    aliases = {
-        placed(p): tuple(Alias(placed(a.path), _native(placed(a.path))) for a in others)
-        for p, others in tree.aliases.items()
-    }
-    containers = {placed(p): c for p, c in tree.containers.items() if p}
-    containers[_CONSTANTS,] = Container("record", "CONSTANTS")
-    merged = Tree({**whole, **leaves}, {**whole.aliases, **aliases}, {**whole.containers, **containers})
-    asks = checkpoint.merge_references(module.asks, constants.asks)
-    return replace(module, tree=merged, notes=(*module.notes, *constants.notes), asks=asks)
-
-
-def _native(path: Path) -> str:
-    return ".".join(str(step.value) for step in path)
-
-
-def audit_script(members: Collection[str], top: str) -> tuple[CodeReference, ...]:
-    """Return the files of code, which torch.jit.load compiles; it runs their `__setstate__`."""
-    return tuple(
-        CodeReference(name.removeprefix(f"{top}/"), CODE, by="torchscript")
-        for name in _code_files(members, top)
-    )
-
-
-def script_texts(members: Collection[str], top: str, source: Callable[[str], Storage]) -> dict[str, str]:
-    """Return the archive's code by its module's name (`__torch__.torch.nn.functional`), unparsed.
-
-    Code of a large file is left out: no policy's is.
-    """
-    found: dict[str, str] = {}
-    left = _FOLLOWED
-    for name in _code_files(members, top):
-        held = source(name) if name.endswith(".py") else None
-        if held is None or held.length > left:
-            continue
-        left -= held.length
-        module = name.removeprefix(f"{top}/code/").removesuffix(".py").replace("/", ".")
-        found[module] = bytes(held.read()).decode("utf-8", "replace")
-    return found
 
 
 # torch.save's archive, wherever it lies: in a file, in a member of another archive, in a folder.
@@ -838,3 +279,530 @@ def _writer(archive: TorchArchive, top: str) -> str:
     kind = "TorchScript" if is_script(archive.members, top) else "torch"
     version = _read_small(archive, f"{top}/version") or _read_small(archive, f"{top}/.data/version")
     return f"{kind} archive version {version.decode('latin-1').strip()}" if version else f"{kind} archive"
+
+
+# Writing a tree as torch.save would: one pickle of the structure, then one aligned member per storage.
+#
+# Source: torch/serialization.py (_save), torch/_tensor.py (_reduce_ex_internal). What is written loads with
+# `weights_only=True` and with `mmap=True`.
+
+ALIGNMENT = 64
+_BUILD_V2 = Global("torch._utils", "_rebuild_tensor_v2")
+_BUILD_V3 = Global("torch._utils", "_rebuild_tensor_v3")
+_BUILD_PARAMETER = Global("torch._utils", "_rebuild_parameter")
+_ORDERED = "collections.OrderedDict"
+_SETS = ("builtins.set", "builtins.frozenset")
+
+
+def pieces(tree: Tree) -> tuple[OutputFile]:
+    """Return the one file that holds the tree.
+
+    Leaves whose `trainable` is known become Parameters, other tensors plain ones; numpy arrays become
+    tensors; aliases share one storage. Raise UnsupportedError, before anything is written, for what a
+    torch pickle cannot hold.
+    """
+    plan = _PicklePlan(tree)
+    pickle = dumps(plan.value(plan.root))
+    return (OutputFile("", lambda stream: _write(plan, pickle, stream)),)
+
+
+def stored(tree: Tree) -> Tree:
+    """Return the tree with the paths by which it will be read: torch's file has dicts and lists only.
+
+    An attribute's step comes back as a key. Raise UnsupportedError as `pieces` does, and when two entries
+    would have one path.
+    """
+    plan = _PicklePlan(tree)
+    moved: dict[Path, Path] = {(): ()}
+    waiting = [plan.root]
+    while waiting:
+        node = waiting.pop()
+        kind = (plan.containers.get(node.path) or _infer_container(node)).kind
+        for step, child in node.children.items():
+            place = PathStep("key", step.value) if kind in ("dict", "OrderedDict") else step
+            moved[child.path] = (*moved[node.path], place)
+            waiting.append(child)
+    leaves = {moved[path]: leaf for path, leaf in tree.items()}
+    if len(leaves) != len(tree):
+        twice = next(path for path in tree if leaves[moved[path]] is not tree[path])
+        _raise_unsupported("two entries have keys that Python takes for one", twice)
+    return Tree(
+        leaves,
+        {moved[p]: tuple(Alias(moved[a.path], a.key) for a in others) for p, others in tree.aliases.items()},
+        {moved[path]: container for path, container in plan.containers.items()},
+    )
+
+
+def _write(plan: _PicklePlan, pickle: bytes, stream: IO[bytes]) -> None:
+    archive = ZipWriter(stream, ALIGNMENT)
+    archive.add(f"{TOP}/data.pkl", pickle)
+    archive.add(f"{TOP}/.format_version", b"1")
+    archive.add(f"{TOP}/.storage_alignment", str(ALIGNMENT).encode())
+    archive.add(f"{TOP}/byteorder", b"little")
+    for number, path in enumerate(plan.stored):
+        leaf = plan.tree[path]
+        assert isinstance(leaf, Leaf)  # noqa: S101 - only tensors are given a storage
+        archive.add(f"{TOP}/data/{number}", common.read_exact(leaf, path))
+    archive.add(f"{TOP}/version", b"3\n")
+    archive.add(f"{TOP}/.data/serialization_id", _archive_identity(archive.checksums))
+    archive.close()
+
+
+def _archive_identity(checksums: tuple[int, ...]) -> bytes:
+    # torch writes two numbers of twenty digits made from the members' names and checksums.
+    packed = struct.pack(f"<{len(checksums)}I", *checksums)
+    return f"{zlib.crc32(packed):020d}{zlib.adler32(packed):020d}".encode()
+
+
+@dataclass(slots=True)
+class _NestedNode:
+    """One place in the tree: what stands there, or what stands below it."""
+
+    path: Path
+    leaf: Leaf | ValueLeaf | None = None
+    canonical: Path = ()
+    children: dict[PathStep, _NestedNode] = field(default_factory=dict)
+
+
+class _PicklePlan:
+    """The nested values that the pickle will say, and the leaves that become storages, in order."""
+
+    def __init__(self, tree: Tree) -> None:
+        self.tree = tree
+        self.root = _NestedNode(())
+        self.stored: dict[Path, int] = {}
+        for path, leaf in tree.items():
+            self._put(path, leaf, path)
+        # A "module" says what an object was, not how to build it: only its tensors can be written.
+        self.containers = {path: c for path, c in tree.containers.items() if c.kind != "module"}
+        for path in self.containers:
+            self._at(path)
+        for path, aliases in tree.aliases.items():
+            for alias in aliases:
+                self._put(alias.path, tree[path], path)
+
+    def _at(self, path: Path) -> _NestedNode:
+        node = self.root
+        for depth, step in enumerate(path):
+            if node.leaf is not None:
+                _raise_unsupported("a tensor or value has others below it", node.path)
+            if step not in node.children:
+                node.children[step] = _NestedNode(path[: depth + 1])
+            node = node.children[step]
+        return node
+
+    def _put(self, path: Path, leaf: Leaf | ValueLeaf, canonical: Path) -> None:
+        node = self._at(path)
+        if node.leaf is not None or node.children:
+            _raise_unsupported("two things have one path", path)
+        node.leaf, node.canonical = leaf, canonical
+
+    def value(self, node: _NestedNode) -> Any:
+        """Return what stands at the node as the pickle says it."""
+        if isinstance(node.leaf, Leaf):
+            return self._tensor(node.leaf, node)
+        if node.leaf is not None:
+            return _plain(node.leaf, node.path)
+        kind = self.containers.get(node.path) or _infer_container(node)
+        if kind.kind == "record" and kind.name not in _SETS:
+            _raise_unsupported(f"an object of class {kind.name} cannot be written", node.path)
+        if kind.kind in ("dict", "OrderedDict"):
+            return self._dict(node, kind)
+        items = [self.value(child) for child in _order_entries(node)]
+        if kind.kind == "record":
+            return Set(str(kind.name), items)
+        if kind.name == "torch.Size":
+            return PickleObject(Global("torch", "Size"), (tuple(items),), 0)
+        return tuple(items) if kind.kind == "tuple" else items
+
+    def _dict(self, node: _NestedNode, kind: Container) -> dict[Any, Any]:
+        made: dict[Any, Any] = {}
+        if kind.kind == "OrderedDict":
+            made = Dict(_ORDERED)
+            made.state = kind.state
+        for step, child in node.children.items():
+            made[step.value] = self.value(child)
+        if len(made) != len(node.children):
+            _raise_unsupported("two entries have keys that Python takes for one", node.path)
+        return made
+
+    def _tensor(self, leaf: Leaf, node: _NestedNode) -> PickleObject:
+        row = dtypes.BY_NAME[leaf.dtype]
+        if row.torch is None or not row.itemsize or row.torch.startswith(("qint", "quint")):
+            _raise_unsupported(f"a tensor of type {leaf.dtype} cannot be written as torch's", node.path)
+        number = self.stored.setdefault(node.canonical, len(self.stored))
+        made = _rebuild_call(leaf, row, str(number))
+        if leaf.trainable is None:
+            return made
+        return PickleObject(_BUILD_PARAMETER, (made, leaf.trainable, Dict(_ORDERED)), 0)
+
+
+def _rebuild_call(leaf: Leaf, row: dtypes.DType, key: str) -> PickleObject:
+    # Types without a storage class of their own are bytes to torch, and v3 says the type.
+    typed = row.storage is not None
+    kind = Global("torch", str(row.storage)) if typed else Global("torch.storage", "UntypedStorage")
+    storage = PersistentId(("storage", kind, key, "cpu", leaf.size if typed else leaf.nbytes))
+    args = (storage, 0, leaf.shape, _strides(leaf.shape), False, Dict(_ORDERED))
+    if typed:
+        return PickleObject(_BUILD_V2, args, 0)
+    return PickleObject(_BUILD_V3, (*args, Global("torch", str(row.torch))), 0)
+
+
+def _strides(shape: Shape) -> Shape:
+    strides: list[int] = []
+    step = 1
+    for extent in reversed(shape):
+        strides.append(step)
+        step *= max(extent, 1)
+    return tuple(reversed(strides))
+
+
+def _raise_unsupported(message: str, path: Path) -> NoReturn:
+    raise UnsupportedError(message, path=display(path))
+
+
+def _plain(leaf: ValueLeaf, path: Path) -> Any:
+    value = leaf.value
+    if not isinstance(value, Record):
+        return value
+    module, _, name = value.name.rpartition(".")
+    if module == "torch" and name in dtypes.BY_TORCH and not value.summary:
+        return Global(module, name)
+    _raise_unsupported(f"an object of class {value.name} cannot be written", path)
+
+
+def _infer_container(node: _NestedNode) -> Container:
+    positions = {step.value for step in node.children if step.kind == "index"}
+    # A list of which only some items are there (a layer without weights is none) keeps its numbers as keys.
+    indexed = bool(positions) and positions == set(range(len(node.children)))
+    return Container("list" if indexed else "dict")
+
+
+def _order_entries(node: _NestedNode) -> list[_NestedNode]:
+    found = {step.value: child for step, child in node.children.items()}
+    if any(position not in found for position in range(len(found))):
+        _raise_unsupported("a list's items are not numbered from 0 without gaps", node.path)
+    return [found[position] for position in range(len(found))]
+
+
+# torch.save's archive after somebody unpacked it: a folder with the members as files.
+#
+# Source: torch/serialization.py (_save) for the members.
+
+TOP = "archive"
+PICKLE = "data.pkl"
+
+
+@dataclass(frozen=True, slots=True)
+class UnpackedArchive:
+    """The members by the names that they would have in the zip file; `file` is the pickle's."""
+
+    file: File
+    members: Mapping[str, str]
+    recorded: bool = False
+    opened: dict[str, File] = field(default_factory=dict)
+
+    def source(self, name: str) -> Span:
+        """Return the member's bytes as an unread source; raise NotFoundError when the file is gone."""
+        path = self.members.get(name)
+        if path is None:
+            raise FormatError(f"the folder has no file {name.removeprefix(f'{TOP}/')!r}", file=self.file.path)
+        file = self.opened.setdefault(name, File.stamp(path))
+        return Span(file, 0, file.size)
+
+
+def find_data_folder(folder: str, names: frozenset[str]) -> str | None:
+    """Return the folder that holds data.pkl: the one given, or the only thing in it; None if neither does."""
+    if PICKLE in names:
+        return folder if filesystem.isfile(os.path.join(folder, PICKLE)) else None
+    visible = [name for name in names if not name.startswith(".")]
+    if len(visible) != 1:
+        return None
+    inner = os.path.join(folder, visible[0])
+    return inner if filesystem.isfile(os.path.join(inner, PICKLE)) else None
+
+
+def read_folder(folder: str) -> UnpackedArchive:
+    """List the files of an unpacked archive; raise FormatError for a link that leads out of it."""
+    root = filesystem.realpath(folder)
+    members = {f"{TOP}/{name}": os.path.join(folder, name) for name in _iter_files(folder, root)}
+    return UnpackedArchive(File.stamp(os.path.join(folder, PICKLE)), members)
+
+
+def _iter_files(folder: str, root: str, below: str = "", depth: int = 0) -> Iterator[str]:
+    """Give the names, with slashes, of all plain files; links are followed inside of `root` only."""
+    if depth > limits.current().folder_depth:
+        raise limits.limit_error("folder_depth", "folders are nested too deeply", None, file=folder)
+    try:
+        entries = sorted(filesystem.listdir(os.path.join(folder, below)))
+    except OSError as error:
+        raise NotFoundError(f"cannot be opened: {error.strerror}", file=folder) from error
+    for entry in entries:
+        name = f"{below}{entry}"
+        path = os.path.join(folder, name)
+        if filesystem.islink(path):
+            _check_link(path, root)
+        if filesystem.isdir(path) and not filesystem.islink(path):
+            yield from _iter_files(folder, root, f"{name}/", depth + 1)
+        elif filesystem.isfile(path):
+            yield name
+
+
+def _check_link(path: str, root: str) -> None:
+    target = filesystem.realpath(path)
+    if os.path.commonpath((target, root)) != root:
+        raise FormatError("a link in the folder leads outside of it", file=path)
+    if filesystem.path_kind(target) != "file":
+        raise FormatError("a link in the folder does not lead to a file", file=path)
+
+
+# TorchScript's archives: which attributes are parameters, the constants, what code there is; none is run.
+#
+# Sources: torch/csrc/jit/serialization/export_module.cpp (ScriptModuleSerializer: `data.pkl`,
+# `constants.pkl`, `code/`, `bytecode.pkl`), python_print.cpp (`__parameters__`, `__buffers__`).
+
+_CLASS = re.compile(r"class (\w+)\(Module\):")
+_NAMES = re.compile(r"  __(parameters|buffers)__ = \[(.*)\]")
+_QUOTED = re.compile(r'"([^"\\]*)"')
+# More of a class than its first lines is not needed, and no real file comes near this.
+_FILE, _ALL = 4 << 20, 64 << 20
+# Code whose steps are followed (libraries/model_steps.py).
+_FOLLOWED = 256 << 10
+_CONSTANTS = attr("CONSTANTS")
+
+
+def is_script(members: Collection[str], top: str) -> bool:
+    """Say whether the archive below the folder `top` is TorchScript's."""
+    return f"{top}/constants.pkl" in members
+
+
+def script_classes(
+    members: Collection[str], top: str, source: Callable[[str], Storage]
+) -> dict[str, ClassMembers]:
+    """Return for each class of the archive's code which attributes are parameters and which are buffers."""
+    found: dict[str, ClassMembers] = {}
+    left = _ALL
+    for name in _code_files(members, top):
+        if not name.endswith(".py"):
+            continue
+        held = source(name)
+        left -= held.length
+        if held.length > _FILE or left < 0:
+            continue
+        module = name.removeprefix(f"{top}/code/").removesuffix(".py").replace("/", ".")
+        _read_classes(bytes(held.read()).decode("utf-8", "replace"), module, found)
+    return found
+
+
+def _read_classes(text: str, module: str, found: dict[str, ClassMembers]) -> None:
+    from ckpttool.formats.torch_tree import ClassMembers
+
+    name = ""
+    for line in text.splitlines():
+        begins = _CLASS.match(line)
+        if begins is not None:
+            name = f"{module}.{begins[1]}"
+        names = _NAMES.match(line) if name else None
+        if names is not None:
+            told = frozenset(_QUOTED.findall(names[2]))
+            before = found.get(name, ClassMembers(frozenset(), None))
+            found[name] = before._replace(**{names[1]: told})
+
+
+def _code_files(members: Collection[str], top: str) -> list[str]:
+    return [name for name in members if name.startswith(f"{top}/code/")]
+
+
+def script_facts(members: Collection[str], top: str, source: Callable[[str], Storage]) -> dict[str, Any]:
+    """Return `code` and `extra`, the names and sizes of files, as a part of a checkpoint's details."""
+    found = {}
+    for kind in ("code", "extra"):
+        names = [name for name in members if name.startswith(f"{top}/{kind}/")]
+        found[kind] = [
+            {"name": name.removeprefix(f"{top}/"), "nbytes": source(name).length} for name in sorted(names)
+        ]
+    return found
+
+
+def note_script(members: Collection[str], top: str) -> tuple[str, ...]:
+    """Return what a person should know of the code, and of what it was compiled for."""
+    files = sum(name.endswith(".py") for name in _code_files(members, top))
+    told = [f"TorchScript code in {format_count(files, 'file')}, listed by --json; nothing was run"]
+    if f"{top}/bytecode.pkl" in members:
+        told.append("bytecode for PyTorch's mobile interpreter, which is not listed")
+    return tuple(told)
+
+
+def add_constants(module: FileListing, constants: FileListing) -> FileListing:
+    """Return the module's tree with the constants of its code, as the code calls them: `CONSTANTS.c0`."""
+
+    def placed(path: Path) -> Path:
+        return (_CONSTANTS, attr(f"c{path[0].value}"), *path[1:])
+
+    tree = constants.tree
+    leaves: dict[Path, Leaf | ValueLeaf] = {
+        placed(p): replace(leaf, key=_native(placed(p)), role="other") if isinstance(leaf, Leaf) else leaf
+        for p, leaf in tree.items()
+        if p
+    }
+    if not leaves:
+        return module
+    whole = module.tree
+    top = whole.leaves.get(())
+    if isinstance(top, ValueLeaf) and isinstance(top.value, Record):
+        # A frozen module keeps nothing of its own: its weights became constants of its code.
+        rest = {path: leaf for path, leaf in whole.items() if path}
+        whole = Tree(rest, {}, {(): Container("record", top.value.name)})
+    aliases = {
+        placed(p): tuple(Alias(placed(a.path), _native(placed(a.path))) for a in others)
+        for p, others in tree.aliases.items()
+    }
+    containers = {placed(p): c for p, c in tree.containers.items() if p}
+    containers[_CONSTANTS,] = Container("record", "CONSTANTS")
+    merged = Tree({**whole, **leaves}, {**whole.aliases, **aliases}, {**whole.containers, **containers})
+    asks = checkpoint.merge_references(module.asks, constants.asks)
+    return replace(module, tree=merged, notes=(*module.notes, *constants.notes), asks=asks)
+
+
+def _native(path: Path) -> str:
+    return ".".join(str(step.value) for step in path)
+
+
+def audit_script(members: Collection[str], top: str) -> tuple[CodeReference, ...]:
+    """Return the files of code, which torch.jit.load compiles; it runs their `__setstate__`."""
+    return tuple(
+        CodeReference(name.removeprefix(f"{top}/"), CODE, by="torchscript")
+        for name in _code_files(members, top)
+    )
+
+
+def script_texts(members: Collection[str], top: str, source: Callable[[str], Storage]) -> dict[str, str]:
+    """Return the archive's code by its module's name (`__torch__.torch.nn.functional`), unparsed.
+
+    Code of a large file is left out: no policy's is.
+    """
+    found: dict[str, str] = {}
+    left = _FOLLOWED
+    for name in _code_files(members, top):
+        held = source(name) if name.endswith(".py") else None
+        if held is None or held.length > left:
+            continue
+        left -= held.length
+        module = name.removeprefix(f"{top}/code/").removesuffix(".py").replace("/", ".")
+        found[module] = bytes(held.read()).decode("utf-8", "replace")
+    return found
+
+
+# Several PyTorch files that are one agent: PREFIX_actor, PREFIX_critic, their targets and optimizers.
+#
+# Source of the names: github.com/sfujim/TD3, TD3.py, `TD3.save`; programs that copied it keep two critics
+# apart (`PREFIX_critic_1`) and save the targets too.
+
+SET_NAME = "pytorch_set"
+SET_TITLE = "PyTorch files of one agent with a common prefix"
+
+_CRITICS = ("critic", *(f"{name}{number}" for name in ("critic_", "crtic_", "critic") for number in (1, 2)))
+_MEMBERS = tuple(
+    f"{network}{end}" for network in ("actor", *_CRITICS) for end in ("", "_target", "_optimizer")
+)
+_SUFFIXES = ("", ".pth", ".pt", ".pkl")
+_ACTOR = re.compile(r"(.+)_actor(\.pth|\.pt|\.pkl)?")
+
+
+def set_claims(probe: Probe) -> str | None:
+    """Return the prefix if no file has that name but an actor's and a critic's files begin with it.
+
+    A folder stands for the one set that it holds.
+    """
+    if probe.kind == "missing":
+        return probe.path if _is_set(_member_files(probe.path, probe.names)) else None
+    return _find_only_set(probe.path, probe.names) if probe.kind == "folder" else None
+
+
+def read_set(location: str) -> Checkpoint:
+    """List all files of the set as one tree: each file's entries under its member's name.
+
+    Native keys are `actor:l1.weight`. Each file is read as what its bytes say it is.
+    """
+    from ckpttool.formats.detect import open_checkpoint
+
+    folder = os.path.dirname(location) or "."
+    names = _member_files(location, frozenset(filesystem.listdir(folder)))
+    return common.join_checkpoints(
+        location, SET_NAME, {member: open_checkpoint(file) for member, file in names.items()}
+    )
+
+
+def members(location: str) -> tuple[str, ...]:
+    """Return the files that a set of this prefix has, or would have if it were complete."""
+    return tuple(_member_files(location, Probe(location).names).values())
+
+
+def set_pieces(tree: Tree) -> tuple[OutputFile, ...]:
+    """Return a torch file for every member at the top of the tree, without a suffix, as TD3.save does.
+
+    Raise UnsupportedError, before anything is written, for a tree that is no set, and for what a torch
+    pickle cannot hold.
+    """
+    return tuple(
+        OutputFile(f"_{member}", piece.write)
+        for member, one in _members(tree).items()
+        for piece in pieces(one)
+    )
+
+
+def set_stored(tree: Tree) -> Tree:
+    """Return the tree with the paths by which it will be read; raise UnsupportedError as `pieces` does."""
+    parts = {key(member): stored(one) for member, one in _members(tree).items()}
+    return join_trees(parts, common.member_key, Container("dict"))
+
+
+def _members(tree: Tree) -> Mapping[str, Tree]:
+    """Return the files' trees by their member's name, in the order of `_MEMBERS`."""
+    found = {str(path[0].value) if len(path) > 1 else display(path): path[0] for path in tree if path}
+    strange = [name for name in found if name not in _MEMBERS]
+    if strange or not _is_set(found):
+        raise UnsupportedError(
+            "a set of files holds an actor and its critic, their targets and optimizers, and nothing else",
+            found=", ".join(map(repr, strange or found)),
+        )
+    for path, others in tree.aliases.items():
+        if any(alias.path[:1] != path[:1] for alias in others):
+            raise UnsupportedError("two files cannot share a tensor", path=display(path))
+    return {member: tree.below((found[member],)) for member in _MEMBERS if member in found}
+
+
+def _is_set(members: Iterable[str]) -> bool:
+    there = set(members)
+    return "actor" in there and not there.isdisjoint(_CRITICS)
+
+
+def _find_only_set(folder: str, names: frozenset[str]) -> str | None:
+    stems = {match[1] for name in names if (match := _ACTOR.fullmatch(name)) and not name.startswith(".")}
+    sets = (stem for stem in sorted(stems) if _is_set(_member_files(os.path.join(folder, stem), names)))
+    first, more = next(sets, None), next(sets, None)
+    return os.path.join(folder, first) if first is not None and more is None else None
+
+
+def _member_files(prefix: str, names: frozenset[str]) -> dict[str, str]:
+    """Return the set's files by member: regular ones only, so that no folder can lead back to itself."""
+    folder, stem = os.path.split(prefix)
+    found = {
+        member: os.path.join(folder, f"{stem}_{member}{suffix}")
+        for member in _MEMBERS
+        for suffix in reversed(_SUFFIXES)
+        if f"{stem}_{member}{suffix}" in names
+    }
+    return {member: file for member, file in found.items() if filesystem.isfile(file)}
+
+
+PYTORCH_SET = WritingFormatDefinition(
+    NAME=SET_NAME,
+    TITLE=SET_TITLE,
+    FRAMEWORK=FRAMEWORK,
+    claims=set_claims,
+    read=read_set,
+    pieces=set_pieces,
+    stored=set_stored,
+    members=members,
+)

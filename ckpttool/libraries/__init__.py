@@ -19,6 +19,7 @@ if TYPE_CHECKING:
         canonical_slot_path,
         matches_action_map,
     )
+    from ckpttool.libraries.td3 import plan_torch
 
 __all__ = [
     "AgentMetadata",
@@ -36,6 +37,7 @@ __all__ = [
     "canonical_slot_path",
     "matches_action_map",
     "may_recognize",
+    "plan_torch",
     "recognize_tree",
 ]
 
@@ -55,6 +57,7 @@ _HOMES = {
     "canonical_slot_path": "schema",
     "matches_action_map": "schema",
     "may_recognize": "recognize",
+    "plan_torch": "td3",
     "recognize_tree": "recognize",
 }
 

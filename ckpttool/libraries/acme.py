@@ -21,7 +21,13 @@ from ckpttool.core.tree import Path, Tree
 from ckpttool.libraries import optimizers_read
 from ckpttool.libraries.optimizers_write import SonnetOptimizerWriter
 from ckpttool.libraries.recognize import LayoutTable, bind
-from ckpttool.libraries.schema import AgentMetadata, DefaultSetting, RecognizedAgent, list_distribution_notes
+from ckpttool.libraries.schema import (
+    NETWORKS,
+    AgentMetadata,
+    DefaultSetting,
+    RecognizedAgent,
+    list_distribution_notes,
+)
 from ckpttool.libraries.write import (
     SONNET,
     LayerNames,
@@ -95,7 +101,6 @@ def _add_metadata(binding: RecognizedAgent, segments: set[str]) -> RecognizedAge
 
 
 _WHOSE = "Acme's DDPG"
-_NETWORKS = ("actor", "actor_target", "critic", "critic_target")
 # snt.nets.MLP, and below it acme's LayerNormMLP.
 _MLP = LayerNames("_layers/{i}", "_layers/{i}")
 _LAYER_NORM_MLP = LayerNames("{i}", "{i}", norm="norm")
@@ -137,7 +142,7 @@ def plan(binding: RecognizedAgent, agent: Tree, told: Settings) -> Plan:
 
 def _is_layer_norm_mlp(binding: RecognizedAgent) -> bool:
     """Say whether the networks are LayerNormMLPs; raise UnsupportedError if they are only like them."""
-    kinds = [[layer.kind for layer in part.layers] for part in binding.parts if part.component in _NETWORKS]
+    kinds = [[layer.kind for layer in part.layers] for part in binding.parts if part.component in NETWORKS]
     if not any("layer_norm" in each for each in kinds):
         return False
     facts = binding.facts

@@ -93,7 +93,7 @@ def plan(binding: RecognizedAgent, agent: Tree, told: Settings) -> Plan:
         depth=3,
         needs=("actor", "critic"),
         containers={(): Container("tuple")},
-        notes=() if known else ("unknown action bounds: --bounds LOW HIGH",),
+        notes=() if known else (_UNKNOWN,),
     )
     return plan_torch_file(writing, binding, agent, told)
 

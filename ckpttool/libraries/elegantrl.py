@@ -14,7 +14,7 @@ from ckpttool.core.sidecar import NO_BOUNDS
 from ckpttool.core.tree import Leaf, Tree, attr, key
 from ckpttool.libraries import optimizers_read
 from ckpttool.libraries.recognize import LayoutTable, PickledModule, bind, read_pickled_module
-from ckpttool.libraries.schema import AgentMetadata, RecognizedAgent
+from ckpttool.libraries.schema import DISCRETE_CHOICE, AgentMetadata, RecognizedAgent
 from ckpttool.libraries.write import (
     LayerNames,
     NetworkRow,
@@ -83,7 +83,7 @@ def _list_refusals(tree: Tree, names: dict[str, Leaf], component: str) -> dict[s
     """Return why a network cannot be run as its layers say."""
     made = tree.containers.get(())
     if made is not None and "Discrete" in str(made.name):
-        return {component: ("the choice among discrete actions",)}
+        return {component: (DISCRETE_CHOICE,)}
     scaled = [name for name in ("value_avg", "value_std") if name in names]
     return {component: (f"what follows the last layer: {', '.join(scaled)}",)} if scaled else {}
 

@@ -17,15 +17,14 @@ from ckpttool.core.tree import Leaf, Path, Tree, ValueLeaf, attr
 from ckpttool.encodings import archives
 from ckpttool.formats import torch_tree, torch_zip
 from ckpttool.formats.keras_config import config_of
-from ckpttool.libraries.recognize import PickledModule
+from ckpttool.libraries.recognize import TORCH_CLASSES, PickledModule
+from ckpttool.mapping.layers import Name
 
 # What a model's own configuration says it computes, step by step: Keras's settings, torch's pickled modules.
 #
 # Sources: keras/src/models/sequential.py and functional.py (`layers` in the order of their use),
 # keras/src/layers/**; torch/nn/modules/container.py (Sequential applies its parts in the order of
 # `_modules`).
-
-Name = tuple[str, ...]
 
 
 class ChainStep(NamedTuple):
@@ -345,9 +344,8 @@ def _is_plain(cls: str, state: dict[str, Any]) -> bool:
     return plain and state.get("max_value") is None
 
 
-_TORCH = "torch.nn.modules."
-_SEQUENTIAL, _LINEAR = f"{_TORCH}container.Sequential", f"{_TORCH}linear.Linear"
-_NORM = f"{_TORCH}normalization.LayerNorm"
+_SEQUENTIAL, _LINEAR = f"{TORCH_CLASSES}container.Sequential", f"{TORCH_CLASSES}linear.Linear"
+_NORM = f"{TORCH_CLASSES}normalization.LayerNorm"
 _PASSED = ("dropout.", "flatten.Flatten", "linear.Identity")
 
 
@@ -385,7 +383,7 @@ def _torch_steps(module: PickledModule, title: str) -> Iterator[ChainStep]:
     # A Sequential applies its parts in the order of `_modules`, which is that of the file, not of the names.
     for child in [n for n in module.classes if n.rpartition(".")[0] == title and (title or "." not in n)]:
         cls, name = module.classes[child], tuple(child.split("."))
-        short = cls.removeprefix(_TORCH)
+        short = cls.removeprefix(TORCH_CLASSES)
         if cls == _SEQUENTIAL:
             yield from _torch_steps(module, child)
         elif cls == _LINEAR:

@@ -13,8 +13,9 @@ from ckpttool.core import dtypes
 from ckpttool.core.errors import CkpttoolError
 from ckpttool.core.tree import Leaf, Path, Tree, ValueLeaf, attr, display
 from ckpttool.libraries import schema
-from ckpttool.libraries.recognize import OptimizerMoves, Segments, StoredOptimizer
+from ckpttool.libraries.recognize import OptimizerMoves, StoredOptimizer
 from ckpttool.libraries.schema import DefaultSetting
+from ckpttool.mapping.layers import Name
 from ckpttool.mapping.rules import KEEP, FixedValue, Move, Rule, ToTensor, ToValue
 
 # The optimizers that are mapped, one table each: slots, settings and defaults in every framework.
@@ -366,7 +367,7 @@ def list_slots_below_variables(
 
 
 def find_beta_powers(
-    optimizer: StoredOptimizer, mine: Mapping[Segments, Path], slots: Mapping[Path, Path]
+    optimizer: StoredOptimizer, mine: Mapping[Name, Path], slots: Mapping[Path, Path]
 ) -> dict[str, Path]:
     """Return the powers of the optimizer's betas: its own, or those without a scope where it has none."""
     own = {name[0]: path for name, path in mine.items() if len(name) == 1 and name[0] in POWERS}
@@ -517,7 +518,7 @@ def optimizer_class(leaf: Leaf | ValueLeaf | None) -> str | None:
 
 
 def _pair_slots(
-    optimizer: StoredOptimizer, mine: Mapping[Segments, Path], weights: Mapping[Path, object]
+    optimizer: StoredOptimizer, mine: Mapping[Name, Path], weights: Mapping[Path, object]
 ) -> Iterator[tuple[Path, Path]]:
     """Go through the slots with the weights that they belong to."""
     for path in mine.values():
@@ -733,7 +734,7 @@ def list_network_parameters(optimizer: StoredOptimizer) -> tuple[NetworkParamete
     return tuple(NetworkParameter(source, tuple(places)) for source, places in found.items())
 
 
-def read_parameter_groups(mine: Mapping[Segments, Path], tree: Tree) -> tuple[ParameterGroup, ...] | None:
+def read_parameter_groups(mine: Mapping[Name, Path], tree: Tree) -> tuple[ParameterGroup, ...] | None:
     """Return the groups of a state_dict's leaves (by name below it); None if a parameter has no number."""
     settings: dict[str, dict[str, Path]] = {}
     listed: dict[str, list[Path]] = {}
@@ -761,7 +762,7 @@ def read_parameter_groups(mine: Mapping[Segments, Path], tree: Tree) -> tuple[Pa
 
 
 def match_parameters(
-    found: Sequence[ParameterGroup], mine: Mapping[Segments, Path], optimizer: StoredOptimizer
+    found: Sequence[ParameterGroup], mine: Mapping[Name, Path], optimizer: StoredOptimizer
 ) -> dict[str, NetworkParameter] | None:
     """Return the weight of every number; None where counts, names or shapes do not say it for sure.
 
@@ -788,7 +789,7 @@ def match_parameters(
     return pairs if fits and len(pairs) == len(members) else None
 
 
-def _slot_shapes_by_number(mine: Mapping[Segments, Path], tree: Tree) -> dict[str, set[tuple[int, ...]]]:
+def _slot_shapes_by_number(mine: Mapping[Name, Path], tree: Tree) -> dict[str, set[tuple[int, ...]]]:
     """Return the shapes of each number's moments; another order of parameters shows itself so."""
     found: dict[str, set[tuple[int, ...]]] = {}
     for name, path in mine.items():
@@ -920,7 +921,7 @@ def _find_torch_family(keys: set[str], slots: set[str]) -> OptimizerFamily:
 
 
 def _move_slots(
-    mine: Mapping[Segments, Path],
+    mine: Mapping[Name, Path],
     order: Mapping[str, NetworkParameter],
     family: OptimizerFamily,
     optimizer: StoredOptimizer,

@@ -33,8 +33,9 @@ from ckpttool.libraries.optimizers_read import (
     make_zero_tensor,
     read_parameter_groups,
 )
-from ckpttool.libraries.recognize import OptimizerMoves, Segments, StoredOptimizer
+from ckpttool.libraries.recognize import OptimizerMoves, StoredOptimizer
 from ckpttool.libraries.schema import DefaultSetting
+from ckpttool.mapping.layers import Name
 from ckpttool.mapping.rules import (
     KEEP,
     Cast,
@@ -189,24 +190,19 @@ class KerasOptimizerWriter:
 
     def __init__(
         self,
-        name: str,
+        known: CanonicalOptimizer,
         variable: str,
         weights: Sequence[Move],
-        agent: Tree,
         top: Path,
-        told: Mapping[str, Setting] | None = None,
-        defaults: Mapping[str, DefaultSetting] | None = None,
         *,
         scheduled: bool = False,
     ) -> None:
-        """Take the canonical optimizer `name`.
+        """Take a canonical optimizer, which trains what `weights` make, for the object at `top`.
 
         Keras calls its variables `variable/...` (adam, adam_1), those of another class by that class.
         """
-        self.known = CanonicalOptimizer(name, agent, told or {}, defaults or {})
-        self.family = self.known.family
-        self.scheduled = scheduled
-        self.name, self.weights, self.agent, self.top = name, weights, agent, top
+        self.known, self.family, self.scheduled = known, known.family, scheduled
+        self.name, self.weights, self.agent, self.top = known.name, weights, known.agent, top
         self.arguments = KerasOptimizerArguments(self.known, weights, tuple(self.variables()))
         own = "adam_w" if self.arguments.decoupled else self.family.keras_name
         self.variable = variable.replace("adam", own, 1)
@@ -1169,7 +1165,7 @@ def _fit_subsets(
             yield name, bound, chosen
 
 
-def _optimizer_leaves(tree: Tree, top: Path) -> Mapping[Segments, Path]:
+def _optimizer_leaves(tree: Tree, top: Path) -> Mapping[Name, Path]:
     title = display(top)
     return StoredOptimizer(title, tuple(title.split("/")) if top else (), tree, ()).own
 

@@ -21,6 +21,7 @@ from ckpttool.libraries.onnx_operators import ProgramConstant, ProgramRecorder, 
 from ckpttool.libraries.onnx_policies import choose_action_output
 from ckpttool.libraries.schema import Program, ProgramOperation
 from ckpttool.libraries.tf_graphs import (
+    ACTIVATION_OPERATIONS,
     FAILURES,
     FunctionNode,
     GraphEvaluator,
@@ -31,6 +32,7 @@ from ckpttool.libraries.tf_graphs import (
     make_graph_error,
     parse_node,
 )
+from ckpttool.mapping.layers import Name
 
 if TYPE_CHECKING:
     import numpy as np
@@ -56,7 +58,6 @@ _FLOATS = ("float32", "float64")
 _MOST = 3.4028234663852886e38
 _ELEMENTS = 1 << 24
 _SELU = (1.0507009873554805, 1.6732632423543772)
-_ACTIVATIONS = {"Relu": "relu", "Tanh": "tanh", "Sigmoid": "sigmoid", "Elu": "elu", "Softplus": "softplus"}
 
 
 class _PatternFragment(NamedTuple):
@@ -112,7 +113,7 @@ def read_graph_program(checkpoint: Checkpoint) -> tuple[Program, tuple[Path, ...
         shape = (given.shape or ())[1:]
         if given.dtype not in _FLOATS or not shape or min(shape) < 1:
             raise UnsupportedGraphError(f"an input {given.dtype} {list(given.shape or ())}")
-        reader = GraphProgramEvaluator(checkpoint.tree, served.functions)
+        reader = GraphProgramEvaluator(served.functions, tree=checkpoint.tree)
         graph = served.graph
         missing = [number for number in served.captures if number not in served.variables]
         constants = read_captured(graph.objects or _NONE, graph.nodes or _NONE, missing, meter)
@@ -418,7 +419,7 @@ def _unary_rule(rule: Callable[[GraphProgramEvaluator, FunctionNode, ProgramValu
 
 
 def _add_activation(reader: GraphProgramEvaluator, node: FunctionNode, flow: ProgramValue) -> ProgramValue:
-    return reader.activation(flow, _ACTIVATIONS[node.op])
+    return reader.activation(flow, ACTIVATION_OPERATIONS[node.op])
 
 
 def _leaky(reader: GraphProgramEvaluator, node: FunctionNode, flow: ProgramValue) -> ProgramValue:
@@ -611,7 +612,7 @@ _FOLDED: Mapping[str, Callable[..., Any]] = {
 _RULES: Mapping[str, _Rule] = {
     "MatMul": GraphProgramEvaluator.product,
     **dict.fromkeys(("BiasAdd", "Add", "AddV2", "Sub", "Mul", "RealDiv"), GraphProgramEvaluator.arithmetic),
-    **dict.fromkeys(_ACTIVATIONS, _unary_rule(_add_activation)),
+    **dict.fromkeys(ACTIVATION_OPERATIONS, _unary_rule(_add_activation)),
     "LeakyRelu": _unary_rule(_leaky),
     "Selu": _unary_rule(_selu),
     "Relu6": _unary_rule(_relu6),
@@ -640,7 +641,6 @@ _RULES: Mapping[str, _Rule] = {
 # layer), keras/src/layers/** and keras/src/activations/activations.py (the formulas). Both spellings are
 # read, those of Keras 2 and 3. A layer of another class is refused: its code is not in the file.
 
-Name = tuple[str, ...]
 _DEEP, _CALLS, _NUMBERS = 20, 10_000, 1 << 20
 _PLAIN = frozenset(("relu", "tanh", "sigmoid", "elu", "gelu", "silu", "softplus"))
 

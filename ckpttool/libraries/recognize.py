@@ -25,7 +25,7 @@ from ckpttool.libraries.schema import (
 )
 from ckpttool.mapping import wrappers
 from ckpttool.mapping.layer_kinds import LayerKind
-from ckpttool.mapping.layers import SPELLING, recognize_kind
+from ckpttool.mapping.layers import SPELLING, Name, recognize_kind
 from ckpttool.mapping.rules import (
     KEEP,
     AxisSlice,
@@ -46,21 +46,19 @@ _PRIVATE = re.compile(r"_functional|_operations|_layers|layers|_self_tracked_tra
 # What a file that was converted calls Q-functions whose layers have the same names.
 _QS = re.compile(r"q\d+")
 
-Segments = tuple[str, ...]
-
 
 class NamedLeaf(NamedTuple):
     """A leaf with its name below the agent, cut into segments."""
 
     path: Path
-    segments: Segments
+    segments: Name
     leaf: Leaf
 
 
 class ComponentLayer(NamedTuple):
     """One layer of a component: its name below the component, its kind, its tensors by stored name."""
 
-    name: Segments
+    name: Name
     kind: LayerKind
     tensors: Mapping[str, NamedLeaf]
 
@@ -96,12 +94,12 @@ def list_leaves(tree: Tree) -> Iterator[NamedLeaf]:
                 yield NamedLeaf(canonical, tuple(display(alias.path).split("/")), leaf_or_value)
 
 
-def find_root(names: Sequence[Segments], components: Mapping[str, str], *, rooted: bool) -> Segments | None:
+def find_root(names: Sequence[Name], components: Mapping[str, str], *, rooted: bool) -> Name | None:
     """Return the prefix under which most components lie (`policy`), or None when there are none.
 
     `rooted` allows one object between the top and the components, as in `Checkpoint(policy=agent)`.
     """
-    found: dict[Segments, set[str]] = {}
+    found: dict[Name, set[str]] = {}
     theirs = {tuple(name.split("/")) for alternatives in components for name in alternatives.split("+")}
     lengths = {len(name) for name in theirs}
     for segments in names:
@@ -122,7 +120,7 @@ def group_layers(
 
     With `matrices` a torch weight of two axes that stands alone is a dense layer without a bias.
     """
-    groups: dict[Segments, dict[str, NamedLeaf]] = {}
+    groups: dict[Name, dict[str, NamedLeaf]] = {}
     seen: set[Path] = set()
     for entry in found:
         # A tensor's other names count only in a component that does not hold it by its own name.
@@ -162,7 +160,7 @@ def _sort_layers(stored: list[ComponentLayer]) -> tuple[ComponentLayer, ...]:
 
 
 def _rank_key(found: Sequence[ComponentLayer]) -> Callable[[ComponentLayer], tuple[int, ...]]:
-    siblings: dict[Segments, dict[str, int]] = {}
+    siblings: dict[Name, dict[str, int]] = {}
     for module in found:
         for depth, segment in enumerate(module.name):
             names = siblings.setdefault(module.name[:depth], {})
@@ -183,7 +181,7 @@ def is_order_assumed(chain: Sequence[ComponentLayer]) -> bool:
     return len(set(shapes)) < len(shapes)
 
 
-def _number(name: Segments) -> int | None:
+def _number(name: Name) -> int | None:
     numbers = re.findall(r"\d+", name[-1]) if name else []
     return int(numbers[-1]) if numbers else None
 
@@ -195,7 +193,7 @@ def split_critic(found: tuple[ComponentLayer, ...]) -> tuple[tuple[ComponentLaye
     begins after a layer with one output.
     """
     by_first: dict[str, list[ComponentLayer]] = {}
-    by_owner: dict[Segments, list[ComponentLayer]] = {}
+    by_owner: dict[Name, list[ComponentLayer]] = {}
     for module in found:
         by_first.setdefault(module.name[0] if len(module.name) > 1 else "", []).append(module)
         by_owner.setdefault(_public_name(module.name)[:-1], []).append(module)
@@ -252,12 +250,12 @@ def make_network(
     return AgentNetwork(component, head, tuple(layers), tuple(more))
 
 
-def _public_name(name: Segments) -> Segments:
+def _public_name(name: Name) -> Name:
     kept = tuple(segment for segment in name if not _PRIVATE.fullmatch(segment))
     return kept or name
 
 
-def _sequential_names(names: Sequence[Segments], chain: Sequence[ComponentLayer]) -> list[Segments]:
+def _sequential_names(names: Sequence[Name], chain: Sequence[ComponentLayer]) -> list[Name]:
     # Keras counts layers that own weights (and an input layer); torch's Sequential counts the
     # activation after each hidden layer too: Linear 0, ReLU 1, Linear 2, ...
     renamed, position = [], 0
@@ -321,7 +319,7 @@ class StoredOptimizer:
     weights: tuple[tuple[Path, Path, Rule], ...]
 
     @property
-    def own(self) -> dict[Segments, Path]:
+    def own(self) -> dict[Name, Path]:
         """The optimizer's own leaves by their names below it, in the order of the file."""
         if not self.prefix:
             return {tuple(name.split("/")): path for path, name in self.tree.names.items()}
@@ -779,8 +777,8 @@ def _load_layout(plugin: plugins.Plugin) -> Layout:
 # Source: torch/nn/modules/module.py, Module.__setstate__: a module's attributes are its state; its parts
 # stand in `_modules`, its tensors in `_parameters` and `_buffers`.
 
-_MODULES = attr("_modules")
-_TENSORS = (attr("_parameters"), attr("_buffers"))
+PICKLED_MODULES = attr("_modules")
+PICKLED_TENSORS = (attr("_parameters"), attr("_buffers"))
 # torch/nn/modules/activation.py: arguments that would make it another function, and their defaults.
 _ARGUMENTS: Mapping[str, Mapping[str, object]] = {
     "ELU": {"alpha": 1.0},
@@ -788,7 +786,8 @@ _ARGUMENTS: Mapping[str, Mapping[str, object]] = {
     "GELU": {"approximate": "none"},
     "Softplus": {"beta": 1.0, "threshold": 20.0},
 }
-_ACTIVATION, _IDENTITY = "torch.nn.modules.activation.", "torch.nn.modules.linear.Identity"
+TORCH_CLASSES = "torch.nn.modules."
+_ACTIVATION, _IDENTITY = f"{TORCH_CLASSES}activation.", f"{TORCH_CLASSES}linear.Identity"
 
 
 @dataclass(frozen=True, slots=True)
@@ -807,7 +806,7 @@ class PickledModule:
 
     def has(self, module: str, name: str) -> bool:
         """Say whether the module has an attribute, a buffer or a parameter of that name."""
-        ways = ((attr(name),), *((kind, key(name)) for kind in _TENSORS))
+        ways = ((attr(name),), *((kind, key(name)) for kind in PICKLED_TENSORS))
         places = [(*_parse_module_path(module), *way) for way in ways]
         return any(path[: len(place)] == place for path in self.tree for place in places)
 
@@ -840,7 +839,7 @@ def activation_of(name: str, value: Callable[[str], object]) -> str | None:
 
 
 def _parse_module_path(module: str) -> Path:
-    return tuple(step for part in module.split(".") for step in (_MODULES, key(part)))
+    return tuple(step for part in module.split(".") for step in (PICKLED_MODULES, key(part)))
 
 
 def read_pickled_module(tree: Tree) -> PickledModule | None:
@@ -861,13 +860,13 @@ def read_pickled_module(tree: Tree) -> PickledModule | None:
 
 def _tensor_name(path: Path) -> str | None:
     """Return a tensor's name in the state_dict: `pi.net.0.weight` for its path among modules' attributes."""
-    if len(path) < 2 or path[-2] not in _TENSORS:
+    if len(path) < 2 or path[-2] not in PICKLED_TENSORS:
         return None
     above = _module_path(path[:-2])
     return None if above is None else ".".join((*above, str(path[-1].value)))
 
 
 def _module_path(path: Path) -> list[str] | None:
-    if len(path) % 2 or any(step != _MODULES for step in path[::2]):
+    if len(path) % 2 or any(step != PICKLED_MODULES for step in path[::2]):
         return None
     return [str(step.value) for step in path[1::2]]

@@ -38,7 +38,7 @@ from ckpttool.mapping.rules import Plan, Settings
 # encoders, heads of one layer), rllib/core/models/torch/heads.py (`log_std_clip_param_const`).
 
 _WHOSE = "RLlib"
-_PLAN_ARGUMENTS = attr("arguments")
+_ARGUMENTS = attr("arguments")
 _ALGORITHMS = "ray.rllib.algorithms"
 _ACTIVATIONS = ("relu", "tanh", "elu", "silu", "sigmoid", "linear")
 _CLIP = 20.0  # default_model_config.py, log_std_clip_param
@@ -106,7 +106,7 @@ def _arguments(binding: RecognizedAgent, agent: Tree, *, ppo: bool) -> dict[Path
     }
     found: dict[Path, Leaf | ValueLeaf] = {}
     for argument, value in values.items():
-        path = (_PLAN_ARGUMENTS, *map(key, argument.split("/")))
+        path = (_ARGUMENTS, *map(key, argument.split("/")))
         if isinstance(value, list):
             found |= {(*path, index(n)): ValueLeaf(each) for n, each in enumerate(value)}
         elif isinstance(value, Record | str | bool):
@@ -322,7 +322,7 @@ POLICY = LibraryPlugin(POLICY_TABLE, recognize_policy)
 # connector has a folder that is called after its class).
 
 _MODULES = "learner_group/learner/rl_module"
-_ARGUMENTS = "class_and_ctor_args.pkl"
+_ARGUMENTS_FILE = "class_and_ctor_args.pkl"
 # With which a module's own folder begins: SAC's, PPO's.
 _ENCODERS = ("pi_encoder", "encoder")
 _LACKS = (NO_ENVIRONMENT,)
@@ -449,7 +449,7 @@ def companions(location: str) -> Sequence[str]:
     """Return the files in which RLlib keeps what each module was made with."""
     modules = _arguments_below(os.path.join(location, *_MODULES.split("/")))
     if modules is None:
-        return (os.path.join(location, _ARGUMENTS),) if filesystem.isdir(location) else ()
+        return (os.path.join(location, _ARGUMENTS_FILE),) if filesystem.isdir(location) else ()
     return [*modules, *(_arguments_below(os.path.join(location, *_CONNECTORS.split("/"))) or ())]
 
 
@@ -460,7 +460,7 @@ def _arguments_below(folder: str) -> list[str] | None:
     except OSError:
         return None
     folders = [os.path.join(folder, name) for name in names]
-    return [os.path.join(inner, _ARGUMENTS) for inner in folders if filesystem.isdir(inner)]
+    return [os.path.join(inner, _ARGUMENTS_FILE) for inner in folders if filesystem.isdir(inner)]
 
 
 def told_by(binding: RecognizedAgent, file: str, tree: Tree) -> RecognizedAgent:
@@ -474,7 +474,7 @@ def told_by(binding: RecognizedAgent, file: str, tree: Tree) -> RecognizedAgent:
     said = {tree.names[path]: leaf for path, leaf in tree.items()}
     facts = binding.facts
     low, high = (read_numbers(_find_only(said, f"action_space/{end}")) for end in ("low", "high"))
-    facts = facts.bounded(_ARGUMENTS, low, high) or facts
+    facts = facts.bounded(_ARGUMENTS_FILE, low, high) or facts
     names = [_find_only(said, f"model_config/{name}fcnet_activation") for name in ("", "head_")]
     inside, head = (
         schema.RLLIB.get(leaf.value, leaf.value)
@@ -487,9 +487,9 @@ def told_by(binding: RecognizedAgent, file: str, tree: Tree) -> RecognizedAgent:
     if not all(encoder) and (inside or head):
         habit = facts.hidden
         own = tuple((inside or habit) if each else (head or "relu") for each in encoder)
-        facts = facts.read(_ARGUMENTS, activations=own)
+        facts = facts.read(_ARGUMENTS_FILE, activations=own)
     elif inside:
-        facts = facts.read(_ARGUMENTS, hidden=inside)
+        facts = facts.read(_ARGUMENTS_FILE, hidden=inside)
     return binding if facts is binding.facts else replace(binding, facts=facts)
 
 

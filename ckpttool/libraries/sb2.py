@@ -116,11 +116,11 @@ def read_ddpg_companion(binding: RecognizedAgent, file: str, tree: Tree) -> Reco
 # only with `ent_coef` "auto"), common/base_class.py (`load`: what else an algorithm is has its default).
 
 _WHOSE = "Stable-Baselines 2"
-_PLAN_DATA = attr("data")
+_DATA = attr("data")
 _ALPHA, _LOG_ALPHA = ((attr(schema.TEMPERATURE), attr(name)) for name in ("alpha", "log_alpha"))
 # tensorflow/contrib/layers/python/layers/layers.py, layer_norm.
 _EPSILON = 1e-12
-_PLAN_NORM = "LayerNorm_{i}"
+_LAYER_NORM = "LayerNorm_{i}"
 # What `policy_kwargs` calls an activation; the library's own is ReLU.
 _ACTIVATIONS = {
     "tanh": "tensorflow.python.ops.math_ops.tanh",
@@ -139,7 +139,7 @@ def plan(binding: RecognizedAgent, agent: Tree, told: Settings) -> Plan:
     made = copy_shared_tensors(write.plan_torch_file(_make_table(kind, agent), binding, agent, told), agent)
     parts = [part for part in binding.parts if part.component in schema.RUN]
     alone = kind == "sac" and _ALPHA in agent and _LOG_ALPHA not in agent
-    moves = (*made.moves, *([Move(_ALPHA, (_PLAN_DATA, key("ent_coef")), ToValue())] if alone else ()))
+    moves = (*made.moves, *([Move(_ALPHA, (_DATA, key("ent_coef")), ToValue())] if alone else ()))
     notes = ["the settings of training (gamma, tau, noise, ...) are the library's defaults"]
     if any(path[0].value in schema.OPTIMIZERS for path in agent):
         notes.append("optimizers are not saved by Stable-Baselines 2")
@@ -178,16 +178,18 @@ def _log_ent_coef() -> SingleTensorRow:
 def _td3_rows() -> Iterator[NetworkRow]:
     for top, end in (("model", ""), ("target", "_target")):
         yield NetworkRow(
-            f"actor{end}", parse_edge_path(f"{top}/pi"), LayerNames("fc{i}", "dense", norm=_PLAN_NORM)
+            f"actor{end}", parse_edge_path(f"{top}/pi"), LayerNames("fc{i}", "dense", norm=_LAYER_NORM)
         )
         for head, scope in (("q1", "qf1"), ("q2", "qf2")):
-            names = LayerNames("fc{i}", scope, norm=_PLAN_NORM)
+            names = LayerNames("fc{i}", scope, norm=_LAYER_NORM)
             yield NetworkRow(f"critic{end}/{head}", parse_edge_path(f"{top}/values_fn/{scope}"), names)
 
 
 def _sac_rows() -> Iterator[NetworkRow]:
     yield NetworkRow(
-        "actor", parse_edge_path("model/pi"), LayerNames("fc{i}", "dense", {"log_std": "dense_1"}, _PLAN_NORM)
+        "actor",
+        parse_edge_path("model/pi"),
+        LayerNames("fc{i}", "dense", {"log_std": "dense_1"}, _LAYER_NORM),
     )
     for ours, top, scope in (
         ("value", "model", "vf"),
@@ -196,17 +198,19 @@ def _sac_rows() -> Iterator[NetworkRow]:
         ("value_target", "target", "vf"),
     ):
         yield NetworkRow(
-            ours, parse_edge_path(f"{top}/values_fn/{scope}"), LayerNames("fc{i}", scope, norm=_PLAN_NORM)
+            ours, parse_edge_path(f"{top}/values_fn/{scope}"), LayerNames("fc{i}", scope, norm=_LAYER_NORM)
         )
 
 
 def _ddpg_rows() -> Iterator[NetworkRow]:
     for top, end in (("model", ""), ("target", "_target")):
         yield NetworkRow(
-            f"actor{end}", parse_edge_path(f"{top}/pi"), LayerNames("fc{i}", "pi", norm=_PLAN_NORM)
+            f"actor{end}", parse_edge_path(f"{top}/pi"), LayerNames("fc{i}", "pi", norm=_LAYER_NORM)
         )
         yield NetworkRow(
-            f"critic{end}/q1", parse_edge_path(f"{top}/qf"), LayerNames("fc{i}", "qf_output", norm=_PLAN_NORM)
+            f"critic{end}/q1",
+            parse_edge_path(f"{top}/qf"),
+            LayerNames("fc{i}", "qf_output", norm=_LAYER_NORM),
         )
 
 
@@ -225,10 +229,10 @@ def _make_settings(
     name = f"stable_baselines.{kind}.policies.{'Ln' if normed else ''}MlpPolicy"
     values: dict[str, Leaf | ValueLeaf] = {
         "policy": ValueLeaf(Record(name)),
-        "observation_space/low": _array([-each for each in infinite]),
-        "observation_space/high": _array(infinite),
-        "action_space/low": _array(low),
-        "action_space/high": _array(high),
+        "observation_space/low": schema.make_float32_tensor([-each for each in infinite]),
+        "observation_space/high": schema.make_float32_tensor(infinite),
+        "action_space/low": schema.make_float32_tensor(low),
+        "action_space/high": schema.make_float32_tensor(high),
         "n_envs": ValueLeaf(1),
         "_vectorize_action": ValueLeaf(False),
     }
@@ -247,7 +251,7 @@ def _make_settings(
 def _setting(name: str) -> Path:
     first, *rest = name.split("/")
     inner = attr if first.endswith("_space") else key
-    return (_PLAN_DATA, key(first), *(index(int(step)) if step.isdigit() else inner(step) for step in rest))
+    return (_DATA, key(first), *(index(int(step)) if step.isdigit() else inner(step) for step in rest))
 
 
 def _sizes(kernels: dict[str, list[tuple[int, ...]]]) -> list[int]:
@@ -305,10 +309,6 @@ def _activation(binding: RecognizedAgent) -> str:
     return hidden.pop()
 
 
-def _array(values: Sequence[float]) -> Leaf:
-    return Leaf("float32", (len(values),), Inline(struct.pack(f"<{len(values)}f", *values)), "", "other")
-
-
 # Agents of Stable-Baselines 2 (TensorFlow 1): TD3, DDPG and SAC, with and without layer norm.
 #
 # Sources in github.com/hill-a/stable-baselines: stable_baselines/td3/policies.py, sac/policies.py and
@@ -335,7 +335,7 @@ TABLE = LayoutTable(
     tensors={"model/log_ent_coef": "temperature/log_alpha"},
     seen="seven agents of rl-baselines-zoo; agents that the library 2.10.2 saved",
 )
-_DATA, _PARAMS = attr("data"), attr("params")
+_PARAMS = attr("params")
 _PLACES = {
     ("model", "pi"): ("actor",),
     ("model", "values_fn"): ("critic",),

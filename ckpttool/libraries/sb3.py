@@ -13,15 +13,16 @@ from typing import Any, NamedTuple
 from ckpttool.core import filesystem
 from ckpttool.core.errors import UnsupportedError, abbreviate_list
 from ckpttool.core.sidecar import LedgerEntry, are_arguments, unknown_fact
-from ckpttool.core.source import Inline, Shape
+from ckpttool.core.source import Shape
 from ckpttool.core.tree import Leaf, Path, PathStep, Record, Tree, ValueLeaf, attr, index, key
 from ckpttool.encodings import pickle_values
 from ckpttool.encodings.pickle_values import Global, PickleObject, dumps
 from ckpttool.formats import pickles
 from ckpttool.libraries import optimizers_read, schema, tf2rl
-from ckpttool.libraries.recognize import LayoutTable, bind
+from ckpttool.libraries.recognize import TORCH_CLASSES, LayoutTable, bind
 from ckpttool.libraries.schema import (
     DICT_UNKNOWN,
+    DISCRETE_CHOICE,
     AgentMetadata,
     AgentNetwork,
     BatchNorm,
@@ -51,7 +52,7 @@ from ckpttool.mapping.rules import KEEP, TRANSPOSE, Move, Plan, Settings, ToTens
 # stable_baselines3/common/save_util.py and stable_baselines/common/save_util.py (`data_to_json`: attributes
 # as text beside the pickle); stable_baselines3/common/preprocessing.py (`is_image_space`, `preprocess_obs`).
 
-_SETTINGS_DATA = attr("data")
+_POLICY, _DATA = key("policy"), attr("data")
 _TEXT = re.compile(r"[-+\w.]+")
 # By the last part of a class's name; torch.nn's and TensorFlow's.
 _ACTIVATIONS = {
@@ -63,7 +64,6 @@ _ACTIVATIONS = {
     "sigmoid": "sigmoid",
     "softplus": "softplus",
 }
-_TORCH = "torch.nn.modules."
 _IMAGE_AXES = 3
 IMAGES = "observations that are images"
 """What stands among a policy's unplaced tensors where nobody says what is done to images."""
@@ -113,7 +113,7 @@ def read_activation(tree: Tree) -> str | None:
     if not isinstance(found, ValueLeaf) or not isinstance(found.value, Record | str):
         return None
     full = found.value.name if isinstance(found.value, Record) else found.value.strip("<>'").split("'")[-1]
-    ours = full.startswith((_TORCH, "tensorflow."))
+    ours = full.startswith((TORCH_CLASSES, "tensorflow."))
     return _ACTIVATIONS.get(full.rpartition(".")[2], full) if ours else full
 
 
@@ -122,7 +122,7 @@ def read_class_name(tree: Tree, *names: str) -> str | None:
 
     cloudpickle writes a program's own class whole: its name is among the arguments of what makes it.
     """
-    path = (_SETTINGS_DATA, *(key(name) for name in names))
+    path = (_DATA, *(key(name) for name in names))
     found = tree.get(path)
     if isinstance(found, ValueLeaf):
         return found.value.name if isinstance(found.value, Record) else None
@@ -155,20 +155,20 @@ def has_box_actions(tree: Tree) -> bool:
 
 def read_image_scaling(tree: Tree) -> str | None:
     """Return what is done to observations of three axes (images are divided by 255), None for others."""
-    steps = [_SETTINGS_DATA, key("observation_space"), attr("_shape")]
+    steps = [_DATA, key("observation_space"), attr("_shape")]
     axes = sum(path[:3] == tuple(steps) for path in tree)
     return IMAGES if axes == _IMAGE_AXES else None
 
 
 def _space_class(tree: Tree, name: str) -> str:
     """Return the class of a space, "" where the file does not say it."""
-    container = tree.containers.get((_SETTINGS_DATA, key(name)))
+    container = tree.containers.get((_DATA, key(name)))
     if container is not None and container.kind == "record":
         return container.name or ""
-    found = tree.get((_SETTINGS_DATA, key(name)))
+    found = tree.get((_DATA, key(name)))
     if isinstance(found, ValueLeaf) and isinstance(found.value, Record):
         return found.value.name
-    return _quoted_text(tree, (_SETTINGS_DATA, key(name), key(":type:")))
+    return _quoted_text(tree, (_DATA, key(name), key(":type:")))
 
 
 def _quoted_text(tree: Tree, path: Path) -> str:
@@ -180,9 +180,7 @@ def _quoted_text(tree: Tree, path: Path) -> str:
 def _member(tree: Tree, group: str, name: str) -> Leaf | ValueLeaf | None:
     """Return an attribute of an unpickled object, or an entry of what is kept as JSON."""
     steps: tuple[PathStep, ...] = (attr(name), key(name))
-    return next(
-        (found for step in steps if (found := tree.get((_SETTINGS_DATA, key(group), step))) is not None), None
-    )
+    return next((found for step in steps if (found := tree.get((_DATA, key(group), step))) is not None), None)
 
 
 # The batch renormalisation of CrossQ's policy: which norm stands before which layer.
@@ -191,7 +189,6 @@ def _member(tree: Tree, group: str, name: str) -> Leaf | ValueLeaf | None:
 # before every linear layer, `mu` included; `batch_norm_eps` is 0.001 unless `policy_kwargs` says otherwise)
 # and sb3_contrib/common/torch_layers.py (BatchRenorm: a policy that acts takes the running statistics).
 
-_NORMS_POLICY = key("policy")
 _TENSORS = {"ra_mean": "mean", "ra_var": "var", "scale": "scale", "bias": "offset"}
 _COUNT = "steps"
 _EPSILON = 1e-3
@@ -238,7 +235,7 @@ def _list_chain_modules(tree: Tree, component: str) -> dict[str, dict[str, Path]
     pattern = re.compile(rf"{component}\.(latent_pi\.\d+|mu(?:\.0)?)\.(\w+)")
     found: dict[str, dict[str, Path]] = {}
     for path in tree:
-        if len(path) == 2 and path[0] == _NORMS_POLICY and (name := pattern.fullmatch(str(path[1].value))):
+        if len(path) == 2 and path[0] == _POLICY and (name := pattern.fullmatch(str(path[1].value))):
             found.setdefault(name[1], {})[name[2]] = path
     return found
 
@@ -251,8 +248,7 @@ def _list_chain_modules(tree: Tree, component: str) -> dict[str, dict[str, Path]
 # 255), common/vec_env/vec_transpose.py (policies see images with the channels first). LSTM:
 # github.com/Stable-Baselines-Team/stable-baselines3-contrib, sb3_contrib/common/recurrent/policies.py.
 
-_FRONTS_POLICY, _FRONTS_DATA = key("policy"), attr("data")
-_SPACE = (_FRONTS_DATA, key("observation_space"))
+_SPACE = (_DATA, key("observation_space"))
 _LIBRARY = "stable_baselines3.common.torch_layers."
 _EXTRACTORS = {f"{_LIBRARY}{name}" for name in ("NatureCNN", "CombinedExtractor", "FlattenExtractor")}
 _CONVOLUTIONS = ("cnn.0", "cnn.2", "cnn.4")
@@ -305,7 +301,7 @@ def find_encoder(tree: Tree, component: str, unplaced: tuple[str, ...]) -> Polic
 
 def _is_library_extractor(tree: Tree) -> bool:
     """Say whether the class of the features extractor is the library's own."""
-    group = (_FRONTS_DATA, key("policy_kwargs"), key("features_extractor_class"))
+    group = (_DATA, key("policy_kwargs"), key("features_extractor_class"))
     # A class of the program itself is pickled with all that it is made of.
     leaves = [leaf for path, leaf in tree.items() if path[: len(group)] == group]
     names = [
@@ -340,7 +336,7 @@ def _shape(tree: Tree, place: Path) -> Shape:
 def _list_encoder_tensors(tree: Tree, component: str) -> dict[str, Path]:
     """Return the tensors before the policy's layers: by names in the extractor, an LSTM's by whole names."""
     names: dict[str, Path] = {
-        str(path[1].value): path for path in tree if len(path) == 2 and path[0] == _FRONTS_POLICY
+        str(path[1].value): path for path in tree if len(path) == 2 and path[0] == _POLICY
     }
     prefixes = (f"{component}.features_extractor.", "pi_features_extractor.", "features_extractor.")
     for prefix in prefixes:
@@ -638,7 +634,7 @@ def _make_array(numbers: Sequence[float] | float, dtype: str = "f8") -> PickleOb
 # critic).
 
 _WHOSE = "Stable-Baselines3"
-_PLAN_POLICY, _PLAN_DATA, _VARIABLES = key("policy"), attr("data"), key("pytorch_variables")
+_VARIABLES = key("pytorch_variables")
 _MODULES = {"relu": "ReLU", "tanh": "Tanh", "elu": "ELU", "leaky_relu": "LeakyReLU", "silu": "SiLU"} | {
     "gelu": "GELU",
     "sigmoid": "Sigmoid",
@@ -651,7 +647,7 @@ _MEMBERS = {
     "critic_optimizer": "critic.optimizer",
     "temperature_optimizer": "ent_coef_optimizer",
 }
-_PLAN_COUNTERS = {"total_it": "_n_updates", "num_timesteps": "num_timesteps"}
+_COUNTERS = {"_n_updates": "total_it", "num_timesteps": "num_timesteps"}
 _LOG_ALPHA = (attr(schema.TEMPERATURE), attr("log_alpha"))
 
 
@@ -676,7 +672,7 @@ def plan(binding: RecognizedAgent, agent: Tree, told: Settings) -> Plan:
         head="",
         hidden="",
         optimizers={name: (key(member),) for name, member in _MEMBERS.items()},
-        counters={ours: (_PLAN_DATA, key(theirs)) for ours, theirs in _PLAN_COUNTERS.items()},
+        counters={ours: (_DATA, key(theirs)) for theirs, ours in _COUNTERS.items()},
         needs=("actor", "critic"),
         notes=tuple(notes),
     )
@@ -697,12 +693,12 @@ def _policy(component: str, *, soft: bool) -> NetworkRow:
     names = LayerNames(f"{component}.mu.{{s}}", f"{component}.mu.{{s}}")
     if soft:
         names = LayerNames("actor.latent_pi.{s}", "actor.mu", {"log_std": "actor.log_std"})
-    return NetworkRow(component, (_PLAN_POLICY,), names)
+    return NetworkRow(component, (_POLICY,), names)
 
 
 def _q_rows(component: str, number: int) -> NetworkRow:
     pattern = f"{component}.qf{number}.{{s}}"
-    return NetworkRow(f"{component}/q{number + 1}", (_PLAN_POLICY,), LayerNames(pattern, pattern))
+    return NetworkRow(f"{component}/q{number + 1}", (_POLICY,), LayerNames(pattern, pattern))
 
 
 def _temperature_row(agent: Tree) -> list[SingleTensorRow]:
@@ -724,17 +720,17 @@ def _make_settings(binding: RecognizedAgent, agent: Tree) -> dict[Path, Leaf | V
         raise UnsupportedError(
             "Stable-Baselines3's Q-functions take observation and action at the first layer"
         )
-    group = (_PLAN_DATA, key("policy_kwargs"))
+    group = (_DATA, key("policy_kwargs"))
     module = _activation(binding)
     values: dict[Path, Leaf | ValueLeaf] = {
-        (_PLAN_DATA, key("policy_class")): ValueLeaf(
+        (_DATA, key("policy_class")): ValueLeaf(
             Record(
                 f"stable_baselines3.{'sac.policies.SAC' if is_gaussian(binding) else 'td3.policies.TD3'}Policy"  # noqa: E501
             )
         ),
-        (_PLAN_DATA, key("observation_space"), attr("_shape"), index(0)): ValueLeaf(sizes["pi"][0]),
-        (_PLAN_DATA, key("action_space"), attr("low")): _box(low),
-        (_PLAN_DATA, key("action_space"), attr("high")): _box(high),
+        (_DATA, key("observation_space"), attr("_shape"), index(0)): ValueLeaf(sizes["pi"][0]),
+        (_DATA, key("action_space"), attr("low")): schema.make_float32_tensor(low),
+        (_DATA, key("action_space"), attr("high")): schema.make_float32_tensor(high),
         (*group, key("n_critics")): ValueLeaf(len(heads)),
     }
     if module != _DEFAULT:  # the library's own default is no setting in its file
@@ -775,10 +771,6 @@ def _activation(binding: RecognizedAgent) -> str:
     return module if "." in module else f"activation.{module}"
 
 
-def _box(numbers: Sequence[float]) -> Leaf:
-    return Leaf("float32", (len(numbers),), Inline(struct.pack(f"<{len(numbers)}f", *numbers)), "", "other")
-
-
 # Agents of Stable-Baselines3 and its contrib: TD3, DDPG, SAC, TQC; PPO, A2C, TRPO; DQN, QR-DQN; ARS.
 #
 # Sources in github.com/DLR-RM/stable-baselines3: stable_baselines3/td3/policies.py, sac/policies.py and
@@ -795,7 +787,7 @@ _SEEN = "agents of rl-trained-agents; every algorithm as the library 2.9.2 and i
 
 # What the library compares with an environment's: a file of its own goes on with it.
 OBSERVATION_SPACE: tuple[Path, ...] = tuple(
-    (attr("data"), key("observation_space"), attr(end)) for end in ("low", "high")
+    (_DATA, key("observation_space"), attr(end)) for end in ("low", "high")
 )
 TABLE = LayoutTable(
     name="stable_baselines3",
@@ -864,10 +856,8 @@ _EXTRACTOR = re.compile(r"(?:(actor|actor_target|critic|critic_target)\.)?(?:pi_
 _MEMORY = re.compile(r"lstm_actor\.|(lstm_critic\.|critic\.(?:weight|bias)$)")
 _ACTOR = re.compile(r"actor\.(?:mu|latent_pi)\.")
 _Q = re.compile(r"(q_net|quantile_net)\.\1\.")
-_CHOICE = "the choice among discrete actions"
 _VALUE = re.compile(r"(?:mlp_extractor\.value_net|value_net)\.")
-_POLICY, _OPTIMIZER, _DATA = key("policy"), key("policy.optimizer"), attr("data")
-_COUNTERS = {"_n_updates": "total_it", "num_timesteps": "num_timesteps"}
+_OPTIMIZER = key("policy.optimizer")
 _CLIP_MEAN = 2.0
 _EXTRACTOR_CLASS = "features_extractor_class"
 _LIBRARIES = ("stable_baselines3.", "sb3_contrib.")
@@ -907,7 +897,7 @@ def _bind_on_policy(tree: Tree, table: LayoutTable) -> RecognizedAgent | None:
         return None
     binding = binding.moved(lambda path: ours[path])
     if not has_box_actions(tree):
-        return binding.refused("actor", _CHOICE)
+        return binding.refused("actor", DISCRETE_CHOICE)
     return _add_ars_action_map(binding, tree) if table is _SEARCHED else binding
 
 

@@ -167,6 +167,10 @@ def is_trained_by(optimizer: str, weight_path: Path) -> bool:
     return network in TRAINED and weight_path[-1].value not in _CONSTANT
 
 
+DISCRETE_CHOICE = "the choice among discrete actions"
+"""Why a policy is not played that chooses an action by its number."""
+
+
 def make_settings_note(number: int, where: str = "") -> str:
     """Return the note that an agent's settings, which the file has at `where`, have no canonical place."""
     at = f" ({where})" if where else ""
@@ -661,6 +665,12 @@ def unpack_numbers(data: bytes, dtype: str) -> tuple[float, ...]:
     size = struct.calcsize(_CODES[dtype])
     count = len(data) // size
     return struct.unpack(f"<{count}{_CODES[dtype]}", data[: count * size])
+
+
+def make_float32_tensor(values: Sequence[float]) -> Leaf:
+    """Return the numbers as a float32 tensor [n] that no file holds: a setting, such as a bound."""
+    packed = struct.pack(f"<{len(values)}f", *values)
+    return Leaf("float32", (len(values),), Inline(packed), "", "other")
 
 
 def make_float64_tensor(values: Sequence[float], name: str = "") -> Leaf:

@@ -343,9 +343,6 @@ _ELEMENTWISE = frozenset(
         *("instance_norm", "group_norm", "layer_norm", "batch_norm", "prelu", "rms_norm", "round", "floor"),
     ]
 )
-_BINARY = frozenset(
-    ("add", "sub", "mul", "div", "rsub", "maximum", "minimum", "where", "floor_divide", "true_divide")
-)
 _ABLE = frozenset(
     ("linear", "addmm", "matmul", "mm", "size", "dim", "layer_norm", "batch_norm", "len", "__is__")
 ) | {"__isnot__", "isinstance", "append", "NumToTensor", "unchecked_cast", "lstm", "gru", "embedding"}
@@ -383,9 +380,8 @@ def _conv(rank: int, *, turned: bool = False) -> _Operation:
         stride, padding, third = (rest[0] or 1), rest[1] or 0, rest[2]
         groups, dilation = (rest[3] or 1, rest[4] or 1) if turned else (rest[3] or 1, third or 1)
         more = (third or 0) if turned else 0
-        return _convolution(
-            run, given[0], given[1], stride, padding, dilation, more, groups, rank, turned=turned
-        )
+        how = _ConvolutionArguments(stride, padding, dilation, more, groups, turned)
+        return _convolution(run, given[0], given[1], how, rank)
 
     return read
 
@@ -393,22 +389,25 @@ def _conv(rank: int, *, turned: bool = False) -> _Operation:
 def _convolution_of_any_rank(run: _ScriptOrderEvaluator, given: _Given) -> Any:
     x, weight, _, stride, padding, dilation, turned, more, groups = given[:9]
     rank = len(run.evaluation.shape_of(weight.path)) - 2
-    return _convolution(run, x, weight, stride, padding, dilation, more, groups, rank, turned=bool(turned))
+    how = _ConvolutionArguments(stride, padding, dilation, more, groups, bool(turned))
+    return _convolution(run, x, weight, how, rank)
+
+
+class _ConvolutionArguments(NamedTuple):
+    """What a convolution is called with; `more` is the output padding of a transposed one (`turned`)."""
+
+    stride: Any
+    padding: Any
+    dilation: Any
+    more: Any
+    groups: Any
+    turned: bool
 
 
 def _convolution(
-    run: _ScriptOrderEvaluator,
-    x: Any,
-    weight: Any,
-    stride: Any,
-    padding: Any,
-    dilation: Any,
-    more: Any,
-    groups: Any,
-    rank: int,
-    *,
-    turned: bool,
+    run: _ScriptOrderEvaluator, x: Any, weight: Any, how: _ConvolutionArguments, rank: int
 ) -> TracedActivation:
+    stride, padding, dilation, more, groups, turned = how
     x, shape = run.activation(x), run.evaluation.shape_of(weight.path)
     if len(shape) != rank + 2 or len(x.shape) != rank + 2:
         raise UntraceableError

@@ -40,10 +40,9 @@ from ckpttool.libraries.schema import (
 )
 from ckpttool.mapping import wrappers
 from ckpttool.mapping.layer_kinds import LayerKind
-from ckpttool.mapping.layers import SPELLING, candidate_kinds, recognize_kind
+from ckpttool.mapping.layers import SPELLING, Name, candidate_kinds, recognize_kind
 from ckpttool.mapping.rules import KEEP, Move, MoveList
 
-Name = tuple[str, ...]
 _EPSILON = {"torch": 1e-5, "tensorflow": 1e-3}
 _MAP = ("action_scale", "action_bias")
 _POLICY = re.compile(r"(^|_)(actor|policy|pi|mu|actor_mean|policy_net|policy_network)(_|$)")

@@ -15,7 +15,7 @@ from ckpttool.core.sidecar import NO_BOUNDS
 from ckpttool.core.tree import Leaf, Tree, key
 from ckpttool.libraries import optimizers_read
 from ckpttool.libraries.recognize import LayoutTable, PickledModule, bind, read_pickled_module
-from ckpttool.libraries.schema import AgentMetadata, RecognizedAgent
+from ckpttool.libraries.schema import DISCRETE_CHOICE, AgentMetadata, RecognizedAgent
 from ckpttool.libraries.write import (
     LayerNames,
     NetworkRow,
@@ -95,7 +95,7 @@ def _bind_state_dict(tree: Tree) -> RecognizedAgent | None:
     facts = binding.facts._replace(head=head, hidden=_DEFAULTS[head], lacks=(NO_BOUNDS,))
     unplaced = dict(binding.unplaced)
     if hidden == _DISCRETE:
-        unplaced["actor"] = (*unplaced.get("actor", ()), "the choice among discrete actions")
+        unplaced["actor"] = (*unplaced.get("actor", ()), DISCRETE_CHOICE)
     return replace(binding, facts=facts, unplaced=unplaced)
 
 
@@ -113,7 +113,7 @@ def _add_metadata(binding: RecognizedAgent, module: PickledModule, hidden: str) 
             names.append(None)  # another map of the output
     strange = () if None not in names else ("activations that are not known",)
     if hidden == _DISCRETE:
-        strange = (*strange, "the choice among discrete actions")
+        strange = (*strange, DISCRETE_CHOICE)
     known = tuple(name for name in names if name is not None)
     if known:
         facts = facts.read(hidden, activations=known)

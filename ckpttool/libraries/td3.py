@@ -24,6 +24,7 @@ from ckpttool.libraries.schema import (
 from ckpttool.libraries.write import (
     DICT,
     ORDERED,
+    SAVES,
     LayerNames,
     NetworkRow,
     SingleTensorRow,
@@ -388,7 +389,6 @@ TF_TABLE = LayoutTable(
 
 # The attribute of tf.train.Checkpoint under which the agent stands, as in Checkpoint(policy=agent).
 ROOT = attr("policy")
-SAVES = (attr("save_counter"),)  # tf.train.Checkpoint's own
 # Networks of the same names in agents of other libraries: keras-rl by its files, Acme by its targets.
 _KERAS_RL, _ACME = ".h5f", frozenset(("target_policy", "target_critic"))
 
@@ -501,13 +501,10 @@ def _optimizers(
     present = [name for name in schema.OPTIMIZERS if any(path[0] == attr(name) for path in agent)]
     return [
         optimizers_write.KerasOptimizerWriter(
-            name,
+            optimizers_read.CanonicalOptimizer(name, agent, told.get(name, {}), binding.defaults),
             f"adam_{number}" if number else "adam",
             [move for move in weights if schema.is_trained_by(name, move.source)],
-            agent,
             (ROOT, attr(name)),
-            told.get(name, {}),
-            binding.defaults,
         ).plan()
         for number, name in enumerate(present)
     ]

@@ -13,7 +13,7 @@ from ckpttool.core.tree import Alias, Leaf, Path, PathStep, Tree, ValueLeaf, att
 from ckpttool.libraries import optimizers_read
 from ckpttool.libraries.optimizers_write import LegacyKerasOptimizerWriter
 from ckpttool.libraries.recognize import LayoutTable, bind
-from ckpttool.libraries.schema import AgentMetadata, ObservationNormalizer, RecognizedAgent
+from ckpttool.libraries.schema import DISCRETE_CHOICE, AgentMetadata, ObservationNormalizer, RecognizedAgent
 from ckpttool.libraries.write import (
     KERAS,
     LayerNames,
@@ -187,7 +187,6 @@ _JOINED = "_projection_layer"
 _OF_SAC = frozenset(("_log_alpha", "_critic_network_1", "_critic_network_2"))
 _NOT_SAC = frozenset(("_value_net", "_value_network", "_q_network", "_target_q_network"))
 _OF_AGENTS = frozenset(("_train_step_counter", "_optimizer"))
-_CHOICE = "the choice among discrete actions"
 # Critics that are no chain. A Sequential of the examples flattens a dict: the action comes first.
 _CANNOT = {
     "_action_layers": "layers of the action's own",
@@ -266,7 +265,7 @@ def recognise(tree: Tree, name: str) -> RecognizedAgent | None:  # noqa: ARG001 
     if binding is None:
         return None
     if chooses:
-        binding = binding.refused("actor", _CHOICE)
+        binding = binding.refused("actor", DISCRETE_CHOICE)
     for segment, left in _CANNOT.items():
         if any(segment in each[2:-2] for each in segments if set(_CRITICS) & set(each[:2])):
             found = (*binding.unplaced.get("critic", ()), left)
@@ -345,7 +344,7 @@ def companions(location: str) -> Sequence[str]:
 def told_by(binding: RecognizedAgent, file: str, tree: Tree) -> RecognizedAgent:
     """Return the binding with the bounds of the action that the specs hold; discrete actions are refused."""
     if has_discrete_action(tree):
-        return binding.refused("actor", _CHOICE)
+        return binding.refused("actor", DISCRETE_CHOICE)
     return read_spec_file(binding, file, tree)
 
 

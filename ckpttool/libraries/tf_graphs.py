@@ -6,7 +6,7 @@ import math
 import struct
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
@@ -45,8 +45,15 @@ _VALUE = {4: protobuf.WORD, 5: protobuf.NUMBER, 8: _TEXT, 10: _TEXT}
 # TensorProto: dtype, tensor_content, float_val, int_val.
 _TENSOR = {1: protobuf.NUMBER, 4: _TEXT, 5: protobuf.WORDS, 7: protobuf.NUMBERS}
 _FLOAT, _INT32 = 1, 3
-_ACTIVATIONS = {"Relu": "relu", "Tanh": "tanh", "Sigmoid": "sigmoid", "Elu": "elu", "Softplus": "softplus"}
+ACTIVATION_OPERATIONS = {
+    "Relu": "relu",
+    "Tanh": "tanh",
+    "Sigmoid": "sigmoid",
+    "Elu": "elu",
+    "Softplus": "softplus",
+}
 _SAME = frozenset(("Identity", "StopGradient", "ReadVariableOp"))
+_CALLS = frozenset(("PartitionedCall", "StatefulPartitionedCall"))
 _NODES, _DEEP, _NUMBERS = 20_000, 20, 4096
 
 
@@ -142,7 +149,7 @@ def read_graph_steps(checkpoint: Checkpoint) -> tuple[ChainStep, ...] | None:
         served = find_serving_function(checkpoint, FieldMeter())
         if served is None:
             return None
-        reader = GraphEvaluator(checkpoint.tree, served.functions)
+        reader = GraphEvaluator(served.functions, tree=checkpoint.tree)
         captured = [
             VariableReference(served.variables[n]) if n in served.variables else None for n in served.captures
         ]
@@ -249,62 +256,101 @@ def parse_node(data: memoryview, meter: FieldMeter) -> tuple[str, FunctionNode]:
 
 
 @dataclass
-class GraphEvaluator:
-    """Evaluates functions on one unknown input."""
+class FunctionEvaluator:
+    """Calls functions: evaluates the nodes that their results need, in the order of use."""
 
-    tree: Tree
     library: Mapping[str, GraphFunction]
     depth: int = 0
-    visited: int = 0
-    known: list[dict[str, Any]] = field(default_factory=list)
+
+    failure: ClassVar[type[Exception]]
 
     def call(self, function: GraphFunction, given: Sequence[Any]) -> list[Any]:
         """Return what a function gives of its arguments' values."""
-        if len(given) != len(function.arguments) or self.depth > _DEEP or len(function.results) != 1:
-            raise UnsupportedGraphError
+        if len(given) != len(function.arguments) or self.depth > _DEEP:
+            raise self.failure
         self.depth += 1
-        scope = dict(zip(function.arguments, given, strict=True))
+        scope = {name: [value] for name, value in zip(function.arguments, given, strict=True)}
         found = [self._value(result, function, scope) for result in function.results]
         self.depth -= 1
         return found
 
-    def _value(self, name: str, function: GraphFunction, scope: dict[str, Any]) -> Any:
-        node, _, output = name.partition(":")
-        if output and not output.endswith(":0"):
-            raise UnsupportedGraphError
-        if node in scope:
-            return scope[node]
-        # In the order of use: a chain of thousands of nodes needs no recursion.
-        waiting = [node]
+    def called_function(self, node: FunctionNode, attribute: str = "f") -> GraphFunction:
+        """Return the function that a node's attribute names."""
+        name = get_function_name(node.attributes.get(attribute, memoryview(b"")))
+        if name not in self.library:
+            raise self.failure
+        return self.library[name]
+
+    def _value(self, name: str, function: GraphFunction, scope: dict[str, list[Any]]) -> Any:
+        node = name.partition(":")[0]
+        # A chain of thousands of nodes needs no recursion.
+        waiting = [node] if node not in scope else []
         while waiting:
             top = waiting[-1]
-            self.visited += 1
+            self._visit()
             found = function.nodes.get(top)
-            if found is None or self.visited > _NODES or len(waiting) > _NODES:
-                raise UnsupportedGraphError
-            names = [each.partition(":")[0] for each in found.inputs]
-            missing = [each for each in names if each not in scope]
-            if top in scope or not missing:
-                waiting.pop()
-                if top not in scope:
-                    outputs = [each.partition(":")[2] for each in found.inputs]
-                    if any(o and not o.endswith(":0") for o in outputs):
-                        raise UnsupportedGraphError
-                    scope[top] = self._node(found, [scope[each] for each in names])
-            else:
+            if found is None or len(waiting) > _NODES:
+                raise self.failure
+            missing = [n for each in found.inputs if (n := each.partition(":")[0]) not in scope]
+            if top not in scope and missing:
                 waiting += missing
-        return scope[node]
+                continue
+            waiting.pop()
+            if top not in scope:
+                scope[top] = self._outputs(found, [self._output(each, scope) for each in found.inputs])
+        return self._output(name, scope)
+
+    def _visit(self) -> None:
+        """Count a visit of a node."""
+
+    def _output(self, name: str, scope: Mapping[str, list[Any]]) -> Any:
+        """Return the output of an evaluated node that a name (`node:output:number`) means."""
+        raise NotImplementedError
+
+    def _outputs(self, node: FunctionNode, given: list[Any]) -> list[Any]:
+        """Return a node's outputs of its inputs' values."""
+        raise NotImplementedError
+
+
+def _is_first_output(name: str) -> bool:
+    output = name.partition(":")[2]
+    return not output or output.endswith(":0")
+
+
+@dataclass
+class GraphEvaluator(FunctionEvaluator):
+    """Evaluates functions on one unknown input; of several outputs of a node only the first is ever taken."""
+
+    tree: Tree = field(kw_only=True)
+    visited: int = 0
+
+    failure = UnsupportedGraphError
+
+    def call(self, function: GraphFunction, given: Sequence[Any]) -> list[Any]:
+        """Return the one result of a function."""
+        if len(function.results) != 1 or not all(map(_is_first_output, function.results)):
+            raise UnsupportedGraphError
+        return super().call(function, given)
+
+    def _visit(self) -> None:
+        self.visited += 1
+        if self.visited > _NODES:
+            raise UnsupportedGraphError
+
+    def _output(self, name: str, scope: Mapping[str, list[Any]]) -> Any:
+        if not _is_first_output(name):
+            raise UnsupportedGraphError
+        return scope[name.partition(":")[0]][0]
+
+    def _outputs(self, node: FunctionNode, given: list[Any]) -> list[Any]:
+        return [self._node(node, given)]
 
     def common(self, node: FunctionNode, given: list[Any]) -> tuple[Any] | None:
         """Return the value of a node that computes nothing itself, None for another one."""
-        # Of several outputs only the first is ever taken.
         if (node.op in _SAME and len(given) == 1) or node.op == "IdentityN":
             return (given[0],)
-        if node.op in ("PartitionedCall", "StatefulPartitionedCall"):
-            function = self.library.get(get_function_name(node.attributes.get("f", memoryview(b""))))
-            if function is None:
-                raise UnsupportedGraphError
-            return (self.call(function, given)[0],)
+        if node.op in _CALLS:
+            return (self.call(self.called_function(node), given)[0],)
         if node.op == "Const":
             return (self.constant(node.attributes.get("value", memoryview(b""))),)
         return None
@@ -317,8 +363,8 @@ class GraphEvaluator:
         common = self.common(node, given)
         if common is not None:
             return common[0]
-        if node.op in _ACTIVATIONS and len(given) == 1:
-            return _require_flow(given[0]).then("activation", _ACTIVATIONS[node.op])
+        if node.op in ACTIVATION_OPERATIONS and len(given) == 1:
+            return _require_flow(given[0]).then("activation", ACTIVATION_OPERATIONS[node.op])
         if node.op == "MatMul":
             return self._product(node, given)
         if node.op in ("BiasAdd", "Add", "AddV2", "Sub", "Mul", "RealDiv") and len(given) == 2:
@@ -446,10 +492,10 @@ def find_activations(checkpoint: Checkpoint) -> frozenset[str]:
     try:
         graphs = tf_saved_model_messages.parse_saved_model(memoryview(file.read(0, file.size)), meter)
         libraries = [read_functions(graph.nodes, meter) for graph in graphs if graph.nodes is not None]
-    except (UnsupportedGraphError, CkpttoolError, RecursionError, struct.error):
+    except FAILURES:
         return frozenset()
     nodes = (n for library in libraries for function in library.values() for n in function.nodes.values())
-    return frozenset(_ACTIVATIONS[node.op] for node in nodes if node.op in _ACTIVATIONS)
+    return frozenset(ACTIVATION_OPERATIONS[node.op] for node in nodes if node.op in ACTIVATION_OPERATIONS)
 
 
 # Evaluates a SavedModel's functions on numbered entries: the orders in which layers take and make images.
@@ -458,24 +504,22 @@ def find_activations(checkpoint: Checkpoint) -> frozenset[str]:
 # tensorflow/core/framework/{function,tensor,attr_value}.proto, tensorflow/python/ops/list_ops.py (what a loop
 # over a sequence does).
 
-_ORDERS_DEEP, _WAITING = 20, 20_000
 _CONSTANT = 1 << 20
-_MESSAGE = protobuf.DELIMITED
 # AttrValue: list, s, i, b, type, shape, tensor. ListValue: s, i.
 _ORDERS_VALUE = {
-    1: _MESSAGE,
-    2: _MESSAGE,
+    1: _TEXT,
+    2: _TEXT,
     3: protobuf.NUMBER,
     5: protobuf.NUMBER,
     6: protobuf.NUMBER,
-    8: _MESSAGE,
+    8: _TEXT,
 }
-_LIST = {2: _MESSAGE, 3: protobuf.NUMBERS}
+_LIST = {2: _TEXT, 3: protobuf.NUMBERS}
 # TensorProto: dtype, tensor_shape, tensor_content, int_val, int64_val, bool_val.
 _ORDERS_TENSOR = {
     1: protobuf.NUMBER,
-    2: _MESSAGE,
-    4: _MESSAGE,
+    2: _TEXT,
+    4: _TEXT,
     5: protobuf.WORDS,
     7: protobuf.NUMBERS,
     10: protobuf.NUMBERS,
@@ -549,7 +593,7 @@ def _function_orders(
     if function is None:
         return {}
     evaluation = OrderTracer(checkpoint.tree, -1)
-    reader = _GraphOrderEvaluator(evaluation, functions)
+    reader = _GraphOrderEvaluator(functions, evaluation=evaluation)
     own = function.arguments[: len(function.arguments) - len(captured)]
     known = function.shapes
     try:
@@ -574,45 +618,14 @@ def _function_orders(
 
 
 @dataclass
-class _GraphOrderEvaluator:
+class _GraphOrderEvaluator(FunctionEvaluator):
     """Evaluates functions: constants as arrays, variables as weights, tensors as activations."""
 
-    evaluation: OrderTracer
-    library: Mapping[str, GraphFunction]
-    depth: int = 0
+    evaluation: OrderTracer = field(kw_only=True)
 
-    def call(self, function: GraphFunction, given: Sequence[Any]) -> list[Any]:
-        """Return all results of a function."""
-        if len(given) != len(function.arguments) or self.depth > _ORDERS_DEEP:
-            raise UntraceableError
-        self.depth += 1
-        scope: dict[str, list[Any]] = {
-            name: [value] for name, value in zip(function.arguments, given, strict=True)
-        }
-        found = [self._value(result, function, scope) for result in function.results]
-        self.depth -= 1
-        return found
+    failure = UntraceableError
 
-    def _value(self, name: str, function: GraphFunction, scope: dict[str, list[Any]]) -> Any:
-        node = name.partition(":")[0]
-        waiting = [node] if node not in scope else []
-        while waiting:
-            top = waiting[-1]
-            found = function.nodes.get(top)
-            if found is None or len(waiting) > _WAITING:
-                raise UntraceableError
-            missing = [n for each in found.inputs if (n := each.partition(":")[0]) not in scope]
-            if top in scope:
-                waiting.pop()
-            elif missing:
-                waiting += missing
-            else:
-                waiting.pop()
-                self.evaluation.step()
-                scope[top] = self._outputs(found, [self._of(each, scope) for each in found.inputs])
-        return self._of(name, scope)
-
-    def _of(self, name: str, scope: Mapping[str, list[Any]]) -> Any:
+    def _output(self, name: str, scope: Mapping[str, list[Any]]) -> Any:
         node, _, output = name.partition(":")
         held, number = scope[node], output.rpartition(":")[2]
         place = int(number) if number.isdecimal() else 0
@@ -621,11 +634,9 @@ class _GraphOrderEvaluator:
         return held[place] if place < len(held) else UntracedActivation()
 
     def _outputs(self, node: FunctionNode, given: list[Any]) -> list[Any]:
-        if node.op in ("PartitionedCall", "StatefulPartitionedCall"):
-            function = self.library.get(get_function_name(node.attributes.get("f", memoryview(b""))))
-            if function is None:
-                raise UntraceableError
-            return self.call(function, given)
+        self.evaluation.step()
+        if node.op in _CALLS:
+            return self.call(self.called_function(node), given)
         if node.op in ("While", "StatelessWhile"):
             return self._loop(node, given)
         if node.op == "IdentityN":
@@ -638,7 +649,7 @@ class _GraphOrderEvaluator:
             features = {each.features for each in tensors if isinstance(each, UntracedActivation)}
             return [
                 UntracedActivation(
-                    features.pop() if node.op in _ORDERS_SAME | _ENTRIES and len(features) == 1 else None
+                    features.pop() if node.op in _ELEMENTWISE | _ENTRIES and len(features) == 1 else None
                 )
             ]
         try:
@@ -717,7 +728,7 @@ _Operation = Callable[[_GraphOrderEvaluator, FunctionNode, _Given], Any]
 _REORDERS = frozenset(("Transpose", "Einsum", "ReverseV2", "DepthToSpace", "SpaceToDepth", "ScatterNd"))
 # Outputs of a norm that are not what it normalises.
 _SECOND = frozenset(("batch_mean", "batch_variance", "reserve_space_1", "reserve_space_2", "reserve_space_3"))
-_ORDERS_SAME = frozenset(
+_ELEMENTWISE = frozenset(
     [
         *("Identity", "StopGradient", "ReadVariableOp", "Cast", "EnsureShape", "PreventGradient", "Snapshot"),
         *("Relu", "Relu6", "Tanh", "Sigmoid", "Elu", "Selu", "Softplus", "Softsign", "LeakyRelu", "Softmax"),
@@ -1112,7 +1123,7 @@ def _get_list_item(run: _GraphOrderEvaluator, _node: FunctionNode, given: _Given
 
 
 _OPERATIONS: dict[str, _Operation] = {
-    **dict.fromkeys(_ORDERS_SAME, _identity),
+    **dict.fromkeys(_ELEMENTWISE, _identity),
     **dict.fromkeys(_ENTRIES, _elementwise),
     "Const": _constant,
     "Reshape": _reshape,

@@ -33,7 +33,7 @@ from ckpttool.libraries.optimizers_read import (
     keras_class,
     make_zero_tensor,
 )
-from ckpttool.libraries.recognize import activation_of
+from ckpttool.libraries.recognize import PICKLED_MODULES, PICKLED_TENSORS, TORCH_CLASSES, activation_of
 from ckpttool.libraries.schema import NO_LAYOUT, AgentLayer, AgentNetwork, RecognizedAgent
 from ckpttool.mapping.rules import (
     KEEP,
@@ -185,15 +185,12 @@ def read_hidden_activations(binding: RecognizedAgent, checkpoint: Checkpoint) ->
     return replace(binding, facts=facts.read("the SavedModel's graph", hidden=next(iter(hidden))))
 
 
-_TORCH = "torch.nn.modules."
-_ACTIVATION = f"{_TORCH}activation."
+_ACTIVATION = f"{TORCH_CLASSES}activation."
 # Parts of a pickled module without an effect on what is played, and those whose weights are layers'.
 _NEUTRAL = re.compile(
-    re.escape(_TORCH)
+    re.escape(TORCH_CLASSES)
     + r"(container\.\w+|linear\.(Linear|Identity)|normalization\.LayerNorm|dropout\.\w+|flatten\.\w+)"
 )
-_MODULES = attr("_modules")
-_TENSORS = (attr("_parameters"), attr("_buffers"))
 
 
 def _read_pickled_policy(binding: RecognizedAgent, tree: Tree) -> RecognizedAgent:
@@ -211,7 +208,7 @@ def _read_pickled_policy(binding: RecognizedAgent, tree: Tree) -> RecognizedAgen
         for move in binding.moves.moves
         if move.target[: len(part.prefix) + 1] == (*part.prefix, index(number))
         and move.source[-2:-1]
-        and move.source[-2] in _TENSORS
+        and move.source[-2] in PICKLED_TENSORS
     ]
     layers = list(dict.fromkeys(weights))
     if len(layers) < 2:
@@ -226,7 +223,7 @@ def _read_pickled_policy(binding: RecognizedAgent, tree: Tree) -> RecognizedAgen
         and len(path) > len(module)
         and len(path) % 2 == len(module) % 2
         and path[: len(module)] == module
-        and all(step == _MODULES for step in path[len(module) :: 2])
+        and all(step == PICKLED_MODULES for step in path[len(module) :: 2])
     }
     if not classes:
         return binding
@@ -237,7 +234,7 @@ def _read_pickled_policy(binding: RecognizedAgent, tree: Tree) -> RecognizedAgen
         return binding.refused(part.component, *strange)
     if not functions or {"hidden", "activations"} & binding.facts.said.keys():
         return binding
-    where = "/".join(str(step.value) for step in module if step != _MODULES) or "the pickled module"
+    where = "/".join(str(step.value) for step in module if step != PICKLED_MODULES) or "the pickled module"
     order = list(classes)
     between = [
         [each for each in order[order.index(one) : order.index(two)] if each in functions]

@@ -21,6 +21,7 @@ from ckpttool.core.tree import Container, Leaf, Path, Tree, ValueLeaf, attr, ind
 from ckpttool.libraries import optimizers_read, schema
 from ckpttool.libraries.recognize import LayoutTable, bind, read_pickled_module
 from ckpttool.libraries.schema import (
+    DISCRETE_CHOICE,
     NORMALIZER,
     AgentMetadata,
     ObservationNormalizer,
@@ -189,8 +190,9 @@ def _count_inputs(tree: Tree, component: str) -> int | None:
 
 def _refuse_discrete(binding: RecognizedAgent) -> RecognizedAgent:
     """Return the binding of an agent that chooses among actions: it is listed, and not run as another one."""
-    choice = "the choice among discrete actions"
-    return replace(binding.refused("actor", choice), evidence=f"{binding.evidence} of discrete actions")
+    return replace(
+        binding.refused("actor", DISCRETE_CHOICE), evidence=f"{binding.evidence} of discrete actions"
+    )
 
 
 def _add_statistics(binding: RecognizedAgent, tree: Tree) -> RecognizedAgent:

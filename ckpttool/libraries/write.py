@@ -11,7 +11,7 @@ from ckpttool.core.errors import UnsupportedError, abbreviate_list
 from ckpttool.core.source import Inline
 from ckpttool.core.tree import Container, Leaf, Path, Tree, ValueLeaf, attr, display, index, key
 from ckpttool.libraries import optimizers_write, schema
-from ckpttool.libraries.optimizers_read import Setting
+from ckpttool.libraries.optimizers_read import CanonicalOptimizer
 from ckpttool.libraries.optimizers_write import make_tensor_rule
 from ckpttool.libraries.schema import (
     NORMALIZER,
@@ -323,7 +323,7 @@ MAPS = {
 }
 # Equal to tanh mapped to the bounds for some bounds only, and hardly for those that anybody has.
 _CLIPPED = "tanh_clip_affine"
-_SAVES = (attr("save_counter"),)
+SAVES = (attr("save_counter"),)  # tf.train.Checkpoint's own
 
 
 def require_support(writing: WritingTable, binding: RecognizedAgent, agent: Tree) -> None:
@@ -395,7 +395,7 @@ def list_kernel_shapes(part: AgentNetwork, agent: Tree) -> list[tuple[int, ...]]
 
 def list_consumed(agent: Tree) -> tuple[Path, ...]:
     """Return what the sidecar tells, and TensorFlow's count of saves, which is no agent's."""
-    return tuple(path for path in agent if schema.mapped_by_sidecar(path) or path == _SAVES)
+    return tuple(path for path in agent if schema.mapped_by_sidecar(path) or path == SAVES)
 
 
 def list_writing_notes(writing: WritingTable, binding: RecognizedAgent, agent: Tree) -> tuple[str, ...]:
@@ -423,7 +423,7 @@ def list_writing_notes(writing: WritingTable, binding: RecognizedAgent, agent: T
     slow = {part.component for part in binding.parts if part.component.endswith("_target")}
     if slow and not any(place.partition("/")[0] in slow for place in held):
         found.append(f"{writing.whose} saves no targets")
-    if _SAVES in agent:
+    if SAVES in agent:
         found.append("save_counter, TensorFlow's count of saves, stays behind")
     return tuple(found)
 
@@ -505,13 +505,13 @@ def _half_rule(part: AgentNetwork, position: int | str, agent: Tree, rule: Rule,
 
 
 def _place_tensor(row: SingleTensorRow, agent: Tree) -> RowPlan:
-    source = _parse_place(row.place)
+    source = parse_edge_path(row.place)
     found = agent.get(source)
     if isinstance(found, Leaf):
         shape = _row_shape(row, found)
         rule = KEEP if shape == found.shape else Reshape(shape)
         return RowPlan(row.place, (Move(source, row.target, rule),))
-    if row.place.endswith(_LOG_STD) and isinstance(std := agent.get(_parse_place(_STD)), Leaf):
+    if row.place.endswith(_LOG_STD) and isinstance(std := agent.get(parse_edge_path(_STD)), Leaf):
         return _place_log_std(row, std)
     if row.default is not None:
         number = row.default.array().reshape(-1)[0].item()
@@ -527,11 +527,7 @@ def _place_log_std(row: SingleTensorRow, std: Leaf) -> RowPlan:
     numbers = np.log(std.array().astype("f8")).astype("f4")
     leaf = Leaf("float32", _row_shape(row, std), Inline(numbers.tobytes()), "", "parameter")
     note = f"{_LOG_STD} is computed: the logarithm of {_STD}"
-    return RowPlan(row.place, (), {row.target: leaf}, consumed=(_parse_place(_STD),), notes=(note,))
-
-
-def _parse_place(name: str) -> Path:
-    return tuple(map(attr, name.split("/")))
+    return RowPlan(row.place, (), {row.target: leaf}, consumed=(parse_edge_path(_STD),), notes=(note,))
 
 
 def _row_shape(row: SingleTensorRow, leaf: Leaf) -> tuple[int, ...]:
@@ -719,14 +715,12 @@ class OptimizerWriterFactory(Protocol):
 
     def __call__(
         self,
-        name: str,
+        known: CanonicalOptimizer,
         variable: str,
         weights: Sequence[Move],
-        agent: Tree,
         top: Path,
-        told: Mapping[str, Setting] | None,
     ) -> OptimizerWriter:
-        """Take the canonical optimizer `name`, which trains what `weights` make, for the object at `top`."""
+        """Take a canonical optimizer, which trains what `weights` make, for the object at `top`."""
         ...
 
 
@@ -828,7 +822,7 @@ def _plan_optimizers(
         weights = list_trained_moves(name, rows)
         if weights and any(path[0] == attr(ours) for path in agent):
             called = f"adam_{number}" if number else "adam"
-            made = form(ours, called, weights, agent, top, told.get(ours, {})).plan()
+            made = form(CanonicalOptimizer(ours, agent, told.get(ours, {}), {}), called, weights, top).plan()
             # Two objects for one canonical optimizer have the same settings: they are told once.
             yield made if head in ("", "q1") else replace(made, told={}, notes=())
 
@@ -838,7 +832,7 @@ def _move_counters(writing_: WritingTable, agent: Tree, counted: str) -> Iterabl
         path = (attr(name),)
         if path in agent:
             # tf.train.Checkpoint's own count of saves is an int64.
-            yield Move(path, target, make_tensor_rule(agent[path], "int64" if path == _SAVES else counted))
+            yield Move(path, target, make_tensor_rule(agent[path], "int64" if path == SAVES else counted))
 
 
 def _list_consumed(agent: Tree, counters: Iterable[Move]) -> tuple[Path, ...]:
@@ -850,8 +844,8 @@ def _list_notes(
     writing_: WritingTable, binding: RecognizedAgent, agent: Tree, counters: Iterable[Move]
 ) -> tuple[str, ...]:
     kept = (
-        Tree({path: leaf for path, leaf in agent.items() if path != _SAVES})
-        if any(move.source == _SAVES for move in counters)
+        Tree({path: leaf for path, leaf in agent.items() if path != SAVES})
+        if any(move.source == SAVES for move in counters)
         else agent
     )
     return list_writing_notes(writing_, binding, kept)

@@ -34,6 +34,7 @@ from ckpttool.mapping.layers import (
     Layer,
     LayerOption,
     ModuleInfo,
+    Name,
     candidate_kinds,
     canonical_tensors,
     convert_layer,
@@ -199,8 +200,6 @@ def layer_signature(tree: Tree, layer: Layer, kind: LayerKind) -> Signature | No
 
 
 # The skeleton of a target model: its modules by class, their tensors, and where a file keeps them.
-
-Name = tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -505,11 +504,11 @@ def _identify_numbered(
             continue
         able = []
         for kind in NUMBERED:
-            layer = Layer(module.name, (kind,), module.tensors, module.part, about=module.about)
+            layer = module._replace(kinds=(kind,))
             if kind.fits(group) and layer_signature(theirs.tree, layer, kind) in wanted:
                 able.append(kind)
         if able:
-            found.append(Layer(module.name, tuple(able), module.tensors, module.part, about=module.about))
+            found.append(module._replace(kinds=tuple(able)))
     places = {path: n for n, path in enumerate(theirs.tree)}
     return tuple(sorted(found, key=lambda layer: min(places[path] for path in layer.tensors.values())))
 

@@ -18,7 +18,9 @@ from ckpttool.core.source import Shape
 from ckpttool.core.tree import Container, Leaf, Path, Tree, key
 from ckpttool.mapping.layer_kinds import HEADS, IN_OUT, NO_FACTS, OUT_IN, LayerFacts, LayerKind
 from ckpttool.mapping.layers import (
+    NORM_KIND_NAMES,
     OWN_CALL,
+    RECURRENT_KIND_NAMES,
     TITLE,
     Layer,
     LayerConversion,
@@ -134,7 +136,7 @@ def layer_settings(layer: Layer) -> dict[str, object]:
             if torch or isinstance(held.get(name), (str, bool)):
                 found[name] = usual if torch else held[name]
     cls = about.cls or _class_from_name(layer)
-    if kind.name in _NORM_LAYERS and cls in _NORM_GROUPS:
+    if kind.name in NORM_KIND_NAMES and cls in _NORM_GROUPS:
         spelling = _NORM_GROUPS[cls]
         many = held.get(spelling)
         of_groups = _INSTANCE if many == -1 else _GROUPS if many is None else f"over {many} groups"
@@ -156,7 +158,6 @@ def recorded_differences(source: Layer, target: Layer) -> Iterator[tuple[str, st
 
 
 _DECIDING = ("epsilon", "norm", "heads", "dilation", "activation", "recurrent_activation")
-_NORM_LAYERS = ("layer_norm", "layer_norm_images")
 _INSTANCE, _GROUPS = "over each channel", "over groups"
 # The setting of groups of the norms that are stored alike; a layer norm has none.
 _NORM_GROUPS = {
@@ -452,7 +453,7 @@ def find_unknown_orders(tree: Tree, found: tuple[Layer, ...]) -> Mapping[str, st
                 pending = pending and inputs != images.channels
             gives = _tensor_width(tree, layer, "kernel")
             outputs.add(gives)
-        elif names <= _RECURRENT:
+        elif names <= RECURRENT_KIND_NAMES:
             if images is not None and not gives and _is_input_unknown(layer):
                 inputs = _input_width(tree, layer)
                 if _is_multiple(inputs, images.channels):
@@ -494,7 +495,7 @@ def _vector_widths(tree: Tree, found: Iterable[Layer]) -> set[int]:
                 widths |= {_convolution_output(tree, layer).channels, *_output_channels(tree, layer)}
             elif names == {"dense"}:
                 widths.add(_tensor_width(tree, layer, "kernel"))
-            elif names <= _RECURRENT:
+            elif names <= RECURRENT_KIND_NAMES:
                 widths.add(canonical_tensors(tree, layer, layer.kinds[0])["recurrent_kernel"].shape[0])
             elif names == {"embedding"}:
                 widths.add(_tensor_width(tree, layer, "embeddings"))
@@ -533,7 +534,9 @@ def _refuse_shuffled(tree: Tree, found: tuple[Layer, ...]) -> dict[str, str]:
     if any(takes is None or gives is None for _, takes, gives in sides):
         return refused
     dense = {
-        _input_width(tree, each) for each in found if {k.name for k in each.kinds} <= {"dense", *_RECURRENT}
+        _input_width(tree, each)
+        for each in found
+        if {k.name for k in each.kinds} <= {"dense", *RECURRENT_KIND_NAMES}
     }
     taken = {takes for _, takes, _ in sides}
     given = [gives for _, _, gives in sides]
@@ -618,7 +621,7 @@ def _refuse_untaken_images(
         names = {kind.name for kind in layer.kinds}
         if names & _CONVOLUTIONS:
             taken |= set(_input_channels(tree, layer))
-        elif names == {"dense"} or names <= _RECURRENT:
+        elif names == {"dense"} or names <= RECURRENT_KIND_NAMES:
             taken.add(_input_width(tree, layer))
     refused: dict[str, str] = {}
     for images in every:
@@ -688,7 +691,7 @@ def _unknown_sides(tree: Tree, layer: Layer) -> list[tuple[str, str, int]]:
     found: list[tuple[str, str, int]] = []
     if names <= _NORMS and _is_input_unknown(layer):
         found.append(("--flatten", "is a norm of", _norm_width(tree, layer)))
-    elif (names == {"dense"} or names <= _RECURRENT) and _is_input_unknown(layer):
+    elif (names == {"dense"} or names <= RECURRENT_KIND_NAMES) and _is_input_unknown(layer):
         found.append(("--flatten", "takes", _input_width(tree, layer)))
     if names == {"dense"} and layer.told.makes is None:
         found.append(("--unflatten", "gives", _tensor_width(tree, layer, "kernel")))
@@ -703,7 +706,6 @@ def _format_order_option(order: AxisOrder) -> str:
 
 
 _NORMS = _BETWEEN | {"batch_norm"}
-_RECURRENT = frozenset(("lstm", "gru", "simple_rnn"))
 # A convolution over as many channels as an image of a camera has takes no dense layer's output by its order.
 _COLOURS = 4
 # The shorter side of a picture, at least; the longer one has up to twice that.
@@ -736,7 +738,7 @@ def _refuse_unflattened(tree: Tree, found: tuple[Layer, ...]) -> dict[str, str]:
     takes = {
         _input_width(tree, layer)
         for layer in found
-        if {k.name for k in layer.kinds} <= {"dense", *_RECURRENT} and not _takes_image(layer)
+        if {k.name for k in layer.kinds} <= {"dense", *RECURRENT_KIND_NAMES} and not _takes_image(layer)
     }
     produced = {channels for layer in found for channels in _output_channels(tree, layer)}
     behind: list[tuple[Layer, int]] = []

@@ -1237,7 +1237,7 @@ def apply_rule(name: str, rule: Rule, leaf: Leaf) -> dict[str, Leaf]:
 
 
 _KERAS = ("kernel", "recurrent_kernel", "bias")
-_TORCH = ("weight_ih", "weight_hh", "bias_ih", "bias_hh")
+TORCH_CELL_WEIGHTS = ("weight_ih", "weight_hh", "bias_ih", "bias_hh")
 # Keras's z, r, h and torch's r, z, n: the first two change places.
 _ZR = (1, 0, 2)
 RECURRENT_KINDS: tuple[LayerKind, ...] = tuple(
@@ -1247,11 +1247,11 @@ RECURRENT_KINDS: tuple[LayerKind, ...] = tuple(
         _CellForm("lstm", "tensorflow", _KERAS, "long", "cudnn"),
         _CellForm("lstm", "tensorflow", ("w_i", "w_h", "b"), "one", "sonnet"),
         _CellForm("lstm", "tensorflow", ("wx", "wh", "b"), "one", "baselines", (0, 1, 3, 2)),
-        _CellForm("lstm", "torch", _TORCH, "apart"),
+        _CellForm("lstm", "torch", TORCH_CELL_WEIGHTS, "apart"),
         _CellForm("gru", "tensorflow", _KERAS, "rows"),
         _CellForm("gru", "tensorflow", _KERAS, "long", "cudnn"),
-        _CellForm("gru", "torch", _TORCH, "apart", order=_ZR),
+        _CellForm("gru", "torch", TORCH_CELL_WEIGHTS, "apart", order=_ZR),
         _CellForm("simple_rnn", "tensorflow", _KERAS, "one"),
-        _CellForm("simple_rnn", "torch", _TORCH, "apart"),
+        _CellForm("simple_rnn", "torch", TORCH_CELL_WEIGHTS, "apart"),
     )
 )

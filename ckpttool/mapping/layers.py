@@ -30,6 +30,7 @@ from ckpttool.mapping.layer_kinds import (
     NO_FACTS,
     OUT_IN,
     ROW_BIAS,
+    TORCH_CELL_WEIGHTS,
     Group,
     LayerFacts,
     LayerKind,
@@ -143,7 +144,6 @@ BASIC = {
 }
 _RESETS_BEFORE = "a GRU that resets before the product (reset_after=False) has no equivalent in PyTorch"
 _PROJECTED = "an LSTM with a projection has no equivalent in Keras, and PyTorch's another form"
-_PARTS = ("weight_ih", "weight_hh", "bias_ih", "bias_hh")
 
 
 def _is_gru(recurrent: str, group: Group) -> bool:
@@ -187,7 +187,7 @@ TF1_KINDS: tuple[LayerKind, ...] = (
         "lstm_projected",
         "torch",
         _PROJECTED,
-        *(_unread_weight(name, optional="bias" in name) for name in _PARTS),
+        *(_unread_weight(name, optional="bias" in name) for name in TORCH_CELL_WEIGHTS),
         _unread_weight("weight_hr"),
     ),
 )
@@ -302,7 +302,7 @@ _PART = re.compile(r"(?P<stored>(?:weight|bias)_(?:ih|hh|hr))_(?P<part>l\d+(?:_r
 # What holds a recurrent layer's variables: its cell, by attribute or by the name of its class.
 _CELL = re.compile(r"cell|(?:basic_)?(?:lstm|gru|simple_rnn|rnn)_cell(?:_\d+)?")
 _PROJECTION = re.compile(r"_?(query|key|value|output)(?:_dense)?|attention_(output)")
-_NORMS = ("layer_norm", "layer_norm_images")
+NORM_KIND_NAMES = ("layer_norm", "layer_norm_images")
 # A layer and its tensor in one word, of a program that keeps parameters and no layers: `fc1_weight`.
 _JOINED = re.compile(r"(?P<layer>.+)_(?P<stored>weights?|kernel|bias(?:es)?|embeddings|gamma|beta|[wbWB])")
 # A tensor and its layer's number: `W1` beside `b1`.
@@ -319,7 +319,7 @@ _CLASSES: dict[str, tuple[str, ...]] = {
     ),
     **dict.fromkeys(("Embedding", "EmbeddingBag"), ("embedding",)),
     "PReLU": ("prelu",),
-    **dict.fromkeys(("LayerNorm", "LayerNormalization", "GroupNorm", "GroupNormalization"), _NORMS),
+    **dict.fromkeys(("LayerNorm", "LayerNormalization", "GroupNorm", "GroupNormalization"), NORM_KIND_NAMES),
     **{f"InstanceNorm{n}d": ("layer_norm", "batch_norm") for n in (1, 2, 3)},
     **dict.fromkeys(("RMSNorm", "RMSNormalization"), ("rms_norm",)),
     **dict.fromkeys(("BatchNormalization", "SyncBatchNormalization", "SyncBatchNorm"), ("batch_norm",)),
@@ -386,20 +386,39 @@ def class_info(name: str, settings: Mapping[str, Any]) -> ModuleInfo:
     )
 
 
-class StoredModule(NamedTuple):
-    """Tensors that stand together: the module's name, each tensor's path by its stored name.
+class Layer(NamedTuple):
+    """Tensors that stand together: their module's name as people read it, each one's path by stored name.
 
-    `last` is what the module that holds them is called, which a cell's layer is not.
+    `kinds` are the kinds of layer that fit, none where nobody looked for them (`find_modules`). A PyTorch
+    module of several recurrent layers is several layers, each with its `part`: "l0", "l0_reverse". `told` is
+    what somebody says of it, `about` what the file does; `given` says that an option names its kind. `last`
+    is what the module that holds the tensors is called, which a cell's layer is not.
     """
 
     name: Name
-    tensors: dict[str, Path]
+    kinds: tuple[LayerKind, ...]
+    tensors: Mapping[str, Path]
     part: str = ""
-    last: str = ""
+    told: LayerFacts = NO_FACTS
     about: ModuleInfo = NO_MODULE_INFO
+    given: bool = False
+    last: str = ""
+
+    @property
+    def title(self) -> str:
+        """Return the name as one text."""
+        return "/".join((*self.name, self.part) if self.part else self.name)
+
+    @property
+    def kind(self) -> LayerKind:
+        """The one kind that fits; raise MappingError if several do."""
+        if len(self.kinds) != 1:
+            named = " or ".join(dict.fromkeys(kind.option for kind in self.kinds))
+            raise MappingError("the layer is of one of several kinds", path=self.title, expected=named)
+        return self.kinds[0]
 
     def group(self, tree: Tree) -> dict[str, Leaf]:
-        """Return the tensors by stored name."""
+        """Return the layer's tensors by stored name."""
         return {name: leaf for name, path in self.tensors.items() if isinstance(leaf := tree[path], Leaf)}
 
 
@@ -409,7 +428,7 @@ def find_modules(
     asked: Mapping[str, Callable[[str], bool]],
     described: Mapping[Path, ModuleInfo] | None = None,
     named: Callable[[str], bool] | None = None,
-) -> Iterator[StoredModule]:
+) -> Iterator[Layer]:
     """Go through the modules in the order of the tree, those that are several below one as one.
 
     `described` has for tensors of whole modules what the file says of their module. `named` says of which
@@ -418,7 +437,7 @@ def find_modules(
     `asked` says by kind for which modules somebody wants a kind that is not recognised by itself.
     """
     found = _modules_by_name(tree, framework, named or (lambda _: False))
-    composed: dict[_At, StoredModule] = {}
+    composed: dict[_At, Layer] = {}
     taken: set[_At] = set()
     for whole, members in _composed_modules(tree, found, framework, asked):
         composed[members[0]] = whole
@@ -443,8 +462,8 @@ def split_joined_name(name: str) -> tuple[str, str] | None:
     return (f"layer{found['number']}", found["stored"]) if found else None
 
 
-def _modules_by_name(tree: Tree, framework: str, named: Callable[[str], bool]) -> dict[_At, StoredModule]:
-    found: dict[_At, StoredModule] = {}
+def _modules_by_name(tree: Tree, framework: str, named: Callable[[str], bool]) -> dict[_At, Layer]:
+    found: dict[_At, dict[str, Path]] = {}
     for path, shown in _iter_tensors(tree, framework):
         *module, name = shown.removesuffix(":0").split("/")
         one = split_joined_name(name)
@@ -459,9 +478,11 @@ def _modules_by_name(tree: Tree, framework: str, named: Callable[[str], bool]) -
         # Sonnet's cells keep their kernels under private attributes (sonnet/src/recurrent.py).
         bare = name if framework == "torch" else name.removeprefix("_")
         part, stored = (match["part"], match["stored"]) if match else ("", bare)
-        at = tuple(module)
-        found.setdefault((at, part), StoredModule(at, {}, part, at[-1] if at else "")).tensors[stored] = path
-    return found
+        found.setdefault((tuple(module), part), {})[stored] = path
+    return {
+        (at, part): Layer(at, (), tensors, part, last=at[-1] if at else "")
+        for (at, part), tensors in found.items()
+    }
 
 
 def _iter_tensors(tree: Tree, framework: str) -> Iterator[tuple[Path, str]]:
@@ -476,8 +497,8 @@ def _iter_tensors(tree: Tree, framework: str) -> Iterator[tuple[Path, str]]:
 
 
 def _composed_modules(
-    tree: Tree, found: Mapping[_At, StoredModule], framework: str, asked: Mapping[str, Callable[[str], bool]]
-) -> Iterator[tuple[StoredModule, list[_At]]]:
+    tree: Tree, found: Mapping[_At, Layer], framework: str, asked: Mapping[str, Callable[[str], bool]]
+) -> Iterator[tuple[Layer, list[_At]]]:
     """Go through what is one layer in several modules below one, with the modules that it is made of."""
     below: dict[Name, list[_At]] = {}
     for at in found:
@@ -497,10 +518,10 @@ def _composed_modules(
 
 
 def _compose_module(
-    found: Mapping[_At, StoredModule], parent: Name, members: list[_At], kind: LayerKind
-) -> tuple[StoredModule, list[_At]]:
+    found: Mapping[_At, Layer], parent: Name, members: list[_At], kind: LayerKind
+) -> tuple[Layer, list[_At]]:
     children = {weight.name.split("/")[0] for weight in kind.weights if "/" in weight.name}
-    whole = StoredModule(parent, {}, last=parent[-1] if parent else "")
+    tensors: dict[str, Path] = {}
     used = []
     for at in members:
         child = _projection_name(at[0]) if at[0] != parent else ""
@@ -508,7 +529,8 @@ def _compose_module(
             continue
         used.append(at)
         prefix = f"{child}/" if child else ""
-        whole.tensors.update({f"{prefix}{stored}": path for stored, path in found[at].tensors.items()})
+        tensors |= {f"{prefix}{stored}": path for stored, path in found[at].tensors.items()}
+    whole = Layer(parent, (), tensors, last=parent[-1] if parent else "")
     return whole, sorted(used, key=lambda at: at == (parent, ""))
 
 
@@ -517,9 +539,7 @@ def _projection_name(name: Name) -> str:
     return match[1] or match[2] if match else name[-1]
 
 
-def _as_layer(
-    tree: Tree, module: StoredModule, framework: str, described: Mapping[Path, ModuleInfo]
-) -> StoredModule:
+def _as_layer(tree: Tree, module: Layer, framework: str, described: Mapping[Path, ModuleInfo]) -> Layer:
     """Return the module under its layer's name, with what containers say of it."""
     # The module itself, not those that it is made of.
     stored = min(module.tensors, key=lambda name: name.count("/"))
@@ -710,40 +730,6 @@ class LayerOption(NamedTuple):
     told: LayerFacts = NO_FACTS
 
 
-class Layer(NamedTuple):
-    """One layer: its module's name as people read it, the kinds that fit, its tensors by stored name.
-
-    A PyTorch module of several recurrent layers is several layers, each with its `part`: "l0", "l0_reverse".
-    `told` is what somebody says of it, `about` what the file does; `given` says that an option names its
-    kind.
-    """
-
-    name: Name
-    kinds: tuple[LayerKind, ...]
-    tensors: Mapping[str, Path]
-    part: str = ""
-    told: LayerFacts = NO_FACTS
-    about: ModuleInfo = NO_MODULE_INFO
-    given: bool = False
-
-    @property
-    def title(self) -> str:
-        """Return the name as one text."""
-        return "/".join((*self.name, self.part) if self.part else self.name)
-
-    @property
-    def kind(self) -> LayerKind:
-        """The one kind that fits; raise MappingError if several do."""
-        if len(self.kinds) != 1:
-            named = " or ".join(dict.fromkeys(kind.option for kind in self.kinds))
-            raise MappingError("the layer is of one of several kinds", path=self.title, expected=named)
-        return self.kinds[0]
-
-    def group(self, tree: Tree) -> dict[str, Leaf]:
-        """Return the layer's tensors by stored name."""
-        return {name: leaf for name, path in self.tensors.items() if isinstance(leaf := tree[path], Leaf)}
-
-
 class LayerConversion(NamedTuple):
     """What becomes of one layer: ways from source paths to stored names of the target, and what is added.
 
@@ -792,14 +778,7 @@ def find_layers(
             fitting = misfit_kinds(module.about, framework)
         if not fitting:
             continue
-        layer = Layer(
-            module.name,
-            fitting,
-            module.tensors,
-            module.part,
-            _recorded_facts(module.about, fitting, group),
-            module.about,
-        )
+        layer = module._replace(kinds=fitting, told=_recorded_facts(module.about, fitting, group))
         said = {n: choice for n, choice in enumerate(given) if choice.fits(layer.title)}
         used |= said.keys()
         layer = _apply_options(layer, list(said.values()), group, framework)
@@ -1087,8 +1066,8 @@ def framework_kind(tree: Tree, layer: Layer, kind: LayerKind, framework: str) ->
 # several recurrent layers. Sources: keras/src/layers/rnn/bidirectional.py,
 # keras/src/layers/attention/multi_head_attention.py, torch/nn/modules/rnn.py.
 
-_RECURRENT = frozenset(("lstm", "gru", "simple_rnn"))
-_DIRECTIONS = re.compile(r"(forward|backward)_(?:layer|lstm|gru|simple_rnn|rnn)(?:_\d+)?")
+RECURRENT_KIND_NAMES = frozenset(("lstm", "gru", "simple_rnn"))
+DIRECTION_NAME = re.compile(r"(forward|backward)_(?:layer|lstm|gru|simple_rnn|rnn)(?:_\d+)?")
 _REVERSE = "_reverse"
 
 Naming = Callable[[Layer, str], Name]
@@ -1102,12 +1081,12 @@ def torch_names(found: tuple[Layer, ...]) -> Naming:
     """Return how tensors of Keras's layers are called in a state_dict."""
     directions: dict[Name, set[str]] = {}
     for layer in found:
-        match = _DIRECTIONS.fullmatch(layer.name[-1]) if layer.name else None
-        if match and _kind_name(layer) in _RECURRENT:
+        match = DIRECTION_NAME.fullmatch(layer.name[-1]) if layer.name else None
+        if match and _kind_name(layer) in RECURRENT_KIND_NAMES:
             directions.setdefault(layer.name[:-1], set()).add(match[1])
 
     def named(layer: Layer, stored: str) -> Name:
-        if _kind_name(layer) not in _RECURRENT:
+        if _kind_name(layer) not in RECURRENT_KIND_NAMES:
             return (*layer.name, *stored.split("/"))
         if layer.name and len(directions.get(layer.name[:-1], ())) == 2:
             back = layer.name[-1].startswith("backward")

@@ -11,6 +11,7 @@ from typing import Any, Literal, NamedTuple
 
 from ckpttool.core.errors import MappingError, UsageError, abbreviate_list
 from ckpttool.core.tree import Path, Tree
+from ckpttool.mapping.layers import DIRECTION_NAME
 from ckpttool.mapping.rules import Move
 
 # Names of layers as two frameworks may share them: bookkeeping left out, numbers that only count apart.
@@ -31,7 +32,6 @@ _CLASSES = (
 )
 _AUTO = re.compile(rf"({_CLASSES})(?:_(\d{{1,9}}))?")
 # The two layers of a Bidirectional (keras/src/layers/rnn/bidirectional.py), and a torch module's parts.
-_DIRECTION = re.compile(r"(forward|backward)_(?:layer|lstm|gru|simple_rnn|rnn)(?:_\d+)?")
 _PART = re.compile(r"l(\d{1,9})(_reverse)?")
 _DIGITS = re.compile(r"\d{1,9}")
 # An item of a list in the TensorFlow models of Hugging Face: `layer_._0` is PyTorch's `layer.0`.
@@ -64,7 +64,7 @@ def parse_name_step(step: str) -> NameStep:
         return NameStep(None, int(counted[1]))
     if (auto := _AUTO.fullmatch(step)) is not None:
         return NameStep(None, int(auto[2] or 0))
-    if (direction := _DIRECTION.fullmatch(step)) is not None:
+    if (direction := DIRECTION_NAME.fullmatch(step)) is not None:
         return NameStep(direction[1])
     return NameStep(step.replace("_", "").replace("-", "").lower() or step)
 
@@ -88,7 +88,7 @@ def name_stem(name: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def _number_direction(step: str) -> str:
-    direction = _DIRECTION.fullmatch(step)
+    direction = DIRECTION_NAME.fullmatch(step)
     return step if direction is None else str(int(direction[1] == "backward"))
 
 

@@ -19,10 +19,11 @@ from ckpttool.core.tree import (
     Record,
     Tree,
     ValueLeaf,
+    display,
     key,
     path_to_json,
 )
-from ckpttool.mapping.layers import ModuleInfo, class_info
+from ckpttool.mapping.layers import ModuleInfo, Name, class_info
 from ckpttool.mapping.rules import KEEP, Move, Plan
 
 if TYPE_CHECKING:
@@ -31,7 +32,6 @@ if TYPE_CHECKING:
 
 # Dotted names of modules and parameters: wrappers found in them, taken out, put back.
 
-Segments = tuple[str, ...]
 
 # torch/optim/swa_utils.py, AveragedModel: its own buffer stands beside the module that it wraps.
 _AVERAGED = "n_averaged"
@@ -47,8 +47,8 @@ class WrapperPrefix(NamedTuple):
     `averaged` says behind how many of the segments AveragedModel's `n_averaged` stands, if it is there.
     """
 
-    at: Segments
-    segments: Segments
+    at: Name
+    segments: Name
     averaged: int | None = None
 
 
@@ -84,12 +84,12 @@ def unwrap_names(
 
 def _iter_plain_names(
     node: _Node,
-    old: Segments,
-    new: Segments,
+    old: Name,
+    new: Name,
     wrappers: Collection[str],
     first: Collection[str],
     wrapped: list[WrapperPrefix],
-) -> Iterator[tuple[Segments, Segments]]:
+) -> Iterator[tuple[Name, Name]]:
     """Go through old and plain names below a node, noting the wrappers that are left out."""
     segments: list[str] = []
     averaged: int | None = None
@@ -163,18 +163,18 @@ def wrap_metadata(
     return found | {name: said for name, said in apart.items() if name not in found}
 
 
-def _wrapper_name(at: Segments, wrapped: Sequence[WrapperPrefix]) -> Segments:
+def _wrapper_name(at: Name, wrapped: Sequence[WrapperPrefix]) -> Name:
     """Return the full name of the outermost wrapper around a module of that plain name."""
     return tuple(wrap_name(".".join(at), wrapped).split(".")) if at else ()
 
 
-def _wrapped_module_name(module: Segments, wrapped: Sequence[WrapperPrefix]) -> Segments:
+def _wrapped_module_name(module: Name, wrapped: Sequence[WrapperPrefix]) -> Name:
     """Return the full name of the module itself, inside of its wrappers."""
     own = next((each.segments for each in wrapped if each.at == module), ())
     return (*_wrapper_name(module, wrapped), *own)
 
 
-def _plain_module(full: Segments, places: Mapping[Segments, WrapperPrefix]) -> str | None:
+def _plain_module(full: Name, places: Mapping[Name, WrapperPrefix]) -> str | None:
     """Return a module's plain name; None for a wrapper."""
     out: list[str] = []
     at = 0
@@ -568,6 +568,56 @@ _NEW = re.compile(r"(?P<module>(?:.*\.)?)parametrizations\.(?P<name>\w+)\.origin
 _SPECTRAL = re.compile(r"(?:.*\.)?(?:parametrizations\.\w+\.\d+\._u|\w+_orig)", re.DOTALL)
 _WEIGHT = "{module}{name}"
 _FLOATS = frozenset(("float16", "bfloat16", "float32", "float64"))
+
+
+# What `inspect` says of the names: which wrappers they carry, where a network and its average stand.
+
+# Names under which training programs keep a network's state_dict beside other things, and averages of it.
+_NETWORKS = frozenset(
+    ("state_dict", "model", "model_state_dict", "net", "network", "module", "weights", "policy")
+) | {"policy_state_dict", "model_state", "params"}
+_AVERAGES = frozenset(
+    ("ema", "model_ema", "ema_model", "ema_state_dict", "state_dict_ema", "ema_params", "swa", "swa_model")
+) | {"average_model", "averaged_model"}
+_PLACES = 3
+
+
+def list_wrapper_notes(tree: Tree, *, agent: bool = False) -> tuple[str, ...]:
+    """Return what `inspect` says: which wrappers names carry, where a network and its average stand.
+
+    Of an agent the layout says where its networks are.
+    """
+    return (*_wrapper_lines(find_prefixes(tree)), *_average_lines(tree, agent=agent))
+
+
+def _wrapper_lines(found: tuple[DictPrefixes, ...]) -> Iterator[str]:
+    for line in describe_prefixes(found):
+        yield f"{line}: convert --strip removes that"
+
+
+def describe_prefixes(found: tuple[DictPrefixes, ...]) -> Iterator[str]:
+    """Go through what is carried, each with the places where it is: `names below model carry module.`."""
+    by_segments: dict[tuple[str, ...], list[str]] = {}
+    for each in found:
+        for wrapped in each.wrapped:
+            place = "/".join((*([display(each.where)] if each.where else []), *wrapped.at))
+            by_segments.setdefault(wrapped.segments, []).append(place)
+    for segments, places in by_segments.items():
+        below = f" below {abbreviate_list(places, _PLACES)}" if any(places) else ""
+        whose = ", then ".join(dict.fromkeys(wrapper_title(segment) for segment in segments))
+        yield f"names{below} carry {'.'.join(segments)}. ({whose})"
+
+
+def _average_lines(tree: Tree, *, agent: bool) -> Iterator[str]:
+    tops = {path[0].value: None for path, _ in tree.tensors() if len(path) > 1 and path[0].kind == "key"}
+    others = {path[0] for path in tree} if tops else set()
+    if len(others) < 2:
+        return
+    for name in tops:
+        if name in _NETWORKS and not agent:
+            yield f"a network stands below {name}, among other things: --part {name} converts it alone"
+        elif name in _AVERAGES:
+            yield f"an average of the weights stands below {name}: --part {name} converts it alone"
 
 
 class WeightNormSource(NamedTuple):

@@ -35,7 +35,7 @@ from ckpttool.networks.network import (
     Transpose,
 )
 
-# Puts a network together node by node; recurrent cells are graphs of plain layers with state slots.
+# The builder of a network, node by node; recurrent cells are graphs of plain layers with state slots.
 
 
 class NetworkBuilder:
@@ -195,7 +195,10 @@ _LAYERS: dict[str, Callable[[Mapping[str, Any]], Layer]] = {
 }
 
 
-# Builds what a policy computes besides its layers: image encoders, joined inputs, recurrent layers.
+# Encoders of a policy: images, joined inputs, recurrent layers.
+
+# How many states each kind of cell carries: its output, and an LSTM's cell.
+_STATES = {schema.LSTM: 2, schema.GRU: 1, schema.GRU_BEFORE: 1}
 
 Shapes = Mapping[str, Shape]
 """Shapes of observations by the name of their input, without the batch."""
@@ -275,10 +278,6 @@ def _channels_last(shape: Shape) -> Shape:
     return (*shape[1:], shape[0])
 
 
-# How many states each kind carries: its output, and an LSTM's cell.
-_STATES = {schema.LSTM: 2, schema.GRU: 1, schema.GRU_BEFORE: 1}
-
-
 def _state_names(number: int) -> tuple[str, str]:
     # An environment's inputs have no slash in front.
     return f"/hidden{number}", f"/cell{number}"
@@ -324,7 +323,7 @@ def _read_array(agent: Tree, path: Path) -> np.ndarray:
     return cast(Leaf, agent[path]).array().astype(np.float32)
 
 
-# Turns a canonical agent's leaves into finished networks: the policy with its action map, the critics.
+# Networks of a canonical agent: the policy with its action map, the critics.
 
 
 @dataclass(frozen=True, slots=True)
@@ -393,8 +392,6 @@ HEADS = {
     "tanh_clip_affine": _tanh_clip,
     "clip_tanh_affine": _clip_tanh,
 }
-
-
 # The maps that are the same whatever the bounds are.
 UNBOUNDED = frozenset({"identity", "unit_tanh"})
 
@@ -460,7 +457,7 @@ def _start_from_program(program: Program, wiring: NetworkSettings, seen: Shapes 
     ((name, shape),) = program.inputs
     given = shape if seen is None else tuple(seen[name])
     builder = NetworkBuilder([(name, given[0] if len(given) == 1 else given)], program.states.items())
-    if given != shape and len(shape) == 3 and given == (*shape[1:], shape[0]):
+    if given != shape and len(shape) == 3 and given == _channels_last(shape):
         builder.add(Transpose((2, 0, 1)))
     elif given != shape and len(shape) == 1 and math.prod(given) == shape[0]:
         builder.add(Flatten())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import array
 import functools
+import sys
 from collections.abc import Callable, Iterator, Mapping, MappingView, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
@@ -27,7 +28,7 @@ from ckpttool.core.tree import (
 )
 from ckpttool.formats.tf_object_graph import slot_path
 
-# What a live object is, by the names of its class's bases: no framework is imported to ask.
+# Kinds of live objects, by the names of their class's bases; no framework is imported.
 
 FRAMEWORKS = frozenset(
     ("tensorflow", "tensorflow_core", "keras", "tf_keras", "torch", "jax", "jaxlib", "numpy", "wrapt")
@@ -450,7 +451,7 @@ def _torch_optimizer_items(optimizer: Any) -> list[tuple[PathStep, Any]]:
     return [(attr("param_groups"), settings), (attr("state"), state)]
 
 
-# What a live tensor is for: parameter or buffer, saved or not, an optimizer's slot and whose, a counter.
+# Roles of live tensors: parameter or buffer, saved or not, an optimizer's slot and whose, a counter.
 
 # The lists of slots that Keras's Adam has; others are called by the list's own name
 # (keras/src/optimizers/adam.py, rmsprop.py).
@@ -566,7 +567,7 @@ def _slots_by_name(held: Mapping[str, Any]) -> dict[int, OptimizerSlot]:
     return found
 
 
-# A live tensor as a leaf: its type and shape now, its bytes when they are asked for.
+# A live tensor as a leaf: its type and shape now, its bytes when they are read.
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -641,8 +642,6 @@ def _storage_view(value: Any) -> object:
 
 def _torch_bytes(tensor: Any) -> bytes:
     """Return the bytes of a tensor on any device (torch.Tensor: detach, cpu, resolve_conj, resolve_neg)."""
-    import sys
-
     torch: Any = sys.modules["torch"]
     if tensor.is_meta:
         raise UnsupportedError("the tensor is on the meta device and has no value")
@@ -663,8 +662,6 @@ def _torch_bytes(tensor: Any) -> bytes:
 
 
 def _little_endian(data: Any, width: int) -> bytes:
-    import sys
-
     if sys.byteorder == "big" and width > 1:
         data = data.reshape(-1, width)[:, ::-1]
     return bytes(data.tobytes())
@@ -688,7 +685,7 @@ def _tensor_bytes(tensor: Any) -> bytes:
     return array.astype(array.dtype.newbyteorder("<"), copy=False).tobytes()
 
 
-# Makes a tree of live values: the first path of a value is its leaf, further ones are aliases.
+# Trees of live values: the first path of a value is its leaf, further ones are aliases.
 
 _PLAIN = (bool, int, float, complex, str, bytes, type(None))
 
@@ -755,7 +752,7 @@ def _qualified_class(value: Any) -> str:
     return f"{type(value).__module__}.{type(value).__qualname__}"
 
 
-# What a framework would save of a live object, edge by edge, as the framework itself says it.
+# Objects that a framework would save with a live object, edge by edge.
 
 # tf.train.Checkpoint adds it when it saves, to whatever object (tensorflow/python/checkpoint/checkpoint.py).
 COUNTER = ("save_counter",)
@@ -790,7 +787,7 @@ def saves_children(value: Any) -> bool:
 
 
 def saved_tensors(root: Any, refused: dict[int, str], most: int = MOST) -> Iterator[LiveValue]:
-    """Go through the tensors that are saved with an object by every path, as `Walk.found` goes.
+    """Go through the tensors that are saved with an object by every path, as `LiveWalk.found` goes.
 
     An object that its framework refuses to save goes to `refused` with the reason.
     """
@@ -885,7 +882,7 @@ def edge_names(path: Path) -> Iterator[str]:
             yield str(place.value)
 
 
-# What a framework would list of a live object: torch's `state_dict`, TensorFlow's object graph.
+# Native listings of a live object: torch's `state_dict`, TensorFlow's object graph.
 
 
 def state_dict(obj: Any) -> Tree:

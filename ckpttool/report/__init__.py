@@ -57,7 +57,7 @@ def write_report(
     other: str | None = None,
     *,
     out: str | None = None,
-    beside: ReportInputs | None = None,
+    inputs: ReportInputs | None = None,
     glob: str | None = None,
     layout: str | None = None,
     force: bool = False,
@@ -71,7 +71,7 @@ def write_report(
     target = out if out is not None else default_report_name(path, other)
     require_new(target, force=force)
     found = gather_contents(
-        path, other, beside=beside or ReportInputs(), glob=glob, layout=layout, progress=progress
+        path, other, inputs=inputs or ReportInputs(), glob=glob, layout=layout, progress=progress
     )
     require_new(target, found.files, force=force)
     content = render_page(found)

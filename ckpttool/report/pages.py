@@ -43,6 +43,7 @@ from ckpttool.commands.stats import (
     Diff,
     Entry,
     Moments,
+    Stats,
     TensorStats,
     compute_stats,
 )
@@ -766,7 +767,7 @@ def _clean_notes(value: object) -> list[str]:
     return [_clean_text(each) for each in value[:_NOTES]] if isinstance(value, list) else []
 
 
-# Gathers what the page shows: one listing, one look at every tensor, and what lies beside the checkpoint.
+# The contents of a page: one listing, one reading of every tensor, and the files about the checkpoint.
 
 # Pictures of one change: each side, and what lies between them.
 _OF_A_CHANGE = 3
@@ -803,7 +804,7 @@ def gather_contents(
     path: str,
     other: str | None = None,
     *,
-    beside: ReportInputs,
+    inputs: ReportInputs,
     glob: str | None = None,
     layout: str | None = None,
     progress: Progress = ignore_progress,
@@ -812,49 +813,56 @@ def gather_contents(
 
     One tensor is in memory at a time, of two checkpoints one of each.
     """
-    found = read_evaluations(beside.evaluations)
-    listed = summary(path, glob, layout)
-    files = (*listed.checkpoint.files, *_input_files(listed.checkpoint.path, beside))
+    evaluations = read_evaluations(inputs.evaluations)
+    listing = summary(path, glob, layout)
+    checkpoint = listing.checkpoint
+    files = (*checkpoint.files, *_input_files(checkpoint.path, inputs))
     stages = 2 if other is None else 3
-    sha256 = digest_checkpoint(listed.checkpoint, _stage_progress(progress, 0, stages)).sha256
-    told = _load_conversion(listed.checkpoint.path, sha256, beside.conversion)
+    sha256 = digest_checkpoint(checkpoint, _stage_progress(progress, 0, stages)).sha256
+    conversion = _load_conversion(checkpoint.path, sha256, inputs.conversion)
     changes = None
     if other is not None:
-        sides = DiffSide(listed.checkpoint, listed.binding), recognize_side(open_checkpoint(other))
+        sides = DiffSide(checkpoint, listing.binding), recognize_side(open_checkpoint(other))
         files += sides[1].checkpoint.files
         changes = compare_alignment(
             align_checkpoints(*sides, glob=glob), progress=_stage_progress(progress, 1, stages)
         )
     pictured = 0 if changes is None else min(PICTURED, len(changes.changed))
-    pictures = HeatMapBuffer(cell_budget(len(listed.tensors) + _OF_A_CHANGE * pictured))
-    shown: dict[str, HeatMap] = {}
-    names = listed.checkpoint.tree.names
-
-    def look(at: Path, _: Leaf, array: np.ndarray) -> None:
-        if (made := pictures.add(names[at], array)) is not None:
-            shown[names[at]] = made
-
-    moving = _stage_progress(progress, stages - 1, stages)
-    numbers = compute_stats(listed.checkpoint, listed.binding, glob, moving, seen=look)
-    known = TensorReadings({each.path: each for each in numbers.tensors}, shown)
-    compared = None if changes is None else compare_section(changes, listed, pictures)
+    pictures = HeatMapBuffer(cell_budget(len(listing.tensors) + _OF_A_CHANGE * pictured))
+    values, readings = _read_tensors(listing, glob, pictures, _stage_progress(progress, stages - 1, stages))
+    comparison = None if changes is None else compare_section(changes, listing, pictures)
     return ReportContents(
-        listed,
+        listing,
         sha256,
-        examine_agent(listed.checkpoint, listed.binding, numbers, sha256),
-        told,
-        found,
-        compared,
-        list(tree_rows(listed, known, {} if compared is None else compared.marks)),
+        examine_agent(checkpoint, listing.binding, values, sha256),
+        conversion,
+        evaluations,
+        comparison,
+        list(tree_rows(listing, readings, {} if comparison is None else comparison.marks)),
         pictures.encoded(),
-        sum(1 for each in numbers.tensors if each.signs),
+        sum(1 for each in values.tensors if each.signs),
         files,
     )
 
 
-def _input_files(path: str, beside: ReportInputs) -> tuple[File, ...]:
+def _read_tensors(
+    listing: CheckpointSummary, glob: str | None, pictures: HeatMapBuffer, progress: Progress
+) -> tuple[Stats, TensorReadings]:
+    """Read every tensor once, for its moments and for its heat map."""
+    heat_maps: dict[str, HeatMap] = {}
+    names = listing.checkpoint.tree.names
+
+    def add_heat_map(at: Path, _: Leaf, array: np.ndarray) -> None:
+        if (made := pictures.add(names[at], array)) is not None:
+            heat_maps[names[at]] = made
+
+    values = compute_stats(listing.checkpoint, listing.binding, glob, progress, seen=add_heat_map)
+    return values, TensorReadings({each.path: each for each in values.tensors}, heat_maps)
+
+
+def _input_files(path: str, inputs: ReportInputs) -> tuple[File, ...]:
     """Return the documents that are read with the checkpoint, its own sidecar among them."""
-    given = (*beside.evaluations, beside.conversion or sidecar.sidecar_path(path))
+    given = (*inputs.evaluations, inputs.conversion or sidecar.sidecar_path(path))
     return tuple(File.stamp(file) for file in given if filesystem.isfile(file))
 
 
