@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from ckpttool.commands.evaluate import Protocol, evaluate
-from ckpttool.core.errors import CkpttoolError
+from ckpttool.core import CkpttoolError
 
 RESULTS = Path(__file__).with_name("claims.json")
 PAGE = Path(__file__).parent.parent / "docs" / "claims.md"

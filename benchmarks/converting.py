@@ -89,7 +89,7 @@ def _hollow(target: str, count: int) -> None:
 
 
 def _tree(sources: Mapping[int, Noise | Zeros]) -> object:
-    from ckpttool.core.tree import Leaf, Tree, attr
+    from ckpttool.core import Leaf, Tree, attr
 
     shape = (MATRIX, MATRIX)
     names = {number: f"l{number:04}/kernel" for number in sources}

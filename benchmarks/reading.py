@@ -53,7 +53,7 @@ class Noise(NamedTuple):
 def bundle(folder: Path) -> str:
     """Write a name-based checkpoint of 2 GiB and return its prefix."""
     from ckpttool import save
-    from ckpttool.core.tree import Leaf, Tree, attr
+    from ckpttool.core import Leaf, Tree, attr
 
     shape = (SIZE // 4,)
     leaves = {(attr(f"w{n:02}"),): Leaf("float32", shape, Noise(n), f"w{n:02}") for n in range(TENSORS)}

@@ -36,7 +36,7 @@ for tensor in load_file(sys.argv[1]).values():
 def made(folder: Path) -> str:
     """Write a file of 1 GiB in 32 tensors and return its path."""
     from ckpttool import save
-    from ckpttool.core.tree import Leaf, Tree, key
+    from ckpttool.core import Leaf, Tree, key
 
     shape = (SIZE // 4,)
     leaves = {(key(f"w{n:02}"),): Leaf("float32", shape, Noise(n), f"w{n:02}") for n in range(TENSORS)}

@@ -34,8 +34,7 @@ tf.train.Checkpoint(model=module).write(target)
 def torch_file(folder: Path, count: int) -> str:
     """Write a PyTorch file of `count` small tensors with our own writer."""
     from ckpttool import save
-    from ckpttool.core.source import Inline
-    from ckpttool.core.tree import Leaf, Tree, key
+    from ckpttool.core import Inline, Leaf, Tree, key
 
     data = np.zeros(16, np.float32).tobytes()
     names = [f"layers.{n // 2}.{'weight' if n % 2 else 'bias'}" for n in range(count)]

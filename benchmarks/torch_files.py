@@ -35,7 +35,7 @@ for tensor in torch.load(sys.argv[1], weights_only=True, mmap=True).values():
 def large(folder: Path) -> str:
     """Write a file of 2 GiB in 64 tensors and return its path."""
     from ckpttool import save
-    from ckpttool.core.tree import Leaf, Tree, key
+    from ckpttool.core import Leaf, Tree, key
 
     shape = (SIZE // 4,)
     leaves = {(key(f"w{n:02}"),): Leaf("float32", shape, Noise(n), f"w{n:02}") for n in range(TENSORS)}
@@ -47,8 +47,7 @@ def large(folder: Path) -> str:
 def many(folder: Path) -> str:
     """Write a file of 10,000 tensors in nested dicts and return its path."""
     from ckpttool import save
-    from ckpttool.core.source import Inline
-    from ckpttool.core.tree import Leaf, Tree, key
+    from ckpttool.core import Inline, Leaf, Tree, key
 
     leaves = {}
     for module in range(_MODULES):

@@ -5,11 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from ckpttool.commands.options import parse_layer_options
-from ckpttool.core.source import Inline, Shape
-from ckpttool.core.tree import Leaf, Path, Tree, attr, display, key
-from ckpttool.mapping import flattening
+from ckpttool.core import Inline, Leaf, Path, Shape, Tree, attr, display, key
+from ckpttool.mapping import Plan, apply_plan, flattening
 from ckpttool.mapping.layers import KINDS
-from ckpttool.mapping.rules import Plan, apply_plan
 
 HEAD = """# Layer kinds
 

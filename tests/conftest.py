@@ -23,15 +23,14 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from ckpttool.cli import app, main
-from ckpttool.core.sidecar import Sidecar
+from ckpttool.core import Sidecar
 from tests import schemas
 from tests.warm_hdf5 import forked_hdf5, own_hdf5_process  # noqa: F401  # fixtures
 
 if TYPE_CHECKING:
-    from ckpttool.core.plugins import Plugin
-    from ckpttool.core.tree import Tree
-    from ckpttool.libraries.schema import RecognizedAgent
-    from ckpttool.networks.worker import Worker
+    from ckpttool.core import Plugin, Tree
+    from ckpttool.libraries import RecognizedAgent
+    from ckpttool.networks import Worker
 
 # A law that fails in one of a thousand cases is found in some run; the suite has ten minutes for all laws.
 # How long an example takes says more of the machine than of the law.
@@ -219,7 +218,7 @@ def _sidecars_are_described() -> Iterator[None]:
 @pytest.fixture(scope="session")
 def workers() -> Iterator[Callable[[str], Worker]]:
     """Give the running process of a framework, which all tests here share: a start takes seconds."""
-    from ckpttool.networks.worker import Worker
+    from ckpttool.networks import Worker
 
     with ExitStack() as running:
         yield functools.cache(lambda name: running.enter_context(Worker(name, threads=1)))

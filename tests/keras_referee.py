@@ -6,8 +6,7 @@ import hashlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ckpttool.core.checkpoint import Checkpoint
-from ckpttool.core.tree import Leaf, display
+from ckpttool.core import Checkpoint, Leaf, display
 
 # What a Keras 3 optimizer calls its slots, by our kind.
 WORDS = {

@@ -653,7 +653,7 @@ def _child(framework: str, what: str, folder: Path) -> None:
 def _cells(name: str, folder: Path) -> Iterator[Cell]:
     """Convert what there is of one layer."""
     from ckpttool.commands.convert import convert
-    from ckpttool.core.errors import CkpttoolError
+    from ckpttool.core import CkpttoolError
 
     pair = PAIRS[name]
     for direction, sources in SOURCES.items():

@@ -7,10 +7,8 @@ from dataclasses import replace
 
 import pytest
 
-from ckpttool.core.errors import UsageError
-from ckpttool.core.tree import Leaf, Path, Tree, index, key
-from ckpttool.libraries import recognize
-from ckpttool.libraries.recognize import recognize_tree
+from ckpttool.core import Leaf, Path, Tree, UsageError, index, key
+from ckpttool.libraries import recognize, recognize_tree
 from tests.trees import torch_tree
 
 WRAPPERS = ("module.", "_orig_mod.", "module._orig_mod.")

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 import ckpttool
-from ckpttool.core.errors import MappingError
+from ckpttool.core import MappingError
 from tests.conftest import TF_SAMPLE, TORCH_SAMPLE
 from tests.test_like import scramble
 

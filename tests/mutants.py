@@ -6,9 +6,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 from ckpttool.commands.save import save
-from ckpttool.core.tree import Leaf, Tree, ValueLeaf
-from ckpttool.core.tree import Path as TreePath
-from ckpttool.formats.detect import open_checkpoint
+from ckpttool.core import Leaf, Tree, ValueLeaf
+from ckpttool.core import Path as TreePath
+from ckpttool.formats import open_checkpoint
 
 Leaves = dict[TreePath, Leaf | ValueLeaf]
 Change = Callable[[Leaves, dict[str, TreePath]], None]

@@ -8,9 +8,7 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from ckpttool.core import dtypes
-from ckpttool.core.source import Inline
-from ckpttool.core.tree import Alias, Container, Leaf, Path, PathStep, Record, Tree, ValueLeaf
+from ckpttool.core import Alias, Container, Inline, Leaf, Path, PathStep, Record, Tree, ValueLeaf, dtypes
 
 TEXT = st.text(st.characters(exclude_categories=()), max_size=6)
 STEPS = st.one_of(

@@ -10,13 +10,11 @@ import numpy as np
 from ckpttool.commands import restore
 from ckpttool.commands.network_outputs import ActionBounds, derive_network_settings
 from ckpttool.commands.restore import Agent, restore_agent, select_network_leaves
-from ckpttool.core.tree import Tree
-from ckpttool.evaluation.statistics import ReturnStatistics
-from ckpttool.formats.detect import open_checkpoint
-from ckpttool.libraries.recognize import recognize_tree
-from ckpttool.libraries.schema import RecognizedAgent
-from ckpttool.networks import numpy_backend
-from ckpttool.networks.build import NetworkSettings, policy_network, q_network
+from ckpttool.core import Tree
+from ckpttool.evaluation import ReturnStatistics
+from ckpttool.formats import open_checkpoint
+from ckpttool.libraries import RecognizedAgent, recognize_tree
+from ckpttool.networks import NetworkSettings, numpy_backend, policy_network, q_network
 
 LOW, HIGH = (-2.0, -1.0), (2.0, 3.0)
 

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import numpy as np
 
-from ckpttool.core.tree import Alias, Tree
-from ckpttool.core.tree import Path as TreePath
+from ckpttool.core import Alias, Tree
+from ckpttool.core import Path as TreePath
 from ckpttool.formats import tf_bundle
 from tests.trees import attributes, leaf, tensorflow_tree
 

@@ -13,11 +13,9 @@ from ckpttool.commands import algorithms, sweep
 from ckpttool.commands.algorithms import TrainingRun, compare_algorithms, find_runs, summarize_runs
 from ckpttool.commands.evaluate import Evaluation, Protocol
 from ckpttool.commands.sweep import ScoredCheckpoint
-from ckpttool.core.errors import TargetExistsError, UsageError
-from ckpttool.core.source import File
+from ckpttool.core import File, TargetExistsError, UsageError
 from ckpttool.encodings import protobuf
-from ckpttool.evaluation.rollout import Rollout
-from ckpttool.evaluation.statistics import Estimate, paired_interval, summarize
+from ckpttool.evaluation import Estimate, Rollout, paired_interval, summarize
 from tests.conftest import TORCH_SAMPLE
 
 

@@ -14,9 +14,8 @@ from typing import Any, Literal, get_args
 import numpy as np
 import pytest
 
-from ckpttool.core import plugins
-from ckpttool.core.errors import EnvironmentMismatchError, UnsupportedError, UsageError
-from ckpttool.networks.network import (
+from ckpttool.core import EnvironmentMismatchError, UnsupportedError, UsageError, plugins
+from ckpttool.networks import (
     Activation,
     ActivationName,
     Add,
@@ -34,10 +33,10 @@ from ckpttool.networks.network import (
     Policy,
     Slice,
     StateSlot,
+    Worker,
     assemble,
     stack_networks,
 )
-from ckpttool.networks.worker import Worker
 
 ACTIVATIONS: tuple[str, ...] = get_args(ActivationName)
 

@@ -22,12 +22,20 @@ from hypothesis import strategies as st
 from ckpttool.commands.convert import convert
 from ckpttool.commands.digest import digest
 from ckpttool.commands.save import save
-from ckpttool.core import atomic_write
-from ckpttool.core.atomic_write import WorkerThread, create_file
-from ckpttool.core.errors import ChecksumError, UsageError
-from ckpttool.core.source import LARGE, File, Inline
-from ckpttool.core.tree import Leaf, Tree, key
-from ckpttool.formats.detect import open_checkpoint
+from ckpttool.core import (
+    ChecksumError,
+    File,
+    Inline,
+    Leaf,
+    Tree,
+    UsageError,
+    WorkerThread,
+    atomic_write,
+    create_file,
+    key,
+)
+from ckpttool.core.source import LARGE
+from ckpttool.formats import open_checkpoint
 from tests.conftest import ROOT
 from tests.trees import leaf, tensorflow_tree
 

@@ -37,9 +37,8 @@ from ckpttool.browser.model import (
 from ckpttool.browser.panes import CellDifference, TensorCells, ValueGrid, choose_cell_format, format_exactly
 from ckpttool.commands.inspect import ModuleSummary, TensorRow
 from ckpttool.commands.stats import Moments
-from ckpttool.core.errors import UsageError
+from ckpttool.core import Leaf, UsageError
 from ckpttool.core.source import LARGE
-from ckpttool.core.tree import Leaf
 from tests.conftest import ROOT, TF_SAMPLE, TORCH_SAMPLE, in_process, refused
 
 OLDER = TF_SAMPLE.with_name("ckpt-7500")

@@ -16,8 +16,8 @@ from ckpttool.commands import check as candidates
 from ckpttool.commands.check import check
 from ckpttool.commands.save import save
 from ckpttool.commands.stats import stats
-from ckpttool.core.tree import Tree, display
-from ckpttool.formats.detect import open_checkpoint
+from ckpttool.core import Tree, display
+from ckpttool.formats import open_checkpoint
 from tests.conftest import ROOT, TF_SAMPLE, TORCH_SAMPLE, Ran, in_process, refused
 from tests.pickles import ACTING
 from tests.trees import leaf

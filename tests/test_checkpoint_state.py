@@ -9,10 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from ckpttool.core import limits
-from ckpttool.core.errors import CkpttoolError, FormatError
-from ckpttool.formats import tf_common
-from ckpttool.formats.tf_common import CheckpointState
+from ckpttool.core import CkpttoolError, FormatError, limits
+from ckpttool.formats import CheckpointState, tf_common
 from tests import tensorflow_child
 from tests.conftest import TF_SAMPLE
 

@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 
 from ckpttool.cli.app import COMMANDS, CommandEntry
 from ckpttool.cli.common import OptionPanel, complete_words, takes_panels
-from ckpttool.core.errors import UsageError
+from ckpttool.core import UsageError
 from tests.conftest import ROOT, in_process
 
 

@@ -9,9 +9,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ckpttool.core.errors import UsageError
-from ckpttool.evaluation import statistics
-from ckpttool.evaluation.statistics import difference_of_means, estimate_over_runs, probability_of_improvement
+from ckpttool.core import UsageError
+from ckpttool.evaluation import (
+    difference_of_means,
+    estimate_over_runs,
+    probability_of_improvement,
+    statistics,
+)
 
 SCORES = st.lists(st.integers(-50, 50).map(float), min_size=1, max_size=9)
 RUNS = st.lists(st.floats(-1e3, 1e3), min_size=2, max_size=9)

@@ -26,11 +26,22 @@ from ckpttool.commands.digest import digest
 from ckpttool.commands.options import EXCLUSIONS
 from ckpttool.commands.restore import restore_agent
 from ckpttool.commands.save import save
-from ckpttool.core import atomic_write
-from ckpttool.core.atomic_write import Output, write_atomically
-from ckpttool.core.errors import ChecksumError, FormatError, MappingError, TargetExistsError, UsageError
-from ckpttool.core.tree import Alias, Leaf, Tree, attr, display
-from ckpttool.formats.detect import open_checkpoint
+from ckpttool.core import (
+    Alias,
+    ChecksumError,
+    FormatError,
+    Leaf,
+    MappingError,
+    Output,
+    TargetExistsError,
+    Tree,
+    UsageError,
+    atomic_write,
+    attr,
+    display,
+    write_atomically,
+)
+from ckpttool.formats import open_checkpoint
 from tests.conftest import ROOT, TF_SAMPLE, TORCH_SAMPLE, in_process, refused
 from tests.trees import attributes, dense, keys, leaf, tensorflow_tree, torch_tree
 
@@ -153,7 +164,7 @@ def test_a_tree_without_a_layout_goes_by_kinds() -> None:
         "model/encoder/norm/beta": np.zeros(4, np.float32),
         "model/conv/filters": np.zeros((3, 3, 2, 2), np.float32),
     }
-    from ckpttool.mapping.flattening import plan_to_torch
+    from ckpttool.mapping import plan_to_torch
 
     tree = tensorflow_tree(tensors)
     moves = {display(m.target): m for m in plan_to_torch(tree).moves}

@@ -11,12 +11,9 @@ from hypothesis import strategies as st
 
 import ckpttool
 from ckpttool.commands.inspect import summary
-from ckpttool.core.errors import UsageError
-from ckpttool.core.source import Inline
-from ckpttool.core.tree import Leaf, Tree, display, key
-from ckpttool.core.tree import Path as Keys
-from ckpttool.mapping import wrappers
-from ckpttool.mapping.wrappers import unwrap_names, wrap_name
+from ckpttool.core import Inline, Leaf, Tree, UsageError, display, key
+from ckpttool.core import Path as Keys
+from ckpttool.mapping import unwrap_names, wrap_name, wrappers
 from tests import conftest
 
 # torch.compile imports what torch itself says is deprecated.

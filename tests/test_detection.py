@@ -17,10 +17,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ckpttool.core import plugins
-from ckpttool.core.errors import CkpttoolError
-from ckpttool.formats import detect
-from ckpttool.formats.common import Format, Probe
+from ckpttool.core import CkpttoolError, plugins
+from ckpttool.formats import Format, Probe, detect
 from tests.conftest import CORPUS, ROOT, SAMPLES
 
 FORMATS = [(plugin, cast(Format, plugin.load())) for plugin in plugins.BUILT_IN["formats"]]

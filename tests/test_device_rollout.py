@@ -13,13 +13,17 @@ import numpy as np
 import pytest
 
 from ckpttool.commands.evaluate import Protocol, evaluate
-from ckpttool.core import plugins
-from ckpttool.core.errors import CkpttoolError, UnsupportedError, UsageError
-from ckpttool.evaluation import environments
-from ckpttool.evaluation.gymnasium_engine import EnvSpec
-from ckpttool.evaluation.rollout import ExplorationNoise, Rollout, RolloutSpec, rollouts
-from ckpttool.evaluation.simulators import DeviceVector
-from ckpttool.networks.network import Activation, Affine, Dense, Network, stack_networks
+from ckpttool.core import CkpttoolError, UnsupportedError, UsageError, plugins
+from ckpttool.evaluation import (
+    DeviceVector,
+    EnvSpec,
+    ExplorationNoise,
+    Rollout,
+    RolloutSpec,
+    environments,
+    rollouts,
+)
+from ckpttool.networks import Activation, Affine, Dense, Network, stack_networks
 from tests.conftest import ROOT, TORCH_SAMPLE, in_process, refused
 from tests.test_backends import chain, cuda_is_missing, dense, normal
 
@@ -494,7 +498,7 @@ def test_a_step_on_fake_cuda_stays_there(
     from torch._subclasses.fake_tensor import FakeTensorMode
 
     from ckpttool.evaluation.torch_rollout import _DeviceRollout
-    from ckpttool.networks.torch_backend import TorchPolicy
+    from ckpttool.networks import TorchPolicy
 
     monkeypatch.syspath_prepend(str(ROOT / "examples"))
     width = 2 if env == "MountainCarContinuous-v0" else 3

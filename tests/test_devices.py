@@ -16,9 +16,8 @@ import numpy as np
 import pytest
 
 from ckpttool.commands.evaluate import Protocol, evaluate
-from ckpttool.core import plugins
-from ckpttool.core.errors import DeviceError, UnsupportedError, UsageError
-from ckpttool.networks.network import (
+from ckpttool.core import DeviceError, UnsupportedError, UsageError, plugins
+from ckpttool.networks import (
     Activation,
     Add,
     Affine,
@@ -470,7 +469,7 @@ class TestCuda:
     def test_an_exception_in_a_capture_leaves_the_device_usable(self, backend: Any) -> None:
         import torch
 
-        from ckpttool.networks.torch_programs import capture_graph
+        from ckpttool.networks import capture_graph
 
         place, stream = torch.device("cuda", 0), torch.cuda.current_stream()
         x = torch.ones(4, device=place)
@@ -685,8 +684,7 @@ class TestDevicePrograms:
         from torch.utils._python_dispatch import TorchDispatchMode
         from torch.utils._pytree import tree_leaves
 
-        from ckpttool.networks import torch_backend
-        from ckpttool.networks.network import InputAdapter, assemble
+        from ckpttool.networks import InputAdapter, assemble, torch_backend
 
         class OnDevice(TorchDispatchMode):
             def __torch_dispatch__(
@@ -798,7 +796,7 @@ class TestFloat32Products:
     def test_settings_are_enforced_and_restored(self, settings: str, kind: str, tf32: bool) -> None:
         import torch
 
-        from ckpttool.networks.torch_backend import Float32Precision
+        from ckpttool.networks import Float32Precision
 
         for each in settings.split():
             if each.startswith("older:"):
@@ -827,7 +825,7 @@ class TestFloat32Products:
         """The defaults serve for them: a step costs two readings."""
         import torch
 
-        from ckpttool.networks.torch_backend import Float32Precision
+        from ckpttool.networks import Float32Precision
 
         set_precision("cuda", "conv", "tf32")()  # PyTorch's default
         for kind in ("cpu", "cuda"):
@@ -892,7 +890,7 @@ def raise_(error: Exception) -> None:
 class TestDeviceErrors:
     @pytest.mark.parametrize("name", CUDA_ERRORS)
     def test_an_error_is_one_sentence_with_a_hint(self, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-        from ckpttool.networks.torch_backend import device_error, is_out_of_memory
+        from ckpttool.networks import device_error, is_out_of_memory
 
         error = device_error(RuntimeError(CUDA_ERRORS[name]), "cuda:0")
         assert error is not None
@@ -901,7 +899,7 @@ class TestDeviceErrors:
         assert (error.kind, "memory" in name) == ("device", is_out_of_memory(error))
 
     def test_other_errors_are_left_alone(self) -> None:
-        from ckpttool.networks.torch_backend import device_error
+        from ckpttool.networks import device_error
 
         for error in (
             RuntimeError("mat1 and mat2 shapes cannot be multiplied"),
@@ -939,8 +937,7 @@ class TestDeviceErrors:
     def test_a_rollout_on_the_device_raises_it(self, monkeypatch: pytest.MonkeyPatch) -> None:
         import torch
 
-        from ckpttool.evaluation import torch_rollout
-        from ckpttool.evaluation.rollout import RolloutSpec
+        from ckpttool.evaluation import RolloutSpec, torch_rollout
 
         def fails(*_: object, **__: object) -> None:
             raise torch.OutOfMemoryError("CUDA out of memory.")
@@ -1026,8 +1023,7 @@ def test_rollouts_as_graphs(stand_ins: Any) -> None:
     pytest.importorskip("gymnasium")
     import torch
 
-    from ckpttool.evaluation import environments
-    from ckpttool.evaluation.rollout import RolloutSpec
+    from ckpttool.evaluation import RolloutSpec, environments
     from ckpttool.evaluation.torch_rollout import _DeviceRollout
 
     policy: Any = plugins.find("backends", "torch").load().build(chain(3, dense(3, 1)))

@@ -17,7 +17,7 @@ from ckpttool.commands.convert import convert
 from ckpttool.commands.diff import diff
 from ckpttool.commands.save import save
 from ckpttool.commands.stats import compare_arrays
-from ckpttool.core.errors import UsageError
+from ckpttool.core import UsageError
 from tests.conftest import TF_SAMPLE, TORCH_SAMPLE, ckpttool, in_process, refused
 from tests.trees import torch_tree
 
@@ -126,8 +126,8 @@ def test_a_conversion_is_identical_after_mapping_and_one_changed_value_is_found(
     same = ckpttool("diff", TF_SAMPLE, target)
     assert same.status == 0, same.out
     assert same.out.splitlines()[-1] == "identical after mapping: 78 tensors (td3_tf -> td3_torch)"
-    from ckpttool.core.tree import Tree, display
-    from ckpttool.formats.detect import open_checkpoint
+    from ckpttool.core import Tree, display
+    from ckpttool.formats import open_checkpoint
     from tests.trees import leaf
 
     tree = open_checkpoint(str(target)).tree

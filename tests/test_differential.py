@@ -15,8 +15,8 @@ import numpy as np
 import pytest
 
 from ckpttool.commands.digest import digest_checkpoint
-from ckpttool.core.errors import ChecksumError, CkpttoolError
-from ckpttool.formats.detect import open_checkpoint
+from ckpttool.core import ChecksumError, CkpttoolError
+from ckpttool.formats import open_checkpoint
 from tests.hostile.differential import BY_SLUG, FAULTS, Verdict, compare, difference, verdict
 from tests.hostile.mutations import kinds, mutant
 from tests.hostile.readers import LIBRARIES, OPAQUE, UNREADABLE, attempts

@@ -17,12 +17,9 @@ from ckpttool.commands.digest import digest
 from ckpttool.commands.doctor import Diagnosis, _orphan_slot_findings, diagnose
 from ckpttool.commands.restore import restore_agent
 from ckpttool.commands.save import save
-from ckpttool.core.checkpoint import Checkpoint
-from ckpttool.core.sidecar import Sidecar
-from ckpttool.core.tree import Container, Tree, display, key
-from ckpttool.formats.detect import open_checkpoint
-from ckpttool.libraries.recognize import recognize_tree
-from ckpttool.libraries.schema import RecognizedAgent
+from ckpttool.core import Checkpoint, Container, Sidecar, Tree, display, key
+from ckpttool.formats import open_checkpoint
+from ckpttool.libraries import RecognizedAgent, recognize_tree
 from tests.conftest import TF_SAMPLE, TORCH_SAMPLE, in_process, refused
 from tests.pickles import ACTING
 from tests.test_evaluate import fujimoto_set

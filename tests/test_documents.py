@@ -11,9 +11,8 @@ from typing import Any
 
 import pytest
 
+from ckpttool.core import FormatError, LimitError, Limits, using
 from ckpttool.core import text as documents
-from ckpttool.core.errors import FormatError, LimitError
-from ckpttool.core.limits import Limits, using
 
 BOTH = pytest.mark.parametrize("read", [documents.parse_json, documents.parse_strict_json])
 Read = Callable[[bytes, str], dict[str, Any]]

@@ -19,9 +19,7 @@ from ckpttool.cli.plots import GraphDrawing, lay_out_graph, render_dot, render_p
 from ckpttool.commands.graph import COMFORTABLE, MOST, ModuleGraph, build_module_graph
 from ckpttool.commands.inspect import summary
 from ckpttool.commands.save import save
-from ckpttool.core import limits
-from ckpttool.core.errors import TargetExistsError, UsageError
-from ckpttool.core.tree import Container
+from ckpttool.core import Container, TargetExistsError, UsageError, limits
 from tests.conftest import TF_SAMPLE, TORCH_SAMPLE, in_process, refused
 from tests.test_inspect import listing, rows
 from tests.trees import torch_tree

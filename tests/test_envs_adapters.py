@@ -9,9 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ckpttool.core.errors import UsageError
-from ckpttool.evaluation import environments, wrappers
-from ckpttool.evaluation.gymnasium_engine import VectorEnv
+from ckpttool.core import UsageError
+from ckpttool.evaluation import VectorEnv, environments, wrappers
 from tests.conftest import TORCH_SAMPLE, in_process
 
 pytestmark = [

@@ -12,10 +12,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ckpttool.core.errors import UnsupportedError, UsageError
-from ckpttool.evaluation import environments, fast_engines
-from ckpttool.evaluation.fast_engines import TaskRules
-from ckpttool.evaluation.gymnasium_engine import VectorEnv
+from ckpttool.core import UnsupportedError, UsageError
+from ckpttool.evaluation import TaskRules, VectorEnv, environments, fast_engines
 from tests.conftest import in_process
 
 pytestmark = [

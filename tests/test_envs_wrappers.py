@@ -13,9 +13,8 @@ import pytest
 
 from ckpttool.commands.evaluate import Protocol, choose_environment, evaluate
 from ckpttool.commands.restore import restore_agent, wrapper_entries
-from ckpttool.core.errors import CkpttoolError, UnsupportedError, UsageError
-from ckpttool.evaluation import environments, wrappers
-from ckpttool.evaluation.wrappers import WrapperSpec
+from ckpttool.core import CkpttoolError, UnsupportedError, UsageError
+from ckpttool.evaluation import WrapperSpec, environments, wrappers
 from tests import sb3_files as sb3
 
 pytestmark = [

@@ -13,8 +13,8 @@ import pytest
 from ckpttool.commands.convert import convert
 from ckpttool.commands.evaluate import Protocol, choose_environment, evaluate, play_stacked, prepare_agent
 from ckpttool.commands.restore import restore_agent
-from ckpttool.core.errors import EnvironmentMismatchError, MappingError, UsageError
-from ckpttool.networks.build import NetworkSettings, policy_network, q_network
+from ckpttool.core import EnvironmentMismatchError, MappingError, UsageError
+from ckpttool.networks import NetworkSettings, policy_network, q_network
 from tests.conftest import SAMPLES, TF_SAMPLE, TORCH_SAMPLE, ckpttool, in_process, refused
 from tests.test_layouts import fujimoto_set
 

@@ -12,7 +12,7 @@ import pytest
 from ckpttool.commands.algorithms import find_runs, summarize_runs
 from ckpttool.commands.evaluate import Evaluation, Protocol, evaluate, hash_surroundings
 from ckpttool.commands.sweep import LENGTH, MEAN, STD, sweep
-from ckpttool.core.source import File
+from ckpttool.core import File
 from ckpttool.encodings import protobuf
 from tests.conftest import SAMPLES, TORCH_SAMPLE, ckpttool, in_process, refused
 

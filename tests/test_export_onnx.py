@@ -20,7 +20,7 @@ from ckpttool.commands.convert import ConversionResult, convert
 from ckpttool.commands.export_onnx import derive_export_settings
 from ckpttool.commands.network_outputs import build_part_network, make_observations
 from ckpttool.commands.restore import restore_agent
-from ckpttool.core.errors import (
+from ckpttool.core import (
     EnvironmentMismatchError,
     FormatError,
     MissingExtraError,
@@ -28,8 +28,7 @@ from ckpttool.core.errors import (
     UsageError,
 )
 from ckpttool.evaluation import gymnasium_engine
-from ckpttool.networks import numpy_backend
-from ckpttool.networks.network import Dense
+from ckpttool.networks import Dense, numpy_backend
 from tests.conftest import ROOT, TF_SAMPLE, TORCH_SAMPLE, ckpttool, in_process, refused
 
 onnx = pytest.importorskip("onnx")

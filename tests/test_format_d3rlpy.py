@@ -12,12 +12,8 @@ import numpy as np
 import pytest
 import torch
 
-from ckpttool.core.errors import CkpttoolError, FormatError
-from ckpttool.core.source import Span
-from ckpttool.core.tree import Leaf, ValueLeaf, display
-from ckpttool.formats import d3rlpy, torch_legacy
-from ckpttool.formats.common import Probe
-from ckpttool.formats.detect import open_checkpoint
+from ckpttool.core import CkpttoolError, FormatError, Leaf, Span, ValueLeaf, display
+from ckpttool.formats import Probe, d3rlpy, open_checkpoint, torch_legacy
 from tests.pickles import damaged
 from tests.test_formats import FormatContract
 

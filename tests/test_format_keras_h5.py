@@ -14,14 +14,22 @@ import numpy as np
 import pytest
 
 from ckpttool.commands.digest import digest_checkpoint
-from ckpttool.core.checkpoint import Checkpoint
-from ckpttool.core.errors import CkpttoolError, FormatError, NotFoundError, UnsupportedError
-from ckpttool.core.source import Inline
-from ckpttool.core.tree import Container, Leaf, Tree, ValueLeaf, attr, display
-from ckpttool.core.tree import Path as TreePath
-from ckpttool.formats import keras_h5
-from ckpttool.formats.detect import open_checkpoint
-from ckpttool.formats.tf_object_graph import slot_path
+from ckpttool.core import (
+    Checkpoint,
+    CkpttoolError,
+    Container,
+    FormatError,
+    Inline,
+    Leaf,
+    NotFoundError,
+    Tree,
+    UnsupportedError,
+    ValueLeaf,
+    attr,
+    display,
+)
+from ckpttool.core import Path as TreePath
+from ckpttool.formats import keras_h5, open_checkpoint, slot_path
 from tests import keras_models, tensorflow_child
 from tests.conftest import in_process, refused
 from tests.keras_referee import assert_slots, assert_variables, sha256, weights

@@ -12,11 +12,8 @@ import numpy as np
 import pytest
 
 from ckpttool.commands.digest import digest_checkpoint
-from ckpttool.core.errors import ChecksumError, CkpttoolError, FormatError, UnsupportedError
-from ckpttool.core.tree import attr, display
-from ckpttool.formats import keras_h5
-from ckpttool.formats.common import Probe
-from ckpttool.formats.detect import open_checkpoint
+from ckpttool.core import ChecksumError, CkpttoolError, FormatError, UnsupportedError, attr, display
+from ckpttool.formats import Probe, keras_h5, open_checkpoint
 from ckpttool.formats.keras_h5 import KERAS_ARCHIVE
 from tests.conftest import in_process, refused
 from tests.test_format_keras_h5 import keras3_file

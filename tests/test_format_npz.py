@@ -21,13 +21,20 @@ from hypothesis.extra import numpy as arrays
 from ckpttool.commands.convert import convert
 from ckpttool.commands.digest import digest_checkpoint
 from ckpttool.commands.save import save
-from ckpttool.core.errors import CkpttoolError, FormatError, UnsupportedError
-from ckpttool.core.source import Inline
-from ckpttool.core.tree import Leaf, Record, Tree, ValueLeaf, display, key
+from ckpttool.core import (
+    CkpttoolError,
+    FormatError,
+    Inline,
+    Leaf,
+    Record,
+    Tree,
+    UnsupportedError,
+    ValueLeaf,
+    display,
+    key,
+)
 from ckpttool.encodings import npy
-from ckpttool.formats import npz
-from ckpttool.formats.common import Probe
-from ckpttool.formats.detect import open_checkpoint
+from ckpttool.formats import Probe, npz, open_checkpoint
 from tests.conftest import TF_SAMPLE, TORCH_SAMPLE, in_process, refused
 from tests.recorded_trees import same, trees
 from tests.test_formats import WritingContract

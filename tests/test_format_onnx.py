@@ -9,11 +9,8 @@ import numpy as np
 import pytest
 
 from ckpttool.commands.digest import digest_checkpoint
-from ckpttool.core.errors import CkpttoolError
-from ckpttool.core.tree import Leaf, Record, ValueLeaf, display
-from ckpttool.formats import onnx
-from ckpttool.formats.common import Probe
-from ckpttool.formats.detect import open_checkpoint
+from ckpttool.core import CkpttoolError, Leaf, Record, ValueLeaf, display
+from ckpttool.formats import Probe, onnx, open_checkpoint
 from tests.hostile import crafted_onnx as crafted
 from tests.test_formats import FormatContract
 

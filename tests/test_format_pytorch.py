@@ -19,15 +19,29 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from ckpttool.commands.inspect import audit_notes
-from ckpttool.core.checkpoint import dangerous_calls
+from ckpttool.core import (
+    Alias,
+    ChecksumError,
+    CkpttoolError,
+    Container,
+    FormatError,
+    Inline,
+    Leaf,
+    Record,
+    Span,
+    StridedView,
+    Tree,
+    UnsupportedError,
+    ValueLeaf,
+    attr,
+    dangerous_calls,
+    display,
+    index,
+    key,
+)
 from ckpttool.core.dtypes import BY_NAME
-from ckpttool.core.errors import ChecksumError, CkpttoolError, FormatError, UnsupportedError
-from ckpttool.core.source import Inline, Span, StridedView
-from ckpttool.core.tree import Alias, Container, Leaf, Record, Tree, ValueLeaf, attr, display, index, key
-from ckpttool.encodings.archives import ZipWriter
-from ckpttool.encodings.pickle_values import Dict, Global, PersistentId, PickleObject, dumps
-from ckpttool.formats import torch_zip
-from ckpttool.formats.common import Probe
+from ckpttool.encodings import Dict, Global, PersistentId, PickleObject, ZipWriter, dumps
+from ckpttool.formats import Probe, torch_zip
 from tests import truths
 
 FLOATS = Global("torch", "FloatStorage")

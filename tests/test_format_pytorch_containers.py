@@ -13,11 +13,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from ckpttool.commands.digest import digest_checkpoint
-from ckpttool.core.errors import CkpttoolError, FormatError, UnsupportedError
-from ckpttool.core.source import File
-from ckpttool.core.tree import Leaf, Tree, ValueLeaf
-from ckpttool.formats import torch_legacy, torch_zip
-from ckpttool.formats.detect import open_checkpoint
+from ckpttool.core import CkpttoolError, File, FormatError, Leaf, Tree, UnsupportedError, ValueLeaf
+from ckpttool.formats import open_checkpoint, torch_legacy, torch_zip
 from tests.conftest import CORPUS, in_process, refused
 from tests.pickles import damaged
 from tests.test_format_pytorch import NAMES, make, raw

@@ -19,11 +19,21 @@ from hypothesis import strategies as st
 from ckpttool.commands.convert import convert
 from ckpttool.commands.digest import digest_checkpoint
 from ckpttool.commands.inspect import audit_notes
-from ckpttool.core.checkpoint import dangerous_calls
-from ckpttool.core.errors import CkpttoolError, FormatError, NotFoundError, TruncatedError, UnsupportedError
-from ckpttool.core.tree import Leaf, Tree, ValueLeaf, display, index, key
-from ckpttool.formats import torch_dcp
-from ckpttool.formats.detect import open_checkpoint
+from ckpttool.core import (
+    CkpttoolError,
+    FormatError,
+    Leaf,
+    NotFoundError,
+    Tree,
+    TruncatedError,
+    UnsupportedError,
+    ValueLeaf,
+    dangerous_calls,
+    display,
+    index,
+    key,
+)
+from ckpttool.formats import open_checkpoint, torch_dcp
 from tests import warm
 from tests.conftest import in_process
 from tests.pickles import damaged

@@ -15,14 +15,19 @@ from typing import Any
 import pytest
 
 from ckpttool.commands.inspect import audit_notes
-from ckpttool.core.checkpoint import Checkpoint, dangerous_calls
-from ckpttool.core.errors import CkpttoolError, FormatError, TruncatedError, UnsupportedError
-from ckpttool.core.source import Span
-from ckpttool.core.tree import Record, key
-from ckpttool.encodings import pickle_reader
-from ckpttool.encodings.pickle_values import Dict, Global, PersistentId, PickleObject, dumps
-from ckpttool.formats import torch_legacy
-from ckpttool.formats.common import Probe
+from ckpttool.core import (
+    Checkpoint,
+    CkpttoolError,
+    FormatError,
+    Record,
+    Span,
+    TruncatedError,
+    UnsupportedError,
+    dangerous_calls,
+    key,
+)
+from ckpttool.encodings import Dict, Global, PersistentId, PickleObject, dumps, pickle_reader
+from ckpttool.formats import Probe, torch_legacy
 from tests import truths
 from tests.conftest import in_process
 from tests.test_format_pytorch import V2, floats

@@ -9,11 +9,8 @@ import numpy as np
 import pytest
 
 from ckpttool.commands.save import save
-from ckpttool.core.errors import FormatError, UnsupportedError
-from ckpttool.core.tree import Alias, Tree
-from ckpttool.formats import torch_zip
-from ckpttool.formats.common import Probe
-from ckpttool.formats.detect import open_checkpoint
+from ckpttool.core import Alias, FormatError, Tree, UnsupportedError
+from ckpttool.formats import Probe, open_checkpoint, torch_zip
 from tests.test_layouts import fujimoto_set
 from tests.trees import keys, torch_tree
 

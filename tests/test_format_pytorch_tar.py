@@ -14,15 +14,18 @@ from typing import Any
 
 import pytest
 
-from ckpttool.core.checkpoint import Checkpoint
-from ckpttool.core.errors import CkpttoolError, FormatError, TruncatedError, UnsupportedError
-from ckpttool.core.source import File, Span
-from ckpttool.core.tree import key
-from ckpttool.encodings import archives
-from ckpttool.encodings.pickle_values import Dict, Global, PersistentId, PickleObject, dumps
-from ckpttool.formats import torch_legacy
-from ckpttool.formats.common import Probe
-from ckpttool.formats.detect import open_checkpoint
+from ckpttool.core import (
+    Checkpoint,
+    CkpttoolError,
+    File,
+    FormatError,
+    Span,
+    TruncatedError,
+    UnsupportedError,
+    key,
+)
+from ckpttool.encodings import Dict, Global, PersistentId, PickleObject, archives, dumps
+from ckpttool.formats import Probe, open_checkpoint, torch_legacy
 from ckpttool.formats.torch_legacy import PYTORCH_TAR
 from tests.conftest import CORPUS
 from tests.test_format_pytorch import floats

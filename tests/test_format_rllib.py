@@ -18,12 +18,18 @@ import numpy as np
 import pytest
 
 from ckpttool.commands.inspect import audit_notes
-from ckpttool.core.checkpoint import dangerous_calls
-from ckpttool.core.errors import CkpttoolError, FormatError, UnsupportedError
-from ckpttool.core.tree import Tree, ValueLeaf, attr, display, key
-from ckpttool.formats import rllib
-from ckpttool.formats.common import Probe
-from ckpttool.formats.detect import open_checkpoint
+from ckpttool.core import (
+    CkpttoolError,
+    FormatError,
+    Tree,
+    UnsupportedError,
+    ValueLeaf,
+    attr,
+    dangerous_calls,
+    display,
+    key,
+)
+from ckpttool.formats import Probe, open_checkpoint, rllib
 from tests.pickles import ACTING, damaged, importable, instance, stand_in
 from tests.test_format_stable_baselines2 import WithoutChecksums
 

@@ -24,14 +24,24 @@ from safetensors import torch as referee
 from ckpttool.commands.convert import convert
 from ckpttool.commands.digest import digest_checkpoint
 from ckpttool.commands.save import save
-from ckpttool.core import dtypes
-from ckpttool.core.errors import CkpttoolError, FormatError, TruncatedError, UnsupportedError
-from ckpttool.core.source import Inline
-from ckpttool.core.tree import Container, Leaf, Record, Tree, ValueLeaf, attr, display, key
+from ckpttool.core import (
+    CkpttoolError,
+    Container,
+    FormatError,
+    Inline,
+    Leaf,
+    Record,
+    Tree,
+    TruncatedError,
+    UnsupportedError,
+    ValueLeaf,
+    attr,
+    display,
+    dtypes,
+    key,
+)
+from ckpttool.formats import Probe, open_checkpoint, torch_zip
 from ckpttool.formats import safetensors as ours
-from ckpttool.formats import torch_zip
-from ckpttool.formats.common import Probe
-from ckpttool.formats.detect import open_checkpoint
 from tests.conftest import ROOT, TF_SAMPLE, TORCH_SAMPLE, in_process, refused
 from tests.recorded_trees import same, trees
 from tests.test_formats import WritingContract

@@ -19,14 +19,9 @@ import numpy as np
 import pytest
 
 from ckpttool.commands.digest import digest_checkpoint
-from ckpttool.core import limits
-from ckpttool.core.checkpoint import Checkpoint
-from ckpttool.core.errors import CkpttoolError, FormatError, TruncatedError
-from ckpttool.core.tree import Leaf, key
+from ckpttool.core import Checkpoint, CkpttoolError, FormatError, Leaf, TruncatedError, key, limits
 from ckpttool.encodings import protobuf
-from ckpttool.formats import tf_bundle, tf_saved_model, torch_zip
-from ckpttool.formats.common import Probe
-from ckpttool.formats.detect import open_checkpoint
+from ckpttool.formats import Probe, open_checkpoint, tf_bundle, tf_saved_model, torch_zip
 from tests.bundle_writer import bundle, field, graph, node, shape, variable, varint
 from tests.conftest import CORPUS, in_process
 from tests.tensorflow_child import run_each

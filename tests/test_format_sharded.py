@@ -14,11 +14,8 @@ from safetensors import torch as referee
 
 from ckpttool.commands.convert import convert
 from ckpttool.commands.digest import digest_checkpoint
-from ckpttool.core.errors import CkpttoolError, FormatError, TruncatedError, UsageError
-from ckpttool.core.tree import key
-from ckpttool.formats import safetensors
-from ckpttool.formats.common import Probe
-from ckpttool.formats.detect import open_checkpoint
+from ckpttool.core import CkpttoolError, FormatError, TruncatedError, UsageError, key
+from ckpttool.formats import Probe, open_checkpoint, safetensors
 from ckpttool.formats.safetensors import SHARDED_SAFETENSORS
 from tests.conftest import in_process, refused
 from tests.test_formats import FormatContract

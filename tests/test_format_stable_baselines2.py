@@ -18,12 +18,20 @@ import pytest
 
 from ckpttool.commands.digest import digest_checkpoint
 from ckpttool.commands.inspect import audit_notes
-from ckpttool.core.checkpoint import dangerous_calls
-from ckpttool.core.errors import CkpttoolError, FormatError, UnsupportedError
-from ckpttool.core.tree import Leaf, Record, ValueLeaf, attr, display, index, key
-from ckpttool.formats import sb3, torch_legacy
-from ckpttool.formats.common import Probe
-from ckpttool.formats.detect import open_checkpoint
+from ckpttool.core import (
+    CkpttoolError,
+    FormatError,
+    Leaf,
+    Record,
+    UnsupportedError,
+    ValueLeaf,
+    attr,
+    dangerous_calls,
+    display,
+    index,
+    key,
+)
+from ckpttool.formats import Probe, open_checkpoint, sb3, torch_legacy
 from ckpttool.formats.sb3 import STABLE_BASELINES2
 from ckpttool.formats.torch_legacy import PYTHON_PICKLE
 from tests.conftest import ROOT

@@ -15,13 +15,20 @@ import torch
 
 from ckpttool.commands.digest import digest_checkpoint
 from ckpttool.commands.inspect import audit_notes
-from ckpttool.core.errors import ChecksumError, FormatError, UnsupportedError
-from ckpttool.core.tree import Leaf, Record, ValueLeaf, attr, display, key
-from ckpttool.core.tree import Path as TreePath
+from ckpttool.core import (
+    ChecksumError,
+    FormatError,
+    Leaf,
+    Record,
+    UnsupportedError,
+    ValueLeaf,
+    attr,
+    display,
+    key,
+)
+from ckpttool.core import Path as TreePath
+from ckpttool.formats import Probe, open_checkpoint, torch_zip
 from ckpttool.formats import sb3 as stable_baselines2
-from ckpttool.formats import torch_zip
-from ckpttool.formats.common import Probe
-from ckpttool.formats.detect import open_checkpoint
 from tests import sb3_files as sb3
 from tests.conftest import ROOT, in_process
 from tests.pickles import ACTING, importable, stand_in

@@ -20,21 +20,22 @@ import cramjam
 import numpy as np
 import pytest
 
-from ckpttool.core import limits
-from ckpttool.core.checkpoint import Checkpoint
-from ckpttool.core.errors import (
+from ckpttool.core import (
     ChangedError,
+    Checkpoint,
     CkpttoolError,
+    Container,
     FormatError,
+    Leaf,
     LimitError,
     NotFoundError,
     TruncatedError,
     UnsupportedError,
     UsageError,
+    display,
+    limits,
 )
-from ckpttool.core.tree import Container, Leaf, display
-from ckpttool.formats import tf_bundle
-from ckpttool.formats.common import Probe
+from ckpttool.formats import Probe, tf_bundle
 
 W = runpy.run_path(str(Path(__file__).with_name("bundle_writer.py")))
 run = runpy.run_path(str(Path(__file__).with_name("tensorflow_child.py")))["run"]

@@ -15,21 +15,19 @@ import numpy as np
 import pytest
 
 from ckpttool.commands.digest import digest_checkpoint
-from ckpttool.core.checkpoint import Checkpoint
-from ckpttool.core.errors import (
+from ckpttool.core import (
     ChangedError,
+    Checkpoint,
     ChecksumError,
     CkpttoolError,
     FormatError,
+    Leaf,
     NotFoundError,
     TruncatedError,
     UnsupportedError,
     UsageError,
 )
-from ckpttool.core.tree import Leaf
-from ckpttool.formats import tf_bundle, tf_v1
-from ckpttool.formats.common import Probe
-from ckpttool.formats.detect import open_checkpoint
+from ckpttool.formats import Probe, open_checkpoint, tf_bundle, tf_v1
 from tests import v1_writer as v1
 from tests.tensorflow_child import run
 from tests.test_formats import FormatContract

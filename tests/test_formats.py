@@ -15,13 +15,8 @@ import pytest
 
 from ckpttool.commands.digest import digest_checkpoint
 from ckpttool.commands.save import save
-from ckpttool.core import plugins
-from ckpttool.core.checkpoint import Checkpoint
-from ckpttool.core.errors import ChangedError, CkpttoolError
-from ckpttool.core.tree import Leaf, Tree, key
-from ckpttool.formats import tf_bundle, torch_zip
-from ckpttool.formats.common import Probe
-from ckpttool.formats.detect import open_checkpoint
+from ckpttool.core import ChangedError, Checkpoint, CkpttoolError, Leaf, Tree, key, plugins
+from ckpttool.formats import Probe, open_checkpoint, tf_bundle, torch_zip
 from ckpttool.formats.torch_zip import PYTORCH_SET
 from tests.conftest import TF_SAMPLE, TORCH_SAMPLE
 from tests.test_layouts import fujimoto_set
@@ -177,7 +172,7 @@ class WritingContract(FormatContract):
 
 def test_an_archive_is_listed_once_to_find_its_format(monkeypatch: pytest.MonkeyPatch) -> None:
     from ckpttool.encodings import archives
-    from ckpttool.formats.detect import resolve
+    from ckpttool.formats import resolve
 
     listed, read = [], archives.read_zip
     monkeypatch.setattr(archives, "read_zip", lambda file, *more: listed.append(file) or read(file, *more))

@@ -15,17 +15,31 @@ from ckpttool.commands import general_conversion, options
 from ckpttool.commands.convert import convert
 from ckpttool.commands.digest import digest
 from ckpttool.commands.save import save
-from ckpttool.core import sidecar
-from ckpttool.core.errors import MappingError, UnsupportedError, UsageError
-from ckpttool.core.source import Inline
-from ckpttool.core.tree import Leaf, Tree, ValueLeaf, attr, display, index, key
-from ckpttool.formats import tf_bundle
-from ckpttool.formats.detect import open_checkpoint
-from ckpttool.formats.keras_h5 import place_tree
-from ckpttool.formats.tf_common import VariableInfo, count_adam_steps, tree_by_name
+from ckpttool.core import (
+    Inline,
+    Leaf,
+    MappingError,
+    Tree,
+    UnsupportedError,
+    UsageError,
+    ValueLeaf,
+    attr,
+    display,
+    index,
+    key,
+    sidecar,
+)
+from ckpttool.formats import (
+    VariableInfo,
+    count_adam_steps,
+    open_checkpoint,
+    place_tree,
+    tf_bundle,
+    tree_by_name,
+)
 from ckpttool.libraries import optimizers_read, tf_names
-from ckpttool.mapping import flattening
-from ckpttool.mapping.rules import KEEP, Move, Plan, apply_plan
+from ckpttool.mapping import Move, Plan, apply_plan, flattening
+from ckpttool.mapping.rules import KEEP
 from tests.conftest import ROOT, TF_SAMPLE, TORCH_SAMPLE, in_process, refused
 from tests.test_layouts import fujimoto_set
 from tests.trees import attributes, keys, torch_dense, torch_tree

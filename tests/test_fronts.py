@@ -15,9 +15,8 @@ from torch import nn
 
 from ckpttool.commands.evaluate import Protocol, choose_environment, prepare_agent
 from ckpttool.commands.restore import restore_agent
-from ckpttool.core import plugins
-from ckpttool.core.errors import EnvironmentMismatchError, UnsupportedError
-from ckpttool.evaluation.gymnasium_engine import EnvSpec
+from ckpttool.core import EnvironmentMismatchError, UnsupportedError, plugins
+from ckpttool.evaluation import EnvSpec
 from tests import sb3_files as sb3
 from tests.conftest import ckpttool, in_process
 

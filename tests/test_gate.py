@@ -28,11 +28,9 @@ import yaml
 from ckpttool.commands import check as candidates
 from ckpttool.commands.check import CheckResult, check
 from ckpttool.commands.doctor import diagnose
-from ckpttool.core import checkpoint, filesystem
-from ckpttool.core.source import File
+from ckpttool.core import File, checkpoint, filesystem
 from ckpttool.encodings import pickle_reader
-from ckpttool.formats import detect, keras_config, tf_saved_model
-from ckpttool.formats.common import Probe, find_pickle_format
+from ckpttool.formats import Probe, detect, find_pickle_format, keras_config, tf_saved_model
 from tests.bundle_writer import field
 from tests.conftest import ROOT, TORCH_SAMPLE, in_process
 from tests.hostile import crafted_onnx

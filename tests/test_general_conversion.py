@@ -17,10 +17,8 @@ import pytest
 from ckpttool.commands.convert import ConversionResult, convert
 from ckpttool.commands.digest import digest
 from ckpttool.commands.general_conversion import to_objects
-from ckpttool.core.errors import CkpttoolError, MappingError, UsageError
-from ckpttool.core.tree import Tree
-from ckpttool.formats.detect import open_checkpoint
-from ckpttool.formats.keras_config import KerasConfig, with_flattened
+from ckpttool.core import CkpttoolError, MappingError, Tree, UsageError
+from ckpttool.formats import KerasConfig, open_checkpoint, with_flattened
 from ckpttool.libraries import optimizers_write
 from tests import tensorflow_child
 
@@ -577,10 +575,10 @@ def test_optimizer_none_converts_the_networks_alone(tmp_path: Path, cls: str) ->
 
 
 def test_a_decay_beside_the_gradient_is_adams_alone() -> None:
-    from ckpttool.core.tree import Tree, ValueLeaf, attr, key
-    from ckpttool.libraries.optimizers_write import TorchOptimizerWriter
-    from ckpttool.libraries.schema import canonical_setting_path, canonical_slot_path
-    from ckpttool.mapping.rules import KEEP, Move
+    from ckpttool.core import Tree, ValueLeaf, attr, key
+    from ckpttool.libraries import TorchOptimizerWriter, canonical_setting_path, canonical_slot_path
+    from ckpttool.mapping import Move
+    from ckpttool.mapping.rules import KEEP
 
     weight = (attr("networks"), attr("w"))
     told = {"weight_decay": 0.5, "decoupled_weight_decay": True}

@@ -24,8 +24,8 @@ import pytest
 from benchmarks.gpu import __main__ as command
 from benchmarks.gpu import checks, contract, groups, limits, networks, parts, report, speed, start, transfers
 from benchmarks.gpu.parts import ABSENT, FAILED, MEASURED, PASSED, Check, Context, Part, run_part
-from ckpttool.core.errors import DeviceError
-from ckpttool.networks.network import Network
+from ckpttool.core import DeviceError
+from ckpttool.networks import Network
 from docs.blocks import DOCS, ROOT
 
 needs_torch = pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="torch is not installed")

@@ -10,8 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ckpttool.core.errors import CkpttoolError, FormatError, TruncatedError, UnsupportedError
-from ckpttool.core.source import File
+from ckpttool.core import CkpttoolError, File, FormatError, TruncatedError, UnsupportedError
 from ckpttool.formats import hdf5
 
 h5py = pytest.importorskip("h5py")

@@ -11,9 +11,7 @@ from typing import Any
 
 import pytest
 
-from ckpttool.core import limits
-from ckpttool.core.errors import FormatError, LimitError
-from ckpttool.core.source import File, Span
+from ckpttool.core import File, FormatError, LimitError, Span, limits
 from ckpttool.formats import hdf5
 
 TEXT = base64.b64encode((2).to_bytes(8, "little") + b"ab").decode()

@@ -9,20 +9,20 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from ckpttool.core.checkpoint import read_writable
-from ckpttool.core.errors import FormatError
-from ckpttool.core.source import (
+from ckpttool.core import (
     DeflatedSpan,
     File,
+    FormatError,
     Inline,
+    Leaf,
     Span,
     StoragePart,
     StridedView,
     as_array,
     combine_parts,
     gather_bytes,
+    read_writable,
 )
-from ckpttool.core.tree import Leaf
 from tests.conftest import ROOT
 
 

@@ -16,7 +16,7 @@ import pytest
 
 from ckpttool.cli import common
 from ckpttool.commands.save import save
-from ckpttool.core.text import clean
+from ckpttool.core import clean
 from tests.conftest import TORCH_SAMPLE, Terminal, in_process
 from tests.trees import torch_tree
 

@@ -24,11 +24,8 @@ from ckpttool.commands.inspect import (
     walk_modules,
 )
 from ckpttool.commands.save import save
-from ckpttool.core.source import Inline
-from ckpttool.core.text import shorten
-from ckpttool.core.tree import Container, Leaf, attr
-from ckpttool.formats import tf_common
-from ckpttool.formats.tf_common import CheckpointState
+from ckpttool.core import Container, Inline, Leaf, attr, shorten
+from ckpttool.formats import CheckpointState, tf_common
 from tests.conftest import TF_SAMPLE, TORCH_SAMPLE, in_process, refused
 from tests.trees import torch_tree
 
@@ -46,8 +43,7 @@ def rows(*named: tuple[str, tuple[int, ...], dict[str, object]]) -> list[TensorR
 
 def listing(tensors: list[TensorRow], containers: dict[str, Container] | None = None) -> CheckpointSummary:
     """A listing of these tensors, as `summary` would return it."""
-    from ckpttool.core.checkpoint import Checkpoint
-    from ckpttool.core.tree import Tree
+    from ckpttool.core import Checkpoint, Tree
 
     held = {tuple(map(attr, path.split("/"))): c for path, c in (containers or {}).items()}
     modules = group_by_module([(row.path, row) for row in tensors], held)

@@ -11,11 +11,9 @@ import numpy as np
 import pytest
 
 from ckpttool.commands.digest import digest_checkpoint
-from ckpttool.core.tree import Container, Leaf, Tree, attr, display
-from ckpttool.core.tree import Path as TreePath
-from ckpttool.formats import keras_h5
-from ckpttool.formats.detect import open_checkpoint
-from ckpttool.formats.keras_config import layer_variables
+from ckpttool.core import Container, Leaf, Tree, attr, display
+from ckpttool.core import Path as TreePath
+from ckpttool.formats import keras_h5, layer_variables, open_checkpoint
 from tests import tensorflow_child
 from tests.conftest import in_process
 from tests.keras_referee import assert_slots, sha256

@@ -9,13 +9,16 @@ import h5py
 import numpy as np
 import pytest
 
-from ckpttool.core.source import Inline
-from ckpttool.core.tree import Path as LeafPath
-from ckpttool.core.tree import attr, display
-from ckpttool.formats.detect import open_checkpoint
-from ckpttool.formats.hdf5 import Hdf5Dataset
-from ckpttool.formats.keras_config import KerasConfig
-from ckpttool.formats.keras_tree import TrainedVariable, named_leaves, order_from_slots
+from ckpttool.core import Inline, attr, display
+from ckpttool.core import Path as LeafPath
+from ckpttool.formats import (
+    Hdf5Dataset,
+    KerasConfig,
+    TrainedVariable,
+    named_leaves,
+    open_checkpoint,
+    order_from_slots,
+)
 
 WEIGHTS = {"dense_1": {"kernel": (3, 5), "bias": (5,)}, "dense_2": {"kernel": (5, 2), "bias": (2,)}}
 SHAPES = [shape for layer in WEIGHTS.values() for shape in layer.values()]

@@ -11,14 +11,10 @@ from hypothesis import strategies as st
 
 from ckpttool.commands import restore
 from ckpttool.commands.restore import select_network_leaves
-from ckpttool.core.sidecar import Sidecar
-from ckpttool.core.source import Inline
-from ckpttool.core.tree import Leaf, Tree, attr
-from ckpttool.libraries.recognize import recognize_tree
-from ckpttool.libraries.schema import AgentMetadata, ObservationNormalizer
-from ckpttool.networks import numpy_backend
-from ckpttool.networks.build import HEADS, NetworkSettings, policy_network, value_network
-from ckpttool.networks.network import Affine, Clip
+from ckpttool.core import Inline, Leaf, Sidecar, Tree, attr
+from ckpttool.libraries import AgentMetadata, ObservationNormalizer, recognize_tree
+from ckpttool.networks import Affine, Clip, NetworkSettings, numpy_backend, policy_network, value_network
+from ckpttool.networks.build import HEADS
 from tests.test_layouts import gaussian_agent, torch_agent
 from tests.trees import leaf, torch_tree
 

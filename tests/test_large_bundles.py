@@ -13,8 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 
-from ckpttool.core.source import Inline
-from ckpttool.core.tree import Leaf, Tree, attr
+from ckpttool.core import Inline, Leaf, Tree, attr
 from ckpttool.formats import tf_bundle
 
 run = runpy.run_path(str(Path(__file__).with_name("tensorflow_child.py")))["run"]

@@ -11,10 +11,8 @@ import pytest
 
 from ckpttool.commands.convert import convert
 from ckpttool.commands.digest import digest
-from ckpttool.core.source import File, Span
-from ckpttool.core.tree import Leaf
-from ckpttool.mapping import flattening, layer_kinds, layers
-from ckpttool.mapping.rules import apply_plan
+from ckpttool.core import File, Leaf, Span
+from ckpttool.mapping import apply_plan, flattening, layer_kinds, layers
 from tests import keras_layers, tensorflow_child
 from tests.keras_layers import LAYERS
 from tests.trees import tensorflow_tree

@@ -14,11 +14,9 @@ from hypothesis import strategies as st
 from ckpttool.commands.convert import convert
 from ckpttool.commands.options import parse_layer_options
 from ckpttool.commands.save import save
-from ckpttool.core.errors import MappingError, UsageError
-from ckpttool.core.tree import Alias, Container, Leaf, Tree, display, key
-from ckpttool.mapping import flattening
-from ckpttool.mapping.layers import COMPOSED, KINDS, convert_layer, find_layers
-from ckpttool.mapping.rules import Move, Plan, apply_plan
+from ckpttool.core import Alias, Container, Leaf, MappingError, Tree, UsageError, display, key
+from ckpttool.mapping import Move, Plan, apply_plan, convert_layer, find_layers, flattening
+from ckpttool.mapping.layers import COMPOSED, KINDS
 from tests.conftest import in_process
 from tests.trees import attributes, keys, tensorflow_tree, torch_tree
 

@@ -9,10 +9,9 @@ import numpy as np
 import pytest
 
 from ckpttool.commands.restore import canonical_tree
-from ckpttool.core.tree import Leaf, Tree, display
-from ckpttool.formats.detect import open_checkpoint
-from ckpttool.libraries import acme, td3
-from ckpttool.libraries.recognize import recognize_tree
+from ckpttool.core import Leaf, Tree, display
+from ckpttool.formats import open_checkpoint
+from ckpttool.libraries import acme, recognize_tree, td3
 from tests.restored import HIGH, LOW, actions, chosen, observations, q_values, recognised, same, without_a_way
 from tests.tensorflow_agents import Arrays, layers, run, tensorflow_tree, written
 from tests.test_layouts import LayoutContract

@@ -10,9 +10,9 @@ import pytest
 
 from ckpttool.commands.convert import convert
 from ckpttool.commands.restore import restore_agent
-from ckpttool.core.errors import MappingError, NotACheckpointError, UnsupportedError
-from ckpttool.formats.detect import open_checkpoint
-from ckpttool.libraries.schema import AgentMetadata, matches_action_map
+from ckpttool.core import MappingError, NotACheckpointError, UnsupportedError
+from ckpttool.formats import open_checkpoint
+from ckpttool.libraries import AgentMetadata, matches_action_map
 from tests.conftest import TORCH_SAMPLE
 from tests.restored import HIGH, LOW, actions, chosen, observations, q_values, recognised, same, without_a_way
 from tests.trees import tensorflow_tree

@@ -13,14 +13,10 @@ import torch
 from torch import nn
 
 from ckpttool.commands.restore import canonical_tree, restore_agent
-from ckpttool.core.errors import UnsupportedError, UsageError
-from ckpttool.core.tree import Tree, display
-from ckpttool.formats.detect import open_checkpoint
-from ckpttool.libraries import d3rlpy
-from ckpttool.libraries.recognize import recognize_tree
-from ckpttool.libraries.schema import RecognizedAgent
-from ckpttool.libraries.td3 import plan_torch
-from ckpttool.mapping.rules import apply_plan
+from ckpttool.core import Tree, UnsupportedError, UsageError, display
+from ckpttool.formats import open_checkpoint
+from ckpttool.libraries import RecognizedAgent, d3rlpy, plan_torch, recognize_tree
+from ckpttool.mapping import apply_plan
 from tests.test_format_d3rlpy import archive, written
 from tests.test_layouts import LayoutContract, networks, same
 from tests.torch_agents import actions, adam, close, observations, saved, seen, values

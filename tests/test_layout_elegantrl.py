@@ -10,11 +10,10 @@ import torch
 from torch import nn
 
 from ckpttool.commands.restore import canonical_tree, restore_agent
-from ckpttool.core.errors import UnsupportedError
+from ckpttool.core import Leaf, UnsupportedError, attr, display
 from ckpttool.core.sidecar import NO_BOUNDS
-from ckpttool.core.tree import Leaf, attr, display
-from ckpttool.formats.detect import open_checkpoint
-from ckpttool.libraries.recognize import recognize_tree
+from ckpttool.formats import open_checkpoint
+from ckpttool.libraries import recognize_tree
 from tests.pickles import importable
 from tests.torch_agents import actions, close, mlp, observations, saved, seen
 

@@ -12,13 +12,11 @@ from torch import nn
 
 from ckpttool.commands.restore import canonical_tree, restore_agent
 from ckpttool.commands.verify import verify
-from ckpttool.core.errors import UnsupportedError
+from ckpttool.core import UnsupportedError, display
 from ckpttool.core.sidecar import NO_BOUNDS
-from ckpttool.core.tree import display
-from ckpttool.formats.detect import open_checkpoint
-from ckpttool.libraries import td3
-from ckpttool.libraries.recognize import recognize_tree
-from ckpttool.mapping.rules import apply_plan
+from ckpttool.formats import open_checkpoint
+from ckpttool.libraries import recognize_tree, td3
+from ckpttool.mapping import apply_plan
 from tests.test_layouts import same
 from tests.torch_agents import actions, close, mlp, observations, saved, seen, values
 

@@ -15,9 +15,15 @@ import pytest
 from ckpttool.commands.convert import convert
 from ckpttool.commands.network_outputs import ActionBounds, derive_network_settings
 from ckpttool.commands.restore import canonical_tree, restore_agent
-from ckpttool.core.errors import MappingError, NotACheckpointError, TargetExistsError, UnsupportedError
-from ckpttool.core.tree import attr, display
-from ckpttool.formats.detect import open_checkpoint
+from ckpttool.core import (
+    MappingError,
+    NotACheckpointError,
+    TargetExistsError,
+    UnsupportedError,
+    attr,
+    display,
+)
+from ckpttool.formats import open_checkpoint
 from tests.conftest import TORCH_SAMPLE, in_process
 from tests.restored import actions, chosen, observations, q_values, recognised, same, without_a_way
 

@@ -11,12 +11,10 @@ from ckpttool.commands.convert import convert
 from ckpttool.commands.digest import digest
 from ckpttool.commands.evaluate import Protocol, evaluate
 from ckpttool.commands.restore import restore_agent
-from ckpttool.core.errors import NotFoundError, UnsupportedError
-from ckpttool.formats import keras_h5
-from ckpttool.formats.common import Probe
-from ckpttool.formats.detect import open_checkpoint
+from ckpttool.core import NotFoundError, UnsupportedError
+from ckpttool.formats import Probe, keras_h5, open_checkpoint
 from ckpttool.formats.keras_h5 import KERAS_RL
-from ckpttool.libraries.recognize import recognize_tree
+from ckpttool.libraries import recognize_tree
 from tests import restored
 from tests.conftest import CORPUS
 from tests.restored import observations, q_values, recognised, same, without_a_way

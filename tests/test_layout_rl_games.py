@@ -14,9 +14,8 @@ import pytest
 
 from ckpttool.commands.evidence import NO_FACTS, AgentFacts
 from ckpttool.commands.restore import restore_agent
-from ckpttool.core.errors import UnsupportedError
-from ckpttool.networks import numpy_backend
-from ckpttool.networks.build import policy_network
+from ckpttool.core import UnsupportedError
+from ckpttool.networks import numpy_backend, policy_network
 from tests.restored import observations, same, wiring
 
 torch = pytest.importorskip("torch")

@@ -8,11 +8,9 @@ import numpy as np
 import pytest
 
 from ckpttool.commands.restore import canonical_tree, restore_agent
-from ckpttool.core.errors import UnsupportedError
-from ckpttool.core.tree import Tree, display
+from ckpttool.core import Tree, UnsupportedError, display
 from ckpttool.formats import tf_bundle
-from ckpttool.libraries import rlgraph
-from ckpttool.libraries.recognize import recognize_tree
+from ckpttool.libraries import recognize_tree, rlgraph
 from tests.restored import (
     HIGH,
     LOW,

@@ -16,11 +16,9 @@ from ckpttool.commands.convert import convert
 from ckpttool.commands.digest import digest
 from ckpttool.commands.evidence import AgentFacts
 from ckpttool.commands.restore import restore_agent
-from ckpttool.core import sidecar
-from ckpttool.core.tree import Tree
-from ckpttool.formats.detect import open_checkpoint
-from ckpttool.libraries import rllib
-from ckpttool.libraries.recognize import recognize_tree
+from ckpttool.core import Tree, sidecar
+from ckpttool.formats import open_checkpoint
+from ckpttool.libraries import recognize_tree, rllib
 from tests.restored import HIGH, LOW, actions, bound, observations, played, recognised, same
 from tests.test_layouts import LayoutContract, torch_tree
 from tests.trees import torch_dense

@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ckpttool.core.sidecar import NO_BOUNDS, NO_ENVIRONMENT, unknown_fact
-from ckpttool.core.tree import Tree
-from ckpttool.libraries.recognize import recognize_tree
+from ckpttool.core import Tree, unknown_fact
+from ckpttool.core.sidecar import NO_BOUNDS, NO_ENVIRONMENT
+from ckpttool.libraries import recognize_tree
 from tests.restored import bound, played
 from tests.test_layouts import LayoutContract
 from tests.trees import torch_dense, torch_tree

@@ -11,11 +11,10 @@ import torch
 from torch import nn
 
 from ckpttool.commands.restore import restore_agent
-from ckpttool.core.errors import UnsupportedError
+from ckpttool.core import UnsupportedError, display
 from ckpttool.core.sidecar import NO_ACTIVATIONS
-from ckpttool.core.tree import display
-from ckpttool.formats.detect import open_checkpoint
-from ckpttool.libraries.recognize import recognize_tree
+from ckpttool.formats import open_checkpoint
+from ckpttool.libraries import recognize_tree
 from tests.torch_agents import actions, adam, close, mlp, observations, opened, saved, seen, values
 
 OBS, PRIVILEGED, ACT = 6, 9, 3

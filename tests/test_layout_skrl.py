@@ -11,9 +11,9 @@ import torch
 from torch import nn
 
 from ckpttool.commands.restore import restore_agent
-from ckpttool.core.tree import Tree
-from ckpttool.formats.detect import open_checkpoint
-from ckpttool.libraries.recognize import recognize_tree
+from ckpttool.core import Tree
+from ckpttool.formats import open_checkpoint
+from ckpttool.libraries import recognize_tree
 from tests.test_layouts import LayoutContract, networks
 from tests.torch_agents import actions, adam, close, mlp, observations, saved, seen, values
 

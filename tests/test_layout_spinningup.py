@@ -14,10 +14,9 @@ import pytest
 
 from ckpttool.commands.convert import convert
 from ckpttool.commands.restore import canonical_tree, restore_agent
-from ckpttool.core.errors import UnsupportedError
+from ckpttool.core import UnsupportedError, display
 from ckpttool.core.sidecar import NO_BOUNDS
-from ckpttool.core.tree import display
-from ckpttool.formats.detect import open_checkpoint
+from ckpttool.formats import open_checkpoint
 from ckpttool.libraries import spinningup
 from tests.restored import actions, chosen, observations, q_values, recognised, same, without_a_way
 from tests.trees import dense, tensorflow_tree

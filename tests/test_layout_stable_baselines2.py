@@ -14,12 +14,10 @@ from ckpttool.commands.convert import convert
 from ckpttool.commands.digest import digest_checkpoint
 from ckpttool.commands.network_outputs import ActionBounds, derive_network_settings
 from ckpttool.commands.restore import Agent, canonical_tree, restore_agent
-from ckpttool.core import plugins
-from ckpttool.core.errors import UnsupportedError
-from ckpttool.core.tree import Tree, display
-from ckpttool.formats.detect import open_checkpoint
-from ckpttool.libraries.recognize import recognize_tree
-from ckpttool.networks.build import policy_network, q_network
+from ckpttool.core import Tree, UnsupportedError, display, plugins
+from ckpttool.formats import open_checkpoint
+from ckpttool.libraries import recognize_tree
+from ckpttool.networks import policy_network, q_network
 from tests import sb3_files
 from tests import test_format_stable_baselines2 as sb2
 from tests.conftest import ROOT

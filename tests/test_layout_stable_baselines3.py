@@ -18,17 +18,13 @@ from ckpttool.commands.convert import convert
 from ckpttool.commands.network_outputs import ActionBounds, derive_network_settings
 from ckpttool.commands.options import parse_target_kind
 from ckpttool.commands.restore import Agent, canonical_tree, read_verified_sidecar, restore_agent, with_names
-from ckpttool.core import plugins
-from ckpttool.core.errors import CkpttoolError, FormatError, UnsupportedError
-from ckpttool.core.tree import Leaf, Tree, display
-from ckpttool.formats import common
+from ckpttool.core import CkpttoolError, FormatError, Leaf, Tree, UnsupportedError, display, plugins
+from ckpttool.formats import common, open_checkpoint
 from ckpttool.formats import sb3 as write
-from ckpttool.formats.detect import open_checkpoint
+from ckpttool.libraries import recognize_tree, schema
 from ckpttool.libraries import sb3 as stable_baselines3
-from ckpttool.libraries import schema
-from ckpttool.libraries.recognize import recognize_tree
-from ckpttool.mapping.rules import apply_plan
-from ckpttool.networks.build import policy_network
+from ckpttool.mapping import apply_plan
+from ckpttool.networks import policy_network
 from tests import sb3_files as sb3
 from tests import warm_sb3
 from tests.conftest import ROOT, in_process

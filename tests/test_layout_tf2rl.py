@@ -11,13 +11,10 @@ import pytest
 
 from ckpttool.commands.evaluate import Protocol, evaluate
 from ckpttool.commands.restore import canonical_tree, restore_agent
-from ckpttool.core.errors import UsageError
-from ckpttool.core.tree import Leaf, Tree, display
-from ckpttool.libraries import td3, tf2rl
-from ckpttool.libraries.recognize import recognize_tree
-from ckpttool.mapping.rules import apply_plan
-from ckpttool.networks import numpy_backend
-from ckpttool.networks.build import NetworkSettings, policy_network
+from ckpttool.core import Leaf, Tree, UsageError, display
+from ckpttool.libraries import recognize_tree, td3, tf2rl
+from ckpttool.mapping import apply_plan
+from ckpttool.networks import NetworkSettings, numpy_backend, policy_network
 from tests.conftest import TF_SAMPLE
 from tests.restored import observations, same
 from tests.test_layouts import LayoutContract
@@ -121,7 +118,7 @@ def test_two_optimizers_of_the_critics_become_one() -> None:
 
 
 def test_optimizers_that_differ_are_not_made_one() -> None:
-    from ckpttool.core.errors import MappingError
+    from ckpttool.core import MappingError
 
     with pytest.raises(MappingError, match="one number"):
         agent_of(with_optimizers(sac(NEW), {"qf1": 5, "qf2": 6}))

@@ -8,14 +8,11 @@ import numpy as np
 import pytest
 
 from ckpttool.commands.restore import canonical_tree, restore_agent
-from ckpttool.core.errors import FormatError, UnsupportedError
+from ckpttool.core import Alias, FormatError, Leaf, Tree, UnsupportedError, display
 from ckpttool.core.sidecar import NO_ACTIVATIONS, NO_BOUNDS, NO_STATISTICS
-from ckpttool.core.tree import Alias, Leaf, Tree, display
-from ckpttool.formats import common, tf_common
-from ckpttool.formats.detect import open_checkpoint
-from ckpttool.libraries.recognize import recognize_tree
-from ckpttool.libraries.td3 import plan_torch
-from ckpttool.mapping.rules import apply_plan
+from ckpttool.formats import common, open_checkpoint, tf_common
+from ckpttool.libraries import plan_torch, recognize_tree
+from ckpttool.mapping import apply_plan
 from tests import warm
 from tests.restored import HIGH, LOW, actions, chosen, observations, q_values, recognised, same, without_a_way
 from tests.tensorflow_agents import Arrays, aliased, layers, optimized, run, tensorflow_tree, written

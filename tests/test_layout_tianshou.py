@@ -10,9 +10,8 @@ import pytest
 
 from ckpttool.commands.convert import convert
 from ckpttool.commands.restore import restore_agent
-from ckpttool.core.errors import UnsupportedError
-from ckpttool.core.tree import Tree
-from ckpttool.formats.detect import open_checkpoint
+from ckpttool.core import Tree, UnsupportedError
+from ckpttool.formats import open_checkpoint
 from tests.restored import HIGH, LOW, actions, chosen, observations, q_values, recognised, same, without_a_way
 from tests.test_layouts import LayoutContract
 

@@ -10,15 +10,12 @@ import numpy as np
 import pytest
 
 from ckpttool.commands.restore import canonical_tree
-from ckpttool.core.errors import MappingError, UsageError
-from ckpttool.core.tree import Leaf, Tree, ValueLeaf, display
-from ckpttool.formats import tf_bundle
-from ckpttool.formats.detect import open_checkpoint
-from ckpttool.libraries import td3
-from ckpttool.libraries.recognize import recognize_tree
-from ckpttool.libraries.schema import ALL_OPTIMIZED, RecognizedAgent, add_targets
+from ckpttool.core import Leaf, MappingError, Tree, UsageError, ValueLeaf, display
+from ckpttool.formats import open_checkpoint, tf_bundle
+from ckpttool.libraries import RecognizedAgent, add_targets, recognize_tree, td3
+from ckpttool.libraries.schema import ALL_OPTIMIZED
 from ckpttool.libraries.td3 import TF, TORCH
-from ckpttool.mapping.rules import apply_plan
+from ckpttool.mapping import apply_plan
 from tests.conftest import TF_SAMPLE, TORCH_SAMPLE
 from tests.library_rows import require_no_difference
 from tests.trees import attributes, dense, keys, leaf, tensorflow_tree, torch_dense, torch_tree
@@ -394,7 +391,7 @@ def test_an_unknown_tensor_is_left_unmapped() -> None:
 
 
 def test_a_network_that_shares_its_tensors_is_found_by_their_other_names() -> None:
-    from ckpttool.core.tree import Alias
+    from ckpttool.core import Alias
 
     tree = tf_agent({})
     aliases = {path: (Alias(attributes(tree.names[path].replace("actor", "actor_target"))),) for path in tree}

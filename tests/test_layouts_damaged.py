@@ -12,10 +12,8 @@ import pytest
 
 from ckpttool.commands import restore
 from ckpttool.commands.restore import select_network_leaves
-from ckpttool.core.errors import CkpttoolError
-from ckpttool.core.source import Inline
-from ckpttool.core.tree import Leaf, Tree, ValueLeaf
-from ckpttool.formats.detect import open_checkpoint
+from ckpttool.core import CkpttoolError, Inline, Leaf, Tree, ValueLeaf
+from ckpttool.formats import open_checkpoint
 from ckpttool.libraries import d3rlpy, elegantrl, rsl_rl, skrl
 from ckpttool.libraries.td3 import FASTTD3
 from tests import test_layout_d3rlpy as d3

@@ -17,10 +17,16 @@ import pytest
 from ckpttool.commands.convert import convert
 from ckpttool.commands.digest import digest_checkpoint
 from ckpttool.commands.restore import restore_agent
-from ckpttool.core.atomic_write import Output, write_atomically
-from ckpttool.core.errors import TargetExistsError, UnsupportedError, UsageError
-from ckpttool.core.sidecar import Sidecar, sidecar_path
-from ckpttool.formats.detect import open_checkpoint
+from ckpttool.core import (
+    Output,
+    Sidecar,
+    TargetExistsError,
+    UnsupportedError,
+    UsageError,
+    sidecar_path,
+    write_atomically,
+)
+from ckpttool.formats import open_checkpoint
 from tests import test_layout_stable_baselines2 as sb2
 from tests.pickles import importable, stand_in
 

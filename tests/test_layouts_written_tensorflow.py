@@ -14,9 +14,8 @@ import pytest
 
 from ckpttool.commands.convert import ConversionResult, convert
 from ckpttool.commands.digest import digest_checkpoint
-from ckpttool.core.errors import UnsupportedError
-from ckpttool.core.sidecar import Sidecar, sidecar_path
-from ckpttool.formats.detect import open_checkpoint
+from ckpttool.core import Sidecar, UnsupportedError, sidecar_path
+from ckpttool.formats import open_checkpoint
 
 OBS, ACT, LOW, HIGH = 3, 2, (-2.0, -2.0), (2.0, 2.0)
 SIZES = (16, 8)

@@ -22,11 +22,16 @@ from ckpttool.commands.evidence import AgentFacts
 from ckpttool.commands.export_onnx import export
 from ckpttool.commands.network_outputs import ActionBounds, derive_network_settings
 from ckpttool.commands.restore import restore_agent
-from ckpttool.core import sidecar
-from ckpttool.core.errors import CkpttoolError, TargetExistsError, UnsupportedError, UsageError
-from ckpttool.core.sidecar import LedgerEntry, Sidecar
-from ckpttool.formats import sb3
-from ckpttool.formats.detect import open_checkpoint
+from ckpttool.core import (
+    CkpttoolError,
+    LedgerEntry,
+    Sidecar,
+    TargetExistsError,
+    UnsupportedError,
+    UsageError,
+    sidecar,
+)
+from ckpttool.formats import open_checkpoint, sb3
 from ckpttool.networks import numpy_backend
 from tests import restored, sb3_files, schemas, warm_sb3
 from tests.conftest import TF_SAMPLE, TORCH_SAMPLE, in_process

@@ -11,13 +11,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from ckpttool.core import plugins
-from ckpttool.core.checkpoint import Checkpoint
-from ckpttool.core.errors import CkpttoolError
-from ckpttool.core.plugins import Plugin
-from ckpttool.core.tree import display
-from ckpttool.formats.detect import open_checkpoint
-from ckpttool.libraries.recognize import may_recognize
+from ckpttool.core import Checkpoint, CkpttoolError, Plugin, display, plugins
+from ckpttool.formats import open_checkpoint
+from ckpttool.libraries import may_recognize
 from tests.conftest import CORPUS, ROOT, TF_SAMPLE, TORCH_SAMPLE
 from tests.library_rows import recognised, require_no_difference
 from tests.test_layouts import torch_agent

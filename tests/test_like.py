@@ -15,11 +15,8 @@ import pytest
 
 from ckpttool.commands import load_into
 from ckpttool.commands.convert import ConversionResult, convert
-from ckpttool.core import sidecar
-from ckpttool.core.errors import CkpttoolError, MappingError, UsageError
-from ckpttool.networks import model_child, worker
-from ckpttool.networks.model_child import CallLog
-from ckpttool.networks.worker import ModelSpec
+from ckpttool.core import CkpttoolError, MappingError, UsageError, sidecar
+from ckpttool.networks import CallLog, ModelSpec, model_child, worker
 from tests import tensorflow_child
 from tests.conftest import ROOT, refused
 from tests.conftest import in_process as run
@@ -632,7 +629,7 @@ def test_an_attention_of_own_layers_goes_to_keras_where_the_kind_is_given(tmp_pa
     import like_small
 
     from ckpttool.commands.convert import convert
-    from ckpttool.formats.detect import open_checkpoint
+    from ckpttool.formats import open_checkpoint
 
     found = {}
     for name in ATTENTIONS:

@@ -9,9 +9,7 @@ from dataclasses import FrozenInstanceError, fields, replace
 
 import pytest
 
-from ckpttool.core import limits
-from ckpttool.core.atomic_write import WorkerThread
-from ckpttool.core.errors import CkpttoolError, LimitError, UsageError
+from ckpttool.core import CkpttoolError, LimitError, UsageError, WorkerThread, limits
 from tests.conftest import in_process, refused
 
 

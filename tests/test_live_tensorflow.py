@@ -9,12 +9,13 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from ckpttool.formats.detect import open_checkpoint
-from ckpttool.networks import live_trees
-from ckpttool.networks.live import audit, compare_names
-from ckpttool.networks.live_trees import (
+from ckpttool.formats import open_checkpoint
+from ckpttool.networks import (
     LiveWalk,
+    audit,
+    compare_names,
     flatten_with_path,
+    live_trees,
     object_graph,
     submodules,
     tensor_identity,

@@ -16,11 +16,21 @@ from hypothesis import strategies as st
 
 import ckpttool
 from ckpttool.commands.digest import digest_checkpoint
-from ckpttool.core.checkpoint import Checkpoint
-from ckpttool.core.errors import MappingError, UnsupportedError, UsageError
-from ckpttool.core.tree import Leaf, PathStep, Tree, ValueLeaf, attr, display, index, key
-from ckpttool.networks.live import audit, compare_names, copy_values
-from ckpttool.networks.live_trees import flatten_with_path, state_dict, submodules
+from ckpttool.core import (
+    Checkpoint,
+    Leaf,
+    MappingError,
+    PathStep,
+    Tree,
+    UnsupportedError,
+    UsageError,
+    ValueLeaf,
+    attr,
+    display,
+    index,
+    key,
+)
+from ckpttool.networks import audit, compare_names, copy_values, flatten_with_path, state_dict, submodules
 from tests.conftest import ROOT
 
 torch = pytest.importorskip("torch")

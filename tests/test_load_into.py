@@ -13,8 +13,8 @@ import pytest
 import ckpttool
 from ckpttool.commands import load_into
 from ckpttool.commands.convert import convert
-from ckpttool.core.errors import MappingError, NotFoundError, UnsupportedError, UsageError
-from ckpttool.networks.worker import ModelSpec
+from ckpttool.core import MappingError, NotFoundError, UnsupportedError, UsageError
+from ckpttool.networks import ModelSpec
 from tests import like_torch, load_into_keras, tensorflow_child, warm
 from tests.conftest import ROOT, TF_SAMPLE, TORCH_SAMPLE, in_process
 from tests.model_pairs import programs

@@ -16,7 +16,7 @@ from torch import nn
 
 from ckpttool.commands.options import TARGETS
 from ckpttool.commands.save import format_loading_code
-from ckpttool.core.tree import Tree
+from ckpttool.core import Tree
 from tests import tensorflow_child
 from tests.conftest import ROOT, in_process
 

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from ckpttool.core.tree import Alias, Container, Record, Tree, ValueLeaf, attr, index, key
-from ckpttool.mapping.rules import apply_plan
-from ckpttool.mapping.wrappers import plan_state_dicts
+from ckpttool.core import Alias, Container, Record, Tree, ValueLeaf, attr, index, key
+from ckpttool.mapping import apply_plan, plan_state_dicts
 from tests.trees import leaf
 
 NET, ONE = Container("record", "gone.Net"), np.ones(2, np.float32)

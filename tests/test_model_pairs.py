@@ -8,10 +8,9 @@ import numpy as np
 import pytest
 
 from ckpttool.commands.options import parse_layer_options
-from ckpttool.core.activations import ActivationTracker, AxisOrder, framework_order
-from ckpttool.core.errors import UsageError
-from ckpttool.mapping.rules import BlockOrder, ChannelOrder, parse_rule
-from ckpttool.networks.tracing import Trace
+from ckpttool.core import ActivationTracker, AxisOrder, UsageError, framework_order
+from ckpttool.mapping import BlockOrder, ChannelOrder, parse_rule
+from ckpttool.networks import Trace
 from tests.model_pairs import harness, peers, programs
 
 SAMPLE = ("cnn2d_first", "residual_decoder")

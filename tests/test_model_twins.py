@@ -10,8 +10,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from ckpttool.mapping.solver import PLACE, LayerCandidate, add_call_places, solve
-from ckpttool.networks.model_child import probe_module
+from ckpttool.mapping import LayerCandidate, add_call_places, solve
+from ckpttool.mapping.solver import PLACE
+from ckpttool.networks import probe_module
 from tests.model_pairs import twins
 
 ROOT = Path(__file__).parents[1]

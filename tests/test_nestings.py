@@ -11,10 +11,9 @@ import pytest
 
 from ckpttool.commands.convert import convert
 from ckpttool.commands.restore import restore_agent
-from ckpttool.core.tree import Leaf, Tree
-from ckpttool.formats.detect import open_checkpoint
-from ckpttool.networks import numpy_backend
-from ckpttool.networks.build import NetworkSettings, policy_network, q_network
+from ckpttool.core import Leaf, Tree
+from ckpttool.formats import open_checkpoint
+from ckpttool.networks import NetworkSettings, numpy_backend, policy_network, q_network
 
 OBS, ACT = 5, 2
 WIRING = NetworkSettings(("relu",), "tanh", 1e-3, (-1.0,) * ACT, (1.0,) * ACT)

@@ -8,9 +8,8 @@ import json
 import numpy as np
 import pytest
 
-from ckpttool.core.errors import EnvironmentMismatchError, FormatError, UnsupportedError, UsageError
-from ckpttool.networks import network
-from ckpttool.networks.network import (
+from ckpttool.core import EnvironmentMismatchError, FormatError, UnsupportedError, UsageError
+from ckpttool.networks import (
     Activation,
     Affine,
     Clip,
@@ -23,6 +22,7 @@ from ckpttool.networks.network import (
     Node,
     StateSlot,
     dtype_of,
+    network,
     network_arrays,
     value_shapes,
 )

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ckpttool.core.tree import Tree
+from ckpttool.core import Tree
 from docs.blocks import DOCS, blocks
 from docs.screens import Folder
 from tests.conftest import ROOT

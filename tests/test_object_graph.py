@@ -13,13 +13,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ckpttool.core.errors import FormatError
-from ckpttool.core.source import Inline
-from ckpttool.core.tree import Path as TreePath
-from ckpttool.core.tree import Tree
-from ckpttool.formats import tf_bundle, tf_object_graph
-from ckpttool.formats.tf_bundle import tree_from_graph
-from ckpttool.formats.tf_common import VariableInfo
+from ckpttool.core import FormatError, Inline, Tree
+from ckpttool.core import Path as TreePath
+from ckpttool.formats import VariableInfo, tf_bundle, tf_object_graph, tree_from_graph
 
 W = runpy.run_path(str(Path(__file__).with_name("bundle_writer.py")))
 run = runpy.run_path(str(Path(__file__).with_name("tensorflow_child.py")))["run"]

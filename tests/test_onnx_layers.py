@@ -12,9 +12,8 @@ from torch import nn
 
 from ckpttool.commands.convert import ConversionResult, convert
 from ckpttool.commands.restore import restore_agent
-from ckpttool.core.errors import CkpttoolError, UsageError
-from ckpttool.core.tree import Leaf, display
-from ckpttool.formats.detect import open_checkpoint
+from ckpttool.core import CkpttoolError, Leaf, UsageError, display
+from ckpttool.formats import open_checkpoint
 from tests.test_onnx_policies import NORMALISED, Policy, actions_of, exported, mlp
 
 onnx = pytest.importorskip("onnx", reason="the extra `onnx` makes the models")

@@ -13,9 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ckpttool.commands.network_outputs import make_observations
-from ckpttool.networks import numpy_backend
-from ckpttool.networks.build import HEADS
-from ckpttool.networks.network import (
+from ckpttool.networks import (
     Activation,
     ActivationName,
     Affine,
@@ -25,7 +23,9 @@ from ckpttool.networks.network import (
     LayerNorm,
     Network,
     Node,
+    numpy_backend,
 )
+from ckpttool.networks.build import HEADS
 from tests.test_network import EVERY_KIND, chain
 
 onnx = pytest.importorskip("onnx")

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from ckpttool.commands.restore import restore_agent
-from ckpttool.core.errors import CkpttoolError, UnsupportedError
+from ckpttool.core import CkpttoolError, UnsupportedError
 from tests.test_onnx_policies import onnx, runs_as_onnxruntime
 
 N = onnx.helper.make_node

@@ -16,9 +16,8 @@ from ckpttool.commands.evidence import AgentFacts
 from ckpttool.commands.export_onnx import export
 from ckpttool.commands.network_outputs import ActionBounds, build_part_network, derive_network_settings
 from ckpttool.commands.restore import Agent, restore_agent
-from ckpttool.core.errors import ChecksumError, CkpttoolError, UnsupportedError, UsageError
-from ckpttool.networks import numpy_backend
-from ckpttool.networks.build import layer_widths
+from ckpttool.core import ChecksumError, CkpttoolError, UnsupportedError, UsageError
+from ckpttool.networks import layer_widths, numpy_backend
 from tests.conftest import ROOT, TF_SAMPLE
 from tests.test_policy_alone import followed
 

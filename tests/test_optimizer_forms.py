@@ -14,14 +14,10 @@ from ckpttool.commands.convert import convert
 from ckpttool.commands.options import OptimizerOptions
 from ckpttool.commands.restore import canonical_tree
 from ckpttool.commands.save import save
-from ckpttool.core.errors import UsageError
-from ckpttool.core.tree import Container, Leaf, Tree, ValueLeaf
-from ckpttool.formats.detect import open_checkpoint
-from ckpttool.formats.tf_common import plain_facts
-from ckpttool.libraries import td3
-from ckpttool.libraries.recognize import recognize_tree
-from ckpttool.libraries.schema import RecognizedAgent
-from ckpttool.mapping.rules import Plan, Scale
+from ckpttool.core import Container, Leaf, Tree, UsageError, ValueLeaf
+from ckpttool.formats import open_checkpoint, plain_facts
+from ckpttool.libraries import RecognizedAgent, recognize_tree, td3
+from ckpttool.mapping import Plan, Scale
 from tests.conftest import TF_SAMPLE, in_process
 from tests.trees import leaf, torch_dense, torch_tree
 

@@ -7,7 +7,7 @@ import itertools
 import pytest
 
 import ckpttool
-from ckpttool.core.tree import display
+from ckpttool.core import display
 from tests import conftest
 
 pytestmark = pytest.mark.torch

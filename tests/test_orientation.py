@@ -10,8 +10,8 @@ import pytest
 
 from ckpttool.commands.convert import convert
 from ckpttool.commands.load_into import load_into, model_source
-from ckpttool.core.errors import MappingError, UsageError
-from ckpttool.formats.detect import open_checkpoint
+from ckpttool.core import MappingError, UsageError
+from ckpttool.formats import open_checkpoint
 
 Arrays = dict[str, np.ndarray]
 

@@ -19,18 +19,22 @@ from ckpttool.commands.convert import convert
 from ckpttool.commands.options import TARGETS, ConversionOptions, ConversionRequest, TargetKind
 from ckpttool.commands.plan import ConversionPlan, plan_conversion
 from ckpttool.commands.restore import canonical_tree, select_network_leaves
-from ckpttool.core import plugins
-from ckpttool.core.checkpoint import Checkpoint
-from ckpttool.core.errors import UnsupportedError, UsageError
-from ckpttool.core.sidecar import Sidecar
-from ckpttool.core.tree import Leaf, Tree, ValueLeaf, attr, display
-from ckpttool.core.tree import Path as Place
-from ckpttool.formats import sb3
-from ckpttool.formats.detect import open_checkpoint
-from ckpttool.libraries import keras_rl, schema
-from ckpttool.libraries.recognize import recognize_tree
-from ckpttool.libraries.schema import RecognizedAgent
-from ckpttool.mapping.rules import MappingReport
+from ckpttool.core import (
+    Checkpoint,
+    Leaf,
+    Sidecar,
+    Tree,
+    UnsupportedError,
+    UsageError,
+    ValueLeaf,
+    attr,
+    display,
+    plugins,
+)
+from ckpttool.core import Path as Place
+from ckpttool.formats import open_checkpoint, sb3
+from ckpttool.libraries import RecognizedAgent, keras_rl, recognize_tree, schema
+from ckpttool.mapping import MappingReport
 from tests import warm_sb3
 from tests.test_layouts import contents
 
@@ -135,7 +139,7 @@ def sources() -> Mapping[str, Held]:
 
 
 def _kept(leaf: Leaf | ValueLeaf) -> Leaf | ValueLeaf:
-    from ckpttool.core.source import Inline
+    from ckpttool.core import Inline
 
     return replace(leaf, source=Inline(bytes(leaf.read()))) if isinstance(leaf, Leaf) else leaf
 

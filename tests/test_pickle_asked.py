@@ -13,20 +13,20 @@ from typing import Any
 
 import pytest
 
-from ckpttool.core import limits
-from ckpttool.core.checkpoint import (
+from ckpttool.core import (
+    CkpttoolError,
     CodeReference,
+    FormatError,
+    LimitError,
+    Limits,
     dangerous_calls,
+    limits,
     merge_references,
     relocate_references,
     worst_verdict,
 )
-from ckpttool.core.errors import CkpttoolError, FormatError, LimitError
-from ckpttool.core.limits import Limits
-from ckpttool.encodings.pickle_reader import parse_pickle
-from ckpttool.encodings.pickle_values import OpaqueKey, Set, dumps
-from ckpttool.formats import torch_tensors
-from ckpttool.formats.detect import open_checkpoint
+from ckpttool.encodings import OpaqueKey, Set, dumps, parse_pickle
+from ckpttool.formats import open_checkpoint, torch_tensors
 from ckpttool.formats.pickles import BUILDERS
 from tests.conftest import TORCH_SAMPLE, in_process
 from tests.hostile.crafted_pickle import beside

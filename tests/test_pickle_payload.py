@@ -18,12 +18,9 @@ import pytest
 
 import ckpttool
 from ckpttool.commands.inspect import audit_notes
-from ckpttool.core.checkpoint import dangerous_calls
-from ckpttool.core.errors import CkpttoolError, FormatError
-from ckpttool.core.tree import Record, ValueLeaf
-from ckpttool.encodings.pickle_reader import parse_pickle
-from ckpttool.encodings.pickle_values import Global, PickleObject, dumps
-from ckpttool.formats.detect import open_checkpoint
+from ckpttool.core import CkpttoolError, FormatError, Record, ValueLeaf, dangerous_calls
+from ckpttool.encodings import Global, PickleObject, dumps, parse_pickle
+from ckpttool.formats import open_checkpoint
 from tests.pickles import ACTING
 from tests.test_format_pytorch import archive, floats, tensor
 from tests.test_format_stable_baselines2 import zipped

@@ -12,23 +12,11 @@ from typing import Any
 
 import pytest
 
-from ckpttool.core.errors import CkpttoolError, FormatError, UnsupportedError
-from ckpttool.core.limits import Limits
-from ckpttool.core.tree import key
-from ckpttool.encodings.pickle_reader import parse_pickle
-from ckpttool.encodings.pickle_values import (
-    BUILDERS,
-    CONTAINERS,
-    SPREAD,
-    Dict,
-    Global,
-    OpaqueKey,
-    PersistentId,
-    PickleObject,
-    dumps,
-)
+from ckpttool.core import CkpttoolError, FormatError, Limits, UnsupportedError, key
+from ckpttool.encodings import Dict, Global, OpaqueKey, PersistentId, PickleObject, dumps, parse_pickle
+from ckpttool.encodings.pickle_values import BUILDERS, CONTAINERS, SPREAD
+from ckpttool.formats import open_checkpoint
 from ckpttool.formats.common import MAGIC
-from ckpttool.formats.detect import open_checkpoint
 from ckpttool.formats.pickles import BUILDERS as LOADED
 from ckpttool.formats.torch_tensors import _OWN_NAMES
 from tests import warm

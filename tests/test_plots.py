@@ -18,9 +18,8 @@ from ckpttool.commands import algorithms, sweep
 from ckpttool.commands.algorithms import TrainingCurve, TrainingRun
 from ckpttool.commands.evaluate import Evaluation, Protocol
 from ckpttool.commands.sweep import LearningCurvePoint, ScoredCheckpoint
-from ckpttool.core.errors import CkpttoolError, MissingExtraError
-from ckpttool.evaluation.rollout import Rollout
-from ckpttool.evaluation.statistics import summarize
+from ckpttool.core import CkpttoolError, MissingExtraError
+from ckpttool.evaluation import Rollout, summarize
 from tests.conftest import TORCH_SAMPLE, ckpttool, in_process, refused
 
 needs_matplotlib = pytest.mark.skipif(

@@ -20,8 +20,7 @@ from ckpttool.commands.evidence import NO_FACTS, AgentFacts
 from ckpttool.commands.export_onnx import export
 from ckpttool.commands.network_outputs import run_network
 from ckpttool.commands.restore import restore_agent
-from ckpttool.core.errors import CkpttoolError, UnsupportedError, UsageError
-from ckpttool.core.tree import Tree
+from ckpttool.core import CkpttoolError, Tree, UnsupportedError, UsageError
 from ckpttool.libraries import programs
 from ckpttool.networks import numpy_backend
 from tests import tensorflow_child

@@ -12,10 +12,8 @@ import pytest
 
 from ckpttool.commands.network_outputs import ActionBounds, derive_network_settings
 from ckpttool.commands.restore import restore_agent
-from ckpttool.core import plugins
-from ckpttool.core.errors import EnvironmentMismatchError, UnsupportedError, UsageError
-from ckpttool.networks.build import NetworkBuilder, add_gru, add_lstm, policy_network
-from ckpttool.networks.network import (
+from ckpttool.core import EnvironmentMismatchError, UnsupportedError, UsageError, plugins
+from ckpttool.networks import (
     Activation,
     Add,
     Affine,
@@ -25,12 +23,16 @@ from ckpttool.networks.network import (
     Flatten,
     Multiply,
     Network,
+    NetworkBuilder,
     Node,
     Slice,
     Transpose,
+    Worker,
+    add_gru,
+    add_lstm,
+    policy_network,
     value_shapes,
 )
-from ckpttool.networks.worker import Worker
 from tests import recurrent_keras, tensorflow_child
 
 torch = pytest.importorskip("torch")

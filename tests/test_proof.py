@@ -10,13 +10,12 @@ import numpy as np
 import pytest
 
 from ckpttool.commands import convert, network_outputs, plan
-from ckpttool.core import sidecar
-from ckpttool.core.errors import MappingError
-from ckpttool.core.tree import Path as TreePath
+from ckpttool.core import MappingError, sidecar
+from ckpttool.core import Path as TreePath
 from ckpttool.libraries import td3
-from ckpttool.mapping.rules import KEEP, TRANSPOSE, Plan
-from ckpttool.networks import numpy_backend
-from ckpttool.networks.network import Network
+from ckpttool.mapping import Plan
+from ckpttool.mapping.rules import KEEP, TRANSPOSE
+from ckpttool.networks import Network, numpy_backend
 from tests.conftest import TF_SAMPLE, TORCH_SAMPLE, in_process
 from tests.mutants import Leaves, changed
 from tests.trees import leaf

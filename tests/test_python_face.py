@@ -21,11 +21,27 @@ from rich.console import Console
 from rich.pretty import pretty_repr
 
 import ckpttool
-from ckpttool.core import dtypes
-from ckpttool.core.checkpoint import Branch, Handle
-from ckpttool.core.errors import ChecksumError, NameNotFoundError, UnsupportedError
-from ckpttool.core.source import Checksum, File, Inline, Span, StridedView, TransformedSource, crc32
-from ckpttool.core.tree import Alias, Leaf, Tree, ValueLeaf, attr, key
+from ckpttool.core import (
+    Alias,
+    Branch,
+    Checksum,
+    ChecksumError,
+    File,
+    Handle,
+    Inline,
+    Leaf,
+    NameNotFoundError,
+    Span,
+    StridedView,
+    TransformedSource,
+    Tree,
+    UnsupportedError,
+    ValueLeaf,
+    attr,
+    crc32,
+    dtypes,
+    key,
+)
 from tests import tensorflow_child
 from tests.conftest import ROOT, TF_SAMPLE, TORCH_SAMPLE
 

@@ -11,10 +11,22 @@ from typing import Any
 import pytest
 
 from ckpttool.commands.convert import convert
+from ckpttool.core import (
+    Buffer,
+    Checkpoint,
+    Checksum,
+    File,
+    Inline,
+    KeptSource,
+    Leaf,
+    Role,
+    Source,
+    Span,
+    Tree,
+    crc32,
+    key,
+)
 from ckpttool.core import checkpoint as checkpoints
-from ckpttool.core.checkpoint import Checkpoint
-from ckpttool.core.source import Buffer, Checksum, File, Inline, KeptSource, Source, Span, crc32
-from ckpttool.core.tree import Leaf, Role, Tree, key
 from ckpttool.formats import keras_h5, npz, safetensors, tf_bundle, torch_zip
 from tests.conftest import TF_SAMPLE, TORCH_SAMPLE
 

@@ -6,10 +6,8 @@ import numpy as np
 import pytest
 
 from ckpttool.commands.restore import canonical_tree
-from ckpttool.core import plugins
-from ckpttool.core.errors import UsageError
-from ckpttool.core.tree import Path, Tree, key
-from ckpttool.libraries.recognize import recognize_tree
+from ckpttool.core import Path, Tree, UsageError, key, plugins
+from ckpttool.libraries import recognize_tree
 from tests.test_layouts import canonical_names, gaussian_agent, same, torch_agent
 from tests.trees import tensorflow_tree, torch_tree
 

@@ -8,10 +8,19 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from ckpttool.core.activations import UNKNOWN, FeatureOrders, framework_order, plain_order
-from ckpttool.core.source import Inline
-from ckpttool.core.tree import Container, Leaf, Tree, attr, key
-from ckpttool.libraries.activation_orders import OrderTracer, UntraceableError, UntracedActivation
+from ckpttool.core import (
+    Container,
+    FeatureOrders,
+    Inline,
+    Leaf,
+    Tree,
+    attr,
+    framework_order,
+    key,
+    plain_order,
+)
+from ckpttool.core.activations import UNKNOWN
+from ckpttool.libraries import OrderTracer, UntraceableError, UntracedActivation
 from ckpttool.libraries.script_orders import _ScriptOrderEvaluator
 from tests import tensorflow_child, warm
 from tests.conftest import ROOT

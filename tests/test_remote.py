@@ -21,20 +21,22 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import ckpttool
-from ckpttool.core import filesystem, limits, urls
-from ckpttool.core.errors import (
+from ckpttool.core import (
     ChangedError,
     CkpttoolError,
+    File,
     FormatError,
     LimitError,
+    Limits,
     MissingExtraError,
     NotFoundError,
     TruncatedError,
     UnsupportedError,
     UsageError,
+    filesystem,
+    limits,
+    urls,
 )
-from ckpttool.core.limits import Limits
-from ckpttool.core.source import File
 from tests.conftest import SAMPLES, TF_SAMPLE, TORCH_SAMPLE, in_process, refused
 from tests.web_server import Site, s3_settings, saved, serving
 
@@ -219,7 +221,7 @@ def test_a_large_tensor_is_one_request(site: Site) -> None:
 
 @given(st.lists(st.tuples(st.integers(0, 199_999), st.integers(1, 90_000)), min_size=1, max_size=8))
 def test_blocks_give_what_the_file_holds(reads: list[tuple[int, int]]) -> None:
-    from ckpttool.core.remote import BlockCache
+    from ckpttool.core import BlockCache
 
     data = np.random.default_rng(1).bytes(200_000)
     seen = filesystem.FileStat(len(data), 0, 0)

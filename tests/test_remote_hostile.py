@@ -23,9 +23,15 @@ import pytest
 
 import ckpttool
 from ckpttool.commands import folder as ops_folder
-from ckpttool.core import atomic_write, filesystem, limits
-from ckpttool.core.errors import CkpttoolError, DeadlineError, UnsupportedError
-from ckpttool.core.limits import Limits
+from ckpttool.core import (
+    CkpttoolError,
+    DeadlineError,
+    Limits,
+    UnsupportedError,
+    atomic_write,
+    filesystem,
+    limits,
+)
 from tests.store_servers import Hub
 from tests.store_servers import serving as serving_store
 from tests.web_server import Site, s3_settings, saved, serving

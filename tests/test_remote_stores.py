@@ -12,9 +12,17 @@ import pytest
 
 import ckpttool
 from ckpttool.commands import algorithms, folder
-from ckpttool.core import filesystem, limits, urls
-from ckpttool.core.errors import ChangedError, CkpttoolError, LimitError, NotFoundError, TruncatedError
-from ckpttool.core.limits import Limits
+from ckpttool.core import (
+    ChangedError,
+    CkpttoolError,
+    LimitError,
+    Limits,
+    NotFoundError,
+    TruncatedError,
+    filesystem,
+    limits,
+    urls,
+)
 from ckpttool.encodings import protobuf
 from tests.conftest import SAMPLES, TF_SAMPLE, TORCH_SAMPLE, Terminal, in_process, refused
 from tests.store_servers import Buckets, Hub, serving

@@ -17,7 +17,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from ckpttool.formats.detect import open_checkpoint
+from ckpttool.formats import open_checkpoint
 from ckpttool.report import pages
 from ckpttool.report.pages import HeatMapBuffer, cell_budget, shrink_matrix, to_matrix
 from tests.conftest import TF_SAMPLE, TORCH_SAMPLE, in_process, refused

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from ckpttool.formats.detect import open_checkpoint
+from ckpttool.formats import open_checkpoint
 from tests import warm
 from tests.conftest import ROOT, in_process
 

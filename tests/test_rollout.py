@@ -11,17 +11,16 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ckpttool.core.errors import (
+from ckpttool.core import (
     CkpttoolError,
     EnvironmentMismatchError,
     MissingExtraError,
     UnsupportedError,
     UsageError,
 )
-from ckpttool.evaluation import environments
-from ckpttool.evaluation.gymnasium_engine import GymVector
-from ckpttool.evaluation.rollout import ExplorationNoise, Rollout, RolloutSpec, rollout, rollouts
-from ckpttool.networks.network import Observation, State
+from ckpttool.evaluation import ExplorationNoise, GymVector, Rollout, RolloutSpec, environments, rollouts
+from ckpttool.evaluation.rollout import rollout
+from ckpttool.networks import Observation, State
 
 pytestmark = [
     pytest.mark.environment,

@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 from ckpttool.commands.convert import convert
 from ckpttool.commands.digest import digest
 from ckpttool.commands.save import save
-from ckpttool.core.tree import Leaf, Tree
-from ckpttool.formats.detect import open_checkpoint
+from ckpttool.core import Leaf, Tree
+from ckpttool.formats import open_checkpoint
 from tests.trees import attributes, leaf
 
 NAMES = st.text("abcxyz_", min_size=1, max_size=4).filter(lambda name: name.strip("_"))

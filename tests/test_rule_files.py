@@ -10,10 +10,9 @@ import pytest
 from ckpttool.commands.convert import ConversionResult, convert
 from ckpttool.commands.digest import digest
 from ckpttool.commands.save import save
-from ckpttool.core.errors import CkpttoolError, MappingError, NotFoundError, UsageError
-from ckpttool.core.tree import Leaf
-from ckpttool.formats.detect import open_checkpoint
-from ckpttool.mapping.user_rules import RuleFile, apply_rules, load_rules
+from ckpttool.core import CkpttoolError, Leaf, MappingError, NotFoundError, UsageError
+from ckpttool.formats import open_checkpoint
+from ckpttool.mapping import RuleFile, apply_rules, load_rules
 from tests.conftest import in_process as run
 from tests.trees import torch_tree
 

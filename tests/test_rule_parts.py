@@ -10,11 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ckpttool.core.errors import MappingError
-from ckpttool.core.tree import Leaf, Path, Tree, ValueLeaf, key
-from ckpttool.mapping.rules import (
-    KEEP,
-    TRANSPOSE,
+from ckpttool.core import Leaf, MappingError, Path, Tree, ValueLeaf, key
+from ckpttool.mapping import (
     AxisSlice,
     BlockOrder,
     Chain,
@@ -30,6 +27,7 @@ from ckpttool.mapping.rules import (
     merge_parts,
     slice_rule,
 )
+from ckpttool.mapping.rules import KEEP, TRANSPOSE
 from tests.trees import leaf
 
 ARRAYS = hnp.arrays(

@@ -8,20 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ckpttool.core.errors import MappingError
-from ckpttool.core.tree import Leaf, ValueLeaf
-from ckpttool.mapping.rules import (
-    KEEP,
-    TRANSPOSE,
-    Cast,
-    Chain,
-    Permute,
-    Reshape,
-    Rule,
-    ToTensor,
-    ToValue,
-    compose_rules,
-)
+from ckpttool.core import Leaf, MappingError, ValueLeaf
+from ckpttool.mapping import Cast, Chain, Permute, Reshape, Rule, ToTensor, ToValue, compose_rules
+from ckpttool.mapping.rules import KEEP, TRANSPOSE
 from tests.trees import leaf
 
 SHAPES = hnp.array_shapes(min_dims=0, max_dims=4, max_side=9)

@@ -13,7 +13,7 @@ import pytest
 
 from ckpttool.commands.digest import digest
 from ckpttool.commands.restore import restore_agent
-from ckpttool.formats.detect import open_checkpoint
+from ckpttool.formats import open_checkpoint
 from tests.conftest import ROOT, SAMPLES
 
 FOLDERS = ["td3_pendulum_tf", "td3_pendulum_torch"]

@@ -16,9 +16,7 @@ from jsonschema import Draft202012Validator
 import ckpttool
 from ckpttool.commands.inspect import Topic, schema_names
 from ckpttool.commands.stats import By
-from ckpttool.core import checkpoint, dtypes, errors
-from ckpttool.core.errors import UsageError
-from ckpttool.core.tree import Role
+from ckpttool.core import Role, UsageError, checkpoint, dtypes, errors
 from ckpttool.mapping.solver import CONFIDENCE
 from tests import schemas
 from tests.conftest import ROOT, TF_SAMPLE, TORCH_SAMPLE, Ran, in_process, refused

@@ -11,8 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ckpttool.core import sidecar
-from ckpttool.core.errors import FormatError
+from ckpttool.core import FormatError, sidecar
 
 WHOLE: dict[str, Any] = {
     "schema": 1,

@@ -12,11 +12,17 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ckpttool.core.errors import CkpttoolError, EnvironmentMismatchError, UnsupportedError, UsageError
-from ckpttool.evaluation import environments
-from ckpttool.evaluation.rollout import ExplorationNoise, Rollout, RolloutSpec, rollouts
-from ckpttool.evaluation.simulators import DeviceVector, is_factory
-from ckpttool.networks.network import Dense, Network, stack_networks
+from ckpttool.core import CkpttoolError, EnvironmentMismatchError, UnsupportedError, UsageError
+from ckpttool.evaluation import (
+    DeviceVector,
+    ExplorationNoise,
+    Rollout,
+    RolloutSpec,
+    environments,
+    is_factory,
+    rollouts,
+)
+from ckpttool.networks import Dense, Network, stack_networks
 from tests.conftest import ROOT, TORCH_SAMPLE, in_process, refused
 from tests.test_backends import CELL, chain, dense
 from tests.test_device_rollout import torch_policy

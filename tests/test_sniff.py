@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from ckpttool.core.errors import NotACheckpointError
-from ckpttool.formats.detect import open_checkpoint
+from ckpttool.core import NotACheckpointError
+from ckpttool.formats import open_checkpoint
 from tests.bundle_writer import field
 
 NODE = field(1, field(1, "x") + field(2, "Placeholder") + field(5, field(1, "dtype") + field(2, field(6, 1))))

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ckpttool.core.errors import UsageError
-from ckpttool.mapping.solver import LayerCandidate, Solution, parse_name_step, solve
+from ckpttool.core import UsageError
+from ckpttool.mapping import LayerCandidate, Solution, parse_name_step, solve
 
 
 def layers(*said: str) -> list[LayerCandidate]:

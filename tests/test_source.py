@@ -10,20 +10,23 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from ckpttool.core import filesystem, source
-from ckpttool.core.errors import ChangedError, ChecksumError, TruncatedError
-from ckpttool.core.source import (
-    LARGE,
+from ckpttool.core import (
+    ChangedError,
     Checksum,
+    ChecksumError,
     File,
     Inline,
     Source,
     Span,
     StridedView,
+    TruncatedError,
     crc32,
     crc32c,
+    filesystem,
     iter_pieces,
+    source,
 )
+from ckpttool.core.source import LARGE
 
 BEFORE = 77
 

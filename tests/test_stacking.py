@@ -9,10 +9,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from ckpttool.core import plugins
-from ckpttool.core.errors import EnvironmentMismatchError, UsageError
-from ckpttool.networks import network
-from ckpttool.networks.network import (
+from ckpttool.core import EnvironmentMismatchError, UsageError, plugins
+from ckpttool.networks import (
     Activation,
     Affine,
     Clip,
@@ -21,6 +19,7 @@ from ckpttool.networks.network import (
     LayerNorm,
     Network,
     StateSlot,
+    network,
     network_arrays,
     select_member,
     stack_networks,

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ckpttool.core.errors import UsageError
+from ckpttool.core import UsageError
 from ckpttool.evaluation import statistics
 
 VALUES = st.lists(st.floats(-1e6, 1e6), min_size=1, max_size=40)

@@ -14,7 +14,7 @@ from hypothesis.extra import numpy as arrays
 
 from ckpttool.commands import stats as moments
 from ckpttool.commands.stats import Moments, Stats, find_warning_signs, stats
-from ckpttool.core.tree import attr
+from ckpttool.core import attr
 from tests.conftest import TF_SAMPLE, TORCH_SAMPLE, ckpttool, in_process, refused
 from tests.test_diff import saved
 from tests.trees import leaf

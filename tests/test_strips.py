@@ -10,8 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ckpttool.mapping import rules
-from ckpttool.mapping.rules import permute_array
+from ckpttool.mapping import permute_array, rules
 
 TYPES = ("<f4", "<f8", "<c16", "|u1", "|b1", ml_dtypes.bfloat16, ml_dtypes.float8_e4m3fn)
 EXTENTS = st.sampled_from([1, 2, 3, 7, 64, 129, 1025])

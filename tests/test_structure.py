@@ -7,6 +7,7 @@ package, and on a wrong example below, which proves that it can fail.
 from __future__ import annotations
 
 import ast
+import importlib
 import json
 import re
 import subprocess
@@ -346,7 +347,8 @@ def eager_imports(sources: Sources) -> set[str]:
     for file, nodes in sources.items():
         if any(name.startswith("matplotlib") for name in imported(ast.iter_child_nodes(nodes[0]))):
             found.add(f"{file} imports matplotlib at the top")
-        remote = [name for name in imported(nodes) if name.startswith("ckpttool.core.remote")]
+        started = imported(runtime_nodes(file, nodes))
+        remote = [name for name in started if name.startswith("ckpttool.core.remote")]
         if remote and not file.startswith("core/remote"):
             found.add(f"{file} imports core.remote without a URL")
     return found
@@ -479,6 +481,31 @@ def test_the_rule_finds_a_wrong_example(rule: Rule, files: dict[str, str], expec
 
 def test_every_rule_has_a_wrong_example() -> None:
     assert {rule for rule, _, _ in WRONG} == set(RULES)
+
+
+def face(package: str) -> dict[str, str]:
+    """Return the names that a package offers to other programs, with their files."""
+    return dict(getattr(importlib.import_module(f"ckpttool.{package}"), "_HOMES", {}))
+
+
+def test_a_face_names_what_its_files_define() -> None:
+    for package in LAYER:
+        names = face(package)
+        assert set(names) == set(getattr(importlib.import_module(f"ckpttool.{package}"), "__all__", ()))
+        for name, home in names.items():
+            text = (PACKAGE / package / f"{home}.py").read_text()
+            assert re.search(rf"^(class|def|async def) {name}\b|^{name}\b.*=", text, re.MULTILINE), name
+
+
+def test_outside_code_imports_from_faces() -> None:
+    faces = {f"ckpttool.{package}.{home}.{name}" for package in LAYER for name, home in face(package).items()}
+    wrong = {
+        f"{path.relative_to(ROOT)}: {name}"
+        for folder in ("tests", "docs", "benchmarks", "examples")
+        for path in sorted((ROOT / folder).rglob("*.py"))
+        for name in faces.intersection(imported(ast.walk(ast.parse(path.read_text()))))
+    }
+    assert wrong == set()
 
 
 LOOKING = """

@@ -15,10 +15,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ckpttool.core.errors import ChecksumError, FormatError, TruncatedError
-from ckpttool.core.source import File
-from ckpttool.encodings import protobuf
-from ckpttool.encodings.protobuf import ScalarEvent
+from ckpttool.core import ChecksumError, File, FormatError, TruncatedError
+from ckpttool.encodings import ScalarEvent, protobuf
 from tests.tensorflow_child import run_each
 
 TENSORFLOW = pytest.mark.skipif(find_spec("tensorflow") is None, reason="needs tensorflow")

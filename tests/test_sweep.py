@@ -26,8 +26,7 @@ from ckpttool.commands.evaluate import Evaluation, Protocol, evaluate
 from ckpttool.commands.folder import expand_paths
 from ckpttool.commands.parallel import BatchResult, EvaluationBatch
 from ckpttool.commands.sweep import Sweep, sweep
-from ckpttool.core.atomic_write import Progress
-from ckpttool.core.errors import (
+from ckpttool.core import (
     ChecksumError,
     FormatError,
     NotACheckpointError,
@@ -36,7 +35,8 @@ from ckpttool.core.errors import (
     UsageError,
     WorkerError,
 )
-from ckpttool.evaluation.statistics import paired_interval
+from ckpttool.core.atomic_write import Progress
+from ckpttool.evaluation import paired_interval
 from tests import schemas
 from tests.conftest import ROOT, SAMPLES, TF_SAMPLE, TORCH_SAMPLE, ckpttool, in_process, refused
 

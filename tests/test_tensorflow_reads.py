@@ -12,8 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ckpttool.core.checkpoint import Checkpoint
-from ckpttool.core.tree import Leaf, display
+from ckpttool.core import Checkpoint, Leaf, display
 from ckpttool.formats import tf_bundle
 
 W = runpy.run_path(str(Path(__file__).with_name("bundle_writer.py")))

@@ -19,15 +19,29 @@ sys.path.insert(0, str(ROOT))  # the child process runs this file by its path
 
 from ckpttool.commands.digest import digest, digest_checkpoint  # noqa: E402
 from ckpttool.commands.save import save  # noqa: E402
-from ckpttool.core import dtypes  # noqa: E402
-from ckpttool.core.atomic_write import PendingFile  # noqa: E402
-from ckpttool.core.checkpoint import Checkpoint  # noqa: E402
-from ckpttool.core.errors import CkpttoolError, FormatError, UnsupportedError, UsageError  # noqa: E402
-from ckpttool.core.source import Inline  # noqa: E402
-from ckpttool.core.tree import Alias, Leaf, Tree, ValueLeaf, attr, index, key  # noqa: E402  # noqa: E402
-from ckpttool.core.tree import Path as TreePath  # noqa: E402
-from ckpttool.formats import tf_bundle, tf_common  # noqa: E402
-from ckpttool.formats.detect import open_checkpoint  # noqa: E402
+from ckpttool.core import (  # noqa: E402
+    Alias,
+    Checkpoint,
+    CkpttoolError,
+    FormatError,
+    Inline,
+    Leaf,
+    PendingFile,
+    Tree,
+    UnsupportedError,
+    UsageError,
+    ValueLeaf,
+    attr,
+    dtypes,
+    index,
+    key,
+)
+from ckpttool.core import Path as TreePath  # noqa: E402
+from ckpttool.formats import (  # noqa: E402
+    open_checkpoint,
+    tf_bundle,
+    tf_common,
+)
 
 run_each = runpy.run_path(str(Path(__file__).with_name("tensorflow_child.py")))["run_each"]
 W = runpy.run_path(str(Path(__file__).with_name("bundle_writer.py")))

@@ -13,8 +13,8 @@ import pytest
 from ckpttool.commands.check import textconv
 from ckpttool.commands.digest import digest
 from ckpttool.commands.save import save
-from ckpttool.core.tree import Alias, Tree, ValueLeaf, display, key
-from ckpttool.formats.detect import open_checkpoint
+from ckpttool.core import Alias, Tree, ValueLeaf, display, key
+from ckpttool.formats import open_checkpoint
 from tests.bundle_writer import bundle, entry, header, shape, table
 from tests.conftest import ROOT, TF_SAMPLE, TORCH_SAMPLE, in_process
 from tests.pickles import ACTING

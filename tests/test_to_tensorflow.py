@@ -16,8 +16,8 @@ from ckpttool.commands.digest import digest
 from ckpttool.commands.restore import canonical_tree
 from ckpttool.commands.save import save
 from ckpttool.commands.verify import verify
-from ckpttool.core.tree import Tree
-from ckpttool.formats.detect import open_checkpoint
+from ckpttool.core import Tree
+from ckpttool.formats import open_checkpoint
 from tests.conftest import ROOT, TF_SAMPLE, TORCH_SAMPLE, in_process
 from tests.test_layouts import torch_agent
 
@@ -399,8 +399,8 @@ def test_a_real_agent_of_wide_layers_verifies_as_the_same(
 
 def canonical(path: Path) -> dict[str, bytes]:
     """Return every tensor and number of an agent by its canonical path, counters of saves left out."""
-    from ckpttool.core.tree import Leaf
-    from ckpttool.libraries.recognize import recognize_tree
+    from ckpttool.core import Leaf
+    from ckpttool.libraries import recognize_tree
 
     tree = open_checkpoint(str(path)).tree
     binding = recognize_tree(tree, path.name)

@@ -9,10 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from ckpttool.core.errors import ChecksumError, NotACheckpointError
-from ckpttool.core.tree import Container, attr, index, key
-from ckpttool.formats import torch_zip
-from ckpttool.formats.detect import open_checkpoint
+from ckpttool.core import ChecksumError, Container, NotACheckpointError, attr, index, key
+from ckpttool.formats import open_checkpoint, torch_zip
 from tests.test_torch_tensors import bytes_of, named
 
 pytestmark = [

@@ -18,12 +18,22 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from ckpttool.core.checkpoint import dangerous_calls
-from ckpttool.core.errors import CkpttoolError, FormatError, UnsupportedError
-from ckpttool.core.tree import Container, Leaf, Record, Tree, ValueLeaf, attr, index, key
-from ckpttool.encodings.pickle_values import Dict, Global, PersistentId, PickleObject, dumps
-from ckpttool.formats import torch_zip
-from ckpttool.formats.detect import open_checkpoint
+from ckpttool.core import (
+    CkpttoolError,
+    Container,
+    FormatError,
+    Leaf,
+    Record,
+    Tree,
+    UnsupportedError,
+    ValueLeaf,
+    attr,
+    dangerous_calls,
+    index,
+    key,
+)
+from ckpttool.encodings import Dict, Global, PersistentId, PickleObject, dumps
+from ckpttool.formats import open_checkpoint, torch_zip
 from tests.pickles import damaged, importable, stand_in
 from tests.test_format_pytorch import archive, floats, read, tensor, written
 

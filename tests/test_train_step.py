@@ -14,13 +14,11 @@ from ckpttool.commands import verify
 from ckpttool.commands.convert import convert
 from ckpttool.commands.digest import digest
 from ckpttool.commands.verify import compare_train_steps
-from ckpttool.core import sidecar
-from ckpttool.core.errors import UsageError
-from ckpttool.core.tree import Leaf, ValueLeaf
-from ckpttool.core.tree import Path as TreePath
-from ckpttool.networks import numpy_backend
-from ckpttool.networks.network import (
+from ckpttool.core import Leaf, UsageError, ValueLeaf, sidecar
+from ckpttool.core import Path as TreePath
+from ckpttool.networks import (
     Activation,
+    AdamState,
     Affine,
     Clip,
     Concat,
@@ -28,19 +26,17 @@ from ckpttool.networks.network import (
     Flatten,
     Layer,
     LayerNorm,
+    Learner,
     Network,
     Node,
     Policy,
-)
-from ckpttool.networks.train_step import (
-    AdamState,
-    Learner,
     TrainedWeights,
     TransitionBatch,
+    Worker,
+    numpy_backend,
     train_learner,
     trained_arrays,
 )
-from ckpttool.networks.worker import Worker
 from tests.conftest import TF_SAMPLE, TORCH_SAMPLE, in_process
 from tests.mutants import Change, Leaves, changed
 from tests.trees import leaf
@@ -209,7 +205,8 @@ def test_one_constant_epsilon_is_not_the_other() -> None:
 
 def test_gradients_are_those_of_differences() -> None:
     """The reference itself, against finite differences of its own forward pass."""
-    from ckpttool.networks.numpy_backend import SLOPES, backpropagate, forward_values
+    from ckpttool.networks import backpropagate, forward_values
+    from ckpttool.networks.numpy_backend import SLOPES
 
     generator = np.random.default_rng(5)
     layers: list[Layer] = [dense(generator, OBS + ACT, 7)]

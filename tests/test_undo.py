@@ -15,14 +15,21 @@ import torch
 from ckpttool.commands.convert import ConversionResult, convert
 from ckpttool.commands.digest import digest
 from ckpttool.commands.save import record_reverse, residue_path, reverse_conversion, save
-from ckpttool.core.errors import ChecksumError, FormatError, TargetExistsError
-from ckpttool.core.source import Inline
-from ckpttool.core.tree import Container, Leaf, Tree, ValueLeaf, attr, index, key
-from ckpttool.formats.common import encode_tree
-from ckpttool.formats.detect import open_checkpoint
-from ckpttool.mapping.rules import (
-    KEEP,
-    TRANSPOSE,
+from ckpttool.core import (
+    ChecksumError,
+    Container,
+    FormatError,
+    Inline,
+    Leaf,
+    TargetExistsError,
+    Tree,
+    ValueLeaf,
+    attr,
+    index,
+    key,
+)
+from ckpttool.formats import encode_tree, open_checkpoint
+from ckpttool.mapping import (
     AxisSlice,
     BlockOrder,
     Cast,
@@ -33,6 +40,7 @@ from ckpttool.mapping.rules import (
     Rule,
     parse_rule,
 )
+from ckpttool.mapping.rules import KEEP, TRANSPOSE
 from tests.conftest import TF_SAMPLE, TORCH_SAMPLE
 from tests.conftest import in_process as run
 from tests.trees import attributes, leaf

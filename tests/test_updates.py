@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from ckpttool.commands import inspect
-from ckpttool.core.source import File, Inline, Span
-from ckpttool.formats.tf_common import VariableInfo, tree_by_name
+from ckpttool.core import File, Inline, Span
+from ckpttool.formats import VariableInfo, tree_by_name
 from ckpttool.libraries import optimizers_read
 
 

@@ -10,11 +10,8 @@ import numpy as np
 import pytest
 
 from ckpttool.commands.digest import digest_checkpoint
-from ckpttool.core.errors import FormatError
-from ckpttool.core.source import Inline
-from ckpttool.core.tree import Leaf, Tree, display
-from ckpttool.formats.detect import open_checkpoint
-from ckpttool.formats.tf_common import VariableInfo, count_adam_steps, tree_by_name
+from ckpttool.core import FormatError, Inline, Leaf, Tree, display
+from ckpttool.formats import VariableInfo, count_adam_steps, open_checkpoint, tree_by_name
 from tests import saver_graphs, v1_writer
 from tests.conftest import in_process
 from tests.tensorflow_child import run

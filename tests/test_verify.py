@@ -13,10 +13,8 @@ from ckpttool.commands import network_outputs, verify
 from ckpttool.commands.convert import convert
 from ckpttool.commands.digest import digest
 from ckpttool.commands.save import save
-from ckpttool.core import sidecar
-from ckpttool.core.errors import UsageError
-from ckpttool.core.tree import Leaf
-from ckpttool.core.tree import Path as TreePath
+from ckpttool.core import Leaf, UsageError, sidecar
+from ckpttool.core import Path as TreePath
 from ckpttool.mapping.rules import TRANSPOSE
 from tests import mutants
 from tests.conftest import TF_SAMPLE, TORCH_SAMPLE, ckpttool, in_process, refused
@@ -143,7 +141,7 @@ class TestComparison:
             verify.verify(changed(one, only("actor")), changed(other, only("critic")))
 
     def test_observations_are_always_the_same(self) -> None:
-        from ckpttool.networks.network import Network
+        from ckpttool.networks import Network
 
         network = Network((("obs", 3), ("action", 2)), (), 0)
         first, second = network_outputs.make_observations(network), network_outputs.make_observations(network)

@@ -22,12 +22,21 @@ from ckpttool.commands.evidence import AgentFacts
 from ckpttool.commands.restore import VerifiedSidecar, build_agent, read_any_sidecar, recognize_playable_agent
 from ckpttool.commands.save import save
 from ckpttool.commands.verify import RECEIPT, VerificationSide, compare_contents
-from ckpttool.core import sidecar
-from ckpttool.core.checkpoint import Checkpoint
-from ckpttool.core.errors import MappingError, UnsupportedError, UsageError
-from ckpttool.core.tree import Container, Leaf, Tree, ValueLeaf, index, key
-from ckpttool.core.tree import Path as TreePath
-from ckpttool.formats.detect import open_checkpoint
+from ckpttool.core import (
+    Checkpoint,
+    Container,
+    Leaf,
+    MappingError,
+    Tree,
+    UnsupportedError,
+    UsageError,
+    ValueLeaf,
+    index,
+    key,
+    sidecar,
+)
+from ckpttool.core import Path as TreePath
+from ckpttool.formats import open_checkpoint
 from tests.conftest import TF_SAMPLE, TORCH_SAMPLE, in_process
 from tests.mutants import Leaves
 from tests.trees import leaf, torch_tree

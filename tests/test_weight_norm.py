@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 
 import ckpttool
-from ckpttool.core.source import Inline
-from ckpttool.core.tree import Leaf, Tree, key
+from ckpttool.core import Inline, Leaf, Tree, key
 from ckpttool.mapping import wrappers
 from tests import conftest
 

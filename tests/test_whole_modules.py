@@ -18,10 +18,8 @@ import torch
 from torch import nn
 
 from ckpttool.commands.digest import digest
-from ckpttool.core.errors import FormatError
-from ckpttool.formats import torch_legacy
-from ckpttool.formats.common import Probe
-from ckpttool.formats.detect import open_checkpoint
+from ckpttool.core import FormatError
+from ckpttool.formats import Probe, open_checkpoint, torch_legacy
 from tests.pickles import importable, stand_in
 
 cloudpickle = pytest.importorskip("cloudpickle")

@@ -14,8 +14,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from ckpttool.core.errors import ChecksumError, CkpttoolError, FormatError, TruncatedError
-from ckpttool.core.source import File, Span
+from ckpttool.core import ChecksumError, CkpttoolError, File, FormatError, Span, TruncatedError
 from ckpttool.encodings import archives, npy
 
 DTYPES = ["?", "i1", "<i2", ">i4", "<i8", "u1", ">u2", "<u4", "<u8", "<f2", ">f4", "<f8", "<c8", ">c16"]

@@ -16,9 +16,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ckpttool.core.errors import CkpttoolError, FormatError, LimitError, TruncatedError
-from ckpttool.encodings.pickle_reader import parse_pickle
-from ckpttool.encodings.pickle_values import (
+from ckpttool.core import CkpttoolError, FormatError, LimitError, TruncatedError
+from ckpttool.encodings import (
     Dict,
     Global,
     OpaqueKey,
@@ -27,6 +26,7 @@ from ckpttool.encodings.pickle_values import (
     Set,
     StoredBytes,
     dumps,
+    parse_pickle,
     pickle_array,
 )
 

@@ -14,8 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ckpttool.core import source
-from ckpttool.core.errors import CkpttoolError, FormatError, TruncatedError
+from ckpttool.core import CkpttoolError, FormatError, TruncatedError, source
 from ckpttool.encodings import protobuf, sstable
 from ckpttool.formats import tf_bundle, tf_object_graph, tf_saved_model_messages, tf_v1
 from tests import tensorflow_child

@@ -13,14 +13,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ckpttool.core import source
-from ckpttool.core.errors import (
+from ckpttool.core import (
     ChecksumError,
     CkpttoolError,
     FormatError,
     LimitError,
     TruncatedError,
     UnsupportedError,
+    source,
 )
 from ckpttool.encodings import sstable
 

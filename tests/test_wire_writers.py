@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ckpttool.encodings import protobuf, sstable
-from ckpttool.encodings.sstable import BLOCK_BYTES, write_table
+from ckpttool.encodings import protobuf, sstable, write_table
+from ckpttool.encodings.sstable import BLOCK_BYTES
 from tests.conftest import CORPUS, SAMPLES
 
 # One of the corpus has compressed blocks, which TensorFlow wrote for a while.

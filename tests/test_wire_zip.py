@@ -15,10 +15,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ckpttool.core.errors import ChecksumError, CkpttoolError, FormatError, TruncatedError, UnsupportedError
-from ckpttool.core.source import File, Span
+from ckpttool.core import (
+    ChecksumError,
+    CkpttoolError,
+    File,
+    FormatError,
+    Span,
+    TruncatedError,
+    UnsupportedError,
+)
+from ckpttool.encodings import ZipWriter
 from ckpttool.encodings import archives as wire
-from ckpttool.encodings.archives import ZipWriter
 
 MEMBERS = {"a/one": b"first member", "a/two": bytes(1000), "a/three": b""}
 

@@ -12,10 +12,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from ckpttool.core.errors import EnvironmentMismatchError, UnsupportedError, UsageError, WorkerError
+from ckpttool.core import EnvironmentMismatchError, UnsupportedError, UsageError, WorkerError
+from ckpttool.networks import Activation, Concat, Dense, Network, Node, StateSlot, Worker
 from ckpttool.networks import worker as module
-from ckpttool.networks.network import Activation, Concat, Dense, Network, Node, StateSlot
-from ckpttool.networks.worker import Worker
 
 KERNEL = np.arange(6, dtype=np.float32).reshape(3, 2) / 10
 NETWORK = Network((("obs", 3),), (Node(Dense(KERNEL), (0,)), Node(Activation("tanh"), (1,))), 2)

@@ -24,12 +24,21 @@ from ckpttool.commands import folder
 from ckpttool.commands.convert import convert
 from ckpttool.commands.digest import digest
 from ckpttool.commands.save import save
-from ckpttool.core import atomic_write, sidecar
-from ckpttool.core.atomic_write import Output, is_hidden_name, require_new, write_atomically
-from ckpttool.core.errors import ChangedError, FormatError, NotFoundError, TargetExistsError, UsageError
-from ckpttool.core.source import File
-from ckpttool.formats import tf_bundle
-from ckpttool.formats.detect import open_checkpoint, resolve
+from ckpttool.core import (
+    ChangedError,
+    File,
+    FormatError,
+    NotFoundError,
+    Output,
+    TargetExistsError,
+    UsageError,
+    atomic_write,
+    is_hidden_name,
+    require_new,
+    sidecar,
+    write_atomically,
+)
+from ckpttool.formats import open_checkpoint, resolve, tf_bundle
 from tests import warm
 from tests.conftest import ROOT, TF_SAMPLE, TORCH_SAMPLE, in_process, refused
 from tests.hostile import kill

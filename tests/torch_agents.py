@@ -13,8 +13,7 @@ from torch import nn
 
 from ckpttool.commands.network_outputs import ActionBounds, derive_network_settings
 from ckpttool.commands.restore import Agent, restore_agent
-from ckpttool.networks import numpy_backend
-from ckpttool.networks.build import layer_widths, policy_network, q_network, value_network
+from ckpttool.networks import layer_widths, numpy_backend, policy_network, q_network, value_network
 
 
 def mlp(*sizes: int, activation: type[nn.Module] = nn.ReLU) -> nn.Sequential:

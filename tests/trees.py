@@ -6,8 +6,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from ckpttool.core.source import Inline
-from ckpttool.core.tree import Leaf, Path, Tree, ValueLeaf, attr, index, key
+from ckpttool.core import Inline, Leaf, Path, Tree, ValueLeaf, attr, index, key
 
 
 def leaf(array: np.ndarray, native: str = "", **facts: object) -> Leaf:

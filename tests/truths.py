@@ -7,8 +7,8 @@ import json
 from collections.abc import Iterator
 from pathlib import Path
 
-from ckpttool.core.tree import Leaf
-from ckpttool.formats.common import Format, Probe
+from ckpttool.core import Leaf
+from ckpttool.formats import Format, Probe
 from tests.conftest import CORPUS
 
 

@@ -28,10 +28,9 @@ from benchmarks.gpu.parts import (
     torch_policy,
     unlike,
 )
-from ckpttool.evaluation.gymnasium_engine import OBS, EnvSpec
-from ckpttool.evaluation.rollout import Rollout, RolloutSpec, rollouts
-from ckpttool.evaluation.simulators import DeviceVector
-from ckpttool.networks.network import Network, stack_networks
+from ckpttool.evaluation import DeviceVector, EnvSpec, Rollout, RolloutSpec, rollouts
+from ckpttool.evaluation.gymnasium_engine import OBS
+from ckpttool.networks import Network, stack_networks
 
 Found = list[Check | Figure]
 
@@ -281,7 +280,7 @@ def out_of_memory(context: Context) -> Found:
     context.require_cuda("errors about the device's memory")
     import torch
 
-    from ckpttool.core.errors import CkpttoolError
+    from ckpttool.core import CkpttoolError
 
     network = networks.actor((1024, 1024))
     policy, referee = context.build(network), context.referee(network)
@@ -465,7 +464,7 @@ def memory(context: Context) -> Found:
 
 def task(env: str, rows: int, engine: str = "device") -> Any:
     """Return a task's environments; raise Absent where this engine does not have it here."""
-    from ckpttool.core.errors import MissingExtraError, UsageError
+    from ckpttool.core import MissingExtraError, UsageError
     from ckpttool.evaluation import environments
 
     try:
@@ -556,7 +555,7 @@ def other_backend(name: str) -> Callable[[Context], Found]:
     """Return the check of another backend, on the device if it has it, else on the CPU."""
 
     def check(context: Context) -> Found:
-        from ckpttool.core.errors import UsageError
+        from ckpttool.core import UsageError
 
         module = backend(name)
         device, note = context.device, ""

@@ -9,8 +9,7 @@ from typing import Any, get_args
 
 import numpy as np
 
-from ckpttool.networks.build import NetworkBuilder, add_gru, add_lstm
-from ckpttool.networks.network import (
+from ckpttool.networks import (
     Activation,
     ActivationName,
     Add,
@@ -24,9 +23,12 @@ from ckpttool.networks.network import (
     LayerNorm,
     Multiply,
     Network,
+    NetworkBuilder,
     Node,
     Slice,
     Transpose,
+    add_gru,
+    add_lstm,
 )
 
 OBS_DIM, ACTION_DIM = 17, 6

@@ -15,8 +15,8 @@ from benchmarks.gpu import networks
 from benchmarks.gpu.checks import RETURN_TOLERANCE, TASKS, Enough, middle_difference, task
 from benchmarks.gpu.limits import in_turn, ratio
 from benchmarks.gpu.parts import Absent, Check, Context, Figure, Part, backend, float32_products, require
-from ckpttool.evaluation.rollout import RolloutSpec, rollouts
-from ckpttool.networks.network import Dense, Network, stack_networks
+from ckpttool.evaluation import RolloutSpec, rollouts
+from ckpttool.networks import Dense, Network, stack_networks
 
 Found = list[Check | Figure]
 

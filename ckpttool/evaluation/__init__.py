@@ -1,1 +1,98 @@
 """Evaluation: environments, rollout, statistics, video."""
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+# Names that other programs import from the package: they are imported from their files when first used.
+
+if TYPE_CHECKING:
+    from ckpttool.evaluation.fast_engines import TaskRules
+    from ckpttool.evaluation.gymnasium_engine import (
+        Agreement,
+        EnvSpec,
+        GymVector,
+        VectorEnv,
+        measure_deviation,
+    )
+    from ckpttool.evaluation.rollout import ExplorationNoise, Rollout, RolloutSpec, rollouts
+    from ckpttool.evaluation.simulators import DeviceVector, is_factory
+    from ckpttool.evaluation.statistics import (
+        Estimate,
+        ReturnStatistics,
+        difference_of_means,
+        estimate_over_runs,
+        find_reference_scores,
+        paired_interval,
+        probability_of_improvement,
+        summarize,
+    )
+    from ckpttool.evaluation.video import Camera, Caption, CutError, write_video
+    from ckpttool.evaluation.wrappers import WrapperSpec
+
+__all__ = [
+    "Agreement",
+    "Camera",
+    "Caption",
+    "CutError",
+    "DeviceVector",
+    "EnvSpec",
+    "Estimate",
+    "ExplorationNoise",
+    "GymVector",
+    "ReturnStatistics",
+    "Rollout",
+    "RolloutSpec",
+    "TaskRules",
+    "VectorEnv",
+    "WrapperSpec",
+    "difference_of_means",
+    "estimate_over_runs",
+    "find_reference_scores",
+    "is_factory",
+    "measure_deviation",
+    "paired_interval",
+    "probability_of_improvement",
+    "rollouts",
+    "summarize",
+    "write_video",
+]
+
+_HOMES = {
+    "Agreement": "gymnasium_engine",
+    "Camera": "video",
+    "Caption": "video",
+    "CutError": "video",
+    "DeviceVector": "simulators",
+    "EnvSpec": "gymnasium_engine",
+    "Estimate": "statistics",
+    "ExplorationNoise": "rollout",
+    "GymVector": "gymnasium_engine",
+    "ReturnStatistics": "statistics",
+    "Rollout": "rollout",
+    "RolloutSpec": "rollout",
+    "TaskRules": "fast_engines",
+    "VectorEnv": "gymnasium_engine",
+    "WrapperSpec": "wrappers",
+    "difference_of_means": "statistics",
+    "estimate_over_runs": "statistics",
+    "find_reference_scores": "statistics",
+    "is_factory": "simulators",
+    "measure_deviation": "gymnasium_engine",
+    "paired_interval": "statistics",
+    "probability_of_improvement": "statistics",
+    "rollouts": "rollout",
+    "summarize": "statistics",
+    "write_video": "video",
+}
+
+
+def __getattr__(name: str) -> Any:
+    """Import the name's file when the name is used."""
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(f"{__name__}.{_HOMES[name]}"), name)
+
+
+def __dir__() -> "list[str]":
+    """List the names."""
+    return __all__

@@ -1,1 +1,87 @@
 """On-disk formats: one module each, with detection, reading and writing."""
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+# Names that other programs import from the package: they are imported from their files when first used.
+
+if TYPE_CHECKING:
+    from ckpttool.formats.common import Format, OutputFile, Probe, encode_tree, find_pickle_format
+    from ckpttool.formats.detect import open_checkpoint, resolve
+    from ckpttool.formats.hdf5 import Hdf5Dataset, fletcher32
+    from ckpttool.formats.keras_config import KerasConfig, layer_variables, with_flattened
+    from ckpttool.formats.keras_h5 import place_tree
+    from ckpttool.formats.keras_tree import TrainedVariable, named_leaves, order_from_slots
+    from ckpttool.formats.tf_bundle import tree_from_graph
+    from ckpttool.formats.tf_common import (
+        CheckpointState,
+        VariableInfo,
+        count_adam_steps,
+        plain_facts,
+        tree_by_name,
+    )
+    from ckpttool.formats.tf_object_graph import slot_path
+
+__all__ = [
+    "CheckpointState",
+    "Format",
+    "Hdf5Dataset",
+    "KerasConfig",
+    "OutputFile",
+    "Probe",
+    "TrainedVariable",
+    "VariableInfo",
+    "count_adam_steps",
+    "encode_tree",
+    "find_pickle_format",
+    "fletcher32",
+    "layer_variables",
+    "named_leaves",
+    "open_checkpoint",
+    "order_from_slots",
+    "place_tree",
+    "plain_facts",
+    "resolve",
+    "slot_path",
+    "tree_by_name",
+    "tree_from_graph",
+    "with_flattened",
+]
+
+_HOMES = {
+    "CheckpointState": "tf_common",
+    "Format": "common",
+    "Hdf5Dataset": "hdf5",
+    "KerasConfig": "keras_config",
+    "OutputFile": "common",
+    "Probe": "common",
+    "TrainedVariable": "keras_tree",
+    "VariableInfo": "tf_common",
+    "count_adam_steps": "tf_common",
+    "encode_tree": "common",
+    "find_pickle_format": "common",
+    "fletcher32": "hdf5",
+    "layer_variables": "keras_config",
+    "named_leaves": "keras_tree",
+    "open_checkpoint": "detect",
+    "order_from_slots": "keras_tree",
+    "place_tree": "keras_h5",
+    "plain_facts": "tf_common",
+    "resolve": "detect",
+    "slot_path": "tf_object_graph",
+    "tree_by_name": "tf_common",
+    "tree_from_graph": "tf_bundle",
+    "with_flattened": "keras_config",
+}
+
+
+def __getattr__(name: str) -> Any:
+    """Import the name's file when the name is used."""
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(f"{__name__}.{_HOMES[name]}"), name)
+
+
+def __dir__() -> "list[str]":
+    """List the names."""
+    return __all__

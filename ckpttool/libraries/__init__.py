@@ -1,1 +1,74 @@
 """RL libraries: the canonical agent, recognition, and one table per library."""
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+# Names that other programs import from the package: they are imported from their files when first used.
+
+if TYPE_CHECKING:
+    from ckpttool.libraries.activation_orders import OrderTracer, UntraceableError, UntracedActivation
+    from ckpttool.libraries.optimizers_write import TorchOptimizerWriter
+    from ckpttool.libraries.recognize import LayoutTable, bind, may_recognize, recognize_tree
+    from ckpttool.libraries.schema import (
+        AgentMetadata,
+        ObservationNormalizer,
+        PolicyEncoder,
+        RecognizedAgent,
+        add_targets,
+        canonical_setting_path,
+        canonical_slot_path,
+        matches_action_map,
+    )
+    from ckpttool.libraries.td3 import plan_torch
+
+__all__ = [
+    "AgentMetadata",
+    "LayoutTable",
+    "ObservationNormalizer",
+    "OrderTracer",
+    "PolicyEncoder",
+    "RecognizedAgent",
+    "TorchOptimizerWriter",
+    "UntraceableError",
+    "UntracedActivation",
+    "add_targets",
+    "bind",
+    "canonical_setting_path",
+    "canonical_slot_path",
+    "matches_action_map",
+    "may_recognize",
+    "plan_torch",
+    "recognize_tree",
+]
+
+_HOMES = {
+    "AgentMetadata": "schema",
+    "LayoutTable": "recognize",
+    "ObservationNormalizer": "schema",
+    "OrderTracer": "activation_orders",
+    "PolicyEncoder": "schema",
+    "RecognizedAgent": "schema",
+    "TorchOptimizerWriter": "optimizers_write",
+    "UntraceableError": "activation_orders",
+    "UntracedActivation": "activation_orders",
+    "add_targets": "schema",
+    "bind": "recognize",
+    "canonical_setting_path": "schema",
+    "canonical_slot_path": "schema",
+    "matches_action_map": "schema",
+    "may_recognize": "recognize",
+    "plan_torch": "td3",
+    "recognize_tree": "recognize",
+}
+
+
+def __getattr__(name: str) -> Any:
+    """Import the name's file when the name is used."""
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(f"{__name__}.{_HOMES[name]}"), name)
+
+
+def __dir__() -> "list[str]":
+    """List the names."""
+    return __all__

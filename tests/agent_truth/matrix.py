@@ -19,10 +19,9 @@ from ckpttool.commands.evaluate import Protocol, evaluate
 from ckpttool.commands.evidence import NO_FACTS, AgentFacts
 from ckpttool.commands.network_outputs import ActionBounds, derive_network_settings
 from ckpttool.commands.restore import restore_agent
-from ckpttool.core.errors import CkpttoolError
-from ckpttool.libraries.schema import PolicyEncoder
-from ckpttool.networks import numpy_backend
-from ckpttool.networks.build import policy_network
+from ckpttool.core import CkpttoolError
+from ckpttool.libraries import PolicyEncoder
+from ckpttool.networks import numpy_backend, policy_network
 
 RESULTS = Path(__file__).with_name("results.tsv")
 TOLERANCE = 2e-5

@@ -23,7 +23,7 @@ from pathlib import Path
 
 from ckpttool.commands.check import collect_candidates
 from ckpttool.commands.convert import convert
-from ckpttool.core.errors import CkpttoolError
+from ckpttool.core import CkpttoolError
 from tests.conftest import in_process
 from tests.everyday.more import option
 

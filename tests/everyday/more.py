@@ -21,7 +21,7 @@ from pathlib import Path
 
 import numpy as np
 
-from ckpttool.formats.detect import open_checkpoint
+from ckpttool.formats import open_checkpoint
 from tests.conftest import Ran, in_process
 from tests.everyday.cases import TARGETS
 from tests.everyday.matrix import SUFFIXES, _child

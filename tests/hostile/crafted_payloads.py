@@ -16,7 +16,7 @@ from pathlib import Path
 import h5py  # type: ignore[import-untyped]
 import numpy as np
 
-from ckpttool.encodings.pickle_values import dumps
+from ckpttool.encodings import dumps
 from tests.hostile.case import Case
 from tests.hostile.crafted_any import written
 from tests.hostile.crafted_pickle import beside

@@ -10,7 +10,7 @@ import struct
 from collections.abc import Callable
 from pathlib import Path
 
-from ckpttool.encodings.pickle_values import dumps, pickle_array
+from ckpttool.encodings import dumps, pickle_array
 from tests.hostile.case import Case
 from tests.hostile.crafted_any import written
 from tests.pickles import ACTING, short

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from ckpttool.encodings.pickle_values import Dict, Global, PersistentId, PickleObject, dumps
+from ckpttool.encodings import Dict, Global, PersistentId, PickleObject, dumps
 from tests.hostile.case import Case
 from tests.hostile.torch_files import (
     FLOATS,

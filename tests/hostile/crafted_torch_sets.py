@@ -11,7 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from ckpttool.encodings.pickle_values import Global, PersistentId, PickleObject, dumps
+from ckpttool.encodings import Global, PersistentId, PickleObject, dumps
 from ckpttool.formats.common import MAGIC
 from tests.hostile.case import BAIT, Case
 from tests.hostile.crafted_any import written

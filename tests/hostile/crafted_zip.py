@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from ckpttool.encodings.pickle_values import dumps
+from ckpttool.encodings import dumps
 from tests.hostile.case import Case
 from tests.hostile.crafted_any import written
 from tests.hostile.torch_files import ONE, changed, members, storage, tensor, zipped

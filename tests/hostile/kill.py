@@ -31,11 +31,8 @@ from ckpttool.commands import folder
 from ckpttool.commands.digest import digest_checkpoint
 from ckpttool.commands.restore import read_verified_sidecar, restore_agent
 from ckpttool.commands.save import save
-from ckpttool.core import atomic_write, sidecar
-from ckpttool.core.atomic_write import find_pending_files, is_hidden_name
-from ckpttool.core.errors import CkpttoolError
-from ckpttool.core.sidecar import Sidecar
-from ckpttool.formats.detect import open_checkpoint, resolve
+from ckpttool.core import CkpttoolError, Sidecar, atomic_write, find_pending_files, is_hidden_name, sidecar
+from ckpttool.formats import open_checkpoint, resolve
 from tests.hostile import started  # noqa: F401  # the child finds all imported
 from tests.trees import torch_tree
 

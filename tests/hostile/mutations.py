@@ -22,7 +22,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
-from ckpttool.core.errors import CkpttoolError
+from ckpttool.core import CkpttoolError
 from ckpttool.encodings import protobuf as varint
 from ckpttool.encodings import sstable
 from tests.bundle_writer import masked

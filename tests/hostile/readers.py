@@ -44,8 +44,8 @@ def tensor(dtype: str, shape: Sequence[int], data: bytes | memoryview) -> str:
 def ours(path: str) -> Form:
     """Return what ckpttool reads, by the names that the format itself uses."""
     from ckpttool.commands.digest import digest_checkpoint
-    from ckpttool.core.errors import CkpttoolError
-    from ckpttool.formats.detect import open_checkpoint
+    from ckpttool.core import CkpttoolError
+    from ckpttool.formats import open_checkpoint
 
     try:
         found = open_checkpoint(path)
@@ -64,7 +64,7 @@ _NOTED = re.compile(r"dataset (.+) holds [\d,]+ (?:strings|bytes of text), which
 
 
 def _ours(found: Any) -> Form:
-    from ckpttool.core.tree import Leaf
+    from ckpttool.core import Leaf
 
     named = found.format in _NAMED
     form = {}

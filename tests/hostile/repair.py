@@ -13,9 +13,9 @@ from typing import NamedTuple
 
 import google_crc32c
 
-from ckpttool.core.errors import FormatError
+from ckpttool.core import FormatError
 from ckpttool.encodings import protobuf
-from ckpttool.formats.hdf5 import fletcher32
+from ckpttool.formats import fletcher32
 from tests.bundle_writer import MAGIC, masked
 
 _LOCAL_CRC, _CENTRAL_CRC = 14, 16

@@ -18,8 +18,7 @@ import ckpttool.core
 import ckpttool.encodings
 import ckpttool.formats
 import ckpttool.mapping
-from ckpttool.core import plugins
-from ckpttool.core.errors import CkpttoolError
+from ckpttool.core import CkpttoolError, plugins
 from ckpttool.evaluation import environments
 from tests.hostile import readers, room, trial, watched  # noqa: F401  # what the programs import
 

@@ -12,9 +12,7 @@ from collections.abc import Callable
 from functools import cache
 from typing import Any
 
-from ckpttool.core import sidecar
-from ckpttool.core.source import Inline
-from ckpttool.core.tree import Container, Leaf, Tree, key
+from ckpttool.core import Container, Inline, Leaf, Tree, key, sidecar
 from ckpttool.encodings import protobuf
 from ckpttool.formats import common
 from tests import bundle_writer, v1_writer

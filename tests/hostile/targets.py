@@ -19,14 +19,19 @@ from typing import NamedTuple
 
 from ckpttool.commands.digest import digest_checkpoint
 from ckpttool.commands.inspect import summary
-from ckpttool.core import sidecar
-from ckpttool.core.checkpoint import Checkpoint
-from ckpttool.core.errors import CkpttoolError
-from ckpttool.core.source import File, Inline, Span
-from ckpttool.core.tree import Leaf
+from ckpttool.core import Checkpoint, CkpttoolError, File, Inline, Leaf, Span, sidecar
 from ckpttool.encodings import archives, npy, pickle_reader, protobuf, sstable
-from ckpttool.formats import common, hdf5, keras_h5, rllib, safetensors, sb3, tf_common, tf_object_graph
-from ckpttool.formats.detect import open_checkpoint
+from ckpttool.formats import (
+    common,
+    hdf5,
+    keras_h5,
+    open_checkpoint,
+    rllib,
+    safetensors,
+    sb3,
+    tf_common,
+    tf_object_graph,
+)
 from ckpttool.mapping import user_rules
 from tests import bundle_writer, v1_writer
 from tests.hostile import crafted_onnx, starts

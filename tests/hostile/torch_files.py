@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from ckpttool.encodings.pickle_values import Dict, Global, PersistentId, PickleObject, dumps
+from ckpttool.encodings import Dict, Global, PersistentId, PickleObject, dumps
 from tests.hostile.crafted_any import written
 from tests.hostile.zips import Made, archive
 

@@ -91,8 +91,8 @@ def differences(crafted: Mapping[str, Path], times: int, names: Sequence[str] = 
 def verdict(path: str) -> list[Any]:
     """Return what is read at a path, in words that two readings can be compared by."""
     from ckpttool.commands.digest import digest_checkpoint
-    from ckpttool.core.errors import CkpttoolError
-    from ckpttool.formats.detect import open_checkpoint
+    from ckpttool.core import CkpttoolError
+    from ckpttool.formats import open_checkpoint
 
     try:
         found = open_checkpoint(path)
@@ -107,7 +107,7 @@ def verdict(path: str) -> list[Any]:
 def _tensors(found: Any) -> list[str]:
     """Return the digest of every tensor that can be read, and the error of every other one."""
     from ckpttool.commands.digest import hash_tensor
-    from ckpttool.core.errors import CkpttoolError
+    from ckpttool.core import CkpttoolError
 
     each = []
     for _, leaf in found.tree.tensors():

@@ -228,7 +228,7 @@ class _Try:
     # --- Conversion -------------------------------------------------------------------------------------
 
     def _convert(self) -> None:
-        from ckpttool.core.errors import CkpttoolError
+        from ckpttool.core import CkpttoolError
 
         try:
             net = self._into() if self.way == "into" else self._written()
@@ -403,7 +403,7 @@ def compare(found: np.ndarray, wanted: np.ndarray) -> None:
 
 def _like(target: str, name: str, shapes: Sequence[tuple[int, ...]], style: str) -> Any:
     from ckpttool.commands import load_into
-    from ckpttool.networks.worker import ModelSpec
+    from ckpttool.networks import ModelSpec
     from tests.test_like import InThisProcess
 
     load_into.ModelProcess = InThisProcess  # type: ignore[assignment,misc]

@@ -131,7 +131,7 @@ def judge(target: str, folder: str) -> None:
 def _converted(target: str, name: str, at: Path, expected: np.ndarray) -> tuple[str, str]:
     """Convert with `--like`, following hints; return the state and why."""
     from ckpttool import convert
-    from ckpttool.core.errors import CkpttoolError
+    from ckpttool.core import CkpttoolError
 
     origin: str | None = None
     kinds: list[str] = []
@@ -170,7 +170,7 @@ def _converted(target: str, name: str, at: Path, expected: np.ndarray) -> tuple[
 
 def _like(target: str, name: str) -> Any:
     from ckpttool.commands import load_into
-    from ckpttool.networks.worker import ModelSpec
+    from ckpttool.networks import ModelSpec
     from tests.test_like import InThisProcess
 
     load_into.ModelProcess = InThisProcess  # type: ignore[assignment,misc]

@@ -284,7 +284,7 @@ class _Tries:
 
     def _filled(self, options: dict[str, Any], epsilons: Sequence[tuple[str, float]] = ()) -> Cell:
         from ckpttool.commands.load_into import load_into
-        from ckpttool.core.errors import CkpttoolError
+        from ckpttool.core import CkpttoolError
 
         self.left -= 1
         twin = self.side.build(self.twins, 7)
