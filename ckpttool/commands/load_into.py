@@ -180,7 +180,7 @@ def build_model_skeleton(
 ) -> Skeleton:
     """Return the skeleton of a model of a framework (torch, keras, tensorflow).
 
-    `modules` are as agents.skeleton describes them, `places` says where the tensors that they name lie in
+    `modules` are as networks.model_child describes them, `places` says where the tensors that they name lie in
     `tree`.
     """
     parts = [_part(module, places, framework) for module in modules]

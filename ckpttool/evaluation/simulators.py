@@ -107,7 +107,7 @@ class Simulator(Protocol):
 
 
 class DeviceVector:
-    """A task and a number of rows, to be played as a whole (see agents.rollout.rollouts)."""
+    """A task and a number of rows, to be played as a whole (see rollout.rollouts)."""
 
     engine = DEVICE_ENGINE
 

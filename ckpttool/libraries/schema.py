@@ -272,7 +272,7 @@ class ObservationNormalizer(NamedTuple):
 class AgentMetadata(NamedTuple):
     """What is known of an agent's networks besides their weights: its codebase's habit, or what a file says.
 
-    `head` is what turns the last layer into an action (see agents.components), `hidden` the activation
+    `head` is what turns the last layer into an action (see build.HEADS), `hidden` the activation
     after every hidden layer (`activations` where they differ, in their order), `epsilon` that of its layer
     norms. Bounds are per action; `env` is an environment's id, `env_arguments` what it was made with, and
     `wrappers` the names and arguments of what training wrapped it in, the first one innermost. `stacked` is
@@ -451,7 +451,7 @@ def canonical_setting_path(optimizer: str, name: str) -> Path:
 
 Bounds = tuple[list[float], list[float]]
 
-# Maps that are one map for some bounds (agents.components.HEADS says what each is).
+# Maps that are one map for some bounds (networks.build.HEADS lists them).
 _FAMILIES = (frozenset(("tanh", "affine", "tanh_clip_affine")), frozenset(("clip", "clip_affine")))
 
 

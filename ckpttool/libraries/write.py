@@ -259,7 +259,7 @@ class WritingTable:
 
     `optimizers` and `counters` lead from canonical names ("critic_optimizer/q1") to their places; with
     `fresh` the library needs the optimizers even where the agent has none; at `joint` it has one of all
-    networks, which no canonical optimizer is. `head` is the action map of its classes (agents.components),
+    networks, which no canonical optimizer is. `head` is the action map of its classes (build.HEADS),
     `hidden` the activation that they have unless they are told another, `depth` the number of their layers;
     "" and 0 where these may be any. `alike` says that all networks have the same hidden sizes, `values` that
     Q-functions give one number, `late` that they may take the action after the first layer. An agent without

@@ -14,7 +14,7 @@ from ckpttool.core.errors import EnvironmentMismatchError, FormatError, Unsuppor
 # The finished network: a frozen small graph of typed layers that no framework owns.
 #
 # Values are numbered: first the inputs in their order, then one per node. A backend turns the whole
-# graph into one function (see agents.policy); a new kind of layer is one more class here and one more
+# graph into one function (see Policy); a new kind of layer is one more class here and one more
 # row in each backend's table.
 
 ActivationName = Literal["relu", "tanh", "sigmoid", "elu", "leaky_relu", "gelu", "silu", "softplus", "linear"]
@@ -153,7 +153,7 @@ class Network:
     `inputs` are names and widths, such as `("obs", 17)`, or shapes without the batch, `("obs", (64, 64, 3))`;
     a network that carries state lists its state slots' names among the inputs as well. `output` is the number
     of the value to return. `members` above 1 means several networks' arrays in one, each with a member axis
-    first (see agents.stacking).
+    first (see stack_networks).
     """
 
     inputs: tuple[tuple[str, int | tuple[int, ...]], ...]
