@@ -831,9 +831,10 @@ class TestFloat32Products:
         for kind in ("cpu", "cuda"):
             assert Float32Precision(kind, convolutions=False).in_force()
         assert not Float32Precision("cuda").in_force()
-        monkeypatch.setattr(torch._C, "_set_fp32_precision_setter", None)
         module: Any = plugins.find("backends", "torch").load()
-        assert module.build(ACTOR).step(normal(2, 17))[0].shape == (2, 6)
+        with monkeypatch.context() as patch:  # undone before the settings are restored
+            patch.setattr(torch._C, "_set_fp32_precision_setter", None)
+            assert module.build(ACTOR).step(normal(2, 17))[0].shape == (2, 6)
 
     @pytest.mark.parametrize(
         "setting", ["generic.all=tf32", "cuda.matmul=tf32", "cuda.conv=ieee", "mkldnn.conv=bf16"]

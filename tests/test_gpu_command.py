@@ -99,7 +99,7 @@ class Faulty:
 
     def __init__(self, policy: Any, **faults: Callable[..., Any]) -> None:
         self._policy, self._faults = policy, faults
-        self.device, self.play, self.act = policy.device, policy.play, policy.act
+        self.device, self.act = policy.device, policy.act
 
     def step(self, obs: Any, state: Any = ()) -> Any:
         change = self._faults.get("obs", lambda given: given)
