@@ -101,7 +101,8 @@ def passed(held: Held, to: str) -> tuple[Held, ConversionPlan]:
     options: dict[str, Any] = dict(kind.options)
     if options.get("graph"):
         options["counter"] = 1
-    stored = writer.stored(way.tree, **options) if hasattr(writer, "stored") else way.tree
+    as_stored = getattr(writer, "stored", None)
+    stored = way.tree if as_stored is None else as_stored(way.tree, **options)
     known = restore.merge_metadata(
         held.known, restore.read_metadata(held.binding, select_network_leaves(way.source, held.binding))
     )

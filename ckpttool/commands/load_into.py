@@ -180,8 +180,8 @@ def build_model_skeleton(
 ) -> Skeleton:
     """Return the skeleton of a model of a framework (torch, keras, tensorflow).
 
-    `modules` are as networks.model_child describes them, `places` says where the tensors that they name lie in
-    `tree`.
+    `modules` are as networks.model_child describes them, `places` says where the tensors that they name
+    lie in `tree`.
     """
     parts = [_part(module, places, framework) for module in modules]
     return Skeleton(_FRAMEWORKS[framework], tree, parts)

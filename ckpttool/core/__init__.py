@@ -1,11 +1,12 @@
 """Foundation: trees, sources, files, errors, limits and plugins."""
 
-import importlib
-from typing import TYPE_CHECKING, Any
-
 # Names that other programs import from the package: they are imported from their files when first used.
+# This file imports nothing: `python -m ckpttool` runs it before it leaves the working directory.
 
+TYPE_CHECKING = False  # type checkers take it for True
 if TYPE_CHECKING:
+    from typing import Any
+
     from ckpttool.core.activations import (
         ActivationTracker,
         AxisOrder,
@@ -266,8 +267,10 @@ _HOMES = {
 }
 
 
-def __getattr__(name: str) -> Any:
+def __getattr__(name: str) -> "Any":
     """Import the name's file when the name is used."""
+    import importlib
+
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(importlib.import_module(f"{__name__}.{_HOMES[name]}"), name)
