@@ -28,18 +28,11 @@ from ckpttool.core.errors import (
 from ckpttool.core.text import clean, compile_glob, format_count, no_match_error
 from ckpttool.core.tree import Leaf, Path, Record, Role, Tree, ValueLeaf, display, path_to_json
 from ckpttool.formats.detect import open_checkpoint
-from ckpttool.libraries.schema import (
-    ALL_OPTIMIZED,
-    JOINT,
-    NETWORKS,
-    VALUES,
-    RecognizedAgent,
-    canonical_setting_path,
-)
 
 if TYPE_CHECKING:
     from ckpttool.commands.restore import Agent
     from ckpttool.core.tree import Container
+    from ckpttool.libraries.schema import RecognizedAgent
 
 
 # What is told of a file that asks for more than plain data: its sentence, its notes, its JSON object.
@@ -122,8 +115,8 @@ def _format_location(each: CodeReference) -> str:
 Topic = Literal["loading", "numbers", "optimizer", "agent", "environment", "layout", "model"]
 
 
-# Entries of a file that are networks by their names.
-_NETWORKS = frozenset((*NETWORKS, *VALUES, "policy", "model", "state_dict", "model_state_dict"))
+# Entries of a file that are networks by their names, besides those of the canonical agent.
+_MODELS = ("policy", "model", "state_dict", "model_state_dict")
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,9 +159,12 @@ def weightless_findings(checkpoint: Checkpoint, *, values: bool) -> Iterator[Fin
         if values or not any(True for _ in tree.plain()):
             yield Finding("model", "the checkpoint holds no weights", fix)
         return
+    from ckpttool.libraries.schema import NETWORKS, VALUES
+
     held = {path[:1] for path in tree}
+    named = {*NETWORKS, *VALUES, *_MODELS}
     for path in tree.containers:
-        if len(path) == 1 and path not in held and str(path[0].value) in _NETWORKS:
+        if len(path) == 1 and path not in held and str(path[0].value) in named:
             yield Finding("model", f"{path[0].value} holds no weights", fix)
 
 
@@ -284,6 +280,8 @@ def count_training(checkpoint: Checkpoint, binding: RecognizedAgent | None) -> d
     """
     found: dict[str, int] = {}
     if binding is not None:
+        from ckpttool.libraries.schema import ALL_OPTIMIZED, JOINT, canonical_setting_path
+
         places = {move.target: move for move in reversed(binding.moves.moves)}
         for target, move in places.items():
             if len(target) == 1 and (name := str(target[0].value)) in COUNTERS:
