@@ -1,4 +1,4 @@
-"""Terminal browser: its start, where there is a terminal and textual is installed."""
+"""Terminal browser: start-up, checking for a terminal and for textual."""
 
 from __future__ import annotations
 
@@ -15,37 +15,37 @@ from ckpttool.commands.diff import AUTO
 from ckpttool.commands.inspect import format_command
 from ckpttool.core.errors import MissingExtraError, UsageError
 
-# Opening what is browsed behind the caller: small checkpoints are there at once, others take seconds.
+# Background listing: small checkpoints open at once, others take seconds.
 
 
 class BackgroundListing:
-    """A listing on its way. `title` names it while it is."""
+    """Listing in progress in a background thread; `title` names it meanwhile."""
 
     def __init__(self, title: str, list_it: Callable[[], BrowserListing]) -> None:
-        """Begin."""
+        """Start the listing."""
         self.title = title
         self._list_it = list_it
         self._listing: BrowserListing | None = None
         self._error: Exception | None = None
-        # The limits that were chosen hold there too.
+        # Keep the user's limits in the thread.
         work = contextvars.copy_context().run
         self._thread = threading.Thread(target=work, args=(self._work,), daemon=True, name="opening")
         self._thread.start()
 
     def wait(self, seconds: float) -> bool:
-        """Wait that long at most; say whether it is done."""
+        """Wait at most that long; return whether the listing is done."""
         self._thread.join(seconds)
         return not self._thread.is_alive()
 
     def listing(self) -> BrowserListing:
-        """Return what was listed; raise what stood in the way."""
+        """Return the listing, or raise the error that stopped it."""
         self._thread.join()
         if self._listing is None:
             raise self._error or RuntimeError("nothing was listed")
         return self._listing
 
     def _work(self) -> None:
-        # A listing makes many objects and no rubbish, which nobody need go through again and again.
+        # A listing creates many objects but no garbage, so skip garbage collection.
         gc.disable()
         try:
             self._listing = self._list_it()
@@ -56,19 +56,19 @@ class BackgroundListing:
             gc.enable()
 
 
-# Starting the browser: where there is a terminal, and what draws on it is installed.
+# Start-up: checks for a terminal and for the installed library.
 
 HINT = "pip install 'ckpttool[browse]'"
-# What is listed by then, or is no checkpoint, needs no screen that says that it is being opened.
+# A listing or an error that arrives this early needs no waiting screen.
 _PATIENCE_S = 0.5
 
 
 def browse(
     path: str, other: str | None = None, *, glob: str | None = None, by: str = AUTO, layout: str | None = None
 ) -> int:
-    """Show what is at the path until a person leaves; return the exit status.
+    """Show the checkpoint at the path until the user quits; return the exit status.
 
-    Raise UsageError where there is no terminal, MissingExtraError without textual, and what listing raises.
+    Raise UsageError without a terminal, MissingExtraError without textual, and any error of listing.
     """
     require_terminal(path)
     if importlib.util.find_spec("textual") is None:
@@ -86,7 +86,7 @@ def browse(
 
 
 def require_terminal(path: str) -> None:
-    """Raise UsageError unless a person sees what is drawn, and can answer."""
+    """Raise UsageError unless stdin, stdout and stderr are a terminal."""
     streams = (sys.__stdin__, sys.__stdout__, sys.__stderr__)
     if os.environ.get("TERM") == "dumb" or not all(each is not None and each.isatty() for each in streams):
         raise UsageError(

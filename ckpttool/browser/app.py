@@ -1,4 +1,4 @@
-"""Application and screens."""
+"""Application and screens of the browser."""
 
 from __future__ import annotations
 
@@ -52,23 +52,24 @@ from ckpttool.commands.inspect import ModuleSummary, Sort, TensorRow
 from ckpttool.commands.stats import ChangedEntry, Moments
 from ckpttool.core.tree import Leaf
 
-# The screens over the tree: pages of text, and the table of a tensor's values.
+# Screens above the tree: pages of text, and the table of a tensor's values.
 
 _WIDE, _WRAP, _WRAP_WIDE = 130, 5, 10
 
 
 def textual_bindings(keys: Sequence[BrowserKey]) -> list[Any]:
-    """Return the keys as Textual wants them.
+    """Return the keys as Textual bindings.
 
-    They are the screen's before any pane's: what is typed ahead, over a slow line, meets what it follows.
+    The screen handles them before any pane does, so that keys typed ahead over a slow connection reach
+    the screen that the preceding keys opened.
     """
     return [Binding(key.names, key.action, key.does, show=False, priority=True) for key in keys if key.names]
 
 
 def key_line(keys: Sequence[BrowserKey], cells: int, *, two: bool) -> Line:
-    """Return as many keys as fit into one line, with a word for each; help and quit first of all."""
+    """Return as many keys with their words as fit into one line; help and quit have priority."""
     shown = [key for key in keys if key.word and (two or not key.two)]
-    # Of two keys the first one, which is the forward one.
+    # Of a pair of keys, show the first (forward) one.
     names = {key: key.shown.partition("  ")[0] for key in shown}
     widths = {key: len(names[key]) + len(key.word) + 3 for key in shown}
     kept: list[BrowserKey] = []
@@ -83,7 +84,7 @@ def key_line(keys: Sequence[BrowserKey], cells: int, *, two: bool) -> Line:
 
 
 class PageScreen(Screen[None]):
-    """A page of text over all."""
+    """Full-screen page of text."""
 
     BINDINGS = textual_bindings(PAGE)
 
@@ -92,13 +93,13 @@ class PageScreen(Screen[None]):
         self._heading, self._write = title, write
 
     def compose(self) -> ComposeResult:
-        """Give the title, the page and the keys."""
+        """Yield the title, the page and the keys."""
         yield Bar(id="title")
         yield Page(id="page")
         yield Bar(id="keys")
 
     def on_mount(self) -> None:
-        """Fill them."""
+        """Fill the widgets."""
         self.query_one("#title", Bar).show(lambda cells: (TextPiece(pad_text(self._heading, cells), "head"),))
         self.query_one("#keys", Bar).show(lambda cells: key_line(PAGE, cells, two=False))
         page = self.query_one(Page)
@@ -111,13 +112,13 @@ class PageScreen(Screen[None]):
 
 
 class IndexInput(Input):
-    """Where an index is typed."""
+    """Input line for an index."""
 
     BINDINGS = [Binding("escape", "screen.no_index", show=False)]  # noqa: RUF012  # Textual's own form
 
 
 class ValuesScreen(Screen[None]):
-    """The table of values of one tensor, or of both sides' and of what lies between."""
+    """Table of one tensor's values, or of both sides and their difference."""
 
     BINDINGS = textual_bindings(VALUES)
 
@@ -134,7 +135,7 @@ class ValuesScreen(Screen[None]):
         self._side = 0
 
     def compose(self) -> ComposeResult:
-        """Give the title, the table, what is under the cursor and the keys."""
+        """Yield the title, the table, the cursor position and the keys."""
         yield Bar(id="title")
         wrap = _WRAP_WIDE if self.app.size.width >= _WIDE else _WRAP
         _, block, known = self._sides[0]
@@ -149,7 +150,7 @@ class ValuesScreen(Screen[None]):
         return self.query_one(GridPane)
 
     def on_mount(self) -> None:
-        """Begin where the largest difference is, else at the first cell."""
+        """Start at the largest difference, or else at the first cell."""
         two = len(self._sides) > 1
         self.query_one("#keys", Bar).show(lambda cells: key_line(VALUES, cells, two=two))
         self.query_one("#index").display = False
@@ -174,23 +175,23 @@ class ValuesScreen(Screen[None]):
         self.query_one("#cell", Bar).show(lambda cells: (TextPiece(pad_text(self.pane.value(), cells)),))
 
     def on_grid_pane_cell_cursor_changed(self) -> None:
-        """Say where the cursor is."""
+        """Show the cursor position."""
         self._show_position()
 
     def on_grid_pane_cells_needed(self) -> None:
-        """Have the cells read that are seen."""
+        """Request the visible cells."""
         self._request(self.pane.reading(self._post_result))
 
     def _post_result(self, take: Callable[[], None]) -> None:
         self.app.post_message(ReaderResult(take))
 
     def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
-        """Leave all keys to the index while it is typed."""
+        """Send all keys to the index input while the user types."""
         del parameters
         return action == "no_index" or not self.query_one("#index").display
 
     def action_table(self, by: int) -> None:
-        """Go to the next table."""
+        """Move by `by` tables."""
         self.pane.go(self.pane.table + by, self.pane.row, self.pane.column)
 
     def action_side(self) -> None:
@@ -200,14 +201,14 @@ class ValuesScreen(Screen[None]):
         self.pane.turn(block, known)
 
     def action_go(self) -> None:
-        """Let an index be typed."""
+        """Open the index input."""
         index = self.query_one("#index", Input)
         index.value = ""
         index.display = True
         self.set_focus(index)
 
     def on_input_submitted(self, event: Input.Submitted) -> None:
-        """Go to the index that was typed; wait for another where there is none such."""
+        """Go to the index entered; on an invalid index, ask again."""
         event.stop()
         try:
             at = self.pane.grid.cell([int(word) for word in event.value.replace(",", " ").split()])
@@ -219,7 +220,7 @@ class ValuesScreen(Screen[None]):
         self.pane.go(*at)
 
     def action_no_index(self) -> None:
-        """Give up typing."""
+        """Close the index input."""
         self.query_one("#index").display = False
         self.set_focus(self.pane)
 
@@ -228,20 +229,20 @@ class ValuesScreen(Screen[None]):
         self.dismiss()
 
 
-# Walking through the tree: search, jumps, differences, and what the last line says of them.
+# Navigation in the tree: search, jumps, differences, and their messages in the last line.
 
 _ORDERS: dict[Sort, Sort] = {"file": "size", "size": "name", "name": "file"}
 _SAID = {"file": "as in the file", "size": "the largest first", "name": "by name"}
 
 
 class SearchInput(Input):
-    """Where a search is typed."""
+    """Input line for a search."""
 
     BINDINGS = [Binding("escape", "screen.no_search", show=False)]  # noqa: RUF012  # Textual's own form
 
 
 class WalkScreen(Screen[None]):
-    """A screen with a tree, its cursor, and a last line in which a search is typed."""
+    """Screen with a tree, its cursor, and a bottom line for typing a search."""
 
     def __init__(self, listing: BrowserListing) -> None:
         super().__init__()
@@ -261,42 +262,42 @@ class WalkScreen(Screen[None]):
         return self.query_one(TreePane)
 
     def last_words(self, cells: int) -> Line:
-        """Return what is to be said, and as many keys as fit beside it."""
+        """Return the current message and as many keys as fit beside it."""
         said = f" {fit_text(self._shown_message[1], cells - 2)} " if self._shown_message is not None else ""
         keys = key_line(TREE, cells - len(said), two=self.comparison is not None)
         return (TextPiece(said, "mark"), *keys) if said else keys
 
     def show_message(self, text: str) -> None:
-        """Say something in the last line until the cursor moves on."""
+        """Show a message in the last line until the cursor moves."""
         entry = self.tree_pane.entry
         self._shown_message = (entry.path if entry is not None else "", text) if text else None
         self.query_one("#keys", Bar).refresh()
 
     def clear_message(self) -> None:
-        """Say nothing more where the cursor has moved on."""
+        """Remove the message if the cursor has moved."""
         entry = self.tree_pane.entry
         if self._shown_message is not None and entry is not None and entry.path != self._shown_message[0]:
             self.show_message("")
 
     def jump(self, path: str) -> None:
-        """Go to an entry, and remember where that was from."""
+        """Go to an entry, and remember the previous position."""
         entry = self.tree_pane.entry
         if self.tree_pane.reveal(path) and entry is not None and entry.path != path:
             self._history.append(entry.path)
 
     def action_back(self) -> None:
-        """Go back from the last jump."""
+        """Return to the position before the last jump."""
         if self._history:
             self.tree_pane.reveal(self._history.pop())
         else:
             self.show_message("no jump to go back from")
 
     def action_alias(self) -> None:
-        """Go to the next of a tensor's names that stand in the tree."""
+        """Go to the next alias of the tensor in the tree."""
         self._round(self.listing.ways, "no other name of it stands in the tree")
 
     def action_relative(self) -> None:
-        """Go from a slot to its parameter, and round that one's slots."""
+        """Go from a slot to its parameter, then cycle through that parameter's slots."""
         self._round(self.listing.relatives, "no optimizer keeps anything for it")
 
     def _round(self, ring: Callable[[str], tuple[str, ...]], none: str) -> None:
@@ -309,7 +310,7 @@ class WalkScreen(Screen[None]):
         self.jump(names[(at + 1) % len(names)])
         self.show_message(f"{(at + 1) % len(names) + 1} of {len(names)}")
 
-    def action_difference(self, backwards: bool) -> None:  # Textual's actions take positions
+    def action_difference(self, backwards: bool) -> None:  # Textual passes action arguments by position
         """Go to the next entry that differs."""
         if self.comparison is None:
             self.show_message("nothing to compare with: ckpttool browse PATH PATH")
@@ -319,11 +320,11 @@ class WalkScreen(Screen[None]):
         self._go(hits, backwards=backwards, none=self.comparison.state())
 
     def action_everything(self) -> None:
-        """Unfold all that is in a module."""
+        """Unfold everything in a module."""
         self.tree_pane.everything()
 
     def action_sort(self) -> None:
-        """Show the next order."""
+        """Switch to the next sort order."""
         outline = self.tree_pane.outline
         if outline is not None:
             self.tree_pane.order(_ORDERS[outline.sort])
@@ -337,7 +338,7 @@ class WalkScreen(Screen[None]):
         return self._index
 
     def action_search(self) -> None:
-        """Let something be typed that is searched for."""
+        """Open the search input."""
         entry = self.tree_pane.entry
         self._origin = entry.path if entry is not None else None
         self.query_one("#keys").display = False
@@ -347,11 +348,11 @@ class WalkScreen(Screen[None]):
         )
         box = self.query_one("#search", Input)
         box.value = ""
-        # At once: what is typed ahead belongs into it.
+        # Focus at once, so that keys typed ahead go to the input.
         self.set_focus(box)
 
     def _found(self) -> tuple[int, int] | None:
-        """Return which of the hits the cursor is on, from 1, and how many there are."""
+        """Return the number of the current hit, from 1, and the number of hits."""
         if not self.tree_pane.query_text:
             return None
         entry = self.tree_pane.entry
@@ -359,12 +360,12 @@ class WalkScreen(Screen[None]):
         return (self._hits.index(at) + 1 if at in self._hits else 0, len(self._hits))
 
     def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
-        """Leave all keys to what is searched for while it is typed."""
+        """Send all keys to the search input while the user types."""
         del parameters
         return action == "no_search" or not self.query_one("#asking").display
 
     def on_input_changed(self, event: Input.Changed) -> None:
-        """Go to the first hit from where the search began."""
+        """Go to the first hit after the position where the search began."""
         if not self.query_one("#asking").display:
             return
         self.tree_pane.query_text = event.value
@@ -378,7 +379,7 @@ class WalkScreen(Screen[None]):
         self.query_one("#hits", Bar).refresh()
 
     def on_input_submitted(self, event: Input.Submitted) -> None:
-        """Stay at the hit."""
+        """Close the search input and stay at the hit."""
         event.stop()
         entry = self.tree_pane.entry
         if self._origin is not None and entry is not None and entry.path != self._origin:
@@ -387,7 +388,7 @@ class WalkScreen(Screen[None]):
         self.show_message(model.format_hits(self._found()))
 
     def action_no_search(self) -> None:
-        """Go back to where the search began."""
+        """Return to the position where the search began."""
         self.tree_pane.query_text = ""
         self._hits = []
         if self._origin is not None:
@@ -399,7 +400,7 @@ class WalkScreen(Screen[None]):
         self.query_one("#keys").display = True
         self.set_focus(self.tree_pane)
 
-    def action_following(self, backwards: bool) -> None:  # Textual's actions take positions
+    def action_following(self, backwards: bool) -> None:  # Textual passes action arguments by position
         """Go to the next hit of the last search."""
         none = model.format_hits(self._found()) or "nothing was searched for: /"
         self._go(self._hits, backwards=backwards, none=none)
@@ -415,14 +416,14 @@ class WalkScreen(Screen[None]):
         self.show_message(f"{hits.index(hit) + 1:,} of {len(hits):,}")
 
 
-# The first screen: tree and details side by side, what is read for them, and where the keys lead.
+# Main screen: tree and details side by side, background reading, and the key actions.
 
-# Who runs down the tree wants no tensor on the way read; marks that come by the thousand are drawn together.
+# Do not read tensors while the cursor moves quickly; draw marks in batches.
 _REST_S, _TOLD_S = 0.06, 0.15
 
 
 class MainScreen(WalkScreen):
-    """The tree, and what is known of the entry that its cursor is on."""
+    """Tree, and details of the entry under the cursor."""
 
     BINDINGS = textual_bindings(TREE)
 
@@ -433,7 +434,7 @@ class MainScreen(WalkScreen):
         self._rest: Timer | None = None
 
     def compose(self) -> ComposeResult:
-        """Give the title, the two panes and the last line."""
+        """Yield the title, the two panes and the last line."""
         yield Bar(id="title")
         with Container(id="body"):
             yield TreePane(id="tree")
@@ -450,7 +451,7 @@ class MainScreen(WalkScreen):
         return self.query_one("#details", Page)
 
     def on_mount(self) -> None:
-        """Show the first lines, and begin to compare where there is something to compare."""
+        """Show the first lines, and start the comparison if there are two checkpoints."""
         self.query_one("#asking").display = False
         self.query_one("#slash", Bar).show(lambda _: (TextPiece("/", "mark"),))
         self.query_one("#title", Bar).show(
@@ -463,10 +464,10 @@ class MainScreen(WalkScreen):
         if self.comparison is not None:
             self.reader.request("comparison", self._comparing(self.comparison))
 
-    # --- what is shown of the entry under the cursor
+    # --- details of the entry under the cursor
 
     def on_tree_pane_tree_cursor_changed(self) -> None:
-        """Show the entry at once, and read it if the cursor rests on it."""
+        """Show the entry at once; read its values if the cursor rests on it."""
         self._show()
         self.clear_message()
         if self._rest is not None:
@@ -474,7 +475,7 @@ class MainScreen(WalkScreen):
         self._rest = self.set_timer(_REST_S, self._read)
 
     def on_tree_pane_entry_activated(self) -> None:
-        """Do what Enter does."""
+        """Handle Enter."""
         self.action_enter()
 
     def _show(self, *, stay: bool = False) -> None:
@@ -510,12 +511,12 @@ class MainScreen(WalkScreen):
             self._show(stay=True)
 
     def on_reader_result(self, message: ReaderResult) -> None:
-        """Take up what the reading thread found."""
+        """Apply a result of the reader thread."""
         message.stop()
         message.take()
 
     def _comparing(self, comparison: ComparisonState) -> Job:
-        """Compare, and have marks drawn several times a second."""
+        """Compare the checkpoints, updating the marks several times a second."""
         waiting: list[tuple[str, ChangedEntry | str | None]] = []
         told = time.monotonic()
         for _ in comparison.steps(lambda name, found: waiting.append((name, found))):
@@ -537,7 +538,7 @@ class MainScreen(WalkScreen):
     # --- keys
 
     def action_enter(self) -> None:
-        """Fold or unfold a module, show a tensor's values, follow a name to its tensor."""
+        """Fold or unfold a module, show a tensor's values, or go from an alias to its tensor."""
         entry = self.tree_pane.entry
         if isinstance(entry, ModuleSummary):
             self.tree_pane.toggle()
@@ -547,27 +548,27 @@ class MainScreen(WalkScreen):
             self.action_values()
 
     def action_other_pane(self) -> None:
-        """Give the keys to the other pane."""
+        """Move the focus to the other pane."""
         self.set_focus(self.page if self.tree_pane.has_focus else self.tree_pane)
         self.tree_pane.refresh()
 
     def action_leave(self) -> None:
-        """End."""
+        """Quit the browser."""
         self.app.exit(0)
 
-    # --- screens over this one
+    # --- screens above this one
 
     def action_about(self) -> None:
-        """Show what is known of the checkpoint as a whole."""
+        """Show an overview of the checkpoint."""
         self.app.push_screen(PageScreen("About", lambda cells: model.about_lines(self.listing, cells)))
 
     def action_help(self) -> None:
-        """Show what the keys do."""
+        """Show the key help."""
         two = self.comparison is not None
         self.app.push_screen(PageScreen("Keys", lambda cells: model.key_help(cells, two=two)))
 
     def action_histogram(self) -> None:
-        """Show the histogram of the tensor, of both sides where there are two."""
+        """Show the histogram of the tensor, for both sides if there are two."""
         entry = self.tree_pane.entry
         known = self._known.get(entry.path) if entry is not None else None
         if known is None or not any(each is not None and each.histogram for each in known):
@@ -579,7 +580,7 @@ class MainScreen(WalkScreen):
         self.app.push_screen(PageScreen(title, lambda cells: model.histogram_lines(known, cells)))
 
     def action_values(self) -> None:
-        """Show the values of the tensor."""
+        """Show the tensor's values."""
         entry = self.tree_pane.entry
         name = entry.target if isinstance(entry, AliasRow) else entry.path if entry is not None else ""
         sides = self._blocks(name)
@@ -597,7 +598,7 @@ class MainScreen(WalkScreen):
         )
 
     def _blocks(self, name: str) -> tuple[Leaf, list[tuple[str, CellSource, Moments | None]]] | None:
-        """Return where the values of each side come from, and their difference where that has a meaning."""
+        """Return each side's cell source, and their difference if it is defined."""
         known = self._known.get(name, (None, None))
         rows = [row for row in self._sides(name) if isinstance(row, TensorRow)]
         if not rows:
@@ -619,14 +620,14 @@ def _bind_result(take: Callable[[Any], None], found: Any) -> Callable[[], None]:
     return lambda: take(found)
 
 
-# The browser as a program of the terminal: it waits for the listing, then shows it, and ends in order.
+# Browser application: it waits for the listing, shows it, and exits cleanly.
 
 _POLL_S = 0.05
 _INTERRUPTED = 130
 
 
 class Browser(App[int]):
-    """Show what is opened. `fault` is what ended it before its time."""
+    """Browser application. `fault` is the error that ended it early."""
 
     ENABLE_COMMAND_PALETTE = False
     HORIZONTAL_BREAKPOINTS = [(0, "-narrow"), (72, "-wide")]  # noqa: RUF012  # as Textual types it
@@ -652,13 +653,13 @@ class Browser(App[int]):
     """
 
     def __init__(self, opening: BackgroundListing) -> None:
-        # The terminal's own colours: whoever chose them can read them.
+        # Use the terminal's own colors, which suit the user's background.
         super().__init__(ansi_color=True)
         self.opening = opening
         self.fault: Exception | None = None
 
     def compose(self) -> ComposeResult:
-        """Say what is being opened, until it is."""
+        """Show what is being opened until the listing is done."""
         said = f"opening {self.opening.title} ..."
         bar = Bar()
         bar.show(lambda cells: (TextPiece(fit_text(said, cells), "dim"),))
@@ -680,15 +681,15 @@ class Browser(App[int]):
             self.push_screen(MainScreen(listing, self._failed))
 
     def on_reader_result(self, message: ReaderResult) -> None:
-        """Take up what the reading thread found."""
+        """Apply a result of the reader thread."""
         message.take()
 
     def _failed(self, error: Exception) -> None:
-        # In the reading thread.
+        # Runs in the reader thread.
         self.post_message(ReaderResult(lambda: self._end(error)))
 
     def _handle_exception(self, error: Exception) -> None:
-        # Textual would draw a traceback; our command line has one place for what nobody expected.
+        # Textual would print a traceback; our command line handles unexpected errors in one place.
         self._end(error)
         if self.is_headless:
             super()._handle_exception(error)
@@ -698,5 +699,5 @@ class Browser(App[int]):
         self.exit(1)
 
     def action_interrupt(self) -> None:
-        """End as a program does that is interrupted."""
+        """Exit with the status of an interrupted program."""
         self.exit(_INTERRUPTED)

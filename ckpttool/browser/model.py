@@ -1,4 +1,4 @@
-"""State of the browser, without a screen."""
+"""State of the browser, independent of the screen."""
 
 from __future__ import annotations
 
@@ -40,13 +40,14 @@ if TYPE_CHECKING:
     import numpy as np
 
 
-# The keys of the browser: what each does, for the screens, their last line and the help.
+# Keys of the browser: their actions, for the screens, the last line and the help.
 
 
 class BrowserKey(NamedTuple):
-    """Keys as they are shown and as Textual names them, the action, and what it does.
+    """Keys as shown and as Textual names them, the action, and its description.
 
-    `word` is what the last line says of it; "" where that does not name it. `two` is for two checkpoints.
+    `word` labels the key in the last line ("" to omit it). `two` is true for keys that need two
+    checkpoints.
     """
 
     shown: str
@@ -102,17 +103,17 @@ PAGE: tuple[BrowserKey, ...] = (
 )
 
 
-# Lines of text with tones, before anything draws them: fitted to cells, wrapped, in columns.
+# Lines of styled text, independent of drawing: fitted to cells, wrapped, in columns.
 
-# How a piece is meant; what that looks like is decided where it is drawn (paint.py).
+# Meaning of a piece of text; panes.py maps it to a style.
 Tone = Literal["", "dim", "head", "bar", "good", "warn", "bad", "mark"]
 _LABEL = 9
-# Lines that one fact may take: a name of a megabyte shows its beginning and its end.
+# Maximum lines per fact: a name of a megabyte shows its beginning and its end.
 _MOST = 6
 
 
 class TextPiece(NamedTuple):
-    """Some text of one tone."""
+    """Text of one tone."""
 
     text: str
     tone: Tone = ""
@@ -123,7 +124,7 @@ BLANK: Line = ()
 
 
 def fit_text(text: str, cells: int) -> str:
-    """Return inert text of at most `cells` cells of a terminal, its middle left out where it is longer."""
+    """Return text without control characters, at most `cells` wide, shortened in the middle."""
     text = shorten(clean(text), cells)
     if text.isascii():
         return text
@@ -135,16 +136,16 @@ def fit_text(text: str, cells: int) -> str:
 
 
 def pad_text(text: str, cells: int, *, right: bool = False) -> str:
-    """Return the text fitted to exactly `cells` cells, at the left or at the right of them."""
+    """Return the text fitted to exactly `cells` cells, aligned left or right."""
     text = fit_text(text, cells)
     gap = " " * (cells - cell_len(text))
     return gap + text if right else text + gap
 
 
 def wrap_text(text: str, cells: int, most: int = _MOST) -> list[str]:
-    """Return inert text in lines of at most `cells` cells: broken at blanks and after slashes, else anywhere.
+    """Return text without control characters, wrapped to `cells`: at blanks, after slashes, or anywhere.
 
-    Of more than `most` lines the middle is left out.
+    The middle is left out if there are more than `most` lines.
     """
     text = shorten(clean(text), cells * most)
     lines, here = [], ""
@@ -159,7 +160,7 @@ def wrap_text(text: str, cells: int, most: int = _MOST) -> list[str]:
 
 
 def _break_words(text: str) -> Iterator[str]:
-    """Go through the text in parts after which a line may end."""
+    """Split the text into parts after which a line may break."""
     start = 0
     for at, letter in enumerate(text):
         if letter in " /" and text[at + 1 : at + 2] not in (" ", ""):
@@ -169,41 +170,41 @@ def _break_words(text: str) -> Iterator[str]:
 
 
 def fact_lines(label: str, text: str, cells: int, tone: Tone = "") -> list[Line]:
-    """Return a label and what is said under it, in a column of its own."""
+    """Return a label and its text, wrapped in a separate column."""
     first, *more = wrap_text(text, max(1, cells - _LABEL))
     lines: list[Line] = [(TextPiece(f"{label:<{_LABEL}}", "dim"), TextPiece(first, tone))]
     return lines + [(TextPiece(" " * _LABEL), TextPiece(line, tone)) for line in more]
 
 
 def wrap_paragraph(text: str, cells: int, tone: Tone = "") -> list[Line]:
-    """Return a sentence in lines."""
+    """Return a sentence wrapped to `cells`."""
     return [(TextPiece(line, tone),) for line in wrap_text(text, cells)]
 
 
 def to_plain_text(lines: Iterable[Line]) -> str:
-    """Return the lines as one text without tones."""
+    """Return the lines as plain text without tones."""
     return "\n".join("".join(piece.text for piece in line).rstrip() for line in lines)
 
 
-# What is shown of a checkpoint, or of two side by side: entries by name, and how they belong together.
+# Contents of one checkpoint, or of two side by side: entries by name, and their relations.
 
 Row = TensorRow | ValueRow
 
 
 @dataclass(frozen=True, slots=True)
 class AliasRow(ValueRow):
-    """A further name that people gave to a tensor, at its own place; `target` is the tensor's name."""
+    """Alias from user code, shown at its own place in the tree; `target` is the tensor's path."""
 
     target: str = ""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class BrowserListing:
-    """What the browser shows.
+    """Contents of the browser.
 
-    `summaries` are of one checkpoint, or of the left and the right one. `rows` are all entries by name (the
-    left one's where both have it), `right` those of the right one. `root` holds them and the links. `links`
-    are a tensor's further names that stand in the tree, `slots` what optimizers keep for it.
+    `summaries` has one checkpoint, or the left and the right one. `rows` are all entries by name (the
+    left one's if both have it), `right` those of the right one. `root` holds them and the links.
+    `links` are a tensor's aliases shown in the tree, `slots` the optimizer state of a parameter.
     """
 
     summaries: tuple[CheckpointSummary, ...]
@@ -215,13 +216,13 @@ class BrowserListing:
     right: Mapping[str, Row] | None = None
 
     def ways(self, name: str) -> tuple[str, ...]:
-        """Return the places in the tree that lead to one storage: the tensor's own, then its links."""
+        """Return the tree positions of one storage: the tensor's own path, then its aliases."""
         row = self.rows.get(name)
         name = row.target if isinstance(row, AliasRow) else name
         return (name, *self.links.get(name, ()))
 
     def relatives(self, name: str) -> tuple[str, ...]:
-        """Return a parameter and its slots, whichever of them the name is of."""
+        """Return a parameter and its slots, given the name of either."""
         row = self.rows.get(name)
         of = row.of if isinstance(row, TensorRow) and row.of in self.rows else None
         return (of or name, *self.slots.get(of or name, ()))
@@ -230,10 +231,10 @@ class BrowserListing:
 def list_for_browser(
     path: str, other: str | None = None, *, glob: str | None = None, by: str = AUTO, layout: str | None = None
 ) -> BrowserListing:
-    """List what is at the path, beside it what is at the `other`; no tensor is read.
+    """List the checkpoint at the path, paired with `other` if given; no tensor is read.
 
-    `by` says what is laid side by side as `diff` does. Raise what opening raises, and UsageError for a folder
-    of checkpoints of which none is the latest.
+    `by` selects how entries are paired, as in `diff`. Raise any error of opening, and UsageError for a
+    folder of checkpoints without a latest one.
     """
     left = _require_summary(path, None if other is not None else glob, layout)
     if other is None:
@@ -262,7 +263,7 @@ def _list_one(found: CheckpointSummary) -> BrowserListing:
 
 
 def _add_aliases(tensors: Iterable[TensorRow], rows: dict[str, Row]) -> dict[str, tuple[str, ...]]:
-    """Add a link to `rows` for each further name that people gave; return them by tensor."""
+    """Add a link to `rows` for each alias from user code; return the links by tensor."""
     found: dict[str, tuple[str, ...]] = {}
     for row in tensors:
         names = tuple(name for name in dict.fromkeys(user_given_names(row.aliases)) if name not in rows)
@@ -309,14 +310,14 @@ def _group_slots(rows: Mapping[str, Row]) -> dict[str, tuple[str, ...]]:
     return {name: tuple(slots) for name, slots in found.items()}
 
 
-# The pages that are not about one entry: what the checkpoint is as a whole, and what the keys do.
+# Pages that are not about one entry: the overview and the key help.
 
 _KEY = 11
 _LINES = 200
 
 
 def about_lines(listing: BrowserListing, cells: int) -> list[Line]:
-    """Return what is known of the checkpoint, or of both."""
+    """Return an overview of the checkpoint, or of both."""
     lines: list[Line] = []
     for found in listing.summaries:
         lines += [*_summary_lines(found, cells), BLANK]
@@ -366,7 +367,7 @@ def _load_safety_lines(found: CheckpointSummary, cells: int) -> Iterator[Line]:
 
 
 def key_help(cells: int, *, two: bool) -> list[Line]:
-    """Return what the keys do."""
+    """Return the key help."""
     lines: list[Line] = []
     for title, table in (("In the tree", TREE), ("In the table of values", VALUES)):
         lines.append((TextPiece(title, "head"),))
@@ -383,13 +384,13 @@ def key_help(cells: int, *, two: bool) -> list[Line]:
     return lines
 
 
-# Which entries of two checkpoints differ: told by their form at once, by values as these are read.
+# Comparison of two checkpoints: shapes and types at once, values as they are read.
 
 Mark = Literal["changed", "left", "right", "error"]
 
 
 class ComparisonState:
-    """What is known so far. A thread finds out more in steps; what it found is taken up by `note`."""
+    """Comparison results so far. A thread computes more in steps; `note` records them."""
 
     def __init__(self, listing: BrowserListing, pairs: CheckpointAlignment) -> None:
         self.pairs = pairs
@@ -417,11 +418,11 @@ class ComparisonState:
 
     @property
     def finished(self) -> bool:
-        """Whether every pair has been read."""
+        """Whether every pair has been compared."""
         return len(self.known) == self.total
 
     def steps(self, note: Callable[[str, ChangedEntry | str | None], None]) -> Iterator[None]:
-        """Read the pairs, one in each step; tell what was found: a change, nothing, what was in the way."""
+        """Compare one pair per step; report its change, None if equal, or an error message."""
         for name in self._waiting:
             try:
                 found: ChangedEntry | str | None = self.pairs.change(name)
@@ -431,7 +432,7 @@ class ComparisonState:
             yield
 
     def note(self, name: str, found: ChangedEntry | str | None) -> None:
-        """Take up what was found of a pair."""
+        """Record the result of a pair."""
         self.known.add(name)
         if isinstance(found, str):
             self.errors[name] = found
@@ -441,7 +442,7 @@ class ComparisonState:
             self._mark(name, "changed")
 
     def state(self) -> str:
-        """Return how far it is, in a few words."""
+        """Return the progress or the result in a few words."""
         kinds = list(self.marks.values())
         words = [format_count(kinds.count("changed"), "differs", "differ")]
         words += [f"{kinds.count(side):,} only {side}" for side in ("left", "right") if side in kinds]
@@ -460,12 +461,12 @@ class ComparisonState:
             at = name.rfind("/", 0, at)
 
 
-# What the numbers of one tensor are like: read when it is looked at, large ones in pieces.
+# Statistics of one tensor: read on demand, large tensors in pieces.
 
 
 @dataclass(frozen=True, slots=True)
 class TensorNumbers:
-    """A tensor's moments, a histogram of them and what is no good sign; or the sentence that says why not."""
+    """A tensor's moments, histogram and warning signs, or the error that prevented reading them."""
 
     moments: Moments | None = None
     histogram: tuple[int, ...] = ()
@@ -474,9 +475,9 @@ class TensorNumbers:
 
 
 def read_numbers(row: Row | None, done: Callable[[TensorNumbers | None], None]) -> Iterator[None]:
-    """Read a tensor, a piece in each step; tell what was found at the end, None where nothing can be counted.
+    """Read a tensor piece by piece; report the result at the end, None if it has no numbers.
 
-    Large tensors are read twice, and their units are not looked at; see stats.signs.
+    Large tensors are read twice, and their units are not examined; see stats.signs.
     """
     if not isinstance(row, TensorRow) or row.leaf.dtype == "string" or not row.leaf.size:
         done(None)
@@ -512,7 +513,7 @@ def _read_pieces(leaf: Leaf) -> Iterator[np.ndarray]:
         yield np.frombuffer(data, dtype)
 
 
-# A tensor's histogram in characters: a few lines of columns, or a line for each range.
+# Text histogram: a few lines of columns, or a line per range.
 
 _EIGHTHS = " ▁▂▃▄▅▆▇█"
 _ACROSS = " ▏▎▍▌▋▊▉█"
@@ -520,13 +521,13 @@ _TALL = 4
 
 
 def column_lines(found: TensorNumbers, cells: int) -> list[Line]:
-    """Return the histogram as columns, four lines tall, with its ends below; nothing where there is none."""
+    """Return the histogram as columns, four lines tall, with its range below; empty without a histogram."""
     counts, known = found.histogram, found.moments
     if not counts or known is None:
         return []
     each = max(1, min(3, cells // len(counts)))
     most = max(counts)
-    # What there is at all is seen.
+    # Nonzero counts stay visible.
     heights = [max(1, round(count / most * _TALL * 8)) if count else 0 for count in counts]
     lines: list[Line] = []
     for row in range(_TALL - 1, -1, -1):
@@ -538,7 +539,7 @@ def column_lines(found: TensorNumbers, cells: int) -> list[Line]:
 
 
 def bar_lines(found: TensorNumbers, cells: int) -> list[Line]:
-    """Return a line for each range: its ends, a bar, how many numbers lie in it and their share."""
+    """Return a line per histogram range: its ends, a bar, the count and the share."""
     counts, known = found.histogram, found.moments
     if not counts or known is None:
         return []
@@ -567,7 +568,7 @@ def _draw_bar(length: float, count: int) -> str:
 
 
 def histogram_lines(read: Sequence[TensorNumbers | None], cells: int) -> list[Line]:
-    """Return the bars of each side, one after the other."""
+    """Return the histogram bars of each side, one side after the other."""
     lines: list[Line] = []
     for word, found in zip(("left", "right") if len(read) > 1 else ("",), read, strict=True):
         if found is not None:
@@ -576,13 +577,13 @@ def histogram_lines(read: Sequence[TensorNumbers | None], cells: int) -> list[Li
     return lines
 
 
-# What is said of one entry: its facts, what its numbers are like, how it differs from the other side's.
+# Details of one entry: its facts, its statistics, its differences from the other side.
 
-# The numbers of both sides, or None where they are still being read.
+# Numbers of both sides, or None while they are being read.
 Read = Sequence[TensorNumbers | None] | None
 _NAMES = 12
 _FACTS = 12
-# Lines of a long text that is a value, and of numbers that are still to come.
+# Maximum lines of a long value, and lines reserved for numbers that are being read.
 _LONG, _COMING = 200, 9
 
 
@@ -593,7 +594,7 @@ def detail_lines(
     read: Read,
     cells: int,
 ) -> list[Line]:
-    """Return the lines about an entry for a page of a width in cells."""
+    """Return the lines about an entry, for a page of this width in cells."""
     lines = wrap_paragraph(entry.path or '""', cells, "head")
     if isinstance(entry, ModuleSummary):
         return [*lines, *_module_lines(comparison, entry, cells)]
@@ -609,7 +610,7 @@ def detail_lines(
 
 
 def format_shape(leaf: Leaf) -> str:
-    """Return type and shape as they are written everywhere: `float32[17, 256]`."""
+    """Return type and shape in the usual form: `float32[17, 256]`."""
     return f"{leaf.dtype}{list(leaf.shape)}"
 
 
@@ -643,7 +644,7 @@ def _type_lines(row: Row, cells: int) -> Iterator[Line]:
 
 
 def _related_lines(listing: BrowserListing, row: Row, cells: int) -> Iterator[Line]:
-    """Give the names of a tensor and what belongs to it."""
+    """Yield the names of a tensor and its related entries."""
     if not isinstance(row, TensorRow):
         return
     leaf = row.leaf
@@ -726,7 +727,7 @@ def _number_lines(row: Row, read: Read, cells: int) -> Iterator[Line]:
         yield from wrap_paragraph("no elements", cells, "dim")
         return
     if read is None:
-        # As many lines as there will be, so that what is below stays where it is.
+        # Reserve the final number of lines, so that the text below does not move.
         yield from wrap_paragraph("reading ...", cells, "dim")
         yield from [BLANK] * (_COMING - 1)
         return
@@ -747,7 +748,7 @@ def _number_lines(row: Row, read: Read, cells: int) -> Iterator[Line]:
 
 
 def _number_table(known: Sequence[Moments | None], cells: int) -> Iterator[Line]:
-    """Give the numbers: two to a line, or a line for each with a column for each side."""
+    """Yield the numbers: two per line, or one per line with a column for each side."""
     rows = [_format_moments(each) if each is not None else {} for each in known]
     labels = list(dict.fromkeys(name for row in rows for name in row))
     if len(known) == 1:
@@ -780,12 +781,12 @@ def _format_moments(known: Moments) -> Mapping[str, str]:
     return found
 
 
-# The lines of the tree that are unfolded: only they exist, however many entries a checkpoint has.
+# Unfolded lines of the tree: only these exist, whatever the size of the checkpoint.
 
 
 @dataclass(frozen=True, slots=True)
 class OutlineLine:
-    """One line: `name` is what stands in it, `path` the whole of it."""
+    """One line: `name` is the text shown, `path` the full path."""
 
     level: int
     name: str
@@ -794,10 +795,10 @@ class OutlineLine:
 
 
 class Outline:
-    """The unfolded lines, from the top."""
+    """The visible (unfolded) lines, from the top."""
 
     def __init__(self, root: ModuleSummary, room: int = 0) -> None:
-        """Begin with the first level, and unfold from above as many modules as fit into `room` lines."""
+        """Start with the first level, and unfold as many modules from the top as fit into `room` lines."""
         self.root = root
         self.sort: Sort = "file"
         self.lines: list[OutlineLine] = []
@@ -806,7 +807,7 @@ class Outline:
         self._unfold(room)
 
     def is_open(self, line: OutlineLine) -> bool:
-        """Say whether what is below the line is shown."""
+        """Return whether the line's entries are shown."""
         return isinstance(line.entry, ModuleSummary) and line.path in self._open
 
     def open(self, at: int) -> None:
@@ -825,7 +826,7 @@ class Outline:
             del self.lines[at + 1 : at + 1 + sum(1 for _ in below)]
 
     def open_all(self, at: int) -> None:
-        """Unfold the module in line `at` and all below it."""
+        """Unfold the module in line `at` and all modules in it."""
         module = self.lines[at].entry
         if isinstance(module, ModuleSummary):
             self.close(at)
@@ -836,20 +837,20 @@ class Outline:
         self.lines[at + 1 : at + 1] = self._below(module, self.lines[at].level + 1)
 
     def above(self, at: int) -> int:
-        """Return the line of the module that the line `at` is in; `at` itself at the first level."""
+        """Return the line of the parent module of line `at`; `at` itself at the first level."""
         level = self.lines[at].level
         return next((n for n in range(at - 1, -1, -1) if self.lines[n].level < level), at)
 
     def order(self, sort: Sort) -> None:
-        """Show the entries of every module in another order."""
+        """Sort the entries of every module."""
         self.sort = sort
         self._build()
 
     def reveal(self, path: str) -> int | None:
-        """Unfold what hides an entry; return its line, None where the tree has none of that name."""
+        """Unfold the parents of an entry; return its line, or None if it is not in the tree."""
         at, start, end = None, 0, len(self.lines)
         for here in _path_prefixes(path):
-            # A tensor and a module may have one name.
+            # A tensor and a module may have the same name.
             named = (n for n in range(start, end) if self.lines[n].path == here)
             found = next((n for n in named if here == path or self._is_module(self.lines[n])), None)
             if found is None:
@@ -869,7 +870,7 @@ class Outline:
         self.lines = self._below(self.root, 0)
 
     def _below(self, module: ModuleSummary, level: int) -> list[OutlineLine]:
-        """Return the lines in a module, with those that are unfolded further down."""
+        """Return the visible lines in a module."""
         made: list[OutlineLine] = []
         waiting = [(level, name, entry) for name, entry in reversed(module_entries(module, self.sort))]
         while waiting:
@@ -902,40 +903,40 @@ class Outline:
 
 
 def _path_prefixes(path: str) -> list[str]:
-    """Return the paths of what an entry lies in, from above, and its own."""
+    """Return the paths of an entry's parents, from the top, and its own."""
     return [path[:at] for at, letter in enumerate(path) if letter == "/"] + [path]
 
 
-# The one thread that reads: what is looked at now before what is compared in the background.
+# Reader thread: requests from the current view come before the background comparison.
 
-# What a person waits for comes first; of each kind only the last that was asked for is wanted.
+# In order of urgency; only the latest request of each kind is kept.
 Kind = Literal["values", "numbers", "comparison"]
 _ORDER: tuple[Kind, ...] = ("values", "numbers", "comparison")
-# A job is done a step at a time; after each of them something more urgent may come first.
+# A job runs one step at a time, so that a more urgent one can run in between.
 Job = Iterator[None]
 
 
 class ReaderThread:
-    """A thread that ends with the program, whatever it is reading."""
+    """Daemon thread for reading, which ends with the program."""
 
     def __init__(self, failed: Callable[[Exception], None]) -> None:
-        """Tell `failed`, in the thread, what no job expected."""
+        """Start the thread; it calls `failed` with unexpected errors."""
         self._failed = failed
         self._jobs: dict[Kind, Job] = {}
         self._changed = threading.Condition()
         self._busy = False
-        # The limits that were chosen hold there too.
+        # Keep the user's limits in the thread.
         work = contextvars.copy_context().run
         threading.Thread(target=work, args=(self._work,), daemon=True, name="reader").start()
 
     def request(self, kind: Kind, job: Job) -> None:
-        """Do the job as soon as may be; one of its kind that is not done yet is given up after its step."""
+        """Schedule the job; an unfinished job of the same kind is dropped after its current step."""
         with self._changed:
             self._jobs[kind] = job
             self._changed.notify()
 
     def idle(self) -> bool:
-        """Say whether nothing is left to do."""
+        """Return whether no job is left."""
         with self._changed:
             return not self._jobs and not self._busy
 
@@ -959,11 +960,11 @@ class ReaderThread:
                         del self._jobs[kind]
 
 
-# Search among all entries of a tree, folded ones too: by parts of names, patterns, native keys.
+# Search over all entries of a tree, including folded ones: parts of names, patterns, native keys.
 
 
 class SearchIndex:
-    """All entries of a tree in the order in which it shows them when all is unfolded."""
+    """All entries of a tree in display order, as if everything were unfolded."""
 
     def __init__(self, root: ModuleSummary, sort: Sort) -> None:
         self._entries = list(_walk_entries(root, sort))
@@ -971,15 +972,15 @@ class SearchIndex:
         self._lower = [entry.path.lower() for entry in self._entries]
 
     def position(self, path: str) -> int:
-        """Return where the entry stands; before all others, if nowhere."""
+        """Return the position of the entry, or -1 if it is not in the tree."""
         return self._at.get(path, -1)
 
     def find(self, query: str) -> list[int]:
-        """Return the positions of what the query names.
+        """Return the positions of the matching entries.
 
-        Letters match whatever their case. A part of a name names the entries in whose own, last step it ends
-        (`actor` the actor, not all in it); with `*` or `?` it is a pattern for tensors and values. What names
-        no entry is looked for in native keys.
+        Case is ignored. A part of a name matches entries whose last step contains its end (`actor` matches
+        the actor, not its contents); a query with `*` or `?` is a pattern for tensors and values. If no
+        entry matches, native keys are searched.
         """
         if not query:
             return []
@@ -998,7 +999,7 @@ class SearchIndex:
         )
 
     def path(self, position: int) -> str:
-        """Return the name of the entry."""
+        """Return the entry's path."""
         return self._entries[position].path
 
     def _where(self, keep: Callable[[Row | ModuleSummary], bool]) -> list[int]:
@@ -1006,7 +1007,7 @@ class SearchIndex:
 
 
 def next_hit(hits: list[int], position: int, *, backwards: bool = False) -> int | None:
-    """Return the next hit after a position, or before it; round the end; None where there is no hit."""
+    """Return the next hit after (or before) a position, wrapping around; None without hits."""
     if not hits:
         return None
     if backwards:
@@ -1015,7 +1016,7 @@ def next_hit(hits: list[int], position: int, *, backwards: bool = False) -> int 
 
 
 def _ends_in_last_step(name: str, wanted: str, steps: int) -> bool:
-    """Say whether the last place of `wanted` in `name` reaches into the last of the name's steps."""
+    """Return whether the last match of `wanted` in `name` reaches into the last step of the name."""
     return name.count("/", name.rfind(wanted)) == steps
 
 
@@ -1033,13 +1034,13 @@ def _walk_entries(root: ModuleSummary, sort: Sort) -> Iterator[Row | ModuleSumma
         yield entry
 
 
-# The first line and short messages: which checkpoint it is, how much is in it, how far a comparison is.
+# Title line and short messages: name of the checkpoint, its size, progress of a comparison.
 
 _SHORTEST = 12
 
 
 def title_line(listing: BrowserListing, comparison: ComparisonState | None, cells: int) -> Line:
-    """Return the first line: what is shown, and in a few words of what kind it is."""
+    """Return the title line: the checkpoint's name and a few facts."""
     if comparison is not None:
         state = f"  {comparison.state()} "
         room = max(_SHORTEST, (cells - len(state) - 5) // 2)
@@ -1058,7 +1059,7 @@ def title_line(listing: BrowserListing, comparison: ComparisonState | None, cell
 
 
 def _title_facts(found: CheckpointSummary, cells: int) -> str:
-    """Return what of it fits, the most telling first."""
+    """Return as many facts as fit, the most informative first."""
     totals = found.totals
     words = [
         format_count(totals.tensors, "tensor"),
@@ -1075,7 +1076,7 @@ def _title_facts(found: CheckpointSummary, cells: int) -> str:
 
 
 def format_hits(found: tuple[int, int] | None) -> str:
-    """Return which hit of how many it is."""
+    """Return the number of the current hit and the number of hits."""
     if found is None:
         return ""
     at, number = found

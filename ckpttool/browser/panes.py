@@ -1,4 +1,4 @@
-"""Panes: the tree, grids of values, and their text."""
+"""Panes: the tree, value tables, and their text."""
 
 from __future__ import annotations
 
@@ -43,42 +43,42 @@ if TYPE_CHECKING:
     from ckpttool.core.source import Shape
 
 
-# The table of a tensor's values: its last two axes, for one place in all axes before them.
+# Table of a tensor's values: its last two axes, for one index into all axes before them.
 
-# Cells that a value of each kind takes at most, and at least; numbers take what the largest needs.
+# Maximum widths by kind of value, and the minimum width; numbers are as wide as the largest needs.
 _COMPLEX, _TEXT, _BOOL, _LEAST = 22, 24, 5, 4
-# Digits that count, and the powers of ten between which numbers are written without an exponent.
+# Significant digits, and the powers of ten between which numbers have no exponent.
 _DIGITS, _SMALL, _LARGE = 5, -4, 5
 
 
 @dataclass(frozen=True, slots=True)
 class ValueGrid:
-    """The table of an array of `shape`; of one with a single axis, `wrap` elements stand in a row."""
+    """Table layout of an array of `shape`; an array with one axis has `wrap` elements per row."""
 
     shape: Shape
     wrap: int
 
     @property
     def rows(self) -> int:
-        """The number of rows."""
+        """Number of rows."""
         if len(self.shape) < 2:
             return -(-self.shape[0] // self.wrap) if self.shape else 1
         return self.shape[-2]
 
     @property
     def columns(self) -> int:
-        """The number of columns."""
+        """Number of columns."""
         if len(self.shape) < 2:
             return min(self.wrap, self.shape[0]) if self.shape else 1
         return self.shape[-1]
 
     @property
     def slices(self) -> int:
-        """The number of tables: the places in the axes before the last two."""
+        """Number of tables: the product of all axes before the last two."""
         return math.prod(self.shape[:-2])
 
     def leading(self, number: int) -> Shape:
-        """Return the place in the leading axes of table `number`, counted in C order."""
+        """Return the leading indices of table `number`, counted in C order."""
         place = []
         for extent in reversed(self.shape[:-2]):
             number, at = divmod(number, extent)
@@ -86,7 +86,7 @@ class ValueGrid:
         return tuple(reversed(place))
 
     def index(self, table: int, row: int, column: int) -> Shape | None:
-        """Return the index of a cell; None where the last row has ended."""
+        """Return the index of a cell; None past the end of the last row."""
         if not self.shape:
             return ()
         if len(self.shape) == 1:
@@ -95,7 +95,7 @@ class ValueGrid:
         return (*self.leading(table), row, column)
 
     def cell(self, index: Sequence[int]) -> tuple[int, int, int]:
-        """Return the table, row and column of an index; raise ValueError for one that is outside."""
+        """Return the table, row and column of an index; raise ValueError if it is out of range."""
         if len(index) != len(self.shape) or any(
             not 0 <= at < extent for at, extent in zip(index, self.shape, strict=True)
         ):
@@ -108,21 +108,21 @@ class ValueGrid:
         return table, index[-2], index[-1]
 
     def title(self, table: int) -> str:
-        """Return which part of the array the table is, as it is indexed: `[3, 0, :, :]`."""
+        """Return the table's position as an index expression: `[3, 0, :, :]`."""
         places = [*map(str, self.leading(table)), *[":"] * min(2, len(self.shape))]
         return f"[{', '.join(places)}]"
 
 
 @dataclass(frozen=True, slots=True)
 class CellFormat:
-    """How values are written in cells of `width`: floats with `decimals`; None: an exponent."""
+    """Cell format of `width` cells; floats have `decimals`, or an exponent if it is None."""
 
     kind: str
     width: int
     decimals: int | None = None
 
     def __call__(self, value: Any) -> str:
-        """Return the value for its cell; a small number is never written as a zero."""
+        """Return the value's text; a small nonzero number is never shown as zero."""
         if self.kind == "f":
             number = float(value)
             if number == 0 or not math.isfinite(number):
@@ -140,7 +140,7 @@ class CellFormat:
 
 
 def choose_cell_format(dtype: np.dtype, known: Moments | None) -> CellFormat:
-    """Return how numbers of a type are written that lie between the lowest and the highest `known`."""
+    """Return the cell format of a type, given the range of the values in `known`."""
     kind = "f" if dtype.kind == "V" else dtype.kind
     low, high = (known.low, known.high) if known is not None and known.finite else (0.0, 1.0)
     if kind == "f":
@@ -158,7 +158,7 @@ def choose_cell_format(dtype: np.dtype, known: Moments | None) -> CellFormat:
 
 
 def format_exactly(value: Any) -> str:
-    """Return all of a value: as many digits as tell it from every other of its type."""
+    """Return a value in full: as many digits as distinguish it from every other value of its type."""
     kind = getattr(getattr(value, "dtype", None), "kind", "O")
     if kind in "fiubc":
         return str(value.item()) if kind in "iub" else str(value)
@@ -166,11 +166,11 @@ def format_exactly(value: Any) -> str:
 
 
 def to_printable(value: Any) -> str:
-    """Return a string's bytes as text without what would not print."""
+    """Return a string's bytes as text with unprintable characters escaped."""
     return clean(value.decode("utf-8", "backslashreplace") if isinstance(value, bytes) else str(value))
 
 
-# How tones look, and lines of pieces as strips of a screen: the terminal's own colours, and few of them.
+# Drawing: maps tones to styles and lines to screen strips, using few of the terminal's own colors.
 
 STYLES: dict[Tone, Style] = {
     "": Style(),
@@ -183,27 +183,27 @@ STYLES: dict[Tone, Style] = {
     "mark": Style(color="yellow", bold=True),
 }
 HERE = Style(reverse=True)
-# Where the cursor is in a pane that does not have the keys.
+# Cursor style in a pane without focus.
 THERE = Style(bold=True, underline=True)
 
 
 def paint_line(line: Line, cells: int, over: Style | None = None) -> Strip:
-    """Return the line in exactly `cells` cells, all of it in a style `over` those of its pieces."""
-    # Whatever a screen forgets: nothing that a file contains steers the terminal.
+    """Return the line in exactly `cells` cells, with the style `over` applied on top."""
+    # Last safeguard: text from a file must never control the terminal.
     segments = [Segment(clean(piece.text), STYLES[piece.tone]) for piece in line]
     used = sum(cell_len(segment.text) for segment in segments)
     made = Strip(segments, used).adjust_cell_length(cells)
     return made.apply_style(over) if over is not None else made
 
 
-# The pane of values: a table that is read where it is looked at, with a cursor on one cell.
+# Value pane: a table that reads only the visible part, with a cursor on one cell.
 
-# Rows and columns that are read beyond those that are seen, so that a step needs no reading.
+# Rows and columns to read around the visible ones, so that small moves need no reading.
 _MORE = 16
 
 
 class GridPane(Widget, can_focus=True):
-    """A table of values. It posts `CellCursorChanged`, and `CellsNeeded` where cells are to be read."""
+    """Table of values. It posts `CellCursorChanged`, and `CellsNeeded` to request cells."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("up,k", "move(-1, 0)", show=False),
@@ -217,10 +217,10 @@ class GridPane(Widget, can_focus=True):
     ]
 
     class CellCursorChanged(Message):
-        """The cursor is on another cell, or something was read."""
+        """The cursor moved to another cell, or a read finished."""
 
     class CellsNeeded(Message):
-        """Cells are seen that were not read yet."""
+        """Unread cells became visible."""
 
     def __init__(self, grid: ValueGrid, block: CellSource, known: Moments | None) -> None:
         super().__init__()
@@ -234,12 +234,12 @@ class GridPane(Widget, can_focus=True):
         self.error: str | None = None
 
     def turn(self, block: CellSource, known: Moments | None) -> None:
-        """Show the values of another side in the same place."""
+        """Show the values of another side at the same position."""
         self.block, self._known, self._written, self._cells, self.error = block, known, None, None, None
         self.go(self.table, self.row, self.column)
 
     def go(self, table: int, row: int, column: int) -> None:
-        """Put the cursor on a cell, and that cell on the screen."""
+        """Move the cursor to a cell and scroll it into view."""
         self.table = max(0, min(table, self.grid.slices - 1))
         self.row = max(0, min(row, self.grid.rows - 1))
         self.column = max(0, min(column, self.grid.columns - 1))
@@ -251,22 +251,22 @@ class GridPane(Widget, can_focus=True):
 
     @property
     def width(self) -> int:
-        """The cells that a value takes."""
+        """Width of a value in cells."""
         return self._written.width if self._written is not None else 11
 
     @property
     def label(self) -> int:
-        """The cells that the number of a row takes."""
+        """Width of a row number in cells."""
         return max(4, len(f"{self._row_name(self.grid.rows - 1)}") + 1)
 
     @property
     def visible_rows(self) -> int:
-        """How many rows are on the screen."""
+        """Number of visible rows."""
         return max(1, self.size.height - 1)
 
     @property
     def visible_columns(self) -> int:
-        """How many columns are on the screen."""
+        """Number of visible columns."""
         return max(1, (self.size.width - self.label) // (self.width + 1))
 
     def action_move(self, down: int, right: int) -> None:
@@ -274,7 +274,7 @@ class GridPane(Widget, can_focus=True):
         self.go(self.table, self.row + down, self.column + right)
 
     def action_page(self, by: int) -> None:
-        """Move the cursor down a screen."""
+        """Move the cursor by `by` screens."""
         self.action_move(by * self.visible_rows, 0)
 
     def action_corner(self, which: int) -> None:
@@ -282,7 +282,7 @@ class GridPane(Widget, can_focus=True):
         self.go(self.table, which * self.grid.rows, which * self.grid.columns)
 
     def value(self) -> str:
-        """Return the index that the cursor is on, and all of its value as far as it was read."""
+        """Return the cursor's index, and the full value if it has been read."""
         index = self.grid.index(self.table, self.row, self.column)
         if index is None:
             return "beyond the end"
@@ -293,7 +293,7 @@ class GridPane(Widget, can_focus=True):
         return f"{list(index)} = {format_exactly(found)}" if index else format_exactly(found)
 
     def on_resize(self) -> None:
-        """Keep the cursor on the screen."""
+        """Keep the cursor visible after a resize."""
         self.go(self.table, self.row, self.column)
 
     def _request(self) -> None:
@@ -313,7 +313,7 @@ class GridPane(Widget, can_focus=True):
         )
 
     def reading(self, post: Callable[[Callable[[], None]], None]) -> Job:
-        """Read what is seen, and some more; `tell` the pane what was found, in its own thread."""
+        """Read the visible cells and a margin; pass the result to the pane through `post`."""
         return self._read(self.block, self.table, *self._visible(_MORE), post)
 
     def _read(
@@ -354,7 +354,7 @@ class GridPane(Widget, can_focus=True):
         return str(row * self.grid.wrap if len(self.grid.shape) == 1 else row) if self.grid.shape else ""
 
     def render_line(self, y: int) -> Strip:
-        """Draw the line of column numbers, or that of a row."""
+        """Draw the line of column numbers, or a row."""
         cells = self.size.width
         if self.error is not None:
             return paint_line((TextPiece(pad_text(self.error, cells) if y == 1 else "", "bad"),), cells)
@@ -388,7 +388,7 @@ class GridPane(Widget, can_focus=True):
 
 
 def _block_moments(found: np.ndarray) -> Moments | None:
-    """Return the moments of what was read, where those of the whole are not known."""
+    """Return the moments of the cells read, for use while those of the whole are unknown."""
     from ckpttool.commands import stats
 
     return stats.compute_moments(found) if found.dtype != object and found.size else None
@@ -406,13 +406,13 @@ def _contains_range(outer: range, inner: range) -> bool:
     return outer.start <= inner.start and inner.stop <= outer.stop
 
 
-# Panes that draw only the lines that are seen: the base of all, and one for a page of text.
+# Panes that draw only their visible lines: the base class, and one for a page of text.
 
 _WHEEL = 3
 
 
 class ReaderResult(Message):
-    """What another thread found out, to be taken up in that of the screen."""
+    """Result of another thread, to be applied in the screen's thread."""
 
     def __init__(self, take: Callable[[], None]) -> None:
         super().__init__()
@@ -420,7 +420,7 @@ class ReaderResult(Message):
 
 
 class Pane(Widget, can_focus=True):
-    """Lines of which `top` is the first one that is seen; the last column tells which part that is."""
+    """Scrollable lines; `top` is the first visible one, and the last column is a scroll bar."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("up,k", "move(-1)", show=False),
@@ -437,11 +437,11 @@ class Pane(Widget, can_focus=True):
         raise NotImplementedError
 
     def line(self, at: int, cells: int) -> Strip:
-        """Return one line in so many cells."""
+        """Return one line, `cells` wide."""
         raise NotImplementedError
 
     def render_line(self, y: int) -> Strip:
-        """Draw the line at `y` of what is seen."""
+        """Draw the visible line `y`."""
         cells = self.size.width - 1
         at = self.top + y
         text = self.line(at, cells) if at < self.count() else Strip.blank(cells)
@@ -456,16 +456,16 @@ class Pane(Widget, can_focus=True):
         return "┃" if first <= y < first + tall else " "
 
     def scroll_lines(self, top: int) -> None:
-        """Show the lines from `top` on, as far as there are that many."""
+        """Scroll to line `top`, or to the last possible one."""
         self.top = max(0, min(top, self.count() - self.size.height))
         self.refresh()
 
     def action_move(self, by: int) -> None:
-        """Go down so many lines."""
+        """Scroll down by `by` lines."""
         self.scroll_lines(self.top + by)
 
     def action_page(self, by: int) -> None:
-        """Go down so many screens."""
+        """Scroll down by `by` screens."""
         self.action_move(by * max(1, self.size.height - 1))
 
     def action_end(self, which: int) -> None:
@@ -473,18 +473,18 @@ class Pane(Widget, can_focus=True):
         self.action_move(which * self.count())
 
     def on_mouse_scroll_down(self, event: events.MouseScrollDown) -> None:
-        """Scroll without moving a cursor."""
+        """Scroll without moving the cursor."""
         event.stop()
         self.scroll_lines(self.top + _WHEEL)
 
     def on_mouse_scroll_up(self, event: events.MouseScrollUp) -> None:
-        """Scroll without moving a cursor."""
+        """Scroll without moving the cursor."""
         event.stop()
         self.scroll_lines(self.top - _WHEEL)
 
 
 class Page(Pane):
-    """A page of text, made for the width that it gets."""
+    """Page of text, wrapped to the pane's width."""
 
     def __init__(self, *, id: str | None = None) -> None:  # noqa: A002  # Textual's word
         super().__init__(id=id)
@@ -492,13 +492,13 @@ class Page(Pane):
         self._lines: list[Line] = []
 
     def show(self, write: Callable[[int], list[Line]], *, stay: bool = False) -> None:
-        """Show what `write` gives for a width, from its beginning unless it is to `stay` where it is."""
+        """Show the lines that `write` returns for a width, from the top unless `stay` is set."""
         self._write = write
         self._lines = write(max(8, self.size.width - 2)) if self.size.width else []
         self.scroll_lines(self.top if stay else 0)
 
     def on_resize(self) -> None:
-        """Write it anew for another width."""
+        """Wrap the text again for the new width."""
         self.show(self._write, stay=True)
 
     def count(self) -> int:
@@ -506,19 +506,19 @@ class Page(Pane):
         return len(self._lines)
 
     def line(self, at: int, cells: int) -> Strip:
-        """Return one line in so many cells."""
+        """Return one line, `cells` wide."""
         return paint_line(self._lines[at], cells)
 
 
 class Bar(Widget):
-    """One line that only tells."""
+    """One line of text without interaction."""
 
     def __init__(self, *, id: str | None = None) -> None:  # noqa: A002  # Textual's word
         super().__init__(id=id)
         self._write: Callable[[int], Line] = lambda _: ()
 
     def show(self, write: Callable[[int], Line]) -> None:
-        """Show what `write` gives for a width."""
+        """Show the line that `write` returns for a width."""
         self._write = write
         self.refresh()
 
@@ -527,16 +527,16 @@ class Bar(Widget):
         return paint_line(self._write(self.size.width) if y == 0 else (), self.size.width)
 
 
-# The pane of the tree: its unfolded lines, a cursor, marks, and what a search found.
+# Tree pane: the unfolded lines, a cursor, marks, and search matches.
 
 _SIZE = 8
-# Below this a shape is written without its type, and names come first.
+# Below this width, shapes are shown without their type to leave space for names.
 _WIDE = 62
 _MARKS = {"changed": "~", "left": "-", "right": "+", "error": "!"}
 
 
 class TreePane(Pane):
-    """The tree. It posts `TreeCursorChanged` and `EntryActivated`."""
+    """Tree pane. It posts `TreeCursorChanged` and `EntryActivated`."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("right,l", "unfold", show=False),
@@ -544,10 +544,10 @@ class TreePane(Pane):
     ]
 
     class TreeCursorChanged(Message):
-        """The cursor is on another entry."""
+        """The cursor moved to another entry."""
 
     class EntryActivated(Message):
-        """A line was clicked that the cursor was on."""
+        """The line under the cursor was clicked."""
 
     def __init__(self, *, id: str | None = None) -> None:  # noqa: A002  # Textual's word
         super().__init__(id=id)
@@ -557,13 +557,13 @@ class TreePane(Pane):
         self.query_text = ""
 
     def show(self, outline: Outline, comparison: ComparisonState | None) -> None:
-        """Show a tree from its first line on."""
+        """Show a tree from its first line."""
         self.outline, self.comparison = outline, comparison
         self.go(0)
 
     @property
     def entry(self) -> Row | ModuleSummary | None:
-        """What the cursor is on."""
+        """The entry under the cursor."""
         lines = self.outline.lines if self.outline is not None else []
         return lines[self.cursor].entry if self.cursor < len(lines) else None
 
@@ -572,7 +572,7 @@ class TreePane(Pane):
         return len(self.outline.lines) if self.outline is not None else 0
 
     def go(self, at: int) -> None:
-        """Put the cursor on a line, and that line on the screen."""
+        """Move the cursor to a line and scroll it into view."""
         self.cursor = max(0, min(at, self.count() - 1))
         seen = max(1, self.size.height)
         top = min(self.top, self.cursor)
@@ -582,22 +582,22 @@ class TreePane(Pane):
         self.post_message(self.TreeCursorChanged())
 
     def reveal(self, path: str) -> bool:
-        """Unfold what hides an entry and go there; say whether there is one."""
+        """Unfold the parents of an entry and go to it; return whether it exists."""
         at = self.outline.reveal(path) if self.outline is not None else None
         if at is None:
             return False
-        # Some lines above it tell where it is.
+        # Show some lines above it for context.
         if not self.top <= at < self.top + self.size.height:
             self.top = max(0, at - self.size.height // 3)
         self.go(at)
         return True
 
     def action_move(self, by: int) -> None:
-        """Move the cursor down so many lines."""
+        """Move the cursor down by `by` lines."""
         self.go(self.cursor + by)
 
     def action_unfold(self) -> None:
-        """Unfold a module; of one that is, go to its first entry."""
+        """Unfold a module; if it is unfolded, go to its first entry."""
         if self.outline is None or not self.count():
             return
         if self.outline.is_open(self.outline.lines[self.cursor]):
@@ -607,7 +607,7 @@ class TreePane(Pane):
             self.refresh()
 
     def action_fold(self) -> None:
-        """Fold a module; from what is folded, go to the module above."""
+        """Fold a module; if it is folded, go to its parent."""
         if self.outline is None or not self.count():
             return
         if self.outline.is_open(self.outline.lines[self.cursor]):
@@ -617,27 +617,27 @@ class TreePane(Pane):
             self.go(self.outline.above(self.cursor))
 
     def toggle(self) -> None:
-        """Fold or unfold the module that the cursor is on."""
+        """Fold or unfold the module under the cursor."""
         if self.outline is not None and self.outline.is_open(self.outline.lines[self.cursor]):
             self.action_fold()
         else:
             self.action_unfold()
 
     def everything(self) -> None:
-        """Unfold all that is in the module that the cursor is on."""
+        """Unfold everything in the module under the cursor."""
         if self.outline is not None and self.count():
             self.outline.open_all(self.cursor)
             self.refresh()
 
     def order(self, sort: Sort) -> None:
-        """Show another order; the cursor stays on its entry."""
+        """Sort the entries; the cursor stays on its entry."""
         entry = self.entry
         if self.outline is not None and entry is not None:
             self.outline.order(sort)
             self.reveal(entry.path)
 
     def on_click(self, event: events.Click) -> None:
-        """Go to the line that was clicked; a second time enters it."""
+        """Move the cursor to the clicked line; a click on the cursor's line activates it."""
         at = self.top + event.y
         if at >= self.count():
             return
@@ -647,18 +647,18 @@ class TreePane(Pane):
             self.go(at)
 
     def on_resize(self) -> None:
-        """Keep the cursor on the screen."""
+        """Keep the cursor visible after a resize."""
         if self.outline is not None:
             self.go(self.cursor)
 
     def line(self, at: int, cells: int) -> Strip:
-        """Return one line in so many cells."""
+        """Return one line, `cells` wide."""
         over = (HERE if self.has_focus else THERE) if at == self.cursor else None
         drawn = self.drawn(self.outline.lines[at], cells) if self.outline is not None else ()
         return paint_line(drawn, cells, over)
 
     def drawn(self, line: OutlineLine, cells: int) -> Line:
-        """Return the pieces of a line: mark, name, what it is, size."""
+        """Return the pieces of a line: mark, name, description, size."""
         mark = self._mark(line)
         indent = " " * min(2 * line.level, cells // 3)
         entry = line.entry
@@ -667,7 +667,7 @@ class TreePane(Pane):
         what, nbytes, tone = _describe_row(entry, wide=cells >= _WIDE)
         name = clean(line.name) or '""'
         right = f" {nbytes:>{_SIZE - 1}}" if nbytes else ""
-        # A name is worth more than a shape, which the details have as well.
+        # A name has priority over a shape, which the details show as well.
         space = room - len(fit_text(name, room)) - len(right) - 1
         if space < min(len(what), 8):
             what = ""
@@ -694,7 +694,7 @@ class TreePane(Pane):
 
 
 def _describe_row(entry: Row | ModuleSummary, *, wide: bool) -> tuple[str, str, Tone]:
-    """Return what stands after a name, the size, and the tone of the former."""
+    """Return the text after a name, the size, and the text's tone."""
     if isinstance(entry, ModuleSummary):
         return describe_module_kind(entry), format_size(entry.nbytes) if entry.tensors else "", "dim"
     if isinstance(entry, AliasRow):
@@ -707,7 +707,7 @@ def _describe_row(entry: Row | ModuleSummary, *, wide: bool) -> tuple[str, str, 
 
 
 def _highlight_match(name: str, query: str, tone: Tone) -> tuple[TextPiece, ...]:
-    """Return a name with the part that was searched for."""
+    """Return a name with the search match highlighted."""
     last = query.lower().rpartition("/")[2]
     at = name.lower().find(last) if last else -1
     if at < 0 or len(name.lower()) != len(name):
@@ -716,33 +716,33 @@ def _highlight_match(name: str, query: str, tone: Tone) -> tuple[TextPiece, ...]
     return TextPiece(name[:at], tone), TextPiece(name[at:end], "mark"), TextPiece(name[end:], tone)
 
 
-# The values of a tensor as they are looked at: no more of a large one is read than is seen.
+# Values of a tensor on demand: only the visible part of a large tensor is read.
 
 
 class CellSource(Protocol):
-    """Where the cells of a table come from."""
+    """Source of a table's cells."""
 
     def read(self, grid: ValueGrid, table: int, rows: range, columns: range) -> np.ndarray:
-        """Return the cells [rows, columns] of a table; raise what reading raises."""
+        """Return the cells [rows, columns] of a table; raise any error of reading."""
         ...
 
 
 class TensorCells:
-    """One tensor's values. Small ones, and those that cannot be read in part, are kept once they are read."""
+    """Values of one tensor. Small ones, and those that do not allow partial reads, are cached."""
 
     def __init__(self, leaf: Leaf) -> None:
         self._leaf = leaf
         self._whole: np.ndarray | None = None
 
     def read(self, grid: ValueGrid, table: int, rows: range, columns: range) -> np.ndarray:
-        """Return the cells [rows, columns] of a table, those after an axis's end left out of the last row."""
+        """Return the cells [rows, columns] of a table; zeros fill the last row past the end of an axis."""
         if len(grid.shape) < 2:
             return self._wrapped(grid, rows, columns)
         place = grid.leading(table)
         if self._whole is None and self._is_partial():
             import numpy as np
 
-            # Row by row: between two rows of a wide table lies much that nobody sees.
+            # Row by row, because a wide table has many invisible values between two rows.
             return np.stack([self._part((*place, row, _to_slice(columns))) for row in rows])
         index: Any = (*place, _to_slice(rows), _to_slice(columns))
         block: np.ndarray = self._array()[index]
@@ -783,7 +783,7 @@ class TensorCells:
 
 
 class CellDifference:
-    """What one tensor's values have more than another's, cell by cell."""
+    """Difference of two tensors, cell by cell."""
 
     def __init__(self, left: TensorCells, right: TensorCells) -> None:
         self._sides = left, right

@@ -1,17 +1,17 @@
-"""The command line: the only home of typer and rich."""
+"""Command line interface: the only package that imports typer and rich."""
 
 from __future__ import annotations
 
 
 def main() -> None:
-    """Run the command that the arguments name, and exit with its status."""
+    """Run the command given by the arguments and exit with its status."""
     from ckpttool.core import search_paths
 
     search_paths.leave_working_directory()
     try:
         from ckpttool.cli.app import run
     except (ImportError, MemoryError, OSError) as error:
-        # A limit of memory or of open files may be too low even for this.
+        # Even this may fail under a very low limit of memory or open files.
         import sys
 
         if sys.stderr is not None:

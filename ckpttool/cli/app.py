@@ -1,4 +1,4 @@
-"""The program: its commands, how a signal ends it, and how every way out of it passes one place."""
+"""Main program: registers the commands, handles signals and converts every exit to a status."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from ckpttool.core import limits
 from ckpttool.core.errors import CkpttoolError, UsageError, from_system_error
 from ckpttool.version import __version__
 
-# However it was started: usage lines, and the variable that a shell's completion sets, are named after it.
+# Fixed, however the program was started: usage lines and the shell completion variable use this name.
 _NAME = "ckpttool"
 _TRACEBACK = "CKPTTOOL_TRACEBACK"
 _REPEATABLE = frozenset(
@@ -30,7 +30,7 @@ _REPEATABLE = frozenset(
 
 
 class _SignalExit(SystemExit):
-    """A signal asks the program to end: an exception, so that temporary files are removed on the way out."""
+    """Exception raised on a termination signal, so that temporary files are removed before exit."""
 
     def __init__(self, signum: int) -> None:
         super().__init__(128 + signum)
@@ -38,17 +38,17 @@ class _SignalExit(SystemExit):
 
 
 class _RichHelp:
-    """A command whose help passes `print_text`, which lets no style of other programs reach a terminal."""
+    """Command whose help goes through `print_text`, so that no foreign escape codes reach a terminal."""
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
-        """Print the help with rich, or write it into the formatter."""
+        """Print the help with rich, or write it to the formatter."""
         with common.render_with_rich():
             super().format_help(ctx, formatter)  # type: ignore[misc]  # typer's command has it
 
 
 class _CliCommand(_RichHelp, typer.core.TyperCommand):
     def format_options(self, ctx: Any, formatter: Any) -> None:
-        """Write the options under the titles of their panels, where rich does not draw these."""
+        """Write the options under their panel titles when rich does not draw the help."""
         panels: dict[str, list[tuple[str, str]]] = {"Arguments": [], "Options": []}
         for each in self.get_params(ctx):
             record = each.get_help_record(ctx)
@@ -63,7 +63,7 @@ class _CliCommand(_RichHelp, typer.core.TyperCommand):
 
 
 class CommandEntry(NamedTuple):
-    """A command of the program: its module is imported when it is chosen.
+    """Lazily imported command: its module is imported when the command is chosen.
 
     `target` is `module:function`.
     """
@@ -74,12 +74,12 @@ class CommandEntry(NamedTuple):
     examples: str
 
     def load(self) -> Callable[..., int]:
-        """Import and return the function, whose signature has all its options."""
+        """Import and return the function; its signature defines all options."""
         module, _, function = self.target.partition(":")
         return common.takes_panels(getattr(importlib.import_module(module), function))
 
     def listed(self) -> typer.core.TyperCommand:
-        """Return what --help, completion and suggestions need of it."""
+        """Return a stub command for --help, completion and suggestions."""
         return typer.core.TyperCommand(self.name, help=self.summary)
 
     def parser(self) -> Any:
@@ -98,7 +98,7 @@ class CommandEntry(NamedTuple):
         )
 
 
-# In the order in which --help lists them.
+# In the order of --help.
 COMMANDS = (
     CommandEntry(
         "inspect",
@@ -207,25 +207,25 @@ COMMANDS = (
 
 
 class _CliGroup(_RichHelp, typer.core.TyperGroup):
-    """The commands by their names; one that is chosen gets its options."""
+    """Command group that loads the options of a command only when it is chosen."""
 
     def __init__(self, **attributes: Any) -> None:
         super().__init__(**attributes)
         self.commands = {each.name: each.listed() for each in COMMANDS}
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
-        """Return the name of the command that is chosen, the command, and the words after it."""
+        """Return the name of the chosen command, the command, and the remaining arguments."""
         name, command, rest = super().resolve_command(ctx, args)
         return name, next((each.parser() for each in COMMANDS if each.name == name), command), rest
 
     def invoke(self, ctx: Any) -> Any:
-        """Run a command; raise Ctrl-C that it leaves to us as our own end, and not as typer's."""
+        """Run a command; turn Ctrl-C into our own exit instead of typer's."""
         try:
             return super().invoke(ctx)
         except KeyboardInterrupt:
             raise _SignalExit(signal.SIGINT) from None
         except Exception as error:
-            # A lock of `threading` that is interrupted while it is taken raises that it was never taken.
+            # An interrupted `threading` lock may raise that it was never acquired, which hides the interrupt.
             before = error.__context__
             while before is not None and not isinstance(before, KeyboardInterrupt | _SignalExit):
                 before = before.__context__
@@ -235,7 +235,7 @@ class _CliGroup(_RichHelp, typer.core.TyperGroup):
 
 
 def _join_paragraphs(text: str | None) -> str:
-    """Return a docstring with one line for each paragraph: the terminal's width breaks them."""
+    """Return a docstring with each paragraph on one line, so that the terminal wraps it."""
     return "\n\n".join(" ".join(each.split()) for each in (text or "").split("\n\n"))
 
 
@@ -276,17 +276,17 @@ def _main(
 
 
 class _NumpyMemoryGuard:
-    """Refuses to import numpy where its OpenBLAS would find too little memory, and end the process with 1.
+    """Import hook that ends the process with 1 if OpenBLAS has too little memory to load numpy.
 
-    It reserves buffers for every thread while it is loaded (OpenBLAS, driver/others/memory.c): address space,
-    which only a limit makes scarce.
+    OpenBLAS reserves buffers for every thread while it is loaded (OpenBLAS, driver/others/memory.c).
+    These need address space, which is scarce only under a limit.
     """
 
     LIBRARY, THREAD = 160 << 20, 48 << 20
     THREADS = "OPENBLAS_NUM_THREADS"
 
     def find_spec(self, name: str, path: object = None, target: object = None) -> None:  # noqa: ARG002
-        """Find nothing; raise MemoryError where numpy is asked for and has no room."""
+        """Return None; raise MemoryError if numpy is requested without enough memory."""
         if name != "numpy":
             return
         given = os.environ.get(self.THREADS, "")
@@ -306,7 +306,7 @@ def _can_allocate(nbytes: int) -> bool:
 
 
 def _install_numpy_memory_guard() -> None:
-    """Have numpy refused for lack of memory by us, if there is a limit of address space at all."""
+    """Install the import hook if the address space is limited."""
     try:
         import resource
     except ImportError:
@@ -316,16 +316,16 @@ def _install_numpy_memory_guard() -> None:
 
 
 def run() -> None:
-    """Run the command line; every way out of the program passes here."""
+    """Run the command line; every exit of the program goes through this function."""
     for name in ("SIGTERM", "SIGHUP"):
         number = getattr(signal, name, None)
-        # What a parent told us to ignore, as nohup does, is not ours to take.
+        # Keep signals ignored that a parent set to be ignored, e.g. nohup.
         if number is not None and signal.getsignal(number) == signal.SIG_DFL:
             signal.signal(number, _handle_signal)
-    # TensorFlow's start-up chatter is not an answer to anything that was asked here.
+    # Silence TensorFlow's start-up messages.
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
     if not os.environ.get(_TRACEBACK):
-        # What ends a thread reaches whoever waits for it.
+        # Errors of a thread are re-raised in the thread that waits for it.
         threading.excepthook = lambda _: None
         sys.unraisablehook = lambda _: None
     as_json = "--json" in sys.argv
@@ -342,22 +342,22 @@ def run() -> None:
     except BaseException as error:  # noqa: BLE001  # the last line of defence: people never see a traceback
         status = _exit_status(error, as_json=as_json)
     finally:
-        # A program that calls this one goes on with its own.
+        # A program that calls this function keeps its own streams.
         sys.stdout, sys.stderr = streams
     sys.exit(status or 0)
 
 
 def _exit_status(error: BaseException, *, as_json: bool) -> int:
-    """Say what ended a command, and return its exit status."""
+    """Print the error that ended a command and return the exit status."""
     if isinstance(error, KeyboardInterrupt | typer.Abort):
         return 130
-    # What prints the help ends the program itself when stdout is closed.
+    # Printing the help exits on its own when stdout is closed.
     ended = isinstance(error, SystemExit) and isinstance(error.__context__, BrokenPipeError)
     if ended or (isinstance(error, BrokenPipeError) and common.is_reader_gone()):
         common.silence_stdout()
         return 0
     if isinstance(error, SystemExit) and _raising_module(error).partition(".")[0] in ("typer", "click"):
-        return int(error.code or 0)  # a shell's completion is installed, or was asked for
+        return int(error.code or 0)  # shell completion was installed or requested
     try:
         if type(error).__name__ == "NoArgsIsHelpError":
             common.print_text(str(error.format_message()).strip())  # type: ignore[attr-defined]  # it is typer's
@@ -367,13 +367,13 @@ def _exit_status(error: BaseException, *, as_json: bool) -> int:
     except BrokenPipeError:
         common.silence_stdout()
     except CkpttoolError as unwritten:
-        # The document of the error, or what libraries had printed, found no room either.
+        # Neither the error document nor the output of libraries could be written.
         common.print_error(unwritten, as_json=False)
     return 2
 
 
 def _complete_hint(error: CkpttoolError) -> CkpttoolError:
-    """Complete a hint that is this very command with one option more: no option that was given gets lost."""
+    """Complete a hint that repeats this command with one more option, keeping the options in use."""
     given = sys.argv[1:]
     try:
         hint = shlex.split(error.hint or "")
@@ -388,7 +388,7 @@ def _complete_hint(error: CkpttoolError) -> CkpttoolError:
         (name, [v for v in values if v not in positional]) for name, values in _split_options(given[1:])[1]
     ]
     kept = [each for each in ours if each not in proposed and _is_compatible_option(each[0], proposed)]
-    # A placeholder stands for what a person has not given.
+    # Fill a placeholder with the value in use, if there is one.
     known = dict(ours)
     filled = [(name, known.get(name, values) if values == ["ID"] else values) for name, values in proposed]
     words = [word for name, values in (*kept, *filled) for word in (name, *values)]
@@ -401,7 +401,7 @@ def _is_compatible_option(name: str, proposed: Sequence[tuple[str, list[str]]]) 
 
 
 def _split_options(words: Sequence[str]) -> tuple[list[str], list[tuple[str, list[str]]]]:
-    """Return the words of a command line before its options, and each option with the words behind it."""
+    """Return the arguments before the options, and each option with the arguments after it."""
     before: list[str] = []
     options: list[tuple[str, list[str]]] = []
     for word in words:
@@ -414,7 +414,7 @@ def _split_options(words: Sequence[str]) -> tuple[list[str], list[tuple[str, lis
 
 
 def _handle_signal(signum: int, frame: object) -> None:  # noqa: ARG001
-    # It has been heard: a second one would stop what puts things in order.
+    # Ignore a second signal, which would interrupt the cleanup.
     signal.signal(signum, signal.SIG_IGN)
     raise _SignalExit(signum)
 
@@ -428,10 +428,10 @@ def _raising_module(error: BaseException) -> str:
 
 
 def _convert_error(error: BaseException) -> CkpttoolError:
-    """Return what is said of an error; raise it if a person wants to see where it comes from."""
+    """Return the error to print; re-raise it if the user requested a traceback."""
     if isinstance(error, CkpttoolError):
         return error
-    # typer's own usage errors carry their text; their class moved between its versions.
+    # typer's usage errors carry their own text; their class moved between its versions.
     message = getattr(error, "format_message", None)
     if callable(message):
         return _convert_usage_error(error, str(message()).strip())
@@ -444,7 +444,7 @@ def _convert_error(error: BaseException) -> CkpttoolError:
 
 
 def _convert_usage_error(error: Any, text: str) -> UsageError:
-    """Return our sentence for a usage error of typer's, with what was probably meant."""
+    """Return our own message for a usage error from typer, with a suggestion."""
     context = getattr(error, "ctx", None)
     command = _NAME if context is None or context.parent is None else f"{_NAME} {context.info_name}"
     near = getattr(error, "possibilities", None)
@@ -453,7 +453,7 @@ def _convert_usage_error(error: Any, text: str) -> UsageError:
         return UsageError(f"there is no option {error.option_name}", hint=f"{meant}{command} --help")
     word = next((each for each in sys.argv[1:] if not each.startswith("-")), "")
     if f"No such command {word!r}" in text and os.path.exists(word):
-        # A path alone is somebody who wants to see it.
+        # A path without a command is probably meant for `inspect`.
         from ckpttool.commands.inspect import format_command
 
         return UsageError(

@@ -1,4 +1,4 @@
-"""Options, output, progress, completion and suggestions that commands share."""
+"""Options, output, progress, completion and suggestions shared by the commands."""
 
 from __future__ import annotations
 
@@ -56,23 +56,24 @@ if TYPE_CHECKING:
     from ckpttool.core.plugins import Kind
 
 
-# What leaves the program: one JSON document or text without control characters, one sentence per error.
+# Program output: one JSON document or text without control characters, one sentence per error.
 
 SCHEMA = 1
-# Styles of our own carry a mark that no file can contain: `inert` escapes every other escape character.
+# Our own styles carry a random marker that no file can contain: `escape_controls` escapes all other escape
+# characters.
 _MARK = os.urandom(8).hex()
 _STYLE = re.compile(f"\x1b{_MARK}(\\[[0-9;]*m)")
 _REQUESTED = re.compile(r"\x1b(?=\[[0-9;]*m)")
 
-# Holds something once stdout has failed.
+# Not empty once stdout has failed.
 _FAILED: list[bool] = []
 
-# Objects of a list that are shown with a line for each of their values.
+# Maximum number of objects in a list that are shown with one line per value.
 _MANY = 20_000
 
 
 def render_document(content: dict[str, Any]) -> str:
-    """Return the one JSON document of a command: schema, tool version, then the content."""
+    """Return the JSON document of a command: schema, tool version, then the content."""
     whole = {"schema": SCHEMA, "tool": f"ckpttool {__version__}", **content}
     return (
         "{\n"
@@ -82,9 +83,9 @@ def render_document(content: dict[str, Any]) -> str:
 
 
 def _render_member(value: Any) -> str:
-    """Return a document's member with a line for each value, or for each object of a list of very many.
+    """Return a document's member with one line per value, or one per object of a very long list.
 
-    Lines for everything would take ten times as long and all memory there is for a hundred thousand tensors.
+    One line per value would take ten times as long, and all memory for a hundred thousand tensors.
     """
     if isinstance(value, list | tuple) and len(value) > _MANY:
         return "[\n  " + ",\n  ".join(_dump_json(item) for item in value) + "\n ]"
@@ -99,17 +100,17 @@ def _dump_json(value: Any, indent: int | None = None) -> str:
 
 
 def style_code(code: str) -> str:
-    """Return what begins a style in text that is written here: "1" is bold, "2" dim, "0" ends it."""
+    """Return the escape code of a style: "1" is bold, "2" dim, "0" resets."""
     return f"\x1b{_MARK}[{code}m"
 
 
 def adopt_rich_styles(text: str) -> str:
-    """Return text that rich has drawn, and whose cells it was given clean, with its styles as our own."""
+    """Return text drawn by rich from clean cells, with its styles replaced by our own markers."""
     return _REQUESTED.sub(f"\x1b{_MARK}", text)
 
 
 def escape_controls(text: str, *, styles: bool = False) -> str:
-    """Return lines of printable characters, which cannot steer a terminal, and our own styles if wanted."""
+    """Return lines of printable characters that cannot control a terminal, with our styles if wanted."""
     if text.replace("\n", "").isprintable():
         return text
     pieces = _STYLE.split(text)
@@ -122,9 +123,10 @@ def escape_controls(text: str, *, styles: bool = False) -> str:
 
 
 def print_text(text: str) -> None:
-    """Print the text on stdout, if there is any; what the terminal's encoding cannot show is escaped.
+    """Print the text to stdout, if there is any; escape what the terminal's encoding lacks.
 
-    Raise BrokenPipeError when the reader is gone, CkpttoolError when stdout takes no more for another reason.
+    Raise BrokenPipeError when the reader has closed the pipe, and CkpttoolError when writing to stdout
+    fails for another reason.
     """
     if not text:
         return
@@ -144,7 +146,7 @@ def print_text(text: str) -> None:
 
 
 def require_stdout() -> None:
-    """Raise CkpttoolError where stdout is closed, or has failed before."""
+    """Raise CkpttoolError if stdout is closed or has failed before."""
     if sys.stdout is None or _FAILED:
         raise CkpttoolError(
             "cannot write to standard output: it is closed", hint="> /dev/null discards the output"
@@ -152,19 +154,19 @@ def require_stdout() -> None:
 
 
 class EscapingStream:
-    """A stream to which libraries print and warn: what it is given cannot steer a terminal."""
+    """Stream for libraries' prints and warnings; control characters are escaped."""
 
     def __init__(self, stream: TextIO) -> None:
         self.stream = stream
 
     def __getattribute__(self, name: str) -> Any:
-        """Return what the stream itself has, but for writing."""
+        """Return the attribute of the wrapped stream, for everything except writing."""
         if name in ("write", "writelines", "stream", "__class__", "__dict__"):
             return super().__getattribute__(name)
         return getattr(self.stream, name)
 
     def write(self, text: str) -> int:
-        """Write the text with control characters as escapes."""
+        """Write the text with control characters escaped."""
         self.stream.write(text if text.isprintable() else escape_controls(text.expandtabs()))
         return len(text)
 
@@ -175,13 +177,13 @@ class EscapingStream:
 
 
 class _RichCapture(io.StringIO):
-    """Collects what rich draws for a stream, in its colours where that is a terminal."""
+    """Buffer for rich's output, in color if the stream is a terminal."""
 
     def __init__(self, stream: TextIO) -> None:
         super().__init__()
         self.stream = stream
 
-    # Rich draws boxes in the characters of the stream's encoding.
+    # rich chooses box characters by the stream's encoding.
     encoding = property(lambda self: self.stream.encoding)
 
     def isatty(self) -> bool:
@@ -191,7 +193,7 @@ class _RichCapture(io.StringIO):
 
 @contextlib.contextmanager
 def render_with_rich() -> Iterator[None]:
-    """Let rich print our own text, such as --help; its styles reach the terminal, as those of `style` do."""
+    """Let rich print our own text, such as --help; its styles reach the terminal like those of `style`."""
     require_stdout()
     before, drawn = sys.stdout, _RichCapture(sys.stdout)
     sys.stdout = drawn
@@ -203,16 +205,17 @@ def render_with_rich() -> Iterator[None]:
 
 
 def guard_streams() -> None:
-    """Put `Inert` in front of stdout and stderr, and something in the place of a closed descriptor.
+    """Wrap stdout and stderr in `EscapingStream` and replace closed descriptors.
 
-    Else the first file that is opened would get its number, and with it what a library prints.
+    Otherwise the first file opened would get a closed descriptor's number, and with it what libraries
+    print.
     """
     for number in range(3):
         try:
             os.fstat(number)
         except OSError as error:
             if error.errno == errno.EBADF:
-                os.open(os.devnull, os.O_RDWR)  # the lowest number that is free
+                os.open(os.devnull, os.O_RDWR)  # the lowest free number
     _FAILED.clear()
     sys.stdout, sys.stderr = (
         stream
@@ -223,17 +226,17 @@ def guard_streams() -> None:
 
 
 def is_stderr_terminal() -> bool:
-    """Say whether a person watches stderr."""
+    """Return whether stderr is a terminal."""
     return sys.stderr is not None and sys.stderr.isatty()
 
 
 def raw_stderr() -> TextIO:
-    """Return the stream itself, for what draws on a terminal."""
+    """Return the unwrapped stderr, for code that draws on a terminal."""
     return sys.stderr.stream if isinstance(sys.stderr, EscapingStream) else sys.stderr
 
 
 def print_error(error: CkpttoolError, *, as_json: bool) -> None:
-    """Say what is wrong: a sentence and a hint on stderr, or the error document on stdout."""
+    """Print the error and its hint to stderr, or the error document to stdout."""
     if as_json and sys.stdout is not None and not _FAILED:
         facts = {"kind": error.kind, "message": describe_error(error), "file": error.file, "hint": error.hint}
         print_text(render_document({"error": facts}))
@@ -241,7 +244,7 @@ def print_error(error: CkpttoolError, *, as_json: bool) -> None:
     lines = [_wrap_for_stderr(f"ckpttool: {describe_error(error)}")]
     if error.hint:
         hint = f"hint: {truncate_text(clean(error.hint))}"
-        # What is to be pasted is not broken.
+        # Do not wrap lines that are meant to be pasted.
         lines.append(hint if re.match(r"hint: (ckpttool |-)", hint) else _wrap_for_stderr(hint))
     _write_stderr(lines)
 
@@ -252,13 +255,13 @@ def _wrap_for_stderr(line: str) -> str:
 
 
 def print_interruption(how: str) -> None:
-    """Say on stderr that the program was stopped; where the terminal has gone, to nobody."""
+    """Report on stderr that the program was stopped; ignore a closed terminal."""
     with contextlib.suppress(OSError):
         _write_stderr([f"ckpttool: {how}"])
 
 
 def _write_stderr(lines: list[str]) -> None:
-    # Where stderr is closed or full, the exit status is all that is left.
+    # If stderr is closed or full, only the exit status remains.
     with contextlib.suppress(OSError, ValueError):
         if sys.stderr is not None:
             sys.stderr.write("".join(f"{escape_controls(line)}\n" for line in lines))
@@ -266,7 +269,7 @@ def _write_stderr(lines: list[str]) -> None:
 
 
 def is_reader_gone() -> bool:
-    """Say whether stdout is a pipe that nobody reads any more."""
+    """Return whether stdout is a pipe without a reader."""
     try:
         poll = select.poll()
         poll.register(sys.stdout.fileno(), 0)
@@ -276,14 +279,14 @@ def is_reader_gone() -> bool:
 
 
 def silence_stdout() -> None:
-    """Point stdout nowhere, so that the interpreter's last flush does not fail once more."""
+    """Redirect stdout to the null device, so that the interpreter's final flush does not fail again."""
     _FAILED.append(True)
     with contextlib.suppress(OSError, ValueError):
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def flush_streams() -> None:
-    """Write out what libraries have printed; raise as `write` does."""
+    """Flush what libraries have printed; raise as `write` does."""
     with contextlib.suppress(OSError, ValueError):
         if sys.stderr is not None:
             sys.stderr.flush()
@@ -298,22 +301,22 @@ def flush_streams() -> None:
         raise CkpttoolError(f"cannot write to standard output: {error.strerror}") from error
 
 
-# Lines in columns that fit the terminal: names, what they are, their numbers, and a note.
+# Column layout that fits the terminal: names, kinds, numbers and a note.
 
 _NARROWEST = 60
 _HANGING = " " * 4
-# What a column is cut down to when the terminal is narrow, and what it never exceeds.
+# Minimum (on a narrow terminal) and maximum width of each column.
 _NAME, _WHAT, _NOTE = (18, 60), (13, 40), (20, 80)
 _CLASS = 20
-# A path shortened to less than this says nothing.
+# A path shortened below this width is useless.
 _SHORTEST = 8
 BOLD, DIM, PLAIN = map(style_code, "120")
 
 
 class ColumnLine(NamedTuple):
-    """One line before it is fitted: what stands in each column; `below` are further lines, never cut.
+    """One row before fitting: the text of each column; `below` are further lines, never shortened.
 
-    `lead` stands before the note and is not shortened with it: "m of ", "also ".
+    `lead` precedes the note and is not shortened with it, e.g. "m of " or "also ".
     """
 
     level: int
@@ -328,14 +331,14 @@ class ColumnLine(NamedTuple):
 
 
 def terminal_width() -> int:
-    """Return the width to print in: the terminal's, or what COLUMNS says; 80 in a pipe."""
+    """Return the output width: the terminal's or that of COLUMNS; 80 in a pipe."""
     return max(_NARROWEST, shutil.get_terminal_size((80, 24)).columns)
 
 
 def wrap_sentence(sentence: str, stream: TextIO | None = None) -> str:
-    """Return a labelled sentence, on a terminal in lines of its width; a path in it is never broken.
+    """Return a labelled sentence, wrapped to the terminal's width; paths are never broken.
 
-    `stream` is where it goes, stdout by default.
+    `stream` is the output stream, stdout by default.
     """
     if not (stream or sys.stdout).isatty():
         return sentence
@@ -345,18 +348,18 @@ def wrap_sentence(sentence: str, stream: TextIO | None = None) -> str:
 
 
 def fit_path(path: str, used: int) -> str:
-    """Return a path for a line with `used` other characters: whole in a pipe, to be copied from there."""
+    """Return a path shortened for a line with `used` other characters; in a pipe, the full path."""
     return shorten(path, max(2 * _SHORTEST, terminal_width() - used)) if sys.stdout.isatty() else path
 
 
 def has_colors() -> bool:
-    """Return whether colours are shown: on a terminal that knows them, unless NO_COLOR is set."""
+    """Return whether colors are shown: on a color terminal, unless NO_COLOR is set."""
     plain = os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb"
     return sys.stdout.isatty() and not plain
 
 
 def strip_line_end(line: str) -> str:
-    """Return the line without spaces at its end, in front of the end of a style too."""
+    """Return the line without trailing spaces, including those before a style's end."""
     line = line.rstrip()
     return line.removesuffix(PLAIN).rstrip() + PLAIN if line.endswith(PLAIN) else line
 
@@ -369,13 +372,13 @@ def align_columns(lines: list[ColumnLine], width: int) -> list[str]:
     elements = max(10, *(len(line.elements) for line in lines))
     nbytes = max(7, *(len(line.nbytes) for line in lines))
     names = max(2 * line.level + len(line.name) for line in lines)
-    # A value has the room of the empty columns after it, and asks for no width of its own.
+    # A value may extend into the empty columns after it, so it needs no width of its own.
     whats = max((len(line.what) for line in lines if line.nbytes), default=0)
-    # A class may go on where a module has no parameters, so it gives way first.
+    # A class name may extend into the next column if its module has no parameters, so it shrinks first.
     types = max([_CLASS, *(len(line.what) for line in lines if line.nbytes and not line.module)])
     notes = max((len(line.lead) + len(line.note) for line in lines if line.nbytes), default=0)
     spare = width - elements - nbytes - (8 if notes else 6)
-    # Deep names begin far to the right: the column grows with that, as far as a terminal allows.
+    # Deep names start far to the right, so the column grows with the depth as far as the terminal allows.
     least, most = _NAME
     deepest = max(2 * line.level for line in lines)
     least = max(least, min(deepest + least // 2, width // 2 - 4))
@@ -384,9 +387,9 @@ def align_columns(lines: list[ColumnLine], width: int) -> list[str]:
     title = f"{'':<{name}}  {'':<{what}}  {'parameters':>{elements}}  {'size':>{nbytes}}"
     text = [f"{DIM}{title}{PLAIN}" if colours else title] if any(line.nbytes for line in lines) else []
     for line in lines:
-        # However deep a module is, its name keeps half of the column if it needs that.
+        # A name keeps up to half of the column at any depth.
         indent = " " * min(2 * line.level, max(name // 2, name - len(line.name)))
-        # What has no numbers may go on where they would stand.
+        # Rows without numbers may use the number columns.
         room = name if line.nbytes else max(name, width // 2)
         left = f"{indent + shorten(line.name, room - len(indent)):<{name}}"
         if line.nbytes:
@@ -406,7 +409,7 @@ def align_columns(lines: list[ColumnLine], width: int) -> list[str]:
 
 
 def _escape_line(line: ColumnLine) -> ColumnLine:
-    """Return the line without what would break it into several or steer a terminal."""
+    """Return the line without characters that would break it or control a terminal."""
     if all(map(str.isprintable, (*line[1:7], *line.below))):
         return line
     name, what, elements, nbytes, note, lead = map(clean, line[1:7])
@@ -423,13 +426,13 @@ def _fit_note(line: ColumnLine, width: int) -> str:
 
 
 def _fit_widths(asked: Iterable[tuple[int, tuple[int, int]]], types: int, spare: int) -> list[int]:
-    """Return a width for each column: what it asks for, less where the room ends, the last column first.
+    """Return a width for each column, shrinking the last column first if space runs out.
 
-    The middle column gives up what is beyond `types` before all others.
+    The middle column is cut down to `types` before any other column shrinks.
     """
     wanted = [(min(natural, most), least) for natural, (least, most) in asked]
     given = [width for width, _ in wanted]
-    # Where even the least is too much, the notes go first.
+    # If even the minimum widths do not fit, drop the notes first.
     steps = ((1, types), (2, wanted[2][1]), (0, wanted[0][1]), (1, wanted[1][1]), (2, 0), (0, 8), (1, 8))
     for at, least in steps:
         over = sum(given) - spare
@@ -438,38 +441,38 @@ def _fit_widths(asked: Iterable[tuple[int, tuple[int, int]]], types: int, spare:
     return given
 
 
-# What a shell offers where TAB is pressed: words that an option or an argument takes.
+# Shell completion: words offered for an option or an argument.
 #
-# Each function gets what has been typed of the word. Nothing of this is imported or run by an ordinary
-# command but these few definitions.
+# Each function receives the incomplete word. Ordinary commands import or run nothing here except these few
+# definitions.
 
 
 def complete_layouts(incomplete: str) -> list[str]:
-    """Return the layouts that can be named."""
+    """Return the layout names."""
     return _complete_plugins("layouts", incomplete)
 
 
 def complete_backends(incomplete: str) -> list[str]:
-    """Return the backends."""
+    """Return the backend names."""
     return _complete_plugins("backends", incomplete)
 
 
 def complete_targets(incomplete: str) -> list[str]:
-    """Return what `convert --to` takes."""
+    """Return the targets of `convert --to`."""
     from ckpttool.commands.options import EXPORTS, TARGETS
 
     return _filter_by_prefix((*TARGETS, *EXPORTS), incomplete)
 
 
 def complete_schemas(incomplete: str) -> list[str]:
-    """Return the names of our JSON Schemas."""
+    """Return the names of the JSON Schemas."""
     from ckpttool.commands.inspect import schema_names
 
     return _filter_by_prefix(schema_names(), incomplete)
 
 
 def complete_environments(incomplete: str) -> list[str]:
-    """Return the environments that Gymnasium itself registers; none where it is not installed."""
+    """Return the environments registered by Gymnasium itself; none if it is not installed."""
     from ckpttool.core.errors import MissingExtraError
     from ckpttool.evaluation.environments import import_gymnasium
 
@@ -480,7 +483,7 @@ def complete_environments(incomplete: str) -> list[str]:
 
 
 def complete_words(*words: str) -> Callable[[str], list[str]]:
-    """Return the function that offers these words."""
+    """Return a completion function for these words."""
 
     def offered(incomplete: str) -> list[str]:
         return _filter_by_prefix(words, incomplete)
@@ -498,16 +501,16 @@ def _filter_by_prefix(words: Iterable[str], incomplete: str) -> list[str]:
     return [word for word in words if word.startswith(incomplete)]
 
 
-# What a person may want to do next, as commands with the paths that were just named: on a terminal alone.
+# Suggested next commands with the paths just used, only on a terminal.
 
-# The words of a few commands, without the program's name.
+# Arguments of a few commands, without the program's name.
 Steps = list[tuple[str, ...]]
-# What one framework wrote is most often wanted in the other one.
+# Checkpoints of one framework are most often converted to the other one.
 _TENSORFLOW = ("tensor_bundle", "tensorflow_v1", "saved_model", "keras_h5", "keras_zip", "keras_rl")
 
 
 def print_next_steps(after: Callable[..., Steps], *found: Any, quiet: bool) -> None:
-    """Print what a function says of what was found, a command a line to be copied; never into a pipe."""
+    """Print the commands that a function suggests for a result, one per line; never into a pipe."""
     if quiet or not sys.stdout.isatty():
         return
     for words in after(*found):
@@ -516,7 +519,7 @@ def print_next_steps(after: Callable[..., Steps], *found: Any, quiet: bool) -> N
 
 
 def after_inspect(found: CheckpointSummary | CheckpointFolder) -> Steps:
-    """Return what is done with an agent, or with a model that is none."""
+    """Suggest commands for an agent, or for a model that is not one."""
     from ckpttool.commands.inspect import CheckpointSummary
 
     if not isinstance(found, CheckpointSummary):
@@ -530,29 +533,29 @@ def after_inspect(found: CheckpointSummary | CheckpointFolder) -> Steps:
 
 
 def after_digest(path: str) -> Steps:
-    """Return how the same numbers are recognised later."""
+    """Suggest comparing with this digest later."""
     return [("digest", path, "--check", "saved.json")]
 
 
 def after_stats(path: str, found: Stats) -> Steps:
-    """Return what says more of numbers that are no good sign."""
+    """Suggest `doctor` if the values look unhealthy."""
     bad = not found.finite or any(each.signs for each in found.tensors)
     return [("doctor", path)] if bad else []
 
 
 def after_diff(left: str, right: str, found: Diff) -> Steps:
-    """Return what says whether two agents act alike all the same."""
+    """Suggest checking whether two different agents still act alike."""
     agents = None not in found.layouts
     return [("verify", left, right)] if agents and not found.identical else []
 
 
 def after_doctor(path: str, found: Diagnosis) -> Steps:
-    """Return what a healthy agent is for."""
+    """Suggest evaluating a healthy agent."""
     return [_eval_command(path)] if found.layout is not None and not found.findings else []
 
 
 def after_convert(found: ConversionResult) -> Steps:
-    """Return the same without --dry-run, or what proves and plays the agent that was written."""
+    """Suggest the same command without --dry-run, or verifying and evaluating the written agent."""
     if found.written:
         played = [("verify", found.source, found.target), _eval_command(found.target)]
         return played if found.parity and not found.target.endswith(".onnx") else [("inspect", found.target)]
@@ -566,12 +569,12 @@ def after_convert(found: ConversionResult) -> Steps:
 
 
 def after_verify(second: str, found: Verification) -> Steps:
-    """Return how the one that is the same agent is played."""
+    """Suggest evaluating the verified agent."""
     return [_eval_command(second)] if found.within else []
 
 
 def after_eval(found: Sweep, env: str | None) -> Steps:
-    """Return how the best of several is scored more exactly, or one is seen."""
+    """Suggest scoring the best of several more precisely, or recording a video of one."""
     told = ("--env", env) if env is not None else ()
     if found.best is not None:
         return [("eval", urls.display_url(found.best.checkpoint), *told, "--episodes", "100")]
@@ -584,23 +587,23 @@ def after_eval(found: Sweep, env: str | None) -> Steps:
 def _eval_command(path: str) -> tuple[str, ...]:
     from ckpttool.core import sidecar
 
-    # Nothing is fetched to say this.
+    # Do not download anything for a suggestion.
     told = None
     if not urls.is_url(path):
         with contextlib.suppress(CkpttoolError):
             told = sidecar.load_sidecar(path)
-    # A sidecar may name the environment; without one a person has to.
+    # Without a sidecar that names the environment, the user must add it.
     return ("eval", path) if told is not None and told.env else ("eval", path, "--env", "ID")
 
 
-# Options in panels: a dataclass is one titled group of a command's help, and one argument of its function.
+# Option panels: a dataclass is one titled group in a command's help, and one argument of its function.
 
 
 class OptionPanel:
-    """Base of the dataclasses whose fields are a command's options, under one title of its help.
+    """Base of dataclasses whose fields are the options in one panel of a command's help.
 
-    A field is annotated as a parameter of a typer command is, and its default is the option's. Options that
-    exclude each other raise UsageError in `__post_init__`.
+    A field is annotated like a parameter of a typer command; its default is the option's default.
+    Mutually exclusive options raise UsageError in `__post_init__`.
     """
 
     TITLE: ClassVar[str]
@@ -610,7 +613,7 @@ class OptionPanel:
 
 
 def takes_panels(command: Callable[..., int]) -> Callable[..., int]:
-    """Return a command that has the options of each `OptionPanel` that this function takes."""
+    """Return a command with the options of every `OptionPanel` parameter of this function."""
     hints = get_type_hints(command, include_extras=True)
     panels = {name: hint for name, hint in hints.items() if _is_panel(hint)}
     shown: list[inspect.Parameter] = []
@@ -626,7 +629,7 @@ def takes_panels(command: Callable[..., int]) -> Callable[..., int]:
             given[name] = panel(**{each.name: given.pop(each.name) for each in dataclasses.fields(panel)})
         return command(**given)
 
-    # typer reads both, and neither may be that of the function that is wrapped.
+    # typer reads both attributes, and neither may be the wrapped function's.
     run.__signature__ = inspect.Signature(shown, return_annotation=int)  # type: ignore[attr-defined]
     run.__annotations__ = {each.name: each.annotation for each in shown} | {"return": int}
     return run
@@ -637,13 +640,13 @@ def _is_panel(hint: object) -> TypeGuard[type[Any]]:
 
 
 def _panel_parameters(panel: type[Any]) -> Iterator[inspect.Parameter]:
-    """Give a parameter for each field, whose option stands under the title of the panel."""
+    """Yield a parameter for each field, with its option under the panel's title."""
     hints = get_type_hints(panel, include_extras=True)
     for each in dataclasses.fields(panel):
         value, *notes = get_args(hints[each.name])
         (option,) = (copy.copy(note) for note in notes if isinstance(note, typer.models.OptionInfo))
         option.rich_help_panel = panel.TITLE
-        # A list is made anew for every call of the command.
+        # Create a separate list for every call of the command.
         if each.default_factory is not dataclasses.MISSING:
             option.default_factory = each.default_factory
         default = inspect.Parameter.empty if each.default is dataclasses.MISSING else each.default
@@ -652,7 +655,7 @@ def _panel_parameters(panel: type[Any]) -> Iterator[inspect.Parameter]:
         )
 
 
-# The arguments and options that several commands share.
+# Arguments and options shared by several commands.
 
 PathArgument = Annotated[
     str, typer.Argument(metavar="PATH", help="File, TensorFlow prefix or folder.", show_default=False)
@@ -724,7 +727,7 @@ LikePython = Annotated[
 
 @dataclass(frozen=True)
 class AgentOptions(OptionPanel, title="Agent"):
-    """How to read an agent, and facts of it that no file holds."""
+    """How to read an agent, and facts about it that are not stored in the file."""
 
     layout: LayoutOption = None
     activation: ActivationOption = None
@@ -733,13 +736,13 @@ class AgentOptions(OptionPanel, title="Agent"):
     obs_norm: ObsNormOption = None
 
     def facts(self, env: str | None = None) -> AgentFacts:
-        """Return the facts that the options give, and the environment."""
+        """Return the facts given by the options, and the environment."""
         return agent_facts(self.activation, self.head, self.bounds, self.obs_norm, env)
 
 
 @dataclass(frozen=True)
 class ModelOptions(OptionPanel, title="Your own model"):
-    """A model that the user's code creates."""
+    """Model created by the user's code."""
 
     like: Annotated[
         str | None,
@@ -750,7 +753,7 @@ class ModelOptions(OptionPanel, title="Your own model"):
     python: LikePython = None
 
     def model(self) -> Any:
-        """Return the model, None without --like; raise UsageError for the other options alone."""
+        """Return the model, or None without --like; raise UsageError for options that require --like."""
         return build_like_model(self.like, self.like_args, self.input_shape, self.python)
 
 
@@ -761,7 +764,7 @@ def agent_facts(
     obs_norm: str | None,
     env: str | None = None,
 ) -> AgentFacts:
-    """Return the facts that the options give of an agent."""
+    """Return the agent facts given by the options."""
     from ckpttool.commands.evidence import NO_FACTS, AgentFacts, parse_bounds
 
     if activation is None and head is None and bounds is None and obs_norm is None and env is None:
@@ -771,7 +774,7 @@ def agent_facts(
 
 
 def make_importable(env: str | None) -> str | None:
-    """Return the environment's id; let the module of `module:Env-v0` be found in the working directory."""
+    """Return the environment id; make the module of `module:Env-v0` importable from the working directory."""
     module, colon, _ = (env or "").partition(":")
     if colon and all(part.isidentifier() for part in module.split(".")):
         from ckpttool.networks.model_child import find_user_module  # not needed by most commands
@@ -783,7 +786,7 @@ def make_importable(env: str | None) -> str | None:
 def build_like_model(
     factory: str | None, arguments: str | None, shapes: list[str] | None, python: str | None
 ) -> Any:
-    """Return the model that --like and its options name, None without; raise UsageError for these alone."""
+    """Return the model given by --like and its options, or None; raise UsageError if --like is missing."""
     if factory is None:
         if arguments or shapes or python:
             raise UsageError("--like-args, --input-shape and --python are for --like alone")
@@ -793,20 +796,20 @@ def build_like_model(
     return parse_model_spec(factory, arguments, shapes or (), python)
 
 
-# Progress on stderr: only on a terminal, only for work that takes more than a second.
+# Progress bars on stderr: only on a terminal, and only for work that takes more than a second.
 
 _PATIENCE_S = 1.0
 _NAME_LENGTH = 40
 
 
 class _DelayedBar:
-    """Starts a bar when the work has taken longer than a moment."""
+    """Progress bar that appears once the work takes longer than a moment."""
 
     def __init__(self, label: str, unit: str | None) -> None:
         self.label, self.unit = label, unit
         self.began = time.monotonic()
         self.bar: Bar | None = None
-        # Steps are timed from the first report on: before it a policy is built and environments are made.
+        # Measure the speed from the first report on, to exclude building the policy and the environments.
         self.first: tuple[float, int] | None = None
 
     def __call__(self, done: int, total: int, steps: int | None = None) -> None:
@@ -827,7 +830,7 @@ class _DelayedBar:
         from rich.console import Console
         from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
-        # How many of them, where there is a word for what is counted: else the part that is done.
+        # Show the count if its unit is known, else the percentage.
         amount = f"{{task.completed}}/{{task.total}} {self.unit}" if self.unit else "{task.percentage:>3.0f}%"
         self.bar = Progress(
             TextColumn("{task.description}", markup=False),
@@ -837,7 +840,7 @@ class _DelayedBar:
             TimeRemainingColumn(),
             console=Console(file=raw_stderr()),
             transient=True,
-            # What else is printed meanwhile goes through the guard of stderr.
+            # Other output in the meantime goes through the wrapped stderr.
             redirect_stdout=False,
             redirect_stderr=False,
         )
@@ -851,7 +854,7 @@ class _DelayedBar:
 
 @contextmanager
 def show_progress(label: str, *, quiet: bool, unit: str | None = None) -> Iterator[Progress]:
-    """Give a progress callback that draws a bar where a person watches; `unit` names what it counts."""
+    """Yield a progress callback that draws a bar on a terminal; `unit` names what it counts."""
     if quiet or not is_stderr_terminal():
         from ckpttool.core.atomic_write import ignore_progress
 
@@ -866,7 +869,7 @@ def show_progress(label: str, *, quiet: bool, unit: str | None = None) -> Iterat
 
 @contextmanager
 def show_fetch_progress(*, quiet: bool) -> Iterator[None]:
-    """Draw a bar for every file elsewhere that has to be fetched whole, where a person watches."""
+    """Draw a bar on a terminal for every remote file that must be downloaded whole."""
     if quiet or not is_stderr_terminal():
         yield
         return

@@ -1,4 +1,4 @@
-"""`convert`, and `verify`, which proves what it wrote."""
+"""`convert`, and `verify`, which checks the result."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ Texts = list[str] | None
 
 @dataclass(frozen=True)
 class TargetOptions(OptionPanel, title="Target"):
-    """What is written."""
+    """What to write."""
 
     to: Annotated[
         str | None,
@@ -51,7 +51,7 @@ class TargetOptions(OptionPanel, title="Target"):
 
 @dataclass(frozen=True)
 class SelectionOptions(OptionPanel, title="Selection and names"):
-    """What is converted of the source, and what becomes of names and weights before that."""
+    """Selection of the source's entries, and changes to names and weights before conversion."""
 
     part: Annotated[
         str | None, typer.Option(metavar="PATH", help="Convert only what lies below this path in SRC.")
@@ -78,7 +78,7 @@ class SelectionOptions(OptionPanel, title="Selection and names"):
 
 @dataclass(frozen=True)
 class MappingOptions(OptionPanel, title="Mapping"):
-    """How layers and optimizers become those of the target."""
+    """How layers and optimizers map to those of the target."""
 
     rules: Annotated[
         str | None, typer.Option("--map", metavar="FILE", help="TOML file of your own mapping rules.")
@@ -115,14 +115,14 @@ class MappingOptions(OptionPanel, title="Mapping"):
 
 @dataclass(frozen=True)
 class PlayedAgentOptions(AgentOptions, title="Agent"):
-    """How to read an agent, facts of it that no file holds, and its environment."""
+    """How to read an agent, facts not stored in the file, and its environment."""
 
     env: Env = None
 
 
 @dataclass(frozen=True)
 class ConvertModelOptions(ModelOptions, title="Your own model"):
-    """A model to fill, and how its layers are matched."""
+    """Model to load into, and how its layers are matched."""
 
     match: Annotated[
         Texts, typer.Option(metavar="SOURCE=TARGET", help="For --like: two layers that belong together.")
@@ -137,7 +137,7 @@ class ConvertModelOptions(ModelOptions, title="Your own model"):
 
 @dataclass(frozen=True)
 class ConvertOutputOptions(OptionPanel, title="Output"):
-    """How the target is written, and what is printed of it."""
+    """How the target is written, and what is printed about it."""
 
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Show the mapping, write nothing.")] = False
     glob: Annotated[
@@ -182,11 +182,11 @@ def convert(
 ) -> int:
     """Convert a checkpoint to another framework or library. The output is written atomically and verified.
 
-    Targets are torch, tf (TensorFlow objects), tf1 (TensorFlow variables by name), keras (a weights file),
-    safetensors, npz, onnx (a policy that runs), and RL libraries' own formats: fujimoto (the TD3 authors'
-    files), cleanrl, sb3, sb2, tf2rl, tianshou, spinningup, d3rlpy (.d3), d3rlpy_model (.pt), rsl_rl, fasttd3,
-    skrl, elegantrl, tf_agents, acme, keras_rl, rllib. DST's suffix names one where it is .pt, .pth, .index,
-    .h5, .cleanrl_model, .d3, .safetensors, .npz or .onnx.
+    Targets are torch, tf (TensorFlow objects), tf1 (TensorFlow variables by name), keras (a weights
+    file), safetensors, npz, onnx (a runnable policy), and RL libraries' own formats: fujimoto (the TD3
+    authors' files), cleanrl, sb3, sb2, tf2rl, tianshou, spinningup, d3rlpy (.d3), d3rlpy_model (.pt),
+    rsl_rl, fasttd3, skrl, elegantrl, tf_agents, acme, keras_rl, rllib. The target is inferred from
+    DST's suffix for .pt, .pth, .index, .h5, .cleanrl_model, .d3, .safetensors, .npz and .onnx.
     """
     _prepare_process()
     from ckpttool.commands import convert
@@ -247,10 +247,10 @@ def _print_conversion(done: ConversionResult, output: ConvertOutputOptions) -> N
 
 
 def _prepare_process() -> None:
-    """Collect no garbage, and import numpy.
+    """Disable garbage collection and import numpy.
 
-    Modules and plans are many objects and no rubbish: collecting took a seventh of a small conversion, and a
-    sixth at the end of the process.
+    Modules and plans are many objects, but no garbage: collecting took a seventh of a small conversion,
+    and a sixth at process exit.
     """
     import gc
 
@@ -260,9 +260,9 @@ def _prepare_process() -> None:
 
 
 def _import_numpy() -> None:
-    """Import numpy, with the threads of its OpenBLAS asleep until there is a product to compute.
+    """Import numpy with OpenBLAS's threads asleep until there is a product to compute.
 
-    Unless told otherwise they wait in a loop, 30 ms of a core that reads and hashes need
+    By default they spin for 30 ms on a core that reading and hashing need
     (OpenBLAS, driver/others/blas_server.c: 2 ** OPENBLAS_THREAD_TIMEOUT ticks).
     """
     kept = os.environ.get(_TIMEOUT)
@@ -276,7 +276,7 @@ def _import_numpy() -> None:
 
 @dataclass(frozen=True)
 class ComparisonOptions(OptionPanel, title="Comparison"):
-    """What is compared, and how exactly."""
+    """What to compare, and with which tolerance."""
 
     tolerance: Annotated[
         float | None,
@@ -304,7 +304,7 @@ def verify(
 ) -> int:
     """Run both checkpoints of one agent on fixed observations, each in its own framework's process.
 
-    The default tolerance is twice the error that A's own framework has against float64, relative to the
+    The default tolerance is twice the error of A's own framework against float64, relative to the
     output's scale, or rounding at the largest sum.
     """
     from ckpttool.commands import verify

@@ -1,4 +1,4 @@
-"""The command eval: its options, what it prints, and the files that it writes."""
+"""The `eval` command: options, printed output and files."""
 
 from __future__ import annotations
 
@@ -43,12 +43,12 @@ if TYPE_CHECKING:
     from ckpttool.evaluation.statistics import Estimate
 
 
-# The options of `eval`, a panel of its help each.
+# Options of `eval`, one help panel each.
 
 
 @dataclass(frozen=True)
 class EnvironmentOptions(OptionPanel, title="Environment"):
-    """Where the agents play."""
+    """Environment and simulator."""
 
     env: Annotated[
         str | None,
@@ -91,7 +91,7 @@ class EnvironmentOptions(OptionPanel, title="Environment"):
 
 @dataclass(frozen=True)
 class PlayOptions(OptionPanel, title="Evaluation"):
-    """How many episodes are played, by which network, and on what."""
+    """Number of episodes, the network to play and the hardware."""
 
     episodes: Annotated[int, typer.Option(min=1, metavar="N", help="Episodes to play.")] = 10
     seed: Annotated[
@@ -137,7 +137,7 @@ class PlayOptions(OptionPanel, title="Evaluation"):
 
 @dataclass(frozen=True)
 class RunOptions(OptionPanel, title="Training runs"):
-    """Whether the paths are training runs, and what their returns are compared with."""
+    """Whether the paths are training runs, and what to compare their returns with."""
 
     runs: Annotated[
         bool, typer.Option("--runs", help="Each PATH is one training run: intervals over the runs.")
@@ -157,9 +157,9 @@ class RunOptions(OptionPanel, title="Training runs"):
 
 @dataclass(frozen=True)
 class OutputOptions(OptionPanel, title="Output"):
-    """Files to write, episodes to film, and whether to draw in the terminal.
+    """Files to write, episodes to record, and whether to plot in the terminal.
 
-    `chart` None means where a person reads.
+    `chart` None means: if stdout is a terminal.
     """
 
     out: Annotated[
@@ -191,7 +191,7 @@ class OutputOptions(OptionPanel, title="Output"):
     ] = None
 
     def __post_init__(self) -> None:
-        """Raise UsageError for episodes without a video, and for a list of none."""
+        """Raise UsageError for episodes without a video, or for an empty list."""
         if not self.filmed:
             raise UsageError("--video-episodes names none", hint="best,worst or numbers from 0")
         if self.filmed != ("0",) and self.video is None:
@@ -199,11 +199,11 @@ class OutputOptions(OptionPanel, title="Output"):
 
     @property
     def filmed(self) -> tuple[str, ...]:
-        """The episodes to film, by number or by rank."""
+        """Episodes to record, by number or by rank."""
         return tuple(word.strip() for word in self.video_episodes.split(",") if word.strip())
 
 
-# The command.
+# Command function.
 
 
 def evaluate(
@@ -248,7 +248,7 @@ def evaluate(
 
 
 def _require_output(output: OutputOptions) -> str | None:
-    """Raise unless the files can be written, before hours of playing; return where results are appended."""
+    """Raise if a file cannot be written, before hours of playing; return the file to append results to."""
     from ckpttool.commands import sweep
 
     lines = None if output.out is None else sweep.results_path(output.out)
@@ -288,7 +288,7 @@ def _print_results(
     as_json: bool,
     quiet: bool,
 ) -> tuple[DisplayOutput, float | None]:
-    """Print the results and write the files; return what was drawn, and the mean of runs together."""
+    """Print the results and write the files; return what was plotted, and the mean over runs."""
     from ckpttool.cli import plots
     from ckpttool.commands import algorithms, sweep
 
@@ -317,7 +317,7 @@ def _print_results(
 
 
 def _exit_status(found: Sweep, shown: DisplayOutput, mean: float | None, min_return: float | None) -> int:
-    """Say what went wrong, and return what the command ends with; `mean` is that of runs together."""
+    """Print the errors and return the exit status; `mean` is the mean over runs."""
     for failure in shown.failures:
         common.print_error(failure, as_json=False)
     if found.failed:
@@ -332,7 +332,7 @@ def _exit_status(found: Sweep, shown: DisplayOutput, mean: float | None, min_ret
 
 
 def _print_failures(failed: Sequence[EvaluationFailure]) -> None:
-    """Say what kept checkpoints from being played: the same thing once."""
+    """Print why checkpoints were not played, each distinct reason once."""
     alike: dict[tuple[str, str | None], list[EvaluationFailure]] = {}
     for each in failed:
         sentence = str(each.error).removeprefix(f"{each.error.file}: ")
@@ -345,7 +345,7 @@ def _print_failures(failed: Sequence[EvaluationFailure]) -> None:
 
 
 def _choose_executor(jobs: int | None, ray: str | None) -> Any:
-    """Return who plays."""
+    """Return the function that plays the episodes."""
     from ckpttool.commands import parallel
 
     if ray is not None:
@@ -353,12 +353,12 @@ def _choose_executor(jobs: int | None, ray: str | None) -> Any:
     return parallel.play_in_process if jobs is None else parallel.process_spread(jobs)
 
 
-# What `eval` says of algorithms: training runs put together, two compared, and scores as files.
+# Output of `eval` about algorithms: aggregated training runs, their comparison, and scores as files.
 
 
 @dataclass(frozen=True, slots=True)
 class ComparedRuns:
-    """The checkpoints to play: of training runs of one algorithm, and of another."""
+    """Checkpoints to play: training runs of one algorithm, and runs to compare with."""
 
     paths: tuple[str, ...]
     runs: tuple[TrainingRun, ...] = ()
@@ -368,9 +368,9 @@ class ComparedRuns:
 
 @dataclass(slots=True)
 class ComparisonOutput:
-    """Keys for the JSON document, lines for people, and the mean that `--min-return` is compared with.
+    """Keys for the JSON document, lines to print, and the mean compared with `--min-return`.
 
-    `algorithms` are what a plot shows: ours, and the one that it is compared with.
+    `algorithms` are the ones to plot: ours and the one it is compared with.
     """
 
     document: dict[str, Any] = field(default_factory=dict)
@@ -381,7 +381,7 @@ class ComparisonOutput:
 
 
 def find_compared_runs(paths: Sequence[str], options: RunOptions, layout: str | None) -> ComparedRuns:
-    """Return what is to be played; raise before hours of playing, not after."""
+    """Return the checkpoints to play; raise before hours of playing, not after."""
     from ckpttool.commands import algorithms
 
     against = options.against or ()
@@ -394,7 +394,7 @@ def find_compared_runs(paths: Sequence[str], options: RunOptions, layout: str | 
 
 
 def report_comparison(compared: ComparedRuns, output: OutputOptions, found: Sweep) -> ComparisonOutput:
-    """Return what the finished evaluations say, and write the files that are wanted."""
+    """Return the summary of the finished evaluations, and write the requested files."""
     from ckpttool.commands import sweep
 
     told = ComparisonOutput()
@@ -459,7 +459,7 @@ def _format_estimate(one: Estimate) -> str:
     return f"{one.value:.2f}, 95 % {one.ci95[0]:.2f} to {one.ci95[1]:.2f}"
 
 
-# What people read of evaluations: one report, or a row per checkpoint.
+# Text output of evaluations: one report, or a row per checkpoint.
 
 _STEPS = {
     "name": "steps of the curve are the numbers in the files' names",
@@ -471,7 +471,7 @@ _STEPS = {
 
 
 def render_sweep(found: Sweep, *, quiet: bool) -> str:
-    """Return one report, or a row per checkpoint when there are several, and which one is best."""
+    """Return a report for one checkpoint, or a table of several with the best one."""
     every = found.evaluations
     if len(every) == 1:
         said = [*_note_lines(every[0]), *labeled_lines("note", found.notes)]
@@ -486,7 +486,7 @@ def render_sweep(found: Sweep, *, quiet: bool) -> str:
 
 
 def _training_lines(counts: Mapping[str, int | None]) -> list[str]:
-    """Return a line with what the checkpoint counts, each count by its name; none if it counts nothing."""
+    """Return a line with the checkpoint's training counters by name; empty without counters."""
     shown = [f"{TITLES[name]} {n:,}" for name, n in counts.items() if n is not None]
     return [f"trained  {', '.join(shown)}"] if shown else []
 
@@ -496,7 +496,7 @@ def _table_lines(found: Sweep) -> list[str]:
     counts = [step_columns(each.counts) for each in found.scored]
     shown = [name for name in TITLES if any(each[name] is not None for each in counts)]
     if len(shown) > 1:
-        # The names stand in the rows.
+        # The rows contain the names.
         shown = [name for name in shown if name != "in_name"]
     rows = [("rank", *(TITLES[n] for n in shown), "mean", "95 % CI", "IQM", "behind")]
     rows += [
@@ -547,7 +547,7 @@ def _verdict_lines(found: Sweep, best: BestCheckpoint) -> list[str]:
 
 
 def _remark_lines(found: Sweep) -> list[str]:
-    """Return what was assumed and noted: once where it is the same for all."""
+    """Return assumptions and notes, listing those common to all evaluations once."""
     every = found.evaluations
     said = [(each, line) for each in every for line in _note_lines(each)]
     common = [line for line, n in Counter(line for _, line in said).items() if n == len(every)]
@@ -560,7 +560,7 @@ def _remark_lines(found: Sweep) -> list[str]:
     ]
 
 
-# Assumptions on the places of layers, which change every action where they are wrong.
+# Assumptions about the position of layers, which change every action if they are wrong.
 _PLACES = re.compile("layer norms (stand )?before|no sums with")
 
 
@@ -638,7 +638,7 @@ def _note_lines(one: Evaluation) -> list[str]:
 
 
 def _assumption_lines(one: Evaluation) -> list[str]:
-    """Return a line with what decides the actions and stands in no file, and the options that state it."""
+    """Return a line with assumptions that affect the actions, and the options that override them."""
     assumed = [each for each in one.ledger if each.use == "assumed"]
     decisive = {
         each.value: each.hint
@@ -653,16 +653,16 @@ def _assumption_lines(one: Evaluation) -> list[str]:
 
 
 def _hint_lines(one: Evaluation) -> list[str]:
-    """Return lines with the options that use what is not used."""
+    """Return lines with the options that would apply the unused facts."""
     return list(dict.fromkeys(f"hint: {clean(e.hint)}" for e in one.ledger if e.open and e.hint))
 
 
-# What `eval` shows besides numbers: a film, a plot in a file, a small plot in the terminal.
+# Output of `eval` besides numbers: a video, a plot file, a small plot in the terminal.
 
 
 @dataclass(slots=True)
 class DisplayOutput:
-    """What was written: keys for the JSON document, lines for people, and why something is missing."""
+    """Output written: keys for the JSON document, lines to print, and why something is missing."""
 
     document: dict[str, Any] = field(default_factory=dict)
     lines: list[str] = field(default_factory=list)
@@ -671,7 +671,7 @@ class DisplayOutput:
 
 
 def require_display(output: OutputOptions, paths: Sequence[str], options: EvaluationOptions) -> None:
-    """Raise unless all of it can be shown: before hours of playing, not after."""
+    """Raise if a requested output cannot be produced, before hours of playing rather than after."""
     from ckpttool.cli import plots
 
     if output.plot is not None:
@@ -693,9 +693,9 @@ def display_results(
     quiet: bool,
     as_json: bool,
 ) -> DisplayOutput:
-    """Draw in the terminal, then write the files that are wanted.
+    """Plot in the terminal, then write the requested files.
 
-    What fails is in the answer and is not raised: the numbers are there already.
+    Errors are returned instead of raised, because the results already exist.
     """
     from ckpttool.cli import plots
 
@@ -703,7 +703,7 @@ def display_results(
     if not found.scored:
         return shown
     if not as_json and (output.chart or (output.chart is None and sys.stdout.isatty() and not quiet)):
-        # Points of different runs make no one curve.
+        # Points of different runs do not form one curve.
         curve = () if drawn.algorithms else found.curve
         if lines := plots.render_chart(found.evaluations, curve, drawn.unit):
             common.print_text("\n".join(lines))
@@ -733,7 +733,7 @@ def _film_best(
     *,
     quiet: bool,
 ) -> EpisodeVideo:
-    """Film the checkpoint of the highest mean."""
+    """Record a video of the checkpoint with the highest mean."""
     from ckpttool.commands import evaluate
 
     best: Evaluation = max(found.evaluations, key=lambda each: each.statistics.mean)

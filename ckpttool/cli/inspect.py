@@ -1,4 +1,4 @@
-"""Commands that show checkpoints and write nothing into them, and those about ckpttool itself."""
+"""Commands that only read checkpoints, and commands about ckpttool itself."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class TreeOptions(OptionPanel, title="Tree"):
-    """Which entries are listed, in which order, and with what."""
+    """Which entries to list, in which order, and with which details."""
 
     glob: Glob = None
     depth: Annotated[
@@ -88,7 +88,7 @@ class PickleOptions(OptionPanel, title="Pickle audit"):
 
 @dataclass(frozen=True)
 class GraphOptions(OptionPanel, title="Graph"):
-    """A drawing of the modules in place of the tree."""
+    """Draw the modules instead of printing the tree."""
 
     graph: Annotated[
         str | None,
@@ -112,7 +112,7 @@ def inspect(
     """
     import gc
 
-    # A listing makes many objects and no rubbish: collecting would cost a fifth of its time.
+    # A listing creates many objects but no garbage: collecting would cost a fifth of its time.
     gc.disable()
     view = parse_view(tree, names=pickle.names, quiet=quiet)
     found = load_listing(path, tree.glob, layout)
@@ -132,7 +132,7 @@ _SHOWN = 20
 
 
 def parse_view(tree: TreeOptions, *, names: bool, quiet: bool) -> TreeView:
-    """Return how the tree is to be shown; raise UsageError for an unknown order."""
+    """Return the tree view given by the options; raise UsageError for an unknown sort key."""
     _require_order(tree.sort, get_args(Sort))
     return TreeView(
         tree.keys, tree.aliases, tree.depth, cast(Sort, tree.sort), quiet, names, whole=tree.whole
@@ -145,7 +145,7 @@ def _require_order(order: str, orders: Sequence[str]) -> None:
 
 
 def load_listing(path: str, glob: str | None, layout: str | None) -> CheckpointSummary | CheckpointFolder:
-    """Return what is at the path; folders are looked into only where there is one."""
+    """Return the checkpoint at the path, or the contents of a folder."""
     with filesystem.read_session():
         if not filesystem.isdir(filesystem.resolve_path(path)):
             return summary(path, glob, layout)
@@ -157,7 +157,7 @@ def load_listing(path: str, glob: str | None, layout: str | None) -> CheckpointS
 def draw_modules(
     found: CheckpointSummary | CheckpointFolder, target: str, depth: int | None, *, force: bool
 ) -> dict[str, Any]:
-    """Draw the modules into a new file; return the JSON object that says what was drawn."""
+    """Draw the modules into a new file; return the JSON object that describes the drawing."""
     from ckpttool.cli import plots
 
     if not isinstance(found, CheckpointSummary):
@@ -166,7 +166,7 @@ def draw_modules(
 
 
 def is_plain_data(found: CheckpointSummary | CheckpointFolder) -> bool:
-    """Say whether loading the checkpoint asks for plain data only; raise UsageError where there is none."""
+    """Return whether loading needs only plain data; raise UsageError without a single checkpoint."""
     if not isinstance(found, CheckpointSummary):
         raise UsageError("there is no one checkpoint to judge", file=found.path, hint=found.hint)
     checkpoint = found.checkpoint
@@ -176,7 +176,7 @@ def is_plain_data(found: CheckpointSummary | CheckpointFolder) -> bool:
 def render_listing(
     found: CheckpointSummary | CheckpointFolder, view: TreeView, drawn: dict[str, Any] | None
 ) -> str:
-    """Return what is printed."""
+    """Return the text to print."""
     if not isinstance(found, CheckpointSummary):
         head = f"{clean(urls.display_url(found.path))}: {format_count(len(found.checkpoints), 'checkpoint')}"
         notes = [wrap_sentence(f"note: {clean(note)}") for note in (*found.notes, found.hint)]
@@ -193,11 +193,11 @@ def render_listing(
 
 
 def _checkpoint_table(listed: Sequence[CheckpointRow], most: int) -> list[str]:
-    """Return a line for each of the last `most` checkpoints; the path comes last."""
+    """Return one line for each of the last `most` checkpoints, ending with the path."""
     left_out = len(listed) - most
     lines = [f"and {left_out} earlier ones (--json lists all)"] if left_out > 0 else []
     shown = listed[max(0, left_out) :]
-    # The number after the last dash of a name; `counts` has one of other names, too.
+    # The number after the last dash of a name; `counts` also has numbers from other name patterns.
     counts = [{**step_columns(each.counts), "in_name": each.step} for each in shown]
     titles = {n: t for n, t in TITLES.items() if any(own[n] is not None for own in counts)}
     widths = {n: max(len(t), *(len(_format_count(own[n])) for own in counts)) for n, t in titles.items()}
@@ -293,7 +293,7 @@ def stats(
 
 @dataclass(frozen=True)
 class DiffOptions(OptionPanel, title="Comparison"):
-    """What is compared, and which differences are shown first."""
+    """What to compare, and which differences to show first."""
 
     glob: Glob = None
     by: Annotated[
@@ -323,7 +323,7 @@ def diff(
     as_json: AsJson = False,
     quiet: Quiet = False,
 ) -> int:
-    """Compare two checkpoints: entries in only one of them, shapes, types, values and where they differ.
+    """Compare two checkpoints: entries on one side only, shapes, types, and values with their positions.
 
     Exits with 1 if they differ.
     """
@@ -349,7 +349,7 @@ def diff(
 
 @dataclass(frozen=True)
 class DoctorModelOptions(ModelOptions, title="Your own model"):
-    """A model of the user's, and what of the checkpoint is to fill it."""
+    """Your own model, and the part of the checkpoint to load into it."""
 
     part: Annotated[
         str | None,
@@ -367,8 +367,8 @@ def doctor(
 ) -> int:
     """Find problems in a checkpoint, or in its later use, and suggest fixes.
 
-    Exits with 1 on a finding: names that would run code, NaNs, dead units, vanished moments, missing facts of
-    the agent, an environment that does not fit, tensors of your model that stay unfilled.
+    Exits with 1 on a finding: names that would run code, NaNs, dead units, vanished moments, missing
+    agent facts, an environment that does not fit, tensors of your model that stay unfilled.
     """
     from ckpttool.commands import doctor
 
@@ -395,7 +395,7 @@ def doctor(
 
 @dataclass(frozen=True)
 class ReportOptions(OptionPanel, title="Report"):
-    """The file to write, and what it shows besides the checkpoint."""
+    """Report file, and what it shows besides the checkpoint."""
 
     out: Annotated[
         str | None,
@@ -424,17 +424,18 @@ def report(
     as_json: AsJson = False,
     quiet: Quiet = False,
 ) -> int:
-    """Write one HTML file about a checkpoint, or about the differences of two.
+    """Write a self-contained HTML report on a checkpoint, or on the differences of two.
 
-    It opens in any browser, needs no other file and fetches nothing: tree, search, histograms and heat maps
-    of every tensor, provenance, findings of doctor, the conversion, returns and learning curves.
+    It opens in any browser, needs no other file and makes no network requests: tree, search, histograms
+    and heat maps of every tensor, provenance, findings of doctor, the conversion, returns and learning
+    curves.
     """
     import gc
 
     from ckpttool import report
     from ckpttool.report import pages
 
-    # Rows are many objects and no rubbish: see `inspect`.
+    # Rows are many objects but no garbage: see `inspect`.
     gc.disable()
     with show_progress("report", quiet=quiet or as_json) as moving:
         made = report.write_report(
@@ -467,7 +468,7 @@ def _report_text(made: HtmlReport, *, quiet: bool) -> str:
     return f"{', '.join(told)}\n{wrote}"
 
 
-# Commands for git and its hooks: `check` of many checkpoints, `textconv` of one file.
+# Commands for git and its hooks: `check` for many checkpoints, `textconv` for one file.
 
 
 def check(
@@ -506,7 +507,7 @@ def check(
     """Check for what must not be committed: code in pickles, damage, NaNs, unexpected shapes.
 
     For hooks and continuous integration. Exits with 1 on a finding, with 2 if a file cannot be read.
-    In a folder, every file is checked that is a checkpoint by its suffix or by its content.
+    In a folder, checks every file that is a checkpoint by its suffix or content.
     """
     from ckpttool.commands import check
 
@@ -536,7 +537,7 @@ def check(
 
 
 def _check_lines(found: CheckResult, *, quiet: bool) -> Iterator[str]:
-    """Give a line for each finding as other checkers do, a line for what is clean, and the sum."""
+    """Yield a line per finding in the style of linters, a line per clean file, and the total."""
     for each in found.checkpoints:
         yield from _checkpoint_lines(each, quiet=quiet)
     if quiet:
@@ -566,10 +567,11 @@ def textconv(
     as_json: AsJson = False,
     quiet: Quiet = False,  # noqa: ARG001  # there is no progress to leave out
 ) -> int:
-    """Print a file as text for git diff: one line for each tensor and value, always in the same order.
+    """Print a file as text for git diff: one line per tensor and value, always in the same order.
 
-    Set up with: git config diff.ckpttool.textconv 'ckpttool textconv', and '*.pt diff=ckpttool' in
-    .gitattributes. A file that is no checkpoint gives one sentence and status 0, because git would stop.
+    To set up, run git config diff.ckpttool.textconv 'ckpttool textconv' and add '*.pt diff=ckpttool' to
+    .gitattributes. A file that is not a checkpoint prints one sentence and exits with 0, because git
+    would stop otherwise.
     """
     from ckpttool.commands import check
 
@@ -578,7 +580,7 @@ def textconv(
     return 0
 
 
-# `browse`: the browser in the terminal.
+# `browse`: the terminal browser.
 
 
 def browse(
@@ -597,7 +599,7 @@ def browse(
 ) -> int:
     """Browse a checkpoint in the terminal: tree, values, histograms, search, differences.
 
-    Tensors are read when they are shown. ? lists the keys, q quits.
+    Tensors are read when they are shown. Press ? for the keys, q to quit.
     """
     if as_json:
         raise UsageError(
@@ -608,26 +610,26 @@ def browse(
     return browse(path, other, glob=glob, by=by, layout=layout)
 
 
-# Commands about ckpttool itself: what is installed, parser limits, JSON Schemas.
+# Commands about ckpttool itself: installed plugins, parser limits, JSON Schemas.
 
 
 def formats(as_json: AsJson = False, quiet: Quiet = False) -> int:  # noqa: ARG001
-    """List the formats that can be read, and those that can be written."""
+    """List the formats that can be read and written."""
     return _print_plugins("formats", as_json=as_json)
 
 
 def layouts(as_json: AsJson = False, quiet: Quiet = False) -> int:  # noqa: ARG001
-    """List the agent layouts that are recognised, and those that can be written."""
+    """List the agent layouts that can be read and written."""
     return _print_plugins("layouts", as_json=as_json)
 
 
 def backends(as_json: AsJson = False, quiet: Quiet = False) -> int:  # noqa: ARG001
-    """List the backends that run networks, and the extra that a missing one needs."""
+    """List the backends that run networks, and the extra that provides a missing one."""
     return _print_plugins("backends", as_json=as_json)
 
 
 def limits(as_json: AsJson = False, quiet: Quiet = False) -> int:  # noqa: ARG001
-    """List the parser limits, by the names that --limit takes."""
+    """List the parser limits and the names for --limit."""
     if as_json:
         common.print_text(common.render_document({"limits": parser_limits.document()}))
     else:
@@ -657,7 +659,7 @@ def schema(
     as_json: AsJson = False,
     quiet: Quiet = False,  # noqa: ARG001
 ) -> int:
-    """List the JSON Schemas of what --json prints, or print one to check documents with."""
+    """List the JSON Schemas of --json output, or print one to validate documents with."""
     if name is None:
         rows = list_schemas()
         if as_json:

@@ -43,13 +43,13 @@ if TYPE_CHECKING:
     from ckpttool.commands.sweep import LearningCurvePoint
 
 
-# A graph in Graphviz's language (https://graphviz.org/doc/info/lang.html), for those who want its layout.
+# A graph in Graphviz's language (https://graphviz.org/doc/info/lang.html), to use Graphviz's layout.
 
 _STYLES = {"child": "solid", "alias": "dashed", "slot": "dotted"}
 
 
 def render_dot(graph: ModuleGraph) -> str:
-    """Return the digraph; in its strings only a backslash and a quote mean anything, and both are escaped."""
+    """Return the digraph; backslashes and quotes, the only special characters in strings, are escaped."""
     lines = [
         "digraph checkpoint {",
         f"  label={_quote_lines([clean(graph.title), *map(clean, graph.notes)])};",
@@ -59,7 +59,7 @@ def render_dot(graph: ModuleGraph) -> str:
     ]
     lines += [f"  n{at} [label={_quote_lines(_dot_lines(node))}];" for at, node in enumerate(graph.nodes)]
     for edge in graph.edges:
-        # A second name and an optimizer do not decide where a module stands.
+        # Aliases and optimizer edges must not affect the position of a module.
         free = "" if edge.kind == "child" else ", constraint=false"
         label = f", label={_quote_lines([clean(edge.label)])}" if edge.label else ""
         lines.append(f"  n{edge.source} -> n{edge.target} [style={_STYLES[edge.kind]}{free}{label}];")
@@ -79,15 +79,15 @@ def _dot_lines(node: ModuleNode) -> list[str]:
 
 def _quote_lines(lines: list[str]) -> str:
     escaped = [line.replace("\\", "\\\\").replace('"', '\\"') for line in lines]
-    # \l ends a line that stands at the left.
+    # \l ends a left-aligned line.
     return '"' + "".join(f"{line}\\l" for line in escaped) + '"' if len(lines) > 1 else f'"{escaped[0]}"'
 
 
-# Where everything in a drawing stands: boxes in columns from left to right, children beside what holds them.
+# Layout of a drawing: boxes in columns from left to right, children beside their parent.
 #
 # All lengths are in pixels, from the upper left corner.
 
-# The widest of the usual monospaced fonts advances by 0.602 of its size.
+# The widest of the common monospaced fonts has an advance of 0.602 of its size.
 FONT = 12
 ADVANCE = 0.61 * FONT
 LINE = 17.0
@@ -98,7 +98,7 @@ _NAME, _LABEL = 36, 24
 
 
 class TextLine(NamedTuple):
-    """One line of text: its left end (or middle, or right end, as `anchor` says) and baseline."""
+    """One line of text: its left end (or middle, or right end, depending on `anchor`) and baseline."""
 
     x: float
     y: float
@@ -109,12 +109,12 @@ class TextLine(NamedTuple):
 
     @property
     def left(self) -> float:
-        """Where the text begins, as far as that can be known without the font."""
+        """Return where the text begins, estimated without the font."""
         return self.x - {"start": 0.0, "middle": 0.5, "end": 1.0}[self.anchor] * text_width(self.text)
 
 
 class NodeBox(NamedTuple):
-    """A node's rectangle; `rule` is the height at which a line parts its head from its variables."""
+    """Rectangle of a node; `rule` is the height of the line between its head and its variables."""
 
     x: float
     y: float
@@ -126,7 +126,7 @@ class NodeBox(NamedTuple):
 
 
 class EdgeCurve(NamedTuple):
-    """An edge: a path in SVG's words, and what is written on it."""
+    """Edge: an SVG path and its label."""
 
     path: str
     kind: str
@@ -135,7 +135,7 @@ class EdgeCurve(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class GraphDrawing:
-    """A drawing that only needs to be written down: `texts` are its title and legend."""
+    """Drawing ready for output: `texts` are its title and legend."""
 
     width: float
     height: float
@@ -147,7 +147,7 @@ class GraphDrawing:
 
 @dataclass(slots=True)
 class _LevelColumns:
-    """Where each level stands: left ends, widths, and how wide the room after it is."""
+    """Position of each level: left ends, widths, and the width of the gap after it."""
 
     left: list[float] = field(default_factory=list)
     width: list[float] = field(default_factory=list)
@@ -158,13 +158,13 @@ class _LevelColumns:
 
 
 def text_width(text: str) -> float:
-    """Return how wide a text is at most; East Asian wide characters take two cells."""
+    """Return the maximum width of a text; East Asian wide characters take two cells."""
     cells = sum(2 if unicodedata.east_asian_width(c) in "WF" else 1 for c in text)
     return cells * ADVANCE
 
 
 def lay_out_graph(graph: ModuleGraph) -> GraphDrawing:
-    """Lay the graph out; nodes come before what they hold, so that no recursion is needed."""
+    """Lay out the graph; nodes precede their children, so that no recursion is needed."""
     heads, legend, top = _layout_head(graph)
     sizes = [_box_size(node) for node in graph.nodes]
     tops, height = _layout_tops(graph, [height for _, height in sizes])
@@ -186,7 +186,7 @@ def lay_out_graph(graph: ModuleGraph) -> GraphDrawing:
 
 
 def _layout_head(graph: ModuleGraph) -> tuple[list[TextLine], list[tuple[str, float, float]], float]:
-    """Return the title, the legend's texts and lines, and where the drawing may begin."""
+    """Return the title, the legend's texts and lines, and the top of the drawing."""
     title = clean(graph.title)
     texts = [TextLine(MARGIN, MARGIN + FONT, shorten(title, 90), "title", whole=title)]
     y = MARGIN + FONT + LINE + 4
@@ -237,7 +237,7 @@ def _box_size(node: ModuleNode) -> tuple[float, float]:
 
 
 def _layout_tops(graph: ModuleGraph, heights: Sequence[float]) -> tuple[list[float], float]:
-    """Return where each box begins, and the height of all: every node's children share a band with it."""
+    """Return the top of each box, and the total height: the children of a node share a band with it."""
     parents = {edge.target: edge.source for edge in graph.edges if edge.kind == "child"}
     below = [0.0] * len(heights)
     bands = [0.0] * len(heights)
@@ -245,7 +245,7 @@ def _layout_tops(graph: ModuleGraph, heights: Sequence[float]) -> tuple[list[flo
         bands[node] = max(heights[node] + GAP, below[node])
         if node in parents:
             below[parents[node]] += bands[node]
-    # Where the next child of each node begins.
+    # Top of the next child of each node.
     free = [0.0] * len(heights)
     tops = [0.0] * len(heights)
     for node in range(len(heights)):
@@ -264,7 +264,7 @@ def _layout_columns(graph: ModuleGraph, widths: Sequence[float]) -> _LevelColumn
     columns.width = [0.0] * levels
     for node, width in zip(graph.nodes, widths, strict=True):
         columns.width[node.level] = max(columns.width[node.level], width)
-    # The room after a level holds the labels of the edges that bend there.
+    # The gap after a level holds the labels of the edges that bend there.
     columns.gutter = [GUTTER] * (levels - 1) + [0.0]
     for edge in graph.edges:
         if edge.kind != "child":
@@ -279,7 +279,7 @@ def _layout_columns(graph: ModuleGraph, widths: Sequence[float]) -> _LevelColumn
 
 
 def _bend_level(graph: ModuleGraph, edge: ModuleEdge) -> int:
-    """Return the level in the room after which the edge bends: before its target, or after both."""
+    """Return the level whose gap holds the bend of the edge: before its target, or after both."""
     source, target = graph.nodes[edge.source].level, graph.nodes[edge.target].level
     return target - 1 if target > source else target
 
@@ -314,7 +314,7 @@ def _layout_curves(graph: ModuleGraph, boxes: Sequence[NodeBox], columns: _Level
         at = _bend_level(graph, edge)
         left, right = columns.right(at), columns.right(at) + columns.gutter[at]
         if edge.kind != "child":
-            # Beside the edge to the same box, not upon it.
+            # Beside the existing edge to the same box, not on top of it.
             start, end = start + 8, end + 8
         middle = (left + right) / 2
         before = graph.nodes[edge.target].level > graph.nodes[edge.source].level
@@ -325,7 +325,7 @@ def _layout_curves(graph: ModuleGraph, boxes: Sequence[NodeBox], columns: _Level
             )
             x = middle
         else:
-            # To a box of the same column, or one further left: out into the room behind it, and back.
+            # To a box in the same column or further left: out into the gap behind it, and back.
             out = left + min(columns.gutter[at] - 8, GUTTER) - 12 * (len(taken[at]) % 4)
             begin = source.x if source.x > right else source.x + source.width
             path = (
@@ -339,7 +339,7 @@ def _layout_curves(graph: ModuleGraph, boxes: Sequence[NodeBox], columns: _Level
 
 
 def _place_label(edge: ModuleEdge, x: float, y: float, taken: list[float]) -> TextLine | None:
-    """Return the edge's label in the middle of its bend, lower where another label stands already."""
+    """Return the edge's label at the middle of its bend, lower if another label is in the way."""
     if not edge.label:
         return None
     for other in sorted(taken):
@@ -349,7 +349,7 @@ def _place_label(edge: ModuleEdge, x: float, y: float, taken: list[float]) -> Te
     return TextLine(x, y + 4, _edge_label(edge), "label", "middle", whole=clean(edge.label))
 
 
-# A drawing as SVG: text and lines only, no script, nothing that is fetched, readable in light and dark.
+# SVG output: only text and lines, no script, no network requests, readable in light and dark mode.
 
 _SVG_STYLE = f"""
 text {{ font: {FONT}px ui-monospace, "SF Mono", Menlo, "DejaVu Sans Mono", monospace; fill: #1f2328 }}
@@ -376,7 +376,7 @@ _ARROWS = "".join(
 
 
 def render_svg(drawing: GraphDrawing) -> str:
-    """Return the SVG document, without an XML declaration so that a page can hold it."""
+    """Return the SVG document, without an XML declaration so that a page can embed it."""
     width, height = f"{drawing.width:.0f}", f"{drawing.height:.0f}"
     title = drawing.texts[0]
     parts = [
@@ -416,7 +416,7 @@ def _svg_box(box: NodeBox) -> str:
 
 
 def _svg_label(text: TextLine) -> str:
-    # The lines below it would cross it out.
+    # The lines below would cross it out.
     width = text_width(text.text) + 6
     return (
         f'<rect class="paper" x="{text.left - 3:.1f}" y="{text.y - FONT:.1f}" width="{width:.1f}" '
@@ -426,7 +426,7 @@ def _svg_label(text: TextLine) -> str:
 
 def _svg_text(text: TextLine) -> str:
     anchor = "" if text.anchor == "start" else f' text-anchor="{text.anchor}"'
-    # A tooltip with what was too long for the drawing.
+    # Tooltip with text that was too long for the drawing.
     whole = f"<title>{escape(text.whole)}</title>" if text.whole and text.whole != text.text else ""
     return (
         f'<text class="{text.style}" x="{text.x:.1f}" y="{text.y:.1f}"{anchor} '
@@ -434,9 +434,9 @@ def _svg_text(text: TextLine) -> str:
     )
 
 
-# A drawing as one page that needs nothing else: drag to move, the wheel to come nearer.
+# Drawing as a self-contained page: drag to move, scroll the wheel to zoom.
 
-# Without it the page scrolls; the names in the drawing are text to it.
+# Otherwise the page would scroll, and dragging would select the names.
 _SCRIPT = """
 const view = document.querySelector("svg"), whole = view.viewBox.baseVal;
 const full = [whole.x, whole.y, whole.width, whole.height];
@@ -474,7 +474,7 @@ body.moves p { display: block }
 
 
 def render_page(drawing: GraphDrawing) -> str:
-    """Return the page; its policy lets no script run but ours, and nothing be fetched."""
+    """Return the page; its policy allows only our own script and no network requests."""
     digest = base64.b64encode(hashlib.sha256(_SCRIPT.encode()).digest()).decode()
     policy = f"default-src 'none'; style-src 'unsafe-inline'; script-src 'sha256-{digest}'"
     title = escape(drawing.texts[0].whole)
@@ -488,7 +488,7 @@ def render_page(drawing: GraphDrawing) -> str:
     )
 
 
-# Writes the drawing of `inspect --graph`: SVG, a page around it, or Graphviz's language.
+# Output of `inspect --graph`: SVG, an HTML page around it, or Graphviz's language.
 
 _WRITERS: dict[str, Callable[[ModuleGraph], str]] = {
     ".svg": lambda made: render_svg(lay_out_graph(made)),
@@ -500,10 +500,10 @@ _WRITERS: dict[str, Callable[[ModuleGraph], str]] = {
 def write_drawing(
     found: CheckpointSummary, target: str, depth: int | None = None, *, force: bool = False
 ) -> dict[str, Any]:
-    """Draw a listing into a new file and return the JSON object that says what was drawn.
+    """Draw a listing into a new file and return the JSON object that describes the drawing.
 
-    The suffix says what is written. Raise UsageError for another suffix, TargetExistsError when the file is
-    there and `force` is not given.
+    The suffix selects the format. Raise UsageError for another suffix, TargetExistsError if the file
+    exists and `force` is not given.
     """
     writer = _WRITERS.get(os.path.splitext(target)[1].lower())
     if writer is None:
@@ -522,21 +522,21 @@ def write_drawing(
 _NAMES = f"--graph takes a file that ends in {', '.join(_WRITERS)}"
 
 
-# Small plots in the terminal: how the returns of one checkpoint lie, or the learning curve of several.
+# Small plots in the terminal: the distribution of one checkpoint's returns, or a learning curve.
 
-# Fewer returns than this have no shape, and fewer points no curve.
+# Minimum number of returns for a histogram, and of points for a curve.
 FEWEST = 8
 _FEWEST_POINTS = 3
 _BARS = 8
-_CURVE_HEIGHT = 13  # lines with the frame and the steps
+_CURVE_HEIGHT = 13  # rows for the frame and the step axis
 _WIDEST = 100
 _BLOCK = "█"
-# What plotext frames a plot with, for an encoding that has no lines.
+# ASCII replacements of plotext's frame, for encodings without box characters.
 _FRAME = str.maketrans("┌┐└┘├┤┬┴┼─│", "+++++++++-|")
 
 
 def require_chart() -> None:
-    """Raise unless the library that draws in a terminal is installed."""
+    """Raise if the library that plots in a terminal is not installed."""
     if importlib.util.find_spec("plotext") is None:
         raise MissingExtraError("a chart needs plotext, which is not installed", hint=HINT)
 
@@ -544,7 +544,7 @@ def require_chart() -> None:
 def render_chart(
     found: Sequence[Evaluation], curve: Sequence[LearningCurvePoint], unit: str = ANY_UNIT
 ) -> list[str]:
-    """Return the lines of the plot that suits the evaluations; none where there is nothing to see."""
+    """Return the lines of the plot that suits the evaluations; empty if there is nothing to plot."""
     if not all(np.isfinite(one.rollout.returns).all() for one in found):
         return []
     width = min(terminal_width(), _WIDEST)
@@ -558,7 +558,7 @@ def render_chart(
 
 
 def render_histogram(values: np.ndarray, width: int) -> list[str]:
-    """Return a row for each range of values: its ends, its count and a bar; no line longer than `width`."""
+    """Return a row per range of values: its ends, its count and a bar; at most `width` characters."""
     low, high = float(values.min()), float(values.max())
     if len(values) < FEWEST or low == high:
         return []
@@ -575,12 +575,12 @@ def render_histogram(values: np.ndarray, width: int) -> list[str]:
 
 
 def count_bins(n: int) -> int:
-    """Return how many bars suit n values: Rice's rule, which an outlier does not blow up."""
+    """Return the number of bins for n values by Rice's rule, which is robust to outliers."""
     return math.ceil(2 * math.cbrt(n))
 
 
 def render_learning_curve(curve: Sequence[LearningCurvePoint], width: int, unit: str = ANY_UNIT) -> list[str]:
-    """Return the means over steps of a unit, each run a line, with the intervals of a single run."""
+    """Return a plot of the mean over steps, one line per run; a single run has intervals."""
     import plotext
 
     figure = plotext.figure
@@ -614,9 +614,9 @@ def _can_encode(characters: str) -> bool:
     return True
 
 
-# The panels of a plot, each on axes of its own; colours and marks that also the colour-blind tell apart.
+# Panels of a plot, each on separate axes, with colors and markers that color-blind readers can distinguish.
 
-# Okabe and Ito's palette (jfly.uni-koeln.de/color), without its yellow and its black.
+# Okabe and Ito's palette (jfly.uni-koeln.de/color), without yellow and black.
 BLUE, ORANGE, GREEN, RED, PURPLE, SKY = "#0072B2", "#E69F00", "#009E73", "#D55E00", "#CC79A7", "#56B4E9"
 COLOURS = (BLUE, RED, GREEN, PURPLE, ORANGE, SKY)
 MARKS = "osD^vP"
@@ -624,12 +624,12 @@ INK = "#222222"
 _ENDS = (("terminated", ORANGE), ("truncated", SKY))
 _MOST_BINS = 40
 _LONGEST = 42
-# Of one training's counts, updates begin after the first steps and are made at every one, or every second.
+# Within one training run, updates start after the first steps and happen at every step or every second one.
 _ALIKE = 2.5
 
 
 def draw_returns(axes: Axes, one: Evaluation) -> None:
-    """Draw the distribution of the returns, every one of them, and what the mean is known to."""
+    """Plot the distribution of the returns, each return, and the mean with its interval."""
     values, result = one.rollout.returns, one.statistics
     if len(values) >= FEWEST and result.min < result.max:
         over = one.rollout.terminated
@@ -657,7 +657,7 @@ def draw_returns(axes: Axes, one: Evaluation) -> None:
 
 
 def draw_lengths(axes: Axes, one: Evaluation) -> None:
-    """Draw how long the episodes were."""
+    """Plot the episode lengths."""
     from matplotlib.ticker import MaxNLocator
 
     values = one.rollout.lengths
@@ -673,7 +673,7 @@ def draw_lengths(axes: Axes, one: Evaluation) -> None:
 def draw_learning_curve(
     axes: Axes, found: Sequence[Evaluation], curve: Sequence[LearningCurvePoint], unit: str = ANY_UNIT
 ) -> Axes:
-    """Draw means over steps with their intervals, a line for each run, and every return behind."""
+    """Plot means over steps with their intervals, one line per run, and every return."""
     by_path = {each.checkpoint: each.rollout.returns for each in found}
     runs = list(dict.fromkeys(point.run for point in curve))
     names = _distinct_names(runs)
@@ -705,9 +705,9 @@ def draw_algorithms(
     compared: AlgorithmComparison | None,
     unit: str = ANY_UNIT,
 ) -> None:
-    """Draw algorithms beside each other: mean and interquartile mean with intervals, every run, their curves.
+    """Plot algorithms side by side: mean and interquartile mean with intervals, every run, their curves.
 
-    Intervals are those of the bootstrap over training runs (evaluation/statistics.py), as rliable draws them.
+    Intervals come from the bootstrap over training runs (evaluation/statistics.py), as in rliable.
     """
     from ckpttool.commands.algorithms import curve_over_steps
 
@@ -733,7 +733,7 @@ def draw_algorithms(
 
 
 def algorithm_names(found: Sequence[Algorithm]) -> list[str]:
-    """Return a name for each algorithm: its runs' common folder, or what the names of the runs begin with."""
+    """Return a name for each algorithm: its runs' common folder or common name prefix."""
     paths = [[os.path.abspath(run.path) for run in each.runs] for each in found]
     names = [title_name(os.path.commonpath(each)) for each in paths]
     if len(set(names)) < len(names):
@@ -748,7 +748,7 @@ def algorithm_names(found: Sequence[Algorithm]) -> list[str]:
 
 
 def _common_prefix(names: Sequence[str]) -> str:
-    """Return what all names begin with, without the number of a run: `td3` of `td3_seed0`, `td3_seed1`."""
+    """Return the common prefix of the names without a run number: `td3` of `td3_seed0`, `td3_seed1`."""
     first, last = min(names), max(names)
     same = next((at for at, (a, b) in enumerate(zip(first, last, strict=False)) if a != b), len(first))
     return clean(first[:same].rstrip("0123456789_-. "))
@@ -770,7 +770,7 @@ def _draw_intervals(axes: Axes, found: Sequence[Algorithm], title: str) -> None:
 
 
 def _draw_run_scores(axes: Axes, found: Sequence[Algorithm], names: Sequence[str]) -> None:
-    """Draw the score of every run."""
+    """Plot the score of every run."""
     for row, each in enumerate(found):
         scores = sorted(run.score for run in each.runs)
         places = np.linspace(-0.2, 0.2, len(scores)) if len(scores) > 1 else np.zeros(1)
@@ -787,7 +787,7 @@ def _draw_run_scores(axes: Axes, found: Sequence[Algorithm], names: Sequence[str
 def _draw_run_curves(
     axes: Axes, found: Sequence[Sequence[AlgorithmCurvePoint]], names: Sequence[str], unit: str
 ) -> None:
-    """Draw each algorithm's mean over its runs, step by step, with the interval over runs."""
+    """Plot each algorithm's mean over its runs, step by step, with the interval over runs."""
     for row, points in enumerate(found):
         colour, mark = COLOURS[row % len(COLOURS)], MARKS[row % len(MARKS)]
         steps, means = [point.step for point in points], [point.score.value for point in points]
@@ -817,10 +817,10 @@ def _limit_ticks(axes: Axes) -> None:
 
 
 def draw_checkpoints(axes: Axes, found: Sequence[Evaluation]) -> None:
-    """Draw several checkpoints beside each other: every return, the mean and its interval."""
+    """Plot several checkpoints side by side: every return, the mean and its interval."""
     for number, one in enumerate(found):
         result, values = one.statistics, one.rollout.returns
-        # Spread evenly, so that equal returns are seen; random places would differ in every file.
+        # Spread evenly so that equal returns stay visible; random positions would differ in every file.
         across = number + np.linspace(-0.18, 0.18, len(values)) if len(values) > 1 else [number]
         axes.plot(across, values, ".", color=BLUE, alpha=0.4, markersize=4)
         low, high = result.ci95 or (result.mean, result.mean)
@@ -838,13 +838,13 @@ def draw_checkpoints(axes: Axes, found: Sequence[Evaluation]) -> None:
 
 
 def have_similar_range(curve: Sequence[LearningCurvePoint], training: Sequence[TrainingCurve]) -> bool:
-    """Return whether both seem to count the same: updates, steps and iterations can be far apart."""
+    """Return whether both seem to use the same step unit: updates, steps and iterations differ widely."""
     ends = [max(point.step for point in curve), *(int(each.steps[-1]) for each in training)]
     return max(ends) <= _ALIKE * min(ends)
 
 
 def draw_logged_curves(axes: Axes, training: Sequence[TrainingCurve]) -> None:
-    """Draw what the training programs logged, each curve with its moving mean."""
+    """Plot the returns logged by the training programs, each curve with its moving mean."""
     folders = _distinct_names([os.path.dirname(curve.files[0]) for curve in training])
     for number, curve in enumerate(training):
         colour = COLOURS[number % len(COLOURS)]
@@ -860,13 +860,13 @@ def draw_logged_curves(axes: Axes, training: Sequence[TrainingCurve]) -> None:
 
 
 def title_name(path: str) -> str:
-    """Return a checkpoint's name for a title: the end of its path, without what does not print."""
+    """Return a checkpoint's name for a title: the end of its path, without unprintable characters."""
     text = clean(os.path.basename(os.path.normpath(path)))
     return text if len(text) <= _LONGEST else f"...{text[3 - _LONGEST :]}"
 
 
 def _distinct_names(paths: Sequence[str]) -> list[str]:
-    """Return short names that differ: the ends of the paths, as few folders long as it takes."""
+    """Return short distinct names: the ends of the paths, with as few folders as possible."""
     parts = [os.path.normpath(path).split(os.sep) for path in paths]
     deepest = max(map(len, parts))
     for depth in range(1, deepest + 1):
@@ -877,7 +877,7 @@ def _distinct_names(paths: Sequence[str]) -> list[str]:
 
 
 def _bin_edges(values: np.ndarray) -> list[float]:
-    """Return the edges of a histogram's bars; equal values get one bar."""
+    """Return the edges of a histogram's bins; equal values get one bin."""
     low, high = float(values.min()), float(values.max())
     if low == high:
         return [low - 0.5, high + 0.5]
@@ -886,7 +886,7 @@ def _bin_edges(values: np.ndarray) -> list[float]:
 
 
 def _moving_mean(values: np.ndarray) -> np.ndarray | None:
-    """Return the mean over a twentieth of the curve around each point; None for a short one."""
+    """Return the mean over a window of a twentieth of the curve; None for a short curve."""
     window = len(values) // 20 | 1
     if window < 3:
         return None
@@ -907,16 +907,16 @@ def _format_return(value: float) -> str:
     return f"{value:,.1f}"
 
 
-# Plots of evaluations in files: the returns of one checkpoint, the learning curve of several.
+# Plot files of evaluations: the returns of one checkpoint, the learning curve of several.
 
 HINT = "pip install 'ckpttool[eval]'"
-# What would say when and by whom: without it the same numbers give the same file.
+# Metadata with author and date is removed, so that equal numbers give equal files.
 _SILENT: dict[str, dict[str, Any]] = {
     ".png": {"Software": None},
     ".svg": {"Date": None, "Creator": None},
     ".pdf": {"CreationDate": None, "Producer": None, "Creator": None},
 }
-# Its type in matplotlib is a list of all names of one version.
+# matplotlib's type for it lists all names of one version.
 _STYLE: Any = {
     "font.family": ["DejaVu Sans", "sans-serif"],
     "font.size": 9,
@@ -930,7 +930,7 @@ _STYLE: Any = {
     "grid.linewidth": 0.6,
     "legend.frameon": False,
     "legend.fontsize": 8,
-    # Names come from files: a dollar sign is a dollar sign.
+    # Names come from files, so a dollar sign is no math markup.
     "text.parse_math": False,
     "svg.hashsalt": "ckpttool",
     "svg.fonttype": "none",
@@ -942,7 +942,7 @@ _RC = "MATPLOTLIBRC"
 
 
 def require_plot(target: str) -> None:
-    """Raise unless a plot can be written to `target`: a known suffix, a new file, matplotlib installed."""
+    """Raise if no plot can be written to `target`: unknown suffix, existing file, matplotlib missing."""
     if _suffix(target) not in _SILENT:
         raise UsageError(
             "the plot's name does not say what to write",
@@ -955,7 +955,7 @@ def require_plot(target: str) -> None:
 
 
 class PlotData(NamedTuple):
-    """What a plot shows: evaluations, their curve, curves that training logged, algorithms compared."""
+    """What a plot shows: evaluations, their curve, curves logged in training, algorithms compared."""
 
     found: Sequence[Evaluation]
     curve: Sequence[LearningCurvePoint] = ()
@@ -966,23 +966,23 @@ class PlotData(NamedTuple):
 
 
 def write_plot(target: str, data: PlotData) -> None:
-    """Draw evaluations into a new file, and below them the curves that were logged while training.
+    """Plot evaluations into a new file, and below them the curves logged during training.
 
-    One checkpoint shows how its returns and lengths are distributed; several their means over training
-    steps, or beside each other where no steps are known; training runs the mean and the interquartile mean
-    of each algorithm with intervals over its runs. The same values give the same bytes. Raise CkpttoolError
-    for a return that is not finite.
+    One checkpoint shows the distribution of its returns and lengths; several show their means over
+    training steps, or side by side if no steps are known; training runs show the mean and the
+    interquartile mean of each algorithm with intervals over its runs. The same values give the same
+    bytes. Raise CkpttoolError for a non-finite return.
     """
     for one in data.found:
         if not np.isfinite(one.rollout.returns).all():
             raise CkpttoolError("a return that is not finite cannot be drawn", file=one.checkpoint)
     mpl = _import_matplotlib()
-    # No pyplot: it would look for a display and keep every figure.
+    # Avoid pyplot: it would look for a display and keep every figure.
     with mpl.rc_context(), warnings.catch_warnings():
-        # No style but ours: neither ./matplotlibrc nor the user's own file changes a plot.
+        # Ignore ./matplotlibrc and the user's own file, so that plots do not depend on them.
         mpl.rcdefaults()
         mpl.rcParams.update(_STYLE)
-        # Of a character that the typeface does not have.
+        # Warning about a character that the typeface lacks.
         warnings.filterwarnings("ignore", message="Glyph")
         figure = _draw_figure(data)
         suffix = _suffix(target)
@@ -992,7 +992,7 @@ def write_plot(target: str, data: PlotData) -> None:
 
 
 def _draw_figure(data: PlotData) -> Figure:
-    """Return the figure: above what the evaluations show, below what training logged."""
+    """Return the figure: the evaluations above, the logged curves below."""
     from matplotlib.figure import Figure
 
     rows = 2 if data.training else 1

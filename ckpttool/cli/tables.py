@@ -51,14 +51,14 @@ if TYPE_CHECKING:
     from ckpttool.mapping.rules import MappingReport
 
 
-# Tables and reports for people: each turns one record into text of at most 80 columns where it can.
+# Text output for people: each function renders one record, in at most 80 columns if possible.
 
 _SHOWN = 12
 
 
 def render_table(columns: Sequence[tuple[str, str]], rows: Iterable[Sequence[str]]) -> str:
-    """Draw a table; a column is its title and "left", "right" or "path" (which folds where it must)."""
-    # Lines without a table, such as a conversion's, do not wait for it.
+    """Render a table; a column is its title and "left", "right" or "path" (which wraps if needed)."""
+    # Imported here because output without a table, e.g. a conversion's, does not need it.
     from rich.console import Console
     from rich.table import Table
 
@@ -84,7 +84,7 @@ def labeled_lines(label: str, names: Sequence[str]) -> list[str]:
     return shown + ([f"{label}: and {len(names) - _SHOWN} more"] if len(names) > _SHOWN else [])
 
 
-# A default that an optimizer got (libraries/optimizers_read.py).
+# Sentence about an optimizer default (libraries/optimizers_read.py).
 _DEFAULT = re.compile(
     r"(?P<lead>.*: )?(?P<optimizer>\S+) (?P<setting>\S+ = \S+) "
     r"\(default of (?P<whose>[^;()]+); the checkpoint does not hold it\)"
@@ -92,7 +92,7 @@ _DEFAULT = re.compile(
 
 
 def merge_default_sentences(said: Sequence[str]) -> list[str]:
-    """Return sentences with the defaults of optimizers in one for all that got the same."""
+    """Merge sentences about optimizer defaults that are the same for several optimizers."""
     found = {text: match for text in said if (match := _DEFAULT.fullmatch(text))}
     settings: dict[tuple[str, str], dict[str, list[str]]] = {}
     for match in found.values():
@@ -118,7 +118,7 @@ def merge_default_sentences(said: Sequence[str]) -> list[str]:
 def render_remarks(
     assumed: Sequence[str], notes: Sequence[str], entries: Iterable[LedgerEntry] = ()
 ) -> list[str]:
-    """Return the ledger, what was assumed and what there is to know, one line each in a pipe."""
+    """Return the ledger, assumptions and notes; in a pipe, one line each."""
     said = [
         *map(clean, sidecar.describe_entries(entries)),
         *labeled_lines("assumed", merge_default_sentences(assumed)),
@@ -128,7 +128,7 @@ def render_remarks(
 
 
 def render_digest(found: Digest, compared: DigestComparison | None, *, quiet: bool) -> str:
-    """Return one line per tensor, as sha256sum prints them, then the whole and the comparison."""
+    """Return one line per tensor in sha256sum's format, then the whole and the comparison."""
     lines = [f"{tensor.sha256}  {clean(tensor.path)}" for tensor in found.tensors]
     lines += ["", f"{found.sha256}  {clean(found.path)}"]
     lines += [] if quiet else [f"checksums: {found.checksums}"]
@@ -142,11 +142,11 @@ def render_digest(found: Digest, compared: DigestComparison | None, *, quiet: bo
 
 
 def render_conversion(done: ConversionResult, *, quiet: bool, whole: bool) -> str:
-    """Return what was mapped (every line on a dry run), what was not, and what was assumed."""
+    """Return mapped entries (all on a dry run), unmapped ones, and assumptions."""
     report = done.report
     lines: list[str] = []
     if whole:
-        # Two lines an entry: two paths and a rule side by side do not fit a terminal.
+        # Two lines per entry: two paths and a rule side by side do not fit a terminal.
         for m in report.mapped:
             shapes = _format_shapes(m.shape_in, m.shape_out)
             said = f"  {m.rule}  {shapes}".rstrip()
@@ -170,7 +170,7 @@ def render_conversion(done: ConversionResult, *, quiet: bool, whole: bool) -> st
     elif not done.within:
         lines.append("nothing was written: the model does not compute what the checkpoint does")
     elif not report.complete:
-        # A model that is not filled as a whole computes something else.
+        # A partly loaded model computes something else.
         rest = (
             "; the missing tensors keep your model's own numbers"
             if done.loaded is not None and report.missing
@@ -183,14 +183,14 @@ def render_conversion(done: ConversionResult, *, quiet: bool, whole: bool) -> st
 
 
 def _assumptions(done: ConversionResult) -> tuple[str, ...]:
-    """Return what the mapping assumes, then what is assumed of the agent."""
+    """Return the assumptions of the mapping, then those about the agent."""
     return tuple(dict.fromkeys((*done.report.assumed, *sidecar.assumption_sentences(done.ledger))))
 
 
 def _count_rules(report: MappingReport) -> str:
-    """Return how many entries were mapped, and how many by which rule."""
+    """Return the number of mapped entries, in total and by rule."""
     rules = sorted({m.rule for m in report.mapped})
-    # A chain of rules has commas of its own.
+    # A chain of rules contains commas itself.
     between = "; " if any("," in rule for rule in rules) else ", "
     counted = between.join(f"{sum(m.rule == rule for m in report.mapped)} {rule}" for rule in rules)
     mapped = format_count(len(report.mapped), "entry mapped", "entries mapped")
@@ -198,7 +198,7 @@ def _count_rules(report: MappingReport) -> str:
 
 
 def _parity_lines(networks: Sequence[Parity]) -> list[str]:
-    """Return a line for all networks that were as exact as A's, and one for each of the others."""
+    """Return a line for all networks as exact as A's, and one for each of the others."""
     exact = [n for n in networks if n.within and not n.error_a]
     alike = f"{format_count(len(exact), 'network read back computes', 'networks read back compute')} what was read"  # noqa: E501
     return [alike] * bool(exact) + [
@@ -213,12 +213,12 @@ def _format_shapes(before: tuple[int, ...], after: tuple[int, ...]) -> str:
     return str(list(before)) if before == after else f"{list(before)} -> {list(after)}"
 
 
-# Discrepancies that a person reads; --json has all.
+# Maximum number of discrepancies printed; --json lists all.
 _DISCREPANCIES = 20
 
 
 def render_verification(found: Verification, *, quiet: bool) -> str:
-    """Return a row per network, then the verdict; `quiet` leaves out this and what was assumed and noted."""
+    """Return a row per network, then the verdict; `quiet` omits the verdict, assumptions and notes."""
     rows = [
         (
             n.name,
@@ -256,7 +256,7 @@ def render_verification(found: Verification, *, quiet: bool) -> str:
 
 
 def _discrepancy_lines(found: Verification) -> list[str]:
-    """Return two lines for each discrepancy: what it is in, and what A and B have."""
+    """Return two lines per discrepancy: where it is, and the values in A and B."""
     lines = []
     for each in found.discrepancies[:_DISCREPANCIES]:
         what = f"{each.what} ({clean(each.part)})"
@@ -286,7 +286,7 @@ def _verification_verdict(found: Verification) -> str:
 
 
 def _training_table(found: TrainStepComparison) -> list[str]:
-    """Return a row per network and moment: how far apart the two sides' updates are, for both float types."""
+    """Return a row per network and moment: the difference of both sides' updates in each float type."""
     from ckpttool.commands.network_outputs import OWN_ERROR
     from ckpttool.commands.verify import BOUNDS
 
@@ -312,7 +312,7 @@ def render_plugins(kind: str, rows: Sequence[PluginRow]) -> str:
     columns = [(kind[:-1], "left"), ("reads", "left"), ("writes", "left"), ("what", "path")]
     cells = [[r.name, _yes_or_no(r.reads), _yes_or_no(r.writes), r.title] for r in rows]
     if kind == "layouts":
-        # A layout that follows its library's source alone says so.
+        # Mark layouts that were written from the library's source alone, without testing real files.
         columns.insert(3, ("tried", "left"))
         for row, cell in zip(rows, cells, strict=True):
             cell.insert(3, _yes_or_no(bool(row.seen)))
@@ -325,7 +325,7 @@ def render_schemas(rows: Sequence[SchemaRow]) -> str:
 
 
 def render_limits(rows: Sequence[Mapping[str, Any]]) -> str:
-    """Return a row per limit; a value that the user chose is starred."""
+    """Return a row per limit; values changed by the user are starred."""
     columns = (("limit", "left"), ("value", "right"), ("of what", "path"))
     changed = ("", " *")
     cells = ((r["name"], f"{r['value']:,}{changed[r['value'] != r['default']]}", r["meaning"]) for r in rows)
@@ -340,9 +340,9 @@ def _installed_cell(row: PluginRow) -> str:
     return "yes" if row.available else f"no: pip install 'ckpttool[{row.extra}]'"
 
 
-# What `stats`, `diff` and `doctor` print: a line per tensor, change or finding, and a verdict.
+# Output of `stats`, `diff` and `doctor`: a line per tensor, change or finding, and a verdict.
 
-# Eight heights of a bar that is one character wide.
+# Eight bar heights, one character wide.
 _BARS = "▁▂▃▄▅▆▇█"
 _HISTOGRAM, _NUMBER, _SHARE = 8, 9, 5
 _SHORTEST_PATH = 16
@@ -351,7 +351,7 @@ _HEADS = ("min", "max", "mean", "std")
 
 
 def render_stats(found: Stats, depth: int | None, sort: str, *, quiet: bool) -> str:
-    """Return a line per tensor, or with `depth` per module down to that level, then what is no good sign."""
+    """Return a line per tensor, or with `depth` per module down to that level, then warning signs."""
     if depth is not None:
         deep = [each for each in found.modules if each.path and each.path.count("/") < depth]
         rows = [(each.path, each.moments, "") for each in (*deep, found.modules[0])]
@@ -409,7 +409,7 @@ def _histogram_bars(histogram: Sequence[int]) -> str:
 
 
 def render_diff(found: Diff, *, whole: bool, quiet: bool) -> str:
-    """Return the changes (all of them if `whole`), what one side has alone, and the verdict."""
+    """Return the changes (all if `whole`), entries on one side only, and the verdict."""
     shown = found.changed if whole else found.changed[:_MOST_CHANGES]
     lines = [line for each in shown for line in _change_lines(each)]
     if len(shown) < len(found.changed):
@@ -434,7 +434,7 @@ _REASONS = {
 
 
 def _declared_lines(found: Diff, *, whole: bool) -> list[str]:
-    """Return the entries that one side has alone by declaration: all of them, or how many of each sort."""
+    """Return the entries declared to be on one side only: all of them, or the number of each kind."""
     if whole:
         lines = ((each, f"only {each.side}, {_REASONS[each.what]}") for each in found.declared)
         return [f"{fit_path(clean(each.path), len(text) + 2)}: {text}" for each, text in lines]
@@ -492,7 +492,7 @@ def _format_value(value: object) -> str:
 
 
 def render_diagnosis(found: Diagnosis, *, quiet: bool) -> str:
-    """Return each finding with what mends it, what there is to know, and the verdict."""
+    """Return each finding with its fix, then notes and the verdict."""
     lines = []
     for each in found.findings:
         lines.append(wrap_sentence(f"{each.topic}: {clean(each.sentence)}"))
@@ -508,16 +508,16 @@ def render_diagnosis(found: Diagnosis, *, quiet: bool) -> str:
     return "\n".join([*lines, wrap_sentence(f"{what}: {verdict}")])
 
 
-# The module tree that `inspect` prints: plain lines, because a table of 8,000 rows would take seconds.
+# Module tree of `inspect`: plain lines, because a table of 8,000 rows would take seconds.
 
 
 @dataclass(frozen=True, slots=True)
 class TreeView:
-    """How the tree is shown.
+    """Options of the tree view.
 
-    `keys` and `aliases` add lines below a tensor: its native key, all its other paths. Modules at `depth` are
-    one line each. `names` adds what loading the file would import and call. `quiet` leaves out everything but
-    the tree. `whole` shows all values and tensors, however many.
+    `keys` and `aliases` add lines below a tensor: its native key, all its other paths. Modules at
+    `depth` are one line each. `names` adds what loading the file would import and call. `quiet` omits
+    everything but the tree. `whole` shows all values and tensors, however many.
     """
 
     keys: bool = False
@@ -529,12 +529,12 @@ class TreeView:
     whole: bool = False
 
 
-# More plain values in one module than _MANY are not listed but the first ones; nor more than so many in all.
+# Modules with more than _MANY plain values show only the first ones; _MOST_* limit the rows in total.
 _MANY, _FIRST, _MOST_VALUES, _MOST_TENSORS = 100, 20, 1000, 10_000
 
 
 def render_tree(found: CheckpointSummary, view: TreeView) -> str:
-    """Return the tree with a header, what the format adds, and notes."""
+    """Return the tree with a header, the format's own details, and notes."""
     lines = list(_tree_lines(found.modules[0], view)) if found.modules else []
     body = align_columns(lines, terminal_width())
     if view.quiet:
@@ -565,7 +565,7 @@ def _header_lines(found: CheckpointSummary) -> list[str]:
         f"{format_size(totals.nbytes)} ({format_size(totals.stored_nbytes)} on disk)",
     ]
     if sum(1 for sums in totals.roles.values() if sums.nbytes) > 1:
-        # Trained weights, and beside them what training needs: experience may outweigh everything else.
+        # List the roles separately: replay data may outweigh everything else.
         rows = [(role, *sums) for role, sums in totals.roles.items()]
         lines += [
             f"  {role:<9}  {format_count(n, 'tensor'):>13}  {elements:>15,}  {format_size(nbytes):>7}"
@@ -623,7 +623,7 @@ class _OmittedValues:
 def _visible_entries(
     module: ModuleSummary, view: TreeView
 ) -> list[tuple[str, ModuleSummary | TensorRow | ValueRow | _OmittedValues]]:
-    """Return what stands in a module; of very many plain values the first, and how many more there are."""
+    """Return the entries of a module; of very many plain values, the first ones and the number left out."""
     found: list[tuple[str, ModuleSummary | TensorRow | ValueRow | _OmittedValues]] = list(
         module_entries(module, view.sort)
     )
@@ -643,7 +643,7 @@ def _module_line(level: int, name: str, module: ModuleSummary, *, folded: bool) 
     note = "" if module.built else f"object of {clean(str(module.kind))}, not built"
     what = describe_module_kind(module) if module.built else ""
     if note and module.tensors:
-        # Its numbers leave less room than a line of its own.
+        # With its numbers, the row has less space for the note.
         what, note = describe_module_kind(module).rpartition(".")[2], "not built"
     if folded:
         what = f"{what} ({format_count(module.tensors, 'tensor')})".strip()
@@ -687,7 +687,7 @@ def _type_text(dtype: str, shape: tuple[int, ...]) -> str:
 
 
 def _tensor_note(row: TensorRow, *, told: bool) -> tuple[str, str]:
-    """Return what a tensor is besides a trained one: a lead, and what may be shortened after it."""
+    """Return a note on a tensor that is not simply trained: a fixed lead, then text that may be shortened."""
     leaf = row.leaf
     if leaf.slot is not None and row.of is not None:
         return (

@@ -1,4 +1,4 @@
-"""Compare algorithms over runs, and training curves."""
+"""Compare algorithms across training runs, and read their training curves."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ from ckpttool.evaluation import statistics
 from ckpttool.evaluation.statistics import Estimate, iqm, mean, mean_interval, paired_interval
 from ckpttool.libraries.recognize import recognize_checkpoint
 
-# What evaluations say of an algorithm: its training runs, each by its last checkpoints, and two compared.
+# Results of an algorithm: its training runs, each scored by its last checkpoints, and comparisons.
 
 EPISODES, SEEDS = "episodes", "training seeds"
 
 
 @dataclass(frozen=True, slots=True)
 class TrainingRun:
-    """A training run to be scored: what was typed for it, and its last checkpoints in training's order."""
+    """One training run to evaluate: its path as given, and its last checkpoints in training order."""
 
     path: str
     checkpoints: tuple[str, ...]
@@ -39,18 +39,18 @@ class TrainingRun:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RunResult:
-    """A training run as it was played; its score is the mean over checkpoints and episodes."""
+    """Result of one training run; its score is the mean over checkpoints and episodes."""
 
     path: str
     scored: tuple[ScoredCheckpoint, ...]
     seeds: np.ndarray
-    """int64 [n]: what all its checkpoints have finished; empty for episodes without seeds"""
+    """int64 [n]: seeds that all its checkpoints finished; empty for episodes without seeds"""
     returns: np.ndarray
-    """float64 [n]: for each seed, the mean over the checkpoints; without seeds, every episode's"""
+    """float64 [n]: for each seed, the mean over the checkpoints; without seeds, each episode's return"""
 
     @property
     def score(self) -> float:
-        """The run's one number."""
+        """The score of the run, as one number."""
         return mean(self.returns)
 
     def document(self) -> dict[str, Any]:
@@ -65,7 +65,7 @@ class RunResult:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Algorithm:
-    """Training runs of one algorithm; `over` says what the intervals resample."""
+    """Training runs of one algorithm; `over` names what the intervals resample."""
 
     runs: tuple[RunResult, ...]
     last: int
@@ -89,7 +89,7 @@ class Algorithm:
 
 @dataclass(frozen=True, slots=True)
 class AlgorithmCurvePoint:
-    """An algorithm at one training step: the mean over its runs, with the interval over them."""
+    """Score of an algorithm at one training step: the mean over its runs, with its interval."""
 
     step: int
     score: Estimate
@@ -101,7 +101,7 @@ class AlgorithmCurvePoint:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class AlgorithmComparison:
-    """One algorithm beside another: how much more it scores, and how often a run of it scores more."""
+    """Comparison of two algorithms: score difference, and how often a run of one beats a run of the other."""
 
     over: str
     difference: Estimate
@@ -117,15 +117,15 @@ class AlgorithmComparison:
 
 
 def find_runs(paths: Sequence[str], last: int, layout: str | None = None) -> tuple[TrainingRun, ...]:
-    """Return the last checkpoints of each path: a folder, a pattern or a checkpoint is one training run.
+    """Return the last checkpoints of each path; a folder, a pattern or a checkpoint is one training run.
 
-    The parts of one checkpoint are one run, not several. In a folder what holds no agent (statistics, replay
-    buffers) is passed over. Raise UsageError for a run that has fewer.
+    The files of one checkpoint count as one run. In a folder, entries without an agent (statistics, replay
+    buffers) are skipped. Raise UsageError for a run with fewer than `last` checkpoints.
     """
     found: dict[tuple[str, ...], TrainingRun] = {}
     for path in paths:
         if len(paths) > 1 and path.endswith(BESIDE):
-            continue  # a shell expands patterns to everything
+            continue  # shells expand patterns to all files
         every = expand_paths([path])
         agents = (entry.path for entry in reversed(every) if entry.named or _may_play(entry, layout))
         checkpoints = tuple(islice(agents, last))[::-1]
@@ -141,7 +141,10 @@ def find_runs(paths: Sequence[str], last: int, layout: str | None = None) -> tup
 
 
 def _may_play(entry: CheckpointEntry, layout: str | None) -> bool:
-    """Say whether an entry holds an agent; a damaged one may have, and playing it will say what is wrong."""
+    """Return whether an entry may contain an agent.
+
+    True for a damaged entry: playing it will report the error.
+    """
     try:
         return recognize_checkpoint(entry.open(), layout) is not None
     except CkpttoolError:
@@ -151,7 +154,7 @@ def _may_play(entry: CheckpointEntry, layout: str | None) -> bool:
 def summarize_runs(
     runs: Sequence[TrainingRun], scored: Sequence[ScoredCheckpoint], last: int
 ) -> Algorithm | None:
-    """Return what the finished evaluations say of these runs; None if not one run is complete."""
+    """Return the results of the runs whose evaluations are finished; None if no run is complete."""
     by_place = {filesystem.realpath(each.evaluation.checkpoint): each for each in scored}
     complete, missing = [], []
     for each in runs:
@@ -179,10 +182,11 @@ def summarize_runs(
 
 
 def curve_over_steps(found: Algorithm) -> tuple[AlgorithmCurvePoint, ...]:
-    """Return the algorithm's mean over its runs at each step that any of them has, as far as all runs reach.
+    """Return the mean over the runs at each step that any run has, within the range that all runs cover.
 
-    A run that has no checkpoint at a step counts with the straight line between its neighbours there. Empty
-    where a run has no steps, or the runs have no steps in common.
+    A run without a checkpoint at a step contributes the linear interpolation between its neighbours.
+    Empty if
+    a run has no steps, or if the runs have no steps in common.
     """
     curves: list[tuple[np.ndarray, np.ndarray]] = []
     for run in found.runs:
@@ -203,7 +207,7 @@ def curve_over_steps(found: Algorithm) -> tuple[AlgorithmCurvePoint, ...]:
 
 
 def compare_algorithms(a: Algorithm, b: Algorithm) -> AlgorithmComparison:
-    """Compare by training runs; if both have one run, by the episodes that both have finished.
+    """Compare two algorithms by their training runs; if each has one run, by the episodes that both finished.
 
     Raise UsageError for different environments.
     """
@@ -232,7 +236,7 @@ def compare_algorithms(a: Algorithm, b: Algorithm) -> AlgorithmComparison:
 
 
 def _single_file_warnings(runs: Sequence[RunResult]) -> Iterator[str]:
-    """Say where single files of one folder at several steps pass for runs: a shell expands a pattern."""
+    """Warn where single files of one folder at several steps count as runs: a shell expands patterns."""
     steps: dict[str, set[int]] = {}
     for run in runs:
         if len(run.scored) == 1 and run.scored[0].step is not None:
@@ -244,9 +248,9 @@ def _single_file_warnings(runs: Sequence[RunResult]) -> Iterator[str]:
 
 
 def _score_run(path: str, scored: Sequence[ScoredCheckpoint]) -> RunResult | None:
-    """Return a run over the seeds that all its checkpoints have finished; None if there are none.
+    """Return a run over the seeds that all its checkpoints finished; None if there are none.
 
-    Episodes without seeds, of a simulator that starts them by itself, all count.
+    Episodes without seeds, from a simulator that starts episodes itself, all count.
     """
     played = [each.evaluation.rollout for each in scored]
     if not any(len(each.seeds) for each in played):
@@ -259,12 +263,12 @@ def _score_run(path: str, scored: Sequence[ScoredCheckpoint]) -> RunResult | Non
     return RunResult(path, tuple(scored), seeds, np.mean(returns, axis=0))
 
 
-# The learning curve that a training program logged beside its checkpoints, in TensorBoard's event files.
+# Learning curves that training programs logged beside their checkpoints, as TensorBoard event files.
 
 Of = Literal["evaluation", "training"]
 
-# What is a return, by the program that logs it. Scores of evaluations come first, then those of episodes that
-# were played for training, with exploration noise; of several tags in one folder the first is taken.
+# Tags that are returns, with the program that logs each. Evaluation scores come first, then returns of
+# training episodes (with exploration noise); if a folder has several tags, the first one is used.
 TAGS: dict[str, Of] = {
     "eval/mean_reward": "evaluation",  # stable_baselines3/common/callbacks.py, EvalCallback
     "Common/average_test_return": "evaluation",  # tf2rl/experiments/trainer.py
@@ -285,29 +289,29 @@ TAGS: dict[str, Of] = {
     "episode_reward": "training",  # stable_baselines/common/tf_util.py, total_episode_reward_logger
 }
 
-# Where programs put event files, seen from a checkpoint: beside it, up to two folders above, or in one of
-# these below such a folder (TF-Agents has train/ and eval/).
+# Where programs put event files relative to a checkpoint: beside it, up to two folders above, or in one of
+# these subfolders (TF-Agents has train/ and eval/).
 ABOVE = 2
 BELOW = ("eval", "train", "tensorboard", "tb", "logs", "summaries")
 
-# More than this is a minute's reading for a picture's background; it is named and left alone.
+# More than this takes a minute to read, only for the background of a plot; it is named and skipped.
 MOST_BYTES = 64 << 20
 MOST_POINTS = 1000
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TrainingCurve:
-    """Returns over training steps as they were logged; at most MOST_POINTS of them (see `thinned`)."""
+    """Logged returns over training steps, at most MOST_POINTS of them (see `thin_points`)."""
 
     files: tuple[str, ...]
     tag: str
     of: Of
     steps: np.ndarray
-    """int64 [n], ascending; what the program counts, mostly steps of the environment"""
+    """int64 [n], ascending; in the unit that the program counts, usually environment steps"""
     values: np.ndarray
     """float64 [n]"""
     logged: int
-    """how many values the files have"""
+    """number of values in the files"""
 
     def document(self) -> dict[str, Any]:
         """Return the JSON object."""
@@ -323,7 +327,7 @@ class TrainingCurve:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TrainingLogs:
-    """What lies beside checkpoints: curves, and sentences on files that could not be read to their end."""
+    """Training logs beside checkpoints: curves, and notes on files that could not be read completely."""
 
     curves: tuple[TrainingCurve, ...] = ()
     notes: tuple[str, ...] = ()
@@ -334,7 +338,7 @@ class TrainingLogs:
 
 
 def find_training_logs(paths: Sequence[str]) -> TrainingLogs:
-    """Return the curves beside these checkpoints, each folder's once; nothing found is no error."""
+    """Return the curves beside these checkpoints, once per folder; empty if there are none."""
     curves, notes = [], []
     with filesystem.read_session():
         folders = dict.fromkeys(f for path in paths if (f := _find_event_folder(path)) is not None)
@@ -352,7 +356,7 @@ def find_training_logs(paths: Sequence[str]) -> TrainingLogs:
 def _find_event_folder(path: str) -> str | None:
     """Return the nearest folder with event files, None if there is none up to the run's folder.
 
-    Elsewhere nothing is asked for above what a person named.
+    On remote sites, nothing above the given path is requested.
     """
     elsewhere = filesystem.find_store(path) is not None
     place = filesystem.abspath(path)
@@ -361,7 +365,7 @@ def _find_event_folder(path: str) -> str | None:
     for _ in range(1 + ABOVE):
         if filesystem.realpath(place) in shared or (elsewhere and filesystem.find_store(place) is None):
             return None
-        # A folder's names say which others are there, which elsewhere is a request for each.
+        # List the names first: on remote sites, each check of a folder is a request.
         below = [name for name in BELOW if not elsewhere or name in list_names(place)]
         for candidate in (place, *(os.path.join(place, name) for name in below)):
             if any(_event_files(candidate)):
@@ -377,7 +381,7 @@ def _event_files(folder: str) -> Iterator[str]:
 
 
 def _read_best_tag(folder: str) -> tuple[TrainingCurve | None, list[str]]:
-    """Return the best tag's curve of a folder; a run that was resumed has several files, in time's order."""
+    """Return the curve of a folder's best tag; a resumed run has several files, in order of time."""
     files, notes = [], []
     room = MOST_BYTES
     for path in sorted(_event_files(folder), key=natural_sort_key):
@@ -399,7 +403,10 @@ def _read_best_tag(folder: str) -> tuple[TrainingCurve | None, list[str]]:
 
 
 def _collect(file: File, points: dict[str, list[tuple[int, float]]], used: dict[str, list[str]]) -> list[str]:
-    """Add a file's returns; say if it could not be read to its end. What came before is kept."""
+    """Add the returns of a file, and return a note if it could not be read to its end.
+
+    Values before the damage are kept.
+    """
     first: set[str] = set()
     try:
         for tag, step, value in protobuf.iter_scalars(file, TAGS):
@@ -407,7 +414,7 @@ def _collect(file: File, points: dict[str, list[tuple[int, float]]], used: dict[
             if tag not in first:
                 first.add(tag)
                 used.setdefault(tag, []).append(file.path)
-                # A resumed run plays what came after its checkpoint anew.
+                # A resumed run repeats the steps after its checkpoint.
                 held[:] = [point for point in held if point[0] < step]
             held.append((step, value))
     except TruncatedError as error:

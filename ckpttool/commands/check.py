@@ -1,4 +1,4 @@
-"""Check files for code and damage, and show them to git."""
+"""Check checkpoint files for code and damage, and convert them to text for git."""
 
 from __future__ import annotations
 
@@ -54,16 +54,16 @@ from ckpttool.formats.tf_common import SlicedTensor
 from ckpttool.libraries.recognize import recognize_checkpoint
 from ckpttool.version import __version__
 
-# Which files below folders and patterns count as checkpoints, so that `check` lets none of them through.
+# Which files in folders and patterns count as checkpoints, so that `check` misses none of them.
 
-# Suffixes that checkpoints have and little else: such a file must be read, or it fails the check.
+# Suffixes used almost only by checkpoints: such a file must be readable, or the check fails.
 _OWN = (
     "ckpt cleanrl_model cloudpickle cpb d3 dill distcp h5 h5f hdf5 joblib keras mar msgpack msgpck npy npz "
     "onnx pickle pkl pt pt2 pth ptl pyt safetensors t7 th"
 )
-# Suffixes that other programs use too: such a file counts unless it is text, or a model that only runs.
+# Suffixes that other programs use too: such a file counts unless it is text or an inference-only model.
 _SHARED = "bin index meta model p pb"
-# Archives: what they hold counts, each member by itself.
+# Archives: each member is checked separately.
 _ARCHIVES = "tar tbz2 tgz txz zip"
 _PACKED = (".bz2", ".gz", ".lzma", ".xz", ".z", ".zst")
 _SHARD = re.compile(r".+\.data-\d{5}-of-\d{5}", re.DOTALL)
@@ -73,15 +73,15 @@ SUFFIXES: Mapping[str, str] = {
     for kind, names in ((OWN, _OWN), (SHARED, _SHARED), (ARCHIVE, _ARCHIVES))
     for name in names.split()
 }
-# What version control keeps for itself: no repository can hold a folder of these names.
+# Folders of version control systems; no repository can contain a folder with these names.
 _REPOSITORIES = frozenset((".git", ".hg", ".svn"))
-# TensorFlow puts it beside every graph: five hashes (tensorflow/core/protobuf/fingerprint.proto).
+# TensorFlow writes it beside every graph: five hashes (tensorflow/core/protobuf/fingerprint.proto).
 _FINGERPRINT = "fingerprint.pb"
-_DEPTH = 3  # archives inside one another
+_DEPTH = 3  # maximum nesting of archives
 
 
 def suffix_kind(name: str) -> str | None:
-    """Return what the suffix of a file's name says (see SUFFIXES); None for one that no checkpoint has."""
+    """Return the kind of a file name's suffix (see SUFFIXES); None for a suffix that no checkpoint has."""
     name = name.lower()
     stem = next((name.removesuffix(end) for end in _PACKED if name.endswith(end)), name)
     if _SHARD.fullmatch(name):
@@ -92,9 +92,9 @@ def suffix_kind(name: str) -> str | None:
 
 @dataclass(frozen=True, slots=True)
 class CheckCandidate:
-    """One path to judge: who reads it, or why nobody does; `asks` is code in what nobody reads.
+    """One path to check: its format, or the reason why no format reads it.
 
-    `order` puts results in the order of the arguments.
+    `asks` is code found in a file that no format reads; `order` sorts results by argument.
     """
 
     path: str
@@ -110,7 +110,7 @@ class CheckCandidate:
 
     @property
     def rank(self) -> int:
-        """Say in which turn it is opened: folders first, then sets of files, then files."""
+        """Position in the opening order: folders first, then multi-file checkpoints, then single files."""
         if filesystem.isdir(self.path):
             return 0
         if not filesystem.isfile(self.path):
@@ -120,9 +120,9 @@ class CheckCandidate:
 
 @dataclass
 class CandidateCollector:
-    """What the arguments stand for; `skipped` are files that count as no checkpoint.
+    """Checkpoint candidates of the arguments; `skipped` are files that are not checkpoints.
 
-    `parts` are files of a checkpoint of several: by each the checkpoint that it should belong to.
+    `parts` maps each file of a multi-file checkpoint to the checkpoint that it should belong to.
     """
 
     found: dict[str, CheckCandidate] = field(default_factory=dict)
@@ -133,20 +133,20 @@ class CandidateCollector:
     _visited: set[str] = field(default_factory=set)
 
     def ordered(self) -> list[CheckCandidate]:
-        """Return all in the order in which they are opened: outer folders before what lies in them."""
-        # A folder may stand for the index in it, which is there by its own name.
+        """Return all candidates in opening order: outer folders before their contents."""
+        # A folder may stand for its index file, which is also listed by its own name.
         files = (each for each in self.found.values() if each.path.endswith(".json"))
         indexes = {(os.path.dirname(each.path), each.name) for each in files if each.name}
         every = (each for each in self.found.values() if (each.path, each.name) not in indexes)
         return sorted(every, key=lambda each: (each.rank, each.order))
 
     def beside(self, path: str, location: str) -> CheckCandidate:
-        """Return a candidate for a file that stands in the order behind its checkpoint."""
+        """Return a candidate for a file that is listed after its checkpoint."""
         argument = self.found[file_identity(location)].order[0]
         return CheckCandidate(path, (argument, natural_sort_key(path)))
 
     def add(self, path: str, *, alone: bool) -> None:
-        """Add what an argument stands for; raise NotFoundError for a pattern that nothing matches."""
+        """Add the candidates of one argument; raise NotFoundError for a pattern without a match."""
         path = filesystem.resolve_path(path)
         if filesystem.isdir(path):
             self._whole(path)
@@ -192,7 +192,7 @@ class CandidateCollector:
         names = folder.match_paths(pattern)
         if not names:
             raise NotFoundError("nothing matches the pattern", file=pattern)
-        # A link that leads back gives a file many names: the shortest is its own.
+        # A link to a parent folder creates many names for a file: the shortest one is used.
         for name in sorted(names, key=lambda each: (each.count(os.sep), natural_sort_key(each))):
             if filesystem.isdir(name):
                 self._folder(name)
@@ -200,11 +200,11 @@ class CandidateCollector:
                 self._file(name, None)
 
     def _folder(self, top: str) -> None:
-        """Look at everything below a folder, hidden or not; links are followed, each folder once."""
+        """Search everything under a folder, including hidden files; links are followed, each folder once."""
         waiting: list[str] = [top]
         links: list[str] = []
         while waiting or links:
-            # What a link leads to comes last, so that files go by their own names.
+            # Link targets come last, so that files are listed by their own names.
             folder = waiting.pop() if waiting else links.pop()
             real = file_identity(folder)
             if real in self._visited:
@@ -241,7 +241,7 @@ class CandidateCollector:
             self._put(folder, error=error)
             return
         for each in found:
-            # A state file may name a checkpoint of another folder: that is judged where it lies.
+            # A state file may name a checkpoint in another folder, which is checked there.
             if f"{each.location}/".startswith(f"{folder.rstrip('/')}/"):
                 self._put(each.location, each)
 
@@ -254,7 +254,7 @@ class CandidateCollector:
         kind = suffix_kind(name)
         probe = Probe(path)
         if names is not None:
-            probe.names = names  # what `names` would find, without a look at the folder for each file
+            probe.names = names  # set here to avoid listing the folder for each file
         if probe.kind != "file":
             self._no_file(probe, kind)
             return
@@ -291,7 +291,7 @@ class CandidateCollector:
         if asks:
             self._put(probe.path, error=None if kind is None else detect.unknown_file_error(probe), asks=asks)
         elif kind is None or (kind == SHARED and self._is_other(probe)):
-            # What we write beside a checkpoint belongs to it.
+            # Files that ckpttool writes beside a checkpoint belong to it.
             if not (probe.name.endswith(folder.BESIDE) and probe.head.startswith(b"{")):
                 self.skipped.append(probe.path)
         else:
@@ -301,7 +301,7 @@ class CandidateCollector:
         return probe.name == _FINGERPRINT or detect.is_foreign(probe)
 
     def _archive(self, probe: Probe) -> bool:
-        """Look at each member of an archive; say whether that was possible."""
+        """Search each member of an archive; return whether that was possible."""
         scheme = "zip" if probe.head.startswith(b"PK") else "tar"
         if probe.path.count("::") >= _DEPTH or not probe.head:
             return False
@@ -323,7 +323,7 @@ class CandidateCollector:
 
 
 def collect_candidates(paths: Sequence[str]) -> CandidateCollector:
-    """Return what the paths stand for; each file counts once, where it came first."""
+    """Return the candidates of the paths; each file counts once, at its first position."""
     found = CandidateCollector()
     with filesystem.read_session():
         for path in paths:
@@ -332,7 +332,7 @@ def collect_candidates(paths: Sequence[str]) -> CandidateCollector:
 
 
 def file_identity(path: str) -> str:
-    """Return where links lead, of a member of an archive too: one file has one."""
+    """Return the real path of a file, also of an archive member: equal for every name of the same file."""
     outer, link, inner = path.partition("::")
     return (
         f"{filesystem.realpath(outer)}{link}{inner}"
@@ -342,7 +342,7 @@ def file_identity(path: str) -> str:
 
 
 def describe_stray_file(path: str) -> tuple[tuple[CodeReference, ...], CkpttoolError | None] | None:
-    """Return what is wrong with a file that its checkpoint does not use: code, or the suffix of data."""
+    """Return the problem with a file that its checkpoint does not use: code, or a data suffix."""
     asks = find_unclaimed_code(path)
     if suffix_kind(os.path.basename(path)) == OWN:
         return asks, NotACheckpointError("no checkpoint uses this file", file=path)
@@ -350,7 +350,7 @@ def describe_stray_file(path: str) -> tuple[tuple[CodeReference, ...], CkpttoolE
 
 
 def _claims(probe: Probe) -> list[CheckpointLocation]:
-    """Return the claims of our formats; where there are none, those of other people's."""
+    """Return the matches of the built-in formats; if there are none, those of plugins."""
     ours = plugins.BUILT_IN["formats"]
     names = {plugin.name for plugin in ours}
     found = detect.matching_formats(probe, ours)
@@ -359,7 +359,10 @@ def _claims(probe: Probe) -> list[CheckpointLocation]:
 
 
 def _find_format(probe: Probe) -> CheckpointLocation | None:
-    """Return who reads a file; raise UsageError if two formats do, and what their claims raise."""
+    """Return the format that reads a file.
+
+    Raise UsageError if two formats match it, and whatever the formats raise.
+    """
     found = _claims(probe)
     if len(found) > 1:
         both = " and ".join(each.format.NAME for each in found)
@@ -368,7 +371,7 @@ def _find_format(probe: Probe) -> CheckpointLocation | None:
 
 
 def find_unclaimed_code(path: str) -> tuple[CodeReference, ...]:
-    """Return the code in a file that no format reads."""
+    """Return the code references in a file that no format reads."""
     if not filesystem.isfile(path):
         return ()
     try:
@@ -377,21 +380,24 @@ def find_unclaimed_code(path: str) -> tuple[CodeReference, ...]:
         return ()
 
 
-# What a good checkpoint looks like, as `inspect --json` saved it, and where another one differs.
+# Record of a good checkpoint, as saved by `inspect --json`, and the differences of another one.
 
 _SHOWN = 8
 
 
 @dataclass(frozen=True, slots=True)
 class ShapeRecord:
-    """The names, types and shapes of a checkpoint as `inspect --json` saved them, and its layout."""
+    """Tensor names, types and shapes of a checkpoint, and its layout, as saved by `inspect --json`."""
 
     layout: str | None
     tensors: Mapping[str, tuple[str, tuple[int, ...]]]
 
 
 def read_shape_record(file: str) -> ShapeRecord:
-    """Return what `inspect --json` saved; raise NotFoundError, and FormatError for another document."""
+    """Return the record that `inspect --json` saved.
+
+    Raise NotFoundError for a missing file, and FormatError for another kind of document.
+    """
     if not os.path.isfile(file):
         hint = f"ckpttool inspect PATH --json > {file} records those of PATH"
         raise NotFoundError("there are no recorded shapes", file=file, hint=hint)
@@ -405,9 +411,9 @@ def read_shape_record(file: str) -> ShapeRecord:
 
 
 def find_drift(checkpoint: Checkpoint, layout: str | None, was: ShapeRecord) -> Iterator[Finding]:
-    """Give what is not as it was recorded: layout, names, types, shapes.
+    """Yield a finding for each difference from the record: layout, names, types, shapes.
 
-    Of another layout every name is another one: then only how many.
+    If the layout differs, all names differ, so only their number is reported.
     """
     shown = _SHOWN
     if was.layout is not None and layout != was.layout:
@@ -430,16 +436,16 @@ def _format_recorded(form: tuple[str, tuple[int, ...]] | None) -> str:
     return "no such tensor" if form is None else f"{form[0]}{list(form[1])}"
 
 
-# `check`: many checkpoints before they are committed or merged; for each what must not be in it.
+# `check`: check many checkpoints before they are committed or merged.
 
-_NAMED = 100  # files that count as no checkpoint, in the document
+_NAMED = 100  # maximum number of skipped names in the document
 
 
 @dataclass(frozen=True, slots=True)
 class CheckpointVerdict:
-    """One checkpoint: what was found, and the error that kept it from being read, or read to its end.
+    """Result for one checkpoint: its findings, and the error that kept it from being read completely.
 
-    `file` is where the findings are shown: the path, or of a folder or prefix its first file.
+    `file` is where findings are shown: the path, or the first file of a folder or prefix.
     """
 
     path: str
@@ -466,19 +472,19 @@ class CheckpointVerdict:
 
 @dataclass(frozen=True, slots=True)
 class CheckResult:
-    """All checkpoints that the paths stood for, in order, each once; `skipped` names the other files."""
+    """All checkpoints found under the paths, in order, each once; `skipped` lists the other files."""
 
     checkpoints: tuple[CheckpointVerdict, ...]
     skipped: tuple[str, ...] = ()
 
     @property
     def clean(self) -> bool:
-        """Say whether everything was read and nothing found."""
+        """Whether everything was read and nothing was found."""
         return not any(each.findings or each.error for each in self.checkpoints)
 
     @property
     def failed(self) -> tuple[CheckpointVerdict, ...]:
-        """Those that could not be read."""
+        """The checkpoints that could not be read."""
         return tuple(each for each in self.checkpoints if each.error is not None)
 
     def document(self) -> dict[str, Any]:
@@ -493,10 +499,11 @@ class CheckResult:
 
 @dataclass(frozen=True, slots=True)
 class CheckOptions:
-    """What a checkpoint is held against.
+    """What each checkpoint is checked for.
 
-    `strict` asks for plain data, `numbers` has every tensor read (its checksum compared, every number
-    finite), `layout` is the one that must recognise it, `recorded` what its tensors must be.
+    With `strict`, anything but plain data is a finding; with `numbers`, every tensor is read, its checksum
+    verified and its values checked to be finite. `layout` is the layout that must match, `recorded` the
+    expected tensors.
     """
 
     strict: bool = False
@@ -508,11 +515,11 @@ class CheckOptions:
 def check(
     paths: Sequence[str], wanted: CheckOptions | None = None, progress: Progress = ignore_progress
 ) -> CheckResult:
-    """Look at every checkpoint that the paths stand for, one after the other (see candidates.collect).
+    """Check every checkpoint found under the paths, one after the other (see `collect_candidates`).
 
-    One that cannot be read is told of with the others. A file that belongs to a checkpoint of several is
-    judged with it, once. Raise UsageError for an unknown layout, and NotFoundError for a pattern that nothing
-    matches.
+    A checkpoint that cannot be read is reported with the others. A file of a multi-file checkpoint is
+    checked
+    with it, once. Raise UsageError for an unknown layout, and NotFoundError for a pattern without a match.
     """
     wanted = wanted or CheckOptions()
     if wanted.layout is not None:
@@ -536,20 +543,20 @@ def check(
 
 
 class _JudgedFiles:
-    """The files that were judged with a checkpoint, so that none of them gets a second verdict."""
+    """Files that were checked as part of a checkpoint, so that none is checked twice."""
 
     def __init__(self) -> None:
         self._files: set[str] = set()
         self._folders: set[str] = set()
 
     def add(self, checkpoint: Checkpoint) -> None:
-        """Take the files of a checkpoint."""
+        """Add the files of a checkpoint."""
         real = [file_identity(file.path) for file in checkpoint.files]
         self._files.update(real)
         self._folders.update(map(os.path.dirname, real))
 
     def has(self, path: str) -> bool:
-        """Say whether a file, or files of a folder or prefix, were judged."""
+        """Return whether a file, or files of a folder or prefix, were already checked."""
         real = file_identity(path)
         return real in self._files or real in self._folders or f"{real}.index" in self._files
 
@@ -589,14 +596,14 @@ def _check_candidate(each: CheckCandidate, wanted: CheckOptions, taken: _JudgedF
 
 
 def _representative_file(checkpoint: Checkpoint) -> str:
-    """Return a file that stands for the checkpoint: a folder or a prefix is none."""
+    """Return one file to represent the checkpoint, because a folder or prefix is not a file."""
     if filesystem.isfile(checkpoint.path) or not checkpoint.files:
         return checkpoint.path
     return checkpoint.files[0].path
 
 
 def _judge(checkpoint: Checkpoint, wanted: CheckOptions, findings: list[Finding]) -> str | None:
-    """Add what is found, and return the layout; what cannot be read leaves what was found before."""
+    """Append findings and return the layout; on an error, the findings so far stay in the list."""
     findings += _loading_findings(checkpoint, wanted)
     findings += weightless_findings(checkpoint, values=False)
     layout, misfit = _recognize_layout(checkpoint, wanted.layout)
@@ -623,7 +630,7 @@ def _loading_findings(checkpoint: Checkpoint, wanted: CheckOptions) -> Iterator[
 
 
 def _recognize_layout(checkpoint: Checkpoint, layout: str | None) -> tuple[str | None, list[Finding]]:
-    """Return the layout that recognises it, and a finding if that is not the one asked for."""
+    """Return the recognised layout, and a finding if it is not the requested one."""
     try:
         binding = recognize_checkpoint(checkpoint, layout)
     except UsageError as error:
@@ -634,7 +641,7 @@ def _recognize_layout(checkpoint: Checkpoint, layout: str | None) -> tuple[str |
 
 
 def _number_findings(checkpoint: Checkpoint) -> Iterator[Finding]:
-    """Read every tensor, one at a time; give those with numbers that are none."""
+    """Read every tensor, one at a time, and yield those with NaN or infinite values."""
     bad: list[tuple[str, str]] = []
     for path, leaf in checkpoint.tree.tensors():
         name = checkpoint.tree.names[path]
@@ -668,13 +675,13 @@ def _describe_nonfinite(path: Path, leaf: Leaf) -> str:
     return f"{' and '.join(counts)} of {format_count(known.size, 'number')}" if counts else ""
 
 
-# What `check` found as SARIF, the form in which code hosts take the findings of other programs.
+# `check` results as SARIF, the format in which code hosts accept findings of other programs.
 #
 # Source: Static Analysis Results Interchange Format (SARIF) Version 2.1.0, OASIS Standard; numbers in
 # comments are its sections.
 
 SCHEMA = "https://json.schemastore.org/sarif-2.1.0.json"
-_BASE = "%SRCROOT%"  # the name that code hosts give to the root of a repository
+_BASE = "%SRCROOT%"  # name used by code hosts for the root of a repository
 _SARIF_FINGERPRINT = "ckpttoolFinding/v1"
 _BEGINNING = 4096
 
@@ -690,7 +697,7 @@ class _SarifRule(NamedTuple):
 
 
 _UNREADABLE = "ckpttool/unreadable"
-# By the topic of a finding.
+# Keyed by the topic of a finding.
 _RULES: Mapping[str, _SarifRule] = {
     "loading": _SarifRule(
         "ckpttool/loading",
@@ -736,9 +743,9 @@ _ORDER = {topic: number for number, topic in enumerate(_RULES)}
 def write_sarif(
     found: CheckResult | None, status: int, target: str, problem: CkpttoolError | None = None
 ) -> None:
-    """Write what was found, or the problem that kept the check from running, into the file `target`.
+    """Write the results, or the error that stopped the check, to the SARIF file `target`.
 
-    An earlier file of this kind is replaced; raise TargetExistsError if the target is anything else.
+    An existing SARIF file is replaced; raise TargetExistsError for any other existing target.
     """
     _require_sarif(target)
     content = json.dumps(build_sarif(found, status, problem), indent=1, ensure_ascii=True).encode() + b"\n"
@@ -756,7 +763,7 @@ def _require_sarif(target: str) -> None:
 def build_sarif(
     found: CheckResult | None, status: int, problem: CkpttoolError | None = None
 ) -> dict[str, Any]:
-    """Return the SARIF log: one run, with a result for each finding and each file that cannot be read."""
+    """Return the SARIF log: one run, with a result for each finding and each unreadable file."""
     checked = () if found is None else found.checkpoints
     notes = [_notification(each.error, _location(each)) for each in checked if each.error is not None]
     if problem is not None:
@@ -794,7 +801,7 @@ def _driver() -> dict[str, Any]:
 
 
 def _descriptor(rule: _SarifRule) -> dict[str, Any]:
-    # 3.49; hosts show security-severity beside what they call security findings.
+    # 3.49; hosts show security-severity beside security findings.
     properties: dict[str, Any] = {"tags": ["checkpoint"]}
     if rule.severity is not None:
         properties = {"tags": ["checkpoint", "security"], "security-severity": rule.severity}
@@ -823,7 +830,7 @@ def _result(topic: str, text: str, identity: str, checked: CheckpointVerdict) ->
     rule = _RULES.get(topic, _RULES["layout"])
     location = _location(checked)
     uri = location["physicalLocation"]["artifactLocation"]["uri"]
-    inner = urls.split_chain(urls.normalize_chain(checked.path) or checked.path)[1:]  # a member of an archive
+    inner = urls.split_chain(urls.normalize_chain(checked.path) or checked.path)[1:]  # member of an archive
     text = f"{inner[-1]}: {text}" if inner else text
     digest = hashlib.sha256("\0".join((rule.id, uri, *inner, identity)).encode("utf-8", "surrogatepass"))
     return {
@@ -847,12 +854,12 @@ def _notification(error: CkpttoolError, location: dict[str, Any] | None) -> dict
 
 
 def _location(checked: CheckpointVerdict) -> dict[str, Any]:
-    # A line, because hosts show findings beside lines; these files have none.
+    # Hosts show findings beside lines; these files have no lines, so use line 1.
     return {"physicalLocation": {"artifactLocation": _artifact(checked.file), "region": {"startLine": 1}}}
 
 
 def _artifact(path: str) -> dict[str, Any]:
-    """Return a file's place below the working directory, or its whole URI where it lies elsewhere."""
+    """Return the path of a file relative to the working directory, or its full URI if it is elsewhere."""
     links = urls.split_chain(urls.normalize_chain(path) or path)
     if urls.is_url(links[0]):
         return {"uri": quote(urls.display_url(links[0]), safe=":/@+,;=!$&'()*~")}
@@ -872,26 +879,26 @@ def _directory() -> str:
     return f"file://{_quote_path(os.getcwd()).rstrip('/')}/"
 
 
-# `textconv`: a checkpoint's file as lines that git can lay side by side, of the file's own bytes alone.
+# `textconv`: a checkpoint file as lines for `git diff`, from the bytes of this file only.
 
-# A digest's first digits: of a million tensors two share them once in five hundred times.
+# Digits of a digest to show: among a million tensors, two share them once in five hundred cases.
 _DIGITS = 12
-# A text that is longer is told by its length and digest.
+# Longer texts are shown by length and digest.
 _LONGEST = 200
-# So many numbers of a tensor say more themselves than what they are like.
+# Up to this many values, a tensor is shown by its values instead of its statistics.
 _FEW = 4
 _SUFFIX = tf_object_graph.MARK + tf_object_graph.VALUE
-# Bytes of a text that is shown as it is.
+# Maximum size of a text that is shown unchanged, in bytes.
 _LONGEST_FILE = 1 << 20
 
 
 def textconv(file: str) -> tuple[str, ...]:
-    """Return the lines: what the file is, what loading it would run, then its values and tensors by name.
+    """Return the text form of a checkpoint: format, code that loading runs, then values and tensors by name.
 
-    Nothing beside the file is looked at, because git has a past version alone in a folder of its own. So a
-    TensorFlow index is told without its shards, by the checksums that it has of their tensors. No line
-    names the file, and none is aligned with another: a change of one tensor changes one line. A file that
-    cannot be read is told in a sentence: an error would end all of `git diff`.
+    Only the file itself is read, because git puts an old version alone in a temporary folder. A
+    TensorFlow index is therefore described without its shards, by its stored tensor checksums. No line
+    contains the file name or alignment, so that a change of one tensor changes one line. An unreadable
+    file yields a sentence, because an error would end the whole `git diff`.
     """
     try:
         try:
@@ -905,7 +912,7 @@ def textconv(file: str) -> tuple[str, ...]:
 
 @contextlib.contextmanager
 def _isolate_file(file: str) -> Iterator[str]:
-    """Give a place with the same bytes and name, and no other file beside it."""
+    """Yield a path with the same bytes and file name, in a folder without other files."""
     with tempfile.TemporaryDirectory(prefix="ckpttool-") as folder:
         place = os.path.join(folder, os.path.basename(file))
         os.symlink(os.path.realpath(file), place)
@@ -913,7 +920,7 @@ def _isolate_file(file: str) -> Iterator[str]:
 
 
 def _describe_raw_file(file: str, sentence: str) -> tuple[str, ...]:
-    """Return a text, which a Git LFS pointer is too, as it is; of other bytes the sentence and a digest."""
+    """Return a text file (e.g. a Git LFS pointer) unchanged; for other bytes, the sentence and a digest."""
     if not os.path.isfile(file):
         return (sentence,)
     nbytes = os.path.getsize(file)
@@ -930,7 +937,7 @@ def _describe_raw_file(file: str, sentence: str) -> tuple[str, ...]:
 
 
 def _message_without_file(error: CkpttoolError) -> str:
-    """Return the error's sentence without the file, whose name is another one each time."""
+    """Return the error message without the file name, which differs each time."""
     error.file = None
     return str(error)
 
@@ -938,7 +945,7 @@ def _message_without_file(error: CkpttoolError) -> str:
 def _summary_lines(checkpoint: Checkpoint) -> Iterator[str]:
     tree = checkpoint.tree
     binding = None
-    with contextlib.suppress(UsageError):  # of two layouts that fit, none is told
+    with contextlib.suppress(UsageError):  # if two layouts match, show neither
         binding = recognize_checkpoint(checkpoint)
     yield f"format {checkpoint.format}" + (f", {checkpoint.writer}" if checkpoint.writer else "")
     if binding is not None:
@@ -954,7 +961,7 @@ def _summary_lines(checkpoint: Checkpoint) -> Iterator[str]:
 
 
 def _entry_lines(checkpoint: Checkpoint) -> Iterator[tuple[Path, str]]:
-    """Give what there is to say of each entry; one tensor is read while the one before it is hashed."""
+    """Yield the description of each entry; one tensor is read while the previous one is hashed."""
     with WorkerThread() as lane:
         overheard = DigestRecorder(checkpoint, lane)
         read: dict[Path, str] = {}
@@ -979,7 +986,7 @@ def _format_leaf(leaf: Leaf | ValueLeaf) -> str:
 
 
 def _stored_checksums(leaf: Leaf | ValueLeaf) -> str:
-    """Return the checksums that the index has of a tensor whose bytes are in another file."""
+    """Return the checksums in the index for a tensor whose bytes are in another file."""
     source = leaf.source if isinstance(leaf, Leaf) else None
     parts = [part for _, part in source.parts] if isinstance(source, SlicedTensor) else [source]
     found = [getattr(part, "checksum", None) for part in parts if not isinstance(part, Span)]
@@ -1003,7 +1010,7 @@ def _shorten_text(text: str) -> str:
 
 
 def _describe_numbers(leaf: Leaf) -> str:
-    """Read a tensor; return a few numbers themselves, of many what they are like, of none nothing."""
+    """Read a tensor and describe it: a few values as they are, many by their statistics, none as ""."""
     data = leaf.read()
     try:
         array = as_array(data, leaf.dtype, leaf.shape)

@@ -49,9 +49,9 @@ from ckpttool.core.sidecar import LedgerEntries, Sidecar
 from ckpttool.core.tree import Path
 from ckpttool.formats.detect import note_other_shards, open_checkpoint
 
-# `convert`: map a checkpoint to another framework, write it, read it back, and leave a receipt.
+# `convert`: map a checkpoint to another framework, write it, read it back, and write a receipt.
 
-# Formats that hold arrays of any kind: what is no network is as well kept there.
+# Formats for arrays of any kind, which can also store data without a network.
 _ARRAYS = frozenset(("npz", "safetensors"))
 
 
@@ -65,17 +65,17 @@ def convert(
 ) -> ConversionResult:
     """Convert the checkpoint at `source` into a new one at `target`, with its sidecar beside it.
 
-    `keywords` are fields of ConversionOptions, in the place of those of `options`: `convert(source, target,
-    to="tf", dry_run=True)`. Nothing is written when something is unmapped (unless `allow_missing`) or on
-    `dry_run`. The target is written beside, read back, compared and then renamed; the same conversion gives
-    the same bytes. Raise UsageError for options that exclude each other.
+    `keywords` are fields of ConversionOptions and override those of `options`: `convert(source, target,
+    to="tf", dry_run=True)`. Nothing is written if an entry is unmapped (unless `allow_missing`) or with
+    `dry_run`. The target is written to a temporary file, read back, compared and then renamed; the same
+    conversion gives the same bytes. Raise UsageError for mutually exclusive options.
     """
     options = with_keywords(options or ConversionOptions(), keywords, "convert")
     exported = infer_target_word(target, options.to) in EXPORTS
     require_compatible(options, exported=exported)
     facts = add_environment(options.facts, options.env)
     if exported:
-        # Playing and comparing networks takes modules that no other conversion needs.
+        # Exports import modules that no other conversion needs.
         from ckpttool.commands.export_onnx import ExportOptions, export
 
         network, env, layout = options.network or "actor", options.env, options.layout
@@ -104,7 +104,8 @@ def _convert_to_format(
     shards = note_other_shards(checkpoint)
     notes = notes if shards is None else (shards, *notes)
     with WorkerThread() as aside:
-        # The receipt, written last, tells the source's digest: it is taken of what is read on the way.
+        # The receipt, written last, contains the source's digest, which is computed from the data as it is
+        # read.
         heard = DigestRecorder(checkpoint, aside) if own.sha256 is None and not options.dry_run else None
         checkpoint = checkpoint if heard is None else heard.checkpoint
         made = _plan(checkpoint, request, own.sidecar, notes)
@@ -126,7 +127,7 @@ def _convert_to_format(
 
 
 def _require_convertible(checkpoint: Checkpoint, target: str, request: ConversionRequest) -> None:
-    """Raise for a checkpoint without a network, and for a shard that is missing."""
+    """Raise an error for a checkpoint without a network or with a missing shard."""
     if request.options.part is not None:
         return
     if request.plain and request.kind.format not in _ARRAYS:
@@ -141,7 +142,7 @@ def _require_convertible(checkpoint: Checkpoint, target: str, request: Conversio
 def _plan(
     checkpoint: Checkpoint, request: ConversionRequest, known: Sidecar | None, notes: tuple[str, ...]
 ) -> ConversionPlan:
-    """Return the plan, whose report begins with the notes; raise for shards that are missing."""
+    """Return the plan, with the notes first in its report; raise an error for missing shards."""
     try:
         made = plan_conversion(checkpoint, request, known)
     except CkpttoolError:
@@ -158,9 +159,9 @@ def _ledger(
     request: ConversionRequest,
     facts: AgentFacts,
 ) -> LedgerEntries:
-    """Return the ledger of what is converted: that of the agent that every command prints, or of a model.
+    """Return the ledger of the conversion: that of the agent, which every command prints, or of a model.
 
-    `own` is the source's sidecar, `facts` are those that were given.
+    `own` is the source's sidecar, `facts` are the given facts.
     """
     assumed = sidecar.assumption_entries("architecture", made.report.assumed)
     if request.options.part is None:
@@ -181,7 +182,7 @@ def _ledger(
 def _apply_facts(
     own: VerifiedSidecar, checkpoint: Checkpoint, request: ConversionRequest, facts: AgentFacts
 ) -> tuple[VerifiedSidecar, tuple[str, ...]]:
-    """Return what the source's sidecar holds with the facts that were given, and notes on these."""
+    """Return the source's sidecar with the given facts applied, and notes on these facts."""
     if not facts:
         return own, ()
     binding = None
@@ -200,17 +201,18 @@ def _apply_facts(
 def _loading_code(
     target: str, request: ConversionRequest, made: ConversionPlan, checkpoint: Checkpoint
 ) -> tuple[str, ...]:
-    """Return the lines that load the target; its names are the source's unless a layout gave them."""
+    """Return the code that loads the target; its names are the source's unless a layout renamed them."""
     foreign = made.binding is None and format_framework(checkpoint.format) == "tensorflow"
     return format_loading_code(target, request.kind, made.tree, foreign=foreign)
 
 
 @dataclass(slots=True)
 class _TargetWriter:
-    """Writes the target with all that lies beside it.
+    """Writer of the target and of all files beside it.
 
-    Afterwards `back` says whether the source could be restored from it, and `proof` how the networks that
-    were written compare with the source's.
+    Afterwards, `back` records whether the source can be restored from the target, and `proof` how the
+    outputs
+    of the written networks compare with the source's.
     """
 
     checkpoint: Checkpoint
@@ -224,11 +226,11 @@ class _TargetWriter:
     proof: OutputVerification = field(default_factory=OutputVerification)
 
     def __post_init__(self) -> None:
-        """Begin with nothing recorded."""
+        """Start with an empty reverse record."""
         self.back = ReverseRecord(why=self.request.no_way_back)
 
     def write(self) -> Digest | None:
-        """Return the target's digest, None if a network of it computes something else."""
+        """Return the target's digest, None if the outputs of one of its networks differ."""
         options, statistics = self.request.options, self._statistics()
 
         def beside(places: Mapping[Path, Path], lane: WorkerThread) -> list[Output]:
@@ -248,12 +250,12 @@ class _TargetWriter:
             return None
 
     def notes(self, written: Digest | None) -> tuple[str, ...]:
-        """Return what the report says of the target that was written, or was not."""
+        """Return the report notes on the target, whether or not it was written."""
         lost = () if self.back.note is None or written is None else (self.back.note,)
         return (*self.proof.notes, *self._digest_notes(written), *lost)
 
     def _digest_notes(self, written: Digest | None) -> tuple[str, ...]:
-        """Return whether what was undone has the digest that its source had."""
+        """Return whether a reversed conversion restored the digest of the original checkpoint."""
         if self.plan.before is None or written is None:
             return ()
         if self.plan.before == written.sha256:
@@ -263,7 +265,7 @@ class _TargetWriter:
         )
 
     def _kept(self, places: Mapping[Path, Path], lane: WorkerThread) -> list[Output]:
-        """Return the file of what the target has no place for, if any."""
+        """Return the file for entries that the target has no place for, if any."""
         if self.plan.whole:
             self.back = record_reverse(self.plan.source, self.plan.moves, places)
         if self.back.tree is None:
@@ -274,7 +276,7 @@ class _TargetWriter:
         return outputs
 
     def _receipt(self, written: Digest, found: Checkpoint) -> Sidecar:
-        """Return the target's sidecar; raise OutputMismatchError if a network of it differs."""
+        """Return the target's sidecar; raise OutputMismatchError if the outputs of a network differ."""
         options, binding, own = self.request.options, self.plan.binding, self.own
         if self.heard is not None:
             own = replace(own, sha256=self.heard.digest().sha256)
@@ -294,7 +296,7 @@ class _TargetWriter:
         return replace(made, parity=self.proof.entry())
 
     def _statistics(self) -> list[Output]:
-        """Return the file of statistics that the target's library reads beside its own, if any."""
+        """Return the statistics file that the target's library reads beside its own file, if any."""
         layout, binding = plugins.find("layouts", self.request.kind.layout).load(), self.plan.binding
         options = self.request.options
         if binding is None or options.fold_normalizer or not hasattr(layout, "statistics_beside"):

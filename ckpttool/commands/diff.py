@@ -61,22 +61,22 @@ from ckpttool.mapping.rules import (
     parse_rule,
 )
 
-# A checkpoint in the form of another one: what its conversion holds, planned anew and compared, not written.
+# The converted form of a checkpoint: planned again and compared, not written.
 #
-# `diff` and `verify --all` compare a source with its conversion through the rules that a conversion follows
-# today: the layout of the agent, or the kinds of its layers. The receipt of the conversion adds the options
-# that were given, and the settings that the user stated. What it lists as left behind is accepted only for
-# entries that no rule converts, so that no edit of a receipt hides a change.
+# `diff` and `verify --all` compare a source with its conversion through the current conversion rules: those
+# of the agent's layout, or of its layer kinds. The conversion's receipt adds the options and the settings
+# given by the user. Entries that it lists as dropped are accepted only if no rule converts them, so that
+# editing a receipt cannot hide a change.
 
-# A count that the format's writer adds, and that no conversion maps.
+# A counter that the format's writer adds and no conversion maps.
 WRITERS = frozenset(("save_counter",))
-# What a library writes into its own format by itself: defaults that no conversion maps.
+# Entries that a library writes into its own format itself: defaults that no conversion maps.
 _LIBRARY = {
     "stable_baselines2": ("data/",),
     "stable_baselines3": (
         "data/",
         "system_info/",
-        # Of an optimizer that the source has not: it begins anew.
+        # For an optimizer that the source does not have: it starts anew.
         *(f"{name}/optimizer/param_groups/" for name in ("actor", "critic", "policy")),
     ),
 }
@@ -85,12 +85,12 @@ _SHARED = ", shared"
 
 @dataclass(frozen=True, slots=True)
 class Reconversion:
-    """What the conversion of a checkpoint holds, as its format reads it back; the leaves are unread.
+    """Result of converting a checkpoint, as its format reads it back; tensors are not read yet.
 
-    `places` are the paths in `tree` of each source path that is converted. `kept` are the source entries that
-    only a sidecar keeps, or whose content the target implies, `dropped` those that a conversion leaves behind
-    unmapped (`--allow-missing`), and `accepted` those of them that the receipt lists. `settings` are those of
-    optimizers that the target's sidecar holds. `library` are prefixes of entries that the library adds.
+    `places` maps each converted source path to its paths in `tree`. `kept` are source entries that only
+    a sidecar keeps, or whose content the target implies. `dropped` are entries that a conversion leaves
+    behind unmapped (`--allow-missing`), `accepted` those of them that the receipt lists. `settings` are
+    optimizer settings in the target's sidecar. `library` are prefixes of entries that the library adds.
     """
 
     tree: Tree
@@ -105,18 +105,18 @@ class Reconversion:
     by_receipt: bool = False
     library: tuple[str, ...] = ()
     folded: bool = False
-    """whether statistics of observations became part of the first layers, so that an agent has others"""
+    """whether observation statistics were folded into the first layers, which changes the agent's weights"""
 
     def is_added(self, name: str) -> bool:
-        """Say whether the writer of the format adds an entry of this name by itself."""
+        """Return whether the format's writer adds an entry of this name itself."""
         return name in WRITERS or name.startswith(self.library)
 
 
 def reconvert(source: DiffSide, target: DiffSide) -> Reconversion | None:
-    """Return what the source's conversion into the target's form holds; None where there is no such one.
+    """Convert the source into the target's form, without writing it; return None if no such form exists.
 
-    Of several forms that the target may have, the one is taken whose entries it has most. Where none fits,
-    the rules of the target's receipt are applied.
+    If the target may have several forms, the one that shares most entries with it is used. If none
+    fits, the rules of the target's receipt are applied.
     """
     receipt = target.receipt.sidecar if target.is_converted_from(source) else None
     stored = set(target.checkpoint.tree.names.values())
@@ -141,7 +141,7 @@ def reconvert(source: DiffSide, target: DiffSide) -> Reconversion | None:
 
 @contextlib.contextmanager
 def _suppress_refusal() -> Iterator[None]:
-    """Leave the block where a conversion is refused; what the operating system refuses is an error."""
+    """Leave the block if a conversion is refused; re-raise errors of the operating system."""
     try:
         yield
     except CkpttoolError as error:
@@ -150,7 +150,7 @@ def _suppress_refusal() -> Iterator[None]:
 
 
 def _names_match(shared: int, made: Reconversion, stored: set[str]) -> bool:
-    """Say whether the two name enough alike to be one checkpoint: half of the smaller one."""
+    """Return whether the shared names suffice for one checkpoint: half of those of the smaller one."""
     return shared > 0 and 2 * shared >= min(len(made.tree), len(stored - WRITERS))
 
 
@@ -159,7 +159,7 @@ def _count_shared(made: Reconversion, stored: set[str]) -> int:
 
 
 def _target_kinds(target: Checkpoint, layout: str | None) -> Iterator[TargetKind]:
-    """Go through the forms that the target may have been written in, those of its own layout first."""
+    """Yield the forms in which the target may have been written, those of its own layout first."""
     name = "pytorch" if target.format in CONTAINERS - {"safetensors"} else target.format
     kinds = [kind for kind in TARGETS.values() if kind.format == name]
     yield from (kind for kind in kinds if kind.agent and kind.layout == layout)
@@ -172,7 +172,7 @@ def _target_kinds(target: Checkpoint, layout: str | None) -> Iterator[TargetKind
 
 
 def _options(receipt: Sidecar | None) -> Mapping[str, Any]:
-    """Return the options of `convert` that the receipt records."""
+    """Return the `convert` options that the receipt records."""
     source = receipt.source if receipt is not None and receipt.source is not None else {}
     options = source.get("options")
     found = dict(options) if isinstance(options, Mapping) else {}
@@ -206,7 +206,7 @@ def _plan_reconversion(
             from_=_text(options.get("from")),
         ),
     )
-    # A conversion back restores the source from its record, which is no evidence: it is planned.
+    # A reverse conversion restores the source from its record, which is no evidence, so plan it instead.
     before = None if known is None else replace(known, undo=None)
     made = plan_conversion(source.checkpoint, request, before, source.binding)
     writer = cast(WritingFormat, plugins.find("formats", kind.format).load())
@@ -217,7 +217,7 @@ def _plan_reconversion(
     residue = frozenset(str(each.get("path")) for each in receipt.residue) if receipt is not None else ()
     unused = {made_name: path for path, made_name in made.names.items()}
     dropped = tuple(unused[name] for name in made.report.unused if name in unused)
-    # Of a part, or of names without wrappers, the entries of the checkpoint itself.
+    # For a part, or for names without wrapper prefixes: the entries of the checkpoint itself.
     own = {name: path for path, name in source.checkpoint.tree.names.items()}
     stored = {path: own.get(name, path) for path, name in made.names.items()}
     return Reconversion(
@@ -238,7 +238,7 @@ def _plan_reconversion(
 def _round_tree(
     tree: Tree, target: Tree, rules: tuple[MappingEntry, ...]
 ) -> tuple[Tree, tuple[MappingEntry, ...]]:
-    """Return the tree with numbers rounded to the types of the target, as `--cast` does, and the rules."""
+    """Return the tree with floats rounded to the target's types, as with `--cast`, and the rules."""
     types = {target.names[path]: leaf.dtype for path, leaf in target.tensors()}
     leaves = dict(tree.leaves)
     casts: dict[str, str] = {}
@@ -260,7 +260,7 @@ def _round_tree(
 
 
 def _holds_exactly(wide: str, narrow: str) -> bool:
-    """Say whether one type of floating numbers holds all of another exactly."""
+    """Return whether one floating-point type represents all values of another exactly."""
     import numpy as np
 
     found = np.promote_types(dtypes.numpy_dtype(wide), dtypes.numpy_dtype(narrow))
@@ -273,7 +273,7 @@ def _unmoved_paths(made: ConversionPlan, dropped: tuple[Path, ...]) -> tuple[Pat
 
 
 def _target_paths(made: ConversionPlan, tree: Tree) -> dict[Path, tuple[Path, ...]]:
-    """Return the paths of each source entry as the target is read back."""
+    """Return the paths of each source entry in the target after reading it back."""
     back = save.stored_paths(made.tree, tree)
     names = {name: path for path, name in tree.names.items()}
     found: dict[Path, list[Path]] = {}
@@ -285,7 +285,7 @@ def _target_paths(made: ConversionPlan, tree: Tree) -> dict[Path, tuple[Path, ..
 
 
 def _source_sidecar(own: VerifiedSidecar, receipt: Sidecar | None) -> Sidecar | None:
-    """Return the source's own sidecar with the facts that were given at the conversion."""
+    """Return the source's own sidecar with the facts given at the conversion."""
     known = None if own.stale else own.sidecar
     given = {
         name: getattr(receipt, name)
@@ -317,11 +317,11 @@ def _texts(value: object) -> tuple[str, ...]:
     return tuple(map(str, value)) if isinstance(value, list) else ()
 
 
-# Through the rules that a receipt lists: for conversions by the user's own rules or model.
+# Conversion by the rules in a receipt: for conversions by a user's own rules or model.
 
 
 def _by_rules(source: Tree, target: Tree, receipt: Sidecar) -> Reconversion:
-    """Return what the receipt's rules make of the source; raise CkpttoolError where they do not fit it."""
+    """Apply the receipt's rules to the source; raise CkpttoolError if they do not fit."""
     sources = {name: path for path, name in source.names.items()}
     targets = {name: path for path, name in target.names.items()}
     moves: list[Move] = []
@@ -365,17 +365,17 @@ def _rule(text: str) -> Rule | None:
     return chain_rules(*rules)
 
 
-# Two checkpoints' entries in pairs: of one path or, across frameworks, of one meaning.
+# Pairing of two checkpoints' entries: by path or, across frameworks, by meaning.
 
 AUTO = "auto"
 _SIDES: tuple[Literal["left", "right"], ...] = ("left", "right")
-# Entries by the names that pair them, each with where it is in its own tree.
+# Entries by the names that pair them, each with its path in its own tree.
 Placed = Mapping[str, tuple[Entry, Path]]
 
 
 @dataclass(frozen=True, eq=False)
 class DiffSide:
-    """One of the two, and the agent that a layout recognises in it; `given` is its sidecar, if known."""
+    """One side of the comparison, with its recognised agent; `given` is its sidecar, if known."""
 
     checkpoint: Checkpoint
     binding: RecognizedAgent | None
@@ -383,31 +383,31 @@ class DiffSide:
 
     @cached_property
     def receipt(self) -> VerifiedSidecar:
-        """The sidecar beside the checkpoint, also one of other weights."""
+        """The sidecar beside the checkpoint, even if it belongs to other weights."""
         return read_any_sidecar(self.checkpoint) if self.given is None else self.given
 
     @cached_property
     def sha256(self) -> str:
-        """The digest of the checkpoint, for which everything is read."""
+        """The digest of the checkpoint; computing it reads everything."""
         return self.receipt.sha256 or digest_checkpoint(self.checkpoint).sha256
 
     def is_converted_from(self, source: DiffSide) -> bool:
-        """Say whether the receipt names the source's very weights."""
+        """Return whether the receipt names exactly these source weights."""
         origin = self.receipt.origin
         return origin is not None and source.sha256 == origin
 
     @property
     def layout(self) -> str | None:
-        """The layout's name, None where no layout knows an agent."""
+        """The name of the layout, None if no layout recognises an agent."""
         return None if self.binding is None else self.binding.layout
 
     def by_path(self) -> Placed:
-        """Return all entries, and where they are, by their display paths."""
+        """Return all entries and their paths, by display path."""
         tree = self.checkpoint.tree
         return {tree.names[path]: (leaf, path) for path, leaf in tree.items()}
 
     def by_meaning(self, binding: RecognizedAgent) -> Placed:
-        """Return the agent's entries by their canonical paths, and other tensors by their own."""
+        """Return the agent's entries by canonical path, and other tensors by their own paths."""
         tree = self.checkpoint.tree
         sources = {move.target: move.source for move in reversed(binding.moves.moves)}
         agent = {
@@ -420,12 +420,13 @@ class DiffSide:
 
 @dataclass(frozen=True, slots=True)
 class CheckpointAlignment:
-    """Two checkpoints side by side before a value of them is read.
+    """Two aligned checkpoints, before any value is read.
 
-    `left` and `right` are entries by the names that pair them, paths or those of the canonical agent (`by`);
-    by "conversion", one side is what converting it gives. `places` says for each side where in its own tree
-    an entry comes from, () where nowhere; of what fills a live model, where in that. `declared` are entries
-    that one side has alone because a conversion leaves or adds them.
+    `left` and `right` map the names that pair entries to entries: paths, or paths of the canonical
+    agent (`by`); by "conversion", one side is the result of converting it. `places` gives, for each
+    side, the path of an entry in its own tree, () if it has none; for entries that fill a live model,
+    the path in the model. `declared` are entries that only one side has because a conversion drops or
+    adds them.
     """
 
     checkpoints: tuple[Checkpoint, Checkpoint]
@@ -438,25 +439,28 @@ class CheckpointAlignment:
     declared: tuple[DeclaredEntry, ...] = ()
     conversion: Reconversion | None = None
     turned: bool = False
-    """whether the conversion is that of the right side"""
+    """whether the right side is the converted one"""
 
     @property
     def both(self) -> list[str]:
-        """The names that both sides have, in the left one's order."""
+        """The names on both sides, in the order of the left side."""
         return [name for name in self.left if name in self.right]
 
     @property
     def only_left(self) -> tuple[str, ...]:
-        """The names that the left side has alone."""
+        """The names that only the left side has."""
         return tuple(name for name in self.left if name not in self.right)
 
     @property
     def only_right(self) -> tuple[str, ...]:
-        """The names that the right side has alone."""
+        """The names that only the right side has."""
         return tuple(name for name in self.right if name not in self.left)
 
     def change(self, name: str) -> ChangedEntry | None:
-        """Read both sides of a name; return what differs, None if nothing does. Raise what reading raises."""
+        """Read both sides of a name; return the difference, None if they are equal.
+
+        Raise whatever reading raises.
+        """
         left, right = self.left[name], self.right[name]
         if isinstance(left, Leaf) and isinstance(right, Leaf):
             counts = self.by != "path" and _is_count(left) and _is_count(right)
@@ -465,7 +469,7 @@ class CheckpointAlignment:
         return None if same else ChangedEntry(name, left, right, None)
 
     def changes(self, progress: Progress = ignore_progress) -> Iterator[ChangedEntry]:
-        """Read what both sides have, and yield what differs in the left one's order."""
+        """Read the names on both sides and yield the differences in the order of the left side."""
         total = sum(leaf.nbytes for name in self.both if isinstance(leaf := self.left[name], Leaf))
         done = 0
         for name in self.both:
@@ -478,14 +482,17 @@ class CheckpointAlignment:
 
 
 def recognize_side(checkpoint: Checkpoint, layout: str | None = None) -> DiffSide:
-    """Return a checkpoint with the agent in it; raise UsageError as `recognise` does."""
+    """Return a checkpoint with its recognised agent; raise UsageError as `recognize_checkpoint` does."""
     return DiffSide(checkpoint, recognize_checkpoint(checkpoint, layout))
 
 
 def align_checkpoints(
     first: DiffSide, second: DiffSide, *, glob: str | None = None, by: str = AUTO
 ) -> CheckpointAlignment:
-    """Pair the entries of two checkpoints as `diff` says it; no value is read but an agent's own counters."""
+    """Pair the entries of two checkpoints as described for `diff`.
+
+    No values are read except an agent's own counters.
+    """
     if by not in (words := (AUTO, *get_args(By))):
         raise UsageError(f"{by!r} is not known", hint=suggest_choice(by, words))
     sides = first, second
@@ -507,7 +514,7 @@ def align_checkpoints(
 
 
 def _by_path(sides: tuple[DiffSide, DiffSide], glob: str | None) -> CheckpointAlignment:
-    """Pair entries of one path; a count of saves that only one of two formats adds is declared."""
+    """Pair entries by path; a save counter that only one of two formats adds is declared."""
     rows = [(each, dict(each.by_path())) for each in sides]
     declared: list[DeclaredEntry] = []
     if sides[0].checkpoint.format != sides[1].checkpoint.format:
@@ -525,7 +532,7 @@ def select_pairs(
     notes: tuple[str, ...],
     declared: Iterable[DeclaredEntry] = (),
 ) -> CheckpointAlignment:
-    """Lay those entries side by side whose names match the pattern; raise UsageError if none does."""
+    """Align the entries whose names match the pattern; raise UsageError if none matches."""
     (first, a), (second, b) = sides
     keep = compile_glob(glob)
     if glob is not None and not any(map(keep, (*a, *b))):
@@ -548,7 +555,10 @@ def _differ_in_form(first: DiffSide, second: DiffSide) -> bool:
 
 
 def _differ_in_names(first: DiffSide, second: DiffSide) -> bool:
-    """Say whether one of two has entries that the other lacks; of one format, more than they share."""
+    """Return whether each side has entries that the other lacks.
+
+    Between two formats, any difference counts; within one format, more names must differ than match.
+    """
     names, others = (set(one.checkpoint.tree.names.values()) - WRITERS for one in (first, second))
     if first.checkpoint.format != second.checkpoint.format:
         return names != others
@@ -556,7 +566,7 @@ def _differ_in_names(first: DiffSide, second: DiffSide) -> bool:
 
 
 def _is_conversion(first: DiffSide, second: DiffSide) -> bool:
-    """Say whether the receipt of one of two names the other's weights, and their entries differ in form."""
+    """Return whether one side's receipt names the other's weights and their entries differ in form."""
     if _tensor_forms(first.checkpoint.tree) == _tensor_forms(second.checkpoint.tree):
         return False
     return second.is_converted_from(first) or first.is_converted_from(second)
@@ -570,7 +580,7 @@ def _tensor_forms(tree: Tree) -> dict[str, tuple[str, Shape] | None]:
 
 
 def _reconvert_side(sides: tuple[DiffSide, DiffSide]) -> tuple[Reconversion, bool] | None:
-    """Return the conversion of one side into the other's form, and whether it is the second one's.
+    """Return the conversion of one side into the other's form, and whether the second side is converted.
 
     A receipt that names the other side decides which one is the source.
     """
@@ -585,7 +595,7 @@ def _reconvert_side(sides: tuple[DiffSide, DiffSide]) -> tuple[Reconversion, boo
 
 
 def _explains_more(made: Reconversion, turned: bool, sides: tuple[DiffSide, DiffSide]) -> bool:
-    """Say whether the conversion has at least as many names of the target as the source itself."""
+    """Return whether the conversion shares at least as many names with the target as the source does."""
     source, target = (each.checkpoint.tree.names.values() for each in (sides[::-1] if turned else sides))
     stored = set(target)
     return len(stored & set(made.tree.names.values())) >= len(stored & set(source))
@@ -622,7 +632,7 @@ def _by_conversion(
 
 
 def _by_agent(sides: tuple[DiffSide, DiffSide], glob: str | None) -> CheckpointAlignment:
-    """Pair two agents by meaning, and what only one of them has by the conversion of one into the other."""
+    """Pair two agents by meaning; entries that only one has are paired by converting one into the other."""
     first, second = sides
     a, b = (one.by_meaning(_require_agent(one)) for one in sides)
     made = _reconvert_side(sides)
@@ -657,12 +667,12 @@ def _declared_by_receipt(
 
 
 def _is_disabled_switch(leaf: Entry) -> bool:
-    """Say whether an entry is a switch that is off, which older versions of a library do not write."""
+    """Return whether an entry is a disabled switch, which older versions of a library do not write."""
     return isinstance(leaf, ValueLeaf) and (leaf.value is None or leaf.value is False)
 
 
 class _ConversionPairing:
-    """What only one of two agents has by meaning, paired through the conversion of one into the other."""
+    """Pairs entries that only one of two agents has, through the conversion of one into the other."""
 
     def __init__(self, made: Reconversion, source: Tree, target: Tree, *, turned: bool) -> None:
         self.made, self.source, self.target = made, source, target
@@ -673,7 +683,7 @@ class _ConversionPairing:
         self._places = {there: path for path, paths in made.places.items() for there in paths}
 
     def take(self, ours: Placed, theirs: Placed) -> tuple[Placed, Placed]:
-        """Return the entries of source and target; those of one alone are paired, declared or kept alone."""
+        """Return the entries of source and target; entries of one side are paired, declared or left alone."""
         shared = {name for name in ours.keys() & theirs.keys() if self._is_shared(name, ours, theirs)}
         converted = {name: self._shaped(ours[name], theirs[name]) for name in ours if name in shared}
         stored = {name: found for name, found in theirs.items() if name in shared}
@@ -689,13 +699,14 @@ class _ConversionPairing:
             if name in self._paths or name in WRITERS or _is_disabled_switch(self.made.tree[path]):
                 continue
             source = self._places.get(path, ())
-            # One number of the source may stand at several places of the target; another one has its pair.
+            # One source number may have several places in the target: report a missing place even if another
+            # one is paired.
             if not source or any(self._there(each) is not None for each in self.made.places[source]):
                 converted.setdefault(name, (self.made.tree[path], source))
         return converted, stored
 
     def _is_shared(self, name: str, ours: Placed, theirs: Placed) -> bool:
-        """Say whether entries of one name are one: outside of the agent it is what the conversion writes."""
+        """Return whether entries of one name match; outside the agent, the conversion decides."""
         path, place = ours[name][1], theirs[name][1]
         if self.source.names.get(path) != name or self.target.names.get(place) != name:
             return True
@@ -703,7 +714,7 @@ class _ConversionPairing:
         return not self.made.is_added(name) if own is None else own in self.made.places.get(path, ())
 
     def _shaped(self, ours: tuple[Entry, Path], theirs: tuple[Entry, Path]) -> tuple[Entry, Path]:
-        """Return the source's entry, as the conversion has it where the target's shape is another one."""
+        """Return the source's entry, converted if the target's shape differs."""
         leaf, path = ours
         if not isinstance(leaf, Leaf) or not isinstance(theirs[0], Leaf) or leaf.shape == theirs[0].shape:
             return ours
@@ -722,7 +733,7 @@ class _ConversionPairing:
         stored: dict[str, tuple[Entry, Path]],
         paired: set[Path],
     ) -> set[Path]:
-        """Add an entry of the source with those of the target that it becomes; return the latter's places."""
+        """Add a source entry with the target entries that it becomes; return the paths of the latter."""
         places = {path: self._there(path) for path in self.made.places.get(found[1], ())}
         there = {path: place for path, place in places.items() if place is not None}
         fresh = {path: place for path, place in there.items() if place not in paired}
@@ -741,7 +752,7 @@ class _ConversionPairing:
         converted: dict[str, tuple[Entry, Path]],
         stored: dict[str, tuple[Entry, Path]],
     ) -> None:
-        """Add an entry of the target beside what the conversion has there, if anything."""
+        """Add a target entry, paired with the conversion's entry of the same name, if any."""
         made = self._made.get(self.target.names.get(found[1], ""))
         if made is not None:
             converted[name] = self.made.tree[made], self._places.get(made, ())
@@ -758,7 +769,7 @@ class _ConversionPairing:
         ours: Placed,
         theirs: Placed,
     ) -> None:
-        """Add the plain values outside of the agents: those of the target beside the conversion's."""
+        """Add the plain values outside the agents, paired with those of the conversion."""
         known = {path for _, path in (*theirs.values(), *stored.values())}
         for path, leaf in self.target.plain():
             name = self.target.names[path]
@@ -780,11 +791,11 @@ class _ConversionPairing:
                 converted[name] = leaf, path
 
     def _there(self, path: Path) -> Path | None:
-        """Return the target's own path of an entry of the conversion."""
+        """Return the path in the target of an entry of the conversion."""
         return self._paths.get(self.made.tree.names[path])
 
     def _declares(self, name: str, path: Path) -> bool:
-        """Say whether the conversion leaves the entry behind by declaration, and note that."""
+        """Return whether the conversion drops or keeps the entry by declaration, and record that."""
         lost = path in self.made.dropped and path not in self.made.accepted
         if name not in WRITERS and (lost or path in self.made.places):
             return False
@@ -803,9 +814,10 @@ def _require_agent(side: DiffSide) -> RecognizedAgent:
 
 
 def _drop_framework_settings(a: Placed, b: Placed) -> tuple[tuple[str, ...], Placed, Placed]:
-    """Return both without what only one framework writes down, and a note that says what that is.
+    """Return both sides without settings that only one framework stores, and a note that lists them.
 
-    Settings are values: PyTorch's optimizers name all of theirs, TensorFlow's those that are variables.
+    Settings are values: PyTorch optimizers store all of theirs, TensorFlow only those that are
+    variables.
     """
     notes = []
     kept = []
@@ -828,12 +840,12 @@ def _tensors(name: str, left: Leaf, right: Leaf) -> ChangedEntry | None:
 
 
 def _is_count(leaf: Leaf) -> bool:
-    """Say whether a tensor is one whole number, which libraries keep in integers of other widths."""
+    """Return whether a tensor is a single integer, which libraries store in different integer widths."""
     return not leaf.shape and "int" in leaf.dtype
 
 
 def _same_value(left: Entry, right: Entry, *, exact: bool) -> bool:
-    """Say whether two plain values are the same; by meaning also as a number in float32 and as a tensor."""
+    """Return whether two plain values are equal; by meaning also as float32 numbers and as tensors."""
     first, second = (_comparable_value(entry, exact=exact) for entry in (left, right))
     if first == second:
         return exact is False or type(first) is type(second)
@@ -853,25 +865,25 @@ def _comparable_value(entry: Entry, *, exact: bool) -> Plain | tuple[str, Shape]
     return float(entry.array()) if not exact else (entry.dtype, entry.shape)
 
 
-# A live model beside a checkpoint, entry by entry: by their names, or by what would fill the model.
+# Alignment of a live model and a checkpoint: by name, or by what would fill the model.
 
-# What a live model has where a checkpoint has a format.
+# The `format` of a live model.
 LIVE = "live"
 
 
 def is_live(side: Any) -> bool:
-    """Say whether a side is neither a path nor a checkpoint that was opened."""
+    """Return whether a side is neither a path nor an opened checkpoint."""
     return not isinstance(side, str | os.PathLike | Checkpoint)
 
 
 def align_live_model(
     left: Any, right: Any, *, glob: str | None, by: str, layout: str | None, part: str | None
 ) -> CheckpointAlignment:
-    """Pair the tensors of a live model with those of a checkpoint, or of another live model.
+    """Pair the tensors of a live model with those of a checkpoint or of another live model.
 
-    `by` is "path", or "model": what would fill the model, of whatever framework, by the model's names;
-    "auto" is by path where the other side has all of the model's names, and by model where it lacks one, or
-    where a `part` or `layout` is named. Raise UsageError for what is no model.
+    `by` is "path", or "model" to pair the model's names with the entries that would fill it, from any
+    framework. "auto" pairs by path if the other side has all of the model's names, and by model if it
+    lacks one or if a `part` or `layout` is given. Raise UsageError for an object that is not a model.
     """
     if by not in (AUTO, "path", "model"):
         raise UsageError(f"a live model is not compared by {by}", hint="by path or by model")
@@ -891,7 +903,7 @@ def align_live_model(
         met = plan_model_fill(model, checkpoint, FillOptions(layout=layout, part=part))
         names, given = met.skeleton.names, met.given
         filled: Placed = {names[path]: (leaf, path) for path, leaf in met.values.items()}
-        # What the model has no place for keeps the name that it has in the checkpoint.
+        # Entries that the model has no place for keep their names from the checkpoint.
         unused = {path: given.names[path] for path in met.filling.unused}
         left_over = {f"{name} (in the checkpoint)": (given.tree[path], path) for path, name in unused.items()}
         stored = {**filled, **left_over}
@@ -904,7 +916,7 @@ def _live_side(model: LiveModel) -> DiffSide:
     return DiffSide(Checkpoint(model.title, LIVE, model.skeleton().tree, ()), None)
 
 
-# `diff`: what two checkpoints hold that is not the same, by path or, across frameworks, by meaning.
+# `diff`: differences between two checkpoints, by path or, across frameworks, by meaning.
 
 
 def diff(
@@ -918,14 +930,15 @@ def diff(
     part: str | None = None,
     progress: Progress = ignore_progress,
 ) -> Diff:
-    """Compare two checkpoints, or a checkpoint and a live model, a tensor of each side at a time.
+    """Compare two checkpoints, or a checkpoint and a live model, one tensor per side at a time.
 
-    A side is a path, an opened Checkpoint, or a torch.nn.Module, tf.Module or Keras model. `by` is "path",
-    "agent" (both must be agents that a layout knows; `layout` names that of the left one), "model" (what of
-    the checkpoint would fill the live model, as load_into fills it; `part` and `layout` as there) or "auto":
-    by meaning where the two are agents of different formats or layouts, by model where a live one has names
-    that the checkpoint lacks, else by path. `glob` keeps the entries whose path matches, `sort` says what
-    makes a change big. Raise what opening and reading raise, with the entry's path.
+    A side is a path, an opened Checkpoint, or a torch.nn.Module, tf.Module or Keras model. `by` is
+    "path", "agent" (layouts must recognise an agent on both sides; `layout` names the layout of the
+    left one), "model" (entries that would fill the live model, as load_into does; `part` and `layout`
+    as there) or "auto": by meaning if both are agents of different formats or layouts, by model if a
+    live model has names that the checkpoint lacks, else by path. `glob` keeps the entries whose path
+    matches, `sort` selects the measure of a change's size. Raise whatever opening and reading raise,
+    with the entry's path.
     """
     if sort not in get_args(Sort):
         raise UsageError(f"{sort!r} is not known", hint=suggest_choice(sort, get_args(Sort)))
@@ -943,7 +956,7 @@ def diff(
 def compare_alignment(
     found: CheckpointAlignment, sort: Sort = "abs", progress: Progress = ignore_progress
 ) -> Diff:
-    """Return what is not the same of what lies side by side; both sides are read, a tensor at a time."""
+    """Return the differences between aligned checkpoints; both are read, one tensor at a time."""
     changed = tuple(found.changes(progress))
     told = found.notes
     if found.by == "agent" and changed:

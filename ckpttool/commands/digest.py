@@ -1,4 +1,4 @@
-"""`digest`: the sha256 of every tensor and of the whole, with every checksum of the format verified."""
+"""`digest`: the sha256 of each tensor and of the whole checkpoint, with all format checksums verified."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ from ckpttool.core.text import compile_glob, no_match_error
 from ckpttool.core.tree import Leaf, Path, Record, Tree, ValueLeaf
 from ckpttool.formats.detect import open_checkpoint
 
-# What is smaller is hashed in less time than it takes to hand it to another thread.
+# Smaller tensors are hashed faster than they are handed to another thread.
 SHARED = 64 << 10
 
 
 @dataclass(frozen=True, slots=True)
 class TensorDigest:
-    """One tensor's digest: sha256 over its contiguous little-endian bytes.
+    """Digest of one tensor: sha256 of its contiguous little-endian bytes.
 
-    A string tensor's bytes are, for each element, its length as u64 and the element.
+    The bytes of a string tensor are, for each element, its length as u64 and the element.
     """
 
     path: str
@@ -51,8 +51,8 @@ class TensorDigest:
 class Digest:
     """All digests of a checkpoint.
 
-    `sha256` covers every tensor's key, type, shape and bytes, and every plain value, whatever their order
-    in the file.
+    `sha256` covers the key, type, shape and bytes of every tensor, and every plain value, independent
+    of their order in the file.
     """
 
     path: str
@@ -74,7 +74,7 @@ class Digest:
 
 @dataclass(frozen=True, slots=True)
 class DigestComparison:
-    """A digest beside a saved one: keys that differ, that only one side has, and whether all is equal."""
+    """Comparison with a saved digest: differing keys, keys of one side only, and whether all are equal."""
 
     digest: Digest
     different: tuple[str, ...]
@@ -84,9 +84,9 @@ class DigestComparison:
 
 
 def filter_digest(found: Digest, glob: str | None) -> Digest:
-    """Return the digest with those tensors alone whose path matches; `sha256` stays that of the whole.
+    """Return the digest with only the tensors whose path matches; `sha256` still covers the whole checkpoint.
 
-    Raise UsageError for a `glob` that no path matches.
+    Raise UsageError for a `glob` without a match.
     """
     keep = compile_glob(glob)
     kept = tuple(each for each in found.tensors if keep(each.path))
@@ -96,12 +96,15 @@ def filter_digest(found: Digest, glob: str | None) -> Digest:
 
 
 def digest(path: str, progress: Progress = ignore_progress) -> Digest:
-    """Read every tensor once; raise ChecksumError where the format's own checksum does not match."""
+    """Return all digests of the checkpoint at a path, reading every tensor once.
+
+    Raise ChecksumError if a checksum stored in the format does not match.
+    """
     return digest_checkpoint(open_checkpoint(path), progress)
 
 
 def digest_checkpoint(checkpoint: Checkpoint, progress: Progress = ignore_progress) -> Digest:
-    """Return the digest of a checkpoint that is already listed."""
+    """Return the digest of an opened checkpoint."""
     with WorkerThread() as lane:
         return combine_digests(
             checkpoint, map_tensors(checkpoint, lane, lambda _, leaf: hash_tensor(leaf), progress)
@@ -114,7 +117,7 @@ def map_tensors(
     work: Callable[[Path, Leaf], str],
     progress: Progress = ignore_progress,
 ) -> dict[Path, str]:
-    """Return what `work` makes of every tensor, here and in the lane; raise the first tensor's error."""
+    """Apply `work` to every tensor, here and in the worker thread; raise the error of the first tensor."""
     total = sum(leaf.nbytes for _, leaf in checkpoint.tree.tensors())
     done, notes = 0, _HashResults(checkpoint, work)
     for path, leaf in checkpoint.tree.tensors():
@@ -131,13 +134,13 @@ def map_tensors(
 
 
 class DigestRecorder:
-    """The digest of a checkpoint whose tensors somebody else reads: a lane hashes what was read.
+    """Computes a checkpoint's digest while other code reads its tensors; a worker thread hashes the data.
 
-    What nobody has read is read for the digest.
+    Tensors that no other code has read are read for the digest.
     """
 
     def __init__(self, checkpoint: Checkpoint, lane: WorkerThread) -> None:
-        """Make the same checkpoint once more, whose leaves tell what is read from them."""
+        """Create a copy of the checkpoint whose leaves report the data read from them."""
         self._silent, self._lane = checkpoint, lane
         self._heard: set[Path] = set()
         self._found: dict[Path, str] = {}
@@ -149,7 +152,7 @@ class DigestRecorder:
         self.checkpoint = replace(checkpoint, tree=Tree(leaves, tree.aliases, tree.containers))
 
     def hear(self, path: Path, data: Buffer) -> None:
-        """Take note of a tensor's bytes, which must not change any more."""
+        """Record the bytes of a tensor, which must not change afterwards."""
         if path in self._heard:
             return
         self._heard.add(path)
@@ -159,13 +162,13 @@ class DigestRecorder:
             self._lane.do(partial(self._note, path, data), len(data))
 
     def sha256(self, path: Path) -> str:
-        """Return the digest of a tensor that was read, once the lane has it."""
+        """Return the digest of a tensor that was read, waiting for the worker thread."""
         if path not in self._found:
             self._lane.wait()
         return self._found[path]
 
     def digest(self) -> Digest:
-        """Read the rest and return the digest; raise the first tensor's error."""
+        """Read the remaining tensors and return the digest; raise the error of the first tensor."""
         self._lane.wait()
         return combine_digests(self._silent, map_tensors(self._silent, self._lane, self._known))
 
@@ -178,7 +181,7 @@ class DigestRecorder:
 
 @dataclass(frozen=True, slots=True)
 class TeeSource:
-    """A source that tells what was read from it."""
+    """A source that reports the data read from it."""
 
     base: Source
     path: Path
@@ -191,12 +194,12 @@ class TeeSource:
         return data
 
     def sha256(self) -> str:
-        """Return the digest of what was read."""
+        """Return the digest of the data read."""
         return self.whom.sha256(self.path)
 
 
 class _HashResults:
-    """What is found out of each tensor, on whatever thread, or the error that says why not."""
+    """Results for each tensor, from any thread, or the error that prevented one."""
 
     def __init__(self, checkpoint: Checkpoint, work: Callable[[Path, Leaf], str]) -> None:
         self._checkpoint, self._work = checkpoint, work
@@ -204,7 +207,7 @@ class _HashResults:
         self.wrong: dict[Path, CkpttoolError] = {}
 
     def take(self, path: Path, leaf: Leaf) -> None:
-        """Do the work for one tensor."""
+        """Process one tensor."""
         try:
             self._found[path] = self._work(path, leaf)
         except CkpttoolError as error:
@@ -212,7 +215,7 @@ class _HashResults:
             self.wrong[path] = error.located(file=self._checkpoint.path, path=tree.names[path])
 
     def complete(self) -> dict[Path, str]:
-        """Return all that was found; raise the error of the first tensor that has one."""
+        """Return all results; raise the error of the first tensor that has one."""
         for path in self._checkpoint.tree:
             if path in self.wrong:
                 raise self.wrong[path]
@@ -220,9 +223,9 @@ class _HashResults:
 
 
 def combine_digests(checkpoint: Checkpoint, hashes: Mapping[Path, str]) -> Digest:
-    """Return the digest of a checkpoint whose every tensor's sha256 is known.
+    """Return the digest of a checkpoint from the sha256 of every tensor.
 
-    Raise ChangedError if a file is no longer what was listed: it may have changed under the reader.
+    Raise ChangedError if a file has changed since it was listed.
     """
     for file in checkpoint.files:
         file.require_unchanged()
@@ -250,7 +253,7 @@ def hash_tensor(leaf: Leaf) -> str:
 
 def _tensor_keys(checkpoint: Checkpoint, path: Path, leaf: Leaf) -> Iterator[tuple[str, str]]:
     yield checkpoint.tree.names[path], leaf.key
-    # A tensor that the owning framework lists under two keys is digested under both.
+    # A tensor that its framework lists under two keys has a digest for each.
     for alias in checkpoint.tree.aliases.get(path, ()):
         if alias.key is not None:
             yield checkpoint.tree.alias_name(alias), alias.key
@@ -274,7 +277,7 @@ def _value_texts(leaf: ValueLeaf) -> tuple[str, str]:
 
 
 def compare_with_saved(found: Digest, saved_file: str) -> DigestComparison:
-    """Compare with a digest saved by `digest --json`, or with the target digest of a sidecar."""
+    """Compare with a digest saved by `digest --json`, or with the target digest in a sidecar."""
     if not os.path.isfile(saved_file):
         raise NotFoundError("there is no such saved digest", file=saved_file)
     saved = text.load_json(saved_file, "the saved digest")

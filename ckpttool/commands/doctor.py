@@ -1,4 +1,4 @@
-"""Diagnose what an agent lacks."""
+"""Diagnose problems of a checkpoint and of its agent."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ from ckpttool.libraries.single_networks import recognize_single_policy
 from ckpttool.networks import live, live_trees
 from ckpttool.networks.worker import ModelSpec
 
-# What `doctor` says of a model beside a checkpoint: variables that no restore would fill, and why.
+# `doctor` findings for a model with a checkpoint: variables that no restore would fill, and why.
 
 _MODEL_MAX_SHOWN = 4
 
@@ -50,10 +50,10 @@ _MODEL_MAX_SHOWN = 4
 def examine_model(
     checkpoint: Checkpoint, model: Any, part: str | None, notes: list[str]
 ) -> Iterator[Finding]:
-    """Give what keeps the checkpoint, or its `part`, from filling a live model or the one that a Like names.
+    """Yield what prevents the checkpoint, or its `part`, from filling a live model or the model of a Like.
 
-    Of a live one also what its own framework's restore, which goes by names, would leave as it is, and what
-    saving it would leave out.
+    For a live model, also yield what its own framework's restore by name would leave unchanged, and
+    what saving it would omit.
     """
     target = model if isinstance(model, ModelSpec) else LiveModel(model)
     met = plan_model_fill(target, checkpoint, FillOptions(part=part))
@@ -83,9 +83,9 @@ def _unfilled_findings(met: ModelFillPlan) -> Iterator[Finding]:
 def _restore_findings(
     checkpoint: Checkpoint, target: LiveModel, part: str | None, met: ModelFillPlan
 ) -> Iterator[Finding]:
-    """Give what the framework's own save and restore would leave out.
+    """Yield what the framework's own save and restore would omit.
 
-    Keras on another backend saves whole models only, which have what they have.
+    Keras on another backend saves only whole models, which contain everything.
     """
     if target.framework != "torch" and not live_trees.is_trackable(target.model):
         return
@@ -109,14 +109,14 @@ def _restore_findings(
         yield Finding("model", sentence, "ckpttool.load_into(model, path) fills all of them")
 
 
-# `doctor`: what is wrong with a checkpoint, or will be when it is used, and the command that mends it.
+# `doctor`: problems of a checkpoint, now or when it is used, and the commands that fix them.
 
 _SHOWN = 8
 
 
 @dataclass(frozen=True, slots=True)
 class Diagnosis:
-    """All findings of a checkpoint; `notes` say what could not be looked at, or is only good to know."""
+    """All findings of a checkpoint; `notes` list checks that were not possible, and other information."""
 
     path: str
     format: str
@@ -148,13 +148,13 @@ def diagnose(
     model: Any = None,
     part: str | None = None,
 ) -> Diagnosis:
-    """Look at everything that can be looked at without playing: pickles, numbers, facts, the environment.
+    """Run all checks that need no playing: pickles, values, facts and the environment.
 
-    `env` is the environment that the agent is meant for; without it the one that its files name. `facts` are
-    what no file holds; where one holds something else, that is a finding. With a
-    `model`, a live one or a Like, also what of it nothing in the checkpoint fills; `part` takes what lies
-    below one path, or one network. Raise what opening and reading raise: a damaged file is no finding, it is
-    an error.
+    `env` is the intended environment; without it, the one in the agent's files is used. `facts` are
+    facts that no file contains; a file with another value is a finding. With a `model` (live, or a
+    Like), also report what the checkpoint does not fill in it; `part` selects the entries under one
+    path, or one network. Raise whatever opening and reading raise: a damaged file is an error, not a
+    finding.
     """
     if model is None and part is not None:
         raise UsageError("a part is for a model")
@@ -179,9 +179,9 @@ def diagnose(
 def examine_agent(
     checkpoint: Checkpoint, binding: RecognizedAgent | None, numbers: Stats, sha256: str
 ) -> Diagnosis:
-    """Return what is wrong with a checkpoint of which the agent, numbers and digest are known.
+    """Return the diagnosis of a checkpoint whose agent, values and digest are already known.
 
-    Nothing is read again, and no environment is made.
+    Nothing is read again, and no environment is created.
     """
     notes: list[str] = []
     findings = list(_static_findings(checkpoint, binding, numbers, notes))
@@ -208,14 +208,14 @@ def _static_findings(
     checkpoint: Checkpoint, binding: RecognizedAgent | None, numbers: Stats, notes: list[str]
 ) -> Iterator[Finding]:
     yield from _loading_findings(checkpoint, notes)
-    # A pickle of plain values may be anybody's settings.
+    # A pickle of plain values may be the settings of any program.
     yield from weightless_findings(checkpoint, values=checkpoint.format != "pickle")
     yield from _number_findings(numbers)
     yield from _orphan_slot_findings(checkpoint, binding)
 
 
 def _loading_findings(checkpoint: Checkpoint, notes: list[str]) -> Iterator[Finding]:
-    """Give what would run if the framework loaded the file."""
+    """Yield the code that would run if the framework loaded the file."""
     acting = asked.filter_verdict(checkpoint.asks, asked.CODE)
     fix = data_only_command(checkpoint.path)
     for each in acting[:_SHOWN]:
@@ -233,7 +233,7 @@ def _loading_findings(checkpoint: Checkpoint, notes: list[str]) -> Iterator[Find
 
 
 def _number_findings(numbers: Stats) -> Iterator[Finding]:
-    """Give what `stats` calls no good sign, the same sign of many tensors once."""
+    """Yield the bad signs that `stats` finds, each sign once for all its tensors."""
     tensors: dict[str, list[str]] = {}
     for each in numbers.tensors:
         for sign in each.signs:
@@ -245,7 +245,7 @@ def _number_findings(numbers: Stats) -> Iterator[Finding]:
 
 
 def _orphan_slot_findings(checkpoint: Checkpoint, binding: RecognizedAgent | None) -> Iterator[Finding]:
-    """Give the moments of weights that are not there: no restore has a variable for them."""
+    """Yield the optimizer moments of missing weights, which no restore can use."""
     owners = {} if binding is None else binding.of
     tree = checkpoint.tree
     alone = [
@@ -271,9 +271,9 @@ def _agent_findings(
     sha256: str | None = None,
     facts: AgentFacts = NO_FACTS,
 ) -> Iterator[Finding]:
-    """Give what running the checkpoint as an agent would lack, and what `place` says of its environment.
+    """Yield what is missing to run the checkpoint as an agent, and `place`'s findings on its environment.
 
-    Notes and the entries of the agent's ledger are added to the lists of `told`.
+    Notes and the agent's ledger entries are appended to the lists in `told`.
     """
     notes, entries = told
     if binding is None:
@@ -310,7 +310,7 @@ def _agent_findings(
 
 
 def _conversion_ledger(checkpoint: Checkpoint, sha256: str | None) -> LedgerEntries:
-    """Return the ledger that a conversion has: of the policy that the checkpoint is alone, or of a model."""
+    """Return the ledger of a conversion: of the checkpoint as a single policy, or of a model."""
     with contextlib.suppress(CkpttoolError):
         binding = recognize_single_policy(checkpoint)
         if binding is not None:
@@ -327,7 +327,7 @@ def _conversion_ledger(checkpoint: Checkpoint, sha256: str | None) -> LedgerEntr
 
 
 def _unused_entry_findings(entries: Iterable[LedgerEntry], bounds: str | None = None) -> Iterator[Finding]:
-    """Give a finding for each entry of the ledger that is not used; `bounds` says what gives the bounds."""
+    """Yield a finding for each unused ledger entry; `bounds` is the fix for missing action bounds."""
     for entry in entries:
         if entry.use in ("not used", "cannot be known"):
             fix = bounds if entry == sidecar.NO_BOUNDS else entry.hint
@@ -335,7 +335,7 @@ def _unused_entry_findings(entries: Iterable[LedgerEntry], bounds: str | None = 
 
 
 def _environment_findings(agent: Agent, env: str | None, notes: list[str]) -> Iterator[Finding]:
-    """Give what keeps the agent from playing, or has changed since it was trained."""
+    """Yield what prevents the agent from playing, or has changed since training."""
     known = agent.known.env or {}
     if env is None and not known.get("id"):
         notes.append("environment unknown; pass --env ID to check the agent against it")

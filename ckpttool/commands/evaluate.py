@@ -58,11 +58,11 @@ from ckpttool.networks.build import Shapes, fits_observations, layer_widths, pol
 from ckpttool.networks.network import Backend, Dtype, Network, stack_networks
 from ckpttool.version import __version__
 
-# What an environment was when a result came of it, and one number by which two such environments compare.
+# The environment of a result, and a hash by which two environments are compared.
 
 
 def collect_surroundings(spec: EnvSpec, engine: str) -> dict[str, Any]:
-    """Return the facts that decide what an action does: the task, its limits, what steps it, and where.
+    """Return the facts that decide the effect of an action: task, limits, simulator, versions and machine.
 
     Numbers are text, so that infinite bounds are the same in every document.
     """
@@ -82,22 +82,22 @@ def collect_surroundings(spec: EnvSpec, engine: str) -> dict[str, Any]:
 
 @functools.cache
 def _numpy_version() -> str:
-    # Looked up among the installed packages, and wanted for every evaluation of a sweep.
+    # Cached: the lookup among installed packages would be repeated for every evaluation of a sweep.
     return importlib.metadata.version("numpy")
 
 
 def hash_surroundings(facts: Mapping[str, Any]) -> str:
-    """Return the sha256 of such facts: equal for results that were measured in the same surroundings."""
+    """Return the sha256 of these facts: equal for results measured in the same surroundings."""
     return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
 
 
-# What an evaluation is: how agents are played, and what came of one.
+# Definition of an evaluation: how agents are played, and the results.
 
 _AT_ONCE = 16
 
 
 def parse_float_type(name: str) -> Dtype:
-    """Return the type that a policy computes in by its name; raise UsageError if it is none."""
+    """Return the policy dtype with this name; raise UsageError for an unknown one."""
     if name not in get_args(Dtype):
         raise UsageError("no policy computes in that type", expected=" or ".join(get_args(Dtype)), found=name)
     return cast(Dtype, name)
@@ -105,13 +105,13 @@ def parse_float_type(name: str) -> Dtype:
 
 @dataclass(frozen=True, slots=True)
 class Protocol:
-    """How to play: episode i is reset with `seed + i`; the policy always sees `num_envs` observations.
+    """How to play: episode i is reset with `seed + i`; the policy always receives `num_envs` observations.
 
-    `num_envs` None means as many as there are episodes, up to 16. `engine` is what steps the environments,
-    `noise` the deviation of exploration noise in half action ranges, None for the deterministic policy.
-    `adapter` is one of environments.ADAPTERS, None for what the policy's size decides. `wrappers` are the
-    training's environment wrappers, as `TimeLimit:max_episode_steps=100`, the first one innermost; None for
-    those that the agent's own files name.
+    `num_envs` None means one environment per episode, up to 16. `engine` selects the simulator engine.
+    `noise` is the standard deviation of exploration noise, in units of half the action range; None for
+    the deterministic policy. `adapter` is one of environments.ADAPTERS; None chooses by the policy's
+    size. `wrappers` are the environment wrappers of training, e.g. `TimeLimit:max_episode_steps=100`,
+    innermost first; None for those listed in the agent's own files.
     """
 
     episodes: int = 10
@@ -127,22 +127,22 @@ class Protocol:
     wrappers: tuple[str, ...] | None = None
 
     def __post_init__(self) -> None:
-        """Hold the wrappers as a tuple, which a document in JSON does not."""
+        """Convert the wrappers to a tuple, because JSON documents contain a list."""
         if self.wrappers is not None:
             object.__setattr__(self, "wrappers", tuple(self.wrappers))
 
     @property
     def at_once(self) -> int:
-        """The number of environments that are played at once."""
+        """The number of environments that are stepped together."""
         return self.num_envs or min(self.episodes, _AT_ONCE)
 
 
 @dataclass(frozen=True, slots=True)
 class EvaluationOptions:
-    """Which agents to restore and how to play them: what `evaluate`, `sweep` and films share.
+    """Which agents to restore and how to play them; shared by `evaluate`, `sweep` and videos.
 
-    `env` is a Gymnasium id, None for the one that the agent's own files name. `layout` None means the one
-    that is recognised. `facts` are what no file holds, such as the activations of a state_dict.
+    `env` is a Gymnasium id, None for the one in the agent's own files. `layout` None means the
+    recognised layout. `facts` are facts that no file contains, e.g. the activations of a state_dict.
     """
 
     env: str | None = None
@@ -151,19 +151,20 @@ class EvaluationOptions:
     facts: AgentFacts = NO_FACTS
 
     def restore(self, path: str) -> Agent:
-        """Restore the agent at `path`, with the network that the protocol plays."""
+        """Restore the agent at `path`, with the network selected by the protocol."""
         return restore_agent(path, self.layout, self.facts, self.protocol.network)
 
     def environment(self, agent: Agent) -> EvaluationEnvironment:
-        """Return where the agent plays; raise UsageError where nothing names an environment."""
+        """Return the environment to play in; raise UsageError if none is given or recorded."""
         return choose_environment(agent, self.env, self.protocol)
 
 
 @dataclass(frozen=True, slots=True)
 class Evaluation:
-    """One checkpoint's result; `versions` and `device` are those that computed it.
+    """Result of one checkpoint; `versions` and `device` are those used to compute it.
 
-    `stacked` is the number of checkpoints whose actions were computed together, 1 for one alone.
+    `stacked` is the number of checkpoints whose actions were computed together, 1 for a single
+    checkpoint.
     """
 
     checkpoint: str
@@ -177,16 +178,16 @@ class Evaluation:
     notes: tuple[str, ...]
     stacked: int = 1
     surroundings: Mapping[str, Any] = field(default_factory=dict)
-    """what the environment was (see `collect_surroundings`)"""
+    """description of the environment (see `collect_surroundings`)"""
 
     @property
     def assumed(self) -> tuple[str, ...]:
-        """The sentences of what was assumed."""
+        """The assumptions, as sentences."""
         return sidecar.assumption_sentences(self.ledger)
 
     @property
     def normalized(self) -> float | None:
-        """The mean as a normalised score, None where no reference scores are known."""
+        """The mean as a normalised score, None without reference scores for the environment."""
         known = find_reference_scores(self.env)
         return None if known is None else known.normalized(self.statistics.mean)
 
@@ -251,37 +252,37 @@ class Evaluation:
         }
 
 
-# `eval`: restore an agent, play it with fixed seeds, and report what was measured and what was assumed.
+# `eval`: restore an agent, play it with fixed seeds, and report results and assumptions.
 
-# The variance of what never changed, after the first of the running statistics' counts.
+# Variance that running statistics report for a constant value, because of their initial count.
 _CONSTANT = 1e-6
 
 
 @dataclass(frozen=True, slots=True)
 class EvaluationEnvironment:
-    """Where an agent plays: an environment's id, whether a person typed it, and how much the policy sees."""
+    """Environment of an agent: its id, whether a person typed it, and the policy's observation size."""
 
     env: str
     trusted: bool
     obs_dim: int
     adapter: str | None = None
     trained: str | None = None
-    """the environment that the agent's own files name"""
+    """the environment recorded in the agent's own files"""
     wrappers: str = ""
-    """as wrappers.serialize_wrappers writes them"""
+    """in the form of wrappers.serialize_wrappers"""
     arguments: str = ""
-    """what the environment is made with, as JSON"""
+    """arguments that create the environment, as JSON"""
 
     @property
     def identity(self) -> str:
-        """The environment with all that its files add to it: equal for equal places."""
+        """The environment id with the arguments and wrappers: equal for equal environments."""
         more = [each for each in (self.arguments, self.wrappers) if each not in ("", "[]")]
         return " ".join((self.env, *more))
 
     def make(
         self, num_envs: int, engine: str = "auto", *, device: str = "cpu", pictures: bool = False
     ) -> VectorEnv:
-        """Return that many environments; an id from a file may not import or name anything."""
+        """Create `num_envs` environments; an id from a file must not import a module."""
         options = environments.VectorEnvOptions(
             trusted=self.trusted,
             kwargs=json.loads(self.arguments) if self.arguments else None,
@@ -298,9 +299,9 @@ class EvaluationEnvironment:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PlayableAgent:
-    """An agent that is ready to play: its policy as a network, and what it was and was not made of.
+    """An agent ready to play: its policy network, and the ledger of what was and was not used.
 
-    It holds no open file and can be pickled, so that another process may play it.
+    It holds no open file and can be pickled, so that another process can play it.
     """
 
     checkpoint: str
@@ -311,7 +312,7 @@ class PlayableAgent:
 
     @property
     def assumed(self) -> tuple[str, ...]:
-        """The sentences of what was assumed."""
+        """The assumptions, as sentences."""
         return sidecar.assumption_sentences(self.ledger)
 
 
@@ -326,9 +327,9 @@ def evaluate(
 ) -> Evaluation:
     """Restore the agent at `path` and play it in `env` (a Gymnasium id; None: the sidecar's).
 
-    `facts` are what no file holds, such as the activations of a state_dict.
-    Raise UsageError when nobody names an environment, and EnvironmentMismatchError when the policy's
-    sizes are not the environment's.
+    `facts` are facts that no file contains, e.g. the activations of a state_dict. Raise UsageError if
+    no environment is given or recorded, and EnvironmentMismatchError if the policy's sizes do not match
+    the environment's.
     """
     how = protocol or Protocol()
     options = EvaluationOptions(env, how, layout, facts)
@@ -341,7 +342,7 @@ def evaluate(
 
 
 def require_backend(how: Protocol) -> None:
-    """Raise UsageError where the backend cannot play on a device: before a simulator is started."""
+    """Raise UsageError if the backend cannot play on a device, before a simulator is started."""
     if how.engine == DEVICE_ENGINE and not hasattr(plugins.find("backends", how.backend).load(), "device_of"):
         raise UsageError(
             f"the {DEVICE_ENGINE} engine needs a policy on tensors", found=how.backend, hint=HINT
@@ -349,7 +350,7 @@ def require_backend(how: Protocol) -> None:
 
 
 def choose_environment(agent: Agent, asked: str | None, how: Protocol) -> EvaluationEnvironment:
-    """Return where the agent plays: what was asked for, or what its own files name."""
+    """Return the environment to play in: the requested one, or the one in the agent's own files."""
     part = _policy_part(agent, how.network)
     known = agent.known.env or {}
     around = _choose_wrappers(agent, how)
@@ -360,7 +361,8 @@ def choose_environment(agent: Agent, asked: str | None, how: Protocol) -> Evalua
     inner = wrappers.inner_obs_dim(seen, acts, around)
     outfit: dict[str, Any] = {
         "adapter": how.adapter or _zero_forces_adapter(agent, asked or str(known.get("id")), inner),
-        # A person may have named another version's task to a conversion.
+        # The recorded id may come from a user, who may have named another version of the task in a
+        # conversion.
         "trained": known.get("id") if agent.known.is_read("env") else None,
         "wrappers": wrappers.serialize_wrappers(around),
         "arguments": json.dumps(known["arguments"], sort_keys=True) if known.get("arguments") else "",
@@ -377,12 +379,12 @@ def choose_environment(agent: Agent, asked: str | None, how: Protocol) -> Evalua
             file=agent.checkpoint.path,
             hint=environment_hint(agent, "eval", inner, acts),
         )
-    # gymnasium imports the module before a colon: a file may not ask for that.
+    # gymnasium imports the module before a colon; an id from a file must not trigger that.
     return EvaluationEnvironment(str(known["id"]), trusted=False, obs_dim=seen, **outfit)
 
 
 def _require_continuous(place: EvaluationEnvironment) -> None:
-    """Raise UnsupportedError if no policy here has the environment's actions, whatever else is missing."""
+    """Raise UnsupportedError for unsupported actions of the environment, before other problems."""
     try:
         place.make(1).close()
     except UnsupportedError:
@@ -392,7 +394,7 @@ def _require_continuous(place: EvaluationEnvironment) -> None:
 
 
 def environment_hint(agent: Agent, verb: str | None, obs_dim: int | None, action_dim: int) -> str:
-    """Return the option that names the environment, as a whole command of a verb, or the candidates."""
+    """Return the option that names the environment, as a full command of `verb`, or the candidates."""
     path = agent.checkpoint.path
     words = "/".join(path.rstrip("/").split("/")[-3:])
     found = environments.candidate_environments(words, obs_dim or 0, action_dim)
@@ -405,9 +407,9 @@ def environment_hint(agent: Agent, verb: str | None, obs_dim: int | None, action
 
 
 def _choose_wrappers(agent: Agent, how: Protocol) -> tuple[WrapperSpec, ...]:
-    """Return what wraps the environment: as given, else as the agent's own files name it.
+    """Return the environment wrappers: as given, else as recorded in the agent's own files.
 
-    Raise UsageError for a wrapper that is not known: what it does to an agent would be left out.
+    Raise UsageError for an unknown wrapper, because its effect on the agent would be missing.
     """
     found = restore.training_wrappers(agent.known)
     if how.wrappers is not None:
@@ -433,7 +435,7 @@ def _choose_wrappers(agent: Agent, how: Protocol) -> tuple[WrapperSpec, ...]:
 
 
 def _zero_forces_adapter(agent: Agent, env: str, size: int | None) -> str | None:
-    """Return the adapter of an agent whose statistics of observations show that contact forces were zeros."""
+    """Return the zero-forces adapter if the observation statistics show constant contact forces."""
     at = environments.contact_force_slice(env, size or 0)
     variances = (agent.known.obs_norm or {}).get("var", ())
     if at is None or len(variances) < at.stop:
@@ -449,7 +451,7 @@ def _wrapper_override_note(agent: Agent, how: Protocol) -> tuple[str, ...]:
 
 
 def prepare_agent(agent: Agent, place: EvaluationEnvironment, how: Protocol, spec: EnvSpec) -> PlayableAgent:
-    """Return the agent made ready for an environment; raise EnvironmentMismatchError if it does not fit."""
+    """Prepare the agent for an environment; raise EnvironmentMismatchError if it does not fit."""
     part = _policy_part(agent, how.network)
     front = agent.front(part.title)
     settings, assumed = derive_network_settings(agent, _fit_bounds(agent, part, front, spec))
@@ -479,11 +481,11 @@ def play_stacked(
     *,
     watch: Watch | None = None,
 ) -> tuple[Evaluation, ...]:
-    """Play entrants of one structure and one place, stacked, and return their evaluations in their order.
+    """Play agents of equal structure in one environment as a stack; return their evaluations in order.
 
-    The rows of `vector` are divided among them, so that each has its episodes on the same seeds. After
-    Ctrl-C those that finished no episode are left out. Raise UsageError where structures differ (see
-    network.stack_structure).
+    The rows of `vector` are divided among them, so that each plays its episodes on the same seeds.
+    After Ctrl-C, agents without a finished episode are omitted. Raise UsageError if structures differ
+    (see network.stack_structure).
     """
     backend = cast(Backend, plugins.find("backends", how.backend).load())
     policy = backend.build(stack_networks([entrant.network for entrant in entrants]), how.device)
@@ -522,7 +524,7 @@ def play_stacked(
 
 
 def collect_versions(backend: Backend, spec: EnvSpec) -> dict[str, str]:
-    """Return the versions of all that decides a result: ours, Python's, the environment's, the backend's."""
+    """Return the versions that determine a result: ckpttool, Python, the environment and the backend."""
     ours = {"ckpttool": __version__, "python": platform.python_version()}
     return {**ours, **spec.versions, **backend.versions()}
 
@@ -540,7 +542,7 @@ def _policy_part(agent: Agent, network: str) -> AgentNetwork:
 
 
 def _fit_bounds(agent: Agent, part: AgentNetwork, front: PolicyEncoder | None, spec: EnvSpec) -> ActionBounds:
-    """Return an environment's action bounds; raise EnvironmentMismatchError if the policy does not fit it."""
+    """Return the environment's action bounds; raise EnvironmentMismatchError if the policy does not fit."""
     obs_dim, act_dim = layer_widths(agent.tree, part)
     if front is None and list(spec.shapes) == [OBS]:
         return read_action_bounds(agent, (obs_dim, act_dim), spec)
@@ -560,9 +562,9 @@ def _format_shapes(shapes: Shapes) -> str:
 
 
 def read_action_bounds(agent: Agent, sizes: tuple[int, int], spec: EnvSpec) -> ActionBounds:
-    """Return an environment's action bounds; raise EnvironmentMismatchError if it has other sizes.
+    """Return the environment's action bounds; raise EnvironmentMismatchError if its sizes differ.
 
-    `sizes` are the policy's numbers of observations and of actions.
+    `sizes` are the policy's numbers of observations and actions.
     """
     obs_dim, act_dim = sizes
     if sizes != (spec.obs_dim, spec.action_dim):
@@ -579,7 +581,7 @@ def read_action_bounds(agent: Agent, sizes: tuple[int, int], spec: EnvSpec) -> A
 
 
 def _sizes_hint(spec: EnvSpec, obs_dim: int, act_dim: int) -> str | None:
-    """Return what may explain the policy's size: another task, a time feature, positions that were shown."""
+    """Return a possible reason for the policy's size: another task, a time feature or visible positions."""
     if act_dim == spec.action_dim and obs_dim > spec.obs_dim and "wrappers" not in spec.arguments:
         options = ["--wrapper TimeFeatureWrapper"] if obs_dim == spec.obs_dim + 1 else []
         if environments.positions_explain_size(spec.id, spec.obs_dim, obs_dim):
@@ -622,17 +624,17 @@ def _clipping_note(played: Rollout) -> tuple[str, ...]:
     return (f"{played.clipped} of {played.steps} actions were outside the bounds and were limited",)
 
 
-# Films of scored episodes: the same play once more, drawn, into a file that is whole or not there.
+# Videos of scored episodes: the same episodes replayed and rendered, into an atomically written file.
 
 WORDS = ("best", "worst", "median")
-_FPS = 30.0  # where the environment does not say
+_FPS = 30.0  # if the environment specifies no frame rate
 
 
 @dataclass(frozen=True, slots=True)
 class VideoEpisode:
-    """One filmed episode: the words that chose it, its return and steps, and the return that was scored.
+    """One recorded episode: the words that selected it, its return and steps, and the scored return.
 
-    `equal` says that return and steps are those that were scored, bit for bit.
+    `equal` is true if return and steps equal the scored ones, bit for bit.
     """
 
     episode: int
@@ -645,7 +647,7 @@ class VideoEpisode:
 
 @dataclass(frozen=True, slots=True)
 class EpisodeVideo:
-    """A file with episodes one after the other, a picture before the first step and one after each."""
+    """A video of consecutive episodes, with one frame before the first step and one after each step."""
 
     file: str
     checkpoint: str
@@ -656,7 +658,7 @@ class EpisodeVideo:
 
     @property
     def frames(self) -> int:
-        """The number of pictures that were drawn."""
+        """The number of rendered frames."""
         return sum(take.steps + 1 for take in self.takes)
 
     def document(self) -> dict[str, Any]:
@@ -685,12 +687,12 @@ class EpisodeVideo:
 def require_video_support(
     paths: Sequence[str], options: EvaluationOptions, target: str, wanted: Sequence[str] = ("0",)
 ) -> None:
-    """Raise unless a film can be made of one of these checkpoints: for asking before hours of playing.
+    """Raise an error unless one of these checkpoints can be recorded; call it before hours of playing.
 
-    `wanted` are episodes by number, or best, worst and median. Raise UsageError for what is none of them and
-    for a file that does not say how to write it, TargetExistsError for one that is there, MissingExtraError
-    and UnsupportedError where no picture can be drawn or written: one is drawn to know. Checkpoints that
-    cannot be played are not this function's to report.
+    `wanted` are episode numbers, or best, worst and median. Raise UsageError for any other word and for
+    a file name without a video format, TargetExistsError for an existing file, MissingExtraError and
+    UnsupportedError if frames cannot be rendered or encoded; one frame is rendered as a test.
+    Checkpoints that cannot be played are not reported here.
     """
     if _suffix(target) not in video.ENCODINGS:
         raise UsageError(
@@ -722,12 +724,12 @@ def record_video(
     options: EvaluationOptions,
     progress: Progress = ignore_progress,
 ) -> EpisodeVideo:
-    """Play what was scored once more and write the episodes that are wanted, in their order, to a new file.
+    """Replay a scored evaluation and write the `wanted` episodes, in their order, to a new file.
 
-    `options` are those of the evaluation. The policy sees the same batches, so that every step is repeated
-    bit for bit; VideoEpisode.equal says so. Where the score was computed otherwise (several checkpoints
-    stacked) it may not be. Raise as `require_video_support` does, and KeyboardInterrupt on Ctrl-C: then no
-    file is written.
+    `options` are those of the evaluation. The policy receives the same batches, so that every step is
+    repeated bit for bit, which VideoEpisode.equal records. A score that was computed differently
+    (several checkpoints stacked) may not be repeated exactly. Raise as `require_video_support` does,
+    and KeyboardInterrupt on Ctrl-C; in that case no file is written.
     """
     require_new(target, hint="take another name")
     options = dataclasses.replace(options, protocol=scored.protocol)
@@ -772,7 +774,7 @@ def _suffix(target: str) -> str:
 
 
 def _choose_episodes(wanted: Sequence[str], played: Rollout) -> dict[int, tuple[str, ...]]:
-    """Return the episodes' numbers in the order they were asked for, each once, with the words for it."""
+    """Return the episode numbers in the requested order, each once, with the words that selected it."""
     ranked = np.argsort(played.returns, kind="stable")
     named = {
         "best": int(np.argmax(played.returns)),
@@ -789,14 +791,14 @@ def _choose_episodes(wanted: Sequence[str], played: Rollout) -> dict[int, tuple[
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _VideoRecorder:
-    """An agent and environments that draw, where the play that was scored can be played again."""
+    """An agent and rendering environments that can replay a scored evaluation."""
 
     entrant: PlayableAgent
     vector: VectorEnv
     scored: Evaluation
 
     def take(self, number: int, words: tuple[str, ...], show: Show) -> VideoEpisode:
-        """Film one episode; a play for each, because those that are played at once would come interleaved."""
+        """Record one episode; each needs its own replay, because parallel episodes would be interleaved."""
         how, played = self.scored.protocol, self.scored.rollout
         title = ", ".join((f"episode {number}", *words))
         camera = Camera(self.vector, number, title, show)
@@ -806,12 +808,12 @@ class _VideoRecorder:
             steps, score = camera.frames - 1, float(played.returns[number])
             equal = camera.paid == score and steps == played.lengths[number]
             return VideoEpisode(number, words, camera.paid, steps, score, bool(equal))
-        # Only Ctrl-C ends a play before its last episode does.
+        # Only Ctrl-C ends a replay before its last episode ends.
         raise KeyboardInterrupt
 
 
 class _FrameCounter:
-    """Counts pictures on their way into a film, and remembers their size."""
+    """Counts frames written to a video, and records their size."""
 
     def __init__(self, progress: Progress, total: int) -> None:
         self.progress, self.total = progress, total

@@ -23,17 +23,17 @@ if TYPE_CHECKING:
     from ckpttool.libraries.schema import AgentMetadata, RecognizedAgent
 
 
-# Facts about an agent that a person gives because no file holds them: activations, action map, bounds.
+# Facts about an agent that a user supplies because no file contains them: activations, action map, bounds.
 
 GIVEN = "given"
-# What people call things that have another name here; both spellings mean the same function.
+# Synonyms of activation names; both spellings mean the same function.
 _ACTIVATION_SYNONYMS = {"swish": "silu", "leakyrelu": "leaky_relu", "none": "linear", "identity": "linear"}
 _HEADS = {"linear": "identity", "none": "identity", "squashed_gaussian": "affine"}
 _SCALED_TANH = ("tanh", "affine", "tanh_clip_affine")
 _MEAN = ("mean", "running_mean")
 _VAR = ("var", "running_var", "variance")
 _STD = ("std", "running_std")
-# Statistics of other things than observations, in the files of Stable-Baselines3 and others.
+# Names of statistics other than those of observations, in the files of Stable-Baselines3 and others.
 _OTHERS = ("ret", "ret_rms", "return", "returns", "reward", "reward_rms", "rewards", "value", "critic")
 # gymnasium/wrappers/stateful_observation.py and stable_baselines3/common/vec_env/vec_normalize.py.
 _EPSILON = 1e-8
@@ -43,15 +43,15 @@ _MAX_FLOAT32 = 3.4e38
 
 @dataclass(frozen=True, slots=True)
 class AgentFacts:
-    """What the checkpoint's files do not hold; a given fact wins over what they hold.
+    """Facts about an agent that its files do not contain; a given fact overrides a stored one.
 
     Args:
         activations: after the hidden layers; one name, or one for each hidden layer.
         head: how the last layer becomes an action (networks.build.HEADS).
         action_low: lower bound of each action, or one number for all.
         action_high: upper bound of each action, or one number for all.
-        obs_norm: a file with statistics of the observations, or `mean`, `var` and perhaps `epsilon`, `clip`.
-        env: the Gymnasium id of the environment that the agent was trained in.
+        obs_norm: a file with observation statistics, or `mean`, `var` and optionally `epsilon`, `clip`.
+        env: the Gymnasium id of the training environment.
 
     """
 
@@ -62,10 +62,10 @@ class AgentFacts:
     obs_norm: str | Mapping[str, Any] | None = None
     env: str | None = None
     known: Mapping[str, Any] = field(init=False, repr=False, compare=False, default_factory=dict)
-    """the facts that were given, checked, under the names of a sidecar"""
+    """the given facts, checked, under their sidecar names"""
 
     def __post_init__(self) -> None:
-        """Check every fact; raise UsageError for an unknown name, wrong bounds or wrong statistics."""
+        """Check every fact; raise UsageError for an unknown name, invalid bounds or invalid statistics."""
         low, high = _parse_bounds(self.action_low, self.action_high)
         found = {
             "activations": _parse_activations(self.activations),
@@ -82,7 +82,7 @@ class AgentFacts:
         return bool(self.known)
 
     def over(self, sidecar: Sidecar | None) -> Sidecar | None:
-        """Return the sidecar with these facts in the place of its own, None if there is nothing to return."""
+        """Return the sidecar with these facts in place of its own, None without facts and sidecar."""
         if not self.known:
             return sidecar
         base = sidecar or Sidecar("")
@@ -90,7 +90,7 @@ class AgentFacts:
         return replace(base, **self.known, provenance=provenance)
 
     def sized(self, hidden: int, actions: int) -> AgentFacts:
-        """Return the facts for a policy of these sizes; raise UsageError if there are too many or too few."""
+        """Return the facts for a policy of these sizes; raise UsageError for too many or too few values."""
         names = self.known.get("activations", ())
         if len(names) not in (0, 1, hidden):
             raise UsageError(
@@ -113,7 +113,7 @@ class AgentFacts:
         return sized
 
     def contradictions(self, read: Sidecar) -> Iterator[str]:
-        """Yield a sentence for each fact of which the checkpoint, or its sidecar, holds another value."""
+        """Yield a sentence for each fact that differs from the value in the checkpoint or its sidecar."""
         for name, value in self.known.items():
             theirs, origin = getattr(read, name), str(read.provenance.get(name, ""))
             if theirs is None or not origin or read.is_assumed(name):
@@ -121,7 +121,7 @@ class AgentFacts:
             if name == "activations" and len(value) == 1:
                 value = list(value) * len(theirs)
             if name == "head" and theirs == "unit_tanh" and value in _SCALED_TANH:
-                continue  # the model ends in tanh, and the program scales it
+                continue  # the model ends in tanh, and the program scales its output
             if name == "env":
                 value, theirs = value["id"], theirs.get("id")
             if value != theirs:
@@ -134,7 +134,7 @@ class AgentFacts:
 
 
 def add_environment(facts: AgentFacts | None, env: str | None) -> AgentFacts:
-    """Return the facts with the environment that was given apart from them."""
+    """Return the facts, with the separately given environment added."""
     if facts is None or not facts:
         return NO_FACTS if env is None else AgentFacts(env=env)
     if env is None or facts.env == env:
@@ -213,7 +213,7 @@ def _as_floats(values: float | Sequence[float]) -> list[float]:
 
 
 def parse_bounds(pair: tuple[str, str] | None) -> tuple[list[float], list[float]] | tuple[None, None]:
-    """Return the bounds that two words of a command line give: numbers, or lists of them with commas."""
+    """Return the bounds from two words of a command line: numbers, or comma-separated lists."""
     if pair is None:
         return None, None
     try:
@@ -226,7 +226,7 @@ def parse_bounds(pair: tuple[str, str] | None) -> tuple[list[float], list[float]
 
 
 def _parse_statistics(given: str | Mapping[str, Any]) -> dict[str, Any]:
-    """Return statistics of observations as a sidecar holds them; raise UsageError where there are none."""
+    """Return observation statistics in sidecar form; raise UsageError for missing or invalid ones."""
     import numpy as np
 
     file = given if isinstance(given, str) else None
@@ -321,7 +321,7 @@ def _read_statistics_json(file: str) -> dict[str, Any]:
 
 
 def _scalar_value(named: Mapping[tuple[str, ...], Leaf | ValueLeaf], at: tuple[str, ...]) -> Any:
-    """Return a number or a truth value, stored as one or as a tensor of one element."""
+    """Return a number or boolean, stored as a value or as a tensor with one element."""
     from ckpttool.core.tree import Leaf
 
     leaf = named.get(at)
@@ -334,12 +334,12 @@ def _scalar_value(named: Mapping[tuple[str, ...], Leaf | ValueLeaf], at: tuple[s
 NO_FACTS = AgentFacts()
 
 
-# Finds what could change an agent's numbers and was not used: tensors, settings, classes, side files.
+# Evidence that could change an agent's outputs but was not used: tensors, settings, classes, side files.
 #
-# One table (`VOCABULARY`) lists the names that observation statistics, bounds, activations, distributions,
-# wrappers and custom code have in programs. A tensor that has one number per observation and belongs to no
-# layer is evidence under any name. `stated` applies the settings of a checkpoint that overrule a library's
-# defaults. A setting that states what is used anyway is no entry.
+# One table (`VOCABULARY`) lists the names that programs use for observation statistics, bounds, activations,
+# distributions, wrappers and custom code. A tensor that has one number per observation and belongs to no
+# layer is evidence under any name. `apply_stored_settings` applies the checkpoint's settings that override a
+# library's defaults. A setting that matches the value in use is not reported.
 
 _OBSERVED = r"obs|observations?|states?|inputs?"
 _NOT_OBSERVED = (
@@ -385,7 +385,7 @@ VOCABULARY: Mapping[Topic, re.Pattern[str]] = {
         r"|(model|actor|network|policy|agent)(_(class|cls|type|name))?|_target_|class_path|class_name"
     ),
 }
-# Tensors beside the weights of a layer that what the layer computes depends on, or that replace them.
+# Tensors beside a layer's weights that the layer's output depends on, or that replace the weights.
 _WEIGHTS: Mapping[Topic, re.Pattern[str]] = {
     "low-rank weights": re.compile(r"lora\w*|dora\w*|lokr_\w+|hada_\w+|ia3_\w+|adapters?(_\w+)?"),
     "averaged weights": re.compile(
@@ -397,7 +397,7 @@ _WEIGHTS: Mapping[Topic, re.Pattern[str]] = {
     ),
     "running statistics": re.compile(r"(running|moving)_(mean|var|variance|std)"),
 }
-# Words in the names of files beside a checkpoint that hold statistics, and of those that hold settings.
+# Words in the names of statistics files beside a checkpoint, and of settings files.
 _STATISTICS_WORDS = re.compile(
     r"(vec_?)?norm(ali[sz](e|er|ation))?|vecnormali[sz]e|\w*rms|stats?|statistics|(z|mean_?std_?)?filter|scal(er|ing)"
     r"|whiten(ing)?|preproc(essor)?|running|mean|std|var|meanstd"
@@ -413,36 +413,36 @@ _SETTINGS_WORDS = re.compile(
 _SETTINGS_FILE = re.compile(r"(.+)\.(ya?ml|json|toml|txt|gin)", re.IGNORECASE)
 _NAMESPACE = re.compile(r"""(\w+)=('[^']*'|"[^"]*"|[^,()\[\]]+)""")
 _WORDS = re.compile(r"[^._\-\s]+")
-# Functions that are no ActivationName: a network with one of them computes something else.
+# Functions that are not an ActivationName: a network with one of them computes something else.
 _FOREIGN = frozenset(
     {"mish", "selu", "celu", "hardswish", "hardsigmoid", "hardtanh", "softsign", "relu6", "prelu", "rrelu"}
     | {"sin", "sine", "snake", "crelu", "glu", "geglu", "reglu", "swiglu", "simnorm", "logsigmoid", "softmax"}
     | {"hardshrink", "softshrink", "tanhshrink", "exponential", "squareplus", "threshold"}
 )
-# A limit or a unit of the observations: a program may have it without using it.
+# A limit or unit of the observations, which a program may contain without using it.
 _LIMIT = re.compile(
     rf"({_OBSERVED})_(low|high|min|max|lower|upper|bounds?|limits?|range|scales?|scaling|shift|offset|clip)"
     rf"|clip_({_OBSERVED})"
 )
-# Settings of layers other than the hidden ones of the policy.
+# Settings of layers other than the policy's hidden layers.
 _ELSEWHERE = re.compile(
     r"out|final|last|critic|value|vf_|qf?_|q_model|conv|post_fc|lstm|encoder|discrim|reward"
 )
-# Names of vectors that have one number per observation and are no statistics.
+# Names of vectors with one number per observation that are not statistics.
 _OBSERVATION = re.compile(
     r"space|last|next|init|reset|sample|dummy|example|mask|goal|buffer|memory|rollout|replay|dataset|batch|rng|seed"
     r"|optim|target|running_loss|history|log"
 )
-# Names of settings that are also usual names of modules.
+# Names of settings that are also common module names.
 _MODULE = re.compile(r"model|actor|network|policy|agent|(\w+_)?act|(\w+_)?head|ln|bn|skip|residuals?|o_?norm")
 _LAYER = frozenset(("weight", "bias", "kernel", "gamma", "beta", "w", "b", "weights", "biases"))
 _TANH = frozenset(("tanh", "affine", "unit_tanh", "tanh_clip_affine", "clip_tanh_affine"))
-# Modules whose classes the layouts know; another one's is code that is not run.
+# Modules whose classes the layouts know; a class of another module is custom code that is not run.
 _LIBRARIES = re.compile(
     "stable_baselines3?|sb3_contrib|torch|tensorflow|keras|tf_keras|numpy|gymnasium|gym|builtins|collections|ray"
     "|rllib|d3rlpy|tianshou|skrl|rsl_rl|acme|sonnet|tf_agents|typing|functools"
 )
-# Words of the names of classes that are chains of layers in every library; any other word is code.
+# Words of class names that are plain chains of layers in every library; any other word means custom code.
 _PLAIN_WORDS = re.compile(
     r"actor|critic|policy|net|network|model|agent|module|mlp|mlps|fc|cnn|lstm|gru|rnn|recurrent|multi"
     r"|input|linear|deterministic|squashed|tanh|gaussian|diag|independent|normal|stochastic|probabilistic"
@@ -453,7 +453,7 @@ _PLAIN_WORDS = re.compile(
     r"|fast|main|target|old|new|box|s|d|p|g|r|l|a|c|2|3"
 )
 _HUMPS = re.compile(r"[A-Z]+(?=[A-Z][a-z])|[A-Z]?[a-z]+|[A-Z]+|\d+")
-# Names of networks that add, gate or attend, however they are spelled.
+# Names of networks that add, gate or attend, in any spelling.
 _JOINED = re.compile(
     r"(^|_)(res(idual|net|_?mlp|_?block)s?|simba|d2rl|gated|transformer|attention|gtrxl|siren)(_|$|\d)"
 )
@@ -466,12 +466,12 @@ _NO_ROLE = re.compile(
 _OF_OBSERVATIONS: Topic = "observation statistics"
 _MOST_FILES, _MOST_OPENED, _LARGEST = 2_000, 40, 1 << 20
 _NUMBER = re.compile(r"[-+]?(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?")
-_MOST = 12  # entries of one topic
+_MOST = 12  # maximum number of entries per topic
 _NOTHING = (None, False, "", 0, "none", "None", "NoFilter", "null", "{}", "[]", "identity")
 
 
 class AgentEvidence(NamedTuple):
-    """One thing whose name is in the vocabulary: a tensor, or a plain value."""
+    """One piece of evidence whose name is in the vocabulary: a tensor or a plain value."""
 
     what: Topic
     name: str
@@ -486,7 +486,7 @@ class AgentEvidence(NamedTuple):
 
 
 def classify_topic(name: str) -> Topic | None:
-    """Return what a tensor or setting of that name is about, None for a name of another meaning.
+    """Return the topic of a tensor or setting by its name, None for any other name.
 
     The last words decide: `ppo/obs_rms/mean` is about observations because of `obs_rms`.
     """
@@ -509,8 +509,8 @@ def unused_entries(
     """Yield an entry for each piece of evidence that no part of the restored agent uses.
 
     Args:
-        checkpoint: what was opened; files beside it are read where they are small.
-        binding: how a layout recognised the agent.
+        checkpoint: the opened checkpoint; small files beside it are read.
+        binding: the recognised agent.
         known: the facts that the agent is played with.
         widths: the numbers of observations and actions of the policy.
 
@@ -530,9 +530,9 @@ def unconverted_entries(
     """Return an entry for each piece of evidence that the conversion of a model does not write.
 
     Args:
-        checkpoint: what is converted; files beside it are read where they are small.
-        written: the names of its entries that the target holds.
-        kept: the names of those that only the target's sidecar holds.
+        checkpoint: the converted checkpoint; small files beside it are read.
+        written: the names of its entries that the target contains.
+        kept: the names of the entries that only the target's sidecar contains.
 
     """
     matrices = (
@@ -555,7 +555,7 @@ def unconverted_entries(
 
 
 def _unconverted_evidence(tree: Tree, use: _ConversionUsage, kept: Collection[str]) -> Iterator[LedgerEntry]:
-    """Yield what a checkpoint holds beside a model: an entry for the tensors of one module, or a value."""
+    """Yield evidence in a checkpoint outside its model: one entry per module of tensors, or per value."""
     from ckpttool.core.tree import Leaf
 
     modules: set[str] = set()
@@ -574,9 +574,9 @@ def _unconverted_evidence(tree: Tree, use: _ConversionUsage, kept: Collection[st
 
 
 def _module_evidence(tree: Tree, written: Collection[str]) -> Iterator[LedgerEntry]:
-    """Yield the averages, low-rank parts, scales and running statistics that are not written, by module.
+    """Yield averages, low-rank weights, scales and running statistics that are not written, by module.
 
-    They decide where the module that they belong to is written without them.
+    They are decisive if the module that they belong to is written without them.
     """
     found: dict[tuple[Topic, str], dict[str, Leaf]] = {}
     modules = _parent_modules(written)
@@ -593,14 +593,14 @@ def _module_evidence(tree: Tree, written: Collection[str]) -> Iterator[LedgerEnt
     for (what, module), leaves in found.items():
         owned = module in modules
         if what == "running statistics" and not owned:
-            continue  # a normaliser's of its own
+            continue  # belongs to a separate normaliser
         name, leaf = next(iter(leaves.items()))
         value = f"{leaf.dtype}{list(leaf.shape)}" if len(leaves) == 1 else f"{len(leaves)} tensors"
         yield LedgerEntry("not used", what, value, name, decides=owned and what != "averaged weights")
 
 
 def _is_of_layer(name: str, names: Collection[str]) -> bool:
-    """Say whether a tensor is a running statistic of a layer, a batch norm, that has weights as well."""
+    """Return whether a tensor is a running statistic of a layer (a batch norm) that also has weights."""
     module, _, last = name.replace(".", "/").rpartition("/")
     pattern = _WEIGHTS["running statistics"]
     if not pattern.fullmatch(last.lower()):
@@ -615,15 +615,16 @@ def _is_of_layer(name: str, names: Collection[str]) -> bool:
 
 
 def _parent_modules(names: Collection[str]) -> frozenset[str]:
-    """Return all modules above the tensors of these names, the outermost as an empty name."""
+    """Return all modules above the tensors with these names, the root as an empty name."""
     split = (name.replace(".", "/").split("/") for name in names)
     return frozenset("/".join(each[:number]) for each in split for number in range(len(each)))
 
 
 class _ConversionUsage(NamedTuple):
-    """What the conversion of a model writes, to compare evidence with.
+    """The entries that the conversion of a model writes, to compare evidence with.
 
-    `extents` are those of matrices, `normalised` says whether statistics of observations are written.
+    `extents` are the dimensions of matrices; `normalised` is true if observation statistics are
+    written.
     """
 
     written: frozenset[str]
@@ -632,7 +633,7 @@ class _ConversionUsage(NamedTuple):
 
     @property
     def observed(self) -> Collection[int]:
-        """The numbers of values that may be one observation: the extents of matrices."""
+        """The possible observation sizes: the dimensions of matrices."""
         return self.extents
 
     @property
@@ -641,11 +642,11 @@ class _ConversionUsage(NamedTuple):
         return ()
 
     def hint(self, file: str | None) -> str:
-        """Return what to do about statistics that are not used."""
+        """Return the fix for unused statistics."""
         return f"apply {file or 'them'} to the inputs of the model: the target does not hold them"
 
     def entry(self, found: AgentEvidence, where: str, file: str | None = None) -> LedgerEntry | None:
-        """Return the entry of one piece of evidence, None where the weights do not depend on it."""
+        """Return the entry for one piece of evidence, None if the weights do not depend on it."""
         from ckpttool.core.tree import Leaf
 
         leaf = found.leaf
@@ -673,7 +674,7 @@ def _limit_per_topic(entries: Iterator[LedgerEntry]) -> Iterator[LedgerEntry]:
 
 
 class _PolicyUsage(NamedTuple):
-    """What the agent is played with, to compare settings with."""
+    """The facts that the agent is played with, to compare settings with."""
 
     known: Sidecar
     binding: RecognizedAgent
@@ -681,15 +682,15 @@ class _PolicyUsage(NamedTuple):
 
     @property
     def normalised(self) -> bool:
-        """Whether a file or a person states how observations are normalised, or that they are not."""
+        """Whether a file or a person specifies how observations are normalised, or that they are not."""
         stated = "norm" in self.binding.facts.said or "obs_norm" in self.known.provenance
-        # What a layout misses for certain is in the ledger already.
+        # Statistics that a layout certainly lacks are in the ledger already.
         missing = any(each.decides and each.what == _OF_OBSERVATIONS for each in self.binding.facts.lacks)
         return stated or missing or self.known.obs_norm is not None
 
     @property
     def observed(self) -> Collection[int]:
-        """The number of observations of the policy."""
+        """The observation size of the policy."""
         return (self.widths[0],)
 
     @property
@@ -698,16 +699,16 @@ class _PolicyUsage(NamedTuple):
         return self.binding.facts.said.values()
 
     def hint(self, file: str | None) -> str:
-        """Return what to do about statistics that are not used."""
+        """Return the fix for unused statistics."""
         return f"--obs-norm {shlex.quote(file)}" if file else "--obs-norm FILE with mean and var applies them"
 
     def uses(self, fact: str) -> bool:
-        """Return whether the agent is played with the value of a fact that its files state."""
+        """Return whether the agent is played with the value of a fact from its files."""
         name = {"norm": "obs_norm", "hidden": "activations", "action_high": "action_low"}.get(fact, fact)
         return name not in ("activations", "action_low") or self.known.is_read(name)
 
     def entry(self, found: AgentEvidence, where: str, file: str | None = None) -> LedgerEntry | None:
-        """Return the entry of one piece of evidence, None where it changes nothing or is used."""
+        """Return the entry for one piece of evidence, None if it has no effect or is used."""
         from ckpttool.core.tree import Leaf
 
         judge = {
@@ -736,14 +737,14 @@ class _PolicyUsage(NamedTuple):
             return self._scale(found, float(value), where)
         if self.normalised or _is_empty(value) or not isinstance(value, bool | str):
             return None
-        # A truth value or a filter's name; other texts are names of files and columns.
+        # A boolean or a filter's name; other texts are names of files and columns.
         if isinstance(value, str) and not re.search(r"filter|norm|true", value, re.IGNORECASE):
             return None
         hint = "--obs-norm FILE gives the statistics; without normalisation in training this setting is wrong"
         return _entry(found, where, decides=True, hint=hint)
 
     def _scale(self, found: AgentEvidence, value: float, where: str) -> LedgerEntry | None:
-        """Return the entry of a number that observations are multiplied with or limited to."""
+        """Return the entry for a number that scales or limits observations."""
         last = _last_word(found.name)
         norm = self.known.obs_norm
         if "clip" in last:
@@ -760,7 +761,8 @@ class _PolicyUsage(NamedTuple):
 
         value = found.plain
         if isinstance(found.leaf, Leaf):
-            # Buffers of an action's map are moved by layouts; others are of one number per action, or of one.
+            # Layouts move the buffers of an action map; other buffers have one number per action, or one in
+            # total.
             if found.leaf.size not in (1, self.widths[1]):
                 return None
             return _entry(found, where, decides=self.known.action_low is None and self._is_assumed("head"))
@@ -771,7 +773,7 @@ class _PolicyUsage(NamedTuple):
         stated = [*(self.known.action_low or ()), *(self.known.action_high or ())]
         if any(abs(abs(value) - abs(each)) <= 1e-6 * max(1.0, abs(each)) for each in stated):
             return None
-        # With a lower bound of another size the actions are others; an upper one may be a unit.
+        # A different lower bound changes the actions; a different upper one may be a unit.
         lower = re.search(r"(^|_)(min|low)(_|$)", re.split(r"[/.]", found.name.lower())[-1])
         return _entry(found, where, decides=lower is not None)
 
@@ -782,7 +784,7 @@ class _PolicyUsage(NamedTuple):
         from ckpttool.networks.network import ActivationName
 
         name, used = _activation_name(found.plain), set(self.known.activations or ())
-        # What follows the last layer is the action's map; what belongs to other networks is not played.
+        # A function after the last layer is the action map; settings of other networks are not played.
         if name is None or not used or name in used or _ELSEWHERE.search(found.name.lower()):
             return None
         hint = f"--activation {name}" if name in get_args(ActivationName) else None
@@ -813,7 +815,7 @@ class _PolicyUsage(NamedTuple):
         kinds = {layer.kind for part in self.binding.parts for layer in part.layers}
         normed = "norm" in name or _last_word(name).removeprefix("use_") in ("ln", "bn")
         if "dropout" in name or (normed and ("layer_norm" in kinds or self.binding.fronts)):
-            return None  # dropout does nothing when an agent is played
+            return None  # dropout is inactive when an agent is played
         return _entry(found, where, decides=value is True and "critic" not in name)
 
     def _wrapper(self, found: AgentEvidence, where: str, _: str | None) -> LedgerEntry | None:
@@ -850,17 +852,17 @@ class _PolicyUsage(NamedTuple):
         if "." not in name:
             return _entry(found, where, decides=True) if _is_own_class(last, name.strip("'\"")) else None
         if re.search(r"[/\\\s]", name) or not re.fullmatch(r"\W*(class\s|function\s)?.*\.[A-Z]\w*\W*", name):
-            return None  # a file's name, a version
+            return None  # a file name or a version
         module = re.sub(r"^\W*(class|function)?\s*['\"]?", "", name).partition(".")[0]
         if _LIBRARIES.fullmatch(module):
             return None
-        # A configuration builds everything by such names, a plain agent of the program's own too.
+        # Configurations create all objects by such names, also a program's own plain agent.
         plain = last in ("_target_", "class_path") and _is_plain(_HUMPS.findall(name.rpartition(".")[2]))
         return _entry(found, where, decides=not plain)
 
 
 def _has_role(setting: str, class_: str) -> bool:
-    """Return whether a class is that of a policy or a part of one, by its own name or by its setting's."""
+    """Return whether a class is a policy or a part of one, by its own name or by its setting's name."""
     words = _HUMPS.findall(class_.rpartition(".")[2])
     owners = [each for each in re.split(r"[/.]", setting.lower())[:-1] if not each.isdigit()][-2:]
     if any(map(_NO_ROLE.search, owners)) or _NO_ROLE.search(class_.lower()):
@@ -873,16 +875,16 @@ def _is_plain(words: Sequence[str]) -> bool:
 
 
 def _is_own_class(setting: str, name: str) -> bool:
-    """Return whether a name without a module is that of a class or a kind of network that no library has."""
+    """Return whether a name without a module is a class or kind of network that no library contains."""
     if not re.fullmatch(r"[A-Za-z_]\w*", name):
         return False
     if _JOINED.search(re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", name).lower()):
         return True
     words = _HUMPS.findall(name)
     if not name[0].isupper() or len(words) < 2 or name.isupper():
-        return False  # an algorithm, or a word of the program's own
+        return False  # an algorithm, or a word of the program itself
     foreign = not _is_plain(words)
-    # What is called model_name may be the name of a run.
+    # model_name may be the name of a run.
     role = _ROLES.fullmatch(words[-1].lower()) is not None
     return foreign and (role or not re.fullmatch("(model|agent)(_.*)?|.*_(name|type)", setting))
 
@@ -906,7 +908,7 @@ def _is_empty(value: Plain) -> bool:
 
 
 def _activation_name(value: Plain) -> str | None:
-    """Return the activation that a setting names, None for anything else."""
+    """Return the activation named by a setting, None for anything else."""
     from ckpttool.core.tree import Record
     from ckpttool.networks.network import ActivationName
 
@@ -919,7 +921,7 @@ def _activation_name(value: Plain) -> str | None:
 
 
 def _squashes(value: Plain, last: str) -> str | None:
-    """Return the function behind a policy's last layer by the setting of that name, None if it names none."""
+    """Return the function after a policy's last layer as named by a setting, None if it names none."""
     from ckpttool.core.tree import Record
 
     if isinstance(value, bool):
@@ -937,12 +939,12 @@ def _is_limit(found: AgentEvidence) -> bool:
 
 
 def _last_word(name: str) -> str:
-    """Return the last segment of a name that is no number, in lower case."""
+    """Return the last non-numeric segment of a name, in lower case."""
     return [each for each in re.split(r"[/.]", name.lower()) if each and not each.isdigit()][-1]
 
 
 def _checkpoint_evidence(tree: Tree, binding: RecognizedAgent, facts: _PolicyUsage) -> Iterator[LedgerEntry]:
-    """Yield what the checkpoint itself holds: an entry for the tensors of one module, one for each value."""
+    """Yield evidence in the checkpoint itself: one entry per module of tensors, one per value."""
     from ckpttool.core.tree import Leaf
 
     taken = _agent_entries(binding)
@@ -973,7 +975,7 @@ def _checkpoint_evidence(tree: Tree, binding: RecognizedAgent, facts: _PolicyUsa
 
 
 def _agent_entries(binding: RecognizedAgent) -> set[Path]:
-    """Return the entries of the checkpoint that the agent consists of."""
+    """Return the checkpoint entries that the agent consists of."""
     fronts = {move.source for front in binding.fronts.values() for move in front.moves}
     return {move.source for move in binding.moves.moves} | binding.consumed | fronts
 
@@ -981,7 +983,7 @@ def _agent_entries(binding: RecognizedAgent) -> set[Path]:
 def _per_observation(
     tree: Tree, taken: Collection[Path], stated: Collection[str], widths: tuple[int, int]
 ) -> Iterator[LedgerEntry]:
-    """Yield an entry for tensors that have one number per observation and belong to no layer."""
+    """Yield an entry for each tensor outside layers that has one number per observation."""
     from ckpttool.core.tree import Leaf
     from ckpttool.libraries import schema
 
@@ -1001,17 +1003,17 @@ def _per_observation(
         numbers = leaf.array()
         first = numbers.reshape(-1)[0]
         if (numbers == first).all() and float(abs(first)) in (0, 1, math.inf):
-            continue  # a mean of zeros, deviations of one, no limits
+            continue  # zero means, unit deviations or infinite limits have no effect
         hint = "--obs-norm FILE with mean and var applies them, if they are statistics of observations"
         found = AgentEvidence("observation statistics", name, leaf)
         yield _entry(found, name, decides=obs != actions, hint=hint)
 
 
 def apply_stored_settings(binding: RecognizedAgent, tree: Tree, actions: int) -> RecognizedAgent:
-    """Return the binding with the activation and the action bounds that the checkpoint's own settings state.
+    """Return the binding with the activation and action bounds from the checkpoint's own settings.
 
-    They overrule a library's defaults, not what the layout itself reads. Settings that contradict each other
-    are left for the ledger.
+    They override a library's defaults, but not facts that the layout itself reads. Contradictory
+    settings are left for the ledger.
     """
     from ckpttool.core.tree import ValueLeaf
     from ckpttool.libraries.schema import NO_LAYOUT
@@ -1041,7 +1043,7 @@ def apply_stored_settings(binding: RecognizedAgent, tree: Tree, actions: int) ->
 
 
 def _small_numbers(leaf: Leaf | ValueLeaf, most: int) -> list[float]:
-    """Return a number, or a small tensor's numbers."""
+    """Return a single number, or the numbers of a small tensor."""
     from ckpttool.core.tree import Leaf
 
     if isinstance(leaf, Leaf):
@@ -1104,7 +1106,7 @@ def _used_tensors(binding: RecognizedAgent) -> Collection[str]:
 
 
 def _folder_evidence(checkpoint: Checkpoint, facts: _PolicyUsage | _ConversionUsage) -> Iterator[LedgerEntry]:
-    """Yield what files in the checkpoint's folder hold: statistics, and settings."""
+    """Yield evidence in files in the checkpoint's folder: statistics and settings."""
     if filesystem.find_store(checkpoint.path) is not None:
         return
     folder = os.path.dirname(filesystem.abspath(checkpoint.path))
@@ -1130,7 +1132,7 @@ def _folder_evidence(checkpoint: Checkpoint, facts: _PolicyUsage | _ConversionUs
         if name in own or os.path.basename(name).startswith(".") or opened >= _MOST_OPENED:
             continue
         if name.endswith(sidecar.SUFFIX):
-            continue  # what another checkpoint's conversion recorded, or one of other weights
+            continue  # record of another checkpoint's conversion, or of other weights
         words = [*_WORDS.findall(os.path.basename(name).lower()), *_WORDS.findall(os.path.dirname(name))]
         is_statistics = _STATISTICS_FILE.fullmatch(name.lower()) and any(
             map(_STATISTICS_WORDS.fullmatch, words)
@@ -1148,7 +1150,7 @@ def _folder_evidence(checkpoint: Checkpoint, facts: _PolicyUsage | _ConversionUs
 
 
 def _list_folder(folder: str, unread: list[str]) -> list[str]:
-    """Return the names in a folder; one that cannot be listed is added to `unread`."""
+    """Return the names in a folder; a folder that cannot be listed is added to `unread`."""
     try:
         return sorted(os.listdir(folder))[:_MOST_FILES]
     except FileNotFoundError:
@@ -1161,15 +1163,15 @@ def _list_folder(folder: str, unread: list[str]) -> list[str]:
 def _statistics_file(
     file: str, name: str, checkpoint: Checkpoint, facts: _PolicyUsage | _ConversionUsage
 ) -> Iterator[LedgerEntry]:
-    """Yield the entry of a file of statistics; one that is of this very policy has its number of values."""
+    """Yield the entry for a statistics file; one that belongs to this policy has its number of values."""
     sizes = _statistics_sizes(file)
     if facts.normalised or sizes is None:
-        return  # those that are used are another file's, or the command line's
+        return  # the statistics in use come from another file or from the command line
     observed = set(facts.observed)
     fits = not observed.isdisjoint(sizes)
     base = os.path.basename(name).lower()
     if _NORMALISER_FILE.search(base) is None:
-        # Any program's `stats.json`: it counts if it has a mean and a deviation of each observation.
+        # A `stats.json` of any program counts only if it has a mean and a deviation of each observation.
         fits = fits and (
             any(sizes.count(width) > 1 for width in observed) or base.endswith((".npy", ".csv", ".txt"))
         )
@@ -1186,7 +1188,7 @@ def _statistics_file(
 
 
 def _statistics_sizes(file: str) -> Sequence[int] | None:
-    """Return the sizes of a file's rows of numbers, none if it cannot be read; None for a network."""
+    """Return the lengths of a file's number rows, empty if it cannot be read; None for a network."""
     from ckpttool.formats.detect import open_checkpoint
 
     try:
@@ -1204,14 +1206,14 @@ def _statistics_sizes(file: str) -> Sequence[int] | None:
             return ()
         tensors = [leaf for _, leaf in tree.tensors()]
         if any(sum(extent > 1 for extent in leaf.shape) > 1 for leaf in tensors):
-            return None  # a matrix: another checkpoint
+            return None  # a matrix means another checkpoint
         return [leaf.size for leaf in tensors if leaf.size > 1]
     except (CkpttoolError, OSError):
         return ()
 
 
 def _text_sizes(file: str) -> Sequence[int] | None:
-    """Return the numbers of rows and columns of a small table of numbers, None for another text."""
+    """Return the row lengths and the row count of a small table of numbers, None for any other text."""
     with open(file, encoding="utf-8", errors="replace") as source:
         lines = source.read(1 << 16).splitlines()
     rows = [line.replace(",", " ").replace(";", " ").split() for line in lines if line.strip()]
@@ -1222,7 +1224,7 @@ def _text_sizes(file: str) -> Sequence[int] | None:
 
 
 def _namespace(file: str) -> dict[str, str] | None:
-    """Return the arguments of a file of text that is the representation of a Namespace, None for another."""
+    """Return the arguments in a text file with the repr of a Namespace, None for any other text."""
     with open(file, encoding="utf-8", errors="replace") as source:
         text = source.read(1 << 16).strip()
     if not re.match(r"\w*(Namespace|Args|Config)\(", text):
@@ -1231,7 +1233,7 @@ def _namespace(file: str) -> dict[str, str] | None:
 
 
 def _settings_file(file: str, name: str, facts: _PolicyUsage | _ConversionUsage) -> Iterator[LedgerEntry]:
-    """Yield the settings of a file beside the checkpoint that state something else than what is used."""
+    """Yield the settings in a file beside the checkpoint that differ from the values used."""
     from ckpttool.formats import common
 
     try:
@@ -1252,7 +1254,7 @@ def _settings_file(file: str, name: str, facts: _PolicyUsage | _ConversionUsage)
         else:
             tree = common.read_yaml(file)
     except (CkpttoolError, OSError, ValueError, TypeError, RecursionError):
-        return  # the name is anybody's
+        return  # any program may use this file name
     for path, leaf in tree.items():
         shown = "/".join(str(step.value) for step in path)
         what = classify_topic(shown)

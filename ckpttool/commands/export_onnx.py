@@ -53,9 +53,9 @@ from ckpttool.networks.build import UNBOUNDED, NetworkSettings, layer_widths
 from ckpttool.networks.network import Dense, LayerNorm, Network
 from ckpttool.version import __version__
 
-# Says what an exported file holds: which leaves and facts went into it, and what its parts are called.
+# Contents of an exported file: the entries and facts in it, and the names of its parts.
 
-# A statistic or a bound becomes numbers of the arithmetic before or after the layers.
+# A statistic or bound that becomes constants of the arithmetic before or after the layers.
 FOLDED = "folded"
 _FACTS = ("obs_dim", "action_low", "action_high", "head", "activations")
 
@@ -63,9 +63,9 @@ _FACTS = ("obs_dim", "action_low", "action_high", "head", "activations")
 def build_export_report(
     agent: Agent, part: AgentNetwork, facts: Sidecar, assumed: tuple[str, ...]
 ) -> MappingReport:
-    """Return what goes into the file, under its canonical name, and a note on all that does not.
+    """Report the exported entries, under their canonical names, with a note on the other entries.
 
-    What belongs to other networks and to training is not missing from an export, so nothing is unused.
+    Entries of other networks and of training are not missing from an export, so none is unused.
     """
     tree, layers = agent.checkpoint.tree, _layer_places(part)
     lines, used = [], set()
@@ -86,14 +86,14 @@ def build_export_report(
 
 
 def _layer_places(part: AgentNetwork) -> tuple[Path, ...]:
-    """Return the canonical place of every layer."""
+    """Return the canonical path of every layer."""
     return tuple(
         schema.canonical_weight_path(part, position, "kernel")[:-1] for position in range(len(part.layers))
     )
 
 
 def _is_folded_leaf(target: Path, agent: Agent, part: AgentNetwork, facts: Sidecar) -> bool:
-    """Say whether a leaf holds statistics, or an action's map, that are part of what the network computes."""
+    """Return whether a leaf holds statistics or an action map that the network's computation includes."""
     if not schema.mapped_by_sidecar(target):
         return False
     if target[0].value != schema.NORMALIZER:
@@ -103,7 +103,7 @@ def _is_folded_leaf(target: Path, agent: Agent, part: AgentNetwork, facts: Sidec
 
 
 def name_nodes(network: Network, part: AgentNetwork) -> list[str]:
-    """Return a name for each node: its layer's canonical place, or what stands before or after the layers."""
+    """Return a name for each node: its layer's canonical path, or its position before or after the layers."""
     if part.program is not None:
         return [f"graph/{n}" for n in range(len(network.nodes))]
     layers = [n for n, node in enumerate(network.nodes) if isinstance(node.layer, Dense | LayerNorm)]
@@ -118,9 +118,9 @@ def _activation_place(number: int, layers: Sequence[int]) -> str:
 
 
 def build_metadata(made: Sidecar) -> dict[str, str]:
-    """Return the texts that the file carries, out of its receipt.
+    """Return the metadata texts of the file, from its receipt.
 
-    There is no time and no folder among them, so that the same conversion gives the same file.
+    They contain no time and no folder, so that the same conversion gives the same file.
     """
     source, env = made.source or {}, made.env or {}
     known = {name: getattr(made, name) for name in _FACTS}
@@ -137,15 +137,15 @@ def build_metadata(made: Sidecar) -> dict[str, str]:
     return {name: value for name, value in said.items() if value is not None}
 
 
-# Gathers what an exported network computes with besides its weights: an export carries it in the file.
+# Settings that an exported network needs besides its weights; the export stores them in the file.
 
 
 def derive_export_settings(
     agent: Agent, part: AgentNetwork, env: str | None
 ) -> tuple[NetworkSettings, Sidecar, LedgerEntries]:
-    """Return the wiring, all that is known of the agent, and an entry of the ledger for each assumption.
+    """Return the network settings, all known facts of the agent, and a ledger entry for each assumption.
 
-    An environment is made if it was asked for, or if only its action space can tell the bounds.
+    An environment is created if requested, or if only its action space can supply the bounds.
     """
     known = agent.known
     bounded = known.action_low is not None and known.action_high is not None
@@ -168,12 +168,12 @@ def derive_export_settings(
 
 
 def _fact_origins(known: Sidecar, facts: Sidecar) -> dict[str, str]:
-    """Return what is known of where the facts are from."""
+    """Return the recorded origins of the facts."""
     return {name: said for name, said in known.provenance.items() if getattr(facts, name, None) is not None}
 
 
 def _environment_spec(agent: Agent, asked: str | None) -> EnvSpec:
-    """Return what the environment is that somebody typed, or that the checkpoint's files name."""
+    """Return the specification of the given environment, or of the one in the checkpoint's files."""
     known = (agent.known.env or {}).get("id")
     if asked is None and not known:
         raise UsageError(
@@ -181,13 +181,13 @@ def _environment_spec(agent: Agent, asked: str | None) -> EnvSpec:
             file=agent.checkpoint.path,
             hint=environment_hint(agent, None, *network_sizes(agent)),
         )
-    # gymnasium imports the module before a colon: a file may not ask for that.
+    # gymnasium imports the module before a colon; an id from a file must not trigger that.
     with environments.make_vector_env(asked or str(known), trusted=asked is not None) as made:
         return made.spec
 
 
 def _with_environment_bounds(facts: Sidecar, wiring: NetworkSettings, bounds: ActionBounds) -> Sidecar:
-    """Return the facts with an environment's bounds; raise EnvironmentMismatchError if they do not bound."""
+    """Return the facts with the environment's bounds; raise EnvironmentMismatchError if it is unbounded."""
     low, high = list(wiring.action_low), list(wiring.action_high)
     if not np.isfinite([*low, *high]).all():
         raise EnvironmentMismatchError(
@@ -197,10 +197,10 @@ def _with_environment_bounds(facts: Sidecar, wiring: NetworkSettings, bounds: Ac
     return replace(facts, action_low=low, action_high=high, provenance={**facts.provenance, **said})
 
 
-# `convert --to onnx`: one network of an agent as a model that runs alone, compared before it is written.
+# `convert --to onnx`: export one network of an agent as a standalone model, compared before it is written.
 
-# NumPy is A here, not the framework that trained the agent. Of two right computations in float32 one was 2.5
-# times as far from float64 as the other (a critic of FetchReach, in onnxruntime's product and in NumPy's).
+# A is NumPy here, not the framework that trained the agent. Of two correct float32 computations, one was 2.5
+# times as far from float64 as the other (a critic of FetchReach; matrix products of onnxruntime and NumPy).
 OWN_ERROR = 4.0
 
 
@@ -210,10 +210,10 @@ class ExportOptions:
 
     Args:
         network: title of the network, e.g. critic/q1.
-        env: Gymnasium id whose action space counts if the agent's files contain no bounds.
+        env: Gymnasium id whose action space is used if the agent's files contain no bounds.
         layout: read the source as this layout.
         facts: facts about the agent that its files do not contain.
-        dry_run: report what the file would hold; write nothing.
+        dry_run: report what the file would contain; write nothing.
         force: replace the target if it exists.
         sync: flush to disk before the rename.
 
@@ -233,10 +233,11 @@ def export(
 ) -> ConversionResult:
     """Write one network of the agent at `source` as an ONNX model, with its receipt beside it.
 
-    `keywords` are fields of ExportOptions, in the place of those of `options`. In the result's `parity` A is
-    NumPy in float32 and B the model, run by ONNX Runtime or the onnx package. Nothing is written on a dry
-    run, or if the model's outputs are not the network's by the bound of `verify`. Raise UsageError when the
-    checkpoint has no such network, or contains neither bounds nor an environment.
+    `keywords` are fields of ExportOptions and override those of `options`. In the result's `parity`, A
+    is NumPy in float32 and B is the model, run by ONNX Runtime or the onnx package. Nothing is written
+    on a dry run, or if the outputs of model and network differ by more than the tolerance of `verify`.
+    Raise UsageError if the checkpoint has no such network, or contains neither bounds nor an
+    environment.
     """
     options = with_keywords(options or ExportOptions(), keywords, "export")
     if not options.dry_run:
@@ -272,7 +273,7 @@ def export(
 
 
 def _require_facts(agent: Agent, source: str, target: str, env: str | None) -> None:
-    """Raise what `require_facts` raises, with the environment in the command that is proposed."""
+    """Raise the errors of `require_facts`, with the environment in the suggested command."""
     known = str((agent.known.env or {}).get("id") or "")
     bounded = agent.known.action_low is not None
     where = ("--env", env or known or "ID") if env or known or not bounded else ()
@@ -286,7 +287,7 @@ def _receipt(agent: Agent, title: str, network: Network, facts: Sidecar, report:
         source=plan.describe_source(agent.checkpoint, agent.binding, own, network=title),
         rules=plan.receipt_rules(report),
         assumed=report.assumed,
-        obs_dim=network.input_shapes["obs"][0],  # a critic may see more than the policy
+        obs_dim=network.input_shapes["obs"][0],  # a critic may have more inputs than the policy
     )
 
 
@@ -305,7 +306,7 @@ def _encode_model(network: Network, part: AgentNetwork, made: Sidecar) -> bytes:
 
 
 def _compare_outputs(agent: Agent, title: str, network: Network, model: bytes) -> tuple[Parity, str]:
-    """Return how the model's outputs compare with the network's, and what ran the model."""
+    """Compare the model's outputs with the network's; return the result and the engine that ran the model."""
     from ckpttool.networks import onnx_backend
 
     given = make_observations(network)

@@ -1,4 +1,4 @@
-"""Checkpoints found in folders."""
+"""Find checkpoints in folders."""
 
 from __future__ import annotations
 
@@ -39,23 +39,23 @@ from ckpttool.formats.detect import (
 from ckpttool.formats.tf_common import CheckpointState
 from ckpttool.libraries.recognize import recognize_checkpoint
 
-# A folder of checkpoints: which there are, how old and how large, and which one is the latest.
+# Checkpoints in a folder: names, times, sizes, and which one is the latest.
 
-# More names than this are not looked at, and more files than this not added up.
+# Maximum number of names to examine, and of files to add up.
 MAX_NAMES = 20_000
-# Of so many of the latest checkpoints the counters are read.
+# Training counters are read from this many of the latest checkpoints.
 COUNTED = 20
 
 _STEP = re.compile(r"-([0-9]+)(?:\.[A-Za-z]\w*)*")
 # tensorflow/core/util/tensor_bundle/naming.cc; V1 (tensorflow/python/training/saver.py) leaves out `.data`.
 _SHARD = re.compile(r"(.+?)(?:\.data)?-([0-9]{5})-of-([0-9]{5})", re.DOTALL)
-# How TensorFlow spells all shards of a V1 checkpoint.
+# How TensorFlow writes the names of all shards of a V1 checkpoint.
 _PATTERN = re.compile(r"-\?{5}-of-[0-9]{5}\Z")
 
 
 @dataclass(frozen=True, slots=True)
 class CheckpointFolder:
-    """A folder of checkpoints of which none is known to be the latest."""
+    """A folder of checkpoints of which none is marked as the latest."""
 
     path: str
     checkpoints: tuple[CheckpointRow, ...]
@@ -63,7 +63,7 @@ class CheckpointFolder:
     hint: str
 
     def document(self) -> dict[str, Any]:
-        """Return the JSON document: that of `inspect`, about no checkpoint."""
+        """Return the JSON document: that of `inspect`, without a checkpoint."""
         return {
             "path": urls.display_url(self.path),
             **dict.fromkeys(("format", "writer", "layout")),
@@ -81,10 +81,11 @@ class CheckpointFolder:
 def inspect_path(
     path: str, glob: str | None = None, layout: str | None = None
 ) -> CheckpointSummary | CheckpointFolder:
-    """List the checkpoint at the path; of a folder of checkpoints list these too, and what the latest holds.
+    """Inspect the checkpoint at the path; for a folder of checkpoints, list them and inspect the latest.
 
-    A folder of folders stands for its only checkpoint, or for its highest number (`MODEL/123`). A folder of
-    several checkpoints that does not name the latest gives a Folder. Raise what `summary` raises.
+    A folder of folders stands for its only checkpoint, or for its highest number (`MODEL/123`). For a
+    folder of several checkpoints without a marked latest one, return a CheckpointFolder. Raise whatever
+    `summary` raises.
     """
     path = filesystem.resolve_path(path)
     with filesystem.read_session():
@@ -97,7 +98,7 @@ def _inspect_path(path: str, glob: str | None, layout: str | None) -> Checkpoint
     except CkpttoolError as error:
         return _without_latest(path, error, glob, layout)
     found = summary(path, glob, layout)
-    # A folder that is one checkpoint (a SavedModel) stands for itself, and holds no others.
+    # A folder that is one checkpoint (a SavedModel) stands for itself, and contains no others.
     if not _is_directly_in(latest, path):
         return found
     state, notes = _read_state_file(path)
@@ -106,7 +107,7 @@ def _inspect_path(path: str, glob: str | None, layout: str | None) -> Checkpoint
 
 
 def _add_training_counts(listed: list[CheckpointRow]) -> list[CheckpointRow]:
-    """Return the list with what the latest of them count of their training; elsewhere nothing is fetched."""
+    """Return the list with the training counters of the latest checkpoints; on remote sites, read none."""
     first = max(0, len(listed) - COUNTED)
     return [*listed[:first], *map(_with_counts, listed[first:])]
 
@@ -119,12 +120,12 @@ def _with_counts(listed: CheckpointRow) -> CheckpointRow:
         return replace(listed, counts=inspect.count_training(checkpoint, recognize_checkpoint(checkpoint)))
     except CkpttoolError as error:
         if is_system_error(error):
-            raise  # a list without counts would be taken for that of a checkpoint that has none
-        return listed  # looking into it says what is wrong
+            raise  # missing counts would look like a checkpoint without counters
+        return listed  # opening it reports the problem
 
 
 def list_checkpoints(path: str) -> tuple[CheckpointRow, ...]:
-    """Return the checkpoints that lie in a folder, from first to last step; none if it is one itself."""
+    """Return the checkpoints in a folder, from first to last step; none if the folder is a checkpoint."""
     path = filesystem.resolve_path(path)
     with filesystem.read_session():
         try:
@@ -164,9 +165,9 @@ def _without_latest(
 
 
 def _single_version(folder: str, listed: list[CheckpointRow]) -> CheckpointRow | None:
-    """Return what a folder of folders stands for: its only checkpoint, or its highest version.
+    """Return the checkpoint that a folder of folders stands for: its only one, or its highest version.
 
-    TensorFlow Serving loads `MODEL/123` of the highest number
+    TensorFlow Serving loads `MODEL/123` with the highest number
     (tensorflow_serving/sources/storage_path/file_system_storage_path_source.proto).
     """
     if len(listed) == 1 and listed[0].complete:
@@ -183,7 +184,7 @@ def _single_version(folder: str, listed: list[CheckpointRow]) -> CheckpointRow |
 
 
 def _read_state_file(folder: str) -> tuple[CheckpointState | None, list[str]]:
-    """Return what the folder's state file says, and what a person should know about it."""
+    """Return the contents of the folder's state file, and notes on it."""
     file = os.path.join(folder, tf_common.NAME)
     probe = Probe(file)
     if probe.kind != "file" or not tf_common.is_state_file(probe.head):
@@ -200,7 +201,7 @@ class _CheckpointPath(NamedTuple):
 
 
 class _FolderNames:
-    """The names in a folder, and those that each prefix has."""
+    """The names in a folder, grouped by prefix."""
 
     def __init__(self, names: frozenset[str]) -> None:
         self._names = names
@@ -210,7 +211,7 @@ class _FolderNames:
                 self._files.setdefault(stem, []).append(name)
 
     def own(self, name: str) -> list[str]:
-        """Return the files of a prefix, and what has the name itself."""
+        """Return the files of a prefix, and the entry with that exact name."""
         return [*self._files.get(name, []), *({name} & self._names)]
 
 
@@ -221,7 +222,7 @@ def _list_by_step(folder: str, state: CheckpointState | None, latest: str | None
     times = _times(state)
     found = []
     for place in _find_places(folder, names):
-        # A folder of checkpoints may stand in the folder; then the files are there.
+        # A name may be a folder of checkpoints; its files are then in that folder.
         within = os.path.dirname(place.path) or os.curdir
         name = _PATTERN.sub("", os.path.basename(place.path))
         if (home := folder if filesystem.samefile(within, folder) else within) not in homes:
@@ -243,14 +244,14 @@ def _list_by_step(folder: str, state: CheckpointState | None, latest: str | None
 
 
 def _find_places(folder: str, names: frozenset[str]) -> list[_CheckpointPath]:
-    """Return what the names in the folder stand for, each once."""
+    """Return the checkpoints that the names in the folder stand for, each once."""
     found: dict[str, _CheckpointPath] = {}
     for name in sorted(names)[:MAX_NAMES]:
         inner = Probe(os.path.join(folder, name))
         if is_hidden_name(name) or name.startswith(".") or name == tf_common.NAME:
             continue
         if inner.kind == "file":
-            inner.names = names  # what `names` would find, without a look at the folder for each file
+            inner.names = names  # set here to avoid listing the folder for each file
         elif inner.kind != "folder":
             continue
         found |= {each.path: each for each in _claim_name(inner) if each.path not in found or each.format}
@@ -258,7 +259,7 @@ def _find_places(folder: str, names: frozenset[str]) -> list[_CheckpointPath]:
 
 
 def _claim_name(inner: Probe) -> Iterator[_CheckpointPath]:
-    """Give what a name in a folder stands for; without a format where it is incomplete or cannot be read."""
+    """Yield the checkpoints of a name in a folder; without a format if incomplete or unreadable."""
     try:
         for claim in matching_formats(inner, plugins.BUILT_IN["formats"]):
             yield _CheckpointPath(claim.location, claim.format.NAME)
@@ -266,14 +267,14 @@ def _claim_name(inner: Probe) -> Iterator[_CheckpointPath]:
         if (shard := _SHARD.fullmatch(inner.name)) is not None:
             yield _CheckpointPath(os.path.join(inner.folder, shard[1]), None)
     except DeadlineError:
-        raise  # a list without this file would be taken for the whole list
+        raise  # a list without this file would look complete
     except NotFoundError as error:
         if inner.kind == "file" and error.file == inner.path:
             yield _CheckpointPath(inner.path, None)
     except CkpttoolError:
         return
     if inner.refused is not None and not inner.head:
-        # It may be a checkpoint, and whoever opens it is told why it cannot be read.
+        # It may be a checkpoint; opening it reports why it cannot be read.
         yield _CheckpointPath(inner.path, None)
 
 
@@ -289,14 +290,14 @@ def _stems(name: str) -> Iterator[str]:
 def _has_all_shards(names: list[str]) -> bool:
     shards = [found for found in map(_SHARD.fullmatch, names) if found is not None]
     if not shards:
-        # One file, or an index without any of its shards.
+        # A single file, or an index without any of its shards.
         return not any(name.endswith(".index") for name in names)
     totals = {int(shard[3]) for shard in shards}
     return any({int(s[2]) for s in shards if int(s[3]) == total} >= set(range(total)) for total in totals)
 
 
 def _measure_paths(paths: list[str]) -> tuple[int, float]:
-    """Return the bytes at the paths, those in folders with them, and the time of the last change."""
+    """Return the total bytes at the paths, including folders, and the time of the last change."""
     total, newest = 0, 0.0
     for path in paths:
         files = [path] if filesystem.isfile(path) else _walk_files(path)
@@ -329,7 +330,7 @@ def _times(state: CheckpointState | None) -> dict[str, float]:
     if state is None:
         return {}
     pairs = zip(map(os.path.basename, state.every), state.times, strict=False)
-    # The years that a calendar of four digits has.
+    # Years with four digits.
     return {name: time for name, time in pairs if 0 <= time < 2**37 and math.isfinite(time)}
 
 
@@ -338,16 +339,16 @@ def _last_step(name: str) -> re.Match[str] | None:
     return _STEP.fullmatch(dash + tail)
 
 
-# Which checkpoints are meant by files, prefixes, folders and patterns: each once, in order.
+# Checkpoints given by files, prefixes, folders and patterns: each once, in order.
 
 BESIDE = (sidecar.SUFFIX, save.SUFFIX)
 
 
 @dataclass(frozen=True, slots=True)
 class CheckpointEntry:
-    """One checkpoint to look at; `named` if a person pointed at this very one, not at a folder or pattern.
+    """One checkpoint to read; `named` if it was given itself, not through a folder or a pattern.
 
-    `found` is who reads it, where that is known: a folder of them has asked every format already.
+    `found` is the matching format, if known: listing a folder has already tried every format.
     """
 
     path: str
@@ -355,7 +356,7 @@ class CheckpointEntry:
     found: CheckpointLocation | None = None
 
     def open(self) -> Checkpoint:
-        """List it; raise what `open_checkpoint` raises."""
+        """Open the checkpoint; raise whatever `open_checkpoint` raises."""
         return (
             open_checkpoint(self.path)
             if self.found is None
@@ -364,12 +365,12 @@ class CheckpointEntry:
 
 
 def expand_paths(paths: Sequence[str]) -> tuple[CheckpointEntry, ...]:
-    """Return what the paths stand for: one that several of them mean is there once, where it came first.
+    """Return the checkpoints of the paths; a repeated checkpoint is listed once, at its first position.
 
-    A folder stands for all checkpoints in it, unless it is one itself; a pattern (`run/ckpt-*`) for what in
-    it is a checkpoint. A shell expands patterns too, so that the parts of a bundle (`.index`, shards) count
-    as the bundle, and our own files beside a checkpoint as nothing, if there are several paths. Raise
-    NotFoundError for a pattern that nothing matches.
+    A folder stands for all checkpoints in it, unless it is a checkpoint itself; a pattern
+    (`run/ckpt-*`) for the matching checkpoints. Shells expand patterns too: with several paths, the
+    parts of a bundle (`.index`, shards) count as the bundle, and ckpttool's own files beside a
+    checkpoint are ignored. Raise NotFoundError for a pattern without a match.
     """
     found: dict[str, CheckpointEntry] = {}
     with filesystem.read_session():
@@ -407,11 +408,11 @@ def _expand_pattern(pattern: str) -> Iterator[CheckpointEntry]:
         except NotACheckpointError:
             continue
         except CkpttoolError:
-            yield CheckpointEntry(name, named=False)  # a damaged one is told of when it is opened
+            yield CheckpointEntry(name, named=False)  # opening a damaged checkpoint reports the error
 
 
 def match_paths(pattern: str) -> list[str]:
-    """Return what matches; elsewhere in one folder only, whose names are asked for."""
+    """Return the matching paths; on remote sites, only the names of one folder are listed."""
     if filesystem.find_store(pattern) is None:
         most = limits.current().checked_files
         names = list(itertools.islice(glob.iglob(pattern, recursive=True), most + 1))
@@ -431,12 +432,12 @@ def _resolve_named(path: str) -> CheckpointEntry:
     try:
         found = resolve(path)
     except CkpttoolError:
-        return CheckpointEntry(path, named=True)  # opening it will say what is wrong
+        return CheckpointEntry(path, named=True)  # opening it reports the error
     return CheckpointEntry(found.location, named=True, found=found)
 
 
 def list_names(folder: str) -> list[str]:
-    """Return the names in a folder; none of one that cannot be listed."""
+    """Return the names in a folder; none if it cannot be listed."""
     try:
         return filesystem.listdir(folder)
     except (OSError, CkpttoolError):

@@ -1,10 +1,11 @@
-"""Plans the conversion of a checkpoint that no layout recognises: networks, optimizers and plain values.
+"""Plan the conversion of a checkpoint without a recognised layout: networks, optimizers and values.
 
-Networks go by the kinds of their layers (mapping/flattening.py). An optimizer is joined to the parameters that
-it trains by the object graph, by names, or by PyTorch's own rule (the order of param_groups is the order of
-the parameters, which the shapes of all slots must confirm), and becomes the target's optimizer. Counters
-become variables or numbers. Other values stay where the target can hold them; the rest goes to the sidecar.
-"""  # noqa: E501
+Networks are converted by the kinds of their layers (mapping/flattening.py). An optimizer is matched
+to the parameters that it trains by the object graph, by names, or by PyTorch's own rule (the order
+of param_groups is the order of the parameters, confirmed by the shapes of all slots), and becomes
+the target's optimizer. Counters become variables or numbers. Other values are kept if the target
+can store them; the rest goes to the sidecar.
+"""
 
 from __future__ import annotations
 
@@ -56,25 +57,25 @@ from ckpttool.mapping.rules import (
 )
 
 _DICT, _ORDERED = Container("dict"), Container("OrderedDict")
-_NETWORKS = attr("networks")  # the component of all weights in the canonical tree of an optimizer
+_NETWORKS = attr("networks")  # component of all weights in the canonical tree of an optimizer
 _MODEL, _OPTIMIZER = "model", "optimizer"
 _COUNTS = 1 << 63
 _MOST_OPTIONS = 24
-# Edges between a Keras model and its layers: what they lead to is the model's own
+# Edges between a Keras model and its layers: their targets belong to the model itself
 # (keras/src/models/{sequential,functional}.py; tf_keras: layer_with_weights-0, layer-1).
 _INNER = re.compile(r"_functional|_layers|_operations|layers|layer_with_weights-\d+|layer-\d+")
 _EDGES = frozenset(("_functional", "_layers", "_operations"))
 _LISTED = frozenset(("Sequential", "Functional", "Model"))
-# Variables whose names tell the class of their layer (formats/keras_h5.py).
+# Variable names that identify the class of their layer (formats/keras_h5.py).
 _BY_CLASS = frozenset(("kernel", "bias", "gamma", "beta", "moving_mean", "moving_variance", "embeddings"))
 _VARIABLES, _COPIED = attr("variables"), attr("_all_variables")
 _NUMBERED = re.compile(r"layer_with_weights-(\d+)")
 _KNOWN_SLOTS = frozenset(slot.kind for family in FAMILIES for slot in family.keras_slots.values())
 _ITERATIONS = frozenset(("_iterations", "iterations", "iter", "step"))
-# The numbered variables of an object in a file of Keras (formats/keras_h5.py).
+# The numbered variables of an object in a Keras file (formats/keras_h5.py).
 _VARS = re.compile(r"/vars/\d+\Z")
 _RATES = frozenset(("_learning_rate", "learning_rate"))
-# Settings in the configuration of a Keras optimizer, under the names that they have here.
+# Settings in the configuration of a Keras optimizer, under their names here.
 _CONFIGURED = frozenset(("learning_rate", "beta_1", "beta_2", "epsilon", "amsgrad", "rho", "momentum")) | {
     "initial_accumulator_value",
     "centered",
@@ -84,7 +85,7 @@ _CONFIGURED = frozenset(("learning_rate", "beta_1", "beta_2", "epsilon", "amsgra
 _SPARSE = (
     "of embeddings Keras updates the rows that a batch reads, PyTorch all rows (unless Embedding is sparse)"
 )
-_AVERAGE = "average"  # the kind of slot (formats/tf_common.py)
+_AVERAGE = "average"  # slot kind (formats/tf_common.py)
 _SECOND_BIAS = re.compile(r"bias_hh_(l\d+(?:_reverse)?)")
 
 
@@ -97,11 +98,11 @@ def to_tensorflow(
     file: bool,
     strip: bool = True,
 ) -> Plan:
-    """Return the plan of a PyTorch tree for TensorFlow's objects, or with `file` for Keras's weights file.
+    """Plan the conversion of a PyTorch tree to TensorFlow objects, or with `file` to a Keras weights file.
 
-    Whole modules are read as their state_dicts. With `strip`, wrapper prefixes are left out of names.
-    `told` are settings of optimizers from the sidecar, of which `stated` (optimizer, setting) are a user's:
-    raise UsageError for one that the checkpoint contradicts or has no optimizer for.
+    Whole modules are read as their state_dicts. With `strip`, wrapper prefixes are removed from names.
+    `told` are optimizer settings from the sidecar, of which `stated` (optimizer, setting) were given by
+    a user: raise UsageError for one that contradicts the checkpoint or names a missing optimizer.
     """
     plain, sources, notes = _as_state_dicts(tree, strip=strip)
     described = describe_sources(tree, sources)
@@ -118,8 +119,8 @@ def to_torch(
 ) -> Plan:
     """Return the plan of a TensorFlow tree for a PyTorch file.
 
-    Networks alone become one flat state_dict. Beside optimizers or other values each network is a state_dict
-    of its own, under its attribute's name (`model` for a model that is the root).
+    Networks without other entries become one flat state_dict. With optimizers or other values, each
+    network is a separate state_dict under its attribute name (`model` if the model is the root).
     """
     found = without_copies(tree)
     made = _TorchPlanner(found, given, _OptimizerSettings(told, stated)).plan()
@@ -135,11 +136,11 @@ def to_objects(
     name: str | None = None,
     in_order: bool = False,
 ) -> Plan | None:
-    """Return the plan of a TensorFlow tree whose optimizers become Keras 3's, None where one cannot.
+    """Plan a TensorFlow tree with its optimizers converted to Keras 3; return None if one cannot be.
 
-    Weights stay as they are. With `file`, one network alone is the root of Keras's weights file, and its
-    optimizer the model's. `name` is what a layout calls the optimizer that has no name in the tree. With
-    `in_order`, the layers stand in the order of their model, and the file has them by class and number.
+    Weights stay unchanged. With `file`, a single network is the root of a Keras weights file, and its
+    optimizer that of the model. `name` is the layout's name for an optimizer without a name in the
+    tree. With `in_order`, the layers are in model order, and the file names them by class and number.
     """
     found = without_copies(tree)
     plan = _ObjectsPlanner(found, (), _OptimizerSettings(told, stated))
@@ -151,12 +152,12 @@ def to_objects(
 
 
 def is_keras_export(tree: Tree) -> bool:
-    """Say whether the tree is the list of variables that Keras's export keeps, and its copy."""
+    """Return whether the tree consists of the variable list that Keras's export writes, and its copy."""
     return any(path[:1] == (_COPIED,) for path in tree) and len(without_copies(tree)) < len(tree)
 
 
 def without_optimizers(tree: Tree) -> tuple[Tree, tuple[str, ...]]:
-    """Return the tree without the state of optimizers, and notes; raise UsageError where there is none."""
+    """Return the tree without optimizer state, and notes; raise UsageError if there is none."""
     tops = {**list_torch_optimizers(tree), **_keras_tops(tree)}
     slots = {path for path, leaf in tree.tensors() if leaf.role == "slot"}
     gone = slots.union(*tops.values())
@@ -168,14 +169,14 @@ def without_optimizers(tree: Tree) -> tuple[Tree, tuple[str, ...]]:
 
 
 def has_older_optimizer(tree: Tree) -> bool:
-    """Say whether a slot belongs to an optimizer of TensorFlow 1, which keeps no learning rate."""
+    """Return whether a slot belongs to a TensorFlow 1 optimizer, which stores no learning rate."""
     return any(
         leaf.role == "slot" and not _has_rate(tree, _slot_top(path, leaf)) for path, leaf in tree.tensors()
     )
 
 
 def _as_state_dicts(tree: Tree, *, strip: bool) -> tuple[Tree, dict[Path, Path], tuple[str, ...]]:
-    """Return the tree with whole modules as state_dicts and plain names, and each path's source."""
+    """Return the tree with whole modules as state_dicts and plain names, and the source of each path."""
     tree, sources = read_state_dicts(tree)
     notes: list[str] = []
     bare = wrappers.strip_prefixes(tree) if strip else None
@@ -206,7 +207,7 @@ def read_state_dicts(tree: Tree) -> tuple[Tree, dict[Path, Path]]:
 
 
 def describe_sources(tree: Tree, sources: Mapping[Path, Path]) -> dict[Path, ModuleInfo]:
-    """Return what a file records of the whole module that each tensor comes from."""
+    """Return the file's description of the whole module that each tensor comes from."""
     about = wrappers.describe_modules(tree)
     return {path: about[source] for path, source in sources.items() if source in about}
 
@@ -216,16 +217,16 @@ def _remap_owner(leaf: Leaf | ValueLeaf, places: Mapping[Path, Path]) -> Leaf | 
 
 
 class _ConversionUnit(NamedTuple):
-    """One layer or one tensor that is no layer's, under the names of the target."""
+    """One layer, or one tensor outside layers, under its names in the target."""
 
     moves: tuple[tuple[Path, Name, Rule], ...]
     added: Mapping[Name, Leaf]
 
 
 class _TreeNetworks:
-    """The networks of a tree: their layers in the target's names, and their tensors outside of layers.
+    """The networks of a tree: layers under their target names, and tensors outside layers.
 
-    `inside` tells whether a tensor belongs to a network, `state` are the leaves of optimizers.
+    `inside` returns whether a tensor belongs to a network; `state` are the leaves of optimizers.
     """
 
     def __init__(
@@ -240,7 +241,7 @@ class _TreeNetworks:
             if path not in self.of_layers and path not in self.left and path not in state
         ]
         lone = {path: None for path in self.outside if inside(path) and self._is_lone(path)}
-        # What is neither moved nor a plain value of a network cannot be mapped and is reported.
+        # Tensors that are neither moved nor plain values of a network cannot be mapped and are reported.
         self.unmapped = frozenset(
             path
             for path in self.outside
@@ -250,17 +251,17 @@ class _TreeNetworks:
         self.values = [path for path in self.outside if not inside(path)]
 
     def moved(self) -> Iterator[tuple[Path, Name, Rule]]:
-        """Go through all moves in the order of the target's parameters."""
+        """Yield all moves in the order of the target's parameters."""
         return (move for unit in self.units for move in unit.moves)
 
     def _is_weight(self, path: Path, *, inside: bool) -> bool:
-        """Whether a tensor without a rule belongs, or may belong, to a network."""
+        """Return whether a tensor without a rule belongs, or may belong, to a network."""
         leaf = self.tree[path]
         weight = isinstance(leaf, Leaf) and leaf.role in ("parameter", "buffer", "slot")
         return weight and (inside or not self._is_plain(path))
 
     def _is_plain(self, path: Path) -> bool:
-        """Whether a tensor has no axes that the frameworks could order differently."""
+        """Return whether a tensor has no axes that the frameworks could order differently."""
         leaf = self.tree[path]
         if not isinstance(leaf, Leaf):
             return False
@@ -268,13 +269,13 @@ class _TreeNetworks:
         return vector or "int" in leaf.dtype or leaf.dtype in ("bool", "string")
 
     def _is_lone(self, path: Path) -> bool:
-        """Whether a network has the tensor outside of layers, in one form everywhere."""
+        """Return whether a network tensor lies outside layers and has the same form in every framework."""
         leaf = self.tree[path]
         mine = isinstance(leaf, Leaf) and leaf.role in ("parameter", "buffer") and leaf.dtype != "string"
         return mine and self._is_plain(path) and path not in self.placed.refused
 
     def reasons(self, framework: str) -> Iterator[str]:
-        """Go through sentences for tensors of no layer that are not mapped, with options that were tried."""
+        """Yield sentences on unmapped tensors outside layers, with options that were tested on them."""
         lost = [path for path in self.outside if path in self.unmapped and path not in self.placed.refused]
         if not lost:
             return
@@ -291,7 +292,7 @@ class _TreeNetworks:
             yield f"{left}: of no known layer, so its order of axes is unknown; --allow-missing leaves it out"
 
     def require(self, framework: str) -> None:
-        """Raise MappingError where no layer of the framework is known, and no replayed experience is kept."""
+        """Raise MappingError if no layer of the framework is known, unless there is replay data to keep."""
         if self.placed.done or self.placed.notes:
             return
         if any(leaf.role == "replay" for _, leaf in self.tree.tensors()):
@@ -299,7 +300,7 @@ class _TreeNetworks:
         raise restore.no_layers_error(self.tree, framework)
 
     def _ordered(self, lone: Sequence[Path]) -> list[_ConversionUnit]:
-        """Return the units in the order of the file; a module's own tensors come before its submodules'."""
+        """Return the units in file order; a module's own tensors come before its submodules."""
         units = [
             _ConversionUnit(
                 tuple((source, names[stored], rule) for source, stored, rule in done.moves),
@@ -329,7 +330,7 @@ def _state_plan(
     write: Callable[[Tree], Plan],
     more: Iterable[Move] = (),
 ) -> Plan:
-    """Return the plan of one optimizer, which `write` makes of its canonical tree."""
+    """Return the plan of one optimizer, which `write` builds from its canonical tree."""
     weights = [Move(path, canonical_paths[path], KEEP) for path in state.weights]
     moves = (*weights, *state.moves.moves, *more)
     agent = canonical_tree(tree, MoveList(moves))
@@ -338,7 +339,7 @@ def _state_plan(
 
 
 def _canonical_paths(names: Mapping[Path, Name]) -> dict[Path, Path]:
-    """Return the place of each weight in the canonical tree, by the name that TensorFlow gives it."""
+    """Return the canonical path of each weight, by its TensorFlow name."""
     taken: set[Path] = set()
     found = {}
     for source, name in names.items():
@@ -353,13 +354,13 @@ def _canonical_paths(names: Mapping[Path, Name]) -> dict[Path, Path]:
 
 
 class _OptimizerSettings(NamedTuple):
-    """Settings of optimizers from the sidecar and, of those, the ones that a user gave."""
+    """Optimizer settings from the sidecar, and which of them a user gave."""
 
     settings: Settings
     stated: Sequence[tuple[str, str]] = ()
 
     def of(self, *names: str) -> Mapping[str, float | bool | str | None]:
-        """Return those of the optimizer with these names; one alone may have had another in the sidecar."""
+        """Return the settings of the optimizer with these names; a single one may have another name."""
         found = [self.settings[name] for name in names if self.settings.get(name)]
         if found:
             return found[0]
@@ -372,7 +373,7 @@ class _OptimizerSettings(NamedTuple):
         return own[0] if len(own) == 1 else {}
 
     def require(self, names: Collection[str]) -> None:
-        """Raise UsageError for a setting that was given of an optimizer that is not there."""
+        """Raise UsageError for a given setting of an optimizer that does not exist."""
         for name, setting in self.stated:
             if name not in names:
                 raise UsageError(
@@ -381,14 +382,14 @@ class _OptimizerSettings(NamedTuple):
                 )
 
     def require_free(self, name: str, agent: Tree) -> None:
-        """Raise UsageError for a setting that was given and that the checkpoint holds itself."""
+        """Raise UsageError for a given setting that the checkpoint itself contains."""
         for other, setting in self.stated:
             if other == name and schema.canonical_setting_path(name, setting) in agent:
                 raise UsageError(f"--optimizer {name}/{setting}: the checkpoint itself holds this setting")
 
 
 class _TensorFlowPlanner:
-    """The plan of one PyTorch tree for TensorFlow or Keras."""
+    """Plans one PyTorch tree for TensorFlow or Keras."""
 
     def __init__(
         self,
@@ -406,15 +407,16 @@ class _TensorFlowPlanner:
         dicts = {move[0][:-1] for _, done, _ in placed.done for move in done.moves}
         self.networks = _TreeNetworks(tree, placed, state, lambda path: path[:-1] in dicts)
         self.dicts = dicts
-        # A weights file is a model's: the one network is its root, the one optimizer its `optimizer`.
+        # A weights file belongs to one model: its single network is the root, its single optimizer
+        # `optimizer`.
         root = next(iter(dicts)) if file and len(dicts) == 1 else ()
         above = tuple(display(root).split("/")) if root else ()
-        # A tensor that two networks share is listed below one of them.
+        # A tensor shared by two networks is listed under one of them.
         below = all(name[: len(above)] == above for _, name, _ in self.networks.moved())
         self.cut = len(above) if below else 0
 
     def plan(self) -> Plan:
-        """Return the whole plan."""
+        """Return the full plan."""
         self.networks.require("torch")
         rows = [(source, name[self.cut :], rule) for source, name, rule in self.networks.moved()]
         added = {name[self.cut :]: leaf for unit in self.networks.units for name, leaf in unit.added.items()}
@@ -470,7 +472,7 @@ class _TensorFlowPlanner:
         return tuple(display(top).split("/")) if top else (_OPTIMIZER,)
 
     def _values(self) -> Iterator[tuple[Path, Name]]:
-        """Go through the values that become variables: whole numbers at the top, and tensors."""
+        """Yield the values that become variables: integers at the top level, and tensors."""
         tops = {self.tree.names[path].split("/")[0] for path in self.networks.of_layers}
         for path in self.networks.values:
             leaf = self.tree[path]
@@ -500,9 +502,9 @@ class _TensorFlowPlanner:
     def _in_order(
         self, rows: list[tuple[Path, Name, Rule]], states: Sequence[BoundOptimizer]
     ) -> list[tuple[Path, Name, Rule]]:
-        """Return the rows with the layers in the order in which optimizers train them, where that is another.
+        """Return the rows with their layers in the order in which optimizers train them, if that differs.
 
-        A file that sorts its tensors by name has them in another order than the model.
+        A file with tensors sorted by name has another order than the model.
         """
         ranks = {path: n for n, path in enumerate(path for state in states for path in state.weights)}
         units = {move[0]: n for n, unit in enumerate(self.networks.units) for move in unit.moves}
@@ -547,7 +549,7 @@ class _TensorFlowPlanner:
     def _weights(
         self, state: BoundOptimizer, rows: Sequence[tuple[Path, Name, Rule]], paths: Mapping[Name, Path]
     ) -> tuple[list[Move], dict[Path, tuple[Path, Path]]]:
-        """Return the moves of what is trained, and each second bias with its target and the first one."""
+        """Return the moves of trained weights, and each second bias with its target and its first bias."""
         trained = self._trained(state)
         weights: list[Move] = []
         rules: dict[Path, list[Rule]] = {}
@@ -559,7 +561,7 @@ class _TensorFlowPlanner:
             parts = [step for step in rule_steps(rule) if not isinstance(step, SumTerm)]
             alone, known, target = chain_rules(*parts), rules.setdefault(source, []), paths[name]
             if alone in known:
-                continue  # a layer that has several names is one in Keras, with one moment
+                continue  # a layer with several names is one layer in Keras, with one set of moments
             if len(parts) < len(rule_steps(rule)) and target in firsts:
                 twice[source] = target, firsts[target]
                 continue
@@ -571,7 +573,7 @@ class _TensorFlowPlanner:
     def _bias_notes(
         self, title: str, state: BoundOptimizer, twice: Mapping[Path, Path], equal: Collection[Path]
     ) -> Iterator[str]:
-        """Yield notes on pairs of biases that become one: `twice` are the second ones with their targets."""
+        """Yield notes on bias pairs that are merged; `twice` maps the second biases to their targets."""
         owners = state.moves.of or {}
         left = {path for path in equal if path in owners}
         open_ = {source for slot, source in owners.items() if source in twice and slot not in left}
@@ -604,10 +606,10 @@ class _TensorFlowPlanner:
             yield f"{title}: {_SPARSE}"
 
     def _repeated(self, state: BoundOptimizer, twins: Mapping[Path, Path]) -> Iterator[Path]:
-        """Go through the slots of second biases that equal those of the first.
+        """Yield the slots of second biases that equal those of the first biases.
 
-        The gradients of two biases that are added are the same: so are their moments, unless the optimizer
-        adds what differs, such as a decay of the weights.
+        Two biases that are added have the same gradient, and therefore the same moments, unless the
+        optimizer adds a term that differs, e.g. weight decay.
         """
         slots = {(owner, path[-1]): path for path, owner in (state.moves.of or {}).items()}
         for source, first in twins.items():
@@ -622,13 +624,13 @@ class _TensorFlowPlanner:
 
     @staticmethod
     def _trained(state: BoundOptimizer) -> frozenset[Path]:
-        """Return the parameters that have state; before the first update none has."""
+        """Return the parameters with state; before the first update there is none, so return all."""
         started = frozenset((state.moves.of or {}).values())
         return started or frozenset(state.weights)
 
     @staticmethod
     def _unread(agent: Tree, made: Plan, name: str) -> Iterator[Path]:
-        """Go through the settings of param_groups that no optimizer of PyTorch reads, as a scheduler's."""
+        """Yield the param_groups settings that no PyTorch optimizer reads, e.g. those of a scheduler."""
         known = {ours for family in FAMILIES for ours in family.torch_settings.values()}
         used = {move.source for move in made.moves} | set(made.consumed)
         for path in agent:
@@ -649,7 +651,7 @@ class _TensorFlowPlanner:
 
 
 class _TorchPlanner:
-    """The plan of one TensorFlow tree for PyTorch."""
+    """Plans one TensorFlow tree for PyTorch."""
 
     unnamed = _OPTIMIZER
 
@@ -657,11 +659,11 @@ class _TorchPlanner:
         self.tree, self.told = tree, told
         tops = _keras_tops(tree)
         state = frozenset(path for own in tops.values() for path in own)
-        # An optimizer around another one (LossScaleOptimizer) has no moments: PyTorch gets the inner one.
+        # A wrapping optimizer (LossScaleOptimizer) has no moments: PyTorch gets the inner one.
         self.around = frozenset(
             top for top in tops if any(top != other and other[:-1] == top for other in tops) and top
         )
-        # Averages of weights (use_ema, ExponentialMovingAverage), which no optimizer of PyTorch has.
+        # Weight averages (use_ema, ExponentialMovingAverage), which no PyTorch optimizer has.
         self.averages = frozenset(path for path, leaf in tree.tensors() if leaf.slot == _AVERAGE)
         self.tops = {
             top: found
@@ -673,13 +675,13 @@ class _TorchPlanner:
         sources = [path for _, done, _ in placed.done for path, _, _ in done.moves]
         self.root = self._is_root(sources)
         self.heads = frozenset(path[:1] for path in sources)
-        # What optimizers without slots have: counts and settings, which belong to no parameter.
+        # Entries of optimizers without slots: counters and settings, which belong to no parameter.
         self.idle: set[Path] = {path for top in self.around for path in tops[top]} | self.averages
         self.networks = _TreeNetworks(tree, placed, state, self._inside)
         self._order_units()
 
     def _order_units(self) -> None:
-        """Bring layers into the order in which their optimizer trains them: PyTorch joins by order."""
+        """Sort layers into their optimizer's training order, because PyTorch matches by order."""
         order = _trained_order(self.tree)
         ranks: list[int] = []
         for unit in self.networks.units:
@@ -689,7 +691,7 @@ class _TorchPlanner:
         self.networks.units = [self.networks.units[at] for _, at in found]
 
     def _is_root(self, sources: Sequence[Path]) -> bool:
-        """Whether the root itself is a model, and not what tf.train.Checkpoint gathers by attribute."""
+        """Return whether the root itself is a model, not a tf.train.Checkpoint with attributes."""
         held = self.tree.containers.get(())
         if held is not None and held.kind == "module":
             return True
@@ -702,7 +704,7 @@ class _TorchPlanner:
         return path[:1] in self.heads
 
     def plan(self) -> Plan:
-        """Return the whole plan."""
+        """Return the full plan."""
         self.networks.require("tensorflow")
         rows = list(self.networks.moved())
         added = {name: leaf for unit in self.networks.units for name, leaf in unit.added.items()}
@@ -757,7 +759,7 @@ class _TorchPlanner:
                 yield Move(path, (key(self.tree.names[path].replace("/", ".")),), KEEP)
 
     def _values(self) -> Iterator[Path]:
-        """Go through the variables outside of networks and optimizers that PyTorch's file holds."""
+        """Yield the variables outside networks and optimizers that the PyTorch file can store."""
         for path in self.networks.values:
             leaf = self.tree[path]
             if not isinstance(leaf, Leaf) or leaf.role == "replay" or path in self.networks.unmapped:
@@ -777,7 +779,7 @@ class _TorchPlanner:
         return ToValue() if number or self._is_text(leaf) else KEEP
 
     def _optimizer_place(self, top: Path, containers: Mapping[Path, Container]) -> Path:
-        """Return the entry of an optimizer: its own name, unless that lies in a network's state_dict."""
+        """Return the path of an optimizer: its own name, unless that is inside a network's state_dict."""
         top = top[:-1] if top[:-1] in self.around else top
         place = tuple(key(str(step.value)) for step in top) or (key(_OPTIMIZER),)
         if len(place) > 1 and (self.root or top[:1] in self.heads):
@@ -831,7 +833,7 @@ class _TorchPlanner:
         return states, notes
 
     def _beside(self) -> Iterator[str]:
-        """Yield notes on what stands around optimizers."""
+        """Yield notes on optimizer wrappers and weight averages."""
         for top in sorted(self.around, key=display):
             yield f"{display(top)} wraps the optimizer that is converted: PyTorch scales the loss elsewhere"
         if self.averages:
@@ -848,7 +850,7 @@ class _TorchPlanner:
         return held.name.lower() if held is not None and held.kind == "module" and held.name else None
 
     def _named(self, agent: Tree, state: BoundOptimizer) -> Tree:
-        """Return the tree with the count of updates named after the class that the file has for it."""
+        """Return the tree with the update counter renamed to the file's name for the optimizer class."""
         path = schema.canonical_setting_path(state.name, "step")
         leaf, cls = agent.get(path), self._class(state.top)
         if cls is None or not isinstance(leaf, Leaf) or leaf.name:
@@ -856,12 +858,12 @@ class _TorchPlanner:
         return Tree({**agent, path: replace(leaf, name=f"{cls}/iteration")}, agent.aliases, agent.containers)
 
     def _configuration(self, top: Path) -> Mapping[str, Any]:
-        """Return the optimizer's configuration in the file, {} without one."""
+        """Return the optimizer's configuration in the file, {} if there is none."""
         held = self.tree.containers.get(top)
         return held.state if held is not None and isinstance(held.state, dict) else {}
 
     def _clipped(self, top: Path, title: str) -> Iterator[str]:
-        """Yield a note for each setting that changes updates and that PyTorch has outside of optimizers."""
+        """Yield a note for each setting that changes updates and that PyTorch handles outside optimizers."""
         state = self._configuration(top)
         for name in ("clipnorm", "global_clipnorm", "clipvalue"):
             if state.get(name) is not None:
@@ -871,13 +873,13 @@ class _TorchPlanner:
                 )
 
     def _first_rate(self, top: Path) -> dict[str, float | bool | str | None]:
-        """Return the first learning rate of a schedule in the optimizer's configuration."""
+        """Return the initial learning rate of a schedule in the optimizer's configuration."""
         state = self._configuration(top)
         first = state.get("learning_rate_initial")
         return {"learning_rate": first} if isinstance(first, float) else {}
 
     def _scheduled(self, top: Path, title: str) -> Iterator[str]:
-        """Yield a note on a learning rate that a schedule of the program computes."""
+        """Yield a note if a schedule of the program computes the learning rate."""
         state = self._configuration(top)
         if isinstance(state.get("learning_rate"), str):
             yield (
@@ -886,7 +888,7 @@ class _TorchPlanner:
             )
 
     def _configured(self, top: Path) -> dict[str, float | bool | str | None]:
-        """Return the settings that the optimizer's configuration in the file holds."""
+        """Return the settings in the optimizer's configuration in the file."""
         state = self._configuration(top)
         found: dict[str, float | bool | str | None] = {
             name: value
@@ -922,7 +924,7 @@ class _TorchPlanner:
     def _weights(
         self, state: BoundOptimizer, paths: Mapping[Name, Path]
     ) -> tuple[list[Move], list[Move], list[str]]:
-        """Return the moves of what an optimizer trains, those that make second biases, and their names."""
+        """Return the moves of an optimizer's weights, the moves of second biases, and their names."""
         trained, owners = frozenset(state.weights), state.moves.of or {}
         weights: list[Move] = []
         more: list[Move] = []
@@ -948,17 +950,17 @@ class _TorchPlanner:
 
 
 class _ObjectsPlanner(_TorchPlanner):
-    """The plan of one TensorFlow tree for TensorFlow's objects or Keras's weights file.
+    """Plans one TensorFlow tree for TensorFlow objects or a Keras weights file.
 
-    `in_order` says that the source lists layers in the order of their model, under names that no attribute
-    need have; `exported` that it is Keras's list of a model's variables.
+    With `in_order`, the source lists layers in model order, under names that may not be attributes;
+    with `exported`, the source is Keras's list of a model's variables.
     """
 
     in_order = False
     exported = False
 
     def objects(self, *, file: bool) -> Plan | None:
-        """Return the plan, None where an optimizer's state is not known."""
+        """Return the plan, None if an optimizer's state is unknown."""
         weights = [
             (path, leaf)
             for path, leaf in self.tree.tensors()
@@ -993,13 +995,13 @@ class _ObjectsPlanner(_TorchPlanner):
         return replace(whole, kept=(*whole.kept, *kept))
 
     def _depth(self, weights: Sequence[Path]) -> int:
-        """Return how many steps lie above the layers of a model in the list that Keras's export keeps."""
+        """Return the number of path steps above a model's layers in the variable list of Keras's export."""
         if not self.exported:
             return 0
         return 2 if len({path[:2] for path in weights}) == 1 and all(len(p) > 3 for p in weights) else 1
 
     def _numbers(self, weights: Sequence[Path]) -> dict[Path, str]:
-        """Return numbers for the layers of a model whose file has them by class, in the model's order."""
+        """Give numbers to the layers of a model whose file names them by class, in model order."""
         held = self.tree.containers.get(())
         listed = held is not None and held.name in _LISTED
         inner = all(_NUMBERED.fullmatch(str(path[0].value)) for path in weights)
@@ -1027,7 +1029,7 @@ class _ObjectsPlanner(_TorchPlanner):
         }
         weights.sort(key=lambda move: order.get(move.source, len(order)))
         told = {**self._configured(state.top), **self.told.of(state.name)}
-        # Keras makes a constant rate a variable, and none of a schedule's.
+        # Keras stores a constant learning rate as a variable, but not the rate of a schedule.
         counted = any((*state.top, attr(name)) in self.tree for name in _ITERATIONS)
         scheduled = counted and "learning_rate" not in told and not _has_rate(self.tree, state.top)
 
@@ -1047,9 +1049,9 @@ class _ObjectsPlanner(_TorchPlanner):
 
 
 def _trained_order(tree: Tree) -> dict[Path, int]:
-    """Return the positions of parameters in the order of optimizers' numbered slots.
+    """Return the positions of parameters in the order of numbered optimizer slots.
 
-    A file of Keras lists layers by attribute and by class, its optimizer in the order of the model.
+    A Keras file lists layers by attribute and class, but its optimizer slots in model order.
     """
     owners = (
         leaf.of
@@ -1070,13 +1072,13 @@ def _is_equal(tree: Tree, one: Path, other: Path) -> bool:
 
 
 def _drop_repeated_slots(moves: OptimizerMoves, slots: Collection[Path]) -> OptimizerMoves:
-    """Return the moves without those of slots that only repeat others."""
+    """Return the moves without slots that only repeat others."""
     kept = tuple(move for move in moves.moves if move.source not in slots)
     return replace(moves, moves=kept, consumed=moves.consumed | frozenset(slots))
 
 
 def _unknown_slots_note(title: str, slots: Sequence[Leaf], bound: OptimizerMoves) -> str:
-    """Return a note on slots that none of the known optimizers has, "" where there are none."""
+    """Return a note on slots that no known optimizer has, "" if there are none."""
     kinds = {str(leaf.slot) for leaf in slots}
     if kinds <= _KNOWN_SLOTS and (bound.of or not slots):
         return ""
@@ -1087,7 +1089,7 @@ def _unknown_slots_note(title: str, slots: Sequence[Leaf], bound: OptimizerMoves
 
 
 def _keras_tops(tree: Tree) -> dict[Path, list[Path]]:
-    """Return the leaves of every optimizer, by its path; the root has those of TensorFlow 1's names."""
+    """Return the leaves of every optimizer, by its path; the root has slots named as in TensorFlow 1."""
     tops: dict[Path, None] = {}
     named: list[Path] = []
     for path, leaf in tree.tensors():
@@ -1113,7 +1115,7 @@ def _keras_tops(tree: Tree) -> dict[Path, list[Path]]:
 
 
 def without_copies(tree: Tree) -> Tree:
-    """Return the tree without the second list in which Keras's export keeps a model's variables.
+    """Return the tree without the second variable list of Keras's export.
 
     Source: keras/src/export/saved_model.py, ExportArchive: `_all_variables` beside `variables`.
     """
@@ -1133,7 +1135,7 @@ def without_copies(tree: Tree) -> Tree:
 
 
 def _strip_keras_edges(names: Mapping[str, Name]) -> dict[str, Name]:
-    """Return names without the edges between a Keras model and its layers, of which the numbers stay."""
+    """Return names without the edges between a Keras model and its layers; layer numbers stay."""
     return {stored: _plain_name(name) for stored, name in names.items()}
 
 

@@ -1,4 +1,4 @@
-"""The graph that `inspect --graph` draws: modules as nodes; who holds, shares and optimizes them as edges."""
+"""Build the `inspect --graph` drawing: modules as nodes; containment, sharing and optimizers as edges."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from typing import Literal, NamedTuple
 from ckpttool.commands.inspect import CheckpointSummary, ModuleSummary, TensorRow, user_given_names
 from ckpttool.core.text import format_count
 
-# As many boxes as people can still find their way in; and as many as are drawn when a depth is asked for.
+# Number of boxes in which people can still find their way, and the maximum if a depth is given.
 COMFORTABLE, MOST = 150, 5_000
-# With fewer boxes than this a level that has too many is begun, not folded.
+# Below this many boxes, an oversized level is drawn in part instead of folded.
 FEW = 12
 MOST_ROWS = 12
-# Two names of one module have this many last steps in common at most.
+# Maximum number of trailing path steps that two names of one module share.
 _LONGEST_TAIL = 16
 
 
@@ -30,11 +30,11 @@ class ModuleVariable(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class ModuleNode:
-    """A module's box.
+    """The box of a module.
 
-    `variables` are those that stand at the module itself, `left_out` how many more there are. `slots` counts
-    the slot variables of an optimizer, which are not listed; `folded` the tensors of modules below that have
-    no box of their own.
+    `variables` are the module's own, `left_out` is the number of further ones. `slots` counts the slot
+    variables of an optimizer, which are not listed; `folded` counts the tensors of submodules without a
+    separate box.
     """
 
     module: ModuleSummary
@@ -47,10 +47,11 @@ class ModuleNode:
 
 
 class ModuleEdge(NamedTuple):
-    """From one node to another, by their positions.
+    """An edge between two nodes, given by their positions.
 
-    A "child" is held by the source. An "alias" is held by it as well, under the name `label`, and is drawn at
-    another place. A "slot" is optimized by the source, which keeps `label` of it.
+    A "child" is contained in the source. An "alias" is also contained in it, under the name `label`,
+    but drawn elsewhere. A "slot" target is optimized by the source, whose slots for it are listed in
+    `label`.
     """
 
     source: int
@@ -61,7 +62,7 @@ class ModuleEdge(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class ModuleGraph:
-    """A drawing before it is laid out; a node comes before those that it holds."""
+    """A drawing before layout; each node comes before the nodes that it contains."""
 
     title: str
     nodes: tuple[ModuleNode, ...]
@@ -71,7 +72,7 @@ class ModuleGraph:
 
 @dataclass(slots=True)
 class _ModuleSums:
-    """What counts below a module, slot variables that stand beside their own variable left out."""
+    """Counts under a module, without slot variables that are stored beside their own variable."""
 
     tensors: int = 0
     parameters: int = 0
@@ -80,10 +81,10 @@ class _ModuleSums:
 
 @dataclass(slots=True)
 class _ModuleGraphBuilder:
-    """A graph while it is made.
+    """A graph under construction.
 
-    `names` are other names of modules and `holders` what holds something by such a name; `of` gives the node
-    that stands for a module, by the module's path.
+    `names` are other names of modules, `holders` the modules that contain something under such a name;
+    `of` maps a module's path to the node that represents it.
     """
 
     sums: dict[str, _ModuleSums]
@@ -95,16 +96,16 @@ class _ModuleGraphBuilder:
     optimizers: list[int] = field(default_factory=list)
 
     def node(self, path: str) -> int:
-        """Return the node in whose box the path would be."""
+        """Return the node whose box would contain the path."""
         while path not in self.of:
             path = path.rpartition("/")[0]
         return self.of[path]
 
 
 def build_module_graph(found: CheckpointSummary, depth: int | None = None) -> ModuleGraph:
-    """Return the graph of a listing; modules at level `depth` have all that is below folded into them.
+    """Return the graph of a listing; everything under level `depth` is folded into the modules there.
 
-    Without `depth` it is the largest one that gives a comfortable number of boxes.
+    Without `depth`, the largest depth with a comfortable number of boxes is used.
     """
     sums = _sum_modules(found)
     names = _other_names(sums, found)
@@ -117,7 +118,7 @@ def build_module_graph(found: CheckpointSummary, depth: int | None = None) -> Mo
 
 
 def _is_slot_of_variable(row: TensorRow) -> bool:
-    """Return whether a slot variable stands beside its variable, or is named after it (TensorFlow 1)."""
+    """Return whether a slot variable is stored beside its variable or named after it (TensorFlow 1)."""
     if row.leaf.role != "slot" or row.of is None:
         return False
     return row.path.startswith(f"{row.of}/") or row.path.rpartition("/")[0] == row.of.rpartition("/")[0]
@@ -141,7 +142,7 @@ def _sum_modules(found: CheckpointSummary) -> dict[str, _ModuleSums]:
 
 
 def _add_nodes(making: _ModuleGraphBuilder, found: CheckpointSummary, depth: int | None) -> list[str]:
-    """Make the nodes level by level; return what a person should know about those that are missing."""
+    """Add the nodes level by level; return notes on the missing ones."""
     root = found.modules[0]
     limit = COMFORTABLE if depth is None else MOST
     level, row, missing = 0, [(root, root.name, -1)], 0
@@ -177,7 +178,7 @@ def _add_nodes(making: _ModuleGraphBuilder, found: CheckpointSummary, depth: int
 
 
 def _skip_single_children(module: ModuleSummary, making: _ModuleGraphBuilder) -> tuple[ModuleSummary, str]:
-    """Return the module and its name, steps that hold nothing but one module left out."""
+    """Return the module and its name, skipping steps that contain only one module."""
     name = module.name
     while module.step and module.path not in making.holders and not _is_optimizer(module, making):
         (module,) = module.below.values()
@@ -218,7 +219,7 @@ def _add(
 
 
 def _ancestor_modules(path: str) -> Iterator[str]:
-    """Yield the modules that hold the path, from the nearest, without the root."""
+    """Yield the modules above the path, nearest first, without the root."""
     path = path.rpartition("/")[0]
     while path:
         yield path
@@ -226,7 +227,7 @@ def _ancestor_modules(path: str) -> Iterator[str]:
 
 
 def _slot_edges(making: _ModuleGraphBuilder, found: CheckpointSummary) -> Iterator[ModuleEdge]:
-    """Yield an edge from each optimizer to the largest modules of which it optimizes every parameter."""
+    """Yield an edge from each optimizer to the largest modules whose parameters it optimizes completely."""
     kept: dict[int, dict[str, set[str]]] = {position: {} for position in making.optimizers}
     for row in found.tensors:
         if row.leaf.role == "slot" and row.of is not None and not _is_slot_of_variable(row):
@@ -249,7 +250,7 @@ def _slot_edges(making: _ModuleGraphBuilder, found: CheckpointSummary) -> Iterat
 
 
 def _other_names(sums: Mapping[str, _ModuleSums], found: CheckpointSummary) -> list[tuple[str, str]]:
-    """Return every module or variable that has another name, by the module to point at, and that name."""
+    """Return pairs of a module to point at and another name for it or its variable."""
     public = [(row.path, alias) for row in found.tensors for alias in user_given_names(row.aliases)]
     shared = Counter(pair for path, alias in public for pair in _shared_tails(path, alias))
     names: dict[tuple[str, str], None] = {}
@@ -264,7 +265,7 @@ def _other_names(sums: Mapping[str, _ModuleSums], found: CheckpointSummary) -> l
 
 
 def _alias_edges(making: _ModuleGraphBuilder) -> Iterator[ModuleEdge]:
-    """Yield an edge for every other name, from what holds the module or variable by that name."""
+    """Yield an edge for every other name, from the module that contains the target under that name."""
     labels: dict[tuple[int, int], list[str]] = {}
     for module, name in making.names:
         target, source = making.node(module), making.node(name.rpartition("/")[0])
@@ -276,7 +277,7 @@ def _alias_edges(making: _ModuleGraphBuilder) -> Iterator[ModuleEdge]:
 
 
 def _shared_tails(path: str, alias: str) -> Iterator[tuple[str, str]]:
-    """Yield the modules of which both paths are the same part, the nearest first.
+    """Yield the pairs of modules that are the same part of both paths, nearest first.
 
     `a/l1/w` and `b/l1/w` give `a/l1` with `b/l1`, then `a` with `b`.
     """

@@ -35,12 +35,12 @@ if TYPE_CHECKING:
     from ckpttool.libraries.schema import RecognizedAgent
 
 
-# What is told of a file that asks for more than plain data: its sentence, its notes, its JSON object.
+# The audit of a file that asks for more than plain data: its sentence, its notes, its JSON object.
 
 PLAIN = "loading gives plain data"
 _LINES = 20
 _NAMED = 3
-# What a person would load such a file with, by who would act.
+# Why each verdict matters, by the loader that would act.
 _WHY: dict[By, str] = {
     "pickle": "pickle.load runs it, torch.load(weights_only=True) refuses it",
     "keras": "Keras refuses it in safe_mode",
@@ -50,7 +50,7 @@ _WHY: dict[By, str] = {
 
 
 def audit_notes(asks: Iterable[CodeReference]) -> tuple[str, ...]:
-    """Return a line for each name that unpickling would call or could have called; beyond twenty a count."""
+    """Return a line per name that unpickling would call or could have called; a count after 20."""
     acting = [each for each in checkpoint.filter_verdict(asks, checkpoint.CODE) if each.by == "pickle"]
     lines = [_call_note(each) for each in acting[:_LINES]]
     if len(acting) > _LINES:
@@ -65,13 +65,13 @@ def _call_note(each: CodeReference) -> str:
 
 
 def build_audit_document(asks: Iterable[CodeReference]) -> dict[str, Any]:
-    """Return the JSON object: the worst verdict, and every name with its own."""
+    """Return the JSON object: the worst verdict, and the verdict of every name."""
     found = list(asks)
     return {"verdict": checkpoint.worst_verdict(found), "names": [each.document() for each in found]}
 
 
 def summarize_audit(asks: Sequence[CodeReference]) -> str:
-    """Return what loading the file comes to; nothing where it asks for nothing."""
+    """Return the consequence of loading the file; empty without any reference."""
     if not asks:
         return ""
     worst = checkpoint.worst_verdict(asks)
@@ -87,7 +87,7 @@ def summarize_audit(asks: Sequence[CodeReference]) -> str:
 
 
 def format_audit(asks: Sequence[CodeReference]) -> list[str]:
-    """Return a line for each name, the worst first: verdict, calls, name, and where it stands."""
+    """Return a line per name, worst first: verdict, calls, name and location."""
     order = [
         each
         for verdict in (checkpoint.CODE, checkpoint.CLASSES, checkpoint.PLAIN)
@@ -110,18 +110,18 @@ def _format_location(each: CodeReference) -> str:
     return f"  ({', '.join(said)})" if said else ""
 
 
-# What `doctor` and `check` find: one thing that is wrong with a checkpoint, and what mends it.
+# Findings of `doctor` and `check`: a problem of a checkpoint, and its fix.
 
 Topic = Literal["loading", "numbers", "optimizer", "agent", "environment", "layout", "model"]
 
 
-# Entries of a file that are networks by their names, besides those of the canonical agent.
+# Entries whose names mark them as networks, besides those of the canonical agent.
 _MODELS = ("policy", "model", "state_dict", "model_state_dict")
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One thing that is wrong; `fix` is a command or what else helps, None where nothing is known to."""
+    """One problem; `fix` is a command or advice, None if there is no known fix."""
 
     topic: Topic
     sentence: str
@@ -133,25 +133,25 @@ class Finding:
 
 
 def format_command(verb: str, path: str, *words: str) -> str:
-    """Return what a person types about a checkpoint: a shell takes its name as one word, whatever it is."""
+    """Return a checkpoint's path as a single shell word, as a user types it."""
     return shlex.join(("ckpttool", verb, urls.display_url(path), *words))
 
 
 def data_only_command(path: str) -> str:
-    """Return the command that keeps the data of a checkpoint whose loading does more than give data."""
+    """Return the command that keeps a checkpoint's data when loading it does more than return data."""
     return format_command("convert", path, "safe.npz", "--allow-missing")
 
 
 def unjudged_findings(sentences: Iterable[str]) -> Iterator[Finding]:
-    """Give a finding for each part of a checkpoint that may hold code and cannot be judged."""
+    """Yield a finding for each part that may contain code and cannot be judged."""
     for sentence in sentences:
         yield Finding("loading", f"whether loading runs code cannot be judged: {sentence}")
 
 
 def weightless_findings(checkpoint: Checkpoint, *, values: bool) -> Iterator[Finding]:
-    """Give a finding for a checkpoint without weights, and for each network of one that has none.
+    """Yield a finding for a checkpoint without weights, and for each network without weights.
 
-    Without `values`, a file of plain values is none: many programs keep their settings in one.
+    Without `values`, a file of plain values is not reported: many programs store settings in one.
     """
     tree = checkpoint.tree
     fix = f"{format_command('inspect', checkpoint.path)} shows what it holds"
@@ -168,12 +168,12 @@ def weightless_findings(checkpoint: Checkpoint, *, values: bool) -> Iterator[Fin
             yield Finding("model", f"{path[0].value} holds no weights", fix)
 
 
-# `formats`, `layouts`, `backends`: what is installed, what each can do, what is missing.
+# `formats`, `layouts`, `backends`: installed plugins, their capabilities, missing dependencies.
 
 
 @dataclass(frozen=True, slots=True)
 class PluginRow:
-    """One plugin; `reads` and `writes` are None where the words mean nothing (a backend)."""
+    """One plugin; `reads` and `writes` are None where they do not apply (a backend)."""
 
     name: str
     title: str
@@ -197,7 +197,7 @@ class PluginRow:
 
 
 def list_plugins(kind: plugins.Kind) -> tuple[PluginRow, ...]:
-    """Return a row for every plugin of the kind, other packages' included."""
+    """Return a row for every plugin of the kind, including those of other packages."""
     return tuple(_ROWS[kind](plugin) for plugin in plugins.installed(kind))
 
 
@@ -217,7 +217,7 @@ def _layout_row(plugin: plugins.Plugin) -> PluginRow:
 
 def _backend_row(plugin: plugins.Plugin) -> PluginRow:
     there = plugin.available()
-    # The module is not imported: it would load its framework only to say its name.
+    # The module is not imported: that would load its framework only for its name.
     return PluginRow(plugin.name, _BACKENDS.get(plugin.name, plugin.module), there, plugin.extra)
 
 
@@ -230,23 +230,23 @@ _BACKENDS = {
 _ROWS = {"formats": _format_row, "layouts": _layout_row, "backends": _backend_row}
 
 
-# How far training was: environment steps, gradient updates and saves, and the number in a checkpoint's name.
+# Training progress: environment steps, gradient updates and saves, and the number in a checkpoint's name.
 #
 # `inspect`, `eval`, learning curves and reports all use this definition. A count of saves orders checkpoints
 # of one run, and is never a step.
 
 NAME, SAVES, OPTIMIZER = "name", "save_counter", "optimizer"
-# What a curve is drawn over: steps of the environment come before updates, both before other counts.
+# The x axis of a curve: environment steps take precedence over updates, both over other counts.
 SOURCES = ("num_timesteps", "global_step", "total_it", NAME, "iter")
 COUNTERS = (*SOURCES, SAVES)
-# The columns of tables and documents, each with the counters that mean it: the first one that is there.
+# Columns of tables and documents, each with its counters: the first one present is used.
 COLUMNS = {
     "environment_steps": ("num_timesteps", "global_step"),
     "updates": ("total_it", OPTIMIZER),
     "saves": (SAVES,),
     "in_name": (NAME,),
 }
-# What a curve's axis is called, by the source of its steps.
+# The label of a curve's x axis, by the source of its steps.
 UNITS = {
     "num_timesteps": "environment steps",
     "global_step": "environment steps",
@@ -268,15 +268,15 @@ _NUMBERS = (
 
 
 def steps_by_source(agent: Agent) -> dict[str, int]:
-    """Return what each source says; only those that say something."""
+    """Return the count of each source that has one."""
     return count_training(agent.checkpoint, agent.binding)
 
 
 def count_training(checkpoint: Checkpoint, binding: RecognizedAgent | None) -> dict[str, int]:
-    """Return what a checkpoint counts, by source, and the number in its name.
+    """Return a checkpoint's counters by source, and the number in its name.
 
-    Without an agent, the plain counters at the top of the checkpoint count. The updates of an optimizer stand
-    in where the agent itself counts none.
+    Without an agent, the plain counters at the top of the checkpoint count. The updates of an optimizer
+    are used where the agent itself has no count.
     """
     found: dict[str, int] = {}
     if binding is not None:
@@ -305,7 +305,7 @@ def _add_count(found: dict[str, int], name: str, leaf: Leaf | ValueLeaf) -> None
 
 
 def _read_number(leaf: Leaf) -> int | float | None:
-    """Return a tensor of one number, read without NumPy; None for any other, and for one that is damaged."""
+    """Return a one-element tensor as a number, read without NumPy; None if it is larger or damaged."""
     form = _FORMS.get(leaf.dtype)
     if form is None or leaf.size != 1:
         return None
@@ -316,12 +316,12 @@ def _read_number(leaf: Leaf) -> int | float | None:
     except CkpttoolError as error:
         if is_system_error(error):
             raise
-        return None  # where it is needed, reading it says what is wrong
+        return None  # its own reader reports the error where the value is needed
     return number
 
 
 def step_columns(told: Mapping[str, int]) -> dict[str, int | None]:
-    """Return environment steps, updates, saves and the number in the name; None where nothing counts them."""
+    """Return environment steps, updates, saves and the number in the name; None for missing counts."""
     return {
         title: next((told[source] for source in sources if source in told), None)
         for title, sources in COLUMNS.items()
@@ -329,7 +329,7 @@ def step_columns(told: Mapping[str, int]) -> dict[str, int | None]:
 
 
 def step_in_name(name: str) -> int | None:
-    """Return the step that a file's name holds (`ckpt-2500`, `rl_model_10000_steps.zip`), if it does."""
+    """Return the step in a file name (`ckpt-2500`, `rl_model_10000_steps.zip`), if there is one."""
     for pattern in _NUMBERS:
         if found := pattern.search(name):
             return int(found[1])
@@ -337,9 +337,10 @@ def step_in_name(name: str) -> int | None:
 
 
 def most_common_source(told: Sequence[Mapping[str, int]]) -> str | None:
-    """Return the source that most checkpoints have, so that all steps count the same; None without any.
+    """Return the source that most checkpoints share, so that all steps are comparable; None without any.
 
-    Of several, one that does not say the same of all checkpoints is taken first. A count of saves is no step.
+    Of several, a source whose value differs between checkpoints comes first. A count of saves is not
+    a step.
     """
     having = Counter(source for each in told for source in each if source in SOURCES)
     there = [source for source in SOURCES if having[source]]
@@ -347,7 +348,7 @@ def most_common_source(told: Sequence[Mapping[str, int]]) -> str | None:
     return max(telling or there, key=lambda source: having[source], default=None)
 
 
-# What listings are made of: a tensor, a plain value, a checkpoint of a folder.
+# Entries of listings: a tensor, a plain value, a checkpoint of a folder.
 
 
 @dataclass(frozen=True, slots=True)
@@ -394,11 +395,11 @@ class ValueRow:
 class CheckpointRow:
     """One checkpoint of a folder.
 
-    `path` is what to inspect, `format` who reads it (None where a part is missing that would tell). `step` is
-    the number after the last `-` of its name, `counts` what the latest checkpoints of a folder count
-    themselves (count_training). `nbytes` is the size of its files, `time` seconds since 1970 as the
-    state file says it, else when the files were last changed. `complete` is false when files that the names
-    ask for are missing; nothing was read to find that out.
+    `path` is the path to inspect, `format` the format that reads it (None where a file needed to
+    decide is missing). `step` is the number after the last `-` of its name, `counts` the counters
+    stored in the latest checkpoints of a folder (count_training). `nbytes` is the size of its files,
+    `time` seconds since 1970 from the state file, else the last change of the files. `complete` is
+    false when files implied by the names are missing; no file is read to determine that.
     """
 
     path: str
@@ -412,7 +413,7 @@ class CheckpointRow:
 
     @property
     def when(self) -> datetime:
-        """The time in UTC, in whole seconds."""
+        """The UTC time in whole seconds."""
         return datetime.fromtimestamp(int(self.time), UTC)
 
     def document(self) -> dict[str, Any]:
@@ -430,7 +431,7 @@ class CheckpointRow:
 
 
 def json_value(leaf: ValueLeaf) -> dict[str, Any]:
-    """Return a plain value as JSON can hold it: bytes by their length, records by their class."""
+    """Return a plain value as JSON: bytes by their length, records by their class."""
     value = leaf.value
     if isinstance(value, Record):
         return {"type": value.name, "value": value.summary}
@@ -442,20 +443,20 @@ def json_value(leaf: ValueLeaf) -> dict[str, Any]:
 
 
 def natural_sort_key(name: str) -> list[tuple[int, str]]:
-    """Return a sorting key in which l10 comes after l2, and ckpt-15000 after ckpt-7500."""
+    """Return a sorting key that puts l10 after l2, and ckpt-15000 after ckpt-7500."""
     parts = re.split(r"([0-9]+)", name)
     return [_digits_key(part) if number % 2 else (0, part) for number, part in enumerate(parts)]
 
 
 def _digits_key(digits: str) -> tuple[int, str]:
-    # Not int(): it takes no more than 4,300 digits, and a name in a file has as many as it likes.
+    # Not int(): it accepts at most 4,300 digits, and a name in a file may have any number.
     number = digits.lstrip("0")
     return len(number), number + digits
 
 
-# The modules of a listing: which entries each holds, and the sums below it.
+# The modules of a listing: the entries of each, and the sums below it.
 
-# Steps of paths by which Keras keeps its own lists of layers and variables, beside the names that people gave
+# Path steps of Keras's own lists of layers and variables, beside user-given names
 # (keras/src/saving/legacy/saved_model and keras/src/models/functional.py of Keras 2: `_trackable_children`).
 _OWN_LISTS = re.compile(
     r"(?:^|/)(?:_[^/]*|(?:non_)?(?:trainable_)?variables|regularization_losses|keras_api|layers/[0-9]+"
@@ -464,17 +465,18 @@ _OWN_LISTS = re.compile(
 Sort = Literal["file", "size", "name"]
 
 _NUMBERED = re.compile(r"(?:layer(?:_with_weights)?-)?[0-9]+")
-# A configuration may nest as it likes; what is shown of it does not.
+# A configuration may be nested to any depth; the displayed part is limited.
 _DEEPEST_FACT = 6
 
 
 @dataclass(slots=True, eq=False)
 class ModuleSummary:
-    """One step of the paths: what stands at it and below it, in the order of the file.
+    """One path component: its own entries and all below it, in file order.
 
-    `name` is the last part of `path`. `kind` is the class that the file names, `facts` what it says about the
-    object ("activation", "units"); `built` is false for an object that is listed and not built. The sums are
-    over everything at and below the module; `parameters` counts the elements of trained tensors.
+    `name` is the last part of `path`. `kind` is the class recorded in the file, `facts` its recorded
+    properties ("activation", "units"); `built` is false for an object that is listed but not built.
+    Sums cover everything at and below the module; `parameters` counts the elements of trained
+    tensors.
     """
 
     path: str
@@ -491,7 +493,7 @@ class ModuleSummary:
 
     @property
     def step(self) -> bool:
-        """Whether the module only holds one other module, so that it is no step of its own for people."""
+        """Return whether the module contains only one other module, so that display can skip it."""
         return not self.rows and self.kind is None and len(self.below) == 1
 
     def document(self) -> dict[str, Any]:
@@ -509,7 +511,7 @@ class ModuleSummary:
 def group_by_module(
     rows: Iterable[tuple[str, TensorRow | ValueRow]], containers: Mapping[Path, Container]
 ) -> tuple[ModuleSummary, ...]:
-    """Return the modules of the rows, which come with display paths: the root, each before those in it.
+    """Return the modules of rows with display paths: the root first, each before its children.
 
     Raise LimitError where a path has more steps than limits.path_depth.
     """
@@ -526,7 +528,7 @@ def group_by_module(
             holder.nbytes += leaf.nbytes
             if leaf.role == "parameter":
                 holder.parameters += leaf.size
-    # Those below come later in `known` than what they are below.
+    # Children come after their parents in `known`.
     for module in reversed(known.values()):
         if module.parent is not None:
             module.parent.tensors += module.tensors
@@ -542,8 +544,8 @@ def group_by_module(
 
 
 def _make_module(known: dict[str, ModuleSummary], path: str, deepest: int) -> ModuleSummary:
-    """Make the module and those above it that are not there yet."""
-    # Each of them is told by its path: what is told grows with the square of the depth.
+    """Create the module and any missing ancestors."""
+    # Each is stored under its full path, so the total size grows with the square of the depth.
     if (depth := path.count("/") + 2) > deepest:
         raise limits.limit_error("path_depth", "a tensor lies too deep", depth)
     missing = []
@@ -560,9 +562,9 @@ def _make_module(known: dict[str, ModuleSummary], path: str, deepest: int) -> Mo
 
 
 def user_given_names(names: Iterable[str]) -> list[str]:
-    """Return the names that people gave; not those under which a framework keeps lists of its own.
+    """Return user-given names, without those of a framework's own lists.
 
-    A name that is spelled exactly (leaf.exact) reads like that of a tensor, and tells nobody more.
+    A name spelled exactly (leaf.exact) equals that of a tensor and adds no information.
     """
     return [name for name in names if not name.startswith((".", "[")) and not _OWN_LISTS.search(name)]
 
@@ -570,7 +572,7 @@ def user_given_names(names: Iterable[str]) -> list[str]:
 def module_entries(
     module: ModuleSummary, sort: Sort
 ) -> list[tuple[str, TensorRow | ValueRow | ModuleSummary]]:
-    """Return what stands in the module by its names: its own entries before modules, or in another order."""
+    """Return the module's contents by name: its own entries before modules, or in another order."""
     found: list[tuple[str, TensorRow | ValueRow | ModuleSummary]] = [*module.rows, *module.below.items()]
     if sort == "name":
         found.sort(key=lambda entry: natural_sort_key(entry[0]))
@@ -586,7 +588,7 @@ def _nbytes(entry: TensorRow | ValueRow | ModuleSummary) -> int:
 
 
 def skip_wrapping_modules(name: str, module: ModuleSummary) -> tuple[str, ModuleSummary]:
-    """Return the module that people see under the name: one that only holds another is no step of its own."""
+    """Return the module displayed under the name, skipping those that only contain another one."""
     while module.step:
         (module,) = module.below.values()
         name = f"{name}/{module.name}"
@@ -594,16 +596,16 @@ def skip_wrapping_modules(name: str, module: ModuleSummary) -> tuple[str, Module
 
 
 def describe_module_kind(module: ModuleSummary) -> str:
-    """Return a module's class and activation, `Dense relu`, as far as the file names them.
+    """Return a module's class and activation, `Dense relu`, as far as the file records them.
 
-    Where Keras numbers its layers (`layer-3`, `_operations/3`), the layer's own name stands before them.
+    Where Keras numbers its layers (`layer-3`, `_operations/3`), the layer's own name comes first.
     """
     what = " ".join(clean(word) for word in (module.kind or "", module_activation(module.facts)) if word)
     return ": ".join(word for word in (clean(_layer_name(module)), what) if word)
 
 
 def _layer_name(module: ModuleSummary) -> str:
-    """Return the name of a layer whose path has only its number: the file's, or that of its variables."""
+    """Return the name of a layer whose path has only its number: from the file or from its variables."""
     if not _NUMBERED.fullmatch(module.name):
         return ""
     named = module.facts.get("layer")
@@ -618,13 +620,13 @@ def _layer_name(module: ModuleSummary) -> str:
 
 
 def module_activation(facts: Mapping[str, Any]) -> str:
-    """Return the activation that a module's facts name, "linear" left out because it is none."""
+    """Return the activation in a module's facts; "linear" is omitted, because it is no activation."""
     named = facts.get("activation")
     return named if isinstance(named, str) and named != "linear" else ""
 
 
 def walk_modules(module: ModuleSummary) -> Iterator[ModuleSummary]:
-    """Go through the module and all below it, each before those in it."""
+    """Yield the module and all below it, parents first."""
     waiting = [module]
     while waiting:
         here = waiting.pop()
@@ -633,7 +635,7 @@ def walk_modules(module: ModuleSummary) -> Iterator[ModuleSummary]:
 
 
 def _json_fact(value: object, deepest: int) -> Any:
-    """Return what JSON can hold of a fact; what it cannot is told by its type."""
+    """Return a fact as JSON; a value that JSON cannot represent becomes its type."""
     if value is None or isinstance(value, bool | int | float | str):
         return value
     if deepest and isinstance(value, Mapping):
@@ -643,9 +645,9 @@ def _json_fact(value: object, deepest: int) -> Any:
     return f"({type(value).__name__})"
 
 
-# `schema`: the JSON Schemas (draft 2020-12) of what `--json` prints and of what lies beside files.
+# `schema`: the JSON Schemas (draft 2020-12) of `--json` output and of files beside checkpoints.
 #
-# Each is a file of `ckpttool/schemas/`; what several share stands in `common.json` there.
+# Each is a file of `ckpttool/schemas/`; shared definitions are in `common.json` there.
 
 _FOLDER = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "schemas")
 _SHARED, _SUFFIX = "common", ".json"
@@ -653,7 +655,7 @@ _SHARED, _SUFFIX = "common", ".json"
 
 @dataclass(frozen=True, slots=True)
 class SchemaRow:
-    """One schema: its name, which is the command's; `id` carries the version of the document."""
+    """One schema: its name in the command; `id` contains the version of the document."""
 
     name: str
     id: str
@@ -671,16 +673,16 @@ def schema_names() -> tuple[str, ...]:
 
 
 def list_schemas() -> tuple[SchemaRow, ...]:
-    """Return what there is to print, in the order of the names."""
+    """Return what can be printed, in the order of names."""
     return tuple(
         SchemaRow(name, (found := _load_schema(name))["$id"], found["title"]) for name in schema_names()
     )
 
 
 def schema(name: str) -> dict[str, Any]:
-    """Return the JSON Schema of that name as it can be used alone; raise UsageError for an unknown one.
+    """Return the self-contained JSON Schema of that name; raise UsageError for an unknown one.
 
-    The schemas that it refers to stand among its `$defs` with their own `$id`, as draft 2020-12 bundles them
+    Referenced schemas are in its `$defs` with their own `$id`, as draft 2020-12 bundles them
     (JSON Schema Core, section 9.3.1).
     """
     known = schema_names()
@@ -692,7 +694,7 @@ def schema(name: str) -> dict[str, Any]:
 
 
 def _collect_references(name: str) -> list[str]:
-    """Return the schema and all that it refers to, directly or not."""
+    """Return the schema and all schemas that it references, directly or indirectly."""
     found = [name]
     for each in found:
         text = _read_schema(each)
@@ -715,17 +717,17 @@ def _read_schema(name: str) -> str:
         return file.read()
 
 
-# The lines about a SavedModel's signatures and an ONNX model's graph: inputs and outputs with shapes.
+# Lines on a SavedModel's signatures and an ONNX model's graph: inputs and outputs with shapes.
 
 _SHOWN = 12
 
 
 def signature_lines(details: Mapping[str, Any], width: int) -> list[str]:
-    """Return a few lines for the details of a SavedModel or an ONNX model; none for other formats."""
+    """Return a few lines of details of a SavedModel or ONNX model; none for other formats."""
     lines = _onnx_lines(details, width)
     tags = details.get("tags")
     if isinstance(tags, list | tuple) and tags:
-        # A list for each graph.
+        # One list per graph.
         sets = [", ".join(map(str, each)) if isinstance(each, list | tuple) else str(each) for each in tags]
         lines.append(clean(f"tags {'; '.join(sets)}"))
     found = details.get("signatures")
@@ -745,7 +747,7 @@ def signature_lines(details: Mapping[str, Any], width: int) -> list[str]:
 
 
 def _onnx_lines(details: Mapping[str, Any], width: int) -> list[str]:
-    """Return the lines of an ONNX model: versions of operators, inputs and outputs, operators by number."""
+    """Return the lines of an ONNX model: operator set versions, inputs and outputs, operator counts."""
     opsets, operators = details.get("opsets"), details.get("operators")
     if not isinstance(opsets, Mapping) or not isinstance(operators, Mapping):
         return []
@@ -780,19 +782,19 @@ def _format_signature(tensor: object) -> str:
 
 
 def _extent(extent: object) -> str:
-    # TensorFlow writes -1 for an extent that is not known (tensorflow/core/framework/tensor_shape.proto).
+    # TensorFlow writes -1 for an unknown extent (tensorflow/core/framework/tensor_shape.proto).
     return "?" if extent in (None, -1) else str(extent)
 
 
-# How often TensorFlow 1's Adam optimizers were applied, from the powers of beta that they keep.
+# How often TensorFlow 1's Adam optimizers were applied, from the powers of beta that they store.
 
 _SCALARS = {"float32": "<f", "float64": "<d"}
 
 
 def update_count_notes(tree: Tree) -> tuple[str, ...]:
-    """Return a sentence for each Adam whose two powers tell a count under betas that are common.
+    """Yield a sentence for each Adam whose two beta powers imply a count under common betas.
 
-    These scalars are read; one that cannot be read says nothing here, its own reader will be told.
+    These scalars are read; an unreadable one is skipped here, because its own reader reports the error.
     """
     return tuple(_find_update_counts(tree))
 
@@ -816,7 +818,7 @@ def _update_count_sentences(name: str, first: Leaf, second: object) -> Iterator[
     powers = _scalar(first), _scalar(second)
     if powers[0] is None or powers[1] is None:
         return
-    # Not at the top: few checkpoints have such variables, and counting needs numpy.
+    # Not a top-level import: few checkpoints have such variables, and counting needs numpy.
     from ckpttool.formats.tf_common import count_adam_steps
 
     for betas in BETAS:
@@ -839,7 +841,7 @@ def _scalar(leaf: Leaf) -> float | None:
         return None
 
 
-# `inspect`: what is inside a checkpoint, without reading a tensor.
+# `inspect`: the contents of a checkpoint, without reading a tensor.
 
 _ROLES: tuple[Role, ...] = ("parameter", "buffer", "slot", "counter", "replay", "other")
 
@@ -854,9 +856,9 @@ class RoleTotals(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Totals:
-    """Sums over the tensors listed: `parameters` counts the elements of trained tensors only.
+    """Sums over the listed tensors: `parameters` counts the elements of trained tensors only.
 
-    What an optimizer keeps, counters and replayed experience are in `roles`, each by itself.
+    Optimizer state, counters and replayed experience are in `roles`, each separately.
     """
 
     tensors: int
@@ -878,10 +880,10 @@ class Totals:
 
 @dataclass(frozen=True, slots=True)
 class CheckpointSummary:
-    """Everything that `inspect` shows.
+    """Everything that `inspect` prints.
 
-    `binding` is the agent that a layout recognises. `modules` begins with the root, each before those in it.
-    `checkpoints` are those of the folder, where the path is one and the latest of them was taken.
+    `binding` is the agent that a layout recognises. `modules` begins with the root, parents first.
+    `checkpoints` are those of the folder, if the path is one and its latest checkpoint is used.
     """
 
     checkpoint: Checkpoint
@@ -895,12 +897,12 @@ class CheckpointSummary:
 
     @property
     def layout(self) -> str | None:
-        """The layout that recognises an agent, None if none does."""
+        """The layout that recognises an agent; None if none does."""
         return None if self.binding is None else self.binding.layout
 
     @property
     def evidence(self) -> str:
-        """What the layout recognised it by, empty where none does."""
+        """The evidence by which the layout recognised it; empty without one."""
         return "" if self.binding is None else self.binding.evidence
 
     def document(self) -> dict[str, Any]:
@@ -921,15 +923,15 @@ class CheckpointSummary:
         }
 
     def _calls(self) -> dict[str, Any]:
-        # What `asks` says of every name, in short.
+        # The short audit text of each verdict.
         names = checkpoint.dangerous_calls(self.checkpoint.asks)
         return {"calls": names} if names else {}
 
 
 def summary(path: str, glob: str | None = None, layout: str | None = None) -> CheckpointSummary:
-    """List the checkpoint at the path; `glob` keeps the tensors and values whose path it matches.
+    """List the checkpoint at the path; `glob` selects tensors and values by path.
 
-    `layout` names the layout to recognise it by; without it all are asked.
+    `layout` names the layout that recognises it; without it, all are tried.
     """
     return summarize_checkpoint(open_checkpoint(path), glob, layout)
 
@@ -937,7 +939,7 @@ def summary(path: str, glob: str | None = None, layout: str | None = None) -> Ch
 def summarize_checkpoint(
     checkpoint: Checkpoint, glob: str | None = None, layout: str | None = None
 ) -> CheckpointSummary:
-    """Return the listing of a checkpoint that has been opened."""
+    """Return the listing of an open checkpoint."""
     from ckpttool.libraries.recognize import recognize_checkpoint
     from ckpttool.mapping.wrappers import list_wrapper_notes
 

@@ -58,16 +58,16 @@ from ckpttool.networks.live import assign
 from ckpttool.networks.live_trees import LiveSource, dtype_and_shape
 from ckpttool.networks.worker import ModelProcess, ModelSpec
 
-# The user's model as the target: built beside this process, its skeleton, and the proof that it loads.
+# The user's model as the target: built in a separate process, its skeleton, and the proof that it loads.
 
-# The words of `--to` that a framework loads into a model of its own.
+# The `--to` targets that a framework loads into its own model.
 FORMS = ("torch", "tf", "keras")
 WEIGHTS = ".weights.h5"
 _FRAMEWORKS = {"torch": "torch", "keras": "tensorflow", "tensorflow": "tensorflow"}
 
 
 def choose_model_form(kind: TargetKind) -> str:
-    """Return which form a model would load a target of the kind from; raise UsageError if from none."""
+    """Return the form in which a model loads a target of the kind; raise UsageError without one."""
     found = next((form for form in FORMS if TARGETS[form] == kind), None)
     if found is None:
         words = ", ".join(FORMS)
@@ -76,10 +76,7 @@ def choose_model_form(kind: TargetKind) -> str:
 
 
 class TargetModel:
-    """The model that a `Like` names, in its process; a context manager that ends it and removes its files.
-
-    Without a `form` it is saved as its framework does it by itself.
-    """
+    """The model that a `Like` names, in a separate process; a context manager that ends it and cleans up."""
 
     def __init__(self, wanted: ModelSpec, form: str | None = None) -> None:
         self._wanted, self._form = wanted, form or ""
@@ -97,10 +94,10 @@ class TargetModel:
         self._folder.cleanup()
 
     def skeleton(self, guessed: Sequence[Shape]) -> Skeleton:
-        """Build the model and return its skeleton; `guessed` are its inputs' shapes if nobody says them.
+        """Build the model and return its skeleton; `guessed` are the input shapes if none are given.
 
-        Raise UsageError when there is no such model or it is not loaded from this form, MappingError when the
-        form does not hold all of its weights.
+        Raise UsageError when there is no such model or it cannot load this form, MappingError when the
+        form does not contain all of its weights.
         """
         built = self._beside.build()
         framework = str(built["framework"])
@@ -126,13 +123,13 @@ class TargetModel:
         return build_model_skeleton(tree, modules, places, framework)
 
     def prove(self, written: Checkpoint) -> None:
-        """Load what was written into the model strictly, have it saved again, and compare every tensor.
+        """Load the output into the model strictly, save it again and compare every tensor.
 
-        Raise WorkerError if the model does not load it, MappingError if it holds other values then.
+        Raise WorkerError if the model does not load it, MappingError if values differ afterwards.
         """
         file = os.path.abspath(written.path)
         if self._form == "keras":
-            # Keras goes by the suffix, which a file has only when it gets its name.
+            # Keras uses the suffix, which a file gets only with its final name.
             os.symlink(file, file := os.path.join(self._folder.name, f"written{WEIGHTS}"))
         self._beside.load(file, self._form)
         again = self._beside.save(os.path.join(self._folder.name, "again"), self._form)
@@ -160,9 +157,9 @@ class TargetModel:
 
 
 def _numbered_weights(first: Tree, second: Tree) -> Iterator[tuple[int, Path]]:
-    """Go through the weights by number: every element of a tensor has its weight's number plus one as bits.
+    """Yield the weights by number: every element of a tensor has its weight's number plus one as bits.
 
-    A tensor that did not change is no weight's: the state of a random generator.
+    A tensor that did not change belongs to no weight: the state of a random generator.
     """
     for path, leaf in second.tensors():
         before = first.get(path)
@@ -180,8 +177,8 @@ def build_model_skeleton(
 ) -> Skeleton:
     """Return the skeleton of a model of a framework (torch, keras, tensorflow).
 
-    `modules` are as networks.model_child describes them, `places` says where the tensors that they name
-    lie in `tree`.
+    `modules` are as networks.model_child describes them, `places` maps the tensors that they name to
+    their paths in `tree`.
     """
     parts = [_part(module, places, framework) for module in modules]
     return Skeleton(_FRAMEWORKS[framework], tree, parts)
@@ -202,7 +199,7 @@ def _part(module: Mapping[str, Any], places: Mapping[str | int, Path], framework
     return ModelModule(tuple(module["path"]), cls, facts, tensors, shape, orders, *_call_order(module))
 
 
-# What a module of a program's own class computes, by the class of the framework that computes the same.
+# The framework class that computes the same as a module of a program's own class.
 _COMPUTES = {
     ("torch", "dense", "out_in"): "Linear",
     ("torch", "dense", "in_out"): LINEAR_IN_OUT,
@@ -217,7 +214,7 @@ _OWN_CLASS = {"torch": "Module", "keras": "Layer"}
 
 
 def _class_of(module: Mapping[str, Any], framework: str) -> tuple[str, Mapping[str, Any]]:
-    """Return a module's class and settings: by what it computed where its own class defines the call."""
+    """Return a module's class and settings; by its computation if its own class defines the call."""
     own, computes = module.get("own"), module.get("computes")
     if not own:
         return module["class"], module["facts"]
@@ -227,18 +224,18 @@ def _class_of(module: Mapping[str, Any], framework: str) -> tuple[str, Mapping[s
     cls = _COMPUTES.get((framework, computes.get("kind"), computes.get("form", "")))
     if "epsilon" in computes:
         facts["epsilon" if framework == "keras" else "eps"] = computes["epsilon"]
-    # It computes what none of these classes does, or what cannot be told.
+    # It computes something else than these classes, or it is unknown.
     return cls or _OWN_CLASS[framework], {**facts, OWN_CALL: ""}
 
 
-# A model of this very program as the target: its skeleton, without a file, its tensors by their places.
+# A model in this process as the target: its skeleton, without a file, and its tensors by path.
 
 
 class LiveModel:
-    """A torch.nn.Module, tf.Module, Keras model or layer; `shapes` are its inputs' without the batch."""
+    """A torch.nn.Module, tf.Module, Keras model or layer; `shapes` are input shapes without the batch."""
 
     def __init__(self, model: Any, shapes: Sequence[Shape] = ()) -> None:
-        """Take the model; raise UsageError for what is none."""
+        """Store the model; raise UsageError if it is not one."""
         framework = model_child.model_framework(model)
         if framework is None or isinstance(model, type):
             kind = model.__name__ if isinstance(model, type) else type(model).__name__
@@ -251,15 +248,15 @@ class LiveModel:
 
     @property
     def title(self) -> str:
-        """What the model is called in reports: its class."""
+        """The model's name in reports: its class."""
         return f"a live {type(self.model).__name__}"
 
     def skeleton(self, guessed: Sequence[Shape] = (), *, foreign: bool = False) -> Skeleton:
-        """Return the skeleton, whose tree has the present values; afterwards `tensors` has what it names.
+        """Return the skeleton, with present values in its tree; afterwards `tensors` contains what it names.
 
-        The model is called once, with zeros, if it has no weights before (`guessed` is its input's shape
-        then, if the user told none), if shapes were told, or, of Keras, if what fills it is `foreign`: how
-        that orders what is flattened, only a call shows. Raise UsageError when it cannot be called, has no
+        The model is called once, with zeros, if it has no weights before (`guessed` is its input shape
+        then, if none was given), if shapes were given, or, for Keras, if the source is `foreign`: only a
+        call shows how it orders flattened values. Raise UsageError when it cannot be called, has no
         tensors, or still has some without a shape.
         """
         owner = model_child.FRAMEWORKS[self.framework]
@@ -276,7 +273,7 @@ class LiveModel:
         return build_model_skeleton(tree, modules, places, self.framework)
 
     def _is_unbuilt(self) -> bool:
-        # Of the other frameworks' models `build` itself calls only those without weights.
+        # For the other frameworks, `build` itself calls only models without weights.
         return self.framework != "keras" or not (self.model.weights and getattr(self.model, "built", True))
 
     def _torch(self) -> tuple[Tree, dict[str | int, Path]]:
@@ -323,15 +320,15 @@ def _shapeless(name: str) -> UsageError:
     )
 
 
-# What fills a model: a checkpoint, a part of it, or its agent by canonical names; and the report of that.
+# Sources that fill a model (a checkpoint, a part of it, or its agent by canonical names), and the report.
 
-# Formats whose tensors stand in alphabetical order, whatever the program did.
+# Formats that store tensors alphabetically, regardless of the program's order.
 _SORTED = frozenset(("npz", "safetensors", "sharded", "tensorflow_v1"))
 _OF_GRAPHS = frozenset(("tensorflow_v1", "tensor_bundle"))
-# The canonical agent has dense kernels [in, out] and names that mappings know as TensorFlow's.
+# The canonical agent has dense kernels [in, out] and names that mappings recognise as TensorFlow's.
 _CANONICAL = "tensorflow"
 _SHOWN = 3
-# Shapes of a model's inputs, as formats/keras_config.py writes them.
+# Input shapes of a model, as formats/keras_config.py writes them.
 _INPUTS = re.compile(r"\d{1,7}(,\d{1,7}){0,4}(;\d{1,7}(,\d{1,7}){0,4}){0,7}", re.ASCII)
 _BY = {
     "order": "in order",
@@ -344,23 +341,23 @@ _COUNTED = {**_BY, "given": "as given"}
 
 
 class ModelSource(NamedTuple):
-    """What fills a model: the tree as it was prepared, with its framework and how much its order tells."""
+    """The source of a model's values: the prepared tree, its framework and how reliable its order is."""
 
     ready: PreparedTree
     fills: FillSource
 
     @property
     def tree(self) -> Tree:
-        """The tree itself."""
+        """The prepared tree."""
         return self.fills.tree
 
     @property
     def framework(self) -> str:
-        """The framework whose spelling the tree has."""
+        """The framework whose naming the tree uses."""
         return self.fills.framework
 
     def guessed(self) -> tuple[Shape, ...]:
-        """Return the shapes of inputs as a configuration tells them, or a dense first layer."""
+        """Return input shapes from a configuration, or from a dense first layer."""
         for container in self.tree.containers.values():
             said = container.state.get("model_inputs") if isinstance(container.state, dict) else None
             if isinstance(said, str) and _INPUTS.fullmatch(said):
@@ -383,11 +380,11 @@ def model_source(
     source: str | None = None,
     shapes: Sequence[Shape] = (),
 ) -> ModelSource:
-    """Return the checkpoint, or what lies below the path `part`, by its own names.
+    """Return the checkpoint, or the part under the path `part`, with its own names.
 
-    `source` states whose orientation its arrays have ("torch" or "tf"), `shapes` are those of the inputs of
-    the model that is filled. Raise UsageError where nothing lies
-    below it, or names cannot be restored, MappingError where the orientation is not clear.
+    `source` states the orientation of its arrays ("torch" or "tf"), `shapes` are those of the inputs of
+    the filled model. Raise UsageError where nothing is under the path, or names cannot be restored,
+    MappingError where the orientation is ambiguous.
     """
     if checkpoint.format == onnx.NAME:
         checkpoint = onnx_policies.read_as_state_dict(checkpoint)
@@ -404,7 +401,7 @@ def model_source(
         raise error.located(file=checkpoint.path) from None
     if not rows.assumed:
         in_order = _lists_in_order(checkpoint, ready.tree, framework)
-        # A graph counts layers of a scope as they are called.
+        # A graph numbers the layers of a scope in call order.
         by_graph = checkpoint.format in _OF_GRAPHS and tf_names.has_named_variables(ready.tree)
         return ModelSource(ready, FillSource(ready.tree, framework, in_order, by_graph, described))
     names = {place: ready.names[path] for place, path in rows.sources.items()}
@@ -414,9 +411,9 @@ def model_source(
 
 
 def _as_saved(ready: PreparedTree) -> tuple[PreparedTree, Mapping[Path, ModuleInfo]]:
-    """Return the tree with whole modules as their state_dicts, and without the copies of Keras's export.
+    """Return the tree with whole modules as state_dicts, without copies from Keras's export.
 
-    The second result is what the file records of the whole modules that held the tensors.
+    The second result is what the file records of the whole modules that contained the tensors.
     """
     described: Mapping[Path, ModuleInfo] = {}
     tree, sources = read_state_dicts(ready.tree)
@@ -429,9 +426,9 @@ def _as_saved(ready: PreparedTree) -> tuple[PreparedTree, Mapping[Path, ModuleIn
 
 
 def agent_source(checkpoint: Checkpoint, part: str | None, layout: str | None) -> ModelSource:
-    """Return the networks of the agent that a layout reads, or one of them, by their canonical names.
+    """Return the agent's networks, or one of them, by canonical names.
 
-    Raise UsageError where no layout knows the agent, or it has no such network.
+    Raise UsageError where no layout recognises the agent, or it has no such network.
     """
     binding = recognize_checkpoint(checkpoint, layout)
     if binding is None:
@@ -457,12 +454,12 @@ def _select_network(tree: Tree, part: str, binding: RecognizedAgent, checkpoint:
 
 
 def source_names(ready: PreparedTree, filling: FillResult) -> frozenset[str]:
-    """Return the names, in the checkpoint, of what fills the model."""
+    """Return the checkpoint names of the entries that fill the model."""
     return frozenset(ready.names[move.source] for move in filling.moves)
 
 
 def build_fill_report(ready: PreparedTree, skeleton: Skeleton, filling: FillResult) -> MappingReport:
-    """Return what became of every entry of the source and of every place in the model."""
+    """Return the mapping of every source entry and every model tensor."""
     counted = [f"{n} {_COUNTED.get(by, f'by {by}')}" for by, n in _count_matches(filling).items()]
     many = "layer" if len(filling.matched) == 1 else "layers"
     notes = [f"{len(filling.matched)} {many} matched: {', '.join(counted)}"] if counted else []
@@ -494,7 +491,7 @@ def _count_matches(filling: FillResult) -> dict[str, int]:
 
 
 def _detect_framework(checkpoint: Checkpoint, tree: Tree, source: str | None) -> str:
-    """Return whose spelling the source has; without evidence, in whose more of its arrays are layers."""
+    """Return the framework whose naming the source uses; without evidence, the one that maps more arrays."""
     native = layer_options.format_framework(checkpoint.format)
     said = fill_model.checkpoint_orientation(checkpoint, tree, native, source)
     if said in ("torch", "tensorflow"):
@@ -506,30 +503,30 @@ def _detect_framework(checkpoint: Checkpoint, tree: Tree, source: str | None) ->
 
 
 def _lists_in_order(checkpoint: Checkpoint, tree: Tree, framework: str) -> bool:
-    """Say whether the tree lists layers as the program made them, not by their names."""
+    """Return whether the tree lists layers in creation order, not by name."""
     if checkpoint.format in _SORTED or (framework == "tensorflow" and tf_names.has_named_variables(tree)):
         return False
     # keras/src/saving/saving_lib.py, _walk_saveable: attributes in alphabetical order.
     return checkpoint.format != "keras_h5" or all("/vars/" not in leaf.key for _, leaf in tree.tensors())
 
 
-# `load_into`: the values of a checkpoint, of whatever framework, put into a live model in place.
+# `load_into`: load the values of a checkpoint of any framework into a live model in place.
 
-# The word for `layout` that leaves it to the layouts to recognise the agent.
+# The `layout` value that lets the layouts recognise the agent.
 AUTO = "auto"
 Pairs = Mapping[str, str] | Sequence[tuple[str, str]]
 
 
 @dataclass(frozen=True, slots=True)
 class ModelLoadResult:
-    """What became of a model: `filled` tensors of it have the checkpoint's values now, or would have.
+    """Result of filling a model: `filled` of its tensors have the checkpoint's values, or would have.
 
-    `matched` says layer by layer what filled what and how that was found ("given", "name", "words",
-    "numbers", "only fit", "order"), `report` the rule of every tensor, what of the model is `missing`, what
-    of the checkpoint is `unused`, and what was assumed. `different` belong together and do not fit; of what
-    is `ambiguous` there is no evidence which is which. `cast` are tensors whose numbers have another width in
-    the model. `loaded` is false for a dry run. The `ledger` lists what else in the checkpoint or beside it
-    the model's outputs may depend on (commands/evidence.py); see `decides`.
+    `matched` lists by layer its source and how it was found ("given", "name", "words", "numbers",
+    "only fit", "order"), `report` the rule of every tensor, the model tensors that are `missing`, the
+    checkpoint tensors that are `unused`, and assumptions. `different` pairs belong together but do
+    not fit; `ambiguous` ones have no evidence which is which. `cast` are tensors whose number type
+    changes in the model. `loaded` is false for a dry run. The `ledger` lists what else in or beside
+    the checkpoint may affect the model's outputs (commands/evidence.py); see `decides`.
     """
 
     model: str
@@ -545,12 +542,12 @@ class ModelLoadResult:
 
     @property
     def complete(self) -> bool:
-        """Say whether all of the model is filled."""
+        """Return whether the whole model is filled."""
         return not self.report.missing
 
     @property
     def decides(self) -> bool:
-        """Say whether something in the checkpoint certainly changes the outputs and is not in the model."""
+        """Return whether checkpoint data missing in the model certainly changes its outputs."""
         return sidecar.has_open_entries(self.ledger)
 
     def document(self) -> dict[str, Any]:
@@ -575,7 +572,7 @@ class ModelLoadResult:
 
 
 class ModelFillPlan(NamedTuple):
-    """A model's skeleton and what fills it: `values` are the leaves that do, by their places in the model."""
+    """A model's skeleton and its source: `values` are the leaves that fill it, by paths in the model."""
 
     model: str
     given: PreparedTree
@@ -590,16 +587,18 @@ class FillOptions:
     """The options of `load_into`.
 
     Args:
-        layout: read the checkpoint as an agent of this layout, by canonical names; "auto": of any layout.
-        part: take what lies below this path, or one network of an agent ("actor", "critic/q1").
-        strict: change nothing unless all of the model is filled and all weights of the checkpoint are used.
+        layout: read the checkpoint as an agent of this layout, by canonical names; "auto": of any
+            layout.
+        part: use only what lies under this path, or one network of an agent ("actor", "critic/q1").
+        strict: change nothing unless all of the model is filled and all weights of the checkpoint are
+            used.
         match: names of layers or modules that belong together, the checkpoint's and the model's.
-        shapes: shapes of the model's inputs without the batch, for a model that has no weights before its
-            first call or flattens images.
-        flatten: `{"dense": "7,7,64"}`, the shape of the image that a layer receives flattened, in the order
-            in which the model takes it; "no": none.
+        shapes: shapes of the model's inputs without the batch, for a model that has no weights before
+            its first call or flattens images.
+        flatten: `{"dense": "7,7,64"}`, the shape of the image that a layer receives flattened, in the
+            model's order; "no": none.
         unflatten: the shape of the image that a dense layer's output becomes.
-        kinds: `{"table": "embedding"}`, what a layer of several possible kinds is.
+        kinds: `{"table": "embedding"}`, the kind of a layer that could be of several kinds.
         accept_order: pair layers by order where no other evidence decides.
         from_: orientation of the checkpoint's matrices ("torch" or "tf") where it has no evidence.
         dry_run: return the report and change nothing.
@@ -619,7 +618,7 @@ class FillOptions:
     dry_run: bool = False
 
     def matching(self) -> MatchOptions:
-        """Return how layers are matched; raise UsageError for a statement that makes no sense."""
+        """Return how layers are matched; raise UsageError for an invalid statement."""
         kinds, flatten, unflatten = (
             [f"{name}={value}" for name, value in _items(each)]
             for each in (self.kinds, self.flatten, self.unflatten)
@@ -644,12 +643,12 @@ def load_into(
 ) -> ModelLoadResult:
     """Fill a live torch.nn.Module, tf.Module or Keras model in place; return what was matched, and how.
 
-    `keywords` are fields of FillOptions, in the place of those of `options`.
+    `keywords` are FillOptions fields that override those of `options`.
 
-    Raise MappingError where strict and the model and the checkpoint's weights do not correspond in whole;
-    what does not fit stays as it is otherwise. A dry run returns the whole report; a model without weights is
-    built all the same, by a call. Types and devices of the model stay. Raise what opening and reading raise:
-    then nothing has changed either.
+    Raise MappingError if strict and model and checkpoint weights do not correspond completely;
+    otherwise unmatched tensors stay unchanged. A dry run returns the whole report; a model without
+    weights is still built by a call. Types and devices of the model stay. Errors of opening and
+    reading are passed on; nothing has changed then either.
 
     >>> import ckpttool, torch
     >>> names = ["l1", "l2", "l3"]
@@ -685,14 +684,14 @@ def load_into(
 
 
 def ensure_open(path: str | os.PathLike[str] | Checkpoint) -> Checkpoint:
-    """Return the checkpoint, opened where only its path is told."""
+    """Return the checkpoint, opened if a path is given."""
     return path if isinstance(path, Checkpoint) else open_checkpoint(os.fspath(path))
 
 
 def plan_model_fill(
     target: LiveModel | ModelSpec, checkpoint: Checkpoint, options: FillOptions
 ) -> ModelFillPlan:
-    """Return how a checkpoint fills a model, of this program or of a process beside it; nothing changes."""
+    """Return how a checkpoint fills a model, in this process or a separate one; nothing changes."""
     matching = options.matching()
     given = _select_source(checkpoint, options, target.shapes)
     if isinstance(target, LiveModel):
@@ -709,7 +708,7 @@ def _plan_fill(
     filling = fill_model.fill(given.fills, skeleton, matching)
     tree = skeleton.tree
     linked = set(skeleton.named()[1].values())
-    # What no module holds by a name, nothing can fill.
+    # A tensor that no module holds by name cannot be filled.
     alone = tuple(path for path in tensors if path not in linked)
     filling = replace(filling, unfilled=(*filling.unfilled, *alone))
     left = set(filling.unfilled)
@@ -725,16 +724,16 @@ def _select_source(checkpoint: Checkpoint, options: FillOptions, shapes: Sequenc
     try:
         return model_source(checkpoint, part, source=options.from_, shapes=shapes)
     except UsageError:
-        # A network of an agent has its canonical name whatever its codebase calls it.
+        # A network of an agent has its canonical name, regardless of its codebase's name for it.
         if part is None or recognize_checkpoint(checkpoint) is None:
             raise
         return agent_source(checkpoint, part, None)
 
 
 def _require_complete(met: ModelFillPlan, checkpoint: Checkpoint, part: str | None) -> None:
-    """Raise MappingError unless the model and the checkpoint's weights correspond in whole.
+    """Raise MappingError unless model and checkpoint weights correspond completely.
 
-    The error names what does not fit, else what of the model is open, else what of the checkpoint is left.
+    The error names mismatches, else missing model tensors, else unused checkpoint tensors.
     """
     if met.filling.misfits:
         error = met.filling.misfits[0].error.located(file=checkpoint.path)
@@ -777,13 +776,13 @@ def _require_used(met: ModelFillPlan, checkpoint: Checkpoint, part: str | None) 
 
 
 _OPTION = re.compile(r"--(flatten|unflatten|kind) '([^'=]+)=([^']+)'")
-# What a refusal proposes for a layer of an unknown class: the layer, and the kinds that its tensors could be.
+# The hint of an error for a layer of an unknown class: the layer, and its possible kinds.
 _KIND = re.compile(r"--kind '([^']*)=([^'=]*)' converts it as one(?:, or ((?:\w| )+))?")
 _ARGUMENT = re.compile(r"(?:flatten|kinds)=\{")
 
 
 def _with_python_arguments(met: ModelFillPlan) -> ModelFillPlan:
-    """Return the plan, whose sentences name arguments of load_into."""
+    """Return the plan, with notes that name arguments of load_into."""
     return met._replace(
         report=replace(met.report, assumed=tuple(map(_as_python_arguments, met.report.assumed))),
         filling=replace(met.filling, notes=tuple(map(_as_python_arguments, met.filling.notes))),
@@ -791,14 +790,14 @@ def _with_python_arguments(met: ModelFillPlan) -> ModelFillPlan:
 
 
 def _as_python_arguments(sentence: str) -> str:
-    """Return a sentence that names options of the command line with the arguments of load_into."""
+    """Return a sentence with command-line options replaced by arguments of load_into."""
     return _OPTION.sub(
         lambda found: f"{found[1].replace('kind', 'kinds')}={{'{found[2]}': '{found[3]}'}}", sentence
     )
 
 
 def _kind_argument(kind: re.Match[str]) -> str:
-    """Return the argument that states what a layer computes, for each kind that it could be."""
+    """Return the argument that states a layer's kind, for each possible kind."""
     layer, first, others = kind.groups()
     names = [first, *(others.split(" or ") if others else ())]
     return f"{' or '.join(f'kinds={{{layer!r}: {name!r}}}' for name in names)}, whichever it computes"
@@ -816,11 +815,12 @@ def _hint(filling: FillResult, checkpoint: Checkpoint, part: str | None) -> str:
     return next(unfit, "dry_run=True returns the whole report, strict=False fills what it can")
 
 
-# `convert --like`: fill the user's own model from a checkpoint, write what it loads, and have it loaded.
+# `convert --like`: fill the user's own model from a checkpoint, write the file, and verify that the model
+# loads it.
 
 
 def parse_match_options(said: Sequence[str]) -> tuple[tuple[str, str], ...]:
-    """Return what `--match SOURCE=TARGET` says; raise UsageError for what says no pair."""
+    """Return the pairs of `--match SOURCE=TARGET`; raise UsageError for invalid text."""
     found = []
     for text in said:
         source, sign, target = text.partition("=")
@@ -835,7 +835,7 @@ def convert_into_model(
 ) -> ConversionResult:
     """Write the checkpoint that the user's model loads, filled from the one at `source`.
 
-    A text is the factory's name alone. Nothing is written when a weight of the model is left open (unless
+    A text is only the factory's name. Nothing is written when a model weight is missing (unless
     `allow_missing`) or on a dry run.
     """
     matching = _match_options(options)
@@ -846,7 +846,7 @@ def convert_into_model(
     if not options.dry_run:
         save.require_new_target(stem, kind, checkpoint, force=options.force)
     own = read_verified_sidecar(checkpoint)
-    # Rules for every tensor say all of their axes.
+    # Rules for every tensor cover all of their axes.
     every = matching.rules is not None and matching.rules.rest != "kinds"
     axes = options.from_ or ("torch" if every else None)
     given = model_source(checkpoint, options.part, options.preparation, own.sidecar, axes, model.shapes)
@@ -870,7 +870,7 @@ def convert_into_model(
         made = replace(made, report=replace(made.report, notes=notes))
 
         def receipt(written: Digest, found: Checkpoint) -> Sidecar:
-            if options.verify:  # before anything has its name
+            if options.verify:  # before anything gets its final name
                 beside.prove(found)
             known = plan.with_policy_facts(checkpoint, found, own, part=options.part, model=True)
             more = {"cast": True} if options.cast else {}
@@ -901,7 +901,7 @@ def _match_options(options: ConversionOptions) -> MatchOptions:
 def _plan_for_model(
     checkpoint: Checkpoint, given: ModelSource, skeleton: Skeleton, matching: MatchOptions
 ) -> tuple[ConversionPlan, FillResult]:
-    """Return how the source fills a model, as the plan of a conversion and with what was matched."""
+    """Return how the source fills a model, as a conversion plan, with the matches."""
     try:
         filling = fill_model.fill(given.fills, skeleton, matching)
     except CkpttoolError as error:
@@ -919,7 +919,7 @@ def _plan_for_model(
 
 
 def _optimizer_entries(ready: PreparedTree) -> Iterator[LedgerEntry]:
-    """Return an entry for the state of optimizers, which a file that fills a model does not have."""
+    """Yield an entry for optimizer state, which a file for filling a model does not have."""
     tree = ready.tree
     slots = [path for path, leaf in tree.tensors() if leaf.role == "slot"]
     if not slots:

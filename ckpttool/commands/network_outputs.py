@@ -31,14 +31,14 @@ from ckpttool.networks import numpy_backend
 from ckpttool.networks.build import NetworkSettings, layer_widths, policy_network, q_network, value_network
 from ckpttool.networks.network import Dense, Network, Observation, Policy
 
-# Gathers what a network needs and its checkpoint lacks, says where each fact came from, and builds it.
+# Collects the facts that a network needs and its checkpoint lacks, with their origins, and builds it.
 
 
 @dataclass(frozen=True, slots=True)
 class ActionBounds:
-    """Action bounds per dimension, and who says so ("Pendulum-v1's action space").
+    """Action bounds per dimension and their origin ("Pendulum-v1's action space").
 
-    Without an origin they stand in for what the network does not depend on, and nothing is said of them.
+    Without an origin they are placeholders that do not affect the network, and are not reported.
     """
 
     low: Sequence[float]
@@ -48,7 +48,7 @@ class ActionBounds:
 
 
 def missing_options(agent: Agent, known: Sidecar) -> tuple[str, ...]:
-    """Return the options, with an example value, for facts without which the policy cannot be computed."""
+    """Return the options, with example values, for missing facts that the policy requires."""
     facts = agent.binding.facts
     hidden, _ = policy_sizes(agent.binding, agent.tree)
     activations = known.activations or facts.activations or facts.hidden
@@ -57,7 +57,7 @@ def missing_options(agent: Agent, known: Sidecar) -> tuple[str, ...]:
 
 
 def require_facts(agent: Agent, *words: str, other: Agent | None = None) -> None:
-    """Raise UsageError with the completing command if no file holds the activations or the action map.
+    """Raise UsageError with the complete command if no file contains the activations or the action map.
 
     `words` are the command's, its verb first; without them the command is `eval`.
     """
@@ -83,7 +83,7 @@ _LACKED = {
 
 
 def _require_scaled(agent: Agent, known: Sidecar, bounds: ActionBounds) -> None:
-    """Raise UsageError if a model ends in tanh, and the actions reach further than that."""
+    """Raise UsageError if a model ends in tanh, but actions exceed that range."""
     read = known.is_read("head")
     low = bounds.low if known.action_low is None else known.action_low
     high = bounds.high if known.action_high is None else known.action_high
@@ -100,9 +100,9 @@ def _require_scaled(agent: Agent, known: Sidecar, bounds: ActionBounds) -> None:
 
 
 def require_even_bounds(agent: Agent, settings: NetworkSettings) -> None:
-    """Raise UsageError for one number times tanh, by habit of a layout, between bounds of several sizes.
+    """Raise UsageError for tanh times one number, a layout's default, between bounds of several sizes.
 
-    No program has such bounds and this map: it would never reach some of them, and exceed others.
+    No program has such bounds and this map: some bounds would be unreachable, others exceeded.
     """
     low, high = settings.action_low, settings.action_high
     assumed = agent.known.is_assumed("head")
@@ -120,10 +120,10 @@ def require_even_bounds(agent: Agent, settings: NetworkSettings) -> None:
 def derive_network_settings(
     agent: Agent, bounds: ActionBounds, other: Agent | None = None
 ) -> tuple[NetworkSettings, LedgerEntries]:
-    """Return the settings and an entry of the ledger for whatever was assumed.
+    """Return the settings and a ledger entry for each assumption.
 
-    What the agent's sidecar or files say decides; where they are silent, what `other` knows (the same agent
-    in another form); then the layout's habit, and `bounds` for the actions.
+    The agent's sidecar or files decide; where they record nothing, `other` decides (the same agent
+    in another form); then the layout's default, and `bounds` for the actions.
     """
     require_facts(agent, other=other)
     known = agent.known if other is None else _complete_metadata(agent, other)
@@ -157,9 +157,9 @@ def derive_network_settings(
 
 
 def _complete_metadata(agent: Agent, other: Agent) -> Sidecar:
-    """Return what is known of the agent, and what the other one knows where it is silent.
+    """Return the agent's facts, filled in from the other agent.
 
-    Its own sidecar is what it is played by, so nothing overrules that; and an agent that says nothing of
+    The own sidecar always wins, because the agent is played with it; an agent without a record of
     normalised observations does not normalise.
     """
     both = merge_metadata(agent.known, other.known)
@@ -169,7 +169,7 @@ def _complete_metadata(agent: Agent, other: Agent) -> Sidecar:
 
 
 def build_part_network(agent: Agent, part: AgentNetwork, settings: NetworkSettings) -> Network:
-    """Return a part as a network: a policy, a value of the state, or a Q-function."""
+    """Return a part as a network: a policy, a state value, or a Q-function."""
     if part.acts:
         return policy_network(agent.tree, part, settings)
     if part.component in VALUES:
@@ -182,7 +182,7 @@ def network_sizes(agent: Agent) -> tuple[int, int]:
     actor = agent.part("actor") or agent.part("actor_target")
     if actor is not None:
         return layer_widths(agent.tree, actor)
-    # A critic alone: how its inputs divide does not change what it computes.
+    # For a critic alone, how its inputs divide does not affect its output.
     total, _ = layer_widths(agent.tree, agent.binding.parts[0])
     return total - 1, 1
 
@@ -192,23 +192,23 @@ def _format_bounds(values: Sequence[float]) -> str:
     return f"{distinct[0]:g}" if len(distinct) == 1 else f"[{', '.join(f'{v:g}' for v in values)}]"
 
 
-# The networks of two checkpoints of one agent, side by side: each as its own checkpoint has it played.
+# Pairs the networks of two checkpoints of one agent, each as its own checkpoint specifies it.
 
 
 def shared_networks(a: Agent, b: Agent) -> list[str]:
-    """Return the titles of the networks that both have."""
+    """Return the titles of the networks that both agents have."""
     return [part.title for part in a.binding.parts if b.part(part.title) is not None]
 
 
 def missing_networks(a: Agent, b: Agent) -> list[str]:
-    """Return the titles of the networks that only the first one has."""
+    """Return the titles of the networks that only the first agent has."""
     return [part.title for part in a.binding.parts if b.part(part.title) is None]
 
 
 def pair_networks(
     a: Agent, b: Agent, titles: Sequence[str], assumed: list[str]
 ) -> tuple[dict[str, tuple[Network, Network]], list[str]]:
-    """Return what is compared, and a note for each critic or value that cannot be run; a policy must be."""
+    """Return network pairs, and a note for each critic or value that cannot run; a policy must run."""
     found, skipped = {}, []
     for title in titles:
         try:
@@ -225,14 +225,14 @@ def pair_networks(
 
 
 def agent_network_settings(agent: Agent, other: Agent) -> tuple[NetworkSettings, LedgerEntries]:
-    """Return how the agent's layers become networks, and an entry of the ledger for whatever was assumed."""
+    """Return how the agent's layers become networks, and a ledger entry for each assumption."""
     _, act_dim = network_sizes(agent)
     unit = ActionBounds([-1.0] * act_dim, [1.0] * act_dim, "both sides alike, neither says more")
     return derive_network_settings(agent, unit, other)
 
 
 def build_agent_network(agent: Agent, other: Agent, title: str, assumed: list[str]) -> Network:
-    """Return one network of the agent, and add what was assumed for it."""
+    """Return one network of the agent; append its assumptions."""
     part = agent.runnable(title)
     if part is None:
         raise UsageError(f"the checkpoint has no network {title}", file=agent.checkpoint.path)
@@ -241,24 +241,24 @@ def build_agent_network(agent: Agent, other: Agent, title: str, assumed: list[st
     return build_part_network(agent, part, settings)
 
 
-# How far two outputs of one network are from each other, and how far they may be.
+# Output differences of one network, and their bound.
 #
-# The error of both is measured against a float64 reference in numpy: a conversion is right when B is no
-# further from it than A's own framework is, give or take rounding.
+# The error of both is measured against a float64 reference in numpy: a conversion is correct when B's error
+# is no larger than that of A's own framework, give or take rounding.
 
 PARITY_OBSERVATIONS = 1000
 OWN_ERROR = 2.0
-# Of the largest number on the way, not of the output: see docs/design.md for what that one refused.
+# Relative to the largest intermediate number, not the output: see docs/design.md for what that rejected.
 SCALE = 1e-5
-# Two float32 computations of one sum differ by a few units in the last place of the largest number on the
-# way: a policy's tanh hides how large the numbers before it were, and how far rounding moved them.
+# Two float32 computations of one sum differ by a few units in the last place of the largest intermediate
+# number: a policy's tanh hides how large earlier numbers were, and how far rounding moved them.
 UNIT = float(np.finfo(np.float32).eps)
 ROUNDING = 4 * UNIT
 
 
 @dataclass(frozen=True, slots=True)
 class Parity:
-    """One network: how far B's outputs are from A's, absolutely and relative to the output's scale.
+    """Output differences of one network: B from A, absolute and relative to the output's scale.
 
     `error_a` and `error_b` are the largest differences from the float64 reference.
     """
@@ -285,7 +285,7 @@ class Parity:
 
 
 def failed_parity(title: str) -> Parity:
-    """Return what is said of a network that B lacks, or has in another size."""
+    """Return the result for a network that B lacks, or has in another size."""
     return Parity(title, 0, np.inf, np.inf, np.inf, np.inf, within=False)
 
 
@@ -299,10 +299,10 @@ def measure_parity(
     *,
     exact: np.ndarray | None = None,
 ) -> Parity:
-    """Return how far two outputs on `given` are from each other and from the network in float64.
+    """Return how far two outputs for `given` are from each other and from the float64 result.
 
-    Without a `tolerance` B may be `own` times as far as A is, or as far as rounding explains. `exact` is what
-    the network gives in float64, where somebody knows it.
+    Without a `tolerance`, B may be `own` times as far off as A, or within rounding. `exact` is the
+    network's float64 output, if known.
     """
     if exact is None:
         exact = run_network(numpy_backend.build(network.cast("float64")), to_float64(given))
@@ -312,7 +312,7 @@ def measure_parity(
     between = float(np.abs(outputs[0].astype(np.float64) - outputs[1]).max())
     if tolerance is None:
         allowed = min(max(own * errors[0], _rounding_share(network) * largest), SCALE * largest)
-        # Extreme inputs can cost A itself more than that; B need not be better than A.
+        # For extreme inputs, A's own error can exceed that; B need not be better than A.
         allowed = max(allowed, errors[0])
     else:
         allowed = tolerance * scale
@@ -322,7 +322,7 @@ def measure_parity(
 
 
 def _largest_activation(network: Network, given: Observation) -> float:
-    """Return the largest magnitude that any dense layer but the output gives, in float64."""
+    """Return the largest float64 magnitude of any dense layer's output, except the last."""
     dense = [n for n, node in enumerate(network.nodes, len(network.inputs)) if isinstance(node.layer, Dense)]
     exact, double = network.cast("float64"), to_float64(given)
     inner = (
@@ -334,17 +334,17 @@ def _largest_activation(network: Network, given: Observation) -> float:
 
 
 def _rounding_share(network: Network) -> float:
-    """Return the part of the largest number that rounding may cost: it grows as the root of a sum's terms.
+    """Return the share of the largest number that rounding may cost: the root of the term count.
 
-    TensorFlow adds the terms one after the other, PyTorch in blocks: with 256 terms the one was seen 6 units
-    from float64 where the other was 2.
+    TensorFlow adds terms one after the other, PyTorch in blocks: with 256 terms TensorFlow was off by 6
+    units from float64 where PyTorch was off by 2.
     """
     terms = max(node.layer.kernel.shape[0] for node in network.nodes if isinstance(node.layer, Dense))
     return max(ROUNDING, UNIT * float(np.sqrt(terms)) / 2)
 
 
 def make_observations(network: Network, n: int = PARITY_OBSERVATIONS) -> Observation:
-    """Return the fixed inputs: zeros, ordinary and extreme ones; float32 [n, ...] each, always the same."""
+    """Return fixed inputs: zeros, ordinary and extreme values; float32 [n, ...], always the same."""
     generator = np.random.default_rng(0)
     scales = np.repeat([0.0, 1.0, 10.0], [1, n - n // 5 - 1, n // 5])
     drawn = {
@@ -369,38 +369,38 @@ def run_network(policy: Policy, given: Observation) -> np.ndarray:
     return output
 
 
-# The proof of a conversion: what was written computes what was read, before it gets its name.
+# Verifies a conversion before the output gets its name: it computes the same as the source.
 #
-# Both sides run in numpy, in float64: that shows the mapping and costs no framework's start. What frameworks
-# themselves make of the two files shows `verify`.
+# Both sides run in numpy, in float64: that tests the mapping without starting a framework. `verify` shows how
+# the frameworks themselves run the two files.
 
 OBSERVATIONS = 100
 _CANNOT = (EnvironmentMismatchError, MappingError, UnsupportedError, UsageError)
 
 
 class OutputMismatchError(Exception):
-    """What was written computes something else: this stops the writing, and only `convert` hears of it."""
+    """The output computes something else: stops writing; only `convert` handles it."""
 
     def __init__(self, proof: OutputVerification) -> None:
-        """Keep the proof."""
+        """Store the parity result."""
         super().__init__()
         self.proof = proof
 
 
 @dataclass(frozen=True, slots=True)
 class OutputVerification:
-    """Every network that source and target have, compared; notes say which were not."""
+    """Comparison of every network that source and target have; notes list those not compared."""
 
     networks: tuple[Parity, ...] = ()
     notes: tuple[str, ...] = ()
 
     @property
     def within(self) -> bool:
-        """Say whether every network computes the same."""
+        """Return whether all networks give the same outputs."""
         return all(network.within for network in self.networks)
 
     def entry(self) -> list[dict[str, Any]]:
-        """Return what the sidecar keeps of it."""
+        """Return the record for the sidecar."""
         kept = ("name", "max_abs", "max_rel", "within")
         return [{name: getattr(each, name) for name in kept} for each in self.networks]
 
@@ -408,16 +408,17 @@ class OutputVerification:
 def prepared_source_agent(
     checkpoint: Checkpoint, tree: Tree, binding: RecognizedAgent, own: VerifiedSidecar
 ) -> Agent:
-    """Return the source's agent: the part of the checkpoint that is converted, as it was prepared."""
+    """Return the source's agent: the converted, prepared part of the checkpoint."""
     found, binding = select_network_leaves(tree, binding), tf_names.check_connections(binding)
     known = restore.merge_metadata(own.sidecar, restore.read_metadata(binding, found))
     return Agent(checkpoint, binding, found, own.sidecar, known, ())
 
 
 def verify_outputs(source: Agent, written: Checkpoint, target: str, told: Sidecar) -> OutputVerification:
-    """Compare the source with what was written for `target`, read anew, its layout recognised anew.
+    """Compare the source with the output for `target`, read again, its layout recognised again.
 
-    `told` is the sidecar that will lie beside it. Raise DiffersError if a network computes something else.
+    `told` is the sidecar to be written beside it. Raise DiffersError if a network computes something
+    else.
     """
     written = replace(written, path=target)
     binding = recognize_checkpoint(written)
@@ -449,7 +450,7 @@ def _compare_network(title: str, left: Network, source: Agent, there: Agent) -> 
     try:
         right = build_agent_network(there, source, title, [])
     except _CANNOT:
-        return failed_parity(title)  # it could be run where it came from
+        return failed_parity(title)  # the source could run it
     if left.inputs != right.inputs or left.width != right.width:
         return failed_parity(title)
     given = make_observations(left, OBSERVATIONS)
@@ -458,7 +459,7 @@ def _compare_network(title: str, left: Network, source: Agent, there: Agent) -> 
             run_network(numpy_backend.build(n.cast("float64")), to_float64(given)) for n in (left, right)
         )
     if not np.isfinite(first).all():
-        # An agent whose training failed is converted like any other: the same NaN are the same outputs.
+        # An agent whose training failed is converted like any other: equal NaN are equal outputs.
         same = np.array_equal(first, second, equal_nan=True)
         return Parity(title, len(first), 0.0, 0.0, 0.0, 0.0, within=True) if same else failed_parity(title)
     return measure_parity(title, left, given, (first, second), exact=first)

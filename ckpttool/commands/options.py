@@ -42,16 +42,16 @@ if TYPE_CHECKING:
     from ckpttool.networks.worker import ModelSpec
 
 
-# Averaged weights (EMA, SWA) beside a network in a checkpoint of PyTorch: which are which, and a choice.
+# Averaged weights (EMA, SWA) beside a network in a PyTorch checkpoint: detection and selection.
 
 EMA, RAW = "ema", "raw"
-# Words in the names under which programs keep an average of a network's weights (timm, YOLO, k-diffusion,
+# Words in the names under which programs store averaged weights (timm, YOLO, k-diffusion,
 # torch.optim.swa_utils).
 _WORDS = frozenset(("ema", "swa", "average", "averaged", "shadow"))
 
 
 class _AveragedNetwork(NamedTuple):
-    """An entry that holds a network: its first step, its tensors' shapes by plain name, their paths."""
+    """A network entry: its first step, its tensors' shapes by plain name, and whether it is an average."""
 
     top: PathStep
     shapes: dict[str, tuple[int, ...]]
@@ -59,10 +59,10 @@ class _AveragedNetwork(NamedTuple):
 
 
 def choose_weights(tree: Tree, which: str) -> tuple[Tree, tuple[str, ...]]:
-    """Return the tree with the averaged weights for the trained ones, or without them, and notes.
+    """Return the tree with averaged weights replacing the trained ones, or without them, and notes.
 
-    With "ema" the optimizer's state is left out: it belongs to the trained weights. Raise UsageError where
-    the checkpoint has not one average of one network.
+    With "ema" the optimizer state is left out, because it belongs to the trained weights. Raise
+    UsageError unless the checkpoint has exactly one average of one network.
     """
     if which not in (EMA, RAW):
         raise UsageError(f"unknown --weights '{which}'", hint=suggest_choice(which, (EMA, RAW)))
@@ -82,7 +82,7 @@ def choose_weights(tree: Tree, which: str) -> tuple[Tree, tuple[str, ...]]:
 
 
 def select_entries(tree: Tree, leaves: dict[Path, Leaf | ValueLeaf]) -> Tree:
-    """Return the tree with these entries alone."""
+    """Return the tree with only these entries."""
     owned = {
         path: replace(leaf, of=None) if isinstance(leaf, Leaf) and leaf.of not in leaves else leaf
         for path, leaf in leaves.items()
@@ -92,13 +92,13 @@ def select_entries(tree: Tree, leaves: dict[Path, Leaf | ValueLeaf]) -> Tree:
 
 
 def _find_averaged_pair(tree: Tree) -> tuple[_AveragedNetwork, _AveragedNetwork]:
-    """Return the one network that has an average with the same tensors, and that average."""
+    """Return the only network that has an average with the same tensors, and that average."""
     networks = _find_networks(tree)
     pairs = [
         (raw, average)
         for raw in networks
         for average in networks
-        # AveragedModel adds a count of its own.
+        # AveragedModel adds its own counter.
         if not raw.averaged and average.averaged and raw.shapes.items() <= average.shapes.items()
     ]
     if len(pairs) == 1:
@@ -127,9 +127,9 @@ def _is_average(top: PathStep) -> bool:
     return bool(_WORDS & set(str(top.value).lower().replace("-", "_").replace(".", "_").split("_")))
 
 
-# What the command line says of layers: `--kind PATTERN=KIND`, `--flatten` and `--unflatten PATTERN=H,W,C`.
+# Layer options of the command line: `--kind PATTERN=KIND`, `--flatten` and `--unflatten PATTERN=H,W,C`.
 #
-# Where a vector stands beside an image, parts are joined by `+`: `--flatten 'dense=7,7,64+5'`.
+# For a vector beside an image, parts are joined by `+`: `--flatten 'dense=7,7,64+5'`.
 
 _SHAPE = re.compile(r"[1-9]\d{0,8}(?:,[1-9]\d{0,8})+", re.ASCII)
 _PARTS = re.compile(r"[1-9]\d{0,8}(?:[,+][1-9]\d{0,8})*", re.ASCII)
@@ -140,12 +140,12 @@ _NO = "no"
 def parse_layer_options(
     kinds: Sequence[str], flatten: Sequence[str], unflatten: Sequence[str] = ()
 ) -> tuple[LayerOption, ...]:
-    """Return what was said of layers; raise UsageError for what makes no sense."""
+    """Return the parsed layer options; raise UsageError for invalid ones."""
     return (*_parse_kinds(kinds), *_parse_flatten(flatten), *_parse_unflatten(unflatten))
 
 
 def format_layer_options(given: Sequence[LayerOption]) -> tuple[list[str], list[str], list[str]]:
-    """Return the values of --kind, --flatten and --unflatten that give these choices."""
+    """Return the values of --kind, --flatten and --unflatten that express these choices."""
     kinds, flatten, unflatten = [], [], []
     for choice_ in given:
         told = choice_.told
@@ -162,7 +162,7 @@ def format_layer_options(given: Sequence[LayerOption]) -> tuple[list[str], list[
 
 
 def _format_order(order: AxisOrder) -> str:
-    """Return the shape that `_order` reads as this order."""
+    """Return the shape that `_order` parses as this order."""
     parts = (f"{places},{channels}" if places > 1 else str(channels) for places, channels in order.parts)
     return _NO if order == NO_IMAGE else "+".join(parts)
 
@@ -198,7 +198,7 @@ def _parse_unflatten(said: Sequence[str]) -> Iterator[LayerOption]:
 
 
 def _parse_order(wanted: str, option: str) -> AxisOrder:
-    """Return the parts of a shape such as `7,7,64+5`, whose order is the source's own."""
+    """Return the parts of a shape like `7,7,64+5`, in the source's own order."""
     if not _PARTS.fullmatch(wanted):
         raise UsageError(
             f"{wanted} is no shape of an image",
@@ -215,7 +215,7 @@ def _split_option(text: str, option: str, form: str) -> tuple[str, str]:
     return pattern, wanted
 
 
-# What a sidecar tells of an agent's optimizers, and where their epsilon stands.
+# Optimizer settings of a sidecar, and where their epsilon is added.
 
 # Adam's epsilon is added to the root of the bias-corrected second moment (torch/optim/adam.py), or to that of
 # the moment as it is (keras/src/optimizers/adam.py, tensorflow/python/training/adam.py).
@@ -223,7 +223,7 @@ CORRECTED, UNCORRECTED = "corrected", "uncorrected"
 
 
 def sidecar_settings(known: Sidecar | None) -> Settings:
-    """Return what a sidecar says of the optimizers, by optimizer and setting."""
+    """Return a sidecar's optimizer settings, by optimizer and setting."""
     if known is None:
         return {}
     epsilon = {"epsilon": known.epsilon["adam"]} if known.epsilon and "adam" in known.epsilon else {}
@@ -232,10 +232,10 @@ def sidecar_settings(known: Sidecar | None) -> Settings:
 
 
 def epsilon_placement(known: Sidecar | None, layout: str | None) -> str:
-    """Return where Adam's epsilon stands in the program that trained the agent.
+    """Return where the program that trained the agent adds Adam's epsilon.
 
-    A conversion copies the number, so it goes on meaning what it meant there: the receipt says so
-    (`source.epsilon`), a receipt without it names the source's layout.
+    A conversion copies the number without changing its meaning: the receipt records where it is added
+    (`source.epsilon`); without it, the receipt names the source's layout.
     """
     origin = known.source if known is not None and known.source is not None else {}
     if origin.get("epsilon") in (CORRECTED, UNCORRECTED):
@@ -248,36 +248,36 @@ def epsilon_placement(known: Sidecar | None, layout: str | None) -> str:
 
 
 def layout_framework(layout: str) -> str:
-    """Return the framework whose programs have the layout."""
+    """Return the framework of the programs that use the layout."""
     return cast(str, plugins.find("layouts", layout).load().TABLE.framework)
 
 
 def format_framework(name: str) -> str:
-    """Return the framework whose names and orientation a format's tensors have."""
+    """Return the framework whose names and orientation a format's tensors use."""
     return cast(Format, plugins.find("formats", name).load()).FRAMEWORK
 
 
-# What a person says of an agent's optimizers where no file does: `convert --l2` and `--optimizer`.
+# Optimizer facts given by the user where no file has them: `convert --l2` and `--optimizer`.
 
 _COUNT = "step"
-NONE = "none"  # what --optimizer takes to leave out every optimizer
+NONE = "none"  # the value of --optimizer that leaves out every optimizer
 _SETTINGS = sorted({ours for family in FAMILIES for ours in family.torch_settings.values()} | {_COUNT})
-# What torch's own word for a setting means: "lr", "eps", "alpha".
+# Settings by PyTorch's names: "lr", "eps", "alpha".
 _TORCH = {theirs: ours for family in FAMILIES for theirs, ours in family.torch_settings.items()}
 _L2 = "--l2 'critic/**/kernel=0.01'"
 _OPTIMIZER = "--optimizer critic_optimizer/momentum=0.9"
 
 
 class OptimizerOptions(NamedTuple):
-    """What was said: `l2` are patterns of weights with a penalty's factor, `optimizer` single settings."""
+    """Optimizer options: `l2` are weight patterns with a penalty factor, `optimizer` single settings."""
 
     l2: tuple[str, ...] = ()
     optimizer: tuple[str, ...] = ()
 
     def into(self, known: Sidecar | None, binding: RecognizedAgent | None, tree: Tree) -> Sidecar | None:
-        """Return the sidecar with what was said, as if it had said so.
+        """Return the sidecar extended by the options.
 
-        Raise UsageError for what makes no sense, fits no weight, or contradicts the checkpoint.
+        Raise UsageError for options that are invalid, match no weight, or contradict the checkpoint.
         """
         known = _add_configured_penalties(known, binding, tree)
         if not any(self):
@@ -295,7 +295,7 @@ class OptimizerOptions(NamedTuple):
             found.setdefault(name, {})[key_] = value
         for text in self.l2:
             for name, key_, value in _penalties(text, binding, tree):
-                # What has no penalty is told so: no default is assumed for it.
+                # An explicit 0 for weights without a penalty, so that no default is assumed.
                 own = found.setdefault(name, {})
                 own.setdefault("weight_decay", 0.0)
                 own[key_] = value
@@ -309,7 +309,7 @@ class OptimizerOptions(NamedTuple):
         return tuple((name, key) for name, _, key in places)
 
     def _general(self, base: Sidecar) -> Sidecar:
-        """Return the sidecar with what was said of optimizers that no layout knows."""
+        """Return the sidecar with the options for optimizers that no layout recognises."""
         if self.l2:
             raise UsageError("--l2 needs a checkpoint that a layout recognises", hint="leave it out")
         found = {name: dict(settings) for name, settings in (base.optimizers or {}).items()}
@@ -326,7 +326,7 @@ class OptimizerOptions(NamedTuple):
         return replace(base, optimizers=found, provenance=provenance)
 
     def notes(self, known: Sidecar | None) -> Iterator[str]:
-        """Go through what a report says of the penalties that were given, or that the file's layers have."""
+        """Yield the report lines on penalties that were given, or that the file's layers have."""
         said = known is not None and "l2" in known.provenance
         for name, settings in (known.optimizers or {}).items() if known is not None and said else ():
             decays = [key for key, value in settings.items() if key.startswith("weight_decay/") and value]
@@ -341,7 +341,7 @@ NO_OPTIMIZER_OPTIONS = OptimizerOptions()
 
 
 def parse_optimizer_options(l2: Sequence[str], optimizer: Sequence[str]) -> tuple[bool, OptimizerOptions]:
-    """Return whether optimizers are left out (`--optimizer none`), and what is stated of them otherwise."""
+    """Return whether optimizers are left out (`--optimizer none`), and the settings stated otherwise."""
     if NONE not in optimizer:
         return False, OptimizerOptions(tuple(l2), tuple(optimizer))
     if len(optimizer) > 1 or l2:
@@ -350,7 +350,7 @@ def parse_optimizer_options(l2: Sequence[str], optimizer: Sequence[str]) -> tupl
 
 
 def read_optimizer_options(receipt: Sidecar) -> OptimizerOptions:
-    """Return what was said when the receipt was written, as `Stated.into` left it there."""
+    """Return the options recorded in the receipt, as `Stated.into` stored them."""
     texts = (
         str(receipt.provenance.get(name, "")).removeprefix("given: ") for name in OptimizerOptions._fields
     )
@@ -360,7 +360,7 @@ def read_optimizer_options(receipt: Sidecar) -> OptimizerOptions:
 def _add_configured_penalties(
     known: Sidecar | None, binding: RecognizedAgent | None, tree: Tree
 ) -> Sidecar | None:
-    """Return the sidecar with the penalties that the configurations of the file's layers tell."""
+    """Return the sidecar with the penalties in the configurations of the file's layers."""
     found: dict[str, dict[str, float | bool | str | None]] = {}
     for move in binding.moves.moves if binding is not None else ():
         name = _find_owner(binding, move) if binding is not None else None
@@ -400,7 +400,7 @@ def _parse_setting(text: str, binding: RecognizedAgent) -> tuple[str, str, float
 
 
 def _parse_setting_value(text: str, key: str) -> float | bool | None:
-    """Return the value of `NAME/SETTING=VALUE`; raise UsageError for one that the setting cannot have."""
+    """Return the value of `NAME/SETTING=VALUE`; raise UsageError if the setting cannot have it."""
     said: str = text.partition("=")[2]
     try:
         value: object = json.loads(said)
@@ -417,7 +417,7 @@ def _parse_setting_value(text: str, key: str) -> float | bool | None:
 
 
 def _require_setting(text: str, name: str, key: str, binding: RecognizedAgent) -> None:
-    """Raise UsageError for a setting that no optimizer has, or not the one whose slots are there."""
+    """Raise UsageError for a setting that no optimizer has, or not the optimizer with these slots."""
     if key not in _SETTINGS:
         meant = suggest_choice(_TORCH.get(key, key), _SETTINGS)
         raise UsageError(f"--optimizer {text}: no optimizer has a {key or 'setting'}", hint=meant)
@@ -431,7 +431,7 @@ def _require_setting(text: str, name: str, key: str, binding: RecognizedAgent) -
 
 
 def _penalties(text: str, binding: RecognizedAgent, tree: Tree) -> Iterator[tuple[str, str, float]]:
-    """Go through the weights of `PATTERN=FACTOR`: each one's optimizer, its setting there, its decay."""
+    """Yield the weights of `PATTERN=FACTOR`: the optimizer of each, its setting there, its decay."""
     pattern, _, said = text.rpartition("=")
     try:
         factor = float(said)
@@ -465,7 +465,7 @@ def _require_plain(name: str, text: str, binding: RecognizedAgent, tree: Tree) -
 
 
 def _find_owner(binding: RecognizedAgent, weight: Move) -> str | None:
-    """Return the optimizer that updates a weight: that of all networks if the agent has it."""
+    """Return the optimizer that updates a weight: the joint one if the agent has it."""
     names = [name for name in OPTIMIZERS if is_trained_by(name, weight.target)]
     if JOINT in names and _optimizer_moves(binding, JOINT):
         return JOINT
@@ -476,15 +476,15 @@ def _optimizer_moves(binding: RecognizedAgent, name: str) -> list[Move]:
     return [move for move in binding.moves.moves if move.target[0].value == name]
 
 
-# A part of a checkpoint: what lies below one path, as a tree of its own.
+# A part of a checkpoint: the subtree under one path.
 
 
 def select_part(tree: Tree, part: str) -> tuple[Tree, tuple[str, ...]]:
-    """Return the subtree under the path that people read as `part`, and the names of what cannot come along.
+    """Return the subtree under the display path `part`, and the names of entries that cannot be included.
 
-    Other paths to the same storage that lead from outside are left out; an optimizer's slot whose parameter
-    is outside has no meaning alone and is named instead, unless it is one of a whole torch optimizer. Raise
-    UsageError when nothing lies below the path.
+    Aliases from outside are left out; an optimizer's slot whose parameter is outside is meaningless
+    alone and is named instead, unless it belongs to a whole torch optimizer. Raise UsageError when
+    nothing is under the path.
     """
     part = part.strip("/")
     paths = {path: rest for path in tree if (rest := _path_below(path, part)) is not None}
@@ -517,7 +517,7 @@ def select_part(tree: Tree, part: str) -> tuple[Tree, tuple[str, ...]]:
 
 
 def _unknown_part_error(tree: Tree, part: str) -> UsageError:
-    """Return the error for a path below which nothing lies, with the paths that could be meant."""
+    """Return the error for a path with nothing under it, with similar paths."""
     names = list(tree.names.values())
     folders: dict[str, int] = {}
     for name in names:
@@ -541,7 +541,7 @@ def _unknown_part_error(tree: Tree, part: str) -> UsageError:
 
 
 def _path_below(path: Path, part: str) -> Path | None:
-    """Return what follows `part` in the path, None if it is elsewhere; a dotted key may be cut in two."""
+    """Return what follows `part` in the path, None if it is elsewhere; a dotted key may be split."""
     left = part
     for number, step in enumerate(path):
         shown = display((step,))
@@ -557,7 +557,7 @@ def _path_below(path: Path, part: str) -> Path | None:
 
 
 def _is_numbered_slot(path: Path, rest: Path) -> bool:
-    """Say whether a slot is one of a whole torch optimizer, which knows its parameters by number or name."""
+    """Return whether a slot belongs to a whole torch optimizer, with parameters by number or name."""
     return len(rest) > 2 and len(path) > 2 and rest[-3] == path[-3] == key("state")
 
 
@@ -566,17 +566,17 @@ def _cut_key(step: PathStep, at: int) -> PathStep:
 
 
 def full_names(tree: Tree, part: str | None) -> Mapping[Path, str]:
-    """Return every leaf's name in the whole checkpoint, of which the tree is the part."""
+    """Return every leaf's name in the whole checkpoint, of which the tree is a part."""
     if part is None:
         return tree.names
     return {path: f"{part.strip('/')}/{name}" for path, name in tree.names.items()}
 
 
-# What `convert` may do to a tree before it is mapped: wrappers' names go or return, weight norm folds.
+# Changes before the mapping: `convert` strips or restores wrapper prefixes and folds weight norm.
 
 
 class PreparationOptions(NamedTuple):
-    """What is to be done to names and weights before the mapping."""
+    """Changes to names and weights before the mapping."""
 
     strip: bool = False
     restore: bool = False
@@ -587,10 +587,11 @@ NO_PREPARATION = PreparationOptions()
 
 
 class PreparedTree(NamedTuple):
-    """A tree that was prepared.
+    """A prepared tree.
 
-    `names` are every leaf's in the checkpoint, `rules` what was done to it, `lost` the names of what is left
-    out. `stripped` is what `--restore` needs, for the sidecar; None if nothing was removed.
+    `names` are the leaves' names in the checkpoint, `rules` the changes made, `lost` the names of
+    entries left out. `stripped` is the sidecar record that `--restore` needs; None if nothing was
+    removed.
     """
 
     tree: Tree
@@ -604,7 +605,7 @@ class PreparedTree(NamedTuple):
 def prepare_tree(
     whole: Tree, tree: Tree, part: str | None, wanted: PreparationOptions, known: Sidecar | None
 ) -> PreparedTree:
-    """Return the tree, the part of the whole one, as it is to be mapped.
+    """Return the tree, a part of the whole one, prepared for mapping.
 
     Raise UsageError when names cannot be restored.
     """
@@ -618,7 +619,7 @@ def prepare_tree(
 
 
 def _recorded_wrappers(known: Sidecar | None) -> tuple[Mapping[str, object], ...] | None:
-    # What was removed once is still removed in a copy.
+    # Prefixes removed once stay removed in a copy.
     return tuple(known.stripped) if known is not None and known.stripped else None
 
 
@@ -674,17 +675,17 @@ def _fold_weight_norm(done: PreparedTree) -> PreparedTree:
     return PreparedTree(found.tree, names, rules, (*done.lost, *lost), (*done.notes, *said), done.stripped)
 
 
-# What `--to` names: the format that writes it, the layout that an agent gets there, how it is spelled.
+# Targets of `--to`: the writing format, the layout of an agent in it, and the name.
 
 
 class TargetKind(NamedTuple):
-    """What `--to` names: the format that writes it, and the layout that an agent gets there.
+    """A target of `--to`: the format that writes it, and the layout of an agent in it.
 
-    `options` are what the format's `pieces` is told besides the tree. `prefix` says that the target is no
-    file itself but what the names of several begin with, `state` that its folder has a state file, as
-    TensorFlow's do. `agent` says that nothing but an agent can be written so: the layout is the point. An
-    `ending` is that of a name which stands for several files (`NAME.h5f`), and not before what they add.
-    `plan` is the layout's function, of which a library with several forms of file has several.
+    `options` are passed to the format's `pieces` besides the tree. `prefix` means that the target is
+    not a file but the common prefix of several, `state` that its folder has a state file, as
+    TensorFlow's do. `agent` means that only an agent can be written so: the layout is the point. An
+    `ending` belongs to a name that stands for several files (`NAME.h5f`), before what they append.
+    `plan` is the layout's function; a library with several file forms has several.
     """
 
     format: str
@@ -728,7 +729,7 @@ TARGETS: dict[str, TargetKind] = {
     "safetensors": TargetKind("safetensors", "td3_torch"),
     "npz": TargetKind("npz", "td3_torch"),
 }
-# What is made to run and holds no tree that could be read back (commands/export_onnx.py).
+# Exports for running, without a tree that could be read back (commands/export_onnx.py).
 ONNX = "onnx"
 EXPORTS = (ONNX,)
 _SUFFIXES = {
@@ -743,7 +744,7 @@ _SUFFIXES = {
     ".onnx": "onnx",
 }
 _INDEX = ".index"
-# What people call a target besides its own word, in lower case without separators.
+# Other names that users type for a target, in lower case without separators.
 _MEANT = {
     "tensorflow": "tf",
     "tf2": "tf",
@@ -772,7 +773,7 @@ _ALL = "ckpttool convert --help lists all targets"
 
 
 def _unknown_target_error(chosen: str, known: Collection[str]) -> UsageError:
-    """Return the error for a target that does not exist, with the one that was probably meant."""
+    """Return the error for an unknown target, with the most similar one."""
     plain = re.sub(r"[^a-z0-9]", "", chosen.lower())
     names = {re.sub("_", "", name): name for name in known}
     close = difflib.get_close_matches(plain, [*names, *_MEANT], 1)
@@ -785,7 +786,7 @@ def _unknown_target_error(chosen: str, known: Collection[str]) -> UsageError:
 
 
 def infer_target_word(target: str, to: str | None) -> str:
-    """Return the word for what to write: `to`, else what the target's suffix means."""
+    """Return the target's name: `to`, else the one implied by the target's suffix."""
     chosen, known = to or _SUFFIXES.get(os.path.splitext(target)[1]), (*TARGETS, *EXPORTS)
     if chosen is None:
         stem, suffix = os.path.splitext(target)
@@ -799,7 +800,7 @@ def infer_target_word(target: str, to: str | None) -> str:
 
 
 def parse_target_kind(target: str, to: str | None) -> TargetKind:
-    """Return what to write: what `to` names, else what the target's suffix means."""
+    """Return the target's kind: that of `to`, else the one implied by the target's suffix."""
     chosen = infer_target_word(target, to)
     if chosen in EXPORTS:
         raise UsageError(f"{chosen} holds a network that runs, not a tree", hint="ckpttool convert makes one")
@@ -807,12 +808,12 @@ def parse_target_kind(target: str, to: str | None) -> TargetKind:
 
 
 def target_stem(target: str, kind: TargetKind) -> str:
-    """Return what the names of the target's files begin with: a prefix may be named by its index."""
+    """Return the common prefix of the target's files; a prefix may be given by its index file."""
     return target.removesuffix(_INDEX) if kind.state else target.removesuffix(kind.ending) + kind.ending
 
 
 def writer_options(target: str, kind: TargetKind) -> dict[str, Any]:
-    """Return the options of the format; TensorFlow counts saves, and a prefix ends with that count."""
+    """Return the format's options; TensorFlow counts saves, and a prefix ends with that count."""
     told = dict(kind.options)
     if told.get("graph"):
         number = re.search(r"-(\d{1,18})$", target, re.ASCII)
@@ -820,30 +821,32 @@ def writer_options(target: str, kind: TargetKind) -> dict[str, Any]:
     return told
 
 
-# The options of a conversion: one record, its texts parsed, and the options that exclude each other.
+# The options of a conversion: the record, parsed option texts, and mutually exclusive options.
 
 
 @dataclass(frozen=True, slots=True)
 class ConversionOptions:
-    """The options of `convert`, under the names of the command line (`rules` is `--map`, `from_` `--from`).
+    """The options of `convert`, named as on the command line (`rules` is `--map`, `from_` `--from`).
 
     Args:
         to: target to write (`torch`, `tf`, `onnx`, `sb3`, ...); default: from the target's suffix.
         layout: read the source as this layout; "none": by its layers alone.
-        part: convert only what lies below this path.
+        part: convert only what lies under this path.
         weights: "ema" for averaged weights alone, "raw" for the trained ones without them.
         strip: strip wrapper prefixes (`module.`, `_orig_mod.`) from names.
         restore: put back the prefixes that `strip` removed, as the source's sidecar lists them.
         fold_weight_norm: fold direction and length of weight norm into a single weight.
-        fold_normalizer: fold observation statistics into the first layers, for libraries that keep none.
+        fold_normalizer: fold observation statistics into the first layers, for libraries that keep
+            none.
         rules: TOML file of mapping rules (docs/mapping.md).
         kinds: `PATTERN=KIND` for layers that could be of several kinds.
-        flatten: `PATTERN=H,W,C`, the shape of the image that a layer receives flattened; `PATTERN=no`.
+        flatten: `PATTERN=H,W,C`, the shape of the image that a layer receives flattened;
+            `PATTERN=no`.
         unflatten: `PATTERN=H,W,C`, the shape of the image that a dense layer's output becomes.
         from_: orientation of the source's matrices ("torch" or "tf") where no name or shape shows it.
         l2: `PATTERN=FACTOR`, weights that a Keras program penalised with `l2(FACTOR)`.
-        optimizer: `NAME/SETTING=VALUE`, hyperparameters missing from the checkpoint; "none" leaves out the
-            state of optimizers.
+        optimizer: `NAME/SETTING=VALUE`, hyperparameters missing from the checkpoint; "none" leaves
+            out the state of optimizers.
         network: network to export to onnx; default: the actor.
         env: Gymnasium id of the agent's environment, for the sidecar.
         facts: facts about the agent that its files do not contain, for the sidecar.
@@ -855,7 +858,7 @@ class ConversionOptions:
         dry_run: plan and report; write nothing.
         force: replace the target if it exists.
         sync: flush to disk before the rename.
-        verify: compare an agent's networks with those that were written; write nothing if an output differs.
+        verify: compare the networks before and after; write nothing if an output differs.
 
     """
 
@@ -889,17 +892,17 @@ class ConversionOptions:
 
     @property
     def preparation(self) -> PreparationOptions:
-        """What is done to names and weights before the mapping."""
+        """The changes to names and weights before the mapping."""
         return PreparationOptions(self.strip, self.restore, self.fold_weight_norm)
 
     @property
     def layers(self) -> tuple[LayerOption, ...]:
-        """What `kinds`, `flatten` and `unflatten` state; UsageError for what makes no sense."""
+        """The parsed `kinds`, `flatten` and `unflatten`; UsageError for invalid ones."""
         return parse_layer_options(self.kinds, self.flatten, self.unflatten)
 
 
 class Exclusion(NamedTuple):
-    """Options (fields of ConversionOptions) that are refused when a condition holds, and the error's text."""
+    """Options (fields of ConversionOptions) rejected when a condition holds, and the error's text."""
 
     holds: Callable[[ConversionOptions, bool], bool]
     options: tuple[str, ...]
@@ -907,8 +910,8 @@ class Exclusion(NamedTuple):
     hint: str | None = "leave it out"
 
 
-# Conditions are functions of the options and of whether the target is an export; the first match is the
-# error. `verify` is refused where it is false.
+# Conditions depend on the options and on whether the target is an export; the first match is the error.
+# `verify` is rejected if it is false.
 EXCLUSIONS = (
     Exclusion(
         lambda _, exported: exported,
@@ -944,7 +947,7 @@ def require_compatible(options: ConversionOptions, *, exported: bool) -> None:
 
 
 def _given_options(options: ConversionOptions, name: str) -> Iterator[str]:
-    """Go through the options of the command line, without dashes, that gave a field its value."""
+    """Yield the command-line options, without dashes, that set a field."""
     if name == "facts":
         known = add_environment(options.facts, options.env).known
         yield from (fact.replace("_", "-") for fact in known)
@@ -956,9 +959,9 @@ _Options = TypeVar("_Options")
 
 
 def with_keywords(options: _Options, keywords: Mapping[str, Any], function: str) -> _Options:
-    """Return the options record with the keywords in the place of its fields.
+    """Return the options record with the keywords as its fields.
 
-    Raise TypeError, with the field that was probably meant, for a keyword that is none.
+    Raise TypeError for an unknown keyword, with the most similar field.
     """
     known = [each.name for each in fields(cast(Any, options)) if each.init]
     for name in keywords:
@@ -970,9 +973,9 @@ def with_keywords(options: _Options, keywords: Mapping[str, Any], function: str)
 
 
 class ConversionRequest(NamedTuple):
-    """The kind of target and the options of a conversion, with their texts parsed.
+    """Target kind and options of a conversion, with option texts parsed.
 
-    `rules` are the user's own, `stated` and `given` what was stated of optimizers and of layers. With
+    `rules` are the user's own, `stated` and `given` the settings stated for optimizers and layers. With
     `no_optimizers` the state of optimizers is left out.
     """
 
@@ -985,12 +988,12 @@ class ConversionRequest(NamedTuple):
 
     @property
     def whole(self) -> bool:
-        """Say whether all of the checkpoint is wanted, under the names that it has."""
+        """Return whether the whole checkpoint is converted under its own names."""
         return self.options.part is None and self._change is None
 
     @property
     def no_way_back(self) -> str | None:
-        """Say why nothing could bring the checkpoint back, None if something could."""
+        """Return why the conversion cannot be reversed, None if it can."""
         return self._change if self.options.part is None else "this is a part of the checkpoint"
 
     @property
@@ -1008,11 +1011,11 @@ class ConversionRequest(NamedTuple):
 
     @property
     def plain(self) -> bool:
-        """Say whether nothing is said of how to map it."""
+        """Return whether no option controls the mapping."""
         return not (self.options.layout or self.rules or any(self.stated) or self.given)
 
     def receipt(self) -> dict[str, str | bool | list[str]]:
-        """Return the options that decide what the target holds; `part` and the statements are apart."""
+        """Return the options that determine the target's contents; `part` and stated facts are separate."""
         kinds, flatten, unflatten = format_layer_options(self.given)
         found = {
             "layout": self.options.layout,
@@ -1031,12 +1034,12 @@ class ConversionRequest(NamedTuple):
 
     @property
     def by_name(self) -> bool:
-        """Say whether the target knows its variables by name alone, as TensorFlow 1 does."""
+        """Return whether the target identifies variables by name only, as TensorFlow 1 does."""
         return self.kind.options.get("graph") is False
 
 
 def parse_request(kind: TargetKind, options: ConversionOptions) -> ConversionRequest:
-    """Return the options with their texts parsed; raise UsageError for what makes no sense."""
+    """Return the options with texts parsed; raise UsageError for invalid ones."""
     rules = user_rules.load_rules(options.rules) if options.rules is not None else None
     no_optimizers, stated = parse_optimizer_options(options.l2, options.optimizer)
     return ConversionRequest(kind, options, rules, stated, options.layers, no_optimizers)

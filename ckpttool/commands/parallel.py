@@ -37,43 +37,43 @@ from ckpttool.evaluation.gymnasium_engine import VectorEnv
 from ckpttool.evaluation.simulators import DEVICE_ENGINE
 from ckpttool.networks.worker import THREADS, ended_error
 
-# Batches of agents, and how one is played.
+# Batches of agents, and playing one.
 
-# Most of what stacking can gain is there with this many (docs/design.md has the figures), and smaller batches
-# leave work for more processes.
+# Larger batches gain little (figures in docs/design.md), and smaller ones leave work for more processes.
 ROWS = 320
 MEMBERS = 16
-# On a device, where weights stay for the whole play, nothing is gained by smaller batches.
+# On a device, where weights stay for the whole evaluation, smaller batches gain nothing.
 DEVICE_ROWS = 1 << 18
 DEVICE_MEMBERS = 64
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class EvaluationBatch:
-    """Agents of one structure and one environment, played together on shared seeds. It can be pickled."""
+    """Agents with equal structure and environment, played together on shared seeds. Picklable."""
 
     number: int
     agents: tuple[PlayableAgent, ...]
     protocol: Protocol
 
     def failed(self, error: CkpttoolError) -> BatchResult:
-        """Return the result of a batch that one error kept from being played."""
+        """Return the result of a batch that an error prevented from being played."""
         return dict.fromkeys((agent.checkpoint for agent in self.agents), error)
 
 
 BatchResult = dict[str, Evaluation | CkpttoolError]
-"""What came of each agent, by its checkpoint; those that Ctrl-C left without an episode are not in it."""
+"""The outcome for each agent, by checkpoint; agents interrupted before an episode are omitted."""
 
 Spread = Callable[[Iterable[EvaluationBatch], Progress], Iterator[tuple[EvaluationBatch, BatchResult]]]
-"""Plays batches somewhere and yields them in any order, each once; it takes a batch when it can play one.
+"""Plays batches and yields each once, in any order; fetches a batch when it can play one.
 
-Progress is of the batch that is being played, where that can be known."""
+Progress covers the batch being played, if it can be determined.
+"""
 
 
 def max_batch_policies(protocol: Protocol) -> int:
-    """Return how many policies are played together: a function of the protocol alone.
+    """Return how many policies are played together, which depends only on the protocol.
 
-    The batch's shape decides how products round, so it must not depend on who plays where.
+    The batch's shape decides how products round, so it must not depend on where it is played.
     """
     on_device = protocol.engine == DEVICE_ENGINE
     members, rows = (DEVICE_MEMBERS, DEVICE_ROWS) if on_device else (MEMBERS, ROWS)
@@ -83,14 +83,14 @@ def max_batch_policies(protocol: Protocol) -> int:
 def play_in_process(
     batches: Iterable[EvaluationBatch], progress: Progress
 ) -> Iterator[tuple[EvaluationBatch, BatchResult]]:
-    """Play one batch after the other in this process."""
+    """Play batches one after the other in this process."""
     with EnvironmentPool() as environments:
         for batch in batches:
             yield batch, play_batch(batch, environments, progress)
 
 
 class EnvironmentPool:
-    """Environments that are kept from batch to batch; left by `with`."""
+    """Environments reused across batches; closed by `with`."""
 
     def __init__(self) -> None:
         self._kept: tuple[tuple[EvaluationEnvironment, int, str, str], VectorEnv] | None = None
@@ -102,15 +102,15 @@ class EnvironmentPool:
         self.close()
 
     def close(self) -> None:
-        """Close the environments that are kept."""
+        """Close the cached environments."""
         if self._kept is not None:
             kept, self._kept = self._kept[1], None
             kept.close()
 
     def of(self, place: EvaluationEnvironment, rows: int, engine: str, device: str = "cpu") -> VectorEnv:
-        """Return that many environments: those of the last time if they are the same.
+        """Return that many environments, reusing the previous ones if they match.
 
-        Notes of an environment belong to every batch that it plays, so one that has notes is not kept.
+        An environment's notes belong to every batch that it plays, so one with notes is not reused.
         """
         wanted = (place, rows, engine, device)
         if self._kept is None or self._kept[0] != wanted or self._kept[1].notes:
@@ -120,7 +120,7 @@ class EnvironmentPool:
 
 
 def play_batch(batch: EvaluationBatch, environments: EnvironmentPool, progress: Progress) -> BatchResult:
-    """Play a batch; if that fails, one agent after the other, so that only those at fault are lost."""
+    """Play a batch; if that fails, play the agents one by one, so that only failing ones are lost."""
     try:
         return _play_together(batch, environments, progress)
     except CkpttoolError as error:
@@ -138,15 +138,15 @@ def _play_together(batch: EvaluationBatch, environments: EnvironmentPool, progre
     return {each.checkpoint: each for each in play_stacked(agents, how, vector, progress)}
 
 
-# The job of a worker process, be it of a pool or of a cluster, and its distribution.
+# Jobs of worker processes, in a pool or a cluster, and their distribution.
 
 _ENVIRONMENTS = EnvironmentPool()
-"""those of a worker process"""
+"""environments of a worker process"""
 
 
 def play_job(batch: EvaluationBatch, user_modules: Sequence[tuple[str, str]]) -> BatchResult:
-    """Play a batch in a worker process; an error that is not ours is every agent's."""
-    # The environment may be a module of the caller's own.
+    """Play a batch in a worker process; an unexpected error fails every agent."""
+    # The environment may be in a module of the caller.
     for name, folder in user_modules:
         search_paths.add_user_module(name, folder)
     try:
@@ -180,15 +180,15 @@ def _take_finished(
         yield waiting.pop(future), future
 
 
-# A pool of processes on this machine, each on cores of its own (docs/decisions/0003-process-pool.md).
+# A pool of processes on this machine, each with separate cores (docs/decisions/0003-process-pool.md).
 
 STARTS = 2
 
 
 def process_spread(jobs: int) -> Spread:
-    """Return what plays batches in that many processes.
+    """Return a scheduler that plays batches in that many processes.
 
-    A process that dies is started again once, with the batch that it had: nothing of that was counted yet.
+    A process that dies is restarted once with its batch: nothing of it was counted yet.
     """
     if jobs < 1:
         raise UsageError(f"{jobs} processes cannot play")
@@ -197,7 +197,7 @@ def process_spread(jobs: int) -> Spread:
         batches: Iterable[EvaluationBatch], _: Progress
     ) -> Iterator[tuple[EvaluationBatch, BatchResult]]:
         with _PlayerPool(jobs) as players:
-            # One more than can be played, so that a process that becomes free need not wait for a restore.
+            # One more than can be played, so that a free process need not wait for a restore.
             for batch, played in _distribute(batches, players.submit, jobs + 1):
                 yield batch, played.result()
 
@@ -205,7 +205,7 @@ def process_spread(jobs: int) -> Spread:
 
 
 class _PlayerPool:
-    """Executors of one process each, so that a process that dies ends no other; left by `with`."""
+    """Executors with one process each, so that a crash ends no other; closed by `with`."""
 
     def __init__(self, jobs: int) -> None:
         self._threads = ThreadPoolExecutor(jobs)
@@ -225,7 +225,7 @@ class _PlayerPool:
             player.end()
 
     def submit(self, batch: EvaluationBatch) -> Future[BatchResult]:
-        """Let the next free process play the batch."""
+        """Play the batch in the next free process."""
         return self._threads.submit(self._play, batch)
 
     def _play(self, batch: EvaluationBatch) -> BatchResult:
@@ -242,7 +242,7 @@ class _PlayerPool:
 
 
 class _PlayerContext(SpawnContext):
-    """Context of an executor of one process, which keeps the process: an executor cannot end it."""
+    """Context of a one-process executor that keeps the process: an executor cannot end it."""
 
     process: SpawnProcess | None = None
 
@@ -256,10 +256,10 @@ class _PlayerContext(SpawnContext):
 
 
 class _Player:
-    """An executor of one process: started with its first batch, and again after it died."""
+    """A one-process executor, started with its first batch and restarted after a crash."""
 
     _starting = threading.Lock()
-    """of all players: what a process inherits belongs to the whole program"""
+    """shared by all players: inherited state belongs to the whole program"""
 
     def __init__(self, number: int, cores: tuple[int, ...]) -> None:
         self._name, self._cores = f"player {number}", cores
@@ -276,7 +276,7 @@ class _Player:
                 raise ended_error(f"the {self._name}", self.end(), Path(log.name)) from None
 
     def kill(self) -> None:
-        """End the process, whatever it does, for good."""
+        """Kill the process permanently, whatever it is doing."""
         with self._starting:
             self._stopped = True
             if self._executor is not None and self._context.process is not None:
@@ -305,7 +305,7 @@ class _Player:
 
 @contextlib.contextmanager
 def _inherited_variables(threads: int) -> Iterator[None]:
-    """Set the variables of a process that starts: its threads, and no path to the working directory."""
+    """Set environment variables of a starting process: its threads, no path to the working directory."""
     limits = dict.fromkeys(THREADS, str(threads))
     found = {**search_paths.child_environment(), "PYTHONSAFEPATH": "1", "TF_CPP_MIN_LOG_LEVEL": "3", **limits}
     before = {name: os.environ.get(name) for name in found}
@@ -322,7 +322,7 @@ def _inherited_variables(threads: int) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _blocked_interrupts() -> Iterator[None]:
-    """Have processes start that ignore a terminal's Ctrl-C, which is for this one."""
+    """Start processes that ignore Ctrl-C in the terminal, which is meant for this one."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
     try:
         yield
@@ -332,7 +332,7 @@ def _blocked_interrupts() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _hidden_main_module() -> Iterator[None]:
-    """Have processes start that do not import the caller's main module: it may have no guard against that."""
+    """Start processes that do not import the caller's main module, which may lack a `__main__` guard."""
     main = sys.modules["__main__"]
     sys.modules["__main__"] = ModuleType("__main__")
     try:
@@ -342,11 +342,11 @@ def _hidden_main_module() -> Iterator[None]:
 
 
 def _prepare_player(cores: Sequence[int], log: str) -> None:
-    """Make a new process ready: its cores, where its prints go, and its end with its parent's."""
+    """Prepare a new process: its cores, its output, and its exit with the parent."""
     output = os.open(log, os.O_WRONLY | os.O_APPEND)
     os.dup2(output, 1)
     os.dup2(output, 2)
-    # Environments and backends take as many threads as there are cores.
+    # Environments and backends use as many threads as there are cores.
     os.sched_setaffinity(0, cores)
     threading.Thread(target=_end_with_parent, daemon=True).start()
 
@@ -359,31 +359,31 @@ def _end_with_parent() -> None:
 
 
 def share_cores(jobs: int) -> list[tuple[int, ...]]:
-    """Return which of this process's cores each job gets: all of them once, or one each if they are few."""
+    """Return the cores of each job: all of this process's cores once, or one each if there are few."""
     cores = sorted(os.sched_getaffinity(0))
     if jobs >= len(cores):
         return [(cores[job % len(cores)],) for job in range(jobs)]
     return [tuple(cores[job::jobs]) for job in range(jobs)]
 
 
-# A Ray cluster: one that is started on this machine, or one at an address.
+# A Ray cluster, started on this machine or at an address.
 
 LOCAL = "local"
 HINT = "pip install 'ckpttool[ray]'"
-# How often a batch is given to another worker after the one that had it was lost.
+# How often a batch is retried on another worker after its worker was lost.
 RETRIES = 3
-# More batches than can be played at once are held ready, so that no worker waits for a restore.
+# More batches than can be played at once are prepared, so that no worker waits for a restore.
 READY = 2
 ANSWER_S = 5.0
 
 
 def ray_spread(address: str = LOCAL, workers: int | None = None) -> Spread:
-    """Return what plays batches on a cluster, one core a batch.
+    """Return a scheduler that plays batches on a cluster, one core per batch.
 
-    `address` is that of a running cluster (`host:6379`, `ray://host:10001`), whose machines have ckpttool and
-    its libraries in the same versions, or "local": a cluster of `workers` (None: all cores) is started here
-    and ended after. What a lost worker had is played again by another; each batch is counted once, when its
-    result is here.
+    `address` is that of a running cluster (`host:6379`, `ray://host:10001`), whose machines need
+    ckpttool and its libraries in the same versions, or "local": a cluster of `workers` (None: all
+    cores) is started here and ended afterwards. A lost worker's batch is played again by another;
+    each batch is counted once, when its result arrives.
     """
     if importlib.util.find_spec("ray") is None:
         raise MissingExtraError("a cluster needs ray, which is not installed", hint=HINT)
@@ -416,18 +416,18 @@ def _ray_result(ray: Any, batch: EvaluationBatch, played: Future[BatchResult]) -
 
 @contextlib.contextmanager
 def _connect_cluster(address: str, workers: int | None) -> Iterator[Any]:
-    """Connect to the cluster, or start one; a cluster that the program is connected to already is used."""
+    """Connect to the cluster, or start one; an existing connection of the program is reused."""
     if address not in (LOCAL, "auto"):
         _require_listener(address)
-    # Ray reports its use to its makers unless it is told otherwise.
+    # Ray sends usage statistics to its makers unless this is disabled.
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     ray: Any = importlib.import_module("ray")
-    logging.getLogger("ray").setLevel(logging.ERROR)  # what is wrong with the work is said by our errors
+    logging.getLogger("ray").setLevel(logging.ERROR)  # our errors report problems with the work
     if ray.is_initialized():
         yield ray
         return
-    # A local cluster's logs and sockets go with it; unix sockets bear only short paths.
-    # What Ray tells of workers that died it prints on stdout, where a document is to be.
+    # A local cluster's logs and sockets are deleted with it; unix sockets allow only short paths. Ray prints
+    # messages about dead workers on stdout, where the document goes.
     with (
         tempfile.TemporaryDirectory(prefix="ray-", ignore_cleanup_errors=True) as folder,
         contextlib.redirect_stdout(sys.stderr),
@@ -438,7 +438,7 @@ def _connect_cluster(address: str, workers: int | None) -> Iterator[Any]:
             "_temp_dir": folder,
         }
         try:
-            # Ray puts the working directory first on the search path of its workers.
+            # Ray puts the working directory first on its workers' search path.
             with search_paths.change_directory(folder):
                 ray.init(
                     address=address,
@@ -456,7 +456,7 @@ def _connect_cluster(address: str, workers: int | None) -> Iterator[Any]:
 
 
 def _require_listener(address: str) -> None:
-    """Raise UsageError if nothing listens there: Ray would wait for minutes, and then end the process."""
+    """Raise UsageError if nothing listens there: Ray would wait for minutes, then end the process."""
     host, _, port = address.removeprefix("ray://").rpartition(":")
     if not host or not port.isdigit():
         raise UsageError(

@@ -1,4 +1,4 @@
-"""Conversion plans and the records of what they did."""
+"""Conversion plans and records of their effects."""
 
 from __future__ import annotations
 
@@ -76,21 +76,21 @@ if TYPE_CHECKING:
 
 # The plan of a conversion, and its result.
 
-# A file of arrays alone: as it is, a tree may have entries that it has no place for (formats/keras_h5.py).
+# A file of arrays only: an unchanged tree may have entries that it cannot store (formats/keras_h5.py).
 _WEIGHTS_FILE = "keras_h5"
 _GROUPS = key("param_groups")
 
 
 @dataclass(frozen=True, slots=True)
 class ConversionPlan:
-    """A source tree's way to a target tree, and what the report says of it.
+    """The plan from a source tree to a target tree, and its report.
 
-    `source` is the part that is converted, as it was prepared; `names` are its leaves' in the checkpoint and
-    `stripped` what was removed from them; `settings` are what the target's sidecar tells of its optimizers,
-    None if it is what the source's tells; `objects` what it tells of the objects that names hide. `moves`
-    say where what went, and `whole` whether all of a checkpoint did, under the names that it had there.
-    `before` is the digest of what a conversion was undone to, `kept` are the names of values that only the
-    sidecar has.
+    `source` is the converted part, as it was prepared; `names` are its leaves' names in the
+    checkpoint, `stripped` the prefixes removed from them. `settings` are the optimizer settings for
+    the target's sidecar, None to keep the source's; `objects` the objects that names hide. `moves`
+    map entries, `whole` is whether all of a checkpoint was mapped under its own names. `before` is
+    the digest of what a conversion was reversed to, `kept` the names of values stored only in the
+    sidecar.
     """
 
     source: Tree
@@ -108,7 +108,7 @@ class ConversionPlan:
     kept: tuple[str, ...] = ()
 
     def kept_tensors(self) -> Tree:
-        """Return the tensors among what only the sidecar keeps, by name, for the file beside the target."""
+        """Return the tensors stored only with the sidecar, by name, for the file beside the target."""
         names = {name: path for path, name in self.names.items()}
         leaves: dict[Path, Leaf | ValueLeaf] = {}
         for name in self.kept:
@@ -120,12 +120,12 @@ class ConversionPlan:
 
 @dataclass(frozen=True, slots=True)
 class ConversionResult:
-    """What a conversion or an export did; `digest` is the target's (None for a dry run or a refusal).
+    """Result of a conversion or export; `digest` is the target's (None for a dry run or a refusal).
 
-    `written` says whether the target is there now, `parity` how the networks that were written compared,
-    `load` are the Python lines that load the target. Where a model of the user was filled, `matched` says
-    layer by layer what filled what, `ambiguous` what has no evidence, and `loaded` whether the model loaded
-    the target; else `loaded` is None.
+    `written` is whether the target exists now, `parity` compares the written networks, `load` are the
+    Python lines that load the target. Where a user's model was filled, `matched` lists by layer its
+    source, `ambiguous` layers without evidence, and `loaded` whether the model loaded the target; else
+    `loaded` is None.
     """
 
     source: str
@@ -142,7 +142,7 @@ class ConversionResult:
 
     @property
     def within(self) -> bool:
-        """Say whether what was compared is within its bound."""
+        """Return whether all comparisons are within their bounds."""
         return all(network.within for network in self.parity)
 
     def document(self) -> dict[str, Any]:
@@ -168,7 +168,7 @@ class ConversionResult:
         return found
 
 
-# How a checkpoint becomes another: prepared, recognised, planned, and reported entry by entry.
+# Conversion steps: prepared, recognised, planned, and reported entry by entry.
 
 
 def plan_conversion(
@@ -177,11 +177,11 @@ def plan_conversion(
     known: Sidecar | None,
     recognised: RecognizedAgent | None = None,
 ) -> ConversionPlan:
-    """Return how the checkpoint becomes what is wanted; `known` is the sidecar that belongs to it.
+    """Return the plan from the checkpoint to the request; `known` is its own sidecar.
 
-    `recognised` is the agent in it, where somebody knows it already.
+    `recognised` is the agent in it, if already known.
 
-    Raise UsageError for a part that is not there, a layout that does not fit or cannot be written and names
+    Raise UsageError for a missing part, a layout that does not fit or cannot be written and names
     that cannot be restored, MappingError when nothing can be mapped.
     """
     ready, layout = _prepare(checkpoint, request, known), request.options.layout
@@ -212,7 +212,7 @@ def plan_conversion(
 
 
 def _prepare(checkpoint: Checkpoint, request: ConversionRequest, known: Sidecar | None) -> PreparedTree:
-    """Return what is converted of the checkpoint, under the names that it is mapped by."""
+    """Return the part to convert, under the names used for mapping."""
     part, weights = request.options.part, request.options.weights
     tree, lost = (checkpoint.tree, ()) if part is None else options.select_part(checkpoint.tree, part)
     chosen: tuple[str, ...] = ()
@@ -228,7 +228,7 @@ def _prepare(checkpoint: Checkpoint, request: ConversionRequest, known: Sidecar 
 def _restored(
     ready: PreparedTree, source: Tree, moves: tuple[Move, ...], planner: _Planner, known: Sidecar
 ) -> ConversionPlan:
-    """Return the plan back to what the sidecar's record describes."""
+    """Return the reverse plan to the source recorded in the sidecar."""
     settings, notes = _unplaced_statements(planner, known)
     return ConversionPlan(
         ready.tree,
@@ -245,7 +245,7 @@ def _restored(
 
 
 def _by_name(planner: _Planner, plan: Plan | None) -> tuple[Plan | None, Mapping[str, Any] | None]:
-    """Return the plan to names of TensorFlow 1 where the target has such, and what these names hide."""
+    """Return the plan to TensorFlow 1 names where the target has them, and what these names hide."""
     if not planner.request.by_name:
         return plan, None
     tree = planner.tree if plan is None else apply_plan(planner.tree, plan)
@@ -259,7 +259,7 @@ def _by_name(planner: _Planner, plan: Plan | None) -> tuple[Plan | None, Mapping
 
 
 def _state_dicts(tree: Tree, kind: TargetKind) -> Plan | None:
-    """Return the plan of whole modules to the dicts that PyTorch loads, None where there is none."""
+    """Return the plan of whole modules to the dicts that PyTorch loads, None where there are none."""
     plan = wrappers.plan_state_dicts(tree) if kind.format == "pytorch" else None
     if plan is None:
         return None
@@ -269,7 +269,7 @@ def _state_dicts(tree: Tree, kind: TargetKind) -> Plan | None:
 
 
 def _copied(ready: PreparedTree, planner: _Planner) -> ConversionPlan:
-    """Return the plan of what stays as it is."""
+    """Return the plan that copies entries unchanged."""
     tree, kind, checkpoint = ready.tree, planner.kind, planner.checkpoint
     target = _arrays(tree) if kind.format == _WEIGHTS_FILE else tree
     moves = tuple(Move(path, path, KEEP) for path in target)
@@ -285,7 +285,7 @@ def _copied(ready: PreparedTree, planner: _Planner) -> ConversionPlan:
 
 
 def _mapped(ready: PreparedTree, plan: Plan, choice: _Choice, planner: _Planner) -> ConversionPlan:
-    """Return a plan of moves with the tree and the report that it makes."""
+    """Return a plan of moves with the resulting tree and report."""
     agent = choice.binding if choice.by_layout else None
     target, kept = apply_plan(ready.tree, plan), _kept_values(ready.tree, plan, agent)
     stated = _stated_settings(planner.request.stated, planner.known)
@@ -301,14 +301,14 @@ def _mapped(ready: PreparedTree, plan: Plan, choice: _Choice, planner: _Planner)
 
 
 def _arrays(tree: Tree) -> Tree:
-    """Return the tree without what is no array: plain values, and strings."""
+    """Return the tree without entries that are no arrays: plain values, and strings."""
     leaves = {path: leaf for path, leaf in tree.tensors() if leaf.dtype != "string"}
     aliases = {path: others for path, others in tree.aliases.items() if path in leaves}
     return Tree(leaves, aliases, tree.containers)
 
 
 def _unplaced_statements(planner: _Planner, known: Sidecar) -> tuple[Settings | None, tuple[str, ...]]:
-    """Return what was once stated of the optimizers, for which the undone source has no place, with notes."""
+    """Return the optimizer settings once stated that the reversed source cannot store, with notes."""
     if not _statement_origins(known) or planner.binding is None:
         return None, ()
     plan = planner.choose().plan
@@ -336,7 +336,7 @@ def _used_paths(plan: Plan, agent: RecognizedAgent | None) -> set[Path]:
 
 
 def _kept_values(tree: Tree, plan: Plan, agent: RecognizedAgent | None) -> tuple[Path, ...]:
-    """Return what the sidecar keeps: values that belong to no network and to no optimizer."""
+    """Return what the sidecar stores: values that belong to no network and no optimizer."""
     if agent is None:
         return plan.kept
     used = _used_paths(plan, agent)
@@ -345,12 +345,12 @@ def _kept_values(tree: Tree, plan: Plan, agent: RecognizedAgent | None) -> tuple
 
 
 def _stated_settings(stated: OptimizerOptions, known: Sidecar | None) -> Settings | None:
-    """Return the settings with those that were stated, None if none was."""
+    """Return the settings with the stated ones, None if none were stated."""
     return known.optimizers if any(stated) and known is not None else None
 
 
 def _statement_origins(known: Sidecar | None) -> Mapping[str, str]:
-    """Return where the statements about optimizers are from, for the receipt."""
+    """Return the provenance of stated optimizer settings, for the receipt."""
     told = known.provenance if known is not None else {}
     return {name: told[name] for name in ("l2", "optimizer") if name in told}
 
@@ -369,21 +369,21 @@ def report_moves(ready: PreparedTree, target: Tree, moves: tuple[Move, ...]) -> 
     return tuple(lines)
 
 
-# Which plan a checkpoint gets: a copy, by its layout, by the kinds of its layers, or by rules.
+# Chooses a checkpoint's plan: a copy, by its layout, by the kinds of its layers, or by rules.
 
 TENSORFLOW, NUMPY = "tensorflow", "numpy"
 _WEIGHTS_FILE = "keras_h5"
 _KERAS_FILES = frozenset(("keras_h5", "keras_zip"))
-# Those that pickle NumPy arrays, whichever framework trained them, among much else.
+# Formats that pickle NumPy arrays, among much else, for any training framework.
 PICKLES = frozenset(("rllib",))
-# The layouts of a library's own container, whose settings mean nothing elsewhere.
+# Layouts of a library's own container, whose settings have no meaning elsewhere.
 ENCLOSED = frozenset(("stable_baselines3", "rllib", "rllib_policy", "d3rlpy"))
 
 
 class _Choice(NamedTuple):
-    """The plan of a conversion, None if everything stays as it is, and the agent that the target holds.
+    """A conversion's plan (None: everything stays as it is) and the agent in the target.
 
-    `by_layout` says that the agent's layout made the plan.
+    `by_layout` is whether the agent's layout made the plan.
     """
 
     plan: Plan | None
@@ -393,7 +393,7 @@ class _Choice(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class _Planner:
-    """What a conversion is planned from: the tree as it was prepared, the agent in it, and its sidecar."""
+    """Inputs of conversion planning: the prepared tree, its agent, and its sidecar."""
 
     checkpoint: Checkpoint
     tree: Tree
@@ -403,28 +403,28 @@ class _Planner:
 
     @property
     def kind(self) -> TargetKind:
-        """The kind of target."""
+        """The target's kind."""
         return self.request.kind
 
     @property
     def framework(self) -> str:
-        """The framework whose names the target has."""
+        """The framework whose names the target uses."""
         return options.format_framework(self.kind.format)
 
     @property
     def folds(self) -> bool:
-        """Whether statistics of observations become part of the first layers."""
+        """Whether observation statistics are folded into the first layers."""
         return self.request.options.fold_normalizer
 
     @property
     def settings(self) -> Settings:
-        """What the sidecar says of the optimizers."""
+        """The sidecar's optimizer settings."""
         return options.sidecar_settings(self.known)
 
     def choose(self) -> _Choice:
-        """Return the plan: by rules, of a copy, by the agent's layout, or by the kinds of its layers.
+        """Return the plan: by rules, a copy, by the agent's layout, or by the kinds of its layers.
 
-        Raise UsageError for what the target or the plan does not take.
+        Raise UsageError for options that the target or the plan does not support.
         """
         request, binding, file = self.request, self.binding, self.checkpoint.path
         if request.rules is not None:
@@ -447,14 +447,14 @@ class _Planner:
         return _Choice(self._by_parts()) if binding is None else self._by_layout(binding)
 
     def _is_kept(self) -> bool:
-        """Say whether all goes into another format as it is, under the same paths."""
+        """Return whether all is copied into another format unchanged, under the same paths."""
         by_layers = self.request.options.layout in (None, NO_LAYOUT)
         if self.folds or self.kind.agent or not by_layers:
             return False
         return _is_kept(self.checkpoint, self.request, self.tree, self.binding)
 
     def _copy(self) -> _Choice:
-        """Return the plan of a tree that keeps its values: the objects that the target needs, if any."""
+        """Return the plan of a tree that keeps its values: with target objects, if any are needed."""
         tree, kind, binding = self.tree, self.kind, self.binding
         stated = self.request.options.from_ is not None
         nested = _plan_nested(self.checkpoint, tree, kind, stated=stated) if binding is None else None
@@ -462,7 +462,7 @@ class _Planner:
             inner = apply_plan(tree, nested)
             return _Choice(compose_plans(nested, _plan_rewrite(inner, kind, None) or _plan_copy(inner)))
         plan = _plan_rewrite(tree, kind, self.known if self.request.options.part is None else None)
-        # An optimizer of TensorFlow 1 has no place in Keras's file as it is, whatever layout knows it.
+        # A TensorFlow 1 optimizer cannot be stored in a Keras file unchanged, whatever layout recognises it.
         older = kind.format == _WEIGHTS_FILE and general_conversion.has_older_optimizer(tree)
         objects = (binding is None or older) and _is_rebuilt(self.checkpoint.format, kind, tree)
         made = self._object_rebuild() if objects else None
@@ -480,13 +480,13 @@ class _Planner:
             self.request.stated.settings(),
             file=self.kind.format == _WEIGHTS_FILE,
             name=own[0] if len(own) == 1 else None,
-            # An .h5 of Keras 1 or 2 lists the layers of a model: those of Keras 3 never come here.
+            # An .h5 file of Keras 1 or 2 lists the layers of a model: Keras 3 files never reach this.
             in_order=self.checkpoint.format == _WEIGHTS_FILE,
         )
 
     def _from_onnx(self) -> Plan:
-        """Return the plan of an ONNX model: its layers as a state_dict, and on as any state_dict goes."""
-        from ckpttool.libraries import onnx_policies  # other formats need none of it
+        """Return the plan of an ONNX model: its layers as a state_dict, then like any state_dict."""
+        from ckpttool.libraries import onnx_policies  # not needed by other formats
 
         checkpoint, tree, request, file = self.checkpoint, self.tree, self.request, self.checkpoint.path
         if request.options.part is not None or tree.leaves.keys() != checkpoint.tree.leaves.keys():
@@ -515,9 +515,9 @@ class _Planner:
         return compose_plans(first, inner._by_parts())
 
     def _by_layout(self, binding: RecognizedAgent) -> _Choice:
-        """Return the plan of an agent: by its layout, or by its parts if those keep more of it.
+        """Return the plan of an agent: by its layout, or part by part if that keeps more of it.
 
-        One network alone is the root of a file of Keras, as it is of a program's `model.load_weights`.
+        A network alone is the root of a Keras file, as in a program's `model.load_weights`.
         """
         require_layers(binding, self.known, sidecar.sidecar_path(self.checkpoint.path))
         agent = with_names(without_save_count(binding, self.tree, self.known), self.tree, self.known)
@@ -543,7 +543,7 @@ class _Planner:
         return _Choice(plan, agent, by_layout=True)
 
     def _better_by_parts(self, agent: RecognizedAgent, left: Sequence[Path | str]) -> Plan | None:
-        """Return the plan by parts where it keeps slots or layers that the layout leaves open."""
+        """Return the plan part by part if it keeps slots or layers that the layout cannot map."""
         if self.request.options.layout is not None or self.kind.agent or self.folds:
             return None
         unplaced = frozenset(left)
@@ -566,7 +566,7 @@ class _Planner:
         return None
 
     def _by_parts(self) -> Plan:
-        """Return the plan of networks, optimizers and values; raise MappingError where no layer is known."""
+        """Return the plan of networks, optimizers and values; raise MappingError if no layer is known."""
         request, tree = self.request, self.tree
         given, stated = request.given, request.stated.settings()
         ours = self.framework
@@ -587,7 +587,7 @@ class _Planner:
             raise error.located(file=self.checkpoint.path) from error.__cause__
 
     def _by_rules(self, rules: RuleFile) -> Plan:
-        """Return what the user's rules say, and of what they do not name what the file says of the rest."""
+        """Return the plan of the user's rules, and for unnamed entries the one from the file's evidence."""
         if self.kind.agent:
             raise UsageError(
                 f"rules say names, and those of {self.kind.layout} are its library's", file=rules.path
@@ -611,7 +611,7 @@ class _Planner:
         return plan
 
     def _by_kinds(self, rest: Tree) -> Plan:
-        """Return the plan of the layers in what is left of a tree."""
+        """Return the plan of the layers in the remaining tree."""
         to_tensorflow = self.framework == TENSORFLOW
         make = flattening.plan_to_tensorflow if to_tensorflow else flattening.plan_to_torch
         plan = make(rest, self.request.given)
@@ -622,13 +622,13 @@ class _Planner:
 
 
 def _is_alone(tree: Tree, agent: RecognizedAgent) -> bool:
-    """Whether the tree is one network of an agent, in a dict of its own, and nothing else."""
+    """Whether the tree is only one network of an agent, in a separate dict."""
     tensors = [path for path, _ in tree.tensors()]
     return len({part.component for part in agent.parts}) == 1 and len({path[:-1] for path in tensors}) == 1
 
 
 def _open_problems(tree: Tree, plan: Plan, consumed: Collection[Path] = ()) -> list[Path | str]:
-    """Return what a plan leaves open: entries of the source by path, of the target by name."""
+    """Return what a plan leaves open: source entries by path, target entries by name."""
     used = {move.source for move in plan.moves} | {*plan.consumed, *plan.kept, *consumed}
     return [*plan.missing, *plan.partly, *(path for path in tree if path not in used)]
 
@@ -636,7 +636,7 @@ def _open_problems(tree: Tree, plan: Plan, consumed: Collection[Path] = ()) -> l
 def _is_kept(
     checkpoint: Checkpoint, request: ConversionRequest, tree: Tree, binding: RecognizedAgent | None
 ) -> bool:
-    """Say whether all that a checkpoint holds goes into another format as it is, under the same paths."""
+    """Return whether a whole checkpoint goes into another format unchanged, under the same paths."""
     source, target = checkpoint.format, request.kind.format
     native, ours = options.format_framework(source), options.format_framework(target)
     if source == target or ours == NUMPY:
@@ -650,15 +650,15 @@ def _is_kept(
         return options.layout_framework(binding.layout) == ours
     theirs = native
     if theirs != NUMPY:
-        # What a program kept for itself is an agent for others only if a layout knows it; variables by name
-        # and objects are TensorFlow's own.
+        # A program's own data is an agent for others only if a layout recognises it; variables by name and
+        # objects are TensorFlow's own.
         return theirs == ours == TENSORFLOW and source not in PICKLES
-    # Arrays that belong to no framework have the paths that they have; their names tell who named them.
+    # Arrays of no framework keep their paths; their names show which program named them.
     return binding.layout not in ENCLOSED and options.layout_framework(binding.layout) == ours
 
 
 def axes_note(checkpoint: Checkpoint, tree: Tree, request: ConversionRequest) -> str | None:
-    """Return a note on arrays that keep their axes because nothing tells whose framework they are of."""
+    """Return a note on arrays that keep their axes because their framework is unknown."""
     ours = options.format_framework(request.kind.format)
     if checkpoint.format not in fill_model.NEUTRAL or ours == NUMPY or request.options.from_ is not None:
         return None
@@ -674,7 +674,7 @@ def axes_note(checkpoint: Checkpoint, tree: Tree, request: ConversionRequest) ->
 
 
 def _plan_rewrite(tree: Tree, kind: TargetKind, known: Sidecar | None) -> Plan | None:
-    """Return the way to objects of what has none, None if the tree is that already or needs names."""
+    """Return the plan to objects for a tree without them; None if it has them or needs names."""
     if not kind.options.get("graph") or tf_names.is_object_graph(tree):
         return None
     plan = (
@@ -686,9 +686,9 @@ def _plan_rewrite(tree: Tree, kind: TargetKind, known: Sidecar | None) -> Plan |
 
 
 def _plan_nested(checkpoint: Checkpoint, tree: Tree, kind: TargetKind, *, stated: bool) -> Plan | None:
-    """Return the way of arrays by whole names (`l1.kernel`) to objects, None where that has no meaning.
+    """Return the plan from arrays with full names (`l1.kernel`) to objects, None where it does not apply.
 
-    Nothing has an attribute with a dot in its name, and arrays in a row are layers in this order.
+    No attribute name contains a dot, and consecutive arrays are layers in this order.
     """
     objects = kind.format == _WEIGHTS_FILE or kind.options.get("graph")
     neutral = checkpoint.format in fill_model.NEUTRAL or _is_handmade(checkpoint)
@@ -709,12 +709,12 @@ def _plan_nested(checkpoint: Checkpoint, tree: Tree, kind: TargetKind, *, stated
 
 
 def _is_handmade(checkpoint: Checkpoint) -> bool:
-    """Say whether the file is HDF5 that no Keras wrote."""
+    """Return whether the file is HDF5 not written by Keras."""
     return checkpoint.format == _WEIGHTS_FILE and checkpoint.writer is None
 
 
 def _name_kernels(name: tuple[str, ...], others: frozenset[tuple[str, ...]]) -> tuple[str, ...]:
-    """Return a dense layer's name of its matrix for the ones that a program's own class gave it."""
+    """Return the name with `kernel` for a dense layer's matrix that a program's own class named `weight`."""
     own = name[-1] == "weight" and {(*name[:-1], "bias")} <= others
     return (*name[:-1], "kernel") if own else name
 
@@ -724,7 +724,7 @@ def _plan_copy(tree: Tree) -> Plan:
 
 
 def _is_rebuilt(source: str, kind: TargetKind, tree: Tree) -> bool:
-    """Say whether the target keeps objects in TensorFlow's other way: in Keras's files, or in a graph."""
+    """Return whether TensorFlow objects must be rebuilt for the target: Keras files, or a graph."""
     if kind.format == _WEIGHTS_FILE:
         held = tree.containers.get(())
         groups = held is not None and isinstance(held.state, dict) and "group" in held.state
@@ -734,7 +734,7 @@ def _is_rebuilt(source: str, kind: TargetKind, tree: Tree) -> bool:
     )
 
 
-# How an agent becomes one of another layout: through the canonical tree, with all that is known of it.
+# Converts an agent to another layout: through the canonical tree, with all its known facts.
 
 _STATISTICS = "observation statistics are"
 
@@ -746,16 +746,16 @@ def recognize_source_agent(
     part: str | None,
     known: RecognizedAgent | None = None,
 ) -> tuple[RecognizedAgent | None, tuple[str, ...]]:
-    """Return the agent that the tree is, with what files beside it say, and a note for each of those.
+    """Return the agent in the tree, with facts from files beside it, and a note for each file.
 
-    `known` is the agent of the whole checkpoint, where somebody has recognised it already.
+    `known` is the agent of the whole checkpoint, if already recognised.
     """
     if checkpoint.format == options.ONNX:
         return recognize.recognize_checkpoint(checkpoint, layout), ()
     same = known is not None and layout is None and tree is checkpoint.tree
     binding = known if same else recognize.recognize_tree(tree, os.path.basename(checkpoint.path), layout)
     if part is not None and layout is None and binding is not None and not _is_whole(binding):
-        binding = None  # one network of an agent is a model of its own
+        binding = None  # one network of an agent is a separate model
     if binding is None:
         return None, ()
     binding, notes = restore.with_companions(binding, checkpoint)
@@ -771,10 +771,10 @@ def plan_agent_conversion(
     *,
     fold: bool = False,
 ) -> Plan:
-    """Return the way to the kind's layout; raise UsageError if that is not written, and what its plan raises.
+    """Return the plan to the kind's layout; raise UsageError if it is not writable.
 
-    `told` are settings of the optimizers that are known from elsewhere. With `fold` the first layers compute
-    what the statistics of observations do.
+    Errors of the layout's plan are passed on. `told` are optimizer settings known from elsewhere. With
+    `fold`, the first layers apply the observation statistics.
     """
     layout = plugins.find("layouts", kind.layout).load()
     if not recognize.can_write(layout):
@@ -810,7 +810,7 @@ def plan_agent_conversion(
 
 
 def _copied_targets_note(binding: RecognizedAgent, copies: Iterable[Path]) -> str:
-    """Return the sentence that the targets were not stored, and what a program does about that."""
+    """Return a sentence that the targets were not stored, and how a program handles that."""
     names = " and ".join(dict.fromkeys(str(path[0].value) for path in copies))
     loads = getattr(plugins.find("layouts", binding.layout).load(), "COPIES_TARGETS", None)
     whose = f", as {loads} makes them" if loads is not None else ""
@@ -818,16 +818,16 @@ def _copied_targets_note(binding: RecognizedAgent, copies: Iterable[Path]) -> st
 
 
 def _with_statistics_note(plan: Plan, facts: Sidecar, kind: TargetKind) -> Plan:
-    """Return the plan with a note where only the sidecar keeps what observations are normalised with.
+    """Return the plan with a note if only the sidecar stores the observation statistics.
 
-    A library's own form that lacks them is another agent to the library: they are missing then.
+    A library's own format without them is a different agent to the library: they are missing then.
     """
     held = any(move.source[0].value == NORMALIZER for move in plan.moves)
     said = [note for note in plan.notes if note.startswith(_STATISTICS)]
     if facts.obs_norm is None or held or (said and not said[0].startswith(f"{_STATISTICS} in the sidecar")):
         return plan
     notes = () if said else (f"{_STATISTICS} in the sidecar: the target has no place for them",)
-    # A limit alone is a setting of some libraries' programs, which they keep with those of training.
+    # A limit alone is a setting of some libraries' programs, stored with their training settings.
     limit = not any(facts.obs_norm["mean"]) and all(var == 1 for var in facts.obs_norm["var"])
     if not kind.agent or limit:
         return replace(plan, notes=(*plan.notes, *notes))
@@ -836,7 +836,7 @@ def _with_statistics_note(plan: Plan, facts: Sidecar, kind: TargetKind) -> Plan:
 
 
 def _with_known_facts(binding: RecognizedAgent, known: Sidecar) -> RecognizedAgent:
-    """Return the binding with the action map, activations, epsilon and statistics known, whoever says so."""
+    """Return the binding with the known action map, activations, epsilon and statistics, from any origin."""
     told = binding.facts
     facts = told._replace(
         head=str(known.head or told.head),
@@ -848,7 +848,7 @@ def _with_known_facts(binding: RecognizedAgent, known: Sidecar) -> RecognizedAge
 
 
 def without_save_count(binding: RecognizedAgent, tree: Tree, known: Sidecar | None) -> RecognizedAgent:
-    """Return the binding without a count of saves that a conversion added, as its receipt shows."""
+    """Return the binding without a save count that a conversion added, according to its receipt."""
     if known is None or known.source is None:
         return binding
     mapped = {str(rule.get("target")) for rule in known.rules if isinstance(rule, Mapping)}
@@ -867,16 +867,16 @@ def _is_whole(binding: RecognizedAgent) -> bool:
     return len({part.component for part in binding.parts}) > 1
 
 
-# Folds the statistics of observations into the layers that take observations: `convert --fold-normalizer`.
+# Folds observation statistics into the layers that receive observations: `convert --fold-normalizer`.
 #
-# `W ((x - mean) / s) + b` is `(W / s) x + (b - W (mean / s))`. A limit of the normalised observations is no
-# linear function, so statistics that have one are refused. The moments of an optimizer belong to the weights
-# as they were: for the layers that change they cannot be computed (a second moment of a sum is not that of
-# its terms), so optimizers stay behind.
+# `W ((x - mean) / s) + b` is `(W / s) x + (b - W (mean / s))`. Clipping the normalised observations is not
+# linear, so statistics with a limit are rejected. Optimizer moments belong to the original weights: for the
+# changed layers they cannot be computed (a second moment of a sum is not that of its terms), so optimizers
+# are not converted.
 
 
 class StatisticsFold(NamedTuple):
-    """The rule of a tensor that has become another one by its layer's share of the statistics."""
+    """The rule of a tensor changed by its layer's share of the statistics."""
 
     made: Leaf
     name: str = "fold statistics"
@@ -886,13 +886,13 @@ class StatisticsFold(NamedTuple):
         return self.made
 
     def inverse(self, source: Leaf | ValueLeaf) -> Rule:
-        """Raise MappingError: the statistics are in no other place of the target."""
+        """Raise MappingError: the target stores the statistics nowhere else."""
         raise MappingError("folded statistics cannot be taken out again", path=getattr(source, "key", None))
 
 
 @dataclass(frozen=True, slots=True)
 class FoldedAgent:
-    """An agent without statistics that computes what the one with them did.
+    """An agent without statistics that computes the same as the one with them.
 
     `taken` are the canonical paths of the statistics, `added` biases that the layers did not have.
     """
@@ -905,7 +905,7 @@ class FoldedAgent:
 
 
 def fold_statistics(binding: RecognizedAgent, agent: Tree, facts: Sidecar) -> FoldedAgent:
-    """Return the canonical agent with its statistics in the layers that take observations.
+    """Return the canonical agent with its statistics folded into the layers that receive observations.
 
     Raise UsageError without statistics, UnsupportedError where they cannot be folded exactly.
     """
@@ -953,7 +953,7 @@ def _foldable_statistics(binding: RecognizedAgent, facts: Sidecar) -> Mapping[st
 
 
 def _first_layer(part: AgentNetwork, agent: Tree, mean: np.ndarray, spread: np.ndarray) -> dict[Path, Leaf]:
-    """Return the kernel and bias that take observations as they are, none for a network of another input."""
+    """Return the kernel and bias for raw observations, none for a network with another input."""
     if part.layers[0].kind != "dense":
         raise UnsupportedError(f"{part.title} begins with a norm, into which nothing is folded")
     inputs, _ = layer_widths(agent, part)
@@ -969,7 +969,7 @@ def _first_layer(part: AgentNetwork, agent: Tree, mean: np.ndarray, spread: np.n
         raise UnsupportedError(f"{part.title} has no kernel to fold statistics into")
     weights = kernel.array().astype(np.float64)
     start = bias.array().astype(np.float64) if isinstance(bias, Leaf) else np.zeros(weights.shape[1])
-    # Actions that a critic takes come after the observations, and are not normalised.
+    # A critic's actions come after the observations, and are not normalised.
     rows = weights[: len(mean)] / spread[:, None]
     found = {
         paths[0]: (kernel, np.concatenate([rows, weights[len(mean) :]])),
@@ -985,16 +985,16 @@ def _folded_leaf(leaf: Leaf, numbers: np.ndarray) -> Leaf:
     return replace(leaf, shape=numbers.shape, source=Inline(data))
 
 
-# Whether a conversion goes back to where its source came from, and then the source itself.
+# Whether a conversion returns to its original source, and that source.
 
-# The formats that store what a torch program handed them, and nothing of their own.
+# Formats that store what a torch program passed to them, and nothing else.
 CONTAINERS = frozenset(("pytorch", "pytorch_legacy", "pytorch_tar", "pytorch_dcp", "safetensors", "sharded"))
 
 
 def plan_reverse(
     checkpoint: Checkpoint, request: ConversionRequest, known: Sidecar | None, tree: Tree
 ) -> ReverseConversion:
-    """Return what the checkpoint was converted from if that is wanted; if it cannot be, a note why."""
+    """Return the checkpoint's original source if requested; otherwise a note why it cannot be used."""
     if not (request.whole and request.plain) or known is None or known.undo is None:
         return ReverseConversion()
     if not _is_reverse(known, request.kind):
@@ -1009,21 +1009,21 @@ def plan_reverse(
 
 
 def _is_reverse(known: Sidecar, kind: TargetKind) -> bool:
-    """Say whether the target is what the sidecar's checkpoint was converted from, by format and layout."""
+    """Return whether the target is the original source of the sidecar's checkpoint, by format and layout."""
     before, layout = (known.source or {}).get("format"), (known.source or {}).get("layout")
     if before != kind.format and not {before, kind.format} <= CONTAINERS:
         return False
-    # A library's own form is asked for by the library's name.
+    # A library's own form is requested by the library's name.
     others = {each.layout for each in TARGETS.values() if each.agent}
     return layout == kind.layout or (not kind.agent and layout not in others)
 
 
-# The receipt of a conversion: the sidecar that says what went where, by which rule, on what assumption.
+# The receipt of a conversion: the sidecar that records mappings, rules and assumptions.
 
-# Facts of a policy that a model's own configuration or code records, and its weights do not.
+# Policy facts recorded in a model's configuration or code, not in its weights.
 _RECORDED = frozenset(("activations", "head", "epsilon", "action_low", "action_high", "norm"))
 NO_OPTIONS: Mapping[str, Any] = MappingProxyType({})
-_LONGEST = 1000  # characters of a text in the sidecar
+_LONGEST = 1000  # maximum text length in the sidecar, in characters
 
 
 def with_policy_facts(
@@ -1036,12 +1036,13 @@ def with_policy_facts(
 ) -> VerifiedSidecar:
     """Return the source's sidecar with what only the source's own code records of its computation.
 
-    The activations of a .keras file, TorchScript or a whole module are in no file of weights, and neither
-    are those that the layout of an actor alone has. They are carried where all parameters are the policy's,
-    and the target's policy has the same layers in order. Otherwise `computation` records that the target
-    holds less than the source. Of a `part`, and of what fills a user's `model`, no facts are carried.
+    The activations of a .keras file, TorchScript or a whole module are in no weights file, and
+    neither are those of the layout of an actor alone. They are carried over if all parameters are the
+    policy's, and the target's policy has the same layers in order. Otherwise `computation` records
+    that the target contains less than the source. For a `part`, and for a user's `model`, no facts
+    are carried over.
     """
-    # Recorded computations take modules that no agent of a layout needs.
+    # Recorded computations need modules that no agent of a layout needs.
     from ckpttool.libraries.single_networks import read_computation
 
     recorded, found = read_computation(checkpoint), _read_policy_facts(checkpoint, target)
@@ -1052,7 +1053,7 @@ def with_policy_facts(
         if recorded is not None and recorded.code:
             known = replace(known, computation={"origin": recorded.origin, "code": recorded.code})
         return replace(own, sidecar=known)
-    # The target of a chain whose class is not in the file is as much of it as the source.
+    # A chain whose class is not in the file: the target contains as much of it as the source.
     if recorded is None or (own.sidecar is not None and own.sidecar.computation is not None):
         return own
     kept = {"origin": recorded.origin, "code": recorded.code, "refused": found.refused[:_LONGEST]}
@@ -1063,7 +1064,7 @@ def with_policy_facts(
 class _PolicyFacts(NamedTuple):
     """Facts of a policy that go with its target, or why the policy cannot be played.
 
-    `same_layout` says that the target has the layout of the source, which records them itself.
+    `same_layout` is whether the target has the source's layout, which records them itself.
     """
 
     facts: Sidecar | None = None
@@ -1085,14 +1086,14 @@ def _read_policy_facts(checkpoint: Checkpoint, target: Checkpoint) -> _PolicyFac
         facts = _portable_policy_facts(checkpoint, target, policy, by_layout=by_layout)
         return _PolicyFacts(facts, facts is None and by_layout and _layout(target) == policy.layout)
     except UsageError:
-        return _PolicyFacts()  # an option that is missing does not make the source one that cannot be played
+        return _PolicyFacts()  # a missing option does not make the source unplayable
     except CkpttoolError as error:
         why = error.message + (f": {error.found}" if error.found else "")
         return _PolicyFacts(refused="" if policy is not None else why)
 
 
 def unplayable_note(own: VerifiedSidecar) -> tuple[str, ...]:
-    """Return a note where a policy's target does not play as its source does."""
+    """Return a note if a policy's target plays differently from its source."""
     found = None if own.sidecar is None else own.sidecar.computation
     if found is None or {"code", "refused"} & found.keys():
         return ()
@@ -1104,7 +1105,7 @@ def unplayable_note(own: VerifiedSidecar) -> tuple[str, ...]:
 def _portable_policy_facts(
     checkpoint: Checkpoint, target: Checkpoint, policy: RecognizedAgent, *, by_layout: bool
 ) -> Sidecar | None:
-    """Return the facts of a policy with which its target is the same policy, None if it is not."""
+    """Return the facts with which the target is the same policy, None if it is not."""
     from ckpttool.libraries.single_networks import recognize_single_policy
 
     if not (by_layout or _RECORDED & policy.facts.said.keys()) or policy.fronts:
@@ -1112,7 +1113,7 @@ def _portable_policy_facts(
     bound = {move.source for move in policy.moves.moves} | policy.consumed
     names = checkpoint.tree.names
     parameters = (path for path, leaf in checkpoint.tree.tensors() if leaf.role == "parameter")
-    # A SavedModel of Keras 3 holds every variable a second time, below this name.
+    # A SavedModel of Keras 3 contains every variable a second time, under this name.
     if any(path not in bound and not names[path].startswith("_all_variables/") for path in parameters):
         return None
     tree, again = select_network_leaves(checkpoint.tree, policy), recognize_single_policy(target)
@@ -1120,7 +1121,7 @@ def _portable_policy_facts(
         return None
     read = restore.read_metadata(policy, tree)
     recorded = _RECORDED if by_layout else _RECORDED & policy.facts.said.keys()
-    # Statistics of observations are a fact of their own name in a sidecar.
+    # Observation statistics are a fact with a separate name in a sidecar.
     recorded = frozenset("obs_norm" if name == "norm" else name for name in recorded)
     facts = {name: getattr(read, name) for name in sorted(recorded)}
     provenance = {name: read.provenance[name] for name in sorted(recorded) if name in read.provenance}
@@ -1133,7 +1134,7 @@ def _layout(target: Checkpoint) -> str | None:
 
 
 def _has_same_numbers(one: Tree, other: Tree) -> bool:
-    """Return whether two canonical agents have the same numbers at the same places, statistics apart."""
+    """Return whether two canonical agents have equal numbers at equal paths, statistics aside."""
     leaves, others = (
         {p: leaf for p, leaf in tree.items() if isinstance(leaf, Leaf) and p[0].value != NORMALIZER}
         for tree in (one, other)
@@ -1154,9 +1155,9 @@ def receipt(
     part: str | None = None,
     options: Mapping[str, Any] = NO_OPTIONS,
 ) -> Sidecar:
-    """Return the target's sidecar: the source's facts (or the layout's habit) and how they were carried.
+    """Return the target's sidecar: the source's facts (or the layout's defaults) and their provenance.
 
-    `options` are those of the conversion, from which `verify --all` plans it again.
+    `options` are the conversion's, which `verify --all` uses to plan it again.
     """
     binding, report = made.binding, made.report
     base = own.sidecar or Sidecar("")
@@ -1189,7 +1190,7 @@ def receipt(
 def _source_details(
     own: VerifiedSidecar, binding: RecognizedAgent | None, part: str | None
 ) -> dict[str, str]:
-    """Return what else is known of the source: the part that was taken, and where its Adam adds epsilon."""
+    """Return more facts of the source: the part converted, and where its Adam adds epsilon."""
     found = {"part": part} if part is not None else {}
     optimized = binding is not None and any(m.target[0].value in OPTIMIZERS for m in binding.moves.moves)
     if binding is not None and optimized:
@@ -1200,7 +1201,7 @@ def _source_details(
 def describe_source(
     checkpoint: Checkpoint, binding: RecognizedAgent | None, sha256: str | None, **more: str
 ) -> dict[str, str | None]:
-    """Return what a receipt says of the source; its digest is computed if nobody knows it yet."""
+    """Return the receipt's record of the source; its digest is computed if unknown."""
     return {
         "path": os.path.basename(checkpoint.path),
         "sha256": sha256 or digest_checkpoint(checkpoint).sha256,
@@ -1219,7 +1220,7 @@ def receipt_rules(report: MappingReport) -> list[dict[str, str]]:
 
 
 def _residue_entries(made: ConversionPlan, unused: Sequence[str]) -> Iterator[dict[str, Any]]:
-    """Go through what is left behind; of a value that is no tensor, what `inspect` shows of it."""
+    """Yield what is left behind; a value that is no tensor as `inspect` displays it."""
     values = {name: made.source[path] for path, name in made.names.items() if path in made.source}
     for name in unused:
         leaf = values.get(name)

@@ -1,4 +1,4 @@
-"""Restoring an agent."""
+"""Restore an agent."""
 
 from __future__ import annotations
 
@@ -58,9 +58,9 @@ if TYPE_CHECKING:
     from ckpttool.evaluation.wrappers import WrapperSpec
 
 
-# What is known of an agent besides its weights: read from its files, told by its sidecar, or a habit.
+# Facts of an agent besides its weights: read from its files, from its sidecar, or a default.
 
-# The facts that the action's map consists of, and those of the observations.
+# The facts of the action map, and those of the observations.
 FACTS = ("head", "activations", "action_low", "action_high", "obs_norm", "env", "epsilon")
 
 _TEXT = "args.txt"
@@ -73,7 +73,7 @@ _STATISTICS: Topic = "observation statistics"
 def with_companions(
     binding: RecognizedAgent, checkpoint: Checkpoint
 ) -> tuple[RecognizedAgent, tuple[str, ...]]:
-    """Return the binding with what files beside the checkpoint say, and a note for each that was read."""
+    """Return the binding with facts from files beside the checkpoint, and a note for each file read."""
     if binding.layout == NO_LAYOUT:
         return binding, ()
     layout = recognize.as_companion_reader(plugins.find("layouts", binding.layout).load())
@@ -89,15 +89,15 @@ def with_companions(
 
 
 def missing_facts(binding: RecognizedAgent, told: Sidecar | None) -> LedgerEntries:
-    """Return what neither the agent's own files tell nor its sidecar.
+    """Return the facts recorded neither in the agent's own files nor in its sidecar.
 
-    A sidecar tells all that there is to tell, statistics of observations apart: where it has none, its
-    provenance must say who knows that there are none.
+    A sidecar is complete except for observation statistics: where it has none, its provenance must
+    record that there are none.
     """
     if told is None:
         return binding.facts.lacks
     if not told.target_sha256:
-        # Given facts alone are no sidecar: each tells of itself.
+        # Given facts alone are not a sidecar: each stands for itself.
         given = {
             _TOPICS[names]
             for names in _TOPICS
@@ -109,7 +109,7 @@ def missing_facts(binding: RecognizedAgent, told: Sidecar | None) -> LedgerEntri
 
 
 def without_statistics(binding: RecognizedAgent, told: Sidecar) -> Sidecar:
-    """Return what is known, and that there are no statistics of observations if the agent lacks none."""
+    """Return the known facts, recording absent observation statistics if the agent has none."""
     if told.obs_norm is not None or any(each.what == _STATISTICS for each in binding.facts.lacks):
         return told
     return replace(told, provenance={"obs_norm": NO_STATISTICS, **told.provenance})
@@ -123,11 +123,11 @@ def build_ledger(
     sizes: tuple[int, int],
     given: Collection[str] = (),
 ) -> LedgerEntries:
-    """Return the ledger of an agent: facts used, evidence not used, facts unknown, defaults assumed.
+    """Return an agent's ledger: facts used, evidence not used, facts unknown, defaults assumed.
 
-    `own` is the sidecar with the facts that were `given`, `known` all that is known, `sizes` are the numbers
-    of the policy's observations and actions. Every command prints these entries, and adds those of its own
-    work (an environment's bounds, settings of a target's optimizers).
+    `own` is the sidecar with the `given` facts, `known` all known facts, `sizes` the numbers of the
+    policy's observations and actions. Every command prints these entries and adds those of its own work
+    (an environment's bounds, settings of a target's optimizers).
     """
     unknown = missing_facts(binding, own)
     left = evidence.unused_entries(checkpoint, binding, known, sizes)
@@ -146,16 +146,16 @@ def build_ledger(
     )
 
 
-# The option that states a fact which a library's default decides otherwise.
+# The option that sets a fact otherwise decided by a library's default.
 _STATED_BY = {"activations": "--activation NAME", "head": "--head NAME"}
 
 
 def assumed_entries(
     binding: RecognizedAgent, known: Sidecar, *sidecars: Sidecar | None
 ) -> Iterator[LedgerEntry]:
-    """Yield an entry for whatever is assumed of an agent, of which `known` is known.
+    """Yield an entry for each assumption about an agent with the facts `known`.
 
-    `sidecars` are its own and that of the agent that it is compared with.
+    `sidecars` are its own and that of the agent it is compared with.
     """
     yield from sidecar.assumption_entries("architecture", binding.moves.assumed)
     facts = binding.facts
@@ -177,17 +177,17 @@ def assumed_entries(
 
 
 def training_wrappers(known: Sidecar) -> tuple[WrapperSpec, ...]:
-    """Return the wrappers of training that the agent's files or its sidecar name."""
+    """Return the training wrappers listed in the agent's files or its sidecar."""
     named = (known.env or {}).get("wrappers") or ()
     if not named:
-        return ()  # a conversion needs none of the environments
+        return ()  # a conversion needs no environments
     from ckpttool.evaluation.wrappers import WrapperSpec
 
     return tuple(WrapperSpec(each["name"], each.get("arguments", {})) for each in named)
 
 
 def wrapper_entries(found: Sequence[WrapperSpec], where: str) -> Iterator[LedgerEntry]:
-    """Yield an entry for each wrapper that is played, changes rewards, or is not known."""
+    """Yield an entry for each wrapper that is played, changes rewards, or is unknown."""
     if not found:
         return
     from ckpttool.evaluation import wrappers
@@ -206,10 +206,10 @@ def wrapper_entries(found: Sequence[WrapperSpec], where: str) -> Iterator[Ledger
 
 
 def find_contradictions(told: Sidecar | None, read: Sidecar) -> dict[str, LedgerEntry]:
-    """Return an entry for each fact of a sidecar of which the checkpoint itself holds another value, by name.
+    """Return an entry for each sidecar fact that contradicts the checkpoint, by name.
 
-    A sidecar is bound to the weights alone: whoever edits its facts keeps the digest. So the checkpoint's
-    own values count, unless a person gave the sidecar's.
+    A sidecar is bound only to the weights: editing its facts keeps the digest. So the checkpoint's own
+    values win, unless a user gave the sidecar's.
     """
     found: dict[str, LedgerEntry] = {}
     for names, what in _TOPICS.items():
@@ -234,12 +234,12 @@ def find_contradictions(told: Sidecar | None, read: Sidecar) -> dict[str, Ledger
 
 
 def _agree(name: str, ones: Sequence[Any], others: Sequence[Any], origin: str) -> bool:
-    """Return whether two statements of a fact mean the same, within the rounding of float32."""
+    """Return whether two values of a fact are equal within float32 rounding."""
     import numpy as np
 
     one, other = ones[0], others[0]
     if name == "head":
-        return bool(one == other) or "unit_tanh" in (one, other)  # the program scales what the model gives
+        return bool(one == other) or "unit_tanh" in (one, other)  # the program scales the model's output
     if name == "activations":
         most = max(len(one), len(other))
         longer = [list(each) * most if len(each) == 1 else list(each) for each in (one, other)]
@@ -248,7 +248,7 @@ def _agree(name: str, ones: Sequence[Any], others: Sequence[Any], origin: str) -
         return _all_close(list(zip(ones, others, strict=True)))
     rows = [(one[row], other[row]) for row in ("mean", "var")]
     if origin == _WEIGHTS and _all_close(rows):
-        return True  # two tensors, of which no file holds the formula
+        return True  # two tensors, whose formula no file contains
     spreads = [np.sqrt(np.asarray(n["var"]) + float(n.get("epsilon", 1e-8))) for n in (one, other)]
     limits = [[n.get("clip") or 0.0] for n in (one, other)]
     same_limits = origin == _WEIGHTS or limits[0] == limits[1]
@@ -266,9 +266,9 @@ def _all_close(pairs: Sequence[tuple[Any, Any]]) -> bool:
 def _sidecar_origins(
     own: Sidecar | None, known: Sidecar, given: Collection[str], file: str
 ) -> Mapping[str, str]:
-    """Return the name of the sidecar for each fact that is believed because the sidecar holds it.
+    """Return the sidecar's name for each fact that is used because the sidecar contains it.
 
-    Whoever writes a sidecar writes its provenance too: where a fact is from is what the sidecar claims.
+    A sidecar's author also writes its provenance: the origin of a fact is only the sidecar's claim.
     """
     if own is None or not own.target_sha256:
         return {}
@@ -279,7 +279,7 @@ def _sidecar_origins(
 def _argument_entries(
     known: Sidecar, binding: RecognizedAgent, stored: Mapping[str, str]
 ) -> Iterator[LedgerEntry]:
-    """Yield an entry for each argument that a file gives the environment."""
+    """Yield an entry for each argument that a file passes to the environment."""
     where = stored.get("env") or binding.facts.said.get("env_arguments") or known.origin("env")
     for name, value in ((known.env or {}).get("arguments") or {}).items():
         yield LedgerEntry("used", "environment", f"{name} = {json.dumps(value)[:60]}", where)
@@ -288,7 +288,7 @@ def _argument_entries(
 def _used_fact_entries(
     known: Sidecar, binding: RecognizedAgent, stored: Mapping[str, str]
 ) -> Iterator[LedgerEntry]:
-    """Yield an entry for each fact that a file, a sidecar or the command line holds."""
+    """Yield an entry for each fact in a file, a sidecar or on the command line."""
     normed = any(layer.kind == "layer_norm" for part in binding.parts for layer in part.layers)
     for names, what in _TOPICS.items():
         name = names[0]
@@ -323,9 +323,9 @@ def _format_numbers(numbers: Sequence[str]) -> str:
     return numbers[0] if len(numbers) == 1 else f"[{abbreviate_list(numbers, 4)}]"
 
 
-# Facts that leave nothing open about their topic once they are given.
+# Facts that fully determine their topic once given.
 _ANSWERS = frozenset(("action_low", "obs_norm", "activations", "head"))
-# The facts that the ledger lists, with those that belong to each, and what each is.
+# The facts that the ledger lists, with the facts that belong to each, and their topics.
 _TOPICS: Mapping[tuple[str, ...], Topic] = {
     ("activations",): "activation",
     ("head",): "action map",
@@ -337,7 +337,7 @@ _TOPICS: Mapping[tuple[str, ...], Topic] = {
 
 
 def _read_companion(file: str) -> Tree:
-    """Return what a file beside a checkpoint holds: settings in YAML or JSON, or a checkpoint of its own."""
+    """Return the contents of a file beside a checkpoint: YAML or JSON settings, or a separate checkpoint."""
     if file.endswith(".json"):
         return common.tree_from_json(text.load_json(file, "settings"), "the file")
     if os.path.basename(file) == _TEXT:
@@ -348,18 +348,19 @@ def _read_companion(file: str) -> Tree:
 
 
 def _parse_arguments(file: str) -> Tree:
-    """Return arguments as JSON or as lines of `name: value`, both of which YAML is; nothing of other text."""
+    """Return arguments in JSON or in lines of `name: value` (both are YAML); nothing for other text."""
     try:
         return common.read_yaml(file)
     except FormatError:
-        # The name is anybody's: what another program keeps there is no reason to refuse the checkpoint.
+        # Other programs use this file name too, so its contents are no reason to reject the checkpoint.
         return Tree({})
 
 
 def read_metadata(binding: RecognizedAgent, agent: Tree) -> Sidecar:
-    """Return what the checkpoint itself says of the agent, and its layout's habits marked as assumed.
+    """Return the agent's facts from the checkpoint itself, with layout defaults marked as assumed.
 
-    `agent` is the canonical tree; the few small tensors that are facts (statistics, action maps) are read.
+    `agent` is the canonical tree; the few small tensors that are facts (statistics, action maps) are
+    read.
     """
     facts = binding.facts
     alone = binding.layout == NO_LAYOUT
@@ -383,7 +384,7 @@ def read_metadata(binding: RecognizedAgent, agent: Tree) -> Sidecar:
     }
     found["env"] = _environment_fact(facts, found["obs_norm"])
     if facts.stacked > 1 and found["obs_norm"] is not None:
-        # Statistics are those of one observation, and the policy takes several that were normalised.
+        # Statistics cover one observation, but the policy receives several normalised ones.
         found["obs_norm"] |= {name: found["obs_norm"][name] * facts.stacked for name in ("mean", "var")}
     provenance = {
         name: _fact_origin(name, facts, habit) for name, value in found.items() if value is not None
@@ -397,17 +398,17 @@ def _fact_origin(name: str, facts: AgentMetadata, habit: str) -> str:
     )
     if fact in facts.said:
         return f"read from {facts.said[fact]}"
-    # What no habit can give was read from the weights.
+    # Facts without a default were read from the weights.
     if name == "env":
         return f"read from {facts.said.get('wrappers', 'the settings')}"
     return habit if name in ("head", "activations", "epsilon") else _WEIGHTS
 
 
 def _environment_fact(facts: AgentMetadata, norm: Mapping[str, Any] | None) -> dict[str, Any] | None:
-    """Return the environment as a sidecar holds it: its id, its arguments and its wrappers."""
+    """Return the environment in sidecar form: its id, its arguments and its wrappers."""
     wrappers = [{"name": name, "arguments": dict(arguments)} for name, arguments in facts.wrappers]
     if facts.stacked > 1:
-        # rl_zoo3/utils.py, create_test_env: stacked after VecNormalize, so that what is missing is the mean.
+        # rl_zoo3/utils.py, create_test_env: stacked after VecNormalize, so missing entries are the mean.
         padding = {} if norm is None else {"padding": norm["mean"]}
         wrappers.append({"name": "VecFrameStack", "arguments": {"n_stack": facts.stacked, **padding}})
     found = {"id": facts.env, "arguments": dict(facts.env_arguments), "wrappers": wrappers}
@@ -418,7 +419,7 @@ def _environment_fact(facts: AgentMetadata, norm: Mapping[str, Any] | None) -> d
 def _file_bounds(
     facts: AgentMetadata, agent: Tree, policy: AgentNetwork | None
 ) -> dict[str, list[float] | None]:
-    """Return the action's bounds: the file's own, or those that its scale and bias make of [-1, 1]."""
+    """Return the action bounds: from the file, or from its scale and bias applied to [-1, 1]."""
     if facts.action_low is not None and facts.action_high is not None:
         return {"action_low": list(facts.action_low), "action_high": list(facts.action_high)}
     scale, bias = (agent.get((attr("actor"), attr(n))) for n in ("action_scale", "action_bias"))
@@ -441,7 +442,7 @@ def _file_bounds(
 
 
 def _canonical_statistics(agent: Tree) -> ObservationNormalizer | None:
-    """Return the statistics that stand in the canonical tree; a layout says more of them in its facts."""
+    """Return the statistics of the canonical tree, completed by the layout's facts."""
     mean, var, std = (agent.get((attr(schema.NORMALIZER), attr(n))) for n in ("mean", "var", "std"))
     if not isinstance(mean, Leaf):
         return None
@@ -451,7 +452,7 @@ def _canonical_statistics(agent: Tree) -> ObservationNormalizer | None:
 
 
 def _statistics_fact(norm: ObservationNormalizer | None) -> dict[str, Any] | None:
-    """Return the statistics as a sidecar holds them: mean, var, epsilon inside the root, clip."""
+    """Return the statistics in sidecar form: mean, var, epsilon inside the root, clip."""
     if norm is None:
         return None
     import numpy as np
@@ -469,7 +470,7 @@ def _statistics_fact(norm: ObservationNormalizer | None) -> dict[str, Any] | Non
 
 
 def known_statistics(known: Sidecar) -> ObservationNormalizer | None:
-    """Return the statistics of the observations that are known, whoever says so."""
+    """Return the known observation statistics, from any source."""
     told = known.obs_norm
     if told is None:
         return None
@@ -483,9 +484,9 @@ def known_statistics(known: Sidecar) -> ObservationNormalizer | None:
 
 
 def action_map(known: Sidecar, agent: Tree) -> dict[Path, Leaf | ValueLeaf]:
-    """Return the action's scale and bias [act_dim] as canonical leaves, for layouts whose weights hold them.
+    """Return the action scale and bias [act_dim] as canonical leaves, for layouts with such weights.
 
-    None where the tree has them already, or where nobody knows the bounds.
+    None if the tree has them already, or the bounds are unknown.
     """
     scale, bias = ((attr("actor"), attr(name)) for name in ("action_scale", "action_bias"))
     low, high = known.action_low, known.action_high
@@ -505,7 +506,7 @@ def _to_flat_array(leaf: Leaf) -> np.ndarray:
 
 
 def merge_metadata(told: Sidecar | None, read: Sidecar) -> Sidecar:
-    """Return what is known: what the sidecar says, unless that was assumed there and a file says it."""
+    """Return the known facts: the sidecar's, except assumed ones that a file records."""
     if told is None:
         return read
     better = {
@@ -521,14 +522,14 @@ def merge_metadata(told: Sidecar | None, read: Sidecar) -> Sidecar:
     return replace(told, **better, provenance=provenance)
 
 
-# Explains checkpoints that hold no network: what the file is, and which checkpoint it belongs to.
+# Explains checkpoints without a network: what the file is, and which checkpoint it belongs to.
 #
 # Sources: torch/optim/optimizer.py, `state_dict`; github.com/sfujim/TD3, TD3.py, `save`; stable_baselines3/
 # common/vec_env/vec_normalize.py and common/buffers.py; github.com/ray-project/ray,
 # rllib/utils/checkpoints.py.
 
 _OPTIMIZER = re.compile(r"(?P<before>.*?)_?(?:actor|cri?tic)?_?[12]?_?optim(?:izer)?(?P<suffix>\.\w+)?")
-# Classes whose objects hold no network, by the last part of their names.
+# Classes of objects without a network, by the last part of their names.
 _CLASSES = {
     "VecNormalize": "statistics of observations and rewards (VecNormalize)",
     "RunningMeanStd": "statistics of observations (RunningMeanStd)",
@@ -539,11 +540,11 @@ _CLASSES = {
 }
 _PADDLE = "StructuredToParameterName@@"  # paddle/framework/io.py, `_build_saved_state_dict`
 _MOST_OPTIONS = 24
-_ABOVE = 4  # folders between a file and the checkpoint that it is a part of
+_ABOVE = 4  # folders between a file and the checkpoint that contains it
 
 
 def describe_other_content(tree: Tree) -> str | None:
-    """Return what a tree holds in place of a network, None if it may hold one."""
+    """Return what a tree contains instead of a network, None if it may contain one."""
     container = tree.containers.get(())
     kind = (container.name or "").rpartition(".")[2] if container is not None else ""
     if kind in _CLASSES:
@@ -562,7 +563,7 @@ def describe_other_content(tree: Tree) -> str | None:
 
 
 def no_layers_error(tree: Tree, framework: str) -> MappingError:
-    """Return the error for a framework's tree none of whose tensors is of a layer of a known kind."""
+    """Return the error for a framework's tree without a tensor of any known kind of layer."""
     what = describe_other_content(tree)
     weights = [(path, leaf) for path, leaf in tree.tensors() if leaf.role in ("parameter", "buffer")]
     tensors = [f"{tree.names[path]} {list(leaf.shape)}" for path, leaf in weights or tree.tensors()]
@@ -583,7 +584,7 @@ def no_layers_error(tree: Tree, framework: str) -> MappingError:
 
 
 def no_network_error(checkpoint: Checkpoint, verb: str = "convert", rest: str = "") -> MappingError | None:
-    """Return the error for a checkpoint without a network; None if it may hold one.
+    """Return the error for a checkpoint without a network; None if it may contain one.
 
     The hint is the command with the checkpoint that the file belongs to, followed by `rest`.
     """
@@ -607,7 +608,7 @@ def no_network_error(checkpoint: Checkpoint, verb: str = "convert", rest: str = 
 
 
 def require_shards(tree: Tree) -> None:
-    """Raise TruncatedError that names the first shard which tensors of the tree need and which is missing."""
+    """Raise TruncatedError naming the first missing shard that tensors of the tree need."""
     from ckpttool.formats.tf_bundle import MissingShardTensor
 
     lost: dict[str, list[Leaf]] = {}
@@ -628,7 +629,7 @@ def require_shards(tree: Tree) -> None:
 
 
 def _find_owner(path: str) -> str | None:
-    """Return the checkpoint that a file belongs to, relative as the file's own path is."""
+    """Return the checkpoint that a file belongs to, with a path relative like the file's own."""
     if filesystem.find_store(path) is not None:
         return None
     found = next(
@@ -638,7 +639,7 @@ def _find_owner(path: str) -> str | None:
 
 
 def _candidate_owners(path: str) -> Iterator[str]:
-    """Go through the checkpoints that the file may belong to, the likeliest first."""
+    """Yield the checkpoints that the file may belong to, most likely first."""
     folder, name = os.path.split(path)
     optimizer = _OPTIMIZER.fullmatch(name)
     if optimizer is not None:
@@ -668,16 +669,16 @@ def _checkpoint_files(location: str) -> list[str]:
 
 
 def _resolve_if_readable(path: str) -> str | None:
-    """Return the checkpoint at a path if a format reads it."""
+    """Return the checkpoint at a path if a format can read it."""
     try:
         return resolve(path).location
     except CkpttoolError:
         return None
 
 
-# Opens a checkpoint as an agent: tree, layout, canonical agent and the sidecar that belongs to it.
+# Opens a checkpoint as an agent: tree, layout, canonical agent and its sidecar.
 
-# Canonical tensors that are no layer's, which a conversion puts beside a model's layers.
+# Canonical tensors outside layers, which a conversion puts beside a model's layers.
 _LONE = frozenset(("log_std", "std", "log_alpha", "alpha", "q_support"))
 
 
@@ -685,9 +686,9 @@ _LONE = frozenset(("log_std", "std", "log_alpha", "alpha", "q_support"))
 class Agent:
     """A checkpoint recognised as an agent; `tree` is the canonical one, its leaves unread.
 
-    `known` is what its sidecar and its own files say of it, each fact with its provenance; `sidecar` is
-    only the former. `ledger` lists what of it is used, assumed and not used; whoever builds a network of it
-    adds bounds of an environment (network_outputs.derive_network_settings).
+    `known` contains the facts of its sidecar and its own files, with provenance; `sidecar` only the
+    sidecar's. `ledger` lists what is used, assumed and not used; building a network adds environment
+    bounds (network_outputs.derive_network_settings).
     """
 
     checkpoint: Checkpoint
@@ -700,12 +701,12 @@ class Agent:
 
     @property
     def framework(self) -> str:
-        """The backend that runs what this checkpoint's format usually holds."""
+        """The backend that runs checkpoints of this format by default."""
         plugin = plugins.find("formats", self.checkpoint.format)
         return cast(Format, plugin.load()).FRAMEWORK
 
     def title(self, network: str) -> str:
-        """Return the canonical title of the network that is asked for; a policy alone has but one."""
+        """Return the canonical title of the requested network; a policy alone has only one."""
         return "actor" if self.binding.layout == NO_LAYOUT else network
 
     def part(self, title: str) -> AgentNetwork | None:
@@ -713,21 +714,21 @@ class Agent:
         return next((part for part in self.binding.parts if part.title == title), None)
 
     def front(self, title: str) -> PolicyEncoder | None:
-        """Return what the policy of that title computes before its layers, None where that is nothing."""
+        """Return what the policy of that title computes before its layers, None if nothing."""
         return self.binding.fronts.get(title)
 
     def playable(self, title: str) -> AgentNetwork | None:
-        """Return the policy of that title, which may stand behind a front; raise as `runnable` does."""
+        """Return the policy of that title, possibly behind a front; raise as `runnable` does."""
         front = self.front(title)
         return self.runnable(title, front.covers if front is not None else frozenset())
 
     def runnable(self, title: str, covered: frozenset[str] = frozenset()) -> AgentNetwork | None:
-        """Return the network of that title; raise UnsupportedError if a part of it is of no known kind.
+        """Return the network of that title; raise UnsupportedError if a part is of an unknown kind.
 
-        `covered` are tensors that somebody else takes care of.
+        `covered` are tensors handled elsewhere.
         """
         part = self.part(title)
-        # A network of which nothing can be run is no part at all, and still was in the file.
+        # A network without any runnable layer is not a part, but was in the file.
         left = [n for n in self.binding.unplaced.get(title.partition("/")[0], ()) if n not in covered]
         if left:
             front = self.front(title)
@@ -746,10 +747,10 @@ class Agent:
 def restore_agent(
     path: str, layout: str | None = None, facts: AgentFacts = NO_FACTS, network: str = "actor"
 ) -> Agent:
-    """Open the path as an agent that can be run: the canonical tree holds its networks only.
+    """Open the path as a runnable agent: the canonical tree contains only its networks.
 
-    A checkpoint that no layout recognises may be a policy alone; of several chains of layers `network` names
-    one. Raise UsageError when there is neither.
+    An unrecognised checkpoint may be a bare policy; `network` names one of several chains of layers.
+    Raise UsageError when there is neither.
     """
     checkpoint = open_checkpoint(path)
     require_shards(checkpoint.tree)
@@ -762,7 +763,7 @@ def restore_agent(
 def recognize_playable_agent(
     checkpoint: Checkpoint, layout: str | None = None, network: str = "actor"
 ) -> RecognizedAgent | None:
-    """Return the agent that a layout recognises, else the policy that the checkpoint is alone."""
+    """Return the agent that a layout recognises, else the checkpoint as a bare policy."""
     binding = recognize_checkpoint(checkpoint, layout)
     if binding is not None or layout not in (None, NO_LAYOUT):
         return binding
@@ -770,7 +771,7 @@ def recognize_playable_agent(
 
 
 def no_agent_error(checkpoint: Checkpoint) -> CkpttoolError:
-    """Return the error that a checkpoint holds no agent that a layout knows; raise that of a lost shard."""
+    """Return the error for a checkpoint without a recognised agent; raise that of a missing shard."""
     require_shards(checkpoint.tree)
     return no_network_error(checkpoint, "eval") or UsageError(
         "no layout recognises an agent in this checkpoint",
@@ -783,9 +784,9 @@ def no_agent_error(checkpoint: Checkpoint) -> CkpttoolError:
 def build_agent(
     checkpoint: Checkpoint, binding: RecognizedAgent, own: VerifiedSidecar, facts: AgentFacts = NO_FACTS
 ) -> Agent:
-    """Return the checkpoint as the agent that a layout recognised, with what its own sidecar says.
+    """Return the checkpoint as the recognised agent, with the facts of its own sidecar.
 
-    Given `facts` win over the sidecar's and the files'; a note names each contradiction.
+    Given `facts` override the sidecar's and the files'; a note names each contradiction.
     """
     require_layers(binding, own.sidecar, sidecar.sidecar_path(checkpoint.path))
     binding = with_source_computation(binding, own.sidecar, checkpoint)
@@ -825,9 +826,9 @@ def build_agent(
 def with_source_computation(
     binding: RecognizedAgent, told: Sidecar | None, checkpoint: Checkpoint
 ) -> RecognizedAgent:
-    """Return the binding of converted weights with what their receipt records of the source's computation.
+    """Return the binding of converted weights with the source's computation from their receipt.
 
-    Raise UnsupportedError where that is more than a chain of the weights.
+    Raise UnsupportedError if that is more than a chain of the weights.
     """
     found = None if told is None else told.computation
     if told is None or found is None:
@@ -854,7 +855,7 @@ def with_source_computation(
 
 
 def _drop_contradicted(own: VerifiedSidecar, names: Sequence[str]) -> VerifiedSidecar:
-    """Return what is known without facts of the sidecar that the checkpoint contradicts."""
+    """Return the known facts without sidecar facts that the checkpoint contradicts."""
     if own.sidecar is None or not names:
         return own
     more = ["action_high"] if "action_low" in names else []
@@ -864,9 +865,9 @@ def _drop_contradicted(own: VerifiedSidecar, names: Sequence[str]) -> VerifiedSi
 
 
 def with_records(binding: RecognizedAgent, tree: Tree, checkpoint: Checkpoint) -> RecognizedAgent:
-    """Return the binding with what the checkpoint holds besides what its layout reads.
+    """Return the binding extended by data that its layout does not read.
 
-    That is statistics of observations, activations that a graph or a configuration records, and settings.
+    These are observation statistics, activations recorded in a graph or configuration, and settings.
     """
     binding = tf_names.read_hidden_activations(with_statistics(binding, tree), checkpoint)
     part = next((part for part in binding.parts if part.acts), None)
@@ -878,7 +879,7 @@ def with_records(binding: RecognizedAgent, tree: Tree, checkpoint: Checkpoint) -
 
 
 def with_statistics(binding: RecognizedAgent, tree: Tree) -> RecognizedAgent:
-    """Return the binding with statistics of observations that its layout does not read."""
+    """Return the binding with observation statistics that its layout does not read."""
     part = next((part for part in binding.parts if part.acts), None)
     if part is None or binding.layout == NO_LAYOUT or part.component in binding.fronts:
         return binding
@@ -903,7 +904,7 @@ def agent_ledger(
 
 
 def with_names(binding: RecognizedAgent, tree: Tree, known: Sidecar | None) -> RecognizedAgent:
-    """Return the binding with the variables that Keras numbers and the conversion's receipt names.
+    """Return the binding with the variables that Keras numbers and the conversion's receipt lists.
 
     keras/src/saving/saving_lib.py: a model's own variables besides layers are `vars/0`, `vars/1`, ...
     """
@@ -911,7 +912,7 @@ def with_names(binding: RecognizedAgent, tree: Tree, known: Sidecar | None) -> R
     numbered: dict[str, str] = {}
     for name in tree.names.values():
         owner, _, number = f"/{name}".rpartition("/vars/")
-        # Of several variables the numbers do not name the one.
+        # Among several variables, numbers do not identify the one.
         if number == "0" and f"{owner}/vars/1".lstrip("/") not in stored:
             numbered[name] = owner
     if not numbered:
@@ -946,7 +947,7 @@ def with_names(binding: RecognizedAgent, tree: Tree, known: Sidecar | None) -> R
 
 
 def _broadcast_bounds(own: VerifiedSidecar, binding: RecognizedAgent, tree: Tree) -> VerifiedSidecar:
-    """Return what is known with one pair of bounds for each action, where one pair was given for all."""
+    """Return the facts with one pair of bounds per action, where one pair was given for all."""
     told = own.sidecar
     if told is None or told.action_low is None or told.action_high is None or len(told.action_low) != 1:
         return own
@@ -957,17 +958,17 @@ def _broadcast_bounds(own: VerifiedSidecar, binding: RecognizedAgent, tree: Tree
 
 
 def policy_sizes(binding: RecognizedAgent, tree: Tree) -> tuple[int, int]:
-    """Return the numbers of hidden layers and of actions of the policy, or of what there is without one."""
+    """Return the hidden layer and action counts of the policy, or of the networks without one."""
     acting = [part for part in binding.parts if part.acts] or list(binding.parts)
     hidden = max(max(sum(layer.kind == "dense" for layer in part.layers) - 1, 0) for part in acting)
     return hidden, layer_widths(tree, acting[0])[1]
 
 
 def require_layers(binding: RecognizedAgent, told: Sidecar | None, file: str | None = None) -> None:
-    """Raise FormatError for more activations in a sidecar than any network has hidden layers."""
+    """Raise FormatError if a sidecar has more activations than any network has hidden layers."""
     layers = [sum(1 for layer in part.layers if layer.kind == "dense") - 1 for part in binding.parts]
     most = max(layers, default=0)
-    # What stands before the layers, an encoder, may have activations of its own.
+    # An encoder before the layers may have separate activations.
     if told is None or not told.activations or binding.fronts or len(told.activations) <= max(most, 1):
         return
     raise FormatError(
@@ -980,7 +981,7 @@ def require_layers(binding: RecognizedAgent, told: Sidecar | None, file: str | N
 
 
 def select_network_leaves(tree: Tree, binding: RecognizedAgent) -> Tree:
-    """Return the canonical agent without its optimizers, temperature and counters: what running it needs."""
+    """Return the canonical agent without optimizers, temperature and counters, as needed to run it."""
     moves = tuple(move for move in binding.moves.moves if move.target[0].value in RUN)
     return canonical_tree(tree, MoveList(moves))
 
@@ -988,8 +989,8 @@ def select_network_leaves(tree: Tree, binding: RecognizedAgent) -> Tree:
 def canonical_tree(tree: Tree, moves: MoveList) -> Tree:
     """Return the canonical agent: every bound leaf under its canonical path, unread.
 
-    Several leaves with one target are one number that the source repeats (an update count per
-    parameter); raise MappingError if it is not the same number everywhere.
+    Several leaves with one target are a repeated number (an update count per parameter); raise
+    MappingError if the numbers differ.
     """
     leaves: dict[Path, Leaf | ValueLeaf] = {}
     for move in moves.moves:
@@ -1016,11 +1017,11 @@ def _require_equal(one: Leaf | ValueLeaf, other: Leaf | ValueLeaf, target: str, 
 
 @dataclass(frozen=True, slots=True)
 class VerifiedSidecar:
-    """The sidecar that was written for these very weights, if there is one.
+    """The sidecar written for exactly these weights, if any.
 
-    `sha256` is the checkpoint's digest where it had to be computed to know; `notes` name the sidecar's file
-    if that is not the usual one. `stale` says that the sidecar is of other weights, which only those get who
-    ask for such a one (`read_any_sidecar`).
+    `sha256` is the checkpoint's digest if it had to be computed; `notes` name the sidecar's file if
+    it is not the usual one. `stale` means that the sidecar belongs to other weights, which is
+    possible only with `read_any_sidecar`.
     """
 
     sidecar: Sidecar | None = None
@@ -1030,15 +1031,15 @@ class VerifiedSidecar:
 
     @property
     def origin(self) -> str | None:
-        """The digest of the source of the conversion, None where the sidecar names none."""
+        """The digest of the conversion's source, None if the sidecar records none."""
         source = self.sidecar.source if self.sidecar is not None else None
         return str(source["sha256"]) if source and source.get("sha256") else None
 
 
 def _onnx_metadata(checkpoint: Checkpoint, found: Sidecar | None) -> VerifiedSidecar:
-    """Return what the sidecar of an ONNX model adds to its graph: the environment.
+    """Return what an ONNX model's sidecar adds to its graph: the environment.
 
-    The graph computes what the other facts describe. The digest that an export records is that of the file.
+    The graph computes what the other facts describe. The digest recorded by an export is the file's.
     """
     if found is None:
         return VerifiedSidecar()
@@ -1051,10 +1052,10 @@ def _onnx_metadata(checkpoint: Checkpoint, found: Sidecar | None) -> VerifiedSid
 
 
 def read_verified_sidecar(checkpoint: Checkpoint, sha256: str | None = None) -> VerifiedSidecar:
-    """Return the sidecar beside the checkpoint; the weights are read if there is one and no `sha256` of them.
+    """Return the sidecar beside the checkpoint; weights are read if it exists and `sha256` is None.
 
-    Raise ChecksumError if it was written for other weights: what it says of bounds and statistics is wrong
-    for these, and to go on without would be wrong in silence.
+    Raise ChecksumError if it belongs to other weights: its bounds and statistics are wrong for these,
+    and continuing without them would give silently wrong results.
     """
     found = sidecar.load_sidecar(checkpoint.path)
     if checkpoint.format == onnx.NAME:
@@ -1075,7 +1076,7 @@ def read_verified_sidecar(checkpoint: Checkpoint, sha256: str | None = None) -> 
 
 
 def read_any_sidecar(checkpoint: Checkpoint) -> VerifiedSidecar:
-    """Return the sidecar beside the checkpoint, also one that was written for other weights."""
+    """Return the sidecar beside the checkpoint, even if it belongs to other weights."""
     try:
         return read_verified_sidecar(checkpoint)
     except ChecksumError:

@@ -1,4 +1,4 @@
-"""Writing checkpoints, reading them back, and records for the way back."""
+"""Write checkpoints, verify them by reading back, and record how to reverse a conversion."""
 
 from __future__ import annotations
 
@@ -65,31 +65,31 @@ from ckpttool.formats.detect import CheckpointLocation, matching_formats
 from ckpttool.formats.tf_object_graph import MARK
 from ckpttool.mapping.rules import Move, Plan, apply_plan, merge_parts, parse_rule, unfinished_source
 
-# What a writer was given, leaf by leaf, and the proof that the new file holds just that.
+# Records a writer's input, leaf by leaf, and verifies that the new file contains exactly that.
 
 _MANY = 64 << 20
 
 
 class LeafChecksums:
-    """The CRC-32C and the sha256 of every leaf's bytes, noted by a lane as somebody else reads them.
+    """The CRC-32C and SHA-256 of every leaf, computed by a background thread as the data is read.
 
-    What is read back is compared by the CRC alone, ten times as fast: equal bytes have the sha256 that was
-    taken on the way.
+    Read-back data is compared by CRC alone, ten times as fast: equal bytes have the SHA-256 computed
+    on the way.
     """
 
     def __init__(self, lane: WorkerThread) -> None:
-        """Note nothing yet."""
+        """Start with no digests."""
         self._lane = lane
         self._crc: dict[Path, int] = {}
         self._sha256: dict[Path, str] = {}
         self._same: dict[Path, TeeSource] = {}
 
     def watch(self, tree: Tree, progress: Progress = ignore_progress) -> Tree:
-        """Return the same tree whose leaves report what is read from them."""
+        """Return the same tree with leaves that report the data read from them."""
         total = sum(leaf.nbytes for _, leaf in tree.tensors())
         if total >= _MANY:
             keep_freed_memory()
-        # Bytes that go as they came have the sha256 that is taken of the source anyway.
+        # Unchanged bytes have the SHA-256 that is computed of the source anyway.
         self._same = {p: leaf.source for p, leaf in tree.tensors() if isinstance(leaf.source, TeeSource)}
         done = 0
 
@@ -112,7 +112,7 @@ class LeafChecksums:
         return Tree(watched, tree.aliases, tree.containers)
 
     def compared(self, written: Checkpoint) -> Digest:
-        """Read everything back; raise FormatError unless all that was taken is there, byte for byte."""
+        """Read everything back; raise FormatError unless all data matches byte for byte."""
         self._lane.wait()
         found = map_tensors(written, self._lane, self._again)
         for path in self._crc:
@@ -142,14 +142,14 @@ def _readback_error(path: Path) -> FormatError:
 
 @dataclass(frozen=True, slots=True)
 class _ReadbackSource:
-    """A source that tells `seen` what was read from it."""
+    """A source that reports to `seen` the data read from it."""
 
     base: Source
     path: Path
     seen: Callable[[Path, Buffer], None]
 
     def read(self) -> Buffer:
-        """Return the base's bytes."""
+        """Return the base source's bytes."""
         try:
             data = self.base.read()
         except CkpttoolError as error:
@@ -158,13 +158,13 @@ class _ReadbackSource:
         return data
 
 
-# The file that names a folder's checkpoints, the latest among them, as TensorFlow keeps it beside them.
+# The file that lists a folder's checkpoints and the latest, as TensorFlow writes it.
 
 
 def state_file_output(target: str) -> Output:
-    """Return the state file beside the target, brought up to date: ours is the latest of those it names.
+    """Return the updated state file beside the target, with our checkpoint as the latest.
 
-    It is read once more when it is written, because another program may have saved in the meantime. Raise
+    It is read again when written, because another program may have saved in the meantime. Raise
     UsageError at once if it is damaged.
     """
     folder, name = os.path.split(target)
@@ -180,14 +180,14 @@ def state_file_output(target: str) -> Output:
 def _encode_with_target(known: tf_common.CheckpointState, folder: str, name: str) -> bytes:
     whole = os.path.abspath(os.path.join(folder, name))
     kept = [at for at, one in enumerate(known.every) if os.path.abspath(os.path.join(folder, one)) != whole]
-    # Without times TensorFlow takes none for any; with them it needs one for each.
+    # TensorFlow reads times either for none or for every checkpoint.
     times = (*(known.times[at] for at in kept), time.time()) if known.times else ()
     every = (*(known.every[at] for at in kept), name)
     return tf_common.encode_state(tf_common.CheckpointState(name, every, times, known.preserved))
 
 
 def _read_state(path: str) -> tf_common.CheckpointState:
-    """Return what the state file says, its latest checkpoint among all; an empty state if there is none."""
+    """Return the state file's contents, including its latest checkpoint; an empty state if missing."""
     if not os.path.lexists(path):
         return tf_common.CheckpointState("", ())
     if not os.path.isfile(path):
@@ -216,7 +216,7 @@ def _write_state(stream: IO[bytes], data: bytes) -> None:
 def require_writable_target(
     target: str, kind: TargetKind, sources: tuple[File, ...] = (), *, force: bool = False
 ) -> None:
-    """Raise unless `target` may be written; the prefix of a checkpoint that exists is taken too."""
+    """Raise unless `target` may be written; the prefix of an existing checkpoint counts as taken."""
     if kind.prefix:
         _require_prefix(target)
     if target.endswith(sidecar.SUFFIX):
@@ -239,13 +239,13 @@ def require_writable_target(
 
 
 def require_new_target(target: str, kind: TargetKind, checkpoint: Checkpoint, *, force: bool) -> None:
-    """Raise unless the target of a conversion and its sidecar may be written."""
+    """Raise unless a conversion's target and its sidecar may be written."""
     require_writable_target(target, kind, checkpoint.files, force=force)
     require_new(sidecar.sidecar_path(target), checkpoint.files, force=force)
 
 
 def _require_prefix(target: str) -> None:
-    """Raise if the target is there as something: the prefix of a checkpoint is the name of no file."""
+    """Raise if the target exists: a checkpoint's prefix is not a file name."""
     if os.path.isdir(target) or not os.path.basename(target):
         raise TargetExistsError(
             "the target is a folder, not the prefix that the checkpoint's files have in common",
@@ -259,13 +259,13 @@ def _require_prefix(target: str) -> None:
 
 
 def _require_other(claim: CheckpointLocation, sources: tuple[File, ...]) -> None:
-    """Raise if the checkpoint that would be replaced is the one that is converted."""
+    """Raise if the checkpoint to be replaced is the one being converted."""
     if _file_identities(claim.format.read(claim.location).files) & _file_identities(sources):
         raise UsageError("source and target are the same checkpoint", file=claim.location)
 
 
 def _require_no_rest(target: str, writer: WritingFormat, outputs: list[Output]) -> None:
-    """Raise if a file that is there already would become part of the new set without being replaced."""
+    """Raise if an existing file would become part of the new set without being replaced."""
     replaced = {os.path.abspath(output.file) for output in outputs}
     members = getattr(writer, "members", None)
     for file in members(target) if members is not None else ():
@@ -276,7 +276,7 @@ def _require_no_rest(target: str, writer: WritingFormat, outputs: list[Output]) 
 
 
 def _file_identities(files: tuple[File, ...]) -> set[tuple[int, int]]:
-    """Return what tells files apart however their paths are spelled: device and inode."""
+    """Return the device and inode, which identify files independently of path spelling."""
     found = [os.stat(file.path) for file in files if os.path.exists(file.path)]
     return {(known.st_dev, known.st_ino) for known in found}
 
@@ -290,7 +290,7 @@ def save(
     sync: bool = True,
     progress: Progress = ignore_progress,
 ) -> Digest:
-    """Write a tree as it is into a new file and return the digest of what was read back."""
+    """Write a tree unchanged to a new file and return the digest of the data read back."""
     kind = targets.parse_target_kind(target, to)
     require_writable_target(targets.target_stem(target, kind), kind, force=force)
     return write_checkpoint(tree, target, kind, WriteOptions((), force, sync, progress))
@@ -301,7 +301,7 @@ class WriteOptions:
     """How files are written.
 
     Args:
-        sources: files that the tree is read from; ChangedError is raised if they have changed by then.
+        sources: files that the tree is read from; ChangedError is raised if they changed meanwhile.
         force: replace what exists.
         sync: flush to disk before the rename.
         progress: called with the bytes written and the total.
@@ -323,11 +323,11 @@ def write_checkpoint(
     receipt: Callable[[Digest, Checkpoint], Sidecar] | None = None,
     others: Callable[[Mapping[Path, Path], WorkerThread], Sequence[Output]] | None = None,
 ) -> Digest:
-    """Write the tree, and beside it `others` and the sidecar that `receipt` makes of the file read back.
+    """Write the tree with `others` and the sidecar that `receipt` builds from the file read back.
 
-    `receipt` is given the digest as well; if it raises, nothing is written. `others` is given the paths by
-    which the tensors will be read back, by those that they have, and the worker that compares files with
-    trees. A checkpoint that is found by its prefix becomes the latest one in its folder's state file.
+    `receipt` also gets the digest; if it raises, nothing is written. `others` gets a mapping from the
+    tensors' paths to those read back, and the worker that compares files with trees. A checkpoint
+    identified by a prefix becomes the latest in its folder's state file.
     """
     writer = cast(WritingFormat, plugins.find("formats", kind.format).load())
     target = targets.target_stem(target, kind)
@@ -365,7 +365,7 @@ def write_checkpoint(
 def _target_outputs(
     base: str, pieces: Sequence[OutputFile], stored: Tree, check: Callable[[str], None]
 ) -> list[Output]:
-    """Return the files of the checkpoint, of which the last one is checked with all of them."""
+    """Return the checkpoint's files; the last one is checked together with all of them."""
     outputs = [
         Output(
             base,
@@ -383,9 +383,10 @@ def _target_outputs(
 
 
 def _existing_files(writer: WritingFormat, target: str) -> tuple[str, ...]:
-    """Return the files of the checkpoint that is at the target now, none if there is none that is whole.
+    """Return the files of the existing checkpoint at the target, none if none is complete.
 
-    They are removed when the new ones stand, so only files that begin with the target's name are returned.
+    They are removed when the new files are in place, so only files starting with the target's name
+    count.
     """
     begin = os.path.abspath(target) + "."
     with contextlib.suppress(CkpttoolError):
@@ -396,14 +397,14 @@ def _existing_files(writer: WritingFormat, target: str) -> tuple[str, ...]:
 
 
 def stored_paths(tree: Tree, stored: Tree) -> dict[Path, Path]:
-    """Return the paths of a tree's tensors as they are stored, by those that they have in it."""
-    # A format that changes paths leaves the sources alone.
+    """Return the stored paths of a tree's tensors, by their paths in it."""
+    # A format that changes paths keeps the same source objects.
     there = {id(leaf.source): path for path, leaf in stored.tensors()}
     return {path: there[id(leaf.source)] for path, leaf in tree.tensors() if id(leaf.source) in there}
 
 
 def with_stored_paths(writer: WritingFormat, tree: Tree, options: Mapping[str, Any]) -> Tree:
-    """Return the tree with the paths that its leaves will be read back by, if the format changes any."""
+    """Return the tree with read-back paths, if the format changes any."""
     change = getattr(writer, "stored", None)
     return tree if change is None else cast(Tree, change(tree, **options))
 
@@ -414,22 +415,22 @@ def _put_receipt(
     stream.write(make(*result[0]).encode())
 
 
-# How a conversion is undone: what the source was like, entry by entry, and what brings each one back.
+# Reversing a conversion: the source's structure, entry by entry, and what restores each entry.
 #
-# The receipt holds a record of the source's tree without its numbers. An entry comes back from the target by
-# the inverse of its rule, from the record itself where it is small, or from `DST.ckpttool.residue.pt`, a
-# PyTorch file beside the target for what that cannot hold. The record names the digest of that file.
+# The receipt contains a record of the source's tree without its numbers. An entry is restored from the target
+# by the inverse of its rule, from the record itself if it is small, or from `DST.ckpttool.residue.pt`, a
+# PyTorch file beside the target for everything else. The record contains the digest of that file.
 
 SUFFIX = ".ckpttool.residue.pt"
 _FORMAT = "pytorch"
-_SMALL = 64  # bytes of a tensor that the record itself holds
-_MOST_BYTES = 4 << 20  # a sidecar may have 16 MB
+_SMALL = 64  # bytes of a tensor stored in the record itself
+_MOST_BYTES = 4 << 20  # the limit for a sidecar is 16 MB
 _TOP = Container("dict")
 
 
 @dataclass(slots=True)
 class ReverseRecord:
-    """The packed tree of the source, None if not all can be brought back (`why`), and what is kept apart."""
+    """The source's packed tree, None if not reversible (`why`), and data stored separately."""
 
     tree: str | None = None
     kept: Tree = field(default_factory=lambda: Tree({}))
@@ -438,16 +439,16 @@ class ReverseRecord:
 
     @property
     def note(self) -> str | None:
-        """What people read where nothing brings the source back."""
+        """The note shown when the source cannot be restored."""
         return None if self.why is None else f"no way back is recorded: {self.why}"
 
     @property
     def record(self) -> Mapping[str, str | None] | None:
-        """The record as the sidecar holds it, once the file of what is kept apart has been written."""
+        """The record in the sidecar, after the residue file has been written."""
         return None if self.tree is None else {"tree": self.tree, "residue_sha256": self._sha256}
 
     def outputs(self, target: str, lane: WorkerThread) -> list[Output]:
-        """Return the file to write beside the target, if any; the lane compares what it holds."""
+        """Return the residue file to write beside the target, if any; the background thread compares it."""
         if not self.kept:
             return []
         writer = cast(WritingFormat, plugins.find("formats", _FORMAT).load())
@@ -467,9 +468,9 @@ def residue_path(path: str) -> str:
 
 
 def record_reverse(source: Tree, moves: Sequence[Move], written: Mapping[Path, Path]) -> ReverseRecord:
-    """Return how `source` comes back from a target; `written` are the paths of its tensors as they are read.
+    """Return how to restore `source` from a target; `written` are the tensors' paths as read back.
 
-    Nothing is recorded when something can be brought back by nothing: an object of a foreign class.
+    Nothing is recorded when something cannot be restored: an object of a foreign class.
     """
     foreign = [held.name for held in source.containers.values() if held.kind in ("record", "module")]
     if foreign:
@@ -506,7 +507,7 @@ def record_reverse(source: Tree, moves: Sequence[Move], written: Mapping[Path, P
 
 
 def _inverse_moves(leaf: Leaf, ways: Sequence[Move]) -> list[Move]:
-    """Return the moves whose inverses together give the leaf, none if they do not."""
+    """Return the moves whose inverses together restore the leaf, none if they do not."""
     parts: list[Move] = []
     whole: Leaf | ValueLeaf | None = None
     for move in ways:
@@ -521,13 +522,13 @@ def _inverse_moves(leaf: Leaf, ways: Sequence[Move]) -> list[Move]:
     return parts if made is not None and made.finished else []
 
 
-# Undoes a conversion by its receipt: every entry of the source under its own path and name, bit for bit.
+# Reverses a conversion by its receipt: every source entry under its own path and name, bit for bit.
 
 _MAX_RECORD_BYTES = 64 << 20
 
 
 class ReverseConversion(NamedTuple):
-    """The source's tree and what it comes from; None where there is no way back, and a note why."""
+    """The source's tree and its origin; None if it cannot be restored, and a note why."""
 
     tree: Tree | None = None
     moves: tuple[Move, ...] = ()
@@ -535,9 +536,9 @@ class ReverseConversion(NamedTuple):
 
 
 def reverse_conversion(tree: Tree, record: Mapping[str, Any], path: str) -> ReverseConversion:
-    """Return the source of `tree`, the target at `path`, as the record in its sidecar says.
+    """Return the source of `tree`, the target at `path`, from the record in its sidecar.
 
-    Raise FormatError for a record that makes no sense.
+    Raise FormatError for an invalid record.
     """
     kept = _read_residue(path, record.get("residue_sha256"))
     if isinstance(kept, str):
@@ -557,7 +558,7 @@ def reverse_conversion(tree: Tree, record: Mapping[str, Any], path: str) -> Reve
 
 
 def _read_residue(path: str, sha256: object) -> Tree | str:
-    """Return what is kept beside the checkpoint, or why that cannot be used."""
+    """Return the residue stored beside the checkpoint, or why it cannot be used."""
     file = residue_path(path)
     if sha256 is None:
         return Tree({})
@@ -588,7 +589,7 @@ def _unpack_record(text: object) -> Mapping[str, Any]:
 
 
 def _rebuild_tree(tree: Tree, record: Mapping[str, Any], kept: Tree) -> ReverseConversion:
-    """Return the recorded tree over the tensors that come back, each by its number."""
+    """Return the recorded tree over the restored tensors, each by its number."""
     moves: list[Move] = []
     added: dict[Path, Leaf | ValueLeaf] = {}
     for name, said in record["tensors"].items():
@@ -613,7 +614,7 @@ def _recorded_move(tree: Tree, said: Mapping[str, Any], name: str, at: object, t
     leaf = tree[source]
     if not isinstance(leaf, Leaf):
         raise TypeError("no tensor")
-    # The inverse of a cast or a reshape needs to know what the tensor was.
+    # The inverse of a cast or a reshape needs the tensor's original dtype and shape.
     return Move(
         source, (key(name),), rule.inverse(Leaf(said["dtype"], _recorded_shape(said), Inline(b""), ""))
     )
@@ -639,7 +640,7 @@ def _restore_key(leaf: Leaf | ValueLeaf, said: Mapping[str, Any]) -> Leaf:
     return replace(leaf, key=said["key"])
 
 
-# The Python lines that load what a conversion wrote, made from the tree that was written.
+# Python lines that load a conversion's output, built from the written tree.
 
 _MOST, _WIDTH = 8, 80
 _GROUPS = "param_groups"
@@ -647,9 +648,9 @@ _ENDINGS = ("_state_dict", "_state", ".state_dict")
 _WHOLE = frozenset(("state_dict", "model", "module", "net", "network", "params", "weights", "policy_dict"))
 _WEIGHTS = ".weights.h5"
 _TRAINED = ("parameter", "buffer")
-# tf.train.Checkpoint makes this variable itself.
+# tf.train.Checkpoint creates this variable itself.
 _SAVES = "save_counter"
-# Edges between a Keras model and its layers (keras/src/models, tf_keras): above them stands a model.
+# Edges between a Keras model and its layers (keras/src/models, tf_keras): the object above them is a model.
 _EDGE = re.compile(r"_functional|_layers|_operations|layers|layer_with_weights-\d+|layer-\d+")
 _COUNTS = frozenset(("_iterations", "iterations", "iter"))
 _MOST_NAMED = 4  # objects that are arguments of tf.train.Checkpoint
@@ -658,10 +659,10 @@ _MOST_NAMED = 4  # objects that are arguments of tf.train.Checkpoint
 def format_loading_code(
     target: str, kind: TargetKind, tree: Tree, *, foreign: bool = False
 ) -> tuple[str, ...]:
-    """Return at most eight lines that load the target, none for targets of an RL library's own form.
+    """Return at most eight lines that load the target, none for targets in an RL library's own format.
 
-    `tree` is the one that was written to `target`, a file or a TensorFlow prefix. Names that are `foreign`,
-    of another framework, may begin with objects that no PyTorch model has.
+    `tree` was written to `target`, a file or a TensorFlow prefix. `foreign` names, from another
+    framework, may start with objects that no PyTorch model has.
     """
     if kind is TARGETS["torch"]:
         return _torch(target, tree, foreign=foreign)
@@ -675,7 +676,7 @@ def format_loading_code(
 
 
 def _python_literal(value: object) -> str:
-    """Return a string or a number as Python spells it, in double quotes where that needs no escape."""
+    """Return a string or number as a Python literal, double-quoted unless it needs escapes."""
     if not isinstance(value, str):
         return repr(value)
     plain = value.isprintable() and '"' not in value and "\\" not in value
@@ -711,7 +712,7 @@ def _torch(target: str, tree: Tree, *, foreign: bool) -> tuple[str, ...]:
 
 
 def _modules(at: Path, tree: Tree) -> list[str]:
-    """Return the modules' names in the keys of a state_dict."""
+    """Return the module names in a state_dict's keys."""
     names = [
         str(path[-1].value) for path, leaf in tree.tensors() if path[:-1] == at and leaf.role in _TRAINED
     ]
@@ -719,7 +720,7 @@ def _modules(at: Path, tree: Tree) -> list[str]:
 
 
 def _shared_prefixes(modules: list[str]) -> str:
-    """Return the objects above all modules, with the dot behind them: `model.` for model.fc1, model.fc2."""
+    """Return the objects above all modules, with a trailing dot: `model.` for model.fc1, model.fc2."""
     split = [name.split(".") for name in modules]
     depth = 0
     while all(len(each) > depth + 1 and each[depth] == split[0][depth] for each in split):
@@ -728,7 +729,7 @@ def _shared_prefixes(modules: list[str]) -> str:
 
 
 def _find_state_dicts(tree: Tree) -> tuple[list[Path], list[Path]]:
-    """Return where the written dict has state_dicts of modules, and of optimizers."""
+    """Return where the written dict contains state_dicts of modules and of optimizers."""
     groups = [path[: _index(path)] for path in tree if _GROUPS in [step.value for step in path]]
     optimizers = list(dict.fromkeys(groups))
     states = dict.fromkeys(
@@ -757,7 +758,7 @@ def _items(at: Path) -> str:
 
 
 def _variable_names(places: Collection[Path]) -> dict[Path, str]:
-    """Return a variable's name for each place: longer ones, or numbers, where several would have one."""
+    """Return a unique variable name for each place: longer names or numbers where several would be equal."""
     names = {at: _variable_name(at) for at in places}
     longer = Counter(map(_join_path, places))
     several = {name for name, count in Counter(names.values()).items() if count > 1}
@@ -773,7 +774,7 @@ def _join_path(at: Path) -> str:
 
 
 def _variable_name(at: Path) -> str:
-    """Return a variable's name for what lies at a path: `actor` for checkpoint["actor_state_dict"]."""
+    """Return a variable name for a path: `actor` for checkpoint["actor_state_dict"]."""
     for step in reversed(at):
         name = _shorten_names(str(step.value).replace("-", "_").replace(".", "_"))
         if name in _WHOLE:
@@ -790,7 +791,7 @@ def _shorten_names(name: str) -> str:
 
 
 def _objects(target: str, tree: Tree) -> tuple[str, ...]:
-    """Return how `tf.train.Checkpoint` restores the objects: one at the root, or several by their names."""
+    """Return how `tf.train.Checkpoint` restores the objects: one at the root, or several by name."""
     weights = [path for path, leaf in tree.tensors() if leaf.role in _TRAINED]
     tops = list(dict.fromkeys(str(path[0].value) for path in weights))
     optimizers = _keras_optimizers(tree)
@@ -801,10 +802,10 @@ def _objects(target: str, tree: Tree) -> tuple[str, ...]:
     every = [name for name in every if name in inside]
     if _is_model(weights):
         others = [name for name in others if name not in tops]
-    # A file of `write` or `save_weights` has no count of saves, which `restore` expects.
+    # A file of `write` or `save_weights` has no save count, which `restore` expects.
     kept = any(MARK in leaf.key for _, leaf in tree.tensors())
     read = "read" if kept and not any(str(path[0].value) == _SAVES for path in tree) else "restore"
-    # `assert_consumed` would ask for a variable for every counter, too.
+    # `assert_consumed` would also need a variable for every counter.
     check = "assert_existing_objects_matched" if others else "assert_consumed"
     restore = f".{read}({_python_literal(target)}).{check}()"
     if _is_model(weights):
@@ -837,27 +838,27 @@ def _other_content_lines(others: Collection[str]) -> list[str]:
 
 
 def _is_model(weights: Iterable[Path]) -> bool:
-    """Whether the root is a model, whose layers its attributes are, and not a dict of objects."""
+    """Whether the root is a model with layers as attributes, not a dict of objects."""
     deepest: dict[str, int] = {}
     for path in weights:
         top = str(path[0].value)
         deepest[top] = max(deepest.get(top, 0), len(path))
     if any(map(_EDGE.fullmatch, deepest)):
         return True
-    # Variables of the root itself stand beside objects as well as beside layers.
+    # Variables of the root itself occur beside objects and beside layers.
     modules = [depth for depth in deepest.values() if depth > 1]
     return bool(deepest) and (not modules or (len(modules) > 1 and min(modules) == 2))
 
 
 def _keras_optimizers(tree: Tree) -> list[Path]:
-    """Return where optimizers stand: above a count of updates, or at the top with slots alone."""
+    """Return where optimizers are: above an update count, or at the top with only slots."""
     counted = dict.fromkeys(path[:-1] for path in tree if str(path[-1].value) in _COUNTS)
     with_slots = (path[:1] for path, leaf in tree.tensors() if leaf.role == "slot")
     return [*counted, *(top for top in dict.fromkeys(with_slots) if all(at[:1] != top for at in counted))]
 
 
 def _object_expression(name: str, variable: str, tree: Tree) -> str:
-    """Return the expression for an object: a list where the file has optimizers by number."""
+    """Return the expression for an object: a list if the file numbers optimizers."""
     numbers = [top[1].value for top in _keras_optimizers(tree) if str(top[0].value) == name and len(top) == 2]
     if not numbers or not all(str(number).isdecimal() for number in numbers):
         return variable
@@ -872,7 +873,7 @@ def _is_word(name: str) -> bool:
 
 def _keras(target: str, tree: Tree, root: str) -> tuple[str, ...]:
     load = target if target.endswith(_WEIGHTS) else f"{os.path.splitext(target)[0]}{_WEIGHTS}"
-    # Keras asks for this ending.
+    # Keras requires this suffix.
     copied = (
         () if load == target else (f"shutil.copyfile({_python_literal(target)}, {_python_literal(load)})",)
     )
@@ -883,13 +884,13 @@ def _keras(target: str, tree: Tree, root: str) -> tuple[str, ...]:
     if all(top.isdigit() or _EDGE.fullmatch(top) for top in tops):
         about = ["# model: a Sequential or functional model of the same layers"]
     elif any(len(path) - cut > 3 and not _EDGE.fullmatch(str(path[cut].value)) for path in paths):
-        # Keras looks for what a model holds below `layers` first, and gives up on models inside of models.
+        # Keras first searches a model's contents below `layers`, and does not support models inside models.
         about.append("# make objects between model and its layers keras.layers.Layer, not keras.Model")
     return (*copied, f"model.load_weights({_python_literal(load)})", *about)
 
 
 def _format_names(before: str, names: Iterable[str]) -> str:
-    """Return names in one line, cut after the last one that fits."""
+    """Return names in one line, cut after the last that fits."""
     shown = [name if name.isprintable() else ascii(name) for name in names]
     line = before + ", ".join(shown)
     while len(line) > _WIDTH and len(shown) > 1:

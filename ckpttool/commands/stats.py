@@ -1,4 +1,4 @@
-"""Statistics and differences of values."""
+"""Compute statistics and differences of values."""
 
 from __future__ import annotations
 
@@ -24,22 +24,21 @@ if TYPE_CHECKING:
     import numpy as np
 
 
-# How far two arrays of one shape lie apart: counts, the largest distances, and where.
+# Differences between two arrays of one shape: counts, the largest ones, and where.
 
-# Elements that are looked at together: their float64 copies fit a cache.
+# Elements compared together: their float64 copies fit a cache.
 _PIECE = 1 << 18
 _INTEGERS = "iu"
 
 
 @dataclass(frozen=True, slots=True)
 class ArrayDifference:
-    """What differs between two arrays of `size` elements.
+    """Differences between two arrays of `size` elements.
 
-    `different` elements are not the same: other values, other bits of one type (the sign of a zero), or NaN
-    in one alone; `nans` counts the latter. `max_abs` is the largest |a - b|, found at index `at`, where they
-    have `left` and `right`; `max_rel` the largest |a - b| / max(|a|, |b|); infinite where only one is.
-    `cosine` is that of the angle between the finite parts, None where one is zero throughout or none is a
-    number.
+    `different` elements differ in value, in bits of one type (the sign of a zero), or are NaN in one
+    array only; `nans` counts the latter. `max_abs` is the largest |a - b|, at index `at` with values
+    `left` and `right`; `max_rel` the largest |a - b| / max(|a|, |b|); infinite if only one is.
+    `cosine` is that of the angle between the finite parts, None if one is all zeros or has no number.
     """
 
     size: int
@@ -71,7 +70,7 @@ class ArrayDifference:
 
 
 def compare_leaves(left: Leaf, right: Leaf) -> ArrayDifference | None:
-    """Read two leaves of one shape; return None if all elements are the same, NaN and NaN included."""
+    """Read two leaves of equal shape; return None if all elements are equal (NaN equals NaN)."""
     if "string" in (left.dtype, right.dtype):
         return _compare_strings(left, right)
     first, second = left.read(), right.read()
@@ -81,7 +80,7 @@ def compare_leaves(left: Leaf, right: Leaf) -> ArrayDifference | None:
 
 
 def compare_arrays(left: np.ndarray, right: np.ndarray) -> ArrayDifference | None:
-    """Compare two arrays of one shape, whatever their types; return None if all elements are the same."""
+    """Compare two arrays of equal shape and any type; return None if all elements are equal."""
     import numpy as np
 
     a, b = left.reshape(-1), right.reshape(-1)
@@ -105,7 +104,7 @@ def compare_arrays(left: np.ndarray, right: np.ndarray) -> ArrayDifference | Non
 
 
 class _DifferenceSums:
-    """The sums and maxima of the pieces seen so far."""
+    """Sums and maxima of the pieces processed so far."""
 
     def __init__(self) -> None:
         self.different = self.nans = self.place = 0
@@ -114,7 +113,7 @@ class _DifferenceSums:
         self._dot = self._left = self._right = 0.0
 
     def take(self, a: np.ndarray, b: np.ndarray, start: int) -> None:
-        """Add a piece that begins at element `start`."""
+        """Add a piece that starts at element `start`."""
         import numpy as np
 
         x, y = _to_float64(a), _to_float64(b)
@@ -145,7 +144,7 @@ class _DifferenceSums:
         self._right += float(np.vdot(y, y).real)
 
     def cosine(self) -> float | None:
-        """Return the cosine of the angle between what is finite of both."""
+        """Return the cosine of the angle between the finite parts of both."""
         length = math.sqrt(self._left) * math.sqrt(self._right)
         return min(1.0, max(-1.0, self._dot / length)) if math.isfinite(length) and length > 0 else None
 
@@ -157,7 +156,7 @@ def _to_float64(array: np.ndarray) -> np.ndarray:
 
 
 def _unequal_elements(a: np.ndarray, b: np.ndarray, x: np.ndarray, y: np.ndarray) -> np.ndarray:
-    """Return where the elements are not the same; of one type their bits count, NaN apart."""
+    """Return where elements differ; within one type bits are compared, except for NaN."""
     import numpy as np
 
     if a.dtype == b.dtype and a.dtype.itemsize in (1, 2, 4, 8):
@@ -170,10 +169,10 @@ def _unequal_elements(a: np.ndarray, b: np.ndarray, x: np.ndarray, y: np.ndarray
 
 
 def _distance(a: np.ndarray, b: np.ndarray, x: np.ndarray, y: np.ndarray) -> np.ndarray:
-    """Return |a - b|; of integers of one type without the rounding that 64 bits would meet."""
+    """Return |a - b|; exact for integers of one type, even with 64 bits."""
     import numpy as np
 
-    # Equal infinities differ by nothing.
+    # Equal infinities have no difference.
     apart: np.ndarray = np.where(x == y, 0.0, np.abs(x - y))
     if a.dtype == b.dtype and a.dtype.kind in _INTEGERS and a.dtype.itemsize == 8:
         large, small = np.maximum(a, b), np.minimum(a, b)
@@ -196,7 +195,7 @@ def _compare_strings(left: Leaf, right: Leaf) -> ArrayDifference | None:
 
 
 def round_to_float32(value: float) -> float:
-    """Return the number that a float32 holds in the place of this one; one beyond its range as it is."""
+    """Return the number rounded to float32; unchanged if out of its range."""
     try:
         return float(struct.unpack("<f", struct.pack("<f", value))[0])
     except OverflowError:
@@ -204,7 +203,7 @@ def round_to_float32(value: float) -> float:
 
 
 def _json_number(value: Any) -> Any:
-    """Return an element as JSON can hold it; what is no real number as text."""
+    """Return an element as JSON; as text unless it is a real number."""
     kind = value.dtype.kind
     if kind == "b":
         return bool(value)
@@ -213,7 +212,7 @@ def _json_number(value: Any) -> Any:
     return str(complex(value)) if kind == "c" else float(value)
 
 
-# The records of `diff`: entries that are not the same in two checkpoints, and by how much.
+# The records of `diff`: entries that differ between two checkpoints, and by how much.
 
 By = Literal["path", "agent", "model", "conversion"]
 Sort = Literal["abs", "rel", "cosine"]
@@ -221,7 +220,7 @@ Entry = Leaf | ValueLeaf
 
 
 class DeclaredEntry(NamedTuple):
-    """An entry that one side has alone because a conversion leaves or adds it: no difference.
+    """An entry that only one side has because a conversion drops or adds it: no difference.
 
     `what` is "kept" (in the sidecar, or implied by the target), "dropped" (unmapped, and listed in the
     receipt) or "added" (by the writer of the format).
@@ -238,10 +237,10 @@ class DeclaredEntry(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class ChangedEntry:
-    """One tensor or value that both have and that is not the same in both.
+    """A tensor or value that both sides have, with different contents.
 
-    `left` and `right` are the entries, `values` how far apart tensors of one shape are (None where types or
-    shapes differ so that there is nothing to compare).
+    `left` and `right` are the entries, `values` the difference of tensors with equal shapes (None if
+    types or shapes are not comparable).
     """
 
     path: str
@@ -251,7 +250,7 @@ class ChangedEntry:
 
     @property
     def what(self) -> Literal["kind", "shape", "dtype", "values"]:
-        """Name the first thing that differs: "kind", "shape", "dtype" or "values"."""
+        """Return the first difference: "kind", "shape", "dtype" or "values"."""
         if not (isinstance(self.left, Leaf) and isinstance(self.right, Leaf)):
             return "values" if type(self.left) is type(self.right) else "kind"
         if self.left.shape != self.right.shape:
@@ -259,7 +258,7 @@ class ChangedEntry:
         return "dtype" if self.left.dtype != self.right.dtype else "values"
 
     def distance(self, sort: Sort) -> tuple[bool, bool, float]:
-        """Return what sorts the biggest changes last: values, counters before weights, form at the end."""
+        """Return a sorting key with the biggest changes last: values, counters before weights, then form."""
         weight = isinstance(self.left, Leaf) and self.left.role in ("parameter", "buffer")
         if self.values is None:
             return isinstance(self.left, Leaf), weight, math.inf
@@ -280,12 +279,12 @@ class ChangedEntry:
 
 @dataclass(frozen=True, slots=True)
 class Diff:
-    """Two checkpoints beside each other.
+    """Comparison of two checkpoints.
 
-    `by` says what was laid side by side: entries of one path, of one meaning in agents of `layouts`, what
-    fills a live model, or one side's conversion into the form of the other.
-    `equal` counts tensors that are the same in both, `only_left` and `only_right` name entries that one has
-    alone, `declared` those of which a conversion says so.
+    `by` is how entries are paired: by path, by meaning in agents of `layouts`, by what fills a live
+    model, or after converting one side to the other's form. `equal` counts the tensors that are
+    equal, `only_left` and `only_right` name the entries that only one has, `declared` those that a
+    conversion declares.
     """
 
     left: str
@@ -302,7 +301,7 @@ class Diff:
 
     @property
     def identical(self) -> bool:
-        """Say whether nothing was found."""
+        """Return whether no difference was found."""
         return not (self.changed or self.only_left or self.only_right)
 
     def document(self) -> dict[str, Any]:
@@ -327,17 +326,17 @@ def _entry(entry: Entry) -> dict[str, Any]:
     return {"key": entry.key, "dtype": entry.dtype, "shape": list(entry.shape)}
 
 
-# Count, extremes, mean and spread of numbers, found in pieces and added up.
+# Count, extremes, mean and spread of numbers, computed in pieces and combined.
 
 BINS = 16
 
 
 @dataclass(frozen=True, slots=True)
 class Moments:
-    """What is known of `size` numbers; complex ones count by their magnitudes.
+    """Statistics of `size` numbers; complex ones count by magnitude.
 
-    `low`, `high`, `mean`, `std` (of the population) and `norm` (Euclidean) are those of the finite ones, NaN
-    where there is none. `zeros`, `nans` and `infs` are counts.
+    `low`, `high`, `mean`, `std` (of the population) and `norm` (Euclidean) cover the finite numbers,
+    NaN without any. `zeros`, `nans` and `infs` are counts.
     """
 
     size: int = 0
@@ -351,7 +350,7 @@ class Moments:
 
     @property
     def finite(self) -> int:
-        """How many are numbers."""
+        """The number of values that are neither NaN nor infinite."""
         return self.size - self.nans - self.infs
 
     @property
@@ -365,7 +364,7 @@ class Moments:
         return math.sqrt(self.spread + self.finite * self.mean**2)
 
     def __add__(self, other: Moments) -> Moments:
-        """Return the moments of both together (Chan, Golub and LeVeque 1979, for mean and spread)."""
+        """Return the combined moments (Chan, Golub and LeVeque 1979, for mean and spread)."""
         finite = self.finite + other.finite
         delta = other.mean - self.mean
         share = other.finite / finite if finite else 0.0
@@ -381,7 +380,7 @@ class Moments:
         )
 
     def document(self) -> dict[str, Any]:
-        """Return the JSON values; null where no number is finite."""
+        """Return the JSON values; null where there are no finite numbers."""
         known = self.finite > 0
         values = (self.low, self.high, self.mean, self.std, self.norm)
         names = ("min", "max", "mean", "std", "norm")
@@ -398,12 +397,12 @@ class Moments:
 
 
 def compute_moments(array: np.ndarray) -> Moments:
-    """Return the moments of an array of numbers or truth values, in float64."""
+    """Return the float64 moments of an array of numbers or booleans."""
     return sum(map(_piece_moments, _pieces(array)), Moments())
 
 
 def histogram(array: np.ndarray, found: Moments) -> tuple[int, ...]:
-    """Return how many finite numbers lie in each of BINS equal parts from the lowest to the highest."""
+    """Return the count of finite numbers in each of BINS equal intervals between the extremes."""
     import numpy as np
 
     if not found.finite or found.low == found.high or not math.isfinite(found.high - found.low):
@@ -438,22 +437,22 @@ def _piece_moments(piece: np.ndarray) -> Moments:
     return Moments(piece.size, float(numbers.min()), float(numbers.max()), mean, spread, zeros, nans, infs)
 
 
-# `stats`: what the numbers of every tensor and module are like, and what of it is no good sign.
+# `stats`: the values of every tensor and module, and signs of failed training.
 
 # Moments of squared gradients: torch's and Keras's names for those of Adam, AMSGrad and RMSprop.
 _SQUARES = frozenset(("v", "vhat", "rms", "exp_avg_sq", "max_exp_avg_sq", "square_avg", "accumulator"))
-# Gradients of this size and above are those of a training that has come apart, of that size and below those
-# of one that does not learn: sqrt(v) estimates a gradient.
+# Gradients at or above this size mean diverged training, at or below that size none at all: sqrt(v) estimates
+# a gradient.
 _EXPLODED, _VANISHED = 1e6, 1e-12
-# Which axis counts the units that a layer gives: Keras's kernels have it last, torch's weights first.
+# The axis of a layer's output units: last in Keras kernels, first in torch weights.
 _UNITS = {"kernel": -1, "weight": 0}
 
 
 @dataclass(frozen=True, slots=True)
 class TensorStats:
-    """One tensor's moments; `histogram` counts its finite numbers in equal parts from lowest to highest.
+    """One tensor's moments; `histogram` counts finite numbers in equal intervals between the extremes.
 
-    `signs` are sentences about what is no good sign. A histogram is empty where all numbers are one.
+    `signs` are sentences about bad signs. The histogram is empty if all numbers are equal.
     """
 
     path: str
@@ -478,7 +477,7 @@ class TensorStats:
 
 @dataclass(frozen=True, slots=True)
 class ModuleStats:
-    """All tensors at and below a module together."""
+    """All tensors at and below a module combined."""
 
     path: str
     tensors: int
@@ -491,9 +490,9 @@ class ModuleStats:
 
 @dataclass(frozen=True, slots=True)
 class Stats:
-    """The tensors with numbers, in the order of the file, and the modules above them.
+    """The tensors of numbers, in file order, and the modules above them.
 
-    `left_out` names tensors without numbers (strings).
+    `left_out` names the tensors without numbers (strings).
     """
 
     path: str
@@ -505,7 +504,7 @@ class Stats:
 
     @property
     def finite(self) -> bool:
-        """Say whether everything is a number: neither NaN nor infinite."""
+        """Return whether all values are numbers, neither NaN nor infinite."""
         return not any(
             count_nonfinite(each.path.split("/"), each.leaf, each.moments) for each in self.tensors
         )
@@ -526,10 +525,10 @@ class Stats:
 def stats(
     path: str, glob: str | None = None, layout: str | None = None, progress: Progress = ignore_progress
 ) -> Stats:
-    """Read every tensor whose path matches `glob`, one at a time, checksums verified.
+    """Read every tensor whose path matches `glob`, one at a time, verifying checksums.
 
-    Raise what opening and reading raise, with the tensor's path, and UsageError for a `glob` that no path
-    matches.
+    Errors of opening and reading are raised with the tensor's path; UsageError if no path matches
+    `glob`.
     """
     checkpoint = open_checkpoint(path)
     return compute_stats(checkpoint, recognize_checkpoint(checkpoint, layout), glob, progress)
@@ -542,9 +541,9 @@ def compute_stats(
     progress: Progress = ignore_progress,
     seen: Callable[[Path, Leaf, np.ndarray], None] | None = None,
 ) -> Stats:
-    """Return the stats of a checkpoint that is already listed, and of which the agent is known.
+    """Return the stats of a checkpoint already listed, with its agent.
 
-    `seen` is handed every array while it is in memory, for whoever wants to know more of it.
+    `seen` receives every array while it is in memory.
     """
     tree = checkpoint.tree
     keep = compile_glob(glob)
@@ -577,7 +576,7 @@ def compute_stats(
 
 
 def tensor_stats(name: str, path: Path, leaf: Leaf, array: np.ndarray) -> TensorStats:
-    """Return the stats of one tensor of numbers that has been read."""
+    """Return the stats of one numeric tensor that has been read."""
     known = compute_moments(array)
     return TensorStats(
         name, leaf, known, histogram(array, known), tuple(find_warning_signs(path, leaf, known, array))
@@ -600,9 +599,9 @@ def _modules(found: list[TensorStats]) -> Iterator[ModuleStats]:
 def find_warning_signs(
     path: Path, leaf: Leaf, known: Moments, array: np.ndarray | None = None
 ) -> Iterator[str]:
-    """Give a sentence for each thing that training would not leave behind if it went well.
+    """Yield a sentence for each sign of failed training.
 
-    Units are looked at where the whole array is there.
+    Units are checked if the whole array is available.
     """
     for count, what in count_nonfinite([str(step.value) for step in path], leaf, known):
         yield f"{count:,} of {known.size:,} {'is' if count == 1 else 'are'} {what}"
@@ -615,9 +614,9 @@ def find_warning_signs(
 
 
 def count_nonfinite(steps: Sequence[str], leaf: Leaf, known: Moments) -> list[tuple[int, str]]:
-    """Return how many elements are "NaN", and how many "infinite" that should not be; nothing for none.
+    """Return the counts of "NaN" and of unexpected "infinite" elements; nothing for none.
 
-    `steps` are those of the tensor's path. The open sides of a space that an agent keeps are infinite
+    `steps` are those of the tensor's path. The unbounded sides of an agent's space are infinite
     (`observation_space`: gymnasium/spaces/box.py).
     """
     is_bound = leaf.role == "other" and any(step.endswith("_space") for step in steps)

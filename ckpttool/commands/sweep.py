@@ -68,16 +68,16 @@ from ckpttool.networks import network as serial
 from ckpttool.networks.network import Backend, Network, stack_structure
 from ckpttool.version import __version__
 
-# What evaluations of one run say together: a curve over training steps, a ranking, and which one is best.
+# Combined results of one run's evaluations: a learning curve, a ranking, and the best checkpoint.
 
 LEVEL = 0.95
 
 
 @dataclass(frozen=True, slots=True)
 class ScoredCheckpoint:
-    """A finished evaluation and the training step of its checkpoint, None where nothing says it.
+    """A finished evaluation with the training step of its checkpoint, None if unknown.
 
-    `counts` is all that the checkpoint and its name say of its training (inspect.count_training).
+    `counts` are the training counters of the checkpoint and its name (inspect.count_training).
     """
 
     evaluation: Evaluation
@@ -87,7 +87,7 @@ class ScoredCheckpoint:
 
 @dataclass(frozen=True, slots=True)
 class LearningCurvePoint:
-    """One point of a learning curve: a mean with its interval; `run` is the folder of the checkpoint."""
+    """One point of a learning curve: a mean with its interval; `run` is the checkpoint's folder."""
 
     step: int
     mean: float
@@ -109,10 +109,10 @@ class LearningCurvePoint:
 
 @dataclass(frozen=True, slots=True)
 class RankingRow:
-    """One place of a ranking; `behind` is this mean less the best one, over the episodes that both finished.
+    """One rank; `behind` is this mean minus the best one, over the episodes that both finished.
 
-    `tied` says that the episodes do not tell it from the best, with 95 % confidence over all comparisons;
-    the best one is tied with itself.
+    `tied` means that it does not differ significantly from the best, at 95 % confidence over all
+    comparisons; the best one is tied with itself.
     """
 
     rank: int
@@ -136,7 +136,7 @@ class RankingRow:
 
 @dataclass(frozen=True, slots=True)
 class BestCheckpoint:
-    """The checkpoint of the highest mean; `certain` if every other one is lower beyond chance."""
+    """The checkpoint with the highest mean; `certain` if every other one is significantly lower."""
 
     checkpoint: str
     step: int | None
@@ -154,7 +154,7 @@ class BestCheckpoint:
 
 
 def build_learning_curve(scored: Sequence[ScoredCheckpoint]) -> tuple[LearningCurvePoint, ...]:
-    """Return the means over the training steps that are known, from the first to the last."""
+    """Return the means at the known training steps, first to last."""
     points = [
         LearningCurvePoint(
             each.step,
@@ -170,9 +170,9 @@ def build_learning_curve(scored: Sequence[ScoredCheckpoint]) -> tuple[LearningCu
 
 
 def rank_checkpoints(scored: Sequence[ScoredCheckpoint]) -> tuple[RankingRow, ...]:
-    """Return the checkpoints from the highest mean to the lowest; of equal means the earlier one is first.
+    """Return the checkpoints from highest to lowest mean; of equal means, the earlier first.
 
-    Means of different environments have no order: then nothing is ranked.
+    Means of different environments are not comparable: then nothing is ranked.
     """
     if len(scored) < 2 or len({each.evaluation.env for each in scored}) > 1:
         return ()
@@ -191,7 +191,7 @@ def rank_checkpoints(scored: Sequence[ScoredCheckpoint]) -> tuple[RankingRow, ..
 
 
 def find_best(places: Sequence[RankingRow]) -> BestCheckpoint | None:
-    """Return who leads a ranking, and whether that is certain; None if there is no ranking."""
+    """Return the leader of a ranking and whether it is certain; None without a ranking."""
     if not places:
         return None
     first, *others = places
@@ -199,18 +199,19 @@ def find_best(places: Sequence[RankingRow]) -> BestCheckpoint | None:
 
 
 def episodes_needed(others: int) -> int:
-    """Return how many shared episodes it takes to tell the best from that many others at all.
+    """Return how many shared episodes are needed to distinguish the best from that many others.
 
-    n fair coins fall on one side with 2 ** -n: a bootstrap of two episodes that agree would be sure.
+    n fair coins agree with probability 2 ** -n: a bootstrap of two episodes that agree would be
+    certain.
     """
     return math.ceil(math.log2(others / (1 - LEVEL)))
 
 
 def _paired_difference(one: Evaluation, best: Evaluation, others: int) -> tuple[Estimate | None, float]:
-    """Return the difference of means over the seeds that both finished, and how high it may be.
+    """Return the difference of means over shared seeds, and its upper end.
 
-    None if they have no seed in common; the upper end is infinite where the episodes are too few. Episodes
-    without seeds, of a simulator that starts them by itself, are two independent samples.
+    None without shared seeds; the upper end is infinite if the episodes are too few. Episodes without
+    seeds, of a simulator that seeds them itself, are two independent samples.
     """
     if not (len(one.rollout.seeds) or len(best.rollout.seeds)):
         ours, highest = np.sort(one.rollout.returns), np.sort(best.rollout.returns)
@@ -234,9 +235,9 @@ def _paired_difference(one: Evaluation, best: Evaluation, others: int) -> tuple[
 def _difference_interval(
     difference: float, means: np.ndarray, episodes: int, others: int
 ) -> tuple[Estimate, float]:
-    """Return a difference with its interval, from its resampled values, and how high it may be."""
+    """Return a difference with its interval from resampled values, and its upper end."""
     estimate = Estimate(difference, percentile_interval(means, LEVEL))
-    # Each of the others may be told from the best by chance: they share the 5 % (Bonferroni).
+    # Each of the others may differ from the best by chance: they share the 5 % (Bonferroni).
     level = 1 - (1 - LEVEL) / others
     enough = episodes >= episodes_needed(others)
     return estimate, percentile_interval(means, level)[1] if enough else np.inf
@@ -249,19 +250,19 @@ MEAN, STD, LENGTH = "eval/return_mean", "eval/return_std", "eval/length_mean"
 
 
 def require_new_result(path: str) -> None:
-    """Raise unless a result may be written to `path`: for asking before hours of playing."""
+    """Raise unless a result may be written to `path`, to check before hours of evaluation."""
     require_new(path, hint="take another name")
 
 
 def save_document(path: str, text: str) -> None:
-    """Write a result's JSON document to a new file; raise TargetExistsError if it is there already."""
+    """Write a result's JSON document to a new file; raise TargetExistsError if it exists."""
     _write_new_file(path, text.encode() + b"\n")
 
 
 def format_episode_table(scored: Sequence[ScoredCheckpoint]) -> str:
-    """Return one line per episode under COLUMNS; an unknown step is empty, returns have all their digits.
+    """Return one line per episode under COLUMNS; an unknown step is empty, returns have full precision.
 
-    Characters of names that do not print are escaped.
+    Non-printable characters in names are escaped.
     """
     text = io.StringIO()
     rows = csv.writer(text, lineterminator="\n")
@@ -283,14 +284,14 @@ def format_episode_table(scored: Sequence[ScoredCheckpoint]) -> str:
 
 
 def save_table(path: str, scored: Sequence[ScoredCheckpoint]) -> None:
-    """Write the table to a new file; raise TargetExistsError if it is there already."""
+    """Write the table to a new file; raise TargetExistsError if it exists."""
     _write_new_file(path, format_episode_table(scored).encode())
 
 
 def encode_scalars(scored: Sequence[ScoredCheckpoint], wall_time: float) -> bytes:
-    """Return an event file with mean, deviation and length of each checkpoint at its training step.
+    """Return an event file with each checkpoint's mean, deviation and length at its training step.
 
-    Without a step for every checkpoint they are counted, from 0. `wall_time` is in seconds since 1970.
+    If a checkpoint has no step, all are numbered from 0. `wall_time` is in seconds since 1970.
     """
     counted = any(each.step is None for each in scored)
     records = [protobuf.event_file_header(wall_time)]
@@ -305,7 +306,7 @@ def encode_scalars(scored: Sequence[ScoredCheckpoint], wall_time: float) -> byte
 
 
 def require_folder(path: str) -> None:
-    """Make a folder unless it is there; raise UsageError if it cannot be: for asking before playing."""
+    """Create a folder if missing; raise UsageError if it fails, to check before evaluation."""
     try:
         os.makedirs(path, exist_ok=True)
     except OSError as error:
@@ -313,7 +314,7 @@ def require_folder(path: str) -> None:
 
 
 def save_scalars(folder: str, scored: Sequence[ScoredCheckpoint], wall_time: float) -> str:
-    """Write an event file into a folder, which is made if it is not there; return the file's name."""
+    """Write an event file into a folder, creating it if needed; return the file's name."""
     require_folder(folder)
     path = os.path.join(folder, f"{protobuf.NAME}{wall_time:.6f}.ckpttool")
     _write_new_file(path, encode_scalars(scored, wall_time))
@@ -325,27 +326,27 @@ def _write_new_file(path: str, data: bytes) -> None:
     write_file(path, data)
 
 
-# Finished evaluations in a file, a line of JSON each, written as they come and taken up by a rerun.
+# Finished evaluations in a JSON Lines file, written as they finish and reused by a rerun.
 #
-# Each line carries the sha256 of its own content. A line that was changed afterwards is refused; one without
-# a digest, from an earlier version, is not taken up: its checkpoint is played again.
+# Each line contains the SHA-256 of its own content. A line modified afterwards is rejected; one without a
+# digest, from an earlier version, is not reused: its checkpoint is played again.
 
 SUFFIX = ".jsonl"
 NAME = f"evaluations{SUFFIX}"
 SCHEMA = 1
-# A line is a few kilobytes for a hundred episodes; nobody's evaluations fill this.
+# A line is a few kilobytes for a hundred episodes; this exceeds any real evaluation.
 LIMIT = 1 << 30
 
 
 def results_path(out: str) -> str | None:
-    """Return the file of lines that an `--out` means, or None if it means one document."""
+    """Return the JSON Lines results file for `--out`, or None if it is one document."""
     if os.path.isdir(out):
         return os.path.join(out, NAME)
     return out if out.endswith(SUFFIX) else None
 
 
 def hash_policy(network: Network) -> str:
-    """Return the sha256 of a finished policy: its graph, weights, statistics and action bounds."""
+    """Return the SHA-256 of a finished policy: its graph, weights, statistics and action bounds."""
     arrays: dict[str, np.ndarray] = {}
     found = hashlib.sha256(json.dumps(serial.network_to_document(network, arrays), sort_keys=True).encode())
     for name, array in sorted(arrays.items()):
@@ -355,14 +356,14 @@ def hash_policy(network: Network) -> str:
 
 
 def evaluation_key(policy: str, env: str, how: Protocol, versions: Mapping[str, str]) -> str:
-    """Return what a result is known by: sha256 of policy, environment, protocol and all versions."""
+    """Return a result's key: SHA-256 of policy, environment, protocol and all versions."""
     protocol = {**dataclasses.asdict(how), "num_envs": how.at_once}
     facts = {"policy": policy, "env": env, "protocol": protocol, "versions": dict(versions)}
     return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
 
 
 def parse_evaluation(document: Mapping[str, Any], how: Protocol) -> Evaluation:
-    """Return the evaluation of a document that `Evaluation.document` made of one under that protocol."""
+    """Return the evaluation stored in a document by `Evaluation.document` under that protocol."""
     played = document["protocol"]
     returns = np.array([float(value) for value in document["returns"]])
     rollout = Rollout(
@@ -396,10 +397,10 @@ def parse_evaluation(document: Mapping[str, Any], how: Protocol) -> Evaluation:
 
 
 class ResultsFile:
-    """The lines of one file by their keys; a line that a crash cut short is dropped.
+    """Lines of one file by key; a line cut off by a crash is dropped.
 
-    Raise FormatError if the file holds anything else than our lines, UsageError if another evaluation has
-    it open. It is left by `with`.
+    Raise FormatError if the file contains anything but our lines, UsageError if another evaluation has
+    it open. Closed by `with`.
     """
 
     def __init__(self, path: str) -> None:
@@ -423,7 +424,7 @@ class ResultsFile:
         self._file.close()
 
     def find(self, key: str, how: Protocol) -> Evaluation | None:
-        """Return the evaluation of that key; raise FormatError if its line is incomplete."""
+        """Return the evaluation with that key; raise FormatError if its line is incomplete."""
         document = self._known.get(key)
         if document is None:
             return None
@@ -433,9 +434,9 @@ class ResultsFile:
             raise FormatError(f"an evaluation is incomplete: {error!r}", file=self.path) from None
 
     def add(self, finished: Sequence[tuple[str, Mapping[str, int], Evaluation]]) -> None:
-        """Append what has a new key, and have it on the disk when this returns.
+        """Append results with new keys and flush them to disk before returning.
 
-        Each comes with its key and with what its counters and its name say of its training's step.
+        Each comes with its key and with the training step in its counters and its name.
         """
         lines = []
         for key, steps, evaluation in finished:
@@ -476,7 +477,7 @@ class ResultsFile:
                 raise FormatError(
                     f"line {number} is no evaluation", file=self.path, hint="--out takes a file of its own"
                 )
-            # A line without a digest may hold anything: it is played again.
+            # A line without a digest is unverified: its checkpoint is played again.
             if document.get("sha256") is not None:
                 self._require_unchanged(document, number)
                 yield document["key"], document
@@ -494,7 +495,7 @@ class ResultsFile:
 
 
 def _hash_line(document: Mapping[str, Any]) -> str:
-    """Return the sha256 of a line's content, its own digest apart."""
+    """Return the SHA-256 of a line's content without its own digest."""
     content = {name: value for name, value in document.items() if name != "sha256"}
     return hashlib.sha256(json.dumps(content, sort_keys=True, allow_nan=False).encode()).hexdigest()
 
@@ -513,14 +514,14 @@ def _is_torn_line(torn: bytes) -> bool:
     return torn.startswith(begins) or begins.startswith(torn)
 
 
-# Checkpoints become jobs: agents that are restored one by one, with the environment that each is played in.
+# Turns checkpoints into jobs: agents restored one by one, each with its environment.
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class EvaluationJob:
-    """An agent that is ready to play, its number in the order of the checkpoints, and its result's key.
+    """An agent ready to play, its number in the checkpoint order, and its result's key.
 
-    `steps` is what its counters and its name say of its training, `versions` what it is to be played with.
+    `steps` are the training counters and the name's step, `versions` the required library versions.
     """
 
     number: int
@@ -531,13 +532,13 @@ class EvaluationJob:
 
     @property
     def alike(self) -> Hashable:
-        """What those that are played together share; a network that cannot be stacked shares nothing."""
+        """What agents played together share; a network that cannot be stacked is played alone."""
         shape = stack_structure(self.agent.network)
         return self.agent.place, self.number if shape is None else shape
 
 
 class RequestError(Exception):
-    """Carries an error that every checkpoint would meet, such as an unknown environment."""
+    """Wraps an error that every checkpoint would cause, such as an unknown environment."""
 
     def __init__(self, error: CkpttoolError) -> None:
         super().__init__(str(error))
@@ -545,7 +546,7 @@ class RequestError(Exception):
 
 
 class JobFactory:
-    """Restores checkpoints for one request, and remembers what they have in common."""
+    """Restores a request's checkpoints and caches what they share."""
 
     def __init__(self, options: EvaluationOptions) -> None:
         require_backend(options.protocol)
@@ -555,10 +556,10 @@ class JobFactory:
         self._layouts: dict[Hashable, str] = {}
 
     def job(self, number: int, entry: CheckpointEntry, *, alone: bool = False) -> EvaluationJob | None:
-        """Return the entry's job; None if it holds no policy, and nobody said that it does.
+        """Return the entry's job; None if it contains no policy and was not named as one.
 
-        `alone` takes a policy that no layout names, too, from an entry that is not named. Raise RequestError
-        for what is wrong with the request itself, CkpttoolError for what is wrong with this checkpoint.
+        `alone` also accepts a policy that no layout recognises, from an entry that is not named. Raise
+        RequestError for an invalid request, CkpttoolError for an invalid checkpoint.
         """
         checkpoint = entry.open()
         agent = self._agent(checkpoint, named=entry.named, alone=alone)
@@ -575,14 +576,14 @@ class JobFactory:
         return EvaluationJob(number, playable, key, inspect.steps_by_source(agent), versions)
 
     def _agent(self, checkpoint: Checkpoint, *, named: bool, alone: bool) -> Agent | None:
-        """Return the checkpoint as an agent; what looks like one before it is of the same layout."""
+        """Return the checkpoint as an agent; one similar to its predecessor has the same layout."""
         looks = tuple(
             (name, getattr(checkpoint.tree[path], "shape", None))
             for path, name in checkpoint.tree.names.items()
         )
         layout = self._options.layout or self._layouts.get(looks)
         binding = recognize_checkpoint(checkpoint, layout)
-        # Beside agents, a model that no layout recognises is not taken for a policy unasked.
+        # Among agents, a model that no layout recognises is used as a policy only on request.
         if binding is None and (named or alone or self._options.facts):
             with nullcontext() if named else suppress(UsageError, UnsupportedError):
                 binding = recognize_playable_agent(checkpoint, layout, self._how.network)
@@ -592,7 +593,7 @@ class JobFactory:
         return build_agent(checkpoint, binding, read_verified_sidecar(checkpoint), self._options.facts)
 
     def _spec(self, place: EvaluationEnvironment) -> EnvSpec:
-        """Return what an agent must fit there."""
+        """Return the environment constraints on an agent there."""
         if place not in self._specs:
             try:
                 with place.make(1, self._how.engine, device=self._how.device) as one:
@@ -604,12 +605,12 @@ class JobFactory:
         return self._specs[place]
 
 
-# Many checkpoints at once: all on shared seeds, stacked where they fit, ranked, and resumed by a rerun.
+# Many checkpoints at once: all on shared seeds, stacked where possible, ranked, and resumed by a rerun.
 
 
 @dataclass(frozen=True, slots=True)
 class EvaluationFailure:
-    """A checkpoint that could not be played, and why."""
+    """A checkpoint that could not be played, and the reason."""
 
     checkpoint: str
     error: CkpttoolError
@@ -626,11 +627,10 @@ class EvaluationFailure:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Sweep:
-    """What came of several checkpoints, in the order in which they were named.
+    """Results for several checkpoints, in the order in which they were named.
 
-    `step_from` is what all training steps were read from: a counter's canonical name, or "name" for the
-    files' names. `resumed` counts the results that an earlier run had left, `notes` tells of what was passed
-    over.
+    `step_from` is the source of all training steps: a counter's canonical name, or "name" for the file
+    names. `resumed` counts the results left by an earlier run, `notes` lists what was skipped.
     """
 
     scored: tuple[ScoredCheckpoint, ...]
@@ -643,7 +643,7 @@ class Sweep:
     resumed: int = 0
     interrupted: bool = False
     alone: bool = False
-    """whether a person named one checkpoint and no more: then its evaluation is all there is to say"""
+    """whether a user named exactly one checkpoint; its evaluation is then the whole result"""
 
     @property
     def evaluations(self) -> tuple[Evaluation, ...]:
@@ -681,12 +681,13 @@ def sweep(
 ) -> Sweep:
     """Play every checkpoint that the paths stand for (see folder.expand_paths), and compare them.
 
-    `facts` are what no file of theirs holds. `out` is a file of lines that gets every result when it is
-    there; what it has already is not played again. `spread` says who plays (parallel.play_in_process,
-    process_spread, ray_spread): the returns are the same. Checkpoints that cannot be played are reported, and
-    the others are played. Ctrl-C keeps what is finished; with nothing finished it passes on. Raise
-    NotFoundError for a pattern without a match, NotACheckpointError if there is no agent anywhere,
-    UsageError for an environment that cannot be made, and what `ResultsFile` raises.
+    `facts` are not stored in any of their files. `out` is a JSON Lines file that gets each result as
+    it finishes; results already in it are not played again. `spread` selects where to play
+    (parallel.play_in_process, process_spread, ray_spread): the returns are the same. Checkpoints that
+    cannot be played are reported, and the others are played. Ctrl-C keeps finished results; without
+    any, it is passed on. Raise NotFoundError for a pattern without a match, NotACheckpointError if
+    there is no agent, UsageError for an environment that cannot be created, and the errors of
+    `ResultsFile`.
     """
     options = EvaluationOptions(env, protocol or Protocol(), layout, facts)
     asked = expand_paths(paths)
@@ -714,7 +715,7 @@ def sweep(
 
 
 class _SweepState:
-    """What is known while a sweep goes on."""
+    """State of a running sweep."""
 
     def __init__(
         self,
@@ -735,7 +736,7 @@ class _SweepState:
         self._played = 0
 
     def batches(self) -> Iterator[EvaluationBatch]:
-        """Yield the work that is left, each batch as soon as its checkpoints have been restored."""
+        """Yield remaining work, each batch as soon as its checkpoints are restored."""
         waiting: dict[Hashable, list[EvaluationJob]] = {}
         for job in self._agent_jobs():
             together = waiting.setdefault(job.alike, [])
@@ -748,7 +749,7 @@ class _SweepState:
                 yield from self._batch(together)
 
     def _agent_jobs(self) -> Iterator[EvaluationJob]:
-        """Yield the jobs of agents; where there is none, those of policies that no layout names."""
+        """Yield jobs of agents; if there are none, jobs of policies that no layout recognises."""
         agents = False
         for job in self._restored_jobs(alone=False):
             agents = True
@@ -758,7 +759,7 @@ class _SweepState:
             yield from self._restored_jobs(alone=True)
 
     def _restored_jobs(self, *, alone: bool) -> Iterator[EvaluationJob]:
-        """Yield the jobs of those that can be restored, and write down the others."""
+        """Yield jobs of restorable entries, and record the others."""
         for number, entry in enumerate(self.asked):
             try:
                 job = self.jobs.job(number, entry, alone=alone)
@@ -774,13 +775,13 @@ class _SweepState:
             yield job
 
     def within(self, done: int, total: int, steps: int | None = None) -> None:  # noqa: ARG002 - Progress's
-        """Tell how far the whole is, from how far the batch is that is being played."""
+        """Report overall progress, from the progress of the batch being played."""
         every = len(self.asked) * self.how.episodes
         before = (len(self.found) + len(self.failed) + len(self.passed)) * self.how.episodes
         self.progress(min(before + done, every), every, None if steps is None else self._played + steps)
 
     def take(self, batch: EvaluationBatch, results: BatchResult) -> None:
-        """Keep what came of a batch, and write it down."""
+        """Record a batch's results."""
         finished = []
         for job in self._pending.pop(batch.number):
             result = results.get(job.agent.checkpoint)
@@ -798,7 +799,7 @@ class _SweepState:
         self.within(0, 0, 0)
 
     def result(self, *, interrupted: bool) -> Sweep:
-        """Return the record of all that was found."""
+        """Return the record of all results."""
         numbers = sorted(self.found)
         source = inspect.most_common_source([self.steps[number] for number in numbers])
         scored = tuple(
@@ -827,10 +828,10 @@ class _SweepState:
         )
 
     def _batch(self, jobs: Sequence[EvaluationJob]) -> Iterator[EvaluationBatch]:
-        """Yield the batch of these jobs, unless an earlier run has finished all of it.
+        """Yield the batch of these jobs, unless an earlier run finished all of it.
 
-        A batch is played as a whole or not at all: its size is part of how its products round. What is known
-        of a batch that is played again stays as it is.
+        A batch is always played completely: its size affects rounding. Existing results of a batch that is
+        played again stay unchanged.
         """
         missing = 0
         for job in jobs:
@@ -847,7 +848,7 @@ class _SweepState:
 
 
 def _other_versions(job: EvaluationJob, result: Evaluation) -> WorkerError:
-    """Return the error that a machine of a cluster computes with something else than this one."""
+    """Return the error that a cluster machine computes with different versions than this one."""
     differ = [name for name, version in job.versions.items() if result.versions.get(name) != version]
     return WorkerError(
         "it was played with other versions than are here",

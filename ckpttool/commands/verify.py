@@ -88,24 +88,24 @@ from ckpttool.networks.worker import TIMEOUT_S, Worker
 
 # `verify --all`: every entry, fact, setting and receipt of two checkpoints, compared exactly.
 #
-# Entries are paired as `diff` pairs them. Each discrepancy names the part that it is in, so that a caller can
-# tell a wrong optimizer from a wrong network, and what the tensor of B resembles: a transposed one, another
-# one of A, a rounded one.
+# Entries are paired as in `diff`. Each discrepancy names its part, so that a caller can distinguish a wrong
+# optimizer from a wrong network, and what the tensor of B resembles: a transposed one, another one of A, a
+# rounded one.
 
 What = Literal["values", "shape", "dtype", "kind", "missing", "added", "fact", "setting", "receipt"]
 COUNTERS, FACT, RECEIPT = "counters", "facts", "receipt"
-# Larger tensors are not held against others: what differs is named all the same.
+# Larger tensors are not searched for a resemblance; their difference is reported anyway.
 _MOST_BYTES = 64 << 20
 _HALVES = ("float16", "bfloat16")
 
 
 @dataclass(frozen=True, slots=True)
 class Discrepancy:
-    """One thing in which B is not A.
+    """One difference between B and A.
 
-    `part` is a network's title (`critic/q1`), an optimizer, `normalizer`, `temperature`, `counters`, `facts`,
-    `receipt`, or the module of a model. `path` is the entry, fact or setting, `a` and `b` what either side
-    has, None where nothing. `resembles` says what the tensor of B looks like.
+    `part` is a network's title (`critic/q1`), an optimizer, `normalizer`, `temperature`, `counters`,
+    `facts`, `receipt`, or the module of a model. `path` is the entry, fact or setting, `a` and `b`
+    the values of each side, None if absent. `resembles` describes B's tensor.
     """
 
     part: str
@@ -122,11 +122,11 @@ class Discrepancy:
 
 @dataclass(frozen=True, slots=True)
 class ContentComparison:
-    """All that two checkpoints hold, compared.
+    """Comparison of the complete contents of two checkpoints.
 
-    `by` is how entries were paired, `equal` counts those that are the same, `facts` names the facts that
-    agree. `not_compared` says what one side has alone by the declaration of the conversion, and which facts
-    only one side knows.
+    `by` is how entries were paired, `equal` counts the equal ones, `facts` names the facts that
+    agree. `not_compared` lists entries that the conversion declares as one-sided, and facts recorded
+    on only one side.
     """
 
     by: By
@@ -148,7 +148,7 @@ class ContentComparison:
 
 @dataclass(frozen=True, slots=True)
 class VerificationSide:
-    """One of the two: the checkpoint, the agent in it if there is one, and its sidecar."""
+    """One side: the checkpoint, its agent if it has one, and its sidecar."""
 
     checkpoint: Checkpoint
     agent: Agent | None = None
@@ -156,7 +156,7 @@ class VerificationSide:
 
     @property
     def binding(self) -> RecognizedAgent | None:
-        """The agent's binding, None where no layout recognised it."""
+        """The agent's binding, None if no layout recognised it."""
         found = None if self.agent is None else self.agent.binding
         return None if found is None or found.layout == NO_LAYOUT else found
 
@@ -164,7 +164,7 @@ class VerificationSide:
 def compare_contents(
     a: VerificationSide, b: VerificationSide, progress: Progress = ignore_progress
 ) -> ContentComparison:
-    """Compare everything that the two hold; raise what reading raises, with the entry's path."""
+    """Compare the complete contents; raise errors of reading, with the entry's path."""
     source, target = (DiffSide(each.checkpoint, each.binding, each.receipt) for each in (a, b))
     found = align_checkpoints(source, target)
     names = _PartTitles(a, b, found)
@@ -206,7 +206,7 @@ def _declared_notes(found: CheckpointAlignment) -> Iterator[str]:
 
 
 class _PartTitles:
-    """The part of the agent or model that an entry belongs to."""
+    """The part of the agent or model that contains an entry."""
 
     def __init__(self, a: VerificationSide, b: VerificationSide, found: CheckpointAlignment) -> None:
         self._places = found.places
@@ -218,7 +218,7 @@ class _PartTitles:
         ]
 
     def of(self, name: str) -> str:
-        """Return the part of the entry that has this name in the pairing."""
+        """Return the part of the entry with this name in the pairing."""
         for places, targets in zip(self._places, self._targets, strict=True):
             target = targets.get(places.get(name, ()))
             if target is not None:
@@ -269,14 +269,14 @@ def _format_entry(entry: Entry) -> str:
 
 
 class _MistakeClassifier:
-    """What a tensor of B that differs looks like: tells the usual mistakes of a conversion apart."""
+    """What B's differing tensor looks like, to detect common conversion errors."""
 
     def __init__(self, found: CheckpointAlignment) -> None:
         self._found = found
         self._known: dict[tuple[str, tuple[int, ...], bytes], str] | None = None
 
     def of(self, change: ChangedEntry) -> str | None:
-        """Return what B's tensor resembles, None where nothing."""
+        """Return what B's tensor resembles, None if nothing."""
         left, right = change.left, change.right
         small = all(
             isinstance(e, Leaf) and e.dtype != "string" and e.nbytes <= _MOST_BYTES for e in (left, right)
@@ -333,9 +333,9 @@ def _detect_reordering(a: np.ndarray, b: np.ndarray) -> str | None:
 def _compare_facts(
     a: Agent | None, b: Agent | None, *, folded: bool
 ) -> tuple[list[Discrepancy], list[str], list[str]]:
-    """Return the facts that differ, sentences on those that only one side has, and the names that agree.
+    """Return differing facts, sentences on facts of only one side, and the names that agree.
 
-    `folded` statistics of observations are part of the other side's first layers.
+    `folded` observation statistics are part of the other side's first layers.
     """
     differ: list[Discrepancy] = []
     unknown: list[str] = []
@@ -373,13 +373,13 @@ def _compare_facts(
 
 
 def _is_guess(agent: Agent, name: str) -> bool:
-    """Say whether neither the checkpoint nor its sidecar holds a fact, and a default stands in for it."""
+    """Return whether neither the checkpoint nor its sidecar contains a fact, so a default is used."""
     assumed = agent.known.is_assumed(name)
     return assumed and getattr(agent.sidecar, name, None) is None
 
 
 def _fact_parts(name: str, value: Any) -> dict[str, Any]:
-    """Return the parts of a fact by name, "" for one that has none."""
+    """Return a fact's components by name, "" if it has none."""
     if value is None or (name == "obs_norm" and _is_identity(value)):
         return {}
     if name in ("env", "epsilon", "obs_norm"):
@@ -394,7 +394,7 @@ def _fact_parts(name: str, value: Any) -> dict[str, Any]:
 
 
 def _is_identity(norm: Mapping[str, Any]) -> bool:
-    """Say whether statistics leave observations as they are, as a library writes them for none."""
+    """Return whether statistics leave observations unchanged, which libraries write for no normalisation."""
     plain = not any(norm["mean"]) and all(each == 1 for each in norm["var"])
     return plain and not norm.get("epsilon") and norm.get("clip") is None
 
@@ -431,7 +431,7 @@ def _receipt_discrepancies(
     before = (known.optimizers if known is not None else None) or {}
     if told.optimizers is not None:
         yield from _setting_discrepancies(before if made.settings is None else made.settings, told.optimizers)
-    # A conversion back restores its source by the record in A's receipt, not by these rules.
+    # A reverse conversion restores its source by the record in A's receipt, not by these rules.
     restored = known is not None and known.undo is not None and _format(known) == b.checkpoint.format
     if not (made.by_receipt or restored):
         rules = {(each.source, each.target): each.rule for each in made.rules}
@@ -463,7 +463,7 @@ def _setting_discrepancies(
 def _residue_discrepancies(
     source: Checkpoint, b: VerificationSide, made: Reconversion
 ) -> Iterator[Discrepancy]:
-    """Go through what only the sidecar keeps of the source, and the file beside the target."""
+    """Yield what only the sidecar and the file beside the target store of the source."""
     told = b.receipt.sidecar
     kept = {str(each.get("path")): each for each in told.residue} if told is not None else {}
     for path in (*made.kept, *made.dropped):
@@ -482,7 +482,7 @@ def _residue_discrepancies(
 def _reverse_discrepancies(
     source: Checkpoint, target: Checkpoint, record: Mapping[str, Any], made: Reconversion
 ) -> Iterator[Discrepancy]:
-    """Go through what the record of the source gives back, of the entries that the target does not hold."""
+    """Yield what the source's record restores, among the entries that the target lacks."""
     try:
         back = reverse_conversion(target.tree, record, target.path)
     except CkpttoolError as error:
@@ -510,7 +510,7 @@ def _is_equal(one: Entry, other: Entry | None) -> bool:
     return False
 
 
-# Makes an agent ready for training: its networks, targets, and optimizers as its checkpoint left them.
+# Prepares an agent for training: its networks, targets, and optimizers as stored in its checkpoint.
 
 _WEIGHTS = ("kernel", "bias", "scale", "offset")  # in the order of networks.train_step.TRAINED
 _SETTINGS = ("learning_rate", "beta_1", "beta_2", "epsilon")
@@ -519,7 +519,7 @@ _UPDATES = (attr("total_it"),)
 
 @dataclass(slots=True)
 class LearnerSetup:
-    """A learner, and sentences on what its checkpoint does not hold."""
+    """A learner, and sentences on what its checkpoint lacks."""
 
     learner: Learner
     assumed: list[str] = field(default_factory=list)
@@ -527,10 +527,11 @@ class LearnerSetup:
 
 
 def build_learner(agent: Agent, settings: NetworkSettings) -> LearnerSetup:
-    """Return the agent as TD3 (two critics or more) or DDPG (one) would go on with it.
+    """Return the agent as TD3 (two critics or more) or DDPG (one) would continue to train it.
 
-    A target that the checkpoint lacks is a copy of its network. Raise UsageError if actor or critic is
-    missing, UnsupportedError for agents that are trained otherwise, and for optimizers other than Adam.
+    A target network that the checkpoint lacks is a copy of its network. Raise UsageError if actor or
+    critic is missing, UnsupportedError for other training algorithms, and for optimizers other than
+    Adam.
     """
     parts = {part.title: part for part in agent.binding.parts}
     critics = tuple(title for title, part in parts.items() if part.component == "critic")
@@ -591,13 +592,13 @@ class _OptimizerReader:
         self.assumed: list[str] = []
 
     def updates(self) -> int:
-        """Return how many updates were made; what TD3's delay of the actor goes by."""
+        """Return the number of updates, which controls TD3's delayed actor."""
         count = ToValue().leaf(self._tree[_UPDATES]) if _UPDATES in self._tree else None
         value = count.value if isinstance(count, ValueLeaf) else None
         return value if isinstance(value, int) else 0
 
     def adam(self, name: str, parts: Sequence[AgentNetwork]) -> AdamState:
-        """Return an optimizer's state for all weights of these networks; a new one where there is none."""
+        """Return an optimizer's state for all weights of these networks; a new one if there is none."""
         weights = [path for part in parts for path in _weights(self._agent.tree, part)]
         known = CanonicalOptimizer(name, self._tree, self._told.get(name, {}), self._agent.binding.defaults)
         if known.family is not ADAM or known.value("maximize") or known.number("decay"):
@@ -629,7 +630,7 @@ class _OptimizerReader:
             self.assumed.append(f"there is no {name}: training begins with a new Adam of Keras's defaults")
 
     def _number(self, known: CanonicalOptimizer, setting: str, weights: Sequence[Path]) -> float:
-        """Return a setting that all weights share; what is told if that was rounded to what is stored."""
+        """Return a setting that all weights share; the stated value if that was rounded when stored."""
         values = {known.number(setting, weight) for weight in weights}
         if len(values) > 1:
             raise self._refused(f"{known.name} has a {setting} for each group of weights")
@@ -637,7 +638,7 @@ class _OptimizerReader:
         return told if told is not None and float(np.float32(told)) == value else value
 
     def _moments(self, name: str, slot: str, weights: Sequence[Path]) -> tuple[np.ndarray, ...]:
-        """Return a moment for every weight; zeros, with which every Adam begins, where there is none."""
+        """Return a moment for every weight; zeros, as in a new Adam, if there is none."""
         found = []
         for weight in weights:
             leaf, owner = (
@@ -662,25 +663,26 @@ def _weights(tree: Tree, part: AgentNetwork) -> Iterator[Path]:
                 yield path
 
 
-# The proof of an optimizer's state: both checkpoints go on training on the same batches, and stay together.
+# Verifies optimizer state: both checkpoints continue training on the same batches, and stay together.
 #
-# What is compared is how far the weights moved, not where they are: an update is small beside a weight.
+# Compared are the changes of the weights, not their values: an update is small relative to a weight.
 
 STEPS = 100
 BATCH = 100
-# Of the length of A's own update, pooled over a network.
+# Relative to the length of A's own update, pooled over a network.
 BOUNDS: Mapping[Dtype, float] = {"float32": 1e-4, "float64": 1e-10}
-# A's own rounding may cost A itself more than that: B may then be OWN_ERROR times as far off as A, and a
-# hundred bounds at most. The rest of a mapping's errors is larger by far.
+# A's own rounding may exceed that bound: B may then be OWN_ERROR times as far off as A, but at most a hundred
+# bounds. Other mapping errors are far larger.
 MOST = 100.0
 
 
 @dataclass(frozen=True, slots=True)
 class UpdateComparison:
-    """How one network moved: |update of A - update of B| / |update of A|, after `step` of the updates.
+    """How far one network moved: |update of A - update of B| / |update of A|, after `step` updates.
 
-    `error_a` and `error_b` are the same of each side against the float64 reference, `tensors` of A and B for
-    each trained tensor in order. An update of B where A makes none, or at another step, is infinitely wrong.
+    `error_a` and `error_b` are the same for each side against the float64 reference, `tensors` of A
+    and B for each trained tensor in order. An update of B where A makes none, or at another step, is
+    infinitely wrong.
     """
 
     name: str
@@ -708,7 +710,7 @@ class UpdateComparison:
 
 @dataclass(frozen=True, slots=True)
 class TrainStepComparison:
-    """Both learners after the same updates: of every network its first, and all of them."""
+    """Both learners after equal updates: of every network the first update, and all of them."""
 
     algorithm: str
     steps: int
@@ -716,7 +718,7 @@ class TrainStepComparison:
 
     @property
     def within(self) -> bool:
-        """Say whether every network moved as A's did."""
+        """Return whether every network moved as in A."""
         return all(each.within for each in self.moved)
 
     def document(self) -> dict[str, Any]:
@@ -733,7 +735,7 @@ class TrainStepComparison:
 def compare_train_steps(
     learners: tuple[Learner, Learner], batches: Sequence[TransitionBatch], workers: Sequence[Worker]
 ) -> TrainStepComparison:
-    """Train both on the batches, each by its worker, in both float types, beside A's float64 reference."""
+    """Train both sides on the batches, each in its worker and both float types, and A in float64."""
     first = learners[0]
     exact = _updates(first, _reference(first, batches))
     found: list[UpdateComparison] = []
@@ -747,7 +749,7 @@ def compare_train_steps(
     return TrainStepComparison("TD3" if len(first.critics) > 1 else "DDPG", len(batches), tuple(found))
 
 
-# By title and step of the training: how far each tensor of the network had moved then, in float64.
+# By title and training step: how far each tensor of the network had moved, in float64.
 _Updates = dict[tuple[str, int], list[np.ndarray]]
 
 
@@ -760,7 +762,7 @@ def _updates(learner: Learner, after: TrainedWeights) -> _Updates:
     found: _Updates = {}
     for title, step in after.moved.items():
         start = trained_arrays(learner.networks[title])
-        # Of one step alone the first update is the last one.
+        # With only one step, the first update is the last one.
         for number, weights in ((step, after.first[title]), (after.steps, after.last[title])):
             pairs = zip(weights, start, strict=True)
             found[title, number] = [there.astype(np.float64) - here for there, here in pairs]
@@ -786,7 +788,7 @@ def _compare_updates(
 
 
 def _relative_distance(right: Sequence[np.ndarray], other: Sequence[np.ndarray]) -> float:
-    """Return |right - other| / |right|; 0 where neither moved."""
+    """Return |right - other| / |right|; 0 if neither moved."""
     apart, length = (
         float(np.sqrt(sum(np.square(array).sum() for array in arrays)))
         for arrays in ([x - y for x, y in zip(right, other, strict=True)], right)
@@ -797,11 +799,11 @@ def _relative_distance(right: Sequence[np.ndarray], other: Sequence[np.ndarray])
 def make_batches(
     learner: Learner, steps: int = STEPS, statistics: Mapping[str, Any] | None = None
 ) -> list[TransitionBatch]:
-    """Return the fixed transitions, always the same for an agent: float32, in the scales that it knows.
+    """Return fixed transitions, always the same for an agent: float32, at the scale that it expects.
 
-    Observations are normal, with the mean and variance of its statistics if it has any; actions are uniform
-    within the bounds. Rewards are normal, of the size whose discounted sum is as large as its first critic's
-    values, so that errors, and with them gradients, are as small as an agent of small values has them.
+    Observations are normal, with the mean and variance of its statistics if it has any; actions are
+    uniform within the bounds. Rewards are normal, scaled so that their discounted sum matches its first
+    critic's values: errors, and so gradients, are as small as those of an agent with small values.
     """
     generator = np.random.default_rng(0)
     obs_dim, act_dim = learner.networks["actor"].input_shapes["obs"][0], len(learner.low)
@@ -827,18 +829,18 @@ def make_batches(
     return [batch._replace(reward=batch.reward * scale).cast("float32") for batch in drawn]
 
 
-# `verify`: two checkpoints of one agent give the same outputs, each run by its own framework.
+# `verify`: two checkpoints of one agent give the same outputs, each in its own framework.
 #
-# With `steps` both also go on training on the same batches. With `whole` everything that the two hold is
-# compared as well, also of models that are no agents.
+# With `steps`, both also continue training on the same batches. With `whole`, everything in both is compared
+# as well, also for models without an agent.
 
 
 @dataclass(frozen=True, slots=True)
 class Verification:
     """All networks that both checkpoints have; `backends` ran A and B.
 
-    `training` and `contents` are there if they were asked for. `not_compared` names what the checkpoints hold
-    and this verification says nothing of.
+    `training` and `contents` exist if requested. `not_compared` names contents that this verification
+    does not cover.
     """
 
     first: str
@@ -861,7 +863,7 @@ class Verification:
 
     @property
     def discrepancies(self) -> tuple[Discrepancy, ...]:
-        """What was found to differ besides the networks' outputs."""
+        """The differences other than the networks' outputs."""
         return () if self.contents is None else self.contents.discrepancies
 
     def document(self) -> dict[str, Any]:
@@ -884,17 +886,17 @@ class Verification:
 
 @dataclass(frozen=True)
 class VerificationOptions:
-    """How `verify` compares two checkpoints.
+    """The options of `verify`.
 
     Args:
-        tolerance: in the place of the default bound: B's largest error against float64, relative to the
+        tolerance: replaces the default bound: B's largest error against float64, relative to the
             output's scale.
-        steps: train both on for that many updates, and compare the updates.
-        layout: that of the first checkpoint, None for the one that is recognised.
-        facts: what no file holds of the agent that both are.
+        steps: train both sides for that many updates, and compare the updates.
+        layout: that of the first checkpoint, None for the recognised one.
+        facts: facts of the common agent that no file contains.
         python: the interpreter that runs the frameworks.
-        whole: compare every entry, fact, setting and receipt as well, exactly; what is no agent is compared
-            by its entries.
+        whole: also compare every entry, fact, setting and receipt exactly; checkpoints without an agent
+            are compared by their entries.
 
     """
 
@@ -916,9 +918,8 @@ def verify(
 ) -> Verification:
     """Compare every network that both checkpoints have on fixed observations (and actions).
 
-    `keywords` are fields of VerificationOptions, in the place of those of `options`:
-    `verify(first, second, whole=True)`. Unless `whole`, raise UsageError when the two have no network in
-    common.
+    `keywords` are VerificationOptions fields that override those of `options`: `verify(first, second,
+    whole=True)`. Unless `whole`, raise UsageError when the two have no network in common.
     """
     options = with_keywords(options or VerificationOptions(), keywords, "verify")
     if options.whole:
@@ -937,7 +938,7 @@ def verify(
 def _compare_networks(
     a: Agent, b: Agent, paths: tuple[str, str], options: VerificationOptions, progress: Progress
 ) -> Verification:
-    """Compare what the networks of two agents give."""
+    """Compare the outputs of two agents' networks."""
     for one, other in ((a, b), (b, a)):
         require_facts(one, "verify", *paths, other=other)
     titles = shared_networks(a, b)
@@ -955,8 +956,8 @@ def _compare_networks(
         if options.steps is not None:
             training, said = _compare_training(a, b, options.steps, workers, assumed)
             notes += said
-    # What A has and B lacks cannot be the same, unless B is the conversion of a part; what B has besides
-    # says nothing against it.
+    # If B lacks something of A, they differ, unless B is the conversion of a part; extra entries in B do not
+    # count against it.
     part = _part_of(a, b) if missing_networks(a, b) else None
     outside = (
         [f"{title} (B was converted from {part} alone)" for title in missing_networks(a, b)] if part else []
@@ -983,7 +984,7 @@ def _describe_tolerance(tolerance: float | None) -> str:
 
 
 def _untested_parts(agent: Agent, *, trained: bool) -> Iterator[str]:
-    """Go through the parts that no network's output depends on; `trained` optimizers are compared."""
+    """Yield the parts that affect no network's output; `trained` optimizers are compared."""
     tops = {str(move.target[0].value) for move in agent.binding.moves.moves} - {*RUN}
     yield from (name for name in OPTIMIZERS if name in tops and not trained)
     yield from sorted(tops - {*OPTIMIZERS})
@@ -996,7 +997,7 @@ def _untested_parts(agent: Agent, *, trained: bool) -> Iterator[str]:
 def _verify_contents(
     first: str, second: str, options: VerificationOptions, progress: Progress
 ) -> Verification:
-    """Compare the networks of two agents where both can be run, and everything that the two hold."""
+    """Compare the networks of two agents that both can run, and the complete contents."""
     a, b = _open_side(first, options.layout, options.facts), _open_side(second, None, options.facts)
     found = Verification(
         urls.display_url(a.checkpoint.path), urls.display_url(b.checkpoint.path), ("-", "-"), (), "", (), ()
@@ -1023,7 +1024,7 @@ def _verify_contents(
 
 
 def _open_side(path: str, layout: str | None, facts: AgentFacts) -> VerificationSide:
-    """Open one of the two; a sidecar of other weights is a discrepancy and says nothing of the agent."""
+    """Open one side; a sidecar of other weights is a discrepancy and provides no agent facts."""
     checkpoint = open_checkpoint(path)
     receipt = read_any_sidecar(checkpoint)
     try:
@@ -1038,7 +1039,7 @@ def _open_side(path: str, layout: str | None, facts: AgentFacts) -> Verification
 
 
 def _side_entries(side: str, agent: Agent, other: Agent) -> Iterator[LedgerEntry]:
-    """Yield the entries of one side's ledger; those that both sides have alike are of no side."""
+    """Yield one side's ledger entries; those equal on both sides belong to neither."""
     for entry in agent.ledger:
         yield entry if entry in other.ledger else replace(entry, where=f"{side}: {entry.where}".rstrip(": "))
 
@@ -1060,7 +1061,7 @@ def _substitute_backend_note(agent: Agent) -> str:
 
 
 def _difference_notes(a: Agent, b: Agent) -> Iterator[str]:
-    """Go through what the two differ in besides their numbers."""
+    """Yield the differences other than their numbers."""
     for agent in (a, b):
         if _backend(agent) != agent.framework:
             yield _substitute_backend_note(agent)
@@ -1086,7 +1087,7 @@ def _measure_network(
 def _compare_training(
     a: Agent, b: Agent, steps: int, workers: list[Worker], assumed: list[str]
 ) -> tuple[TrainStepComparison, list[str]]:
-    """Train both on; return what came of it and notes, and add to what was assumed."""
+    """Train both sides; return results and notes, and add assumptions to `assumed`."""
     prepared, notes = [], []
     for side, agent, other in (("A", _with_stated_settings(a, b), b), ("B", b, a)):
         settings, _ = agent_network_settings(agent, other)
@@ -1105,7 +1106,7 @@ def _compare_training(
 
 
 def _part_of(source: Agent, target: Agent) -> str | None:
-    """Return the part of the source that the target was converted from by its receipt, None for the whole."""
+    """Return the source part that the target's receipt records, None for the whole."""
     receipt = target.sidecar
     if receipt is None or receipt.source is None or not receipt.source.get("part"):
         return None
@@ -1114,7 +1115,7 @@ def _part_of(source: Agent, target: Agent) -> str | None:
 
 
 def _with_stated_settings(source: Agent, target: Agent) -> Agent:
-    """Return the source with what its conversion was told of its optimizers, which no file of it says."""
+    """Return the source with the optimizer options of its conversion, which no file of it records."""
     receipt = target.sidecar
     before = {} if source.sidecar is None else source.sidecar.provenance
     if receipt is None or receipt.source is None or "l2" in before or "optimizer" in before:

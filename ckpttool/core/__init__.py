@@ -1,9 +1,9 @@
 """Foundation: trees, sources, files, errors, limits and plugins."""
 
-# Names that other programs import from the package: they are imported from their files when first used.
-# This file imports nothing: `python -m ckpttool` runs it before it leaves the working directory.
+# Public names, imported from their modules on first use. This file imports nothing itself: `python -m
+# ckpttool` runs it before it leaves the working directory.
 
-TYPE_CHECKING = False  # type checkers take it for True
+TYPE_CHECKING = False  # true for type checkers
 if TYPE_CHECKING:
     from typing import Any
 
@@ -268,7 +268,7 @@ _HOMES = {
 
 
 def __getattr__(name: str) -> "Any":
-    """Import the name's file when the name is used."""
+    """Import a public name on first use."""
     import importlib
 
     if name not in _HOMES:
@@ -277,5 +277,5 @@ def __getattr__(name: str) -> "Any":
 
 
 def __dir__() -> "list[str]":
-    """List the names."""
+    """Return the public names."""
     return __all__

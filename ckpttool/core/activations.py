@@ -1,11 +1,12 @@
-"""Which entry of an activation stands for which place and channel of an image, whoever computes it.
+"""Track how image entries (places and channels) map to vector entries, independent of framework.
 
-Every entry of every tensor of one call has a number. A convolution gives its outputs' entries a place and a
-channel, and what it takes too: a vector that is reshaped for it is an image already. Whatever only moves
-entries moves the numbers along. So the order in which a dense layer takes a flattened image, or makes one,
-can be compared between models whose frameworks order axes differently.
+Every entry of every tensor in one call has a number. A convolution gives its input and output
+entries a place and a channel: a vector that is reshaped for a convolution is already an image.
+Operations that only move entries move the numbers along. So the order in which a dense layer
+receives or returns a flattened image can be compared between models whose frameworks order axes
+differently.
 
-The syntax is Python 3.7's: the processes of users' models import this module.
+The syntax is Python 3.7's, because the processes of users' models import this module.
 """
 
 from __future__ import annotations
@@ -13,21 +14,21 @@ from __future__ import annotations
 from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple  # noqa: UP035 - as above
 
 MOST_ENTRIES = 1 << 26
-# Of one axis.
+# of one axis
 MOST_FEATURES = 1 << 20
 _UNTRACKED = -1
 Part = Tuple[int, int]  # noqa: UP006 - as above
 
 
 class TrackingLimitError(Exception):
-    """A call has more entries than are followed."""
+    """A call has more entries than the tracker follows."""
 
 
 class AxisOrder(NamedTuple):
-    """What the entries of an axis are, and their order.
+    """Meaning and order of the entries of an axis.
 
-    `parts` are (places, channels) of each image in the order in which they come first, (1, n) for numbers
-    that are no image's. `positions` gives each entry's canonical position: part after part, each with its
+    `parts` are (places, channels) of each image in order of first appearance, (1, n) for entries
+    that belong to no image. `positions` gives each entry's canonical position: part after part,
     channels last.
     """
 
@@ -36,12 +37,12 @@ class AxisOrder(NamedTuple):
 
     @property
     def is_plain(self) -> bool:
-        """Whether no part has both places and channels, whose order could differ."""
+        """Return whether any part has both places and channels, whose order could differ."""
         return all(1 in part for part in self.parts)
 
     @property
     def blocks(self) -> Optional[Tuple[Tuple[int, ...], ...]]:  # noqa: UP006, UP045
-        """The canonical positions part by part, None unless each part's entries stand together."""
+        """Return the canonical positions part by part, or None unless each part is contiguous."""
         start, found = 0, []
         for places, channels in self.parts:
             mine = self.positions[start : start + places * channels]
@@ -52,25 +53,25 @@ class AxisOrder(NamedTuple):
         return tuple(found)
 
     def document(self) -> Dict[str, Any]:  # noqa: UP006
-        """Return the order as JSON; an index that is canonical is left out."""
+        """Return the order as JSON, without an index that is canonical."""
         same = self.positions == tuple(range(len(self.positions)))
         return {"parts": [list(part) for part in self.parts], "index": None if same else list(self.positions)}
 
 
-# The order of what could not be followed, and that of what holds no image, however long it is.
+# The orders of untracked entries and of axes without images, of any length.
 UNKNOWN = AxisOrder((), ())
 NO_IMAGE = AxisOrder(((1, 1),), (0,))
 
 
 class FeatureOrders(NamedTuple):
-    """The orders of the features that a layer takes and makes, None where nothing records one."""
+    """Input and output feature order of a layer; None where nothing records it."""
 
     takes: Optional[AxisOrder] = None  # noqa: UP045
     makes: Optional[AxisOrder] = None  # noqa: UP045
 
 
 def parse_order(document: Any) -> Optional[AxisOrder]:  # noqa: UP045
-    """Return the order of a document; None for what is none."""
+    """Return the order in a JSON document, or None if the document is not an order."""
     try:
         parts = tuple((int(places), int(channels)) for places, channels in document["parts"])
         count = sum(places * channels for places, channels in parts)
@@ -82,12 +83,12 @@ def parse_order(document: Any) -> Optional[AxisOrder]:  # noqa: UP045
 
 
 def plain_order(count: int) -> AxisOrder:
-    """Return the order of numbers that are no image's."""
+    """Return the order of entries that belong to no image."""
     return AxisOrder(((1, count),), tuple(range(count)))
 
 
 def framework_order(parts: Sequence[Part], framework: str) -> AxisOrder:
-    """Return the order in which a framework has such parts by itself: PyTorch's has channels first."""
+    """Return a framework's default order for such parts: channels first in PyTorch."""
     index = []  # type: List[int]
     start = 0
     for places, channels in parts:
@@ -102,7 +103,7 @@ def framework_order(parts: Sequence[Part], framework: str) -> AxisOrder:
 
 
 class ActivationTracker:
-    """The entries of one call by number: what made them an image's, and what took them as one."""
+    """The numbered entries of one call, with the operations that mark them as image entries."""
 
     def __init__(self) -> None:
         import numpy
@@ -116,7 +117,7 @@ class ActivationTracker:
         self._weak = []  # type: List[Tuple[Any, int]]
 
     def plain(self, shape: Sequence[int]) -> Any:
-        """Return the numbers of new entries that are no image's yet."""
+        """Return the numbers of new entries that belong to no image yet."""
         size = 1
         for extent in shape:
             size *= extent
@@ -129,27 +130,27 @@ class ActivationTracker:
         return self.numpy.arange(start, self._count).reshape(tuple(shape))
 
     def image(self, shape: Sequence[int], channel: int) -> Any:
-        """Return the numbers of new entries of images, one for each entry of the first axis."""
+        """Return the numbers of new image entries, one for each entry of the first axis."""
         found = self.plain(shape)
         self._label(self._made, found, channel)
         return found
 
     def take(self, entries: Any, channel: int) -> None:
-        """Note that something takes these entries as images."""
+        """Record that an operation uses these entries as images."""
         self._label(self._taken, entries, channel)
 
     def unless_known(self, entries: Any, channel: int) -> None:
-        """Note that inputs or outputs of a model are images if nothing else says what they are."""
+        """Record that inputs or outputs of a model are images unless another operation defines them."""
         self._weak.append((entries, channel))
 
     def link(self, one: Any, other: Any) -> None:
-        """Note that two tensors of one shape are added, multiplied or the like: their orders are one."""
+        """Record that two tensors of one shape are combined element by element, so they share one order."""
         if one.shape == other.shape:
             self._links.append((one, other))
 
     @staticmethod
     def untracked(like: Any) -> Any:
-        """Return what stands for entries that cannot be followed."""
+        """Return the placeholder for entries that cannot be followed."""
         return like * 0 + _UNTRACKED
 
     def _label(self, held: List[Any], entries: Any, channel: int) -> None:  # noqa: UP006
@@ -158,7 +159,7 @@ class ActivationTracker:
         moved = moved.reshape(len(moved), -1)
         label = np.arange(self._images, self._images + len(moved))[:, None] + np.zeros_like(moved)
         self._images += len(moved)
-        # Where the channels are many as places go, only both tell an image.
+        # If there are as many channels as places, only both together identify an image.
         channels = entries.shape[channel]
         place = np.zeros_like(moved) + np.arange(moved.shape[1]) + channels * (1 << 32)
         numbers, labels, places = moved.ravel(), label.ravel(), place.ravel()
@@ -168,7 +169,7 @@ class ActivationTracker:
         held[1][numbers[free]] = places[free]
 
     def finish(self) -> None:
-        """Carry what is known of entries to those that are joined with them."""
+        """Propagate facts about entries to the entries that are joined with them."""
         np = self.numpy
         for _ in range(4):
             for one, other in self._links:
@@ -187,7 +188,7 @@ class ActivationTracker:
                 self.take(entries, channel)
 
     def order(self, entries: Any) -> Optional[AxisOrder]:  # noqa: UP045
-        """Return the order of an axis's entries after `finish`; None where they cannot be followed."""
+        """Return the order of an axis's entries after `finish`, or None where they cannot be followed."""
         np = self.numpy
         if not len(entries) or (entries < 0).any():
             return None
@@ -203,12 +204,12 @@ class ActivationTracker:
 
 
 def _image_order(np: Any, label: Any, place: Any) -> Optional[AxisOrder]:  # noqa: UP045
-    """Return the order of entries by the image that each belongs to, -1 for none, and its place there."""
+    """Return the order of entries by their image (-1 for none), and each entry's place in it."""
     count = len(label)
     parts = []  # type: List[Part]
     index = np.zeros(count, "int64")
     start = 0
-    # A run of numbers that are no image's is one part; so are an image's numbers wherever they stand.
+    # Entries without an image form one part; so do an image's entries, wherever they are.
     run = np.zeros(count, "int64")
     run[1:] = np.cumsum((label[1:] < 0) & (label[:-1] >= 0))
     keys = np.where(label >= 0, label, -1 - run)
@@ -223,7 +224,7 @@ def _image_order(np: Any, label: Any, place: Any) -> Optional[AxisOrder]:  # noq
             inner = place[mine] & 0xFFFFFFFF
             own = np.unique(inner)
             if len(own) < len(mine):
-                return None  # an entry of the image twice
+                return None  # an image entry occurs twice
             wide = len(np.unique(inner % channels))
             if len(mine) % wide:
                 return None
@@ -234,7 +235,7 @@ def _image_order(np: Any, label: Any, place: Any) -> Optional[AxisOrder]:  # noq
 
 
 def _merge_plain_parts(parts: List[Part], index: Any) -> AxisOrder:  # noqa: UP006
-    """Return the order with neighbouring parts that are no image's as one."""
+    """Return the order with adjacent non-image parts merged."""
     found = []  # type: List[Part]
     start = 0
     for part in parts:

@@ -23,45 +23,45 @@ from ckpttool.core import urls
 from ckpttool.core.errors import CkpttoolError, TargetExistsError, UsageError
 from ckpttool.core.source import File
 
-# Work that goes on behind its caller: jobs in order on a thread of their own, and a file written so.
+# Background worker thread and buffered file writer.
 #
-# What takes long here (reading, writing, hashing, copying arrays) lets go of the lock of Python, so that a
-# lane keeps another core busy. Nothing outlives the `with` block it was made in: the thread is joined, on an
-# error or Ctrl-C too, after the job it was doing.
+# The slow operations here (reading, writing, hashing, copying arrays) release Python's GIL, so a worker
+# thread uses another core. No thread outlives the `with` block that created it: it is joined after its
+# current job, also on an error or Ctrl-C.
 
 Job = Callable[[], object]
 
-# Bytes that may wait in a lane before its caller does: a few tensors, however small.
+# Bytes queued in a worker before its caller waits: a few tensors, however small.
 BACKLOG = 16 << 20
-# For larger pieces the kernel looks for larger free blocks of memory, which a virtual machine may have given
-# back to its host: writes of 4 MiB were seen to take ten times as long (docs/design.md).
+# For larger pieces the kernel needs larger free blocks of memory, which a virtual machine may have returned
+# to its host: writes of 4 MiB took up to ten times as long (docs/design.md).
 _PIECE = 256 << 10
 _SMALL = 64 << 10
 # Just below glibc's DEFAULT_MMAP_THRESHOLD_MAX.
 _KEPT = 31 << 20
-# So much is left to the kernel before the disk is asked to begin.
+# Bytes left to the kernel before a flush to the disk is requested.
 _UNSYNCED = 256 << 20
 
 
-# The lanes that this code runs on, each with the mark that its caller left the block by an error.
+# The workers of this context, each with the flag that its caller left the block by an error.
 _ABANDONED: contextvars.ContextVar[tuple[threading.Event, ...]] = contextvars.ContextVar(
     "ckpttool_abandoned", default=()
 )
 
 
 def is_abandoned() -> bool:
-    """Say whether the caller of the lane that this runs on has failed: nobody wants the result."""
+    """Return whether the caller of the current worker thread has failed, so the result is not needed."""
     return any(mark.is_set() for mark in _ABANDONED.get())
 
 
 class WorkerThread:
-    """A thread that does jobs in the order they are given; it starts with the first one.
+    """A worker thread that runs jobs in order; it starts with the first job.
 
-    The first error ends the lane: the jobs behind it are dropped, and the next call raises that error.
+    The first error stops the worker: later jobs are dropped, and the next call raises that error.
     """
 
     def __init__(self, backlog: int = BACKLOG) -> None:
-        """Let the caller wait while more than `backlog` bytes are before the lane."""
+        """Limit the queue: the caller waits while more than `backlog` bytes are queued."""
         self._backlog = backlog
         self._changed = threading.Condition()
         self._jobs: deque[tuple[Job, int]] = deque()
@@ -72,11 +72,11 @@ class WorkerThread:
         self._thread: threading.Thread | None = None
 
     def __enter__(self) -> Self:
-        """Return the lane."""
+        """Return the worker thread."""
         return self
 
     def __exit__(self, kind: object, error: object, traceback: object) -> None:
-        """Join the thread, once everything is done or, after an error, once its present job is."""
+        """Join the thread once all jobs are done or, after an error, once its current job is done."""
         with self._changed:
             if error is not None:
                 self._abandoned.set()
@@ -90,31 +90,31 @@ class WorkerThread:
 
     @property
     def idle(self) -> bool:
-        """Whether nothing is being done or waits."""
+        """Return whether no job is running or waiting."""
         return not self._jobs
 
     def do(self, job: Job, nbytes: int = 0) -> None:
-        """Have the job done, which keeps `nbytes` alive until then; raise what an earlier job raised."""
+        """Queue a job, which keeps `nbytes` alive until it is done; raise the error of an earlier job."""
         with self._changed:
             self._changed.wait_for(lambda: self._nbytes <= self._backlog or not self._jobs)
             self._raise()
             self._jobs.append((job, nbytes))
             self._nbytes += nbytes
             if self._thread is None:
-                # The caller's limits hold for what is read here too.
+                # The caller's limits also apply to reads in this thread.
                 work = partial(contextvars.copy_context().run, self._work)
                 self._thread = threading.Thread(target=work, name="ckpttool-lane")
                 self._thread.start()
             self._changed.notify_all()
 
     def wait(self) -> None:
-        """Return when all is done; raise what a job raised."""
+        """Wait for all jobs; raise the error of a failed job."""
         with self._changed:
             self._changed.wait_for(lambda: not self._jobs)
             self._raise()
 
     def drop(self) -> None:
-        """Leave undone what waits."""
+        """Drop the waiting jobs."""
         with self._changed:
             self._drop()
             self._changed.notify_all()
@@ -151,15 +151,16 @@ class WorkerThread:
 
 @contextlib.contextmanager
 def create_file(path: str, disk: WorkerThread | None = None) -> Iterator[IO[bytes]]:
-    """Open a file that is not there yet for writing behind the caller; all is written when the block ends.
+    """Open a new file for background writing; all data is written when the block ends.
 
-    Buffers that are written must not change before that. With a `disk` lane, what is written goes on to the
-    disk all the while, and is there when that lane has done its jobs. Raise OSError where writing fails,
-    which may be later than at the call.
+    Written buffers must not change before that. With a `disk` worker thread, data is flushed to the
+    disk continuously and is on the disk when that worker has finished its jobs. Raise OSError where
+    writing fails, which may be later than at the call.
     """
     with FileIO(path, "x", opener=_open_exclusive) as file, WorkerThread() as lane:
         stream = _BackgroundFile(file, lane, disk)
-        # All that writers use: what a pipe has, besides the name for one who must open the file himself.
+        # The file interface that writers use: that of a pipe, and the name for writers that open the file
+        # themselves.
         yield cast(IO[bytes], stream)
         stream.flush()
         if disk is not None:
@@ -167,16 +168,16 @@ def create_file(path: str, disk: WorkerThread | None = None) -> Iterator[IO[byte
 
 
 def _open_exclusive(path: str, flags: int) -> int:
-    # Whatever somebody put there meanwhile, a link too, is not ours to fill.
+    # A file or link that another program created meanwhile must not be filled.
     return os.open(path, flags | os.O_EXCL | os.O_NOFOLLOW, 0o666)
 
 
 def keep_freed_memory() -> None:
-    """Let the C library keep the memory of tensors that are freed for those that come next.
+    """Make the C library reuse the memory of freed tensors.
 
-    Source: glibc's malloc/malloc.c, free: a freed block that was mapped raises the size from which blocks are
-    mapped, up to 32 MiB, and twice as much may stay free. Else each tensor's pages are asked for anew, which
-    takes longer than filling them. Elsewhere this does nothing.
+    Source: glibc's malloc/malloc.c, free: a freed block that was mapped raises the threshold for
+    mapping blocks, up to 32 MiB, and twice as much may stay free. Otherwise each tensor's pages are
+    requested anew, which takes longer than filling them. No effect on other platforms.
     """
     import numpy as np
 
@@ -184,7 +185,7 @@ def keep_freed_memory() -> None:
 
 
 def fsync_path(path: str) -> None:
-    """Return when the file or folder is on the disk."""
+    """Flush a file or folder to the disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -193,7 +194,7 @@ def fsync_path(path: str) -> None:
 
 
 class _BackgroundFile:
-    """A file whose large buffers are written by a lane, small ones gathered first."""
+    """A file whose large buffers a worker thread writes and whose small ones are gathered first."""
 
     def __init__(self, file: FileIO, lane: WorkerThread, disk: WorkerThread | None) -> None:
         self.name = str(file.name)
@@ -202,11 +203,11 @@ class _BackgroundFile:
         self._unsynced = 0
 
     def readable(self) -> bool:
-        """Return that it is not."""
+        """Return False: the file is write-only."""
         return False
 
     def write(self, data: bytes | bytearray | memoryview) -> int:
-        """Take the bytes and return their number; raise OSError if earlier ones could not be written."""
+        """Queue the bytes and return their number; raise OSError if earlier bytes could not be written."""
         nbytes = memoryview(data).nbytes
         if nbytes < _SMALL:
             self._small += data
@@ -218,7 +219,7 @@ class _BackgroundFile:
         return nbytes
 
     def flush(self) -> None:
-        """Return when the file has all that was written."""
+        """Wait until all data has been written to the file."""
         self._lane.wait()
         self._put(memoryview(self._small))
         self._small = bytearray()
@@ -239,41 +240,42 @@ class _BackgroundFile:
             self._unsynced = 0
 
 
-# How a long operation tells its caller how far it is.
+# Progress of long operations.
 
 
 class Progress(Protocol):
-    """Called now and then from the working thread; `done` and `total` count the same unit.
+    """Progress callback, called from the worker thread; `done` and `total` count the same unit.
 
-    Who plays also says how many steps the environments have taken.
+    Rollouts also report how many steps the environments have taken.
     """
 
     def __call__(self, done: int, total: int, steps: int | None = None) -> None:
-        """Take note."""
+        """Receive a progress report."""
         ...
 
 
 def ignore_progress(done: int, total: int, steps: int | None = None) -> None:
-    """Say nothing."""
+    """Ignore progress."""
 
 
-# What is to be written: a file's name, who fills it, and its place among those that are written with it.
+# Outputs: a file's name, the function that fills it, and its order among the files written with it.
 
 
 class Output(NamedTuple):
-    """One file to write, `target` and `suffix` together; `write` fills it.
+    """One file to write, named `target` + `suffix` and filled by `write`.
 
-    Large buffers are written behind `write`, which must not change them once it has written them.
-    Files of one target are written under one temporary stem with their own suffixes, so that `check`, called
-    with that stem when this file and those before it are filled, may open them as what they will be; it
-    raises if they are wrong. A suffix that begins with a slash is a file in the folder `target`, which gets
-    its name as a whole.
+    Large buffers are written in the background: `write` must not change them after it has written
+    them. Files of one target are written under one temporary stem with their own suffixes. `check`
+    is called with that stem when this file and those before it are filled, so it can open them under
+    their final suffixes; it raises if they are wrong. A suffix that begins with a slash is a file in
+    the folder `target`, which is renamed as a whole.
 
-    `nbytes` is the least that the file takes. `replaces` says that it may be there already (a state file that
-    is brought up to date), `follows` that it is about the others and known by their digest (a receipt), so
-    that it may wait beside until they stand. What `indexes` says which files its set has. Where the names of
-    a set's parts are taken by the set before, `meanwhile` is the suffix under which a part stands first; an
-    output that is `extra` stands then alone (an index that knows the parts by these names).
+    `nbytes` is the minimum size of the file. `replaces` marks a file that may already exist (a state
+    file that is updated), `follows` a file about the others that identifies them by digest (a
+    receipt), so it may wait under its temporary name until they are in place. `indexes` marks the
+    file that lists the files of its set. Where the names of a set's parts are in use by the previous
+    set, `meanwhile` is the suffix for the interim name of a part; an output that is `extra` is then
+    separate (an index that lists the parts by these names).
     """
 
     target: str
@@ -289,26 +291,26 @@ class Output(NamedTuple):
 
     @property
     def file(self) -> str:
-        """The name that the file will have."""
+        """Final name of the file."""
         return self.target + self.suffix
 
     @property
     def inside(self) -> bool:
-        """Whether the target is a folder that the file lies in."""
+        """Return whether the target is a folder that contains the file."""
         return self.suffix.startswith(os.sep)
 
 
-# Temporary names, and how a whole file gets its own: by a link that fails if it is taken, or a rename.
+# Temporary names, and publishing a complete file: by a link that fails if the name exists, or by a rename.
 
 TEMPORARY = ".ckpttool-tmp-"
 KEPT = ".ckpttool-old-"
-# The name of a file system has 255 bytes, and ours begin and end with more.
+# File names are limited to 255 bytes, and temporary names add a prefix and a suffix.
 _LONGEST = 180
-# Temporary files of one name that are looked at: a few crashes leave a few.
+# Maximum number of temporary files checked per name: a few crashes leave a few.
 _CANDIDATES = 64
-# Naming files takes milliseconds, on a busy disk a second.
+# Renaming takes milliseconds, on a busy disk up to a second.
 _LOCKED_S = 60
-# Links that are followed from one to the next, as the kernel does.
+# Maximum length of a chain of links, as in the kernel.
 _LINKS = 40
 _SYSTEM = ("/dev/", "/proc/", "/sys/")
 _SHARED_MEMORY = "/dev/shm/"  # noqa: S108  # an ordinary file system, which may be written to
@@ -316,26 +318,27 @@ _NO_LINKS = (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK)
 
 
 def is_hidden_name(name: str) -> bool:
-    """Say whether a name is one that only a conversion, or one that was cut short, leaves."""
+    """Return whether a name is one that only a running or interrupted conversion creates."""
     return TEMPORARY in name or KEPT in name
 
 
 def hidden_path(file: str, mark: str, end: str) -> str:
-    """Return a hidden name in the file's folder that tells what it belongs to."""
+    """Return a hidden name in the file's folder that identifies the file it belongs to."""
     folder, name = os.path.split(os.path.abspath(file))
     short = os.fsdecode(os.fsencode(name)[:_LONGEST])
     return os.path.join(folder, f".{short}{mark}{end}")
 
 
 def temporary_path(target: str) -> str:
-    """Return a name that nobody else has for what will be the target."""
+    """Return a unique temporary name for a future target."""
     return hidden_path(target, TEMPORARY, os.urandom(6).hex())
 
 
 def find_pending_files(file: str) -> list[str]:
-    """Return the files that may be about to get this name: temporary ones, of a program that may be dead.
+    """Return temporary files that may be waiting for this name, possibly of an interrupted program.
 
-    Anybody can make a file of such a name: use only what identifies itself by its content.
+    Any program can create a file with such a name: use only files that identify themselves by
+    content.
     """
     folder, begin = os.path.split(hidden_path(file, TEMPORARY, ""))
     try:
@@ -347,9 +350,9 @@ def find_pending_files(file: str) -> list[str]:
 
 @dataclass(slots=True)
 class PendingFile:
-    """An output and the stem of its temporary name; what has been filled is identified by its inode.
+    """An output and the stem of its temporary name; a filled file is identified by its inode.
 
-    `waits` says that its main file has its name already, so that it must not be removed.
+    `waits` means that its main file already has its name, so it must not be removed.
     """
 
     output: Output
@@ -360,24 +363,24 @@ class PendingFile:
 
     @property
     def temporary(self) -> str:
-        """The name under which it is filled."""
+        """Temporary name under which the file is filled."""
         return self.stem + self.output.suffix
 
     @property
     def whole(self) -> tuple[str, str]:
-        """What is renamed, and to what: the file, or the folder that it lies in."""
+        """Source and target of the rename: the file, or the folder that contains it."""
         return (self.stem, self.output.target) if self.output.inside else (self.temporary, self.output.file)
 
     @property
     def folder(self) -> str:
-        """The folder in which it gets its name."""
+        """Folder of the final name."""
         return os.path.dirname(os.path.abspath(self.whole[1]))
 
     def fill(self, disk: WorkerThread | None) -> None:
-        """Write the file and check it; `disk` is the lane that takes it to the disk."""
+        """Write and check the file; the `disk` worker thread flushes it to the disk."""
         if self.output.inside:
             with contextlib.suppress(FileExistsError):
-                os.mkdir(self.stem)  # not its parents: if these are gone, nobody wants them back
+                os.mkdir(self.stem)  # not its parents: if they were removed, that was intentional
                 self._made = True
             os.makedirs(os.path.dirname(self.temporary), exist_ok=True)
         with create_file(self.temporary, disk) as stream:
@@ -387,11 +390,11 @@ class PendingFile:
             self.output.check(self.stem)
 
     def name(self, *, force: bool) -> None:
-        """Give the file, or its folder, its name; raise TargetExistsError if it is taken, without `force`."""
+        """Rename the file or its folder; raise TargetExistsError if the name exists, unless `force`."""
         self.known()
         temporary, target = self.whole
         if self.output.inside:
-            # Never replaced, for what else it holds; `rename` would take an empty one's name.
+            # Never replaced, because a folder may contain other files; `rename` would replace an empty one.
             require_free(target, "take another name")
             os.rename(temporary, target)
         elif force or self.output.replaces:
@@ -402,25 +405,25 @@ class PendingFile:
         self.waits = False
 
     def known(self) -> None:
-        """Note by what the file is known, whatever its name."""
+        """Record the identity of the file, independent of its name."""
         with contextlib.suppress(FileNotFoundError):
             self._inode = _inode(self.whole[0])
 
     def stands(self) -> bool:
-        """Return whether the file has its name."""
+        """Return whether the file has its final name."""
         with contextlib.suppress(OSError):
             return _inode(self.whole[1]) == self._inode
         return False
 
     def take_back(self) -> None:
-        """Remove the file's name if it has it; another file of that name stays."""
+        """Remove the file's name if it still belongs to this file; keep any other file of that name."""
         self.waits = False
         if self.stands():
             remove_files([self.whole[1]])
 
     @property
     def rest(self) -> str | None:
-        """What is to be removed when all is done: the temporary file or folder, if this output made it."""
+        """Path to remove at the end: the temporary file or folder, if this output created it."""
         if not self._made or self.waits:
             return None
         return self.stem if self.output.inside else self.temporary
@@ -432,10 +435,10 @@ def _inode(file: str) -> tuple[int, int]:
 
 
 def require_regular(target: str) -> None:
-    """Raise TargetExistsError unless the target is, or would become, a regular file of an ordinary folder.
+    """Raise TargetExistsError unless the target is, or would become, a regular file or folder.
 
-    What lies in /dev and /proc belongs to the system, however a path leads there (`/dev/stdout`, a link to
-    `/proc/self/fd/1`): replacing it would break other programs.
+    Files in /dev and /proc belong to the system, however a path leads there (`/dev/stdout`, a link
+    to `/proc/self/fd/1`): replacing one would break other programs.
     """
     hop = os.path.abspath(target)
     for _ in range(_LINKS):
@@ -452,13 +455,13 @@ def require_regular(target: str) -> None:
 
 
 def require_free(target: str, hint: str = "--force replaces it") -> None:
-    """Raise TargetExistsError if the name is taken, by a link that leads nowhere too."""
+    """Raise TargetExistsError if the name exists, even as a dangling link."""
     if os.path.lexists(target):
         raise TargetExistsError("the target exists already", file=target, hint=hint)
 
 
 def copy_mode(temporary: str, target: str) -> None:
-    """Give the new file the permissions of the one that it replaces, as `cp` leaves them."""
+    """Copy the permissions of the replaced file to the new file, as `cp` leaves them."""
     with contextlib.suppress(OSError):
         mode = os.lstat(target).st_mode
         if stat.S_ISREG(mode):
@@ -467,7 +470,7 @@ def copy_mode(temporary: str, target: str) -> None:
 
 def _link(temporary: str, target: str) -> None:
     try:
-        # A hard link fails if the name is taken: of two writers exactly one wins.
+        # A hard link fails if the name exists: of two writers exactly one wins.
         os.link(temporary, target)
     except FileExistsError:
         require_free(target)
@@ -475,13 +478,13 @@ def _link(temporary: str, target: str) -> None:
     except OSError as error:
         if error.errno not in _NO_LINKS:
             raise
-        # No hard links on this filesystem: look, then rename.
+        # No hard links on this file system: check, then rename.
         require_free(target)
         os.replace(temporary, target)
 
 
 def try_link(file: str, name: str) -> bool:
-    """Give a file a second name; return False where the file system has no hard links."""
+    """Hard-link a file; return False if the file system has no hard links."""
     try:
         os.link(file, name, follow_symlinks=False)
     except OSError as error:
@@ -493,10 +496,10 @@ def try_link(file: str, name: str) -> bool:
 
 @contextlib.contextmanager
 def lock_folders(folders: Iterable[str]) -> Iterator[None]:
-    """Be the only one who gives names in these folders; the lock ends with the process, however that ends.
+    """Lock these folders exclusively; the lock ends with the process, however it ends.
 
-    Where a file system locks no folders (NFS), each name is still given whole, but two conversions onto one
-    set of files are not kept apart.
+    Where a file system cannot lock folders (NFS), each rename is still atomic, but two conversions
+    to one set of files are not kept apart.
     """
     with contextlib.ExitStack() as opened:
         for folder in sorted(set(folders)):
@@ -521,13 +524,13 @@ def _lock(descriptor: int, folder: str) -> None:
                 ) from None
             time.sleep(0.02)
         except OSError:
-            return  # no locks here
+            return  # the file system has no locks
         else:
             return
 
 
 def remove_files(files: Iterable[str]) -> None:
-    """Remove files and folders as far as they are there; a second Ctrl-C does not stop that."""
+    """Remove files and folders that exist; a second Ctrl-C does not interrupt this."""
     left = list(files)
     try:
         _remove_once(left)
@@ -545,20 +548,21 @@ def _remove_once(files: list[str]) -> None:
             os.unlink(file)
 
 
-# The order in which files that belong together get their names, so that one step makes all of them count.
+# Commit order of files that belong together: one rename makes all of them valid.
 #
-# That step is the renaming of the index, or of the only file. Parts come before it under names that the old
-# index does not list. A receipt, which contains the digest of its weights, keeps its temporary name until
-# then: readers find it there by the digest (names.waiting).
+# That step is the rename of the index, or of the only file. Before it, parts get names that the old index
+# does not list. A receipt, which contains the digest of its weights, keeps its temporary name until then:
+# readers find it by the digest (names.waiting).
 
 
 def publish(
     files: Sequence[PendingFile], *, force: bool, sync: bool, replaced: Callable[[], Sequence[str]]
 ) -> None:
-    """Give files their names; the last one that does not follow the others is the step that counts.
+    """Rename files to their final names; the last one that does not follow the others commits.
 
-    Before that step an error takes back what was named, and the old files are whole; after it the new ones
-    are. The files that `replaced` returns, which the old index lists, are removed unless they were replaced.
+    Before that step an error undoes the renames and the old files are intact; after it the new ones
+    are. The files that `replaced` returns, which the old index lists, are removed unless they were
+    replaced.
     """
     followers = [file for file in files if file.output.follows]
     extra = [file for file in files if file.output.extra]
@@ -581,7 +585,7 @@ def publish(
 
 
 def flush_names(files: Sequence[PendingFile], *, sync: bool) -> None:
-    """Flush the folders that contain the files' names to the disk."""
+    """Flush the folders that contain the files to the disk."""
     for folder in {file.folder for file in files} if sync else ():
         fsync_path(folder)
 
@@ -608,10 +612,10 @@ def _commit(
 def _replace_in_two_steps(
     main: Sequence[PendingFile], extra: Sequence[PendingFile], followers: Sequence[PendingFile], *, sync: bool
 ) -> Sequence[PendingFile]:
-    """Replace a set whose parts have the same names: first the new one stands under others, then under these.
+    """Replace a set whose parts have the same names: rename to interim names first, then to final names.
 
-    The parts are linked, not written again. Return the files that stand in the end: without hard links those
-    of the other names, which are as good.
+    The parts are hard-linked, not rewritten. Return the files that exist in the end: without hard
+    links, those with the interim names, which are equivalent.
     """
     *parts, last = main
     stem = temporary_path(last.output.target)
@@ -637,20 +641,20 @@ def _replace_in_two_steps(
         file.name(force=True)
     flush_names(parts, sync=sync)
     last.name(force=True)
-    flush_names([last], sync=sync)  # before the files of the other names go
+    flush_names([last], sync=sync)  # before the files with the other names are removed
     remove_files(file.output.file for file in between[:-1] if file.stands())
     return main
 
 
 def _add_second_name(file: PendingFile, other: PendingFile) -> bool:
-    """Give a part's bytes the other temporary name too; return whether it has both."""
+    """Also give a part's bytes the other temporary name; return whether it has both names."""
     if try_link(file.temporary, other.temporary):
         return True
     os.rename(file.temporary, other.temporary)
     return False
 
 
-# Room on the disk: asked before the first byte, and what is said where the disk says no.
+# Disk space: checked before the first byte is written, and the messages when the disk reports an error.
 
 _WORDS = {
     errno.EFBIG: "a file may not be so large here (by the file system, or by ulimit -f)",
@@ -664,7 +668,7 @@ _WORDS = {
 
 
 def require_free_space(outputs: Sequence[Output]) -> None:
-    """Raise UsageError if a folder has less room than the files take at least."""
+    """Raise UsageError if a folder has less free space than the minimum size of the files."""
     for folder in {os.path.dirname(os.path.abspath(output.target)) for output in outputs}:
         least = sum(o.nbytes for o in outputs if os.path.dirname(os.path.abspath(o.target)) == folder)
         free = _free_bytes(folder)
@@ -675,7 +679,7 @@ def require_free_space(outputs: Sequence[Output]) -> None:
 def describe_os_error(
     error: OSError, file: str, outputs: Sequence[Output], temporaries: Iterable[str]
 ) -> CkpttoolError:
-    """Return what a person is told of an error of the operating system; `temporaries` are still there."""
+    """Return the user-facing error for an error of the operating system; `temporaries` still exist."""
     written = sum(os.path.getsize(each) for each in temporaries if os.path.isfile(each))
     least = max(written, sum(output.nbytes for output in outputs))
     if error.errno == errno.ENOSPC:
@@ -695,7 +699,7 @@ def _no_space_message(least: int, free: int | None) -> str:
 
 
 def _free_bytes(folder: str) -> int | None:
-    """Return the bytes that may be written, None where the file system does not say."""
+    """Return the number of free bytes, or None if the file system does not report it."""
     try:
         found = os.statvfs(folder)
     except OSError:
@@ -703,16 +707,16 @@ def _free_bytes(folder: str) -> int | None:
     return found.f_bavail * found.f_frsize if found.f_blocks else None
 
 
-# Replacement of a set of files that no index describes (NAME_actor, NAME_critic and so on).
+# Replacement of a set of files without an index (NAME_actor, NAME_critic and so on).
 #
-# No rename replaces several files at once, so the first file of a set stands for all of it: the formats take
-# nothing for a set that lacks its actor. That file is removed first and named last. Before that, every old
-# file gets a second name, `.NAME.ckpttool-old-TAG_actor`, and TAG contains a digest of what identifies the
-# files (suffix, owner, inode, size, modification time). So a complete backup is recognised without a record,
-# and the set is read from it if the program dies before the new first file has its name.
+# No rename replaces several files at once, so the first file of a set represents all of it: no format accepts
+# a set without its actor. That file is removed first and renamed last. Before that, every old file gets a
+# backup name, `.NAME.ckpttool-old-TAG_actor`, and TAG contains a digest of what identifies the files (suffix,
+# owner, inode, size, modification time). So a complete backup is recognised without a record, and the set is
+# read from it if the program dies before the new first file has its name.
 #
-# No file is removed or moved here that this process did not create or was not asked to replace: leftovers of
-# an interrupted program stay until a person removes them.
+# Only files that this process created or was asked to replace are removed or moved: leftovers of an
+# interrupted program stay until a person removes them.
 
 _RANDOM_BYTES = 6
 _DIGEST_DIGITS = 16
@@ -720,16 +724,16 @@ _TAG = f"[0-9a-f]{{{2 * _RANDOM_BYTES + _DIGEST_DIGITS}}}"
 
 
 def is_unindexed_set(files: Sequence[PendingFile]) -> bool:
-    """Return whether the files are a set of one prefix that no index of theirs describes."""
+    """Return whether the files are a set with one prefix and without an index that lists them."""
     main = [file.output for file in files if not file.output.follows]
     plain = not any(output.indexes or output.extra or output.inside for output in main)
     return plain and len(main) > 1 and len({output.target for output in main}) == 1
 
 
 def replace_set(files: Sequence[PendingFile], *, force: bool, sync: bool) -> None:
-    """Give the files of a set their names, in place of the old files if `force`.
+    """Rename the files of a set, replacing the old files if `force`.
 
-    Raise TargetExistsError if a name is taken without `force`, or by a file that appeared meanwhile. On any
+    Raise TargetExistsError if a name exists without `force`, or if a file appeared meanwhile. On any
     error the old files have their names again.
     """
     first, *rest = files
@@ -760,10 +764,10 @@ def replace_set(files: Sequence[PendingFile], *, force: bool, sync: bool) -> Non
 
 
 def find_backups(path: str) -> list[str]:
-    """Return the prefixes under which complete backups of the set at `path` lie, the newest first.
+    """Return the prefixes of complete backups of the set at `path`, newest first.
 
-    `path` is the set's prefix, or, where the names of its files end alike, the prefix with that ending
-    (NAME.h5f for NAME_actor.h5f).
+    `path` is the set's prefix or, where the names of its files have the same ending, the prefix with
+    that ending (NAME.h5f for NAME_actor.h5f).
     """
     found: list[tuple[int, str]] = []
     stem, end = os.path.splitext(path)
@@ -775,7 +779,7 @@ def find_backups(path: str) -> list[str]:
 
 @dataclass(slots=True)
 class _Backup:
-    """Second names of the old files of a set; `old` and `status` are by suffix, the first file's first."""
+    """Backup names of a set's old files; `old` and `status` are by suffix, the first file's first."""
 
     base: str
     old: Mapping[str, os.stat_result]
@@ -784,7 +788,7 @@ class _Backup:
     _random: str = field(default_factory=lambda: os.urandom(_RANDOM_BYTES).hex())
 
     def make(self) -> None:
-        """Give every old file its second name; where the file system has no hard links, to a copy of it."""
+        """Give every old file its backup name; without hard links, to a copy of it."""
         for suffix in self.old:
             second = self._temporary + suffix
             if not try_link(self.base + suffix, second):
@@ -795,7 +799,7 @@ class _Backup:
             os.rename(self._temporary + suffix, self.stem + suffix)
 
     def take_names(self) -> None:
-        """Remove the old names; raise TargetExistsError if one has got another file since."""
+        """Remove the old names; raise TargetExistsError if one now belongs to another file."""
         for suffix, status in self.old.items():
             if not _has_status(self.base + suffix, status):
                 raise TargetExistsError(
@@ -804,13 +808,13 @@ class _Backup:
             os.unlink(self.base + suffix)
 
     def restore(self) -> None:
-        """Give the old files the names that are free again, the first file last."""
+        """Restore the old files' free names, the first file last."""
         for suffix in reversed(self.status):
             if not os.path.lexists(self.base + suffix):
                 os.rename(self.stem + suffix, self.base + suffix)
 
     def remove(self) -> None:
-        """Remove the second names as far as they are this backup's."""
+        """Remove the backup names that belong to this backup."""
         files = (
             (name + end, status)
             for end, status in self.status.items()
@@ -824,7 +828,7 @@ class _Backup:
 
 
 def _find_complete_backups(base: str) -> list[tuple[int, str]]:
-    """Return the complete backups of a prefix as (time of the last change in ns, prefix), in any order."""
+    """Return the complete backups of a prefix as (last modification in ns, prefix), in any order."""
     folder, begin = os.path.split(hidden_path(base, KEPT, ""))
     pattern = re.compile(re.escape(begin) + f"({_TAG})(.+)", re.DOTALL)
     found: dict[str, dict[str, os.stat_result]] = {}
@@ -840,8 +844,8 @@ def _find_complete_backups(base: str) -> list[tuple[int, str]]:
 
 
 def _backup_tag(base: str, random: str, status: Mapping[str, os.stat_result]) -> str:
-    """Return the random digits and the digest of what identifies all files of a backup."""
-    import hashlib  # not at the top: every command that reads imports this module
+    """Return the random digits and the digest of the identity of all files of a backup."""
+    import hashlib  # imported here because every command that reads imports this module
 
     files = [(suffix, s.st_uid, s.st_ino, s.st_size, s.st_mtime_ns) for suffix, s in sorted(status.items())]
     digest = hashlib.sha256(repr((os.path.basename(base), random, files)).encode(errors="surrogateescape"))
@@ -849,20 +853,21 @@ def _backup_tag(base: str, random: str, status: Mapping[str, os.stat_result]) ->
 
 
 def _has_status(file: str, status: os.stat_result) -> bool:
-    """Return whether the name still has the file of which this is the status."""
+    """Return whether the name still belongs to the file with this status."""
     with contextlib.suppress(OSError):
         found = os.lstat(file)
         return os.path.samestat(found, status) and found.st_mtime_ns == status.st_mtime_ns
     return False
 
 
-# The only way in which anything is written: beside, checked, then named (see names, sets and room).
+# The only function that writes files: to a temporary sibling, checked, then renamed (see names, sets and
+# room).
 
 
 def require_new(
     target: str, sources: tuple[File, ...] = (), *, force: bool = False, hint: str = "--force replaces it"
 ) -> None:
-    """Raise unless `target` may be written: not one of the sources, and not there without `force`."""
+    """Raise unless `target` may be written: it is not a source, and does not exist unless `force`."""
     if urls.is_url(target):
         raise UsageError(
             "a URL is read, not written", file=target, hint="write to a local path and upload that"
@@ -891,13 +896,13 @@ def write_atomically(
     sources: Sequence[File] = (),
     replaced: Callable[[], Sequence[str]] = tuple,
 ) -> None:
-    """Write files through temporary siblings: what stands at the target is always absent, old, or whole.
+    """Write files atomically through temporary siblings: each target is absent, old or complete.
 
-    All are written and checked before the first one gets its name. Without `force` a target that appears
-    meanwhile wins and TargetExistsError is raised. `sync` flushes files and folders to disk. `sources` are
-    what is read: ChangedError is raised unless they are then still what they were. `replaced` returns the
-    files that the target has now, so that none of them outlives a new set. On any failure, Ctrl-C included,
-    the temporary files are removed, and what stood at the target stands there.
+    All files are written and checked before the first one is renamed. Without `force`, a target that
+    appears meanwhile wins and TargetExistsError is raised. `sync` flushes files and folders to disk.
+    `sources` are the input files: ChangedError is raised unless they are still unchanged at the end.
+    `replaced` returns the current files of the target, so that none of them outlives a new set. On
+    any failure, Ctrl-C included, the temporary files are removed and the old target is unchanged.
     """
     for output in outputs:
         require_regular(output.target if output.inside else output.file)
@@ -906,7 +911,7 @@ def write_atomically(
     files = [PendingFile(output, stems[output.target]) for output in outputs]
     at = outputs[0].file
     try:
-        # What is written goes to the disk while it is read back.
+        # Data is flushed to the disk while it is read back.
         with WorkerThread() as disk:
             for file in files:
                 at = file.output.file
@@ -924,7 +929,7 @@ def write_atomically(
 
 
 def write_file(target: str, content: bytes, *, force: bool = False, sources: Sequence[File] = ()) -> None:
-    """Write bytes into one file, as `write_atomically` does."""
+    """Write bytes to one file atomically; see `write_atomically`."""
 
     def fill(stream: IO[bytes]) -> None:
         stream.write(content)
@@ -935,7 +940,7 @@ def write_file(target: str, content: bytes, *, force: bool = False, sources: Seq
 def _name_files(
     files: list[PendingFile], *, force: bool, sync: bool, replaced: Callable[[], Sequence[str]]
 ) -> None:
-    """Give all files their names; those that several programs bring up to date are filled now, and last."""
+    """Rename all files; state files that several programs update are filled at this point, and last."""
     shared = [file for file in files if file.output.replaces]
     own = [file for file in files if not file.output.replaces]
     try:
@@ -950,7 +955,7 @@ def _name_files(
         if not shared:
             flush_names(own, sync=sync)
     except BaseException:
-        # A state file that has its name lists the checkpoint, which then stays.
+        # A state file under its final name lists the checkpoint, so the checkpoint stays.
         if not force and not any(file.stands() for file in shared):
             for file in reversed(own):
                 file.take_back()

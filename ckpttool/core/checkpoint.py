@@ -1,4 +1,4 @@
-"""Checkpoint: what one path restores, and its Python API: tensors by name, modules as mappings."""
+"""Checkpoint and its Python API: tensors by name, modules as mappings."""
 
 from __future__ import annotations
 
@@ -36,28 +36,28 @@ if TYPE_CHECKING:
     import torch
 
 
-# What a file asks of whoever loads it: names to import, functions to call, code; with a verdict on each.
+# Code references of a file: names to import, functions to call, code; each with a verdict.
 #
-# Nothing here is ever imported, called or compiled: the record is made by reading.
+# The file is only read: nothing is imported, called or compiled.
 
-# Plain data is rebuilt here as data, or is a data class of the standard library. Classes are whatever is
-# installed under a name outside of the standard library: importing that runs it. Code acts by itself.
+# Plain data is rebuilt here as data, or is a data class of the standard library. Classes are names outside
+# the standard library: importing one runs whatever is installed under it. Code acts by itself.
 Verdict = Literal["plain data", "needs classes", "would run code"]
 PLAIN: Verdict = "plain data"
 CLASSES: Verdict = "needs classes"
 CODE: Verdict = "would run code"
 _RANK = {PLAIN: 0, CLASSES: 1, CODE: 2}
 
-# Who would import or run it: an unpickler, Keras, TorchScript's interpreter, TensorFlow's runtime.
+# Loader that would import or run it: an unpickler, Keras, TorchScript's interpreter, TensorFlow's runtime.
 By = Literal["pickle", "keras", "torchscript", "tensorflow"]
 
 
 @dataclass(frozen=True, slots=True)
 class CodeReference:
-    """One name that a file asks for.
+    """One name that a file refers to.
 
-    `calls` is how often it is called (0: it is only named), `offset` where it stands first, in bytes of the
-    file or of the member `where` (None: the file itself, or no bytes of any file).
+    `calls` is the number of calls (0: only referenced), `offset` its first occurrence, in bytes of
+    the file or of the member `where` (None: the file itself, or no bytes of any file).
     """
 
     name: str
@@ -80,7 +80,7 @@ class CodeReference:
 
 
 def merge_references(*groups: Iterable[CodeReference]) -> tuple[CodeReference, ...]:
-    """Return one record for each name of a checkpoint: the worst verdict, and where that was met first."""
+    """Merge the records of a checkpoint: one per name, with the worst verdict and its first occurrence."""
     found: dict[str, CodeReference] = {}
     for group in groups:
         for each in group:
@@ -94,42 +94,42 @@ def merge_references(*groups: Iterable[CodeReference]) -> tuple[CodeReference, .
 
 
 def relocate_references(asks: Iterable[CodeReference], where: str) -> tuple[CodeReference, ...]:
-    """Return the records as those of the member or file `where`, or of what they name within it."""
+    """Return the records with their locations in the member or file `where`."""
     return tuple(replace(each, where=f"{where}/{each.where}" if each.where else where) for each in asks)
 
 
 def worst_verdict(asks: Iterable[CodeReference]) -> Verdict:
-    """Return the worst verdict; that of a file that asks for nothing is plain data."""
+    """Return the worst verdict; a file without references is plain data."""
     return max((each.verdict for each in asks), key=lambda each: _RANK[each], default=PLAIN)
 
 
 def filter_verdict(asks: Iterable[CodeReference], wanted: Verdict) -> list[CodeReference]:
-    """Return the records of one verdict."""
+    """Return the records with one verdict."""
     return [each for each in asks if each.verdict == wanted]
 
 
 def dangerous_calls(asks: Iterable[CodeReference]) -> list[str]:
-    """Return the names of what unpickling would call that can act."""
+    """Return the names of dangerous functions that unpickling would call."""
     return [each.name for each in asks if each.verdict == CODE and each.calls and each.by == "pickle"]
 
 
-# The Checkpoint record: what one path on disk restores.
+# The Checkpoint class.
 
 Integrity = Literal["crc32c", "crc32", "none"]
 
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Checkpoint:
-    """What one path on disk restores.
+    """Contents of one checkpoint.
 
-    `path` is what was taken (a TensorFlow prefix rather than its `.index`), `files` everything that was
-    read or that holds tensor bytes, `writer` what the file says about its writer, `integrity` the
-    checksum that covers every tensor, `stored_nbytes` the size of the files, `notes` what a person
-    should know. `details` is what only this format has to say (a SavedModel's signatures), as JSON values;
-    docs/json.md describes it. `asks` is what loading by the format's own library would import, call or run;
-    `unjudged` has a sentence for each part that may hold code and cannot be judged.
+    `path` is the resolved path (a TensorFlow prefix rather than its `.index`), `files` everything
+    that was read or that contains tensor bytes, `writer` the writer that the file names, `integrity`
+    the checksum that covers every tensor, `stored_nbytes` the size of the files, `notes` information
+    for people. `details` are format-specific facts (a SavedModel's signatures), as JSON values;
+    docs/json.md describes it. `asks` is what loading by the format's own library would import, call
+    or run; `unjudged` has a sentence for each part that may contain code and cannot be judged.
 
-    A checkpoint is read like a mapping from names to tensors and plain values: see `root`.
+    A checkpoint is a mapping from names to tensors and plain values: see `root`.
 
     >>> import ckpttool
     >>> checkpoint = ckpttool.open("sample_ckpts/td3_pendulum_torch/ckpt-15000.pt")
@@ -154,28 +154,28 @@ class Checkpoint:
 
     @property
     def stored_nbytes(self) -> int:
-        """The number of bytes that the checkpoint takes on disk."""
+        """Size of the checkpoint on disk in bytes."""
         return sum(file.size for file in self.files)
 
     @property
     def root(self) -> Branch:
-        """All of the checkpoint as a mapping from names to handles and values (see Branch)."""
+        """The whole checkpoint as a mapping from names to handles and values (see Branch)."""
         return Branch(self.tree, file=self.path)
 
     def __getitem__(self, name: str) -> Any:
-        """Return what a name means: the Handle of a tensor, a plain value, or the Branch of a module.
+        """Return the entry of a name: the Handle of a tensor, a plain value, or the Branch of a module.
 
-        Names are display paths ("policy/actor/l1/kernel"), second paths, and the framework's own keys. Raise
-        NameNotFoundError, which is a KeyError, for a name that nothing has.
+        Names are display paths ("policy/actor/l1/kernel"), aliases, and the framework's own keys. Raise
+        NameNotFoundError, which is a KeyError, if no entry has the name.
         """
         return self.root[name]
 
     def __contains__(self, name: object) -> bool:
-        """Say whether `[]` would find the name."""
+        """Return whether `[]` would find the name."""
         return name in self.root
 
     def __iter__(self) -> Iterator[str]:
-        """Go through the names of all tensors and values."""
+        """Iterate over the names of all tensors and values."""
         return iter(self.root)
 
     def __len__(self) -> int:
@@ -195,11 +195,11 @@ class Checkpoint:
         return self.root.items()
 
     def tensor(self, name: str) -> Handle:
-        """Return the tensor of that name; raise NameNotFoundError if there is none."""
+        """Return the tensor with that name; raise NameNotFoundError if there is none."""
         return self.root.tensor(name)
 
     def module(self, name: str) -> Branch:
-        """Return the module of that name; raise NameNotFoundError if there is none."""
+        """Return the module with that name; raise NameNotFoundError if there is none."""
         return self.root.module(name)
 
     def glob(self, pattern: str) -> dict[str, Any]:
@@ -208,37 +208,37 @@ class Checkpoint:
 
     @property
     def title(self) -> str:
-        """The checkpoint in a line: where it is, its format, counts and sums."""
+        """Return a one-line summary: location, format, counts and sizes."""
         return f"Checkpoint {clean(self.path)} ({self.format}): {self.root.summary}"
 
     def __repr__(self) -> str:
         return f"<{self.title}>"
 
     def __rich_console__(self, console: Any, options: Any) -> Iterator[Any]:
-        """Give rich the lines that a terminal shows: the modules with their sums, folded where long."""
+        """Render the modules with their totals as a folded tree for a terminal (rich)."""
         for line in render_lines(self.title, self.root.listed(), options.max_width):
             yield console.render_str(line, markup=False, emoji=False, highlight=False)
 
     def _repr_html_(self) -> str:
-        """Return what a notebook shows: a tree to unfold; every name in it is text."""
+        """Return the HTML for a notebook: a tree to unfold, with every name escaped as text."""
         return render_branch(self.title, self.root.listed())
 
     def _ipython_key_completions_(self) -> list[str]:
-        """Return what a notebook completes after `[`."""
+        """Return the names that a notebook completes after `[`."""
         return self.root._ipython_key_completions_()
 
 
-# What the networks' tensors of one checkpoint may take in memory while several readers follow each other.
+# Memory limit for the networks' tensors of one checkpoint while several readers use them in turn.
 _KEPT_NBYTES = 8 << 20
 _KEPT_ROLES: tuple[Role, ...] = ("parameter", "buffer", "counter")
-_SCALARS_NBYTES = 64  # hyperparameters of an optimizer, which several of its slots need
+_SCALARS_NBYTES = 64  # optimizer hyperparameters that several slots need
 
 
 def keep_network_reads(checkpoint: Checkpoint) -> Checkpoint:
-    """Return the checkpoint with the networks' tensors kept in memory once they have been read.
+    """Return the checkpoint with a cache of the networks' tensors.
 
-    A conversion reads them for the digest, to write them and to compare what they compute. The smallest are
-    kept, up to 8 MiB in all; optimizer slots and replay buffers are read again.
+    A conversion reads them for the digest, to write them and to compare outputs. The smallest
+    tensors are kept, up to 8 MiB in all; optimizer slots and replay buffers are read again.
     """
     kept, room = {}, _KEPT_NBYTES
     for path, leaf in sorted(checkpoint.tree.tensors(), key=lambda each: each[1].nbytes):
@@ -250,14 +250,17 @@ def keep_network_reads(checkpoint: Checkpoint) -> Checkpoint:
     return replace(checkpoint, tree=Tree(leaves, tree.aliases, tree.containers))
 
 
-# A slice of an unread tensor as another unread tensor: no more of a file is read than the slice spans.
+# Slices of unread tensors as unread tensors: only the range that the slice spans is read.
 
 _STORAGES = (Span, DeflatedSpan, StoragePart, Inline)
 
 
 @dataclass(frozen=True, slots=True)
 class AxisRange:
-    """What is taken of one axis: `count` elements from `start` on, every `step`-th; `dropped` by a number."""
+    """Selection along one axis: `count` elements from `start`, every `step`-th.
+
+    `dropped` means that the index was a number.
+    """
 
     start: int
     step: int
@@ -266,7 +269,7 @@ class AxisRange:
 
     @property
     def slice(self) -> slice | int:
-        """The same as Python's own index, which has no number for what lies before the first element."""
+        """Return the equivalent Python index; a stop before the first element has no number in Python."""
         if self.dropped:
             return self.start
         stop = self.start + self.step * self.count
@@ -274,17 +277,17 @@ class AxisRange:
 
 
 class SliceOp(NamedTuple):
-    """The slicing of an array that has been read (a source.Op)."""
+    """Slice an array that has been read (a source.Op)."""
 
     axes: tuple[AxisRange, ...]
 
     def output(self, dtype: str, shape: Shape) -> tuple[str, Shape]:
-        """Return the type and the shape of what is taken."""
+        """Return the dtype and shape of the slice."""
         del shape
         return dtype, sliced_shape(self.axes)
 
     def apply(self, array: np.ndarray) -> np.ndarray:
-        """Return what is taken."""
+        """Return the slice."""
         import numpy as np
 
         taken: np.ndarray = np.asarray(array[tuple(axis.slice for axis in self.axes)])
@@ -292,13 +295,13 @@ class SliceOp(NamedTuple):
 
 
 class StringSlice(NamedTuple):
-    """Some of a tensor's strings; all of them are read, since each begins where the one before it ends."""
+    """A selection of a tensor's strings; all are read, since each begins where the previous one ends."""
 
     base: Leaf
     axes: tuple[AxisRange, ...]
 
     def read(self) -> bytes:
-        """Return the strings that were taken, each after its length."""
+        """Return the selected strings, each after its length."""
         import numpy as np
 
         whole = np.empty(self.base.size, object)
@@ -308,16 +311,17 @@ class StringSlice(NamedTuple):
 
 
 def slice_leaf(leaf: Leaf, index: object) -> Leaf:
-    """Return the leaf of what `leaf[index]` would be of an array: numbers, slices and `...`.
+    """Return the leaf for `leaf[index]`, where the index consists of numbers, slices and `...`.
 
-    Raise IndexError for a number outside, or more indices than axes, and TypeError for any other index.
+    Raise IndexError for a number out of bounds or more indices than axes, and TypeError for any
+    other index.
     """
     axes = _parse_index(index, leaf.shape)
     return replace(leaf, shape=sliced_shape(axes), source=_slice_source(leaf, axes))
 
 
 def sliced_shape(axes: tuple[AxisRange, ...]) -> Shape:
-    """Return the shape that is left."""
+    """Return the resulting shape."""
     return tuple(axis.count for axis in axes if not axis.dropped)
 
 
@@ -336,7 +340,7 @@ def _slice_source(leaf: Leaf, axes: tuple[AxisRange, ...]) -> Source:
 
 
 def _view_source(leaf: Leaf) -> StridedView | None:
-    """Return the leaf's source as a view of a storage that can be read in part; None if it is none."""
+    """Return the leaf's source as a storage view that can be read in part, or None if impossible."""
     source: object = leaf.source
     if isinstance(source, StridedView):
         return source
@@ -380,12 +384,12 @@ def _parse_axis_index(given: object, extent: int, number: int) -> AxisRange:
     return AxisRange(at % extent, 1, 1, dropped=True)
 
 
-# A tensor of a checkpoint by its name: known at once, read when its value is asked for, whole or in part.
+# Tensors by name: metadata at once, values on request, whole or in part.
 
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
 class Handle:
-    """One tensor, unread. `name` is its own, `aliases` are all others that lead to the same storage.
+    """One unread tensor. `name` is its own name, `aliases` are all other names of the same storage.
 
     >>> import ckpttool
     >>> kernel = ckpttool.open("sample_ckpts/td3_pendulum_tf/ckpt-15000")["policy/actor/l1/kernel"]
@@ -403,49 +407,49 @@ class Handle:
 
     @property
     def shape(self) -> Shape:
-        """The extent of every axis."""
+        """Shape of the tensor."""
         return self.leaf.shape
 
     @property
     def ndim(self) -> int:
-        """The number of axes."""
+        """Number of axes."""
         return len(self.leaf.shape)
 
     @property
     def size(self) -> int:
-        """The number of elements."""
+        """Number of elements."""
         return self.leaf.size
 
     @property
     def dtype(self) -> str:
-        """Our name of the element type, such as "float32" or "bfloat16" (ckpttool.core.dtypes)."""
+        """Element type, such as "float32" or "bfloat16" (ckpttool.core.dtypes)."""
         return self.leaf.dtype
 
     @property
     def nbytes(self) -> int:
-        """The number of bytes of the value; 0 for strings, which have no fixed size."""
+        """Size of the value in bytes; 0 for strings, which have no fixed size."""
         return self.leaf.nbytes
 
     @property
     def key(self) -> str:
-        """The name that the owning framework lists."""
+        """Name of the tensor in the owning framework."""
         return self.leaf.key
 
     @property
     def role(self) -> Role:
-        """What the tensor is for: a parameter, a buffer, an optimizer's slot, a counter, ..."""
+        """Role of the tensor: a parameter, a buffer, an optimizer slot, a counter, ..."""
         return self.leaf.role
 
     @property
     def trainable(self) -> bool | None:
-        """Whether the tensor is trained; None where the file does not tell."""
+        """Whether the tensor is trainable; None if the file does not record it."""
         return self.leaf.trainable
 
     def numpy(self) -> np.ndarray:
-        """Read the value into an array of the caller's own; strings as objects of `bytes`.
+        """Read the value into a new array; strings as `bytes` objects.
 
-        Raise UnsupportedError for a type without numbers that NumPy (with ml_dtypes) has, FormatError for
-        damaged bytes, ChangedError where the file is no longer the one that was listed.
+        Raise UnsupportedError for a type without numbers in NumPy (with ml_dtypes), FormatError for
+        damaged bytes, ChangedError if the file changed after it was listed.
         """
         import numpy as np
 
@@ -457,42 +461,43 @@ class Handle:
         return as_array(read_writable(self.leaf).data, self.leaf.dtype, self.leaf.shape)
 
     def torch(self, device: Any = None) -> torch.Tensor:
-        """Read the value into a torch.Tensor with memory of its own, on `device` if one is named.
+        """Read the value into a torch.Tensor with its own memory, on `device` if given.
 
-        Raise UnsupportedError for a type that PyTorch lacks (strings), MissingExtraError without PyTorch.
+        Raise UnsupportedError for a type that PyTorch lacks (strings), MissingExtraError without
+        PyTorch.
         """
         made = to_torch(self.leaf)
         return made if device is None else made.to(device)
 
     def tf(self) -> Any:
-        """Read the value into a tf.Tensor; strings too.
+        """Read the value into a tf.Tensor, including strings.
 
         Raise UnsupportedError for a type that TensorFlow lacks, MissingExtraError without TensorFlow.
         """
         return to_tensorflow(self)
 
     def item(self) -> Any:
-        """Read a tensor of one element as a plain value of Python; raise ValueError for one of more."""
+        """Read a one-element tensor as a plain Python value; raise ValueError for more elements."""
         return self.numpy().item()
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
-        """Read the value for NumPy's own functions; `copy=False` is refused, since reading makes an array."""
+        """Read the value for NumPy functions; `copy=False` is rejected, since reading creates an array."""
         if copy is False:
             raise ValueError("reading a tensor makes an array: it cannot be had without a copy")
         found = self.numpy()
         return found if dtype is None else found.astype(dtype, copy=False)
 
     def __getitem__(self, index: Any) -> Handle:
-        """Return a part of the tensor, unread: by numbers, slices (with steps) and `...`.
+        """Return an unread part of the tensor, selected by numbers, slices (with steps) and `...`.
 
-        Of a tensor that lies in a file as it is only the bytes are read that the part spans; where a checksum
-        covers more than these, all that it covers is read, and checked, once. Raise IndexError and TypeError
-        as NumPy does.
+        For a tensor that a file stores as it is, only the bytes that the part spans are read; where a
+        checksum covers more bytes than these, all of them are read and verified, once. Raise IndexError
+        and TypeError as NumPy does.
         """
         return replace(self, leaf=slice_leaf(self.leaf, index))
 
     def __iter__(self) -> Iterator[Handle]:
-        """Go through the parts along the first axis; raise TypeError for a tensor without axes."""
+        """Iterate over the first axis; raise TypeError for a tensor without axes."""
         if not self.shape:
             raise TypeError("a tensor without axes has no parts")
         return (self[at] for at in range(self.shape[0]))
@@ -502,7 +507,7 @@ class Handle:
         return f"<Handle {clean(self.name)} {self.dtype}[{extents}] {self.role}>"
 
     def __rich_repr__(self) -> Iterator[Any]:
-        """Give rich what it shows of a handle."""
+        """Render the handle for a terminal (rich)."""
         yield self.name
         yield "dtype", self.dtype
         yield "shape", self.shape
@@ -511,31 +516,31 @@ class Handle:
         yield "aliases", self.aliases, ()
 
     def _repr_html_(self) -> str:
-        """Return what a notebook shows of a handle; every name in it is text."""
+        """Return the HTML of a handle for a notebook, with every name escaped as text."""
         return render_handle(self)
 
 
 def read_writable(leaf: Leaf) -> np.ndarray:
-    """Read a leaf's bytes into new writable memory: uint8 [nbytes]; what is large is held once.
+    """Read a leaf's bytes into new writable memory: uint8 [nbytes]; large data is in memory only once.
 
-    Raise FormatError unless the source gives all of them.
+    Raise FormatError unless the source returns all of them.
     """
     return gather_bytes(iter_pieces(leaf.source), leaf.nbytes)
 
 
-# What lies below one path of a checkpoint, as a mapping from names to handles and plain values.
+# Modules as mappings from names to handles and plain values.
 
 _LONGEST = 200
 _SHOWN = 12
-# How a name begins that is spelled exactly (leaf.exact).
+# Prefix of exact names (leaf.exact).
 _EXACT = (".", "[")
 
 
 class Branch(Mapping[str, Any]):
-    """A module of a checkpoint, or the whole one: names below it, in the order of the file.
+    """A module of a checkpoint, or the whole checkpoint: a mapping in file order.
 
-    Iterating gives the names of tensors and values; `[]` and `in` also know modules ("l1"), second paths,
-    native keys and dotted names.
+    Iteration yields the names of tensors and values; `[]` and `in` also accept modules ("l1"),
+    aliases, native keys and dotted names.
 
     >>> import ckpttool
     >>> actor = ckpttool.open("sample_ckpts/td3_pendulum_tf/ckpt-15000")["policy/actor"]
@@ -548,13 +553,13 @@ class Branch(Mapping[str, Any]):
     """
 
     def __init__(self, tree: Tree, name: str = "", file: str | None = None) -> None:
-        """View the tree below `name`, the whole tree by default; `file` is for errors."""
+        """View the tree under `name`, by default the whole tree; `file` is for errors."""
         self.name = name
         self._tree, self._file = tree, file
 
     @cached_property
     def paths(self) -> Mapping[str, Path]:
-        """The path of every entry in the whole tree, by its name below this module."""
+        """Full path of every entry, by its name relative to this module."""
         names = self._tree.names
         if not self.name:
             return {shown: path for path, shown in names.items()}
@@ -567,50 +572,50 @@ class Branch(Mapping[str, Any]):
         inside = set(found.values())
         for path, seconds in self._tree.aliases.items():
             for second in seconds:
-                # What has no path of its own here, such as a weight that another module shares.
+                # Names without a path here, such as a weight that another module shares.
                 if path not in inside and (shown := display(second.path)).startswith(start):
                     found.setdefault(shown[len(start) :], path)
                     inside.add(path)
         return found
 
     def tensor(self, name: str) -> Handle:
-        """Return the tensor of that name; raise NameNotFoundError if there is none."""
+        """Return the tensor with that name; raise NameNotFoundError if there is none."""
         found = self[name]
         if not isinstance(found, Handle):
             raise self._unknown(name, f"{_quote_name(name)} is {_describe_kind(found)}, not a tensor")
         return found
 
     def module(self, name: str) -> Branch:
-        """Return the module of that name; raise NameNotFoundError if there is none."""
+        """Return the module with that name; raise NameNotFoundError if there is none."""
         found = self[f"{name.rstrip('/')}/"]
         if not isinstance(found, Branch):
             raise self._unknown(name, f"{_quote_name(name)} is {_describe_kind(found)}, not a module")
         return found
 
     def tensors(self) -> dict[str, Handle]:
-        """Return the tensors by their names below this module."""
+        """Return the tensors by their names relative to this module."""
         return {name: entry for name, entry in self.items() if isinstance(entry, Handle)}
 
     def plain(self) -> dict[str, Plain]:
-        """Return the values that are no tensors by their names below this module."""
+        """Return the plain values by their names relative to this module."""
         return {name: entry for name, entry in self.items() if not isinstance(entry, Handle)}
 
     def modules(self) -> tuple[str, ...]:
-        """Return the names of all modules below, outermost first."""
+        """Return the names of all submodules, outermost first."""
         return tuple(iter_modules(self.paths))
 
     def glob(self, pattern: str) -> dict[str, Any]:
         """Return the entries whose names match: `*` within a segment, `**` across segments.
 
-        A pattern may begin at any segment: `actor/**` finds `policy/actor/l1/kernel` too.
+        A pattern may begin at any segment: `actor/**` also finds `policy/actor/l1/kernel`.
         """
         keep = compile_glob(pattern)
         return {name: self._entry(path) for name, path in self.paths.items() if keep(name)}
 
     def __getitem__(self, name: str) -> Any:
-        """Return a Handle, a plain value, or the Branch of a module; raise NameNotFoundError for no name.
+        """Return a Handle, a plain value, or the Branch of a module; raise NameNotFoundError if none.
 
-        A slash at the end asks for the module where a tensor has the same name.
+        A trailing slash selects the module where a tensor has the same name.
         """
         if not isinstance(name, str):
             raise TypeError(f"entries are called by strings, not by {type(name).__name__}")
@@ -624,11 +629,11 @@ class Branch(Mapping[str, Any]):
         return self._entry(found[0])
 
     def __contains__(self, name: object) -> bool:
-        """Say whether something here has the name, be it several entries."""
+        """Return whether one or more entries have the name."""
         return isinstance(name, str) and self._meant(name) is not None
 
     def __iter__(self) -> Iterator[str]:
-        """Go through the names of tensors and values."""
+        """Iterate over the names of tensors and values."""
         return iter(self.paths)
 
     def __len__(self) -> int:
@@ -636,11 +641,11 @@ class Branch(Mapping[str, Any]):
         return len(self.paths)
 
     def _meant(self, name: str) -> tuple[Path, ...] | str | None:
-        """Return the paths that a name means, or the whole name of a module; None if nothing has it."""
+        """Return the paths of a name, or the full name of a module; None if nothing matches."""
         wanted = name.strip("/")
         for spelling in dict.fromkeys((name, wanted, wanted.replace(".", "/"))):
             whole = f"{self.name}/{spelling}".strip("/")
-            # Display names and modules come before the names that have to be gathered first.
+            # Display names and modules come first: the other names have to be collected.
             if not name.endswith("/") and (path := self._shown(spelling)) is not None:
                 return (path,)
             if spelling and self._is_module(f"{whole}/"):
@@ -663,12 +668,12 @@ class Branch(Mapping[str, Any]):
         naming = self._tree.naming
         if not self.name:
             return naming.find(name)
-        # A native key is one of the whole checkpoint.
+        # Native keys are global to the checkpoint.
         inside = set(self.paths.values())
         return naming.find(f"{self.name}/{name}") or tuple(p for p in naming.find(name) if p in inside)
 
     def listed(self) -> Iterator[tuple[str, Leaf | ValueLeaf]]:
-        """Go through the leaves by their names below this module."""
+        """Iterate over the leaves by their names relative to this module."""
         return ((name, self._tree[path]) for name, path in self.paths.items())
 
     def _entry(self, path: Path) -> Any:
@@ -694,7 +699,7 @@ class Branch(Mapping[str, Any]):
 
     @property
     def summary(self) -> str:
-        """The counts and sums in words."""
+        """Counts and sizes as text."""
         leaves = [leaf for path in self.paths.values() if isinstance(leaf := self._tree[path], Leaf)]
         parameters = sum(leaf.size for leaf in leaves if leaf.role == "parameter")
         words = [format_count(len(leaves), "tensor"), format_count(parameters, "parameter")]
@@ -703,16 +708,16 @@ class Branch(Mapping[str, Any]):
         return ", ".join(words if not plain else [*words, format_count(plain, "value")])
 
     def __rich_console__(self, console: Any, options: Any) -> Iterator[Any]:
-        """Give rich the lines that a terminal shows: the modules with their sums, folded where long."""
+        """Render the modules with their totals as a folded tree for a terminal (rich)."""
         for line in render_lines(repr(self)[1:-1], self.listed(), options.max_width):
             yield console.render_str(line, markup=False, emoji=False, highlight=False)
 
     def _repr_html_(self) -> str:
-        """Return what a notebook shows: a tree to unfold; every name in it is text."""
+        """Return the HTML for a notebook: a tree to unfold, with every name escaped as text."""
         return render_branch(repr(self)[1:-1], self.listed())
 
     def _ipython_key_completions_(self) -> list[str]:
-        """Return what a notebook completes after `[`."""
+        """Return the names that a notebook completes after `[`."""
         return [*self.modules(), *self]
 
 
@@ -727,9 +732,9 @@ def _describe_kind(entry: object) -> str:
     return "a module" if isinstance(entry, Branch) else "a plain value"
 
 
-# The modules below a branch as a few rows: outermost first, unfolded as far as there is room for.
+# Tree view of the modules under a branch: outermost first, unfolded as far as there is room.
 
-# Rows of a terminal, and of a cell in a notebook, that one looks through.
+# Rows that are readable in a terminal and in a notebook cell.
 MOST = 48
 _MAX_VALUE_TEXT = 120
 Listed = tuple[str, Leaf | ValueLeaf]
@@ -737,7 +742,7 @@ Listed = tuple[str, Leaf | ValueLeaf]
 
 @dataclass(slots=True)
 class OutlineRow:
-    """One row: its own name, its leaf or the sums of a module, the rows below; `more` are left out."""
+    """One row: its name, its leaf or the module's totals, and child rows; `more` counts omitted rows."""
 
     name: str
     leaf: Leaf | ValueLeaf | None = None
@@ -748,12 +753,12 @@ class OutlineRow:
 
     @property
     def beside(self) -> str:
-        """What stands beside the name: a tensor's type and shape, a module's sums."""
+        """Text beside the name: a tensor's type and shape, a module's totals."""
         if self.leaf is None:
             return f"{format_count(self.tensors, 'tensor')}, {format_size(self.nbytes)}"
         if isinstance(self.leaf, ValueLeaf):
             value = self.leaf.value
-            # A text of megabytes is a value too.
+            # A value can be a text of megabytes.
             return shorten(
                 clean(repr(value[:_MAX_VALUE_TEXT] if isinstance(value, str | bytes) else value)),
                 _MAX_VALUE_TEXT,
@@ -764,7 +769,7 @@ class OutlineRow:
 
 
 def build_outline(leaves: Iterable[Listed], most: int = MOST) -> OutlineRow:
-    """Return the root of the modules of named leaves with about `most` rows below it, outer ones first."""
+    """Return the root row of named leaves with about `most` rows under it, outermost first."""
     root = OutlineRow("")
     for name, leaf in leaves:
         _add_leaf(root, name, leaf)
@@ -774,7 +779,7 @@ def build_outline(leaves: Iterable[Listed], most: int = MOST) -> OutlineRow:
         node = waiting.popleft()
         shown = list(node.below)[: max(room, 0)]
         if node is not root and len(shown) < len(node.below):
-            shown = []  # a module is unfolded as a whole, or not at all
+            shown = []  # a module is unfolded completely or not at all
         node.more = len(node.below) - len(shown)
         node.below = {name: node.below[name] for name in shown}
         room -= len(shown)
@@ -796,7 +801,7 @@ def _add_leaf(root: OutlineRow, name: str, leaf: Leaf | ValueLeaf) -> None:
 
 
 def render_lines(title: str, leaves: Iterable[Listed], width: int) -> Iterator[str]:
-    """Go through the lines that a terminal of that width shows."""
+    """Yield the lines for a terminal of that width."""
     root = build_outline(leaves)
     yield shorten(clean(title), width)
     yield from _row_lines(root, "  ", width)
@@ -811,7 +816,7 @@ def _row_lines(node: OutlineRow, indent: str, width: int) -> Iterator[str]:
         yield f"{indent}and {node.more:,} more"
 
 
-# What a notebook shows of a checkpoint: HTML without scripts, in which every name is text.
+# Notebook view of a checkpoint: HTML without scripts, with every name escaped as text.
 
 _MAX_HTML_TEXT = 160
 _ROW = '<div style="margin-left:1.2em">'
@@ -819,7 +824,7 @@ _BESIDE = '<span style="opacity:.7">'
 
 
 def render_handle(shown: Handle) -> str:
-    """Return the table of a tensor's facts."""
+    """Return a table of the tensor's facts."""
     facts = {
         "type": shown.dtype,
         "shape": "[" + ", ".join(map(str, shown.shape)) + "]",
@@ -835,7 +840,7 @@ def render_handle(shown: Handle) -> str:
 
 
 def render_branch(title: str, leaves: Iterable[Listed]) -> str:
-    """Return the modules as a tree that unfolds without a script, at most some dozens of rows."""
+    """Return the modules as a tree that unfolds without a script, limited to a few dozen rows."""
     root = build_outline(leaves)
     inside = "".join(_html_rows(root))
     return f"<details open><summary><b>{_html_text(title)}</b></summary>{inside}</details>"
@@ -857,13 +862,14 @@ def _html_text(said: str) -> str:
     return escape(shorten(clean(said), _MAX_HTML_TEXT))
 
 
-# A handle as a tf.Tensor: the one place of the face that imports TensorFlow.
+# Handle to tf.Tensor: the only place in this file that imports TensorFlow.
 
 
 def to_tensorflow(handle: Handle) -> Any:
     """Read the handle's value into a tf.Tensor; quantized types as plain integers.
 
-    Raise UnsupportedError for a type that this TensorFlow lacks, MissingExtraError without TensorFlow.
+    Raise UnsupportedError for a type that this TensorFlow version lacks, MissingExtraError without
+    TensorFlow.
     """
     try:
         import tensorflow as tf
@@ -882,13 +888,14 @@ def to_tensorflow(handle: Handle) -> Any:
         raise UnsupportedError(missing) from error
 
 
-# A leaf as a torch.Tensor: the one place of the face that imports PyTorch.
+# Leaf to torch.Tensor: the only place in this file that imports PyTorch.
 
 
 def to_torch(leaf: Leaf) -> torch.Tensor:
-    """Read the leaf into a tensor on the CPU with memory of its own; quantized types as plain integers.
+    """Read the leaf into a CPU tensor with its own memory; quantized types as plain integers.
 
-    Raise UnsupportedError for a type that this PyTorch lacks, MissingExtraError without PyTorch.
+    Raise UnsupportedError for a type that this PyTorch version lacks, MissingExtraError without
+    PyTorch.
     """
     try:
         import torch
@@ -902,5 +909,5 @@ def to_torch(leaf: Leaf) -> torch.Tensor:
         raise UnsupportedError(f"PyTorch {torch.__version__} has no tensors of type {leaf.dtype}")
     if not leaf.size:
         return torch.empty(leaf.shape, dtype=kind)
-    # The array's memory becomes the tensor's.
+    # The tensor takes over the array's memory.
     return torch.frombuffer(read_writable(leaf), dtype=kind).reshape(leaf.shape)

@@ -1,4 +1,4 @@
-"""The one table of element types: our name, its size, and what every format calls it."""
+"""Table of element types: our name, the size, and the name in every format."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ class DType(NamedTuple):
 
     `itemsize` is in bytes (0: elements have no fixed size). `tensorflow` is the number in
     tensorflow/core/framework/types.proto. `storage` is torch's typed storage class (absent for types
-    that torch saves as untyped storage), `torch` the attribute of the torch module, `safetensors` the
-    code in a safetensors header. `extension` says that numpy needs ml_dtypes for it.
+    that torch saves as untyped storage), `torch` the attribute of the torch module, `safetensors`
+    the code in a safetensors header. `extension` means that numpy needs ml_dtypes for it.
     """
 
     name: str
@@ -57,22 +57,22 @@ TABLE: tuple[DType, ...] = (
     DType("float8_e4m3fnuz", 1, 26, None, "float8_e4m3fnuz", "F8_E4M3FNUZ", extension=True),
     DType("float8_e4m3b11fnuz", 1, 27, extension=True),
     DType("float8_e5m2fnuz", 1, 28, None, "float8_e5m2fnuz", "F8_E5M2FNUZ", extension=True),
-    # In memory and in TensorFlow's files each of these takes a byte.
+    # One byte each in memory and in TensorFlow's files.
     DType("int4", 1, 29, extension=True),
     DType("uint4", 1, 30, extension=True),
     DType("int2", 1, 31, extension=True),
     DType("uint2", 1, 32, extension=True),
-    # What a file does not tell of a tensor that lies in another one, which is missing.
+    # Unknown type of a tensor stored inside another tensor that is missing.
     DType("unknown", 0),
     DType("float8_e8m0fnu", 1, None, None, "float8_e8m0fnu", "F8_E8M0", extension=True),
-    # Two halves; no array library has it, so that its bytes are read and its numbers are not.
+    # Two halves; no array library has this type, so its bytes can be read but not its numbers.
     DType("complex32", 4, None, None, "complex32"),
-    # Several elements share the byte that torch calls one (c10/core/ScalarType.h): listed, never read.
+    # Several elements share what torch counts as one byte (c10/core/ScalarType.h): listed, never read.
     DType("quint4x2", 1, None, "QUInt4x2Storage", "quint4x2"),
     DType("quint2x4", 1, None, "QUInt2x4Storage", "quint2x4"),
 )
 
-# How many elements share a byte.
+# Number of elements per byte.
 PACKED = {"quint4x2": 2, "quint2x4": 4}
 
 BY_NAME: dict[str, DType] = {row.name: row for row in TABLE}
@@ -91,17 +91,17 @@ _BYTES_ONLY = frozenset(("complex32", *PACKED))
 
 
 def plain_name(name: str) -> str:
-    """Return the type in which we read a type's numbers: quantized ones as the integers that they are."""
+    """Return the type for reading a type's numbers: the underlying integers for quantized types."""
     return _QUANTIZED.get(name, name)
 
 
 def same_family(one: str, other: str) -> bool:
-    """Say whether two types hold the same sort of numbers, so that values of one may become the other's."""
+    """Return whether two types have the same kind of numbers, so values can be cast between them."""
     return one == other or _number_family(one) == _number_family(other) is not None
 
 
 def is_widening(one: str, other: str) -> bool:
-    """Say whether the second type holds every number of the first one exactly."""
+    """Return whether the second type represents every number of the first one exactly."""
     if one == other:
         return True
     if {one, other} <= {"float16", "bfloat16", "float32", "float64"}:
@@ -115,7 +115,7 @@ def _number_family(name: str) -> str | None:
 
 
 def numpy_dtype(name: str) -> np.dtype:
-    """Return the little-endian numpy dtype of our type `name`; raise UnsupportedError if none fits."""
+    """Return the little-endian numpy dtype of `name`; raise UnsupportedError if none fits."""
     import numpy as np
 
     row = BY_NAME.get(name)
@@ -132,6 +132,6 @@ def numpy_dtype(name: str) -> np.dtype:
 
 
 def component_size(name: str) -> int:
-    """Return the size in bytes of what a byte swap turns around: half an element for complex types."""
+    """Return the unit of a byte swap in bytes: half an element for complex types."""
     size = BY_NAME[name].itemsize
     return size // 2 if name.startswith("complex") else size

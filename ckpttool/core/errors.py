@@ -1,23 +1,23 @@
-"""The family of errors: what was being read, where, what was expected, what was found, what helps.
+"""Error classes: what was read, where, what was expected and found, and what to do.
 
-CkpttoolError                 anything the caller must hear about; the command exits with 2
-|-- UsageError                the request makes no sense (unknown format, impossible option)
-|   `-- NameNotFoundError     nothing in the checkpoint has that name, or several entries do; a KeyError too
-|-- NotFoundError             nothing is at the path
+CkpttoolError                 base class of all errors for the caller; the command exits with 2
+|-- UsageError                the request is invalid (unknown format, impossible option)
+|   `-- NameNotFoundError     no entry, or several, with that name; also a KeyError
+|-- NotFoundError             the path does not exist
 |   `-- DeadlineError         a server keeps the command waiting for longer than a limit allows
-|-- NotACheckpointError       something is at the path, and it is no checkpoint that we know
+|-- NotACheckpointError       the path exists, but is not a known checkpoint format
 |-- FormatError               the bytes break the rules of their own format
-|   |-- TruncatedError        the bytes end before the format says they do
-|   |-- ChecksumError         the bytes are there, their checksum says they are not the ones written
-|   `-- LimitError            the file asks for more than a reader gives it (see limits.py)
-|-- UnsupportedError          legal in its format, but not something that this version can do
-|-- ChangedError              a file is no longer the one that was listed
-|-- MappingError              a conversion cannot be known from what the checkpoint says
-|-- TargetExistsError         a target is in the way and --force was not given
-|-- MissingExtraError         the job needs a library that is not installed
-|-- EnvironmentMismatchError  the environment and the agent do not fit together
-|-- WorkerError               a framework's own process failed
-`-- DeviceError               a GPU cannot be used, or the memory of a device is too small
+|   |-- TruncatedError        the bytes end before the length that the format declares
+|   |-- ChecksumError         the bytes do not match their checksum
+|   `-- LimitError            the file exceeds a parser limit (see limits.py)
+|-- UnsupportedError          legal in its format, but not supported by this version
+|-- ChangedError              a file changed after it was listed
+|-- MappingError              the checkpoint lacks the information for a conversion
+|-- TargetExistsError         the target exists and --force was not given
+|-- MissingExtraError         a required library is not installed
+|-- EnvironmentMismatchError  the environment does not match the agent
+|-- WorkerError               a framework's separate process failed
+`-- DeviceError               a GPU cannot be used, or a device has too little memory
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from ckpttool.core import urls
 
 
 class CkpttoolError(Exception):
-    """Say in one sentence what is wrong; every fact in the sentence is an attribute too."""
+    """Base class of all errors: one sentence states what is wrong; its facts are attributes too."""
 
     kind: ClassVar[str] = "error"
 
@@ -46,9 +46,9 @@ class CkpttoolError(Exception):
         found: str | None = None,
         hint: str | None = None,
     ) -> None:
-        """Keep the facts: `file` on disk, `path` in the tree, `offset` in bytes from the file's start.
+        """Store the facts: `file` on disk, `path` in the tree, `offset` in bytes from the file's start.
 
-        Of a URL nothing is kept that must not be shown (urls.spelled).
+        URLs are stored without their secrets (urls.spelled).
         """
         super().__init__(message)
         self.message = message
@@ -72,31 +72,31 @@ class CkpttoolError(Exception):
         return f"{head}{self.message}" + (f" ({detail})" if detail else "")
 
     def located(self, *, file: str | None = None, path: str | None = None) -> CkpttoolError:
-        """Fill in the file or the tensor path where the raiser could not know it; return self."""
+        """Fill in the file or tensor path that the raiser did not have; return self."""
         self.file = self.file or (None if file is None else urls.display_url(file))
         self.path = self.path or path
         return self
 
 
 class UsageError(CkpttoolError):
-    """The request makes no sense: an unknown format, an impossible combination of options."""
+    """The request is invalid: an unknown format, an impossible combination of options."""
 
     kind = "usage"
 
 
 class NameNotFoundError(UsageError, KeyError):
-    """Nothing in the checkpoint has the name, or several entries have; a KeyError for programs that ask."""
+    """No entry has the name, or several entries have it; also a KeyError."""
 
     kind = "name_not_found"
 
     def __str__(self) -> str:
-        """Return the sentence and the hint: where a mapping is asked there is no other place for it."""
+        """Return the sentence and the hint, because a mapping lookup has no other place for the hint."""
         told = CkpttoolError.__str__(self)
         return f"{told}; {self.hint}" if self.hint else told
 
 
 class NotFoundError(CkpttoolError):
-    """Nothing is at the path."""
+    """The path does not exist."""
 
     kind = "not_found"
 
@@ -108,7 +108,7 @@ class DeadlineError(NotFoundError):
 
 
 class NotACheckpointError(CkpttoolError):
-    """Something is at the path, and it is no checkpoint that we know."""
+    """The path exists, but is not a known checkpoint format."""
 
     kind = "not_a_checkpoint"
 
@@ -120,72 +120,72 @@ class FormatError(CkpttoolError):
 
 
 class TruncatedError(FormatError):
-    """The bytes end before the format says they do, or a file of the set is missing."""
+    """The bytes end before the length that the format declares, or a file of the set is missing."""
 
     kind = "truncated"
 
 
 class ChecksumError(FormatError):
-    """The bytes are there, but their checksum says that they are not the ones written."""
+    """The bytes do not match their checksum."""
 
     kind = "checksum"
 
 
 class LimitError(FormatError):
-    """The file declares, repeats or unpacks to more than a limit allows (ckpttool/core/limits.py)."""
+    """The file exceeds a parser limit on declared, repeated or unpacked data (ckpttool/core/limits.py)."""
 
     kind = "limit"
 
 
 class UnsupportedError(CkpttoolError):
-    """Legal in its format, but not something that this version can do."""
+    """Legal in its format, but not supported by this version."""
 
     kind = "unsupported"
 
 
 class ChangedError(CkpttoolError):
-    """A file is no longer the one that was listed."""
+    """A file changed after it was listed."""
 
     kind = "changed"
 
 
 class MappingError(CkpttoolError):
-    """A conversion cannot be known from what the checkpoint says."""
+    """The checkpoint lacks the information for a conversion."""
 
     kind = "mapping"
 
 
 class TargetExistsError(CkpttoolError):
-    """A target is in the way and nobody said that it may be replaced."""
+    """The target exists and replacing it was not allowed."""
 
     kind = "target_exists"
 
 
 class MissingExtraError(CkpttoolError):
-    """The job needs a library that is not installed."""
+    """A required library is not installed."""
 
     kind = "missing_extra"
 
 
 class EnvironmentMismatchError(CkpttoolError):
-    """The environment and the agent do not fit together."""
+    """The environment does not match the agent."""
 
     kind = "environment"
 
 
 class WorkerError(CkpttoolError):
-    """A framework's own process failed."""
+    """A framework's separate process failed."""
 
     kind = "worker"
 
 
 class DeviceError(CkpttoolError):
-    """A GPU cannot be used, or the memory of a device is too small."""
+    """A GPU cannot be used, or a device has too little memory."""
 
     kind = "device"
 
 
-# What the system's refusal of a resource is called, by errno; and the words by which libraries pass one on.
+# Messages for refused system resources by errno, and the phrases in which libraries report them.
 _RESOURCES = {
     errno.ENOMEM: ("out of memory", "close other programs, or raise the limit of memory (ulimit -v)"),
     errno.EMFILE: ("too many open files", "raise the limit of open files (ulimit -n)"),
@@ -207,7 +207,7 @@ _WORDS = {
 
 
 def from_system_error(error: BaseException) -> CkpttoolError | None:
-    """Return the error for what the system refused (memory, files, processes); None for any other."""
+    """Return the error for a refused system resource (memory, files, processes); None for others."""
     words = str(error).lower()
     number = next((number for said, number in _WORDS.items() if said in words), None)
     if isinstance(error, MemoryError):
@@ -234,12 +234,12 @@ def from_system_error(error: BaseException) -> CkpttoolError | None:
 
 
 def is_system_error(error: CkpttoolError) -> bool:
-    """Return whether the operating system refused a call, which says nothing of a file's content."""
+    """Return whether the operating system refused a call, so the file's content is not the cause."""
     return isinstance(error.__cause__, OSError)
 
 
 def _probe_resources() -> int | None:
-    """Return the errno of opening a file now: imports and libraries do not say why they failed."""
+    """Return the errno of opening a file now, because imports and libraries hide the cause."""
     try:
         with open(os.devnull, "rb"):
             return None
@@ -252,13 +252,13 @@ def _path_text(name: object) -> str | None:
 
 
 def abbreviate_list(names: Sequence[str], most: int) -> str:
-    """Return the first names of a list for a sentence, and how many more there are."""
+    """Return the first names of a list as text, and the number of the others."""
     more = f" and {len(names) - most:,} more" if len(names) > most else ""
     return ", ".join(names[:most]) + more
 
 
 def suggest_choice(word: str, known: Iterable[str]) -> str:
-    """Return the hint for a word that is none of those known: the one that was meant, then all."""
+    """Return the hint for an unknown word: the closest known word, then all of them."""
     import difflib
 
     words = list(known)

@@ -1,8 +1,8 @@
-"""Where checkpoints lie: what a reader asks about a path, of a local disk or of a store elsewhere.
+"""File system calls for local paths and remote stores.
 
-A local path goes to `os` as ever. What a person named by a URL, or inside of an archive, is asked of a store
-of ckpttool.core.remote; so is what lies beside it and below, and nothing else: a name that a file tells is a
-local path, whatever it looks like.
+Local paths go to `os` unchanged. URLs and archive members that a person named go to a store of
+ckpttool.core.remote, as does everything beside and under them, and nothing else: a name from the
+content of a file is always a local path, whatever it looks like.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ RangeReader = Callable[[int, int], bytes]
 
 
 class FileStat(NamedTuple):
-    """What a store says of a file: its bytes, and what changes with them (`tag` is made of an ETag)."""
+    """Size and identity of a file in a store; its `tag` is made of an ETag and changes with the bytes."""
 
     size: int
     mtime_ns: int
@@ -38,37 +38,37 @@ StoreEntry = FileStat | Literal["folder"] | None
 
 
 class Store(Protocol):
-    """Places elsewhere: all that reading asks for. `place` begins as it was mounted."""
+    """Remote locations: the calls that readers need. `place` begins with the mounted location."""
 
     def look(self, place: str) -> StoreEntry:
         """Return what is there; raise NotFoundError if nobody can tell (no permission, no connection)."""
         ...
 
     def names(self, place: str) -> list[str]:
-        """Return the names in a folder, in no order; none if the store cannot tell.
+        """Return the names in a folder, unordered; none if the store cannot list it.
 
-        Raise LimitError for a folder of too many.
+        Raise LimitError for a folder with too many entries.
         """
         ...
 
     def read(self, place: str, seen: FileStat, offset: int, length: int) -> bytes:
-        """Return exactly these bytes; raise ChangedError if the file is no longer the one that was seen."""
+        """Return exactly these bytes; raise ChangedError if the file changed after it was listed."""
         ...
 
     def together(self, place: str, seen: FileStat, parts: list[tuple[int, int]]) -> list[bytes]:
-        """Return the bytes of many small parts (offset, length), which are asked for side by side."""
+        """Return the bytes of many small parts (offset, length), requested in parallel."""
         ...
 
     def local(self, place: str, seen: FileStat, offset: int, length: int) -> int:
-        """Return a descriptor, which the caller closes, of a local file with these bytes at their offset."""
+        """Return a descriptor of a local file with these bytes at their offset; the caller closes it."""
         ...
 
 
 class ReadSession(NamedTuple):
-    """One look at a checkpoint: what was asked already, and what a person should know of how bytes came.
+    """One session on a checkpoint: cached answers and notes on how bytes were fetched.
 
-    `refused` says why nobody could tell what is there. `names` has None for a folder of too many, `versions`
-    what the name of something that moves (a branch) stood for when it was asked first.
+    `refused` contains the reason why a location could not be checked. `names` has None for a folder
+    with too many entries, `versions` the version of a moving name (a branch) at its first use.
     """
 
     found: dict[str, StoreEntry]
@@ -78,17 +78,17 @@ class ReadSession(NamedTuple):
     notes: list[str]
 
 
-# What has been mounted: the beginning of a place, and its store. The longest that fits is asked.
+# Mounted locations: prefix and store. The longest matching prefix wins.
 _MOUNTED: dict[str, Store] = {}
 _VISIT: ContextVar[ReadSession | None] = ContextVar("ckpttool_visit", default=None)
-# Asked by whoever fetches much: (what, bytes that are there, bytes in all).
+# Progress callback of large fetches: (name, bytes fetched, bytes in all).
 watch: ContextVar[Progress | None] = ContextVar("ckpttool_fetching", default=None)
 
 
 def resolve_path(path: str) -> str:
-    """Return the place that a person's words mean: a local path as it is, of a URL the mounted place.
+    """Resolve a user's path: a local path unchanged, a URL to its mounted location.
 
-    Raise UsageError for a URL that says no place, MissingExtraError if its store needs a library.
+    Raise UsageError for a URL without a location, MissingExtraError if its store needs a library.
     """
     if "://" not in path or not urls.is_elsewhere(path):
         return path
@@ -99,12 +99,12 @@ def resolve_path(path: str) -> str:
 
 
 def mount_store(start: str, found: Store) -> None:
-    """Have a store asked about every place that begins so."""
+    """Use a store for every location with this prefix."""
     _MOUNTED[start] = found
 
 
 def find_store(path: str) -> Store | None:
-    """Return the store of a place elsewhere, None for a local path."""
+    """Return the store of a remote location, None for a local path."""
     if "://" not in path:
         return None
     starts = [start for start in _MOUNTED if path.startswith(start) or path + "/" == start]
@@ -112,7 +112,7 @@ def find_store(path: str) -> Store | None:
 
 
 def path_kind(path: str) -> Kind:
-    """Return what is at the path; "special" is a socket, a device or a FIFO, which nobody opens."""
+    """Return the kind of entry at the path; "special" is a socket, device or FIFO, which is not opened."""
     if (elsewhere := find_store(path)) is not None:
         found = _lookup_entry(elsewhere, path)
         return "missing" if found is None else "folder" if found == "folder" else "file"
@@ -126,43 +126,43 @@ def path_kind(path: str) -> Kind:
 
 
 def isfile(path: str) -> bool:
-    """Say whether a file is there, as os.path.isfile does."""
+    """Return whether the path is a file, like os.path.isfile."""
     return os.path.isfile(path) if find_store(path) is None else path_kind(path) == "file"
 
 
 def isdir(path: str) -> bool:
-    """Say whether a folder is there, as os.path.isdir does."""
+    """Return whether the path is a folder, like os.path.isdir."""
     return os.path.isdir(path) if find_store(path) is None else path_kind(path) == "folder"
 
 
 def lexists(path: str) -> bool:
-    """Say whether anything is there, as os.path.lexists does."""
+    """Return whether the path exists, like os.path.lexists."""
     return os.path.lexists(path) if find_store(path) is None else path_kind(path) != "missing"
 
 
 def islink(path: str) -> bool:
-    """Say whether this is a link, as os.path.islink does; no store has any that is seen."""
+    """Return whether the path is a link, like os.path.islink; remote stores expose no links."""
     return find_store(path) is None and os.path.islink(path)
 
 
 def realpath(path: str) -> str:
-    """Return where links lead, as os.path.realpath does; of a place elsewhere its name."""
+    """Return the target of links, like os.path.realpath; for a remote location, its name."""
     return os.path.realpath(path) if find_store(path) is None else path
 
 
 def abspath(path: str) -> str:
-    """Return the path from the root, as os.path.abspath does; of a place elsewhere its name."""
+    """Return the absolute path, like os.path.abspath; for a remote location, its name."""
     return os.path.abspath(path) if find_store(path) is None else path
 
 
 def getsize(path: str) -> int:
-    """Return a file's size in bytes; raise NotFoundError if it is elsewhere and not there, else OSError."""
+    """Return a file's size in bytes; raise OSError, or NotFoundError for a missing remote file."""
     elsewhere = find_store(path)
     return os.path.getsize(path) if elsewhere is None else require_file(elsewhere, path).size
 
 
 def stat_file(path: str) -> FileStat:
-    """Return a file's size, time and identity; raise as `getsize` does."""
+    """Return a file's size, time and identity; raise like `getsize`."""
     if (elsewhere := find_store(path)) is not None:
         return require_file(elsewhere, path)
     found = os.stat(path)
@@ -170,20 +170,20 @@ def stat_file(path: str) -> FileStat:
 
 
 def samefile(one: str, other: str) -> bool:
-    """Say whether both are one file or folder, as os.path.samefile does; elsewhere each has one name."""
+    """Return whether two paths are one file, like os.path.samefile; remote files have one name each."""
     if find_store(one) is None and find_store(other) is None:
         return os.path.samefile(one, other)
     return one.rstrip("/") == other.rstrip("/")
 
 
 def listdir(path: str) -> list[str]:
-    """Return the names in a folder, as os.listdir does; elsewhere raise LimitError for too many."""
+    """Return the names in a folder, like os.listdir; remotely raise LimitError for too many."""
     elsewhere = find_store(path)
     return os.listdir(path) if elsewhere is None else elsewhere.names(path)
 
 
 def read_bytes(path: str, offset: int = 0, length: int | None = None) -> bytes:
-    """Return a file's bytes from an offset, as many as there are; raise as `getsize` does."""
+    """Return a file's bytes from an offset, as many as there are; raise like `getsize`."""
     elsewhere = find_store(path)
     if elsewhere is None:
         with open(path, "rb") as stream:
@@ -195,7 +195,7 @@ def read_bytes(path: str, offset: int = 0, length: int | None = None) -> bytes:
 
 
 def walk(top: str) -> Iterator[tuple[str, list[str]]]:
-    """Give every folder below `top`, this one first, with the names of its files."""
+    """Yield every folder under `top`, itself first, with the names of its files."""
     if find_store(top) is None:
         for folder, _, files in os.walk(top, onerror=_raise_walk_error):
             yield folder, files
@@ -219,7 +219,7 @@ def _raise_walk_error(error: OSError) -> None:
 
 
 def require_file(elsewhere: Store, place: str) -> FileStat:
-    """Return what a store says of a file; raise NotFoundError when it is none."""
+    """Return the store's entry for a file; raise NotFoundError if it is not a file."""
     found = elsewhere.look(place)
     if found is None:
         raise NotFoundError("there is no such file", file=place)
@@ -232,13 +232,13 @@ def _lookup_entry(elsewhere: Store, place: str) -> StoreEntry:
     try:
         return elsewhere.look(place)
     except DeadlineError:
-        raise  # whether anything is there stays open: no answer may be built on it
+        raise  # it is unknown whether anything exists: no result may depend on it
     except NotFoundError:
-        return None  # who asks for this very place is told why (`explained`)
+        return None  # a request for exactly this path gets the reason (`explained`)
 
 
 def access_error(path: str) -> CkpttoolError | None:
-    """Return why nobody can tell what is at a place elsewhere; None if that was told: nothing."""
+    """Return the error that prevents checking a remote location; None if the store responded."""
     elsewhere = find_store(path)
     try:
         if elsewhere is not None:
@@ -250,9 +250,9 @@ def access_error(path: str) -> CkpttoolError | None:
 
 @contextmanager
 def read_session() -> Iterator[ReadSession]:
-    """Ask stores each thing once while the block runs, and gather the notes.
+    """Cache answers of stores and gather notes while the block runs.
 
-    A visit within another knows what that knows, its notes too, and adds notes of its own.
+    A nested session shares the cache and the notes of the outer one, and adds its own notes.
     """
     outer = current_session()
     token = _VISIT.set(ReadSession(outer.found, outer.refused, outer.names, outer.versions, [*outer.notes]))
@@ -263,25 +263,26 @@ def read_session() -> Iterator[ReadSession]:
 
 
 def current_session() -> ReadSession:
-    """Return the visit that goes on; a new one, which nobody keeps, if there is none."""
+    """Return the current session, or a new temporary one."""
     return _VISIT.get() or ReadSession({}, {}, {}, {}, [])
 
 
 def add_note(sentence: str) -> None:
-    """Add a sentence to those that the visit gathers, once."""
+    """Add a note to the current session, once."""
     notes = current_session().notes
     if sentence not in notes:
         notes.append(sentence)
 
 
-# Nameless local files for what cannot be read by parts: the operating system removes them with the process.
+# Nameless local files for formats that cannot be read in parts: the operating system removes them with the
+# process.
 
 _MAX_COPIES = 16
 _FETCH_PIECE = 8 << 20
 
 
 class ScratchFile:
-    """A local file without a name, closed with its last reference."""
+    """A local file without a name, deleted with its last reference."""
 
     def __init__(self) -> None:
         """Create the file in the folder for temporary files."""
@@ -292,7 +293,7 @@ class ScratchFile:
         weakref.finalize(self, os.close, self.descriptor)
 
     def put(self, offset: int, data: bytes) -> None:
-        """Write all of the bytes at the offset."""
+        """Write all bytes at the offset."""
         left = memoryview(data)
         while left:
             done = os.pwrite(self.descriptor, left, offset)
@@ -300,15 +301,15 @@ class ScratchFile:
 
 
 class LocalCopyCache:
-    """The last few files that were fetched, each with the range of its original that it holds."""
+    """The most recently fetched files, each with the range of its original that it contains."""
 
     def __init__(self) -> None:
-        """Start empty."""
+        """Start with no copies."""
         self._kept: OrderedDict[tuple[str, FileStat, int, int], ScratchFile] = OrderedDict()
         self._lock = Lock()
 
     def find(self, place: str, seen: FileStat, offset: int, length: int) -> ScratchFile | None:
-        """Return a file that holds these bytes at their offset, None if there is none."""
+        """Return a file that contains these bytes at their offset, None if there is none."""
         with self._lock:
             for (name, one, start, held), copy in self._kept.items():
                 if name == place and one == seen and start <= offset and offset + length <= start + held:
@@ -316,12 +317,12 @@ class LocalCopyCache:
         return None
 
     def read(self, place: str, seen: FileStat, offset: int, length: int) -> bytes | None:
-        """Return the bytes if a copy holds them."""
+        """Return the bytes if a copy contains them."""
         copy = self.find(place, seen, offset, length)
         return None if copy is None else os.pread(copy.descriptor, length, offset)
 
     def add(self, place: str, seen: FileStat, offset: int, length: int, data: Iterable[bytes]) -> ScratchFile:
-        """Write the data into a new file, at its offset, and return the file.
+        """Write the data to a new file, at its offset, and return the file.
 
         Raise TruncatedError unless there are exactly `length` bytes.
         """
@@ -346,9 +347,9 @@ class LocalCopyCache:
     def descriptor(
         self, place: str, seen: FileStat, part: tuple[int, int], read: RangeReader, note: str | None
     ) -> int:
-        """Return a descriptor, which the caller closes, of a copy of the part (offset, length).
+        """Return a descriptor of a copy of the part (offset, length); the caller closes it.
 
-        A missing copy is read by `read(offset, length)`; the `note` about that is for a remote original.
+        A missing copy is read by `read(offset, length)`; for a remote original, `note` is added then.
         """
         copy = self.find(place, seen, *part)
         if copy is None:
@@ -361,7 +362,7 @@ class LocalCopyCache:
         return os.dup(copy.descriptor)
 
     def keep(self, place: str, seen: FileStat, offset: int, length: int, copy: ScratchFile) -> None:
-        """Keep a file that holds these bytes at their offset."""
+        """Keep a file that contains these bytes at their offset."""
         with self._lock:
             self._kept[place, seen, offset, length] = copy
             if len(self._kept) > _MAX_COPIES:
@@ -369,7 +370,7 @@ class LocalCopyCache:
 
 
 def require_fetchable(place: str, length: int, why: str) -> None:
-    """Raise LimitError if so many bytes are not fetched without being asked for; `why` is a clause."""
+    """Raise LimitError if a fetch exceeds the limit for unrequested downloads; `why` is a clause."""
     if length > limits.current().fetched_bytes:
         raise limits.limit_error(
             "fetched_bytes", f"{why}: all of it would have to be fetched", length, file=place

@@ -1,7 +1,7 @@
-"""What a file may ask of its reader: one frozen record, which the user may change by name.
+"""Parser limits: one frozen record, which the user may override by name.
 
-A limit stands where the size of a file bounds nothing: what a few bytes can declare, repeat or unpack to.
-Everything else that a reader makes is in proportion to the file. An error says which limit was met.
+Limits exist where the file size bounds nothing: what a few bytes can declare, repeat or unpack
+to. All other memory and time of a reader is in proportion to the file. An error names its limit.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any
 
 from ckpttool.core.errors import LimitError, UsageError, suggest_choice
 
-# The user's choices for a process and for those that it starts: `name=value`, with commas between.
+# The user's limits for a process and its child processes: `name=value`, separated by commas.
 VARIABLE = "CKPTTOOL_LIMITS"
 
 _KB, _MB, _GB = 1 << 10, 1 << 20, 1 << 30
@@ -78,13 +78,13 @@ _CURRENT: ContextVar[Limits | None] = ContextVar("ckpttool_limits", default=None
 
 
 def current() -> Limits:
-    """Return the limits that hold here: those of `using`, else those of the environment."""
+    """Return the current limits: those of `using`, otherwise those of the environment."""
     return _CURRENT.get() or _parse_limits(os.environ.get(VARIABLE, ""))
 
 
 @contextlib.contextmanager
 def using(limits: Limits) -> Iterator[None]:
-    """Let these limits hold for what is opened and read inside the block, by this thread."""
+    """Apply these limits to everything that this thread opens and reads in the block."""
     token = _CURRENT.set(limits)
     try:
         yield
@@ -94,7 +94,7 @@ def using(limits: Limits) -> Iterator[None]:
 
 @contextlib.contextmanager
 def override_limits(pairs: Iterable[str]) -> Iterator[None]:
-    """Let `name=value` pairs hold in this process and in those that it starts; raise UsageError if wrong."""
+    """Apply `name=value` pairs to this process and its child processes; raise UsageError if invalid."""
     before = os.environ.get(VARIABLE)
     told = ",".join([*([before] if before else []), *pairs])
     _parse_limits(told)
@@ -108,7 +108,7 @@ def override_limits(pairs: Iterable[str]) -> Iterator[None]:
 
 
 def document() -> list[dict[str, Any]]:
-    """Return the limits that hold, as JSON values: name, value, default and meaning of each."""
+    """Return the current limits as JSON values: name, value, default and meaning of each."""
     here = current()
     return [
         {
@@ -146,7 +146,7 @@ def _parse_limit(pair: str) -> tuple[str, int]:
 def limit_error(
     name: str, what: str, found: int | None, *, file: str | None = None, offset: int | None = None
 ) -> LimitError:
-    """Return the error for `what` (a clause: "the header is too long") that met the limit `name`."""
+    """Return the error for exceeding the limit `name`; `what` is a clause ("the header is too long")."""
     return LimitError(
         what,
         file=file,

@@ -1,4 +1,4 @@
-"""The registry: our formats, layouts and backends in plain sight, other people's by entry point."""
+"""Plugin registry: built-in formats, layouts and backends, and others by entry point."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ if TYPE_CHECKING:
 
 Kind = Literal["formats", "layouts", "backends"]
 
-# What importlib.metadata takes for a package without entry points.
+# Errors that importlib.metadata treats as a package without entry points.
 _UNREADABLE = (FileNotFoundError, IsADirectoryError, NotADirectoryError, PermissionError)
 
 
-ANY = ("",)  # as `folder` or `prefix`: the format inspects every one
+ANY = ("",)  # as `folder` or `prefix`: the format inspects every path
 
 
 class FormatSignature(NamedTuple):
-    """What the paths of a format have in common; the format's module is imported when any of these matches.
+    """Signature of a format's files; the format's module is imported when any field matches.
 
-    A signature may match too much, never too little: `claims` of the module has the last word.
+    A signature may match too much, never too little: `claims` of the module makes the decision.
     """
 
     magic: tuple[bytes, ...] = ()
@@ -52,29 +52,30 @@ class FormatSignature(NamedTuple):
     nested: bool = False
     """whether the only folder in a folder may hold the files"""
     prefix: tuple[str, ...] = ()
-    """parts of the names beside a path where no file is, which may be the prefix of several"""
+    """parts of the names beside a path without a file, which may be the prefix of several files"""
 
 
 class Plugin(NamedTuple):
-    """A name, the module behind it, and the libraries (of the extra) that it needs to work.
+    """A plugin: its name, its module, and the libraries (of the extra) that it needs.
 
-    Formats have a signature; one without (other people's) is asked about every path.
+    Built-in formats have a signature; formats without one (from other packages) are tried on every
+    path.
     """
 
     name: str
     module: str
     extra: str | None = None
     requires: tuple[str, ...] = ()
-    # What a library must find before its module is imported, regular expressions that match whole: one name
-    # in the tree of an agent, or the file's name. A row may match too much, never too little; one without
-    # either (other people's) is asked about every tree.
+    # Requirements of a library before its module is imported, as regular expressions that match whole: a name
+    # in an agent's tree, or the file's name. A row may match too much, never too little; a library without
+    # either (from another package) is tried on every tree.
     names: str = ""
     files: str = ""
     owner: str = "ckpttool"
     signature: FormatSignature | None = None
 
     def available(self) -> bool:
-        """Say whether everything that the plugin needs is installed."""
+        """Return whether everything that the plugin needs is installed."""
         return all(importlib.util.find_spec(name) is not None for name in self.requires)
 
     def load(self) -> ModuleType:
@@ -98,7 +99,7 @@ class Plugin(NamedTuple):
             ) from error
 
 
-# The state file of a TensorFlow folder is text, which may begin with white space or a comment.
+# The state file of a TensorFlow folder is text that may begin with white space or a comment.
 _STATE = (
     b"model_checkpoint_path",
     b"all_model_checkpoint_path",
@@ -106,12 +107,12 @@ _STATE = (
 )
 # The last bytes of a table (tensorflow/core/lib/io/format.h, kTableMagicNumber).
 _TABLE = bytes.fromhex("57fb808b247547db")
-# torch's magic number as a pickle of protocol 2 to 5, perhaps framed, and of protocols 0 and 1.
+# torch's magic number as a pickle of protocols 2 to 5, possibly framed, and of protocols 0 and 1.
 _STREAM = (
     *(bytes((0x80, protocol)) + opcode for protocol in (2, 3, 4, 5) for opcode in (b"\x8a\n", b"\x95")),
     b"L119547037146038801333356",
 )
-# onnx.proto, ModelProto: the fields that may stand first, each as a number or with a length.
+# onnx.proto, ModelProto: the fields that may come first, each as a number or with a length.
 _MODEL = tuple(bytes((field << 3 | wire,)) for field in (*range(1, 9), 14, 20, 25) for wire in (0, 2))
 _HDF5 = (".h5", ".hdf5", ".h5f", ".hdf", ".he5", ".keras", ".weights.json")
 _SAVED_MODEL = ("saved_model.pb", "saved_model.pbtxt")
@@ -119,7 +120,7 @@ _RLLIB = ("rllib_checkpoint.json", "class_and_ctor_args.pkl", "_state.", "checkp
 _SB3 = ("_stable_baselines3_version", "policy.pth")
 _WEIGHTS = (".index.json", "model.safetensors", "pytorch_model.bin")
 
-# The networks of an agent under their own names, as layouts td3_torch and td3_tf have them.
+# The networks of an agent under the names of layouts td3_torch and td3_tf.
 _AGENT = r"((actor|critic|value)(_target)?|discriminator)"
 
 BUILT_IN: dict[Kind, tuple[Plugin, ...]] = {
@@ -239,7 +240,7 @@ BUILT_IN: dict[Kind, tuple[Plugin, ...]] = {
         Plugin(
             "spinningup",
             "ckpttool.libraries.spinningup",
-            # The variables of TensorFlow 1, a state_dict, a module that was pickled whole.
+            # The variables of TensorFlow 1, a state_dict, a module pickled as a whole.
             names=r"main/pi/dense/.*|pi/(pi|net|mu_net|logits_net)/0/.*|_modules/(pi|q[12]?|v)/.*",
         ),
         Plugin(
@@ -264,7 +265,7 @@ BUILT_IN: dict[Kind, tuple[Plugin, ...]] = {
         Plugin(
             "tf_agents",
             "ckpttool.libraries.tf_agents",
-            # The policies that version 0.6 exported list their attributes without names.
+            # Policies exported by version 0.6 list their attributes without names.
             names=r".*/(_actor_network|_actor_net)(/.*)?"
             r"|_all_assets/[^/]*/ref/(_mlp_layers|_sequential_layers|_projection_networks)(/.*)?",
         ),
@@ -298,7 +299,7 @@ BUILT_IN: dict[Kind, tuple[Plugin, ...]] = {
 _HTTP = ("ckpttool.core.remote_sites:Web", "remote", ("fsspec", "aiohttp"))
 _S3 = ("ckpttool.core.remote_sites:S3", "s3", ("fsspec", "s3fs"))
 _GS = ("ckpttool.core.remote_sites:GS", "gs", ("fsspec", "gcsfs"))
-# What reads the places of each URL scheme; ours alone, because a store must keep the guarantees for servers.
+# Stores by URL scheme; built in only, because a store must keep the guarantees for servers.
 STORES: dict[str, Plugin] = {
     "http": Plugin("http://", *_HTTP),
     "https": Plugin("https://", *_HTTP),
@@ -314,7 +315,7 @@ STORES: dict[str, Plugin] = {
 
 
 def installed(kind: Kind) -> tuple[Plugin, ...]:
-    """Return ours and the entry points of group `ckpttool.<kind>`; a name claimed twice is an error."""
+    """Return built-in plugins and entry points of `ckpttool.<kind>`; raise for a duplicate name."""
     found = {plugin.name: plugin for plugin in BUILT_IN[kind]}
     for point in _entry_points(tuple(sys.path))[kind]:
         owner = point.dist.name if point.dist is not None else point.value
@@ -341,12 +342,13 @@ def _may_have_entry_points(folders: tuple[str, ...]) -> bool:
     """Return whether an installed package may have entry points in our groups.
 
     Importing importlib.metadata and parsing the metadata of every package takes longer than a small
-    conversion. This looks into the same files (importlib/metadata/__init__.py, FastPath.search) and returns
-    True for what it does not read: archives, eggs, finders other than Python's own.
+    conversion. This function reads the same files (importlib/metadata/__init__.py, FastPath.search)
+    and returns True for everything it does not read: archives, eggs, finders other than Python's
+    own.
     """
     if any(hasattr(each, "find_distributions") and each is not PathFinder for each in sys.meta_path):
         return True
-    for folder in map(os.fsdecode, folders):  # programs put Path objects there
+    for folder in map(os.fsdecode, folders):  # some programs put Path objects there
         if folder.lower().endswith(".egg") or os.path.isfile(folder):
             return True
         with contextlib.suppress(*_UNREADABLE), os.scandir(folder or os.curdir) as entries:
@@ -363,7 +365,7 @@ def _has_entry_points(metadata: str) -> bool:
 
 
 def find(kind: Kind, name: str) -> Plugin:
-    """Return the plugin of that name; raise UsageError with the known names when there is none."""
+    """Return the plugin with that name; raise UsageError with the known names when there is none."""
     for plugin in BUILT_IN[kind]:
         if plugin.name == name:
             return plugin

@@ -28,15 +28,15 @@ from ckpttool.core.filesystem import FileStat, LocalCopyCache, StoreEntry
 from ckpttool.core.plugins import STORES
 from ckpttool.core.text import format_size
 
-# Places elsewhere that are read by parts: web servers and object stores.
+# Remote locations that are read in parts: web servers and object stores.
 #
-# Nothing here is imported before somebody names a URL; a store's libraries are imported when it is mounted.
+# Nothing is imported here before a user names a URL; a store's libraries are imported when it is mounted.
 
 
 def mount(text: str) -> str:
-    """Make the place that a URL names readable, with what lies beside and below it; return that place.
+    """Mount a URL, with everything beside and under it; return its location.
 
-    No request is sent yet. Raise UsageError for a URL that names no place, MissingExtraError when a
+    No request is sent yet. Raise UsageError for a URL without a location, MissingExtraError when a
     library is missing.
     """
     chain = urls.normalize_chain(text)
@@ -52,7 +52,7 @@ def mount(text: str) -> str:
 
 
 def _mount_link(link: str) -> str:
-    """Return the place of a plain URL or of a local path."""
+    """Return the location of a plain URL or of a local path."""
     scheme, colon, rest = link.partition("://")
     if not colon or not urls.is_url(link):
         return link
@@ -68,7 +68,7 @@ def _mount_link(link: str) -> str:
 
 
 def _store_class(link: str) -> Callable[[str, str], str]:
-    """Return what mounts a link; raise MissingExtraError if a library is missing."""
+    """Return the store class for a link; raise MissingExtraError if a library is missing."""
     try:
         store = STORES[link.partition("://")[0].lower()].load()
     except MissingExtraError as error:
@@ -78,13 +78,13 @@ def _store_class(link: str) -> Callable[[str, str], str]:
     return mount_link
 
 
-# Small reads of files elsewhere, gathered into blocks: a header or an index costs few requests.
+# Small reads of remote files, combined into blocks: a header or an index costs few requests.
 #
-# A read that goes on where the last one ended fetches ever more ahead; any other fetches no more than its own
-# blocks, so that a look at many places of a large file moves little.
+# A sequential read fetches increasing amounts ahead; any other read fetches only its own blocks, so random
+# access to a large file transfers little.
 
 BLOCK = 16 << 10
-# What a file's beginning is asked for: most headers and indexes.
+# Size of the first request of a file: it covers most headers and indexes.
 HEAD = 64 << 10
 _LARGE = 1 << 20
 _AHEAD = (4 << 20) // BLOCK
@@ -94,17 +94,17 @@ Fetch = Callable[[str, FileStat, int, int], bytes]
 
 
 class BlockCache:
-    """The blocks that were read last, of all files of a store."""
+    """Cache of the most recently read blocks of all files of a store."""
 
     def __init__(self, fetch: Fetch) -> None:
-        """Get bytes that are not here by `fetch(place, seen, offset, length)`."""
+        """Fetch missing bytes by `fetch(place, seen, offset, length)`."""
         self._fetch = fetch
         self._kept: OrderedDict[tuple[str, FileStat, int], bytes] = OrderedDict()
         self._ahead: dict[str, tuple[int, int]] = {}
         self._lock = threading.Lock()
 
     def read(self, place: str, seen: FileStat, offset: int, length: int) -> bytes:
-        """Return the bytes; large reads are fetched as they are and not kept."""
+        """Return the bytes; large reads are fetched directly and not cached."""
         if length > _LARGE:
             return self._fetch(place, seen, offset, length)
         first, last = offset // BLOCK, (offset + length - 1) // BLOCK
@@ -117,7 +117,7 @@ class BlockCache:
         return joined[offset - first * BLOCK :][:length]
 
     def keep(self, place: str, seen: FileStat, offset: int, data: bytes) -> None:
-        """Keep bytes from the beginning of a block on; what is no whole block is dropped, but at the end."""
+        """Cache bytes from the start of a block; drop an incomplete block, except at the end of the file."""
         with self._lock:
             for at in range(0, len(data), BLOCK):
                 block = data[at : at + BLOCK]
@@ -145,18 +145,18 @@ class BlockCache:
         return data
 
 
-# How long servers may keep a command waiting: one budget for each server, whatever library reads it.
+# Time limit for waiting on servers: one budget for each server, whatever library reads from it.
 #
-# Every request, from the look-up of the host's name to the last byte, with its redirects, retries and pages,
-# is a task on fsspec's event loop while the caller watches the clock. So no stage and no library can hold a
-# command, and Ctrl-C ends it at once: the loop and its look-ups run on daemon threads.
+# Every request, from the DNS look-up to the last byte, with its redirects, retries and pages, is a task on
+# fsspec's event loop while the caller watches the clock. So no stage and no library can block a command, and
+# Ctrl-C ends it at once: the loop and its look-ups run on daemon threads.
 
-# Seconds given back by a finished request, so that many quick ones never add up to a slow server.
+# Seconds returned by a finished request, so that many quick ones never add up to a slow server.
 _REQUEST_S = 1.0
-# Bytes beside those of the requested range that count as progress: listings, answers of an API.
+# Bytes beyond the requested range that count as progress: listings, API responses.
 _SPARE = 256 << 10
 _TICK_S = 0.1
-# Longest time between two looks at the clock: more, and this process was stopped (Ctrl-Z).
+# Longest time between two clock checks: a longer one means that this process was stopped (Ctrl-Z).
 _LONGEST_TICK_S = 1.0
 
 Result = TypeVar("Result")
@@ -164,30 +164,30 @@ Job = Callable[[], Coroutine[Any, Any, Result]]
 
 
 class ResponseBody(Protocol):
-    """The body of an answer while it arrives (aiohttp.StreamReader)."""
+    """The body of a response while it arrives (aiohttp.StreamReader)."""
 
     total_bytes: int
 
 
 class RemoteRequest:
-    """The progress of one request: the bytes that are expected, and those that have arrived."""
+    """Progress of one request: the bytes expected and received."""
 
     def __init__(self, nbytes: int) -> None:
-        """Expect so many bytes of a file."""
+        """Expect this many bytes of a file."""
         self._due = nbytes + _SPARE
         self._bodies: list[ResponseBody] = []
         self._counted = 0
 
     def expect(self, nbytes: int) -> None:
-        """Expect so many bytes more than was known when the request began."""
+        """Expect more bytes than were known when the request began."""
         self._due += nbytes
 
     def watch(self, body: ResponseBody) -> None:
-        """Count what arrives of this body."""
+        """Count the bytes received for this body."""
         self._bodies.append(body)
 
     def progress(self) -> int:
-        """Return the expected bytes that arrived since the last call."""
+        """Return the number of expected bytes that arrived since the last call."""
         arrived = min(sum(body.total_bytes for body in self._bodies), self._due)
         new, self._counted = arrived - self._counted, arrived
         return new
@@ -199,30 +199,31 @@ _REQUEST: contextvars.ContextVar[RemoteRequest | None] = contextvars.ContextVar(
 
 
 def current_request() -> RemoteRequest:
-    """Return the request that this code runs for."""
+    """Return the current request."""
     return _REQUEST.get() or RemoteRequest(0)
 
 
 class WaitBudget:
-    """The seconds for which a server may keep a command waiting (limit `fetch_seconds`).
+    """Seconds for which a server may keep a command waiting (limit `fetch_seconds`).
 
-    Waiting uses them up. Each finished request gives one back, each `fetch_rate` bytes another, and so does
-    each second without a request. A server without seconds left fails every request at once.
+    Waiting uses them up. Each finished request gives one second back, as does every `fetch_rate`
+    bytes and each second without a request. A server without remaining seconds fails every request
+    at once.
     """
 
     def __init__(self) -> None:
-        """Begin with nothing used."""
+        """Start with a full budget."""
         self._lock = threading.Lock()
         self._used_s = 0.0
         self._at = time.monotonic()
         self._waiting = 0
 
     def run(self, place: str, nbytes: int, job: Job[Result]) -> Result:
-        """Return what the job returns, which fetches `nbytes` of `place`; raise DeadlineError."""
+        """Run the job, which fetches `nbytes` of `place`, and return its result; raise DeadlineError."""
         return next(self.run_all(place, [(nbytes, job)], 1))
 
     def run_all(self, place: str, jobs: Iterable[tuple[int, Job[Result]]], at_once: int) -> Iterator[Result]:
-        """Give the results of jobs in their order; `at_once` of them run side by side."""
+        """Yield results of jobs in their order, running `at_once` of them in parallel."""
         running: deque[tuple[RemoteRequest, Future[Result]]] = deque()
         try:
             for nbytes, job in jobs:
@@ -238,7 +239,7 @@ class WaitBudget:
                 unfinished.cancel()
 
     def _result(self, place: str, running: deque[tuple[RemoteRequest, Future[Result]]]) -> Result:
-        """Return the result of the first request; what arrives for the others is progress too."""
+        """Return the result of the first request; bytes for the other requests count as progress too."""
         _, future = running[0]
         self._begin()
         try:
@@ -267,7 +268,7 @@ class WaitBudget:
                 self._used_s = max(0.0, self._used_s - _REQUEST_S)
 
     def _left(self, nbytes: int) -> float:
-        """Return the seconds that are left, after so many bytes more."""
+        """Return the remaining seconds, after that many more bytes."""
         known = limits.current()
         with self._lock:
             self._clock()
@@ -284,7 +285,7 @@ class WaitBudget:
 
 
 def deadline_error(place: str) -> DeadlineError:
-    """Return the error for a server that keeps the command waiting."""
+    """Return the error for a server that exceeds the waiting time."""
     known = limits.current()
     return DeadlineError(
         "the server does not answer in time",
@@ -295,7 +296,7 @@ def deadline_error(place: str) -> DeadlineError:
 
 
 def _start_request(nbytes: int, job: Job[Result]) -> tuple[RemoteRequest, Future[Result]]:
-    """Start the job on the event loop, in the context of its caller; cancelling the future ends the task."""
+    """Start the job on the event loop, in the caller's context; cancelling the future ends the task."""
     request = RemoteRequest(nbytes)
     token = _REQUEST.set(request)
     try:
@@ -305,10 +306,10 @@ def _start_request(nbytes: int, job: Job[Result]) -> tuple[RemoteRequest, Future
 
 
 class _DaemonExecutor(ThreadPoolExecutor):
-    """Daemon threads for an event loop: the program does not wait for them when it ends."""
+    """Daemon threads for an event loop: the program does not wait for them at exit."""
 
     def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
-        """Run the function on a thread of its own."""
+        """Run the function on a new thread."""
         future: Future[Any] = Future()
 
         def work() -> None:
@@ -326,7 +327,7 @@ class _DaemonExecutor(ThreadPoolExecutor):
 
 
 def event_loop() -> asyncio.AbstractEventLoop:
-    """Return fsspec's event loop, on which all stores send their requests."""
+    """Return fsspec's event loop, which sends the requests of all stores."""
     from fsspec.asyn import get_loop
 
     return _with_daemon_threads(get_loop())
@@ -334,31 +335,31 @@ def event_loop() -> asyncio.AbstractEventLoop:
 
 @functools.lru_cache(maxsize=1)
 def _with_daemon_threads(loop: asyncio.AbstractEventLoop) -> asyncio.AbstractEventLoop:
-    # Python waits at its end for threads of the loop's own executor, however long a name's look-up takes.
+    # At exit, Python waits for threads of the loop's own executor, however long a DNS look-up takes.
     loop.set_default_executor(_DaemonExecutor(max_workers=1))
     return loop
 
 
-# What all stores have in common: each question is asked once, small reads are gathered, large ones are not.
+# Common base of all stores: each request is sent once, small reads are combined, large ones are not.
 
 _AT_ONCE = 16
-# Part of the message where reading is forbidden: the same server may permit other files.
+# Part of the message where reading is forbidden: the same server may allow other files.
 PERMITS_NOT = "permits no reading"
 
 
 class RemoteServer(Protocol):
-    """A server, without any memory of earlier answers."""
+    """A server, without any cache."""
 
     async def look(self, place: str) -> StoreEntry:
-        """Return what is there now; raise NotFoundError if the server does not tell."""
+        """Return the current entry; raise NotFoundError if the server does not report it."""
         ...
 
     async def names(self, place: str, most: int) -> list[str]:
-        """Return the names in a folder; what is more than `most` may be left out."""
+        """Return the names in a folder; names beyond `most` may be omitted."""
         ...
 
     async def part(self, place: str, seen: FileStat, offset: int, length: int) -> bytes:
-        """Return exactly these bytes, with one request; raise ChangedError if the file is another one."""
+        """Return exactly these bytes, with one request; raise ChangedError if the file changed."""
         ...
 
 
@@ -375,7 +376,7 @@ class CachingStore:
         self._copies = copies or LocalCopyCache()
 
     def look(self, place: str) -> StoreEntry:
-        """Return what is there, as it was when this session asked first."""
+        """Return the entry as it was at the first request of this session."""
         if _leads_out(place):
             return None
         known = filesystem.current_session()
@@ -387,7 +388,7 @@ class CachingStore:
         return known.found[place]
 
     def _ask(self, place: str, refused: dict[str, NotFoundError]) -> StoreEntry:
-        if place in refused:  # trying again, as libraries do, takes many seconds
+        if place in refused:  # a retry, as in the libraries, takes many seconds
             raise refused[place]
         try:
             return self.allowance.run(place, 0, functools.partial(self.server.look, place))
@@ -398,7 +399,7 @@ class CachingStore:
             raise
 
     def names(self, place: str) -> list[str]:
-        """Return the names in a folder, as they were when this session asked first.
+        """Return the names in a folder as they were at the first request of this session.
 
         Raise LimitError if there are too many.
         """
@@ -408,7 +409,7 @@ class CachingStore:
         if place not in known.names:
             for beside, error in known.refused.items():
                 if os.path.dirname(beside) == place and PERMITS_NOT not in error.message:
-                    raise error  # a server that cannot be reached is not asked once more
+                    raise error  # an unreachable server is not contacted again
             found = self.allowance.run(place, 0, functools.partial(self.server.names, place, most + 1))
             known.names[place] = [name for name in found if _is_name(name)] if len(found) <= most else None
         names = known.names[place]
@@ -424,7 +425,7 @@ class CachingStore:
         return self.blocks.read(place, seen, offset, length) if here is None else here
 
     def together(self, place: str, seen: FileStat, parts: list[tuple[int, int]]) -> list[bytes]:
-        """Return the bytes of many parts; sixteen requests are on their way at a time."""
+        """Return the bytes of many parts, with sixteen parallel requests."""
         if len(parts) < 2:
             return [self.read(place, seen, *part) for part in parts]
         jobs = ((part[1], functools.partial(self._one, place, seen, *part)) for part in parts)
@@ -449,13 +450,13 @@ class CachingStore:
 
 
 def version_tag(version: str) -> int:
-    """Return the tag of a version that a server names: a number, as an inode is one."""
+    """Return the tag of a server's version string, as a number like an inode."""
     return int.from_bytes(hashlib.sha256(version.encode("utf-8", "surrogateescape")).digest()[:7], "big")
 
 
 def _leads_out(place: str) -> bool:
-    """Return whether a name in the place leads upwards, as a server could understand it."""
-    steps = unquote(place).split("://", 1)[-1].split("/")[1:]  # behind the host or the bucket
+    """Return whether a name in the location leads upwards, as a server could interpret it."""
+    steps = unquote(place).split("://", 1)[-1].split("/")[1:]  # after the host or the bucket
     return os.pardir in steps or os.curdir in steps or "\0" in place
 
 

@@ -42,27 +42,27 @@ from ckpttool.core.filesystem import FileStat, LocalCopyCache, ScratchFile, Stor
 from ckpttool.core.remote import HEAD, PERMITS_NOT, CachingStore, WaitBudget, version_tag
 from ckpttool.core.text import format_size
 
-# Which addresses a server may send a reader to: the host that the user named, and the public internet.
+# Allowed redirect targets: the host that the user named, and the public internet.
 #
-# A named host may have any address. What a server answers (a redirect, the next page of a listing) must not
-# reach what only this machine can: services on it, its network, a cloud's metadata. Addresses are judged
-# where they are looked up for a connection, not in a look-up of their own.
+# A named host may have any address. A server's response (a redirect, the next page of a listing) must not
+# reach what only this machine can: its services, its network, a cloud's metadata. Addresses are checked in
+# the look-up for the connection itself, not in a separate look-up.
 
 # RFC 6052, 2.1; RFC 4291, 2.5.5.1 (IPv4-compatible) and 2.5.7 (only 2000::/3 is assigned).
 _NAT64 = ipaddress.IPv6Network("64:ff9b::/96")
 _COMPATIBLE = ipaddress.IPv6Network("::/96")
 _ASSIGNED = ipaddress.IPv6Network("2000::/3")
-# Of the IANA registries of special addresses, what `is_global` misses in some versions of Python.
+# Special addresses in the IANA registries that `is_global` misses in some versions of Python.
 _SPECIAL = tuple(map(ipaddress.ip_network, ("192.0.0.0/24", "192.88.99.0/24", "3fff::/20")))
 _ISATAP = (0x00005EFE, 0x02005EFE)  # RFC 5214, 6.1
 
 
 class PrivateAddressError(OSError):
-    """A server leads to an address that is not public."""
+    """A server redirects to an address that is not public."""
 
 
 def is_public(address_text: str) -> bool:
-    """Return whether the address is one of the public internet, and embeds no other that is not."""
+    """Return whether the address is public and embeds no non-public address."""
     try:
         address = ipaddress.ip_address(address_text.partition("%")[0])
     except ValueError:
@@ -78,7 +78,7 @@ def is_public(address_text: str) -> bool:
 
 
 def _embedded_ipv4(address: ipaddress.IPv6Address) -> Iterator[ipaddress.IPv4Address]:
-    """Give the IPv4 addresses that a gateway would take out of the address."""
+    """Yield the IPv4 addresses that a gateway would extract from the address."""
     number = int(address)
     if address.ipv4_mapped is not None:
         yield address.ipv4_mapped
@@ -99,9 +99,9 @@ def _normalized_host(url: yarl.URL) -> str:
 
 
 def require_public_name(url: yarl.URL) -> None:
-    """Raise PrivateAddressError if the host itself, without any look-up, is not a public one.
+    """Raise PrivateAddressError if the host itself, without any look-up, is not public.
 
-    This is all that can be judged where a proxy makes the connection. Numbers are read as the C library
+    Where a proxy makes the connection, no more can be checked. Numbers are read like the C library
     reads them: `127.1`, `0x7f000001` and `2130706433` are one address.
     """
     host = _normalized_host(url)
@@ -110,20 +110,20 @@ def require_public_name(url: yarl.URL) -> None:
     try:
         found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM, flags=socket.AI_NUMERICHOST)
     except (OSError, UnicodeError):
-        return  # a name
+        return  # a host name
     if not all(is_public(str(each[4][0])) for each in found):
         raise PrivateAddressError(host)
 
 
 class AddressResolver(AbstractResolver):
-    """Looks up the addresses that connections are made to.
+    """Resolver for the addresses of connections.
 
-    A host with a public address is never connected to at another one from then on: its name server could
-    otherwise send the next connection to a private address (DNS rebinding).
+    After a host had a public address, it is never connected to at a non-public one: its name server
+    could otherwise send the next connection to a private address (DNS rebinding).
     """
 
     def __init__(self, *, public: bool) -> None:
-        """Permit public addresses alone if `public`; else any address of a host that has no public one."""
+        """Allow only public addresses if `public`; otherwise any address of a host without a public one."""
         self._lookup = aiohttp.ThreadedResolver()
         self._public = public
         self._seen_public: set[str] = set()
@@ -131,7 +131,7 @@ class AddressResolver(AbstractResolver):
     async def resolve(
         self, host: str, port: int = 0, family: socket.AddressFamily = socket.AF_INET
     ) -> list[ResolveResult]:
-        """Return the addresses that may be connected to; raise PrivateAddressError if there are none."""
+        """Return the allowed addresses; raise PrivateAddressError if there are none."""
         found = await self._lookup.resolve(host, port, family)
         name = host.rstrip(".").lower()
         public = [each for each in found if is_public(each["host"])]
@@ -143,17 +143,17 @@ class AddressResolver(AbstractResolver):
         return found
 
     async def close(self) -> None:
-        """Hold nothing."""
+        """Do nothing: the resolver has no resources."""
 
 
-# An HTTP client that trusts no server: redirects are judged, nothing is decompressed, no cookie is kept.
+# An HTTP client that trusts no server: redirects are checked, nothing is decompressed, no cookie is kept.
 #
-# It uses the session of fsspec's HTTP file system, but none of its requests: these take a whole file for a
-# part, read endless answers and follow every redirect (docs/decisions/0002-remote.md).
+# It uses the session of fsspec's HTTP file system, but not its requests: those download a whole file for a
+# part, read endless responses and follow every redirect (docs/decisions/0002-remote.md).
 
 _LEGAL = "%:/?#[]@!$&'()*+,;=~"  # RFC 3986, 2.2 and 2.3; other characters are quoted
 _REDIRECT_STATUSES, _REDIRECTS = (301, 302, 303, 307, 308), 5
-# Headers that are sent to another origin too.
+# Headers that are sent to other origins too.
 _FOR_ALL = ("accept-encoding", "range", "user-agent")
 _BUSY, _PAUSES = (429, 500, 502, 503, 504), (0.2, 1.0)
 
@@ -161,12 +161,12 @@ Answer = TypeVar("Answer")
 AnswerReader = Callable[[aiohttp.ClientResponse], Awaitable[Answer]]
 
 
-class _ServerBusyError(Exception):  # leads to another try, and is no error before the last one
-    """The server asks for a later request, or closed the connection."""
+class _ServerBusyError(Exception):  # causes a retry, and is an error only in the last attempt
+    """The server is busy or closed the connection, so the request may be repeated."""
 
 
 class HttpRequest(NamedTuple):
-    """A request for a place: POST with a `form`, else GET; `stays` refuses redirects to another origin."""
+    """A request: POST with a `form`, otherwise GET; `stays` refuses redirects to another origin."""
 
     place: str
     url: str
@@ -176,9 +176,9 @@ class HttpRequest(NamedTuple):
 
 
 async def fetch(request: HttpRequest, read: AnswerReader[Answer]) -> Answer:
-    """Return what `read` makes of the answer; busy servers are asked again.
+    """Return the result of `read` for the response; retry while the server is busy.
 
-    Raise NotFoundError if there is no answer, TruncatedError if it ends too early.
+    Raise NotFoundError if there is no response, TruncatedError if it ends too early.
     """
     for pause in (*_PAUSES, None):
         try:
@@ -190,9 +190,9 @@ async def fetch(request: HttpRequest, read: AnswerReader[Answer]) -> Answer:
 
 
 async def _fetch_once(request: HttpRequest, read: AnswerReader[Answer]) -> Answer:
-    """Return what `read` makes of the answer at the end of the server's redirects."""
+    """Follow redirects and return the result of `read` for the final response."""
     named = here = yarl.URL(request.url, encoded=True)
-    # What is compressed for the way has other bytes at other offsets.
+    # Compressed transfers have other bytes at other offsets.
     headers = {"Accept-Encoding": "identity", **_netrc_header(named, request.headers), **request.headers}
     for _ in range(_REDIRECTS + 1):
         async with await _send(request, named, here, headers) as answer:
@@ -212,7 +212,7 @@ async def _fetch_once(request: HttpRequest, read: AnswerReader[Answer]) -> Answe
 async def _send(
     request: HttpRequest, named: yarl.URL, here: yarl.URL, headers: dict[str, str]
 ) -> aiohttp.ClientResponse:
-    """Send one request to `here`, where the named URL led: to public addresses alone if on another host."""
+    """Send one request to `here`; on another host than the named URL's, only to public addresses."""
     proxy, silence = _find_proxy(here), limits.current().fetch_seconds
     same = _normalized_host(here) == _normalized_host(named)
     if not same:
@@ -243,7 +243,7 @@ async def _read_answer(place: str, answer: aiohttp.ClientResponse, read: AnswerR
 
 
 def _redirect_target(place: str, here: yarl.URL, location: str) -> yarl.URL:
-    """Return where a redirect leads; raise UnsupportedError or NotFoundError where it is not followed."""
+    """Return the target of a redirect; raise UnsupportedError or NotFoundError if it is refused."""
     there = yarl.URL(quote(location, _LEGAL), encoded=True)
     if there.raw_user is not None or there.raw_password is not None:
         raise UnsupportedError(
@@ -268,7 +268,7 @@ def is_cross_origin(here: yarl.URL, location: str) -> bool:
 
 
 def _find_proxy(url: yarl.URL) -> yarl.URL | None:
-    """Return the proxy that the environment names for the URL, with its user and password; else None."""
+    """Return the environment's proxy for the URL, with its user and password, or None."""
     try:
         found, auth = get_env_proxy_for_url(url)
     except LookupError:
@@ -277,9 +277,9 @@ def _find_proxy(url: yarl.URL) -> yarl.URL | None:
 
 
 def _netrc_header(url: yarl.URL, headers: dict[str, str]) -> dict[str, str]:
-    """Return the header with the user and password that ~/.netrc has for the named host.
+    """Return the header with the user and password in ~/.netrc for the named host.
 
-    Not left to aiohttp, which would use netrc's default entry for any host that a server leads to.
+    aiohttp would use netrc's default entry for any host that a server redirects to.
     """
     if url.user is not None or any(name.lower() == "authorization" for name in headers):
         return {}
@@ -295,7 +295,7 @@ def _netrc_header(url: yarl.URL, headers: dict[str, str]) -> dict[str, str]:
 
 @functools.cache
 def _http_filesystem(*, public: bool, process: int) -> HTTPFileSystem:  # noqa: ARG001  # one for each
-    """Return the session of this process: its connections serve all servers, and it keeps no cookies."""
+    """Return the session of this process: shared connections, no cookies."""
 
     async def make_client(**settings: Any) -> aiohttp.ClientSession:
         connector = aiohttp.TCPConnector(resolver=AddressResolver(public=public))
@@ -307,7 +307,7 @@ def _http_filesystem(*, public: bool, process: int) -> HTTPFileSystem:  # noqa: 
 
 @contextlib.contextmanager
 def _translate_errors(place: str, *, last: bool) -> Iterator[None]:
-    """Turn failures of the connection into sentences, or into another try where that may help."""
+    """Translate connection failures into errors, or into a retry where that may help."""
     try:
         yield
     except aiohttp.ClientConnectorDNSError as error:
@@ -337,9 +337,9 @@ def _private_address_error(place: str, error: BaseException) -> UnsupportedError
     )
 
 
-# Answers of web servers: sizes, parts and identities that fit together, or an error.
+# Responses of web servers: consistent sizes, ranges and identities, or an error.
 #
-# Numbers of sections are those of RFC 9110.
+# Section numbers refer to RFC 9110.
 
 _GONE, _DENIED = (404, 410), (401, 403, 407)
 _PAGE, _PIECE = 4 << 20, 1 << 20
@@ -348,7 +348,7 @@ _LINK = re.compile(r"<a\s[^>]*?href\s*=\s*[\"']([^\"'<>]*)[\"']", re.IGNORECASE)
 
 
 def _require_ok(place: str, answer: aiohttp.ClientResponse) -> None:
-    """Raise NotFoundError with the reason unless the answer is the file as a whole."""
+    """Raise NotFoundError with the reason unless the response is the whole file."""
     if answer.status in _DENIED:
         raise NotFoundError(
             f"the server {PERMITS_NOT} ({answer.status})",
@@ -360,7 +360,7 @@ def _require_ok(place: str, answer: aiohttp.ClientResponse) -> None:
 
 
 def _file_stat(size: int, answer: aiohttp.ClientResponse) -> FileStat:
-    """Return a file's identity: its size, its time, and its ETag (else that time) as a tag."""
+    """Return a file's identity: its size, its time, and a tag from its ETag (or from the time)."""
     changed = answer.headers.get("Last-Modified", "")
     try:
         mtime_ns = int(parsedate_to_datetime(changed).timestamp()) * 10**9
@@ -370,7 +370,7 @@ def _file_stat(size: int, answer: aiohttp.ClientResponse) -> FileStat:
 
 
 def _parse_range(place: str, answer: aiohttp.ClientResponse) -> tuple[int, int, int]:
-    """Return the first byte, the last and the total of a partial answer (14.4)."""
+    """Return the first byte, the last byte and the total of a partial response (14.4)."""
     match = _RANGE.fullmatch(answer.headers.get("Content-Range", ""))
     if match is None:
         raise UnsupportedError("the server does not tell which part of the file it gives", file=place)
@@ -381,7 +381,7 @@ def _parse_range(place: str, answer: aiohttp.ClientResponse) -> tuple[int, int, 
 
 
 async def _read_exactly(place: str, answer: aiohttp.ClientResponse, length: int) -> bytes:
-    """Return the answer's bytes, which must be so many; at most one too many is read."""
+    """Return the response's bytes, exactly `length` of them; read at most one byte more."""
     data = await answer.content.readexactly(length)
     if await answer.content.read(1):
         raise UnsupportedError("the server sends more than it tells", file=place)
@@ -391,7 +391,7 @@ async def _read_exactly(place: str, answer: aiohttp.ClientResponse, length: int)
 async def _read_range(
     place: str, answer: aiohttp.ClientResponse, offset: int, length: int, *, same: bool
 ) -> bytes:
-    """Return the bytes of a partial answer; raise ChangedError unless it is of the `same` file."""
+    """Return the bytes of a partial response; raise ChangedError unless it is of the `same` file."""
     first, last, _ = _parse_range(place, answer)
     if not same:
         raise ChangedError("the file changed after it was listed", file=place)
@@ -401,14 +401,14 @@ async def _read_range(
 
 
 async def _read_page(answer: aiohttp.ClientResponse) -> str:
-    """Return an HTML page as text, up to the length of a listing; nothing for what is no page."""
+    """Return an HTML page as text, up to the length of a listing; "" for other content."""
     if answer.status != 200 or not answer.content_type.startswith("text/html"):
         return ""
     return (await _read_up_to(answer, _PAGE)).decode("utf-8", "replace")
 
 
 async def _read_up_to(answer: aiohttp.ClientResponse, most: int) -> bytes:
-    """Return the beginning of the answer's body."""
+    """Return the start of the response's body."""
     data = bytearray()
     async for piece in answer.content.iter_chunked(_PIECE):
         data += piece
@@ -419,15 +419,15 @@ async def _read_up_to(answer: aiohttp.ClientResponse, most: int) -> bytes:
 
 # Files of web servers.
 #
-# The first request for a file asks for its beginning and learns all: its size, its ETag, and whether the
-# server gives parts. A HEAD would tell less, and a URL that is signed for GET refuses it.
+# The first request for a file asks for its first bytes and returns everything: its size, its ETag, and
+# whether the server supports ranges. A HEAD request would return less, and a URL signed for GET rejects it.
 
 
 class Web:
     """A folder of a web server.
 
-    A named file is requested by the very URL, what lies beside it by its name. The query and the user
-    of the URL stay here: no place has them.
+    A named file is requested by exactly the given URL, files beside it by their names. The query and
+    the user of the URL stay in this class and never enter a location.
     """
 
     def __init__(self, start: str, prefix: str, query: str) -> None:
@@ -439,13 +439,13 @@ class Web:
 
     @classmethod
     def mount(cls, url: str, outer: str) -> str:  # noqa: ARG003  # for members of archives
-        """Mount the folder of a URL; return the place of what it names."""
+        """Mount the folder of a URL; return the location of the file."""
         url = quote(url, _LEGAL)
         address = re.split(r"[?#]", url, maxsplit=1)[0]
         query = re.split("#", url[len(address) :])[0]
         place = urls.display_url(address).rstrip("/")
         folder, _, _ = address.rstrip("/").rpartition("/")
-        if folder.endswith("/"):  # a host alone
+        if folder.endswith("/"):  # a host without a path
             folder, start = address.rstrip("/"), place + "/"
         else:
             start = place.rpartition("/")[0] + "/"
@@ -458,14 +458,14 @@ class Web:
         return place
 
     async def look(self, place: str) -> StoreEntry:
-        """Return what is there by asking for its beginning; raise NotFoundError if nobody can tell."""
+        """Return the entry by requesting its first bytes; raise NotFoundError if it cannot be determined."""
         headers = {"Range": f"bytes=0-{HEAD - 1}"}
         return await fetch(
             HttpRequest(place, self._url(place), headers), functools.partial(self._read_head, place)
         )
 
     async def names(self, place: str, most: int) -> list[str]:  # noqa: ARG002  # a page's length is its limit
-        """Return the links of the folder's page that lead into the folder; none where there is no page."""
+        """Return the links of the folder's page that lead into the folder; none without a page."""
         address, mark, query = self._url(place).partition("?")
         try:
             page = await fetch(HttpRequest(place, address.rstrip("/") + "/" + mark + query, {}), _read_page)
@@ -475,7 +475,7 @@ class Web:
         return [name for name in dict.fromkeys(links) if not name.startswith(("?", "#"))]
 
     async def part(self, place: str, seen: FileStat, offset: int, length: int) -> bytes:
-        """Return exactly these bytes; raise ChangedError if the server has another file there now."""
+        """Return exactly these bytes; raise ChangedError if the server's file changed."""
         headers = {"Range": f"bytes={offset}-{offset + length - 1}"}
         read = functools.partial(self._read_part, place, seen, offset, length)
         return await fetch(HttpRequest(place, self._url(place), headers), read)
@@ -520,7 +520,7 @@ class Web:
         return whole
 
     async def _keep_whole(self, place: str, answer: aiohttp.ClientResponse) -> FileStat:
-        """Keep a file that came as a whole because the server gives no parts."""
+        """Keep a file that arrived whole because the server does not support range requests."""
         size, why = answer.content_length, "the server gives no parts of files"
         require_fetchable(place, size or 0, why)
         remote.current_request().expect(size or limits.current().fetched_bytes)
@@ -545,7 +545,7 @@ class Web:
         return seen
 
     def _url(self, place: str) -> str:
-        # What was typed is quoted already where it has to be.
+        # A typed URL is already quoted where necessary.
         return self.exact.get(place) or self._prefix + quote(place[len(self._start) :], "/%") + self._query
 
 
@@ -558,15 +558,15 @@ def _origin(url: str) -> str:
     try:
         return str(yarl.URL(url, encoded=True).origin())
     except ValueError:
-        return ""  # not even a server's name: the first request says so
+        return ""  # not even a server's name: the first request reports it
 
 
-# Object stores and other file systems of fsspec, read by ranges.
+# Object stores and other fsspec file systems, read by ranges.
 #
-# What a store gives as a version of an object (an ETag, a hash, a generation) is its identity. A versioned
-# store is asked for bytes of just that version; another is looked up again after every read.
+# An object's version in the store (an ETag, a hash, a generation) is its identity. A versioned store is asked
+# for the bytes of exactly that version; in other stores the version is checked after every read.
 
-# The first that an entry has. Sources: s3fs/core.py (_info), gcsfs/core.py (_process_object),
+# The first field that an entry has. Sources: s3fs/core.py (_info), gcsfs/core.py (_process_object),
 # fsspec/implementations/memory.py (info).
 _VERSIONS = ("ETag", "etag", "generation", "blob_id", "oid", "md5Hash", "LastModified", "mtime", "created")
 _TIMES = ("LastModified", "mtime", "created")
@@ -575,9 +575,9 @@ _STORES: dict[tuple[str, float], CachingStore] = {}
 
 
 class ObjectStore:
-    """A store that fsspec knows by its scheme."""
+    """A store for one of fsspec's schemes."""
 
-    # What the libraries raise: these have no common base.
+    # Exceptions of the libraries, which have no common base class.
     failures: tuple[type[Exception], ...] = (
         OSError,
         ValueError,
@@ -592,7 +592,7 @@ class ObjectStore:
 
     @classmethod
     def mount(cls, url: str, outer: str) -> str:  # noqa: ARG003  # for members of archives
-        """Mount the folder of a URL; return the place of what it names."""
+        """Mount the folder of a URL; return the location of the file."""
         place = url.rstrip("/")
         store = cls._shared_store(place)
         parent = place.rpartition("/")[0]
@@ -601,47 +601,47 @@ class ObjectStore:
 
     @classmethod
     def _shared_store(cls, place: str) -> CachingStore:
-        """Return the store of a scheme: it shares its connections, which wait as long as the limit says."""
+        """Return the store of a scheme, with shared connections that wait as long as the limit allows."""
         scheme = place.partition("://")[0]
         known = scheme, limits.current().fetch_seconds
         if known not in _STORES:
-            # Libraries look for keys here already: at a cloud's metadata server, if need be.
+            # The libraries already look for keys here, if necessary at a cloud's metadata server.
             budget = WaitBudget()
             server = budget.run(place, 0, functools.partial(asyncio.to_thread, cls, scheme))
             _STORES[known] = CachingStore(server, allowance=budget)
         return _STORES[known]
 
     def open_system(self, scheme: str, **options: Any) -> Any:
-        """Return the library's own file system, without its cache of listings."""
+        """Return the library's file system, without its cache of listings."""
         return fsspec.filesystem(scheme, use_listings_cache=False, skip_instance_cache=True, **options)
 
     async def look(self, place: str) -> StoreEntry:
-        """Return what is there now; raise NotFoundError if nobody can tell."""
+        """Return the current entry; raise NotFoundError if it cannot be determined."""
         try:
             with self._explained(place):
                 found = await self.info(place)
         except FileNotFoundError as error:
-            if "specified bucket does not exist" in str(error):  # a name may have the word
+            if "specified bucket does not exist" in str(error):  # a name may contain the phrase
                 raise NotFoundError("there is no such bucket", file=place) from error
             return None
         return "folder" if found.get("type") == "directory" else stat_from_info(found)
 
     async def names(self, place: str, most: int) -> list[str]:
-        """Return the names in a folder; a store that gives pages is asked for `most` of them."""
+        """Return the names in a folder; a store with pages is asked for `most` of them."""
         try:
             with self._explained(place):
                 found = await self.listed(place, most)
         except (FileNotFoundError, NotADirectoryError):
             return []
         except NotFoundError as error:
-            # Many a bucket lets files be read and not be listed: it cannot tell.
+            # Many buckets allow reads but not listings, so existence is unknown.
             if PERMITS_NOT in error.message:
                 return []
             raise
         return sorted({name.rstrip("/").rpartition("/")[2] for name in found})
 
     async def part(self, place: str, seen: FileStat, offset: int, length: int) -> bytes:
-        """Return exactly these bytes; raise ChangedError if another version is there now."""
+        """Return exactly these bytes; raise ChangedError if another version exists now."""
         try:
             with self._explained(place):
                 data = await self.bytes_of(place, seen, offset, length)
@@ -658,29 +658,29 @@ class ObjectStore:
         return data
 
     async def info(self, place: str) -> Mapping[str, Any]:
-        """Return what the library tells of a place now; raise FileNotFoundError if there is nothing."""
+        """Return the library's current information; raise FileNotFoundError if there is nothing."""
         found: Mapping[str, Any] = await self.call("info", place)
         return found
 
     async def listed(self, place: str, most: int) -> Iterable[str]:
-        """Return full names of what is in a folder."""
+        """Return full names of the entries of a folder."""
         found: list[str] = await self.call("ls", place, detail=False)
         return found[:most]
 
     async def bytes_of(self, place: str, seen: FileStat, offset: int, length: int) -> bytes:
-        """Return what the store gives for the range."""
+        """Return the store's data for the range."""
         data: bytes = await self.call("cat_file", place, start=offset, end=offset + length)
         require_same_version(place, seen, stat_from_info(await self.info(place)))
         return data
 
     async def call(self, name: str, *arguments: Any, **options: Any) -> Any:
-        """Call a method of the library, which has an underscore where it is a coroutine."""
+        """Call a method of the library, which has an underscore prefix where it is a coroutine."""
         if self.system.async_impl:
             return await getattr(self.system, f"_{name}")(*arguments, **options)
         return getattr(self.system, name)(*arguments, **options)
 
     def explain(self, error: Exception, place: str) -> CkpttoolError:
-        """Return the error for what a library raised."""
+        """Return the error for a library's exception."""
         if isinstance(error, PermissionError):
             return NotFoundError(f"the store {PERMITS_NOT}", file=place)
         if isinstance(error, TimeoutError):
@@ -691,7 +691,7 @@ class ObjectStore:
 
     @contextlib.contextmanager
     def _explained(self, place: str) -> Iterator[None]:
-        """Turn what the library raises into a sentence; what is not there stays FileNotFoundError."""
+        """Translate a library's exceptions; a missing file stays FileNotFoundError."""
         try:
             yield
         except (FileNotFoundError, NotADirectoryError):
@@ -703,7 +703,7 @@ class ObjectStore:
 
 
 def stat_from_info(found: Mapping[str, Any]) -> FileStat:
-    """Return a file's identity of what a store tells of it."""
+    """Return a file's identity from the store's information."""
     version = next((found[name] for name in _VERSIONS if found.get(name)), "")
     named = version.isoformat() if isinstance(version, datetime.datetime) else str(version)
     changed = next((found[name] for name in _TIMES if isinstance(found.get(name), datetime.datetime)), None)
@@ -712,49 +712,50 @@ def stat_from_info(found: Mapping[str, Any]) -> FileStat:
 
 
 def require_same_version(place: str, seen: FileStat, now: FileStat) -> None:
-    """Raise ChangedError unless both are one version."""
+    """Raise ChangedError unless both versions are the same."""
     if now != seen:
         raise ChangedError("the file changed after it was listed", file=place)
 
 
 class VersionedStore(ObjectStore):
-    """A store that is asked for the bytes of the version that was seen.
+    """A store that reads the bytes of the listed version.
 
-    What was listed is what is read, whatever is written meanwhile; no second look is needed.
+    The listed version is read even if the file is overwritten meanwhile; no second look-up is
+    needed.
     """
 
-    # The entry of `info` that has the version.
+    # Field of `info` that contains the version.
     version_key: str
 
     def __init__(self, scheme: str) -> None:
-        """Remember no version yet."""
+        """Start without versions."""
         super().__init__(scheme)
         self._versions: OrderedDict[tuple[str, FileStat], str] = OrderedDict()
 
     async def info(self, place: str) -> Mapping[str, Any]:
-        """Return what is told of the object, and remember its version."""
+        """Return the object's information, and remember its version."""
         found = await super().info(place)
         if found.get(self.version_key):
             self.remember(place, stat_from_info(found), str(found[self.version_key]))
         return found
 
     def remember(self, place: str, seen: FileStat, version: str) -> None:
-        """Note which version was seen."""
+        """Record the listed version."""
         self._versions[place, seen] = version
         if len(self._versions) > _KEPT_VERSIONS:
             self._versions.popitem(last=False)
 
     async def version(self, place: str, seen: FileStat) -> str | None:
-        """Return the version that was seen, by another process perhaps; None if the store has none.
+        """Return the listed version, possibly listed by another process; None if the store has none.
 
-        Raise ChangedError if another version is there now.
+        Raise ChangedError if another version exists now.
         """
         if (place, seen) not in self._versions:
             require_same_version(place, seen, stat_from_info(await self.info(place)))
         return self._versions.get((place, seen))
 
 
-# Google Cloud Storage by gcsfs: an object's generation is its version.
+# Google Cloud Storage through gcsfs: an object's generation is its version.
 
 
 class GS(VersionedStore):
@@ -763,10 +764,10 @@ class GS(VersionedStore):
     version_key = "generation"
 
     def open_system(self, scheme: str, **options: Any) -> Any:  # noqa: ARG002  # one system for both schemes
-        """Return gcsfs's system for all buckets.
+        """Return gcsfs's file system for all buckets.
 
-        Its own choice (`gcsfs.GCSFileSystem`) asks another service for each bucket's kind first, which wants
-        credentials where a public bucket needs none (gcsfs/extended_gcsfs.py).
+        The default (`gcsfs.GCSFileSystem`) first queries another service for each bucket's kind, which
+        needs credentials where a public bucket needs none (gcsfs/extended_gcsfs.py).
         """
         from gcsfs.core import GCSFileSystem
         from gcsfs.retry import HttpError
@@ -776,7 +777,7 @@ class GS(VersionedStore):
         silence, trace = limits.current().fetch_seconds, aiohttp.TraceConfig()
         trace.on_request_redirect.append(_on_redirect)
         trace.on_request_end.append(_on_response)
-        # It prints the traceback of what it raises too, unless its logger has a handler.
+        # gcsfs also prints the traceback of what it raises, unless its logger has a handler.
         logging.getLogger("gcsfs").addHandler(logging.NullHandler())
         return GCSFileSystem(
             use_listings_cache=False,
@@ -787,16 +788,16 @@ class GS(VersionedStore):
         )
 
     def explain(self, error: Exception, place: str) -> CkpttoolError:
-        """Recognise an answer that permits nothing (gcsfs/retry.py, validate_response)."""
+        """Return the error; a Forbidden response is denied access (gcsfs/retry.py, validate_response)."""
         return super().explain(PermissionError() if str(error).startswith("Forbidden") else error, place)
 
     async def listed(self, place: str, most: int) -> Iterable[str]:
-        """Return full names, as many as asked for."""
+        """Return full names, at most the requested number."""
         found: list[str] = await self.call("ls", place, detail=False, max_results=most)
         return found
 
     async def bytes_of(self, place: str, seen: FileStat, offset: int, length: int) -> bytes:
-        """Return the bytes of the generation that was seen."""
+        """Return the bytes of the listed generation."""
         generation = await self.version(place, seen)
         if generation is None:
             return await super().bytes_of(place, seen, offset, length)
@@ -805,29 +806,29 @@ class GS(VersionedStore):
 
 
 async def _on_redirect(_: object, __: object, found: Any) -> None:
-    """Raise UnsupportedError for a redirect to another host: Google's interface has none."""
+    """Raise UnsupportedError for a redirect to another host: Google's API has none."""
     if is_cross_origin(found.url, found.response.headers.get("Location", "")):
         raise UnsupportedError("the store leads to another server, which is not followed")
 
 
 async def _on_response(_: object, __: object, found: Any) -> None:
-    """Count what arrives of the answer."""
+    """Count the bytes received for the response."""
     remote.current_request().watch(found.response.content)
 
 
-# Amazon's S3 and compatible services by s3fs: ranges of the version that was seen (`If-Match`).
+# Amazon S3 and compatible services through s3fs: ranges of the listed version (`If-Match`).
 
 _REGION = "x-amz-bucket-region"
 
 
 class S3(VersionedStore):
-    """S3 and compatible services; without any key, a bucket is read as the public does."""
+    """S3 and compatible services; without keys, buckets are read anonymously."""
 
     version_key = "ETag"
     _anonymous = False
 
     def open_system(self, scheme: str, **options: Any) -> Any:  # noqa: ARG002  # one system for both schemes
-        """Return s3fs's file system, with the keys of the environment; of the public without them."""
+        """Return s3fs's file system, with the keys of the environment or anonymously."""
         from aiobotocore.config import AioConfig
         from aiobotocore.httpsession import AIOHTTPSession
         from botocore.exceptions import BotoCoreError, ClientError
@@ -854,7 +855,7 @@ class S3(VersionedStore):
         return super().open_system("s3", config_kwargs=settings, **public)
 
     def explain(self, error: Exception, place: str) -> CkpttoolError:
-        """Recognise another version, an answer that did not come, and a redirect."""
+        """Return the error; recognise another version, a missing response and a redirect."""
         from botocore.exceptions import ConnectTimeoutError, ReadTimeoutError
 
         told = getattr(error.__cause__, "response", None) or {}
@@ -867,7 +868,7 @@ class S3(VersionedStore):
         return super().explain(TimeoutError() if timeout else error, place)
 
     async def look(self, place: str) -> StoreEntry:
-        """Return what is there now; the first look finds out whether there are keys."""
+        """Return the current entry; the first call finds out whether there are keys."""
         from botocore.exceptions import NoCredentialsError
 
         try:
@@ -880,7 +881,7 @@ class S3(VersionedStore):
         return await super().look(place)
 
     async def listed(self, place: str, most: int) -> Iterable[str]:
-        """Return full names, a page for every request."""
+        """Return full names, one page per request."""
         bucket, key, _ = self.system.split_path(place)
         prefix, found = f"{key.rstrip('/')}/" if key else "", list[str]()
         async for entry in self.system._iterdir(bucket, prefix=prefix):
@@ -891,7 +892,7 @@ class S3(VersionedStore):
         return found
 
     async def bytes_of(self, place: str, seen: FileStat, offset: int, length: int) -> bytes:
-        """Return the bytes of the ETag that was seen, for which `cat_file` of s3fs cannot ask."""
+        """Return the bytes of the listed ETag, which `cat_file` of s3fs cannot request."""
         from s3fs.core import _error_wrapper
 
         version = await self.version(place, seen)
@@ -913,11 +914,11 @@ class S3(VersionedStore):
 
 
 async def _send_s3(session: Any, *arguments: Any, **options: Any) -> Any:
-    """Return the answer itself; what arrives of its body is progress.
+    """Return the response itself; received bytes of its body count as progress.
 
-    No redirect is followed, as botocore follows none: where a bucket's region is another one, it makes a
-    request of its own. Raise UnsupportedError for a redirect that names no region: botocore would ask for
-    that region, and be redirected, without end.
+    Redirects are not followed, and botocore follows none either: where a bucket is in another
+    region, it sends a new request. Raise UnsupportedError for a redirect that names no region:
+    botocore would request that region, and be redirected, without end.
     """
     answer = await session.request(*arguments, allow_redirects=False, **options)
     if answer.status in _REDIRECT_STATUSES and _REGION not in answer.headers:
@@ -927,15 +928,15 @@ async def _send_s3(session: Any, *arguments: Any, **options: Any) -> Any:
     return answer
 
 
-# Repositories of the Hugging Face Hub, read as files of any web server.
+# Repositories of the Hugging Face Hub, read like files of any web server.
 #
-# The hub's own client makes the addresses and knows the token. It does not send the requests: it would follow
-# a redirect, or the link to a listing's next page, to any server, and wait for any time.
+# The hub's own client builds the URLs and provides the token. It does not send the requests: it would follow
+# a redirect, or the link to a listing's next page, to any server, and wait without limit.
 
-# Of a file that is given as a whole: the hub may do so with what git itself keeps, which is at most 10 MB
+# Limit for a file returned whole: the hub may do so for files stored in git itself, which are at most 10 MB
 # (https://huggingface.co/docs/hub/repositories-getting-started).
 _SMALL = 16 << 20
-_LARGEST = 16 << 20  # of an answer of the interface: a page has a thousand entries
+_LARGEST = 16 << 20  # of an API response: a page has a thousand entries
 _REASONS = {
     "GatedRepo": "the repository's owner has not let you in",
     "RepoNotFound": "there is no such repository, or it is private and HF_TOKEN does not open it",
@@ -958,20 +959,20 @@ class _HubPath(NamedTuple):
 
 
 class HF(VersionedStore):
-    """The Hugging Face Hub: what is read is the commit that a branch named when the session began."""
+    """The Hugging Face Hub: reads the commit that a branch named when the session began."""
 
     def open_system(self, scheme: str, **options: Any) -> Any:  # noqa: ARG002  # the hub has one
-        """Return the hub's settings, and read its token."""
+        """Read the hub's settings and its token."""
         from huggingface_hub import constants, get_token
 
-        # Not by the library's build_hf_headers, which asks the hub for a list of programs first.
+        # Not by the library's build_hf_headers, which first requests a list of programs from the hub.
         token = None if constants.HF_HUB_DISABLE_IMPLICIT_TOKEN else get_token()
         self._headers = {"User-Agent": "ckpttool", **({"Authorization": f"Bearer {token}"} if token else {})}
         self._endpoint = constants.ENDPOINT.rstrip("/")
         return constants
 
     async def info(self, place: str) -> Mapping[str, Any]:
-        """Return the file's size and its blob, of the commit that this session reads."""
+        """Return the file's size and blob in the commit that this session reads."""
         file = _parse_hub_url(place)
         commit = await self._commit(place, file)
         if not file.path:
@@ -991,7 +992,7 @@ class HF(VersionedStore):
         return told
 
     async def listed(self, place: str, most: int) -> Iterable[str]:
-        """Return the names, a page for every request."""
+        """Return the names, one page per request."""
         file = _parse_hub_url(place)
         where = f"tree/{quote(await self._commit(place, file), '')}"
         following: str | None = self._api(file, where + (file.path and f"/{quote(file.path, '')}"))
@@ -1002,7 +1003,7 @@ class HF(VersionedStore):
         return [str(each.get("path", "")) for each in found[:most]]
 
     async def bytes_of(self, place: str, seen: FileStat, offset: int, length: int) -> bytes:
-        """Return the bytes of the file in a commit: requested, and judged, as of any web server."""
+        """Return the bytes of the file in a commit, requested and checked like any web server's."""
         from huggingface_hub import hf_hub_url
 
         file, commit = _parse_hub_url(place), await self.version(place, seen)
@@ -1014,14 +1015,14 @@ class HF(VersionedStore):
         return await fetch(HttpRequest(place, url, headers), read)
 
     def _api(self, file: _HubPath, rest: str) -> str:
-        """Return the URL of the hub's interface for a question about a repository."""
+        """Return the URL of the hub's API for a query about a repository."""
         from huggingface_hub.utils import validate_repo_id
 
         validate_repo_id(file.repository)
         return f"{self._endpoint}/api/{file.kind}s/{file.repository}/{rest}"
 
     async def _ask(self, place: str, url: str, form: dict[str, str] | None = None) -> tuple[Any, str | None]:
-        """Return what the hub answers at one of its URLs: JSON, and the URL of the next page."""
+        """Return the hub's response for one of its URLs: JSON, and the URL of the next page."""
         if self.system.HF_HUB_OFFLINE:
             raise NotFoundError("HF_HUB_OFFLINE is set, so the hub is not asked", file=place)
         request = HttpRequest(place, url, self._headers, form, stays=True)
@@ -1031,7 +1032,7 @@ class HF(VersionedStore):
         known = filesystem.current_session().versions
         name = f"{file.kind}:{file.repository}@{file.revision}"
         if name not in known:
-            # `expand` leaves out what else is told of a repository: a list of all of its files.
+            # `expand` omits the rest of the repository's information: a list of all of its files.
             found, _ = await self._ask(
                 place, self._api(file, f"revision/{quote(file.revision, '')}?expand=sha")
             )
@@ -1043,7 +1044,7 @@ class HF(VersionedStore):
 
 
 async def _read_hub_page(place: str, answer: aiohttp.ClientResponse) -> tuple[Any, str | None]:
-    """Return an answer of the interface as JSON, and the next page; raise NotFoundError with its reason."""
+    """Return an API response as JSON, and the next page; raise NotFoundError with its reason."""
     # huggingface_hub/utils/_http.py, hf_raise_for_status
     reason = answer.headers.get("X-Error-Code", "")
     if reason == "EntryNotFound" or (answer.status == 404 and not reason):

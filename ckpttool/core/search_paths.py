@@ -1,8 +1,8 @@
-"""Search paths for code, without the working directory: it may hold a stranger's files.
+"""Search paths for code, without the working directory, which may contain a stranger's files.
 
-A user's own module in the working directory is found only by the name that was typed (`--like`, `--env`).
-This runs before all other code of a command, so that it imports only `os` and `sys` first, and in the
-interpreters of other environments: the syntax is Python 3.7's.
+A user's own module in the working directory is found only by a name typed by the user (`--like`,
+`--env`). This module runs before all other code of a command, so it first imports only `os` and
+`sys`; it also runs in the interpreters of other environments, so the syntax is Python 3.7's.
 """
 
 import os
@@ -10,11 +10,11 @@ import sys
 
 
 def leave_working_directory(*, first: bool = False) -> None:
-    """Take the working directory off the search paths of this process and of those that it starts.
+    """Remove the working directory from the search paths of this process and its child processes.
 
-    `first` says that Python itself has put it in front, as `python -m` does. A folder that PYTHONPATH names
-    is kept, even if it is the working directory; an empty element of PYTHONPATH, which Python takes for the
-    working directory, is removed.
+    `first` means that Python itself put it in front, as `python -m` does. A folder in PYTHONPATH is
+    kept, even if it is the working directory; an empty element of PYTHONPATH, which Python
+    interprets as the working directory, is removed.
     """
     elements = os.environ.get("PYTHONPATH", "").split(os.pathsep)
     if first and sys.path and not sys.flags.safe_path:
@@ -30,7 +30,7 @@ def leave_working_directory(*, first: bool = False) -> None:
 
 
 def child_environment() -> "dict[str, str]":
-    """Return the environment for a child process, in which no search path leads to the working directory."""
+    """Return the environment for a child process, with no search path to the working directory."""
     found = dict(os.environ)
     for name in ("PATH", "PYTHONPATH", "LD_LIBRARY_PATH"):
         if name in found:
@@ -44,12 +44,12 @@ def child_environment() -> "dict[str, str]":
 def _working_directory() -> "str | None":
     try:
         return os.getcwd()
-    except OSError:  # it was removed, or may not be read
+    except OSError:  # it was removed, or is not readable
         return None
 
 
 class change_directory:  # noqa: N801  # a context manager, which contextlib would make with an import
-    """Have another folder as the working directory while a block imports or starts what looks there first."""
+    """Change the working directory while a block imports or starts code that looks there first."""
 
     def __init__(self, folder: str) -> None:
         self.folder = folder
@@ -64,10 +64,11 @@ class change_directory:  # noqa: N801  # a context manager, which contextlib wou
 
 
 def enable_user_module(name: str) -> "str | None":
-    """Let imports find a user's module of this dotted name, and what it imports, in the working directory.
+    """Allow imports of this user module, and of its own imports, from the working directory.
 
-    What is installed comes first. Return the file that the name would mean as well, where there are two
-    modules of one name: then the caller refuses, and nothing is searched for in the working directory.
+    Installed modules come first. Return the file of the same name in the working directory as well
+    if there are two modules of one name: the caller then refuses, and the working directory is not
+    searched.
     """
     from importlib.machinery import PathFinder
     from importlib.util import find_spec
@@ -80,7 +81,7 @@ def enable_user_module(name: str) -> "str | None":
         installed = find_spec(top)
     except (ImportError, ValueError):
         installed = None
-    # A folder without an __init__.py has no origin: it may be a folder of checkpoints.
+    # A folder without an __init__.py has no origin and may be a folder of checkpoints.
     if own is not None and installed is not None and own.origin not in (None, installed.origin):
         return own.origin
     add_user_module(top, here)
@@ -88,7 +89,7 @@ def enable_user_module(name: str) -> "str | None":
 
 
 def add_user_module(name: str, folder: str) -> None:
-    """Let imports find a top-level module, and what its code imports, in a folder that comes last."""
+    """Allow imports of a top-level module, and of its own imports, from a folder that comes last."""
     _FINDER.names.add(name)
     if folder not in _FINDER.folders:
         _FINDER.folders.append(folder)
@@ -98,18 +99,18 @@ def add_user_module(name: str, folder: str) -> None:
 
 
 def list_user_modules() -> "list[tuple[str, str]]":
-    """Return the names and folders that were given to `add_user_module`, for a process that does the same."""
+    """Return the names and folders passed to `add_user_module`, for a process that repeats the calls."""
     return [(name, folder) for name in sorted(_FINDER.names) for folder in _FINDER.folders]
 
 
 class _UserModuleFinder:
-    """Find users' modules: by the names that were typed, and by what those modules import.
+    """Find users' modules: those named by the user, and the modules that they import.
 
-    Libraries try to import what may not be installed (`try: import msvcrt`): that is not looked for here. Nor
-    is the metadata of plugins, which `sys.path` would show.
+    Libraries try to import what may not be installed (`try: import msvcrt`): those imports are not
+    looked up here. Nor is the metadata of plugins, which `sys.path` would expose.
     """
 
-    # It imports what a user's module has registered: register(..., entry_point="other_module:Env").
+    # Imports the modules that a user's module has registered: register(..., entry_point="other_module:Env").
     FOR_USERS = ("gymnasium.envs.registration",)
 
     def __init__(self) -> None:
@@ -117,7 +118,7 @@ class _UserModuleFinder:
         self.folders = []  # type: list[str]
 
     def find_spec(self, name: str, path: object = None, target: object = None) -> object:  # noqa: ARG002
-        """Return where a top-level module lies, if it was typed or a user's module imports it."""
+        """Return the location of a top-level module that the user named or a user's module imports."""
         from importlib.machinery import PathFinder
 
         if path is not None or not (name in self.names or self._is_imported_by_user()):

@@ -15,15 +15,15 @@ from ckpttool.core.errors import CkpttoolError, FormatError
 from ckpttool.core.source import File
 from ckpttool.version import __version__
 
-# The sidecar `PATH.ckpttool.json`: what a checkpoint lacks, and the receipt of a conversion.
+# The sidecar `PATH.ckpttool.json`: the information that a checkpoint lacks, and the receipt of a conversion.
 #
-# It is data: nothing in it makes code run. It is bound to its weights by their digest, and a sidecar of
-# other weights is an error.
+# It is data: no part of it makes code run. Its digest binds it to the weights, and a sidecar of other weights
+# is an error.
 
 SUFFIX = ".ckpttool.json"
 SCHEMA = 1
 _LARGEST = 3.4e38
-# How the provenance of a fact begins; else it is "given ...".
+# Prefixes of a fact's provenance; otherwise it is "given ...".
 _READ, _ASSUMED = "read from", "assumed"
 
 
@@ -31,17 +31,17 @@ _READ, _ASSUMED = "read from", "assumed"
 class Sidecar:
     """Facts about an agent, each with its provenance: "read from ...", "given" or "assumed".
 
-    `env` holds `id`, `gymnasium`, the `arguments` that it was made with and the `wrappers` of training;
-    `action_low` and `action_high` are per dimension; `head` is what turns the policy's last layer into an
-    action; `activations` follow the hidden layers; `obs_norm` holds `mean`, `var`, `epsilon`, `clip`;
-    `epsilon` holds `layer_norm` and `adam` where they are known; `optimizers` holds settings by optimizer
-    that the checkpoint's format does not; `objects` the objects whose variables the checkpoint knows by name
-    alone (libraries/tf_names.py); `stripped` what was removed from
-    names (mapping/wrappers.py); `computation` where the source records what it computes, if that is more
-    than a chain of these weights (libraries/single_networks.py); `parity` how each network compared when it was
-    written (commands/network_outputs.py); `residue` what the target could not hold, `undo` what the
-    source was like (commands/save.py).
-    """  # noqa: E501
+    `env` has `id`, `gymnasium`, the `arguments` of its creation and the `wrappers` of training;
+    `action_low` and `action_high` are per dimension; `head` turns the policy's last layer into an
+    action; `activations` follow the hidden layers; `obs_norm` has `mean`, `var`, `epsilon`, `clip`;
+    `epsilon` has `layer_norm` and `adam` where they are known; `optimizers` has settings by
+    optimizer that the checkpoint's format does not store; `objects` the objects whose variables the
+    checkpoint identifies by name alone (libraries/tf_names.py); `stripped` the parts removed from
+    names (mapping/wrappers.py); `computation` the computation where the source records one that is
+    more than a chain of these weights (libraries/single_networks.py); `parity` how each network
+    compared when it was written (commands/network_outputs.py); `residue` what the target could not
+    store, `undo` the properties of the source (commands/save.py).
+    """
 
     target_sha256: str
     source: Mapping[str, Any] | None = None
@@ -65,15 +65,15 @@ class Sidecar:
     undo: Mapping[str, str | None] | None = None
 
     def is_assumed(self, name: str) -> bool:
-        """Say whether a fact is a default of a library or framework."""
+        """Return whether a fact is a default of a library or framework."""
         return str(self.provenance.get(name, "")).startswith(_ASSUMED)
 
     def is_read(self, name: str) -> bool:
-        """Say whether a fact was read from a file."""
+        """Return whether a fact was read from a file."""
         return str(self.provenance.get(name, "")).startswith(_READ)
 
     def origin(self, name: str) -> str:
-        """Return who or what states a fact: the file, the default; empty if the sidecar records none."""
+        """Return the origin of a fact: the file or the default; empty if the sidecar records none."""
         text = str(self.provenance.get(name, ""))
         return text.removeprefix(f"{_READ} ").removeprefix(f"{_ASSUMED}: ").removeprefix("the ")
 
@@ -105,12 +105,12 @@ class Sidecar:
         }
 
     def encode(self) -> bytes:
-        """Return the file's bytes; the same sidecar gives the same bytes."""
+        """Return the file's bytes, which are the same for equal sidecars."""
         return (json.dumps(self.document(), indent=1, allow_nan=False) + "\n").encode()
 
 
 def sidecar_path(path: str) -> str:
-    """Return the name of the sidecar of the checkpoint at `path` (a file or a prefix)."""
+    """Return the path of the sidecar of the checkpoint at `path` (a file or a prefix)."""
     return path + SUFFIX
 
 
@@ -124,9 +124,10 @@ def load_sidecar(path: str) -> Sidecar | None:
 
 
 def find_pending_sidecars(path: str) -> dict[str, Sidecar]:
-    """Return the sidecars that have no name yet, as an interrupted conversion leaves one, by their files.
+    """Return sidecars that an interrupted conversion left under temporary names, by file.
 
-    Only `target_sha256` binds any of them to the checkpoint; what is no sidecar is left out.
+    Only `target_sha256` binds any of them to the checkpoint; files that are not sidecars are left
+    out.
     """
     found = {}
     for file in (
@@ -139,7 +140,7 @@ def find_pending_sidecars(path: str) -> dict[str, Sidecar]:
 
 
 def read_sidecar(file: str) -> Sidecar:
-    """Return the sidecar in the file, whatever it is called; raise FormatError if it is damaged or none."""
+    """Return the sidecar in a file of any name; raise FormatError if it is damaged or not a sidecar."""
     return _parse_sidecar(text.load_json(file, "the sidecar", "sidecar_bytes"), file)
 
 
@@ -164,7 +165,7 @@ def _is_numbers(value: object) -> bool:
 
 
 def _is_number(value: object) -> bool:
-    # Networks compute in float32: what that cannot hold is no bound and no statistic.
+    # Networks compute in float32: a value outside its range is not a valid bound or statistic.
     return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= _LARGEST
 
 
@@ -212,23 +213,23 @@ def _is_wrappers(value: object) -> bool:
     )
 
 
-# What an environment may be made with that a file names: numbers, and lists of them.
+# Environment arguments that a file may set: numbers, and lists of numbers.
 _MOST_ARGUMENTS, _MOST_NUMBERS, _DEEPEST = 32, 1_000, 4
 _LARGEST_INTEGER = 1_000_000
 _ARGUMENT = re.compile(r"[A-Za-z][A-Za-z0-9_]{0,63}", re.ASCII)
 
 
 def is_argument(value: object) -> bool:
-    """Say whether a file may give this argument to an environment: None, numbers, nested lists of a few.
+    """Return whether a file may set this environment argument: None, numbers, short nested lists.
 
-    A text may name a file, and a large whole number may be a count of steps or bytes.
+    A string may name a file, and a large integer may be a count of steps or bytes.
     """
     numbers = _count_plain_values(value)
     return numbers is not None and numbers <= _MOST_NUMBERS
 
 
 def are_arguments(value: object) -> bool:
-    """Say whether a file may name these arguments of an environment."""
+    """Return whether a file may set these arguments of an environment."""
     return (
         isinstance(value, dict)
         and len(value) <= _MOST_ARGUMENTS
@@ -238,7 +239,7 @@ def are_arguments(value: object) -> bool:
 
 
 def _count_plain_values(value: object, depth: int = 0) -> int | None:
-    """Return how many plain values there are, None for any other value among them."""
+    """Return the number of plain values, or None if any other value is among them."""
     if isinstance(value, list | tuple):
         if depth == _DEEPEST or len(value) > _MOST_NUMBERS:
             return None
@@ -290,11 +291,11 @@ _TYPES: Mapping[str, Callable[[Any], bool]] = {
 }
 
 
-# The ledger of an agent: what could change its numbers, and whether it was used.
+# The ledger of an agent: facts that could change its outputs, and whether they were used.
 #
-# Every command that restores an agent builds one list of entries while it does so, prints it in the same
-# words and puts it into its JSON document under `ledger`. Layouts add entries to `Binding.ledger`; what no
-# layout reads is found by commands/evidence.py.
+# Every command that restores an agent builds one list of entries, prints it in the same words and puts it
+# into its JSON document under `ledger`. Layouts add entries to `Binding.ledger`; commands/evidence.py finds
+# what no layout reads.
 
 Use = Literal["used", "assumed", "not used", "cannot be known"]
 Topic = Literal[
@@ -320,15 +321,15 @@ Topic = Literal[
 
 @dataclass(frozen=True, slots=True)
 class LedgerEntry:
-    """One thing that could change what an agent computes.
+    """One fact that could change an agent's outputs.
 
     Args:
         use: whether it is part of what is played, exported or written.
-        what: the kind of thing.
-        value: what it is, in a few words ("hidden activations relu", "mean and variance of 17 values").
-        where: path in the checkpoint, or name of the file beside it, that holds it; empty if none does.
-        origin: who states it where no file does: "default of layout fujimoto", "given", an action space.
-        decides: whether leaving it out certainly changes the numbers; the exit status is 1 then.
+        what: the kind of fact.
+        value: a short description ("hidden activations relu", "mean and variance of 17 values").
+        where: path in the checkpoint, or name of the file beside it, that contains it; empty if none.
+        origin: origin if no file contains it: "default of layout fujimoto", "given", an action space.
+        decides: whether leaving it out certainly changes the outputs; the exit status is 1 then.
         hint: what to do about it.
 
     """
@@ -343,20 +344,20 @@ class LedgerEntry:
 
     @property
     def sentence(self) -> str:
-        """What people read of it, without the label."""
+        """Text of the entry for people, without the label."""
         if self.use in ("assumed", "cannot be known"):
             return f"{self.value}: {self.origin}" if self.origin else self.value
         return f"{self.what} {self.value}" + (f" ({self.source})" if self.source else "")
 
     @property
     def source(self) -> str:
-        """Where it is from: the file, and what that file claims of its origin."""
+        """Source of the fact: the file, and the origin that the file records."""
         where = "sidecar" if self.where.endswith(SUFFIX) else self.where
         return ": ".join(filter(None, (where, self.origin)))
 
     @property
     def open(self) -> bool:
-        """Whether the numbers are certainly others than those of the trained agent."""
+        """Whether the outputs certainly differ from those of the trained agent."""
         return self.decides and self.use in ("not used", "cannot be known")
 
     def document(self) -> dict[str, Any]:
@@ -368,42 +369,42 @@ LedgerEntries = tuple[LedgerEntry, ...]
 
 
 def unknown_fact(what: Topic, value: str, *, decides: bool = False, hint: str | None = None) -> LedgerEntry:
-    """Return the entry of a fact that no file holds; one that `decides` was certainly part of training."""
+    """Return the entry of a fact in no file; with `decides`, it was certainly part of training."""
     return LedgerEntry("cannot be known", what, value, decides=decides, hint=hint)
 
 
-# Facts that no file of several libraries holds. An environment or the command line gives the bounds.
+# Facts that several libraries store in no file. An environment or the command line provides the bounds.
 NO_BOUNDS = unknown_fact("action bounds", "the action bounds")
 NO_ENVIRONMENT = unknown_fact("environment", "the environment")
-# What the users of a library choose: its default is one of several choices.
+# Settings chosen by a library's users: its default is only one of several values.
 NO_ACTIVATIONS = unknown_fact("activation", "the activations", decides=True)
 NO_STATISTICS = unknown_fact("observation statistics", "the observation statistics", decides=True)
 
 
 def assumption_entries(what: Topic, sentences: Iterable[str]) -> LedgerEntries:
-    """Return an entry for each assumption that is stated as a whole sentence."""
+    """Return an entry for each assumption, given as a whole sentence."""
     return tuple(LedgerEntry("assumed", what, sentence) for sentence in sentences)
 
 
 def assumption_sentences(entries: Iterable[LedgerEntry]) -> tuple[str, ...]:
-    """Return the sentences of what was assumed."""
+    """Return the sentences of the assumptions."""
     return tuple(dict.fromkeys(entry.sentence for entry in entries if entry.use == "assumed"))
 
 
 def merge_entries(*lists: Iterable[LedgerEntry]) -> LedgerEntries:
-    """Return all entries in their order, each once."""
+    """Return all entries in order, without duplicates."""
     return tuple(dict.fromkeys(entry for entries in lists for entry in entries))
 
 
 def drop_known_bounds(entries: Iterable[LedgerEntry]) -> LedgerEntries:
-    """Return the entries without unknown action bounds, where those of an environment are used."""
+    """Return the entries without unknown action bounds if an environment provides the bounds."""
     entries = tuple(entries)
     given = any(entry.what == "action bounds" and entry.use in ("used", "assumed") for entry in entries)
     return tuple(entry for entry in entries if not (given and entry == NO_BOUNDS))
 
 
 def has_open_entries(entries: Iterable[LedgerEntry]) -> bool:
-    """Return whether something that certainly changes the numbers is not used."""
+    """Return whether a fact that certainly changes the outputs is not used."""
     return any(entry.open for entry in entries)
 
 
@@ -413,15 +414,15 @@ def entries_to_json(entries: Iterable[LedgerEntry]) -> list[dict[str, Any]]:
 
 
 def parse_entries(found: Iterable[Mapping[str, Any]]) -> LedgerEntries:
-    """Return the entries of a JSON array that `documents` made."""
+    """Return the entries of a JSON array made by `entries_to_json`."""
     names = [field.name for field in dataclasses.fields(LedgerEntry)]
     return tuple(LedgerEntry(**{name: cast(Any, each)[name] for name in names}) for each in found)
 
 
 def describe_entries(entries: Iterable[LedgerEntry]) -> list[str]:
-    """Return what people read: all that was used in one line, then a labelled line for each other entry.
+    """Return the lines for people: one line for all used facts, one labelled line per other entry.
 
-    Assumptions are not among them: commands print those with their other assumptions.
+    Assumptions are left out: commands print those with their other assumptions.
     """
     entries = tuple(entries)
     sources: dict[str, dict[str, None]] = {}

@@ -1,4 +1,4 @@
-"""Sources: where the bytes of a tensor come from, and their checksums."""
+"""Sources of tensor bytes, and their checksums."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     import numpy as np
 
 
-# CRC-32, as zip has it; CRC-32C, and the mask that LevelDB and TensorFlow put over one stored among data.
+# CRC-32, as in zip; CRC-32C, and the mask that LevelDB and TensorFlow apply to a stored one.
 
 # tsl/lib/hash/crc32c.h: "it is problematic to compute the CRC of a string that contains embedded CRCs".
 _DELTA = 0xA282EAD8
@@ -37,13 +37,13 @@ _COPIED = 64 << 10
 
 
 def crc32(data: bytes | bytearray | memoryview, running: int = 0) -> int:
-    """Return the CRC-32 of `data`, or of everything before it (`running`) and `data`."""
+    """Return the CRC-32 of `data`, continuing from the checksum `running`."""
     return (zlib.crc32 if len(data) < _COPIED else _large_crc32())(data, running)
 
 
 @cache
 def _large_crc32() -> Callable[[bytes | bytearray | memoryview, int], int]:
-    """Return zlib-ng's function where that is installed, several times as fast as zlib's."""
+    """Return zlib-ng's function if installed, several times as fast as zlib's."""
     try:
         from zlib_ng import zlib_ng
     except ModuleNotFoundError:
@@ -53,7 +53,7 @@ def _large_crc32() -> Callable[[bytes | bytearray | memoryview, int], int]:
 
 
 def crc32c(data: bytes | bytearray | memoryview, running: int = 0) -> int:
-    """Return the CRC-32C of `data`, or of everything before it (`running`) and `data`."""
+    """Return the CRC-32C of `data`, continuing from the checksum `running`."""
     import google_crc32c
 
     if isinstance(data, bytes):
@@ -61,7 +61,8 @@ def crc32c(data: bytes | bytearray | memoryview, running: int = 0) -> int:
     elif len(data) < _COPIED:
         taken = bytes(data)
     else:
-        # The library refuses views, which may be released under its hands; arrays it takes without a copy.
+        # The library rejects views, whose memory may be released during the call; it accepts arrays without a
+        # copy.
         import numpy as np
 
         taken = np.frombuffer(data, np.uint8)
@@ -75,28 +76,28 @@ def mask_crc(value: int) -> int:
 
 
 def unmask_crc(value: int) -> int:
-    """Return the checksum whose masked form is `value`."""
+    """Return the checksum of a masked form."""
     rotated = (value - _DELTA) & _BITS
     return (rotated >> 17 | rotated << 15) & _BITS
 
 
-# The source algebra: small picklable values that say where a leaf's bytes come from.
+# Source algebra: small picklable values that describe where a leaf's bytes come from.
 #
-# Every source answers `read()` with the contiguous, C-ordered, little-endian bytes of its leaf; reading is
-# the only I/O, and nothing stays open afterwards. Bytes that carry a checksum are checked when they are read.
+# `read()` of every source returns the contiguous, C-ordered, little-endian bytes of its leaf; reading is the
+# only I/O, and no file stays open afterwards. Bytes with a checksum are verified when they are read.
 
 Buffer = bytes | bytearray | memoryview
 Shape = tuple[int, ...]
 
 LARGE = 4 << 20
-_COARSE = 5 if sys.platform == "linux" else time.CLOCK_REALTIME  # not named by the module
+_COARSE = 5 if sys.platform == "linux" else time.CLOCK_REALTIME  # missing from the module
 _TICK_NS = 20_000_000
-_PIECE = 1 << 20  # a part of the last-level cache, and few enough turns for the lock of Python
-_FETCHED = 64 << 20  # what one request asks a place elsewhere for, and what is then held in memory
+_PIECE = 1 << 20  # fits the last-level cache, with few enough iterations to limit GIL switches
+_FETCHED = 64 << 20  # size of one request to a remote location, and of the memory that its data needs
 
 
 class Source(Protocol):
-    """Where a leaf's bytes come from."""
+    """Source of a leaf's bytes."""
 
     def read(self) -> Buffer:
         """Return the leaf's contiguous little-endian bytes."""
@@ -104,23 +105,23 @@ class Source(Protocol):
 
 
 class ArrayOp(Protocol):
-    """One change of an array that a Transformed source applies when it is read (see mapping.rules)."""
+    """An array operation that a Transformed source applies when it is read (see mapping.rules)."""
 
     def output(self, dtype: str, shape: Shape) -> tuple[str, Shape]:
-        """Return the dtype and shape that `apply` makes of such an array."""
+        """Return the dtype and shape of the result of `apply` for such an array."""
         ...
 
     def apply(self, array: np.ndarray) -> np.ndarray:
-        """Return the changed array."""
+        """Return the transformed array."""
         ...
 
 
 class File(NamedTuple):
-    """A file's name and the identity it had when it was listed: size in bytes, mtime, inode, ctime.
+    """A file's name and its identity when it was listed: size in bytes, mtime, inode, ctime.
 
-    The ctime differs after a change whose author has put back the mtime, as `rsync --inplace --times` does.
-    Of a file elsewhere (filesystem.find_store) the inode is the tag that its store gives to these bytes, and
-    there is no ctime.
+    The ctime differs after a change whose author restored the mtime, as `rsync --inplace --times`
+    does. For a remote file (filesystem.find_store) the inode is the tag that its store gives to
+    these bytes, and there is no ctime.
     """
 
     path: str
@@ -131,7 +132,7 @@ class File(NamedTuple):
 
     @classmethod
     def stamp(cls, path: str) -> File:
-        """Look at the file now; raise NotFoundError when it is not there."""
+        """Return the identity of the current file; raise NotFoundError when there is none."""
         if (elsewhere := filesystem.find_store(path)) is not None:
             return cls(path, *filesystem.require_file(elsewhere, path))
         try:
@@ -144,11 +145,11 @@ class File(NamedTuple):
 
     @property
     def seen(self) -> filesystem.FileStat:
-        """What the store of a file elsewhere returned for it."""
+        """Entry of a remote file in its store."""
         return filesystem.FileStat(*self[1:4])
 
     def require_unchanged(self) -> None:
-        """Raise ChangedError unless the file is still the one stamped: asked when all of it has been read."""
+        """Raise ChangedError if the file changed after it was listed; call after reading all of it."""
         if (elsewhere := filesystem.find_store(self.path)) is not None:
             if elsewhere.look(self.path) != self.seen:
                 raise ChangedError("the file changed while it was read", file=self.path)
@@ -162,11 +163,12 @@ class File(NamedTuple):
 
     @classmethod
     def beside(cls, path: str, owner: str) -> File:
-        """Look at a file that belongs to the checkpoint file `owner`, which names it or lies beside it.
+        """Return the identity of a file that the checkpoint file `owner` names or has beside it.
 
-        Raise UnsupportedError if a link leads from it out of the owner's folder, as that was named or as the
-        owner's own links lead: the cache of Hugging Face's hub keeps all files of a snapshot as links into
-        one folder of blobs. Elsewhere it must lie in the folder, whatever the names that are told say.
+        Raise UnsupportedError if a link leads from it out of the owner's folder, either as that was
+        named or as the owner's own links lead: the cache of Hugging Face's hub keeps all files of a
+        snapshot as links into one folder of blobs. A remote file must be in the folder, whatever name
+        the owner contains.
         """
         if filesystem.find_store(path) is not None:
             if os.pardir in path.split("/") or not path.startswith(os.path.dirname(owner) + "/"):
@@ -179,7 +181,7 @@ class File(NamedTuple):
         return cls.stamp(path)
 
     def read(self, offset: int, length: int) -> bytes:
-        """Return `length` bytes from `offset`; raise ChangedError if the file is not the one stamped."""
+        """Return `length` bytes from `offset`; raise ChangedError if the file changed after it was listed."""
         if (elsewhere := filesystem.find_store(self.path)) is not None:
             self.require(offset, length)
             data = elsewhere.read(self.path, self.seen, offset, length)
@@ -188,7 +190,7 @@ class File(NamedTuple):
             return _read_exactly(descriptor, offset, length, self.path)
 
     def together(self, parts: Iterable[tuple[int, int]]) -> Iterator[bytes]:
-        """Give what lies at each (offset, length), in their order; elsewhere all are asked for at once."""
+        """Yield the bytes at each (offset, length), in order; remote reads are requested in parallel."""
         if (elsewhere := filesystem.find_store(self.path)) is None:
             yield from (self.read(*part) for part in parts)
             return
@@ -200,9 +202,9 @@ class File(NamedTuple):
             yield _require_complete(data, length, self.path, offset)
 
     def read_large(self, offset: int, length: int, whole: memoryview | None = None) -> Iterator[memoryview]:
-        """Go through the bytes in pieces that stay in the processor's cache; each is valid until the next.
+        """Yield the bytes in pieces that fit the processor's cache; each is valid until the next.
 
-        With a place for the `whole` they are read into that, and stay valid.
+        With a buffer for the `whole` they are read into it, and stay valid.
         """
         import numpy as np
 
@@ -210,7 +212,7 @@ class File(NamedTuple):
             yield from self._fetched(offset, length, whole)
             return
         with self.opened(offset, length) as descriptor:
-            # Not a bytearray, which would be filled with zeros first.
+            # A bytearray would be filled with zeros first.
             room = np.empty(min(_PIECE, length), np.uint8).data if whole is None else whole
             for at in range(0, length, _PIECE):
                 start = 0 if whole is None else at
@@ -220,7 +222,7 @@ class File(NamedTuple):
                 yield piece
 
     def _fetched(self, offset: int, length: int, whole: memoryview | None) -> Iterator[memoryview]:
-        """Go through the bytes of a file elsewhere as `read_large` does."""
+        """Yield the bytes of a remote file, like `read_large`."""
         for at in range(0, length, _FETCHED):
             data = memoryview(self.read(offset + at, min(_FETCHED, length - at)))
             if whole is not None:
@@ -242,9 +244,9 @@ class File(NamedTuple):
 
     @contextlib.contextmanager
     def opened(self, offset: int, length: int) -> Iterator[int]:
-        """Open the file for reading `length` bytes from `offset`; raise as `read` does.
+        """Open the file for reading `length` bytes from `offset`; raise like `read`.
 
-        Of a file elsewhere these bytes, and no others, are fetched into a nameless local one.
+        For a remote file these bytes, and no others, are fetched into a nameless local file.
         """
         self.require(offset, length)
         if (elsewhere := filesystem.find_store(self.path)) is not None:
@@ -271,10 +273,10 @@ def _stat_identity(found: os.stat_result) -> tuple[int, int, int, int]:
 
 
 def _wait_for_clock_tick(found: os.stat_result) -> bool:
-    """Wait, if a file was written just now, until the next change will give it another time; say if so.
+    """Wait until a change would get a new timestamp if a file was just written; return whether it was.
 
-    Linux takes the time of a change from a clock that moves a hundred to a thousand times a second
-    (clock_gettime(2), CLOCK_REALTIME_COARSE): two changes between its ticks have the same.
+    Linux takes the time of a change from a clock with a hundred to a thousand ticks per second
+    (clock_gettime(2), CLOCK_REALTIME_COARSE): two changes in one tick have the same time.
     """
     waited = False
     while 0 <= found.st_ctime_ns - time.clock_gettime_ns(_COARSE) < _TICK_NS:
@@ -284,7 +286,7 @@ def _wait_for_clock_tick(found: os.stat_result) -> bool:
 
 
 def _require_complete(data: bytes, length: int, path: str, offset: int) -> bytes:
-    """Return what a store gave for a request; raise TruncatedError unless it is `length` bytes."""
+    """Return a store's data for a request; raise TruncatedError unless it is `length` bytes."""
     if len(data) != length:
         raise TruncatedError(
             "the server stopped before all bytes had come",
@@ -323,7 +325,7 @@ class Checksum(NamedTuple):
         self.require(self.extend(data, 0), len(data), file, offset)
 
     def extend(self, data: Buffer, running: int) -> int:
-        """Return the checksum of everything before (`running`) and of `data`."""
+        """Return the checksum of `data`, continuing from the checksum `running`."""
         return crc32(data, running) if self.kind == "crc32" else crc32c(data, running)
 
     def require(self, found: int, nbytes: int, file: str, offset: int) -> None:
@@ -347,7 +349,7 @@ class Span(NamedTuple):
     checksum: Checksum | None = None
 
     def read(self) -> Buffer:
-        """Return the bytes, checked against their checksum where there is one."""
+        """Return the bytes, verified against their checksum if there is one."""
         if self.length >= LARGE:
             return self._read_large()
         data = self.file.read(self.offset, self.length)
@@ -356,8 +358,8 @@ class Span(NamedTuple):
         return data
 
     def _read_large(self) -> memoryview:
-        # In one piece the kernel would write, and the checksum read, all of it through main memory. An array,
-        # because numpy asks for huge pages, whose faults are five hundred times fewer.
+        # In one piece, the kernel's write and the checksum's read would both go through main memory. An
+        # array, because numpy requests huge pages, which cause five hundred times fewer page faults.
         import numpy as np
 
         self.file.require(self.offset, self.length)  # before there is room for what a header only says
@@ -367,7 +369,7 @@ class Span(NamedTuple):
         return whole.toreadonly()
 
     def pieces(self, whole: memoryview | None = None) -> Iterator[memoryview]:
-        """Go through the bytes as `File.read_large` does; the last piece is followed by the check."""
+        """Yield the bytes like `File.read_large`; the checksum is verified after the last piece."""
         running = 0
         for piece in self.file.read_large(self.offset, self.length, whole):
             if self.checksum is not None:
@@ -381,20 +383,20 @@ class Span(NamedTuple):
         if (start, stop) == (0, self.length):
             return self.read()
         if self.checksum is not None and self not in _VERIFIED:
-            # Thousands of views may share one storage; its checksum covers all of it and needs one look.
+            # Thousands of views may share one storage; its checksum covers all of it and is verified once.
             found = memoryview(_read_verified(self))[start:stop]
-            # A small part does not hold the whole in memory.
+            # A small part does not keep the whole in memory.
             return found if 2 * len(found) >= self.length else bytes(found)
         return self.file.read(self.offset + start, stop - start)
 
 
-# Spans whose checksum was right, the latest of them; their files are known by more than their names.
+# The most recent spans with verified checksums; their files are identified by more than their names.
 _VERIFIED: set[Span] = set()
 _MOST_VERIFIED = 1 << 16
 
 
 def _read_verified(span: Span) -> Buffer:
-    """Return a span's bytes, checked, and remember that they were."""
+    """Return a span's verified bytes, and remember that they were verified."""
     data = span.read()
     if len(_VERIFIED) >= _MOST_VERIFIED:
         _VERIFIED.clear()
@@ -403,7 +405,7 @@ def _read_verified(span: Span) -> Buffer:
 
 
 class MissingShard(NamedTuple):
-    """A tensor, or a part of one, whose shard is not there."""
+    """A tensor, or a part of one, whose shard is missing."""
 
     path: str
 
@@ -413,7 +415,7 @@ class MissingShard(NamedTuple):
 
 
 class Inline(NamedTuple):
-    """Bytes that are small enough to keep."""
+    """Bytes small enough to keep in memory."""
 
     data: bytes
 
@@ -437,7 +439,7 @@ class DeflatedSpan(NamedTuple):
         """Return the decompressed bytes; raise FormatError unless there are exactly `length` of them."""
         engine = zlib.decompressobj(-zlib.MAX_WBITS)
         try:
-            # One byte more than declared is enough to see that a stream lies about its size.
+            # One byte more than declared is enough to detect a wrong size.
             data = engine.decompress(self.base.read(), self.length + 1)
         except zlib.error as error:
             raise self._wrong(f"a compressed member cannot be decompressed: {error}") from error
@@ -463,7 +465,7 @@ class DeflatedSpan(NamedTuple):
 
 @functools.lru_cache(maxsize=1)
 def _decompress_cached(source: DeflatedSpan) -> bytes:
-    # Thousands of views may share one storage, and they mostly come one after the other.
+    # Thousands of views may share one storage, and mostly follow one another.
     return source.read()
 
 
@@ -471,14 +473,14 @@ Storage = Span | DeflatedSpan
 
 
 class StoragePart(NamedTuple):
-    """A run of bytes inside a storage whose checksum covers more (an array behind its header)."""
+    """A run of bytes inside a storage with a larger checksummed range (an array after its header)."""
 
     base: Storage
     offset: int
     length: int
 
     def read(self) -> Buffer:
-        """Return the bytes; all of the storage is read, and checked, once."""
+        """Return the bytes; the whole storage is read, and verified, once."""
         found = memoryview(self.base.read())[self.offset : self.offset + self.length]
         require_length(found, self.length)
         return found
@@ -489,13 +491,13 @@ class StoragePart(NamedTuple):
 
 
 class NestedSource(NamedTuple):
-    """A source inside a span whose own checksum covers it: an archive that is a member of an archive."""
+    """A source inside a span with its own checksum: an archive that is a member of an archive."""
 
     base: Source
     cover: Span
 
     def read(self) -> Buffer:
-        """Return the bytes, after the span's checksum has been verified, once for all sources inside."""
+        """Return the bytes, after verifying the span's checksum once for all sources inside."""
         if self.cover.checksum is not None and self.cover not in _VERIFIED:
             _read_verified(self.cover)
         return self.base.read()
@@ -503,13 +505,13 @@ class NestedSource(NamedTuple):
 
 @dataclass(slots=True, eq=False)
 class KeptSource:
-    """A source whose bytes are kept when they have been read, for those who read it again."""
+    """A source that caches its bytes for repeated reads."""
 
     base: Source
     _data: Buffer | None = None
 
     def read(self) -> Buffer:
-        """Return the base's bytes, which must not be changed."""
+        """Return the base's bytes, which must not be modified."""
         if self._data is None:
             data = self.base.read()
             self._data = data if isinstance(data, bytes) else memoryview(data).toreadonly()
@@ -517,7 +519,7 @@ class KeptSource:
 
 
 class ByteSwappedSpan(NamedTuple):
-    """Big-endian data: every `width` bytes of `base` are turned around."""
+    """Big-endian data: every `width` bytes of `base` are byte-swapped."""
 
     base: Span
     width: int
@@ -552,7 +554,7 @@ class StridedView(NamedTuple):
         return self.offset * self.itemsize, (last + 1) * self.itemsize
 
     def contiguous(self) -> bool:
-        """Say whether the view's elements lie in C order without gaps."""
+        """Return whether the view's elements are in C order without gaps."""
         expected = 1
         for size, stride in zip(reversed(self.shape), reversed(self.strides), strict=True):
             if size != 1 and stride != expected:
@@ -561,16 +563,16 @@ class StridedView(NamedTuple):
         return True
 
     def plain(self) -> bool:
-        """Say whether the view's bytes are the storage's, one after the other."""
+        """Return whether the view's bytes are the storage's bytes in order."""
         return self.contiguous() and self.width <= 1
 
     def read(self) -> Buffer:
-        """Return the view's elements in C order, reading no more of the storage than the view spans."""
+        """Return the view's elements in C order, reading only the range of the storage that it spans."""
         first, stop = self.reach()
         if first < 0 or min(self.strides, default=0) < 0:
             raise FormatError("a view of a storage goes backwards")
         data = self.storage.part(first, stop)
-        # A view of fewer bytes would show the memory behind them.
+        # A view of fewer bytes would expose the memory after them.
         require_length(data, stop - first)
         if self.plain():
             return data
@@ -594,7 +596,7 @@ class TransformedSource(NamedTuple):
     op: ArrayOp
 
     def read(self) -> Buffer:
-        """Return the changed array's bytes."""
+        """Return the bytes of the transformed array."""
         import numpy as np
 
         array = as_array(self.base.read(), self.dtype, self.shape)
@@ -604,9 +606,9 @@ class TransformedSource(NamedTuple):
 
 
 def iter_pieces(source: Source) -> Iterator[Buffer]:
-    """Go through a source's bytes, each piece valid until the next; large plain ones are never held whole.
+    """Yield a source's bytes, each piece valid until the next; large plain ones are never held whole.
 
-    They are known to be right when there are no more: the end raises ChecksumError.
+    The bytes are verified only at the end of the iteration, which raises ChecksumError.
     """
     span: object = source
     if isinstance(source, StridedView) and isinstance(source.storage, Span) and source.plain():
@@ -618,9 +620,9 @@ def iter_pieces(source: Source) -> Iterator[Buffer]:
 
 
 def as_array(data: Buffer, dtype: str, shape: Shape) -> np.ndarray:
-    """Return the bytes as a numpy array of our type `dtype`; no copy is made.
+    """Return the bytes as a numpy array of our type `dtype`, without a copy.
 
-    Raise FormatError unless there are as many as the shape needs.
+    Raise FormatError unless their number matches the shape.
     """
     import numpy as np
 
@@ -630,7 +632,7 @@ def as_array(data: Buffer, dtype: str, shape: Shape) -> np.ndarray:
 
 
 def require_length(data: Buffer, nbytes: int) -> None:
-    """Raise FormatError unless a source gave as many bytes as its tensor has."""
+    """Raise FormatError unless the number of bytes matches the tensor."""
     if (found := memoryview(data).nbytes) != nbytes:
         raise FormatError(
             "the bytes of a tensor are not as many as its shape needs",
@@ -642,7 +644,8 @@ def require_length(data: Buffer, nbytes: int) -> None:
 def gather_bytes(parts: Iterable[Buffer], nbytes: int) -> np.ndarray:
     """Return parts of one run of bytes in new memory: uint8 [nbytes].
 
-    Raise FormatError unless they fill it exactly: no array is returned that holds what was in memory before.
+    Raise FormatError unless they fill it exactly: a returned array never contains uninitialised
+    memory.
     """
     import numpy as np
 
@@ -658,16 +661,16 @@ def gather_bytes(parts: Iterable[Buffer], nbytes: int) -> np.ndarray:
 
 
 def combine_parts(dtype: str, shape: Shape, parts: Iterable[tuple[tuple[slice, ...], Source]]) -> memoryview:
-    """Return the bytes of a tensor that is made of parts, each a source with its place.
+    """Return the bytes of a tensor assembled from parts, each a source with its place.
 
-    Raise FormatError unless the parts have as many elements as the tensor; that they do not overlap is
-    the caller's to know. What no part fills is zero.
+    Raise FormatError unless the parts have as many elements as the tensor. The caller ensures that
+    they do not overlap. Elements outside all parts are zero.
     """
     import numpy as np
 
     whole, count = np.zeros(shape, dtypes.numpy_dtype(dtype)), 0
     for place, source in parts:
-        # The dots let an array without axes be a view, too.
+        # The ellipsis makes an array without axes a view, too.
         index: Any = (*place, ...)
         taken = whole[index]
         taken[...] = as_array(source.read(), dtype, taken.shape)

@@ -1,4 +1,4 @@
-"""Text: JSON documents, escaping, sizes, plurals, glob patterns."""
+"""Text helpers: JSON documents, escaping, sizes, plurals, glob patterns."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from typing import Any
 from ckpttool.core import filesystem, limits
 from ckpttool.core.errors import CkpttoolError, FormatError, NotFoundError, UsageError
 
-# Small JSON documents: read with a limit and an error that says what they should be, numbers JSON lacks.
+# Small JSON documents: reading with a limit and a descriptive error; numbers that JSON lacks.
 
-# A text without an end reaches to the end, so that nothing is looked at twice.
+# An unterminated string extends to the end, so nothing is scanned twice.
 _TEXT = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"?', re.DOTALL)
 
 
 def load_json(file: str, what: str, limit: str = "json_bytes") -> dict[str, Any]:
-    """Return the object in the file; raise FormatError if it is too large or no JSON object.
+    """Return the JSON object in the file; raise FormatError if it is too large or not a JSON object.
 
     `what` names the document in the error ("the sidecar"), `limit` the limit on its bytes.
     """
@@ -36,17 +36,17 @@ def load_json(file: str, what: str, limit: str = "json_bytes") -> dict[str, Any]
 
 
 def parse_json(data: bytes, what: str, limit: str = "json_bytes") -> dict[str, Any]:
-    """Return the object that `data` spells; raise FormatError as `load` does.
+    """Return the JSON object in `data`; raise FormatError like `load_json`.
 
-    No value is nested deeper than the limit on levels allows, so that it can be walked by recursion.
+    No value is nested deeper than the limit allows, so it can be walked by recursion.
     """
     return _require_object(parse_json_value(data, what, limit), what)
 
 
 def parse_json_value(data: bytes, what: str, limit: str = "json_bytes", *, once: bool = False) -> Any:
-    """Return the value, of whatever kind, that `data` spells; raise FormatError as `parse` does.
+    """Return the JSON value in `data`; raise FormatError like `parse_json`.
 
-    With `once` for a name that an object has twice too: readers differ in which value they take.
+    With `once`, also for a duplicate name in an object: readers differ in which value they use.
     """
     require_small(len(data), what, limit)
     most = limits.current()
@@ -58,11 +58,12 @@ def parse_json_value(data: bytes, what: str, limit: str = "json_bytes", *, once:
 
 
 def parse_strict_json(data: bytes, what: str, limit: str = "json_bytes") -> dict[str, Any]:
-    """Return the object that `data` spells, in the sense that every reader agrees on.
+    """Return the JSON object in `data`, with the meaning that all readers agree on.
 
-    Raise FormatError, besides what `parse` refuses, for text that is not UTF-8, for a name that an object has
-    twice (readers differ in which value they take), for NaN and Infinity, and for half of a surrogate pair.
-    Levels are for the caller to check, who knows what it expects where.
+    In addition to the errors of `parse_json`, raise FormatError for text that is not UTF-8, for a
+    duplicate name in an object (readers differ in which value they use), for NaN and Infinity, and
+    for half of a surrogate pair. The caller checks the nesting, because it knows the expected
+    structure.
     """
     require_small(len(data), what, limit)
     _require_few_values(data, what, limits.current().json_values)
@@ -71,7 +72,7 @@ def parse_strict_json(data: bytes, what: str, limit: str = "json_bytes") -> dict
         raise FormatError(f"{what} holds {word}, which JSON lacks")
 
     def whole(word: str) -> int:
-        # An integer to Python, and a number with a fraction to others (serde_json, JavaScript).
+        # An integer in Python, but a float in other readers (serde_json, JavaScript).
         if word == "-0":
             raise FormatError(f"{what} holds -0, which readers take for different numbers")
         return int(word)
@@ -109,14 +110,14 @@ def _unique_object(what: str, pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def require_small(size: int, what: str, limit: str = "json_bytes", file: str | None = None) -> None:
-    """Raise LimitError if a document has more bytes than `limit` allows: asked before it is read."""
+    """Raise LimitError if a document has more bytes than `limit` allows; call before reading it."""
     if size > getattr(limits.current(), limit):
         raise limits.limit_error(limit, f"{what} is too large", size, file=file)
 
 
 def _require_few_values(data: bytes, what: str, most: int) -> None:
-    """Raise LimitError for more values than the limit allows: each takes a hundred bytes of memory."""
-    # A value takes two bytes of text at least. Texts are left out, since they may hold commas and brackets.
+    """Raise LimitError for too many values: each needs about a hundred bytes of memory."""
+    # A value is at least two bytes of text. Strings are removed, since they may contain commas and brackets.
     if len(data) > 2 * most:
         bare = _TEXT.sub(b"", data)
         found = sum(map(bare.count, (b",", b"[", b"{")))
@@ -146,14 +147,14 @@ def _find_duplicate(pairs: list[tuple[str, Any]]) -> str:
 
 
 def json_number(value: float) -> float | str:
-    """Return the number, or the word that stands for one that JSON lacks: NaN, Infinity, -Infinity."""
+    """Return the number, or the word for one that JSON lacks: NaN, Infinity, -Infinity."""
     if math.isfinite(value):
         return value
     return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
 
 
 def replace_nonfinite(value: Any) -> Any:
-    """Return a document without numbers that JSON lacks; see `finite`."""
+    """Return a document with non-finite numbers replaced; see `json_number`."""
     if isinstance(value, float):
         return json_number(value)
     if isinstance(value, dict):
@@ -165,15 +166,15 @@ def replace_nonfinite(value: Any) -> Any:
 
 # Path patterns: `*` within one segment, `**` across segments.
 
-# Paths whose steps a wrong one is compared with.
+# Number of paths whose steps are compared with a wrong one.
 _COMPARED = 5_000
 
 
 def compile_glob(glob: str | None) -> Callable[[str], bool]:
-    """Return a test for display paths.
+    """Return a predicate for display paths.
 
-    A pattern may begin at any segment (`actor/**` finds `policy/actor/l1/kernel`); with a leading slash
-    it begins at the root.
+    A pattern may begin at any segment (`actor/**` finds `policy/actor/l1/kernel`); with a leading
+    slash it begins at the root.
     """
     if glob is None:
         return lambda _: True
@@ -182,10 +183,10 @@ def compile_glob(glob: str | None) -> Callable[[str], bool]:
 
 
 def no_match_error(glob: str, known: Sequence[str], file: str | None = None) -> UsageError:
-    """Return the error for a pattern that none of these paths matches, with what was probably meant."""
+    """Return the error for a pattern that matches none of these paths, with a suggested pattern."""
     steps = sorted({step for path in known[:_COMPARED] for step in path.split("/")})
     near = "/".join(_closest_step(step, steps) for step in glob.split("/"))
-    # A module's own name is no tensor's.
+    # The name of a module is not the name of a tensor.
     candidates = [near, *([] if near.endswith("*") else [f"{near}/**"])]
     meant = next((each for each in candidates if any(map(compile_glob(each), known))), None)
     return UsageError(
@@ -207,15 +208,15 @@ def _glob_to_regex(glob: str) -> str:
     return "".join(wild.get(piece) or re.escape(piece) for piece in pieces)
 
 
-# How names, sentences and numbers of a file are shown to people, wherever that is: no control characters.
+# Display of names, sentences and numbers from files: no control characters.
 
 _UNITS = ("B", "kB", "MB", "GB", "TB")
-# Characters of what is said of an error, whatever a hostile file puts into its names.
+# Maximum length of an error message, whatever a hostile file puts into its names.
 _LONGEST, _LONGEST_NAME = 600, 200
 
 
 def clean(text: str) -> str:
-    """Return the text with everything that does not print (control, bidi, surrogates) as an escape."""
+    """Return the text with unprintable characters (control, bidi, surrogates) escaped."""
     if text.isprintable():
         return text
     return "".join(c if c.isprintable() else _escape(c) for c in text)
@@ -226,18 +227,18 @@ def _escape(character: str) -> str:
 
 
 def shorten(text: str, width: int) -> str:
-    """Return the text in at most `width` characters: the middle is left out, because both ends tell most."""
+    """Return the text shortened to `width` characters in the middle; both ends carry the most meaning."""
     if len(text) <= width:
         return text
     if width < 3:
         return text[: max(0, width)]
-    # The end of a path tells more than its beginning.
+    # The end of a path is more informative than its start.
     tail = (width - 1) * 3 // 5
     return f"{text[: width - 1 - tail]}…{text[-tail:]}"
 
 
 def format_size(nbytes: int) -> str:
-    """Return a number of bytes as people read it, in powers of a thousand."""
+    """Return a readable size in bytes, in powers of a thousand."""
     value, unit = float(nbytes), 0
     while value >= 1000 and unit < len(_UNITS) - 1:
         value, unit = value / 1000, unit + 1
@@ -245,20 +246,20 @@ def format_size(nbytes: int) -> str:
 
 
 def format_count(number: int, word: str, words: str | None = None) -> str:
-    """Return `1 tensor`, `2 tensors`, or with other `words` for several what these are."""
+    """Return a count with its noun, e.g. `1 tensor`, `2 tensors`; `words` is an irregular plural."""
     return f"{number:,} {word if number == 1 else words or f'{word}s'}"
 
 
 def describe_error(error: CkpttoolError) -> str:
-    """Return what is said of an error: one line, inert, of a length that fits a few lines of a terminal."""
+    """Return an error as one escaped line that fits a few lines of a terminal."""
     text = clean(str(error))
     if len(text) <= _LONGEST or not error.file:
         return truncate_text(text)
-    # What is wrong comes after the name of the file, which may be long.
+    # The problem comes after the name of the file, which may be long.
     file, rest = clean(error.file), text.removeprefix(clean(error.file))
     return truncate_text(truncate_text(file, _LONGEST_NAME) + rest)
 
 
 def truncate_text(text: str, most: int = _LONGEST) -> str:
-    """Return the text, its middle left out where it is long: no few lines hold what a file may name."""
+    """Return the text, shortened in the middle: names from a file may have any length."""
     return text if len(text) <= most else f"{text[: most // 2 - 3]}...{text[-most // 2 :]}"

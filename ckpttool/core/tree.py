@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     import numpy as np
 
 
-# Paths and leaves: what one entry of a tree is called, and what it holds before it is read.
+# Paths and leaves: the name of one entry of a tree, and its unread content.
 
 
 class PathStep(NamedTuple):
@@ -28,7 +28,7 @@ class PathStep(NamedTuple):
 Path = tuple[PathStep, ...]
 Role = Literal["parameter", "buffer", "slot", "counter", "replay", "other"]
 
-# Keras 3 keeps some weights under private attributes; people know them by the public property.
+# Keras 3 keeps some weights under private attributes; people use the public property.
 _PUBLIC = {"_kernel": "kernel", "_embeddings": "embeddings"}
 
 
@@ -48,7 +48,7 @@ def index(position: int) -> PathStep:
 
 
 def display(path: Path) -> str:
-    """Return the path as people read it: dotted keys split, Keras's private names public, joined by `/`."""
+    """Return the display path: dotted keys split, Keras's private names public, joined by `/`."""
     return "/".join(_display_step(step) for step in path)
 
 
@@ -61,23 +61,23 @@ def _display_step(step: PathStep) -> str:
 
 
 def display_exact(path: Path) -> str:
-    """Return an unambiguous spelling of the path, for the rare trees where display paths collide."""
+    """Return an unambiguous form of the path, for the rare trees where display paths collide."""
     return "".join(f".{s.value}" if s.kind == "attr" else f"[{s.value!r}]" for s in path)
 
 
 def path_to_json(path: Path) -> list[dict[str, object]]:
-    """Return the path as JSON shows it: `[{"attr": "actor"}, {"index": 0}, {"key": "a/b.c"}]`."""
+    """Return the path as JSON: `[{"attr": "actor"}, {"index": 0}, {"key": "a/b.c"}]`."""
     return [{step.kind: step.value} for step in path]
 
 
 @dataclass(frozen=True, slots=True)
 class Leaf:
-    """A tensor: shape, element type and where its bytes are.
+    """A tensor: shape, element type and the source of its bytes.
 
-    `key` is the name that the owning framework lists. A slot variable names its parameter by `of` and
-    its kind by `slot` ("m", "v", ...). `name` is a second name that the format keeps (a variable's name).
-    `features` are the orders of what its layer takes and makes, where the file's own computation records them
-    (libraries/activation_orders.py).
+    `key` is its name in the owning framework. A slot variable names its parameter by `of` and its
+    kind by `slot` ("m", "v", ...). `name` is a second name that the format stores (a variable's
+    name). `features` is the input and output order of its layer, where the file's own computation
+    records it (libraries/activation_orders.py).
     """
 
     dtype: str
@@ -93,7 +93,7 @@ class Leaf:
 
     @property
     def size(self) -> int:
-        """The number of elements."""
+        """Number of elements."""
         count = 1
         for extent in self.shape:
             count *= extent
@@ -101,7 +101,7 @@ class Leaf:
 
     @property
     def nbytes(self) -> int:
-        """The number of bytes that `read` returns (0 for types without a fixed size)."""
+        """Number of bytes that `read` returns (0 for types without a fixed size)."""
         return self.size * dtypes.BY_NAME[self.dtype].itemsize
 
     def read(self) -> Buffer:
@@ -113,7 +113,7 @@ class Leaf:
         return as_array(self.read(), self.dtype, self.shape)
 
     def strings(self) -> list[bytes]:
-        """Return the elements of a string tensor in C order; raise FormatError if there are fewer."""
+        """Return the elements of a string tensor in C order; raise FormatError if there are too few."""
         data, found, at = bytes(self.read()), [], 0
         for _ in range(self.size):
             length = int.from_bytes(data[at : at + 8], "little")
@@ -126,7 +126,7 @@ class Leaf:
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """An object of a class that we do not load: its name and what the file says about it, inert."""
+    """An object of a class that is not loaded: its name and inert data from the file."""
 
     name: str
     summary: str = ""
@@ -143,17 +143,17 @@ class ValueLeaf:
     role: Role = "other"
 
 
-# How people call what a tree holds: its display name, a second path, a native key; and what they meant.
+# Names of the entries of a tree: its display name, an alias, a native key; and suggestions for wrong names.
 
-# A path and the native key that the format stores for it: what tree.Alias is.
+# A path and the native key that the format stores for it: the fields of tree.Alias.
 Second = tuple[Path, str | None]
-# Names that a wrong one is compared with, letter by letter: all of a tree of millions would take minutes.
+# Maximum number of names compared with a wrong one: all names of a tree of millions would take minutes.
 _COMPARED = 5_000
 _MEANT = 3
 
 
 class NameIndex:
-    """The names of a tree's leaves, and the paths that each means."""
+    """Names of a tree's leaves, and the paths of each name."""
 
     def __init__(
         self,
@@ -165,12 +165,12 @@ class NameIndex:
 
     @cached_property
     def shown(self) -> Mapping[str, Path]:
-        """The paths by their display names."""
+        """Paths by display name."""
         return {name: path for path, name in self._names.items()}
 
     @cached_property
     def _others(self) -> tuple[Mapping[str, list[Path]], ...]:
-        """Every further name with the paths that it means: display names and second paths before keys."""
+        """Paths by every other name: display names and aliases before keys."""
         places: dict[str, list[Path]] = {}
         keys: dict[str, list[Path]] = {}
         for path, leaf in self._leaves.items():
@@ -185,7 +185,7 @@ class NameIndex:
         return places, keys
 
     def find(self, name: str) -> tuple[Path, ...]:
-        """Return the paths that the name means: none, one, or several entries that share the name."""
+        """Return the paths of a name: none, one, or several entries that share the name."""
         shown = self.shown.get(name)
         if shown is not None:
             return (shown,)
@@ -199,9 +199,10 @@ def _add_path(names: dict[str, list[Path]], name: str, path: Path) -> None:
 
 
 def iter_modules(names: Iterable[str]) -> Iterator[str]:
-    """Go through the modules that display names lie in, outermost first, each once.
+    """Yield the modules in display names, outermost first, each once.
 
-    A name of more steps than limits.path_depth is passed over: its modules' names grow with their square.
+    Names with more steps than limits.path_depth are skipped: their modules' names grow
+    quadratically.
     """
     seen: set[str] = set()
     deepest = limits.current().path_depth
@@ -217,13 +218,13 @@ def iter_modules(names: Iterable[str]) -> Iterator[str]:
 
 
 def suggest_names(name: str, known: Sequence[str]) -> tuple[str, ...]:
-    """Return those of the known names that somebody may mean who says `name`, at most three."""
+    """Return up to three known names that resemble `name`."""
     import difflib
 
     ending = [each for each in known if each.endswith(f"/{name}")]
     if ending:
         return tuple(ending[:_MEANT])
-    # What is wrong may be a letter, or also that the name is not whole.
+    # A wrong name may have a wrong letter, or be incomplete.
     steps = name.count("/") + 1
     ends: dict[str, list[str]] = {}
     for each in known[:_COMPARED]:
@@ -243,11 +244,11 @@ class Alias(NamedTuple):
 
 
 class Container(NamedTuple):
-    """What holds the entries below a path, so that a writer can rebuild it.
+    """Type and state of a container of entries, so that a writer can rebuild it.
 
-    `state` is what the container carries besides its entries (OrderedDict's `_metadata`), as plain data. A
-    "module" is an object whose class the file names: `name` is that class, `state` a dict of plain facts from
-    its configuration ("units", "activation", "epsilon", "layer"), never code.
+    `state` is the data of the container besides its entries (OrderedDict's `_metadata`), as plain
+    data. A "module" is an object whose class the file names: `name` is that class, `state` a dict of
+    plain facts from its configuration ("units", "activation", "epsilon", "layer"), never code.
     """
 
     kind: Literal["dict", "OrderedDict", "list", "tuple", "record", "module"]
@@ -257,7 +258,7 @@ class Container(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Tree(Mapping[Path, Leaf | ValueLeaf]):
-    """Leaves by path in the order of the file; alias paths are not among the leaves."""
+    """Leaves by path in file order; alias paths are not among the leaves."""
 
     leaves: Mapping[Path, Leaf | ValueLeaf]
     aliases: Mapping[Path, tuple[Alias, ...]] = field(default_factory=dict)
@@ -268,7 +269,7 @@ class Tree(Mapping[Path, Leaf | ValueLeaf]):
         return self.leaves[path]
 
     def __iter__(self) -> Iterator[Path]:
-        """Go through the paths in the order of the file."""
+        """Iterate over the paths in file order."""
         return iter(self.leaves)
 
     def __len__(self) -> int:
@@ -276,20 +277,20 @@ class Tree(Mapping[Path, Leaf | ValueLeaf]):
         return len(self.leaves)
 
     def tensors(self) -> Iterator[tuple[Path, Leaf]]:
-        """Go through the tensor leaves."""
+        """Iterate over the tensor leaves."""
         for path, leaf in self.leaves.items():
             if isinstance(leaf, Leaf):
                 yield path, leaf
 
     def plain(self) -> Iterator[tuple[Path, ValueLeaf]]:
-        """Go through the leaves that are not tensors."""
+        """Iterate over the leaves that are not tensors."""
         for path, leaf in self.leaves.items():
             if isinstance(leaf, ValueLeaf):
                 yield path, leaf
 
     @cached_property
     def names(self) -> Mapping[Path, str]:
-        """Every path's display name; where two collide, all of those are spelled exactly."""
+        """Display name of every path; colliding names are given in their exact form."""
         named = {path: display(path) for path in self.leaves}
         counts: dict[str, int] = {}
         for name in named.values():
@@ -300,11 +301,11 @@ class Tree(Mapping[Path, Leaf | ValueLeaf]):
 
     @cached_property
     def naming(self) -> NameIndex:
-        """What each name that people use means."""
+        """Paths of every name that people use."""
         return NameIndex(self.leaves, self.names, self.aliases)
 
     def alias_name(self, alias: Alias) -> str:
-        """Return an alias's display name, spelled exactly if a leaf has that name already."""
+        """Return an alias's display name, in its exact form if a leaf already has that name."""
         shown = display(alias.path)
         return display_exact(alias.path) if shown in self._shown else shown
 
@@ -313,7 +314,7 @@ class Tree(Mapping[Path, Leaf | ValueLeaf]):
         return frozenset(self.names.values())
 
     def under(self, prefix: Path) -> Tree:
-        """Return the tree as the subtree under `prefix` of one that has nothing else."""
+        """Return a tree that contains this one under `prefix` and nothing else."""
         return Tree(
             {(*prefix, *p): leaf for p, leaf in self.leaves.items()},
             {
@@ -324,7 +325,7 @@ class Tree(Mapping[Path, Leaf | ValueLeaf]):
         )
 
     def below(self, prefix: Path) -> Tree:
-        """Return the subtree under `prefix`, with paths that start there."""
+        """Return the subtree under `prefix`, with paths relative to it."""
         cut = len(prefix)
         return Tree(
             {p[cut:]: leaf for p, leaf in self.leaves.items() if p[:cut] == prefix},

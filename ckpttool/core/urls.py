@@ -1,10 +1,11 @@
-"""How places that are no local files are spelled: URLs, and members of archives as fsspec chains them.
+"""Forms of remote locations: URLs, and archive members chained as in fsspec.
 
-A person writes a chain from the inside out, `zip://ckpt-1.index::/runs/old.zip`. Inside the program it goes
-from the outside in, `/runs/old.zip::zip://ckpt-1.index`, so that what is beside or below such a place is
-found as it is for files: by the last slash.
+People write a chain from the inside out, `zip://ckpt-1.index::/runs/old.zip`. Internally it goes
+from the outside in, `/runs/old.zip::zip://ckpt-1.index`, so that everything beside or below such
+a location is found by the last slash, as for local files.
 
-The syntax is Python 3.7's: errors need these functions, and networks/model_child.py needs errors.
+The syntax is Python 3.7's: errors need these functions, and networks/model_child.py needs
+errors.
 """
 
 from __future__ import annotations
@@ -15,28 +16,31 @@ import re
 _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
 _ARCHIVES = ("zip://", "tar://")
 _LINK = re.compile(r"::(?=(?:zip|tar)://)")
-# What stands before the first folder of an archive, so that its files lie in a folder too.
+# Prefix of an archive's first folder, so that its files are in a folder too.
 TOP = "."
 _SIGNED = ("http://", "https://")
 
 
 def is_url(text: str) -> bool:
-    """Say whether a person means a URL, not a local path."""
+    """Return whether a path is a URL."""
     return _SCHEME.match(text) is not None
 
 
 def is_elsewhere(text: str) -> bool:
-    """Say whether a person means a URL or an archive's member, in either order of a chain."""
+    """Return whether a path is a URL or an archive member, in either order of a chain."""
     return is_url(text) or _LINK.search(text) is not None
 
 
 def has_query(text: str) -> bool:
-    """Say whether a URL has a query or a fragment, which no place has."""
+    """Return whether a URL has a query or a fragment, which locations never have."""
     return "?" in text or "#" in text
 
 
 def normalize_chain(text: str) -> str | None:
-    """Return a chain with the outermost place first; what is none as it is, None if it names no archive."""
+    """Return a chain with the outermost location first; None if it names no archive.
+
+    Other paths are returned unchanged.
+    """
     links: list[str] = []
     while text.startswith(_ARCHIVES):
         link, chained, text = text.partition("::")
@@ -47,15 +51,15 @@ def normalize_chain(text: str) -> str | None:
 
 
 def split_chain(place: str) -> list[str]:
-    """Return the links of a chain, the outermost place first; a single one for what is no chain."""
+    """Return the links of a chain, outermost first; a single one for a plain path."""
     return _LINK.split(place)
 
 
 def display_url(place: str) -> str:
-    """Return the name as a person writes it, without what must not be shown.
+    """Return the name in the form that people write, without secrets.
 
-    That is a user's name and password, and of http the query and the fragment: signed URLs have their
-    signature there.
+    Secrets are a user's name and password and, for http, the query and the fragment, where signed
+    URLs have their signature.
     """
     if "://" not in place:
         return place
@@ -67,7 +71,7 @@ def display_url(place: str) -> str:
 
 
 def base_name(text: str) -> str:
-    """Return the last name in a path or a URL, of an archive's member its own; "" where there is none."""
+    """Return the last name in a path or URL, or the name of an archive's member; "" without a name."""
     shown = display_url(text)
     for link in reversed(split_chain(normalize_chain(shown) or shown)):
         scheme = _SCHEME.match(link)

@@ -35,15 +35,14 @@ from ckpttool.core.limits import Limits
 from ckpttool.core.source import Buffer, Checksum, DeflatedSpan, File, Span, Storage, crc32
 from ckpttool.core.text import format_size
 
-# Tar archives as bytes: where every plain file lies; whatever is no plain file is refused.
+# Tar archives as bytes: the position of every plain file; other entries are rejected.
 #
-# The standard library's reader takes longer to import than a checkpoint takes to list, and it takes the last
-# of two members of one name where others take the first. Layouts follow POSIX.1-2017, pax, "ustar Interchange
-# Format" and "pax Header Block"; GNU's sizes in base 256 are those of GNU tar's manual, "Extensions".
+# The standard library's reader takes longer to import than a checkpoint takes to list, and of two members
+# with one name it uses the last where other readers use the first. Layouts follow POSIX.1-2017, pax, "ustar
+# Interchange Format" and "pax Header Block"; GNU's sizes in base 256 follow GNU tar's manual, "Extensions".
 
 BLOCK = 512
-# Name, size, checksum, type, what it links to, magic, what stands before the name; modes, owners, times and
-# devices are passed over.
+# Name, size, checksum, type, link target, magic, name prefix; modes, owners, times and devices are skipped.
 _HEADER = struct.Struct("100s24x12s12x8sc100s6s82x155s12x")
 _CHECKSUM = slice(148, 156)
 _MAGIC = b"ustar"
@@ -58,12 +57,12 @@ class _TarHeader(NamedTuple):
 
 
 def is_tar_start(head: bytes) -> bool:
-    """Say whether the bytes begin like a tar archive."""
+    """Return whether the bytes begin like a tar archive."""
     return len(head) >= BLOCK and _HEADER.unpack_from(head)[5].startswith(_MAGIC)
 
 
 def is_tar_header(block: bytes) -> bool:
-    """Say whether Python's tarfile takes the bytes for a member's header: their checksum alone decides."""
+    """Return whether Python's tarfile accepts the bytes as a header, by its checksum alone."""
     if len(block) < BLOCK:
         return False
     field = block[148:156]
@@ -85,7 +84,7 @@ def first_tar_member(file: File) -> str | None:
 
 
 def read_tar(file: File) -> Mapping[str, Span]:
-    """Return the archive's files by name; raise FormatError unless all are plain files of different names."""
+    """Return the files of an archive by name; raise FormatError unless all are plain and unique."""
     found: dict[str, Span] = {}
     for name, span in _iter_tar_members(file):
         if name in found:
@@ -133,7 +132,7 @@ def _parse_tar_header(file: File, block: bytes, at: int) -> _TarHeader:
             f"member {text!r} is no plain file (type {kind.decode('latin-1')!r})", file=file.path, offset=at
         )
     if any(before):
-        # GNU tar's own headers keep times there, which the library that torch used leaves empty.
+        # GNU tar's own headers store times there; the library that torch used leaves the field empty.
         raise UnsupportedError(f"member {text!r} has a prefix to its name", file=file.path, offset=at)
     return _TarHeader(text, _parse_octal(size, file, at), kind)
 
@@ -148,10 +147,10 @@ def _parse_octal(field: bytes, file: File, at: int) -> int:
 
 
 def _pax_size(span: Span) -> int | None:
-    """Return the size in bytes that a pax header gives the next member; times and owners are passed over.
+    """Return the size in bytes that a pax header sets for the next member; ignore times and owners.
 
-    Raise FormatError when records and lengths contradict each other, UnsupportedError for what would make
-    the member another one than its header says.
+    Raise FormatError when records and lengths contradict each other, UnsupportedError for a record
+    that would change the type or content of the member.
     """
     if span.length > limits.current().text_bytes:
         what, file, at = "a pax header is too long", span.file.path, span.offset
@@ -181,9 +180,9 @@ def _fail_tar(file: File, message: str, offset: int) -> NoReturn:
     raise FormatError(message, file=file.path, offset=offset)
 
 
-# The records of zip archives, and what the two headers of a member have in common.
+# Records of zip archives, and the fields that both headers of a member share.
 #
-# Field names and layouts follow PKWARE's APPNOTE.TXT 6.3.10 (the section is named beside each record).
+# Field names and layouts follow PKWARE's APPNOTE.TXT 6.3.10 (each record has its section number).
 
 STORED, DEFLATED = 0, 8
 
@@ -201,16 +200,17 @@ _UNICODE_PATH = struct.pack("<H", UNICODE_PATH_EXTRA)
 ENCRYPTED = 1 << 0 | 1 << 6 | 1 << 13  # 4.4.4: encryption, strong encryption, masked local headers
 PATCHED = 1 << 5
 UNREAD = ENCRYPTED | PATCHED
-LATER = 1 << 3  # sizes and checksum follow the data; the local header may hold zeros
+LATER = 1 << 3  # sizes and checksum follow the data; the local header may have zeros
 UTF8 = 1 << 11
-EFFORT = 1 << 1 | 1 << 2  # how hard the compressor tried
+EFFORT = 1 << 1 | 1 << 2  # the compressor's effort level
 _SHOWN = 120
 
 
 class ZipMember(NamedTuple):
-    """One member: sizes in bytes, `stored` as it lies in the file and `size` unpacked.
+    """One member: sizes in bytes, `stored` in the file and `size` unpacked.
 
-    `header` counts from the start of the archive, `offset` (of the payload) from that of the file.
+    `header` counts from the start of the archive, `offset` (of the payload) from the start of the
+    file.
     """
 
     name: str
@@ -224,7 +224,7 @@ class ZipMember(NamedTuple):
 
 
 class ZipEntry(NamedTuple):
-    """What the central directory says of a member; `raw` is its name as it is stored."""
+    """Central directory entry of a member; `raw` is its name as stored."""
 
     header: int
     name: str
@@ -237,7 +237,7 @@ class ZipEntry(NamedTuple):
 
 
 class ZipWindow(NamedTuple):
-    """The part of a file that is the archive; `descriptor` is None for a file in a remote store."""
+    """The range of a file that is the archive; `descriptor` is None for a file in a remote store."""
 
     file: File
     descriptor: int | None
@@ -252,7 +252,7 @@ class ZipWindow(NamedTuple):
         return os.pread(self.descriptor, room, self.start + offset)
 
     def each(self, runs: Iterable[tuple[int, int]]) -> Iterator[bytes]:
-        """Give what `read` does for pairs of length and offset."""
+        """Yield the result of `read` for pairs of length and offset."""
         if self.descriptor is None:
             room = ((self.start + at, max(0, min(length, self.size - at))) for length, at in runs)
             return self.file.together(room)
@@ -267,7 +267,7 @@ def fail(
 
 
 def quote_member(name: str) -> str:
-    """Return a member's name as an error shows it: without what a terminal would obey, and not too long."""
+    """Return a member's name for an error, shortened and without terminal control characters."""
     return repr(name) if len(name) <= _SHOWN else f"{name[:_SHOWN]!r}..."
 
 
@@ -278,7 +278,7 @@ def refuse_flags(file: File, flags: int, at: int) -> NoReturn:
 
 
 def widen_fields(file: File, extra: bytes, fields: tuple[int, ...], at: int) -> tuple[int, ...]:
-    """Return the fields with each saturated one replaced from the zip64 extra field (4.5.3), in its order."""
+    """Return the fields, with saturated ones replaced in order from the zip64 extra field (4.5.3)."""
     found = [body for kind, body in _iter_extra_fields(extra) if kind == ZIP64_EXTRA]
     data = found[0] if len(found) == 1 else b""
     wide, used = [], 0
@@ -294,8 +294,8 @@ def widen_fields(file: File, extra: bytes, fields: tuple[int, ...], at: int) -> 
 
 
 def require_one_name(file: File, extra: bytes, raw: bytes, at: int) -> None:
-    """Raise FormatError when an extra field gives the member another name in Unicode (4.6.9)."""
-    # Hardly any archive has one, and every member of torch's has an extra field.
+    """Raise FormatError if an extra field gives the member another name in Unicode (4.6.9)."""
+    # Few archives have one, but every member of torch's has an extra field.
     for kind, body in _iter_extra_fields(extra) if _UNICODE_PATH in extra else ():
         # A version, the checksum of the name in the header, and the other name.
         if kind == UNICODE_PATH_EXTRA and (len(body) < 5 or body[5:] != raw):
@@ -320,18 +320,18 @@ def _iter_extra_fields(extra: bytes) -> Iterator[tuple[int, bytes]]:
         at += 4 + size
 
 
-# The central directory of a zip archive: where it lies, and what it says of every member.
+# The central directory of a zip archive: its position, and its entry for every member.
 #
-# Sections are those of PKWARE's APPNOTE.TXT 6.3.10.
+# Section numbers refer to PKWARE's APPNOTE.TXT 6.3.10.
 
 _COMMENT_ROOM = END.size + FULL16
 _END, _LOCATOR = b"PK\x05\x06", b"PK\x06\x07"
 _DOS_FOLDER, _UNIX_FOLDER = 0x10, 0o04
-_FILE_TYPES = (0, _UNIX_FOLDER, 0o10)  # 4.4.15 leaves the upper half to the host; Unix puts st_mode there
+_FILE_TYPES = (0, _UNIX_FOLDER, 0o10)  # 4.4.15 leaves the upper half to the host; Unix stores st_mode there
 
 
 class ZipDirectory(NamedTuple):
-    """Where the central directory lies and how many entries it says it has."""
+    """Location of the central directory and its declared number of entries."""
 
     offset: int
     length: int
@@ -339,7 +339,7 @@ class ZipDirectory(NamedTuple):
 
 
 def find_zip_directory(file: File, window: ZipWindow) -> ZipDirectory:
-    """Return where the directory lies; raise FormatError unless it ends where the end record begins."""
+    """Return the directory's location; raise FormatError unless it ends where the end record begins."""
     start = max(0, window.size - _COMMENT_ROOM)
     tail = window.read(window.size - start, start)
     at = _find_end_record(file, tail, start)
@@ -363,7 +363,7 @@ def find_zip_directory(file: File, window: ZipWindow) -> ZipDirectory:
 
 
 def _find_end_record(file: File, tail: bytes, start: int) -> int:
-    """Return where in `tail` the one end record is whose comment reaches exactly to the end of the file."""
+    """Return the position in `tail` of the one end record whose comment ends exactly with the file."""
     stop = start + len(tail)
     last = at = tail.rfind(_END)
     if last < 0:
@@ -377,7 +377,7 @@ def _find_end_record(file: File, tail: bytes, start: int) -> int:
         at = tail.rfind(_END, 0, at)
     if not found:
         fail(file, "the archive's end record is followed by bytes that do not belong to it", stop)
-    # Many readers take the last one (Lib/zipfile.py, _EndRecData; miniz), whatever its comment's length says.
+    # Many readers use the last one (Lib/zipfile.py, _EndRecData; miniz), whatever its comment's length is.
     if found != [last]:
         fail(file, "the archive has more than one end record", start + found[-1])
     return last
@@ -400,7 +400,7 @@ def _read_zip64_record(
 
 
 def read_zip_entries(file: File, window: ZipWindow, place: ZipDirectory) -> list[ZipEntry]:
-    """Return all entries; raise FormatError unless they fill the directory, each with a name of its own."""
+    """Return all entries; raise FormatError unless they fill the directory and have unique names."""
     allowed = limits.current()
     if place.length > allowed.index_bytes:
         raise limits.limit_error(
@@ -447,7 +447,7 @@ def _parse_zip_entry(file: File, data: bytes, at: int, base: int) -> tuple[ZipEn
             size, stored, header = widen_fields(file, rest, (size, stored, header), base + at)
     elif FULL32 in (stored, size, header):
         widen_fields(file, b"", (FULL32,), base + at)
-    if disk:  # miniz, and so torch, refuses 0xFFFF too
+    if disk:  # miniz, and so torch, also rejects 0xFFFF
         fail(file, "the archive is split over several disks", base + at)
     if method == STORED and stored != size:
         fail(file, f"member {quote_member(text)} is stored as it is, yet has two sizes", base + at)
@@ -456,11 +456,12 @@ def _parse_zip_entry(file: File, data: bytes, at: int, base: int) -> tuple[ZipEn
 
 
 def _require_plain_file(file: File, name: str, kind: int, size: int, at: int) -> None:
-    """Raise FormatError unless the member is a file, or an empty folder, by name and attributes alike."""
+    """Raise FormatError unless name and attributes both describe a file or an empty folder."""
     if kind >> 28 not in _FILE_TYPES:
         fail(file, f"member {quote_member(name)} is a link or a device, not a file", at)
     if name[-1] != "/" and (kind & _DOS_FOLDER or kind >> 28 == _UNIX_FOLDER):
-        # miniz, and so torch, reads nothing then and returns memory as it was (mz_zip_reader_extract_to_mem).
+        # Here miniz, and so torch, reads nothing and returns uninitialised memory
+        # (mz_zip_reader_extract_to_mem).
         fail(file, f"member {quote_member(name)} is marked as a folder, and has the name of a file", at)
     if name[-1] == "/" and size:
         fail(file, f"member {quote_member(name)} is a folder, yet has bytes", at)
@@ -468,7 +469,7 @@ def _require_plain_file(file: File, name: str, kind: int, size: int, at: int) ->
 
 def _decode_name(file: File, raw: bytes, flags: int, at: int) -> str:
     try:
-        # 4.4.4 bit 11; without it names are in the IBM PC's code page.
+        # 4.4.4 bit 11; without it, names are in the IBM PC's code page.
         name = raw.decode("ascii" if raw.isascii() else "utf-8" if flags & UTF8 else "cp437")
     except UnicodeDecodeError:
         fail(file, "a member's name is not UTF-8, as its flag says", at)
@@ -478,7 +479,7 @@ def _decode_name(file: File, raw: bytes, flags: int, at: int) -> str:
 
 
 def _require_unique_names(file: File, found: list[ZipEntry], at: int) -> None:
-    """Raise FormatError when two members have one name, or would be one file for whoever unpacks them."""
+    """Raise FormatError if two members have the same name or would unpack to the same file."""
     names = {entry.name for entry in found}
     if len(names) != len(found):
         fail(
@@ -507,13 +508,13 @@ def _first_duplicate(names: Iterable[str]) -> str:
     return next(name for name in names if name in seen or seen.add(name))  # type: ignore[func-returns-value]
 
 
-# The members of a zip archive where they lie: local headers and payloads, every byte claimed once.
+# Positions of zip members: local headers and payloads, with every byte assigned exactly once.
 #
-# Sections are those of PKWARE's APPNOTE.TXT 6.3.10.
+# Section numbers refer to PKWARE's APPNOTE.TXT 6.3.10.
 
 _NEAR, _WINDOW = 4096, 1 << 20
-_NEAR_ELSEWHERE = 64 << 10  # takes a network less time than another request
-# 4.3.9: checksum and sizes of 4 or 8 bytes; the mark before them came to be written by everyone.
+_NEAR_ELSEWHERE = 64 << 10  # transferring this takes less time than another request
+# 4.3.9: checksum and sizes of 4 or 8 bytes; the mark before them is optional, but common.
 _DESCRIPTORS = {
     12: struct.Struct("<III"),
     16: struct.Struct("<4xIII"),
@@ -524,7 +525,7 @@ _BEFORE = max(_DESCRIPTORS)
 
 
 class _HeaderRun(NamedTuple):
-    """Bytes of the archive with the local headers of some entries, by their places in the order."""
+    """Bytes of the archive with the local headers of some entries, by their indices in the order."""
 
     base: int
     length: int
@@ -533,10 +534,10 @@ class _HeaderRun(NamedTuple):
 
 
 def locate_members(file: File, window: ZipWindow, entries: list[ZipEntry], stop: int) -> dict[str, ZipMember]:
-    """Return the members by name, in the directory's order, with the places that their local headers give.
+    """Return the members by name, in directory order, with the positions from their local headers.
 
-    `stop` is where the directory begins. Raise FormatError when the two headers of a member differ, when
-    members overlap, and for bytes that belong to none.
+    `stop` is the start of the directory. Raise FormatError when the two headers of a member differ,
+    when members overlap, and for bytes that belong to no member.
     """
     ordered = sorted(entries)
     if ordered and ordered[-1].header + LOCAL.size > stop:
@@ -569,9 +570,9 @@ def locate_members(file: File, window: ZipWindow, entries: list[ZipEntry], stop:
 def _iter_local_headers(
     window: ZipWindow, ordered: Sequence[ZipEntry], stop: int
 ) -> Iterator[tuple[ZipEntry, bytes, int]]:
-    """Give every local header, in the file's order, with bytes around it and where among these it begins.
+    """Yield every local header, in file order, with the bytes around it and its position in them.
 
-    Headers that lie close together come with one read.
+    Headers that are close together are read in one request.
     """
     runs = list(_iter_header_runs(ordered, stop, _NEAR if window.descriptor is not None else _NEAR_ELSEWHERE))
     for run, data in zip(runs, window.each((run.length, run.base) for run in runs), strict=True):
@@ -580,7 +581,7 @@ def _iter_local_headers(
 
 
 def _iter_header_runs(ordered: Sequence[ZipEntry], stop: int, near: int) -> Iterator[_HeaderRun]:
-    """Give the runs of bytes that hold all local headers, those together that are less than `near` apart."""
+    """Yield byte ranges that cover all local headers; headers less than `near` apart share one range."""
     position = 0
     while position < len(ordered):
         base, end = max(0, ordered[position].header - _BEFORE), _header_limit(ordered[position])
@@ -599,9 +600,9 @@ def _header_limit(entry: ZipEntry) -> int:
 
 
 def _locate_payload(file: File, entry: ZipEntry, data: bytes, at: int) -> tuple[int, bool]:
-    """Return where the member's bytes begin, after checking that its local header says the same of it.
+    """Return the position of the member's bytes, after comparing its local header with its entry.
 
-    The second answer is whether it leaves sizes and checksum to a descriptor behind the bytes.
+    The second result is whether it leaves sizes and checksum to a descriptor after the bytes.
     """
     if at + LOCAL.size > len(data):
         fail(file, f"the local header of {quote_member(entry.name)} is cut off", entry.header)
@@ -622,7 +623,7 @@ def _locate_payload(file: File, entry: ZipEntry, data: bytes, at: int) -> tuple[
         if FULL32 in (size, stored):
             size, stored = widen_fields(file, rest, (size, stored), entry.header)
     told, real = (crc, stored, size), (entry.crc, entry.stored, entry.size)
-    # With bit 3 the real values follow the data: zeros are legal here, other values must still agree.
+    # With bit 3 the real values follow the data: zeros are valid here, other values must still agree.
     bare = bool(flags & LATER) and told != real
     same = told == real or (bare and all(one in (0, other) for one, other in zip(told, real, strict=True)))
     if not same or method != entry.method or raw != entry.raw or (flags ^ entry.flags) & ~EFFORT:
@@ -633,9 +634,9 @@ def _locate_payload(file: File, entry: ZipEntry, data: bytes, at: int) -> tuple[
 
 
 def _require_descriptor(file: File, entry: ZipEntry | None, data: bytes, length: int, *, bare: bool) -> None:
-    """Raise FormatError unless the `length` bytes at the end of `data` are the member's data descriptor.
+    """Raise FormatError unless the last `length` bytes of `data` are the member's data descriptor.
 
-    `entry` is the member before them; if `bare`, its local header leaves values to the descriptor.
+    `entry` is the member before them; with `bare`, its local header leaves values to the descriptor.
     """
     if entry is None:
         if length:
@@ -653,9 +654,10 @@ def _require_descriptor(file: File, entry: ZipEntry | None, data: bytes, length:
         fail(file, f"what follows member {quote_member(entry.name)} contradicts its headers", entry.header)
 
 
-# Zip archives as bytes: where every member lies, and nothing that two readers could understand differently.
+# Zip archives as bytes: the position of every member, without anything that two readers could interpret
+# differently.
 #
-# The standard library's reader checks all-zero checksums that were never recorded, does not compare the end
+# The standard library's reader verifies all-zero checksums that were never recorded, does not compare the end
 # record's count with the entries, and takes longer to import than a checkpoint takes to list.
 
 _ARCHIVES, _MEMBERS = 256, 1 << 14
@@ -663,14 +665,14 @@ _ARCHIVES, _MEMBERS = 256, 1 << 14
 
 @dataclass(frozen=True, slots=True)
 class ZipArchive:
-    """A checked archive; `recorded` is False when no member carries a checksum (all are zero)."""
+    """A checked archive; `recorded` is False if no member has a checksum (all are zero)."""
 
     file: File
     members: Mapping[str, ZipMember]
     recorded: bool
 
     def source(self, name: str) -> Storage:
-        """Return the member's bytes as an unread source; raise FormatError when there is no such member."""
+        """Return the member's bytes as an unread source; raise FormatError if there is no such member."""
         member = self.members.get(name)
         if member is None:
             raise FormatError(f"the archive has no member {quote_member(name)}", file=self.file.path)
@@ -694,19 +696,20 @@ class ZipArchive:
 
 
 def read_zip(file: File, start: int = 0, size: int | None = None) -> ZipArchive:
-    """Return the archive's members; raise FormatError unless every record agrees with every other.
+    """Return the archive's members; raise FormatError unless all records agree.
 
-    `start` and `size` say where in the file the archive lies (an archive stored in another); members' offsets
-    are those of the file.
+    `start` and `size` are the archive's range in the file (an archive stored in another); members'
+    offsets are relative to the file.
     """
     return _KEPT.read(file, start, file.size - start if size is None else size, limits.current())
 
 
 class _ArchiveCache:
-    """The archives listed last: at most `_ARCHIVES` of `_MEMBERS` members together, and always the last two.
+    """Cache of recent archives: at most `_ARCHIVES` with `_MEMBERS` members together, at least two.
 
-    A format first checks whether an archive is its own and then reads it; of several checkpoints all are
-    checked before the first is read. The key has the file's stamp, so a changed file is listed anew.
+    A format first checks whether an archive is its own and then reads it; of several checkpoints all
+    are checked before the first is read. The key contains the file's stamp, so a changed file is
+    listed anew.
     """
 
     def __init__(self) -> None:
@@ -715,7 +718,7 @@ class _ArchiveCache:
         self._lock = Lock()
 
     def read(self, file: File, start: int, size: int, allowed: Limits) -> ZipArchive:
-        """Return the archive that lies there; raise as the module's `read` does."""
+        """Return the archive in this range; raise like `read_zip`."""
         key = (file, start, size, allowed)
         with self._lock:
             if (known := self._found.get(key)) is not None:
@@ -754,12 +757,12 @@ def _read_archive(file: File, start: int, size: int) -> ZipArchive:
     return ZipArchive(file, members, recorded)
 
 
-# Writing zip archives: stored members only, each aligned, the same input always giving the same bytes.
+# Writing zip archives: stored members only, each aligned; equal input gives equal bytes.
 
-# MS-DOS for 1980-01-01 00:00, the earliest that the format can say: archives carry no time of writing.
+# MS-DOS for 1980-01-01 00:00, the earliest time in the format: archives contain no time of writing.
 _DATE, _TIME = 0x21, 0
 _VERSION, _VERSION64 = 20, 45
-# torch pads with this extra field too (caffe2/serialize/inline_container.cc, getPadding).
+# torch also pads with this extra field (caffe2/serialize/inline_container.cc, getPadding).
 _PADDING, _FILLER = 0x4246, b"Z"
 
 
@@ -772,7 +775,7 @@ class _MemberRecord(NamedTuple):
 
 
 class ZipWriter:
-    """Writes members one after the other to a stream that begins empty; `close` writes the directory."""
+    """Write members sequentially to an empty stream; `close` writes the directory."""
 
     def __init__(self, stream: IO[bytes], alignment: int = 64) -> None:
         """Start at the stream's beginning; payloads begin at multiples of `alignment` bytes."""
@@ -783,11 +786,11 @@ class ZipWriter:
 
     @property
     def checksums(self) -> tuple[int, ...]:
-        """The CRC-32 of every member written so far."""
+        """CRC-32 of every member written so far."""
         return tuple(member.crc for member in self._members)
 
     def add(self, name: str, *parts: Buffer) -> None:
-        """Write one member, whose bytes are those of all `parts` together."""
+        """Write one member from the concatenation of `parts`."""
         raw = name.encode("utf-8")
         flags = 0 if raw.isascii() else UTF8
         crc = size = 0
@@ -816,7 +819,7 @@ class ZipWriter:
         wide = struct.pack("<HHQQ", ZIP64_EXTRA, 16, member.size, member.size) if large else b""
         begin = member.header + LOCAL.size + len(member.name) + len(wide)
         gap = -begin % self._alignment
-        if 0 < gap < 4:  # an extra field has a head of four bytes
+        if 0 < gap < 4:  # an extra field has a header of four bytes
             gap += self._alignment
         padding = struct.pack("<HH", _PADDING, gap - 4) + _FILLER * (gap - 4) if gap else b""
         extra = wide + padding
@@ -874,14 +877,14 @@ def _end_records(start: int, size: int, count: int) -> bytes:
     return zip64 + END.pack(END_MARK, 0, 0, short, short, min(size, FULL32), min(start, FULL32), 0)
 
 
-# Archives as folders: members are read as files, wherever the archive lies.
+# Archives as folders: members are read as files, from local or remote archives.
 #
-# Stored members are read in place, by parts; compressed ones are unpacked once, as far as the limits allow.
-# Nothing is ever extracted under a name that an archive contains.
+# Stored members are read in place, in parts; compressed ones are unpacked once, within the limits. Nothing is
+# ever extracted under a name from an archive.
 
 
 class UnpackedSpan(NamedTuple):
-    """Bytes of a scratch file that holds the unpacked archive `file`."""
+    """Bytes of a scratch file that contains the unpacked archive `file`."""
 
     file: File
     copy: ScratchFile
@@ -890,7 +893,7 @@ class UnpackedSpan(NamedTuple):
 
 
 class ArchiveMember(NamedTuple):
-    """A plain file of an archive: its unpacked size in bytes, and where these are."""
+    """A plain file of an archive: its unpacked size in bytes, and its source."""
 
     size: int
     source: Span | DeflatedSpan | UnpackedSpan
@@ -900,7 +903,7 @@ class ArchiveStore:
     """The files of one archive by their paths in it (filesystem.Store)."""
 
     def __init__(self, outer: str, kind: str) -> None:
-        """Read the archive at the place `outer`, a "zip" or a "tar", at the first request."""
+        """List the archive at `outer`, a "zip" or a "tar", at the first request."""
         self._outer, self._kind = outer, kind
         self.start = f"{outer}::{kind}://{urls.TOP}"
         self._listed: tuple[File, dict[str, ArchiveMember]] | None = None
@@ -908,7 +911,7 @@ class ArchiveStore:
 
     @classmethod
     def mount(cls, link: str, outer: str) -> str:
-        """Mount the archive at `outer`; return the place of the member that a link (zip://PATH) names."""
+        """Mount the archive at `outer`; return the location of the member that a link (zip://PATH) names."""
         kind, _, inner = link.partition("://")
         start = f"{outer}::{kind}://{urls.TOP}"
         known = filesystem.find_store(start)
@@ -918,14 +921,14 @@ class ArchiveStore:
         return f"{start}/{inner}" if inner not in ("", urls.TOP) else start
 
     def look(self, place: str) -> StoreEntry:
-        """Return what is there; raise NotFoundError or FormatError if the archive cannot be listed."""
+        """Return the entry; raise NotFoundError or FormatError if the archive cannot be listed."""
         member = self._members(self._file()).get(self._name(place))
         if member is not None:
             return _member_stat(member)
         return "folder" if any(True for _ in self._names_below(place)) else None
 
     def names(self, place: str) -> list[str]:
-        """Return the names in a folder of the archive: as many as the archive may have members."""
+        """Return the names in a folder of the archive, limited only by the archive's member limit."""
         return sorted(set(self._names_below(place)))
 
     def _names_below(self, place: str) -> Iterator[str]:
@@ -935,7 +938,7 @@ class ArchiveStore:
         return (each[len(below) :].partition("/")[0] for each in members if each.startswith(below))
 
     def read(self, place: str, seen: FileStat, offset: int, length: int) -> bytes:
-        """Return these bytes; raise ChangedError if the archive is not the one that was listed."""
+        """Return these bytes; raise ChangedError if the archive changed after it was listed."""
         source = self._member(place, seen).source
         if isinstance(source, Span):
             return source.file.read(source.offset + offset, length)
@@ -988,7 +991,7 @@ class ArchiveStore:
 
 def _member_stat(member: ArchiveMember) -> FileStat:
     source = member.source.base if isinstance(member.source, DeflatedSpan) else member.source
-    # Whole numbers have the same hash in every process.
+    # Integers have the same hash in every process.
     tag = hash((*source.file[1:], source.offset, member.size))
     return FileStat(member.size, source.file.mtime_ns, tag)
 
@@ -1003,15 +1006,15 @@ def _list_zip_members(file: File) -> dict[str, ArchiveMember]:
 
 
 def _member_path(name: str) -> str | None:
-    """Return a member's path from the archive's top; None for one that leads out of it."""
+    """Return a member's path from the archive's top; None for a path that leads out of it."""
     path = posixpath.normpath(name)
     return None if path.startswith(("/", "../")) or path in (".", "..") or "\0" in path else path
 
 
 # Tar archives as folders. The standard library's reader parses every form of long names, which `read_tar`
-# refuses. What is compressed is unpacked first, as a whole.
+# rejects. Compressed archives are first unpacked as a whole.
 
-# The first bytes of RFC 1952, of bzip2's and of xz's own documentation.
+# Magic bytes from RFC 1952 and from the documentation of bzip2 and xz.
 _COMPRESSED = {b"\x1f\x8b": "gzip", b"BZh": "bz2", b"\xfd7zXZ\0": "lzma"}
 _UNPACK_CHUNK = 4 << 20
 
@@ -1052,7 +1055,7 @@ def _unique_members(
 
 
 def _iter_tar_entries(stream: IO[bytes], file: File) -> Iterator[tuple[str, int, int]]:
-    """Give name, offset and length of each plain file."""
+    """Yield name, offset and length of each plain file."""
     import tarfile
 
     most = limits.current().members
@@ -1060,13 +1063,13 @@ def _iter_tar_entries(stream: IO[bytes], file: File) -> Iterator[tuple[str, int,
         for number, member in enumerate(archive):
             if number >= most:
                 raise limits.limit_error("members", "the archive has too many members", None, file=file.path)
-            # Links are not followed, and nobody stores a checkpoint's file with holes.
+            # Links are not followed, and checkpoints are never stored as sparse files.
             if member.isreg() and not member.issparse():
                 yield member.name, member.offset_data, member.size
 
 
 def _unpack_tarball(file: File, library: str) -> ScratchFile:
-    """Return a scratch file with the unpacked archive; `library` is the module that unpacks it."""
+    """Return a scratch file with the unpacked archive; `library` is the decompression module."""
     why = "the archive is compressed as a whole"
     if filesystem.find_store(file.path) is not None:
         require_fetchable(file.path, file.size, why)
@@ -1102,12 +1105,12 @@ class _FileStream(io.RawIOBase):
         return True
 
     def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
-        """Move."""
+        """Set the position."""
         self._at = offset + (0, self._at, self._file.size)[whence]
         return self._at
 
     def read(self, length: int = -1) -> bytes:
-        """Return up to `length` bytes; raise LimitError for more than a header of an archive has."""
+        """Return up to `length` bytes; raise LimitError if that is more than any archive header has."""
         most = limits.current().text_bytes
         if not 0 <= length <= most:
             raise limits.limit_error(
@@ -1117,7 +1120,7 @@ class _FileStream(io.RawIOBase):
         return bytes(room[: self.readinto(room)])
 
     def readinto(self, room: Any) -> int:
-        """Fill the buffer as far as the file goes."""
+        """Fill the buffer up to the end of the file."""
         length = max(0, min(len(room), self._file.size - self._at))
         if length:
             room[:length] = self._file.read(self._at, length)

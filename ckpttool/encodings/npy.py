@@ -1,8 +1,9 @@
-"""NumPy's .npy arrays and .npz archives as bytes: headers parsed as data, arrays left where they are.
+"""Read NumPy's .npy arrays and .npz archives: headers are parsed as data, arrays stay unread.
 
 Source: numpy/lib/format.py (the docstring describes versions 1.0 to 3.0; `_write_array_header`,
-`_read_array_header`), numpy/lib/npyio.py (`savez`: a zip of `NAME.npy` members). NumPy evaluates the header
-as a Python literal; the little grammar here knows a dict of text, truth values and tuples of integers.
+`_read_array_header`), numpy/lib/npyio.py (`savez`: a zip of `NAME.npy` members). NumPy evaluates
+the header as a Python literal; the small grammar here accepts a dict of text, truth values and
+tuples of integers.
 """
 
 from __future__ import annotations
@@ -23,25 +24,25 @@ SUFFIX = ".npy"
 RANK = 64
 _LARGEST_COUNT = (1 << 63) - 1
 _FIRST = 1024
-# More than the code tables that stand before a deflated block's first byte.
+# More than the code tables before a deflated block's first byte.
 _TABLES = 4096
 _TEXT = r"(?:'[^'\\]*'|\"[^\"\\]*\")"
-# What Python takes for space between the parts of a literal; other ASCII space is an error there.
+# White space that Python accepts between the parts of a literal; other ASCII space is an error there.
 _SPACE = " \t\n\r\f"
 _NUMBER = r"-?(?:0|[1-9]\d{0,19})L?"
 _TOKEN = re.compile(
     rf"[{_SPACE}]*(?:(?P<text>{_TEXT})|(?P<word>True|False|None)|(?P<int>{_NUMBER})|(?P<mark>[][(){{}},:]))",
     re.ASCII,
 )
-# Text and bytes of one width: the bytes in what NumPy's name of the type counts.
+# Fixed-width text and bytes: bytes per unit of the width in NumPy's type name.
 _WIDE = {"U": 4, "S": 1, "V": 1}
-# numpy/lib/_format_impl.py: room for the first axis to grow, and where an array's bytes may begin.
+# numpy/lib/_format_impl.py: room for the first axis to grow, and the alignment of an array's bytes.
 _GROWTH, _ALIGNED = 21, 64
 _PAIRS = {")": "(", "]": "[", "}": "{"}
 
 
 class NpyHeader(NamedTuple):
-    """What stands before an array's bytes, in `size` bytes; `descr` is None for a structured type."""
+    """Header of an array, `size` bytes long; `descr` is None for a structured type."""
 
     descr: str | None
     fortran: bool
@@ -52,8 +53,8 @@ class NpyHeader(NamedTuple):
 class NpyArray(NamedTuple):
     """One array: `dtype` is None for objects, text, dates, structured types and bytes without a type.
 
-    `descr` is NumPy's own name of the type ("<f4", "|O", "structured"). `source` is None for those without a
-    `dtype`, but for text and bytes of one width (U, S, V), whose elements it gives as they are stored.
+    `descr` is NumPy's name of the type ("<f4", "|O", "structured"). `source` is None without a
+    `dtype`, except for fixed-width text and bytes (U, S, V), whose elements it returns as stored.
     """
 
     descr: str
@@ -63,9 +64,9 @@ class NpyArray(NamedTuple):
 
 
 def read_npy(storage: Storage) -> NpyArray:
-    """Return the array of an .npy file or member; its bytes are not read.
+    """Return the array of an .npy file or member, with its bytes unread.
 
-    Raise FormatError when the header breaks NumPy's rules or does not fit the number of bytes.
+    Raise FormatError if the header breaks NumPy's rules or does not match the number of bytes.
     """
     head = _read_header(storage)
     descr = head.descr
@@ -90,24 +91,24 @@ def read_npy(storage: Storage) -> NpyArray:
             found=f"{found:,}",
         )
     body = StoragePart(storage, head.size, nbytes) if nbytes else Inline(b"")
-    # What has no order of bytes to NumPy is not turned around.
+    # Types without a byte order in NumPy are not swapped.
     big = order == ">" and code[0] not in "SV"
     source = npy_source(body, code, head.shape, fortran=head.fortran, big=big)
     return NpyArray(descr, head.shape, dtype, source)
 
 
 def _item_width(code: str) -> int:
-    """Return the bytes of an element of type `code` ("f4": 4, "U3": 12); 0 where its name does not tell."""
+    """Return the size of an element of type `code` ("f4": 4, "U3": 12); 0 if the name does not define it."""
     if not re.fullmatch(r"[a-zA-Z]\d{1,9}", code, re.ASCII):
         return 0
     return int(code[1:]) * _WIDE.get(code[0], 1)
 
 
 def list_npz(archive: ZipArchive, wanted: Iterable[str] | None = None) -> Mapping[str, NpyArray]:
-    """Return an .npz archive's arrays by name, without `.npy`, in the order of the archive.
+    """Return an .npz archive's arrays by name, without `.npy`, in archive order.
 
-    `wanted` are the members to take, by default all. Raise FormatError when one is no array or two have one
-    name.
+    `wanted` are the members to read, by default all. Raise FormatError for a member that is not an
+    array and for duplicate names.
     """
     arrays: dict[str, NpyArray] = {}
     for member in archive.members if wanted is None else wanted:
@@ -125,14 +126,14 @@ def list_npz(archive: ZipArchive, wanted: Iterable[str] | None = None) -> Mappin
 
 
 def is_npy_member(archive: ZipArchive, member: str) -> bool:
-    """Return whether a member begins as an array does."""
+    """Return whether a member begins with an array header."""
     return _read_prefix(archive.source(member), len(MAGIC)) == MAGIC
 
 
 def _is_header_only(array: NpyArray) -> bool:
-    """Say whether all that is taken from a member is its header: no reading will look at its checksum.
+    """Return whether only the header of a member is used, so no read verifies its checksum.
 
-    A type without a name of ours is such a thing too: "<f4" is a flip away from "<V4".
+    This includes a type without a name of ours: "<f4" is one flipped bit away from "<V4".
     """
     return array.source is None or array.dtype is None or 0 in array.shape
 
@@ -146,12 +147,12 @@ def _verify(storage: Storage) -> None:
 
 
 def encode_npy_header(descr: str, shape: Shape) -> bytes:
-    """Return what stands before an array's bytes in C order, as NumPy writes it (`_write_array_header`)."""
+    """Return the header of an array in C order, as NumPy writes it (`_write_array_header`)."""
     extents = f"({', '.join(map(str, shape))}{',' if len(shape) == 1 else ''})"
     text = f"{{'descr': {descr!r}, 'fortran_order': False, 'shape': {extents}, }}"
     if shape:
         text += " " * (_GROWTH - len(str(shape[0])))
-    # Version 1 counts the header in two bytes, version 2 in four.
+    # Version 1 stores the header length in two bytes, version 2 in four.
     start = len(MAGIC) + (4 if len(text) + _ALIGNED < 1 << 16 else 6)
     text += " " * (-(start + len(text) + 1) % _ALIGNED) + "\n"
     width = start - len(MAGIC) - 2
@@ -163,11 +164,11 @@ def npy_source(
 ) -> Source:
     """Return an array's bytes in C order, little-endian.
 
-    `code` is NumPy's for the type ("f4"), whose number is the element's size; `fortran` and `big` say how the
-    elements are stored.
+    `code` is NumPy's type code ("f4"), whose number is the element size; `fortran` and `big`
+    describe the stored order of elements and bytes.
     """
     item = _item_width(code)
-    # A complex number is two that are turned around each by itself, a text as many as it has characters.
+    # A complex number is two separately swapped halves, a text as many as it has characters.
     width = ({"c": item // 2, "U": 4}.get(code[0], item)) if big else 0
     if width <= 1 and (not fortran or len(shape) < 2):
         return body
@@ -211,7 +212,7 @@ def _read_header(storage: Storage) -> NpyHeader:
         _fail(storage, f"NumPy has no array format {version}.{minor}", b"")
     start = 10 if version == 1 else 12
     length = int.from_bytes(data[8:start], "little")
-    # What is no longer is read already; many arrays of a file ask.
+    # A shorter header is already in memory; this matters for files with many arrays.
     if length > _FIRST and length > limits.current().array_header_bytes:
         span = storage.base if isinstance(storage, DeflatedSpan) else storage
         what = "an array's header is too long"
@@ -225,7 +226,7 @@ def _read_header(storage: Storage) -> NpyHeader:
         text = raw.decode("utf-8" if version == 3 else "latin-1")
     except UnicodeDecodeError:
         _fail(storage, "an array's header is not UTF-8", raw)
-    # NumPy takes away the L of Python 2's numbers in the versions that Python 2 wrote.
+    # NumPy removes the L of Python 2's integers in the versions that Python 2 wrote.
     descr, fortran, shape = _parse_header(storage, _tokenize(storage, text, long=version < 3), text)
     return NpyHeader(descr, fortran, shape, start + length)
 
@@ -235,7 +236,7 @@ def _fail(storage: Storage, message: str, shown: bytes | str) -> NoReturn:
 
 
 def _parse_header(storage: Storage, tokens: list[str], text: str) -> tuple[str | None, bool, Shape]:
-    """Return the header dict's three entries; they may come in any order, and there are no others."""
+    """Return the three entries of the header dict, in any order; others are an error."""
     if len(tokens) < 2 or tokens[0] != "{" or tokens[-1] != "}":
         _fail(storage, "an array's header is no dict", text)
     found: dict[str, list[str]] = {}
@@ -268,7 +269,7 @@ def _tokenize(storage: Storage, text: str, *, long: bool) -> list[str]:
 
 
 def _value_end(tokens: list[str], at: int, stop: int) -> int:
-    """Return where the value at `at` ends: a comma outside all brackets, or `stop`; -1 if nowhere."""
+    """Return the end of the value at `at`: a comma outside all brackets, or `stop`; -1 if neither."""
     opened: list[str] = []
     while at < stop and (opened or tokens[at] != ","):
         if tokens[at] in ("(", "[", "{"):
@@ -298,7 +299,7 @@ def _parse_shape(storage: Storage, tokens: list[str]) -> Shape:
         _fail(storage, "an array's shape is not made of sizes", " ".join(tokens))
     shape, count = tuple(map(int, items)), 1
     for extent in shape:
-        # Zeros are left out, as numpy does: one must not hide a size that cannot be.
+        # Zeros are left out, as in numpy: a zero must not hide an impossible size.
         count *= extent or 1
     if count > _LARGEST_COUNT:
         _fail(storage, "an array has more elements than can be counted", " ".join(tokens))

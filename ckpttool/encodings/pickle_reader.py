@@ -1,4 +1,4 @@
-"""Pickle machine that reads data only: nothing is imported, nothing is called."""
+"""Pickle machine that reads data only: it imports and calls nothing."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ from ckpttool.encodings.pickle_values import (
     is_plain,
 )
 
-# The names whose pickles are data: an allow list, for lists of what is dangerous keep losing.
+# Names whose pickles are data: an allow list, because deny lists are never complete.
 #
-# What of the standard library is not in it can act on the world (os, subprocess, builtins.eval, uuid.getnode,
-# ...): that it is only named makes no difference, since a pickle can have a name called by what it is given
-# to. What is outside of the standard library and not in it is a class or function of whatever is installed;
-# those of its functions that are known to load, run or install things count as acting.
+# A standard library name outside the list can act on the world (os, subprocess, builtins.eval, uuid.getnode,
+# ...). It makes no difference that it is only referenced, since a pickle can pass it to code that calls it. A
+# name outside both the standard library and the list is a class or function of whatever is installed;
+# functions known to load, run or install things count as acting.
 
 
 def _qualified_names(module: str, names: str) -> frozenset[str]:
@@ -80,7 +80,7 @@ _DATA = frozenset().union(
     _qualified_names("uuid", "SafeUUID UUID"),
     _qualified_names("zoneinfo", "ZoneInfo"),
 )  # fmt: skip
-# Classes that a pickle may name, as bases and annotations of classes by value; calling them is another thing.
+# Classes that a pickle may reference, as bases and annotations of classes by value, but not call.
 _NAMED_ONLY = frozenset().union(
     _qualified_names("abc", "ABC ABCMeta"),
     _qualified_names("builtins", "type super"),
@@ -96,8 +96,8 @@ _NAMED_ONLY = frozenset().union(
 )  # fmt: skip
 _BUILTIN_ERRORS = ("Error", "Exception", "Warning", "Interrupt", "Iteration")
 
-# What numpy and torch name in the pickles that they write themselves: types of elements, classes of storages
-# (torch/_weights_only_unpickler.py, _get_allowed_globals, has torch's).
+# Names in the pickles that numpy and torch write: element types and storage classes (torch's list is in
+# torch/_weights_only_unpickler.py, _get_allowed_globals).
 _NUMBERS = (
     "bool float16 float32 float64 complex64 complex128 int8 int16 int32 int64 uint8 uint16 uint32 uint64"
 )
@@ -134,11 +134,11 @@ _LIBRARIES = frozenset().union(
         "_rebuild_device_tensor_from_cpu_tensor",
     ),
 )  # fmt: skip
-# Rebuilt here as data; loading compiles and runs the source code that stands beside the data
+# Rebuilt here as data; loading compiles and runs the source code stored beside the data
 # (torch/fx/graph_module.py, reduce_graph_module).
 _RUNS = frozenset(("torch.fx.graph_module.reduce_graph_module",))
 
-# Functions of libraries that unpickle, run or install what they are given.
+# Library functions that unpickle, run or install their arguments.
 _LOADS = frozenset().union(
     _qualified_names("torch", "load"),
     _qualified_names("torch.hub", "load load_state_dict_from_url download_url_to_file"),
@@ -171,7 +171,7 @@ _LOADS = frozenset().union(
         )
     ),
 )
-# Modules, with all below them, whose functions install packages, run code, or connect for a living.
+# Modules, with all their submodules, whose functions install packages, run code or open connections.
 _ACTING = frozenset(
     (
         *(
@@ -197,12 +197,12 @@ _ACTING = frozenset(
         *("torch.utils.collect_env", "torch.utils.cpp_extension", "torch.utils.data.datapipes"),
     )
 )
-_STEPS = 4  # of the longest of these names
-# torch/storage.py: torch.load of the bytes that it is given; torch pickles every storage so.
+_STEPS = 4  # steps of the longest of these names
+# torch/storage.py: torch.load of its argument's bytes; torch pickles every storage this way.
 _EMBEDDED = "torch.storage._load_from_bytes"
-_PICKLES, _WINDOW = 5, 1 << 16  # what stands before the numbers of such a storage (torch/serialization.py)
+_PICKLES, _WINDOW = 5, 1 << 16  # pickles before the numbers of such a storage (torch/serialization.py)
 
-# Builtin types that cloudpickle makes by name, whose making runs nothing (cloudpickle.py, _builtin_type).
+# Builtin types that cloudpickle creates by name without running code (cloudpickle.py, _builtin_type).
 _MADE = frozenset(
     (
         "CellType",
@@ -218,7 +218,7 @@ _MADE = frozenset(
 )
 
 
-# Modules of Pythons older and newer than the one that reads (the standard library's, by its release notes).
+# Standard library modules of older and newer Python versions (from the release notes).
 _OLD_AND_NEW = (
     "__builtin__ _interpreters _pyrepl _xxsubinterpreters asynchat asyncore audioop binhex cgi cgitb crypt "
     "distutils httplib imghdr imp lib2to3 macpath mailcap msilib nis nntplib ossaudiodev pipes popen2 smtpd "
@@ -228,7 +228,7 @@ _OTHER_VERSIONS = frozenset(_OLD_AND_NEW.split())
 
 
 def is_stdlib_name(target: Global) -> bool:
-    """Say whether a name is of the standard library, whichever machine's and version's."""
+    """Return whether a name belongs to the standard library of any Python version and platform."""
     top = target.module.partition(".")[0]
     return top in sys.stdlib_module_names or top in RENAMED or top in _OTHER_VERSIONS
 
@@ -246,7 +246,7 @@ def judge_name(target: Global, *, rebuilt: bool) -> Verdict:
 
 
 def judge_call(target: Global, args: tuple[Any, ...]) -> Verdict:
-    """Return the verdict on a call that was not made."""
+    """Return the verdict on a call, which is never executed."""
     full = target.full
     if _is_dangerous(target) or _is_indirect_name(target.name) or (full == _EMBEDDED and _holds_code(args)):
         return CODE
@@ -265,7 +265,7 @@ def _is_dangerous(target: Global) -> bool:
 
 
 def _holds_code(args: tuple[Any, ...]) -> bool:
-    """Say whether the pickles at the start of a storage's own bytes act, or cannot be judged."""
+    """Return whether the pickles in a storage's own bytes run code or cannot be judged."""
     data = bytes(args[0]) if len(args) == 1 and isinstance(args[0], bytes | StoredBytes) else b""
     at = 0
     for _ in range(_PICKLES):
@@ -278,12 +278,12 @@ def _holds_code(args: tuple[Any, ...]) -> bool:
 
 
 def _is_exception_class(target: Global) -> bool:
-    # Classes of exceptions are data too; builtins keeps them beside eval and open.
+    # Exception classes are data too, but share the module builtins with eval and open.
     return target.module == "builtins" and target.name.endswith(_BUILTIN_ERRORS) and "." not in target.name
 
 
 def _is_indirect_name(name: str) -> bool:
-    """Say whether a dotted name walks to where it does not say: `os.system` of any module that imports os."""
+    """Return whether a dotted name reaches another module, e.g. `os.system` of a module importing os."""
     steps = name.split(".")
     if len(steps) < 2:
         return False
@@ -292,9 +292,10 @@ def _is_indirect_name(name: str) -> bool:
 
 
 def _needs_outside_data(full: str, args: tuple[Any, ...]) -> bool:
-    """Say whether a call of a data class asks for what no file holds, or goes on to a third party.
+    """Return whether a call of a data class creates data that no file contains, or calls another object.
 
-    `bytearray(2**36)` is so many zeros; what copyreg makes of a class by value is then given its state by it.
+    `bytearray(2**36)` creates that many zeros; an object that copyreg creates from a class by value
+    then receives its state from that class.
     """
     if not args:
         return False
@@ -304,10 +305,11 @@ def _needs_outside_data(full: str, args: tuple[Any, ...]) -> bool:
 
 
 def called_target(target: PickleObject) -> Global | None:
-    """Return what calling the result of a call would run; None where that makes a value and runs nothing.
+    """Return what a call of a call's result would run; None if it creates a value and runs nothing.
 
-    Such a result is no data any more: `functools.partial(os.system, "...")()`, `attrgetter("system")(...)()`,
-    a function or class by value. A result of a result was told when the first was called.
+    Such a result is not data: `functools.partial(os.system, "...")()`,
+    `attrgetter("system")(...)()`, a function or class by value. The result of a result was reported
+    when the first was called.
     """
     made_by = target.function
     if not isinstance(made_by, Global):
@@ -321,16 +323,17 @@ def called_target(target: PickleObject) -> Global | None:
 
 
 def _is_harmless_lookup(name: str, args: tuple[Any, ...]) -> bool:
-    """Say whether a call only looks something up, in a way that leads nowhere else.
+    """Return whether a call only looks up an object that leads nowhere else.
 
-    Pickler.save_type (Lib/pickle.py) stores the type of None as a call of `type`; cloudpickle stores classes
-    by value, and with them `tuple.__new__` of named tuples and the annotation `Optional[int]` (by getitem).
+    Pickler.save_type (Lib/pickle.py) stores the type of None as a call of `type`; cloudpickle stores
+    classes by value, and with them `tuple.__new__` of named tuples and the annotation
+    `Optional[int]` (by getitem).
     """
     if not args:
         return False
     first = args[0]
     if name == "builtins.getattr":
-        # How bound methods are stored; of a module or class it would be a way to anything.
+        # The form of bound methods; for a module or class it would give access to anything.
         return isinstance(first, PickleObject) or args in _MAKERS
     if name == "builtins.type":
         return len(args) == 1 and (first is None or isinstance(first, Global))
@@ -340,29 +343,29 @@ def _is_harmless_lookup(name: str, args: tuple[Any, ...]) -> bool:
 _MAKERS = tuple((Global("builtins", kind), "__new__") for kind in ("object", "tuple", "int", "str", "float"))
 
 
-# The data-only pickle machine: its stack, memo and limits; nothing is imported, nothing is called.
+# The data-only pickle machine: its stack, memo and limits; it imports and calls nothing.
 #
-# Every opcode takes at least one byte and does work in proportion to what it pushes or pops, so time and
-# memory are linear in the input; what no input size bounds has a limit (ckpttool/core/limits.py).
+# Every opcode is at least one byte and does work in proportion to what it pushes or pops, so time and memory
+# are linear in the input; what the input size does not bound has a limit (ckpttool/core/limits.py).
 
 PersistentLoader = Callable[[object], object]
-# What a builder may go through in full; Stored bytes may be pickles of their own.
+# Values that a builder may traverse; StoredBytes may be pickles themselves.
 _COPIED = frozenset((str, bytes, list, tuple, dict, Set, StoredBytes))
 _STOP = 0x2E
-_MEMO = 1 << 16  # entries that earlier pickles of the same writer may have left
-_SHOWN = 100  # Python's messages quote the whole text that is no number
+_MEMO = 1 << 16  # entries that earlier pickles of the same pickler may have left
+_SHOWN = 100  # Python's messages quote the whole invalid number
 
 
 class NameUsage:
-    """What one name of a pickle is asked for, in the order of the pickle; `worst` is of all its calls.
+    """Uses of one name in the order of the pickle; `worst` is the worst verdict of its calls.
 
-    `names` is the verdict on the name alone, `builder` what makes data of its calls.
+    `names` is the verdict on the name alone, `builder` the function that makes data of its calls.
     """
 
     __slots__ = ("builder", "calls", "full", "names", "position", "worst")
 
     def __init__(self, target: Global, builder: Builder | None, position: int) -> None:
-        """Know nothing of calls yet."""
+        """Start without calls."""
         self.full = target.full
         self.builder = builder
         self.names = judge_name(target, rebuilt=builder is not None)
@@ -376,16 +379,16 @@ class NameUsage:
             self.worst = found
 
     def asked(self, base: int) -> CodeReference:
-        """Return the record; a name that acts is one even where only harmless calls of it were seen not."""
+        """Return the record; a dangerous name has one even if only its harmless calls were counted."""
         return CodeReference(
             self.full, self.worst if self.calls else self.names, self.calls, base + self.position
         )
 
 
 class PickleMachine:
-    """One run over one pickle; `position` is where it stands.
+    """One run over one pickle; `position` is the current offset.
 
-    `names` are all that the pickle refers to. Nothing is called: calls become Objects.
+    `names` are all names in the pickle. Nothing is called: calls become PickleObjects.
     """
 
     __slots__ = (
@@ -415,7 +418,7 @@ class PickleMachine:
         file: str | None,
         base: int,
     ) -> None:
-        """Stand at the first opcode; bytes longer than `inline` are given as Stored."""
+        """Start at the first opcode; bytes longer than `inline` become StoredBytes."""
         self.data = data
         self.persistent = persistent
         self.builders = builders
@@ -437,17 +440,17 @@ class PickleMachine:
         raise FormatError(message, file=self.file, offset=self.base + at)
 
     def exceed(self, limit: str, what: str, found: int) -> NoReturn:
-        """Raise LimitError at the opcode that stands here."""
+        """Raise LimitError at the current opcode."""
         raise limits.limit_error(limit, what, found, file=self.file, offset=self.base + self.position)
 
     def cut(self) -> NoReturn:
-        """Raise TruncatedError: the bytes end where the pickle goes on."""
+        """Raise TruncatedError: the bytes end before the pickle does."""
         raise TruncatedError(
             "the pickle ends before its STOP", file=self.file, offset=self.base + len(self.data)
         )
 
     def run(self, table: Sequence[Opcode]) -> Any:
-        """Read up to STOP, one function of the table per opcode, and return the value on the stack."""
+        """Run up to STOP, one function of the table per opcode, and return the value on the stack."""
         try:
             self._loop(table)
             value = self.stack.pop()
@@ -462,7 +465,7 @@ class PickleMachine:
         return value
 
     def _loop(self, table: Sequence[Opcode]) -> None:
-        # The four opcodes that make up half of a checkpoint are done in place; the rest go by table.
+        # The four opcodes that make up half of a checkpoint are inlined; the rest use the table.
         data, memo = self.data, self.memo
         at = 0
         while True:
@@ -492,21 +495,21 @@ class PickleMachine:
     def _frame_end(self, at: int) -> None:
         total = len(self.data)
         if at > self.end and at <= total:
-            # CPython's two picklers read such an argument differently (CPython issue 154848).
+            # CPython's two unpicklers read such an argument differently (CPython issue 154848).
             self.fail("an opcode's argument crosses the end of its frame", self.position)
         if at >= total:
             self.cut()
         self.end = total
 
     def memo_number(self, number: int) -> int:
-        """Return the number of a new memo entry; raise FormatError where no pickler has come to it yet."""
-        # Every pickler counts its entries. Numbers that a file could choose could all fall into one slot.
+        """Return the index of a new memo entry; raise FormatError for one that no pickler has reached."""
+        # Every pickler counts its entries. Numbers chosen by a file could all fall into one hash slot.
         if not 0 <= number <= self.position + _MEMO:
             self.fail("a number of the pickle's memo is out of range", self.position)
         return number
 
     def recall(self, number: int) -> Any:
-        """Return the memo's entry."""
+        """Return a memo entry."""
         try:
             return self.memo[number]
         except KeyError:
@@ -517,7 +520,7 @@ class PickleMachine:
         return int.from_bytes(self.data[at : at + width], "little")
 
     def since_mark(self) -> list[Any]:
-        """Return what was pushed since the last MARK, and go back to the stack before it."""
+        """Return the items since the last MARK, and restore the stack before it."""
         items = self.stack
         self.stack = self.outer.pop()
         return items
@@ -530,7 +533,7 @@ class PickleMachine:
         return self.data[at:stop], stop + 1
 
     def key(self, value: Any, target: dict[Any, Any]) -> Any:
-        """Return a key for `target` that hashes in constant time, and equals another where Python's does."""
+        """Return a key for `target` that hashes in constant time and has Python's equality."""
         if type(value) is StoredBytes:
             self._spend((value,))
             return bytes(value)
@@ -553,7 +556,7 @@ class PickleMachine:
         return self.built(lambda key: known.keep(key, self.limits.pickle_hashed_keys), value)
 
     def name(self, target: Global) -> NameUsage:
-        """Return what is known of a name; it is new where it was not seen before."""
+        """Return the record of a name, creating it at its first occurrence."""
         found = self.names.get(target)
         if found is None:
             found = NameUsage(target, self.builders.get(target.full), self.position)
@@ -561,9 +564,9 @@ class PickleMachine:
         return found
 
     def call(self, function: Any, args: Any, kwargs: Any = None, *, new: bool = False) -> Any:
-        """Return the inert result of a call: data where a builder knows it, else an Object.
+        """Return the inert result of a call: data if a builder knows it, otherwise a PickleObject.
 
-        `new` says that it is one of the class's `__new__` alone, which may do less than a call of the class.
+        `new` means a call of the class's `__new__` alone, which may do less than a call of the class.
         """
         if type(args) is not tuple:
             self.fail("the pickle makes a call whose arguments are no tuple", self.position)
@@ -591,7 +594,7 @@ class PickleMachine:
         return PickleObject(function, args, self.base + self.position, kwargs or None)
 
     def _made(self, name: NameUsage, function: Global, value: PickleObject) -> None:
-        # copyreg's helpers call the class that they are given; other builders keep the name of their own.
+        # copyreg's helpers call the class in their arguments; other builders keep their own name.
         name.judge(judge_name(function, rebuilt=True))
         target = value.function
         if type(target) is Global and target != function:
@@ -605,7 +608,7 @@ class PickleMachine:
         name.judge(CODE)
 
     def restated(self, target: Any, state: Any) -> Any:
-        """Return the state of what BUILD is done to: attributes are added to those that it has already."""
+        """Return the state of the target of BUILD: new attributes are added to the existing ones."""
         if type(target) is Dict:
             self._require_attributes(state)
         if type(target) not in (PickleObject, Dict) or target.state is None:
@@ -616,7 +619,7 @@ class PickleMachine:
         return {**target.state, **state}
 
     def _require_attributes(self, state: Any) -> None:
-        # Of a dict's class they are data only where they do not hide what the class does.
+        # For a dict class, the state is plain attributes only if none of them shadows a method.
         for part in state if type(state) is tuple and len(state) == 2 else (state,):
             if part is None:
                 continue
@@ -625,7 +628,7 @@ class PickleMachine:
                 self.fail("the state of a dict is not made of attributes", self.position)
 
     def asked(self) -> tuple[CodeReference, ...]:
-        """Return what the pickle asks for, up to where it was read."""
+        """Return the names and calls of the pickle up to the current position."""
         return tuple(name.asked(self.base) for name in self.names.values())
 
     def _spend(self, args: tuple[Any, ...]) -> None:
@@ -636,13 +639,13 @@ class PickleMachine:
                 if type(arg) in _COPIED:
                     self.spent += len(arg)
                 if type(arg) is tuple and len(arg) == 2:
-                    # A state: attributes, and those that have slots.
+                    # A state: attributes, and those of objects with slots.
                     self.spent += sum(len(part) for part in arg if isinstance(part, dict))
         if self.spent > most:
             self.exceed("pickle_copies", "the pickle copies its values again and again", self.spent)
 
     def built(self, build: Callable[[Any], Any], argument: Any) -> Any:
-        """Return what a caller's function makes of the argument; its errors get file and offset."""
+        """Return the result of a caller's function; its errors get file and offset."""
         try:
             return build(argument)
         except FormatError as error:
@@ -655,12 +658,13 @@ class PickleMachine:
 Opcode = Callable[[PickleMachine, int], int]
 
 
-# What each pickle opcode does to the machine (Lib/pickletools.py describes them, protocols 0 to 5).
+# The effect of each pickle opcode on the machine (Lib/pickletools.py describes them, protocols 0 to 5).
 
 _UNPACK_FLOAT = struct.Struct(">d").unpack_from
 
 
-# Python's own reader takes more spellings (octal and hexadecimal ones, spaces, underscores), C's another set.
+# Python's own unpickler accepts more notations (octal and hexadecimal, spaces, underscores), the C one
+# another set.
 _INTEGER = re.compile(rb"-?(?:0|[1-9][0-9]*)L?")
 _REAL = re.compile(rb"[-+]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][-+]?[0-9]+)?|[-+]?(?:inf|nan)")
 
@@ -707,9 +711,9 @@ def _set_items(machine: PickleMachine, items: list[Any]) -> None:
         target[key if type(key) is str else machine.key(key, target)] = items[at + 1]
 
 
-# Each function takes the position after the opcode, returns the position after its argument.
-# Slices past the end are short, and the loop then finds itself beyond the end: nothing is allocated for
-# a length that the file does not have.
+# Each function receives the position after the opcode and returns the position after its argument. Slices
+# past the end are short, and the loop then detects a position past the end: no memory is allocated for a
+# length that the file does not have.
 
 
 def _proto(machine: PickleMachine, at: int) -> int:
@@ -818,7 +822,7 @@ def _push_text(width: int) -> Opcode:
     def push(machine: PickleMachine, at: int) -> int:
         stop = at + width + int.from_bytes(machine.data[at : at + width], "little")
         if stop > len(machine.data):
-            # A character that the end cuts would look like a wrong one.
+            # A character cut by the end would look like an invalid one.
             machine.cut()
         machine.stack.append(machine.data[at + width : stop].decode("utf-8", "surrogatepass"))
         return stop
@@ -840,7 +844,7 @@ def _push_bytes(width: int) -> Opcode:
 
 
 def _push_python2_string(width: int) -> Opcode:
-    """Python 2's str: text where it is ASCII, else bytes."""
+    """Python 2's str: text if it is ASCII, otherwise bytes."""
 
     def push(machine: PickleMachine, at: int) -> int:
         size = int.from_bytes(machine.data[at : at + width], "little", signed=width == 4)
@@ -1127,17 +1131,17 @@ _OPCODES: dict[bytes, Opcode] = {
 TABLE = [_OPCODES.get(bytes((code,)), _refuse_unknown) for code in range(256)]
 
 
-# Reading pickles as data: every protocol; nothing imported, nothing called.
+# Reading pickles as data: every protocol; it imports and calls nothing.
 
 _NAMED = 300
-_ARGUMENT = 9  # bytes of the longest opcode with an argument of fixed size
+_ARGUMENT = 9  # bytes of the longest opcode with a fixed-size argument
 
 
 class PickleContents(NamedTuple):
-    """What a pickle says, and the position after its end.
+    """Contents of a pickle, and the position after its end.
 
-    `asked` are the names that it refers to and calls, in the order of the file (see asked). In `value` names
-    are Globals, and calls of what is not known as data are Objects.
+    `asked` are the names that it refers to and calls, in file order. In `value`, names are
+    Globals, and unknown calls are PickleObjects.
     """
 
     value: Any
@@ -1155,11 +1159,11 @@ def parse_pickle(
     base: int = 0,
     trailing: bool = False,
 ) -> PickleContents:
-    """Return what the pickle says; raise FormatError with the offset (`base` added) where it makes no sense.
+    """Return the contents of a pickle; raise FormatError with the offset (`base` added) if invalid.
 
-    `persistent` gives the value of a persistent id; `builders` the values of known calls, by dotted name.
-    Bytes longer than `inline` are not copied out of the pickle but given as Stored. Bytes after the pickle's
-    end are refused unless `trailing`. Unknown calls become Objects.
+    `persistent` returns the value of a persistent id; `builders` the values of known calls, by
+    dotted name. Bytes longer than `inline` are not copied but returned as StoredBytes. Bytes after
+    the pickle's end are an error unless `trailing`. Unknown calls become PickleObjects.
     """
     machine = PickleMachine(data, persistent, builders, inline, file, base)
     try:
@@ -1167,7 +1171,7 @@ def parse_pickle(
         if not trailing and machine.position != len(data):
             machine.fail("bytes follow the pickle's end", machine.position)
     except CkpttoolError as error:
-        # Unpickling would have come as far as these calls: that the rest is damaged does not undo them.
+        # Unpickling would have reached these calls: damage in the rest does not undo them.
         names = dangerous_calls(machine.asked())
         if names:
             error.message += f"; before that the pickle asks to call {', '.join(names)[:_NAMED]}"
@@ -1177,10 +1181,11 @@ def parse_pickle(
 
 
 class PickleScan(NamedTuple):
-    """How far bytes make sense as opcodes of a pickle.
+    """Range of bytes that are valid opcodes of a pickle.
 
-    `end` is the position after STOP, None if the opcodes fail before it; `value` is then None too. `cut` says
-    that more bytes could make a difference. `asked` is what unpickling would import and call up to there.
+    `end` is the position after STOP, or None if the opcodes fail before it; `value` is then None
+    too. `cut` means that more bytes could change the result. `asked` is what unpickling would import
+    and call up to there.
     """
 
     value: Any
@@ -1190,12 +1195,12 @@ class PickleScan(NamedTuple):
 
 
 def scan_pickle(data: bytes) -> PickleScan:
-    """Run the opcodes at the start of `data` for as long as they make sense; never raise."""
+    """Run the opcodes at the start of `data` while they are valid; never raise."""
     machine = PickleMachine(data, OpaqueKey, CONTAINERS, sys.maxsize, None, 0)
     try:
         value = machine.run(TABLE)
     except CkpttoolError as error:
-        # An argument that the end of the bytes cuts may also look like a wrong one.
+        # An argument cut by the end of the bytes may also look like an invalid one.
         cut = isinstance(error, TruncatedError) or machine.position > len(data) - _ARGUMENT
         return PickleScan(None, None, machine.asked(), cut)
     return PickleScan(value, machine.position, machine.asked(), cut=False)

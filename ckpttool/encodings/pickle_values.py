@@ -14,37 +14,37 @@ from typing import Any, NamedTuple
 from ckpttool.core import limits
 from ckpttool.core.errors import FormatError, UnsupportedError
 
-# What a pickle says, as inert data: names that are not looked up, calls that are not made.
+# Contents of a pickle as inert data: names that are not looked up, calls that are not executed.
 
-# The names that Python 2 and pickle protocols below 3 use for modules of today (Lib/_compat_pickle.py).
+# Names in Python 2 and pickle protocols below 3 for today's modules (Lib/_compat_pickle.py).
 RENAMED = {"__builtin__": "builtins", "copy_reg": "copyreg", "cPickle": "pickle", "exceptions": "builtins"}
-# A result may be called, and that one's result again: nobody reads on who made the first of so many.
+# A call's result may be called, and so on: the chain is not followed further than this.
 _LED = 16
-# Python randomises the hashes of text and bytes only. A file can choose numbers, and tuples of numbers, that
-# all fall into one slot of a dict, and every insertion then passes all earlier ones.
-SPREAD = 64  # keys that a dict may have before any of them is counted
-_SMALL = 1 << 20  # whole numbers below it lie side by side in a dict
-_SAME = 64  # keys of one dict that have one hash
-_LONG = 1000  # characters of an item of a tuple that is a key: such keys are shown as they are written
+# Python randomises only the hashes of text and bytes. A file can choose numbers, and tuples of numbers, that
+# all fall into one slot of a dict; every insertion then visits all earlier ones.
+SPREAD = 64  # keys that a dict may have before they are counted
+_SMALL = 1 << 20  # integers below it have adjacent slots in a dict
+_SAME = 64  # maximum number of keys of one dict with the same hash
+_LONG = 1000  # maximum characters of an item of a tuple key: such keys are shown as written
 _FROZEN = "builtins.frozenset"
 ATOMS = frozenset((str, int, bool, float, type(None), bytes, complex))
 
 
 class Global(NamedTuple):
-    """A name that the pickle refers to; nothing is imported."""
+    """A name in a pickle; it is never imported."""
 
     module: str
     name: str
 
     @property
     def full(self) -> str:
-        """The dotted name."""
+        """Dotted name."""
         return f"{self.module}.{self.name}"
 
 
 @dataclass(eq=False, slots=True)
 class StoredBytes:
-    """Bytes that stay where they are: `length` bytes from position `at` of the pickle `data`."""
+    """Bytes left in place: `length` bytes from position `at` of the pickle `data`."""
 
     data: bytes
     at: int
@@ -61,10 +61,10 @@ class StoredBytes:
 
 @dataclass(eq=False, slots=True)
 class PickleObject:
-    """A call that was not made, and what the pickle then does to its result.
+    """A call that was not executed, and the pickle's later changes to its result.
 
-    `function` is what would be called: a Global, or the inert result of another call. `state` is the
-    argument of BUILD, `items` what is appended, `entries` what is set by key.
+    `function` is the called object: a Global, or the inert result of another call. `state` is the
+    argument of BUILD, `items` are appended items, `entries` are set by key.
     """
 
     function: object
@@ -77,7 +77,7 @@ class PickleObject:
 
     @property
     def name(self) -> str:
-        """The dotted name of the class or function."""
+        """Dotted name of the class or function."""
         target = self.function
         for _ in range(_LED):
             if not isinstance(target, PickleObject):
@@ -87,22 +87,22 @@ class PickleObject:
 
 
 class StatefulValue:
-    """A value that says itself which states a pickle may set on it."""
+    """A value that validates the states that a pickle may set on it."""
 
     __slots__ = ()
 
     @property
     def hashable(self) -> bool:
-        """Whether Python takes the value for a dict's key."""
+        """Whether Python accepts the value as a dict key."""
         return True
 
     def set_state(self, state: Any) -> None:
-        """Take the argument of BUILD; raise FormatError for one that would change what was read."""
+        """Set the argument of BUILD; raise FormatError if it would change what was read."""
         raise NotImplementedError
 
 
 class Dict(dict[Any, Any]):
-    """A dict of a known class (`name`), with the attributes that BUILD gave it."""
+    """A dict of a known class (`name`), with the attributes from BUILD."""
 
     __slots__ = ("name", "state")
 
@@ -113,7 +113,7 @@ class Dict(dict[Any, Any]):
 
 
 class Set(list[Any]):
-    """The items of a set in the order of the file; `seen` tells which are there (see identity)."""
+    """Items of a set in file order; `seen` has the identity of each (see value_identity)."""
 
     __slots__ = ("name", "seen")
 
@@ -123,7 +123,7 @@ class Set(list[Any]):
         self.seen: set[Any] = set()
 
     def add(self, items: list[Any] | tuple[Any, ...]) -> None:
-        """Add the items that are not there yet; raise FormatError for one that no set can hold."""
+        """Add new items; raise FormatError for one that no set can contain."""
         for item in items:
             frozen = type(item) is Set and item.name == _FROZEN
             if not frozen and not is_hashable(item):
@@ -138,29 +138,30 @@ class Set(list[Any]):
 
 @dataclass(eq=False, slots=True)
 class OpaqueKey:
-    """A dict's key that is not hashed by its value: it is rich, or one of many that may collide."""
+    """A dict key that is not hashed by value: a container, or one of many that may collide."""
 
     value: object
 
 
 class KeyTracker:
-    """The keys of one dict whose hashes a file can choose, from its SPREADth on.
+    """Keys of one dict whose hashes a file can choose, from its SPREADth on.
 
-    `target` is the dict, kept so that its identity stays its own.
+    `target` is the dict, kept alive so that its id stays unique.
     """
 
     __slots__ = ("hashes", "seen", "target")
 
     def __init__(self, target: dict[Any, Any]) -> None:
-        """Count the keys that the dict has."""
+        """Count the keys that the dict already has."""
         self.target = target
         self.hashes: dict[int, int] = {}
         self.seen = {value_identity(key) for key in target if is_plain(key)}
 
     def keep(self, value: Any, most: int) -> Any:
-        """Return the value, or an Opaque key when `most` such keys were kept or too many have its hash.
+        """Return the value, or an OpaqueKey after `most` such keys or too many with the same hash.
 
-        Raise FormatError when an Opaque key equals another key: both would be listed, where Python keeps one.
+        Raise FormatError when an OpaqueKey equals another key: both would be listed, but Python keeps
+        one.
         """
         if len(self.hashes) < most:
             number = hash(value)
@@ -177,12 +178,12 @@ class KeyTracker:
 
 
 def is_hashable(value: Any) -> bool:
-    """Say whether the value is neither a container nor an array; what is in a tuple is not looked at."""
+    """Return whether the value is neither a container nor an array, without looking into tuples."""
     return value.hashable if isinstance(value, StatefulValue) else not isinstance(value, list | dict)
 
 
 def has_spread_hash(value: Any, count: int) -> bool:
-    """Say whether a key of a dict with `count` entries has a hash that a file cannot choose to collide."""
+    """Return whether a key of a dict with `count` entries has a hash that a file cannot make collide."""
     kind = type(value)
     if kind is int:
         return bool(-_SMALL <= value < _SMALL + 8 * count)
@@ -190,9 +191,9 @@ def has_spread_hash(value: Any, count: int) -> bool:
 
 
 def is_plain(value: Any) -> bool:
-    """Say whether the value is text, bytes, a number, None or a short tuple of these.
+    """Return whether the value is text, bytes, a number, None or a short tuple of these.
 
-    Hashing a longer tuple takes time for each use as a key, however often the pickle repeats it.
+    Hashing a longer tuple takes time at each use as a key, however often the pickle repeats it.
     """
     if type(value) in ATOMS:
         return True
@@ -214,7 +215,7 @@ def is_plain(value: Any) -> bool:
 
 
 def value_identity(value: Any) -> Any:
-    """Return what is the same for two plain values exactly when they are equal; its hash is randomised."""
+    """Return a value that is equal for two plain values exactly if they are; its hash is randomised."""
     return value if type(value) in (str, bytes) else (_identity_text(value),)
 
 
@@ -227,7 +228,7 @@ def _identity_text(value: Any) -> str:
     if (kind is float and value.is_integer()) or kind is bool:
         return repr(int(value))
     if kind is complex:
-        # The zeros of both signs are equal.
+        # Zeros of both signs are equal.
         return f"{value.real + 0.0!r}{value.imag + 0.0!r}j"
     if isinstance(value, tuple):
         return f"({','.join(map(_identity_text, value))},)"
@@ -239,12 +240,12 @@ Builder = Callable[[tuple[Any, ...]], Any]
 
 def _dict_builder(name: str) -> Builder:
     def build(args: tuple[Any, ...]) -> object:
-        # A defaultdict's argument makes its missing values; a Counter's is what it holds.
+        # A defaultdict's argument creates its missing values; a Counter's is its contents.
         made = Dict(name)
         if name != "collections.defaultdict" and len(args) == 1 and type(args[0]) in (dict, Dict):
             made.update(args[0])
         elif name == "collections.OrderedDict" and len(args) == 1 and _are_text_pairs(args[0]):
-            # Python 2.7's Lib/collections.py, OrderedDict.__reduce__, gives the items as pairs.
+            # Python 2.7's Lib/collections.py, OrderedDict.__reduce__, passes the items as pairs.
             made.update(args[0])
         elif args and not (name == "collections.defaultdict" and _is_default_factory(args)):
             if len(args) > 2 or name == "collections.Counter":
@@ -260,7 +261,7 @@ def _is_default_factory(args: tuple[Any, ...]) -> bool:
 
 
 def _are_text_pairs(pairs: object) -> bool:
-    # Other keys than text would need Machine.key before they can be hashed.
+    # Keys that are not text would need PickleMachine.key before they can be hashed.
     return isinstance(pairs, list) and all(
         isinstance(pair, list | tuple) and len(pair) == 2 and type(pair[0]) is str for pair in pairs
     )
@@ -298,7 +299,7 @@ def _build_encoded(args: tuple[Any, ...]) -> object:
 
 
 def _build_bytes(args: tuple[Any, ...]) -> object:
-    # bytearray(n) would be n zeros: only what the file holds itself is kept.
+    # bytearray(n) would be n zeros: only data from the file is kept.
     if not args:
         return b""
     if len(args) > 3:
@@ -311,14 +312,14 @@ def _build_bytes(args: tuple[Any, ...]) -> object:
 
 
 def _build_object(args: tuple[Any, ...]) -> object:
-    # copyreg.py: protocols 0 and 1 make an object of args[0], and the newer helpers do the same.
+    # copyreg.py: protocols 0 and 1 create an object of args[0], as the newer helpers do.
     if not args or not isinstance(args[0], Global):
         return NotImplemented
     rest = args[1:]
     return PickleObject(args[0], () if rest == (Global("builtins", "object"), None) else rest, 0)
 
 
-# The classes whose `__new__` takes what a call of them takes; that of others ignores arguments.
+# Classes whose `__new__` has the arguments of a call; other classes' `__new__` ignores them.
 MADE_BY_NEW = frozenset(
     (
         "builtins.bytes",
@@ -332,8 +333,8 @@ MADE_BY_NEW = frozenset(
 )
 METHODS = frozenset(dir(collections.OrderedDict))
 
-# How the standard library's own containers are rebuilt: each returns data, or NotImplemented for a form
-# that it does not know (the call then stays an inert Object).
+# Rebuilding the standard library's containers: each function returns data, or NotImplemented for an unknown
+# form (the call then stays an inert PickleObject).
 CONTAINERS: Mapping[str, Builder] = {
     "collections.OrderedDict": _dict_builder("collections.OrderedDict"),
     "collections.defaultdict": _dict_builder("collections.defaultdict"),
@@ -349,12 +350,12 @@ CONTAINERS: Mapping[str, Builder] = {
 }
 
 
-# NumPy's arrays, scalars and dtypes as pickles store them; numpy itself is not needed to see them.
+# NumPy's arrays, scalars and dtypes as stored in pickles; numpy itself is not needed to read them.
 #
 # Sources: numpy/_core/src/multiarray/methods.c (array_reduce, array_setstate), descriptor.c
 # (arraydescr_reduce), scalartypes.c.src (gentype_reduce), numpy/_core/numeric.py (_frombuffer).
 
-# The type codes that the formats here know, with struct's code where a scalar can become a number.
+# Type codes of the supported formats, with struct's code where a scalar can become a number.
 _NAMES = {
     "b1": "bool", "f2": "float16", "f4": "float32", "f8": "float64", "c8": "complex64", "c16": "complex128",
     "i1": "int8", "i2": "int16", "i4": "int32", "i8": "int64",
@@ -369,16 +370,17 @@ _SCALARS = {
 
 _ORDERS = ("<", ">", "=", "|")
 _RANK, _SHOWN, _LONGEST = 64, 40, 16
-_LONG_DOUBLE_CODES = ("f12", "f16", "c24", "c32")  # of some machines
-# One letter of NumPy's, a size, a unit of time.
+_LONG_DOUBLE_CODES = ("f12", "f16", "c24", "c32")  # only on some machines
+# One letter of NumPy's, a size, a time unit.
 _CODE = re.compile(r"[?abBcdDeFfgGhHiIlLmMnNOpPqQSuUV][0-9]{0,9}(?:\[[0-9A-Za-z]{1,8}\])?")
 
 
 @dataclass(eq=False, slots=True)
 class PickledDType(StatefulValue):
-    """A dtype; `order` is its byte order, `state` what BUILD added.
+    """A dtype; `order` is its byte order, `state` the argument of BUILD.
 
-    `fixed` says that NumPy shares it and lets no pickle change it, `used` that an array was made of it.
+    `fixed` means that NumPy shares it and a pickle cannot change it, `used` that an array has this
+    dtype.
     """
 
     code: str
@@ -388,7 +390,7 @@ class PickledDType(StatefulValue):
     state: object = None
 
     def set_state(self, state: Any) -> None:
-        """Take the byte order; raise FormatError for a state that is not the one of a number's type."""
+        """Set the byte order; raise FormatError for a state that is not that of a numeric type."""
         if self.used or self.fixed or self.state is not None:
             raise FormatError("a numpy dtype is changed after it was made")
         self.state = state
@@ -406,9 +408,10 @@ class PickledDType(StatefulValue):
 
 
 def _parse_byte_order(state: Any, *, number: bool) -> str:
-    """Return the byte order that a state says (descriptor.c, arraydescr_setstate: versions 0 to 4).
+    """Return the byte order of a state (descriptor.c, arraydescr_setstate: versions 0 to 4).
 
-    Without version it has five items; the names of fields came with the second, flags with the third.
+    Without a version it has five items; field names came with the second version, flags with the
+    third.
     """
     if type(state) is not tuple or not 5 <= len(state) <= 9:
         raise FormatError("a numpy dtype has a state that NumPy does not write")
@@ -431,7 +434,7 @@ def _parse_byte_order(state: Any, *, number: bool) -> str:
 
 
 class ArrayContents(NamedTuple):
-    """What an array holds: `data` is bytes (Stored if they are long), or a list for an array of objects."""
+    """Contents of an array: `data` is bytes (StoredBytes if they are long), or a list for an object array."""
 
     type: PickledDType
     shape: tuple[int, ...]
@@ -448,11 +451,11 @@ class Array(StatefulValue):
 
     @property
     def hashable(self) -> bool:
-        """Whether it can be a dict's key, as a scalar can."""
+        """Whether it can be a dict key, as a scalar can."""
         return self.held is not None and not self.held.shape
 
     def set_state(self, state: Any) -> None:
-        """Take what the array holds; raise FormatError where NumPy would not, or not in one way."""
+        """Set the contents; raise FormatError for a state that NumPy rejects or treats inconsistently."""
         if self.given:
             raise FormatError("a numpy array gets its data twice")
         self.given = True
@@ -470,16 +473,16 @@ class Array(StatefulValue):
             raise FormatError("a numpy array's state has no shape or no dtype")
         if type(fortran) not in (bool, int) or fortran not in (0, 1):
             raise FormatError("a numpy array's order is neither C nor Fortran", found=repr(fortran)[:_SHOWN])
-        # A dtype of another package (ml_dtypes, JAX) is a class; nothing is known of its items.
+        # A dtype of another package (ml_dtypes, JAX) is a class; its items are unknown.
         self.held = (
             _make_contents(kind, shape, bool(fortran), data) if isinstance(kind, PickledDType) else None
         )
 
     def parts(self) -> ArrayContents | None:
-        """Return what the array holds; None where nothing but its class is known."""
+        """Return the contents; None if only the class is known."""
         found = self.held
         if found is not None and isinstance(found.data, list):
-            # The list may have grown since NumPy took what was in it.
+            # The list may have grown since NumPy read it.
             _require_filled_shape(found.type, found.shape, found.data)
         return found
 
@@ -511,7 +514,7 @@ def _require_filled_shape(
 
 
 def text_to_bytes(data: Any) -> Any:
-    """Return the bytes that NumPy takes text for (Python 2 stored them as that); others as they are."""
+    """Return text as the bytes that Python 2 stored with it; other data unchanged."""
     if type(data) is not str:
         return data
     try:
@@ -521,7 +524,7 @@ def text_to_bytes(data: Any) -> Any:
 
 
 def _build_dtype(args: tuple[Any, ...]) -> object:
-    # (code, align, copy): without a copy it is the one of all arrays.
+    # (code, align, copy): without a copy, it is the dtype shared by all arrays.
     if not 1 <= len(args) <= 3 or not all(type(flag) in (bool, int) for flag in args[1:]):
         raise FormatError("a numpy dtype is made of arguments that NumPy does not write")
     if not isinstance(args[0], str) or len(args[0]) > _LONGEST:
@@ -549,7 +552,7 @@ def make_array(*state: Any) -> Array:
 
 
 def _build_empty_array(args: tuple[Any, ...]) -> object:
-    # The class, a shape and a type that do not matter: the state brings all three.
+    # The class, a shape and a type that are ignored: the state contains all three.
     if len(args) != 3 or not isinstance(args[0], Global) or args[1] != (0,) or args[2] not in (b"b", "b"):
         raise FormatError("a numpy array is rebuilt from arguments that NumPy does not write")
     return Array()
@@ -582,7 +585,7 @@ def _build_scalar(args: tuple[Any, ...]) -> object:
 
 
 def scalar_parts(args: tuple[Any, ...]) -> tuple[PickledDType | PickleObject, Any]:
-    """Return the dtype of a scalar and its bytes; raise FormatError for a call that NumPy does not write."""
+    """Return a scalar's dtype and bytes; raise FormatError for a call that NumPy does not write."""
     if len(args) != 2 or not isinstance(args[0], PickledDType | PickleObject):
         raise FormatError("a numpy scalar is made of other than a dtype and bytes")
     data = text_to_bytes(args[1])
@@ -592,7 +595,7 @@ def scalar_parts(args: tuple[Any, ...]) -> tuple[PickledDType | PickleObject, An
 
 
 def _refuse_array_class(args: tuple[Any, ...]) -> object:
-    """Refuse a call of the class itself: its numbers are whatever memory holds, or a buffer's."""
+    """Reject a call of the class itself: its data would be uninitialised memory, or a buffer's."""
     raise UnsupportedError("the pickle makes a numpy array by its class", found=f"{len(args)} arguments")
 
 
@@ -604,19 +607,19 @@ def _build_dill_array(args: tuple[Any, ...]) -> object:
 
 
 def dtype_name(code: str) -> str | None:
-    """Return our name of the type that NumPy calls `code` ("f4"), None where there is none."""
+    """Return our name of NumPy's type `code` ("f4"), None if there is none."""
     return _NAMES.get(code)
 
 
 def numpy_code(name: str) -> str | None:
-    """Return NumPy's code of our type `name` ("float32": "f4"), None where there is none."""
+    """Return NumPy's code of our type `name` ("float32": "f4"), None if there is none."""
     return _CODES.get(name)
 
 
 def pickle_array(code: str, shape: tuple[int, ...], data: bytes) -> PickleObject:
-    """Return the calls by which a pickle gives an array of NumPy's type `code` ("f4") in C order.
+    """Return the calls that a pickle needs for an array of NumPy's type `code` ("f4") in C order.
 
-    Modules have their old spelling, which NumPy 1 and 2 both know (numpy/core/multiarray.py in 2).
+    Modules have their old names, which NumPy 1 and 2 both accept (numpy/core/multiarray.py in 2).
     """
     kind = PickleObject(Global("numpy", "dtype"), (code, False, True), 0)
     kind.state = (3, "|" if code.endswith("1") else "<", None, None, None, -1, -1, 0)
@@ -629,7 +632,7 @@ def pickle_array(code: str, shape: tuple[int, ...], data: bytes) -> PickleObject
 _CORES = ("core", "_core")
 _RECONSTRUCT = tuple(f"numpy.{core}.multiarray._reconstruct" for core in _CORES)
 
-# Both spellings: the private module got its underscore in numpy 2.
+# Both names: the private module got its underscore in numpy 2.
 BUILDERS: Mapping[str, Builder] = {
     "numpy.dtype": _build_dtype,
     "numpy.ndarray": _refuse_array_class,
@@ -647,10 +650,10 @@ BUILDERS: Mapping[str, Builder] = {
 }
 
 
-# Writes pickles of protocol 2 or 4 from the inert values that the reader gives: always the same bytes.
+# Write pickles of protocol 2 or 4 from the reader's inert values; equal values give equal bytes.
 
 # Protocol 2 is Python 2's: its readers know these modules by their old names (Lib/_compat_pickle.py), and it
-# has no bytes. In protocol 4 nothing is read to the end of a line, which some streams cannot do.
+# has no bytes type. Protocol 4 has no opcodes that read to the end of a line, which some streams cannot do.
 _PROTOCOLS = (2, 4)
 _OLD_NAMES = {"builtins": "__builtin__", "copyreg": "copy_reg"}
 _DEPTH = 250
@@ -659,13 +662,13 @@ _ENCODE = Global("_codecs", "encode")
 
 
 class PersistentId(NamedTuple):
-    """A reference to something outside the pickle, by its id."""
+    """A reference to an object outside the pickle, by its id."""
 
     pid: tuple[Any, ...]
 
 
 def dumps(value: Any, protocol: int = _PROTOCOLS[0]) -> bytes:
-    """Return the pickle of plain values, Globals, Objects (calls), Dicts, Sets and Persistent ids.
+    """Return the pickle of plain values, Globals, PickleObjects (calls), Dicts, Sets and PersistentIds.
 
     Raise UnsupportedError for anything else.
     """
@@ -675,7 +678,7 @@ def dumps(value: Any, protocol: int = _PROTOCOLS[0]) -> bytes:
 
 
 class _PickleWriter:
-    """The opcodes so far; texts and names that come again are recalled from the memo."""
+    """Opcodes so far; repeated texts and names are read back from the memo."""
 
     def __init__(self, protocol: int) -> None:
         self.old = protocol == _PROTOCOLS[0]
@@ -691,7 +694,7 @@ class _PickleWriter:
         write(self, value, depth + 1)
 
     def remembered(self, value: object) -> bool:
-        """Recall the value and say True, if it was written before."""
+        """Write a memo reference and return True if the value was written before."""
         number = self.memo.get(value)
         if number is not None:
             self.parts.append(bytes((0x68, number)) if number < 256 else b"j" + number.to_bytes(4, "little"))
@@ -707,7 +710,7 @@ class _PickleWriter:
         self.parts.append(b"R")
 
     def items(self, values: Any, end: bytes, depth: int) -> None:
-        """Write the values between a mark and the opcode that takes them; nothing for none."""
+        """Write the values between a mark and the opcode that consumes them; nothing if there are none."""
         if values:
             self.parts.append(b"(")
             for value in values:
@@ -758,7 +761,7 @@ def _write_bytes(writer: _PickleWriter, value: bytes, depth: int) -> None:
             raise UnsupportedError(f"bytes of {len(value):,} are not written to a pickle")
         writer.parts += (b"B", len(value).to_bytes(4, "little"), value)
         return
-    # Lib/pickle.py, save_bytes; the text is not worth remembering.
+    # Lib/pickle.py, save_bytes; the text is not worth a memo entry.
     writer.value(_ENCODE, depth)
     raw = value.decode("latin-1").encode("utf-8")
     writer.parts += (b"X", len(raw).to_bytes(4, "little"), raw)

@@ -18,9 +18,9 @@ _SIGN, _RANGE = 1 << 63, 1 << 64
 
 
 def read_varint(data: bytes | memoryview, at: int, stop: int) -> tuple[int, int]:
-    """Return the unsigned 64-bit number at `at` and the position after it; never look beyond `stop`."""
+    """Return the unsigned 64-bit number at `at` and the position after it; never read past `stop`."""
     if stop - at >= 2:
-        # One or two bytes hold nearly every number; the loop costs three times as much.
+        # Nearly every number has one or two bytes; the loop is three times slower.
         low, high = data[at], data[at + 1]
         if low < 0x80:
             return low, at + 1
@@ -51,22 +51,22 @@ def encode_varint(value: int) -> bytes:
 
 
 def to_signed(value: int) -> int:
-    """Read an unsigned 64-bit number as two's complement, as protobuf's int32 and int64 are."""
+    """Return an unsigned 64-bit number as two's complement, like protobuf's int32 and int64."""
     return value - _RANGE if value >= _SIGN else value
 
 
 # The protobuf wire format: a message's fields as plain numbers and byte runs, by protobuf's rules.
 #
 # Source: protobuf.dev/programming-guides/encoding. If a field that is not repeated occurs several times, the
-# last number or string counts, and messages are merged: `joined` returns their bytes one after the other,
-# which encode the merged message. A field with another wire type than its schema's is refused, where
-# protobuf's own parser would take it for an unknown field and pass it over.
+# last number or string counts, and messages are merged: `merge_messages` returns their bytes one after the
+# other, which encode the merged message. A field with another wire type than its schema's is rejected;
+# protobuf's own parser would skip it as an unknown field.
 
 VARINT, FIXED64, BYTES, FIXED32 = 0, 1, 2, 5
 _WIDTH = {FIXED64: 8, FIXED32: 4}
 _TAG_BYTES = 5
 
-# What a schema says of a field: the set of its wire types. Repeated numbers are packed or not.
+# Schema of a field: the set of its wire types. Repeated numbers may be packed or not.
 NUMBER, DELIMITED, WORD, LONG = 1 << VARINT, 1 << BYTES, 1 << FIXED32, 1 << FIXED64
 NUMBERS, WORDS, LONGS = NUMBER | DELIMITED, WORD | DELIMITED, LONG | DELIMITED
 Schema = Mapping[int, int]
@@ -77,16 +77,16 @@ Data = TypeVar("Data", bytes, memoryview)
 def parse_fields(data: Data, schema: Schema | None = None) -> list[tuple[int, int | Data]]:
     """Return the message's fields in order, each a number with an unsigned int or a run of bytes.
 
-    With a schema, return only the fields that it has, and raise FormatError for one with another wire type.
+    With a schema, return only its fields, and raise FormatError for one with another wire type.
 
-    Nothing is nested here: a submessage is a run of bytes that the caller may look into, so hostile
-    nesting costs nothing. Groups (deprecated, unused by TensorFlow) are refused.
+    Submessages stay runs of bytes, which the caller may parse, so hostile nesting costs nothing.
+    Groups (deprecated, unused by TensorFlow) are rejected.
     """
     found: list[tuple[int, int | Data]] = []
     at, stop = 0, len(data)
     while at < stop:
         tag = data[at]
-        # Nearly every tag, length and number is a byte or two long: those cases are written out.
+        # Nearly every tag, length and number is one or two bytes long: those cases are inlined.
         if 7 < tag < 0x80 and at + 1 < stop:
             wire, value = tag & 7, data[at + 1]
             if wire == VARINT:
@@ -112,9 +112,9 @@ def parse_fields(data: Data, schema: Schema | None = None) -> list[tuple[int, in
 def iter_fields(
     data: Data, schema: Schema | None = None, count: Callable[[int], None] | None = None
 ) -> Iterator[tuple[int, int | Data]]:
-    """Go through the message's fields one at a time, for messages that may have more than should be kept.
+    """Yield the message's fields one at a time, for messages with too many fields to keep.
 
-    `count` is called with 1 for every field, those that the schema lacks among them.
+    `count` is called with 1 for every field, including those outside the schema.
     """
     at, stop = 0, len(data)
     while at < stop:
@@ -128,9 +128,9 @@ def iter_fields(
 def iter_located_fields(
     data: Data, start: int, stop: int, schema: Schema, count: Callable[[int], None]
 ) -> Iterator[tuple[int, int | Data, int]]:
-    """Go through the fields of the message between two positions, each with the position after it.
+    """Yield the fields of the message between two positions, each with the position after it.
 
-    A run of bytes begins its own length before that position, so that it can be read from the file later.
+    A run of bytes starts its own length before that position, so it can be read from the file later.
     """
     at = start
     while at < stop:
@@ -153,7 +153,7 @@ def _matches_schema(kinds: int | None, wire: int, at: int) -> bool:
 
 
 def merge_messages(parts: Sequence[Data], empty: Data) -> Data:
-    """Return the message that comes in these parts: protobuf merges the occurrences of a singular message."""
+    """Return the message merged from these parts, as protobuf merges repeated singular messages."""
     if len(parts) < 2:
         return parts[0] if parts else empty
     whole = b"".join(parts)
@@ -187,7 +187,7 @@ def _read_field(data: Data, start: int, stop: int) -> tuple[int, tuple[int, int 
 
 
 def as_int(value: int | bytes | memoryview) -> int:
-    """Return a field's value that must be a number, as a signed one (see varint.signed)."""
+    """Return the signed value of a field that must be a number (see to_signed)."""
     if not isinstance(value, int):
         raise FormatError("a protobuf field holds bytes where a number belongs")
     return value if value < 1 << 63 else to_signed(value)
@@ -200,7 +200,7 @@ def as_int32(value: int | bytes | memoryview) -> int:
 
 
 def as_ints(value: int | bytes | memoryview) -> list[int]:
-    """Return the numbers of a repeated field's value, packed or not, as signed ones."""
+    """Return the signed numbers of a repeated field's value, packed or not."""
     if isinstance(value, int):
         return [as_int(value)]
     found, at = [], 0
@@ -211,14 +211,14 @@ def as_ints(value: int | bytes | memoryview) -> list[int]:
 
 
 def as_message(value: int | Data) -> Data:
-    """Return a field's value that must be a message or a string."""
+    """Return the value of a field that must be a message or a string."""
     if isinstance(value, int):
         raise FormatError("a protobuf field holds a number where a message belongs")
     return value
 
 
 def as_text(value: int | bytes | memoryview) -> str:
-    """Return a string field; bytes that are not UTF-8 become lone surrogates, so that nothing is lost."""
+    """Return a string field; bytes that are not UTF-8 become lone surrogates, so nothing is lost."""
     if isinstance(value, int):
         raise FormatError("a protobuf field holds a number where a string belongs")
     return bytes(value).decode("utf-8", "surrogateescape")
@@ -226,7 +226,7 @@ def as_text(value: int | bytes | memoryview) -> str:
 
 # Writing the protobuf wire format: each function returns one field's bytes, none for proto3's default.
 #
-# A message is its fields' bytes side by side, in the order of their numbers. The reader is `parse_fields`.
+# A message is the concatenation of its fields, in the order of their numbers. The reader is `parse_fields`.
 # Source: https://protobuf.dev/programming-guides/encoding/
 
 _BITS = (1 << 64) - 1
@@ -238,22 +238,22 @@ def encode_int(field: int, value: int) -> bytes:
 
 
 def encode_fixed32(field: int, value: int) -> bytes:
-    """Return a field of 32 bits."""
+    """Return a 32-bit field."""
     return encode_varint(field << 3 | FIXED32) + value.to_bytes(4, "little") if value else b""
 
 
 def encode_float(field: int, value: float) -> bytes:
-    """Return a float field, which is there even if it is zero, as one of a `oneof` must be."""
+    """Return a float field, written even if it is zero, as a member of a `oneof` must be."""
     return encode_varint(field << 3 | FIXED32) + struct.pack("<f", value)
 
 
 def encode_double(field: int, value: float) -> bytes:
-    """Return a double field, which is there even if it is zero."""
+    """Return a double field, written even if it is zero."""
     return encode_varint(field << 3 | FIXED64) + struct.pack("<d", value)
 
 
 def encode_message(field: int, data: bytes) -> bytes:
-    """Return a submessage, which is there even if it is empty."""
+    """Return a submessage, written even if it is empty."""
     return encode_varint(field << 3 | BYTES) + encode_varint(len(data)) + data
 
 
@@ -262,24 +262,24 @@ def encode_text(field: int, value: str) -> bytes:
     return encode_message(field, value.encode("utf-8", "surrogateescape")) if value else b""
 
 
-# TensorFlow's record files: one run of bytes after the other, each between two checksums.
+# TensorFlow's record files: consecutive runs of bytes, each between two checksums.
 #
 # A record is its length (u64), the masked CRC-32C of those eight bytes, the data, and the masked CRC-32C of
-# the data, all little-endian (tensorflow/core/lib/io/record_writer.h). Nothing marks the end of the file.
+# the data, all little-endian (tensorflow/core/lib/io/record_writer.h). There is no end marker.
 
 _HEADER, _FOOTER = struct.Struct("<QI"), struct.Struct("<I")
 _LENGTH = 8
 _BLOCK = 1 << 20
 MAX_RECORD_BYTES = 16 << 20
-"""Longer records (graphs, pictures) are passed over, unread."""
+"""Size above which records (graphs, images) are skipped unread."""
 
 
 def iter_records(file: File) -> Iterator[tuple[int, bytes]]:
-    """Go through the records with their offsets.
+    """Yield the records with their offsets.
 
-    Raise ChecksumError where a checksum is wrong, TruncatedError where the file ends within a record: a
-    program that is still writing, or was killed, leaves such an end. Records of more than LONGEST bytes are
-    left out.
+    Raise ChecksumError if a checksum is wrong, TruncatedError if the file ends inside a record: a
+    program that is still writing, or was killed, leaves such an end. Records of more than
+    MAX_RECORD_BYTES are skipped.
     """
     at = 0
     while at < file.size:
@@ -287,7 +287,7 @@ def iter_records(file: File) -> Iterator[tuple[int, bytes]]:
         for offset, data in _iter_block_records(block, file, start):
             yield offset, data
             at = offset + _HEADER.size + len(data) + _FOOTER.size
-        if at == start:  # not one of them lies in the block
+        if at == start:  # the block contains no complete record
             if len(block) < _HEADER.size:
                 _fail_truncated(file, at, _HEADER.size)
             (length, _) = _HEADER.unpack_from(block)
@@ -300,13 +300,13 @@ def iter_records(file: File) -> Iterator[tuple[int, bytes]]:
 
 
 def encode_record(data: bytes) -> bytes:
-    """Return a record as it lies in a file."""
+    """Return a record in its stored form."""
     length = len(data).to_bytes(_LENGTH, "little")
     return b"".join((length, _masked_crc(length), data, _masked_crc(data)))
 
 
 def _iter_block_records(block: bytes, file: File, start: int) -> Iterator[tuple[int, bytes]]:
-    """Go through the records that lie whole in a block of the file, which begins at `start`."""
+    """Yield the complete records in a block of the file, which begins at `start`."""
     at, stop = 0, len(block)
     while (begin := at + _HEADER.size) <= stop:
         length, checksum = _HEADER.unpack_from(block, at)
@@ -342,16 +342,16 @@ def _fail_truncated(file: File, at: int, size: int) -> None:
     )
 
 
-# TensorBoard's event files: the scalars of their summaries, read and written.
+# TensorBoard event files: reading and writing the scalars of their summaries.
 #
-# An event file is a record file (TFRecord) of Event messages (tensorflow/core/util/event.proto), each
-# with a step and perhaps a Summary (tensorflow/core/framework/summary.proto). A scalar is a `simple_value`,
-# as TensorFlow 1, PyTorch and tensorboardX write it, or, since TensorFlow 2, a `tensor` without dimensions
+# An event file is a record file (TFRecord) of Event messages (tensorflow/core/util/event.proto), each with a
+# step and optionally a Summary (tensorflow/core/framework/summary.proto). A scalar is a `simple_value`,
+# written by TensorFlow 1, PyTorch and tensorboardX, or, since TensorFlow 2, a `tensor` without dimensions
 # (tensorflow/core/framework/tensor.proto).
 
 VERSION = "brain.Event:2"
 NAME = "events.out.tfevents."
-"""How the names of event files begin (tensorflow/core/util/events_writer.cc)."""
+"""Prefix of event file names (tensorflow/core/util/events_writer.cc)."""
 
 # Fields of Event, Summary, Value, TensorProto and TensorShapeProto.
 _WALL_TIME, _STEP, _FILE_VERSION, _SUMMARY = 1, 2, 3, 5
@@ -360,7 +360,7 @@ _TAG, _SIMPLE, _TENSOR = 1, 2, 8
 _DTYPE, _SHAPE, _CONTENT = 1, 2, 4
 _DIM = 2
 
-# By number of the type: the field of its values, and how they lie in `tensor_content`.
+# By type number: the field of its values, and their format in `tensor_content`.
 _TYPES = {1: (5, "<f"), 2: (6, "<d"), 3: (7, "<i"), 9: (10, "<q")}
 
 
@@ -391,12 +391,12 @@ class ScalarEvent(NamedTuple):
 
 
 def iter_scalars(file: File, tags: Collection[str]) -> Iterator[ScalarEvent]:
-    """Go through the scalars of these tags, in the order of the file.
+    """Yield the scalars of these tags, in file order.
 
-    Raise FormatError for a file of records that are no events, and what `tfrecord.records` raises.
+    Raise FormatError if the records are not events, and the errors of `iter_records`.
     """
     wanted = {tag.encode(): tag for tag in tags}
-    # Most events of a training are losses: one look at the bytes is a tenth of taking them apart.
+    # Most events of a training run are losses: searching the bytes takes a tenth of the time of parsing them.
     named = re.compile(b"|".join(map(re.escape, wanted)))
     for at, data in iter_records(file):
         if at and named.search(data) is None:
@@ -433,7 +433,7 @@ def _iter_event_scalars(data: bytes, wanted: Mapping[bytes, str]) -> Iterator[Sc
         if number == _STEP:
             step = as_int(value)
         else:
-            # What an event is about is a oneof: the last one counts, the parts of one are merged.
+            # The content of an event is a oneof: the last one counts, and its parts are merged.
             kind, parts = number, [*(parts if number == kind else ()), as_message(value)]
     if kind != _SUMMARY:
         return
@@ -444,7 +444,7 @@ def _iter_event_scalars(data: bytes, wanted: Mapping[bytes, str]) -> Iterator[Sc
 
 
 def _parse_summary_value(data: bytes, wanted: Mapping[bytes, str]) -> tuple[str | None, float | None]:
-    """Return the tag and the number of a summary's value, None for a tag or a value of another kind."""
+    """Return the tag and number of a summary's value, None for another tag or kind of value."""
     tag, kind, simple = b"", 0, 0
     tensors: list[bytes] = []
     for number, value in parse_fields(data, _FIELDS):

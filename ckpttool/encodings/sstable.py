@@ -1,4 +1,4 @@
-"""Sorted string tables, the index of TensorFlow bundles."""
+"""Sorted string tables, the index files of TensorFlow bundles."""
 
 from __future__ import annotations
 
@@ -16,30 +16,30 @@ from ckpttool.encodings import protobuf
 
 # Sorted string tables: the footer, blocks and prefix-shared keys of a TensorFlow `.index` file.
 #
-# The layout is that of LevelDB's doc/table_format.md, as written by tensorflow's tsl/lib/io/table_builder.cc.
-# Positions in errors count from the start of the file.
+# The layout is described in LevelDB's doc/table_format.md and written by tensorflow's
+# tsl/lib/io/table_builder.cc. Positions in errors count from the start of the file.
 
 MAGIC = bytes.fromhex("57fb808b247547db")
 FOOTER = 48
 TRAILER = 5  # one byte of compression type, four of masked CRC-32C over contents and type
 _NONE, _SNAPPY = 0, 1  # tsl/lib/io/table_options.h
 
-# The densest element of snappy copies 64 bytes and takes three (github.com/google/snappy,
+# Snappy's densest element copies 64 bytes and is three bytes long (github.com/google/snappy,
 # format_description.txt).
 _SNAPPY_RATIO = 22
 
-# Prefix sharing lets four bytes stand for a key of any length. Every sixteenth key is stored whole
-# (tsl/lib/io/table_options.h, block_restart_interval): more than that is an attack, not a table.
+# With prefix sharing, four bytes can encode a key of any length. Every sixteenth key is stored whole
+# (tsl/lib/io/table_options.h, block_restart_interval): longer keys indicate an attack.
 _KEY_BYTES_FLOOR = 64 << 20
 _KEY_EXPANSION = 16
-# An entry of a real table takes more bytes: parts of its key, and a message with a shape and a place.
+# An entry of a real table is longer: parts of its key, and a message with a shape and a location.
 _ENTRY = 32
 
 TableEntry = tuple[bytes, bytes]
 
 
 class TableLimits(NamedTuple):
-    """What a table may ask for: bytes that one block unpacks to, entries, and bytes of all its keys."""
+    """Limits of a table: unpacked bytes of one block, entries, and bytes of all its keys."""
 
     block: int
     entries: int
@@ -47,7 +47,7 @@ class TableLimits(NamedTuple):
 
 
 def table_limits(size: int) -> TableLimits:
-    """Return what a table of `size` bytes may ask for under the limits that hold."""
+    """Return the current limits for a table of `size` bytes."""
     here = limits.current()
     return TableLimits(
         here.block_bytes, here.entries + size // _ENTRY, max(_KEY_BYTES_FLOOR, _KEY_EXPANSION * size)
@@ -55,17 +55,17 @@ def table_limits(size: int) -> TableLimits:
 
 
 class BlockHandle(NamedTuple):
-    """Where a block's contents are."""
+    """Location of a block's contents."""
 
     offset: int
     size: int
 
 
 def read_table(data: bytes) -> list[TableEntry]:
-    """Return every key and value of the table in order; raise FormatError where it breaks a rule.
+    """Return every key and value of the table in order; raise FormatError if it is invalid.
 
-    Every block's checksum is verified before it is decompressed. No block may be larger than the limit, as it
-    is stored or after decompression.
+    Every block's checksum is verified before it is decompressed. No block may be larger than the
+    limit, neither stored nor decompressed.
     """
     meta, index = parse_footer(data)
     left = table_limits(len(data))
@@ -76,8 +76,7 @@ def read_table(data: bytes) -> list[TableEntry]:
     for bound, value in _read_limited_block(data, index, left):
         handle = _read_handle(value, 0, len(value))[0]
         if handle.offset < free:
-            # Blocks are written one after the other; one that is named again and again would cost its
-            # size each time.
+            # Blocks are stored in sequence; a block listed repeatedly would cost its size each time.
             raise FormatError("the blocks of the table overlap", offset=handle.offset)
         free = handle.offset + handle.size + TRAILER
         entries = _read_limited_block(data, handle, left)
@@ -156,13 +155,13 @@ def _read_block(data: bytes, handle: BlockHandle, left: TableLimits) -> list[Tab
         contents = data[offset:stop] if kind == _NONE else _decompress_snappy(data[offset:stop], left.block)
         return _parse_entries(contents, left)
     except CkpttoolError as error:
-        # Within a compressed block there are no positions in the file, only the block's.
+        # Positions within a compressed block are those of the block, not of the file.
         error.offset = offset + (0 if kind == _SNAPPY else error.offset or 0)
         raise
 
 
 def _decompress_snappy(data: bytes, most: int) -> bytes:
-    """Return the contents of a snappy block; what it says of its size is judged before memory is taken."""
+    """Return the contents of a snappy block; its declared size is checked before memory is allocated."""
     import cramjam
 
     length, _ = protobuf.read_varint(data, 0, len(data))
@@ -235,7 +234,7 @@ def _restart_points(block: bytes) -> tuple[tuple[int, ...], int]:
 
 
 def _read_entry_lengths(block: bytes, at: int, stop: int) -> tuple[int, int, int, int]:
-    # Three one-byte numbers nearly always; the general reader costs four times as much.
+    # Nearly always three one-byte numbers; the general reader is four times slower.
     if at + 3 <= stop and (block[at] | block[at + 1] | block[at + 2]) < 0x80:
         return block[at], block[at + 1], block[at + 2], at + 3
     shared, at = protobuf.read_varint(block, at, stop)
@@ -254,19 +253,19 @@ def _require_key_range(lower: bytes | None, entries: list[TableEntry], bound: by
 def parse_block(stored: bytes, left: TableLimits) -> list[TableEntry]:
     """Return the entries of one block, for tables that are not read whole (SStable).
 
-    `stored` is the block with its trailer and FOOTER bytes more: as many follow every block of a table.
-    Positions in errors count from its start. Only what a block unpacks to is limited.
+    `stored` is the block with its trailer and FOOTER more bytes, which follow every block of a
+    table. Positions in errors count from its start. Only the unpacked size of the block is limited.
     """
     return _read_block(stored, BlockHandle(0, len(stored) - FOOTER - TRAILER), left)
 
 
 def parse_handle(data: bytes) -> BlockHandle:
-    """Return the place that a value of the index block gives."""
+    """Return the location in a value of the index block."""
     return _read_handle(data, 0, len(data))[0]
 
 
 def iter_value_places(contents: bytes) -> Iterator[tuple[bytes, int, int]]:
-    """Go through the keys of a sound block that is not compressed, each with its value's start and length."""
+    """Yield the keys of a valid uncompressed block, each with its value's start and length."""
     _, stop = _restart_points(contents)
     key, at = b"", 0
     while at < stop:
@@ -277,26 +276,27 @@ def iter_value_places(contents: bytes) -> Iterator[tuple[bytes, int, int]]:
         at = middle + length
 
 
-# Tables too large to be read whole: the index is kept, a block is read when one of its keys is asked for.
+# Tables too large to read whole: the index is kept in memory, a block is read on the first request for one of
+# its keys.
 #
-# The layout is that of `read_table`, which judges every block.
+# The layout is the same as for `read_table`, which checks every block.
 
-# Compressed blocks of this size are kept for a while: thousands of small entries may be in one. Of larger
-# ones, the last is.
+# Compressed blocks of up to this size are cached: one may contain thousands of small entries. Of larger
+# blocks, only the last is cached.
 _KEPT = 1 << 20
 
 Place = tuple[int, int]  # start and length in the file
 
 
 class SStable(NamedTuple):
-    """An open table: its data blocks, and for each a key that is not smaller than its last."""
+    """An open table: its data blocks, each with a key that is not smaller than its last key."""
 
     file: File
     bounds: tuple[bytes, ...]
     blocks: tuple[BlockHandle, ...]
 
     def block_of(self, key: bytes) -> BlockHandle | None:
-        """Return the block that holds the key if any does; no data is read."""
+        """Return the block that would contain the key; no data is read."""
         at = bisect.bisect_left(self.bounds, key)
         return self.blocks[at] if at < len(self.blocks) else None
 
@@ -309,7 +309,7 @@ class SStable(NamedTuple):
 
 
 def open_table(file: File) -> SStable:
-    """Read the footer and the index of a table; raise FormatError where they break a rule."""
+    """Read the footer and the index of a table; raise FormatError if they are invalid."""
     try:
         if file.size < FOOTER:
             raise TruncatedError(
@@ -324,7 +324,7 @@ def open_table(file: File) -> SStable:
             handle = parse_handle(value)
             _require_within_file(file, handle)
             if handle.offset < free:
-                # A block that is named again and again would cost its size each time.
+                # A block listed repeatedly would cost its size each time.
                 raise FormatError("the blocks of the table overlap", offset=handle.offset)
             free = handle.offset + handle.size + TRAILER
             bounds.append(bound)
@@ -335,10 +335,10 @@ def open_table(file: File) -> SStable:
 
 
 def read_value(file: File, block: BlockHandle, key: bytes) -> bytes:
-    """Return the value of a key in a block; raise FormatError when the block is damaged or lacks the key.
+    """Return the value of a key in a block; raise FormatError if the block is damaged or lacks the key.
 
-    A block's checksum is verified once. After that, a key of a block that is not compressed costs its own
-    bytes only.
+    A block's checksum is verified once. After that, a key of an uncompressed block needs only its
+    own bytes.
     """
     try:
         places = _block_value_places(file, block)
@@ -393,7 +393,7 @@ def _parse_stored_block(file: File, stored: bytes, handle: BlockHandle) -> list[
 
 @functools.lru_cache(maxsize=4096)
 def _block_value_places(file: File, handle: BlockHandle) -> dict[bytes, Place] | None:
-    """Return where the values of a sound block are in the file; None when it is compressed."""
+    """Return the file locations of the values in a valid block; None if it is compressed."""
     stored = _read_stored_block(file, handle)
     _parse_stored_block(file, stored, handle)
     if stored[handle.size]:
@@ -413,11 +413,11 @@ def _cached_large_block(file: File, handle: BlockHandle) -> dict[bytes, bytes]:
 
 
 def _cached_entries(file: File, handle: BlockHandle) -> dict[bytes, bytes]:
-    file.read(0, 0)  # the file must still be the one that was listed
+    file.read(0, 0)  # the file must not have changed since it was listed
     return (_cached_small_block if handle.size <= _KEPT else _cached_large_block)(file, handle)
 
 
-# Writing sorted string tables, byte for byte as TensorFlow's table builder does without compression.
+# Writing sorted string tables, byte for byte like TensorFlow's table builder without compression.
 #
 # Sources: tensorflow/core/lib/io/table_builder.cc, block_builder.cc and table_options.h (today
 # xla/tsl/lib/io). The reader is `read_table`.
@@ -431,8 +431,8 @@ _UNCOMPRESSED = b"\0"
 def write_table(entries: Iterable[TableEntry], stream: IO[bytes], block_bytes: int = BLOCK_BYTES) -> int:
     """Write keys and values as one table and return its size in bytes.
 
-    The keys must ascend bytewise. One block is in memory at a time. A block is closed when its contents
-    reach `block_bytes`, and before an entry that alone is twice as large.
+    The keys must ascend bytewise. One block is in memory at a time. A block is closed when its
+    contents reach `block_bytes`, and before a single entry twice as large.
     """
     table = _TableBuilder(stream)
     block = _BlockBuilder(INTERVAL)
@@ -451,7 +451,7 @@ def write_table(entries: Iterable[TableEntry], stream: IO[bytes], block_bytes: i
 
 
 class _BlockBuilder:
-    """A block's contents while they grow: entries that share the beginning of the key before them."""
+    """A block's contents while they grow: entries share the prefix of the previous key."""
 
     def __init__(self, interval: int) -> None:
         self.last = b""
@@ -462,7 +462,7 @@ class _BlockBuilder:
 
     @property
     def size(self) -> int:
-        """The size that the contents have if nothing is added."""
+        """Size of the contents if nothing is added."""
         return len(self._data) + 4 * len(self._restarts) + 4
 
     def add(self, key: bytes, value: bytes) -> None:
@@ -483,33 +483,33 @@ class _BlockBuilder:
         self.count += 1
 
     def contents(self) -> bytes:
-        """Return the entries and the places of the restart points."""
+        """Return the entries and the positions of the restart points."""
         count = len(self._restarts)
         return bytes(self._data) + struct.pack(f"<{count + 1}I", *self._restarts, count)
 
 
 class _TableBuilder:
-    """The blocks written so far, and the index block that grows with them."""
+    """Blocks written so far, and the index block that grows with them."""
 
     def __init__(self, stream: IO[bytes]) -> None:
         self._stream = stream
         self._index = _BlockBuilder(1)
         self._position = 0
-        self._pending: tuple[bytes, bytes] | None = None  # the last block's last key, and its place
+        self._pending: tuple[bytes, bytes] | None = None  # the last block's last key, and its location
 
     def separate(self, key: bytes) -> None:
-        """Add the block before `key` to the index, under a short key that lies between the two."""
+        """Add the block before `key` to the index, under a short key between the two."""
         if self._pending is not None:
             last, place = self._pending
             self._index.add(_separator(last, key), place)
             self._pending = None
 
     def add(self, block: _BlockBuilder) -> None:
-        """Write a block of data."""
+        """Write a data block."""
         self._pending = block.last, self._put(block)
 
     def close(self) -> int:
-        """Write the metaindex block, which is empty, the index block and the footer; return the size."""
+        """Write the empty metaindex block, the index block and the footer; return the size."""
         meta = self._put(_BlockBuilder(INTERVAL))
         if self._pending is not None:
             last, place = self._pending

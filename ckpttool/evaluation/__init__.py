@@ -3,7 +3,7 @@
 import importlib
 from typing import TYPE_CHECKING, Any
 
-# Names that other programs import from the package: they are imported from their files when first used.
+# Public names, imported from their modules on first use.
 
 if TYPE_CHECKING:
     from ckpttool.evaluation.fast_engines import TaskRules
@@ -87,12 +87,12 @@ _HOMES = {
 
 
 def __getattr__(name: str) -> Any:
-    """Import the name's file when the name is used."""
+    """Import a public name on first use."""
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(importlib.import_module(f"{__name__}.{_HOMES[name]}"), name)
 
 
 def __dir__() -> "list[str]":
-    """List the names."""
+    """Return the public names."""
     return __all__

@@ -1,4 +1,4 @@
-"""Environments by id, and adapters between versions."""
+"""Create environments by id, and adapt observations between task versions."""
 
 from __future__ import annotations
 
@@ -41,16 +41,16 @@ from ckpttool.evaluation.gymnasium_engine import (
 from ckpttool.evaluation.simulators import DEVICE_ENGINE
 from ckpttool.evaluation.wrappers import WrapperSpec, changes_size, inner_obs_dim, wrap_environments
 
-# How the observations of one MuJoCo task differ between its versions: what each is made of, and how long.
+# Observation layouts of the versions of each MuJoCo task: parts and lengths.
 #
-# From Gymnasium's `gymnasium/envs/mujoco/*_v4.py` and `*_v5.py` (there: `observation_structure`).
+# Source: Gymnasium's `gymnasium/envs/mujoco/*_v4.py` and `*_v5.py` (`observation_structure`).
 
 FORCES = "contact forces"
 EMPTY = "zeros"
-"""A part that is always zero: what the world's body feels, what no actuator moves."""
+"""A part that is always zero: forces on the world body, and joints without an actuator."""
 
 Layout = tuple[tuple[str, int], ...]
-"""The parts of an observation in their order, each with its length."""
+"""Parts of an observation in order, each with its length."""
 
 _MOVING = ("positions and velocities", 27)
 _STATE = ("positions and velocities", 45)
@@ -72,10 +72,10 @@ LAYOUTS: Mapping[str, Mapping[int, Layout]] = {
     "InvertedDoublePendulum": {9: (("state", 9),), 11: (("state", 9), (EMPTY, 2))},
     "Reacher": {10: (("state", 10),), 11: (("state", 10), (EMPTY, 1))},
 }
-"""By the task's name and the number of values."""
+"""Layouts by task name and observation size."""
 
 UNSEEN = {"HalfCheetah": 1, "Hopper": 1, "Walker2d": 1, "Swimmer": 2, "Ant": 2, "Humanoid": 2}
-"""How many coordinates of where the body is are left out unless they are asked for."""
+"""Number of position coordinates excluded by default, per task."""
 
 SIZES = {
     "HalfCheetah-v5": (17, 6),
@@ -97,11 +97,11 @@ SIZES = {
     "LunarLanderContinuous-v3": (8, 2),
     "BipedalWalker-v3": (24, 4),
 }
-"""Observations and actions of the tasks that agents are published for."""
+"""Observation and action sizes of the tasks that published agents use."""
 
 
 def task_family(env_id: str) -> str:
-    """Return the name of a MuJoCo task of version 4 or 5, or nothing."""
+    """Return the name of a MuJoCo task of version 4 or 5, or an empty string."""
     found = re.fullmatch(r"(\w+)-v[45]", env_id)
     return found[1] if found else ""
 
@@ -113,11 +113,11 @@ _VERSIONS: Mapping[str, Mapping[int, tuple[int, ...]]] = {
     "InvertedDoublePendulum": {1: (11,), 2: (11,), 4: (11,), 5: (9,)},
     "Reacher": {1: (11,), 2: (11,), 4: (11,), 5: (10,)},
 }
-"""How many values each version of a task shows (gym/envs/mujoco/*.py before version 4)."""
+"""Observation sizes of each version of a task (gym/envs/mujoco/*.py before version 4)."""
 
 
 def has_observation_size(trained: str, played: str, size: int) -> bool:
-    """Return whether the version that an agent was trained in shows `size` values of the task played."""
+    """Return whether the training version of the environment has `size` observation values."""
     found = re.fullmatch(r"(\w+)-v(\d+)", trained)
     if found is None or found[1] != task_family(played):
         return False
@@ -125,23 +125,23 @@ def has_observation_size(trained: str, played: str, size: int) -> bool:
 
 
 def observation_arguments(env_id: str, own: int, wanted: int, positions: bool = False) -> dict[str, bool]:
-    """Return what to make the environment with so that it shows more of what there is, if that helps.
+    """Return arguments that make the environment show more values, if they give the wanted size.
 
-    `positions` asks for the coordinates that UNSEEN counts: no number of values is evidence of them, because
-    wrappers of training (a time feature) add as many.
+    `positions` requests the coordinates counted in UNSEEN: a size alone is no evidence of them, because
+    training wrappers (a time feature) add as many values.
     """
     name = task_family(env_id)
     if positions:
         hidden = name in UNSEEN and wanted == own + UNSEEN[name]
         return {"exclude_current_positions_from_observation": False} if hidden else {}
-    # ant_v4.py computes no contact forces unless it is asked to, and then they cost.
+    # ant_v4.py computes contact forces only on request, and then they add a cost.
     if env_id == "Ant-v4" and own == 27 and wanted in LAYOUTS["Ant"]:
         return {"use_contact_forces": True}
     return {}
 
 
 def contact_force_slice(env_id: str, size: int) -> slice | None:
-    """Return where contact forces lie among `size` values of the task, None where it shows none."""
+    """Return the slice of the contact forces in an observation of `size` values, or None."""
     start = 0
     for part, width in LAYOUTS.get(task_family(env_id), {}).get(size, ()):
         if part == FORCES:
@@ -151,7 +151,7 @@ def contact_force_slice(env_id: str, size: int) -> slice | None:
 
 
 def positions_explain_size(env_id: str, own: int, wanted: int) -> bool:
-    """Return whether the coordinates that are left out would explain the policy's size."""
+    """Return whether the positions excluded by default explain the policy's size."""
     return bool(observation_arguments(env_id, own, wanted, positions=True))
 
 
@@ -159,10 +159,11 @@ _NAMED = re.compile(r"(?<![A-Za-z0-9])([A-Z][A-Za-z0-9]*)[-_]v(\d+)(?![0-9])")
 
 
 def candidate_environments(words: str, obs_dim: int, action_dim: int) -> tuple[str, ...]:
-    """Return the environments that an agent of these sizes may have been trained in, the one named alone.
+    """Return the environments that an agent of these sizes may have been trained in.
 
-    `words` is the text that may name one, such as the last parts of a path. A named task that takes other
-    sizes is no candidate; the version is the newest one that takes these.
+    `words` is text that may name an environment, e.g. the last parts of a path; if it names a fitting
+    one, only that is returned. A named task of other sizes is not a candidate; the version is the
+    newest with these sizes.
     """
     fitting = [name for name, sizes in SIZES.items() if sizes == (obs_dim, action_dim)]
     for name, version in reversed(_NAMED.findall(words)):
@@ -177,7 +178,7 @@ def candidate_environments(words: str, obs_dim: int, action_dim: int) -> tuple[s
 
 
 def suggest_tasks(env_id: str, obs_dim: int, action_dim: int) -> str | None:
-    """Return which tasks a policy of these sizes plays, for the hint of an error."""
+    """Return an error hint that lists the tasks with these sizes."""
     fits = [name for name, sizes in SIZES.items() if sizes == (obs_dim, action_dim)]
     if fits:
         sizes_here = f"{format_count(obs_dim, 'observation')} and {format_count(action_dim, 'action')}"
@@ -187,7 +188,7 @@ def suggest_tasks(env_id: str, obs_dim: int, action_dim: int) -> str | None:
 
 
 def suggest_contact_force_sizes(env_id: str) -> str:
-    """Return which policies see contact forces, for the hint of an error."""
+    """Return an error hint that lists the policy sizes with contact forces."""
     seeing = {
         task: [size for size, layout in layouts.items() if FORCES in dict(layout)]
         for task, layouts in LAYOUTS.items()
@@ -201,7 +202,7 @@ def _list_sizes(name: str, sizes: Iterable[int]) -> str:
     return f"{name} is played with {' or '.join(map(str, sorted(sizes)))} observations"
 
 
-# Observations of one version of a task, given to a policy in the places where another version has them.
+# Map the observations of one task version to the positions that another version's policy expects.
 
 ZERO_FORCES = "zero_contact_forces"
 POSITIONS = "current_positions"
@@ -209,24 +210,24 @@ ADAPTERS = {
     ZERO_FORCES: "contact forces are zeros, as they were before simulators reported them",
     POSITIONS: "the positions that are left out by default are shown",
 }
-"""Those that no size can decide: the name that asks for one, and what it does."""
+"""Adapters that a size cannot select: name and effect."""
 
 _NOWHERE = -1
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ObservationAdapter:
-    """Where each value that the policy takes comes from: a column of the observations, or -1 for a zero."""
+    """Source of each policy input: a column of the observations, or -1 for a zero."""
 
     columns: np.ndarray
     """int [obs_dim of the policy]"""
     says: str
     assumed: bool
-    """whether the policy's size decided"""
+    """whether the policy's size selected this adapter"""
 
 
 class AdaptedVector:
-    """Environments whose observations are put into the places that a policy expects; all else is theirs."""
+    """Vector environment that rearranges observations for a policy and delegates everything else."""
 
     def __init__(self, inner: VectorEnv, adapter: ObservationAdapter) -> None:
         self._inner = inner
@@ -241,27 +242,27 @@ class AdaptedVector:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What was adapted, and what the environments' libraries had to say."""
+        """Return notes on the adaptation and from the environments' libraries."""
         return self._inner.notes if self.spec.assumed else (self._says, *self._inner.notes)
 
     @property
     def agreement(self) -> Agreement | None:
-        """How closely the engine reproduces Gymnasium, before anything is adapted."""
+        """Agreement with Gymnasium, measured before adaptation."""
         return self._inner.agreement
 
     def reset(self, rows: np.ndarray, seeds: np.ndarray) -> None:
-        """Begin the episode of seeds[i] in rows[i]."""
+        """Start the episode of seeds[i] in rows[i]."""
         self._inner.reset(rows, seeds)
         self._see(rows)
 
     def step(self, actions: np.ndarray, rows: np.ndarray) -> Outcome:
-        """Advance `rows` by `actions[row]`; return reward, terminated and truncated of each of `rows`."""
+        """Advance `rows` by `actions[row]`; return rewards, terminated and truncated, each [len(rows)]."""
         outcome = self._inner.step(actions, rows)
         self._see(rows)
         return outcome
 
     def frame(self, row: int) -> np.ndarray:
-        """Return a picture of the row as it is now: uint8 [height, width, 3]."""
+        """Return an image of the row's current state: uint8 [height, width, 3]."""
         return self._inner.frame(row)
 
     def close(self) -> None:
@@ -285,17 +286,17 @@ class AdaptedVector:
 
 @dataclass(frozen=True, slots=True)
 class ObservationEvidence:
-    """What supports another version's observations besides their number."""
+    """Evidence for another version's observations besides their size."""
 
     trained: str | None = None
-    """the id of the environment that the agent was trained in, None where no file names one"""
+    """id of the environment used in training, None where no file names one"""
     wrapped: bool = False
-    """whether wrappers of the training change the number of values"""
+    """whether training wrappers change the observation size"""
 
     def supports(self, played: str, wanted: int) -> bool:
-        """Return whether a version of the environment that is played may show `wanted` values.
+        """Return whether the played environment may have a version with `wanted` values.
 
-        A number alone supports the layouts of whole versions where nothing else explains it.
+        A size alone supports the layout of a whole version if nothing else explains the size.
         """
         if self.trained is None:
             return not self.wrapped
@@ -312,11 +313,11 @@ def adapt_observations(
     again: Callable[[Mapping[str, Any]], VectorEnv],
     evidence: ObservationEvidence = NO_EVIDENCE,
 ) -> VectorEnv:
-    """Return environments that show `obs_dim` values (None: their own), if another version's are known.
+    """Return environments with `obs_dim` observation values (None: unchanged), if a mapping is known.
 
-    `asked` is one of ADAPTERS; `again` makes the environments with more arguments. What cannot be adapted,
-    or what the evidence speaks against, is returned as it is, unless an adapter was asked for: then
-    UsageError says what it is for.
+    `asked` is one of ADAPTERS; `again` creates the environments with extra arguments. Without a
+    requested adapter, environments that cannot be adapted, or that the evidence contradicts, are
+    returned unchanged. Raise UsageError if a requested adapter does not apply.
     """
     own = vector.spec.obs_dim
     wanted = obs_dim or own
@@ -341,7 +342,7 @@ def adapt_observations(
 
 
 def _observation_columns(spec: EnvSpec, wanted: int, asked: str | None) -> np.ndarray | None:
-    """Return where each of `wanted` values comes from in `spec`'s observations; None if that is not known."""
+    """Return the source column of each of `wanted` values in `spec`'s observations; None if unknown."""
     own, layouts = spec.obs_dim, LAYOUTS.get(task_family(spec.id), {})
     if [key for key, _, _ in spec.observation] != [OBS]:
         return None
@@ -363,7 +364,7 @@ def _observation_columns(spec: EnvSpec, wanted: int, asked: str | None) -> np.nd
 
 
 def _describe_adapter(spec: EnvSpec, columns: np.ndarray, asked: str | None, given: Mapping[str, Any]) -> str:
-    """Say what was done to the observations, and to the environment."""
+    """Describe the changes to the observations and the environment."""
     done = [f"made with {name}={value}" for name, value in given.items()]
     if "use_contact_forces" in given:
         done.append(f"contact forces cost, and {ZERO_FORCES} is for policies from before they were reported")
@@ -376,7 +377,7 @@ def _describe_adapter(spec: EnvSpec, columns: np.ndarray, asked: str | None, giv
     return f"the policy takes {format_count(len(columns), 'observation')}: {spec.id}, " + "; ".join(done)
 
 
-# Which engine steps an environment: the fastest that knows it, or the one that was asked for.
+# Choice of the engine that steps an environment: the fastest that supports it, or the requested one.
 
 AUTO = "auto"
 MakeOne = Callable[[], Any]
@@ -385,26 +386,27 @@ Build = Callable[[MakeOne, int, int | None], VectorEnv]
 
 @dataclass(frozen=True, slots=True)
 class FastEngine:
-    """An engine that plays some of Gymnasium's environments as Gymnasium does, only faster.
+    """Engine that reproduces some of Gymnasium's environments, only faster.
 
-    A task's builder gets what makes one environment, how many are wanted and how many threads may be used
-    (None: all cores), and raises UnsupportedError where this environment is not as the engine knows it.
+    A task's builder receives a function that creates one environment, the number of environments and
+    the number of threads (None: all cores). It raises UnsupportedError for an environment that differs
+    from the one that the engine reproduces.
     """
 
     name: str
     tasks: Mapping[str, Build]
-    """by the entry point of the environment's class in Gymnasium's registry"""
+    """by the entry point of the environment class in Gymnasium's registry"""
     on_request: bool = False
-    """only for who names it: `auto` leaves it out"""
+    """used only on request: `auto` skips it"""
 
     @property
     def answers_to(self) -> tuple[str, ...]:
-        """The names under which it can be asked for."""
+        """Names that select this engine."""
         return (self.name,) if self.on_request else (AUTO, self.name)
 
     @property
     def plays(self) -> str:
-        """The names of the environments, for a sentence."""
+        """Environment names, joined for a message."""
         names = {entry.partition(":")[2].removesuffix("Env") for entry in self.tasks}
         return ", ".join(sorted(_TITLES.get(name, name) for name in names))
 
@@ -446,7 +448,7 @@ STANDALONE: Mapping[str, tuple[MakeOne, Mapping[str, Build]]] = {
     ),
     MOUNTAIN_CAR_ID: (StandaloneMountainCar, {simulators.DEVICE_ENGINE: _mountain_car_tensors}),
 }
-"""The environments that are played where Gymnasium is not installed: what makes one, and its engines."""
+"""Environments that need no Gymnasium: constructor and engines."""
 
 ENGINES = (AUTO, GymVector.engine, *(engine.name for engine in FAST))
 
@@ -454,9 +456,9 @@ ENGINES = (AUTO, GymVector.engine, *(engine.name for engine in FAST))
 def build_vector_env(
     asked: str, env_id: str, make_one: MakeOne, num_envs: int, threads: int | None, known: Mapping[str, Any]
 ) -> VectorEnv:
-    """Return environments of what `make_one` makes; `known` is Gymnasium's registry.
+    """Return environments created by `make_one`; `known` is Gymnasium's registry.
 
-    An engine that was asked for and cannot play raises UsageError; otherwise Gymnasium plays.
+    Raise UsageError if a requested engine does not support them; otherwise fall back to Gymnasium.
     """
     if asked != GymVector.engine:
         entry_point = _entry_point(env_id, make_one, known)
@@ -485,10 +487,10 @@ def build_vector_env(
 
 
 def _entry_point(env_id: str, make_one: MakeOne, known: Mapping[str, Any]) -> str:
-    """Return where the environment's class is; a name without a version is known once one is made."""
+    """Return the entry point of the environment; an id without a version requires creating one."""
     if env_id in known:
         return str(known[env_id].entry_point)
-    # What is said here is said again when it is made to be played.
+    # Warnings are repeated when the environment is created for playing.
     restore = redirect_mujoco_warnings({})
     try:
         with collect_warnings({}):
@@ -499,15 +501,15 @@ def _entry_point(env_id: str, make_one: MakeOne, known: Mapping[str, Any]) -> st
     return str(made.spec.entry_point) if made.spec is not None else ""
 
 
-# Gymnasium's registry: its refusals as our sentences, with the name that was probably meant.
+# Gymnasium's registry: its errors as ckpttool messages, with a suggested name.
 
-# Arguments that say how an environment is drawn.
+# Arguments that control rendering.
 _DRAWN = frozenset(("render_mode", "width", "height", "camera_id", "camera_name", "default_camera_config"))
 HINT = "pip install 'ckpttool[eval]'"
 
 
 def is_gymnasium_installed() -> bool:
-    """Say whether the library is there, without importing it."""
+    """Return whether the library is installed, without importing it."""
     return importlib.util.find_spec("gymnasium") is not None
 
 
@@ -519,9 +521,10 @@ def import_gymnasium() -> Any:
 
 
 def require_constructor_arguments(env_id: str, names: Iterable[str]) -> None:
-    """Raise UsageError for an argument that the environment's class does not name in its signature.
+    """Raise UsageError for an argument that is not in the signature of the environment class.
 
-    Gymnasium's own arguments of `make` are none of them: a file does not change time limits or wrappers.
+    Gymnasium's own arguments of `make` are rejected too: a file must not change time limits or
+    wrappers.
     """
     library = import_gymnasium()
     with translate_gymnasium_errors(env_id):
@@ -533,7 +536,7 @@ def require_constructor_arguments(env_id: str, names: Iterable[str]) -> None:
         parameters = inspect.signature(made).parameters.values() if inspect.isroutine(made) else ()
         allowed |= {p.name for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)}
         if made is not None and not any(p.kind == p.VAR_KEYWORD for p in parameters):
-            break  # what is not named here cannot reach a base class
+            break  # unlisted arguments cannot reach a base class
     for name in names:
         if name not in allowed - {"self"} - _DRAWN:
             raise UsageError(
@@ -544,7 +547,7 @@ def require_constructor_arguments(env_id: str, names: Iterable[str]) -> None:
 
 @contextmanager
 def translate_gymnasium_errors(env_id: str) -> Iterator[None]:
-    """Turn Gymnasium's refusals into ours, with the name that was probably meant."""
+    """Translate Gymnasium's errors into ckpttool errors, with a suggested name."""
     library = import_gymnasium()
     said = f"gymnasium {library.__version__} cannot make {env_id!r}"
     near = _close_names(env_id, library.registry)
@@ -566,7 +569,7 @@ def _first_line(error: Exception) -> str:
 
 
 def _close_names(env_id: str, registry: Sequence[str]) -> list[str]:
-    """Return the newest version of each environment whose name is close."""
+    """Return the newest version of each environment with a similar name."""
     newest: dict[str, int] = {}
     for known in registry:
         if found := re.fullmatch(r"(.+)-v(\d+)", known):
@@ -576,46 +579,46 @@ def _close_names(env_id: str, registry: Sequence[str]) -> list[str]:
     return [f"{name}-v{newest[name]}" for name in names]
 
 
-# Environments behind one small vector protocol in which an episode is a function of its seed alone.
+# Environments behind a small vector protocol; an episode depends only on its seed.
 
 
 @dataclass(frozen=True, slots=True)
 class VectorEnvOptions:
-    """How environments are made for a policy; without any, they are those of the id alone.
+    """Options for creating environments for a policy; the defaults follow the id alone.
 
-    A caller may set `trusted` and `trusted_arguments` for what a person typed, never for what a file holds.
+    Set `trusted` and `trusted_arguments` only for user input, never for values from a file.
     """
 
     trusted: bool = False
     """whether the id may import a module (`module:Env-v0`)"""
     trusted_arguments: bool = False
-    """whether `kwargs` may be other than a few numbers that the environment's signature names"""
+    """whether `kwargs` may contain more than a few numbers named in the environment's signature"""
     kwargs: Mapping[str, Any] | None = None
     """arguments of the environment, or of a user's simulator"""
     obs_dim: int | None = None
-    """what the policy takes: another version's observations are adapted to it where that is right"""
+    """the policy's observation size; other versions' observations are adapted to it where valid"""
     adapter: str | None = None
-    """one of ADAPTERS, for what sizes cannot decide"""
+    """one of ADAPTERS, for cases that sizes cannot decide"""
     evidence: ObservationEvidence = NO_EVIDENCE
-    """what may speak against adapting observations"""
+    """evidence that may rule out adapting observations"""
     wrappers: Sequence[WrapperSpec] = ()
-    """the wrappers of training, the first innermost"""
+    """training wrappers, innermost first"""
     engine: str = AUTO
     """one of ENGINES; with "device", an id `module:factory` is a user's simulator (see simulators)"""
     device: str = "cpu"
-    """where a user's simulator is made and its rows live"""
+    """device of a user's simulator and its rows"""
     pictures: bool = False
     """whether frame() works"""
     threads: int | None = None
-    """for engines that have threads; None for all cores"""
+    """for engines with threads; None for all cores"""
 
 
 def make_vector_env(
     env_id: str, num_envs: int = 1, options: VectorEnvOptions | None = None, **keywords: Any
 ) -> VectorEnv:
-    """Return `num_envs` environments of a Gymnasium id, stepped by the fastest engine that knows it.
+    """Return `num_envs` environments of a Gymnasium id, stepped by the fastest engine that supports it.
 
-    `keywords` are fields of VectorEnvOptions, in the place of those of `options`.
+    `keywords` are fields of VectorEnvOptions that override `options`.
     """
     options = replace(options or VectorEnvOptions(), **keywords)
     _require_allowed(env_id, options)
@@ -627,7 +630,7 @@ def make_vector_env(
 
 
 def _require_allowed(env_id: str, options: VectorEnvOptions) -> None:
-    """Raise UsageError for unknown names, and for code or arguments that nobody typed."""
+    """Raise UsageError for unknown names, and for code or arguments from untrusted input."""
     if ":" in env_id and not options.trusted:
         raise UsageError(
             f"environment {env_id!r} with a module can run code",
@@ -645,7 +648,7 @@ def _is_users_simulator(env_id: str, options: VectorEnvOptions) -> bool:
 
 
 def _make_without_gymnasium(env_id: str, num_envs: int, options: VectorEnvOptions) -> VectorEnv | None:
-    """Return a user's simulator, or a task that is played where Gymnasium is not installed; else None."""
+    """Return a user's simulator or a task playable without Gymnasium; else None."""
     if _is_users_simulator(env_id, options):
         return simulators.load_simulator(env_id, num_envs, options.device, options.kwargs)
     if env_id not in STANDALONE or options.kwargs or options.pictures or is_gymnasium_installed():
@@ -658,10 +661,10 @@ def _make_without_gymnasium(env_id: str, num_envs: int, options: VectorEnvOption
 def _gymnasium_builder(
     env_id: str, num_envs: int, options: VectorEnvOptions
 ) -> Callable[[Mapping[str, Any]], VectorEnv]:
-    """Return a function that makes Gymnasium's environments with more arguments than the options have."""
+    """Return a function that creates Gymnasium environments with arguments added to the options."""
     gymnasium = import_gymnasium()
     given = {**(options.kwargs or {}), **({"render_mode": "rgb_array"} if options.pictures else {})}
-    # Only Gymnasium's own environments draw.
+    # Only Gymnasium's own environments can render.
     engine = GymVector.engine if options.pictures and options.engine == AUTO else options.engine
 
     def build(more: Mapping[str, Any]) -> VectorEnv:
@@ -685,7 +688,7 @@ def _require_names(engine: str, adapter: str | None) -> None:
 def _adapt_and_wrap(
     vector: VectorEnv, again: Callable[[Mapping[str, Any]], VectorEnv], options: VectorEnvOptions
 ) -> VectorEnv:
-    """Return the environments that a policy was trained in: adapted to its observations, then wrapped."""
+    """Return the environments as in training: adapted to the policy's observations, then wrapped."""
     size, evidence = options.obs_dim, options.evidence
     try:
         if size is not None and options.wrappers:
@@ -699,7 +702,7 @@ def _adapt_and_wrap(
 
 
 def _require_plain(env_id: str, kwargs: Mapping[str, Any]) -> None:
-    """Raise UsageError for arguments that may name a file, cost much, or mean something to Gymnasium."""
+    """Raise UsageError for arguments that may name a file, be expensive or control Gymnasium itself."""
     for name, value in kwargs.items():
         if not are_arguments({name: value}):
             raise UsageError(

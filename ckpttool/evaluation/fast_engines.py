@@ -1,4 +1,4 @@
-"""Fast engines: Pendulum and MountainCar in arrays and tensors, MuJoCo in batches."""
+"""Run fast engines: Pendulum and MountainCar in arrays and tensors, MuJoCo in batches."""
 
 from __future__ import annotations
 
@@ -30,15 +30,15 @@ if TYPE_CHECKING:
     import torch
 
 
-# Tasks of Gymnasium where it is not installed: everything that an environment has besides its steps.
+# Tasks without Gymnasium: everything in an environment except its steps.
 #
-# So the agents that come with the project play with nothing but the core. Sources of the facts:
-# gymnasium/envs/classic_control (constants, spaces, `reset`), gymnasium/envs/__init__.py (how many steps) and
-# gymnasium/utils/seeding.py (`np_random`).
+# The bundled agents play with the core installation alone. Sources: gymnasium/envs/classic_control
+# (constants, spaces, `reset`), gymnasium/envs/__init__.py (step limits) and gymnasium/utils/seeding.py
+# (`np_random`).
 
 
 class Box(NamedTuple):
-    """The bounds of observations or actions: float32 [n] each."""
+    """Bounds of observations or actions: float32 [n] each."""
 
     low: np.ndarray
     high: np.ndarray
@@ -50,12 +50,12 @@ class Box(NamedTuple):
 
     @property
     def dtype(self) -> np.dtype:
-        """The type of its numbers."""
+        """Return the type of the values."""
         return self.low.dtype
 
 
 class EnvRegistration(NamedTuple):
-    """An entry of Gymnasium's registry."""
+    """Entry of Gymnasium's registry."""
 
     id: str
     max_episode_steps: int
@@ -63,7 +63,7 @@ class EnvRegistration(NamedTuple):
 
 
 class StandaloneEnvironment:
-    """A task without its steps, which an engine computes; draws where episodes start."""
+    """Task without steps, which an engine computes; draws the start states of episodes."""
 
     spec: EnvRegistration
     observation_space: Box
@@ -75,25 +75,25 @@ class StandaloneEnvironment:
 
     @property
     def unwrapped(self) -> StandaloneEnvironment:
-        """Itself."""
+        """Return the environment itself."""
         return self
 
     @property
     def note(self) -> str:
-        """The sentence about its constants."""
+        """Return a note on the source of the constants."""
         known = "has its constants and starts, as Gymnasium 1.4 states them"
         return f"gymnasium is not installed: {self.spec.id} {known}"
 
     def reset(self, *, seed: int) -> None:
-        """Draw the state [2] in which the episode of that seed starts."""
+        """Draw the start state [2] of the episode with that seed."""
         self.state = self.draw(np.random.Generator(np.random.PCG64(np.random.SeedSequence(seed))))
 
     def draw(self, generator: np.random.Generator) -> np.ndarray:
-        """Return a first state [2]."""
+        """Return a start state [2]."""
         raise NotImplementedError
 
     def close(self) -> None:
-        """Do nothing: nothing is open."""
+        """Do nothing: no resources are open."""
 
 
 def _make_box(low: Sequence[float], high: Sequence[float]) -> Box:
@@ -107,19 +107,19 @@ def _missing_constant(env_id: str, engine: str, error: AttributeError) -> Unsupp
     )
 
 
-# Pendulum-v1 for many rows at once in arrays, with the arithmetic of Gymnasium.
+# Pendulum-v1 for many rows at once in arrays, with Gymnasium's arithmetic.
 #
-# The equations are those of gymnasium/envs/classic_control/pendulum.py, operation by operation: an episode is
-# the same whichever engine steps it. Each instance compares single steps from many states with the
-# environment that it replaces, so that another version of the library cannot make it wrong unnoticed.
+# The equations follow gymnasium/envs/classic_control/pendulum.py operation by operation, so that an episode
+# is the same with every engine. Each instance compares single steps from many states with the environment
+# that it replaces, which detects a changed library version.
 
 PENDULUM_ID = "Pendulum-v1"
 PENDULUM_ENGINE = "pendulum.batch"
 STATE_TOLERANCE: Final = 1e-12
 PENDULUM_OBSERVATION_TOLERANCE: Final = 1e-6
-"""A few of a float32's last bits: observations are rounded to it."""
+"""A few units in the last place of a float32: observations are rounded to it."""
 REWARD_TOLERANCE: Final = 1e-9
-"""Shares of a reward are computed in float32 (the torque's); their last bits are below this."""
+"""Bound of the rounding error of the reward's torque term, which is computed in float32."""
 _PENDULUM_COMPARED = 64
 
 
@@ -132,13 +132,13 @@ class StandalonePendulum(StandaloneEnvironment):
     action_space = _make_box([-2.0], [2.0])
 
     def draw(self, generator: np.random.Generator) -> np.ndarray:
-        """Return an angle and a speed."""
+        """Return an angle and an angular velocity."""
         most = np.array([np.pi, 1.0])
         return generator.uniform(low=-most, high=most)
 
 
 class PendulumConstants(NamedTuple):
-    """The constants of the equations: of gravity and of the torque, per second; the step and the bounds."""
+    """Constants of the equations: gravity and torque factors, the time step and the bounds."""
 
     pull: float
     push: float
@@ -148,17 +148,17 @@ class PendulumConstants(NamedTuple):
 
 
 class PendulumSteps(NamedTuple):
-    """Single steps of the environment: from `states` [n, 2] by `actions` [n, 1] to what came of them."""
+    """Single reference steps: `states` [n, 2], `actions` [n, 1] and their results."""
 
     states: np.ndarray
     actions: np.ndarray
     after: np.ndarray
-    """float64 [n, 2], angles and speeds"""
+    """float64 [n, 2], angles and angular velocities"""
     observations: np.ndarray
     rewards: np.ndarray
 
     def agreement(self, after: np.ndarray, observations: np.ndarray, rewards: np.ndarray) -> Agreement:
-        """Compare an engine's results of the same steps."""
+        """Compare an engine's results for the same steps."""
         return Agreement(
             len(self.states),
             (
@@ -172,9 +172,9 @@ class PendulumSteps(NamedTuple):
 
 
 class PendulumBatch:
-    """The rows' angles and speeds as two arrays; one Gymnasium environment draws where episodes start.
+    """Rows' angles and velocities as two arrays; one Gymnasium environment draws start states.
 
-    Where there is no Gymnasium, StandalonePendulum does.
+    Without Gymnasium, StandalonePendulum draws them.
     """
 
     engine = PENDULUM_ENGINE
@@ -182,7 +182,7 @@ class PendulumBatch:
     def __init__(
         self, make_one: Callable[[], Any], num_envs: int = 1, *, engine: str = PENDULUM_ENGINE
     ) -> None:
-        """Raise UnsupportedError if the environment is not the Pendulum that these equations are of."""
+        """Raise UnsupportedError if the environment does not match these Pendulum equations."""
         if num_envs < 1:
             raise UsageError(f"{num_envs} environments cannot play")
         self.engine = engine
@@ -208,11 +208,11 @@ class PendulumBatch:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What Gymnasium had to say, each sentence once."""
+        """Return Gymnasium's warnings, each once."""
         return tuple(self._notes)
 
     def starts(self, seeds: np.ndarray) -> np.ndarray:
-        """Return the angle and the speed with which the episode of each seed starts: [len(seeds), 2]."""
+        """Return the start angle and velocity of the episode of each seed: [len(seeds), 2]."""
 
         def draw(seed: int) -> np.ndarray:
             self._one.reset(seed=seed)
@@ -222,14 +222,14 @@ class PendulumBatch:
         return draw_starts(seeds, -most, most, draw)
 
     def reset(self, rows: np.ndarray, seeds: np.ndarray) -> None:
-        """Begin the episode of seeds[i] in rows[i]; rows of one seed share the draw."""
+        """Start the episode of seeds[i] in rows[i]; rows with the same seed share the draw."""
         self._angle[rows], self._speed[rows] = self.starts(seeds).T
         self._length[rows] = 0
         self._see(rows)
 
     def step(self, actions: np.ndarray, rows: np.ndarray) -> Outcome:
-        """Advance `rows` by `actions[row]`; return reward, terminated and truncated of each of `rows`."""
-        # Whole arrays need no index, and most steps move every row.
+        """Advance `rows` by `actions[row]`; return rewards, terminated and truncated, each [len(rows)]."""
+        # Whole arrays need no index, and most steps advance every row.
         at = slice(None) if len(rows) == self.num_envs else rows
         angle, speed, costs = _advance_pendulum(self.law, self._angle[at], self._speed[at], actions[at, 0])
         self._angle[at], self._speed[at] = angle, speed
@@ -238,11 +238,11 @@ class PendulumBatch:
         return -costs, np.zeros(len(rows), np.bool_), self._length[at] >= self._limit
 
     def frame(self, row: int) -> np.ndarray:  # noqa: ARG002 - the protocol's
-        """Raise UnsupportedError: rows of an array draw nothing."""
+        """Raise UnsupportedError: the rows of an array cannot render."""
         raise UnsupportedError(f"{self.engine} draws no picture", hint="--engine gymnasium does")
 
     def close(self) -> None:
-        """Let go of the one environment."""
+        """Close the one environment."""
         self._one.close()
 
     def __enter__(self) -> PendulumBatch:
@@ -256,15 +256,15 @@ class PendulumBatch:
         self.obs[at, 0], self.obs[at, 1], self.obs[at, 2] = np.cos(angle), np.sin(angle), self._speed[at]
 
     def reference(self) -> PendulumSteps | None:
-        """Return steps of Gymnasium's own object from many states; None where Gymnasium is not installed."""
+        """Return reference steps of Gymnasium's object from many states; None without Gymnasium."""
         if isinstance(self._one, StandaloneEnvironment):
             return None
         random = np.random.default_rng(0)
-        # Several turns, all speeds, and torques beyond the bounds.
+        # Several turns, all velocities, and torques beyond the bounds.
         states = random.uniform((-4 * np.pi, -1.0), (4 * np.pi, 1.0), (_PENDULUM_COMPARED, 2))
         states[:, 1] *= self.law.max_speed
         actions = random.uniform(-1.5, 1.5, (_PENDULUM_COMPARED, 1)) * self.law.max_torque
-        # The corners: upright and hanging, at rest and at full speed, with full torque either way.
+        # Corner cases: upright and hanging, at rest and at full velocity, with full torque either way.
         states[:8] = [(angle, speed * self.law.max_speed) for angle in (0, np.pi) for speed in (-1, 0, 0, 1)]
         actions[:8, 0] = np.array([-1, -1, 0, 1] * 2) * self.law.max_torque
         actions = actions.astype(self.spec.action_low.dtype)
@@ -274,14 +274,14 @@ class PendulumBatch:
                 self._one.reset(seed=0)
             bare.state = state.copy()
             observation, reward, terminated, _, _ = self._one.step(action)
-            # Nothing terminates here: what does is another task.
+            # Pendulum never terminates: an environment that does is another task.
             after[number] = np.nan if terminated else bare.state
             seen.append(observation)
             rewards.append(reward)
         return PendulumSteps(states, actions, after, np.array(seen), np.array(rewards))
 
     def _compare(self, steps: PendulumSteps) -> Agreement:
-        """Take the same steps, all at once."""
+        """Run the same steps as one batch."""
         before = steps.states
         angle, speed, costs = _advance_pendulum(self.law, before[:, 0], before[:, 1], steps.actions[:, 0])
         seen = np.stack([np.cos(angle), np.sin(angle), speed], 1).astype(np.float32)
@@ -289,7 +289,7 @@ class PendulumBatch:
 
 
 def _read_pendulum_constants(bare: Any, engine: str) -> PendulumConstants:
-    """Return the constants of Gymnasium's object; raise UnsupportedError if it has others."""
+    """Return the constants of Gymnasium's object; raise UnsupportedError if they differ."""
     try:
         pull, push = 3 * bare.g / (2 * bare.l), 3.0 / (bare.m * bare.l**2)
         return PendulumConstants(pull, push, bare.dt, bare.max_speed, bare.max_torque)
@@ -300,7 +300,7 @@ def _read_pendulum_constants(bare: Any, engine: str) -> PendulumConstants:
 def _advance_pendulum(
     law: PendulumConstants, angle: np.ndarray, speed: np.ndarray, action: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return the angles and speeds after a step, and its costs, each [rows]."""
+    """Return the angles and velocities after a step, and its costs, each [rows]."""
     torque = np.clip(action, -law.max_torque, law.max_torque)
     upright = ((angle + np.pi) % (2 * np.pi)) - np.pi
     costs = _square_by_pow(upright) + 0.1 * _square_by_pow(speed) + 0.001 * _square_by_pow(torque)
@@ -310,11 +310,11 @@ def _advance_pendulum(
 
 
 def _square_by_pow(values: np.ndarray) -> np.ndarray:
-    """Return the squares [n] as the C library's `pow` computes them.
+    """Return the squares [n] as computed by the C library's `pow`.
 
-    Gymnasium squares NumPy's scalars, which call `pow`. Of an array, `** 2` and `np.square` multiply, and
-    `np.power` calls vector code where the processor has AVX-512: in some of a thousand cases the last bits
-    differ. `np.float_power` calls `pow` on every processor, for float64 alone.
+    Gymnasium squares NumPy scalars, which call `pow`. On an array, `** 2` and `np.square` multiply, and
+    `np.power` calls vector code on processors with AVX-512: the last bits differ in a few of a thousand
+    cases. `np.float_power` calls `pow` on every processor, for float64 alone.
     """
     squares: np.ndarray = (
         np.float_power(values, 2.0)
@@ -326,27 +326,27 @@ def _square_by_pow(values: np.ndarray) -> np.ndarray:
 
 # Pendulum-v1 as a tensor program: the arithmetic of gymnasium/envs/classic_control/pendulum.py in float64.
 #
-# It is Gymnasium's to rounding: a tensor library has a sine and a cosine of its own, which differ from
-# NumPy's in the last bit, and squares by multiplying where Gymnasium calls the C library's pow. How much that
-# is on a device is measured there.
+# It matches Gymnasium within rounding: a tensor library's sine and cosine differ from NumPy's in the last
+# bit, and it squares by multiplication where Gymnasium calls the C library's pow. The error is measured on
+# each device.
 
 
 class PendulumTensors:
-    """Angles and speeds, float64 [rows]; starts, constants and the referee are those of PendulumBatch."""
+    """Angles and velocities, float64 [rows]; start states, constants and reference are PendulumBatch's."""
 
     def __init__(self, make_one: Callable[[], Any]) -> None:
-        """Raise UnsupportedError if the environment is not the Pendulum that these equations are of."""
+        """Raise UnsupportedError if the environment does not match these Pendulum equations."""
         self._arrays = PendulumBatch(make_one, engine=DEVICE_ENGINE)
         self.spec = self._arrays.spec
         self._law = self._arrays.law
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What Gymnasium had to say, each sentence once."""
+        """Return Gymnasium's warnings, each once."""
         return self._arrays.notes
 
     def compare(self, device: torch.device) -> Agreement | None:
-        """Compare steps on the device with Gymnasium's; None where that is not installed."""
+        """Compare steps on the device with Gymnasium's; None without Gymnasium."""
         import torch
 
         if (steps := self._arrays.reference()) is None:
@@ -357,54 +357,54 @@ class PendulumTensors:
         return steps.agreement(*(tensor.cpu().numpy() for tensor in found))
 
     def starts(self, seeds: np.ndarray) -> tuple[np.ndarray, ...]:
-        """Return the angles and the speeds that Gymnasium's own generators draw."""
+        """Return the start angles and velocities, drawn by Gymnasium's own generators."""
         return tuple(np.ascontiguousarray(column) for column in self._arrays.starts(seeds).T)
 
     def observe(self, state: Tensors) -> torch.Tensor:
-        """Return cosine, sine and speed: float32 [rows, 3]."""
+        """Return cosine, sine and angular velocity: float32 [rows, 3]."""
         import torch
 
         angle, speed = state
         seen = angle.new_empty(len(angle), 3, dtype=torch.float32)
-        # On a GPU each of these is one kernel, which computes in float64 and rounds what it writes.
+        # On a GPU each of these is one kernel that computes in float64 and rounds its output.
         torch.cos(angle, out=seen[:, 0])
         torch.sin(angle, out=seen[:, 1])
         seen[:, 2] = speed
         return seen
 
     def step(self, state: Tensors, actions: torch.Tensor) -> tuple[Tensors, torch.Tensor, None]:
-        """Return the next angles and speeds, and the rewards; nothing terminates."""
+        """Return the next angles and velocities, and the rewards; no episode terminates."""
         (angle, speed), law = state, self._law
         torque = actions[:, 0].clamp(-law.max_torque, law.max_torque)
         upright = (angle + math.pi).remainder(2 * math.pi) - math.pi
         costs = upright.square().addcmul(speed, speed, value=0.1) + 0.001 * torque.square()
-        # The torque's product is a float32 in Gymnasium; the others may be fused with their sums.
+        # Gymnasium computes the torque's product in float32; the others may be fused with their sums.
         faster = speed.add(angle.sin(), alpha=law.pull * law.dt).add(law.push * torque, alpha=law.dt)
         faster = faster.clamp(-law.max_speed, law.max_speed)
         return (angle.add(faster, alpha=law.dt), faster), -costs, None
 
     def close(self) -> None:
-        """Let go of the one environment."""
+        """Close the one environment."""
         self._arrays.close()
 
 
 # MountainCarContinuous-v0 as a tensor program, with or without Gymnasium.
 #
-# The arithmetic is that of gymnasium/envs/classic_control/continuous_mountain_car.py under NumPy 2, including
-# its types: a reset draws the position in float64, every step rounds position and velocity to float32, and
-# the slope below the car is a float64 cosine of a position in float32 (of one in float64 in the first step).
+# It follows gymnasium/envs/classic_control/continuous_mountain_car.py under NumPy 2, including the types: a
+# reset draws the position in float64, every step rounds position and velocity to float32, and the slope term
+# is a float64 cosine of a float32 position (float64 in the first step).
 
 MOUNTAIN_CAR_ID = "MountainCarContinuous-v0"
 POSITION_TOLERANCE: Final = 3e-7
-"""Two of a float32's last bits: NumPy 1 rounds the steps of the arithmetic differently from NumPy 2."""
+"""Two units in the last place of a float32: NumPy 1 rounds the arithmetic differently from NumPy 2."""
 VELOCITY_TOLERANCE: Final = 2e-8
-"""The same for velocities, which stay below 0.07."""
+"""Tolerance of velocities, which stay below 0.07."""
 GRAVITY, STEEPNESS, GOAL_REWARD, EFFORT = 0.0025, 3, 100.0, 0.1
 _MOUNTAIN_CAR_COMPARED = 96
 
 
 class MountainCarConstants(NamedTuple):
-    """The constants of the equations that Gymnasium's object holds."""
+    """Constants of the equations, read from Gymnasium's object."""
 
     min_action: float
     max_action: float
@@ -426,7 +426,7 @@ class StandaloneMountainCar(StandaloneEnvironment):
     action_space = _make_box([-1.0], [1.0])
 
     def draw(self, generator: np.random.Generator) -> np.ndarray:
-        """Return a position, and no velocity."""
+        """Return a position and zero velocity."""
         return np.array([generator.uniform(low=-0.6, high=-0.4), 0])
 
 
@@ -435,7 +435,7 @@ class MountainCarSteps(NamedTuple):
 
     states: np.ndarray
     first: np.ndarray
-    """bool [n], whether the state is that of a reset, in float64"""
+    """bool [n], whether the state comes from a reset, in float64"""
     actions: np.ndarray
     after: np.ndarray
     rewards: np.ndarray
@@ -443,10 +443,10 @@ class MountainCarSteps(NamedTuple):
 
 
 class MountainCarTensors:
-    """The state is the position (float64), the velocity and the pull of the slope (float32), [rows] each."""
+    """State: position (float64), velocity and slope term (float32), [rows] each."""
 
     def __init__(self, make_one: Callable[[], Any]) -> None:
-        """Raise UnsupportedError if the environment lacks a constant that these equations use."""
+        """Raise UnsupportedError if the environment lacks a constant of these equations."""
         self._notes: dict[str, None] = {}
         with collect_warnings(self._notes):
             self._one = make_one()
@@ -467,11 +467,11 @@ class MountainCarTensors:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """Warnings of Gymnasium, each once."""
+        """Return Gymnasium's warnings, each once."""
         return tuple(self._notes)
 
     def compare(self, device: torch.device) -> Agreement | None:
-        """Compare steps on the device with Gymnasium's; None where that is not installed."""
+        """Compare steps on the device with Gymnasium's; None without Gymnasium."""
         import torch
 
         if (steps := self._reference()) is None:
@@ -492,7 +492,7 @@ class MountainCarTensors:
         )
 
     def starts(self, seeds: np.ndarray) -> tuple[np.ndarray, ...]:
-        """Return the states in which Gymnasium's own generators start the episodes of these seeds."""
+        """Return the start states of these seeds' episodes, drawn by Gymnasium's own generators."""
 
         def draw(seed: int) -> np.ndarray:
             self._one.reset(seed=seed)
@@ -516,7 +516,7 @@ class MountainCarTensors:
         # Separate products and sums: fused ones would round once where Gymnasium rounds twice.
         push = force.clamp(of.min_action, of.max_action) * of.power
         velocity = (velocity + (push - pull)).clamp(-of.max_speed, of.max_speed)
-        # The sum of two float32 is exact enough in float64 to round to what float32 gives.
+        # The float64 sum of two float32 is exact enough to round to the float32 result.
         reached = (position + velocity).float().clamp(of.min_position, of.max_position)
         velocity = velocity.masked_fill((reached == of.min_position) & (velocity < 0), 0.0)
         terminated = (reached >= of.goal_position) & (velocity >= of.goal_velocity)
@@ -529,14 +529,14 @@ class MountainCarTensors:
         self._one.close()
 
     def _reference(self) -> MountainCarSteps | None:
-        """Return steps of Gymnasium's own object from many states; None where Gymnasium is not installed."""
+        """Return reference steps of Gymnasium's object from many states; None without Gymnasium."""
         if isinstance(self._one, StandaloneEnvironment):
             return None
         random, of = np.random.default_rng(0), self.constants
         low, high = (of.min_position, -of.max_speed), (of.max_position, of.max_speed)
         states = random.uniform(low, high, (_MOUNTAIN_CAR_COMPARED, 2))
         actions = random.uniform(of.min_action, of.max_action, (_MOUNTAIN_CAR_COMPARED, 1))
-        # Both walls at both speeds, and the goal's edge, with full force either way.
+        # Both walls at full velocity either way, and the edge of the goal, with full force either way.
         states[:8] = [
             (p, v) for p in (of.min_position, of.max_position) for v in (low[1], -1e-4, 1e-4, high[1])
         ]
@@ -559,24 +559,24 @@ class MountainCarTensors:
 
 
 def _mountain_car_arrays(states: np.ndarray, first: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return states [n, 2] as the arrays of the program; `first` [n] marks those of a reset, in float64."""
+    """Return states [n, 2] as the program's arrays; `first` [n] marks reset states, in float64."""
     rounded = states[:, 0].astype(np.float32)
     position = np.where(first, states[:, 0], rounded)
-    # A position in float32 is multiplied in float32.
+    # A float32 position is multiplied in float32.
     angles = np.where(first, STEEPNESS * position, (STEEPNESS * rounded).astype(np.float64))
-    # The C library's cosine, as math.cos in Gymnasium.
+    # Use the C library's cosine, as Gymnasium does through math.cos.
     slope = np.array([math.cos(angle) * GRAVITY for angle in angles.tolist()])
     return position, states[:, 1].astype(np.float32), slope.astype(np.float32)
 
 
-# Rules of the MuJoCo tasks: observations, rewards and ends of episodes, for all rows at once.
+# Rules of the MuJoCo tasks: observations, rewards and episode ends, for all rows at once.
 #
-# Every rule does Gymnasium's arithmetic (`gymnasium/envs/mujoco/*_v4.py`, `*_v5.py`) in the same order and
-# the same types, so that results are equal to the last bit: actions are float32, and so are costs made of
-# them alone; sums run along contiguous rows, which numpy adds up as it does one array.
+# Every rule follows Gymnasium's arithmetic (`gymnasium/envs/mujoco/*_v4.py`, `*_v5.py`) in the same order and
+# types, so that results are equal to the last bit: actions and costs computed from them alone are float32;
+# sums run along contiguous rows, which numpy adds like a single array.
 
 Fields = Mapping[str, np.ndarray]
-"""MjData's fields by name, each [n, ...] float64: qpos, qvel, ctrl and what a task's rules name."""
+"""MjData's fields by name, each [n, ...] float64: qpos, qvel, ctrl and the task's own."""
 
 Judged = tuple[np.ndarray, np.ndarray]
 """Rewards (float64 or narrower) and terminated (bool), each [n]."""
@@ -584,18 +584,18 @@ Judged = tuple[np.ndarray, np.ndarray]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TaskRules:
-    """One task's rules; `before` is what `judge` must remember of the state before a step, [n].
+    """One task's rules; `before` is state from before a step that `judge` needs, [n].
 
-    `fields` are the derived ones that the rules read. `contacts` says that they read `cfrc_ext`, which
-    MuJoCo computes only when it is asked to (`mj_rnePostConstraint`).
+    `fields` are the derived ones that the rules read. `contacts` means that they read `cfrc_ext`, which
+    MuJoCo computes only on request (`mj_rnePostConstraint`).
     """
 
     observe: Callable[[Fields], tuple[np.ndarray, ...]]
-    """the parts of the observations, each [n, ...], in their order"""
+    """the parts of the observations, each [n, ...], in order"""
     judge: Callable[[Fields, np.ndarray, np.ndarray], Judged]
-    """from the fields after a step, what was remembered, and the actions [n, nu]"""
+    """from the fields after a step, the value of `before`, and the actions [n, nu]"""
     before: Callable[[Fields], np.ndarray] = lambda f: f["qpos"][:, 0].copy()
-    """of most tasks: the position along x"""
+    """for most tasks: the position along x"""
     fields: tuple[str, ...] = ()
     contacts: bool = False
 
@@ -607,20 +607,20 @@ def squared_effort(actions: np.ndarray) -> np.ndarray:
 
 
 def never_terminated(f: Fields) -> np.ndarray:
-    """Return terminated [n] of a task that only the time limit ends."""
+    """Return terminated [n] of a task that ends only by its time limit."""
     return np.zeros(len(f["qpos"]), np.bool_)
 
 
 def observed_positions(env: Any, skipped: int) -> Callable[[Fields], np.ndarray]:
-    """Return what takes qpos as it is observed: without where the body is, unless `env` shows that."""
+    """Return a function that selects the observed part of qpos: no positions unless `env` shows them."""
     start = skipped if env._exclude_current_positions_from_observation else 0
     return lambda f: f["qpos"][:, start:]
 
 
 def survival_reward(env: Any, version: int) -> Callable[[np.ndarray], Judged]:
-    """Return what turns `healthy` [n] into the reward for it and terminated.
+    """Return a function from `healthy` [n] to its reward and terminated.
 
-    Version 4 pays it in the last step too, if being unhealthy ends the episode.
+    Version 4 also pays the reward in the last step if being unhealthy ends the episode.
     """
     worth, ends = env._healthy_reward, bool(env._terminate_when_unhealthy)
 
@@ -632,13 +632,13 @@ def survival_reward(env: Any, version: int) -> Callable[[np.ndarray], Judged]:
 
 
 def is_between(values: np.ndarray, limits: tuple[float, float]) -> np.ndarray:
-    """Return where values lie strictly between two limits."""
+    """Return whether values lie strictly between two limits."""
     least, most = limits
     inside: np.ndarray = (values > least) & (values < most)
     return inside
 
 
-# Rules of the tasks that balance or reach.
+# Rules of the balancing and reaching tasks.
 
 MOST_ANGLE = 0.2
 MOST_SEEN = 10
@@ -646,7 +646,7 @@ LEAST_HEIGHT = 1
 
 
 def inverted_pendulum(_env: Any, version: int) -> TaskRules:
-    """Return `inverted_pendulum_v4.py`'s or `inverted_pendulum_v5.py`'s rules: 4 pays the last step too."""
+    """Return the rules of `inverted_pendulum_v4.py` or `_v5.py`: version 4 also rewards the last step."""
 
     def observe(f: Fields) -> tuple[np.ndarray, ...]:
         return f["qpos"], f["qvel"]
@@ -660,9 +660,9 @@ def inverted_pendulum(_env: Any, version: int) -> TaskRules:
 
 
 def inverted_double_pendulum(env: Any, version: int) -> TaskRules:
-    """Return `inverted_double_pendulum_v4.py`'s or `_v5.py`'s rules.
+    """Return the rules of `inverted_double_pendulum_v4.py` or `_v5.py`.
 
-    Version 4 pays the last step too, and shows the forces on the hinges, which are none.
+    Version 4 also rewards the last step, and shows the hinges' constraint forces, which are zero.
     """
     worth = env._healthy_reward if version > 4 else 10
     forces = 1 if version > 4 else None
@@ -674,8 +674,8 @@ def inverted_double_pendulum(env: Any, version: int) -> TaskRules:
         return f["qpos"][:, :1], np.sin(angles), np.cos(angles), speeds, pushed
 
     def judge(f: Fields, _before: np.ndarray, _actions: np.ndarray) -> Judged:
-        # The C library's pow, which the scalars of one environment are raised with: an array's ** 2
-        # multiplies, and differs in the last bit of one value in a thousand.
+        # The C library's pow, as for one environment's scalars: ** 2 on an array multiplies and differs in
+        # the last bit of one value in a thousand.
         x, y = f["site_xpos"][:, 0, 0], f["site_xpos"][:, 0, 2]
         fallen = y <= LEAST_HEIGHT
         far = 0.01 * np.float_power(x, 2) + np.float_power(y - 2, 2)
@@ -687,7 +687,7 @@ def inverted_double_pendulum(env: Any, version: int) -> TaskRules:
 
 
 def reacher(env: Any, version: int) -> TaskRules:
-    """Return `reacher_v4.py`'s or `reacher_v5.py`'s rules: 4 pays for the distance before the step."""
+    """Return the rules of `reacher_v4.py` or `_v5.py`: version 4 uses the distance before the step."""
     tip, target = (env.data.body(name).id for name in ("fingertip", "target"))
     near = env._reward_dist_weight if version > 4 else 1
     tiring = env._reward_control_weight if version > 4 else 1
@@ -711,7 +711,7 @@ def reacher(env: Any, version: int) -> TaskRules:
 
 
 def pusher(env: Any, _version: int) -> TaskRules:
-    """Return `pusher_v5.py`'s rules; version 4 does not run on MuJoCo 3 and later."""
+    """Return the rules of `pusher_v5.py`; version 4 does not run on MuJoCo 3 and later."""
     tip, thing, goal = (env.data.body(name).id for name in ("tips_arm", "object", "goal"))
     close, there, tiring = env._reward_near_weight, env._reward_dist_weight, env._reward_control_weight
 
@@ -728,29 +728,29 @@ def pusher(env: Any, _version: int) -> TaskRules:
 
 
 def _vector_norms(vectors: np.ndarray) -> np.ndarray:
-    """Return the norms of [n, 3] as `np.linalg.norm` computes one: the root of a dot product."""
+    """Return the norms of [n, 3] as computed by `np.linalg.norm`: the root of a dot product."""
     norms: np.ndarray = np.sqrt(np.vecdot(vectors, vectors))
     return norms
 
 
-# Rules of the tasks that move forward, from the cheetah to the humanoid.
+# Rules of the locomotion tasks, from HalfCheetah to Humanoid.
 
 MOST_SPEED = 10
-"""Hopper and Walker2d are shown velocities up to this."""
+"""Limit of the velocities in the observations of Hopper and Walker2d."""
 
 
 def half_cheetah(env: Any, _version: int) -> TaskRules:
-    """Return `half_cheetah_v4.py`'s and `half_cheetah_v5.py`'s rules, which are the same."""
+    """Return the rules of `half_cheetah_v4.py` and `half_cheetah_v5.py`, which are the same."""
     return _crawler_rules(env, 1)
 
 
 def swimmer(env: Any, _version: int) -> TaskRules:
-    """Return `swimmer_v4.py`'s and `swimmer_v5.py`'s rules, which are the same."""
+    """Return the rules of `swimmer_v4.py` and `swimmer_v5.py`, which are the same."""
     return _crawler_rules(env, 2)
 
 
 def hopper(env: Any, version: int) -> TaskRules:
-    """Return `hopper_v4.py`'s or `hopper_v5.py`'s rules."""
+    """Return the rules of `hopper_v4.py` or `hopper_v5.py`."""
     state, height, angle = env._healthy_state_range, env._healthy_z_range, env._healthy_angle_range
 
     def healthy(f: Fields) -> np.ndarray:
@@ -763,7 +763,7 @@ def hopper(env: Any, version: int) -> TaskRules:
 
 
 def walker2d(env: Any, version: int) -> TaskRules:
-    """Return `walker2d_v4.py`'s or `walker2d_v5.py`'s rules."""
+    """Return the rules of `walker2d_v4.py` or `walker2d_v5.py`."""
     height, angle = env._healthy_z_range, env._healthy_angle_range
 
     def healthy(f: Fields) -> np.ndarray:
@@ -774,10 +774,10 @@ def walker2d(env: Any, version: int) -> TaskRules:
 
 
 def ant(env: Any, version: int) -> TaskRules:
-    """Return `ant_v4.py`'s or `ant_v5.py`'s rules; version 4 knows contact forces only if asked to."""
+    """Return the rules of `ant_v4.py` or `ant_v5.py`; version 4 has contact forces only on request."""
     feels = version > 4 or bool(env._use_contact_forces)
     shows = bool(env._include_cfrc_ext_in_observation) if version > 4 else feels
-    hidden = version > 4  # the world's body, which is not part of version 5's observations
+    hidden = version > 4  # the world body, which is not part of version 5's observations
     body = env.data.body(env._main_body if version > 4 else "torso").id
     place, dt, survive = observed_positions(env, 2), env.dt, survival_reward(env, version)
     onward = env._forward_reward_weight if version > 4 else 1
@@ -805,15 +805,15 @@ def ant(env: Any, version: int) -> TaskRules:
 
 
 def humanoid(env: Any, version: int) -> TaskRules:
-    """Return `humanoid_v4.py`'s or `humanoid_v5.py`'s rules.
+    """Return the rules of `humanoid_v4.py` or `humanoid_v5.py`.
 
-    Version 5 leaves the world's body and the actuators' forces on the free joint out of its observations.
+    Version 5 omits the world body and the actuator forces on the free joint from its observations.
     """
     place, dt, survive = observed_positions(env, 2), env.dt, survival_reward(env, version)
     onward, tiring = env._forward_reward_weight, env._ctrl_cost_weight
     mass, limits = env.model.body_mass[:, None].copy(), env._healthy_z_range
     total = np.sum(mass)
-    # field, and how many of its first entries version 5 leaves out
+    # field, and how many of its first entries version 5 omits
     shown = [("cinert", 1), ("cvel", 1), ("qfrc_actuator", 6), ("cfrc_ext", 1)]
     if version > 4:
         shown = [
@@ -866,11 +866,11 @@ def _upright_rules(env: Any, version: int, healthy: Any) -> TaskRules:
 
 
 def _flatten_rows(values: np.ndarray) -> np.ndarray:
-    """Return [n, ...] as contiguous [n, m]: the order in which Gymnasium adds a row up."""
+    """Return [n, ...] as contiguous [n, m]: the order in which Gymnasium sums a row."""
     return values.reshape(len(values), math.prod(values.shape[1:]))
 
 
-# The MuJoCo tasks whose rules are known, by Gymnasium's class.
+# MuJoCo tasks with known rules, by Gymnasium class.
 
 _HERE = "gymnasium.envs.mujoco."
 TASKS: dict[str, tuple[Callable[[Any, int], TaskRules], int]] = {
@@ -889,13 +889,13 @@ TASKS: dict[str, tuple[Callable[[Any, int], TaskRules], int]] = {
     )
     for version in versions
 }
-"""Entry point of Gymnasium's class: what makes its rules from an object of it, and its version."""
+"""Entry point of Gymnasium's class: the builder of its rules and its version."""
 
 WRAPPERS = {"TimeLimit", "OrderEnforcing", "PassiveEnvChecker"}
 
 
 def find_rules(made: Any) -> TaskRules:
-    """Return the rules of what Gymnasium made; raise UnsupportedError for what they do not cover."""
+    """Return the rules for a Gymnasium environment; raise UnsupportedError if there are none."""
     env, layer = made.unwrapped, made
     while layer is not env:
         if type(layer).__name__ not in WRAPPERS:
@@ -910,19 +910,19 @@ def find_rules(made: Any) -> TaskRules:
     return rules(env, version)
 
 
-# MuJoCo's own batch of simulations as a vector environment, with the arithmetic of Gymnasium's tasks.
+# MuJoCo's own batch simulation as a vector environment, with the arithmetic of Gymnasium's tasks.
 
 TRIED_STEPS = 5
 OBSERVATION_TOLERANCE: Final = 1e-9
 MUJOCO_REWARD_TOLERANCE: Final = 1e-6
-"""Gymnasium computes the costs of actions in float32."""
+"""Gymnasium computes action costs in float32."""
 
 
 class MujocoVector:
     """One MuJoCo task in many simulations, stepped together on all cores.
 
-    Gymnasium makes one object of the task: its model, its parameters and its draws at resets are used, and
-    its first steps are compared. UnsupportedError says why a task cannot be played so.
+    One Gymnasium environment provides the model, the parameters and the draws at resets; its first
+    steps are compared with the batch. Raise UnsupportedError if the task cannot be played this way.
     """
 
     engine = "mujoco"
@@ -964,7 +964,7 @@ class MujocoVector:
         actions = np.random.default_rng(0).uniform(-1, 1, (TRIED_STEPS, self.num_envs, self.spec.action_dim))
         actions = actions.astype(self.spec.action_low.dtype)
         theirs = [(made.reset(seed=0)[0], 0.0, False), *(made.step(action[0])[:3] for action in actions)]
-        # From here on Gymnasium draws what an episode starts from, and the batch takes it.
+        # From here on Gymnasium draws the start states, and the batch receives them.
         self._env.set_state = self._start
         row = self._all[:1]
         self.reset(row, np.zeros(1, np.int64))
@@ -988,11 +988,11 @@ class MujocoVector:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What Gymnasium and the physics said, each sentence once."""
+        """Return warnings of Gymnasium and the physics library, each once."""
         return tuple(self._notes)
 
     def reset(self, rows: np.ndarray, seeds: np.ndarray) -> None:
-        """Begin the episode of seeds[i] in rows[i], with what Gymnasium's own reset draws from the seed."""
+        """Start the episode of seeds[i] in rows[i], with the draws of Gymnasium's own reset."""
         with collect_warnings(self._notes):
             self._batch.reset(rows, stage=0)
             for row, seed in zip(rows.tolist(), seeds.tolist(), strict=True):
@@ -1005,11 +1005,11 @@ class MujocoVector:
         self._observe(self._of(rows), rows)
 
     def _start(self, qpos: np.ndarray, qvel: np.ndarray) -> None:
-        """Stand in for Gymnasium's `set_state`: give the row at hand what was drawn."""
+        """Replace Gymnasium's `set_state`: copy the drawn state to the current row."""
         self._fields["qpos"][self._row], self._fields["qvel"][self._row] = qpos, qvel
 
     def step(self, actions: np.ndarray, rows: np.ndarray) -> Outcome:
-        """Advance `rows` by `actions[row]`; return reward, terminated and truncated of each of `rows`."""
+        """Advance `rows` by `actions[row]`; return rewards, terminated and truncated, each [len(rows)]."""
         # All rows, the usual case, need no index and no copies.
         whole = len(rows) == self.num_envs
         at = slice(None) if whole else rows
@@ -1032,7 +1032,7 @@ class MujocoVector:
             raise CkpttoolError(f"{self.spec.id}: {error}") from None
 
     def _feel(self, rows: np.ndarray) -> None:
-        """Compute contact forces as Gymnasium does after a step; without a contact there are none."""
+        """Compute contact forces as Gymnasium does after a step; they are zero without a contact."""
         forces, model = self._fields["cfrc_ext"], self._env.model
         compute = self._mujoco.mj_rnePostConstraint
         forces[rows] = 0
@@ -1042,7 +1042,7 @@ class MujocoVector:
             forces[row] = self._one.cfrc_ext
 
     def _of(self, rows: np.ndarray) -> Fields:
-        """Return the fields of rows that are in order: live ones if they are all."""
+        """Return the fields of ascending rows: views if all rows are selected."""
         if len(rows) == self.num_envs:
             return self._fields
         return {name: field[rows] for name, field in self._fields.items()}
@@ -1055,14 +1055,14 @@ class MujocoVector:
             self.obs[rows] = np.concatenate(parts, axis=1)
 
     def frame(self, row: int) -> np.ndarray:  # noqa: ARG002
-        """Raise UnsupportedError: Gymnasium's own environments draw, and play the same."""
+        """Raise UnsupportedError: only Gymnasium's own environments render, with identical episodes."""
         raise UnsupportedError(
             f"the mujoco engine draws no picture of {self.spec.id}",
             hint="make the environments with pictures",
         )
 
     def close(self) -> None:
-        """Close Gymnasium's object and give MuJoCo its own way of warning back."""
+        """Close Gymnasium's object and restore MuJoCo's warning handler."""
         self._env.close()
         self._restore()
 
@@ -1074,12 +1074,12 @@ class MujocoVector:
 
 
 def _count_cores() -> int:
-    """Return how many cores this process may use."""
+    """Return the number of cores available to this process."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _make_batch(model: Any, num_envs: int, threads: int, persistent: bool) -> Any:
-    """Return a batch of simulations; raise UnsupportedError where MuJoCo has none, or not for this model."""
+    """Return a batch of simulations; raise UnsupportedError if MuJoCo cannot create one for this model."""
     if importlib.util.find_spec("mujoco.batch") is None:
         raise UnsupportedError("this MuJoCo has no batches: they came with 4.0")
     if not hasattr(np, "vecdot"):

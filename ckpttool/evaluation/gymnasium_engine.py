@@ -1,4 +1,4 @@
-"""Vector environments of Gymnasium."""
+"""Run vector environments of Gymnasium."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ from ckpttool.core import search_paths
 from ckpttool.core.errors import MissingExtraError, UnsupportedError, UsageError
 from ckpttool.networks.network import Observation
 
-# Pictures of environments where there is no display: which OpenGL draws them, and what they are.
+# Rendering without a display: the choice of an OpenGL library, and the images.
 
 HINT = "apt-get install libegl1 libgl1-mesa-dri, or libosmesa6; MUJOCO_GL says which to use"
 
-# Gymnasium takes the name of the OpenGL from this variable (gymnasium/envs/mujoco/mujoco_rendering.py); left
-# alone it tries GLFW first, which needs a display.
+# Gymnasium reads the OpenGL library from this variable (gymnasium/envs/mujoco/mujoco_rendering.py); if unset,
+# it tries GLFW first, which needs a display.
 _CHOICE = "MUJOCO_GL"
 _TIMEOUT_S = 60
-# A library that is there but has no driver can end the process, so it is tried in another one.
+# An installed library without a driver can abort the process, so it is tried in a subprocess.
 _TRIAL = """
 import importlib, sys
 import mujoco
@@ -38,19 +38,19 @@ context = importlib.import_module("mujoco." + sys.argv[1]).GLContext(64, 64)
 context.make_current()
 mujoco.MjrContext(mujoco.MjModel.from_xml_string("<mujoco/>"), mujoco.mjtFontScale.mjFONTSCALE_100)
 """
-# The name of that camera in Gymnasium's models.
+# Name of the tracking camera in Gymnasium's models.
 _CAMERA = "track"
 _PLANE = 0  # mjtGeom.mjGEOM_PLANE in mujoco/mjmodel.h
-# These models ask for shadows of 4096 points, of which a picture of 480 x 480 shows nothing; a processor that
-# draws needs half the time with this.
+# These models request shadow maps of 4096 points, which are invisible at 480 x 480; this halves the time of
+# software rendering.
 _SHADOW = 2048
 
 
 def prepare_rendering(env: Any) -> Any:
-    """Return a Gymnasium environment that was made with `rgb_array`, once it is known that it can draw.
+    """Return a Gymnasium environment created with `rgb_array`, after checking that it can render.
 
-    Raise UnsupportedError where MuJoCo finds no OpenGL. What is set here in the process's environment is
-    what a person left open.
+    Raise UnsupportedError where MuJoCo finds no OpenGL. Only environment variables that the user left
+    unset are set here.
     """
     os.environ.setdefault("SDL_VIDEODRIVER", "dummy")
     os.environ.setdefault("PYGAME_HIDE_SUPPORT_PROMPT", "1")
@@ -64,10 +64,10 @@ def prepare_rendering(env: Any) -> Any:
 
 
 def _use_tracking_camera(inner: Any) -> None:
-    """Let the model's own camera look, which goes along with the agent, over a floor without an end.
+    """Use the model's own camera, which follows the agent, over an infinite floor.
 
-    Gymnasium 1.4 takes one that stands still (MujocoRenderer in gymnasium/envs/mujoco/mujoco_rendering.py): a
-    HalfCheetah is out of its sight after a hundred steps, and beyond the floor after two hundred.
+    Gymnasium 1.4 uses a fixed camera (MujocoRenderer in gymnasium/envs/mujoco/mujoco_rendering.py): a
+    HalfCheetah leaves its view after a hundred steps, and the floor after two hundred.
     """
     model = inner.model
     try:
@@ -75,8 +75,8 @@ def _use_tracking_camera(inner: Any) -> None:
     except KeyError:
         return
     for floor in np.flatnonzero(model.geom_type == _PLANE):
-        # What collides with a plane finds no end to it: its size is only drawn, and 0 is drawn as infinite
-        # (MuJoCo's XML reference, geom, size). Its texture is repeated by the metre then.
+        # A plane is infinite for collisions: its size affects rendering only, and 0 is drawn as infinite
+        # (MuJoCo's XML reference, geom, size). Its texture then repeats per metre.
         size, material = model.geom_size[floor, :2].copy(), model.geom_matid[floor]
         if size.all() and material >= 0:
             model.geom_size[floor, :2] = 0
@@ -84,7 +84,7 @@ def _use_tracking_camera(inner: Any) -> None:
 
 
 def render_frame(env: Any, name: str) -> np.ndarray:
-    """Return what the environment looks like now, uint8 [height, width, 3]; `name` is for sentences."""
+    """Return an image of the environment now, uint8 [height, width, 3]; `name` is for messages."""
     gymnasium = importlib.import_module("gymnasium")
     try:
         drawn = env.render() if hasattr(env, "render") else None
@@ -100,7 +100,7 @@ def render_frame(env: Any, name: str) -> np.ndarray:
 
 
 def _choose_opengl() -> str:
-    """Return the OpenGL that draws without a display: the one that is asked for, or the first that works."""
+    """Return the OpenGL library that renders without a display: the requested or first working one."""
     asked = os.environ.get(_CHOICE)
     failed = {}
     for name in (asked,) if asked else _opengl_candidates():
@@ -120,7 +120,7 @@ def _opengl_candidates() -> tuple[str, ...]:
 
 @functools.cache
 def _opengl_failure(name: str) -> str:
-    """Return why this OpenGL does not work, in a line, or nothing if it does."""
+    """Return why this OpenGL library does not work, in one line, or an empty string if it works."""
     command = [sys.executable, "-P", "-c", _TRIAL, name]
     environment = {**search_paths.child_environment(), _CHOICE: name}
     try:
@@ -135,10 +135,10 @@ def _opengl_failure(name: str) -> str:
     return said[-1][:160] if said else f"ended with status {done.returncode}"
 
 
-# The vector protocol of environments, and what an agent must fit to play in one.
+# Vector protocol of environments, and the specification that an agent must match.
 
 OBS = "obs"
-"""The name of the one input of an environment whose observations are one array."""
+"""Input name for environments whose observations are a single array."""
 
 Outcome = tuple[np.ndarray, np.ndarray, np.ndarray]
 """Rewards (float64), terminated and truncated (bool), each [len(rows)]."""
@@ -146,10 +146,10 @@ Outcome = tuple[np.ndarray, np.ndarray, np.ndarray]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class EnvSpec:
-    """What an agent must fit: action_low, action_high [action_dim] in the environment's own type.
+    """Sizes and bounds that an agent must match: action_low, action_high [action_dim].
 
-    `observation` are the inputs by name, each with its shape and type: one called "obs", or those of a
-    Dict space in their order.
+    The bounds have the environment's own type. `observation` lists the inputs by name, each with shape
+    and type: one called "obs", or those of a Dict space in order.
     """
 
     id: str
@@ -159,36 +159,36 @@ class EnvSpec:
     max_episode_steps: int | None
     versions: Mapping[str, str]
     render_fps: float | None = None
-    """pictures per second at which a film of every step runs as fast as the task"""
+    """images per second at which a video of every step runs in real time"""
     arguments: Mapping[str, str] = field(default_factory=dict)
-    """what the environment was made with beyond its defaults: names, and values as Python writes them"""
+    """non-default arguments of the environment: names, and values in Python syntax"""
     assumed: tuple[str, ...] = ()
-    """what was assumed of the environment because only the number of observations speaks for it"""
+    """assumptions about the environment that rest on the number of observations alone"""
 
     @property
     def shapes(self) -> dict[str, tuple[int, ...]]:
-        """The shape of every input by name, without the batch."""
+        """Return the shape of every input by name, without the batch."""
         return {name: shape for name, shape, _ in self.observation}
 
     @property
     def obs_dim(self) -> int:
-        """The number of values in one observation."""
+        """Return the number of values in one observation."""
         return sum(math.prod(shape) for _, shape, _ in self.observation)
 
     @property
     def action_dim(self) -> int:
-        """The number of actions per step."""
+        """Return the number of actions per step."""
         return int(self.action_low.size)
 
     def zeros(self, num_envs: int) -> Observation:
-        """Return room for the observations of `num_envs` rows: [num_envs, ...], or a dict of such arrays."""
+        """Return an array for the observations of `num_envs` rows: [num_envs, ...], or a dict of arrays."""
         room = {name: np.zeros((num_envs, *shape), dtype) for name, shape, dtype in self.observation}
         return room[OBS] if list(room) == [OBS] else room
 
 
 @dataclass(frozen=True, slots=True)
 class Deviation:
-    """The largest error of one quantity, absolute below 1 and relative above, and how large it may be."""
+    """Largest error of one quantity, absolute below 1 and relative above, and its tolerance."""
 
     quantity: str
     largest: float
@@ -197,18 +197,18 @@ class Deviation:
 
 @dataclass(frozen=True, slots=True)
 class Agreement:
-    """How closely an engine reproduces Gymnasium's own steps, measured on this machine before it plays."""
+    """Agreement of an engine with Gymnasium's own steps, measured on this machine before playing."""
 
     steps: int
     deviations: tuple[Deviation, ...]
 
     @property
     def exact(self) -> bool:
-        """Whether every number was equal to the last bit."""
+        """Return whether every number is equal to the last bit."""
         return all(each.largest == 0 for each in self.deviations)
 
     def require(self, env_id: str, engine: str) -> Agreement:
-        """Return itself; raise UnsupportedError where a difference is more than rounding."""
+        """Return self; raise UnsupportedError if a difference exceeds rounding."""
         for each in self.deviations:
             if not each.largest <= each.tolerance:
                 raise UnsupportedError(
@@ -226,7 +226,7 @@ class Agreement:
 
     @staticmethod
     def read(document: Mapping[str, Any] | None) -> Agreement | None:
-        """Return what `document` wrote; None for results without it."""
+        """Restore an object from the JSON document; None for results without one."""
         if document is None:
             return None
         each = document["deviations"].items()
@@ -234,7 +234,7 @@ class Agreement:
         return Agreement(int(document["steps"]), found)
 
     def note(self, engine: str) -> tuple[str, ...]:
-        """Return a sentence about differences, or nothing where there are none."""
+        """Return a note on the differences, or nothing if there are none."""
         errors = ", ".join(
             f"{d.quantity} {d.largest:.1g} (tolerance {d.tolerance:g})" for d in self.deviations if d.largest
         )
@@ -243,44 +243,44 @@ class Agreement:
 
 
 def measure_deviation(quantity: str, found: Any, expected: Any, tolerance: float) -> Deviation:
-    """Compare two arrays of equal shape; what is equal, or not a number in both, has no error."""
+    """Compare two arrays of equal shape; equal values, or NaN in both, count as no error."""
     ours, theirs = np.asarray(found, np.float64), np.asarray(expected, np.float64)
     if ours.shape != theirs.shape:
         return Deviation(quantity, math.inf, tolerance)
     same = (ours == theirs) | (np.isnan(ours) & np.isnan(theirs))
     with np.errstate(invalid="ignore"):
         errors = np.where(same, 0.0, np.abs(ours - theirs) / np.maximum(1.0, np.abs(theirs)))
-    # An infinite or undefined difference is no rounding.
+    # An infinite or undefined difference is not rounding.
     return Deviation(
         quantity, float(np.nan_to_num(errors, nan=math.inf, posinf=math.inf).max(initial=0.0)), tolerance
     )
 
 
 class VectorEnv(Protocol):
-    """Several environments of one kind, addressed by row; an engine needs only these names."""
+    """Vector of environments of one kind, addressed by row; engines need only these names."""
 
     spec: EnvSpec
     num_envs: int
     engine: str
-    """what steps the environments: part of what a result is measured with"""
+    """name of the engine: recorded with every result"""
 
     @property
     def agreement(self) -> Agreement | None:
-        """How closely the engine reproduces Gymnasium; None for Gymnasium itself, or without it."""
+        """Agreement with Gymnasium; None for Gymnasium itself, or if it was not measured."""
         ...
 
     @property
     def obs(self) -> Observation:
-        """The latest observation of every row, written in place; zeros before a reset."""
+        """Latest observation of every row, updated in place; zeros before a reset."""
         ...
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What the environment's libraries had to say, each sentence once."""
+        """Return warnings of the environments' libraries, each once."""
         ...
 
     def reset(self, rows: np.ndarray, seeds: np.ndarray) -> None:
-        """Begin the episode of seeds[i] in rows[i]; what it starts from depends on the seed alone."""
+        """Start the episode of seeds[i] in rows[i]; its start state depends on the seed alone."""
         ...
 
     def step(self, actions: np.ndarray, rows: np.ndarray) -> Outcome:
@@ -288,11 +288,11 @@ class VectorEnv(Protocol):
         ...
 
     def frame(self, row: int) -> np.ndarray:
-        """Return a picture of the row as it is now: uint8 [height, width, 3]; UnsupportedError if none."""
+        """Return an image of the row: uint8 [height, width, 3]; raise UnsupportedError if impossible."""
         ...
 
     def close(self) -> None:
-        """Let go of what the environments hold."""
+        """Release the resources of the environments."""
         ...
 
     def __enter__(self) -> VectorEnv: ...
@@ -300,22 +300,22 @@ class VectorEnv(Protocol):
     def __exit__(self, *_: object) -> None: ...
 
 
-# Gymnasium environments behind the vector protocol, in which an episode is a function of its seed alone.
+# Gymnasium environments behind the vector protocol; an episode depends only on its seed.
 
-# Environments whose reset forgets the episode before: measured, with equal returns from used and from
-# fresh objects. All others are made anew for every episode; BipedalWalker-v3 is one that remembers.
+# Environments whose reset clears all state: measured, with equal returns from used and new objects. All
+# others are created anew for every episode; e.g. BipedalWalker-v3 keeps state.
 FORGETFUL = (
     "gymnasium.envs.classic_control.",
     "gymnasium.envs.mujoco.",
     "gymnasium.envs.box2d.lunar_lander",
 )
-# What SWIG's bindings (Box2D's) make Python say of themselves: nothing about the environment.
+# Warnings about types of SWIG's bindings (Box2D's), unrelated to the environment.
 BINDINGS = "builtin type "
 PHYSICS = {"mujoco": "mujoco", "box2d": "Box2D"}
 
 
 class GymVector:
-    """Gymnasium-style environments in one process, from a function that makes one."""
+    """Gymnasium-style environments in one process, from a function that creates one."""
 
     engine = "gymnasium"
     agreement: Agreement | None = None
@@ -343,11 +343,11 @@ class GymVector:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What Gymnasium and the physics said, each sentence once."""
+        """Return warnings of Gymnasium and the physics library, each once."""
         return tuple(self._notes)
 
     def reset(self, rows: np.ndarray, seeds: np.ndarray) -> None:
-        """Begin the episode of seeds[i] in rows[i], in a fresh environment unless reset forgets."""
+        """Start the episode of seeds[i] in rows[i], in a new environment unless reset clears all state."""
         with collect_warnings(self._notes):
             for row, seed in zip(rows.tolist(), seeds.tolist(), strict=True):
                 if self._envs[row] is None or not (self._forgetful or row in self._fresh):
@@ -357,7 +357,7 @@ class GymVector:
                 self._put(row, self._envs[row].reset(seed=seed)[0])
 
     def step(self, actions: np.ndarray, rows: np.ndarray) -> Outcome:
-        """Advance `rows` by `actions[row]`; return reward, terminated and truncated of each of `rows`."""
+        """Advance `rows` by `actions[row]`; return rewards, terminated and truncated, each [len(rows)]."""
         rewards, ends, cuts = (
             np.empty(len(rows)),
             np.empty(len(rows), np.bool_),
@@ -369,11 +369,11 @@ class GymVector:
         return rewards, ends, cuts
 
     def frame(self, row: int) -> np.ndarray:
-        """Return a picture of the row as it is now: uint8 [height, width, 3]."""
+        """Return an image of the row's current state: uint8 [height, width, 3]."""
         return render_frame(self._envs[row], self.spec.id)
 
     def close(self) -> None:
-        """Close every environment and give MuJoCo its own way of warning back."""
+        """Close every environment and restore MuJoCo's warning handler."""
         for row in range(self.num_envs):
             self._close(row)
         self._restore()
@@ -398,7 +398,7 @@ class GymVector:
 
 
 def describe_env(env: Any) -> EnvSpec:
-    """Return what an agent must fit; raise UnsupportedError for spaces that no policy here can have."""
+    """Return the specification for agents; raise UnsupportedError for unsupported spaces."""
     name = str(env.spec.id if getattr(env, "spec", None) is not None else type(env).__name__)
     obs, action = env.observation_space, env.action_space
     if type(action).__name__ != "Box" or len(action.shape) != 1:
@@ -428,23 +428,23 @@ def describe_env(env: Any) -> EnvSpec:
 
 
 def _env_arguments(env: Any) -> dict[str, str]:
-    """Return what the registry and the caller gave the environment, except how it is drawn."""
+    """Return the arguments from the registry and the caller, except those for rendering."""
     given = getattr(getattr(env, "spec", None), "kwargs", {})
     return {name: repr(value) for name, value in sorted(given.items()) if name != "render_mode"}
 
 
 def _library_versions(env: Any) -> dict[str, str]:
-    """Return Gymnasium's version and that of the physics that the environment's class comes from."""
+    """Return the versions of Gymnasium and of the environment's physics library."""
     modules = ".".join(cls.__module__ for cls in type(getattr(env, "unwrapped", env)).__mro__)
     names = ["gymnasium", *(package for word, package in PHYSICS.items() if word in modules)]
-    from importlib import metadata  # commands that play nothing do without it
+    from importlib import metadata  # other commands run without it
 
     return {name: metadata.version(name) for name in names if importlib.util.find_spec(name)}
 
 
 @contextmanager
 def collect_warnings(notes: dict[str, None]) -> Iterator[None]:
-    """Keep what Python code warns of as notes: such as `out of date`, `using the latest version`."""
+    """Collect Python warnings as notes, e.g. `out of date`, `using the latest version`."""
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         yield
@@ -453,16 +453,16 @@ def collect_warnings(notes: dict[str, None]) -> Iterator[None]:
 
 
 def redirect_mujoco_warnings(notes: dict[str, None]) -> Callable[[], None]:
-    """Turn MuJoCo's warnings into notes; return what undoes it.
+    """Turn MuJoCo's warnings into notes; return a function that restores the handler.
 
-    Left alone, MuJoCo prints them and writes MUJOCO_LOG.TXT into the folder that the user is in.
+    By default MuJoCo prints them and writes MUJOCO_LOG.TXT into the user's current folder.
     """
     if importlib.util.find_spec("mujoco") is None:
         return lambda: None
     try:
         mujoco = importlib.import_module("mujoco")
     except (ImportError, AttributeError, RuntimeError) as error:
-        # It loads the OpenGL that MUJOCO_GL asks for, drawn with or not.
+        # It loads the OpenGL library that MUJOCO_GL selects, with or without rendering.
         asked = os.environ.get("MUJOCO_GL")
         raise UnsupportedError(
             f"mujoco cannot be imported: {clean_warning(str(error))}",
@@ -471,7 +471,7 @@ def redirect_mujoco_warnings(notes: dict[str, None]) -> Callable[[], None]:
     before = mujoco.get_mju_user_warning()
 
     def hear(message: str) -> None:
-        # The words that Gymnasium's models are written with are a matter between those two.
+        # Deprecated syntax in Gymnasium's models is not the user's concern.
         if "is deprecated" not in message:
             notes[clean_warning(message)] = None
 
@@ -480,14 +480,14 @@ def redirect_mujoco_warnings(notes: dict[str, None]) -> Callable[[], None]:
 
 
 def clean_warning(message: str) -> str:
-    """Return a warning without colours and without the word that says it is one."""
+    """Return a warning without colour codes and without the prefix `WARN: `."""
     return re.sub(r"\x1b\[[0-9;]*m|^WARN: ", "", message).removeprefix("WARN: ").strip()
 
 
-# The first draws of the generators that Gymnasium seeds, for many seeds at once.
+# First draws of Gymnasium's seeded generators, for many seeds at once.
 #
-# A reset draws from `Generator(PCG64(SeedSequence(seed)))`, which takes 20 us for each seed, and more than
-# the episode takes on a GPU. The arithmetic is that of numpy/random: bit_generator.pyx (SeedSequence) and
+# A reset draws from `Generator(PCG64(SeedSequence(seed)))`, which takes 20 us per seed, longer than the
+# episode takes on a GPU. The arithmetic is that of numpy/random: bit_generator.pyx (SeedSequence) and
 # src/pcg64/pcg64.h.
 
 _POOL = 4
@@ -495,20 +495,20 @@ _INIT_A, _MULT_A, _INIT_B, _MULT_B = 0x43B0D7E5, 0x931E8875, 0x8B51F9DD, 0x58F38
 _MIX_L, _MIX_R, _SHIFT = np.uint32(0xCA01F9DD), np.uint32(0x4973F715), np.uint32(16)
 _PCG_HIGH, _PCG_LOW = np.uint64(0x2360ED051FC65DA4), np.uint64(0x4385DF649FCCF645)
 _HALF, _LOW_WORD = np.uint64(32), np.uint64(0xFFFFFFFF)
-# Of so many seeds the draws are compared with those of the environment itself.
+# Number of seeds whose draws are compared with those of the environment itself.
 _COMPARED = 32
 
 Wide = tuple[np.ndarray, np.ndarray]
-"""Integers of 128 bits: the high and the low halves, uint64 [n]."""
+"""128-bit integers: the high and the low halves, uint64 [n]."""
 
 
 def draw_starts(
     seeds: np.ndarray, low: np.ndarray, high: np.ndarray, draw: Callable[[int], np.ndarray]
 ) -> np.ndarray:
-    """Return what `generator.uniform(low, high)` draws first for each seed: float64 [len(seeds), len(low)].
+    """Return the first `generator.uniform(low, high)` of each seed: float64 [len(seeds), len(low)].
 
-    `draw` returns the same for one seed, by a reset of the environment. It is called for a sample of the
-    seeds, and for all of them where the sample is not as computed here.
+    `draw` returns the same for one seed, by a reset of the environment. It is called for a sample of
+    the seeds, and for all of them if the sample differs from the values computed here.
     """
     unique, inverse = np.unique(seeds, return_inverse=True)
     sample = np.unique(np.linspace(0, len(unique) - 1, _COMPARED).astype(np.int64))

@@ -1,4 +1,4 @@
-"""Episodes of a policy in environments."""
+"""Play episodes of a policy in environments."""
 
 from __future__ import annotations
 
@@ -14,37 +14,37 @@ from ckpttool.evaluation.gymnasium_engine import Agreement, VectorEnv
 from ckpttool.evaluation.simulators import HINT, DeviceVector
 from ckpttool.networks.network import Policy, State
 
-# What happens to an action between the policy and the environment: exploration noise, then the bounds.
+# Processing of actions between policy and environment: exploration noise, then the bounds.
 
-# An action this far outside its bounds, relative to them, is rounding: limited, but not worth a note.
+# Relative tolerance of the bounds: a smaller excess is rounding, clipped without a note.
 ROUNDING = 1e-5
 
 
 @dataclass(frozen=True, slots=True)
 class ExplorationNoise:
-    """Gaussian exploration noise; `std` is in units of half the action range, as TD3 and DDPG train with.
+    """Gaussian exploration noise; `std` is in units of half the action range, as in TD3 and DDPG.
 
-    Its draws are a function of the episode's seed and the step, whoever else plays.
+    The noise depends only on the episode's seed and the step, not on the other rows.
     """
 
     std: float
 
     def __post_init__(self) -> None:
-        """Raise UsageError for what is no deviation."""
+        """Raise UsageError for an invalid standard deviation."""
         if not (np.isfinite(self.std) and self.std > 0):
             raise UsageError(f"{self.std:g} cannot be a deviation of noise", hint="a positive number, as 0.1")
 
 
 class ActionLimits:
-    """Keeps actions within the environment's bounds and counts, per row, those that were not."""
+    """Clip actions to the environment's bounds and count the clipped ones per row."""
 
     def __init__(self, envs: VectorEnv, noise: ExplorationNoise | None = None) -> None:
-        """Take the bounds; raise UsageError where there is noise and they do not say how large."""
+        """Store the bounds; raise UsageError for noise with unbounded actions."""
         spec = envs.spec
         self.shape = (envs.num_envs, spec.action_dim)
         self.dtype = spec.action_low.dtype
         most = np.finfo(self.dtype).max
-        # Finite limits make an infinite action an error even where the environment sets none.
+        # Finite limits make an infinite action an error even if the environment has no bounds.
         self.low, self.high = np.maximum(spec.action_low, -most), np.minimum(spec.action_high, most)
         self.slack = ROUNDING * np.maximum(1, np.maximum(abs(self.low / 2), abs(self.high / 2)))
         self.clipped = np.zeros(envs.num_envs, np.int64)
@@ -57,7 +57,7 @@ class ActionLimits:
             self._reach = noise.std * reach
 
     def begin(self, rows: np.ndarray, seeds: np.ndarray) -> None:
-        """Give the rows' new episodes generators of their own, if there is noise."""
+        """Create separate noise generators for the rows' new episodes, if there is noise."""
         if self._reach is not None:
             for row, seed in zip(rows.tolist(), seeds.tolist(), strict=True):
                 self._draws[row] = np.random.default_rng([seed, 1])
@@ -77,8 +77,8 @@ class ActionLimits:
     ) -> np.ndarray:
         """Return the actions within the bounds, in the environment's type: a new array.
 
-        `episodes` and `lengths` [num_envs] say where each row is, for the sentence about an action that is
-        no number.
+        `episodes` and `lengths` [num_envs] locate each row, for the message about an action that is not
+        finite.
         """
         if actions.shape != self.shape:
             raise EnvironmentMismatchError(
@@ -98,7 +98,7 @@ class ActionLimits:
 
     def _noisy(self, actions: np.ndarray, rows: np.ndarray, reach: np.ndarray) -> np.ndarray:
         draws = np.stack([self._draws[row].standard_normal(len(reach)) for row in rows.tolist()])
-        # Noise is added to what the environment would have been given; what is no number stays none.
+        # Noise is added to the clipped action; NaN stays NaN.
         noisy = actions.astype(np.float64)
         noisy[rows] = self._within(self._within(actions[rows]) + reach * draws)
         return np.where(np.isfinite(actions), noisy, actions)
@@ -122,15 +122,17 @@ class ActionLimits:
         self.clipped[rows] += (abs(played - within) > self.slack).any(axis=1)
 
 
-# Rolling policies out: fixed seeds per episode index, one batch shape, undiscounted returns.
+# Policy rollouts: fixed seeds per episode index, one batch shape, undiscounted returns.
 
 Progress = Callable[[int, int, int], None]
-"""Gets how many episodes are done, of how many, and how many steps were taken."""
+"""Callback with the number of finished episodes, their total, and the number of steps."""
 
 Watch = Callable[[int, int, float, bool], None]
-"""Sees each playing row before its first step and after every one: row, number, return so far, ended.
+"""Callback for each playing row before its first step and after every step.
 
-The number is that of the episode; with several members member * episodes + episode."""
+Arguments: row, number, return so far, ended. The number is that of the episode; with several
+members it is member * episodes + episode.
+"""
 
 PROGRESS_EVERY_S = 0.1
 IDLE = -1
@@ -138,9 +140,10 @@ IDLE = -1
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Rollout:
-    """Finished episodes in the order of their index; `seeds[i]` alone decides the start of episode i.
+    """Finished episodes in order of their index; the start of episode i depends on `seeds[i]` alone.
 
-    Returns also depend on `num_envs`, because rounding depends on the batch's shape and physics amplify it.
+    Returns also depend on `num_envs`, because rounding depends on the batch shape and physics amplify
+    it.
     """
 
     returns: np.ndarray
@@ -151,30 +154,30 @@ class Rollout:
     truncated: np.ndarray
     seeds: np.ndarray
     episodes: int
-    """how many were asked for; fewer are here only if `interrupted`"""
+    """the requested number; fewer results only if `interrupted`"""
     num_envs: int
-    """rows of this policy in the batch; all members together make the batch"""
+    """rows of this policy in the batch; the rows of all members form the batch"""
     steps: int
-    """all steps taken, those of unfinished episodes too"""
+    """all steps, including those of unfinished episodes"""
     seconds: float
     clipped: int
-    """actions that were outside the bounds by more than rounding, and were limited"""
+    """actions outside the bounds by more than rounding, which were clipped"""
     engine: str = "gymnasium"
     agreement: Agreement | None = None
-    """how closely the engine reproduces Gymnasium, None for Gymnasium itself"""
+    """agreement of the engine with Gymnasium, None for Gymnasium itself"""
     interrupted: bool = False
     observations: tuple[np.ndarray, ...] | None = None
-    """per episode, float [length, obs_dim]: what the policy saw, if it was recorded"""
+    """per episode, float [length, obs_dim]: the policy's observations, if recorded"""
 
     @property
     def steps_per_s(self) -> float:
-        """Steps of the environment per second, resets and the policy included."""
+        """Return steps of the environment per second, including resets and the policy."""
         return self.steps / self.seconds if self.seconds > 0 else 0.0
 
 
 @dataclass(frozen=True, slots=True)
 class RolloutSpec:
-    """What is played: episodes 0 to n-1 with seeds seed+i, by each member; what is added and what is kept."""
+    """Specification of a rollout: episodes 0 to n-1 with seeds seed+i for each member, and options."""
 
     episodes: int
     seed: int = 0
@@ -183,7 +186,7 @@ class RolloutSpec:
     watch: Watch | None = None
 
     def __post_init__(self) -> None:
-        """Raise UsageError for what cannot be played."""
+        """Raise UsageError for invalid values."""
         if self.episodes < 1:
             raise UsageError(f"{self.episodes} episodes cannot be played")
         if self.seed < 0:
@@ -206,13 +209,13 @@ def rollout(
 def rollouts(
     policy: Policy, envs: VectorEnv, play: RolloutSpec, *, members: int = 1, progress: Progress | None = None
 ) -> tuple[Rollout, ...]:
-    """Play every member's episodes; a row takes its member's next index when it is free.
+    """Play every member's episodes; a free row starts its member's next episode.
 
     The rows of `envs` are divided evenly: member m has rows m * n to (m + 1) * n - 1, and a policy of
-    several members computes each block with that member's weights. The policy always sees all rows, idle
-    ones as zeros. On the device engine row r of a member plays the indices r, r + n, r + 2n, ..., and idle
-    rows play on uncounted. KeyboardInterrupt keeps the finished episodes and marks the results; with none
-    finished it passes on.
+    several members computes each block with that member's weights. The policy always receives all rows,
+    idle ones as zeros. On the device engine row r of a member plays the indices r, r + n, r + 2n, ...,
+    and idle rows play on uncounted. KeyboardInterrupt keeps the finished episodes and marks the
+    results; if none is finished it propagates.
     """
     if envs.num_envs % members:
         raise UsageError(f"{envs.num_envs} environments cannot be divided among {members} policies")
@@ -248,7 +251,7 @@ def _play_on_device(
 
 @dataclass(slots=True, eq=False)
 class _EpisodeRecords:
-    """What every finished episode was, by its number: member * episodes + index."""
+    """Results of the finished episodes, by number: member * episodes + index."""
 
     returns: np.ndarray
     lengths: np.ndarray
@@ -259,7 +262,7 @@ class _EpisodeRecords:
 
 
 class _RolloutLoop:
-    """All rows of a rollout as arrays, and what has been finished."""
+    """Rows of a rollout as arrays, and the finished episodes."""
 
     def __init__(self, policy: Policy, envs: VectorEnv, play: RolloutSpec, members: int) -> None:
         self.policy, self.envs, self.what, self.members = policy, envs, play, members
@@ -271,7 +274,7 @@ class _RolloutLoop:
         self.finished = 0
         self.member = np.arange(rows) // (rows // members)
         self.begun = np.zeros(members, np.int64)
-        # The number of the episode that each row plays, what it has paid and how long it has lasted.
+        # Per row: the number of its episode, the return so far and the length so far.
         self.number = np.full(rows, IDLE)
         self.paid, self.length = np.zeros(rows), np.zeros(rows, np.int64)
         self.rows = np.arange(0)
@@ -290,7 +293,7 @@ class _RolloutLoop:
                 reported = now
 
     def _begin(self, rows: np.ndarray) -> None:
-        """Give the rows their member's next episodes; without one, leave them idle with zeros to see."""
+        """Start each member's next episodes in the rows; idle rows observe zeros."""
         episodes = self.what.episodes
         for row in rows.tolist():
             member = self.member[row]
@@ -313,7 +316,7 @@ class _RolloutLoop:
     def _tick(self) -> None:
         rows = self.rows
         actions, state = self.policy.step(self.envs.obs, self.state)
-        # A backend's arrays may be read-only, and new episodes must clear their rows.
+        # A backend's arrays may be read-only, and new episodes clear their rows.
         self.state = tuple(np.array(memory) for memory in state)
         if self.what.record:
             self._record()
@@ -378,7 +381,7 @@ def _observation_arrays(obs: np.ndarray | Mapping[str, np.ndarray]) -> Iterator[
 
 @contextmanager
 def _limit_threads(policy: Policy) -> Iterator[None]:
-    """Let the policy compute with one thread, if it can be told: the environments own the cores."""
+    """Limit the policy to one thread where possible: the environments use the cores."""
     limit: Callable[[int], AbstractContextManager[None]] | None = getattr(policy, "threads", None)
     with limit(1) if limit is not None else nullcontext():
         yield

@@ -1,4 +1,4 @@
-"""Simulators whose batches are tensors on the policy's device."""
+"""Run simulators whose batches are tensors on the policy's device."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     import torch
 
 
-# Tasks that run on the policy's device: the interface of tensor programs and of batched simulators.
+# Tasks on the policy's device: the interface of tensor programs and of batched simulators.
 #
 # torch_rollout plays both with a policy of the PyTorch backend, without a transfer between policy and task.
 # Users plug in their own with `module:factory` (docs/howto/plug_in_a_simulator.md).
@@ -41,25 +41,26 @@ Tensors = tuple["torch.Tensor", ...]
 
 
 class TensorProgram(Protocol):
-    """A task as pure functions of tensors on any device; a state is several tensors [rows, ...].
+    """Task as pure functions of tensors on any device; a state is several tensors [rows, ...].
 
-    `observe` and `step` use no value on the host: a GPU replays them as one graph. Actions are within the
-    bounds of `spec`. The rollout starts rows from seeds and cuts episodes at `spec.max_episode_steps`.
+    `observe` and `step` read no value on the host: a GPU replays them as one graph. Actions are within
+    the bounds of `spec`. The rollout starts rows from seeds and truncates episodes at
+    `spec.max_episode_steps`.
     """
 
     spec: EnvSpec
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """Warnings of the task's library, each once."""
+        """Return warnings of the task's library, each once."""
         ...
 
     def compare(self, device: torch.device) -> Agreement | None:
-        """Compare steps on the device with the task's library; None where that is not installed."""
+        """Compare steps on the device with the task's library; None if that is not installed."""
         ...
 
     def starts(self, seeds: np.ndarray) -> tuple[np.ndarray, ...]:
-        """Return the states in which the episodes of these seeds start, in the host's memory."""
+        """Return the start states of these seeds' episodes, in host memory."""
         ...
 
     def observe(self, state: Tensors) -> torch.Tensor:
@@ -73,21 +74,21 @@ class TensorProgram(Protocol):
         ...
 
     def close(self) -> None:
-        """Release what the task's library holds."""
+        """Release the resources of the task's library."""
         ...
 
 
 class Simulator(Protocol):
-    """A batch of environments with a state of their own, whose rows restart by themselves."""
+    """Batch of environments with internal state, whose rows restart automatically."""
 
     spec: EnvSpec
     device: torch.device
     capturable: bool
-    """whether `step` may be captured in a CUDA graph: it uses no value on the host and keeps its memory"""
+    """whether `step` may be captured in a CUDA graph: it reads no value on the host and keeps its memory"""
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """Warnings of the simulator, each once."""
+        """Return warnings of the simulator, each once."""
         ...
 
     def reset(self, seed: int) -> torch.Tensor:
@@ -97,17 +98,17 @@ class Simulator(Protocol):
     def step(self, actions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
         """Return observations, rewards, terminated and truncated.
 
-        The observation of a row that ended is the first one of its next episode.
+        For a row that ended, the observation is the first one of its next episode.
         """
         ...
 
     def close(self) -> None:
-        """Release what the simulator holds."""
+        """Release the simulator's resources."""
         ...
 
 
 class DeviceVector:
-    """A task and a number of rows, to be played as a whole (see rollout.rollouts)."""
+    """Task with a number of rows, played as a whole (see rollout.rollouts)."""
 
     engine = DEVICE_ENGINE
 
@@ -122,7 +123,7 @@ class DeviceVector:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """Warnings of the task's library, each once."""
+        """Return warnings of the task's library, each once."""
         return self.task.notes
 
     def require_agreement(self, device: torch.device) -> None:
@@ -142,11 +143,11 @@ class DeviceVector:
         self._refuse()
 
     def frame(self, row: int) -> NoReturn:  # noqa: ARG002 - the protocol's
-        """Raise UnsupportedError: nothing is drawn on the device."""
+        """Raise UnsupportedError: the device cannot render."""
         raise UnsupportedError(f"the {DEVICE_ENGINE} engine draws no picture", hint="--engine gymnasium does")
 
     def close(self) -> None:
-        """Release what the task's library holds."""
+        """Release the resources of the task's library."""
         self.task.close()
 
     def __enter__(self) -> DeviceVector:
@@ -161,8 +162,8 @@ class DeviceVector:
 
 # Users' simulators and tensor programs, plugged in as `module:factory`.
 #
-# The factory is called with the number of rows and a torch.device. What it returns has the attributes
-# `obs_dim`, `action_low` and `action_high`, and either `starts`, `observe` and `step` (a tensor program, see
+# The factory is called with the number of rows and a torch.device. Its result has the attributes `obs_dim`,
+# `action_low` and `action_high`, and either `starts`, `observe` and `step` (a tensor program, see
 # tensors.TensorProgram) or `reset` and `step` (a simulator, see tensors.Simulator). Optional are
 # `max_episode_steps`, `versions`, `notes`, `capturable` and `close`.
 
@@ -173,7 +174,7 @@ _CHECKED_ROWS = 3
 
 
 def is_factory(env_id: str) -> bool:
-    """Return whether the id has the form `module:factory`; `module:Env-v0` is Gymnasium's."""
+    """Return whether the id has the form `module:factory`; `module:Env-v0` is a Gymnasium id."""
     module, colon, name = env_id.partition(":")
     return bool(colon) and all(part.isidentifier() for part in (*module.split("."), *name.split(".")))
 
@@ -183,7 +184,7 @@ def load_simulator(
 ) -> DeviceVector:
     """Call the factory and return its task with that many rows.
 
-    `device` is "cpu", "cuda", "cuda:N" or "auto". Raise UsageError where the module, the factory or an
+    `device` is "cpu", "cuda", "cuda:N" or "auto". Raise UsageError if the module, the factory or an
     attribute of its result is missing or wrong, MissingExtraError without PyTorch.
     """
     if num_envs < 1:
@@ -212,7 +213,7 @@ def load_simulator(
 
 
 class UserProgram:
-    """A user's tensor program, whose shapes and types are checked once on each device before it plays."""
+    """User's tensor program; its shapes and types are checked once per device before playing."""
 
     def __init__(self, made: Any, spec: EnvSpec) -> None:
         self._made, self.spec = made, spec
@@ -220,11 +221,11 @@ class UserProgram:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """Notes of the program."""
+        """Return notes of the program."""
         return _read_notes(self._made)
 
     def compare(self, device: torch.device) -> None:
-        """Play one step of a few rows; raise EnvironmentMismatchError where a result does not fit."""
+        """Play one step of a few rows; raise EnvironmentMismatchError if a result does not match."""
         import torch
 
         seeds = np.arange(_CHECKED_ROWS)
@@ -256,7 +257,7 @@ class UserProgram:
             )
 
     def starts(self, seeds: np.ndarray) -> tuple[np.ndarray, ...]:
-        """Return the states in which the episodes of these seeds start."""
+        """Return the start states of these seeds' episodes."""
         found = _call_user_code(self.spec.id, "starts", self._made.starts, seeds)
         several = found if isinstance(found, tuple | list) else (found,)
         arrays = tuple(
@@ -285,12 +286,12 @@ class UserProgram:
         return found
 
     def close(self) -> None:
-        """Close the program, if it can be closed."""
+        """Close the program, if it has a `close`."""
         _close_quietly(self._made)
 
 
 class UserSimulator:
-    """A user's simulator, whose results are checked at every step: their shapes, types and device."""
+    """User's simulator; shapes, types and device of its results are checked at every step."""
 
     def __init__(self, made: Any, spec: EnvSpec, num_envs: int, device: torch.device) -> None:
         self._made, self.spec, self.device = made, spec, device
@@ -300,7 +301,7 @@ class UserSimulator:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """Notes of the simulator."""
+        """Return notes of the simulator."""
         return _read_notes(self._made)
 
     def reset(self, seed: int) -> torch.Tensor:
@@ -323,12 +324,12 @@ class UserSimulator:
         )
 
     def close(self) -> None:
-        """Close the simulator, if it can be closed."""
+        """Close the simulator, if it has a `close`."""
         _close_quietly(self._made)
 
 
 class _ResultChecker:
-    """Checks what a task returns, without reading a value from the device."""
+    """Check the results of a task without reading values from the device."""
 
     def __init__(self, spec: EnvSpec, rows: int, device: torch.device) -> None:
         self._spec, self._device = spec, device
@@ -393,7 +394,7 @@ def _load_factory(env_id: str) -> Callable[..., Any]:
 
 
 def _call_user_code(env_id: str, method: str, function: Callable[..., Any], *given: Any, **named: Any) -> Any:
-    """Call the factory, or a method of what it returned; turn whatever that raises into one sentence."""
+    """Call the factory or a method of its result; turn any exception into a one-line error."""
     try:
         return function(*given, **named)
     except (Exception, SystemExit) as error:
@@ -405,7 +406,7 @@ def _user_code_error(env_id: str, method: str, error: BaseException) -> UsageErr
 
 
 def _read_spec(made: Any, env_id: str) -> EnvSpec:
-    """Return the task's sizes and bounds; raise UsageError where an attribute is missing or wrong."""
+    """Return the task's sizes and bounds; raise UsageError if an attribute is missing or wrong."""
     missing = [name for name in ("obs_dim", "action_low", "action_high") if not hasattr(made, name)]
     if missing:
         raise UsageError(
@@ -461,7 +462,7 @@ def _read_versions(made: Any) -> dict[str, str]:
 
 
 def _module_version(env_id: str) -> dict[str, str]:
-    """Return the digest of the module's file: results of changed code are not those of the old code."""
+    """Return the digest of the module's file, because results of changed code are not comparable."""
     where = env_id.partition(":")[0]
     file = getattr(sys.modules.get(where), "__file__", None)
     try:
@@ -487,7 +488,7 @@ def _require_methods(made: Any, env_id: str, *names: str) -> None:
 
 
 def _close_quietly(made: Any) -> None:
-    # What has been played is not lost because a simulator does not stop in order.
+    # A simulator that fails to close must not lose the played episodes.
     with contextlib.suppress(Exception):
         if callable(close := getattr(made, "close", None)):
             close()

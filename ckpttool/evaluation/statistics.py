@@ -1,4 +1,4 @@
-"""Statistics of returns and reference scores."""
+"""Compute statistics of returns and reference scores."""
 
 from __future__ import annotations
 
@@ -12,20 +12,21 @@ import numpy as np
 
 from ckpttool.core.errors import UsageError
 
-# Location and spread of the returns of independent episodes, and the interval of their mean.
+# Location and spread of the returns of independent episodes, and the CI of their mean.
 
 Values = Sequence[float] | np.ndarray
 
 RESAMPLES = 10_000
-# Resampled values held at a time: 16 MiB of indices and values.
+# Number of resampled values in memory: 16 MiB of indices and values.
 CHUNK = 1 << 20
-# Of so few values the draws are kept, at most 20 MiB: every checkpoint of a run is resampled alike.
+# For samples up to this size the draws are cached, at most 20 MiB: all checkpoints of a run use the same
+# ones.
 KEPT = 256
 
 
 @dataclass(frozen=True, slots=True)
 class ReturnStatistics:
-    """Statistics of n values; what a single value cannot have is None."""
+    """Statistics of n values; None where a single value is not enough."""
 
     n: int
     mean: float
@@ -39,7 +40,7 @@ class ReturnStatistics:
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """A number and its 95 % bootstrap interval; None where there is too little to resample."""
+    """Value and its 95 % bootstrap CI; None where there are too few values to resample."""
 
     value: float
     ci95: tuple[float, float] | None
@@ -50,7 +51,7 @@ class Estimate:
 
 
 def summarize(values: Values, *, seed: int = 0) -> ReturnStatistics:
-    """Return every statistic of the values; `seed` is that of the bootstrap."""
+    """Return all statistics of the values; `seed` is the bootstrap's."""
     return ReturnStatistics(
         n=len(values),
         mean=mean(values),
@@ -69,19 +70,20 @@ def mean(values: Values) -> float:
 
 
 def std(values: Values) -> float | None:
-    """Return the sample's standard deviation (n - 1 in the denominator); None for one value."""
+    """Return the sample standard deviation (n - 1 in the denominator); None for one value."""
     return float(_sort_values(values).std(ddof=1)) if len(values) > 1 else None
 
 
 def median(values: Values) -> float:
-    """Return the middle value, or the mean of the two middle ones."""
+    """Return the median: the middle value, or the mean of the two middle ones."""
     return float(np.median(_sort_values(values)))
 
 
 def iqm(values: Values) -> float:
     """Return the interquartile mean: drop floor(n / 4) values at each end, average the rest.
 
-    This is scipy.stats.trim_mean(values, 0.25), which rliable uses: whole values, no fractional weights.
+    This equals scipy.stats.trim_mean(values, 0.25), used by rliable: whole values, no fractional
+    weights.
     """
     ordered = _sort_values(values)
     cut = len(ordered) // 4
@@ -91,9 +93,9 @@ def iqm(values: Values) -> float:
 def mean_interval(
     values: Values, *, level: float = 0.95, resamples: int = RESAMPLES, seed: int = 0
 ) -> tuple[float, float] | None:
-    """Return the percentile bootstrap interval of the mean; None for one value.
+    """Return the percentile bootstrap CI of the mean; None for one value.
 
-    The same values in any order, with the same seed, give the same interval: that of
+    The CI does not depend on the order of the values. With the same seed it equals
     scipy.stats.bootstrap(method="percentile") with numpy.random.default_rng(seed), up to rounding.
     """
     ordered = _sort_values(values)
@@ -113,7 +115,7 @@ def resampled_means(values: np.ndarray, resamples: int = RESAMPLES, seed: int = 
 
 @functools.lru_cache(maxsize=2)
 def _draw_counts(n: int, resamples: int, seed: int) -> np.ndarray:
-    """Return how often each resample has each of n values: float64 [resamples, n]."""
+    """Return the count of each of n values in each resample: float64 [resamples, n]."""
     found = [
         np.bincount((drawn + n * np.arange(len(drawn))[:, None]).ravel(), minlength=drawn.size)
         for drawn in _draw_indices(n, resamples, seed)
@@ -122,7 +124,7 @@ def _draw_counts(n: int, resamples: int, seed: int) -> np.ndarray:
 
 
 def _draw_indices(n: int, resamples: int, seed: int) -> Iterator[np.ndarray]:
-    """Yield the places that each resample takes its values from: int64 [some, n]."""
+    """Yield the indices of the values in each resample: int64 [some, n]."""
     random = np.random.default_rng(seed)
     for size in chunk_sizes(n, resamples):
         yield random.integers(n, size=(size, n))
@@ -131,9 +133,9 @@ def _draw_indices(n: int, resamples: int, seed: int) -> Iterator[np.ndarray]:
 def paired_interval(
     a: Values, b: Values, seed: int = 0, *, level: float = 0.95, resamples: int = RESAMPLES
 ) -> Estimate:
-    """Return how much larger the mean of `a` is, a[i] and b[i] being episodes of one seed.
+    """Return the mean difference a - b, where a[i] and b[i] are episodes with the same seed.
 
-    Pairs are resampled, so that what both sides owe to the seed leaves the interval. Raise UsageError
+    Pairs are resampled, which removes the effect of the shared seeds from the CI. Raise UsageError
     unless both have the same number of values.
     """
     if len(a) != len(b):
@@ -148,20 +150,20 @@ def paired_interval(
 
 
 def chunk_sizes(values: int, resamples: int) -> list[int]:
-    """Return how many resamples of that many values to hold at a time."""
+    """Return how many resamples of that many values fit in memory at a time."""
     rows = max(1, CHUNK // values)
     return [min(rows, resamples - done) for done in range(0, resamples, rows)]
 
 
 def percentile_interval(resampled: np.ndarray, level: float = 0.95) -> tuple[float, float]:
-    """Return the percentile interval of a statistic's values over resamples."""
+    """Return the percentile CI from a statistic's values over resamples."""
     tail = 50.0 * (1.0 - level)
     low, high = np.percentile(resampled, [tail, 100.0 - tail])
     return float(low), float(high)
 
 
 def _sort_values(values: Values) -> np.ndarray:
-    """Return the values as ordered float64: a sum in one order does not depend on that of the episodes."""
+    """Return the values as sorted float64, so that sums do not depend on the order of the episodes."""
     array = np.sort(np.asarray(values, np.float64))
     if array.ndim != 1 or not array.size:
         raise UsageError("statistics need at least one value")
@@ -170,42 +172,42 @@ def _sort_values(values: Values) -> np.ndarray:
 
 # Statistics of an algorithm over training runs, and the comparison of two algorithms.
 #
-# A score is one number for one run: the mean return of its checkpoint. Definitions are rliable's for one task
+# A score is one number per run: the mean return of its checkpoint. Definitions are rliable's for one task
 # (rliable/metrics.py, rliable/library.py; Agarwal et al. 2021, https://arxiv.org/abs/2108.13264): runs are
-# resampled with replacement, percentiles of the statistic are the interval. Episodes are not resampled within
-# the runs, because a run's score already carries the chance of its episodes.
+# resampled with replacement, and the CI consists of percentiles of the statistic. Episodes are not resampled
+# within the runs, because a run's score already includes their randomness.
 
 FEW = 5
-"""With fewer runs than this the percentile interval is too narrow to trust (rliable asks for several)."""
+"""With fewer runs the percentile CI is too narrow to trust (rliable recommends several)."""
 
 
 def estimate_over_runs(
     scores: Values, statistic: Literal["mean", "iqm"], *, resamples: int = RESAMPLES, seed: int = 0
 ) -> Estimate:
-    """Return the mean or IQM over all runs, with the bootstrap interval over runs."""
+    """Return the mean or IQM over all runs, with the bootstrap CI over runs."""
     return _bootstrap(_means if statistic == "mean" else _iqms, scores, resamples=resamples, seed=seed)
 
 
 def difference_of_means(a: Values, b: Values, *, resamples: int = RESAMPLES, seed: int = 0) -> Estimate:
-    """Return how much larger the mean of `a` is; the runs of both sides are resampled independently."""
+    """Return the difference of the means, a - b; the runs of both sides are resampled independently."""
     return _bootstrap(lambda x, y: _means(x) - _means(y), a, b, resamples=resamples, seed=seed)
 
 
 def probability_of_improvement(
     a: Values, b: Values, *, resamples: int = RESAMPLES, seed: int = 0
 ) -> Estimate:
-    """Return the chance that a run of `a` scores more than one of `b`, ties counting half.
+    """Return the probability that a run of `a` scores more than one of `b`, ties counting half.
 
-    This is the Mann-Whitney statistic divided by the number of pairs, as
-    rliable/metrics.py `probability_of_improvement` has it.
+    This is the Mann-Whitney statistic divided by the number of pairs, as in rliable/metrics.py
+    `probability_of_improvement`.
     """
     return _bootstrap(_win_share, a, b, resamples=resamples, seed=seed)
 
 
 def _bootstrap(statistic: Callable[..., np.ndarray], *samples: Values, resamples: int, seed: int) -> Estimate:
-    """Return a statistic of samples, each resampled on its own; it maps float64 [size, n] to [size].
+    """Return a statistic of separately resampled samples; it maps float64 [size, n] to [size].
 
-    With one sample these are the numbers of scipy.stats.bootstrap(method="percentile") with the same seed.
+    For one sample the result equals scipy.stats.bootstrap(method="percentile") with the same seed.
     """
     ordered = [_sort_values(sample) for sample in samples]
     value = float(statistic(*(sample[None] for sample in ordered))[0])
@@ -231,9 +233,9 @@ def _iqms(samples: np.ndarray) -> np.ndarray:
 
 
 def _win_share(a: np.ndarray, b: np.ndarray) -> np.ndarray:
-    """Return the share of pairs that `a` wins, for each row of [size, n] and [size, m]: found by ranks."""
+    """Return the share of pairs won by `a` in each row of [size, n] and [size, m], using ranks."""
     _, rank = np.unique(np.concatenate((a.ravel(), b.ravel())), return_inverse=True)
-    # Every row gets numbers of its own, so that one search does for all.
+    # Each row uses a separate number range, so that one search serves all rows.
     row = np.arange(len(a))[:, None]
     mine = (rank[: a.size].reshape(a.shape) + row * (rank.size + 1)).ravel()
     other = np.sort((rank[a.size :].reshape(b.shape) + row * (rank.size + 1)).ravel())
@@ -242,20 +244,20 @@ def _win_share(a: np.ndarray, b: np.ndarray) -> np.ndarray:
     return np.asarray(won.mean(axis=1) / b.shape[1])
 
 
-# Reference returns that turn a return into a normalised score: 0 for a random policy, 100 for an expert.
+# Reference returns for normalised scores: 0 for a random policy, 100 for an expert.
 #
-# The numbers are D4RL's (d4rl/infos.py, REF_MIN_SCORE and REF_MAX_SCORE, one pair for every dataset of an
+# The numbers are D4RL's (d4rl/infos.py, REF_MIN_SCORE and REF_MAX_SCORE, one pair for all datasets of an
 # environment; Fu et al. 2020, https://arxiv.org/abs/2004.07219). They were measured in Gym's `-v2`
-# environments (d4rl/gym_mujoco/gym_envs.py); later versions of the same body pay a little differently, which
-# is said beside every score. There is no table of ours: an environment that D4RL has no pair for has no
-# normalised score.
+# environments (d4rl/gym_mujoco/gym_envs.py); later versions of the same task have slightly different rewards,
+# which is noted beside every score. No values are added: an environment without a D4RL pair has no normalised
+# score.
 
 SOURCE = "D4RL, d4rl/infos.py"
 
 
 @dataclass(frozen=True, slots=True)
 class ReferenceScores:
-    """The returns of a random and of an expert policy, in the environment that they were measured in."""
+    """Returns of a random and of an expert policy, in the environment of their measurement."""
 
     env: str
     random: float
@@ -275,6 +277,6 @@ _TABLE = {
 
 
 def find_reference_scores(env: str) -> ReferenceScores | None:
-    """Return the pair for any version of an environment, such as `Hopper-v5`; None if there is none."""
+    """Return the pair for any version of an environment, e.g. `Hopper-v5`; None if there is none."""
     named = re.fullmatch(r"([A-Za-z0-9]+)-v\d+", env)
     return _TABLE.get(named[1]) if named else None

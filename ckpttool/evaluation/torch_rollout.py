@@ -1,8 +1,9 @@
-"""Whole episodes on one device: a task and a policy in one loop, with no transfer inside it.
+"""Play whole episodes on one device: task and policy in one loop, without transfers.
 
-Row r of a member plays its episodes r, r + n, r + 2n, ... (n rows per member): every episode is played once,
-whichever ends first. All tables have one column per row and one line per round of episodes. The host looks at
-one small tensor every hundred steps. On a GPU ten steps are one captured graph.
+Row r of a member plays its episodes r, r + n, r + 2n, ... (n rows per member): every episode is
+played once, whichever ends first. All tables have one column per row and one line per round of
+episodes. The host reads one small tensor every hundred steps. On a GPU ten steps form one captured
+graph.
 """
 
 from __future__ import annotations
@@ -32,43 +33,43 @@ Act = Callable[[torch.Tensor], torch.Tensor]
 
 STEPS_BETWEEN_LOOKS = 100
 STEPS_PER_GRAPH = 10
-# The draws of exploration noise of all episodes are on the device before the first step.
+# The exploration noise of all episodes is drawn on the device before the first step.
 MOST_NOISE_BYTES = 1 << 31
 _NEVER = torch.iinfo(torch.int64).max
 
 
 class RolloutStatus(NamedTuple):
-    """What the host reads at once: finished episodes, steps taken, and three signs of trouble."""
+    """Values that the host reads together: finished episodes, steps, and three error indicators."""
 
     finished: int
     steps: int
     unsound: int
-    """rows that have had an action (or observation) that is not finite"""
+    """rows that had a non-finite action (or observation)"""
     unpaid: int
-    """returns that are not finite"""
+    """non-finite returns"""
     longest: int
-    """the longest running episode, in steps"""
+    """longest running episode, in steps"""
 
 
 class _RowState(Protocol):
-    """The state of all rows: advanced by every step, held in one place between graphs."""
+    """State of all rows, advanced by every step and kept at fixed addresses between graphs."""
 
     state: Tensors
     ends: tuple[str, ...]
-    """the flags that its steps return: "terminated", "truncated" or both"""
+    """flags that its steps return: "terminated", "truncated" or both"""
 
     def begin(self) -> Tensors:
-        """Return the state in which every row's first episode starts."""
+        """Return the start state of every row's first episode."""
         ...
 
     def observe(self) -> torch.Tensor: ...
 
     def step(self, actions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]:
-        """Advance all rows; return rewards, terminated and truncated, None for what never is."""
+        """Advance all rows; return rewards, terminated and truncated (None for a flag that never occurs)."""
         ...
 
     def restart(self, over: torch.Tensor, episode: torch.Tensor) -> None:
-        """Start the episodes of these numbers in the rows that are over."""
+        """Start the episodes with these numbers in the rows whose episode ended."""
         ...
 
 
@@ -77,8 +78,8 @@ def play_on_device(
 ) -> tuple[Rollout, ...]:
     """Play a task on the policy's device; see rollout.rollouts.
 
-    On the CPU with one thread: a step is many small pieces, and on busy cores threads that wait for each
-    other at every piece made it twenty times slower.
+    On the CPU it uses one thread: a step consists of many small operations, and on busy cores threads
+    that wait for each other at every operation made it twenty times slower.
     """
     _require_inputs(policy.inputs, envs)
     try:
@@ -93,7 +94,7 @@ def play_on_device(
 
 
 def _require_inputs(inputs: InputAdapter, envs: DeviceVector) -> None:
-    """Raise unless the policy takes the task's observations as its one input, and has no memory."""
+    """Raise unless the policy has the task's observations as its only input, and no memory."""
     if inputs.is_joint:
         raise UsageError(
             "the device engine plays policies of one input and without memory",
@@ -117,7 +118,7 @@ def play_members(
     *,
     graphs: bool,
 ) -> tuple[Rollout, ...]:
-    """Play every member's episodes; see rollout.rollouts, whose results these are to rounding."""
+    """Play every member's episodes; results equal those of rollout.rollouts within rounding."""
     interrupted = False
     with _gradient_mode(envs):
         envs.require_agreement(place)
@@ -139,7 +140,7 @@ def play_members(
 
 
 class _DeviceRollout:
-    """One rollout: the task's rows, what has been played, and one step of all of them."""
+    """One rollout: the task's rows, the played episodes, and one step of all rows."""
 
     def __init__(
         self, act: Act, place: torch.device, envs: DeviceVector, play: RolloutSpec, members: int
@@ -155,17 +156,17 @@ class _DeviceRollout:
         self.shape = limits.shape
         self.low, self.high, self.slack = map(self._put, (limits.low, limits.high, limits.slack))
         order = np.tile(np.arange(self.rows), members)
-        # Per row: how many episodes it plays, and the number of its first one.
+        # Per row: its number of episodes, and the number of its first one.
         self.quota = self._put((play.episodes - order + self.rows - 1) // self.rows)
         self.first = self._put(order)
         self.counted = torch.arange(rounds + 1, device=place)[:, None] < self.quota
-        # Per row, changed in place: the round, the number of its episode, its steps and return so far; over
-        # all rounds: limited actions, steps before the first action that is not finite, and NaN after it.
+        # Per row, updated in place: the round, the number of its episode, its steps and return so far; over
+        # all rounds: clipped actions, and the steps before the first non-finite action, NaN afterwards.
         self.round, self.episode, self.length = (self._none(len(order)) for _ in range(3))
         self.paid = self._none(len(order), dtype=torch.float64)
         self.clipped, self.sound = self._none(len(order)), self._none(len(order))
         self.stain = self._none(len(order), dtype=torch.float32)
-        # Per round and row. An idle row plays on, into the first line that is not counted of it.
+        # Per round and row. An idle row plays on; its results go into the first uncounted line.
         table = (rounds + 1, len(order))
         self.returns = self._none(*table, dtype=torch.float64)
         self.lengths, self.limited = self._none(*table), self._none(*table)
@@ -174,16 +175,16 @@ class _DeviceRollout:
         self.task: _RowState = _SimulatorRows(self) if simulator else _ProgramRows(self, rounds)
         for name in self.task.ends:
             self.ended[name] = self._none(*table, dtype=torch.bool)
-        # A simulator ends its episodes by itself.
+        # A simulator ends its episodes itself.
         self.limit = (None if simulator else envs.spec.max_episode_steps) or _NEVER
-        # What users wrote may give observations that are not finite.
+        # User code may return non-finite observations.
         self.doubted = isinstance(envs.task, UserProgram | UserSimulator)
         self.seen_sound, self.seen_stain = self._none(len(order)), self._none(len(order), dtype=torch.float32)
         self.noise = None if play.noise is None else self._draws(ActionLimits(envs, play.noise), rounds)
         self.begin()
 
     def put_columns(self, arrays: tuple[np.ndarray, ...], rounds: int) -> Tensors:
-        """Return arrays [episodes, ...] on the device, with lines for the rounds that idle rows play."""
+        """Return arrays [episodes, ...] on the device, with lines for the rounds of idle rows."""
         lines = np.minimum(np.arange((rounds + 1) * self.rows), self.play.episodes - 1)
         return tuple(self._put(array[lines]) for array in arrays)
 
@@ -212,7 +213,7 @@ class _DeviceRollout:
         return self.put_columns((limits.draws(seeds, self.limit),), rounds)[0]
 
     def begin(self) -> None:
-        """Put everything to where the first step begins."""
+        """Reset everything to the state before the first step."""
         changed = (self.round, self.length, self.paid, self.clipped, self.sound, self.stain)
         tables = (self.returns, self.lengths, self.limited, *self.ended.values())
         for tensor in (*changed, *tables, self.seen_sound, self.seen_stain):
@@ -237,21 +238,21 @@ class _DeviceRollout:
         return play
 
     def graph(self) -> Callable[[], None]:
-        """Return a launch of STEPS_PER_GRAPH steps."""
+        """Return a function that launches STEPS_PER_GRAPH steps."""
         expected = self._played(self.tick, 2 * STEPS_PER_GRAPH) if is_simulator(self.envs) else None
         held = self.task.state = tuple(tensor.clone() for tensor in self.task.state)
 
         def body() -> None:
             for _ in range(STEPS_PER_GRAPH):
                 self.tick()
-            # All are computed before the first is written: a task may exchange two of its tensors.
+            # All are computed before the first is written, because a task may swap two of its tensors.
             for old, new in zip(held, self.task.state, strict=True):
                 old.copy_(new)
             self.task.state = held
 
         with torch.cuda.device(self.place):
             replayed, _ = torch_programs.capture_graph(body, self.place)
-        # The calls before the capture have played.
+        # The calls before the capture have advanced the episodes.
         self._begin_in(held)
         if expected is not None:
             self._require_replayed(expected, replayed.replay)
@@ -259,7 +260,7 @@ class _DeviceRollout:
         return replayed.replay
 
     def _begin_in(self, held: Tensors) -> None:
-        """Put everything to where the first step begins, the task's state into these tensors."""
+        """Reset everything to the first step, and copy the task's state into these tensors."""
         self.begin()
         for old, new in zip(held, self.task.state, strict=True):
             old.copy_(new)
@@ -273,7 +274,7 @@ class _DeviceRollout:
         return tuple(tensor.clone() for tensor in found)
 
     def _require_replayed(self, expected: Tensors, replay: Callable[[], None]) -> None:
-        """Raise UnsupportedError where two replays are not what the simulator does without a graph."""
+        """Raise UnsupportedError if two replays differ from the simulator without a graph."""
         found = self._played(replay, 2)
         alike = all(
             torch.allclose(one, other, 1e-3, 1e-3) for one, other in zip(found, expected, strict=True)
@@ -287,7 +288,8 @@ class _DeviceRollout:
     def tick(self) -> None:
         """Advance every row by one step, without a branch for rows that end: one captured graph for all.
 
-        Besides those of the policy and of the task, 22 operators for one action and a state of two tensors.
+        This takes 22 operators for one action and a state of two tensors, besides those of the policy and
+        the task.
         """
         obs = self.task.observe()
         actions = self.act(obs)
@@ -301,7 +303,7 @@ class _DeviceRollout:
             self.seen_sound.add_(self.seen_stain.add_((obs - obs).sum(1)).isfinite())
         limited = actions.clamp(self.low, self.high)
         excess = actions - limited
-        # 0 times what is not finite is NaN, and stays in the sum.
+        # 0 times a non-finite value is NaN, which persists in the sum.
         self.stain.add_(_reduce_actions(excess, lambda each, axis: (each * 0).sum(axis)), alpha=0)
         self.sound.add_(self.stain == self.stain)
         if self.noise is None:
@@ -327,7 +329,7 @@ class _DeviceRollout:
         self.task.restart(over, self.episode)
 
     def look(self) -> RolloutStatus:
-        """Return how far the rollout is, in one transfer; raise if a number in it is not finite."""
+        """Return the progress of the rollout in one transfer; raise for a non-finite number."""
         facts = torch.stack(
             [
                 self.round.sum(),
@@ -350,7 +352,7 @@ class _DeviceRollout:
         return found
 
     def _require_finite(self) -> None:
-        """Raise CkpttoolError for the first number of a counted episode that is not finite."""
+        """Raise CkpttoolError for the first non-finite number of a counted episode."""
         lengths, counted = (t.cpu().numpy() for t in (self.lengths, self.counted))
         ends = (lengths * counted).cumsum(0)
         found: list[tuple[int, int, int, str]] = []
@@ -373,7 +375,7 @@ class _DeviceRollout:
             raise CkpttoolError(f"a reward of {self.envs.spec.id} is not finite in episode {episode}")
 
     def result(self, member: int, seconds: float, interrupted: bool) -> Rollout:
-        """Return a member's finished episodes in the order of their numbers."""
+        """Return a member's finished episodes in order of their numbers."""
         episodes = self.play.episodes
         mine = slice(member * self.rows, (member + 1) * self.rows)
         rounds = len(self.returns) - 1
@@ -394,13 +396,13 @@ class _DeviceRollout:
             lengths=lengths[done],
             terminated=ends.get("terminated", none)[done],
             truncated=ends.get("truncated", none)[done],
-            # A simulator starts its episodes as it likes.
+            # A simulator chooses the start of its episodes.
             seeds=seeds[:0] if is_simulator(self.envs) else seeds[done],
             episodes=episodes,
             num_envs=self.rows,
             steps=int(lengths.sum()),
             seconds=seconds,
-            # They are counted over all rounds.
+            # Counted over all rounds.
             clipped=int((self.limited[:, mine] * counted).amax(0).sum()),
             engine=self.envs.engine,
             agreement=self.envs.agreement,
@@ -417,7 +419,7 @@ class _ProgramRows:
         seeds = game.play.seed + np.arange(game.play.episodes)
         self._starts = game.put_columns(self._program.starts(seeds), rounds)
         self.state: Tensors = ()
-        # A program has no memory: one step more changes nothing.
+        # A program has no internal state: an extra step changes nothing.
         actions = game.low.expand(len(game.first), -1)
         _, _, terminated = self._program.step(self.begin(), actions)
         self.ends: tuple[str, ...] = () if terminated is None else ("terminated",)
@@ -440,7 +442,7 @@ class _ProgramRows:
 
 
 class _SimulatorRows:
-    """Rows of a simulator, which restarts them by itself; the state is their observations."""
+    """Rows of a simulator, which restarts them itself; the state is their observations."""
 
     ends: tuple[str, ...] = ("terminated", "truncated")
 
@@ -472,14 +474,15 @@ class _SimulatorRows:
 
 
 def is_simulator(envs: DeviceVector) -> bool:
-    """Return whether the task is a simulator with a state of its own, and no tensor program."""
+    """Return whether the task is a simulator with internal state, not a tensor program."""
     return not hasattr(envs.task, "starts")
 
 
 def _gradient_mode(envs: DeviceVector) -> torch.no_grad | torch.inference_mode:
     """Return the context of a rollout without gradients.
 
-    A simulator keeps tensors that it makes inside and may write them outside, which inference mode forbids.
+    A simulator keeps tensors created in the context and may write them outside, which inference mode
+    forbids.
     """
     return torch.no_grad() if is_simulator(envs) else torch.inference_mode()
 

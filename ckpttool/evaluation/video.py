@@ -1,4 +1,4 @@
-"""Films of episodes: pictures with a caption, encoded by ffmpeg through imageio-ffmpeg."""
+"""Write videos of episodes: captioned images, encoded by ffmpeg through imageio-ffmpeg."""
 
 from __future__ import annotations
 
@@ -22,21 +22,21 @@ if TYPE_CHECKING:
     from PIL import ImageFont
 
 Show = Callable[[np.ndarray], None]
-"""Takes the next picture of a film, uint8 [height, width, 3]; all of one film have one size."""
+"""Callback for the next image of a video, uint8 [height, width, 3]; all have the same size."""
 
 HINT = "pip install 'ckpttool[eval]'"
 _TEXT_COLOUR, _OUTLINE_COLOUR = (255, 255, 255), (20, 20, 20)
 
 
 class CutError(Exception):
-    """The filmed episode is over: nothing else of the play is needed."""
+    """The filmed episode has ended: the rest of the rollout is not needed."""
 
 
 class Camera:
-    """A watcher of a play (see rollout.Watch) that films one episode, then ends the play with CutError.
+    """Callback (see rollout.Watch) that films one episode, then stops the rollout with CutError.
 
-    All rows play on beside it, because the policy computes with one batch shape: so the filmed episode is
-    the one that was scored, bit for bit.
+    All rows keep playing, because the policy computes with one batch shape: the filmed episode is
+    bit for bit the one that was scored.
     """
 
     def __init__(self, envs: VectorEnv, episode: int, title: str, show: Show) -> None:
@@ -46,7 +46,7 @@ class Camera:
         self.paid = 0.0
 
     def __call__(self, row: int, number: int, paid: float, ended: bool) -> None:
-        """Show the row if it plays the episode that is filmed."""
+        """Render the row if it plays the filmed episode."""
         if number != self.episode:
             return
         lines = (self.title, f"step {self.frames}   return {paid:.1f}")
@@ -58,13 +58,13 @@ class Camera:
 
 
 class Caption:
-    """Writes outlined lines into the upper left corner of pictures, in the size that suits the first one."""
+    """Draw outlined text in the upper left corner of images, scaled to the first image."""
 
     def __init__(self) -> None:
         self._font: ImageFont.FreeTypeFont | ImageFont.ImageFont | None = None
 
     def put(self, picture: np.ndarray, lines: tuple[str, ...]) -> np.ndarray:
-        """Return a copy of the picture, uint8 [height, width, 3], with the lines on it."""
+        """Return a copy of the image, uint8 [height, width, 3], with the text."""
         from PIL import Image, ImageDraw, ImageFont
 
         image = Image.fromarray(picture)
@@ -84,7 +84,7 @@ class Caption:
 
 @dataclass(frozen=True, slots=True)
 class VideoEncoding:
-    """How ffmpeg encodes one kind of film; of more pictures per second than `most_fps` it leaves some out."""
+    """ffmpeg options of one video format; above `most_fps` images per second some are dropped."""
 
     codec: str
     pixel_format: str
@@ -94,16 +94,16 @@ class VideoEncoding:
 
 
 ENCODINGS = {
-    # 4:2:0 colours, which every player takes; they need even sides. The fast preset leaves the cores to
-    # what draws the pictures.
+    # 4:2:0 colours, supported by every player, require even sides. The fast preset leaves the cores to
+    # rendering.
     ".mp4": VideoEncoding(
         "libx264",
         "yuv420p",
         "pad=ceil(iw/2)*2:ceil(ih/2)*2",
         ("-preset", "veryfast", "-movflags", "+faststart", "-f", "mp4"),
     ),
-    # A palette for each picture: one for all would have ffmpeg hold the whole film. A GIF counts hundredths
-    # of a second, and browsers slow down pictures that are shorter than two.
+    # One palette per image: a shared one would make ffmpeg hold the whole video. GIF delays are in hundredths
+    # of a second, and browsers slow down images shorter than two.
     ".gif": VideoEncoding(
         "gif",
         "pal8",
@@ -130,10 +130,10 @@ def require_encoder() -> None:
 
 @contextmanager
 def write_video(path: str, suffix: str, fps: float) -> Iterator[Show]:
-    """Fill the file at an absolute path with the pictures shown in the block, in the encoding of `suffix`.
+    """Write a video to an absolute path from the images passed in the block, encoded by `suffix`.
 
-    The film is read back before the block ends. ffmpeg writes its own messages to stderr. Raise
-    CkpttoolError if there is no picture or ffmpeg fails.
+    The video is read back before the block ends. ffmpeg writes its own messages to stderr. Raise
+    CkpttoolError if there is no image or ffmpeg fails.
     """
     with closing(_FrameWriter(path, ENCODINGS[suffix], fps)) as writer:
         yield writer.show
@@ -141,7 +141,7 @@ def write_video(path: str, suffix: str, fps: float) -> Iterator[Show]:
 
 
 class _FrameWriter:
-    """Pictures on their way to ffmpeg, which starts with the first one, whose size is the film's."""
+    """Pipe of images to ffmpeg, which starts with the first one; its size is the video's."""
 
     def __init__(self, path: str, encoding: VideoEncoding, fps: float) -> None:
         self.path, self.encoding, self.fps = path, encoding, fps
@@ -149,7 +149,7 @@ class _FrameWriter:
         self._pictures: Generator[None, np.ndarray | None, None] | None = None
 
     def show(self, picture: np.ndarray) -> None:
-        """Encode the next picture; raise CkpttoolError if ffmpeg takes no more."""
+        """Encode the next image; raise CkpttoolError if ffmpeg has stopped reading."""
         if self._pictures is None:
             height, width, _ = picture.shape
             self._pictures = self._start((width, height))
@@ -180,12 +180,12 @@ class _FrameWriter:
         return pictures
 
     def close(self) -> None:
-        """End the film and wait for ffmpeg."""
+        """Finish the video and wait for ffmpeg."""
         if self._pictures is not None:
             self._pictures.close()
 
     def require_complete(self) -> None:
-        """Raise CkpttoolError unless every picture is in the file: ffmpeg may fail at the end."""
+        """Raise CkpttoolError unless the file contains every image: ffmpeg may fail at the end."""
         if not self.count:
             raise CkpttoolError("a film has no pictures")
         rate = min(1.0, self.encoding.most_fps / self.fps)
@@ -200,7 +200,7 @@ class _FrameWriter:
 
 @contextmanager
 def _delay_interrupt() -> Iterator[None]:
-    """Hold Ctrl-C back until the block ends: ffmpeg complains about a part of a picture."""
+    """Delay Ctrl-C until the block ends: ffmpeg reports an error for a partial image."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         yield
@@ -209,10 +209,10 @@ def _delay_interrupt() -> Iterator[None]:
 
 
 def _count_frames(path: str) -> int:
-    """Return how many pictures ffmpeg decodes from a film; 0 for a damaged one."""
+    """Return the number of images that ffmpeg decodes from a video; 0 for a damaged one."""
     import imageio_ffmpeg
 
-    # imageio-ffmpeg's own functions for this let ffmpeg read the terminal, or leave pipes open.
+    # imageio-ffmpeg's own functions for this let ffmpeg read from the terminal, or leave pipes open.
     command = [imageio_ffmpeg.get_ffmpeg_exe(), "-nostdin", "-v", "error", "-xerror", "-i", path]
     done = subprocess.run(  # noqa: S603  # the library's own ffmpeg
         [*command, "-map", "0:v:0", "-f", "null", "-progress", "pipe:1", "-"],

@@ -1,13 +1,15 @@
-"""Environment wrappers that training used: what each does to observations, actions and the end of an episode.
+"""Apply training's environment wrappers to observations, actions and the end of an episode.
 
-Sources: github.com/DLR-RM/rl-baselines3-zoo, rl_zoo3/wrappers.py (HistoryWrapper, MaskVelocityWrapper,
-ActionNoiseWrapper, ActionSmoothingWrapper, DelayedRewardWrapper, FrameSkip); rl_zoo3/utils.py,
-`get_wrapper_class` (a name, or a mapping of one name to its arguments; a list is applied in its order) and
-`create_test_env` (vector wrappers, then VecNormalize, then `frame_stack`);
-github.com/Stable-Baselines-Team/stable-baselines3-contrib, sb3_contrib/common/wrappers/time_feature.py;
-stable_baselines3/common/vec_env/stacked_observations.py (zeros at the start, the newest observation last);
-gymnasium/wrappers/{common,transform_action,stateful_observation}.py. Returns are sums of the environment's
-own rewards, as those of the Monitor that make_vec_env puts below all of these are.
+Sources: github.com/DLR-RM/rl-baselines3-zoo, rl_zoo3/wrappers.py (HistoryWrapper,
+MaskVelocityWrapper, ActionNoiseWrapper, ActionSmoothingWrapper, DelayedRewardWrapper, FrameSkip);
+rl_zoo3/utils.py, `get_wrapper_class` (a name, or a mapping of one name to its arguments; a list is
+applied in its order) and `create_test_env` (vector wrappers, then VecNormalize, then
+`frame_stack`); github.com/Stable-Baselines-Team/stable-baselines3-contrib,
+sb3_contrib/common/wrappers/time_feature.py;
+stable_baselines3/common/vec_env/stacked_observations.py (zeros at the start, the newest
+observation last); gymnasium/wrappers/{common,transform_action,stateful_observation}.py. Returns
+are sums of the environment's own rewards, as recorded by the Monitor that make_vec_env puts inside
+all of these.
 """
 
 from __future__ import annotations
@@ -33,10 +35,10 @@ LIBRARIES: Final = (
     "gymnasium.",
     "gym.",
 )
-"""The packages whose wrappers are played; another package's class of the same name is another class."""
+"""Packages with supported wrappers; a class of the same name in another package is different."""
 
 NONE: Final = "none"
-"""What stands for no wrapper where wrappers are given."""
+"""Placeholder for "no wrapper" in a list of wrappers."""
 
 _MOST: Final = {
     "horizon": 1000,
@@ -49,19 +51,19 @@ _MOST: Final = {
 
 @dataclass(frozen=True, slots=True)
 class WrapperSpec:
-    """A wrapper by the name that a file gives it, and its arguments: plain numbers, truth values, text."""
+    """Wrapper name as in a file, and its arguments: plain numbers, booleans, text."""
 
     name: str
     arguments: Mapping[str, Any]
 
     @property
     def title(self) -> str:
-        """The class's own name, without its module."""
+        """Return the class name without its module."""
         return self.name.rpartition(".")[2]
 
 
 class Wrapper:
-    """One wrapper around environments of one kind, all rows at once; this one changes nothing."""
+    """Wrapper around environments of one kind, all rows at once; the base class changes nothing."""
 
     def __init__(self, spec: EnvSpec, rows: int) -> None:
         self.inner, self.rows = spec, rows
@@ -69,7 +71,7 @@ class Wrapper:
 
     @staticmethod
     def size(obs: int, act: int, **_: Any) -> int:  # noqa: ARG004
-        """Return the number of values in an observation of what wraps `obs` values and `act` actions."""
+        """Return the observation size after wrapping an environment of `obs` values and `act` actions."""
         return obs
 
     def reset(self, obs: np.ndarray, rows: np.ndarray, seeds: np.ndarray) -> np.ndarray:  # noqa: ARG002
@@ -77,7 +79,7 @@ class Wrapper:
         return obs
 
     def action(self, actions: np.ndarray, rows: np.ndarray) -> np.ndarray:  # noqa: ARG002
-        """Return what the wrapped environments get; actions [num_envs, action_dim]."""
+        """Return the actions for the wrapped environments; actions [num_envs, action_dim]."""
         return actions
 
     def step(
@@ -87,7 +89,7 @@ class Wrapper:
         rows: np.ndarray,  # noqa: ARG002
         outcome: Outcome,
     ) -> tuple[np.ndarray, Outcome]:
-        """Return the observations [len(rows), n] after a step, and its outcome; `actions` are the outer."""
+        """Return the observations [len(rows), n] and outcome of a step; `actions` came from outside."""
         return obs, outcome
 
     def _sized(self, obs: int) -> None:
@@ -95,7 +97,7 @@ class Wrapper:
 
 
 class StepCounter(Wrapper):
-    """A wrapper that counts the steps of each episode."""
+    """Base class of wrappers that count the steps of each episode."""
 
     def __init__(self, spec: EnvSpec, rows: int) -> None:
         super().__init__(spec, rows)
@@ -119,7 +121,7 @@ class StepCounter(Wrapper):
 
 
 class TimeFeature(StepCounter):
-    """The share of the episode that is left, after the observation; 1 throughout in test mode."""
+    """Append the remaining share of the episode to the observation; always 1 in test mode."""
 
     def __init__(self, spec: EnvSpec, rows: int, max_steps: int = 1000, *, test_mode: bool = False) -> None:
         super().__init__(spec, rows)
@@ -129,17 +131,17 @@ class TimeFeature(StepCounter):
 
     @staticmethod
     def size(obs: int, act: int, **_: Any) -> int:  # noqa: ARG004
-        """Return one value more."""
+        """Return the size with one more value."""
         return obs + 1
 
     def reset(self, obs: np.ndarray, rows: np.ndarray, seeds: np.ndarray) -> np.ndarray:
-        """Show that all of the episode is left."""
+        """Append a full remaining share."""
         return self._seen(super().reset(obs, rows, seeds), rows)
 
     def step(
         self, obs: np.ndarray, actions: np.ndarray, rows: np.ndarray, outcome: Outcome
     ) -> tuple[np.ndarray, Outcome]:
-        """Show what is left after the step."""
+        """Append the remaining share after the step."""
         obs, outcome = super().step(obs, actions, rows, outcome)
         return self._seen(obs, rows), outcome
 
@@ -152,13 +154,13 @@ class TimeFeature(StepCounter):
 
 
 class TimeAware(TimeFeature):
-    """Gymnasium's count of steps after the observation, as a share of the limit if normalised."""
+    """Append Gymnasium's step count to the observation, as a share of the limit if normalised."""
 
     def __init__(
         self,
         spec: EnvSpec,
         rows: int,
-        flatten: bool = True,  # Gymnasium's own order of arguments
+        flatten: bool = True,  # Gymnasium's order of the arguments.
         *,
         normalize_time: bool = False,
     ) -> None:
@@ -172,7 +174,7 @@ class TimeAware(TimeFeature):
 
 
 class HistoryWrapper(Wrapper):
-    """The last observations, oldest first, then the last actions; zeros before the episode's first."""
+    """Concatenate the last observations and actions, oldest first; zeros before the episode."""
 
     def __init__(self, spec: EnvSpec, rows: int, horizon: int = 2) -> None:
         super().__init__(spec, rows)
@@ -182,11 +184,11 @@ class HistoryWrapper(Wrapper):
 
     @staticmethod
     def size(obs: int, act: int, horizon: int = 2, **_: Any) -> int:
-        """Return that many observations and actions."""
+        """Return the size of that many observations and actions."""
         return horizon * (obs + act)
 
     def reset(self, obs: np.ndarray, rows: np.ndarray, seeds: np.ndarray) -> np.ndarray:  # noqa: ARG002
-        """Empty the histories."""
+        """Clear the histories."""
         self._obs[rows] = self._actions[rows] = 0
         self._obs[rows, -obs.shape[1] :] = obs
         return self._seen(rows)
@@ -205,7 +207,7 @@ class HistoryWrapper(Wrapper):
 
 
 class FrameStack(Wrapper):
-    """The last observations, the newest last; before the first, zeros or the number that `padding` holds."""
+    """Stack the last observations, newest last; zeros or `padding` before the first."""
 
     def __init__(
         self,
@@ -231,11 +233,11 @@ class FrameStack(Wrapper):
 
     @staticmethod
     def size(obs: int, act: int, n_stack: int = 1, **_: Any) -> int:  # noqa: ARG004
-        """Return that many observations."""
+        """Return the size of that many observations."""
         return n_stack * obs
 
     def reset(self, obs: np.ndarray, rows: np.ndarray, seeds: np.ndarray) -> np.ndarray:  # noqa: ARG002
-        """Empty the stack."""
+        """Clear the stack."""
         self._frames[rows] = np.tile(obs, self._count) if self._repeat else self._blank
         self._frames[rows, -obs.shape[1] :] = obs
         return np.asarray(self._frames[rows])
@@ -253,7 +255,7 @@ class FrameStack(Wrapper):
 
 
 class MaskVelocity(Wrapper):
-    """Velocities are zeros; which values those are is listed by environment."""
+    """Set velocities to zero; their indices are listed per environment."""
 
     _AT: Final[Mapping[str, tuple[int, ...]]] = {
         "CartPole": (1, 3),
@@ -288,7 +290,7 @@ class MaskVelocity(Wrapper):
 
 
 class RescaleAction(Wrapper):
-    """The policy's actions lie in [min_action, max_action] and are mapped to the environment's bounds."""
+    """Rescale actions from [min_action, max_action] to the environment's bounds."""
 
     def __init__(
         self,
@@ -314,14 +316,14 @@ class RescaleAction(Wrapper):
         self.spec = replace(spec, action_low=self._low, action_high=self._high)
 
     def action(self, actions: np.ndarray, rows: np.ndarray) -> np.ndarray:  # noqa: ARG002
-        """Map the actions to the environment's bounds."""
+        """Rescale the actions to the environment's bounds."""
         low, high = self.inner.action_low, self.inner.action_high
         moved = low + (high - low) * ((actions - self._low) / (self._high - self._low))
         return np.asarray(np.clip(moved, low, high), low.dtype)
 
 
 class ActionNoise(Wrapper):
-    """Gaussian noise on every action, limited to the bounds; the episode's seed decides its draws."""
+    """Add Gaussian noise to every action within the bounds; draws depend on the episode's seed."""
 
     def __init__(self, spec: EnvSpec, rows: int, noise_std: float = 0.1) -> None:
         super().__init__(spec, rows)
@@ -346,7 +348,7 @@ class ActionNoise(Wrapper):
 
 
 class ActionSmoothing(Wrapper):
-    """An exponential moving average of the actions, which starts from zeros."""
+    """Apply an exponential moving average to the actions, starting from zeros."""
 
     def __init__(self, spec: EnvSpec, rows: int, smoothing_coef: float = 0.0) -> None:
         super().__init__(spec, rows)
@@ -354,7 +356,7 @@ class ActionSmoothing(Wrapper):
         self._smoothed = np.zeros((rows, spec.action_dim), spec.action_low.dtype)
 
     def reset(self, obs: np.ndarray, rows: np.ndarray, seeds: np.ndarray) -> np.ndarray:  # noqa: ARG002
-        """Forget the actions before."""
+        """Clear the previous actions."""
         self._smoothed[rows] = 0
         return obs
 
@@ -365,7 +367,7 @@ class ActionSmoothing(Wrapper):
 
 
 class TimeLimit(StepCounter):
-    """Episodes are cut after `max_episode_steps`."""
+    """Truncate episodes after `max_episode_steps`."""
 
     def __init__(self, spec: EnvSpec, rows: int, max_episode_steps: int) -> None:
         super().__init__(spec, rows)
@@ -375,13 +377,13 @@ class TimeLimit(StepCounter):
     def step(
         self, obs: np.ndarray, actions: np.ndarray, rows: np.ndarray, outcome: Outcome
     ) -> tuple[np.ndarray, Outcome]:
-        """Cut what is too long."""
+        """Truncate episodes that reach the limit."""
         obs, (rewards, terminated, truncated) = super().step(obs, actions, rows, outcome)
         return obs, (rewards, terminated, truncated | (self._steps[rows] >= self._limit))
 
 
 class FrameSkip(Wrapper):
-    """Every action is repeated `skip` times, or until the episode ends; WrappedVector adds rewards."""
+    """Repeat every action `skip` times, or until the episode ends; WrappedVector sums the rewards."""
 
     def __init__(self, spec: EnvSpec, rows: int, skip: int = 4) -> None:
         super().__init__(spec, rows)
@@ -402,7 +404,7 @@ _PLAYED: Final[Mapping[str, tuple[type[Wrapper], Mapping[str, str], Mapping[str,
     "TimeLimit": (TimeLimit, {}, {}),
     "FrameSkip": (FrameSkip, {}, {}),
 }
-"""By the class's name: what plays it, its arguments' other names, and what they are set to."""
+"""By class name: the wrapper that reproduces it, other argument names, and fixed arguments."""
 
 HARMLESS: Final = frozenset(
     {
@@ -425,34 +427,34 @@ HARMLESS: Final = frozenset(
         "PlotActionWrapper",
     }
 )
-"""Wrappers that change neither what a policy of one-axis observations sees nor what its actions do."""
+"""Wrappers that affect neither one-axis observations nor actions."""
 REWARDS: Final = frozenset(
     {"NormalizeReward", "ClipReward", "ClipRewardEnv", "TransformReward", "DelayedRewardWrapper"}
 )
-"""Wrappers that change rewards alone, which a trained policy does not see."""
+"""Wrappers that change only rewards, which a trained policy does not use."""
 NORMALIZERS: Final = frozenset({"VecNormalize", "NormalizeObservation"})
-"""Wrappers whose running statistics lie in another file, or in none."""
+"""Wrappers whose running statistics are in another file, or in none."""
 
 
 def is_known_wrapper(wrapper: WrapperSpec) -> bool:
-    """Return whether what the wrapper does to an agent is known."""
+    """Return whether the wrapper's effect on an agent is known."""
     ours = "." not in wrapper.name or wrapper.name.startswith(LIBRARIES)
     return ours and wrapper.title in {*_PLAYED, *HARMLESS, *REWARDS, *NORMALIZERS}
 
 
 def list_wrapper_names() -> list[str]:
-    """Return the names of all wrappers of which it is known what they do to an agent."""
+    """Return the names of all wrappers with a known effect on an agent."""
     return sorted({*_PLAYED, *HARMLESS, *REWARDS})
 
 
 def changes_size(wrappers: Iterable[WrapperSpec]) -> bool:
-    """Return whether any of the wrappers changes how many values an observation has."""
+    """Return whether any of the wrappers changes the observation size."""
     played = (each for each in wrappers if each.title in _PLAYED)
     return any(_PLAYED[each.title][0].size(2, 1, **wrapper_arguments(each)) != 2 for each in played)
 
 
 def parse_wrapper(text: str) -> WrapperSpec:
-    """Return the wrapper of `NAME` or `NAME:argument=number,...`; raise UsageError for anything else."""
+    """Return the wrapper of `NAME` or `NAME:argument=number,...`; raise UsageError for other text."""
     name, _, rest = text.partition(":")
     arguments: dict[str, Any] = {}
     for pair in filter(None, rest.split(",")):
@@ -471,17 +473,17 @@ def parse_wrapper(text: str) -> WrapperSpec:
 
 
 def serialize_wrappers(wrappers: Iterable[WrapperSpec]) -> str:
-    """Return the wrappers as text: the same wrappers give the same text."""
+    """Format wrappers as text: equal wrappers give equal text."""
     return json.dumps([[each.name, dict(each.arguments)] for each in wrappers], sort_keys=True)
 
 
 def deserialize_wrappers(text: str) -> tuple[WrapperSpec, ...]:
-    """Return the wrappers that were written as text."""
+    """Parse wrappers from their text form."""
     return tuple(WrapperSpec(str(name), arguments) for name, arguments in (json.loads(text) if text else ()))
 
 
 def wrapper_arguments(wrapper: WrapperSpec) -> dict[str, Any]:
-    """Return a played wrapper's arguments under our names; raise UsageError for one that is not known."""
+    """Return a wrapper's arguments under ckpttool's names; raise UsageError for an unknown one."""
     kind, names, fixed = _PLAYED[wrapper.title]
     given = dict(wrapper.arguments)
     if kind is FrameStack and wrapper.title == "FrameStackObservation":
@@ -523,7 +525,7 @@ def _is_valid_argument(name: str, value: object) -> bool:
 
 
 def inner_obs_dim(outer: int, act: int, wrappers: Sequence[WrapperSpec]) -> int | None:
-    """Return how many values an environment must show so that the policy sees `outer`; None if none does."""
+    """Return the inner observation size that gives `outer` after wrapping; None if there is none."""
     played = [each for each in wrappers if each.title in _PLAYED]
 
     def outside(size: int) -> int:
@@ -531,14 +533,14 @@ def inner_obs_dim(outer: int, act: int, wrappers: Sequence[WrapperSpec]) -> int 
             size = _PLAYED[each.title][0].size(size, act, **wrapper_arguments(each))
         return size
 
-    # Every size is a multiple of the inner one plus a constant.
+    # Each wrapped size is a multiple of the inner one plus a constant.
     zero, one = outside(0), outside(1)
     found, rest = divmod(outer - zero, one - zero)
     return found if rest == 0 and found > 0 else None
 
 
 class WrappedVector:
-    """Environments inside the wrappers of a training, the first one innermost."""
+    """Environments inside training wrappers, innermost first."""
 
     def __init__(self, inner: VectorEnv, wrappers: Sequence[WrapperSpec]) -> None:
         spec = inner.spec
@@ -569,16 +571,16 @@ class WrappedVector:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What the wrapped environments' libraries had to say."""
+        """Return warnings of the wrapped environments' libraries."""
         return self._inner.notes
 
     @property
     def agreement(self) -> Agreement | None:
-        """How closely the engine reproduces Gymnasium, before anything is wrapped."""
+        """Agreement with Gymnasium, measured before wrapping."""
         return self._inner.agreement
 
     def reset(self, rows: np.ndarray, seeds: np.ndarray) -> None:
-        """Begin the episode of seeds[i] in rows[i]."""
+        """Start the episode of seeds[i] in rows[i]."""
         self._inner.reset(rows, seeds)
         obs = np.asarray(self._inner.obs)[rows]
         for each in self._chain:
@@ -586,13 +588,13 @@ class WrappedVector:
         self.obs[rows] = obs
 
     def step(self, actions: np.ndarray, rows: np.ndarray) -> Outcome:
-        """Advance `rows` by `actions[row]`; return reward, terminated and truncated of each of `rows`."""
+        """Advance `rows` by `actions[row]`; return rewards, terminated and truncated, each [len(rows)]."""
         obs, outcome = self._through(len(self._chain), actions, rows)
         self.obs[rows] = obs
         return outcome
 
     def _through(self, depth: int, actions: np.ndarray, rows: np.ndarray) -> tuple[np.ndarray, Outcome]:
-        """Step what lies inside the wrapper of that number, from the outside in and back."""
+        """Step through the wrapper with that number: from the outside in, then back out."""
         if not depth:
             outcome = self._inner.step(actions, rows)
             return np.array(self._inner.obs)[rows], outcome
@@ -620,7 +622,7 @@ class WrappedVector:
         return obs, (rewards, terminated, truncated)
 
     def frame(self, row: int) -> np.ndarray:
-        """Return a picture of the row as it is now: uint8 [height, width, 3]."""
+        """Return an image of the row's current state: uint8 [height, width, 3]."""
         return self._inner.frame(row)
 
     def close(self) -> None:
@@ -635,7 +637,7 @@ class WrappedVector:
 
 
 def wrap_environments(vector: VectorEnv, wrappers: Sequence[WrapperSpec]) -> VectorEnv:
-    """Return the environments inside the wrappers; close them where they cannot be wrapped."""
+    """Wrap the environments; close them if that fails."""
     if not any(each.title in _PLAYED or each.title in REWARDS for each in wrappers):
         return vector
     try:
@@ -646,7 +648,7 @@ def wrap_environments(vector: VectorEnv, wrappers: Sequence[WrapperSpec]) -> Vec
 
 
 def _wrapper_parameters(kind: Callable[..., Wrapper]) -> dict[str, bool]:
-    """Return a wrapper's arguments, and whether each is needed."""
+    """Return a wrapper's arguments, and whether each is required."""
     found = inspect.signature(kind).parameters
     return {name: p.default is p.empty for name, p in found.items() if name not in ("spec", "rows")}
 
@@ -657,6 +659,6 @@ def _resize_observation(spec: EnvSpec, obs: int) -> EnvSpec:
 
 
 def format_arguments(arguments: Mapping[str, Any]) -> str:
-    """Return the arguments as people read them."""
+    """Return the arguments formatted for display."""
     plain = {name: value for name, value in arguments.items() if not isinstance(value, list)}
     return f" ({', '.join(f'{name}={value}' for name, value in plain.items())})" if plain else ""

@@ -50,12 +50,12 @@ if TYPE_CHECKING:
     from ckpttool.encodings.pickle_reader import PickleScan
 
 
-# What a place in a file holds when it is no checkpoint of its own: a tree, and what to say of it.
+# The content of one part of a checkpoint file: a tree, and the notes about it.
 
 
 @dataclass(frozen=True, slots=True)
 class FileListing:
-    """One file's part in a checkpoint; the fields are those of Checkpoint."""
+    """One file's part of a checkpoint; the fields are those of Checkpoint."""
 
     tree: Tree
     writer: str | None = None
@@ -65,7 +65,7 @@ class FileListing:
     asks: tuple[CodeReference, ...] = ()
 
     def checkpoint(self, location: str, name: str, *files: File) -> Checkpoint:
-        """Return it as the checkpoint at `location`, of the format of that name, read from these files."""
+        """Return it as the checkpoint at `location`, in the named format, read from these files."""
         return Checkpoint(
             path=location,
             format=name,
@@ -80,7 +80,7 @@ class FileListing:
 
 
 def join_trees(parts: Mapping[PathStep, Tree], name: Callable[[PathStep, str], str], top: Container) -> Tree:
-    """Return one tree of several: each one's entries below its step; `name` gives a native key's new form."""
+    """Merge several trees, each under its own step; `name` maps native keys to their new form."""
     leaves: dict[Path, Leaf | ValueLeaf] = {}
     aliases: dict[Path, tuple[Alias, ...]] = {}
     containers: dict[Path, Container] = {(): top}
@@ -100,16 +100,16 @@ def join_trees(parts: Mapping[PathStep, Tree], name: Callable[[PathStep, str], s
 
 
 def member_key(member: PathStep, native: str) -> str:
-    """Return the native key of a tensor in one of several files: `actor:l1.weight`."""
+    """Return the native key of a tensor in one of several files, e.g. `actor:l1.weight`."""
     return f"{member.value}:{native}"
 
 
 def join_checkpoints(
     location: str, format_: str, parts: Mapping[str, Checkpoint], settings: Mapping[str, Tree] | None = None
 ) -> Checkpoint:
-    """Return the one checkpoint that several files make: each one's entries below its member's name.
+    """Merge several files into one checkpoint; the entries of each are under its member name.
 
-    `settings` are trees of values that belong to it as well.
+    `settings` are additional trees of values that belong to the checkpoint.
     """
     trees = {key(member): one.tree for member, one in parts.items()}
     trees |= {key(member): tree for member, tree in (settings or {}).items()}
@@ -128,24 +128,24 @@ def join_checkpoints(
     )
 
 
-# The few facts that a format may look at to decide whether a path is its own.
+# The facts about a path that format detection may use.
 
 HEAD = 1024
 TAIL = 64
 
 
 class Probe:
-    """A path, what is there, its first and last bytes, and its neighbours' names."""
+    """A path, its kind, its first and last bytes, and the names in its folder."""
 
     def __init__(self, path: str) -> None:
-        """Look at nothing yet."""
+        """Create the probe without accessing the file system."""
         self.path = path
         self.refused: CkpttoolError | None = None
-        """what kept a file that is there from being read"""
+        """The error raised when an existing file could not be read."""
 
     @cached_property
     def kind(self) -> filesystem.Kind:
-        """What is at the path; "special" is a socket, a device or a FIFO, which nobody opens."""
+        """The kind of file at the path; "special" is a socket, a device or a FIFO, which is never opened."""
         return filesystem.path_kind(self.path)
 
     @cached_property
@@ -155,22 +155,22 @@ class Probe:
 
     @cached_property
     def head(self) -> bytes:
-        """The first bytes of a file."""
+        """The first bytes of the file."""
         return self._bytes(0, HEAD)
 
     @property
     def members(self) -> Collection[str]:
-        """The names in a zip archive; none for another file and for a damaged archive."""
+        """The member names of a zip archive; empty for other files and damaged archives."""
         return () if isinstance(self._archive, CkpttoolError | None) else self._archive.members
 
     @property
     def damage(self) -> CkpttoolError | None:
-        """What is wrong with a file that begins like a zip archive and cannot be listed."""
+        """The error for a file that begins like a zip archive but cannot be listed."""
         return self._archive if isinstance(self._archive, CkpttoolError) else None
 
     @cached_property
     def _archive(self) -> archives.ZipArchive | CkpttoolError | None:
-        # Several formats are told by their members: they ask in a row, and the archive is listed once.
+        # Several formats are detected by their members; the archive is listed only once.
         if not self.head.startswith(b"PK\x03\x04"):
             return None
         try:
@@ -180,20 +180,20 @@ class Probe:
 
     @cached_property
     def tail(self) -> bytes:
-        """The last bytes of a file."""
+        """The last bytes of the file."""
         return self._bytes(max(0, self.size - TAIL), TAIL)
 
     @cached_property
     def folder(self) -> str:
-        """The folder itself, or the one that the path is in."""
+        """The folder itself, or the folder that contains the path."""
         return self.path if self.kind == "folder" else os.path.dirname(self.path) or "."
 
     @cached_property
     def names(self) -> frozenset[str]:
-        """The names in `folder`, but not what a conversion that was cut short left there.
+        """The names in `folder`, without the leftovers of an interrupted conversion.
 
-        A probe of such a name, which is how a file is read back before it has its own, sees all. A folder
-        elsewhere that has too many is one that cannot tell: a file in it is found all the same.
+        A probe of a leftover (a file is read back before it gets its final name) returns all names. If a
+        remote folder has too many names, it cannot be used for detection, but its files can still be read.
         """
         try:
             found = filesystem.listdir(self.folder)
@@ -209,7 +209,7 @@ class Probe:
         return os.path.basename(os.path.normpath(self.path))
 
     def start(self, length: int) -> bytes:
-        """Return the first `length` bytes of a file; fewer where it has fewer, or cannot be read."""
+        """Return up to `length` bytes of a file; fewer if it is shorter or cannot be read."""
         return self.head[:length] if length <= HEAD else self._bytes(0, length)
 
     def _bytes(self, offset: int, length: int) -> bytes:
@@ -223,11 +223,11 @@ class Probe:
 
 
 class Format(Protocol):
-    """What every format module offers; its names are module-level.
+    """The interface of every format module; its names are at module level.
 
-    `FRAMEWORK` is the backend that runs what the format usually holds. A format that is led to a location by
-    what a file says may have `redirected(probe, location) -> str | None`, a note where that is another place
-    than the file names.
+    `FRAMEWORK` is the backend that usually runs the format's networks. A format that finds a location
+    through the content of a file may define `redirected(probe, location) -> str | None`, a note that is
+    used if the location differs from the one recorded in the file.
     """
 
     NAME: str
@@ -236,17 +236,17 @@ class Format(Protocol):
     FRAMEWORK: str
 
     def claims(self, probe: Probe) -> str | None:
-        """Return the location to read if the probe is ours (a prefix for its `.index`), else None."""
+        """Return the location to read (a prefix for its `.index`) if this format owns the path, else None."""
         ...
 
     def read(self, location: str) -> Checkpoint:
-        """List everything at the location; raise FormatError when the bytes break the format's rules."""
+        """List everything at the location; raise FormatError if the bytes violate the format."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class FormatDefinition:
-    """A second format of a module: the names of Format, which the first one has at module level."""
+    """A second format in a module: the names of Format, which the first format has at module level."""
 
     NAME: str
     TITLE: str
@@ -257,9 +257,9 @@ class FormatDefinition:
 
 
 class OutputFile(NamedTuple):
-    """One file of a checkpoint to be written: what follows the target in its name, and who fills it.
+    """One file of a checkpoint to be written: its suffix to the target's name, and its writer.
 
-    A buffer that was written must not change after that. atomic_write.Output describes `indexes`, `meanwhile`
+    A written buffer must not change afterwards. atomic_write.Output describes `indexes`, `meanwhile`
     and `extra`.
     """
 
@@ -274,12 +274,12 @@ class WritingFormat(Format, Protocol):
     """A format module that can also write (its `WRITES` is true)."""
 
     def pieces(self, tree: Tree) -> Sequence[OutputFile]:
-        """Return the files that hold the tree, in the order of writing, an index last.
+        """Return the files that contain the tree, in writing order, with an index last.
 
-        Filling a piece keeps one leaf in memory at a time. Raise UnsupportedError, before anything is
-        written, for what the format cannot hold. A format may take further options by keyword
-        (commands.options.TARGETS names them). A format that gives leaves other paths when they are read back
-        also has `stored(tree, **options) -> Tree`, with those paths.
+        Only one leaf is in memory at a time. Raise UnsupportedError, before anything is written, if the
+        format cannot store the tree. A format may accept more keyword options (listed in
+        commands.options.TARGETS). A format that changes the paths of leaves also defines
+        `stored(tree, **options) -> Tree`, which returns the tree with those paths.
         """
         ...
 
@@ -291,19 +291,19 @@ class WritingFormatDefinition(FormatDefinition):
     pieces: Callable[[Tree], Sequence[OutputFile]]
     stored: Callable[[Tree], Tree] | None = None
     members: Callable[[str], tuple[str, ...]] | None = None
-    """the files that a location has, or would have if it were complete"""
+    """The files that a location has, or would have if it were complete."""
     WRITES: ClassVar[bool] = True
 
 
-# Processes of our own that a format starts, with the modules that this process sees and nothing else.
+# Subprocesses started by a format; they import modules from the same places as this process.
 
 _PACKAGE = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 
 
 def child_program(code: str) -> str:
-    """Return the program of a process that runs the code with the modules that this process finds.
+    """Return the command of a subprocess that runs `code` with this process's module search path.
 
-    Its first argument on the command line is what `child_paths` returns.
+    Its first command line argument is the result of `child_paths`.
     """
     return f"""
 import json, sys
@@ -313,17 +313,17 @@ sys.path += [path for path in json.loads(sys.argv[1]) if path not in sys.path]
 
 
 def child_paths() -> str:
-    """Return where modules are found by this process, as JSON."""
+    """Return this process's module search path as JSON."""
     return json.dumps([_PACKAGE, *(path for path in sys.path if os.path.isabs(path))])
 
 
-# How the files begin that torch.save wrote; every command asks, so nothing heavy is imported here.
+# First bytes of files written by torch.save; every command checks them, so this module imports nothing heavy.
 #
 # Source: torch/serialization.py (MAGIC_NUMBER, _legacy_save); Lib/pickle.py for a number in each protocol.
 
 ZIP = b"PK\x03\x04"
 MAGIC = 0x1950A86A20F9469CFC6C
-# The magic number as a pickle of its own. From protocol 4 on the pickle may be framed.
+# The magic number as a separate pickle. From protocol 4 on the pickle may be framed.
 STREAM = re.compile(
     rb"\x80[\x02-\x05](?:\x95.{8})?\x8a\x0a%b|L%dL?\n" % (re.escape(MAGIC.to_bytes(10, "little")), MAGIC),
     re.DOTALL,
@@ -331,36 +331,37 @@ STREAM = re.compile(
 STREAM_LENGTH = 32
 
 
-# Which format a pickled file belongs to, from its first bytes; nothing is unpickled.
+# Detect the format of a pickled file from its first bytes; nothing is unpickled.
 
 Owner = Literal["stable_baselines2", "rllib", "pytorch", "pytorch_dcp", "d3rlpy", "pickle"]
 
-# Lib/pickle.py: protocols 2 and above begin with PROTO and their number; unpicklers take 0 and 1 there too.
+# Lib/pickle.py: protocols 2 and above begin with PROTO and their number; unpicklers also accept 0 and 1
+# there.
 _PROTOCOL = re.compile(rb"\x80[\x00-\x05]")
-# Protocols 0 and 1 begin with the first value: a mark, an empty container, or the name of a class.
+# Protocols 0 and 1 begin with the first value: a mark, an empty container, or a class name.
 _OLD = (b"(", b"]", b"}", b")", b"c")
 _SUFFIXES = (".pkl", ".pickle", ".p")
-# Opcodes that need nothing on the stack: with one of them a pickle without PROTO begins. PERSID is left out,
-# which only torch could take, and does not; so are bytes that stand at the start of other files.
+# Opcodes that need nothing on the stack: a pickle without PROTO begins with one of them. PERSID is excluded,
+# because only torch could load it, and does not; so are the first bytes of other file types.
 _STARTS = frozenset(b"(])}cNIJKLMFGSTUVXBCi\x82\x83\x84\x88\x89\x8a\x8b\x8c\x8d\x8e\x8f\x95\x96")
 _OTHERS = (b"BZh", b"\x89HDF\r\n")
-# BINSTRING, BINUNICODE and BINBYTES: the length of what follows, in four bytes.
+# BINSTRING, BINUNICODE and BINBYTES: the length of the following data, in four bytes.
 _LENGTHY = b"TXB"
-# ray/rllib/utils/checkpoints.py, get_checkpoint_info: names of files of version 0.1, and of later ones.
+# ray/rllib/utils/checkpoints.py, get_checkpoint_info: file names of version 0.1 and later versions.
 CHECKPOINT = re.compile(r"checkpoint-\d+")
 _STATES = ("algorithm_state.pkl", "policy_state.pkl", "module_state.pkl")
-# torch/serialization.py, _save: the pickle of an archive that was unpacked, and what lies beside it.
+# torch/serialization.py, _save: the pickle of an unpacked archive, and the files next to it.
 _UNPACKED, _BESIDE = "data.pkl", {"data", "version"}
-# torch/distributed/checkpoint/metadata.py: its pickle begins with the name of its class.
+# torch/distributed/checkpoint/metadata.py: the pickle begins with the name of its class.
 _DCP = re.compile(rb".{0,16}torch\.distributed\.checkpoint\.metadata.{1,8}Metadata", re.DOTALL)
 # d3rlpy/base.py, dump_learnable: a dict whose first entry is `torch`, in bytes (protocols 3, 4 and above, and
-# as we write it, without remembering the dict).
+# as ckpttool writes it, without memoizing the dict).
 _D3 = re.compile(
     rb"\x80.(\x95.{8})?\}(\x94|q\0)?\((\x8c\x05|X\x05\0\0\0)torch(\x94|q[\0\x01])(\x95.{8})?[BC\x8e]",
     re.DOTALL,
 )
-# Both libraries name their own classes early in the file: SB2 pickles its data before the weights (and each
-# of its agents has an attribute of this name, stable_baselines/common/base_class.py), RLlib its filters.
+# Names of both libraries' own classes occur early in the file: SB2 pickles its data before the weights (and
+# each of its agents has an attribute of this name, stable_baselines/common/base_class.py), RLlib its filters.
 _RLLIB = re.compile(rb"ray\.rllib\.")
 _SB2 = re.compile(rb"stable_baselines\.|_vectorize_action")
 _LOOKED_AT = 1 << 20
@@ -369,7 +370,7 @@ _NAME = re.compile(r"[^\W\d][\w.<>]*")
 
 
 def find_pickle_format(probe: Probe) -> Owner | None:
-    """Return which format reads the file; None when it is no pickle, or one of torch's own forms."""
+    """Return the format that reads the file; None if it is not a pickle, or one of torch's own forms."""
     if STREAM.match(probe.head) or _is_safetensors_length(probe.head):
         return None
     if _PROTOCOL.match(probe.head) is None:
@@ -387,10 +388,11 @@ def find_pickle_format(probe: Probe) -> Owner | None:
 
 @lru_cache(maxsize=4)
 def _lacks_proto(probe: Probe) -> bool:
-    """Say whether this is a pickle without PROTO: of protocol 0 or 1, Python 2's default.
+    """Return whether this is a pickle without PROTO: protocol 0 or 1, the default of Python 2.
 
-    Its opcodes tell, whatever its name is. Text may make sense as a few opcodes: it must go on to STOP and
-    make a container or an object, or call something of the standard library that acts before it fails.
+    The check uses the opcodes, not the file name. Text may parse as a few opcodes, so they must reach
+    STOP and build a container or an object, or call a standard library function that acts before it
+    fails.
     """
     if not may_be_pickle(probe.head, probe.size):
         return False
@@ -401,19 +403,19 @@ def _lacks_proto(probe: Probe) -> bool:
 
 
 def may_be_pickle(head: bytes, size: int) -> bool:
-    """Say whether a file of `size` bytes with this start may be a pickle without PROTO."""
+    """Return whether a file of `size` bytes with this start may be a pickle without PROTO."""
     if not head or head[0] not in _STARTS or head.startswith(_OTHERS):
         return False
     return head[0] not in _LENGTHY or 5 + int.from_bytes(head[1:5], "little") <= size
 
 
 def scan_head(start: Callable[[int], bytes], size: int, length: int = HEAD) -> tuple[PickleScan, bytes]:
-    """Run the opcodes at the start of a file of `size` bytes, over as many bytes as they take.
+    """Scan the opcodes at the start of a file of `size` bytes, over as many bytes as they need.
 
-    `start` returns the first bytes of the file; `length` is how many are tried first. Return the scan, and
-    the bytes that it was made of.
+    `start` returns the first bytes of the file; `length` is the number of bytes for the first attempt.
+    Return the scan and the scanned bytes.
     """
-    # Not at the top: every command asks who owns a file.
+    # Not a top-level import: every command runs format detection.
     from ckpttool.encodings.pickle_reader import scan_pickle
 
     while True:
@@ -425,7 +427,7 @@ def scan_head(start: Callable[[int], bytes], size: int, length: int = HEAD) -> t
 
 
 def is_pickle(found: PickleScan, data: bytes, size: int) -> bool:
-    """Say whether the bytes that were scanned begin a pickle, and not a text that looks like one."""
+    """Return whether the scanned bytes begin a pickle, not text that looks like one."""
     names = [each.name for each in found.asked]
     real = bool(names) and all(map(_NAME.fullmatch, names))
     if found.end is None:
@@ -437,13 +439,13 @@ def is_pickle(found: PickleScan, data: bytes, size: int) -> bool:
 
 
 def _is_safetensors_length(head: bytes) -> bool:
-    # A safetensors header whose length begins like a protocol's number: no pickle goes on so.
+    # A safetensors header whose length begins like a protocol number; no pickle continues this way.
     return head[4:9] == b"\0\0\0\0{"
 
 
 @lru_cache(maxsize=4)
 def _find_by_content(probe: Probe) -> Owner:
-    # Three formats ask about one probe in a row.
+    # Three formats check the same probe one after the other.
     try:
         data = filesystem.read_bytes(probe.path, 0, _LOOKED_AT)
     except OSError:
@@ -453,21 +455,21 @@ def _find_by_content(probe: Probe) -> Owner:
     return "stable_baselines2" if _SB2.search(data) else "pickle"
 
 
-# Plain data as JSON and back, exactly: numbers that JSON lacks, bytes, tuples, keys of any plain type.
+# Plain data as JSON and back, without loss: numbers that JSON lacks, bytes, tuples, keys of any plain type.
 
-# Longer integers are spelled in hexadecimal, which is read in linear time.
+# Longer integers are written in hexadecimal, which parses in linear time.
 _LONG = 64
-# No more digits than Python prints, and no deeper than a container's state can be (torch_zip.pieces).
+# No more digits than Python prints, and no deeper than the state of a container can be (torch_zip.pieces).
 _DIGITS, _DEPTH = 3500, 64
 _WORDS = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}
 _KINDS: tuple[str, ...] = ("attr", "key", "index")
 
 
 def encode_value(value: Any) -> Any:
-    """Return what JSON can hold for a plain value, a Record, or lists, tuples and dicts of such.
+    """Return the JSON form of a plain value, a Record, or lists, tuples and dicts of them.
 
-    What JSON cannot say is an object of one entry that names the type: `{"float": "nan"}`. Raise
-    UnsupportedError for an integer with more digits than Python prints.
+    A value without a JSON form becomes an object with one entry that names the type:
+    `{"float": "nan"}`. Raise UnsupportedError for an integer with more digits than Python prints.
     """
     if isinstance(value, list):
         return [encode_value(item) for item in value]
@@ -503,7 +505,7 @@ _WRITERS: dict[type, Callable[[Any], Any]] = {
 
 
 def is_text(value: str) -> bool:
-    """Say whether the text can be written at all: half of a surrogate pair cannot."""
+    """Return whether the text can be encoded; an unpaired surrogate cannot."""
     return value.isascii() or not any("\ud800" <= character <= "\udfff" for character in value)
 
 
@@ -512,7 +514,7 @@ def _base64(data: bytes) -> str:
 
 
 def decode_value(value: Any, depth: int = _DEPTH) -> Any:
-    """Return the value that `encoded` gave this; raise FormatError for anything else."""
+    """Return the value that `encoded` converted to this; raise FormatError for anything else."""
     if not isinstance(value, dict | list):
         return value
     if not depth:
@@ -559,7 +561,7 @@ def _decode_list(word: str, inner: Any, depth: int) -> Any:
 
 
 def encode_path(path: Path) -> list[Any]:
-    """Return a path for JSON: a text key as it is, a list's index as a number, others by their kind."""
+    """Return a path as JSON: text keys as strings, list indices as numbers, other keys with their type."""
     return [_encode_step(step) for step in path]
 
 
@@ -572,7 +574,7 @@ def _encode_step(step: PathStep) -> Any:
 
 
 def decode_path(steps: Any, known: dict[str, PathStep]) -> Path:
-    """Return the path of `steps`; `known` keeps the steps that were met, which thousands of paths share."""
+    """Return the path of `steps`; `known` caches steps, because thousands of paths share them."""
     if not isinstance(steps, list):
         raise _damage_error()
     return tuple(
@@ -599,16 +601,16 @@ def _damage_error() -> FormatError:
     return FormatError("the recorded tree is damaged")
 
 
-# A tree recorded as text, for formats that hold only named arrays: paths, values, aliases, containers.
+# A tree embedded as text, for formats that store only named arrays: paths, values, aliases, containers.
 #
-# Formats in which a tree has no place of its own (safetensors, npz) keep it beside their arrays as one JSON
-# document, ASCII only, so that what is written is read back as the same tree. docs/formats/safetensors.md
-# describes it. It is data: nothing in it is imported or called.
+# Formats without a place for a tree (safetensors, npz) keep it with their arrays as one ASCII JSON document,
+# so that the output is read back as the same tree. docs/formats/safetensors.md describes it. It is data:
+# nothing in it is imported or called.
 
 KEY = "ckpttool.tree"
 
 
-# One name for every entry of a tree, for formats whose entries have names and no paths.
+# Unique names for the entries of a tree, for formats with names instead of paths.
 
 
 def assign_names(
@@ -617,10 +619,10 @@ def assign_names(
     reserved: Collection[str] = (),
     safe: Callable[[str], str] = str,
 ) -> dict[Path, str]:
-    """Return a name for each path: as `spelled`, or unambiguously where that is taken or no text.
+    """Return a name for each path: `spelled`, or an unambiguous name if that is taken or not text.
 
-    Paths come in order, and the first of several with one spelling has it. `safe` makes an unambiguous name
-    one that the format can hold.
+    Paths come in order, and the first of several with the same spelling gets it. `safe` converts an
+    unambiguous name to one that the format can store.
     """
     taken = set(reserved)
     names: dict[Path, str] = {}
@@ -646,15 +648,15 @@ def _is_text(name: str) -> bool:
     return "\0" not in name and is_text(name)
 
 
-# A tree as the text that `read` restores.
+# Encode a tree as the text that `read` decodes.
 
 VERSION = 1
 
 
 def encode_tree(tree: Tree, names: Mapping[Path, str]) -> str:
-    """Return the tree as JSON; `names` are those of its arrays and of its aliases in the file.
+    """Return the tree as JSON; `names` are the names of its arrays and aliases in the file.
 
-    A value may have a name too: that of an array which repeats it for other readers.
+    A value may also have a name: that of an array that repeats it for other readers.
     """
     places = {path: number for number, path in enumerate(tree)}
     document = {
@@ -690,7 +692,7 @@ def _encode_leaf(tree: Tree, path: Path, name: str | None, places: Mapping[Path,
 
 
 def needs_record(tree: Tree, bare: Tree) -> bool:
-    """Say whether the file without the record (`bare`) would be read as another tree than this."""
+    """Return whether the file without the embedded tree (`bare`) would be read as a different tree."""
     if list(tree) != list(bare) or tree.containers not in ({}, bare.containers):
         return True
     return _aliases(tree) != _aliases(bare) or any(
@@ -711,7 +713,7 @@ def _aliases(tree: Tree) -> dict[Path, list[tuple[Path, bool]]]:
     }
 
 
-# The tree that a file records, over the arrays that the file holds.
+# Decode the embedded tree over the arrays in the file.
 
 _ROLES = get_args(Role)
 _PLAIN = (bool, int, float, complex, str, bytes, Record)
@@ -719,14 +721,14 @@ _CONTAINER_KINDS = ("dict", "OrderedDict", "list", "tuple", "record", "module")
 
 
 class EmbeddedTreeError(FormatError):
-    """The recorded tree is not one, or not that of these arrays: another program kept it for others."""
+    """The embedded tree is invalid, or another program kept it while replacing the arrays."""
 
 
 def decode_tree(text: bytes, arrays: Mapping[str, Leaf], untyped: Mapping[str, int] | None = None) -> Tree:
-    """Return the tree that `text` records over a file's arrays, by name.
+    """Decode the tree in `text` over a file's arrays, by name.
 
-    `untyped` gives the bytes in an element of arrays whose type the file cannot say (NumPy's void). Raise
-    DamagedError unless every array has one place in the tree, or repeats a value.
+    `untyped` maps names to element sizes in bytes of arrays whose type the file cannot record (NumPy's
+    void). Raise DamagedError unless every array has one place in the tree, or repeats a value.
     """
     try:
         return _TreeDecoder(arrays, untyped or {}).tree(
@@ -738,7 +740,7 @@ def decode_tree(text: bytes, arrays: Mapping[str, Leaf], untyped: Mapping[str, i
 
 
 class _TreeDecoder:
-    """Goes once through the document."""
+    """Decode the document in a single pass."""
 
     def __init__(self, arrays: Mapping[str, Leaf], untyped: Mapping[str, int]) -> None:
         self.arrays = arrays
@@ -788,7 +790,7 @@ class _TreeDecoder:
         return replace(leaf, role=cast(Role, role), of=of, slot=slot, trainable=trainable, name=second)
 
     def _array(self, name: Any, dtype: Any) -> Leaf:
-        """Return the array of that name, which has the type, or is of elements that are as large."""
+        """Return the array of that name if its type, or its element size, matches."""
         leaf = self.arrays.get(name) if isinstance(name, str) else None
         if leaf is not None and leaf.dtype == dtype:
             return leaf
@@ -839,13 +841,13 @@ def _require_rows(rows: Any) -> list[Any]:
     return rows
 
 
-# Settings as JSON and gin-config spell them, as plain values.
+# JSON and gin-config settings as plain values.
 
 
 def tree_from_json(settings: dict[str, Any], what: str) -> Tree:
-    """Return an object of JSON as a tree: a leaf for every text, number, true, false and null.
+    """Return a JSON object as a tree: a leaf for every string, number, true, false and null.
 
-    `what` names it in the error: LimitError for more levels than the limit allows.
+    `what` is its name in errors; raise LimitError if the object is nested too deeply.
     """
     most = limits.current().json_depth
     leaves: dict[Path, Leaf | ValueLeaf] = {}
@@ -869,14 +871,15 @@ def tree_from_json(settings: dict[str, Any], what: str) -> Tree:
     return Tree(leaves, {}, containers)
 
 
-# github.com/google/gin-config, docs/index.md: `scope/module.Name.parameter = value`, an operative config too.
+# github.com/google/gin-config, docs/index.md: `scope/module.Name.parameter = value`; also used for operative
+# configs.
 _BINDING = re.compile(r"^(?:[\w./-]+/)?([\w.]+)\.(\w+)\s*=\s*\\?\s*(.+)$|^(\w+)\s*=\s*\\?\s*(.+)$")
 
 
 def parse_gin(text: str) -> dict[str, Any]:
-    """Return the values that a gin-config file binds, by the name of what takes them and its parameter.
+    """Return the bindings of a gin-config file, by configurable name and parameter.
 
-    A reference (`@tf.keras.activations.tanh`) is its last name; what else is no literal is left out.
+    A reference (`@tf.keras.activations.tanh`) becomes its last name; other non-literals are omitted.
     """
     found: dict[str, Any] = {}
     for line in re.sub(r"\\\s*\n", " ", text).splitlines():
@@ -900,9 +903,9 @@ def _gin_value(text: str) -> Any:
     return list(value) if isinstance(value, tuple) else value
 
 
-# What a tensor of a torch checkpoint is for, told by its name and by what stands around it.
+# Determine the role of a tensor in a torch checkpoint from its name and its neighbours.
 
-# What torch's modules call their buffers (torch/nn/modules/batchnorm.py).
+# Buffer names of torch modules (torch/nn/modules/batchnorm.py).
 _BUFFERS: dict[object, Role] = {
     "running_mean": "buffer",
     "running_var": "buffer",
@@ -911,23 +914,23 @@ _BUFFERS: dict[object, Role] = {
 
 
 class TorchTensorRole(NamedTuple):
-    """What a tensor is for; the fields are those of Leaf."""
+    """The role of a tensor; the fields are those of Leaf."""
 
     role: Role
     slot: str | None = None
 
 
 def role_by_module_name(path: Path) -> Role | None:
-    """Return the role of what torch's own modules call a buffer or count in; None for any other name."""
+    """Return the role of a standard buffer or counter name in torch modules; None for other names."""
     last = path[-1].value if path else None
     return _BUFFERS.get(last.rpartition(".")[2]) if isinstance(last, str) else None
 
 
 def find_optimizers(paths: Iterable[Path]) -> frozenset[Path]:
-    """Return where optimizers' state_dicts stand (torch/optim/optimizer.py): `state` and `param_groups`.
+    """Return the paths of optimizer state_dicts (torch/optim/optimizer.py): `state` and `param_groups`.
 
-    torch.distributed.checkpoint.state_dict can flatten one into names like `state.l1.weight.exp_avg`; these
-    stand for it as well.
+    Also handle those that torch.distributed.checkpoint.state_dict flattened into names like
+    `state.l1.weight.exp_avg`.
     """
     found: dict[Path, set[str]] = {}
     for path in paths:
@@ -939,7 +942,7 @@ def find_optimizers(paths: Iterable[Path]) -> frozenset[Path]:
 
 
 def tensor_role(path: Path, known: Collection[Path]) -> TorchTensorRole:
-    """Return what the tensor at the path is for, `known` being where optimizers stand."""
+    """Return the role of the tensor at the path; `known` are the optimizer paths."""
     for depth in range(len(path)):
         if path[:depth] in known:
             return _optimizer_role(path[depth:])
@@ -954,11 +957,11 @@ def _optimizer_role(path: Path) -> TorchTensorRole:
     return TorchTensorRole("counter") if name == "step" else TorchTensorRole("slot", name)
 
 
-# A tensor's bytes for a writer: all of them, as many as its shape has.
+# Return all bytes of a tensor for a writer, and check their number.
 
 
 def read_exact(leaf: Leaf, path: Path) -> Buffer:
-    """Return the tensor's bytes; raise FormatError unless there are as many as its shape and type need."""
+    """Return the tensor's bytes; raise FormatError unless their number matches its shape and type."""
     found = leaf.read()
     nbytes = memoryview(found).nbytes
     if nbytes != leaf.nbytes:
@@ -971,13 +974,13 @@ def read_exact(leaf: Leaf, path: Path) -> Buffer:
     return found
 
 
-# Settings in YAML as data: every tag is inert, no object is made, aliases and depth are bounded.
+# YAML settings as data: every tag is inert, no object is created, aliases and depth are bounded.
 #
-# PyYAML's parser gives nodes (yaml/composer.py); only its rules for plain numbers, truth values and null are
+# PyYAML's parser produces nodes (yaml/composer.py); only its rules for plain numbers, booleans and null are
 # used (yaml/constructor.py, SafeConstructor). RL-Zoo's files are dumps of `collections.OrderedDict`, a list
 # of pairs under a Python tag (rl_zoo3/exp_manager.py, `_save_config`).
 
-# The parser's work grows with the square of how deep flow collections are nested.
+# The parser's run time grows with the square of the nesting depth of flow collections.
 _FLOWS = 500
 _LONGEST_NAME = 200
 _STANDARD = "tag:yaml.org,2002:"
@@ -985,11 +988,11 @@ _ORDERED = "collections.OrderedDict"
 
 
 def read_yaml(file: str) -> Tree:
-    """Return the values of a YAML file by path; raise FormatError when it is too large or no YAML."""
+    """Return the values of a YAML file by path; raise FormatError if it is too large or invalid YAML."""
     most, size = limits.current(), filesystem.getsize(file)
     if size > most.yaml_bytes:
         raise limits.limit_error("yaml_bytes", "the file is too large for settings", size, file=file)
-    # Not at the top: few commands meet such a file.
+    # Not a top-level import: few commands read YAML.
     import yaml
 
     text = filesystem.read_bytes(file)
@@ -998,7 +1001,7 @@ def read_yaml(file: str) -> Tree:
     try:
         node = yaml.compose(text, Loader=yaml.SafeLoader)
         leaves: dict[Path, ValueLeaf] = {}
-        # A node has bytes of its own, unless an alias repeats it.
+        # Each node has its own bytes, unless it is repeated by an alias.
         for path, value in _iter_values(node, yaml.SafeLoader(""), 2 + 2 * len(text), most.json_depth):
             leaves[path] = ValueLeaf(value)
     except (yaml.YAMLError, ValueError, RecursionError) as error:
@@ -1008,9 +1011,10 @@ def read_yaml(file: str) -> Tree:
 
 
 def _iter_values(node: Any, loader: Any, visits: int, levels: int) -> Iterator[tuple[Path, Any]]:
-    """Give every scalar below a node; a dump of an OrderedDict is a mapping.
+    """Yield every scalar under a node; a dump of an OrderedDict is read as a mapping.
 
-    Raise ValueError for more than `visits` nodes, an alias counted each time, or more than `levels` levels.
+    Raise ValueError for more than `visits` nodes (aliases count each time) or more than `levels`
+    levels.
     """
     stack: list[tuple[Any, Path]] = [(node, ())]
     for _ in range(visits):
@@ -1039,7 +1043,8 @@ def _mapping_key(node: Any) -> PathStep:
     if node.id != "scalar":
         raise ValueError("a key is a list or a mapping")
     if node.tag == f"{_STANDARD}merge" or len(name) > _LONGEST_NAME:
-        # What << merges would be left out, and what uses the settings would take defaults instead.
+        # The values merged by << would be missing, and users of the settings would silently fall back to
+        # defaults.
         raise ValueError(f"the key {name[:40]!r} is not read")
     return key(name)
 
@@ -1068,8 +1073,8 @@ def _scalar(node: Any, loader: Any) -> Any:
         return str(node.value)
     try:
         value = found(node)
-        # Python prints no number of more digits, unless it is let.
+        # Python refuses to print numbers with more digits by default.
         return value if not isinstance(value, int) or str(value) else None
     except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
-        # PyYAML looks words up and takes text apart as it comes: !!bool maybe, !!float "".
+        # PyYAML converts text without validating it: !!bool maybe, !!float "".
         raise ValueError(f"{str(node.value)[:40]!r} is no {tag}") from error

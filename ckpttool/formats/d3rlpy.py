@@ -1,6 +1,7 @@
-"""d3rlpy's `.d3` files: one pickle of a torch archive, the agent's configuration as JSON, and a version.
+"""d3rlpy's `.d3` files: one pickle with a torch archive, a JSON config and a version.
 
-Source: d3rlpy/base.py in github.com/takuseno/d3rlpy (`dump_learnable`, `load_learnable`), since version 2.0.
+Source: d3rlpy/base.py in github.com/takuseno/d3rlpy (`dump_learnable`, `load_learnable`), since
+version 2.0.
 """
 
 from __future__ import annotations
@@ -31,15 +32,15 @@ _PROTOCOL = 4
 
 
 def claims(probe: Probe) -> str | None:
-    """Return the path of a pickle that begins as a dict whose first entry is `torch`, in bytes."""
+    """Return the path if it is a pickle of a dict whose first entry is `torch`, in bytes."""
     return probe.path if find_pickle_format(probe) == NAME else None
 
 
 def read(location: str) -> Checkpoint:
-    """List the tensors below `torch`, which stay where they are, and the settings below `config`.
+    """List the tensors under `torch`, without copying them, and the settings under `config`.
 
-    Nothing that either pickle names is imported or called. Raise FormatError when the file does not hold
-    what d3rlpy writes, or a part of it is damaged.
+    Nothing named in either pickle is imported or called. Raise FormatError if the file does not have
+    the structure that d3rlpy writes, or a part of it is damaged.
     """
     file = File.stamp(location)
     try:
@@ -92,12 +93,12 @@ def _listed(file: File, stored: StoredBytes, config: str, version: str) -> tuple
 
 
 def _key(part: PathStep, native: str) -> str:  # noqa: ARG001  # only the archive holds tensors
-    """Return the key that torch lists in the archive."""
+    """Return the torch key of the tensor in the archive."""
     return native
 
 
 def pieces(tree: Tree) -> tuple[OutputFile]:
-    """Return the one file; raise UnsupportedError for a tree that has no agent's entries."""
+    """Return the single output file; raise UnsupportedError if the tree has no agent entries."""
     version = tree.get((key("version"),))
     config = _value(tree, (key("config"),))
     if not isinstance(version, ValueLeaf) or not isinstance(config, dict):
@@ -108,7 +109,7 @@ def pieces(tree: Tree) -> tuple[OutputFile]:
 
 
 def stored(tree: Tree) -> Tree:
-    """Return the tree with the paths by which it will be read; raise UnsupportedError as `pieces` does."""
+    """Return the tree with the paths used when it is read back; raise UnsupportedError as `pieces` does."""
     inner = torch_zip.stored(tree.below(_TORCH)).under(_TORCH)
     rest = {path: leaf for path, leaf in tree.items() if path[:1] != _TORCH}
     kept = {path: container for path, container in tree.containers.items() if path[:1] != _TORCH}
@@ -116,14 +117,14 @@ def stored(tree: Tree) -> Tree:
 
 
 def _write(stream: IO[bytes], archive: OutputFile, entries: dict[str, Any]) -> None:
-    # The archive is a value of the pickle: its length stands before it.
+    # The archive is a value of the pickle, preceded by its length.
     inner = io.BytesIO()
     archive.write(inner)
     stream.write(dumps({"torch": inner.getvalue(), **entries}, _PROTOCOL))
 
 
 def _value(tree: Tree, at: Path) -> Any:
-    """Return what a subtree of settings is as JSON: a dict, a list or a plain value; None for a tensor."""
+    """Return a subtree of settings as JSON: a dict, a list or a plain value; None for a tensor."""
     leaf = tree.get(at)
     if leaf is not None:
         return None if isinstance(leaf, Leaf) else leaf.value

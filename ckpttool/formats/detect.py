@@ -1,4 +1,4 @@
-"""Detection: from a path to the checkpoint that it stands for."""
+"""Detection: find the checkpoint for a path."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ from ckpttool.encodings import archives
 from ckpttool.formats import common
 from ckpttool.formats.common import HEAD, Format, Probe
 
-# The one resolver: from whatever a person points at to the checkpoint that it stands for.
+# Resolve any path that a user may give to its checkpoint.
 
-# Where a program keeps its model inside a run's folder, whatever lies beside it: Spinning Up's
-# `_pytorch_simple_save` and `_tf_simple_save` (spinup/utils/logx.py).
+# Locations of the model inside a run folder, regardless of other files: Spinning Up's `_pytorch_simple_save`
+# and `_tf_simple_save` (spinup/utils/logx.py).
 _RUNS = (("pyt_save", "model.pt"), ("tf1_save",))
 _SUGGESTIONS = 5
 _LOOKED_AT = 200
-# transformers' and accelerate's names of shards.
+# Shard names in transformers and accelerate.
 _SHARD = re.compile(
     r"(?P<stem>.+-)(?P<number>\d{5})-of-(?P<total>\d{5})(?P<suffix>\.(safetensors|bin|pt|pth))"
 )
@@ -48,7 +48,7 @@ _ORBAX = frozenset(("_CHECKPOINT_METADATA", "manifest.ocdbt", "_sharding"))
 
 
 class CheckpointLocation(NamedTuple):
-    """A format and the location that it reads (a prefix where a person named its `.index`)."""
+    """A format and the location that it reads (a prefix if the given path was its `.index`)."""
 
     format: Format
     location: str
@@ -57,8 +57,8 @@ class CheckpointLocation(NamedTuple):
 def open_checkpoint(path: str | os.PathLike[str]) -> Checkpoint:
     """List everything at the path without reading a tensor.
 
-    Raise NotFoundError, NotACheckpointError or UnsupportedError when there is nothing to list, and
-    FormatError when the bytes are damaged.
+    Raise NotFoundError, NotACheckpointError or UnsupportedError if there is nothing to list, and
+    FormatError if the bytes are damaged.
     """
     place = filesystem.resolve_path(os.fspath(path))
     if filesystem.find_store(place) is not None:
@@ -78,7 +78,7 @@ def _open_path(path: str) -> Checkpoint:
 
 
 def _find_backup(path: str) -> CheckpointLocation | None:
-    """Return the newest backup of a set of files whose replacement was interrupted, else None."""
+    """Return the newest backup if the replacement of a set of files was interrupted, else None."""
     for prefix in atomic_write.find_backups(path) if filesystem.find_store(path) is None else ():
         for found in matching_formats(Probe(prefix), plugins.BUILT_IN["formats"]):
             return found
@@ -86,12 +86,12 @@ def _find_backup(path: str) -> CheckpointLocation | None:
 
 
 def read_location(found: CheckpointLocation) -> Checkpoint:
-    """List the checkpoint, with the code that its files hold beside what its format judges."""
+    """List the checkpoint; add the code in its files to the audit by its format."""
     return add_code_scan(found.format.read(found.location))
 
 
 def _add_location_notes(path: str, found: CheckpointLocation, checkpoint: Checkpoint) -> Checkpoint:
-    """Return the checkpoint with what its format notes about the way from the path to it."""
+    """Return the checkpoint with its format's note on how the path led to it."""
     redirected = getattr(found.format, "redirected", None)
     note = redirected(Probe(path), found.location) if redirected is not None else None
     notes = [each for each in (note, note_other_shards(checkpoint)) if each]
@@ -99,7 +99,7 @@ def _add_location_notes(path: str, found: CheckpointLocation, checkpoint: Checkp
 
 
 def note_other_shards(checkpoint: Checkpoint) -> str | None:
-    """Return a note that names the other shards, if the checkpoint is one file of a Hugging Face model's."""
+    """Return a note that names the other shards, if the file is one shard of a Hugging Face model."""
     if len(checkpoint.files) != 1:
         return None
     folder, name = os.path.split(checkpoint.files[0].path)
@@ -125,7 +125,7 @@ def note_other_shards(checkpoint: Checkpoint) -> str | None:
 
 
 def resolve(path: str) -> CheckpointLocation:
-    """Return who reads the path; raise an error that says what is there instead."""
+    """Return the format that reads the path; raise an error that describes the path otherwise."""
     if "\0" in path or not path:
         raise UsageError("a path is not empty and has no NUL byte", file=path.replace("\0", "\\0"))
     path = filesystem.resolve_path(path)
@@ -147,7 +147,7 @@ def resolve(path: str) -> CheckpointLocation:
 
 
 def _find_run_model(probe: Probe) -> Probe:
-    """Return the one model of a run's folder, or of the folder in it that holds it; else what was asked."""
+    """Return the single model in a run folder, or in the subfolder that contains it, else the path."""
     if probe.kind != "folder":
         return probe
     for parts in _RUNS:
@@ -160,13 +160,13 @@ def _find_run_model(probe: Probe) -> Probe:
 
 
 def matching_formats(probe: Probe, asked: Iterable[plugins.Plugin]) -> list[CheckpointLocation]:
-    """Return which of the formats take the path, and the location that each would read."""
+    """Return the formats that match the path, with the location that each would read."""
     formats = (cast(Format, plugin.load()) for plugin in asked if may_claim(plugin, probe))
     return [CheckpointLocation(f, location) for f in formats if (location := f.claims(probe)) is not None]
 
 
 def may_claim(plugin: plugins.Plugin, probe: Probe) -> bool:
-    """Say whether the format's module must be imported to decide: its signature matches, or it has none."""
+    """Return whether detection needs to import the module: signature matches, or it has none."""
     row = plugin.signature
     if row is None:
         return True
@@ -214,7 +214,7 @@ def _not_found_error(probe: Probe) -> CkpttoolError:
             )
         here = _latest_first(_readable(probe.path, names[:_LOOKED_AT]))
         if len(here) > 1 and filesystem.find_store(probe.path) is None:
-            # Files with numbers are those of one run, which go on.
+            # Numbered files belong to one run that continues.
             message = f"this folder contains {len(here)} checkpoints, and no file names the latest"
             return NotACheckpointError(message, file=probe.path, hint=_did_you_mean(here))
         message = f"no checkpoint found in this folder{'' if names else ': it is empty'}"
@@ -226,10 +226,10 @@ def _not_found_error(probe: Probe) -> CkpttoolError:
 
 
 def _latest_first(locations: list[str]) -> list[str]:
-    """Sort by name; among names that differ in numbers only, the highest number comes first."""
+    """Sort by name; among names that differ only in numbers, the highest number is first."""
 
     def numbers(location: str) -> list[tuple[int, str]]:
-        # No int(): it takes at most 4,300 digits.
+        # No int(): it accepts at most 4,300 digits.
         found = (each.lstrip("0") for each in re.findall(r"[0-9]+", os.path.basename(location)))
         return [(len(each), each) for each in found]
 
@@ -245,7 +245,7 @@ def _suggest_similar(probe: Probe) -> str | None:
 
 
 def _suggest_below(probe: Probe) -> str | None:
-    """Name checkpoints of the folder, else of those folders below that are nearest to it."""
+    """Suggest checkpoints in the folder, else in the nearest folders under it."""
     level, left = [probe], _LOOKED_AT
     while level and left > 0:
         found, below = [], []
@@ -261,7 +261,7 @@ def _suggest_below(probe: Probe) -> str | None:
 
 
 def _subfolders(probe: Probe, names: Iterable[str]) -> list[Probe]:
-    """Return what of the names are local folders: no links, which may lead back, and nothing hidden."""
+    """Return the local folders among the names: no links, which may form cycles, and no hidden names."""
     if filesystem.find_store(probe.path) is not None:
         return []
     inner = (Probe(os.path.join(probe.path, name)) for name in names if not name.startswith("."))
@@ -269,7 +269,7 @@ def _subfolders(probe: Probe, names: Iterable[str]) -> list[Probe]:
 
 
 def _readable(folder: str, names: Iterable[str]) -> list[str]:
-    """Return the locations that the named files stand for, each once; elsewhere the names alone."""
+    """Return the distinct locations that the names stand for; for remote folders only the names."""
     if filesystem.find_store(folder) is not None:
         return [os.path.join(folder, name) for name in names]
     locations: dict[str, None] = {}
@@ -290,7 +290,7 @@ def _did_you_mean(locations: list[str]) -> str | None:
     return f"did you mean {', '.join(map(urls.display_url, locations[:_SUGGESTIONS]))}{more}"
 
 
-# Says what a file is that no format claims: the wrong download, another kind of archive, plain text.
+# Describe a file that no format matches: a wrong download, another archive type, plain text.
 
 
 class _FileSignature(NamedTuple):
@@ -300,13 +300,13 @@ class _FileSignature(NamedTuple):
     at: int = 0
 
 
-# RFC 1952; the opcode PROTO (Lib/pickle.py), which every pickle since version 2 begins with.
+# RFC 1952; the opcode PROTO (Lib/pickle.py), the first opcode of every pickle since protocol 2.
 _GZIP, _PICKLE, _SHOWN = b"\x1f\x8b", b"\x80", 64
 _TAR_HINT = "tar://MEMBER::ARCHIVE reads a member of a tar archive, compressed or not"
 _JOBLIB = "where you trust it, joblib.load reads it in Python, and numpy.savez writes its arrays"
 _ZIP_HINT = "zip://MEMBER::ARCHIVE reads a member of it"
-# First bytes, in the order of asking. Sources: the Git LFS pointer specification, RFC 1952, the HDF5
-# file format specification section II.A, APPNOTE.TXT, POSIX.1-2017 pax (ustar).
+# First bytes, in the order of the checks. Sources: the Git LFS pointer specification, RFC 1952, the HDF5 file
+# format specification section II.A, APPNOTE.TXT, POSIX.1-2017 pax (ustar).
 _WRONG = (
     _FileSignature(b"version https://git-lfs", "a Git LFS pointer, not the file itself", "git lfs pull"),
     _FileSignature(b"<!doctype html", "an HTML page, not a checkpoint", "download the file itself"),
@@ -323,8 +323,8 @@ _WRONG = (
 )
 _EXPORT = "load it with its own program and write its arrays with numpy.savez"
 _NO_WEIGHTS = "name the file that holds the weights"
-# Files of other programs, by first bytes that no text has or that a text begins with. Sources: the
-# programs' own documents of their formats, by the names that are given here.
+# Files of other programs, by first bytes that no text has or that mark a text file. Sources: the programs'
+# own format documents, under the names given here.
 _OTHERS = (
     _FileSignature(
         b"GGUF", "a GGUF model (llama.cpp), which is not read", "use the checkpoint that it was made from"
@@ -350,7 +350,7 @@ _OTHERS = (
     _FileSignature(b"7z\xbc\xaf\x27\x1c", "a 7z archive", "unpack it first"),
     _FileSignature(b"Rar!\x1a\x07", "a RAR archive", "unpack it first"),
 )
-# What text files beside checkpoints are, by their suffixes.
+# Text files commonly found next to checkpoints, by suffix.
 _TEXTS = {
     **dict.fromkeys((".json", ".yaml", ".yml", ".toml", ".cfg", ".ini", ".gin"), "settings"),
     **dict.fromkeys((".csv", ".tsv"), "a table"),
@@ -362,7 +362,7 @@ _TEXTS = {
 
 
 def unknown_file_error(probe: Probe) -> CkpttoolError:
-    """Return the error that names what is at the path."""
+    """Return an error that describes the file at the path."""
     head = probe.head
     if probe.refused is not None:
         return probe.refused
@@ -397,7 +397,7 @@ def unknown_file_error(probe: Probe) -> CkpttoolError:
 
 
 def _foreign_file_error(probe: Probe) -> NotACheckpointError | None:
-    """Return the error for a file of another program, or a text file, None for anything else."""
+    """Return the error for a file of another program, or a text file; None for anything else."""
     head = probe.head
     other = next((known for known in _OTHERS if head.startswith(known.start, known.at)), None)
     if other is not None:
@@ -411,7 +411,7 @@ def _foreign_file_error(probe: Probe) -> NotACheckpointError | None:
 
 
 def _gunzip_head(head: bytes) -> bytes:
-    """Return the first bytes that a gzip member holds, none of what is damaged."""
+    """Return the first decompressed bytes of a gzip member; nothing if it is damaged."""
     try:
         return zlib.decompressobj(31).decompress(head, _SHOWN)
     except zlib.error:
@@ -427,7 +427,7 @@ def _match_signature(head: bytes) -> _FileSignature | None:
 
 
 def is_foreign(probe: Probe) -> bool:
-    """Say whether a file that no format claims belongs to another program: text, a model that only runs."""
+    """Return whether an unmatched file belongs to another program: text, or an inference-only model."""
     if not probe.head or _match_signature(probe.head) is not None:
         return False
     if _is_text(probe.head):
@@ -438,7 +438,7 @@ def is_foreign(probe: Probe) -> bool:
 
 
 def list_operations(probe: Probe) -> tuple[CodeReference, ...]:
-    """Return what running a graph of TensorFlow would do to the machine; nothing for another file."""
+    """Return the side effects of running a TensorFlow graph; nothing for another file."""
     from ckpttool.formats import tf_saved_model
 
     model = match_model(probe.head)
@@ -466,16 +466,16 @@ def _is_text(head: bytes) -> bool:
     try:
         head.decode()
     except UnicodeDecodeError as error:
-        # The last character may be cut by the end of what was looked at.
+        # The last character may be cut off at the end of the examined bytes.
         return error.start >= len(head) - 3
     return True
 
 
-# Says which program's model a file is that no format claims: it was made to run, not to be restored.
+# Identify the program of an inference-only model file that no format matches.
 
 
 class ForeignArchive(NamedTuple):
-    """A member's name that tells what a zip archive is."""
+    """A member name that identifies the type of a zip archive."""
 
     member: re.Pattern[str]
     what: str
@@ -483,16 +483,16 @@ class ForeignArchive(NamedTuple):
 
 
 class ForeignModel(NamedTuple):
-    """What a file's first bytes look like, what that is, and what to point at instead."""
+    """A pattern for a file's first bytes, what the file is, and which file to use instead."""
 
     start: re.Pattern[bytes]
     what: str
     hint: str
-    graph: bool = False  # of TensorFlow, whose operations are judged
-    weights: bool = False  # a checkpoint all the same, in a form that is not read
+    graph: bool = False  # a TensorFlow graph, whose operations are checked
+    weights: bool = False  # a checkpoint in a form that is not supported
 
 
-# A length of a protobuf field: a varint of at most five bytes.
+# A protobuf length: a varint of at most five bytes.
 _LENGTH = rb"[\x80-\xff]{0,4}[\0-\x7f]"
 
 # Sources: tensorflow/lite/schema/schema.fbs (file_identifier, byte 4); tensorflow/core/framework/graph.proto
@@ -581,33 +581,32 @@ ARCHIVES = (
 
 
 def match_archive(members: Iterable[str]) -> ForeignArchive | None:
-    """Return what the members of a zip archive tell that it is."""
+    """Return the archive type that the member names of a zip archive indicate."""
     names = list(members)
     return next((each for each in ARCHIVES if any(map(each.member.fullmatch, names))), None)
 
 
 def match_model(head: bytes) -> ForeignModel | None:
-    """Return the model that the file's first bytes look like."""
+    """Return the model type that matches the file's first bytes."""
     return next((model for model in MODELS if model.start.match(head)), None)
 
 
-# Code in a file beside what its format lists: pickles in members, in arrays of objects, behind compression.
+# Code in a file beyond what its format lists: pickles in members, in arrays of objects, inside compression.
 #
-# A format judges what its own library loads. Other loaders take other parts of the same bytes: `numpy.load`
-# the pickle of an array of objects, `joblib.load` what a compressor packed, a program any member of an
-# archive, and `pickle.load` whatever stands at the start of a file. Nothing is run here, and nothing is
-# written.
+# A format checks what its own library loads. Other loaders read other parts of the same bytes: `numpy.load`
+# the pickle of an array of objects, `joblib.load` compressed data, any program a member of an archive, and
+# `pickle.load` a pickle at the start of a file. Nothing is run here, and nothing is written.
 
-_DEPTH = 4  # archives and compressors inside one another
+_DEPTH = 4  # nesting depth of archives and compressors
 _HEAD, _PIECE = 512, 4096
 _SMALL = 16 << 10
 _ZIP, _NPY, _TAR = b"PK\x03\x04", b"\x93NUMPY", b"ustar"
-# Storages of torch.save: raw numbers, which no loader unpickles (torch/serialization.py, _save).
+# torch.save storages: raw numbers, which no loader unpickles (torch/serialization.py, _save).
 _STORAGE = re.compile(r"(?:[^/]+/)?(?:data|constants)/\d+")
-# joblib/numpy_pickle_compat.py: `ZF`, the unpacked length in 19 characters, then zlib.
+# joblib/numpy_pickle_compat.py: `ZF`, the decompressed length in 19 characters, then zlib.
 _OLD_JOBLIB, _OLD_JOBLIB_HEADER = b"ZF0x", 21
 
-# Formats that judge the pickle at the start of their files by themselves.
+# Formats that check the pickle at the start of their files themselves.
 _PICKLED = frozenset(
     (
         "d3rlpy",
@@ -621,20 +620,20 @@ _PICKLED = frozenset(
     )
 )
 
-# A shard is archives one after another, each judged by the format, and no archive itself.
+# A shard is a sequence of archives, each checked by the format, and not an archive itself.
 _WHOLE = frozenset(("pytorch_dcp",))
 
 _HDF5 = "keras_h5"
-# APPNOTE.TXT 4.3.16: the end of a central directory, with its comment the last of the file.
+# APPNOTE.TXT 4.3.16: the end record of a central directory; its comment ends the file.
 _END, _COMMENT = b"PK\x05\x06", 22 + (1 << 16)
 
 _Engine = Callable[[], Any]
 
 
 class CodeScan(NamedTuple):
-    """The names that act, each with the member or layer it stands in, and what could not be looked into.
+    """The names that run code, each with its member or layer, and the parts that could not be checked.
 
-    `unread` has a sentence for each part that may hold code and could not be read.
+    `unread` has a sentence for each part that may contain code and could not be read.
     """
 
     asks: tuple[CodeReference, ...]
@@ -642,9 +641,9 @@ class CodeScan(NamedTuple):
 
 
 class _ContentReader(NamedTuple):
-    """Bytes that are read from their start, as far as needed; `size` is what may be read of them.
+    """Bytes read from the start on demand; `size` is the maximum number to read.
 
-    With a `file` they lie in it as they are, from `offset` on.
+    With a `file` they are the file's own bytes, from `offset` on.
     """
 
     size: int
@@ -654,7 +653,7 @@ class _ContentReader(NamedTuple):
 
 
 def add_code_scan(checkpoint: Checkpoint) -> Checkpoint:
-    """Return the checkpoint with the code that its files hold beside what its format judged."""
+    """Return the checkpoint with the code in its files added to the audit by its format."""
     if checkpoint.format in _WHOLE:
         return checkpoint
     asks, unjudged = [], list(checkpoint.unjudged)
@@ -677,13 +676,13 @@ def add_code_scan(checkpoint: Checkpoint) -> Checkpoint:
 
 
 def _array_storages(checkpoint: Checkpoint) -> frozenset[Storage]:
-    """Return the storages whose header the format has read as that of an array of numbers: no pickle."""
+    """Return the storages that the format has read as numeric arrays, which contain no pickle."""
     sources = (leaf.source for _, leaf in checkpoint.tree.tensors() if leaf.dtype in dtypes.BY_NAME)
     return frozenset(source.base for source in sources if isinstance(source, StoragePart))
 
 
 def _is_zip(file: File) -> bool:
-    """Say whether Python's zipfile, which looks for an archive's end only, opens the file."""
+    """Return whether Python's zipfile, which only looks for the end of an archive, opens the file."""
     if filesystem.find_store(file.path) is not None or _END not in _tail(file):
         return False
     import zipfile
@@ -701,7 +700,7 @@ def _tail(file: File) -> bytes:
 
 
 def scan_for_code(file: File, *, pickle: bool = True, arrays: Set[Storage] = frozenset()) -> CodeScan:
-    """Look for code in the file; without `pickle` not in one that stands at its start, nor in `arrays`."""
+    """Scan the file for code, except in `arrays` and, without `pickle`, in a pickle at its start."""
     found = _CodeScanner(arrays)
     with found.reasons("the file"):
         found.content(_file_content(file, 0, file.size), "", 0, pickle=pickle)
@@ -709,7 +708,7 @@ def scan_for_code(file: File, *, pickle: bool = True, arrays: Set[Storage] = fro
 
 
 class _CodeScanner:
-    """One walk through a file; `room` is how many bytes may still be held in memory."""
+    """One scan of a file; `room` is the number of bytes that may still be held in memory."""
 
     def __init__(self, arrays: Set[Storage]) -> None:
         self.arrays = arrays
@@ -719,7 +718,7 @@ class _CodeScanner:
 
     @contextlib.contextmanager
     def reasons(self, where: str) -> Iterator[None]:
-        """Turn what reading `where` raises into a line of `unread`; failures of the system are raised."""
+        """Turn errors from reading `where` into a line of `unread`; raise operating system errors."""
         try:
             yield
         except CkpttoolError as error:
@@ -728,13 +727,13 @@ class _CodeScanner:
             self.unread.append(f"{where}: {error.message}")
         except MemoryError:
             raise
-        except Exception as error:  # Python's readers of archives raise errors of many kinds
+        except Exception as error:  # Python's archive readers raise many kinds of errors
             if isinstance(error, OSError) and error.errno is not None:
                 raise
             self.unread.append(f"{where}: {str(error) or type(error).__name__}")
 
     def content(self, content: _ContentReader, where: str, depth: int, *, pickle: bool = True) -> None:
-        """Look at bytes as a pickle, and as whatever may hold one."""
+        """Scan bytes as a pickle, and as any container of pickles."""
         head = content.start(_HEAD)
         if pickle:
             self._pickle(head, content, where)
@@ -751,7 +750,7 @@ class _CodeScanner:
         marked = head.startswith(b"\x80")
         if not marked and not common.may_be_pickle(head, content.size):
             return
-        # What begins as a pickle is one: a whole small one takes a single run.
+        # Bytes that begin like a pickle are scanned as one; a small one needs a single pass.
         if marked and content.size <= _SMALL:
             acting = _find_code(content.start(content.size), limits.current())
         else:
@@ -762,7 +761,7 @@ class _CodeScanner:
         self.asks += relocate_references(acting, where) if where else acting
 
     def _array(self, head: bytes, content: _ContentReader, where: str) -> None:
-        """Look at the pickle behind the header of an array of objects (numpy/lib/_format_impl.py)."""
+        """Scan the pickle after the header of an array of objects (numpy/lib/_format_impl.py)."""
         layout, at = ("<H", 10) if head[6:7] == b"\1" else ("<I", 12)
         if len(head) < at:
             return
@@ -845,8 +844,8 @@ class _CodeScanner:
 
 @lru_cache(maxsize=8)
 def _find_code(pickle: bytes, _: Limits) -> tuple[CodeReference, ...]:
-    """Return the names in a pickle that act. Checkpoints of one run often have the same small pickle."""
-    # Not at the top: most files that are looked into are no pickles.
+    """Return the names in a pickle that run code; cached, because runs often repeat small pickles."""
+    # Not a top-level import: most scanned files are not pickles.
     from ckpttool.encodings.pickle_reader import scan_pickle
 
     return _only_code(scan_pickle(pickle).asked)
@@ -887,7 +886,7 @@ def _head_reader(stream: Any) -> Callable[[int], bytes]:
 
 
 def _decompressor(head: bytes) -> _Engine | None:
-    """Return what unpacks bytes that begin so: those of gzip, bz2, lzma, zlib and old joblib."""
+    """Return the decompressor for bytes that begin like gzip, bz2, lzma, zlib or old joblib data."""
     if head.startswith(b"\x1f\x8b"):
         return lambda: zlib.decompressobj(zlib.MAX_WBITS | 16)
     if head.startswith(b"BZh"):
@@ -904,7 +903,7 @@ def _decompressor(head: bytes) -> _Engine | None:
 
 
 def _decompress_head(make: _Engine, content: _ContentReader, length: int) -> bytes:
-    """Return the first `length` bytes of what is packed; of damaged bytes what comes before the damage."""
+    """Return the first `length` decompressed bytes; for damaged data, those before the damage."""
     window = 4 * _PIECE
     while True:
         packed = content.start(window)
@@ -924,7 +923,7 @@ def _decompress(make: _Engine, packed: bytes, length: int) -> bytes:
             break
         at += len(piece)
         if engine.eof:
-            # Several packed streams, one after another, are one to the readers of gzip, bz2 and xz.
+            # gzip, bz2 and xz readers treat several concatenated streams as one.
             at -= len(engine.unused_data)
             engine = make()
     return bytes(made)

@@ -30,18 +30,18 @@ from ckpttool.core.errors import (
 from ckpttool.core.source import Buffer, DeflatedSpan, File, Inline, Shape, Source, Span, Storage
 from ckpttool.formats import common
 
-# HDF5 files as lists of datasets: a process of its own lists them, this one reads their bytes as spans.
+# HDF5 files as lists of datasets: a child process lists them, this one reads their bytes as spans.
 #
-# The layout that datasets have in the file is the first part of docs/formats/keras_h5.md. Nothing in this
-# folder is a format by itself: keras_h5 and keras_zip say what the datasets mean.
+# The first part of docs/formats/keras_h5.md describes the layout of datasets in the file. Nothing here is a
+# format by itself: keras_h5 and keras_zip interpret the datasets.
 
 _IN_MEMORY = 64 << 20
 
 
 class Hdf5Dataset(NamedTuple):
-    """One dataset: its path without a leading slash, our dtype, its shape and its unread bytes.
+    """One dataset: its path without a leading slash, ckpttool dtype, shape and unread bytes.
 
-    `address` is where its header lies: what was created earlier lies further to the front.
+    `address` is the position of its header; older objects are closer to the start of the file.
     """
 
     path: str
@@ -52,9 +52,9 @@ class Hdf5Dataset(NamedTuple):
 
 
 class Hdf5Group(NamedTuple):
-    """One group: its path ("" is the root) and those attributes that Keras writes, as text or lists of text.
+    """One group: its path ("" is the root) and the attributes that Keras writes, as (lists of) text.
 
-    `ordered` says that its members are listed in the order of their creation, which few writers keep.
+    `ordered` means that members are listed in creation order, which few writers record.
     """
 
     path: str
@@ -65,9 +65,9 @@ class Hdf5Group(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Hdf5Index:
-    """A listed file: groups (each before what it holds) and datasets by path in the file's own order.
+    """A listed file: groups (each before its content) and datasets by path, in file order.
 
-    `same` are second names of datasets and groups with the first ones, `notes` what was left out.
+    `same` maps second names of datasets and groups to the first ones; `notes` describe omissions.
     """
 
     groups: Mapping[str, Hdf5Group]
@@ -77,20 +77,20 @@ class Hdf5Index:
 
 
 def read_index(base: Storage) -> Hdf5Index:
-    """List the HDF5 file that `base` holds: a whole file as a span, or an archive's member.
+    """List the HDF5 file in `base`: a whole file as a span, or an archive member.
 
-    Raise FormatError when it is damaged, and UnsupportedError when it leads to other files (external storage,
-    external links, virtual datasets), none of which is opened.
+    Raise FormatError if it is damaged, and UnsupportedError if it refers to other files (external
+    storage, external links, virtual datasets), none of which is opened.
     """
     made = index_from_records(base, run_on_storage(base, LISTING))
     if not any(map(checks_member, (dataset.source for dataset in made.datasets.values()))):
-        # No leaf's reading will look at the member's checksum, so this is the only time to.
+        # Reading a leaf does not check the member's checksum, so it is checked here.
         verify_checksum(base)
     return made
 
 
 def run_on_storage(base: Storage, job: Hdf5Job) -> dict[str, Any]:
-    """Return what the process that reads HDF5 files finds in the file that `base` holds."""
+    """Return the listing of the HDF5 file in `base` from the child process."""
     span = file_span(base)
     with span.file.opened(span.offset, span.length) as descriptor:
         if isinstance(base, Span):
@@ -103,7 +103,7 @@ def run_on_storage(base: Storage, job: Hdf5Job) -> dict[str, Any]:
 
 
 def _unnamed_file(length: int) -> IO[bytes]:
-    """Return a file without a name, so that nothing is left behind, if it is small in memory."""
+    """Return an unnamed temporary file, in memory if it is small, so that nothing is left behind."""
     if length <= _IN_MEMORY and hasattr(os, "memfd_create"):
         return open(os.memfd_create("unpacked"), "w+b")
     import tempfile
@@ -112,17 +112,17 @@ def _unnamed_file(length: int) -> IO[bytes]:
 
 
 def whole_file(file: File) -> Span:
-    """Return a file that is nothing but HDF5 as the storage that `index` takes."""
+    """Return a file that is a plain HDF5 file as the storage that `index` takes."""
     return Span(file, 0, file.size)
 
 
-# Runs the process that lists an HDF5 file, and turns whatever becomes of it into one sentence.
+# Run the child process that lists an HDF5 file, and turn each way it can fail into one message.
 
 _START = common.child_program("from ckpttool.formats.hdf5_child import main; main(sys.argv[2:])")
-# What an object of the file takes in the answer at most, on the average: bytes and values of JSON.
+# Average limit per object in the child's output: bytes and JSON values.
 _BYTES, _VALUES = 256, 16
 _LONGEST = 120
-# By the clock it may be more: others may use the processors.
+# Wall-clock time may be longer, because other processes share the CPU.
 _CLOCK = 8
 _ERRORS: dict[str, type[CkpttoolError]] = {
     "format": FormatError,
@@ -130,8 +130,8 @@ _ERRORS: dict[str, type[CkpttoolError]] = {
     "unsupported": UnsupportedError,
     "missing": MissingExtraError,
 }
-# "::" keeps the library from looking for filter plugins, which would be code (HDF5 1.8.15 release notes,
-# H5PLpkg.h H5PL_NO_PLUGIN); file locks fail on read-only filesystems.
+# "::" disables the search for filter plugins, which would be code (HDF5 1.8.15 release notes, H5PLpkg.h
+# H5PL_NO_PLUGIN); file locks fail on read-only filesystems.
 _ENVIRONMENT = {
     "HDF5_PLUGIN_PRELOAD": "::",
     "HDF5_PLUGIN_PATH": "/nonexistent",
@@ -142,15 +142,15 @@ _ENVIRONMENT = {
 
 
 def cpu_seconds(length: int) -> int:
-    """Return how many seconds of a processor listing a file of `length` bytes may take."""
+    """Return the CPU seconds that listing a file of `length` bytes may use."""
     base = limits.current().hdf5_seconds
     return min(max(_LONGEST, base), base + (length >> 20))
 
 
 class Hdf5Job(NamedTuple):
-    """What the process does: list the file, or give digests of its datasets.
+    """The child's task: list the file, or compute digests of its datasets.
 
-    `declared` is how many bytes the first of these has.
+    `declared` is the size in bytes of the first of these datasets.
     """
 
     first: int | None = None
@@ -162,10 +162,10 @@ LISTING = Hdf5Job()
 
 
 def run_child(descriptor: int, offset: int, length: int, file: str, job: Hdf5Job = LISTING) -> dict[str, Any]:
-    """Return what hdf5_child.py found in `length` bytes from `offset` of an open file; `file` is its name.
+    """Return the output of hdf5_child.py for `length` bytes from `offset` of an open file.
 
-    Raise FormatError when the library refuses the file or crashes, LimitError when it takes too much time or
-    memory, and UnsupportedError when the file leads to other files.
+    `file` is its name. Raise FormatError if the library rejects the file or crashes, LimitError if it
+    needs too much time or memory, and UnsupportedError if the file refers to other files.
     """
     allowed, most = cpu_seconds(length + max(job.most, job.declared)), limits.current()
     command = [sys.executable, "-I", "-B", "-c", _START, common.child_paths()]
@@ -195,7 +195,7 @@ def run_child(descriptor: int, offset: int, length: int, file: str, job: Hdf5Job
 
 
 def _read_output(process: subprocess.Popen[bytes], most: int) -> bytes:
-    """Return what the process says, a byte more than `most` if it does not stop there."""
+    """Return the child's output, one byte more than `most` if it is longer."""
     stream: IO[bytes] | None = process.stdout
     data = stream.read(most + 1) if stream is not None else b""
     if len(data) <= most:
@@ -240,7 +240,7 @@ def _printable(sentence: object) -> str:
     return "".join(letter if letter.isprintable() else "?" for letter in str(sentence))[:400]
 
 
-# Where the bytes of HDF5 datasets come from, once it is known where they lie.
+# Read the bytes of HDF5 datasets whose positions are known.
 #
 # Layouts and filters are those of the HDF5 File Format Specification 3.0 (IV.A.2.i data layout, IV.A.2.l
 # filter pipeline) and of H5Zdeflate.c, H5Zshuffle.c, H5Zfletcher32.c.
@@ -250,17 +250,17 @@ KNOWN = frozenset((DEFLATE, SHUFFLE, FLETCHER32))
 _STEP = 1 << 20
 _KEPT = 64 << 20
 _WORDS = 1 << 20
-# Starting the process that reads ahead costs as much as reading some 64 MiB.
+# Starting the read-ahead process costs as much as reading some 64 MiB.
 _AHEAD, _FURTHEST = 64 << 20, 256 << 20
 
 
 def file_span(base: Storage) -> Span:
-    """Return the span of the file that the storage takes."""
+    """Return the span of the file that the storage occupies."""
     return base.base if isinstance(base, DeflatedSpan) else base
 
 
 def iter_unpacked(base: Storage) -> Iterator[bytes]:
-    """Give the storage's bytes in order, a MiB at a time; raise FormatError unless all are there."""
+    """Yield the storage's bytes in order, 1 MiB at a time; raise FormatError unless all are there."""
     if isinstance(base, Span):
         for at in range(0, base.length, _STEP):
             yield base.file.read(base.offset + at, min(_STEP, base.length - at))
@@ -281,7 +281,7 @@ def iter_unpacked(base: Storage) -> Iterator[bytes]:
 
 
 def _require_plausible(declared: int, stored: int, base: Storage) -> None:
-    # Keras has the same rule with a floor of 4 GiB (keras/src/saving/saving_lib.py, safe_get_h5_dataset).
+    # Keras has the same rule with a minimum of 4 GiB (keras/src/saving/saving_lib.py, safe_get_h5_dataset).
     most = limits.current()
     if declared > max(most.expanded_bytes, most.expanded_ratio * stored):
         raise _size_limit_error("a dataset declares", declared, stored, base)
@@ -299,7 +299,7 @@ def _raise_damage(base: Storage, sentence: str) -> NoReturn:
 
 @functools.lru_cache(maxsize=64)
 def verify_checksum(base: Storage) -> None:
-    """Check the checksum of a whole member; the answer is kept, so that it costs one pass for all."""
+    """Verify the checksum of a whole member; the result is cached, so it costs one pass in all."""
     if base.checksum is None:
         return
     found = total = 0
@@ -311,7 +311,7 @@ def verify_checksum(base: Storage) -> None:
 
 
 def checks_member(source: Source) -> bool:
-    """Say whether reading a dataset's source looks at the checksum of the member that it lies in."""
+    """Return whether reading a dataset's source verifies the checksum of its archive member."""
     raw = source.base if isinstance(source, ByteSwappedSource) else source
     return isinstance(raw, MemberRange) or (isinstance(raw, ChunkedSource) and bool(raw.chunks))
 
@@ -322,7 +322,7 @@ def _unpack_all(base: DeflatedSpan) -> bytes:
 
 
 class MemberRange(NamedTuple):
-    """A run of bytes of an HDF5 file that is a member of an archive: checked as a whole, read in part."""
+    """A range of bytes of an HDF5 file in an archive: verified as a whole, read in part."""
 
     base: Storage
     start: int
@@ -357,14 +357,14 @@ class MemberRange(NamedTuple):
 
 
 def range_source(base: Storage, start: int, length: int) -> Span | MemberRange:
-    """Return `length` bytes from `start` of an HDF5 file: a plain span where nothing else is needed."""
+    """Return `length` bytes from `start` of an HDF5 file, as a plain span if possible."""
     if isinstance(base, Span) and base.checksum is None and start + length <= base.length:
         return Span(base.file, base.offset + start, length)
     return MemberRange(base, start, length)
 
 
 class Hdf5Filter(NamedTuple):
-    """One step of the pipeline: its registered number, its values, and its name."""
+    """One step of the filter pipeline: its registered number, its values, and its name."""
 
     code: int
     values: tuple[int, ...]
@@ -372,7 +372,7 @@ class Hdf5Filter(NamedTuple):
 
 
 class Hdf5Chunk(NamedTuple):
-    """A stored chunk: the element it begins at, its bytes in the file, the filters that were left out."""
+    """A stored chunk: its first element, its bytes in the file, the filters that were skipped."""
 
     at: Shape
     offset: int
@@ -381,11 +381,11 @@ class Hdf5Chunk(NamedTuple):
 
 
 class ChunkedSource(NamedTuple):
-    """A dataset in chunks of `chunk` elements; what is not stored has the value `fill` (one element).
+    """A dataset in chunks of `chunk` elements; missing chunks have the value `fill` (one element).
 
-    `number` is its place in the listing. The library finds a chunk by search, the listing goes through them
-    all, and an index that contradicts itself gives each something else. So what is read here is compared with
-    what the library reads.
+    `number` is its position in the listing. The library finds a chunk by search, while the listing
+    visits all chunks; with an inconsistent index the two differ. So the data read here is compared with
+    the data that the library reads.
     """
 
     base: Storage
@@ -405,7 +405,7 @@ class ChunkedSource(NamedTuple):
         _require_plausible(declared, sum(chunk.size for chunk in self.chunks), self.base)
         size = math.prod(self.chunk) * len(self.fill)
         large = size > limits.current().expanded_bytes
-        # The listing has each place of the grid once at most.
+        # The listing has each grid position at most once.
         missing = math.prod(-(-n // c) for n, c in zip(self.shape, self.chunk, strict=True)) - len(
             self.chunks
         )
@@ -490,8 +490,8 @@ class ChunkedSource(NamedTuple):
 def _digest(base: Storage, number: int, declared: int) -> str:
     """Return the SHA-256 of chunked dataset `number` of the listing as the HDF5 library reads it.
 
-    The process that reads it goes on with those that follow, which are mostly read next; it reads further
-    ahead where they were.
+    The child process continues with the following datasets, which are usually read next; it reads
+    further ahead once they have been.
     """
     known = _digests(base)
     if number not in known:
@@ -499,7 +499,7 @@ def _digest(base: Storage, number: int, declared: int) -> str:
         try:
             found = run_on_storage(base, Hdf5Job(number, ahead, declared))
         except FormatError:
-            # One of the others may have ended it.
+            # Another dataset may have ended the process.
             found = run_on_storage(base, Hdf5Job(number, 0, declared))
         try:
             known.update((int(at), str(digest)) for at, digest in found["digests"])
@@ -517,7 +517,7 @@ def _digests(base: Storage) -> dict[int, str]:  # noqa: ARG001  # the key
 
 
 def _unshuffle(data: bytes, width: int) -> bytes:
-    """Undo H5Zshuffle.c: all first bytes of the elements, then all second ones; a rest is left as it is."""
+    """Undo H5Zshuffle.c: all first bytes of the elements, then all second ones; a rest is unchanged."""
     import numpy as np
 
     count = len(data) // width if width > 1 else 0
@@ -552,20 +552,20 @@ def _fold_sum(total: int) -> int:
 
 
 class FillValueSource(NamedTuple):
-    """A dataset of which nothing is stored: the fill value (one element) repeated to `length` bytes."""
+    """A dataset without stored data: the fill value (one element) repeated to `length` bytes."""
 
     base: Storage
     fill: bytes
     length: int
 
     def read(self) -> bytes:
-        """Return the elements; raise LimitError if they would be implausibly many."""
+        """Return the elements; raise LimitError if their number is implausibly large."""
         _require_plausible(self.length, 0, self.base)
         return self.fill * (self.length // len(self.fill))
 
 
 class OversizedSource(NamedTuple):
-    """A dataset of a file whose datasets together declare far more (`declared` bytes) than it holds."""
+    """A dataset in a file whose datasets declare far more (`declared` bytes) than it contains."""
 
     base: Storage
     declared: int
@@ -576,7 +576,7 @@ class OversizedSource(NamedTuple):
 
 
 class ByteSwappedSource(NamedTuple):
-    """Big-endian data: every `width` bytes of `base` are turned around."""
+    """Big-endian data: every `width` bytes of `base` are byte-swapped."""
 
     base: Source
     width: int
@@ -590,7 +590,7 @@ class ByteSwappedSource(NamedTuple):
 
 
 class UnreadableDataset(NamedTuple):
-    """A dataset that is listed and cannot be read; `reason` says why."""
+    """A dataset that is listed but cannot be read; `reason` says why."""
 
     base: Storage
     reason: str
@@ -600,7 +600,7 @@ class UnreadableDataset(NamedTuple):
         raise UnsupportedError(self.reason, file=file_span(self.base).file.path)
 
 
-# Judges what the process that lists an HDF5 file says: nothing is believed that the file cannot hold.
+# Validate the child process's listing of an HDF5 file: nothing impossible for the file is accepted.
 
 _MOST = (1 << 63) - 1
 
@@ -608,10 +608,10 @@ _Entry = TypeVar("_Entry", Hdf5Group, Hdf5Dataset)
 
 
 def index_from_records(base: Storage, found: Mapping[str, Any]) -> Hdf5Index:
-    """Return the listing of the HDF5 file that `base` holds as records.
+    """Return the listing of the HDF5 file in `base` as records.
 
-    Raise FormatError for what makes no sense, for data outside of the file, and for bytes that two datasets
-    claim or that an object's header begins in.
+    Raise FormatError for invalid values, for data outside the file, and for bytes that are shared by
+    two datasets or contain the start of an object header.
     """
     judge = _EntryValidator(base)
     try:
@@ -636,7 +636,7 @@ def _index_by_path(entries: Iterable[_Entry]) -> dict[str, _Entry]:
 
 
 class _EntryValidator:
-    """Goes through the entries; `extents` are the runs of bytes that data takes, with the dataset of each."""
+    """Validate the entries; `extents` are the byte ranges of the data, with the dataset of each."""
 
     def __init__(self, base: Storage) -> None:
         self.base = base
@@ -647,7 +647,7 @@ class _EntryValidator:
         self.expanded = 0
 
     def group(self, entry: Mapping[str, Any]) -> Hdf5Group:
-        """Return a group; raise ValueError or TypeError for one that cannot be."""
+        """Return a group; raise ValueError or TypeError if it is invalid."""
         attributes = dict(entry["attributes"])
         for name, value in attributes.items():
             for text in [name, *(value if isinstance(value, list) else [] if value is None else [value])]:
@@ -657,13 +657,10 @@ class _EntryValidator:
         )
 
     def dataset(self, number: int, entry: Mapping[str, Any]) -> Hdf5Dataset:
-        """Return dataset `number` of the list; raise ValueError or TypeError if it cannot be.
-
-        Raise FormatError for its data.
-        """
+        """Return dataset `number` of the list; raise ValueError or TypeError if it is invalid."""
         path, dtype = _require_text(entry["path"]), _require_text(entry["dtype"])
         shape = _require_sizes(entry["shape"])
-        # Zeros are left out: one must not hide a size that cannot be.
+        # Zeros are excluded: a zero must not hide an impossible size.
         if dtype not in dtypes.BY_NAME or math.prod(n or 1 for n in shape) > _MOST:
             raise ValueError(dtype)
         if (dtype == "unknown") != ("unreadable" in entry):
@@ -696,7 +693,7 @@ class _EntryValidator:
                 if chunked
                 else FillValueSource(self.base, fill, nbytes)
             )
-            # A larger one is judged by itself.
+            # A larger one is checked separately.
             self.expanded += nbytes if nbytes <= self.most.expanded_bytes else 0
         else:
             offset, stored = _require_size(entry["offset"]), _require_size(entry["stored"])
@@ -737,7 +734,7 @@ class _EntryValidator:
         self.extents.append((offset, offset + length, path))
 
     def require_apart(self) -> None:
-        """Raise FormatError if two claim the same bytes; an object's header takes at least its first."""
+        """Raise FormatError if two ranges overlap; an object header occupies at least its first byte."""
         runs = sorted(
             [run for run in self.extents if run[0] < run[1]] + [(at, at + 1, "") for at in self.addresses]
         )
@@ -749,7 +746,7 @@ class _EntryValidator:
                 self._fail(f"{names} claim the same bytes of the file", max(start, following))
 
     def bounded(self, datasets: dict[str, Hdf5Dataset]) -> dict[str, Hdf5Dataset]:
-        """Return the datasets; none can be read of those that the file does not hold if they are too much."""
+        """Return the datasets; if they declare too much, those not stored in the file are unreadable."""
         if self.expanded <= max(self.most.expanded_bytes, self.most.expanded_ratio * self.base.length):
             return datasets
         excess = OversizedSource(self.base, self.expanded)
@@ -793,7 +790,7 @@ def _require_exactly(data: bytes, length: int) -> bytes:
 
 
 def _require_texts(data: bytes, count: int) -> bytes:
-    """Return texts, each behind its length in eight bytes, after a check that there are `count` of them."""
+    """Return strings, each after its length in eight bytes; check that there are `count` of them."""
     at = 0
     for _ in range(count):
         at += 8 + int.from_bytes(data[at : at + 8], "little")

@@ -14,22 +14,22 @@ from typing import Any
 
 from ckpttool.core import atomic_write, limits
 
-# What HDF5's types and values are to us; used by the process that lists a file (`main`).
+# Map HDF5 types and values to ckpttool's; used by the process that lists a file (`main`).
 
 _SLAB = 16 << 20
 
 
 def decode_name(raw: bytes) -> str:
-    """Return a name; bytes that are not UTF-8 are spelled out."""
+    """Return a name as text; bytes that are not UTF-8 are escaped."""
     return raw.decode("utf-8", "backslashreplace")
 
 
 def plain_attribute(value: Any) -> Any:
-    """Return an attribute as JSON: a text, a list of texts, or None for what Keras does not write."""
+    """Return an attribute as JSON: a string, a list of strings, or None for what Keras does not write."""
     if isinstance(value, bytes):
         return decode_name(value)
     if isinstance(value, str):
-        # h5py keeps bytes that are not UTF-8 as surrogates.
+        # h5py represents bytes that are not UTF-8 as surrogates.
         return decode_name(value.encode("utf-8", "surrogateescape"))
     if hasattr(value, "tolist"):
         items = value.tolist()
@@ -41,7 +41,7 @@ def plain_attribute(value: Any) -> Any:
 
 
 def is_utf8(value: Any) -> bool:
-    """Say whether all texts of an attribute are UTF-8."""
+    """Return whether all strings of an attribute are UTF-8."""
     items = value.tolist() if hasattr(value, "tolist") else value
     try:
         for item in items if isinstance(items, list) else [items]:
@@ -51,7 +51,7 @@ def is_utf8(value: Any) -> bool:
     return True
 
 
-# The floats that we name: bytes, sign bit, where the exponent begins, its bits, the mantissa's, the bias.
+# The supported floats: bytes, sign bit, start and bits of the exponent, bits of the mantissa, bias.
 _FLOATS = {
     (2, 15, 10, 5, 10, 15): "float16",
     (2, 15, 7, 8, 7, 127): "bfloat16",
@@ -61,10 +61,10 @@ _FLOATS = {
 
 
 def type_name(h5py: Any, dataset: Any) -> tuple[str, bool] | None:
-    """Return our name of the dataset's type and whether it is big-endian, None if we have no name.
+    """Return ckpttool's name of the dataset's type and whether it is big-endian, or None.
 
-    Every property of the type is compared that changes a number. Padding does not: no element of these types
-    has bits outside of its number.
+    Every type property that affects the value of a number is compared. Padding is not: no element of
+    these types has bits outside its number.
     """
     kind, h5t = dataset.get_type(), h5py.h5t
     group, size = kind.get_class(), kind.get_size()
@@ -74,7 +74,7 @@ def type_name(h5py: Any, dataset: Any) -> tuple[str, bool] | None:
         return _integer(h5t, kind)
     if group == h5t.ENUM and size == 1 and kind.get_nmembers() == 2:
         names = {bytes(kind.get_member_name(n)): kind.get_member_value(n) for n in range(2)}
-        # h5py's spelling of bool.
+        # bool as h5py stores it.
         is_bool = names == {b"FALSE": 0, b"TRUE": 1} and _integer(h5t, kind.get_super()) == ("int8", False)
         return ("bool", False) if is_bool else None
     if group == h5t.COMPOUND:
@@ -82,7 +82,8 @@ def type_name(h5py: Any, dataset: Any) -> tuple[str, bool] | None:
     if group == h5t.STRING:
         return "string", False
     if group == h5t.OPAQUE and size == 2 and h5py.h5a.exists(dataset, b"dtype"):
-        # Keras 3 keeps bfloat16 as two opaque bytes and says so (keras/src/saving/saving_lib.py, H5IOStore).
+        # Keras 3 stores bfloat16 as two opaque bytes and marks it (keras/src/saving/saving_lib.py,
+        # H5IOStore).
         named = plain_attribute(h5py.Dataset(dataset).attrs["dtype"])
         return ("bfloat16", False) if named == "bfloat16" else None
     return None
@@ -125,9 +126,9 @@ def _complex(h5t: Any, kind: Any) -> tuple[str, bool] | None:
 
 
 def unreadable_reason(h5py: Any, dataset: Any) -> str | None:
-    """Return why the elements of a dataset cannot be read, if they are numbers of a type that we do not name.
+    """Return why a dataset of numbers with an unsupported type cannot be read.
 
-    Other types that we do not name (tables, lists, references) hold no tensor.
+    Other unsupported types (tables, lists, references) contain no tensor.
     """
     h5t, kind = h5py.h5t, dataset.get_type()
     names = {
@@ -146,25 +147,25 @@ def unreadable_reason(h5py: Any, dataset: Any) -> str | None:
 
 
 def describe_type(dataset: Any) -> str:
-    """Return a type that we have no name for as h5py spells it."""
+    """Return an unsupported type in h5py's spelling."""
     with contextlib.suppress(TypeError, ValueError, OSError):
         return str(dataset.dtype)[:80]
     return "unknown"
 
 
 def read_elements(h5py: Any, dataset: Any) -> bytes:
-    """Return the elements of a dataset as the file has them."""
+    """Return the elements of a dataset as they are stored."""
     import numpy as np
 
     kind = dataset.get_type()
-    # numpy may have no such type: what counts is its size.
+    # numpy may lack this type: only its size matters.
     values = np.zeros(dataset.shape, np.dtype(("V", kind.get_size())))
     dataset.read(h5py.h5s.ALL, h5py.h5s.ALL, values, kind)
     return values.tobytes()
 
 
 def fill_element(plist: Any, dataset: Any) -> bytes:
-    """Return the element that stands for what is not stored, as the file has it; zero if it cannot be had."""
+    """Return the fill element as stored in the file; zero if it is not available."""
     import numpy as np
 
     size = int(dataset.get_type().get_size())
@@ -177,9 +178,9 @@ def fill_element(plist: Any, dataset: Any) -> bytes:
 
 
 def unwritten_element(h5py: Any, dataset: Any) -> bytes | None:
-    """Return the element that the library reads where nothing is stored, None if it reads none.
+    """Return the element that the library reads for missing data, None if it reads none.
 
-    It leaves the memory as it is when the file says that nothing is ever filled in (H5D_FILL_TIME_NEVER).
+    It leaves the memory unchanged if the fill time is never (H5D_FILL_TIME_NEVER).
     """
     import numpy as np
 
@@ -196,12 +197,12 @@ def unwritten_element(h5py: Any, dataset: Any) -> bytes | None:
 
 
 def digest_dataset(h5py: Any, dataset: Any, chunk: Sequence[int]) -> str:
-    """Return the SHA-256 of a dataset's elements as the file has them; a slab is held at a time."""
+    """Return the SHA-256 of a dataset's elements as stored; one slab is in memory at a time."""
     import numpy as np
 
     kind, shape = dataset.get_type(), dataset.shape
     size, height = kind.get_size(), max(1, math.prod(shape[1:]))
-    # Whole chunks, so that each is unpacked once.
+    # Whole chunks, so that each is decompressed once.
     rows = min(max(1, _SLAB // (height * size) // chunk[0]) * chunk[0], shape[0])
     room = np.zeros((rows, *shape[1:]), np.dtype(("V", size)))
     space, found = dataset.get_space(), hashlib.sha256()
@@ -214,26 +215,26 @@ def digest_dataset(h5py: Any, dataset: Any, chunk: Sequence[int]) -> str:
     return found.hexdigest()
 
 
-# The walk through one HDF5 file: groups, datasets and where their bytes lie, as JSON values.
+# Walk one HDF5 file: groups, datasets and the positions of their bytes, as JSON values.
 #
-# It runs in the process that child.py bounds. No dataset with numbers is read, no link is followed to another
-# file, no filter is loaded.
+# Runs in the process that child.py limits. No numeric dataset is read, no link to another file is followed,
+# no filter is loaded.
 
-# More texts, or longer ones, are named in a note; what is left out beyond some notes is counted.
+# More or longer strings are only mentioned in a note; beyond some notes, omissions are counted.
 STRINGS, TEXTS = 1 << 20, 10_000
 NOTES = 64
-# What Keras writes beside its weights (keras/src/legacy/saving/legacy_h5_format.py,
-# keras/src/saving/saving_lib.py); everything else in a file's attributes is left alone.
+# Attributes that Keras writes (keras/src/legacy/saving/legacy_h5_format.py, keras/src/saving/saving_lib.py);
+# all others are ignored.
 _ATTRIBUTES = ("layer_names", "weight_names")
 _TEXTS = ("model_config", "training_config", "keras_version", "backend", "name")
 
 
-class RefusalError(Exception):  # it is an answer, not a fault
-    """What the parent shall say: an error's kind, its sentence, of a limit its name and what was found."""
+class RefusalError(Exception):  # part of the protocol, not an error
+    """A refusal for the parent: the error's kind, its message, and for a limit its name and value."""
 
 
 class Hdf5Walk:
-    """The walk through one file; `document` is what it finds."""
+    """One walk of a file; `document` is its result."""
 
     def __init__(self, file: Any) -> None:
         import h5py  # type: ignore[import-untyped]
@@ -241,7 +242,7 @@ class Hdf5Walk:
         self.h5py = h5py
         self.most = limits.current()
         self.file = file
-        # Addresses of objects count from behind what is in front of the HDF5 file; offsets of data do not.
+        # Object addresses are relative to the end of the user block; data offsets are not.
         self.block = int(file.id.get_create_plist().get_userblock())
         self.groups: list[dict[str, Any]] = []
         self.datasets: list[dict[str, Any]] = []
@@ -252,7 +253,7 @@ class Hdf5Walk:
         self.chunks = 0
 
     def document(self) -> dict[str, Any]:
-        """Walk from the root over hard links, each object once."""
+        """Walk from the root over hard links, visiting each object once."""
         root = self.h5py.h5g.open(self.file.id, b"/")
         stack: list[tuple[Any, str, int]] = [(root, "", 0)]
         self.seen[self._address(root)] = ""
@@ -333,7 +334,8 @@ class Hdf5Walk:
         for name in _TEXTS:
             if self.h5py.h5a.exists(group, name.encode()):
                 found[name] = plain_attribute(self._attribute(group, name))
-        # What is longer than an attribute may be is in pieces, numbered from 0. Keras looks for each by name.
+        # Values longer than an attribute may be are split into pieces, numbered from 0. Keras looks up each
+        # by name.
         for stem in _ATTRIBUTES:
             if self.h5py.h5a.exists(group, stem.encode()):
                 found[stem] = self._names(group, stem)
@@ -407,7 +409,7 @@ class Hdf5Walk:
 
     def _contiguous(self, dataset: Any) -> dict[str, Any]:
         offset = dataset.get_offset()
-        # Space that was never allocated has the address -1, to which the library adds the user block.
+        # Unallocated space has the address -1, to which the library adds the user block.
         if offset not in (None, self.block - 1):
             return {"offset": offset}
         fill = unwritten_element(self.h5py, dataset)
@@ -428,7 +430,7 @@ class Hdf5Walk:
 
         def note(info: Any) -> bool | None:
             chunks.append((list(info.chunk_offset), info.byte_offset, info.size, info.filter_mask))
-            return True if len(chunks) > count else None  # all but None ends it
+            return True if len(chunks) > count else None  # any return value except None ends it
 
         self.chunks += count
         self._count(self.chunks, "chunks")
@@ -463,13 +465,14 @@ class Hdf5Walk:
 
 
 class StopWalk(Exception):  # noqa: N818  # it ends a walk
-    """All digests are there that were wanted."""
+    """Ends the walk once all requested digests are computed."""
 
 
 class Hdf5DigestWalk(Hdf5Walk):
-    """A walk that reads chunked datasets as the library does, from dataset number `first` on.
+    """A walk that reads chunked datasets through the library, starting at dataset number `first`.
 
-    It stops behind `most` bytes; the first is read whatever its size. `found` are the numbers and digests.
+    It stops after `most` bytes; the first is read regardless of its size. `found` are the numbers and
+    digests.
     """
 
     def __init__(self, file: Any, first: int, most: int) -> None:
@@ -478,7 +481,7 @@ class Hdf5DigestWalk(Hdf5Walk):
         self.found: list[tuple[int, str]] = []
 
     def document(self) -> dict[str, Any]:
-        """Return the digests; the first one's errors are raised, those of others end the walk."""
+        """Return the digests; the first dataset's errors are raised, those of others end the walk."""
         with contextlib.suppress(StopWalk):
             super().document()
         return {"digests": self.found}
@@ -499,39 +502,39 @@ class Hdf5DigestWalk(Hdf5Walk):
             raise
 
 
-# Lists an HDF5 file in a process of its own: where every dataset's bytes lie, as JSON on stdout.
+# List an HDF5 file in a separate process: the position of every dataset's bytes, as JSON on stdout.
 #
-# The HDF5 library crashes and hangs on damaged files, so nothing else runs here: no link is followed to
-# another file, no filter is loaded. Asked for digests, it reads chunked datasets too. process.py starts it.
+# The HDF5 library crashes and hangs on damaged files, so nothing else runs here: no link to another file is
+# followed, no filter is loaded. For digests, it also reads chunked datasets. process.py starts it.
 
-# From this version of the superblock on, byte 11 has a flag for a writer and one for a writer with readers.
+# From this superblock version on, byte 11 has flags for a writer and for a writer with concurrent readers.
 _FLAGGED, _OPEN = 3, 0b101
 
 
 def limit_resources(seconds: int) -> None:
-    """Bound this process: memory, CPU time, and no file may be written."""
+    """Limit this process: memory, CPU time, and no written files."""
     _set_limits(AS=limits.current().hdf5_memory, CPU=seconds, FSIZE=0, CORE=0)
 
 
 def forbid_opening() -> None:
-    """Let this process open and start nothing more, whatever a file leads to."""
+    """Prevent this process from opening or starting anything more, whatever the file refers to."""
     _set_limits(NOFILE=0, NPROC=0)
 
 
 def _set_limits(**values: int) -> None:
     try:
         import resource
-    except ImportError:  # Windows: the parent's clock is all there is
+    except ImportError:  # Windows: only the parent's timeout applies
         return
     for name, value in values.items():
         with contextlib.suppress(ValueError, OSError):
-            # What reaches the second value of CPU is killed without a word of why.
+            # At the second (hard) CPU limit the process is killed without an error message.
             hard = value + 1 if name == "CPU" else value
             resource.setrlimit(getattr(resource, f"RLIMIT_{name}"), (value, hard))
 
 
 class Hdf5FileWindow:
-    """A part of an open file as the file object that HDF5 reads (h5py's fileobj driver)."""
+    """A range of an open file as the file object that HDF5 reads (h5py's fileobj driver)."""
 
     def __init__(self, descriptor: int, offset: int, length: int) -> None:
         self.descriptor, self.offset, self.length, self.at = descriptor, offset, length, 0
@@ -546,9 +549,9 @@ class Hdf5FileWindow:
         return self.at
 
     def readinto(self, buffer: Any) -> int:
-        """Fill the buffer; raise OSError if the window or the file ends before.
+        """Fill the buffer; raise OSError if the window or the file ends first.
 
-        h5py ignores the number that is returned: what is not filled would be whatever the memory held.
+        h5py ignores the returned number: unfilled bytes would be arbitrary memory.
         """
         view = memoryview(buffer).cast("B")
         data = self._bytes(len(view))
@@ -594,9 +597,10 @@ def handle_request(
 
 
 def _require_closed(window: Hdf5FileWindow, file: Any) -> None:
-    """Raise Refused if the superblock (version 3) says that the file was never closed after writing.
+    """Raise Refused if the superblock (version 3) marks the file as not closed after writing.
 
-    The library refuses such a file too, but not when it reads through a file object (H5Fint.c, H5F_open).
+    The library rejects such a file too, but not when it reads through a file object (H5Fint.c,
+    H5F_open).
     """
     window.seek(file.id.get_create_plist().get_userblock())
     head = window.read(12)
@@ -605,7 +609,7 @@ def _require_closed(window: Hdf5FileWindow, file: Any) -> None:
 
 
 def preload_modules() -> None:
-    """List a small file in memory, so that all is imported that listing needs while files can be opened."""
+    """List a small file in memory, so that everything needed is imported while files can be opened."""
     import h5py
     import numpy as np
 
@@ -638,11 +642,11 @@ def _run_request(descriptor: int, offset: int, length: int, digests: tuple[int, 
 
 
 def main(arguments: list[str]) -> int:
-    """Print what an open file holds.
+    """Print the child's result for an open file.
 
     Args:
-        arguments: descriptor, offset and number of its bytes, seconds, the limits as a JSON object, and for
-            digests the first dataset's number and how many bytes to read.
+        arguments: descriptor, offset and length in bytes, seconds, the limits as a JSON object, and for
+            digests the first dataset's number and the number of bytes to read.
 
     """
     descriptor, offset, length, seconds = map(int, arguments[:4])
@@ -653,5 +657,5 @@ def main(arguments: list[str]) -> int:
             _run_request(descriptor, offset, length, (first, most) if len(arguments) > 5 else None)
         )
         sys.stdout.flush()
-    # The library has nothing left to say: damaged files make it crash when it closes them.
+    # The library has no more work: damaged files make it crash when it closes them.
     os._exit(0)

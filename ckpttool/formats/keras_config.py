@@ -22,13 +22,14 @@ from ckpttool.encodings.pickle_values import Global
 from ckpttool.formats.hdf5 import Hdf5Index
 from ckpttool.formats.tf_common import MAX_TEXT, class_name, plain_facts
 
-# What a Keras configuration asks of whoever loads it: code, files, classes of other modules.
+# Check what loading a Keras configuration would run or open: code, files, classes of other modules.
 #
 # Sources: keras/src/saving/serialization_lib.py (`deserialize_keras_object`, `_retrieve_class_or_fn`),
 # keras/src/layers/core/lambda_layer.py, keras/src/export/tfsm_layer.py, keras/src/layers/preprocessing.
 
 _KERAS = frozenset(("keras", "tf_keras", "tensorflow"))
-# Where Keras's own classes live; others of its modules (keras.utils.get_file, ...) have functions that act.
+# Modules of Keras's own classes; its other modules (keras.utils.get_file, ...) have functions with side
+# effects.
 _PLAIN = frozenset(
     (
         *(
@@ -45,7 +46,7 @@ _PLAIN = frozenset(
     )
 )
 _BUILTIN = frozenset(("dict", "list", "set", "slice", "tuple", "frozenset", "float", "int", "str", "bool"))
-# What loads or runs what it is given, among what Keras keeps beside its classes.
+# Keras classes and functions that load files or run code given to them.
 _FUNCTIONS = frozenset(("clone_model", "deserialize", "get", "load_model", "model_from_json", "save_model"))
 _MODELS = frozenset(("Functional", "Model", "Sequential"))
 # Lambda: marshalled code. TorchModuleWrapper: torch.load of its bytes (keras/src/utils/torch_utils.py).
@@ -53,7 +54,7 @@ _MODELS = frozenset(("Functional", "Model", "Sequential"))
 _RUNS = frozenset(
     ("Lambda", "__lambda__", "TFSMLayer", "PyFunc", "TorchModuleWrapper", "JaxLayer", "FlaxLayer")
 )
-# tf_keras/src/layers/core/tf_op_layer.py: layers that call any symbol of TensorFlow's interface, by its name.
+# tf_keras/src/layers/core/tf_op_layer.py: layers that call any TensorFlow symbol by name.
 _SYMBOLS = {"TFOpLambda": "function", "SlicingOpLambda": "function", "ClassMethod": "cls_symbol"}
 _NUMERIC = frozenset(
     (
@@ -98,16 +99,16 @@ ATTRIBUTES = ("model_config", "training_config")
 
 
 class ConfigAudit(NamedTuple):
-    """What configurations ask for, and a sentence on each that cannot be judged."""
+    """What loading the configurations would run, and a sentence for each that could not be checked."""
 
     asks: tuple[CodeReference, ...] = ()
     unjudged: tuple[str, ...] = ()
 
 
 def audit_json(text: object, where: str) -> ConfigAudit:
-    """Judge the JSON text of a configuration, wherever Keras reads one.
+    """Check the JSON text of a configuration, wherever Keras reads one.
 
-    What is no text, or no JSON, or too large, is not judged, and said to be so.
+    Text that is not JSON, not text or too large cannot be checked and is reported as such.
     """
     if not isinstance(text, str | bytes):
         return ConfigAudit((), (f"{where} is no text: it cannot be judged",))
@@ -121,7 +122,7 @@ def audit_json(text: object, where: str) -> ConfigAudit:
 
 
 def audit_attributes(index: Hdf5Index) -> ConfigAudit:
-    """Judge the configurations in the attributes of an HDF5 file, whatever else it holds."""
+    """Check the configurations in the attributes of an HDF5 file, whatever else it contains."""
     return merge_audits(
         audit_json(group.attributes[name], f"{path}/{name}" if path else name)
         for path, group in index.groups.items()
@@ -131,14 +132,14 @@ def audit_attributes(index: Hdf5Index) -> ConfigAudit:
 
 
 def merge_audits(found: Iterable[ConfigAudit]) -> ConfigAudit:
-    """Return one record of several."""
+    """Merge several records into one."""
     every = list(found)
     unjudged = dict.fromkeys(each for one in every for each in one.unjudged)
     return ConfigAudit(merge_references(*(one.asks for one in every)), tuple(unjudged))
 
 
 def audit_document(document: Any, where: str) -> tuple[CodeReference, ...]:
-    """Return what is beyond Keras's own classes in a configuration, wherever it stands in it."""
+    """Return what is not one of Keras's own classes in a configuration, at any depth."""
     return merge_references(_iter_findings(document, where))
 
 
@@ -156,7 +157,7 @@ def _iter_findings(document: Any, where: str) -> Iterator[CodeReference]:
 
 
 def _judge_object(value: Mapping[str, Any]) -> tuple[str, Verdict] | None:
-    """Return the name and the verdict of a serialized object; None for one of Keras's own, and for data."""
+    """Return the name and verdict of a serialized object; None for Keras's own classes, and for data."""
     cls, module = value.get("class_name"), value.get("module")
     if not isinstance(cls, str):
         return None
@@ -175,7 +176,7 @@ def _judge_object(value: Mapping[str, Any]) -> tuple[str, Verdict] | None:
         return f"{named} (reads {files[0]})", CODE
     if isinstance(module, str) and module:
         return _judge_module(module, cls, value)
-    # A class that its user registered under a name of its own (keras.saving.register_keras_serializable).
+    # A user class registered under its own name (keras.saving.register_keras_serializable).
     registered = value.get("registered_name")
     if ">" in cls or (isinstance(registered, str) and ">" in registered):
         return (registered if isinstance(registered, str) else cls), CLASSES
@@ -183,7 +184,7 @@ def _judge_object(value: Mapping[str, Any]) -> tuple[str, Verdict] | None:
 
 
 def _is_numeric(symbol: object) -> bool:
-    """Say whether a name of TensorFlow's interface is a function of numbers: `math.add`, `concat`."""
+    """Return whether a TensorFlow symbol is a numeric function: `math.add`, `concat`."""
     if not isinstance(symbol, str):
         return False
     name = symbol.removeprefix("compat.v1.").removeprefix("compat.v2.")
@@ -216,17 +217,17 @@ def _judge_module(module: str, cls: str, value: Mapping[str, Any]) -> tuple[str,
     return full, CODE if is_stdlib_name(Global(module, name)) else CLASSES
 
 
-# Keras layers by class: in which order each one's variables are stored, and what they are for.
+# Keras layers by class: storage order and role of each layer's variables.
 #
-# A layer saves its trainable variables in the order of their creation, then the others, as `vars/0`, `vars/1`
-# ... (keras/src/layers/layer.py, save_own_variables). The names are those that the classes give in `build`
+# A layer saves its trainable variables in creation order, then the others, as `vars/0`, `vars/1` ...
+# (keras/src/layers/layer.py, save_own_variables). The names are those assigned by the classes in `build`
 # (keras/src/layers/core/dense.py, normalization/*.py, rnn/*.py, convolutional/*.py ...).
 
 UNNAMED = ""
 
 
 class KerasVariable(NamedTuple):
-    """A variable's name, its role, and the setting without which the layer has none."""
+    """A variable's name, its role, and the setting that the layer needs to have it."""
 
     name: str
     role: Role = "parameter"
@@ -259,7 +260,7 @@ VARIABLES: dict[str, tuple[KerasVariable, ...]] = {
     ),
     "SeedGenerator": (KerasVariable("state", "other"),),
 }
-# What a quantized layer stores behind them: int8, int4, float8 (variable_serialization_spec of
+# Variables that a quantized layer stores after them: int8, int4, float8 (variable_serialization_spec of
 # keras/src/layers/core/dense.py, einsum_dense.py and embedding.py).
 _SCALES = ("scale", "amax_history")
 _FLOAT8 = tuple(f"{part}_{scale}" for part in ("inputs", "kernel", "outputs_grad") for scale in _SCALES)
@@ -269,11 +270,11 @@ _QUANTIZED: dict[str, tuple[tuple[str, ...], ...]] = {
     "EinsumDense": _LINEAR_SCALES,
     "Embedding": (("embeddings_scale",), ("embeddings_scale", "embeddings_zero", "g_idx")),
 }
-# A recurrent layer keeps its variables in its cell, an attention layer in dense layers of its own.
+# A recurrent layer keeps its variables in its cell, an attention layer in its own dense layers.
 CELLS = {"LSTM": "LSTMCell", "GRU": "GRUCell", "SimpleRNN": "SimpleRNNCell"}
 CELLS |= dict.fromkeys(("ConvLSTM1D", "ConvLSTM2D", "ConvLSTM3D"), "ConvLSTMCell")
 ATTENTION = frozenset(("MultiHeadAttention", "GroupedQueryAttention", "GroupQueryAttention"))
-# The order in which such a layer creates its parts, which is the order of its trainable variables.
+# The order in which such a layer creates its parts, i.e. the order of its trainable variables.
 PARTS = {
     "query_dense": 0,
     "key_dense": 1,
@@ -293,7 +294,7 @@ _OTHER_CLASSES = (
 
 
 def snake_case(name: str) -> str:
-    """Return a class's name as Keras spells it in paths (keras/src/utils/naming.py, to_snake_case)."""
+    """Return a class name as Keras writes it in paths (keras/src/utils/naming.py, to_snake_case)."""
     name = re.sub(r"\W+", "", name)
     name = re.sub("(.)([A-Z][a-z]+)", r"\1_\2", name)
     return re.sub("([a-z])([A-Z])", r"\1_\2", name).lower()
@@ -304,7 +305,7 @@ _NUMBERED = re.compile(r"(.+?)(?:_(\d+))?", re.DOTALL)
 
 
 def split_number(name: str) -> tuple[str, int]:
-    """Return a name without the number that Keras put behind it, and that number: `dense_2` is dense, 2."""
+    """Split off the number that Keras appends to a name: `dense_2` gives dense and 2."""
     found = _NUMBERED.fullmatch(name)
     if found is None:
         return name, 0
@@ -312,17 +313,17 @@ def split_number(name: str) -> tuple[str, int]:
 
 
 def class_from_name(name: str) -> str | None:
-    """Return the class that a group or layer was named after (`dense_2`: Dense), if it is one of Keras's."""
+    """Return the Keras class that a group or layer is named after (`dense_2`: Dense), else None."""
     return _KNOWN.get(split_number(name)[0])
 
 
 def layer_variables(
     cls: str | None, config: Mapping[str, Any], shapes: Sequence[Shape]
 ) -> tuple[KerasVariable, ...] | None:
-    """Return what a layer's stored variables are, in their order; None if class and settings do not say.
+    """Return a layer's stored variables in order; None if class and settings do not determine them.
 
-    Without settings the count must leave one answer. A batch normalisation with three variables has lost
-    gamma or beta, and the file does not say which: that one is UNNAMED.
+    Without settings, the count must be unambiguous. A batch normalisation with three variables lacks
+    gamma or beta, and the file does not record which: that one is UNNAMED.
     """
     if cls is None:
         return variables_by_shape(shapes)
@@ -358,9 +359,9 @@ def _stored_variables(
 
 
 def variables_by_shape(shapes: Sequence[Shape]) -> tuple[KerasVariable, ...] | None:
-    """Return what the variables of a layer of unknown class must be, where only one kind has such shapes."""
+    """Return the variables of a layer of unknown class if their shapes fit only one kind of layer."""
     ranks = [len(shape) for shape in shapes]
-    # An EinsumDense of several output axes has a bias with all of them.
+    # An EinsumDense with several output axes has a bias with all of them.
     if len(shapes) == 2 and ranks[0] > ranks[1] >= 1 and shapes[0][-ranks[1] :] == shapes[1]:
         return _LINEAR
     if ranks == [1, 1, 1, 1] and len(set(shapes)) == 1:
@@ -370,7 +371,7 @@ def variables_by_shape(shapes: Sequence[Shape]) -> tuple[KerasVariable, ...] | N
     return None
 
 
-# A Keras model's configuration as data: which layers it has, and plain facts of each. No class is looked up.
+# Read a Keras model's configuration as data: its layers, and plain facts of each. No class is looked up.
 #
 # Sources: keras/src/saving/serialization_lib.py (Keras 3: `module`, `class_name`, `config`),
 # keras/src/legacy/saving/serialization.py (Keras 1 and 2: `class_name`, `config`; a Keras 1 Sequential's
@@ -380,30 +381,30 @@ _NOTES = 64
 
 
 class KerasConfig(NamedTuple):
-    """One object's class and settings; an unknown object has neither."""
+    """The class and settings of one object; empty for an unknown object."""
 
     cls: str | None = None
     settings: Mapping[str, Any] = MappingProxyType({})
 
     @property
     def name(self) -> str | None:
-        """The user's name of the layer."""
+        """The layer name chosen by the user."""
         found = self.settings.get("name")
         return found if isinstance(found, str) else None
 
     @property
     def trainable(self) -> bool | None:
-        """Whether the layer is trained; None if it does not say."""
+        """Whether the layer is trainable; None if not recorded."""
         found = self.settings.get("trainable")
         return found if isinstance(found, bool) else None
 
     def layers(self) -> list[KerasConfig]:
-        """Return the layers of a Sequential or functional model in their order."""
+        """Return the layers of a Sequential or functional model in order."""
         found = self.settings.get("layers")
         return [config_of(each) for each in found] if isinstance(found, list) else []
 
     def facts(self) -> dict[str, Any]:
-        """Return what is plain (see keras_facts)."""
+        """Return the plain values (see keras_facts)."""
         return plain_facts(self.settings)
 
 
@@ -411,9 +412,9 @@ NOTHING = KerasConfig()
 
 
 def parse_config(data: bytes | str | None, what: str) -> tuple[dict[str, Any], tuple[str, ...]]:
-    """Return the JSON object, or nothing and a note that says why there is none: weights do without it.
+    """Return the JSON object; if there is none, an empty one and a note, as weights do not need it.
 
-    Raise LimitError for one that asks for more than a reader gives: it is no damage.
+    Raise LimitError if it exceeds a reader's limits: that is not damage.
     """
     if data is None:
         return {}, ()
@@ -426,7 +427,7 @@ def parse_config(data: bytes | str | None, what: str) -> tuple[dict[str, Any], t
 
 
 def config_of(found: Any) -> KerasConfig:
-    """Return class and settings of a serialized object, nothing of anything else."""
+    """Return class and settings of a serialized object; empty for anything else."""
     if not isinstance(found, dict):
         return NOTHING
     cls, settings = found.get("class_name"), found.get("config")
@@ -438,7 +439,7 @@ def config_of(found: Any) -> KerasConfig:
 
 
 def note_lambdas(root: KerasConfig) -> tuple[str, ...]:
-    """Return a note for each Lambda layer: its code is data here."""
+    """Return a note for each Lambda layer; its code is treated as data."""
     notes: list[str] = []
     stack = [root]
     while stack and len(notes) < _NOTES:
@@ -451,7 +452,7 @@ def note_lambdas(root: KerasConfig) -> tuple[str, ...]:
 
 
 def child_config(config: KerasConfig, edge: str) -> KerasConfig:
-    """Return what a layer's own configuration says of the part under an attribute."""
+    """Return a layer's configuration of the part under an attribute."""
     cls = config.cls
     if cls in CELLS and edge == "cell":
         return KerasConfig(CELLS[cls], {k: v for k, v in config.settings.items() if k != "name"})
@@ -466,7 +467,7 @@ def child_config(config: KerasConfig, edge: str) -> KerasConfig:
 
 
 FLATTENED = "flattened"
-# Layers whose outputs have the shape of their inputs.
+# Layers whose output shape equals their input shape.
 _SAME = frozenset(
     ("BatchNormalization", "LayerNormalization", "Activation", "ReLU", "LeakyReLU", "ELU", "PReLU", "Softmax")
 ) | {"Dropout", "SpatialDropout1D", "SpatialDropout2D", "GaussianNoise", "GaussianDropout", "Rescaling"}
@@ -477,9 +478,9 @@ _GLOBAL = re.compile(r"Global(?:Max|Average)Pooling[123]D")
 
 
 class _LayerOutput(NamedTuple):
-    """What a layer gives: its shape without the batch, and the shape of the image that was flattened.
+    """The output of a layer: its shape without the batch, and the shape of the flattened image.
 
-    `image` is None where a convolution is not behind it, () where it holds nothing flattened.
+    `image` is None without a preceding convolution, () if no flattened image is in the output.
     """
 
     shape: tuple[int, ...]
@@ -488,10 +489,10 @@ class _LayerOutput(NamedTuple):
 
 
 def with_flattened(model: KerasConfig) -> KerasConfig:
-    """Return the configuration with what each dense layer takes flattened, in its settings `flattened`.
+    """Return the configuration with each dense layer's flattened input in its `flattened` setting.
 
-    [H, W, C] is the image behind a convolution, [] that it takes none. A layer has no such setting where an
-    unknown layer, several inputs or another order of axes stand before it.
+    [H, W, C] is the image of a preceding convolution, [] means no flattened image. The setting is
+    omitted after an unknown layer, several inputs or a change of the axis order.
     """
     layers = model.settings.get("layers")
     if not isinstance(layers, list) or model.cls not in ("Sequential", "Functional", "Model"):
@@ -514,7 +515,7 @@ def with_flattened(model: KerasConfig) -> KerasConfig:
 
 
 def _inbound_layers(layer: Any) -> list[str]:
-    """Return the layers that a functional model's layer takes, by name (Keras 2: lists; 3: keras_history)."""
+    """Return the names of a functional model layer's inputs (Keras 2: lists; 3: keras_history)."""
     found: dict[str, None] = {}
     stack = [layer.get("inbound_nodes")] if isinstance(layer, dict) else []
     nodes = stack[0] if stack and isinstance(stack[0], list) else []
@@ -541,7 +542,7 @@ _NODES = 10_000
 
 
 def _input_output(shape: Any) -> _LayerOutput | None:
-    """Return the input of this shape, whose first axis is the batch."""
+    """Return an input of this shape, whose first axis is the batch."""
     if not isinstance(shape, list) or len(shape) < 2:
         return None
     axes = tuple(axis for axis in shape[1:] if type(axis) is int and axis > 0)
@@ -570,7 +571,7 @@ def _layer_output(layer: KerasConfig, before: _LayerOutput | None) -> _LayerOutp
 
 
 def _window_output(cls: str, settings: Mapping[str, Any], before: _LayerOutput) -> _LayerOutput | None:
-    """Return what a convolution or a pooling gives, None for any other layer."""
+    """Return the output of a convolution or pooling layer, None for any other layer."""
     convolution, pooling = _CONVOLUTION.fullmatch(cls), _POOLING.fullmatch(cls)
     match = convolution or pooling
     rank = int(match[1]) if match else 0
@@ -599,7 +600,7 @@ def _window_output(cls: str, settings: Mapping[str, Any], before: _LayerOutput) 
 
 
 def windowed_sizes(cls: str, settings: Mapping[str, Any], shape: tuple[int, ...]) -> tuple[int, ...] | None:
-    """Return the shape of what a convolution, a pooling or the like makes of images of a shape."""
+    """Return the output shape of a convolution, pooling or similar layer for images of a shape."""
     *sizes, channels = shape
     rank = len(sizes)
     if not rank or not cls.removesuffix("Transpose").endswith(f"{rank}D"):
@@ -630,7 +631,7 @@ def windowed_sizes(cls: str, settings: Mapping[str, Any], shape: tuple[int, ...]
 
 
 def _pairs(value: Any, rank: int) -> list[tuple[int, int]] | None:
-    """Return what is added before and after each axis."""
+    """Return the padding before and after each axis."""
     items = [value] * rank if type(value) is int else value
     if isinstance(items, list) and rank == 1 and len(items) == 2 and all(type(i) is int for i in items):
         items = [items]
@@ -643,7 +644,7 @@ def _pairs(value: Any, rank: int) -> list[tuple[int, int]] | None:
 
 
 def _axes(value: Any, rank: int) -> tuple[int, ...] | None:
-    """Return one positive number for each axis, None for anything else."""
+    """Return one positive number per axis, None for anything else."""
     found = [value] * rank if type(value) is int else value
     if not isinstance(found, list) or len(found) != rank:
         return None
@@ -654,7 +655,7 @@ _MOST_SIZE = 1 << 20
 
 
 def stored_names(layers: Sequence[KerasConfig]) -> dict[str, KerasConfig]:
-    """Return the layers by the group that each is stored in: class in snake case, numbered from the second.
+    """Return the layers by their storage group: class in snake case, numbered from the second.
 
     Source: keras/src/saving/saving_lib.py, _save_container_state.
     """
@@ -670,11 +671,11 @@ def stored_names(layers: Sequence[KerasConfig]) -> dict[str, KerasConfig]:
     return found
 
 
-# In which order layers of a Keras model take and make flattened images, as its configuration tells.
+# Axis order of flattened images at the inputs and outputs of a Keras model's layers, from its configuration.
 #
-# An axis is terms that stand one after the other; a term is digits, the slowest first: the digits of a
-# flattened image are its rows, columns and channels. Reshaping splits and joins digits, permuting reorders
-# them. What a convolution takes becomes an image by that.
+# An axis is a sequence of terms; a term is a sequence of digits, the slowest first: the digits of a flattened
+# image are its rows, columns and channels. Reshaping splits and joins digits, permuting reorders them. The
+# input of a convolution is thereby identified as an image.
 #
 # Sources: keras/src/models/functional.py and sequential.py (configurations), keras/src/layers/reshaping/*.py.
 
@@ -711,7 +712,7 @@ _CELLS = frozenset(("LSTM", "GRU", "SimpleRNN"))
 
 
 class IndexDigit(NamedTuple):
-    """A digit of an origin's numbers: `(number // stride) % extent`, with its role: places 0 to 2, or 3."""
+    """A digit of an origin's indices: `(number // stride) % extent`, with its role: axes 0 to 2, or 3."""
 
     origin: int
     role: int
@@ -725,13 +726,13 @@ Axis = tuple[Term, ...]
 
 
 class KerasValue(NamedTuple):
-    """What a layer gives: its axes without the batch; () terms of an axis of unknown length."""
+    """The output of a layer: its axes without the batch; () is the term of an axis of unknown length."""
 
     axes: tuple[Axis, ...]
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """The extents of the axes."""
+        """The lengths of the axes."""
         return tuple(sum(_size(term) for term in axis) for axis in self.axes)
 
 
@@ -741,7 +742,7 @@ def _size(term: Term) -> int:
 
 @dataclass
 class KerasFlow:
-    """The values of one configuration's layers, and what layers take and make by name."""
+    """The values of the layers in one configuration, with each layer's input and output by name."""
 
     takes: dict[tuple[str, ...], list[Axis | None]] = field(default_factory=dict)
     makes: dict[tuple[str, ...], list[Axis]] = field(default_factory=dict)
@@ -754,7 +755,7 @@ class KerasFlow:
     # --- Values -----------------------------------------------------------------------------------------
 
     def _new(self, shape: Sequence[int], *, image: bool = False) -> KerasValue:
-        """Return a new value; an image's last axis has its channels."""
+        """Return a new value; the last axis of an image has its channels."""
         self._origins += 1
         axes: list[Axis] = []
         for number, extent in enumerate(shape):
@@ -769,7 +770,7 @@ class KerasFlow:
     def model(
         self, config: KerasConfig, given: Sequence[KerasValue | None], above: tuple[str, ...]
     ) -> list[KerasValue | None]:
-        """Return what a Sequential or functional model makes of its inputs."""
+        """Return a Sequential or functional model's output for its inputs."""
         layers = config.settings.get("layers")
         if not isinstance(layers, list):
             return [None]
@@ -921,7 +922,7 @@ class KerasFlow:
         self.takes.setdefault(name, []).append(axis)
 
     def _image(self, x: KerasValue) -> None:
-        """Note that something takes a value as an image: what its digits are."""
+        """Record that a layer uses a value as an image, and thereby the roles of its digits."""
         roles: dict[int, dict[IndexDigit, int]] = {}
         for number, axis in enumerate(x.axes):
             for term in axis:
@@ -935,7 +936,7 @@ class KerasFlow:
     # --- Orders -----------------------------------------------------------------------------------------
 
     def orders(self) -> Iterator[tuple[tuple[str, ...], str, AxisOrder]]:
-        """Go through the orders of what layers take and make: by the layer's name, and which of the two."""
+        """Yield the orders of layer inputs and outputs: the layer's name, and which of the two."""
         for one, other in (*self._joined, *((b, a) for a, b in self._joined)):
             for mine, theirs in zip(one, other, strict=False):
                 self._carry(mine, theirs)
@@ -948,7 +949,7 @@ class KerasFlow:
                     yield name, side, UNKNOWN
 
     def _carry(self, mine: Term, theirs: Term) -> None:
-        """Give one origin, whole in a term, the order of another that it is added to."""
+        """Assign the order of the term that is added to it to an origin that fills a term."""
         if len(mine) != 1 or mine[0].role != _NONE or mine[0].origin in self._taken:
             return
         other = self._named(theirs)
@@ -961,7 +962,7 @@ class KerasFlow:
         self._taken[mine[0].origin] = found
 
     def _named(self, term: Term) -> list[tuple[IndexDigit, int]]:
-        """Return the digits of a term with their roles, a whole origin by what takes it as an image."""
+        """Return the digits of a term with their roles; a whole origin has the roles of its image use."""
         found: list[tuple[IndexDigit, int]] = []
         for digit in term:
             taken = self._taken.get(digit.origin) if digit.role == _NONE else None
@@ -1023,7 +1024,7 @@ def _positions(named: list[tuple[IndexDigit, int]]) -> list[int]:
 
 
 def _input_value(flow: KerasFlow, shape: Any) -> KerasValue | None:
-    """Return the input of this shape, whose first axis is the batch; None where a length is free."""
+    """Return an input of this shape, whose first axis is the batch; None if a length is not fixed."""
     if not isinstance(shape, list) or len(shape) < 2:
         return None
     axes = [axis for axis in shape[1:] if type(axis) is int and 0 < axis <= MOST_FEATURES]
@@ -1033,7 +1034,7 @@ def _input_value(flow: KerasFlow, shape: Any) -> KerasValue | None:
 
 
 def _references(value: Any) -> list[tuple[str, int, int]]:
-    """Return the tensors that a node takes: layer, node, place (Keras 2's lists, 3's histories)."""
+    """Return a node's input tensors: layer, node, place (Keras 2: lists, 3: histories)."""
     found: list[tuple[str, int, int]] = []
     stack = [value]
     while stack and len(found) < _MOST_LAYERS:
@@ -1058,7 +1059,7 @@ def _sizes(wanted: Any, whole: int) -> tuple[int, ...]:
 
 
 def _reshape(x: KerasValue, shape: Sequence[int]) -> KerasValue | None:
-    """Return the value in another shape; None where its digits do not divide so."""
+    """Reshape the value; return None if its digits cannot be split that way."""
     if tuple(shape) == x.shape:
         return x
     if any(len(axis) != 1 for axis in x.axes) or math.prod(shape) != math.prod(x.shape) or not shape:
@@ -1090,7 +1091,7 @@ def _concatenate(values: list[KerasValue], axis: Any) -> KerasValue | None:
     rank = len(values[0].axes)
     if type(axis) is not int or any(len(each.axes) != rank for each in values) or rank == 0:
         return None
-    # The batch is the first axis.
+    # The first axis is the batch.
     place = axis + rank if axis < 0 else axis - 1
     if not 0 <= place < rank:
         return None
@@ -1099,7 +1100,7 @@ def _concatenate(values: list[KerasValue], axis: Any) -> KerasValue | None:
 
 
 def axis_order_facts(model: KerasConfig) -> dict[tuple[str, ...], dict[str, Any]]:
-    """Return by layer what a configuration tells of orders, as plain facts (see `order_of`)."""
+    """Return the orders in a configuration by layer, as plain facts (see `order_of`)."""
     flow = KerasFlow()
     try:
         flow.model(model, [], ())
@@ -1129,7 +1130,7 @@ _MOST_PARTS = 16
 
 
 def annotate_config(model: KerasConfig) -> KerasConfig:
-    """Return the configuration with what it tells of orders in the settings of its layers."""
+    """Return the configuration with its orders added to the settings of its layers."""
     facts = axis_order_facts(model)
     return _annotate_layers(model, facts, ()) if facts else model
 
@@ -1152,9 +1153,10 @@ def _annotate_layers(
 
 
 class KerasCalls:
-    """The calls of a model's layers as its configuration lists them: a number for each, and what it needs.
+    """The calls of a model's layers in its configuration, numbered, with the calls that each needs.
 
-    `found` has by layer the number of its first call and, as bits, the calls whose results that takes.
+    `found` has by layer the number of its first call and, as bits, the calls whose results are its
+    inputs.
     """
 
     def __init__(self) -> None:
@@ -1223,7 +1225,7 @@ _MOST_OUTPUTS = 16
 
 
 def with_calls(model: KerasConfig) -> KerasConfig:
-    """Return the configuration with the order of calls in the settings of its layers."""
+    """Return the configuration with the call order added to the settings of its layers."""
     calls = KerasCalls()
     try:
         calls.model(model, [], ())

@@ -46,7 +46,7 @@ if TYPE_CHECKING:
 # Keras's HDF5 files: `.h5` weights and models of Keras 1 and 2, `.weights.h5` of Keras 3 and tf_keras.
 #
 # Sources: keras/src/legacy/saving/legacy_h5_format.py, keras/src/saving/saving_lib.py. Other HDF5 files are
-# listed as the datasets that they are. The file is listed by a process of its own (formats.hdf5).
+# listed as plain datasets. A separate process lists the file (formats.hdf5).
 
 NAME = "keras_h5"
 TITLE = "Keras HDF5 file (.h5, .weights.h5)"
@@ -61,7 +61,8 @@ def claims(probe: Probe) -> str | None:
     """Return the path of an HDF5 file, or of the JSON map of a sharded `.weights.h5`."""
     if probe.kind != "file":
         return None
-    # A .keras file of Keras 3 is a zip archive; an HDF5 member of it may begin where a user block would end.
+    # A .keras file of Keras 3 is a zip archive; one of its HDF5 members may begin where a user block would
+    # end.
     zipped = probe.head.startswith(b"PK") and probe.name.lower().endswith(".keras")
     if probe.head.startswith(MAGIC) or (_has_suffix(probe.name) and not zipped and _has_user_block(probe)):
         return probe.path
@@ -75,7 +76,7 @@ def _has_suffix(name: str) -> bool:
 
 
 def _has_user_block(probe: Probe) -> bool:
-    """Say whether the file begins with a user block, of 512 bytes or twice, four times ... that.
+    """Return whether the file begins with a user block of 512 bytes times a power of two.
 
     Source: HDF5 File Format Specification 3.0, II.A.
     """
@@ -91,7 +92,7 @@ def _has_user_block(probe: Probe) -> bool:
 
 
 def read(location: str) -> Checkpoint:
-    """List the file; raise FormatError when it is damaged, UnsupportedError when it leads to other files."""
+    """List the file; raise FormatError if it is damaged, UnsupportedError if it refers to other files."""
     file = File.stamp(location)
     if location.endswith(".json"):
         files, index = keras_tree.read_shards(file)
@@ -114,20 +115,20 @@ def read(location: str) -> Checkpoint:
     )
 
 
-# Writes a `.weights.h5` file that Keras 3 loads, through h5py, the same bytes for the same tree.
+# Write a `.weights.h5` file that Keras 3 loads, with h5py; the same tree gives the same bytes.
 #
 # Source: keras/src/saving/saving_lib.py, H5IOStore: a group `vars` with an attribute `name` for every object,
-# numbered datasets in it, bfloat16 as two opaque bytes with an attribute `dtype`. Groups keep the order of
-# their creation, no object keeps a time.
+# with numbered datasets, bfloat16 as two opaque bytes with an attribute `dtype`. Groups record creation
+# order, objects have no timestamps.
 
 VARS = "vars"
 _ATTRIBUTE = 64512
 
 
 def pieces(tree: Tree, *, root: str | None = None) -> tuple[OutputFile, ...]:
-    """Return the one `.weights.h5` file that holds the tree; raise UnsupportedError for what it cannot.
+    """Return the single `.weights.h5` file for the tree; raise UnsupportedError if it cannot be stored.
 
-    `root` names the attribute below which the model stands, for trees of a tf.train.Checkpoint.
+    `root` is the attribute that holds the model, for trees of a tf.train.Checkpoint.
     """
     places = place_tree(tree, root)
     for path, leaf in tree.tensors():
@@ -139,7 +140,7 @@ def pieces(tree: Tree, *, root: str | None = None) -> tuple[OutputFile, ...]:
 
 
 def stored(tree: Tree, *, root: str | None = None) -> Tree:
-    """Return the tree as it will be read from the file: with the paths and keys that it gets there."""
+    """Return the tree with the paths and keys that it will have when the file is read."""
     places = place_tree(tree, root)
     datasets = {
         path: Hdf5Dataset(path, number, leaf.dtype, leaf.shape, leaf.source)
@@ -153,7 +154,7 @@ def stored(tree: Tree, *, root: str | None = None) -> Tree:
 
 
 def _groups(places: KerasPlacement) -> dict[str, dict[str, Any]]:
-    """Return every group with its attributes, each after the one that holds it."""
+    """Return every group with its attributes, parents first."""
     found: dict[str, dict[str, Any]] = {"": {}}
     for group, name in places.groups.items():
         _add(found, f"{group}/{VARS}".lstrip("/"))
@@ -176,7 +177,7 @@ def _add(found: dict[str, dict[str, Any]], path: str) -> None:
 
 
 def _split_attribute(names: list[str]) -> dict[str, list[str]]:
-    """Return a list as attributes of at most _ATTRIBUTE bytes each, numbered as Keras numbers them.
+    """Return a list as attributes of at most _ATTRIBUTE bytes each, numbered as in Keras.
 
     Source: keras/src/legacy/saving/legacy_h5_format.py, save_attributes_to_hdf5_group.
     """
@@ -192,7 +193,7 @@ def _write(stream: IO[bytes], places: KerasPlacement, groups: dict[str, dict[str
     if stream.readable():
         _fill(stream, places, groups)
         return
-    # The library reads back what it has written, which a stream for writing does not allow.
+    # The library reads back its own output, which a write-only stream does not allow.
     with open(stream.name, "r+b") as both:
         _fill(both, places, groups)
 
@@ -212,7 +213,7 @@ def _fill(stream: IO[bytes], places: KerasPlacement, groups: dict[str, dict[str,
         for path, attributes in groups.items():
             group = _require_group(h5py, made, path)
             for name, value in attributes.items():
-                # Texts of one width, as Keras writes lists of names.
+                # Fixed-width strings, as Keras writes lists of names.
                 group.attrs[name] = [each.encode() for each in value] if isinstance(value, list) else value
         for path, leaf in places.datasets.items():
             parent, _, last = path.rpartition("/")
@@ -223,7 +224,7 @@ def _fill(stream: IO[bytes], places: KerasPlacement, groups: dict[str, dict[str,
 
 
 def _require_group(h5py: Any, made: dict[str, h5py.Group], path: str) -> Any:
-    """Return the group, made if it is not there; the one that holds it is there or is made first."""
+    """Return the group; create it and its parents if necessary."""
     missing = []
     while path not in made:
         path, _, last = path.rpartition("/")
@@ -237,24 +238,24 @@ def _require_group(h5py: Any, made: dict[str, h5py.Group], path: str) -> Any:
 
 
 def _ordered_properties(h5py: Any, kind: Any) -> Any:
-    """Return the creation properties of a group that keeps the order of its members and no times."""
+    """Return the creation properties of a group with member order and without timestamps."""
     found = h5py.h5p.create(kind)
     found.set_link_creation_order(h5py.h5p.CRT_ORDER_TRACKED | h5py.h5p.CRT_ORDER_INDEXED)
     found.set_obj_track_times(False)
     return found
 
 
-# Writes the weights file of Keras 1 and 2: a group for every layer, and the order of both in attributes.
+# Write the weights file of Keras 1 and 2: a group for every layer, and the order of both in attributes.
 #
-# Source: keras/src/legacy/saving/legacy_h5_format.py, `save_weights_to_hdf5_group`. Keras loads by that
+# Source: keras/src/legacy/saving/legacy_h5_format.py, `save_weights_to_hdf5_group`. Keras loads in that
 # order.
 
-# What the file says of its writer: kernels are as Keras 2 has them.
+# Writer metadata: kernels have the orientation of Keras 2.
 _WRITER = {"keras_version": b"2.3.1", "backend": b"tensorflow"}
 
 
 def build_legacy_file(layers: Mapping[str, Mapping[str, Leaf]]) -> bytes:
-    """Return the file of these layers, each with its weights by names (`dense_1/kernel:0`), in order."""
+    """Return the file of these layers, each with its weights by name (`dense_1/kernel:0`), in order."""
     import h5py
     import numpy as np
 
@@ -274,17 +275,17 @@ def build_legacy_file(layers: Mapping[str, Mapping[str, Leaf]]) -> bytes:
     return file.getvalue()
 
 
-# Gives every leaf of a tree its place in a `.weights.h5` file: the group of its object and its number there.
+# Assign every leaf of a tree a place in a `.weights.h5` file: its object's group and its number there.
 #
 # Source: keras/src/saving/saving_lib.py, _save_state and _save_container_state.
 
-# The order in which Keras layers create their variables; no layer has two that this order would swap.
+# The order in which Keras layers create their variables; no layer uses the reverse order for any two.
 _ORDER = (
     *("embeddings", "kernel", "depthwise_kernel", "pointwise_kernel", "recurrent_kernel", "gamma", "alpha"),
     *("scale", "bias", "beta", "mean", "moving_mean", "variance", "moving_variance", "count", "state"),
 )
 _RANK = {name: rank for rank, name in enumerate(_ORDER)}
-# Layers that only these variables have, and recurrent ones by the gates of their cells.
+# Layers identified by their variables, recurrent ones by the gates of their cells.
 _BY_NAMES = {
     frozenset(("embeddings",)): "embedding",
     frozenset(("alpha",)): "p_re_lu",
@@ -292,10 +293,10 @@ _BY_NAMES = {
 }
 _CELL, _BY_GATES = "cell", {1: "simple_rnn", 3: "gru", 4: "lstm"}
 _CONVOLUTIONS = {2: "dense", 3: "conv1d", 4: "conv2d", 5: "conv3d"}
-# tf.train.Checkpoint's edges to a Keras model's layers (keras/src/models/sequential.py, functional.py).
+# Edges of tf.train.Checkpoint to a Keras model's layers (keras/src/models/sequential.py, functional.py).
 _SEQUENCES = ("_operations", "_layers")
 _INNER = "_functional"
-# An attention's dense layers, which its checkpoints name by private attributes and its files by public ones.
+# Dense layers of attention, with private attributes in checkpoints and public ones in Keras files.
 _PROJECTIONS = frozenset(f"_{name}" for name in PARTS if name.endswith("_dense"))
 COUNTER = "save_counter"
 _OPTIMIZER = (attr("optimizer"),)
@@ -303,12 +304,13 @@ LAYERS = "layers"
 
 
 class KerasPlacement(NamedTuple):
-    """Where everything goes: datasets by their path in order, and each object's group with its name.
+    """The place of everything: datasets by path in order, and each object's group with its name.
 
-    An object has the group of its own attribute. Keras itself saves one whose attribute sorts behind `layers`
-    as one of the model's layers, by class and number. It does not find it there, and looks under the
-    attribute again (saving_lib.py, _load_state); a number that were wrong would load another layer's weights.
-    `slots` says of an optimizer's group what each of its variables is (keras_tree.optimizers, listed_leaves).
+    An object's group is named after its own attribute. Keras itself saves an object whose attribute
+    sorts after `layers` as one of the model's layers, by class and number. It does not find it there,
+    and then uses the attribute (saving_lib.py, _load_state); a wrong number would load another layer's
+    weights. `slots` maps an optimizer's group to the meaning of its variables (keras_tree.optimizers,
+    listed_leaves).
     """
 
     datasets: dict[str, Leaf]
@@ -317,13 +319,13 @@ class KerasPlacement(NamedTuple):
 
 
 def place_tree(tree: Tree, root: str | None = None) -> KerasPlacement:
-    """Return the place of every leaf; raise UnsupportedError for the first that has none.
+    """Return the place of every leaf; raise UnsupportedError for the first leaf without one.
 
-    A tree that was read from a `.weights.h5` keeps the places that it had. Of any other tree, modules become
-    groups by their attributes, numbered modules the layers of a Sequential model. With `root`, the model is
-    what stands below that attribute, and tf.train.Checkpoint's own count of saves is left out. Without such
-    an attribute, a checkpoint of one network is that network's file, and its optimizer is `optimizer`: what
-    `Checkpoint(net=model, opt=opt)` saved is what `model.load_weights` takes.
+    A tree that was read from a `.weights.h5` keeps its places. In any other tree, modules become groups
+    by their attributes, and numbered modules become the layers of a Sequential model. With `root`, the
+    model is the subtree under that attribute, and tf.train.Checkpoint's own save counter is omitted.
+    Without such an attribute, a checkpoint of one network becomes that network's file, and its
+    optimizer `optimizer`: `model.load_weights` can load the output of `Checkpoint(net=model, opt=opt)`.
     """
     for path, value in tree.plain():
         raise UnsupportedError(
@@ -357,9 +359,9 @@ def _original_placement(tree: Tree) -> KerasPlacement:
 
 
 def _slots_by_group(datasets: dict[str, Leaf], places: Mapping[Path, str]) -> dict[str, list[str]]:
-    """Return of every group that holds slots what its variables are; `places` are the leaves' datasets."""
+    """Return the meaning of the variables in every group with slots; `places` are the leaves' datasets."""
     found: dict[str, dict[int, str]] = {}
-    # Keras numbers them without gaps: a larger number than there are datasets is none of its own.
+    # Keras numbers them without gaps: a number above the number of datasets is not from Keras.
     numbers = {str(number): number for number in range(len(datasets))}
     for place, leaf in datasets.items():
         group, _, number = place.rpartition("/vars/")
@@ -374,7 +376,7 @@ def _slots_by_group(datasets: dict[str, Leaf], places: Mapping[Path, str]) -> di
 
 
 class _PlacementBuilder:
-    """The places of a tree that never was a Keras file."""
+    """Places for a tree that was not read from a Keras file."""
 
     def __init__(self, tree: Tree, root: str | None) -> None:
         self.tree = tree
@@ -396,12 +398,12 @@ class _PlacementBuilder:
         self.groups: dict[Path, str] = {(): ""}
 
     def _alone(self) -> str | None:
-        """Return the attribute of a tf.train.Checkpoint that holds its one network."""
+        """Return the attribute of a tf.train.Checkpoint that contains its only network."""
         if not any(len(path) == 1 and path[0].value == COUNTER for path in self.paths):
             return None
         weights = [path for path in self.paths if self._leaf(path).role in ("parameter", "buffer")]
         tops = {str(path[0].value) for path in weights}
-        # A layer that is itself an attribute of the model has its variables right below.
+        # A layer that is itself an attribute of the model has its variables directly under it.
         return tops.pop() if len(tops) == 1 and all(len(path) > 2 for path in weights) else None
 
     def _leaf(self, path: Path) -> Leaf:
@@ -410,7 +412,7 @@ class _PlacementBuilder:
         return leaf
 
     def placed(self) -> KerasPlacement:
-        """Return the places; optimizers come last, as they are not part of the model's variables."""
+        """Return the places; optimizers are last, because they are not part of the model's variables."""
         below: dict[Path, dict[PathStep, None]] = {}
         for path, name in self.names.items():
             leaf = self._leaf(path)
@@ -432,7 +434,7 @@ class _PlacementBuilder:
             groups[group] = str(module[-1].value) if module else "model"
             for number, leaf in enumerate(_order_leaves(members)):
                 datasets[f"{group}/vars/{number}".lstrip("/")] = leaf
-        # The file's order, not the tree's: a bias may come before its kernel there.
+        # The order in the file, not in the tree: there a bias may precede its kernel.
         position = {id(leaf): number for number, leaf in enumerate(datasets.values())}
         for at, leaves in self.slots.complete(position):
             at = _OPTIMIZER if self.alone and len(self.slots.slots) == 1 else at
@@ -446,7 +448,7 @@ class _PlacementBuilder:
 
     @staticmethod
     def _optimizer_name(at: Path, counter: Leaf) -> str | None:
-        """Return what Keras calls the optimizer, as in its counter's name (`adam_1/iteration`)."""
+        """Return Keras's name for the optimizer, as in its counter's name (`adam_1/iteration`)."""
         name = (counter.name or "").partition("/")[0]
         return name if optimizer_class(name) is not None else str(at[-1].value) if at else None
 
@@ -457,7 +459,7 @@ class _PlacementBuilder:
     def _name_below(
         self, parent: Path, steps: list[PathStep], below: dict[Path, dict[PathStep, None]]
     ) -> None:
-        # A parent is met before what is below it: its own group has its name.
+        # Parents are visited before their children: a parent's own group has its name.
         base = self.groups[parent]
         numbered = all(_is_number(step) for step in steps)
         counts: dict[str, int] = {}
@@ -481,7 +483,7 @@ class _PlacementBuilder:
             self.groups[path] = f"{base}/{word}" if base else word
 
     def _class(self, path: Path, below: dict[Path, dict[PathStep, None]]) -> str | None:
-        """Return the class of a module in snake case: what the tree says, or its variables do."""
+        """Return a module's class in snake case, from the tree or from its variables."""
         container = self.tree.containers.get(path)
         if container is not None and container.kind == "module" and container.name:
             return snake_case(container.name)
@@ -502,7 +504,7 @@ class _PlacementBuilder:
         return _BY_NAMES.get(frozenset(names))
 
     def _recurrent(self, cell: Path) -> str | None:
-        """Return the class of a recurrent layer, which the gates of its cell tell."""
+        """Return the class of a recurrent layer, based on the gates of its cell."""
         members = {name.removeprefix("_"): leaf for name, leaf in self.modules.get(cell, {}).items()}
         if not {"kernel", "recurrent_kernel"} <= members.keys() <= {"kernel", "recurrent_kernel", "bias"}:
             return None
@@ -541,7 +543,7 @@ def _order_leaves(members: dict[str, Leaf]) -> Iterable[Leaf]:
     return sorted(members.values(), key=lambda leaf: leaf.role != "parameter")
 
 
-# Gathers an optimizer's leaves into the one numbered list that Keras 3 stores and loads.
+# Collect an optimizer's leaves into the single numbered list that Keras 3 stores and loads.
 #
 # Source: keras/src/optimizers/base_optimizer.py: iteration, learning rate, then each round of slots over the
 # trained variables (the order of the rounds: keras/src/optimizers/*.py, see keras_tree.optimizers).
@@ -565,10 +567,10 @@ _SETTINGS = {"iterations": 0, "iteration": 0, "learning_rate": 1}
 
 
 class OptimizerSlots:
-    """The optimizers of a tree, each found by its slots."""
+    """The optimizers of a tree, found by their slots."""
 
     def __init__(self, leaves: Mapping[Path, Leaf], names: Mapping[Path, Path]) -> None:
-        """Look at the leaves; `names` are the paths that they will have."""
+        """Find the optimizers among the leaves; `names` are their paths in the output."""
         self.leaves, self.names = leaves, names
         self.slots: dict[Path, dict[tuple[str, Path], Path]] = {}
         for path, leaf in leaves.items():
@@ -581,7 +583,7 @@ class OptimizerSlots:
                 self.settings[path[:-1]].setdefault(_SETTINGS[name], path)
 
     def owns(self, path: Path) -> bool:
-        """Say whether the leaf is one of an optimizer's."""
+        """Return whether the leaf belongs to an optimizer."""
         leaf = self.leaves[path]
         if leaf.role == "slot":
             of = leaf.of if leaf.of is not None else ()
@@ -589,12 +591,12 @@ class OptimizerSlots:
         return path in self.settings.get(path[:-1], {}).values()
 
     def complete(self, position: Mapping[int, int]) -> Iterator[tuple[Path, list[Leaf]]]:
-        """Go through the optimizers: the path of each and its variables in Keras's order.
+        """Yield the optimizers: the path of each and its variables in Keras's order.
 
-        `position` says by a leaf's identity which variable comes first in the file.
+        `position` maps a leaf's identity to its position in the file.
 
-        A learning rate that a schedule computes is no variable. Raise UnsupportedError for an optimizer that
-        lacks a slot or its iteration.
+        A learning rate computed by a schedule is not a variable. Raise UnsupportedError for an optimizer
+        that lacks a slot or its iteration.
         """
         for at, slots in self.slots.items():
             first = next(iter(slots.values()))
@@ -617,12 +619,12 @@ class OptimizerSlots:
             yield self._moved(at, first), [self.leaves[path] for path in order]
 
     def _moved(self, at: Path, example: Path) -> Path:
-        # What was taken from the front of every path is not part of the optimizer's either.
+        # A prefix removed from every path is not part of the optimizer's path either.
         return at[len(example) - len(self.names[example]) :] if self.names[example] != example else at
 
 
 def _optimizer_path(path: Path, leaf: Leaf) -> Path:
-    """Return the path of a slot's optimizer, whether the slot has a path of its own or stands in a list."""
+    """Return the path of a slot's optimizer, whether the slot has a separate path or is in a list."""
     if leaf.of is not None and leaf.slot is not None:
         short = len(path) - len(leaf.of) - 2
         if short >= 0 and path == slot_path(path[:short], leaf.slot, leaf.of):
@@ -630,22 +632,22 @@ def _optimizer_path(path: Path, leaf: Leaf) -> Path:
     return path[:-2]
 
 
-# Keras 3's `.keras` archives: a zip of metadata.json, config.json and model.weights.h5.
+# Keras 3 `.keras` archives: a zip of metadata.json, config.json and model.weights.h5.
 #
-# Source: keras/src/saving/saving_lib.py, _save_model_to_fileobj. The HDF5 file is a member that is stored as
-# it is, so leaves are spans of the archive; its CRC-32 is checked, once, when the first leaf is read.
+# Source: keras/src/saving/saving_lib.py, _save_model_to_fileobj. The HDF5 file is stored uncompressed, so
+# leaves are spans of the archive; its CRC-32 is verified once, when the first leaf is read.
 
 ARCHIVE_NAME = "keras_zip"
 ARCHIVE_TITLE = "Keras 3 model (.keras)"
 
 CONFIG, METADATA = "config.json", "metadata.json"
 WEIGHTS, SHARDS, PICKLED = "model.weights.h5", "model.weights.json", "model.weights.npz"
-# The first member's name in a local header (30 bytes), for archives whose end is damaged or missing.
+# The first member's name in a local header (30 bytes), for archives with a damaged or missing end.
 _FIRST = re.compile(rb"(metadata|config)\.json", re.ASCII)
 
 
 def archive_claims(probe: Probe) -> str | None:
-    """Return the path of a zip with a configuration and weights, or of a damaged one that begins like it."""
+    """Return the path of a zip with a configuration and weights, or of a damaged one with that start."""
     if probe.damage is not None:
         return probe.path if _FIRST.match(probe.head, archives.LOCAL.size) else None
     weights = any(name in probe.members for name in (WEIGHTS, SHARDS, PICKLED))
@@ -653,9 +655,9 @@ def archive_claims(probe: Probe) -> str | None:
 
 
 def read_archive(location: str) -> Checkpoint:
-    """List the model; the configuration is read as data and nothing in it is looked up or run.
+    """List the model; read the configuration as data, without looking up or running anything in it.
 
-    Raise FormatError when archive or weights are damaged, UnsupportedError for weights that are pickled.
+    Raise FormatError if archive or weights are damaged, UnsupportedError if the weights are pickled.
     """
     file = File.stamp(location)
     archive = archives.read_zip(file)
@@ -721,11 +723,11 @@ KERAS_ARCHIVE = FormatDefinition(
 )
 
 
-# keras-rl's two files of one DDPG agent, `NAME_actor.h5f` and `NAME_critic.h5f`, under the name given to it.
+# The two files of a keras-rl DDPG agent, `NAME_actor.h5f` and `NAME_critic.h5f`, which share the base name.
 #
 # Source: rl/agents/ddpg.py in github.com/keras-rl/keras-rl, `DDPGAgent.save_weights`: `_actor` and `_critic`
-# come before the suffix, and `.h5f` is the one of its examples. Keras decides what each is: HDF5, or with
-# tf.keras, to which `.h5f` says nothing, a tensor bundle of that prefix (keras/engine/training.py,
+# precede the suffix, and its examples use `.h5f`. Keras chooses the format of each: HDF5, or with tf.keras,
+# which does not recognise `.h5f`, a tensor bundle with that prefix (keras/engine/training.py,
 # `save_weights`).
 
 KERAS_RL_NAME = "keras_rl"
@@ -737,7 +739,7 @@ _KINDS = ("", ".index")
 
 
 def keras_rl_claims(probe: Probe) -> str | None:
-    """Return the name with its suffix if no file has it but an actor's and a critic's were made of it."""
+    """Return the base name with suffix if no such file exists, but its actor and critic files do."""
     if probe.kind != "missing":
         return None
     stem = probe.path.removesuffix(_SUFFIX)
@@ -753,7 +755,7 @@ def _member_exists(folder: str, name: str, names: Collection[str]) -> bool:
 
 
 def read_keras_rl(location: str) -> Checkpoint:
-    """List both networks, each as what its bytes say; native keys are `actor:dense_1/kernel:0`."""
+    """List both networks, each in its detected format; native keys are `actor:dense_1/kernel:0`."""
     from ckpttool.formats.detect import open_checkpoint
 
     stem = location.removesuffix(_SUFFIX)
@@ -762,7 +764,7 @@ def read_keras_rl(location: str) -> Checkpoint:
 
 
 def keras_rl_pieces(tree: Tree) -> tuple[OutputFile, ...]:
-    """Return both files, HDF5; raise UnsupportedError for a tensor that is no layer's of the two networks."""
+    """Return both HDF5 files; raise UnsupportedError for a tensor outside the two networks' layers."""
     members: dict[str, dict[str, dict[str, Leaf]]] = {member: {} for member in _MEMBERS}
     for path, leaf in tree.tensors():
         if len(path) != 3 or path[0].value not in members:
@@ -773,7 +775,7 @@ def keras_rl_pieces(tree: Tree) -> tuple[OutputFile, ...]:
 
 
 def _weight_name(leaf: Leaf, member: str, layer: str, weight: str) -> str:
-    """Return the weight's name below its layer: the file's own on the way back (Keras 1: `dense_1_W:0`)."""
+    """Return the weight's name under its layer: its original name if it had one (Keras 1: `dense_1_W:0`)."""
     own = f"{member}:{layer}/"
     return leaf.key.removeprefix(own) if leaf.key.startswith(own) else f"{layer}/{weight}:0"
 

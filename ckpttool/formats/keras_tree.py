@@ -32,18 +32,18 @@ from ckpttool.formats.keras_config import (
 )
 from ckpttool.formats.tf_object_graph import slot_path
 
-# What the datasets of Keras's files mean: the tree of a model and its optimizer, whoever wrote it.
+# Interpret the datasets of Keras's files: the tree of a model and its optimizer, from any writer.
 #
 # Three layouts: `h5` (Keras 1 and 2: attributes name layers and weights), `weights.h5` (Keras 3: groups of
-# numbered variables), and `datasets` (an h5 file of something else). A model's configuration, if the file has
-# one, is read as data; no class that it names is looked up.
+# numbered variables), and `datasets` (any other h5 file). A model's configuration, if the file has one, is
+# read as data; no class named in it is looked up.
 
 OPTIMIZER: Path = (attr("optimizer"),)
 
 
 @dataclass(frozen=True, slots=True)
 class KerasModel:
-    """A listed model: its tree, what a person should know, and the facts that only Keras has."""
+    """A listed model: its tree, notes for the user, and the facts specific to Keras."""
 
     tree: Tree
     notes: tuple[str, ...]
@@ -55,9 +55,9 @@ class KerasModel:
 def list_model(
     index: Hdf5Index, config: KerasConfig = NOTHING, optimizer: KerasConfig = NOTHING
 ) -> KerasModel:
-    """Return the model that the datasets hold; `config` and `optimizer` are what is known of it beside them.
+    """Return the model in the datasets; `config` and `optimizer` are additional information on it.
 
-    Raise FormatError when attributes name weights that are not there.
+    Raise FormatError if attributes name weights that do not exist.
     """
     found = keras_config.audit_attributes(index)
     return replace(_list_by_structure(index, config, optimizer), asks=found.asks, unjudged=found.unjudged)
@@ -199,7 +199,7 @@ def _aliases(index: Hdf5Index, leaves: Mapping[Path, Leaf]) -> dict[Path, tuple[
 
 
 def add_file_to_errors(file: str, make: Callable[[], KerasModel]) -> KerasModel:
-    """Return what `make` returns; an error of its gets the file's name."""
+    """Call `make` and return its result; add the file name to its errors."""
     try:
         return make()
     except CkpttoolError as error:
@@ -207,9 +207,9 @@ def add_file_to_errors(file: str, make: Callable[[], KerasModel]) -> KerasModel:
 
 
 def config_document(format_: str, location: str) -> dict[str, Any] | None:
-    """Return the configuration that a .keras archive or a legacy .h5 model holds, None without one.
+    """Return the configuration in a .keras archive or a legacy .h5 model, None without one.
 
-    Unlike the tree it lists layers without weights, and how a functional model joins its layers.
+    Unlike the tree it lists layers without weights, and the connections of a functional model's layers.
     """
     if format_ == "keras_zip":
         archive = archives.read_zip(File.stamp(location))
@@ -225,14 +225,14 @@ def config_document(format_: str, location: str) -> dict[str, Any] | None:
     return parse_config(text, "the configuration")[0] or None if isinstance(text, str | bytes) else None
 
 
-# The h5 files of Keras 1 and 2 (and Keras 3's `model.save("x.h5")`): layers and weights named by attributes.
+# The h5 files of Keras 1 and 2 (and Keras 3's `model.save("x.h5")`): attributes name layers and weights.
 #
 # Source: keras/src/legacy/saving/legacy_h5_format.py, save_weights_to_hdf5_group,
 # load_attributes_from_hdf5_group, save_optimizer_weights_to_hdf5_group; in tf_keras
 # tf_keras/src/saving/legacy/hdf5_format.py.
 
 TOP = "top_level_model_weights"
-# Keras 1 names of what is not trained and of a dense or convolutional layer's two weights.
+# Keras 1 names of non-trainable weights and of the two weights of a dense or convolutional layer.
 _BUFFERS = frozenset(("moving_mean", "moving_variance", "running_mean", "running_std", "mean", "variance"))
 _OTHER = frozenset(("count", "seed_generator_state", "seed"))
 _KERAS1 = {"W": "kernel", "b": "bias"}
@@ -247,7 +247,7 @@ class KerasWeight(NamedTuple):
 
 
 def is_legacy(index: Hdf5Index) -> bool:
-    """Say whether the file's root, or its group of weights, names its layers."""
+    """Return whether the file's root, or its group of weights, names its layers."""
     return _named(index.groups[""]) or (
         "model_weights" in index.groups and _named(index.groups["model_weights"])
     )
@@ -258,9 +258,9 @@ def _named(group: Hdf5Group) -> bool:
 
 
 def read_names(group: Hdf5Group, attribute: str) -> list[str]:
-    """Return a list of names; one longer than an HDF5 attribute may be is in pieces numbered from 0.
+    """Return a list of names; lists too long for an HDF5 attribute are split into numbered pieces.
 
-    Raise FormatError for an attribute that is something else: Keras would make other names of it.
+    Raise FormatError for other attribute types: Keras would derive different names from them.
     """
     if attribute in group.attributes:
         return _require_names(group, attribute)
@@ -280,13 +280,13 @@ def _require_names(group: Hdf5Group, attribute: str) -> list[str]:
 
 
 def find_weights_group(index: Hdf5Index) -> str:
-    """Return the path of the group that holds the layers ("" is the root), as Keras chooses it."""
+    """Return the path of the group with the layers ("" is the root), following Keras's choice."""
     below = "layer_names" not in index.groups[""].attributes and "model_weights" in index.groups
     return "model_weights" if below else ""
 
 
 def iter_legacy_weights(index: Hdf5Index) -> Iterator[KerasWeight]:
-    """Go through the model's weights in the attributes' order; raise FormatError for one that is absent."""
+    """Yield the model's weights in the attributes' order; raise FormatError for a missing one."""
     group = index.groups[find_weights_group(index)]
     prefix = f"{group.path}/" if group.path else ""
     listed = list(dict.fromkeys(read_names(group, "layer_names")))
@@ -301,7 +301,7 @@ def iter_legacy_weights(index: Hdf5Index) -> Iterator[KerasWeight]:
 
 
 def legacy_optimizer(index: Hdf5Index) -> list[tuple[str, Hdf5Dataset]]:
-    """Return the optimizer's variables by name in their order."""
+    """Yield the optimizer's variables by name, in order."""
     group = index.groups.get("optimizer_weights")
     if group is None:
         return []
@@ -320,17 +320,17 @@ def _dataset(index: Hdf5Index, path: str) -> Hdf5Dataset:
 
 
 def weight_path(weight: KerasWeight, siblings: Set[str]) -> Path:
-    """Return a weight's path: the layer, then its name without the layer's own and without `:0`.
+    """Return a weight's path: the layer, then its name without the layer's name and without `:0`.
 
     `siblings` are the names of the layer's weights.
     """
     parts = weight.name.removesuffix(":0").split("/")
     if weight.layer in parts[:-1]:
-        # A subclassed model's own name comes first: agent/dense_2/kernel in layer dense_2.
+        # The name of a subclassed model is first: agent/dense_2/kernel in layer dense_2.
         parts = parts[parts.index(weight.layer) + 1 :]
     elif parts[-1].startswith(f"{weight.layer}_"):
         parts[-1] = parts[-1][len(weight.layer) + 1 :]
-        # Keras 1 wrote the two names with Theano, where nothing is put behind them.
+        # Keras 1 wrote the two names with Theano, which appends no suffix.
         old = {f"{weight.layer}_{name}" for name in _KERAS1}
         both = {name.removesuffix(":0") for name in siblings} == old
         parts[-1] = _KERAS1.get(parts[-1], parts[-1]) if both else parts[-1]
@@ -338,21 +338,21 @@ def weight_path(weight: KerasWeight, siblings: Set[str]) -> Path:
 
 
 def weight_role(path: Path) -> Role:
-    """Return what a weight is for, by its name."""
+    """Return the role of a weight, based on its name."""
     last = str(path[-1].value)
     return "buffer" if last in _BUFFERS else "other" if last in _OTHER else "parameter"
 
 
 class KerasSettings:
-    """A model's configuration, asked by the paths of its weights."""
+    """A model's configuration, looked up by the paths of its weights."""
 
     def __init__(self, root: KerasConfig) -> None:
-        """Know the model; its layers are looked up as they are asked for."""
+        """Store the model; layers are looked up on demand."""
         self._known: dict[Path, KerasConfig] = {(): root}
         self._below: dict[Path, dict[str | None, KerasConfig]] = {}
 
     def down_to(self, path: Path) -> Iterator[tuple[Path, KerasConfig]]:
-        """Go from the model to the layer that holds a weight, as far as the configuration names them."""
+        """Yield the layers from the model to a weight, as far as the configuration names them."""
         for depth in range(len(path)):
             at = path[:depth]
             if at not in self._known:
@@ -367,28 +367,28 @@ class KerasSettings:
         return self._below[parent].get(name, NOTHING)
 
 
-# The `.weights.h5` layout of Keras 3 (and tf_keras since 2.12): a group for each object, `vars/<i>` in it.
+# The `.weights.h5` layout of Keras 3 (and tf_keras since 2.12): a group for each object, with `vars/<i>`.
 #
 # Source: keras/src/saving/saving_lib.py (_save_state, _save_container_state, H5IOStore). Layers of a
-# Sequential or functional model stand under `layers` by their class; other objects stand under the attribute
-# that holds them; the user's name is an attribute of the group `vars`, which tf_keras does not write.
+# Sequential or functional model are under `layers` by their class; other objects are under their attribute;
+# the user's name is an attribute of the group `vars`, which tf_keras does not write.
 
 VARS = "vars"
 # TF 2.12 to 2.15 used the second name (keras/src/saving/saving_lib.py, H5IOStore.get).
 LAYERS = ("layers", "_layer_checkpoint_dependencies")
 METRICS = "metrics"
 UNPLACED = 1 << 30
-# Layers, and operations as layers, that may put an image's axes into another order.
+# Layers, and operations as layers, that may reorder the axes of an image.
 _REORDERS = re.compile(r"(?:permute|transpose|swapaxes|moveaxis|lambda|einsum)(?:_\d+)?", re.ASCII)
 _MATRIX = 2
 
 
 @dataclass
 class KerasNode:
-    """One stored object or container: its group, its variables, what is below it.
+    """One stored object or container: its group, its variables, its children.
 
-    `slots` is what the file says of an optimizer's variables (keras_tree.optimizers, listed_leaves), `holds`
-    whether there is a variable in it or below it.
+    `slots` is the file's record of an optimizer's variables (keras_tree.optimizers, listed_leaves),
+    `holds` whether it contains a variable at any depth.
     """
 
     group: str
@@ -402,12 +402,12 @@ class KerasNode:
 
 
 def is_modules(found: Hdf5Index) -> bool:
-    """Say whether any group is one of Keras 3's."""
+    """Return whether any group belongs to Keras 3."""
     return any(path == VARS or path.endswith(f"/{VARS}") for path in found.groups)
 
 
 def build_nodes(found: Hdf5Index) -> tuple[KerasNode, list[Hdf5Dataset]]:
-    """Return the root of the stored objects, and the datasets that stand outside any of them."""
+    """Return the root of the stored objects, and the datasets outside all of them."""
     made: dict[str, KerasNode] = {"": KerasNode("", ())}
     strays = []
     for position, group in enumerate(found.groups.values()):
@@ -420,7 +420,7 @@ def build_nodes(found: Hdf5Index) -> tuple[KerasNode, list[Hdf5Dataset]]:
             made[parent].name = name if isinstance(name, str) and name else None
             made[parent].slots = read_names(group, SLOTS)
         elif parent in made:
-            # Without creation order the file's own order is that of names; what came first lies in front.
+            # Without creation order the file order is alphabetical; older objects have lower addresses.
             ordered = found.groups[parent].ordered
             node = made[group.path] = KerasNode(
                 group.path, (position,) if ordered else (group.address, position)
@@ -447,9 +447,10 @@ def _number(name: str) -> tuple[bool, int, str]:
 
 
 class KerasMember(NamedTuple):
-    """An object below another one: its node, its path from there, its class and settings.
+    """A child object: its node, its path relative to the parent, its class and settings.
 
-    `place` is its position in the model's configuration, `container` the group of the list that holds it.
+    `place` is its position in the model's configuration, `container` the group of the list that
+    contains it.
     """
 
     node: KerasNode
@@ -460,14 +461,14 @@ class KerasMember(NamedTuple):
 
 
 class KerasWalk:
-    """Goes through the objects in Keras's order and collects leaves, containers and what is trained."""
+    """Visit the objects in Keras's order and collect leaves, containers and trained variables."""
 
     def __init__(self, config: KerasConfig, root: KerasNode) -> None:
-        """Start from a model's root; `config` says more than the file does, if there is one."""
+        """Start at a model's root; `config` adds information to the file, if there is one."""
         self.leaves: dict[Path, Leaf] = {}
         self.containers: dict[Path, Container] = {}
         self.optimizers: list[tuple[KerasNode, Path]] = []
-        # What each object trains, in the order in which its model lists it, but for the objects `unsure`.
+        # Variables that each object trains, in its model's order, except for the objects `unsure`.
         self.trained: list[tuple[Path, list[TrainedVariable]]] = []
         self.unsure: list[Path] = []
         self.unnamed = 0
@@ -535,7 +536,7 @@ class KerasWalk:
                 self.unnamed += not other
             if place in self.leaves:
                 place = tuple(map(attr, dataset.path.split("/")))
-            # A quantized kernel is not trained, whatever its layer says.
+            # A quantized kernel is not trained, whatever its layer's settings are.
             learns = trainable if role == "parameter" and "int" not in dataset.dtype else False
             self.leaves[place] = dataset_leaf(dataset, role, learns)
             if role == "parameter" and learns is not False:
@@ -566,7 +567,7 @@ class KerasWalk:
     def _ordered(
         self, members: list[KerasMember], path: Path, cls: str | None, *, configured: bool
     ) -> list[KerasMember]:
-        """Return the members in the order in which the object lists their variables, if that can be known."""
+        """Return the members in the order in which the object lists their variables, if it is known."""
         members = sorted(members, key=lambda each: (each.place, each.node.rank))
         if cls in keras_config.ATTENTION or cls == "Bidirectional":
             return sorted(
@@ -580,7 +581,7 @@ class KerasWalk:
             if not _numbers_agree(holders):
                 self.unsure.append(path)
             return members
-        # Attributes are stored in alphabetical order; the numbers in Keras's names tell which came first.
+        # Attributes are stored in alphabetical order; the numbers in Keras's names give the creation order.
         names = [keras_config.split_number(m.node.name or "") for m in holders]
         if (
             len({stem for stem, _ in names}) > 1
@@ -595,7 +596,7 @@ class KerasWalk:
 
 
 def _reorders(root: KerasNode) -> bool:
-    """Say whether a model of images lists layers that reorder axes, whose settings the file does not have.
+    """Return whether an image model lists layers that reorder axes, without settings in the file.
 
     Source: keras/src/saving/saving_lib.py, which makes a group for every layer of a functional model.
     """
@@ -620,7 +621,7 @@ def _iter_members(container: KerasNode, config: KerasConfig) -> Iterator[KerasMe
 
 
 def _iter_contained(container: KerasNode, step: PathStep, config: KerasConfig) -> Iterator[KerasMember]:
-    """Give the objects in a list or dict, and in lists and dicts inside it."""
+    """Yield the objects in a list or dict, including nested lists and dicts."""
     told = config.settings.get(str(step.value))
     known = stored_names([config_of(each) for each in told]) if isinstance(told, list) else {}
     stack: list[tuple[KerasNode, Path]] = [(container, (step,))]
@@ -641,7 +642,7 @@ def _iter_contained(container: KerasNode, step: PathStep, config: KerasConfig) -
 
 
 def _infer_class(config: KerasConfig, node: KerasNode, name: str, *, stored: bool = False) -> KerasConfig:
-    """Return the settings, with the class that the file itself tells where they are absent."""
+    """Return the settings; if they are missing, with the class recorded in the file."""
     if config.cls is not None:
         return config
     cls = keras_config.class_from_name(name) if stored else None
@@ -655,7 +656,7 @@ def _infer_class(config: KerasConfig, node: KerasNode, name: str, *, stored: boo
 
 
 def _numbers_agree(members: Iterable[KerasMember]) -> bool:
-    """Say whether layers of one class come in the order of their numbers."""
+    """Return whether layers of one class are in the order of their numbers."""
     last: dict[str, int] = {}
     for member in members:
         stem, number = keras_config.split_number(member.node.group.rpartition("/")[2])
@@ -666,7 +667,7 @@ def _numbers_agree(members: Iterable[KerasMember]) -> bool:
 
 
 def _is_counter(node: KerasNode, member: KerasMember) -> bool:
-    """Say whether this is a count that has a group of its own name, as keras_h5.place gives it one."""
+    """Return whether this is a counter with a group of its own name, as keras_h5.place creates it."""
     if node.below or len(node.variables) != 1 or not member.steps or member.config.cls is not None:
         return False
     (only,) = node.variables
@@ -684,10 +685,10 @@ def dataset_leaf(dataset: Hdf5Dataset, role: Role = "parameter", trainable: bool
 
 # Keras optimizers: which of their variables are slots, of what kind, and of which variable.
 #
-# Keras 3 numbers them in the order of their creation: iteration, learning rate, then one round after another
-# over the trained variables (keras/src/optimizers/base_optimizer.py, build and add_optimizer_variables, and
+# Keras 3 numbers them in creation order: iteration, learning rate, then one round after another over the
+# trained variables (keras/src/optimizers/base_optimizer.py, build and add_optimizer_variables, and
 # keras/src/optimizers/*.py). tf_keras 2.11 and later does the same without a learning rate
-# (tf_keras/src/optimizers/*.py). Kinds are named as object_graph.roles names them.
+# (tf_keras/src/optimizers/*.py). Kinds have the names of object_graph.roles.
 
 Round = tuple[str, ...]
 
@@ -702,7 +703,7 @@ _ROUNDS: dict[str, tuple[Round, ...]] = {
     "SGD": (("momentum",),),
 }
 _CLASSES = {snake_case(name): name for name in (*_ROUNDS, "Adafactor", "Muon", "LossScaleOptimizer")}
-# Spellings of earlier defaults (tf_keras names an AdamW "AdamW", Keras 3.0 an RMSprop "rmsprop").
+# Default names with other spellings (tf_keras names an AdamW "AdamW", Keras 3.0 an RMSprop "rmsprop").
 _CLASSES |= {"adamw": "AdamW", "rmsprop": "RMSprop", "r_m_sprop": "RMSprop"}
 _SCALAR = "float"
 INNER = "inner_optimizer"  # keras/src/optimizers/loss_scale_optimizer.py
@@ -710,7 +711,7 @@ _SCALED: tuple[tuple[str, Role], ...] = (
     *(("iterations", "counter"), ("learning_rate", "other")),
     *(("step_counter", "other"), ("dynamic_scale", "other")),
 )
-# The attribute that names weights in Keras's older files names here what an optimizer's variables are.
+# The attribute that names weights in older Keras files; here it names an optimizer's variables.
 SLOTS = "weight_names"
 
 
@@ -722,17 +723,17 @@ class TrainedVariable(NamedTuple):
 
 
 def optimizer_class(name: str | None) -> str | None:
-    """Return the optimizer's class by the name that Keras gave it, if it is one of Keras's."""
+    """Return the optimizer's class from the name that Keras gave it, if it is a Keras optimizer."""
     return _CLASSES.get(snake_case(split_number(name)[0])) if name else None
 
 
 def optimizer_config(found: object) -> KerasConfig:
-    """Return an optimizer's configuration; `model.compile("adam")` may leave only its name."""
+    """Return an optimizer's configuration; `model.compile("adam")` may record only its name."""
     return KerasConfig(optimizer_class(found), {}) if isinstance(found, str) else config_of(found)
 
 
 def slot_rounds(cls: str | None, settings: Mapping[str, Any]) -> tuple[Round, ...] | None:
-    """Return the kinds of slots, round after round; None for a class whose order is not known."""
+    """Return the kinds of slots, round after round; None for a class with an unknown order."""
     own = _ROUNDS.get(cls or "")
     if own is None:
         return None
@@ -753,10 +754,10 @@ def slot_rounds(cls: str | None, settings: Mapping[str, Any]) -> tuple[Round, ..
 def optimizer_leaves(
     datasets: Sequence[Hdf5Dataset], at: Path, config: KerasConfig, trained: Sequence[TrainedVariable] | None
 ) -> tuple[dict[Path, Leaf], bool]:
-    """Return an optimizer's leaves, and whether every slot has found its variable.
+    """Return an optimizer's leaves, and whether every slot was matched to its variable.
 
-    `trained` are the trained variables in the optimizer's order, None when that order is not known. Counts
-    and shapes must agree exactly, or no slot is said to belong to anything.
+    `trained` are the trained variables in the optimizer's order, None if that order is unknown. Counts
+    and shapes must agree exactly; otherwise no slot is assigned to a variable.
     """
     found: dict[Path, Leaf] = {}
     if config.cls == "LossScaleOptimizer" and len(datasets) >= len(_SCALED):
@@ -788,7 +789,7 @@ def _slot_order(
 ) -> tuple[Round, ...] | None:
     """Return the kinds of slots, round after round.
 
-    A file of weights has no settings: of Adam's, which add rounds, those count whose shapes alone fit.
+    A weights file has no settings: for Adam, use the variant whose shapes fit, if it is the only one.
     """
     if config.settings or config.cls not in ("Adam", "AdamW"):
         return slot_rounds(config.cls, config.settings)
@@ -810,7 +811,7 @@ _ADAMS: tuple[Mapping[str, Any], ...] = (
 
 
 def _loss_scale_leaves(datasets: Sequence[Hdf5Dataset], at: Path) -> dict[Path, Leaf]:
-    """Return what a LossScaleOptimizer stores: its own four, and again all of the one inside it.
+    """Return the variables of a LossScaleOptimizer: its own four, then all of the inner optimizer.
 
     Source: keras/src/optimizers/loss_scale_optimizer.py, build and variables.
     """
@@ -826,10 +827,10 @@ def _loss_scale_leaves(datasets: Sequence[Hdf5Dataset], at: Path) -> dict[Path, 
 def listed_leaves(
     datasets: Sequence[Hdf5Dataset], at: Path, names: Sequence[str], owners: Mapping[str, tuple[Path, Shape]]
 ) -> dict[Path, Leaf] | None:
-    """Return an optimizer's leaves if the file says what each is, as ckpttool's own files do.
+    """Return an optimizer's leaves if the file records the meaning of each, as ckpttool's files do.
 
-    `names` has `KIND/DATASET` for every slot and an empty text for what is no slot; `owners` are the model's
-    variables by dataset. Whatever disagrees makes the list worthless: then None.
+    `names` has `KIND/DATASET` for every slot and an empty string for other variables; `owners` are the
+    model's variables by dataset. Return None if anything disagrees.
     """
     found: dict[Path, Leaf] = {}
     settings = [d for d, name in zip(datasets, names, strict=False) if not name]
@@ -849,7 +850,7 @@ def listed_leaves(
 
 
 def setting_counts(datasets: Sequence[Hdf5Dataset]) -> list[int]:
-    """Return how many of the first variables may be settings: the iteration, then a learning rate or none."""
+    """Return how many leading variables may be settings: the iteration, then 0 or 1 learning rates."""
     if not datasets or datasets[0].shape or "int" not in datasets[0].dtype:
         return [0]
     if len(datasets) > 1 and not datasets[1].shape and _SCALAR in datasets[1].dtype:
@@ -869,7 +870,7 @@ def _match_slots(
     if order is None or trained is None:
         return None
     wanted = [(kind, one) for kinds in order for one in trained for kind in kinds]
-    # Nadam ends with a scalar of its own.
+    # Nadam ends with an additional scalar.
     extra = slots[len(wanted) :]
     if len(slots) < len(wanted) or len(extra) > 1 or any(each.shape for each in extra):
         return None
@@ -883,7 +884,7 @@ def _leaf(dataset: Hdf5Dataset, role: Role, of: Path | None = None, slot: str | 
     return Leaf(dataset.dtype, dataset.shape, dataset.source, dataset.path, role, of, slot)
 
 
-# How a slot's name ends or begins: Keras 2 `Adam/dense/kernel/m`, 2.11 `Adam/m/dense/kernel`, 3
+# Prefixes and suffixes of slot names: Keras 2 `Adam/dense/kernel/m`, 2.11 `Adam/m/dense/kernel`, 3
 # `adam/dense_kernel_momentum` (save_optimizer_weights_to_hdf5_group of legacy_h5_format.py).
 _KINDS = {
     "momentum": "m",
@@ -900,9 +901,9 @@ _COUNTERS = frozenset(("iter", "iteration", "iterations"))
 def named_leaves(
     datasets: Sequence[tuple[str, Hdf5Dataset]], at: Path, config: KerasConfig, owners: Mapping[str, Path]
 ) -> tuple[dict[Path, Leaf], bool]:
-    """Return the leaves of an optimizer that names its variables, and whether every slot has found its own.
+    """Return the leaves of an optimizer with named variables, and whether every slot was matched.
 
-    `owners` are the model's variables by the name that each was saved with (a name that two have is absent).
+    `owners` are the model's variables by their saved names (a name that two share is absent).
     """
     found: dict[Path, Leaf] = {}
     flat = {name.replace("/", "_"): path for name, path in owners.items()}
@@ -911,7 +912,7 @@ def named_leaves(
         short = name.removesuffix(":0")
         parts = short.removeprefix("training/").split("/")
         last = parts[-1]
-        # Names begin with the optimizer's, in Keras 2.11 to 2.15 with the kind (`m/dense/kernel`).
+        # Names begin with the optimizer's name, in Keras 2.11 to 2.15 with the kind (`m/dense/kernel`).
         owner = _find_owner("/".join(parts[1:]), owners, flat) or _find_owner("/".join(parts), owners, flat)
         if last in _COUNTERS:
             path, leaf = (*at, attr("iterations")), _leaf(dataset, "counter")
@@ -945,7 +946,7 @@ def _find_owner(rest: str, owners: Mapping[str, Path], flat: Mapping[str, Path])
     return None
 
 
-# Optimizers of Keras before 2.3: slots called `Variable_7`, told apart by their order alone.
+# Optimizers of Keras before 2.3: slots named `Variable_7`, identified by their order alone.
 #
 # Source: keras/optimizers.py of Keras 2.0 to 2.2 and tensorflow/python/keras/optimizers.py of TensorFlow 1.4
 # to 1.13: `get_updates` sets `self.weights = [self.iterations] + ms + vs + vhats` and the like, each list
@@ -970,7 +971,7 @@ def leaves_by_count(
     config: KerasConfig,
     trained: Sequence[TrainedVariable],
 ) -> dict[Path, Leaf] | None:
-    """Return an optimizer's leaves, or None if its slots have names or do not fit the trained variables.
+    """Return an optimizer's leaves, or None if its slots have names or do not fit the variables.
 
     `trained` are in the model's order. Counts and shapes must agree exactly.
     """
@@ -1002,20 +1003,19 @@ def leaves_by_count(
     return found if len(found) == len(datasets) else None
 
 
-# Which network an optimizer trains, and in which order, where an agent keeps several of both.
+# Match optimizers to networks, and find their variable order, in agents with several of both.
 #
-# Keras stores nothing that says so (keras/src/saving/saving_lib.py). What is taken for certain: an optimizer
-# goes through its layers one after another (keras/src/layers/layer.py, trainable_variables), and every slot
-# has its variable's shape.
+# Keras does not store this (keras/src/saving/saving_lib.py). Assumptions: an optimizer visits its layers one
+# after another (keras/src/layers/layer.py, trainable_variables), and every slot has its variable's shape.
 
-_MOST = 64  # optimizers: each is compared with every layer
+_MOST = 64  # limit on optimizers: each is compared with every layer
 _ENDS = ("_optimizer", "_optim", "_opt")
 
 
 def find_trained_network(at: Path, walk: KerasWalk) -> Path | None:
-    """Return what the optimizer at this path trains: `X` if it is `X_optimizer`, or all beside it.
+    """Return what the optimizer at this path trains: `X` for `X_optimizer`, or all its siblings.
 
-    None if there is no such object, or several optimizers and no name that decides, or more than _MOST.
+    None if there is no such object, for several optimizers without a deciding name, or more than _MOST.
     """
     if len(walk.optimizers) > _MOST:
         return None
@@ -1033,7 +1033,7 @@ def find_trained_network(at: Path, walk: KerasWalk) -> Path | None:
 def trained_variables(
     node: KerasNode, config: KerasConfig, of: Path | None, walk: KerasWalk
 ) -> list[TrainedVariable] | None:
-    """Return the variables that an optimizer trains, in its order; None unless there is one answer."""
+    """Return the variables that an optimizer trains, in its order; None unless it is unambiguous."""
     if of is None:
         return None
     cut = len(of)
@@ -1055,10 +1055,10 @@ def trained_variables(
 def order_from_slots(
     slots: Sequence[Shape], layers: Sequence[Sequence[TrainedVariable]]
 ) -> list[TrainedVariable] | None:
-    """Return the trained variables in the optimizer's order, read off the first slots' shapes.
+    """Return the trained variables in the optimizer's order, derived from the first slots' shapes.
 
-    An optimizer goes through layer after layer, each in its own order; which layer comes next must be plain
-    from shapes at every step, and every layer must have its turn. Otherwise None.
+    An optimizer visits layer after layer, each in its own order; the shapes must identify the next
+    layer at every step, and every layer must occur. Otherwise return None.
     """
     waiting: dict[tuple[Shape, ...], list[Sequence[TrainedVariable]]] = {}
     for layer in layers:
@@ -1079,14 +1079,14 @@ def order_from_slots(
     return order
 
 
-# A sharded `.weights.h5`: a JSON map beside several HDF5 files that together hold the groups.
+# A sharded `.weights.h5`: a JSON map and several HDF5 files that together contain the groups.
 #
 # Source: keras/src/saving/saving_lib.py, ShardedH5IOStore: `{"metadata": {"total_size": bytes}, "weight_map":
 # {"/layers/dense/vars": ["model_00000.weights.h5", ...]}}`; a group may be in several files.
 
 
 def read_shards(file: File) -> tuple[tuple[File, ...], Hdf5Index]:
-    """Return the map and its shards, which lie in the same folder, and what they hold together."""
+    """Return the map, its shards from the same folder, and their merged content."""
     found = text.load_json(file.path, "the map of a sharded .weights.h5")
     names = shard_names(found, file.path)
     folder = os.path.dirname(file.path)
@@ -1097,7 +1097,7 @@ def read_shards(file: File) -> tuple[tuple[File, ...], Hdf5Index]:
 
 
 def shard_names(document: dict[str, Any], path: str) -> list[str]:
-    """Return the names of the shards in their order; raise FormatError for one in another folder."""
+    """Return the names of the shards in order; raise FormatError for one in another folder."""
     weights = document.get("weight_map")
     if not isinstance(weights, dict):
         raise FormatError("the file is not the map of a sharded .weights.h5", file=path)
@@ -1113,7 +1113,7 @@ def shard_names(document: dict[str, Any], path: str) -> list[str]:
 
 
 def merge_shards(indexes: Iterable[Hdf5Index], path: str) -> Hdf5Index:
-    """Return the groups and datasets of all shards; raise FormatError for a dataset that two have."""
+    """Return the groups and datasets of all shards; raise FormatError for a duplicate dataset."""
     groups: dict[str, Hdf5Group] = {}
     datasets: dict[str, Hdf5Dataset] = {}
     same: dict[str, str] = {}
@@ -1121,7 +1121,7 @@ def merge_shards(indexes: Iterable[Hdf5Index], path: str) -> Hdf5Index:
     base = 0
     for one in indexes:
         for name, group in one.groups.items():
-            # What lies in a later shard came later.
+            # Objects in a later shard were created later.
             groups.setdefault(name, group._replace(address=base + group.address))
         for name, dataset in one.datasets.items():
             if name in datasets:

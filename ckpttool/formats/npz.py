@@ -21,7 +21,7 @@ from ckpttool.formats import common
 from ckpttool.formats.common import OutputFile, Probe
 from ckpttool.formats.pickles import role_by_last_name
 
-# NumPy's arrays in a file: `.npz` (a zip of arrays by name) and `.npy` (one array); written as `.npz`.
+# NumPy arrays in a file: `.npz` (a zip of arrays by name) and `.npy` (one array); written as `.npz`.
 #
 # Sources: numpy/lib/_npyio_impl.py (`savez`, `NpzFile`), numpy/lib/_format_impl.py.
 
@@ -32,14 +32,14 @@ FRAMEWORK = "numpy"
 
 MAGIC = b"\x93NUMPY"
 _ARRAY, _ARCHIVE = ".npy", ".npz"
-# The first member's name in a local header, for archives whose end is damaged or missing.
+# The first member's name in a local header, for archives with a damaged or missing end.
 _FIRST = re.compile(rb"[^\0]{0,255}?\.npy", re.ASCII)
 
 
 def claims(probe: Probe) -> str | None:
     """Return the path of one array, or of a zip whose members are arrays.
 
-    A zip with other members must be called `.npz`: arrays may lie in the archives of other programs.
+    A zip with other members must have the suffix `.npz`: archives of other programs may contain arrays.
     """
     if probe.head.startswith(MAGIC):
         return probe.path
@@ -50,18 +50,18 @@ def claims(probe: Probe) -> str | None:
     return probe.path if any(arrays) and (all(arrays) or probe.name.endswith(_ARCHIVE)) else None
 
 
-# What an `.npz` or `.npy` file holds: arrays by name, short texts, and the tree that we recorded.
+# The content of an `.npz` or `.npy` file: arrays by name, short strings, and the embedded tree.
 
-# What numpy.savez calls an array that was given no name (numpy/lib/_npyio_impl.py, _savez).
+# numpy.savez's names for unnamed arrays (numpy/lib/_npyio_impl.py, _savez).
 UNNAMED = "arr_0"
-# A longer text is listed as an array of text.
+# A longer string is listed as a string array.
 _SHORT = 4096
 
 
 def read(location: str) -> Checkpoint:
-    """List the arrays; what a pickle would have to build is named and never decoded.
+    """List the arrays; data that needs unpickling is named and never decoded.
 
-    Raise FormatError when archive, headers and bytes do not fit together.
+    Raise FormatError if archive, headers and bytes are inconsistent.
     """
     file = File.stamp(location)
     others: tuple[str, ...] = ()
@@ -71,7 +71,7 @@ def read(location: str) -> Checkpoint:
             arrays = {UNNAMED: npy.read_npy(Span(file, 0, file.size))}
         else:
             archive = archives.read_zip(file)
-            # NumPy goes by a member's first bytes, whatever its name.
+            # NumPy checks a member's first bytes, whatever its name.
             wanted = dict.fromkeys(
                 name
                 for name in archive.members
@@ -92,13 +92,13 @@ def read(location: str) -> Checkpoint:
 
 @dataclass
 class _ArrayCollection:
-    """The arrays of a file on their way to a tree."""
+    """Convert the arrays of a file to a tree."""
 
     arrays: dict[str, NpyArray]
     notes: list[str] = field(default_factory=list)
 
     def tree(self) -> Tree:
-        """Return the tree that was recorded, or every array below the parts of its name."""
+        """Return the embedded tree, or every array under the parts of its name."""
         record = self.arrays.pop(common.KEY, None)
         if record is not None:
             try:
@@ -122,17 +122,17 @@ class _ArrayCollection:
 
 
 def array_leaves(arrays: Mapping[str, NpyArray]) -> dict[str, Leaf | ValueLeaf]:
-    """Return each array as what a tree holds for it."""
+    """Return each array as a leaf."""
     return {name: _array_leaf(name, array) for name, array in arrays.items()}
 
 
 def _unrecorded_tree(entries: Mapping[str, Leaf | ValueLeaf]) -> Tree:
-    """Return the tree of a file that records none: names are cut at every `/`, dots stay in a step."""
+    """Return the tree of a file without an embedded tree: names are split at `/`, not at dots."""
     return Tree({parse_name(name): leaf for name, leaf in entries.items()}, {}, {(): Container("dict")})
 
 
 def parse_name(name: str) -> Path:
-    """Return the path that a name stands for."""
+    """Return the path for a name."""
     return tuple(map(key, name.split("/")))
 
 
@@ -147,20 +147,20 @@ def _array_leaf(name: str, array: NpyArray) -> Leaf | ValueLeaf:
 
 
 def _text_value(array: NpyArray) -> str | None:
-    """Return the one short text that an array without axes holds, None for anything else."""
+    """Return the short string in an array without axes, None for anything else."""
     code = array.descr.lstrip("<>|=")
     if array.shape or array.source is None or code[:1] != "U" or int(code[1:]) > _SHORT:
         return None
     try:
-        # NumPy fills up with NULs, which are no part of the text.
+        # NumPy pads with NULs, which are not part of the string.
         return bytes(array.source.read()).decode("utf-32-le").rstrip("\0")
     except UnicodeDecodeError:
         return None
 
 
-# Writes a tree as numpy.savez would: stored members, the same bytes for the same tree.
+# Write a tree as numpy.savez would: stored members, the same bytes for the same tree.
 #
-# Sources: numpy/lib/_npyio_impl.py (`_savez`), numpy/lib/_format_impl.py. What is written loads with
+# Sources: numpy/lib/_npyio_impl.py (`_savez`), numpy/lib/_format_impl.py. The output loads with
 # `numpy.load(file, allow_pickle=False)`.
 
 _INT64 = 1 << 63
@@ -169,7 +169,7 @@ _DRIVE = re.compile("^([A-Za-z]):")
 
 
 class _NpzMember(NamedTuple):
-    """One array to write: NumPy's name of its type, and where its bytes come from."""
+    """One array to write: NumPy's name of its type, and the source of its bytes."""
 
     path: Path
     descr: str
@@ -178,9 +178,9 @@ class _NpzMember(NamedTuple):
 
 
 def pieces(tree: Tree) -> tuple[OutputFile]:
-    """Return the one `.npz` file that holds the tree.
+    """Return the single `.npz` file for the tree.
 
-    Raise UnsupportedError, before anything is written, for a tensor of a type that no array has.
+    Raise UnsupportedError, before anything is written, for a tensor type that NumPy lacks.
     """
     members = {path: made for path, leaf in tree.items() if (made := _plan_member(path, leaf)) is not None}
     others = [alias.path for _, aliases in tree.aliases.items() for alias in aliases]
@@ -197,10 +197,10 @@ def _spell_path(path: Path) -> str:
 
 
 def _safe_name(name: str) -> str:
-    r"""Return the name of a member in which no part leads out of a folder: `a/../b` becomes `a/%2E%2E/b`.
+    r"""Return a safe member name, in which no part leads out of a folder: `a/../b` becomes `a/%2E%2E/b`.
 
-    So for absolute paths, backslashes and drives, because programs unpack archives by the names in them. Nor
-    may a name end as members do: `np.load` would take `x.npy` for the array `x`.
+    Absolute paths, backslashes and drives are escaped as well, because programs unpack archives by
+    member name. So is the suffix of members: `np.load` would take `x.npy` for the array `x`.
     """
     *folders, last = name.replace("\\", "%5C").split("/")
     parts = [each.replace(".", "%2E") if each in (".", "..") else each or "%" for each in folders]
@@ -225,7 +225,7 @@ def _dtype(member: _NpzMember) -> str | None:
 
 
 def _plan_member(path: Path, leaf: Leaf | ValueLeaf) -> _NpzMember | None:
-    """Return how an entry is written; None for a value that only the recorded tree holds."""
+    """Return how to write an entry; None for a value that only the embedded tree contains."""
     if isinstance(leaf, Leaf):
         return _NpzMember(path, _dtype_descr(leaf, path), leaf)
     value: Any = leaf.value
@@ -253,7 +253,7 @@ def _dtype_descr(leaf: Leaf, path: Path) -> str:
     row = dtypes.BY_NAME[leaf.dtype]
     if not row.itemsize or leaf.dtype in dtypes.PACKED or leaf.dtype.startswith(("qint", "quint")):
         raise UnsupportedError(f"a NumPy array cannot hold a tensor of type {leaf.dtype}", path=display(path))
-    # As NumPy writes the types of ml_dtypes: bytes of one width, whose type the recorded tree tells.
+    # As NumPy writes ml_dtypes types: fixed-width bytes; the embedded tree records the type.
     return f"<V{row.itemsize}"
 
 

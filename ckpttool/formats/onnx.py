@@ -34,7 +34,7 @@ FRAMEWORK = "numpy"
 
 SUFFIX = ".onnx"
 _GRAPH, _IR_VERSION = 7, 1
-# ModelProto: the fields that may stand before its graph, with their wire types.
+# ModelProto: the fields that may precede its graph, with their wire types.
 _TEXTS, _NUMBERS = frozenset((2, 3, 4, 6, 8, 14, 20, 25)), frozenset((1, 5))
 # GraphProto: node, name, initializer, doc_string, input, output, value_info, quantization_annotation,
 # sparse_initializer, metadata_props, each with its wire type.
@@ -42,9 +42,9 @@ _PARTS = frozenset(number << 3 | protobuf.BYTES for number in (1, 2, 5, 10, 11, 
 
 
 def claims(probe: Probe) -> str | None:
-    """Return the path of a file whose first fields are those of a model, up to its graph.
+    """Return the path if the file begins with the fields of a model, up to its graph.
 
-    A suffix alone is enough where the first byte begins a field of a model.
+    The suffix is enough if the first byte begins a field of a model.
     """
     if probe.kind != "file" or not probe.head:
         return None
@@ -56,7 +56,7 @@ def claims(probe: Probe) -> str | None:
 
 
 def _reaches_graph(head: bytes) -> bool:
-    """Return whether fields of a model, its version among them, lead to a graph within the first bytes."""
+    """Return whether model fields, including its version, lead to a graph within the first bytes."""
     at, versioned = 0, False
     while at < len(head):
         number, wire, at = head[at] >> 3, head[at] & 7, at + 1
@@ -79,10 +79,9 @@ def _reaches_graph(head: bytes) -> bool:
     return False
 
 
-# The messages of an ONNX model as records: its graph, nodes, attributes and constants, bounded in number.
+# The messages of an ONNX model as records: its graph, nodes, attributes and constants, with count limits.
 #
-# Field numbers are those of onnx/onnx.proto. The bytes of tensors are not decoded: records say where they
-# are.
+# Field numbers are those of onnx/onnx.proto. Tensor bytes are not decoded: records contain their positions.
 
 _TEXT, _NUMBER, _WORD = protobuf.DELIMITED, protobuf.NUMBER, protobuf.WORD
 # ModelProto: ir_version, producer_name, producer_version, domain, model_version, graph, opset_import,
@@ -132,8 +131,8 @@ _SHAPE, _EXTENT = {1: _TEXT}, {1: _NUMBER, 2: _TEXT}
 # FunctionProto: name, input, output, attribute, node, domain, attribute_proto.
 _FUNCTION = dict.fromkeys((1, 4, 5, 6, 7, 10, 11), _TEXT)
 _PAIR, _OPSET = {1: _TEXT, 2: _TEXT}, {1: _TEXT, 2: _NUMBER}
-_FIELDS = 4  # that are looked at for each part that may be kept
-_RANK = 1000  # dimensions that are listed; no array library has more than 64
+_FIELDS = 4  # parts scanned for each part that may be kept
+_RANK = 1000  # listed dimensions; no array library has more than 64
 # AttributeProto.AttributeType.
 _KINDS = {2: 1, 3: 2, 4: 3, 5: 4, 6: 5, 7: 6, 8: 7, 9: 8, 10: 9, 11: 10, 22: 11}
 _HIGH = bytes(range(0x80, 0x100))
@@ -141,11 +140,11 @@ _OTHER_DOMAINS = ("", "ai.onnx")
 
 
 class OnnxTensor(NamedTuple):
-    """A constant: its name, the number of its type, its shape, and where its elements are.
+    """A constant: its name, type number, shape, and the positions of its elements.
 
-    `start` and `stop` enclose the message. `held` counts the elements (bytes of raw data) in each field of
-    data, `run` is the place of raw data or of numbers of fixed width that stand in one run. `external` are
-    the entries that name another file, None where the message itself holds the data.
+    `start` and `stop` enclose the message. `held` counts the elements (bytes of raw data) in each data
+    field, `run` is the position of raw data or of contiguous fixed-width numbers. `external` are the
+    entries that name another file, None if the message itself contains the data.
     """
 
     name: str
@@ -160,16 +159,16 @@ class OnnxTensor(NamedTuple):
 
 
 class OnnxSparseTensor(NamedTuple):
-    """A constant of few elements that are not zero: its values, and the shape of the whole."""
+    """A sparse constant: its nonzero values, and the shape of the whole."""
 
     values: OnnxTensor | None
     dims: tuple[int, ...]
 
 
 class OnnxAttribute(NamedTuple):
-    """A setting of a node: a number, bytes, a Tensor, a Graph, or a tuple of these.
+    """An attribute of a node: a number, bytes, a Tensor, a Graph, or a tuple of these.
 
-    `ref` is the name of the attribute of a function whose value it takes.
+    `ref` is the name of the function attribute that supplies its value.
     """
 
     kind: int
@@ -178,7 +177,7 @@ class OnnxAttribute(NamedTuple):
 
     @property
     def values(self) -> tuple[Any, ...]:
-        """The values of a repeated setting, or the one value."""
+        """The values of a repeated attribute, or the single value."""
         plain = isinstance(self.value, tuple) and not isinstance(
             self.value, OnnxTensor | OnnxSparseTensor | OnnxGraph
         )
@@ -186,7 +185,7 @@ class OnnxAttribute(NamedTuple):
 
 
 class OnnxNode(NamedTuple):
-    """One operator with the names of the values that it takes and gives; "" for one that is left out."""
+    """One operator with the names of its inputs and outputs; "" for an omitted one."""
 
     op: str
     domain: str
@@ -197,7 +196,7 @@ class OnnxNode(NamedTuple):
 
     @property
     def title(self) -> str:
-        """The operator's name, with its domain where that is not ONNX's own."""
+        """The operator's name, with its domain unless that is ONNX's own."""
         return self.op if self.domain in _OTHER_DOMAINS else f"{self.domain}.{self.op}"
 
     def get(self, name: str, default: Any = None) -> Any:
@@ -207,9 +206,9 @@ class OnnxNode(NamedTuple):
 
 
 class OnnxValue(NamedTuple):
-    """An input or output: the number of its type (0 for what is no tensor) and its shape.
+    """An input or output: its type number (0 if it is not a tensor) and its shape.
 
-    An extent is a number, or the name of one that is not fixed ("" for none); a shape of None is not given.
+    An extent is a number, or the name of a variable one ("" if unnamed); a shape of None is unknown.
     """
 
     name: str
@@ -229,7 +228,7 @@ class OnnxGraph(NamedTuple):
 
 
 class OnnxFunction(NamedTuple):
-    """An operator that the model defines itself."""
+    """An operator defined by the model itself."""
 
     domain: str
     name: str
@@ -240,7 +239,7 @@ class OnnxFunction(NamedTuple):
 
 
 class OnnxModel(NamedTuple):
-    """A whole model; `opsets` are versions of operators by domain, `training` counts graphs of training."""
+    """A whole model; `opsets` are operator versions by domain, `training` counts training graphs."""
 
     ir_version: int
     producer: str
@@ -252,13 +251,13 @@ class OnnxModel(NamedTuple):
 
 
 def parse_model(data: memoryview) -> OnnxModel:
-    """Return the model that a file's bytes are; raise FormatError where they are none."""
+    """Parse a model from a file's bytes; raise FormatError if they are not a model."""
     return _OnnxParser(data).model()
 
 
 @dataclass
 class _OnnxParser:
-    """Reads messages between positions of the file's bytes, and counts what is looked at and kept."""
+    """Read messages from ranges of the file's bytes, and limit the scanned and kept parts."""
 
     data: memoryview
     seen: int = field(default_factory=lambda: _FIELDS * limits.current().graph_parts)
@@ -310,7 +309,7 @@ class _OnnxParser:
     def _fields(
         self, start: int, stop: int, schema: protobuf.Schema
     ) -> Iterator[tuple[int, int | memoryview, int, int]]:
-        """Go through the fields, each with the positions of its run of bytes."""
+        """Yield the fields, each with the position of its bytes."""
         for number, value, end in protobuf.iter_located_fields(self.data, start, stop, schema, self._look):
             yield number, value, end - (0 if isinstance(value, int) else len(value)), end
 
@@ -543,30 +542,30 @@ class _OnnxParser:
         return OnnxFunction(texts[10], texts[1], inputs, outputs, attributes, tuple(nodes))
 
 
-# What protobuf leaves out of a message because it is the default.
+# Default values, which protobuf omits from a message.
 _EMPTY: dict[int, Any] = {1: 0.0, 2: 0, 3: b"", 6: (), 7: (), 8: (), 9: (), 10: ()}
 
 
 def _count_elements(number: int, value: int | memoryview, offset: int) -> int:
-    """Return how many elements one field of a tensor's data holds."""
+    """Return the number of elements in one data field of a tensor."""
     if isinstance(value, int) or number == STRINGS:
         return 1
     if number in _WIDTHS:
         if len(value) % _WIDTHS[number]:
             raise FormatError("a run of numbers ends within one", offset=offset)
         return len(value) // _WIDTHS[number]
-    # Every number ends in a byte without the high bit.
+    # The last byte of every number has its high bit clear.
     return len(bytes(value).translate(None, _HIGH))
 
 
-# What an ONNX file holds: the constants of its graphs as tensors by name, and facts of the graph.
+# The content of an ONNX file: the constants of its graphs as tensors by name, and facts of the graph.
 #
-# Sources: onnx/onnx.proto (TensorProto, which field holds which type), onnx/numpy_helper.py (`to_array`) and
+# Sources: onnx/onnx.proto (TensorProto: which field stores which type), onnx/numpy_helper.py (`to_array`) and
 # docs/ExternalData.md.
 
 
 class _ElementType(NamedTuple):
-    """One element type of ONNX: our name ("" for one that is listed and not read), and its field of data."""
+    """One ONNX element type: its ckpttool name ("" if listed but not read), and its data field."""
 
     title: str
     name: str
@@ -605,14 +604,14 @@ TYPES = {
     26: _ElementType("INT2", "int2", _I, 2),
 }
 _RECORD, _SPARSE_RECORD = "onnx.TensorProto", "onnx.SparseTensorProto"
-_FACTS = 1000  # inputs, outputs, kinds of nodes and texts that are listed
+_FACTS = 1000  # limit on listed inputs, outputs, node kinds and strings
 _LFS = b"version https://git-lfs"
-# Bounds for the product of a shape are those of tensor_protos; a text in the metadata is cut here.
+# The limits for the product of a shape are those of tensor_protos; strings in the metadata are cut here.
 _LONGEST = 1000
 
 
 def read(location: str) -> Checkpoint:
-    """List the constants of the model's graph; raise FormatError when the bytes break the format's rules."""
+    """List the constants of the model's graph; raise FormatError if the bytes violate the format."""
     file = File.stamp(location)
     model = read_model(file)
     lister = _ConstantLister(file)
@@ -634,7 +633,7 @@ def read(location: str) -> Checkpoint:
 
 
 def read_model(file: File) -> OnnxModel:
-    """Return the file's model; raise FormatError for bytes that are none, LimitError for a large file."""
+    """Return the file's model; raise FormatError if it is not one, LimitError if it is too large."""
     if file.size > limits.current().graph_bytes:
         raise limits.limit_error("graph_bytes", "the model is too large", file.size, file=file.path)
     data = file.read(0, file.size)
@@ -648,7 +647,7 @@ def read_model(file: File) -> OnnxModel:
 
 @dataclass
 class _ConstantLister:
-    """Collects the constants of graphs, those inside one another below the names of their nodes."""
+    """Collect the constants of graphs; nested graphs are under the names of their nodes."""
 
     file: File
     leaves: dict[Path, Leaf | ValueLeaf] = field(default_factory=dict)
@@ -664,7 +663,7 @@ class _ConstantLister:
         self.nodes(graph.nodes, above)
 
     def nodes(self, nodes: Iterable[OnnxNode], above: Path) -> None:
-        """Add the constants that are nodes, and those of the graphs that nodes hold."""
+        """Add the constants stored as nodes, and those of the graphs nested in nodes."""
         for node in nodes:
             if node.op == "Constant" and len(node.outputs) == 1:
                 for name in ("value", "sparse_value"):
@@ -764,7 +763,7 @@ class _ConstantLister:
         return PackedElements(base, row.bits, count) if row.bits else base
 
     def _beside(self, location: str, tensor: OnnxTensor) -> File:
-        """Return the file that a tensor lies in; raise UnsupportedError for one outside of the folder."""
+        """Return the file that contains a tensor; raise UnsupportedError if it is outside the folder."""
         parts = location.replace("\\", "/").split("/")
         inside = location and not location.startswith(("/", "\\")) and os.pardir not in parts
         if not inside or "\0" in location or location[1:2] == ":" or "\\" in location:
@@ -790,19 +789,19 @@ class _ConstantLister:
 
 
 def _role(path: Path, row: _ElementType, tensor: OnnxTensor, count: int, *, constant: bool) -> Role:
-    """Return what a constant is for: shapes, axes and single numbers are settings of operators."""
+    """Return the role of a constant: shapes, axes and single numbers are operator settings."""
     if not tensor.dims or row.name in ("int64", "bool", "string") or (constant and count < 2):
         return "other"
     return common.role_by_module_name(path[-1:]) or "parameter"
 
 
 def _stored_size(row: _ElementType, count: int) -> int:
-    """Return how many bytes the elements take in a file."""
+    """Return the size of the elements in a file, in bytes."""
     return (count * row.bits + 7) // 8 if row.bits else count * dtypes.BY_NAME[row.name].itemsize
 
 
 def _count_numbers(row: _ElementType, count: int) -> int:
-    """Return how many numbers of its field of data a tensor has."""
+    """Return how many numbers a tensor has in its data field."""
     if row.bits:
         return (count * row.bits + 7) // 8
     return 2 * count if row.name.startswith("complex") else count
@@ -829,7 +828,7 @@ def _parse_number(text: str | None, default: int, tensor: OnnxTensor, what: str)
 
 
 class PackedElements(NamedTuple):
-    """Elements of fewer than 8 bits that share a byte, the first in the low bits; each becomes a byte."""
+    """Elements of fewer than 8 bits packed in bytes, the first in the low bits; unpacked to bytes."""
 
     base: Source
     bits: int
@@ -851,7 +850,7 @@ def _unpack_bits(packed: np.ndarray, bits: int, count: int) -> bytes:
 
 
 class TypedElements(NamedTuple):
-    """The elements of a tensor's message in a field of data that is not their bytes: numbers, strings."""
+    """Elements of a tensor in a data field that does not contain their bytes: numbers, strings."""
 
     base: Span
     number: int
@@ -860,7 +859,7 @@ class TypedElements(NamedTuple):
     size: int
 
     def read(self) -> Buffer:
-        """Return the elements' bytes as those of any tensor."""
+        """Return the elements' bytes in the same form as any tensor's."""
         data = bytes(self.base.read())
         if self.number == STRINGS:
             texts = [bytes(protobuf.as_message(v)) for n, v in protobuf.iter_fields(data) if n == self.number]
@@ -878,7 +877,7 @@ class TypedElements(NamedTuple):
             return found.astype(np.uint32).astype(bool).tobytes()
         if self.number in (_F, _D):
             return found.tobytes()
-        # The low bits of each number are the element's, also of halves and floats of 8 bits.
+        # The low bits of each number are the element, including halves and 8-bit floats.
         width = dtypes.BY_NAME[self.dtype].itemsize
         return found.astype(np.dtype(f"<u{width}")).tobytes()
 
@@ -901,7 +900,7 @@ class TypedElements(NamedTuple):
 
 
 def _varints(data: bytes) -> np.ndarray:
-    """Return the numbers of a packed run, unsigned: uint64 [n]."""
+    """Return the numbers of a packed field, unsigned: uint64 [n]."""
     import numpy as np
 
     raw = np.frombuffer(data, np.uint8)
@@ -934,7 +933,7 @@ def _notes(model: OnnxModel, lister: _ConstantLister) -> Iterator[str]:
 
 
 def _iter_nodes(model: OnnxModel) -> Iterator[OnnxNode]:
-    """Go through all nodes, those inside of other nodes and of functions among them."""
+    """Yield all nodes, including those inside other nodes and functions."""
     waiting = [model.graph.nodes, *(function.nodes for function in model.functions)]
     while waiting:
         for node in waiting.pop():
@@ -944,9 +943,9 @@ def _iter_nodes(model: OnnxModel) -> Iterator[OnnxNode]:
 
 
 def _details(model: OnnxModel) -> dict[str, Any]:
-    """Return the facts of the graph, as JSON values."""
+    """Return the facts of the graph as JSON values."""
     constants = {tensor.name for tensor in model.graph.initializers}
-    # Up to version 3 of the format every constant is listed among the inputs, too.
+    # Up to version 3 of the format, constants are listed among the inputs as well.
     inputs = [value for value in model.graph.inputs if value.name not in constants]
     operators = Counter(node.title for node in _iter_nodes(model))
     found: dict[str, Any] = {

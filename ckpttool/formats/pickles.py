@@ -48,16 +48,16 @@ from ckpttool.encodings.pickle_values import (
 from ckpttool.formats import common
 from ckpttool.formats.tf_common import role_by_name
 
-# How values that are not built are shown: keys of any kind, objects of unknown classes, code.
+# How unbuilt values are displayed: keys of any kind, objects of unknown classes, code.
 
 PLAIN = frozenset((type(None), bool, int, float, complex, str, bytes))
 KEYS = frozenset((str, int, float, bool, type(None)))
 _SUMMARY = 200
-_SHOWN = 32  # arguments of a call that are shown in its line
+_SHOWN = 32  # displayed arguments of a call
 
 
 def key_step(name: Any, position: int) -> PathStep:
-    """Return the step for a dict's key, the `position`-th; a label where a path cannot hold it."""
+    """Return the path step for a dict's key number `position`; a label if a path cannot hold the key."""
     if type(name) in KEYS:
         return key(name)
     if type(name) is OpaqueKey and is_plain(name.value):
@@ -67,14 +67,14 @@ def key_step(name: Any, position: int) -> PathStep:
         return key(name.full)
     if isinstance(name, bytes | tuple):
         text = repr(name[: _SUMMARY + 1])
-        # Two long keys may begin alike.
+        # Two long keys may have the same start.
         return key(text if len(text) <= _SUMMARY else f"{text[:_SUMMARY]}... {position}")
     inner = name.value if isinstance(name, OpaqueKey) else name
     return key(f"<{inert_record(inner).name} {position}>")
 
 
 def is_leaf(value: PickleObject) -> bool:
-    """Say whether nothing of the object needs a line of its own."""
+    """Return whether the object needs no separate lines for its parts."""
     if value.state or value.items or value.entries or value.kwargs:
         return False
     if len(value.args) > _SHOWN:
@@ -83,13 +83,13 @@ def is_leaf(value: PickleObject) -> bool:
 
 
 def is_code(value: PickleObject) -> bool:
-    """Say whether the object is a function's code, as cloudpickle stores it (`_builtin_type("CodeType")`)."""
+    """Return whether the object is a function's code, as in cloudpickle (`_builtin_type("CodeType")`)."""
     kind = value.function
     return isinstance(kind, PickleObject) and kind.args == ("CodeType",)
 
 
 def inert_record(value: Any) -> Record:
-    """Return the class of a value that is not built, and what can be said of it in a line."""
+    """Return the class of an unbuilt value, and its description in one line."""
     if isinstance(value, Global):
         return Record(value.full)
     if isinstance(value, PickleObject) and is_code(value):
@@ -110,26 +110,26 @@ def _argument_text(value: Any) -> str:
     return repr(value[:_SUMMARY] if isinstance(value, str | bytes) else value)
 
 
-# A pickled file as inert data, NumPy's arrays left where they are in the file.
+# A pickled file as inert data; NumPy arrays stay where they are in the file.
 
-# Shorter arrays are kept in the tree: a span would take as much memory.
+# Shorter arrays are stored in the tree: a span would need as much memory.
 _INLINE = 64
 
 
 def _scalar_array(args: tuple[Any, ...]) -> object:
-    """Keep a NumPy scalar's type: it is an array without dimensions (variables of rank 0 come as such)."""
+    """Convert a NumPy scalar to an array without dimensions, to keep its type (e.g. rank-0 variables)."""
     kind, data = pickle_values.scalar_parts(args)
     known = isinstance(kind, PickledDType) and kind.name is not None
     return pickle_values.make_array(1, (), kind, False, data) if known else NotImplemented
 
 
 def _rebuild_jax_array(args: tuple[Any, ...]) -> object:
-    """Return the array that JAX rebuilds: how NumPy would, from the same four parts, and facts of its own."""
+    """Return the array that JAX rebuilds: as NumPy does, from the same four parts, plus its own facts."""
     return pickle_values.make_array(*args[2]) if len(args) == 4 and type(args[2]) is tuple else NotImplemented
 
 
 def _set_state(args: tuple[Any, ...]) -> object:
-    """Attach what cloudpickle sets on a function or class by a call whose result the pickle drops."""
+    """Attach the attributes that cloudpickle sets on a function or class by a call with unused result."""
     if len(args) == 2 and isinstance(args[0], PickleObject) and args[0].state is None:
         args[0].state = args[1]
     return NotImplemented
@@ -142,7 +142,7 @@ BUILDERS: Mapping[str, Builder] = {
     "numpy._core.multiarray.scalar": _scalar_array,
     # jax/_src/array.py, ArrayImpl.__reduce__
     "jax._src.array._reconstruct_array": _rebuild_jax_array,
-    # cloudpickle/cloudpickle.py, _dynamic_function_reduce; RLlib has its own copy of it.
+    # cloudpickle/cloudpickle.py, _dynamic_function_reduce; RLlib has its own copy.
     **{
         f"{home}.{name}": _set_state
         for home in (
@@ -157,9 +157,9 @@ BUILDERS: Mapping[str, Builder] = {
 
 
 class LoadedPickle(NamedTuple):
-    """A pickle's value and where the pickle lies; `file` is None if it lies in no file as it is.
+    """A pickle's value and its location; `file` is None if the pickle is not stored verbatim in a file.
 
-    `asked` is what unpickling would import and call; whoever lists the value tells of it.
+    `asked` is what unpickling would import and call; the caller that lists the value reports it.
     """
 
     value: Any
@@ -170,9 +170,9 @@ class LoadedPickle(NamedTuple):
 
 
 def load_pickle_file(file: File, more: Mapping[str, Builder] = MappingProxyType({})) -> LoadedPickle:
-    """Return the value of a file that is one pickle; the file's bytes are read once, arrays not copied.
+    """Return the value of a single-pickle file; the bytes are read once, arrays are not copied.
 
-    `more` are builders of calls beside those of plain data and NumPy.
+    `more` are additional builders of calls, besides those of plain data and NumPy.
     """
     data = file.read(0, file.size)
     try:
@@ -195,9 +195,9 @@ def load_pickle(
     name: str | None = None,
     builders: Mapping[str, Builder] = BUILDERS,
 ) -> LoadedPickle:
-    """Return the value of a pickle that begins at byte `base` of `file`, or of no file (it was encoded).
+    """Return the value of a pickle at byte `base` of `file`, or in no file (if it was encoded).
 
-    Raise FormatError, naming the file (`name` where there is no `file`), when the pickle is damaged.
+    Raise FormatError with the file name (`name` if there is no `file`) if the pickle is damaged.
     """
     inline = _INLINE if file else sys.maxsize
     path = file.path if file else name
@@ -205,7 +205,7 @@ def load_pickle(
         found = pickle_reader.parse_pickle(data, builders=builders, inline=inline, file=path, base=base)
     except FormatError as error:
         if file is None:
-            # An offset into what the file encodes would name the wrong byte of the file.
+            # An offset into the decoded bytes would point to the wrong byte of the file.
             error.offset = None
         raise
     asked = found.asked if file else tuple(replace(each, offset=None) for each in found.asked)
@@ -213,7 +213,7 @@ def load_pickle(
 
 
 def array_source(parts: ArrayContents, pickled: LoadedPickle) -> Source:
-    """Return where the array's bytes are, in C order and little-endian; its type must have a name of ours."""
+    """Return the source of the array's bytes, in C order and little-endian; its type must be supported."""
     data = parts.data
     if isinstance(data, StoredBytes) and pickled.file is not None:
         body: Span | Inline = Span(pickled.file, pickled.base + data.at, data.length)
@@ -222,14 +222,14 @@ def array_source(parts: ArrayContents, pickled: LoadedPickle) -> Source:
     return npy.npy_source(body, parts.type.code, parts.shape, fortran=parts.fortran, big=parts.type.big)
 
 
-# What writers put into pickles: names of classes, arrays of NumPy, gym's Box called with its two ends.
+# Pickle parts for writers: class names, NumPy arrays, gym's Box called with its two bounds.
 
-# Read without lines, and by every Python since 3.4.
+# A protocol without line-based opcodes that every Python since 3.4 reads.
 PROTOCOL = 4
 
 
 def dtype_code(leaf: Leaf, path: Path) -> str:
-    """Return NumPy's code of the tensor's type ("f4"); raise UnsupportedError where it has none."""
+    """Return NumPy's code of the tensor's type ("f4"); raise UnsupportedError if there is none."""
     found = pickle_values.numpy_code(leaf.dtype)
     if found is None:
         raise UnsupportedError(f"a NumPy array cannot hold a tensor of type {leaf.dtype}", path=display(path))
@@ -237,24 +237,24 @@ def dtype_code(leaf: Leaf, path: Path) -> str:
 
 
 def encode_array(leaf: Leaf, path: Path) -> PickleObject:
-    """Return the tensor as the calls that give an array; its bytes are read."""
+    """Return the tensor as the calls that build an array; reads its bytes."""
     return pickle_values.pickle_array(
         dtype_code(leaf, path), leaf.shape, bytes(common.read_exact(leaf, path))
     )
 
 
 def encode_global(record: Record) -> Global:
-    """Return the pickle's name of a class or function."""
+    """Return the pickle global for a class or function."""
     module, _, name = record.name.rpartition(".")
     return Global(module, name)
 
 
 def encode_box(kind: Global, low: PickleObject, high: PickleObject) -> PickleObject:
-    """Return a call of a space of numbers; what reads no calls sees the ends as its state."""
+    """Return a call of a Box space; readers that ignore calls find the bounds in its state."""
     return PickleObject(kind, (low, high), 0, state={"low": low, "high": high})
 
 
-# Settings as JSON with a base64 pickle for whatever JSON lacks, as Stable-Baselines 2 and 3 keep them.
+# JSON settings with base64 pickles for values that JSON lacks, as in Stable-Baselines 2 and 3.
 #
 # Sources: github.com/hill-a/stable-baselines, stable_baselines/common/save_util.py (`data_to_json`), and
 # github.com/DLR-RM/stable-baselines3, stable_baselines3/common/save_util.py (the same function).
@@ -263,16 +263,16 @@ SERIALIZED = ":serialized:"
 
 
 def parse_json_member(source: Storage, name: str) -> Any:
-    """Return what a member of JSON spells; raise FormatError when it is too large, ambiguous or no JSON."""
+    """Parse a JSON member; raise FormatError if it is too large, ambiguous or invalid."""
     what = f"member {name!r}"
     text.require_small(source.length, what)
     return text.parse_json_value(bytes(source.read()), what, once=True)
 
 
 def read_settings(source: Storage, name: str, file: str, told: list[CodeReference]) -> dict[str, Any]:
-    """Return the settings in member `name` of `file`, serialized objects as their pickles' inert values.
+    """Return the settings in member `name` of `file`; serialized objects become inert values.
 
-    `told` gets what unpickling these would import and call.
+    `told` collects what unpickling these would import and call.
     """
     data = parse_json_member(source, name)
     if not isinstance(data, dict):
@@ -295,23 +295,22 @@ def _decode_setting(value: Any, setting: str, name: str, file: str, told: list[C
     return found.value
 
 
-# The one way through the values of a pickle: containers, shared and circular values, limits.
+# The traversal of pickle values: containers, shared and circular values, limits.
 
-# What a small pickle may have: values reached again, and letters of their names.
+# Allowance for a small pickle: repeated values, and letters in their names.
 _SPARE, _SPARE_LETTERS = 10_000, 1 << 24
-_LETTERS = 64  # of names, per byte: what is deep in modules has long names for a few bytes each
+_LETTERS = 64  # letters in names per byte: nested module names are long but need few bytes each
 _TRAVERSAL_SHOWN = 200
-_NUMBER = 4  # letters of a step that is no text
+_NUMBER = 4  # letters of a step that is not text
 
-# How a container holds a value: as a dict's entry, a list's item, an object's attribute, or as what an
-# object was made from.
+# How a container holds a value: as a dict entry, a list item, an object attribute, or a constructor argument.
 Via = Literal["entry", "item", "attr", "args"]
 Place = TypeVar("Place")
 Below = Callable[[PathStep, Via], Place]
 
 
 class _ContainerFrame(Generic[Place]):
-    """A container whose entries are added: where it stands, and what is left of it."""
+    """A container whose entries are being added: its path and its remaining entries."""
 
     __slots__ = ("below", "children", "kind", "letters", "path", "place", "value")
 
@@ -326,15 +325,15 @@ class _ContainerFrame(Generic[Place]):
 
 
 class PickleTraversal(ABC, Generic[Place]):
-    """Collects a tree's entries; a subclass says what each value is, and where in its format it stands."""
+    """Collect a tree's entries; a subclass defines what each value is, and its place in the format."""
 
     whole = "file"
 
     def __init__(self, size: int) -> None:
-        """Go through what a pickle of `size` bytes holds.
+        """Prepare to traverse the values of a pickle of `size` bytes.
 
-        A list may be reached by many paths, and lists of lists by exponentially many; and a long name may
-        stand in all of them.
+        A list may be reached by many paths, and nested lists by exponentially many; a long name may occur
+        in all of these paths.
         """
         self._limits = limits.current()
         self._allow(size)
@@ -343,7 +342,7 @@ class PickleTraversal(ABC, Generic[Place]):
         self._aliases: dict[Path, list[Alias]] = {}
         self._open: dict[int, Path] = {}
         self._seen: dict[int, Path] = {}
-        # The letters of the path at which a value is added.
+        # The number of letters in the path at which a value is added.
         self._named = 0
         self._waiting: list[_ContainerFrame[Place]] = []
 
@@ -353,18 +352,18 @@ class PickleTraversal(ABC, Generic[Place]):
 
     @abstractmethod
     def value(self, value: Any, path: Path, place: Place) -> None:
-        """Add what stands at the path."""
+        """Add the value at the path."""
 
     @abstractmethod
     def below(self, value: Any, place: Place) -> Below[Place]:
-        """Return what says where each entry of a container stands that stands at `place` itself."""
+        """Return a function that gives the place of each entry of a container at `place`."""
 
     def native(self, path: Path) -> str:
         """Return the dotted name of a path."""
         return ".".join(str(step.value) for step in path)
 
     def steps(self, path: Path, step: PathStep) -> Path:  # noqa: ARG002 - for those who override it
-        """Return the steps that an entry of the container at `path` adds: `step`, or what its name tells."""
+        """Return the steps that an entry adds to the container at `path`: `step`, or those in its name."""
         return (step,)
 
     def kind(self, value: Any) -> Container:
@@ -375,12 +374,12 @@ class PickleTraversal(ABC, Generic[Place]):
             ordered = value.name == "collections.OrderedDict"
             return Container("OrderedDict") if ordered else Container("dict", value.name)
         if isinstance(value, dict):
-            # Keys that a path cannot hold are shown by a label: nobody could write such a dict back.
+            # Keys that a path cannot hold are displayed as labels: such a dict cannot be written back.
             return Container("dict") if all(type(k) in KEYS for k in value) else Container("record", "dict")
         return Container("list" if isinstance(value, list) else "tuple")
 
     def container(self, value: Any, path: Path, place: Place, kind: Container | None = None) -> None:
-        """Add a dict, a list, a tuple or an inert object, and all that it holds."""
+        """Add a dict, a list, a tuple or an inert object, with all its content."""
         where = self._open.get(id(value)) if value != () else None
         if where is not None or self._again(value):
             first = self.native(where if where is not None else self._seen[id(value)])
@@ -397,7 +396,7 @@ class PickleTraversal(ABC, Generic[Place]):
             self._go_through()
 
     def _go_through(self) -> None:
-        # In the order of the file and without recursion: the depth is the file's.
+        # In file order and without recursion, because the file controls the depth.
         waiting = self._waiting
         while waiting:
             at = len(waiting)
@@ -419,7 +418,7 @@ class PickleTraversal(ABC, Generic[Place]):
         frame.children = _iter_children(value)
 
     def _go_on(self, frame: _ContainerFrame[Place]) -> bool:
-        """Add entries up to the next container, which waits then; say whether that were all."""
+        """Add entries up to the next container, which is queued; return whether all were added."""
         waiting, at = self._waiting, len(self._waiting)
         path, below, letters, left = frame.path, frame.below, frame.letters, self._letters
         assert frame.children is not None  # noqa: S101 - it has begun
@@ -441,26 +440,26 @@ class PickleTraversal(ABC, Generic[Place]):
 
     @property
     def aliases(self) -> dict[Path, tuple[Alias, ...]]:
-        """The other paths of entries, by their first ones."""
+        """The other paths of entries, by their first paths."""
         return {path: tuple(others) for path, others in self._aliases.items()}
 
     def alias(self, first: Path, path: Path, name: str) -> None:
-        """Add a path, with the name that it has there, to an entry that stands at its first path."""
+        """Add a path, with its native name, to an entry at another, first path."""
         self._aliases.setdefault(first, []).append(Alias(path, name))
 
     def forget(self, size: int) -> None:
-        """Begin with another pickle, of `size` bytes, whose values have identities of their own."""
+        """Start another pickle of `size` bytes, whose values have separate identities."""
         self._allow(size)
         self._named = 0
         self._seen.clear()
 
     def require_free(self, path: Path) -> None:
-        """Raise FormatError when another value stands at the path already."""
+        """Raise FormatError if the path already has another value."""
         if path in self.leaves or path in self.containers:
             raise FormatError(f"two values have the name {display_exact(path)[:_TRAVERSAL_SHOWN]!r}")
 
     def _again(self, value: Any) -> bool:
-        # Say whether the value was shown before and there is no allowance left to show it again.
+        # Return whether the value was listed before and the allowance for repeats is used up.
         if not self.left and id(value) in self._seen:
             return True
         self.left = max(0, self.left - 1 - (0 if isinstance(value, PickleObject) else len(value)))
@@ -482,7 +481,7 @@ def _iter_entries(value: dict[Any, Any]) -> Iterator[tuple[PathStep, Any, Via]]:
     for position, (name, child) in enumerate(value.items()):
         step = key_step(name, position)
         if type(name) not in KEYS:
-            # The label of one key may be the text of another, or its label.
+            # The label of one key may equal the text of another key, or its label.
             while step.value in value or step.value in labels:
                 step = step._replace(value=f"{step.value} {position}")
             labels.add(step.value)
@@ -500,7 +499,7 @@ def _iter_attributes(value: PickleObject) -> Iterator[tuple[PathStep, Any, Via]]
 
 
 def _state(state: Any) -> Iterator[tuple[PathStep, Any, Via]]:
-    # Lib/pickle.py, load_build: a dict of attributes, or a pair of that and the values of slots.
+    # Lib/pickle.py, load_build: a dict of attributes, or a pair of it and the slot values.
     if isinstance(state, tuple) and len(state) == 2 and all(isinstance(s, dict | None) for s in state):
         for part in state:
             yield from _state(part)
@@ -511,23 +510,23 @@ def _state(state: Any) -> Iterator[tuple[PathStep, Any, Via]]:
         yield attr("__state__"), state, "args"
 
 
-# From a pickle's value to the entries of a tree: paths, containers, inert records, NumPy's arrays.
+# Convert a pickle's value to the entries of a tree: paths, containers, inert records, NumPy arrays.
 
 # stable_baselines/common/running_mean_std.py, RunningMeanStd; gymnasium's has the same names.
 _STATISTICS = frozenset(("mean", "var"))
-# What VecNormalize keeps besides (stable_baselines3/common/vec_env/vec_normalize.py).
+# Other state of VecNormalize (stable_baselines3/common/vec_env/vec_normalize.py).
 _APART = frozenset(("observation_space", "action_space", "old_obs", "old_reward", "ret_rms"))
 
 
 class PickledArrayRole(NamedTuple):
-    """What a tensor is for; `of` and `slot` as in a Leaf."""
+    """The role of a tensor; `of` and `slot` as in a Leaf."""
 
     role: Role
     of: Path | None = None
     slot: str | None = None
 
 
-# Says what an array or a number at a path is for, from its element type and shape ("" and () for a number).
+# Determine the role of an array or number at a path from its dtype and shape ("" and () for a number).
 Uses = Callable[[Path, str, tuple[int, ...]], PickledArrayRole]
 
 
@@ -537,13 +536,13 @@ def dotted_name(path: Path) -> str:
 
 
 class PickleWalk(PickleTraversal[None]):
-    """Goes once through the values of pickles and collects a tree's entries.
+    """Collect a tree's entries from the values of pickles in one pass.
 
     `asks` is what unpickling them would import and call.
     """
 
     def __init__(self, uses: Uses) -> None:
-        """Ask `uses` what each array is for."""
+        """Store `uses`, which determines the role of each array."""
         super().__init__(0)
         self.uses = uses
         self.keys: set[str] = set()
@@ -560,15 +559,15 @@ class PickleWalk(PickleTraversal[None]):
         self.value(pickled.value, path, None)
 
     def tree(self) -> Tree:
-        """Return the tree of all that was added."""
+        """Return the tree of everything that was added."""
         return Tree(self.leaves, self.aliases, self.containers)
 
     def below(self, value: Any, place: None) -> Below[None]:  # noqa: ARG002 - one place is like another
-        """Return what says where entries stand: nowhere in particular."""
+        """Return a function for the places of entries; they have none here."""
         return lambda step, via: None  # noqa: ARG005
 
     def value(self, value: Any, path: Path, place: None) -> None:
-        """Add what stands at the path."""
+        """Add the value at the path."""
         self.require_free(path)
         kind = type(value)
         if kind in PLAIN:
@@ -613,7 +612,7 @@ class PickleWalk(PickleTraversal[None]):
 
 
 def role_by_last_name(path: Path, dtype: str, shape: tuple[int, ...]) -> PickledArrayRole:
-    """Say what an array is for by its name alone: weights, statistics (RunningMeanStd's), or a counter."""
+    """Return an array's role based on its name alone: weights, statistics (RunningMeanStd), or a counter."""
     last = path[-1].value if path else None
     if not dtype:
         return PickledArrayRole("other")

@@ -21,7 +21,7 @@ from ckpttool.formats.common import CHECKPOINT, FileListing, OutputFile, Probe, 
 from ckpttool.formats.pickles import LoadedPickle, PickledArrayRole, PickleWalk, load_pickle, load_pickle_file
 from ckpttool.formats.tf_common import VariableInfo, role_by_name, tree_by_name
 
-# Checkpoints of RLlib: the single `checkpoint-N` of version 0.1, and the folders of version 1.0 and later.
+# RLlib checkpoints: the single file `checkpoint-N` of version 0.1, and the folders of version 1.0 and later.
 #
 # Source: ray/rllib/utils/checkpoints.py in github.com/ray-project/ray (the history of versions above
 # CHECKPOINT_VERSION, `get_checkpoint_info`, `Checkpointable`).
@@ -31,14 +31,14 @@ TITLE = "RLlib checkpoint (checkpoint-N, or a folder of pickles)"
 WRITES = True
 FRAMEWORK = "tensorflow"
 
-# Whatever marks a folder; `class_and_ctor_args.pkl` stands in every component's folder of version 2.0.
+# Marker files of a folder; in version 2.0 every component's folder has `class_and_ctor_args.pkl`.
 _FORMS = (".pkl", ".msgpck", ".msgpack", ".pt")
 _STATES = (f"{of}_state{form}" for of in ("algorithm", "policy", "module") for form in _FORMS)
 _MARKS = frozenset(("rllib_checkpoint.json", "class_and_ctor_args.pkl", *_STATES))
 
 
 def claims(probe: Probe) -> str | None:
-    """Return a folder that RLlib wrote, the one `checkpoint-N` of a folder, or a pickle that names RLlib."""
+    """Return a folder that RLlib wrote, its only `checkpoint-N`, or a pickle with RLlib classes."""
     if probe.kind == "folder":
         if not _MARKS.isdisjoint(probe.names):
             return probe.path
@@ -53,8 +53,8 @@ def claims(probe: Probe) -> str | None:
 def read(location: str) -> Checkpoint:
     """List every policy's weights, its optimizer's variables, filters, counters and settings.
 
-    What unpickling would call is listed as a record and named in a note. Raise UnsupportedError for the forms
-    that are no pickles (msgpack, PyTorch), FormatError for damage.
+    What unpickling would call is listed as a record and named in a note. Raise UnsupportedError for
+    other forms than pickles (msgpack, PyTorch), FormatError for damage.
     """
     try:
         found = _list_folder(location) if filesystem.isdir(location) else _list_file(location)
@@ -63,20 +63,20 @@ def read(location: str) -> Checkpoint:
     return found.listed.checkpoint(location, NAME, *found.files)
 
 
-# What RLlib's arrays and numbers are for, by the place where they stand.
+# Determine the role of RLlib's arrays and numbers from their paths.
 #
 # Sources in github.com/ray-project/ray: rllib/utils/filter.py (`MeanStdFilter`, `RunningStat`),
 # rllib/policy/tf_policy.py and torch_policy.py (`get_state`), rllib/agents/trainer.py (`__getstate__`).
 
 _WEIGHTS, _OPTIMIZER = "weights", "_optimizer_variables"
-# RunningStat's count, sum of means and of squares; older and newer spellings.
+# RunningStat's count, sum of means and of squares, in the older and newer spellings.
 _STATISTICS = frozenset(("_M", "_S", "M", "S", "mean_array", "std_array", "sum_sq_diff_array"))
 _PUSHES = frozenset(("_n", "n", "num_pushes"))
 _COUNTERS = frozenset(("counters", "global_timestep", "_counters", "timesteps_total", "iteration"))
 
 
 def rllib_role(path: Path, dtype: str, shape: Shape) -> PickledArrayRole:
-    """Say what an array (or, without a type, a number) is for by the steps that lead to it."""
+    """Return the role of an array (or, without a type, a number) based on its path."""
     steps: list[object] = [step.value for step in path]
     last = steps[-1] if steps else None
     if "local_replay_buffer" in steps:
@@ -94,7 +94,7 @@ def rllib_role(path: Path, dtype: str, shape: Shape) -> PickledArrayRole:
 
 
 def _optimizer_role(steps: list[object]) -> PickledArrayRole:
-    # A PyTorch policy keeps its optimizers' state_dicts: [N]["state"][parameter's number][name].
+    # A PyTorch policy stores its optimizers' state_dicts: [N]["state"][parameter number][name].
     if len(steps) == 4 and steps[1] == "state":
         return (
             PickledArrayRole("counter")
@@ -105,10 +105,10 @@ def _optimizer_role(steps: list[object]) -> PickledArrayRole:
 
 
 def _is_weight(steps: list[object]) -> bool:
-    """Say whether a policy's weights stand there: below `weights`, or (older releases) right in its state."""
+    """Return whether a policy's weights are at the path: under `weights`, or (older) in its state."""
     if _WEIGHTS in steps:
         return True
-    # rollout_worker.py, save: {"filters", "state": {policy: state}}; a module's state is all weights.
+    # rollout_worker.py, save: {"filters", "state": {policy: state}}; a module's state is only weights.
     if steps[:2] == ["worker", "state"]:
         return len(steps) > 3 and not str(steps[3]).startswith("_")
     # A module's own folder begins with the names of its state_dict.
@@ -116,14 +116,14 @@ def _is_weight(steps: list[object]) -> bool:
 
 
 class _PolicyVariables(NamedTuple):
-    """One policy's named variables: by name, where each stands in the tree."""
+    """One policy's named variables: the path of each name in the tree."""
 
     weights: dict[str, Path]
     optimizer: dict[str, Path]
 
 
 def assign_slots(tree: Tree) -> Tree:
-    """Return the tree with the optimizers' variables that are named after a weight told as its slots."""
+    """Return the tree with optimizer variables assigned as slots to the weights they are named after."""
     policies: dict[Path, _PolicyVariables] = {}
     for path, _ in tree.tensors():
         for at, step in enumerate(path):
@@ -156,7 +156,7 @@ def _assign_policy_slots(policy: _PolicyVariables, leaves: dict[Path, Leaf | Val
             leaves[where] = replace(slot, role="slot", of=of, slot=told.slot)
 
 
-# What RLlib's pickles hold, and which files of a folder are pickles of states.
+# Read RLlib's pickles, and find the pickled states in a folder.
 #
 # Sources in github.com/ray-project/ray: rllib/evaluation/rollout_worker.py (`save`), rllib/agents/trainer.py
 # (`__getstate__`), rllib/policy/policy.py, tf_policy.py and eager_tf_policy.py (`get_state`),
@@ -172,24 +172,24 @@ _OTHERS = {
 
 
 class RllibListing(NamedTuple):
-    """What was read, and from which files."""
+    """The content that was read, and its files."""
 
     listed: FileListing
     files: tuple[File, ...]
 
 
 class _RllibWalk(PickleWalk):
-    """Names of TensorFlow's variables are split at their scopes."""
+    """A traversal that splits names of TensorFlow variables at their scopes."""
 
     def steps(self, path: Path, step: PathStep) -> Path:  # noqa: ARG002 - a name tells by itself
-        """Return three steps for the dict key `default_policy/fc_1/kernel`, one for others."""
+        """Return three steps for the dict key `default_policy/fc_1/kernel`, one for other keys."""
         if step.kind != "key" or not isinstance(step.value, str) or "/" not in step.value:
             return (step,)
         return tuple(attr(part) for part in step.value.split("/"))
 
 
 def _list_file(location: str) -> RllibListing:
-    """Return what a single file holds, and the `.tune_metadata` that Tune writes beside it."""
+    """Return the content of a single file, and of the `.tune_metadata` that Tune writes next to it."""
     file = File.stamp(location)
     walk = _RllibWalk(rllib_role)
     _add_state(walk, load_pickle_file(file), ())
@@ -212,7 +212,7 @@ def _build_listing(walk: PickleWalk, writer: str, notes: tuple[str, ...] = ()) -
 
 
 def _add_state(walk: PickleWalk, pickled: LoadedPickle, path: Path) -> None:
-    """Add a state; a worker's own state may stand in it as bytes, which are a pickle again."""
+    """Add a state; it may contain a worker's state as bytes, which are another pickle."""
     value = pickled.value
     worker = value.get("worker") if isinstance(value, dict) else None
     if not isinstance(worker, bytes | StoredBytes):
@@ -225,7 +225,7 @@ def _add_state(walk: PickleWalk, pickled: LoadedPickle, path: Path) -> None:
 
 
 def _list_folder(location: str) -> RllibListing:
-    """Return what the pickled states in a folder and below it hold."""
+    """Return the content of the pickled states in a folder and its subfolders."""
     facts: dict[str, Any] = {}
     files: list[File] = []
     about = os.path.join(location, _JSON)
@@ -249,7 +249,7 @@ def _list_folder(location: str) -> RllibListing:
 
 
 def _iter_states(location: str, others: list[str]) -> Iterator[tuple[str, Path]]:
-    """Give every pickled state with its path in the tree; `others` gets the states of other forms."""
+    """Yield every pickled state with its path in the tree; states in other forms go to `others`."""
     todo: list[tuple[str, Path]] = [(location, ())]
     seen, most = 0, limits.current()
     while todo:
@@ -300,13 +300,13 @@ def _writer(facts: dict[str, Any]) -> str:
     return " ".join(words)
 
 
-# Writes the folder of one RLModule: its state, the class and arguments that make it, what the folder holds.
+# Write the folder of one RLModule: its state, its class and constructor arguments, and its metadata.
 #
 # Sources, in github.com/ray-project/ray: rllib/utils/checkpoints.py (`Checkpointable.save_to_path`,
 # `from_checkpoint`), rllib/core/rl_module/rl_module.py (`get_ctor_args_and_kwargs`). The pickles name RLlib's
 # classes, and call gymnasium's Box with its two arrays.
 
-# What a tree says of the module's class and its arguments, plain values all: they get a file of their own.
+# The tree's record of the module's class and arguments, as plain values; they are written to a separate file.
 ARGUMENTS = attr("arguments")
 CLASS = (ARGUMENTS, key("class"))
 _STATE, _MADE, _ABOUT = "module_state.pkl", "class_and_ctor_args.pkl", "metadata.json"
@@ -315,9 +315,9 @@ _BOX = Global("gymnasium.spaces.box", "Box")
 
 
 def pieces(tree: Tree) -> tuple[OutputFile, ...]:
-    """Return the files of the folder of one RLModule; raise UnsupportedError for another tree.
+    """Return the files of an RLModule's folder; raise UnsupportedError for any other tree.
 
-    See libraries/rllib.py for what such a tree has.
+    libraries/rllib.py describes the content of such a tree.
     """
     made = tree.get(CLASS)
     if not isinstance(made, ValueLeaf) or not isinstance(made.value, Record):
@@ -365,7 +365,7 @@ def _encode_arguments(tree: Tree, made: Record) -> dict[str, Any]:
 
 
 def _encode_argument(value: Any) -> Any:
-    """Return an argument: a dict counted from 0 is a list, one of `low` and `high` a space."""
+    """Return an argument: a dict with keys counted from 0 is a list, one with `low` and `high` a space."""
     if isinstance(value, Record):
         return pickles.encode_global(value)
     if not isinstance(value, dict):

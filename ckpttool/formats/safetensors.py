@@ -1,4 +1,4 @@
-"""safetensors files, and Hugging Face models in shards."""
+"""safetensors files, and sharded Hugging Face models."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from ckpttool.core.tree import Alias, Container, Leaf, Path, Record, Tree, Value
 from ckpttool.formats import common
 from ckpttool.formats.common import FileListing, FormatDefinition, OutputFile, Probe, join_checkpoints
 
-# Hugging Face's safetensors: a length, a JSON header, the tensors' bytes; its library is not needed.
+# Hugging Face's safetensors: a length, a JSON header, the tensors' bytes; the library is not needed.
 #
 # Source: github.com/huggingface/safetensors, README.md ("Format") and safetensors/src/tensor.rs.
 
@@ -39,9 +39,9 @@ LENGTH = 8
 
 
 def claims(probe: Probe) -> str | None:
-    """Return the path of a file that begins with a header's length and a `{`, or whose name says so.
+    """Return the path of a file that begins with a header length and a `{`, or has the suffix.
 
-    A suffix alone is enough only where the first bytes are no text and no other format's.
+    The suffix alone is enough only if the first bytes are neither text nor another format.
     """
     if probe.kind != "file" or not probe.size:
         return None
@@ -55,29 +55,29 @@ def claims(probe: Probe) -> str | None:
 
 
 def read(location: str) -> Checkpoint:
-    """List the tensors; raise FormatError when the header breaks a rule of the format."""
+    """List the tensors; raise FormatError if the header violates the format."""
     file = File.stamp(location)
     return list_file(file).checkpoint(location, NAME, file)
 
 
-# A safetensors header, every rule of the format checked, in time that grows with its length.
+# Parse a safetensors header and check every rule of the format, in time linear in its length.
 #
 # Sources: github.com/huggingface/safetensors, README.md ("Format") and safetensors/src/tensor.rs
 # (`SafeTensors::read_metadata`, `Metadata::validate`, `Dtype`).
 
 METADATA = "__metadata__"
-# NumPy's limit, and more than any framework's.
+# NumPy's limit, and more than in any framework.
 RANK = 64
 _LARGEST_COUNT = (1 << 63) - 1
 _ONLY_INT = frozenset((int,))
 _FIELDS = {"dtype", "shape", "data_offsets"}
 
-# Elements smaller than a byte, which no array library holds (tensor.rs, Dtype::bitsize): bits.
+# Elements smaller than a byte, which no array library supports (tensor.rs, Dtype::bitsize): bits.
 PACKED = {"F4": 4, "F6_E2M3": 6, "F6_E3M2": 6}
 
 
 class SafetensorsEntry(NamedTuple):
-    """One tensor: `code` is the format's name of its type, `offset` counts from the file's beginning."""
+    """One tensor: `code` is the format's name of its dtype, `offset` counts from the start of the file."""
 
     code: str
     shape: Shape
@@ -86,14 +86,14 @@ class SafetensorsEntry(NamedTuple):
 
 
 class SafetensorsHeader(NamedTuple):
-    """What stands before the tensors' bytes: entries by name, in the order of the text, and the metadata."""
+    """The header: entries by name, in their order in the text, and the metadata."""
 
     entries: Mapping[str, SafetensorsEntry]
     metadata: Mapping[str, str]
 
 
 def read_header(file: File) -> SafetensorsHeader:
-    """Return the header of a file; raise FormatError when it breaks a rule, or the tensors leave a gap."""
+    """Return the header of a file; raise FormatError if it violates the format or the data has gaps."""
     text = _text(file)
     try:
         found = documents.parse_strict_json(text, "the header", "header_bytes")
@@ -169,7 +169,7 @@ def _parse_entry(file: File, name: str, fields: Any, start: int) -> SafetensorsE
 def _require_size(file: File, name: str, code: str, shape: list[int], nbytes: int) -> None:
     count, zero = 1, False
     for extent in shape:
-        # Zeros are left out: one must not hide a size that cannot be.
+        # Zeros are excluded: a zero must not hide an impossible size.
         zero = zero or not extent
         count *= extent or 1
     bits = PACKED.get(code) or (
@@ -193,7 +193,7 @@ def _fail_tensor(file: File, name: str, what: str) -> NoReturn:
 
 
 def _require_dense(file: File, entries: Mapping[str, SafetensorsEntry], start: int) -> None:
-    """Raise unless the tensors follow each other without gap or overlap to the end of the file."""
+    """Raise unless the tensors are contiguous, without gap or overlap, up to the end of the file."""
     free = start
     for name, entry in sorted(entries.items(), key=lambda item: (item[1].offset, item[1].nbytes)):
         if entry.offset != free:
@@ -204,16 +204,16 @@ def _require_dense(file: File, entries: Mapping[str, SafetensorsEntry], start: i
         raise FormatError("the last tensor is followed by bytes of no tensor", file=file.path, offset=free)
 
 
-# What a safetensors file holds: its tensors by name, tied names as aliases, the tree that we recorded.
+# The content of a safetensors file: its tensors by name, tied names as aliases, the embedded tree.
 
-# What writers say of the framework that they served; no tensor's second name.
+# Metadata that identifies the writer's framework, not a tensor's second name.
 FORMAT = "format"
 RECORD = "safetensors.Tensor"
 RESERVED = frozenset((common.KEY, FORMAT, METADATA))
 
 
 def list_file(file: File) -> FileListing:
-    """Return the file's tree, notes and metadata; raise FormatError when the header breaks a rule."""
+    """Return the file's tree, notes and metadata; raise FormatError if the header violates the format."""
     found = read_header(file)
     metadata = {name: text for name, text in found.metadata.items() if name != common.KEY}
     entries = {name: _entry_leaf(file, name, entry) for name, entry in found.entries.items()}
@@ -234,10 +234,10 @@ def list_file(file: File) -> FileListing:
 
 
 def _unrecorded_tree(entries: Mapping[str, Leaf | ValueLeaf], metadata: Mapping[str, str]) -> Tree:
-    """Return the tree of a file that records none: each tensor under its name, tied names as aliases.
+    """Return the tree of a file without an embedded tree: tensors by name, tied names as aliases.
 
-    safetensors/torch.py, save_model: of tensors that share storage one is kept, and the metadata say for each
-    name that was left out which one has its tensor.
+    safetensors/torch.py, save_model: of tensors with shared storage only one is stored, and the
+    metadata maps each omitted name to the name of the stored tensor.
     """
     aliases: dict[Path, tuple[Alias, ...]] = {}
     for name, kept in metadata.items():
@@ -259,7 +259,7 @@ def _entry_leaf(file: File, name: str, entry: SafetensorsEntry) -> Leaf | ValueL
 
 
 def tensor_leaf(name: str, dtype: str, shape: Shape, source: Source) -> Leaf:
-    """Return a tensor of which the file says no more than this."""
+    """Return a tensor for which the file records nothing more than this."""
     return Leaf(dtype, shape, source, name, common.role_by_module_name((key(name),)) or "parameter")
 
 
@@ -275,22 +275,22 @@ def _notes(tree: Tree, entries: Mapping[str, SafetensorsEntry]) -> tuple[str, ..
 
 
 def _writer(metadata: Mapping[str, str]) -> str | None:
-    # transformers and safetensors.torch name the framework: "pt", "tf", "flax", "mlx", "np".
+    # transformers and safetensors.torch record the framework: "pt", "tf", "flax", "mlx", "np".
     said = metadata.get(FORMAT, "")
     return f"metadata format {said}" if said.isalnum() and len(said) < 16 else None
 
 
-# Writes a tree as safetensors: the library's order of bytes, the tree's own order in the header.
+# Write a tree as safetensors: the library's byte order of tensors, the tree's own order in the header.
 #
 # Source: safetensors/src/tensor.rs, `prepare`: tensors by decreasing alignment of their type, then by name,
-# and a header filled up with spaces to a multiple of eight bytes. Readers sort by offset, so that the
-# header's order is free to be the tree's (an optimizer counts parameters in it).
+# and a header padded with spaces to a multiple of eight bytes. Readers sort by offset, so the header's order
+# is free to be the tree's (an optimizer counts parameters in it).
 
-# What every reader takes (safetensors/src/tensor.rs, MAX_HEADER_SIZE).
+# The largest header that every reader accepts (safetensors/src/tensor.rs, MAX_HEADER_SIZE).
 LARGEST = 100_000_000
-# What transformers asks a file for before it loads it into a torch module.
+# The metadata that transformers requires before it loads a file into a torch module.
 _FRAMEWORK = "pt"
-# The order in which tensor.rs lists types of one size, the last ones first in a file.
+# The order in which tensor.rs lists types of one size; the last ones are first in a file.
 _ORDER = (
     "BOOL", "U8", "I8", "F8_E5M2", "F8_E4M3", "F8_E8M0", "F8_E4M3FNUZ", "F8_E5M2FNUZ",
     "I16", "U16", "F16", "BF16", "I32", "U32", "F32", "C64", "F64", "I64", "U64",
@@ -298,9 +298,9 @@ _ORDER = (
 
 
 def pieces(tree: Tree) -> tuple[OutputFile]:
-    """Return the one file that holds the tree.
+    """Return the single file for the tree.
 
-    Raise UnsupportedError, before anything is written, for a tensor of a type that the format lacks.
+    Raise UnsupportedError, before anything is written, for a tensor type that the format lacks.
     """
     from ckpttool.formats.torch_tree import native_name
 
@@ -351,7 +351,7 @@ def _encode_header(
 def _metadata(tree: Tree, names: Mapping[Path, str]) -> dict[str, str]:
     metadata = {FORMAT: _FRAMEWORK}
     for path, aliases in tree.aliases.items():
-        # Names of plain values that are shared stand in the record alone.
+        # Names of shared plain values are only in the embedded tree.
         metadata |= {names[alias.path]: names[path] for alias in aliases if path in names}
     arrays = {names[path]: tensor_leaf(names[path], n.dtype, n.shape, n.source) for path, n in tree.tensors()}
     if common.needs_record(tree, _unrecorded_tree(arrays, metadata)):
@@ -372,10 +372,10 @@ def _write(stream: IO[bytes], head: bytes, tree: Tree, order: list[Path]) -> Non
         stream.write(common.read_exact(_tensor(tree, path), path))
 
 
-# Hugging Face's checkpoints in several files: shards with an index, or weights beside their optimizer.
+# Hugging Face checkpoints in several files: shards with an index, or weights with their optimizer.
 #
 # Sources: github.com/huggingface/transformers, src/transformers/modeling_utils.py (`save_pretrained`),
-# utils/__init__.py (the names of the files) and trainer.py (`_save_checkpoint`); github.com/huggingface/
+# utils/__init__.py (the file names) and trainer.py (`_save_checkpoint`); github.com/huggingface/
 # huggingface_hub, src/huggingface_hub/serialization/_base.py (`StateDictSplit`) and _torch.py;
 # github.com/huggingface/accelerate, src/accelerate/checkpointing.py (`save_accelerator_state`).
 
@@ -384,10 +384,12 @@ SHARDED_TITLE = "Hugging Face checkpoint in shards (index.json)"
 
 _INDEX = ".index.json"
 _MAP = "weight_map"
-# WEIGHTS_NAME and SAFE_WEIGHTS_NAME (transformers/utils/__init__.py); of both, transformers takes the first.
+# WEIGHTS_NAME and SAFE_WEIGHTS_NAME (transformers/utils/__init__.py); if both exist, transformers loads the
+# first.
 _SAFE, _WEIGHTS = "model.safetensors", "pytorch_model.bin"
-# What accelerate's `save_state` (.bin) and transformers' `Trainer` (.pt) write beside the weights. Further
-# models, optimizers and schedulers of accelerate have numbers: model_1.safetensors, optimizer_1.bin.
+# Files that accelerate's `save_state` (.bin) and transformers' `Trainer` (.pt) write next to the weights.
+# Additional models, optimizers and schedulers of accelerate are numbered: model_1.safetensors,
+# optimizer_1.bin.
 _MODELS = re.compile(r"model(?:_[1-9]\d*)?\.safetensors|pytorch_model(?:_[1-9]\d*)?\.bin")
 _OPTIMIZERS = re.compile(r"(optimizer(?:_[1-9]\d*)?)\.(?:bin|pt)")
 _SCHEDULERS = re.compile(r"(scheduler(?:_[1-9]\d*)?)\.(?:bin|pt)")
@@ -399,9 +401,9 @@ _TRAINER_STATE = "trainer_state.json"
 
 
 def sharded_claims(probe: Probe) -> str | None:
-    """Return the path of an index, of a folder with one, or of the one file of weights in a folder.
+    """Return the path of an index, of a folder with one, or of the only weights file in a folder.
 
-    A folder with an optimizer beside the weights is a checkpoint as a whole.
+    A folder with an optimizer next to the weights is read as one checkpoint.
     """
     if probe.kind == "file":
         return probe.path if _is_index(probe) else None
@@ -416,7 +418,7 @@ def sharded_claims(probe: Probe) -> str | None:
 
 
 def _is_training(probe: Probe) -> bool:
-    """Whether a folder holds an optimizer or a second model beside its weights."""
+    """Return whether a folder contains an optimizer or a second model next to its weights."""
     models = [name for name in probe.names if _MODELS.fullmatch(name)]
     optimizers = [name for name in probe.names if _OPTIMIZERS.fullmatch(name)]
     numbered = any("_1." in name for name in models)
@@ -426,7 +428,7 @@ def _is_training(probe: Probe) -> bool:
 
 
 def _find_index(probe: Probe) -> str | None:
-    """Return the one index in a folder; raise UsageError where several could be meant."""
+    """Return the only index in a folder; raise UsageError if several match."""
     found = sorted(n for n in probe.names if n.endswith(_INDEX) and _is_index(_member_probe(probe, n)))
     if len(found) > 1 and set(found) != {f"{_SAFE}{_INDEX}", f"{_WEIGHTS}{_INDEX}"}:
         raise UsageError(
@@ -447,10 +449,10 @@ def _is_index(probe: Probe) -> bool:
 
 
 def read_sharded(location: str) -> Checkpoint:
-    """List the tensors of all shards; one whose shard is missing is listed without type and shape.
+    """List the tensors of all shards; those of a missing shard are listed without type and shape.
 
-    The checkpoint of a folder's only file is what that file's own format gives. Raise FormatError when the
-    index and the shards do not fit together.
+    The checkpoint of a folder with a single file is the listing by that file's own format. Raise
+    FormatError if the index and the shards do not match.
     """
     probe = Probe(location)
     if probe.kind == "folder" and _is_training(probe):
@@ -459,7 +461,7 @@ def read_sharded(location: str) -> Checkpoint:
     if path is None or not path.endswith(_INDEX):
         if location.endswith(SUFFIX):
             return read(location)
-        # Not at the top: whoever lists a safetensors file needs no reader of PyTorch's.
+        # Not a top-level import: listing a safetensors file does not need the PyTorch reader.
         from ckpttool.formats import torch_zip
 
         return torch_zip.read(location)
@@ -497,7 +499,7 @@ def read_sharded(location: str) -> Checkpoint:
 def _list_training(probe: Probe) -> Checkpoint:
     """List a folder of accelerate or of transformers' Trainer: models, optimizers and schedulers.
 
-    Raise what the file of a model or an optimizer raises. A note names the files that are not read.
+    Errors from a model or optimizer file are raised. A note names the files that are not read.
     """
     from ckpttool.formats.detect import open_checkpoint
 
@@ -532,7 +534,7 @@ def _members(probe: Probe) -> dict[str, str]:
     if index_ is not None:
         found["model"] = index_
     safe = [name for name in names if _MODELS.fullmatch(name) and name.endswith(SUFFIX)]
-    # Of both forms the libraries take safetensors.
+    # If both forms exist, the libraries load safetensors.
     models = safe or [name for name in names if _MODELS.fullmatch(name)]
     for name in models:
         found.setdefault(name.partition(".")[0].removeprefix("pytorch_"), os.path.join(probe.path, name))
@@ -553,7 +555,7 @@ def _members(probe: Probe) -> dict[str, str]:
 
 
 def _trainer_state(probe: Probe) -> dict[str, int | float | str | bool | None]:
-    """Return the plain values at the top of a Trainer's state; none where the file cannot be read."""
+    """Return the top-level plain values of a Trainer's state; none if the file cannot be read."""
     if _member_probe(probe, _TRAINER_STATE).kind != "file":
         return {}
     file = File.stamp(os.path.join(probe.path, _TRAINER_STATE))
@@ -572,7 +574,7 @@ def _stamp_shard(shard: str, index: str) -> File:
 
 
 def _note_other_form(location: str) -> tuple[str, ...]:
-    """Return a note if the folder holds the same weights in the other form too."""
+    """Return a note if the folder contains the same weights in the other form too."""
     folder, name = os.path.split(location)
     other = f"{_WEIGHTS if name.startswith(_SAFE) else _SAFE}{_INDEX}"
     there = other != name and filesystem.lexists(os.path.join(folder, other))
@@ -580,7 +582,7 @@ def _note_other_form(location: str) -> tuple[str, ...]:
 
 
 def _shard_of(file: File) -> dict[str, str]:
-    """Return each tensor's shard; raise FormatError for one that is not a file beside the index."""
+    """Return each tensor's shard; raise FormatError if it is not a file in the index's folder."""
     if file.size > limits.current().json_bytes:
         raise limits.limit_error("json_bytes", "the index is too large", file.size, file=file.path)
     try:
@@ -618,7 +620,7 @@ def _list_shard(file: File) -> FileListing:
 
 
 class _ShardMerger:
-    """The shards' tensors as one tree, in the order of the index."""
+    """Merge the shards' tensors into one tree, in the order of the index."""
 
     def __init__(self, index: File, shard_of: Mapping[str, str], shards: Mapping[str, FileListing]) -> None:
         self.index = index
@@ -628,7 +630,7 @@ class _ShardMerger:
         self.aliases: dict[Path, tuple[Alias, ...]] = {}
 
     def tree(self) -> tuple[Tree, tuple[str, ...]]:
-        """Return the tree and what a person should know of it."""
+        """Return the tree and the notes for the user."""
         paths = {shard: _paths(listed.tree) for shard, listed in self.shards.items()}
         for name, shard in self.shard_of.items():
             if shard not in self.shards:
@@ -646,7 +648,7 @@ class _ShardMerger:
         return MissingShard(os.path.join(os.path.dirname(self.index.path), shard))
 
     def _add(self, path: Path, tree: Tree) -> None:
-        """Add a tensor and, with it, all its other names in the same shard."""
+        """Add a tensor together with all its other names in the same shard."""
         if path in self.leaves:
             return
         self.leaves[path] = tree[path]
@@ -654,7 +656,7 @@ class _ShardMerger:
             self.aliases[path] = tree.aliases[path]
 
     def _unlisted(self, paths: Mapping[str, Mapping[str, Path]]) -> tuple[str, ...]:
-        """Add what the shards hold and the index does not name; return notes of it."""
+        """Add tensors of the shards that the index does not list; return notes about them."""
         added, twice = [], []
         for shard, names in paths.items():
             for name, path in names.items():
@@ -674,7 +676,7 @@ class _ShardMerger:
 
 
 def _paths(tree: Tree) -> dict[str, Path]:
-    """Return the path of every tensor by each native name that it has."""
+    """Return the path of every tensor by each of its native names."""
     found = {alias.key: path for path, others in tree.aliases.items() for alias in others if alias.key}
     return found | {leaf.key: path for path, leaf in tree.tensors()}
 

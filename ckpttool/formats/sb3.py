@@ -1,4 +1,4 @@
-"""Stable-Baselines archives, of versions 3 and 2."""
+"""Stable-Baselines archives, versions 3 and 2."""
 
 from __future__ import annotations
 
@@ -59,34 +59,34 @@ from ckpttool.formats.pickles import (
 )
 from ckpttool.formats.tf_common import VariableInfo, role_by_name, tree_by_name
 
-# Agents of Stable-Baselines3 (PyTorch) and of the libraries built on it: their zips, packed or unpacked.
+# Agents of Stable-Baselines3 (PyTorch) and of libraries built on it: their zips, packed or unpacked.
 #
 # Source: github.com/DLR-RM/stable-baselines3, stable_baselines3/common/save_util.py (`save_to_zip_file`,
-# `load_from_zip_file`, `data_to_json`). Nothing that a file serializes is run.
+# `load_from_zip_file`, `data_to_json`). Serialized objects in a file are never run.
 
 NAME = "stable_baselines3"
 TITLE = "Stable-Baselines3 agent (zip)"
 FRAMEWORK = "torch"
 
-# The members: settings (versions 2 and 3), weights, and texts on the version and the machine.
+# The members: settings (versions 2 and 3), weights, and texts about the version and the machine.
 _SETTINGS, _VERSION, _SYSTEM = "data", "_stable_baselines3_version", "system_info.txt"
 _POLICY, _STATE = "policy.pth", ".pth"
-# Where the tree has the settings, and what the text on the machine says.
+# Paths of the settings, and of the system information, in the tree.
 _DATA, _MACHINE = attr("data"), attr("system_info")
 
 
 def claims(probe: Probe) -> str | None:
-    """Return the path of a zip, or of a folder that one was unpacked into, with what the library writes."""
+    """Return the path of a zip, or of the folder of an unpacked one, with the library's members."""
     names = probe.names if probe.kind == "folder" else probe.members
-    # Before version 0.5 there was no member that names the library.
+    # Before version 0.5 no member named the library.
     return probe.path if _VERSION in names or (_SETTINGS in names and _POLICY in names) else None
 
 
 def read(location: str) -> Checkpoint:
-    """List what every state_dict of the agent holds, and under `data` its settings and spaces.
+    """List the content of every state_dict of the agent, and under `data` its settings and spaces.
 
-    What unpickling would call is listed as a record and named in a note. Raise FormatError when the parts
-    do not fit together, UnsupportedError when a member that is an archive itself is compressed.
+    What unpickling would call is listed as a record and named in a note. Raise FormatError if the parts
+    are inconsistent, UnsupportedError if a nested archive is compressed.
     """
     try:
         found = list_members(open_members(location))
@@ -104,11 +104,11 @@ def read(location: str) -> Checkpoint:
     )
 
 
-# The members of an agent's zip, or the files of the folder that it was unpacked into.
+# The members of an agent's zip, or the files of its unpacked folder.
 
 
 class Sb3Members(NamedTuple):
-    """Every member's bytes by its name, unread; `packed` says that they lie in one zip with checksums."""
+    """Every member's unread bytes by name; `packed` means that they are in one zip with checksums."""
 
     sources: Mapping[str, Storage]
     files: tuple[File, ...]
@@ -116,7 +116,7 @@ class Sb3Members(NamedTuple):
 
 
 def open_members(location: str) -> Sb3Members:
-    """Return the members; those of a folder are its plain files, and no link is followed."""
+    """Return the members; for a folder its regular files, without following links."""
     if filesystem.isdir(location):
         paths = {name: os.path.join(location, name) for name in sorted(filesystem.listdir(location))}
         plain = (
@@ -132,22 +132,22 @@ def open_members(location: str) -> Sb3Members:
     )
 
 
-# Which parameter each slot of an agent's optimizers belongs to, by the names that the members have.
+# Match each slot of an agent's optimizers to its parameter, based on the member names.
 #
 # Sources in github.com/DLR-RM/stable-baselines3: `_get_torch_save_params` of td3/td3.py, sac/sac.py,
-# dqn/dqn.py and common/on_policy_algorithm.py for the names, `_build` of the policies for what an optimizer
-# is given (sac/policies.py leaves out a features extractor that the actor trains; before version 2.4 DQN's
-# had the target's parameters too).
+# dqn/dqn.py and common/on_policy_algorithm.py for the names, `_build` of the policies for the parameters of
+# an optimizer (sac/policies.py excludes a features extractor that the actor trains; before version 2.4 DQN's
+# included the target's parameters).
 
 _OPTIMIZER = ".optimizer"
 _POLICY_STEP = key("policy")
-# The entropy coefficient stands alone among the variables that no state_dict has.
+# The entropy coefficient is stored alone, among the variables outside all state_dicts.
 _SINGLE_VARIABLES = {"ent_coef_optimizer": "log_ent_coef"}
 _VARIABLE_STEPS = (key("pytorch_variables"), key("tensors"))
 
 
 def assign_agent_slots(tree: Tree) -> Tree:
-    """Return the tree with `Leaf.of` for every slot whose parameter is known by number and shape."""
+    """Return the tree with `Leaf.of` for every slot whose parameter is identified by number and shape."""
     leaves = dict(tree.leaves)
     for step in dict.fromkeys(path[0] for path in tree if len(path) > 1):
         for candidates in _iter_candidates(tree, step):
@@ -161,7 +161,7 @@ def assign_agent_slots(tree: Tree) -> Tree:
 
 
 def _iter_candidates(tree: Tree, step: PathStep) -> Iterator[list[Path]]:
-    """Give what the optimizer of a member may have been given, in the order of the state_dict."""
+    """Yield the parameters that the optimizer of a member may train, in state_dict order."""
     name = str(step.value)
     if name in _SINGLE_VARIABLES:
         for variables in _VARIABLE_STEPS:
@@ -193,7 +193,7 @@ def _policy_parameters(tree: Tree, wanted: Callable[[str], bool]) -> list[Path]:
 
 
 def _parameter_numbers(tree: Tree, step: PathStep) -> list[object]:
-    """Return the numbers of the one group's parameters; none for several groups."""
+    """Return the parameter numbers of the only group; none if there are several groups."""
     found = [
         (path[2], leaf.value)
         for path, leaf in tree.plain()
@@ -217,12 +217,12 @@ def _fits(tree: Tree, slot: Leaf, number: int, candidates: list[Path]) -> bool:
     return isinstance(owner, Leaf) and owner.shape == slot.shape
 
 
-# What an agent of Stable-Baselines3 holds: state_dicts by member, settings, a text about its machine.
+# The content of a Stable-Baselines3 agent: state_dicts by member, settings, system information.
 #
 # Sources in github.com/DLR-RM/stable-baselines3: stable_baselines3/common/save_util.py (`save_to_zip_file`),
 # stable_baselines3/common/utils.py (`get_system_info`), the `_get_torch_save_params` of every algorithm.
 
-# What the library's other algorithms are, by the module of their policy's class (class names are users' own).
+# Other algorithms of the library, by the module of their policy's class (users choose the class names).
 _POLICY_KINDS = {
     "dqn": "a Q-network for discrete actions (DQN)",
     "qrdqn": "a quantile network for discrete actions (QR-DQN)",
@@ -234,7 +234,7 @@ _DISCRETE = "a policy for discrete actions"
 
 
 class Sb3Listing(NamedTuple):
-    """A file's tree and what is said of it; the fields are those of Checkpoint."""
+    """A file's tree and the notes about it; the fields are those of Checkpoint."""
 
     tree: Tree
     files: tuple[File, ...]
@@ -245,7 +245,7 @@ class Sb3Listing(NamedTuple):
 
 
 def list_members(members: Sb3Members) -> Sb3Listing:
-    """Return what the members hold."""
+    """Return the content of the members."""
     states = {name: _list_state(name, source) for name, source in members.sources.items() if _is_state(name)}
     told: list[CodeReference] = []
     data = _sb3_settings(members, told)
@@ -277,7 +277,7 @@ def list_members(members: Sb3Members) -> Sb3Listing:
 
 
 def _is_state(name: str) -> bool:
-    # save_util.py, load_from_zip_file: every .pth is a state_dict, or the variables that are in none.
+    # save_util.py, load_from_zip_file: every .pth is a state_dict, or the variables outside all of them.
     return name.endswith(_STATE) and "/" not in name
 
 
@@ -291,7 +291,7 @@ def _list_state(name: str, source: Storage) -> FileListing:
         found = torch_legacy.list_embedded(source.file, source.offset, source.length)
     except CkpttoolError as error:
         raise error.located(path=name) from error.__cause__
-    # zipfile, by which the library opens the member, compares the checksum of all of it.
+    # The library opens the member with zipfile, which verifies the checksum of all of it.
     tree = found.tree
     leaves = {
         path: replace(leaf, source=NestedSource(leaf.source, source)) if isinstance(leaf, Leaf) else leaf
@@ -321,7 +321,7 @@ def _merge_parts(states: Tree, walk: PickleWalk, system: Mapping[Path, ValueLeaf
 
 
 def _sb3_role(path: Path, dtype: str, shape: Shape) -> PickledArrayRole:  # noqa: ARG001 - the contract's
-    # sbx keeps whole networks among the settings (flax/training/train_state.py, TrainState).
+    # sbx stores whole networks in the settings (flax/training/train_state.py, TrainState).
     names = [step.value for step in path]
     trained = "params" in names or "target_params" in names
     return PickledArrayRole("parameter" if dtype and trained and "opt_state" not in names else "other")
@@ -342,13 +342,13 @@ def _writer(members: Sb3Members) -> str:
 
 
 def _read_system_info(members: Sb3Members) -> dict[Path, ValueLeaf]:
-    """Return the lines `- NAME: VALUE` of the text about the writer's machine (utils.py, get_system_info)."""
+    """Return the lines `- NAME: VALUE` of the writer's system information (utils.py, get_system_info)."""
     lines = (line.removeprefix("- ").partition(": ") for line in (_text(members, _SYSTEM) or "").splitlines())
     return {(_MACHINE, key(name)): ValueLeaf(value) for name, colon, value in lines if colon}
 
 
 def _sb3_policy(data: Mapping[str, Any]) -> tuple[str, ...]:
-    """Return the policy's class and, where this tool cannot play such an agent, what it is."""
+    """Return the policy's class and, if ckpttool cannot play such an agent, its type."""
     policy = data.get("policy_class")
     if not isinstance(policy, Global):
         return ()
@@ -363,10 +363,10 @@ def _sb3_policy(data: Mapping[str, Any]) -> tuple[str, ...]:
     return (f"policy {policy.full}" + (f": {kind}" if kind else ""),)
 
 
-# Writes an agent's tree by the library itself, which runs in a process of its own (sb3_child.py).
+# Write an agent's tree with the library itself, in a separate process (sb3_child.py).
 #
-# The process gets a folder with `request.json` (what to build, and where each tensor's bytes lie) and
-# `tensors.bin`, and leaves `agent.zip` there.
+# The process gets a folder with `request.json` (what to build, and where each tensor's bytes are) and
+# `tensors.bin`, and writes `agent.zip` there.
 
 _ALGORITHMS = {
     "stable_baselines3.sac.policies.SACPolicy": "SAC",
@@ -379,10 +379,10 @@ _PROGRAM = common.child_program("from ckpttool.formats.sb3_child import main; ma
 
 
 def pieces(tree: Tree) -> tuple[OutputFile]:
-    """Return the one file, which the library itself fills in a process of its own.
+    """Return the single file, which the library writes in a separate process.
 
-    Raise MissingExtraError when the library is not installed, UnsupportedError when the tree is no agent of
-    its own (see libraries/sb3.py).
+    Raise MissingExtraError if the library is not installed, UnsupportedError if the tree is not one of
+    its agents (see libraries/sb3.py).
     """
     if importlib.util.find_spec("stable_baselines3") is None:
         raise MissingExtraError(
@@ -396,7 +396,7 @@ def pieces(tree: Tree) -> tuple[OutputFile]:
 def build_request(tree: Tree) -> dict[str, Any]:
     """Return what to build: algorithm, sizes, bounds (the two small tensors are read), counters.
 
-    Raise UnsupportedError for a tree that is no agent of the library.
+    Raise UnsupportedError if the tree is not an agent of the library.
     """
     policy = tree.get((_DATA, key("policy_class")))
     name = policy.value.name if isinstance(policy, ValueLeaf) and isinstance(policy.value, Record) else None
@@ -433,7 +433,7 @@ def _numbers(tree: Tree, end: str) -> list[float]:
 
 
 def _bounds(tree: Tree, end: str) -> list[Any]:
-    """Return the type and the numbers of one end of the observation space, nothing without them."""
+    """Return the dtype and numbers of one bound of the observation space; empty without a bound."""
     leaf = tree.get((_DATA, key("observation_space"), attr(end)))
     return [leaf.dtype, [repr(n) for n in leaf.array().tolist()]] if isinstance(leaf, Leaf) else []
 
@@ -444,7 +444,7 @@ def _widths(tree: Tree, name: str) -> list[Any]:
 
 
 def _entries(tree: Tree) -> Iterator[tuple[Path, Leaf | ValueLeaf]]:
-    """Go through all that belongs to a state_dict, tensors of several names under each."""
+    """Yield the entries of the state_dicts; a tensor with several names is repeated under each."""
     for path, leaf in tree.items():
         if path[0] != _DATA:
             yield path, leaf
@@ -471,7 +471,7 @@ def _write_sb3(tree: Tree, asked: dict[str, Any], stream: IO[bytes]) -> None:
 
 
 def _run_library(folder: str) -> None:
-    """Let the library do its part; raise WorkerError with its last words if it fails."""
+    """Run the library; raise WorkerError with its last output line if it fails."""
     command = [sys.executable, "-I", "-c", _PROGRAM, common.child_paths(), folder]
     try:
         done = subprocess.run(  # noqa: S603  # our own module, run by our own interpreter
@@ -481,7 +481,7 @@ def _run_library(folder: str) -> None:
             timeout=_SECONDS,
             check=False,
             cwd=folder,  # the library imports matplotlib, which reads ./matplotlibrc
-            env={**search_paths.child_environment(), "OMP_NUM_THREADS": "1"},  # nothing is computed
+            env={**search_paths.child_environment(), "OMP_NUM_THREADS": "1"},  # no computation is needed
         )
     except subprocess.TimeoutExpired:
         raise WorkerError(f"Stable-Baselines3 did not write the agent within {_SECONDS} s") from None
@@ -491,11 +491,11 @@ def _run_library(folder: str) -> None:
         raise WorkerError(f"Stable-Baselines3 did not write the agent; it last said: {words}")
 
 
-# Agents of Stable-Baselines 2 (TensorFlow 1): its zip files and the cloudpickles before them.
+# Stable-Baselines 2 agents (TensorFlow 1): zip files and the older cloudpickles.
 #
 # Sources, in github.com/hill-a/stable-baselines: stable_baselines/common/base_class.py (`_save_to_file_zip`,
 # `_save_to_file_cloudpickle`, `_load_from_file`) and stable_baselines/common/save_util.py (`data_to_json`,
-# `params_to_bytes`). Nothing that a file serializes is run.
+# `params_to_bytes`). Serialized objects in a file are never run.
 
 SB2_NAME = "stable_baselines2"
 SB2_TITLE = "Stable-Baselines 2 agent (zip, or cloudpickle)"
@@ -504,7 +504,7 @@ SB2_FRAMEWORK = "tensorflow"
 
 
 def sb2_claims(probe: Probe) -> str | None:
-    """Return the path of a zip with `parameters` and `parameter_list`, or of a pickle that SB2 wrote."""
+    """Return the path of a zip with `parameters` and `parameter_list`, or of an SB2 pickle."""
     zipped = "parameters" in probe.members and "parameter_list" in probe.members
     return probe.path if zipped or find_pickle_format(probe) == SB2_NAME else None
 
@@ -512,8 +512,8 @@ def sb2_claims(probe: Probe) -> str | None:
 def read_sb2(location: str) -> Checkpoint:
     """List the agent's variables, by name, and under `data` its settings and spaces.
 
-    What unpickling would call is listed as a record and named in a note. Raise FormatError when archive,
-    arrays and names do not fit together.
+    What unpickling would call is listed as a record and named in a note. Raise FormatError if archive,
+    arrays and names are inconsistent.
     """
     file = File.stamp(location)
     zipped = file.read(0, min(2, file.size)) == b"PK"
@@ -524,9 +524,9 @@ def read_sb2(location: str) -> Checkpoint:
     return found.checkpoint(location, SB2_NAME, file)
 
 
-# What a file of Stable-Baselines 2 holds: named variables, settings, serialized objects as inert records.
+# The content of a Stable-Baselines 2 file: named variables, settings, serialized objects as inert records.
 
-# Variables without names stand below this step.
+# Variables without names are under this step.
 _PARAMS: Path = (attr("params"),)
 
 _SB2_WRITER = "Stable-Baselines 2"
@@ -534,7 +534,7 @@ _PARAMETERS, _LIST = "parameters", "parameter_list"
 
 
 def list_sb2_zip(file: File) -> FileListing:
-    """Return what a zip file holds."""
+    """Return the content of a zip file."""
     archive = archives.read_zip(file)
     inner = _open_parameters(archive)
     tensors, others, notes = _read_parameters(archive, inner)
@@ -565,7 +565,7 @@ def _open_parameters(archive: archives.ZipArchive) -> archives.ZipArchive:
 def _read_parameters(
     archive: archives.ZipArchive, inner: archives.ZipArchive
 ) -> tuple[dict[str, VariableInfo], dict[str, Any], tuple[str, ...]]:
-    """Return the variables in the order of `parameter_list`, what is no tensor, and what to tell of them."""
+    """Return the variables in the order of `parameter_list`, the other arrays, and notes about them."""
     from ckpttool.encodings import npy
 
     names = parse_json_member(archive.source(_LIST), _LIST)
@@ -591,7 +591,7 @@ def _read_parameters(
 
 
 def list_sb2_pickle(file: File) -> FileListing:
-    """Return what a cloudpickle holds; statistics that SB2 saved alone are listed as they are."""
+    """Return the content of a cloudpickle; statistics saved separately by SB2 are listed as they are."""
     pickled = load_pickle_file(file)
     value = pickled.value
     walk = PickleWalk(_sb2_role)
@@ -625,7 +625,7 @@ def _is_agent(value: Any) -> bool:
 def _split_named_arrays(
     parameters: Mapping[Any, Any], pickled: LoadedPickle
 ) -> tuple[dict[str, VariableInfo], dict[Any, Any]]:
-    """Return the arrays that have a variable's name, and whatever else the dict holds."""
+    """Return the arrays with a variable's name, and the rest of the dict."""
     tensors: dict[str, VariableInfo] = {}
     others: dict[Any, Any] = {}
     for name, value in parameters.items():
@@ -638,7 +638,7 @@ def _split_named_arrays(
 
 
 def _join_tree(tensors: Mapping[str, VariableInfo], walk: PickleWalk) -> Tree:
-    """Return the tree of the named variables and of what the walk found."""
+    """Return the tree of the named variables and the results of the traversal."""
     # TensorFlow lists variables by their first output, `NAME:0`; scopes are the parts of NAME.
     plain = {name: name.removesuffix(":0") for name in tensors}
     if len(set(plain.values())) != len(plain):
@@ -655,11 +655,11 @@ def _set_variable_key(leaf: Leaf | ValueLeaf, names: Mapping[str, str]) -> Leaf 
 
 
 def _sb2_role(path: Path, dtype: str, shape: Shape) -> PickledArrayRole:
-    """Say what stands in the settings ("other"), in an unnamed list of variables, or in saved statistics."""
+    """Return the role in settings ("other"), in an unnamed list of variables, or in saved statistics."""
     last = path[-1] if path else None
     if path[:1] == _PARAMS and dtype:
         return PickledArrayRole(role_by_name(path, "", dtype, shape))
-    # stable_baselines/common/running_mean_std.py, RunningMeanStd: what VecNormalize saves.
+    # stable_baselines/common/running_mean_std.py, RunningMeanStd, which VecNormalize saves.
     if path[:1] != (_DATA,) and last is not None and last.value in ("mean", "var"):
         return PickledArrayRole("buffer")
     return PickledArrayRole("other")
@@ -670,21 +670,21 @@ def _sb2_policy(data: Mapping[Any, Any]) -> tuple[str, ...]:
     return (f"policy {policy.full}",) if isinstance(policy, Global) else ()
 
 
-# Writes an agent's zip: settings as JSON, variables as NumPy's archive, and their names in order.
+# Write an agent's zip: settings as JSON, variables as a NumPy archive, and their names in order.
 #
-# Sources, in github.com/hill-a/stable-baselines: stable_baselines/common/base_class.py
-# (`_save_to_file_zip`, `_load_from_file`), stable_baselines/common/save_util.py (`data_to_json`,
-# `params_to_bytes`). What JSON cannot hold is a pickle that names a class of the library, or calls gym's Box
-# with its two arrays (gym/spaces/box.py), as every version of gym can.
+# Sources, in github.com/hill-a/stable-baselines: stable_baselines/common/base_class.py (`_save_to_file_zip`,
+# `_load_from_file`), stable_baselines/common/save_util.py (`data_to_json`, `params_to_bytes`). Values that
+# JSON cannot hold become a pickle that names a class of the library, or calls gym's Box with its two arrays
+# (gym/spaces/box.py), which every version of gym supports.
 
 _BOX = Global("gym.spaces.box", "Box")
 _POLICY_CLASS = (_DATA, key("policy"))
 
 
 def sb2_pieces(tree: Tree) -> tuple[OutputFile]:
-    """Return the one file, the zip; raise UnsupportedError for a tree that is no agent of the library.
+    """Return the single zip file; raise UnsupportedError if the tree is not an agent of the library.
 
-    See libraries/sb2.py for what such a tree has.
+    libraries/sb2.py describes the content of such a tree.
     """
     policy = tree.get(_POLICY_CLASS)
     if not isinstance(policy, ValueLeaf) or not isinstance(policy.value, Record):
@@ -714,12 +714,12 @@ def _write_sb2(
 
 
 def _variable_name(path: Path) -> str:
-    """Return a variable's name, which TensorFlow lists by its first output."""
+    """Return a variable's name; TensorFlow lists variables by their first output."""
     return "/".join(str(step.value) for step in path) + ":0"
 
 
 def _encode_settings(tree: Tree) -> dict[str, Any]:
-    """Return the settings as JSON holds them, what it cannot hold as pickles."""
+    """Return the settings as JSON, with pickles for values that JSON cannot hold."""
     made: dict[str, Any] = {}
     for path, leaf in tree.items():
         if path[:1] == (_DATA,) and len(path) > 1:
@@ -735,7 +735,7 @@ def _put_value(made: dict[str, Any], path: Path, leaf: Leaf | ValueLeaf) -> None
 
 
 def _get_or_add(at: Any, step: PathStep, value: Any) -> Any:
-    """Return the entry of a dict or list at the step, which is `value` if there is none yet."""
+    """Return the entry of a dict or list at the step; add `value` if there is none yet."""
     if isinstance(at, list):
         if step.value == len(at):
             at.append(value)
@@ -756,7 +756,7 @@ def _encode_setting(value: Any) -> Any:
 
 
 def _encode_globals(value: Any) -> Any:
-    """Return the value with every inert name as the pickle's name of that class or function."""
+    """Return the value with each inert name replaced by the pickle global for that class or function."""
     if isinstance(value, Record):
         return pickles.encode_global(value)
     if isinstance(value, dict):

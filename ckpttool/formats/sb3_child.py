@@ -1,7 +1,8 @@
-"""Builds an agent with Stable-Baselines3 and lets it save itself; runs in a process of its own (sb3.py).
+"""Build an agent with Stable-Baselines3 and let it save itself, in a separate process (see sb3.py).
 
-Source: github.com/DLR-RM/stable-baselines3, stable_baselines3/common/base_class.py, `BaseAlgorithm.load`: a
-model without an environment is made, gets its spaces, is set up, and takes its state_dicts.
+Source: github.com/DLR-RM/stable-baselines3, stable_baselines3/common/base_class.py,
+`BaseAlgorithm.load`: a model is created without an environment, gets its spaces, is set up, and
+loads its state_dicts.
 """
 
 from __future__ import annotations
@@ -12,14 +13,14 @@ import re
 import zipfile
 from typing import Any
 
-# What zipfile writes for a file without a date: the same agent gives the same bytes.
+# zipfile's value for a file without a date, so that the same agent gives the same bytes.
 _DATE = (1980, 1, 1, 0, 0, 0)
 _ADDRESS = re.compile(rb" at 0x[0-9a-f]+")
-_BUFFER = 1_000_000  # off_policy_algorithm.py, the default
+_BUFFER = 1_000_000  # default in off_policy_algorithm.py
 
 
 def main(folder: str) -> None:
-    """Read the request in the folder and leave `agent.zip` there."""
+    """Read the request in the folder and write `agent.zip` there."""
     with open(os.path.join(folder, "request.json")) as file:
         request = json.load(file)
     states = _read_states(request["entries"], os.path.join(folder, "tensors.bin"))
@@ -34,7 +35,7 @@ def main(folder: str) -> None:
 
 
 def _read_states(entries: list[dict[str, Any]], file: str) -> dict[str, Any]:
-    """Return the state_dicts by member: nested dicts and lists, with tensors made of the file's bytes."""
+    """Return the state_dicts by member: nested dicts and lists, with tensors built from the file's bytes."""
     import torch
 
     with open(file, "rb") as stream:
@@ -58,7 +59,7 @@ def _read_states(entries: list[dict[str, Any]], file: str) -> dict[str, Any]:
 
 
 def _restore_lists(state: dict[str, Any]) -> dict[str, Any]:
-    """Return an optimizer's state_dict with lists where it has lists (torch/optim/optimizer.py)."""
+    """Convert dicts to lists where an optimizer's state_dict has lists (torch/optim/optimizer.py)."""
     if "param_groups" not in state:
         return state
     groups = [
@@ -71,7 +72,7 @@ def _restore_lists(state: dict[str, Any]) -> dict[str, Any]:
 
 
 def _build_algorithm(request: dict[str, Any], states: dict[str, Any]) -> Any:
-    """Return the algorithm set up with networks of the right sizes."""
+    """Return the algorithm, set up with networks of the right sizes."""
     import numpy as np
     import stable_baselines3
     import torch
@@ -105,7 +106,7 @@ def _build_algorithm(request: dict[str, Any], states: dict[str, Any]) -> Any:
 
 
 def _load_states(model: Any, states: dict[str, Any]) -> None:
-    """Put the weights, the optimizers' state and the entropy coefficient into the model."""
+    """Load the weights, the optimizers' state and the entropy coefficient into the model."""
     model.policy.load_state_dict(states["policy"], strict=True)
     for member, optimizer in (("actor.optimizer", model.actor), ("critic.optimizer", model.critic)):
         if member in states:
@@ -118,10 +119,10 @@ def _load_states(model: Any, states: dict[str, Any]) -> None:
 
 
 def _strip_timestamps(made: str, target: str) -> None:
-    """Copy an archive member by member, without the time of writing and where objects lay in memory."""
+    """Copy an archive member by member, without timestamps and memory addresses of objects."""
     with zipfile.ZipFile(made) as source, zipfile.ZipFile(target, "w") as archive:
         for name in source.namelist():
             data = source.read(name)
-            # The text beside a serialized object; base64 has no spaces.
+            # The text next to a serialized object; base64 has no spaces.
             data = _ADDRESS.sub(b" at 0x0", data) if name == "data" else data
             archive.writestr(zipfile.ZipInfo(name, _DATE), data)

@@ -43,26 +43,26 @@ FRAMEWORK = "tensorflow"
 
 
 def claims(probe: Probe) -> str | None:
-    """Return the prefix of the checkpoint that the path means, if it means one of ours."""
+    """Return the checkpoint prefix for a path, or None if it is not a TensorFlow checkpoint."""
     return find_prefix(probe)
 
 
 def redirected(probe: Probe, location: str) -> str | None:
-    """Return a note if the location is not the place that the state file at the path names."""
+    """Return a note if the location is not the place named in the state file at the path."""
     return tf_common.note_redirection(probe, location)
 
 
 def read(location: str) -> Checkpoint:
-    """List the checkpoint with prefix `location`; every entry is judged, no tensor is read."""
+    """List the checkpoint with prefix `location`; check every entry, but read no tensor."""
     found = read_listing(location)
     return Checkpoint(location, NAME, found.tree, found.files, found.writer, "crc32c", found.notes)
 
 
-# Which TensorFlow checkpoint a path means: a prefix, its index, a shard, a state file, or a folder.
+# Resolve a path to a TensorFlow checkpoint: a prefix, its index, a shard, a state file, or a folder.
 
 
 def find_prefix(probe: Probe) -> str | None:
-    """Return the prefix that the path means; None when it means no tensor bundle."""
+    """Return the prefix for a path; None if it is not a tensor bundle."""
     if probe.kind == "missing":
         return _match_prefix(probe)
     if probe.kind == "folder":
@@ -71,7 +71,7 @@ def find_prefix(probe: Probe) -> str | None:
 
 
 def _match_prefix(probe: Probe) -> str | None:
-    # A web server may tell no names.
+    # A web server may not list names.
     if f"{probe.name}.index" in probe.names or (not probe.names and filesystem.isfile(f"{probe.path}.index")):
         return probe.path
     if any(tf_common.v2_base(name) == probe.name for name in probe.names):
@@ -102,14 +102,14 @@ def _bundle_location(found: tf_common.SaverCheckpoint) -> str | None:
 
 def _prefix_of_folder(probe: Probe) -> str | None:
     if not probe.names.isdisjoint(("saved_model.pb", "saved_model.pbtxt")):
-        return None  # a SavedModel, whatever else lies in its folder
+        return None  # a SavedModel, whatever else is in its folder
     state = os.path.join(probe.path, tf_common.NAME)
     if tf_common.NAME in probe.names:
         inner = Probe(state)
         if inner.kind == "file" and tf_common.is_state_file(inner.head):
             return _bundle_location(tf_common.latest_of_state(state, probe.path, probe.names))
     mine = tf_common.v2_bases(probe.names)
-    # Without a state file nothing says that the V2 checkpoints of a folder are later than its V1 ones.
+    # Without a state file, nothing shows that the V2 checkpoints of a folder are newer than its V1 ones.
     others = tf_common.v1_bases(probe.path, probe.names) - mine if mine else set()
     bases = sorted(mine | others, key=tf_common.checkpoint_order)
     if len(bases) > 1:
@@ -121,11 +121,11 @@ def _prefix_of_folder(probe: Probe) -> str | None:
     return beside if filesystem.isfile(f"{beside}.index") else None
 
 
-# The records of a TensorFlow tensor bundle: its header and its entries.
+# Records of a TensorFlow tensor bundle: header and entries.
 #
-# Field numbers are those of tensorflow/core/protobuf/tensor_bundle.proto.
+# Field numbers are from tensorflow/core/protobuf/tensor_bundle.proto.
 
-# What TensorFlow's own reader and writer call themselves (tensor_bundle.cc, kTensorBundleVersion).
+# Version of TensorFlow's own reader and writer (tensor_bundle.cc, kTensorBundleVersion).
 VERSION = 1
 
 # num_shards, endianness, version; dtype, shape, shard_id, offset, size, crc32c, slices.
@@ -139,7 +139,7 @@ _INT32 = (1, 3)
 
 
 class BundleHeader(NamedTuple):
-    """What the entry with the empty key says about the whole bundle."""
+    """Header of a bundle: the entry with the empty key."""
 
     shards: int
     big_endian: bool
@@ -149,7 +149,7 @@ class BundleHeader(NamedTuple):
 
 
 class BundleEntry(NamedTuple):
-    """Where one tensor is, or which slices it was cut into; `dtype` is TensorFlow's number."""
+    """Location of one tensor, or its slices; `dtype` is TensorFlow's number."""
 
     dtype: int
     shape: tuple[int, ...]
@@ -168,7 +168,8 @@ def parse_header(data: bytes) -> BundleHeader:
         if number in numbers:
             numbers[number] = protobuf.as_int32(value)
         else:
-            # The occurrences of a message are merged: of scalars the last one counts, lists grow.
+            # Repeated occurrences of a message are merged: for scalars the last one counts, lists are
+            # concatenated.
             for part, what in protobuf.parse_fields(protobuf.as_message(value), tf_common.VERSIONS):
                 version[part] += map(protobuf.as_int32, protobuf.as_ints(what))
     if numbers[2] not in (0, 1):
@@ -177,7 +178,7 @@ def parse_header(data: bytes) -> BundleHeader:
 
 
 def parse_entry(data: bytes) -> BundleEntry:
-    """Decode a BundleEntryProto; every number is as stored, its sign included, and not yet judged."""
+    """Decode a BundleEntryProto; all numbers are as stored, including their sign, and not yet checked."""
     numbers = [0, 0, 0, 0, 0, 0, 0]
     shape: list[bytes] = []
     slices: list[tuple[Extent, ...]] = []
@@ -193,13 +194,13 @@ def parse_entry(data: bytes) -> BundleEntry:
     return BundleEntry(dtype, extents, shard, offset, size, source.unmask_crc(checksum), tuple(slices))
 
 
-# Sources that only a tensor bundle has: strings, variants, and missing shards.
+# Sources found only in tensor bundles: strings, variants, and missing shards.
 
 Order = Literal["little", "big"]
 
 
 class MissingShardTensor(NamedTuple):
-    """A tensor whose shard is not there; `checksum` is that of its bytes, as the index has it."""
+    """A tensor in a missing shard; `checksum` is that of its bytes according to the index."""
 
     path: str
     checksum: Checksum
@@ -212,7 +213,7 @@ class MissingShardTensor(NamedTuple):
 class TensorFlowStrings(NamedTuple):
     """A string tensor: the lengths as varints, their own masked checksum, then all the bytes.
 
-    The checksums run over the lengths as fixed-width numbers, not over the varints that are stored
+    The checksums are computed over the lengths as fixed-width numbers, not over the stored varints
     (tensor_bundle.cc, ReadStringTensor); `checksum` is the entry's, unmasked.
     """
 
@@ -249,10 +250,10 @@ class TensorFlowStrings(NamedTuple):
 
 
 class TensorFlowVariants(NamedTuple):
-    """A variant tensor (a dataset iterator's state): opaque records, each with its running checksum.
+    """A variant tensor (state of a dataset iterator): opaque records, each with a running checksum.
 
-    tensor_bundle.cc, ReadVariantTensor: a varint length, a VariantTensorDataProto, a masked checksum over
-    everything so far, in which lengths count as u64.
+    tensor_bundle.cc, ReadVariantTensor: a varint length, a VariantTensorDataProto, a masked checksum
+    over everything so far, with lengths as u64.
     """
 
     span: Span
@@ -261,7 +262,7 @@ class TensorFlowVariants(NamedTuple):
     big_endian: bool = False
 
     def read(self) -> bytes:
-        """Return the bytes as stored, after their checksums."""
+        """Return the bytes as stored, after verifying their checksums."""
         data = bytes(self.span.read())
         order: Order = "big" if self.big_endian else "little"
         at = running = 0
@@ -282,7 +283,7 @@ class TensorFlowVariants(NamedTuple):
 
 
 def _lengths_as_words(lengths: array[int], order: Order) -> bytes:
-    """Return the lengths as their checksum takes them: u32, or u64 for one of 4 GiB and more."""
+    """Return the lengths as the checksum requires them: u32, or u64 from 4 GiB on."""
     if max(lengths, default=0) >= 1 << 32:
         return b"".join(n.to_bytes(4 if n < 1 << 32 else 8, order) for n in lengths)
     small = array("I", lengths)
@@ -299,14 +300,14 @@ def _span_error(span: Span, message: str) -> FormatError:
     return FormatError(message, file=span.file.path, offset=span.offset)
 
 
-# Listing a bundle: the index, an entry for every tensor, and which shard holds it.
+# List a bundle: the index, an entry for every tensor, and its shard.
 #
-# The format is that of tensorflow/core/util/tensor_bundle/tensor_bundle.cc. The index is an sstable
+# The format is defined in tensorflow/core/util/tensor_bundle/tensor_bundle.cc. The index is an sstable
 # (encodings/sstable.py) of protobuf records.
 
 
 class BundleListing(NamedTuple):
-    """What a bundle holds, the files that hold it, what says who wrote it, what a person should know."""
+    """Contents of a bundle, its files, its writer and notes for the user."""
 
     tree: Tree
     files: tuple[File, ...]
@@ -315,7 +316,7 @@ class BundleListing(NamedTuple):
 
 
 def read_listing(location: str) -> BundleListing:
-    """List the checkpoint with prefix `location`; every entry is judged, no tensor is read."""
+    """List the checkpoint with prefix `location`; check every entry, but read no tensor."""
     index = _index_file(f"{location}.index")
     try:
         entries = sstable.read_table(_index_bytes(index))
@@ -374,7 +375,7 @@ def _text(source: Source, limit: str) -> bytes:
 
 
 def _modules(tree: Tree) -> tuple[dict[Path, Container], list[str]]:
-    """Return what stored configurations say about the objects that have one, and a note on unusable ones."""
+    """Return the stored configurations of objects, and a note on unusable ones."""
     found: dict[Path, Container] = {}
     refused: list[str] = []
     for path, leaf in tree.tensors():
@@ -394,7 +395,7 @@ def _modules(tree: Tree) -> tuple[dict[Path, Container], list[str]]:
 
 
 class _BundleReader:
-    """One bundle while it is listed: its header, its entries by key, and the shards looked at so far."""
+    """Reader of one bundle: its header, its entries by key, and the shards examined so far."""
 
     def __init__(self, prefix: str, entries: list[sstable.TableEntry]) -> None:
         if not entries or entries[0][0]:
@@ -405,16 +406,16 @@ class _BundleReader:
         self._slices = {key: value for key, value in self._raw if key[:1] == b"\0"}
         self._used: set[bytes] = set()
         self._shards: dict[int, File | None] = {}
-        # What lies where, by shard: offset, size, and the key of the tensor.
+        # Tensors by shard: offset, size, and key.
         self._placed: dict[int, list[tuple[int, int, bytes]]] = {}
 
     def tensors(self) -> dict[str, VariableInfo]:
-        """Return every tensor by key, in the order of the index; slices belong to their tensors."""
+        """Return every tensor by key in index order, with slices merged into their tensors."""
         found = {}
         for key, value in self._raw:
             if key[:1] != b"\0":
                 found[protobuf.as_text(key)] = self._named(key, value)
-        # TensorFlow takes a slice that no tensor lists for a tensor of that name.
+        # TensorFlow treats a slice that no tensor lists as a tensor with that name.
         for key, value in self._slices.items():
             if key not in self._used:
                 found[protobuf.as_text(key)] = self._named(key, value)
@@ -428,11 +429,11 @@ class _BundleReader:
             raise error.located(path=protobuf.as_text(key)) from error.__cause__
 
     def files(self) -> list[File]:
-        """Return the shards that are there."""
+        """Return the existing shards."""
         return [file for _, file in sorted(self._shards.items()) if file is not None]
 
     def notes(self) -> list[str]:
-        """Say which shards are absent, and which are not as TensorFlow writes them."""
+        """Return notes on missing shards, and on shards that differ from what TensorFlow writes."""
         missing = sorted(shard for shard, file in self._shards.items() if file is None)
         names = [os.path.basename(self._shard_path(shard)) for shard in missing]
         verb = "is" if len(names) == 1 else "are"
@@ -445,7 +446,7 @@ class _BundleReader:
         return notes if missing else notes[1:]
 
     def _odd(self, shard: int, file: File) -> Iterator[str]:
-        """Say what BundleWriter (tensor_bundle.cc) never does: it writes one tensor behind the other."""
+        """Yield notes on overlaps and gaps, which BundleWriter (tensor_bundle.cc) never writes."""
         name = os.path.basename(file.path)
         reach, own, shared = 0, 0, []
         for offset, size, key in sorted(self._placed.get(shard, ())):
@@ -460,7 +461,7 @@ class _BundleReader:
             yield f"{format_count(file.size - own, 'byte')} of {name} {belong} to no tensor"
 
     def _require_held(self) -> None:
-        """Raise LimitError where tensors that share bytes are far larger together than their shard."""
+        """Raise LimitError if overlapping tensors are together far larger than their shard."""
         most = limits.current().expanded_bytes
         for shard, placed in self._placed.items():
             file = self._shards[shard]
@@ -583,20 +584,20 @@ def _check_size(entry: BundleEntry, dtype: dtypes.DType, elements: int) -> None:
                 found=f"{entry.size:,}",
             )
     elif elements > entry.size:
-        # Every element takes one byte at the very least.
+        # Every element takes at least one byte.
         raise FormatError(
             "the tensor has more elements than bytes", expected=f"{elements:,}", found=f"{entry.size:,}"
         )
 
 
-# The join of an object graph with the keys of a bundle: one name, role and owner for every tensor.
+# Combine an object graph with the keys of a bundle: one name, role and owner for every tensor.
 
 SHOWN = 3  # names in a note
 
 
 @dataclass(slots=True)
 class _BundleTreeBuilder:
-    """The tree while it is being made; `used` are the bundle keys that have a leaf, by path."""
+    """A tree under construction; `used` are the bundle keys that have a leaf, by path."""
 
     graph: Graph
     canonical: dict[int, Path]
@@ -611,7 +612,7 @@ class _BundleTreeBuilder:
 
 
 def tree_from_graph(data: bytes, tensors: Mapping[str, VariableInfo]) -> tuple[Tree, tuple[str, ...]]:
-    """Return the tree of a bundle whose object graph is `data`, and what a person should know about it."""
+    """Return the tree of a bundle with the object graph `data`, and notes for the user."""
     graph = tf_object_graph.parse_graph(data)
     chosen = tf_object_graph.choose_paths(graph)
     valued = {number for number, node in enumerate(graph) if node.attributes}
@@ -649,12 +650,12 @@ def _add(naming: _BundleTreeBuilder, number: int, path: Path) -> None:
 
 
 def _add_prefixed(naming: _BundleTreeBuilder) -> list[str]:
-    """Add what is stored under longer keys than the graph says; return the keys that nothing is stored under.
+    """Add tensors stored under longer keys than the graph lists; return the keys without a stored tensor.
 
     Lookup tables and iterators save `KEY-keys`, `KEY-values` and `KEY_STATE`.
     """
     keys = sorted(naming.tensors.keys() - naming.used.keys())
-    following = list(range(len(keys) + 1))  # where the next key is that nobody has taken
+    following = list(range(len(keys) + 1))  # next candidate for an unused key
     absent, seen = [], set()
     for number, path, attribute in naming.absent:
         prefix, found = attribute.key, False
@@ -689,7 +690,7 @@ def _put_leaf(
     role: Role | None = None,
 ) -> None:
     if key in naming.used:
-        # Two objects that share one entry are one tensor under two names.
+        # Two objects that share an entry are one tensor with two names.
         first = naming.used[key]
         naming.aliases.setdefault(first, []).extend((Alias(path), *map(Alias, others)))
         return
@@ -701,7 +702,7 @@ def _put_leaf(
 
 
 def _unused_path(naming: _BundleTreeBuilder, path: Path) -> Path:
-    # Two values of one object by one name, or a value whose name is an edge: only strange files have them.
+    # Two values of one object with the same name, or a value named like an edge: only in unusual files.
     if path not in naming.leaves:
         return path
     path = (*path, PathStep("attr", ".ATTRIBUTES"))
@@ -731,7 +732,7 @@ def _leaf(
 
 
 def _add_slots(naming: _BundleTreeBuilder) -> None:
-    # Older optimizers hold their slots by no edge; the graph lists them beside the variable that they serve.
+    # Older optimizers have no edges to their slots; the graph lists them beside their variables.
     canonical = naming.canonical
     for number, slot in naming.roles.slots.items():
         if number in canonical or slot.of not in canonical or slot.optimizer not in canonical:
@@ -741,7 +742,8 @@ def _add_slots(naming: _BundleTreeBuilder) -> None:
 
 
 def _fix_slot_owners(naming: _BundleTreeBuilder) -> None:
-    # An owner is known by its canonical path, which is not where its leaf is if two objects share an entry.
+    # An owner is identified by its canonical path, which is not the path of its leaf if two objects share an
+    # entry.
     for number, slot in naming.roles.slots.items():
         for attribute in naming.graph[number].attributes:
             path = naming.used.get(attribute.key)
@@ -789,19 +791,20 @@ def _notes(
         yield f"some variables have more paths than are listed (at most {most} besides the first)"
 
 
-# The names under which a tree's tensors are stored without an object graph, as TensorFlow 1 does.
+# Names of a tree's tensors without an object graph, as in TensorFlow 1.
 
-# tensorflow/python/framework/ops.py, _VALID_OP_NAME_REGEX: what a variable may be called.
+# tensorflow/python/framework/ops.py, _VALID_OP_NAME_REGEX: valid variable names.
 _LEGAL = re.compile(r"[A-Za-z0-9.][A-Za-z0-9_.\\/>-]*")
-# tensorflow/python/training/adam.py: both slots are made under the optimizer's name, the second one numbered.
+# tensorflow/python/training/adam.py: both slots use the optimizer's name, the second one with a number.
 _ADAM = {"m": "Adam", "v": "Adam_1"}
 
 
 def tensor_names(tree: Tree) -> Mapping[Path, str]:
-    """Return every tensor's name: its own if it was read by name, else its path as people read it.
+    """Return every tensor's name: its own if it was read by name, otherwise its displayed path.
 
-    Adam's moments go beside their variables, as `VARIABLE/Adam` and `VARIABLE/Adam_1`. Raise UnsupportedError
-    for two tensors of one name, and for what TensorFlow accepts as no name.
+    Adam's moments are stored beside their variables, as `VARIABLE/Adam` and `VARIABLE/Adam_1`. Raise
+    UnsupportedError for two tensors with the same name, and for names that TensorFlow does not
+    accept.
     """
     found: dict[Path, str] = {}
     taken: dict[str, Path] = {}
@@ -837,12 +840,12 @@ def _tensor_name(tree: Tree, path: Path, leaf: Leaf) -> str:
     return name
 
 
-# Writing a tree as a tensor bundle: the shards, then the index that says what is in them.
+# Write a tree as a tensor bundle: the shards, then the index that describes them.
 #
 # Sources: tensorflow/core/util/tensor_bundle/tensor_bundle.cc (BundleWriter, WriteStringTensor,
 # WriteVariantTensor) and tensorflow/core/protobuf/tensor_bundle.proto.
 
-# Larger than nearly every checkpoint of an agent, and small enough for any file system.
+# Larger than nearly every agent's checkpoint, and small enough for any file system.
 SHARD_BYTES = 2 << 30
 MAX_SHARDS = 99_999  # a shard's name has five digits
 _COUNTER: Path = (attr("save_counter"),)
@@ -851,7 +854,7 @@ _INDEX = ".index"
 
 
 class _BundleItem(NamedTuple):
-    """A tensor to be stored; `path` is for errors."""
+    """A tensor to store; `path` is for error messages."""
 
     key: str
     leaf: Leaf
@@ -867,22 +870,23 @@ def pieces(
     counter: int | None = None,
     between: str | None = None,
 ) -> tuple[OutputFile, ...]:
-    """Return the shards and the index that hold the tree; the shards must be filled before the index.
+    """Return the shards and the index of a tree; the shards must be filled before the index.
 
-    With `graph`, objects are stored as tf.train.Checkpoint does (see tf_object_graph.plan_graph), and
-    `counter` is the value of the `save_counter` that a tree gets which has none and does not come from
-    TensorFlow's objects; without it, variables by name as TensorFlow 1 does. A shard is closed before it
-    exceeds `shard_bytes` (2 GiB if nothing is said), one tensor never being cut; `shards` asks for that many
-    of about equal size. `between` is the prefix of a checkpoint that may be there already: it adds empty
-    shards and an index that lists the shards under names of a larger count, which no file there has, so that
-    a set of the same names can be replaced by way of it (see atomic_write.write_atomically).
+    With `graph`, store objects as tf.train.Checkpoint does (see tf_object_graph.plan_graph);
+    `counter` is the `save_counter` for a tree that has none and does not come from TensorFlow's
+    objects. Without `graph`, store variables by name as TensorFlow 1 does. A shard is closed before
+    it exceeds `shard_bytes` (default: 2 GiB), and a tensor is never split; `shards` requests that
+    many shards of about equal size. `between` is the prefix of a checkpoint that may already exist:
+    empty shards are added, and an index that lists the shards under names of a larger, unused count,
+    so that a set with the same names can be replaced by way of it (see
+    atomic_write.write_atomically).
 
-    Raise UnsupportedError, before anything is written, for values that are no tensors, for types that
-    TensorFlow lacks, and for two tensors with one name.
+    Raise UnsupportedError, before anything is written, for values that are not tensors, for types
+    that TensorFlow lacks, and for two tensors with the same name.
     """
     items = _list_items(_add_save_counter(tree, counter if graph else None), graph=graph)
     dealt = _split_into_shards(items, shards, shard_bytes or SHARD_BYTES)
-    # What the index will say of each shard's tensors, once that shard is filled.
+    # Index entries of each shard's tensors, once that shard is filled.
     entries: list[dict[bytes, bytes]] = [{} for _ in dealt]
     count = len(dealt)
     larger = count + 1 if between is None else _free_count(between, count + 1)
@@ -907,7 +911,7 @@ def pieces(
 
 
 def stored(tree: Tree, *, graph: bool = True, counter: int | None = None) -> Tree:
-    """Return the tree as the reader will list it: the same leaves under the paths and keys they get.
+    """Return the tree as the reader will list it: the same leaves under their stored paths and keys.
 
     Raise UnsupportedError as `pieces` does.
     """
@@ -928,7 +932,7 @@ def _add_save_counter(tree: Tree, counter: int | None) -> Tree:
 
 
 def _list_items(tree: Tree, *, graph: bool) -> list[_BundleItem]:
-    """Return what is to be stored, in TensorFlow's order: by object, the graph last; or by name."""
+    """Return the tensors to store, in TensorFlow's order: by object with the graph last, or by name."""
     for path, _ in tree.plain():
         raise UnsupportedError(
             "a TensorFlow checkpoint holds tensors only, and this value is none",
@@ -962,7 +966,7 @@ def _bytes(key: str) -> bytes:
 def _split_into_shards(
     items: list[_BundleItem], shards: int | None, shard_bytes: int
 ) -> list[list[_BundleItem]]:
-    """Return the tensors of each shard."""
+    """Assign the tensors to shards."""
     if shards is not None:
         _require_count(shards)
         total = sum(item.leaf.nbytes for item in items) or 1
@@ -1013,7 +1017,7 @@ def _shard_suffix(number: int, count: int) -> str:
 
 
 def _free_count(prefix: str, least: int) -> int:
-    """Return the smallest count of shards, `least` or more, that is in no file's name at the prefix."""
+    """Return the smallest number of shards, at least `least`, that no file at the prefix uses."""
     folder, name = os.path.split(os.path.abspath(prefix))
     shard = re.compile(re.escape(name) + r"\.data-\d{5}-of-(\d{5})")
     taken = {int(match[1]) for each in os.listdir(folder) if (match := shard.fullmatch(each)) is not None}
@@ -1031,7 +1035,7 @@ def _write_index(entries: list[dict[bytes, bytes]], count: int, stream: IO[bytes
 
 
 def _encode_entry(leaf: Leaf, shard: int, offset: int, size: int, checksum: int) -> bytes:
-    """Return a BundleEntryProto; a dimension of size 0 is there and empty."""
+    """Return a BundleEntryProto; a dimension of size 0 is stored, with an empty value."""
     shape = b"".join(protobuf.encode_message(2, protobuf.encode_int(1, extent)) for extent in leaf.shape)
     return (
         protobuf.encode_int(1, dtypes.BY_NAME[leaf.dtype].tensorflow or 0)
@@ -1044,7 +1048,7 @@ def _encode_entry(leaf: Leaf, shard: int, offset: int, size: int, checksum: int)
 
 
 def _write_tensor(leaf: Leaf, stream: IO[bytes]) -> tuple[int, int]:
-    """Write one tensor's bytes; return their number and the checksum for its entry."""
+    """Write one tensor's bytes; return their length and the checksum for its entry."""
     if leaf.dtype == "string":
         return _write_strings(leaf.strings(), stream)
     data = leaf.read()
@@ -1067,7 +1071,7 @@ def _write_bytes(data: Buffer, stream: IO[bytes], running: int = 0) -> int:
 
 
 def _write_strings(values: list[bytes], stream: IO[bytes]) -> tuple[int, int]:
-    # The checksums take the lengths as numbers of fixed width, not as the varints that are stored.
+    # The checksums cover the lengths as fixed-width numbers, not as the stored varints.
     fixed = b"".join(len(value).to_bytes(4 if len(value) < 1 << 32 else 8, "little") for value in values)
     running = source.crc32c(fixed)
     own = source.mask_crc(running).to_bytes(4, "little")
@@ -1080,7 +1084,7 @@ def _write_strings(values: list[bytes], stream: IO[bytes]) -> tuple[int, int]:
 
 
 def _write_variants(data: Buffer, elements: int, stream: IO[bytes]) -> tuple[int, int]:
-    """Write records as they were stored, if their own checksums are those of a little-endian bundle."""
+    """Write records as they were stored, if their own checksums match a little-endian bundle."""
     at = running = 0
     data = bytes(data)
     for _ in range(elements):

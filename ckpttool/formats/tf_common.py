@@ -1,4 +1,4 @@
-"""Shared parts of TensorFlow's formats: checkpoint state, saver paths, slices, variable names."""
+"""Shared parts of TensorFlow's formats: state file, saver paths, slices, variable names."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     import numpy as np
 
 
-# TensorFlow's state file `checkpoint`: which checkpoints a folder has, and which one is the latest.
+# TensorFlow's state file `checkpoint`: lists the checkpoints in a folder and names the latest one.
 #
 # It is a CheckpointState message (tensorflow/python/training/checkpoint_state.proto) in protobuf's text form
 # (https://protobuf.dev/reference/protobuf/textformat-spec/); TensorFlow writes and reads it in
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 NAME = "checkpoint"
 
-# Possessive repeats (*+, ++) never look back, so that no text takes more than linear time.
+# Possessive repeats (*+, ++) never backtrack, so that no text takes more than linear time.
 _SPACE = rb"(?:[ \t\r\n\f\v]|#[^\n]*+)*+"
 _STRING = rb"""(?:"(?:[^"\\\n]|\\.)*+"|'(?:[^'\\\n]|\\.)*+')"""
 _FIELD = re.compile(
@@ -55,12 +55,12 @@ _STARTS = re.compile(_SPACE + rb"(?:all_)?model_checkpoint_paths?%b:" % _SPACE)
 
 
 class CheckpointState(NamedTuple):
-    """What a state file says.
+    """Contents of a state file.
 
-    `latest` and `every` are names as the file spells them, relative to its folder or absolute on the machine
-    that wrote it; `every` goes from the oldest to the newest. `times` are seconds since 1970, one for each of
-    `every`, or empty. `preserved` is the time of the last checkpoint that is kept for good
-    (keep_checkpoint_every_n_hours).
+    `latest` and `every` are names as the file spells them, relative to its folder or absolute on the
+    machine that wrote it; `every` is ordered from oldest to newest. `times` are seconds since 1970,
+    one for each of `every`, or empty. `preserved` is the time of the last checkpoint that is kept
+    permanently (keep_checkpoint_every_n_hours).
     """
 
     latest: str
@@ -70,12 +70,12 @@ class CheckpointState(NamedTuple):
 
 
 def is_state_file(head: bytes) -> bool:
-    """Return whether a file that begins so is a state file."""
+    """Return whether a file with this beginning is a state file."""
     return _STARTS.match(head) is not None
 
 
 def read_state(path: str) -> CheckpointState:
-    """Read the state file; raise FormatError when it is damaged, too large, or names no latest checkpoint."""
+    """Read the state file; raise FormatError if it is damaged, too large, or has no latest checkpoint."""
     most = limits.current().state_bytes
     data = filesystem.read_bytes(path, 0, most + 1)
     if len(data) > most:
@@ -88,7 +88,7 @@ def read_state(path: str) -> CheckpointState:
 
 
 def encode_state(state: CheckpointState) -> bytes:
-    """Return the state file's bytes, as TensorFlow writes them; names that are not ASCII are escaped."""
+    """Return the state file's bytes as TensorFlow writes them; non-ASCII names are escaped."""
     lines = [f'model_checkpoint_path: "{_escaped(state.latest)}"']
     lines += [f'all_model_checkpoint_paths: "{_escaped(name)}"' for name in state.every]
     lines += [f"all_model_checkpoint_timestamps: {time!r}" for time in state.times]
@@ -102,7 +102,7 @@ def _parse_state(data: bytes) -> CheckpointState:
     every: list[str] = []
     times: list[float] = []
     for field in _fields(data):
-        # The last of several values counts where the message has room for one.
+        # If a field that is not repeated has several values, the last one counts.
         match field["name"].decode("ascii", "replace"):
             case "model_checkpoint_path":
                 latest = _text(field)
@@ -118,7 +118,7 @@ def _parse_state(data: bytes) -> CheckpointState:
 
 
 def _fields(data: bytes) -> Iterator[re.Match[bytes]]:
-    """Go through the message's fields."""
+    """Yield the message's fields."""
     blank = _BLANK.match(data)
     at = blank.end() if blank is not None else 0
     while at < len(data):
@@ -133,7 +133,7 @@ def _text(field: re.Match[bytes]) -> str:
     if field["text"] is None:
         raise FormatError("the state file is damaged: a name in quotes is missing", offset=field.start())
     try:
-        # Strings side by side are one string.
+        # Adjacent strings are one string.
         parts = [_ESCAPE.sub(_character, part["inner"]) for part in _PART.finditer(field["text"])]
     except (ValueError, OverflowError) as error:
         raise FormatError(
@@ -172,27 +172,26 @@ def _escaped(name: str) -> str:
     )
 
 
-# Plain facts of a Keras object's configuration: numbers, words, short lists of them. No class is looked up.
+# Plain facts from a Keras object's configuration: numbers, words, short lists of them. No class is looked up.
 #
-# Every TensorFlow and Keras format that stores configurations stores them as JSON of one form,
-# `{"class_name": CLASS, "config": SETTINGS}` (keras/src/saving/serialization_lib.py,
-# keras/src/legacy/saving/serialization.py).
+# Every TensorFlow and Keras format that stores configurations uses JSON of the form `{"class_name": CLASS,
+# "config": SETTINGS}` (keras/src/saving/serialization_lib.py, keras/src/legacy/saving/serialization.py).
 
-MAX_TEXT = 200  # characters; a Lambda layer's code is longer, and no fact that a person reads
+MAX_TEXT = 200  # characters; a Lambda layer's code is longer, and is not a readable fact
 MAX_ITEMS = 64
 _RATE = "learning_rate"
 _REGULARIZER = "_regularizer"
 
 
 def class_name(name: object) -> str | None:
-    """Return a class's own name (a registered one is spelled `Package>Class`), None if it is no name."""
+    """Return the class name (a registered one is spelled `Package>Class`), None if invalid."""
     if not isinstance(name, str) or len(name) > MAX_TEXT:
         return None
     return name.rpartition(">")[2]
 
 
 def plain_facts(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the plain facts among an object's settings; its name comes first and is called `layer`."""
+    """Return the plain facts among an object's settings, starting with its name as `layer`."""
     name = settings.get("name")
     found: dict[str, Any] = {"layer": name} if isinstance(name, str) and len(name) <= MAX_TEXT else {}
     for key, value in settings.items():
@@ -207,7 +206,7 @@ def plain_facts(settings: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _l2_factor(value: Any) -> float | None:
-    """Return the factor of an L2 penalty, None for any other (keras/src/regularizers/regularizers.py)."""
+    """Return the factor of an L2 penalty, else None (keras/src/regularizers/regularizers.py)."""
     config = value.get("config") if isinstance(value, dict) else None
     factors = config if isinstance(config, dict) else {}
     factor = _plain_scalar(factors.get("l2"))
@@ -215,7 +214,7 @@ def _l2_factor(value: Any) -> float | None:
 
 
 def _initial_rate(value: Any) -> float | None:
-    """Return the first rate of a schedule (keras/src/optimizers/schedules/learning_rate_schedule.py)."""
+    """Return the initial rate of a schedule (keras/src/optimizers/schedules/learning_rate_schedule.py)."""
     config = value.get("config") if isinstance(value, dict) else None
     first = _plain_scalar(config.get("initial_learning_rate")) if isinstance(config, dict) else None
     return first if isinstance(first, float) else None
@@ -233,7 +232,7 @@ def _plain_fact(value: Any) -> Any:
 
 def _plain_scalar(value: Any) -> Any:
     if isinstance(value, float):
-        # JSON has no infinities, and yet Python reads them from it.
+        # JSON has no infinities, but Python accepts them.
         return value if math.isfinite(value) else str(value)
     if isinstance(value, str):
         return value if len(value) <= MAX_TEXT else None
@@ -245,38 +244,38 @@ def _object_fact(value: Mapping[str, Any]) -> Any:
     if cls == "__tuple__":
         items = value.get("items")
         return _plain_fact(items) if isinstance(items, list) else None
-    # A dtype policy or an activation by its name, an initializer by its class.
+    # A dtype policy or an activation by name, an initializer by class.
     name = inner.get("name") if isinstance(inner, dict) else inner
     return _plain_scalar(name) if isinstance(name, str) else class_name(cls)
 
 
-# What TensorFlow's checkpoints are called: V1 files and shards, V2 prefixes, and what a state file names.
+# File names of TensorFlow checkpoints: V1 files and shards, V2 prefixes, and names in a state file.
 #
-# Two formats ask here, so that exactly one of them takes a path. Sources:
+# Two formats use this, so that exactly one of them claims a path. Sources:
 # tensorflow/python/checkpoint/checkpoint_management.py (checkpoint_exists, latest_checkpoint) and
 # tensorflow/python/training/saver.py (names of shards).
 
 _V2_SHARD = re.compile(r"(.+)\.data-\d{5}-of-\d{5}", re.DOTALL)
 _V1_SHARD = re.compile(r"(.+)-(\d{5}|\?{5})-of-(\d{5})", re.DOTALL)
-# A folder without a state file: no more of its files are looked into.
+# Limit on files examined in a folder without a state file.
 _LOOKED_AT = 1000
 
 
 class SaverCheckpoint(NamedTuple):
-    """A checkpoint: the version of its form, and its V2 prefix, V1 file, or pattern of V1 shards."""
+    """A checkpoint: its format version, and its V2 prefix, V1 file, or pattern of V1 shards."""
 
     version: Literal[1, 2]
     location: str
 
 
 def v2_base(name: str) -> str | None:
-    """Return the prefix that a V2 shard's name begins with."""
+    """Return the prefix in a V2 shard's name."""
     shard = _V2_SHARD.fullmatch(name)
     return shard[1] if shard is not None else None
 
 
 def v1_pattern(name: str) -> str | None:
-    """Return the pattern of a V1 shard's name as TensorFlow spells it: `PREFIX-?????-of-00002`."""
+    """Return a V1 shard's name as TensorFlow's pattern: `PREFIX-?????-of-00002`."""
     shard = _V1_SHARD.fullmatch(name)
     if shard is None or v2_base(name) is not None:
         return None
@@ -284,7 +283,7 @@ def v1_pattern(name: str) -> str | None:
 
 
 def v1_shards(pattern: str) -> tuple[str, ...] | None:
-    """Return the paths of all shards of such a pattern; None when it is none."""
+    """Return the paths of all shards of such a pattern; None if it is not a pattern."""
     shard = _V1_SHARD.fullmatch(pattern)
     if shard is None or not shard[2].startswith("?"):
         return None
@@ -292,15 +291,15 @@ def v1_shards(pattern: str) -> tuple[str, ...] | None:
 
 
 def is_v1_file(path: str) -> bool:
-    """Say whether a file is a table that is not called `.index`, as V1 checkpoints are."""
+    """Return whether a file is a table without the suffix `.index`, as V1 checkpoints are."""
     probe = Probe(path)
     return probe.kind == "file" and not path.endswith(".index") and probe.tail.endswith(sstable.MAGIC)
 
 
 def checkpoint_at(location: str, names: frozenset[str]) -> SaverCheckpoint | None:
-    """Return the checkpoint that has exactly this prefix; `names` are those in its folder.
+    """Return the checkpoint with exactly this prefix; `names` are the names in its folder.
 
-    Raise UsageError when shards of two V1 checkpoints have it.
+    Raise UsageError if shards of two V1 checkpoints have the prefix.
     """
     base = os.path.basename(location)
     if f"{base}.index" in names:
@@ -324,9 +323,9 @@ def checkpoint_at(location: str, names: frozenset[str]) -> SaverCheckpoint | Non
 def latest_of_state(path: str, folder: str, names: frozenset[str]) -> SaverCheckpoint:
     """Return the latest checkpoint that the state file names.
 
-    What it says is followed inside its own folder only: absolute paths are stale after a move, and no file
-    may send the reader elsewhere. Raise NotFoundError when nothing of that name is there, FormatError when
-    the file is damaged.
+    Only names inside its own folder are followed: absolute paths are stale after a move, and a file
+    must not redirect the reader elsewhere. Raise NotFoundError if nothing with that name exists,
+    FormatError if the file is damaged.
     """
     latest = read_state(path).latest
     within = os.path.normpath(latest)
@@ -363,13 +362,13 @@ def _require_inside(found: SaverCheckpoint, state: str) -> SaverCheckpoint:
 
 
 def note_redirection(probe: Probe, location: str) -> str | None:
-    """Return a note where a state file led to the location and names a place outside of its folder."""
+    """Return a note if a state file led to the location but names a place outside its folder."""
     state = os.path.join(probe.path, NAME) if probe.kind == "folder" else probe.path
     inner = Probe(state)
     if inner.kind != "file" or not is_state_file(inner.head):
         return None
     latest = read_state(state).latest
-    # No look at the disk: the name may be anything.
+    # No disk access: the name may be anything.
     named = os.path.dirname(filesystem.abspath(os.path.join(inner.folder, latest)))
     taken = os.path.dirname(location) or "."
     if named in (filesystem.abspath(taken), filesystem.realpath(taken)):
@@ -378,15 +377,15 @@ def note_redirection(probe: Probe, location: str) -> str | None:
 
 
 def v2_bases(names: frozenset[str]) -> set[str]:
-    """Return the prefixes among a folder's names that have an index and a shard."""
+    """Return the prefixes in a folder that have an index and a shard."""
     bases = {base for base in map(v2_base, names) if base is not None}
     return {base for base in bases if f"{base}.index" in names}
 
 
 def v1_bases(folder: str, names: frozenset[str]) -> set[str]:
-    """Return the V1 files and patterns of shards in a folder; only files that could be one are opened.
+    """Return the V1 files and shard patterns in a folder; only likely candidates are opened.
 
-    Those have a graph (`.meta`) beside them, `ckpt` in their names, or the names of shards.
+    These have a graph (`.meta`) beside them, `ckpt` in their names, or names of shards.
     """
     found = set()
     for name in sorted(names)[:_LOOKED_AT]:
@@ -398,7 +397,7 @@ def v1_bases(folder: str, names: frozenset[str]) -> set[str]:
 
 
 def several_checkpoints_error(bases: list[str], folder: str) -> UsageError:
-    """Return the error for a folder of several checkpoints, in order of age, without a state file."""
+    """Return the error for a folder of several checkpoints, ordered by age, without a state file."""
     listed = abbreviate_list(bases, 8)
     return UsageError(
         f"the folder holds {len(bases)} checkpoints and no state file that names the latest: {listed}",
@@ -408,15 +407,15 @@ def several_checkpoints_error(bases: list[str], folder: str) -> UsageError:
 
 
 def checkpoint_order(base: str) -> tuple[str, int]:
-    """Return what checkpoints are sorted by: `ckpt-15000` comes after `ckpt-7500`."""
+    """Return the sort key of a checkpoint: `ckpt-15000` comes after `ckpt-7500`."""
     base = base.partition("-?????-of-")[0]
     stem, _, number = base.rpartition("-")
     return (stem, int(number)) if number.isdecimal() else (base, -1)
 
 
-# What TensorFlow's formats say about shapes and slices, and the names under which slices are stored.
+# Shapes and slices in TensorFlow's formats, and the names under which slices are stored.
 #
-# Field numbers are those of tensorflow/core/framework/tensor_shape.proto and tensor_slice.proto.
+# Field numbers are from tensorflow/core/framework/tensor_shape.proto and tensor_slice.proto.
 
 # tensorflow/core/framework/tensor_shape.h: TensorShape::MaxDimensions.
 MAX_RANK = 254
@@ -424,7 +423,7 @@ MAX_RANK = 254
 READABLE_RANK = 64
 MAX_ELEMENTS = 1 << 58  # of 16 bytes at most, so that sizes in bytes stay below 2^63
 
-# Of TensorShapeProto: dim, unknown_rank; of Dim: size; of TensorSliceProto: extent; of Extent: start, length.
+# TensorShapeProto: dim, unknown_rank; Dim: size; TensorSliceProto: extent; Extent: start, length.
 _SHAPE = {2: protobuf.DELIMITED, 3: protobuf.NUMBER}
 _DIM = {1: protobuf.NUMBER}
 _SLICE = {1: protobuf.DELIMITED}
@@ -435,7 +434,7 @@ VERSIONS = {1: protobuf.NUMBER, 2: protobuf.NUMBER, 3: protobuf.NUMBERS}
 Extent = tuple[int, int]  # start and length; length -1 is the whole dimension
 
 
-@functools.lru_cache(maxsize=1024)  # thousands of tensors have a few dozen shapes
+@functools.lru_cache(maxsize=1024)  # thousands of tensors share a few dozen shapes
 def parse_shape(data: bytes) -> tuple[int, ...]:
     """Decode a TensorShapeProto; raise FormatError for an unknown rank or a negative dimension."""
     dims: list[int] = []
@@ -456,7 +455,7 @@ def parse_shape(data: bytes) -> tuple[int, ...]:
 
 @functools.lru_cache(maxsize=1024)
 def count_elements(dims: tuple[int, ...]) -> int:
-    """Return the number of elements of a shape; refuse more dimensions or elements than an array can have."""
+    """Return the number of elements of a shape; reject more dimensions or elements than an array can have."""
     if len(dims) > READABLE_RANK:
         raise UnsupportedError(
             "the tensor has too many dimensions", expected=f"at most {READABLE_RANK}", found=str(len(dims))
@@ -480,7 +479,7 @@ def parse_slice(data: bytes) -> tuple[Extent, ...]:
     """Decode a TensorSliceProto: start and length in each dimension."""
     found_all = []
     for _, value in protobuf.parse_fields(data, _SLICE):
-        # `length` is a oneof: absent, it means the whole dimension.
+        # `length` is a oneof: if absent, the slice covers the whole dimension.
         found = {1: 0, 2: -1}
         for part, what in protobuf.parse_fields(protobuf.as_message(value), _EXTENT):
             found[part] = protobuf.as_int(what)
@@ -489,10 +488,11 @@ def parse_slice(data: bytes) -> tuple[Extent, ...]:
 
 
 def slice_key(name: bytes, extents: tuple[Extent, ...]) -> bytes:
-    """Return the key under which a slice's own entry is stored.
+    """Return the key of a slice's own entry.
 
     An order-preserving code (tensorflow/core/util/saved_tensor_slice_util.cc and
-    tensorflow/core/lib/strings/ordered_code.cc): 0, the name, the rank, then start and length of each extent.
+    tensorflow/core/lib/strings/ordered_code.cc): 0, the name, the rank, then start and length of each
+    extent.
     """
     escaped = re.sub(rb"[\x00\xff]", lambda byte: byte[0] + bytes([255 - byte[0][0]]), name)
     numbers = b"".join(_signed(start) + _signed(length) for start, length in extents)
@@ -515,16 +515,16 @@ def _signed(value: int) -> bytes:
     return (code ^ (1 << bits) - 1 if value < 0 else code).to_bytes(length, "big")
 
 
-# Tensors stored in slices, and tensors that can only be listed: what TensorFlow's V1 and V2 share.
+# Tensors stored in slices, and tensors that can only be listed: shared by TensorFlow's V1 and V2.
 
-# Each doubles the work of seeing that slices cover their tensor; partitioners cut one axis.
+# Each axis doubles the work of checking that slices cover their tensor; partitioners cut one axis.
 MAX_CUT_AXES = 4
 
 Box = tuple[tuple[int, int], ...]  # start and length in each dimension
 
 
 class UnreadableSlices(NamedTuple):
-    """A tensor that can be listed only; `message` says why."""
+    """A tensor that can only be listed; `message` is the reason."""
 
     path: str
     message: str
@@ -535,11 +535,11 @@ class UnreadableSlices(NamedTuple):
 
 
 class IncompleteTensor(NamedTuple):
-    """A tensor of which some slices were never stored.
+    """A tensor with missing slices.
 
-    TensorFlow writes such ones: with a variable scope around the optimizer, the slots of a partitioned
-    variable get a name for each part (slot_creator.py cuts the name at the wrong place). It restores part by
-    part.
+    TensorFlow writes these: with a variable scope around the optimizer, each part of a partitioned
+    variable has its own slot names (slot_creator.py cuts the name at the wrong place). TensorFlow
+    restores them part by part.
     """
 
     path: str
@@ -550,7 +550,7 @@ class IncompleteTensor(NamedTuple):
 
 
 class SlicedTensor(NamedTuple):
-    """A tensor put together from slices that cover it exactly, each a source with its place."""
+    """A tensor assembled from slices that cover it exactly, each a source with its position."""
 
     dtype: str
     shape: Shape
@@ -567,7 +567,7 @@ class SlicedTensor(NamedTuple):
 def assemble_slices(
     dtype: str, shape: Shape, parts: list[tuple[Box, Source]], path: str
 ) -> SlicedTensor | IncompleteTensor:
-    """Return the source of a sliced tensor of the file `path`; raise FormatError when slices overlap."""
+    """Return the source of a sliced tensor in the file `path`; raise FormatError if slices overlap."""
     whole = tuple((0, extent) for extent in shape)
     boxes = [box for box, _ in parts]
     cut = [axis for axis in range(len(shape)) if any(box[axis] != whole[axis] for box in boxes)]
@@ -596,7 +596,7 @@ def _tiles_exactly(boxes: list[list[tuple[int, int]]], whole: list[tuple[int, in
 
 
 def slice_box(extents: tuple[Extent, ...], shape: Shape) -> Box:
-    """Return where a slice lies in its tensor; raise FormatError for another rank or a reach beyond it."""
+    """Return the position of a slice in its tensor; raise FormatError if rank or bounds do not match."""
     if len(extents) != len(shape):
         raise FormatError("a slice has another rank than its tensor", found=str(len(extents)))
     box = []
@@ -608,16 +608,17 @@ def slice_box(extents: tuple[Extent, ...], shape: Shape) -> Box:
     return tuple(box)
 
 
-# Whose slot a variable is, as TensorFlow 1's names tell: optimizers and moving averages in a graph.
+# Owners of slots from TensorFlow 1 names: optimizers and moving averages in a graph.
 #
-# A slot is called `[SCOPE/]VARIABLE/NAME[_N]`: SCOPE is the variable scope around the call that made it, NAME
-# the optimizer's name, and _N counts the variable's slots of that name in the order in which they were made
+# A slot is named `[SCOPE/]VARIABLE/NAME[_N]`: SCOPE is the variable scope around the call that created it,
+# NAME the optimizer's name, and _N counts the variable's slots with that name in the order of creation
 # (tensorflow/python/training/slot_creator.py, create_slot; optimizer.py, _zeros_slot). Keras's optimizers of
 # TensorFlow 2 write `SCOPE/OPTIMIZER/VARIABLE/KIND` (keras/optimizers/optimizer_v2/optimizer_v2.py,
 # add_slot).
 
-# Slots in the order in which each optimizer makes them (`_create_slots` in tensorflow/python/training/*.py
-# and, of TensorFlow 1.15, tensorflow/contrib/opt/python/training/*.py). RMSProp makes two, centered three.
+# Slots in the order in which each optimizer creates them (`_create_slots` in tensorflow/python/training/*.py
+# and, in TensorFlow 1.15, tensorflow/contrib/opt/python/training/*.py). RMSProp creates two, or three if
+# centered.
 _ADAM = ("m", "v")
 _BY_OPTIMIZER = {
     "Adam": _ADAM,
@@ -637,7 +638,7 @@ _BY_OPTIMIZER = {
     "ExponentialMovingAverage": ("average",),
 }
 _CENTERED = ("rms", "mg", "momentum")
-# Last parts that name the kind itself: Keras's optimizers, and the one of google-research/bert.
+# Last name parts that are the kind itself: Keras's optimizers, and the one of google-research/bert.
 _KINDS = {
     **{
         kind: kind for kind in ("m", "v", "vhat", "momentum", "rms", "mg", "accumulator", "linear", "average")
@@ -646,19 +647,19 @@ _KINDS = {
     "adam_m": "m",
     "adam_v": "v",
 }
-# State of a moving average that is corrected for its start (moving_averages.py, _zero_debias).
+# State of a zero-debiased moving average (moving_averages.py, _zero_debias).
 _HELPER = re.compile(r"(?:biased|local_step)(?:_\d+)?")
 _NUMBERED = re.compile(r"(.+)_([1-9]\d{0,8})", re.DOTALL)
 _POWER = re.compile(r"(?:.*/)?beta1_power(?:_\d+)?", re.DOTALL)
-# What slot_creator.py leaves of `part_0` when it takes a partitioned variable's name off a slot's name with a
+# Remainder of `part_0` after slot_creator.py removes a partitioned variable's name from a slot's name with a
 # scope before it: `w/art_0/Adam` for part 0 of `w`.
 _CUT_PART = re.compile(r"(?:.*/)?p?a?r?t?_\d+", re.DOTALL)
-# More scopes around an optimizer are not looked through.
+# Limit on scopes around an optimizer.
 _DEEPEST = 32
 
 
 class NamedSlot(NamedTuple):
-    """A slot: the name of its variable, its kind, and the scope that was around its making."""
+    """A slot: the name of its variable, its kind, and the scope in which it was created."""
 
     of: str
     kind: str
@@ -666,7 +667,7 @@ class NamedSlot(NamedTuple):
 
 
 class _SlotReading(NamedTuple):
-    """One way to read a name: a scope, an existing variable, and the slot's own part."""
+    """One way to split a name: a scope, an existing variable, and the slot's own part."""
 
     scope: str
     of: str
@@ -674,11 +675,11 @@ class _SlotReading(NamedTuple):
 
 
 def find_slots(shapes: Mapping[str, Shape]) -> dict[str, NamedSlot]:
-    """Return the slots among the variables, by name; `shapes` gives every variable's shape.
+    """Return the slots among the variables, by name; `shapes` are the shapes of all variables.
 
-    A slot's variable exists and has the same shape (a scalar may belong to any). It may be a slot itself: the
-    moving average of a moment. Where a name can be read in two ways, the scope decides that other slots of
-    that optimizer have; else the longer name of a variable.
+    The variable of a slot exists and has the same shape (a scalar slot can belong to any variable).
+    It may itself be a slot, as in the moving average of a moment. If a name can be split in two ways,
+    the scope of the optimizer's other slots decides; otherwise the longer variable name.
     """
     chosen: dict[str, _SlotReading] = {}
     open_ones: dict[str, list[_SlotReading]] = {}
@@ -700,7 +701,7 @@ def find_slots(shapes: Mapping[str, Shape]) -> dict[str, NamedSlot]:
 
 
 def _readings(name: str, shape: Shape, shapes: Mapping[str, Shape]) -> Iterable[_SlotReading]:
-    """Go through the ways to read a name as a slot's, those with the longest variable first."""
+    """Yield the ways to split a name into those of a slot, longest variable first."""
     owner, slash, tail = name.rpartition("/")
     if not slash or _HELPER.fullmatch(tail):
         return
@@ -708,7 +709,7 @@ def _readings(name: str, shape: Shape, shapes: Mapping[str, Shape]) -> Iterable[
     start = 0
     for _ in range(_DEEPEST):
         variable = owner[start:]
-        # Below a scope, a part that nobody knows needs more evidence than a variable called `w` somewhere.
+        # Under a scope, an unknown part needs more evidence than a variable called `w` somewhere.
         sure = named or not start or "/" in variable
         if sure and variable in shapes and (shapes[variable] == shape or (named and not shape)):
             yield _SlotReading(owner[: max(0, start - 1)], variable, tail)
@@ -727,7 +728,7 @@ def _cut_parts(owner: str, tail: str, shape: Shape, shapes: Mapping[str, Shape])
         if not variable or _CUT_PART.fullmatch(part) is None:
             return
         if shapes.get(variable) == shape:
-            # Every part has slots of its own; they count as if they were in a scope of theirs.
+            # Every part has its own slots; they count as if they were in a separate scope.
             yield _SlotReading(part, variable, tail)
 
 
@@ -737,7 +738,7 @@ def _is_known(tail: str) -> bool:
 
 
 def _iter_kinds(mine: Mapping[str, _SlotReading], shapes: Mapping[str, Shape]) -> Iterable[tuple[str, str]]:
-    """Go through the slots with their kinds."""
+    """Yield the slots with their kinds."""
     families: dict[tuple[str, str, str], dict[int, str]] = defaultdict(dict)
     siblings: dict[tuple[str, str], set[str]] = defaultdict(set)
     for reading in mine.values():
@@ -752,7 +753,7 @@ def _iter_kinds(mine: Mapping[str, _SlotReading], shapes: Mapping[str, Shape]) -
 
 
 def _split_member(tail: str, siblings: set[str]) -> tuple[str, int]:
-    """Split a slot's own part into the optimizer's name and the slot's number."""
+    """Split a slot's own part into the optimizer's name and the slot number."""
     numbered = _NUMBERED.fullmatch(tail)
     if numbered is not None and (numbered[1] in siblings or numbered[1] in _BY_OPTIMIZER):
         return numbered[1], int(numbered[2])
@@ -762,7 +763,7 @@ def _split_member(tail: str, siblings: set[str]) -> tuple[str, int]:
 def _custom_is_adam(
     families: Mapping[tuple[str, str, str], Mapping[int, str]], shapes: Mapping[str, Shape]
 ) -> bool:
-    """Say whether optimizers with names of their own are Adams: there are powers of beta for them too."""
+    """Return whether optimizers with custom names are Adams: these also have powers of beta."""
     powers = sum(1 for name, shape in shapes.items() if not shape and _POWER.fullmatch(name))
     pairs: dict[tuple[str, str], int] = {}
     for (scope, _, base), members in families.items():
@@ -778,19 +779,19 @@ def _slot_kind(tail: str, base: str, number: int, count: int, *, custom_adam: bo
     if kinds is None:
         return _ADAM[number % 2] if custom_adam and count % 2 == 0 else tail
     if base == "RMSProp" and count % 2:
-        # Two slots each, or three: an odd number that is no multiple of three has some of both.
+        # Two or three slots each: an odd number that is not a multiple of three is a mixture.
         return _CENTERED[number % 3] if count % 3 == 0 else tail
     return kinds[number % len(kinds)]
 
 
-# Protocol buffers as text: what a small `.pbtxt` says, as dicts, lists, numbers and texts.
+# Protocol buffers as text: the contents of a small `.pbtxt` as dicts, lists, numbers and strings.
 #
 # Source: protobuf.dev/reference/protobuf/textformat-spec. A field is `name: value` or `name { ... }` (a colon
-# before the brace is allowed), fields end at white space, a comma or a semicolon; bytes have C's escapes.
+# before the brace is allowed), fields end at white space, a comma or a semicolon; bytes use C's escapes.
 
 _TOKEN = re.compile(
     r"""[ \t\r\n,;]+|\#[^\n]*"""
-    r"""|(?P<text>"(?:[^"\\\n]|\\.)*+"|'(?:[^'\\\n]|\\.)*+')"""  # possessive: never a look back
+    r"""|(?P<text>"(?:[^"\\\n]|\\.)*+"|'(?:[^'\\\n]|\\.)*+')"""  # possessive: no backtracking
     r"""|(?P<word>[A-Za-z_0-9.+-]+)|(?P<mark>[{}<>\[\]:])"""
 )
 _TEXT_PROTO_ESCAPE = re.compile(r"\\(?:([0-7]{1,3})|[xX]([0-9A-Fa-f]{1,2})|(.))", re.DOTALL)
@@ -801,9 +802,9 @@ Fields = dict[str, list[Any]]
 
 
 def read(file: str) -> Fields:
-    """Return the message in a file: of each field all its values, in order, a text byte for byte (latin-1).
+    """Return the message in a file: the values of each field in order, text byte for byte (latin-1).
 
-    Raise FormatError if it is larger or nested deeper than the limits allow, or no text of this kind.
+    Raise FormatError if it is larger or nested deeper than the limits, or not text of this kind.
     """
     size = filesystem.getsize(file)
     if size > limits.current().state_bytes:
@@ -830,7 +831,7 @@ def _tokens(text: str) -> Iterator[tuple[str, str]]:
 
 def _parse_message(tokens: Iterator[tuple[str, str]]) -> Fields:
     """Return the fields of the whole text."""
-    open_ones: list[Fields] = [{}]  # the message that is read now is the last
+    open_ones: list[Fields] = [{}]  # the last one is the message being read
     most = limits.current().message_depth
     for kind, name in tokens:
         if kind == "mark" and name in _CLOSE and len(open_ones) > 1:
@@ -873,20 +874,20 @@ def _unescape(match: re.Match[str]) -> str:
     return chr(int(hexadecimal, 16)) if hexadecimal else _ESCAPED_LETTERS.get(letter, letter)
 
 
-# Variables known by name alone: what a file says of one, what its name tells, and the tree of a whole file.
+# Variables identified by name alone: their facts, roles from their names, and the tree of a whole file.
 #
-# Used by every TensorFlow format; object graphs say more (object_graph.leaves).
+# Used by every TensorFlow format; object graphs contain more (object_graph.leaves).
 
 _STATISTICS = frozenset(
     ("moving_mean", "moving_variance", "moving_mean_squared", "moving_stddev", "renorm_mean", "renorm_stddev")
 )
 _COUNTERS = frozenset(("_iterations", "iterations", "iter", "save_counter", "step_counter", "global_step"))
-# Below these edges are metrics and the state of mixed-precision training.
+# Under these edges are metrics and the state of mixed-precision training.
 _APART = frozenset(("keras_api", "loss_scale"))
-# Adam's own, in TensorFlow 1 (tensorflow/python/training/adam.py).
+# Adam's own variables in TensorFlow 1 (tensorflow/python/training/adam.py).
 _BETA_POWER = re.compile(r"beta[12]_power(?:_\d+)?")
-# State of a moving average that is corrected for its start (tensorflow/python/training/moving_averages.py).
-# What Keras's optimizers store beside their slots (keras/optimizers/optimizer_v2/*.py, _set_hyper).
+# State of a zero-debiased moving average (tensorflow/python/training/moving_averages.py). Variables that
+# Keras's optimizers store beside their slots (keras/optimizers/optimizer_v2/*.py, _set_hyper).
 _SETTINGS = frozenset(
     ("learning_rate", "decay", "beta_1", "beta_2", "rho", "momentum", "beta", "learning_rate_power")
 ) | {"l1_regularization_strength", "l2_regularization_strength"}
@@ -895,7 +896,7 @@ _INTEGERS = frozenset(("int8", "int16", "int32", "int64", "uint8", "uint16", "ui
 
 
 class VariableInfo(NamedTuple):
-    """What a file itself says about one tensor."""
+    """Facts that a file itself contains about one tensor."""
 
     dtype: str
     shape: Shape
@@ -903,10 +904,11 @@ class VariableInfo(NamedTuple):
 
 
 def tree_by_name(tensors: Mapping[str, VariableInfo]) -> Tree:
-    """Return the tree of a file that stores variables by name: paths are variable names split at `/`.
+    """Return the tree of a file that stores variables by name: paths are names split at `/`.
 
-    Paths keep every part as stored, empty ones and a final `:0` among them, and the order of the file. A
-    slot's path lies below its variable's, or below a scope; `Leaf.of` is the variable's (formats.slot_names).
+    Paths keep every part as stored (including empty ones and a final `:0`) and the order of the file.
+    The path of a slot is under that of its variable, or under a scope; `Leaf.of` is the path of the
+    variable (formats.slot_names).
     """
     names = _variable_names(tensors)
     slots = find_slots({name: tensors[key].shape for name, key in names.items()})
@@ -954,17 +956,17 @@ def _role(path: Path, name: str, tensor: VariableInfo, scopes: set[str]) -> Role
 def count_adam_steps(
     beta1_power: float, beta2_power: float, beta1: float = 0.9, beta2: float = 0.999
 ) -> int | None:
-    """Return how many updates a TensorFlow 1 Adam has made; None when the numbers do not tell.
+    """Return the number of updates that a TensorFlow 1 Adam has made; None if it cannot be computed.
 
-    `beta1_power` and `beta2_power` are the values of the variables of those names. Both begin as beta and are
-    multiplied by it after each update, in the variable's own type (tensorflow/python/training/adam.py,
-    _finish), so after t updates they are beta^(t+1), rounded t times. The multiplications are repeated here,
-    in float32 or float64, and the count is one only if it gives exactly the stored numbers: other betas give
-    None.
+    `beta1_power` and `beta2_power` are the values of the variables with those names. Both start as
+    beta and are multiplied by it after each update, in the variable's own type
+    (tensorflow/python/training/adam.py, _finish), so that after t updates they are beta^(t+1),
+    rounded t times. The multiplications are repeated here, in float32 or float64, and the result is a
+    count only if it gives exactly the stored numbers: other betas give None.
 
-    In float32, 0.9^(t+1) is below the smallest normal number from t = 828 on. What is left of it, often 0
-    because TensorFlow flushes such numbers, says nothing more: beta2_power decides alone. For 0.999 it gets
-    as small after 87,000 updates, and then nobody knows.
+    In float32, 0.9^(t+1) is below the smallest normal number from t = 828 on. The remainder (often 0,
+    because TensorFlow flushes such numbers) carries no information, so that beta2_power alone
+    decides. With 0.999 it becomes as small after 87,000 updates; from then on the count is unknown.
     """
     import numpy as np
 
@@ -980,12 +982,12 @@ def count_adam_steps(
     return None
 
 
-# More updates than this are not counted again.
+# Limit on updates counted by repeated multiplication.
 _MOST_UPDATES = 10_000_000
 
 
 def _count_updates(power: float, beta: float, kind: type[np.floating]) -> int | None:
-    """Return the t at which beta^(t+1), multiplied step by step, is exactly `power`."""
+    """Return the t for which beta^(t+1), multiplied step by step, is exactly `power`."""
     import numpy as np
 
     if not (0 < beta < 1 and np.finfo(kind).tiny <= power <= beta * 1.001):
@@ -993,7 +995,7 @@ def _count_updates(power: float, beta: float, kind: type[np.floating]) -> int | 
     about = math.log(power) / math.log(beta)
     if about > _MOST_UPDATES:
         return None
-    # Rounding moves the count by less than this.
+    # Rounding changes the count by less than this.
     powers = np.multiply.accumulate(np.full(int(about * 1.01) + 8, beta, kind))
     found = np.flatnonzero(powers == kind(power))
     return int(found[0]) if len(found) == 1 else None
@@ -1002,7 +1004,7 @@ def _count_updates(power: float, beta: float, kind: type[np.floating]) -> int | 
 def role_by_name(
     path: Path, full_name: str, dtype: str, shape: tuple[int, ...], *, setting: bool = False
 ) -> Role:
-    """Say what a variable is for that is no slot; `setting` tells that an optimizer holds it directly."""
+    """Return the role of a variable that is not a slot; `setting`: an optimizer contains it directly."""
     steps = [str(step.value) for step in path]
     last = steps[-1] if steps else ""
     if last in _COUNTERS and dtype in _INTEGERS:

@@ -15,11 +15,10 @@ from ckpttool.core.tree import Container, Leaf, Path, PathStep, Tree, attr, disp
 from ckpttool.encodings import protobuf
 from ckpttool.formats.tf_common import class_name, plain_facts
 
-# TensorFlow's stored graph of trackable objects: what each object holds, and what its edges are called.
+# TensorFlow's stored graph of trackable objects: the children of each object, and the names of its edges.
 #
-# Field numbers are those of tensorflow/core/protobuf/trackable_object_graph.proto. Which paths the graph
-# gives its variables is in `paths`, what optimizers and names
-# say about them in `roles`, and the tree that comes of it in `leaves`.
+# Field numbers are from tensorflow/core/protobuf/trackable_object_graph.proto. `paths` chooses the paths of
+# the variables, `roles` collects facts from optimizers and names, and `leaves` builds the tree.
 
 KEY = "_CHECKPOINTABLE_OBJECT_GRAPH"
 VALUE = "VARIABLE_VALUE"
@@ -34,7 +33,7 @@ _SLOT = {1: protobuf.NUMBER, 2: protobuf.DELIMITED, 3: protobuf.NUMBER}
 
 
 class ObjectAttribute(NamedTuple):
-    """A value that an object saved: the attribute's name, the variable's own name, the bundle key."""
+    """A saved value of an object: the attribute's name, the variable's own name, the bundle key."""
 
     name: str
     full_name: str
@@ -42,7 +41,7 @@ class ObjectAttribute(NamedTuple):
 
 
 class SlotEntry(NamedTuple):
-    """An optimizer's variable `variable` of kind `name` that belongs to the variable `of` (node numbers)."""
+    """Slot `variable` of kind `name` of the variable `of` (node numbers)."""
 
     of: int
     name: str
@@ -50,10 +49,10 @@ class SlotEntry(NamedTuple):
 
 
 class ObjectNode(NamedTuple):
-    """One object: its children by edge name in the order stored, its values, its slot variables.
+    """One object: its children by edge name in stored order, its values, its slot variables.
 
-    `listlike` says that every child's name is a decimal index, as a list's are. `saver` names the registered
-    saver that wrote the object's tensors under keys of its own.
+    With `listlike`, every child's name is a decimal index, as in a list. `saver` is the registered
+    saver that wrote the object's tensors under its own choice of keys.
     """
 
     children: dict[str, int]
@@ -71,7 +70,7 @@ Graph = list[ObjectNode]
 def parse_graph(data: bytes) -> Graph:
     """Decode a TrackableObjectGraph; node 0 is the root.
 
-    Raise FormatError when an id names no node, LimitError for more objects, edges and values than are kept.
+    Raise FormatError for an id without a node, LimitError for too many objects, edges and values.
     """
     left = limits.current().graph_parts
     messages = [protobuf.as_message(value) for _, value in _fields(data, left, _GRAPH)]
@@ -85,7 +84,7 @@ def parse_graph(data: bytes) -> Graph:
 
 
 def _fields(data: bytes, most: int, schema: protobuf.Schema) -> Iterable[tuple[int, int | bytes]]:
-    # A field takes two bytes at the least.
+    # A field takes at least two bytes.
     return (
         protobuf.parse_fields(data, schema) if len(data) <= 2 * most else _limited_fields(data, most, schema)
     )
@@ -122,7 +121,7 @@ def _parse_node(data: bytes, count: int, left: int) -> ObjectNode:
 
 
 def _parse_child(data: bytes, count: int) -> tuple[int, str]:
-    # An absent id is 0, the root, and the graph that holds this child has one.
+    # An absent id is 0, the root, which exists in a graph with this child.
     target, name = 0, ""
     for number, value in protobuf.parse_fields(data, _CHILD):
         if number == 1:
@@ -140,7 +139,7 @@ def _parse_attribute(data: bytes) -> ObjectAttribute:
 
 
 def _saver(data: bytes) -> str:
-    # RegisteredSaver: name (1), object_name (2; what the saver calls the object).
+    # RegisteredSaver: name (1), object_name (2; the saver's name for the object).
     name = ""
     for _, value in protobuf.parse_fields(data, {1: protobuf.DELIMITED}):
         name = protobuf.as_text(value)
@@ -169,7 +168,7 @@ def _id(number: int, count: int) -> int:
 
 
 def is_listlike(children: Collection[str]) -> bool:
-    """Say whether every child's name is a decimal index, and there is one."""
+    """Return whether there are children and all their names are decimal indices."""
     return bool(children) and all(map(_is_index, children))
 
 
@@ -178,16 +177,16 @@ def _is_index(name: str) -> bool:
 
 
 def edge_step(node: ObjectNode, edge: str) -> PathStep:
-    """Return the path's key for one of the node's edges."""
+    """Return the path step for one of the node's edges."""
     return PathStep("index", int(edge)) if node.listlike else PathStep("attr", edge)
 
 
 def path_of_key(key: str) -> tuple[PathStep, ...]:
-    """Return the path that a bundle key spells, for what no object in the graph names.
+    """Return the path in a bundle key, for entries that no object in the graph names.
 
     The key's edges are escaped by `.` -> `..` and `/` -> `.S`
-    (tensorflow/python/trackable/trackable_utils.py). A key without the mark is not of this kind, and is
-    taken as it stands: registered savers choose their own.
+    (tensorflow/python/trackable/trackable_utils.py). A key without the mark is of another kind and is
+    kept unchanged: registered savers choose their own keys.
     """
     edges, mark, attribute = key.partition(MARK)
     if not mark:
@@ -199,21 +198,21 @@ def path_of_key(key: str) -> tuple[PathStep, ...]:
 
 
 def unescape_edge(edge: str) -> str:
-    """Return an edge or attribute as its object has it, from the form that keys have."""
+    """Convert an edge or attribute from its form in keys to its form in the object."""
     return edge.replace("..", "\0").replace(".S", "/").replace("\0", ".")
 
 
 def escape_edge(edge: str) -> str:
-    """Return an edge or attribute in the form that keys have; the inverse of `unescaped`."""
+    """Convert an edge or attribute to its form in keys; the inverse of `unescaped`."""
     return edge.replace(".", "..").replace("/", ".S")
 
 
 def attribute_path(name: str, suffix: str = "") -> tuple[PathStep, ...]:
-    """Return the steps from an object to its attribute: none to a variable's value.
+    """Return the steps from an object to its attribute: none for a variable's value.
 
-    The proto holds a name as the object gives it, or escaped if the object serializes itself
-    (`_serialize_to_tensors`; tensorflow/python/checkpoint/save_util.py), so that the key escapes it twice.
-    `suffix` is what a bundle key has beyond it.
+    The proto contains a name as in the object, or escaped if the object serializes itself
+    (`_serialize_to_tensors`; tensorflow/python/checkpoint/save_util.py), so that the key escapes it
+    twice. `suffix` is the additional part of the bundle key.
     """
     if name == VALUE and not suffix:
         return ()
@@ -253,8 +252,8 @@ _OPTIMIZER_LISTS = frozenset(("_variables", "_trainable_variables", "_trainable_
 class ObjectTree(NamedTuple):
     """The canonical tree of the objects that can be reached from the root.
 
-    `parents` holds each one's parent and edge; `paths` its path, in the tree's preorder with children as
-    stored; `deep` counts the objects just below the limit on depth, which have no path.
+    `parents` contains each object's parent and edge; `paths` its path, in the tree's preorder with
+    children as stored; `deep` counts the objects just below the depth limit, which have no path.
     """
 
     parents: dict[int, tuple[int, str]]
@@ -263,10 +262,10 @@ class ObjectTree(NamedTuple):
 
 
 def is_optimizer(node: ObjectNode) -> bool:
-    """Say whether an object is an optimizer, by what it holds.
+    """Return whether an object is an optimizer, judging by its children.
 
-    Keras 3 and Keras 2.11 keep `_iterations` and `_learning_rate`, older ones `iter` and `decay` (an agent
-    may well have an `iter` of its own); TF1's only have slots.
+    Keras 3 and Keras 2.11 store `_iterations` and `_learning_rate`, older versions `iter` and `decay`
+    (an agent may also have an `iter`); optimizers of TF1 only have slots.
     """
     edges = node.children
     modern = "_iterations" in edges and ("_learning_rate" in edges or "_variables" in edges)
@@ -312,7 +311,7 @@ def _plain_tiers(node: ObjectNode, graph: Graph) -> list[int]:
 def _plain_tier(edge: str, child: ObjectNode) -> int:
     if edge.startswith(("_", "layer")) and _CONTAINER.fullmatch(edge):
         return CONTAINER
-    # `self._net = ...` is as good a name as any; lists that Keras keeps for itself are not.
+    # `self._net = ...` is a valid name; Keras's internal lists are not.
     if edge in _BOOKKEEPING or (edge.startswith("_") and child.listlike):
         return PRIVATE
     return OWN
@@ -336,7 +335,7 @@ _NOBODY, _SEVERAL = -1, -2
 
 
 def _owners(graph: Graph, tiers: list[list[int]]) -> list[int]:
-    # The one object that holds each object by an ordinary edge, or _SEVERAL.
+    # The only object with an ordinary edge to each object, or _SEVERAL.
     owners = [_NOBODY] * len(graph)
     for number, node in enumerate(graph):
         for child, tier in zip(node.children.values(), tiers[number], strict=True):
@@ -346,7 +345,7 @@ def _owners(graph: Graph, tiers: list[list[int]]) -> list[int]:
 
 
 def _sizes(graph: Graph, tiers: list[list[int]], owners: list[int]) -> list[int]:
-    # Levels below each object, over the parts that it alone owns; over all its parts if it owns none.
+    # Levels under each object, over the parts that it alone owns; over all its parts if it owns none.
     sizes = [-1 if node.children else 0 for node in graph]
     for start, size in enumerate(sizes):
         stack = [start] if size < 0 else []
@@ -354,7 +353,7 @@ def _sizes(graph: Graph, tiers: list[list[int]], owners: list[int]) -> list[int]
             number = stack[-1]
             parts = _parts(graph[number], tiers[number], owners, number)
             if sizes[number] == -1:
-                sizes[number] = 0  # so that a cycle ends here
+                sizes[number] = 0  # stops at a cycle
                 stack += [part for part in parts if sizes[part] == -1]
             else:
                 sizes[number] = 1 + max((sizes[part] for part in parts), default=-1)
@@ -372,7 +371,7 @@ def _parts(node: ObjectNode, tiers: list[int], owners: list[int], number: int) -
 
 
 def _choose(graph: Graph, tiers: list[list[int]]) -> dict[int, tuple[int, str]]:
-    """Return each reached object's parent and edge in the canonical tree."""
+    """Return the parent and edge of each reachable object in the canonical tree."""
     parents: dict[int, tuple[int, str]] = {0: (-1, "")}
     fresh: list[tuple[int, int, str]] = []  # tier 0, a stack: depth first
     later: tuple[deque[tuple[int, int, str]], ...] = tuple(deque() for _ in range(LIST + 1))
@@ -415,7 +414,7 @@ def _next_edge(
 
 
 def _spell_paths(graph: Graph, parents: dict[int, tuple[int, str]]) -> tuple[dict[int, Path], int]:
-    """Return the canonical paths in the order of the canonical tree, children as stored."""
+    """Return the canonical paths in the order of the canonical tree, with children as stored."""
     waiting: list[tuple[int, Path]] = [(0, ())]
     paths: dict[int, Path] = {}
     deep, most = 0, limits.current().graph_depth
@@ -433,16 +432,16 @@ def _spell_paths(graph: Graph, parents: dict[int, tuple[int, str]]) -> tuple[dic
 
 # The other paths of the objects in an object graph: a bounded list of those that repeat no object.
 
-# Limits on hostile graphs: real ones give an object a handful of paths.
+# Limits for malicious graphs: real ones give an object a handful of paths.
 MAX_ALIASES = 63
 MAX_ROUTES = 200_000
 
 
 class ObjectAliases(NamedTuple):
-    """Each object's further paths, shortest first.
+    """Further paths of each object, shortest first.
 
-    `capped` counts the objects with more than MAX_ALIASES of them; `complete` says that no walk was cut
-    short.
+    `capped` counts the objects with more than MAX_ALIASES of them; `complete` is true if no walk was
+    cut short.
     """
 
     paths: dict[int, tuple[Path, ...]]
@@ -451,9 +450,9 @@ class ObjectAliases(NamedTuple):
 
 
 class _Route(NamedTuple):
-    """A way to `node`: by `before` (another route, or an object's canonical path), then by `edge`.
+    """A route to `node`: first `before` (another route, or an object's canonical path), then `edge`.
 
-    Routes compare by length, then in the order in which they were `found`.
+    Routes are compared by length, then in the order in which they were `found`.
     """
 
     length: int
@@ -466,8 +465,8 @@ class _Route(NamedTuple):
 def find_aliases(graph: Graph, tree: ObjectTree, wanted: set[int]) -> ObjectAliases:
     """Return the paths of the objects `wanted` that differ from their canonical ones.
 
-    A route starts with an edge that is not in the canonical tree and goes on by any edge, so that the work
-    is as much as there are routes, and those of the rest of the graph cost nothing.
+    A route starts with an edge outside the canonical tree and continues with any edge. The work is
+    therefore proportional to the number of routes, and the rest of the graph costs nothing.
     """
     walk = _RouteSearch(graph, tree)
     walk.start()
@@ -490,7 +489,7 @@ def _spell_route(route: _Route, canonical: dict[int, Path]) -> Path:
 
 
 class _RouteSearch:
-    """The routes found so far, and those that have still to be followed, the shortest first."""
+    """Routes found so far, and a queue of those still to follow, shortest first."""
 
     def __init__(self, graph: Graph, tree: ObjectTree) -> None:
         self.routes: dict[int, list[_Route]] = {}
@@ -498,7 +497,7 @@ class _RouteSearch:
         self._tree = tree
         self._heap: list[_Route] = []
         self._found = 0
-        # The paths are in preorder, so an object's descendants follow it directly.
+        # The paths are in preorder, so that an object's descendants follow it directly.
         self._position = {number: at for at, number in enumerate(tree.paths)}
         self._below = dict.fromkeys(tree.paths, 1)
         for number in reversed(tree.paths):
@@ -506,7 +505,7 @@ class _RouteSearch:
                 self._below[tree.parents[number][0]] += self._below[number]
 
     def start(self) -> None:
-        """Find the routes that are a canonical path and one more edge."""
+        """Find the routes that consist of a canonical path and one more edge."""
         parents = self._tree.parents
         for number, path in self._tree.paths.items():
             node = self._graph[number]
@@ -515,7 +514,7 @@ class _RouteSearch:
                     self._keep(len(path) + 1, child, number, edge_step(node, edge))
 
     def extend(self) -> bool:
-        """Follow the routes, shortest first; say whether all were followed before the limit."""
+        """Follow the routes, shortest first; return whether all were followed within the limit."""
         limit = self._found + MAX_ROUTES + 8 * len(self._graph)
         deepest = limits.current().graph_depth
         while self._heap and self._found < limit:
@@ -539,7 +538,7 @@ class _RouteSearch:
             self.routes.setdefault(node, []).append(route)
 
     def _on(self, route: _Route, node: int) -> bool:
-        # Say whether the route passes the object already.
+        # Return whether the route already passes the object.
         if not self._graph[node].children:
             return False
         at: _Route | int = route
@@ -550,33 +549,34 @@ class _RouteSearch:
         return self._over(node, at)
 
     def _over(self, upper: int, lower: int) -> bool:
-        # Say whether `upper` is `lower` or on its canonical path. One without a position is too deep to name.
+        # Return whether `upper` is `lower` or on its canonical path. An object without a position is too deep
+        # for a path.
         first = self._position.get(upper, -1)
         return first < 0 or first <= self._position[lower] < first + self._below[upper]
 
 
-# What a Keras layer's stored configuration says, as plain facts.
+# Plain facts from a Keras layer's stored configuration.
 #
 # TensorFlow up to 1.13 saved, with every object that has a `get_config`, a string attribute
 # OBJECT_CONFIG_JSON: `{"class_name": CLASS, "config": CONFIG}`
 # (Checkpointable._gather_saveables_for_checkpoint in tensorflow/python/training/checkpointable/base.py;
-# tensorflow/python/util/serialization.py). Later versions keep the constant and write nothing. It is JSON
-# data here and nothing else: no class is looked up, and nothing in it is run.
+# tensorflow/python/util/serialization.py). Later versions keep the constant but write nothing. The JSON is
+# only read as data: no class is looked up, and nothing in it is run.
 
 ATTRIBUTE = "OBJECT_CONFIG_JSON"
 
 
 def module_container(data: bytes) -> Container | None:
-    """Return the module that a configuration describes, None if it holds none (an object without a class).
+    """Return the module that a configuration describes; None if it has no class.
 
-    Raise FormatError when it is not a JSON object.
+    Raise FormatError if it is not a JSON object.
     """
     found = text.parse_json(data, "the configuration")
     name, config = class_name(found.get("class_name")), found.get("config")
     return Container("module", name, plain_facts(config)) if name and isinstance(config, dict) else None
 
 
-# What a variable is for: an optimizer's slot and whose it is, a counter, a statistic, a replay buffer.
+# Roles of variables: optimizer slots and their owners, counters, statistics, replay buffers.
 
 # Keras keeps one list of slot variables for each kind, in the order of `_trainable_variables`
 # (keras/src/optimizers/*.py).
@@ -599,41 +599,42 @@ _SLOT_LISTS = {
     "_v": "v",
     "adam_velocities": "v",
 }
-# RMSprop has the same lists as Adam and means other things by them.
+# RMSprop has the same lists as Adam, with other meanings.
 _RMSPROP = {"_velocities": "rms", "_momentums": "momentum"}
-# How Keras ends a slot's name: 3 writes `adam/dense_kernel_momentum`, 2.11 to 2.15 `Adam/m/dense/kernel`.
+# Ends of Keras slot names: 3 writes `adam/dense_kernel_momentum`, 2.11 to 2.15 `Adam/m/dense/kernel`.
 _ENDINGS = {"momentum": "m", "velocity": "v", "velocity_hat": "vhat", "m": "m", "v": "v", "vhat": "vhat"}
-# Sonnet's optimizers are plain modules with lists of slots, one for each variable, and hold no variable of a
-# network: their slots' names end in the list's scope and the variable's own name, `adam/m/linear/w`
-# (dm-sonnet: sonnet/src/optimizers/adam.py, rmsprop.py, momentum.py). By edge: the scope and the kind.
+# Sonnet's optimizers are plain modules with lists of slots, one for each variable, without references to a
+# network's variables: their slots' names end in the list's scope and the variable's own name,
+# `adam/m/linear/w` (dm-sonnet: sonnet/src/optimizers/adam.py, rmsprop.py, momentum.py). By edge: the scope
+# and the kind.
 _SONNET = (
     {"m": ("m", "m"), "v": ("v", "v")},
     {"mom": ("momentum", "momentum"), "ms": ("rms", "rms"), "mg": ("mg", "mg")},
     {"accumulated_momentum": ("accumulated_momentum", "momentum")},
 )
-# What an object holds that keeps running statistics: Keras's Normalization
-# (keras/src/layers/preprocessing/normalization.py; Keras 2 calls them mean and variance), and the averages in
+# Children of an object with running statistics: Keras's Normalization
+# (keras/src/layers/preprocessing/normalization.py; Keras 2 names them mean and variance), and the averages in
 # Sonnet's BatchNorm (sonnet/src/moving_averages.py). The second set are those that are statistics themselves.
 _STATISTICS = (
     (("adapt_mean", "adapt_variance", "count"), ("adapt_mean", "adapt_variance", "count")),
     (("mean", "variance", "count"), ("mean", "variance", "count")),
     (("_hidden", "average", "_counter"), ("_hidden", "average")),
 )
-_LONGEST_NAME = 4096  # of a slot whose owner is sought in it: every `_` of the name may end the owner's
+_LONGEST_NAME = 4096  # of a slot whose owner is searched in it: the owner's name may end at any `_`
 _VARIABLE_LISTS = frozenset(("_variables", "_trainable_variables"))
 
 
 class SlotVariable(NamedTuple):
-    """A slot variable: its kind, the object that it belongs to (None: not known), and its optimizer."""
+    """A slot variable: its kind, the object that it belongs to (None: unknown), and its optimizer."""
 
     kind: str
     of: int | None
     optimizer: int
-    listed: bool  # reached by an edge of its own, so that it has a path already
+    listed: bool  # reached by its own edge, so that it already has a path
 
 
 class VariableRoles(NamedTuple):
-    """What the optimizers of a graph say about its variables, by node number."""
+    """Facts about variables from the optimizers of a graph, by node number."""
 
     slots: dict[int, SlotVariable]
     trained: frozenset[int]
@@ -642,11 +643,11 @@ class VariableRoles(NamedTuple):
 
 
 def find_roles(graph: Graph) -> VariableRoles:
-    """Find every optimizer's slots, the variables that it trains, and its own settings."""
+    """Find the slots of every optimizer, its trained variables and its own settings."""
     slots: dict[int, SlotVariable] = {}
     trained: set[int] = set()
     settings: set[int] = set()
-    walked: set[int] = set()  # a list that many optimizers hold is read once: the first of them has its slots
+    walked: set[int] = set()  # a list shared by many optimizers is read once, for the first of them
     known: dict[int, dict[str, int]] = {}
     for number, node in enumerate(graph):
         if not is_optimizer(node):
@@ -691,7 +692,7 @@ def _slots_in_lists(
             continue
         walked.add(child)
         members = _members(graph, node, edge)
-        # A list that we do not know belongs to the variables one by one if it has one for each.
+        # An unknown list belongs to the variables one by one if it has one entry for each.
         if not (edge in _SLOT_LISTS or members.keys() <= trained.keys()):
             continue
         kind = (_RMSPROP.get(edge) if rmsprop else None) or _SLOT_LISTS.get(edge) or edge.strip("_")
@@ -700,7 +701,7 @@ def _slots_in_lists(
 
 
 def _is_rmsprop(graph: Graph, node: ObjectNode) -> bool:
-    """Say whether Keras 3 called the count of updates after the class, `rm_sprop_1/iteration`."""
+    """Return whether Keras 3 named the update counter after the class, as in `rm_sprop_1/iteration`."""
     child = node.children.get("_iterations")
     attributes = graph[child].attributes if child is not None else ()
     return any(each.full_name.replace("_", "").lower().startswith("rmsprop") for each in attributes)
@@ -715,7 +716,7 @@ def _settings(graph: Graph, node: ObjectNode) -> Iterable[int]:
 def _slots_by_name(
     graph: Graph, slots: dict[int, SlotVariable], trained: set[int], settings: set[int]
 ) -> None:
-    """Take from a slot's own name what no edge says; leave the owner open where a name is not unique."""
+    """Complete a slot from its own name; leave the owner open if a name is not unique."""
     owners: dict[str, int] | None = None
     ownerless: dict[int, list[int]] = {}
     walked: set[int] = set()
@@ -763,7 +764,7 @@ def _owner_by_name(full_name: str, owners: dict[str, int]) -> tuple[str, int] | 
         return None
     first, _, rest = full_name.partition("/")
     if first in _ENDINGS and rest in owners:
-        # The optimizer within a LossScaleOptimizer of Keras 2 has no name of its own there: `m/dense/kernel`.
+        # The optimizer inside a LossScaleOptimizer of Keras 2 has no name there: `m/dense/kernel`.
         return _ENDINGS[first], owners[rest]
     kind, slash, name = rest.partition("/")
     if slash and name in owners:
@@ -778,7 +779,7 @@ def _owner_by_name(full_name: str, owners: dict[str, int]) -> tuple[str, int] | 
 def _add_sonnet_slots(graph: Graph, slots: dict[int, SlotVariable], trained: set[int]) -> None:
     names: set[str] | None = None
     owners: dict[str, int] = {}
-    walked: set[int] = set()  # a list that many objects hold is read once
+    walked: set[int] = set()  # a list shared by many objects is read once
     for number, node in enumerate(graph):
         lists = next((lists for lists in _SONNET if lists.keys() <= node.children.keys()), None)
         if lists is None:
@@ -792,22 +793,22 @@ def _add_sonnet_slots(graph: Graph, slots: dict[int, SlotVariable], trained: set
             walked.add(node.children[edge])
             for variable in _members(graph, node, edge).values():
                 _, found, name = graph[variable].attributes[0].full_name.partition(f"/{scope}/")
-                # Two networks may give their variables the same names: the slot is sure, its owner is not.
+                # Two networks may use the same variable names: the slot is certain, its owner is not.
                 if found and name in names:
                     slots.setdefault(variable, SlotVariable(kind, owners.get(name), number, listed=True))
 
 
 def slot_path(optimizer: Path, kind: str, of: Path) -> Path:
-    """Return the path of a slot variable that no edge leads to: `OPTIMIZER/slots/KIND/VARIABLE`."""
-    # Not below the kind itself: SGD has a setting called momentum beside its slots of that name.
+    """Return the path of a slot variable without an edge: `OPTIMIZER/slots/KIND/VARIABLE`."""
+    # Not under the kind itself: SGD has a setting called momentum beside its slots of that name.
     return (*optimizer, PathStep("attr", "slots"), PathStep("attr", kind), *of)
 
 
-# What each leaf of a tree is in an object graph that is to be written: key, slot or attribute, place.
+# Role of each leaf when an object graph is written: key, slot or attribute, place.
 
 Steps = tuple[str, ...]
 
-# Attributes stored under longer keys than the graph has: lookup tables (tensorflow/python/ops/lookup_ops.py)
+# Attributes stored under longer keys than in the graph: lookup tables (tensorflow/python/ops/lookup_ops.py)
 # and dataset iterators (tensorflow/python/data/ops/iterator_ops.py).
 _PAIR = ("-keys", "-values")
 _ITERATOR, _STATE = "ITERATOR", "_STATE"
@@ -815,7 +816,7 @@ _SLOT_KEY = ".OPTIMIZER_SLOT"  # tensorflow/python/trackable/trackable_utils.py
 
 
 def edgeless_slots(tree: Tree) -> dict[Path, Path]:
-    """Return the optimizer's path of every slot that no edge leads to."""
+    """Return the optimizer's path for every slot without an edge."""
     found = {}
     for path, leaf in tree.tensors():
         if leaf.role == "slot" and leaf.of is not None:
@@ -833,7 +834,7 @@ def _owner_of(tree: Tree, path: Path) -> Path | None:
 
 
 def assign_keys(tree: Tree, slots: dict[Path, Path]) -> dict[Path, str]:
-    """Return every leaf's key: its own if an object's value has it and it is free, else that of its path."""
+    """Return every leaf's key: its own if it belongs to an object's value and is free, else from its path."""
     keys: dict[Path, str] = {}
     taken: set[str] = set()
     for path, leaf in tree.tensors():
@@ -867,7 +868,7 @@ def _unused_key(name: str, taken: set[str]) -> str:
 
 
 def leaf_attribute(path: Path, key: str, keys: set[str]) -> tuple[str, str] | None:
-    """Return the name and key of the attribute that holds a leaf; None if it is the value of a variable."""
+    """Return the name and key of the attribute that contains a leaf; None for the value of a variable."""
     _, _, stored = key.partition(MARK)
     name = unescape_edge(stored)
     if stored in ("", VALUE) or not path or attribute_path(name) != path[-1:]:
@@ -882,35 +883,36 @@ def leaf_attribute(path: Path, key: str, keys: set[str]) -> tuple[str, str] | No
 
 
 def list_position(tree: Tree, path: Path, leaf: Leaf) -> Path:
-    """Return the place in a list of a variable that is known by its name (see of_lists), () if none."""
+    """Return the list position of a variable identified by its name (see of_lists); () if none."""
     for alias in tree.aliases.get(path, ()):
         items, place = alias.path[:-1], alias.path[-1:]
         name = tuple(attr(part) for part in (leaf.name or "").split("/") if part)
-        # The root is no list: there an alias is another name of the variable, such as Keras's `_kernel`.
+        # The root is not a list: an alias there is another name of the variable, such as Keras's `_kernel`.
         if name and items and path in ((*items, *name), (*items, *name, *place)):
             return alias.path
     return ()
 
 
 def path_edges(path: Path) -> Steps:
-    """Return the path's edges; an edge is a text, whatever kind of step it was."""
+    """Return the path's edges as text, for all kinds of steps."""
     return tuple(str(step.value) for step in path)
 
 
-# Lists of variables that are known by position alone: their members are called by the variables' full names.
+# Lists of variables identified only by position: their members are named by the variables' full names.
 #
-# TF-Agents' PolicySaver saves `model_variables`, all variables of a policy in one list, and no edge leads to
-# the networks that hold them (tf_agents/policies/policy_saver.py). `model_variables/3` tells nobody anything;
-# the variable's own name does.
+# TF-Agents' PolicySaver saves `model_variables`, all variables of a policy in one list, without edges to the
+# networks that contain them (tf_agents/policies/policy_saver.py). `model_variables/3` is not informative; the
+# variable's own name is.
 
 _LISTS = frozenset(("model_variables",))
 
 
 def paths_in_lists(graph: Graph, tree: ObjectTree) -> dict[int, Path]:
-    """Return the path, by full name, of every variable that only such a list holds: `LIST/NAME/OF/VARIABLE`.
+    """Return the path, by full name, of every variable found only in such a list: `LIST/NAME/OF/VARIABLE`.
 
-    A list counts if the root holds it (or it is called model_variables), it holds nothing but variables, and
-    their names show that they come from more than one module. Variables of one name also keep their index.
+    A list counts if it is a child of the root (or is called model_variables), contains only
+    variables, and their names come from more than one module. Variables with the same name also keep
+    their index.
     """
     if not graph or is_optimizer(graph[0]):
         return {}
@@ -953,14 +955,14 @@ def _is_named_variable(node: ObjectNode) -> bool:
     )
 
 
-# Writing an object graph: the objects that a tree's paths speak of, and the key of every tensor.
+# Write an object graph: the objects on a tree's paths, and the key of every tensor.
 #
-# A path's steps are the edges from the root, one object for each beginning of a path. All paths of a leaf
-# lead to one variable; other objects are not joined, even if one had two paths where the tree was read:
-# TensorFlow gives such an object its values by whichever path it comes
-# (tensorflow/python/checkpoint/restore.py, CheckpointPosition.bind_object).
+# A path's steps are the edges from the root, with one object for each prefix of a path. All paths of a leaf
+# lead to one variable; other objects are not merged, even if one had two paths in the source tree: TensorFlow
+# restores such an object through either path (tensorflow/python/checkpoint/restore.py,
+# CheckpointPosition.bind_object).
 
-# Keras 3 keeps the kernel of a layer as `_kernel`, Keras 2 and most modules as `kernel`
+# Keras 3 stores the kernel of a layer as `_kernel`, Keras 2 and most modules as `kernel`
 # (keras/src/layers/core/dense.py, embedding.py).
 _TWINS = {"kernel": "_kernel", "embeddings": "_embeddings"}
 _TWINS |= {private: public for public, private in _TWINS.items()}
@@ -969,18 +971,18 @@ _ROUNDS = 16
 
 
 class ObjectGraphPlan(NamedTuple):
-    """The graph of a tree, and the bundle key of each of its leaves in the order of the graph's objects."""
+    """The graph of a tree, and the bundle keys of its leaves in the order of the graph's objects."""
 
     graph: Graph
     keys: dict[Path, str]
 
 
 def plan_graph(tree: Tree) -> ObjectGraphPlan:
-    """Return the graph and the keys under which TensorFlow restores the tree, whose leaves are all tensors.
+    """Return the graph and the keys under which TensorFlow restores a tree of tensors.
 
-    A leaf keeps its key if that is one of TensorFlow's objects; others get the key of their path. Reading
-    gives each leaf its path again: an alias that would become the canonical path instead is left out. Raise
-    UnsupportedError when two leaves have one path.
+    A leaf keeps its key if that belongs to one of TensorFlow's objects; other leaves get a key from
+    their path. Reading gives each leaf the same path again; an alias that would become the canonical
+    path is left out. Raise UnsupportedError if two leaves have the same path.
     """
     slots = edgeless_slots(tree)
     keys = assign_keys(tree, slots)
@@ -1030,7 +1032,7 @@ def _encode_node(node: ObjectNode, has_values: bool) -> bytes:
 
 
 def _objects_with_values(graph: Graph) -> list[bool]:
-    """Say of each object whether it or one below it has values."""
+    """Record for each object whether it or a descendant has values."""
     parents: list[list[int]] = [[] for _ in graph]
     for number, node in enumerate(graph):
         for child in node.children.values():
@@ -1050,7 +1052,7 @@ def _objects_with_values(graph: Graph) -> list[bool]:
 
 @dataclass(eq=False, slots=True)
 class _DraftObject:
-    """An object while the graph is made."""
+    """An object of the graph under construction."""
 
     children: dict[str, _DraftObject] = field(default_factory=dict)
     attributes: list[ObjectAttribute] = field(default_factory=list)
@@ -1071,7 +1073,7 @@ class _ObjectGraphDraft:
         self._add_aliases(slots)
         for path, optimizer in slots.items():
             leaf = tree[path]
-            if isinstance(leaf, Leaf) and leaf.of is not None:  # _slots chose it so
+            if isinstance(leaf, Leaf) and leaf.of is not None:  # ensured by _slots
                 slot = _DraftObject(attributes=[ObjectAttribute(VALUE, leaf.name or "", keys[path])])
                 owner, _ = self._homes[leaf.of]
                 self._at(path_edges(optimizer)).slots.append((owner, leaf.slot or "", slot))
@@ -1079,7 +1081,7 @@ class _ObjectGraphDraft:
         self._add_twins(slots)
 
     def numbered(self) -> Graph:
-        """Return the graph, its objects numbered breadth first and slots last, as TensorFlow does."""
+        """Return the graph, with objects numbered breadth first and slots last, as in TensorFlow."""
         order = [self._root]
         self._numbers = {self._root: 0}
         waiting = deque(order)
@@ -1096,11 +1098,11 @@ class _ObjectGraphDraft:
         return [self._node(made) for made in order]
 
     def order(self) -> list[Path]:
-        """Return the leaves' paths in the order of their objects' numbers."""
+        """Return the leaves' paths in the order of their object numbers."""
         return sorted(self._homes, key=lambda path: self._numbers[self._homes[path][0]])
 
     def displacing(self, graph: Graph) -> set[Steps]:
-        """Return the aliases that a reader would take for the canonical paths of their leaves."""
+        """Return the aliases that a reader would use as the canonical paths of their leaves."""
         chosen = choose_paths(graph)
         paths = chosen.paths | paths_in_lists(graph, chosen)
         found = set()
@@ -1132,7 +1134,7 @@ class _ObjectGraphDraft:
             if held is not None:
                 steps, (name, key) = steps[:-1], held
             elif path[-1:] == _APART and leaf_attribute(path[:-1], keys.get(path[:-1], ""), every):
-                # The reader moves a variable aside whose name is an attribute of the object that holds it.
+                # The reader renames a variable whose name is an attribute of the object that contains it.
                 steps = steps[:-1]
             made = self._at(path_edges(list_position(self._tree, path, leaf)) or steps)
             if all(attribute.name != name for attribute in made.attributes):
@@ -1142,7 +1144,7 @@ class _ObjectGraphDraft:
             self._homes[path] = made, steps
 
     def _add_aliases(self, slots: dict[Path, Path]) -> None:
-        # The shortest first: what lies below an object that is shared is shared already.
+        # Shortest first: everything under a shared object is already shared.
         for steps, made, shared in sorted(self._aliases(slots), key=lambda alias: len(alias[0])):
             parent = self._at(steps[:-1]) if steps else self._root
             there = parent.children.setdefault(steps[-1], made) if steps else self._root
@@ -1154,7 +1156,7 @@ class _ObjectGraphDraft:
             if path not in self._homes or path in slots:
                 continue
             made, own = self._homes[path]
-            tail = len(path) - len(own)  # 1 for an attribute that is not the value of a variable
+            tail = len(path) - len(own)  # 1 for an attribute that is not a variable's value
             for alias in others:
                 steps = path_edges(alias.path)
                 steps = steps[: len(steps) - tail]

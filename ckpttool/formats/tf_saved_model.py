@@ -32,8 +32,8 @@ from ckpttool.formats.tf_saved_model_messages import (
 
 # TensorFlow's SavedModels: a folder with a graph (saved_model.pb) and a tensor bundle (variables/variables).
 #
-# The folder's layout is that of tensorflow/python/saved_model/constants.py. The graph is read as data, never
-# run: it says what the variables are called, which are trained, and which signature uses which.
+# The folder layout is defined in tensorflow/python/saved_model/constants.py. The graph is read as data, never
+# run: it contains the names of the variables, whether they are trained, and the signatures that use them.
 
 NAME = "saved_model"
 TITLE = "TensorFlow SavedModel (folder with saved_model.pb and variables/)"
@@ -48,13 +48,13 @@ VARIABLES = os.path.join("variables", "variables")
 
 
 def claims(probe: Probe) -> str | None:
-    """Return the folder of the SavedModel that the path means: the folder itself, or its graph.
+    """Return the SavedModel folder for a path: the folder itself, or the folder of the graph.
 
-    A folder that has variables/variables.index and no graph is one too (TF-Agents writes such), unless it
-    holds checkpoints of its own.
+    A folder with variables/variables.index but without a graph also counts (TF-Agents writes these),
+    unless it contains checkpoints of its own.
     """
     if probe.kind == "file":
-        # Keras's description of the layers belongs to the graph beside it.
+        # Keras's description of the layers belongs to the graph in the same folder.
         described = probe.name == METADATA and not probe.names.isdisjoint((GRAPH, TEXT_GRAPH))
         return probe.folder if described or probe.name in (GRAPH, TEXT_GRAPH) else None
     if probe.kind != "folder":
@@ -73,11 +73,11 @@ def _holds_checkpoints(probe: Probe) -> bool:
     return filesystem.isfile(f"{probe.path.rstrip('/')}.index")
 
 
-# Which operations of a graph touch the machine that runs it; no graph is run here.
+# Operations of a graph that affect the machine that runs it; no graph is run here.
 #
 # Sources: tensorflow/core/ops/io_ops.cc, script_ops.cc, dataset_ops.cc, experimental_dataset_ops.cc,
-# summary_ops.cc, logging_ops.cc, debug_ops.cc, decode_proto_ops.cc. Saving and restoring variables, which
-# every SavedModel can do, and tables of its own assets are not among them.
+# summary_ops.cc, logging_ops.cc, debug_ops.cc, decode_proto_ops.cc. Saving and restoring variables (part of
+# every SavedModel) and tables from its own assets are not included.
 
 _OPERATIONS = (
     "PyFunc PyFuncStateless EagerPyFunc ReadFile WriteFile MatchingFiles WholeFileReader WholeFileReaderV2 "
@@ -96,7 +96,7 @@ _OPERATIONS = (
 
 
 def _operation_name(name: str) -> bytes:
-    # A number may be written with more bytes than it needs, and readers take it.
+    # A varint may be longer than necessary, and readers accept it.
     length = len(name)
     return rb"(?:%b|%b\x80{0,8}\0)(%b)" % (
         re.escape(bytes((length,))),
@@ -110,7 +110,7 @@ _OP = re.compile(rb"(?:\x12|\x92\x80{0,8}\0)(?:%b)" % b"|".join(map(_operation_n
 
 
 def audit_operations(graphs: Iterable[memoryview], where: str) -> tuple[CodeReference, ...]:
-    """Return the operations that touch files, call Python or connect, and how often each stands there."""
+    """Return the operations that touch files, call Python or connect to servers, with their counts."""
     found: dict[str, int] = {}
     for graph in graphs:
         for match in _OP.finditer(graph):
@@ -119,7 +119,7 @@ def audit_operations(graphs: Iterable[memoryview], where: str) -> tuple[CodeRefe
     return tuple(CodeReference(name, CODE, count, None, where, "tensorflow") for name, count in found.items())
 
 
-# The other files of a SavedModel's folder: listed by name, never opened, never followed outside.
+# Other files in a SavedModel's folder: listed by name, never opened, no links followed out of it.
 
 FOLDER = "assets"
 # tensorflow/core/protobuf/fingerprint.proto; tf_agents/policies/policy_saver.py of tensorflow/agents.
@@ -129,12 +129,12 @@ _SHOWN = 3
 
 
 def companion_files(folder: str) -> list[str]:
-    """Return which of the files that tools put beside the graph are there."""
+    """Return which of the files that tools store beside the graph exist."""
     return [name for name in _NOTICED if filesystem.lexists(os.path.join(folder, name))]
 
 
 def list_assets(folder: str, declared: Sequence[str], notes: list[str]) -> list[str]:
-    """Return the names of the graph's assets and of the files in assets/; note what is odd about them."""
+    """Return the names of the graph's assets and of the files in assets/; add notes on anything unusual."""
     outside = [name for name in declared if not _inside(name)]
     if outside:
         notes.append(
@@ -170,13 +170,13 @@ def _iter_files(top: str) -> Iterator[str]:
                 return
 
 
-# What a SavedModel's graph says that belongs to no tensor, as JSON values of bounded size.
+# Facts in a SavedModel's graph that belong to no tensor, as JSON values of bounded size.
 
-MAX_ENTRIES = 50_000  # paths, tensors, functions and operations in all
+MAX_ENTRIES = 50_000  # total paths, tensors, functions and operations
 
 
 class GraphDetails:
-    """The facts of all graphs; `left_out` counts what did not fit any more."""
+    """Facts from all graphs; `left_out` counts the facts omitted because of the limit."""
 
     def __init__(self, room: int = MAX_ENTRIES) -> None:
         self.left_out = 0
@@ -187,7 +187,7 @@ class GraphDetails:
         self._kinds: Counter[str] = Counter()
 
     def signature(self, name: str, what: Signature, used: Sequence[str], tags: Sequence[str]) -> None:
-        """Add a signature; one that another graph has too gets its graph's tags behind its name."""
+        """Add a signature; if another graph has the same one, append its own graph's tags to the name."""
         if name in self._signatures:
             name = f"{name} ({', '.join(tags)})"
         if self._take(1):
@@ -199,7 +199,7 @@ class GraphDetails:
             }
 
     def function(self, name: str, holder: str | None, captures: Sequence[str]) -> None:
-        """Add a concrete function, the path of the object that holds it, and the variables it captures."""
+        """Add a concrete function: the path of its object, and the variables it captures."""
         if self._take(1):
             self._functions[name] = {
                 "object": holder,
@@ -207,11 +207,11 @@ class GraphDetails:
             }
 
     def kinds(self, found: Mapping[str, int]) -> None:
-        """Count objects by what they are."""
+        """Count objects by kind."""
         self._kinds.update(found)
 
     def document(self, graphs: Sequence[MetaGraph]) -> dict[str, Any]:
-        """Return everything as JSON values; empty without a graph."""
+        """Return all facts as JSON values; empty without a graph."""
         if not graphs:
             return {}
         return {
@@ -237,7 +237,7 @@ class GraphDetails:
         return taken
 
 
-# The join of a graph with the leaves of the bundle beside it: names, what is trained, who uses what.
+# Combine a graph with the leaves of its bundle: names, trained variables, signatures that use them.
 
 _SIGNATURES = (
     "signatures"  # the root's edge to the map of signatures (saved_model/signature_serialization.py)
@@ -245,7 +245,7 @@ _SIGNATURES = (
 
 
 class VariableFact(NamedTuple):
-    """What a graph says about one variable; None and "" are for what it does not say."""
+    """Facts about one variable from a graph; None and "" mean unknown."""
 
     name: str
     trainable: bool | None
@@ -253,7 +253,7 @@ class VariableFact(NamedTuple):
 
 @dataclass(slots=True)
 class GraphFacts:
-    """What a graph says about the leaves, by path; `numbers` are paths by number of object."""
+    """Facts about the leaves from a graph, by path; `numbers` maps object numbers to paths."""
 
     variables: dict[Path, VariableFact] = field(default_factory=dict)
     numbers: dict[int, Path] = field(default_factory=dict)
@@ -266,7 +266,7 @@ class GraphFacts:
 
 
 def facts_by_objects(tree: Tree, graph: SavedObjects) -> GraphFacts:
-    """Find each leaf's variable among the graph's objects: along its paths, as a slot, or by its name."""
+    """Find each leaf's variable among the graph's objects: by path, as a slot, or by name."""
     facts = GraphFacts()
     loose: list[tuple[Path, Leaf]] = []
     different: list[str] = []
@@ -317,7 +317,7 @@ def _along_paths(tree: Tree, graph: SavedObjects, path: Path) -> int | None:
 
 
 def _find_slot(tree: Tree, graph: SavedObjects, path: Path, leaf: Leaf) -> int | None:
-    """Find a slot variable that no edge leads to: its path is OPTIMIZER/slots/KIND/VARIABLE."""
+    """Find a slot variable without an edge: its path is OPTIMIZER/slots/KIND/VARIABLE."""
     assert leaf.of is not None  # noqa: S101 - asked for slots with an owner only
     optimizer = tf_saved_model_messages.find_object(graph, path[: max(0, len(path) - len(leaf.of) - 2)])
     of = _along_paths(tree, graph, leaf.of)
@@ -348,7 +348,7 @@ def _unique_names(graph: SavedObjects, taken: Mapping[int, Path]) -> dict[str, i
 
 
 def iter_signatures(graph: SavedObjects) -> Iterator[tuple[str, str]]:
-    """Go through the signatures: name, and the concrete function that is called."""
+    """Yield the signatures: name, and the concrete function it calls."""
     signatures = graph.children[0].get(_SIGNATURES) if graph.children else None
     for name, number in graph.children[signatures].items() if signatures is not None else ():
         for function in graph.functions.get(number, ()):
@@ -358,7 +358,7 @@ def iter_signatures(graph: SavedObjects) -> Iterator[tuple[str, str]]:
 def iter_functions(
     graph: SavedObjects, numbers: Mapping[int, Path]
 ) -> Iterator[tuple[str, int | None, list[Path]]]:
-    """Go through the concrete functions: name, the object that holds it, and the variables it captures."""
+    """Yield the concrete functions: name, the object that contains it, and the variables it captures."""
     holders: dict[str, int] = {}
     for number, names in graph.functions.items():
         for name in names:
@@ -375,7 +375,7 @@ def _paths(captured: Iterable[int], numbers: Mapping[int, Path]) -> list[Path]:
 
 
 def facts_by_nodes(tree: Tree, meta: MetaGraph, graph: tf_saved_model_messages.GraphNodes) -> GraphFacts:
-    """Find each leaf's variables among the graph's nodes: those saved under its key, or of its name."""
+    """Find each leaf's variables among the graph's nodes: those saved under its key, or with its name."""
     facts = GraphFacts()
     wholes: dict[bytes, list[bytes]] = {}
     for each in meta.variables.values():
@@ -409,7 +409,7 @@ def _format_names(names: list[str]) -> str:
     return abbreviate_list([name or "one without a name" for name in names], _SHOWN)
 
 
-# What Keras 2 says about its layers in a SavedModel, as plain facts for the tree's containers.
+# Keras 2's layer descriptions in a SavedModel, as plain facts for the tree's containers.
 #
 # Keras describes a layer in JSON: until 2.4 in the object's own `metadata`, later in keras_metadata.pb beside
 # saved_model.pb (tf_keras/protobuf/saved_metadata.proto). JSON is read as data: no class is looked up.
@@ -420,7 +420,7 @@ _KERAS = "_tf_keras_"
 
 
 def audit_metadata(data: memoryview, meter: FieldMeter) -> ConfigAudit:
-    """Judge every configuration in keras_metadata.pb; raise CkpttoolError if it is damaged."""
+    """Audit every configuration in keras_metadata.pb; raise CkpttoolError if it is damaged."""
     found = []
     for node in iter_field(1, data, meter):
         for part, value in meter.fields(node, _NODE):
@@ -430,13 +430,13 @@ def audit_metadata(data: memoryview, meter: FieldMeter) -> ConfigAudit:
 
 
 def audit_object_configs(graph: SavedObjects, where: str) -> ConfigAudit:
-    """Judge the configurations that Keras before 2.5 kept in the graph's own objects."""
+    """Audit the configurations that Keras before 2.5 stored in the graph's own objects."""
     texts = (user.metadata for user in graph.users.values() if user.identifier.startswith(_KERAS))
     return keras_config.merge_audits(keras_config.audit_json(bytes(text), where) for text in texts if text)
 
 
 def _add_keras_metadata(graph: SavedObjects, data: memoryview, meter: FieldMeter) -> None:
-    """Add what keras_metadata.pb says to the graph's objects; raise CkpttoolError if it is damaged.
+    """Add the contents of keras_metadata.pb to the graph's objects; raise CkpttoolError if it is damaged.
 
     SavedMetadata.nodes (1) have node_id (2), identifier (4) and metadata (5).
     """
@@ -459,8 +459,8 @@ def module_containers(
 ) -> dict[Path, Container]:
     """Return a "module" for every object whose class the graph names, by its path.
 
-    Objects on the way to a leaf have the path that the leaf has; others (layers without weights) have the
-    shortest.
+    Objects on the way to a leaf have the path used by the leaf; others (layers without weights) have
+    the shortest path.
     """
     places = dict(_objects_on_paths(tree, graph))
     found: dict[Path, Container] = {}
@@ -506,31 +506,31 @@ def _object(data: bytes) -> dict[str, Any]:
 
 
 def note_damage(error: CkpttoolError) -> str:
-    """Return the note about a keras_metadata.pb that cannot be read."""
+    """Return the note on an unreadable keras_metadata.pb."""
     return f"{METADATA} cannot be read, so nothing is said about layers: {error.message}"
 
 
-# A SavedModel's folder as one checkpoint: its bundle's variables, and what its graph says about them.
+# A SavedModel's folder as one checkpoint: the variables in its bundle, and the facts in its graph.
 
 _EMPTY = "the SavedModel holds no variables; constants are part of its graph"
 
 
 @dataclass(slots=True)
 class _SavedModelLister:
-    """What is found while one SavedModel is listed."""
+    """Intermediate results while one SavedModel is listed."""
 
     path: str
     files: list[File] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
-    error: CkpttoolError | None = None  # why there is no graph
-    judged: list[ConfigAudit] = field(default_factory=list)  # what configurations of Keras ask for
+    error: CkpttoolError | None = None  # reason for a missing graph
+    judged: list[ConfigAudit] = field(default_factory=list)  # audit of Keras configurations
     unjudged: list[str] = field(default_factory=list)
 
     def inside(self, name: str) -> str:
         return os.path.join(self.path, name)
 
     def bytes_of(self, name: str) -> memoryview:
-        """Read a file of the folder; raise CkpttoolError when that is impossible or unwise."""
+        """Read a file of the folder; raise CkpttoolError if it is not a regular file within the limit."""
         path = self.inside(name)
         file = File.stamp(path)
         if not filesystem.isfile(path):
@@ -546,7 +546,7 @@ class _SavedModelLister:
 
 @dataclass(slots=True)
 class _ListedGraph:
-    """One MetaGraph with the parts of it that were looked into."""
+    """One MetaGraph with its decoded parts."""
 
     meta: MetaGraph
     nodes: tf_saved_model_messages.GraphNodes
@@ -554,11 +554,11 @@ class _ListedGraph:
 
 
 def read(location: str) -> Checkpoint:
-    """List the variables of the SavedModel in the folder `location`, and what its graph says about them.
+    """List the variables of the SavedModel in the folder `location`, with the facts from its graph.
 
-    A graph that is damaged, absent or too large costs only what it would have said: a note tells so. Damaged
-    variables are a FormatError, like those of any tensor bundle, and so are variables that the graph has and
-    the folder has not.
+    If a graph is damaged, absent or too large, only its facts are missing, and a note explains why.
+    Damaged variables are a FormatError, as in any tensor bundle, and so are variables of the graph
+    that are missing from the folder.
     """
     folder = _SavedModelLister(location)
     graphs = _graphs(folder)
@@ -593,7 +593,7 @@ def read(location: str) -> Checkpoint:
 
 def _graphs(folder: _SavedModelLister) -> list[_ListedGraph]:
     if filesystem.lexists(folder.inside(CHUNKED_GRAPH)):
-        # tensorflow/python/saved_model/loader_impl.py takes it before saved_model.pb.
+        # tensorflow/python/saved_model/loader_impl.py prefers it to saved_model.pb.
         folder.unjudged.append(f"{CHUNKED_GRAPH}, a graph in chunks, is not read")
     if not filesystem.lexists(folder.inside(GRAPH)):
         text = filesystem.lexists(folder.inside(TEXT_GRAPH))
@@ -629,7 +629,7 @@ def _graphs(folder: _SavedModelLister) -> list[_ListedGraph]:
 
 def _graph(meta: MetaGraph, meter: FieldMeter) -> _ListedGraph:
     found = None if meta.objects is None else tf_saved_model_messages.parse_object_graph(meta.objects, meter)
-    # Where objects say what functions capture, the nodes tell nothing more.
+    # If objects list the captures of functions, the nodes add nothing.
     told = found is not None and bool(found.children)
     graph = (
         tf_saved_model_messages.GraphNodes()
@@ -646,7 +646,7 @@ def _audit_keras(folder: _SavedModelLister, graphs: list[_ListedGraph]) -> None:
 
 
 def _read_keras_metadata(folder: _SavedModelLister, found: SavedObjects | None) -> None:
-    """Judge what keras_metadata.pb says of layers, and add it to the graph's objects."""
+    """Audit the layer descriptions in keras_metadata.pb, and add them to the graph's objects."""
     if not filesystem.lexists(folder.inside(METADATA)):
         return
     try:
@@ -692,7 +692,7 @@ def _count_variables(graph: _ListedGraph) -> int:
 
 
 class _AnnotatedTree:
-    """The tree with what the graphs say about its leaves, and the facts that belong to no leaf."""
+    """The tree with the graphs' facts about its leaves, and the facts that belong to no leaf."""
 
     def __init__(self, folder: _SavedModelLister, tree: Tree) -> None:
         self._folder = folder
@@ -708,7 +708,7 @@ class _AnnotatedTree:
         return Tree(self._leaves, self._known.aliases, self._containers)
 
     def details(self, graphs: list[_ListedGraph]) -> dict[str, Any]:
-        """Return the facts as JSON values; note what was left out of them."""
+        """Return the facts as JSON values; add a note if some were omitted."""
         found = self._details.document([graph.meta for graph in graphs])
         if graphs:
             found["graph"] = {
@@ -722,7 +722,7 @@ class _AnnotatedTree:
         return found
 
     def add(self, graph: _ListedGraph) -> None:
-        """Take over what one graph says."""
+        """Add the facts from one graph."""
         if graph.objects is None:
             facts = facts_by_nodes(self._known, graph.meta, graph.nodes)
         else:
@@ -740,7 +740,7 @@ class _AnnotatedTree:
             self._details.signature(name, signature, used, graph.meta.tags)
 
     def _named(self, paths: Iterable[Path]) -> list[str]:
-        """Return the display paths in the order of the tree."""
+        """Return the display paths in tree order."""
         return [self._known.names[path] for path in sorted(paths, key=self._position.__getitem__)]
 
     def _objects(self, graph: SavedObjects, facts: GraphFacts) -> None:

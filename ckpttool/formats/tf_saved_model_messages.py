@@ -12,19 +12,19 @@ from ckpttool.core.errors import FormatError, LimitError
 from ckpttool.core.tree import Path
 from ckpttool.encodings import protobuf
 
-# The messages of saved_model.pb as records: what is kept of each MetaGraph, bounded in number.
+# The messages of saved_model.pb as records: the parts of each MetaGraph that are kept, limited in number.
 #
-# Field numbers are those of tensorflow/core/protobuf/saved_model.proto and meta_graph.proto, and of
+# Field numbers are from tensorflow/core/protobuf/saved_model.proto and meta_graph.proto, and from
 # tensorflow/core/framework/variable.proto.
 
 # Signatures that TensorFlow adds for itself (tensorflow/python/saved_model/constants.py).
 _INTERNAL = frozenset(("__saved_model_init_op", "__saved_model_train_op"))
 _COLLECTIONS = frozenset(("variables", "trainable_variables", "local_variables", "model_variables"))
-# Where TensorFlow 1 lists its assets a second time.
+# Second list of assets in TensorFlow 1.
 _ASSET_COLLECTION = "saved_model_assets"
 _SMALL = 4096
 # A graph of 100,000 nodes has about a million fields, of which some 400,000 are kept.
-_FIELDS = 4  # that are looked at for each part that may be kept
+_FIELDS = 4  # fields examined for each part that may be kept
 _REFERENCE = 100  # types.proto: DT_FLOAT_REF is DT_FLOAT + 100
 
 
@@ -46,15 +46,15 @@ _VARIABLE = dict.fromkeys((1, 2, 4), _MESSAGE)
 
 
 class FieldMeter:
-    """Counts fields looked at and parts kept, so that no file can ask for more time or memory than that."""
+    """Count the fields examined and parts kept, to limit the time and memory a file can use."""
 
     def __init__(self) -> None:
-        """Begin with the limits that hold."""
+        """Start with the current limits."""
         self._kept = limits.current().graph_parts
         self._seen = _FIELDS * self._kept
 
     def fields(self, data: memoryview, schema: protobuf.Schema) -> Iterable[tuple[int, int | memoryview]]:
-        """Go through the fields that a schema has; raise LimitError when the file has had too many."""
+        """Yield the fields of a schema; raise LimitError if the file has too many."""
         if len(data) > _SMALL:
             return protobuf.iter_fields(data, schema, self._look)
         found = protobuf.parse_fields(data, schema)
@@ -62,7 +62,7 @@ class FieldMeter:
         return found
 
     def keep(self, count: int = 1) -> None:
-        """Count things that stay in memory; raise LimitError when there are too many."""
+        """Count parts kept in memory; raise LimitError if there are too many."""
         self._kept -= count
         if self._kept < 0:
             raise _limit_error("parts", 1, self._kept)
@@ -79,9 +79,9 @@ def _limit_error(what: str, times: int, left: int) -> LimitError:
 
 
 class TensorInfo(NamedTuple):
-    """An input or output of a signature: the graph's tensors behind it, its type, and its shape.
+    """An input or output of a signature: its tensors in the graph, its type, and its shape.
 
-    An extent of -1 is not fixed; a shape of None has no fixed rank.
+    An extent of -1 is variable; a shape of None has no fixed rank.
     """
 
     names: tuple[bytes, ...]
@@ -90,7 +90,7 @@ class TensorInfo(NamedTuple):
 
 
 class Signature(NamedTuple):
-    """What can be asked of the model, by the names that the caller uses."""
+    """A signature of the model, with inputs and outputs by the caller's names."""
 
     method: str
     inputs: dict[str, TensorInfo]
@@ -100,7 +100,7 @@ class Signature(NamedTuple):
 class VariableDef(NamedTuple):
     """A variable of TensorFlow 1: its own name and the node that initialises it.
 
-    `whole` is the name of the partitioned variable that it is a slice of, or empty.
+    `whole` is the name of the partitioned variable that contains it as a slice, or empty.
     """
 
     name: bytes
@@ -125,7 +125,7 @@ class MetaGraph(NamedTuple):
 
 
 def parse_saved_model(data: memoryview, meter: FieldMeter) -> list[MetaGraph]:
-    """Decode a SavedModel; raise CkpttoolError when it is damaged or has too many parts."""
+    """Decode a SavedModel; raise CkpttoolError if it is damaged or has too many parts."""
     return [_meta_graph(graph, meter) for graph in iter_field(2, data, meter)]
 
 
@@ -133,7 +133,7 @@ def _meta_graph(data: memoryview, meter: FieldMeter) -> MetaGraph:
     signatures: dict[str, Signature] = {}
     collections: dict[str, list[memoryview]] = {}
     assets: list[str] = []
-    # What is no list may come in several parts: its information, its graph, its objects.
+    # Fields that are not lists may be split into several parts: information, graph, objects.
     parts: dict[int, list[memoryview]] = {1: [], 2: [], 7: []}
     for number, value in meter.fields(data, _META_GRAPH):
         if number in parts:
@@ -172,14 +172,14 @@ def _join_parts(parts: list[memoryview]) -> memoryview:
 
 
 def iter_field(wanted: int, data: memoryview, meter: FieldMeter) -> Iterator[memoryview]:
-    """Go through a message's fields of one number, which are messages or strings; count them as kept."""
+    """Yield a message's fields with one number, which are messages or strings; count them as kept."""
     for _, value in meter.fields(data, {wanted: protobuf.DELIMITED}):
         meter.keep()
         yield protobuf.as_message(value)
 
 
 def last_oneof(data: memoryview, schema: protobuf.Schema, meter: FieldMeter) -> tuple[int, memoryview]:
-    """Return the field of a oneof that counts: the last one, its parts merged. All fields are messages."""
+    """Return the effective field of a oneof: the last one, with its parts merged. All fields are messages."""
     kind = 0
     parts: list[memoryview] = []
     for number, value in meter.fields(data, schema):
@@ -188,7 +188,7 @@ def last_oneof(data: memoryview, schema: protobuf.Schema, meter: FieldMeter) -> 
 
 
 def parse_map_entry(value: int | memoryview, meter: FieldMeter) -> tuple[str, memoryview]:
-    """Decode an entry of a map whose values are messages; count it as kept."""
+    """Return the decoded entry of a map with message values; count it as kept."""
     meter.keep()
     name, inner = "", []
     for number, part in meter.fields(protobuf.as_message(value), _ENTRY):
@@ -241,20 +241,20 @@ def _parse_tensor_info(data: memoryview, meter: FieldMeter) -> TensorInfo:
         # A sparse tensor: the names of its values, indices and shape.
         names = [bytes(n) for part in (1, 2, 3) for n in [*iter_field(part, encoding, meter)][-1:]]
     elif number == 5:
-        # A composite tensor (ragged, ...): its components are such messages again, one level deep.
+        # A composite tensor (ragged, ...): its components are messages of the same type, one level deep.
         components = iter_field(2, encoding, meter)
         names = [bytes(n) for each in components for n in [*iter_field(1, each, meter)][-1:]]
     return TensorInfo(tuple(names), type_name(kind), partial_shape(_join_parts(shapes), meter))
 
 
 def type_name(number: int) -> str:
-    """Return our name of a type in types.proto; a reference's type is that of what it refers to."""
+    """Return the name of a type in types.proto; a reference has the type of its target."""
     row = dtypes.BY_TENSORFLOW.get(number - _REFERENCE if number > _REFERENCE else number)
     return row.name if row is not None else f"type {number}"
 
 
 def partial_shape(data: memoryview, meter: FieldMeter) -> tuple[int, ...] | None:
-    """Decode a TensorShapeProto that need not be complete: an unknown extent is -1, an unknown rank None."""
+    """Decode a TensorShapeProto that may be incomplete: an unknown extent is -1, an unknown rank None."""
     dims, unknown = [], 0
     for number, value in meter.fields(data, _SHAPE):
         if number == 3:
@@ -269,7 +269,7 @@ def partial_shape(data: memoryview, meter: FieldMeter) -> tuple[int, ...] | None
 
 
 def _collection(data: memoryview, meter: FieldMeter) -> Iterator[memoryview]:
-    # A bytes_list (2) holds VariableDefs, an any_list (5) messages with their type's name.
+    # A bytes_list (2) contains VariableDefs, an any_list (5) messages with their type's name.
     kind, listed = last_oneof(data, _COLLECTION, meter)
     return iter_field(1, listed, meter) if kind in (2, 5) else iter(())
 
@@ -279,7 +279,7 @@ def _any_value(data: memoryview, meter: FieldMeter) -> memoryview:
 
 
 def _last_value(wanted: int, data: memoryview, meter: FieldMeter) -> memoryview:
-    """Return a string or bytes field of which the last occurrence counts."""
+    """Return a string or bytes field, of which the last occurrence counts."""
     found = memoryview(b"")
     for _, value in meter.fields(data, {wanted: protobuf.DELIMITED}):
         found = protobuf.as_message(value)
@@ -305,17 +305,17 @@ def _variable(data: memoryview, meter: FieldMeter) -> VariableDef:
 
 
 def node_name(tensor: bytes) -> bytes:
-    """Return the node of a tensor's or an input's name: `^a` and `a:1` are of node `a`."""
+    """Return the node of a tensor's or an input's name: `^a` and `a:1` both refer to node `a`."""
     return tensor.removeprefix(b"^").split(b":", 1)[0]
 
 
-# The GraphDef of a TensorFlow 1 SavedModel: which node holds which stored tensor, and what leads to what.
+# The GraphDef of a TensorFlow 1 SavedModel: the nodes of stored tensors, and their connections.
 #
-# Field numbers are those of tensorflow/core/framework/graph.proto, node_def.proto, attr_value.proto and
+# Field numbers are from tensorflow/core/framework/graph.proto, node_def.proto, attr_value.proto and
 # tensor.proto. No operation is run: nodes are names, kinds of operation and inputs.
 
 _VARIABLES = frozenset((b"Variable", b"VariableV2", b"VarHandleOp", b"AutoReloadVariable"))
-# What stands between a variable and the operation that saves it, or between its first value and its source.
+# Operations between a variable and the one that saves it, or between its initial value and the source.
 _READS = frozenset((b"Identity", b"ReadVariableOp"))
 _ARITHMETIC = _READS | frozenset(
     (b"Add", b"AddV2", b"Sub", b"Mul", b"Cast", b"Reshape", b"Snapshot", b"StopGradient", b"Transpose")
@@ -324,7 +324,7 @@ _ARITHMETIC = _READS | frozenset(
 _GRAPH = {1: protobuf.DELIMITED, 2: protobuf.DELIMITED}
 _LIBRARY = {1: protobuf.DELIMITED}
 _NODE = dict.fromkeys((1, 2, 3), protobuf.DELIMITED)
-_MAX_CONE = 64  # nodes looked at to find what a variable begins with
+_MAX_CONE = 64  # limit on nodes examined to find a variable's initial value
 
 
 class GraphNode(NamedTuple):
@@ -336,10 +336,10 @@ class GraphNode(NamedTuple):
 
 @dataclass(slots=True)
 class GraphNodes:
-    """A graph by name of node.
+    """A graph by node name.
 
-    `saved` are the variables (names of nodes) that each key of the checkpoint was saved from; `count` is how
-    many nodes there are, `functions` how many functions the library has.
+    `saved` maps each checkpoint key to the variables (node names) saved under it; `count` is the
+    number of nodes, `functions` the number of functions in the library.
     """
 
     nodes: dict[bytes, GraphNode] = field(default_factory=dict)
@@ -349,7 +349,7 @@ class GraphNodes:
 
 
 def parse_graph_def(data: memoryview, meter: FieldMeter, *, count_only: bool = False) -> GraphNodes:
-    """Decode a GraphDef; `count_only` keeps no node. The functions of the library are counted, not read."""
+    """Decode a GraphDef; `count_only` keeps no node. Functions of the library are counted but not read."""
     found = GraphNodes()
     lists: dict[bytes, memoryview] = {}
     for number, value in meter.fields(data, _GRAPH):
@@ -383,7 +383,7 @@ def _node(
 
 
 def _find_saved(graph: GraphNodes, lists: dict[bytes, memoryview], meter: FieldMeter) -> None:
-    """Fill `saved` from the operations that save.
+    """Fill `saved` from the save operations.
 
     SaveV2 has a prefix, the keys, their slices, and then one tensor for each key
     (tensorflow/core/ops/io_ops.cc). A partitioned variable has several under one key.
@@ -400,7 +400,7 @@ def _find_saved(graph: GraphNodes, lists: dict[bytes, memoryview], meter: FieldM
 
 
 def _variable_node(graph: GraphNodes, name: bytes) -> bytes | None:
-    # A variable is saved by itself, or by what reads it.
+    # A variable is saved directly, or through an operation that reads it.
     for _ in range(4):
         node = graph.nodes.get(name)
         if node is None:
@@ -425,7 +425,7 @@ def _strings(node: memoryview, meter: FieldMeter) -> Iterator[bytes]:
 
 
 def used_variables(graph: GraphNodes, outputs: Iterable[bytes], inputs: Iterable[bytes]) -> dict[bytes, None]:
-    """Return the variables that the outputs depend on, going back no further than the inputs that are fed."""
+    """Return the variables that the outputs depend on, without going back beyond the inputs that are fed."""
     fed = {node_name(name) for name in inputs}
     waiting = [node_name(name) for name in outputs]
     seen = set(waiting)
@@ -446,10 +446,10 @@ def used_variables(graph: GraphNodes, outputs: Iterable[bytes], inputs: Iterable
 
 
 def initializer_op(graph: GraphNodes, name: bytes, assign: bytes) -> str | None:
-    """Return the operation that a variable's first value comes from, such as `TruncatedNormal` or `Const`.
+    """Return the operation that provides a variable's initial value, such as `TruncatedNormal` or `Const`.
 
-    `assign` is the node that its VariableDef names (`NAME/Assign` without one). Sums, products and reshapes
-    on the way are passed; an operation that is neither of these nor a constant wins over a constant.
+    `assign` is the node in its VariableDef (`NAME/Assign` without one). Sums, products and reshapes
+    on the way are skipped; any other operation has priority over a constant.
     """
     node = graph.nodes.get(assign or name + b"/Assign")
     if node is None or len(node.inputs) < 2 or not node.op.startswith(b"Assign"):
@@ -470,11 +470,11 @@ def initializer_op(graph: GraphNodes, name: bytes, assign: bytes) -> str | None:
     return constant
 
 
-# The SavedObjectGraph of a TensorFlow 2 SavedModel: its objects, and which functions use which variables.
+# The SavedObjectGraph of a TensorFlow 2 SavedModel: its objects, and the variables used by functions.
 #
-# Field numbers are those of tensorflow/core/protobuf/saved_object_graph.proto and
-# trackable_object_graph.proto. Its numbers of objects are not those of the bundle's own object graph: the two
-# are joined along edges of equal names, as TensorFlow's loader does (tensorflow/python/saved_model/load.py).
+# Field numbers are from tensorflow/core/protobuf/saved_object_graph.proto and trackable_object_graph.proto.
+# Its object numbers differ from those in the bundle's own object graph: the two are joined along edges of
+# equal names, as TensorFlow's loader does (tensorflow/python/saved_model/load.py).
 
 _KINDS = {
     4: "user_object",
@@ -497,7 +497,7 @@ _OBJECT_VARIABLE = {1: protobuf.NUMBER, 2: protobuf.DELIMITED, 3: protobuf.NUMBE
 
 
 class SavedVariable(NamedTuple):
-    """A SavedVariable; `shape` is None where its rank is not known, -1 stands for an unknown extent."""
+    """A SavedVariable; `shape` is None if its rank is unknown, -1 is an unknown extent."""
 
     name: str
     dtype: str
@@ -506,7 +506,7 @@ class SavedVariable(NamedTuple):
 
 
 class SavedUserObject(NamedTuple):
-    """A SavedUserObject: its identifier, Keras's JSON about it, and its class if that was registered."""
+    """A SavedUserObject: its identifier, Keras's JSON, and its class if it was registered."""
 
     identifier: str
     metadata: bytes
@@ -515,10 +515,10 @@ class SavedUserObject(NamedTuple):
 
 @dataclass(slots=True)
 class SavedObjects:
-    """The graph by number of object; 0 is the root.
+    """The graph by object number; 0 is the root.
 
-    `slots` are an optimizer's variables by optimizer, variable that they belong to, and kind; `captures` are
-    objects by name of concrete function; `kinds` counts the objects.
+    `slots` are an optimizer's variables by optimizer, owner variable and kind; `captures` are objects
+    by name of concrete function; `kinds` counts the objects.
     """
 
     children: list[dict[str, int]] = field(default_factory=list)
@@ -531,7 +531,7 @@ class SavedObjects:
 
 
 def parse_object_graph(data: memoryview, meter: FieldMeter) -> SavedObjects:
-    """Decode a SavedObjectGraph; raise FormatError when a number names no object."""
+    """Decode a SavedObjectGraph; raise FormatError for a number without an object."""
     found = SavedObjects()
     for number, value in meter.fields(data, _GRAPH):
         if number == 1:
@@ -562,7 +562,7 @@ def _parse_object(found: SavedObjects, data: memoryview, meter: FieldMeter) -> N
             of, name, variable = _parse_reference(protobuf.as_message(value), meter)
             found.slots[at, of, name] = variable
         else:
-            # An object is of one kind: the last one counts, and its parts are merged.
+            # An object has a single kind: the last one counts, with its parts merged.
             kind, parts = number, [*(parts if number == kind else ()), protobuf.as_message(value)]
     if kind:
         _content(found, at, kind, protobuf.merge_messages(parts, memoryview(b"")), meter)
@@ -621,7 +621,7 @@ def _parse_variable(data: memoryview, meter: FieldMeter) -> SavedVariable:
 
 
 def _parse_functions(data: memoryview, meter: FieldMeter) -> Iterator[str]:
-    # A SavedFunction lists its concrete functions in field 1; a bare one has its only name there.
+    # A SavedFunction lists its concrete functions in field 1; a bare one has only one name there.
     for _, value in meter.fields(data, {1: protobuf.DELIMITED}):
         meter.keep()
         yield protobuf.as_text(value)
@@ -629,7 +629,7 @@ def _parse_functions(data: memoryview, meter: FieldMeter) -> Iterator[str]:
 
 def _bound_inputs(data: memoryview, meter: FieldMeter) -> Iterator[int]:
     for _, value in meter.fields(data, {2: protobuf.NUMBERS}):
-        # A packed number takes one byte at the least.
+        # A packed number takes at least one byte.
         meter.keep(1 if isinstance(value, int) else len(value))
         yield from map(protobuf.as_int32, protobuf.as_ints(value))
 
@@ -655,7 +655,7 @@ def _iter_references(found: SavedObjects) -> Iterator[Iterable[int]]:
 
 
 def follow_path(graph: SavedObjects, path: Path) -> Iterator[int]:
-    """Go from the root along edges that are called like the path's steps, as far as there are any."""
+    """Follow edges from the root with the names of the path's steps, as far as they exist."""
     at = 0
     if graph.children:
         yield at
@@ -667,13 +667,13 @@ def follow_path(graph: SavedObjects, path: Path) -> Iterator[int]:
 
 
 def find_object(graph: SavedObjects, path: Path) -> int | None:
-    """Return the object at the end of the path, or None if an edge is not there."""
+    """Return the object at the end of the path, or None if an edge is missing."""
     visited = list(follow_path(graph, path))
     return visited[-1] if len(visited) == len(path) + 1 else None
 
 
 def parent_edges(graph: SavedObjects) -> dict[int, tuple[int, str]]:
-    """Return every reachable object's parent and edge on a shortest way from the root."""
+    """Return the parent and edge of every reachable object on a shortest route from the root."""
     parents: dict[int, tuple[int, str]] = {0: (-1, "")} if graph.children else {}
     waiting = deque(parents)
     while waiting:
@@ -686,7 +686,7 @@ def parent_edges(graph: SavedObjects) -> dict[int, tuple[int, str]]:
 
 
 def path_to_object(parents: Mapping[int, tuple[int, str]], number: int) -> tuple[str, ...] | None:
-    """Return the edges from the root to an object; None if there is no way, or one that is too long."""
+    """Return the edges from the root to an object; None without a route that is short enough."""
     found: list[str] = []
     most = limits.current().graph_depth
     while number in parents:

@@ -21,11 +21,11 @@ if TYPE_CHECKING:
     import numpy as np
 
 
-# TensorFlow's V1 checkpoints: tables that hold names, shapes and values, one file or several shards.
+# TensorFlow's V1 checkpoints: tables of names, shapes and values, in one file or several shards.
 #
-# The format is that of tensorflow/core/util/tensor_slice_writer.h and tensor_slice_reader.cc; the table is
-# that of encodings/sstable.py. It was the Saver's only form before TensorFlow 0.12, and `SaverDef.V1` still
-# writes it.
+# The format is defined in tensorflow/core/util/tensor_slice_writer.h and tensor_slice_reader.cc; the table in
+# encodings/sstable.py. It was the Saver's only form before TensorFlow 0.12, and `SaverDef.V1` still writes
+# it.
 
 NAME = "tensorflow_v1"
 TITLE = "TensorFlow V1 checkpoint (one table, or shards of one)"
@@ -34,7 +34,7 @@ FRAMEWORK = "tensorflow"
 
 
 def claims(probe: Probe) -> str | None:
-    """Return the file, or the pattern of the shards (`PREFIX-?????-of-00002`), if the path means V1."""
+    """Return the file, or the shard pattern (`PREFIX-?????-of-00002`), if the path is a V1 checkpoint."""
     if probe.kind == "missing":
         return _v1_location(tf_common.checkpoint_at(probe.path, probe.names))
     if probe.kind == "folder":
@@ -43,14 +43,14 @@ def claims(probe: Probe) -> str | None:
 
 
 def redirected(probe: Probe, location: str) -> str | None:
-    """Return a note if the location is not the place that the state file at the path names."""
+    """Return a note if the location is not the place named in the state file at the path."""
     return tf_common.note_redirection(probe, location)
 
 
 def read(location: str) -> Checkpoint:
     """List the file, or all shards of the pattern; indexes and names are read, values are not.
 
-    Raise TruncatedError when a shard is missing: only the shard itself says what it holds.
+    Raise TruncatedError if a shard is missing: only the shard itself lists its contents.
     """
     found = read_listing(location)
     return Checkpoint(
@@ -91,12 +91,12 @@ def _location_of_folder(probe: Probe) -> str | None:
     return os.path.join(probe.path, bases[0]) if bases else None
 
 
-# The values of a V1 checkpoint: numbers and strings in the typed fields of a TensorProto.
+# Values of a V1 checkpoint: numbers and strings in the typed fields of a TensorProto.
 #
-# Field numbers are those of tensorflow/core/framework/tensor.proto; which type uses which field is said by
-# tensorflow/core/util/saved_tensor_slice_util.h. Unlike elsewhere in TensorFlow, `tensor_content` is not
-# used, and a field is not shortened by leaving out repeated last values: the reader (CopySliceData in
-# tensor_slice_reader.h) asks for exactly as many values as the slice has elements.
+# Field numbers are from tensorflow/core/framework/tensor.proto;
+# tensorflow/core/util/saved_tensor_slice_util.h maps types to fields. Unlike elsewhere in TensorFlow,
+# `tensor_content` is not used, and repeated last values are not omitted: the reader (CopySliceData in
+# tensor_slice_reader.h) requires exactly as many values as the slice has elements.
 
 _FLOAT, _DOUBLE, _INT, _STRING, _SCOMPLEX, _INT64, _BOOL, _DCOMPLEX, _HALF = 5, 6, 7, 8, 9, 10, 11, 12, 13
 _UINT32, _UINT64 = 16, 17
@@ -117,12 +117,12 @@ FIELDS = {
 }
 # SavedSlice: slice, data.
 _SLICE = {2: protobuf.DELIMITED, 3: protobuf.DELIMITED}
-# Fields that are stored as little-endian numbers of this size; the others are varints.
+# Fields stored as little-endian numbers of this size; the others are varints.
 _FIXED = {_FLOAT: 4, _DOUBLE: 8, _SCOMPLEX: 4, _DCOMPLEX: 8}
 
 
 class SavedSlice(NamedTuple):
-    """A slice of a tensor, or a whole one: one entry of a table."""
+    """A slice of a tensor, or a whole tensor: one entry of a table."""
 
     file: File
     block: BlockHandle
@@ -131,24 +131,24 @@ class SavedSlice(NamedTuple):
     elements: int
 
     def read(self) -> Buffer:
-        """Return the elements' bytes (strings as u64 lengths, each before its bytes)."""
+        """Return the elements' bytes (strings with their u64 lengths before them)."""
         stored = sstable.read_value(self.file, self.block, self.key)
         try:
             return _decode_elements(_tensor(stored), self.dtype, self.elements)
         except CkpttoolError as error:
-            # A position within the entry means nothing in the file.
+            # A position within the entry is meaningless to the user.
             error.offset = self.block.offset
             raise error.located(file=self.file.path) from error.__cause__
 
 
 def _tensor(stored: bytes) -> memoryview:
-    """Return the TensorProto of a SavedTensorSlices entry, whose messages may come in several parts."""
+    """Return the TensorProto of a SavedTensorSlices entry, whose messages may be split into several parts."""
     parts: list[memoryview] = []
     slices: list[memoryview] = []
     for _, data in protobuf.iter_fields(memoryview(stored), {2: protobuf.DELIMITED}):
         for number, value in protobuf.iter_fields(protobuf.as_message(data), _SLICE):
             (slices if number == 2 else parts).append(protobuf.as_message(value))
-    # The key says which slice this is; TensorFlow refuses an entry whose own note of it is damaged.
+    # The key identifies the slice; TensorFlow rejects an entry whose own copy of it is damaged.
     tf_common.parse_slice(bytes(protobuf.merge_messages(slices, memoryview(b""))))
     return protobuf.merge_messages(parts, memoryview(b""))
 
@@ -205,7 +205,7 @@ def _number(run: int | Buffer, width: int) -> Buffer:
 def _decode_integers(runs: Iterable[int | memoryview], dtype: str, elements: int) -> Buffer:
     import numpy as np
 
-    # Repeated fields are packed or not as the writer likes, one after the other too.
+    # Repeated fields may be packed or not, even in the same message.
     packed: list[np.ndarray] = []
     single = array("Q")
     for run in runs:
@@ -219,7 +219,7 @@ def _decode_integers(runs: Iterable[int | memoryview], dtype: str, elements: int
     target = np.dtype("<u2") if dtype == "float16" else dtypes.numpy_dtype(dtype)
     if target.itemsize == 8:
         return found.astype("<u8", copy=False).view(np.uint8).data
-    # int32 fields hold negative numbers as 64-bit ones.
+    # int32 fields store negative numbers as 64-bit ones.
     signed = found.view(np.int64)
     least, most = (0, 1) if dtype == "bool" else (np.iinfo(target).min, np.iinfo(target).max)
     if len(signed) and (signed.min() < least or signed.max() > most):
@@ -253,22 +253,22 @@ def _decode_varints(data: memoryview) -> np.ndarray:
     return found
 
 
-# What a V1 checkpoint lists: every shard's own record of names, shapes and slices.
+# Contents of a V1 checkpoint: every shard's own record of names, shapes and slices.
 #
-# Field numbers are those of tensorflow/core/util/saved_tensor_slice.proto and
+# Field numbers are from tensorflow/core/util/saved_tensor_slice.proto and
 # tensorflow/core/framework/versions.proto.
 
 # TF_CHECKPOINT_VERSION in tensorflow/core/public/release_version.h.
 VERSION = 1
-# Snappy packs no tighter (three bytes for a copy of 64), and no value takes less than a byte.
+# Upper limit of Snappy's compression (three bytes for a copy of 64); no value takes less than a byte.
 _DENSEST = 22
-# Of SavedTensorSliceMeta: tensor, versions; of SavedSliceMeta: name, shape, type, slice.
+# SavedTensorSliceMeta: tensor, versions; SavedSliceMeta: name, shape, type, slice.
 _TENSORS = {1: protobuf.DELIMITED, 2: protobuf.DELIMITED}
 _META = {**dict.fromkeys((1, 2, 4), protobuf.DELIMITED), 3: protobuf.NUMBER}
 
 
 class V1Listing(NamedTuple):
-    """The tensors of a checkpoint by name, in the order in which its shards list them."""
+    """The tensors of a checkpoint by name, in the order of its shards."""
 
     tensors: dict[str, VariableInfo]
     files: tuple[File, ...]
@@ -276,7 +276,7 @@ class V1Listing(NamedTuple):
 
 
 class SliceMeta(NamedTuple):
-    """What one shard says of one tensor; `dtype` is TensorFlow's number."""
+    """A tensor as one shard describes it; `dtype` is TensorFlow's number."""
 
     name: bytes
     shape: Shape
@@ -291,7 +291,7 @@ class _V1Shard(NamedTuple):
 
 
 class _TensorSlices(NamedTuple):
-    """A tensor while its slices are gathered from all shards."""
+    """A tensor whose slices are being collected from all shards."""
 
     dtype: str
     shape: Shape
@@ -342,7 +342,7 @@ def _open_shard(path: str) -> _V1Shard:
 
 
 def _parse_metas(data: bytes) -> tuple[list[SliceMeta], int]:
-    """Decode a SavedTensorSlices that holds a SavedTensorSliceMeta."""
+    """Decode a SavedTensorSlices that contains a SavedTensorSliceMeta."""
     metas: list[SliceMeta] = []
     version = {1: [0], 2: [0], 3: []}
     for _, value in protobuf.parse_fields(data, {1: protobuf.NUMBERS}):
@@ -387,7 +387,7 @@ def _parse_meta(data: bytes) -> SliceMeta:
 
 
 def _gather_slices(wholes: dict[str, _TensorSlices], name: str, meta: SliceMeta, table: SStable) -> None:
-    """Add the slices that one shard has of a tensor."""
+    """Add the slices of a tensor from one shard."""
     dtype = dtypes.BY_TENSORFLOW.get(meta.dtype)
     if dtype is None:
         raise FormatError("the tensor's type is not one that TensorFlow knows", found=f"number {meta.dtype}")
@@ -402,7 +402,7 @@ def _gather_slices(wholes: dict[str, _TensorSlices], name: str, meta: SliceMeta,
             found=f"{dtype.name}{list(meta.shape)}",
         )
     for cut in meta.slices:
-        # TensorFlow lists a scalar's only slice without extents, and refuses such a slice of another tensor.
+        # TensorFlow lists a scalar's only slice without extents, and rejects such a slice of another tensor.
         box = tf_common.slice_box(cut, meta.shape)
         shape = tuple(length for _, length in box)
         key = tf_common.slice_key(meta.name, cut)

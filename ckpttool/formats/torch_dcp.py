@@ -38,13 +38,13 @@ TITLE = "PyTorch distributed checkpoint (folder of .metadata and .distcp)"
 WRITES = False
 FRAMEWORK = "torch"
 
-# filesystem.py, _get_metadata_path: one for all ranks, or one for each that was saved without collectives.
+# filesystem.py, _get_metadata_path: one for all ranks, or one for each rank saved without collectives.
 _METADATA = re.compile(r"(__\d+)?\.metadata")
 _SHARD = ".distcp"
 
 
 def claims(probe: Probe) -> str | None:
-    """Return the folder that holds the metadata, whether it, the metadata or a shard is pointed at."""
+    """Return the folder that contains the metadata, for its own path, the metadata's or a shard's."""
     if probe.kind == "file":
         known = probe.name.endswith(_SHARD) or find_pickle_format(probe) == NAME
         return probe.folder if known else None
@@ -59,15 +59,15 @@ def claims(probe: Probe) -> str | None:
 
 
 def read(location: str) -> Checkpoint:
-    """List every tensor by what the metadata says of it, and every other value; no tensor's shard is opened.
+    """List every tensor from the metadata, and every other value; no tensor's shard is opened.
 
-    Raise NotFoundError when there is no metadata, TruncatedError when an item lies beyond its shard's end,
-    FormatError when the metadata make no sense. A shard that is missing is a note, and an error on reading.
+    Raise NotFoundError without metadata, TruncatedError if an item extends past the end of its shard,
+    FormatError if the metadata are invalid. A missing shard is a note, and an error on reading.
     """
     names = sorted(name for name in Probe(location).names if _METADATA.fullmatch(name))
-    # Nobody opens a pipe that has the name of a file.
+    # A pipe with the name of a file is never opened.
     names = [name for name in names if Probe(os.path.join(location, name)).kind == "file"]
-    # One for all ranks wins: torch writes it when it writes for all.
+    # The file for all ranks has priority: torch writes it when it writes for all.
     chosen = [name for name in names if name == ".metadata"] or names
     try:
         found = read_listing(location, chosen)
@@ -76,27 +76,27 @@ def read(location: str) -> Checkpoint:
     return found.listed.checkpoint(location, NAME, *found.files)
 
 
-# What `.metadata` says: tensors and their chunks, where every item lies, which nesting the names had.
+# Contents of `.metadata`: tensors and their chunks, locations of items, nesting of names.
 #
 # Source: torch/distributed/checkpoint/metadata.py (Metadata, TensorStorageMetadata, ChunkStorageMetadata,
-# MetadataIndex), filesystem.py (_StorageInfo). The classes have kept their fields since torch 2.0; later ones
-# added fields (`storage_meta`, `version`, `transform_descriptors`).
+# MetadataIndex), filesystem.py (_StorageInfo). The classes have kept their fields since torch 2.0; later
+# versions added fields (`storage_meta`, `version`, `transform_descriptors`).
 
 _LARGEST = (1 << 63) - 1
 
-# A name's steps before they were joined with dots: dict keys (as text, whatever they were) and list indices.
+# Steps of a name before they were joined with dots: dict keys (always as text) and list indices.
 Steps = tuple[str | int, ...]
 
 
 class DcpChunk(NamedTuple):
-    """A box of a tensor: its first element's place and its extent in each dimension."""
+    """A box of a tensor: the position of its first element and its extent in each dimension."""
 
     offsets: Shape
     sizes: Shape
 
 
 class DcpTensor(NamedTuple):
-    """What is said of a tensor; `dtype` is torch's name of it."""
+    """Description of a tensor; `dtype` is torch's name."""
 
     dtype: str
     shape: Shape
@@ -104,9 +104,9 @@ class DcpTensor(NamedTuple):
 
 
 class DcpItem(NamedTuple):
-    """Where one item lies: the name of a file of the folder, and bytes in it.
+    """Location of one item: the name of a file in the folder, and its bytes there.
 
-    `transforms` are what its bytes went through ("stream.zstd"), which is not undone here.
+    `transforms` are the transforms applied to its bytes ("stream.zstd"), which are not undone here.
     """
 
     file: str
@@ -116,9 +116,9 @@ class DcpItem(NamedTuple):
 
 
 class DcpMetadata(NamedTuple):
-    """All that the metadata say. An entry of None is a value that torch.save wrote; `paths` may lack names.
+    """Contents of the metadata. An entry of None is a value written by torch.save; `paths` may lack names.
 
-    `asked` is what unpickling the metadata would import and call (see pickle_reader.Read).
+    `asked` lists the imports and calls when unpickling the metadata (see pickle_reader.Read).
     """
 
     entries: Mapping[str, DcpTensor | None]
@@ -129,7 +129,7 @@ class DcpMetadata(NamedTuple):
 
 
 def read_metadata(file: File) -> DcpMetadata:
-    """Return what the file says; raise FormatError when it is no metadata of torch's."""
+    """Return the contents of the file; raise FormatError if it is not metadata from torch."""
     pickled = pickle_reader.parse_pickle(file.read(0, file.size), builders=BUILDERS, file=file.path)
     found = _object_fields(pickled.value, "Metadata")
     once = _EntryCache()
@@ -143,7 +143,7 @@ def read_metadata(file: File) -> DcpMetadata:
 
 
 def _merge_rank_metadata(parts: list[DcpMetadata]) -> DcpMetadata:
-    """Return one record of what several ranks wrote, each about its own chunks (`use_collectives=False`)."""
+    """Merge the records of several ranks, each about its own chunks (`use_collectives=False`)."""
     entries: dict[str, DcpTensor | None] = {}
     for part in parts:
         for name, entry in part.entries.items():
@@ -166,14 +166,14 @@ def _merge_tensors(name: str, one: DcpTensor | None, other: DcpTensor | None) ->
 
 
 class _EntryCache:
-    """Reads entries and lists of chunks; one that a pickle names thousands of times is read once."""
+    """Reader of entries and lists of chunks; one that a pickle references thousands of times is read once."""
 
     def __init__(self) -> None:
         self.entries: dict[int, DcpTensor | None] = {}
         self.chunks: dict[int, tuple[DcpChunk, ...]] = {}
 
     def entry(self, value: Any) -> DcpTensor | None:
-        """Return what is said of a tensor, None for a value that is none."""
+        """Return the description of a tensor, None for another value."""
         if id(value) not in self.entries:
             self.entries[id(value)] = self._entry(value)
         return self.entries[id(value)]
@@ -183,7 +183,7 @@ class _EntryCache:
             return None
         found = _object_fields(value, "TensorStorageMetadata")
         properties = found.get("properties")
-        # TensorProperties.__getstate__: a tuple that begins with the element type.
+        # TensorProperties.__getstate__: a tuple starting with the element type.
         state = properties.state if isinstance(properties, PickleObject) else None
         dtype = state[0] if isinstance(state, tuple) and state else None
         if not isinstance(dtype, Global) or dtype.module != "torch":
@@ -192,19 +192,19 @@ class _EntryCache:
         if not isinstance(chunks, list):
             _fail("a tensor's chunks are no list")
         if id(chunks) not in self.chunks:
-            # A rank that has nothing of the tensor says so by an empty chunk.
+            # A rank without a part of the tensor stores an empty chunk.
             filled = (chunk for chunk in map(_parse_chunk, chunks) if 0 not in chunk.sizes)
             self.chunks[id(chunks)] = _distinct_chunks(filled)
         return DcpTensor(dtype.name, _shape(found.get("size")), self.chunks[id(chunks)])
 
 
 def _distinct_chunks(chunks: Iterable[DcpChunk]) -> tuple[DcpChunk, ...]:
-    # By their text, whose hash is randomised: a file could choose numbers that collide.
+    # Compared as text, whose hash is randomised: a file could choose numbers that collide.
     return tuple({repr(chunk): chunk for chunk in chunks}.values())
 
 
 def chunk_key(offset: Shape | None) -> str:
-    """Return a chunk's offset as the key of its item (text for the same reason)."""
+    """Return a chunk's offset as the key of its item (as text, for the same reason)."""
     return "" if offset is None else repr(offset)
 
 
@@ -214,7 +214,7 @@ def _parse_chunk(value: Any) -> DcpChunk:
 
 
 def _index(value: Any) -> tuple[str, str]:
-    # `index` is only a hint where to look first.
+    # `index` is only a hint for the lookup.
     found = _object_fields(value, "MetadataIndex")
     offset = found.get("offset")
     return _text(found.get("fqn")), chunk_key(None if offset is None else _shape(offset))
@@ -223,7 +223,7 @@ def _index(value: Any) -> tuple[str, str]:
 def _parse_item(value: Any) -> DcpItem:
     found = _object_fields(value, "_StorageInfo")
     name, offset, length = found.get("relative_path"), found.get("offset"), found.get("length")
-    # A name with a slash would lead out of the folder.
+    # A name with a slash could lead out of the folder.
     if not isinstance(name, str) or not name or "/" in name or "\0" in name or name in (".", ".."):
         _fail("an item is not in a file of the folder", found=repr(name)[:80])
     if not isinstance(offset, int) or not isinstance(length, int) or not _count(offset) or not _count(length):
@@ -235,7 +235,7 @@ def _parse_item(value: Any) -> DcpItem:
 
 
 def _require_apart(items: Mapping[tuple[str, str], DcpItem]) -> None:
-    """Raise FormatError when two items share bytes: each is written by itself."""
+    """Raise FormatError if two items overlap: each is written separately."""
     filled = ((item.file, item.offset, item.length, name) for (name, _), item in items.items() if item.length)
     for one, other in itertools.pairwise(sorted(filled)):
         if one[0] == other[0] and one[1] + one[2] > other[1]:
@@ -292,15 +292,15 @@ def _fail(message: str, *, found: str | None = None) -> NoReturn:
     raise FormatError(message, found=found)
 
 
-# From flat names back to the nesting that was saved, and to what each tensor is for.
+# Restore the saved nesting from flat names, and the role of each tensor.
 #
 # Source: torch/distributed/checkpoint/_nested_dict.py (flatten_state_dict) and _traverse.py (set_element).
 
 
 def nested_paths(names: Iterable[str], planned: Mapping[str, Steps]) -> dict[str, Path]:
-    """Return every name's path; a name of which no nesting is told stands at the top, as it is.
+    """Return every name's path; a name without recorded nesting stays at the top, unchanged.
 
-    Raise FormatError when two names have one path, or one lies below another.
+    Raise FormatError if two names have the same path, or one is nested inside another.
     """
     found: dict[str, Path] = {}
     for name in names:
@@ -318,7 +318,7 @@ def nested_paths(names: Iterable[str], planned: Mapping[str, Steps]) -> dict[str
 
 
 def nested_containers(found: Iterable[Path]) -> tuple[dict[Path, Container], tuple[Path, ...]]:
-    """Return the dicts and lists that hold the paths, and the lists' places that nothing fills."""
+    """Return the dicts and lists on the paths, and the list positions without an entry."""
     kinds: dict[Path, str] = {(): "key"}
     items: dict[Path, set[int]] = {}
     for path in found:
@@ -327,7 +327,7 @@ def nested_containers(found: Iterable[Path]) -> tuple[dict[Path, Container], tup
                 raise FormatError("a container of the nesting is a dict and a list at once")
             if isinstance(step.value, int):
                 items.setdefault(path[:depth], set()).add(step.value)
-    # set_element fills a list's gaps (what had no entries left no name) with None.
+    # set_element fills gaps in a list (empty items, which have no name) with None.
     gaps: list[Path] = []
     most = limits.current().list_gaps
     for top, numbers in items.items():
@@ -341,11 +341,11 @@ def nested_containers(found: Iterable[Path]) -> tuple[dict[Path, Container], tup
     return made, tuple(gaps)
 
 
-# Where the bytes of a distributed checkpoint's tensors come from: items of shards, opened when read.
+# Sources of a distributed checkpoint's tensors: items of shards, opened when read.
 
 
 class DcpSavedTensor(NamedTuple):
-    """One tensor that torch.save wrote at a place in a shard; it must be what the metadata say it is."""
+    """One tensor written by torch.save inside a shard; it must match its description in the metadata."""
 
     file: File
     offset: int
@@ -354,7 +354,7 @@ class DcpSavedTensor(NamedTuple):
     shape: Shape
 
     def read(self) -> Buffer:
-        """Return the tensor's bytes; raise FormatError when the item holds something else."""
+        """Return the tensor's bytes; raise FormatError if the item contains something else."""
         held = torch_legacy.list_embedded(self.file, self.offset, self.length).tree.get(())
         if not isinstance(held, Leaf) or (held.dtype, held.shape) != (self.dtype, self.shape):
             found = f"{held.dtype}{list(held.shape)}" if isinstance(held, Leaf) else "no tensor"
@@ -372,14 +372,14 @@ class DcpSavedTensor(NamedTuple):
 
 
 class DcpListing(NamedTuple):
-    """What a folder holds, and the files that say so."""
+    """Contents of a folder, and the files that describe them."""
 
     listed: FileListing
     files: tuple[File, ...]
 
 
 def read_listing(folder: str, names: Sequence[str]) -> DcpListing:
-    """List the folder's checkpoint by its metadata, the files of these names."""
+    """List the folder's checkpoint from its metadata, in the files with these names."""
     if not names:
         raise NotFoundError("shards are here, and the .metadata that says what they hold is not", file=folder)
     files = [File.stamp(os.path.join(folder, name)) for name in names]
@@ -403,7 +403,7 @@ def _metadata(file: File) -> DcpMetadata:
 
 
 class _DcpTreeBuilder:
-    """Collects the tree; each shard is looked at once, whether it is there and how long it is."""
+    """Builder of the tree; each shard is checked once for existence and length."""
 
     def __init__(self, folder: str, told: DcpMetadata) -> None:
         self.folder = folder
@@ -434,7 +434,7 @@ class _DcpTreeBuilder:
         return Tree(self.leaves, self.aliases, self.containers)
 
     def notes(self) -> tuple[str, ...]:
-        """Return what a person should know: shards that are missing, and what was said of single values."""
+        """Return notes for the user: missing shards, and notes on single values."""
         lost = [name for name, file in self.shards.items() if file is None]
         missing = (
             f"shards that are not there, whose tensors cannot be read: {abbreviate_list(sorted(lost), 5)}"
@@ -442,7 +442,7 @@ class _DcpTreeBuilder:
         return (*((missing,) if lost else ()), *self._said)
 
     def integrity(self) -> Integrity:
-        """Return which checksum covers the tensors, as one item of each shard shows it."""
+        """Return the checksum that covers the tensors, according to one item of each shard."""
         there = [name for name, shard in self.shards.items() if shard is not None]
         covered = there and all(self._recorded.get(name) == "crc32" for name in there)
         return "crc32" if covered else "none"
@@ -486,7 +486,7 @@ class _DcpTreeBuilder:
             return UnreadableSlices(
                 shard.path, f"items that went through {abbreviate_list(item.transforms, 3)} are not read"
             )
-        # Each item holds its own tensor, uncompressed (filesystem.py, _SerialCpuLoader).
+        # Each item contains its own tensor, uncompressed (filesystem.py, _SerialCpuLoader).
         if math.prod(shape) * row.itemsize > item.length:
             raise FormatError(
                 "an item is shorter than its tensor",

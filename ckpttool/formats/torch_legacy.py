@@ -29,7 +29,7 @@ from ckpttool.formats.torch_tensors import (
     storage_itemsize,
 )
 
-# PyTorch's stream of pickles and storages (torch.save before 1.6, and later on request): recognised, listed.
+# PyTorch's stream of pickles and storages (torch.save before 1.6, and later on request): recognise and list.
 #
 # Source: torch/serialization.py (_legacy_save, _legacy_load).
 
@@ -44,9 +44,9 @@ def claims(probe: Probe) -> str | None:
 
 
 def read(location: str) -> Checkpoint:
-    """List every tensor and value of the file; nothing that its pickles name is imported or called.
+    """List every tensor and value of the file; nothing named in its pickles is imported or called.
 
-    Raise FormatError when pickles and storages do not fit together.
+    Raise FormatError if pickles and storages do not match.
     """
     file = File.stamp(location)
     try:
@@ -56,7 +56,7 @@ def read(location: str) -> Checkpoint:
     return found.checkpoint(location, NAME, file)
 
 
-# The stream that torch.save wrote before 1.6: five pickles, then the storages in the order of the last one.
+# The stream written by torch.save before 1.6: five pickles, then the storages in the order of the last one.
 #
 # Source: torch/serialization.py (_legacy_save, _legacy_load); torch/csrc/serialization.cpp for the storages.
 
@@ -64,19 +64,19 @@ PROTOCOL = 1001
 
 
 def list_legacy(file: File, offset: int, length: int) -> FileListing:
-    """List every tensor and value of the stream; nothing that its pickles name is imported or called.
+    """List every tensor and value of the stream; nothing named in its pickles is imported or called.
 
-    Storages stay where they are. Raise FormatError when pickles and storages do not fit together.
+    Storages are not read. Raise FormatError if pickles and storages do not match.
     """
     if not offset and archives.is_tar_header(file.read(0, min(length, archives.BLOCK))):
-        # torch looks for a tar archive before it looks for its stream (serialization.py, _legacy_load).
+        # torch checks for a tar archive before its stream (serialization.py, _legacy_load).
         raise FormatError("the file is a tar archive, too", file=file.path)
     stream = ByteStream(file, offset, offset + length)
     _check_start(stream)
     names = _LegacyStorages(file)
     pickled = stream.pickle(LONG, names.persistent)
     names.place(stream, stream.pickle(LONG).value)
-    # Each of the five pickles may ask for calls.
+    # Each of the five pickles may contain calls.
     pickled = pickled._replace(asked=stream.asked)
     rest = stream.end - stream.at
     follow = format_count(rest, "byte follows", "bytes follow")
@@ -90,9 +90,9 @@ def list_legacy(file: File, offset: int, length: int) -> FileListing:
 
 
 def read_storage(file: File, offset: int, length: int, asked: list[CodeReference]) -> Storage:
-    """Return the one storage that a stream holds: what torch/storage.py, _load_from_bytes, is called with.
+    """Return the only storage in a stream: the argument of _load_from_bytes in torch/storage.py.
 
-    `asked` gathers what unpickling would import and call. Raise FormatError when it holds something else.
+    `asked` collects the imports and calls when unpickling. Raise FormatError for any other content.
     """
     stream = ByteStream(file, offset, offset + length)
     _check_start(stream)
@@ -116,8 +116,8 @@ def _check_start(stream: ByteStream) -> None:
             expected=str(PROTOCOL),
             found=repr(protocol)[:20],
         )
-    # What the writer's machine was (`little_endian`, `type_sizes`) decides nothing: counts and storages are
-    # little-endian and of fixed width whatever it says.
+    # The writer's machine (`little_endian`, `type_sizes`) has no effect: counts and storages are always
+    # little-endian and of fixed width.
     stream.pickle(SHORT)
 
 
@@ -130,7 +130,7 @@ class _StorageView(NamedTuple):
 
 
 class _LegacyStorages:
-    """What the object's persistent ids name; where the storages lie is said behind the pickles."""
+    """Objects named by persistent ids; the locations of storages follow the pickles."""
 
     def __init__(self, file: File) -> None:
         self.file = file
@@ -139,7 +139,7 @@ class _LegacyStorages:
         self.views: dict[str, _StorageView] = {}
 
     def persistent(self, pid: object) -> object:
-        """Return the storage or the class of a persistent id; raise FormatError for another one."""
+        """Return the storage or class of a persistent id; raise FormatError for any other id."""
         if isinstance(pid, tuple) and len(pid) == 4 and pid[0] == "module":
             return self.classes.named(pid[1:])
         root = self.storages.persistent(pid, 6)
@@ -157,7 +157,7 @@ class _LegacyStorages:
             raise FormatError(f"storage {key!r} reaches beyond storage {root.key!r}, of which it is a part")
         part = Storage(key, root.dtype, count * width, root.bytes, part=True)
         if key in self.storages.known:
-            # torch would take the other one, whichever of the two the pickle names first.
+            # torch would use the other one, whichever of the two the pickle names first.
             raise FormatError(f"a part of storage {root.key!r} has the key of another storage")
         made = _StorageView(part, root, offset * width)
         known = self.views.setdefault(key, made)
@@ -166,7 +166,7 @@ class _LegacyStorages:
         return known.storage
 
     def place(self, stream: ByteStream, keys: object) -> None:
-        """Take the storages in the order of their keys; raise FormatError unless they are those named."""
+        """Locate the storages in the order of their keys; raise FormatError unless they match those named."""
         waiting = dict(self.storages.known)
         places: dict[str, int] = {}
         if not isinstance(keys, list):
@@ -200,9 +200,9 @@ def _fail(message: str, stream: ByteStream, **facts: str) -> NoReturn:
     raise FormatError(message, file=stream.file.path, offset=stream.at, **facts)
 
 
-# The tar archive of PyTorch's first releases (torch.save before 0.1.10): recognised, listed.
+# The tar archive of PyTorch's first releases (torch.save before 0.1.10): recognise and list.
 #
-# Source: torch/serialization.py of those releases (_save) and legacy_load in today's.
+# Source: torch/serialization.py of those releases (_save) and legacy_load in current ones.
 
 TAR_NAME = "pytorch_tar"
 TAR_TITLE = "PyTorch checkpoint (tar archive, before 0.1.10)"
@@ -223,7 +223,7 @@ def tar_claims(probe: Probe) -> str | None:
 def read_tar(location: str) -> Checkpoint:
     """List every tensor and value of the archive; nothing is extracted, imported or called.
 
-    Raise FormatError when its members do not fit together.
+    Raise FormatError if its members do not match.
     """
     file = File.stamp(location)
     try:
@@ -242,10 +242,10 @@ PYTORCH_TAR = FormatDefinition(
 )
 
 
-# The tar archive that the first releases of torch wrote (before 0.1.10): what is in its four members.
+# The tar archive written by the first releases of torch (before 0.1.10): its four members.
 #
-# Source: torch/serialization.py of those releases (_save) and legacy_load in today's; torch/csrc/generic/
-# serialization.cpp for the numbers of a tensor (THPTensor_(writeMetadataRaw)).
+# Source: torch/serialization.py of those releases (_save) and legacy_load in current ones;
+# torch/csrc/generic/ serialization.cpp for the numbers of a tensor (THPTensor_(writeMetadataRaw)).
 
 TAR_PROTOCOL = 1000
 _REBUILD = "torch._utils._rebuild_tensor_v2"
@@ -254,7 +254,7 @@ _REBUILD = "torch._utils._rebuild_tensor_v2"
 def list_tar(file: File) -> FileListing:
     """List every tensor and value of the archive; nothing is extracted, imported or called.
 
-    Raise FormatError when its members do not fit together.
+    Raise FormatError if its members do not match.
     """
     members = {
         name: ByteStream(file, s.offset, s.offset + s.length) for name, s in archives.read_tar(file).items()
@@ -282,7 +282,8 @@ def _check_machine(said: object, file: File) -> None:
     if not isinstance(said, dict) or said.get("protocol_version") != TAR_PROTOCOL:
         raise FormatError("sys_info does not say which protocol this is", file=file.path)
     if said.get("little_endian") is not True:
-        # These releases wrote numbers as the machine had them, and today's torch reads them as little-endian.
+        # These releases wrote numbers in the machine's byte order, and current torch reads them as
+        # little-endian.
         raise UnsupportedError("a tar archive of a big-endian machine", file=file.path)
 
 
@@ -297,9 +298,9 @@ class _TarStorages:
         self.named = StorageTable(self._place)
 
     def add_storages(self, stream: ByteStream) -> None:
-        """Take the storages, then the list of those that are parts of others."""
+        """Read the storages, then the list of views of other storages."""
         for _ in range(_read_count(stream)):
-            # (key, location, class); the very first files had no location.
+            # (key, location, class); the earliest files had no location.
             said = _read_tuple(stream, (2, 3))
             if len(said) == 3:
                 check_location(said[1])
@@ -335,12 +336,12 @@ class _TarStorages:
         self.storages[key] = Storage(key, root.dtype, nbytes, place, part=True)
 
     def add_tensors(self, stream: ByteStream) -> None:
-        """Take the tensors: each names its storage, then come rank, sizes, strides and offset."""
+        """Read the tensors: each names its storage, followed by rank, sizes, strides and offset."""
         for _ in range(_read_count(stream)):
-            # (key, storage, class); the very first files had class and storage the other way round.
+            # (key, storage, class); the earliest files had class and storage in reverse order.
             said = _read_tuple(stream, (3,))
             owner, kind = (said[2], said[1]) if isinstance(said[1], Global) else (said[1], said[2])
-            # The rank was four bytes of eight; what the others held was left to chance.
+            # The rank was four bytes of eight; the others were uninitialised.
             rank = stream.numbers(1)[0] & 0xFFFFFFFF
             if rank > RANK:
                 _fail_tar(f"a tensor of {rank:,} dimensions", stream)
@@ -355,7 +356,7 @@ class _TarStorages:
 
     def _owner(self, key: object, kind: object, stream: ByteStream) -> Storage:
         if key is None and isinstance(kind, Global):
-            # A tensor that never got any memory: `torch.FloatTensor()`.
+            # A tensor without memory: `torch.FloatTensor()`.
             bare = Global(kind.module, kind.name.replace("Tensor", "Storage"))
             return Storage("", storage_dtype(bare), 0, Span(self.file, 0, 0))
         storage = self.storages.get(_storage_key(key, stream))
@@ -364,7 +365,7 @@ class _TarStorages:
         return storage
 
     def persistent(self, pid: object) -> object:
-        """Return the tensor, storage or class of a persistent id; raise FormatError for another one."""
+        """Return the tensor, storage or class of a persistent id; raise FormatError for any other id."""
         if isinstance(pid, tuple) and len(pid) == 3:
             return self.classes.named(pid)
         key = str(pid) if type(pid) in (str, int) else ""
@@ -374,7 +375,7 @@ class _TarStorages:
         return found
 
     def rebuilt(self, args: tuple[Any, ...]) -> object:
-        """Return the tensor of a file made by hand, which names its storage in the call, as in no release."""
+        """Return the tensor of a hand-made file, which names its storage in the call, unlike any release."""
         named = args[:1] if not args or isinstance(args[0], Storage) else (self.named.persistent(args[0]),)
         return BUILDERS[_REBUILD]((*named, *args[1:]))
 
@@ -414,10 +415,10 @@ def _fail_tar(message: str, stream: ByteStream) -> NoReturn:
     raise FormatError(message, file=stream.file.path, offset=stream.at)
 
 
-# A pickle that no other format owns: plain data, NumPy arrays, torch's tensors (a dict of weights).
+# A pickle that belongs to no other format: plain data, NumPy arrays, torch tensors (a dict of weights).
 #
-# Source: Lib/pickle.py and Lib/pickletools.py in CPython for the stream; encodings/pickle_values.py names the
-# sources of how NumPy pickles its arrays.
+# Source: Lib/pickle.py and Lib/pickletools.py in CPython for the stream; encodings/pickle_values.py lists the
+# sources for NumPy's pickled arrays.
 
 PICKLE_NAME = "pickle"
 PICKLE_TITLE = "Pickle of plain data, NumPy arrays and torch tensors"
@@ -426,15 +427,15 @@ PICKLE_FRAMEWORK = "numpy"
 
 
 def pickle_claims(probe: Probe) -> str | None:
-    """Return the path of a pickle that neither torch nor an RL library owns."""
+    """Return the path of a pickle that belongs neither to torch nor to an RL library."""
     return probe.path if find_pickle_format(probe) == PICKLE_NAME else None
 
 
 def read_pickle(location: str) -> Checkpoint:
-    """List every array and value of the pickle; nothing that it names is imported or called.
+    """List every array and value of the pickle; nothing named in it is imported or called.
 
-    What unpickling would call is listed as a record and named in a note. Raise FormatError when the pickle is
-    damaged.
+    Calls that unpickling would make are listed as records and in a note. Raise FormatError if the
+    pickle is damaged.
     """
     file = File.stamp(location)
     try:
@@ -466,23 +467,23 @@ PYTHON_PICKLE = FormatDefinition(
 )
 
 
-# Pickles that Python's pickle wrote of torch's tensors: each storage is a stream of torch's in the midst.
+# Pickles of torch tensors written by Python's pickle: each storage is an embedded torch stream.
 #
 # Source: torch/storage.py (`TypedStorage.__reduce__`, `_load_from_bytes`: torch.save without the zip form).
 
 
 class EmbeddedStorages:
-    """The storages within one file; `found` counts them, `asked` is what unpickling them would ask for."""
+    """The storages in one file; `found` counts them, `asked` lists imports and calls when unpickling."""
 
     def __init__(self, file: File) -> None:
-        """Look for storages in this file, which is one pickle."""
+        """Look for storages in this file, which is a single pickle."""
         self.file = file
         self.found = 0
         self.asked: list[CodeReference] = []
 
     @property
     def builders(self) -> Mapping[str, Builder]:
-        """How torch's tensors are rebuilt from such storages."""
+        """Builders that reconstruct torch tensors from such storages."""
         return {**torch_tensors.REBUILD, "torch.storage._load_from_bytes": self._storage}
 
     def _storage(self, args: tuple[Any, ...]) -> object:
@@ -494,18 +495,18 @@ class EmbeddedStorages:
         else:
             return NotImplemented
         self.found += 1
-        # Its own key was an address, and addresses are used again.
+        # Its own key was an address, and addresses are reused.
         made.key = f"{self.found}"
         return made
 
     def _held(self, data: bytes) -> Storage:
-        """Return the storage of a stream that protocols below 3 keep as text (Lib/pickle.py, save_bytes)."""
+        """Return the storage of a stream that protocols below 3 store as text (Lib/pickle.py, save_bytes)."""
         stream = MemoryFile(self.file.path, len(data), 0, 0)
         stream.data = data
         try:
             made = read_storage(stream, 0, len(data), self.asked)
         except FormatError as error:
-            # A place in the text's bytes would name the wrong byte of the file.
+            # A position in the decoded bytes would be the wrong byte of the file.
             error.offset = None
             raise
         span = made.bytes
@@ -514,13 +515,13 @@ class EmbeddedStorages:
         return made
 
 
-# What torch.save wrote into the middle of another file: a member of an agent's archive, a shard's item.
+# Data that torch.save wrote inside another file: a member of an agent's archive, a shard's item.
 
 
 def list_embedded(file: File, offset: int, length: int) -> FileListing:
     """List what torch.save wrote into `length` bytes from `offset` of the file.
 
-    Raise FormatError when the bytes are not in a form that torch writes.
+    Raise FormatError if the bytes are not in a form that torch writes.
     """
     head = file.read(offset, min(common.STREAM_LENGTH, length))
     if head.startswith(common.ZIP):
@@ -530,16 +531,16 @@ def list_embedded(file: File, offset: int, length: int) -> FileListing:
     raise FormatError("these bytes are not what torch.save writes", file=file.path, offset=offset)
 
 
-# Bytes in which pickles, counts and raw data follow each other: what torch wrote before its zip files.
+# Bytes with alternating pickles, counts and raw data: torch's files before the zip format.
 
 SHORT, LONG = 512, 1 << 16
 _GROWTH = 4
 _PIECE = 4096
-_ARGUMENT = 9  # bytes of the longest opcode with an argument of fixed size
+_ARGUMENT = 9  # bytes of the longest opcode with a fixed-size argument
 
 
 class MemoryFile(File):
-    """Bytes in memory that are read as a file's are: what an outer pickle holds in another encoding."""
+    """Bytes in memory with the interface of a file: data that an outer pickle stores in another encoding."""
 
     data = b""
 
@@ -549,13 +550,14 @@ class MemoryFile(File):
 
 
 class ByteStream:
-    """Bytes `at` to `end` of a file; what is taken moves `at`.
+    """Bytes `at` to `end` of a file; reading advances `at`.
 
-    `asked` is what unpickling any of the pickles taken would import and call (see pickle_reader.Read).
+    `asked` lists the imports and calls when unpickling any of the pickles read (see
+    pickle_reader.Read).
     """
 
     def __init__(self, file: File, at: int, end: int) -> None:
-        """Stand at the first byte."""
+        """Start at the first byte."""
         self.asked: tuple[CodeReference, ...] = ()
         self.file = file
         self.at = at
@@ -568,10 +570,10 @@ class ByteStream:
         persistent: PersistentLoader | None = None,
         builders: Mapping[str, Builder] = BUILDERS,
     ) -> PickleContents:
-        """Take the pickle that begins here; raise FormatError where it makes no sense.
+        """Read the pickle that begins here; raise FormatError if it is invalid.
 
-        Where it ends is known only when it was read, so a window of bytes is read, and a larger one while the
-        pickle is longer: `persistent` may be asked for the same ids again.
+        Its end is only known after reading it. A window of bytes is read, and a larger one if the pickle
+        is longer: `persistent` may be called again for the same ids.
         """
         while True:
             length = min(window, self.end - self.at)
@@ -595,14 +597,14 @@ class ByteStream:
                 return found
 
     def numbers(self, count: int) -> tuple[int, ...]:
-        """Take `count` signed numbers of 64 bits, little-endian on every machine."""
+        """Read `count` signed 64-bit numbers, little-endian on every machine."""
         self._require(8 * count)
         found = struct.unpack(f"<{count}q", self._ahead(8 * count))
         self.at += 8 * count
         return found
 
     def span(self, length: int) -> Span:
-        """Take `length` bytes, unread; raise TruncatedError when there are fewer."""
+        """Skip `length` bytes; raise TruncatedError if there are fewer."""
         self._require(length)
         taken = Span(self.file, self.at, length)
         self.at += length
@@ -619,7 +621,7 @@ class ByteStream:
             )
 
     def _ahead(self, length: int) -> bytes:
-        """Return the next `length` bytes; a few more are read at once, for whatever follows."""
+        """Return the next `length` bytes; a few more are read at once for the data that follows."""
         start = self.at - self._read_at
         if not 0 <= start <= start + length <= len(self._read):
             self._read_at, start = self.at, 0
@@ -628,5 +630,5 @@ class ByteStream:
 
 
 def _is_truncated(error: FormatError, stop: int) -> bool:
-    # An argument that the window's end cuts may also look like a wrong one.
+    # An argument cut off at the end of the window may also look invalid.
     return isinstance(error, TruncatedError) or (error.offset is not None and error.offset > stop - _ARGUMENT)

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     import numpy as np
 
 
-# The classes of pickled modules, and their source code, which torch put beside them before its zip files.
+# Classes of pickled modules, and their source code, which torch stored with them before its zip files.
 #
 # Source: torch/serialization.py (persistent_id in _legacy_save): ("module", class, source file, source).
 
@@ -37,16 +37,16 @@ _SHOWN = 5
 
 
 class ClassSources:
-    """The source code of classes by their dotted names; it is text, which nobody compiles."""
+    """The source code of classes by their dotted names; it is text and is never compiled."""
 
     def __init__(self) -> None:
-        """Know none yet."""
+        """Start without classes."""
         self.known: dict[str, dict[str, str]] = {}
 
     def named(self, said: Sequence[object]) -> Global | PickleObject:
-        """Return the class of a persistent id that says class, source file and source; keep the last two.
+        """Return the class of a persistent id that contains class, source file and source; keep the last two.
 
-        cloudpickle stores classes by value: those are objects that a call makes.
+        cloudpickle stores classes by value: those are objects returned by a call.
         """
         kind, file, text = said
         if not isinstance(kind, Global | PickleObject) or not all(
@@ -58,14 +58,14 @@ class ClassSources:
         return kind
 
     def notes(self) -> tuple[str, ...]:
-        """Return the line that tells of them, none when there are none."""
+        """Return the note on classes with source code, if there are any."""
         if not self.known:
             return ()
         names = abbreviate_list(list(self.known), _SHOWN)
         return (f"the source code of classes is in the file, as text that --json shows: {names}",)
 
     def details(self) -> dict[str, Any]:
-        """Return `sources` as a part of a checkpoint's details; nothing when there are none."""
+        """Return `sources` for a checkpoint's details; empty if there are none."""
         return {"sources": self.known} if self.known else {}
 
 
@@ -82,11 +82,11 @@ def _text(said: object) -> str:
     return said.decode("utf-8", "replace") if isinstance(said, bytes) else str(said or "")
 
 
-# Tensors as views of storages, checked against them.
+# Tensors as views of storages, with bounds checks.
 #
 # Source: torch/_utils.py (_rebuild_tensor, _rebuild_tensor_v2, _rebuild_tensor_v3, set_tensor_metadata).
 
-RANK = 64  # numpy reads no more dimensions than that
+RANK = 64  # NumPy's limit on dimensions
 _LARGEST = (1 << 63) - 1
 
 
@@ -94,8 +94,8 @@ _LARGEST = (1 << 63) - 1
 class Storage:
     """A flat buffer; `dtype` is None for an untyped one.
 
-    `bytes` is set later where a file tells only behind its pickles where its storages lie; `part` says that
-    they are those of another storage, too.
+    `bytes` is set later if the file lists the locations of storages after its pickles; `part` marks a
+    view of another storage's bytes.
     """
 
     key: str
@@ -105,7 +105,7 @@ class Storage:
     part: bool = False
 
 
-# What torch.Tensor itself reads and writes under these names; any other attribute is the program's own.
+# Names that torch.Tensor itself reads and writes; any other attribute belongs to the program.
 _OWN_NAMES = frozenset(
     (
         *("H", "T", "_backward_hooks", "_base", "_cdata", "_grad", "_grad_fn", "_has_symbolic_sizes_strides"),
@@ -131,14 +131,14 @@ _OWN_NAMES = frozenset(
 
 @dataclass(slots=True, eq=False, kw_only=True)
 class StatefulTensor(StatefulValue):
-    """What torch makes a tensor of; `state` is what the pickle sets on it."""
+    """Arguments of a torch tensor; `state` is what the pickle sets on it."""
 
     state: object = None
 
     def set_state(self, state: Any) -> None:
-        """Take (requires_grad, volatile, hooks), which Variables had before 0.4; raise for any other state.
+        """Read (requires_grad, volatile, hooks), a Variable's state before 0.4; raise for any other state.
 
-        Others put another storage, other data or attributes into the tensor (Tensor.__setstate__).
+        Other states replace the tensor's storage, data or attributes (Tensor.__setstate__).
         """
         known = type(state) is tuple and len(state) == 3 and type(state[0]) is bool
         if not known or self.state is not None:
@@ -148,22 +148,22 @@ class StatefulTensor(StatefulValue):
 
 
 def check_hooks(hooks: object) -> None:
-    """Raise FormatError unless these are backward hooks as torch keeps them: a dict, or None."""
+    """Raise FormatError unless these are backward hooks in torch's form: a dict, or None."""
     if hooks is not None and not isinstance(hooks, dict):
         fail("a tensor's backward hooks are no dict")
 
 
 def require_flag(value: object, what: str) -> bool:
-    """Return a flag; raise FormatError for anything but True and False."""
+    """Return a flag; raise FormatError unless it is True or False."""
     if type(value) is not bool:
         fail(f"a tensor's {what} is neither True nor False", found=repr(value)[:40])
     return value
 
 
 def check_attributes(state: Any) -> None:
-    """Raise unless the state is a dict of attributes, or two, and none is one of torch.Tensor's own.
+    """Raise unless the state is one or two dicts of attributes, without torch.Tensor's own attributes.
 
-    Source: torch/_utils.py, _set_obj_state, which sets each of them, `data` and `grad` too.
+    Source: torch/_utils.py, _set_obj_state, which sets each of them, including `data` and `grad`.
     """
     parts = state if type(state) is tuple and len(state) == 2 else (state,)
     for part in parts:
@@ -178,7 +178,7 @@ def check_attributes(state: Any) -> None:
 
 @dataclass(slots=True, eq=False)
 class Tensor(StatefulTensor):
-    """A view of a storage; offset and strides count elements."""
+    """A view of a storage; offset and strides are in elements."""
 
     storage: Storage
     dtype: str
@@ -192,9 +192,9 @@ class Tensor(StatefulTensor):
 
     @property
     def view(self) -> str:
-        """What two tensors have in common when they are the same memory, read the same way.
+        """Key shared by two tensors that read the same memory in the same way.
 
-        It is text, whose hash is randomised: a file could choose strides that collide.
+        The key is text, whose hash is randomised: a file could choose strides that collide.
         """
         where = (self.dtype, self.offset, self.shape, self.strides, self.conj, self.neg)
         return f"{where} {self.storage.key}"
@@ -215,14 +215,14 @@ class Size(tuple[Any, ...]):
 
 
 def fail(message: str, *, expected: str | None = None, found: str | None = None) -> NoReturn:
-    """Raise FormatError; the machine adds where."""
+    """Raise FormatError; the caller adds the location."""
     raise FormatError(message, expected=expected, found=found)
 
 
 def build_view(
     storage: Storage, dtype: str, offset: Any, shape: Any, strides: Any, requires_grad: bool = False
 ) -> Tensor:
-    """Return the tensor; raise FormatError unless it lies within its storage."""
+    """Return the tensor; raise FormatError unless it fits within its storage."""
     if (
         type(offset) is not int
         or not isinstance(shape, tuple | list)
@@ -245,7 +245,7 @@ def _fits(tensor: Tensor) -> None:
     if row is None or not row.itemsize:
         return
     count = tensor.count
-    # NumPy counts without the empty dimensions.
+    # NumPy does not count empty dimensions.
     if (count or math.prod(extent or 1 for extent in tensor.shape)) * row.itemsize > _LARGEST:
         fail("a tensor has more elements than can be counted")
     last = tensor.offset
@@ -261,8 +261,8 @@ def _fits(tensor: Tensor) -> None:
 
 
 def _apply_bits(tensor: Tensor, metadata: object) -> Tensor:
-    # torch/_utils.py, set_tensor_metadata: the stored bytes are those before conj and neg were applied. torch
-    # applies each that is named, whatever its value, and writes True alone.
+    # torch/_utils.py, set_tensor_metadata: the bytes are stored before conj and neg are applied. torch
+    # applies each one that is present, whatever its value, and only writes True.
     if metadata is None or metadata == {}:
         return tensor
     if not isinstance(metadata, dict) or not metadata.keys() <= {"conj", "neg"}:
@@ -275,16 +275,16 @@ def _apply_bits(tensor: Tensor, metadata: object) -> Tensor:
 
 
 def has_unbuilt_storage(args: tuple[Any, ...]) -> bool:
-    """Say whether a tensor's storage is a call that nobody makes: then the tensor is not known either."""
+    """Return whether a tensor's storage is an unexecuted call: then the tensor is unknown too."""
     return bool(args) and isinstance(args[0], PickleObject)
 
 
 def torch_type(value: object) -> str | None:
-    """Return our name of a type of torch's elements, its own where we have none; None for anything else."""
+    """Return the name of a torch element type: ckpttool's, or torch's if there is none; otherwise None."""
     if type(value) is not Global or value.module != "torch":
         return None
     row = dtypes.BY_TORCH.get(value.name)
-    # Names of ours must not be taken for torch's: TensorFlow's int4 is another type.
+    # ckpttool's names must not be confused with torch's: TensorFlow's int4 is another type.
     return row.name if row else value.full
 
 
@@ -335,7 +335,7 @@ TENSOR_BUILDERS: dict[str, Builder] = {
 }
 
 
-# Tensors that torch's pickles store as several: quantised, sparse, nested; and those without bytes.
+# Tensors that torch pickles as several: quantised, sparse, nested; and those without bytes.
 #
 # Sources: torch/_utils.py (_rebuild_qtensor, _rebuild_sparse_tensor, _rebuild_nested_tensor,
 # _rebuild_meta_tensor_no_storage, _rebuild_device_tensor_from_numpy), torch/_tensor.py (_reduce_ex_internal).
@@ -343,10 +343,10 @@ TENSOR_BUILDERS: dict[str, Builder] = {
 
 @dataclass(eq=False, slots=True)
 class CompositeTensor(StatefulTensor):
-    """A tensor that is put together from several.
+    """A tensor assembled from several tensors.
 
-    `kind` is what torch calls the layout or the scheme, `main` the part that has the elements: it is named as
-    the whole, and is a parameter if the whole is.
+    `kind` is torch's name of the layout or scheme, `main` the part that contains the elements: it has
+    the name of the whole, and is a parameter if the whole is.
     """
 
     kind: str
@@ -354,7 +354,7 @@ class CompositeTensor(StatefulTensor):
     parts: dict[str, Any]
 
     def as_parameter(self, *, requires_grad: bool) -> CompositeTensor:
-        """Return the same with the elements marked as a parameter."""
+        """Return a copy with the elements marked as a parameter."""
         found = self.parts[self.main]
         if not isinstance(found, Tensor):
             return self
@@ -364,7 +364,7 @@ class CompositeTensor(StatefulTensor):
 
 @dataclass(eq=False, slots=True)
 class ArrayBackedTensor(StatefulTensor):
-    """A tensor whose elements came through a numpy array; it is read as `dtype`."""
+    """A tensor whose elements are stored as a NumPy array; it is read as `dtype`."""
 
     array: Array
     dtype: str
@@ -372,20 +372,20 @@ class ArrayBackedTensor(StatefulTensor):
     parameter: bool = False
 
 
-# What follows each scheme's name.
+# Arguments after each scheme's name.
 _CHANNELS = ("scales", "zero_points", "axis")
 _SCHEMES = {
     "torch.per_tensor_affine": ("scale", "zero_point"),
     "torch.per_channel_affine": _CHANNELS,
     "torch.per_channel_affine_float_qparams": _CHANNELS,
 }
-# The types of the scales by those of the zero points, which decide between the two schemes of a channel.
-# torch converts others, and can change numbers.
+# Types of the scales by those of the zero points, which select one of the two per-channel schemes. torch
+# converts other types, which can change numbers.
 _SCALES = {"int64": "float64", "float32": "float32"}
 
 
 def _quantized_tensor(args: tuple[Any, ...]) -> object:
-    """Return the integers with their scheme: scale and zero point, or scales and zero points of an axis."""
+    """Return the integers with their scheme: scale and zero point, or scales and zero points per channel."""
     if has_unbuilt_storage(args):
         return NotImplemented
     if len(args) != 7 or not isinstance(args[0], Storage) or not isinstance(args[4], tuple):
@@ -417,7 +417,7 @@ def _check_axis(whole: Tensor, parts: Mapping[str, Any], *, lists: bool) -> None
         fail("a quantised tensor's scales and zero points do not have types that belong together")
     for name in ("scales", "zero_points"):
         each = parts[name]
-        # Of lists torch makes float64 and int64, or float32 where they are not listed as they are used.
+        # torch converts lists to float64 and int64, or to float32 if they are not listed as they are used.
         numbers = lists and type(each) is list and _is_numbers(each, whole=name == "zero_points")
         count = each.count if isinstance(each, Tensor) else len(each) if numbers else -1
         if count != whole.shape[axis]:
@@ -429,12 +429,12 @@ def _check_axis(whole: Tensor, parts: Mapping[str, Any], *, lists: bool) -> None
 
 
 def _is_numbers(value: object, *, whole: bool = True) -> bool:
-    """Say whether the value is a list or a tuple of (whole) numbers: all that a part may be but a tensor."""
+    """Return whether the value is a list or a tuple of (whole) numbers, the only alternative to a tensor."""
     kinds = (int,) if whole else (int, float)
     return isinstance(value, list | tuple) and all(type(each) in kinds for each in value)
 
 
-# What each layout stores, in the order of the pickle.
+# Parts stored by each layout, in pickle order.
 _SPARSE = {
     "torch.sparse_coo": ("indices", "values", "size", "is_coalesced"),
     "torch.sparse_csr": ("crow_indices", "col_indices", "values", "size"),
@@ -454,7 +454,7 @@ def _sparse_tensor(args: tuple[Any, ...]) -> object:
     names = _SPARSE.get(args[0].full)
     if names is None:
         fail("a sparse tensor has a layout that torch does not write", found=args[0].full[:40])
-    # Before 1.13 a COO tensor did not say whether it is coalesced.
+    # Before 1.13, a COO tensor did not record whether it is coalesced.
     if len(args[1]) not in (len(names), 3 if names[:1] == ("indices",) else -1):
         fail("a sparse tensor is rebuilt from parts that torch does not write")
     parts = dict(zip(names, args[1], strict=False))
@@ -488,7 +488,7 @@ def _nested_tensor(args: tuple[Any, ...]) -> object:
 
 
 def _meta_record(args: tuple[Any, ...]) -> object:
-    """Return a record: a tensor on the meta device has a shape and no bytes."""
+    """Return a record: a tensor on the meta device has a shape but no bytes."""
     _require(args, 4, "a meta tensor")
     if not isinstance(args[0], Global) or not isinstance(args[1], tuple):
         return NotImplemented
@@ -519,9 +519,9 @@ def _from_numpy(args: tuple[Any, ...]) -> object:
 
 
 def _converts_exactly(stored: str, dtype: str) -> bool:
-    """Say whether numpy converts every number of the one type to the other as torch does."""
-    # Whole numbers beyond the other type, or NaN, are converted as the machine likes; torch rounds float64
-    # to a half by way of float32.
+    """Return whether NumPy converts every number of one type to the other as torch does."""
+    # Integers outside the other type's range, and NaN, are converted in a machine-dependent way; torch rounds
+    # float64 to half precision through float32.
     floats = ("float16", "bfloat16", "float32", "float64")
     return (
         stored == dtype
@@ -540,7 +540,7 @@ def _from_cpu(args: tuple[Any, ...]) -> object:
 
 
 def _parameter_class(args: tuple[Any, ...]) -> object:
-    """Return what the class itself makes, as before 0.4: of the data, and whether they are trained."""
+    """Return the result of calling the class, as before 0.4: from the data and whether it is trained."""
     if len(args) > 2:
         fail(f"a parameter is made from {len(args):,} arguments")
     if not args:
@@ -573,7 +573,7 @@ def _as_parameter(data: Any, requires_grad: object, state: object = None) -> obj
 
 
 def _variable(args: tuple[Any, ...]) -> object:
-    # torch/autograd/variable.py before 0.4: a call with the data; BUILD then gives requires_grad and hooks.
+    # torch/autograd/variable.py before 0.4: a call with the data; BUILD then sets requires_grad and hooks.
     return replace(args[0]) if args and isinstance(args[0], Tensor) else NotImplemented
 
 
@@ -581,7 +581,7 @@ _PARAMETERS = ("torch.nn.parameter.Parameter", "torch.nn.parameter.Buffer")
 
 
 def _from_type(args: tuple[Any, ...]) -> object:
-    """Return the tensor of a subclass, with what was set on it."""
+    """Return the tensor of a subclass, with its attributes."""
     _require(args, 4, "a tensor of another class")
     if not isinstance(args[0], Global) or not isinstance(args[2], tuple):
         return NotImplemented
@@ -620,19 +620,19 @@ COMPOSITE_BUILDERS: dict[str, Builder] = {
 }
 
 
-# Where the bytes of a pickled tensor or array are, and what becomes of them when they are read.
+# Locations of the bytes of pickled tensors and arrays, and their changes when read.
 
 
 class ArrayOperation(NamedTuple):
-    """What a stored array becomes when it is read: one numpy operation that keeps the element type.
+    """Change applied to a stored array when it is read: one NumPy operation that keeps the element type.
 
-    "conj halves" and "neg halves" take complex32, which numpy lacks, as pairs of float16.
+    "conj halves" and "neg halves" read complex32, which NumPy lacks, as pairs of float16.
     """
 
     kind: Literal["conj", "neg", "conj halves", "neg halves", "byteswap", "reverse"]
 
     def output(self, dtype: str, shape: Shape) -> tuple[str, Shape]:
-        """Return the same dtype; only "reverse" (Fortran order) turns the shape around."""
+        """Return the same dtype; only "reverse" (Fortran order) reverses the shape."""
         return dtype, shape[::-1] if self.kind == "reverse" else shape
 
     def apply(self, array: np.ndarray) -> np.ndarray:
@@ -649,7 +649,7 @@ class ArrayOperation(NamedTuple):
 
 
 class CastOperation(NamedTuple):
-    """The same numbers in another element type: what `Tensor.to(dtype)` does when torch rebuilds a tensor."""
+    """The same numbers in another element type, as torch's `Tensor.to(dtype)` when it rebuilds a tensor."""
 
     dtype: str
 
@@ -663,7 +663,7 @@ class CastOperation(NamedTuple):
 
 
 class UnreadableTensor(NamedTuple):
-    """The source of a tensor that is listed and not read; `read` says why."""
+    """The source of a tensor that is listed but not read; `read` raises the reason."""
 
     file: str | None
     reason: str
@@ -675,22 +675,22 @@ class UnreadableTensor(NamedTuple):
 
 
 class ExpansionBudget:
-    """What the tensors of one pickle may be expanded to when all are read, by what is stored for them.
+    """Limit on the expansion of one pickle's tensors, relative to the bytes stored for them.
 
-    Views may show a few bytes many times, each less often than the limit on one tensor allows; and a
-    compressed storage is unpacked again for a view of a part of it, unless the one before was of the same.
+    Views may repeat a few bytes many times, each below the limit for one tensor; and a compressed
+    storage is unpacked again for a partial view, unless the previous view was of the same storage.
     """
 
     def __init__(self) -> None:
-        """Nothing is stored and nothing shown yet."""
+        """Start with nothing stored and nothing expanded."""
         self.allowed = limits.current()
         self.stored = self.shown = 0
         self.last: object = None
 
     def source(self, tensor: Tensor, nbytes: int, *, big: bool, first: bool) -> Source:
-        """Return where the tensor's `nbytes` bytes are; `first` says that its storage is a new one.
+        """Return the location of the tensor's `nbytes` bytes; `first` marks the first use of its storage.
 
-        `big` says that the writer's machine was big-endian.
+        `big` marks data written on a big-endian machine.
         """
         data, whole = tensor.storage.bytes, tensor.storage.nbytes
         if first and not tensor.storage.part:
@@ -720,7 +720,7 @@ def _unreadable_source(tensor: Tensor, reason: str) -> UnreadableTensor:
 def _tensor_source(tensor: Tensor, nbytes: int, *, big: bool) -> Source:
     width = dtypes.component_size(tensor.dtype)
     if big and width != dtypes.component_size(tensor.storage.dtype or "uint8"):
-        # torch turns bytes around by the storage's type, not the tensor's (serialization.py, load_tensor).
+        # torch swaps bytes according to the storage's type, not the tensor's (serialization.py, load_tensor).
         where = tensor.storage.bytes
         file = where.file.path if isinstance(where, Span) else None
         return UnreadableTensor(
@@ -751,7 +751,7 @@ def _stored_source(tensor: Tensor, nbytes: int, width: int) -> Source:
 
 
 def array_source(parts: pickle_values.ArrayContents) -> Source:
-    """Return a pickled numpy array's bytes in C order, little-endian."""
+    """Return a pickled NumPy array's bytes in C order, little-endian."""
     name = parts.type.name or ""
     found: Source = Inline(bytes(parts.data))
     if parts.type.big and dtypes.BY_NAME[name].itemsize > 1:
@@ -766,7 +766,7 @@ def cast_source(found: Source, stored: str, shape: Shape, dtype: str) -> Source:
     return found if stored == dtype else TransformedSource(found, stored, shape, CastOperation(dtype))
 
 
-# The storages that a torch pickle names: one record for each key, and never two that differ.
+# The storages in a torch pickle: one record for each key, without conflicts.
 #
 # Source: torch/serialization.py (persistent_id, _load, _legacy_load).
 
@@ -777,7 +777,7 @@ _UNTYPED = frozenset(
     for name in ("UntypedStorage", "_UntypedStorage")
 )
 
-# Says where the storage of a key and a size in bytes lies; raises where there is none of that size.
+# Returns the location of the storage with a key and a size in bytes; raises if there is none of that size.
 Place = Callable[[str, int], Bytes]
 
 
@@ -785,14 +785,14 @@ class StorageTable:
     """The storages of one pickle by their keys."""
 
     def __init__(self, place: Place) -> None:
-        """Ask `place` once for each key."""
+        """Call `place` once for each key."""
         self.place = place
         self.known: dict[str, Storage] = {}
 
     def persistent(self, pid: object, length: int = 5) -> Storage:
-        """Return the storage of a persistent id; raise FormatError unless it is one that torch writes.
+        """Return the storage of a persistent id; raise FormatError unless torch writes it.
 
-        `length` is how many items the id has in this form of file.
+        `length` is the number of items of the id in this file format.
         """
         if not isinstance(pid, tuple) or len(pid) != length or pid[0] not in ("storage", b"storage"):
             raise FormatError("a persistent id does not name a storage")
@@ -806,13 +806,13 @@ class StorageTable:
         if known is None:
             known = self.known[key] = Storage(key, dtype, nbytes, self.place(key, nbytes))
         elif (known.dtype or "uint8", known.nbytes) != (dtype or "uint8", nbytes):
-            # An untyped storage counts bytes: torch writes both for a tensor of bytes and a view of it.
+            # An untyped storage counts bytes: torch writes both types for a tensor of bytes and a view of it.
             raise FormatError(f"storage {key!r} is used with two types or sizes")
         return known
 
 
 def check_location(location: object) -> None:
-    """Raise unless a storage was on a device with memory: torch reads no bytes for one on `meta`."""
+    """Raise if a storage was on the `meta` device, for which torch reads no bytes."""
     if location in ("meta", b"meta"):
         raise UnsupportedError("a storage is on the meta device: torch reads no bytes for it")
     if not isinstance(location, str | bytes):
@@ -821,7 +821,7 @@ def check_location(location: object) -> None:
 
 def storage_dtype(kind: Global) -> str | None:
     """Return the element type of a storage class, None for an untyped one; raise UnsupportedError."""
-    # Typed classes live in torch and torch.cuda; untyped ones have had a leading underscore.
+    # Typed classes are in torch and torch.cuda; untyped ones had a leading underscore.
     if kind.full in _UNTYPED:
         return None
     row = dtypes.BY_STORAGE.get(kind.name)
@@ -831,11 +831,11 @@ def storage_dtype(kind: Global) -> str | None:
 
 
 def storage_itemsize(dtype: str | None) -> int:
-    """Return the size in bytes of what a storage's count counts."""
+    """Return the size in bytes of one unit of a storage's count."""
     return dtypes.BY_NAME[dtype].itemsize if dtype else 1
 
 
-# What torch's pickles call to rebuild tensors, by name: the one table of builders.
+# Functions in torch's pickles that rebuild tensors, by name: the only table of builders.
 #
 # Sources: torch/_utils.py and torch/_tensor.py (see views.py and parts.py), torch/jit/_pickle.py.
 
@@ -845,7 +845,7 @@ def _first_argument(args: tuple[Any, ...]) -> object:
 
 
 def _graph_module(args: tuple[Any, ...]) -> object:
-    """Return the traced module as an object: its attributes are the first argument, source code follows."""
+    """Return the traced module as an object: the first argument is its attributes, then source code."""
     if not args or not isinstance(args[0], dict):
         return NotImplemented
     return PickleObject(_GRAPH, args[1:], 0, state=args[0])
@@ -853,7 +853,7 @@ def _graph_module(args: tuple[Any, ...]) -> object:
 
 _GRAPH = Global("torch.fx.graph_module", "GraphModule")
 
-# What plain pickles of torch's objects call, too.
+# Functions that also occur in plain pickles of torch objects.
 REBUILD: Mapping[str, Builder] = {
     **TENSOR_BUILDERS,
     **COMPOSITE_BUILDERS,

@@ -42,26 +42,26 @@ from ckpttool.formats.torch_tensors import (
     cast_source,
 )
 
-# Which parameter each of an optimizer's slots belongs to, where only one network of the checkpoint fits.
+# Assign an optimizer's slots to parameters, if exactly one network of the checkpoint fits.
 #
-# torch numbers the parameters of an optimizer through its groups, in the order in which they were given to
-# it, and that of `module.parameters()` is the order of the module's state_dict without its buffers
-# (torch/optim/optimizer.py, state_dict(); torch/nn/modules/module.py, _save_to_state_dict). Optimizers made
-# from `named_parameters()` keep names in `param_names` (since torch 2.6), distributed ones use names for
-# numbers (torch/distributed/checkpoint/state_dict.py).
+# torch numbers the parameters of an optimizer through its groups, in the order in which they were passed to
+# it; `module.parameters()` has the order of the module's state_dict without its buffers
+# (torch/optim/optimizer.py, state_dict(); torch/nn/modules/module.py, _save_to_state_dict). Optimizers
+# created from `named_parameters()` store names in `param_names` (since torch 2.6), distributed ones use names
+# instead of numbers (torch/distributed/checkpoint/state_dict.py).
 
-# A moment of another shape than its parameter (Adafactor's rows and columns) tells nothing of it.
+# A moment with another shape than its parameter (Adafactor's rows and columns) is no evidence.
 _ALIKE = frozenset(
     ("exp_avg", "exp_avg_sq", "max_exp_avg_sq", "exp_inf", "momentum_buffer", "square_avg", "grad_avg")
 ) | {"acc_delta", "sum", "prev", "step_size", "ax"}
 _STATE, _GROUPS, _PARAMS, _NAMES = key("state"), key("param_groups"), key("params"), key("param_names")
-_FLAT = "state."  # distributed ones can be one dict of names like `state.l1.weight.exp_avg`
-# Each optimizer is compared with each network; a checkpoint with more of them is left as it is.
+_FLAT = "state."  # distributed ones can be a single dict of names such as `state.l1.weight.exp_avg`
+# Every optimizer is compared with every network; a checkpoint with more networks is left unchanged.
 _MOST = 64
 
 
 class OwnedTree(NamedTuple):
-    """A tree whose slots name their parameters as far as that is sure, and what a person should know."""
+    """A tree whose slots name their parameters where these are certain, and notes for the user."""
 
     tree: Tree
     notes: tuple[str, ...]
@@ -71,7 +71,7 @@ class OwnedTree(NamedTuple):
 class _OptimizerState:
     """One optimizer's state_dict.
 
-    `slots` are by number, or by name, in `state`; `numbers` go through all `groups`.
+    `slots` are by number, or by name, in `state`; `numbers` are those of all `groups`, in order.
     """
 
     slots: dict[str, dict[Path, Leaf]] = field(default_factory=dict)
@@ -80,7 +80,7 @@ class _OptimizerState:
     groups: set[PathStep] = field(default_factory=set)
 
     def named(self) -> Mapping[str, str] | None:
-        """Return the parameters' names by what stands for them in the state, None if not all are told."""
+        """Return the parameters' names by their keys in the state, None if incomplete."""
         if not any(step.isdigit() for step in self.slots):
             return {step: step for step in self.slots}
         if not self.names or len(self.names) != len(self.numbers) or not self.slots.keys() <= {*self.numbers}:
@@ -90,10 +90,10 @@ class _OptimizerState:
 
 
 def assign_slot_owners(tree: Tree) -> OwnedTree:
-    """Return the tree with `Leaf.of` for every slot whose parameter is known by name or by order.
+    """Return the tree with `Leaf.of` for every slot whose parameter is identified by name or by order.
 
-    Order decides for an optimizer of one group only, and only if one network alone has as many parameters, of
-    the shapes that the slots have.
+    Order is used only for an optimizer with a single group, if exactly one network has the same
+    number of parameters, with the shapes of the slots.
     """
     optimizers = _find_optimizer_states(tree)
     if not optimizers or len(optimizers) > _MOST:
@@ -115,7 +115,7 @@ def assign_slot_owners(tree: Tree) -> OwnedTree:
 def _find_network(
     tree: Tree, optimizer: _OptimizerState, networks: Mapping[Path, Mapping[str, Path]]
 ) -> tuple[Path, Mapping[str, Path], str] | None:
-    """Return the one network that fits, its parameters by what stands for them in the state, and by what."""
+    """Return the only network that matches, its parameters by their keys in the state, and the evidence."""
     names = optimizer.named()
     sure = []
     for top, parameters in networks.items():
@@ -131,7 +131,7 @@ def _find_network(
 
 
 def _shapes_agree(tree: Tree, optimizer: _OptimizerState, order: Mapping[str, Path]) -> bool:
-    """Say whether every slot that must have its parameter's shape has it, and there is such a slot."""
+    """Return whether there are slots that must have their parameter's shape, and all of them do."""
     if not optimizer.slots.keys() <= order.keys():
         return False
     pairs = [
@@ -144,7 +144,7 @@ def _shapes_agree(tree: Tree, optimizer: _OptimizerState, order: Mapping[str, Pa
 
 
 def _find_optimizer_states(tree: Tree) -> dict[Path, _OptimizerState]:
-    """Return the optimizers that have slots, by where they stand; each leaf is looked at once."""
+    """Return the optimizers that have slots, by path; each leaf is visited once."""
     found: dict[Path, _OptimizerState] = {}
     for path, leaf in tree.tensors():
         if leaf.slot is None:
@@ -171,7 +171,7 @@ def _find_optimizer_states(tree: Tree) -> dict[Path, _OptimizerState]:
 
 
 def _find_networks(tree: Tree, optimizers: Collection[Path]) -> dict[Path, dict[str, Path]]:
-    """Return the parameters by name of every dict that holds tensors by name, optimizers apart."""
+    """Return the parameters by name of every dict that contains tensors by name, except optimizers."""
     found: dict[Path, dict[str, Path]] = {}
     depths = {len(top) for top in optimizers}
     for path, leaf in tree.tensors():
@@ -182,14 +182,14 @@ def _find_networks(tree: Tree, optimizers: Collection[Path]) -> dict[Path, dict[
     return found
 
 
-# torch's optimizers in pickles: as their state_dicts, and as objects that were pickled whole.
+# torch optimizers in pickles: as state_dicts, and as pickled objects.
 #
-# Source: torch/optim/optimizer.py (state_dict, __getstate__): in a state_dict parameters are numbered through
-# all groups; in the object itself the slots are keyed by the parameters.
+# Source: torch/optim/optimizer.py (state_dict, __getstate__): a state_dict numbers parameters through all
+# groups; in the object itself the parameters are the keys of the slots.
 
 
 def is_state_dict(value: dict[Any, Any]) -> bool:
-    """Say whether the dict is what an optimizer's state_dict() returns."""
+    """Return whether the dict has the form of an optimizer's state_dict()."""
     if value.keys() != {"state", "param_groups"}:
         return False
     state, groups = value["state"], value["param_groups"]
@@ -199,16 +199,16 @@ def is_state_dict(value: dict[Any, Any]) -> bool:
 
 
 def is_object(state: object) -> TypeGuard[dict[str, Any]]:
-    """Say whether these are the attributes of an optimizer that was pickled whole."""
+    """Return whether these are the attributes of an optimizer that was pickled as an object."""
     if type(state) is not dict or not state.keys() >= {"state", "param_groups"}:
         return False
     return isinstance(state["state"], dict) and isinstance(state["param_groups"], list)
 
 
 def number_slots(state: dict[str, Any]) -> dict[Any, Any]:
-    """Return such an object's slots by the numbers that state_dict() would give to their parameters.
+    """Return such an object's slots by the parameter numbers that state_dict() would assign.
 
-    Return them as they are when they belong to others than the groups' parameters.
+    Return them unchanged if they belong to other parameters than those in the groups.
     """
     slots: dict[Any, Any] = state["state"]
     if type(next(iter(slots), None)) is not Tensor:
@@ -223,47 +223,47 @@ def number_slots(state: dict[str, Any]) -> dict[Any, Any]:
     return made
 
 
-# From what a torch pickle says to a tree: paths, roles, shared storages, containers, inert records.
+# Convert the contents of a torch pickle to a tree: paths, roles, shared storages, containers, inert records.
 
 _GENERATOR = "torch._C.Generator"
 
-# Where in an optimizer's state_dict, or in a module, a value stands: it decides roles.
+# Context of a value in an optimizer's state_dict, or in a module; it determines roles.
 Place = Literal["plain", "state", "slots", "settings", "buffers", "parameters"]
 
-# How torch.nn.Module keeps its tensors; a state_dict's names leave these steps out.
+# Attributes in which torch.nn.Module stores its tensors; names in a state_dict omit these steps.
 _MODULE: dict[object, Place] = {"_parameters": "plain", "_buffers": "buffers", "_modules": "plain"}
 
 
 class ClassMembers(NamedTuple):
-    """Which of a class's attributes are parameters and which are buffers (None: the file does not say)."""
+    """Attributes of a class that are parameters, and those that are buffers (None: unknown)."""
 
     parameters: frozenset[str]
     buffers: frozenset[str] | None
 
 
 class StorageUsage(NamedTuple):
-    """How many bytes a storage has and how many of them tensors show."""
+    """Number of bytes in a storage, and number of those that tensors use."""
 
     stored: int
     used: int
 
 
 def native_name(path: Path) -> str:
-    """Return the dotted name that torch lists: `l1.weight`, `state.0.exp_avg`."""
+    """Return the dotted name as torch lists it: `l1.weight`, `state.0.exp_avg`."""
     if len(path) == 1:
         return str(path[0].value)
     return ".".join(str(s.value) for s in path if s.kind != "attr" or s.value not in _MODULE)
 
 
 class TorchWalk(PickleTraversal[Place]):
-    """Goes once through the values of a pickle and collects the tree."""
+    """Visitor that walks the values of a pickle once and builds the tree."""
 
     whole = "checkpoint"
 
     def __init__(self, *, big: bool, size: int, classes: Mapping[str, ClassMembers] | None = None) -> None:
-        """Take storages as big-endian if `big`; `size` is that of the pickle in bytes.
+        """Treat storages as big-endian if `big`; `size` is the pickle's size in bytes.
 
-        `classes` are those of which the file says what their attributes are. `attributes` will hold, by the
+        `classes` are the classes whose attributes the file describes. `attributes` will contain, by the
         native names of tensors, the plain values that the file sets on them.
         """
         super().__init__(size)
@@ -283,18 +283,18 @@ class TorchWalk(PickleTraversal[Place]):
         return Tree(self.leaves, self.aliases, self.containers)
 
     def native(self, path: Path) -> str:
-        """Return the dotted name that torch lists."""
+        """Return the dotted name as torch lists it."""
         return native_name(path)
 
     def kind(self, value: Any) -> Container:
-        """Return the container's kind; torch.Size and what an OrderedDict carries are kept."""
+        """Return the container's kind; torch.Size and the attributes of an OrderedDict are kept."""
         if isinstance(value, Size):
             return Container("tuple", "torch.Size")
         kind = super().kind(value)
         return kind._replace(state=self._plain.of(value.state)) if kind.kind == "OrderedDict" else kind
 
     def below(self, value: Any, place: Place) -> Below[Place]:
-        """Return what says where entries stand: in an optimizer's state_dict, among a module's buffers."""
+        """Return the context of entries: in an optimizer's state_dict, among a module's buffers."""
         made = isinstance(value, PickleObject)
         attribute = self._attributes(value) if made else _plain_place
         entries = (value.entries or {}) if made else value
@@ -311,7 +311,7 @@ class TorchWalk(PickleTraversal[Place]):
         return standing
 
     def container(self, value: Any, path: Path, place: Place, kind: Container | None = None) -> None:
-        """Add a dict, a list, a tuple or an inert object; an optimizer's slots by their numbers."""
+        """Add a dict, a list, a tuple or an inert object; number an optimizer's slots."""
         if type(value) is PickleObject:
             _check_made(value)
         if type(value) is PickleObject and is_object(value.state):
@@ -319,19 +319,19 @@ class TorchWalk(PickleTraversal[Place]):
         super().container(value, path, place, kind)
 
     def _attributes(self, value: PickleObject) -> Callable[[PathStep], Place]:
-        """Return what says where an object's attributes stand: those of a module are of three kinds."""
+        """Return the context of an object's attributes; those of a module are of three kinds."""
         known = self._classes.get(value.name)
         if known is not None:
             return lambda step: _script_place(step, known)
         if is_object(value.state):
             return lambda step: "state" if step.value == "state" else "plain"
         if isinstance(value.state, dict) and "_parameters" in value.state:
-            # torch.nn.Module.__setattr__ keeps whatever a state_dict lists in these three.
+            # torch.nn.Module.__setattr__ stores everything that a state_dict lists in these three.
             return lambda step: _MODULE.get(step.value, "settings")
         return lambda step: "buffers" if step.value == "_buffers" else "plain"
 
     def value(self, value: Any, path: Path, place: Place) -> None:
-        """Add what stands at the path."""
+        """Add the value at the path."""
         self.require_free(path)
         kind = type(value)
         if kind is Tensor:
@@ -356,7 +356,7 @@ class TorchWalk(PickleTraversal[Place]):
             self.leaves[path] = ValueLeaf(inert_record(value))
 
     def _tensor(self, tensor: Tensor, path: Path, place: Place, named: Path) -> None:
-        """Add the tensor; `named` is the path that gives its name and role (its own, or that of a whole)."""
+        """Add the tensor; `named` is the path that determines its name and role (its own, or the whole's)."""
         row = dtypes.BY_NAME.get(tensor.dtype)
         if row is None or not row.itemsize or tensor.dtype in dtypes.PACKED:
             shape = ", ".join(map(str, tensor.shape))
@@ -381,7 +381,7 @@ class TorchWalk(PickleTraversal[Place]):
         self._own(tensor.state, path, named)
 
     def _again_at(self, what: object, path: Path, named: Path | None = None) -> bool:
-        """Say whether this stands at another path already; then the path becomes one of its aliases."""
+        """Return whether the value is already at another path; then the path becomes an alias."""
         first = self._first.setdefault(what, path)
         if first is path:
             return False
@@ -389,7 +389,7 @@ class TorchWalk(PickleTraversal[Place]):
         return True
 
     def _parts(self, whole: CompositeTensor, path: Path, place: Place) -> None:
-        """Add the parts below the path; the one with the elements is named as the whole."""
+        """Add the parts under the path; the one with the elements has the name of the whole."""
         self.containers[path] = Container("record", whole.kind)
         for name, part in whole.parts.items():
             at = (*path, attr(name))
@@ -416,12 +416,12 @@ class TorchWalk(PickleTraversal[Place]):
         self._own(backed.state, path, path)
 
     def _own(self, state: object, path: Path, named: Path) -> None:
-        """Keep the attributes that were set on a tensor: plain ones aside, others as entries beside it."""
+        """Keep the attributes set on a tensor: plain ones separately, others as entries beside it."""
         if not state or id(state) in self._states:
             return
         self._states.add(id(state))
         if isinstance(state, tuple) and len(state) == 2:
-            # torch/_utils.py, _set_obj_state: attributes, and those that have slots.
+            # torch/_utils.py, _set_obj_state: attributes, and a dict of slots.
             state = {k: v for part in state if isinstance(part, dict) for k, v in part.items()}
         if not isinstance(state, dict):
             return
@@ -439,7 +439,7 @@ class TorchWalk(PickleTraversal[Place]):
         self._owners -= 1
 
     def _use(self, storage: Storage, nbytes: int) -> bool:
-        """Count what a tensor shows of its storage; say whether it is the first that does."""
+        """Count the bytes of the storage that a tensor uses; return whether it is the first to use it."""
         usage = self.usage.get(storage.key)
         self.usage[storage.key] = StorageUsage(storage.nbytes, nbytes + (usage.used if usage else 0))
         return usage is None
@@ -485,7 +485,7 @@ _TENSORS = frozenset(("torch.Tensor", *(name.replace("Storage", "Tensor") for na
 
 
 def _check_made(value: PickleObject) -> None:
-    """Raise UnsupportedError for a call of a storage's class, or of a tensor's with its numbers or size."""
+    """Raise UnsupportedError for a call of a storage class, or of a tensor class with numbers or a size."""
     if value.name in _STORAGES:
         raise UnsupportedError(f"the pickle makes a {value.name} by its class")
     if value.name in _TENSORS and (value.args or value.kwargs or value.items or value.entries):
@@ -506,7 +506,7 @@ def _build_old_tensor(value: PickleObject) -> Tensor:
 
 
 def _is_trainable(tensor: Tensor) -> bool:
-    # Before 0.4 BUILD gave a Variable (requires_grad, volatile, hooks), torch/autograd/variable.py.
+    # Before 0.4, BUILD set (requires_grad, volatile, hooks) on a Variable, torch/autograd/variable.py.
     state = tensor.state
     if isinstance(state, tuple) and len(state) == 3:
         return state[0] is True
@@ -531,14 +531,14 @@ def _tensor_role(path: Path, place: Place) -> tuple[Role, str | None]:
 
 
 class _PlainStates:
-    """Makes containers' own states (OrderedDict's `_metadata`) plain data; what is not is left out."""
+    """Converter of containers' own states (OrderedDict's `_metadata`) to plain data, omitting the rest."""
 
     def __init__(self, most: int) -> None:
-        """Go through at most about `most` values: lists of lists may be shared, and are copied."""
+        """Visit at most about `most` values: lists of lists may be shared, and are copied."""
         self.left = most
 
     def of(self, value: Any, depth: int = 8) -> Any:
-        """Return the value as plain data, at most `depth` levels of it."""
+        """Return the value as plain data, down to at most `depth` levels."""
         if isinstance(value, list | tuple | dict):
             self.left -= 1 + len(value)
         if depth and self.left > 0 and isinstance(value, Dict | dict):
@@ -550,7 +550,7 @@ class _PlainStates:
         return value if type(value) in PLAIN else None
 
 
-# From what a torch pickle says to what is listed of its file, the same for every container.
+# Build the listing of a file from its torch pickle, in the same way for every container.
 
 
 def list_pickle(
@@ -563,9 +563,9 @@ def list_pickle(
     details: Mapping[str, Any] | None = None,
     classes: Mapping[str, ClassMembers] | None = None,
 ) -> FileListing:
-    """Return the tree of a pickle whose storages have been found, with what a person should know of it.
+    """Return the tree of a pickle whose storages have been located, with notes for the user.
 
-    `big` says that the storages are big-endian, `classes` what the attributes of some classes are.
+    `big` marks big-endian storages; `classes` contains the attributes of some classes.
     """
     walk = TorchWalk(big=big, size=pickled.end, classes=classes)
     found = assign_slot_owners(walk.tree(pickled.value))
@@ -588,13 +588,13 @@ def _notes(walk: TorchWalk) -> tuple[str, ...]:
     return tuple(notes)
 
 
-# What the names of an archive's members tell: which folder is torch's, and what no pickle refers to.
+# Names of an archive's members: torch's folder, and members that no pickle references.
 #
 # Source: caffe2/serialize/inline_container.cc (PyTorchStreamReader): the first member's folder is the
-# archive's, and a member is found whatever the case of its letters (miniz, mz_zip_reader_locate_file).
+# archive's, and member lookup ignores case (miniz, mz_zip_reader_locate_file).
 
 _PICKLE = re.compile(r"[^/]+/data\.pkl")
-# What torch writes beside the storages; code and extra files are listed by themselves (torch_zip.py).
+# Members that torch writes beside the storages; code and extra files are listed separately (torch_zip.py).
 _BESIDE = re.compile(
     r"(?:data|constants|bytecode|attributes)\.pkl|version|byteorder|mobile_debug_handles\.pkl"
     r"|\.(?:data/.*|format_version|storage_alignment)|(?:code|extra)/.*",
@@ -605,7 +605,7 @@ _SHOWN, _LONG = 3, 60
 
 
 def find_top_folder(members: Mapping[str, object], file: str) -> str:
-    """Return the folder that holds data.pkl; raise FormatError unless that is the one that torch opens."""
+    """Return the folder that contains data.pkl; raise FormatError unless torch opens the same one."""
     found = [name for name in members if _PICKLE.fullmatch(name)]
     if len(found) != 1:
         raise FormatError(
@@ -624,7 +624,7 @@ def find_top_folder(members: Mapping[str, object], file: str) -> str:
         )
     for name, member in members.items():
         if isinstance(member, ZipMember) and not name.isascii() and not member.flags & UTF8:
-            # miniz and torch take the name's bytes for UTF-8 whatever the flag says.
+            # miniz and torch read the name's bytes as UTF-8 whatever the flag.
             raise FormatError(
                 "a member's name is not marked as UTF-8", file=file, found=_printable_name(name)
             )
@@ -632,7 +632,7 @@ def find_top_folder(members: Mapping[str, object], file: str) -> str:
     return folder
 
 
-# What torch looks for by name, whatever the case of its letters.
+# Names that torch looks up, ignoring case.
 _WANTED = "data.pkl constants.pkl byteorder version .data/version .format_version .storage_alignment"
 
 
@@ -660,13 +660,13 @@ def _require_one_case(members: Collection[str], folder: str, file: str) -> None:
 
 
 def description_members(members: Iterable[str], folder: str) -> list[str]:
-    """Return what torch writes to say how it wrote: small members that no pickle refers to."""
+    """Return torch's records of how it wrote the file: small members that no pickle references."""
     marks = (f"{folder}/version", f"{folder}/byteorder", f"{folder}/.")
     return [name for name in members if name.startswith(marks)]
 
 
 def note_unused_members(members: Iterable[str], folder: str, used: Collection[str]) -> tuple[str, ...]:
-    """Return a line on members that nothing refers to, none when there are none."""
+    """Return a note on unreferenced members, if there are any."""
     start = f"{folder}/"
     unread = [
         name

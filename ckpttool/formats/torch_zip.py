@@ -45,7 +45,7 @@ from ckpttool.formats.torch_tree import ClassMembers
 
 if TYPE_CHECKING:
     pass
-# PyTorch's zip checkpoints (torch.save since 1.6), packed or unpacked: recognised, listed, written.
+# PyTorch's zip checkpoints (torch.save since 1.6), packed or unpacked: recognise, list, write.
 #
 # Source: torch/serialization.py (_save, _load), caffe2/serialize/inline_container.cc.
 
@@ -60,23 +60,23 @@ _FIRST = re.compile(rb"[^/\0]{1,255}/(data\.pkl|data/\d+)", re.ASCII)
 
 
 def claims(probe: Probe) -> str | None:
-    """Return the path of a zip with one `*/data.pkl`, of a damaged one that begins like it, of its folder."""
+    """Return the path of a zip with one `*/data.pkl`, of a damaged zip of this kind, or its folder."""
     if probe.kind == "folder":
         return probe.path if find_data_folder(probe.path, probe.names) else None
     if probe.name == PICKLE and find_pickle_format(probe) == NAME:
         return probe.folder
     if probe.name.endswith(".distcp"):
-        return None  # a shard of torch.distributed.checkpoint: archives one after another
+        return None  # a shard of torch.distributed.checkpoint: concatenated archives
     if probe.damage is not None:
         return probe.path if _FIRST.match(probe.head, archives.LOCAL.size) else None
     return probe.path if any(map(_PICKLE.fullmatch, probe.members)) else None
 
 
 def read(location: str) -> Checkpoint:
-    """List every tensor and value of the file; nothing that the pickle names is imported or called.
+    """List every tensor and value of the file; nothing named in the pickle is imported or called.
 
-    Raise FormatError when archive, pickle and storages do not fit together, or when the pickle asks to
-    call something that can act.
+    Raise FormatError if archive, pickle and storages do not match, or if the pickle contains a call
+    with side effects.
     """
     try:
         opened = _open_archive(location)
@@ -96,7 +96,7 @@ def _open_archive(location: str) -> archives.ZipArchive | UnpackedArchive:
     return read_folder(held)
 
 
-# torch.save's archive, wherever it lies: in a file, in a member of another archive, in a folder.
+# torch.save's archive in any container: a file, a member of another archive, a folder.
 #
 # Source: torch/serialization.py (_save, _load), caffe2/serialize/inline_container.cc.
 
@@ -105,11 +105,11 @@ _NUMBER = re.compile(rb"[0-9]{1,9}\n?")
 
 
 class TorchArchive(Protocol):
-    """The members of a zip file, or of a folder into which one was unpacked."""
+    """The members of a zip file, or of a folder with an unpacked one."""
 
     @property
     def file(self) -> File:
-        """What errors name."""
+        """File named in errors."""
         ...
 
     @property
@@ -128,9 +128,9 @@ class TorchArchive(Protocol):
 
 
 def list_archive(archive: TorchArchive) -> FileListing:
-    """List every tensor and value of the archive; nothing that the pickle names is imported or called.
+    """List every tensor and value of the archive; nothing named in the pickle is imported or called.
 
-    Raise FormatError when archive, pickle and storages do not fit together.
+    Raise FormatError if archive, pickle and storages do not match.
     """
     top = torch_tree.find_top_folder(archive.members, archive.file.path)
     _require_small(archive, top)
@@ -179,7 +179,7 @@ def _list_script(archive: TorchArchive, top: str, used: set[str]) -> FileListing
 
 
 def traced_inputs(archive: TorchArchive, top: str) -> tuple[Shape, ...]:
-    """Return the shapes of the inputs with which `forward` was traced, () where the archive has none.
+    """Return the shapes of the inputs with which `forward` was traced, () if the archive has none.
 
     The archive records the inputs' types and shapes, and storages without their bytes.
     """
@@ -192,16 +192,16 @@ def traced_inputs(archive: TorchArchive, top: str) -> tuple[Shape, ...]:
 
 
 def _require_small(archive: TorchArchive, top: str) -> None:
-    """Read the small members that say how the archive was written: a checksum tells of damage there, too."""
+    """Read the small members that describe the archive; their checksums also detect damage."""
     for name in torch_tree.description_members(archive.members, top) if archive.recorded else ():
         if archive.source(name).length <= _SMALL:
             archive.source(name).read()
 
 
 def _require_numbers(archive: TorchArchive, top: str) -> None:
-    """Raise FormatError unless version and alignment are the numbers that torch takes them for.
+    """Raise FormatError unless version and alignment are numbers, as torch expects.
 
-    torch reads no folders: there they decide nothing.
+    torch does not read folders; there the two have no effect.
     """
     for name in ("version", ".storage_alignment") if isinstance(archive, archives.ZipArchive) else ():
         said = _read_small(archive, f"{top}/{name}") or b""
@@ -216,7 +216,7 @@ def _require_numbers(archive: TorchArchive, top: str) -> None:
 def _unpickle(
     archive: TorchArchive, top: str, name: str, storages: StorageTable
 ) -> pickle_reader.PickleContents:
-    # TorchScript has two pickles, each with a folder of its own for its storages.
+    # TorchScript has two pickles, each with its own folder for its storages.
     source = archive.source(f"{top}/{name}.pkl")
     found = pickle_reader.parse_pickle(
         bytes(source.read()),
@@ -243,7 +243,7 @@ def _storage_source(archive: TorchArchive, folder: str, key: str, nbytes: int) -
 
 
 def _read_small(archive: TorchArchive, name: str) -> bytes | None:
-    """Return a small member's bytes, None when there is none."""
+    """Return a small member's bytes, None if it does not exist."""
     if name not in archive.members or archive.source(name).length > _SMALL:
         return None
     return bytes(archive.source(name).read())
@@ -252,13 +252,13 @@ def _read_small(archive: TorchArchive, name: str) -> bytes | None:
 def _is_big_endian(archive: TorchArchive, top: str) -> bool:
     name = f"{top}/byteorder"
     order = _read_small(archive, name)
-    # Compared as torch does: it takes no newline behind the word, either.
+    # Compared as in torch, which does not accept a newline after the word.
     if order not in (b"little", b"big") and name in archive.members:
         raise FormatError(
             "the byte order is not one that torch writes", file=archive.file.path, found=repr(order)
         )
     if order == b"big" and is_script(archive.members, top):
-        # torch.jit.load does not look at it, and takes storages for little-endian ones.
+        # torch.jit.load ignores it, and reads storages as little-endian.
         raise UnsupportedError("TorchScript of a big-endian machine", file=archive.file.path)
     return order == b"big"
 
@@ -269,9 +269,9 @@ def _writer(archive: TorchArchive, top: str) -> str:
     return f"{kind} archive version {version.decode('latin-1').strip()}" if version else f"{kind} archive"
 
 
-# Writing a tree as torch.save would: one pickle of the structure, then one aligned member per storage.
+# Write a tree as torch.save would: one pickle of the structure, then one aligned member per storage.
 #
-# Source: torch/serialization.py (_save), torch/_tensor.py (_reduce_ex_internal). What is written loads with
+# Source: torch/serialization.py (_save), torch/_tensor.py (_reduce_ex_internal). The file can be loaded with
 # `weights_only=True` and with `mmap=True`.
 
 ALIGNMENT = 64
@@ -283,11 +283,11 @@ _SETS = ("builtins.set", "builtins.frozenset")
 
 
 def pieces(tree: Tree) -> tuple[OutputFile]:
-    """Return the one file that holds the tree.
+    """Return the single file that contains the tree.
 
-    Leaves whose `trainable` is known become Parameters, other tensors plain ones; numpy arrays become
-    tensors; aliases share one storage. Raise UnsupportedError, before anything is written, for what a
-    torch pickle cannot hold.
+    Leaves with a known `trainable` become Parameters, other tensors plain ones; NumPy arrays become
+    tensors; aliases share one storage. Raise UnsupportedError, before anything is written, for values
+    that a torch pickle cannot contain.
     """
     plan = _PicklePlan(tree)
     pickle = dumps(plan.value(plan.root))
@@ -295,10 +295,10 @@ def pieces(tree: Tree) -> tuple[OutputFile]:
 
 
 def stored(tree: Tree) -> Tree:
-    """Return the tree with the paths by which it will be read: torch's file has dicts and lists only.
+    """Return the tree with the paths used when it is read back: torch's file has only dicts and lists.
 
-    An attribute's step comes back as a key. Raise UnsupportedError as `pieces` does, and when two entries
-    would have one path.
+    An attribute step is read back as a key. Raise UnsupportedError as `pieces` does, and if two
+    entries would have the same path.
     """
     plan = _PicklePlan(tree)
     moved: dict[Path, Path] = {(): ()}
@@ -337,14 +337,14 @@ def _write(plan: _PicklePlan, pickle: bytes, stream: IO[bytes]) -> None:
 
 
 def _archive_identity(checksums: tuple[int, ...]) -> bytes:
-    # torch writes two numbers of twenty digits made from the members' names and checksums.
+    # torch writes two 20-digit numbers computed from the members' names and checksums.
     packed = struct.pack(f"<{len(checksums)}I", *checksums)
     return f"{zlib.crc32(packed):020d}{zlib.adler32(packed):020d}".encode()
 
 
 @dataclass(slots=True)
 class _NestedNode:
-    """One place in the tree: what stands there, or what stands below it."""
+    """One place in the tree: its value, or its children."""
 
     path: Path
     leaf: Leaf | ValueLeaf | None = None
@@ -353,7 +353,7 @@ class _NestedNode:
 
 
 class _PicklePlan:
-    """The nested values that the pickle will say, and the leaves that become storages, in order."""
+    """The nested values for the pickle, and the leaves that become storages, in order."""
 
     def __init__(self, tree: Tree) -> None:
         self.tree = tree
@@ -361,7 +361,7 @@ class _PicklePlan:
         self.stored: dict[Path, int] = {}
         for path, leaf in tree.items():
             self._put(path, leaf, path)
-        # A "module" says what an object was, not how to build it: only its tensors can be written.
+        # A "module" is the class of an object, not how to build it: only its tensors can be written.
         self.containers = {path: c for path, c in tree.containers.items() if c.kind != "module"}
         for path in self.containers:
             self._at(path)
@@ -386,7 +386,7 @@ class _PicklePlan:
         node.leaf, node.canonical = leaf, canonical
 
     def value(self, node: _NestedNode) -> Any:
-        """Return what stands at the node as the pickle says it."""
+        """Return the value at the node in the pickle's form."""
         if isinstance(node.leaf, Leaf):
             return self._tensor(node.leaf, node)
         if node.leaf is not None:
@@ -426,7 +426,7 @@ class _PicklePlan:
 
 
 def _rebuild_call(leaf: Leaf, row: dtypes.DType, key: str) -> PickleObject:
-    # Types without a storage class of their own are bytes to torch, and v3 says the type.
+    # Types without their own storage class are bytes in torch, and v3 stores the type.
     typed = row.storage is not None
     kind = Global("torch", str(row.storage)) if typed else Global("torch.storage", "UntypedStorage")
     storage = PersistentId(("storage", kind, key, "cpu", leaf.size if typed else leaf.nbytes))
@@ -461,7 +461,7 @@ def _plain(leaf: ValueLeaf, path: Path) -> Any:
 
 def _infer_container(node: _NestedNode) -> Container:
     positions = {step.value for step in node.children if step.kind == "index"}
-    # A list of which only some items are there (a layer without weights is none) keeps its numbers as keys.
+    # A list with missing items (such as layers without weights) keeps its numbers as keys.
     indexed = bool(positions) and positions == set(range(len(node.children)))
     return Container("list" if indexed else "dict")
 
@@ -473,7 +473,7 @@ def _order_entries(node: _NestedNode) -> list[_NestedNode]:
     return [found[position] for position in range(len(found))]
 
 
-# torch.save's archive after somebody unpacked it: a folder with the members as files.
+# An unpacked torch.save archive: a folder with the members as files.
 #
 # Source: torch/serialization.py (_save) for the members.
 
@@ -483,7 +483,7 @@ PICKLE = "data.pkl"
 
 @dataclass(frozen=True, slots=True)
 class UnpackedArchive:
-    """The members by the names that they would have in the zip file; `file` is the pickle's."""
+    """The members under their names in the zip file; `file` is the pickle."""
 
     file: File
     members: Mapping[str, str]
@@ -491,7 +491,7 @@ class UnpackedArchive:
     opened: dict[str, File] = field(default_factory=dict)
 
     def source(self, name: str) -> Span:
-        """Return the member's bytes as an unread source; raise NotFoundError when the file is gone."""
+        """Return the member's bytes as an unread source; raise NotFoundError if the file has disappeared."""
         path = self.members.get(name)
         if path is None:
             raise FormatError(f"the folder has no file {name.removeprefix(f'{TOP}/')!r}", file=self.file.path)
@@ -500,7 +500,7 @@ class UnpackedArchive:
 
 
 def find_data_folder(folder: str, names: frozenset[str]) -> str | None:
-    """Return the folder that holds data.pkl: the one given, or the only thing in it; None if neither does."""
+    """Return the folder with data.pkl: the given one, or the only entry in it; None if neither has it."""
     if PICKLE in names:
         return folder if filesystem.isfile(os.path.join(folder, PICKLE)) else None
     visible = [name for name in names if not name.startswith(".")]
@@ -518,7 +518,7 @@ def read_folder(folder: str) -> UnpackedArchive:
 
 
 def _iter_files(folder: str, root: str, below: str = "", depth: int = 0) -> Iterator[str]:
-    """Give the names, with slashes, of all plain files; links are followed inside of `root` only."""
+    """Yield the names (with slashes) of all plain files; only links inside `root` are followed."""
     if depth > limits.current().folder_depth:
         raise limits.limit_error("folder_depth", "folders are nested too deeply", None, file=folder)
     try:
@@ -544,7 +544,7 @@ def _check_link(path: str, root: str) -> None:
         raise FormatError("a link in the folder does not lead to a file", file=path)
 
 
-# TorchScript's archives: which attributes are parameters, the constants, what code there is; none is run.
+# TorchScript archives: parameters among the attributes, constants, list of code files; no code is run.
 #
 # Sources: torch/csrc/jit/serialization/export_module.cpp (ScriptModuleSerializer: `data.pkl`,
 # `constants.pkl`, `code/`, `bytecode.pkl`), python_print.cpp (`__parameters__`, `__buffers__`).
@@ -552,22 +552,22 @@ def _check_link(path: str, root: str) -> None:
 _CLASS = re.compile(r"class (\w+)\(Module\):")
 _NAMES = re.compile(r"  __(parameters|buffers)__ = \[(.*)\]")
 _QUOTED = re.compile(r'"([^"\\]*)"')
-# More of a class than its first lines is not needed, and no real file comes near this.
+# Only the first lines of a class are needed, and no real file comes near this limit.
 _FILE, _ALL = 4 << 20, 64 << 20
-# Code whose steps are followed (libraries/model_steps.py).
+# Limit on code whose steps are analysed (libraries/model_steps.py).
 _FOLLOWED = 256 << 10
 _CONSTANTS = attr("CONSTANTS")
 
 
 def is_script(members: Collection[str], top: str) -> bool:
-    """Say whether the archive below the folder `top` is TorchScript's."""
+    """Return whether the archive under the folder `top` is TorchScript."""
     return f"{top}/constants.pkl" in members
 
 
 def script_classes(
     members: Collection[str], top: str, source: Callable[[str], Storage]
 ) -> dict[str, ClassMembers]:
-    """Return for each class of the archive's code which attributes are parameters and which are buffers."""
+    """Return the parameters and buffers of each class in the archive's code."""
     found: dict[str, ClassMembers] = {}
     left = _ALL
     for name in _code_files(members, top):
@@ -600,7 +600,7 @@ def _code_files(members: Collection[str], top: str) -> list[str]:
 
 
 def script_facts(members: Collection[str], top: str, source: Callable[[str], Storage]) -> dict[str, Any]:
-    """Return `code` and `extra`, the names and sizes of files, as a part of a checkpoint's details."""
+    """Return `code` and `extra`, the names and sizes of files, for a checkpoint's details."""
     found = {}
     for kind in ("code", "extra"):
         names = [name for name in members if name.startswith(f"{top}/{kind}/")]
@@ -611,7 +611,7 @@ def script_facts(members: Collection[str], top: str, source: Callable[[str], Sto
 
 
 def note_script(members: Collection[str], top: str) -> tuple[str, ...]:
-    """Return what a person should know of the code, and of what it was compiled for."""
+    """Return notes on the code, and on the interpreter it was compiled for."""
     files = sum(name.endswith(".py") for name in _code_files(members, top))
     told = [f"TorchScript code in {format_count(files, 'file')}, listed by --json; nothing was run"]
     if f"{top}/bytecode.pkl" in members:
@@ -620,7 +620,7 @@ def note_script(members: Collection[str], top: str) -> tuple[str, ...]:
 
 
 def add_constants(module: FileListing, constants: FileListing) -> FileListing:
-    """Return the module's tree with the constants of its code, as the code calls them: `CONSTANTS.c0`."""
+    """Return the module's tree with the constants of its code, named as in the code: `CONSTANTS.c0`."""
 
     def placed(path: Path) -> Path:
         return (_CONSTANTS, attr(f"c{path[0].value}"), *path[1:])
@@ -636,7 +636,7 @@ def add_constants(module: FileListing, constants: FileListing) -> FileListing:
     whole = module.tree
     top = whole.leaves.get(())
     if isinstance(top, ValueLeaf) and isinstance(top.value, Record):
-        # A frozen module keeps nothing of its own: its weights became constants of its code.
+        # A frozen module has no attributes: its weights became constants of its code.
         rest = {path: leaf for path, leaf in whole.items() if path}
         whole = Tree(rest, {}, {(): Container("record", top.value.name)})
     aliases = {
@@ -655,7 +655,7 @@ def _native(path: Path) -> str:
 
 
 def audit_script(members: Collection[str], top: str) -> tuple[CodeReference, ...]:
-    """Return the files of code, which torch.jit.load compiles; it runs their `__setstate__`."""
+    """Return the code files, which torch.jit.load compiles; it runs their `__setstate__`."""
     return tuple(
         CodeReference(name.removeprefix(f"{top}/"), CODE, by="torchscript")
         for name in _code_files(members, top)
@@ -663,9 +663,9 @@ def audit_script(members: Collection[str], top: str) -> tuple[CodeReference, ...
 
 
 def script_texts(members: Collection[str], top: str, source: Callable[[str], Storage]) -> dict[str, str]:
-    """Return the archive's code by its module's name (`__torch__.torch.nn.functional`), unparsed.
+    """Return the archive's code by module name (`__torch__.torch.nn.functional`), unparsed.
 
-    Code of a large file is left out: no policy's is.
+    The code of a large file is omitted: no policy is that large.
     """
     found: dict[str, str] = {}
     left = _FOLLOWED
@@ -679,10 +679,10 @@ def script_texts(members: Collection[str], top: str, source: Callable[[str], Sto
     return found
 
 
-# Several PyTorch files that are one agent: PREFIX_actor, PREFIX_critic, their targets and optimizers.
+# Several PyTorch files of one agent: PREFIX_actor, PREFIX_critic, their targets and optimizers.
 #
-# Source of the names: github.com/sfujim/TD3, TD3.py, `TD3.save`; programs that copied it keep two critics
-# apart (`PREFIX_critic_1`) and save the targets too.
+# Source of the names: github.com/sfujim/TD3, TD3.py, `TD3.save`; copies of it store two critics separately
+# (`PREFIX_critic_1`) and also save the targets.
 
 SET_NAME = "pytorch_set"
 SET_TITLE = "PyTorch files of one agent with a common prefix"
@@ -696,9 +696,9 @@ _ACTOR = re.compile(r"(.+)_actor(\.pth|\.pt|\.pkl)?")
 
 
 def set_claims(probe: Probe) -> str | None:
-    """Return the prefix if no file has that name but an actor's and a critic's files begin with it.
+    """Return the prefix if it is not a file, but an actor's and a critic's files begin with it.
 
-    A folder stands for the one set that it holds.
+    A folder stands for the only set that it contains.
     """
     if probe.kind == "missing":
         return probe.path if _is_set(_member_files(probe.path, probe.names)) else None
@@ -708,7 +708,7 @@ def set_claims(probe: Probe) -> str | None:
 def read_set(location: str) -> Checkpoint:
     """List all files of the set as one tree: each file's entries under its member's name.
 
-    Native keys are `actor:l1.weight`. Each file is read as what its bytes say it is.
+    Native keys are `actor:l1.weight`. The format of each file is recognised from its bytes.
     """
     from ckpttool.formats.detect import open_checkpoint
 
@@ -720,15 +720,15 @@ def read_set(location: str) -> Checkpoint:
 
 
 def members(location: str) -> tuple[str, ...]:
-    """Return the files that a set of this prefix has, or would have if it were complete."""
+    """Return the files in a complete set with this prefix."""
     return tuple(_member_files(location, Probe(location).names).values())
 
 
 def set_pieces(tree: Tree) -> tuple[OutputFile, ...]:
     """Return a torch file for every member at the top of the tree, without a suffix, as TD3.save does.
 
-    Raise UnsupportedError, before anything is written, for a tree that is no set, and for what a torch
-    pickle cannot hold.
+    Raise UnsupportedError, before anything is written, for a tree that is not such a set, and for
+    values that a torch pickle cannot contain.
     """
     return tuple(
         OutputFile(f"_{member}", piece.write)
@@ -738,13 +738,13 @@ def set_pieces(tree: Tree) -> tuple[OutputFile, ...]:
 
 
 def set_stored(tree: Tree) -> Tree:
-    """Return the tree with the paths by which it will be read; raise UnsupportedError as `pieces` does."""
+    """Return the tree with the paths used when it is read back; raise UnsupportedError as `pieces` does."""
     parts = {key(member): stored(one) for member, one in _members(tree).items()}
     return join_trees(parts, common.member_key, Container("dict"))
 
 
 def _members(tree: Tree) -> Mapping[str, Tree]:
-    """Return the files' trees by their member's name, in the order of `_MEMBERS`."""
+    """Return the files' trees by member name, in the order of `_MEMBERS`."""
     found = {str(path[0].value) if len(path) > 1 else display(path): path[0] for path in tree if path}
     strange = [name for name in found if name not in _MEMBERS]
     if strange or not _is_set(found):
@@ -771,7 +771,7 @@ def _find_only_set(folder: str, names: frozenset[str]) -> str | None:
 
 
 def _member_files(prefix: str, names: frozenset[str]) -> dict[str, str]:
-    """Return the set's files by member: regular ones only, so that no folder can lead back to itself."""
+    """Return the set's files by member: regular files only, so that no folder can contain itself."""
     folder, stem = os.path.split(prefix)
     found = {
         member: os.path.join(folder, f"{stem}_{member}{suffix}")

@@ -1,14 +1,16 @@
-"""Acme's TensorFlow agents of Sonnet modules: the learner's checkpoint, or a snapshot of one network.
+"""Acme's TensorFlow agents with Sonnet modules: learner checkpoint, or snapshot of one network.
 
-Sources in github.com/google-deepmind/acme: acme/tf/savers.py (Checkpointer: `checkpoints/learner/ckpt-N` with
-policy, critic, target_policy, target_critic, their optimizers; CheckpointingRunner: the same below `wrapped`;
-Snapshotter: `snapshots/policy`, a SavedModel whose variables stand in a list),
-acme/agents/tf/{ddpg,d4pg,dmpo}/ learning.py (what is saved) and acme/tf/networks/continuous.py (LayerNormMLP:
-a layer norm and tanh after the first layer, ELU after the others). acme/tf/networks/rescaling.py: TanhToSpec
-maps tanh to the bounds, ClipToSpec limits; neither has variables, and acme's own control agents have the
-former. acme/tf/networks/distributional.py: D4PG's critic gives the logits of atoms, DMPO's policy a mean and
-a deviation (before a softplus); the mean is limited to [-1, 1] and scaled by acme/wrappers/canonical_spec.py.
-Sonnet's MLP has ReLU (sonnet/src/nets/mlp.py), its layer norm an epsilon of 1e-5 (sonnet/src/layer_norm.py).
+Sources in github.com/google-deepmind/acme: acme/tf/savers.py (Checkpointer:
+`checkpoints/learner/ckpt-N` with policy, critic, target_policy, target_critic, their optimizers;
+CheckpointingRunner: the same under `wrapped`; Snapshotter: `snapshots/policy`, a SavedModel whose
+variables are stored in a list), acme/agents/tf/{ddpg,d4pg,dmpo}/ learning.py (what is saved) and
+acme/tf/networks/continuous.py (LayerNormMLP: a layer norm and tanh after the first layer, ELU after
+the others). acme/tf/networks/rescaling.py: TanhToSpec maps tanh to the bounds, ClipToSpec clips;
+neither has variables, and acme's own control agents have the former.
+acme/tf/networks/distributional.py: D4PG's critic outputs the logits of atoms, DMPO's policy a mean
+and a standard deviation (before a softplus); the mean is clipped to [-1, 1] and scaled by
+acme/wrappers/canonical_spec.py. Sonnet's MLP has ReLU (sonnet/src/nets/mlp.py), its layer norm an
+epsilon of 1e-5 (sonnet/src/layer_norm.py).
 """
 
 from __future__ import annotations
@@ -71,7 +73,7 @@ _SNAPSHOT = "_variables"
 
 
 def recognise(tree: Tree, name: str) -> RecognizedAgent | None:
-    """Return the way to the canonical agent of a learner's networks, or of a snapshot by its name."""
+    """Return the recognised agent of a learner's networks, or of a snapshot identified by its name."""
     names = [each.split("/") for each in tree.names.values()]
     if not any(each[-1] == "w" for each in names):
         return None
@@ -90,7 +92,7 @@ def recognise(tree: Tree, name: str) -> RecognizedAgent | None:
 
 
 def _add_metadata(binding: RecognizedAgent, segments: set[str]) -> RecognizedAgent:
-    """Return the binding with what the modules' names say: activations, a mean that is limited."""
+    """Return the binding with facts from module names: activations, and whether the mean is clipped."""
     facts = binding.facts
     layers = [layer.kind for layer in binding.parts[0].layers]
     if layers[1:2] == ["layer_norm"]:
@@ -101,18 +103,19 @@ def _add_metadata(binding: RecognizedAgent, segments: set[str]) -> RecognizedAge
 
 
 _WHOSE = "Acme's DDPG"
-# snt.nets.MLP, and below it acme's LayerNormMLP.
+# snt.nets.MLP, followed by acme's LayerNormMLP.
 _MLP = LayerNames("_layers/{i}", "_layers/{i}")
 _LAYER_NORM_MLP = LayerNames("{i}", "{i}", norm="norm")
 _NORMED = ["dense", "layer_norm"]
 
 
 def plan(binding: RecognizedAgent, agent: Tree, told: Settings) -> Plan:
-    """Return where a canonical agent goes: what the Checkpointer of acme's DDPG learner restores.
+    """Plan a checkpoint that the Checkpointer of acme's DDPG learner restores.
 
     The policy is `snt.Sequential([mlp, TanhToSpec(...)])`, the critic
-    `CriticMultiplexer(critic_network=mlp)`, where `mlp` is `snt.nets.MLP`, or LayerNormMLP if the agent's
-    networks are such. Raise UnsupportedError for networks that these cannot be.
+    `CriticMultiplexer(critic_network=mlp)`, where `mlp` is `snt.nets.MLP`, or LayerNormMLP if the
+    agent's networks have its layer norms. Raise UnsupportedError for networks that these cannot
+    represent.
     """
     normed = _is_layer_norm_mlp(binding)
     names = _LAYER_NORM_MLP if normed else _MLP
@@ -141,7 +144,7 @@ def plan(binding: RecognizedAgent, agent: Tree, told: Settings) -> Plan:
 
 
 def _is_layer_norm_mlp(binding: RecognizedAgent) -> bool:
-    """Say whether the networks are LayerNormMLPs; raise UnsupportedError if they are only like them."""
+    """Return whether the networks are LayerNormMLPs; raise UnsupportedError if they only resemble them."""
     kinds = [[layer.kind for layer in part.layers] for part in binding.parts if part.component in NETWORKS]
     if not any("layer_norm" in each for each in kinds):
         return False

@@ -1,4 +1,4 @@
-"""Order in which recorded graphs apply their layers."""
+"""Orders in which recorded graphs flatten images, for the layers that they call."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from ckpttool.core.tree import Leaf, Path, Tree, ValueLeaf, key
 if TYPE_CHECKING:
     from ckpttool.formats.onnx import OnnxNode
 
-# Orders of flattened images as a file's own computation records them, for the layers that it calls.
+# Orders of flattened images as recorded by a file's own computation, for the layers that it calls.
 #
-# A TorchScript archive holds the code of `forward`, a SavedModel the graph of its signature, an ONNX model
-# its graph. Each of them is evaluated on inputs whose entries are numbered (ckpttool.core.activations); no
-# value is computed and nothing of the file is run. A weight gets the order of what its layer takes and makes.
+# A TorchScript archive contains the code of `forward`, a SavedModel the graph of its signature, an ONNX model
+# its graph. Each is evaluated on inputs with numbered entries (ckpttool.core.activations); no value is
+# computed and no code of the file is run. A weight gets the order of its layer's inputs and outputs.
 
 _IMAGE_RANK = 3
 _COLOURS = 4
@@ -32,52 +32,52 @@ _MOST_STEPS = 50_000
 
 
 class UntraceableError(Exception):
-    """The computation cannot be evaluated on shapes alone."""
+    """The computation cannot be evaluated from shapes alone."""
 
 
 class TracedActivation:
-    """One intermediate result: its shape, and the numbers of its entries, which are made when needed.
+    """One intermediate result: its shape, and its entry numbers, which are computed on demand.
 
-    `is_image` says that every entry already belongs to an image whose channels stand on the axis where the
-    framework's convolutions have them.
+    `is_image` means that every entry already belongs to an image whose channels are on the axis
+    that the framework's convolutions use.
     """
 
     __slots__ = ("_entries", "_make", "is_image", "shape")
 
     def __init__(self, shape: Sequence[int], make: Callable[[], Any], *, is_image: bool = False) -> None:
-        """Describe a result; `make` returns the numbers of its entries in this shape."""
+        """Store the shape; `make` returns the entry numbers in this shape."""
         self.shape = tuple(int(extent) for extent in shape)
         self.is_image = is_image
         self._make, self._entries = make, None
 
     @property
     def is_numbered(self) -> bool:
-        """Whether something asked for the entries."""
+        """Whether the entry numbers were requested."""
         return self._entries is not None
 
     @property
     def entries(self) -> Any:
-        """The numbers of the entries, an array of `shape`."""
+        """The entry numbers, an array of `shape`."""
         if self._entries is None:
             self._entries = self._make()
         return self._entries
 
 
 class UntracedActivation:
-    """A result of an operation that is not evaluated; its last axis may still be known: that of a layer."""
+    """Result of an operation that is not evaluated; its last axis may still be known (a layer's output)."""
 
     __slots__ = ("features",)
 
     def __init__(self, features: int | None = None) -> None:
-        """Describe a result by the number of its features, if a layer with weights made it."""
+        """Store the number of features, if a layer with weights produced the result."""
         self.features = features
 
 
 @dataclass
 class OrderTracer:
-    """The activations of one call: operations that all frontends share, and what layers take and make.
+    """Activations of one call: operations shared by all frontends, and layer inputs and outputs.
 
-    With `shapes_only` entries are not numbered: the call only shows whether shapes fit.
+    With `shapes_only` entries are not numbered: the call only checks whether shapes fit.
     """
 
     tree: Tree
@@ -93,7 +93,7 @@ class OrderTracer:
     # --- New results ------------------------------------------------------------------------------------
 
     def step(self) -> None:
-        """Count one operation; raise UntraceableError for too many."""
+        """Count one operation; raise UntraceableError if there are too many."""
         self._steps += 1
         if self._steps > _MOST_STEPS:
             raise UntraceableError
@@ -106,7 +106,7 @@ class OrderTracer:
             raise TrackingLimitError
 
     def fresh(self, shape: Sequence[int]) -> TracedActivation:
-        """Return a result whose entries belong to no image yet."""
+        """Return a result whose entries do not belong to an image yet."""
 
         def make() -> Any:
             self._room(shape)
@@ -117,7 +117,7 @@ class OrderTracer:
         return TracedActivation(shape, make)
 
     def image(self, shape: Sequence[int]) -> TracedActivation:
-        """Return the images that a convolution or a pooling gives."""
+        """Return the images that a convolution or pooling outputs."""
         if any(extent < 1 for extent in shape):
             raise UntraceableError
 
@@ -130,9 +130,9 @@ class OrderTracer:
         return TracedActivation(shape, make, is_image=True)
 
     def given(self, shape: Sequence[int]) -> TracedActivation:
-        """Return an input of the model, an image if its shape says so and nothing else contradicts it."""
+        """Return a model input: an image if its shape allows it and nothing contradicts it."""
         made = self.fresh(shape)
-        # PyTorch's models of images that no convolution sees may take them with their channels last.
+        # PyTorch image models without convolutions may have inputs with the channels last.
         first = self.channel == 1 and not (len(shape) > 2 and shape[1] <= _COLOURS < min(shape[2:]))
         if len(shape) > _IMAGE_RANK and not first and not self.shapes_only:
             self.activations.unless_known(made.entries, self.channel % len(shape))
@@ -143,9 +143,9 @@ class OrderTracer:
     def convolved(
         self, x: TracedActivation, shape: Sequence[int], weight: Path | None = None, *, grouped: bool = False
     ) -> TracedActivation:
-        """Return what an operation on images makes of one, a convolution by its weight.
+        """Return the output of an image operation; a convolution is identified by its weight.
 
-        A convolution's channels have an order of their own where a pixel shuffle stands beside it.
+        A convolution's channels have a separate order where a pixel shuffle follows it.
         """
         if len(x.shape) < _IMAGE_RANK or len(shape) != len(x.shape):
             raise UntraceableError
@@ -159,7 +159,7 @@ class OrderTracer:
         return made
 
     def moved(self, x: TracedActivation, move: Callable[[Any], Any]) -> TracedActivation:
-        """Return a result whose entries are those of another one, elsewhere."""
+        """Return a result with the entries of another one in different positions."""
         try:
             made = move(x.entries)
         except (ValueError, IndexError, TypeError) as error:
@@ -168,7 +168,7 @@ class OrderTracer:
         return TracedActivation(made.shape, lambda: made)
 
     def shuffled(self, x: TracedActivation, move: Callable[[Any], Any], *, up: bool) -> TracedActivation:
-        """Return what a pixel shuffle makes of an image: places of channels if `up`, else the reverse."""
+        """Return the output of a pixel shuffle: channels to positions if `up`, otherwise the reverse."""
         made = self.moved(x, move)
         image = made if up else x
         if not self.shapes_only:
@@ -176,7 +176,7 @@ class OrderTracer:
         return made
 
     def reshaped(self, x: TracedActivation, shape: Sequence[int]) -> TracedActivation:
-        """Return the result in another shape, in which one extent may be -1."""
+        """Return the result reshaped; one extent may be -1."""
         whole = math.prod(x.shape)
         known = math.prod(extent for extent in shape if extent != -1)
         if list(shape).count(-1) > 1 or (-1 in shape and (not known or whole % known)):
@@ -189,7 +189,7 @@ class OrderTracer:
         return TracedActivation(wanted, lambda: x.entries.reshape(wanted))
 
     def joined(self, values: Sequence[TracedActivation], axis: int) -> TracedActivation:
-        """Return results one after the other along an axis."""
+        """Return results concatenated along an axis."""
         rank = len(values[0].shape)
         axis %= rank
         if any(len(each.shape) != rank for each in values):
@@ -207,7 +207,7 @@ class OrderTracer:
     def einsum(
         self, equation: str, values: Sequence[TracedActivation]
     ) -> TracedActivation | UntracedActivation:
-        """Return what an einsum equation makes: of one value, its entries in another order."""
+        """Return the result of an einsum equation: for one operand, its entries in another order."""
         taken, arrow, made = equation.replace(" ", "").partition("->")
         names = taken.split(",")
         if "." in equation or not arrow or list(map(len, names)) != [len(each.shape) for each in values]:
@@ -221,7 +221,7 @@ class OrderTracer:
         return self.fresh([sizes[letter] for letter in made])
 
     def together(self, values: Sequence[TracedActivation]) -> TracedActivation:
-        """Return what an operation entry by entry makes of results that are broadcast to one shape."""
+        """Return the result of an elementwise operation on results broadcast to one shape."""
         try:
             shape = np.broadcast_shapes(*(each.shape for each in values))
         except ValueError as error:
@@ -238,11 +238,11 @@ class OrderTracer:
     # --- Layers -----------------------------------------------------------------------------------------
 
     def takes(self, weight: Path, x: TracedActivation | UntracedActivation, axis: int = -1) -> None:
-        """Record what a layer takes along an axis."""
+        """Record the order of a layer's input along an axis."""
         self._record(weight, "takes", x, axis)
 
     def makes(self, weight: Path, made: TracedActivation, axis: int = -1) -> None:
-        """Record what a layer makes along an axis."""
+        """Record the order of a layer's output along an axis."""
         self._record(weight, "makes", made, axis)
 
     def _record(self, weight: Path, side: str, x: TracedActivation | UntracedActivation, axis: int) -> None:
@@ -255,14 +255,14 @@ class OrderTracer:
             held.append(None if x.features is None else x.features)
         else:
             rows = np.moveaxis(x.entries, axis, -1).reshape(-1, x.shape[axis])
-            # The first place may be padding.
+            # The first position may be padding.
             whole = np.flatnonzero((rows >= 0).all(1))
             held.append(rows[whole[0] if len(whole) else 0])
 
     def dense(
         self, x: TracedActivation | UntracedActivation, weight: Path, sizes: tuple[int, int]
     ) -> TracedActivation | UntracedActivation:
-        """Return what a dense layer of these sizes, inputs and outputs, makes along the last axis."""
+        """Return the output of a dense layer of this size along the last axis."""
         if isinstance(x, UntracedActivation):
             if x.features not in (None, sizes[0]):
                 raise UntraceableError
@@ -276,7 +276,7 @@ class OrderTracer:
         return made
 
     def normed(self, x: TracedActivation | UntracedActivation, weight: Path, axis: int) -> None:
-        """Record what a norm or a PReLU with one number for each feature takes."""
+        """Record the input of a norm or a PReLU with one number per feature."""
         if isinstance(x, TracedActivation) and not x.is_image:
             self.takes(weight, x, axis)
 
@@ -290,9 +290,9 @@ class OrderTracer:
     # --- Result -----------------------------------------------------------------------------------------
 
     def features(self) -> dict[Path, FeatureOrders]:
-        """Return the orders by weight, UNKNOWN where an operation on the way was not evaluated."""
+        """Return the orders by weight, UNKNOWN where an operation before the layer was not evaluated."""
         for weight, made in self._made:
-            # Of most convolutions nothing asked for the entries.
+            # For most convolutions the entries are never requested.
             if made.is_numbered:
                 self.makes(weight, made, self.channel % len(made.shape))
         self.activations.finish()
@@ -324,7 +324,7 @@ def window_extents(
     *,
     ceil: bool = False,
 ) -> tuple[int, ...]:
-    """Return the extents that windows over an image leave; `padding` counts both ends together."""
+    """Return the output extents of windows over an image; `padding` counts both ends together."""
     found = []
     for size, window, step, pad, wide in zip(sizes, kernel, stride, padding, dilation, strict=True):
         left = size + pad - wide * (window - 1) - 1
@@ -335,7 +335,7 @@ def window_extents(
 
 
 def mark_orders_unknown(tree: Tree) -> dict[Path, FeatureOrders]:
-    """Return that no order is known for any layer of a model of images."""
+    """Return unknown orders for all layers of an image model."""
     if all(len(leaf.shape) < _IMAGE_RANK for _, leaf in tree.tensors()):
         return {}
     return {
@@ -346,7 +346,7 @@ def mark_orders_unknown(tree: Tree) -> dict[Path, FeatureOrders]:
 
 
 def always_return(entries: Any) -> Callable[[Any], Any]:
-    """Return a function of one argument that returns these entries."""
+    """Return a one-argument function that returns these entries."""
     return lambda _: entries
 
 
@@ -354,10 +354,10 @@ def always_return(entries: Any) -> Callable[[Any], Any]:
 
 
 def read_orders(checkpoint: Checkpoint, shapes: Sequence[Shape] = ()) -> Mapping[Path, FeatureOrders]:
-    """Return by weight what the file's own computation records, nothing where it has none.
+    """Return the orders by weight that the file's own computation records; nothing if it has none.
 
-    `shapes` are the target's inputs without the batch, which are tried where the file does not record those
-    of the source.
+    `shapes` are the target's input shapes without the batch; they are tried where the file does not
+    record those of the source.
     """
     try:
         return _read_recorded_orders(checkpoint, shapes) or {}
@@ -379,7 +379,7 @@ def read_orders(checkpoint: Checkpoint, shapes: Sequence[Shape] = ()) -> Mapping
 def _read_recorded_orders(
     checkpoint: Checkpoint, shapes: Sequence[Shape]
 ) -> Mapping[Path, FeatureOrders] | None:
-    """Evaluate the computation of the formats that record one; import nothing for the others."""
+    """Evaluate the recorded computation; formats without one import nothing."""
     if checkpoint.format == "onnx":
         return read_onnx_orders(checkpoint)
     if checkpoint.format == "saved_model":
@@ -402,16 +402,16 @@ def with_orders(
     sources: Mapping[Path, Path] | None = None,
     unknown: bool = True,
 ) -> Tree:
-    """Return a checkpoint's tree, or one of its leaves, with the orders that its own computation records.
+    """Return a checkpoint's tree, or one of its leaves, with the orders recorded by its computation.
 
-    `sources` are the paths in the checkpoint of leaves that were made of its own. Without `unknown`, an order
-    that cannot be evaluated counts as one that nothing records.
+    `sources` are the checkpoint paths of leaves that were computed from others. Without `unknown`, an
+    order that cannot be evaluated is treated as not recorded.
     """
     found = read_orders(checkpoint, shapes)
     if not found:
         return tree
     whole = checkpoint.tree
-    # A leaf keeps its identity under whatever path a preparation puts it.
+    # A leaf keeps its identity when preparation changes its path.
     own = {id(whole[path]): each for path, each in found.items() if path in whole}
     leaves: dict[Path, Leaf | ValueLeaf] = {}
     for path, leaf in tree.items():
@@ -423,7 +423,7 @@ def with_orders(
     return Tree(leaves, tree.aliases, tree.containers)
 
 
-# Evaluates an ONNX graph on numbered entries: the orders in which layers take and make images.
+# Evaluates an ONNX graph on numbered entries, to find the image orders of layers.
 #
 # Source: onnx/docs/Operators.md.
 
@@ -432,7 +432,7 @@ _SMALL = 4096
 
 
 class _OnnxOrderWeight(NamedTuple):
-    """A constant that is not small, or its two axes exchanged."""
+    """A large constant, or one with its two axes swapped."""
 
     path: Path
     shape: Shape
@@ -440,9 +440,9 @@ class _OnnxOrderWeight(NamedTuple):
 
 
 def read_onnx_orders(checkpoint: Checkpoint) -> Mapping[Path, FeatureOrders]:
-    """Return the orders that an ONNX model's graph shows, by its constants.
+    """Return the orders recorded by an ONNX model's graph, by constant.
 
-    Extents of inputs that are not fixed are 1.
+    Input extents that are not fixed are taken as 1.
     """
     from ckpttool.formats import onnx
 
@@ -481,7 +481,7 @@ class _OnnxOrderEvaluator:
     values: dict[str, Any] = field(default_factory=dict)
 
     def value(self, name: str) -> Any:
-        """Return what a name stands for, None for an input that is left out."""
+        """Return the value of a name, None for an omitted input."""
         if name and name not in self.values:
             path = (key(name),)
             leaf = self.evaluation.tree.get(path)
@@ -494,7 +494,7 @@ class _OnnxOrderEvaluator:
         return self.values.get(name)
 
     def tensor(self, value: Any) -> TracedActivation:
-        """Return a value as an activation: a constant holds no image."""
+        """Return a value as an activation: a constant is never an image."""
         if isinstance(value, TracedActivation):
             return value
         if isinstance(value, _OnnxOrderWeight):
@@ -504,7 +504,7 @@ class _OnnxOrderEvaluator:
         raise UntraceableError
 
     def outputs(self, node: OnnxNode) -> list[Any]:
-        """Return what a node makes."""
+        """Return the result of a node."""
         from ckpttool.libraries.onnx_operators import FOLDED
 
         if node.op == "Constant":
@@ -548,7 +548,7 @@ class _OnnxOrderEvaluator:
 
 
 class _OnnxOrderConstant(NamedTuple):
-    """A constant whose numbers are used: a shape, axes, a factor; or a vector of a layer."""
+    """A constant whose numbers are used: a shape, axes, a factor, or a layer's vector."""
 
     array: Any
     path: Path | None = None
@@ -565,7 +565,7 @@ def _numbers(value: Any) -> list[int]:
 
 
 def _setting(node: OnnxNode, name: str, given: _Given, place: int) -> list[int] | None:
-    """Return a setting that is an attribute in older versions and an input in later ones."""
+    """Return a setting that is an attribute in older versions and an input in newer ones."""
     found = node.get(name)
     if found is not None:
         return [int(each) for each in found]
@@ -812,7 +812,7 @@ def _recurrent(run: _OnnxOrderEvaluator, node: OnnxNode, given: _Given) -> Any:
     return run.evaluation.fresh((x.shape[0], ways, x.shape[1], hidden))
 
 
-# Operators that may put an image's axes into another order.
+# Operators that may reorder an image's axes.
 _REORDERS = frozenset(("Transpose", "Einsum", "DepthToSpace", "SpaceToDepth", "ScatterND"))
 _UNARY = frozenset(
     [

@@ -1,10 +1,11 @@
 """CleanRL's files: a tuple of state_dicts (actor, qf1, qf2), or one state_dict of a PPO agent.
 
 Source: github.com/vwxyzjn/cleanrl, cleanrl/td3_continuous_action.py, ddpg_continuous_action.py,
-sac_continuous_action.py (classes Actor, QNetwork, SoftQNetwork; `torch.save((actor.state_dict(), ...))`):
-ReLU, and an action is tanh of the last layer times the buffer action_scale plus action_bias. Neither targets
-nor optimizers are saved. cleanrl/ppo_continuous_action.py (class Agent): tanh between layers, the mean itself
-limited to the bounds by ClipAction; NormalizeObservation's statistics are not saved.
+sac_continuous_action.py (classes Actor, QNetwork, SoftQNetwork; `torch.save((actor.state_dict(),
+...))`): ReLU, and an action is tanh of the last layer times the buffer action_scale plus
+action_bias. Targets and optimizers are not saved. cleanrl/ppo_continuous_action.py (class Agent):
+tanh between layers, the mean itself clipped to the bounds by ClipAction; NormalizeObservation's
+statistics are not saved.
 """
 
 from __future__ import annotations
@@ -64,7 +65,7 @@ _LAST = ("fc_mu.weight", "fc_mean.weight")
 
 
 def recognise(tree: Tree, name: str) -> RecognizedAgent | None:  # noqa: ARG001  # the file's name says nothing
-    """Return the way to the canonical agent of a tuple that begins with CleanRL's Actor, or of PPO's dict."""
+    """Return the recognised agent of a tuple that begins with CleanRL's Actor, or of PPO's dict."""
     if (key("actor_logstd"),) in tree and (key("actor_mean.0.weight"),) in tree:
         return bind(tree, _PPO)
     if not any((index(0), key(last)) in tree for last in _LAST):
@@ -73,10 +74,10 @@ def recognise(tree: Tree, name: str) -> RecognizedAgent | None:  # noqa: ARG001 
 
 
 def plan(binding: RecognizedAgent, agent: Tree, told: Settings) -> Plan:
-    """Return where a canonical agent goes: the tuple that CleanRL's Actor and QNetwork load strictly.
+    """Plan the tuple that CleanRL's Actor and QNetwork load strictly.
 
-    Without known bounds the two buffers are missing. Raise UnsupportedError for networks or an action map
-    that CleanRL's classes cannot be.
+    If the bounds are unknown, the two buffers are missing. Raise UnsupportedError for networks or an
+    action map that CleanRL's classes cannot represent.
     """
     soft = is_gaussian(binding)
     names = LayerNames("fc{n}", "fc_mean", {"log_std": "fc_logstd"}) if soft else LayerNames("fc{n}", "fc_mu")

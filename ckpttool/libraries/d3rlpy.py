@@ -1,4 +1,4 @@
-"""d3rlpy."""
+"""d3rlpy: configuration, `.d3` files and model files."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ from ckpttool.libraries.write import (
 )
 from ckpttool.mapping.rules import Plan, Settings, constant_tensor
 
-# What d3rlpy's configuration (in a `.d3` file, or a params.json of version 2) says of an agent.
+# Agent metadata in d3rlpy's configuration (in a `.d3` file, or a params.json of version 2).
 #
 # Sources, in github.com/takuseno/d3rlpy: d3rlpy/base.py (`LearnableConfigWithShape`),
 # d3rlpy/models/encoders.py, d3rlpy/models/utility.py (`create_activation`), d3rlpy/preprocessing/.
@@ -49,7 +49,7 @@ ACTIVATIONS = {"relu": "relu", "gelu": "gelu", "tanh": "tanh", "swish": "silu", 
 
 
 def read_values(tree: Tree, *top: str) -> dict[str, object]:
-    """Return the plain values below the path, by the rest of their names."""
+    """Return the plain values under a path, by the rest of their names."""
     cut = len(top)
     return {
         "/".join(str(step.value) for step in path[cut:]): leaf.value
@@ -59,7 +59,7 @@ def read_values(tree: Tree, *top: str) -> dict[str, object]:
 
 
 def add_config_metadata(binding: RecognizedAgent, said: ConfigValues, where: str) -> RecognizedAgent:
-    """Return the binding with the facts that the configuration says; `where` is where it stands."""
+    """Return the binding with the facts from the configuration; `where` is the configuration's location."""
     mine = {name.removeprefix(_PARAMS): value for name, value in said.items() if name.startswith(_PARAMS)}
     facts = binding.facts._replace(lacks=())
     facts = _add_bounds(facts, mine, said.get("action_size"), where)
@@ -70,7 +70,7 @@ def add_config_metadata(binding: RecognizedAgent, said: ConfigValues, where: str
 def _add_bounds(facts: AgentMetadata, said: ConfigValues, size: object, where: str) -> AgentMetadata:
     kind = said.get("action_scaler/type", "none")
     if kind == "none" and isinstance(size, int) and 0 < size < 1 << 16:
-        # Nothing is scaled: an action is tanh itself.
+        # Without scaling, an action is tanh itself.
         return facts.read(where, action_low=(-1.0,) * size, action_high=(1.0,) * size)
     low, high = (_numbers(said, f"action_scaler/params/{name}") for name in ("minimum", "maximum"))
     if kind != "min_max" or not low or len(low) != len(high):
@@ -114,14 +114,14 @@ def _add_normalizer(facts: AgentMetadata, said: ConfigValues, size: object, wher
 
 
 def _add_activations(binding: RecognizedAgent, said: ConfigValues, where: str) -> RecognizedAgent:
-    """Return the binding with the policy's activations; networks that have others cannot be run with it."""
+    """Return the binding with the policy's activations; refuse networks with different ones."""
     parts = sorted(binding.parts, key=lambda part: not part.acts)
     names = _list_activations(said, parts[0])
     facts, unplaced = binding.facts, dict(binding.unplaced)
     facts = facts.lacking(NO_ACTIVATIONS) if names is None else facts.read(where, activations=names)
     for part in parts[1:]:
         others = _list_activations(said, part)
-        # The last one repeats: only where all are one may the numbers of layers differ.
+        # The last activation repeats, so networks may differ in depth only if all activations are the same.
         if others != names and not (others and names and len({*others, *names}) == 1):
             shown = f"{part.title} ({', '.join(others or ('unknown',))} activations, unlike {parts[0].title})"
             unplaced[part.component] = (*unplaced.get(part.component, ()), shown)
@@ -136,7 +136,7 @@ _FACTORIES = {
 
 
 def _list_activations(said: ConfigValues, part: AgentNetwork) -> tuple[str, ...] | None:
-    """Return what follows each hidden layer of the network, None if that is not known."""
+    """Return the activation after each hidden layer of the network, None if unknown."""
     factories = _FACTORIES.get(part.component, ("critic_encoder_factory",))
     params = next((f"{name}/params/" for name in factories if f"{name}/type" in said), "")
     name = ACTIVATIONS.get(str(said.get(f"{params}activation")))
@@ -152,30 +152,30 @@ def _list_activations(said: ConfigValues, part: AgentNetwork) -> tuple[str, ...]
 
 
 def _numbers(said: ConfigValues, name: str) -> tuple[float, ...]:
-    """Return the numbers of a list, none unless it is one of numbers alone."""
+    """Return a list of numbers, empty if it has other entries."""
     found: list[float] = []
     while isinstance(number := said.get(f"{name}/{len(found)}"), int | float):
         found.append(float(number))
     return tuple(found)
 
 
-# The configuration that a `.d3` file holds: what d3rlpy is told to build around an agent's weights.
+# The configuration in a `.d3` file, from which d3rlpy builds its modules.
 #
 # Sources, in github.com/takuseno/d3rlpy: d3rlpy/base.py (`LearnableConfigWithShape`, `LearnableConfig`),
 # d3rlpy/models/encoders.py (`VectorEncoderFactory`), d3rlpy/preprocessing, d3rlpy/optimizers/optimizers.py.
-# Fields that a factory makes must be there; the library fills in the others.
+# Fields created by a factory are required; the library fills in the others.
 
-VERSION = "2.8.1"  # of which the names and the configuration are
+VERSION = "2.8.1"  # version of the names and the configuration
 _NONE: Mapping[str, Any] = {"type": "none", "params": {}}
 _ADAM: Mapping[str, Any] = {"type": "adam", "params": {"lr_scheduler_factory": _NONE}}
 _NAMES = {ours: theirs for theirs, ours in ACTIVATIONS.items()}
 
 
 def build_config(binding: RecognizedAgent, agent: Tree) -> dict[str, Any]:
-    """Return the configuration as JSON holds it.
+    """Return the configuration as stored in JSON.
 
-    Raise UnsupportedError for networks that the library's encoders cannot be, UsageError when nobody says the
-    action bounds.
+    Raise UnsupportedError for networks that the library's encoders cannot represent, UsageError if the
+    action bounds are unknown.
     """
     parts = {part.title: part for part in binding.parts}
     sizes = list_kernel_shapes(parts["actor"], agent)
@@ -246,7 +246,7 @@ def _observation_scaler(norm: ObservationNormalizer | None) -> Mapping[str, Any]
 
 
 def list_config_leaves(value: object, at: Path) -> Iterator[tuple[Path, ValueLeaf | Container]]:
-    """Go through settings as entries of a tree: their containers and their plain values."""
+    """Yield settings as tree entries: their containers and their plain values."""
     if isinstance(value, Mapping):
         yield at, Container("dict")
         for name, inner in value.items():
@@ -259,10 +259,10 @@ def list_config_leaves(value: object, at: Path) -> Iterator[tuple[Path, ValueLea
         yield at, ValueLeaf(value)
 
 
-# Where a canonical agent goes in the dict of state_dicts that d3rlpy's `save_model` writes.
+# Write a canonical agent as the dict of state_dicts that d3rlpy's `save_model` writes.
 #
 # Sources, in github.com/takuseno/d3rlpy: d3rlpy/torch_utility.py (`Checkpointer`: every module and optimizer
-# of the algorithm must be there), ddpg_impl.py, sac_impl.py and bc_impl.py in d3rlpy/algos/qlearning/torch
+# of the algorithm is required), ddpg_impl.py, sac_impl.py and bc_impl.py in d3rlpy/algos/qlearning/torch
 # (`Modules`), encoders.py and policies.py in d3rlpy/models/torch (names), d3rlpy/optimizers/optimizers.py.
 
 _HIDDEN = "_encoder._layers.{s}"
@@ -277,20 +277,20 @@ _PLAIN = LayerNames(_HIDDEN, "_fc")
 
 
 def plan(binding: RecognizedAgent, agent: Tree, told: Settings) -> Plan:
-    """Return where everything goes: TD3's or DDPG's file, SAC's, or BC's for a policy alone.
+    """Plan d3rlpy's dict of state_dicts: TD3's or DDPG's, SAC's, or BC's for a policy alone.
 
-    Targets that the agent lacks are copies, optimizers begin anew. Raise UnsupportedError for networks or an
-    action map that the library's modules cannot be.
+    Missing targets are copied from the online networks, missing optimizers start with their defaults.
+    Raise UnsupportedError for networks or an action map that the library's modules cannot represent.
     """
     return plan_torch_file(_choose_table(binding), binding, agent, told)
 
 
 def plan_d3(binding: RecognizedAgent, agent: Tree, told: Settings) -> Plan:
-    """Return where everything goes in a `.d3` file: that dict below `torch`, and the configuration.
+    """Plan a `.d3` file: that dict under `torch`, and the configuration.
 
-    Raise as `plan` does, and for a configuration that cannot be made (see d3rlpy_config.config).
+    Raise the errors of `plan`, and those of `build_config`.
     """
-    # What the other form must be told stands in the configuration.
+    # The configuration contains what the other form's note asks for.
     writing = replace(_choose_table(binding), hidden="", notes=(_TRAINING,))
     found = plan_torch_file(writing, binding, agent, told)
     said = dict(list_config_leaves(build_config(binding, agent), (key("config"),)))
@@ -355,8 +355,8 @@ def _make_table(rows: list[NetworkRow | SingleTensorRow], optimizers: dict[str, 
 # Sources, in github.com/takuseno/d3rlpy: d3rlpy/base.py (`dump_learnable`, `save_config`),
 # d3rlpy/torch_utility.py (`Checkpointer`; `get_state_dict` until 2.0, whose names begin with an underscore),
 # d3rlpy/models/torch/policies.py (an action is tanh of the last layer), d3rlpy/models/torch/encoders.py
-# (norms follow the activation), d3rlpy/algos/qlearning/base.py (`predict`: observation scaler before, action
-# scaler after), d3rlpy/preprocessing/action_scalers.py and observation_scalers.py.
+# (norms come after the activation), d3rlpy/algos/qlearning/base.py (`predict`: observation scaler before,
+# action scaler after), d3rlpy/preprocessing/action_scalers.py and observation_scalers.py.
 
 _LACKS = (
     unknown_fact("action map", "the action scaler", decides=True),
@@ -390,24 +390,24 @@ TABLE = LayoutTable(
     },
 )
 
-# Where Q-functions lie, and the policy of an imitator, which has no other.
+# Paths of Q-functions, and of an imitator's policy, which has no Q-functions.
 _CRITICS = {"q_funcs": "critic", "targ_q_funcs": "critic_target"}
 _OLD_CRITICS = {"_q_func/_q_funcs": "critic", "_targ_q_func/_q_funcs": "critic_target"}
 _IMITATOR = {"imitator": "actor"}
 _EVIDENCE = re.compile(r"(torch/)?(_?)(policy|imitator)/_encoder/(_layers|_fcs|_last_layers|_fc)/")
-# Each Q-function is looked for by itself: no ensemble that anybody trains is larger.
+# Each Q-function is matched separately: no trained ensemble is larger.
 _NUMBER, _ENSEMBLE = re.compile(r"[0-9]{1,4}"), 50
-# Algorithms whose `policy` is no policy of the observation alone, or acts in a space of its own.
+# Algorithms whose `policy` depends on more than the observation, or acts in a latent space.
 _DECODERS = ("vae_decoder", "imitator")
 
 
 def recognise(tree: Tree, name: str) -> RecognizedAgent | None:
-    """Return the way to the canonical agent of a `.d3` file, or of a dict of its state_dicts.
+    """Return the recognised agent of a `.d3` file, or of a dict of its state_dicts.
 
-    Agents with discrete actions are none.
+    Agents with discrete actions are not recognised.
     """
     match = next(filter(None, map(_EVIDENCE.match, tree.names.values())), None)
-    # A part of a .d3 file without its configuration: that may say that actions are discrete.
+    # Part of a .d3 file without its configuration, which might specify discrete actions.
     if match is None or (name.endswith(".d3") and not match[1]):
         return None
     found = _D3rlpyNaming(tree, match[1] or "", match[2])
@@ -430,7 +430,7 @@ def recognise(tree: Tree, name: str) -> RecognizedAgent | None:
 
 
 def _list_setting_paths(tree: Tree) -> frozenset[Path]:
-    """Return what is no part of the networks: the settings, whose facts are taken, and absent schedulers."""
+    """Return the paths outside the networks: settings, which are read as facts, and absent schedulers."""
     return frozenset(
         path
         for path, leaf in tree.plain()
@@ -439,18 +439,18 @@ def _list_setting_paths(tree: Tree) -> frozenset[Path]:
 
 
 def companions(location: str) -> Sequence[str]:
-    """Return the params.json that d3rlpy's logger writes into the folder of its model files."""
+    """Return the params.json that d3rlpy's logger writes beside its model files."""
     return (os.path.join(os.path.dirname(location), "params.json"),) if location.endswith(".pt") else ()
 
 
 def told_by(binding: RecognizedAgent, file: str, tree: Tree) -> RecognizedAgent:
-    """Return the binding with what a params.json of version 2 says."""
+    """Return the binding with the facts from a version 2 params.json."""
     said = read_values(tree)
     return add_config_metadata(binding, said, os.path.basename(file)) if "config/type" in said else binding
 
 
 class _D3rlpyNaming:
-    """What a file holds: `top` is what its names begin with, `mark` the underscore of versions until 2.0."""
+    """Contents of a file: `top` is the prefix of its names, `mark` the underscore of versions before 2.0."""
 
     def __init__(self, tree: Tree, top: str, mark: str) -> None:
         self.top, self.mark = top, mark
@@ -462,7 +462,7 @@ class _D3rlpyNaming:
         self.left: dict[str, tuple[str, ...]] = {}
 
     def table(self) -> LayoutTable:
-        """Return the names of this file's version, without the networks that cannot be run or converted."""
+        """Return the names of this file's version, without networks that cannot be run or converted."""
         named = {self.mark + theirs: ours for theirs, ours in TABLE.components.items()}
         if not self.has(self.mark + "policy"):
             named = {self.mark + theirs: ours for theirs, ours in _IMITATOR.items()}
@@ -477,21 +477,21 @@ class _D3rlpyNaming:
         return replace(TABLE, components=components, optimizers=optimizers, tensors=tensors)
 
     def has(self, component: str) -> bool:
-        """Say whether there is anything below the name."""
+        """Return whether any entry is under the name."""
         return next(self._steps(component), None) is not None
 
     def discrete(self) -> bool:
-        """Say whether the Q-functions take what the policy takes: then no action is among it."""
+        """Return whether the Q-functions have the policy's input size, i.e. no action input."""
         if any(map(self._has_decoder, _DECODERS)):
-            return False  # BCQ's policy takes an action too
+            return False  # BCQ's policy also has the action as input
         policy = self._first(self.mark + "policy")
         critic = self._first("_q_func/_q_funcs/0" if self.mark else "q_funcs/0")
         return policy is not None and policy == critic
 
     def chosen(self) -> Iterator[LedgerEntry]:
-        """Yield an entry where d3rlpy chooses among actions that its policy samples."""
-        # BEAR has a decoder beside a Gaussian policy; CRR's has a target, and neither a temperature (SAC,
-        # AWAC) nor IQL's value (d3rlpy/algos/qlearning/torch/bear_impl.py, crr_impl.py).
+        """Yield an entry if d3rlpy chooses among actions sampled from its policy."""
+        # BEAR has a decoder beside a Gaussian policy; CRR's policy has a target, and no temperature (SAC,
+        # AWAC) or IQL value (d3rlpy/algos/qlearning/torch/bear_impl.py, crr_impl.py).
         crr = self.has(f"{self.mark}targ_policy") and not any(
             self.has(self.mark + other) for other in ("log_temp", "value_func")
         )
@@ -518,7 +518,7 @@ class _D3rlpyNaming:
         return first[1] if len(first) == 2 else None
 
     def _optimizer(self, name: str) -> str:
-        # Since 2.6 a scheduler of learning rates lies beside it (d3rlpy/optimizers/optimizers.py).
+        # Since 2.6 a learning rate scheduler is stored beside it (d3rlpy/optimizers/optimizers.py).
         return (
             f"{name}/optim"
             if self.has(f"{name}/optim") or any(plain.startswith(f"{name}/optim/") for plain in self.plain)
@@ -526,7 +526,7 @@ class _D3rlpyNaming:
         )
 
     def _usable(self, theirs: str, ours: str) -> bool:
-        """Say whether our networks can be this one; if not, remember why."""
+        """Return whether the schema can represent this network; if not, record why."""
         mine = {n: leaf for n, leaf in self.leaves.items() if n.startswith(theirs + "/")}
         component = ours.partition("/")[0]
         reason = _find_obstacle(mine)
@@ -543,7 +543,7 @@ class _D3rlpyNaming:
 
 
 def _find_obstacle(mine: Mapping[str, Leaf]) -> str | None:
-    """Return why our networks cannot be this one, or None."""
+    """Return why the schema cannot represent this network, or None."""
     if any(len(leaf.shape) > 2 for leaf in mine.values()):
         return "convolutions"
     if any(name.endswith("/running_mean") for name in mine):

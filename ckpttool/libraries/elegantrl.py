@@ -1,9 +1,10 @@
-"""ElegantRL's networks since 0.3.5: act.pth, cri.pth, actor__N.pt, each one whole module, or its state_dict.
+"""ElegantRL networks since 0.3.5: act.pth, cri.pth, actor__N.pt, each a module or a state_dict.
 
-Source: github.com/AI4Finance-Foundation/ElegantRL, elegantrl/agents/AgentBase.py (`save_or_load_agent`),
-elegantrl/train/evaluator.py, elegantrl/agents/net.py: observations become `(x - state_avg) / state_std`, an
-action is tanh of the last layer (TD3, DDPG, PPO, A2C) or of the mean, the first half of what SAC's last layer
-gives, ReLU between layers. Earlier versions' files (actor.pth) hold nothing that tells them from others.
+Source: github.com/AI4Finance-Foundation/ElegantRL, elegantrl/agents/AgentBase.py
+(`save_or_load_agent`), elegantrl/train/evaluator.py, elegantrl/agents/net.py: observations become
+`(x - state_avg) / state_std`, an action is tanh of the last layer (TD3, DDPG, PPO, A2C) or of the
+mean, the first half of the output of SAC's last layer, ReLU between layers. Files of earlier
+versions (actor.pth) have no distinguishing names.
 """
 
 from __future__ import annotations
@@ -47,13 +48,13 @@ TABLE = LayoutTable(
 )
 
 _STATISTICS = {"state_avg", "state_std"}
-# ActorSAC: an encoder and one layer that gives the mean and the logarithm of its deviation.
+# ActorSAC: an encoder and one layer that outputs the mean and the log standard deviation.
 _SAC = replace(TABLE, components={"actor/net_s+actor/net_a": "actor"}, joined=True)
 _SOFT = "net_s.0.weight"
 
 
 def recognise(tree: Tree, name: str) -> RecognizedAgent | None:  # noqa: ARG001  # what a network is stands in it
-    """Return the way to the canonical agent of a network with ElegantRL's statistics beside its layers."""
+    """Return the recognised agent of a network that has ElegantRL's statistics beside its layers."""
     module = read_pickled_module(tree)
     state = tree if module is None else module.state
     names = {str(path[0].value): leaf for path, leaf in state.tensors() if len(path) == 1}
@@ -80,7 +81,7 @@ def _find_component(names: dict[str, Leaf]) -> str:
 
 
 def _list_refusals(tree: Tree, names: dict[str, Leaf], component: str) -> dict[str, tuple[str, ...]]:
-    """Return why a network cannot be run as its layers say."""
+    """Return why a network cannot be run from its layers alone."""
     made = tree.containers.get(())
     if made is not None and "Discrete" in str(made.name):
         return {component: (DISCRETE_CHOICE,)}
@@ -103,10 +104,10 @@ def _add_activations(binding: RecognizedAgent, module: PickledModule) -> Recogni
 
 
 def plan(binding: RecognizedAgent, agent: Tree, told: Settings) -> Plan:
-    """Return where a canonical policy goes: the state_dict that Actor, ActorSAC or ActorPPO loads strictly.
+    """Plan the state_dict that Actor, ActorSAC or ActorPPO loads strictly.
 
-    What is not the policy stays behind: ElegantRL has a file for every network. Raise UnsupportedError for a
-    policy that these classes cannot be.
+    Only the policy is written: ElegantRL has a separate file for every network. Raise UnsupportedError
+    for a policy that these classes cannot represent.
     """
     places = {ours: (key(f"state_{theirs}"),) for theirs, ours in (("avg", "mean"), ("std", "std"))}
     rows: list[NetworkRow | SingleTensorRow | StatisticsRow] = [

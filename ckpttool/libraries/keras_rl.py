@@ -1,10 +1,10 @@
 """keras-rl and keras-rl2: the weights of a DDPG agent's actor and critic, both files or one of them.
 
-Source: rl/agents/ddpg.py in github.com/keras-rl/keras-rl (`save_weights`, `select_action`: the actor's output
-is the action, nothing limits or scales it), github.com/taylormcnally/keras-rl2 likewise. Networks are the
-user's own Keras models: a file has their layers, but neither activations nor how the critic joins its two
-inputs (in examples/ddpg_pendulum.py the action comes first). Habits are those of that example: ReLU, a linear
-last layer.
+Source: rl/agents/ddpg.py in github.com/keras-rl/keras-rl (`save_weights`, `select_action`: the
+actor's output is the action, without clipping or scaling), github.com/taylormcnally/keras-rl2
+likewise. Networks are the user's own Keras models: a file contains their layers, but not the
+activations or how the critic concatenates its two inputs (in examples/ddpg_pendulum.py the action
+comes first). The defaults are those of that example: ReLU, a linear last layer.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ TABLE = LayoutTable(
 )
 
 _MEMBERS = ("actor", "critic")
-# Whoever wrote it: the order of the critic's inputs is the user's model's.
+# The order of the critic's inputs depends on the user's model.
 NEVER_RUN = frozenset(("critic",))
 SUFFIX = ".h5f"
 _ONE = re.compile(r".*_(actor|critic)\.h5f")
@@ -56,7 +56,7 @@ _ORDER = "the order in which the model joins observation and action"
 
 
 def recognise(tree: Tree, name: str) -> RecognizedAgent | None:
-    """Return the way to the canonical agent of files that keras-rl called so; one is a network alone."""
+    """Return the recognised agent of files with keras-rl's names; one file is a single network."""
     one = _ONE.fullmatch(name)
     if one is not None:
         return _disable_critic(_bind_single(tree, one[1]))
@@ -65,7 +65,7 @@ def recognise(tree: Tree, name: str) -> RecognizedAgent | None:
 
 
 def _bind_single(tree: Tree, component: str) -> RecognizedAgent | None:
-    """Bind one network's layers as if they stood below its component."""
+    """Bind one network's layers as if they were under its component."""
 
     def below(path: Path) -> Path:
         return (key(component), *path)
@@ -79,7 +79,7 @@ def _bind_single(tree: Tree, component: str) -> RecognizedAgent | None:
 
 
 def _disable_critic(binding: RecognizedAgent | None) -> RecognizedAgent | None:
-    """Return the binding without a critic that could be run: nobody knows what it sees first."""
+    """Return the binding without a runnable critic: the order of its inputs is unknown."""
     if binding is None or not any(part.component == "critic" for part in binding.parts):
         return binding
     left = (*binding.unplaced.get("critic", ()), _ORDER)
@@ -87,10 +87,10 @@ def _disable_critic(binding: RecognizedAgent | None) -> RecognizedAgent | None:
 
 
 def plan(binding: RecognizedAgent, agent: Tree, told: Settings) -> Plan:
-    """Return where a canonical agent goes: both files of a DDPGAgent, by Keras's own names for layers.
+    """Plan both files of a DDPGAgent, with Keras's own layer names.
 
-    The models are the user's own: what they must make of the last layer and how the critic joins its inputs
-    is said in notes. Raise UnsupportedError for two Q-functions and for other layers than dense ones.
+    The models are the user's own: notes state the action map and the order of the critic's inputs.
+    Raise UnsupportedError for two Q-functions and for layers other than dense ones.
     """
     names = LayerNames("dense_{n}", "dense_{n}")
     first = sum(len(part.layers) for part in binding.parts if part.component == "actor") + 1

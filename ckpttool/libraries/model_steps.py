@@ -20,7 +20,7 @@ from ckpttool.formats.keras_config import config_of
 from ckpttool.libraries.recognize import TORCH_CLASSES, PickledModule
 from ckpttool.mapping.layers import Name
 
-# What a model's own configuration says it computes, step by step: Keras's settings, torch's pickled modules.
+# The computation in a model's own configuration, step by step: Keras's settings, torch's pickled modules.
 #
 # Sources: keras/src/models/sequential.py and functional.py (`layers` in the order of their use),
 # keras/src/layers/**; torch/nn/modules/container.py (Sequential applies its parts in the order of
@@ -28,7 +28,7 @@ from ckpttool.mapping.layers import Name
 
 
 class ChainStep(NamedTuple):
-    """One step: a `layer` by its name, an `activation`, an `affine` map, or `unknown` with why."""
+    """One step: a `layer` by its name, an `activation`, an `affine` map, or `unknown` with a reason."""
 
     kind: str
     name: Name = ()
@@ -36,9 +36,9 @@ class ChainStep(NamedTuple):
 
 
 class LayerTensors(NamedTuple):
-    """A layer's tensors by their paths, where its steps were followed to them; a bias may be absent.
+    """Tensor paths of a layer whose steps were traced to them; the bias is optional.
 
-    `framework` is that whose order of axes a weight has, where one model has both.
+    `framework` is the one whose axis order the weight has, for models that contain both.
     """
 
     weight: Path
@@ -48,16 +48,16 @@ class LayerTensors(NamedTuple):
 
 
 class RecurrentCell(NamedTuple):
-    """A recurrent layer by its module's path, with the paths of the buffers that keep its states."""
+    """A recurrent layer by its module's path, with the paths of its state buffers."""
 
     module: Path
     states: tuple[Path, ...]
 
 
 class ChainFacts(NamedTuple):
-    """What the steps are in the terms of a policy; None for what they leave open.
+    """The steps described as a policy; None for what they leave open.
 
-    `activations` follow the hidden layers, `scale` and `offset` map what the last layer's tanh gives.
+    `activations` follow the hidden layers; `scale` and `offset` map the last layer's tanh.
     """
 
     layers: tuple[Name, ...]
@@ -70,7 +70,7 @@ class ChainFacts(NamedTuple):
     notes: tuple[str, ...] = ()
 
     def bounds(self, width: int) -> tuple[tuple[float, ...], tuple[float, ...]]:
-        """Return the bounds that tanh, scaled, cannot leave."""
+        """Return the bounds of the scaled tanh."""
         scale, offset = (_to_row(value, width) for value in (self.scale, self.offset))
         low = tuple(o - s for s, o in zip(scale, offset, strict=True))
         return low, tuple(o + s for s, o in zip(scale, offset, strict=True))
@@ -84,7 +84,7 @@ def _to_row(value: Any, width: int) -> tuple[float, ...]:
 def read_chain_facts(
     steps: Sequence[ChainStep], file: str, origin: str = "the model's configuration"
 ) -> ChainFacts:
-    """Return the steps as a policy; raise UnsupportedError for what no policy here computes."""
+    """Return the steps as a policy; raise UnsupportedError for unsupported operations."""
     layers = [step for step in steps if step.kind in ("dense", "layer_norm")]
     dense = [n for n, step in enumerate(steps) if step.kind == "dense"]
     if not dense:
@@ -122,7 +122,7 @@ def _require_none(steps: Sequence[ChainStep], file: str) -> None:
 
 
 def _activation(steps: Sequence[ChainStep], file: str) -> str | None:
-    """Return the one activation after a hidden layer, None where it is of no known name."""
+    """Return the one activation after a hidden layer, None if its name is unknown."""
     steps = [s for s in steps if not (s.kind == "activation" and s.value == "linear")]
     acting = [s for s in steps if s.kind == "activation"]
     late = ("activation", "layer_norm") in pairwise([s.kind for s in steps])
@@ -142,7 +142,7 @@ def _activation(steps: Sequence[ChainStep], file: str) -> str | None:
 
 
 def _read_head(steps: Sequence[ChainStep], file: str) -> tuple[str | None, Any, Any, tuple[str, ...]]:
-    """Return what makes an action of the last layer: the map, scale and offset, and notes."""
+    """Return the action map of the last layer: its name, scale, offset and notes."""
     names = [(s.kind, s.value) for s in steps if not (s.kind == "activation" and s.value == "linear")]
     if not names:
         return "identity", None, 0.0, ()
@@ -165,13 +165,13 @@ def _read_head(steps: Sequence[ChainStep], file: str) -> tuple[str | None, Any, 
     )
 
 
-# Keras: activations by the names of keras/src/activations/__init__.py that mean the same function here. Its
-# leaky_relu has another slope (0.2) than torch's.
+# Keras activations, by their names in keras/src/activations/__init__.py, that are the same function here. Its
+# leaky_relu has a different slope (0.2) than torch's.
 _KERAS = {
     **{n: n for n in ("relu", "tanh", "sigmoid", "elu", "gelu", "silu", "softplus", "linear")},
     "swish": "silu",
 }
-# Further functions of keras/src/activations/__init__.py, of both versions: no policy here computes them.
+# Further functions of keras/src/activations/__init__.py, of both versions, that policies do not support.
 _OTHER_KERAS = frozenset(
     (
         "leaky_relu",
@@ -191,12 +191,12 @@ _SKIPPED = frozenset(
 )
 _LAYERS = {"ReLU": "relu", "ELU": "elu"}
 MODELS = frozenset(("Sequential", "Functional", "Model"))
-# Where the classes of those names come from; a program's own class may have the same name.
+# Packages of those class names; a custom class may have the same name.
 _KERAS_MODULES = ("keras", "tf_keras", "tensorflow.keras", "tensorflow.python.keras")
 
 
 def is_described(document: Mapping[str, Any]) -> bool:
-    """Return whether a Keras model is of Keras's own class: its configuration lists what it computes."""
+    """Return whether a Keras model has Keras's own class: its configuration lists the computation."""
     config = config_of(dict(document))
     return (
         config.cls in MODELS and isinstance(config.settings.get("layers"), list) and not is_foreign(document)
@@ -204,13 +204,13 @@ def is_described(document: Mapping[str, Any]) -> bool:
 
 
 def own_class(document: Mapping[str, Any]) -> str | None:
-    """Return the class of a Keras model whose code is the program's own, None for Keras's classes."""
+    """Return the custom class of a Keras model, None for Keras's own classes."""
     cls = config_of(dict(document)).cls
     return cls if cls is not None and not is_described(document) else None
 
 
 def list_precisions(document: Mapping[str, Any]) -> tuple[str, ...]:
-    """Return the types in which a Keras model's layers compute, float32 and float64 left out."""
+    """Return the dtypes in which a Keras model's layers compute, without float32 and float64."""
     found: dict[str, None] = {}
     waiting: list[Any] = [document]
     while waiting and len(found) < _MOST_TYPES:
@@ -229,8 +229,8 @@ _MOST_TYPES = 8
 def read_keras_steps(document: Mapping[str, Any]) -> tuple[ChainStep, ...] | None:
     """Return the steps of a Keras model's configuration, None if it lists no layers.
 
-    `document` is that of `model.save`: `class_name`, `config`. A functional model is followed from its output
-    to its input; one that is no chain has an unknown step.
+    `document` is the one written by `model.save`: `class_name`, `config`. A functional model is traced
+    from its output to its input; one that is not a chain has an unknown step.
     """
     if not is_described(document):
         return None
@@ -259,14 +259,14 @@ def _model_steps(document: Mapping[str, Any], above: Name) -> Iterator[ChainStep
 
 
 def is_foreign(layer: Mapping[str, Any]) -> bool:
-    """Return whether a layer's or a model's class is the program's own, whatever it is called."""
+    """Return whether a layer's or a model's class is custom, whatever its name."""
     module, registered = layer.get("module"), layer.get("registered_name")
     own = isinstance(module, str) and not module.startswith(_KERAS_MODULES)
     return own or ">" in str(layer.get("class_name")) or (isinstance(registered, str) and ">" in registered)
 
 
 def _order_layers(layers: Sequence[dict[str, Any]], outputs: Any) -> list[dict[str, Any]] | None:
-    """Return a functional model's layers from input to output, None unless each has one input and one use."""
+    """Return a functional model's layers from input to output, None unless each has one input and use."""
     by_name = {str(layer.get("name") or config_of(layer).name): layer for layer in layers}
     ends = outputs if isinstance(outputs, list) else []
     ends = [ends] if ends and isinstance(ends[0], str) else ends
@@ -288,7 +288,7 @@ def _order_layers(layers: Sequence[dict[str, Any]], outputs: Any) -> list[dict[s
 
 
 def _sources(node: Any) -> list[str]:
-    """Return the layers whose outputs a node takes, in the spelling of Keras 3 or of Keras 2."""
+    """Return the layers whose outputs are a node's inputs, in Keras 3 or Keras 2 notation."""
     if isinstance(node, dict):
         history = node.get("keras_history")
         if isinstance(history, list) and history:
@@ -328,7 +328,7 @@ def _keras_layer(cls: str, name: Name, state: dict[str, Any]) -> Iterator[ChainS
 
 
 def _keras_activation(name: Name, said: Any) -> ChainStep:
-    """Return the step of an activation; one that is named and has no equal here is unknown."""
+    """Return the step of an activation; a named one without an equivalent is unknown."""
     if isinstance(said, str) and said in _KERAS:
         return ChainStep("activation", name, _KERAS[said])
     if isinstance(said, str) and said in _OTHER_KERAS:
@@ -337,7 +337,7 @@ def _keras_activation(name: Name, said: Any) -> ChainStep:
 
 
 def _is_plain(cls: str, state: dict[str, Any]) -> bool:
-    """Say whether the layer is the function of its name: no slope, threshold or limit of its own."""
+    """Return whether the layer is the plain function of its name: no custom slope, threshold or limit."""
     if cls == "ELU":
         return bool(state.get("alpha", 1.0) == 1.0)
     plain = not state.get("negative_slope") and not state.get("threshold")
@@ -350,9 +350,9 @@ _PASSED = ("dropout.", "flatten.Flatten", "linear.Identity")
 
 
 def read_sequential_steps(module: PickledModule, name: Name) -> tuple[ChainStep, ...] | None:
-    """Return the steps of the pickled Sequential that holds a network, None if another class does.
+    """Return the steps of the pickled Sequential that contains a network, None for another class.
 
-    What a user's own class computes is code, which is not in the file; its Sequential's activations are.
+    The code of a custom class is not in the file; a Sequential's activations are.
     """
     top = module.tree.containers.get(())
     outer = (top.name or "") if top is not None else ""
@@ -367,12 +367,12 @@ def read_sequential_steps(module: PickledModule, name: Name) -> tuple[ChainStep,
 
 
 def is_sequential(cls: str) -> bool:
-    """Return whether a class is torch's Sequential, whose parts a file lists in the order of their use."""
+    """Return whether a class is torch's Sequential, whose parts are stored in the order of use."""
     return cls == _SEQUENTIAL
 
 
 def is_hooked(module: PickledModule) -> bool:
-    """Return whether a function was hooked into a forward: it may change what goes in or comes out."""
+    """Return whether the module has forward hooks: they may change its inputs or outputs."""
     names = ("_forward_hooks", "_forward_pre_hooks")
     return any(step.value in names for path in module.tree for step in path[:-1]) or any(
         step.value in names for path in module.tree.containers for step in path[:-1]
@@ -380,7 +380,7 @@ def is_hooked(module: PickledModule) -> bool:
 
 
 def _torch_steps(module: PickledModule, title: str) -> Iterator[ChainStep]:
-    # A Sequential applies its parts in the order of `_modules`, which is that of the file, not of the names.
+    # A Sequential applies its parts in the order of `_modules`, which is file order, not name order.
     for child in [n for n in module.classes if n.rpartition(".")[0] == title and (title or "." not in n)]:
         cls, name = module.classes[child], tuple(child.split("."))
         short = cls.removeprefix(TORCH_CLASSES)
@@ -396,15 +396,15 @@ def _torch_steps(module: PickledModule, title: str) -> Iterator[ChainStep]:
         elif (activation := module.activation(child)) is not None:
             yield ChainStep("activation", name, activation)
         else:
-            # The file names the function, so that no other one may be given in its place.
+            # The file names the function, so no other one may be substituted.
             yield ChainStep("unknown", name, short.removeprefix("activation."))
 
 
-# Follows TorchScript's code as text to the steps that a policy computes; nothing of it is compiled or run.
+# Traces TorchScript code as text to a policy's steps; nothing is compiled or run.
 #
 # An archive's `code/` is a small language of assignments and calls that looks like Python
-# (torch/csrc/jit/serialization/python_print.cpp). A forward that is one chain of known operations is
-# followed; anything else is refused.
+# (torch/csrc/jit/serialization/python_print.cpp). A forward that is one chain of supported operations is
+# traced; anything else is refused.
 
 _CALLS, _DEEP, _ELEMENTS = 5_000, 40, 4096
 _TOP = "__torch__"
@@ -414,7 +414,7 @@ _CELLS = frozenset(("LSTM", "GRU", "RNN", "LSTMCell", "GRUCell", "RNNCell"))
 
 
 class UnsupportedScriptError(Exception):
-    """The code does something that is not followed."""
+    """The code contains an unsupported operation."""
 
 
 class ScriptModule(NamedTuple):
@@ -430,33 +430,33 @@ class ScriptTensor(NamedTuple):
 
 
 class _StateUpdate(NamedTuple):
-    """The next value of a buffer in which a recurrent layer keeps its state, by its path."""
+    """The next value of a buffer that holds a recurrent layer's state, by its path."""
 
     path: Path
 
 
 class _ScriptFunction(NamedTuple):
-    """A function of the archive's code, by its name."""
+    """A function in the archive's code, by its name."""
 
     name: str
 
 
 @dataclass(frozen=True, slots=True)
 class _ScriptFlow:
-    """What the input has become: the steps up to here."""
+    """The steps applied to the input so far."""
 
     steps: tuple[ChainStep, ...] = ()
     lead: int | None = None
-    """the position of an axis of extent 1 that the code has put before the last one"""
+    """the position of an axis of extent 1 that the code inserted before the last one"""
 
     def then(self, kind: str, value: Any = None) -> _ScriptFlow:
         return _ScriptFlow((*self.steps, ChainStep(kind, (f"step {len(self.steps)}",), value)), self.lead)
 
 
 def read_script_steps(checkpoint: Checkpoint) -> tuple[ChainStep, ...] | None:
-    """Return the steps of a TorchScript archive's forward, None if the checkpoint is no such archive.
+    """Return the steps of a TorchScript archive's forward, None if the checkpoint is not an archive.
 
-    Raise UnsupportedError for code that cannot be followed: it may compute anything of its layers.
+    Raise UnsupportedError for code that cannot be traced, because it may combine its layers in any way.
     """
     texts = read_code(checkpoint)
     if texts is None:
@@ -486,7 +486,7 @@ def read_script_steps(checkpoint: Checkpoint) -> tuple[ChainStep, ...] | None:
 
 
 def read_code(checkpoint: Checkpoint) -> dict[str, str] | None:
-    """Return a TorchScript archive's code by module, None if the checkpoint is no such archive."""
+    """Return a TorchScript archive's code by module, None if the checkpoint is not an archive."""
     root = checkpoint.tree.containers.get(())
     if root is None or not (root.name or "").startswith(f"{_TOP}.") or len(checkpoint.files) != 1:
         return None
@@ -501,7 +501,7 @@ def read_code(checkpoint: Checkpoint) -> dict[str, str] | None:
 
 
 def traced_inputs(checkpoint: Checkpoint) -> tuple[Shape, ...]:
-    """Return the shapes of the inputs with which the archive's forward was traced, () if it was not."""
+    """Return the input shapes with which the archive's forward was traced, () if it was not traced."""
     try:
         opened = archives.read_zip(File.stamp(checkpoint.files[0].path))
         return torch_zip.traced_inputs(opened, torch_tree.find_top_folder(opened.members, opened.file.path))
@@ -543,7 +543,7 @@ class ScriptEvaluator:
         return self._called(module, name, given)
 
     def _called(self, module: Path, name: str, given: Sequence[Any]) -> Any:
-        """Return what the code of a module's method gives."""
+        """Return the result of calling a module's method."""
         container = self.tree.containers.get(module)
         where, _, cls = ((container.name if container is not None else None) or "").rpartition(".")
         for node in self._module(where).body:
@@ -554,7 +554,7 @@ class ScriptEvaluator:
         raise UnsupportedScriptError
 
     def _cell(self, module: Path, kind: str, given: Sequence[Any]) -> Any:
-        """Return what PyTorch's own recurrent layer gives, whose states are buffers that begin at zero."""
+        """Return the result of PyTorch's own recurrent layer, whose state buffers start at zero."""
         flow, states = given if len(given) == 2 else (None, None)
         buffers = states if isinstance(states, list) else [states]
         settings = {name: self._of(module, name) for name in ("num_layers", "bidirectional", "batch_first")}
@@ -609,7 +609,7 @@ class ScriptEvaluator:
         return value
 
     def _block(self, body: Sequence[ast.stmt], scope: dict[str, Any]) -> tuple[bool, Any]:
-        """Return whether a return was met, and its value."""
+        """Return whether a return statement was reached, and its value."""
         for node in body:
             if isinstance(node, ast.Return) and node.value is not None:
                 return True, self._value(node.value, scope)
@@ -666,7 +666,7 @@ class ScriptEvaluator:
         raise UnsupportedScriptError
 
     def _of(self, module: Path, name: str) -> Any:
-        """Return an attribute of a module; `training` is that of evaluation."""
+        """Return an attribute of a module; `training` is False."""
         if name == "training":
             return False
         path = (*module, attr(name))
@@ -711,7 +711,7 @@ class ScriptEvaluator:
         return self._applied(called, [self._value(each, scope) for each in node.args])
 
     def _applied(self, called: str, given: list[Any]) -> Any:
-        """Return what a function or an operation gives."""
+        """Return the result of a function or an operation."""
         if called == "getattr" and len(given) == 2 and isinstance(given[0], ScriptModule):
             return self._of(given[0].path, str(given[1]))
         if called == "unchecked_cast" and len(given) == 2:
@@ -722,7 +722,7 @@ class ScriptEvaluator:
         if operation is None:
             raise UnsupportedScriptError(called)
         if called.endswith("_"):
-            # It overwrites its input, under whichever names that has.
+            # The function overwrites its input, under all names of that value.
             self.overwritten += [each for each in given if isinstance(each, _ScriptFlow)]
         self.calls += 1
         if self.calls > _CALLS:
@@ -735,7 +735,7 @@ class ScriptEvaluator:
             ) from None
 
     def numbers(self, value: Any) -> list[float]:
-        """Return a number, or a small tensor's numbers."""
+        """Return a number, or the numbers of a small tensor."""
         if _is_number(value):
             return [float(value)]
         leaf = self.tree.get(value.path) if isinstance(value, ScriptTensor) else None
@@ -782,7 +782,7 @@ def _layer_norm(_: ScriptEvaluator, given: Sequence[Any]) -> _ScriptFlow:
 def _activation_reader(
     name: str, *allowed: object
 ) -> Callable[[ScriptEvaluator, Sequence[Any]], _ScriptFlow]:
-    """Return the reading of an activation whose further arguments must be these, as far as they are given."""
+    """Return the handler of an activation whose further arguments, if given, must equal these."""
 
     def read(_: ScriptEvaluator, given: Sequence[Any]) -> _ScriptFlow:
         flow, *rest = given
@@ -798,7 +798,7 @@ def _identity(_: ScriptEvaluator, given: Sequence[Any]) -> _ScriptFlow:
 
 
 def _affine(flow: _ScriptFlow, scale: list[float], offset: list[float]) -> _ScriptFlow:
-    """Return `flow * scale + offset`, one step with an affine map before it."""
+    """Return `flow * scale + offset`, merged with a preceding affine map."""
     steps = flow.steps
     if steps and steps[-1].kind == "affine":
         before, shift = steps[-1].value
@@ -817,7 +817,7 @@ def _broadcast(values: Sequence[float], size: int) -> list[float]:
 
 
 def _flatten(_: ScriptEvaluator, given: Sequence[Any]) -> _ScriptFlow:
-    # A policy that begins with a dense layer takes rows: flattening one from its second axis on changes none.
+    # The input of a policy's first dense layer is a row: flattening from the second axis changes nothing.
     flow, *axes = given
     if axes not in ([1], [1, -1]):
         raise UnsupportedScriptError("torch.flatten")
@@ -839,7 +839,7 @@ def _squeeze(_: ScriptEvaluator, given: Sequence[Any]) -> _ScriptFlow:
 
 
 def _whole_slice(_: ScriptEvaluator, given: Sequence[Any]) -> Any:
-    # `buffer[:] = value` is a slice of all of it, and a copy into that.
+    # `buffer[:] = value` is a slice of the whole buffer and a copy into it.
     if len(given) != 1 or not isinstance(given[0], ScriptTensor):
         raise UnsupportedScriptError
     return given[0]
@@ -886,7 +886,7 @@ def _addition_reader(sign: int) -> Callable[[ScriptEvaluator, Sequence[Any]], _S
 def _comparison_reader(
     compare: Callable[[Any, Any], bool],
 ) -> Callable[[ScriptEvaluator, Sequence[Any]], bool]:
-    """Return the reading of a comparison of two numbers, such as the check of a probability."""
+    """Return the handler of a comparison of two numbers, e.g. the check of a probability."""
 
     def read(_: ScriptEvaluator, given: Sequence[Any]) -> bool:
         if len(given) != 2 or not all(map(_is_number, given)):
@@ -912,7 +912,7 @@ _OPERATIONS: dict[str, Callable[[ScriptEvaluator, Sequence[Any]], Any]] = {
         f"torch.{name}": _comparison_reader(getattr(operator, name))
         for name in ("lt", "gt", "le", "ge", "eq", "ne")
     },
-    # What acts in training alone, and what changes nothing.
+    # Functions that only act in training, or change nothing.
     "torch.dropout": _identity,
     "torch.detach": _identity,
     "torch.contiguous": _identity,

@@ -1,8 +1,8 @@
-"""Operators of ONNX: what each makes of constants, and which step of a program it is on an observation.
+"""ONNX operators: their results for constants, and their program steps for observations.
 
-Sources: onnx/docs/Operators.md (every operator by version), and the patterns of small operators that
-exporters write for layer norms, GELU and SiLU (torch/onnx/symbolic_opset9.py, networks/onnx_export.py).
-A rule returns None for what it does not follow.
+Sources: onnx/docs/Operators.md (every operator by version), and the patterns of small operators
+that exporters write for layer norms, GELU and SiLU (torch/onnx/symbolic_opset9.py,
+networks/onnx_export.py). A rule returns None for unsupported inputs.
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ if TYPE_CHECKING:
     import numpy as np
 
 
-_ELEMENTS = 1 << 24  # of a constant that is computed from others
+_ELEMENTS = 1 << 24  # computed from other constants
 FLOATS = {1: "float32", 11: "float64"}
 _ACTIVATIONS = {"Relu": "relu", "Tanh": "tanh", "Sigmoid": "sigmoid", "Softplus": "softplus"}
 _SAME = frozenset(("Identity", "Dropout", "StopGradient"))
-# Values on the way to a known layer, which nothing else may take.
+# Intermediate values of a supported layer, which no other operator may use.
 PARTIAL = frozenset(
     ("mean", "centred", "squared", "variance", "shifted", "deviation", "erf", "erf_1", "gelu_2", "cell")
 )
 
 
 class UnsupportedOperator(NamedTuple):
-    """What an operator that is not followed gives: its name, that of its node, and why."""
+    """Result of an unsupported operator: the operator's name, its node's name, and a reason."""
 
     op: str
     node: str
@@ -41,7 +41,7 @@ class UnsupportedOperator(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class ProgramConstant:
-    """A constant; `path` is that of the tensor that it is, `turned` if with its two axes exchanged."""
+    """A constant; `path` is the path of its tensor, `turned` whether its two axes are swapped."""
 
     array: np.ndarray
     path: Path | None = None
@@ -60,7 +60,7 @@ class ProgramShape:
 class ProgramValue:
     """A value that depends on the observation: its number in the program, and its shape without the batch.
 
-    `ones` are the positions of axes of extent 1 that the graph has put between or before the others.
+    `ones` are the positions of axes of extent 1 that the graph inserted.
     """
 
     number: int
@@ -69,7 +69,7 @@ class ProgramValue:
 
     @property
     def rank(self) -> int:
-        """The number of axes that the graph sees, the batch and those of extent 1 among them."""
+        """The number of axes in the graph, including the batch and those of extent 1."""
         return 1 + len(self.shape) + len(self.ones)
 
 
@@ -78,7 +78,7 @@ AnyValue = ProgramConstant | ProgramShape | ProgramValue | UnsupportedOperator
 
 @dataclass
 class ProgramRecorder:
-    """A program in the making: its inputs and states, its operations, and the values of the graph by name."""
+    """A program under construction: its inputs, states and operations, and the graph's values by name."""
 
     scope: dict[str, AnyValue] = field(default_factory=dict)
     inputs: list[tuple[str, tuple[int, ...]]] = field(default_factory=list)
@@ -103,17 +103,17 @@ class ProgramRecorder:
         return ProgramValue(self.first + len(self.operations) - 1, shape, ones)
 
     def operation(self, flow: ProgramValue) -> ProgramOperation | None:
-        """Return the operation that gives a value, None for an input."""
+        """Return the operation that computes a value, None for an input."""
         return self.operations[flow.number - self.first] if flow.number >= self.first else None
 
 
-# Constants that are computed.
+# Computed constants.
 
 
 def fold_constants(
     node: OnnxNode, arrays: list[np.ndarray | None], first: AnyValue | None
 ) -> ProgramConstant:
-    """Return what an operator makes of constants; raise ValueError where it cannot."""
+    """Return the result of an operator on constants; raise ValueError if it cannot be computed."""
     import numpy as np
 
     whole = [array for array in arrays if array is not None]
@@ -177,7 +177,7 @@ def _fold_expand(node: OnnxNode, x: np.ndarray, to: np.ndarray) -> np.ndarray:  
 def _divide(_node: OnnxNode, a: np.ndarray, b: np.ndarray) -> Any:
     if a.dtype.kind == "f":
         return a / b
-    # Of integers the operator leaves out the rest, whatever the sign.
+    # For integers the operator truncates, regardless of sign.
     return (abs(a) // abs(b)) * ((a > 0) * 2 - 1) * ((b > 0) * 2 - 1) if (b != 0).all() else None
 
 
@@ -242,7 +242,7 @@ FOLDED: dict[str, Callable[..., Any]] = {
 }
 
 
-# Operators on what depends on the observation.
+# Operators on values that depend on the observation.
 
 
 def _plain_value(value: AnyValue | None) -> ProgramValue | None:
@@ -250,7 +250,7 @@ def _plain_value(value: AnyValue | None) -> ProgramValue | None:
 
 
 def _has_feature_axis(flow: ProgramValue) -> bool:
-    """Whether the last axis is one of the observation's own."""
+    """Whether the last axis belongs to the observation."""
     return bool(flow.shape) and flow.rank - 1 not in flow.ones
 
 
@@ -327,7 +327,7 @@ def _add_dense(
     *,
     turned: bool,
 ) -> Any:
-    """Add a dense layer; `path` is that of its weight where that is no computed one."""
+    """Add a dense layer; `path` is the path of its weight, unless the weight is computed."""
     import numpy as np
 
     kernel, bias, beta = made
@@ -371,7 +371,7 @@ def _matmul(reader: ProgramRecorder, node: OnnxNode, given: Sequence[Any]) -> An
 
 
 def _broadcast_constant(array: np.ndarray, flow: ProgramValue) -> np.ndarray | None:
-    """Return a constant that is combined with a value by element, [n] or [1]; None for other shapes."""
+    """Return a constant combined elementwise with a value, [n] or [1]; None for other shapes."""
     if array.size == 1 and array.ndim <= flow.rank:
         return array.reshape(1)
     if not _has_feature_axis(flow) or array.ndim > flow.rank or array.shape[-1] != flow.shape[-1]:
@@ -407,7 +407,7 @@ def _arithmetic(reader: ProgramRecorder, node: OnnxNode, given: Sequence[Any]) -
 
 
 def _add_bias(reader: ProgramRecorder, flow: ProgramValue, constant: ProgramConstant) -> ProgramValue | None:
-    """Return a dense layer with the bias that is added to its product, None where it is none."""
+    """Return a dense layer with the bias added to its product, None if the constant is not a bias."""
     operation = reader.operation(flow)
     if operation is None or operation.kind != "dense" or operation.value["bias"] is not None:
         return None
@@ -448,7 +448,7 @@ def _affine(
 
 
 def _combine_values(reader: ProgramRecorder, node: OnnxNode, one: ProgramValue, two: ProgramValue) -> Any:  # noqa: C901  # patterns, one by one
-    """Combine two values: a layer norm's or an activation's parts, or two layers' outputs."""
+    """Combine two values: parts of a layer norm or an activation, or two layers' outputs."""
     a, b = reader.operation(one), reader.operation(two)
     if node.op == "Sub" and b is not None and b.kind == "mean" and b.inputs == (one.number,):
         return _add_partial(reader, node, "centred", one.shape, two, of=one.number)
@@ -493,7 +493,7 @@ def _add_partial(
     flow: ProgramValue,
     **value: Any,
 ) -> ProgramValue:
-    """Add a value that has a meaning only as a part of a known layer."""
+    """Add a value that is only meaningful as part of a supported layer."""
     where = node.name or next(iter(node.outputs), "")
     return reader.add(kind, shape, flow, ones=flow.ones, op=node.title, node=where, **value)
 
@@ -513,7 +513,7 @@ def _add_layer_norm(reader: ProgramRecorder, centred: ProgramValue, of: int, eps
 def _match_pattern_part(
     reader: ProgramRecorder, node: OnnxNode, flow: ProgramValue, constant: ProgramConstant, *, turned: bool
 ) -> Any:
-    """Return the value where an operator with a constant is a part of a layer norm or of GELU, else None."""
+    """Return the value if operator and constant are part of a layer norm or of GELU, else None."""
     found = reader.operation(flow)
     if found is None:
         return None
@@ -546,7 +546,7 @@ def _merge_norm_scale(
     found: ProgramOperation,
     constant: ProgramConstant,
 ) -> Any:
-    """Return a layer norm with the scale or the offset that follows it."""
+    """Return a layer norm with the scale or the offset applied after it."""
     stage = {"Mul": 1, "Add": 2}.get(node.op, 0)
     if stage <= found.value["stage"] or constant.array.size != flow.shape[-1]:
         return None
@@ -564,7 +564,7 @@ def _merge_norm_scale(
 
 
 def _gelu(reader: ProgramRecorder, node: OnnxNode, x: ProgramValue, found: ProgramOperation) -> Any:
-    """Return GELU where `x` (or half of it) meets 1 + erf(x / sqrt(2))."""
+    """Return GELU if `x` (or half of it) is multiplied by 1 + erf(x / sqrt(2))."""
     inner = reader.operations[found.value["of"] - reader.first] if found.value["of"] >= reader.first else None
     if inner is None or inner.kind != "affine" or inner.value["shift"].any():
         return None
@@ -678,7 +678,7 @@ def _batch_norm(reader: ProgramRecorder, node: OnnxNode, given: Sequence[Any]) -
 
 
 def _add_limits(reader: ProgramRecorder, node: OnnxNode, given: Sequence[Any]) -> Any:
-    """Limit a value: Clip, and Min or Max with a constant."""
+    """Clip a value: Clip, and Min or Max with a constant."""
     import numpy as np
 
     most = float(np.finfo(np.float32).max)
@@ -795,7 +795,7 @@ def _gather(reader: ProgramRecorder, node: OnnxNode, given: Sequence[Any]) -> An
 
 
 def _drop_axes(flow: ProgramValue, axes: Sequence[int]) -> ProgramValue | None:
-    """Return a value without some of the axes of extent 1."""
+    """Return a value without some of its axes of extent 1."""
     if not set(axes) <= set(flow.ones):
         return None
     kept = [each for each in flow.ones if each not in axes]
@@ -848,7 +848,7 @@ def _shape(reader: ProgramRecorder, node: OnnxNode, given: Sequence[Any]) -> Any
 
 
 def _make_shape(values: Sequence[int | None], *, scalar: bool = False) -> ProgramConstant | ProgramShape:
-    """Return extents of a shape: a constant where the number of observations is not among them."""
+    """Return extents of a shape: a constant unless the number of observations is among them."""
     import numpy as np
 
     if None in values:
@@ -961,7 +961,7 @@ def _convolution(reader: ProgramRecorder, node: OnnxNode, given: Sequence[Any]) 
 
 
 def _add_cell(reader: ProgramRecorder, node: OnnxNode, given: Sequence[Any]) -> Any:
-    """Add an LSTM or GRU that goes one step on from a state which the model takes and gives back."""
+    """Add one step of an LSTM or GRU whose state is a model input and output."""
     import numpy as np
 
     given = [*given, *[None] * (8 - len(given))]
@@ -999,7 +999,7 @@ def _add_cell(reader: ProgramRecorder, node: OnnxNode, given: Sequence[Any]) -> 
     ):
         return None
     both = np.zeros((2, gates * units)) if biases is None else biases.array.reshape(2, gates * units)
-    # The operator has gates i, o, f, c and z, r, h; here they stand as i, f, c, o and z, r, h.
+    # The operator orders gates i, o, f, c and z, r, h; here they are i, f, c, o and z, r, h.
     order = (0, 2, 3, 1) if lstm else (0, 1, 2)
     turn = np.concatenate([np.arange(g * units, (g + 1) * units) for g in order])
     carried = {states[0]: node.outputs[1] if len(node.outputs) > 1 else ""}
@@ -1018,7 +1018,7 @@ def _add_cell(reader: ProgramRecorder, node: OnnxNode, given: Sequence[Any]) -> 
         carried=carried,
         paths=tuple(c.path for c in (weight, recurrent, biases) if c is not None and c.path is not None),
     )
-    # Y is [steps, directions, batch, units], of which the first two are 1; Y_h and Y_c lack the steps.
+    # Y is [steps, directions, batch, units], where the first two are 1; Y_h and Y_c have no steps axis.
     return [replace(found, ones=(0, 1)), found, _add_partial(reader, node, "cell", (units,), found)]
 
 

@@ -52,16 +52,16 @@ if TYPE_CHECKING:
     import numpy as np
 
 
-# Follows an ONNX graph from its observation to its action; nothing of it is run by an ONNX runtime.
+# Traces an ONNX graph from its observation to its action, without an ONNX runtime.
 #
-# What each operator is stands in onnx_operators.py. Constants are computed where they are needed. An operator
-# that is not known matters only on the way to the action.
+# Operators are defined in onnx_operators.py. Constants are computed when needed. An unsupported operator only
+# matters if the action depends on it.
 
-# Halves are stored and cast before they are used: a graph that computes with them casts its input, too.
+# float16 values are stored and cast before use: a graph that computes in float16 casts its input, too.
 _TYPES = frozenset(("float32", "float64", "float16", "bfloat16", "int64", "int32", "bool", "uint8", "int8"))
 _DEEP, _NODES = 20, 100_000
-_OLDEST = 7  # before it, Add and others broadcast by attributes, and Dropout acts unless it is told not to
-# Names of outputs, the better ones first, and of those that are no action.
+_OLDEST = 7  # in older versions, Add and others broadcast by attributes, and Dropout is active by default
+# Output names, preferred ones first, and names of outputs that are not the action.
 _ACTS = (
     re.compile(r"deterministic_continuous_actions?"),
     re.compile(r"(continuous_)?actions?(_?mean|_?mu)?|acts?|actor|mean(_?actions?)?|mu|policy|pi|a"),
@@ -72,9 +72,9 @@ _ACTS_NOT = re.compile(
 
 
 class OnnxComputation(NamedTuple):
-    """What a graph computes: its steps where it is a chain of layers, and the whole program.
+    """Computation of a graph: its steps if it is a chain of layers, and the whole program.
 
-    `mean`, `std` and `clip` are how a chain normalises observations, `used` the paths of all constants.
+    `mean`, `std` and `clip` are a chain's observation normalisation, `used` the paths of all constants.
     """
 
     steps: tuple[ChainStep, ...] | None
@@ -87,10 +87,10 @@ class OnnxComputation(NamedTuple):
 
 
 def read_onnx_policy(checkpoint: Checkpoint, network: str = "actor") -> OnnxComputation | None:
-    """Return what the policy of an ONNX model computes, None for another format.
+    """Return the computation of an ONNX policy, None for another format.
 
-    `network` may name the output that is the action. Raise UnsupportedError for an operator on the way to it
-    that is not known, and UsageError where several outputs may be the action.
+    `network` may name the output that is the action. Raise UnsupportedError for an unsupported operator
+    before that output, and UsageError if several outputs could be the action.
     """
     if checkpoint.format != onnx.NAME:
         return None
@@ -112,9 +112,10 @@ def read_onnx_policy(checkpoint: Checkpoint, network: str = "actor") -> OnnxComp
 
 
 def list_flattened_images(checkpoint: Checkpoint) -> Iterator[tuple[Path, tuple[int, ...]]]:
-    """Yield the shape (height, width, channels) of images that dense layers take flattened, by their weights.
+    """Yield the shape (height, width, channels) of images flattened before dense layers, by weight.
 
-    It is () where the channels are last already. Raise as `of_onnx` does for a graph that is not followed.
+    It is () where the channels are already last. Raise UnsupportedError for a graph that cannot be
+    traced.
     """
     model = onnx.read_model(checkpoint.files[0])
     reader = _OnnxProgramReader(checkpoint=checkpoint, model=model)
@@ -131,7 +132,7 @@ def list_flattened_images(checkpoint: Checkpoint) -> Iterator[tuple[Path, tuple[
 
 
 def choose_action_output(names: Sequence[str]) -> str | None:
-    """Return the name of the output that is the action among several, None where the names do not decide."""
+    """Return the name of the output that is the action, None if the names do not decide."""
     likely = [name for name in names if not _ACTS_NOT.search(name.lower())]
     for pattern in _ACTS:
         found = [name for name in likely if pattern.fullmatch(name.lower())]
@@ -142,7 +143,7 @@ def choose_action_output(names: Sequence[str]) -> str | None:
 
 @dataclass
 class _OnnxProgramReader(ProgramRecorder):
-    """Computes what every value of the graph is: a constant, a shape, or a step of a program."""
+    """Classifies every value of the graph: a constant, a shape, or a program step."""
 
     checkpoint: Checkpoint = field(kw_only=True)
     model: OnnxModel = field(kw_only=True)
@@ -152,7 +153,7 @@ class _OnnxProgramReader(ProgramRecorder):
     doubled: bool = False
 
     def __post_init__(self) -> None:
-        """Take the constants and inputs of the graph."""
+        """Store the constants and inputs of the graph."""
         graph = self.model.graph
         self.functions = {(each.domain, each.name): each for each in self.model.functions}
         known = {tensor.name for tensor in graph.initializers}
@@ -192,7 +193,7 @@ class _OnnxProgramReader(ProgramRecorder):
             self.scope[value.name] = ProgramValue(1 + number, (shape[2],), (0,))
 
     def _width(self, value: OnnxValue, axis: int) -> int:
-        """Return an extent of the input: its own, or what the first layer takes where that is not fixed."""
+        """Return an extent of the input; if it is not fixed, the input size of the first layer."""
         extent = value.shape[axis] if value.shape is not None else ""
         if isinstance(extent, int) and extent > 0:
             return extent
@@ -242,7 +243,7 @@ class _OnnxProgramReader(ProgramRecorder):
         return OnnxComputation(steps, program, *norm, tuple(dict.fromkeys(used)), tuple(notes))
 
     def _output(self, network: str) -> tuple[str, list[str]]:
-        """Return the name of the output that is the action, and those of the others."""
+        """Return the name of the output that is the action, and the names of the others."""
         names = [value.name for value in self.model.graph.outputs]
         if not names:
             raise UnsupportedError("the model has no output", file=self.checkpoint.path)
@@ -280,7 +281,7 @@ class _OnnxProgramReader(ProgramRecorder):
         )
 
     def _reachable(self, number: int) -> list[int]:
-        """Return the numbers of the operations that a value, and the next states, depend on."""
+        """Return the numbers of the operations that a value and the next states depend on."""
         found: set[int] = set()
         waiting = [number]
         while waiting:
@@ -293,7 +294,7 @@ class _OnnxProgramReader(ProgramRecorder):
         return sorted(found)
 
     def _carry(self, taken: Sequence[int]) -> None:
-        """Require that the model gives back every state that its cells take."""
+        """Require that the model outputs every state of its recurrent layers."""
         given = {value.name for value in self.model.graph.outputs}
         for number in taken:
             operation = self.operations[number - self.first]
@@ -336,7 +337,7 @@ class _OnnxProgramReader(ProgramRecorder):
         return ProgramConstant(array, path)
 
     def behind(self, number: int) -> ProgramOperation | None:
-        """Return the operation behind functions of every element, None for the input."""
+        """Return the operation before elementwise functions, None for the input."""
         while number >= self.first:
             operation = self.operations[number - self.first]
             if operation.kind not in ("activation", "clip"):
@@ -345,7 +346,7 @@ class _OnnxProgramReader(ProgramRecorder):
         return None
 
     def channels(self, number: int) -> int | None:
-        """Return which axis behind the batch has the channels of a convolution's image, None without one."""
+        """Return the position of a convolution's channel axis after the batch, None without one."""
         axes = (0, 1, 2)
         while number >= self.first:
             operation = self.operations[number - self.first]
@@ -359,7 +360,7 @@ class _OnnxProgramReader(ProgramRecorder):
         return None
 
     def run(self, nodes: Sequence[OnnxNode], scope: dict[str, AnyValue], depth: int) -> None:
-        """Compute the values of nodes in their order, which is that of computation."""
+        """Compute the values of nodes in graph order, which is the order of computation."""
         for node in nodes:
             self.calls += 1
             if self.calls > _NODES:
@@ -451,7 +452,7 @@ _Norm = tuple[Leaf | None, Leaf | None, float | None]
 
 
 def _match_chain(program: Program) -> tuple[tuple[ChainStep, ...] | None, _Norm]:
-    """Return the program as the steps of a policy and statistics of observations; None for other programs."""
+    """Return the program as policy steps and observation statistics; None for other programs."""
     none: _Norm = (None, None, None)
     line = all(op.inputs == (number,) for number, op in enumerate(program.operations))
     if program.states or not line or len(program.inputs[0][1]) != 1:
@@ -477,7 +478,7 @@ def _match_chain(program: Program) -> tuple[tuple[ChainStep, ...] | None, _Norm]
             steps.append(ChainStep("affine", name, both))
         else:
             return None, none
-    # What a policy's records take are lists.
+    # The policy's records require lists.
     made = [s._replace(value=_broadcast_lists(*s.value)) if s.kind == "affine" else s for s in steps]
     return tuple(made), norm
 
@@ -491,7 +492,7 @@ def _broadcast_lists(scale: Any, offset: Any) -> tuple[list[float], list[float]]
 
 
 def _match_normalizer(operations: Sequence[ProgramOperation], width: int) -> _Norm | None:
-    """Return mean, deviation and limit of a normalisation of observations, None for anything else."""
+    """Return mean, standard deviation and clipping of an observation normalisation, None otherwise."""
     import numpy as np
 
     scale, shift, clip = np.ones(width), np.zeros(width), None
@@ -517,11 +518,12 @@ def _make_leaf(array: np.ndarray, name: str) -> Leaf:
     return Leaf("float64", array.shape, Inline(array.astype("<f8").tobytes()), f"normalizer/{name}", "buffer")
 
 
-# The layers of an ONNX graph as a PyTorch state_dict: which constant is which weight, by its operator.
+# The layers of an ONNX graph as a PyTorch state_dict: operators identify the weights among constants.
 #
 # Sources: onnx/docs/Operators.md (the inputs of each operator); torch/onnx/utils.py and torch/onnx/_internal
-# (names of nodes are paths of modules: `/actor/actor.0/Gemm`), tf2onnx (names of TensorFlow's operations). An
-# exporter may transpose, rename or join weights: the operator says how a weight is oriented, never its name.
+# (names of nodes are paths of modules: `/actor/actor.0/Gemm`), tf2onnx (names of TensorFlow's operations).
+# Exporters may transpose, rename or concatenate weights, so the operator, not the name, determines a weight's
+# orientation.
 
 _TORCH = re.compile(
     r"(?:(.*)[./])?(weight|bias|running_mean|running_var|(?:weight|bias)_[ih]h_l\d+(?:_reverse)?)"
@@ -529,7 +531,7 @@ _TORCH = re.compile(
 _PARTS = re.compile(
     r"(?:(.*?)/)?(?:(?:Cast|BiasAdd|MatMul|Add|Conv2D|batchnorm)(?:_\d+)?/)?(?:ReadVariableOp(?:_\d+)?(?::0)?|kernel|bias)"
 )
-# Operators whose constants are settings and single factors, which no module of a state_dict holds.
+# Operators whose constants are settings and scalar factors, which no state_dict module contains.
 _ELEMENTWISE = frozenset(("Add", "Sub", "Mul", "Div", "Pow", "Max", "Min", "Clip", "Where", "Equal", "Less"))
 _ELEMENTWISE |= {
     "Greater",
@@ -547,13 +549,13 @@ _RECURRENT = {"LSTM": (4, (0, 2, 3, 1)), "GRU": (3, (1, 0, 2)), "RNN": (1, (0,))
 _SAME = frozenset(("Identity", "Cast", "Dropout"))
 _STATES = frozenset(("Expand", "Concat", "Slice", *_RECURRENT))
 _SHAPED = frozenset(("Unsqueeze", "Squeeze", "Reshape"))
-# What an exporter that folds no constants makes of the tensors of a recurrent layer.
+# Operators on a recurrent layer's tensors in graphs from exporters without constant folding.
 _CUT = frozenset(("Slice", "Concat", "Unsqueeze", "Gather"))
 _CELL = re.compile(r"(.+)[./]((?:weight|bias)_[ih]h_l\d+(?:_reverse)?)")
 
 
 class _OnnxLayerTensor(NamedTuple):
-    """One tensor of a layer: its name there, the constant that it is, and the rule that makes it."""
+    """One tensor of a layer: its name in the layer, the source constant, and the rule to convert it."""
 
     name: str
     path: Path
@@ -571,14 +573,14 @@ class _OnnxLayer:
 
 
 class OnnxStateDictPlan(NamedTuple):
-    """The plan to a state_dict, and what the graph says of layers whose kind their tensors do not tell."""
+    """Plan of the state_dict, and layer kinds that the graph shows but the tensors do not."""
 
     plan: Plan
     choices: tuple[LayerOption, ...]
 
 
 def plan_state_dict(checkpoint: Checkpoint) -> OnnxStateDictPlan:
-    """Return the way from a model's constants to a state_dict; raise MappingError where it has no layers."""
+    """Return the plan from a model's constants to a state_dict; raise MappingError if it has no layers."""
     model = onnx.read_model(checkpoint.files[0])
     reader = _OnnxLayerFinder(checkpoint.tree, model)
     layers = reader.layers()
@@ -627,7 +629,7 @@ def plan_state_dict(checkpoint: Checkpoint) -> OnnxStateDictPlan:
 
 
 def read_as_state_dict(checkpoint: Checkpoint) -> Checkpoint:
-    """Return the state_dict that a model's layers are, as the checkpoint of a model."""
+    """Return the state_dict of a model's layers as a checkpoint."""
     plan = plan_state_dict(checkpoint).plan
     notes = (*checkpoint.notes, *plan.assumed, *plan.notes)
     tree = with_orders(apply_plan(checkpoint.tree, plan), checkpoint, sources=map_weight_constants(plan))
@@ -635,7 +637,7 @@ def read_as_state_dict(checkpoint: Checkpoint) -> Checkpoint:
 
 
 def map_weight_constants(plan: Plan) -> dict[Path, Path]:
-    """Return the constant of each weight that is one of them, as a whole."""
+    """Return, for each weight stored as one whole constant, that constant."""
     return {move.target: move.source for move in plan.moves}
 
 
@@ -671,7 +673,7 @@ class _OnnxLayerFinder:
         self.refused: list[str] = []
 
     def _follow(self, node: OnnxNode) -> None:
-        """Let the output of a node that changes no number of a constant be that constant."""
+        """Treat the output of a node as the constant it copies, if the node changes no number."""
         if len(node.inputs) < 1 or node.inputs[0] not in self.source or len(node.outputs) < 1:
             return
         path, turned = self.source[node.inputs[0]]
@@ -682,11 +684,11 @@ class _OnnxLayerFinder:
             exchanged = tuple(node.get("perm", (1, 0))) == (1, 0)
             self.source[node.outputs[0]] = (path, turned != exchanged)
         elif node.op in _SHAPED and isinstance(leaf, Leaf) and leaf.size == max(leaf.shape, default=0):
-            # Axes of extent 1 around a row: it stays the row that it is.
+            # Axes of extent 1 do not change a row.
             self.source[node.outputs[0]] = (path, turned)
 
     def constant(self, node: OnnxNode, number: int) -> tuple[Path, bool, Leaf] | None:
-        """Return the constant that a node takes, whether it is transposed before, and its leaf."""
+        """Return the constant input of a node, whether it is transposed first, and its leaf."""
         name = node.inputs[number] if len(node.inputs) > number else ""
         found = self.source.get(name)
         leaf = self.tree[found[0]] if found is not None else None
@@ -702,7 +704,7 @@ class _OnnxLayerFinder:
         return [*found, *self._cells({use.path for layer in found for use in layer.uses})]
 
     def _cells(self, used: set[Path]) -> Iterator[_OnnxLayer]:
-        """Yield recurrent layers under PyTorch's own names, whose tensors the graph cuts and joins itself."""
+        """Yield recurrent layers under PyTorch's own names; the graph slices and joins their tensors."""
         nodes = [node for node in self.nodes if node.op in _RECURRENT and node.title == node.op]
         groups: dict[str, list[_OnnxLayerTensor]] = {}
         for path in self.tree if nodes else ():
@@ -714,7 +716,7 @@ class _OnnxLayerFinder:
             yield _OnnxLayer(nodes[0], nodes[0].op.lower(), uses)
 
     def weight(self, node: OnnxNode, number: int, *, stored: bool) -> _OnnxLayerTensor | None:
-        """Return a matrix as a state_dict has it, [out, in]; `stored` says that the operator takes it so."""
+        """Return a matrix in state_dict layout, [out, in]; `stored` means that the operator uses it as is."""
         found = self.constant(node, number)
         if found is None or len(found[2].shape) != 2:
             return None
@@ -734,7 +736,7 @@ class _OnnxLayerFinder:
         return _OnnxLayerTensor(name, path, KEEP if len(leaf.shape) == 1 else Reshape((leaf.size,)))
 
     def follower(self, node: OnnxNode, op: str) -> tuple[OnnxNode, int] | None:
-        """Return the only user of a node's value if it takes a constant too, and the place of that one."""
+        """Return the only consumer of a value if it has a constant operand, and that operand's position."""
         users = self.users.get(node.outputs[0], []) if node.outputs else []
         if len(users) != 1 or users[0].op != op or len(users[0].inputs) != 2:
             return None
@@ -784,7 +786,7 @@ def _convolution(reader: _OnnxLayerFinder, node: OnnxNode) -> list[_OnnxLayer]:
 
 
 def _row_reader(kind: str, *names: str) -> Callable[[_OnnxLayerFinder, OnnxNode], list[_OnnxLayer]]:
-    """Return the reading of an operator whose inputs after the first are rows of these names."""
+    """Return the handler of an operator whose inputs after the first are rows with these names."""
 
     def read(reader: _OnnxLayerFinder, node: OnnxNode) -> list[_OnnxLayer]:
         found = [reader.row(node, number + 1, name) for number, name in enumerate(names)]
@@ -795,7 +797,7 @@ def _row_reader(kind: str, *names: str) -> Callable[[_OnnxLayerFinder, OnnxNode]
 
 
 def _match_layer_norm(reader: _OnnxLayerFinder, node: OnnxNode) -> list[_OnnxLayer]:
-    """Return a layer norm that is made of small operators: a quotient by a root, a product, a sum."""
+    """Return a layer norm built from small operators: a quotient by a root, a product, a sum."""
     root = reader.by_output.get(node.inputs[1]) if len(node.inputs) > 1 else None
     scaled = reader.follower(node, "Mul")
     if root is None or root.op != "Sqrt" or scaled is None:
@@ -815,7 +817,7 @@ def _embedding(reader: _OnnxLayerFinder, node: OnnxNode) -> list[_OnnxLayer]:
 
 
 def _recurrent(reader: _OnnxLayerFinder, node: OnnxNode) -> list[_OnnxLayer]:
-    """Return a recurrent layer, whose tensors hold both directions and both biases."""
+    """Return a recurrent layer, whose tensors contain both directions and both biases."""
     gates, order = _RECURRENT[node.op]
     weights = [reader.constant(node, number) for number in (1, 2)]
     biases = reader.constant(node, 3)
@@ -870,7 +872,7 @@ _RULES: dict[str, Callable[[_OnnxLayerFinder, OnnxNode], list[_OnnxLayer]]] = {
 
 
 def _name_layers(layers: Sequence[_OnnxLayer], tree: Tree) -> tuple[list[tuple[str, ...]], list[str]]:
-    """Return a name for each layer, and a sentence where names are not those of the tensors."""
+    """Return a name for each layer, and a sentence if names do not come from the tensors."""
     taken_: Counter[tuple[str, ...]] = Counter()
     first: dict[Path, tuple[str, ...]] = {}
     found: list[tuple[str, ...]] = []
@@ -895,7 +897,7 @@ def _name_layers(layers: Sequence[_OnnxLayer], tree: Tree) -> tuple[list[tuple[s
 
 
 def _module_of_tensor(stored: str) -> tuple[str, ...] | None:
-    """Return the module that a constant's own name says it is of, None for an exporter's number."""
+    """Return the module in a constant's own name, None for an exporter's number."""
     if "::" in stored:
         return None
     found = _TORCH.fullmatch(stored) or _PARTS.fullmatch(stored)
@@ -905,7 +907,7 @@ def _module_of_tensor(stored: str) -> tuple[str, ...] | None:
 
 
 def _module_of_node(node: OnnxNode) -> tuple[str, ...] | None:
-    """Return the module that a node's name says it is in: `/actor/actor.0/Gemm` is actor.0."""
+    """Return the module in a node's name: `/actor/actor.0/Gemm` is in actor.0."""
     scope, slash, _ = node.name.rpartition("/")
     return _split_scope(scope) if slash and scope.strip("/") else None
 
@@ -913,18 +915,18 @@ def _module_of_node(node: OnnxNode) -> tuple[str, ...] | None:
 def _split_scope(scope: str) -> tuple[str, ...]:
     steps: list[str] = []
     for step in re.split(r"/+", scope.strip("/")):
-        # Of the parts of a Sequential the exporter writes the whole name behind the Sequential's own.
+        # For parts of a Sequential the exporter writes the full name after the Sequential's own.
         if steps and step.startswith(f"{steps[-1]}."):
             step = step[len(steps[-1]) + 1 :]
         steps += [part for part in step.replace(":", "_").split(".") if part]
     return tuple(steps) or ("model",)
 
 
-# What is no layer.
+# Constants outside layers.
 
 
 class _UnusedConstants(NamedTuple):
-    """Constants of no layer: what the sidecar keeps, zeros that nothing needs, what is lost, and notes."""
+    """Constants outside layers: kept in the sidecar, unneeded zeros, lost ones, and notes."""
 
     kept: tuple[Path, ...]
     zeros: tuple[Path, ...]
@@ -933,7 +935,7 @@ class _UnusedConstants(NamedTuple):
 
 
 def _sort_unused(tree: Tree, reader: _OnnxLayerFinder, used: set[Path]) -> _UnusedConstants:
-    """Sort the constants that no layer has."""
+    """Sort the constants that belong to no layer."""
     kept: list[Path] = []
     lost: list[str] = []
     zeros: list[Path] = []
@@ -947,7 +949,7 @@ def _sort_unused(tree: Tree, reader: _OnnxLayerFinder, used: set[Path]) -> _Unus
         operators = by_path.get(path, set()) - _SAME - {"Transpose"}
         plain = isinstance(leaf, Leaf) and leaf.size == max(leaf.shape, default=1)
         if isinstance(leaf, Leaf) and operators <= _STATES and not plain and not leaf.array().any():
-            zeros.append(path)  # the first state of a recurrent layer
+            zeros.append(path)  # the initial state of a recurrent layer
         elif isinstance(leaf, ValueLeaf) or not plain or not operators <= _ELEMENTWISE or len(path) > 1:
             gone.add(path)
             lost.append(f"{tree.names[path]} ({', '.join(sorted(operators)) or 'no operator of the graph'})")
@@ -962,7 +964,7 @@ def _sort_unused(tree: Tree, reader: _OnnxLayerFinder, used: set[Path]) -> _Unus
 
 
 def _note_arithmetic(model: OnnxModel, layers: Sequence[_OnnxLayer]) -> Iterator[str]:
-    """Yield a note on what the graph computes besides its layers, which no file of weights holds."""
+    """Yield a note on operators outside the layers, which a weights file cannot represent."""
     own = {id(layer.node) for layer in layers}
     shapes = _SAME | {"Constant", "Shape", "Transpose", "Reshape", "Flatten", "Squeeze", "Unsqueeze"}
     operators = Counter(
@@ -974,7 +976,7 @@ def _note_arithmetic(model: OnnxModel, layers: Sequence[_OnnxLayer]) -> Iterator
 
 
 def _list_flattened(checkpoint: Checkpoint) -> Iterator[tuple[Path, tuple[int, ...]]]:
-    """Yield the shape (height, width, channels) of what each dense layer takes flattened, by its weight.
+    """Yield the shape (height, width, channels) of each dense layer's flattened input, by weight.
 
     A layer whose image has the channels last needs no change: its shape is ().
     """

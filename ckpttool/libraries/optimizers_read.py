@@ -18,24 +18,24 @@ from ckpttool.libraries.schema import DefaultSetting
 from ckpttool.mapping.layers import Name
 from ckpttool.mapping.rules import KEEP, FixedValue, Move, Rule, ToTensor, ToValue
 
-# The optimizers that are mapped, one table each: slots, settings and defaults in every framework.
+# Supported optimizers, one table each: slots, settings and defaults in every framework.
 #
 # Canonical slots: Adam's m, v, vhat; RMSprop's rms (mean of squares) and mg (mean of gradients, if centered);
 # Adagrad's squares (their sum); Adamax's m and u (the decaying maximum); Adadelta's mean_squares and
-# mean_deltas (running means of the squares of gradients and of its own steps). The sum of gradients of
-# momentum is `buffer` where no learning rate is in it (torch, TensorFlow 1's MomentumOptimizer), `velocity`
-# where each term was multiplied by it (Keras, TensorFlow 1's RMSPropOptimizer); Keras's SGD subtracts its
-# gradients there.
+# mean_deltas (running means of the squares of gradients and of its own steps). Momentum's gradient sum is
+# `buffer` if it does not include the learning rate (torch, TensorFlow 1's MomentumOptimizer), `velocity` if
+# each term was multiplied by it (Keras, TensorFlow 1's RMSPropOptimizer); Keras's SGD subtracts its gradients
+# there.
 #
 # Sources: torch/optim/{adam,rmsprop,sgd,adagrad,adamax,adadelta}.py;
-# keras/src/optimizers/{adam,adamw,rmsprop,sgd,adagrad,adamax,adadelta}.py,
-# tf_keras's of the same names and legacy/*.py; tensorflow/python/training/{adam,rmsprop,momentum,adagrad}.py.
+# keras/src/optimizers/{adam,adamw,rmsprop,sgd,adagrad,adamax,adadelta}.py, tf_keras's of the same names and
+# legacy/*.py; tensorflow/python/training/{adam,rmsprop,momentum,adagrad}.py.
 
 BUFFER, VELOCITY = "buffer", "velocity"
 
 
 class KerasSlot(NamedTuple):
-    """A slot in Keras: the kind that a tree says, Keras 3's list, and how its variable's name ends."""
+    """A slot in Keras: its kind in the tree, Keras 3's list, and the end of its variable's name."""
 
     kind: str
     edge: str
@@ -44,15 +44,15 @@ class KerasSlot(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class OptimizerFamily:
-    """One way to update weights, and what each framework calls its parts.
+    """One update rule for weights, and the names of its parts in each framework.
 
-    `torch_slots` and `torch_settings` lead from torch's names (a slash leads into a tuple), in the order in
-    which torch writes them, to canonical ones. `keras` has the slots in the rounds in which Keras makes
-    them; `constructed` are arguments of Keras's class that no variable holds, `legacy` those that were
-    variables up to Keras 2.10. `always` are slots that every
-    state has. `folded` is the sign of the gradients in Keras's `velocity`. `tf1` names the class of
-    TensorFlow 1, whose slots are `VARIABLE/NAME`, `VARIABLE/NAME_1`, ..., "" for an optimizer whose slots are
-    not read there. `zeros` says that slots begin with zeros.
+    `torch_slots` and `torch_settings` map torch's names (a slash leads into a tuple) to canonical ones,
+    in the order in which torch writes them. `keras` lists the slots in the rounds in which Keras
+    creates them; `constructed` are arguments of Keras's class that no variable holds, `legacy` those
+    that were variables up to Keras 2.10. `always` are slots that every state has. `folded` is the sign
+    of the gradients in Keras's `velocity`. `tf1` is the class of TensorFlow 1, whose slots are
+    `VARIABLE/NAME`, `VARIABLE/NAME_1`, ..., or "" for an optimizer whose slots are not read there.
+    `zeros` means that slots start at zero.
     """
 
     name: str
@@ -74,12 +74,12 @@ class OptimizerFamily:
 
     @property
     def uses_count(self) -> bool:
-        """Whether updates depend on their count, by which the moments are corrected for their start."""
+        """Whether updates depend on their count, which corrects the bias of the moments."""
         return "betas/0" in self.torch_settings
 
     @property
     def slots(self) -> tuple[str, ...]:
-        """Every canonical slot."""
+        """All canonical slots."""
         return tuple(dict.fromkeys((*self.torch_slots.values(), *self.keras_slots)))
 
     def torch_slot(self, slot: str) -> str:
@@ -92,9 +92,9 @@ def _make_defaults(whose: str, **values: float | bool | None) -> Mapping[str, De
     return MappingProxyType({name: DefaultSetting(value, whose) for name, value in values.items()})
 
 
-# torch/optim/optimizer.py: how the step is computed, not which.
+# torch/optim/optimizer.py: options that change how the step is computed, not its result.
 HOW = ("foreach", "capturable", "differentiable", "fused")
-# Settings that are no numbers, whichever optimizer has them.
+# Settings that are not numbers, for all optimizers.
 FLAGS = frozenset((*HOW, "amsgrad", "maximize", "centered", "nesterov", "decoupled_weight_decay"))
 _COMMON = {"weight_decay": 0, "maximize": False}
 _UNSET = {"foreach": None, "differentiable": False}
@@ -248,7 +248,7 @@ ADADELTA = OptimizerFamily(
 )
 
 FAMILIES = (ADAM, RMSPROP, SGD, ADAGRAD, ADAMAX, ADADELTA)
-# Keras's classes in lower case. AdamW is Adam whose weights decay beside the gradient.
+# Keras's classes in lower case. AdamW is Adam with decoupled weight decay.
 CLASSES = {
     "adamw": ADAM,
     **{each.name.lower(): each for each in FAMILIES},
@@ -256,9 +256,9 @@ CLASSES = {
 ADAMW = "adamw"
 # keras/src/optimizers/adamw.py
 ADAMW_DEFAULTS = _make_defaults("Keras's AdamW", weight_decay=0.004, decoupled_weight_decay=True)
-# Keras optimizers with a state that may look like one of those and means something else.
+# Keras optimizers whose state may look like one of the above but means something else.
 OTHERS = frozenset("adafactor ftrl lamb lion muon nadam".split())  # noqa: SIM905
-# Why their state is not converted, by the class in lower case; of both frameworks.
+# Reasons why their state is not converted, by lower-case class, for both frameworks.
 _DIFFERENCES = {
     "adafactor": "Keras and PyTorch factor its second moment by other means and clip its updates otherwise",
     "asgd": "Keras has no averaged SGD",
@@ -273,25 +273,25 @@ _DIFFERENCES = {
 }
 
 
-# What a note proposes where an optimizer has no equivalent.
+# Suggestion in notes on optimizers without an equivalent.
 WITHOUT = "--optimizer none converts without it"
 
 
 def make_unconverted_note(name: str, cls: str) -> str:
-    """Return the sentence for the optimizer `name`, of a class whose state is not converted."""
+    """Return the note that the state of optimizer `name`, of class `cls`, is not converted."""
     why = _DIFFERENCES.get(cls.lower())
     reason = f": {why}" if why else ""
     return f"{name} is {cls}, whose state is not converted{reason}; {WITHOUT}"
 
 
-# Slots that training needs beside an optimizer's own, and what PyTorch has instead.
+# Additional slots that training needs, and their PyTorch counterparts.
 MORE_SLOTS = {
     "average": "moving averages of the weights (use_ema): PyTorch keeps these in a model of their own "
     "(torch.optim.swa_utils.AveragedModel)",
     "gradient": "gradients of an update that is not complete (gradient_accumulation_steps): PyTorch keeps "
     "these in the parameters (grad) and in no checkpoint",
 }
-# Keys of a torch param group that no optimizer above has: torch/optim/*.py.
+# Keys of a torch param group that are only used by unsupported optimizers: torch/optim/*.py.
 TORCH_OTHERS = {
     "momentum_decay": "NAdam",
     "lambd": "ASGD",
@@ -303,19 +303,20 @@ TORCH_OTHERS = {
 
 
 def find_family(slots: frozenset[str]) -> OptimizerFamily | None:
-    """Return the only optimizer that has these canonical slots, None if there are none or several could."""
+    """Return the only optimizer with these canonical slots, None if none or several match."""
     if slots <= {BUFFER, VELOCITY}:
         return SGD if slots else None
     return next((family for family in FAMILIES if slots <= {*family.slots, BUFFER}), None)
 
 
-# What TensorFlow 1 does otherwise: slots below their variables, powers of betas for a count of updates.
+# Differences in TensorFlow 1: slots under their variables, powers of betas instead of an update count.
 #
 # Sources: tensorflow/python/training/{adam,rmsprop,momentum,adagrad,slot_creator}.py. RMSProp's mean of
-# squares begins with ones there, and it always has a slot of momentum.
+# squares starts at one there, and it always has a momentum slot.
 
 POWERS = ("beta1_power", "beta2_power")
-# The defaults of tensorflow/python/training/adam.py, those of "Attention Is All You Need", of DCGAN.
+# The defaults of tensorflow/python/training/adam.py, and common values from "Attention Is All You Need" and
+# DCGAN.
 BETAS = ((0.9, 0.999), (0.9, 0.98), (0.5, 0.999))
 _TAIL = re.compile(
     rf"(?:.*/)?({'|'.join(family.tf1 for family in FAMILIES if family.tf1)})(?:_\d+)?", re.DOTALL
@@ -324,7 +325,7 @@ _NUMBERED = re.compile(r"beta1_power(_\d+)?")
 
 
 def is_momentum(leaf: Leaf | ValueLeaf) -> bool:
-    """Say whether the slot is called as tf.train.MomentumOptimizer's."""
+    """Return whether the slot has the name that tf.train.MomentumOptimizer uses."""
     return _slot_suffix(leaf) == SGD.tf1
 
 
@@ -334,31 +335,31 @@ def _slot_suffix(leaf: Leaf | ValueLeaf | None) -> str | None:
 
 
 def is_named(slots: Mapping[Path, Path], tree: Tree) -> bool:
-    """Say whether the slots are called as TensorFlow 1 calls them."""
+    """Return whether the slots have TensorFlow 1's names."""
     return any(_slot_suffix(tree[path]) for path in slots)
 
 
 def is_proximal(leaf: Leaf | ValueLeaf) -> bool:
-    """Whether a slot is called as tf.train.ProximalAdagradOptimizer's, which is no Adagrad."""
+    """Whether the slot is named like one of tf.train.ProximalAdagradOptimizer, which is not Adagrad."""
     return isinstance(leaf, Leaf) and "ProximalAdagrad" in (leaf.name or leaf.key)
 
 
 def find_tf1_family(slots: Mapping[Path, Path], tree: Tree) -> OptimizerFamily | None:
-    """Return the optimizer that these slots are of, by their kinds; None if there are none."""
+    """Return the optimizer with these kinds of slots; None if there is none."""
     kinds = {leaf.slot for path in slots if isinstance(leaf := tree[path], Leaf)}
     if not kinds:
         return None
     if "u" in kinds or "accumulated_grad" in kinds:
         return ADAMAX if "u" in kinds else ADADELTA
     if kinds == {"accumulator"} and not any(leaf.slot == "linear" for _, leaf in tree.tensors()):
-        return ADAGRAD  # Ftrl has an accumulator too
+        return ADAGRAD  # Ftrl also has an accumulator
     return RMSPROP if "rms" in kinds else SGD if kinds == {"momentum"} else ADAM
 
 
 def list_slots_below_variables(
     optimizer: StoredOptimizer, weights: Mapping[Path, object]
 ) -> Iterator[tuple[Path, Path]]:
-    """Go through the slots that stand below their own variables, `actor/l1/kernel/Adam`."""
+    """Yield the slots stored under their own variables, `actor/l1/kernel/Adam`."""
     for path, leaf in optimizer.tree.tensors():
         owner = leaf.of
         below = owner is not None and owner in weights and path[: len(owner)] == owner
@@ -369,7 +370,7 @@ def list_slots_below_variables(
 def find_beta_powers(
     optimizer: StoredOptimizer, mine: Mapping[Name, Path], slots: Mapping[Path, Path]
 ) -> dict[str, Path]:
-    """Return the powers of the optimizer's betas: its own, or those without a scope where it has none."""
+    """Return the powers of the optimizer's betas: its own, or those without a scope if it has none."""
     own = {name[0]: path for name, path in mine.items() if len(name) == 1 and name[0] in POWERS}
     below = any(slots[path] == path[: len(slots[path])] for path in slots)
     if own or not below:
@@ -377,7 +378,7 @@ def find_beta_powers(
     pairs = list(_pair_unscoped_powers(optimizer.tree))
     if not pairs:
         return {}
-    # TensorFlow numbers several optimizers' powers and says nowhere which is whose.
+    # TensorFlow numbers several optimizers' powers without recording which optimizer they belong to.
     first, *others = [infer_step_count(optimizer.tree, pair) for pair in pairs]
     if any(other != first for other in others):
         return {}
@@ -396,7 +397,7 @@ def _pair_unscoped_powers(tree: Tree) -> Iterator[tuple[Path, Path]]:
 
 
 def move_step_count(optimizer: StoredOptimizer, found: Mapping[str, Path]) -> tuple[Move, ...]:
-    """Return the moves of the count of updates that the powers tell, and of the betas that they are of."""
+    """Return the moves of the update count computed from the beta powers, and of the betas."""
     if found.keys() != set(POWERS):
         return ()
     first, second = (found[power] for power in POWERS)
@@ -415,9 +416,10 @@ def move_step_count(optimizer: StoredOptimizer, found: Mapping[str, Path]) -> tu
 
 
 def infer_step_count(tree: Tree, pair: tuple[Path, Path]) -> tuple[int, tuple[float, float]] | None:
-    """Return the updates that two powers tell under betas that are common, and those; None if they do not.
+    """Return the update count implied by two powers of common betas, and the betas; None otherwise.
 
-    The two scalars are read; one that cannot be read says nothing here, its own reader will be told.
+    The two scalars are read; if one cannot be read, this returns None and its own reader raises the
+    error.
     """
     from ckpttool.formats.tf_common import count_adam_steps
 
@@ -449,7 +451,7 @@ KERAS_SETTINGS = {
     "epsilon": "epsilon",
     "rho": "rho",
     "momentum": "momentum",
-    # The legacy optimizers' decay of the learning rate; torch has no such thing and keeps it unused.
+    # Learning rate decay of the legacy optimizers; torch has no equivalent and keeps it unused.
     "decay": "decay",
 }
 _KNOWN = OTHERS | CLASSES.keys()
@@ -457,11 +459,11 @@ _KINDS = frozenset(slot.kind for family in CLASSES.values() for slot in family.k
 
 
 def from_keras(optimizer: StoredOptimizer) -> OptimizerMoves:
-    """Bind a Keras optimizer: the format has paired each slot with its variable wherever the file says so.
+    """Bind a Keras optimizer: the format has paired each slot with its variable where the file allows it.
 
-    Keras 2.11 to 2.15 keeps no list of the variables: there the i-th moment belongs to the i-th weight of
-    the optimizer's network, which the weight's own name in the moment's must confirm. Slots of TensorFlow 1
-    may stand below their variables.
+    Keras 2.11 to 2.15 keeps no list of the variables: there the i-th moment belongs to the i-th weight
+    of the optimizer's network, and the weight's name within the moment's must confirm it. Slots of
+    TensorFlow 1 may be stored under their variables.
     """
     mine = optimizer.own
     tree = optimizer.tree
@@ -490,7 +492,7 @@ def from_keras(optimizer: StoredOptimizer) -> OptimizerMoves:
                 Move(path, schema.canonical_setting_path(optimizer.name, KERAS_SETTINGS[name[0]]), KEEP)
             )
     powers = find_beta_powers(optimizer, mine, found) if family is ADAM else {}
-    # What TensorFlow 1 computes from the count of updates says nothing that the count does not.
+    # Entries that TensorFlow 1 computes from the update count contain no further information.
     moves += () if counted else move_step_count(optimizer, powers)
     consumed = frozenset(powers.values()) if any(m.target[1:] == _STEP for m in moves) else frozenset()
     defaults = {} if counted or not is_named(found, tree) else family.tf1_defaults
@@ -501,9 +503,10 @@ _STEP = schema.canonical_setting_path("", "step")[1:]
 
 
 def keras_class(leaves: Iterable[Leaf | ValueLeaf]) -> str | None:
-    """Return an optimizer's class in lower case, None if none of its variables is called after one.
+    """Return an optimizer's class in lower case, None if none of its variables is named after one.
 
-    Keras 3 names all of them so (`adam_1/iteration`), 2.11 to 2.15 the slots alone (`AdamW/m/dense/kernel`).
+    Keras 3 names all variables after it (`adam_1/iteration`), 2.11 to 2.15 only the slots
+    (`AdamW/m/dense/kernel`).
     """
     found = [leaf for leaf in leaves if isinstance(leaf, Leaf)]
     found.sort(key=lambda leaf: leaf.role != "counter")
@@ -511,7 +514,7 @@ def keras_class(leaves: Iterable[Leaf | ValueLeaf]) -> str | None:
 
 
 def optimizer_class(leaf: Leaf | ValueLeaf | None) -> str | None:
-    """Return what a variable's name begins with, in lower case and without its number."""
+    """Return the first part of a variable's name, in lower case and without its number."""
     if not isinstance(leaf, Leaf) or not leaf.name:
         return None
     return re.sub(r"_\d+$", "", leaf.name.split("/")[0].lower()).replace("_", "")
@@ -520,7 +523,7 @@ def optimizer_class(leaf: Leaf | ValueLeaf | None) -> str | None:
 def _pair_slots(
     optimizer: StoredOptimizer, mine: Mapping[Name, Path], weights: Mapping[Path, object]
 ) -> Iterator[tuple[Path, Path]]:
-    """Go through the slots with the weights that they belong to."""
+    """Yield the slots with the weights that they belong to."""
     for path in mine.values():
         leaf = optimizer.tree[path]
         if isinstance(leaf, Leaf) and leaf.role == "slot" and leaf.slot in _KINDS:
@@ -535,7 +538,7 @@ def _pair_slots(
 def _find_canonical_slot(leaf: Leaf | ValueLeaf, family: OptimizerFamily, *, counted: bool) -> str | None:
     kind = leaf.slot if isinstance(leaf, Leaf) else None
     found = next((ours for ours, theirs in family.keras_slots.items() if theirs.kind == kind), None)
-    # Keras counts updates in every optimizer, TensorFlow 1 and Sonnet in no momentum.
+    # Keras counts updates in every optimizer; in TensorFlow 1 and Sonnet, momentum has no count.
     if found == VELOCITY and family is SGD and (not counted or is_momentum(leaf)):
         return BUFFER
     return found
@@ -548,7 +551,7 @@ def _match_by_order(path: Path, slot: Leaf, optimizer: StoredOptimizer) -> Path 
         return None
     if _is_named_after(slot, optimizer.tree[owners[number]]):
         return owners[number]
-    # A program that handed its variables over in another order: then only the names speak.
+    # The program passed its variables in another order, so only the names identify them.
     named = [owner for owner in owners if _is_named_after(slot, optimizer.tree[owner])]
     return named[0] if len(named) == 1 else None
 
@@ -560,15 +563,15 @@ def _is_named_after(slot: Leaf, weight: Leaf | ValueLeaf) -> bool:
 
 
 def find_optimizer_class(tree: Tree, name: str) -> str | None:
-    """Return the class of the canonical optimizer `name` of an agent, as its variables' names tell."""
+    """Return the class of an agent's canonical optimizer `name`, based on its variables' names."""
     top = schema.canonical_setting_path(name, "step")[0]
     return keras_class(leaf for path, leaf in tree.items() if path[0] == top)
 
 
-# What is known of a canonical optimizer's settings: from the agent, a sidecar, its state, a default.
+# Known settings of a canonical optimizer: from the agent, a sidecar, its state, or a default.
 
 Setting = float | bool | str | None
-# What says which weight is where, and is no setting of the updates.
+# Entries that identify weights, and are not settings.
 PLACES = (schema.GROUP, schema.NUMBER, schema.NAMES)
 _SLOTS = frozenset(slot for family in FAMILIES for slot in family.torch_slots)
 
@@ -576,14 +579,15 @@ _SLOTS = frozenset(slot for family in FAMILIES for slot in family.torch_slots)
 class CanonicalOptimizer:
     """The settings of the canonical optimizer `name` of `agent`, each for all weights or for one.
 
-    `told` are those that a sidecar or a person gives, by name, or by name and weight
-    (`weight_decay/q1/0/kernel`); the agent's own go before them, `defaults` after.
+    `told` are the settings from a sidecar or the command line, by name, or by name and weight
+    (`weight_decay/q1/0/kernel`); the agent's own settings take precedence over them, `defaults` come
+    last.
     """
 
     def __init__(
         self, name: str, agent: Tree, told: Mapping[str, Setting], defaults: Mapping[str, DefaultSetting]
     ) -> None:
-        """Look at what the agent has of the optimizer."""
+        """Collect the optimizer's settings and slots from the agent."""
         self.name, self.agent, self.told = name, agent, told
         self._values: dict[Path, Setting] = {}
         own = [path for path in agent if path[0] == attr(name) and len(path) > 1]
@@ -606,17 +610,17 @@ class CanonicalOptimizer:
         self.certain = {"amsgrad": "vhat" in self.slots, "centered": "mg" in self.slots}
 
     def source(self, setting: str, weight: Path | None = None) -> Path | None:
-        """Return where the agent has a setting: the weight's own place, or that of all."""
+        """Return where the agent stores a setting: the weight's own path, or the common one."""
         own = schema.canonical_slot_path(self.name, setting, weight) if weight is not None else None
         shared = schema.canonical_setting_path(self.name, setting)
         return next((path for path in (own, shared) if path is not None and path in self.agent), None)
 
     def has(self, setting: str, weight: Path | None = None) -> bool:
-        """Say whether somebody says the setting: the agent, a sidecar, a person."""
+        """Return whether a setting is given: by the agent, a sidecar or the command line."""
         return self.source(setting, weight) is not None or self._told(setting, weight) is not None
 
     def value(self, setting: str, weight: Path | None = None) -> Setting:
-        """Return a setting, its default if nobody says it; this may read a scalar."""
+        """Return a setting, or its default if it is not given; this may read a scalar."""
         source = self.source(setting, weight)
         if source is not None:
             return self._read(source)
@@ -629,24 +633,24 @@ class CanonicalOptimizer:
         return default.value if default is not None else None
 
     def exact(self, setting: str, weight: Path | None = None) -> float | bool | None:
-        """Return what is told of a setting whatever the agent has: it may be the number before rounding."""
+        """Return the given setting even if the agent has one: it may be the number before rounding."""
         told = self._told(setting, weight)
         value = self.told[told] if told is not None else None
         return value if isinstance(value, int | float) else None
 
     def number(self, setting: str, weight: Path | None = None) -> float | None:
-        """Return a setting that is a number, None if it is none."""
+        """Return a numeric setting, None if it is not a number."""
         value = self.value(setting, weight)
         return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
 
     def assumed(self, setting: str) -> str:
-        """Return the sentence that a default was taken."""
+        """Return the sentence that a default was used."""
         default = self.defaults[setting]
         sentence = f"{self.name} {setting} = {default.value} (default of {default.whose}; "
         return f"{sentence}the checkpoint does not hold it)"
 
     def flat(self) -> Iterator[tuple[str, Path]]:
-        """Go through the agent's settings by the names that a sidecar gives them, step and slots left out."""
+        """Yield the agent's settings by their sidecar names, without step and slots."""
         for path in self.agent:
             name = str(path[1].value) if path[0] == attr(self.name) and len(path) > 1 else "step"
             if name != "step" and name not in schema.SLOTS:
@@ -654,14 +658,14 @@ class CanonicalOptimizer:
 
     @property
     def momentum_unknown(self) -> bool:
-        """Say whether there are sums of gradients and nobody says how fast they fade."""
+        """Return whether there are gradient sums whose momentum is unknown."""
         if not self.slots & {BUFFER, VELOCITY} or self.has("momentum"):
             return False
         default = self.defaults.get("momentum")
         return self.family is SGD or default is None or default.whose == "Keras"
 
     def idle(self, weight: Path | None = None) -> bool:
-        """Say whether it is known that nothing reads the sums of gradients: there is no momentum."""
+        """Return whether the gradient sums are known to be unused, because there is no momentum."""
         return not self.momentum_unknown and not self.number("momentum", weight)
 
     def _read(self, source: Path) -> Setting:
@@ -679,7 +683,7 @@ class CanonicalOptimizer:
 
 
 def _find_family_by_settings(names: tuple[str, ...]) -> OptimizerFamily:
-    # Of torch's optimizers with a rho, RMSprop alone has these; Keras's are told apart by their class.
+    # Among torch's optimizers with a rho only RMSprop has these; Keras's are distinguished by class.
     if {"rho", "weight_decay"} <= set(names) and not {"centered", "momentum"} & set(names):
         return ADADELTA
     if {"rho", "centered"} & set(names):
@@ -690,21 +694,21 @@ def _find_family_by_settings(names: tuple[str, ...]) -> OptimizerFamily:
 
 
 def is_state(setting: str) -> bool:
-    """Say whether a setting is an entry of torch's `state` that holds no tensor."""
+    """Return whether a setting is an entry of torch's `state` without a tensor."""
     return setting in _SLOTS
 
 
-# torch's parameter groups in a state_dict: which parameters each has, and which weights those are.
+# torch's parameter groups in a state_dict: the parameters of each, and their weights.
 #
 # Source: torch/optim/optimizer.py, state_dict(): parameters are numbered through all groups, in the order of
-# the groups; `param_names` stand beside them if the optimizer was made of named parameters.
+# the groups; `param_names` are beside them if the optimizer was created with named parameters.
 
-# States of the search for a fit; networks of hundreds of layers in two groups stay far below.
+# Limit of search states; networks with hundreds of layers in two groups need far fewer.
 _MOST_STATES = 20_000
 
 
 class GroupParameter(NamedTuple):
-    """One parameter of a group: its number in `state`, where that is listed, and its name's place if any."""
+    """One parameter of a group: its number in `state`, the path listing it, and its name's path if any."""
 
     number: str
     listed: Path
@@ -713,21 +717,21 @@ class GroupParameter(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class ParameterGroup:
-    """One group: its settings by torch's name (`betas/0`), and its parameters in order."""
+    """One group: its settings by torch's names (`betas/0`), and its parameters in order."""
 
     settings: Mapping[str, Path]
     members: tuple[GroupParameter, ...]
 
 
 class NetworkParameter(NamedTuple):
-    """One parameter of the network: its tensor, and its places in the canonical tree with their rules."""
+    """One network parameter: its tensor, and its canonical paths with their rules."""
 
     source: Path
     places: tuple[tuple[Path, Rule], ...]
 
 
 def list_network_parameters(optimizer: StoredOptimizer) -> tuple[NetworkParameter, ...]:
-    """Return the network's parameters in the order of the file; a layer that is two has two places."""
+    """Return the network's parameters in file order; a layer that is split in two has two paths."""
     found: dict[Path, list[tuple[Path, Rule]]] = {}
     for source, target, rule in optimizer.weights:
         found.setdefault(source, []).append((target, rule))
@@ -735,7 +739,7 @@ def list_network_parameters(optimizer: StoredOptimizer) -> tuple[NetworkParamete
 
 
 def read_parameter_groups(mine: Mapping[Name, Path], tree: Tree) -> tuple[ParameterGroup, ...] | None:
-    """Return the groups of a state_dict's leaves (by name below it); None if a parameter has no number."""
+    """Return the groups of a state_dict's leaves (by name under it); None if a parameter has no number."""
     settings: dict[str, dict[str, Path]] = {}
     listed: dict[str, list[Path]] = {}
     named: dict[str, list[Path]] = {}
@@ -764,11 +768,11 @@ def read_parameter_groups(mine: Mapping[Name, Path], tree: Tree) -> tuple[Parame
 def match_parameters(
     found: Sequence[ParameterGroup], mine: Mapping[Name, Path], optimizer: StoredOptimizer
 ) -> dict[str, NetworkParameter] | None:
-    """Return the weight of every number; None where counts, names or shapes do not say it for sure.
+    """Return the weight of every number; None unless counts, names or shapes determine it.
 
-    Names decide where the groups have them. Without names one group has the network's parameters in their
-    order. Of several each has its own in that order, and only one way to share them out may fit the moments'
-    shapes.
+    Names decide if the groups have them. Without names, one group has the network's parameters in their
+    order. Each of several groups has its parameters in that order, and only one assignment may fit the
+    moments' shapes.
     """
     theirs = list_network_parameters(optimizer)
     members = [member for group in found for member in group.members]
@@ -790,7 +794,7 @@ def match_parameters(
 
 
 def _slot_shapes_by_number(mine: Mapping[Name, Path], tree: Tree) -> dict[str, set[tuple[int, ...]]]:
-    """Return the shapes of each number's moments; another order of parameters shows itself so."""
+    """Return the shapes of each number's moments, to detect another parameter order."""
     found: dict[str, set[tuple[int, ...]]] = {}
     for name, path in mine.items():
         leaf = tree[path]
@@ -825,10 +829,10 @@ def _match_by_shape(
     shapes: Mapping[str, set[tuple[int, ...]]],
     tree: Tree,
 ) -> list[NetworkParameter] | None:
-    """Return the only order in which the groups can share the weights out among them, None if there is none.
+    """Return the only order in which the groups can divide the weights among them, None if there is none.
 
-    Going through the weights, each is the next parameter of one of the groups: ways that fit are followed at
-    once, by how many parameters of each group are taken.
+    Each weight in turn is the next parameter of one of the groups: all fitting assignments are followed
+    at once, keyed by how many parameters of each group are used.
     """
     start = (0,) * len(found)
     ways: dict[tuple[int, ...], tuple[int, tuple[int, ...]]] = {start: (1, ())}
@@ -857,17 +861,17 @@ def _open_groups(found: Sequence[ParameterGroup], taken: Sequence[int]) -> Itera
     return (n for n, group in enumerate(found) if taken[n] < len(group.members))
 
 
-# An optimizer's state_dict of torch, bound to the canonical optimizer.
+# Bind a torch optimizer state_dict to the canonical optimizer.
 
-# Settings of torch/optim/adam.py that RAdam, Adamax and SparseAdam lack beside the younger ones.
+# Settings of torch/optim/adam.py that RAdam, Adamax and SparseAdam lack while having the newer ones.
 _AMSGRAD, _YOUNGER = "amsgrad", frozenset(("foreach", "maximize"))
 
 
 def from_torch(optimizer: StoredOptimizer) -> OptimizerMoves:
     """Bind a torch optimizer's state_dict: the i-th state belongs to the i-th parameter of its groups.
 
-    Where several groups differ in a setting, every weight has its own: `NAME_optimizer/SETTING/WEIGHT`. An
-    optimizer that is not known, or whose parameters are not sure, stays unmapped, with a note.
+    Where groups differ in a setting, every weight has its own: `NAME_optimizer/SETTING/WEIGHT`. An
+    unknown optimizer, or one whose parameters are ambiguous, stays unmapped, with a note.
     """
     mine = optimizer.own
     found = read_parameter_groups(mine, optimizer.tree) if mine else ()
@@ -898,7 +902,7 @@ def from_torch(optimizer: StoredOptimizer) -> OptimizerMoves:
 
 
 def _find_foreign_class(keys: set[str], slots: set[str]) -> str | None:
-    """Return the class of an optimizer that is none of ours, by its settings' names."""
+    """Return the class of an unsupported optimizer, based on its settings' names."""
     found = next((whose for name, whose in TORCH_OTHERS.items() if name in keys), None)
     others = "betas" in keys and _AMSGRAD not in keys and bool(keys & _YOUNGER)
     if found is None and others and "exp_inf" not in slots:
@@ -935,7 +939,7 @@ def _move_slots(
             if path is None:
                 continue
             if isinstance(optimizer.tree[path], ValueLeaf):
-                # An SGD of old without momentum keeps None; it is told like a setting.
+                # An old SGD without momentum stores None, which is read like a setting.
                 places = (
                     (schema.canonical_slot_path(optimizer.name, theirs, t), KEEP) for t, _ in weight.places
                 )
@@ -954,7 +958,7 @@ def _move_settings(
     family: OptimizerFamily,
     optimizer: StoredOptimizer,
 ) -> Iterator[Move]:
-    """Go through the settings: one for all where the groups agree, else one for each weight."""
+    """Yield the settings: one for all where the groups agree, else one per weight."""
     names = dict.fromkeys(name for group in found for name in group.settings)
     for theirs in names:
         ours = family.torch_settings.get(theirs, theirs)
@@ -982,7 +986,7 @@ def _values_agree(paths: Sequence[Path | None], tree: Tree) -> bool:
 def _move_group_settings(
     found: Sequence[ParameterGroup], order: Mapping[str, NetworkParameter], optimizer: StoredOptimizer
 ) -> Iterator[Move]:
-    """Go through what says which weight is where: its name, its group, its number if the order is another."""
+    """Yield what identifies weights: names, groups, and numbers if the order differs."""
     ranks = {weight: n for n, weight in enumerate(dict.fromkeys(s for s, _, _ in optimizer.weights))}
     for number, group in enumerate(found):
         inside = [ranks[order[member.number].source] for member in group.members]
@@ -1001,12 +1005,12 @@ def _move_group_settings(
                     )
 
 
-# Moments that have not begun: tensors of zeros that are made when they are read.
+# Initial moments: zero tensors created when they are read.
 
 
 @dataclass(frozen=True, slots=True)
 class _ZeroSource:
-    """A source of so many bytes of zero."""
+    """A source of the given number of zero bytes."""
 
     nbytes: int
 
@@ -1015,6 +1019,6 @@ class _ZeroSource:
 
 
 def make_zero_tensor(like: Leaf) -> Leaf:
-    """Return a tensor of zeros of the type and shape of another."""
+    """Return a zero tensor with the dtype and shape of another."""
     nbytes = math.prod(like.shape) * dtypes.BY_NAME[like.dtype].itemsize
     return Leaf(like.dtype, like.shape, _ZeroSource(nbytes), "")

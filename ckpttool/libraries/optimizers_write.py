@@ -49,34 +49,34 @@ from ckpttool.mapping.rules import (
     compose_rules,
 )
 
-# What an optimizer of Keras is told by the program: arguments of its class, penalties of the loss.
+# Constructor arguments of a Keras optimizer, and penalties of the loss.
 
 _DECAY, _DECOUPLED = "weight_decay", "decoupled_weight_decay"
 _FLAGS = ("amsgrad", "nesterov", "centered")
-# Keras 2's decay of the learning rate, which torch keeps unused, is none if it is 0.
+# Keras 2's learning rate decay, which torch keeps unused, has no effect if it is 0.
 _HARMLESS: Mapping[str, Setting] = {"decay": 0, "maximize": False, "dampening": 0, "lr_decay": 0, _DECAY: 0}
 
 
 class KerasOptimizerArguments:
-    """The settings of an optimizer that are no variables in Keras; `weights` are its network's moves."""
+    """The settings of an optimizer that are not Keras variables; `weights` are its network's moves."""
 
     def __init__(self, known: CanonicalOptimizer, weights: Sequence[Move], variables: Sequence[str]) -> None:
-        """Take what is known, and the names of the settings that are variables."""
+        """Store the known settings, and the names of those that are variables."""
         self.known, self.weights, self.variables = known, weights, variables
         self.family = known.family
 
     @property
     def decoupled(self) -> bool:
-        """Whether weights decay beside the gradient: the class is AdamW."""
+        """Whether weight decay is decoupled from the gradient: the class is AdamW."""
         decays = any(self._decay(weight) for weight in self.weights)
         return self.family is ADAM and self.known.value(_DECOUPLED) is True and decays
 
     def kept(self) -> Iterator[tuple[str, Path]]:
-        """Go through the settings that are arguments of Keras's class or of its layers and no variables.
+        """Yield the settings that are arguments of Keras's class or layers, and not variables.
 
-        The learning rate is both: the variable has it rounded to float32. Of several groups Keras has the
-        settings of the first. What changes the updates and has no counterpart in Keras is not among them, and
-        stays unmapped.
+        The learning rate is both: the variable holds it rounded to float32. Of several groups, Keras has
+        the settings of the first. Settings that change the updates and have no counterpart in Keras are
+        excluded, and stay unmapped.
         """
         for name, path in self.known.flat():
             setting = str(path[1].value)
@@ -89,13 +89,13 @@ class KerasOptimizerArguments:
                 yield name, path
 
     def told(self) -> dict[str, Setting]:
-        """Return what the sidecar tells: those settings, and what it told before."""
+        """Return the sidecar's settings: these, and those it already contained."""
         before = {name: value for name, value in self.known.told.items() if name != "step"}
         own = {name: self.known.value(str(path[1].value), _weight(path)) for name, path in self.kept()}
         return {**before, **own}
 
     def notes(self) -> Iterator[str]:
-        """Go through what a program must say so that training goes on as it did."""
+        """Yield what a program must configure so that training resumes unchanged."""
         known = self.known
         names = [
             n
@@ -133,15 +133,15 @@ class KerasOptimizerArguments:
             yield f"{known.name}: momentum is multiplied by the learning rate, and rounded"
 
     def _is_foreign_default(self, name: str) -> bool:
-        """Whether the source's library has another default of an argument than Keras."""
+        """Whether the source's library and Keras have different defaults for an argument."""
         found, own = self.known.defaults.get(name), self.family.keras_defaults.get(name)
         return found is not None and own is not None and found.value != own.value
 
     @property
     def _decays(self) -> bool:
-        """Whether Keras can do the decay: beside the gradient at one rate, or as L2 in the loss.
+        """Whether Keras can apply the decay: decoupled at one rate, or as L2 in the loss.
 
-        torch's Adam of old says nowhere which of the two its decay is.
+        Older versions of torch's Adam do not record which of the two their decay is.
         """
         if self.family is not ADAM:
             return True
@@ -153,14 +153,14 @@ class KerasOptimizerArguments:
         return self.known.number(_DECAY, weight.source) or 0.0
 
     def _penalties(self, rates: Sequence[float]) -> Iterator[str]:
-        """Go through the penalties of the loss: torch adds decay * w to a gradient, l2(c) adds 2 * c * w."""
+        """Yield the penalties of the loss: torch adds decay * w to a gradient, l2(c) adds 2 * c * w."""
         for rate in rates:
             mine = [display(weight.target) for weight in self.weights if self._decay(weight) == rate]
             yield f"{self.known.name}: build with l2({rate / 2!r}) as regularizer of {', '.join(mine)}"
 
 
 def _weight(path: Path) -> Path | None:
-    """Return a path whose tail is that of a setting of one weight, None for a setting of all."""
+    """Return a path that ends like a setting of one weight, None for a setting of all."""
     return schema.get_weight_key(path) if len(path) > 2 else None
 
 
@@ -168,21 +168,21 @@ def _weight(path: Path) -> Path | None:
 #
 # Sources: keras/src/optimizers/{adam,rmsprop,sgd}.py, `build`; keras/src/optimizers/base_optimizer.py,
 # `build` and `add_optimizer_variables`: `_variables` lists the iteration count, the learning rate, then the
-# slots in rounds over the trained variables (Adam's momentum and velocity in one, its velocity_hats in the
+# slots, in rounds over the trained variables (Adam's momentum and velocity in one, its velocity_hats in the
 # next).
 
 
 def make_tensor_rule(leaf: Leaf | ValueLeaf, dtype: str) -> Rule:
-    """Return the rule that makes a number a tensor of the type."""
+    """Return the rule that converts a number to a tensor of the dtype."""
     return KEEP if isinstance(leaf, Leaf) and leaf.dtype == dtype else ToTensor(dtype)
 
 
 class KerasOptimizerWriter:
     """One canonical optimizer as Keras 3's object at `top`.
 
-    `weights` are its networks' moves in the order of their variables; several may make one variable. `told`
-    are settings that a sidecar tells, `defaults` those of the source's library. An optimizer that is
-    `scheduled` has no variable for its learning rate, which a schedule of the program computes.
+    `weights` are its networks' moves in the order of their variables; several may form one variable.
+    `told` are settings from a sidecar, `defaults` those of the source's library. An optimizer that is
+    `scheduled` has no variable for its learning rate, which the program computes with a schedule.
     """
 
     # Whether an optimizer has moments before its first update.
@@ -197,9 +197,9 @@ class KerasOptimizerWriter:
         *,
         scheduled: bool = False,
     ) -> None:
-        """Take a canonical optimizer, which trains what `weights` make, for the object at `top`.
+        """Store a canonical optimizer, which trains the `weights`, for the object at `top`.
 
-        Keras calls its variables `variable/...` (adam, adam_1), those of another class by that class.
+        Keras names its variables `variable/...` (adam, adam_1), those of another class after that class.
         """
         self.known, self.family, self.scheduled = known, known.family, scheduled
         self.name, self.weights, self.agent, self.top = known.name, weights, known.agent, top
@@ -210,7 +210,7 @@ class KerasOptimizerWriter:
         self.numbers = {target: number for number, target in enumerate(targets)}
 
     def plan(self) -> Plan:
-        """Return the optimizer's part of a plan; what the source lacks Keras begins with."""
+        """Return the optimizer's part of a plan; missing state gets Keras's initial values."""
         moves: list[Move] = []
         added: dict[Path, Leaf | ValueLeaf] = {}
         labels: dict[Path, Label] = {}
@@ -256,7 +256,7 @@ class KerasOptimizerWriter:
         yield from self._schedule()
 
     def variables(self) -> dict[str, tuple[Path, str]]:
-        """Return the settings that are variables, each with its path and type."""
+        """Return the settings that are variables, each with its path and dtype."""
         step = {"step": ((*self.top, attr("_iterations")), "int64")}
         rate = {"learning_rate": ((*self.top, attr("_learning_rate")), "float32")}
         return step if self.scheduled else step | rate
@@ -266,19 +266,19 @@ class KerasOptimizerWriter:
         return (*self.top, attr(self.family.keras_slots[slot].edge), index(self.numbers[target]))
 
     def called(self, slot: str, target: Path) -> str:
-        """Return the name that the library gives the moment."""
+        """Return the library's name of the moment."""
         flat = "_".join(display(target[1:]).split("/"))
         return f"{self.variable}/{flat}_{self.family.keras_slots[slot].ending}"
 
     def aliases(self) -> dict[Path, tuple[Path, ...]]:
-        """Return Keras's lists of the same variables: further paths of each."""
+        """Return Keras's lists of the same variables, as further paths of each."""
         found = self.listed([path for path, _ in self.variables().values()])
         for target, number in self.numbers.items():
             found[target] = ((*self.top, attr("_trainable_variables"), index(number)),)
         return found
 
     def listed(self, settings: Sequence[Path]) -> dict[Path, tuple[Path, ...]]:
-        """Return the places in `_variables` of the settings, and after them of the slots, round by round."""
+        """Return the positions in `_variables`: the settings, then the slots, round by round."""
         rounds = (tuple(slot for slot in kinds if slot in self.slots) for kinds in self.family.keras)
         order = [self.moment(slot, target) for kinds in rounds for target in self.numbers for slot in kinds]
         every = enumerate((*settings, *order))
@@ -286,7 +286,7 @@ class KerasOptimizerWriter:
 
     @property
     def started(self) -> bool:
-        """Whether the source has moments; torch keeps none before the first update, and Keras zeros."""
+        """Whether the source has moments; before the first update torch has none, and Keras has zeros."""
         return bool(self.known.slots)
 
     @property
@@ -309,20 +309,20 @@ class KerasOptimizerWriter:
         return next((path for path in paths if path in self.agent), None)
 
     def _scale(self, source: Path, weight: Move) -> Rule:
-        """Return the rule that puts the learning rate into a sum of gradients that has none."""
+        """Return the rule that multiplies gradient sums without a learning rate by it."""
         rate = self.known.number("learning_rate", weight.source)
         if source[1] != attr(BUFFER) or not rate or self.known.idle(weight.source):
             return KEEP
         return Scale(self.family.folded * rate)
 
     def _begins(self, slot: str) -> bool:
-        """Say whether a moment that the source lacks begins with zeros, as a new momentum does."""
+        """Return whether a missing moment starts at zero, like new momentum."""
         if not self.started:
             return self.begins_with_zeros
         return slot == VELOCITY and not self.known.slots & {BUFFER, VELOCITY}
 
     def _begun(self, weight: Move) -> bool:
-        """Return whether the source has moments of the weight; torch keeps none without a gradient."""
+        """Return whether the source has moments of the weight; torch has none without a gradient."""
         return any(self._source(slot, weight) is not None for slot in self.slots)
 
     def _zeros(self, weight: Move) -> Leaf:
@@ -345,7 +345,7 @@ class KerasOptimizerWriter:
         return tuple(dict.fromkeys(lost))
 
     def _without_rate(self) -> Iterator[tuple[str, Move]]:
-        """Go through the sums of gradients that Keras multiplies by a learning rate that nothing holds."""
+        """Yield the gradient sums that Keras multiplies by a learning rate that is missing."""
         for weight in self.weights if VELOCITY in self.slots else ():
             source = self._source(VELOCITY, weight)
             buffer = source is not None and source[1] == attr(BUFFER)
@@ -370,34 +370,34 @@ class KerasOptimizerWriter:
             yield f"{self.name}: zeros for the moments of {without} tensors that it never updated"
 
     def _idle(self) -> Iterator[Path]:
-        """Go through the sums of gradients that Keras does not keep, because nothing reads them."""
+        """Yield the gradient sums that Keras does not keep, because they are unused."""
         for weight in self.weights if VELOCITY in self.family.slots and VELOCITY not in self.slots else ():
             source = self._source(VELOCITY, weight)
             if source is not None:
                 yield source
 
 
-# How the weights of an agent become torch's parameters, and those its groups.
+# Map an agent's weights to torch's parameters and parameter groups.
 #
-# Source: torch/optim/optimizer.py: a group is a dict of settings and the parameters that they are for.
+# Source: torch/optim/optimizer.py: a group is a dict of settings and the parameters that they apply to.
 
 _OURS = frozenset(ours for family in FAMILIES for ours in family.torch_settings.values())
 
 
 class TorchParameter(NamedTuple):
-    """One parameter of torch's, and the weights of the agent that go into it: two if a layer is two."""
+    """One torch parameter, and the agent's weights in it: two if a layer is split in two."""
 
     target: Path
     weights: tuple[Move, ...]
 
     @property
     def weight(self) -> Path:
-        """The canonical path that settings are known by."""
+        """The canonical path that identifies its settings."""
         return self.weights[0].source
 
 
 def build_parameters(weights: Sequence[Move]) -> list[TorchParameter]:
-    """Return the parameters that the moves of a network make, in their order."""
+    """Return the parameters in a network's moves, in order."""
     places: dict[Path, list[Move]] = {}
     for move in weights:
         places.setdefault(move.target, []).append(move)
@@ -407,7 +407,7 @@ def build_parameters(weights: Sequence[Move]) -> list[TorchParameter]:
 def build_parameter_groups(
     known: CanonicalOptimizer, every: Sequence[TorchParameter]
 ) -> list[list[TorchParameter]]:
-    """Return the groups: as they were, if that is known; else one for each set of settings."""
+    """Return the groups: as in the source if known, else one per set of settings."""
     marks = [known.value(schema.GROUP, each.weight) for each in every]
     wanted = [_signature(known, each) for each in every]
     told = all(isinstance(mark, int) for mark in marks)
@@ -429,7 +429,7 @@ def _signature(known: CanonicalOptimizer, parameter: TorchParameter) -> tuple[st
 
 
 def build_group_settings(known: CanonicalOptimizer, weight: Path) -> list[tuple[str, str]]:
-    """Return a group's settings, canonical and torch's names: torch's own first, then what else is known."""
+    """Return a group's settings, canonical and torch's names: torch's own first, then other known ones."""
     own = {ours: theirs for theirs, ours in known.family.torch_settings.items()}
     others = [
         name
@@ -444,15 +444,15 @@ def build_group_settings(known: CanonicalOptimizer, weight: Path) -> list[tuple[
 # One canonical optimizer as torch's state_dict.
 #
 # Source: torch/optim/optimizer.py, state_dict() and load_state_dict(): parameters are numbered through all
-# groups; an optimizer takes a state_dict whose groups are as many and as large as its own.
+# groups; an optimizer loads a state_dict with the same number and sizes of groups as its own.
 
 _DICT, _LIST, _TUPLE = Container("dict"), Container("list"), Container("tuple")
-# What a default is not worth a word for: it changes no update, or the state itself says it.
+# Defaults that need no note: they do not affect updates, or the state determines them.
 _SILENT = frozenset((*HOW, "maximize", "decoupled_weight_decay", "dampening", "centered", "lr_decay"))
 
 
 class TorchOptimizerWriter:
-    """One canonical optimizer as torch's state_dict; `weights` are its network's moves in their order."""
+    """One canonical optimizer as torch's state_dict; `weights` are its network's moves in order."""
 
     def __init__(
         self,
@@ -462,9 +462,9 @@ class TorchOptimizerWriter:
         told: Mapping[str, Setting],
         defaults: Mapping[str, DefaultSetting],
     ) -> None:
-        """Take the canonical optimizer `name` of the canonical `agent`.
+        """Store the canonical optimizer `name` of the canonical `agent`.
 
-        `told` are settings that it may lack, `defaults` those of its library.
+        `told` are settings that the agent may lack, `defaults` those of its library.
         """
         self.known = CanonicalOptimizer(name, agent, told, defaults)
         self.family = self.known.family
@@ -474,7 +474,7 @@ class TorchOptimizerWriter:
         self.parameters = [each for group in self.groups for each in group]
 
     def plan(self, place: Path | None = None) -> Plan:
-        """Return the whole state_dict as a plan, at `place` where that is not the optimizer's own name."""
+        """Return the whole state_dict as a plan, at `place` if that differs from the optimizer's name."""
         top = (self.top,) if place is None else place
 
         def moved(path: Path) -> Path:
@@ -492,7 +492,7 @@ class TorchOptimizerWriter:
         )
 
     def moves(self) -> list[Move]:
-        """Return every moment, the step once per parameter, and the hyperparameters that are known."""
+        """Return every moment, the step once per parameter, and the known hyperparameters."""
         found = list[Move]()
         for number, parameter in enumerate(self.parameters):
             place = self._state(number)
@@ -512,7 +512,7 @@ class TorchOptimizerWriter:
         return [*found, *self._said()]
 
     def _said(self) -> Iterator[Move]:
-        """Go through the settings and names that the agent has."""
+        """Yield the agent's settings and names."""
         for number, group in enumerate(self.groups):
             for setting, target in self._settings(number):
                 at = self.known.source(setting, group[0].weight)
@@ -525,15 +525,15 @@ class TorchOptimizerWriter:
 
     @property
     def started(self) -> bool:
-        """Whether there are moments at all; torch keeps no state before the first update."""
+        """Whether there are any moments; torch has no state before the first update."""
         return any(map(self._begun, self.parameters))
 
     def _begun(self, parameter: TorchParameter) -> bool:
-        """Return whether the parameter has moments; torch keeps none of what never had a gradient."""
+        """Return whether the parameter has moments; torch has none for parameters without a gradient."""
         return any(True for _ in self._slots(parameter))
 
     def added(self) -> dict[Path, Leaf | ValueLeaf]:
-        """Return the defaults of what the source does not hold, and the list of parameter numbers."""
+        """Return the defaults of missing settings, and the list of parameter numbers."""
         values: dict[Path, Leaf | ValueLeaf] = {}
         count = 0
         for number, group in enumerate(self.groups):
@@ -556,7 +556,7 @@ class TorchOptimizerWriter:
         return values
 
     def containers(self) -> dict[Path, Container]:
-        """Return the dicts, lists and the tuples of a torch optimizer's state_dict."""
+        """Return the dicts, lists and tuples of a torch optimizer's state_dict."""
         top = (self.top,)
         found = {top: _DICT, (*top, key("state")): _DICT, (*top, key("param_groups")): _LIST}
         for number in range(len(self.groups)):
@@ -587,9 +587,10 @@ class TorchOptimizerWriter:
         return list(dict.fromkeys(found))
 
     def consumed(self) -> list[Path]:
-        """Return what need not be written: torch has no state before the first update, so no count of 0.
+        """Return what need not be written: without state torch has no count, so a count of 0 is dropped.
 
-        SGD never has a count: the sidecar tells it. What a group says once its weights need not repeat.
+        SGD never has a count: the sidecar stores it. Settings stored once per group need not repeat per
+        weight.
         """
         found = [
             path
@@ -604,7 +605,7 @@ class TorchOptimizerWriter:
         return found
 
     def missing(self) -> list[str]:
-        """Return the moments that other weights of the network have and one lacks, and what scales them."""
+        """Return the moments that other weights of the network have and one lacks, and unknown scales."""
         lost = []
         for number, parameter in enumerate(self.parameters):
             wanted = [*self.family.always, *(s for s in self.family.slots if s in self.known.slots)]
@@ -627,7 +628,7 @@ class TorchOptimizerWriter:
         return list(dict.fromkeys(lost))
 
     def notes(self) -> list[str]:
-        """Return what people should know: groups, a count that stays behind, numbers that were computed."""
+        """Return notes for people: groups, an update count that is not converted, computed numbers."""
         found = []
         if len(self.groups) > 1:
             sizes = " and ".join(str(len(group)) for group in self.groups)
@@ -662,18 +663,18 @@ class TorchOptimizerWriter:
         return found
 
     def told(self) -> dict[str, dict[str, Setting]]:
-        """Return what torch has no place for and the sidecar tells: SGD's count of updates."""
+        """Return the settings that torch cannot store and the sidecar does: SGD's update count."""
         step = schema.canonical_setting_path(self.name, "step")
         if self.family is not SGD or step not in self.agent:
             return {}
         return {self.name: {"step": self._steps}}
 
     def _decays_beside(self) -> Iterator[float]:
-        """Go through the decays beside the gradient that PyTorch's class cannot do: Adam's alone can."""
+        """Yield the decoupled decay rates that PyTorch's class does not support: only Adam's does."""
         for parameter in self.parameters if self.family is not ADAM else ():
             rate = self.known.number("weight_decay", parameter.weight)
             decoupled = self.known.value("decoupled_weight_decay", parameter.weight) is True
-            # Without momentum both are one subtraction of rate * decay * weight.
+            # Without momentum both subtract rate * decay * weight.
             plain = self.family is SGD and self.known.idle(parameter.weight)
             if rate and decoupled and not plain:
                 yield rate
@@ -689,13 +690,13 @@ class TorchOptimizerWriter:
 
     @property
     def _named(self) -> bool:
-        """Whether the groups say their parameters' names: several do, unless the source's groups had none."""
+        """Whether the groups list parameter names: several do, unless the source's groups had none."""
         said = all(self.known.has(schema.NAMES, each.weight) for each in self.parameters)
         told = any(self.known.has(schema.GROUP, each.weight) for each in self.parameters)
         return said or (len(self.groups) > 1 and not told)
 
     def _slots(self, parameter: TorchParameter) -> Iterator[tuple[str, Move, str]]:
-        """Go through a parameter's moments: torch's name, the weight's move, the canonical slot."""
+        """Yield a parameter's moments: torch's name, the weight's move, the canonical slot."""
         for theirs, ours in self.family.torch_slots.items():
             for weight in parameter.weights:
                 for slot in (ours, VELOCITY) if ours == BUFFER else (ours,):
@@ -709,7 +710,7 @@ class TorchOptimizerWriter:
         return schema.canonical_slot_path(self.name, theirs, parameter.weight) in self.agent
 
     def _scale(self, slot: str, weight: Move) -> Rule:
-        """Return the rule that takes the learning rate out of a velocity; one that nothing reads stays."""
+        """Return the rule that divides a velocity by the learning rate; an unused one stays unchanged."""
         rate = self.known.number("learning_rate", weight.source)
         if slot != VELOCITY or not rate or self.known.idle(weight.source):
             return KEEP
@@ -722,7 +723,7 @@ class TorchOptimizerWriter:
         return not (told and self.known.number("learning_rate", weight.source))
 
     def _settings(self, number: int) -> list[tuple[str, Path]]:
-        """Return the settings of a group with their places."""
+        """Return the settings of a group with their paths."""
         first = self.groups[number][0].weight
         return [
             (ours, self._target(number, theirs)) for ours, theirs in build_group_settings(self.known, first)
@@ -742,7 +743,7 @@ class TorchOptimizerWriter:
         return (self.top, key("state"), key(number))
 
 
-# What two frameworks compute otherwise with the same state and the same settings.
+# Differences between frameworks with the same state and the same settings.
 #
 # Sources: keras/src/optimizers/{adam,rmsprop,adagrad,adamax}.py,
 # tensorflow/python/training/{adam,rmsprop}.py, torch/optim/{adam,rmsprop,adagrad,adamax}.py;
@@ -759,7 +760,7 @@ _PLACES: Mapping[str, str] = {
 def list_epsilon_notes(
     agent: Tree, source: str, target: str, names: Iterable[str] = schema.OPTIMIZERS
 ) -> tuple[str, ...]:
-    """Return a sentence for each kind of optimizer whose epsilon is not the same thing in both frameworks."""
+    """Return a note for each kind of optimizer whose epsilon means different things in the two frameworks."""
     if source == target:
         return ()
     named: dict[str, list[str]] = {}
@@ -774,11 +775,11 @@ def list_epsilon_notes(
     )
 
 
-# One canonical optimizer as the objects that Keras 2 had, which tf_keras still has.
+# Write one canonical optimizer as the objects of Keras 2, which tf_keras still has.
 
 
 class LegacyKerasOptimizerWriter(KerasOptimizerWriter):
-    """The object of Keras 2 up to 2.10, since then `optimizers.legacy`: its weights own the moments.
+    """The optimizer object of Keras 2 up to 2.10, later `optimizers.legacy`: its weights own the moments.
 
     Sources: keras/optimizer_v2/optimizer_v2.py (`_create_all_weights`), adam.py, rmsprop.py and
     gradient_descent.py beside it. Betas, rho and momentum are variables as well.
@@ -792,11 +793,11 @@ class LegacyKerasOptimizerWriter(KerasOptimizerWriter):
         return {"step": ((*self.top, attr("iter")), "int64"), **rates}
 
     def moment(self, slot: str, target: Path) -> Path:
-        """Return the path of a slot variable, to which no edge leads."""
+        """Return the path of a slot variable, which has no edge."""
         return slot_path(self.top, self.family.keras_slots[slot].kind, target)
 
     def called(self, slot: str, target: Path) -> str:
-        """Return the slot's name: its variable's and its own."""
+        """Return the slot's name: its variable's name and its own."""
         return f"{display(target[1:])}/{self.variable}/{self.family.keras_slots[slot].kind}"
 
     def aliases(self) -> dict[Path, tuple[Path, ...]]:
@@ -804,24 +805,24 @@ class LegacyKerasOptimizerWriter(KerasOptimizerWriter):
         return {}
 
 
-# One canonical Adam as Sonnet's: a count of updates, and lists of moments whose names say whose they are.
+# Write one canonical Adam as Sonnet's: an update count, and lists of moments named after their variables.
 #
 # Source: sonnet/src/optimizers/adam.py in github.com/google-deepmind/sonnet.
 
 
 class SonnetOptimizerWriter(KerasOptimizerWriter):
-    """Sonnet's Adam at `top`; its settings are arguments and no variables."""
+    """Sonnet's Adam at `top`; its settings are arguments, not variables."""
 
     def variables(self) -> dict[str, tuple[Path, str]]:
-        """Return the count of updates, the only setting that is a variable."""
+        """Return the update count, the only setting that is a variable."""
         return {"step": ((*self.top, attr("step")), "int64")}
 
     def moment(self, slot: str, target: Path) -> Path:
-        """Return the place in the list of the moments."""
+        """Return the moment's position in the list."""
         return (*self.top, attr(slot), index(self.numbers[target]))
 
     def called(self, slot: str, target: Path) -> str:
-        """Return the moment's name: `adam/m/` and its variable's."""
+        """Return the moment's name: `adam/m/` and its variable's name."""
         return f"adam/{slot}/{display(target[1:])}"
 
     def aliases(self) -> dict[Path, tuple[Path, ...]]:
@@ -831,12 +832,12 @@ class SonnetOptimizerWriter(KerasOptimizerWriter):
 
 # The order of a PyTorch model's parameters, where a file holds them sorted by name.
 #
-# `parameters()` goes through a module's own parameters, then through its submodules, each as a whole
+# `parameters()` yields a module's own parameters, then those of its submodules, one submodule at a time
 # (torch/nn/modules/module.py, `named_parameters`). A weight comes before its bias in the modules of torch.nn;
 # submodules whose names differ in a number only (`0`, `1`; `fc1`, `fc2`) come in the order of the numbers.
 
 Shape = tuple[int, ...]
-# Positions of the chains of one module that are followed at once.
+# Limit on the positions in one module's chains that are searched at once.
 _MOST_STATES = 5_000
 _RECURRENT = re.compile(r"(weight|bias)_(ih|hh|hr)_l(\d+)(_reverse)?")
 _NUMBER = re.compile(r"\d+")
@@ -857,10 +858,10 @@ class _ModuleNode:
 def find_only_order(
     parameters: Sequence[tuple[Sequence[str], Shape]], wanted: Sequence[Shape], *, numbered: bool
 ) -> list[int] | None:
-    """Return the numbers of named parameters in the only order with these shapes, None unless there is one.
+    """Return the numbers of named parameters in the only order with these shapes, None if not unique.
 
-    With `numbered`, submodules such as `fc1` and `fc2` come in the order of their numbers; those whose names
-    are numbers always do.
+    With `numbered`, submodules such as `fc1` and `fc2` are ordered by their numbers; those whose names
+    are numbers always are.
     """
     root = _ModuleNode()
     for number, (name, _) in enumerate(parameters):
@@ -874,24 +875,24 @@ def find_only_order(
 
 
 class _AmbiguousOrderError(Exception):
-    """Several orders fit, or too many would have to be tried."""
+    """Several orders fit, or there are too many to try."""
 
 
 class _OrderSearch:
-    """Looks for the orders of parameters with `shapes` that have the shapes `wanted`."""
+    """Searches for parameter orders in which `shapes` equal the shapes `wanted`."""
 
     def __init__(self, shapes: Sequence[Shape], wanted: Sequence[Shape], *, numbered: bool) -> None:
         self.shapes, self.wanted, self.numbered = shapes, wanted, numbered
 
     def only(self, root: _ModuleNode) -> list[int] | None:
-        """Return the one order of a module's parameters, None unless there is one."""
+        """Return the only order of a module's parameters, None if it is not unique."""
         try:
             return self._module(root, 0)
         except _AmbiguousOrderError:
             return None
 
     def _module(self, module: _ModuleNode, start: int) -> list[int] | None:
-        """Return the one order, None where none fits; raise _AmbiguousError for several."""
+        """Return the only order, None if none fits; raise _AmbiguousError for several."""
         own = self._chained(_parameter_chains(module.own), start)
         if own is None:
             return None
@@ -905,7 +906,7 @@ class _OrderSearch:
         return [item] if fits else None
 
     def _chained(self, chains: Sequence[Sequence[int | _ModuleNode]], start: int) -> list[int] | None:
-        """Return the one way to merge chains of parameters or modules, each of which keeps its order."""
+        """Return the only merge of chains of parameters or modules; each chain keeps its order."""
         ways: dict[tuple[int, ...], list[int]] = {(0,) * len(chains): []}
         for _ in range(sum(map(len, chains))):
             after: dict[tuple[int, ...], list[int]] = {}
@@ -929,7 +930,7 @@ class _OrderSearch:
 
 
 def _parameter_chains(own: Mapping[str, int]) -> list[list[int]]:
-    """Return parameters in chains: a weight is before its bias, those of a recurrent layer have one order."""
+    """Return parameters in chains: weight before bias; those of a recurrent layer in a fixed order."""
     chains: dict[str, list[tuple[tuple[int, ...], int]]] = {}
     for name, number in own.items():
         recurrent = _RECURRENT.fullmatch(name)
@@ -943,7 +944,7 @@ def _parameter_chains(own: Mapping[str, int]) -> list[list[int]]:
 
 
 def _submodule_chains(inner: Mapping[str, _ModuleNode], *, numbered: bool) -> list[list[int | _ModuleNode]]:
-    """Return submodules in chains: those whose names differ in a number only come in its order."""
+    """Return submodules in chains: those whose names differ only in a number are ordered by it."""
     chains: dict[str, list[tuple[list[int], _ModuleNode]]] = {}
     for name, module in inner.items():
         numbers = [int(number) for number in _NUMBER.findall(name)]
@@ -957,14 +958,14 @@ def _numbers(item: tuple[list[int], _ModuleNode]) -> list[int]:
     return item[0]
 
 
-# Which parameters each optimizer of a PyTorch checkpoint trains, where no layout tells.
+# Find the parameters that each optimizer of a PyTorch checkpoint trains, without a layout.
 #
 # Names decide (`param_names`). Without names PyTorch's own rule does: param_groups list the parameters in the
 # order of the module, which the shapes of all slots must confirm, and only one network or one choice of
 # parameters may fit (torch/optim/optimizer.py, state_dict()). A file that sorts its tensors by name, as
-# safetensors does, has lost that order: there only one order of the modules may fit (ops/module_order).
+# safetensors does, loses that order: then only one module order may fit (see above).
 
-# Words of an entry's name that do not tell one network or optimizer from another.
+# Words that do not distinguish one network or optimizer from another.
 _COMMON = frozenset(
     (
         "optimizer",
@@ -980,7 +981,7 @@ _COMMON = frozenset(
         "module",
     )
 ) | {"weights", "params", "nets", "networks", "models"}
-# Words of copies of a network, which follow it and which no optimizer trains.
+# Words for copies of a network, which no optimizer trains.
 _COPIES = frozenset(("ema", "swa", "average", "averaged", "target", "targ", "teacher", "old"))
 _WORD = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|\d+")
 
@@ -1002,7 +1003,7 @@ def _words(name: str) -> frozenset[str]:
 def _match_title(
     title: str, candidates: Sequence[tuple[str, OptimizerMoves, tuple[Path, ...]]]
 ) -> int | None:
-    """Return which of several networks the optimizer's name speaks of, None where that is not one."""
+    """Return the index of the network that the optimizer's name refers to, None if not unique."""
     named = [n for n, (name, _, _) in enumerate(candidates) if _words(name) == _words(title)]
     trained = [n for n, (name, _, _) in enumerate(candidates) if not _words(name) & _COPIES]
     return next((found[0] for found in (named, trained) if len(found) == 1), None)
@@ -1030,7 +1031,7 @@ def bind_torch_optimizers(
     networks: Mapping[str, tuple[Path, ...]],
     names: Mapping[Path, Path],
 ) -> tuple[list[BoundOptimizer], list[str], list[str]]:
-    """Join each optimizer to the network that it trains; return the states, notes, and what was assumed.
+    """Assign each optimizer to the network that it trains; return the states, notes, and assumptions.
 
     `networks` are the parameters of each in their order, `names` the weights' canonical paths.
     """
@@ -1084,7 +1085,7 @@ def bind_torch_optimizers(
 
 
 def _order_parameters(tree: Tree, top: Path, own: tuple[Path, ...]) -> tuple[Path, ...] | None:
-    """Return a network's parameters in PyTorch's order, None where the file does not tell it."""
+    """Return a network's parameters in PyTorch's order, None if the file does not determine it."""
     if not _is_sorted(tree, own):
         return own
     found = _read_groups(tree, top)
@@ -1111,7 +1112,7 @@ def _order_parameters(tree: Tree, top: Path, own: tuple[Path, ...]) -> tuple[Pat
 
 
 def _is_sorted(tree: Tree, own: tuple[Path, ...]) -> bool:
-    """Whether a plain dict has a network's parameters sorted by name, as safetensors writes them."""
+    """Whether a plain dict contains a network's parameters sorted by name, as safetensors writes them."""
     held = tree.containers.get(own[0][:-1]) if own else None
     if held is not None and held.kind != "dict":
         return False
@@ -1130,7 +1131,7 @@ _MOST_TOGETHER = 4  # networks that one optimizer may train, in any order
 def _fit_joint(
     tree: Tree, top: Path, networks: Mapping[str, tuple[Path, ...]], names: Mapping[Path, Path]
 ) -> Iterator[_Fit]:
-    """Go through the orders of networks in which one optimizer may train them together."""
+    """Yield the orders of networks that one optimizer may train jointly."""
     if not 1 < len(networks) <= _MOST_TOGETHER:
         return
     for count in range(2, len(networks) + 1):
@@ -1144,9 +1145,9 @@ def _fit_joint(
 def _fit_subsets(
     tree: Tree, top: Path, networks: Mapping[str, tuple[Path, ...]], names: Mapping[Path, Path]
 ) -> Iterator[_Fit]:
-    """Go through the networks of which one optimizer trains a part that only one choice of parameters fits.
+    """Yield the networks of which an optimizer trains a subset, if only one subset of parameters fits.
 
-    Every parameter of the optimizer must have a slot, whose shape is the parameter's.
+    Every parameter of the optimizer must have a slot with the parameter's shape.
     """
     title = display(top)
     found = _read_groups(tree, top)
@@ -1175,7 +1176,7 @@ def _read_groups(tree: Tree, top: Path) -> tuple[ParameterGroup, ...] | None:
 
 
 def _slot_shapes(tree: Tree, top: Path, group: ParameterGroup) -> list[set[tuple[int, ...]]]:
-    """Return the shapes of each parameter's slots in the order of a group."""
+    """Return the shapes of each parameter's slots in group order."""
     mine = _optimizer_leaves(tree, top)
     return [
         {
@@ -1192,12 +1193,12 @@ def _slot_shapes(tree: Tree, top: Path, group: ParameterGroup) -> list[set[tuple
 def _only_choice(
     wanted: Sequence[tuple[int, ...]], own: Sequence[tuple[Path, tuple[int, ...]]]
 ) -> tuple[Path, ...] | None:
-    """Return the parameters with these shapes in this order, None unless there is one choice of them."""
+    """Return the parameters with these shapes in this order, None unless exactly one choice fits."""
     if not wanted or len(wanted) > len(own):
         return None
     first = _match_shapes(wanted, own)
     last = _match_shapes(wanted[::-1], own[::-1])
-    # The earliest and the latest choice are the same only where there is no other.
+    # The earliest and the latest choice are only equal if there is no other.
     return first if first is not None and last is not None and first == last[::-1] else None
 
 
@@ -1217,7 +1218,7 @@ def _match_shapes(
 def _bind_torch(
     tree: Tree, top: Path, title: str, own: Sequence[Path], names: Mapping[Path, Path]
 ) -> OptimizerMoves | None:
-    """Return the optimizer's state bound to these parameters, None where it does not fit them."""
+    """Return the optimizer's state bound to these parameters, None if it does not fit them."""
     prefix = tuple(display(top).split("/")) if top else ()
     weights = tuple((path, names[path], KEEP) for path in own)
     optimizer = StoredOptimizer(title, prefix, tree, weights)

@@ -39,11 +39,11 @@ if TYPE_CHECKING:
     import numpy as np
 
 
-# Follows a SavedModel's serving function to the program that it computes, where that is no chain of layers.
+# Traces a SavedModel's serving function to a program, if it is not a chain of layers.
 #
 # Sources: tensorflow/core/ops/{math,nn,array}_ops.cc (the operations), keras/src/backend/tensorflow/ and
 # tensorflow/python/ops/nn_impl.py (the patterns of layer norms, batch norms and GELU). Nothing is executed;
-# constants are computed from the variables. Any other operation on the way to the action is refused.
+# constants are computed from the variables. Any other operation that the action depends on is refused.
 
 _TYPES = {1: "<f4", 2: "<f8", 3: "<i4", 9: "<i8"}
 _FLOATS = ("float32", "float64")
@@ -53,7 +53,7 @@ _SELU = (1.0507009873554805, 1.6732632423543772)
 
 
 class _PatternFragment(NamedTuple):
-    """A part of a layer norm, a GELU or an ELU, of the value `of`; it has a meaning in its pattern alone."""
+    """Part of a layer norm, GELU or ELU of the value `of`; only meaningful within that pattern."""
 
     kind: str
     of: int
@@ -72,9 +72,10 @@ class _GraphShape(NamedTuple):
 def read_captured(
     objects: memoryview, graph: memoryview, wanted: Sequence[int], meter: FieldMeter
 ) -> dict[int, memoryview]:
-    """Return the values of the constants that a function captures, by the numbers of their objects.
+    """Return the constants captured by a function, by the numbers of their objects.
 
-    SavedObjectGraph.nodes (1), SavedObject.constant (9), SavedConstant.operation (1); GraphDef.node (1).
+    SavedObjectGraph.nodes (1), SavedObject.constant (9), SavedConstant.operation (1); GraphDef.node
+    (1).
     """
     names = {
         str(bytes(name), "utf-8", "replace"): number
@@ -92,9 +93,9 @@ def read_captured(
 
 
 def read_graph_program(checkpoint: Checkpoint) -> tuple[Program, tuple[Path, ...]]:
-    """Return the program of a SavedModel's serving function and the paths of the tensors in it.
+    """Return the program of a SavedModel's serving function and the paths of its tensors.
 
-    Raise UnsupportedError for one that cannot be followed.
+    Raise UnsupportedError if it cannot be traced.
     """
     meter = FieldMeter()
     try:
@@ -128,7 +129,7 @@ _NONE = memoryview(b"")
 
 @dataclass
 class GraphProgramEvaluator(GraphEvaluator):
-    """Evaluates functions on one observation, and records what is computed of it."""
+    """Evaluates functions on one observation, and records the computation."""
 
     recorder: ProgramRecorder = field(default_factory=ProgramRecorder)
     shapes: dict[int, tuple[int, ...]] = field(default_factory=dict)
@@ -140,7 +141,7 @@ class GraphProgramEvaluator(GraphEvaluator):
         return ProgramValue(0, shape)
 
     def program(self, action: Any) -> tuple[Program, tuple[Path, ...]]:
-        """Return the program of a value, and the paths of the tensors in it."""
+        """Return the program of a value, and the paths of its tensors."""
         if not isinstance(action, ProgramValue) or len(action.shape) != 1:
             raise UnsupportedGraphError
         recorder = self.recorder
@@ -189,7 +190,7 @@ class GraphProgramEvaluator(GraphEvaluator):
         return found
 
     def affine(self, flow: ProgramValue, scale: Any, shift: Any, paths: Sequence[Path] = ()) -> ProgramValue:
-        """Record `flow * scale + shift`, of one number or one for each entry."""
+        """Record `flow * scale + shift`, with one number or one per entry."""
         import numpy as np
 
         wide = [np.asarray(each, np.float64).reshape(-1) for each in (scale, shift)]
@@ -300,7 +301,7 @@ class GraphProgramEvaluator(GraphEvaluator):
         return self.add("dense", flow.shape, before, paths=(*operation.value["paths"], *paths), **value)
 
     def _pattern(self, op: str, one: Any, two: Any) -> Any:  # noqa: C901  # patterns, one by one
-        """Return what parts of a layer norm or of an activation make together."""
+        """Return the value that two parts of a layer norm or of an activation combine to."""
         adds, times = op in ("Add", "AddV2"), op == "Mul"
         if not isinstance(one, _PatternFragment) or (
             isinstance(two, _PatternFragment) and (one.kind, two.kind) in _SWAPPED
@@ -346,7 +347,7 @@ class GraphProgramEvaluator(GraphEvaluator):
         )  # fmt: skip
 
     def multiple(self, flow: ProgramValue) -> tuple[int, float, float]:
-        """Return the value of which a value is a multiple plus a number, and the two numbers."""
+        """Return the number of the value of which this is a linear function, with its factor and offset."""
         scale, shift, number = 1.0, 0.0, flow.number
         while (operation := self.recorder.operation(ProgramValue(number, ()))) is not None:
             if operation.kind != "affine" or operation.value["scale"].size != 1:
@@ -357,7 +358,7 @@ class GraphProgramEvaluator(GraphEvaluator):
         return number, scale, shift
 
 
-# What Mul and Add may take in the other order.
+# Operators with commutative operands: Mul and Add.
 _SWAPPED = {("factor", "negative mean"), ("offset", "product")}
 
 
@@ -404,7 +405,7 @@ def _add_activation(reader: GraphProgramEvaluator, node: FunctionNode, flow: Pro
 
 def _leaky(reader: GraphProgramEvaluator, node: FunctionNode, flow: ProgramValue) -> ProgramValue:
     given = node.attributes.get("alpha")
-    # An attribute that has its default is left out.
+    # An attribute with its default value is omitted.
     slope = (
         0.2
         if given is None
@@ -425,7 +426,7 @@ def _match_positive(reader: GraphProgramEvaluator, _node: FunctionNode, given: l
 
 
 def _match_scaled_elu(reader: GraphProgramEvaluator, _node: FunctionNode, given: list[Any]) -> Any:
-    """Return ELU with a coefficient: elu where its input is positive, a multiple of elu elsewhere."""
+    """Return ELU with a coefficient: elu for positive inputs, a multiple of elu elsewhere."""
     where, one, two = given
     if not (
         isinstance(where, _PatternFragment)
@@ -530,7 +531,7 @@ def _shape(_reader: GraphProgramEvaluator, _node: FunctionNode, given: list[Any]
 
 
 def _slice(reader: GraphProgramEvaluator, _node: FunctionNode, given: list[Any]) -> Any:
-    """Take one extent of a shape: the number of observations, or an extent that is fixed."""
+    """Return one extent of a shape: the number of observations, or a fixed extent."""
     numbers = [reader.value_of(each) for each in given[1:]]
     if not isinstance(given[0], _GraphShape) or any(n is None or n.array.size != 1 for n in numbers):
         return None
@@ -615,7 +616,7 @@ _RULES: Mapping[str, _Rule] = {
 }
 
 
-# Follows a Keras model's configuration to the program that it computes: branches, norms, shared layers.
+# Traces a Keras model's configuration to a program: branches, norms, shared layers.
 #
 # Sources: keras/src/models/functional.py and keras/src/ops/function.py (`inbound_nodes`: the calls of a
 # layer), keras/src/layers/** and keras/src/activations/activations.py (the formulas). Both spellings are
@@ -626,7 +627,7 @@ _PLAIN = frozenset(("relu", "tanh", "sigmoid", "elu", "gelu", "silu", "softplus"
 
 
 class KerasComputation(NamedTuple):
-    """The program of a model's action, the paths of its tensors, and notes on what is left out."""
+    """The program of a model's action, the paths of its tensors, and notes on omitted outputs."""
 
     program: Program
     used: tuple[Path, ...]
@@ -636,10 +637,10 @@ class KerasComputation(NamedTuple):
 def read_keras_program(
     document: Mapping[str, Any], tree: Tree, file: str, network: str = "actor"
 ) -> KerasComputation:
-    """Return the program of a model of Keras's own class (see model_steps.is_described).
+    """Return the program of a model with Keras's own class (see model_steps.is_described).
 
-    `network` names one of several outputs. Raise UnsupportedError for a layer that is not computed here, and
-    UsageError where several outputs may be the action.
+    `network` names one of several outputs. Raise UnsupportedError for an unsupported layer, and
+    UsageError if several outputs could be the action.
     """
     try:
         return _read_program(document, tree, file, network)
@@ -664,7 +665,7 @@ def _read_program(document: Mapping[str, Any], tree: Tree, file: str, network: s
 
 
 def _choose_output(names: Sequence[str], network: str, file: str) -> tuple[str, list[str]]:
-    """Return the name of the output that is the action, and those of the others."""
+    """Return the name of the output that is the action, and the names of the others."""
     found: str | None = network if network in names else None
     if found is None and network != "actor":
         raise UsageError(
@@ -683,7 +684,7 @@ def _choose_output(names: Sequence[str], network: str, file: str) -> tuple[str, 
 
 @dataclass
 class _KerasProgramReader(ProgramRecorder):
-    """Computes what each call of a layer gives."""
+    """Computes the result of each layer call."""
 
     tree: Tree = field(kw_only=True)
     file: str = field(kw_only=True)
@@ -725,7 +726,7 @@ class _KerasProgramReader(ProgramRecorder):
     def model(
         self, document: Mapping[str, Any], above: Name, given: list[ProgramValue]
     ) -> dict[str, ProgramValue]:
-        """Return what a model gives, by the names of its outputs."""
+        """Return the results of a model, by output name."""
         if len(above) > _DEEP:
             raise self.refused(above, "models within models")
         config, layers = config_of(dict(document)), _list_layers(document)
@@ -744,7 +745,7 @@ class _KerasProgramReader(ProgramRecorder):
         known = {(place[0], 0, 0): flow for place, flow in zip(starts, given, strict=True)}
         for _, place in ends:
             self._until(place, by_name, above, known)
-        # A dict of outputs has names of its own.
+        # A dict of outputs has its own names.
         return {title or place[0]: known[place] for title, place in ends}
 
     def _until(
@@ -754,7 +755,7 @@ class _KerasProgramReader(ProgramRecorder):
         above: Name,
         known: dict[_Place, ProgramValue],
     ) -> None:
-        """Compute the calls up to one; a long chain needs no recursion."""
+        """Compute the calls up to one, iteratively, because chains may be long."""
         waiting = [wanted]
         while waiting:
             place = waiting[-1]
@@ -780,7 +781,7 @@ class _KerasProgramReader(ProgramRecorder):
                 raise self.refused((*above, place[0]), "an output that the layer does not have")
 
     def called(self, layer: dict[str, Any], above: Name, given: list[Any]) -> list[ProgramValue]:
-        """Return what a layer gives of flows and numbers."""
+        """Return the results of a layer for values and numbers."""
         inner = config_of(layer)
         name = (*above, str(inner.name or layer.get("name") or "?"))
         cls, settings = str(inner.cls), inner.settings
@@ -815,13 +816,13 @@ class _KerasProgramReader(ProgramRecorder):
         return self.add("activation", flow.shape, flow, name=name, slope=slope)
 
     def clip(self, flow: ProgramValue, low: float, high: float) -> ProgramValue:
-        """Return a value within limits."""
+        """Return a clipped value."""
         import numpy as np
 
         return self.add("clip", flow.shape, flow, low=np.full(1, low), high=np.full(1, high))
 
     def both(self, kind: str, one: ProgramValue, two: ProgramValue) -> ProgramValue:
-        """Return the sum or the product (`add`, `multiply`) of two values of one shape."""
+        """Return the sum or the product (`add`, `multiply`) of two values with the same shape."""
         return self.add(kind, one.shape, one, two)
 
     def pruned(self, action: ProgramValue) -> Program:
@@ -842,7 +843,7 @@ class _KerasProgramReader(ProgramRecorder):
 
 
 class _LayerCall(NamedTuple):
-    """A layer that is called: its reader, its name and its settings."""
+    """A layer call: its reader, its name and its settings."""
 
     reader: _KerasProgramReader
     name: Name
@@ -853,7 +854,7 @@ class _LayerCall(NamedTuple):
         return self.reader.refused(self.name, found)
 
     def tensor(self, name: str, shape: tuple[int, ...] | None = None) -> tuple[np.ndarray, Path] | None:
-        """Return one of the layer's tensors and its path, None without it."""
+        """Return one of the layer's tensors and its path, None if it is missing."""
         path = self.reader.tensors.get("/".join((*self.name, name)))
         leaf = self.reader.tree.get(path) if path is not None else None
         if path is None or not isinstance(leaf, Leaf):
@@ -863,21 +864,21 @@ class _LayerCall(NamedTuple):
         return leaf.array(), path
 
     def needed(self, name: str, shape: tuple[int, ...] | None = None) -> tuple[np.ndarray, Path]:
-        """Return one of the layer's tensors and its path; raise UnsupportedError without it."""
+        """Return one of the layer's tensors and its path; raise UnsupportedError if it is missing."""
         found = self.tensor(name, shape)
         if found is None:
             raise self.refused(f"no {name} of the layer")
         return found
 
     def number(self, name: str, default: float) -> float:
-        """Return a number among the settings."""
+        """Return a number from the settings."""
         value = self.settings.get(name, default)
         if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
             raise self.refused(f"{name} {value}")
         return float(value)
 
     def row(self, name: str, flow: ProgramValue, default: float | None = None) -> np.ndarray | None:
-        """Return numbers among the settings, one or one for each entry; None where they are left out."""
+        """Return numbers from the settings, one or one per entry; None if omitted."""
         import numpy as np
 
         value = self.settings.get(name, default)
@@ -891,13 +892,13 @@ class _LayerCall(NamedTuple):
         return found
 
     def last_axis(self, flow: ProgramValue, default: int = -1) -> None:
-        """Raise UnsupportedError unless the layer is for the one axis of a vector."""
+        """Raise UnsupportedError unless the layer applies to the only axis of a vector."""
         axis = self.settings.get("axis", default)
         if len(flow.shape) != 1 or axis not in (-1, 1, [-1], [1]):
             raise self.refused(f"axis {axis} of {list(flow.shape)}")
 
     def activated(self, flow: ProgramValue) -> ProgramValue:
-        """Return the layer's activation of a value."""
+        """Return the layer's activation applied to a value."""
         given = self.settings.get("activation", "linear")
         name = (
             {"swish": "silu", "hard_swish": "hard_silu"}.get(given, given) if isinstance(given, str) else ""
@@ -905,7 +906,7 @@ class _LayerCall(NamedTuple):
         return self.function(flow, "linear" if given is None else name)
 
     def function(self, flow: ProgramValue, name: str) -> ProgramValue:
-        """Return a function of Keras by its name."""
+        """Return the result of a Keras function, by name."""
         reader = self.reader
         if name in ("linear", "identity"):
             return flow
@@ -927,7 +928,7 @@ class _LayerCall(NamedTuple):
         raise self.refused(f"the activation {name}" if name else "an activation of the program's own")
 
     def elu(self, flow: ProgramValue, alpha: float, scale: float = 1.0) -> ProgramValue:
-        """Return ELU with a coefficient, times a scale."""
+        """Return ELU with a coefficient and a scale."""
         reader = self.reader
         found = reader.activation(flow, "elu")
         if alpha == 1.0 and scale == 1.0:
@@ -982,7 +983,7 @@ def _normalization(call: _LayerCall, flow: ProgramValue) -> ProgramValue:
         mean, variance, paths = mean.reshape(-1), variance.reshape(-1), (one, two)
     if any(each.size not in (1, flow.shape[0]) for each in (mean, variance)):
         raise call.refused(f"statistics of {mean.size} values")
-    # keras/src/layers/preprocessing/normalization.py: epsilon limits the deviation itself.
+    # keras/src/layers/preprocessing/normalization.py: epsilon is the minimum of the standard deviation.
     std = np.maximum(np.sqrt(variance.astype(np.float64)), 1e-7)
     if call.settings.get("invert"):
         return call.reader.affine(flow, std, mean, paths)
@@ -1106,7 +1107,7 @@ _OF_ONE: Mapping[str, Callable[[_LayerCall, ProgramValue], ProgramValue]] = {
     "ELU": lambda call, flow: call.elu(flow, call.number("alpha", 1.0)),
     "Flatten": _flat_shape,
     "Reshape": _add_reshape,
-    # keras/src/ops: functions that were applied to a model's values.
+    # keras/src/ops: functions applied to a model's values.
     "Relu": _activation_layer("relu"),
     "Tanh": _activation_layer("tanh"),
     "Sigmoid": _activation_layer("sigmoid"),
@@ -1118,7 +1119,7 @@ _OF_ONE: Mapping[str, Callable[[_LayerCall, ProgramValue], ProgramValue]] = {
 
 
 def _arithmetic(op: str) -> Callable[[_LayerCall, list[Any]], ProgramValue]:
-    """Return what a layer or an operator computes of values and numbers: a sum, a product or the like."""
+    """Return the result of a layer or an operator for values and numbers, e.g. a sum or a product."""
 
     def made(call: _LayerCall, given: list[Any]) -> ProgramValue:
         if not given or (op in ("Subtract", "TrueDivide", "Divide") and len(given) != 2):
@@ -1134,7 +1135,7 @@ def _arithmetic(op: str) -> Callable[[_LayerCall, list[Any]], ProgramValue]:
 
 
 def _combine_values(call: _LayerCall, op: str, one: Any, two: Any) -> ProgramValue:
-    """Return what an operator makes of two values, or of one and numbers."""
+    """Return the result of an operator on two values, or on one value and numbers."""
     import numpy as np
 
     reader = call.reader
@@ -1175,7 +1176,7 @@ _OF_MANY: Mapping[str, Callable[[_LayerCall, list[Any]], ProgramValue]] = {
     "Concatenate": _concatenate,
 }
 
-# The call of a layer: its name, which of its calls, which of its outputs.
+# A layer call: the layer's name, the index of the call, the index of the output.
 _Place = tuple[str, int, int]
 
 
@@ -1189,7 +1190,7 @@ def _list_layers(document: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 
 def _list_places(value: Any) -> Iterator[tuple[str, _Place]]:
-    """Yield a model's inputs or outputs: one place, a list or a dict of places, with the dict's keys."""
+    """Yield a model's inputs or outputs: one place, or a list or dict of places, with the dict's keys."""
     if isinstance(value, dict):
         for key, inner in value.items():
             yield from ((str(key), place) for _, place in _list_places(inner))
@@ -1202,7 +1203,7 @@ def _list_places(value: Any) -> Iterator[tuple[str, _Place]]:
 
 
 def _list_operands(node: Any) -> list[Any]:
-    """Return what a call takes: places and numbers, in their order; None of Keras's own settings."""
+    """Return the operands of a call: places and numbers, in order, without Keras's own settings."""
     if isinstance(node, dict) and "args" in node:
         found = [each for given in node["args"] for each in _operand(given)]
         kwargs = node.get("kwargs") or {}
@@ -1240,7 +1241,7 @@ def _operand(value: Any) -> Iterator[Any]:
 
 
 def _flatten_numbers(value: Any) -> list[float]:
-    """Return numbers as one row; of anything else none."""
+    """Return numbers as one row; an empty one for anything else."""
     found: list[float] = []
     waiting = [value]
     while waiting and len(found) <= _NUMBERS:

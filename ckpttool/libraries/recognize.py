@@ -38,17 +38,17 @@ from ckpttool.mapping.rules import (
     compose_rules,
 )
 
-# Finds an agent's components, networks and layers in a tree by the names that its codebase uses.
+# Finds an agent's components, networks and layers in a tree by the names that its library uses.
 
-# Edges that Keras puts between a model and its layers; nobody names a layer by them.
+# Edges that Keras inserts between a model and its layers; users do not name layers like this.
 _PRIVATE = re.compile(r"_functional|_operations|_layers|layers|_self_tracked_trackables")
 
-# What a file that was converted calls Q-functions whose layers have the same names.
+# The name that converted files give to Q-functions whose layers share names.
 _QS = re.compile(r"q\d+")
 
 
 class NamedLeaf(NamedTuple):
-    """A leaf with its name below the agent, cut into segments."""
+    """A leaf with its name relative to the agent, split into segments."""
 
     path: Path
     segments: Name
@@ -56,7 +56,7 @@ class NamedLeaf(NamedTuple):
 
 
 class ComponentLayer(NamedTuple):
-    """One layer of a component: its name below the component, its kind, its tensors by stored name."""
+    """One layer of a component: its name within the component, its kind, its tensors by stored name."""
 
     name: Name
     kind: LayerKind
@@ -84,7 +84,7 @@ class ComponentLayer(NamedTuple):
 
 
 def list_leaves(tree: Tree) -> Iterator[NamedLeaf]:
-    """Go through all tensors under all their names, aliases included, in the order of the tree."""
+    """Yield all tensors under all their names, aliases included, in tree order."""
     for path, leaf in tree.tensors():
         yield NamedLeaf(path, tuple(tree.names[path].split("/")), leaf)
     for canonical, aliases in tree.aliases.items():
@@ -95,7 +95,7 @@ def list_leaves(tree: Tree) -> Iterator[NamedLeaf]:
 
 
 def find_root(names: Sequence[Name], components: Mapping[str, str], *, rooted: bool) -> Name | None:
-    """Return the prefix under which most components lie (`policy`), or None when there are none.
+    """Return the prefix of most components (`policy`), or None if there are no components.
 
     `rooted` allows one object between the top and the components, as in `Checkpoint(policy=agent)`.
     """
@@ -116,14 +116,14 @@ def find_root(names: Sequence[Name], components: Mapping[str, str], *, rooted: b
 def group_layers(
     found: Sequence[NamedLeaf], cut: int, framework: str, *, matrices: bool = False
 ) -> tuple[ComponentLayer, ...]:
-    """Group a component's tensors (whose names begin after `cut` segments) into layers, in order.
+    """Group a component's tensors (whose names start after `cut` segments) into layers, in order.
 
-    With `matrices` a torch weight of two axes that stands alone is a dense layer without a bias.
+    With `matrices` a separate torch weight with two axes is a dense layer without a bias.
     """
     groups: dict[Name, dict[str, NamedLeaf]] = {}
     seen: set[Path] = set()
     for entry in found:
-        # A tensor's other names count only in a component that does not hold it by its own name.
+        # A tensor's other names only count in components that do not contain it under its own name.
         if entry.leaf.role in ("parameter", "buffer") and entry.path not in seen:
             seen.add(entry.path)
             groups.setdefault(entry.segments[cut:-1], {})[entry.segments[-1]] = entry
@@ -141,9 +141,9 @@ _NUMBERED = re.compile(r"(\D*)(\d+)")
 
 
 def _sort_layers(stored: list[ComponentLayer]) -> tuple[ComponentLayer, ...]:
-    """Return layers in the order of their numbers where they are numbered (l1, l2, ...), else as stored.
+    """Return numbered layers (l1, l2, ...) in numeric order, others as stored.
 
-    Norms that are defined apart (l1, l2, l3, n1, n2) follow the dense layer of their number.
+    Norms that are defined separately (l1, l2, l3, n1, n2) follow the dense layer with their number.
     """
     if all(module.name and module.name[-1].isdigit() for module in stored):
         return tuple(sorted(stored, key=_rank_key(stored)))
@@ -168,14 +168,14 @@ def _rank_key(found: Sequence[ComponentLayer]) -> Callable[[ComponentLayer], tup
     for names in siblings.values():
         numbers = {name: match for name in names if (match := _NUMBERED.fullmatch(name))}
         if len({match[1] for match in numbers.values()}) == 1:
-            # Names without a number (log_std) keep their places, the others change theirs.
+            # Unnumbered names (log_std) keep their positions, the others are sorted.
             places = sorted(names[name] for name in numbers)
             names.update(zip(sorted(numbers, key=lambda name: int(numbers[name][2])), places, strict=True))
     return lambda module: tuple(siblings[module.name[:d]][s] for d, s in enumerate(module.name))
 
 
 def is_order_assumed(chain: Sequence[ComponentLayer]) -> bool:
-    """Say whether only the order of the file tells two layers of equal shape apart."""
+    """Return whether only the file order distinguishes two layers of equal shape."""
     unnumbered = [m for m in chain if m.kind.name == "dense" and _number(m.name) is None]
     shapes = [(module.width_in, module.width_out) for module in unnumbered]
     return len(set(shapes)) < len(shapes)
@@ -187,10 +187,10 @@ def _number(name: Name) -> int | None:
 
 
 def split_critic(found: tuple[ComponentLayer, ...]) -> tuple[tuple[ComponentLayer, ...], ...]:
-    """Split a critic into its Q-functions: by module where they have one each, else where a chain ends.
+    """Split a critic into its Q-functions: by module if each has its own, else after the end of a chain.
 
     The flat form of the TD3 authors keeps both in one module as l1..l3 and l4..l6: a new Q-function
-    begins after a layer with one output.
+    starts after a layer with one output.
     """
     by_first: dict[str, list[ComponentLayer]] = {}
     by_owner: dict[Name, list[ComponentLayer]] = {}
@@ -201,8 +201,8 @@ def split_critic(found: tuple[ComponentLayer, ...]) -> tuple[tuple[ComponentLaye
         return tuple(tuple(group) for group in by_first.values())
     ends = [[m.width_out for m in group if m.width_out is not None][-1:] for group in by_owner.values()]
     starts = [[m.width_in for m in group if m.width_in is not None][:1] for group in by_owner.values()]
-    # A trunk and a head are modules of their own too, but parts of one Q-function. Q-functions that give
-    # quantiles end alike and begin alike.
+    # A trunk and a head are separate modules but parts of one Q-function. Quantile Q-functions have equal
+    # input and output sizes.
     alike = ends[:1] != [[]] and all(each[:1] * len(each) == each for each in (ends, starts))
     if len(by_owner) > 1 and (all(end == [1] for end in ends) or alike):
         return tuple(tuple(group) for group in by_owner.values())
@@ -215,9 +215,9 @@ def split_critic(found: tuple[ComponentLayer, ...]) -> tuple[tuple[ComponentLaye
 
 
 def is_connected(chain: Sequence[ComponentLayer], extra: int | None) -> bool:
-    """Say whether each layer takes what the one before gives (or that and `extra` action inputs).
+    """Return whether each layer's input size equals the previous output (or that plus `extra` actions).
 
-    A norm must have the width of the dense layer that it follows.
+    A norm must have the width of the dense layer before it.
     """
     width: int | None = None
     for module in chain:
@@ -238,7 +238,7 @@ def make_network(
     chain: Sequence[ComponentLayer],
     branches: Mapping[str, ComponentLayer] | None = None,
 ) -> AgentNetwork:
-    """Return the network's record, its layers named as a torch module would name them."""
+    """Return the network's record, with layer names as in a torch module."""
     names = [_public_name(module.name) for module in chain]
     if all(name and name[-1].isdigit() for name in names) and chain[0].kind.framework == "tensorflow":
         names = _sequential_names(names, chain)
@@ -256,8 +256,8 @@ def _public_name(name: Name) -> Name:
 
 
 def _sequential_names(names: Sequence[Name], chain: Sequence[ComponentLayer]) -> list[Name]:
-    # Keras counts layers that own weights (and an input layer); torch's Sequential counts the
-    # activation after each hidden layer too: Linear 0, ReLU 1, Linear 2, ...
+    # Keras counts layers that own weights (and an input layer); torch's Sequential also counts the activation
+    # after each hidden layer: Linear 0, ReLU 1, Linear 2, ...
     renamed, position = [], 0
     for number, name in enumerate(names):
         renamed.append((*name[:-1], str(position)))
@@ -266,7 +266,7 @@ def _sequential_names(names: Sequence[Name], chain: Sequence[ComponentLayer]) ->
     return renamed
 
 
-# A layout as a table, and the one way in which every table binds a tree to the canonical agent.
+# A layout as a table, and the common code that binds a tree to the canonical agent by a table.
 
 _LATE = "an action after the first layer, of unknown width without the policy"
 _POLICIES, _CRITICS = ("actor", "actor_target"), ("critic", "critic_target")
@@ -274,18 +274,18 @@ _POLICIES, _CRITICS = ("actor", "actor_target"), ("critic", "critic_target")
 
 @dataclass(frozen=True, slots=True)
 class LayoutTable:
-    """One codebase's naming of its agents.
+    """One library's naming of its agents.
 
-    `components`, `optimizers` and `counters` map its names to the canonical ones: a name of several segments
-    has slashes ("policy/actor"), and a component that is one head of a network names it ("critic/q1"), as
-    does an optimizer of its own ("critic_optimizer/q1").
-    `branches` map the names of modules that are a further head (`fc_logstd`) to the canonical branch, in
-    every policy; `tensors` single tensors that are no layer's, by their whole name, to their canonical
-    place ("temperature/log_alpha"); with `matrices` a weight [out, in] without a bias is a dense layer, which
-    elsewhere may be an embedding; with `late` a Q-function without its policy may take the action after its
-    first layer. `rooted` says that the agent may be an attribute of what was saved;
-    `optimizer` binds an optimizer's state; `seen` names the real files (other people's, or written by the
-    library itself) on which the layout was tried: where it is empty, no real file could be had.
+    `components`, `optimizers` and `counters` map its names to the canonical ones: a name with several
+    segments has slashes ("policy/actor"), and a component that is one head of a network includes the
+    head ("critic/q1"), as does a separate optimizer per head ("critic_optimizer/q1"). `branches` map
+    the module names of further heads (`fc_logstd`) to the canonical branch, in every policy; `tensors`
+    map whole names of single tensors outside layers to their canonical path ("temperature/log_alpha");
+    with `matrices` a weight [out, in] without a bias is a dense layer, which elsewhere may be an
+    embedding; with `late` a Q-function without its policy may receive the action after its first layer.
+    `rooted` means that the agent may be an attribute of the saved object; `optimizer` binds an
+    optimizer's state; `seen` names the real files (from other people, or written by the library itself)
+    used to test the layout; it is empty if no real file was available.
     """
 
     name: str
@@ -307,10 +307,10 @@ class LayoutTable:
 
 @dataclass(frozen=True, slots=True)
 class StoredOptimizer:
-    """What an optimizer's binder may look at.
+    """The data that an optimizer's binder may read.
 
-    `name` is canonical; `prefix` the segments before its state; `weights` its network's tensors in the
-    order of the file, each with its canonical path and its rule.
+    `name` is canonical; `prefix` the segments before its state; `weights` its network's tensors in file
+    order, each with its canonical path and its rule.
     """
 
     name: str
@@ -320,7 +320,7 @@ class StoredOptimizer:
 
     @property
     def own(self) -> dict[Name, Path]:
-        """The optimizer's own leaves by their names below it, in the order of the file."""
+        """The optimizer's own leaves by their names within it, in file order."""
         if not self.prefix:
             return {tuple(name.split("/")): path for path, name in self.tree.names.items()}
         start = "/".join(self.prefix)
@@ -336,7 +336,7 @@ class StoredOptimizer:
 class OptimizerMoves:
     """An optimizer's moves, the leaves that only repeat others, and each slot's parameter.
 
-    `defaults` are settings of its library where they are not Keras's.
+    `defaults` are settings of its library if they differ from Keras's.
     """
 
     moves: tuple[Move, ...]
@@ -347,7 +347,7 @@ class OptimizerMoves:
 
 
 def bind(tree: Tree, table: LayoutTable) -> RecognizedAgent | None:
-    """Return the tree's way to the canonical agent, or None when it is not of this layout."""
+    """Return the recognised agent, or None if the tree does not have this layout."""
     found = tuple(list_leaves(tree))
     root = find_root([entry.segments for entry in found], table.components, rooted=table.rooted)
     if root is None:
@@ -358,12 +358,13 @@ def bind(tree: Tree, table: LayoutTable) -> RecognizedAgent | None:
     if not parts:
         return None
     moves += single
-    # In the order of the file: optimizers count their parameters in it.
+    # File order, in which optimizers count their parameters.
     order = {path: number for number, path in enumerate(tree)}
     moves = tuple(sorted(moves, key=lambda move: order[move.source]))
     weights: dict[Path, list[Move]] = {}
     for move in moves:
-        # A layer that is two has two places for each moment; what networks share belongs to the first.
+        # A layer that is split in two has two paths for each moment; tensors shared by networks belong to the
+        # first.
         if table.joined or move.source not in weights:
             weights.setdefault(move.source, []).append(move)
     state = [each for name in table.optimizers if (each := _move_optimizer(tree, root, table, name, weights))]
@@ -385,9 +386,9 @@ def bind(tree: Tree, table: LayoutTable) -> RecognizedAgent | None:
 
 
 def is_whole_tree(binding: RecognizedAgent, tree: Tree) -> bool:
-    """Say whether an agent without a policy is all of the tree: beside it no matrix is a parameter.
+    """Return whether an agent without a policy is the whole tree: no other matrix is a parameter.
 
-    A tree with `critic` and networks of other names is a program's own, whose policy would be left behind.
+    A tree with `critic` and networks of other names is custom, and its policy would be lost.
     """
     if any(part.acts for part in binding.parts):
         return True
@@ -398,7 +399,7 @@ def is_whole_tree(binding: RecognizedAgent, tree: Tree) -> bool:
 
 
 def _list_repeated(state: Sequence[OptimizerMoves]) -> frozenset[Path]:
-    """Return what only repeats: of two optimizers for one canonical one the second's counts and settings."""
+    """Return repeated state: if two optimizers map to one canonical one, the second's counts and settings."""
     first: dict[Path, Path] = {}
     moves = [move for found_state in state for move in found_state.moves]
     return frozenset(
@@ -409,7 +410,7 @@ def _list_repeated(state: Sequence[OptimizerMoves]) -> frozenset[Path]:
 def _move_named_tensors(
     found: Sequence[NamedLeaf], root: tuple[str, ...], table: LayoutTable
 ) -> tuple[Move, ...]:
-    """Return the moves of the tensors that the table names one by one."""
+    """Return the moves of the tensors that the table names individually."""
     named = {(*root, *theirs.split("/")): ours for theirs, ours in table.tensors.items()}
     return tuple(
         Move(entry.path, tuple(map(attr, named[entry.segments].split("/"))), KEEP)
@@ -458,7 +459,7 @@ def _collect_networks(
 
 
 def _late_action_width(chain: Sequence[ComponentLayer]) -> int | None:
-    """Return how many numbers more the second layer takes than the first gives, None if it takes as many."""
+    """Return how much larger the second layer's input is than the first's output, None if equal."""
     if len(chain) < 2 or chain[0].width_out is None or chain[1].width_in is None:
         return None
     more = chain[1].width_in - chain[0].width_out
@@ -471,7 +472,7 @@ def _in_file_order(chain: Sequence[ComponentLayer], places: Mapping[Path, int]) 
 
 
 def _number_layers(named: AgentNetwork) -> tuple[AgentLayer, ...]:
-    """Return the layers with numbers for names, unless one module's own numbers tell their order."""
+    """Return the layers named by number, unless the numbers within one module determine the order."""
     if len({layer.name[:-1] for layer in named.layers}) == 1:
         return named.layers
     return tuple(AgentLayer((f"l{n}",), layer.kind) for n, layer in enumerate(named.layers, start=1))
@@ -480,7 +481,7 @@ def _number_layers(named: AgentNetwork) -> tuple[AgentLayer, ...]:
 def _collect_chain(
     found: Sequence[NamedLeaf], root: tuple[str, ...], theirs: str, table: LayoutTable
 ) -> tuple[ComponentLayer, ...]:
-    """Return the layers below a component's name, or below several one after the other."""
+    """Return the layers under a component's name, or under several in sequence."""
     names = theirs.split("+")
     layers: list[ComponentLayer] = []
     for name in names:
@@ -488,7 +489,7 @@ def _collect_chain(
         mine = [entry for entry in found if entry.segments[: len(prefix)] == prefix]
         if not mine:
             return ()
-        # Layers of several modules are told apart by the modules' names.
+        # Layers of several modules are distinguished by module name.
         own = group_layers(mine, len(prefix) - (len(names) > 1), table.framework, matrices=table.matrices)
         if not own:
             return ()
@@ -499,7 +500,7 @@ def _collect_chain(
 def _split_branches(
     layers: Sequence[ComponentLayer], table: LayoutTable | None
 ) -> tuple[tuple[ComponentLayer, ...], dict[str, ComponentLayer]]:
-    """Return the chain without its further heads, and those by their canonical names."""
+    """Return the chain without further heads, and those heads by their canonical names."""
     known = table.branches if table is not None else {}
     ends = {tuple(name.split("/")): ours for name, ours in known.items()}
     branches = {ours: m for m in layers for end, ours in ends.items() if m.name[-len(end) :] == end}
@@ -517,7 +518,7 @@ def _list_unplaced(
     }
     left: dict[str, list[str]] = {}
     for entry in found:
-        # An array among a module's tensors is a buffer that the program kept as NumPy's.
+        # An array among a module's tensors is a buffer that the program stored as a NumPy array.
         is_part = entry.leaf.role in ("parameter", "buffer") or (
             entry.leaf.role == "other" and "float" in entry.leaf.dtype
         )
@@ -557,14 +558,14 @@ def _move_weights(
 
 
 def _move_halves(named: AgentNetwork, chain: Sequence[ComponentLayer]) -> list[Move]:
-    """Return the moves of a last layer that is two: the mean, then the log standard deviation."""
+    """Return the moves of a joint last layer: the mean, then the log standard deviation."""
     last, width = chain[-1], chain[-1].width_out or 0
     halves = ((len(chain) - 1, 0, width // 2), ("log_std", width // 2, width))
     return [
         Move(
             last.tensors[w.name].path,
             schema.canonical_weight_path(named, place, w.canonical),
-            # The outputs are the last axis of a canonical kernel, and the only one of a bias.
+            # The outputs are the last axis of a canonical kernel, and the only axis of a bias.
             compose_rules(w.to_canonical, AxisSlice(w.rank - 1, start, stop, width)),
         )
         for place, start, stop in halves
@@ -576,9 +577,10 @@ def _move_halves(named: AgentNetwork, chain: Sequence[ComponentLayer]) -> list[M
 def _move_optimizer(
     tree: Tree, root: tuple[str, ...], table: LayoutTable, theirs: str, weights: Mapping[Path, Sequence[Move]]
 ) -> OptimizerMoves | None:
-    """Return the moves of one optimizer; None for one of all networks that the file does not have.
+    """Return the moves of one optimizer; None for a joint optimizer that is not in the file.
 
-    Slots that stand below their variables name no optimizer: they are those of the networks' own.
+    Slots stored under their variables have no optimizer name: they belong to the networks' own
+    optimizers.
     """
     ours, _, head = table.optimizers[theirs].partition("/")
     mine = tuple(
@@ -592,7 +594,7 @@ def _move_optimizer(
 
 
 def _move_counters(tree: Tree, root: tuple[str, ...], table: LayoutTable) -> tuple[Move, ...]:
-    """Return the moves of the agent's own counters: those that the table names, and any other by its name."""
+    """Return the moves of the agent's counters: those that the table names, and any other by its name."""
     found = []
     for path, leaf in tree.items():
         *owner, name = tree.names[path].split("/")
@@ -602,34 +604,34 @@ def _move_counters(tree: Tree, root: tuple[str, ...], table: LayoutTable) -> tup
     return tuple(found)
 
 
-# What a layout answers when it is asked to hold a canonical agent: where everything goes.
+# Interfaces of a layout: recognition, companion files, and writing a canonical agent.
 
 
 class Layout(Protocol):
-    """What every layout module offers; its names are module-level."""
+    """Interface of every layout module; its names are module-level."""
 
     TABLE: LayoutTable
 
     def recognise(self, tree: Tree, name: str) -> RecognizedAgent | None:
-        """Return the tree's way to the canonical agent, or None; `name` is the checkpoint's file name."""
+        """Return the recognised agent, or None; `name` is the checkpoint's file name."""
         ...
 
 
 class CompanionReader(Protocol):
-    """What a layout also offers whose agents are told about by files beside the checkpoint."""
+    """Additional interface of a layout that reads agent metadata from files beside the checkpoint."""
 
     def companions(self, location: str) -> Sequence[str]:
-        """Return the files that may tell more of the checkpoint at `location`, whether they exist or not."""
+        """Return the files that may contain metadata of the checkpoint at `location`, even if missing."""
         ...
 
     def told_by(self, binding: RecognizedAgent, file: str, tree: Tree) -> RecognizedAgent:
-        """Return the binding with what `tree`, read from one of those files, says."""
+        """Return the binding with the facts in `tree`, which was read from one of those files."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class LibraryPlugin:
-    """One of several layouts in a module, with the names that a module of one layout has."""
+    """One of several layouts in a module, with the names of a single-layout module."""
 
     TABLE: LayoutTable
     recognise: Callable[[Tree, str], RecognizedAgent | None]
@@ -640,33 +642,33 @@ class LibraryPlugin:
 
 
 def as_companion_reader(layout: object) -> CompanionReader | None:
-    """Return the layout as one that reads companions, None if it does not."""
+    """Return the layout as a companion reader, None if it reads no companions."""
     return cast(CompanionReader, layout) if getattr(layout, "companions", None) else None
 
 
 def can_write(layout: object) -> bool:
-    """Say whether the layout can also hold an agent (offers `plan(binding, canonical, told) -> Plan`)."""
+    """Return whether the layout can write an agent (has `plan(binding, canonical, told) -> Plan`)."""
     return getattr(layout, "plan", None) is not None
 
 
 def list_never_run_components(layout: object) -> frozenset[str]:
-    """Return the components whose networks no file of the layout says how to run (its `NEVER_RUN`)."""
+    """Return the components whose networks cannot be run from any file of the layout (its `NEVER_RUN`)."""
     return cast(frozenset[str], getattr(layout, "NEVER_RUN", frozenset()))
 
 
-# Asks every layout whether a tree is one of its agents.
+# Matches a tree against every layout.
 
 _Asked = Callable[[Tree, str], RecognizedAgent | None]
 _ONNX = "onnx"  # the format's name
-# More entries with tensors of their own than that are a model's modules, not things saved side by side.
+# More entries than this with tensors are a model's modules, not separately saved objects.
 _ENTRIES = 32
 _MOST = 50_000
 
 
 def recognize_checkpoint(checkpoint: Checkpoint, layout: str | None = None) -> RecognizedAgent | None:
-    """Return the agent in the checkpoint, None if no layout knows one; raise UsageError as `recognise`."""
+    """Return the agent in the checkpoint, None if no layout matches; raise UsageError as `recognize_tree`."""
     if checkpoint.format == _ONNX:
-        # Names of constants are an exporter's: the graph says what a model computes, not a layout.
+        # Constant names come from an exporter: the graph defines the computation, not a layout.
         if layout not in (None, NO_LAYOUT):
             raise UsageError("an ONNX model is of no layout", file=checkpoint.path, hint="leave out --layout")
         return None
@@ -674,18 +676,19 @@ def recognize_checkpoint(checkpoint: Checkpoint, layout: str | None = None) -> R
 
 
 def recognize_tree(tree: Tree, name: str, layout: str | None = None) -> RecognizedAgent | None:
-    """Return the tree's way to the canonical agent, or None when no layout knows it.
+    """Return the recognised agent, or None if no layout matches.
 
     An agent may have been saved with wrappers around its modules (`module.`), or inside a dict of other
-    things ("model", "epoch"): its names are looked at without the former, and in the entry that alone is an
-    agent. `name` is the checkpoint's file name; `layout` names the one to ask, `none` for none at all. Raise
-    UsageError when the named layout does not fit, or when two layouts claim the tree. A tree of very many
-    entries is asked for its layout only when one is named: no agent has so many, and every layout looks at
-    all of them.
+    things ("model", "epoch"): its names are also matched without wrapper prefixes, and in the only
+    entry that is an agent. `name` is the checkpoint's file name; `layout` restricts the search to one
+    layout, `none` skips all of them. Raise UsageError if the requested layout does not match, or if two
+    layouts match the tree. A tree with very many entries is only matched against a requested layout: no
+    agent has so many, and every layout reads all of them.
     """
     if layout == NO_LAYOUT or (layout is None and len(tree) > _MOST):
         return None
-    # Scanning installed packages takes as long as importing numpy: at most once, and after ours.
+    # Scanning installed packages takes as long as importing numpy: at most once, and after the built-in
+    # layouts.
     asked = (
         partial(_recognize_any, strangers=cache(_installed_layouts))
         if layout is None
@@ -722,9 +725,9 @@ def _collect_claims(layouts: Iterable[plugins.Plugin], tree: Tree, name: str) ->
 
 
 def may_recognize(plugin: plugins.Plugin, names: Sequence[str], file: str) -> bool:
-    """Say whether a library's row allows that it recognises a tree of these names from a file of that name.
+    """Return whether a library's row can match a tree with these names from a file of that name.
 
-    Most trees are of no library, and no module is imported to find that out.
+    Most trees belong to no library, and checking the row first avoids importing its module.
     """
     if not plugin.names and not plugin.files:
         return True
@@ -734,7 +737,7 @@ def may_recognize(plugin: plugins.Plugin, names: Sequence[str], file: str) -> bo
 
 
 def _list_display_names(tree: Tree) -> Iterator[str]:
-    """Go through the names of all entries and their aliases, also of those that share one."""
+    """Yield the names of all entries and their aliases, including those that share one."""
     for path in tree:
         yield display(path)
     for aliases in tree.aliases.values():
@@ -747,7 +750,7 @@ def _installed_layouts() -> list[plugins.Plugin]:
 
 
 def _recognize_unwrapped(tree: Tree, name: str, asked: _Asked) -> RecognizedAgent | None:
-    """Ask about the tree under the names that its modules have without their wrappers."""
+    """Match the tree under its module names without wrapper prefixes."""
     plain = wrappers.strip_to_plain_names(tree)
     if plain is None:
         return None
@@ -756,7 +759,7 @@ def _recognize_unwrapped(tree: Tree, name: str, asked: _Asked) -> RecognizedAgen
 
 
 def _recognize_entry(tree: Tree, name: str, asked: _Asked) -> RecognizedAgent | None:
-    """Ask about every entry of a dict that is a dict itself; None unless exactly one is an agent."""
+    """Match every entry of a dict that is itself a dict; None unless exactly one is an agent."""
     tops = {path[:1] for path, _ in tree.tensors() if len(path) > 1}
     if not 0 < len(tops) <= _ENTRIES:
         return None
@@ -774,12 +777,12 @@ def _load_layout(plugin: plugins.Plugin) -> Layout:
 
 # A torch module that was pickled whole, read as its state_dict: names of tensors, classes of its parts.
 #
-# Source: torch/nn/modules/module.py, Module.__setstate__: a module's attributes are its state; its parts
-# stand in `_modules`, its tensors in `_parameters` and `_buffers`.
+# Source: torch/nn/modules/module.py, Module.__setstate__: a module's attributes are its state; its parts are
+# in `_modules`, its tensors in `_parameters` and `_buffers`.
 
 PICKLED_MODULES = attr("_modules")
 PICKLED_TENSORS = (attr("_parameters"), attr("_buffers"))
-# torch/nn/modules/activation.py: arguments that would make it another function, and their defaults.
+# torch/nn/modules/activation.py: arguments that change the function, and their defaults.
 _ARGUMENTS: Mapping[str, Mapping[str, object]] = {
     "ELU": {"alpha": 1.0},
     "LeakyReLU": {"negative_slope": 0.01},
@@ -792,7 +795,7 @@ _ACTIVATION, _IDENTITY = f"{TORCH_CLASSES}activation.", f"{TORCH_CLASSES}linear.
 
 @dataclass(frozen=True, slots=True)
 class PickledModule:
-    """A whole module: its `state` under a state_dict's keys, their paths in the file, classes by module."""
+    """A whole module: its `state` with state_dict keys, their paths in the file, classes by module."""
 
     tree: Tree
     state: Tree
@@ -800,35 +803,35 @@ class PickledModule:
     classes: Mapping[str, str]
 
     def value(self, module: str, name: str) -> object:
-        """Return a plain attribute of the module (`pi`, `pi.net.1`), None where it has none."""
+        """Return a plain attribute of the module (`pi`, `pi.net.1`), None if it is missing."""
         leaf = self.tree.get((*_parse_module_path(module), attr(name)))
         return leaf.value if isinstance(leaf, ValueLeaf) else None
 
     def has(self, module: str, name: str) -> bool:
-        """Say whether the module has an attribute, a buffer or a parameter of that name."""
+        """Return whether the module has an attribute, a buffer or a parameter of that name."""
         ways = ((attr(name),), *((kind, key(name)) for kind in PICKLED_TENSORS))
         places = [(*_parse_module_path(module), *way) for way in ways]
         return any(path[: len(place)] == place for path in self.tree for place in places)
 
     def children(self, module: str) -> list[str]:
-        """Return the names of a Sequential's parts in the order of their use, which is that of the file."""
+        """Return the names of a Sequential's parts in the order of use, which is file order."""
         return [name for name in self.classes if name.rpartition(".")[0] == module]
 
     def activation(self, module: str) -> str | None:
-        """Return the canonical name of the activation that the module is, None for anything else."""
+        """Return the canonical name of the activation module, None for other modules."""
         return activation_of(self.classes.get(module, ""), lambda name: self.value(module, name))
 
     def bound(self, binding: RecognizedAgent) -> RecognizedAgent:
-        """Return a binding of the state as one of the file: what is no tensor of it says how it was built."""
+        """Return a binding of the state as one of the file; other leaves describe the module's structure."""
         moved = binding.moved(self.sources.__getitem__)
         plain = frozenset(path for path, _ in self.tree.plain())
         return replace(moved, consumed=moved.consumed | plain)
 
 
 def activation_of(name: str, value: Callable[[str], object]) -> str | None:
-    """Return the canonical activation of a class by its name, and by what `value` returns of its attributes.
+    """Return the canonical activation for a class name; `value` returns its attributes.
 
-    None for another class, and for one with another slope, limit or approximation than its default.
+    None for another class, and for one with a non-default slope, limit or approximation.
     """
     if name == _IDENTITY:
         return "linear"
@@ -843,7 +846,7 @@ def _parse_module_path(module: str) -> Path:
 
 
 def read_pickled_module(tree: Tree) -> PickledModule | None:
-    """Return the tree as a whole module, None if it is none."""
+    """Return the tree as a whole module, None if it is not one."""
     sources: dict[Path, Path] = {
         (key(name),): path for path in tree if (name := _tensor_name(path)) is not None
     }
@@ -859,7 +862,7 @@ def read_pickled_module(tree: Tree) -> PickledModule | None:
 
 
 def _tensor_name(path: Path) -> str | None:
-    """Return a tensor's name in the state_dict: `pi.net.0.weight` for its path among modules' attributes."""
+    """Return a tensor's state_dict name: `pi.net.0.weight` for its path through modules' attributes."""
     if len(path) < 2 or path[-2] not in PICKLED_TENSORS:
         return None
     above = _module_path(path[:-2])

@@ -1,11 +1,12 @@
 """rl_games' A2C and PPO agents: `nn/NAME.pth` with the model's state_dict, epoch and frame.
 
-Sources, in github.com/Denys88/rl_games: rl_games/algos_torch/network_builder.py (`A2CBuilder`: actor_mlp, mu,
-sigma, value; critic_mlp where `separate` is set), models.py (`ModelA2CContinuousLogStd`: observations pass
-running_mean_std), running_mean_std.py (`(x - mean) / sqrt(var + 1e-5)`, limited to [-5, 5]), players.py
-(`PpoPlayerContinuous`: mu is limited to [-1, 1] and mapped to the bounds, unless clip_actions is off).
-The activation stands in the settings of the training, which Isaac Gym's and Isaac Lab's programs keep beside
-the folder `nn`: config.yaml, params/agent.yaml.
+Sources, in github.com/Denys88/rl_games: rl_games/algos_torch/network_builder.py (`A2CBuilder`:
+actor_mlp, mu, sigma, value; critic_mlp where `separate` is set), models.py
+(`ModelA2CContinuousLogStd`: observations go through running_mean_std), running_mean_std.py (`(x -
+mean) / sqrt(var + 1e-5)`, clipped to [-5, 5]), players.py (`PpoPlayerContinuous`: mu is clipped to
+[-1, 1] and mapped to the bounds, unless clip_actions is off). The activation is in the training
+settings, which the programs of Isaac Gym and Isaac Lab store beside the folder `nn`: config.yaml,
+params/agent.yaml.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from ckpttool.libraries.recognize import LayoutTable, bind
 from ckpttool.libraries.schema import DICT_UNKNOWN, AgentMetadata, ObservationNormalizer, RecognizedAgent
 
 _MODEL = "model/a2c_network"
-# Inside the model; before 1.5 beside it.
+# Inside the model; before 1.5, beside it.
 _NORMALIZERS = ("model/running_mean_std", "running_mean_std")
 _STATISTICS = {"running_mean": "mean", "running_var": "var", "count": "count"}
 
@@ -38,7 +39,7 @@ TABLE = LayoutTable(
     tensors={f"{_MODEL}/sigma": "actor/log_std"},
     seen="models that rl_games 1.6.5 builds: A2C with one network and with two",
 )
-# network_builder.py, NetworkBuilder.BaseNetwork.__init__; those that we have.
+# network_builder.py, NetworkBuilder.BaseNetwork.__init__; the supported ones.
 _ACTIVATIONS = {
     **{name: name for name in ("relu", "tanh", "sigmoid", "elu", "gelu", "softplus")},
     "swish": "silu",
@@ -47,7 +48,7 @@ _ACTIVATIONS = {
 
 
 def recognise(tree: Tree, name: str) -> RecognizedAgent | None:  # noqa: ARG001  # the file's name says nothing
-    """Return the way to the canonical agent of a model with a head `mu`; others are listed."""
+    """Return the recognised agent of a model with a `mu` head; others are only listed."""
     names = set(tree.names.values())
     if f"{_MODEL}/mu/weight" not in names:
         return None
@@ -81,14 +82,14 @@ def recognise(tree: Tree, name: str) -> RecognizedAgent | None:  # noqa: ARG001 
 
 
 def companions(location: str) -> Sequence[str]:
-    """Return the settings of the training, where Isaac Gym's and Isaac Lab's programs keep them."""
+    """Return the training settings files of Isaac Gym's and Isaac Lab's programs."""
     folder = os.path.dirname(location)
     above = os.path.dirname(folder) if os.path.basename(folder) == "nn" else folder
     return (os.path.join(above, "config.yaml"), os.path.join(above, "params", "agent.yaml"))
 
 
 def told_by(binding: RecognizedAgent, file: str, tree: Tree) -> RecognizedAgent:
-    """Return the binding with the activation and the action map that the settings state."""
+    """Return the binding with the activation and the action map from the settings."""
     said = {"/".join(str(step.value) for step in path): leaf.value for path, leaf in tree.plain()}
 
     def stated(name: str) -> object:

@@ -1,14 +1,15 @@
-"""RLgraph's SAC agent: the variables by name of `agent.store_model`, TensorFlow 1.
+"""RLgraph's SAC agent: variables written by `agent.store_model`, TensorFlow 1.
 
-Sources in github.com/rlgraph/rlgraph: rlgraph/graphs/tensorflow_executor.py (`store_model`: a tf.train.Saver
-of everything, replay memory included), rlgraph/agents/sac_agent.py (scopes `policy`, `sac-value-network`, the
-second one's `-1`, `target-`, `log_alpha`), rlgraph/components/action_adapters/ (`action-layer`: the mean,
-then the logarithm of the deviation), rlgraph/components/distributions/squashed_normal.py (an action without
-exploration is tanh of the mean, scaled from [-1, 1] to the bounds),
+Sources in github.com/rlgraph/rlgraph: rlgraph/graphs/tensorflow_executor.py (`store_model`: a
+tf.train.Saver of everything, replay memory included), rlgraph/agents/sac_agent.py (scopes `policy`,
+`sac-value-network`, the second one's `-1`, `target-`, `log_alpha`),
+rlgraph/components/action_adapters/ (`action-layer`: the mean, then the logarithm of the standard
+deviation), rlgraph/components/distributions/squashed_normal.py (an action without exploration is
+tanh of the mean, scaled from [-1, 1] to the bounds),
 rlgraph/components/neural_networks/value_function.py (`value-function-output`),
-rlgraph/components/neural_networks/sac/sac_networks.py (observation, then action). Layers have names that the
-user's configuration gives them, the activations stand there alone; ReLU is its examples'
-(rlgraph/tests/configs/sac_agent_for_pendulum.json).
+rlgraph/components/neural_networks/sac/sac_networks.py (observation, then action). Layer names come
+from the user's configuration, which also is the only place with the activations; its examples use
+ReLU (rlgraph/tests/configs/sac_agent_for_pendulum.json).
 """
 
 from __future__ import annotations
@@ -44,14 +45,14 @@ _CRITICS = {
     for number, head in (("", "q1"), ("-1", "q2"))
 }
 _HIDDEN, _ACTION = "policy/neural-network", "policy/action-adapter-0/action-network"
-# The last layer of each network, and how a layer of a stack is called: SCOPE/dense/kernel.
+# The last layer of each network, and the name pattern of a stack's layers: SCOPE/dense/kernel.
 _LAST = ("action-layer", "value-function-output")
 _KERNEL = re.compile(r"(.+)/([^/]+)/dense/kernel")
 _NUMBER = re.compile(r"(\d+)")
 
 
 def recognise(tree: Tree, name: str) -> RecognizedAgent | None:  # noqa: ARG001  # a prefix's name says nothing
-    """Return the way to the canonical agent of variables that have the scopes of a SAC agent."""
+    """Return the recognised agent of variables with the scopes of a SAC agent."""
     matches = [found for each in tree.names.values() if (found := _KERNEL.fullmatch(each))]
     stacks: dict[str, list[str]] = {}
     for match in matches:
@@ -66,7 +67,7 @@ def recognise(tree: Tree, name: str) -> RecognizedAgent | None:  # noqa: ARG001 
         stack = f"{critic}/dense-stack"
         if stack in stacks:
             components["+".join(f"{stack}/{layer}" for layer in _sort_stack(stacks[stack]))] = ours
-    # Whatever else a network has is unplaced.
+    # All other tensors of a network are unplaced.
     components |= {
         "policy": "actor",
         **{c: ours for c, ours in _CRITICS.items() if f"{c}/dense-stack" in stacks},
@@ -76,7 +77,7 @@ def recognise(tree: Tree, name: str) -> RecognizedAgent | None:  # noqa: ARG001 
 
 
 def _sort_moves(binding: RecognizedAgent, tree: Tree, components: Iterable[str]) -> RecognizedAgent:
-    """Return the binding with its moves in the order of the layers, which the file does not keep."""
+    """Return the binding with its moves in layer order, which the file does not preserve."""
     layers = [layer for names in components for layer in names.split("+")]
     ranks = {layer: number for number, layer in enumerate(layers)}
 
@@ -88,7 +89,7 @@ def _sort_moves(binding: RecognizedAgent, tree: Tree, components: Iterable[str])
 
 
 def _sort_stack(layers: Iterable[str]) -> list[str]:
-    """Return a stack's layers by their names, in which numbers count; the last layer is last."""
+    """Return a stack's layers sorted by name, numbers as numbers; the last layer is last."""
 
     def place(layer: str) -> tuple[bool, list[tuple[bool, int, str]]]:
         parts = _NUMBER.split(layer)

@@ -30,12 +30,12 @@ from ckpttool.libraries.schema import (
 from ckpttool.libraries.write import LayerNames, NetworkRow, WritingTable, list_kernel_shapes
 from ckpttool.mapping.rules import Plan, Settings
 
-# Where a canonical agent goes in the folder of one RLModule, and what makes that module.
+# Write a canonical agent as the folder of one RLModule, with the module's constructor arguments.
 #
 # Sources, in github.com/ray-project/ray: rllib/algorithms/sac/sac_catalog.py (a Q-function encodes
-# observation and action apart before it joins them: no perceptron is one; a module for inference has none),
-# rllib/algorithms/ppo/ppo_catalog.py, rllib/core/rl_module/default_model_config.py (one list of sizes for all
-# encoders, heads of one layer), rllib/core/models/torch/heads.py (`log_std_clip_param_const`).
+# observation and action separately before it concatenates them, so it is not an MLP; a module for inference
+# has none), rllib/algorithms/ppo/ppo_catalog.py, rllib/core/rl_module/default_model_config.py (one list of
+# sizes for all encoders, heads of one layer), rllib/core/models/torch/heads.py (`log_std_clip_param_const`).
 
 _WHOSE = "RLlib"
 _ARGUMENTS = attr("arguments")
@@ -45,10 +45,10 @@ _CLIP = 20.0  # default_model_config.py, log_std_clip_param
 
 
 def plan(binding: RecognizedAgent, agent: Tree, told: Settings) -> Plan:
-    """Return where everything goes: a module of PPO for a policy with a value of the state, else one of SAC.
+    """Plan a PPO module for a policy with a state value, else a SAC module.
 
-    SAC's is one for inference: it acts, and has no Q-functions. Raise UnsupportedError for a policy without a
-    deviation that depends on the observation, UsageError when nobody says the action bounds.
+    SAC's module is for inference only, without Q-functions. Raise UnsupportedError for a policy whose
+    standard deviation does not depend on the observation, UsageError if the action bounds are unknown.
     """
     ppo = write.has_value_network(binding)
     made = write.plan_torch_file(_ppo_table() if ppo else _sac_table(), binding, agent, told)
@@ -146,7 +146,7 @@ POLICY_TABLE = LayoutTable(
     seen="SAC and PPO as Ray 2.60 saves them",
 )
 _POLICY_PPO = AgentMetadata(head="clip_affine", hidden="tanh", epsilon=1e-5)
-_LARGEST = 1 << 16  # bytes of an unpacked bound
+_LARGEST = 1 << 16  # size limit of an unpacked bound in bytes
 _DTYPES = {"<f4": "float32", "<f8": "float64"}
 _SMALL = 1e-8  # rllib/utils/numpy.py, SMALL_NUMBER
 
@@ -154,10 +154,10 @@ Said = Mapping[str, Leaf | ValueLeaf]
 
 
 def recognize_policy(tree: Tree, name: str) -> RecognizedAgent | None:  # noqa: ARG001  # the folder's name says nothing
-    """Return the way to the canonical agent of a checkpoint with one policy's weights."""
+    """Return the recognised agent of a checkpoint with one policy's weights."""
     names = [tree.names[path].split("/") for path, _ in tree.tensors()]
     roots = {"/".join((*n[:2], "")) for n in names if n[0] == "policies" and n[2:3] == ["weights"]}
-    # A policy's own folder has its weights at the top.
+    # A policy's own folder has its weights at the top level.
     roots = roots or {"" for n in names if n[0] == "weights"}
     if len(roots) != 1:
         return None
@@ -172,7 +172,7 @@ def recognize_policy(tree: Tree, name: str) -> RecognizedAgent | None:  # noqa: 
 
 
 def _require_same_activations(binding: RecognizedAgent, said: Said, policy: str) -> RecognizedAgent:
-    """Refuse Q-functions whose activation is another one than the policy's: an agent has one for both."""
+    """Refuse Q-functions with another activation than the policy's: the schema has one for both."""
     for config in ("algorithm_state/config", f"{policy}policy_spec/config"):
         names = ("q_model_config/fcnet_activation", "critic_hidden_activation")
         theirs = next((name for each in names if (name := _text(said, f"{config}/{each}"))), None)
@@ -183,7 +183,7 @@ def _require_same_activations(binding: RecognizedAgent, said: Said, policy: str)
 
 
 def _choose_policy_table(weights: str, said: Said) -> LayoutTable | None:
-    """Return the table of the algorithm whose networks the weights are, by their names."""
+    """Return the table of the algorithm that the weight names belong to."""
 
     def dense(network: str, layers: str = "_hidden_layers", last: str = "_logits") -> str:
         return f"{weights}/{network}{layers}+{weights}/{network}{last}"
@@ -210,13 +210,13 @@ def _choose_policy_table(weights: str, said: Said) -> LayoutTable | None:
 
 
 def _settings(facts: AgentMetadata, said: Said, policy: str) -> AgentMetadata:
-    """Return the facts with the environment and the activation of the algorithm's or the policy's config."""
+    """Return the facts with the environment and the activation from the algorithm's or policy's config."""
     for config in ("algorithm_state/config", f"{policy}policy_spec/config"):
         env = _text(said, f"{config}/env")
         if env is not None and ":" not in env and facts.env is None:
             facts = facts.read(config, env=env)
         model = "policy_model_config" if facts.head == "affine" else "model"
-        # fcnet.py: of a network of post layers alone, theirs counts.
+        # fcnet.py: if a network consists only of post layers, their activation applies.
         post = not any(name.startswith(f"{config}/{model}/fcnet_hiddens/") for name in said)
         post = post and any(name.startswith(f"{config}/{model}/post_fcnet_hiddens/") for name in said)
         activation = _text(said, f"{config}/{model}/{'post_' if post else ''}fcnet_activation")
@@ -241,14 +241,14 @@ def _bounds(facts: AgentMetadata, said: Said, policy: str) -> AgentMetadata:
 
 
 def _array(text: str | None, dtype: str | None) -> tuple[float, ...]:
-    """Return the numbers of an array as RLlib serializes it; none if it is anything else."""
+    """Return the numbers of an array serialized by RLlib; none if it is anything else."""
     if text is None or dtype not in _DTYPES:
         return ()
     try:
         data = zlib.decompressobj().decompress(binascii.a2b_base64(text), _LARGEST)
     except (zlib.error, ValueError):
         return ()
-    # numpy/lib/format.py, version 1: the header's length stands behind the magic and the version.
+    # numpy/lib/format.py, version 1: the header length follows the magic and the version.
     if not data.startswith(b"\x93NUMPY\x01\x00") or len(data) < 10:
         return ()
     start = 10 + int.from_bytes(data[8:10], "little")
@@ -272,9 +272,9 @@ def _statistics(facts: AgentMetadata, said: Said, policy: str) -> AgentMetadata:
 
 
 def mean_std(said: Said, place: str) -> ObservationNormalizer | None:
-    """Return the statistics of a RunningStat at `place`: arrays, or the texts that RLlib makes of them.
+    """Return the statistics of a RunningStat at `place`: arrays, or RLlib's texts of them.
 
-    None if it is incomplete or of no observation.
+    None if it is incomplete or is not for observations.
     """
     rows = [said.get(f"{place}/{name}") for name in ("mean_array", "sum_sq_diff_array")]
     pushes = said.get(f"{place}/num_pushes")
@@ -293,7 +293,7 @@ def mean_std(said: Said, place: str) -> ObservationNormalizer | None:
 
 
 def _drop_policy_settings(binding: RecognizedAgent, tree: Tree) -> RecognizedAgent:
-    """Leave what only training reads, and SAC's value branches, which nothing does."""
+    """Drop entries that are only used in training, and SAC's value branches, which are never used."""
     moved = {move.source for move in binding.moves.moves}
     idle = {path for path, _ in tree.tensors() if "/_value_branch/" in tree.names[path]} - moved
     left = {path for path, _ in tree.plain()}
@@ -312,21 +312,20 @@ POLICY = LibraryPlugin(POLICY_TABLE, recognize_policy)
 # Sources, in github.com/ray-project/ray: rllib/algorithms/sac/sac_catalog.py and
 # torch/default_sac_torch_rl_module.py (`pi_encoder`, `pi`, `qf_encoder`, `qf`, their twins and targets),
 # rllib/algorithms/ppo/ppo_catalog.py (`encoder`, `pi`, `vf`), rllib/core/rl_module/default_model_config.py
-# (activations), rllib/models/torch/torch_distributions.py (the last layer gives means, then log standard
-# deviations), rllib/core/distribution/torch/torch_distribution.py (what acts without noise: PPO's mean; SAC's
-# mean too, without the tanh that its samples go through, github.com/ray-project/ray/issues/51544),
-# rllib/core/models/torch/primitives.py (layer norms), rllib/utils/spaces/space_utils.py
-# (`unsquash_action`: [-1, 1] goes to the bounds and is limited to them),
-# rllib/connectors/env_to_module/mean_std_filter.py and rllib/utils/filter.py (observations become
-# `(x - mean) / (std + 1e-8)`, limited to `clip_by_value`), rllib/connectors/connector_pipeline_v2.py (each
-# connector has a folder that is called after its class).
+# (activations), rllib/models/torch/torch_distributions.py (the last layer outputs means, then log standard
+# deviations), rllib/core/distribution/torch/torch_distribution.py (action without noise: PPO's mean; SAC's
+# mean too, without the tanh applied to its samples, github.com/ray-project/ray/issues/51544),
+# rllib/core/models/torch/primitives.py (layer norms), rllib/utils/spaces/space_utils.py (`unsquash_action`:
+# [-1, 1] goes to the bounds and is limited to them), rllib/connectors/env_to_module/mean_std_filter.py and
+# rllib/utils/filter.py (observations become `(x - mean) / (std + 1e-8)`, clipped to `clip_by_value`),
+# rllib/connectors/connector_pipeline_v2.py (each connector has a folder named after its class).
 
 _MODULES = "learner_group/learner/rl_module"
 _ARGUMENTS_FILE = "class_and_ctor_args.pkl"
-# With which a module's own folder begins: SAC's, PPO's.
+# First segments in a module's own folder: SAC's, PPO's.
 _ENCODERS = ("pi_encoder", "encoder")
 _LACKS = (NO_ENVIRONMENT,)
-# Training samples tanh of a Gaussian; the action without noise has no tanh in the library's own code.
+# In training, samples are tanh of a Gaussian; without noise the library's own code applies no tanh.
 _SQUASHED = unknown_fact(
     "action map",
     "whether tanh bounds the mean (yes in training: --head affine; no where RLlib acts with explore=False: "
@@ -347,9 +346,9 @@ TABLE = LayoutTable(
     seen="SAC and PPO as Ray 2.60 saves them",
     joined=True,
 )
-# PPO's mean is limited to the bounds, not squashed.
+# PPO's mean is clipped to the bounds, without tanh.
 _CONNECTORS = "env_runner/env_to_module_connector"
-# Connectors that change no observation of a single agent, and those whose effect shows in its size.
+# Connectors that do not change observations of a single agent, and those whose effect shows in the size.
 _NEUTRAL = re.compile(
     "AddObservationsFromEpisodesToBatch|AddStatesFromEpisodesToBatch|AddTimeDimToBatchAndZeroPad"
     "|AgentToModuleMapping|BatchIndividualItems|NumpyToTensor|FlattenObservations|WriteObservationsToEpisodes"
@@ -359,7 +358,7 @@ _PPO = AgentMetadata(head="clip_affine", hidden="tanh", epsilon=_LAYER_NORM, lac
 
 
 def recognise(tree: Tree, name: str) -> RecognizedAgent | None:  # noqa: ARG001  # the folder's name says nothing
-    """Return the way to the canonical agent of a checkpoint with one RLModule, or of its own folder."""
+    """Return the recognised agent of a checkpoint with one RLModule, or of the module's own folder."""
     names = list(_list_names(tree))
     stored = [parts for parts in names if parts[:3] == _MODULES.split("/") and len(parts) > 4]
     modules = {"/".join(parts[:4]) + "/" for parts in stored}
@@ -393,7 +392,7 @@ def _add_filter_statistics(facts: AgentMetadata, tree: Tree) -> AgentMetadata:
     clip = said.get(f"{agent}/clip_by_value")
     limit = clip.value if isinstance(clip, ValueLeaf) else ""
     pushes = said.get(f"{agent}/running_stats/0/num_pushes")
-    alone = isinstance(pushes, ValueLeaf) and pushes.value == 1  # its variance differs among versions
+    alone = isinstance(pushes, ValueLeaf) and pushes.value == 1  # its variance differs between versions
     if norm is None or alone or not whole or not isinstance(limit, int | float | None):
         return facts.lacking(NO_STATISTICS)
     where = f"{agent.rpartition('/')[0] or agent}/state.pkl"
@@ -401,7 +400,7 @@ def _add_filter_statistics(facts: AgentMetadata, tree: Tree) -> AgentMetadata:
 
 
 def _add_hidden_relu(binding: RecognizedAgent) -> AgentMetadata:
-    """Return the facts with ReLU for hidden layers of the head, which by default has none."""
+    """Return the facts with ReLU for hidden layers of the head, which has none by default."""
     actor = next(part for part in binding.parts if part.acts)
     encoder = ["encoder" in layer.name[0] for layer in actor.layers[:-1]]
     if all(encoder):
@@ -415,7 +414,7 @@ def _list_names(tree: Tree) -> Iterator[list[str]]:
 
 
 def _choose_table(module: str, *, gaussian: bool) -> LayoutTable:
-    """Return the table of SAC's networks, which squash, or of PPO's."""
+    """Return the table of SAC's networks, which use tanh, or of PPO's."""
     if gaussian:
         names = {
             "pi_encoder+pi": "actor",
@@ -434,7 +433,7 @@ def _choose_table(module: str, *, gaussian: bool) -> LayoutTable:
 
 
 def _drop_settings(binding: RecognizedAgent, tree: Tree) -> RecognizedAgent:
-    """Leave what only training reads: settings, metrics, and the limit of the log standard deviation."""
+    """Drop entries that are only used in training: settings, metrics, and the log-std limit."""
     clips = {path for path, _ in tree.tensors() if tree.names[path].endswith("/log_std_clip_param_const")}
     left = {path for path, _ in tree.plain()} | {
         path for path, leaf in tree.tensors() if leaf.role == "other"
@@ -446,7 +445,7 @@ def _drop_settings(binding: RecognizedAgent, tree: Tree) -> RecognizedAgent:
 
 
 def companions(location: str) -> Sequence[str]:
-    """Return the files in which RLlib keeps what each module was made with."""
+    """Return the files in which RLlib stores each module's constructor arguments."""
     modules = _arguments_below(os.path.join(location, *_MODULES.split("/")))
     if modules is None:
         return (os.path.join(location, _ARGUMENTS_FILE),) if filesystem.isdir(location) else ()
@@ -454,7 +453,7 @@ def companions(location: str) -> Sequence[str]:
 
 
 def _arguments_below(folder: str) -> list[str] | None:
-    """Return the arguments' files in the folders of a folder, None if that cannot be listed."""
+    """Return the argument files in the subfolders of a folder, None if it cannot be listed."""
     try:
         names = sorted(filesystem.listdir(folder))
     except OSError:
@@ -464,9 +463,9 @@ def _arguments_below(folder: str) -> list[str] | None:
 
 
 def told_by(binding: RecognizedAgent, file: str, tree: Tree) -> RecognizedAgent:
-    """Return the binding with what the arguments of a module, or the class of a connector, say.
+    """Return the binding with facts from a module's arguments or a connector's class.
 
-    A module's are the action's bounds and the activations.
+    A module's arguments contain the action bounds and the activations.
     """
     above, name = os.path.split(os.path.dirname(file))
     if os.path.basename(above) == os.path.basename(_CONNECTORS):
@@ -494,7 +493,7 @@ def told_by(binding: RecognizedAgent, file: str, tree: Tree) -> RecognizedAgent:
 
 
 def _check_connector(binding: RecognizedAgent, name: str) -> RecognizedAgent:
-    """Return the binding with a connector that changes observations and is not applied, by its class."""
+    """Return the binding with an entry for a connector that changes observations and is not applied."""
     name = re.sub(r"^\d+[-_]", "", name)
     if _NEUTRAL.fullmatch(name) or (name == _FILTER and binding.facts.norm is not None):
         return binding

@@ -1,11 +1,11 @@
-"""rsl_rl's PPO agents: `model_N.pt` with one state_dict (versions 1 to 3), or one for each network (4, 5).
+"""rsl_rl's PPO agents: `model_N.pt` with one state_dict (versions 1 to 3) or one per network (4, 5).
 
 Sources, in github.com/leggedrobotics/rsl_rl: rsl_rl/runners/on_policy_runner.py (`save`),
 rsl_rl/modules/actor_critic.py (`act_inference`: the mean itself), rsl_rl/models/mlp_model.py and
-rsl_rl/algorithms/ppo.py (`save`) since 4.0, rsl_rl/modules/distribution.py, rsl_rl/modules/normalizer.py
-(`(x - mean) / (std + 0.01)`). ELU unless a training asks for another activation, which stands in its settings
-(Isaac Lab keeps them as params/agent.yaml) and not in the file. What an environment does to the action
-(scaling, limits) is its own.
+rsl_rl/algorithms/ppo.py (`save`) since 4.0, rsl_rl/modules/distribution.py,
+rsl_rl/modules/normalizer.py (`(x - mean) / (std + 0.01)`). ELU unless the training settings choose
+another activation; it is stored there (Isaac Lab: params/agent.yaml) and not in the file. Scaling
+or clipping of the action by the environment is not part of the agent.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ TABLE = LayoutTable(
         f"{_MODEL}/critic": "value",
         "actor_state_dict/mlp": "actor",
         "critic_state_dict/mlp": "value",
-        # Distillation: the student is what acts.
+        # Distillation: the student acts.
         f"{_MODEL}/student": "actor",
         "student_state_dict/mlp": "actor",
     },
@@ -53,7 +53,7 @@ TABLE = LayoutTable(
     tensors={
         f"{_MODEL}/std": "actor/std",
         f"{_MODEL}/log_std": "actor/log_std",
-        # Before 5.0 a model holds them itself, since then its distribution.
+        # Before 5.0 the model contains them itself, later its distribution.
         "actor_state_dict/std": "actor/std",
         "actor_state_dict/log_std": "actor/log_std",
         **{
@@ -65,7 +65,7 @@ TABLE = LayoutTable(
     seen="written by rsl_rl 2.2.4, 2.3.3, 3.0.0, 3.3.0, 4.0.0 and 5.5.1: PPO",
 )
 
-# What the policy's and the critic's observations were normalised with: versions 1 and 2, 3, since 4.
+# Normalisers of the policy's and the critic's observations: versions 1 and 2, 3, since 4.
 _CRITIC = {
     "obs_norm_state_dict": "critic_obs_norm_state_dict",
     f"{_MODEL}/actor_obs_normalizer": f"{_MODEL}/critic_obs_normalizer",
@@ -73,10 +73,10 @@ _CRITIC = {
     "student_state_dict/obs_normalizer": "teacher_state_dict/obs_normalizer",
     f"{_MODEL}/student_obs_normalizer": f"{_MODEL}/teacher_obs_normalizer",
 }
-# Without either the last layer gives the standard deviation too (3.1 and later, as an option).
+# Without either, the last layer outputs the standard deviation as well (3.1 and later, optional).
 _DEVIATIONS = frozenset((attr("actor"), attr(name)) for name in ("std", "log_std"))
 _EVIDENCE = re.compile(rf"({_MODEL}/(actor|student)|(actor|student)_state_dict/mlp)/0/weight")
-# rsl_rl/utils/utils.py, resolve_nn_activation; those that we have.
+# rsl_rl/utils/utils.py, resolve_nn_activation; the supported ones.
 _ACTIVATIONS = {
     "elu": "elu",
     "relu": "relu",
@@ -93,7 +93,7 @@ _CNN = re.compile(rf"({_MODEL}/(actor|student)_cnns?|(actor|student)_state_dict/
 
 
 def recognise(tree: Tree, name: str) -> RecognizedAgent | None:  # noqa: ARG001  # the file's name says nothing
-    """Return the way to the canonical agent of a file with rsl_rl's names; `critic` becomes a value."""
+    """Return the recognised agent of a file with rsl_rl's names; `critic` becomes a value."""
     names = set(tree.names.values())
     if not any(map(_EVIDENCE.fullmatch, names)) or "iter" not in names:
         return None
@@ -121,12 +121,12 @@ def recognise(tree: Tree, name: str) -> RecognizedAgent | None:  # noqa: ARG001 
 
 
 def companions(location: str) -> Sequence[str]:
-    """Return the settings of the training, where Isaac Lab keeps them (scripts/.../rsl_rl/train.py)."""
+    """Return the training settings file of Isaac Lab (scripts/.../rsl_rl/train.py)."""
     return (os.path.join(os.path.dirname(location), "params", "agent.yaml"),)
 
 
 def told_by(binding: RecognizedAgent, file: str, tree: Tree) -> RecognizedAgent:
-    """Return the binding with the activation that the settings name, by network since version 4."""
+    """Return the binding with the activation from the settings, per network since version 4."""
     said = {
         "/".join(str(step.value) for step in path): str(leaf.value)
         for path, leaf in tree.plain()
@@ -156,9 +156,9 @@ def _add_normalizer(binding: RecognizedAgent, tree: Tree, where: str) -> AgentMe
 
 
 def plan(binding: RecognizedAgent, agent: Tree, told: Settings) -> Plan:
-    """Return where a canonical agent goes: the file of version 5, which `OnPolicyRunner.load` takes.
+    """Plan the file of version 5 that `OnPolicyRunner.load` reads.
 
-    Raise UnsupportedError for networks or an action map that its MLPModel cannot be.
+    Raise UnsupportedError for networks or an action map that its MLPModel cannot represent.
     """
     return plan_torch_file(_make_table(agent), binding, agent, told)
 

@@ -37,12 +37,11 @@ from ckpttool.libraries.write import (
 )
 from ckpttool.mapping.rules import Move, Plan, Settings, ToValue
 
-# How DDPG of Stable-Baselines 2 treats observations before its networks: statistics, and limits always.
+# Observation processing in Stable-Baselines 2's DDPG: optional normalisation, then clipping.
 #
-# Sources in github.com/hill-a/stable-baselines: stable_baselines/ddpg/ddpg.py (`setup_model`: normalised
-# where `normalize_observations` says so, then limited to `observation_range`, which is done without
-# statistics too); stable_baselines/common/mpi_running_mean_std.py (mean = sum / count, the variance at least
-# 0.01).
+# Sources in github.com/hill-a/stable-baselines: stable_baselines/ddpg/ddpg.py (`setup_model`: normalised if
+# `normalize_observations` is set, then always clipped to `observation_range`);
+# stable_baselines/common/mpi_running_mean_std.py (mean = sum / count, the variance at least 0.01).
 
 _RANGE = (attr("data"), key("observation_range"))
 _SUMS = tuple(
@@ -53,12 +52,12 @@ LIMITED, COUNTED = "data/observation_range", "input/obs_rms"
 
 
 def list_ddpg_variables(tree: Tree) -> frozenset[Path]:
-    """Return the variables that the statistics are computed from."""
+    """Return the variables from which the statistics are computed."""
     return frozenset(path for path in _SUMS if path in tree)
 
 
 def add_ddpg_statistics(known: AgentMetadata, tree: Tree, obs_dim: int) -> AgentMetadata:
-    """Return the facts with what DDPG does to observations [obs_dim]; three small tensors may be read."""
+    """Return the facts with DDPG's observation processing [obs_dim]; may read three small tensors."""
     ends = [tree.get((*_RANGE, index(n))) for n in range(2)]
     low, high = (leaf.value if isinstance(leaf, ValueLeaf) else None for leaf in ends)
     if not isinstance(low, int | float) or not isinstance(high, int | float) or low != -high:
@@ -91,7 +90,7 @@ def add_ddpg_statistics(known: AgentMetadata, tree: Tree, obs_dim: int) -> Agent
 
 
 def read_ddpg_companion(binding: RecognizedAgent, file: str, tree: Tree) -> RecognizedAgent:
-    """Return the binding with what a file of the zoo says besides; DDPG's own limits stay."""
+    """Return the binding with the facts from a zoo file; DDPG's own limits take precedence."""
     limits = binding.facts.norm
     if limits is None or limits.clip is None or binding.facts.said.get("norm") != LIMITED:
         return sb3.read_zoo_file(binding, file, tree)
@@ -109,11 +108,11 @@ def read_ddpg_companion(binding: RecognizedAgent, file: str, tree: Tree) -> Reco
     return replace(found, facts=kept)
 
 
-# Where a canonical agent goes in a file of Stable-Baselines 2, and what the library is told to build.
+# Write a canonical agent as a Stable-Baselines 2 file, with the settings that the library needs.
 #
 # Sources in github.com/hill-a/stable-baselines: stable_baselines/td3/policies.py, sac/policies.py,
 # ddpg/policies.py (scopes, and one list of sizes for all networks), sac/sac.py (`log_ent_coef` is a variable
-# only with `ent_coef` "auto"), common/base_class.py (`load`: what else an algorithm is has its default).
+# only with `ent_coef` "auto"), common/base_class.py (`load`: all other settings have their defaults).
 
 _WHOSE = "Stable-Baselines 2"
 _DATA = attr("data")
@@ -121,7 +120,7 @@ _ALPHA, _LOG_ALPHA = ((attr(schema.TEMPERATURE), attr(name)) for name in ("alpha
 # tensorflow/contrib/layers/python/layers/layers.py, layer_norm.
 _EPSILON = 1e-12
 _LAYER_NORM = "LayerNorm_{i}"
-# What `policy_kwargs` calls an activation; the library's own is ReLU.
+# Activations in `policy_kwargs`; the library's default is ReLU.
 _ACTIVATIONS = {
     "tanh": "tensorflow.python.ops.math_ops.tanh",
     "sigmoid": "tensorflow.python.ops.math_ops.sigmoid",
@@ -130,10 +129,10 @@ _ACTIVATIONS = {
 
 
 def plan(binding: RecognizedAgent, agent: Tree, told: Settings) -> Plan:
-    """Return where everything goes: what `TD3.load`, `SAC.load` or `DDPG.load` takes, by the agent's kind.
+    """Plan a file for `TD3.load`, `SAC.load` or `DDPG.load`, depending on the agent's kind.
 
-    Raise UnsupportedError for networks or an action map that the library's policies cannot be, UsageError
-    when nobody says the action bounds.
+    Raise UnsupportedError for networks or an action map that the library's policies cannot represent,
+    UsageError if the action bounds are unknown.
     """
     kind = "sac" if write.is_gaussian(binding) else "td3" if write.count_critics(binding) > 1 else "ddpg"
     made = copy_shared_tensors(write.plan_torch_file(_make_table(kind, agent), binding, agent, told), agent)
@@ -153,7 +152,7 @@ def _make_table(kind: str, agent: Tree) -> WritingTable:
     ]
     if kind == "sac" and not (_ALPHA in agent and _LOG_ALPHA not in agent):
         rows.append(_log_ent_coef())
-    # DDPG's critic takes the action later, which is looked at here.
+    # DDPG's critic receives the action later, which is checked here.
     return WritingTable(
         _WHOSE,
         rows,
@@ -217,7 +216,7 @@ def _ddpg_rows() -> Iterator[NetworkRow]:
 def _make_settings(
     kind: str, binding: RecognizedAgent, agent: Tree, parts: Sequence[AgentNetwork]
 ) -> dict[Path, Leaf | ValueLeaf]:
-    """Return the settings that the library must be told: spaces, sizes, activation, class of the policy."""
+    """Return the settings that the library needs: spaces, sizes, activation, class of the policy."""
     policy = next(part for part in parts if part.acts)
     kernels = {part.title: list_kernel_shapes(part, agent) for part in parts}
     obs_dim, act_dim = kernels[policy.title][0][0], kernels[policy.title][-1][1]
@@ -255,7 +254,7 @@ def _setting(name: str) -> Path:
 
 
 def _sizes(kernels: dict[str, list[tuple[int, ...]]]) -> list[int]:
-    """Return the widths of the hidden layers, which all networks of the library have in common."""
+    """Return the hidden layer widths, which are the same in all networks of the library."""
     found = {title: tuple(shape[1] for shape in each[:-1]) for title, each in kernels.items()}
     if len(set(found.values())) != 1 or not next(iter(found.values())):
         shown = ", ".join(f"{title} {list(sizes)}" for title, sizes in found.items())
@@ -266,7 +265,7 @@ def _sizes(kernels: dict[str, list[tuple[int, ...]]]) -> list[int]:
 def _require_late_action(
     kind: str, kernels: dict[str, list[tuple[int, ...]]], obs_dim: int, act_dim: int
 ) -> None:
-    """Raise UnsupportedError unless a DDPG's critic takes the action at its second layer."""
+    """Raise UnsupportedError unless a DDPG's critic receives the action at its second layer."""
     critic = kernels.get("critic/q1", [])
     if kind == "ddpg" and critic and (critic[0][0], critic[1][0]) != (obs_dim, critic[0][1] + act_dim):
         raise UnsupportedError(
@@ -276,7 +275,7 @@ def _require_late_action(
 
 
 def _has_layer_norms(binding: RecognizedAgent, parts: Sequence[AgentNetwork]) -> bool:
-    """Say whether every hidden layer is followed by a layer norm; raise UnsupportedError if only some are."""
+    """Return whether every hidden layer has a layer norm; raise UnsupportedError if only some do."""
     kinds = [[layer.kind for layer in part.layers] for part in parts]
     normed = [each.count("layer_norm") for each in kinds]
     if not any(normed):
@@ -291,7 +290,7 @@ def _has_layer_norms(binding: RecognizedAgent, parts: Sequence[AgentNetwork]) ->
 
 
 def _observation_limit(binding: RecognizedAgent) -> float:
-    """Return what DDPG limits observations to, which it always does: the agent's own limit, else infinity."""
+    """Return DDPG's observation limit: the agent's own clipping, else infinity."""
     norm = binding.facts.norm
     if norm is None or norm.clip is None or norm.var is None:
         return math.inf
@@ -312,7 +311,7 @@ def _activation(binding: RecognizedAgent) -> str:
 # Agents of Stable-Baselines 2 (TensorFlow 1): TD3, DDPG and SAC, with and without layer norm.
 #
 # Sources in github.com/hill-a/stable-baselines: stable_baselines/td3/policies.py, sac/policies.py and
-# ddpg/policies.py for the networks (64 and 64 units, ReLU, both unless `policy_kwargs` says otherwise);
+# ddpg/policies.py for the networks (64 and 64 units, ReLU; `policy_kwargs` may change both);
 # common/math_util.py, `unscale_action`, for the action: tanh, from [-1, 1] to [low, high]. The layer norm is
 # that of tensorflow/contrib/layers/python/layers/layers.py, whose epsilon is 1e-12. Optimizers are not saved.
 
@@ -330,7 +329,7 @@ TABLE = LayoutTable(
     counters={},
     facts=AgentMetadata(head="affine", hidden="relu", epsilon=1e-12, lacks=(sb3.SETTINGS_UNKNOWN,)),
     optimizer=_skip_optimizer,
-    # Of two outputs in one scope TensorFlow calls the first `dense`, the mean, and the second so.
+    # TensorFlow names the first of two outputs in one scope `dense` (the mean), and numbers the second.
     branches={"dense_1": "log_std"},
     tensors={"model/log_ent_coef": "temperature/log_alpha"},
     seen="seven agents of rl-baselines-zoo; agents that the library 2.10.2 saved",
@@ -348,8 +347,8 @@ _PLACES = {
 }
 _NORM = re.compile(r"LayerNorm(?:_(\d+))?")
 _POLICY = re.compile(r"stable_baselines\.(ddpg|sac|td3)\.policies\.(?:Mlp|FeedForward)Policy")
-# In which order a policy makes its networks, which a file without names follows. A network is its place and
-# the names of its layers after the hidden ones.
+# The order in which a policy creates its networks, which files without names follow. A network is its path
+# and the names of its layers after the hidden ones.
 _ORDER: Mapping[str, Sequence[tuple[str, tuple[str, ...]]]] = {
     "ddpg": (
         ("model/pi", ("pi",)),
@@ -377,10 +376,10 @@ _HIDDEN = 2
 
 
 def recognise(tree: Tree, name: str) -> RecognizedAgent | None:  # noqa: ARG001  # the file's name says nothing
-    """Return the way to the canonical agent of an off-policy agent with continuous actions.
+    """Return the recognised agent of an off-policy agent with continuous actions.
 
-    A file that does not name its variables is one if its policy is the library's own and the variables fit
-    the networks that this policy makes.
+    A file without variable names is recognised if its policy class is the library's own and the
+    variables fit the networks of that policy.
     """
     if not sb3.has_box_actions(tree):
         return None
@@ -416,12 +415,12 @@ def recognise(tree: Tree, name: str) -> RecognizedAgent | None:  # noqa: ARG001 
 
 
 def _component_name(names: tuple[str, ...]) -> tuple[str, ...]:
-    """Return a variable's name below its component; the first layer norm of a scope is numbered too."""
+    """Return a variable's name within its component; the first layer norm of a scope gets a number too."""
     for length in (3, 2):
         place = _PLACES.get(names[:length])
         if place is not None and len(names) > length + 1:
             inner, layer = names[length:-2], names[-2]
-            # A Q-function's last layer has its scope's name, whose number is no layer's.
+            # A Q-function's last layer has its scope's name, whose number is not a layer number.
             layer = "out" if inner and layer == inner[-1] else layer
             return (*place, *inner, _number_norm(layer), names[-1])
     return names
@@ -450,14 +449,14 @@ def _value(tree: Tree, name: str) -> object:
 
 
 def _name_variables(tree: Tree) -> tuple[dict[Path, tuple[str, ...]], str, frozenset[Path]] | None:
-    """Return names for the variables of a list, the policy that makes them, and those that repeat others."""
+    """Return names for a list of variables, the policy that creates them, and the repeated variables."""
     policy = _value(tree, "policy")
     found = _POLICY.fullmatch(policy.name) if isinstance(policy, Record) else None
     if found is None:
         return None
     listed = [path for path, leaf in tree.tensors() if len(path) == 2 and path[0] == _PARAMS]
     wanted = [name for place, last in _ORDER[found[1]] for name in _variables(tree, place, last)]
-    # Older versions list the variables of both graphs, and then all of them once more.
+    # Older versions list the variables of both graphs, followed by all of them a second time.
     if not wanted or len(listed) % len(wanted) or not listed:
         return None
     first, rest = listed[: len(wanted)], listed[len(wanted) :]
@@ -484,10 +483,10 @@ def _is_same_tensor(tree: Tree, one: Path, other: Path) -> bool:
 
 
 def companions(location: str) -> Sequence[str]:
-    """Return the files that the zoo of the library puts beside an agent: statistics and settings."""
+    """Return the files that the library's zoo stores beside an agent: statistics and settings."""
     return sb3.list_zoo_files(location)
 
 
 def told_by(binding: RecognizedAgent, file: str, tree: Tree) -> RecognizedAgent:
-    """Return the binding with the observations' statistics or the environment that the file tells."""
+    """Return the binding with the observation statistics or the environment from the file."""
     return read_ddpg_companion(binding, file, tree)

@@ -46,7 +46,7 @@ from ckpttool.libraries.write import (
 from ckpttool.mapping.layer_kinds import kernel_permutation
 from ckpttool.mapping.rules import KEEP, TRANSPOSE, Move, Plan, Settings, ToTensor
 
-# What the settings of a Stable-Baselines agent (2 or 3) say of its spaces and its activations.
+# Spaces and activations in the settings of a Stable-Baselines agent (2 or 3).
 #
 # Sources: gymnasium/spaces/box.py and gym/spaces/box.py (`low`, `high`);
 # stable_baselines3/common/save_util.py and stable_baselines/common/save_util.py (`data_to_json`: attributes
@@ -54,7 +54,7 @@ from ckpttool.mapping.rules import KEEP, TRANSPOSE, Move, Plan, Settings, ToTens
 
 _POLICY, _DATA = key("policy"), attr("data")
 _TEXT = re.compile(r"[-+\w.]+")
-# By the last part of a class's name; torch.nn's and TensorFlow's.
+# By the last part of a class name in torch.nn or TensorFlow.
 _ACTIVATIONS = {
     **schema.TORCH,
     "Identity": "linear",
@@ -66,11 +66,11 @@ _ACTIVATIONS = {
 }
 _IMAGE_AXES = 3
 IMAGES = "observations that are images"
-"""What stands among a policy's unplaced tensors where nobody says what is done to images."""
+"""Entry among a policy's unplaced tensors if the preprocessing of images is unknown."""
 
 
 def add_settings_metadata(known: AgentMetadata, tree: Tree) -> AgentMetadata:
-    """Return the facts with the bounds of the action space and the activation where the file says them."""
+    """Return the facts with the action bounds and the activation from the settings."""
     low, high = (read_bound(tree, end) for end in ("low", "high"))
     known = known.bounded("data/action_space", low or (), high or ()) or known
     name = read_activation(tree)
@@ -83,7 +83,7 @@ def add_settings_metadata(known: AgentMetadata, tree: Tree) -> AgentMetadata:
 
 
 def read_bound(tree: Tree, end: str) -> tuple[float, ...] | None:
-    """Return the actions' `low` or `high`; None when the file does not tell it in full, or it is infinite."""
+    """Return the actions' `low` or `high`; None if it is incomplete or infinite."""
     found = _member(tree, "action_space", end)
     if isinstance(found, Leaf):
         numbers = schema.read_numbers(found)
@@ -95,7 +95,7 @@ def read_bound(tree: Tree, end: str) -> tuple[float, ...] | None:
 
 
 def _parse_numbers(text: str) -> tuple[float, ...]:
-    """Return the numbers of NumPy's text for an array, such as `[-1. -1.]`; none if it is anything else."""
+    """Return the numbers in NumPy's text for an array, e.g. `[-1. -1.]`; none for other text."""
     try:
         return tuple(float(word) for word in _TEXT.findall(text))
     except ValueError:
@@ -103,12 +103,12 @@ def _parse_numbers(text: str) -> tuple[float, ...]:
 
 
 def read_activation(tree: Tree) -> str | None:
-    """Return the activation that `policy_kwargs` names; a class that nobody knows by its own full name."""
+    """Return the activation named in `policy_kwargs`; an unknown class keeps its full name."""
     found = _member(tree, "policy_kwargs", "activation_fn")
     if found is None:
         found = _member(tree, "policy_kwargs", "act_fun")
     if found is None:
-        # A program's own function or class: a name that no activation here has.
+        # A custom function or class: a name that no supported activation has.
         return read_class_name(tree, "policy_kwargs", "activation_fn")
     if not isinstance(found, ValueLeaf) or not isinstance(found.value, Record | str):
         return None
@@ -118,9 +118,9 @@ def read_activation(tree: Tree) -> str | None:
 
 
 def read_class_name(tree: Tree, *names: str) -> str | None:
-    """Return the full name of a class among the settings, None where there is none; `?` stands for its name.
+    """Return the full name of a class in the settings, None if there is none; `?` for an unknown name.
 
-    cloudpickle writes a program's own class whole: its name is among the arguments of what makes it.
+    cloudpickle stores a custom class by value: its name is among the arguments of its constructor call.
     """
     path = (_DATA, *(key(name) for name in names))
     found = tree.get(path)
@@ -142,26 +142,26 @@ def _read_text(tree: Tree, *paths: Path) -> str | None:
 
 
 def read_setting(tree: Tree, group: str, name: str, default: Any) -> Any:
-    """Return the plain value of one entry of a group of settings."""
+    """Return the plain value of one entry in a group of settings."""
     found = _member(tree, group, name)
     return found.value if isinstance(found, ValueLeaf) else default
 
 
 def has_box_actions(tree: Tree) -> bool:
-    """Say whether the actions are numbers with bounds, or nobody says what they are."""
+    """Return whether the actions are bounded numbers, or their space is unknown."""
     kind = _space_class(tree, "action_space")
     return not kind or kind.endswith((".Box", "Box"))
 
 
 def read_image_scaling(tree: Tree) -> str | None:
-    """Return what is done to observations of three axes (images are divided by 255), None for others."""
+    """Return the preprocessing of observations with three axes (images are divided by 255), else None."""
     steps = [_DATA, key("observation_space"), attr("_shape")]
     axes = sum(path[:3] == tuple(steps) for path in tree)
     return IMAGES if axes == _IMAGE_AXES else None
 
 
 def _space_class(tree: Tree, name: str) -> str:
-    """Return the class of a space, "" where the file does not say it."""
+    """Return the class of a space, "" if the file does not contain it."""
     container = tree.containers.get((_DATA, key(name)))
     if container is not None and container.kind == "record":
         return container.name or ""
@@ -178,16 +178,16 @@ def _quoted_text(tree: Tree, path: Path) -> str:
 
 
 def _member(tree: Tree, group: str, name: str) -> Leaf | ValueLeaf | None:
-    """Return an attribute of an unpickled object, or an entry of what is kept as JSON."""
+    """Return an attribute of an unpickled object, or an entry stored as JSON."""
     steps: tuple[PathStep, ...] = (attr(name), key(name))
     return next((found for step in steps if (found := tree.get((_DATA, key(group), step))) is not None), None)
 
 
-# The batch renormalisation of CrossQ's policy: which norm stands before which layer.
+# Batch renormalisation in CrossQ's policy: which norm precedes which layer.
 #
 # Sources in github.com/Stable-Baselines-Team/stable-baselines3-contrib: sb3_contrib/crossq/policies.py (one
-# before every linear layer, `mu` included; `batch_norm_eps` is 0.001 unless `policy_kwargs` says otherwise)
-# and sb3_contrib/common/torch_layers.py (BatchRenorm: a policy that acts takes the running statistics).
+# before every linear layer, `mu` included; `batch_norm_eps` is 0.001 unless `policy_kwargs` changes it) and
+# sb3_contrib/common/torch_layers.py (BatchRenorm: evaluation uses the running statistics).
 
 _TENSORS = {"ra_mean": "mean", "ra_var": "var", "scale": "scale", "bias": "offset"}
 _COUNT = "steps"
@@ -195,7 +195,7 @@ _EPSILON = 1e-3
 
 
 class PolicyNorms(NamedTuple):
-    """The norms of a policy, their moves, the names of all their tensors, and what was assumed."""
+    """The norms of a policy, their moves, the names of all their tensors, and the assumptions."""
 
     norms: tuple[BatchNorm, ...] = ()
     moves: tuple[Move, ...] = ()
@@ -204,14 +204,14 @@ class PolicyNorms(NamedTuple):
 
 
 def find_policy_norms(tree: Tree, component: str) -> PolicyNorms:
-    """Return what the policy's batch renormalisation is, nothing if it has none or one of another form."""
+    """Return the policy's batch renormalisation, empty if it has none or an unsupported one."""
     modules = _list_chain_modules(tree, component)
     norms = [name for name, group in modules.items() if "ra_mean" in group]
     layers = [name for name in modules if name not in norms]
     if not norms or any(set(modules[name]) != {*_TENSORS, _COUNT} for name in norms):
         return PolicyNorms()
     order = list(modules)
-    # Each is followed by the layer that it stands before.
+    # Each is followed by the layer that it normalises.
     before = [order[order.index(name) + 1 : order.index(name) + 2] for name in norms]
     if before != [[name] for name in layers[: len(norms)]]:
         return PolicyNorms()
@@ -231,7 +231,7 @@ def find_policy_norms(tree: Tree, component: str) -> PolicyNorms:
 
 
 def _list_chain_modules(tree: Tree, component: str) -> dict[str, dict[str, Path]]:
-    """Return the modules of a policy's chain in the order of the file, with their tensors."""
+    """Return the modules of a policy's chain in file order, with their tensors."""
     pattern = re.compile(rf"{component}\.(latent_pi\.\d+|mu(?:\.0)?)\.(\w+)")
     found: dict[str, dict[str, Path]] = {}
     for path in tree:
@@ -240,12 +240,12 @@ def _list_chain_modules(tree: Tree, component: str) -> dict[str, dict[str, Path]
     return found
 
 
-# What stands before the layers of a Stable-Baselines3 policy: its features extractor, its contrib's LSTM.
+# Encoders before the layers of a Stable-Baselines3 policy: features extractors, and contrib's LSTM.
 #
 # Sources in github.com/DLR-RM/stable-baselines3: stable_baselines3/common/torch_layers.py (NatureCNN, whose
-# convolutions have strides 4, 2 and 1; CombinedExtractor, which joins the parts of a Dict in the space's
-# order, those that are no images flattened), common/preprocessing.py (`preprocess_obs`: images are divided by
-# 255), common/vec_env/vec_transpose.py (policies see images with the channels first). LSTM:
+# convolutions have strides 4, 2 and 1; CombinedExtractor, which concatenates the parts of a Dict in the
+# space's order and flattens all but images), common/preprocessing.py (`preprocess_obs`: images are divided by
+# 255), common/vec_env/vec_transpose.py (policies receive images with the channels first). LSTM:
 # github.com/Stable-Baselines-Team/stable-baselines3-contrib, sb3_contrib/common/recurrent/policies.py.
 
 _SPACE = (_DATA, key("observation_space"))
@@ -254,7 +254,7 @@ _EXTRACTORS = {f"{_LIBRARY}{name}" for name in ("NatureCNN", "CombinedExtractor"
 _CONVOLUTIONS = ("cnn.0", "cnn.2", "cnn.4")
 _SIZES, _STRIDES = (8, 4, 3), (4, 2, 1)
 _LINEAR = "linear.0"
-# Each part is looked up in the whole tree, and a file may claim any number.
+# Each part is searched in the whole tree, and a file may contain any number.
 _MOST_PARTS = 100
 _LSTM = "lstm_actor."
 _ASSUMED = "image encoder NatureCNN (strides 4, 2, 1; ReLU): habit of layout stable_baselines3"
@@ -263,9 +263,9 @@ NamedTensors = Mapping[str, Path]
 
 
 def find_encoder(tree: Tree, component: str, unplaced: tuple[str, ...]) -> PolicyEncoder | None:
-    """Return what stands before a policy's layers; None where that is nothing, or nothing known.
+    """Return the encoder before a policy's layers; None if there is none or it is unknown.
 
-    `unplaced` are the names of the policy's tensors that its layers do not take.
+    `unplaced` are the names of the policy's tensors that are not in its layers.
     """
     spaces = _read_space_shapes(tree)
     tensors = _list_encoder_tensors(tree, component)
@@ -300,9 +300,9 @@ def find_encoder(tree: Tree, component: str, unplaced: tuple[str, ...]) -> Polic
 
 
 def _is_library_extractor(tree: Tree) -> bool:
-    """Say whether the class of the features extractor is the library's own."""
+    """Return whether the features extractor's class is the library's own."""
     group = (_DATA, key("policy_kwargs"), key("features_extractor_class"))
-    # A class of the program itself is pickled with all that it is made of.
+    # A custom class is pickled with everything that it consists of.
     leaves = [leaf for path, leaf in tree.items() if path[: len(group)] == group]
     names = [
         leaf.value.name for leaf in leaves if isinstance(leaf, ValueLeaf) and isinstance(leaf.value, Record)
@@ -311,7 +311,7 @@ def _is_library_extractor(tree: Tree) -> bool:
 
 
 def _read_space_shapes(tree: Tree) -> dict[str, Shape]:
-    """Return the shapes of the parts of a Dict by name, or that of a Box by ""; none where one is no Box."""
+    """Return the shapes of a Dict's parts by name, or of a Box by ""; none if a part is not a Box."""
     parts = (*_SPACE, attr("spaces"))
     names = dict.fromkeys(str(p[3].value) for p in tree if p[:3] == parts and len(p) > len(parts))
     if len(names) > _MOST_PARTS:
@@ -334,7 +334,7 @@ def _shape(tree: Tree, place: Path) -> Shape:
 
 
 def _list_encoder_tensors(tree: Tree, component: str) -> dict[str, Path]:
-    """Return the tensors before the policy's layers: by names in the extractor, an LSTM's by whole names."""
+    """Return the tensors before the policy's layers: extractor tensors by name, an LSTM's by full name."""
     names: dict[str, Path] = {
         str(path[1].value): path for path in tree if len(path) == 2 and path[0] == _POLICY
     }
@@ -347,11 +347,11 @@ def _list_encoder_tensors(tree: Tree, component: str) -> dict[str, Path]:
 
 
 def _read_input(tree: Tree, name: str, shape: Shape, tensors: NamedTensors) -> EncoderInput | None:
-    """Return an input's way, None if it is not one of the library's."""
+    """Return the encoder of an input, None if it is not one of the library's."""
     if not shape:
         return None
     if not tensors:
-        # Whether images that are only flattened are divided is decided by their bounds.
+        # Whether images that are only flattened are divided by 255 depends on their bounds.
         return EncoderInput(name, shape) if len(shape) < 3 else None
     modules = (*_CONVOLUTIONS, _LINEAR)
     if set(tensors) != {f"{module}.{each}" for module in modules for each in ("weight", "bias")}:
@@ -385,7 +385,8 @@ def _move_encoder(component: str, stream: EncoderInput, tensors: NamedTensors) -
     return moves
 
 
-# What RL-Zoo, Stable-Baselines' callbacks and the hub put beside an agent: statistics, arguments, settings.
+# Files that RL-Zoo, Stable-Baselines' callbacks and the hub store beside an agent: statistics, arguments,
+# settings.
 #
 # Sources in github.com/DLR-RM/rl-baselines3-zoo: rl_zoo3/exp_manager.py (`_save_config`,
 # `save_trained_model`: `<folder>/<env>/vecnormalize.pkl`, `config.yml`, `args.yml`), rl_zoo3/utils.py
@@ -397,7 +398,7 @@ _STATISTICS = ("vecnormalize.pkl", "vec_normalize.pkl", "obs_rms.pkl")
 STATISTICS_FILE = _STATISTICS[0]
 _VEC_ENV = "stable_baselines3.common.vec_env.vec_normalize"
 _MEAN_STD = Global("stable_baselines3.common.running_mean_std", "RunningMeanStd")
-_UNLIMITED = 1e30  # what VecNormalize limits to where nothing is limited
+_UNLIMITED = 1e30  # stands for VecNormalize without clipping
 _SETTINGS = ("config.yml", "args.yml")
 _STEPS = re.compile(r"(.*)_(\d+_steps)")
 _RUN = re.compile(r"(.+)_\d+")
@@ -405,8 +406,8 @@ SETTINGS_UNKNOWN = unknown_fact(
     "observation statistics",
     "whether training normalised observations (VecNormalize keeps statistics in a file of its own)",
 )
-"""What an agent lacks until a file beside it says otherwise."""
-# Arguments of an environment that say how it is drawn.
+"""Unknown fact of an agent, unless a file beside it states it."""
+# Environment arguments that only affect rendering.
 _DRAWN = ("render_mode", "width", "height", "camera_id", "camera_name", "default_camera_config")
 _MISSING = unknown_fact(
     "observation statistics",
@@ -416,7 +417,7 @@ _MISSING = unknown_fact(
 
 
 def list_zoo_files(location: str) -> list[str]:
-    """Return the files that may tell more, the nearest first; statistics before what asks for them."""
+    """Return the companion files, the nearest first; statistics before the settings that require them."""
     folder, name = os.path.split(os.path.normpath(location))
     stem = os.path.splitext(name)[0]
     steps = _STEPS.fullmatch(stem)
@@ -428,7 +429,7 @@ def list_zoo_files(location: str) -> list[str]:
 
 def _list_folders(folder: str, stem: str) -> Iterator[str]:
     yield os.path.join(folder, stem)
-    # logs/td3/Pendulum-v1_3/best_model.zip: statistics lie in .../Pendulum-v1_3/Pendulum-v1.
+    # Example: for logs/td3/Pendulum-v1_3/best_model.zip the statistics are in .../Pendulum-v1_3/Pendulum-v1.
     run = _RUN.fullmatch(os.path.basename(filesystem.abspath(folder)))
     if run is not None and run[1] != stem:
         yield os.path.join(folder, run[1])
@@ -436,7 +437,7 @@ def _list_folders(folder: str, stem: str) -> Iterator[str]:
 
 
 def read_zoo_file(binding: RecognizedAgent, file: str, tree: Tree) -> RecognizedAgent:
-    """Return the binding with what one of the files says; the same object when it says nothing new."""
+    """Return the binding with the facts from one of the files; the same object if there are none."""
     name = os.path.basename(file)
     if name == _SETTINGS[0]:
         return _add_hyperparameters(binding, tree)
@@ -446,7 +447,7 @@ def read_zoo_file(binding: RecognizedAgent, file: str, tree: Tree) -> Recognized
 
 
 def _add_statistics(binding: RecognizedAgent, tree: Tree, name: str) -> RecognizedAgent:
-    """Take the running statistics; `norm_obs` may say that observations were left as they are."""
+    """Add the running statistics; `norm_obs` may state that observations were not normalised."""
     if "norm" in binding.facts.said:
         return binding
     found = {shown: tree[path] for path, shown in tree.names.items()}
@@ -476,9 +477,9 @@ def _limit(clip: object) -> float | None:
 
 
 def _add_hyperparameters(binding: RecognizedAgent, tree: Tree) -> RecognizedAgent:
-    """Take from the hyperparameters whether statistics are needed, and what wraps the environment."""
+    """Read from the hyperparameters whether statistics are needed, and the environment's wrappers."""
     found = {shown: tree[path] for path, shown in tree.names.items()}
-    # Another program's config.yml says nothing by its silence; the zoo's always names the policy.
+    # In another program's config.yml a missing key means nothing; the zoo's always names the policy.
     named = {shown.partition("/")[0] for shown in found}
     facts = _drop_unknown_settings(binding.facts) if named & {"policy", "normalize"} else binding.facts
     if _needs_statistics(found) and "norm" not in binding.facts.said:
@@ -498,7 +499,7 @@ def _add_hyperparameters(binding: RecognizedAgent, tree: Tree) -> RecognizedAgen
 
 
 def _nest_settings(tree: Tree, group: str) -> Any:
-    """Return what the settings hold below a name as lists, mappings and plain values."""
+    """Return the settings under a name as lists, mappings and plain values."""
     found: dict[Any, Any] = {}
     for path, leaf in tree.plain():
         if path[:1] != (key(group),):
@@ -519,7 +520,7 @@ def _to_plain(node: Any) -> Any:
 
 
 def _list_wrappers(node: Any) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    """Yield the wrappers of a name, a mapping of one name to its arguments, or a list of those."""
+    """Yield the wrappers: a name, a mapping of a name to its arguments, or a list of those."""
     for each in node if isinstance(node, list) else [node]:
         if isinstance(each, str):
             yield each, {}
@@ -529,7 +530,7 @@ def _list_wrappers(node: Any) -> Iterator[tuple[str, Mapping[str, Any]]]:
 
 
 def _add_environment_arguments(facts: AgentMetadata, file: str, arguments: Any) -> AgentMetadata:
-    """Return the facts with the environment's arguments; none is taken that may name a file, or is large."""
+    """Return the facts with environment arguments, except large ones and those that may name a file."""
     if not isinstance(arguments, dict) or not arguments:
         return facts
     taken = {name: value for name, value in arguments.items() if name not in _DRAWN}
@@ -545,18 +546,18 @@ def _add_environment_arguments(facts: AgentMetadata, file: str, arguments: Any) 
 
 
 def _needs_statistics(found: dict[str, Leaf | ValueLeaf]) -> bool:
-    # `normalize` is a truth value, or the text of a dict of VecNormalize's arguments.
+    # `normalize` is a boolean, or the text of a dict of VecNormalize's arguments.
     told = _plain_value(found, "normalize")
     if isinstance(told, str):
         return re.search(r"norm_obs['\"]?\s*[:=]\s*False", told) is None
-    # A mapping of arguments asks for it as well; norm_obs is true unless it is said to be false.
+    # A mapping of arguments also enables it; norm_obs is true unless set to false.
     groups = ("normalize", "normalize_kwargs")
     quiet = any(_plain_value(found, f"{group}/norm_obs") is False for group in groups)
     return (bool(told) or any(shown.startswith("normalize/") for shown in found)) and not quiet
 
 
 def _arguments(binding: RecognizedAgent, tree: Tree) -> RecognizedAgent:
-    """Take the environment's plain id and its arguments; an id that asks for an import is not used."""
+    """Add the environment's plain id and its arguments; an id that requires an import is not used."""
     found = {shown: tree[path] for path, shown in tree.names.items()}
     env = tf2rl.plain_id(_plain_value(found, "env"))
     facts = binding.facts if env is None else binding.facts.read(_SETTINGS[1], env=env)
@@ -578,10 +579,10 @@ def _replace_metadata(binding: RecognizedAgent, facts: AgentMetadata) -> Recogni
 
 
 def make_statistics_file(norm: Mapping[str, Any], low: Sequence[float], high: Sequence[float]) -> bytes:
-    """Return the file that `VecNormalize.load` of Stable-Baselines3 reads: statistics that change no more.
+    """Return the file that Stable-Baselines3's `VecNormalize.load` reads, with frozen statistics.
 
-    `norm` holds mean, var, epsilon and clip as a sidecar does, `low` and `high` are the action bounds.
-    Rewards are left as they are, because their statistics are not known.
+    `norm` holds mean, var, epsilon and clip as in a sidecar, `low` and `high` are the action bounds.
+    Rewards are not normalised, because their statistics are unknown.
     """
     size = len(norm["mean"])
     clip = norm.get("clip")
@@ -615,7 +616,7 @@ def _make_running_statistics(mean: PickleObject, var: PickleObject) -> PickleObj
 
 
 def _make_object(name: Global, state: Mapping[str, Any]) -> PickleObject:
-    """Return an object of that class without a call of its own code, as pickle makes one."""
+    """Return an object of the class without calling its code, as pickle does."""
     return PickleObject(Global("copyreg", "__newobj__"), (name,), 0, state=dict(state))
 
 
@@ -627,7 +628,7 @@ def _make_array(numbers: Sequence[float] | float, dtype: str = "f8") -> PickleOb
     return pickle_values.pickle_array(dtype, shape, struct.pack(f"<{len(values)}{code}", *values))
 
 
-# Where a canonical agent goes in a file of Stable-Baselines3, and what the library is told to build.
+# Write a canonical agent as a Stable-Baselines3 file, with the settings that the library needs.
 #
 # Sources in github.com/DLR-RM/stable-baselines3: stable_baselines3/td3/policies.py, sac/policies.py (modules
 # and their order), common/torch_layers.py (`create_mlp`: a layer, its activation, ...), ddpg/ddpg.py (one
@@ -652,10 +653,11 @@ _LOG_ALPHA = (attr(schema.TEMPERATURE), attr("log_alpha"))
 
 
 def plan(binding: RecognizedAgent, agent: Tree, told: Settings) -> Plan:
-    """Return where everything goes: a TD3, DDPG or SAC that the library's own `load` takes.
+    """Plan a TD3, DDPG or SAC file for the library's own `load`.
 
-    Targets that the agent lacks are copies. Raise UnsupportedError for networks or an action map that the
-    library's policies cannot be, UsageError when nobody says the action bounds.
+    Missing targets are copied from the online networks. Raise UnsupportedError for networks or an
+    action map that the library's policies cannot represent, UsageError if the action bounds are
+    unknown.
     """
     soft = is_gaussian(binding)
     rows = [_policy("actor", soft=soft), *([] if soft else [_policy("actor_target", soft=False)])]
@@ -677,14 +679,14 @@ def plan(binding: RecognizedAgent, agent: Tree, told: Settings) -> Plan:
         notes=tuple(notes),
     )
     found = plan_torch_file(writing, binding, agent, told)
-    # The library's zip needs no containers, but to be told what to build.
+    # The library's zip needs no containers, but the settings to build the policy.
     return replace(found, added={**found.added, **_make_settings(binding, agent)}, containers={})
 
 
 def statistics_beside(
     norm: Mapping[str, Any], low: Sequence[float] | None, high: Sequence[float] | None
 ) -> tuple[str, bytes]:
-    """Return the name of the library's own file of statistics, and what it holds."""
+    """Return the name and the contents of the library's own statistics file."""
     return STATISTICS_FILE, make_statistics_file(norm, low or (-1.0,), high or (1.0,))
 
 
@@ -702,14 +704,14 @@ def _q_rows(component: str, number: int) -> NetworkRow:
 
 
 def _temperature_row(agent: Tree) -> list[SingleTensorRow]:
-    """Return the row of the entropy coefficient's logarithm, which the library keeps as one number [1]."""
+    """Return the row of the entropy coefficient's logarithm, which the library stores with shape [1]."""
     if _LOG_ALPHA in agent:
         return [SingleTensorRow("temperature/log_alpha", (_VARIABLES, key("log_ent_coef")), (1,))]
     return [SingleTensorRow("temperature/alpha", (_VARIABLES, key("ent_coef_tensor")), optional=True)]
 
 
 def _make_settings(binding: RecognizedAgent, agent: Tree) -> dict[Path, Leaf | ValueLeaf]:
-    """Return the settings that the library must be told: spaces, sizes, activation, class of the policy."""
+    """Return the settings that the library needs: spaces, sizes, activation, class of the policy."""
     low, high = _bounds(binding, agent)
     actor = next(part for part in binding.parts if part.component == "actor")
     heads = [part for part in binding.parts if part.component == "critic"]
@@ -733,7 +735,7 @@ def _make_settings(binding: RecognizedAgent, agent: Tree) -> dict[Path, Leaf | V
         (_DATA, key("action_space"), attr("high")): schema.make_float32_tensor(high),
         (*group, key("n_critics")): ValueLeaf(len(heads)),
     }
-    if module != _DEFAULT:  # the library's own default is no setting in its file
+    if module != _DEFAULT:  # the library's own default is not stored in its file
         values[*group, key("activation_fn")] = ValueLeaf(Record(f"torch.nn.modules.{module}"))
     for name, widths in sizes.items():
         for position, width in enumerate(widths[1:-1]):
@@ -775,17 +777,17 @@ def _activation(binding: RecognizedAgent) -> str:
 #
 # Sources in github.com/DLR-RM/stable-baselines3: stable_baselines3/td3/policies.py, sac/policies.py and
 # common/policies.py (ContinuousCritic, ActorCriticPolicy) for the networks; common/policies.py,
-# `BasePolicy.predict` and `unscale_action`, for the action: a squashed one goes from [-1, 1] to [low, high],
-# another is limited to the bounds. sac/policies.py, Actor: with gSDE the mean is limited to [-clip_mean,
-# clip_mean] before it is squashed. Hidden layers are ReLU, in common/policies.py Tanh. TQC:
+# `BasePolicy.predict` and `unscale_action`, for the action: a squashed one is mapped from [-1, 1] to [low,
+# high], others are clipped to the bounds. sac/policies.py, Actor: with gSDE the mean is clipped to
+# [-clip_mean, clip_mean] before it is squashed. Hidden layers are ReLU, in common/policies.py Tanh. TQC:
 # github.com/Stable-Baselines-Team/stable-baselines3-contrib, sb3_contrib/tqc/policies.py; sb3_contrib/ars/
-# policies.py: ReLU and tanh to the bounds in ARSPolicy, one matrix limited to the bounds in ARSLinearPolicy.
-# dqn/policies.py: up to version 2.3 the optimizer has the target's parameters too, which it never updates.
+# policies.py: ReLU and tanh to the bounds in ARSPolicy, one matrix clipped to the bounds in ARSLinearPolicy.
+# dqn/policies.py: up to version 2.3 the optimizer also lists the target's parameters, which it never updates.
 
 _TITLE = "Stable-Baselines3 agent (TD3, DDPG, SAC, TQC; PPO, A2C, TRPO; DQN, QR-DQN; ARS)"
 _SEEN = "agents of rl-trained-agents; every algorithm as the library 2.9.2 and its contrib save it"
 
-# What the library compares with an environment's: a file of its own goes on with it.
+# The library compares these with the environment's space; a conversion to the same layout keeps them.
 OBSERVATION_SPACE: tuple[Path, ...] = tuple(
     (_DATA, key("observation_space"), attr(end)) for end in ("low", "high")
 )
@@ -804,7 +806,7 @@ TABLE = LayoutTable(
     optimizer=optimizers_read.from_torch,
     branches={"log_std": "log_std"},
     tensors={
-        # gSDE's matrix of deviations is no layer: training draws noise with it.
+        # gSDE's matrix of standard deviations is not a layer: it only scales noise in training.
         "policy/actor/log_std": "actor/log_std",
         **{
             f"{variables}/{theirs}": f"temperature/{ours}"
@@ -814,7 +816,7 @@ TABLE = LayoutTable(
     },
     seen=_SEEN,
 )
-# The policies of PPO and A2C, their networks put together from the parts that the library keeps them in.
+# Policies of PPO and A2C, whose networks are assembled from the library's separate parts.
 _ON_POLICY = replace(
     TABLE,
     components={"actor": "actor", "value": "value"},
@@ -823,7 +825,7 @@ _ON_POLICY = replace(
     branches={},
     tensors={"policy/log_std": "actor/log_std"},
 )
-# ARS: a policy alone, which has no optimizer; one layer of it may have no bias.
+# ARS: a single policy without an optimizer; its only layer may have no bias.
 _SEARCHED = replace(
     _ON_POLICY,
     components={"actor": "actor"},
@@ -832,7 +834,7 @@ _SEARCHED = replace(
     tensors={},
     matrices=True,
 )
-# DQN and QR-DQN: a network that gives a value, or quantiles of it, for every action.
+# DQN and QR-DQN: a network that outputs a value, or its quantiles, for every action.
 _Q_NETWORKS = {
     f"policy/{name}{target}/{name}": f"critic{target}/q1"
     for target in ("", "_target")
@@ -852,7 +854,7 @@ _PARTS = {"action_net": "actor", "mlp_extractor.policy_net": "actor", "mlp_extra
 }
 _PART = re.compile(r"(mlp_extractor\.(?:policy|value|shared)_net|action_net|value_net|features_extractor)\.")
 _EXTRACTOR = re.compile(r"(?:(actor|actor_target|critic|critic_target)\.)?(?:pi_)?features_extractor\.")
-# sb3_contrib/common/recurrent/policies.py; without an LSTM of its own a recurrent value has a layer `critic`.
+# sb3_contrib/common/recurrent/policies.py; without a separate LSTM a recurrent value has a layer `critic`.
 _MEMORY = re.compile(r"lstm_actor\.|(lstm_critic\.|critic\.(?:weight|bias)$)")
 _ACTOR = re.compile(r"actor\.(?:mu|latent_pi)\.")
 _Q = re.compile(r"(q_net|quantile_net)\.\1\.")
@@ -864,9 +866,9 @@ _LIBRARIES = ("stable_baselines3.", "sb3_contrib.")
 
 
 def recognise(tree: Tree, name: str) -> RecognizedAgent | None:  # noqa: ARG001  # the file's name says nothing
-    """Return the way to the canonical agent of what one algorithm's `save` wrote.
+    """Return the recognised agent of a file written by an algorithm's `save`.
 
-    Networks that are no perceptrons are left to be listed; a policy for discrete actions is not run.
+    Networks other than MLPs are only listed; a policy for discrete actions is not run.
     """
     names = [str(path[1].value) for path in tree if len(path) == 2 and path[0] == _POLICY]
     if any(map(_ACTOR.match, names)):
@@ -881,7 +883,7 @@ def recognise(tree: Tree, name: str) -> RecognizedAgent | None:  # noqa: ARG001 
 
 
 def _note_custom_classes(tree: Tree) -> Iterator[LedgerEntry]:
-    """Yield an entry for a policy or a features extractor whose class is the program's own: it is not run."""
+    """Yield an entry for a custom policy or features extractor class, which is not run."""
     for names, what in ((("policy_class",), "policy"), (("policy_kwargs", _EXTRACTOR_CLASS), "extractor")):
         kind = read_class_name(tree, *names)
         if kind is not None and not kind.startswith(_LIBRARIES):
@@ -890,7 +892,7 @@ def _note_custom_classes(tree: Tree) -> Iterator[LedgerEntry]:
 
 
 def _bind_on_policy(tree: Tree, table: LayoutTable) -> RecognizedAgent | None:
-    """Bind a tree whose policy and value are put together under names of their own."""
+    """Bind a tree after regrouping its modules into policy and value."""
     ours = {_component_path(path): path for path in tree}
     binding = bind(Tree({place: tree[path] for place, path in ours.items()}), table)
     if binding is None or not any(part.component == "actor" for part in binding.parts):
@@ -902,14 +904,14 @@ def _bind_on_policy(tree: Tree, table: LayoutTable) -> RecognizedAgent | None:
 
 
 def _add_ars_action_map(binding: RecognizedAgent, tree: Tree) -> RecognizedAgent:
-    """Return the binding of ARS's policy with the action map that its class has."""
+    """Return the binding of ARS's policy with the action map of its class."""
     kind = (read_class_name(tree, "policy_class") or "").rpartition(".")[2]
     numbered = any(layer.name[-1].isdigit() for part in binding.parts for layer in part.layers)
-    # Since contrib 1.7 a linear policy is an MLP without hidden layers, numbered as one.
+    # Since contrib 1.7 a linear policy is an MLP without hidden layers, with numbered layers.
     linear = kind == "ARSLinearPolicy" if kind.startswith("ARS") else not numbered
     squashed = read_setting(tree, "policy_kwargs", "squash_output", not linear)
     if squashed is False and not linear:
-        # Some versions build a tanh nevertheless.
+        # Some versions build a tanh regardless.
         return binding.refused("actor", "squash_output=False, which depends on the version")
     return binding if squashed else replace(binding, facts=binding.facts._replace(head="clip"))
 
@@ -938,7 +940,7 @@ def _component_path(path: Path) -> Path:
 
 
 def _add_metadata(binding: RecognizedAgent, tree: Tree) -> RecognizedAgent:
-    """Return the binding with what the file says: bounds, activations, counters; settings stay behind."""
+    """Return the binding with bounds, activations and counters from the file; settings are not converted."""
     facts = add_settings_metadata(binding.facts, tree)
     unplaced = dict(binding.unplaced)
     limited = (_POLICY, key("actor.mu.0.weight")) in tree and (_POLICY, key("actor.log_std")) in tree
@@ -982,9 +984,9 @@ def _add_metadata(binding: RecognizedAgent, tree: Tree) -> RecognizedAgent:
 
 
 def _add_class_defaults(facts: AgentMetadata, tree: Tree) -> AgentMetadata:
-    """Return the facts with what the library's own policy class does where its arguments ask for no other.
+    """Return the facts with the defaults of the library's own policy class.
 
-    The file holds the class and all arguments that it was made with: what they leave out is the default.
+    The file contains the class and all its constructor arguments: omitted ones have their defaults.
     """
     kind = read_class_name(tree, "policy_class")
     arguments = (_DATA, key("policy_kwargs"))
@@ -997,19 +999,19 @@ def _add_class_defaults(facts: AgentMetadata, tree: Tree) -> AgentMetadata:
 
 
 def _drop_extractors(tree: Tree) -> Tree:
-    """Return the tree without features extractors: a dense layer of one would pass for a policy's first."""
+    """Return the tree without features extractors, whose dense layers would look like a policy's first."""
     inside = {path for paths in _list_extractor_tensors(tree).values() for path in paths}
     leaves = {path: leaf for path, leaf in tree.items() if path not in inside}
     return replace(tree, leaves=leaves, aliases={p: a for p, a in tree.aliases.items() if p in leaves})
 
 
 def _list_extractor_tensors(tree: Tree) -> dict[str, list[Path]]:
-    """Return the tensors of features extractors and of memory, which layers do not hold, by component."""
+    """Return the extractor and memory tensors, which are not in layers, by component."""
     found: dict[str, list[Path]] = {}
     for path in tree:
         name = str(path[1].value) if len(path) == 2 and path[0] == _POLICY else ""
         if extractor := _EXTRACTOR.match(name):
-            # A policy of PPO or A2C has one for all, or one each.
+            # A policy of PPO or A2C has one extractor for all networks, or one each.
             found.setdefault(extractor[1] or "actor", []).append(path)
         elif memory := _MEMORY.match(name):
             found.setdefault("value" if memory[1] else "actor", []).append(path)
@@ -1017,7 +1019,7 @@ def _list_extractor_tensors(tree: Tree) -> dict[str, list[Path]]:
 
 
 def _move_counters(tree: Tree) -> list[Move]:
-    """Return the moves of the counts of updates and of steps of the environment."""
+    """Return the moves of the counts of updates and environment steps."""
     found = []
     for theirs, ours in _COUNTERS.items():
         path = (_DATA, key(theirs))
@@ -1028,10 +1030,10 @@ def _move_counters(tree: Tree) -> list[Move]:
 
 
 def companions(location: str) -> Sequence[str]:
-    """Return the files that RL-Zoo, callbacks and the hub put beside an agent: statistics and settings."""
+    """Return the files that RL-Zoo, callbacks and the hub store beside an agent: statistics and settings."""
     return list_zoo_files(location)
 
 
 def told_by(binding: RecognizedAgent, file: str, tree: Tree) -> RecognizedAgent:
-    """Return the binding with the observations' statistics or the environment that the file tells."""
+    """Return the binding with the observation statistics or the environment from the file."""
     return read_zoo_file(binding, file, tree)

@@ -34,10 +34,10 @@ BIASES = (attr("bias_input"), attr("bias_recurrent"))
 
 @dataclass(frozen=True, slots=True)
 class EncoderInput:
-    """One input on its way to a row of features: flattened, or through an image encoder.
+    """One input of an encoder: flattened, or processed by an image encoder.
 
-    `shape` is what the policy was trained with; that of an image has the channels first. `strides` are those
-    of its convolutions, each followed by ReLU; what they give is flattened with the channels first, and goes
+    `shape` is the shape used in training; images have the channels first. `strides` are those of its
+    convolutions, each followed by ReLU; their output is flattened with the channels first, and goes
     through `dense` layers, each followed by ReLU. `scale` multiplies the input.
     """
 
@@ -54,12 +54,12 @@ class EncoderInput:
 
     @property
     def image(self) -> bool:
-        """Say whether the input is an image, whose channels an environment may give last."""
+        """Return whether the input is an image; an environment may put its channels last."""
         return bool(self.strides)
 
 
 class BatchNorm(NamedTuple):
-    """A batch norm before the dense layer of that number, from 0; epsilon inside the root."""
+    """A batch norm before the dense layer with that number, from 0; epsilon inside the square root."""
 
     number: int
     epsilon: float
@@ -67,10 +67,11 @@ class BatchNorm(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class PolicyEncoder:
-    """The streams, whose features are joined in their order, and the recurrent layers after them, by kind.
+    """The streams, whose features are concatenated in order, and the recurrent layers after them, by kind.
 
-    `norms` stand among the policy's own layers. `moves` bring the tensors to the canonical tree, `covers` are
-    the entries of Binding.unplaced that this front takes care of, `assumed` says what no file tells of it.
+    `norms` are located among the policy's own layers. `moves` map the tensors to the canonical tree,
+    `covers` are the entries of RecognizedAgent.unplaced that this encoder handles, `assumed` lists its
+    assumptions.
     """
 
     streams: tuple[EncoderInput, ...]
@@ -86,22 +87,22 @@ class PolicyEncoder:
         return {stream.name: stream.shape for stream in self.streams}
 
     def moved(self, place: Callable[[Path], Path]) -> PolicyEncoder:
-        """Return the front of the tree whose leaves lie at `place` of where this one's lie."""
+        """Return the encoder with sources replaced by `place`."""
         return replace(self, moves=tuple(replace(move, source=place(move.source)) for move in self.moves))
 
 
 def stream_layer_path(component: str, stream: str, number: int) -> Path:
-    """Return the canonical place of a stream's layer."""
+    """Return the canonical path of a stream's layer."""
     return (attr(component), attr("front"), attr(stream), index(number))
 
 
 def recurrent_layer_path(component: str, number: int) -> Path:
-    """Return the canonical place of a recurrent layer."""
+    """Return the canonical path of a recurrent layer."""
     return (attr(component), attr("memory"), index(number))
 
 
 def batch_norm_path(component: str, number: int) -> Path:
-    """Return the canonical place of the batch norm before a dense layer."""
+    """Return the canonical path of the batch norm before a dense layer."""
     return (attr(component), attr("norm"), index(number))
 
 
@@ -125,34 +126,34 @@ def batch_norm_path(component: str, number: int) -> Path:
 
 NETWORKS = ("actor", "actor_target", "critic", "critic_target")
 VALUES = ("value", "value_target", "discriminator")
-# What a policy needs besides its networks, and what only training needs.
+# Entries that a policy needs besides its networks, and entries for training only.
 NORMALIZER, TEMPERATURE = "normalizer", "temperature"
 STATISTICS = ("mean", "var", "std", "count")
 RUN = (*NETWORKS, *VALUES, NORMALIZER)
 OPTIMIZED = {"actor_optimizer": "actor", "critic_optimizer": "critic"}
-# Optimizers that only some agents have.
+# Optimizers that not all agents have.
 OPTIMIZED_MORE = {"value_optimizer": "value", "temperature_optimizer": TEMPERATURE}
-# What codebases call the module that gives a Gaussian policy's log standard deviations.
+# Module names for a Gaussian policy's log standard deviations.
 LOG_STD = dict.fromkeys(
     ("log_std", "logstd", "_logstd", "fc_logstd", "log_std_linear", "log_std_layer"), "log_std"
 )
-# What our own writers call a policy's further heads: `std` is a deviation before a softplus.
+# Names of a policy's further heads in files written by ckpttool: `std` precedes a softplus.
 BRANCHES = {**LOG_STD, "std": "std"}
-# Adam's, Adamax's, RMSprop's, Adagrad's, Adadelta's, and the sum of gradients of momentum
+# Slots of Adam, Adamax, RMSprop, Adagrad, Adadelta, and momentum's gradient sums
 # (libraries/optimizers_read.py).
 SLOTS = (
     *("m", "v", "vhat", "u", "rms", "mg", "squares", "mean_squares", "mean_deltas"),
     *("buffer", "velocity"),
 )
-# What an optimizer says of one weight alone: its group of parameters, its number, its name.
+# Optimizer entries per weight: its parameter group, its number, its name.
 GROUP, NUMBER, NAMES = "group", "number", "param_names"
 
 
 NO_LAYOUT = "none"
-"""What --layout takes for no library's naming; the layout of a policy that none recognises."""
+"""Value of --layout for no library's naming; the layout of a policy that no library recognises."""
 
 ALL_OPTIMIZED = {**OPTIMIZED, **OPTIMIZED_MORE}
-# One optimizer of all networks that are trained, as on-policy algorithms have it.
+# One optimizer of all trained networks, as in on-policy algorithms.
 JOINT = "optimizer"
 TRAINED = ("actor", "critic", "value")
 OPTIMIZERS = (*ALL_OPTIMIZED, JOINT)
@@ -160,7 +161,7 @@ _CONSTANT = ("action_scale", "action_bias", "q_support")
 
 
 def is_trained_by(optimizer: str, weight_path: Path) -> bool:
-    """Say whether the optimizer updates the tensor at a canonical path."""
+    """Return whether the optimizer updates the tensor at a canonical path."""
     network = weight_path[0].value
     if optimizer != JOINT:
         return network == ALL_OPTIMIZED[optimizer]
@@ -168,11 +169,11 @@ def is_trained_by(optimizer: str, weight_path: Path) -> bool:
 
 
 DISCRETE_CHOICE = "the choice among discrete actions"
-"""Why a policy is not played that chooses an action by its number."""
+"""Why a policy that chooses among discrete actions is not played."""
 
 
 def make_settings_note(number: int, where: str = "") -> str:
-    """Return the note that an agent's settings, which the file has at `where`, have no canonical place."""
+    """Return the note that an agent's settings, at `where` in the file, were not converted."""
     at = f" ({where})" if where else ""
     if number == 1:
         return f"1 setting or record of training{at} stays behind"
@@ -180,7 +181,7 @@ def make_settings_note(number: int, where: str = "") -> str:
 
 
 def mapped_by_sidecar(path: Path) -> bool:
-    """Say whether a canonical leaf is a fact that a sidecar tells as well as a tensor does."""
+    """Return whether a sidecar can hold the fact in a canonical leaf as well as a tensor can."""
     return (path[0] == attr(NORMALIZER) and path[1].value in STATISTICS) or path in (
         (attr("actor"), attr("action_scale")),
         (attr("actor"), attr("action_bias")),
@@ -188,14 +189,14 @@ def mapped_by_sidecar(path: Path) -> bool:
 
 
 class AgentLayer(NamedTuple):
-    """One layer: the module's name below its component, as a torch module would have it, and its kind."""
+    """One layer: the module's name within its component, in torch's notation, and its kind."""
 
     name: tuple[str, ...]
     kind: str
 
 
 class ProgramOperation(NamedTuple):
-    """One step of a program: its kind, the numbers of the values that it takes, its arrays and settings."""
+    """One step of a program: its kind, the numbers of its input values, its arrays and settings."""
 
     kind: str
     inputs: tuple[int, ...]
@@ -203,10 +204,10 @@ class ProgramOperation(NamedTuple):
 
 
 class Program(NamedTuple):
-    """What a model's own graph computes: values are numbered, inputs and states first, then operations.
+    """Computation of a model's own graph: values are numbered, inputs and states first, then operations.
 
-    `inputs` are names and shapes without the batch, `states` names and widths of what a recurrent policy
-    carries; `output` is the number of the action.
+    `inputs` are names and shapes without the batch, `states` names and widths of a recurrent policy's
+    state; `output` is the number of the action.
     """
 
     inputs: tuple[tuple[str, tuple[int, ...]], ...]
@@ -219,8 +220,8 @@ class Program(NamedTuple):
 class AgentNetwork(NamedTuple):
     """One network: a component ("critic"), its head ("q1"; None for a policy), its layers in order.
 
-    `branches` are further heads on the last hidden layer, by name ("log_std"), that do not make the action.
-    A policy with a `program` computes that instead of layers.
+    `branches` are further heads on the last hidden layer, by name ("log_std"), that do not affect the
+    action. A policy with a `program` computes that instead of layers.
     """
 
     component: str
@@ -231,33 +232,33 @@ class AgentNetwork(NamedTuple):
 
     @property
     def prefix(self) -> Path:
-        """The network's place in the canonical tree."""
+        """The network's path in the canonical tree."""
         return (attr(self.component),) + ((attr(self.head),) if self.head else ())
 
     @property
     def acts(self) -> bool:
-        """Say whether the network is a policy."""
+        """Return whether the network is a policy."""
         return self.component in ("actor", "actor_target")
 
     @property
     def title(self) -> str:
-        """The network's name for people, such as `critic/q1`."""
+        """The network's display name, e.g. `critic/q1`."""
         return f"{self.component}/{self.head}" if self.head else self.component
 
 
 class DefaultSetting(NamedTuple):
-    """A hyperparameter that no checkpoint of the other framework holds, and whose default it is."""
+    """Default of a hyperparameter missing from the other framework's checkpoints, and its library."""
 
     value: float | bool | None
     whose: str
 
 
 class ObservationNormalizer(NamedTuple):
-    """Statistics of the observations: `mean` and `var` [obs_dim], unread, or `std` instead of `var`.
+    """Observation statistics: `mean` and `var` [obs_dim], unread, or `std` instead of `var`.
 
-    An observation becomes `(x - mean) / sqrt(var + epsilon)`, or with `outside` (epsilon outside the root)
-    `(x - mean) / (sqrt(var) + epsilon)`, and is then limited to `[-clip, clip]`. `assumed` says that no file
-    holds `epsilon` or `clip`.
+    An observation becomes `(x - mean) / sqrt(var + epsilon)`, or with `outside` (epsilon outside the
+    square root) `(x - mean) / (sqrt(var) + epsilon)`, and is then clipped to `[-clip, clip]`. `assumed`
+    means that no file contains `epsilon` or `clip`.
     """
 
     mean: Leaf
@@ -270,15 +271,15 @@ class ObservationNormalizer(NamedTuple):
 
 
 class AgentMetadata(NamedTuple):
-    """What is known of an agent's networks besides their weights: its codebase's habit, or what a file says.
+    """Facts about an agent's networks besides their weights: library defaults, or read from a file.
 
-    `head` is what turns the last layer into an action (see build.HEADS), `hidden` the activation
-    after every hidden layer (`activations` where they differ, in their order), `epsilon` that of its layer
-    norms. Bounds are per action; `env` is an environment's id, `env_arguments` what it was made with, and
-    `wrappers` the names and arguments of what training wrapped it in, the first one innermost. `stacked` is
-    the number of normalised observations that the policy takes at once. `said` names, for every fact that a
-    file tells, where: "data/action_space"; the others are habits. `lacks` has an entry of the ledger
-    (`ledger.unknown`) for each fact that no file holds.
+    `head` maps the last layer to an action (see build.HEADS), `hidden` is the activation after every
+    hidden layer (`activations` if they differ, in order), `epsilon` that of its layer norms. Bounds are
+    per action; `env` is an environment's id, `env_arguments` its arguments, and `wrappers` the names
+    and arguments of its wrappers in training, the innermost first. `stacked` is the number of
+    normalised observations that the policy receives at once. `said` maps every fact read from a file to
+    its location: "data/action_space"; the others are defaults. `lacks` has a ledger entry
+    (`sidecar.unknown_fact`) for each fact that no file contains.
     """
 
     head: str
@@ -296,20 +297,20 @@ class AgentMetadata(NamedTuple):
     lacks: tuple[LedgerEntry, ...] = ()
 
     def read(self, where: str, **facts: Any) -> AgentMetadata:
-        """Return the facts with those that the file says at `where`."""
+        """Return the facts with those read from the file at `where`."""
         names = dict.fromkeys(facts, where)
         return self._replace(**facts, said=MappingProxyType({**self.said, **names}))
 
     def lacking(self, entry: LedgerEntry) -> AgentMetadata:
-        """Return the facts with one more that no file holds."""
+        """Return the facts with one more unknown fact."""
         return self._replace(lacks=(*self.lacks, entry))
 
     def without_lack(self, what: Topic) -> AgentMetadata:
-        """Return the facts of which none about `what` is missing."""
+        """Return the facts without unknown facts about `what`."""
         return self._replace(lacks=tuple(each for each in self.lacks if each.what != what))
 
     def bounded(self, where: str, low: Sequence[float], high: Sequence[float]) -> AgentMetadata | None:
-        """Return the facts with the action's bounds that the file says at `where`, None if it says none."""
+        """Return the facts with the action bounds from the file at `where`, None if there are none."""
         if not low or len(low) != len(high):
             return None
         return self.read(where, action_low=tuple(low), action_high=tuple(high))
@@ -317,14 +318,14 @@ class AgentMetadata(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class RecognizedAgent:
-    """A tree recognised as an agent: every leaf's way to the canonical tree.
+    """A tree recognised as an agent: the mapping of every leaf to the canonical tree.
 
-    `consumed` are leaves that carry no information of their own once the rest is mapped (indices);
-    `unplaced` names, by component, the trained tensors that no known kind of layer took: such a network
-    can be listed, but running it without them would be running another one. `defaults` are settings of the
-    optimizers that the library fills in where the program gave none, if they are not those of Keras or torch.
-    `fronts` say by component what a policy computes before its layers. `ledger` lists what else could change
-    the numbers: what the layout used, assumed, or found and cannot use.
+    `consumed` are leaves without information of their own once the rest is mapped (indices); `unplaced`
+    names, by component, the trained tensors that belong to no supported kind of layer: such a network
+    can be listed, but running it without them would give other results. `defaults` are the library's
+    optimizer defaults, if they differ from those of Keras or torch. `fronts` are encoders before the
+    layers, by component. `ledger` lists what else could change the numbers: used, assumed, or found and
+    unusable.
     """
 
     layout: str
@@ -340,7 +341,7 @@ class RecognizedAgent:
     ledger: tuple[LedgerEntry, ...] = ()
 
     def moved(self, place: Callable[[Path], Path]) -> RecognizedAgent:
-        """Return the binding of the tree whose leaves lie at `place` of where this one's lie."""
+        """Return the binding with sources replaced by `place`."""
         moves = tuple(replace(move, source=place(move.source)) for move in self.moves.moves)
         return replace(
             self,
@@ -351,20 +352,20 @@ class RecognizedAgent:
         )
 
     def noted(self, *notes: str) -> RecognizedAgent:
-        """Return the binding with more for people to know of the mapping."""
+        """Return the binding with further notes on the mapping."""
         return replace(self, moves=replace(self.moves, notes=(*self.moves.notes, *notes)))
 
     def entered(self, *entries: LedgerEntry) -> RecognizedAgent:
-        """Return the binding with more entries of the ledger."""
+        """Return the binding with further ledger entries."""
         return replace(self, ledger=(*self.ledger, *entries))
 
     def refused(self, component: str, *reasons: str) -> RecognizedAgent:
-        """Return the binding with more reasons why a component's networks cannot be run."""
+        """Return the binding with further reasons why a component's networks cannot be run."""
         found = (*self.unplaced.get(component, ()), *reasons)
         return replace(self, unplaced={**self.unplaced, component: found})
 
     def without(self, left: Collection[str]) -> RecognizedAgent:
-        """Return the binding without tensors, by name, that nothing which a network computes depends on."""
+        """Return the binding without the named tensors, which no network's output depends on."""
         unplaced = {
             component: kept
             for component, names in self.unplaced.items()
@@ -373,7 +374,7 @@ class RecognizedAgent:
         return replace(self, unplaced=unplaced)
 
     def statistics(self, tree: Tree) -> dict[str, Leaf]:
-        """Return the tensors of the observations' statistics by their canonical names ("mean", "var")."""
+        """Return the observation statistics tensors by their canonical names ("mean", "var")."""
         return {
             str(move.target[1].value): leaf
             for move in self.moves.moves
@@ -384,10 +385,10 @@ class RecognizedAgent:
 def add_targets(
     binding: RecognizedAgent, agent: Tree
 ) -> tuple[RecognizedAgent, dict[Path, Leaf | ValueLeaf]]:
-    """Return the binding with targets that are copies of its networks, and the copies' canonical leaves.
+    """Return the binding with targets copied from its networks, and the copies' canonical leaves.
 
-    Only an actor with Q-functions trains with targets, a Gaussian one with those of its Q-functions. An agent
-    that has a target of either kind, or a value of the state, stays as it is.
+    Only an actor with Q-functions is trained with targets, a Gaussian one with those of its
+    Q-functions. An agent that has a target of either kind, or a state value, is returned unchanged.
     """
     titles = {part.component for part in binding.parts}
     if not {"actor", "critic"} <= titles or titles & {*VALUES, "actor_target", "critic_target"}:
@@ -409,36 +410,36 @@ def add_targets(
 
 
 def has_duplicate_layer_names(parts: Sequence[AgentNetwork]) -> bool:
-    """Say whether networks of one component have layers of the same names: each gets its own name before."""
+    """Return whether networks of a component share layer names, so that each needs its name as a prefix."""
     names = [layer.name for part in parts for layer in part.layers]
     return len(set(names)) < len(names)
 
 
 def get_written_name(position: int | str, layer: AgentLayer) -> tuple[str, ...]:
-    """Return the name under which a layer is written; a further head gets one that every layout knows."""
+    """Return the name under which a layer is written; a further head gets a name common to all layouts."""
     if isinstance(position, int) or layer.name[-1] in LOG_STD:
         return layer.name
     return (position,)
 
 
 def canonical_weight_path(part: AgentNetwork, position: int | str, name: str) -> Path:
-    """Return the canonical path of a tensor of the layer at a position, or of a branch by its name."""
+    """Return the canonical path of a tensor of the layer at a position, or of a named branch."""
     step = index(position) if isinstance(position, int) else attr(position)
     return (*part.prefix, step, attr(name))
 
 
 def canonical_slot_path(optimizer: str, name: str, weight_path: Path) -> Path:
-    """Return the canonical path of a weight's moment or setting: its own path below optimizer and name."""
+    """Return the canonical path of a weight's moment or setting: its path under optimizer and name."""
     return (attr(optimizer), attr(name), *get_optimizer_key(optimizer, weight_path))
 
 
 def get_optimizer_key(optimizer: str, weight_path: Path) -> Path:
-    """Return a weight's path as its optimizer's moments have it: without the network, if that has its own."""
+    """Return a weight's path within its optimizer: without the network, if the network has its own."""
     return weight_path if optimizer == JOINT else weight_path[1:]
 
 
 def get_weight_key(slot_path: Path) -> Path:
-    """Return a weight's path, as `slot` takes it, from that of one of its moments or settings."""
+    """Return a weight's path, as used by `canonical_slot_path`, from a moment's or setting's path."""
     return slot_path[2:] if slot_path[0].value == JOINT else slot_path[1:]
 
 
@@ -447,18 +448,18 @@ def canonical_setting_path(optimizer: str, name: str) -> Path:
     return (attr(optimizer), attr(name))
 
 
-# Which maps of a policy's last layer to an action are the same, given the action's bounds.
+# Action maps that are equal for the given action bounds.
 
 Bounds = tuple[list[float], list[float]]
 
-# Maps that are one map for some bounds (networks.build.HEADS lists them).
+# Maps that are equal for some bounds (networks.build.HEADS lists all maps).
 _FAMILIES = (frozenset(("tanh", "affine", "tanh_clip_affine")), frozenset(("clip", "clip_affine")))
 
 
 def matches_action_map(facts: AgentMetadata, agent: Tree, head: str) -> bool | None:
-    """Say whether the agent's action map is what `head` is for its bounds; None where those are not known.
+    """Return whether the agent's action map equals `head` for its bounds; None if they are unknown.
 
-    The two small tensors of the action's map are read.
+    The two small tensors of the action map are read.
     """
     if facts.head == head:
         return True
@@ -473,17 +474,17 @@ def matches_action_map(facts: AgentMetadata, agent: Tree, head: str) -> bool | N
 
 
 def _simplify_action_map(head: str, bounds: Bounds) -> str:
-    """Return the plainest map that is the same one for these bounds."""
+    """Return the simplest map that is equal for these bounds."""
     low, high = bounds
     even = all(value == high[0] for value in high) and all(value == -high[0] for value in low)
-    # max_action * tanh is tanh mapped to bounds of one size; clipping 1 * tanh changes nothing.
+    # max_action * tanh equals tanh mapped to symmetric bounds of one size; clipping 1 * tanh changes nothing.
     if (head == "tanh" and even) or (head == "tanh_clip_affine" and high[0] == 1):
         return "affine"
     return "clip" if head == "clip_affine" and even and high[0] == 1 else head
 
 
 def action_bounds(agent: Tree) -> Bounds | None:
-    """Return low and high of each action as the canonical agent's scale and bias give them, None without."""
+    """Return low and high of each action from the canonical agent's scale and bias, None without them."""
     scale, bias = (agent.get((attr("actor"), attr(name))) for name in ("action_scale", "action_bias"))
     if not isinstance(scale, Leaf) or not isinstance(bias, Leaf):
         return None
@@ -494,9 +495,9 @@ def action_bounds(agent: Tree) -> Bounds | None:
 def require_action_bounds(
     facts: AgentMetadata, agent: Tree, whose: str
 ) -> tuple[Sequence[float], Sequence[float]]:
-    """Return low and high of each action, which what `whose` writes must say.
+    """Return low and high of each action, which `whose` must contain.
 
-    Raise UsageError when nobody says them.
+    Raise UsageError if they are unknown.
     """
     if facts.action_low is not None and facts.action_high is not None:
         return facts.action_low, facts.action_high
@@ -509,7 +510,7 @@ def require_action_bounds(
     return known
 
 
-# The canonical names of activations: by the classes of torch, by the settings of RLlib.
+# Canonical activation names, by torch class and by RLlib setting.
 #
 # Sources: torch/nn/modules/activation.py; rllib/models/utils.py, `get_activation_fn`.
 
@@ -527,11 +528,11 @@ TORCH = {
 RLLIB = {"swish": "silu", "None": "linear"}
 
 
-# Says of critics that do not give one value but many numbers: quantiles, or the logits of atoms.
+# Critics with many outputs instead of one value: quantiles, or the logits of atoms.
 
 
 def list_distribution_notes(binding: RecognizedAgent, tree: Tree) -> tuple[str, ...]:
-    """Return a note for each Q-function of the binding that gives more than one number."""
+    """Return a note for each Q-function of the binding that has more than one output."""
     return tuple(
         f"{title} gives {width} numbers of a distribution, not a value"
         for title, width in _list_wide_critics(binding, tree)
@@ -549,10 +550,10 @@ def _list_wide_critics(binding: RecognizedAgent, tree: Tree) -> Iterator[tuple[s
             yield part.title, leaf.shape[1]
 
 
-# Recurrent layers before a policy's dense layers: which they are, and where their tensors go.
+# Recurrent layers before a policy's dense layers: their kinds and canonical paths.
 #
 # Names: torch/nn/modules/rnn.py, RNNBase (`weight_ih_l0`; a second direction ends in `_reverse`, a projection
-# is called `weight_hr_l0`); keras/src/layers/rnn/gru.py (a GRU that resets before the product has one bias,
+# is named `weight_hr_l0`); keras/src/layers/rnn/gru.py (a GRU that resets before the product has one bias,
 # one that resets after it two rows of them).
 
 _TORCH = re.compile(r"((?:.*/)?)((?:weight|bias)_(?:ih|hh))_l(\d+)")
@@ -566,7 +567,7 @@ RecurrentLayers = tuple[tuple[str, ...], list[Move]]
 def read_recurrent_layers(
     tree: Tree, component: str, tensors: Mapping[str, Path], framework: str
 ) -> RecurrentLayers | None:
-    """Return the kinds of the layers in their order, and the moves of their tensors; None for any others."""
+    """Return the layer kinds in order, and the moves of their tensors; None for unsupported ones."""
     groups: dict[tuple[str, str], dict[str, Path]] = {}
     for whole, path in tensors.items():
         name = _NAMES[framework].fullmatch(whole)
@@ -592,14 +593,14 @@ def read_recurrent_layers(
 
 
 def _read_cell(group: Group, framework: str) -> tuple[str, Iterable[TensorMapping]] | None:
-    """Return the kind of one layer and the way of its tensors to canonical ones."""
+    """Return the kind of one layer and the mapping of its tensors to canonical ones."""
     from ckpttool.mapping.layer_kinds import TensorMapping
     from ckpttool.mapping.layers import candidate_kinds
 
     if framework == "tensorflow" and "bias" not in group:
-        return None  # only the bias tells when a GRU resets
+        return None  # only the bias shape shows when a GRU resets
     kernel, recurrent = group.get("kernel"), group.get("recurrent_kernel")
-    if kernel is not None and recurrent is not None and len(recurrent.shape) == 2:  # ConvLSTM's has four
+    if kernel is not None and recurrent is not None and len(recurrent.shape) == 2:  # ConvLSTM's has four axes
         units, width = recurrent.shape
         if kernel.shape[1:] == group["bias"].shape == (width,) == (3 * units,):
             names = (("kernel", "kernel"), ("recurrent_kernel", "recurrent_kernel"), ("bias", "bias_input"))
@@ -609,7 +610,7 @@ def _read_cell(group: Group, framework: str) -> tuple[str, Iterable[TensorMappin
 
 
 def add_recurrent_layers(binding: RecognizedAgent, tree: Tree, framework: str) -> RecognizedAgent:
-    """Return the binding with what its policies remember in layers that come before all others."""
+    """Return the binding with its policies' recurrent layers, if they precede all others."""
     found = {
         part.component: front
         for part in binding.parts
@@ -627,7 +628,7 @@ def _read_recurrent_encoder(
     placed = {move.source for move in binding.moves.moves if move.target[0] == attr(part.component)}
     own = [path for path, _ in tree.tensors() if path in placed or tree.names[path] in left]
     tensors = {tree.names[path]: path for path in own if path not in placed}
-    # Only what comes first in the file can be taken to come first in the program.
+    # Only a recurrent layer that is first in the file is assumed to be first in the program.
     if len(tensors) != len(left) or own[: len(tensors)] != list(tensors.values()):
         return None
     read = read_recurrent_layers(tree, part.component, tensors, framework)
@@ -654,27 +655,27 @@ _MOST = 1 << 20
 
 
 def read_numbers(found: object) -> tuple[float, ...]:
-    """Return a tensor's numbers, flat; none of what is no tensor of float32 or float64, or is a large one."""
+    """Return a tensor's numbers, flat; none if it is not float32 or float64, or is large."""
     if not isinstance(found, Leaf) or found.dtype not in _CODES or found.size > _MOST:
         return ()
     return unpack_numbers(bytes(found.read()), found.dtype)
 
 
 def unpack_numbers(data: bytes, dtype: str) -> tuple[float, ...]:
-    """Return the little-endian numbers of float32 or float64 that the bytes are; a rest is left out."""
+    """Return the little-endian float32 or float64 numbers in the bytes; a remainder is dropped."""
     size = struct.calcsize(_CODES[dtype])
     count = len(data) // size
     return struct.unpack(f"<{count}{_CODES[dtype]}", data[: count * size])
 
 
 def make_float32_tensor(values: Sequence[float]) -> Leaf:
-    """Return the numbers as a float32 tensor [n] that no file holds: a setting, such as a bound."""
+    """Return the numbers as a float32 tensor [n] without a file: a setting, e.g. a bound."""
     packed = struct.pack(f"<{len(values)}f", *values)
     return Leaf("float32", (len(values),), Inline(packed), "", "other")
 
 
 def make_float64_tensor(values: Sequence[float], name: str = "") -> Leaf:
-    """Return the numbers as a float64 tensor [n] that no file holds."""
+    """Return the numbers as a float64 tensor [n] without a file."""
     packed = struct.pack(f"<{len(values)}d", *values)
     return Leaf("float64", (len(values),), Inline(packed), name, "buffer")
 
@@ -694,7 +695,7 @@ def make_float64_tensor(values: Sequence[float], name: str = "") -> Leaf:
 DICT_UNKNOWN = unknown_fact(
     "observation statistics", "how the parts of a Dict observation are normalised", decides=True
 )
-"""What an agent lacks whose file holds statistics of several parts of an observation."""
+"""Unknown fact of an agent whose file has separate statistics for parts of an observation."""
 
 _STATISTIC = {
     "mean": "mean",
@@ -708,7 +709,8 @@ _STATISTIC = {
 }
 _COUNT = frozenset(("count", "current_count", "n", "num", "num_samples"))
 _EPSILON, _CLIP = ("epsilon", "eps"), ("clip", "clip_obs", "clip_max", "clip_range", "clip_threshold")
-# The limit that a wrapper's object has beside the statistics (VecNormalize: obs_rms, clip_obs, epsilon).
+# The clipping limit that a wrapper object stores beside the statistics (VecNormalize: obs_rms, clip_obs,
+# epsilon).
 _CLIP_OF_OBSERVATIONS = ("clip_obs", "obs_clip", "clip_observation", "clip_observations", "observation_clip")
 _PAIR = re.compile(rf"(\w+?)_({'|'.join(sorted(_STATISTIC, key=len, reverse=True))})")
 _OBSERVED = re.compile(
@@ -719,13 +721,13 @@ _OTHER = re.compile(
     r"(^|_)(ret|returns?|rews?|rewards?|adv|advantages?|values?|critics?|vf?|qf?|images?|grads?|acts?|actions?"
     r"|priv\w*|next|targets?)(_|$)"
 )
-# Siblings that show a batch norm, which is a layer of the network.
+# Siblings that identify a batch norm, which is a layer of the network.
 _LAYER = frozenset(("weight", "bias", "gamma", "beta", "scale", "offset", "kernel", "num_batches_tracked"))
 _MOST_ENTRIES = 1 << 16
 
 
 class _NormalizationFormula(NamedTuple):
-    """How a class that has buffers of these names normalises."""
+    """Normalisation formula of the classes with these buffer names."""
 
     whose: str
     epsilon: float
@@ -738,14 +740,14 @@ _EMPIRICAL = _NormalizationFormula("rsl_rl's EmpiricalNormalization", 1e-2, outs
 _SCALER = _NormalizationFormula("skrl's RunningStandardScaler", 1e-8, outside=True, clip=5.0)
 _RL_GAMES = _NormalizationFormula("rl_games' RunningMeanStd", 1e-5, clip=5.0)
 _WRAPPER = _NormalizationFormula("Gymnasium's NormalizeObservation", 1e-8)
-# The root of var + 1e-14 is Keras's maximum wherever the variance is not about 1e-14 itself.
+# sqrt(var + 1e-14) equals Keras's maximum unless the variance is close to 1e-14.
 _KERAS_FORMULA = _NormalizationFormula("Keras's Normalization", 1e-14)
 _PLAIN = _NormalizationFormula("(x - mean) / std", 0.0, std=True)
 
 
 @dataclass
 class _StatisticsGroup:
-    """Mean, variance and deviation that stand together, by what they are; numbers as stored."""
+    """Mean, variance and standard deviation stored together, by role; numbers as stored."""
 
     where: str
     rows: dict[str, Leaf] = field(default_factory=dict)
@@ -756,7 +758,7 @@ class _StatisticsGroup:
 
     @property
     def size(self) -> int:
-        """The number of values; 0 for a group that is no statistics."""
+        """The number of values; 0 if the group is not statistics."""
         rows = [self.rows.get(name) for name in ("mean", "var", "std")]
         sizes = {row.size for row in rows if row is not None}
         whole = rows[0] is not None and (rows[1] is not None or rows[2] is not None)
@@ -775,16 +777,16 @@ class _StatisticsGroup:
         return _PLAIN if "var" not in self.rows else _WRAPPER
 
     def number(self, names: Sequence[str]) -> float | None:
-        """Return a setting that stands beside the statistics."""
+        """Return a setting stored beside the statistics."""
         return next((self.numbers[name] for name in names if name in self.numbers), None)
 
 
 @dataclass(frozen=True, slots=True)
 class StoredStatistics:
-    """Statistics of observations: the numbers with their formula, and where they stand.
+    """Observation statistics: the numbers with their formula, and their location.
 
-    `assumed` names what of the formula no file holds, None if the file holds all of it. `moves` bring the
-    tensors to the canonical agent, `consumed` are entries that carry no more.
+    `assumed` names the parts of the formula that no file contains, None if the file has all of it.
+    `moves` map the tensors to the canonical agent, `consumed` are entries without further information.
     """
 
     where: str
@@ -796,20 +798,20 @@ class StoredStatistics:
 
     @property
     def paths(self) -> frozenset[Path]:
-        """All entries that the statistics consist of."""
+        """All entries that make up the statistics."""
         return self.consumed | {move.source for move in self.moves}
 
 
 def find_statistics(tree: Tree, taken: Collection[Path] = ()) -> tuple[StoredStatistics, ...]:
-    """Return all statistics of observations in the tree, outside of the entries `taken`."""
+    """Return all observation statistics in the tree, outside the entries in `taken`."""
     return tuple(_make_statistics(group) for group in _group_statistics(tree, taken) if group.size)
 
 
 def apply_statistics(binding: RecognizedAgent, tree: Tree, size: int) -> RecognizedAgent:
-    """Return the binding with the statistics of observations that its layout does not read.
+    """Return the binding with observation statistics that its layout does not read.
 
-    `size` is the number of the policy's observations. Nothing is applied where the layout knows statistics
-    already, or where several differ.
+    `size` is the number of the policy's observations. Nothing is applied if the layout has already read
+    statistics, or if several differ.
     """
     if _has_statistics(binding):
         return binding
@@ -842,7 +844,7 @@ def _has_statistics(binding: RecognizedAgent) -> bool:
 
 
 def _group_statistics(tree: Tree, taken: Collection[Path]) -> list[_StatisticsGroup]:
-    """Return what stands together: below one name, or with one prefix (`obs_mean`, `obs_std`)."""
+    """Return the groups: entries under one name, or with one prefix (`obs_mean`, `obs_std`)."""
     groups: dict[tuple[str, ...], _StatisticsGroup] = {}
     layers: set[tuple[str, ...]] = set()
     for segments, leaf, paths in list_rows(tree, taken):
@@ -875,7 +877,7 @@ def _group_statistics(tree: Tree, taken: Collection[Path]) -> list[_StatisticsGr
 def _add_wrapper_settings(
     group: _StatisticsGroup, above: tuple[str, ...], tree: Tree, taken: Collection[Path]
 ) -> None:
-    """Give a group the limit, and from a normaliser's object the epsilon, that stand one level higher."""
+    """Add the clipping limit, and a normaliser object's epsilon, stored one level above a group."""
     normalises = bool(above) and _OBSERVED.search(above[-1].lower()) is not None
     for path, leaf in tree.items():
         segments = tuple(tree.names.get(path, "").split("/"))
@@ -894,7 +896,7 @@ def _add_wrapper_settings(
 def list_rows(
     tree: Tree, taken: Collection[Path]
 ) -> list[tuple[tuple[str, ...], Leaf | ValueLeaf, tuple[Path, ...]]]:
-    """Return tensors and values with their names' segments; a list of numbers as one row."""
+    """Return tensors and values with their name segments; a list of numbers as one row."""
     listed: dict[Path, list[tuple[Path, float]]] = {}
     rows: list[tuple[tuple[str, ...], Leaf | ValueLeaf, tuple[Path, ...]]] = []
     for path, leaf in tree.items():
@@ -913,7 +915,7 @@ def list_rows(
 
 
 def _split_statistic_name(above: tuple[str, ...], last: str) -> tuple[tuple[str, ...], str]:
-    """Return the group of a tensor and its name there: `obs_mean` is `mean` of the group `obs`."""
+    """Return a tensor's group and its name in it: `obs_mean` is `mean` of the group `obs`."""
     if last.lstrip("_") in _STATISTIC:
         return above, last
     pair = _PAIR.fullmatch(last)
@@ -923,9 +925,9 @@ def _split_statistic_name(above: tuple[str, ...], last: str) -> tuple[tuple[str,
 
 
 def _is_observed(at: tuple[str, ...]) -> bool:
-    """Return whether a group's name is that of observations, and not of rewards, values or images."""
+    """Return whether a group's name refers to observations, and not to rewards, values or images."""
     near = [segment.lower() for segment in at[-3:] if not segment.isdigit()]
-    # `v` of an observation's statistics is a velocity.
+    # `v` in observation statistics means velocity.
     letters = ("v", "q") if any(re.search(r"(^|_)(ob|obs|observations?)(_|$)", each) for each in near) else ()
     others = (each for each in near if each not in ("actor_critic", "ac", *letters))
     return any(_OBSERVED.search(each) for each in near[-2:]) and not any(map(_OTHER.search, others))

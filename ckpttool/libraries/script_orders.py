@@ -1,7 +1,8 @@
-"""Evaluates TorchScript's code on numbered entries: the orders in which layers take and make images.
+"""Evaluate TorchScript code on numbered entries, to find the image orders of layers.
 
-Sources: torch/csrc/jit/serialization/python_print.cpp (the language), torch/_refs and the documentation of
-torch.* (arguments of operations), torch/csrc/jit/serialization/export_module.cpp (`traced_inputs.pkl`).
+Sources: torch/csrc/jit/serialization/python_print.cpp (the language), torch/_refs and the
+documentation of torch.* (arguments of operations), torch/csrc/jit/serialization/export_module.cpp
+(`traced_inputs.pkl`).
 """
 
 from __future__ import annotations
@@ -41,11 +42,11 @@ from ckpttool.libraries.model_steps import (
 
 _CHANNEL = 1
 _LOOPS = 10_000
-# Sides of square images that are tried where the archive does not record its inputs.
+# Sizes of square images to try if the archive does not record its inputs.
 _SIDES = (28, 32, 64, 84, 96, 224, 48, 16, 8, 10, 128, 256, *range(1, 129))
 _TRIES = 400
 _ATTENTION = "__torch__.torch.nn.modules.activation"
-# Operations that may put an image's axes into another order, and writes into a part of a tensor.
+# Operations that may reorder an image's axes, and assignments to a part of a tensor.
 _REORDERS = re.compile(
     r"torch\.(?:permute|transpose|movedim|moveaxis|swapaxes|swapdims|einsum|numpy_T|t|flip|rot90|roll|unfold"
     r"|pixel_(?:un)?shuffle|copy_|index_put_|_index_put_impl_)\("
@@ -63,7 +64,7 @@ _FAILURES = (
 
 
 class _TransposedWeight(NamedTuple):
-    """A matrix that the code transposes before it is used."""
+    """A matrix that the code transposes before use."""
 
     path: Path
 
@@ -71,10 +72,10 @@ class _TransposedWeight(NamedTuple):
 def read_script_orders(
     checkpoint: Checkpoint, shapes: Sequence[Shape]
 ) -> Mapping[Path, FeatureOrders] | None:
-    """Return the orders that a TorchScript archive's forward shows, None if the checkpoint is none.
+    """Return the orders in a TorchScript archive's forward, None if the checkpoint is not an archive.
 
-    `shapes` are the inputs of the model that is filled, images with their channels first or last. Where the
-    forward cannot be evaluated for any inputs, no order is known if it may reorder axes.
+    `shapes` are the inputs of the model to fill, images with their channels first or last. If forward
+    cannot be evaluated for any inputs and may reorder axes, all orders are unknown.
     """
     texts = read_code(checkpoint)
     if texts is None:
@@ -97,7 +98,7 @@ def read_script_orders(
 
 
 def _keep_size_independent(found: Mapping[Path, FeatureOrders]) -> dict[Path, FeatureOrders]:
-    """Return the orders that hold for images of other sides too: those whose places stand as they are."""
+    """Return the orders that also hold for images of other sizes: those with unchanged positions."""
 
     def kept(order: AxisOrder | None) -> AxisOrder | None:
         if order is None or order == UNKNOWN:
@@ -149,7 +150,7 @@ class _ScriptOrderEvaluator(ScriptEvaluator):
         return cls(checkpoint.tree, texts, parsed=parsed, evaluation=found)
 
     def run(self, inputs: Sequence[Shape]) -> Any:
-        """Return what `forward` makes of inputs of these shapes."""
+        """Return the output of `forward` for inputs of these shapes."""
         return self._method((), "forward", [self.evaluation.given(shape) for shape in inputs])
 
     # --- Language ---------------------------------------------------------------------------------------
@@ -158,7 +159,7 @@ class _ScriptOrderEvaluator(ScriptEvaluator):
         container = self.tree.containers.get(module)
         where, _, cls = ((container.name if container is not None else None) or "").rpartition(".")
         if where.startswith(_ATTENTION) and cls == "MultiheadAttention" and len(given) > 2:
-            # Compiled from its source, it branches on much that shapes do not tell.
+            # Its source code branches on values that shapes do not determine.
             query = given[0]
             weight = self._of(module, "in_proj_weight")
             self.evaluation.takes(weight.path, query)
@@ -176,7 +177,7 @@ class _ScriptOrderEvaluator(ScriptEvaluator):
         try:
             settings = [self._of(module, name) for name in ("hidden_size", "bidirectional")]
         except UnsupportedScriptError:
-            return self._called(module, "forward", given)  # traced: its code is plain operations
+            return self._called(module, "forward", given)  # traced: its code consists of plain operations
         (hidden, both), x = settings, given[0]
         leaf = self.tree.get(first)
         if not isinstance(leaf, Leaf) or isinstance(x, UntracedActivation):
@@ -296,7 +297,7 @@ class _ScriptOrderEvaluator(ScriptEvaluator):
     # --- Values -----------------------------------------------------------------------------------------
 
     def activation(self, value: Any) -> TracedActivation:
-        """Return a tensor as an activation: a weight or a constant holds no image."""
+        """Return a tensor as an activation: weights and constants are never images."""
         if isinstance(value, TracedActivation):
             return value
         if isinstance(value, ScriptTensor):
@@ -306,11 +307,11 @@ class _ScriptOrderEvaluator(ScriptEvaluator):
         raise UnsupportedScriptError
 
     def number(self, value: Any) -> Any:
-        """Return a number that the code may keep in a tensor."""
+        """Return a number that may be stored in a tensor."""
         return self.numbers(value)[0] if isinstance(value, ScriptTensor) else value
 
     def is_tensor(self, value: Any) -> bool:
-        """Say whether a value is a tensor of more than one number."""
+        """Return whether a value is a tensor with more than one number."""
         if isinstance(value, ScriptTensor):
             leaf = self.tree.get(value.path)
             return not isinstance(leaf, Leaf) or leaf.shape != ()
@@ -349,7 +350,7 @@ _ABLE = frozenset(
 
 
 def _sizes(value: Any, count: int) -> tuple[int, ...]:
-    """Return a setting of windows for each axis: a number or a list, of which one number stands for all."""
+    """Return a window setting for each axis: a list, or one number for all axes."""
     found = [value] if isinstance(value, int) else list(value)
     if not all(type(each) is int for each in found):
         raise UnsupportedScriptError
@@ -394,7 +395,7 @@ def _convolution_of_any_rank(run: _ScriptOrderEvaluator, given: _Given) -> Any:
 
 
 class _ConvolutionArguments(NamedTuple):
-    """What a convolution is called with; `more` is the output padding of a transposed one (`turned`)."""
+    """Arguments of a convolution; `more` is the output padding of a transposed one (`turned`)."""
 
     stride: Any
     padding: Any
@@ -689,7 +690,7 @@ def _dim(run: _ScriptOrderEvaluator, given: _Given) -> Any:
 
 
 def _norm(weight: int, axis: int) -> _Operation:
-    """Return the reading of a norm whose weight is this argument, for features along this axis."""
+    """Return the handler of a norm whose weight is this argument, for features along this axis."""
 
     def read(run: _ScriptOrderEvaluator, given: _Given) -> Any:
         x = given[0] if isinstance(given[0], UntracedActivation) else run.activation(given[0])

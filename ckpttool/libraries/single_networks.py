@@ -1,8 +1,9 @@
-"""A policy that no library's layout names: one chain of dense layers.
+"""Policy without a library layout: one chain of dense layers.
 
-The order of the layers comes from a model's own configuration (Keras, a pickled torch Sequential), else from
-the sizes where only one order fits, else from the numbers in the layers' names. What a chain of weights does
-not hold (activations, the action map) stays unknown here: a person gives it (commands/evidence.py).
+The order of the layers comes from a model's own configuration (Keras, a pickled torch Sequential),
+else from the sizes if only one order fits, else from the numbers in the layers' names. Facts that a
+chain of weights does not contain (activations, the action map) stay unknown here: they are given on
+the command line (commands/evidence.py).
 """
 
 from __future__ import annotations
@@ -57,8 +58,8 @@ _OBSERVED = re.compile(
     r"(^|[_/.])(obs|observations?|states?|inputs?|running|rms|norm|normali[sz]er)([_/.]|$)"
 )
 _TEMPERATURE = re.compile(r"^(log_?)?(alpha|temperature|ent_coef)$")
-# Words of the names of tensors beside a network: what goes into it or comes out of it, how training went,
-# and what may change what goes in or comes out.
+# Words in the names of tensors beside a network: its inputs and outputs, results of training, and tensors
+# that may change inputs or outputs.
 _OBSERVES = re.compile(r"obs|(^|[_/])(act(ion)?s?|inputs?|features?)([_/]|$)")
 _OUTCOME = re.compile(
     r"(^|[_/ ])(loss(es)?|acc(uracy)?\d*|scores?|best|metrics?|rewards?|returns?|kth|lr|grads?)([_/ ]|$)"
@@ -73,15 +74,15 @@ _STATISTICS = re.compile(
 _TRUNK = re.compile(
     r"trunk|body|base|shared|encoder|features?|hidden|backbone|torso|net|mlp|head|out|output|last"
 )
-# Containers of RL libraries: what their layouts do not recognise is another algorithm, not a policy alone.
+# Formats of RL libraries: what their layouts do not recognise is another algorithm, not a single policy.
 _LIBRARIES = frozenset(("stable_baselines3", "stable_baselines2", "rllib", "d3rlpy", "keras_rl"))
 _NUMBERS = re.compile(r"\d+")
-_MOST = 200  # layers; no policy that is a chain of dense layers comes near
+_MOST = 200  # layers; far more than any policy of dense layers has
 _TRIES = 20_000
 
 
 class _TensorGroup(NamedTuple):
-    """Tensors that stand together below one module, and the kind of layer that they are, None for none."""
+    """Tensors stored together under one module, and their layer kind, None if unsupported."""
 
     name: Name
     kind: LayerKind | None
@@ -89,12 +90,12 @@ class _TensorGroup(NamedTuple):
 
     @property
     def layer(self) -> ComponentLayer | None:
-        """The layer, None for tensors of no known one."""
+        """The layer, None if its kind is unsupported."""
         return None if self.kind is None else ComponentLayer(self.name, self.kind, self.tensors)
 
 
 class _CandidateNetwork(NamedTuple):
-    """One network of a checkpoint: the name of the module that holds it, and its tensors by module."""
+    """One network of a checkpoint: the name of its module, and its tensors by module."""
 
     name: Name
     groups: tuple[_TensorGroup, ...]
@@ -105,17 +106,17 @@ class _CandidateNetwork(NamedTuple):
 
 
 class _LayerChain(NamedTuple):
-    """Layers in the order of their use, and a sentence for what the order rests on."""
+    """Layers in order of use, and a sentence on the evidence for the order."""
 
     layers: tuple[ComponentLayer, ...]
     assumed: tuple[str, ...] = ()
 
 
 def recognize_single_policy(checkpoint: Checkpoint, network: str = "actor") -> RecognizedAgent | None:
-    """Return the policy that the checkpoint is alone, None if it holds no dense layer.
+    """Return the policy that is the whole checkpoint, None if it has no dense layer.
 
-    `network` names one of several networks, by its module's name. Raise UsageError for several networks, or
-    several orders of layers, of which nothing tells the right one, and UnsupportedError for other layers.
+    `network` selects one of several networks, by its module's name. Raise UsageError if several
+    networks or layer orders are possible, and UnsupportedError for unsupported layers.
     """
     tree = checkpoint.tree
     if checkpoint.format in _LIBRARIES:
@@ -149,10 +150,10 @@ HOOK = "a hook of torch"
 
 
 class RecordedComputation(NamedTuple):
-    """What a file records of a model's computation besides its weights.
+    """Computation of a model that a file records besides its weights.
 
-    `origin` is where it is recorded; `code` is the class or hook whose code is not in the file, empty where
-    the file holds all of it.
+    `origin` is the place of the record; `code` is the class or hook whose code is not in the file,
+    empty if the file contains all of it.
     """
 
     origin: str
@@ -160,7 +161,7 @@ class RecordedComputation(NamedTuple):
 
 
 def read_computation(checkpoint: Checkpoint) -> RecordedComputation | None:
-    """Return what the checkpoint records of its computation, None for weights alone."""
+    """Return the computation recorded in the checkpoint, None for weights alone."""
     if checkpoint.format == onnx.NAME:
         return RecordedComputation("the ONNX graph")
     if model_steps.read_code(checkpoint) is not None:
@@ -173,7 +174,7 @@ def read_computation(checkpoint: Checkpoint) -> RecordedComputation | None:
     module = read_pickled_module(checkpoint.tree)
     top = checkpoint.tree.containers.get(())
     cls = (top.name or "") if top is not None else ""
-    if module is None or not cls:  # a conversion keeps a module's attributes, and not the classes
+    if module is None or not cls:  # a conversion keeps a module's attributes, but not the classes
         return None
     if model_steps.is_hooked(module):
         return RecordedComputation("the pickled module", HOOK)
@@ -185,7 +186,7 @@ def read_computation(checkpoint: Checkpoint) -> RecordedComputation | None:
 def _bind_policy(
     tree: Tree, checkpoint: Checkpoint, network: str, module: PickledModule | None = None
 ) -> RecognizedAgent | None:
-    """Return the policy of a Keras model by its configuration, of other tensors by their names and sizes."""
+    """Return the policy of a Keras model from its configuration, otherwise from tensor names and sizes."""
     document = keras_tree.config_document(checkpoint.format, checkpoint.path)
     if document is None or not model_steps.is_described(document):
         binding = _bind_by_names(tree, checkpoint, network, module)
@@ -196,7 +197,7 @@ def _bind_policy(
         return replace(binding, moves=replace(binding.moves, assumed=(*binding.moves.assumed, said)))
     steps = model_steps.read_keras_steps(document)
     binding = None
-    # A chain has layers that other frameworks have, too; a program is computed as it is.
+    # Chain layers can be converted to other frameworks; a program can only be run.
     with contextlib.suppress(UnsupportedError, UsageError):
         binding = None if steps is None else _bind_by_names(tree, checkpoint, network, module, steps)
     if binding is None:
@@ -209,7 +210,7 @@ def _bind_policy(
 
 
 def _bind_saved_model(checkpoint: Checkpoint) -> RecognizedAgent | None:
-    """Return the policy that a SavedModel serves: a chain of its layers, else a program."""
+    """Return the policy served by a SavedModel: a chain of its layers, else a program."""
     tree, origin = checkpoint.tree, "the SavedModel's graph"
     with contextlib.suppress(UnsupportedError, UsageError):
         followed = tf_graphs.read_graph_steps(checkpoint)
@@ -226,7 +227,7 @@ def _bind_keras(document: Mapping[str, Any], tree: Tree, file: str, network: str
 
 
 def _bind_program(program: Program, used: Sequence[Path], tree: Tree, origin: str) -> RecognizedAgent:
-    """Return the binding of a policy that computes a program of a model's own."""
+    """Return the binding of a policy that computes a model's own program."""
     program, head = _split_final_tanh(program)
     moves = tuple(Move(path, (attr("actor"), attr("graph"), attr(tree.names[path])), KEEP) for path in used)
     return RecognizedAgent(
@@ -262,7 +263,7 @@ def _bind_by_names(
     networks = _find_networks(tuple(found))
     _require_policy(networks, network, checkpoint)
     network_, assumed = _choose_policy(networks, network, file)
-    # What stands beside all networks (a head, a normaliser of observations) may be the policy's.
+    # Tensors outside all networks (a head, an observation normaliser) may belong to the policy.
     inside = {group.name for each in networks for group in each.groups}
     beside = tuple(group for group in found if group.name not in inside)
     network_ = network_._replace(groups=(*network_.groups, *beside))
@@ -294,10 +295,10 @@ def _bind_by_names(
 
 
 def _require_actions(tree: Tree, file: str) -> None:
-    """Raise UnsupportedError for an actor of TorchRL whose last layer may give means and deviations.
+    """Raise UnsupportedError for TorchRL actors that may output means and deviations.
 
-    ProbabilisticActor is a TensorDictSequential: `module.0` computes the parameters of a distribution, which
-    has no tensors of its own. A TanhModule behind it has its bounds as buffers.
+    ProbabilisticActor is a TensorDictSequential: `module.0` computes the parameters of a distribution,
+    which has no tensors of its own. A TanhModule after it has its bounds as buffers.
     """
     matrices = {
         match[1]: leaf.shape
@@ -318,7 +319,7 @@ _TORCHRL = re.compile(r"(|.*/)module/0/module/(?:\d+/)?\d+/weight")
 
 
 def _find_bounds(tree: Tree) -> dict[str, list[float] | None]:
-    """Return numbers beside the network whose names say that they bound actions; None for other values."""
+    """Return numbers beside the network named like action bounds; None for other values."""
     found: dict[str, list[float] | None] = {}
     for path, leaf in tree.items():
         step = path[-2] if path[-1].kind == "index" and len(path) > 1 else path[-1]
@@ -331,14 +332,14 @@ def _find_bounds(tree: Tree) -> dict[str, list[float] | None]:
         elif leaf.role == "other" and leaf.size <= _MOST and leaf.dtype.startswith(("float", "int")):
             row = [float(number) for number in leaf.array().astype("float64").reshape(-1)]
         else:
-            continue  # a parameter or a buffer: see _loose
+            continue  # a parameter or a buffer: see `_sort_loose_tensors`
         before = found.get(name, [])
         found[name] = None if row is None or before is None else [*before, *row]
     return found
 
 
 def _merge_bounds(limits: Mapping[str, list[float] | None]) -> tuple[list[float], list[float]] | None:
-    """Return the lowest and highest action that the numbers say together; None unless they say one thing."""
+    """Return the lowest and highest action from all bounds; None if they are inconsistent."""
     rows = {name.rpartition("/")[2]: row for name, row in limits.items() if row is not None}
     if len(rows) != len(limits):
         return None
@@ -369,7 +370,7 @@ def _add_bounds(
     limits: Collection[str],
     layers: Sequence[ComponentLayer],
 ) -> RecognizedAgent:
-    """Return the binding with the bounds that numbers beside the network say, unless it has others."""
+    """Return the binding with the action bounds stored beside the network, unless it has others."""
     if numbers is None or binding.facts.action_low is not None:
         return binding
     width = next((layer.width_out for layer in reversed(layers) if _is_dense(layer)), None) or 1
@@ -387,9 +388,9 @@ def _add_statistics(
     layers: Sequence[ComponentLayer],
     where: tuple[str, str | None],
 ) -> RecognizedAgent:
-    """Return the policy with the statistics of its observations.
+    """Return the policy with its observation statistics.
 
-    `where` is the file and a hint. Raise UnsupportedError for several that fit, or none.
+    `where` is the file and a hint. Raise UnsupportedError if several fit, or none.
     """
     if not found:
         return binding
@@ -418,7 +419,7 @@ def _add_statistics(
 
 
 def _find_framework(format_: str, tree: Tree) -> str:
-    """Return the framework of the layers' names; of arrays alone, by what they call a matrix."""
+    """Return the framework of the layer names; for plain arrays, based on the name of a matrix."""
     named = cast(Format, plugins.find("formats", format_).load()).FRAMEWORK
     if named in _EPSILON:
         return named
@@ -427,7 +428,7 @@ def _find_framework(format_: str, tree: Tree) -> str:
 
 
 def _group_tensors(tree: Tree, framework: str, without: Collection[Path] = ()) -> list[_TensorGroup]:
-    """Return what stands together below each module, apart from the entries `without`."""
+    """Return the tensors under each module as groups, except the entries in `without`."""
     groups: dict[Name, dict[str, NamedLeaf]] = {}
     for path, leaf in tree.tensors():
         if leaf.role not in ("parameter", "buffer") or leaf.dtype in ("string", "bool") or path in without:
@@ -435,7 +436,7 @@ def _group_tensors(tree: Tree, framework: str, without: Collection[Path] = ()) -
         if not leaf.shape and "int" in leaf.dtype:
             continue  # a count: no layer has such a tensor
         segments = tuple(tree.names[path].removesuffix(":0").split("/"))
-        # model.export() of Keras 3 saves every variable a second time, below this name.
+        # model.export() of Keras 3 saves every variable a second time, under this name.
         if segments[0] == "_all_variables" and framework == "tensorflow":
             continue
         groups.setdefault(segments[:-1], {})[segments[-1]] = NamedLeaf(path, segments, leaf)
@@ -445,14 +446,14 @@ def _group_tensors(tree: Tree, framework: str, without: Collection[Path] = ()) -
         kind = recognize_kind(leaves, framework)
         embeds = any("emb" in segment.lower() for segment in name)
         if kind is None and framework == "torch" and tensors.keys() == {"weight"} and not embeds:
-            # A matrix alone may be an embedding too, which no policy of numbers has.
+            # A single matrix may also be an embedding, which no policy with numeric observations has.
             kind = next((k for k in candidate_kinds(leaves, framework) if k.name == "dense"), None)
         found.append(_TensorGroup(name, kind, tensors))
     return found
 
 
 def _find_networks(found: tuple[_TensorGroup, ...], prefix: Name = ()) -> list[_CandidateNetwork]:
-    """Return the networks among the modules: by the outermost modules that hold a chain each."""
+    """Return the networks among the modules: the outermost modules that contain a chain each."""
     cut = len(prefix)
     children: dict[str, list[_TensorGroup]] = {}
     for module in found:
@@ -470,7 +471,7 @@ def _find_networks(found: tuple[_TensorGroup, ...], prefix: Name = ()) -> list[_
 
 
 def _is_one_network(names: Sequence[str]) -> bool:
-    """Say whether modules of these names are parts of one network: numbered alike, or trunk and head."""
+    """Return whether modules with these names form one network: same numbering, or trunk and head."""
     if any(_CRITIC.search(name) or _POLICY.search(name) or _SLOW.search(name) for name in names):
         return False
     return len({_NUMBERS.sub("#", name) for name in names}) == 1 or all(_TRUNK.search(n) for n in names)
@@ -480,14 +481,14 @@ def _is_dense(module: _TensorGroup | ComponentLayer) -> bool:
     return module.kind is not None and module.kind.name == "dense"
 
 
-# Names of networks that give a value for each of several actions: of classes, files and modules.
+# Names of networks that output a value for each discrete action: classes, files and modules.
 _VALUES_OF_ACTIONS = re.compile(
     r"(^|[\W_])((dueling|double|noisy|quantile|target)?_?q_?(net|network|function)|d?dqn|qr_?dqn|c51|rainbow)([\W_\d]|$)"
 )
 
 
 def _require_policy(found: Sequence[_CandidateNetwork], wanted: str, checkpoint: Checkpoint) -> None:
-    """Raise UnsupportedError if all networks are Q-networks of discrete actions, by their names."""
+    """Raise UnsupportedError if, by their names, all networks are Q-networks of discrete actions."""
     if any(wanted in (n.title, *n.name[-1:]) or _is_policy(n) for n in found):
         return
     root = checkpoint.tree.containers.get(())
@@ -516,7 +517,7 @@ def _to_snake_case(word: str) -> str:
 def _choose_policy(
     found: list[_CandidateNetwork], wanted: str, file: str
 ) -> tuple[_CandidateNetwork, tuple[str, ...]]:
-    """Return the one network that is the policy, by the name that was asked for or by its own name."""
+    """Return the one network that is the policy, by the requested name or by its own name."""
     asked = [n for n in found if wanted in (n.title, *n.name[-1:])]
     if len(asked) == 1:
         return asked[0], ()
@@ -561,7 +562,7 @@ def _is_critic(words: Sequence[str]) -> bool:
 
 
 def _find_role(words: Sequence[str]) -> re.Pattern[str] | None:
-    """Return what the innermost word that tells says: `actor` in actor_critic/actor, `q` in policy/q_net."""
+    """Return the role of the innermost telling word: `actor` in actor_critic/actor, `q` in policy/q_net."""
     for word in reversed(words):
         found = [each for each in (_POLICY, _CRITIC) if each.search(word.lower())]
         if len(found) == 1:
@@ -570,16 +571,16 @@ def _find_role(words: Sequence[str]) -> re.Pattern[str] | None:
 
 
 def _list_role_words(file: str) -> tuple[str, ...]:
-    """Return the word `critic` where the file's name has it, as in TD3_critic.pth."""
+    """Return the word `critic` if the file name contains it, as in TD3_critic.pth."""
     stem = os.path.basename(file).lower().partition(".")[0]
     return ("critic",) if "critic" in stem and "actor" not in stem else ()
 
 
 class _SiblingTensors(NamedTuple):
-    """What tells a network's own tensors from those that a program saved beside its state_dict.
+    """Distinguishes a network's own tensors from those that a program saved beside its state_dict.
 
-    `own` is the path of the dict with dotted names that holds the network, None where that is the whole file
-    or of another form; `sizes` are the numbers of inputs and outputs of its layers.
+    `own` is the path of the dict with dotted names that contains the network, None if that is the whole
+    file or has another form; `sizes` are the input and output sizes of its layers.
     """
 
     own: Path | None
@@ -606,10 +607,10 @@ class _SiblingTensors(NamedTuple):
         return cls(own, wanted, tuple(_list_sibling_statistics(tree, own, wanted, known)))
 
     def may_act(self, entry: NamedLeaf) -> bool:
-        """Return whether the tensor may change the policy's actions.
+        """Return whether the tensor may affect the policy's actions.
 
-        One outside the network's dict may not if it is integer, one number, or of a size of no layer, unless
-        its name says otherwise.
+        A tensor outside the network's dict is assumed not to if it is an integer, one number, or of a size
+        that no layer has, unless its name suggests otherwise.
         """
         if self.own is None or entry.path[: len(self.own)] == self.own:
             return True
@@ -625,11 +626,11 @@ class _SiblingTensors(NamedTuple):
 
     @property
     def prefix(self) -> str:
-        """The dict's name, with a slash behind it; empty where there is none."""
+        """The dict's name followed by a slash; empty if there is none."""
         return "".join(f"{step.value}/" for step in self.own or ())
 
     def hint(self, file: str) -> str | None:
-        """Return the command that takes the network alone, None where there is none."""
+        """Return the command that converts only the network, None if there is none."""
         part = self.prefix.removesuffix("/")
         words = f"ckpttool convert {shlex.quote(file)} OUT.pt --to torch --part {shlex.quote(part)}"
         return f"if the policy does not use them, play the network alone, of: {words}" if part else None
@@ -638,7 +639,7 @@ class _SiblingTensors(NamedTuple):
 def _list_sibling_statistics(
     tree: Tree, own: Path, sizes: frozenset[int], known: Collection[Path]
 ) -> Iterator[str]:
-    """Yield the names of statistics of observations that are arrays of numpy or lists of numbers."""
+    """Yield the names of observation statistics that are NumPy arrays or lists of numbers."""
     rows: dict[Path, int] = {}
     for path, leaf in tree.items():
         if path[: len(own)] == own or path in known:
@@ -658,9 +659,9 @@ def _list_sibling_statistics(
 def _collect_policy(
     network: _CandidateNetwork, file: str, surroundings: _SiblingTensors
 ) -> tuple[tuple[ComponentLayer, ...], dict[str, NamedLeaf], tuple[str, ...]]:
-    """Return the layers that make the action, the buffers of its map, and notes on what is left out.
+    """Return the layers that compute the action, its action map buffers, and notes on omitted tensors.
 
-    Raise UnsupportedError for a tensor of no layer that is known here: it might change every action.
+    Raise UnsupportedError for a tensor outside supported layers: it might change every action.
     """
     layers: list[ComponentLayer] = []
     notes: list[str] = []
@@ -681,7 +682,7 @@ def _collect_policy(
 def _sort_loose_tensors(
     network: _CandidateNetwork, layers: Sequence[ComponentLayer], file: str, surroundings: _SiblingTensors
 ) -> tuple[dict[str, NamedLeaf], tuple[str, ...]]:
-    """Return the buffers of the action's map, and notes on the other tensors that are of no layer."""
+    """Return the action map buffers, and notes on the other tensors outside layers."""
     action_map: dict[str, NamedLeaf] = {}
     notes: list[str] = []
     beside: list[str] = []
@@ -710,7 +711,7 @@ def _sort_loose_tensors(
 
 
 def _is_of_actions(name: str, entry: NamedLeaf, layers: Sequence[ComponentLayer]) -> bool:
-    """Say whether a tensor is the spread of the actions by its name and size: not that of observations."""
+    """Return whether name and size mark a tensor as the actions' spread, not the observations'."""
     widths = {layer.width_out for layer in layers if _is_dense(layer)}
     widths -= {layer.width_in for layer in layers if _is_dense(layer)}
     size = entry.leaf.size
@@ -727,7 +728,7 @@ def _is_deviation(layer: ComponentLayer, dense: Sequence[ComponentLayer]) -> boo
 
 
 def _is_side_head(layer: ComponentLayer, dense: Sequence[ComponentLayer]) -> bool:
-    """Say whether a layer is a value head beside a policy head: both have such names."""
+    """Return whether, by their names, a layer is a value head beside a policy head."""
     names = [each.name[-1].lower() for each in dense if each.name]
     acting = any(_POLICY.search(name) or _MEAN.search(name) for name in names)
     return acting and _is_critic(layer.name[-1:])
@@ -763,7 +764,7 @@ def _order_dense_layers(layers: Sequence[ComponentLayer], file: str) -> _LayerCh
             )
         chain, why = by_number[0], "the order of their names and numbers"
     order = ", ".join("/".join(module.name) for module in chain)
-    # That nothing else stands between them (a sum, a product) is in no file of weights.
+    # A weights file does not show whether anything else is between them (a sum, a product).
     said = f"the layers follow one another in {why}, with nothing but one activation between: {order}"
     assumed = (said,) if len(chain) > 1 else ()
     norms = [module for module in layers if not _is_dense(module)]
@@ -776,7 +777,7 @@ def _describe_layer(module: ComponentLayer) -> str:
 
 
 def _split_numbers(name: Name, names: frozenset[Name]) -> tuple[str, tuple[int, ...]]:
-    """Return a name with its numbers taken out, and these; Keras leaves out the first one's number."""
+    """Return a name without its numbers, and the numbers; Keras omits the first layer's number."""
     text = "/".join(name)
     if not _NUMBERS.search(name[-1] if name else "") and any(
         other[:-1] == name[:-1] and re.fullmatch(re.escape(name[-1]) + r"_\d+", other[-1])
@@ -788,7 +789,7 @@ def _split_numbers(name: Name, names: frozenset[Name]) -> tuple[str, tuple[int, 
 
 
 def _list_predecessors(dense: Sequence[ComponentLayer]) -> dict[int, frozenset[int]]:
-    """Return for each layer those of the same name with lower numbers, which come before it."""
+    """Return for each layer those with the same name and lower numbers, which precede it."""
     names = frozenset(module.name for module in dense)
     keys = [_split_numbers(module.name, names) for module in dense]
     return {
@@ -800,9 +801,9 @@ def _list_predecessors(dense: Sequence[ComponentLayer]) -> dict[int, frozenset[i
 def _find_chains(
     dense: Sequence[ComponentLayer], before: Mapping[int, frozenset[int]], *, together: bool = False
 ) -> list[tuple[ComponentLayer, ...]]:
-    """Return up to two orders in which every layer takes what the one before gives.
+    """Return up to two orders in which every layer's input size equals the previous output size.
 
-    `before` are the layers that come before each; `together` keeps a module's layers next to one another.
+    `before` are the layers that precede each; `together` keeps a module's layers adjacent.
     """
     owners = [module.name[:-1] for module in dense]
     found: list[tuple[ComponentLayer, ...]] = []
@@ -828,7 +829,7 @@ def _find_chains(
 def _insert_norms(
     chain: list[ComponentLayer], norms: Sequence[ComponentLayer], file: str
 ) -> tuple[tuple[ComponentLayer, ...], tuple[str, ...]]:
-    """Return the chain with each layer norm after the dense layer of its number, or of its width."""
+    """Return the chain with each layer norm after the dense layer with its number, or its width."""
     placed: list[ComponentLayer] = list(chain)
     for norm in norms:
         owners = [m for m in chain[:-1] if m.width_out == norm.width_norm]
@@ -856,9 +857,9 @@ def _norm_follows(dense: ComponentLayer, norm: ComponentLayer) -> bool:
 
 
 def _require_sequential(chain: Sequence[ComponentLayer], file: str) -> None:
-    """Raise UnsupportedError where a Sequential has a norm elsewhere, or no activation between two layers.
+    """Raise UnsupportedError if a Sequential has a misplaced norm, or no activation between layers.
 
-    Layers that are numbered without a gap throughout are a ModuleList's, whose activations are code.
+    Layers numbered without any gap belong to a ModuleList, whose activations are in its code.
     """
     for one, two in pairwise(chain):
         if _is_numbered(one) and _is_numbered(two) and not _is_dense(two) and not _norm_follows(one, two):
@@ -886,7 +887,7 @@ def _require_sequential(chain: Sequence[ComponentLayer], file: str) -> None:
 
 
 def _is_numbered(layer: ComponentLayer) -> bool:
-    """Return whether the layer is called as a part of torch's Sequential is."""
+    """Return whether the layer is named like a part of torch's Sequential."""
     return bool(layer.name) and layer.name[-1].isdigit() and layer.kind.framework == "torch"
 
 
@@ -911,7 +912,7 @@ def _bind_steps(
     said: tuple[tuple[str, ...], tuple[str, ...], str],
     origin: str = "the model's configuration",
 ) -> RecognizedAgent:
-    """Return the binding of a model whose own configuration lists what it computes, step by step."""
+    """Return the binding of a model whose own configuration lists its computation step by step."""
     framework, file = where
     by_name = {module.name: module for module in layers}
     listed = model_steps.read_chain_facts(steps, file, origin)
@@ -952,7 +953,7 @@ def _bind_steps(
 def _bind_traced(
     steps: Sequence[ChainStep], tree: Tree, file: str, framework: str, origin: str
 ) -> RecognizedAgent:
-    """Return the binding of a model whose code or graph was followed to its layers' tensors."""
+    """Return the binding of a model whose code or graph was traced to its layers' tensors."""
     if steps and isinstance(steps[0].value, RecurrentCell):
         front, states = _find_recurrent_layer(steps[0], tree, file)
         rest = _bind_traced(steps[1:], tree, file, framework, origin)
@@ -967,7 +968,7 @@ def _bind_traced(
             continue
         kind = SPELLING[weights.framework or framework, step.kind]
         paths = (weights.weight, weights.bias)
-        # Both frameworks' dense layers and norms have two tensors: what multiplies, and what is added.
+        # Dense layers and norms of both frameworks have two tensors: a factor and an offset.
         by_role = dict(zip(_ROLES[step.kind], paths, strict=True))
         tensors = {
             each.name: NamedLeaf(path, tuple(tree.names[path].split("/")), cast(Leaf, tree[path]))
@@ -985,7 +986,7 @@ def _bind_traced(
 
 
 def _bind_onnx(found: onnx_policies.OnnxComputation, checkpoint: Checkpoint) -> RecognizedAgent:
-    """Return the binding of an ONNX model: a chain of layers, else a policy that computes a program."""
+    """Return the binding of an ONNX model: a chain of layers, else a program."""
     origin = "the ONNX graph"
     if found.steps is not None:
         with contextlib.suppress(MappingError, UnsupportedError, UsageError):
@@ -1000,7 +1001,7 @@ def _bind_onnx(found: onnx_policies.OnnxComputation, checkpoint: Checkpoint) -> 
 
 
 def _split_final_tanh(program: Program) -> tuple[Program, str]:
-    """Return a program without the tanh that it ends in, and the action map that this is."""
+    """Return a program without its final tanh, and the action map that the tanh stands for."""
     number = program.output - len(program.inputs) - len(program.states)
     last = program.operations[number] if number >= 0 else None
     if last is None or last.value.get("name") != "tanh" or number != len(program.operations) - 1:
@@ -1009,7 +1010,7 @@ def _split_final_tanh(program: Program) -> tuple[Program, str]:
 
 
 def _find_recurrent_layer(step: ChainStep, tree: Tree, file: str) -> tuple[PolicyEncoder, frozenset[Path]]:
-    """Return the recurrent layer that a policy begins with, and the buffers of its states."""
+    """Return the recurrent layer at the start of a policy, and its state buffers."""
     cell = cast(RecurrentCell, step.value)
     tensors = {
         tree.names[path]: path

@@ -1,14 +1,15 @@
 """skrl's agents: `agent_N.pt`, `best_agent.pt`: state_dicts of models, optimizers and preprocessors.
 
-Sources, in github.com/Toni-SM/skrl: skrl/agents/torch/base.py (`save`, `checkpoint_modules`), and below it
-ddpg, td3, sac, ppo; skrl/models/torch/deterministic.py and gaussian.py (`act`: what the model's own `compute`
-gives, limited to the bounds only if asked for); running_standard_scaler.py in
-skrl/resources/preprocessors/torch (`(x - mean) / (sqrt(var) + 1e-8)`, limited to [-5, 5]). SAC's entropy
-coefficient is not saved.
+Sources, in github.com/Toni-SM/skrl: skrl/agents/torch/base.py (`save`, `checkpoint_modules`), and
+below it ddpg, td3, sac, ppo; skrl/models/torch/deterministic.py and gaussian.py (`act`: the output
+of the model's own `compute`, clipped to the bounds only if configured); running_standard_scaler.py
+in skrl/resources/preprocessors/torch (`(x - mean) / (sqrt(var) + 1e-8)`, clipped to [-5, 5]). SAC's
+entropy coefficient is not saved.
 
-Models are the user's own code, or made from a description (skrl/utils/model_instantiators/torch), so that a
-file tells neither activations nor what `compute` does to the last layer. The habits here are those of skrl's
-own examples: ReLU and tanh times the upper bound with DDPG, TD3, SAC, ELU and the mean itself with PPO.
+Models are the user's own code, or built from a description (skrl/utils/model_instantiators/torch),
+so a file contains neither activations nor the action map in `compute`. The defaults here are those
+of skrl's own examples: ReLU and tanh times the upper bound with DDPG, TD3, SAC; ELU and the plain
+mean with PPO.
 """
 
 from __future__ import annotations
@@ -72,17 +73,17 @@ TABLE = LayoutTable(
 )
 
 _STATISTICS = {"running_mean": "mean", "running_variance": "var", "current_count": "count"}
-# Since 2.0 a policy sees observations; before, what it saw was called the state.
+# Since 2.0 a policy receives observations; before, its input was called the state.
 _PREPROCESSORS = ("observation_preprocessor", "state_preprocessor")
 _EVIDENCE = frozenset(
     ("target_policy", "critic_1", "target_critic", "policy_optimizer", "value_preprocessor", *_PREPROCESSORS)
 )
-# One model for both roles (skrl/utils/model_instantiators/torch/shared.py): saved twice, under either name.
+# One model for both roles (skrl/utils/model_instantiators/torch/shared.py): saved twice, under both names.
 _SHARED = "value_layer"
 
 
 def recognise(tree: Tree, name: str) -> RecognizedAgent | None:  # noqa: ARG001  # the file's name says nothing
-    """Return the way to the canonical agent of a dict that has skrl's names."""
+    """Return the recognised agent of a dict with skrl's names."""
     top = {path[0].value for path in tree if len(path) > 1}
     top |= {alias.path[0].value for others in tree.aliases.values() for alias in others}
     if "policy" not in top or not (top & _EVIDENCE or {"value", "optimizer"} <= top):
@@ -102,7 +103,7 @@ def recognise(tree: Tree, name: str) -> RecognizedAgent | None:  # noqa: ARG001 
 
 
 def _drop_other_role(tree: Tree) -> Tree:
-    """Return the tree without a shared model's other role: its layers are the policy's, but for the last."""
+    """Return the tree without a shared model's other role: all layers but the last are the policy's."""
     kept = {
         path: leaf
         for path, leaf in tree.items()
@@ -118,10 +119,10 @@ def _read_normalizer(binding: RecognizedAgent, tree: Tree) -> ObservationNormali
 
 
 def plan(binding: RecognizedAgent, agent: Tree, told: Settings) -> Plan:
-    """Return where a canonical agent goes: what `Agent.load` of version 2 takes, with skrl's own models.
+    """Plan a file for `Agent.load` of version 2, with skrl's own models.
 
-    Those are what its model instantiators make of a list of layers. Raise UnsupportedError for networks or an
-    action map that they cannot be.
+    Those are the models that its instantiators build from a list of layers. Raise UnsupportedError for
+    networks or an action map that they cannot represent.
     """
     if is_gaussian(binding):
         raise UnsupportedError("a deviation that depends on the observation is no part of skrl's own models")

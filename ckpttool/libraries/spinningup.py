@@ -1,10 +1,10 @@
 """Spinning Up's agents: the whole actor-critic module of pyt_save/model.pt, or the SavedModel tf1_save.
 
-Sources in github.com/openai/spinningup: spinup/utils/logx.py (`_pytorch_simple_save`, `_tf_simple_save`);
-spinup/algos/pytorch/{ddpg,td3,sac}/core.py: an action is act_limit (the first upper bound) times tanh, and
-the module says its activations; ppo/core.py: the mean as it is. Neither targets nor optimizers are in it.
-spinup/algos/tf1/{ddpg,td3,sac}/core.py: the same networks as variables below main/ and target/, all of ReLU,
-SAC's two heads after each other in `pi`.
+Sources in github.com/openai/spinningup: spinup/utils/logx.py (`_pytorch_simple_save`,
+`_tf_simple_save`); spinup/algos/pytorch/{ddpg,td3,sac}/core.py: an action is act_limit (the first
+upper bound) times tanh, and the module contains its activations; ppo/core.py: the plain mean.
+Targets and optimizers are not saved. spinup/algos/tf1/{ddpg,td3,sac}/core.py: the same networks as
+variables under main/ and target/, all with ReLU, SAC's two heads consecutive in `pi`.
 """
 
 from __future__ import annotations
@@ -57,19 +57,19 @@ _TF1 = replace(
     facts=TABLE.facts._replace(lacks=(NO_BOUNDS,)),
     tensors={},
 )
-_LARGEST = 1e30  # as large as no action is
-# The module below `pi` with the hidden layers, and its class: what makes an action of the last layer.
+_LARGEST = 1e30  # larger than any action bound
+# The module under `pi` with the hidden layers, and the action map of its class.
 _DISCRETE = "pi.logits_net"
 _HIDDEN = {"pi.pi": "tanh", "pi.net": "tanh", "pi.mu_net": "identity", _DISCRETE: "identity"}
 _CRITICS = ("q.q", "q1.q", "v.v_net")
-# By the action map, the hidden activation that MLPActorCritic has unless it is told another.
+# Default hidden activation of MLPActorCritic, by action map.
 _DEFAULTS = {"tanh": "relu", "identity": "tanh"}
-# tensorflow/python/training/slot_creator.py: the moments' names, where a file says of no variable what it is.
+# tensorflow/python/training/slot_creator.py: names of moments, for files that do not record roles.
 _MOMENTS = ("/Adam", "/Adam_1")
 
 
 def recognise(tree: Tree, name: str) -> RecognizedAgent | None:  # noqa: ARG001  # model.pt says nothing
-    """Return the way to the canonical agent of a whole actor-critic, or of its variables by name."""
+    """Return the recognised agent of a whole actor-critic, or of its variables by name."""
     if any(each.startswith("main/pi/dense/") for each in tree.names.values()):
         return _bind_saved_model(tree)
     module = read_pickled_module(tree)
@@ -83,7 +83,7 @@ def recognise(tree: Tree, name: str) -> RecognizedAgent | None:  # noqa: ARG001 
 
 
 def _bind_state_dict(tree: Tree) -> RecognizedAgent | None:
-    """Bind the module's state_dict: no attribute and no class is in it, so core.py's defaults hold."""
+    """Bind the module's state_dict, which has no attributes or classes: core.py's defaults apply."""
     names = tuple(tree.names.values())
     hidden = next((name for name in _HIDDEN if _has_tensors_below(names, name, "0")), None)
     if hidden is None or not any(_has_tensors_below(names, name, "0") for name in _CRITICS):
@@ -104,13 +104,13 @@ def _has_tensors_below(names: tuple[str, ...], module: str, layer: str) -> bool:
 
 
 def _add_metadata(binding: RecognizedAgent, module: PickledModule, hidden: str) -> RecognizedAgent:
-    """Return the binding with what the module's attributes and classes say."""
+    """Return the binding with the facts from the module's attributes and classes."""
     names = [module.activation(each) for each in module.children(hidden) if _is_function(module, each)]
     facts = binding.facts._replace(head=_HIDDEN[hidden], lacks=())
     if hidden != "pi.net":
         last = names.pop() if names else None
         if last != {"tanh": "tanh", "identity": "linear"}[facts.head]:
-            names.append(None)  # another map of the output
+            names.append(None)  # another action map
     strange = () if None not in names else ("activations that are not known",)
     if hidden == _DISCRETE:
         strange = (*strange, DISCRETE_CHOICE)
@@ -147,7 +147,7 @@ def _count_actions(binding: RecognizedAgent, tree: Tree) -> int:
 
 
 def _bind_saved_model(tree: Tree) -> RecognizedAgent | None:
-    """Bind variables by name, without moments; SAC's policy has two heads, the second gives deviations."""
+    """Bind named variables, without moments; the second head of SAC's policy outputs the deviations."""
     tree = Tree({path: leaf for path, leaf in tree.items() if not tree.names[path].endswith(_MOMENTS)})
     branches: dict[str, str] = {}
     shapes = _policy(tree)
@@ -159,7 +159,7 @@ def _bind_saved_model(tree: Tree) -> RecognizedAgent | None:
 
 
 def _policy(tree: Tree) -> list[tuple[str, tuple[int, ...]]]:
-    """Return the policy's layers with their kernels' shapes [in, out], in the order of their numbers."""
+    """Return the policy's layers with their kernel shapes [in, out], in numeric order."""
     found: list[tuple[str, tuple[int, ...]]] = []
     for path, leaf in tree.tensors():
         names = tree.names[path].split("/")
@@ -169,9 +169,9 @@ def _policy(tree: Tree) -> list[tuple[str, tuple[int, ...]]]:
 
 
 def plan(binding: RecognizedAgent, agent: Tree, told: Settings) -> Plan:
-    """Return where a canonical agent goes: the state_dict that an MLPActorCritic loads strictly.
+    """Plan the state_dict that an MLPActorCritic loads strictly.
 
-    Raise UnsupportedError for networks or an action map that its classes cannot be.
+    Raise UnsupportedError for networks or an action map that its classes cannot represent.
     """
     return plan_torch_file(_make_table(binding), binding, agent, told)
 

@@ -1,4 +1,4 @@
-"""TD3: as torch modules, as tf.Module objects, the authors' code (sfujim/TD3) and FastTD3."""
+"""TD3: torch modules, tf.Module objects, the authors' code (sfujim/TD3) and FastTD3."""
 
 from __future__ import annotations
 
@@ -52,9 +52,9 @@ from ckpttool.mapping.rules import (
 #
 # Sources, in github.com/younggyoseo/FastTD3: fast_td3/fast_td3_utils.py (`save_params`;
 # `EmpiricalNormalization`: `(x - mean) / (std + 0.01)`), fast_td3/fast_td3.py (`Actor`: tanh of the last
-# layer; `Critic`: two networks that give the logits of `num_atoms` atoms, whose values are the buffer
-# q_support; ReLU), fast_sac/fast_sac.py, fast_td3/environments (with Isaac Lab an action is multiplied by
-# the argument action_bounds).
+# layer; `Critic`: two networks that output the logits of `num_atoms` atoms, whose values are the buffer
+# q_support; ReLU), fast_sac/fast_sac.py, fast_td3/environments (with Isaac Lab an action is multiplied by the
+# argument action_bounds).
 
 _STATISTICS = {"_mean": "mean", "_var": "var", "_std": "std", "count": "count"}
 _NORMALIZERS = {"obs_normalizer_state": "", "critic_obs_normalizer_state": "critic_"}
@@ -90,12 +90,12 @@ FASTTD3_TABLE = LayoutTable(
 _SIMPLICIAL = re.compile(r"\w+_state_dict/.*(fc_head|net/\d+)/(linear|\d+/linear|[a-z_]+)/")
 # A view can be wider than its file.
 _MOST = 1 << 16
-# What the actor explores with; nothing of it makes the action without noise.
+# Exploration settings, which do not affect the action without noise.
 _EXPLORATION = ("noise_scales", "std_min", "std_max")
 
 
 def recognize_fasttd3(tree: Tree, name: str) -> RecognizedAgent | None:  # noqa: ARG001  # the file's name says nothing
-    """Return the way to the canonical agent of a file with the names of `save_params`."""
+    """Return the recognised agent of a file with the names used by `save_params`."""
     top = {path[0].value for path in tree if path}
     if not {"actor_state_dict", "qnet_state_dict"} <= top:
         return None
@@ -121,7 +121,7 @@ def _is_unused(path: Path) -> bool:
 
 
 def _add_arguments(facts: AgentMetadata, tree: Tree) -> AgentMetadata:
-    """Return the facts with what the arguments say: the environment, and whether it scales actions."""
+    """Return the facts from the arguments: the environment, and whether it scales actions."""
     said = {
         path[1].value: leaf.value for path, leaf in tree.plain() if path[0] == key("args") and len(path) == 2
     }
@@ -135,7 +135,7 @@ def _add_arguments(facts: AgentMetadata, tree: Tree) -> AgentMetadata:
             return facts
         high = float(given)
     facts = facts._replace(lacks=()).read("args", action_low=(-high,) * width, action_high=(high,) * width)
-    # Those of HumanoidBench are Gymnasium's; other names are of other suites.
+    # HumanoidBench names are Gymnasium ids; other names belong to other suites.
     return facts.read("args", env=env) if env.startswith(("h1hand-", "h1-")) else facts
 
 
@@ -156,10 +156,11 @@ def _add_normalizer(facts: AgentMetadata, tree: Tree) -> AgentMetadata:
 
 
 def plan_fasttd3(binding: RecognizedAgent, agent: Tree, told: Settings) -> Plan:
-    """Return where a canonical agent goes: `save_params`'s dict, without the arguments of the training.
+    """Plan `save_params`'s dict, without the training arguments.
 
-    FastSAC's with a deviation that depends on the observation, else FastTD3's, whose critics give the logits
-    of atoms: raise UnsupportedError for other critics, and for an action map that is not tanh's.
+    The result is FastSAC's if the standard deviation depends on the observation, else FastTD3's, whose
+    critics output the logits of atoms. Raise UnsupportedError for other critics, and for an action map
+    other than tanh's.
     """
     soft = is_gaussian(binding)
     atoms = isinstance(agent.get((attr("critic"), attr("q_support"))), Leaf)
@@ -170,7 +171,7 @@ def plan_fasttd3(binding: RecognizedAgent, agent: Tree, told: Settings) -> Plan:
 
 _ACTOR = key("actor_state_dict")
 _QNETS = {"critic": key("qnet_state_dict"), "critic_target": key("qnet_target_state_dict")}
-# fast_td3.py, Actor.__init__: the bounds of the noise's scale, and its scale in one environment.
+# fast_td3.py, Actor.__init__: the bounds of the noise scale, and its value in one environment.
 _BUFFERS = {"noise_scales": ((1, 1), 0.05), "std_min": ((), 0.05), "std_max": ((), 0.8)}
 _ARGS = "the arguments of the training are not written: FastTD3 takes sizes and environment from them"
 
@@ -220,11 +221,11 @@ FASTTD3 = LibraryPlugin(FASTTD3_TABLE, recognize_fasttd3, plan_fasttd3)
 #
 # Source: github.com/sfujim/TD3, TD3.py, `TD3.save` and the classes Actor and Critic: an action is max_action
 # (one number) times tanh; the critic keeps Q1 in l1..l3 and Q2 in l4..l6; targets and the update counter are
-# not saved. In DDPG.py the critic's l2 takes the action. github.com/sfujim/TD3_BC, main.py, normalises
-# observations with the dataset's mean and std, which it does not save. Copies of the program keep two critics
-# in files of their own (`_critic_1`) and save the targets.
+# not saved. In DDPG.py the action enters the critic at l2. github.com/sfujim/TD3_BC, main.py, normalises
+# observations with the dataset's mean and std, which it does not save. Copies of the program store two
+# critics in separate files (`_critic_1`) and save the targets.
 
-# `crtic` is how one much-copied program spells it.
+# `crtic` is the spelling in a widely copied program.
 _SPLIT = {f"{name}{n}": f"q{n}" for name in ("critic_", "crtic_", "critic") for n in (1, 2)}
 
 FUJIMOTO_TABLE = LayoutTable(
@@ -262,9 +263,9 @@ _FUJIMOTO_STATISTICS = unknown_fact(
 
 
 def recognize_fujimoto(tree: Tree, name: str) -> RecognizedAgent | None:
-    """Return the way to the canonical agent of a set of files, or of one actor or critic file.
+    """Return the recognised agent of a set of files, or of one actor or critic file.
 
-    A set has layers named by the authors; one file tells what it is by its name (`..._critic`), and
+    A set has the authors' layer names; a single file is identified by its name (`..._critic`), and
     without such a name six layers are a critic, three an actor.
     """
     stored = [str(step.value) for path in tree for step in path if _AUTHORS_LAYER.fullmatch(str(step.value))]
@@ -275,12 +276,12 @@ def recognize_fujimoto(tree: Tree, name: str) -> RecognizedAgent | None:
         return _add_file_metadata(_single(tree, _component(stored, name)), name)
     top = {str(path[0].value) for path in tree if path}
     if top & _MORE and not top & _SPLIT.keys():
-        return None  # one dict with targets and what else an agent has: td3_torch
+        return None  # one dict with targets and further entries: td3_torch
     return _add_file_metadata(bind(tree, FUJIMOTO_TABLE), name)
 
 
 def _add_file_metadata(binding: RecognizedAgent | None, name: str) -> RecognizedAgent | None:
-    """Return the binding with what the file's name says: TD3_BC's agents need statistics."""
+    """Return the binding with the facts in the file's name: TD3_BC's agents need statistics."""
     if binding is None or not name.startswith("TD3_BC"):
         return binding
     return replace(binding, facts=binding.facts.lacking(_FUJIMOTO_STATISTICS))
@@ -302,10 +303,11 @@ def _single(tree: Tree, component: str) -> RecognizedAgent | None:
 
 
 def plan_fujimoto(binding: RecognizedAgent, agent: Tree, told: Settings) -> Plan:
-    """Return where a canonical agent goes: four files that the authors' `TD3.load` takes.
+    """Plan the four files that the authors' `TD3.load` reads.
 
-    Targets, counters, statistics and a Gaussian's second head have no place there and stay behind. Raise
-    UnsupportedError for networks or an action map that their classes cannot be.
+    Targets, counters, statistics and a Gaussian's second head have no place there and are not
+    converted. Raise UnsupportedError for networks or an action map that the authors' classes cannot
+    represent.
     """
     heads = {part.title: len(part.layers) for part in binding.parts if part.component == "critic"}
     rows = [NetworkRow("actor", (key("actor"),), _LAYERS)]
@@ -331,7 +333,7 @@ _LAYERS = LayerNames("l{n}", "l{n}")
 
 
 def _notes(binding: RecognizedAgent, agent: Tree) -> tuple[str, ...]:
-    """Say what `TD3.load` does without, and what it cannot do without."""
+    """Return notes on what `TD3.load` works without, and what it requires."""
     notes = []
     if {part.component for part in binding.parts} & {"actor_target", "critic_target"}:
         notes.append("on loading, targets are copies of the online networks")
@@ -341,7 +343,7 @@ def _notes(binding: RecognizedAgent, agent: Tree) -> tuple[str, ...]:
     return tuple(notes)
 
 
-# What makes the targets that the files lack (TD3.py, `load`: actor_target = copy.deepcopy(actor)).
+# Source of the targets that the files lack (TD3.py, `load`: actor_target = copy.deepcopy(actor)).
 FUJIMOTO = LibraryPlugin(
     FUJIMOTO_TABLE, recognize_fujimoto, plan_fujimoto, COPIES_TARGETS="the authors' load()"
 )
@@ -349,7 +351,7 @@ FUJIMOTO = LibraryPlugin(
 
 # The TD3 authors' agent ported to TensorFlow: one object with networks and optimizers as attributes.
 
-# Tensors of a network that are no layer's: a deviation for all observations, the values of atoms.
+# Network tensors outside layers: a state-independent standard deviation, atom values.
 _SINGLE_TENSORS = (
     "actor/log_std",
     "actor/std",
@@ -358,7 +360,7 @@ _SINGLE_TENSORS = (
     "critic_target/q_support",
 )
 
-# Statistics of what a critic alone observes: those of the policy's observations are in the sidecar.
+# Statistics of a critic's own observations; those of the policy's are in the sidecar.
 _SEEN = tuple(f"{schema.NORMALIZER}/critic_{name}" for name in schema.STATISTICS)
 
 TF_TABLE = LayoutTable(
@@ -387,14 +389,14 @@ TF_TABLE = LayoutTable(
 )
 
 
-# The attribute of tf.train.Checkpoint under which the agent stands, as in Checkpoint(policy=agent).
+# The attribute of tf.train.Checkpoint that holds the agent, as in Checkpoint(policy=agent).
 ROOT = attr("policy")
-# Networks of the same names in agents of other libraries: keras-rl by its files, Acme by its targets.
+# Agents of other libraries with the same network names: keras-rl by its files, Acme by its targets.
 _KERAS_RL, _ACME = ".h5f", frozenset(("target_policy", "target_critic"))
 
 
 def recognize_tf(tree: Tree, name: str) -> RecognizedAgent | None:
-    """Return the tree's way to the canonical agent if its networks are named so."""
+    """Return the recognised agent if the networks have these names."""
     if name.endswith(_KERAS_RL) or any(_ACME & set(each.split("/")[:2]) for each in tree.names.values()):
         return None
     binding = bind(tree, TF_TABLE)
@@ -405,7 +407,7 @@ def recognize_tf(tree: Tree, name: str) -> RecognizedAgent | None:
 
 
 def _is_agent(binding: RecognizedAgent, tree: Tree) -> bool:
-    """Return whether the checkpoint holds more than a chain of layers that anyone may call `actor`."""
+    """Return whether the checkpoint contains more than a chain of layers under the common name `actor`."""
     return (
         bool(binding.fronts)
         or any(not part.acts for part in binding.parts)
@@ -414,9 +416,9 @@ def _is_agent(binding: RecognizedAgent, tree: Tree) -> bool:
 
 
 def plan_tf(binding: RecognizedAgent, agent: Tree, told: Settings) -> Plan:
-    """Return where a canonical agent goes: `tf.train.Checkpoint(policy=agent)` with Keras 3 layers.
+    """Plan `tf.train.Checkpoint(policy=agent)` with Keras 3 layers.
 
-    Layers keep the names and the order that their source gave them; those of a torch Sequential are a Keras
+    Layers keep their names and order from the source; those of a torch Sequential become a Keras
     Sequential's, whose activations are arguments of its layers.
     """
     weights = (*_order_weights(binding, agent), *_move_single_tensors(agent))
@@ -470,7 +472,7 @@ def _order_weights(binding: RecognizedAgent, agent: Tree) -> tuple[Move, ...]:
 
 
 def _move_single_tensors(agent: Tree) -> Iterator[Move]:
-    """Go through the tensors that belong to no network: the temperature, a critic's statistics."""
+    """Yield the tensors outside networks: the temperature, a critic's statistics."""
     for path in agent:
         if path[0] == attr(schema.TEMPERATURE) or display(path) in _SEEN:
             yield Move(path, (ROOT, *path[1:]), KEEP)
@@ -479,7 +481,7 @@ def _move_single_tensors(agent: Tree) -> Iterator[Move]:
 def _layers(
     part: AgentNetwork, agent: Tree, *, named: bool
 ) -> Iterator[list[tuple[Path, tuple[str, ...], str]]]:
-    """Go through the layers: of each its tensors' canonical paths, their edges below the agent, its kind."""
+    """Yield for each layer its tensors' canonical paths, their edges from the agent, and its kind."""
     sequential = all(layer.name and layer.name[-1].isdigit() for layer in part.layers)
     above = (part.head,) if named and part.head is not None else ()
     placed: list[tuple[int | str, AgentLayer]] = [*enumerate(part.layers), *part.branches]
@@ -528,7 +530,7 @@ TF = LibraryPlugin(
 
 # One PyTorch file per agent: a dict with a state_dict for each network and optimizer, and counters.
 #
-# This is what `convert --to torch` writes for an agent, and what examples/train_td3.py saves.
+# Written by `convert --to torch` for an agent, and by examples/train_td3.py.
 
 _COUNTERS = ("total_it", "save_counter", "num_timesteps", "iter", "global_step")
 _TORCH_STATISTICS = [f"{whose}{name}" for whose in ("", "critic_") for name in schema.STATISTICS]
@@ -554,14 +556,14 @@ TORCH_TABLE = LayoutTable(
 )
 
 _TORCH_SPLIT = re.compile(r"cri?tic_?[12]")
-# Without any of these it is the authors' set of files if layers are called as theirs; the latter only beside
-# an actor.
+# Without any of these, the authors' layer names mean their set of files; the last names only count beside an
+# actor.
 _OURS = frozenset(("total_it", "actor_target"))
 _ALSO = frozenset(("critic_target", *schema.VALUES, schema.NORMALIZER, "log_alpha"))
 
 
 def recognize_torch(tree: Tree, name: str) -> RecognizedAgent | None:  # noqa: ARG001  # the file's name says nothing
-    """Return the way to the canonical agent if the dict's entries are named so."""
+    """Return the recognised agent if the dict's entries have these names."""
     top = {path[0].value for path in tree if 0 < len(path) < 3}
     theirs = any(_AUTHORS_LAYER.match(str(path[-1].value)) for path in tree if len(path) == 2)
     bare = not theirs and ("critic" in top or top == {"actor"})
@@ -569,7 +571,7 @@ def recognize_torch(tree: Tree, name: str) -> RecognizedAgent | None:  # noqa: A
     if not (top & _OURS or alone or ("actor" in top and (top & _ALSO or bare))):
         return None
     if any(_TORCH_SPLIT.fullmatch(str(path[0].value)) for path in tree if path):
-        return None  # with critics apart too
+        return None  # with separate critics too
     binding = bind(tree, TORCH_TABLE)
     if binding is None or not is_whole_tree(binding, tree):
         return None
@@ -577,9 +579,9 @@ def recognize_torch(tree: Tree, name: str) -> RecognizedAgent | None:  # noqa: A
 
 
 def plan_torch(binding: RecognizedAgent, agent: Tree, told: Settings) -> Plan:
-    """Return where a canonical agent goes: layers keep the names and the order that their source gave them.
+    """Plan one dict of state_dicts; layers keep their names and order from the source.
 
-    `told` are the optimizers' settings that are known from elsewhere (a sidecar).
+    `told` are optimizer settings from elsewhere (a sidecar).
     """
     order = {move.target: number for number, move in enumerate(binding.moves.moves)}
     moves: list[Move] = []
@@ -589,11 +591,11 @@ def plan_torch(binding: RecognizedAgent, agent: Tree, told: Settings) -> Plan:
         parts = [part for part in binding.parts if part.component == component]
         apart = schema.has_duplicate_layer_names(parts)
         layers = [move for part in parts for move in _move_layers(part, agent, named=apart)]
-        # Layers in the order of the file, but weight before bias in each: so torch counts parameters.
+        # Layers in file order, but weight before bias in each, as torch numbers parameters.
         layers.sort(key=lambda layer: min(order[move.source] for move in layer))
         if layers:
             containers[key(component),] = ORDERED
-            # torch lists a module's own parameters before those of its layers.
+            # torch lists a module's own parameters before those of its submodules.
             moves += [move for move in single if move.target[0] == key(component)]
             moves += [move for layer in layers for move in layer]
     moves += [move for move in single if move not in moves]
@@ -627,7 +629,7 @@ def _note_absent_networks(containers: Collection[Path]) -> tuple[str, ...]:
 
 
 def _move_named_tensors(agent: Tree) -> Iterator[Move]:
-    """Go through the tensors that are no layer's: they are entries by their canonical names."""
+    """Yield the tensors outside layers: they become entries under their canonical names."""
     names = {ours: theirs for theirs, ours in TORCH_TABLE.tensors.items()}
     for path in agent:
         name = names.get(display(path))

@@ -28,24 +28,24 @@ from ckpttool.libraries.write import (
 )
 from ckpttool.mapping.rules import Plan, Settings
 
-# The arguments of a run of tf2rl, `args.txt` beside its checkpoints: of them only the environment is used.
+# Arguments of a tf2rl run, `args.txt` beside its checkpoints; only the environment is used.
 #
 # Source: github.com/keiohta/tf2rl, tf2rl/misc/prepare_output_dir.py: the command's arguments as JSON. Its
 # examples call the environment `env_name`.
 
 _NAME = "args.txt"
 _KEYS = ("env_name", "env_id", "env")
-# A plain id of an environment: what stands before a colon would be imported.
+# A plain environment id: the part before a colon would be imported.
 _ENV = re.compile(r"(?:[A-Za-z0-9_-]+/)?[A-Za-z0-9_.-]+")
 
 
 def list_argument_files(location: str) -> Sequence[str]:
-    """Return the file of arguments in the checkpoint's folder."""
+    """Return the arguments file in the checkpoint's folder."""
     return (os.path.join(os.path.dirname(location), _NAME),)
 
 
 def read_argument_file(binding: RecognizedAgent, file: str, tree: Tree) -> RecognizedAgent:
-    """Return the binding with the environment that the arguments name, the same one if they name none."""
+    """Return the binding with the environment from the arguments, unchanged if there is none."""
     for name in _KEYS:
         leaf = tree.get((key(name),))
         env = plain_id(leaf.value) if isinstance(leaf, ValueLeaf) else None
@@ -55,16 +55,16 @@ def read_argument_file(binding: RecognizedAgent, file: str, tree: Tree) -> Recog
 
 
 def plain_id(value: object) -> str | None:
-    """Return the value if it is the plain id of an environment, None for anything else."""
+    """Return the value if it is the plain id of an environment, None otherwise."""
     return value if isinstance(value, str) and _ENV.fullmatch(value) else None
 
 
 # tf2rl's SAC agents; its TD3 and DDPG have the names of layout td3_tf.
 #
 # Sources in github.com/keiohta/tf2rl: tf2rl/experiments/trainer.py (`tf.train.Checkpoint(policy=...)`);
-# tf2rl/algos/sac.py (CriticQ, until 1.0 a value of the state too: CriticV);
-# tf2rl/policies/tfp_gaussian_actor.py, GaussianActor: an action without noise is max_action times tanh of
-# `out_mean`. Hidden layers are ReLU: `base_layers`, in older versions `l1` and `l2`.
+# tf2rl/algos/sac.py (CriticQ; until 1.0 also a state value, CriticV); tf2rl/policies/tfp_gaussian_actor.py,
+# GaussianActor: an action without noise is max_action times tanh of `out_mean`. Hidden layers are ReLU:
+# `base_layers`, in older versions `l1` and `l2`.
 
 TABLE = LayoutTable(
     name="tf2rl",
@@ -97,7 +97,7 @@ TABLE = LayoutTable(
 
 
 def recognise(tree: Tree, name: str) -> RecognizedAgent | None:  # noqa: ARG001  # a prefix's name says nothing
-    """Return the way to the canonical agent if the policy's last layer and the critics are called so."""
+    """Return the recognised agent if the policy's last layer and the critics have these names."""
     ends = {tuple(each.split("/")[-3:-1]) for each in tree.names.values()}
     if ("actor", "out_mean") not in ends or not any("qf1" in each.split("/") for each in tree.names.values()):
         return None
@@ -106,19 +106,19 @@ def recognise(tree: Tree, name: str) -> RecognizedAgent | None:  # noqa: ARG001 
 
 
 def _drop_alpha(binding: RecognizedAgent, tree: Tree) -> RecognizedAgent:
-    """Return the binding without the variable in which 1.0 and before keep exp(log_alpha) as well."""
+    """Return the binding without the variable in which 1.0 and earlier also store exp(log_alpha)."""
     logs = [move.source for move in binding.moves.moves if move.target[-1] == attr("log_alpha")]
     alpha = {(*path[:-1], attr("alpha")) for path in logs} & tree.leaves.keys()
     return replace(binding, consumed=binding.consumed | alpha)
 
 
 def companions(location: str) -> Sequence[str]:
-    """Return the file of arguments that the trainer writes beside its checkpoints."""
+    """Return the arguments file that the trainer writes beside its checkpoints."""
     return list_argument_files(location)
 
 
 def told_by(binding: RecognizedAgent, file: str, tree: Tree) -> RecognizedAgent:
-    """Return the binding with the environment that the arguments name."""
+    """Return the binding with the environment from the arguments."""
     return read_argument_file(binding, file, tree)
 
 
@@ -132,11 +132,11 @@ _Q = LayerNames("base_layers/{i}", "out_layer")
 
 
 def plan(binding: RecognizedAgent, agent: Tree, told: Settings) -> Plan:
-    """Return where a canonical agent goes: what the trainer's `tf.train.Checkpoint(policy=agent)` restores.
+    """Plan the checkpoint that the trainer's `tf.train.Checkpoint(policy=agent)` restores.
 
-    A Gaussian policy is a SAC of 1.1, another a TD3 or with one Q-function a DDPG, whose classes have three
-    layers each. Optimizers are those of Keras 2 up to 2.10, which tf2rl has. Raise UnsupportedError for
-    networks that its classes cannot be.
+    A Gaussian policy becomes a SAC of 1.1; others become a TD3, or with one Q-function a DDPG, whose
+    classes have three layers each. Optimizers are those of Keras 2 up to 2.10, which tf2rl uses. Raise
+    UnsupportedError for networks that its classes cannot represent.
     """
     if is_gaussian(binding):
         return plan_object_graph(_sac(), binding, agent, told, LegacyKerasOptimizerWriter)

@@ -29,24 +29,24 @@ from ckpttool.libraries.write import (
 )
 from ckpttool.mapping.rules import Plan, Settings
 
-# What TF-Agents tells of a policy besides its networks: the action's bounds, the observations' statistics.
+# Further facts on a policy in TF-Agents: action bounds and observation statistics.
 #
 # Sources in github.com/tensorflow/agents: tf_agents/policies/policy_saver.py (`policy_specs.pbtxt`, a
 # StructuredValue of tensorflow/core/protobuf/struct.proto as text: tf_agents/specs/tensor_spec.py,
 # to_pbtxt_file); tf_agents/utils/tensor_normalizer.py (StreamingTensorNormalizer: `_m2` over `_count` is the
-# variance; EMATensorNormalizer: moving averages of both; `normalize`: epsilon 1e-3 inside the root, limited
-# to [-5, 5]).
+# variance; EMATensorNormalizer: moving averages of both; `normalize`: epsilon 1e-3 inside the square root,
+# clipped to [-5, 5]).
 
 _FILE = "policy_specs.pbtxt"
 _EPSILON, _CLIP = 1e-3, 5.0
-# tensorflow/core/framework/tensor.proto: numbers stand in a field of their type, or all as bytes.
+# tensorflow/core/framework/tensor.proto: numbers are in a field for their dtype, or all as bytes.
 _TYPES = {"DT_FLOAT": ("f", "float_val"), "DT_DOUBLE": ("d", "double_val")}
 _MOST = 10_000
 
 
 @dataclass(frozen=True, slots=True)
 class _Quotient:
-    """One tensor over another of its shape, both float32, computed when it is read."""
+    """Quotient of two float32 tensors of the same shape, computed when it is read."""
 
     above: Leaf
     below: Leaf
@@ -62,7 +62,7 @@ class _Quotient:
 
 
 def read_statistics(found: Mapping[str, Leaf]) -> ObservationNormalizer | None:
-    """Return what a normalizer's variables say, by the attributes that hold them; None if it is not known."""
+    """Return the statistics in a normalizer's variables, by their attributes; None if unknown."""
     if {"_avg", "_m2", "_count"} <= found.keys():
         mean, above, below = (found[name] for name in ("_avg", "_m2", "_count"))
         if not mean.shape == above.shape == below.shape:
@@ -78,13 +78,13 @@ def read_statistics(found: Mapping[str, Leaf]) -> ObservationNormalizer | None:
 
 
 def list_spec_files(location: str) -> Sequence[str]:
-    """Return where the specs may lie: in the folder, beside its graph, above its variables."""
+    """Return possible spec locations: in the folder, beside its graph, above its variables."""
     above = os.path.dirname(location)
     return tuple(os.path.join(folder, _FILE) for folder in (location, above, os.path.dirname(above)))
 
 
 def read_spec_file(binding: RecognizedAgent, file: str, tree: Tree) -> RecognizedAgent:
-    """Return the binding with the action's bounds, the same one if the specs do not tell them."""
+    """Return the binding with the action bounds, unchanged if the specs do not contain them."""
     found = [bounds for place in _list_action_specs(tree) if (bounds := _bounds(tree, place)) is not None]
     if not found:
         return binding
@@ -95,13 +95,13 @@ def read_spec_file(binding: RecognizedAgent, file: str, tree: Tree) -> Recognize
 
 
 def has_discrete_action(tree: Tree) -> bool:
-    """Return whether the specs' action is an integer, one of several."""
+    """Return whether the specs' action is an integer, i.e. a choice."""
     kinds = [tree.get((*place, *_steps("dtype"))) for place in _list_action_specs(tree)]
     return any(isinstance(leaf, ValueLeaf) and str(leaf.value).startswith("DT_INT") for leaf in kinds)
 
 
 def _list_action_specs(tree: Tree) -> Iterator[Path]:
-    """Go through the specs of what is called `action`."""
+    """Yield the specs named `action`."""
     for path, leaf in tree.items():
         if path[-2:] == (key("key"), index(0)) and isinstance(leaf, ValueLeaf) and leaf.value == "action":
             yield (*path[:-2], *_steps("value"), *_steps("bounded_tensor_spec_value"))
@@ -121,7 +121,7 @@ def _bounds(tree: Tree, place: Path) -> tuple[tuple[float, ...], tuple[float, ..
 
 
 def _list_sizes(tree: Tree, place: Path, field: str) -> Iterator[int]:
-    """Go through the sizes of a shape's dimensions."""
+    """Yield the sizes of a shape's dimensions."""
     number = 0
     while True:
         path = (*place, *_steps(field), key("dim"), index(number), *_steps("size"))
@@ -133,7 +133,7 @@ def _list_sizes(tree: Tree, place: Path, field: str) -> Iterator[int]:
 
 
 def _read_bound(tree: Tree, place: Path, count: int) -> tuple[float, ...] | None:
-    """Return a tensor's numbers, one of them for all; None if they are of another type or number."""
+    """Return a tensor's numbers, or one number for all; None for another dtype or count."""
     kind = tree.get((*place, *_steps("dtype")))
     if not isinstance(kind, ValueLeaf) or kind.value not in _TYPES:
         return None
@@ -159,16 +159,17 @@ def _read_bound(tree: Tree, place: Path, count: int) -> tuple[float, ...] | None
 # Sources in github.com/tensorflow/agents: tf_agents/utils/common.py (`Checkpointer`, `scale_to_spec`: an
 # action is the middle of the bounds plus half their distance times tanh),
 # tf_agents/agents/ddpg/actor_network.py and critic_network.py (lists of layers as private attributes; the
-# action joins what `_observation_layers` give), tf_agents/agents/{ddpg,td3,sac,ppo}/ (the attributes of an
-# agent), tf_agents/networks/ actor_distribution_network.py, normal_projection_network.py (a mean with tanh
-# and scaled, a deviation that is a bias or a layer), tf_agents/agents/sac/tanh_normal_projection_network.py
-# (one layer for both, the mean first; `SquashToSpecNormal.mode` is tanh, scaled),
-# tf_agents/policies/policy_saver.py (`_all_assets`). Every network's default activation is ReLU, and no file
-# names another one. PPO's policy sees observations through tf_agents/utils/tensor_normalizer.py: epsilon 1e-3
-# inside the root, then limited to [-5, 5]; PPO's own examples have tanh. A Sequential
-# (agents/ddpg/examples/v2/train_eval.py) has the same layers under `_sequential_layers`.
+# action is concatenated with the output of `_observation_layers`), tf_agents/agents/{ddpg,td3,sac,ppo}/ (the
+# attributes of an agent), tf_agents/networks/ actor_distribution_network.py, normal_projection_network.py (a
+# mean with tanh and scaling, a standard deviation that is a bias or a layer),
+# tf_agents/agents/sac/tanh_normal_projection_network.py (one layer for both, the mean first;
+# `SquashToSpecNormal.mode` is tanh, scaled), tf_agents/policies/policy_saver.py (`_all_assets`). Every
+# network's default activation is ReLU, and files do not record another one. PPO's policy normalises
+# observations with tf_agents/utils/tensor_normalizer.py: epsilon 1e-3 inside the square root, then clipped to
+# [-5, 5]; PPO's own examples have tanh. A Sequential (agents/ddpg/examples/v2/train_eval.py) has the same
+# layers under `_sequential_layers`.
 #
-# TD3's and SAC's agents hand the critics' variables to the optimizer in the order of their memory addresses
+# TD3's and SAC's agents pass the critics' variables to the optimizer in the order of their memory addresses
 # (td3_agent.py, `ObjectIdentitySet`), so that a Keras 2.11 optimizer's lists cannot be written for them.
 # SAC's makes legacy optimizers of Keras's newer ones.
 
@@ -179,15 +180,15 @@ _CRITICS = {
     for number, head in (("", "q1"), ("_1", "q1"), ("_2", "q2"))
 }
 _VALUES = {"_value_net": "value", "_value_network": "value"}
-# A policy that adds noise, or takes the mode, has the other one inside.
+# A policy that adds noise, or uses the mode, wraps another one.
 _INSIDE = ("", "_wrapped_policy/")
 _JOINED = "_projection_layer"
-# CategoricalProjectionNetwork of discrete actions has a layer of this name too: what only SAC's agent has,
-# and what agents of discrete actions have.
+# CategoricalProjectionNetwork of discrete actions also has a layer of this name: attributes that only SAC's
+# agent has, and attributes of agents with discrete actions.
 _OF_SAC = frozenset(("_log_alpha", "_critic_network_1", "_critic_network_2"))
 _NOT_SAC = frozenset(("_value_net", "_value_network", "_q_network", "_target_q_network"))
 _OF_AGENTS = frozenset(("_train_step_counter", "_optimizer"))
-# Critics that are no chain. A Sequential of the examples flattens a dict: the action comes first.
+# Critics that are not a chain. A Sequential in the examples flattens a dict: the action comes first.
 _CANNOT = {
     "_action_layers": "layers of the action's own",
     "_sequential_layers": "the order in which a Sequential joins observation and action",
@@ -201,7 +202,7 @@ _ATTRIBUTES = frozenset((attr("_actor_network"), _WRAPPED))
 
 
 def _list_chains() -> dict[str, str]:
-    """Return each network's layers by its class's attributes, and last its whole, for what is left."""
+    """Return each network's layers by class attribute, and last the whole network for the rest."""
     found: dict[str, str] = {}
     for theirs, ours in (_POLICIES | _VALUES).items():
         last = "_postprocessing_layers" if ours == "value" else "_projection_networks"
@@ -247,7 +248,7 @@ _NORMALIZER = "_observation_normalizer"
 
 
 def recognise(tree: Tree, name: str) -> RecognizedAgent | None:  # noqa: ARG001  # a prefix's name says nothing
-    """Return the way to the canonical agent if a policy stands under TF-Agents' private attributes."""
+    """Return the recognised agent if a policy is stored under TF-Agents' private attributes."""
     tree = _drop_keras_names(tree)
     names = {each: path for path, each in _list_names(tree)}
     segments = [tuple(each.split("/")) for each in names]
@@ -256,7 +257,7 @@ def recognise(tree: Tree, name: str) -> RecognizedAgent | None:  # noqa: ARG001 
     joined = [path for each, path in names.items() if each.split("/")[-2:-1] == [_JOINED]]
     agent = {step for each in segments for step in each}
     certain = not _OF_SAC.isdisjoint(agent)
-    # An agent that is not SAC's has one projection layer for discrete actions alone.
+    # Agents other than SAC only have one projection layer for discrete actions.
     chooses = bool(joined) and not certain and not (_NOT_SAC | _OF_AGENTS).isdisjoint(agent)
     halved = bool(joined) and not chooses
     if halved and not _is_even(tree, joined):
@@ -279,17 +280,17 @@ def recognise(tree: Tree, name: str) -> RecognizedAgent | None:  # noqa: ARG001 
 
 
 def _is_even(tree: Tree, paths: Sequence[Path]) -> bool:
-    """Say whether a layer's outputs can be halves: means and deviations."""
+    """Return whether a layer's outputs can be split in half: means and standard deviations."""
     return all(
         isinstance(leaf := tree[path], Leaf) and leaf.shape[-1:] and not leaf.shape[-1] % 2 for path in paths
     )
 
 
 def _drop_keras_names(tree: Tree) -> Tree:
-    """Return an exported policy's tree without the names that Keras gives every variable once more.
+    """Return an exported policy's tree without Keras's second names for its variables.
 
-    In 0.6 the policy's attributes stand in a list, `_all_assets/0/ref`, which has lost their names: what has
-    a policy's layers is `_actor_network`.
+    In 0.6 the policy's attributes are stored in a list, `_all_assets/0/ref`, without their names: the
+    entry with a policy's layers is `_actor_network`.
     """
     others = [alias.path for aliases in tree.aliases.values() for alias in aliases]
     listed: dict[PathStep, Path] = {
@@ -300,7 +301,7 @@ def _drop_keras_names(tree: Tree) -> Tree:
     def named(path: Path) -> Path:
         kept = listed.get(path[1]) if path[:1] == _ASSETS and path[2:3] == _REF else None
         path = path if kept is None else (*_ASSETS, *kept, *path[3:])
-        # The policy of a PPO agent is greedy already: one who saves its greedy policy wraps it twice.
+        # A PPO agent's policy is already greedy, so saving its greedy policy wraps it twice.
         wraps = [n for n, step in enumerate(path) if step == _WRAPPED]
         return tuple(step for n, step in enumerate(path) if n not in wraps[1:])
 
@@ -312,14 +313,14 @@ def _drop_keras_names(tree: Tree) -> Tree:
 
 
 def _list_names(tree: Tree) -> Iterator[tuple[Path, str]]:
-    """Go through the tensors by all their names."""
+    """Yield the tensors under all their names."""
     for path, _ in tree.tensors():
         yield path, tree.names[path]
         yield from ((path, display(alias.path)) for alias in tree.aliases.get(path, ()))
 
 
 def _add_statistics(binding: RecognizedAgent, names: Mapping[str, Path], tree: Tree) -> RecognizedAgent:
-    """Return the binding with the statistics through which a policy sees observations."""
+    """Return the binding with the policy's observation statistics."""
     places = [each.partition(f"/{_NORMALIZER}/")[0] for each in names if f"/{_NORMALIZER}/" in each]
     if not places:
         return binding
@@ -337,19 +338,19 @@ def _add_statistics(binding: RecognizedAgent, names: Mapping[str, Path], tree: T
 
 
 def companions(location: str) -> Sequence[str]:
-    """Return the specs that PolicySaver writes beside its graph, for the folder or a file in it."""
+    """Return the spec files that PolicySaver writes beside its graph, for the folder or a file in it."""
     return list_spec_files(location)
 
 
 def told_by(binding: RecognizedAgent, file: str, tree: Tree) -> RecognizedAgent:
-    """Return the binding with the bounds of the action that the specs hold; discrete actions are refused."""
+    """Return the binding with the action bounds from the specs; discrete actions are refused."""
     if has_discrete_action(tree):
         return binding.refused("actor", DISCRETE_CHOICE)
     return read_spec_file(binding, file, tree)
 
 
 _WHOSE = "TF-Agents"
-# Every stack of layers begins with a Flatten, number 0 (networks/utils.py, mlp_layers).
+# Every stack of layers starts with a Flatten, number 0 (networks/utils.py, mlp_layers).
 _ACTOR_NAMES = LayerNames("_mlp_layers/{n}", "_mlp_layers/{n}")
 _SAC_NAMES = LayerNames(
     "_encoder/_postprocessing_layers/{n}", "_projection_networks/_projection_layer", joined=True
@@ -358,11 +359,11 @@ _CRITIC_NAMES = LayerNames("_joint_layers/{n}", "_joint_layers/{n}")
 
 
 def plan(binding: RecognizedAgent, agent: Tree, told: Settings) -> Plan:
-    """Return where a canonical agent goes: what `Checkpointer(agent=..., ...)` of DDPG, TD3 or SAC restores.
+    """Plan the checkpoint that `Checkpointer(agent=..., ...)` of DDPG, TD3 or SAC restores.
 
-    Networks are ActorNetwork or, of a Gaussian policy, ActorDistributionNetwork with a
+    Networks are ActorNetwork or, for a Gaussian policy, ActorDistributionNetwork with a
     TanhNormalProjectionNetwork; CriticNetwork with joint layers only. Optimizers are those of
-    `tf.keras.optimizers.legacy`. Raise UnsupportedError for networks that these cannot be.
+    `tf.keras.optimizers.legacy`. Raise UnsupportedError for networks that these cannot represent.
     """
     sac, twin = is_gaussian(binding), count_critics(binding) > 1 or is_gaussian(binding)
     rows: list[NetworkRow | SingleTensorRow] = [

@@ -1,4 +1,4 @@
-"""SavedModel graphs: their steps as layers, and the order of layers."""
+"""SavedModel graphs: steps as layers, and image orders of layers."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ from ckpttool.libraries.activation_orders import (
 )
 from ckpttool.libraries.model_steps import ChainStep, LayerTensors
 
-# Follows a SavedModel's serving function, a graph of operations, to the steps that a policy computes.
+# Traces a SavedModel's serving function, a graph of operations, to a policy's steps.
 #
 # Sources: tensorflow/core/framework/graph.proto, function.proto, node_def.proto, attr_value.proto and
-# tensor.proto. Nothing is executed; a function that is not one chain of known operations is refused.
+# tensor.proto. Nothing is executed; a function that is not one chain of supported operations is refused.
 
 _TEXT = protobuf.DELIMITED
 # FunctionDef: signature, node_def, ret, arg_attr. OpDef: name, input_arg, output_arg. NodeDef: name, op,
@@ -66,7 +66,7 @@ _NODES, _DEEP, _NUMBERS = 20_000, 20, 4096
 
 
 class UnsupportedGraphError(Exception):
-    """The graph does something that is not followed."""
+    """The graph contains an unsupported operation."""
 
 
 FAILURES = (UnsupportedGraphError, CkpttoolError, RecursionError, struct.error)
@@ -88,7 +88,7 @@ class FunctionNode(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class _GraphFlow:
-    """What the input has become: the steps up to here."""
+    """The steps applied to the input so far."""
 
     steps: tuple[ChainStep, ...] = ()
 
@@ -98,17 +98,17 @@ class _GraphFlow:
 
 @dataclass(frozen=True, slots=True)
 class GraphFunction:
-    """A function of the graph's library."""
+    """A function in the graph's library."""
 
     arguments: tuple[str, ...]
     nodes: Mapping[str, FunctionNode]
     results: tuple[str, ...]
     shapes: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
-    """the arguments' shapes, as far as the graph records them; an extent of -1 is not fixed"""
+    """the arguments' shapes, if the graph records them; an extent of -1 is not fixed"""
 
 
 class ServingFunction(NamedTuple):
-    """The function that a SavedModel serves: what it captures, by numbers of objects, and its graph."""
+    """The serving function of a SavedModel: its captures, by object number, and its graph."""
 
     function: GraphFunction
     captures: tuple[int, ...]
@@ -119,7 +119,7 @@ class ServingFunction(NamedTuple):
 
 
 def find_serving_function(checkpoint: Checkpoint, meter: FieldMeter) -> ServingFunction | None:
-    """Return what a SavedModel serves of one input, None if the checkpoint serves nothing.
+    """Return the serving function with one input, None if the checkpoint serves nothing.
 
     Raise UnknownError for several functions or inputs.
     """
@@ -151,7 +151,7 @@ def find_serving_function(checkpoint: Checkpoint, meter: FieldMeter) -> ServingF
 def read_graph_steps(checkpoint: Checkpoint) -> tuple[ChainStep, ...] | None:
     """Return the steps of a SavedModel's serving function, None if the checkpoint has none.
 
-    Raise UnsupportedError for one that cannot be followed: it may compute anything of its layers.
+    Raise UnsupportedError for one that cannot be traced, because it may combine its layers in any way.
     """
     try:
         served = find_serving_function(checkpoint, FieldMeter())
@@ -168,7 +168,7 @@ def read_graph_steps(checkpoint: Checkpoint) -> tuple[ChainStep, ...] | None:
 
 
 def has_serving_function(checkpoint: Checkpoint) -> bool:
-    """Return whether the checkpoint is a SavedModel with a serving function, damaged ones included."""
+    """Return whether the checkpoint is a SavedModel with a serving function, even a damaged one."""
     try:
         return find_serving_function(checkpoint, FieldMeter()) is not None
     except FAILURES:
@@ -176,7 +176,7 @@ def has_serving_function(checkpoint: Checkpoint) -> bool:
 
 
 def make_graph_error(checkpoint: Checkpoint, error: Exception) -> UnsupportedError:
-    """Return the error for a graph that cannot be followed."""
+    """Return the error for a graph that cannot be traced."""
     return UnsupportedError(
         "the SavedModel's graph computes something that is not known here",
         file=checkpoint.path,
@@ -222,7 +222,7 @@ def _parse_function(data: memoryview, meter: FieldMeter) -> tuple[str, GraphFunc
 
 
 def _parse_argument(data: memoryview, meter: FieldMeter) -> dict[int, tuple[int, ...]]:
-    """Return an argument's shape by its number: its attribute `_output_shapes`, a list of one."""
+    """Return an argument's shape by its number, from its attribute `_output_shapes`, a list of one."""
     place, found = 0, list[tuple[int, ...] | None]()
     for number, value in meter.fields(data, {1: protobuf.NUMBER, 2: _TEXT}):
         if number == 1:
@@ -265,7 +265,7 @@ def parse_node(data: memoryview, meter: FieldMeter) -> tuple[str, FunctionNode]:
 
 @dataclass
 class FunctionEvaluator:
-    """Calls functions: evaluates the nodes that their results need, in the order of use."""
+    """Calls functions: evaluates the nodes needed for their results, in order of use."""
 
     library: Mapping[str, GraphFunction]
     depth: int = 0
@@ -273,7 +273,7 @@ class FunctionEvaluator:
     failure: ClassVar[type[Exception]]
 
     def call(self, function: GraphFunction, given: Sequence[Any]) -> list[Any]:
-        """Return what a function gives of its arguments' values."""
+        """Return the results of a function for its arguments' values."""
         if len(given) != len(function.arguments) or self.depth > _DEEP:
             raise self.failure
         self.depth += 1
@@ -291,7 +291,7 @@ class FunctionEvaluator:
 
     def _value(self, name: str, function: GraphFunction, scope: dict[str, list[Any]]) -> Any:
         node = name.partition(":")[0]
-        # A chain of thousands of nodes needs no recursion.
+        # Chains of thousands of nodes are evaluated without recursion.
         waiting = [node] if node not in scope else []
         while waiting:
             top = waiting[-1]
@@ -312,11 +312,11 @@ class FunctionEvaluator:
         """Count a visit of a node."""
 
     def _output(self, name: str, scope: Mapping[str, list[Any]]) -> Any:
-        """Return the output of an evaluated node that a name (`node:output:number`) means."""
+        """Return the output of an evaluated node, by name (`node:output:number`)."""
         raise NotImplementedError
 
     def _outputs(self, node: FunctionNode, given: list[Any]) -> list[Any]:
-        """Return a node's outputs of its inputs' values."""
+        """Return a node's outputs for its inputs' values."""
         raise NotImplementedError
 
 
@@ -327,7 +327,7 @@ def _is_first_output(name: str) -> bool:
 
 @dataclass
 class GraphEvaluator(FunctionEvaluator):
-    """Evaluates functions on one unknown input; of several outputs of a node only the first is ever taken."""
+    """Evaluates functions on one unknown input; only the first of a node's outputs is used."""
 
     tree: Tree = field(kw_only=True)
     visited: int = 0
@@ -335,7 +335,7 @@ class GraphEvaluator(FunctionEvaluator):
     failure = UnsupportedGraphError
 
     def call(self, function: GraphFunction, given: Sequence[Any]) -> list[Any]:
-        """Return the one result of a function."""
+        """Return the only result of a function."""
         if len(function.results) != 1 or not all(map(_is_first_output, function.results)):
             raise UnsupportedGraphError
         return super().call(function, given)
@@ -354,7 +354,7 @@ class GraphEvaluator(FunctionEvaluator):
         return [self._node(node, given)]
 
     def common(self, node: FunctionNode, given: list[Any]) -> tuple[Any] | None:
-        """Return the value of a node that computes nothing itself, None for another one."""
+        """Return the value of a node without computation, None for other nodes."""
         if (node.op in _SAME and len(given) == 1) or node.op == "IdentityN":
             return (given[0],)
         if node.op in _CALLS:
@@ -364,7 +364,7 @@ class GraphEvaluator(FunctionEvaluator):
         return None
 
     def constant(self, value: memoryview) -> Any:
-        """Return the constant of a node's attribute."""
+        """Return the constant in a node's attribute."""
         return _read_small_constant(value)
 
     def _node(self, node: FunctionNode, given: list[Any]) -> Any:
@@ -428,7 +428,7 @@ def _require_flow(value: Any) -> _GraphFlow:
 
 
 def _match_swish(op: str, one: _GraphFlow, two: _GraphFlow) -> _GraphFlow:
-    """Return `x * sigmoid(x)` as the activation that it is."""
+    """Return `x * sigmoid(x)` as the SiLU activation."""
     for before, after in ((one, two), (two, one)):
         sigmoid = before.then("activation", "sigmoid")
         if op == "Mul" and after.steps == sigmoid.steps:
@@ -437,7 +437,7 @@ def _match_swish(op: str, one: _GraphFlow, two: _GraphFlow) -> _GraphFlow:
 
 
 def _affine(flow: _GraphFlow, scale: list[float], offset: list[float]) -> _GraphFlow:
-    """Return `flow * scale + offset`, one step with an affine map before it."""
+    """Return `flow * scale + offset`, merged with a preceding affine map."""
     steps = flow.steps
     if steps and steps[-1].kind == "affine":
         before, shift = steps[-1].value
@@ -456,14 +456,14 @@ def _affine(flow: _GraphFlow, scale: list[float], offset: list[float]) -> _Graph
 
 
 def is_true(value: memoryview | None) -> bool:
-    """Say whether an attribute is true."""
+    """Return whether an attribute is true."""
     return value is not None and any(
         protobuf.as_int(v) for n, v in protobuf.parse_fields(value, _VALUE) if n == 5
     )
 
 
 def get_function_name(value: memoryview) -> str:
-    """Return the name of the function that an attribute names."""
+    """Return the function name in an attribute."""
     for number, inner in protobuf.parse_fields(value, _VALUE):
         if number == 10:
             for _, text in protobuf.parse_fields(protobuf.as_message(inner), {1: _TEXT}):
@@ -472,7 +472,7 @@ def get_function_name(value: memoryview) -> str:
 
 
 class ConstantFields(NamedTuple):
-    """The fields of a constant tensor: numbers are in `content` or listed, ints for the types of integers."""
+    """The fields of a constant tensor: numbers are in `content` or listed, ints for integer dtypes."""
 
     dtype: int
     shape: Shape | None
@@ -481,7 +481,7 @@ class ConstantFields(NamedTuple):
 
 
 def read_constant_fields(value: memoryview, most: int) -> ConstantFields | None:
-    """Return the tensor of an attribute (AttrValue.tensor), None for none and for more than `most` bytes."""
+    """Return an attribute's tensor (AttrValue.tensor), None if missing or larger than `most` bytes."""
     tensor = next((protobuf.as_message(v) for n, v in protobuf.parse_fields(value, _VALUE) if n == 8), None)
     if tensor is None or len(tensor) > most:
         return None
@@ -517,7 +517,7 @@ def _read_small_constant(value: memoryview) -> list[float]:
 
 
 def find_activations(checkpoint: Checkpoint) -> frozenset[str]:
-    """Return the activations among the operations of a SavedModel's functions, none for other formats."""
+    """Return the activations among a SavedModel's operations, none for other formats."""
     file = next((f for f in checkpoint.files if f.path.endswith(f"/{tf_saved_model.GRAPH}")), None)
     if checkpoint.format != tf_saved_model.NAME or file is None or file.size > limits.current().graph_bytes:
         return frozenset()
@@ -531,11 +531,11 @@ def find_activations(checkpoint: Checkpoint) -> frozenset[str]:
     return frozenset(ACTIVATION_OPERATIONS[node.op] for node in nodes if node.op in ACTIVATION_OPERATIONS)
 
 
-# Evaluates a SavedModel's functions on numbered entries: the orders in which layers take and make images.
+# Evaluates a SavedModel's functions on numbered entries, to find the image orders of layers.
 #
 # Sources: tensorflow/core/ops/*.cc (operations),
-# tensorflow/core/framework/{function,tensor,attr_value}.proto, tensorflow/python/ops/list_ops.py (what a loop
-# over a sequence does).
+# tensorflow/core/framework/{function,tensor,attr_value}.proto, tensorflow/python/ops/list_ops.py (loops over
+# a sequence).
 
 _CONSTANT = 1 << 20
 # AttrValue: list, s, i, b, type, shape, tensor. ListValue: s, i.
@@ -552,22 +552,22 @@ _TYPES = {1: "<f4", 2: "<f8", 3: "<i4", 9: "<i8", 10: "?"}
 
 
 class _GraphOrderWeight(NamedTuple):
-    """The value of a variable, or of one number for each feature that is made of variables."""
+    """A variable's value, or a value with one number per feature computed from variables."""
 
     paths: tuple[Path, ...]
     shape: Shape
 
 
 class _TensorList(NamedTuple):
-    """A list of tensors of one shape: the places of a sequence."""
+    """A list of tensors of one shape: the positions of a sequence."""
 
     whole: TracedActivation | UntracedActivation
 
 
 def read_graph_orders(checkpoint: Checkpoint) -> Mapping[Path, FeatureOrders] | None:
-    """Return the orders that a SavedModel's functions show, None if the checkpoint is none.
+    """Return the orders in a SavedModel's functions, None if the checkpoint is not a SavedModel.
 
-    Where several functions use a layer, they have to agree.
+    If several functions use a layer, they must agree.
     """
     file = next((f for f in checkpoint.files if f.path.endswith(f"/{tf_saved_model.GRAPH}")), None)
     if checkpoint.format != tf_saved_model.NAME or file is None or file.size > limits.current().graph_bytes:
@@ -611,7 +611,7 @@ def _function_orders(
     captured: Sequence[_GraphOrderWeight | None],
     inputs: Mapping[str, Shape | None],
 ) -> Mapping[Path, FeatureOrders] | None:
-    """Return the orders that one function shows, None where it cannot be evaluated."""
+    """Return the orders in one function, None if it cannot be evaluated."""
     function = functions.get(name)
     if function is None:
         return {}
@@ -682,7 +682,7 @@ class _GraphOrderEvaluator(FunctionEvaluator):
         return made if isinstance(made, list) else [made]
 
     def _loop(self, node: FunctionNode, given: list[Any]) -> list[Any]:
-        """Return the results of a loop, whose body is evaluated once: what its layers take stays the same."""
+        """Return the results of a loop; its body is evaluated once, because layer inputs stay the same."""
         body = self.library.get(get_function_name(node.attributes.get("body", memoryview(b""))))
         if body is not None:
             self.call(body, given)
@@ -693,7 +693,7 @@ class _GraphOrderEvaluator(FunctionEvaluator):
 
 
 def _attribute(node: FunctionNode, name: str) -> Any:
-    """Return an attribute: a number, a text, or a list of numbers; None where the node has none."""
+    """Return an attribute: a number, a text, or a list of numbers; None if the node lacks it."""
     value = node.attributes.get(name)
     for number, inner in protobuf.parse_fields(value, _ORDERS_VALUE) if value is not None else ():
         if number == 2:
@@ -728,9 +728,9 @@ def _constant(_: _GraphOrderEvaluator, node: FunctionNode, __: list[Any]) -> Any
 
 _Given = list[Any]
 _Operation = Callable[[_GraphOrderEvaluator, FunctionNode, _Given], Any]
-# Operations that may put an image's axes into another order.
+# Operations that may reorder an image's axes.
 _REORDERS = frozenset(("Transpose", "Einsum", "ReverseV2", "DepthToSpace", "SpaceToDepth", "ScatterNd"))
-# Outputs of a norm that are not what it normalises.
+# Outputs of a norm other than the normalised value.
 _SECOND = frozenset(("batch_mean", "batch_variance", "reserve_space_1", "reserve_space_2", "reserve_space_3"))
 _ELEMENTWISE = frozenset(
     [
@@ -772,7 +772,7 @@ def _is_constant(*values: Any) -> bool:
 
 
 def _to_activation(run: _GraphOrderEvaluator, value: Any) -> TracedActivation:
-    """Return a value as an activation: a constant or a weight holds no image."""
+    """Return a value as an activation: constants and weights are never images."""
     if isinstance(value, TracedActivation):
         return value
     if isinstance(value, np.ndarray | _GraphOrderWeight):
@@ -826,7 +826,7 @@ def _reshape(run: _GraphOrderEvaluator, _node: FunctionNode, given: _Given) -> A
         wanted = tuple(whole // max(1, known) if extent == -1 else extent for extent in shape)
         if math.prod(wanted) != whole:
             raise UntraceableError
-        # A convolution over one axis is one over two, of which one has the extent 1.
+        # A convolution over one axis is a 2D convolution with one axis of extent 1.
         kept = [extent for extent in wanted if extent > 1] == [extent for extent in x.shape if extent > 1]
         return _GraphOrderWeight(x.paths, wanted) if kept else UntracedActivation()
     return run.evaluation.reshaped(_to_activation(run, x), shape)
@@ -847,7 +847,7 @@ def _squeeze(run: _GraphOrderEvaluator, node: FunctionNode, given: _Given) -> An
 
 
 def _rearrangement(move: Callable[..., Any]) -> _Operation:
-    """Return the reading of an operation that moves the entries of its first input; others are constants."""
+    """Return the handler of an operation that moves its first input's entries; others are constants."""
 
     def read(run: _GraphOrderEvaluator, node: FunctionNode, given: _Given) -> Any:
         x, rest = given[0], list(given[1:])

@@ -48,26 +48,26 @@ from ckpttool.mapping.rules import (
     object_graph_paths,
 )
 
-# What stands between the layers of a chain, as far as names, a graph or a configuration record it.
+# Operations between the layers of a chain, if names, a graph or a configuration record them.
 #
-# A state_dict holds no activations, sums or norms without parameters. torch's Sequential numbers all of its
-# modules, so gaps between the numbers of layers show where something stands and where nothing does. A
-# SavedModel lists the operations of its functions, a .keras file the activation of each layer, a pickled
-# module the classes of all its parts.
+# A state_dict has no activations, sums or norms without parameters. torch's Sequential numbers all of its
+# modules, so gaps between the numbers of layers show where other modules are. A SavedModel lists the
+# operations of its functions, a .keras file the activation of each layer, a pickled module the classes of all
+# its parts.
 
 _RESIDUAL = re.compile(
     r"(^|_)(res|residual|skip|shortcut|resnet|res_?blocks?|residual_?blocks?)(_?\d+)?(_|$)"
 )
 _BLOCK = re.compile(r"(^|_)blocks?(_?\d+)?(_|$)")
-# Activations of a policy's deviation, which are in the same functions.
+# Activations of a policy's standard deviation, which are in the same functions.
 _OF_DEVIATIONS = frozenset(("softplus", "sigmoid"))
 
 
 def check_connections(binding: RecognizedAgent) -> RecognizedAgent:
-    """Return the binding with what the names of its layers show of how they are joined.
+    """Return the binding with facts on how layers are connected, based on their names.
 
-    Networks that are no chain of layer, norm and activation are refused; what the names leave open is
-    assumed. Policies alone have been checked before (libraries/single_networks.py).
+    Networks that are not a chain of layer, norm and activation are refused; facts that the names leave
+    open are assumed. Single policies have been checked before (libraries/single_networks.py).
     """
     assumed: dict[str, None] = {}
     table = None if binding.layout == NO_LAYOUT else plugins.find("layouts", binding.layout).load()
@@ -85,7 +85,7 @@ def check_connections(binding: RecognizedAgent) -> RecognizedAgent:
 
 
 def _note_residuals(binding: RecognizedAgent) -> Iterator[LedgerEntry]:
-    """Yield an entry where names of a policy's layers are those of residual connections."""
+    """Yield an entry if layer names of a policy suggest residual connections."""
     layers = [layer for part in binding.parts if part.acts for layer in part.layers]
     named = dict.fromkeys("/".join(layer.name) for layer in layers if any(map(_RESIDUAL.search, layer.name)))
     if named:
@@ -104,9 +104,9 @@ def _number(layer: AgentLayer) -> int | None:
 
 
 def _list_distances(part: AgentNetwork) -> list[tuple[AgentLayer, AgentLayer, int]]:
-    """Return the layers that follow one another in one Sequential, and how far apart their numbers are.
+    """Return consecutive layers of one Sequential, with the distance of their numbers.
 
-    Numbers without any gap are those of a ModuleList, between whose modules there is code.
+    Numbers without any gap belong to a ModuleList, whose modules are connected by code.
     """
     found = []
     for one, two in pairwise(part.layers):
@@ -143,7 +143,7 @@ def _note_gaps(part: AgentNetwork) -> Iterator[str]:
 
 
 def _note_norms(binding: RecognizedAgent, framework: str) -> Iterator[str]:
-    """Yield what is assumed of the place of layer norms whose names show none."""
+    """Yield assumptions on the position of layer norms whose names do not show it."""
     shown = (
         {two.name for part in binding.parts for _, two, _ in _list_distances(part)}
         if framework == "torch"
@@ -177,7 +177,7 @@ def read_hidden_activations(binding: RecognizedAgent, checkpoint: Checkpoint) ->
     from ckpttool.libraries.tf_graphs import find_activations
 
     found = find_activations(checkpoint)
-    # The action's map has a tanh of its own.
+    # The action map has its own tanh.
     hidden = found - {"tanh"} - _OF_DEVIATIONS or found & {"tanh"}
     if len(hidden) != 1:
         return binding
@@ -186,7 +186,7 @@ def read_hidden_activations(binding: RecognizedAgent, checkpoint: Checkpoint) ->
 
 
 _ACTIVATION = f"{TORCH_CLASSES}activation."
-# Parts of a pickled module without an effect on what is played, and those whose weights are layers'.
+# Parts of a pickled module that do not affect evaluation, and those whose weights belong to layers.
 _NEUTRAL = re.compile(
     re.escape(TORCH_CLASSES)
     + r"(container\.\w+|linear\.(Linear|Identity)|normalization\.LayerNorm|dropout\.\w+|flatten\.\w+)"
@@ -194,10 +194,11 @@ _NEUTRAL = re.compile(
 
 
 def _read_pickled_policy(binding: RecognizedAgent, tree: Tree) -> RecognizedAgent:
-    """Return the binding with the activations that are parts of a policy that was pickled as a module.
+    """Return the binding with the activations inside a policy that was pickled as a module.
 
-    An activation between two layers of one Sequential is in its place by the order of the file. Of other
-    modules only the classes are known: one kind is that of all hidden layers, several are of unknown places.
+    The position of an activation between two layers of one Sequential follows from file order. For
+    other modules only the classes are known: one kind applies to all hidden layers, several have
+    unknown positions.
     """
     part = next((part for part in binding.parts if part.acts), None)
     if part is None or part.program is not None:
@@ -248,7 +249,7 @@ def _read_pickled_policy(binding: RecognizedAgent, tree: Tree) -> RecognizedAgen
     if len(names) == dense and all(len(each) < 2 for each in between):
         return replace(binding, facts=facts.read(where, activations=names))
     kinds = {_find_activation(tree, path, name) for path, name in functions.items()}
-    # A last tanh is the action's map.
+    # A final tanh is the action map.
     hidden = kinds - {"tanh"} or kinds
     if len(hidden) == 1 and (name := next(iter(hidden))) is not None:
         return replace(binding, facts=facts.read(where, hidden=name, activations=None))
@@ -258,7 +259,7 @@ def _read_pickled_policy(binding: RecognizedAgent, tree: Tree) -> RecognizedAgen
 
 
 def _find_activation(tree: Tree, path: Path, name: str) -> str | None:
-    """Return the canonical name of an activation by its class, None for one with another slope or of none."""
+    """Return an activation's canonical name by class, None for a non-default slope or another class."""
 
     def value(attribute: str) -> object:
         leaf = tree.get((*path, attr(attribute)))
@@ -268,7 +269,7 @@ def _find_activation(tree: Tree, path: Path, name: str) -> str | None:
 
 
 def _note_custom_classes(classes: Mapping[Path, str], component: str) -> Iterator[LedgerEntry]:
-    """Yield an entry where a part of a pickled policy is of a class whose code the file does not hold."""
+    """Yield an entry if part of a pickled policy has a class whose code is not in the file."""
     own = sorted(
         {
             name
@@ -288,12 +289,12 @@ def _note_custom_classes(classes: Mapping[Path, str], component: str) -> Iterato
 
 
 def _split_words(name: str) -> tuple[str, ...]:
-    """Return the last part of a class's name as words with underscores: ResBlock as res_block."""
+    """Return the last part of a class name in snake case: ResBlock as res_block."""
     return (re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", name.rpartition(".")[2]).lower(),)
 
 
 def _read_configuration(binding: RecognizedAgent, checkpoint: Checkpoint) -> tuple[str, ...] | None:
-    """Return the activations of the policy's hidden layers by the configurations of layers of their names."""
+    """Return the policy's hidden activations, from configurations of layers with the same names."""
     if not checkpoint.format.startswith("keras_"):
         return None
     from ckpttool.formats import keras_tree
@@ -301,7 +302,7 @@ def _read_configuration(binding: RecognizedAgent, checkpoint: Checkpoint) -> tup
     part = next((part for part in binding.parts if part.acts), None)
     try:
         document = keras_tree.config_document(checkpoint.format, checkpoint.path)
-    except (UnsupportedError, NotFoundError):  # a file that is being written has another name
+    except (UnsupportedError, NotFoundError):  # a file that is being written has a temporary name
         return None
     if part is None or document is None:
         return None
@@ -335,22 +336,22 @@ def _list_dense_layers(document: object, depth: int = 0) -> Iterator[tuple[str, 
         yield from _list_dense_layers(value, depth + 1)
 
 
-# From objects to names: the way of an object graph's variables to TensorFlow 1's (see libraries/tf_names.py).
+# From objects to names: plan an object graph's variables as TensorFlow 1's.
 #
-# Adam's moments go beside their variables, and the powers of its betas are computed from its count of
-# updates. RMSProp's and Momentum's slots go there too; Momentum's hold no learning rate in TensorFlow 1
-# (sources: tensorflow/python/training/{adam,rmsprop,momentum}.py, slot_creator.py).
+# Adam's moments are stored beside their variables, and the powers of its betas are computed from its update
+# count. RMSProp's and Momentum's slots are stored there too; Momentum's do not include the learning rate in
+# TensorFlow 1 (sources: tensorflow/python/training/{adam,rmsprop,momentum}.py, slot_creator.py).
 
 _BETAS = {"beta1_power": "beta_1", "beta2_power": "beta_2"}
-_MOST_STEPS = 10_000_000  # by then a float32 of any usual beta is 0
+_MOST_STEPS = 10_000_000  # by then, a usual beta's power is 0 in float32
 _STEPS = tuple(name for name, ours in KERAS_SETTINGS.items() if ours == "step")
 _RATES = ("_learning_rate", "learning_rate")
-# The kinds that a slot may have, by optimizer, in the order in which TensorFlow 1 makes the slots.
+# Possible slot kinds by optimizer, in the order in which TensorFlow 1 creates them.
 _KINDS = ((ADAM, ("m", "v")), (RMSPROP, ("rms", "mg", "momentum")), (SGD, ("momentum",)))
 
 
 class _GraphOptimizer(NamedTuple):
-    """An optimizer object: what it is, its path, its slots, and the variables of its own that count here."""
+    """An optimizer object: its family, its path, its slots, and its own variables used here."""
 
     family: OptimizerFamily
     path: Path
@@ -361,21 +362,22 @@ class _GraphOptimizer(NamedTuple):
 
     @property
     def title(self) -> str:
-        """Its name for people."""
+        """Its display name."""
         return display(self.path)
 
     @property
     def kinds(self) -> tuple[str, ...]:
-        """The kinds of its slots in TensorFlow 1's order."""
+        """Its slot kinds in TensorFlow 1's order."""
         return next(kinds for family, kinds in _KINDS if family is self.family)
 
 
 def plan_variable_names(tree: Tree, told: Settings) -> Plan:
-    """Return the way of an object graph to variables known by name: paths as people read them.
+    """Return the plan from an object graph to variables known by name, with readable paths.
 
-    `told` are optimizers' settings from a sidecar. State of other optimizers keeps its path. Each of several
-    has its own scope, as if made there (tensorflow/python/training/slot_creator.py): powers at
-    `SCOPE/beta1_power`, moments at `SCOPE/VARIABLE/Adam`, so that the names say whose they are.
+    `told` are optimizer settings from a sidecar. State of other optimizers keeps its path. Each of
+    several optimizers has its own scope, as if created there
+    (tensorflow/python/training/slot_creator.py): powers at `SCOPE/beta1_power`, moments at
+    `SCOPE/VARIABLE/Adam`, so that the names identify their optimizer.
     """
     found = list(_list_optimizers(tree))
     names = {path: tree.names[path] for path, _ in tree.tensors()}
@@ -431,7 +433,7 @@ def _make_label(leaf: Leaf, name: str, names: Mapping[Path, str]) -> Label:
 
 
 def _list_optimizers(tree: Tree) -> Iterator[_GraphOptimizer]:
-    """Go through the optimizers that TensorFlow 1 has too, in the order of their first moments."""
+    """Yield the optimizers that also exist in TensorFlow 1, in the order of their first moments."""
     slots: dict[Path, list[Path]] = {}
     children: dict[Path, dict[str, Path]] = {}
     for path, leaf in tree.tensors():
@@ -459,13 +461,13 @@ def _find_first(mine: Mapping[str, Path], names: tuple[str, ...]) -> Path | None
 
 
 def is_trained(tree: Tree, slot: Leaf) -> bool:
-    """Say whether a slot is known to be a variable's, and not another slot's."""
+    """Return whether a slot is known to belong to a variable, and not to another slot."""
     owner = tree.get(slot.of) if slot.of is not None else None
     return isinstance(owner, Leaf) and owner.role != "slot"
 
 
 def _optimizer_path(path: Path, leaf: Leaf) -> Path:
-    """Return the path of a moment's optimizer: above its list, or what the graph lists it with."""
+    """Return the path of a moment's optimizer: the parent of its list, or the graph's entry for it."""
     if leaf.of is not None:
         top = path[: len(path) - len(leaf.of) - 2]
         if path == slot_path(top, leaf.slot or "", leaf.of):
@@ -486,7 +488,7 @@ def _name_slots(
     added: dict[Path, Leaf] = {}
     for owner, moments in by_owner.items():
         wanted = [kind for kind in optimizer.kinds if kind in moments or kind == "momentum"]
-        # An optimizer that finds its names taken goes on counting.
+        # An optimizer whose names are taken adds a counter to them.
         number, name = 0, f"{scope}{names[owner]}/{optimizer.family.tf1}"
         while taken & {_number_name(name, number + position) for position in range(len(wanted))}:
             number += len(wanted)
@@ -512,7 +514,7 @@ def _find_learning_rate(tree: Tree, optimizer: _GraphOptimizer, told: Settings) 
 
 
 def _make_power(tree: Tree, adam: _GraphOptimizer, power: str, told: Settings) -> tuple[float, list[str]]:
-    """Return a power of a beta and what it assumes: it begins as beta, which each update multiplies it by."""
+    """Return a power of a beta and the assumptions: it starts at beta and is multiplied by it per update."""
     count = _read_number(tree, adam.steps)
     steps = max(0, count) if isinstance(count, int) else 0
     name = _BETAS[power]
@@ -532,7 +534,7 @@ def _find_setting(optimizer: _GraphOptimizer, told: Settings, name: str) -> floa
 
 
 def _multiply_float32(beta: float, steps: int) -> float:
-    """Return beta in float32 after it was multiplied by it so often, each time rounded."""
+    """Return beta in float32 after this many multiplications by itself, rounded each time."""
     import numpy as np
 
     factors = np.full(min(steps, _MOST_STEPS) + 1, beta, np.float32)
@@ -549,29 +551,29 @@ def _read_number(tree: Tree, path: Path | None) -> float | None:
     return found if isinstance(found, int | float) else None
 
 
-# TensorFlow's two ways of keeping the same variables: by name (TensorFlow 1), as objects (TensorFlow 2).
+# TensorFlow's two ways of storing the same variables: by name (TensorFlow 1), as objects (TensorFlow 2).
 #
-# Variables keep their paths; variable_names.py has the way from objects to names. Adam is told otherwise by
-# the two: by name its moments are `VARIABLE/Adam` and `VARIABLE/Adam_1` beside two powers of its betas; as an
-# object it owns them. What tf.compat.v1.train.AdamOptimizer saves when tf.train.Checkpoint tracks it is the
-# object that stands for Adam here: children beta1_power and beta2_power, slot variables m and v
-# (tensorflow/python/training/adam.py, tensorflow/python/training/optimizer.py).
+# Variables keep their paths; the section above plans objects as names. Adam differs: by name its moments are
+# `VARIABLE/Adam` and `VARIABLE/Adam_1` beside two powers of its betas; as an object it owns them. Adam's
+# object here is the one that tf.train.Checkpoint saves for a tf.compat.v1.train.AdamOptimizer: children
+# beta1_power and beta2_power, slot variables m and v (tensorflow/python/training/adam.py,
+# tensorflow/python/training/optimizer.py).
 
 _ADAM = ("m", "v")
-# Slots of optimizers that keep no variables of their own, as `_create_slots` calls them
+# Slots of optimizers without their own variables, as named by `_create_slots`
 # (tensorflow/python/training/{momentum,rmsprop,adagrad,adadelta,ftrl}.py).
 _SLOTS_ALONE = frozenset(("momentum", "rms", "mg", "accumulator", "accum", "accum_update", "linear"))
 _POWER = re.compile(r"beta[12]_power(_\d+)?")
-_PLAIN = "optimizer"  # the object's name where the variables' names give none
+_PLAIN = "optimizer"  # the object's name if the variables' names contain none
 
 
 def is_object_graph(tree: Tree) -> bool:
-    """Say whether the tree is one of TensorFlow's objects, whose keys say so."""
+    """Return whether the tree is an object graph, which its keys show."""
     return any(MARK in leaf.key for _, leaf in tree.tensors())
 
 
 def has_named_variables(tree: Tree) -> bool:
-    """Say whether the tree's variables are known by name alone."""
+    """Return whether the tree's variables are identified only by name."""
     return all("/".join(_steps(path)) == leaf.key for path, leaf in tree.tensors())
 
 
@@ -583,7 +585,7 @@ def _steps(path: Path) -> tuple[str, ...]:
 
 
 class _BetaPowers(NamedTuple):
-    """The powers of one Adam's betas: the scope that they stand in, and their paths.
+    """The powers of one Adam's betas: their scope and their paths.
 
     An optimizer of another class has the scope of its slots and no powers.
     """
@@ -593,11 +595,11 @@ class _BetaPowers(NamedTuple):
 
 
 def plan_variable_objects(tree: Tree) -> Plan:
-    """Return the way of variables known by name into an object graph: each keeps its path.
+    """Return the plan from variables known by name to an object graph: each keeps its path.
 
-    Adam's moments become slot variables of an optimizer, called as the scope of its beta powers is, and
-    `optimizer` where they have none. Moments that no pair of powers owns for sure stay where they are. The
-    slots of other optimizers become slot variables of one that is called as the scope around them.
+    Adam's moments become slot variables of an optimizer, named after the scope of its beta powers, or
+    `optimizer` if they have none. Moments that cannot be assigned to one pair of powers stay where they
+    are. The slots of other optimizers become slot variables of one named after the scope around them.
     """
     pairs, notes = _pair_powers(tree)
     leaves = dict(tree.tensors())
@@ -638,9 +640,9 @@ def plan_variable_objects(tree: Tree) -> Plan:
 
 
 def _list_other_slots(tree: Tree) -> dict[Path, tuple[tuple[str, ...], Path]]:
-    """Return the scope and the variable of every slot `[SCOPE/]VARIABLE/NAME` that is not Adam's.
+    """Return the scope and the variable of every slot `[SCOPE/]VARIABLE/NAME` except Adam's.
 
-    Nothing is returned when two slots of one scope are the same one's of the same variable.
+    Return nothing if two slots in one scope have the same name and variable.
     """
     found: dict[Path, tuple[tuple[str, ...], Path]] = {}
     seen = set()
@@ -659,7 +661,7 @@ def _list_other_slots(tree: Tree) -> dict[Path, tuple[tuple[str, ...], Path]]:
 
 
 def _variable(path: Path, leaf: Leaf) -> tuple[str, ...]:
-    # Some programs store a variable under the name of its output, `w:0`.
+    # Some programs store a variable under its output's name, `w:0`.
     if leaf.name and leaf.key == f"{leaf.name}:0" == "/".join(_steps(path)):
         return tuple(leaf.name.split("/"))
     return _steps(path)
@@ -687,16 +689,17 @@ def _pair_powers(tree: Tree) -> tuple[list[_BetaPowers], tuple[str, ...]]:
     scopes = [pair.scope for pair in pairs]
     if len(set(scopes)) == len(scopes):
         return pairs, ()
-    # TensorFlow numbers the powers of several optimizers, and says nowhere which is whose.
+    # TensorFlow numbers several optimizers' powers without recording which optimizer they belong to.
     return [], (f"{len(pairs)} Adam optimizers share one scope: their state is kept as plain variables",)
 
 
 def _find_owners(
     leaves: Mapping[Path, Leaf], slots: Mapping[Path, Path], pairs: list[_BetaPowers]
 ) -> dict[Path, int]:
-    """Return the number of every moment's optimizer: the only one, or that in whose scope the moment is.
+    """Return the number of every moment's optimizer: the only one, or the one with the moment's scope.
 
-    Nothing is returned when one moment has no optimizer, or two are the same one's of the same variable.
+    Return nothing if a moment has no optimizer, or if two moments have the same optimizer, slot and
+    variable.
     """
     numbers = {pair.scope: number for number, pair in enumerate(pairs)}
     found: dict[Path, int] = {}
@@ -716,7 +719,7 @@ def _find_owners(
 def _list_optimizer_paths(
     pairs: list[_BetaPowers], names: Mapping[Path, tuple[str, ...]]
 ) -> list[tuple[str, ...]]:
-    """Return each optimizer's path: nothing lies there but what is an optimizer's own."""
+    """Return each optimizer's path, chosen so that no other entries are under it."""
     powers = {path for pair in pairs for path in pair.powers.values()}
     scopes = {pair.scope for pair in pairs}
     taken = {
@@ -736,22 +739,23 @@ def _list_optimizer_paths(
     return tops
 
 
-# The objects behind variables known by name: kept in a sidecar, so that the way back gives the same objects.
+# Object graph of variables known by name: kept in a sidecar, so that the reverse conversion restores the same
+# objects.
 #
-# TensorFlow 1's form has no place for edges, keys and the kind of an optimizer. The receipt of a conversion
-# to it holds the object graph, as TensorFlow stores it, and each variable's key there.
+# TensorFlow 1's format cannot store edges, keys and an optimizer's kind. The sidecar of a conversion to it
+# contains the object graph, as TensorFlow stores it, and each variable's key in it.
 
 # A sidecar may have 16 MB; a graph of 10,000 objects has about 1 MB.
 _MOST_BYTES = 4 << 20
 
 
 def record_objects(tree: Tree, plan: Plan) -> dict[str, Any] | None:
-    """Return what a sidecar says of the tree's objects after `plan` gave names to its variables.
+    """Return the sidecar's record of the tree's objects after `plan` named its variables.
 
-    None if they cannot be stored as objects, are too many to be told in a sidecar, or changed on the way.
+    None if they cannot be stored as objects, are too many for a sidecar, or changed during conversion.
     """
     if any(move.rule != KEEP for move in plan.moves):
-        return None  # the variables are others than the objects had
+        return None  # the variables differ from those of the objects
     with contextlib.suppress(CkpttoolError):
         found = tf_object_graph.plan_graph(tree)
         graph = tf_object_graph.encode_graph(found.graph)
@@ -762,9 +766,9 @@ def record_objects(tree: Tree, plan: Plan) -> dict[str, Any] | None:
 
 
 def restore_objects(tree: Tree, objects: Mapping[str, Any]) -> Plan | None:
-    """Return the way of variables known by name into the objects that they were; None if it does not fit.
+    """Return the plan from variables known by name back to their objects; None if it does not fit.
 
-    The powers of Adam's betas that no object had are left out: the conversion computed them.
+    Powers of Adam's betas that no object had are omitted: the conversion computed them.
     """
     keys = objects["keys"]
     sources = {keys[_name(path)]: path for path in tree if _name(path) in keys}

@@ -1,13 +1,14 @@
-"""Tianshou's policies: policy.state_dict() of 0.4 to 1.x, the algorithm's of 2.x, or {"model", "obs_rms"}.
+"""Tianshou policies: policy.state_dict() of 0.4 to 1.x, algorithm's of 2.x, or {"model", "obs_rms"}.
 
-Sources in github.com/thu-ml/tianshou: tianshou/utils/net/continuous.py: Actor gives max_action * tanh,
-ActorProb's mean is unbounded in every example, and SAC takes tanh of it (policy/modelfree/sac.py); by
-default, and so in 2.x's high-level factory (highlevel/module/actor.py), tanh bounds it. policy/base.py (2.x:
-algorithm/algorithm_base.py), `map_action`: then the action is limited to [-1, 1] ("clip"; SAC's lies there
-already) and scaled to [low, high]. Hidden layers are ReLU (utils/net/common.py), those of PPO and its kin
-tanh (examples/mujoco/mujoco_ppo.py). utils/statistics.py, RunningMeanStd.norm: the observations' statistics,
-epsilon inside the root. In 2.x `algorithm.state_dict()` adds the optimizers in the order policy, critic,
-critic2.
+Sources in github.com/thu-ml/tianshou: tianshou/utils/net/continuous.py: Actor outputs max_action *
+tanh, ActorProb's mean is unbounded in every example, and SAC applies tanh to it
+(policy/modelfree/sac.py); by default, and in 2.x's high-level factory (highlevel/module/actor.py),
+tanh limits it. policy/base.py (2.x: algorithm/algorithm_base.py), `map_action`: then the action is
+clipped to [-1, 1] ("clip"; SAC's is already inside) and scaled to [low, high]. Hidden layers are
+ReLU (utils/net/common.py), those of PPO and related algorithms tanh
+(examples/mujoco/mujoco_ppo.py). utils/statistics.py, RunningMeanStd.norm: the observation
+statistics, epsilon inside the square root. In 2.x `algorithm.state_dict()` adds the optimizers in
+the order policy, critic, critic2.
 """
 
 from __future__ import annotations
@@ -49,7 +50,7 @@ _LACKS = (
         decides=True,
     ),
 )
-# examples/mujoco/mujoco_ppo.py (and a2c, npg, trpo, reinforce) against highlevel/module/actor.py.
+# examples/mujoco/mujoco_ppo.py (and a2c, npg, trpo, reinforce) vs. highlevel/module/actor.py.
 _PROBABILISTIC = (
     unknown_fact(
         "activation",
@@ -92,8 +93,8 @@ TABLE = LayoutTable(
     tensors={"alpha/_log_alpha": "temperature/log_alpha"},
 )
 _SAC = replace(TABLE, facts=AgentMetadata(head="affine", hidden="relu", epsilon=1e-5, lacks=_LACKS[:1]))
-# PPO, A2C, NPG, TRPO, and GAIL, whose `disc_net` takes observation and action: the critic is a value of the
-# state, the mean is limited to [-1, 1].
+# PPO, A2C, NPG, TRPO, and GAIL, whose `disc_net` has observation and action as inputs: the critic is a state
+# value, the mean is clipped to [-1, 1].
 _ON_POLICY = replace(
     TABLE,
     components={"policy/actor": "actor", "actor": "actor", "critic": "value", "disc_net": "discriminator"},
@@ -105,7 +106,7 @@ _ON_POLICY = replace(
     tensors={"actor/sigma_param": "actor/log_std", "policy/actor/sigma_param": "actor/log_std"},
 )
 
-# A key of a state_dict: the same networks as dicts of their own are another layout's.
+# A state_dict key: the same networks as separate dicts have another layout.
 _ACTOR = re.compile(r"(?:policy\.)?actor\.(preprocess|last|mu)\..*")
 _EPSILON = 2.0**-23  # RunningMeanStd's default: that of float32
 _LARGEST = 1 << 62
@@ -113,7 +114,7 @@ _OBS_RMS = key("obs_rms")
 
 
 def recognise(tree: Tree, name: str) -> RecognizedAgent | None:  # noqa: ARG001  # policy.pth says nothing
-    """Return the way to the canonical agent of a policy whose actor is `preprocess` and a last layer."""
+    """Return the recognised agent of a policy whose actor is `preprocess` and a last layer."""
     module = read_pickled_module(tree)
     if module is not None:
         binding = _bind_policy(module.state)
@@ -129,11 +130,11 @@ def _bind_policy(tree: Tree) -> RecognizedAgent | None:
         _count_inputs(tree, "actor"),
         _count_inputs(tree, "critic") or _count_inputs(tree, "critic1"),
     )
-    # Discrete SAC's Q-functions take the observation alone too: they are two, and have targets.
+    # Discrete SAC's Q-functions also have only the observation as input; there are two, with targets.
     modules = {step for name in tree.names.values() for step in name.split("/")}
     q_functions = modules & {"critic1", "critic2", "critic_old", "critic1_old"}
     alike = wide is not None and wide == narrow
-    # The policy alone, as 2.x keeps it: a deviation that is a parameter is that of PPO and its kin.
+    # The policy alone, as in 2.x: a standard deviation that is a parameter means PPO or a related algorithm.
     alone = wide is None and bool(modules & {"sigma_param"})
     on_policy = (alike and not q_functions) or alone
     binding = bind(tree, _ON_POLICY if on_policy else _SAC if "mu" in found else TABLE)
@@ -145,7 +146,7 @@ def _bind_policy(tree: Tree) -> RecognizedAgent | None:
 
 
 def _add_attributes(binding: RecognizedAgent, tree: Tree) -> RecognizedAgent:
-    """Return the binding with the bounds and the action map that a policy pickled whole has as attributes."""
+    """Return the binding with the bounds and the action map from a pickled policy's attributes."""
     said = {
         tuple(step.value for step in path if step.value not in ("_modules", "policy")): leaf
         for path, leaf in tree.items()
@@ -162,7 +163,7 @@ def _add_attributes(binding: RecognizedAgent, tree: Tree) -> RecognizedAgent:
     limit, method = value("actor", "max_action"), value("action_bound_method")
     deterministic = ("actor", "_unbounded") not in said
     bounded = deterministic or value("actor", "_unbounded") is False
-    soft = facts.head == "affine"  # SAC takes tanh of the mean
+    soft = facts.head == "affine"  # SAC applies tanh to the mean
     if value("action_scaling") is not True or method not in ("clip", "tanh", None):
         return replace(binding, facts=facts).refused("actor", "actions that are not scaled to the bounds")
     if soft or (bounded and limit == 1.0 and method != "tanh") or (not bounded and method == "tanh"):
@@ -189,14 +190,14 @@ def _count_inputs(tree: Tree, component: str) -> int | None:
 
 
 def _refuse_discrete(binding: RecognizedAgent) -> RecognizedAgent:
-    """Return the binding of an agent that chooses among actions: it is listed, and not run as another one."""
+    """Return the binding of an agent with discrete actions: it is listed, but not run."""
     return replace(
         binding.refused("actor", DISCRETE_CHOICE), evidence=f"{binding.evidence} of discrete actions"
     )
 
 
 def _add_statistics(binding: RecognizedAgent, tree: Tree) -> RecognizedAgent:
-    """Return the binding with the observations' statistics, where a checkpoint dict keeps them."""
+    """Return the binding with the observation statistics, if the checkpoint dict contains them."""
     places = {name: (_OBS_RMS, attr(name)) for name in ("mean", "var", "count", "eps", "clip_max")}
     mean, var = (tree.get(places[name]) for name in ("mean", "var"))
     if not isinstance(mean, Leaf) or not isinstance(var, Leaf):
@@ -221,7 +222,7 @@ def _add_statistics(binding: RecognizedAgent, tree: Tree) -> RecognizedAgent:
 
 
 def _number(tree: Tree, path: Path) -> float | None:
-    """Return a plain number, None for anything else and for one that is none of an agent's."""
+    """Return a plain number, None for other values and implausible numbers."""
     leaf = tree.get(path)
     value = leaf.value if isinstance(leaf, ValueLeaf) else None
     if not isinstance(value, int | float) or isinstance(value, bool) or not 0 <= value < _LARGEST:
@@ -230,9 +231,10 @@ def _number(tree: Tree, path: Path) -> float | None:
 
 
 def plan(binding: RecognizedAgent, agent: Tree, told: Settings) -> Plan:
-    """Return where a canonical agent goes: the `algorithm.state_dict()` of version 2, optimizers included.
+    """Plan the `algorithm.state_dict()` of version 2, including optimizers.
 
-    Raise UnsupportedError for networks or an action map that the library's Actor and Critic cannot be.
+    Raise UnsupportedError for networks or an action map that the library's Actor and Critic cannot
+    represent.
     """
     return plan_torch_file(_make_table(binding), binding, agent, told)
 

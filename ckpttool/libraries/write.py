@@ -46,32 +46,32 @@ if TYPE_CHECKING:
     import numpy as np
 
 
-# Where a codebase keeps the statistics of observations, and how it normalises with them.
+# Location of observation statistics in a library, and its normalisation formula.
 #
-# The same numbers mean another function where epsilon stands elsewhere or the result is limited otherwise.
-# Then they are computed anew so that the function stays, or are left to the sidecar where no numbers can do
-# that.
+# The same numbers give another function if epsilon is placed elsewhere or clipping differs. Then they are
+# recomputed to preserve the function, or stored only in the sidecar if that is impossible.
 
-_SAME = 1e-6  # twice the rounding of the float32 numbers that most libraries keep
+_SAME = 1e-6  # twice the rounding error of float32 numbers, which most libraries store
 _FIRST = (index(0), attr("kernel"))
 _NOTE = "observation statistics are in the sidecar"
 
 
 class StatisticsPlan(NamedTuple):
-    """Moves of statistics that are there, and those that are computed."""
+    """Moves of existing statistics, and leaves with computed ones."""
 
     moves: tuple[Move, ...] = ()
-    added: Mapping[Path, Leaf | ValueLeaf] = {}  # a tuple's default, never changed
+    added: Mapping[Path, Leaf | ValueLeaf] = {}  # a tuple's default, never modified
     assumed: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
 
 
 class StatisticsRow(NamedTuple):
-    """The places of mean, var, std and count ([obs_dim] each but the last), and what is done with them.
+    """The paths of mean, var, std and count ([obs_dim] each except count), and their conversion.
 
-    `whose` is "critic_" for those of what a critic sees, which are only carried. `shape` is that of the
-    tensors (-1 is obs_dim); `epsilon`, `outside` and `clip` are those of canonical.Norm. Where they are
-    `required` an agent that has none gets such as change nothing, and one whose cannot be held is refused.
+    `whose` is "critic_" for statistics of a critic's observations, which are only copied. `shape` is
+    the tensors' shape (-1 is obs_dim); `epsilon`, `outside` and `clip` are those of
+    ObservationNormalizer. If they are `required`, an agent without statistics gets neutral ones, and
+    one whose statistics cannot be represented is refused.
     """
 
     places: Mapping[str, Path]
@@ -85,7 +85,7 @@ class StatisticsRow(NamedTuple):
     required: bool = False
 
     def placed(self, binding: RecognizedAgent, agent: Tree, library: str) -> StatisticsPlan:
-        """Return where the agent's statistics go, if it has any."""
+        """Return the plan of the agent's statistics, if it has any."""
         there = {name: agent.get(self.source(name)) for name in (*self.places, "mean", "var", "std")}
         found = {name: leaf for name, leaf in there.items() if isinstance(leaf, Leaf)}
         norm = binding.facts.norm or _make_plain_normalizer(found)
@@ -102,7 +102,7 @@ class StatisticsRow(NamedTuple):
         return (attr(NORMALIZER), attr(f"{self.whose}{name}"))
 
     def _is(self, norm: ObservationNormalizer, found: Mapping[str, Leaf]) -> bool:
-        """Say whether the tensors that are there are the agent's statistics by the library's formula."""
+        """Return whether the existing tensors are the agent's statistics in the library's formula."""
         import numpy as np
 
         if norm.clip != self.clip or any(found[n].dtype != self.dtype for n in self.places if n != "count"):
@@ -131,7 +131,7 @@ class StatisticsRow(NamedTuple):
     def _computed(
         self, norm: ObservationNormalizer, found: Mapping[str, Leaf], library: str
     ) -> StatisticsPlan:
-        """Return numbers with which the library's own formula is the agent's."""
+        """Return numbers for which the library's own formula gives the agent's normalisation."""
         import numpy as np
 
         mean, wide = to_float64_row(norm.mean), compute_divisor(norm)
@@ -152,7 +152,7 @@ class StatisticsRow(NamedTuple):
         return made._replace(added={**added, **made.added}, notes=(note,))
 
     def _neutral(self, agent: Tree, binding: RecognizedAgent) -> StatisticsPlan:
-        """Return statistics that change nothing: the library keeps some in every network."""
+        """Return neutral statistics: the library has some in every network."""
         import numpy as np
 
         part = next(part for part in binding.parts if part.acts)
@@ -184,14 +184,14 @@ def _fill_shape(shape: tuple[int, ...], size: int) -> tuple[int, ...]:
 
 
 def _make_plain_normalizer(found: Mapping[str, Leaf]) -> ObservationNormalizer | None:
-    """Return the statistics of an agent of which nothing says how it uses them."""
+    """Return the statistics of an agent whose normalisation formula is unknown."""
     if "mean" not in found or not {"var", "std"} & found.keys():
         return None
     return ObservationNormalizer(found["mean"], found.get("var"), None if "var" in found else found["std"])
 
 
 def compute_divisor(norm: ObservationNormalizer) -> np.ndarray:
-    """Return what the centred observations are divided by, float64 [obs_dim]."""
+    """Return the divisor of the centred observations, float64 [obs_dim]."""
     import numpy as np
 
     std = to_float64_row(norm.std) if norm.std is not None else np.sqrt(to_float64_row(norm.var))
@@ -204,30 +204,31 @@ def to_float64_row(leaf: Leaf | None) -> np.ndarray:
     return leaf.array().astype("f8").reshape(-1)
 
 
-# What a codebase calls what it writes: tables of names, from which libraries/write.py makes plans.
+# Names in a library's files: tables from which this module makes plans.
 
 TORCH: Mapping[str, LayerKind] = {kind: SPELLING["torch", kind] for kind in ("dense", "layer_norm")}
 
 
 class LayerNames(NamedTuple):
-    """What a codebase calls the layers of one network.
+    """A library's layer names in one network.
 
-    Patterns may have holes: `{n}` is a dense layer's number from `first`, `{i}` from 0, `{s}` its place in a
-    Sequential where an activation follows every hidden layer. `norm` is a layer norm's pattern, None where
-    there can be none; its `{n}` and `{i}` are those of its dense layer. `branches` name further heads by
-    their canonical names; with `joined` the last layer gives the mean and then the branch "log_std".
+    Patterns may have holes: `{n}` is a dense layer's number from `first`, `{i}` from 0, `{s}` its
+    position in a Sequential with an activation after every hidden layer. `norm` is a layer norm's
+    pattern, None if layer norms are not supported; its `{n}` and `{i}` are those of its dense layer.
+    `branches` name further heads by their canonical names; with `joined` the last layer outputs the
+    mean and then the branch "log_std".
     """
 
     hidden: str
     last: str
-    branches: Mapping[str, str] = {}  # a tuple's default, never changed
+    branches: Mapping[str, str] = {}  # a tuple's default, never modified
     norm: str | None = None
     joined: bool = False
     first: int = 1
 
 
 class NetworkRow(NamedTuple):
-    """One canonical network ("critic/q1"), the entry that holds its tensors, and its layers' names."""
+    """One canonical network ("critic/q1"), the entry for its tensors, and its layers' names."""
 
     place: str
     entry: Path
@@ -235,10 +236,11 @@ class NetworkRow(NamedTuple):
 
 
 class SingleTensorRow(NamedTuple):
-    """One tensor that is no layer's: its canonical place ("temperature/log_alpha") and the target's path.
+    """One tensor outside layers: its canonical path ("temperature/log_alpha") and the target's path.
 
-    It gets `shape` (-1 is what remains) if the library demands one. If the agent lacks it, it is `default`,
-    is missing, or with `optional` is left out; the logarithm of a deviation is computed.
+    It gets `shape` (-1 is the remainder) if the library requires one. If the agent lacks it, it is
+    `default`, is missing, or with `optional` is omitted; the logarithm of a standard deviation is
+    computed.
     """
 
     place: str
@@ -255,15 +257,15 @@ def make_torch_path(entry: Path, layer: str, weight: str) -> Path:
 
 @dataclass(frozen=True, slots=True)
 class WritingTable:
-    """All that a codebase writes, `whose` it is for people ("skrl").
+    """The complete output of a library; `whose` is its display name ("skrl").
 
-    `optimizers` and `counters` lead from canonical names ("critic_optimizer/q1") to their places; with
-    `fresh` the library needs the optimizers even where the agent has none; at `joint` it has one of all
+    `optimizers` and `counters` map canonical names ("critic_optimizer/q1") to their paths; with `fresh`
+    the library needs the optimizers even if the agent has none; at `joint` it has one optimizer of all
     networks, which no canonical optimizer is. `head` is the action map of its classes (build.HEADS),
-    `hidden` the activation that they have unless they are told another, `depth` the number of their layers;
-    "" and 0 where these may be any. `alike` says that all networks have the same hidden sizes, `values` that
-    Q-functions give one number, `late` that they may take the action after the first layer. An agent without
-    one of `needs` is refused; `constants` are what else the library's loader asks for.
+    `hidden` their default activation, `depth` the number of their layers; "" and 0 mean any. `alike`
+    means that all networks have the same hidden sizes, `values` that Q-functions have one output,
+    `late` that they may receive the action after the first layer. An agent without one of `needs` is
+    refused; `constants` are further entries that the library's loader requires.
     """
 
     whose: str
@@ -287,12 +289,12 @@ class WritingTable:
 
     @property
     def held(self) -> dict[str, NetworkRow]:
-        """The networks that the codebase has, by their canonical titles."""
+        """The networks of the library, by their canonical titles."""
         return {row.place: row for row in self.rows if isinstance(row, NetworkRow)}
 
 
 def iterate_layer_names(part: AgentNetwork, names: LayerNames) -> Iterator[tuple[int | str, AgentLayer, str]]:
-    """Go through a network's layers and the branches that the codebase has: place, layer, name there."""
+    """Yield a network's layers and the branches that the library has: position, layer, name."""
     dense = [position for position, layer in enumerate(part.layers) if layer.kind == "dense"]
     number = step = -1
     for position, layer in enumerate(part.layers):
@@ -310,7 +312,7 @@ def iterate_layer_names(part: AgentNetwork, names: LayerNames) -> Iterator[tuple
             yield branch, layer, names.branches[branch]
 
 
-# What a codebase's classes cannot be, and what people should know of an agent that goes there.
+# Limits of a library's classes, and notes on an agent written for them.
 
 MAPS = {
     "tanh": "one number times tanh",
@@ -321,13 +323,13 @@ MAPS = {
     "tanh_clip_affine": "max_action times tanh, limited to [-1, 1] and mapped to the action bounds",
     "clip_tanh_affine": "tanh of the last layer limited to [-2, 2], mapped to the action bounds",
 }
-# Equal to tanh mapped to the bounds for some bounds only, and hardly for those that anybody has.
+# Equal to tanh mapped to the bounds only for particular bounds, which are rare in practice.
 _CLIPPED = "tanh_clip_affine"
 SAVES = (attr("save_counter"),)  # tf.train.Checkpoint's own
 
 
 def require_support(writing: WritingTable, binding: RecognizedAgent, agent: Tree) -> None:
-    """Raise UnsupportedError for an agent that the codebase cannot hold, whatever its layers are called."""
+    """Raise UnsupportedError for an agent that the library cannot represent under any layer names."""
     titles = {part.title for part in binding.parts}
     absent = [name for name in writing.needs if not any(t.partition("/")[0] == name for t in titles)]
     if absent:
@@ -371,7 +373,7 @@ def _require_values(writing: WritingTable, binding: RecognizedAgent, agent: Tree
 def require_layers(
     part: AgentNetwork, names: LayerNames, binding: RecognizedAgent, writing: WritingTable
 ) -> None:
-    """Raise UnsupportedError for layers, or tensors of no known kind, that the network has no names for."""
+    """Raise UnsupportedError for layers, or tensors of unsupported kinds, that the network cannot have."""
     able = {"dense", *(["layer_norm"] if names.norm is not None else [])}
     strange = [
         f"{part.title}/{'/'.join(each.name)}: {each.kind}" for each in part.layers if each.kind not in able
@@ -394,12 +396,12 @@ def list_kernel_shapes(part: AgentNetwork, agent: Tree) -> list[tuple[int, ...]]
 
 
 def list_consumed(agent: Tree) -> tuple[Path, ...]:
-    """Return what the sidecar tells, and TensorFlow's count of saves, which is no agent's."""
+    """Return the paths stored in the sidecar, and TensorFlow's count of saves."""
     return tuple(path for path in agent if schema.mapped_by_sidecar(path) or path == SAVES)
 
 
 def list_writing_notes(writing: WritingTable, binding: RecognizedAgent, agent: Tree) -> tuple[str, ...]:
-    """Return what people should know: what stays behind, and what the library must be told to build."""
+    """Return notes for people: entries not converted, and arguments that the library needs."""
     found = list(writing.notes)
     names = set(binding.facts.activations or (binding.facts.hidden,))
     if writing.hidden and names != {writing.hidden}:
@@ -428,14 +430,14 @@ def list_writing_notes(writing: WritingTable, binding: RecognizedAgent, agent: T
     return tuple(found)
 
 
-# Where the networks and lone tensors of a canonical agent go by a table of names.
+# Plan the networks and single tensors of a canonical agent with a table of names.
 
 _STD, _LOG_STD = "actor/std", "actor/log_std"
 
 
 @dataclass(frozen=True, slots=True)
 class RowPlan:
-    """The moves of one row, and what it had to take for granted."""
+    """The moves of one row, and its assumptions."""
 
     place: str
     moves: tuple[Move, ...]
@@ -447,7 +449,7 @@ class RowPlan:
 
 
 def place_rows(writing: WritingTable, binding: RecognizedAgent, agent: Tree) -> list[RowPlan]:
-    """Return every row's moves, in the order of the table."""
+    """Return every row's moves, in table order."""
     parts = {part.title: part for part in binding.parts}
     found: list[RowPlan] = []
     for row in writing.rows:
@@ -481,7 +483,7 @@ def _place_network(
 
 
 def _move_tensors(row: NetworkRow, part: AgentNetwork, agent: Tree, writing: WritingTable) -> Iterator[Move]:
-    """Go through a network's tensors, weight before bias, in the order of its layers."""
+    """Yield a network's tensors, weight before bias, in layer order."""
     for position, layer, name in iterate_layer_names(part, row.names):
         for weight in writing.kinds[layer.kind].weights:
             source = schema.canonical_weight_path(part, position, weight.canonical)
@@ -495,7 +497,7 @@ def _move_tensors(row: NetworkRow, part: AgentNetwork, agent: Tree, writing: Wri
 
 
 def _half_rule(part: AgentNetwork, position: int | str, agent: Tree, rule: Rule, rank: int) -> Rule:
-    """Return the place of a mean or of its deviation in the one layer that gives both."""
+    """Return the position of a mean or a standard deviation in the one layer that outputs both."""
     if isinstance(position, int) and position < len(part.layers) - 1:
         return KEEP
     last = agent[schema.canonical_weight_path(part, len(part.layers) - 1, "kernel")]
@@ -521,7 +523,7 @@ def _place_tensor(row: SingleTensorRow, agent: Tree) -> RowPlan:
 
 
 def _place_log_std(row: SingleTensorRow, std: Leaf) -> RowPlan:
-    """Return the logarithm of a deviation that the agent keeps as such."""
+    """Return the logarithm of a standard deviation that the agent stores directly."""
     import numpy as np
 
     numbers = np.log(std.array().astype("f8")).astype("f4")
@@ -535,7 +537,7 @@ def _row_shape(row: SingleTensorRow, leaf: Leaf) -> tuple[int, ...]:
 
 
 def list_trained_moves(optimizer: str, rows: Iterable[RowPlan]) -> list[Move]:
-    """Return the moves of what an optimizer trains, by its canonical name ("critic_optimizer/q1")."""
+    """Return the moves of an optimizer's weights, by its canonical name ("critic_optimizer/q1")."""
     ours, _, head = optimizer.partition("/")
     trains = "/".join(filter(None, (schema.ALL_OPTIMIZED[ours], head)))
     return [
@@ -547,13 +549,13 @@ def list_trained_moves(optimizer: str, rows: Iterable[RowPlan]) -> list[Move]:
     ]
 
 
-# Makes a plan of a table of names, so that a layout's way back from the canonical agent is one call.
+# Makes a plan from a table of names, so that a layout writes a canonical agent with one call.
 #
-# A layout chooses the rows that fit the agent (one Q-function or two, a Gaussian policy or not) and hands
-# them to `written`, in the order of its files. What has no row is left unused and listed.
+# A layout chooses the rows that fit the agent (one Q-function or two, a Gaussian policy or not) and passes
+# them in the order of its files. Entries without a row are unused and listed.
 
 DICT, ORDERED, LIST = Container("dict"), Container("OrderedDict"), Container("list")
-# torch/optim/adam.py, Adam.__init__: what an optimizer begins with that the agent does not have.
+# torch/optim/adam.py, Adam.__init__: defaults of settings that the agent lacks.
 _ADAM: Mapping[str, DefaultSetting] = {
     "learning_rate": DefaultSetting(1e-3, "torch"),
     "beta_1": DefaultSetting(0.9, "torch"),
@@ -563,10 +565,10 @@ _ADAM: Mapping[str, DefaultSetting] = {
 
 
 def plan_torch_file(writing: WritingTable, binding: RecognizedAgent, agent: Tree, told: Settings) -> Plan:
-    """Return where a canonical agent goes in a file of torch's by the table.
+    """Plan a torch file from the table.
 
-    Targets that the agent lacks are copies of the online networks. Raise UnsupportedError for networks,
-    Q-functions or an action map that the codebase's classes cannot be.
+    Missing targets are copied from the online networks. Raise UnsupportedError for networks,
+    Q-functions or an action map that the library's classes cannot represent.
     """
     require_support(writing, binding, agent)
     rows = place_rows(writing, binding, agent)
@@ -625,7 +627,7 @@ def _plan_optimizer(
 def _plan_joint_optimizer(
     weights: Sequence[Move], agent: Tree, told: Settings, binding: RecognizedAgent, place: Path
 ) -> Plan:
-    """Return the plan of the one optimizer of all networks: the agent's own, or one that has not begun."""
+    """Return the plan of the joint optimizer of all networks: the agent's own, or a new one."""
     name = schema.JOINT
     if not any(path[0] == attr(name) for path in agent):
         return _plan_new_optimizer(name, weights, place)
@@ -635,14 +637,14 @@ def _plan_joint_optimizer(
 
 
 def _plan_new_optimizer(name: str, weights: Sequence[Move], place: Path) -> Plan:
-    """Return the plan of an optimizer that has not begun, which the library's loader asks for."""
+    """Return the plan of a new optimizer without state, which the library's loader requires."""
     state = optimizers_write.TorchOptimizerWriter(name, weights, Tree({}), {}, _ADAM).plan(place)
     said = f"{name} begins anew with the defaults of torch's Adam: the source has none"
     return replace(state, assumed=(said,))
 
 
 def _list_containers(writing: WritingTable, rows: Iterable[RowPlan]) -> dict[Path, Container]:
-    """Return the dicts of the file: an OrderedDict for every state_dict, plain ones around them."""
+    """Return the file's dicts: an OrderedDict for every state_dict, plain ones around them."""
     entries = {row.entry for row in writing.held.values()}
     targets = [path for row in rows for path in (*(m.target for m in row.moves), *row.added)]
     found: dict[Path, Container] = {(): DICT}
@@ -654,7 +656,7 @@ def _list_containers(writing: WritingTable, rows: Iterable[RowPlan]) -> dict[Pat
 
 
 def merge_plans(*plans: Plan) -> Plan:
-    """Return one plan for several that write side by side."""
+    """Return one plan that merges several."""
     return Plan(
         tuple(move for plan in plans for move in plan.moves),
         {path: leaf for plan in plans for path, leaf in plan.added.items()},
@@ -672,28 +674,27 @@ def merge_plans(*plans: Plan) -> Plan:
 
 
 def count_critics(binding: RecognizedAgent) -> int:
-    """Return how many Q-functions the agent has."""
+    """Return the number of the agent's Q-functions."""
     return sum(part.component == "critic" for part in binding.parts)
 
 
 def is_gaussian(binding: RecognizedAgent) -> bool:
-    """Say whether the policy's deviation is a head of its own, as SAC's is."""
+    """Return whether the policy's standard deviation is a separate head, as in SAC."""
     return any(dict(part.branches).keys() & {"log_std", "std"} for part in binding.parts if part.acts)
 
 
 def has_value_network(binding: RecognizedAgent) -> bool:
-    """Say whether the agent is one of PPO's kind: a policy and a value of the state."""
+    """Return whether the agent is PPO-like: a policy and a state value."""
     found = {part.component for part in binding.parts}
     return "value" in found and "critic" not in found
 
 
-# Writes an agent as TensorFlow's objects or variables by a table of names (see libraries/write.py).
+# Writes an agent as TensorFlow's objects or variables with a table of names.
 #
-# Paths are edges from the checkpoint's root, layers' names have slashes, and steps that are all numbers are a
-# list's.
+# Paths are edges from the checkpoint's root, layer names have slashes, and numeric segments are list indices.
 
 KERAS: Mapping[str, LayerKind] = {kind: SPELLING["tensorflow", kind] for kind in ("dense", "layer_norm")}
-# In the order in which tf.Module goes through them, which that of Sonnet's optimizers is: by their names.
+# The order of tf.Module and of Sonnet's optimizers: by name.
 SONNET: Mapping[str, LayerKind] = {
     "dense": LayerKind("dense", "tensorflow", (WeightSpec("b", "bias", 1), WeightSpec("w", "kernel", 2))),
     "layer_norm": LayerKind(
@@ -703,15 +704,15 @@ SONNET: Mapping[str, LayerKind] = {
 
 
 class OptimizerWriter(Protocol):
-    """One optimizer's part of a plan (see layouts/optimizers)."""
+    """One optimizer's part of a plan (see libraries/optimizers_write.py)."""
 
     def plan(self) -> Plan:
-        """Return its moves, its labels, and what it had to assume."""
+        """Return its moves, its labels, and its assumptions."""
         ...
 
 
 class OptimizerWriterFactory(Protocol):
-    """Makes the state of one canonical optimizer, whose variables the library calls `variable/...`."""
+    """Writes the state of one canonical optimizer, whose library variables are `variable/...`."""
 
     def __call__(
         self,
@@ -720,22 +721,22 @@ class OptimizerWriterFactory(Protocol):
         weights: Sequence[Move],
         top: Path,
     ) -> OptimizerWriter:
-        """Take a canonical optimizer, which trains what `weights` make, for the object at `top`."""
+        """Store a canonical optimizer, which trains the `weights`, for the object at `top`."""
         ...
 
 
 def make_edge_path(entry: Path, layer: str, weight: str) -> Path:
-    """Return a tensor's path: the entry's, its layer's edges, and its own."""
+    """Return a tensor's path: the entry's path, its layer's edges, and its own."""
     return (*entry, *map(attr, filter(None, layer.split("/"))), attr(weight))
 
 
 def parse_edge_path(name: str) -> Path:
-    """Return the path of a name with slashes: every step an edge."""
+    """Return the path of a name with slashes; every segment becomes an edge."""
     return tuple(map(attr, name.split("/")))
 
 
 def make_number(value: float, dtype: str) -> Leaf:
-    """Return a tensor of one number for a library's own variable that no agent has."""
+    """Return a one-number tensor for a library's own variable that no agent has."""
     leaf = ToTensor(dtype).leaf(ValueLeaf(value, "other"))
     assert isinstance(leaf, Leaf)  # noqa: S101  # the rule's promise
     return leaf
@@ -749,10 +750,10 @@ def plan_object_graph(
     form: OptimizerWriterFactory | None = None,
     counted: str = "int64",
 ) -> Plan:
-    """Return where a canonical agent goes in a tree of TensorFlow's by the table.
+    """Plan a TensorFlow tree from the table.
 
-    Optimizers are of the form, none without one; the agent's own counters become `counted`. Raise
-    UnsupportedError as `writing.written` does.
+    Optimizers are written in the given form, or omitted without one; the agent's own counters become
+    `counted`. Raise UnsupportedError as `plan_torch_file` does.
     """
     require_support(writing_, binding, agent)
     rows = _index_lists(place_rows(writing_, binding, agent))
@@ -779,9 +780,9 @@ def plan_object_graph(
 
 
 def copy_shared_tensors(plan: Plan, agent: Tree) -> Plan:
-    """Return the plan with a leaf of its own for every copy of a network.
+    """Return the plan with a separate leaf for every copy of a network.
 
-    A variable of two objects is one in TensorFlow: the second object would not get its value.
+    A variable shared by two objects is one in TensorFlow: the second object would not get its value.
     """
     seen: set[tuple[Path, str]] = set()
     moves: list[Move] = []
@@ -796,7 +797,7 @@ def copy_shared_tensors(plan: Plan, agent: Tree) -> Plan:
 
 
 def _index_lists(rows: Sequence[RowPlan]) -> list[RowPlan]:
-    """Return the rows with the items of lists counted."""
+    """Return the rows with list items numbered."""
     targets = [path for row in rows for path in (*(m.target for m in row.moves), *row.added)]
     paths = object_graph_paths(tuple(str(step.value) for step in path) for path in targets)
 
@@ -823,7 +824,7 @@ def _plan_optimizers(
         if weights and any(path[0] == attr(ours) for path in agent):
             called = f"adam_{number}" if number else "adam"
             made = form(CanonicalOptimizer(ours, agent, told.get(ours, {}), {}), called, weights, top).plan()
-            # Two objects for one canonical optimizer have the same settings: they are told once.
+            # Two objects for one canonical optimizer have the same settings, which are stored once.
             yield made if head in ("", "q1") else replace(made, told={}, notes=())
 
 
@@ -831,7 +832,7 @@ def _move_counters(writing_: WritingTable, agent: Tree, counted: str) -> Iterabl
     for name, target in writing_.counters.items():
         path = (attr(name),)
         if path in agent:
-            # tf.train.Checkpoint's own count of saves is an int64.
+            # tf.train.Checkpoint's own save count is an int64.
             yield Move(path, target, make_tensor_rule(agent[path], "int64" if path == SAVES else counted))
 
 

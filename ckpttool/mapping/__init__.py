@@ -3,7 +3,7 @@
 import importlib
 from typing import TYPE_CHECKING, Any
 
-# Names that other programs import from the package: they are imported from their files when first used.
+# Names for import by other programs; their files are imported on first use.
 
 if TYPE_CHECKING:
     from ckpttool.mapping.flattening import plan_to_torch
@@ -125,12 +125,12 @@ _HOMES = {
 
 
 def __getattr__(name: str) -> Any:
-    """Import the name's file when the name is used."""
+    """Import a name from its file on first use."""
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(importlib.import_module(f"{__name__}.{_HOMES[name]}"), name)
 
 
 def __dir__() -> "list[str]":
-    """List the names."""
+    """Return the names."""
     return __all__

@@ -62,17 +62,17 @@ from ckpttool.mapping.solver import (
 )
 from ckpttool.mapping.user_rules import RuleFile
 
-# What layers of a source and of a target have in common: their names' steps, and what each could be.
+# Properties shared by layers of a source and a target: the steps of their names, and their possible kinds.
 
 BARE = "tensor"
 STATES = ("parameter", "buffer")
-# Their lengths follow from the others', or one framework does without them.
+# Their lengths follow from the others', or only one framework has them.
 _SMALL = frozenset(("bias", "bias_input", "bias_recurrent"))
 _NORMS = frozenset(("batch_norm", "layer_norm", "rms_norm"))
 
 
 class MatchSide(NamedTuple):
-    """One side's layers, then its tensors that are in no layer; `candidates` are both in that order."""
+    """One side's layers, and its tensors outside of layers; `candidates` lists both in that order."""
 
     tree: Tree
     layers: tuple[Layer, ...]
@@ -80,13 +80,13 @@ class MatchSide(NamedTuple):
     candidates: tuple[LayerCandidate, ...]
 
     def title(self, number: int) -> str:
-        """Return the name of a layer or tensor as people read it."""
+        """Return the displayed name of a layer or tensor."""
         if number < len(self.layers):
             return self.layers[number].title
         return self.tree.names[self.bare[number - len(self.layers)]]
 
     def spelled(self, number: int) -> str:
-        """Return what a layer could be, in words."""
+        """Return the possible kinds of a layer, in words."""
         said = self.candidates[number].signatures
         if not said and number < len(self.layers):
             why = next((kind.refused for kind in self.layers[number].kinds if kind.refused), None)
@@ -101,9 +101,9 @@ def _format_signature_part(part: object) -> str:
 
 
 def build_side(tree: Tree, found: tuple[Layer, ...], *, in_order: bool = True) -> MatchSide:
-    """Return a tree's layers and other tensors as candidates for a match; slots and counters are none.
+    """Return a tree's layers and other tensors as match candidates, without slots and counters.
 
-    `in_order` says that the tree lists its layers in the order of its model.
+    With `in_order`, the tree lists its layers in the order of its model.
     """
     ranks = {n: n for n in range(len(found))} if in_order else _class_ranks(tree, found)
     within = {path for layer in found for path in layer.tensors.values()}
@@ -133,7 +133,7 @@ def build_side(tree: Tree, found: tuple[Layer, ...], *, in_order: bool = True) -
 
 
 def _call_order(layer: Layer) -> tuple[int, int]:
-    """Return the number of the layer's call and the calls before it as a file's configuration lists them."""
+    """Return the number of the layer's call and the calls before it, from a file's configuration."""
     number, after = (layer.about.settings.get(name) for name in ("call_number", "called_after"))
     try:
         return (number, int(str(after), 16)) if isinstance(number, int) and not layer.part else (-1, 0)
@@ -142,17 +142,18 @@ def _call_order(layer: Layer) -> tuple[int, int]:
 
 
 def _comparable_settings(layer: Layer) -> frozenset[tuple[str, object]]:
-    """Return the settings that two layers have in common if they are one; epsilons are often changed."""
+    """Return the settings that must agree between two matching layers; epsilons are often changed."""
     return frozenset(
         (name, value) for name, value in layer_settings(layer).items() if name not in ("epsilon", "norm")
     )
 
 
 def _is_saved_by_place(tree: Tree, layer: Layer, keys: Sequence[str]) -> bool:
-    """Say whether a `.keras` or `.weights.h5` file holds the layer under its place in a list of its model.
+    """Return whether a `.keras` or `.weights.h5` file stores the layer by its position in a list.
 
-    An attribute's name is no place. Where some layers of a model have such names, its own list has the others
-    in the order in which the program made them (keras/src/saving/saving_lib.py, _walk_saveable).
+    An attribute name is not a position. If some layers of a model have attribute names, the model's
+    own list contains the others in the order of their creation (keras/src/saving/saving_lib.py,
+    _walk_saveable).
     """
     own = {leaf.key for path in layer.tensors.values() if isinstance(leaf := tree[path], Leaf)}
     for holder in {key_.rpartition("/vars/")[0] for key_ in own}:
@@ -166,9 +167,9 @@ def _is_saved_by_place(tree: Tree, layer: Layer, keys: Sequence[str]) -> bool:
 
 
 def _class_ranks(tree: Tree, found: tuple[Layer, ...]) -> dict[int, int]:
-    """Return the order of layers that a `.weights.h5` of Keras counts by class, as its model lists them.
+    """Return the order of the layers that a `.weights.h5` of Keras numbers by class, as in the model's list.
 
-    The groups of the file are numbered in that order, the layers' own names as they were made
+    The groups of the file are numbered in that order, the layers' own names in the order of creation
     (keras/src/saving/saving_lib.py, _save_container_state).
     """
     stored: list[tuple[tuple[tuple[int, ...], ...], int]] = []
@@ -181,7 +182,7 @@ def _class_ranks(tree: Tree, found: tuple[Layer, ...]) -> dict[int, int]:
 
 
 def layer_signature(tree: Tree, layer: Layer, kind: LayerKind) -> Signature | None:
-    """Return what two layers that may be one have in common: the kind and the shapes of its large tensors."""
+    """Return the properties shared by two matching layers: the kind and the shapes of the large tensors."""
     if kind.refused is not None:
         return None
     try:
@@ -190,26 +191,26 @@ def layer_signature(tree: Tree, layer: Layer, kind: LayerKind) -> Signature | No
         return None
     shapes = {n: leaf.shape for n, leaf in found.items() if n not in _SMALL and not n.endswith("_bias")}
     if kind.name == "depthwise" and "kernel" in shapes:
-        # Channels times multiplier: how they divide only one framework tells.
+        # Channels times multiplier: only one framework records the two factors.
         *space, channels, multiplier = shapes["kernel"]
         return kind.name, (*space, channels * multiplier)
     if kind.name in _NORMS:
-        # A norm may lack its scale or its offset, and is known by either.
+        # A norm may lack its scale or its offset; either one identifies it.
         return kind.name, next((leaf.shape for leaf in found.values()), ())
     return kind.name, *sorted(shapes.items())
 
 
-# The skeleton of a target model: its modules by class, their tensors, and where a file keeps them.
+# The skeleton of a target model: its modules by class, their tensors, and the paths of these in a file.
 
 
 @dataclass(frozen=True, slots=True)
 class ModelModule:
     """One module of the model: its name, its framework's class, plain settings, its own tensors' paths.
 
-    `flatten` is the image (channels last) that the module takes as one axis; () says that it takes none, None
-    that nobody knows. `orders` are those of the features that it takes ("in") and makes ("out"), None for
-    what could not be followed. `call` is the number of the module's first call, -1 where no call was seen,
-    and `after` has the bits of the calls whose results it takes.
+    `flatten` is the image (channels last) that the module receives flattened; () means that there is
+    none, None that it is unknown. `orders` are those of its input features ("in") and output features
+    ("out"), None if they could not be followed. `call` is the number of the module's first call, -1
+    if no call was observed, and `after` is a bit set of the calls whose results are its inputs.
     """
 
     name: Name
@@ -224,7 +225,7 @@ class ModelModule:
 
 @dataclass(frozen=True, slots=True)
 class Skeleton:
-    """A model as its own framework saves it: `tree` is what it wrote, `parts` its modules in their order."""
+    """A model as saved by its own framework: `tree` is the saved tree, `parts` its modules in order."""
 
     framework: str
     tree: Tree
@@ -251,7 +252,7 @@ class Skeleton:
         classes: bool = True,
         composed: Iterable[str] = (),
     ) -> tuple[Layer, ...]:
-        """Return the layers of `named`'s tree with all that the model's classes tell of them.
+        """Return the layers of `named`'s tree with all facts from the model's classes.
 
         See layers.layers for `given`, `classes` and `composed`.
         """
@@ -273,7 +274,7 @@ def _add_module_facts(layer: Layer, tree: Tree, parts: Mapping[Name, ModelModule
     return layer._replace(told=told)
 
 
-# Fills a target model's skeleton from a source: which layer gets which, by which rules, what stays open.
+# Fill a target model's skeleton from a source: pairs of layers, their rules, and open questions.
 
 _SHOWN = 3
 _SAID = 6
@@ -286,10 +287,10 @@ class FillSource:
 
     Args:
         tree: the tensors, by the source's own names.
-        framework: the framework whose spelling and orientation the tree has.
-        in_order: the tree lists its layers as the program made them.
-        listed: counts in the layers' names follow the calls of a graph.
-        described: what the file records of the whole module of each tensor.
+        framework: the framework whose names and orientation the tree uses.
+        in_order: the tree lists its layers in the order of creation.
+        listed: numbers in the layers' names follow the calls of a graph.
+        described: facts in the file about the module of each tensor.
 
     """
 
@@ -306,14 +307,14 @@ class FillSource:
 
 @dataclass(frozen=True, slots=True)
 class MatchOptions:
-    """How layers of a source are matched with those of a model.
+    """Options for matching the layers of a source with those of a model.
 
     Args:
-        choices: what the user states of layers, the source's and the model's.
-        pairs: names of layers or modules that belong together.
-        rules: the user's own rules, which come before all else.
-        strict: raise MappingError for the first layer that does not fit; else it is one of the misfits.
-        accept_order: pair layers by order where no other evidence decides (see solver.solve).
+        choices: the user's options for layers, the source's and the model's.
+        pairs: names of layers or modules to be paired.
+        rules: the user's own rules, which take precedence.
+        strict: raise MappingError for the first layer that does not fit; otherwise add it to the misfits.
+        accept_order: pair layers by order if no other evidence decides (see solver.solve).
         cast: round numbers to the types of the model.
 
     """
@@ -327,11 +328,11 @@ class MatchOptions:
 
 
 def fill(source: FillSource, skeleton: Skeleton, options: MatchOptions) -> FillResult:
-    """Return how the source fills the skeleton: by the user's rules if there are any, else by layers.
+    """Return how the source fills the skeleton: by the user's rules if there are any, otherwise by layers.
 
-    Raise MappingError where a name or the user says that two belong together and their shapes differ, or
-    numbers would be rounded; unless strict, these are the result's misfits, and numbers of another width are
-    left to whoever puts them into the model.
+    Raise MappingError if two tensors that a name or the user pairs have different shapes, or if
+    numbers would be rounded; unless strict, these are the result's misfits, and the caller must
+    handle numbers of another width.
     """
     if options.rules is not None:
         return _fill_by_rules(source, skeleton, options.rules, options)
@@ -379,7 +380,7 @@ def _fill_by_layers(source: FillSource, skeleton: Skeleton, options: MatchOption
 def _add_calls(
     theirs: MatchSide, ours: MatchSide, source: FillSource, skeleton: Skeleton
 ) -> tuple[MatchSide, MatchSide]:
-    """Return both sides with the places that their layers have among the calls of their models."""
+    """Return both sides with the positions of their layers in the calls of their models."""
     if source.listed:
         theirs = theirs._replace(candidates=tuple(one._replace(listed=True) for one in theirs.candidates))
     calls = {part.name: part for part in skeleton.parts}
@@ -412,10 +413,10 @@ def _describe_ambiguities(theirs: MatchSide, ours: MatchSide, solution: Solution
 def _build_sides(
     source: FillSource, choices: Sequence[LayerOption], target: Tree, skeleton: Skeleton
 ) -> tuple[MatchSide, MatchSide]:
-    """Return the candidates of both sides, each in the form that the other has where a kind has several.
+    """Return the candidates of both sides, in the same form where a kind has several forms.
 
-    An attention may be one layer or several linear ones, a separable convolution two, a convolution of one
-    place a dense layer.
+    An attention may be one layer or several linear layers, a separable convolution two layers, a
+    convolution with a window of one position a dense layer.
     """
     foreign, described = source.framework != skeleton.framework, source.described
     mine, wanted = _find_both(source, choices, target, skeleton)
@@ -440,7 +441,7 @@ def _build_sides(
 def _find_both(
     source: FillSource, choices: Sequence[LayerOption], target: Tree, skeleton: Skeleton
 ) -> tuple[tuple[Layer, ...], tuple[Layer, ...]]:
-    """Return the layers of both sides, composed of several where the other side has one layer for them."""
+    """Return the layers of both sides, combining several where the other side has a single layer for them."""
     classes = source.framework != skeleton.framework
     choices, own = _split_choices(source.tree, source.framework, choices, target, skeleton)
 
@@ -459,8 +460,8 @@ def _find_both(
     if more := (names - others) & _SEVERAL:
         wanted = find_own(more)
     if more := _SEVERAL - names - others:
-        # Neither has one layer for it: two ways to make it of several, if they are not the same.
-        # A layer that the user names stays one of its own.
+        # Neither side has a single layer for it: two ways to build it from several layers may differ. A layer
+        # named by the user stays separate.
         with contextlib.suppress(UsageError):
             both = find(more), find_own(more)
             one, other = (_tensor_name_sets(found, more) for found in both)
@@ -471,14 +472,14 @@ def _find_both(
 def _split_choices(
     tree: Tree, framework: str, choices: Sequence[LayerOption], target: Tree, skeleton: Skeleton
 ) -> tuple[Sequence[LayerOption], Sequence[LayerOption]]:
-    """Return what was said of the source's layers and, of kinds, what was said of the model's.
+    """Return the options for the source's layers, and those about kinds for the model's layers.
 
-    A name that no layer has stays with the source, which says so.
+    An option for an unknown name stays with the source, which raises the error.
     """
     if not any(choice.kind for choice in choices):
         return choices, ()
     mine = [layer.title for layer in find_layers(tree, framework)]
-    # Of the model only what its class leaves open: of the others the class decides.
+    # For the model, only options that its class leaves open.
     wanted = [layer.title for layer in skeleton.layers(target) if all(kind.refused for kind in layer.kinds)]
     own = [choice for choice in choices if choice.kind and any(map(choice.fits, wanted))]
     return [choice for choice in choices if choice not in own or any(map(choice.fits, mine))], own
@@ -487,9 +488,9 @@ def _split_choices(
 def _identify_numbered(
     theirs: MatchSide, ours: MatchSide, described: Mapping[Path, ModuleInfo] | None
 ) -> tuple[Layer, ...]:
-    """Return the source's layers, with those of numbered variables that can be layers of the model.
+    """Return the source's layers, including those of numbered variables that match layers of the model.
 
-    A lone vector stays what it is where the model has such a tensor outside of layers.
+    A single vector stays as it is if the model has such a tensor outside of layers.
     """
     wanted = {s for each in ours.candidates for s in each.signatures}
     known = {layer.name for layer in theirs.layers}
@@ -521,15 +522,15 @@ def _kind_names(found: Sequence[Layer]) -> frozenset[str]:
 
 
 def _tensor_name_sets(found: Sequence[Layer], names: Collection[str]) -> frozenset[frozenset[str]]:
-    """Return the tensors' names of the layers of these kinds, each set of names once."""
+    """Return the tensor names of the layers of these kinds, without duplicates."""
     return frozenset(frozenset(layer.tensors) for layer in found if _kind_names([layer]) <= frozenset(names))
 
 
 def _drop_bare_embeddings(one: MatchSide, other: MatchSide) -> tuple[Layer, ...]:
-    """Return a side's layers without the tables of embeddings that the other side keeps in no layer.
+    """Return a side's layers without the embedding tables that the other side stores outside of layers.
 
-    Transformers' TensorFlow models have a variable of their own for each. Both sides have the same axes where
-    these differ in length; a square table stays a layer.
+    Transformers' TensorFlow models have a separate variable for each. Both sides have the same axes
+    where these differ in length; a square table stays a layer.
     """
     there = frozenset(s for each in other.candidates for s in each.signatures)
     left = []
@@ -544,9 +545,10 @@ def _drop_bare_embeddings(one: MatchSide, other: MatchSide) -> tuple[Layer, ...]
 
 
 def _use_alternative_forms(one: MatchSide, other: Collection[object]) -> tuple[Layer, ...]:
-    """Return a side's layers, where the other side has none such in the other form that they may have.
+    """Return a side's layers, changed to the other form where the other side has no such layer.
 
-    A convolution of one place may be a dense layer, a depthwise one a convolution of many groups.
+    A convolution with a window of one position may be a dense layer, a depthwise one a grouped
+    convolution.
     """
     made = []
     for layer, candidate in zip(one.layers, one.candidates, strict=False):
@@ -558,7 +560,7 @@ def _use_alternative_forms(one: MatchSide, other: Collection[object]) -> tuple[L
             able = [k for k in selectable_kinds(layer.group(one.tree), framework) if k.form == POINTWISE]
             layer = layer._replace(kinds=(*layer.kinds, *able))
         elif names == {"depthwise"} and framework == "torch":
-            # Keras's Conv2D(groups=channels) has a kernel for each group, as PyTorch's.
+            # Keras's Conv2D(groups=channels) has one kernel per group, like PyTorch's.
             able = [k for k in candidate_kinds(layer.group(one.tree), framework) if k.name == "convolution"]
             layer = layer._replace(kinds=(*layer.kinds, *able))
         made.append(layer)
@@ -566,9 +568,9 @@ def _use_alternative_forms(one: MatchSide, other: Collection[object]) -> tuple[L
 
 
 def _drop_name_only_layers(one: MatchSide, other: MatchSide) -> tuple[Layer, ...]:
-    """Return a side's layers without those that names alone make, if the other has their vectors by name.
+    """Return a side's layers without those found only by name, if the other side has the vectors by name.
 
-    A module with two vectors `gamma` and `beta` need not be a norm.
+    A module with two vectors `gamma` and `beta` is not necessarily a norm.
     """
     bare = {other.tree.names[path]: other.tree[path] for path in other.bare}
 
@@ -586,9 +588,9 @@ def _drop_name_only_layers(one: MatchSide, other: MatchSide) -> tuple[Layer, ...
 
 
 def _split_separable(one: MatchSide, found: Sequence[Layer], other: Collection[object]) -> tuple[Layer, ...]:
-    """Return a side's layers, separable convolutions as the two that they are if the other has none such.
+    """Return a side's layers, with separable convolutions split in two if the other side has none.
 
-    Only TensorFlow has one layer for both; modules of PyTorch that make one may have any names.
+    Only TensorFlow has one layer for both; PyTorch modules that form one may have any names.
     """
     made: list[Layer] = []
     for layer, candidate in zip(found, one.candidates, strict=False):
@@ -616,9 +618,10 @@ def _fill_by_rules(
 ) -> FillResult:
     """Return how a user's rules fill the skeleton.
 
-    A rule's `to` is the name of a tensor in the model, with dots or slashes, and its `rule` is all that
-    happens to the numbers. What no rule names is filled by layers with `rest = "kinds"`, and else left. Raise
-    MappingError for a name that the model does not have, or a shape that differs.
+    A rule's `to` is the name of a tensor in the model, with dots or slashes, and its `rule` is the
+    only change to the numbers. Tensors without a rule are filled by layers with `rest = "kinds"`, and
+    otherwise left. Raise MappingError for a name that the model does not have, or for a different
+    shape.
     """
     tree = source.tree
     found = user_rules.apply_rules(rules, tree)
@@ -646,7 +649,7 @@ def _fill_by_rules(
 def _rule_moves(
     skeleton: Skeleton, rules: RuleFile, ways: Iterable[tuple[Path, str, Rule]]
 ) -> Iterator[Move]:
-    """Go through the moves to the model's tensors that the rules name, by a file's names or the modules'."""
+    """Yield the moves to the model's tensors named in the rules, by names in a file or in the modules."""
     linked = {path for part in skeleton.parts for path in part.tensors.values()}
     names = {skeleton.tree.names[path]: path for path in linked}
     own = {
@@ -669,7 +672,7 @@ def _rule_moves(
 
 
 def _checked_values(tree: Tree, skeleton: Skeleton, moves: Sequence[Move]) -> dict[Path, Leaf | ValueLeaf]:
-    """Return the model's leaves with what the moves bring; raise MappingError for another type or shape."""
+    """Return the model's leaves with the moved tensors; raise MappingError if type or shape differs."""
     leaves = dict(skeleton.tree.leaves)
     for path, leaf in apply_plan(tree, Plan(tuple(moves))).tensors():
         place = skeleton.tree[path]
@@ -684,7 +687,7 @@ def _checked_values(tree: Tree, skeleton: Skeleton, moves: Sequence[Move]) -> di
 
 
 def _describe_assumptions(theirs: MatchSide, ours: MatchSide, solution: Solution) -> Iterator[str]:
-    """Go through sentences for pairs that rest on order, and for those that rest on a framework's count."""
+    """Yield a sentence for pairs based on order, and for those based on a framework's numbering."""
     accepted = [pair for pair in solution.pairs if pair.by == "order"]
     for said, pairs in (
         ("order", accepted),
@@ -700,7 +703,7 @@ def _describe_assumptions(theirs: MatchSide, ours: MatchSide, solution: Solution
 def _describe_unmatched(
     theirs: MatchSide, ours: MatchSide, solution: Solution, framework: str
 ) -> Iterator[str]:
-    """Go through sentences for the target's layers that nothing in the source fits."""
+    """Yield a sentence for each target layer that no source layer fits."""
     taken = {pair.source for pair in solution.pairs} | {n for g in solution.ambiguous for n in g.sources}
     filled = {pair.target for pair in solution.pairs} | {n for g in solution.ambiguous for n in g.targets}
     left = [n for n in range(len(theirs.candidates)) if n not in taken]
@@ -715,7 +718,7 @@ def _describe_unmatched(
 
 
 class _FillBuilder:
-    """What the pairs come to; targets are places in the skeleton's tree."""
+    """Result of the pairs; targets are paths in the skeleton's tree."""
 
     def __init__(
         self, theirs: MatchSide, ours: MatchSide, places: Mapping[Path, Path], frameworks: tuple[str, str]
@@ -740,14 +743,14 @@ class _FillBuilder:
             if kind.refused
         ]
         self._layers = list(theirs.layers)
-        # Tied tensors of the target are filled once: who did it first.
+        # Tied tensors of the target are filled once: the moves that did so first.
         self._owners: dict[Path, list[Move]] = {}
 
     def known(self, pairs: Sequence[LayerPair]) -> list[LayerPair]:
-        """Return the pairs without layers of which nobody knows whether they take or make a flattened image.
+        """Return the pairs without layers whose flattened image, as input or output, is unknown.
 
-        The target's call tells what the source's layer takes; between trees of one framework nothing has to
-        be known.
+        The target's call shows the input of the source's layer; between trees of the same framework no
+        knowledge is needed.
         """
         if not self._foreign:
             return list(pairs)
@@ -756,7 +759,7 @@ class _FillBuilder:
             layer, target = self._layers[pair.source], self.ours.layers[pair.target]
             source_kind, _ = self._kinds(layer, target)
             if (target.told.takes, target.told.makes, target.told.flatten) == (None, None, None):
-                # Of a model that was not called, sizes say what has to be known.
+                # For a model that was not called, sizes show what has to be determined.
                 layer = self._layers[pair.source] = layer._replace(told=drop_unknown_orders(layer.told))
             try:
                 made = plan_reordering(self.theirs.tree, layer, source_kind, target.told, self._frameworks)
@@ -764,7 +767,7 @@ class _FillBuilder:
                 own[layer.title] = error.message
                 continue
             self._reordered[pair.source] = made
-            # What a call of the target told, the source need not.
+            # Order observed in a call of the target, so that the source need not record it.
             takes = layer.told.takes or target.told.takes
             makes = layer.told.makes or target.told.makes
             flatten = target.told.flatten if layer.told.flatten is None else layer.told.flatten
@@ -780,7 +783,7 @@ class _FillBuilder:
         return (pair for pair in pairs if pair.source < len(self._layers))
 
     def add(self, pair: LayerPair) -> None:
-        """Take one pair: its moves, what it adds, and how it was found."""
+        """Add one pair: its moves, its additional tensors, and its evidence."""
         if pair.source >= len(self._layers):
             self._add_bare(pair)
             return
@@ -788,7 +791,7 @@ class _FillBuilder:
         source_kind, target_kind = self._kinds(layer, target)
         made = self._reordered.get(pair.source, FeatureReordering())
         told = target.told._replace(flatten=made.flatten)
-        # How a depthwise kernel divides is in the shapes of the one framework only.
+        # Only one framework's shapes show how a depthwise kernel is divided.
         layer = layer._replace(told=layer.told._replace(flatten=made.flatten, wanted=target.told.wanted))
         done = convert_layer(self.theirs.tree, layer, source_kind, target_kind, told, made.rules)
         self.assumed += made.assumed
@@ -802,7 +805,7 @@ class _FillBuilder:
         self.matched.append(LayerMatch(layer.title, target.title, source_kind.name, pair.by))
         stored = {name: self.places[path] for name, path in target.tensors.items()}
         wanted = [Move(source, stored[name], rule) for source, name, rule in done.moves if name in stored]
-        # What no other framework has, such as the count of a batch norm's batches, goes on in its own.
+        # Tensors that only this framework has, such as a batch norm's count of batches.
         own = {} if self._foreign else {n: layer.tensors[n] for n in done.added if n in layer.tensors}
         wanted += [Move(source, stored[name], KEEP) for name, source in own.items() if name in stored]
         mine: dict[Path, list[Move]] = {}
@@ -819,9 +822,9 @@ class _FillBuilder:
         self.assumed += done.assumed
 
     def describe_layers(self) -> Sequence[str]:
-        """Record what is assumed of the layers that were matched; return notes on what their kinds need."""
+        """Record the assumptions about matched layers; return notes on the requirements of their kinds."""
         tree, done = self.theirs.tree, self.done
-        # Two models of one framework differ in nothing that these sentences say.
+        # These differences do not exist between two models of the same framework.
         needs = flattening.describe_kinds(done) if self._foreign else ()
         if self._foreign or self.turned:
             self.assumed += flattening.describe_assumed_classes(
@@ -835,13 +838,13 @@ class _FillBuilder:
         return tuple(needs)
 
     def different_settings(self) -> Iterator[Misfit]:
-        """Go through the recorded settings in which a layer and its match differ."""
+        """Yield the recorded settings in which a layer and its match differ."""
         for source, target in self.both:
             for name, found, wanted in flattening.recorded_differences(source, target):
                 yield Misfit(source.title, target.title, found, wanted, name)
 
     def _kinds(self, layer: Layer, target: Layer) -> tuple[LayerKind, LayerKind]:
-        """Return as what the two are read and written: the target decides where the source is open."""
+        """Return the kinds for reading and writing; the target decides if the source is ambiguous."""
         for theirs in layer.kinds:
             wanted = layer_signature(self.theirs.tree, layer, theirs)
             for ours in target.kinds:
@@ -850,7 +853,7 @@ class _FillBuilder:
         raise AssertionError("the solver pairs what fits")
 
     def _is_first(self, place: Path, moves: list[Move]) -> bool:
-        """Say whether nothing filled the place yet; raise MappingError if something else did."""
+        """Return whether the place is still empty; raise MappingError if it was filled with other values."""
         before = self._owners.setdefault(place, moves)
         if before is moves:
             return True
@@ -889,11 +892,11 @@ def _read_value(tree: Tree, moves: list[Move]) -> bytes:
 def _apply_moves(
     tree: Tree, skeleton: Tree, made: _FillBuilder, *, strict: bool, cast: bool
 ) -> tuple[Tree, Mapping[Path, Misfit]]:
-    """Return the skeleton with the source's values, and the places that these do not fit.
+    """Return the skeleton with the source's values, and the places where they do not fit.
 
-    Numbers that a wider type of the model holds exactly become that, and with `cast` others are rounded.
-    Raise MappingError for the first place that does not fit where `strict`; else numbers of another width
-    fit.
+    Numbers are converted if a wider type of the model represents them exactly; with `cast`, others
+    are rounded. If `strict`, raise MappingError for the first place that does not fit; otherwise
+    numbers of another width are accepted.
     """
     casts: dict[Path, Cast] = {}
     leaves = dict(skeleton.leaves)
@@ -948,7 +951,7 @@ def _format_sources(tree: Tree, moves: Sequence[Move], target: Path) -> str:
 
 
 def _split_shared_sources(moves: Sequence[Move]) -> Iterator[tuple[Move, ...]]:
-    """Go through the moves in parts: a plan takes two places of one source for one shared tensor."""
+    """Yield the moves in parts: a plan reads two places of one source for one shared tensor."""
     first: dict[tuple[Path, str], Path] = {}
     early: list[Move] = []
     late: list[Move] = []
@@ -960,19 +963,19 @@ def _split_shared_sources(moves: Sequence[Move]) -> Iterator[tuple[Move, ...]]:
         yield (move,)
 
 
-# Whose orientation the arrays of a tree have: PyTorch's weight [out, in] or TensorFlow's kernel [in, out].
+# Orientation of a tree's arrays: PyTorch's weight [out, in] or TensorFlow's kernel [in, out].
 #
 # A container such as npz, safetensors or a pickle belongs to no framework. The names of a module's tensors
-# decide, then what the file records of its writer, never the container. A bias shows which axis is the
-# output.
+# decide, then the file's record of its writer, never the container. A bias shows the output axis.
 #
-# Arrays that only numbers name (`pickle.dump(model.get_weights())`, `np.savez(*arrays)`) are rows. A row is
-# read as layers where all of it fits: each matrix, then its bias, each layer taking what an earlier returns.
+# Arrays named only by numbers (`pickle.dump(model.get_weights())`, `np.savez(*arrays)`) are rows. A row is
+# read as layers if all of it fits: each matrix, then its bias, with each layer's input being the output of an
+# earlier one.
 
 Framework = Literal["torch", "tensorflow"]
-# Words of `--from`.
+# Values of `--from`.
 WORDS: Mapping[str, Framework] = {"torch": "torch", "tf": "tensorflow"}
-# What writers of safetensors record in the metadata `format`; flax and haiku have kernels [in, out].
+# Values of `format` in safetensors metadata; flax and haiku have kernels [in, out].
 _WRITERS: Mapping[str, Framework] = {
     "pt": "torch",
     "torch": "torch",
@@ -981,9 +984,9 @@ _WRITERS: Mapping[str, Framework] = {
     "flax": "tensorflow",
     "jax": "tensorflow",
 }
-# Formats that hold arrays of any program.
+# Formats that can contain arrays from any program.
 NEUTRAL = frozenset(("npz", "pickle", "safetensors", "sharded", "rllib"))
-# Names of tensors that only one framework's layers have. `weight` alone is torch's word, and some others'.
+# Tensor names used by only one framework's layers. `weight` alone is used by torch and some others.
 _TORCH = re.compile(
     r"in_proj_(?:weight|bias)|(?:weight|bias)_(?:ih|hh)_l\d+(?:_reverse)?|running_(?:mean|var)|num_batches_tracked"
     r"|weight_[gv]"
@@ -991,17 +994,17 @@ _TORCH = re.compile(
 _TENSORFLOW = re.compile(
     r"(?:(?:depthwise|pointwise|recurrent)_)?kernel|moving_(?:mean|variance)|embeddings|biases"
 )
-# Words of TensorFlow, flax and haiku that models of torch use as well.
+# Words of TensorFlow, flax and haiku that torch models also use.
 _WEAK = re.compile(r"gamma|embedding|scale")
 _MATRIX = re.compile(r"[wW](?:\d+|_\w+)?|weights?_?\d+|theta\d*|matrix")
 # A layer and its tensor in one word: `fc1_weight`.
 _JOINED = re.compile(r"(.+)_(weights?|kernel|bias(?:es)?|[wb])")
 _BIASES = {"weight": "bias", "w": "b", "weights": "biases"}
-# The last step of a name that is a number only, or a word and a number.
+# The last step of a name if it is only a number, or a word and a number.
 _NUMBERED = re.compile(r"(.*?)_?(\d{1,6})", re.ASCII)
 _KERNEL: Mapping[str, str] = {"torch": "weight", "tensorflow": "kernel"}
-# The vectors of a norm in the order of Keras's get_weights, by their number; PyTorch has no statistics among
-# its parameters.
+# The vectors of a norm in the order of Keras's get_weights, by count; PyTorch has no statistics among its
+# parameters.
 _NORM: Mapping[str, Mapping[int, tuple[str, ...]]] = {
     "torch": {2: ("weight", "bias")},
     "tensorflow": {2: ("gamma", "beta"), 4: ("gamma", "beta", "moving_mean", "moving_variance")},
@@ -1010,7 +1013,7 @@ _TITLES: Mapping[str, str] = {"torch": "PyTorch", "tensorflow": "TensorFlow"}
 
 
 class OrientationEvidence(NamedTuple):
-    """The names of tensors that speak for each framework, and those that look like layers of either."""
+    """Tensor names that are evidence for each framework, and those used by layers of either."""
 
     torch: tuple[str, ...] = ()
     tensorflow: tuple[str, ...] = ()
@@ -1018,7 +1021,7 @@ class OrientationEvidence(NamedTuple):
 
 
 def gather_evidence(tree: Tree) -> OrientationEvidence:
-    """Return what the names and shapes of a tree's tensors say of their orientation."""
+    """Return the evidence of orientation in the names and shapes of a tree's tensors."""
     strong: tuple[list[str], list[str], list[str]] = ([], [], [])
     weak: list[str] = []
     for module in _iter_modules(tree):
@@ -1035,7 +1038,7 @@ def gather_evidence(tree: Tree) -> OrientationEvidence:
 
 
 def _classify_names(name: str, shapes: Mapping[str, Shape]) -> int | None:
-    """Return 0 for torch, 1 for TensorFlow, 2 for what may be either, None for what says nothing."""
+    """Return 0 for torch, 1 for TensorFlow, 2 for either, None for no evidence."""
     if _TORCH.fullmatch(name):
         return 0
     if _TENSORFLOW.fullmatch(name):
@@ -1048,13 +1051,13 @@ def _classify_names(name: str, shapes: Mapping[str, Shape]) -> int | None:
     usual, bias = int(name != "weight"), shapes.get(_BIASES[name], ())
     if len(bias) != 1 or shape[0] == shape[-1]:
         return usual
-    # A transposed convolution of torch has its outputs second.
+    # The output axis of a transposed torch convolution is the second.
     outputs = shape[-1:] if usual else shape[:1] if len(shape) == 2 else shape[:2]
     return usual if bias[0] in outputs else 2
 
 
 def _iter_modules(tree: Tree) -> Iterator[dict[str, tuple[str, Leaf]]]:
-    """Go through the modules of a tree: their floating point tensors, with whole names, by own name."""
+    """Yield the modules of a tree: floating-point tensors with their full names, by own name."""
     found: dict[tuple[str, ...], dict[str, tuple[str, Leaf]]] = {}
     for path, leaf in tree.tensors():
         if leaf.role in ("slot", "replay") or "float" not in leaf.dtype:
@@ -1069,10 +1072,10 @@ def _iter_modules(tree: Tree) -> Iterator[dict[str, tuple[str, Leaf]]]:
 
 
 def infer_orientation(tree: Tree, writer: str | None = None, target: str | None = None) -> Framework | None:
-    """Return whose orientation the arrays have; None where nothing in the tree looks like a layer.
+    """Return the framework whose orientation the arrays have; None if nothing in the tree looks like a layer.
 
-    `writer` is what the file records of the framework that it was written for, which is enough for a `target`
-    of this framework. Raise MappingError where layers are there and the evidence is contradictory or missing.
+    `writer` is the framework recorded in the file, which is sufficient for a `target` of that
+    framework. Raise MappingError if there are layers and the evidence is contradictory or missing.
     """
     said = gather_evidence(tree)
     recorded = _WRITERS.get(writer or "")
@@ -1082,7 +1085,7 @@ def infer_orientation(tree: Tree, writer: str | None = None, target: str | None 
         return _infer_row_orientation(tree, recorded, target)
     if bool(said.torch) != bool(said.tensorflow) and not said.unclear:
         names: Framework = "torch" if said.torch else "tensorflow"
-        # `weight` is TensorFlow's word too where the file says so.
+        # `weight` is also TensorFlow's name if the file records TensorFlow.
         return recorded if recorded == "tensorflow" else names
     if recorded is not None and (not said.unclear or recorded == target):
         return recorded
@@ -1092,7 +1095,7 @@ def infer_orientation(tree: Tree, writer: str | None = None, target: str | None 
 
 
 class LayeredTree(NamedTuple):
-    """A tree whose arrays without names are layers, where each of its leaves was, and what was assumed."""
+    """A tree whose unnamed arrays are layers, the original paths of its leaves, and the assumptions."""
 
     tree: Tree
     sources: Mapping[Path, Path]
@@ -1100,10 +1103,10 @@ class LayeredTree(NamedTuple):
 
 
 def group_unnamed_arrays(tree: Tree, framework: str, *, stated: bool = False) -> LayeredTree:
-    """Return the tree with its rows as layers by number; unchanged where it has none.
+    """Return the tree with its rows as numbered layers; unchanged if it has none.
 
-    With `stated`, a user says whose orientation the arrays have. Raise MappingError where rows look like a
-    network and have no reading as the framework's layers.
+    With `stated`, the orientation comes from the user. Raise MappingError if rows look like a network
+    but cannot be read as the framework's layers.
     """
     same = LayeredTree(tree, {path: path for path in tree})
     found = [] if any(gather_evidence(tree)) else [row for row in _find_rows(tree) if _is_network(row)]
@@ -1123,7 +1126,7 @@ def group_unnamed_arrays(tree: Tree, framework: str, *, stated: bool = False) ->
         for number, names in enumerate(each):
             for name in names:
                 path, _ = next(paths)
-                # A list of one layer is the layer.
+                # A list with one layer is that layer.
                 own = name if len(each) == 1 and len(path) > 1 else f"{number}{dot}{name}"
                 places[path] = (*path[:-1], key(own))
     if len(set(places.values())) < len(places):
@@ -1147,7 +1150,7 @@ _Row = list[tuple[Path, Leaf]]
 
 
 def _find_rows(tree: Tree) -> list[_Row]:
-    """Return the floating point arrays that only numbers tell apart, in the order of their numbers."""
+    """Return the floating-point arrays distinguished only by numbers, in the order of their numbers."""
     found: dict[tuple[Path, str], list[tuple[int, Path, Leaf]]] = {}
     for path, leaf in tree.tensors():
         last = _NUMBERED.fullmatch(str(path[-1].value)) if path else None
@@ -1160,7 +1163,7 @@ def _find_rows(tree: Tree) -> list[_Row]:
 
 
 def _is_network(row: _Row) -> bool:
-    """Whether arrays look like weights: a matrix before a vector of its length, or matrices in a chain."""
+    """Return whether arrays look like weights: a matrix before its vector, or chained matrices."""
     shapes = [leaf.shape for _, leaf in row]
     for one, other in pairwise(shapes):
         if len(one) < 2 or min(one) == 0:
@@ -1173,9 +1176,9 @@ def _is_network(row: _Row) -> bool:
 
 
 def _infer_row_orientation(tree: Tree, recorded: Framework | None, target: str | None) -> Framework | None:
-    """Return whose orientation rows of arrays have, by what a file records or by the only reading.
+    """Return the orientation of rows of arrays, from a file's record or because only one fits.
 
-    Raise MappingError where both readings are possible, or none.
+    Raise MappingError if both orientations fit, or neither.
     """
     rows = [row for row in _find_rows(tree) if _is_network(row)]
     if not rows:
@@ -1201,8 +1204,8 @@ def _name_arrays(
 ) -> list[list[tuple[str, ...]]] | None:
     """Return the names of every layer's arrays, row by row, in a framework's axes; None if they do not fit.
 
-    Unless the orientation is stated, every layer behind the first must take what an earlier one returns: in
-    each row, or through all of them.
+    Unless the orientation is stated, the input of every layer after the first must match the output
+    of an earlier one: within each row, or across all rows.
     """
     shapes = [[leaf.shape for _, leaf in row] for row in rows]
     each = [_recognize_layers(row, framework) for row in shapes]
@@ -1216,7 +1219,7 @@ def _name_arrays(
 
 
 class _ArrayLayer(NamedTuple):
-    """A layer's arrays by name, how many features it takes and returns, and whether it is a convolution."""
+    """A layer's arrays by name, its input and output sizes, and whether it is a convolution."""
 
     names: tuple[str, ...]
     takes: int = 0
@@ -1225,7 +1228,7 @@ class _ArrayLayer(NamedTuple):
 
 
 def _is_chain(layers: Sequence[_ArrayLayer]) -> bool:
-    """Whether each layer takes what an earlier one returns (flattened, behind a convolution)."""
+    """Return whether each layer's input matches an earlier output (flattened, after a convolution)."""
     return all(
         any(
             layer.takes == before.returns
@@ -1238,7 +1241,7 @@ def _is_chain(layers: Sequence[_ArrayLayer]) -> bool:
 
 
 def _recognize_layers(shapes: Sequence[Shape], framework: str) -> list[_ArrayLayer] | None:
-    """Return the layers that arrays in a row are, in a framework's axes; None where one has no place."""
+    """Return the layers in a row of arrays, in a framework's axes; None if an array does not fit."""
     found: list[_ArrayLayer] = []
     at = 0
     while at < len(shapes):
@@ -1256,7 +1259,7 @@ def _recognize_layers(shapes: Sequence[Shape], framework: str) -> list[_ArrayLay
 def _recognize_norm(
     shapes: Sequence[Shape], before: Sequence[_ArrayLayer], framework: str
 ) -> _ArrayLayer | None:
-    """Return the norm that the first arrays are, of what the layer before them returns."""
+    """Return the norm formed by the first arrays, for the output of the layer before them."""
     returned = next((layer.returns for layer in reversed(before) if layer.returns), 0)
     for many, names in sorted(_NORM[framework].items(), reverse=True):
         if list(shapes[:many]) == [(returned,)] * many:
@@ -1265,7 +1268,7 @@ def _recognize_norm(
 
 
 def _recognize_recurrent(shapes: Sequence[Shape], framework: str) -> _ArrayLayer | None:
-    """Return the LSTM or GRU that the first arrays are."""
+    """Return the LSTM or GRU formed by the first arrays."""
     if len(shapes) < 2 or not len(shapes[0]) == len(shapes[1]) == 2:
         return None
     turn = -1 if framework == "torch" else 1
@@ -1283,7 +1286,7 @@ def _recognize_recurrent(shapes: Sequence[Shape], framework: str) -> _ArrayLayer
 
 
 def _recognize_matrix(shapes: Sequence[Shape], framework: str) -> _ArrayLayer | None:
-    """Return the dense layer or convolution that the first arrays are."""
+    """Return the dense layer or convolution formed by the first arrays."""
     shape = shapes[0]
     if not 2 <= len(shape) <= 5 or 0 in shape:
         return None
@@ -1294,7 +1297,7 @@ def _recognize_matrix(shapes: Sequence[Shape], framework: str) -> _ArrayLayer | 
 
 
 def _is_norm(shapes: Sequence[Shape], framework: str) -> bool:
-    """Whether the vectors that come next are those of a norm without a bias before them."""
+    """Return whether the next vectors are those of a norm without a bias before them."""
     count = next((n for n, shape in enumerate(shapes) if shape != shapes[0]), len(shapes))
     return count in _NORM[framework]
 
@@ -1304,10 +1307,10 @@ def checkpoint_orientation(
 ) -> str:
     """Return the framework whose orientation a checkpoint's tree has: "torch", "tensorflow" or "numpy".
 
-    `native` is the framework of its format, `said` what a user states (a word of WORDS), `target` the
-    framework of what it becomes. The evidence decides for formats that hold arrays of any program, and for
-    HDF5 files that no Keras wrote; arrays that look like no layers are of the format's own. Raise
-    MappingError as `decided` does.
+    `native` is the framework of its format, `said` the user's option (a word of WORDS), `target` the
+    framework of the output. The evidence decides for formats that contain arrays of any program, and
+    for HDF5 files not written by Keras; arrays that do not look like layers belong to the format's
+    own framework. Raise MappingError as `infer_orientation` does.
     """
     if said is not None:
         if said not in WORDS:

@@ -46,7 +46,8 @@ from ckpttool.mapping.rules import (
     object_graph_paths,
 )
 
-# What a conversion by kinds must say: what it cannot know, and what a layer needs besides its weights.
+# Notes on a conversion by kinds: facts missing from the file, and requirements of a layer besides its
+# weights.
 #
 # Sources: keras/src/layers/normalization/*.py (epsilon 1e-3, momentum 0.99) and torch/nn/modules/batchnorm.py
 # (eps 1e-5, momentum 0.1 of the new value); keras/src/layers/rnn/*.py; the padding of
@@ -69,7 +70,7 @@ NOTES: dict[str, str] = {
     "simple_rnn": "simple RNNs: the activation is tanh unless the program says relu",
     "attention": "attentions: PyTorch's module must be told the number of heads",
 }
-# What the file may say of it, by the settings' names in either framework.
+# Facts that the file may contain, by the settings' names in either framework.
 _SETTINGS: dict[str, tuple[str, ...]] = {
     "convolution": ("padding", "padding_mode", "output_padding", "strides", "stride", "data_format"),
     "batch_norm": ("epsilon", "eps", "momentum"),
@@ -86,7 +87,7 @@ _KIND = re.compile(rf"--kind '{TITLE}=[^']*'")
 
 
 def describe_kinds(done: Iterable[Layer]) -> tuple[str, ...]:
-    """Return one line for each kind that needs more than weights, with what the file tells of it."""
+    """Return one line for each kind that needs more than weights, with the relevant facts from the file."""
     told: dict[str, dict[str, None]] = {}
     for layer in done:
         name = layer.kinds[0].name
@@ -99,7 +100,7 @@ def describe_kinds(done: Iterable[Layer]) -> tuple[str, ...]:
     )
 
 
-# Settings by what they are called here: in which kinds, and their names in either framework.
+# Settings by their common names: the kinds that have them, and their names in either framework.
 _COMPARED: tuple[tuple[str, frozenset[str], tuple[str, ...]], ...] = (
     ("epsilon", frozenset(("batch_norm", "layer_norm", "layer_norm_images", "rms_norm")), ("epsilon", "eps")),
     ("dilation", frozenset(("convolution", "depthwise", "separable")), ("dilation_rate", "dilation")),
@@ -109,19 +110,19 @@ _COMPARED: tuple[tuple[str, frozenset[str], tuple[str, ...]], ...] = (
     ("activation", frozenset(("simple_rnn",)), ("activation", "nonlinearity")),
     ("max_norm", frozenset(("embedding",)), ("max_norm",)),
 )
-# What PyTorch's cells compute, whose Keras counterparts have a setting for it.
+# Fixed computation of PyTorch's cells, for which the Keras counterparts have a setting.
 _OF_CELLS: dict[str, object] = {
     "activation": "tanh",
     "recurrent_activation": "sigmoid",
     "go_backwards": False,
 }
 _EPSILON_RANGE = 1e-3
-# The half of a bidirectional cell that goes backwards by itself.
+# The half of a bidirectional cell that is reversed anyway.
 _REVERSED = re.compile(r"_reverse\b|\bbackward")
 
 
 def layer_settings(layer: Layer) -> dict[str, object]:
-    """Return what is recorded of a layer's settings that change what it computes, in one spelling."""
+    """Return a layer's recorded settings that affect its results, in a common form."""
     kind, about, held = layer.kinds[0], layer.about, layer.about.settings
     found: dict[str, object] = {}
     for name, kinds, spellings in _COMPARED:
@@ -145,10 +146,10 @@ def layer_settings(layer: Layer) -> dict[str, object]:
 
 
 def recorded_differences(source: Layer, target: Layer) -> Iterator[tuple[str, str, str]]:
-    """Go through settings that both sides record and that make the model compute something else.
+    """Yield settings recorded on both sides that change the model's results.
 
-    Each is a name with the source's and the model's value. Strides, groups and directions are left out, which
-    two layers may say in different ways.
+    Each is a name with the source's and the model's value. Strides, groups and directions are
+    omitted, because two layers may record them in different ways.
     """
     theirs, ours = layer_settings(source), layer_settings(target)
     for name in _DECIDING:
@@ -159,7 +160,7 @@ def recorded_differences(source: Layer, target: Layer) -> Iterator[tuple[str, st
 
 _DECIDING = ("epsilon", "norm", "heads", "dilation", "activation", "recurrent_activation")
 _INSTANCE, _GROUPS = "over each channel", "over groups"
-# The setting of groups of the norms that are stored alike; a layer norm has none.
+# The groups setting of norms that are stored in the same way; a layer norm has none.
 _NORM_GROUPS = {
     "LayerNorm": "",
     "LayerNormalization": "",
@@ -169,7 +170,7 @@ _NORM_GROUPS = {
 
 
 def _class_from_name(layer: Layer) -> str:
-    """Return the class that Keras's own name of a layer says, as `layer_normalization_1` does."""
+    """Return the class in a layer name chosen by Keras, such as `layer_normalization_1`."""
     step = re.sub(r"_\d+\Z", "", layer.name[-1]) if layer.name else ""
     return {
         "layer_normalization": "LayerNormalization",
@@ -179,14 +180,13 @@ def _class_from_name(layer: Layer) -> str:
 
 
 def _normalize_setting(value: object, *, several: bool) -> object:
-    """Return a setting in the form that is compared: one number for several equal ones."""
+    """Return a setting in its comparable form: a single number for several equal ones."""
     if isinstance(value, (list, tuple)) and several:
         return value[0] if len(set(map(str, value))) == 1 else tuple(value)
     return tuple(value) if isinstance(value, list) else value
 
 
-# Where a program says nothing: keras/src/layers/normalization/*.py,
-# torch/nn/modules/{batchnorm,normalization}.py.
+# Defaults: keras/src/layers/normalization/*.py, torch/nn/modules/{batchnorm,normalization}.py.
 _USUAL_EPSILON: dict[tuple[str, str], tuple[str, float]] = {
     ("tensorflow", "rms_norm"): ("Keras", 1e-6),
     ("torch", "rms_norm"): ("PyTorch", 2.0**-23),
@@ -196,9 +196,9 @@ _USUAL_EPSILON: dict[tuple[str, str], tuple[str, float]] = {
 
 
 def describe_differences(pairs: Iterable[tuple[Layer, Layer]], *, foreign: bool) -> Iterator[str]:
-    """Go through sentences for the settings in which a layer and that of the model differ, or may.
+    """Yield a sentence for each setting in which a layer and its match in the model differ, or may differ.
 
-    Where the source is `foreign` and does not record an epsilon, its framework's default is compared.
+    If the source is `foreign` and does not record an epsilon, its framework's default is compared.
     """
     found: dict[tuple[str, str, str], list[str]] = {}
     unrecorded: dict[tuple[str, float, str], list[str]] = {}
@@ -223,7 +223,7 @@ def describe_differences(pairs: Iterable[tuple[Layer, Layer]], *, foreign: bool)
 
 
 def describe_own_calls(targets: Iterable[Layer]) -> Iterator[str]:
-    """Go through sentences for the model's layers whose class changes what its base computes."""
+    """Yield a sentence for each model layer whose class changes what its base class computes."""
     found: dict[tuple[str, str], list[str]] = {}
     for layer in targets:
         own = layer.about.settings.get(OWN_CALL)
@@ -237,7 +237,7 @@ def _is_same_setting(one: object, other: object) -> bool:
     if isinstance(one, float) and isinstance(other, float):
         return abs(one - other) <= _EPSILON_RANGE * max(abs(one), abs(other))
     if {one, other} & {_INSTANCE, _GROUPS}:
-        # A group for each channel, or an unrecorded number of groups, may be any number of them.
+        # One group per channel, or an unrecorded number of groups, may be any number of groups.
         return all(str(each).endswith("groups") or each == _INSTANCE for each in (one, other))
     return one == other
 
@@ -247,7 +247,7 @@ def _format_setting(value: object) -> str:
 
 
 def describe_leftovers(names: Sequence[str]) -> tuple[str, ...]:
-    """Return the sentence for tensors without a place in the target, none if there are none."""
+    """Return the sentence for tensors without a place in the target, if there are any."""
     if not names:
         return ()
     have = "has" if len(names) == 1 else "have"
@@ -255,12 +255,12 @@ def describe_leftovers(names: Sequence[str]) -> tuple[str, ...]:
 
 
 def describe_assumed_classes(done: Iterable[tuple[Layer, Mapping[str, Leaf]]]) -> tuple[str, ...]:
-    """Return what is assumed of layers whose class the file does not record.
+    """Return the assumptions about layers whose class the file does not record.
 
-    Of a matrix, which axis has the outputs; of a lone weight [C, S, S], that it is a convolution's and no
-    norm's over an image; of two vectors in a module that no word calls a norm, that they are one's. Raise
-    MappingError for square matrices of a model whose other matrices are the other way round, and of an
-    EinsumDense without its equation.
+    For a matrix: which axis is the output axis; for a single weight [C, S, S]: that it belongs to a
+    convolution, not to a norm over an image; for two vectors in a module without a norm-like name:
+    that they belong to a norm. Raise MappingError for square matrices in a model whose other matrices
+    have the opposite orientation, and for an EinsumDense without its equation.
     """
     square: dict[str, list[str]] = {}
     turned: dict[str, list[str]] = {}
@@ -317,7 +317,7 @@ def describe_assumed_classes(done: Iterable[tuple[Layer, Mapping[str, Leaf]]]) -
 
 
 def _require_equations(squares: Sequence[str]) -> None:
-    """Raise MappingError for square matrices of which the equation is not known."""
+    """Raise MappingError for square matrices without a known equation."""
     if squares:
         raise MappingError(
             "the matrix of an EinsumDense is square, and the file does not hold its equation",
@@ -335,13 +335,13 @@ def _format_orientation_options(titles: Sequence[str], form: str) -> str:
 
 
 def _may_be_a_norm(layer: Layer, group: Mapping[str, Leaf]) -> bool:
-    """Return whether a convolution's lone weight [C, S, S] could be a norm's over an image of equal sides."""
+    """Return whether a convolution's only weight [C, S, S] could belong to a norm over a square image."""
     shape = next(iter(group.values())).shape if len(group) == 1 else ()
     unsaid = layer.kinds[0].name == "convolution" and not (layer.about.cls or layer.given)
     return unsaid and len(shape) == 3 and shape[1] == shape[2] > 1
 
 
-# Words in the names of norms: of Flax, haiku, Hugging Face and timm as well.
+# Words in the names of norms, including those of Flax, haiku, Hugging Face and timm.
 _NORM = re.compile(r"norm|(^|[^a-z])ln|bn(\d|_|/|\Z)|layer_?n")
 _FORM = {"torch": f"_{IN_OUT}", "tensorflow": f"_{OUT_IN}"}
 _USUAL = {"torch": "nn.Linear [out, in]", "tensorflow": "Dense [in, out]"}
@@ -349,26 +349,26 @@ _TURNED = {"torch": "[in, out]", "tensorflow": "[out, in]"}
 
 
 class LayerRefusal(NamedTuple):
-    """Why a layer is not converted, and the option that helps, written for a layer called `TITLE`."""
+    """Reason why a layer is not converted, and the option that helps, for a layer called `TITLE`."""
 
     reason: str
     hint: str = ""
 
     def sentence(self, titles: Sequence[str]) -> str:
-        """Return the sentence for all layers of which this is true, with an option for each of them."""
+        """Return the sentence for all layers with this reason, with an option for each of them."""
         hint, reason = (_KIND.sub(partial(_repeat_option, titles), text) for text in (self.hint, self.reason))
         return f"{abbreviate_list(titles, 3)}: {reason}" + (f" ({hint})" if hint else "")
 
 
 def _repeat_option(titles: Sequence[str], option: re.Match[str]) -> str:
-    """Return an option once for each layer, of many for the first ones."""
+    """Return an option for each layer; if there are many, only for the first ones."""
     options = " ".join(option[0].replace(TITLE, title) for title in titles[:_MOST_OPTIONS])
     more = len(titles) - _MOST_OPTIONS
     return f"{options} and so on for {more} more" if more > 0 else options
 
 
 def refuse_ambiguous(layer: Layer) -> LayerRefusal:
-    """Return that a layer may be of several kinds."""
+    """Return the refusal of a layer that may be of several kinds."""
     names = list(dict.fromkeys(kind.option for kind in layer.kinds))
     able = dict.fromkeys(kind.option for kind in layer.kinds if kind.refused is None)
     options = " or ".join(f"--kind '{TITLE}={name}'" for name in able)
@@ -376,16 +376,16 @@ def refuse_ambiguous(layer: Layer) -> LayerRefusal:
 
 
 def refusal_from_error(error: MappingError) -> LayerRefusal:
-    """Return that a layer has no equivalent, or what is missing for one."""
+    """Return the refusal of a layer without an equivalent, or with missing facts."""
     if error.message == HEADS:
         return LayerRefusal(error.message, f"--kind '{TITLE}=attention:HEADS'")
     return LayerRefusal(error.message + (f" (found {error.found})" if error.found else ""))
 
 
-# Dense layers that may take a flattened image, whose numbers the two frameworks order differently.
+# Dense layers that may receive a flattened image, whose values the two frameworks order differently.
 #
-# TensorFlow keeps channels last, so that a flattened image is H, W, C; PyTorch keeps them first. A checkpoint
-# does not say what was flattened. Sources: keras/src/layers/reshaping/flatten.py,
+# TensorFlow stores channels last, so that a flattened image is H, W, C; PyTorch stores them first. A
+# checkpoint does not record what was flattened. Sources: keras/src/layers/reshaping/flatten.py,
 # torch/nn/modules/flatten.py.
 
 _BETWEEN = frozenset(("layer_norm", "layer_norm_images", "rms_norm", "prelu"))
@@ -393,7 +393,7 @@ _CONVOLUTIONS = frozenset(("convolution", "depthwise", "separable"))
 
 
 class _ConvolutionOutput(NamedTuple):
-    """What a convolution gives: channels, over how many axes it goes, and what the channels may be."""
+    """Output of a convolution: channels, number of spatial axes, and the possible numbers of channels."""
 
     channels: int
     axes: int
@@ -401,13 +401,13 @@ class _ConvolutionOutput(NamedTuple):
 
 
 def find_unknown_orders(tree: Tree, found: tuple[Layer, ...]) -> Mapping[str, str]:  # noqa: C901 - one walk
-    """Return by title why a layer cannot be converted before somebody says what it takes or makes.
+    """Return by title why layers cannot be converted without an option for their input or output order.
 
-    That is so for what follows a convolution and takes more than its channels: a dense or recurrent layer, or
-    a norm; for a dense layer that takes a multiple of the channels and not what the layer before it gives (a
-    second head); and for one that stands before every convolution, where files list layers by name, if no
-    dense layer gives what it takes. It is so, too, for a dense layer that gives more than the channels of a
-    convolution that follows it.
+    This applies to layers after a convolution with more inputs than its channels: dense and recurrent
+    layers and norms; to a dense layer whose input size is a multiple of the channels but not the
+    output size of the layer before it (a second head); and, in files that list layers by name, to one
+    before every convolution, if no dense layer has that output size. It also applies to a dense layer
+    with more outputs than the channels of the convolution after it.
     """
     refused: dict[str, str] = {}
     images: _ConvolutionOutput | None = None
@@ -417,7 +417,7 @@ def find_unknown_orders(tree: Tree, found: tuple[Layer, ...]) -> Mapping[str, st
     outputs: set[int] = set()
     with_images = any({kind.name for kind in layer.kinds} & _CONVOLUTIONS for layer in found)
     produced = _vector_widths(tree, found) if with_images else set()
-    # Whether nothing took what the last convolution gives.
+    # Whether no layer has used the output of the last convolution yet.
     pending = False
     by_name = _is_by_name(found)
     for layer in found:
@@ -460,7 +460,7 @@ def find_unknown_orders(tree: Tree, found: tuple[Layer, ...]) -> Mapping[str, st
                     refused[layer.title] = _explain_input(layer, inputs, images)
             images, gives = None, 0
         elif not names <= _BETWEEN:
-            # What an attention gives is no image.
+            # The output of an attention is not an image.
             images, gives = None, 0
     for layer in waiting:
         if layer.title not in refused and _input_width(tree, layer) not in outputs:
@@ -475,7 +475,7 @@ def find_unknown_orders(tree: Tree, found: tuple[Layer, ...]) -> Mapping[str, st
 
 
 def _is_by_name(found: Sequence[Layer]) -> bool:
-    """Say whether a file may list layers by name, which does not say what follows what."""
+    """Return whether a file may list layers by name, so that their order is unknown."""
     titles = [layer.title for layer in found]
     return titles == sorted(titles)
 
@@ -486,11 +486,11 @@ def _takes_image(layer: Layer) -> bool:
 
 
 def _vector_widths(tree: Tree, found: Iterable[Layer]) -> set[int]:
-    """Return how many numbers layers give that are no image: those of vectors, and channels."""
+    """Return the output sizes of layers that are not images: of vectors, and channels."""
     widths: set[int] = set()
     for layer in found:
         names = {kind.name for kind in layer.kinds}
-        with contextlib.suppress(MappingError):  # refused for what it is
+        with contextlib.suppress(MappingError):  # refused because of its kind
             if names & _CONVOLUTIONS:
                 widths |= {_convolution_output(tree, layer).channels, *_output_channels(tree, layer)}
             elif names == {"dense"}:
@@ -503,9 +503,9 @@ def _vector_widths(tree: Tree, found: Iterable[Layer]) -> set[int]:
 
 
 def describe_image_sized_inputs(tree: Tree, found: tuple[Layer, ...]) -> Iterator[str]:
-    """Yield a sentence on each dense layer that takes as many numbers as a picture in colours has.
+    """Yield a sentence for each dense layer with as many inputs as a colour image has values.
 
-    A model without a convolution may flatten one, too; no tensor shows that.
+    A model without a convolution may flatten one too; no tensor shows it.
     """
     produced = _vector_widths(tree, found)
     for layer in found:
@@ -524,10 +524,10 @@ def describe_image_sized_inputs(tree: Tree, found: tuple[Layer, ...]) -> Iterato
 
 
 def _refuse_shuffled(tree: Tree, found: tuple[Layer, ...]) -> dict[str, str]:
-    """Return why convolutions are refused between which channels may become places, or the reverse.
+    """Return why convolutions are refused whose channels may become positions, or the reverse.
 
-    One gives 4, 9 or 16 times what another takes, and nothing takes what it gives, or the other way round.
-    The frameworks order the channels of a pixel shuffle differently.
+    One outputs 4, 9 or 16 times the input channels of another, and no layer has an input of that
+    size, or the other way round. The frameworks order the channels of a pixel shuffle differently.
     """
     sides = _image_sides(tree, found)
     refused: dict[str, str] = {}
@@ -565,10 +565,10 @@ def _refuse_shuffled(tree: Tree, found: tuple[Layer, ...]) -> dict[str, str]:
 
 
 def describe_pixel_shuffles(tree: Tree, found: tuple[Layer, ...]) -> Iterator[str]:
-    """Yield a sentence on convolutions at the ends of a model that may stand beside a pixel shuffle.
+    """Yield a sentence for convolutions at the ends of a model that may be next to a pixel shuffle.
 
-    The first takes 4, 9 or 16 times the channels of a picture in colours; the last gives so many times what
-    the first takes.
+    The first has 4, 9 or 16 times as many input channels as a colour image; the last outputs that
+    many times the input channels of the first.
     """
     sides = _image_sides(tree, found)
     taken, given = {takes for _, takes, _ in sides}, {gives for _, _, gives in sides}
@@ -591,7 +591,7 @@ def describe_pixel_shuffles(tree: Tree, found: tuple[Layer, ...]) -> Iterator[st
 
 
 def _image_sides(tree: Tree, found: Iterable[Layer]) -> list[tuple[Layer, int | None, int | None]]:
-    """Return what each convolution takes and gives, None for both where its tensors do not tell which."""
+    """Return the input and output channels of each convolution, None for both if ambiguous."""
     sides: list[tuple[Layer, int | None, int | None]] = []
     for layer in found:
         if {kind.name for kind in layer.kinds} != {"convolution"}:
@@ -608,14 +608,14 @@ def _image_sides(tree: Tree, found: Iterable[Layer]) -> list[tuple[Layer, int | 
     return sides
 
 
-# Places of which a pixel shuffle makes one, or the reverse.
+# Positions that a pixel shuffle merges into one, or the reverse.
 _SQUARES = (4, 9, 16)
 
 
 def _refuse_untaken_images(
     tree: Tree, found: tuple[Layer, ...], every: Iterable[_ConvolutionOutput]
 ) -> dict[str, str]:
-    """Return why dense layers are refused that may take an image which no other layer takes."""
+    """Return why dense layers are refused whose input may be an image that no other layer reads."""
     taken: set[int] = set()
     for layer in found:
         names = {kind.name for kind in layer.kinds}
@@ -633,7 +633,7 @@ def _refuse_untaken_images(
 
 
 def _is_mixed(layer: Layer, inputs: int, every: Iterable[_ConvolutionOutput]) -> bool:
-    """Say whether a layer may take an image of two places at least, and other numbers beside it."""
+    """Return whether a layer's input may be an image of at least two positions and other numbers."""
     return _is_input_unknown(layer) and any(
         1 < 2 * each.channels <= inputs for each in every if each.channels > 1
     )
@@ -642,9 +642,10 @@ def _is_mixed(layer: Layer, inputs: int, every: Iterable[_ConvolutionOutput]) ->
 def _refuse_image_widths(
     tree: Tree, found: tuple[Layer, ...], refused: Mapping[str, str], unflattened: Mapping[str, str]
 ) -> dict[str, str]:
-    """Return why layers that take or make as many numbers as a flattened image has are refused.
+    """Return why layers with as many inputs or outputs as a flattened image has values are refused.
 
-    Nothing shows whether they take or make that image: a second head, a gate, a norm, the layer of a decoder.
+    No tensor shows whether these are that image: a second head, a gate, a norm, the layer of a
+    decoder.
     """
     widths = _image_widths(tree, found, refused, unflattened)
     reasons: dict[str, str] = {}
@@ -666,7 +667,7 @@ def _refuse_image_widths(
 def _image_widths(
     tree: Tree, found: tuple[Layer, ...], refused: Mapping[str, str], unflattened: Mapping[str, str]
 ) -> dict[int, tuple[str, str]]:
-    """Return by length the flattened images that dense layers take or make: of which layer, as an option."""
+    """Return by length the flattened images that are input or output of dense layers: layer and option."""
     widths: dict[int, tuple[str, str]] = {}
     for layer in found:
         if {kind.name for kind in layer.kinds} != {"dense"}:
@@ -686,7 +687,7 @@ def _image_widths(
 
 
 def _unknown_sides(tree: Tree, layer: Layer) -> list[tuple[str, str, int]]:
-    """Return the sides of a layer of which nothing is known: the option, the verb, and how many numbers."""
+    """Return the unknown sides of a layer: the option, the verb, and the size."""
     names = {kind.name for kind in layer.kinds}
     found: list[tuple[str, str, int]] = []
     if names <= _NORMS and _is_input_unknown(layer):
@@ -699,18 +700,19 @@ def _unknown_sides(tree: Tree, layer: Layer) -> list[tuple[str, str, int]]:
 
 
 def _format_order_option(order: AxisOrder) -> str:
-    """Return an order as an option spells it: places,channels of an image, the count of other numbers."""
+    """Return an order as written in an option: places,channels of an image, the count of other numbers."""
     return "+".join(
         str(channels) if places == 1 else f"{places},{channels}" for places, channels in order.parts
     )
 
 
 _NORMS = _BETWEEN | {"batch_norm"}
-# A convolution over as many channels as an image of a camera has takes no dense layer's output by its order.
+# A dense layer is not assumed to feed a convolution just by its position if that has as few input channels as
+# a camera image.
 _COLOURS = 4
-# The shorter side of a picture, at least; the longer one has up to twice that.
+# The minimum shorter side of a picture; the longer one is at most twice as long.
 _PICTURE = 5
-# Images with one side are rarely longer.
+# One-dimensional images are rarely longer.
 _SMALL_SIDE = 7
 
 
@@ -733,7 +735,7 @@ def _refuse_image_input(
 
 
 def _refuse_unflattened(tree: Tree, found: tuple[Layer, ...]) -> dict[str, str]:
-    """Return why dense layers and norms whose outputs a convolution may take as an image are refused."""
+    """Return why dense layers and norms are refused whose outputs a convolution may read as an image."""
     refused: dict[str, str] = {}
     takes = {
         _input_width(tree, layer)
@@ -766,14 +768,14 @@ def _refuse_unflattened(tree: Tree, found: tuple[Layer, ...]) -> dict[str, str]:
 
 
 def _is_order_unknown(layer: Layer) -> bool:
-    """Say whether nobody told what a dense layer makes, or what a norm takes."""
+    """Return whether a dense layer's output order, or a norm's input order, is unknown."""
     if {kind.name for kind in layer.kinds} == {"dense"}:
         return layer.told.makes is None
     return layer.told.takes is None
 
 
 def _output_channels(tree: Tree, layer: Layer) -> tuple[int, ...]:
-    """Return how many channels a convolution gives, if its bias tells."""
+    """Return a convolution's number of output channels, if its bias shows it."""
     if not {kind.name for kind in layer.kinds} & _CONVOLUTIONS:
         return ()
     found = canonical_tensors(tree, layer, layer.kinds[0])
@@ -781,7 +783,7 @@ def _output_channels(tree: Tree, layer: Layer) -> tuple[int, ...]:
 
 
 def _explain_output(layer: Layer, width: int, channels: list[int], convolution: Layer) -> str:
-    """Return why what a layer makes is open, with an option for every number of channels that fits."""
+    """Return why a layer's output is ambiguous, with an option for every possible number of channels."""
     dense = {kind.name for kind in layer.kinds} == {"dense"}
     option = "--unflatten" if dense else "--flatten"
     able = [f"{option} '{layer.title}={width // each},{each}'" for each in channels]
@@ -794,7 +796,7 @@ def _explain_output(layer: Layer, width: int, channels: list[int], convolution: 
 
 
 def _input_channels(tree: Tree, layer: Layer) -> tuple[int, ...]:
-    """Return how many channels a convolution may take: one without a bias may be a transposed one."""
+    """Return the possible input channels of a convolution: without a bias it may be a transposed one."""
     found = canonical_tensors(tree, layer, layer.kinds[0])
     kernel = found["pointwise_kernel" if "pointwise_kernel" in found else "kernel"].shape
     either = tuple(dict.fromkeys(kernel[-2:]))
@@ -805,9 +807,9 @@ def _input_channels(tree: Tree, layer: Layer) -> tuple[int, ...]:
 
 
 def _is_unexplained_input(tree: Tree, layer: Layer, images: _ConvolutionOutput, gives: int) -> bool:
-    """Say whether a dense layer takes more than the channels, and not what was given before it, if known."""
+    """Return whether a dense layer has more inputs than the channels, and than the known output before it."""
     inputs = _input_width(tree, layer)
-    # The numbers of an image of one place or one channel have the same order everywhere.
+    # An image of one position or one channel has the same order in both frameworks.
     wide = [each for each in images.either if each > 1]
     more = bool(wide) and 2 * min(wide) <= inputs != gives and (not gives or inputs % images.channels == 0)
     return more and _is_input_unknown(layer)
@@ -825,7 +827,7 @@ def _norm_width(tree: Tree, layer: Layer) -> int:
     try:
         shapes = [leaf.shape for leaf in canonical_tensors(tree, layer, layer.kinds[0]).values()]
     except MappingError:
-        return 0  # refused for what it is
+        return 0  # refused because of its kind
     return shapes[0][0] if shapes and len(shapes[0]) == 1 else 0
 
 
@@ -840,10 +842,10 @@ def _convolution_output(tree: Tree, layer: Layer) -> _ConvolutionOutput:
 
 
 def _narrow_by_norm(images: _ConvolutionOutput, width: int) -> _ConvolutionOutput:
-    """Return what a norm of this width says of the convolution before it.
+    """Return the convolution's output, narrowed by a norm of this width after it.
 
-    One without a bias may be a transposed one, whose kernel ends in its inputs. A norm of another width than
-    its axes have stands behind a flattened image and says nothing.
+    A convolution without a bias may be transposed; the last axis of its kernel is then its inputs. A
+    norm with another width than the kernel's axes follows a flattened image and gives no information.
     """
     return images._replace(channels=width) if width in images.either else images
 
@@ -873,7 +875,7 @@ def _explain_input(
             f"with --like and --input-shape"
         )
     side = round((count / channels) ** (1 / axes))
-    # The order of places is the same on both sides: only their number counts.
+    # The order of positions is the same on both sides: only their number matters.
     places = [side] * axes if side**axes * channels == count else [count // channels]
     return (
         f"{start}of a flattened image, which the two order differently (--flatten "
@@ -884,7 +886,7 @@ def _explain_input(
 
 # --- Orders of features -------------------------------------------------------------------------------
 
-# The axes of canonical tensors that go by the order of what a layer takes or makes.
+# Axes of canonical tensors ordered like a layer's input or output.
 _NORM_FEATURES = {name: {"takes": 0} for name in ("scale", "offset", "mean", "variance")}
 _FEATURES: Mapping[str, Mapping[str, Mapping[str, int]]] = {
     "dense": {"kernel": {"takes": 0, "makes": 1}, "bias": {"makes": 0}},
@@ -901,7 +903,7 @@ _OWN = {"torch": "PyTorch's", "tensorflow": "TensorFlow's"}
 
 
 class FeatureReordering(NamedTuple):
-    """What happens to a layer's canonical tensors between two frameworks, and what was assumed for it.
+    """Rules for a layer's canonical tensors between two frameworks, and the assumptions made for it.
 
     `flatten` is the image of a dense layer that each framework flattens in its own order.
     """
@@ -914,18 +916,18 @@ class FeatureReordering(NamedTuple):
 def plan_reordering(
     tree: Tree, layer: Layer, kind: LayerKind, ours: LayerFacts, frameworks: tuple[str, str]
 ) -> FeatureReordering:
-    """Return how the features of a layer go from one framework's model to another's.
+    """Return how the features of a layer are reordered between the models of two frameworks.
 
-    `layer.told` has the orders of the source, `ours` those of the target. A source of which nothing is known
-    is assumed to have its framework's own order, if the target's order is its own framework's or the
-    source's: then both are plain, or the two were made to agree. Raise MappingError where the target orders
-    features in a third way, where the two do not agree, or where one cannot be followed.
+    `layer.told` contains the orders of the source, `ours` those of the target. A source without known
+    order is assumed to use its framework's order, if the target's order is its own framework's or the
+    source's: then both are plain, or the two were made to agree. Raise MappingError if the target
+    orders features in a third way, if the two do not agree, or if one cannot be followed.
     """
     axes = _FEATURES.get(kind.name, {})
     found = {name: leaf.shape for name, leaf in canonical_tensors(tree, layer, kind).items() if name in axes}
     ranks = _RANKS
     if kind.name == "convolution":
-        # Only a pixel shuffle before or behind it shows; an input that is padded shows nothing.
+        # Only a pixel shuffle before or after it is evidence; a padded input is not.
         layer, ours = layer._replace(told=drop_unknown_orders(layer.told)), drop_unknown_orders(ours)
         ranks = {"kernel": len(found["kernel"])}
         axes = {**axes, "kernel": {side: ranks["kernel"] + at for side, at in axes["kernel"].items()}}
@@ -959,7 +961,7 @@ _RANKS: Mapping[str, int] = {"kernel": 2, "embeddings": 2}
 
 
 def drop_unknown_orders(told: LayerFacts) -> LayerFacts:
-    """Return what is known without orders that could not be followed."""
+    """Return the facts without orders that could not be followed."""
     return told._replace(
         takes=None if told.takes == UNKNOWN else told.takes,
         makes=None if told.makes == UNKNOWN else told.makes,
@@ -967,7 +969,7 @@ def drop_unknown_orders(told: LayerFacts) -> LayerFacts:
 
 
 class _FeatureSide:
-    """One side of a layer, what it takes or makes, in both models."""
+    """The input or output side of a layer, in both models."""
 
     def __init__(
         self, layer: Layer, side: str, length: int, ours: LayerFacts, frameworks: tuple[str, str]
@@ -992,11 +994,11 @@ class _FeatureSide:
         return framework_order(((prod(shape[:-1]), shape[-1]),), framework)
 
     def _fitting(self, order: AxisOrder | None) -> AxisOrder | None:
-        """Return the order unless it is that of something of another length."""
+        """Return the order unless its length differs from the side's."""
         return order if order is None or order is UNKNOWN or len(order.positions) == self.length else None
 
     def meeting(self) -> tuple[AxisOrder, AxisOrder, tuple[str, ...]] | None:
-        """Return the orders of the source and of the target, None where nothing is to be done."""
+        """Return the orders of the source and of the target, None if no reordering is needed."""
         theirs, ours = self.theirs, self.ours
         if theirs is None and ours is None:
             return None
@@ -1024,7 +1026,7 @@ class _FeatureSide:
         return theirs, ours, ()
 
     def _assumed(self, known: AxisOrder, side: int) -> AxisOrder:
-        """Return the order of the side of which nothing is known: images in its framework's own order."""
+        """Return the order of the unknown side: images in its framework's own order."""
         blocks = known.blocks
         if blocks is None:
             raise self._error("is of several images whose numbers alternate")
@@ -1073,7 +1075,7 @@ def _describe_order(order: AxisOrder) -> str:
 
 
 def _order_rule(axis: int, theirs: AxisOrder, ours: AxisOrder) -> Rule:
-    """Return the rule that brings an axis from one order to the other."""
+    """Return the rule that changes an axis from one order to the other."""
     forms = framework_order(theirs.parts, "tensorflow"), framework_order(theirs.parts, "torch")
     if (theirs, ours) == forms:
         return ChannelOrder(axis, _FIRST, theirs.parts)
@@ -1083,17 +1085,17 @@ def _order_rule(axis: int, theirs: AxisOrder, ours: AxisOrder) -> Rule:
     return BlockOrder(axis, tuple(at[place] for place in ours.positions))
 
 
-# Maps a tree without a known layout by its layers' kinds: TensorFlow variables and a torch state_dict.
+# Convert a tree without a known layout by layer kinds: TensorFlow variables and a torch state_dict.
 
 _STATISTICS = frozenset(("moving_mean", "moving_variance"))
 
 
 class TreeConversion(NamedTuple):
-    """What becomes of a tree's layers, under the names that their tensors get; and what is said of it.
+    """Converted layers of a tree with the names of their tensors in the target, and notes.
 
-    `refused` are the tensors of layers that are not converted; a note gives the reason. `oriented` says which
-    axes of matrices were taken for their outputs where neither a class nor a shape decides, and which layers
-    take as many numbers as a picture has.
+    `refused` are the tensors of layers that are not converted; a note gives the reason. `oriented`
+    records the assumed output axes of matrices for which neither a class nor a shape decides, and
+    layers with as many inputs as an image has values.
     """
 
     done: tuple[tuple[Layer, LayerConversion, Mapping[str, Name]], ...]
@@ -1108,17 +1110,17 @@ class TreeConversion(NamedTuple):
 
     @property
     def left(self) -> tuple[Path, ...]:
-        """The source tensors of converted layers that the target has no place for."""
+        """The source tensors of converted layers without a place in the target."""
         return tuple(path for _, done, _ in self.done for path in done.left)
 
     @property
     def assumed(self) -> tuple[str, ...]:
-        """The sentences on defaults that were taken."""
+        """The sentences on assumed defaults."""
         said = dict.fromkeys(said for _, done, _ in self.done for said in done.assumed)
         return (*said, *self.oriented)
 
     def moves(self, paths: Mapping[Name, Path]) -> tuple[Move, ...]:
-        """Return the moves to the paths that the names get."""
+        """Return the moves to the paths for the names."""
         return tuple(
             Move(source, paths[names[stored]], rule)
             for _, done, names in self.done
@@ -1126,30 +1128,30 @@ class TreeConversion(NamedTuple):
         )
 
     def added(self, paths: Mapping[Name, Path]) -> dict[Path, Leaf]:
-        """Return the tensors that only the target has, by the paths that their names get."""
+        """Return the tensors that only the target has, by the paths for their names."""
         return {
             paths[names[stored]]: leaf for _, done, names in self.done for stored, leaf in done.added.items()
         }
 
 
 def convert_to_torch(tree: Tree, given: Sequence[LayerOption] = ()) -> TreeConversion:
-    """Return what becomes of the layers of a TensorFlow tree in PyTorch."""
+    """Return the conversion of a TensorFlow tree's layers to PyTorch."""
     return _convert_layers(tree, find_layers(tree, "tensorflow", given), "torch", torch_names)
 
 
 def convert_to_tensorflow(
     tree: Tree, given: Sequence[LayerOption] = (), described: Mapping[Path, ModuleInfo] | None = None
 ) -> TreeConversion:
-    """Return what becomes of the layers of a PyTorch tree in TensorFlow; see layers() for `described`."""
+    """Return the conversion of a PyTorch tree's layers to TensorFlow; see layers() for `described`."""
     return _convert_layers(tree, find_layers(tree, "torch", given, described), "tensorflow", tensorflow_names)
 
 
 def plan_to_torch(tree: Tree, given: Sequence[LayerOption] = ()) -> Plan:
-    """Return the plan for every layer whose kind is sure: `a/l1/kernel` goes to `a.l1.weight`.
+    """Return the plan for every layer whose kind is certain: `a/l1/kernel` becomes `a.l1.weight`.
 
-    Replayed experience is no layer's: its tensors go as they are. What no kind names (other ranks, other
-    siblings) has no move and is reported as unused, and so is a layer that may be of several kinds: a note
-    names them.
+    Replay data belongs to no layer: its tensors are copied unchanged. Tensors that fit no kind (other
+    ranks, other siblings) have no move and are reported as unused; so are layers that may be of
+    several kinds, which a note lists.
     """
     placed = convert_to_torch(tree, given)
     paths = {name: (key(".".join(name)),) for name in placed.names}
@@ -1169,7 +1171,7 @@ def _replay_moves(tree: Tree) -> Iterator[Move]:
 def plan_to_tensorflow(tree: Tree, given: Sequence[LayerOption] = ()) -> Plan:
     """Return the inverse of `to_torch`, `a.l1.weight` to `a/l1/kernel`, with each target's label.
 
-    A number in a name is an item of a list, as in a Sequential, and goes on being one.
+    A number in a name is a list index, as in a Sequential, and stays one.
     """
     placed = convert_to_tensorflow(tree, given)
     paths = object_graph_paths(placed.names)
@@ -1229,7 +1231,7 @@ def _convert_layers(
 def _find_conversions(
     tree: Tree, layer: Layer, framework: str
 ) -> tuple[list[LayerConversion], list[LayerRefusal]]:
-    """Return what can become of a layer, each outcome once, and why a kind that it may be has none."""
+    """Return the possible conversions of a layer without duplicates, and why some of its kinds have none."""
     ways: list[LayerConversion] = []
     why: list[LayerRefusal] = []
     frameworks = ("tensorflow" if framework == "torch" else "torch", framework)

@@ -27,17 +27,17 @@ from ckpttool.mapping.rules import (
     constant_tensor,
 )
 
-# A layer kind: how one framework stores one kind of layer, the way to the canonical form and back.
+# A layer kind: how a framework stores a layer, with mappings to the canonical form and back.
 #
-# The canonical form has TensorFlow's orientation and keeps whatever any form tells apart: a recurrent cell
-# has two biases and its gates stand in one order, the three projections of an attention are three matrices.
+# The canonical form has TensorFlow's orientation and keeps every distinction of the stored forms: a recurrent
+# cell has two biases and its gates have one order, the three projections of an attention are three matrices.
 
 NOTHING: Mapping[str, Leaf] = MappingProxyType({})
 Group = Mapping[str, Leaf]
 
 
 class WeightSpec(NamedTuple):
-    """One tensor of a layer: its name here and its name there, its rank, the rule to the canonical form."""
+    """One tensor of a layer: its stored and canonical names, its rank, the rule to the canonical form."""
 
     name: str
     canonical: str
@@ -47,10 +47,10 @@ class WeightSpec(NamedTuple):
 
 
 class TensorMapping(NamedTuple):
-    """One way between a stored tensor and a canonical one.
+    """One mapping between a stored tensor and a canonical one.
 
-    The rule of a reading makes the canonical tensor, that of a writing the stored one. A tensor may have
-    several rows: it is cut, or put together.
+    When reading, the rule produces the canonical tensor; when writing, the stored one. A tensor may
+    have several rows: it is split or concatenated.
     """
 
     stored: str
@@ -59,10 +59,11 @@ class TensorMapping(NamedTuple):
 
 
 class LayerMapping(NamedTuple):
-    """A layer's way between its stored and its canonical tensors.
+    """A layer's mapping between its stored and its canonical tensors.
 
-    `fills` are tensors that no tensor of the other side gives, by canonical name in a reading, by stored name
-    in a writing. `left` are names that have no place on the other side. `assumed` are sentences.
+    `fills` are tensors without a counterpart on the other side, by canonical name when reading, by
+    stored name when writing. `left` are names without a place on the other side. `assumed` are
+    sentences.
     """
 
     rows: tuple[TensorMapping, ...]
@@ -72,13 +73,13 @@ class LayerMapping(NamedTuple):
 
 
 class LayerFacts(NamedTuple):
-    """What is known of one layer besides its tensors.
+    """Facts about one layer besides its tensors.
 
-    `number` is what a kind needs and the tensors do not say: an attention's heads, a depthwise convolution's
-    multiplier, the axes that a PReLU shares. `flatten` is the shape (H, W, C) of what a dense layer takes
-    flattened; () says that it takes nothing of the kind. `wanted` are the target's own shapes by stored name.
-    `takes` and `makes` are the orders of the features that it takes and makes, UNKNOWN if they could not be
-    followed, None if nothing was.
+    `number` is a value that a kind needs and the tensors do not show: an attention's heads, a
+    depthwise convolution's multiplier, the shared axes of a PReLU. `flatten` is the shape (H, W, C)
+    of the image that a dense layer receives flattened; () means that there is none. `wanted` are the
+    target's own shapes by stored name. `takes` and `makes` are the orders of its input and output
+    features, UNKNOWN if they could not be followed, None without evidence.
     """
 
     number: int | None = None
@@ -96,10 +97,11 @@ Reading = Callable[[Group, LayerFacts], LayerMapping]
 class LayerKind:
     """One way in which a framework stores one kind of layer.
 
-    Without `reading` and `writing` the weights' own rules are the way. `also` is what must hold besides names
-    and ranks. `form` says whose spelling it is where a framework has several, "" is the one that is written.
-    `modules` is a pattern for the module's name where that is what tells it from another kind. `asked` says
-    that it is only taken where an option or the file selects it, `refused` why it is not converted.
+    Without `reading` and `writing`, the weights' own rules are used. `also` is a condition besides
+    names and ranks. `form` names the variant if a framework has several; "" is the one that is
+    written. `modules` is a pattern for the module's name if that distinguishes the kind from another.
+    `asked` means that the kind is used only if an option or the file selects it; `refused` is the
+    reason why it is not converted.
     """
 
     name: str
@@ -116,12 +118,12 @@ class LayerKind:
     _needed: frozenset[str] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        """Know the weights by name."""
+        """Index the weights by name."""
         object.__setattr__(self, "_names", {weight.name: weight for weight in self.weights})
         object.__setattr__(self, "_needed", frozenset(w.name for w in self.weights if not w.optional))
 
     def fits(self, group: Group) -> bool:
-        """Say whether these tensors, and no others, make such a layer."""
+        """Return whether exactly these tensors form such a layer."""
         return (
             bool(group)
             and group.keys() <= self._names.keys()
@@ -132,28 +134,28 @@ class LayerKind:
 
     @property
     def option(self) -> str:
-        """The name in `--kind`: a kind that is only taken when it is asked for is named with its form."""
+        """The name in `--kind`; a kind that is only used on request includes its form."""
         return f"{self.name}_{self.form}" if self.is_selected else self.name
 
     @property
     def is_selected(self) -> bool:
-        """Whether one module's tensors are of this kind only where an option or the file selects it."""
+        """Whether one module's tensors are of this kind only if an option or the file selects it."""
         return self.asked and bool(self.form) and not self.is_composed
 
     @property
     def is_composed(self) -> bool:
-        """Whether the tensors stand in several modules below one."""
+        """Whether the tensors are in several child modules."""
         return any("/" in weight.name for weight in self.weights)
 
     @property
     def namings(self) -> Iterator[frozenset[str]]:
-        """Every set of names that the tensors of such a layer may have."""
+        """Every possible set of tensor names of such a layer."""
         optional = self._names.keys() - self._needed
         for number in range(len(optional) + 1):
             yield from (self._needed.union(more) for more in combinations(optional, number))
 
     def read(self, group: Group, told: LayerFacts = NO_FACTS) -> LayerMapping:
-        """Return the way of stored tensors to canonical ones; raise MappingError if there is none."""
+        """Return the mapping from stored tensors to canonical ones; raise MappingError if there is none."""
         if self.reading is not None:
             return self.reading(group, told)
         return LayerMapping(
@@ -161,7 +163,7 @@ class LayerKind:
         )
 
     def write(self, canonical: Group, told: LayerFacts = NO_FACTS) -> LayerMapping:
-        """Return the way of canonical tensors to stored ones; raise MappingError if there is none."""
+        """Return the mapping from canonical tensors to stored ones; raise MappingError if there is none."""
         if self.writing is not None:
             return self.writing(canonical, told)
         require_tensors(self, canonical, [w.canonical for w in self.weights if not w.optional])
@@ -174,7 +176,7 @@ class LayerKind:
 
 
 def leftover_names(canonical: Group, rows: Iterable[TensorMapping]) -> tuple[str, ...]:
-    """Return the canonical names of which no row makes anything."""
+    """Return the canonical names that no row produces."""
     used = {row.canonical for row in rows}
     return tuple(name for name in canonical if name not in used)
 
@@ -189,9 +191,11 @@ def require_tensors(kind: LayerKind, canonical: Group, names: Iterable[str]) -> 
         )
 
 
-# Multi-head attention: four projections, which PyTorch keeps as one matrix of three and one of its own.
+# Multi-head attention: four projections, which PyTorch stores as one matrix for three of them and a separate
+# one.
 #
-# Canonical are matrices [in, heads * depth] and vectors; the number of heads is only in the shapes of Keras.
+# The canonical form has matrices [in, heads * depth] and vectors; only Keras's shapes contain the number of
+# heads.
 #
 # Sources: keras/src/layers/attention/multi_head_attention.py; torch/nn/modules/activation.py
 # (MultiheadAttention).
@@ -203,7 +207,7 @@ HEADS = "the number of heads is not in PyTorch's tensors"
 
 
 def _merge_heads(name: str, shape: Shape) -> Rule:
-    """Return the rule that makes one axis of heads and depth: the first two of the output, else the last."""
+    """Return the rule that merges heads and depth into one axis: the first for outputs, else the last."""
     rows = prod(shape[:-1]) if name == _OUT else shape[0]
     return Reshape((rows, prod(shape) // rows))
 
@@ -348,7 +352,7 @@ TORCH = LayerKind(
 
 
 def _separate_kind(names: tuple[str, str, str, str]) -> LayerKind:
-    """Return an attention of four linear layers with these names, as programs of PyTorch build their own."""
+    """Return an attention of four linear layers with these names, as PyTorch programs build their own."""
     pairs = list(zip(_ALL, names, strict=True))
     return LayerKind(
         "attention",
@@ -367,9 +371,10 @@ def _separate_kind(names: tuple[str, str, str, str]) -> LayerKind:
 
 
 def _fused_kind(joined: str, out: str, *, in_out: bool) -> LayerKind:  # noqa: C901  # its reading, its writing
-    """Return an attention of two linear layers, of which the first gives query, key and value in this order.
+    """Return an attention of two linear layers, the first with query, key and value as outputs in this order.
 
-    Where heads interleave (GPT-NeoX's `query_key_value`) the rows have another order, which is none of these.
+    If heads interleave (GPT-NeoX's `query_key_value`), the rows have another order, which is not
+    supported.
     """
     axis, turned = (1, KEEP) if in_out else (0, TRANSPOSE)
 
@@ -448,10 +453,10 @@ KINDS: tuple[LayerKind, ...] = (
 )
 
 
-# Convolutions of one to three dimensions, transposed, depthwise and separable ones.
+# Convolutions of one to three dimensions: plain, transposed, depthwise and separable.
 #
-# A transposed convolution's kernel is [H, W, O, I] in TensorFlow and [I, O, H, W] in PyTorch: the permutation
-# is that of a plain convolution, [H, W, I, O] to [O, I, H, W]. So the two are one kind here.
+# The kernel of a transposed convolution is [H, W, O, I] in TensorFlow and [I, O, H, W] in PyTorch: the
+# permutation is that of a plain convolution, [H, W, I, O] to [O, I, H, W], so that both are one kind here.
 #
 # Sources: keras/src/layers/convolutional/base_conv.py, base_conv_transpose.py, base_depthwise_conv.py and
 # base_separable_conv.py; tf_keras/src/layers/convolutional/base_depthwise_conv.py (`depthwise_kernel`);
@@ -503,18 +508,18 @@ def _convolution_kinds(dimensions: int) -> tuple[LayerKind, ...]:
 
 
 def _has_bias(group: Group) -> bool:
-    """Say whether the bias is as long as the kernel's last axis, or if transposed as the one before."""
+    """Return whether the bias is as long as the kernel's last axis, or if transposed as the one before."""
     kernel = max(group.values(), key=lambda leaf: len(leaf.shape))
     return all(leaf is kernel or leaf.shape[0] in kernel.shape[-2:] for leaf in group.values())
 
 
 def _has_torch_bias(group: Group) -> bool:
-    """Say whether the bias is as long as O in [O, I, ...], or in [I, O, ...] of a transposed one."""
+    """Return whether the bias is as long as O in [O, I, ...], or in [I, O, ...] if transposed."""
     return "bias" not in group or group["bias"].shape[0] in group["weight"].shape[:2]
 
 
 def _is_grouped(group: Group) -> bool:
-    """Say whether the weight is [I, O / groups, ...] and the bias [O]."""
+    """Return whether the weight is [I, O / groups, ...] and the bias [O]."""
     inputs, outputs = group["weight"].shape[:2]
     length = group["bias"].shape[0]
     groups = length // outputs if outputs else 0
@@ -524,20 +529,20 @@ def _is_grouped(group: Group) -> bool:
 
 
 def _is_depthwise(group: Group) -> bool:
-    """Say whether a torch weight [C * M, 1, ...] and its bias can be a depthwise convolution's."""
+    """Return whether a torch weight [C * M, 1, ...] and its bias can belong to a depthwise convolution."""
     weight, bias = group["weight"], group.get("bias")
     return weight.shape[1] == 1 and (bias is None or bias.shape[0] == weight.shape[0])
 
 
 def _has_multiplied_bias(group: Group) -> bool:
-    """Say whether a kernel [..., C, M] has a bias for each channel of the result, [C * M]."""
+    """Return whether a kernel [..., C, M] has a bias for each output channel, [C * M]."""
     kernel = next(leaf for name, leaf in group.items() if name.endswith("kernel"))
     bias = group.get("bias")
     return bias is None or bias.shape[0] == kernel.shape[-1] * kernel.shape[-2]
 
 
 def _depthwise_rule(channels: int, multiplier: int, space: Shape) -> Rule:
-    """Return the rule of a torch weight [C * M, 1, ...] to a kernel [..., C, M], the multiplier fastest."""
+    """Return the rule from a torch weight [C * M, 1, ...] to a kernel [..., C, M], the multiplier fastest."""
     last = Permute((*range(2, len(space) + 2), 0, 1))
     return chain_rules(Reshape((channels, multiplier, *space)), last)
 
@@ -550,9 +555,9 @@ def _read_torch_depthwise(group: Group, told: LayerFacts) -> LayerMapping:
 
 
 def depthwise_kernel_rule(weight: Leaf, told: LayerFacts) -> tuple[Rule, tuple[str, ...]]:
-    """Return the rule of a torch weight [C * M, 1, ...] to a kernel [..., C, M], and what was assumed of M.
+    """Return the rule from a torch weight [C * M, 1, ...] to a kernel [..., C, M], and what was assumed of M.
 
-    M is told as a number, or by a kernel that is wanted; else it is 1.
+    M is given as a number, or by the kernel of the target; otherwise it is 1.
     """
     outputs, space = weight.shape[0], weight.shape[2:]
     wanted = next((s for name, s in told.wanted.items() if name.endswith("kernel")), None)
@@ -596,7 +601,7 @@ def _numbered_bias_fits(group: Group) -> bool:
     return _has_multiplied_bias({names[stored]: leaf for stored, leaf in group.items()})
 
 
-# As a Keras file numbers its variables (keras/src/layers/convolutional/base_depthwise_conv.py, build).
+# Numbered variables in a Keras file (keras/src/layers/convolutional/base_depthwise_conv.py, build).
 NUMBERED_DEPTHWISE = tuple(
     LayerKind(
         "depthwise",
@@ -652,7 +657,7 @@ def _separable_kind(dimensions: int) -> LayerKind:
     return LayerKind("separable", "tensorflow", (*(WeightSpec(name, name, rank) for name in names), _BIAS))
 
 
-# Two modules that PyTorch's users call so; each is a convolution of its own unless somebody says otherwise.
+# Common names of the two modules in PyTorch programs; each is a separate convolution by default.
 _TORCH_SEPARABLE = tuple(
     LayerKind(
         "separable",
@@ -677,16 +682,16 @@ CONVOLUTION_KINDS: tuple[LayerKind, ...] = (
 )
 
 
-# Dense layers and embeddings: both are a matrix, and only one of them is transposed.
+# Dense layers and embeddings: both are matrices, and only dense ones are transposed.
 #
 # Sources: keras/src/layers/core/dense.py and embedding.py; tensorflow/python/keras/legacy_tf_layers/core.py;
 # tf_slim (`weights`, `biases`); sonnet/src/linear.py (`w`, `b`); torch/nn/modules/linear.py and sparse.py.
 
 
 def channels_first_rule(shape: Shape, outputs: int) -> Rule:
-    """Return the rule for a kernel [H * W * C, out] of channels last to the weight [out, C * H * W].
+    """Return the rule from a channels-last kernel [H * W * C, out] to the weight [out, C * H * W].
 
-    TensorFlow flattens an image with its channels last, PyTorch with its channels first.
+    TensorFlow flattens an image with channels last, PyTorch with channels first.
     """
     rank = len(shape)
     return chain_rules(
@@ -730,7 +735,7 @@ def _write_dense(canonical: Group, told: LayerFacts) -> LayerMapping:
 
 
 def _fits_bias(outputs: int, group: Group) -> bool:
-    """Say whether a bias, if there is one, is as long as the matrix's axis of outputs."""
+    """Return whether the bias, if there is one, is as long as the matrix's output axis."""
     matrix = next(leaf.shape for leaf in group.values() if len(leaf.shape) == 2)
     return all(len(leaf.shape) != 1 or leaf.shape[0] == matrix[outputs] for leaf in group.values())
 
@@ -765,7 +770,7 @@ def _row_bias_kind() -> LayerKind:
 
 
 def _pointwise_kind(name: str, framework: str, rank: int) -> LayerKind:
-    """Return a convolution whose window is one place: a dense layer over the channels."""
+    """Return a convolution with a window of one position: a dense layer over the channels."""
     ones = (1,) * (rank - 2)
 
     def matrix(shape: Shape) -> Shape:
@@ -810,7 +815,7 @@ def _pointwise_kind(name: str, framework: str, rank: int) -> LayerKind:
 POINTWISE = "pointwise"
 _MATRICES = (("weight", "torch"), ("kernel", "tensorflow"))
 _DENSE_BIAS = WeightSpec("bias", "bias", 1, optional=True)
-# Matrices of a program's own layers: [in, out] in PyTorch (x @ W, as GPT-2's Conv1D), [out, in] in Keras.
+# Matrices of user-defined layers: [in, out] in PyTorch (x @ W, as in GPT-2's Conv1D), [out, in] in Keras.
 IN_OUT, OUT_IN = "in_out", "out_in"
 ROW_BIAS = "row_bias"
 DENSE_TORCH = LayerKind(
@@ -826,7 +831,7 @@ DENSE_TORCH = LayerKind(
 def _computed_weight_kind(
     framework: str, why: str, *names: tuple[str, int], optional: tuple[str, ...] = ("bias",)
 ) -> LayerKind:
-    """Return a layer whose weight is not stored but computed from other tensors, which nothing here does."""
+    """Return a layer whose weight is computed from other tensors, which is not supported."""
     weights = tuple(WeightSpec(name, "", rank, optional=name in optional) for name, rank in names)
     return LayerKind("computed_weight", framework, weights, refused=why)
 
@@ -887,7 +892,7 @@ DENSE_KINDS: tuple[LayerKind, ...] = (
         "slim",
         _KERNEL_BIASED,
     ),
-    # A program's own names: without a bias nothing shows that it is no embedding.
+    # A program's own names: without a bias there is no evidence against an embedding.
     LayerKind(
         "dense",
         "tensorflow",
@@ -906,9 +911,9 @@ DENSE_KINDS: tuple[LayerKind, ...] = (
 )
 
 
-# Batch, layer and group normalisation, RMS norm, and PReLU: vectors as long as there are channels.
+# Batch, layer and group normalisation, RMS norm, and PReLU: vectors with one entry per channel.
 #
-# Layer and group norm are stored alike in each framework and are one kind here.
+# Layer and group norm are stored in the same way in each framework and are one kind here.
 #
 # Sources: keras/src/layers/normalization/*.py, keras/src/layers/activations/prelu.py;
 # sonnet/src/layer_norm.py; torch/nn/modules/batchnorm.py, normalization.py, activation.py.
@@ -923,7 +928,7 @@ def _norm_weights(scale: str, offset: str, rank: int = 1) -> tuple[WeightSpec, .
 
 
 def _write_pair(canonical: Group, told: LayerFacts) -> LayerMapping:  # noqa: ARG001  # as every writing
-    """Write `weight` and `bias`; PyTorch's norms have a weight where they have a bias."""
+    """Write `weight` and `bias`; PyTorch's norms with a bias also have a weight."""
     rows = tuple(TensorMapping(stored, name) for name, stored in _PAIR.items() if name in canonical)
     if "scale" in canonical:
         return LayerMapping(rows, left=leftover_names(canonical, rows))
@@ -933,7 +938,7 @@ def _write_pair(canonical: Group, told: LayerFacts) -> LayerMapping:  # noqa: AR
 
 
 def _write_batch(canonical: Group, told: LayerFacts) -> LayerMapping:  # noqa: ARG001  # as every writing
-    """Write a batch norm; PyTorch's has both of weight and bias, or neither."""
+    """Write a batch norm; PyTorch's has either both weight and bias, or neither."""
     require_tensors(BATCH_TORCH, canonical, ("mean", "variance"))
     names = {**_PAIR, "mean": "running_mean", "variance": "running_var"}
     rows = tuple(TensorMapping(stored, name) for name, stored in names.items() if name in canonical)
@@ -945,7 +950,7 @@ def _write_batch(canonical: Group, told: LayerFacts) -> LayerMapping:  # noqa: A
         value = _TAKEN_FOR_GRANTED[absent[0]]
         fills[_PAIR[absent[0]]] = constant_tensor(like.dtype, like.shape, value)
         assumed = [f"batch norms without {_SPELLED[absent[0]]} have {_PAIR[absent[0]]} {value:g}"]
-    # What has no statistics of its own counts no batches: torch uses the number only with momentum=None.
+    # A norm without statistics counts no batches: torch uses the number only with momentum=None.
     fills["num_batches_tracked"] = constant_tensor("int64", (), 0, role="buffer")
     return LayerMapping(rows, fills, leftover_names(canonical, rows), tuple(assumed))
 
@@ -957,7 +962,7 @@ def _read_batch(group: Group, told: LayerFacts) -> LayerMapping:  # noqa: ARG001
 
 
 def _write_batch_keras(canonical: Group, told: LayerFacts) -> LayerMapping:
-    """Write a batch norm; gamma and beta that a target wants and the source lacks are 1 and 0."""
+    """Write a batch norm; if the target needs gamma and beta and the source lacks them, they are 1 and 0."""
     require_tensors(BATCH_KERAS, canonical, ("mean", "variance"))
     rows = tuple(TensorMapping(stored, name) for name, stored in _BATCH.items() if name in canonical)
     like = canonical["mean"]
@@ -1032,7 +1037,7 @@ def _has_weight(group: Group) -> bool:
 
 
 def _has_both(group: Group) -> bool:
-    # A weight of several axes alone is another layer's.
+    # A single weight with several axes belongs to another layer.
     return "weight" in group and "bias" in group
 
 
@@ -1053,7 +1058,7 @@ NORM_KINDS: tuple[LayerKind, ...] = (
     BATCH_TORCH,
     LayerKind("rms_norm", "tensorflow", (WeightSpec("scale", "scale", 1),)),
     LayerKind("rms_norm", "torch", (WeightSpec("weight", "scale", 1),)),
-    # Over several axes, a matrix that nothing but the class tells from a dense layer's.
+    # Over several axes: a matrix that only the class distinguishes from a dense layer's.
     LayerKind("rms_norm", "tensorflow", (WeightSpec("scale", "scale", 2),)),
     LayerKind("rms_norm", "torch", (WeightSpec("weight", "scale", 2),), AXES, asked=True),
     LayerKind("layer_norm", "torch", (WeightSpec("weight", "scale", 2),), AXES, asked=True),
@@ -1073,8 +1078,8 @@ NORM_KINDS: tuple[LayerKind, ...] = (
 
 # Recurrent cells, one layer in one direction each: LSTM, GRU, simple RNN.
 #
-# Canonical are Keras's order of gates (LSTM i, f, g, o; GRU z, r, h), a kernel [in, gates * units], a
-# recurrent kernel [units, gates * units] and two biases, which a GRU must keep apart and an LSTM adds.
+# The canonical form uses Keras's order of gates (LSTM i, f, g, o; GRU z, r, h), a kernel [in, gates * units],
+# a recurrent kernel [units, gates * units] and two biases, which a GRU must keep separate and an LSTM adds.
 #
 # Sources: keras/src/layers/rnn/lstm.py, gru.py, simple_rnn.py; tf_keras/src/saving/legacy/hdf5_format.py
 # (_convert_rnn_weights: the cuDNN forms); sonnet/src/recurrent.py; stable_baselines/common/tf_layers.py
@@ -1086,10 +1091,10 @@ _GATES = {"lstm": 4, "gru": 3, "simple_rnn": 1}
 
 
 class _CellForm(NamedTuple):
-    """How a cell is spelled: its kernels and biases by name, the order of its gates, how it keeps its biases.
+    """Storage form of a cell: names of kernels and biases, order of gates, form of biases.
 
-    `order` makes canonical blocks of stored ones. Biases are one that stands for both, two in a row ("long",
-    cuDNN's), two rows ("rows"), or two tensors ("apart").
+    `order` reorders stored blocks into canonical ones. Biases are one for both, two in a row ("long",
+    as in cuDNN), two rows ("rows"), or two tensors ("apart").
     """
 
     kind: str
@@ -1117,7 +1122,7 @@ class _CellForm(NamedTuple):
         )
 
     def fits(self, group: Group) -> bool:
-        """Say whether the shapes are those of a cell: gates times units, and biases of that length."""
+        """Return whether the shapes are those of a cell: gates times units, with biases of that length."""
         kernel, recurrent = (self._canonical(group[name].shape) for name in self.names[:2])
         biases = [group[name].shape for name in self.names[2:] if name in group]
         units, width = recurrent
@@ -1129,7 +1134,7 @@ class _CellForm(NamedTuple):
         )
 
     def read(self, group: Group, told: LayerFacts) -> LayerMapping:  # noqa: ARG002  # as every reading
-        """Return the way of a cell's tensors to canonical ones."""
+        """Return the mapping from a cell's tensors to canonical ones."""
         kernels = [self._canonical(group[name].shape) for name in self.names[:2]]
         rows = list(self._kernels(*kernels))
         if self.names[2] in group:
@@ -1137,7 +1142,7 @@ class _CellForm(NamedTuple):
         return LayerMapping(tuple(rows))
 
     def write(self, canonical: Group, told: LayerFacts) -> LayerMapping:
-        """Return the way of canonical tensors to a cell's; a bias that nobody gives is 0."""
+        """Return the mapping from canonical tensors to a cell's; a missing bias is 0."""
         require_tensors(self.record(), canonical, KERNELS)
         kernels = [canonical[name].shape for name in KERNELS]
         rows = [
@@ -1181,7 +1186,7 @@ class _CellForm(NamedTuple):
         return BlockOrder(axis, self.order) if self.order else KEEP
 
     def _kernels(self, kernel: Shape, recurrent: Shape) -> Iterator[TensorMapping]:
-        """Go through the ways to the canonical kernels, which have these shapes."""
+        """Yield the mappings to the canonical kernels, which have these shapes."""
         turned: Rule = KEEP if self.framework == "tensorflow" else TRANSPOSE
         gates = _GATES[self.kind]
         rules = (turned, turned)
@@ -1194,7 +1199,7 @@ class _CellForm(NamedTuple):
             yield TensorMapping(name, canonical, chain_rules(rule, self._reordered(1)))
 
     def _biases(self, width: int) -> tuple[TensorMapping, ...]:
-        """Return the ways of stored biases to canonical ones of a length."""
+        """Return the mappings from stored biases to canonical ones of a given length."""
         cuts: tuple[Rule, ...] = (KEEP, KEEP)
         if self.biases == "long":
             cuts = AxisSlice(0, 0, width, 2 * width), AxisSlice(0, width, 2 * width, 2 * width)
@@ -1210,7 +1215,7 @@ class _CellForm(NamedTuple):
 
 
 def _cudnn_input_rule(inputs: int, gates: int, units: int) -> Rule:
-    """Return the rule of cuDNN's input kernel: of each gate the elements of [units, in] in [in, units]."""
+    """Return the rule for cuDNN's input kernel: each gate's elements of [units, in] as [in, units]."""
     return chain_rules(
         Reshape((inputs, gates, units)),
         Permute((1, 0, 2)),
@@ -1221,24 +1226,24 @@ def _cudnn_input_rule(inputs: int, gates: int, units: int) -> Rule:
 
 
 def _cudnn_recurrent_rule(gates: int, units: int) -> Rule:
-    """Return the rule of cuDNN's recurrent kernel: that of each gate is transposed."""
+    """Return the rule for cuDNN's recurrent kernel: each gate's kernel is transposed."""
     return chain_rules(Reshape((units, gates, units)), Permute((2, 1, 0)), Reshape((units, gates * units)))
 
 
 def placeholder_leaf(leaf: Leaf, shape: Shape) -> Leaf:
-    """Return a leaf of another shape to ask a rule for its inverse; it has no bytes."""
+    """Return a leaf of another shape, without bytes, to compute a rule's inverse."""
     return Leaf(leaf.dtype, shape, Inline(b""), "")
 
 
 def apply_rule(name: str, rule: Rule, leaf: Leaf) -> dict[str, Leaf]:
-    """Return what a rule makes of a leaf, under a name."""
+    """Return the result of a rule on a leaf, with a name."""
     made = rule.leaf(leaf)
     return {name: made} if isinstance(made, Leaf) else {}
 
 
 _KERAS = ("kernel", "recurrent_kernel", "bias")
 TORCH_CELL_WEIGHTS = ("weight_ih", "weight_hh", "bias_ih", "bias_hh")
-# Keras's z, r, h and torch's r, z, n: the first two change places.
+# Keras uses z, r, h and torch r, z, n: the first two are swapped.
 _ZR = (1, 0, 2)
 RECURRENT_KINDS: tuple[LayerKind, ...] = tuple(
     form.record()

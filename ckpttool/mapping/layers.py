@@ -50,16 +50,16 @@ from ckpttool.mapping.rules import (
     merge_parts,
 )
 
-# Recurrent cells of TensorFlow 1, and the cells that have no equivalent.
+# Recurrent cells of TensorFlow 1, and cells without an equivalent.
 #
-# BasicLSTMCell and LSTMCell keep one kernel [in + units, 4 * units], inputs first, with the gates i, j, f, o,
-# and add a forget bias of 1 when they run: here it is the second bias, so that no number is rounded.
-# BasicRNNCell keeps such a kernel too, without gates.
+# BasicLSTMCell and LSTMCell store one kernel [in + units, 4 * units], inputs first, with the gates i, j, f,
+# o, and add a forget bias of 1 at run time: here it is the second bias, so that no number is rounded.
+# BasicRNNCell stores the same kind of kernel, without gates.
 #
 # Sources: tf_keras/src/layers/rnn/legacy_cells.py; keras/src/layers/rnn/gru.py (reset_after);
 # sonnet/src/recurrent.py (GRU); torch/nn/modules/rnn.py (proj_size).
 
-# i, j (which others call g), f, o.
+# i, j (elsewhere called g), f, o.
 _ORDER = (0, 2, 1, 3)
 _FORGET = 1.0
 _ASSUMED = "the forget bias that TensorFlow 1's LSTM cells add when they run is 1"
@@ -100,7 +100,7 @@ def _read_cell(gates: int, group: Group, told: LayerFacts) -> LayerMapping:
 
 
 def _write_cell(gates: int, canonical: Group, told: LayerFacts) -> LayerMapping:
-    """Write one kernel, and one bias less what the cell will add."""
+    """Write one kernel, and one bias without the constant that the cell adds."""
     require_tensors(BASIC[gates], canonical, (*KERNELS, BIASES[0]))
     (inputs, width), bias = canonical[KERNELS[0]].shape, canonical[BIASES[0]]
     whole = inputs + width // gates
@@ -193,10 +193,11 @@ TF1_KINDS: tuple[LayerKind, ...] = (
 )
 
 
-# Layer kinds: what each framework calls a layer's tensors, and which rules take them to the canonical form.
+# Layer kinds: each framework's names of a layer's tensors, and the rules that convert them to the canonical
+# form.
 #
-# Canonical names and orientations are TensorFlow's where it has one: dense kernel [in, out]. A kind is
-# recognised by the names and ranks that stand together under one module, never by a shape alone.
+# Canonical names and orientations are TensorFlow's if it has one: dense kernel [in, out]. A kind is
+# recognised by the names and ranks of the tensors in a module, never by a shape alone.
 
 KINDS: tuple[LayerKind, ...] = (
     *layer_kinds.DENSE_KINDS,
@@ -206,11 +207,12 @@ KINDS: tuple[LayerKind, ...] = (
     *TF1_KINDS,
     *layer_kinds.KINDS,
 )
-# Those whose tensors stand in several modules below one.
+# Layers with tensors in several child modules.
 COMPOSED: tuple[LayerKind, ...] = tuple(kind for kind in KINDS if kind.is_composed)
 
-# Layers whose variables a Keras file only numbers, in the order in which the layer makes them. What such a
-# layer is, only a model that is filled or a user tells (keras/src/saving/saving_lib.py, save_own_variables).
+# Layers whose variables a Keras file only numbers, in the order in which the layer creates them. The kind of
+# such a layer comes only from a model to be filled or from the user (keras/src/saving/saving_lib.py,
+# save_own_variables).
 NUMBERED: tuple[LayerKind, ...] = (
     LayerKind("dense", "tensorflow", (WeightSpec("vars/0", "kernel", 2),)),
     LayerKind("embedding", "tensorflow", (WeightSpec("vars/0", "embeddings", 2),)),
@@ -230,7 +232,7 @@ NUMBERED: tuple[LayerKind, ...] = (
     *layer_kinds.NUMBERED_DEPTHWISE,
 )
 
-# How a kind is spelled when it is written; the first row of a framework that fits.
+# Names used for writing a kind; the first row of a framework that fits.
 SPELLING: dict[tuple[str, str], LayerKind] = {}
 for _kind in KINDS:
     SPELLING.setdefault((_kind.framework, _kind.name), _kind)
@@ -238,7 +240,7 @@ for _kind in KINDS:
 
 @cache
 def _kinds_by_names() -> Mapping[tuple[str, frozenset[str]], tuple[LayerKind, ...]]:
-    """Return a framework's kinds by the names that their tensors have: few of many fit any module's."""
+    """Return a framework's kinds by tensor names, because only a few kinds match any module's names."""
     found: dict[tuple[str, frozenset[str]], tuple[LayerKind, ...]] = {}
     for kind in KINDS:
         for names in kind.namings:
@@ -246,18 +248,18 @@ def _kinds_by_names() -> Mapping[tuple[str, frozenset[str]], tuple[LayerKind, ..
     return found
 
 
-# What agents' networks are made of, and whose spellings their codebases use.
+# Layers in agents' networks, with the names used by their codebases.
 _OF_AGENTS = frozenset(("dense", "layer_norm"))
 _FORMS_OF_AGENTS = frozenset(("", "sonnet"))
 
 
 def candidate_kinds(group: Mapping[str, Leaf], framework: str, module: str = "") -> tuple[LayerKind, ...]:
-    """Return every kind of layer that these tensors of one module can be, refused ones too.
+    """Return every kind of layer that these tensors of one module can be, including refused ones.
 
-    A kind that the module's name tells is the only one.
+    If the module's name determines the kind, return only that kind.
     """
     able = [kind for kind in _kinds_by_names().get((framework, frozenset(group)), ()) if kind.fits(group)]
-    # The orientation of a matrix that is not usual is taken where the length of the bias leaves no other.
+    # The unusual orientation of a matrix is used if the length of the bias excludes the usual one.
     usual = [kind for kind in able if not kind.is_selected]
     biased = len(group) > 1 and any(len(leaf.shape) == 1 for leaf in group.values())
     fitting = usual or (able if biased else [])
@@ -266,21 +268,22 @@ def candidate_kinds(group: Mapping[str, Leaf], framework: str, module: str = "")
 
 
 def selectable_kinds(group: Mapping[str, Leaf], framework: str) -> tuple[LayerKind, ...]:
-    """Return the kinds that these tensors can be only where an option or a class selects them."""
+    """Return the kinds that these tensors can be only if an option or a class selects them."""
     able = _kinds_by_names().get((framework, frozenset(group)), ())
     return tuple(kind for kind in able if kind.is_selected and kind.fits(group))
 
 
 def oriented_kinds(group: Mapping[str, Leaf], framework: str) -> tuple[LayerKind, ...]:
-    """Return the dense layers that these tensors can be, of either orientation."""
+    """Return the dense layers that these tensors can be, in either orientation."""
     able = _kinds_by_names().get((framework, frozenset(group)), ())
     return tuple(kind for kind in able if kind.name == "dense" and kind.fits(group))
 
 
 def recognize_kind(group: Mapping[str, Leaf], framework: str) -> LayerKind | None:
-    """Return the kind of an agent's layer that these tensors of one module make, or None.
+    """Return the kind of an agent's layer formed by these tensors of one module, or None.
 
-    A PyTorch matrix without a bias may be an embedding, which is not transposed: a layout must say.
+    A PyTorch matrix without a bias may be an embedding, which is not transposed: a layout must
+    decide.
     """
     fitting = candidate_kinds(group, framework)
     if len({kind.name for kind in fitting}) != 1 or fitting[0].name not in _OF_AGENTS:
@@ -291,28 +294,28 @@ def recognize_kind(group: Mapping[str, Leaf], framework: str) -> LayerKind | Non
     return fitting[0] if whole or fitting[0].name == "dense" else None
 
 
-# Groups a tree's tensors by module, as layer kinds know them: what stands together, under which names.
+# Group a tree's tensors by module, for recognition by layer kinds.
 #
-# Sources: torch/nn/modules/rnn.py (one module keeps `weight_ih_l0`, `weight_ih_l0_reverse`, `weight_ih_l1`);
-# keras/src/layers/attention/multi_head_attention.py (`_query_dense`, ..., called `query`, ... and
-# `attention_output`); keras/src/layers/rnn/rnn.py and bidirectional.py (`cell`, `forward_layer`).
+# Sources: torch/nn/modules/rnn.py (one module contains `weight_ih_l0`, `weight_ih_l0_reverse`,
+# `weight_ih_l1`); keras/src/layers/attention/multi_head_attention.py (`_query_dense`, ..., called `query`,
+# ... and `attention_output`); keras/src/layers/rnn/rnn.py and bidirectional.py (`cell`, `forward_layer`).
 
 Name = tuple[str, ...]
 _PART = re.compile(r"(?P<stored>(?:weight|bias)_(?:ih|hh|hr))_(?P<part>l\d+(?:_reverse)?)")
-# What holds a recurrent layer's variables: its cell, by attribute or by the name of its class.
+# Container of a recurrent layer's variables: its cell, by attribute or by the name of its class.
 _CELL = re.compile(r"cell|(?:basic_)?(?:lstm|gru|simple_rnn|rnn)_cell(?:_\d+)?")
 _PROJECTION = re.compile(r"_?(query|key|value|output)(?:_dense)?|attention_(output)")
 NORM_KIND_NAMES = ("layer_norm", "layer_norm_images")
-# A layer and its tensor in one word, of a program that keeps parameters and no layers: `fc1_weight`.
+# A layer and its tensor in one word, from a program with parameters but no layers: `fc1_weight`.
 _JOINED = re.compile(r"(?P<layer>.+)_(?P<stored>weights?|kernel|bias(?:es)?|embeddings|gamma|beta|[wbWB])")
 # A tensor and its layer's number: `W1` beside `b1`.
 _COUNTED = re.compile(r"(?P<stored>[wbWB]|weights?|bias)_?(?P<number>\d{1,4})", re.ASCII)
-# Short names of a matrix and a bias, as each framework's layers call them.
+# Short names of a matrix and a bias in each framework's layers.
 _SHORT = {
     "torch": {"w": "weight", "b": "bias", "weights": "weight", "kernel": "weight", "biases": "bias"},
     "tensorflow": {"w": "w", "b": "b", "weight": "kernel"},
 }
-# The kinds of the frameworks' own classes. Wrappers and containers, which have no tensors, are not here.
+# The kinds of the frameworks' own classes, without wrappers and containers, which have no tensors.
 _CLASSES: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(
         ("Dense", "EinsumDense", "Linear", "LazyLinear", "NonDynamicallyQuantizableLinear"), ("dense",)
@@ -336,7 +339,7 @@ _CLASSES: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(("RNN", "RNNCell", "SimpleRNN", "SimpleRNNCell", "BasicRNNCell"), ("simple_rnn",)),
     **dict.fromkeys(("MultiHeadAttention", "MultiheadAttention"), ("attention",)),
 }
-# Classes that hold other layers, whose tensors they may be said to have.
+# Classes that contain other layers, whose tensors may be recorded as theirs.
 _HOLDERS = frozenset(
     (
         "Bidirectional",
@@ -348,26 +351,26 @@ _HOLDERS = frozenset(
         "SpectralNormalization",
     )
 )
-# What a live model's own classes are called by their framework's base (networks/model_child.py).
+# Framework base classes of a live model's own classes (networks/model_child.py).
 _BASES = frozenset(("Module", "Layer", "Model"))
 # GPT-2's x @ W, in Transformers (transformers/pytorch_utils.py, formerly modeling_utils.py, and
-# modeling_tf_utils.py). networks/model_child.py names the classes of live models so.
+# modeling_tf_utils.py). networks/model_child.py uses these names for the classes of live models.
 _IN_OUT_CLASSES = {
     "transformers.pytorch_utils.Conv1D": IN_OUT,
     "transformers.modeling_utils.Conv1D": IN_OUT,
     "transformers.modeling_tf_utils.TFConv1D": ROW_BIAS,
 }
-# A live model's dense layers with the orientation of the other framework, as a call of them shows.
+# A live model's dense layers with the orientation of the other framework, as observed in a call.
 LINEAR_IN_OUT, DENSE_OUT_IN = "Linear [in, out]", "Dense [out, in]"
 _TURNED = {LINEAR_IN_OUT: IN_OUT, DENSE_OUT_IN: OUT_IN}
-# The setting that names a class of a program's own whose call nobody compared with its base's.
+# The setting that names a user-defined class whose call was not compared with its base class.
 OWN_CALL = "(own call)"
 
 
 class ModuleInfo(NamedTuple):
-    """What the file says of a module besides its tensors: its class and plain settings.
+    """Facts from the file about a module besides its tensors: its class and plain settings.
 
-    `own` says that the class is a program's, and not one of a framework.
+    `own` marks a class of a program rather than of a framework.
     """
 
     cls: str = ""
@@ -379,7 +382,7 @@ NO_MODULE_INFO = ModuleInfo()
 
 
 def class_info(name: str, settings: Mapping[str, Any]) -> ModuleInfo:
-    """Return what is known of a module whose class has this full name in Python."""
+    """Return the facts about a module from the full Python name of its class."""
     full = re.sub(r"___torch_mangle_\d+\.", "", name.removeprefix("__torch__."))
     return ModuleInfo(full, settings, own=not full.startswith("torch."))._replace(
         cls=full if full in _IN_OUT_CLASSES else full.rpartition(".")[2]
@@ -387,12 +390,13 @@ def class_info(name: str, settings: Mapping[str, Any]) -> ModuleInfo:
 
 
 class Layer(NamedTuple):
-    """Tensors that stand together: their module's name as people read it, each one's path by stored name.
+    """Tensors of one layer: the displayed name of their module, and each one's path by stored name.
 
-    `kinds` are the kinds of layer that fit, none where nobody looked for them (`find_modules`). A PyTorch
-    module of several recurrent layers is several layers, each with its `part`: "l0", "l0_reverse". `told` is
-    what somebody says of it, `about` what the file does; `given` says that an option names its kind. `last`
-    is what the module that holds the tensors is called, which a cell's layer is not.
+    `kinds` are the kinds of layer that fit, empty if not computed (`find_modules`). A PyTorch module
+    of several recurrent layers is split into several layers, each with its `part`: "l0",
+    "l0_reverse". `told` contains facts from options, `about` facts from the file; `given` means that
+    an option names its kind. `last` is the name of the module that contains the tensors, which
+    differs from the layer's for a cell.
     """
 
     name: Name
@@ -406,12 +410,12 @@ class Layer(NamedTuple):
 
     @property
     def title(self) -> str:
-        """Return the name as one text."""
+        """Return the name as one string."""
         return "/".join((*self.name, self.part) if self.part else self.name)
 
     @property
     def kind(self) -> LayerKind:
-        """The one kind that fits; raise MappingError if several do."""
+        """The only kind that fits; raise MappingError if there are several."""
         if len(self.kinds) != 1:
             named = " or ".join(dict.fromkeys(kind.option for kind in self.kinds))
             raise MappingError("the layer is of one of several kinds", path=self.title, expected=named)
@@ -429,12 +433,13 @@ def find_modules(
     described: Mapping[Path, ModuleInfo] | None = None,
     named: Callable[[str], bool] | None = None,
 ) -> Iterator[Layer]:
-    """Go through the modules in the order of the tree, those that are several below one as one.
+    """Yield the modules in tree order, with layers of several child modules combined.
 
-    `described` has for tensors of whole modules what the file says of their module. `named` says of which
-    names somebody states a kind: `fc1_weight` is a tensor of the layer `fc1` then.
+    `described` contains, for tensors of whole modules, the facts from the file about their module.
+    `named` returns whether an option states the kind of a name: then `fc1_weight` is a tensor of the
+    layer `fc1`.
 
-    `asked` says by kind for which modules somebody wants a kind that is not recognised by itself.
+    `asked` lists by kind the modules for which a kind is requested that is not recognised by itself.
     """
     found = _modules_by_name(tree, framework, named or (lambda _: False))
     composed: dict[_At, Layer] = {}
@@ -451,7 +456,7 @@ _At = tuple[Name, str]
 
 
 def split_joined_name(name: str) -> tuple[str, str] | None:
-    """Return the layer and the tensor that one word names, None for other words.
+    """Return the layer and the tensor named by a single word, None for other words.
 
     `fc1_weight` is the weight of `fc1`, `W1` that of `layer1`.
     """
@@ -472,10 +477,10 @@ def _modules_by_name(tree: Tree, framework: str, named: Callable[[str], bool]) -
         if name in ("W", "B") or named("/".join(module)):
             name = _SHORT[framework].get(name.lower(), name)
         if framework == "tensorflow" and module[-1:] == ["vars"] and name.isdecimal():
-            # Variables of a Keras layer that only have numbers stand beside those that have names.
+            # Variables of a Keras layer that are only numbered are stored beside named ones.
             module, name = module[:-1], f"vars/{name}"
         match = _PART.fullmatch(name) if framework == "torch" else None
-        # Sonnet's cells keep their kernels under private attributes (sonnet/src/recurrent.py).
+        # Sonnet's cells store their kernels in private attributes (sonnet/src/recurrent.py).
         bare = name if framework == "torch" else name.removeprefix("_")
         part, stored = (match["part"], match["stored"]) if match else ("", bare)
         found.setdefault((tuple(module), part), {})[stored] = path
@@ -486,12 +491,12 @@ def _modules_by_name(tree: Tree, framework: str, named: Callable[[str], bool]) -
 
 
 def _iter_tensors(tree: Tree, framework: str) -> Iterator[tuple[Path, str]]:
-    # What counts a batch norm's batches stands beside its statistics.
+    # A batch norm's count of batches is stored beside its statistics.
     roles = ("parameter", "buffer", "counter") if framework == "torch" else ("parameter", "buffer")
     for path, leaf in tree.tensors():
         if leaf.role in roles:
             yield path, tree.names[path]
-            # A module of torch that shares a tensor lists it; objects of TensorFlow have many names for one.
+            # A torch module that shares a tensor lists it; TensorFlow objects have many names for one tensor.
             if framework == "torch":
                 yield from ((path, display(alias.path)) for alias in tree.aliases.get(path, ()))
 
@@ -499,7 +504,7 @@ def _iter_tensors(tree: Tree, framework: str) -> Iterator[tuple[Path, str]]:
 def _composed_modules(
     tree: Tree, found: Mapping[_At, Layer], framework: str, asked: Mapping[str, Callable[[str], bool]]
 ) -> Iterator[tuple[Layer, list[_At]]]:
-    """Go through what is one layer in several modules below one, with the modules that it is made of."""
+    """Yield layers made of several child modules, with these modules."""
     below: dict[Name, list[_At]] = {}
     for at in found:
         if at[0]:
@@ -540,8 +545,8 @@ def _projection_name(name: Name) -> str:
 
 
 def _as_layer(tree: Tree, module: Layer, framework: str, described: Mapping[Path, ModuleInfo]) -> Layer:
-    """Return the module under its layer's name, with what containers say of it."""
-    # The module itself, not those that it is made of.
+    """Return the module under its layer's name, with the facts from containers."""
+    # The module itself, without its child modules.
     stored = min(module.tensors, key=lambda name: name.count("/"))
     path = module.tensors[stored]
     if path in described:
@@ -565,27 +570,27 @@ def _recorded_info(tree: Tree, path: Path) -> ModuleInfo:
 
 
 def _numbered_class(settings: Mapping[str, Any]) -> str:
-    """Return the class, in snake case, of a layer that Keras's file has by class and number."""
+    """Return the class, in snake case, of a layer that Keras's file stores by class and number."""
     above, _, name = str(settings.get("group", "")).rpartition("/")
     return re.sub(r"_\d+\Z", "", name) if above.rpartition("/")[2] in _LISTS else ""
 
 
-# Groups of Keras's files that hold a model's layers by class and number (keras/src/saving/saving_lib.py).
+# Groups in Keras's files with a model's layers by class and number (keras/src/saving/saving_lib.py).
 _LISTS = frozenset(("layers", "_layers"))
 
 
 def narrow_kinds(
     kinds: tuple[LayerKind, ...], group: Mapping[str, Leaf], about: ModuleInfo, *, classes: bool = True
 ) -> tuple[LayerKind, ...]:
-    """Return the kinds that are left by what the file says of the module, and where two come to the same.
+    """Return the kinds compatible with the facts about the module; drop equivalent ones.
 
-    Where `classes` matter, a layer of a class that is no layer of those kinds keeps them with the reason why
-    it is not converted.
+    If `classes` matter, a layer whose class is not a layer of those kinds keeps them, with the reason
+    why it is not converted.
     """
     named = _kinds_of_class(kinds, group, about)
     if named is not None:
         return named
-    # What several modules make together has no class that would matter.
+    # The class of a layer made of several modules does not matter.
     classes = classes and not any("/" in name for name in group if not name.startswith("vars/"))
     why = _unknown_class_reason(kinds, group, about) if classes else None
     if why is not None:
@@ -602,7 +607,7 @@ def narrow_kinds(
 def _kinds_of_class(
     kinds: tuple[LayerKind, ...], group: Mapping[str, Leaf], about: ModuleInfo
 ) -> tuple[LayerKind, ...] | None:
-    """Return the kinds of the module's class, None where the class does not decide."""
+    """Return the kinds for the module's class, None if the class does not decide."""
     if about.cls in _IN_OUT_CLASSES:
         able = (*kinds, *oriented_kinds(group, kinds[0].framework))
         return tuple(kind for kind in able if kind.form == _IN_OUT_CLASSES[about.cls])[:1] or None
@@ -620,7 +625,7 @@ def _kinds_of_class(
     if not named:
         return None
     if (groups := about.settings.get("groups")) is not None and named[0].framework == "torch":
-        # Depthwise convolutions of Keras have no bound on their channels; of PyTorch they are groups.
+        # Keras's depthwise convolutions have any number of channels; PyTorch's are grouped convolutions.
         weight = max(group.values(), key=lambda leaf: len(leaf.shape)).shape
         depthwise = groups == about.settings.get("in_channels") and groups > 1 and weight[1] == 1
         wanted = "depthwise" if depthwise else "convolution"
@@ -636,7 +641,7 @@ def _kinds_of_class(
 
 
 def _incompatible_reason(about: ModuleInfo) -> str | None:
-    """Return why a layer of a known class computes what the other framework's does not."""
+    """Return why a layer of a known class differs from the other framework's layer."""
     settings = about.settings
     if settings.get("rms_scaling") is True:
         return "rms_scaling divides by the deviation and subtracts no mean, which no layer of PyTorch does"
@@ -653,7 +658,7 @@ _EQUATION = re.compile(
 
 
 def _einsum_kinds(group: Mapping[str, Leaf], about: ModuleInfo) -> tuple[LayerKind, ...]:
-    """Return the kinds of an EinsumDense: its equation or its bias says which axis has the outputs."""
+    """Return the kinds of an EinsumDense: its equation or its bias shows the output axis."""
     able = oriented_kinds(group, "tensorflow")
     found = _EQUATION.fullmatch(str(about.settings.get("equation", "")).replace(" ", ""))
     if found is not None and found["made"] == found["more"] and found["in"] != found["out"]:
@@ -675,11 +680,11 @@ def _refuse_kinds(kinds: tuple[LayerKind, ...], why: str) -> tuple[LayerKind, ..
 def _unknown_class_reason(
     kinds: tuple[LayerKind, ...], group: Mapping[str, Leaf], about: ModuleInfo
 ) -> str | None:
-    """Return why a class decides against every kind, None where it is not known or holds other layers."""
+    """Return why a class excludes every kind, None if it is unknown or contains other layers."""
     if not about.cls or (about.cls in _HOLDERS and not about.own):
         return None
     if about.cls == "Module" and kinds[0].framework == "tensorflow":
-        return None  # a tf.Module: TensorFlow itself has no layers, and Sonnet's are this
+        return None  # a tf.Module: TensorFlow itself has no layers, and Sonnet's layers are tf.Modules
     name = "the model's own" if about.cls in _BASES else about.cls
     if not about.own and about.cls in _CLASSES:
         return f"its tensors are not those of its class, {about.cls}"
@@ -690,7 +695,7 @@ def _unknown_class_reason(
 
 
 def misfit_kinds(about: ModuleInfo, framework: str) -> tuple[LayerKind, ...]:
-    """Return a refused kind for tensors that no kind has and that are of a class which is a layer's."""
+    """Return a refused kind for tensors of a layer class that match no kind."""
     if about.own or about.cls not in _CLASSES:
         return ()
     return (
@@ -698,15 +703,16 @@ def misfit_kinds(about: ModuleInfo, framework: str) -> tuple[LayerKind, ...]:
     )
 
 
-# Stands in a reason for the name of the layer.
+# Placeholder for the layer's name in a reason.
 TITLE = "\0"
 
 
 def _is_layout_ambiguous(kind: LayerKind, group: Mapping[str, Leaf]) -> bool:
-    """Say whether a kernel is another tensor as a depthwise convolution's than as a convolution's.
+    """Return whether a kernel converts differently as a depthwise convolution and as a convolution.
 
-    Between [H, W, 1, M] and [M, 1, H, W] the two are one permutation. A kernel [H, W, C, M] with M > 1 is
-    taken for a convolution's: the other would have another shape, so that nothing loads it by mistake.
+    Between [H, W, 1, M] and [M, 1, H, W] the two are the same permutation. A kernel [H, W, C, M] with
+    M > 1 is assumed to be a convolution's: the other would have another shape, so that it cannot be
+    loaded by mistake.
     """
     weight = max(group.values(), key=lambda leaf: len(leaf.shape)).shape
     if kind.framework == "torch":
@@ -715,14 +721,14 @@ def _is_layout_ambiguous(kind: LayerKind, group: Mapping[str, Leaf]) -> bool:
     return weight[-2] > 1 and (weight[-1] == 1 or bool(bias))
 
 
-# Finds the layers of a tree, tensors that stand together under one module, and what becomes of each.
+# Find the layers of a tree (tensors in the same module), and their conversions.
 #
-# Where several kinds fit, a layer carries all of them: what decides is said by whoever knows (`Choice`),
-# never guessed from shapes.
+# If several kinds fit, a layer carries all of them: an option or the file decides (`Choice`), never a guess
+# from shapes.
 
 
 class LayerOption(NamedTuple):
-    """What somebody said of the layers whose name a pattern fits: their kind, or more (see Told)."""
+    """An option for the layers whose names match a pattern: their kind, or more (see Told)."""
 
     pattern: str
     fits: Callable[[str], bool]
@@ -731,9 +737,9 @@ class LayerOption(NamedTuple):
 
 
 class LayerConversion(NamedTuple):
-    """What becomes of one layer: ways from source paths to stored names of the target, and what is added.
+    """Conversion of one layer: source paths to stored names of the target, and additional tensors.
 
-    `left` are source leaves that have no place in the target.
+    `left` are source leaves without a place in the target.
     """
 
     moves: tuple[tuple[Path, str, Rule], ...]
@@ -751,14 +757,14 @@ def find_layers(
     classes: bool = True,
     composed: Iterable[str] = (),
 ) -> tuple[Layer, ...]:
-    """Return the layers of a framework's tree in its order; tensors of no known kind are in none.
+    """Return the layers of a framework's tree in order; tensors of unknown kinds are omitted.
 
-    `composed` are kinds of several modules that are recognised without being asked for. `described` has for
-    tensors of whole modules what the file says of their module. Without `classes`, a class that is no known
-    layer does not keep tensors from being taken for one: between two models of one framework nothing
-    depends on it.
+    `composed` are kinds of several modules that are recognised without being requested. `described`
+    contains, for tensors of whole modules, the facts from the file about their module. Without
+    `classes`, an unknown class does not prevent tensors from being read as a layer: between two
+    models of the same framework this has no effect.
 
-    Raise UsageError for a choice that fits no layer, or a kind that a layer cannot be.
+    Raise UsageError for an option that matches no layer, or a kind that a layer cannot be.
     """
     asked: dict[str, Callable[[str], bool]] = {
         name: partial(_matches_choice, [choice for choice in given if choice.kind == name])
@@ -796,9 +802,10 @@ def find_layers(
 
 
 def propose_options(tree: Tree, framework: str, left: Iterable[Path]) -> tuple[str, ...]:
-    """Return options that make layers of tensors which a program keeps without any, each of them tried.
+    """Return tested options that form layers from tensors outside of layers.
 
-    Such are `fc1_weight` beside `fc1_bias`, and `W` beside `b`. `left` are tensors of no known layer.
+    Examples are `fc1_weight` beside `fc1_bias`, and `W` beside `b`. `left` are tensors of unknown
+    layers.
     """
     found: dict[str, str] = {}
     for path in left:
@@ -822,9 +829,10 @@ def propose_options(tree: Tree, framework: str, left: Iterable[Path]) -> tuple[s
 
 
 def numbered_kinds(tree: Tree, left: Collection[Path]) -> dict[str, tuple[str, ...]]:
-    """Return by title the kinds that layers can have whose variables a Keras file only numbers.
+    """Return by title the possible kinds of layers whose variables a Keras file only numbers.
 
-    `left` are tensors of no known layer; a layer is among the result if one of its tensors is among them.
+    `left` are tensors of unknown layers; the result contains the layers with at least one of these
+    tensors.
     """
     found: dict[str, tuple[str, ...]] = {}
     for module in find_modules(tree, "tensorflow", {}, None):
@@ -843,9 +851,9 @@ def _matches_choice(choices: Sequence[LayerOption], title: str) -> bool:
 
 
 def _with_both_orientations(tree: Tree, found: Sequence[Layer]) -> tuple[Layer, ...]:
-    """Return the layers, where one is a dense layer [in, out] by its bias the square ones with both ways.
+    """Return the layers; if the bias of one shows [in, out], square ones get both orientations.
 
-    A model that multiplies x @ W in one layer (GPT-2) does so in others, whose shape does not show it.
+    A model that computes x @ W in one layer (GPT-2) does so in others, whose shapes do not show it.
     """
     if not any(layer.kinds[0].form in (layer_kinds.IN_OUT, layer_kinds.OUT_IN) for layer in found):
         return tuple(found)
@@ -859,14 +867,14 @@ def _with_both_orientations(tree: Tree, found: Sequence[Layer]) -> tuple[Layer, 
 
 
 def _recorded_facts(about: ModuleInfo, fitting: Sequence[LayerKind], group: Mapping[str, Leaf]) -> LayerFacts:
-    """Return what the file tells: flattened images, heads of an attention, a multiplier."""
+    """Return facts recorded in the file: flattened images, heads of an attention, a multiplier."""
     heads = about.settings.get("num_heads")
     names = {kind.name for kind in fitting}
     told = LayerFacts(
         takes=_recorded_order(about.settings, "takes"), makes=_recorded_order(about.settings, "makes")
     )
     for leaf in group.values():
-        # What the file's own computation records is more than its configuration.
+        # Facts recorded in the file's own computation have priority over its configuration.
         takes, makes = leaf.features or FeatureOrders()
         told = told._replace(
             takes=takes if takes not in (None, UNKNOWN) else told.takes or takes,
@@ -884,7 +892,7 @@ def _recorded_facts(about: ModuleInfo, fitting: Sequence[LayerKind], group: Mapp
 
 
 def _recorded_order(settings: Mapping[str, Any], side: str) -> AxisOrder | None:
-    """Return the order that a file's facts name (formats/keras_config.py writes them)."""
+    """Return the order recorded in a file's facts (written by formats/keras_config.py)."""
     form, sizes = settings.get(f"{side}_order", "channels last"), settings.get(side)
     if form not in ("channels last", "channels first"):
         return UNKNOWN
@@ -929,7 +937,7 @@ def _apply_options(
             for kind in (*KINDS, *NUMBERED)
             if kind.framework == framework and kind.option == choice.kind and kind.fits(group)
         ) or tuple(
-            # Another form of the kind, where shapes leave no usual one.
+            # Another form of the kind, if the shapes fit no usual one.
             kind
             for kind in KINDS
             if kind.framework == framework and kind.name == choice.kind and kind.fits(group)
@@ -957,7 +965,7 @@ _FEATURES = frozenset(
 
 
 def _to_framework_order(order: AxisOrder | None, framework: str) -> AxisOrder | None:
-    """Return the order of parts that somebody named, as the framework flattens them."""
+    """Return the order of the given parts, as the framework flattens them."""
     return framework_order(order.parts, framework) if order is not None and order != NO_IMAGE else order
 
 
@@ -969,11 +977,11 @@ def convert_layer(
     told: LayerFacts | None = None,
     between: Mapping[str, Rule] = MappingProxyType({}),
 ) -> LayerConversion:
-    """Return what becomes of a layer, read as `source` and written as `target`.
+    """Return the conversion of a layer, read as `source` and written as `target`.
 
-    `told` is what is known of the target (its own shapes, ...), by default what is known of the layer;
-    `between` are rules for canonical tensors on their way. Raise MappingError where the target has no such
-    layer.
+    `told` contains facts about the target (its own shapes, ...), by default the facts about the
+    layer; `between` are rules for canonical tensors in between. Raise MappingError if the target has
+    no such layer.
     """
     refused = source.refused or target.refused
     if refused is not None:
@@ -1010,7 +1018,7 @@ def _convert_layer(
 
 
 def canonical_tensors(tree: Tree, layer: Layer, kind: LayerKind) -> dict[str, Leaf]:
-    """Return a layer's canonical tensors, read as one kind; raise MappingError if they do not fit it."""
+    """Return a layer's canonical tensors, read as one kind; raise MappingError if they do not fit."""
     group = layer.group(tree)
     try:
         reading = kind.read(group, layer.told)
@@ -1025,7 +1033,7 @@ def canonical_tensors(tree: Tree, layer: Layer, kind: LayerKind) -> dict[str, Le
 
 
 def _add_part(added: dict[str, Leaf], stored: str, rule: Rule, leaf: Leaf) -> None:
-    """Add what a rule makes of a tensor that only one framework has; parts of one tensor go together."""
+    """Add a rule's result for a tensor that only one framework has, merging parts of one tensor."""
     made = rule.leaf(leaf)
     if not isinstance(made, Leaf):
         return
@@ -1036,7 +1044,7 @@ def _add_part(added: dict[str, Leaf], stored: str, rule: Rule, leaf: Leaf) -> No
 
 
 def framework_kind(tree: Tree, layer: Layer, kind: LayerKind, framework: str) -> LayerKind:
-    """Return how a framework spells a layer of a kind; raise MappingError if it has no such layer."""
+    """Return how a framework stores a layer of a kind; raise MappingError if it has no such layer."""
     if kind.refused is not None:
         raise MappingError(kind.refused, path=layer.title)
     ranks = {name: len(leaf.shape) for name, leaf in canonical_tensors(tree, layer, kind).items()}
@@ -1049,7 +1057,7 @@ def framework_kind(tree: Tree, layer: Layer, kind: LayerKind, framework: str) ->
         if each.writing is not None:
             return each
     for each in KINDS:
-        # A norm over several axes, which only its class tells from a dense layer.
+        # A norm over several axes, which only its class distinguishes from a dense layer.
         if (
             (each.framework, each.name) == (framework, kind.name)
             and each.is_selected
@@ -1059,10 +1067,10 @@ def framework_kind(tree: Tree, layer: Layer, kind: LayerKind, framework: str) ->
     raise MappingError(f"{framework} has no such {kind.name}", path=layer.title)
 
 
-# What a layer's tensors are called in the other framework, where nothing but its own name says so.
+# Names of a layer's tensors in the other framework, if they differ.
 #
-# Keras keeps a recurrent layer's variables in its cell, the two directions of a Bidirectional in layers of
-# their own, and the projections of an attention in four dense layers; torch has one module each, and one for
+# Keras stores a recurrent layer's variables in its cell, the two directions of a Bidirectional in separate
+# layers, and the projections of an attention in four dense layers; torch has one module each, and one for
 # several recurrent layers. Sources: keras/src/layers/rnn/bidirectional.py,
 # keras/src/layers/attention/multi_head_attention.py, torch/nn/modules/rnn.py.
 
@@ -1078,7 +1086,7 @@ def _kind_name(layer: Layer) -> str:
 
 
 def torch_names(found: tuple[Layer, ...]) -> Naming:
-    """Return how tensors of Keras's layers are called in a state_dict."""
+    """Return the names of Keras layers' tensors in a state_dict."""
     directions: dict[Name, set[str]] = {}
     for layer in found:
         match = DIRECTION_NAME.fullmatch(layer.name[-1]) if layer.name else None
@@ -1097,7 +1105,7 @@ def torch_names(found: tuple[Layer, ...]) -> Naming:
 
 
 def tensorflow_names(found: tuple[Layer, ...]) -> Naming:
-    """Return how tensors of torch's layers are called below Keras's objects."""
+    """Return the names of torch layers' tensors under Keras objects."""
     parts: dict[Name, set[str]] = {}
     for layer in found:
         if layer.part:

@@ -40,13 +40,13 @@ if TYPE_CHECKING:
     import numpy as np
 
 
-# Permuting axes at the speed of memory: by tiles that stay in the processor's cache.
+# Fast axis permutation, in tiles that fit into the processor's cache.
 
-# A tile is as many rows as fill four cache lines of the result's, of so many columns: 256 KiB.
+# A tile has as many rows as fill four cache lines of the result, and this many columns: 256 KiB.
 _RUN = 256
 _COLUMNS = 1024
 _LINE = 64
-# What NumPy copies sooner than a second pass pays off.
+# Below this size, NumPy's copy is faster than a second pass.
 _SMALL = 256 << 10
 _NARROW = 128
 
@@ -59,10 +59,10 @@ def permute_array(array: np.ndarray, axes: tuple[int, ...]) -> np.ndarray:
     if array.nbytes < _SMALL:
         return np.ascontiguousarray(array.transpose(axes)).reshape(shape)
     extents, order = _merge_axes(array.shape, axes)
-    # Unsigned numbers of one size are copied alike, and faster than the types of ml_dtypes.
+    # Unsigned integers of the same size are copied in the same way, faster than the types of ml_dtypes.
     words = np.ascontiguousarray(array).reshape(extents).view(_element_dtype(array.dtype))
     if len(order) > 1 and order[0] == len(order) - 1:
-        # The last axis comes first: a transpose, once the others are in order (copied in runs of it).
+        # The last axis becomes the first: a transpose, once the others are in order (copied in runs of it).
         rest = np.ascontiguousarray(words.transpose(*order[1:], order[0]))
         made = _transpose_matrix(rest.reshape(-1, rest.shape[-1]))
     else:
@@ -75,7 +75,7 @@ def _element_dtype(dtype: np.dtype) -> str:
 
 
 def _merge_axes(shape: tuple[int, ...], axes: tuple[int, ...]) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Return shape and order of the same permutation with fewest axes: neighbours that stay so are one."""
+    """Return shape and order of the same permutation with the fewest axes, merging adjacent axes."""
     order = [axis for axis in axes if shape[axis] != 1] or [0]
     kept = sorted(order)
     order = [kept.index(axis) for axis in order]
@@ -93,8 +93,8 @@ def _merge_axes(shape: tuple[int, ...], axes: tuple[int, ...]) -> tuple[tuple[in
 def _transpose_matrix(matrix: np.ndarray) -> np.ndarray:
     """Return the transposed matrix, contiguous.
 
-    A tile goes through a small buffer whose rows are a cache line longer, so that the elements of a column
-    do not fall into one set of the cache, as those of a matrix of 1024 columns do.
+    A tile is copied through a small buffer whose rows are a cache line longer, so that the elements
+    of a column do not share one set of the cache, as they do in a matrix of 1024 columns.
     """
     import numpy as np
 
@@ -114,10 +114,10 @@ def _transpose_matrix(matrix: np.ndarray) -> np.ndarray:
     return made
 
 
-# Rules: what one leaf goes through on its way to another tree, each with its inverse.
+# Rules: changes to one leaf on its way to another tree, each with its inverse.
 #
-# A rule changes an unread leaf into another unread leaf; nothing is read except the scalars that turn
-# into plain numbers (an optimizer's learning rate is a tensor in TensorFlow and a float in PyTorch).
+# A rule changes an unread leaf into another unread leaf; the only values read are scalars that become plain
+# numbers (an optimizer's learning rate is a tensor in TensorFlow and a float in PyTorch).
 
 
 class Rule(Protocol):
@@ -125,7 +125,7 @@ class Rule(Protocol):
 
     @property
     def name(self) -> str:
-        """What a report calls the rule."""
+        """The rule's name in reports."""
         ...
 
     def leaf(self, leaf: Leaf | ValueLeaf) -> Leaf | ValueLeaf:
@@ -133,7 +133,7 @@ class Rule(Protocol):
         ...
 
     def inverse(self, source: Leaf | ValueLeaf) -> Rule:
-        """Return the rule that undoes this one on what it made of `source`."""
+        """Return the rule that reverses this one on its result for `source`."""
         ...
 
 
@@ -158,7 +158,7 @@ class Permute(NamedTuple):
 
     @property
     def name(self) -> str:
-        """Return "transpose" for matrices, else the order of the axes."""
+        """Return "transpose" for matrices, otherwise the order of the axes."""
         return "transpose" if self.axes == (1, 0) else f"permute {','.join(map(str, self.axes))}"
 
     def output(self, dtype: str, shape: Shape) -> tuple[str, Shape]:
@@ -166,11 +166,11 @@ class Permute(NamedTuple):
         return dtype, tuple(shape[axis] for axis in self.axes)
 
     def apply(self, array: np.ndarray) -> np.ndarray:
-        """Return the permuted array, several times faster than NumPy's own copy where it is large."""
+        """Return the permuted array, several times faster than NumPy's own copy for large arrays."""
         return permute_array(array, self.axes)
 
     def leaf(self, leaf: Leaf | ValueLeaf) -> Leaf | ValueLeaf:
-        """Return the leaf with permuted axes; undoing an earlier permutation gives its source back."""
+        """Return the leaf with permuted axes; if this undoes an earlier permutation, return its source."""
         if not isinstance(leaf, Leaf) or len(leaf.shape) != len(self.axes):
             shape = leaf.shape if isinstance(leaf, Leaf) else "no tensor"
             raise MappingError(
@@ -192,7 +192,7 @@ class Permute(NamedTuple):
 
 
 class Reshape(NamedTuple):
-    """Give the same elements another shape."""
+    """Reshape without changing the elements."""
 
     shape: Shape
 
@@ -210,18 +210,18 @@ class Reshape(NamedTuple):
         return array.reshape(self.shape)
 
     def leaf(self, leaf: Leaf | ValueLeaf) -> Leaf | ValueLeaf:
-        """Return the leaf in the new shape; raise MappingError unless the counts agree."""
+        """Return the leaf in the new shape; raise MappingError unless the sizes match."""
         if not isinstance(leaf, Leaf) or replace(leaf, shape=self.shape).size != leaf.size:
             raise MappingError(f"{self.name} does not fit", found=str(getattr(leaf, "shape", "a value")))
         return transform_leaf(leaf, self)
 
     def inverse(self, source: Leaf | ValueLeaf) -> Rule:
-        """Return the way back to the source's shape."""
+        """Return the reshape to the source's shape."""
         return Reshape(source.shape) if isinstance(source, Leaf) else Keep()
 
 
 class Cast(NamedTuple):
-    """Convert the elements, which both types hold exactly; with `rounded` the new type need not."""
+    """Convert the elements to another type, exactly; with `rounded`, rounding is allowed."""
 
     dtype: str
     rounded: bool = False
@@ -236,7 +236,7 @@ class Cast(NamedTuple):
         return self.dtype, shape
 
     def apply(self, array: np.ndarray) -> np.ndarray:
-        """Return the converted array; raise MappingError if a number would change."""
+        """Return the converted array; raise MappingError if a value would change."""
         converted = array.astype(dtypes.numpy_dtype(self.dtype))
         back = converted.astype(array.dtype)
         if not self.rounded and not ((back == array) | ((back != back) & (array != array))).all():
@@ -250,21 +250,22 @@ class Cast(NamedTuple):
         return leaf if leaf.dtype == self.dtype else transform_leaf(leaf, self)
 
     def inverse(self, source: Leaf | ValueLeaf) -> Rule:
-        """Return the cast back to the source's type."""
+        """Return the cast to the source's type."""
         return Cast(source.dtype) if isinstance(source, Leaf) else Keep()
 
 
 class ToValue(NamedTuple):
-    """Turn a tensor of one element into a plain number.
+    """Convert a tensor of one element to a plain number.
 
-    `exact` is the number that the tensor may have been rounded from: it is given if it rounds to that.
+    `exact` is the number that the tensor may be rounded from: it is returned if it rounds to the
+    element.
     """
 
     name: str = "as a number"
     exact: float | bool | None = None
 
     def leaf(self, leaf: Leaf | ValueLeaf) -> Leaf | ValueLeaf:
-        """Return the value leaf; this reads the one element."""
+        """Return the value leaf; this reads the only element."""
         if isinstance(leaf, ValueLeaf):
             return leaf
         if leaf.size != 1:
@@ -277,12 +278,12 @@ class ToValue(NamedTuple):
         return ValueLeaf(value, leaf.role)
 
     def inverse(self, source: Leaf | ValueLeaf) -> Rule:
-        """Return the way back to a tensor of the source's type and shape."""
+        """Return the conversion to a tensor of the source's type and shape."""
         return ToTensor(source.dtype, source.shape) if isinstance(source, Leaf) else Keep()
 
 
 class ToTensor(NamedTuple):
-    """Turn a plain number into a tensor of one element."""
+    """Convert a plain number to a tensor of one element."""
 
     dtype: str
     shape: Shape = ()
@@ -301,7 +302,7 @@ class ToTensor(NamedTuple):
         return Leaf(self.dtype, self.shape, Inline(_pack_number(leaf.value, self.dtype)), "", leaf.role)
 
     def inverse(self, source: Leaf | ValueLeaf) -> Rule:
-        """Return the way back to a number."""
+        """Return the conversion to a number."""
         return ToValue() if isinstance(source, ValueLeaf) else Keep()
 
 
@@ -331,7 +332,7 @@ def _pack_number(value: float, dtype: str) -> bytes:
 
 
 def transform_leaf(leaf: Leaf, op: ArrayOp) -> Leaf:
-    """Return the leaf after one operation, which is done when it is read."""
+    """Return the leaf after one operation, which is executed when the leaf is read."""
     dtype, shape = op.output(leaf.dtype, leaf.shape)
     source = TransformedSource(leaf.source, leaf.dtype, leaf.shape, op)
     return replace(leaf, dtype=dtype, shape=shape, source=source)
@@ -339,23 +340,23 @@ def transform_leaf(leaf: Leaf, op: ArrayOp) -> Leaf:
 
 @dataclass(frozen=True, slots=True)
 class Chain:
-    """Several rules one after the other."""
+    """A sequence of rules."""
 
     rules: tuple[Rule, ...]
 
     @property
     def name(self) -> str:
-        """Return the names of the rules that change something."""
+        """Return the names of the rules, except those that change nothing."""
         return ", ".join(r.name for r in self.rules if not isinstance(r, Keep)) or "keep"
 
     def leaf(self, leaf: Leaf | ValueLeaf) -> Leaf | ValueLeaf:
-        """Return what the rules make of the leaf, in order."""
+        """Return the leaf after all rules, in order."""
         for rule in self.rules:
             leaf = rule.leaf(leaf)
         return leaf
 
     def inverse(self, source: Leaf | ValueLeaf) -> Rule:
-        """Return the inverses in the opposite order."""
+        """Return the inverses in reverse order."""
         undo: list[Rule] = []
         for rule in self.rules:
             undo.append(rule.inverse(source))
@@ -364,7 +365,7 @@ class Chain:
 
 
 def compose_rules(first: Rule, second: Rule) -> Rule:
-    """Return one rule for two; a permutation and its undoing are no rule at all."""
+    """Return one rule for two; a permutation and its inverse cancel out."""
     made = list(rule_steps(first))
     for step in rule_steps(second):
         last = made[-1] if made else None
@@ -376,14 +377,14 @@ def compose_rules(first: Rule, second: Rule) -> Rule:
 
 
 def rule_steps(rule: Rule) -> tuple[Rule, ...]:
-    """Return the rules that a rule is made of and that change something, in their order."""
+    """Return the steps of a rule in order, except those that change nothing."""
     if isinstance(rule, Chain):
         return tuple(step for each in rule.rules for step in rule_steps(each))
     return () if isinstance(rule, Keep) else (rule,)
 
 
 def chain_rules(*rules: Rule) -> Rule:
-    """Return one rule for any number of them, in their order."""
+    """Return one rule for any number of rules, in order."""
     found: Rule = KEEP
     for rule in rules:
         found = compose_rules(found, rule)
@@ -394,14 +395,14 @@ KEEP = Keep()
 TRANSPOSE = Permute((1, 0))
 
 
-# Rules on numbers: a tensor times a number, and an entry that stands for a number of its own.
+# Rules on numbers: a tensor times a number, and an entry replaced by its own number.
 
 
 class Scale(NamedTuple):
     """Multiply by `factor`, or divide by it; in float64, rounded once.
 
-    The inverse gives the same numbers but for that rounding: a float32 divided by 0.001 and multiplied by it
-    can end one unit in its last place away.
+    The inverse restores the numbers except for this rounding: a float32 divided by 0.001 and
+    multiplied by it can differ by one unit in the last place.
     """
 
     factor: float
@@ -409,7 +410,7 @@ class Scale(NamedTuple):
 
     @property
     def name(self) -> str:
-        """Return what is done."""
+        """Return the operation and its factor."""
         return f"divided by {self.factor:.9g}" if self.divide else f"times {self.factor:.9g}"
 
     def output(self, dtype: str, shape: Shape) -> tuple[str, Shape]:
@@ -422,18 +423,18 @@ class Scale(NamedTuple):
         return (wide / self.factor if self.divide else wide * self.factor).astype(array.dtype)
 
     def leaf(self, leaf: Leaf | ValueLeaf) -> Leaf | ValueLeaf:
-        """Return the scaled leaf; raise MappingError for what is no tensor of floating point."""
+        """Return the scaled leaf; raise MappingError unless it is a floating-point tensor."""
         if not isinstance(leaf, Leaf) or "float" not in leaf.dtype:
             raise MappingError(f"{self.name} needs floating point", found=getattr(leaf, "dtype", "a value"))
         return transform_leaf(leaf, self)
 
     def inverse(self, source: Leaf | ValueLeaf) -> Rule:  # noqa: ARG002  # the same for every leaf
-        """Return the rule that undoes this one, but for rounding."""
+        """Return the inverse, exact except for rounding."""
         return Scale(self.factor, not self.divide)
 
 
 class FixedValue(NamedTuple):
-    """Become a number that the leaf's place says, whatever the leaf itself holds."""
+    """Replace the leaf with a number determined by its place, whatever the leaf contains."""
 
     value: Plain
 
@@ -447,15 +448,15 @@ class FixedValue(NamedTuple):
         return ValueLeaf(self.value, leaf.role)
 
     def inverse(self, source: Leaf | ValueLeaf) -> Rule:
-        """Return the rule that says what the source said."""
+        """Return the rule that restores the source's number."""
         return FixedValue(source.value) if isinstance(source, ValueLeaf) else Keep()
 
 
-# Rules on parts of a tensor: one stored tensor that is several, several that are one, blocks reordered.
+# Rules on parts of a tensor: splitting one stored tensor, merging several, reordering blocks.
 #
-# `Take` cuts, `Into` puts together; `Blocks` reorders the gates of a recurrent cell; `Term` adds what one
-# side keeps as two. What `Into` and `Term` make is unfinished until every part has come (see
-# mapping.plan.build).
+# `AxisSlice` cuts, `ConcatPart` merges; `BlockOrder` reorders the gates of a recurrent cell; `SumTerm` adds
+# what one side stores as two. The results of `ConcatPart` and `SumTerm` are unfinished until all parts are
+# present (see apply_plan).
 
 
 class AxisSlice(NamedTuple):
@@ -468,7 +469,7 @@ class AxisSlice(NamedTuple):
 
     @property
     def name(self) -> str:
-        """Return which entries are taken."""
+        """Return the range of entries."""
         return f"take {self.start}:{self.stop} of {self.whole} on axis {self.axis}"
 
     def output(self, dtype: str, shape: Shape) -> tuple[str, Shape]:
@@ -484,12 +485,12 @@ class AxisSlice(NamedTuple):
         return transform_leaf(_require_length(self, leaf, self.axis, self.whole), self)
 
     def inverse(self, source: Leaf | ValueLeaf) -> Rule:  # noqa: ARG002  # the same for every leaf
-        """Return the rule that puts the part back where it was."""
+        """Return the rule that puts the part back in its place."""
         return ConcatPart(*self)
 
 
 class ConcatPart(NamedTuple):
-    """Become the entries `start` to `stop` of a tensor whose axis has `whole`; others bring the rest."""
+    """Become the entries `start` to `stop` of an axis of `whole` entries; other parts add the rest."""
 
     axis: int
     start: int
@@ -498,7 +499,7 @@ class ConcatPart(NamedTuple):
 
     @property
     def name(self) -> str:
-        """Return which entries the tensor becomes."""
+        """Return the range of entries in the whole tensor."""
         return f"into {self.start}:{self.stop} of {self.whole} on axis {self.axis}"
 
     def leaf(self, leaf: Leaf | ValueLeaf) -> Leaf | ValueLeaf:
@@ -509,12 +510,12 @@ class ConcatPart(NamedTuple):
         return replace(part, shape=shape, source=ConcatSource(part.dtype, shape, self.axis, (place,)))
 
     def inverse(self, source: Leaf | ValueLeaf) -> Rule:  # noqa: ARG002  # the same for every leaf
-        """Return the rule that takes the part out again."""
+        """Return the rule that extracts the part again."""
         return AxisSlice(*self)
 
 
 class BlockOrder(NamedTuple):
-    """Cut an axis into equal blocks and put them in another order: block i of the result is `order[i]`."""
+    """Reorder the equal blocks of an axis: block i of the result is `order[i]`."""
 
     axis: int
     order: tuple[int, ...]
@@ -548,14 +549,14 @@ class BlockOrder(NamedTuple):
         return transform_leaf(leaf, self)
 
     def inverse(self, source: Leaf | ValueLeaf) -> Rule:  # noqa: ARG002  # the same for every leaf
-        """Return the blocks' way back."""
+        """Return the rule that restores the order of the blocks."""
         return BlockOrder(self.axis, tuple(self.order.index(n) for n in range(len(self.order))))
 
 
 class ChannelOrder(NamedTuple):
-    """Reorder an axis that holds flattened images, part after part, to channels "first" or "last".
+    """Reorder an axis of flattened images, part by part, to channels "first" or "last".
 
-    `parts` are (places, channels) of each image; (1, n) stays as it is.
+    `parts` are (places, channels) of each image; (1, n) stays unchanged.
     """
 
     axis: int
@@ -564,7 +565,7 @@ class ChannelOrder(NamedTuple):
 
     @property
     def name(self) -> str:
-        """Return the parts and where their channels go."""
+        """Return the parts and the new position of their channels."""
         spelled = ",".join(f"{places}x{channels}" for places, channels in self.parts)
         return f"channels {self.to} {spelled} on axis {self.axis}"
 
@@ -594,21 +595,22 @@ class ChannelOrder(NamedTuple):
         return transform_leaf(_require_length(self, leaf, self.axis, whole), self)
 
     def inverse(self, source: Leaf | ValueLeaf) -> Rule:  # noqa: ARG002  # the same for every leaf
-        """Return the way back to the other order."""
+        """Return the rule that restores the other order."""
         return self._replace(to="last" if self.to == "first" else "first")
 
 
 class SumTerm(NamedTuple):
-    """Become one of `of` terms whose sum the target is, such as the two biases of a torch cell.
+    """Become one of `of` terms that the target is the sum of, such as the two biases of a torch cell.
 
-    A sum in floating point does not give its terms back: they are kept with what else the target cannot hold.
+    A floating-point sum cannot be split into its terms again: they are kept with the other data
+    without a place in the target.
     """
 
     of: int
 
     @property
     def name(self) -> str:
-        """Return of how many terms the sum is made."""
+        """Return the number of terms in the sum."""
         return f"one of {self.of} terms"
 
     def leaf(self, leaf: Leaf | ValueLeaf) -> Leaf | ValueLeaf:
@@ -618,12 +620,12 @@ class SumTerm(NamedTuple):
         return replace(leaf, source=SumSource(leaf.dtype, leaf.shape, self.of, (leaf.source,)))
 
     def inverse(self, source: Leaf | ValueLeaf) -> Rule:  # noqa: ARG002  # the same for every leaf
-        """Raise MappingError: a sum does not say what it was made of."""
+        """Raise MappingError: a sum does not record its terms."""
         raise MappingError("a sum alone cannot be undone")
 
 
 class ConcatSource(NamedTuple):
-    """The source of a tensor that several make: each is the entries `start` to `stop` of one axis."""
+    """The source of a concatenated tensor: each part is the entries `start` to `stop` of one axis."""
 
     dtype: str
     shape: Shape
@@ -632,12 +634,12 @@ class ConcatSource(NamedTuple):
 
     @property
     def finished(self) -> bool:
-        """Say whether the parts cover the axis, each entry once."""
+        """Return whether the parts cover the axis, each entry once."""
         ends = [0, *(stop for _, stop, _ in self.parts)]
         return [start for start, _, _ in self.parts] == ends[:-1] and ends[-1] == self.shape[self.axis]
 
     def merged(self, other: object) -> ConcatSource | None:
-        """Return the source with the parts of another one of the same tensor, None if it is of none."""
+        """Return the source merged with the parts of another one of the same tensor, otherwise None."""
         if not isinstance(other, ConcatSource) or self[:3] != other[:3]:
             return None
         return self._replace(parts=tuple(sorted((*self.parts, *other.parts), key=lambda part: part[:2])))
@@ -661,11 +663,11 @@ class SumSource(NamedTuple):
 
     @property
     def finished(self) -> bool:
-        """Say whether every term has come."""
+        """Return whether all terms are present."""
         return len(self.terms) == self.needed
 
     def merged(self, other: object) -> SumSource | None:
-        """Return the source with the terms of another one of the same tensor, None if it is of none."""
+        """Return the source merged with the terms of another one of the same tensor, otherwise None."""
         if not isinstance(other, SumSource) or self[:3] != other[:3]:
             return None
         return self._replace(terms=(*self.terms, *other.terms))
@@ -676,7 +678,7 @@ class SumSource(NamedTuple):
 
         if not self.finished:
             raise MappingError("the terms of a sum are not all there")
-        # The last first: a constant that comes after the terms of a file may undo one of them exactly.
+        # Last term first: a constant after the terms of a file may cancel one of them exactly.
         last = reversed(self.terms)
         first, *others = (as_array(term.read(), self.dtype, self.shape) for term in last)
         total = np.array(first)
@@ -689,37 +691,37 @@ Unfinished = ConcatSource | SumSource
 
 
 def unfinished_source(leaf: Leaf | ValueLeaf) -> Unfinished | None:
-    """Return the source of a tensor that others share in making, None for any other leaf."""
+    """Return the unfinished source of a concatenated or summed tensor, None for any other leaf."""
     source = leaf.source if isinstance(leaf, Leaf) else None
     return source if isinstance(source, ConcatSource | SumSource) else None
 
 
 def merge_parts(one: Leaf | ValueLeaf, other: Leaf | ValueLeaf) -> Leaf | None:
-    """Return the leaf that two unfinished ones make together, None where they are not of one tensor."""
+    """Return the leaf merged from two unfinished ones, None if they belong to different tensors."""
     first, second = unfinished_source(one), unfinished_source(other)
     source = first.merged(second) if first is not None else None
     return replace(one, source=source) if source is not None and isinstance(one, Leaf) else None
 
 
 def is_part(rule: Rule) -> bool:
-    """Say whether what the rule makes is unfinished without others."""
+    """Return whether the rule's result needs other parts to be complete."""
     return isinstance((KEEP, *rule_steps(rule))[-1], ConcatPart | SumTerm)
 
 
 def is_cut(rule: Rule) -> bool:
-    """Say whether the rule takes a part of a tensor, whose rest goes elsewhere."""
+    """Return whether the rule extracts a part of a tensor whose rest goes elsewhere."""
     return any(isinstance(step, AxisSlice) for step in rule_steps(rule))
 
 
 def constant_tensor(dtype: str, shape: Shape, value: float, name: str = "", role: Role = "parameter") -> Leaf:
-    """Return a tensor of one number: what one framework keeps and the other takes for granted."""
+    """Return a tensor filled with one number: a value that one framework stores and the other implies."""
     import numpy as np
 
     return Leaf(dtype, shape, Inline(np.full(shape, value, dtypes.numpy_dtype(dtype)).tobytes()), name, role)
 
 
 def slice_rule(start: int, stop: int, whole: int, axis: int = 0) -> Rule:
-    """Return the rule that takes these entries of an axis; none if they are all of it."""
+    """Return the rule that takes these entries of an axis, or an empty rule for the whole axis."""
     return KEEP if (start, stop) == (0, whole) else AxisSlice(axis, start, stop, whole)
 
 
@@ -729,12 +731,12 @@ def _require_length(rule: Rule, leaf: Leaf | ValueLeaf, axis: int, length: int) 
     return leaf
 
 
-# What a mapping did: which leaf went where by which rule, what stayed behind, what was assumed.
+# The result of a mapping: source, target and rule of each leaf, unused leaves, assumptions.
 
 
 @dataclass(frozen=True, slots=True)
 class Move:
-    """One leaf's way: from a path, to a path, by a rule. A source may feed several targets."""
+    """The conversion of one leaf: source path, target path, rule. A source may have several targets."""
 
     source: Path
     target: Path
@@ -743,7 +745,7 @@ class Move:
 
 @dataclass(frozen=True, slots=True)
 class MoveList:
-    """A whole mapping: its moves in target order, and what it had to take for granted."""
+    """A whole mapping: its moves in target order, and its assumptions."""
 
     moves: tuple[Move, ...]
     assumed: tuple[str, ...] = ()
@@ -754,7 +756,7 @@ class MoveList:
 class MappingEntry:
     """One line of the report: display paths, the rule's name, shapes before and after.
 
-    `by` is the evidence that the two belong together, None where the target has the source's own names.
+    `by` is the evidence for the pair, None if the target uses the source's own names.
     """
 
     source: str
@@ -778,7 +780,7 @@ class MappingEntry:
 
 @dataclass(frozen=True, slots=True)
 class MappingReport:
-    """Every source and where it went; `unused` sources and `missing` targets make a conversion fail."""
+    """All sources and their targets; `unused` sources and `missing` targets make a conversion fail."""
 
     mapped: tuple[MappingEntry, ...]
     unused: tuple[str, ...] = ()
@@ -788,11 +790,11 @@ class MappingReport:
 
     @property
     def complete(self) -> bool:
-        """Say whether nothing was left over on either side."""
+        """Return whether nothing is left over on either side."""
         return not self.unused and not self.missing
 
     def shown(self, glob: str | None) -> MappingReport:
-        """Return the report with those moves alone of which a path matches; raise UsageError if none does."""
+        """Return the report with only the moves that have a matching path; raise UsageError without any."""
         keep = compile_glob(glob)
         kept = tuple(each for each in self.mapped if keep(each.source) or keep(each.target))
         if glob is not None and not kept:
@@ -800,15 +802,15 @@ class MappingReport:
         return replace(self, mapped=kept)
 
 
-# A plan: where every leaf of a tree goes in another one, what is added, and the new tree made of it.
+# A plan: the target of every leaf of a tree, additional leaves, and the new tree.
 
 Settings = Mapping[str, Mapping[str, float | bool | str | None]]
 
 
 class Label(NamedTuple):
-    """What a leaf is called and what it is for in the new tree; the fields are those of Leaf.
+    """Name and role of a leaf in the new tree; the fields are those of Leaf.
 
-    Without a `key` the leaf is known by its name.
+    Without a `key` the leaf is identified by its name.
     """
 
     role: Role
@@ -820,15 +822,16 @@ class Label(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """The way from one tree to another: moves in the target's order, and what the target needs besides.
+    """The conversion of one tree to another: moves in the target's order, and additional data for the target.
 
-    `added` are leaves that no source leaf gives (an index list, a default); those that matter for
-    training are named in `assumed`. `missing` are targets that nothing fills; `consumed` are source
-    leaves that the target says without an entry of its own, or that nothing depends on there. `aliases` are
-    further paths of a target, `labels` its role and owner where they differ from the source's. `told` are
-    settings by optimizer that the target cannot hold and its sidecar tells, `partly` source leaves of which
-    a part has no place in it. `kept` are source leaves that are neither a network's nor an optimizer's and
-    that the target has no place for: the sidecar, and the file beside it, keep them.
+    `added` are leaves without a source leaf (an index list, a default); those that matter for
+    training are listed in `assumed`. `missing` are targets without a source; `consumed` are source
+    leaves that the target implies without an entry, or that have no effect there. `aliases` are
+    further paths of a target, `labels` its role and owner where they differ from the source's. `told`
+    are settings by optimizer that the target cannot store and its sidecar records, `partly` source
+    leaves of which a part has no place in it. `kept` are source leaves that belong neither to a
+    network nor to an optimizer and have no place in the target: the sidecar, and the file beside it,
+    keep them.
     """
 
     moves: tuple[Move, ...]
@@ -848,8 +851,8 @@ class Plan:
 def apply_plan(tree: Tree, plan: Plan) -> Tree:
     """Return the tree that the plan makes of `tree`; its leaves are unread.
 
-    Raise MappingError when two leaves would have one path, of which one would be lost, unless they are parts
-    of one tensor; and when parts are missing.
+    Raise MappingError if two leaves have the same target path, so that one would be lost, unless they
+    are parts of one tensor; and if parts are missing.
     """
     leaves: dict[Path, Leaf | ValueLeaf] = {}
     aliases = {path: tuple(map(Alias, others)) for path, others in plan.aliases.items()}
@@ -861,8 +864,8 @@ def apply_plan(tree: Tree, plan: Plan) -> Tree:
             leaves[move.target] = _merge_part(leaves.get(move.target), changed, label, move.target)
             continue
         before = first.setdefault((move.source, move.rule.name), move.target)
-        # Parameters that share storage go on sharing it; a step that torch keeps per parameter does not, by
-        # whatever role a format without optimizers listed it.
+        # Parameters with shared storage stay shared; torch's per-parameter step does not, whatever role a
+        # format without optimizers assigned to it.
         weight = isinstance(changed, Leaf) and changed.role == "parameter" and changed.shape
         if before is not move.target and weight:
             more = aliases.pop(move.target, ())
@@ -905,7 +908,8 @@ def _apply_label(leaf: Leaf | ValueLeaf, label: Label | None) -> Leaf | ValueLea
     if not isinstance(leaf, Leaf):
         return leaf
     if label is None:
-        # A state_dict holds plain tensors: what is a trained parameter is the module's knowledge.
+        # A state_dict contains plain tensors: whether one is a trained parameter is recorded only in the
+        # module.
         return replace(leaf, of=None, trainable=None)
     name = leaf.name if label.name is None else label.name
     key = label.key or name or leaf.key
@@ -913,7 +917,7 @@ def _apply_label(leaf: Leaf | ValueLeaf, label: Label | None) -> Leaf | ValueLea
 
 
 def compose_plans(first: Plan, second: Plan) -> Plan:
-    """Return one plan for two: `second` maps the tree that `first` makes."""
+    """Return the composition of two plans: `second` maps the result of `first`."""
     ways: dict[Path, list[Move]] = {}
     for move in first.moves:
         ways.setdefault(move.target, []).append(move)
@@ -943,7 +947,7 @@ def compose_plans(first: Plan, second: Plan) -> Plan:
 
 
 def relocate_sources(plan: Plan, sources: Mapping[Path, Path]) -> Plan:
-    """Return the plan of a tree whose leaves lie at `sources` of where this plan's tree has them."""
+    """Return the plan for a tree whose leaves are at `sources` of their paths in this plan's tree."""
     return replace(
         plan,
         moves=tuple(replace(move, source=sources[move.source]) for move in plan.moves),
@@ -954,16 +958,16 @@ def relocate_sources(plan: Plan, sources: Mapping[Path, Path]) -> Plan:
 
 
 def _follow_moves(move: Move, ways: Mapping[Path, list[Move]]) -> list[Move]:
-    """Return what a plan's moves bring to where another plan's move starts."""
+    """Return a plan's targets by the source paths of another plan."""
     found = ways.get(move.source, [])
-    # The parts of one tensor go on together; of several that say the same the first speaks.
+    # The parts of one tensor are moved together; of several equal records, the first is used.
     return found if any(is_part(way.rule) for way in found) and move.rule == KEEP else found[:1]
 
 
 def object_graph_paths(names: Iterable[tuple[str, ...]]) -> dict[tuple[str, ...], Path]:
     """Return each name's path in an object graph: attributes, and indices where all siblings are numbers.
 
-    An object whose children are all called by decimal numbers is a list (see formats.object_graph).
+    An object whose children all have decimal numbers as names is a list (see formats.object_graph).
     """
     names = list(names)
     below: dict[tuple[str, ...], bool] = {}
@@ -980,12 +984,12 @@ def _is_index(name: str) -> bool:
     return name.isascii() and name.isdigit() and len(name) < 10 and str(int(name)) == name
 
 
-# Rules as text: what reports and receipts call them, read back as the rules that they were.
+# Rules as text: their names in reports and receipts, parsed back into rules.
 
 _NUMBERS = r"(\d{1,18}(?:,\d{1,18})*)"
 _SIZES = r"(\d{1,18}(?:, ?\d{1,18})*)"
 _PLACE = r"(\d{1,18}):(\d{1,18}) of (\d{1,18}) on axis (\d{1,2})"
-# Between two rules of a chain; a shape has its commas in brackets.
+# Separator between two rules of a chain; a shape has its commas in brackets.
 _NEXT = re.compile(r", (?![^\[]*\])")
 
 
@@ -1019,7 +1023,7 @@ _SPELLINGS: tuple[tuple[str, Callable[..., Rule | None]], ...] = (
 
 
 def parse_rule(text: str) -> Rule | None:
-    """Return the rule that has this name, None for text that names none or does not say all of it."""
+    """Return the rule with this name; None if the text is not the complete name of a rule."""
     steps = [_parse_step(step) for step in _NEXT.split(text)]
     known = [step for step in steps if step is not None]
     return chain_rules(*known) if len(known) == len(steps) else None

@@ -14,17 +14,18 @@ from ckpttool.core.tree import Path, Tree
 from ckpttool.mapping.layers import DIRECTION_NAME
 from ckpttool.mapping.rules import Move
 
-# Names of layers as two frameworks may share them: bookkeeping left out, numbers that only count apart.
+# Layer names shared by two frameworks: bookkeeping removed, counting numbers separated.
 #
 # Keras counts its layers by class through a whole program (`dense_7`), lists and Sequentials count their
-# items: such numbers say an order and are never compared (keras/src/backend/common/name_scope.py, auto_name).
+# items: such numbers give an order and are never compared (keras/src/backend/common/name_scope.py,
+# auto_name).
 
-# tf.train.Checkpoint's edges between a Keras model and its layers, and groups of Keras's files.
+# tf.train.Checkpoint's edges between a Keras model and its layers, and groups in Keras's files.
 _BOOKKEEPING = frozenset(
     ("_functional", "_operations", "_layers", "layers", "_self_tracked_trackables", "model_weights", "vars")
 )
 _COUNTED = re.compile(r"(?:layer_with_weights-|layer-)?(\d{1,9})")
-# What Keras calls layers that nobody named: their class in snake case.
+# Keras's default layer names: the class in snake case.
 _CLASSES = (
     "dense|einsum_dense|embedding|input_layer|bidirectional|time_distributed|prelu|p_re_lu|lstm|gru|simple_rnn|rnn"
     "|cu_dnnlstm|cu_dnngru|multi_head_attention|batch_normalization|layer_normalization|group_normalization"
@@ -34,19 +35,19 @@ _AUTO = re.compile(rf"({_CLASSES})(?:_(\d{{1,9}}))?")
 # The two layers of a Bidirectional (keras/src/layers/rnn/bidirectional.py), and a torch module's parts.
 _PART = re.compile(r"l(\d{1,9})(_reverse)?")
 _DIGITS = re.compile(r"\d{1,9}")
-# An item of a list in the TensorFlow models of Hugging Face: `layer_._0` is PyTorch's `layer.0`.
+# A list item in the TensorFlow models of Hugging Face: `layer_._0` is PyTorch's `layer.0`.
 _ITEM = re.compile(r"(\w+)_\._(\d{1,9})")
 
 
 class NameStep(NamedTuple):
-    """One step of a layer's name: the text to compare, None if it only counts, and what it counts."""
+    """One step of a layer's name: the text to compare (None if it only numbers), and its number."""
 
     text: str | None
     number: int = 0
 
 
 def parse_layer_name(name: tuple[str, ...]) -> tuple[tuple[str, NameStep], ...]:
-    """Return the steps of a name with what each says; bookkeeping says nothing and is left out."""
+    """Return the steps of a name, without bookkeeping steps."""
     found: list[tuple[str, NameStep]] = []
     for step in name:
         item = _ITEM.fullmatch(step)
@@ -59,7 +60,7 @@ def parse_layer_name(name: tuple[str, ...]) -> tuple[tuple[str, NameStep], ...]:
 
 
 def parse_name_step(step: str) -> NameStep:
-    """Return what one step of a name says."""
+    """Parse one step of a name."""
     if (counted := _COUNTED.fullmatch(step)) is not None:
         return NameStep(None, int(counted[1]))
     if (auto := _AUTO.fullmatch(step)) is not None:
@@ -70,20 +71,21 @@ def parse_name_step(step: str) -> NameStep:
 
 
 def is_framework_counter(step: str) -> bool:
-    """Say whether the number in a step is the framework's count, not a list's index or the program's word."""
+    """Return whether a step's number is the framework's count, not a list index or the program's word."""
     return parse_name_step(step).text is None and not step.isdecimal()
 
 
 def name_numbers(name: tuple[str, ...]) -> tuple[tuple[int, ...], ...]:
-    """Return the numbers of every step of a name; of two directions the first is forward.
+    """Return the numbers of every step of a name; of two directions, forward is first.
 
-    Step by step, because the first of Keras's names has none: `sequential` comes before `sequential_1`.
+    The comparison is step by step, because Keras's first name has no number: `sequential` precedes
+    `sequential_1`.
     """
     return tuple(tuple(map(int, _DIGITS.findall(_number_direction(step)))) for step in name)
 
 
 def name_stem(name: tuple[str, ...]) -> tuple[str, ...]:
-    """Return the name without its numbers: what several layers share that are counted."""
+    """Return the name without its numbers, shared by several numbered layers."""
     return tuple(_DIGITS.sub("", _number_direction(step)).rstrip("_-") for step in name)
 
 
@@ -93,15 +95,15 @@ def _number_direction(step: str) -> str:
 
 
 def steps_of_part(part: str, *, both: bool) -> tuple[str, ...]:
-    """Return a torch module's recurrent layer as Keras would name it: its number, then its direction."""
+    """Return the Keras-style name of a torch module's recurrent layer: its number, then its direction."""
     found = _PART.fullmatch(part)
     if found is None:
         return (part,) if part else ()
     return (found[1], "backward_layer" if found[2] else "forward_layer") if both else (found[1],)
 
 
-# Words that name what a layer is for; those of one line mean the same. Two lines of one family exclude each
-# other: a value stream is no advantage stream.
+# Words for the purpose of a layer; those on one line are synonyms. Two lines of one family exclude each
+# other: a value stream is not an advantage stream.
 _FAMILIES = (
     (("q", "query"), ("k", "key"), ("value", "v", "val")),
     (("value", "v", "val"), ("advantage", "adv")),
@@ -118,12 +120,12 @@ _FAMILIES = (
     (("user",), ("item",)),
     (("left",), ("right",)),
 )
-# One spelling for words that mean the same: that of the first family that has the word.
+# Common spelling of synonyms: that of the first family that contains the word.
 _SPELLINGS: dict[str, str] = {}
 for _same in (("o", "output", "out", "final"), *(same for family in _FAMILIES for same in family)):
     for _word in _same:
         _SPELLINGS.setdefault(_word, _same[0])
-# Words for any layer or module, which tell nothing from another one.
+# Words for any layer or module, which do not distinguish them.
 _GENERIC = frozenset(
     (
         "layer",
@@ -159,7 +161,7 @@ _TOKEN = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+")
 
 
 def name_tokens(name: tuple[str, ...]) -> frozenset[str]:
-    """Return the words in all steps of a name that may tell a layer from others, each in one spelling."""
+    """Return the words of a name that may distinguish layers, each in its common spelling."""
     found: set[str] = set()
     for step, said in parse_layer_name(name):
         if said.text is None:
@@ -171,7 +173,7 @@ def name_tokens(name: tuple[str, ...]) -> frozenset[str]:
 
 
 def words_contradict(one: frozenset[str], other: frozenset[str]) -> bool:
-    """Say whether words of two names exclude each other: one has `value`, the other `advantage`."""
+    """Return whether words of two names exclude each other: one contains `value`, the other `advantage`."""
     for family in _FAMILIES:
         mine, theirs = (
             {n for n, same in enumerate(family) if any(_SPELLINGS[each] in said for each in same)}
@@ -182,19 +184,19 @@ def words_contradict(one: frozenset[str], other: frozenset[str]) -> bool:
     return False
 
 
-# The modules of a model as scopes: what their names say, which lie in which, their layers in order.
+# The modules of a model as scopes: their names, their nesting, and the order of their layers.
 
 Signature = tuple[object, ...]
 
 
 class LayerCandidate(NamedTuple):
-    """A layer of either side: its name's steps, what it could be (kinds with shapes), what people call it.
+    """A layer of either side: its name's steps, its possible kinds with shapes, its displayed name.
 
-    `rank` is its place in the order in which its model lists or uses layers, -1 where the file has none.
-    `call` is the number of its call in one of its model, -1 where none was seen, and `after` has the bits of
-    the calls whose results it takes. `settings` are those that tell layers of one kind and shape apart, by
-    name and value. `listed` says that a count in its name follows a list of its model or the calls of its
-    graph, not the order in which its program made layers.
+    `rank` is its position in the order in which its model lists or uses layers, -1 if the file has
+    none. `call` is the number of its call in a call of its model, -1 if none was observed, and
+    `after` is a bit set of the calls whose results are its inputs. `settings` distinguish layers of
+    the same kind and shape, by name and value. `listed` means that a number in its name follows a
+    list of its model or the calls of its graph, not the order in which its program created layers.
     """
 
     name: tuple[str, ...]
@@ -208,7 +210,7 @@ class LayerCandidate(NamedTuple):
 
     @property
     def title(self) -> str:
-        """Return the name as one text."""
+        """Return the name as one string."""
         return "/".join(self.name)
 
 
@@ -217,14 +219,14 @@ _NOTHING = NameStep(None)
 
 @dataclass(slots=True, eq=False)
 class NameScope:
-    """A module: what its step of the name says, the modules in it, and the layers that it is."""
+    """A module: its step of the name, its child modules, and its layers."""
 
     children: dict[str, NameScope] = field(default_factory=dict)
     word: NameStep = _NOTHING
     own: list[int] = field(default_factory=list)
 
     def named(self) -> dict[str, NameScope]:
-        """Return the modules in it by what their names say; two that say the same say nothing."""
+        """Return the child modules by their names; omit duplicates."""
         found: dict[str, NameScope | None] = {}
         for child in self.children.values():
             if child.word.text is not None:
@@ -232,15 +234,15 @@ class NameScope:
         return {text: child for text, child in found.items() if child is not None}
 
     def numbered(self) -> dict[str, NameScope]:
-        """Return the modules in it whose steps only count."""
+        """Return the child modules whose steps only number them."""
         return {step: child for step, child in self.children.items() if child.word.text is None}
 
     def only(self) -> NameScope | None:
-        """Return the one module in it, if it is nothing else."""
+        """Return the only child module, if there is nothing else."""
         return next(iter(self.children.values())) if len(self.children) == 1 and not self.own else None
 
     def layers(self, without: Iterable[NameScope] = ()) -> list[int]:
-        """Return the layers in it in order, counted ones by number, without those of some modules."""
+        """Return the layers in order, sorted by number where numbered, without those of some modules."""
         left, found = set(map(id, without)), []
         waiting = [self]
         while waiting:
@@ -253,7 +255,7 @@ class NameScope:
         return found
 
     def counted(self) -> bool:
-        """Say whether the numbers of the modules in it count them all in one row."""
+        """Return whether the numbers of the child modules form a single row."""
         found = [child.word.number for child in self.children.values()]
         stems = {name_stem((step,)) for step in self.children}
         return len(set(found)) == len(found) and len(stems) == 1
@@ -262,10 +264,10 @@ class NameScope:
 def pair_scopes(
     theirs: NameScope, ours: NameScope, agree: Callable[[NameScope, NameScope], bool]
 ) -> list[tuple[NameScope, NameScope]]:
-    """Return the modules of the same name in two modules.
+    """Return the child modules with the same name in two modules.
 
-    Numbers are names where both sides have the same, or all of one side's list are in the other's, and all of
-    these modules `agree`.
+    Numbers count as names if both sides have the same ones, or if all of one side's list are in the
+    other's, and all of these modules `agree`.
     """
     named = ours.named()
     found = [(child, named[text]) for text, child in theirs.named().items() if text in named]
@@ -295,17 +297,18 @@ def build_scope(every: Sequence[LayerCandidate], some: Iterable[int]) -> NameSco
 def add_call_places(
     theirs: Sequence[LayerCandidate], ours: Sequence[LayerCandidate]
 ) -> tuple[list[LayerCandidate], list[LayerCandidate]]:
-    """Return both sides with each layer's place in the flow of calls among its settings.
+    """Return both sides with each layer's position in the order of calls among its settings.
 
-    The place of a layer follows from its kind and shape, from what it needs and from what needs it. It is
-    evidence only if both sides have equally many layers in each place; otherwise the settings stay.
+    The position of a layer follows from its kind and shape, and from its inputs and consumers. It is
+    evidence only if both sides have equally many layers at each position; otherwise the settings stay
+    unchanged.
     """
     sides = list(theirs), list(ours)
     known = frozenset.intersection(
         *(frozenset(s for each in side for s in each.signatures) for side in sides)
     )
     kinds = [[frozenset(each.signatures & known) for each in side] for side in sides]
-    # A kind of which some layer's call was not seen says nothing, nor does one that only one side has.
+    # A kind is no evidence if a call of one of its layers was not observed, or if only one side has it.
     unseen = {
         s
         for side, own in zip(sides, kinds, strict=True)
@@ -344,7 +347,7 @@ _MOST_PLACED = 600
 def _refine_marks(
     side: Sequence[LayerCandidate], marks: Mapping[int, object], numbers: dict[object, int]
 ) -> dict[int, object]:
-    """Return each layer's mark with those of the layers before and after it."""
+    """Return each layer's mark combined with those of the layers before and after it."""
     above: dict[int, list[str]] = {n: [] for n in marks}
     below: dict[int, list[str]] = {n: [] for n in marks}
     calls = {side[n].call: n for n in marks}
@@ -360,15 +363,15 @@ def _refine_marks(
     }
 
 
-# Finds for every layer of a target what it gets of the source, and on what evidence.
+# Find the source layer for every layer of a target, with the evidence.
 #
-# Names are compared from the root: modules of one name are one scope, and what lies in it goes nowhere else.
-# What names leave open is decided by the only fit of kind and shape, by words that both sides use, by modules
-# whose other layers are matched, and by numbers that count the layers on both sides. The order in which the
-# two sides list layers is no evidence: it decides only where somebody accepts it.
+# Names are compared from the root: modules with the same name are one scope, and its contents match nothing
+# outside. Remaining layers are matched by a unique fit of kind and shape, by words common to both sides, by
+# modules whose other layers are matched, and by numbers that count the layers on both sides. The order in
+# which the two sides list layers is not evidence: it decides only if the user accepts it.
 
 By = Literal["given", "name", "words", "numbers", "calls", "only fit", "order"]
-# How far to trust a match, in words.
+# Confidence in a match, in words.
 CONFIDENCE: dict[By, str] = {
     "given": "given",
     "name": "high",
@@ -380,14 +383,14 @@ CONFIDENCE: dict[By, str] = {
 }
 Ordered = Literal["calls", "numbers"]
 Numbers = tuple[tuple[int, ...], ...]
-# Where Keras lists the layers of a model, whatever stands beside what (keras/src/models/functional.py).
+# Where Keras lists the layers of a model, regardless of nesting (keras/src/models/functional.py).
 _LISTS = frozenset(("_operations", "_layers", "_self_tracked_trackables"))
 _NETWORK = re.compile(r"(?:sequential|functional|model)(?:_\d+)?")
 _Links = dict[tuple[str, ...], set[tuple[str, ...]]]
 
 
 class LayerPair(NamedTuple):
-    """A source layer and the target layer that gets it, by their places in the two lists."""
+    """A source layer and its target layer, by their positions in the two lists."""
 
     source: int
     target: int
@@ -395,9 +398,9 @@ class LayerPair(NamedTuple):
 
 
 class AmbiguousGroup(NamedTuple):
-    """Layers of both sides that fit each other, without evidence which is which.
+    """Layers of both sides that fit each other, without evidence for the pairs.
 
-    `ordered` is what both sides' orders are, if they are of one kind, so that accepting them may be right.
+    `ordered` is the kind of order shared by both sides, so that accepting the order may be right.
     """
 
     sources: tuple[int, ...]
@@ -406,10 +409,11 @@ class AmbiguousGroup(NamedTuple):
 
 
 class Solution(NamedTuple):
-    """The pairs in the order of the targets, what is ambiguous, and pairs of one name that do not fit.
+    """The pairs in target order, the ambiguous groups, and pairs with the same name that do not fit.
 
-    `counted` are pairs of which one side's numbers are the framework's count, `numbered` those whose numbers
-    both sides' programs chose, in names that differ, `renamed` those whose names belong to other layers.
+    `counted` are pairs in which one side's numbers are the framework's count, `numbered` those with
+    numbers chosen by both programs, in names that differ, `renamed` those whose names belong to other
+    layers.
     """
 
     pairs: tuple[LayerPair, ...]
@@ -428,12 +432,12 @@ def solve(
     given: Sequence[tuple[str, str]] = (),
     accept_order: bool = False,
 ) -> Solution:
-    """Return which target gets which source.
+    """Return the source for each target.
 
-    `in_order` says that the source lists its layers in the order in which they were made; if not, only
-    numbers in names say an order. `given` are names of modules or layers, source and target, that belong
-    together. With `accept_order`, order decides where nothing else does. Raise UsageError for a name of
-    `given` that nothing has.
+    `in_order` means that the source lists its layers in the order of creation; otherwise only numbers
+    in names give an order. `given` are pairs of source and target names of modules or layers. With
+    `accept_order`, the order decides if no other evidence does. Raise UsageError for a name in
+    `given` that does not exist.
     """
     return _Solver(sources, targets, in_order=in_order, accept_order=accept_order).solved(given)
 
@@ -456,12 +460,13 @@ class _Solver:
         self.numbered: list[LayerPair] = []
         self._crossed: set[int] = set()
         self._tokens: tuple[dict[int, frozenset[str]], dict[int, frozenset[str]]] = ({}, {})
-        # By height above the layers: modules of one side with those of the other that their layers went to.
+        # By height above the layers: modules of one side, and the other side's modules that contain the
+        # matching layers.
         self._links: tuple[tuple[_Links, _Links], ...] = (({}, {}), ({}, {}), ({}, {}))
         self._linked = 0
 
     def solved(self, given: Sequence[tuple[str, str]]) -> Solution:
-        """Return the whole solution."""
+        """Return the complete solution."""
         taken: tuple[set[int], set[int]] = set(), set()
         for theirs, ours in given:
             left = _find_below(self.sources, theirs, taken[0]), _find_below(self.targets, ours, taken[1])
@@ -499,10 +504,10 @@ class _Solver:
     # Names.
 
     def _scope(self, theirs: NameScope, ours: NameScope) -> tuple[list[int], list[int]]:
-        """Match what lies in two modules that belong together; return what is left on either side."""
+        """Match the contents of two paired modules; return the rest of both sides."""
         named, above = pair_scopes(theirs, ours, self._agree), (theirs, ours)
         while not named:
-            # One module alone around everything says nothing.
+            # A single module around everything is no evidence.
             if (inner := theirs.only()) is not None:
                 theirs = inner
             elif (inner := ours.only()) is not None:
@@ -517,7 +522,8 @@ class _Solver:
             if rest[0] and rest[1] and self._crossed.isdisjoint(rest[1]):
                 self._close(*rest)
             else:
-                # What one side has too many, or has in another place, may have its counterpart further out.
+                # Layers that one side has in excess, or in another place, may have their counterparts further
+                # out.
                 left[0].extend(rest[0])
                 left[1].extend(rest[1])
         sources = [*theirs.layers(_expand_scopes(one for one, _ in named)), *left[0]]
@@ -527,7 +533,7 @@ class _Solver:
         return self._settled(sources, targets)
 
     def _agree(self, one: NameScope, other: NameScope) -> bool:
-        """Say whether two modules of one number may be one: layers that fit, or modules with common kinds."""
+        """Return whether two modules with the same number may match: layers that fit, or common kinds."""
         if one.children or other.children:
             theirs = {s for n in one.layers() for s in self.sources[n].signatures}
             return any(not theirs.isdisjoint(self.targets[n].signatures) for n in other.layers())
@@ -536,7 +542,7 @@ class _Solver:
     def _one_sided(
         self, theirs: NameScope, ours: NameScope, named: Sequence[tuple[NameScope, NameScope]]
     ) -> list[tuple[NameScope, NameScope]]:
-        """Return modules of other names, or a module and what stands beside, that hold the same names."""
+        """Return modules with other names, or a module and its siblings, that contain the same names."""
         known = {id(module) for pair in named for module in pair}
         rest = [
             NameScope({step: child for step, child in side.children.items() if id(child) not in known})
@@ -567,7 +573,7 @@ class _Solver:
     def _by_name(
         self, theirs: list[int], ours: list[int], sources: list[int], targets: list[int]
     ) -> tuple[list[int], list[int]]:
-        """Match the layers that two modules of one name are."""
+        """Match the layers of two modules with the same name."""
         if len(theirs) != 1 or len(ours) != 1:
             return sources, targets
         source, target = theirs[0], ours[0]
@@ -580,10 +586,10 @@ class _Solver:
         self.pairs.append(LayerPair(source, target, "name"))
         return [n for n in sources if n != source], [n for n in targets if n != target]
 
-    # What names leave open.
+    # Layers not decided by names.
 
     def _settled(self, sources: list[int], targets: list[int]) -> tuple[list[int], list[int]]:
-        """Match what there is evidence for, until nothing changes; return what is left on either side."""
+        """Match all layers with evidence, until nothing changes; return the rest of both sides."""
         if not (sources and targets):
             return sources, targets
         left = self._only_fits(sources, targets)
@@ -604,7 +610,7 @@ class _Solver:
         return left
 
     def _groups(self, sources: list[int], targets: list[int]) -> list[tuple[list[int], list[int]]]:
-        """Return layers of one kind and shape, of both sides; one that may be of several is in the first."""
+        """Return layers of one kind and shape on both sides; one with several kinds is in the first."""
         theirs, ours = _group_by_signature(self.sources, sources), _group_by_signature(self.targets, targets)
         found: dict[tuple[int, ...], list[int]] = {}
         for signature, wanting in ours.items():
@@ -644,7 +650,7 @@ class _Solver:
         return True
 
     def _is_elsewhere(self, source: int, target: int) -> bool:
-        """Say whether two layers have other places in the flow of calls, which both sides show."""
+        """Return whether two layers have different positions in the order of calls, with both recorded."""
         places = [
             {value for name, value in one.settings if name == PLACE}
             for one in (self.sources[source], self.targets[target])
@@ -658,7 +664,7 @@ class _Solver:
         return known[number]
 
     def _by_settings(self, having: list[int], wanting: list[int]) -> list[tuple[list[int], list[int]]]:
-        """Return parts of both sides that have the same settings, such as a dilation, where all have some."""
+        """Return groups of both sides with the same settings, such as a dilation, if all have some."""
         theirs = {n: self.sources[n].settings for n in having}
         ours = {n: self.targets[n].settings for n in wanting}
         every = [{name for name, _ in each} for each in (*theirs.values(), *ours.values())]
@@ -676,7 +682,7 @@ class _Solver:
         return _pair_by_marks(*sides) if counts[0] == counts[1] else []
 
     def _by_words(self, having: list[int], wanting: list[int]) -> list[tuple[list[int], list[int]]]:
-        """Return parts of both sides that have the same words, of those that tell some from others."""
+        """Return groups of both sides with the same distinguishing words."""
         theirs, ours = [self._words(0, n) for n in having], [self._words(1, n) for n in wanting]
         everywhere = frozenset.intersection(*theirs, *ours)
         common = frozenset[str]().union(*theirs) & frozenset[str]().union(*ours) - everywhere
@@ -686,18 +692,18 @@ class _Solver:
             {n: said & common for n, said in zip(having, theirs, strict=True)},
             {n: said & common for n, said in zip(wanting, ours, strict=True)},
         )
-        # Words that only one side has tell its layers apart as well: `post_attention` is no `self_attention`.
+        # Words that only one side uses distinguish its layers too: `post_attention` is not `self_attention`.
         alike = frozenset.intersection(*theirs), frozenset.intersection(*ours)
         return [part for part in parts if not all(map(self._other_words, (0, 1), part, (common,) * 2, alike))]
 
     def _other_words(
         self, side: int, numbers: list[int], common: frozenset[str], alike: frozenset[str]
     ) -> bool:
-        """Say whether all of these layers have a word of their own, which no layer of the other side has."""
+        """Return whether all of these layers have a word that no layer of the other side has."""
         return bool(frozenset.intersection(*(self._words(side, n) for n in numbers)) - common - alike)
 
     def _by_modules(self, having: list[int], wanting: list[int]) -> list[tuple[list[int], list[int]]]:
-        """Return parts of both sides that lie in modules whose matched layers went from one to the other."""
+        """Return groups of both sides in modules whose other layers were matched with each other."""
         self._link()
         for height, (links, back) in enumerate(self._links, start=1):
             sides: list[dict[int, frozenset[str]]] = [{}, {}]
@@ -715,7 +721,7 @@ class _Solver:
         return []
 
     def _link(self) -> None:
-        """Note for the pairs found since the last time which modules they connect."""
+        """Record the modules connected by the pairs found since the last call."""
         for pair in self.pairs[self._linked :]:
             for height, (links, back) in enumerate(self._links, start=1):
                 one = _parent_name(self.sources[pair.source], height)
@@ -725,7 +731,7 @@ class _Solver:
         self._linked = len(self.pairs)
 
     def _by_numbers(self, having: list[int], wanting: list[int]) -> None:
-        """Match two rows of layers that both sides count."""
+        """Match two rows of layers that both sides number."""
         if len(having) != len(wanting):
             return
         theirs, ours = _build_row(self.sources, having), _build_row(self.targets, wanting)
@@ -748,9 +754,9 @@ class _Solver:
                 (self.counted if agreed == "counted" else self.numbered).append(self.pairs[-1])
 
     def _differ_unseen(self, having: list[int], wanting: list[int]) -> bool:
-        """Say whether the model's layers have several settings, such as dilations, that the source lacks.
+        """Return whether the model's layers have several settings, such as dilations, that the source lacks.
 
-        Programs number such branches in an order of their own.
+        Programs number such branches in different orders.
         """
         sides = [
             {n: frozenset(each for each in every[n].settings if each[0] != PLACE) for n in some}
@@ -759,9 +765,9 @@ class _Solver:
         return len(set(sides[1].values())) > 1 == len(set(sides[0].values()))
 
     def _by_stems(self, having: list[int], wanting: list[int]) -> None:
-        """Match layers that have several names with numbers, by how many layers have each of these names.
+        """Match layers that have several numbered names, by how many layers have each of these names.
 
-        The norm of a stem (`bn1`) stands beside those of its blocks (`layer1/0/bn1`), as `conv1_bn` does.
+        The norm of a stem (`bn1`) is a sibling of its blocks' norms (`layer1/0/bn1`), as `conv1_bn` is.
         """
         sides: list[dict[tuple[str, ...], list[int]]] = [{}, {}]
         for side, every, some in zip(sides, (self.sources, self.targets), (having, wanting), strict=True):
@@ -794,13 +800,13 @@ class _Solver:
             return
         own = _build_row(self.targets, wanting)
         if own is not None and not own.by_framework and own.layers != ours:
-            return  # numbers that the program chose say another order
+            return  # numbers chosen by the program give another order
         for source, target in zip(theirs.layers, ours, strict=True):
             if self._pair(source, target, "calls"):
                 self.counted.append(self.pairs[-1])
 
     def _only_fits(self, sources: list[int], targets: list[int]) -> tuple[list[int], list[int]]:
-        """Match, until nothing changes, each target that only one source fits, which no other needs."""
+        """Match, until nothing changes, each target that fits only one source which no other target needs."""
         left = sources, targets
         while True:
             theirs, ours = (
@@ -824,7 +830,7 @@ class _Solver:
     # Order.
 
     def _accepted(self, sources: list[int], targets: list[int]) -> tuple[list[int], list[int]]:
-        """Match in order what is left: the whole rows if they agree, else kind by kind."""
+        """Match the rest in order: whole rows if they agree, otherwise kind by kind."""
         rows: list[tuple[list[int], list[int]]] = []
         if self._order_of(sources, targets) == "calls":
             sources, targets = self._row_of(sources, targets) or (sources, targets)
@@ -845,7 +851,7 @@ class _Solver:
         return [n for n in sources if n not in taken[0]], [n for n in targets if n not in taken[1]]
 
     def _row_of(self, having: list[int], wanting: list[int]) -> tuple[list[int], list[int]] | None:
-        """Return layers of one kind and shape in order, None where the source has none."""
+        """Return layers of one kind and shape in order, None if the source has none."""
         if len(having) != len(wanting):
             return None
         if all(self.sources[n].call >= 0 for n in having) and all(self.targets[n].call >= 0 for n in wanting):
@@ -861,7 +867,7 @@ class _Solver:
         return having, wanting
 
     def _close(self, sources: list[int], targets: list[int]) -> None:
-        """Note what is ambiguous of what is left in a scope."""
+        """Record the ambiguous layers in the rest of a scope."""
         said: set[int] = set()
         for having, wanting in self._groups(sources, targets):
             if not said.issuperset(wanting):
@@ -871,7 +877,7 @@ class _Solver:
                 )
 
     def _order_of(self, having: list[int], wanting: list[int]) -> Ordered | None:
-        """Return what both orders of layers of one kind and shape are, None unless they are of one kind."""
+        """Return the kind of order that both sides share for layers of one kind and shape, else None."""
         if self._row_of(having, wanting) is None:
             return None
         both = ([self.sources[n] for n in having], [self.targets[n] for n in wanting])
@@ -885,10 +891,11 @@ class _Solver:
 
 
 class _LayerRow(NamedTuple):
-    """Layers that one side counts: their numbers, step by step, and which of these steps differ.
+    """Layers that one side numbers: their numbers, step by step, and the steps that differ.
 
-    `listed` says that the numbers are places in Keras's list of a model's layers, `by_construction` that
-    they are the order in which a program made them, which need not be that of its calls.
+    `listed` means that the numbers are positions in Keras's list of a model's layers,
+    `by_construction` that they are the order of creation in the program, which may differ from the
+    order of calls.
     """
 
     layers: list[int]
@@ -900,7 +907,7 @@ class _LayerRow(NamedTuple):
 
     @property
     def by_framework(self) -> bool:
-        """Say whether all numbers that differ are the framework's count."""
+        """Return whether all numbers that differ are the framework's count."""
         return all(
             is_framework_counter(step) or (self.listed and step.isdecimal())
             for step in (self.steps[0][at] for at in self.varying)
@@ -908,16 +915,16 @@ class _LayerRow(NamedTuple):
 
     @property
     def has_networks(self) -> bool:
-        """Say whether the numbers are Keras's of whole networks, which may stand beside each other."""
+        """Return whether the numbers are Keras's numbers of whole networks, which may be siblings."""
         return any(_NETWORK.fullmatch(self.steps[0][at]) for at in self.varying)
 
     @property
     def nesting(self) -> object:
-        """How many layers stand under each number, and so on inwards."""
+        """Return the number of layers under each number, recursively."""
         return _nesting_shape([tuple(count[at] for at in self.varying) for count in self.counts])
 
     def agrees(self, other: _LayerRow) -> str | None:
-        """Say how two rows of numbers correspond: "named", "counted" (one side's framework counts), None."""
+        """Return how two rows of numbers correspond: "named", "counted" (by one side's framework), None."""
         if self.nesting == other.nesting and self.by_framework == other.by_framework:
             return "named"
         if self.by_framework == other.by_framework:
@@ -927,15 +934,15 @@ class _LayerRow(NamedTuple):
         else:
             mine, named = (self, other) if self.by_framework else (other, self)
         *outer, last = named.varying
-        # Numbers in the words of a program (fc1, q1) may count layers that stand beside each other.
+        # Numbers in the words of a program (fc1, q1) may count parallel layers.
         if any(parse_name_step(named.steps[0][at]).text is not None for at in (*outer, last)):
             return None
-        # Networks that only the framework counts stand beside each other in an order of their construction.
+        # Networks numbered only by the framework are parallel, in the order of construction.
         return "counted" if len(mine.varying) == 1 and not mine.has_networks else None
 
 
 def _build_row(every: Sequence[LayerCandidate], some: Sequence[int]) -> _LayerRow | None:
-    """Return the layers in the order of their numbers, None unless nothing else tells them apart."""
+    """Return the layers sorted by their numbers, None unless only the numbers distinguish them."""
     steps = {n: tuple(step for step, _ in parse_layer_name(every[n].name)) for n in some}
     if len({name_stem(name) for name in steps.values()}) != 1:
         return None
@@ -946,7 +953,7 @@ def _build_row(every: Sequence[LayerCandidate], some: Sequence[int]) -> _LayerRo
     rows = [counts[n] for n in ordered]
     varying = [at for at in range(len(rows[0])) if len({row[at] for row in rows}) > 1]
     if all(every[n].rank >= 0 and _is_by_class(steps[n][at]) for n in some for at in varying):
-        # Keras counts layers of a class as they are made, which need not be as they are called.
+        # Keras numbers layers of a class in the order of creation, which may differ from the order of calls.
         ordered = sorted(some, key=lambda n: every[n].rank)
         rows = [counts[n] for n in ordered]
     listed = any(not _LISTS.isdisjoint(every[n].name) for n in some)
@@ -956,7 +963,7 @@ def _build_row(every: Sequence[LayerCandidate], some: Sequence[int]) -> _LayerRo
 
 
 def _is_chain(called: Sequence[LayerCandidate]) -> bool:
-    """Say whether each of the layers takes what the one before it has a part in."""
+    """Return whether the input of each layer depends on the layer before it."""
     return all(later.after >> earlier.call & 1 for earlier, later in pairwise(called))
 
 
@@ -965,7 +972,7 @@ def _is_by_class(step: str) -> bool:
 
 
 def _nesting_shape(counts: Sequence[Numbers]) -> object:
-    """Return the shape of nested rows; a step that never has two numbers below one counts for nothing."""
+    """Return the shape of nested rows, ignoring steps that never have two numbers."""
     if not counts or not counts[0]:
         return len(counts)
     below: dict[tuple[int, ...], list[Numbers]] = {}
@@ -998,7 +1005,7 @@ def _parent_name(one: LayerCandidate, height: int) -> tuple[str, ...]:
 
 
 def _expand_scopes(modules: Iterable[NameScope]) -> list[NameScope]:
-    """Return the modules, and of one that only gathers others (see _one_sided) these."""
+    """Return the modules, replacing one that only groups others (see _one_sided) by these."""
     return [inner for module in modules for inner in (module, *module.children.values())]
 
 
@@ -1009,7 +1016,7 @@ def _unwrap_scope(module: NameScope) -> NameScope:
 
 
 def _holders(rest: NameScope) -> dict[str, list[NameScope]]:
-    """Return by name the modules that hold one of that name: what stands here, and what lies in that."""
+    """Return by name the modules that contain one with that name: siblings here, and children there."""
     found: dict[str, list[NameScope]] = {name: [rest] for name in rest.named()}
     for child in rest.children.values():
         inner = _unwrap_scope(child)
@@ -1043,10 +1050,10 @@ def _find_below(every: Sequence[LayerCandidate], name: str, taken: set[int]) -> 
     return found
 
 
-# What filling a model comes to: which layer went where and how that was found, what stays open.
+# Result of filling a model: matched layers with their evidence, and open questions.
 
 _MOST = 12
-# What must hold if an order is to decide.
+# Conditions under which an order may decide.
 _HOLDS: dict[Ordered, str] = {
     "calls": "both programs call these layers in the same order",
     "numbers": "the numbers of both sides count the same layers in the same order",
@@ -1055,7 +1062,7 @@ _HOLDS: dict[Ordered, str] = {
 
 @dataclass(frozen=True, slots=True)
 class LayerMatch:
-    """One layer's way: names of the source's and the target's, the kind, how it was found."""
+    """Match of one layer: source and target names, the kind, the evidence."""
 
     source: str
     target: str
@@ -1070,9 +1077,9 @@ class LayerMatch:
 
 @dataclass(frozen=True, slots=True)
 class Ambiguity:
-    """Layers of both sides that fit each other, without evidence which is which.
+    """Layers of both sides that fit each other, without evidence for the pairs.
 
-    `ordered` is what the orders of both sides are, if they are of one kind.
+    `ordered` is the kind of order shared by both sides.
     """
 
     sources: tuple[str, ...]
@@ -1085,7 +1092,7 @@ class Ambiguity:
 
     @property
     def sentence(self) -> str:
-        """Both sides' candidates, none of them chosen, and the options that decide."""
+        """Sentence with the candidates of both sides, none chosen, and the options that decide."""
         pairs = " ".join(f"--match '{name}=TARGET'" for name in self.sources[:_MOST])
         return (
             f"ambiguous: {abbreviate_list(self.sources, _MOST)} could fill {abbreviate_list(self.targets, _MOST)}, and "  # noqa: E501
@@ -1095,7 +1102,7 @@ class Ambiguity:
 
     @property
     def argument(self) -> str:
-        """The same for load_into."""
+        """The same sentence for load_into."""
         pairs = ", ".join(f"{name!r}: TARGET" for name in self.sources[:_MOST])
         return (
             f"{abbreviate_list(self.sources, _MOST)} could fill {abbreviate_list(self.targets, _MOST)}, and "
@@ -1111,18 +1118,18 @@ class Ambiguity:
 
 @dataclass(frozen=True, slots=True)
 class Misfit:
-    """Two that belong together, a layer or tensor of the source and one of the target, and do not fit."""
+    """A paired source and target, layer or tensor, that do not fit."""
 
     source: str
     target: str
     found: str
     expected: str
-    # The setting of both that differs, if the tensors fit.
+    # The setting that differs, if the tensors fit.
     setting: str = ""
 
     @property
     def error(self) -> MappingError:
-        """The error that says so."""
+        """The error for this misfit."""
         if self.setting:
             return MappingError(
                 f"{self.source} and {self.target} have the same weights and compute different things",
@@ -1152,11 +1159,11 @@ class Misfit:
 
 @dataclass(frozen=True, slots=True)
 class FillResult:
-    """The way into a skeleton: its tree with the source's values, the moves, and what stays open.
+    """Conversion into a skeleton: its tree with the source's values, the moves, and open questions.
 
-    `unfilled` are places in the skeleton that keep what their own program gave them, `unused` source leaves,
-    `misfits` what belongs together and was left out because it does not fit. `evidence` says by place on what
-    each pair rests.
+    `unfilled` are places in the skeleton that keep the values from their own program, `unused` source
+    leaves, `misfits` pairs that were omitted because they do not fit. `evidence` is the evidence for
+    each pair, by place.
     """
 
     tree: Tree

@@ -25,11 +25,11 @@ from ckpttool.mapping.rules import (
     parse_rule,
 )
 
-# A user's own rules: a TOML file of patterns with holes (mapping.by_rules applies them).
+# A user's own rules: a TOML file of patterns with holes (applied by mapping.by_rules).
 #
-# [[rule]] has `from`, `to` and optionally `rule` (text as reports show it, or a list of such), [[drop]] has
-# `from`, [[add]] has `to`, `value`, `dtype` and `shape`; `rest` says what becomes of what no rule names. A
-# hole `{n}` stands for a part of one segment, `{n*}` for any text.
+# [[rule]] has `from`, `to` and optionally `rule` (text as in reports, or a list of texts), [[drop]] has
+# `from`, [[add]] has `to`, `value`, `dtype` and `shape`; `rest` is the treatment of unmatched tensors. A hole
+# `{n}` stands for a part of one segment, `{n*}` for any text.
 
 _MOST_BYTES = 4 << 20
 _MOST_ELEMENTS = 1 << 24
@@ -44,7 +44,7 @@ Rest = Literal["unmapped", "kinds", "keep"]
 
 
 class RuleEntry(NamedTuple):
-    """Where a tensor goes by its name: the names that `source` fits go to `target`, changed by `rule`."""
+    """Mapping of tensors by name: names matching `source` become `target`, changed by `rule`."""
 
     line: int
     source: re.Pattern[str]
@@ -53,7 +53,7 @@ class RuleEntry(NamedTuple):
 
 
 class AddedTensor(NamedTuple):
-    """A tensor that the target needs and no source has."""
+    """A tensor that the target needs and the source does not have."""
 
     line: int
     target: str
@@ -62,7 +62,7 @@ class AddedTensor(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class RuleFile:
-    """What a user's file says, each line with its number; `rest` is what becomes of what it does not name."""
+    """Contents of a user's file, with line numbers; `rest` is the treatment of unmatched tensors."""
 
     path: str
     ways: tuple[RuleEntry, ...] = ()
@@ -72,7 +72,7 @@ class RuleFile:
 
 
 def load_rules(path: str) -> RuleFile:
-    """Read a file of rules; raise UsageError, with the line, for whatever is not one."""
+    """Read a rule file; raise UsageError, with the line, for anything invalid."""
     import tomllib  # most conversions need no rules
 
     if not os.path.isfile(path):
@@ -109,14 +109,14 @@ class _TableItem(NamedTuple):
 
 
 class _TableLines:
-    """Where in the text a table stands: the parser does not tell."""
+    """Locations of tables in the text, which the parser does not report."""
 
     def __init__(self, path: str, text: str) -> None:
         self.path = path
         self.text = text.splitlines()
 
     def of(self, table: str) -> Iterator[int]:
-        """Go through the lines of all [[table]], and on with 1: one may be written in another way."""
+        """Yield the lines of all [[table]], then 1 forever: a table may be written in another way."""
         head = f"[[{table}]]"
         yield from (
             n for n, line in enumerate(self.text, 1) if line.strip().replace(" ", "").startswith(head)
@@ -126,7 +126,7 @@ class _TableLines:
     def wrong(self, message: str, key: str, item: int = 0, **more: Any) -> UsageError:
         """Return the error for a key: its line is the first with that key after the line of its item.
 
-        Without an item it is a name at the top, of a value or of a table.
+        Without an item, the key is a name at the top level, of a value or of a table.
         """
         pattern = (
             rf'\s*"?{re.escape(key)}"?\s*=' if item else rf'\s*(\[\[?\s*)?"?{re.escape(key)}"?\s*(=|\]|\.)'
@@ -209,11 +209,11 @@ def _parse_addition(item: _TableItem, lines: _TableLines) -> AddedTensor:
         raise lines.wrong(f"no {dtype} has this value", "value", item.line) from error
 
 
-# Applies a user's rules to a tree: every leaf by its name or its native key, each line answerable.
+# Apply a user's rules to a tree: every leaf by its name or its native key; errors include the line.
 
 
 class RuleApplication(NamedTuple):
-    """What a file does to a tree: where which leaf goes by name, what it drops, and what it does not name."""
+    """Effect of a rule file on a tree: named targets of leaves, dropped leaves, and unmatched leaves."""
 
     ways: tuple[tuple[Path, str, Rule], ...]
     dropped: tuple[Path, ...]
@@ -221,9 +221,9 @@ class RuleApplication(NamedTuple):
 
 
 def apply_rules(rules: RuleFile, tree: Tree) -> RuleApplication:
-    """Return what the rules say of a tree.
+    """Apply the rules to a tree.
 
-    Raise MappingError, with the line, for a rule that no leaf fits or that does not fit its leaf.
+    Raise MappingError, with the line, for a rule that matches no leaf or does not fit its leaf.
     """
     ways: list[tuple[Path, str, Rule]] = []
     dropped: list[Path] = []
@@ -267,9 +267,10 @@ def _require_fit(rules: RuleFile, way: RuleEntry, leaf: Leaf | ValueLeaf, name: 
 
 
 def plan_from_rules(rules: RuleFile, found: RuleApplication, *, objects: bool) -> Plan:
-    """Return the way to what the rules name: entries of dicts, or with `objects` edges of TensorFlow's.
+    """Return the plan for named targets: entries of dicts, or with `objects` edges of TensorFlow's objects.
 
-    A slash in a target's name leads into an inner dict or object; what the file drops is consumed.
+    A slash in a target's name leads into an inner dict or object; leaves dropped by the file are
+    consumed.
     """
     names = [*(name for _, name, _ in found.ways), *(each.target for each in rules.added)]
     places = _target_paths(names, objects=objects)

@@ -30,21 +30,21 @@ if TYPE_CHECKING:
     import numpy as np
 
 
-# Dotted names of modules and parameters: wrappers found in them, taken out, put back.
+# Dotted names of modules and parameters: find, remove and restore wrapper prefixes.
 
 
-# torch/optim/swa_utils.py, AveragedModel: its own buffer stands beside the module that it wraps.
+# torch/optim/swa_utils.py, AveragedModel: its own buffer is a sibling of the wrapped module.
 _AVERAGED = "n_averaged"
 _DEEPEST = 100
 
-# Names as a tree of segments; the empty one marks where a name ends.
+# Names as a tree of segments; the empty segment marks the end of a name.
 _Node = dict[str, "_Node"]
 
 
 class WrapperPrefix(NamedTuple):
-    """The wrappers around one module: `at` is its plain name, `segments` what names below it carry.
+    """The wrappers around one module: `at` is its plain name, `segments` the prefix of names under it.
 
-    `averaged` says behind how many of the segments AveragedModel's `n_averaged` stands, if it is there.
+    `averaged` is the number of segments before AveragedModel's `n_averaged`, if it exists.
     """
 
     at: Name
@@ -53,7 +53,7 @@ class WrapperPrefix(NamedTuple):
 
 
 class PlainNames(NamedTuple):
-    """The plain form of every name, and what it was wrapped in."""
+    """The plain form of every name, and its wrappers."""
 
     names: Mapping[str, str]
     wrapped: tuple[WrapperPrefix, ...]
@@ -62,7 +62,7 @@ class PlainNames(NamedTuple):
 def unwrap_names(
     names: Sequence[str], wrappers: Collection[str], first: Collection[str] = ()
 ) -> PlainNames | None:
-    """Return the plain form of each name; None when no wrapper is around all names of a module.
+    """Return the plain form of each name; None if no wrapper encloses all names of a module.
 
     `first` are further segments that count as wrappers around the whole.
     """
@@ -90,7 +90,7 @@ def _iter_plain_names(
     first: Collection[str],
     wrapped: list[WrapperPrefix],
 ) -> Iterator[tuple[Name, Name]]:
-    """Go through old and plain names below a node, noting the wrappers that are left out."""
+    """Yield old and plain names under a node, recording the wrappers that are removed."""
     segments: list[str] = []
     averaged: int | None = None
     while (wrapper := _common_wrapper(node, wrappers if new else {*wrappers, *first})) is not None:
@@ -111,7 +111,7 @@ def _iter_plain_names(
 
 
 def _common_wrapper(node: _Node, wrappers: Collection[str]) -> str | None:
-    """Return the wrapper that everything below the node is in; `n_averaged` may stand beside `module`."""
+    """Return the wrapper around everything under the node; `n_averaged` may be a sibling of `module`."""
     inner = [segment for segment in node if segment != _AVERAGED or node[segment].keys() != {""}]
     if len(inner) != 1 or inner[0] not in wrappers or "" in node[inner[0]]:
         return None
@@ -119,7 +119,7 @@ def _common_wrapper(node: _Node, wrappers: Collection[str]) -> str | None:
 
 
 def wrap_name(name: str, wrapped: Sequence[WrapperPrefix]) -> str:
-    """Return what the plain name was."""
+    """Return the original form of the plain name."""
     places = {each.at: each for each in wrapped}
     segments = tuple(name.split("."))
     out: list[str] = []
@@ -134,7 +134,7 @@ def wrap_name(name: str, wrapped: Sequence[WrapperPrefix]) -> str:
 def unwrap_metadata(
     metadata: Mapping[str, object], wrapped: Sequence[WrapperPrefix]
 ) -> tuple[dict[str, object], dict[str, object]]:
-    """Return `_metadata`, which is by module, under plain names, and the wrappers' own entries apart."""
+    """Return `_metadata` (by module) under plain names, and the wrappers' own entries separately."""
     places = {_wrapper_name(each.at, wrapped): each for each in wrapped}
     kept: dict[str, object] = {}
     apart: dict[str, object] = {}
@@ -150,7 +150,7 @@ def unwrap_metadata(
 def wrap_metadata(
     metadata: Mapping[str, object], wrapped: Sequence[WrapperPrefix], apart: Mapping[str, object]
 ) -> dict[str, object]:
-    """Return `_metadata` as it was: each wrapper's entry before those of the modules in it."""
+    """Return the original `_metadata`: each wrapper's entry before those of the modules in it."""
     found: dict[str, object] = {}
     for name, said in metadata.items():
         segments = tuple(name.split(".")) if name else ()
@@ -164,12 +164,12 @@ def wrap_metadata(
 
 
 def _wrapper_name(at: Name, wrapped: Sequence[WrapperPrefix]) -> Name:
-    """Return the full name of the outermost wrapper around a module of that plain name."""
+    """Return the full name of the outermost wrapper around the module with that plain name."""
     return tuple(wrap_name(".".join(at), wrapped).split(".")) if at else ()
 
 
 def _wrapped_module_name(module: Name, wrapped: Sequence[WrapperPrefix]) -> Name:
-    """Return the full name of the module itself, inside of its wrappers."""
+    """Return the full name of the module itself, inside its wrappers."""
     own = next((each.segments for each in wrapped if each.at == module), ())
     return (*_wrapper_name(module, wrapped), *own)
 
@@ -190,10 +190,10 @@ def _plain_module(full: Name, places: Mapping[Name, WrapperPrefix]) -> str | Non
         at += 1
 
 
-# What wrappers of torch modules put into the names of a state_dict, and the way to plain names and back.
+# Strip the prefixes that torch's wrapper modules add to names in a state_dict, and restore them.
 #
-# Each wrapper holds the module that it wraps under one attribute, which every name below it then carries.
-# Sources: torch/nn/parallel/distributed.py and data_parallel.py, torch/optim/swa_utils.py (AveragedModel),
+# Each wrapper stores its module in one attribute, which becomes part of every name under it. Sources:
+# torch/nn/parallel/distributed.py and data_parallel.py, torch/optim/swa_utils.py (AveragedModel),
 # torch/_dynamo/eval_frame.py (OptimizedModule), torch/distributed/fsdp/_common_utils.py,
 # torch/distributed/algorithms/_checkpoint/checkpoint_wrapper.py, lightning/fabric/wrappers.py.
 
@@ -206,7 +206,7 @@ WRAPPERS: Mapping[str, str] = {
     "_checkpoint_wrapped_module": "activation checkpointing",
 }
 # lightning/pytorch/trainer/connectors/checkpoint_connector.py, dump_checkpoint; its `state_dict` is that of
-# the LightningModule, which by habit holds the network under one of these attributes.
+# the LightningModule, which by convention stores the network in one of these attributes.
 _LIGHTNING = "pytorch-lightning_version"
 _ATTRIBUTES = frozenset(("model", "net"))
 _WORD = re.compile(r"(?:^|\.)(?:" + "|".join(WRAPPERS) + r")\.")
@@ -215,7 +215,7 @@ Moves = Mapping[Path, Path]
 
 
 class DictPrefixes(NamedTuple):
-    """What the names of one dict carry: `where` it stands in the tree of plain names, and its wrappers.
+    """Prefixes in one dict: `where` is its path in the tree of plain names.
 
     `metadata` are the wrappers' own entries of the dict's `_metadata`, by their full names.
     """
@@ -226,7 +226,7 @@ class DictPrefixes(NamedTuple):
 
 
 class StripResult(NamedTuple):
-    """A tree of plain names, each new path's old one, and what was removed where."""
+    """A tree of plain names, each new path's old one, and the removed prefixes by place."""
 
     tree: Tree
     moves: Moves
@@ -234,27 +234,27 @@ class StripResult(NamedTuple):
 
 
 def find_prefixes(tree: Tree) -> tuple[DictPrefixes, ...]:
-    """Return what each dict's names carry; nothing is removed."""
+    """Return the prefixes in each dict; nothing is removed."""
     found = strip_prefixes(tree)
     return found.decorations if found is not None else ()
 
 
 def strip_to_plain_names(tree: Tree) -> tuple[Tree, Moves] | None:
-    """Return the tree with plain names, and for each new path the old one; None when nothing is decorated."""
+    """Return the tree with plain names, and the old path of each new one; None without prefixes."""
     found = strip_prefixes(tree)
     return None if found is None else (found.tree, found.moves)
 
 
 def is_lightning_state(tree: Tree, part: str) -> bool:
-    """Say whether the part, a path as people read it, is the state_dict of a LightningModule."""
+    """Return whether the part, a display path, is the state_dict of a LightningModule."""
     return part.strip("/") == "state_dict" and (key(_LIGHTNING),) in tree
 
 
 def strip_prefixes(tree: Tree, *, lightning: bool = False) -> StripResult | None:
-    """Return the tree without what wrappers put into its names; None when there is nothing to remove.
+    """Return the tree without wrapper prefixes; None if there are none.
 
-    A prefix is removed, in any nesting, where all names of a dict, or of a module in it, have it. `lightning`
-    says that the tree is a LightningModule's state_dict, which nothing in it tells any more.
+    A prefix is removed, in any nesting, if all names of a dict, or of a module in it, have it.
+    `lightning` marks the tree as a LightningModule's state_dict, which its names do not show.
     """
     plain: dict[Path, PlainNames] = {}
     for top, names in _tensor_dicts(tree).items():
@@ -283,7 +283,7 @@ def strip_prefixes(tree: Tree, *, lightning: bool = False) -> StripResult | None
 
 
 def restore_prefixes(tree: Tree, decorations: tuple[DictPrefixes, ...]) -> tuple[Tree, Moves]:
-    """Return the tree with the names that `stripped` took away, and for each new path the old one."""
+    """Return the tree with the prefixes that `strip_prefixes` removed, and the old path of each new one."""
     by_place = {each.where: each for each in decorations}
     found = {
         top: {name: wrap_name(name, by_place[top].wrapped) for name in names}
@@ -305,12 +305,12 @@ def restore_prefixes(tree: Tree, decorations: tuple[DictPrefixes, ...]) -> tuple
 
 
 def wrapper_title(segment: str) -> str:
-    """Return which wrapper has its module under that attribute."""
+    """Return the wrapper that stores its module under that attribute."""
     return WRAPPERS.get(segment, "an attribute of a LightningModule")
 
 
 def prefix_documents(found: Iterable[DictPrefixes]) -> tuple[Mapping[str, object], ...]:
-    """Return the decorations as JSON objects, for a sidecar, without what JSON cannot hold of `_metadata`."""
+    """Return the prefixes as JSON objects for a sidecar, without parts of `_metadata` that are not JSON."""
     return tuple(
         {
             "where": path_to_json(each.where),
@@ -325,7 +325,7 @@ def prefix_documents(found: Iterable[DictPrefixes]) -> tuple[Mapping[str, object
 
 
 def parse_prefixes(documents: Iterable[Mapping[str, Any]]) -> tuple[DictPrefixes, ...]:
-    """Return the decorations of JSON objects that `documents` made; raise UsageError for others."""
+    """Return the prefixes in JSON objects made by `prefix_documents`; raise UsageError for other objects."""
     try:
         return tuple(
             DictPrefixes(
@@ -350,21 +350,21 @@ def _parse_prefix(at: str, segments: str, averaged: int | None) -> WrapperPrefix
 
 
 def _is_json(said: object) -> bool:
-    # Of a module's version nothing but numbers and texts is written (torch/nn/modules/module.py).
+    # From a module's version, only numbers and strings are written (torch/nn/modules/module.py).
     return isinstance(said, dict) and all(
         isinstance(name, str) and isinstance(value, str | int | None) for name, value in said.items()
     )
 
 
 def _tensor_dicts(tree: Tree, wanted: Mapping[Path, object] | None = None) -> dict[Path, list[str]]:
-    """Return the names in every dict that holds tensors by name, or in those wanted."""
+    """Return the names in every dict that contains tensors by name, or in the selected dicts."""
     tops = set(wanted) if wanted is not None else set(_with_tensors(tree))
     found: dict[Path, dict[str, None]] = {}
     depths = sorted({len(top) for top in tops})
     for path in _every_path(tree) if tops else ():
         for depth in depths:
             if depth < len(path) and path[:depth] in tops:
-                # A name that is no text makes a dict that is no state_dict.
+                # A dict with a name that is not a string is not a state_dict.
                 step = path[depth]
                 name = step.value if step.kind == "key" and isinstance(step.value, str) else ""
                 found.setdefault(path[:depth], {})[name] = None
@@ -374,7 +374,7 @@ def _tensor_dicts(tree: Tree, wanted: Mapping[Path, object] | None = None) -> di
 def _with_tensors(tree: Tree) -> Iterator[Path]:
     for path, leaf in tree.tensors():
         for depth, step in enumerate(path):
-            # Last comes a parameter's name; before it, of distributed optimizers, the name of a slot's owner.
+            # Last is a parameter's name; in distributed optimizers, the name of a slot's owner precedes it.
             last = depth == len(path) - 1 or (leaf.slot is not None and depth == len(path) - 2)
             if last and isinstance(step.value, str) and step.kind == "key" and "." in step.value:
                 yield path[:depth]
@@ -387,20 +387,20 @@ def _every_path(tree: Tree) -> Iterator[Path]:
 
 
 def _lightning_attributes(tree: Tree, top: Path) -> frozenset[str]:
-    """Return which attributes of a module of one's own count as wrappers too: those of Lightning's habit."""
+    """Return the attributes of a user-defined module that also count as wrappers (Lightning's convention)."""
     whole = bool(top) and top[-1].value == "state_dict" and (*top[:-1], key(_LIGHTNING)) in tree
     return _ATTRIBUTES if whole else frozenset()
 
 
 class _DictNames(NamedTuple):
-    """New names by old ones in some dicts, and how deep these stand: most paths are nowhere near them."""
+    """New names by old ones in some dicts, and the depths of these: most paths are elsewhere."""
 
     by_dict: Mapping[Path, Mapping[str, str]]
     depths: tuple[int, ...]
 
     @classmethod
     def of(cls, by_dict: Mapping[Path, Mapping[str, str]]) -> _DictNames:
-        """Note the depths."""
+        """Record the depths."""
         return cls(by_dict, tuple(sorted({len(top) for top in by_dict})))
 
 
@@ -442,17 +442,18 @@ def _with_metadata(container: Container, told: Mapping[str, object]) -> Containe
     return container._replace(state={**state, "_metadata": kind(told)})
 
 
-# From a tree with objects of classes that nobody builds to one of plain containers: a state_dict of each.
+# Convert a tree with objects of classes that are never instantiated to plain containers: a state_dict of
+# each.
 
 # Records that are data: their items can be written again.
 _SETS = ("builtins.set", "builtins.frozenset")
 
 
 def plan_state_dicts(tree: Tree) -> Plan | None:
-    """Return the way to a tree without objects, None when there are none.
+    """Return the conversion to a tree without objects, None if there are none.
 
-    Below an object its tensors get one key each, their native name from there on (`l1.weight`); plain values
-    of an object, records, and tensors stored in parts have no move: they are reported as unused.
+    Each tensor under an object gets one key, its native name from there on (`l1.weight`); plain
+    values of an object, records, and tensors stored in parts have no move and are reported as unused.
     """
     objects = frozenset(path for path, held in tree.containers.items() if _is_object(held))
     if not objects and all(_is_plain(leaf) for leaf in tree.values()):
@@ -475,9 +476,9 @@ def plan_state_dicts(tree: Tree) -> Plan | None:
 
 
 def describe_modules(tree: Tree) -> dict[Path, ModuleInfo]:
-    """Return for each tensor of whole modules and TorchScript what the file says of its module.
+    """Return for each tensor of whole modules and TorchScript the facts in the file about its module.
 
-    Settings are the object's plain values, a tuple of numbers (`stride`) as a list.
+    Settings are the object's plain values, with a tuple of numbers (`stride`) as a list.
     """
     settings: dict[Path, dict[str, Any]] = {}
     for path, leaf in tree.plain():
@@ -496,7 +497,7 @@ def describe_modules(tree: Tree) -> dict[Path, ModuleInfo]:
     return made
 
 
-# Where a torch.nn.Module keeps its own tensors (torch/nn/modules/module.py).
+# Attributes in which a torch.nn.Module stores its own tensors (torch/nn/modules/module.py).
 _OWN = frozenset(("_parameters", "_buffers"))
 
 
@@ -505,7 +506,7 @@ def _is_object(held: Container) -> bool:
 
 
 def _is_in_parts(held: Container) -> bool:
-    # A tensor that torch stores as several, under the name of its layout (`torch.sparse_coo`): half of it
+    # A tensor that torch stores as several, with the name of its layout (`torch.sparse_coo`): half of it
     # would be another tensor.
     return (held.name or "").rpartition(".")[0] == "torch"
 
@@ -528,7 +529,7 @@ def _is_within(path: Path, objects: frozenset[Path]) -> bool:
 
 
 def _torch_path(path: Path, native: str | None, objects: frozenset[Path]) -> Path:
-    """Return the path up to the first object on it, and one key for the rest: what torch would call it."""
+    """Return the path up to the first object, and one key for the rest, which is torch's name."""
     depth = next((depth for depth in range(len(path)) if path[:depth] in objects), None)
     if depth is None:
         return path
@@ -546,7 +547,7 @@ def _map_aliases(
         place = places[path]
         for alias in others:
             second = _torch_path(alias.path, alias.key, objects)
-            # A list that an object keeps of its tensors (torch's `_flat_weights`) is in no state_dict.
+            # A list of an object's tensors (torch's `_flat_weights`) is not part of a state_dict.
             listed = second != alias.path and any(step.kind == "index" for step in alias.path)
             if place is not None and second not in taken and not listed:
                 taken.add(second)
@@ -554,14 +555,14 @@ def _map_aliases(
     return found
 
 
-# Weight normalisation taken out of a torch state_dict: direction and length become one weight again.
+# Fold weight normalisation in a torch state_dict: direction and length become a single weight.
 #
-# weight = g * v / ||v||, the norm over all axes but those along which g varies. Sources:
+# weight = g * v / ||v||, the norm over all axes except those along which g varies. Sources:
 # torch/nn/utils/weight_norm.py (NAME_g, NAME_v), torch/nn/utils/parametrizations.py (_WeightNorm:
 # parametrizations.NAME.original0 is g, original1 is v), aten/src/ATen/native/WeightNorm.cpp
-# (norm_except_dim). Spectral norm has names like these (NAME_orig, NAME_u, NAME_v;
-# parametrizations.NAME.original) and is another thing: its weight depends on a power iteration, and it is
-# left alone.
+# (norm_except_dim). Spectral norm has similar names (NAME_orig, NAME_u, NAME_v;
+# parametrizations.NAME.original) but is different: its weight depends on a power iteration, and it is not
+# changed.
 
 _OLD = re.compile(r"(?P<module>(?:.*\.)?)(?P<name>\w+)_g", re.DOTALL)
 _NEW = re.compile(r"(?P<module>(?:.*\.)?)parametrizations\.(?P<name>\w+)\.original0", re.DOTALL)
@@ -570,9 +571,9 @@ _WEIGHT = "{module}{name}"
 _FLOATS = frozenset(("float16", "bfloat16", "float32", "float64"))
 
 
-# What `inspect` says of the names: which wrappers they carry, where a network and its average stand.
+# Notes of `inspect` on names: wrapper prefixes, and the paths of a network and its average.
 
-# Names under which training programs keep a network's state_dict beside other things, and averages of it.
+# Names under which training programs store a network's state_dict beside other data, and averages of it.
 _NETWORKS = frozenset(
     ("state_dict", "model", "model_state_dict", "net", "network", "module", "weights", "policy")
 ) | {"policy_state_dict", "model_state", "params"}
@@ -583,9 +584,9 @@ _PLACES = 3
 
 
 def list_wrapper_notes(tree: Tree, *, agent: bool = False) -> tuple[str, ...]:
-    """Return what `inspect` says: which wrappers names carry, where a network and its average stand.
+    """Return the notes of `inspect` on wrapper prefixes, and on the paths of a network and its average.
 
-    Of an agent the layout says where its networks are.
+    For an agent, the layout already lists its networks.
     """
     return (*_wrapper_lines(find_prefixes(tree)), *_average_lines(tree, agent=agent))
 
@@ -596,7 +597,7 @@ def _wrapper_lines(found: tuple[DictPrefixes, ...]) -> Iterator[str]:
 
 
 def describe_prefixes(found: tuple[DictPrefixes, ...]) -> Iterator[str]:
-    """Go through what is carried, each with the places where it is: `names below model carry module.`."""
+    """Yield each prefix with its places: `prefix module. in names under model`."""
     by_segments: dict[tuple[str, ...], list[str]] = {}
     for each in found:
         for wrapped in each.wrapped:
@@ -621,7 +622,7 @@ def _average_lines(tree: Tree, *, agent: bool) -> Iterator[str]:
 
 
 class WeightNormSource(NamedTuple):
-    """The weight that a direction and a length stand for, computed in float64 and rounded once."""
+    """The weight computed from a direction and a length, in float64 and rounded once."""
 
     direction: Source
     length: Source
@@ -645,7 +646,7 @@ def _fold_arrays(v: np.ndarray, g: np.ndarray) -> np.ndarray:
     over = tuple(axis for axis in range(v.ndim) if not g.ndim or g.shape[axis] == 1)
     norm = np.sqrt(np.square(v).sum(axis=over, keepdims=True))
     with np.errstate(invalid="ignore", divide="ignore"):
-        # Where a direction is zero, torch divides by zero too.
+        # If a direction is zero, torch also divides by zero.
         folded: np.ndarray = v * (g / norm)
     return folded
 
@@ -654,8 +655,9 @@ def _fold_arrays(v: np.ndarray, g: np.ndarray) -> np.ndarray:
 class WeightNormFold:
     """A tree without weight norm.
 
-    `made` names for each new weight the leaves it was made of; `lost` are what cannot come along: state of
-    optimizers that trained what is no more. `spectral` are tensors of spectral norm, which stay.
+    `made` maps each new weight to the leaves it was computed from; `lost` are entries that cannot be
+    kept: optimizer state of the removed parameters. `spectral` are tensors of spectral norm, which
+    stay.
     """
 
     tree: Tree
@@ -672,7 +674,7 @@ class _WeightNormPair(NamedTuple):
 
 
 def merge_weight_norm(tree: Tree) -> WeightNormFold:
-    """Return the tree with every pair of weight norm as one weight, at the place of its direction."""
+    """Return the tree with every pair of weight norm as one weight, in the place of its direction."""
     pairs = {pair.direction: pair for pair in _find_pairs(tree)}
     gone = {pair.length for pair in pairs.values()}
     tops = _affected_optimizers(tree, gone | pairs.keys()) if pairs else frozenset()
@@ -696,7 +698,7 @@ def merge_weight_norm(tree: Tree) -> WeightNormFold:
 
 
 def describe_weight_norm(tree: Tree) -> Iterator[str]:
-    """Yield a sentence for weights that are stored in parts, with what makes one weight of them."""
+    """Yield a sentence for weights stored in parts, with the option that folds them into one."""
     folds = [pair.leaf.key for pair in _find_pairs(tree)]
     if folds:
         yield f"{abbreviate_list(folds, 3)}: weight norm stores a direction and a length (--fold-weight-norm makes one)"  # noqa: E501
@@ -716,7 +718,7 @@ def _find_pairs(tree: Tree) -> Iterator[_WeightNormPair]:
             more: tuple[str, ...] = ("{module}{name}_orig",)
         elif (found := _NEW.fullmatch(name)) is not None:
             other = "{module}parametrizations.{name}.original1"
-            # A third part, or a parametrization with a state of its own, is more than weight norm.
+            # A third part, or a parametrization with its own state, is not plain weight norm.
             more = tuple(f"{{module}}parametrizations.{{name}}.{m}" for m in ("original2", "0._u", "1._u"))
         else:
             continue
@@ -736,7 +738,7 @@ def _find_pairs(tree: Tree) -> Iterator[_WeightNormPair]:
 
 
 def _shapes_fit(length: Leaf, direction: Leaf) -> bool:
-    """Say whether the shapes are those of weight norm: one length for all, or one along a single axis."""
+    """Return whether the shapes are those of weight norm: one length for all, or one along a single axis."""
     if length.dtype != direction.dtype or length.dtype not in _FLOATS or not direction.shape:
         return False
     if not length.shape:
@@ -757,9 +759,9 @@ def _is_below(path: Path, tops: frozenset[Path]) -> bool:
 
 
 def _affected_optimizers(tree: Tree, ended: set[Path]) -> frozenset[Path]:
-    """Return where optimizers stand that trained what is folded, or of which that is not known.
+    """Return the paths of optimizers that trained folded parameters, or may have trained them.
 
-    They number all their parameters, of which there are fewer now.
+    They number all their parameters, of which there are now fewer.
     """
     owners: dict[Path, list[Path | None]] = {
         path[:-1]: [] for path in tree.containers if len(path) > 1 and path[-1].value == "param_groups"
@@ -771,7 +773,7 @@ def _affected_optimizers(tree: Tree, ended: set[Path]) -> frozenset[Path]:
 
 
 def _parametrization_names(pairs: Collection[_WeightNormPair]) -> dict[Path, set[str]]:
-    """Return by dict the modules that held the parametrizations in it: `l1.parametrizations.weight`."""
+    """Return by dict the modules that contained its parametrizations: `l1.parametrizations.weight`."""
     found: dict[Path, set[str]] = {}
     for pair in pairs:
         name = _key_name(pair.length)
@@ -781,7 +783,7 @@ def _parametrization_names(pairs: Collection[_WeightNormPair]) -> dict[Path, set
 
 
 def _drop_versions(container: Container, stems: set[str]) -> Container:
-    """Return the container without the versions of the modules that are no more."""
+    """Return the container without the versions of the removed modules."""
     state = container.state
     told = state.get("_metadata") if isinstance(state, dict) else None
     if not isinstance(state, dict) or not isinstance(told, dict):

@@ -1,4 +1,4 @@
-"""Building networks from an agent."""
+"""Build networks from an agent."""
 
 from __future__ import annotations
 
@@ -35,13 +35,13 @@ from ckpttool.networks.network import (
     Transpose,
 )
 
-# The builder of a network, node by node; recurrent cells are graphs of plain layers with state slots.
+# Network builder, node by node; recurrent cells become graphs of plain layers with state slots.
 
 
 class NetworkBuilder:
-    """Collects nodes; a value's number is its place after the inputs and the states, `last` the newest.
+    """Collects nodes; values are numbered after the inputs and states, `last` is the newest.
 
-    `states` are the names and widths of what is carried from step to step, in their order.
+    `states` are the names and widths of the state slots, in order.
     """
 
     def __init__(
@@ -58,18 +58,18 @@ class NetworkBuilder:
         return [each for each, _ in self.inputs].index(name)
 
     def add(self, layer: Layer, *inputs: int) -> int:
-        """Add a layer that takes these values, or the last one; return the number of what it gives."""
+        """Add a layer on these values, or on the last one; return the number of its output."""
         self.nodes.append(Node(layer, inputs or (self.last,)))
         self.last = len(self.inputs) + len(self.nodes) - 1
         return self.last
 
     def carry(self, name: str, value: int) -> int:
-        """Make a value the next state of that name, and the last value."""
+        """Make a value the next state with that name, and the last value."""
         self._next[name] = self.last = value
         return value
 
     def done(self) -> Network:
-        """Return the network, whose output is the last value."""
+        """Return the network; its output is the last value."""
         slots = tuple(StateSlot(name, (width,), self._next[name]) for name, width in self.states.items())
         return Network(self.inputs, tuple(self.nodes), self.last, slots)
 
@@ -81,10 +81,11 @@ def add_lstm(
     recurrent: np.ndarray,
     bias: np.ndarray,
 ) -> int:
-    """Add one LSTM cell on the last value; return what it gives, which is its next hidden state.
+    """Add an LSTM cell on the last value; return its output, the next hidden state.
 
-    kernel [in, 4 * units], recurrent [units, 4 * units], bias [4 * units], gates in the order i, f, g, o of
-    Keras and PyTorch; `states` name the slots of the hidden state and the cell's, of `units` each.
+    kernel [in, 4 * units], recurrent [units, 4 * units], bias [4 * units], gates in the order i, f, g,
+    o of Keras and PyTorch; `states` names the slots of the hidden state and the cell state, `units`
+    each.
     """
     hidden, cell = states
     units = len(recurrent)
@@ -109,11 +110,12 @@ def add_gru(
     *,
     reset_after: bool = True,
 ) -> int:
-    """Add one GRU cell on the last value; return its next state.
+    """Add a GRU cell on the last value; return its next state.
 
-    kernel [in, 3 * units], recurrent [units, 3 * units] and the biases [3 * units] of either, gates in
-    Keras's order z, r, h (keras/src/layers/rnn/gru.py). `reset_after` multiplies the recurrent product by the
-    reset gate, as PyTorch and cuDNN do; without it the gate multiplies the state before the product.
+    kernel [in, 3 * units], recurrent [units, 3 * units] and one bias [3 * units] for each, gates in
+    Keras's order z, r, h (keras/src/layers/rnn/gru.py). `reset_after` multiplies the recurrent product
+    by the reset gate, as PyTorch and cuDNN do; otherwise the gate multiplies the state before the
+    product.
     """
     units, before = len(recurrent), builder.number(state)
     given = builder.add(Dense(kernel, biases[0]), builder.last)
@@ -152,7 +154,7 @@ def _add_columns(builder: NetworkBuilder, value: int, number: int, units: int) -
 
 
 def add_program(builder: NetworkBuilder, program: Program) -> int:
-    """Add the operations of a model's own graph on the last value; return the number of what they give."""
+    """Add the operations of a model's own graph on the last value; return their output's number."""
     values = [builder.last, *(builder.number(name) for name in program.states)]
     for operation in program.operations:
         builder.last = values[operation.inputs[0]]
@@ -174,11 +176,11 @@ def _add_cell(builder: NetworkBuilder, kind: str, value: Mapping[str, Any]) -> i
 
 
 def _broadcast_float32(*arrays: np.ndarray) -> list[np.ndarray]:
-    """Return arrays of one size in float32."""
+    """Return arrays of equal size in float32."""
     return [np.array(each, np.float32) for each in np.broadcast_arrays(*arrays)]
 
 
-# A row for each kind of operation in a program (libraries/onnx_operators.py) that is one layer.
+# Table of the program operations (libraries/onnx_operators.py) that map to one layer.
 _LAYERS: dict[str, Callable[[Mapping[str, Any]], Layer]] = {
     "dense": lambda v: Dense(v["kernel"], v["bias"]),
     "layer_norm": lambda v: LayerNorm(v["scale"], v["offset"], v["epsilon"]),
@@ -197,15 +199,15 @@ _LAYERS: dict[str, Callable[[Mapping[str, Any]], Layer]] = {
 
 # Encoders of a policy: images, joined inputs, recurrent layers.
 
-# How many states each kind of cell carries: its output, and an LSTM's cell.
+# Number of state slots of each kind of cell: its output, and an LSTM's cell state.
 _STATES = {schema.LSTM: 2, schema.GRU: 1, schema.GRU_BEFORE: 1}
 
 Shapes = Mapping[str, Shape]
-"""Shapes of observations by the name of their input, without the batch."""
+"""Shapes of observations by input name, without the batch."""
 
 
 def fits_observations(front: PolicyEncoder, seen: Shapes) -> bool:
-    """Say whether observations of these shapes are what a front takes; images may have the channels last."""
+    """Return whether an encoder accepts observations of these shapes, images also with channels last."""
     return seen.keys() == {stream.name for stream in front.streams} and all(
         seen[stream.name] in (stream.shape, *([_channels_last(stream.shape)] if stream.image else []))
         for stream in front.streams
@@ -215,7 +217,7 @@ def fits_observations(front: PolicyEncoder, seen: Shapes) -> bool:
 def start_network(
     agent: Tree, component: str, front: PolicyEncoder, seen: Shapes | None = None
 ) -> NetworkBuilder:
-    """Return a network of a front's inputs and states; `seen` are an environment's shapes, which fit."""
+    """Return a network of an encoder's inputs and states; `seen` are matching environment shapes."""
     inputs = [(s.name, _input_shape(s.shape if seen is None else seen[s.name])) for s in front.streams]
     places = [(*schema.recurrent_layer_path(component, n), schema.RECURRENT) for n in range(len(front.cells))]
     units = [cast(Leaf, agent[place]).shape[0] for place in places]
@@ -232,9 +234,9 @@ def add_encoder(
     front: PolicyEncoder,
     normalise: Callable[[int], None],
 ) -> int:
-    """Add a front to its inputs and return the number of what it gives, [batch, features].
+    """Add an encoder on its inputs; return the number of its output, [batch, features].
 
-    `normalise` adds the statistics of an only input that is no image, and is given its width.
+    `normalise` adds the statistics of a single non-image input; its argument is the width.
     """
     joined = []
     for number, stream in enumerate(front.streams):
@@ -254,9 +256,9 @@ def add_encoder(
 
 
 def read_encoder_norms(agent: Tree, component: str, front: PolicyEncoder) -> dict[int, tuple[Affine, Affine]]:
-    """Return a front's batch norms by the number of the dense layer that each stands before.
+    """Return an encoder's batch norms by the number of the dense layer after each.
 
-    In two steps, as statistics of observations are: the mean first, so that nothing cancels.
+    In two steps, like observation statistics: the mean first, to avoid cancellation.
     """
     found = {}
     for number, epsilon in front.norms:
@@ -274,17 +276,17 @@ def _input_shape(shape: Shape) -> int | Shape:
 
 
 def _channels_last(shape: Shape) -> Shape:
-    """Return an image's shape with the channels last."""
+    """Return an image's shape with channels last."""
     return (*shape[1:], shape[0])
 
 
 def _state_names(number: int) -> tuple[str, str]:
-    # An environment's inputs have no slash in front.
+    # The input names of an environment have no leading slash.
     return f"/hidden{number}", f"/cell{number}"
 
 
 def _add_image_layers(builder: NetworkBuilder, agent: Tree, component: str, stream: EncoderInput) -> None:
-    """Add convolutions on images with the channels last, and the layers on what they give."""
+    """Add convolutions on images with channels last, and the layers after them."""
     if builder.inputs[builder.last][1] == stream.shape:
         builder.add(Transpose((1, 2, 0)))
     if stream.scale != 1:
@@ -323,15 +325,15 @@ def _read_array(agent: Tree, path: Path) -> np.ndarray:
     return cast(Leaf, agent[path]).array().astype(np.float32)
 
 
-# Networks of a canonical agent: the policy with its action map, the critics.
+# Networks of a canonical agent: the policy with its action map, and the critics.
 
 
 @dataclass(frozen=True, slots=True)
 class NetworkSettings:
-    """What turns layers into a network where the checkpoint does not say.
+    """Settings for building a network where the checkpoint does not specify them.
 
-    `hidden` are the activations after the hidden layers (one repeats), `head` and the bounds make the
-    action (see HEADS), `obs_norm` holds mean, var, epsilon, clip of the observations.
+    `hidden` are the activations after the hidden layers (a single one repeats), `head` and the bounds
+    define the action (see HEADS), `obs_norm` contains mean, var, epsilon, clip of the observations.
     """
 
     hidden: tuple[str, ...]
@@ -343,7 +345,7 @@ class NetworkSettings:
 
 
 def _tanh(low: np.ndarray, high: np.ndarray) -> list[Layer]:
-    # The TD3 authors scale by one number, the first dimension's upper bound (TD3 main.py, max_action).
+    # The TD3 authors scale by one number: the upper bound of the first dimension (TD3 main.py, max_action).
     return [Activation("tanh"), Affine(np.full_like(high, high[0]), np.zeros_like(low))]
 
 
@@ -373,15 +375,15 @@ def _clip_affine(low: np.ndarray, high: np.ndarray) -> list[Layer]:
 
 
 def _clip_tanh(low: np.ndarray, high: np.ndarray) -> list[Layer]:
-    # Stable-Baselines3's default for gSDE (stable_baselines3/sac/policies.py, clip_mean).
+    # Default of Stable-Baselines3 for gSDE (stable_baselines3/sac/policies.py, clip_mean).
     two = np.full_like(high, 2)
     return [Clip(-two, two), *_affine(low, high)]
 
 
-# How the last layer becomes an action: `tanh` times the first upper bound, `affine` from tanh's [-1, 1]
-# to [low, high], `identity` as it is, `clip` to the bounds, `clip_affine` limited to [-1, 1] and then from
-# there to [low, high]; `unit_tanh` is tanh alone; `tanh_clip_affine` is `tanh` and then `clip_affine`, as
-# Tianshou does; `clip_tanh_affine` is limited to [-2, 2] and then `affine`.
+# Maps from the last layer to an action: `tanh` times the first upper bound, `affine` from tanh's [-1, 1] to
+# [low, high], `identity` unchanged, `clip` to the bounds, `clip_affine` clipped to [-1, 1] and then mapped to
+# [low, high]; `unit_tanh` is tanh alone; `tanh_clip_affine` is `tanh` and then `clip_affine`, as in Tianshou;
+# `clip_tanh_affine` is clipped to [-2, 2] and then `affine`.
 HEADS = {
     "tanh": _tanh,
     "affine": _affine,
@@ -392,12 +394,12 @@ HEADS = {
     "tanh_clip_affine": _tanh_clip,
     "clip_tanh_affine": _clip_tanh,
 }
-# The maps that are the same whatever the bounds are.
+# Maps that do not depend on the bounds.
 UNBOUNDED = frozenset({"identity", "unit_tanh"})
 
 
 def layer_widths(agent: Tree, part: AgentNetwork) -> tuple[int, int]:
-    """Return the number of inputs of a network's first dense layer and of outputs of its last."""
+    """Return the inputs of a network's first dense layer and the outputs of its last."""
     if part.program is not None:
         return math.prod(part.program.inputs[0][1]), part.program.width
     shapes = [
@@ -418,8 +420,8 @@ def policy_network(
 ) -> Network:
     """Return the policy: obs [batch, obs_dim] to an environment's action [batch, act_dim], float32.
 
-    `front` is what it computes before its layers; `seen` are the shapes of an environment's observations,
-    where they differ from what the policy saw: images with the channels last, rows as grids.
+    `front` is the encoder before its layers; `seen` are the environment's observation shapes where they
+    differ from the policy's: images with channels last, rows as grids.
     """
     obs_dim, act_dim = layer_widths(agent, part)
     if len(wiring.action_low) != act_dim or len(wiring.action_high) != act_dim:
@@ -453,7 +455,7 @@ def policy_network(
 
 
 def _start_from_program(program: Program, wiring: NetworkSettings, seen: Shapes | None) -> NetworkBuilder:
-    """Return a builder with a program's operations, on observations of the shape that is seen."""
+    """Return a builder with a program's operations, for observations of the environment's shape."""
     ((name, shape),) = program.inputs
     given = shape if seen is None else tuple(seen[name])
     builder = NetworkBuilder([(name, given[0] if len(given) == 1 else given)], program.states.items())
@@ -477,9 +479,9 @@ def _start_from_program(program: Program, wiring: NetworkSettings, seen: Shapes 
 def q_network(
     agent: Tree, part: AgentNetwork, wiring: NetworkSettings, obs_dim: int, act_dim: int
 ) -> Network:
-    """Return a Q-function: obs and action to its value [batch, 1]; raise MappingError if neither fits.
+    """Return a Q-function: obs and action to its value [batch, 1]; raise MappingError on a mismatch.
 
-    The action joins the observation, or, in the older DDPG form, what the first layer gives.
+    The action is joined to the observation or, in the older DDPG form, to the first layer's output.
     """
     builder = NetworkBuilder([("obs", obs_dim), ("action", act_dim)])
     first, _ = layer_widths(agent, part)
@@ -497,10 +499,10 @@ def q_network(
 
 
 def value_network(agent: Tree, part: AgentNetwork, wiring: NetworkSettings) -> Network:
-    """Return a value of the state: obs [batch, obs_dim] to [batch, 1]."""
+    """Return a state-value function: obs [batch, obs_dim] to [batch, 1]."""
     obs_dim, _ = layer_widths(agent, part)
     builder = NetworkBuilder([("obs", obs_dim)])
-    # A critic may see more than the policy: the policy's statistics are none of that.
+    # A critic may have more inputs than the policy; the policy's statistics do not apply to those.
     if wiring.obs_norm is None or len(wiring.obs_norm["mean"]) == obs_dim:
         _add_normalization(builder, wiring, obs_dim)
     _add_layers(builder, agent, part, wiring, None)
@@ -508,7 +510,7 @@ def value_network(agent: Tree, part: AgentNetwork, wiring: NetworkSettings) -> N
 
 
 def _require_rows(front: PolicyEncoder, wiring: NetworkSettings) -> None:
-    """Raise UnsupportedError for statistics of images, or of several inputs."""
+    """Raise UnsupportedError for statistics of images or of several inputs."""
     if wiring.obs_norm is not None and (len(front.streams) > 1 or front.streams[0].image):
         raise UnsupportedError("statistics of images, or of several inputs, are not applied yet")
 
@@ -525,7 +527,8 @@ def _add_normalization(builder: NetworkBuilder, wiring: NetworkSettings, width: 
             found=str(len(mean)),
         )
     scale = 1 / np.sqrt(var + float(norm.get("epsilon", 1e-8)))
-    # In two steps: x * scale - mean * scale would cancel where a mean is large beside its deviation.
+    # In two steps, because x * scale - mean * scale would cancel where a mean is large relative to its
+    # deviation.
     builder.add(Affine(np.ones(len(mean), np.float32), (-mean).astype(np.float32)))
     builder.add(Affine(scale.astype(np.float32), np.zeros(len(mean), np.float32)))
     if norm.get("clip") is not None:
@@ -541,7 +544,7 @@ def _add_layers(
     act_dim: int | None,
     norms: Mapping[int, tuple[Affine, ...]] | None = None,
 ) -> None:
-    """Add a part's layers; `norms` stand before the dense layers of their numbers."""
+    """Add a network's layers; `norms` go before the dense layers with their numbers."""
     dense = [position for position, layer in enumerate(part.layers) if layer.kind == "dense"]
     width: int | None = None
     for position, layer in enumerate(part.layers):

@@ -1,4 +1,4 @@
-"""Live models beside their checkpoints: audit, comparison, filling."""
+"""Compare live models with checkpoints: audit, comparison, filling."""
 
 from __future__ import annotations
 
@@ -20,14 +20,15 @@ from ckpttool.formats.tf_object_graph import slot_path
 from ckpttool.networks import live_trees
 from ckpttool.networks.live_trees import LiveSource, dtype_and_shape, sorted_attributes
 
-# A live tree beside a checkpoint's: which leaves meet by name, and the one as the skeleton of the other.
+# Comparison of a live tree with a checkpoint's: leaves matched by name, either tree as the skeleton of the
+# other.
 
 Said = tuple[str, Shape]
 
 
 @dataclass(frozen=True, slots=True)
 class LiveDifference:
-    """Two leaves of one name that do not fit: what the live side has and what the checkpoint has."""
+    """Two leaves with the same name that differ in type or shape: live side and checkpoint side."""
 
     path: Path
     live: Said
@@ -43,13 +44,13 @@ class LiveDifference:
 
 
 def find_difference(path: Path, live: Said, stored: Said) -> LiveDifference | None:
-    """Return the difference of two types and shapes, if there is one."""
+    """Return the difference between two types and shapes, or None."""
     return None if live == stored else LiveDifference(path, live, stored)
 
 
 @dataclass(frozen=True, slots=True)
 class LiveComparison:
-    """Which leaf of the live tree has which of the checkpoint's, and what is alone on either side."""
+    """Matched leaves of the live tree and the checkpoint, and unmatched leaves of both."""
 
     pairs: Mapping[Path, Path]
     different: tuple[LiveDifference, ...]
@@ -58,7 +59,7 @@ class LiveComparison:
 
     @property
     def equal(self) -> bool:
-        """Say whether both sides have the same tensors by name, type and shape."""
+        """Return whether both sides have the same tensors by name, type and shape."""
         return not (self.different or self.unfilled or self.unused)
 
     def document(self) -> dict[str, Any]:
@@ -72,10 +73,10 @@ class LiveComparison:
 
 
 def compare_names(live: Tree, stored: Tree) -> LiveComparison:
-    """Return which tensors of two trees have a name in common, aliases included; nothing is read.
+    """Match the tensors of two trees by name, aliases included; no data is read.
 
-    Names are compared as a framework restores by them: attributes, keys and numbers alike, and dotted keys
-    (`state_dict`) as the steps that they join.
+    Names are compared as a framework does on restore: attributes, keys and numbers alike, and dotted
+    keys (`state_dict`) split into steps.
     """
     names: dict[tuple[str, ...], Path] = {}
     for path, _ in stored.tensors():
@@ -117,10 +118,10 @@ def _require_tensor(tree: Tree, path: Path) -> Leaf:
 
 
 def copy_values(skeleton: Tree, tree: Tree) -> Tree:
-    """Return the skeleton's paths, keys, roles and aliases with the values of the other tree's tensors.
+    """Return the skeleton's paths, keys, roles and aliases with the other tree's values.
 
-    Either side may be the live one. Raise MappingError where a tensor of the skeleton has no counterpart, or
-    one of another shape or type.
+    Either side may be the live one. Raise MappingError if a tensor of the skeleton has no counterpart,
+    or one of another shape or type.
     """
     found = compare_names(skeleton, tree)
     if found.unfilled:
@@ -144,11 +145,11 @@ def _format_type(said: Said) -> str:
     return f"{said[0]}{list(said[1])}"
 
 
-# A checkpoint's entries followed into a live object: what they fill, and what they leave as it is.
+# Resolution of a checkpoint's entries in a live object: filled and untouched variables.
 
 
 class VariableMatcher:
-    """The entries that were followed, name by name, and the live variables that they came to."""
+    """Resolved entries by name, and the live variables that they reach."""
 
     def __init__(self, root: Any) -> None:
         self._at: dict[tuple[str, ...], Any] = {(): root}
@@ -158,7 +159,7 @@ class VariableMatcher:
         self.different: list[LiveDifference] = []
 
     def meet(self, tree: Tree) -> None:
-        """Follow every path of every tensor of the tree."""
+        """Resolve every path of every tensor of the tree."""
         for path, leaf in tree.tensors():
             ways = [path, *(alias.path for alias in tree.aliases.get(path, ()))]
             taken = [live for live in map(self._follow, ways) if live_trees.is_tensor(live)]
@@ -169,7 +170,7 @@ class VariableMatcher:
                 self.unused.append(path)
 
     def _slots(self, tree: Tree, path: Path, leaf: Leaf) -> list[Any]:
-        """Return the slot variable of a live optimizer of Keras 2 that the entry is."""
+        """Return the slot variable of a live Keras 2 optimizer for the entry."""
         names = tuple(live_trees.edge_names(path))
         if leaf.slot is None or leaf.of is None or "slots" not in names:
             return []
@@ -225,13 +226,13 @@ class VariableMatcher:
         return tuple(path for number, path in missing.items() if number not in self._filled)
 
 
-# Every tensor that a live object can reach: through containers, closures and objects of any class.
+# All tensors reachable from a live object: through containers, closures and objects of any class.
 
 _OPEN = ("SimpleNamespace", "Namespace")
 
 
 class ReachableTensor(NamedTuple):
-    """A tensor, the first path to it, and the chain's first step that leaves what is saved, in words."""
+    """Tensor, its first path, and a description of the first step that leaves the saved objects."""
 
     path: Path
     value: Any
@@ -239,12 +240,12 @@ class ReachableTensor(NamedTuple):
 
 
 def find_unsaved(root: Any, roots: set[int], saved: set[int]) -> Iterator[ReachableTensor]:
-    """Go through the tensors below `root` whose numbers are not in `saved`, each once.
+    """Yield the tensors under `root` whose ids are not in `saved`, each once.
 
-    `roots` are the numbers of the objects that are saved as wholes.
+    `roots` are the ids of the objects that are saved as a whole.
     """
     seen = {id(root)}
-    kept: list[Any] = []  # the number of an object that is gone may be given to another
+    kept: list[Any] = []  # the id of a deleted object may be reused
     waiting: list[tuple[Path, Any, str]] = [((), root, "")]
     while waiting:
         path, value, lost = waiting.pop()
@@ -265,14 +266,14 @@ def find_unsaved(root: Any, roots: set[int], saved: set[int]) -> Iterator[Reacha
 
 
 def is_numeric(value: Any, step: PathStep) -> bool:
-    """Say whether the value is a tensor, or an array that is held by name."""
+    """Return whether the value is a tensor, or a NumPy array with a name."""
     if live_trees.is_array(value):
         return step.kind != "index" and not value.dtype.hasobject and bool(value.size)
     return live_trees.is_tensor(value)
 
 
 def iter_references(value: Any) -> Iterator[tuple[PathStep, Any]]:
-    """Go through everything that an object holds; nothing for what cannot hold a tensor of interest."""
+    """Yield all values in an object; nothing for types that cannot contain a relevant tensor."""
     if isinstance(value, _ATOMS) or live_trees.is_tensor(value):
         return
     if live_trees.is_nested(value):
@@ -312,7 +313,7 @@ def _closure_items(function: types.FunctionType) -> Iterator[tuple[PathStep, Any
 
 
 def _is_open(value: Any) -> bool:
-    """Say whether an object of this class may be the user's: of no framework, not of Python's own library."""
+    """Return whether the class may be the user's: not a framework's, not the standard library's."""
     name = live_trees.package_of(value)
     if name in live_trees.FRAMEWORKS:
         return False
@@ -322,13 +323,13 @@ def _is_open(value: Any) -> bool:
 
 def _object_items(value: Any) -> Iterator[tuple[PathStep, Any]]:
     held = live_trees.own_attributes(value) | _slots_attributes(value)
-    # Of a framework's objects: a tf.function's Python, and what `Variable.ref()` refers to.
+    # Of framework objects: a tf.function's Python function, and the target of `Variable.ref()`.
     names = sorted(held) if _is_open(value) else ("_python_function", "_wrapped")
     yield from ((attr(name), held[name]) for name in names if name in held)
 
 
 def _slots_attributes(value: Any) -> dict[str, Any]:
-    """Return what lies in the `__slots__` of an object's class."""
+    """Return the values in the `__slots__` of an object's class."""
     found: dict[str, Any] = {}
     for kind in type(value).__mro__:
         slots = kind.__dict__.get("__slots__", ())
@@ -341,7 +342,7 @@ def _slots_attributes(value: Any) -> dict[str, Any]:
 
 
 def _step_reason(holder: Any, held: Any, step: PathStep) -> str:
-    """Say why the step from the holder to what it holds is none that is saved."""
+    """Return why the step from the holder to the held value is not saved."""
     if isinstance(held, _FUNCTIONS) or "_python_function" in live_trees.own_attributes(held):
         return "held by a function"
     if isinstance(holder, Set) or isinstance(held, Set):
@@ -374,12 +375,12 @@ def _class_name(value: Any) -> str:
     return type(value).__name__
 
 
-# What saving a live object would leave out, and what restoring a checkpoint would leave untouched.
+# Tensors that saving a live object would omit, and variables that restoring a checkpoint would not fill.
 
 
 @dataclass(frozen=True, slots=True)
 class UnsavedTensor:
-    """A tensor that no file would hold: where it is, what it is, and why."""
+    """Tensor that no file would contain: location, type and reason."""
 
     path: Path
     dtype: str
@@ -399,11 +400,11 @@ class UnsavedTensor:
 
 @dataclass(frozen=True, slots=True)
 class Audit:
-    """What would not be saved; with a checkpoint, what does not meet.
+    """Tensors that would not be saved; with a checkpoint, also the mismatches.
 
-    `refused` are the objects that the framework would refuse to save, with its reason. `unfilled` are the
-    live variables that no entry of the checkpoint fills, `unused` the entries that nothing takes, `different`
-    those that meet with another shape or type.
+    `refused` are the objects that the framework would refuse to save, with its reason. `unfilled` are
+    the live variables that no entry of the checkpoint fills, `unused` the entries without a variable,
+    `different` those that differ in shape or type.
     """
 
     unsaved: tuple[UnsavedTensor, ...]
@@ -414,7 +415,7 @@ class Audit:
 
     @property
     def complete(self) -> bool:
-        """Say whether everything is saved, and everything met."""
+        """Return whether everything is saved and everything matches."""
         return not (self.unsaved or self.refused or self.unfilled or self.unused or self.different)
 
     def document(self) -> dict[str, Any]:
@@ -429,11 +430,11 @@ class Audit:
 
 
 def audit(obj: Any, checkpoint: Checkpoint | Tree | None = None) -> Audit:
-    """Return what saving `obj` would leave out, and what restoring the checkpoint into it would not reach.
+    """Report what saving `obj` would omit, and what restoring the checkpoint into it would not fill.
 
-    A module is taken as saved whole, by tf.train.Checkpoint or `state_dict`. Of a plain container or object
-    every module, optimizer and TensorFlow variable is. No hook is run; trackable objects are asked for their
-    children as `Checkpoint.save` asks them.
+    A module is assumed to be saved whole, by tf.train.Checkpoint or `state_dict`; in a plain container
+    or object, every module, optimizer and TensorFlow variable. No hook runs; the children of trackable
+    objects are requested as in `Checkpoint.save`.
     """
     found = _saved_roots(obj)
     refused: dict[int, str] = {}
@@ -453,8 +454,8 @@ def audit(obj: Any, checkpoint: Checkpoint | Tree | None = None) -> Audit:
 
 
 def _saved_roots(obj: Any) -> list[tuple[Path, Any]]:
-    """Return the topmost objects that a framework saves as wholes."""
-    seen: dict[int, Any] = {}  # the values too: the number of one that is gone may be given again
+    """Return the topmost objects that a framework saves as a whole."""
+    seen: dict[int, Any] = {}  # keep the values too: the id of a deleted one may be reused
     found: list[tuple[Path, Any]] = []
     waiting: list[tuple[Path, Any]] = [((), obj)]
     while waiting:
@@ -471,7 +472,7 @@ def _saved_roots(obj: Any) -> list[tuple[Path, Any]]:
 
 
 def _refused_paths(roots: list[tuple[Path, Any]], wanted: Mapping[int, str]) -> dict[Path, str]:
-    """Return the first paths of the objects that were refused."""
+    """Return the first paths of the refused objects."""
     found: dict[Path, str] = {}
     seen: dict[int, Any] = {}
     waiting = list(reversed(roots))
@@ -489,18 +490,18 @@ def _refused_paths(roots: list[tuple[Path, Any]], wanted: Mapping[int, str]) -> 
     return found
 
 
-# Puts values into the tensors of a live model: all of them, or none.
+# Assign values to the tensors of a live model: all or none.
 #
-# Every value is read, checked and brought to its tensor's type before the first tensor changes; when one
-# cannot be changed after all, those before it get back what they had.
+# Every value is read, checked and cast to its tensor's type before the first tensor changes; if an assignment
+# still fails, the previous ones are rolled back.
 
 
 def assign(values: Iterable[tuple[str, Any, Leaf]]) -> None:
-    """Put values into live tensors: the name of each, a variable or torch.Tensor, and the unread value.
+    """Assign values to live tensors: name, variable or torch.Tensor, and unread value of each.
 
-    All values are held in memory at once. Types of the model stay (bfloat16 stays bfloat16), and so do
-    devices; gradients are not recorded. Raise what reading raises, MappingError for a value of another shape
-    or sort, UnsupportedError for a tensor that cannot be changed.
+    All values are in memory at once. The model's types (e.g. bfloat16) and devices do not change;
+    gradients are not recorded. Raise errors of reading, MappingError for a value of another shape or
+    kind, UnsupportedError for a tensor that cannot be changed.
     """
     staged = [_stage_assignment(name, variable, leaf) for name, variable, leaf in values]
     done: list[_TorchAssignment | _VariableAssignment] = []
@@ -530,7 +531,7 @@ def _stage_assignment(name: str, variable: Any, leaf: Leaf) -> _TorchAssignment 
 
 
 class _TorchAssignment:
-    """A torch.Tensor and the value that it is to have next."""
+    """A torch.Tensor and its next value."""
 
     def __init__(self, name: str, held: Any, leaf: Leaf) -> None:
         if held.is_meta:
@@ -546,7 +547,7 @@ class _TorchAssignment:
         self._next = to_torch(leaf).to(held.dtype)
 
     def swap(self) -> None:
-        """Exchange the tensor's value and the next one."""
+        """Swap the tensor's value and the next one."""
         torch: Any = sys.modules["torch"]
         with torch.no_grad():
             before = self._held.detach().to("cpu", copy=True)
@@ -555,14 +556,14 @@ class _TorchAssignment:
 
 
 class _VariableAssignment:
-    """A variable of TensorFlow or Keras and the value that it is to have next."""
+    """A TensorFlow or Keras variable and its next value."""
 
     def __init__(self, name: str, held: Any, leaf: Leaf, dtype: str) -> None:
         self.name, self._held, self._dtype = name, held, dtype
         value = Handle(name, leaf).numpy()
         self._next = value if dtype == "string" else value.astype(dtypes.numpy_dtype(dtype), copy=False)
         self._shape = leaf.shape
-        # A graph of TensorFlow 1 has no value here, and assigning would only add to the graph.
+        # A TensorFlow 1 graph has no values here, and assigning would only add to the graph.
         self._now()
 
     def _now(self) -> Any:
@@ -571,7 +572,7 @@ class _VariableAssignment:
         return as_array(LiveSource(self._held).read(), self._dtype, self._shape)
 
     def swap(self) -> None:
-        """Exchange the variable's value and the next one."""
+        """Swap the variable's value and the next one."""
         before = self._now()
         self._held.assign(self._next)
         self._next = before

@@ -1,4 +1,4 @@
-"""Live models as trees."""
+"""Read live models as trees."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from ckpttool.core.tree import (
 )
 from ckpttool.formats.tf_object_graph import slot_path
 
-# Kinds of live objects, by the names of their class's bases; no framework is imported.
+# Kinds of live objects, by the names of their base classes; no framework is imported.
 
 FRAMEWORKS = frozenset(
     ("tensorflow", "tensorflow_core", "keras", "tf_keras", "torch", "jax", "jaxlib", "numpy", "wrapt")
@@ -53,7 +53,7 @@ _OPTIMIZERS = frozenset(
     for top in (*_KERAS, *_TENSORFLOW)
     for name in ("BaseOptimizer", "Optimizer", "OptimizerV2", "_BaseOptimizer")
 )
-# Objects that hold variables and are no modules: tf.train.Checkpoint is an AutoTrackable.
+# Objects with variables that are not modules: tf.train.Checkpoint is an AutoTrackable.
 _HOLDERS = (
     _MODULES
     | _OPTIMIZERS
@@ -64,7 +64,7 @@ _HOLDERS = (
 
 
 def class_bases(value: object) -> frozenset[tuple[str, str]]:
-    """Return every base of the object's class as the package that it comes from and its name."""
+    """Return the package and the name of every base class of the object."""
     kind: Any = type(value)
     return _mro_names(kind)
 
@@ -79,87 +79,90 @@ def _class_package(kind: type) -> str:
 
 
 def package_of(value: object) -> str:
-    """Return the package that the object's class comes from."""
+    """Return the package of the object's class."""
     return _class_package(type(value))
 
 
 def is_torch_instance(value: object, name: str) -> bool:
-    """Say whether some base of the object's class has this name and is torch's."""
+    """Return whether a base class of the object has this name and is torch's."""
     return ("torch", name) in class_bases(value)
 
 
 def is_variable(value: object) -> bool:
-    """Say whether the object is a variable of TensorFlow or Keras, or a Parameter or Buffer of PyTorch."""
+    """Return whether the object is a TensorFlow or Keras variable, or a PyTorch Parameter or Buffer."""
     return not class_bases(value).isdisjoint(_VARIABLES)
 
 
 def is_tensor(value: object) -> bool:
-    """Say whether the object is a variable or any other tensor of a framework that has a value now."""
+    """Return whether the object is a variable or other framework tensor that has a value now."""
     return not class_bases(value).isdisjoint(_TENSORS)
 
 
 def is_array(value: object) -> bool:
-    """Say whether the object is an array of NumPy."""
+    """Return whether the object is a NumPy array."""
     return ("numpy", "ndarray") in class_bases(value)
 
 
 def is_module(value: object) -> bool:
-    """Say whether the object is a tf.Module, a Keras layer or a torch.nn.Module."""
+    """Return whether the object is a tf.Module, a Keras layer or a torch.nn.Module."""
     return not class_bases(value).isdisjoint(_MODULES)
 
 
 def is_tf_module(value: object) -> bool:
-    """Say whether the object is a tf.Module, which `tf.Module._flatten` would enter."""
+    """Return whether the object is a tf.Module, which `tf.Module._flatten` would enter."""
     return not class_bases(value).isdisjoint(_TF_MODULES)
 
 
 def is_torch_module(value: object) -> bool:
-    """Say whether the object is a torch.nn.Module."""
+    """Return whether the object is a torch.nn.Module."""
     return not class_bases(value).isdisjoint(_TORCH_MODULES)
 
 
 def is_torch_optimizer(value: object) -> bool:
-    """Say whether the object is an optimizer of PyTorch."""
+    """Return whether the object is a PyTorch optimizer."""
     return ("torch", "Optimizer") in class_bases(value)
 
 
 def is_keras_optimizer(value: object) -> bool:
-    """Say whether the object is an optimizer of Keras or TensorFlow."""
+    """Return whether the object is a Keras or TensorFlow optimizer."""
     return not class_bases(value).isdisjoint(_OPTIMIZERS)
 
 
 def holds_variables(value: object) -> bool:
-    """Say whether the object is a module, an optimizer, a metric or another trackable object."""
+    """Return whether the object is a module, an optimizer, a metric or another trackable object."""
     return not class_bases(value).isdisjoint(_HOLDERS)
 
 
 def is_checkpoint(value: object) -> bool:
-    """Say whether the object is a tf.train.Checkpoint."""
+    """Return whether the object is a tf.train.Checkpoint."""
     return any((name, "Checkpoint") in class_bases(value) for name in _TENSORFLOW)
 
 
 def is_trackable(value: object) -> bool:
-    """Say whether tf.train.Checkpoint can save the object (tensorflow/python/trackable/base.py)."""
+    """Return whether tf.train.Checkpoint can save the object (tensorflow/python/trackable/base.py)."""
     return any((name, "Trackable") in class_bases(value) for name in _TENSORFLOW)
 
 
 def own_attributes(value: Any) -> dict[str, Any]:
-    """Return what the object holds itself, no property asked: `vars`, as tf.Module does."""
+    """Return the object's own attributes without evaluating properties: `vars`, as in tf.Module."""
     held = getattr(value, "__dict__", None)
     return held if isinstance(held, dict) else {}
 
 
 def unwrap_variable(variable: Any) -> Any:
-    """Return the tensor inside a variable of Keras 3 (keras/src/backend/common/variables.py), or itself."""
+    """Return the tensor in a Keras 3 variable, or the object itself.
+
+    Source: keras/src/backend/common/variables.py.
+    """
     if {("keras", "Variable"), ("keras", "KerasVariable")} & class_bases(variable):
         return own_attributes(variable).get("_value")
     return variable
 
 
-# Plain containers in tf.nest's order: items of lists by number, of dicts by sorted key, fields by name.
+# Plain containers in tf.nest's order: list items by number, dict items by sorted key, fields by name.
 #
-# Source: tensorflow/python/util/nest_util.py (_tf_core_yield_sorted_items). Sets are no containers there. Two
-# differences: a dict whose keys cannot be sorted keeps its order, where TensorFlow raises an error, and a
+# Source: tensorflow/python/util/nest_util.py (_tf_core_yield_sorted_items). Sets are not containers there.
+# Two differences: a dict with unsortable keys keeps its order, where TensorFlow raises an error, and a
 # `range` or a buffer of numbers is one value.
 
 _ATOMS = (str, bytes, bytearray, memoryview, range, array.array)
@@ -167,8 +170,8 @@ Items = Iterator[tuple[PathStep, Any]]
 
 
 def is_nested(value: Any) -> bool:
-    """Say whether tf.nest would look inside."""
-    # TensorFlow wraps dicts and tuples in proxies of one class, which say that they are what they hold.
+    """Return whether tf.nest would enter the value."""
+    # TensorFlow wraps dicts and tuples in proxies of one class, which report the wrapped class.
     kind: Any = type(value)
     return _is_container(value.__class__) or _is_flattened(kind)
 
@@ -186,7 +189,7 @@ def _is_flattened(kind: Any) -> bool:
 
 
 def nest_items(value: Any) -> Items:
-    """Go through a container's entries, each with its step."""
+    """Yield a container's entries, each with its step."""
     if type(value) is list:
         yield from _indexed_items(value)
     elif isinstance(value, Mapping):
@@ -212,7 +215,7 @@ def _dict_items(value: Mapping[Any, Any]) -> Items:
 
 
 def entry_key(name: object, number: int) -> PathStep:
-    """Return the step to a dict's entry; a name that is no plain value is told by class and number."""
+    """Return the step to a dict entry; a key that is not a plain value becomes class and number."""
     if name is None or isinstance(name, str | int | float | bool):
         return key(name)
     if isinstance(name, tuple) and all(part is None or isinstance(part, str | int | float) for part in name):
@@ -226,7 +229,7 @@ def _indexed_items(value: Any) -> Items:
 
 
 def nest_leaves(path: Path, value: Any) -> Iterator[tuple[Path, Any]]:
-    """Go through what lies in nested containers; a container inside itself is not entered again."""
+    """Yield the values in nested containers; a container inside itself is not entered again."""
     if not is_nested(value):
         yield path, value
         return
@@ -247,22 +250,22 @@ def nest_leaves(path: Path, value: Any) -> Iterator[tuple[Path, Any]]:
             open_.append((place, id(item), nest_items(item)))
 
 
-# The walk of tf.Module: sorted attributes, own leaves first, every path, back edges cut.
+# The walk of tf.Module: sorted attributes, own leaves first, every path, cycles cut.
 #
-# Source: tensorflow/python/module/module.py (_flatten_module). An object that is reached again from within
-# itself shows its own leaves once more and is not followed any further.
+# Source: tensorflow/python/module/module.py (_flatten_module). An object reached again from within itself
+# yields its own leaves once more and is not followed further.
 
-# Objects that hold each other can have more paths than there is time. After this many values only objects
-# that were not entered yet are entered: each variable keeps its first path, and loses further ones.
+# Objects that reference each other can have an intractable number of paths. After this many values only new
+# objects are entered: each variable keeps its first path and loses further ones.
 MOST = 200_000
 
 Predicate = Callable[[Any], bool]
 SortKey = Callable[[str], Any]
 
 _IGNORED = frozenset(("_self_unconditional_checkpoint_dependencies", "_self_unconditional_dependency_names"))
-# Where Keras 3 keeps a second time what attributes hold, and what is no part of the network
-# (keras/src/layers/layer.py, models/functional.py, trainers/trainer.py, optimizers/base_optimizer.py): these
-# come last, in this order, so that an attribute of the user's names a variable.
+# Attributes in which Keras 3 duplicates other attributes, or that are not part of the network
+# (keras/src/layers/layer.py, models/functional.py, trainers/trainer.py, optimizers/base_optimizer.py): they
+# are visited last, in this order, so that the user's attribute names a variable.
 _SECOND = (
     "_layers",
     "_operations",
@@ -283,7 +286,7 @@ _DICTS = ("ModuleDict", "ParameterDict")
 
 
 class LiveValue(NamedTuple):
-    """A value that the walk came to: its path, and the object whose attribute it is or lies below."""
+    """Visited value: its path, and the object with the attribute that contains it."""
 
     path: Path
     value: Any
@@ -292,7 +295,7 @@ class LiveValue(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class LiveWalk:
-    """How to walk: what is entered, whether at all, the order of attributes, the number of values."""
+    """Options of the walk: objects to enter, recursion, attribute order, maximum number of values."""
 
     enter: Predicate = holds_variables
     recursive: bool = True
@@ -300,11 +303,11 @@ class LiveWalk:
     most: int = MOST
 
     def found(self, root: Any) -> Iterator[LiveValue]:
-        """Go through every value below `root` by every path, in the order of `tf.Module._flatten`."""
+        """Yield every value under `root` by every path, in the order of `tf.Module._flatten`."""
         left = self.most
         entered: set[int] = set()
         above: set[int] = set()
-        # A number is the mark behind an object's last descendant.
+        # A number marks the end of an object's descendants.
         waiting: list[tuple[Path, Any] | int] = [((), root)]
         while waiting:
             visit = waiting.pop()
@@ -328,7 +331,7 @@ class LiveWalk:
                 waiting += reversed(below)
 
     def once(self, root: Any) -> Iterator[LiveValue]:
-        """Go through every value once, by the first path that `tf.Module.submodules` would see."""
+        """Yield every value once, by its first path in the order of `tf.Module.submodules`."""
         seen = {id(root)}
         waiting: list[tuple[Path, Any]] = [((), root)]
         while waiting:
@@ -344,7 +347,7 @@ class LiveWalk:
             waiting += reversed(below)
 
     def own(self, path: Path, value: Any) -> Iterator[tuple[Path, Any]]:
-        """Go through what an object holds itself, containers opened."""
+        """Yield an object's own values, with containers flattened."""
         if is_nested(value):
             yield from nest_leaves(path, value)
             return
@@ -353,7 +356,7 @@ class LiveWalk:
 
 
 def sorted_attributes(value: Any, order: SortKey | None = None) -> list[tuple[PathStep, Any]]:
-    """Return an object's attributes, sorted; those of torch's modules with what is registered in them."""
+    """Return an object's sorted attributes; for torch modules, the registered entries too."""
     if is_torch_module(value):
         return _torch_items(value, order)
     if is_torch_optimizer(value):
@@ -369,7 +372,7 @@ def sorted_attributes(value: Any, order: SortKey | None = None) -> list[tuple[Pa
 
 def _ignored_attributes(value: Any) -> frozenset[str]:
     if is_tf_module(value):
-        # tf_keras has names of its own there (tf_keras/src/engine/base_layer.py).
+        # tf_keras uses other names for them (tf_keras/src/engine/base_layer.py).
         said = getattr(type(value), "_TF_MODULE_IGNORED_PROPERTIES", _IGNORED)
         return frozenset(said)
     return _KERAS_IGNORED if holds_variables(value) else frozenset()
@@ -384,7 +387,7 @@ def _saved_order(name: str) -> tuple[int, str]:
 
 
 def _checkpoint_items(checkpoint: Any, order: SortKey | None) -> list[tuple[PathStep, Any]]:
-    """Return what a tf.train.Checkpoint saves, by keyword (tensorflow/python/checkpoint/checkpoint.py)."""
+    """Return the objects in a tf.train.Checkpoint by keyword (tensorflow/python/checkpoint/checkpoint.py)."""
     held = own_attributes(checkpoint)
     edges = [
         *held.get("_self_unconditional_checkpoint_dependencies", ()),
@@ -395,11 +398,11 @@ def _checkpoint_items(checkpoint: Any, order: SortKey | None) -> list[tuple[Path
 
 
 def _torch_items(module: Any, order: SortKey | None) -> list[tuple[PathStep, Any]]:
-    """Return what is registered in a torch.nn.Module as its attributes, then its other attributes.
+    """Return the registered entries of a torch.nn.Module as attributes, then its other attributes.
 
     Items of lists of modules or parameters are numbered, those of dicts of modules have raw keys
-    (torch/nn/modules/container.py). What `state_dict` names comes first: an LSTM keeps its weights a second
-    time in `_flat_weights`.
+    (torch/nn/modules/container.py). Entries of `state_dict` come first: an LSTM has its weights a
+    second time in `_flat_weights`.
     """
     held = own_attributes(module)
     registered = torch_registered(module)
@@ -417,9 +420,9 @@ def _torch_items(module: Any, order: SortKey | None) -> list[tuple[PathStep, Any
 
 
 def _recomputed_attributes(held: dict[str, Any]) -> set[str]:
-    """Return the attributes that torch computes anew before every forward pass.
+    """Return the attributes that torch recomputes before every forward pass.
 
-    Source: torch/nn/utils/weight_norm.py, spectral_norm.py, prune.py: a hook that knows its weight's name.
+    Source: torch/nn/utils/weight_norm.py, spectral_norm.py, prune.py: a hook with its weight's name.
     """
     hooks = (held.get("_forward_pre_hooks") or {}).values()
     said = [own_attributes(hook) for hook in hooks if package_of(hook) == "torch"]
@@ -430,7 +433,7 @@ _TORCH_PRIVATE = frozenset(("_parameters", "_buffers", "_modules", "_non_persist
 
 
 def torch_registered(module: Any) -> dict[str, Any]:
-    """Return a torch.nn.Module's parameters, buffers and modules by name, in the order of `state_dict`."""
+    """Return a torch.nn.Module's parameters, buffers and modules by name, in `state_dict` order."""
     held = own_attributes(module)
     found: dict[str, Any] = {}
     for kind in ("_parameters", "_buffers", "_modules"):
@@ -439,7 +442,7 @@ def torch_registered(module: Any) -> dict[str, Any]:
 
 
 def _torch_optimizer_items(optimizer: Any) -> list[tuple[PathStep, Any]]:
-    """Return what `Optimizer.state_dict` says: state by the parameter's number (torch/optim/optimizer.py)."""
+    """Return the state of `Optimizer.state_dict` by parameter number (torch/optim/optimizer.py)."""
     held = own_attributes(optimizer)
     groups = held.get("param_groups", [])
     numbers: dict[int, int] = {}
@@ -451,17 +454,16 @@ def _torch_optimizer_items(optimizer: Any) -> list[tuple[PathStep, Any]]:
     return [(attr("param_groups"), settings), (attr("state"), state)]
 
 
-# Roles of live tensors: parameter or buffer, saved or not, an optimizer's slot and whose, a counter.
+# Roles of live tensors: parameter or buffer, saved or not, slot variable with its parameter, counter.
 
-# The lists of slots that Keras's Adam has; others are called by the list's own name
-# (keras/src/optimizers/adam.py, rmsprop.py).
+# Slot lists of Keras's Adam; other slots use the list's own name (keras/src/optimizers/adam.py, rmsprop.py).
 _KINDS = {"_momentums": "m", "_velocities": "v", "_velocity_hats": "vhat", "momentums": "momentum"}
 _RMSPROP = {"_velocities": "rms", "_momentums": "momentum"}
 _OWN = frozenset(("_variables", "_trainable_variables"))
 
 
 class OptimizerSlot(NamedTuple):
-    """A slot variable's kind, and the parameter that it belongs to, or that parameter's name."""
+    """Kind of a slot variable, and its parameter or that parameter's name."""
 
     kind: str
     of: Any
@@ -472,7 +474,7 @@ Slots = Mapping[int, OptimizerSlot]
 
 
 def live_tensor_role(found: LiveValue) -> tuple[Role, bool | None]:
-    """Return the role of a tensor and whether it is trained; what no framework saves is "other"."""
+    """Return a tensor's role and whether it is trained; tensors that no framework saves are "other"."""
     if is_keras_optimizer(found.owner) or is_torch_optimizer(found.owner):
         return _optimizer_role(found)
     if is_torch_instance(found.value, "Tensor"):
@@ -495,7 +497,7 @@ def _optimizer_role(found: LiveValue) -> tuple[Role, bool | None]:
 
 def _torch_role(found: LiveValue) -> tuple[Role, bool | None]:
     if is_torch_module(found.owner):
-        # In a `state_dict` all steps are one key; a buffer's own name has no dot.
+        # In a `state_dict` all steps form one key; a buffer's own name has no dot.
         name = str(found.path[-1].value).rpartition(".")[2]
         held = own_attributes(found.owner)
         if (held.get("_buffers") or {}).get(name) is found.value:
@@ -506,20 +508,20 @@ def _torch_role(found: LiveValue) -> tuple[Role, bool | None]:
 
 
 def persistent_state(module: Any) -> dict[str, Any]:
-    """Return what a torch.nn.Module's own part of `state_dict` lists, and its modules."""
+    """Return the entries of a torch.nn.Module's own part of `state_dict`, and its modules."""
     without = own_attributes(module).get("_non_persistent_buffers_set") or ()
     return {name: value for name, value in torch_registered(module).items() if name not in without}
 
 
 def variable_name(value: Any) -> str | None:
-    """Return a variable's own name: the path of Keras 3, TensorFlow's without the number of the output."""
+    """Return a variable's own name: Keras 3's path, TensorFlow's name without the output number."""
     held = own_attributes(value)
     said = held.get("_path") or held.get("_handle_name") or held.get("_shared_name")
     return said.removesuffix(":0") if isinstance(said, str) else None
 
 
 def optimizer_slots(optimizer: Any) -> Slots:
-    """Return the slot variables of an optimizer by their objects' numbers; none for any other object."""
+    """Return an optimizer's slot variables by object id; empty for any other object."""
     if is_torch_optimizer(optimizer):
         return {
             id(value): OptimizerSlot(kind, parameter)
@@ -546,10 +548,10 @@ def optimizer_slots(optimizer: Any) -> Slots:
 
 
 def _slots_by_name(held: Mapping[str, Any]) -> dict[int, OptimizerSlot]:
-    """Return the slots of Keras 2's optimizers, which know their variables by name only.
+    """Return the slots of Keras 2's optimizers, which refer to their variables by name only.
 
-    Source: tf_keras/src/optimizers/optimizer.py (`Adam/m/dense/kernel`), legacy/optimizer_v2.py (`_slots`:
-    `Adam/dense/kernel/m`).
+    Source: tf_keras/src/optimizers/optimizer.py (`Adam/m/dense/kernel`), legacy/optimizer_v2.py
+    (`_slots`: `Adam/dense/kernel/m`).
     """
     found: dict[int, OptimizerSlot] = {}
     for edge, members in held.items():
@@ -557,7 +559,7 @@ def _slots_by_name(held: Mapping[str, Any]) -> dict[int, OptimizerSlot]:
             for variable in members:
                 if is_variable(variable):
                     kind, own = _KINDS.get(edge, edge.strip("_")), variable_name(variable) or ""
-                    # Without a name scope of the optimizer's: `m/dense/kernel`.
+                    # Without the optimizer's name scope: `m/dense/kernel`.
                     parts = own.split("/", 1 if own.startswith(f"{kind}/") else 2)
                     found[id(variable)] = OptimizerSlot(kind, None, parts[-1])
     for by_kind in (held.get("_slots") or {}).values():
@@ -567,36 +569,36 @@ def _slots_by_name(held: Mapping[str, Any]) -> dict[int, OptimizerSlot]:
     return found
 
 
-# A live tensor as a leaf: its type and shape now, its bytes when they are read.
+# A live tensor as a leaf: type and shape are read now, bytes on request.
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LiveSource:
-    """The value that a tensor has whenever it is read; a pickled one holds the bytes of that moment."""
+    """Current value of a tensor at each read; a pickled source contains the bytes of that moment."""
 
     tensor: Any
 
     def read(self) -> bytes:
         """Return a copy of the value: contiguous little-endian bytes, strings as u64 lengths before bytes.
 
-        Raise UnsupportedError where the tensor has no dense value that this process can see.
+        Raise UnsupportedError if the tensor has no dense value visible to this process.
         """
         tensor = unwrap_variable(self.tensor)
         return _torch_bytes(tensor) if is_torch_instance(tensor, "Tensor") else _tensor_bytes(tensor)
 
     def __reduce__(self) -> tuple[type[Inline], tuple[bytes]]:
-        """Leave the live object behind: what another process gets is the value."""
+        """Drop the live object when pickling: another process receives the value."""
         return Inline, (self.read(),)
 
 
 def dtype_and_shape(tensor: Any) -> tuple[str, Shape] | None:
-    """Return our name of the type, and the shape; None for what has neither (a lazy parameter)."""
+    """Return ckpttool's name of the type, and the shape; None if there is none (a lazy parameter)."""
     value = unwrap_variable(tensor)
     try:
         name = _type_name(value)
         shape = tuple(int(extent) for extent in _tensor_shape(value))
     except (AttributeError, TypeError, ValueError, RuntimeError):
-        # An unbuilt variable (None), a lazy Parameter, which raises RuntimeError when asked for its shape.
+        # An unbuilt variable (None); a lazy Parameter raises RuntimeError when its shape is read.
         return None
     return None if name is None else (name, shape)
 
@@ -605,7 +607,7 @@ def _type_name(value: Any) -> str | None:
     kind = value.dtype
     number = getattr(kind, "as_datatype_enum", None)
     if number is not None:
-        # References of TensorFlow 1's variables are numbered 100 higher (types.proto).
+        # References to TensorFlow 1 variables are numbered 100 higher (types.proto).
         row = dtypes.BY_TENSORFLOW.get(number % 100)
     elif is_torch_instance(value, "Tensor"):
         row = dtypes.BY_TORCH.get(str(kind).removeprefix("torch."))
@@ -617,13 +619,13 @@ def _type_name(value: Any) -> str | None:
 def _tensor_shape(value: Any) -> Any:
     shape = value.shape
     if hasattr(shape, "is_fully_defined") and not shape.is_fully_defined():
-        # tf.Variable(shape=tf.TensorShape(None)): only the value knows.
+        # tf.Variable(shape=tf.TensorShape(None)): only the value has a shape.
         return value.numpy().shape
     return shape
 
 
 def tensor_identity(tensor: Any) -> object:
-    """Return what two names of one value have in common: the object, for torch the view of a storage."""
+    """Return the identity that two names of one value share: the object, for torch the storage view."""
     value = unwrap_variable(tensor)
     if value is None:
         return id(tensor)
@@ -635,7 +637,7 @@ def tensor_identity(tensor: Any) -> object:
 def _storage_view(value: Any) -> object:
     if value.is_meta or str(value.layout) != "torch.strided" or not value.numel():
         return id(value)
-    # `state_dict` makes a new tensor for every name of a tied weight.
+    # `state_dict` creates a new tensor for every name of a tied weight.
     place = (value.data_ptr(), str(value.device), tuple(value.shape), tuple(value.stride()))
     return (*place, str(value.dtype), bool(value.is_conj()), bool(value.is_neg()))
 
@@ -673,7 +675,7 @@ def _tensor_bytes(tensor: Any) -> bytes:
     try:
         found = tensor.numpy() if hasattr(tensor, "numpy") else np.asarray(tensor)
     except (AttributeError, NotImplementedError, RuntimeError, ValueError) as error:
-        # A variable of TensorFlow 1's graphs, one that was deleted, one within a traced function.
+        # A TensorFlow 1 graph variable, a deleted one, or one inside a traced function.
         raise UnsupportedError(
             f"the value of a {type(tensor).__name__} cannot be read: {str(error).partition(chr(10))[0]}",
             hint="read it in eager mode, or save it and read the checkpoint",
@@ -691,7 +693,7 @@ _PLAIN = (bool, int, float, complex, str, bytes, type(None))
 
 
 class LiveTreeBuilder:
-    """The leaves found so far by path, and the first path of every value."""
+    """Leaves by path, and the first path of every value."""
 
     def __init__(self) -> None:
         self.first: dict[object, Path] = {}
@@ -700,11 +702,11 @@ class LiveTreeBuilder:
         self._aliases: dict[Path, list[Alias]] = {}
         self._slots: dict[Path, OptimizerSlot] = {}
         self._optimizers: dict[int, Slots] = {}
-        # What is known by its number stays alive until the tree is made, so that no number is given twice.
+        # Objects identified by id stay alive until the tree is complete, so that no id is reused.
         self._kept: list[Any] = []
 
     def add(self, found: LiveValue, name: str, alias: str | None, slot: OptimizerSlot | None = None) -> None:
-        """Take a value as a leaf of the native name `name`, or as an alias of the native name `alias`."""
+        """Add a value as a leaf with native name `name`, or as an alias with native name `alias`."""
         if isinstance(found.value, _PLAIN):
             self._leaves[found.path] = ValueLeaf(found.value)
             return
@@ -736,7 +738,7 @@ class LiveTreeBuilder:
         return self._optimizers[number].get(id(found.value))
 
     def tree(self) -> Tree:
-        """Return the tree; slots name their parameters by path, where those are in it."""
+        """Return the tree; slots refer to their parameters by path, where the tree contains those."""
         leaves = dict(self._leaves)
         named = {leaf.name: path for path, leaf in leaves.items() if isinstance(leaf, Leaf) and leaf.name}
         for path, slot in self._slots.items():
@@ -754,21 +756,21 @@ def _qualified_class(value: Any) -> str:
 
 # Objects that a framework would save with a live object, edge by edge.
 
-# tf.train.Checkpoint adds it when it saves, to whatever object (tensorflow/python/checkpoint/checkpoint.py).
+# tf.train.Checkpoint adds it to any object when it saves (tensorflow/python/checkpoint/checkpoint.py).
 COUNTER = ("save_counter",)
 
 
 def is_saver(value: object) -> bool:
-    """Say whether the object is one that a framework saves as a whole: a module, a variable, an optimizer."""
+    """Return whether a framework saves the object as a whole: a module, a variable, an optimizer."""
     return is_torch_module(value) or is_torch_optimizer(value) or is_trackable(value)
 
 
 def saved_children(value: Any) -> Mapping[str, Any]:
-    """Return what is saved below an object by the name of its edge; raise ValueError as TensorFlow does.
+    """Return an object's saved children by edge name; raise ValueError as TensorFlow does.
 
-    Of a trackable object that is what tf.train.Checkpoint asks (tensorflow/python/trackable/base.py,
-    `_trackable_children`), of a torch.nn.Module what `state_dict` goes through, of a plain container or
-    object all that it holds.
+    For a trackable object these are the ones of tf.train.Checkpoint
+    (tensorflow/python/trackable/base.py, `_trackable_children`), for a torch.nn.Module those of
+    `state_dict`, for a plain container or object all its entries.
     """
     if is_torch_module(value):
         return persistent_state(value)
@@ -782,14 +784,14 @@ def saved_children(value: Any) -> Mapping[str, Any]:
 
 
 def saves_children(value: Any) -> bool:
-    """Say whether `children` of the object are saved with it."""
+    """Return whether `children` of the object are saved with it."""
     return (is_saver(value) or is_nested(value)) and not is_tensor(value)
 
 
 def saved_tensors(root: Any, refused: dict[int, str], most: int = MOST) -> Iterator[LiveValue]:
-    """Go through the tensors that are saved with an object by every path, as `LiveWalk.found` goes.
+    """Yield the tensors that are saved with an object by every path, like `LiveWalk.found`.
 
-    An object that its framework refuses to save goes to `refused` with the reason.
+    An object that its framework refuses to save is added to `refused` with the reason.
     """
     left, entered, above = most, set[int](), set[int]()
     waiting: list[LiveValue | int] = [LiveValue((), root, root)]
@@ -817,22 +819,22 @@ def saved_tensors(root: Any, refused: dict[int, str], most: int = MOST) -> Itera
 
 
 def allowed_children(value: Any, refused: dict[int, str]) -> Mapping[str, Any]:
-    """Return an object's children, none if its framework refuses to save it: then say why in `refused`."""
+    """Return an object's children; none if its framework refuses to save it: `refused` gets the reason."""
     try:
         return saved_children(value)
     except ValueError as error:
-        # A list changed in another way than by append, a dict with keys that are no strings.
+        # A list changed by other means than append, or a dict with non-string keys.
         refused[id(value)] = str(error).strip().partition("\n")[0].partition(". ")[0]
         return {}
 
 
 def edge_key(name: str) -> PathStep:
-    """Return the step of an edge: those of lists are numbers."""
+    """Return the step of an edge: list items have numbers."""
     return index(int(name)) if name.isdecimal() else attr(name)
 
 
 def reachable_objects(roots: list[Any], refused: dict[int, str]) -> dict[int, Any]:
-    """Return all objects that are saved with the roots by their numbers, slot variables too."""
+    """Return all objects saved with the roots by id, including slot variables."""
     seen: dict[int, Any] = {}
     waiting = list(roots)
     while waiting:
@@ -852,12 +854,12 @@ def reachable_objects(roots: list[Any], refused: dict[int, str]) -> dict[int, An
 
 
 def keeps_slots(value: Any) -> bool:
-    """Say whether saving the object asks it for slot variables (tensorflow/python/checkpoint/util.py)."""
+    """Return whether saving the object requests its slot variables (tensorflow/python/checkpoint/util.py)."""
     return hasattr(type(value), "get_slot_names") and hasattr(type(value), "get_slot")
 
 
 def iter_slots(optimizer: Any, variables: list[Any]) -> Iterator[tuple[str, Any, Any]]:
-    """Go through the slots of an optimizer of Keras 2 or TensorFlow 1: kind, variable, slot variable."""
+    """Yield the slots of a Keras 2 or TensorFlow 1 optimizer: kind, variable, slot variable."""
     for kind in optimizer.get_slot_names():
         for variable in variables:
             found = slot_variable(optimizer, kind, variable)
@@ -866,7 +868,7 @@ def iter_slots(optimizer: Any, variables: list[Any]) -> Iterator[tuple[str, Any,
 
 
 def slot_variable(optimizer: Any, kind: str, variable: Any) -> Any:
-    """Return the slot variable of one kind for one variable, None if there is none."""
+    """Return the slot variable of one kind for one variable, or None."""
     try:
         return optimizer.get_slot(variable, kind)
     except KeyError:
@@ -874,7 +876,7 @@ def slot_variable(optimizer: Any, kind: str, variable: Any) -> Any:
 
 
 def edge_names(path: Path) -> Iterator[str]:
-    """Go through a path's names as edges have them: torch's dotted keys split, numbers as text."""
+    """Yield a path's names as edge names: torch's dotted keys split, numbers as text."""
     for place in path:
         if place.kind == "key" and isinstance(place.value, str):
             yield from place.value.split(".")
@@ -886,10 +888,10 @@ def edge_names(path: Path) -> Iterator[str]:
 
 
 def state_dict(obj: Any) -> Tree:
-    """Return what `obj.state_dict()` of a torch.nn.Module would list, under the same dotted keys.
+    """Return the entries of a torch.nn.Module's `state_dict()`, under the same dotted keys.
 
-    In a plain container each module's entries lie below its place there. No hook runs, and `get_extra_state`
-    is not asked. A second name of a tensor is an alias with a key.
+    In a plain container each module's entries are under its place. No hook runs, and `get_extra_state`
+    is not called. A second name of a tensor is an alias with a key.
     """
     made = LiveTreeBuilder()
     for place, module in _torch_roots(obj):
@@ -901,10 +903,10 @@ def state_dict(obj: Any) -> Tree:
 
 
 def object_graph(obj: Any) -> Tree:
-    """Return the variables that tf.train.Checkpoint would save with `obj`, by the paths of its object graph.
+    """Return the variables that tf.train.Checkpoint would save with `obj`, by object-graph path.
 
-    These are the paths by which a restore finds them; Keras 2 has edges of its own, such as
-    `layer_with_weights-0`. What TensorFlow refuses to save is left out (see `audit`).
+    A restore uses these paths; Keras 2 has edges of its own, e.g. `layer_with_weights-0`. Objects that
+    TensorFlow refuses to save are left out (see `audit`).
     """
     made = LiveTreeBuilder()
     keepers: dict[int, tuple[Path, Any]] = {}
@@ -933,7 +935,7 @@ def _torch_roots(obj: Any) -> Iterator[tuple[Path, Any]]:
 
 
 class TorchNames:
-    """The keys of torch's `state_dict`, by path and by tensor."""
+    """Keys of torch's `state_dict`, by path and by tensor."""
 
     def __init__(self, root: Any, most: int) -> None:
         self._paths: set[tuple[str, ...]] = set()
@@ -946,12 +948,12 @@ class TorchNames:
                 self._first.setdefault(tensor_identity(found.value), ".".join(names))
 
     def alias(self, found: LiveValue) -> str | None:
-        """Return the key under which torch lists a further path, if it lists that."""
+        """Return torch's key for a further path, if it has one."""
         names = tuple(str(step.value) for step in found.path)
         return ".".join(names) if names in self._paths else None
 
     def leaf(self, found: LiveValue) -> str:
-        """Return the key of a leaf; for what torch does not list, the path joined."""
+        """Return the key of a leaf; without a torch key, the joined path."""
         names = tuple(str(step.value) for step in found.path)
         if not is_torch_instance(found.value, "Tensor"):
             return "/".join(names)
@@ -971,14 +973,21 @@ def flatten_with_path(
     enter: Predicate | None = None,
     most: int = MOST,
 ) -> Tree:
-    """Return what a live module, or a plain container of modules, holds: a tree of leaves read when asked.
+    """Return the values of a live module, or plain container of modules, as a tree of lazy leaves.
 
-    Paths and their order are those of `tf.Module._flatten(with_path=True)`; the first path of a value is its
-    leaf, further ones are aliases. `predicate` is asked about every value and not only tensors, which is what
-    None takes; `recursive` False stays with the object's own. `enter` says which objects are entered: None
-    enters modules, layers, optimizers, metrics and other trackable objects, where TensorFlow enters
-    tf.Modules only. After `most` values objects that were entered before are not entered again, so that
-    every value keeps its first path. Raise UsageError for a tensor, which has no path.
+    Paths and their order equal `tf.Module._flatten(with_path=True)`; the first path of a value is its
+    leaf, further ones are aliases. Raise UsageError for a tensor, which has no path.
+
+    Args:
+        obj: the module or container.
+        predicate: selects values of any kind; None selects tensors.
+        recursive: False includes only the object's own values.
+        attribute_traversal_key: sort key of the attributes, as in `tf.Module._flatten`.
+        enter: selects objects to enter; None enters modules, layers, optimizers, metrics and other
+            trackable objects, where TensorFlow enters tf.Modules only.
+        most: after this many values, objects that were entered before are not entered again, so that
+            every value keeps its first path.
+
     """
     if is_tensor(obj):
         raise UsageError("a tensor has nothing below it", hint="flatten a list or dict that holds it")
@@ -992,6 +1001,6 @@ def flatten_with_path(
 
 
 def submodules(obj: Any) -> dict[Path, Any]:
-    """Return every module below a live object by its first path, in the order of `tf.Module.submodules`."""
+    """Return every module under a live object by first path, in the order of `tf.Module.submodules`."""
     walk = LiveWalk()
     return {found.path: found.value for found in walk.once(obj) if is_module(found.value)}

@@ -1,7 +1,7 @@
-"""Messages between a process and the one that started it: lines of JSON over pipes, answered in order.
+"""Exchange messages between parent and child process: JSON lines over pipes, answered in order.
 
-`{"id", "do", ...}` is answered by `{"id", "ok"}` or `{"id", "error"}`. The syntax is Python 3.7's, and so is
-that of what is imported here: other environments' interpreters run it.
+`{"id", "do", ...}` is answered by `{"id", "ok"}` or `{"id", "error"}`. The syntax is Python 3.7's,
+here and in imported modules: interpreters of other environments run this code.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ FACTS = ("message", "file", "path", "offset", "expected", "found", "hint")
 
 
 def encode_line(message: Message) -> bytes:
-    """Return a message as one line."""
+    """Encode a message as one line."""
     return json.dumps(message).encode() + b"\n"
 
 
 def decode_error(facts: Message) -> CkpttoolError:
-    """Return the error that the other side met, of its own kind."""
+    """Return the error of the other side, with its original class."""
     kinds = {kind.kind: kind for kind in _iter_subclasses(CkpttoolError)}
     kind = kinds.get(facts["kind"], WorkerError)
     return kind(facts["message"], **{name: facts.get(name) for name in FACTS if name != "message"})
@@ -38,7 +38,7 @@ def _iter_subclasses(kind: Type[CkpttoolError]) -> Iterator[Type[CkpttoolError]]
 
 
 def serve(session: Any, handlers: Mapping[str, Handler], requests: IO[bytes], answers: IO[bytes]) -> None:
-    """Answer every request by the handler that its `do` names, until the parent closes the pipe."""
+    """Answer every request with the handler named by its `do`, until the parent closes the pipe."""
     for given in requests:
         message = json.loads(given)
         try:
@@ -51,7 +51,7 @@ def serve(session: Any, handlers: Mapping[str, Handler], requests: IO[bytes], an
 
 
 def encode_error(error: Exception) -> Message:
-    """Return what `error_of` makes an error of again."""
+    """Return the fields from which `error_of` rebuilds an error."""
     if isinstance(error, CkpttoolError):
         return dict({name: getattr(error, name) for name in FACTS}, kind=error.kind)
     return {"kind": WorkerError.kind, "message": f"{type(error).__name__}: {error}"}
@@ -59,7 +59,7 @@ def encode_error(error: Exception) -> Message:
 
 @contextmanager
 def message_pipes() -> Iterator[Tuple[IO[bytes], IO[bytes]]]:  # noqa: UP006 - as above
-    """Keep the pipes for messages: what a framework prints goes to the standard error."""
+    """Reserve the pipes for messages: output of a framework goes to standard error."""
     with open(os.dup(0), "rb") as requests, open(os.dup(1), "wb") as answers:
         os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
         os.dup2(2, 1)

@@ -1,4 +1,4 @@
-"""Child process that builds a user's model."""
+"""Build a user's model in a child process."""
 
 from __future__ import annotations
 
@@ -16,29 +16,29 @@ from ckpttool.core.errors import UnsupportedError, UsageError, WorkerError
 from ckpttool.networks.messages import Message, message_pipes, serve
 from ckpttool.networks.tracing import TorchTrace, Trace, create_tracer
 
-# What one call of a model shows: which layers flatten an image before a dense layer.
+# Evidence from one call of a model: the layers that flatten an image before a dense layer.
 
 _IMAGE, _SEQUENCE, _VECTOR = 4, 3, 2
 _MOST_FOLLOWED = 2_000
 
 
 class CallLog:
-    """The calls of a model's modules and functions in order: who, the shape it took, the shape it gave."""
+    """Calls of a model's modules and functions in order: module id, input shape, output shape."""
 
     def __init__(self) -> None:
         self.seen: list[tuple[int, tuple[int, ...], tuple[int, ...]]] = []
-        # Vectors that no longer are an image's numbers, of whatever width, and by number the calls that take
-        # one. They are kept: an id is not given twice.
+        # Vectors that are no longer an image's numbers, whatever their width, and the numbers of the calls
+        # with such an input. They are kept, because an id may be reused.
         self._mixed: dict[int, Any] = {}
         self._taking: set[int] = set()
-        # Modules with tensors in the order of their first calls, and as bits those that came before each
-        # one and before each tensor, which is kept.
+        # Modules with tensors in the order of their first calls, and as bits the modules before each one and
+        # before each tensor. The tensors are kept, because an id may be reused.
         self._order: dict[int, int] = {}
         self._before: list[int] = []
         self._flow: dict[int, tuple[Any, int]] = {}
 
     def flow(self, module: Any, given: Any, made: Any) -> None:
-        """Note which modules have a part in what a module or function (None) makes of what it is given."""
+        """Record which modules contribute to the output of a module or function (None)."""
         before = 0
         for tensor in _iter_tensors(given):
             before |= self._flow.get(id(tensor), (None, 0))[1]
@@ -52,7 +52,7 @@ class CallLog:
             self._flow[id(tensor)] = tensor, before | self._flow.get(id(tensor), (None, 0))[1]
 
     def order(self) -> dict[int, dict[str, Any]]:
-        """Return by module the number of its first call, and as hexadecimal bits the calls that it needs."""
+        """Return per module the number of its first call, and as hex bits the calls that it depends on."""
         if len(self._order) == _MOST_FOLLOWED:
             return {}
         return {
@@ -61,7 +61,7 @@ class CallLog:
         }
 
     def note(self, module: Any, given: Any, made: Any) -> None:
-        """Note one call; what is no tensor is passed over."""
+        """Record one call; values that are not tensors are ignored."""
         taken, gave = _first_shape(given), _first_shape(made)
         if not (taken and gave):
             return
@@ -73,11 +73,11 @@ class CallLog:
         self.seen.append((id(module), taken, gave))
 
     def flattened(self) -> dict[int, list[int]]:
-        """Return by module the shape, without its batch, of the image that the module takes as one axis.
+        """Return per module the shape, without batch, of the image that the module receives flattened.
 
-        That is the last image before it if it has as many elements and more than one place; no shape says
-        that the module takes a vector that something else gave. Of others nothing is known: where a sequence
-        is flattened, its channels may stand first or last.
+        That is the last image before it if it has as many elements and more than one position; an empty
+        shape means that the module receives a vector from another source. Other modules are left out:
+        where a sequence is flattened, its channels may be first or last.
         """
         found: dict[int, list[int]] = {}
         image: tuple[int, ...] = ()
@@ -99,23 +99,23 @@ class CallLog:
 
 
 class ModuleProbes:
-    """Modules of a program's own classes, called once more by themselves to see what they compute.
+    """Modules of user-defined classes, called once more in isolation to determine their function.
 
-    No class tells whether such a module multiplies x @ W or W @ x, or whether its two vectors are a norm's:
-    its results for numbers of our own do.
+    The class does not show whether such a module multiplies x @ W or W @ x, or whether its two vectors
+    are a norm's: its results for generated numbers do.
     """
 
     def __init__(self) -> None:
         self._given: dict[int, tuple[Any, Any]] = {}
 
     def note(self, module: Any, given: Any) -> None:
-        """Note a module and the one tensor that it takes; what takes several is not called again."""
+        """Record a module with its one input tensor; modules with several are not called again."""
         tensors = list(_iter_tensors(given))
         if len(tensors) == 1 and len(_first_shape(tensors[0])) > 1 and len(self._given) < _MOST_PROBED:
             self._given.setdefault(id(module), (module, tensors[0]))
 
     def found(self, tensors: Any, compute: Any) -> dict[int, dict[str, Any]]:
-        """Return by module what it computes: `tensors(module)` by name, `compute(module, array, like)`."""
+        """Return each module's function: `tensors(module)` by name, `compute(module, array, like)`."""
         found = {}
         for number, (module, like) in self._given.items():
             try:
@@ -135,9 +135,9 @@ _EPSILONS = (1e-3, 1e-4, 1e-5, 1e-6, 1e-8, 1e-12)
 
 
 def probe_module(tensors: dict[str, Any], shape: tuple[int, ...], compute: Any) -> dict[str, Any]:
-    """Return what a module computes from its tensors: its `kind`, the `form` of its matrix, its `epsilon`.
+    """Return a module's function of its tensors: its `kind`, the `form` of its matrix, its `epsilon`.
 
-    Without a `kind` it is none of the layers that are compared.
+    Without a `kind` it matches none of the compared layers.
     """
     import numpy as np
 
@@ -172,7 +172,7 @@ def _as_matrix(np: Any, x: Any, matrix: Any, biases: list[Any], compute: Any) ->
 
 
 def _iter_activations(np: Any, x: Any) -> Any:
-    """Go through the results of the usual activations."""
+    """Yield the results of common activations."""
     sigmoid = 1 / (1 + np.exp(-x))
     yield from (x, np.maximum(x, 0), np.tanh(x), sigmoid, x * sigmoid, np.exp(x), np.log1p(np.exp(x)))
     yield np.where(x > 0, x, np.exp(np.minimum(x, 0)) - 1)
@@ -205,7 +205,7 @@ def _is_close(np: Any, one: Any, other: Any) -> bool:
 
 
 def call_facts(calls: CallLog, trace: Any) -> dict[int, dict[str, Any]]:
-    """Return by module what a call tells: `orders` of what it takes and makes, or, untraced, `flatten`."""
+    """Return the facts of a call per module: `orders` of inputs and outputs or, untraced, `flatten`."""
     found = calls.order()
     orders = trace.orders()
     key = "orders" if orders else "flatten"
@@ -222,12 +222,12 @@ def _element_count(shape: tuple[int, ...]) -> int:
 
 
 def _mixes(module: Any) -> bool:
-    """Say whether a module has a matrix of its own: what it gives is in no order of what it takes."""
+    """Return whether a module has its own matrix, which mixes the order of its input."""
     return any(len(_first_shape(each)) > 1 for each in _own_tensors(module))
 
 
 def _own_tensors(module: Any) -> list[Any]:
-    """Return a module's own tensors: parameters of torch's, all weights of a layer of Keras."""
+    """Return a module's own tensors: a torch module's parameters, all weights of a Keras layer."""
     held = getattr(module, "_parameters", None)
     return list(held.values()) if isinstance(held, dict) else list(getattr(module, "weights", None) or ())
 
@@ -253,23 +253,23 @@ def _first_shape(value: Any) -> tuple[int, ...]:
     try:
         return tuple(1 if extent is None else int(extent) for extent in value.shape)
     except (AttributeError, TypeError, ValueError, RuntimeError):
-        return ()  # no tensor, one of unknown rank, or a lazy parameter
+        return ()  # not a tensor, a tensor of unknown rank, or a lazy parameter
 
 
 def zero_inputs(numpy: Any, shapes: list[list[int]], dtype: str) -> list[Any]:
-    """Return one array of zeros for each shape, with a batch of one."""
+    """Return one array of zeros per shape, with a batch of one."""
     return [numpy.zeros((1, *shape), dtype) for shape in shapes]
 
 
-# The factory that a user names as `package.module:factory`.
+# The user's factory, named as `package.module:factory`.
 
 _SHOWN = 300
 
 
 def call_factory(name: str, arguments: Any) -> Any:
-    """Return what the factory of that name makes; `arguments` is None, a list or a dict (by keyword).
+    """Return the result of the named factory; `arguments` is None, a list or a dict (by keyword).
 
-    Raise UsageError in one sentence when there is no such module or factory, or when it raises.
+    Raise a one-line UsageError if the module or factory does not exist, or if it raises.
     """
     where, colon, what = name.partition(":")
     if not (where and colon and what):
@@ -291,7 +291,7 @@ def call_factory(name: str, arguments: Any) -> Any:
 
 
 def find_user_module(name: str) -> None:
-    """Let imports find a user's module in the working directory; raise UsageError if one is installed too."""
+    """Make a module in the working directory importable; raise UsageError if one is installed too."""
     other = search_paths.enable_user_module(name)
     if other is not None:
         raise UsageError(
@@ -323,12 +323,12 @@ def _import_module(where: str, name: str) -> Any:
 
 
 def class_bases(value: Any) -> frozenset[tuple[str, str]]:
-    """Return every base of the object's class as the package that it comes from and its name."""
+    """Return the package and the name of every base class of the object."""
     return frozenset((base.__module__.partition(".")[0], base.__name__) for base in type(value).__mro__)
 
 
 def framework_class(value: Any) -> str:
-    """Return the name of the first base that is a framework's own class; of Transformers' Conv1D, in full."""
+    """Return the name of the first framework base class; of Transformers' Conv1D, the full name."""
     for base in type(value).__mro__:
         if base.__module__.startswith("transformers.") and base.__name__ in ("Conv1D", "TFConv1D"):
             return f"{base.__module__}.{base.__name__}"
@@ -338,7 +338,7 @@ def framework_class(value: Any) -> str:
 
 
 def has_own_call(value: Any, method: str) -> bool:
-    """Say whether a program's own class, above the first of a framework, defines what a call computes."""
+    """Return whether a user-defined class above the first framework class defines the forward pass."""
     for base in type(value).__mro__:
         if base.__module__.partition(".")[0] in ("torch", "keras", "tf_keras", "tensorflow", "sonnet"):
             return False
@@ -348,10 +348,11 @@ def has_own_call(value: Any, method: str) -> bool:
 
 
 def model_framework(value: Any) -> str | None:
-    """Return whose model the object is: torch, keras or tensorflow."""
+    """Return the framework of the model: torch, keras or tensorflow."""
     found = class_bases(value)
-    # Keras 2 lies within tensorflow until 2.12 (tensorflow.python.keras) or comes as keras or tf_keras. What
-    # Keras 3 makes to compute with torch is a torch.nn.Module too, in which its layers cannot be told.
+    # Keras 2 is inside tensorflow until 2.12 (tensorflow.python.keras), or is installed as keras or tf_keras.
+    # A Keras 3 model with the torch backend is a torch.nn.Module too, but its layers cannot be identified
+    # there.
     if any((top, "Layer") in found for top in ("keras", "tf_keras", "tensorflow", "tensorflow_core")):
         return "keras"
     if ("torch", "Module") in found:
@@ -362,18 +363,18 @@ def model_framework(value: Any) -> str | None:
 
 
 def is_model(value: Any) -> bool:
-    """Say whether the object is a model already and no factory."""
+    """Return whether the object is already a model, not a factory."""
     return not isinstance(value, type) and model_framework(value) is not None
 
 
 def last_error_line(error: BaseException) -> str:
-    """Return an error as a traceback ends: its type and the last line of its text."""
+    """Return an error like the end of a traceback: its type and the last line of its text."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return "{}: {}".format(type(error).__name__, lines[-1][:_SHOWN] if lines else "no reason given")
 
 
 def plain_settings(held: Any) -> dict[str, Any]:
-    """Return those of an object's attributes or settings that are plain numbers, words and shapes."""
+    """Return the attributes or settings of an object that are plain numbers, words or shapes."""
     return {
         name: list(value) if isinstance(value, (list, tuple)) else value
         for name, value in held.items()
@@ -387,15 +388,15 @@ def _is_plain(value: Any) -> bool:
     return isinstance(value, (bool, int, float, str)) and len(str(value)) < 100
 
 
-# A tf.Module: described by its attributes, saved and restored as TensorFlow's objects.
+# A tf.Module: described by its attributes, saved and restored as a TensorFlow object.
 
 
 def build_tensorflow(
     model: Any, shapes: list[list[int]], guessed: list[list[int]]
 ) -> dict[int, dict[str, Any]]:
-    """Call a module if shapes are given or it has no variables yet; return what its products show.
+    """Call a module if shapes are given or it has no variables yet; return the facts from its products.
 
-    A tf.Module calls no layers: each variable by which something is multiplied stands for its module.
+    A tf.Module calls no layers: each variable used as a factor represents its module.
     """
     if not shapes and _has_variables(model):
         return {}
@@ -425,12 +426,12 @@ def build_tensorflow(
 def _has_variables(model: Any) -> bool:
     try:
         return bool(model_variables(model))
-    except ValueError:  # Sonnet's way of saying that there are none yet (sonnet/src/base.py)
+    except ValueError:  # Sonnet's marker that there are no variables yet (sonnet/src/base.py).
         return False
 
 
 def call_model(model: Any, shapes: list[list[int]], trace: Any = None) -> None:
-    """Call a model of TensorFlow or Keras with zeros, followed by `trace`; raise UsageError if that fails."""
+    """Call a TensorFlow or Keras model with zeros, traced by `trace`; raise UsageError if that fails."""
     import numpy
 
     if not shapes:
@@ -463,7 +464,7 @@ def call_model(model: Any, shapes: list[list[int]], trace: Any = None) -> None:
 
 
 def model_variables(model: Any) -> list[Any]:
-    """Return the variables of a module, then those of Keras 3's layers in it, which are no tf.Modules."""
+    """Return a module's variables, then those of its Keras 3 layers, which are not tf.Modules."""
     found = {id(variable): variable for variable in model.variables}
     for _, module in _iter_modules(model):
         if not is_tf_module(module):
@@ -472,7 +473,7 @@ def model_variables(model: Any) -> list[Any]:
 
 
 def describe_tensorflow(model: Any) -> list[dict[str, Any]]:
-    """Return every module by its first path; a tensor is named by its number in `variables(model)`."""
+    """Return every module by first path; a tensor's name is its number in `variables(model)`."""
     numbers = {id(variable): place for place, variable in enumerate(model_variables(model))}
     return [
         {
@@ -489,7 +490,7 @@ def describe_tensorflow(model: Any) -> list[dict[str, Any]]:
 
 
 def _iter_modules(model: Any) -> Iterator[tuple[list[str], Any]]:
-    """Go through a module and those in it, Keras 3's layers too, each by its first path."""
+    """Yield a module and its descendants, Keras 3 layers too, each by its first path."""
     seen = {id(model)}
     waiting = [([], model)]  # type: list[tuple[list[str], Any]]
     while waiting:
@@ -503,13 +504,13 @@ def _iter_modules(model: Any) -> Iterator[tuple[list[str], Any]]:
                 seen.add(id(value))
                 below.append(([*path, *name], value))
             elif model_framework(value) == "keras" and not isinstance(value, type):
-                # They are given each once, and stay in the order in which they are found.
+                # Each is yielded once, in order of discovery.
                 below += list(iter_keras_layers([*path, *name], value, seen))
         waiting = below + waiting
 
 
 def _module_attributes(module: Any) -> dict[str, Any]:
-    # `_self_...` is TensorFlow's own bookkeeping (tensorflow/python/trackable/autotrackable.py).
+    # `_self_...` attributes are TensorFlow's bookkeeping (tensorflow/python/trackable/autotrackable.py).
     return {name: value for name, value in vars(module).items() if not name.startswith("_self_")}
 
 
@@ -522,12 +523,12 @@ def _own_variables(module: Any, numbers: dict[int, int]) -> list[list[Any]]:
 
 
 def is_tf_module(value: Any) -> bool:
-    """Say whether the object is a tf.Module."""
+    """Return whether the object is a tf.Module."""
     return any((top, "Module") in class_bases(value) for top in ("tensorflow", "tensorflow_core"))
 
 
 def iter_attributes(held: Any) -> Iterator[tuple[list[str], Any]]:
-    """Go through what attributes hold, lists and dicts opened, by the names that lead there."""
+    """Yield the values in attributes, lists and dicts by the names on the way."""
     for name, value in held.items():
         yield from _open_containers([str(name)], value, 4)
 
@@ -544,7 +545,7 @@ def _open_containers(path: list[str], value: Any, depth: int) -> Iterator[tuple[
 
 
 def number_variables(model: Any) -> bool:
-    """Fill every variable with its own number, so that its place in a file can be seen."""
+    """Fill every variable with its own number, so that its position in a file can be identified."""
     for place, variable in enumerate(model_variables(model)):
         # Keras 3's variables name their types.
         dtype = getattr(variable.dtype, "as_numpy_dtype", variable.dtype)
@@ -553,7 +554,7 @@ def number_variables(model: Any) -> bool:
 
 
 def numbered_array(place: int, shape: Any, dtype: Any) -> Any:
-    """Return an array of the shape whose elements' bits are the number: every type has enough of them."""
+    """Return an array whose elements have the number's bits: every type has enough bits."""
     import numpy
 
     width = numpy.dtype(dtype).itemsize
@@ -568,7 +569,7 @@ def save_tensorflow(model: Any, file: str, form: str) -> str:
 
 
 def load_tensorflow(model: Any, file: str, form: str) -> None:
-    """Restore the prefix; raise AssertionError unless every value has its variable and the reverse."""
+    """Restore from the prefix; raise AssertionError unless values and variables match one to one."""
     del form
     _make_checkpoint(model).restore(file).assert_consumed()
 
@@ -583,20 +584,20 @@ def _make_checkpoint(model: Any) -> Any:
         ) from None
 
 
-# A Keras model of any age: built, described layer by layer, saved as objects or as a weights file.
+# A Keras model of any version: built, described layer by layer, saved as objects or a weights file.
 
 _SOME = 8
 _OWN = ("_trainable_variables", "_non_trainable_variables", "_trainable_weights", "_non_trainable_weights")
 
 
 def build_keras(model: Any, shapes: list[list[int]], guessed: list[list[int]]) -> dict[int, dict[str, Any]]:
-    """Call the model if it has no weights yet; return what a call tells of layers (see call_facts).
+    """Call the model if it has no weights yet; return the facts of the call (see call_facts).
 
-    Raise UsageError when it has none and no shape is known, or cannot be called.
+    Raise UsageError if it has no weights and no shape is known, or if it cannot be called.
     """
     has_weights = bool(model.weights) and bool(getattr(model, "built", True))
     if has_weights and not shapes and not _is_eager():
-        return {}  # a call would add to TensorFlow's one graph
+        return {}  # a call would add to TensorFlow's single graph
     wanted = shapes or ([] if not has_weights else _input_shapes(model)) or ([] if has_weights else guessed)
     if has_weights and not wanted:
         return {}
@@ -621,7 +622,7 @@ def _follow_keras_call(model: Any, wanted: list[list[int]], *, required: bool) -
                 _note_keras_call(trace, self, args[0], made)
         return made
 
-    # Called layer by layer, a functional model shows what each of them takes.
+    # Calling a functional model layer by layer shows each layer's input.
     layer.__call__ = outer
     try:
         call_model(model, wanted, trace)
@@ -639,7 +640,7 @@ def _follow_keras_call(model: Any, wanted: list[list[int]], *, required: bool) -
 
 
 def _keras_weights(layer: Any) -> dict[str, Any]:
-    """Return a layer's own weights by name, as arrays; raise ValueError if it has layers besides."""
+    """Return a layer's own weights by name as arrays; raise ValueError if it contains layers."""
     variables = list(layer.weights)
     if any(is_keras_layer(value) for _, value in iter_attributes(vars(layer))):
         raise ValueError("a layer with others in it")
@@ -654,7 +655,7 @@ def _compute_keras(layer: Any, x: Any, like: Any) -> Any:
 
 
 def _keras_backend(model: Any) -> str:
-    """Return the framework that computes a model of Keras."""
+    """Return the framework behind a Keras model."""
     if not is_tf_module(model) and "keras" in sys.modules and ("keras", "Layer") in class_bases(model):
         config: Any = getattr(sys.modules["keras"], "config", None)
         if hasattr(config, "backend"):
@@ -663,7 +664,7 @@ def _keras_backend(model: Any) -> str:
 
 
 def _note_keras_call(trace: Trace, layer: Any, given: Any, made: Any) -> None:
-    """Note a call of a layer with weights of its own."""
+    """Record a call of a layer with its own weights."""
     axis = getattr(layer, "axis", -1)
     first = getattr(layer, "data_format", None) == "channels_first"
     place = 1 if first else axis if isinstance(axis, int) else -1
@@ -672,7 +673,7 @@ def _note_keras_call(trace: Trace, layer: Any, given: Any, made: Any) -> None:
 
 
 def _input_shapes(model: Any) -> list[list[int]]:
-    """Return the shapes that a model knows of its inputs; a free axis gets some length."""
+    """Return the input shapes that the model defines; a free axis gets an arbitrary length."""
     try:
         found = [tuple(each.shape) for each in model.inputs or ()]
     except (AttributeError, TypeError, ValueError):
@@ -681,7 +682,7 @@ def _input_shapes(model: Any) -> list[list[int]]:
 
 
 def describe_keras(model: Any) -> list[dict[str, Any]]:
-    """Return every layer by its first path; a tensor is named by its number in `model.weights`."""
+    """Return every layer by first path; a tensor's name is its number in `model.weights`."""
     numbers = {id(variable): place for place, variable in enumerate(model.weights)}
     modules = []
     for path, layer in iter_keras_layers([], model, set()):
@@ -699,30 +700,30 @@ def describe_keras(model: Any) -> list[dict[str, Any]]:
 
 
 def iter_keras_layers(path: list[str], layer: Any, seen: set[int]) -> Iterator[tuple[list[str], Any]]:
-    """Go through a layer and those in it: by its attributes, then by their names, each once."""
+    """Yield a layer and its descendants, by attribute and then by name, each once."""
     seen.add(id(layer))
     yield path, layer
     held = {name: value for name, value in vars(layer).items() if not name.startswith("_")}
     below = [(name, value) for name, value in iter_attributes(held) if is_keras_layer(value)]
-    # A Sequential or functional model keeps its layers in the order of use.
+    # A Sequential or functional model lists its layers in order of use.
     listed = getattr(layer, "layers", None)
     below += [([each.name], each) for each in listed or () if is_keras_layer(each)]
     hidden = [(name, value) for name, value in iter_attributes(vars(layer)) if is_keras_layer(value)]
-    # Private lists name once more what private attributes name.
+    # Private lists repeat the values of private attributes.
     for name, each in below + sorted(hidden, key=lambda found: len(found[0])):
         if id(each) not in seen:
             yield from iter_keras_layers([*path, *name], each, seen)
 
 
 def is_keras_layer(value: Any) -> bool:
-    """Say whether the object is a layer of Keras."""
+    """Return whether the object is a Keras layer."""
     return any(
         (top, "Layer") in class_bases(value) for top in ("keras", "tf_keras", "tensorflow", "tensorflow_core")
     )
 
 
 def own_keras_weights(layer: Any, numbers: dict[int, int]) -> list[list[Any]]:
-    """Return the layer's own weights: the name of each and its number."""
+    """Return the name and number of each of the layer's own weights."""
     names = {
         id(value): name[-1].lstrip("_")
         for name, value in iter_attributes(vars(layer))
@@ -740,7 +741,7 @@ def _attribute_name(layer: Any, variable: Any) -> str | None:
 
 
 def keras_settings(layer: Any) -> dict[str, Any]:
-    """Return the plain settings of a layer."""
+    """Return the layer's plain settings."""
     try:
         said = layer.get_config()
     except Exception:  # noqa: BLE001 - a user's layer need not know its own settings
@@ -749,13 +750,13 @@ def keras_settings(layer: Any) -> dict[str, Any]:
 
 
 def number_keras_weights(model: Any) -> bool:
-    """Fill every weight with its own number, so that its place in a file can be seen."""
+    """Fill every weight with its own number, so that its position in a file can be identified."""
     model.set_weights([numbered_array(n, w.shape, w.dtype) for n, w in enumerate(model.get_weights())])
     return True
 
 
 def save_keras(model: Any, file: str, form: str) -> str:
-    """Write the model as TensorFlow's objects or as a `.weights.h5` file; return the prefix or the file."""
+    """Write the model as TensorFlow objects or a `.weights.h5` file; return the prefix or the file."""
     if form == "keras":
         model.save_weights(file + ".weights.h5")
         return file + ".weights.h5"
@@ -766,26 +767,26 @@ def save_keras(model: Any, file: str, form: str) -> str:
 
 
 def load_keras(model: Any, file: str, form: str) -> None:
-    """Load the file; raise whatever Keras or TensorFlow raises unless every weight is in it."""
+    """Load the file; raise the error of Keras or TensorFlow unless it contains every weight."""
     if form == "keras":
         model.load_weights(file)
     elif _saves_from_session(model):
         status = model.load_weights(file)
         if _tensorflow_version() >= (2, 0):
-            # TensorFlow 1 also asks for what holds no values; the comparison that follows is the proof there.
+            # TensorFlow 1 also requests objects without values; the comparison afterwards is the proof there.
             status.assert_consumed()
     else:
         load_tensorflow(model, file, form)
 
 
 def _saves_from_session(model: Any) -> bool:
-    """Say whether Keras keeps the session that an old TensorFlow would save from."""
+    """Return whether Keras has the session that an old TensorFlow saves from."""
     if not is_tf_module(model) and ("keras", "Layer") in class_bases(model):
         backend = sys.modules["keras"].config.backend()
         if backend != "tensorflow":
             raise UnsupportedError(f"this Keras computes with {backend}", hint="--to keras")
         return False
-    # Before 2.4 tf.train.Checkpoint takes no object as its root.
+    # Before 2.4 tf.train.Checkpoint accepts no root object.
     return _tensorflow_version() < (2, 4) or not _is_eager()
 
 
@@ -803,10 +804,10 @@ def _is_eager() -> bool:
 
 
 def build_torch(model: Any, shapes: list[list[int]], guessed: list[list[int]]) -> dict[int, dict[str, Any]]:
-    """Give lazy parameters their shapes by a call; return what a call tells of modules (see call_facts).
+    """Materialise lazy parameters by a call; return the facts of the call (see call_facts).
 
-    `shapes` are the inputs' without their batch, as the user gives them. Raise UsageError when the model
-    cannot be called with them.
+    `shapes` are the inputs' without batch, as given by the user. Raise UsageError if the model cannot
+    be called with them.
     """
     lazy = [n for n, p in model.named_parameters() if type(p).__name__ == "UninitializedParameter"]
     if lazy and not (shapes or guessed):
@@ -816,7 +817,7 @@ def build_torch(model: Any, shapes: list[list[int]], guessed: list[list[int]]) -
             hint="--input-shape 17 or --input-shape 4,84,84 tells what it is called with",
         )
     if not (shapes or lazy):
-        # A configuration tells of images whose channels stand last.
+        # A configuration indicates images with channels last.
         for each in _guess_shapes(guessed):
             try:
                 return _drop_input_orders(_follow_torch_call(model, each), each)
@@ -829,9 +830,10 @@ def build_torch(model: Any, shapes: list[list[int]], guessed: list[list[int]]) -
 def _drop_input_orders(
     told: dict[int, dict[str, Any]], guessed: list[list[int]]
 ) -> dict[int, dict[str, Any]]:
-    """Return what a call tells, without the order of vectors of a guessed length.
+    """Return the facts of a call, without the order of vectors of guessed length.
 
-    A module that takes one may take a flattened image, which a model that flattens takes as a vector too.
+    A module with such an input may receive a flattened image: a model that flattens accepts a vector
+    too.
     """
     vectors = [[[1, shape[0]]] for shape in guessed if len(shape) == 1]
     for each in told.values():
@@ -878,7 +880,7 @@ def _follow_torch_call(model: Any, shapes: list[list[int]]) -> dict[int, dict[st
 
 
 def _torch_tensors(module: Any) -> dict[str, Any]:
-    """Return a module's own tensors by name, as arrays; raise ValueError if it has modules besides."""
+    """Return a module's own tensors by name as arrays; raise ValueError if it contains modules."""
     if vars(module).get("_modules"):
         raise ValueError("a module with others in it")
     held = {**vars(module).get("_parameters", {}), **vars(module).get("_buffers", {})}
@@ -914,7 +916,7 @@ def _call_torch(model: Any, shapes: list[list[int]], calls: CallLog, trace: Torc
         try:
             call(torch.get_default_dtype())
         except (RuntimeError, IndexError, TypeError, ValueError, AttributeError) as error:
-            try:  # a model that looks words up wants whole numbers
+            try:  # a model with embeddings requires integers
                 call(torch.int64)
             except Exception:  # noqa: BLE001 - the first answer is the one to tell
                 shown = " and ".join(map(str, shapes))
@@ -924,7 +926,7 @@ def _call_torch(model: Any, shapes: list[list[int]], calls: CallLog, trace: Torc
 
 
 def _note_functions(torch: Any, calls: CallLog) -> Any:
-    """Return a context in which torch's functions are noted too: pooling, flattening, reshaping."""
+    """Return a context that also records torch's functions: pooling, flattening, reshaping."""
     try:
         mode = torch.overrides.TorchFunctionMode
     except AttributeError:  # before torch 1.13
@@ -942,7 +944,7 @@ def _note_functions(torch: Any, calls: CallLog) -> Any:
 
 
 def describe_torch(model: Any) -> list[dict[str, Any]]:
-    """Return every module in the order of definition; a tensor is named by its key in the state_dict."""
+    """Return every module in order of definition; a tensor's name is its key in the state_dict."""
     known = model.state_dict(keep_vars=True)
     modules = []
     for path, module in model.named_modules():
@@ -963,7 +965,7 @@ def describe_torch(model: Any) -> list[dict[str, Any]]:
 
 
 def number_torch_tensors(model: Any) -> bool:
-    """Say that keys tell whose a tensor is."""
+    """Return False: keys identify the tensors."""
     del model
     return False
 
@@ -983,17 +985,17 @@ def load_torch(model: Any, file: str, form: str) -> None:
     model.load_state_dict(torch.load(file, map_location="cpu"), strict=True)
 
 
-# The program of the process that holds a user's model (see worker.py). It also imports messages and tracing.
+# Program of the process with a user's model (see worker.py). It also imports messages and tracing.
 #
-# The syntax of these files is Python 3.7's: environments with old frameworks have old interpreters.
+# The syntax of these files is Python 3.7's, because environments with old frameworks have old interpreters.
 
 
 @dataclass(frozen=True)
 class ModelFramework:
-    """The functions for the models of one framework; each takes the model first."""
+    """Functions for the models of one framework; the model is the first argument."""
 
     forms: tuple[str, ...]
-    """the kinds of files that `save` writes and `load` reads"""
+    """kinds of files that `save` writes and `load` reads"""
     build: Callable[[Any, list[list[int]], list[list[int]]], dict[int, dict[str, Any]]]
     """creates missing weights by a call with inputs of these shapes (given, guessed); returns its facts"""
     describe: Callable[[Any], list[dict[str, Any]]]
@@ -1020,7 +1022,7 @@ FRAMEWORKS = {
 
 
 class ModelSession:
-    """The model that this process holds, its framework's name, and what a call showed of its modules."""
+    """The model in this process, its framework's name, and the facts of its modules' calls."""
 
     def __init__(self) -> None:
         self.model: Any = None
@@ -1029,7 +1031,7 @@ class ModelSession:
 
     @property
     def functions(self) -> ModelFramework:
-        """The functions for the model."""
+        """Return the functions for the model's framework."""
         return FRAMEWORKS[self.framework]
 
 
@@ -1077,7 +1079,7 @@ def _load(session: ModelSession, message: Message) -> Message:
 
 
 def _close(_session: ModelSession, _: Message) -> Message:
-    # Frameworks abort now and then while an interpreter shuts down; nothing here is left to save.
+    # Some frameworks abort while an interpreter shuts down; no data is left to save here.
     os._exit(0)
 
 
@@ -1092,7 +1094,7 @@ HANDLERS = {
 
 
 def main() -> None:
-    """Hold a model for the process that started this one."""
+    """Run the process that holds a model for its parent."""
     with message_pipes() as (requests, answers):
         serve(ModelSession(), HANDLERS, requests, answers)
 

@@ -1,4 +1,4 @@
-"""Frozen graphs of typed layers and policies."""
+"""Define frozen graphs of typed layers and policies."""
 
 from __future__ import annotations
 
@@ -11,11 +11,10 @@ import numpy as np
 
 from ckpttool.core.errors import EnvironmentMismatchError, FormatError, UnsupportedError, UsageError
 
-# The finished network: a frozen small graph of typed layers that no framework owns.
+# The finished network: a small frozen graph of typed layers, independent of frameworks.
 #
-# Values are numbered: first the inputs in their order, then one per node. A backend turns the whole
-# graph into one function (see Policy); a new kind of layer is one more class here and one more
-# row in each backend's table.
+# Values are numbered: first the inputs in order, then one per node. A backend turns the whole graph into one
+# function (see Policy); a new kind of layer is one more class here and one more row in each backend's table.
 
 ActivationName = Literal["relu", "tanh", "sigmoid", "elu", "leaky_relu", "gelu", "silu", "softplus", "linear"]
 
@@ -39,7 +38,7 @@ class LayerNorm:
 
 @dataclass(frozen=True, slots=True)
 class Activation:
-    """A function of every element; `slope` is leaky_relu's alone (PyTorch 0.01, Keras layers 0.3)."""
+    """An elementwise function; `slope` is only for leaky_relu (PyTorch 0.01, Keras layers 0.3)."""
 
     name: ActivationName
     slope: float = 0.01
@@ -47,24 +46,24 @@ class Activation:
 
 @dataclass(frozen=True, slots=True)
 class Concat:
-    """Join all inputs along the last axis."""
+    """Concatenate all inputs along the last axis."""
 
 
 @dataclass(frozen=True, slots=True)
 class Flatten:
-    """[batch, ...] to [batch, n], in C order."""
+    """Flatten [batch, ...] to [batch, n], in C order."""
 
 
 @dataclass(frozen=True, slots=True)
 class Transpose:
-    """Reorder the axes behind the batch: the result's axis i is the given one's axes[i], counted from 0."""
+    """Reorder the axes after the batch: axis i of the result is axis axes[i] of the input, from 0."""
 
     axes: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Slice:
-    """Take the columns from `start` to before `stop` of the last axis."""
+    """Select columns `start` up to, but not including, `stop` of the last axis."""
 
     start: int
     stop: int
@@ -72,20 +71,20 @@ class Slice:
 
 @dataclass(frozen=True, slots=True)
 class Add:
-    """Add all inputs, which have one shape."""
+    """Add all inputs, which have the same shape."""
 
 
 @dataclass(frozen=True, slots=True)
 class Multiply:
-    """Multiply all inputs, which have one shape, element by element."""
+    """Multiply all inputs elementwise; they have the same shape."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Convolution:
     """Cross-correlate images [batch, height, width, in] to [batch, height, width, out].
 
-    kernel [height, width, in, out], bias [out] or None; `strides` are (down, right), `padding` the rows of
-    zeros ((above, below), (left, right)).
+    kernel [height, width, in, out], bias [out] or None; `strides` are (down, right), `padding` the
+    rows of zeros ((above, below), (left, right)).
     """
 
     kernel: np.ndarray
@@ -104,7 +103,7 @@ class Affine:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Clip:
-    """Limit every element; low, high [n]."""
+    """Clip every element; low, high [n]."""
 
     low: np.ndarray
     high: np.ndarray
@@ -128,7 +127,7 @@ Layer = (
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Node:
-    """One layer and the numbers of the values that it takes."""
+    """A layer and the numbers of its input values."""
 
     layer: Layer
     inputs: tuple[int, ...]
@@ -136,7 +135,7 @@ class Node:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class StateSlot:
-    """What a recurrent network carries from step to step.
+    """State of a recurrent network, carried from step to step.
 
     `shape` is without the batch, `value` the number of the value that becomes the next state.
     """
@@ -150,10 +149,10 @@ class StateSlot:
 class Network:
     """A graph with named inputs and one output.
 
-    `inputs` are names and widths, such as `("obs", 17)`, or shapes without the batch, `("obs", (64, 64, 3))`;
-    a network that carries state lists its state slots' names among the inputs as well. `output` is the number
-    of the value to return. `members` above 1 means several networks' arrays in one, each with a member axis
-    first (see stack_networks).
+    `inputs` are names and widths, e.g. `("obs", 17)`, or shapes without the batch,
+    `("obs", (64, 64, 3))`; a network with state also lists its state slots' names among the inputs.
+    `output` is the number of the returned value. `members` above 1 means the arrays of several
+    networks in one, each with a leading member axis (see stack_networks).
     """
 
     inputs: tuple[tuple[str, int | tuple[int, ...]], ...]
@@ -172,14 +171,14 @@ class Network:
 
     @property
     def input_shapes(self) -> dict[str, tuple[int, ...]]:
-        """The shape of every input without its batch, in their order."""
+        """Return the shape of every input without its batch, in order."""
         slots = {slot.name: slot.shape for slot in self.states}
         given = {name: (width,) if isinstance(width, int) else tuple(width) for name, width in self.inputs}
         return {name: slots.get(name, shape) for name, shape in given.items()}
 
     @property
     def width(self) -> int:
-        """The width of the output: that of the last layer that has one."""
+        """Return the width of the output: that of the last layer with a width."""
         for node in reversed(self.nodes):
             if isinstance(node.layer, Dense):
                 return int(node.layer.kernel.shape[-1])
@@ -192,7 +191,7 @@ def _map_arrays(layer: Layer, change: Callable[[str, np.ndarray], np.ndarray]) -
     return replace(layer, **arrays) if arrays else layer
 
 
-# What a backend makes of a network: one function from observations to actions, on its device.
+# Result of a backend: one function from observations to actions, on the backend's device.
 
 Observation = np.ndarray | Mapping[str, np.ndarray]
 State = tuple[np.ndarray, ...]
@@ -206,29 +205,29 @@ class Policy(Protocol):
     def step(self, obs: Observation, state: State = ()) -> tuple[np.ndarray, State]:
         """Return the output [batch, n] and the next state.
 
-        `obs` is an array [batch, obs_dim] for a network of one input, else a mapping from input name to
+        `obs` is an array [batch, obs_dim] for a network with one input, else a mapping from input name to
         array; `state` is empty for networks without memory.
         """
         ...
 
 
 class Backend(Protocol):
-    """What every backend module offers; its names are module-level."""
+    """Interface of every backend module; its names are module-level."""
 
     NAME: str
 
     def build(self, network: Network, device: str = "cpu") -> Policy:
-        """Put the network on the device ("cpu", "cuda", "auto"); raise UsageError if there is none."""
+        """Put the network on the device ("cpu", "cuda", "auto"); raise UsageError if unavailable."""
         ...
 
     def versions(self) -> dict[str, str]:
-        """Return the versions of the libraries that compute."""
+        """Return the versions of the computing libraries."""
         ...
 
 
-# What shape each kind of layer makes of those that it is given, all without the batch.
+# Output shape of each kind of layer from its input shapes, without the batch.
 #
-# A rule takes a layer and the shapes of its inputs; its ValueError carries what was expected and what came.
+# A rule takes a layer and the shapes of its inputs; its ValueError contains the expected and the found shape.
 
 Shape = tuple[int, ...]
 
@@ -307,21 +306,22 @@ RULES: dict[type[Layer], Callable[[Any, Sequence[Shape]], Shape]] = {
 
 # Several networks of one structure as one: every array gets a member axis, and rows belong to members.
 #
-# A stacked policy takes the members' rows one block after the other, obs [K * n, obs_dim], and computes block
-# m with member m's weights: one batched product instead of K small ones.
+# The input of a stacked policy contains the members' rows one block after the other, obs [K * n, obs_dim];
+# block m is computed with member m's weights: one batched product instead of K small ones.
 
-# The kinds that act on the last axis alone: a member axis before the batch changes nothing for them.
+# Layers that act on the last axis alone: a member axis before the batch does not affect them.
 STACKABLE: frozenset[type[Layer]] = frozenset(
     {Dense, LayerNorm, Activation, Concat, Slice, Add, Multiply, Affine, Clip}
 )
-# The one field of theirs that has two axes; all others have one and are the same for every row.
+# Their only field with two axes; all others have one and are the same for every row.
 MATRIX = "kernel"
 
 
 def stack_structure(network: Network) -> Hashable | None:
-    """Return what networks must share to be stacked; None for one that cannot be.
+    """Return the structure that stacked networks must share; None if a network cannot be stacked.
 
-    That is the graph, the layers' kinds, shapes and types, activations and epsilons: all but the weights.
+    It consists of the graph, the layers' kinds, shapes and types, activations and epsilons: everything
+    except the weights.
     """
     if network.states or not all(_is_stackable(node.layer) for node in network.nodes):
         return None
@@ -330,9 +330,9 @@ def stack_structure(network: Network) -> Hashable | None:
 
 
 def stack_networks(networks: Sequence[Network]) -> Network:
-    """Return the networks as one of `members=K`: kernels [K, in, out], all other arrays [K, 1, n].
+    """Stack the networks as one with `members=K`: kernels [K, in, out], all other arrays [K, 1, n].
 
-    One network is its own stack. Raise UsageError where structures differ.
+    A single network is its own stack. Raise UsageError if structures differ.
     """
     first, *others = networks
     if not others:
@@ -379,14 +379,14 @@ def _stack_layers(layers: Sequence[Layer]) -> Layer:
     return replace(layers[0], **arrays) if arrays else layers[0]
 
 
-# What every backend shares: the shapes in a graph, the checks on its inputs, the order of its steps.
+# Functions that all backends share: shapes in a graph, input checks, order of the steps.
 
 Value = TypeVar("Value")
 Dtype = Literal["float32", "float64"]
 
 
 def network_arrays(network: Network) -> Iterator[np.ndarray]:
-    """Yield every array of every layer, in the order of the nodes."""
+    """Yield every array of every layer, in node order."""
     for node in network.nodes:
         for field in fields(node.layer):
             value = getattr(node.layer, field.name)
@@ -395,7 +395,7 @@ def network_arrays(network: Network) -> Iterator[np.ndarray]:
 
 
 def dtype_of(network: Network) -> Dtype:
-    """Return the one float type that the network's arrays share; float32 if there is no array."""
+    """Return the float type of the network's arrays; float32 if there is no array."""
     names = {array.dtype.name for array in network_arrays(network)} or {"float32"}
     if len(names) > 1 or not names <= {"float32", "float64"}:
         raise UnsupportedError(
@@ -407,7 +407,7 @@ def dtype_of(network: Network) -> Dtype:
 
 
 def value_shapes(network: Network) -> list[Shape]:
-    """Return the shape of every value without its batch; raise UsageError where layers do not fit.
+    """Return the shape of every value without its batch; raise UsageError if layers do not match.
 
     The members of a stacked network share their shapes, which are without the member axis.
     """
@@ -430,7 +430,7 @@ def value_shapes(network: Network) -> list[Shape]:
 
 
 def look_up(table: Mapping[Any, Value], key: Any, owner: str) -> Value:
-    """Return the table's row for a layer class or an activation; raise UnsupportedError if it has none."""
+    """Return the table entry of a layer class or activation; raise UnsupportedError if there is none."""
     if key not in table:
         raise UnsupportedError(f"the {owner} has no {getattr(key, '__name__', key)}")
     return table[key]
@@ -439,9 +439,9 @@ def look_up(table: Mapping[Any, Value], key: Any, owner: str) -> Value:
 def assemble(
     network: Network, lower: Callable[[Layer], Callable[..., Value]]
 ) -> Callable[[Sequence[Value]], list[Value]]:
-    """Return one function from the inputs' values to the output followed by the next states.
+    """Return one function from input values to the output followed by the next states.
 
-    `lower` makes a function of one layer; it is called once per node, so that weights move only here.
+    `lower` turns a layer into a function; it is called once per node, so that weights move only here.
     """
     calls = [lower(node.layer) for node in network.nodes]
     if is_chain(network):
@@ -459,7 +459,7 @@ def assemble(
 
 
 class InputAdapter:
-    """Turns what a caller gives into the arrays of a network's inputs, in their order and type."""
+    """Convert the caller's observations to arrays of a network's inputs, in their order and type."""
 
     def __init__(self, network: Network) -> None:
         self.dtype = np.dtype(dtype_of(network))
@@ -474,9 +474,9 @@ class InputAdapter:
         self._width = self.shapes[0][0] if plain else -1
 
     def __call__(self, obs: Observation, state: State = ()) -> list[np.ndarray]:
-        """Return one array [batch, ...] per input, or [members, batch / members, ...] for a stacked network.
+        """Return an array [batch, ...] per input, or [members, batch / members, ...] for a stack.
 
-        Raise EnvironmentMismatchError where one does not fit.
+        Raise EnvironmentMismatchError if an input does not match.
         """
         if isinstance(obs, np.ndarray) and obs.ndim == 2 and obs.shape[1] == self._width and not state:
             return [obs if obs.dtype == self.dtype else obs.astype(self.dtype)]
@@ -485,11 +485,11 @@ class InputAdapter:
 
     @property
     def is_joint(self) -> bool:
-        """Whether a policy has a memory, or more than one input."""
+        """Return whether a policy has a memory, or more than one input."""
         return bool(self._states) or len(self._names) > 1
 
     def joined(self, output: np.ndarray) -> np.ndarray:
-        """Return a stacked network's output with its rows in the order of the observations'."""
+        """Return a stacked network's output, with rows in the order of the observations."""
         return output if self.members == 1 else output.reshape(-1, output.shape[-1])
 
     def _rows(self, obs: Observation, state: State) -> list[np.ndarray]:
@@ -499,7 +499,7 @@ class InputAdapter:
         return [self._fit(name, named[name], batch) for name in self._names]
 
     def _blocks(self, given: list[np.ndarray]) -> list[np.ndarray]:
-        """Give every member its rows: those of member m are one block."""
+        """Split the rows among the members: one block each."""
         if any(len(array) % self.members for array in given):
             raise EnvironmentMismatchError(
                 "the observations cannot be divided among the stacked policies",
@@ -546,7 +546,7 @@ class InputAdapter:
 
 
 def is_chain(network: Network) -> bool:
-    """Say whether every layer takes the one before, from one input to the output."""
+    """Return whether the layers form a chain from a single input to the output."""
     line = all(node.inputs == (number,) for number, node in enumerate(network.nodes))
     return line and len(network.inputs) == 1 and not network.states and network.output == len(network.nodes)
 
@@ -562,7 +562,7 @@ def _chain_calls(calls: Sequence[Callable[..., Value]]) -> Callable[[Sequence[Va
 
 
 def _only_flattened(network: Network) -> frozenset[str]:
-    """Return the inputs that may come as [batch, ...] because nothing but Flatten reads them."""
+    """Return the inputs that may be [batch, ...] because only Flatten reads them."""
     others = {i for node in network.nodes if not isinstance(node.layer, Flatten) for i in node.inputs}
     read = {i for node in network.nodes for i in node.inputs} - others
     return frozenset(name for i, (name, _) in enumerate(network.inputs) if i in read)
@@ -577,7 +577,7 @@ def _check_results(network: Network, found: Sequence[Shape]) -> None:
             raise UsageError(f"no value of shape {slot.shape} feeds the network's state {slot.name!r}")
 
 
-# A network on its way to another process: a JSON document and an npz of its arrays, nothing pickled.
+# Serialisation of a network for another process: a JSON document and an npz of its arrays, no pickles.
 
 LAYERS: dict[str, type[Layer]] = {
     kind.__name__: kind
@@ -599,7 +599,7 @@ LAYERS: dict[str, type[Layer]] = {
 
 
 def write_network(network: Network, file: BinaryIO) -> dict[str, Any]:
-    """Write the arrays to `file` as an npz; return the rest as a document for JSON."""
+    """Write the arrays to `file` as an npz; return the rest as a JSON document."""
     arrays: dict[str, np.ndarray] = {}
     document = network_to_document(network, arrays)
     np.savez(file, allow_pickle=False, **arrays)
@@ -619,13 +619,13 @@ def network_to_document(network: Network, arrays: dict[str, np.ndarray], prefix:
 
 
 def read_network(document: dict[str, Any], file: BinaryIO) -> Network:
-    """Return the network of a document and its npz; raise FormatError if they are no network."""
+    """Return the network from a document and its npz; raise FormatError if they are invalid."""
     with np.load(file, allow_pickle=False) as arrays:
         return network_from_document(document, arrays)
 
 
 def network_from_document(document: dict[str, Any], arrays: Any) -> Network:
-    """Return the network of a document and arrays by name; raise FormatError if they are no network."""
+    """Return the network from a document and arrays by name; raise FormatError if they are invalid."""
     try:
         return Network(
             inputs=tuple((str(name), _to_tuples(width)) for name, width in document["inputs"]),
@@ -654,7 +654,7 @@ def _node_document(prefix: str, node: Node, arrays: dict[str, np.ndarray]) -> di
 
 
 def _to_python_number(value: Any) -> Any:
-    """Return a number of numpy's as Python's, which JSON knows."""
+    """Convert a numpy number to a Python number for JSON."""
     return value.item() if isinstance(value, np.generic) else value
 
 
@@ -665,5 +665,5 @@ def _layer_from_document(node: dict[str, Any], arrays: Any) -> Layer:
 
 
 def _to_tuples(value: Any) -> Any:
-    """Return JSON's lists as tuples."""
+    """Convert JSON lists to tuples."""
     return tuple(map(_to_tuples, value)) if isinstance(value, list) else value

@@ -1,4 +1,4 @@
-"""NumPy backend."""
+"""Compute networks with NumPy."""
 
 from __future__ import annotations
 
@@ -38,15 +38,15 @@ from ckpttool.networks.network import (
 )
 from ckpttool.networks.train_step import TRAINED, AdamState, Learner, TrainingEngine, trained_arrays
 
-# Chains of layers in numpy that reuse memory: hidden values have a place of their own and are written over.
+# Layer chains in numpy that reuse memory: hidden values have fixed buffers that are overwritten.
 #
-# The arithmetic is that of the layers one by one, to the last bit; what is left out are the allocations. From
-# 1,024 rows of 256 numbers on they took a third of the time: the system takes blocks of that size back.
+# The arithmetic is that of the separate layers, to the last bit; only the allocations are avoided. From 1,024
+# rows of 256 numbers on this reduced the time to a third, because the system reclaims blocks of that size.
 
 Function = Callable[..., np.ndarray]
 Run = Callable[[Sequence[np.ndarray]], list[np.ndarray]]
 
-# What can be written over its input, and costs less so.
+# Layers that can work in place, and cost less that way.
 _IN_PLACE: dict[str, Function] = {
     "relu": lambda x: np.maximum(x, 0.0, out=x),
     "tanh": lambda x: np.tanh(x, x),
@@ -54,10 +54,10 @@ _IN_PLACE: dict[str, Function] = {
 
 
 def build_chain(network: Network, lower: Callable[[Layer], Function]) -> Run | None:
-    """Return a chain as one function of its input, `lower` for what is as usual; None for other graphs.
+    """Return a chain as one function of its input, using `lower` elsewhere; None for other graphs.
 
-    What the last dense layer and those after it give is new at every call: callers may keep it. One thread
-    at a time may call.
+    The outputs of the last dense layer and the layers after it are new at every call: callers may keep
+    them. The function is not thread-safe.
     """
     if not is_chain(network):
         return None
@@ -83,7 +83,7 @@ def build_chain(network: Network, lower: Callable[[Layer], Function]) -> Run | N
 
 
 def _buffered_dense(layer: Dense) -> Function:
-    """Return a dense layer that writes to the same array as long as it gets as many rows."""
+    """Return a dense layer that reuses its output array while the number of rows is unchanged."""
     kernel = copy_native(layer.kernel)
     bias = None if layer.bias is None else copy_native(layer.bias)
     product: Any = np.dot if kernel.ndim == 2 else np.matmul
@@ -104,7 +104,7 @@ def _buffered_dense(layer: Dense) -> Function:
 
 
 def copy_native(array: np.ndarray) -> np.ndarray:
-    """Copy to native byte order and C order: files may change under a mapped array."""
+    """Copy to native byte order and C order, because files may change under a mapped array."""
     return np.array(array, dtype=array.dtype.newbyteorder("="), order="C")
 
 
@@ -119,14 +119,14 @@ def versions() -> dict[str, str]:
 
 
 def build(network: Network, device: str = "cpu") -> NumpyPolicy:
-    """Copy the network's arrays and return its policy; raise UsageError for any device but the CPU."""
+    """Copy the network's arrays and return its policy; raise UsageError for devices except the CPU."""
     if device not in {"cpu", "auto"}:
         raise UsageError(f"the numpy backend has no device {device!r}", hint="it computes on cpu")
     return NumpyPolicy(network)
 
 
 def learn(learner: Learner) -> TrainingEngine:
-    """Return the learner in training on the CPU."""
+    """Return the learner for training on the CPU."""
     return NumpyEngine(learner)
 
 
@@ -146,10 +146,10 @@ class NumpyPolicy:
 
     @contextmanager
     def threads(self, count: int) -> Iterator[None]:
-        """Multiply with that many threads inside the block, where numpy's BLAS is OpenBLAS.
+        """Limit the threads of matrix products in the block, if numpy's BLAS is OpenBLAS.
 
-        Its waiting threads take the environments' cores (rollouts on busy cores ran ten times slower), and
-        the last bits of a product depend on how many threads share it.
+        Its waiting threads occupy the environments' cores (rollouts on busy cores ran ten times slower),
+        and the last bits of a product depend on the number of threads.
         """
         found = _openblas()
         if found is None:
@@ -165,12 +165,12 @@ class NumpyPolicy:
 
 
 def _openblas() -> tuple[Callable[[], int], Callable[[int], None]] | None:
-    """Return OpenBLAS's get and set of threads, under the names of numpy's wheels and of distributions."""
+    """Return OpenBLAS's get and set of threads, with symbol names of numpy's wheels or distributions."""
     for name in ("numpy._core._multiarray_umath", "numpy.core._multiarray_umath"):
         path = str(getattr(sys.modules.get(name), "__file__", None))
         if not path.endswith((".so", ".pyd", ".dylib")):
             continue
-        core = ctypes.CDLL(path)  # looks names up in the libraries that numpy's core is linked with, too
+        core = ctypes.CDLL(path)  # also resolves names in libraries linked to numpy's core
         for form in (
             "scipy_openblas_{}_num_threads64_",
             "openblas_{}_num_threads64_",
@@ -247,7 +247,7 @@ def _transpose(layer: Transpose) -> Function:
 
 
 def _pairwise(operation: Callable[[np.ndarray, np.ndarray], np.ndarray]) -> Callable[[Any], Function]:
-    """Return the row of a layer that joins its inputs two by two."""
+    """Return the table row of a layer that combines its inputs pairwise."""
     return lambda _: lambda *xs: reduce(operation, xs)
 
 
@@ -261,12 +261,12 @@ def sigmoid(x: np.ndarray) -> np.ndarray:
     return 0.5 * np.tanh(0.5 * x) + 0.5
 
 
-# numpy has no error function; math.erf is right to the last bit, and gelu is rare in agents.
+# numpy has no error function; math.erf is exact to the last bit, and gelu is rare in agents.
 _erf = np.frompyfunc(math.erf, 1, 1)
 
 
 def normal_cdf(x: np.ndarray) -> np.ndarray:
-    """Return how much of the standard normal distribution lies below every element."""
+    """Return the standard normal CDF of every element."""
     below: np.ndarray = 0.5 * (1.0 + np.asarray(_erf(x * math.sqrt(0.5)), x.dtype))
     return below
 
@@ -313,10 +313,10 @@ LAYERS: dict[type[Layer], Callable[[Any], Function]] = {
 }
 
 
-# The gradients of small networks, written out for numpy: what every layer hands back of its output's.
+# Gradients of small networks, written out for numpy: every layer propagates its output's gradient.
 
 Values = Sequence[np.ndarray]
-# What a layer's inputs and its trained arrays get of the gradient of its output.
+# Gradients of a layer's inputs and of its trained arrays, from its output's gradient.
 Back = tuple[list[np.ndarray], list[np.ndarray]]
 
 
@@ -330,7 +330,7 @@ def forward_values(network: Network, inputs: Values) -> list[np.ndarray]:
 
 
 def backpropagate(network: Network, values: Values, gradient: np.ndarray) -> Back:
-    """Return what the inputs and the trained arrays get of the gradient of the output."""
+    """Return the gradients of the inputs and trained arrays from the output's gradient."""
     of_value: list[Any] = [0.0] * len(values)
     of_value[network.output] = gradient
     of_weights: list[list[np.ndarray]] = []
@@ -338,7 +338,7 @@ def backpropagate(network: Network, values: Values, gradient: np.ndarray) -> Bac
     for number, node in reversed(tuple(enumerate(network.nodes, first))):
         back = look_up(BACKWARD, type(node.layer), "numpy backend")
         given = [values[i] for i in node.inputs]
-        # A value that nothing used has no gradient.
+        # An unused value has no gradient.
         above = np.broadcast_to(of_value[number], values[number].shape)
         of_given, found = back(node.layer, given, values[number], above)
         of_weights.append(found)
@@ -386,7 +386,7 @@ def _silu_slope(_layer: Activation, x: np.ndarray, _y: np.ndarray) -> np.ndarray
     return slope
 
 
-# The derivative of every activation, of its input x and its output y.
+# Derivative of every activation, from its input x and output y.
 SLOPES: dict[str, Callable[[Activation, np.ndarray, np.ndarray], np.ndarray]] = {
     "relu": lambda _layer, x, _y: (x > 0).astype(x.dtype),
     "tanh": lambda _layer, _x, y: 1 - y * y,
@@ -427,7 +427,7 @@ class NumpyEngine:
         return forward_values(net, inputs)[net.output]
 
     def regress(self, critics: Sequence[str], inputs: Sequence[np.ndarray], target: np.ndarray) -> None:
-        """Make one step of the critics' optimizer on the sum of their mean squared errors."""
+        """Update the critics once on the sum of their mean squared errors."""
         found: list[np.ndarray] = []
         for title in critics:
             net = self._nets[title]
@@ -437,7 +437,7 @@ class NumpyEngine:
         self._step(self._critic_adam, critics, found)
 
     def improve(self, actor: str, critic: str, obs: np.ndarray) -> None:
-        """Make one step of the actor's optimizer towards actions of higher value."""
+        """Update the actor once towards actions of higher value."""
         policy, judge = self._nets[actor], self._nets[critic]
         acted = forward_values(policy, [obs])
         judged = forward_values(judge, [obs, acted[policy.output]])
@@ -446,7 +446,7 @@ class NumpyEngine:
         self._step(self._actor_adam, [actor], backpropagate(policy, acted, of_action)[1])
 
     def follow(self, slow: str, fast: str, tau: float) -> None:
-        """Move every weight of the slow network the part `tau` of the way to the fast one."""
+        """Move every weight of the target network by the fraction `tau` towards the online one."""
         pairs = zip(self.weights(slow), self.weights(fast), strict=True)
         self._nets[slow] = _with_weights(
             self._nets[slow], [kept + tau * (value - kept) for kept, value in pairs]
@@ -465,7 +465,7 @@ class NumpyEngine:
 
 
 class _NumpyAdam:
-    """Adam as both frameworks' sources define it, epsilon where its convention puts it."""
+    """Adam as defined in both frameworks' sources, with epsilon placed by its convention."""
 
     def __init__(self, adam: AdamState) -> None:
         self._adam = adam
@@ -473,7 +473,7 @@ class _NumpyAdam:
         self._m, self._v, self._vhat = list(adam.m), list(adam.v), list(adam.vhat)
 
     def step(self, weights: Values, found: Values) -> list[np.ndarray]:
-        """Return the weights after one update by the gradients found."""
+        """Return the weights after one update by the given gradients."""
         adam = self._adam
         self._count += 1
         first, second = (1 - beta**self._count for beta in (adam.beta_1, adam.beta_2))

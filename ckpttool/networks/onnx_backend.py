@@ -1,4 +1,4 @@
-"""ONNX Runtime backend."""
+"""Compute networks with ONNX Runtime."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import numpy as np
 from ckpttool.core.errors import UsageError
 from ckpttool.networks.network import InputAdapter, Network, Observation, State
 
-# The onnxruntime backend: the network as an ONNX model, run on the CPU; least time for middling batches.
+# The onnxruntime backend: the network as an ONNX model, run on the CPU; fastest for medium batches.
 
 NAME = "onnxruntime"
 
@@ -20,7 +20,7 @@ _ACTION = "/action"
 
 
 def versions() -> dict[str, str]:
-    """Return the runtime's version, and that of the library that makes the model."""
+    """Return the versions of the runtime and of the library that builds the model."""
     import onnx
     import onnxruntime
 
@@ -28,14 +28,14 @@ def versions() -> dict[str, str]:
 
 
 def build(network: Network, device: str = "cpu") -> OnnxRuntimePolicy:
-    """Make a model of the network and return its policy; raise UsageError for any device but the CPU."""
+    """Build a model of the network and return its policy; raise UsageError for devices except the CPU."""
     if device not in {"cpu", "auto"}:
         raise UsageError(f"the onnxruntime backend has no device {device!r}", hint="it computes on cpu")
     return OnnxRuntimePolicy(network)
 
 
 class OnnxRuntimePolicy:
-    """A network as a session of the runtime, of one thread unless told otherwise."""
+    """A network as a session of the runtime, with one thread by default."""
 
     device = "cpu"
 
@@ -57,7 +57,7 @@ class OnnxRuntimePolicy:
 
     @contextmanager
     def threads(self, count: int) -> Iterator[None]:
-        """Compute with that many threads inside the block: another session, where it is not one."""
+        """Limit the number of threads in the block, with another session if necessary."""
         before = self._run
         if count != 1:
             self._run = self._session(count)
@@ -71,13 +71,13 @@ class OnnxRuntimePolicy:
         return create_session(self._model, threads).run
 
 
-# Runs an ONNX model's bytes: by onnxruntime, or by the reference evaluator of the onnx library.
+# Runs a serialised ONNX model, by onnxruntime or by the onnx library's reference evaluator.
 
 _ERRORS_ONLY = 3  # ORT_LOGGING_LEVEL_ERROR (onnxruntime/core/session/onnxruntime_c_api.h)
 
 
 def onnx_engine() -> str:
-    """Return the name and version of what runs models here."""
+    """Return the name and version of the library that runs models here."""
     if importlib.util.find_spec("onnxruntime") is not None:
         import onnxruntime
 
@@ -88,7 +88,7 @@ def onnx_engine() -> str:
 
 
 def create_session(model: bytes, threads: int = 1) -> Any:
-    """Return onnxruntime's session of the model on the CPU: the last bits depend on the number of threads."""
+    """Return an onnxruntime CPU session; the last bits of results depend on its number of threads."""
     import onnxruntime
 
     options = onnxruntime.SessionOptions()
@@ -98,7 +98,7 @@ def create_session(model: bytes, threads: int = 1) -> Any:
 
 
 def run_model(model: bytes, given: Mapping[str, np.ndarray]) -> np.ndarray:
-    """Return the model's one output on the inputs by name, [batch, width] each."""
+    """Return the model's one output for inputs by name, [batch, width] each."""
     if importlib.util.find_spec("onnxruntime") is not None:
         return np.asarray(create_session(model).run(None, dict(given))[0])
     from onnx.reference import ReferenceEvaluator

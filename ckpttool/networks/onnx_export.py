@@ -1,8 +1,9 @@
-"""A network as an ONNX model: a row for each kind of layer, in operators that old runtimes have too.
+"""Export a network as an ONNX model, with operators that old runtimes support.
 
-Opset 13 and IR version 7 are those of ONNX 1.8 (onnx/docs/Versioning.md); layer norm, GELU and SiLU have no
-operator there and are made of smaller ones, in the patterns that runtimes join again
-(onnxruntime/core/optimizer/layer_norm_fusion.cc, gelu_fusion.cc). Imported only by who exports.
+One table row per kind of layer. Opset 13 and IR version 7 are those of ONNX 1.8
+(onnx/docs/Versioning.md); layer norm, GELU and SiLU have no operator there and are composed of
+smaller ones, in the patterns that runtimes fuse again
+(onnxruntime/core/optimizer/layer_norm_fusion.cc, gelu_fusion.cc). Imported only for exports.
 """
 
 from __future__ import annotations
@@ -45,11 +46,11 @@ _OWNER = "ONNX model"
 
 
 def encode_model(network: Network, places: Sequence[str], output: str, metadata: Mapping[str, str]) -> bytes:
-    """Return the model's bytes, checked by the onnx library; the same network gives the same bytes.
+    """Return the model's bytes, checked by the onnx library; equal networks give equal bytes.
 
-    Inputs have the network's names and are [batch, ...], a stack's [members, batch, ...]; `output` names the
-    result, and after it comes `next_NAME` for each state slot. `places` has a name for each node, with which
-    those of its constants and values begin.
+    Inputs have the network's names and are [batch, ...], a stack's [members, batch, ...]; `output` is
+    the name of the result, followed by `next_NAME` for each state slot. `places` has a name per node,
+    the prefix of its constants and values.
     """
     found = value_shapes(network)
     graph = _OnnxGraphBuilder(dtype_of(network))
@@ -99,7 +100,7 @@ def _make_model(
 
 
 class _OnnxGraphBuilder:
-    """Collects operators and constants; their names begin with the place that is being made."""
+    """Collects operators and constants; their names begin with the current place."""
 
     def __init__(self, dtype: str) -> None:
         self.dtype = dtype
@@ -120,7 +121,7 @@ class _OnnxGraphBuilder:
         return self._constant(name, np.asarray(value).astype(self.dtype), _TYPES[self.dtype])
 
     def integers(self, name: str, *values: int) -> str:
-        """Add a constant [n] of int64, which operators take for axes and indices; return its name."""
+        """Add a constant [n] of int64, for axes and indices; return its name."""
         return self._constant(name, np.asarray(values, np.int64), TensorProto.INT64)
 
     def _constant(self, name: str, array: np.ndarray, kind: int) -> str:
@@ -131,7 +132,7 @@ class _OnnxGraphBuilder:
         return name
 
     def call(self, values: Sequence[str], number: int, name: str) -> list[str]:
-        """Give a value another name and return all names; an input keeps its own and is passed on."""
+        """Rename a value and return all names; an input keeps its name and is copied."""
         value = values[number]
         made = any(value in node.output for node in self.nodes)
         if not made or value in self._called:
@@ -153,7 +154,7 @@ def _dense(graph: _OnnxGraphBuilder, layer: Dense, x: str) -> str:
     kernel = graph.constant("kernel", layer.kernel)
     if layer.bias is None:
         return graph.apply("MatMul", x, kernel)
-    if layer.kernel.ndim > 2:  # a stack's: Gemm takes one matrix
+    if layer.kernel.ndim > 2:  # for a stack: Gemm accepts one matrix only
         return graph.apply("Add", graph.apply("MatMul", x, kernel), graph.constant("bias", layer.bias))
     return graph.apply("Gemm", x, kernel, graph.constant("bias", layer.bias))
 
@@ -161,7 +162,7 @@ def _dense(graph: _OnnxGraphBuilder, layer: Dense, x: str) -> str:
 def _layer_norm(graph: _OnnxGraphBuilder, layer: LayerNorm, x: str) -> str:
     centred = graph.apply("Sub", x, graph.apply("ReduceMean", x, axes=[-1], keepdims=1))
     if graph.dtype == "float64":
-        # Joined to one operator, its epsilon would be an attribute in 32 bits.
+        # As one fused operator, its epsilon would be a 32-bit attribute.
         squared = graph.apply("Mul", centred, centred)
     else:
         squared = graph.apply("Pow", centred, graph.constant("two", 2.0))
@@ -172,7 +173,7 @@ def _layer_norm(graph: _OnnxGraphBuilder, layer: LayerNorm, x: str) -> str:
 
 
 def _affine(graph: _OnnxGraphBuilder, layer: Affine, x: str) -> str:
-    # Statistics come as two of these, each with one half that changes nothing.
+    # Statistics are two of these, each with one half that has no effect.
     if (layer.scale != 1).any():
         x = graph.apply("Mul", x, graph.constant("scale", layer.scale))
     if (layer.shift != 0).any():
@@ -181,7 +182,7 @@ def _affine(graph: _OnnxGraphBuilder, layer: Affine, x: str) -> str:
 
 
 def _clip(graph: _OnnxGraphBuilder, layer: Clip, x: str) -> str:
-    # The operator Clip takes one number for all dimensions.
+    # The operator Clip accepts one number for all dimensions.
     above = graph.apply("Max", x, graph.constant("low", layer.low))
     return graph.apply("Min", above, graph.constant("high", layer.high))
 
@@ -198,7 +199,7 @@ def _convolution(graph: _OnnxGraphBuilder, layer: Convolution, x: str) -> str:
     bias = [] if layer.bias is None else [graph.constant("bias", layer.bias)]
     kernel = graph.constant("kernel", layer.kernel.transpose(3, 2, 0, 1))
     (above, below), (left, right) = layer.padding
-    # The operator wants channels first; onnxruntime removes transposes that meet their inverse.
+    # The operator expects channels first; onnxruntime removes pairs of inverse transposes.
     first = graph.apply("Transpose", x, perm=[0, 3, 1, 2])
     found = graph.apply(
         "Conv", first, kernel, *bias, strides=list(layer.strides), pads=[above, left, below, right]
@@ -249,7 +250,7 @@ def _leaky_relu(graph: _OnnxGraphBuilder, layer: Activation, x: str) -> str:
 
 
 def _single_operator(operator: str) -> Lowering:
-    """Return the row of an activation that is one operator without parameters."""
+    """Return the table row of an activation that is one operator without parameters."""
     return lambda graph, _layer, x: graph.apply(operator, x)
 
 

@@ -1,4 +1,4 @@
-"""The TensorFlow backend: one traced function for any batch, its weights constants on the device."""
+"""Compute networks with TensorFlow: one traced function for any batch, weights as constants."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ from ckpttool.networks.train_step import Learner, TrainingEngine
 
 NAME = "tensorflow"
 
-# TensorFlow carries no types.
+# TensorFlow has no type annotations.
 Tensor = Any
 Put = Callable[[np.ndarray], Tensor]
 Function = Callable[..., Tensor]
@@ -52,17 +52,17 @@ def versions() -> dict[str, str]:
 
 
 def build(network: Network, device: str = "cpu", *, xla: bool = False) -> TensorFlowPolicy:
-    """Put the network on "cpu", "cuda", "cuda:N" or "auto" (a GPU if there is any).
+    """Put the network on "cpu", "cuda", "cuda:N" or "auto" (a GPU if there is one).
 
-    `xla` compiles the network anew for every batch shape, which takes half a second each (docs/design.md
-    says what it gains).
+    `xla` compiles the network for every new batch shape, which takes half a second each
+    (docs/design.md lists the gain).
     """
     _use_one_thread()
     return TensorFlowPolicy(network, _resolve_device(device), xla=xla)
 
 
 def learn(learner: Learner) -> TrainingEngine:
-    """Return the learner in training on the CPU: gradients by a tape, steps by Keras's own optimizer."""
+    """Return the learner for training on the CPU: gradients by a tape, steps by Keras's optimizer."""
     from ckpttool.networks.tensorflow_training import TensorFlowEngine
 
     return TensorFlowEngine(learner)
@@ -78,17 +78,17 @@ class TensorFlowPolicy:
         self._run = _compile_xla(function) if xla else _trace(network, self._feeds, function)
 
     def step(self, obs: Observation, state: State = ()) -> tuple[np.ndarray, State]:
-        """Return the output [batch, n] and the next state, both in the host's memory."""
+        """Return the output [batch, n] and the next state, both in host memory."""
         with _disable_tf32():
             action, *after = [value.numpy() for value in self._run(self._feeds(obs, state))]
         return self._feeds.joined(action), tuple(after)
 
 
 def _use_one_thread() -> None:
-    """Compute with one thread where TensorFlow has not started and nobody has chosen a number.
+    """Use one thread if TensorFlow has not started and no thread count was set.
 
-    The environments own the cores, and the last bits of a sum depend on how many threads share it. Unlike
-    PyTorch's and OpenBLAS's, TensorFlow's number is fixed once it runs.
+    The environments use the cores, and the last bits of a sum depend on the number of threads. Unlike
+    in PyTorch and OpenBLAS, TensorFlow's number is fixed once it runs.
     """
     import tensorflow as tf
 
@@ -111,7 +111,7 @@ def _resolve_device(device: str) -> str:
             hint=f"there are {', '.join(offered)}",
         )
     for gpu in gpus:
-        # Else TensorFlow takes all of the GPU's memory. Once it runs, this was its owner's decision.
+        # Otherwise TensorFlow reserves all GPU memory. Once it runs, the setting is the application's choice.
         with suppress(RuntimeError):
             tf.config.experimental.set_memory_growth(gpu, True)
     return offered[device]
@@ -119,7 +119,7 @@ def _resolve_device(device: str) -> str:
 
 @contextmanager
 def _disable_tf32() -> Iterator[None]:
-    """Keep TF32, which is TensorFlow's default, out of float32 products; restore the caller's setting."""
+    """Disable TF32, TensorFlow's default, for float32 products; restore the caller's setting."""
     import tensorflow as tf
 
     before = tf.config.experimental.tensor_float_32_execution_enabled()
@@ -154,7 +154,7 @@ def _trace(network: Network, feeds: InputAdapter, function: Function) -> Run:
 
 
 def _compile_xla(function: Function) -> Run:
-    """Return the function compiled by XLA for every batch shape that it meets."""
+    """Return the function, compiled by XLA for every new batch shape."""
     import tensorflow as tf
 
     general = tf.function(function, autograph=False, jit_compile=True)
@@ -253,7 +253,7 @@ def _transpose(layer: Transpose, _put: Put) -> Function:
 
 
 def _pairwise(operation: Callable[[Any, Any], Any]) -> Callable[[Any, Put], Function]:
-    """Return the row of a layer that joins its inputs two by two."""
+    """Return the table row of a layer that combines its inputs pairwise."""
     return lambda _layer, _put: lambda *xs: reduce(operation, xs)
 
 
@@ -262,7 +262,7 @@ def _activation(layer: Activation, _put: Put) -> Function:
 
 
 def _nn_activation(name: str) -> Callable[[Activation], Function]:
-    """Return the row of an activation that tf.nn computes without parameters."""
+    """Return the table row of an activation in tf.nn without parameters."""
 
     def make(_layer: Activation) -> Function:
         import tensorflow as tf

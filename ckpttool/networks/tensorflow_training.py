@@ -1,4 +1,4 @@
-"""Training in TensorFlow: gradients by a tape, steps by Keras 3's own Adam with the state handed over."""
+"""Train in TensorFlow: gradients by a tape, steps by Keras 3's Adam, starting from a given state."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class TensorFlowEngine:
             self._actor_adam = _KerasAdam(learner.actor_adam, self._nets["actor"].variables)
             critics = chain.from_iterable(self._nets[title].variables for title in learner.critics)
             self._critic_adam = _KerasAdam(learner.critic_adam, list(critics))
-        # Traced once each: a hundred eager steps take five times as long.
+        # Each is traced once: a hundred eager steps take five times as long.
         self._forward = {title: tf.function(net.run, autograph=False) for title, net in self._nets.items()}
         self._regress = tf.function(self._square, autograph=False)
         self._improve = tf.function(self._judge, autograph=False)
@@ -42,17 +42,17 @@ class TensorFlowEngine:
         return found
 
     def regress(self, critics: Sequence[str], inputs: Sequence[np.ndarray], target: np.ndarray) -> None:
-        """Make one step of the critics' optimizer on the sum of their mean squared errors."""
+        """Update the critics once on the sum of their mean squared errors."""
         self._critic_adam.prepare()
         self._regress(tuple(critics), tf.constant(target), *map(tf.constant, inputs))
 
     def improve(self, actor: str, critic: str, obs: np.ndarray) -> None:
-        """Make one step of the actor's optimizer towards actions of higher value."""
+        """Update the actor once towards actions of higher value."""
         self._actor_adam.prepare()
         self._improve(actor, critic, tf.constant(obs))
 
     def follow(self, slow: str, fast: str, tau: float) -> None:
-        """Move every weight of the slow network the part `tau` of the way to the fast one."""
+        """Move every weight of the target network by the fraction `tau` towards the online one."""
         self._follow(slow, fast, tau)
 
     def weights(self, title: str) -> list[np.ndarray]:
@@ -98,7 +98,7 @@ class _KerasNetwork:
 
 
 class _KerasAdam:
-    """One keras.optimizers.Adam; an L2 penalty is part of the loss, as a Keras regularizer makes it."""
+    """One keras.optimizers.Adam; an L2 penalty is part of the loss, as with a Keras regularizer."""
 
     def __init__(self, adam: AdamState, variables: Sequence[Tensor]) -> None:
         self._adam = adam
@@ -117,7 +117,7 @@ class _KerasAdam:
             self._optimizer.build(self._variables)
         self._optimizer.epsilon = self._epsilon
         if dtype == "float64":
-            # Keras makes float32 of a Python number, then casts it (keras/src/backend/tensorflow/core.py).
+            # Keras converts a Python number to float32 before casting (keras/src/backend/tensorflow/core.py).
             self._optimizer.beta_1 = tf.constant(adam.beta_1, dtype)
             self._optimizer.beta_2 = tf.constant(adam.beta_2, dtype)
             self._optimizer.weight_decay = tf.constant(adam.decoupled, dtype) if adam.decoupled else None
@@ -127,7 +127,7 @@ class _KerasAdam:
                 variable.assign(array)
 
     def prepare(self) -> None:
-        """Set the epsilon of the coming step, which another convention's changes every time."""
+        """Set the epsilon of the next step, which changes every time under another convention."""
         self._count += 1
         self._epsilon.assign(self._adam.epsilon_at(self._count, corrected=False))
 
@@ -150,7 +150,7 @@ class _KerasAdam:
 
 @contextmanager
 def _default_floatx(dtype: str) -> Iterator[None]:
-    """Make the learning rate a variable of that type: a float32 would round a float64 run's."""
+    """Make the learning rate a variable of that type, because float32 would round it in a float64 run."""
     before = keras.config.floatx()
     keras.config.set_floatx(dtype)
     try:

@@ -1,4 +1,4 @@
-"""PyTorch backend."""
+"""Compute networks with PyTorch."""
 
 from __future__ import annotations
 
@@ -45,9 +45,9 @@ if TYPE_CHECKING:
     import torch
 
 
-# Errors of PyTorch and CUDA for devices that cannot be used or lack memory, as one sentence each.
+# One-line errors for devices that PyTorch and CUDA cannot use or that lack memory.
 
-# Texts of cudaGetErrorString and of PyTorch's checks, in lower case; they stayed the same from CUDA 11 to 13.
+# Lower-case texts of cudaGetErrorString and of PyTorch's checks; unchanged from CUDA 11 to 13.
 _OUT_OF_MEMORY = ("out of memory", "can't allocate memory", "cannot allocate memory", "status_alloc_failed")
 _BUSY = ("busy or unavailable", "exclusive-process", "compute mode")
 _NO_CODE = ("no kernel image is available", "device kernel image is invalid", "ptx was compiled")
@@ -79,13 +79,13 @@ def first_line(error: BaseException) -> str:
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Return whether an allocator, of the device or of the host, refused memory."""
+    """Return whether an allocator, of the device or of the host, ran out of memory."""
     text = str(error).lower()
     return isinstance(error, MemoryError) or any(words in text for words in _OUT_OF_MEMORY)
 
 
 def device_error(error: BaseException, device: str) -> DeviceError | None:
-    """Return the sentence for an error of a device; None for any other error.
+    """Return the DeviceError for an error of a device; None for any other error.
 
     PyTorch raises torch.AcceleratorError from 2.8 on and RuntimeError before, both with CUDA's text.
     """
@@ -122,7 +122,7 @@ def device_error(error: BaseException, device: str) -> DeviceError | None:
 
 
 def missing_device_reason(error: BaseException) -> str | None:
-    """Return why CUDA offers no device at all, from the error of torch.cuda.init; None for another error."""
+    """Return why CUDA offers no device, from the error of torch.cuda.init; None for another error."""
     text = str(error).lower()
     if any(words in text for words in _OLD_DRIVER):
         version = re.search(r"found version (\d+)", text)
@@ -191,7 +191,7 @@ OnHost = Callable[[Sequence[np.ndarray]], list[np.ndarray]]
 
 
 def versions() -> dict[str, str]:
-    """Return PyTorch's version, and CUDA's where PyTorch was built with it."""
+    """Return the versions of PyTorch and, if it was built with CUDA, of CUDA."""
     import torch
 
     found = {"torch": str(torch.__version__)}
@@ -199,22 +199,22 @@ def versions() -> dict[str, str]:
 
 
 def device_of(name: str) -> torch.device:
-    """Return the device "cpu", "cuda", "cuda:N" or "auto"; raise UsageError if there is none of that name."""
+    """Return the device "cpu", "cuda", "cuda:N" or "auto"; raise UsageError if it does not exist."""
     return _resolve_device(name)
 
 
 def build(network: Network, device: str = "cpu", *, graphs: bool = True, tf32: bool = False) -> TorchPolicy:
     """Put the network on "cpu", "cuda", "cuda:N" or "auto" (CUDA if there is any).
 
-    On a GPU, `graphs` False launches every kernel by itself, and `tf32` lets float32 products round their
-    factors to 10 bits. PyTorch's precision settings belong to the whole process: while a step runs, threads
-    of the caller that multiply matrices use the policy's.
+    On a GPU, `graphs` False launches every kernel separately, and `tf32` lets float32 products round
+    their factors to 10 bits. PyTorch's precision settings are global to the process: while a step runs,
+    they also apply to the caller's other threads.
     """
     return TorchPolicy(network, _resolve_device(device), graphs=graphs, tf32=tf32)
 
 
 def learn(learner: Learner) -> TrainingEngine:
-    """Return the learner in training on the CPU: gradients by autograd, steps by torch.optim."""
+    """Return the learner for training on the CPU: gradients by autograd, steps by torch.optim."""
     from ckpttool.networks.torch_programs import TorchEngine
 
     return TorchEngine(learner)
@@ -245,7 +245,7 @@ class TorchPolicy:
         raise failure
 
     def step(self, obs: Observation, state: State = ()) -> tuple[np.ndarray, State]:
-        """Return the output [batch, n] and the next state, both in the host's memory."""
+        """Return the output [batch, n] and the next state, both in host memory."""
         given = self.inputs(obs, state)
         try:
             action, *after = self._on_host(given)
@@ -259,7 +259,7 @@ class TorchPolicy:
     def act(self, obs: torch.Tensor) -> torch.Tensor:
         """Return the output [batch, n] for observations [batch, obs_dim], both on the policy's device.
 
-        For networks of one input and without a state; nothing waits for the device.
+        For networks with one input and without state; the call does not wait for the device.
         """
         import torch
 
@@ -269,13 +269,13 @@ class TorchPolicy:
         return found if members == 1 else found.reshape(-1, found.shape[-1])
 
     def product_bits(self) -> int:
-        """Measure how many bits of its factors' fractions a float32 product on the device keeps.
+        """Measure the fraction bits that float32 products on the device keep of their factors.
 
         23: all; 10: TF32; 7: bfloat16.
         """
         import torch
 
-        # 256 rows of every width from 1 to 23 bits: enough for tensor cores, and one times a row is the row.
+        # 256 rows of every width from 1 to 23 bits are enough for tensor cores; one times a row is the row.
         bits = torch.arange(256) % 23 + 1
         rows = (1 + torch.exp2(-bits.float()))[:, None].expand(256, 256).contiguous().to(self.place)
         products = _with_precision(lambda given: [given[0] @ given[1]], self._products)
@@ -283,9 +283,9 @@ class TorchPolicy:
         return int(next((bit - 1 for bit, exact in zip(bits[:23], kept[:23], strict=True) if not exact), 23))
 
     def device_failure(self, error: Exception) -> DeviceError:
-        """Return the DeviceError that explains an error; raise the error itself if no device caused it.
+        """Return the DeviceError that explains an error; raise the error itself if it is unrelated.
 
-        Frees what the failed call holds: its frames, and with them its tensors, live as long as the error.
+        This frees the memory of the failed call: its frames and tensors live as long as the error.
         """
         failure = device_error(error, self.device)
         if failure is None:
@@ -297,9 +297,9 @@ class TorchPolicy:
         return failure
 
     def _again(self, given: Sequence[np.ndarray], failure: DeviceError) -> list[np.ndarray]:
-        """Return the step's results, computed once more without the memory of other batch shapes.
+        """Return the step's results, retried once without the memory of other batch shapes.
 
-        Raise the error otherwise, with the number of rows that fit.
+        Otherwise raise the error, with the number of rows that fit.
         """
         import torch
 
@@ -325,8 +325,8 @@ class TorchPolicy:
     def fitting_rows(self, rows: int) -> int:
         """Return the largest number of rows, at most `rows` and a multiple of the members, that fits now.
 
-        On a GPU measured: by halving until a step succeeds, then four steps of bisection. On the CPU
-        estimated from the free memory, because a system that promises more than it has ends the process.
+        On a GPU it is measured: halving until a step succeeds, then four steps of bisection. On the CPU it
+        is estimated from the free memory, because a system that overcommits memory kills the process.
         """
         members = self.inputs.members
         most = rows // members
@@ -368,7 +368,7 @@ class TorchPolicy:
 
     @contextmanager
     def threads(self, count: int) -> Iterator[None]:
-        """Compute with that many threads inside the block.
+        """Limit the number of threads in the block.
 
         PyTorch's idle OpenMP threads spin, which halves the speed of an environment on the same cores.
         """
@@ -386,7 +386,7 @@ def _resolve_device(device: str) -> torch.device:
     import torch
 
     with warnings.catch_warnings():
-        # PyTorch warns about a driver that is too old, and about CUDA_VISIBLE_DEVICES; the refusal has both.
+        # PyTorch warns about a driver that is too old, and about CUDA_VISIBLE_DEVICES; our error has both.
         warnings.simplefilter("ignore")
         count = torch.cuda.device_count() if torch.cuda.is_available() else 0
     offered = {"cpu": "cpu", "auto": "cuda:0" if count else "cpu"}
@@ -415,10 +415,10 @@ def _missing_cuda_reason() -> str:
 
 
 class Float32Precision:
-    """Sets how float32 matrix products and convolutions are computed on a device, and restores the settings.
+    """Set how float32 matrix products and convolutions are computed on a device; restore it afterwards.
 
-    Without TF32 and bfloat16, and convolutions on a GPU by cuDNN's deterministic algorithms. PyTorch has two
-    sets of settings since 2.9, raises errors where they disagree, and warns where the older one is read.
+    Without TF32 and bfloat16; GPU convolutions use cuDNN's deterministic algorithms. PyTorch has two
+    sets of settings since 2.9, raises errors if they disagree, and warns if the older one is read.
     """
 
     def __init__(self, kind: str, *, tf32: bool = False, convolutions: bool = True) -> None:
@@ -430,7 +430,7 @@ class Float32Precision:
             self._wanted[backend, "conv"] = "ieee"
 
     def in_force(self) -> bool:
-        """Return whether PyTorch would compute as wanted now."""
+        """Return whether PyTorch's current settings already match."""
         import torch
 
         if self._cudnn and (not torch.backends.cudnn.deterministic or torch.backends.cudnn.benchmark):
@@ -455,7 +455,7 @@ class Float32Precision:
         import torch
 
         cudnn = torch.backends.cudnn
-        # Not by torch.backends.cudnn.flags, which switches cuDNN off by default and reads the older settings.
+        # Not torch.backends.cudnn.flags, which disables cuDNN by default and reads the older settings.
         before = cudnn.deterministic, cudnn.benchmark
         new = hasattr(torch._C, "_get_fp32_precision_getter")
         with _set_precisions(self._unlike()) if new else self._old():
@@ -469,7 +469,7 @@ class Float32Precision:
 
     @contextmanager
     def _old(self) -> Iterator[None]:
-        """Enforce them in PyTorch before 2.9."""
+        """Enforce the settings in PyTorch before 2.9."""
         import torch
 
         before = torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32
@@ -507,7 +507,7 @@ def _set_precisions(wanted: Mapping[tuple[str, str], str]) -> Iterator[None]:
 
 
 def _read_precisions() -> dict[tuple[str, str], str]:
-    """Return the settings of single operations, "none" where they inherit; reading one resolves that."""
+    """Return the settings of single operations, "none" if inherited; reading one resolves that."""
     import torch
 
     get, put = torch._C._get_fp32_precision_getter, torch._C._set_fp32_precision_setter
@@ -525,7 +525,7 @@ def _read_precisions() -> dict[tuple[str, str], str]:
 
 
 def _swap_legacy(precision: str) -> str | None:
-    """Set the older setting of matrix products; return what it was, None if that needs no restoring."""
+    """Set the older setting of matrix products; return its value, None if no restore is needed."""
     import torch
 
     with warnings.catch_warnings():
@@ -541,7 +541,7 @@ def _swap_legacy(precision: str) -> str | None:
 
 
 def _with_precision(run: Run, products: Float32Precision) -> Run:
-    """Return the function computed without autograd and with the wanted products."""
+    """Return the function computed without autograd and with the selected product settings."""
     import torch
 
     def exact(given: Sequence[torch.Tensor]) -> list[torch.Tensor]:
@@ -555,7 +555,7 @@ def _with_precision(run: Run, products: Float32Precision) -> Run:
 
 
 def _row_bytes(network: Network) -> int:
-    """Return how much memory one row's values take at the widest place of the network."""
+    """Return the memory of one row's values at the widest point of the network."""
     widths = [int(np.prod(shape, dtype=np.int64)) for shape in value_shapes(network)]
     pairs = [before + after for before, after in pairwise(widths)] or widths
     itemsize = InputAdapter(network).dtype.itemsize
@@ -573,10 +573,10 @@ def _on_cpu(run: Run) -> OnHost:
 
 
 def as_tensor(array: np.ndarray) -> torch.Tensor:
-    """Return a tensor over the array's memory where PyTorch takes it, else over a copy in C order."""
+    """Return a tensor that shares the array's memory if PyTorch allows it, else a C-order copy."""
     import torch
 
-    # PyTorch warns about memory that it may not write, and refuses negative strides.
+    # PyTorch warns about read-only memory, and refuses negative strides.
     whole = np.ascontiguousarray(array)
     return torch.from_numpy(whole if whole.flags.writeable else whole.copy())
 
@@ -658,7 +658,7 @@ def _transpose(layer: Transpose, _put: Put) -> Function:
 
 
 def _pairwise(operation: Callable[[Any, Any], Any]) -> Callable[[Any, Put], Function]:
-    """Return the row of a layer that joins its inputs two by two."""
+    """Return the table row of a layer that combines its inputs pairwise."""
     return lambda _layer, _put: lambda *xs: reduce(operation, xs)
 
 
@@ -667,7 +667,7 @@ def _activation(layer: Activation, _put: Put) -> Function:
 
 
 def _functional_activation(name: str) -> Callable[[Activation], Function]:
-    """Return the row of an activation that torch.nn.functional computes without parameters."""
+    """Return the table row of an activation in torch.nn.functional without parameters."""
 
     def make(_layer: Activation) -> Function:
         import torch

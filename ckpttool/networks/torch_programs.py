@@ -1,4 +1,4 @@
-"""PyTorch programs: CUDA graphs and training steps."""
+"""Run PyTorch programs: CUDA graphs and training steps."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from ckpttool.networks.network import Layer, Network, assemble, look_up
 from ckpttool.networks.torch_backend import LAYERS, as_tensor, first_line, is_out_of_memory
 from ckpttool.networks.train_step import TRAINED, AdamState, Learner
 
-# Steps on a CUDA device: page-locked buffers on the host, one captured graph for each batch shape.
+# Steps on a CUDA device: page-locked host buffers, one captured graph per batch shape.
 #
 # Launching a small network's kernels one by one takes longer than running them; a captured graph is one
 # launch (https://docs.pytorch.org/docs/stable/notes/cuda.html, "CUDA Graphs"). Imported only where there is a
@@ -27,40 +27,41 @@ from ckpttool.networks.train_step import TRAINED, AdamState, Learner
 Run = Callable[[Sequence[torch.Tensor]], list[torch.Tensor]]
 Result = TypeVar("Result")
 
-# In the first calls libraries load kernels and allocate workspaces, which a capture forbids.
+# During the first calls libraries load kernels and allocate workspaces, which a capture forbids.
 WARM_UPS = 3
-# Up to this size the copies are part of the graph. Larger arrays are uploaded in pieces of this size: while
-# one is on its way, the host fills the buffer of the next.
+# Up to this size the copies are part of the graph. Larger arrays are uploaded in pieces of this size: during
+# one transfer, the host fills the buffer of the next.
 PIECE_BYTES = 1 << 20
-# Buffers and graphs are kept for this many batch shapes; an evaluation has one or two.
+# Buffers and graphs are kept for this many batch shapes; an evaluation uses one or two.
 MOST_SHAPES = 8
 
 # PyTorch allows one capture at a time in a process.
 _capture_lock = threading.Lock()
 # Graphs of one device share cuBLAS's workspace, and a policy's calls share its buffers.
 _device_locks: dict[torch.device, threading.RLock] = {}
-# One stream per device for all captures: cuBLAS keeps a workspace for every stream, 32 MiB on an H100.
+# One stream per device for all captures: cuBLAS has a workspace per stream, 32 MiB on an H100.
 _streams: dict[torch.device, torch.cuda.Stream] = {}
 # PyTorch's allocators keep a pointer to a graph whose capture failed.
 _failed_graphs: list[torch.cuda.CUDAGraph] = []
 
 
 class CudaRunner:
-    """Runs a function of tensors on a device for arrays on the host, with one wait per call.
+    """Run a function of device tensors on host arrays, with one wait per call.
 
-    The first call of a batch shape runs kernel by kernel, without buffers; the second captures a graph, which
-    later calls replay. A shape whose capture fails keeps running kernel by kernel, with a RuntimeWarning.
+    The first call of a batch shape runs kernel by kernel, without buffers; the second captures a
+    graph, which later calls replay. A shape whose capture fails keeps running kernel by kernel, with a
+    RuntimeWarning.
     """
 
     def __init__(self, run: Run, place: torch.device, *, graphs: bool) -> None:
         self._run, self._place, self._graphs = run, place, graphs
         self._lock = _device_lock(place)
-        # The most recently used shape is the last; None stands for a shape that has run once.
+        # The most recently used shape is the last; None marks a shape that has run once.
         self._shapes: dict[tuple[tuple[int, ...], ...], _ShapeBuffers | None] = {}
         self._last: tuple[tuple[int, ...], ...] = ()
 
     def __call__(self, given: Sequence[np.ndarray]) -> list[np.ndarray]:
-        """Return the results as arrays of the caller's own."""
+        """Return the results as arrays owned by the caller."""
         key = tuple([array.shape for array in given])
         with self._lock:
             shape = self._shapes.get(key)
@@ -75,7 +76,7 @@ class CudaRunner:
 
     @property
     def captured_shapes(self) -> int:
-        """The number of shapes that have a graph."""
+        """Return the number of shapes that have a graph."""
         return sum(shape is not None and shape.graph is not None for shape in self._shapes.values())
 
     def _other(self, key: tuple[tuple[int, ...], ...], given: Sequence[np.ndarray]) -> list[np.ndarray]:
@@ -103,15 +104,16 @@ class CudaRunner:
     def _pool(self) -> Any:
         """Return the memory pool of another shape's graph, or None if there is none.
 
-        Sharing is safe: graphs of one policy never run at the same time, every replay writes all it reads
-        except the inputs, which lie elsewhere, and copies its results to the host before it ends.
+        Sharing is safe: graphs of one policy never run at the same time; every replay writes everything it
+        reads except the inputs, which are outside the pool, and copies its results to the host before it
+        ends.
         """
         shapes = self._shapes.values()
         return next((shape.pool for shape in shapes if shape is not None and shape.graph is not None), None)
 
 
 class _ShapeBuffers:
-    """The buffers of one batch shape, and its graph."""
+    """Buffers of one batch shape, and its graph."""
 
     def __init__(self, run: Run, given: Sequence[np.ndarray], place: torch.device) -> None:
         self.graph: torch.cuda.CUDAGraph | None = None
@@ -119,7 +121,7 @@ class _ShapeBuffers:
         self._run, self._place = run, place
         small = sum(array.nbytes for array in given) <= PIECE_BYTES
         with torch.inference_mode(), torch.cuda.device(place):
-            # In C order whatever the array's order is: arrays of one shape share these.
+            # C order for any array order: arrays of one shape share these buffers.
             self._inputs = [
                 torch.zeros(array.shape, dtype=getattr(torch, array.dtype.name), device=place)
                 for array in given
@@ -134,7 +136,7 @@ class _ShapeBuffers:
 
     def __call__(self, given: Sequence[np.ndarray]) -> list[np.ndarray]:
         if self._fast and self.graph is not None:
-            # Nothing here needs PyTorch's modes or its current device: host memory, one launch, one wait.
+            # No PyTorch modes or current device are needed here: host memory, one launch, one wait.
             for upload, array in zip(self._uploads, given, strict=True):
                 upload.fill(array)
             self.graph.replay()
@@ -144,7 +146,7 @@ class _ShapeBuffers:
         return [array.copy() for array in self._arrays]
 
     def capture(self, pool: Any) -> None:
-        """Capture a graph; keep running kernel by kernel, with a warning, where that is impossible."""
+        """Capture a graph; if impossible, warn and keep running kernel by kernel."""
         if not self._locked or not all(tensor.numel() for tensor in self._inputs):
             return
         pool = torch.cuda.graph_pool_handle() if pool is None else pool
@@ -152,7 +154,7 @@ class _ShapeBuffers:
             with torch.inference_mode():
                 self.graph, _ = capture_graph(self._device_part, self._place, pool=pool, warm_ups=1)
         except (UnsupportedError, RuntimeError) as error:
-            # Where the device itself has failed, the kernels that follow raise the error.
+            # If the device itself has failed, the next kernels raise the error.
             reason = "its memory does not fit" if is_out_of_memory(error) else first_line(error)
             warnings.warn(f"running without a CUDA graph: {reason}", RuntimeWarning, stacklevel=4)
             traceback.clear_frames(error.__traceback__)
@@ -170,7 +172,7 @@ class _ShapeBuffers:
                 self.graph.replay()
 
     def _device_part(self) -> None:
-        """Launch what a graph repeats: uploads of small inputs, the network, downloads of its results."""
+        """Launch the body of a graph: uploads of small inputs, the network, downloads of its results."""
         for upload in self._uploads:
             upload.send()
         for output, result in zip(self._outputs, self._run(self._inputs), strict=True):
@@ -211,17 +213,17 @@ class _ChunkedUpload:
         for number, start in enumerate(range(0, flat.size, self._most)):
             piece = flat[start : start + self._most]
             buffer, sent = self._buffers[number % 2], self._sent[number % 2]
-            sent.synchronize()  # the copy of the piece before the last; at once if there was none
+            sent.synchronize()  # the copy of the piece before the last; returns at once if there was none
             buffer[: piece.size].numpy()[:] = piece
             self._target[start : start + piece.size].copy_(buffer[: piece.size], non_blocking=True)
             sent.record(stream)
 
     def send(self) -> None:
-        """Do nothing: the pieces are on their way."""
+        """Do nothing: all pieces are already in transfer."""
 
 
 def _allocate_pinned(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
-    """Return an uninitialised host tensor, pageable where the system locks no more memory."""
+    """Return an uninitialised host tensor, pageable if the system cannot lock more memory."""
     try:
         return torch.empty(shape, dtype=dtype, pin_memory=True)
     except RuntimeError:
@@ -239,10 +241,10 @@ def _device_lock(place: torch.device) -> threading.RLock:
 def capture_graph(
     body: Callable[[], Result], place: torch.device, *, pool: Any = None, warm_ups: int = WARM_UPS
 ) -> tuple[torch.cuda.CUDAGraph, Result]:
-    """Return a graph that repeats what `body` launches, and its result, which every replay overwrites.
+    """Return a graph that repeats the launches of `body`, and its result, overwritten by every replay.
 
-    Raise UnsupportedError if an operation cannot be captured. Exceptions of `body` pass through; the device
-    stays usable after either. The caller's current device and stream are left as they were.
+    Raise UnsupportedError if an operation cannot be captured. Exceptions of `body` pass through; the
+    device stays usable after either. The caller's current device and stream are preserved.
 
     Args:
         body: runs `warm_ups` times and once more for the capture; it may read no value on the host.
@@ -257,7 +259,7 @@ def capture_graph(
             _streams[place] = torch.cuda.Stream(place)  # type: ignore[no-untyped-call]  # unannotated
         stream, here = _streams[place], torch.cuda.current_stream(place)
         stream.wait_stream(here)
-        # This block restores the caller's stream, which torch.cuda.graph does not if a capture fails.
+        # This block restores the caller's stream; torch.cuda.graph does not if a capture fails.
         with torch.cuda.stream(stream):
             try:
                 for _ in range(warm_ups):
@@ -271,12 +273,12 @@ def capture_graph(
 def _capture_once(
     body: Callable[[], Result], place: torch.device, pool: Any
 ) -> tuple[torch.cuda.CUDAGraph, Result]:
-    # The steps of torch.cuda.graph, which cannot show whether `body` or the end of the capture failed.
+    # The steps of torch.cuda.graph, which does not report whether `body` or the end of the capture failed.
     torch.cuda.synchronize(place)
     torch.cuda.empty_cache()
     graph = torch.cuda.CUDAGraph()
     failure: BaseException | None = None
-    # Collected cycles may free page-locked memory, which records an event on the stream of the capture.
+    # Garbage collection may free page-locked memory, which records an event on the capturing stream.
     collecting = gc.isenabled()
     gc.disable()
     try:
@@ -301,7 +303,7 @@ def _capture_once(
         try:
             raise failure
         finally:
-            failure = None  # which refers to this frame
+            failure = None  # it references this frame
     finally:
         if collecting:
             gc.enable()
@@ -312,10 +314,10 @@ def _capture_once(
 
 
 def _abort_capture(graph: torch.cuda.CUDAGraph, place: torch.device, pool: Any) -> None:
-    """End a failed capture in PyTorch's allocator, which capture_end does not if cudaStreamEndCapture fails.
+    """End a failed capture in PyTorch's allocator; capture_end does not if cudaStreamEndCapture fails.
 
-    Otherwise the allocator treats the capture as under way for ever, and torch.cuda.empty_cache and
-    every later capture fail (aten/src/ATen/cuda/CUDAGraph.cpp, c10/cuda/CUDACachingAllocator.cpp).
+    Otherwise the allocator treats the capture as active for ever, and torch.cuda.empty_cache and every
+    later capture fail (aten/src/ATen/cuda/CUDAGraph.cpp, c10/cuda/CUDACachingAllocator.cpp).
     """
     _failed_graphs.append(graph)
     index = torch.cuda.current_device() if place.index is None else place.index
@@ -326,15 +328,15 @@ def _abort_capture(graph: torch.cuda.CUDAGraph, place: torch.device, pool: Any) 
     try:
         end(index, pool)
     except RuntimeError:
-        return  # capture_end came that far: destroying the graph releases the pool
+        return  # capture_end got that far: destroying the graph releases the pool
     torch._C._cuda_releasePool(index, pool)
 
 
-# Training in PyTorch: gradients by autograd, steps by torch.optim.Adam with the state handed over.
+# Training in PyTorch: gradients by autograd, steps by torch.optim.Adam, starting from a given state.
 
 
 class TorchEngine:
-    """A learner as parameters of PyTorch on the CPU."""
+    """A learner as PyTorch parameters on the CPU."""
 
     def __init__(self, learner: Learner) -> None:
         self._nets = {title: _TorchNetwork(network) for title, network in learner.networks.items()}
@@ -349,19 +351,19 @@ class TorchEngine:
         return found
 
     def regress(self, critics: Sequence[str], inputs: Sequence[np.ndarray], target: np.ndarray) -> None:
-        """Make one step of the critics' optimizer on the sum of their mean squared errors."""
+        """Update the critics once on the sum of their mean squared errors."""
         given, wanted = [torch.from_numpy(array) for array in inputs], torch.from_numpy(target)
         losses = [torch.nn.functional.mse_loss(self._nets[title](*given), wanted) for title in critics]
         self._critic_adam.step(torch.stack(losses).sum())
 
     def improve(self, actor: str, critic: str, obs: np.ndarray) -> None:
-        """Make one step of the actor's optimizer towards actions of higher value."""
+        """Update the actor once towards actions of higher value."""
         given = torch.from_numpy(obs)
         self._actor_adam.step(-self._nets[critic](given, self._nets[actor](given)).mean())
 
     @torch.no_grad()
     def follow(self, slow: str, fast: str, tau: float) -> None:
-        """Move every weight of the slow network the part `tau` of the way to the fast one."""
+        """Move every weight of the target network by the fraction `tau` towards the online one."""
         for kept, value in zip(self._nets[slow].parameters, self._nets[fast].parameters, strict=True):
             kept.lerp_(value, tau)
 
@@ -371,7 +373,7 @@ class TorchEngine:
 
 
 class _TorchNetwork:
-    """A network whose trained arrays are parameters, as `nn.Linear` has them: weight [out, in]."""
+    """A network whose trained arrays are parameters in `nn.Linear` orientation: weight [out, in]."""
 
     def __init__(self, network: Network) -> None:
         self.parameters: list[torch.Tensor] = []
@@ -390,7 +392,7 @@ class _TorchNetwork:
 
 
 class _TorchAdam:
-    """One torch.optim.Adam; a group of parameters for each weight decay among them."""
+    """One torch.optim.Adam, with one parameter group per weight decay."""
 
     def __init__(self, adam: AdamState, parameters: Sequence[torch.Tensor]) -> None:
         self._adam = adam
@@ -419,7 +421,7 @@ class _TorchAdam:
         """Make one update against the gradient of the loss."""
         self._count += 1
         for group in self._optimizer.param_groups:
-            # torch adds one number at every step: another convention's needs another number each time.
+            # torch adds one constant at every step; another convention needs a different one each time.
             group["eps"] = self._adam.epsilon_at(self._count, corrected=True)
         self._optimizer.zero_grad()
         loss.backward()  # type: ignore[no-untyped-call]  # PyTorch leaves it unannotated
@@ -427,5 +429,5 @@ class _TorchAdam:
 
 
 def _transpose_kernel(array: np.ndarray) -> np.ndarray:
-    """Return a kernel as a weight, or back: all trained arrays of two axes are of dense layers."""
+    """Convert a kernel to a weight or back: all trained arrays with two axes are dense layers'."""
     return array.T if array.ndim == 2 else array

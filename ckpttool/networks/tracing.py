@@ -1,8 +1,9 @@
-"""Follows the entries of activations through a call of a user's model (see ckpttool.core.activations).
+"""Trace the entries of activations through a call of a user's model.
 
-PyTorch shows every operation to a dispatch mode (torch/utils/_python_dispatch.py), TensorFlow to an operation
-callback (tensorflow/python/framework/op_callbacks.py). Operations that only move entries are done once more,
-with the entries' numbers.
+See ckpttool.core.activations. PyTorch reports every operation to a dispatch mode
+(torch/utils/_python_dispatch.py), TensorFlow to an operation callback
+(tensorflow/python/framework/op_callbacks.py). Operations that only move entries are repeated on the
+entries' numbers.
 """
 
 from __future__ import annotations
@@ -18,55 +19,55 @@ UNKNOWN: dict[str, Any] = {"parts": None, "index": None}
 
 
 class Trace:
-    """The entries of every tensor of one call, and those of what each module takes and makes."""
+    """Entry numbers of every tensor of one call, and those of each module's inputs and outputs."""
 
     def __init__(self) -> None:
         self.activations = ActivationTracker()
         self.failed = False
-        # Is told of every operation besides: what it takes and makes.
+        # Also called for every operation, with its inputs and outputs.
         self.flow: Callable[[None, Any, Any], None] | None = None
-        # A tensor is kept: an id is not given twice.
+        # Tensors are kept, because an id may be reused.
         self._entries: dict[int, tuple[Any, Any]] = {}
         self._seen: dict[int, dict[str, list[Any]]] = {}
-        # Variables by their handles, and what was read of them: kept, as tensors are.
+        # Variables by their handles, and the tensors read from them: kept, because an id may be reused.
         self._handles: dict[int, tuple[Any, int]] = {}
         self._read: dict[int, tuple[Any, int]] = {}
 
     def weigh(self, number: int, handle: Any) -> None:
-        """Note the products by a variable, of which `handle` is TensorFlow's reference, under a number."""
+        """Record under a number the products with a variable; `handle` is TensorFlow's reference to it."""
         if handle is not None:
             self._handles[id(handle)] = handle, number
 
     def is_followed(self, tensor: Any) -> bool:
-        """Say whether the tensor's entries have numbers already."""
+        """Return whether the tensor's entries already have numbers."""
         return id(tensor) in self._entries
 
     def entries(self, tensor: Any) -> Any:
-        """Return the numbers of a tensor's entries, new ones if it has none."""
+        """Return the numbers of a tensor's entries; assign new ones if it has none."""
         if id(tensor) not in self._entries:
             self.put(tensor, self.activations.plain(_tensor_shape(tensor)))
         return self._entries[id(tensor)][1]
 
     def put(self, tensor: Any, entries: Any) -> None:
-        """Note the numbers of a tensor's entries."""
+        """Record the numbers of a tensor's entries."""
         self._entries[id(tensor)] = tensor, entries
 
     def convolved(self, taken: Any, made: Any, channel: int) -> None:
-        """Note that an operation takes images and makes others."""
+        """Record an operation from images to images."""
         if len(_tensor_shape(taken)) >= _IMAGE_RANK:
             self.activations.take(self.entries(taken), channel % len(_tensor_shape(taken)))
         if len(_tensor_shape(made)) >= _IMAGE_RANK:
             self.put(made, self.activations.image(_tensor_shape(made), channel % len(_tensor_shape(made))))
 
     def kept(self, given: list[Any], made: Any) -> bool:
-        """Note an operation entry by entry; say whether it is one: something followed has its shape."""
+        """Record an elementwise operation; return whether it is one: a traced input has its shape."""
         same = [
             each for each in given if self.is_followed(each) and _tensor_shape(each) == _tensor_shape(made)
         ]
         if not same:
             return False
         for each in given:
-            # Keras adds two layers' outputs for one input as it adds a bias, without the axis of the batch.
+            # Keras adds two layers' outputs for one input like a bias, without the batch axis.
             if each is not same[0] and self.is_followed(each):
                 entries = self.entries(each)
                 if entries.size == self.entries(same[0]).size:
@@ -75,7 +76,7 @@ class Trace:
         return True
 
     def module(self, module: Any, given: Any, made: Any, axis: Callable[[int], int]) -> None:
-        """Note one call of a module; `axis` tells from a tensor's rank where its features stand."""
+        """Record one call of a module; `axis` maps a tensor's rank to its feature axis."""
         for side, value in (("in", given), ("out", made)):
             tensor = first_tensor(value)
             shape = _tensor_shape(tensor)
@@ -85,12 +86,12 @@ class Trace:
     def _use(self, number: int, side: str, tensor: Any, axis: int) -> None:
         moved = self.activations.numpy.moveaxis(self.entries(tensor), axis, -1)
         rows = moved.reshape(-1, moved.shape[-1])
-        # The first place may be padding.
+        # The first position may be padding.
         whole = self.activations.numpy.flatnonzero((rows >= 0).all(1))
         self._seen.setdefault(number, {}).setdefault(side, []).append(rows[whole[0] if len(whole) else 0])
 
     def given(self, arrays: list[Any]) -> list[Any]:
-        """Return the model's inputs as tensors that are followed; images have their channels last."""
+        """Return the model's inputs as traced tensors; images have channels last."""
         torch = sys.modules["torch"] if isinstance(self, TorchTrace) else None
         constant: Any = torch.from_numpy if torch is not None else sys.modules["tensorflow"].constant
         tensors = [constant(each) for each in arrays]
@@ -98,14 +99,14 @@ class Trace:
         return tensors
 
     def border(self, value: Any, channel: int) -> None:
-        """Note the model's inputs or outputs, which are images if their rank says so."""
+        """Record the model's inputs or outputs; their rank shows whether they are images."""
         for tensor in _iter_tensors(value):
             shape, entries = _tensor_shape(tensor), self.entries(tensor)
             if len(shape) > _IMAGE_RANK:
                 self.activations.unless_known(entries, channel % len(shape))
 
     def orders(self) -> dict[int, dict[str, Any]]:
-        """Return by module the orders of what it takes and makes, as documents."""
+        """Return the orders of inputs and outputs by module, as documents."""
         if self.failed:
             return {}
         self.activations.finish()
@@ -120,7 +121,7 @@ class Trace:
 
 
 def first_tensor(value: Any) -> Any:
-    """Return the first tensor of a nest."""
+    """Return the first tensor of a nested value."""
     while isinstance(value, (list, tuple)) and value:
         value = value[0]
     return value
@@ -189,7 +190,7 @@ _MOVED = frozenset(
     ]
 )
 _CONVOLVES = ("conv", "_pool", "upsample", "grid_sampler", "im2col", "col2im")
-# Their results can have the shape of what they take.
+# Their results may have the shape of their input.
 _MIXES = (
     "mm",
     "linear",
@@ -209,11 +210,11 @@ _WRITES = frozenset(
 
 
 class TorchTrace(Trace):
-    """A call of a model that PyTorch computes."""
+    """A call of a PyTorch model."""
 
     @contextlib.contextmanager
     def following(self) -> Iterator[None]:
-        """Follow what happens within; without such a PyTorch nothing is followed."""
+        """Trace operations in the block; do nothing if this PyTorch does not support it."""
         torch: Any = sys.modules["torch"]
         try:
             from torch.utils._python_dispatch import TorchDispatchMode
@@ -310,7 +311,7 @@ _AGAIN = frozenset(
         "MirrorPad",
     ]
 )
-# The input that is the image.
+# The image input.
 _IMAGES = {"Conv2DBackpropInput": 2, "Conv3DBackpropInputV2": 2, "Conv3DBackpropInput": 2}
 _IMAGE_WORDS = (
     "Conv",
@@ -326,11 +327,11 @@ _INT64 = 9  # tensorflow/core/framework/types.proto
 
 
 class TensorFlowTrace(Trace):
-    """A call of a model that TensorFlow computes, operation by operation."""
+    """A call of a TensorFlow model, operation by operation."""
 
     @contextlib.contextmanager
     def following(self) -> Iterator[None]:
-        """Follow what happens within; without such a TensorFlow nothing is followed."""
+        """Trace operations in the block; do nothing if this TensorFlow does not support it."""
         tensorflow: Any = sys.modules.get("tensorflow")
         try:
             from tensorflow.python.eager import execute
@@ -438,7 +439,7 @@ def _attribute_pairs(attrs: Any) -> list[tuple[str, Any]]:
 
 
 def create_tracer(framework: str) -> Trace | None:
-    """Return what follows a call that a framework computes; None where nothing does."""
+    """Return the tracer for a framework; None if there is none."""
     try:
         if framework == "torch":
             return TorchTrace()

@@ -1,4 +1,4 @@
-"""One training step of TD3."""
+"""Run one training step of TD3."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ import numpy as np
 from ckpttool.networks import network as serial
 from ckpttool.networks.network import Dense, LayerNorm, Network
 
-# What training goes on from: an actor, its critics, their slow copies and their optimizers, as arrays.
+# Training state: an actor, its critics, their targets and their optimizers, as arrays.
 
-# The trained arrays of a layer, in the order in which both frameworks list them.
+# Trained arrays of a layer, in the order of both frameworks.
 TRAINED: Mapping[type, tuple[str, ...]] = {Dense: ("kernel", "bias"), LayerNorm: ("scale", "offset")}
 Dtype = Literal["float32", "float64"]
 Arrays = tuple[np.ndarray, ...]
@@ -23,12 +23,12 @@ Arrays = tuple[np.ndarray, ...]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class AdamState:
-    """Adam's settings, its count of updates and its moments, one for each trained array in their order.
+    """Adam's settings, update count and moments, one per trained array in order.
 
-    `corrected` says where epsilon stands: added to the root of the bias-corrected second moment
-    (torch/optim/adam.py), or to that of the uncorrected one (keras/src/optimizers/adam.py). `vhat` is empty
-    without AMSGrad. `l2` is what a gradient gets of each array (`+ l2 * w`, torch's weight_decay),
-    `decoupled` AdamW's decay, which multiplies the learning rate.
+    `corrected` is the position of epsilon: added to the root of the bias-corrected second moment
+    (torch/optim/adam.py), or to that of the uncorrected one (keras/src/optimizers/adam.py). `vhat` is
+    empty without AMSGrad. `l2` is the factor of each array in the gradient (`+ l2 * w`, torch's
+    weight_decay), `decoupled` AdamW's decay, which multiplies the learning rate.
     """
 
     learning_rate: float
@@ -49,7 +49,7 @@ class AdamState:
         return replace(self, m=m, v=v, vhat=vhat)
 
     def epsilon_at(self, step: int, *, corrected: bool) -> float:
-        """Return what to add to the root in that convention at the update number `step`, from 1.
+        """Return epsilon for the root in that convention at the update number `step`, from 1.
 
         It changes from one update to the next if the convention is not the optimizer's own.
         """
@@ -61,9 +61,9 @@ class AdamState:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Learner:
-    """An agent in training: networks by title, the order of the critics the same online and slow.
+    """An agent in training: networks by title; online and target critics are in the same order.
 
-    `low` and `high` [act_dim] bound the actions; `updates` counts those already made.
+    `low` and `high` [act_dim] bound the actions; `updates` is the number of updates so far.
     """
 
     networks: Mapping[str, Network]
@@ -88,7 +88,7 @@ class Learner:
 
 
 class TransitionBatch(NamedTuple):
-    """Transitions, and the noise [batch, act_dim] that smooths the next actions; all in one float type."""
+    """Transitions and the smoothing noise [batch, act_dim] of next actions; all in one float type."""
 
     obs: np.ndarray  # [batch, obs_dim]
     action: np.ndarray  # [batch, act_dim]
@@ -103,7 +103,7 @@ class TransitionBatch(NamedTuple):
 
 
 def trained_arrays(network: Network) -> list[np.ndarray]:
-    """Return a network's trained arrays: node by node, in each in the order of TRAINED."""
+    """Return a network's trained arrays: node by node, within a node in the order of TRAINED."""
     return [
         array
         for node in network.nodes
@@ -114,10 +114,10 @@ def trained_arrays(network: Network) -> list[np.ndarray]:
 
 # TD3's update (Fujimoto et al., 2018), and DDPG's, which is the same with one critic and no noise.
 #
-# The algorithm stands here once. What differs between frameworks is behind Engine: forward passes, losses,
-# gradients and the optimizers' steps.
+# The algorithm is implemented once, here. The parts that differ between frameworks are behind Engine: forward
+# passes, losses, gradients and the optimizers' steps.
 
-# The constants of the TD3 authors' code (TD3.py and main.py); noise is in halves of the action's range.
+# Constants of the TD3 authors' code (TD3.py and main.py); noise is in units of half the action range.
 DISCOUNT = 0.99
 TAU = 0.005
 POLICY_NOISE = 0.2
@@ -128,34 +128,34 @@ Weights = dict[str, list[np.ndarray]]
 
 
 class TrainingEngine(Protocol):
-    """A learner on a backend, by its networks' titles; arrays come and go in the learner's float type."""
+    """A learner on a backend, by network title; arrays are exchanged in the learner's float type."""
 
     def forward(self, title: str, *inputs: np.ndarray) -> np.ndarray:
         """Return a network's output [batch, n]."""
         ...
 
     def regress(self, critics: Sequence[str], inputs: Sequence[np.ndarray], target: np.ndarray) -> None:
-        """Make one step of the critics' optimizer on the sum of their mean squared errors."""
+        """Update the critics once on the sum of their mean squared errors."""
         ...
 
     def improve(self, actor: str, critic: str, obs: np.ndarray) -> None:
-        """Make one step of the actor's optimizer towards actions of higher value."""
+        """Update the actor once towards actions of higher value."""
         ...
 
     def follow(self, slow: str, fast: str, tau: float) -> None:
-        """Move every weight of the slow network the part `tau` of the way to the fast one."""
+        """Move every weight of the target network by the fraction `tau` towards the online one."""
         ...
 
     def weights(self, title: str) -> list[np.ndarray]:
-        """Return a network's trained arrays, as `learner.trained` orders them."""
+        """Return a network's trained arrays, in the order of `learner.trained`."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class TrainedWeights:
-    """The weights by title after each network's first update, made at `moved`, and after all `steps`.
+    """Weights by title after each network's first update, at step `moved`, and after all `steps`.
 
-    Updates count from 1. A network that never moved is nowhere here.
+    Updates count from 1. A network that was never updated is absent.
     """
 
     steps: int
@@ -180,7 +180,7 @@ def train_learner(
 def update_networks(
     engine: TrainingEngine, learner: Learner, batch: TransitionBatch, number: int
 ) -> tuple[str, ...]:
-    """Make the update with that number; return the titles of the networks that moved."""
+    """Make the update with that number; return the titles of the updated networks."""
     twin = len(learner.critics) > 1
     action = smooth_next_action(
         learner, engine.forward(learner.slow["actor"], batch.next_obs), batch, twin=twin
@@ -201,7 +201,7 @@ def update_networks(
 def smooth_next_action(
     learner: Learner, action: np.ndarray, batch: TransitionBatch, *, twin: bool
 ) -> np.ndarray:
-    """Return the slow policy's next action [batch, act_dim], with TD3's clipped noise if there are twins."""
+    """Return the target policy's next action [batch, act_dim], with TD3's clipped noise for twin critics."""
     if not twin:
         return action
     half = (learner.high - learner.low) / 2
@@ -210,14 +210,14 @@ def smooth_next_action(
     return found
 
 
-# A learner, its batches and what became of it on their way between processes: JSON and npz, no pickles.
+# Serialisation of a learner, its batches and results between processes: JSON and npz, no pickles.
 
 _LEARNER, _BATCHES, _TRAINED = "learner.npz", "batches.npz", "trained.npz"
 _MOMENTS = ("m", "v", "vhat")
 
 
 def write_learner(learner: Learner, batches: Sequence[TransitionBatch], folder: Path) -> dict[str, Any]:
-    """Write the arrays into the folder; return the rest as a document for JSON."""
+    """Write the arrays into the folder; return the rest as a JSON document."""
     arrays: dict[str, np.ndarray] = {"low": learner.low, "high": learner.high}
     document = {
         "networks": {
@@ -237,7 +237,7 @@ def write_learner(learner: Learner, batches: Sequence[TransitionBatch], folder: 
 
 
 def read_learner(document: dict[str, Any], folder: Path) -> tuple[Learner, list[TransitionBatch]]:
-    """Return what `write` was given."""
+    """Return the objects passed to `write`."""
     with np.load(folder / _LEARNER, allow_pickle=False) as arrays:
         learner = Learner(
             networks={
@@ -257,7 +257,7 @@ def read_learner(document: dict[str, Any], folder: Path) -> tuple[Learner, list[
 
 
 def write_trained(trained: TrainedWeights, folder: Path) -> dict[str, Any]:
-    """Write the weights into the folder; return the rest as a document for JSON."""
+    """Write the weights into the folder; return the rest as a JSON document."""
     held = {"first": trained.first, "last": trained.last}
     named = {
         f"{when}/{t}/{n}": a for when, by in held.items() for t, w in by.items() for n, a in enumerate(w)
@@ -267,11 +267,11 @@ def write_trained(trained: TrainedWeights, folder: Path) -> dict[str, Any]:
 
 
 def read_trained(document: dict[str, Any], folder: Path) -> TrainedWeights:
-    """Return what `write_trained` was given."""
+    """Return the objects passed to `write_trained`."""
     first: Weights = {title: [] for title in document["moved"]}
     last: Weights = {title: [] for title in document["moved"]}
     with np.load(folder / _TRAINED, allow_pickle=False) as arrays:
-        for name in arrays.files:  # in the order in which they were written
+        for name in arrays.files:  # in writing order
             when, _, rest = name.partition("/")
             (first if when == "first" else last)[rest.rpartition("/")[0]].append(arrays[name])
     return TrainedWeights(document["steps"], document["moved"], first, last)

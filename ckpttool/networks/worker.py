@@ -1,4 +1,4 @@
-"""Worker process of a framework."""
+"""Run a framework in a worker process."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from ckpttool.networks.messages import Message, decode_error, encode_line, messa
 from ckpttool.networks.network import Network, Observation, Policy, State, dtype_of
 from ckpttool.networks.train_step import Learner, TrainedWeights, TransitionBatch, train_learner
 
-# One child process that talks in lines: started apart, never waited for without end, its end explained.
+# One child process with a line protocol: started in isolation, with timeouts and explained exits.
 
 LAST_LINES = 6
 LAST_BYTES = 8192
@@ -47,15 +47,15 @@ THREADS = (
 
 
 def module_arguments(name: str) -> tuple[str, ...]:
-    """Return what an interpreter is told to run a module of ours.
+    """Return the interpreter arguments that run a ckpttool module.
 
-    -P keeps the user's folder, where a stranger's torch.py may lie, off the import path.
+    -P keeps the user's folder off the import path, because it may contain an untrusted torch.py.
     """
     return "-P", "-m", name
 
 
 class ChildProcess:
-    """A program of ours run by some interpreter, with a folder that both sides share."""
+    """A ckpttool program run by any interpreter, with a folder that both sides share."""
 
     def __init__(
         self,
@@ -67,9 +67,9 @@ class ChildProcess:
         timeout: float,
         threads: int | None,
     ) -> None:
-        """Keep how to start: the interpreter, `program`, the shared folder, `arguments`.
+        """Store the start parameters: interpreter, `program`, shared folder, `arguments`.
 
-        `timeout` is in seconds per answer; `threads` None leaves libraries alone.
+        `timeout` is in seconds per answer; `threads` None keeps the libraries' defaults.
         """
         self.name = name
         self._program, self._arguments = program, arguments
@@ -81,17 +81,17 @@ class ChildProcess:
 
     @property
     def folder(self) -> Path:
-        """The shared folder; raise WorkerError when the process does not run."""
+        """Return the shared folder; raise WorkerError if the process is not running."""
         if self._holder is None:
             raise WorkerError(f"the {self.name} is not running")
         return Path(self._holder.name)
 
     def start(self) -> None:
-        """Start the process; raise UsageError if there is no such interpreter."""
+        """Start the process; raise UsageError if the interpreter does not exist."""
         self._holder = tempfile.TemporaryDirectory(prefix="ckpttool-", dir=_memory_folder())
         library = self.folder / "library"
         library.mkdir()
-        # The interpreter sees this package alone: not its neighbours, which were built for another Python.
+        # The interpreter receives this package alone: its neighbours were built for another Python.
         (library / "ckpttool").symlink_to(Path(ckpttool.__file__).resolve().parent)
         command = [self._python, *self._program, str(self.folder), *self._arguments]
         try:
@@ -109,12 +109,12 @@ class ChildProcess:
             raise UsageError(f"{self._python} cannot be run: {error.strerror}") from None
 
     def request(self, do: str, values: Message) -> Message:
-        """Send one request and return its answer; raise the other side's error as if it had happened here."""
+        """Send one request and return its answer; raise the other side's error in this process."""
         self._requests += 1
         self.send(encode_line({"id": self._requests, "do": do, **values}))
         answer = json.loads(self.receive())
         while answer["id"] != self._requests:
-            # The answer to a request that Ctrl-C took the caller away from.
+            # A late answer to a request that the caller interrupted with Ctrl-C.
             answer = json.loads(self.receive())
         if "error" in answer:
             raise decode_error(answer["error"])
@@ -129,7 +129,7 @@ class ChildProcess:
             raise self._ended() from None
 
     def receive(self) -> bytes:
-        """Return one line; raise WorkerError if the process ends or takes longer than the timeout."""
+        """Return one line; raise WorkerError if the process ends or exceeds the timeout."""
         child = self._running()
         assert child.stdout is not None  # noqa: S101 - for the type checker: it was opened as a pipe
         deadline = time.monotonic() + self._timeout
@@ -146,13 +146,13 @@ class ChildProcess:
         return line
 
     def kill(self) -> None:
-        """End the process at once, from any thread: who waits for its answer gets WorkerError."""
+        """Kill the process, from any thread; a caller waiting for its answer gets WorkerError."""
         child = self._child
         if child is not None:
             child.kill()
 
     def stop(self, farewell: bytes | None) -> None:
-        """End the process, kindly if there is a farewell to send, and remove the folder."""
+        """End the process, with a farewell message if there is one, and remove the folder."""
         if self._child is not None:
             if farewell is not None:
                 with contextlib.suppress(BrokenPipeError):
@@ -203,13 +203,13 @@ class ChildProcess:
 
 
 def ended_error(name: str, status: int, log: Path) -> WorkerError:
-    """Return the error that a process has ended, with the last lines of its standard error."""
+    """Return the error for an ended process, with the last lines of its standard error."""
     reason = f"by {signal.Signals(-status).name}" if status < 0 else f"with status {status}"
     return WorkerError(f"{name} ended {reason}{_last_words(log)}")
 
 
 def _last_words(path: Path) -> str:
-    """Return the last lines of a process's standard error, without what could steer a terminal."""
+    """Return the last lines of a process's standard error, without terminal control sequences."""
     with open(path, "rb") as log:
         log.seek(max(0, os.path.getsize(path) - LAST_BYTES))
         text = log.read().decode("utf-8", "replace")
@@ -225,7 +225,7 @@ def _write_line(child: subprocess.Popen[bytes], line: bytes) -> None:
 
 
 def _memory_folder() -> str | None:
-    """Return a roomy folder in memory, if there is one: small files cost a quarter of the time there."""
+    """Return a large in-memory folder, if there is one: small files take a quarter of the time there."""
     try:
         room = os.statvfs(MEMORY)
     except OSError:
@@ -233,11 +233,11 @@ def _memory_folder() -> str | None:
     return MEMORY if room.f_bavail * room.f_frsize > MEMORY_ROOM and os.access(MEMORY, os.W_OK) else None
 
 
-# A user's model in a process beside this one, which imports no framework.
+# A user's model in a separate process; this one imports no framework.
 
 MODEL_TIMEOUT_S = 600.0
-# As `python -m` does it, but the user's folder joins the path only when the model is imported: an interpreter
-# that knows -P is new (3.11).
+# Like `python -m`, but the user's folder joins the path only when the model is imported: the -P option
+# requires Python 3.11.
 _PROGRAM = (
     "-c",
     "import sys; sys.path[:] = [p for p in sys.path if p]; import runpy; "
@@ -247,7 +247,7 @@ _PROGRAM = (
 
 @dataclass(frozen=True, slots=True)
 class ModelSpec:
-    """What the user says of the target model: who makes it, of what, and which Python.
+    """User's description of the target model: factory, arguments, shapes and Python interpreter.
 
     `arguments` are JSON: a list or an object; `shapes` those of its inputs without the batch.
     """
@@ -261,7 +261,7 @@ class ModelSpec:
 def parse_model_spec(
     factory: str, arguments: str | None, shapes: Sequence[str], python: str | None
 ) -> ModelSpec:
-    """Return what the user wrote as a record; raise UsageError for what is no JSON or no shape."""
+    """Parse the user's description; raise UsageError for invalid JSON or an invalid shape."""
     return ModelSpec(
         factory, _parse_arguments(arguments), tuple(map(parse_input_shape, shapes)), python or sys.executable
     )
@@ -280,7 +280,7 @@ def _parse_arguments(text: str | None) -> Any:
 
 
 def parse_input_shape(text: str) -> tuple[int, ...]:
-    """Return the shape that is written as `84,84,4`; raise UsageError if it is none."""
+    """Parse a shape such as `84,84,4`; raise UsageError if it is invalid."""
     parts = text.replace("x", ",").split(",")
     if not all(part.strip().isdecimal() and int(part) for part in parts):
         raise UsageError("a shape is written as 84,84,4", found=text)
@@ -304,13 +304,13 @@ class ModelProcess:
         self._process.stop(b'{"id": 0, "do": "close"}\n' if kind is None else None)
 
     def build(self) -> Mapping[str, Any]:
-        """Make the model; return its framework, its class, and the forms that it can be loaded from."""
+        """Create the model; return its framework, its class, and the forms that it can be loaded from."""
         return self._process.request(
             "build", {"factory": self._wanted.factory, "arguments": self._wanted.arguments}
         )
 
     def describe(self, guessed: Sequence[Sequence[int]]) -> Sequence[Mapping[str, Any]]:
-        """Return its modules, called once if a shape is known; `guessed` is for one without weights."""
+        """Return its modules, called once if a shape is known; `guessed` is for models without weights."""
         shapes = [list(each) for each in self._wanted.shapes]
         answer = self._process.request(
             "describe", {"shapes": shapes, "guessed": [list(each) for each in guessed]}
@@ -319,22 +319,22 @@ class ModelProcess:
         return found
 
     def save(self, file: str, form: str) -> str:
-        """Have the framework write the model's present values; return what to open."""
+        """Save the model's current values with the framework; return the path to open."""
         return str(self._process.request("save", {"file": file, "form": form})["file"])
 
     def number(self) -> bool:
-        """Fill every weight with its own number; say no where names tell whose a tensor is."""
+        """Fill every weight with its own number; return False if names identify the tensors."""
         return bool(self._process.request("number", {})["done"])
 
     def load(self, file: str, form: str) -> None:
-        """Have the framework load the file strictly; raise WorkerError if it does not."""
+        """Load the file strictly with the framework; raise WorkerError if that fails."""
         self._process.request("load", {"file": file, "form": form})
 
 
-# The worker: a process of its own for one framework, and the one protocol that serves them all.
+# Worker: a separate process per framework, with one protocol for all.
 #
-# Arrays lie as .npy files in a folder that parent and worker share; how messages travel is in messages.py. A
-# new kind of request is a row in HANDLERS. This module runs as the worker's program and imports no framework.
+# Arrays are .npy files in a folder that parent and worker share; messages.py describes the messages. A new
+# kind of request is a row in HANDLERS. This module is the worker's program and imports no framework.
 
 TIMEOUT_S = 120.0
 
@@ -343,10 +343,10 @@ TIMEOUT_S = 120.0
 
 
 class Worker:
-    """A backend in its own process; a context manager that ends the process and removes the folder.
+    """A backend in a separate process; a context manager that ends the process and removes the folder.
 
-    `python` may be another environment's interpreter (3.11 or newer, with numpy). No request waits longer
-    than `timeout` seconds. `threads` limits how many threads the framework computes with.
+    `python` may be another environment's interpreter (3.11 or newer, with numpy). No request waits
+    longer than `timeout` seconds. `threads` limits the framework's number of threads.
     """
 
     def __init__(
@@ -372,38 +372,38 @@ class Worker:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, _: object, __: TracebackType | None) -> None:
-        # After an error or Ctrl-C the worker may be deep in a computation: nobody waits for it.
+        # After an error or Ctrl-C the worker may be in a long computation: do not wait for it.
         self._process.stop(b'{"id": 0, "do": "close"}\n' if kind is None else None)
 
     def versions(self) -> dict[str, str]:
-        """Return the versions of the libraries that compute, and of the worker's Python."""
+        """Return the versions of the computing libraries, and of the worker's Python."""
         return dict(self.request("hello")["versions"])
 
     def build(self, network: Network, device: str = "cpu") -> WorkerPolicy:
         """Put the network on the worker's device."""
-        dtype_of(network)  # what no backend computes is said before anything is written
+        dtype_of(network)  # report unsupported layers before writing anything
         with open(self.folder / "network.npz", "wb") as file:
             document = serial.write_network(network, file)
         built = self.request("build", network=document, device=device)
         return WorkerPolicy(self, int(built["policy"]), str(built["device"]))
 
     def train(self, learner: Learner, batches: Sequence[TransitionBatch]) -> TrainedWeights:
-        """Make one update for each batch in the worker's framework, in the float type of the learner."""
+        """Make one update per batch in the worker's framework, in the learner's float type."""
         document = train_step.write_learner(learner, batches, self.folder)
         return train_step.read_trained(self.request("train", learner=document), self.folder)
 
     @property
     def folder(self) -> Path:
-        """Where arrays are exchanged while the worker runs."""
+        """Return the folder for arrays exchanged while the worker runs."""
         return self._process.folder
 
     def request(self, do: str, **values: Any) -> Message:
-        """Send one request and return its answer; raise the worker's error as if it had happened here."""
+        """Send one request and return its answer; raise the worker's error in this process."""
         return self._process.request(do, values)
 
 
 class WorkerPolicy:
-    """A policy that lives in a worker; it ends with the worker."""
+    """A policy in a worker; it ends with the worker."""
 
     def __init__(self, worker: Worker, number: int, device: str) -> None:
         self.device = device
@@ -437,7 +437,7 @@ def _load_arrays(folder: Path, stem: str, count: int) -> list[np.ndarray]:
 
 @dataclass(slots=True)
 class WorkerSession:
-    """What one worker process holds."""
+    """State of one worker process."""
 
     folder: Path
     name: str
@@ -445,7 +445,7 @@ class WorkerSession:
 
     @property
     def backend(self) -> ModuleType:
-        """The backend's module, imported when it is first asked for."""
+        """Return the backend's module, imported on first use."""
         return plugins.find("backends", self.name).load()
 
 
@@ -481,7 +481,7 @@ def _train(session: WorkerSession, message: Message) -> Message:
 
 
 def _close(_session: WorkerSession, _: Message) -> Message:
-    # Frameworks abort now and then while an interpreter shuts down; nothing here is left to save.
+    # Some frameworks abort while an interpreter shuts down; no data is left to save here.
     os._exit(0)
 
 
@@ -495,7 +495,7 @@ HANDLERS: dict[str, Callable[[WorkerSession, Message], Message]] = {
 
 
 def main(folder: str, backend: str) -> None:
-    """Be the worker."""
+    """Run the worker."""
     with message_pipes() as (requests, answers):
         serve(WorkerSession(Path(folder), backend), HANDLERS, requests, answers)
 

@@ -1,4 +1,4 @@
-"""`report`: one self-contained page of a checkpoint, or of two beside each other."""
+"""`report`: a self-contained HTML page about one checkpoint, or about two side by side."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ckpttool.report.pages import ReportContents, ReportInputs, gather_contents,
 
 @dataclass(frozen=True, slots=True)
 class HtmlReport:
-    """What was written where."""
+    """Result of writing a report."""
 
     file: str
     nbytes: int
@@ -42,7 +42,7 @@ class HtmlReport:
 
 
 def default_report_name(path: str, other: str | None = None) -> str:
-    """Return the file's name where none is given: that of the checkpoint, in the current folder."""
+    """Return the default file name: the checkpoint's name, in the current folder."""
     meant = [each for each in (path, other) if each is not None]
     names = [
         (urls.base_name(each) if urls.is_elsewhere(each) else os.path.basename(os.path.abspath(each)))
@@ -63,10 +63,11 @@ def write_report(
     force: bool = False,
     progress: Progress = ignore_progress,
 ) -> HtmlReport:
-    """Write a page about what is at the path, compared with `other` if there is one, into a new file.
+    """Write a page about the checkpoint at the path, compared with `other` if given, into a new file.
 
-    `glob` keeps the tensors whose path matches, `layout` names that of the first checkpoint. Raise
-    TargetExistsError when the file is there and `force` is not given, and what opening and reading raise.
+    `glob` keeps the tensors whose path matches, `layout` names the layout of the first checkpoint.
+    Raise TargetExistsError if the file exists and `force` is not given, and any error of opening and
+    reading.
     """
     target = out if out is not None else default_report_name(path, other)
     require_new(target, force=force)

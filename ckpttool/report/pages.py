@@ -1,4 +1,4 @@
-"""Pages of HTML reports."""
+"""HTML report pages."""
 
 from __future__ import annotations
 
@@ -60,18 +60,18 @@ if TYPE_CHECKING:
     import numpy as np
 
 
-# How numbers are set on the page: with the sign that a minus has in print.
+# Number formatting of the page, with a typographic minus sign.
 
 _MINUS, _NONE = "\u2212", "\u2013"
 
 
 def typeset_minus(text: str) -> str:
-    """Return a number's text with a minus as wide as a digit."""
+    """Return a number's text with a minus sign as wide as a digit."""
     return text.replace("-", _MINUS)
 
 
 def format_number(value: float) -> str:
-    """Return a number as charts and tables have it: 12,500, -650.30, 0.25, 1.5e+09; a dash for none."""
+    """Format a number for charts and tables: 12,500, -650.30, 0.25, 1.5e+09; a dash for NaN and inf."""
     if not math.isfinite(value):
         return _NONE
     if abs(value) >= 1e7:
@@ -81,30 +81,30 @@ def format_number(value: float) -> str:
 
 
 def format_exactly(value: float, digits: int = 6) -> str:
-    """Return a number with so many significant digits, a whole one with all of them."""
+    """Format a number with `digits` significant digits, or a whole number with all digits."""
     whole = value == round(value) if math.isfinite(value) else False
     return typeset_minus(f"{value:,.0f}" if whole and abs(value) < 1e9 else f"{value:.{digits}g}")
 
 
-# Heat maps of tensors, a byte for each cell: small enough that a page holds one for every tensor.
+# Heat maps of tensors, one byte per cell: small enough for a page with one per tensor.
 
-# Bytes of all pictures of a page; one has at most and at least so many cells, and no side is longer.
+# Bytes of all pictures on a page; maximum and minimum cells per picture; maximum side length.
 _ALL = 3 << 20
 _MOST, _LEAST, _LONGEST = 4096, 64, 160
-# Numbers that are looked at together.
+# Numbers processed together.
 _PIECE = 1 << 18
-# The byte of a cell that holds no number; the others are `_ZERO` and up to 127 steps to either side of it.
+# Byte values of cells: 0 for no number, else `_ZERO` plus or minus up to 127 steps.
 _ZERO, _STEPS = 128, 127
-# Where a layer's units are counted by the last axis; elsewhere by the first.
+# Tensors with the units on the last axis; all others have them on the first.
 _UNITS_LAST = frozenset(("kernel", "embeddings"))
 
 
 @dataclass(frozen=True, slots=True)
 class HeatMap:
-    """Where a picture's cells stand among all, and what they show.
+    """Position of a picture's cells in the buffer, and what they show.
 
-    `rows` and `columns` count cells, `height` and `width` the numbers of the matrix that the tensor is shown
-    as, `scale` is the value of the outermost step.
+    `rows` and `columns` count cells, `height` and `width` the numbers of the matrix that represents the
+    tensor, `scale` is the value of the outermost step.
     """
 
     at: int
@@ -115,24 +115,24 @@ class HeatMap:
     scale: float
 
     def document(self) -> list[float]:
-        """Return what the page's script takes."""
+        """Return the array that the page's script reads."""
         return [self.at, self.rows, self.columns, self.height, self.width, float(f"{self.scale:.4g}")]
 
 
 def cell_budget(tensors: int) -> int:
-    """Return how many cells a picture may have where there are so many tensors."""
+    """Return the maximum number of cells per picture for this number of tensors."""
     return max(_LEAST, min(_MOST, _ALL // max(1, tensors)))
 
 
 class HeatMapBuffer:
-    """The cells of all pictures so far, `most` of them in each at most."""
+    """Cells of all pictures so far, at most `most` per picture."""
 
     def __init__(self, most: int) -> None:
         self._most = most
         self._cells = bytearray()
 
     def add(self, path: str, array: np.ndarray) -> HeatMap | None:
-        """Shrink the tensor at a display path to a picture; return None for one of fewer than two numbers."""
+        """Shrink the tensor at a display path to a picture; None if it has fewer than two numbers."""
         if array.size < 2:
             return None
         cells, shape = shrink_matrix(to_matrix(path, array), self._most)
@@ -147,7 +147,8 @@ class HeatMapBuffer:
         one, shape = shrink_matrix(to_matrix(path, left.array()), self._most)
         other, _ = shrink_matrix(to_matrix(path, right.array()), self._most)
         with np.errstate(invalid="ignore", over="ignore"):
-            # The mean of differences is the difference of means: the tensors need not be there together.
+            # The mean of differences is the difference of means, so the tensors need not be in memory
+            # together.
             more = other - one
         scale = max(_largest_magnitude(one), _largest_magnitude(other))
         return [
@@ -158,7 +159,7 @@ class HeatMapBuffer:
     def _kept(self, cells: np.ndarray, shape: tuple[int, int], scale: float) -> HeatMap:
         at = len(self._cells)
         self._cells += _quantize_cells(cells, scale)
-        # Base64 writes three bytes as four letters: a picture begins where such a group does.
+        # Base64 encodes three bytes as four letters: align each picture to such a group.
         self._cells += bytes(-len(self._cells) % 3)
         rows, columns = cells.shape
         return HeatMap(at, rows, columns, *shape, scale)
@@ -169,9 +170,9 @@ class HeatMapBuffer:
 
 
 def to_matrix(path: str, array: np.ndarray) -> np.ndarray:
-    """Return the tensor as a matrix with a row, or for Keras's kernels a column, for each of its units.
+    """Return the tensor as a matrix with one row (for Keras's kernels one column) per unit.
 
-    A convolution's other axes are laid end to end: one filter is one row (PyTorch) or column (Keras).
+    A convolution's other axes are flattened: one filter is one row (PyTorch) or column (Keras).
     """
     import numpy as np
 
@@ -185,9 +186,9 @@ def to_matrix(path: str, array: np.ndarray) -> np.ndarray:
 
 
 def shrink_matrix(array: np.ndarray, most: int) -> tuple[np.ndarray, tuple[int, int]]:
-    """Return a matrix's cells, each the mean of a block of numbers, and its shape.
+    """Return a matrix's cells, each the mean of a block of numbers, and the matrix's shape.
 
-    A block in which something is no number has none. Beside the array little is held in memory.
+    A block that contains a non-finite number gets no mean. Memory use beside the array is small.
     """
     import numpy as np
 
@@ -207,7 +208,7 @@ def shrink_matrix(array: np.ndarray, most: int) -> tuple[np.ndarray, tuple[int, 
 
 
 def _sum_blocks(strip: np.ndarray, starts: np.ndarray, wide: int) -> np.ndarray:
-    """Return the sums of a row of blocks, in float64, with a copy of _PIECE numbers at most."""
+    """Return the sums of a row of blocks in float64, copying at most _PIECE numbers at a time."""
     import numpy as np
 
     width = strip.shape[1]
@@ -235,11 +236,11 @@ def _quantize_cells(cells: np.ndarray, scale: float) -> bytes:
     return bytes(np.where(finite, np.rint(steps) + _ZERO, 0).astype(np.uint8).tobytes())
 
 
-# The rows of the page's tree: modules, tensors and values in the order in which the page shows them.
+# Rows of the page's tree: modules, tensors and values in display order.
 
-# Characters of one name and of a whole path: a file may have names of any length.
+# Maximum characters of a name and of a whole path, because a file may contain names of any length.
 _NAME, _PATH, _VALUE = 120, 400, 300
-# Aliases that are named; of the others there is a count.
+# Maximum number of aliases listed; the rest is counted.
 _ALIASES = 12
 _NUMBERS = ("min", "max", "mean", "std", "norm")
 
@@ -256,7 +257,7 @@ def format_path(text: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class TensorReadings:
-    """What reading the tensors told of them, by display path."""
+    """Results of reading the tensors, by display path."""
 
     stats: Mapping[str, TensorStats]
     pictures: Mapping[str, HeatMap]
@@ -265,9 +266,10 @@ class TensorReadings:
 def tree_rows(
     found: CheckpointSummary, known: TensorReadings, marks: Mapping[str, int]
 ) -> Iterator[dict[str, Any]]:
-    """Give an object for each row, those of a module after it: `level` says below what it stands.
+    """Yield an object for each row, a module before its entries; `level` is the depth.
 
-    `marks` are what `comparison` says of paths. Values that are empty are left out: most are of most rows.
+    `marks` are the marks from `comparison`, by path. Empty values are omitted, because most are empty
+    in most rows.
     """
     slots: dict[str, list[str]] = {}
     for row in found.tensors:
@@ -302,7 +304,7 @@ def tree_rows(
 def _module_entries(
     module: ModuleSummary, level: int
 ) -> list[tuple[int, str, TensorRow | ValueRow | ModuleSummary]]:
-    """Return what stands in the module, the last first."""
+    """Return the entries of the module in reverse order."""
     return [(level, shown, entry) for shown, entry in reversed(module_entries(module, "file"))]
 
 
@@ -353,7 +355,7 @@ def _tensor_row(
 
 
 def format_moments(found: Moments) -> dict[str, Any]:
-    """Return what is known of a tensor's numbers, with as many digits as anyone reads."""
+    """Return a tensor's moments, rounded to six significant digits."""
     told = found.document()
     told.update({each: float(f"{told[each]:.6g}") for each in _NUMBERS if isinstance(told[each], float)})
     return {key: value for key, value in told.items() if value != 0 or key in _NUMBERS}
@@ -373,7 +375,7 @@ def _change_mark(mark: int | None) -> dict[str, int]:
 
 
 def _drop_empty(values: dict[str, Any]) -> dict[str, Any]:
-    """Return what is not empty: ten thousand rows say little else. A shape and a number may be."""
+    """Return the non-empty values, to keep the page small; an empty shape and zeros stay."""
     return {
         key: value
         for key, value in values.items()
@@ -381,20 +383,20 @@ def _drop_empty(values: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-# What the page says of two checkpoints: each difference in words, and which rows of the tree it concerns.
+# Comparison section: each difference in words, and the rows of the tree that it affects.
 
-# Changes with pictures: each is read once more for them, both sides.
+# Maximum number of changes with pictures: both sides are read once more for each.
 PICTURED = 500
-# Entries of one side alone that are named.
+# Maximum number of entries listed that only one side has.
 ALONE = 500
 _VALUE_LENGTH = 80
 
 
 @dataclass(frozen=True, slots=True)
 class ComparisonSection:
-    """`changes` are objects for the page, the biggest first; `marks` say of rows by path what became of them.
+    """`changes` are objects for the page, largest first; `marks` map the paths of rows to changes.
 
-    A mark is the number of a change, or -1 for what the other checkpoint lacks.
+    A mark is the number of a change, or -1 for an entry that the other checkpoint lacks.
     """
 
     diff: Diff
@@ -404,7 +406,7 @@ class ComparisonSection:
 
 
 def compare_section(found: Diff, summary: CheckpointSummary, pictures: HeatMapBuffer) -> ComparisonSection:
-    """Return what is shown of the differences; those with pictures are read again, one at a time."""
+    """Return the section on differences; tensors with pictures are read again, one at a time."""
     places = _paths_by_canonical(found, summary)
     marks = {path: -1 for name in found.only_left for path in places.get(name, (name,))}
     changes = []
@@ -418,7 +420,7 @@ def compare_section(found: Diff, summary: CheckpointSummary, pictures: HeatMapBu
 
 
 def _paths_by_canonical(found: Diff, summary: CheckpointSummary) -> dict[str, list[str]]:
-    """Return by canonical path where the first checkpoint has it; nothing where paths were compared."""
+    """Map canonical paths to paths in the first checkpoint; empty if entries were compared by path."""
     if found.by == "path":
         return {}
     tree, binding = summary.checkpoint.tree, summary.binding
@@ -484,7 +486,7 @@ def _format_value(value: object) -> str:
     return format_exactly(value) if isinstance(value, float) else shorten(clean(str(value)), _VALUE_LENGTH)
 
 
-# What the page says of how a checkpoint came about, and of the facts that its sidecar adds to it.
+# Conversion section: how the checkpoint was made, and the facts in its sidecar.
 
 _FACTS = (
     "env",
@@ -502,10 +504,10 @@ _TEXT, _RULES, _SENTENCES = 160, 2000, 50
 
 @dataclass(frozen=True, slots=True)
 class ConversionSection:
-    """The receipt of a conversion, or a sidecar with facts alone: then `source` is empty.
+    """Receipt of a conversion, or a sidecar with facts only (`source` is then empty).
 
-    `facts` are name, value and provenance; `rules` source, rule and target; `belongs` says whether it was
-    written for these very weights, None where it does not say for which.
+    `facts` are name, value and provenance; `rules` are source, rule and target; `belongs` is whether
+    the receipt was written for these weights (None if it does not record a digest).
     """
 
     source: tuple[tuple[str, str], ...]
@@ -521,7 +523,7 @@ class ConversionSection:
 
 
 def read_conversion(file: str, sha256: str) -> ConversionSection:
-    """Return what a sidecar or a document of `convert --json` says; raise FormatError for other files."""
+    """Read a sidecar or the output of `convert --json`; raise FormatError for other files."""
     found = text.load_json(file, "the conversion's report", "sidecar_bytes")
     if "target_sha256" in found:
         return conversion_from_sidecar(sidecar.read_sidecar(file), sha256)
@@ -541,7 +543,7 @@ def read_conversion(file: str, sha256: str) -> ConversionSection:
 
 
 def conversion_from_sidecar(found: sidecar.Sidecar, sha256: str) -> ConversionSection:
-    """Return what a sidecar says."""
+    """Return the section for a sidecar."""
     values = found.document()
     facts = tuple(
         (name, _format_text(values[name]), _format_text(found.provenance.get(name, "")))
@@ -609,7 +611,7 @@ def _format_text(value: object) -> str:
     return shorten(clean(text), _TEXT)
 
 
-# Evaluations that `eval --json` or `--out` wrote, as the page shows them; other files are refused.
+# Evaluations written by `eval --json` or `--out`; other files are rejected.
 
 _WORDS = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
 _RESULT_TEXT_LENGTH, _NOTES = 200, 20
@@ -617,9 +619,9 @@ _RESULT_TEXT_LENGTH, _NOTES = 200, 20
 
 @dataclass(frozen=True, slots=True)
 class EvaluationEntry:
-    """One checkpoint's returns: NaN stands for what the document leaves open, `ci95` is None then.
+    """Returns of one checkpoint: NaN for a value missing from the document; `ci95` is then None.
 
-    `counts` are the numbers that it counts, by the titles of training_step.TITLES.
+    `counts` are its training counters, by the titles of training_step.TITLES.
     """
 
     checkpoint: str
@@ -637,7 +639,7 @@ class EvaluationEntry:
 
 @dataclass(frozen=True, slots=True)
 class ReturnCurve:
-    """Returns over training steps: step, value, and the ends of its interval (equal where there is none)."""
+    """Returns over training steps: step, value, and the ends of its interval (equal if there is none)."""
 
     label: str
     points: tuple[tuple[float, float, float, float], ...]
@@ -646,23 +648,23 @@ class ReturnCurve:
 
 @dataclass(frozen=True, slots=True)
 class EvaluationSection:
-    """What the given files hold together."""
+    """Combined contents of the evaluation files."""
 
     results: tuple[EvaluationEntry, ...]
     curves: tuple[ReturnCurve, ...]
     notes: tuple[str, ...]
     unit: str = ANY_UNIT
-    """what the steps of the curves count"""
+    """unit of the curves' steps"""
 
     @property
     def counted(self) -> tuple[str, ...]:
-        """The titles of all that any checkpoint counts: a column each."""
+        """Titles of all counters that any checkpoint has, one column each."""
         titles = ("step", *inspect.TITLES.values())
         return tuple(title for title in titles if any(title in each.counts for each in self.results))
 
 
 def read_evaluations(files: Sequence[str]) -> EvaluationSection:
-    """Return what the files hold; raise FormatError for one that is no document of `eval`."""
+    """Read evaluation files; raise FormatError for a file that is not output of `eval`."""
     results, curves, notes = [], [], []
     sources = set()
     for file in files:
@@ -674,7 +676,7 @@ def read_evaluations(files: Sequence[str]) -> EvaluationSection:
             )
         results += [_read_evaluation(each) for each in played]
         curves += [*_mean_curves(whole.get("curve")), *_logged_curves(whole.get("training_curves"))]
-        # No file says what the steps of a log are.
+        # The unit of a log's steps is not recorded.
         sources |= {str(whole.get("step_from"))} if whole.get("curve") else set()
         sources |= {"logged"} if whole.get("training_curves") else set()
         notes += _clean_notes(whole.get("notes")) if "evaluations" in whole else []
@@ -714,7 +716,7 @@ def _read_evaluation(found: Mapping[str, Any]) -> EvaluationEntry:
 
 
 def _training_counts(found: Mapping[str, Any]) -> dict[str, int]:
-    """Return what an evaluation counts; documents of older versions name one step alone."""
+    """Return the training counters of an evaluation; documents of older versions have only one step."""
     given = {title: _parse_number(found.get(name)) for name, title in inspect.TITLES.items()}
     counts = {title: int(number) for title, number in given.items() if math.isfinite(number)}
     step = _parse_number(found.get("step"))
@@ -722,7 +724,7 @@ def _training_counts(found: Mapping[str, Any]) -> dict[str, int]:
 
 
 def _mean_curves(found: object) -> Iterator[ReturnCurve]:
-    """Give a curve for each run among the points of `curve`."""
+    """Yield a curve for each run among the points of `curve`."""
     runs: dict[str, list[tuple[float, float, float, float]]] = {}
     for each in found if isinstance(found, list) else ():
         if not isinstance(each, dict):
@@ -755,7 +757,7 @@ def _parse_number(value: object) -> float:
         return math.nan
     try:
         return float(value)
-    except OverflowError:  # JSON has whole numbers of any size
+    except OverflowError:  # JSON integers have no size limit
         return math.nan
 
 
@@ -767,15 +769,15 @@ def _clean_notes(value: object) -> list[str]:
     return [_clean_text(each) for each in value[:_NOTES]] if isinstance(value, list) else []
 
 
-# The contents of a page: one listing, one reading of every tensor, and the files about the checkpoint.
+# Page contents: one listing, one read of every tensor, and the files about the checkpoint.
 
-# Pictures of one change: each side, and what lies between them.
+# Pictures per change: each side, and their difference.
 _OF_A_CHANGE = 3
 
 
 @dataclass(frozen=True, slots=True)
 class ReportInputs:
-    """Files that say more of a checkpoint: evaluations, and the report of the conversion that made it."""
+    """Files with more about a checkpoint: evaluations, and the report of its conversion."""
 
     evaluations: Sequence[str] = ()
     conversion: str | None = None
@@ -783,9 +785,9 @@ class ReportInputs:
 
 @dataclass(frozen=True, slots=True)
 class ReportContents:
-    """All that is on the page; `rows` are those of the tree, `pictures` the cells of all heat maps in base64.
+    """Contents of the page; `rows` are the tree's rows, `pictures` the cells of all heat maps in base64.
 
-    `signs` counts the tensors with one, `files` are all that was read.
+    `signs` counts the tensors with a warning sign, `files` are all files read.
     """
 
     summary: CheckpointSummary
@@ -809,9 +811,10 @@ def gather_contents(
     layout: str | None = None,
     progress: Progress = ignore_progress,
 ) -> ReportContents:
-    """Read what is at the path, and how `other` differs from it; raise what opening and reading raise.
+    """Read the checkpoint at the path, and its differences from `other`.
 
-    One tensor is in memory at a time, of two checkpoints one of each.
+    Raise any error of opening and reading. At most one tensor of each checkpoint is in memory at a
+    time.
     """
     evaluations = read_evaluations(inputs.evaluations)
     listing = summary(path, glob, layout)
@@ -848,7 +851,7 @@ def gather_contents(
 def _read_tensors(
     listing: CheckpointSummary, glob: str | None, pictures: HeatMapBuffer, progress: Progress
 ) -> tuple[Stats, TensorReadings]:
-    """Read every tensor once, for its moments and for its heat map."""
+    """Read every tensor once, for both its moments and its heat map."""
     heat_maps: dict[str, HeatMap] = {}
     names = listing.checkpoint.tree.names
 
@@ -861,13 +864,13 @@ def _read_tensors(
 
 
 def _input_files(path: str, inputs: ReportInputs) -> tuple[File, ...]:
-    """Return the documents that are read with the checkpoint, its own sidecar among them."""
+    """Return the documents read with the checkpoint, including its own sidecar."""
     given = (*inputs.evaluations, inputs.conversion or sidecar.sidecar_path(path))
     return tuple(File.stamp(file) for file in given if filesystem.isfile(file))
 
 
 def _stage_progress(progress: Progress, number: int, stages: int) -> Progress:
-    """Return what reports one of several readings of the same bytes as its part of the whole."""
+    """Return a callback that reports one of several passes over the same bytes as a part of the total."""
 
     def moving(done: int, total: int, steps: int | None = None) -> None:  # noqa: ARG001
         progress(number * total + done, stages * total)
@@ -882,19 +885,19 @@ def _load_conversion(path: str, sha256: str, file: str | None) -> ConversionSect
     return None if found is None else conversion_from_sidecar(found, sha256)
 
 
-# Where the lines of a chart stand: the template draws them, so that they follow the page's colours.
+# Layout of charts: the template draws the lines, so that they follow the page's colors.
 
-# Of the chart, in its own units; what stands left and below of the plot are the axes' numbers.
+# Chart size in its own units; the margins left and below hold the axis numbers.
 WIDTH, HEIGHT = 640, 280
 _LEFT, _RIGHT, _TOP, _BOTTOM = 64, 12, 12, 40
-# Of the strip of a checkpoint's returns.
+# Size of the strip that shows a checkpoint's returns.
 STRIP_WIDTH, STRIP_HEIGHT = 200, 22
 _TICKS = 5
 
 
 @dataclass(frozen=True, slots=True)
 class AxisTick:
-    """A number of an axis and where it stands."""
+    """Axis tick: its position and its number."""
 
     at: float
     text: str
@@ -926,7 +929,7 @@ class Chart:
 
 @dataclass(frozen=True, slots=True)
 class ReturnStrip:
-    """A checkpoint's returns on one scale with those of all others."""
+    """Returns of one checkpoint, on a scale shared by all checkpoints."""
 
     dots: tuple[float, ...]
     mean: float | None
@@ -935,7 +938,7 @@ class ReturnStrip:
 
 
 class _AxisScale:
-    """From values to places; what is all one value stands in the middle."""
+    """Map values to positions; equal values all map to the middle."""
 
     def __init__(self, values: Sequence[float], begin: float, end: float) -> None:
         self.low, self.high = min(values), max(values)
@@ -953,7 +956,7 @@ class _AxisScale:
 
 
 def build_chart(curves: Sequence[ReturnCurve]) -> Chart | None:
-    """Return where everything stands, or None where there is no point."""
+    """Return the layout of the chart, or None without points."""
     points = [point for curve in curves for point in curve.points]
     if not points:
         return None
@@ -963,7 +966,7 @@ def build_chart(curves: Sequence[ReturnCurve]) -> Chart | None:
 
 
 def _round_axis(values: Sequence[float]) -> list[float]:
-    """Return the ends of an axis on which all values lie between two of its numbers."""
+    """Return the ends of an axis, rounded outwards to ticks."""
     low, high = min(values), max(values)
     known = round_ticks(low, high)
     apart = known[1] - known[0] if len(known) > 1 else 0.0
@@ -985,7 +988,7 @@ def _svg_path(points: Sequence[tuple[float, float]]) -> str:
 
 
 def build_strips(results: Sequence[EvaluationEntry]) -> tuple[list[ReturnStrip], tuple[str, str]]:
-    """Return a strip for each result, and the ends of the scale that they share as text."""
+    """Return a strip for each result, and the ends of their common scale as text."""
     values = [v for each in results for v in (*each.returns, *(each.ci95 or ())) if math.isfinite(v)]
     if not values:
         return [ReturnStrip((), None, None, None) for _ in results], ("", "")
@@ -1006,7 +1009,7 @@ def build_strips(results: Sequence[EvaluationEntry]) -> tuple[list[ReturnStrip],
 
 
 def round_ticks(low: float, high: float) -> list[float]:
-    """Return round numbers between the two, some five of them: 1, 2 or 5 times a power of ten apart."""
+    """Return about five round numbers in the range, spaced by 1, 2 or 5 times a power of ten."""
     span = high - low
     if not span or not math.isfinite(span):
         return [low]
@@ -1016,18 +1019,18 @@ def round_ticks(low: float, high: float) -> list[float]:
     power = 10.0 ** math.floor(math.log10(raw))
     step = next(power * each for each in (1, 2, 5, 10) if power * each >= raw)
     first = math.ceil(low / step)
-    # Close together, far from zero, the product is another number than the one between the two.
+    # For close numbers far from zero, rounding can move the product out of the range.
     return [min(max(each * step, low), high) for each in range(first, math.floor(high / step) + 1)] or [low]
 
 
-# Makes the page: templates, a style and a script become one file that fetches nothing.
+# Page rendering: templates, styles and scripts become one self-contained file.
 
 _STYLES = ("page.css", "tree.css", "print.css")
-# In the order in which they need each other.
+# In dependency order.
 _SCRIPTS = ("pictures.js", "drawing.js", "panel.js", "rows.js", "tree.js", "search.js", "page.js")
-# Characters of a path in a heading and of a sentence, rows of a table that stands in the page as it is.
+# Maximum characters of a path in a heading and of a sentence; maximum rows of a static table.
 _TITLE, _SENTENCE, _SHOWN = 200, 600, 100
-# Characters of a line of signatures, facts of a format that are shown.
+# Characters per line of signatures; maximum number of format details.
 _COLUMNS, _TOLD = 100, 24
 
 
@@ -1057,7 +1060,7 @@ def render_page(found: ReportContents) -> bytes:
 
 
 def _format_details(details: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """Return what a format says of its file in single words: Keras's version, safetensors' metadata."""
+    """Return a format's scalar details, e.g. Keras's version or safetensors' metadata."""
     flat = {**details, **(details["metadata"] if isinstance(details.get("metadata"), Mapping) else {})}
     plain = [(name, str(value)) for name, value in flat.items() if isinstance(value, str | int | float)]
     return plain[:_TOLD]
@@ -1069,7 +1072,7 @@ def _join_templates(names: tuple[str, ...]) -> str:
 
 
 def _content_security_policy(style: str, script: str) -> str:
-    """Return the rules for the browser: nothing is fetched or sent, and nothing runs but our own script."""
+    """Return the content security policy: no network requests, and only our own script runs."""
     hashes = [base64.b64encode(hashlib.sha256(each.encode()).digest()).decode() for each in (style, script)]
     return (
         f"default-src 'none'; style-src 'sha256-{hashes[0]}'; script-src 'sha256-{hashes[1]}'; "
@@ -1083,7 +1086,7 @@ def _page_data(found: ReportContents) -> dict[str, Any]:
 
 
 def _embed_json(value: object) -> Markup:
-    """Return JSON that no parser of HTML takes for the end of its element, or for the start of another."""
+    """Return JSON that an HTML parser cannot mistake for markup."""
     text = json.dumps(value, separators=(",", ":"), allow_nan=False)
     for character in "<>&":
         text = text.replace(character, f"\\u{ord(character):04x}")
