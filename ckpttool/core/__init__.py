@@ -5,6 +5,7 @@
 
 TYPE_CHECKING = False  # true for type checkers
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from typing import Any
 
     from ckpttool.core.activations import (
@@ -267,15 +268,22 @@ _HOMES = {
 }
 
 
-def __getattr__(name: str) -> "Any":
-    """Import a public name on first use."""
-    import importlib
+def package_face(
+    package: str, homes: "dict[str, str]"
+) -> "tuple[Callable[[str], Any], Callable[[], list[str]]]":
+    """Return `__getattr__` and `__dir__` for a package that imports its public names on first use.
 
-    if name not in _HOMES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(importlib.import_module(f"{__name__}.{_HOMES[name]}"), name)
+    `homes` are the names of its modules by public name.
+    """
+
+    def load(name: str) -> "Any":
+        import importlib
+
+        if name not in homes:
+            raise AttributeError(f"module {package!r} has no attribute {name!r}")
+        return getattr(importlib.import_module(f"{package}.{homes[name]}"), name)
+
+    return load, lambda: list(homes)
 
 
-def __dir__() -> "list[str]":
-    """Return the public names."""
-    return __all__
+__getattr__, __dir__ = package_face(__name__, _HOMES)

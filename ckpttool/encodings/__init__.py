@@ -1,7 +1,8 @@
 """File encodings, independent of checkpoints."""
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from ckpttool.core import package_face
 
 # Public names, imported from their modules on first use.
 
@@ -54,14 +55,4 @@ _HOMES = {
     "write_table": "sstable",
 }
 
-
-def __getattr__(name: str) -> Any:
-    """Import a public name on first use."""
-    if name not in _HOMES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(importlib.import_module(f"{__name__}.{_HOMES[name]}"), name)
-
-
-def __dir__() -> "list[str]":
-    """Return the public names."""
-    return __all__
+__getattr__, __dir__ = package_face(__name__, _HOMES)

@@ -719,7 +719,7 @@ def read_set(location: str) -> Checkpoint:
     )
 
 
-def members(location: str) -> tuple[str, ...]:
+def set_members(location: str) -> tuple[str, ...]:
     """Return the files in a complete set with this prefix."""
     return tuple(_member_files(location, Probe(location).names).values())
 
@@ -790,5 +790,5 @@ PYTORCH_SET = WritingFormatDefinition(
     read=read_set,
     pieces=set_pieces,
     stored=set_stored,
-    members=members,
+    members=set_members,
 )

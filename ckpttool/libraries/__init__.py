@@ -1,7 +1,8 @@
 """RL libraries: the canonical agent, recognition, and one table per library."""
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from ckpttool.core import package_face
 
 # Public names, imported from their modules on first use.
 
@@ -61,14 +62,4 @@ _HOMES = {
     "recognize_tree": "recognize",
 }
 
-
-def __getattr__(name: str) -> Any:
-    """Import a public name from its module on first use."""
-    if name not in _HOMES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(importlib.import_module(f"{__name__}.{_HOMES[name]}"), name)
-
-
-def __dir__() -> "list[str]":
-    """Return the public names."""
-    return __all__
+__getattr__, __dir__ = package_face(__name__, _HOMES)

@@ -1,7 +1,8 @@
 """Mappings between trees: rules with inverses, layer kinds, filling a model."""
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from ckpttool.core import package_face
 
 # Names for import by other programs; their files are imported on first use.
 
@@ -123,14 +124,4 @@ _HOMES = {
     "wrap_name": "wrappers",
 }
 
-
-def __getattr__(name: str) -> Any:
-    """Import a name from its file on first use."""
-    if name not in _HOMES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(importlib.import_module(f"{__name__}.{_HOMES[name]}"), name)
-
-
-def __dir__() -> "list[str]":
-    """Return the names."""
-    return __all__
+__getattr__, __dir__ = package_face(__name__, _HOMES)
