@@ -41,7 +41,7 @@ class BackgroundListing:
         """Return the listing, or raise the error that stopped it."""
         self._thread.join()
         if self._listing is None:
-            raise self._error or RuntimeError("nothing was listed")
+            raise self._error or RuntimeError("the listing thread ended without a result")
         return self._listing
 
     def _work(self) -> None:
@@ -72,7 +72,7 @@ def browse(
     """
     require_terminal(path)
     if importlib.util.find_spec("textual") is None:
-        raise MissingExtraError("the browser needs textual, which is not installed", hint=HINT)
+        raise MissingExtraError("the browser requires textual, which is not installed", hint=HINT)
     opening = BackgroundListing(path, lambda: list_for_browser(path, other, glob=glob, by=by, layout=layout))
     from ckpttool.browser.app import Browser
 
@@ -90,6 +90,6 @@ def require_terminal(path: str) -> None:
     streams = (sys.__stdin__, sys.__stdout__, sys.__stderr__)
     if os.environ.get("TERM") == "dumb" or not all(each is not None and each.isatty() for each in streams):
         raise UsageError(
-            "browse draws on a terminal, and this is none",
-            hint=f"{format_command('inspect', path)} prints the same tree",
+            "browse requires a terminal",
+            hint=f"to print the same tree: {format_command('inspect', path)}",
         )

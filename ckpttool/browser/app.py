@@ -141,7 +141,7 @@ class ValuesScreen(Screen[None]):
         _, block, known = self._sides[0]
         yield GridPane(ValueGrid(self._shape, wrap), block, known)
         yield Bar(id="cell")
-        yield IndexInput(id="index", placeholder="index, such as 3, 17")
+        yield IndexInput(id="index", placeholder="index, e.g. 3, 17")
         yield Bar(id="keys")
 
     @property
@@ -213,7 +213,7 @@ class ValuesScreen(Screen[None]):
         try:
             at = self.pane.grid.cell([int(word) for word in event.value.replace(",", " ").split()])
         except ValueError:
-            event.input.placeholder = f"no such index in {list(self._shape)}"
+            event.input.placeholder = f"index out of range for {list(self._shape)}"
             event.input.value = ""
             return
         self.action_no_index()
@@ -232,7 +232,7 @@ class ValuesScreen(Screen[None]):
 # Navigation in the tree: search, jumps, differences, and their messages in the last line.
 
 _ORDERS: dict[Sort, Sort] = {"file": "size", "size": "name", "name": "file"}
-_SAID = {"file": "as in the file", "size": "the largest first", "name": "by name"}
+_SAID = {"file": "as in the file", "size": "largest first", "name": "by name"}
 
 
 class SearchInput(Input):
@@ -290,15 +290,15 @@ class WalkScreen(Screen[None]):
         if self._history:
             self.tree_pane.reveal(self._history.pop())
         else:
-            self.show_message("no jump to go back from")
+            self.show_message("no earlier position to go back to")
 
     def action_alias(self) -> None:
         """Go to the next alias of the tensor in the tree."""
-        self._round(self.listing.ways, "no other name of it stands in the tree")
+        self._round(self.listing.ways, "no other alias of it in the tree")
 
     def action_relative(self) -> None:
         """Go from a slot to its parameter, then cycle through that parameter's slots."""
-        self._round(self.listing.relatives, "no optimizer keeps anything for it")
+        self._round(self.listing.relatives, "no optimizer state for it")
 
     def _round(self, ring: Callable[[str], tuple[str, ...]], none: str) -> None:
         entry = self.tree_pane.entry
@@ -313,7 +313,7 @@ class WalkScreen(Screen[None]):
     def action_difference(self, backwards: bool) -> None:  # Textual passes action arguments by position
         """Go to the next entry that differs."""
         if self.comparison is None:
-            self.show_message("nothing to compare with: ckpttool browse PATH PATH")
+            self.show_message("no second checkpoint to compare with; start with ckpttool browse PATH PATH")
             return
         index = self._indexed()
         hits = sorted(index.position(name) for name in self.comparison.marks)
@@ -402,7 +402,7 @@ class WalkScreen(Screen[None]):
 
     def action_following(self, backwards: bool) -> None:  # Textual passes action arguments by position
         """Go to the next hit of the last search."""
-        none = model.format_hits(self._found()) or "nothing was searched for: /"
+        none = model.format_hits(self._found()) or "no search yet; press / to search"
         self._go(self._hits, backwards=backwards, none=none)
 
     def _go(self, hits: list[int], *, backwards: bool, none: str) -> None:
@@ -481,7 +481,7 @@ class MainScreen(WalkScreen):
     def _show(self, *, stay: bool = False) -> None:
         entry = self.tree_pane.entry
         if entry is None:
-            self.page.show(lambda cells: wrap_paragraph("nothing is in it", cells, "dim"))
+            self.page.show(lambda cells: wrap_paragraph("no entries", cells, "dim"))
             return
         listing, comparison, known = self.listing, self.comparison, self._known.get(entry.path)
         self.page.show(lambda cells: detail_lines(listing, comparison, entry, known, cells), stay=stay)

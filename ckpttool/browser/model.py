@@ -59,46 +59,54 @@ class BrowserKey(NamedTuple):
 
 
 TREE: tuple[BrowserKey, ...] = (
-    BrowserKey("↵", "enter", "enter", "unfold or fold a module; a tensor's values; a name's tensor", "open"),
     BrowserKey(
-        "/", "slash", "search", "search: part of a name, a pattern with * or ?, a native key", "search"
+        "↵",
+        "enter",
+        "enter",
+        "fold or unfold a module; show a tensor's values; go from an alias to its tensor",
+        "open",
     ),
-    BrowserKey("n  N", "n", "following(False)", "next and previous hit"),
+    BrowserKey(
+        "/", "slash", "search", "search for part of a name, a pattern with * or ?, or a native key", "search"
+    ),
+    BrowserKey("n  N", "n", "following(False)", "next and previous match"),
     BrowserKey("", "N", "following(True)", ""),
-    BrowserKey("v", "v", "values", "the values as a table", "values"),
-    BrowserKey("h", "h", "histogram", "the histogram, a line for each range", "bars"),
+    BrowserKey("v", "v", "values", "show the values as a table", "values"),
+    BrowserKey("h", "h", "histogram", "show the histogram, one line per range", "bars"),
     BrowserKey("d  D", "d", "difference(False)", "next and previous difference", "difference", two=True),
     BrowserKey("", "D", "difference(True)", "", two=True),
-    BrowserKey("a", "a", "alias", "go round the names of one tensor", "alias"),
-    BrowserKey("o", "o", "relative", "from a slot to its parameter; from that to its slots", "slot"),
-    BrowserKey("b", "b", "back", "back from a jump"),
-    BrowserKey("↑ ↓", "", "", "move; PageUp, PageDown, Home, End too"),
-    BrowserKey("→ ←", "", "", "unfold; fold, or go to the module above"),
-    BrowserKey("e", "e", "everything", "unfold all in a module"),
-    BrowserKey("s", "s", "sort", "order: as in the file, by size, by name"),
-    BrowserKey("Tab", "tab", "other_pane", "scroll the details instead, and back"),
-    BrowserKey("i", "i", "about", "format, notes, what loading the file asks for", "info"),
-    BrowserKey("?", "question_mark,f1", "help", "this page", "help"),
+    BrowserKey("a", "a", "alias", "cycle through the aliases of a tensor", "alias"),
+    BrowserKey(
+        "o", "o", "relative", "go from a slot to its parameter, or from a parameter to its slots", "slot"
+    ),
+    BrowserKey("b", "b", "back", "go back after a jump"),
+    BrowserKey("↑ ↓", "", "", "move (also PageUp, PageDown, Home, End)"),
+    BrowserKey("→ ←", "", "", "unfold; fold, or go to the parent module"),
+    BrowserKey("e", "e", "everything", "unfold everything in a module"),
+    BrowserKey("s", "s", "sort", "sort order: as in the file, by size, by name"),
+    BrowserKey("Tab", "tab", "other_pane", "switch between scrolling the details and the tree"),
+    BrowserKey("i", "i", "about", "show format, notes and what loading would import and call", "info"),
+    BrowserKey("?", "question_mark,f1", "help", "show this help", "help"),
     BrowserKey("q", "q,ctrl+q", "leave", "leave", "quit"),
 )
 
 VALUES: tuple[BrowserKey, ...] = (
-    BrowserKey("↑ ↓ ← →", "", "", "move; PageUp, PageDown, Home, End too", "move"),
+    BrowserKey("↑ ↓ ← →", "", "", "move (also PageUp, PageDown, Home, End)", "move"),
     BrowserKey(
         "[ ]",
         "left_square_bracket",
         "table(-1)",
-        "the table before and after, of three axes and more",
+        "previous and next table, for three or more axes",
         "table",
     ),
     BrowserKey("", "right_square_bracket", "table(1)", ""),
-    BrowserKey("g", "g", "go", "go to an index such as 3, 17", "go to"),
-    BrowserKey("x", "x", "side", "left, right, left - right", "side", two=True),
+    BrowserKey("g", "g", "go", "go to an index, e.g. 3, 17", "go to"),
+    BrowserKey("x", "x", "side", "switch between left, right and left - right", "side", two=True),
     BrowserKey("Esc", "escape,q", "leave", "back", "back"),
 )
 
 PAGE: tuple[BrowserKey, ...] = (
-    BrowserKey("↑ ↓", "", "", "scroll; PageUp, PageDown, Home, End too", "scroll"),
+    BrowserKey("↑ ↓", "", "", "scroll (also PageUp, PageDown, Home, End)", "scroll"),
     BrowserKey("Esc", "escape,q,enter", "leave", "back", "back"),
 )
 
@@ -247,7 +255,7 @@ def list_for_browser(
 def _require_summary(path: str, glob: str | None, layout: str | None) -> CheckpointSummary:
     found = folder.inspect_path(path, glob, layout)
     if not isinstance(found, CheckpointSummary):
-        raise UsageError("there is no one checkpoint to browse", file=path, hint=found.hint)
+        raise UsageError("no single checkpoint to browse", file=path, hint=found.hint)
     return found
 
 
@@ -377,7 +385,7 @@ def key_help(cells: int, *, two: bool) -> list[Line]:
                 lines.append((TextPiece(f"{key.shown:<{_KEY}}", "mark"), *first))
                 lines += [(TextPiece(" " * _KEY), *line) for line in more]
         lines.append(BLANK)
-    marks = [("~", "not the same on both sides"), ("-", "only left"), ("+", "only right"), ("!", "unread")]
+    marks = [("~", "different"), ("-", "only left"), ("+", "only right"), ("!", "unread")]
     if two:
         lines.append((TextPiece("Marks", "head"),))
         lines += [(TextPiece(f"{mark:<{_KEY}}", "mark"), TextPiece(clean(does))) for mark, does in marks]
@@ -599,7 +607,7 @@ def detail_lines(
     if isinstance(entry, ModuleSummary):
         return [*lines, *_module_lines(comparison, entry, cells)]
     if isinstance(entry, AliasRow):
-        lines += wrap_paragraph("another name of", cells, "dim")
+        lines += wrap_paragraph("alias of", cells, "dim")
         lines += wrap_paragraph(entry.target, cells)
         return lines
     lines += _type_lines(entry, cells)
@@ -626,7 +634,7 @@ def _module_lines(comparison: ComparisonState | None, module: ModuleSummary, cel
             yield from fact_lines(fit_text(name, 8), str(value), cells)
     if comparison is not None and (found := comparison.below.get(module.path, 0)):
         yield BLANK
-        yield from wrap_paragraph(f"{format_count(found, 'differs', 'differ')} in it", cells, "mark")
+        yield from wrap_paragraph(f"{format_count(found, 'differs', 'differ')} in this module", cells, "mark")
 
 
 def _type_lines(row: Row, cells: int) -> Iterator[Line]:
@@ -681,14 +689,14 @@ def _comparison_lines(comparison: ComparisonState, name: str, cells: int) -> Ite
         yield from _change_lines(change, cells)
     else:
         yield from wrap_paragraph(
-            "the same on both sides" if name in comparison.known else "not compared yet", cells, "dim"
+            "identical" if name in comparison.known else "not compared yet", cells, "dim"
         )
 
 
 def _change_lines(change: ChangedEntry, cells: int) -> Iterator[Line]:
     values = change.values
     if values is None:
-        yield from wrap_paragraph(f"another {change.what}", cells, "mark")
+        yield from wrap_paragraph(f"different {change.what}", cells, "mark")
         yield from fact_lines("left", _describe_entry(change.left), cells)
         yield from fact_lines("right", _describe_entry(change.right), cells)
         return
@@ -705,7 +713,7 @@ def _difference_lines(values: ArrayDifference, cells: int) -> Iterator[Line]:
     if values.cosine is not None:
         yield from fact_lines("cosine", f"{values.cosine:.9g}", cells)
     if values.nans:
-        yield from fact_lines("NaN", f"{values.nans:,} in one alone", cells, "bad")
+        yield from fact_lines("NaN", f"{values.nans:,} on one side only", cells, "bad")
 
 
 def _format_number(value: Any) -> str:

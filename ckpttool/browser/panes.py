@@ -99,7 +99,7 @@ class ValueGrid:
         if len(index) != len(self.shape) or any(
             not 0 <= at < extent for at, extent in zip(index, self.shape, strict=True)
         ):
-            raise ValueError("no such index")
+            raise ValueError("index out of range")
         if len(self.shape) < 2:
             return (0, *divmod(index[0], self.wrap)) if index else (0, 0, 0)
         table = 0
@@ -285,7 +285,7 @@ class GridPane(Widget, can_focus=True):
         """Return the cursor's index, and the full value if it has been read."""
         index = self.grid.index(self.table, self.row, self.column)
         if index is None:
-            return "beyond the end"
+            return "past the end"
         table, rows, columns = self._place
         if self._cells is None or table != self.table or self.row not in rows or self.column not in columns:
             return f"{list(index)}"

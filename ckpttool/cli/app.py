@@ -34,7 +34,9 @@ class _SignalExit(SystemExit):
 
     def __init__(self, signum: int) -> None:
         super().__init__(128 + signum)
-        self.how = "interrupted" if signum == signal.SIGINT else f"ended by {signal.Signals(signum).name}"
+        self.how = (
+            "interrupted" if signum == signal.SIGINT else (f"terminated by {signal.Signals(signum).name}")
+        )
 
 
 class _RichHelp:
@@ -122,7 +124,7 @@ COMMANDS = (
     CommandEntry(
         "verify",
         "ckpttool.cli.convert:verify",
-        "Compare what both checkpoints of one agent compute.",
+        "Verify that two checkpoints compute the same agent.",
         "Example: ckpttool verify runs/ckpt-15000 agent.pt",
     ),
     CommandEntry(
@@ -141,7 +143,7 @@ COMMANDS = (
     CommandEntry(
         "report",
         "ckpttool.cli.inspect:report",
-        "Write an HTML page about one checkpoint, or about two.",
+        "Write an HTML report on one checkpoint or on two.",
         "Examples: ckpttool report agent.pt; "
         "ckpttool report runs/ckpt-2500 runs/ckpt-15000 --out change.html",
     ),
@@ -194,13 +196,13 @@ COMMANDS = (
     CommandEntry(
         "limits",
         "ckpttool.cli.inspect:limits",
-        "List the parser limits that --limit changes.",
+        "List the parser limits that --limit overrides.",
         "Example: ckpttool --limit unpacked_ratio=1000 inspect old.npz",
     ),
     CommandEntry(
         "schema",
         "ckpttool.cli.inspect:schema",
-        "List or print the JSON Schemas of what --json prints.",
+        "List or print the JSON Schemas of --json output.",
         "Examples: ckpttool schema; ckpttool schema inspect > inspect.schema.json",
     ),
 )
@@ -438,8 +440,8 @@ def _convert_error(error: BaseException) -> CkpttoolError:
     if os.environ.get(_TRACEBACK):
         raise error
     return from_system_error(error) or CkpttoolError(
-        f"an unexpected {type(error).__name__}: {error}",
-        hint=f"this is a fault of ckpttool; {_TRACEBACK}=1 shows where it is",
+        f"unexpected {type(error).__name__}: {error}",
+        hint=f"this is a bug in ckpttool; set {_TRACEBACK}=1 to show the traceback",
     )
 
 
@@ -449,14 +451,14 @@ def _convert_usage_error(error: Any, text: str) -> UsageError:
     command = _NAME if context is None or context.parent is None else f"{_NAME} {context.info_name}"
     near = getattr(error, "possibilities", None)
     if getattr(error, "option_name", None) and near is not None:
-        meant = f"did you mean {near[0]}; " if near else ""
-        return UsageError(f"there is no option {error.option_name}", hint=f"{meant}{command} --help")
+        meant = f"did you mean {near[0]}? see " if near else ""
+        return UsageError(f"unknown option '{error.option_name}'", hint=f"{meant}{command} --help")
     word = next((each for each in sys.argv[1:] if not each.startswith("-")), "")
     if f"No such command {word!r}" in text and os.path.exists(word):
         # A path without a command is probably meant for `inspect`.
         from ckpttool.commands.inspect import format_command
 
         return UsageError(
-            f"there is no command {word!r}", hint=f"did you mean {format_command('inspect', word)}"
+            f"unknown command {word!r}", hint=f"to inspect it: {format_command('inspect', word)}"
         )
     return UsageError(text.rstrip("."), hint=f"{command} --help")

@@ -149,7 +149,7 @@ def require_stdout() -> None:
     """Raise CkpttoolError if stdout is closed or has failed before."""
     if sys.stdout is None or _FAILED:
         raise CkpttoolError(
-            "cannot write to standard output: it is closed", hint="> /dev/null discards the output"
+            "cannot write to standard output: it is closed", hint="use > /dev/null to discard the output"
         )
 
 
@@ -660,7 +660,7 @@ def _panel_parameters(panel: type[Any]) -> Iterator[inspect.Parameter]:
 PathArgument = Annotated[
     str, typer.Argument(metavar="PATH", help="File, TensorFlow prefix or folder.", show_default=False)
 ]
-AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print a JSON document to stdout.")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print only results, findings and output paths.")]
 Glob = Annotated[
     str | None,
@@ -704,7 +704,7 @@ HeadOption = Annotated[
 ]
 BoundsOption = Annotated[
     tuple[str, str] | None,
-    typer.Option(metavar="LOW HIGH", help="Action bounds: two numbers, or two lists with commas."),
+    typer.Option(metavar="LOW HIGH", help="Action bounds: two numbers or two comma-separated lists."),
 ]
 ObsNormOption = Annotated[
     str | None,
@@ -718,10 +718,11 @@ LikeArgs = Annotated[
 ]
 InputShape = Annotated[
     list[str] | None,
-    typer.Option(metavar="H,W,C", help="For --like: shape of an input without batch; repeatable."),
+    typer.Option(metavar="H,W,C", help="For --like: input shape without batch; repeatable."),
 ]
 LikePython = Annotated[
-    str | None, typer.Option(metavar="INTERPRETER", help="For --like: the Python that has its framework.")
+    str | None,
+    typer.Option(metavar="INTERPRETER", help=("For --like: Python interpreter with its framework.")),
 ]
 
 
@@ -746,7 +747,7 @@ class ModelOptions(OptionPanel, title="Your own model"):
 
     like: Annotated[
         str | None,
-        typer.Option(metavar="MODULE:FACTORY", help="Your model, created by this class or function."),
+        typer.Option(metavar="MODULE:FACTORY", help="Your own model, created by this class or function."),
     ] = None
     like_args: LikeArgs = None
     input_shape: InputShape = None
@@ -789,7 +790,7 @@ def build_like_model(
     """Return the model given by --like and its options, or None; raise UsageError if --like is missing."""
     if factory is None:
         if arguments or shapes or python:
-            raise UsageError("--like-args, --input-shape and --python are for --like alone")
+            raise UsageError("--like-args, --input-shape and --python require --like")
         return None
     from ckpttool.networks.worker import parse_model_spec
 

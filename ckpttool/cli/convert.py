@@ -54,7 +54,7 @@ class SelectionOptions(OptionPanel, title="Selection and names"):
     """Selection of the source's entries, and changes to names and weights before conversion."""
 
     part: Annotated[
-        str | None, typer.Option(metavar="PATH", help="Convert only what lies below this path in SRC.")
+        str | None, typer.Option(metavar="PATH", help="Convert only what is under this path in SRC.")
     ] = None
     weights: Annotated[
         str | None,
@@ -66,7 +66,7 @@ class SelectionOptions(OptionPanel, title="Selection and names"):
         bool, typer.Option("--strip", help="Strip wrapper prefixes (module., _orig_mod.) from names.")
     ] = False
     restore: Annotated[
-        bool, typer.Option("--restore", help="Put back the prefixes that SRC's sidecar lists.")
+        bool, typer.Option("--restore", help="Restore the prefixes that SRC's sidecar lists.")
     ] = False
     fold_weight_norm: Annotated[
         bool, typer.Option("--fold-weight-norm", help="Fold weight_g and weight_v into a single weight.")
@@ -93,7 +93,7 @@ class MappingOptions(OptionPanel, title="Mapping"):
     ] = None
     unflatten: Annotated[
         Texts,
-        typer.Option(metavar="PATTERN=H,W,C", help="Shape of the image that a dense layer's output becomes."),
+        typer.Option(metavar="PATTERN=H,W,C", help="Image shape that a dense layer's output is reshaped to."),
     ] = None
     from_: Annotated[
         str | None,
@@ -125,11 +125,11 @@ class ConvertModelOptions(ModelOptions, title="Your own model"):
     """Model to load into, and how its layers are matched."""
 
     match: Annotated[
-        Texts, typer.Option(metavar="SOURCE=TARGET", help="For --like: two layers that belong together.")
+        Texts, typer.Option(metavar="SOURCE=TARGET", help="For --like: a pair of corresponding layers.")
     ] = None
-    cast: Annotated[
-        bool, typer.Option("--cast", help="For --like: round numbers to the types of your model.")
-    ] = False
+    cast: Annotated[bool, typer.Option("--cast", help="For --like: round values to your model's dtypes.")] = (
+        False
+    )
     accept_order: Annotated[
         bool, typer.Option("--accept-order", help="For --like: pair ambiguous layers by their order.")
     ] = False
@@ -139,20 +139,22 @@ class ConvertModelOptions(ModelOptions, title="Your own model"):
 class ConvertOutputOptions(OptionPanel, title="Output"):
     """How the target is written, and what is printed about it."""
 
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show the mapping, write nothing.")] = False
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show the mapping without writing anything.")] = (
+        False
+    )
     glob: Annotated[
         str | None,
-        typer.Option(metavar="PATTERN", help="For --dry-run: only moves from or to matching paths."),
+        typer.Option(metavar="PATTERN", help="For --dry-run: only entries from or to matching paths."),
     ] = None
     force: Annotated[bool, typer.Option("--force", help="Replace DST if it exists.")] = False
     allow_missing: Annotated[
-        bool, typer.Option("--allow-missing", help="Write even if something is unmapped.")
+        bool, typer.Option("--allow-missing", help="Write even if entries are unmapped or missing.")
     ] = False
     no_sync: Annotated[
         bool, typer.Option("--no-sync", help="Do not flush to disk before the rename (faster).")
     ] = False
     no_verify: Annotated[
-        bool, typer.Option("--no-verify", help="Do not compare networks with what was written.")
+        bool, typer.Option("--no-verify", help="Skip comparing network outputs after writing.")
     ] = False
     as_json: AsJson = False
     quiet: Quiet = False
@@ -161,12 +163,12 @@ class ConvertOutputOptions(OptionPanel, title="Output"):
         """Raise UsageError for a pattern without a dry run."""
         if self.glob is not None and not self.dry_run:
             raise UsageError(
-                "--glob is for --dry-run alone", hint="--part PATH converts what lies below a path"
+                "--glob requires --dry-run", hint="use --part PATH to convert what is under a path"
             )
 
 
 def convert(
-    source: Annotated[str, typer.Argument(metavar="SRC", help="What to convert.", show_default=False)],
+    source: Annotated[str, typer.Argument(metavar="SRC", help="Checkpoint to convert.", show_default=False)],
     target: Annotated[
         str,
         typer.Argument(
@@ -280,23 +282,23 @@ class ComparisonOptions(OptionPanel, title="Comparison"):
 
     tolerance: Annotated[
         float | None,
-        typer.Option(metavar="ERROR", help="Largest error of B against float64. Default: see above."),
+        typer.Option(metavar="ERROR", help="Maximum error of B vs. float64. Default: see above."),
     ] = None
     train_step: Annotated[
-        bool, typer.Option("--train-step", help="Train both on and compare how the weights moved.")
+        bool, typer.Option("--train-step", help="Train both further and compare the weight updates.")
     ] = False
-    steps: Annotated[int, typer.Option(min=1, metavar="N", help="Updates of --train-step.")] = 100
+    steps: Annotated[int, typer.Option(min=1, metavar="N", help="Number of updates for --train-step.")] = 100
     whole: Annotated[
         bool, typer.Option("--all", help="Also compare optimizers, counters, facts, settings, receipt.")
     ] = False
     python: Annotated[
-        str | None, typer.Option(metavar="INTERPRETER", help="The Python that runs the frameworks.")
+        str | None, typer.Option(metavar="INTERPRETER", help="Python interpreter that runs the frameworks.")
     ] = None
 
 
 def verify(
     first: Annotated[str, typer.Argument(metavar="A", help="The source checkpoint.", show_default=False)],
-    second: Annotated[str, typer.Argument(metavar="B", help="The converted one.", show_default=False)],
+    second: Annotated[str, typer.Argument(metavar="B", help="The converted checkpoint.", show_default=False)],
     comparison: ComparisonOptions,
     agent: PlayedAgentOptions,
     as_json: AsJson = False,

@@ -67,7 +67,8 @@ class EnvironmentOptions(OptionPanel, title="Environment"):
         ),
     ] = "auto"
     num_envs: Annotated[
-        int | None, typer.Option(min=1, metavar="N", help="Environments at once. Default: up to 16.")
+        int | None,
+        typer.Option(min=1, metavar="N", help=("Number of parallel environments. Default: up to 16.")),
     ] = None
     adapter: Annotated[
         str | None,
@@ -81,7 +82,7 @@ class EnvironmentOptions(OptionPanel, title="Environment"):
         list[str] | None,
         typer.Option(
             metavar="NAME[:ARG=N,...]",
-            help="Wrapper of the training, innermost first; repeatable.",
+            help="Wrapper used in training, innermost first; repeatable.",
             autocompletion=common.complete_words(
                 "none", "TimeFeatureWrapper", "HistoryWrapper", "VecFrameStack", "RescaleAction"
             ),
@@ -95,7 +96,10 @@ class PlayOptions(OptionPanel, title="Evaluation"):
 
     episodes: Annotated[int, typer.Option(min=1, metavar="N", help="Episodes to play.")] = 10
     seed: Annotated[
-        int, typer.Option(min=0, max=2**32 - 1, metavar="N", help="Episode i is reset with seed + i.")
+        int,
+        typer.Option(
+            min=0, max=2**32 - 1, metavar="N", help=("First seed; episode i is reset with seed + i.")
+        ),
     ] = 1000
     noise: Annotated[
         float | None,
@@ -140,7 +144,7 @@ class RunOptions(OptionPanel, title="Training runs"):
     """Whether the paths are training runs, and what to compare their returns with."""
 
     runs: Annotated[
-        bool, typer.Option("--runs", help="Each PATH is one training run: intervals over the runs.")
+        bool, typer.Option("--runs", help="Treat each PATH as a training run; intervals over runs.")
     ] = False
     last: Annotated[
         int | None,
@@ -170,14 +174,14 @@ class OutputOptions(OptionPanel, title="Output"):
         str | None, typer.Option(metavar="FILE", help="Write one line per episode to a new CSV file.")
     ] = None
     tensorboard: Annotated[
-        str | None, typer.Option(metavar="DIR", help="Write scalars at the training steps for TensorBoard.")
+        str | None, typer.Option(metavar="DIR", help="Write TensorBoard scalars at the training steps.")
     ] = None
     video: Annotated[
         str | None,
-        typer.Option(metavar="FILE", help="Film the best checkpoint: a new .mp4 or .gif file."),
+        typer.Option(metavar="FILE", help="Record the best checkpoint to a new .mp4 or .gif file."),
     ] = None
     video_episodes: Annotated[
-        str, typer.Option(metavar="LIST", help="Episodes to film: best, worst, median, or numbers.")
+        str, typer.Option(metavar="LIST", help="Episodes to record: best, worst, median, or numbers.")
     ] = "0"
     plot: Annotated[
         str | None,
@@ -186,16 +190,20 @@ class OutputOptions(OptionPanel, title="Output"):
     chart: Annotated[
         bool | None,
         typer.Option(
-            "--chart/--no-chart", help="Draw in the terminal too. Default: on a terminal.", show_default=False
+            "--chart/--no-chart",
+            help="Also plot in the terminal. Default: if stdout is one.",
+            show_default=False,
         ),
     ] = None
 
     def __post_init__(self) -> None:
         """Raise UsageError for episodes without a video, or for an empty list."""
         if not self.filmed:
-            raise UsageError("--video-episodes names none", hint="best,worst or numbers from 0")
+            raise UsageError(
+                "--video-episodes lists no episode", hint=("use e.g. best,worst or episode numbers from 0")
+            )
         if self.filmed != ("0",) and self.video is None:
-            raise UsageError("--video-episodes is for --video alone")
+            raise UsageError("--video-episodes requires --video")
 
     @property
     def filmed(self) -> tuple[str, ...]:
@@ -449,24 +457,24 @@ def _comparison_lines(found: AlgorithmComparison) -> list[str]:
     return [
         f"difference of means {_format_estimate(found.difference)} (bootstrap over {found.over})",
         f"probability of improvement {_format_estimate(found.probability)} (of {unit})",
-        *(["note: one training run each: other runs may differ otherwise"] if alone else []),
+        *(["note: single run per algorithm: results may not generalise across seeds"] if alone else []),
     ]
 
 
 def _format_estimate(one: Estimate) -> str:
     if one.ci95 is None:
         return f"{one.value:.2f}"
-    return f"{one.value:.2f}, 95 % {one.ci95[0]:.2f} to {one.ci95[1]:.2f}"
+    return f"{one.value:.2f}, 95 % CI {one.ci95[0]:.2f} to {one.ci95[1]:.2f}"
 
 
 # Text output of evaluations: one report, or a row per checkpoint.
 
 _STEPS = {
-    "name": "steps of the curve are the numbers in the files' names",
-    "total_it": "steps of the curve are the updates that the checkpoints count (total_it)",
-    "num_timesteps": "steps of the curve are environment steps (num_timesteps)",
-    "global_step": "steps of the curve are environment steps (global_step)",
-    "iter": "steps of the curve are iterations of training (iter)",
+    "name": "curve steps: numbers in the file names",
+    "total_it": "curve steps: updates counted by the checkpoints (total_it)",
+    "num_timesteps": "curve steps: environment steps (num_timesteps)",
+    "global_step": "curve steps: environment steps (global_step)",
+    "iter": "curve steps: training iterations (iter)",
 }
 
 
@@ -531,18 +539,21 @@ def _verdict_lines(found: Sweep, best: BestCheckpoint) -> list[str]:
 
     name = clean(urls.display_url(best.checkpoint))
     if best.certain:
-        return [f"best     {name}: all others are lower (paired by seed, 95 % over all comparisons)"]
+        return [
+            f"best     {name}: significantly better than all others (paired by seed, 95 % over all "
+            "comparisons)"
+        ]
     episodes = min(each.statistics.n for each in found.evaluations)
     needed = episodes_needed(len(found.ranking) - 1)
     if episodes < needed:
         return [
-            f"best     {name}, by the mean; {episodes} episodes are too few to be certain among "
-            f"{len(found.ranking)} ({needed} are needed)"
+            f"best     {name} by mean; {episodes} episodes are too few for a significant result among "
+            f"{len(found.ranking)} checkpoints ({needed} needed)"
         ]
     tied = sum(place.tied for place in found.ranking) - 1
     return [
-        f"best     {name}, but {tied} of {format_count(len(found.ranking) - 1, 'other')} cannot be told from it "  # noqa: E501
-        "(paired by seed, 95 % over all comparisons)"
+        f"best     {name} (not significantly better than {tied} of "
+        f"{format_count(len(found.ranking) - 1, 'other')}; paired by seed, 95 % over all comparisons)"
     ]
 
 
@@ -552,8 +563,10 @@ def _remark_lines(found: Sweep) -> list[str]:
     said = [(each, line) for each in every for line in _note_lines(each)]
     common = [line for line, n in Counter(line for _, line in said).items() if n == len(every)]
     own = [f"{clean(urls.display_url(e.checkpoint))}: {line}" for e, line in said if line not in common]
-    source = () if found.step_from is None else (_STEPS.get(found.step_from, f"steps are {found.step_from}"),)
-    resumed = (f"{found.resumed} of them were there already",) if found.resumed else ()
+    source = (
+        () if found.step_from is None else (_STEPS.get(found.step_from, f"curve steps: {found.step_from}"),)
+    )
+    resumed = (f"results reused from an earlier run: {found.resumed}",) if found.resumed else ()
     return [
         wrap_sentence(line)
         for line in [*common, *own, *labeled_lines("note", (*source, *resumed, *found.notes))]
@@ -569,8 +582,8 @@ def _evaluation_lines(one: Evaluation) -> list[str]:
     lines = [f"{clean(urls.display_url(one.checkpoint))} in {clean(one.env)}"]
     unused = sum(entry.open for entry in one.ledger)
     if unused:
-        facts = format_count(unused, "fact that changes the actions is", "facts that change the actions are")
-        lines.append(f"NOT the return of the trained agent: {facts} not used or unknown (below)")
+        facts = format_count(unused, "fact that affects the actions is", "facts that affect the actions are")
+        lines.append(f"NOT the return of the trained agent: {facts} not used or unknown (see below)")
     lines += _assumption_lines(one)
     if result.std is None or result.ci95 is None:
         lines.append(f"return   {result.mean:.2f} (one episode)")
@@ -578,7 +591,7 @@ def _evaluation_lines(one: Evaluation) -> list[str]:
         low, high = result.ci95
         lines += [
             f"return   {result.mean:.2f} +- {result.std:.2f} (mean, std of {result.n} episodes)",
-            f"         95 % of the mean {low:.2f} to {high:.2f} (bootstrap over episodes)",
+            f"         95 % CI of the mean: {low:.2f} to {high:.2f} (bootstrap over episodes)",
             f"         median {result.median:.2f}, IQM {result.iqm:.2f}, "
             f"{result.min:.2f} to {result.max:.2f}",
         ]
@@ -587,7 +600,7 @@ def _evaluation_lines(one: Evaluation) -> list[str]:
         f"length   {played.lengths.mean():.1f} steps; {int(played.terminated.sum())} terminated, "
         f"{int(played.truncated.sum())} truncated",
         f"speed    {played.steps_per_s:,.0f} steps/s ({format_count(played.steps, 'step')}, "
-        f"{one.protocol.backend} on {one.device}, {played.num_envs} at once)",
+        f"{one.protocol.backend} on {one.device}, {played.num_envs} in parallel)",
         f"seeds    {_format_seeds(one)}, {_describe_policy(one)}",
     ]
     return [*lines, cut.strip()] if (cut := _interruption_note(one)) else lines
@@ -596,7 +609,7 @@ def _evaluation_lines(one: Evaluation) -> list[str]:
 def _format_seeds(one: Evaluation) -> str:
     played = one.rollout.seeds
     if not len(played):
-        return f"{one.protocol.seed} for the simulator, none for its episodes"
+        return f"{one.protocol.seed} for the simulator; episodes have no seeds"
     return f"{played[0]} to {played[-1]}"
 
 
@@ -604,7 +617,10 @@ def _describe_policy(one: Evaluation) -> str:
     how = one.protocol
     if how.noise is None:
         return f"deterministic {how.network}"
-    return f"{how.network} with noise of {how.noise:g} half action ranges: not deterministic"
+    return (
+        f"{how.network} with action noise (std {how.noise:g} in units of half the action range): "
+        "not deterministic"
+    )
 
 
 def _normalized_score_lines(one: Evaluation) -> list[str]:
@@ -648,8 +664,8 @@ def _assumption_lines(one: Evaluation) -> list[str]:
     if not decisive:
         return []
     options = ", ".join(dict.fromkeys(hint for hint in decisive.values() if hint))
-    stated = f"; state others with {options}" if options else ""
-    return [clean(f"ASSUMES {', '.join(decisive)} (in no file){stated}")]
+    stated = f"; override with {options}" if options else ""
+    return [clean(f"ASSUMES {', '.join(decisive)} (not stored in any file){stated}")]
 
 
 def _hint_lines(one: Evaluation) -> list[str]:
@@ -713,7 +729,7 @@ def display_results(
             shown.document["plot"] = output.plot
             shown.lines.append(f"wrote {clean(output.plot)}")
         if output.video is not None and found.interrupted:
-            shown.lines.append("note: nothing is filmed of a play that was interrupted")
+            shown.lines.append("note: no video, because the evaluation was interrupted")
         elif output.video is not None:
             filmed = _film_best(output.video, output.filmed, found, options, quiet=quiet or as_json)
             shown.document["video"] = filmed.document()
@@ -747,10 +763,11 @@ def _film_lines(filmed: EpisodeVideo, *, alone: bool, quiet: bool) -> list[str]:
     for take in filmed.takes:
         words = f" ({', '.join(take.wanted)})" if take.wanted else ""
         lines.append(
-            f"filmed   episode {take.episode}{words}{of}: return {take.paid:.2f}, {take.steps} steps"
+            f"recorded episode {take.episode}{words}{of}: return {take.paid:.2f}, {take.steps} steps"
         )
         if not (take.equal or quiet):
             lines.append(
-                f"note: its return was {take.scored:.2f} where it was scored, stacked or by another engine"
+                f"note: its return in the evaluation was {take.scored:.2f} (batched environments or "
+                "another engine)"
             )
-    return [*lines, f"wrote {clean(filmed.file)} ({filmed.frames} pictures, {filmed.fps:g} per second)"]
+    return [*lines, f"wrote {clean(filmed.file)} ({filmed.frames} frames, {filmed.fps:g} per second)"]

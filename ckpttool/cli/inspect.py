@@ -70,9 +70,9 @@ class TreeOptions(OptionPanel, title="Tree"):
         ),
     ] = "file"
     keys: Annotated[bool, typer.Option("--keys", help="Show the native keys.")] = False
-    aliases: Annotated[bool, typer.Option("--aliases", help="Show all other paths of each tensor.")] = False
+    aliases: Annotated[bool, typer.Option("--aliases", help="Show all aliases of each tensor.")] = False
     whole: Annotated[
-        bool, typer.Option("--all", help="Show all values, not the first twenty of very many.")
+        bool, typer.Option("--all", help="Show all values, not only the first 20 of very many.")
     ] = False
 
 
@@ -141,7 +141,7 @@ def parse_view(tree: TreeOptions, *, names: bool, quiet: bool) -> TreeView:
 
 def _require_order(order: str, orders: Sequence[str]) -> None:
     if order not in orders:
-        raise UsageError(f"there is no order {order!r}", hint=suggest_choice(order, orders))
+        raise UsageError(f"unknown sort key {order!r}", hint=suggest_choice(order, orders))
 
 
 def load_listing(path: str, glob: str | None, layout: str | None) -> CheckpointSummary | CheckpointFolder:
@@ -161,14 +161,14 @@ def draw_modules(
     from ckpttool.cli import plots
 
     if not isinstance(found, CheckpointSummary):
-        raise UsageError("there is no one checkpoint to draw", file=found.path, hint=found.hint)
+        raise UsageError("no single checkpoint to draw", file=found.path, hint=found.hint)
     return plots.write_drawing(found, target, depth, force=force)
 
 
 def is_plain_data(found: CheckpointSummary | CheckpointFolder) -> bool:
     """Return whether loading needs only plain data; raise UsageError without a single checkpoint."""
     if not isinstance(found, CheckpointSummary):
-        raise UsageError("there is no one checkpoint to judge", file=found.path, hint=found.hint)
+        raise UsageError("no single checkpoint to audit", file=found.path, hint=found.hint)
     checkpoint = found.checkpoint
     return worst_verdict(checkpoint.asks) == PLAIN and not checkpoint.unjudged
 
@@ -195,7 +195,7 @@ def render_listing(
 def _checkpoint_table(listed: Sequence[CheckpointRow], most: int) -> list[str]:
     """Return one line for each of the last `most` checkpoints, ending with the path."""
     left_out = len(listed) - most
-    lines = [f"and {left_out} earlier ones (--json lists all)"] if left_out > 0 else []
+    lines = [f"and {left_out} earlier (--json lists all)"] if left_out > 0 else []
     shown = listed[max(0, left_out) :]
     # The number after the last dash of a name; `counts` also has numbers from other name patterns.
     counts = [{**step_columns(each.counts), "in_name": each.step} for each in shown]
@@ -300,7 +300,7 @@ class DiffOptions(OptionPanel, title="Comparison"):
         str,
         typer.Option(
             metavar="HOW",
-            help="Pair entries by path, agent or conversion; auto picks.",
+            help="Pair entries by path, agent, conversion or auto.",
             autocompletion=common.complete_words("auto", "path", "agent", "conversion"),
         ),
     ] = "auto"
@@ -308,17 +308,19 @@ class DiffOptions(OptionPanel, title="Comparison"):
         str,
         typer.Option(
             metavar="ORDER",
-            help="Largest first: abs, rel or cosine.",
+            help="Sort key, largest first: abs, rel or cosine.",
             autocompletion=common.complete_words("abs", "rel", "cosine"),
         ),
     ] = "abs"
-    whole: Annotated[bool, typer.Option("--all", help="Show every change, not the first twenty.")] = False
+    whole: Annotated[bool, typer.Option("--all", help="Show every change, not only the first 20.")] = False
     layout: LayoutOption = None
 
 
 def diff(
     left: Annotated[str, typer.Argument(metavar="A", help="A checkpoint.", show_default=False)],
-    right: Annotated[str, typer.Argument(metavar="B", help="Another one.", show_default=False)],
+    right: Annotated[
+        str, typer.Argument(metavar="B", help="Checkpoint to compare with.", show_default=False)
+    ],
     options: DiffOptions,
     as_json: AsJson = False,
     quiet: Quiet = False,
@@ -408,7 +410,7 @@ class ReportOptions(OptionPanel, title="Report"):
     ] = None
     conversion: Annotated[
         str | None,
-        typer.Option(metavar="FILE", help="Sidecar or convert --json. Default: PATH's own sidecar."),
+        typer.Option(metavar="FILE", help="Sidecar or convert --json output. Default: PATH's sidecar."),
     ] = None
     glob: Glob = None
     layout: LayoutOption = None
@@ -495,11 +497,11 @@ def check(
     ] = None,
     layout: Annotated[
         str | None,
-        typer.Option(metavar="NAME", help="Exit 1 if one has another layout."),
+        typer.Option(metavar="NAME", help="Exit 1 if a checkpoint has another layout."),
     ] = None,
     sarif: Annotated[
         str | None,
-        typer.Option(metavar="FILE", help="Write the findings to FILE as SARIF too."),
+        typer.Option(metavar="FILE", help="Also write the findings to FILE as SARIF."),
     ] = None,
     as_json: AsJson = False,
     quiet: Quiet = False,
@@ -543,11 +545,9 @@ def _check_lines(found: CheckResult, *, quiet: bool) -> Iterator[str]:
     if quiet:
         return
     bad = sum(1 for each in found.checkpoints if each.findings)
-    sums = [f"{bad:,} with findings"] * bool(bad) + [f"{len(found.failed):,} not readable"] * bool(
-        found.failed
-    )
+    sums = [f"{bad:,} with findings"] * bool(bad) + [f"{len(found.failed):,} unreadable"] * bool(found.failed)
     others = f"; {format_count(len(found.skipped), 'other file')} skipped" if found.skipped else ""
-    yield f"{format_count(len(found.checkpoints), 'checkpoint')}: {', '.join(sums) or 'nothing found'}{others}"  # noqa: E501
+    yield f"{format_count(len(found.checkpoints), 'checkpoint')}: {', '.join(sums) or 'no problems found'}{others}"  # noqa: E501
 
 
 def _checkpoint_lines(each: CheckpointVerdict, *, quiet: bool) -> Iterator[str]:
@@ -557,12 +557,12 @@ def _checkpoint_lines(each: CheckpointVerdict, *, quiet: bool) -> Iterator[str]:
             yield wrap_sentence(f"    fix: {clean(finding.fix)}")
     if not (quiet or each.findings or each.error):
         what = f"{each.format}, layout {each.layout or 'none recognised'}, {format_count(each.tensors, 'tensor')}"  # noqa: E501
-        yield f"{clean(each.path)}: {what}: nothing found"
+        yield f"{clean(each.path)}: {what}: no problems found"
 
 
 def textconv(
     file: Annotated[
-        str, typer.Argument(metavar="FILE", help="One file, as git names it.", show_default=False)
+        str, typer.Argument(metavar="FILE", help="File to print, as passed by git.", show_default=False)
     ],
     as_json: AsJson = False,
     quiet: Quiet = False,  # noqa: ARG001  # there is no progress to leave out
@@ -587,14 +587,14 @@ def browse(
     path: PathArgument,
     other: Annotated[
         str | None,
-        typer.Argument(metavar="[PATH]", help="Another one: differences are marked.", show_default=False),
+        typer.Argument(
+            metavar="[PATH]", help="Second checkpoint; marks the differences.", show_default=False
+        ),
     ] = None,
     glob: Glob = None,
-    by: Annotated[
-        str, typer.Option(metavar="HOW", help="Pair entries by path or agent; auto picks.")
-    ] = "auto",
+    by: Annotated[str, typer.Option(metavar="HOW", help="Pair entries by path, agent or auto.")] = "auto",
     layout: LayoutOption = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Refused: use inspect, stats or diff.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Unsupported; use inspect, stats, diff.")] = False,
     quiet: Quiet = False,  # noqa: ARG001  # every command takes it
 ) -> int:
     """Browse a checkpoint in the terminal: tree, values, histograms, search, differences.
@@ -603,7 +603,8 @@ def browse(
     """
     if as_json:
         raise UsageError(
-            "browse shows a screen and has no document", hint=format_command("inspect", path, "--json")
+            "browse is interactive and does not support --json",
+            hint=format_command("inspect", path, "--json"),
         )
     from ckpttool.browser import browse
 

@@ -193,8 +193,8 @@ def _layout_head(graph: ModuleGraph) -> tuple[list[TextLine], list[tuple[str, fl
     x, legend = MARGIN, []
     for style, said in (
         ("child", "holds"),
-        ("alias", "holds too, by another name"),
-        ("slot", "optimizes, and keeps slots of it"),
+        ("alias", "also holds (alias)"),
+        ("slot", "optimizer state for"),
     ):
         if style == "child" or any(edge.kind == style for edge in graph.edges):
             legend.append((style, x, y - 4))
@@ -507,7 +507,7 @@ def write_drawing(
     """
     writer = _WRITERS.get(os.path.splitext(target)[1].lower())
     if writer is None:
-        raise UsageError("the drawing's name does not say what to write", file=target, hint=f"{_NAMES}")
+        raise UsageError("cannot infer the drawing format from the file name", file=target, hint=f"{_NAMES}")
     require_new(target, found.checkpoint.files, force=force)
     made = build_module_graph(found, depth)
     write_file(target, writer(made).encode(), force=force)
@@ -519,7 +519,7 @@ def write_drawing(
     }
 
 
-_NAMES = f"--graph takes a file that ends in {', '.join(_WRITERS)}"
+_NAMES = f"use a file name that ends in {', '.join(_WRITERS)}"
 
 
 # Small plots in the terminal: the distribution of one checkpoint's returns, or a learning curve.
@@ -538,7 +538,9 @@ _FRAME = str.maketrans("┌┐└┘├┤┬┴┼─│", "+++++++++-|")
 def require_chart() -> None:
     """Raise if the library that plots in a terminal is not installed."""
     if importlib.util.find_spec("plotext") is None:
-        raise MissingExtraError("a chart needs plotext, which is not installed", hint=HINT)
+        raise MissingExtraError(
+            "plotting in the terminal requires plotext, which is not installed", hint=HINT
+        )
 
 
 def render_chart(
@@ -550,7 +552,7 @@ def render_chart(
     width = min(terminal_width(), _WIDEST)
     if len(found) == 1:
         bars = render_histogram(found[0].rollout.returns, width)
-        return ["returns, and how many episodes", *bars] if bars else []
+        return ["histogram of returns (episodes per range)", *bars] if bars else []
     enough = len({point.step for point in curve}) >= _FEWEST_POINTS
     if not enough or importlib.util.find_spec("plotext") is None:
         return []
@@ -646,7 +648,9 @@ def draw_returns(axes: Axes, one: Evaluation) -> None:
         axes.set_ylim(0, 1)
         axes.set_yticks([])
     if result.ci95 is not None:
-        axes.axvspan(*result.ci95, color=RED, alpha=0.18, linewidth=0, zorder=0.6, label="95 % of the mean")
+        axes.axvspan(
+            *result.ci95, color=RED, alpha=0.18, linewidth=0, zorder=0.6, label=("95 % CI of the mean")
+        )
     axes.axvline(result.mean, color=RED, linewidth=1.8, label=f"mean {_format_return(result.mean)}")
     axes.axvline(
         result.iqm, color=INK, linewidth=1.4, linestyle="--", label=f"IQM {_format_return(result.iqm)}"
@@ -662,7 +666,7 @@ def draw_lengths(axes: Axes, one: Evaluation) -> None:
 
     values = one.rollout.lengths
     axes.hist(values, _bin_edges(values), color=BLUE, edgecolor="white", linewidth=0.5)
-    axes.set_xlabel("steps of an episode")
+    axes.set_xlabel("episode length (steps)")
     if values.min() < values.max():
         axes.xaxis.set_major_locator(MaxNLocator(nbins=4, integer=True))
     else:
@@ -686,7 +690,7 @@ def draw_learning_curve(
             axes.plot(np.full(len(values), point.step), values, ".", color=colour, alpha=0.25, markersize=3)
         low, high = zip(*(point.ci95 or (point.mean, point.mean) for point in points), strict=True)
         axes.fill_between(steps, low, high, color=colour, alpha=0.2, linewidth=0)
-        label = names[number] if len(runs) > 1 else "mean, 95 % of the mean, episodes"
+        label = names[number] if len(runs) > 1 else "mean, 95 % CI of the mean, episodes"
         axes.plot(steps, means, marker=mark, markersize=4, color=colour, linewidth=1.5, label=label)
     best = max(curve, key=lambda point: point.mean)
     said = f"best mean {_format_return(best.mean)} at {best.step:,}"
@@ -834,7 +838,7 @@ def draw_checkpoints(axes: Axes, found: Sequence[Evaluation]) -> None:
         ha="right" if crowded else "center",
     )
     axes.set_ylabel("return")
-    axes.set_title(f"{clean(found[0].env)}: episodes, mean and 95 % of the mean")
+    axes.set_title(f"{clean(found[0].env)}: episodes, mean and 95 % CI of the mean")
 
 
 def have_similar_range(curve: Sequence[LearningCurvePoint], training: Sequence[TrainingCurve]) -> bool:
@@ -854,7 +858,7 @@ def draw_logged_curves(axes: Axes, training: Sequence[TrainingCurve]) -> None:
             axes.plot(curve.steps, curve.values, color=colour, alpha=0.3, linewidth=0.8)
         axes.plot(curve.steps, curve.values if smooth is None else smooth, color=colour, label=label)
     axes.set_ylabel("return")
-    axes.set_title("logged while training")
+    axes.set_title("logged during training")
     _label_steps(axes)
     axes.legend(loc="best")
 
@@ -945,13 +949,13 @@ def require_plot(target: str) -> None:
     """Raise if no plot can be written to `target`: unknown suffix, existing file, matplotlib missing."""
     if _suffix(target) not in _SILENT:
         raise UsageError(
-            "the plot's name does not say what to write",
+            "cannot infer the plot format from the file name",
             file=target,
-            hint=f"a plot ends in {', '.join(_SILENT)}",
+            hint=f"use a file name that ends in {', '.join(_SILENT)}",
         )
-    require_new(target, hint="take another name")
+    require_new(target, hint="choose another name")
     if importlib.util.find_spec("matplotlib") is None:
-        raise MissingExtraError("a plot needs matplotlib, which is not installed", hint=HINT)
+        raise MissingExtraError("plotting requires matplotlib, which is not installed", hint=HINT)
 
 
 class PlotData(NamedTuple):
@@ -975,7 +979,7 @@ def write_plot(target: str, data: PlotData) -> None:
     """
     for one in data.found:
         if not np.isfinite(one.rollout.returns).all():
-            raise CkpttoolError("a return that is not finite cannot be drawn", file=one.checkpoint)
+            raise CkpttoolError("cannot plot a non-finite return", file=one.checkpoint)
     mpl = _import_matplotlib()
     # Avoid pyplot: it would look for a display and keep every figure.
     with mpl.rc_context(), warnings.catch_warnings():

@@ -168,15 +168,15 @@ def render_conversion(done: ConversionResult, *, quiet: bool, whole: bool) -> st
         lines += [f"wrote {clean(done.target)}", f"sha256 {done.digest}"]
         lines += [] if quiet else [f"load: {clean(line)}" for line in done.load]
     elif not done.within:
-        lines.append("nothing was written: the model does not compute what the checkpoint does")
+        lines.append("nothing was written: the model's outputs differ from the checkpoint's")
     elif not report.complete:
         # A partly loaded model computes something else.
         rest = (
-            "; the missing tensors keep your model's own numbers"
+            "; missing tensors keep your model's own values"
             if done.loaded is not None and report.missing
             else ""
         )
-        lines.append(f"nothing was written: --allow-missing writes what is mapped{rest}")
+        lines.append(f"nothing was written: use --allow-missing to write the mapped entries{rest}")
     elif not quiet:
         lines.append("nothing was written: this was a dry run")
     return "\n".join(lines)
@@ -193,7 +193,7 @@ def _count_rules(report: MappingReport) -> str:
     # A chain of rules contains commas itself.
     between = "; " if any("," in rule for rule in rules) else ", "
     counted = between.join(f"{sum(m.rule == rule for m in report.mapped)} {rule}" for rule in rules)
-    mapped = format_count(len(report.mapped), "entry mapped", "entries mapped")
+    mapped = format_count(len(report.mapped), "entry converted", "entries converted")
     return wrap_sentence(f"{mapped}{': ' if counted else ''}{counted}")
 
 
@@ -202,8 +202,8 @@ def _parity_lines(networks: Sequence[Parity]) -> list[str]:
     exact = [n for n in networks if n.within and not n.error_a]
     alike = f"{format_count(len(exact), 'network read back computes', 'networks read back compute')} what was read"  # noqa: E501
     return [alike] * bool(exact) + [
-        f"{clean(n.name)}: {format_count(n.n, 'output')} at most {n.error_b:.2e} from float64 "
-        f"(NumPy's {n.error_a:.2e})"
+        f"{clean(n.name)}: {format_count(n.n, 'output')}, error vs. float64 at most {n.error_b:.2e} "
+        f"(NumPy: {n.error_a:.2e})"
         for n in networks
         if n not in exact
     ]
@@ -277,7 +277,7 @@ def _verification_verdict(found: Verification) -> str:
         moved = ["updates"] if found.training is not None and not found.training.within else []
         return wrap_sentence(f"FAIL: NOT the same agent: {clean(abbreviate_list([*differ, *moved], 8))}")
     if sidecar.has_open_entries(found.ledger):
-        return f"FAIL: {networks} match, and something that decides was not used"
+        return f"FAIL: {networks} match, but a fact that affects the actions was not used"
     if found.contents is None:
         return f"PASS: {networks} match" + ("; --all compares the rest" if found.not_compared else "")
     held = f"{format_count(found.contents.equal, 'entry', 'entries')} equal"
@@ -300,7 +300,10 @@ def _training_table(found: TrainStepComparison) -> list[str]:
         rows.append((name, str(step), *(f"{moved.relative:.2e}" for moved in each), within))
     bounds = " and ".join(f"{bound:g} in {dtype}" for dtype, bound in BOUNDS.items())
     title = f"{format_count(found.steps, 'update')} of {found.algorithm}"
-    said = f"updates: at most {bounds} apart, or {OWN_ERROR:g}x A's own error where that is more"
+    said = (
+        f"tolerance of updates: relative difference of {bounds}, or {OWN_ERROR:g}x A's own error "
+        "if that is larger"
+    )
     return [title, render_table([*columns, ("within", "left")], rows), said]
 
 
@@ -321,12 +324,14 @@ def render_plugins(kind: str, rows: Sequence[PluginRow]) -> str:
 
 def render_schemas(rows: Sequence[SchemaRow]) -> str:
     """Return a row per JSON Schema."""
-    return render_table((("schema", "left"), ("of what", "path")), ((row.name, row.title) for row in rows))
+    return render_table(
+        (("schema", "left"), ("description", "path")), ((row.name, row.title) for row in rows)
+    )
 
 
 def render_limits(rows: Sequence[Mapping[str, Any]]) -> str:
     """Return a row per limit; values changed by the user are starred."""
-    columns = (("limit", "left"), ("value", "right"), ("of what", "path"))
+    columns = (("limit", "left"), ("value", "right"), ("description", "path"))
     changed = ("", " *")
     cells = ((r["name"], f"{r['value']:,}{changed[r['value'] != r['default']]}", r["meaning"]) for r in rows)
     return render_table(columns, cells)
@@ -369,7 +374,7 @@ def render_stats(found: Stats, depth: int | None, sort: str, *, quiet: bool) -> 
         return "\n".join(lines)
     if found.left_out:
         lines.append(f"{format_count(len(found.left_out), 'tensor holds', 'tensors hold')} no numbers")
-    everything = "every number is finite" if found.finite else "not every number is finite"
+    everything = "all values are finite" if found.finite else "some values are not finite"
     return "\n".join([*lines, "", f"{format_count(len(found.tensors), 'tensor')}: {everything}"])
 
 
@@ -413,7 +418,7 @@ def render_diff(found: Diff, *, whole: bool, quiet: bool) -> str:
     shown = found.changed if whole else found.changed[:_MOST_CHANGES]
     lines = [line for each in shown for line in _change_lines(each)]
     if len(shown) < len(found.changed):
-        lines.append(f"and {len(found.changed) - len(shown):,} more that differ (--all shows them)")
+        lines.append(f"and {len(found.changed) - len(shown):,} more differences (--all shows them)")
     for word, names in (("left", found.only_left), ("right", found.only_right)):
         some = names if whole else names[:_MOST_CHANGES]
         lines += [f"only {word}: {fit_path(clean(name), len(word) + 7)}" for name in some]
@@ -427,9 +432,9 @@ def render_diff(found: Diff, *, whole: bool, quiet: bool) -> str:
 
 
 _REASONS = {
-    "kept": "not in the conversion; its sidecar keeps what it needs",
-    "dropped": "not converted, as the receipt lists",
-    "added": "added by the writer of the format and not compared",
+    "kept": "not converted; the sidecar records what the target needs from it",
+    "dropped": "not converted, as listed in the receipt",
+    "added": "added by the format's writer and not compared",
 }
 
 
@@ -458,7 +463,7 @@ def _change_lines(change: ChangedEntry) -> list[str]:
     types = f", {' -> '.join(sorted(kinds))}" if len(kinds) > 1 else ""
     where = f" at {list(values.at)}" if values.at else ""
     angle = "" if values.cosine is None else f", cosine {values.cosine:.6g}"
-    nans = f", NaN in one alone {values.nans:,}" if values.nans else ""
+    nans = f", NaN on one side only: {values.nans:,}" if values.nans else ""
     what = f"{values.different:,} of {values.size:,} differ{types}"
     return [
         f"{fit_path(head, len(what) + 2)}: {what}",
@@ -504,7 +509,7 @@ def render_diagnosis(found: Diagnosis, *, quiet: bool) -> str:
     lines += [wrap_sentence(clean(line)) for line in sidecar.describe_entries(used)]
     lines += [wrap_sentence(f"assumed: {clean(each)}") for each in sidecar.assumption_sentences(found.ledger)]
     what = f"{clean(found.path)}: {found.format}, layout {found.layout or 'none recognised'}"
-    verdict = format_count(len(found.findings), "finding") if found.findings else "nothing found"
+    verdict = format_count(len(found.findings), "finding") if found.findings else "no problems found"
     return "\n".join([*lines, wrap_sentence(f"{what}: {verdict}")])
 
 
@@ -589,7 +594,9 @@ def _tree_lines(root: ModuleSummary, view: TreeView) -> Iterator[ColumnLine]:
     while waiting:
         level, name, entry = waiting.pop()
         if isinstance(entry, _OmittedValues):
-            yield ColumnLine(level, f"and {entry.values:,} more", "values: --all shows them", "", "", "")
+            yield ColumnLine(
+                level, f"and {entry.values:,} more", "values; use --all to show them", "", "", ""
+            )
             continue
         if not isinstance(entry, ModuleSummary):
             left[type(entry)] -= 1
@@ -606,7 +613,12 @@ def _tree_lines(root: ModuleSummary, view: TreeView) -> Iterator[ColumnLine]:
     hidden = [format_count(over[kind], word) for kind, word in _ROWS if over[kind]]
     if hidden:
         yield ColumnLine(
-            0, f"not shown: {' and '.join(hidden)}", "--all shows them, --depth N folds modules", "", "", ""
+            0,
+            f"not shown: {' and '.join(hidden)}",
+            "use --all to show them, --depth N to fold modules",
+            "",
+            "",
+            "",
         )
 
 

@@ -161,7 +161,7 @@ def summarize_runs(
         of = [by_place.get(filesystem.realpath(path)) for path in each.checkpoints]
         found = _score_run(each.path, [one for one in of if one is not None]) if None not in of else None
         if found is None:
-            missing.append(f"{each.path} is left out: not all of its checkpoints were played")
+            missing.append(f"{each.path} is excluded: not all of its checkpoints were evaluated")
         else:
             complete.append(found)
     if not complete:
@@ -176,7 +176,7 @@ def summarize_runs(
     else:
         over, returns = EPISODES, complete[0].returns
         means, iqms = Estimate(mean(returns), mean_interval(returns)), Estimate(iqm(returns), None)
-    few = [f"{len(complete)} training runs are few: the interval over them is too narrow"]
+    few = [f"only {len(complete)} training runs: the confidence interval across them is too narrow"]
     notes = (*missing, *_single_file_warnings(complete), *(few if 1 < len(complete) < statistics.FEW else ()))
     return Algorithm(tuple(complete), last, over, means, iqms, notes)
 
@@ -214,7 +214,7 @@ def compare_algorithms(a: Algorithm, b: Algorithm) -> AlgorithmComparison:
     places = {each.evaluation.env for side in (a, b) for run in side.runs for each in run.scored}
     if len(places) > 1:
         raise UsageError(
-            "returns of different environments cannot be compared", found=" and ".join(sorted(places))
+            "returns from different environments cannot be compared", found=" and ".join(sorted(places))
         )
     if len(a.runs) == len(b.runs) == 1:
         (one,), (two,) = a.runs, b.runs
@@ -244,7 +244,10 @@ def _single_file_warnings(runs: Sequence[RunResult]) -> Iterator[str]:
     for folder, found in steps.items():
         if len(found) > 1:
             where = folder or "."
-            yield f"{where} has runs that are at different steps: if they are one run, name the folder"
+            yield (
+                f"{where} contains runs at different training steps; if they are one run, pass the "
+                "folder instead"
+            )
 
 
 def _score_run(path: str, scored: Sequence[ScoredCheckpoint]) -> RunResult | None:
@@ -388,7 +391,7 @@ def _read_best_tag(folder: str) -> tuple[TrainingCurve | None, list[str]]:
         file = File.stamp(path)
         if file.size > room:
             whose = f"{urls.display_url(path)} was not read"
-            notes.append(f"{whose}: event files of more than {MOST_BYTES >> 20} MiB in a folder")
+            notes.append(f"{whose}: the folder contains more than {MOST_BYTES >> 20} MiB of event files")
             continue
         room -= file.size
         files.append(file)
@@ -418,11 +421,11 @@ def _collect(file: File, points: dict[str, list[tuple[int, float]]], used: dict[
                 held[:] = [point for point in held if point[0] < step]
             held.append((step, value))
     except TruncatedError as error:
-        return [f"the last record was left out: {error}"]
+        return [f"the incomplete last record was skipped: {error}"]
     except ChangedError:
-        return [f"{urls.display_url(file.path)} is being written: what it had so far was read"]
+        return [f"{urls.display_url(file.path)} is still being written; read up to its current end"]
     except CkpttoolError as error:
-        return [f"an event file is damaged, what came before was read: {error}"]
+        return [f"damaged event file; only the records before the damage were read: {error}"]
     return []
 
 

@@ -191,7 +191,7 @@ class CandidateCollector:
     def _pattern(self, pattern: str) -> None:
         names = folder.match_paths(pattern)
         if not names:
-            raise NotFoundError("nothing matches the pattern", file=pattern)
+            raise NotFoundError("no file or folder matches the pattern", file=pattern)
         # A link to a parent folder creates many names for a file: the shortest one is used.
         for name in sorted(names, key=lambda each: (each.count(os.sep), natural_sort_key(each))):
             if filesystem.isdir(name):
@@ -213,7 +213,7 @@ class CandidateCollector:
             try:
                 names = filesystem.listdir(folder)
             except OSError as error:
-                reason = NotFoundError(f"the folder cannot be listed: {error.strerror}", file=folder)
+                reason = NotFoundError(f"cannot list the folder: {error.strerror}", file=folder)
                 self._put(folder, error=reason)
                 continue
             self._count(len(names), top)
@@ -231,7 +231,7 @@ class CandidateCollector:
     def _count(self, more: int, top: str) -> None:
         self._names += more
         if self._names > limits.current().checked_files:
-            what = "there are more files below the folder than are checked"
+            what = "the folder and its subfolders contain too many files"
             raise limits.limit_error("checked_files", what, self._names, file=top)
 
     def _claimed_folder(self, folder: str) -> None:
@@ -312,7 +312,9 @@ class CandidateCollector:
         except (CkpttoolError, OSError):
             return False
         if unread:
-            reason = UnsupportedError(f"the archive cannot be looked into: {unread[0]}", file=probe.path)
+            reason = UnsupportedError(
+                f"cannot read the contents of the archive: {unread[0]}", file=probe.path
+            )
             self._put(probe.path, error=reason)
             return True
         before = len(self.found)
@@ -366,7 +368,7 @@ def _find_format(probe: Probe) -> CheckpointLocation | None:
     found = _claims(probe)
     if len(found) > 1:
         both = " and ".join(each.format.NAME for each in found)
-        raise UsageError(f"formats {both} both claim the path", file=probe.path)
+        raise UsageError(f"formats {both} both match this path", file=probe.path)
     return found[0] if found else None
 
 
@@ -399,15 +401,15 @@ def read_shape_record(file: str) -> ShapeRecord:
     Raise NotFoundError for a missing file, and FormatError for another kind of document.
     """
     if not os.path.isfile(file):
-        hint = f"ckpttool inspect PATH --json > {file} records those of PATH"
-        raise NotFoundError("there are no recorded shapes", file=file, hint=hint)
+        hint = f"ckpttool inspect PATH --json > {file} records the shapes of PATH"
+        raise NotFoundError("file of recorded shapes not found", file=file, hint=hint)
     saved = text.load_json(file, "the recorded listing")
     try:
         forms = [(str(each["path"]), str(each["dtype"]), each["shape"]) for each in saved["tensors"]]
         tensors = {name: (dtype, tuple(map(int, shape))) for name, dtype, shape in forms}
         return ShapeRecord(None if saved["layout"] is None else str(saved["layout"]), tensors)
     except (KeyError, TypeError, ValueError) as error:
-        raise FormatError("this is no document of ckpttool inspect --json", file=file) from error
+        raise FormatError("not a document written by ckpttool inspect --json", file=file) from error
 
 
 def find_drift(checkpoint: Checkpoint, layout: str | None, was: ShapeRecord) -> Iterator[Finding]:
@@ -417,7 +419,9 @@ def find_drift(checkpoint: Checkpoint, layout: str | None, was: ShapeRecord) -> 
     """
     shown = _SHOWN
     if was.layout is not None and layout != was.layout:
-        yield Finding("layout", f"its layout is {layout or 'none that is known'}, recorded is {was.layout}")
+        yield Finding(
+            "layout", f"the layout is {layout or 'none that is known'}, but {was.layout} is recorded"
+        )
         shown = 0
     tree = checkpoint.tree
     now = {tree.names[path]: (leaf.dtype, tuple(leaf.shape)) for path, leaf in tree.tensors()}
@@ -426,14 +430,14 @@ def find_drift(checkpoint: Checkpoint, layout: str | None, was: ShapeRecord) -> 
     )
     for name in changed[:shown]:
         before, after = (_format_recorded(each.get(name)) for each in (was.tensors, now))
-        yield Finding("layout", f"{name}: {after}, recorded is {before}")
+        yield Finding("layout", f"{name}: found {after}, recorded {before}")
     if len(changed) > shown:
         more = "more " if shown else ""
-        yield Finding("layout", f"{len(changed) - shown:,} {more}tensors are not as recorded")
+        yield Finding("layout", f"{len(changed) - shown:,} {more}tensors differ from the record")
 
 
 def _format_recorded(form: tuple[str, tuple[int, ...]] | None) -> str:
-    return "no such tensor" if form is None else f"{form[0]}{list(form[1])}"
+    return "no tensor" if form is None else f"{form[0]}{list(form[1])}"
 
 
 # `check`: check many checkpoints before they are committed or merged.
@@ -578,7 +582,7 @@ def _check_candidate(each: CheckCandidate, wanted: CheckOptions, taken: _JudgedF
     except CkpttoolError as error:
         reason = error.located(file=each.path)
     except Exception as error:  # noqa: BLE001  # the other files are to be judged whatever this one does
-        fault = CkpttoolError(f"an unexpected {type(error).__name__}: {error}")
+        fault = CkpttoolError(f"unexpected {type(error).__name__}: {error}")
         reason = (from_system_error(error) or fault).located(file=each.path)
     else:
         taken.add(checkpoint)
@@ -655,7 +659,7 @@ def _number_findings(checkpoint: Checkpoint) -> Iterator[Finding]:
         yield Finding("numbers", f"{name}: {said}")
     if len(bad) > _SHOWN:
         more = format_count(len(bad) - _SHOWN, "more tensor")
-        yield Finding("numbers", f"and {more} with numbers that are not finite")
+        yield Finding("numbers", f"and {more} with NaN or infinite values")
 
 
 def _describe_nonfinite(path: Path, leaf: Leaf) -> str:
@@ -703,27 +707,27 @@ _RULES: Mapping[str, _SarifRule] = {
         "ckpttool/loading",
         "LoadingRunsCode",
         "Loading the checkpoint would run code",
-        "The file asks its loader to import, call or run more than plain data: a pickle that calls "
-        "functions, a Keras Lambda layer, a graph that reads files.",
+        "Loading the file imports, calls or runs more than plain data, e.g. a pickle that calls "
+        "functions, a Keras Lambda layer or a graph that reads files.",
         "Do not load the file. `ckpttool inspect FILE` lists the names; `ckpttool convert FILE safe.npz` "
-        "keeps the data alone.",
+        "keeps only the data.",
         "error",
         "9.0",
     ),
     "numbers": _SarifRule(
         "ckpttool/numbers",
         "NumbersNotFinite",
-        "Tensors hold NaN or infinite numbers",
-        "A tensor of the checkpoint holds numbers that are NaN or infinite.",
+        "Tensors contain NaN or infinite values",
+        "A tensor of the checkpoint contains NaN or infinite values.",
         "Go back to an earlier checkpoint of the run. `ckpttool stats FILE` shows the tensors.",
         "warning",
     ),
     "layout": _SarifRule(
         "ckpttool/layout",
         "LayoutDiffers",
-        "Layout, names, types or shapes are not those recorded",
-        "The checkpoint does not have the layout that was asked for, or not the names, types and shapes that "
-        "`ckpttool inspect --json` recorded.",
+        "Layout, names, types or shapes differ from the record",
+        "The checkpoint does not have the requested layout, or its tensor names, types or shapes differ "
+        "from those recorded by `ckpttool inspect --json`.",
         "If the change is intended, record the shapes again: `ckpttool inspect FILE --json > shapes.json`.",
         "error",
     ),
@@ -731,8 +735,8 @@ _RULES: Mapping[str, _SarifRule] = {
         _UNREADABLE,
         "CheckpointUnreadable",
         "The checkpoint cannot be read",
-        "The file is damaged, incomplete, empty, a Git LFS pointer, or in a form that is not read. "
-        "What it holds is unknown.",
+        "The file is damaged, incomplete, empty, a Git LFS pointer, or in an unsupported format. Its "
+        "contents are unknown.",
         "Fetch the file itself (`git lfs pull`), restore it, or remove it.",
         "error",
     ),
@@ -757,7 +761,7 @@ def _require_sarif(target: str) -> None:
         return
     start = filesystem.read_bytes(target, 0, _BEGINNING) if os.path.isfile(target) else b""
     if start and not (start.lstrip().startswith(b"{") and b'"runs"' in start and b"sarif" in start.lower()):
-        raise TargetExistsError("the target exists already and is no SARIF file", file=target)
+        raise TargetExistsError("the target already exists and is not a SARIF file", file=target)
 
 
 def build_sarif(
@@ -795,7 +799,7 @@ def _driver() -> dict[str, Any]:
         "version": __version__,
         "rules": [_descriptor(rule) for rule in _RULES.values()],
         "notifications": [
-            {"id": "ckpttool/error", "shortDescription": {"text": "Something kept a file from being judged"}}
+            {"id": "ckpttool/error", "shortDescription": {"text": "A file could not be checked"}}
         ],
     }
 
@@ -930,7 +934,7 @@ def _describe_raw_file(file: str, sentence: str) -> tuple[str, ...]:
             if text and text.replace("\r", "").replace("\n", "").isprintable():
                 return tuple(text.splitlines())
     if tf_common.v2_base(file) is not None:
-        sentence = "data of a TensorFlow checkpoint, whose .index says which tensor has changed"
+        sentence = "data shard of a TensorFlow checkpoint; its .index file shows which tensor changed"
     with open(file, "rb") as stream:
         digest = hashlib.file_digest(stream, "sha256").hexdigest()
     return (sentence, f"{format_count(nbytes, 'byte')}, sha256 {digest[:_DIGITS]}")
@@ -955,7 +959,7 @@ def _summary_lines(checkpoint: Checkpoint) -> Iterator[str]:
             yield f"loading {'calls' if each.calls else 'imports'} {each.name} ({verdict})"
     names = [(tree.names[path].removesuffix(_SUFFIX), told) for path, told in _entry_lines(checkpoint)]
     for path, aliases in tree.aliases.items():
-        names += [(tree.alias_name(alias), f"is {tree.names[path]}") for alias in aliases]
+        names += [(tree.alias_name(alias), f"alias of {tree.names[path]}") for alias in aliases]
     for name, told in sorted(names, key=lambda each: natural_sort_key(each[0])):
         yield f"{name} {told}"
 

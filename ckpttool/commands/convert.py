@@ -259,9 +259,10 @@ class _TargetWriter:
         if self.plan.before is None or written is None:
             return ()
         if self.plan.before == written.sha256:
-            return ("the digest is that of the source again",)
+            return ("the digest matches that of the original checkpoint",)
         return (
-            "the digest is another than the source had: its format kept something that this one does not",
+            "the digest differs from that of the original checkpoint: its format stored something that "
+            "this format does not",
         )
 
     def _kept(self, places: Mapping[Path, Path], lane: WorkerThread) -> list[Output]:

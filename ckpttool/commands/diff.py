@@ -343,7 +343,7 @@ def _by_rules(source: Tree, target: Tree, receipt: Sidecar) -> Reconversion:
         (),
         tuple(left),
         accepted,
-        notes=("entries are paired by the rules in the receipt, not by a plan of our own",),
+        notes=("entries are paired by the rules in the receipt, not by a new conversion plan",),
         by_receipt=True,
     )
 
@@ -494,7 +494,7 @@ def align_checkpoints(
     No values are read except an agent's own counters.
     """
     if by not in (words := (AUTO, *get_args(By))):
-        raise UsageError(f"{by!r} is not known", hint=suggest_choice(by, words))
+        raise UsageError(f"unknown pairing mode {by!r}", hint=suggest_choice(by, words))
     sides = first, second
     renamed = by == AUTO and (_differ_in_names(first, second) or _is_conversion(first, second))
     agents = first.binding is not None and second.binding is not None
@@ -506,7 +506,7 @@ def align_checkpoints(
             return _by_conversion(sides, *made, glob)
         if by == "conversion":
             raise UsageError(
-                "neither checkpoint has the form of the other one's conversion",
+                "neither checkpoint has the structure that results from converting the other one",
                 file=second.checkpoint.path,
                 hint="--by path",
             )
@@ -825,7 +825,7 @@ def _drop_framework_settings(a: Placed, b: Placed) -> tuple[tuple[str, ...], Pla
         alone = {n for n in here if n not in there and (isinstance(here[n][0], ValueLeaf) or n in WRITERS)}
         if alone:
             names = ", ".join(sorted({name.rpartition("/")[2] for name in alone}))
-            notes.append(f"only the {word} one writes down {names}")
+            notes.append(f"settings present only on the {word} side: {names}")
         kept.append({name: found for name, found in here.items() if name not in alone})
     return tuple(notes), kept[0], kept[1]
 
@@ -886,10 +886,10 @@ def align_live_model(
     lacks one or if a `part` or `layout` is given. Raise UsageError for an object that is not a model.
     """
     if by not in (AUTO, "path", "model"):
-        raise UsageError(f"a live model is not compared by {by}", hint="by path or by model")
+        raise UsageError(f"a live model cannot be compared by {by}", hint="choose path or model")
     if is_live(left) and is_live(right):
         if by == "model" or part is not None:
-            raise UsageError("two live models are compared by path")
+            raise UsageError("two live models can be compared only by path")
         first, second = (_live_side(LiveModel(side)) for side in (left, right))
         return select_pairs(((first, first.by_path()), (second, second.by_path())), "path", glob, ())
     turned = is_live(left)
@@ -941,11 +941,11 @@ def diff(
     with the entry's path.
     """
     if sort not in get_args(Sort):
-        raise UsageError(f"{sort!r} is not known", hint=suggest_choice(sort, get_args(Sort)))
+        raise UsageError(f"unknown sort key {sort!r}", hint=suggest_choice(sort, get_args(Sort)))
     if is_live(left) or is_live(right):
         found = align_live_model(left, right, glob=glob, by=by, layout=layout, part=part)
     elif part is not None or by == "model":
-        raise UsageError("a part, and by model, are for a checkpoint beside a live model")
+        raise UsageError("part and comparison by model require a checkpoint and a live model")
     else:
         found = align_checkpoints(
             recognize_side(ensure_open(left), layout), recognize_side(ensure_open(right)), glob=glob, by=by
@@ -960,7 +960,7 @@ def compare_alignment(
     changed = tuple(found.changes(progress))
     told = found.notes
     if found.by == "agent" and changed:
-        told = (*told, "paths and indices are those of the canonical agent: dense kernels are [in, out]")
+        told = (*told, "paths and indices refer to the canonical agent: dense kernels are [in, out]")
     both = sum(isinstance(found.left[name], Leaf) for name in found.both)
     first, second = found.checkpoints
     return Diff(

@@ -279,7 +279,7 @@ def _value_texts(leaf: ValueLeaf) -> tuple[str, str]:
 def compare_with_saved(found: Digest, saved_file: str) -> DigestComparison:
     """Compare with a digest saved by `digest --json`, or with the target digest in a sidecar."""
     if not os.path.isfile(saved_file):
-        raise NotFoundError("there is no such saved digest", file=saved_file)
+        raise NotFoundError("saved digest not found", file=saved_file)
     saved = text.load_json(saved_file, "the saved digest")
     if "target_sha256" in saved:
         equal = saved["target_sha256"] == found.sha256
@@ -287,7 +287,7 @@ def compare_with_saved(found: Digest, saved_file: str) -> DigestComparison:
     try:
         theirs = {t["key"]: (t["dtype"], tuple(t["shape"]), t["sha256"]) for t in saved["tensors"]}
     except (KeyError, TypeError) as error:
-        raise FormatError("this is neither a saved digest nor a sidecar", file=saved_file) from error
+        raise FormatError("the file is neither a saved digest nor a sidecar", file=saved_file) from error
     ours = {t.key: (t.dtype, t.shape, t.sha256) for t in found.tensors}
     different = tuple(k for k in ours if k in theirs and ours[k] != theirs[k])
     only_here = tuple(k for k in ours if k not in theirs)

@@ -71,13 +71,14 @@ def _unfilled_findings(met: ModelFillPlan) -> Iterator[Finding]:
     if names:
         many = format_count(len(names), "tensor")
         yield Finding(
-            "model", f"nothing fills {many} of {met.model}: {abbreviate_list(names, _MODEL_MAX_SHOWN)}"
+            "model",
+            f"no checkpoint entry fills {many} of {met.model}: {abbreviate_list(names, _MODEL_MAX_SHOWN)}",
         )
     for misfit in met.filling.misfits[:_MODEL_MAX_SHOWN]:
         yield Finding("model", f"{misfit.error.message} (expected {misfit.expected}, found {misfit.found})")
     for group in met.filling.ambiguous[:_MODEL_MAX_SHOWN]:
         could = f"{abbreviate_list(group.sources, _MODEL_MAX_SHOWN)} could fill {abbreviate_list(group.targets, _MODEL_MAX_SHOWN)}"  # noqa: E501
-        yield Finding("model", could, "match={SOURCE: TARGET} in load_into says which fills which")
+        yield Finding("model", could, "pass match={SOURCE: TARGET} to load_into to choose the pairs")
 
 
 def _restore_findings(
@@ -104,7 +105,7 @@ def _restore_findings(
         yield Finding("model", f"{display(path)} cannot be saved: {reason}")
     left = [display(path) for path in found.unfilled]
     if left and not met.filling.unfilled:
-        as_is = format_count(len(left), "variable as it is", "variables as they are")
+        as_is = format_count(len(left), "variable unchanged", "variables unchanged")
         sentence = f"restoring by name would leave {as_is}: {abbreviate_list(left, _MODEL_MAX_SHOWN)}"
         yield Finding("model", sentence, "ckpttool.load_into(model, path) fills all of them")
 
@@ -157,7 +158,7 @@ def diagnose(
     finding.
     """
     if model is None and part is not None:
-        raise UsageError("a part is for a model")
+        raise UsageError("part can be used only with a model")
     checkpoint = ensure_open(path)
     notes: list[str] = []
     binding = recognize_checkpoint(checkpoint, layout)
@@ -198,7 +199,7 @@ def _diagnose_checkpoint(
     entries: list[LedgerEntry],
 ) -> Diagnosis:
     if checkpoint.integrity == "none":
-        notes.append("the format has no checksums: `ckpttool digest PATH --json` saves some")
+        notes.append("the format has no checksums; `ckpttool digest PATH --json` saves digests")
     named = None if binding is None else binding.layout
     path = urls.display_url(checkpoint.path)
     return Diagnosis(path, checkpoint.format, named, tuple(findings), tuple(notes), tuple(entries))
@@ -222,13 +223,13 @@ def _loading_findings(checkpoint: Checkpoint, notes: list[str]) -> Iterator[Find
         what = "call" if each.calls else "import"
         yield Finding("loading", f"loading it would {what} {each.name}", fix)
     if len(acting) > _SHOWN:
-        more = format_count(len(acting) - _SHOWN, "more name that acts", "more names that act")
+        more = format_count(len(acting) - _SHOWN, "more name that runs code", "more names that run code")
         yield Finding("loading", f"and {more}", fix)
     yield from unjudged_findings(checkpoint.unjudged)
     classes = asked.filter_verdict(checkpoint.asks, asked.CLASSES)
     if classes:
         notes.append(
-            f"loading it imports {format_count(len(classes), 'name')} from outside of the standard library"
+            f"loading it imports {format_count(len(classes), 'name')} from outside the standard library"
         )
 
 
@@ -240,7 +241,7 @@ def _number_findings(numbers: Stats) -> Iterator[Finding]:
             tensors.setdefault(sign, []).append(each.path)
     for sign, paths in tensors.items():
         more = f" and {format_count(len(paths) - 1, 'other')}" if len(paths) > 1 else ""
-        fix = "an earlier checkpoint of the run" if sign.endswith(("NaN", "infinite")) else None
+        fix = "go back to an earlier checkpoint of the run" if sign.endswith(("NaN", "infinite")) else None
         yield Finding("numbers", f"{paths[0]}{more}: {sign}", fix)
 
 
@@ -257,8 +258,8 @@ def _orphan_slot_findings(checkpoint: Checkpoint, binding: RecognizedAgent | Non
         belong = format_count(len(alone), "moment belongs", "moments belong")
         yield Finding(
             "optimizer",
-            f"{belong} to no weight of the file, such as {alone[0]}",
-            f"{format_command('inspect', checkpoint.path)} shows which have an owner",
+            f"{belong} to no weight in the file, e.g. {alone[0]}",
+            f"{format_command('inspect', checkpoint.path)} shows which moments have an owner",
         )
 
 
@@ -277,7 +278,7 @@ def _agent_findings(
     """
     notes, entries = told
     if binding is None:
-        notes.append("no layout recognises an agent: bounds, statistics and environment were not looked at")
+        notes.append("no layout recognises an agent; bounds, statistics and environment were not checked")
         entries += _conversion_ledger(checkpoint, sha256)
         yield from _unused_entry_findings(entries)
         return
@@ -295,7 +296,7 @@ def _agent_findings(
         return
     before = restore.merge_metadata(own.sidecar, restore.read_metadata(binding, agent.tree))
     for sentence in facts.contradictions(before):
-        yield Finding("agent", sentence, "leave the option out if the checkpoint is right")
+        yield Finding("agent", sentence, "omit the option if the checkpoint is correct")
     try:
         require_facts(
             agent, "eval", checkpoint.path, "--env", env or (agent.known.env or {}).get("id") or "ID"
@@ -304,7 +305,7 @@ def _agent_findings(
         yield Finding("agent", error.message, error.hint)
         return
     entries += (each for each in agent.ledger if env is None or each != sidecar.NO_BOUNDS)
-    bounds = f"{format_command('eval', checkpoint.path, '--env', 'ID')} takes them from the environment"
+    bounds = f"{format_command('eval', checkpoint.path, '--env', 'ID')} uses the bounds of the environment"
     yield from _unused_entry_findings(entries, bounds)
     yield from place(agent, env, notes)
 
@@ -346,7 +347,7 @@ def _environment_findings(agent: Agent, env: str | None, notes: list[str]) -> It
         with place.make(1, how.engine) as vector:
             entrant = evaluate.prepare_agent(agent, place, how, vector.spec)
     except MissingExtraError as error:
-        notes.append(f"the environment was not looked at: {error.message}")
+        notes.append(f"environment not checked: {error.message}")
         return
     except CkpttoolError as error:
         yield Finding("environment", error.message + _format_error_facts(error), error.hint)

@@ -99,7 +99,7 @@ _AT_ONCE = 16
 def parse_float_type(name: str) -> Dtype:
     """Return the policy dtype with this name; raise UsageError for an unknown one."""
     if name not in get_args(Dtype):
-        raise UsageError("no policy computes in that type", expected=" or ".join(get_args(Dtype)), found=name)
+        raise UsageError("unsupported policy dtype", expected=" or ".join(get_args(Dtype)), found=name)
     return cast(Dtype, name)
 
 
@@ -345,7 +345,9 @@ def require_backend(how: Protocol) -> None:
     """Raise UsageError if the backend cannot play on a device, before a simulator is started."""
     if how.engine == DEVICE_ENGINE and not hasattr(plugins.find("backends", how.backend).load(), "device_of"):
         raise UsageError(
-            f"the {DEVICE_ENGINE} engine needs a policy on tensors", found=how.backend, hint=HINT
+            f"the {DEVICE_ENGINE} engine requires a backend that works on device tensors",
+            found=how.backend,
+            hint=HINT,
         )
 
 
@@ -375,7 +377,7 @@ def choose_environment(agent: Agent, asked: str | None, how: Protocol) -> Evalua
         return place
     if not known.get("id"):
         raise UsageError(
-            "the checkpoint does not say which environment it was trained in",
+            "the checkpoint does not record its training environment",
             file=agent.checkpoint.path,
             hint=environment_hint(agent, "eval", inner, acts),
         )
@@ -402,8 +404,8 @@ def environment_hint(agent: Agent, verb: str | None, obs_dim: int | None, action
     if len(found) == 1:
         return f"--env {found[0]}" if verb is None else format_command(verb, path, "--env", found[0])
     if found:
-        return f"--env ID: {sizes} are those of {' and '.join(found)}"
-    return f"--env ID, an environment of {sizes}"
+        return f"--env ID: {sizes} match {' and '.join(found)}"
+    return f"--env ID, where ID is an environment with {sizes}"
 
 
 def _choose_wrappers(agent: Agent, how: Protocol) -> tuple[WrapperSpec, ...]:
@@ -420,16 +422,19 @@ def _choose_wrappers(agent: Agent, how: Protocol) -> tuple[WrapperSpec, ...]:
                 "unknown environment wrapper",
                 file=agent.checkpoint.path,
                 found=each.name,
-                hint="--wrapper none plays without it, if it changes neither observations nor actions"
+                hint="use --wrapper none to play without it, if it changes neither observations nor actions"
                 if how.wrappers is None
                 else suggest_choice(each.title, wrappers.list_wrapper_names()),
             )
         if each.title in wrappers.NORMALIZERS and agent.known.obs_norm is None:
             raise UsageError(
-                "a wrapper of training normalises observations, and no file holds its statistics",
+                "a training wrapper normalises observations, but no file contains its statistics",
                 file=agent.checkpoint.path,
                 found=each.name,
-                hint="--obs-norm FILE gives the statistics, --wrapper none plays without",
+                hint=(
+                    "use --obs-norm FILE to supply the statistics, or --wrapper none to play "
+                    "without the wrapper"
+                ),
             )
     return found
 
@@ -447,7 +452,7 @@ def _wrapper_override_note(agent: Agent, how: Protocol) -> tuple[str, ...]:
     named = [each.name for each in restore.training_wrappers(agent.known)]
     if how.wrappers is None or not named:
         return ()
-    return (f"environment wrappers given: {', '.join(how.wrappers)}; the files name {', '.join(named)}",)
+    return (f"environment wrappers given: {', '.join(how.wrappers)}; the files list {', '.join(named)}",)
 
 
 def prepare_agent(agent: Agent, place: EvaluationEnvironment, how: Protocol, spec: EnvSpec) -> PlayableAgent:
@@ -534,9 +539,11 @@ def _policy_part(agent: Agent, network: str) -> AgentNetwork:
     if part is None or not part.acts:
         policies = [p.title for p in agent.binding.parts if p.acts]
         raise UsageError(
-            f"the checkpoint has no policy called {network}",
+            f"no policy named {network} in the checkpoint",
             file=agent.checkpoint.path,
-            hint=f"it has {', '.join(policies)}" if policies else "it holds no policy at all",
+            hint=f"available policies: {', '.join(policies)}"
+            if policies
+            else "the checkpoint contains no policy",
         )
     return part
 
@@ -549,7 +556,7 @@ def _fit_bounds(agent: Agent, part: AgentNetwork, front: PolicyEncoder | None, s
     if front is None or not fits_observations(front, spec.shapes):
         wanted = front.shapes if front is not None else {OBS: (obs_dim,)}
         raise EnvironmentMismatchError(
-            f"the policy does not take the observations of {spec.id}",
+            f"the policy does not accept the observations of {spec.id}",
             file=agent.checkpoint.path,
             expected=_format_shapes(spec.shapes),
             found=_format_shapes(wanted),
@@ -613,15 +620,13 @@ def _agreement_note(played: Rollout) -> tuple[str, ...]:
 def _seeding_note(played: Rollout, how: Protocol) -> tuple[str, ...]:
     if len(played.seeds):
         return ()
-    return (
-        f"the simulator starts its episodes itself, after reset({how.seed}): they have no seeds of their own",
-    )
+    return (f"the simulator starts episodes itself after reset({how.seed}); they have no individual seeds",)
 
 
 def _clipping_note(played: Rollout) -> tuple[str, ...]:
     if not played.clipped:
         return ()
-    return (f"{played.clipped} of {played.steps} actions were outside the bounds and were limited",)
+    return (f"{played.clipped} of {played.steps} actions were outside the bounds and were clipped",)
 
 
 # Videos of scored episodes: the same episodes replayed and rendered, into an atomically written file.
@@ -696,9 +701,9 @@ def require_video_support(
     """
     if _suffix(target) not in video.ENCODINGS:
         raise UsageError(
-            "the film's name does not say what to write",
+            "cannot infer the video format from the file name",
             file=target,
-            hint=f"a film ends in {' or '.join(video.ENCODINGS)}",
+            hint=f"use a file name that ends in {' or '.join(video.ENCODINGS)}",
         )
     require_new(target, hint="take another name")
     for word in wanted:
@@ -756,7 +761,8 @@ def record_video(
 def _require_gymnasium(options: EvaluationOptions) -> None:
     if options.protocol.engine == DEVICE_ENGINE and options.env is not None and is_factory(options.env):
         raise UsageError(
-            f"the simulator {options.env} cannot be filmed", hint="--video films environments of Gymnasium"
+            f"the simulator {options.env} cannot be recorded on video",
+            hint=("--video supports only Gymnasium environments"),
         )
 
 
@@ -764,9 +770,11 @@ def _require_episode(word: str, episodes: int) -> None:
     if word in WORDS:
         return
     if not word.isascii() or not word.isdigit():
-        raise UsageError(f"there is no episode {word!r}", hint=f"numbers from 0, or {', '.join(WORDS)}")
+        raise UsageError(f"unknown episode {word!r}", hint=f"use a number from 0, or {', '.join(WORDS)}")
     if int(word) >= episodes:
-        raise UsageError(f"there is no episode {word}", hint=f"{episodes} are played, 0 to {episodes - 1}")
+        raise UsageError(
+            f"episode {word} does not exist", hint=(f"{episodes} episodes are played: 0 to {episodes - 1}")
+        )
 
 
 def _suffix(target: str) -> str:

@@ -94,18 +94,18 @@ class AgentFacts:
         names = self.known.get("activations", ())
         if len(names) not in (0, 1, hidden):
             raise UsageError(
-                "the number of activations is not that of the hidden layers",
+                "wrong number of activations for the hidden layers",
                 expected=f"1 or {hidden}",
                 found=str(len(names)),
-                hint="--activation takes one name, or one for each hidden layer: --activation relu,tanh",
+                hint="pass one name, or one for each hidden layer, e.g. --activation relu,tanh",
             )
         bounds = {name: self.known[name] for name in ("action_low", "action_high") if name in self.known}
         if any(len(values) not in (1, actions) for values in bounds.values()):
             raise UsageError(
-                "the number of action bounds is not that of the actions",
+                "wrong number of action bounds for the actions",
                 expected=f"1 or {actions}",
                 found=str(max(map(len, bounds.values()))),
-                hint="--bounds takes two numbers, or two lists with commas: --bounds -1,-2 1,2",
+                hint="pass two numbers, or two comma-separated lists, e.g. --bounds -1,-2 1,2",
             )
         sized = replace(self)
         wide = {name: list(values) * (actions // len(values)) for name, values in bounds.items()}
@@ -126,7 +126,10 @@ class AgentFacts:
                 value, theirs = value["id"], theirs.get("id")
             if value != theirs:
                 what = "other values" if name == "obs_norm" else _format_fact(theirs)
-                yield f"{name} given as {_describe_fact(name, value)}; the checkpoint holds {what} ({origin})"
+                yield (
+                    f"{name} given as {_describe_fact(name, value)}, but the checkpoint contains "
+                    f"{what} ({origin})"
+                )
 
     def described(self) -> str:
         """Return a short text of all given facts, for notes."""
@@ -169,7 +172,7 @@ def _parse_activations(names: str | Sequence[str] | None) -> list[str] | None:
         if name not in known:
             raise UsageError(f"unknown activation {name!r}", hint=suggest_choice(name, known))
     if not found:
-        raise UsageError("no activation was given", hint="such as --activation relu")
+        raise UsageError("no activation given", hint="e.g. --activation relu")
     return found
 
 
@@ -189,20 +192,20 @@ def _parse_bounds(
     if low is None and high is None:
         return None, None
     if low is None or high is None:
-        raise UsageError("action bounds need a lower and an upper one", hint="such as --bounds -1 1")
+        raise UsageError("action bounds need a lower and an upper bound", hint="e.g. --bounds -1 1")
     lows, highs = _as_floats(low), _as_floats(high)
     size = max(len(lows), len(highs))
     lows, highs = (values * size if len(values) == 1 else values for values in (lows, highs))
     if len(lows) != len(highs):
         raise UsageError(
-            "there are not as many lower as upper action bounds",
+            "the numbers of lower and upper action bounds differ",
             expected=f"{len(lows)} upper bounds",
             found=str(len(highs)),
         )
     if not lows or not all(math.isfinite(b) and abs(b) <= _MAX_FLOAT32 for b in (*lows, *highs)):
-        raise UsageError("the action bounds are not finite numbers")
+        raise UsageError("action bounds must be finite numbers")
     if any(a >= b for a, b in zip(lows, highs, strict=True)):
-        raise UsageError("a lower action bound is not below its upper one", found=f"{lows} to {highs}")
+        raise UsageError("each lower action bound must be below its upper bound", found=f"{lows} to {highs}")
     return lows, highs
 
 
@@ -220,7 +223,7 @@ def parse_bounds(pair: tuple[str, str] | None) -> tuple[list[float], list[float]
         low, high = ([float(number) for number in word.split(",")] for word in pair)
     except ValueError:
         raise UsageError(
-            "the action bounds are not numbers", found=" ".join(pair), hint="such as --bounds -1,-2 1,2"
+            "action bounds must be numbers", found=" ".join(pair), hint="e.g. --bounds -1,-2 1,2"
         ) from None
     return low, high
 
@@ -232,7 +235,7 @@ def _parse_statistics(given: str | Mapping[str, Any]) -> dict[str, Any]:
     file = given if isinstance(given, str) else None
     found = _read_statistics_file(given) if isinstance(given, str) else dict(given)
     if found.get("mean") is None or (found.get("var") is None and found.get("std") is None):
-        raise UsageError("the statistics of observations need mean and var (or std)", file=file)
+        raise UsageError("observation statistics need mean and var (or std)", file=file)
     mean = np.asarray(_as_array(found["mean"]), np.float64)
     spread = found["std"] if found.get("var") is None else found["var"]
     var = np.asarray(_as_array(spread), np.float64) ** (2 if found.get("var") is None else 1)
@@ -240,19 +243,17 @@ def _parse_statistics(given: str | Mapping[str, Any]) -> dict[str, Any]:
     epsilon = _EPSILON if epsilon is None else float(epsilon)
     if mean.ndim != 1 or mean.shape != var.shape or not len(mean):
         raise UsageError(
-            "mean and variance of the observations are not two rows of one length",
+            "mean and variance of the observations must be vectors of equal length",
             file=file,
             found=f"{list(mean.shape)} and {list(var.shape)}",
         )
     numbers = np.concatenate([mean, var, [epsilon]])
     if not (np.abs(numbers) <= _MAX_FLOAT32).all() or (var < 0).any() or epsilon < 0:
-        raise UsageError(
-            "the statistics of observations are not finite, or a variance is negative", file=file
-        )
+        raise UsageError("observation statistics are not finite, or a variance is negative", file=file)
     if (var + epsilon == 0).any():
-        raise UsageError("a variance of the observations is zero, and so is epsilon", file=file)
+        raise UsageError("an observation variance and epsilon are both zero", file=file)
     if clip is not None and not 0 < float(clip) <= _MAX_FLOAT32:
-        raise UsageError("the limit of normalised observations is not a positive number", file=file)
+        raise UsageError("the clip limit of normalised observations must be a positive number", file=file)
     limit = None if clip is None else float(clip)
     return {"mean": mean.tolist(), "var": var.tolist(), "epsilon": epsilon, "clip": limit}
 
@@ -280,9 +281,9 @@ def _read_statistics_file(file: str) -> dict[str, Any]:
     ours = {at: g for at, g in whole.items() if not at or at[-1] not in _OTHERS} or whole
     if len(ours) != 1:
         raise UsageError(
-            "the file holds no mean and var of observations"
+            "the file contains no mean and var of observations"
             if not ours
-            else "the file holds several statistics",
+            else "the file contains several sets of statistics",
             file=file,
             expected="entries `mean` and `var` (or `std`) side by side",
             found=abbreviate_list(
@@ -316,7 +317,7 @@ def _read_statistics_json(file: str) -> dict[str, Any]:
         if value is not None and not (
             isinstance(value, list) and all(isinstance(v, int | float) for v in value)
         ):
-            raise UsageError("the statistics of observations are not lists of numbers", file=file, path=name)
+            raise UsageError("observation statistics must be lists of numbers", file=file, path=name)
     return document
 
 
@@ -643,7 +644,7 @@ class _ConversionUsage(NamedTuple):
 
     def hint(self, file: str | None) -> str:
         """Return the fix for unused statistics."""
-        return f"apply {file or 'them'} to the inputs of the model: the target does not hold them"
+        return f"apply {file or 'them'} to the inputs of the model; the target does not contain them"
 
     def entry(self, found: AgentEvidence, where: str, file: str | None = None) -> LedgerEntry | None:
         """Return the entry for one piece of evidence, None if the weights do not depend on it."""
@@ -700,7 +701,11 @@ class _PolicyUsage(NamedTuple):
 
     def hint(self, file: str | None) -> str:
         """Return the fix for unused statistics."""
-        return f"--obs-norm {shlex.quote(file)}" if file else "--obs-norm FILE with mean and var applies them"
+        return (
+            f"--obs-norm {shlex.quote(file)}"
+            if file
+            else ("use --obs-norm FILE (with mean and var) to apply them")
+        )
 
     def uses(self, fact: str) -> bool:
         """Return whether the agent is played with the value of a fact from its files."""
@@ -740,7 +745,10 @@ class _PolicyUsage(NamedTuple):
         # A boolean or a filter's name; other texts are names of files and columns.
         if isinstance(value, str) and not re.search(r"filter|norm|true", value, re.IGNORECASE):
             return None
-        hint = "--obs-norm FILE gives the statistics; without normalisation in training this setting is wrong"
+        hint = (
+            "use --obs-norm FILE to supply the statistics; if training did not normalise, this "
+            "setting is wrong"
+        )
         return _entry(found, where, decides=True, hint=hint)
 
     def _scale(self, found: AgentEvidence, value: float, where: str) -> LedgerEntry | None:
@@ -1004,7 +1012,7 @@ def _per_observation(
         first = numbers.reshape(-1)[0]
         if (numbers == first).all() and float(abs(first)) in (0, 1, math.inf):
             continue  # zero means, unit deviations or infinite limits have no effect
-        hint = "--obs-norm FILE with mean and var applies them, if they are statistics of observations"
+        hint = "if these are observation statistics, use --obs-norm FILE (with mean and var) to apply them"
         found = AgentEvidence("observation statistics", name, leaf)
         yield _entry(found, name, decides=obs != actions, hint=hint)
 
@@ -1123,7 +1131,7 @@ def _folder_evidence(checkpoint: Checkpoint, facts: _PolicyUsage | _ConversionUs
     ]
     for each in unread:
         yield LedgerEntry(
-            "cannot be known", "observation statistics", "files of a folder that cannot be listed", each
+            "cannot be known", "observation statistics", "files in a folder that cannot be listed", each
         )
     stem = _WORDS.findall(os.path.basename(checkpoint.path).lower())
     opened = 0
@@ -1179,7 +1187,11 @@ def _statistics_file(
             return
     other = sizes and not fits
     value = (
-        "of another size than an observation" if other else "of the size of an observation" if fits else ""
+        "whose size differs from that of an observation"
+        if other
+        else "whose size matches that of an observation"
+        if fits
+        else ""
     )
     hint = facts.hint(os.path.join(os.path.dirname(checkpoint.path), name))
     yield LedgerEntry(

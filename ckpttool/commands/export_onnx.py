@@ -80,8 +80,8 @@ def build_export_report(
     left = dict.fromkeys(
         str(move.target[0].value) for move in agent.binding.moves.moves if move.source not in used
     )
-    stay = format_count(sum(path not in used for path in tree), "entry stays", "entries stay")
-    stays = f"only {part.title} is exported, {stay} behind: {', '.join(left)}"
+    stay = format_count(sum(path not in used for path in tree), "entry is", "entries are")
+    stays = f"only {part.title} is exported; {stay} left out: {', '.join(left)}"
     return MappingReport(tuple(lines), assumed=assumed, notes=(*agent.notes, *([stays] if left else [])))
 
 
@@ -177,7 +177,7 @@ def _environment_spec(agent: Agent, asked: str | None) -> EnvSpec:
     known = (agent.known.env or {}).get("id")
     if asked is None and not known:
         raise UsageError(
-            "the checkpoint tells neither the action bounds nor the environment they are of",
+            "the checkpoint contains neither the action bounds nor the environment that defines them",
             file=agent.checkpoint.path,
             hint=environment_hint(agent, None, *network_sizes(agent)),
         )
@@ -262,7 +262,7 @@ def export(
     made = _receipt(agent, title, network, facts, done.report)
     model = _encode_model(network, part, made)
     parity, engine = _compare_outputs(agent, title, network, model)
-    notes = (*done.report.notes, f"the model was run by {engine}")
+    notes = (*done.report.notes, f"the exported model was run with {engine}")
     done = replace(done, report=replace(done.report, notes=notes), parity=(parity,))
     if not parity.within:
         return done
@@ -294,7 +294,7 @@ def _receipt(agent: Agent, title: str, network: Network, facts: Sidecar, report:
 def _require_library() -> None:
     if importlib.util.find_spec("onnx") is None:
         raise MissingExtraError(
-            "writing an ONNX model needs onnx, which is not installed", hint="pip install 'ckpttool[onnx]'"
+            "exporting to ONNX requires onnx, which is not installed", hint="pip install 'ckpttool[onnx]'"
         )
 
 
@@ -313,7 +313,7 @@ def _compare_outputs(agent: Agent, title: str, network: Network, model: bytes) -
     ours = run_network(numpy_backend.build(network), given)
     if not np.isfinite(ours).all():
         raise UnsupportedError(
-            f"{title} gives NaN or infinities, which cannot be compared", file=agent.checkpoint.path
+            f"{title} outputs NaN or infinite values, which cannot be compared", file=agent.checkpoint.path
         )
     found = onnx_backend.run_model(
         model, given if isinstance(given, Mapping) else {network.inputs[0][0]: given}
@@ -326,9 +326,9 @@ def _choose_part(agent: Agent, title: str) -> AgentNetwork:
     if part is None:
         known = ", ".join(each.title for each in agent.binding.parts)
         raise UsageError(
-            f"the checkpoint has no network called {title}",
+            f"no network named {title} in the checkpoint",
             file=agent.checkpoint.path,
-            hint=f"it has {known}" if known else "it has none at all",
+            hint=f"available networks: {known}" if known else "the checkpoint contains no networks",
         )
     return part
 
@@ -339,7 +339,7 @@ def _write(
     def check(written: str) -> None:
         with open(written, "rb") as stream:
             if stream.read() != model:
-                raise FormatError("what was written is not what was read back", file=target)
+                raise FormatError("the data read back differs from the data written", file=target)
 
     outputs = (
         Output(target, lambda stream: _write_model(stream, model), check, nbytes=len(model)),

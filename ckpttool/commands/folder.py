@@ -160,7 +160,7 @@ def _without_latest(
         path,
         tuple(_add_training_counts(listed)),
         tuple(notes),
-        f"none is named as the latest; look at {urls.display_url(whole[-1].path)}",
+        f"no checkpoint is marked as the latest; inspect {urls.display_url(whole[-1].path)}",
     )
 
 
@@ -400,7 +400,7 @@ def _resolve_listed(listed: CheckpointRow) -> CheckpointLocation | None:
 def _expand_pattern(pattern: str) -> Iterator[CheckpointEntry]:
     names = [name for name in match_paths(pattern) if not name.endswith(BESIDE)]
     if not names:
-        raise NotFoundError("nothing matches the pattern", file=pattern)
+        raise NotFoundError("no file or folder matches the pattern", file=pattern)
     for name in sorted(names, key=natural_sort_key):
         try:
             found = resolve(name)
@@ -423,7 +423,7 @@ def match_paths(pattern: str) -> list[str]:
         return names
     folder, last = os.path.split(pattern)
     if glob.has_magic(folder.split("://", 1)[-1].partition("/")[2]):
-        raise UsageError("elsewhere a pattern is for names in one folder: the last part", file=pattern)
+        raise UsageError("for remote paths, only the last path component can be a pattern", file=pattern)
     names = fnmatch.filter(filesystem.listdir(folder), last)
     return [os.path.join(folder, name) for name in names if name[0] != "." or last[0] == "."]
 

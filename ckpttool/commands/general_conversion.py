@@ -83,7 +83,8 @@ _CONFIGURED = frozenset(("learning_rate", "beta_1", "beta_2", "epsilon", "amsgra
     "weight_decay",
 }
 _SPARSE = (
-    "of embeddings Keras updates the rows that a batch reads, PyTorch all rows (unless Embedding is sparse)"
+    "for embeddings, Keras updates only the rows that a batch reads, PyTorch all rows (unless "
+    "Embedding is sparse)"
 )
 _AVERAGE = "average"  # slot kind (formats/tf_common.py)
 _SECOND_BIAS = re.compile(r"bias_hh_(l\d+(?:_reverse)?)")
@@ -282,14 +283,21 @@ class _TreeNetworks:
         if framework == "tensorflow":
             for title, able in numbered_kinds(self.tree, set(lost)).items():
                 ways = " or ".join(f"--kind '{title}={kind}'" for kind in able)
-                yield f"{title}: the file numbers its variables, and has no class: {ways}"
+                yield (
+                    f"{title}: the file numbers its variables and does not record the layer class; use {ways}"
+                )
                 lost = [path for path in lost if not self.tree.names[path].startswith(f"{title}/vars/")]
         options = propose_options(self.tree, framework, lost) if lost else ()
         if options:
-            yield f"tensors of no layer: {' '.join(options[:_MOST_OPTIONS])} makes layers of them"
+            yield (
+                f"tensors outside any layer: use {' '.join(options[:_MOST_OPTIONS])} to treat them as layers"
+            )
         elif lost:
             left = abbreviate_list([self.tree.names[path] for path in lost], 3)
-            yield f"{left}: of no known layer, so its order of axes is unknown; --allow-missing leaves it out"
+            yield (
+                f"{left}: not part of a known layer, so the order of axes is unknown; use "
+                "--allow-missing to leave it out"
+            )
 
     def require(self, framework: str) -> None:
         """Raise MappingError if no layer of the framework is known, unless there is replay data to keep."""
@@ -377,15 +385,17 @@ class _OptimizerSettings(NamedTuple):
         for name, setting in self.stated:
             if name not in names:
                 raise UsageError(
-                    f"--optimizer {name}/{setting}: the checkpoint has no optimizer of that name",
-                    hint=suggest_choice(name, sorted(names)) if names else "leave it out",
+                    f"--optimizer {name}/{setting}: the checkpoint has no optimizer with that name",
+                    hint=suggest_choice(name, sorted(names)) if names else "leave the option out",
                 )
 
     def require_free(self, name: str, agent: Tree) -> None:
         """Raise UsageError for a given setting that the checkpoint itself contains."""
         for other, setting in self.stated:
             if other == name and schema.canonical_setting_path(name, setting) in agent:
-                raise UsageError(f"--optimizer {name}/{setting}: the checkpoint itself holds this setting")
+                raise UsageError(
+                    f"--optimizer {name}/{setting}: the checkpoint already contains this setting"
+                )
 
 
 class _TensorFlowPlanner:
@@ -440,7 +450,7 @@ class _TensorFlowPlanner:
             parts = abbreviate_list(
                 [f"--part {shlex.quote(display(path))}" for path in sorted(self.dicts, key=display)], 4
             )
-            notes.append(f"the file holds several networks; {parts} converts one alone")
+            notes.append(f"the file contains several networks; use {parts} to convert only one")
         self.told.require({state.name for state in states})
         plans = [
             self._state(state, number, rows, paths, paths[marks[state.top]][:-1])
@@ -581,14 +591,15 @@ class _TensorFlowPlanner:
         apart = [display(twice[source]) for source in open_]
         if biases:
             yield (
-                f"{title}: PyTorch trains two biases with equal moments and Keras their sum, "
-                f"{abbreviate_list(biases, 2)}, which has these moments: from here it moves half as fast"
+                f"{title}: PyTorch trains two biases with equal moments, Keras trains their sum "
+                f"({abbreviate_list(biases, 2)}) with these moments; in further training it moves half as "
+                "fast"
             )
         if apart:
             yield (
-                f"{title}: PyTorch trains two biases with moments of their own and Keras their sum, "
-                f"{abbreviate_list(apart, 2)}: --part {self._network(state)} converts the network alone, "
-                "--allow-missing takes the moments of bias_ih"
+                f"{title}: PyTorch trains two biases with separate moments, Keras trains their sum "
+                f"({abbreviate_list(apart, 2)}); use --part {self._network(state)} to convert only the "
+                "network, or --allow-missing to use the moments of bias_ih"
             )
 
     def _state_notes(
@@ -599,8 +610,8 @@ class _TensorFlowPlanner:
         frozen = [self.tree.names[path] for path in state.weights if path not in trained]
         if frozen:
             yield (
-                f"{title} has no state for {abbreviate_list(frozen, 3)}: "
-                "build Keras's optimizer without what these become"
+                f"{title} has no state for {abbreviate_list(frozen, 3)}; create the Keras optimizer "
+                "without the variables that these become"
             )
         if any(name[-1] == "embeddings" for source, name, _ in rows if source in trained):
             yield f"{title}: {_SPARSE}"
@@ -827,17 +838,21 @@ class _TorchPlanner:
                 others = [p for p in trained if p not in weights and p[:1] in {w[:1] for w in weights}]
                 if slots and others:
                     notes.append(
-                        f"{title} trains {len(weights)} of {len(weights) + len(others)} parameters: make "
-                        f"PyTorch's optimizer without {abbreviate_list([self.tree.names[p] for p in others], 3)}"  # noqa: E501
+                        f"{title} trains {len(weights)} of {len(weights) + len(others)} parameters; "
+                        "create the PyTorch optimizer without "
+                        f"{abbreviate_list([self.tree.names[p] for p in others], 3)}"
                     )
         return states, notes
 
     def _beside(self) -> Iterator[str]:
         """Yield notes on optimizer wrappers and weight averages."""
         for top in sorted(self.around, key=display):
-            yield f"{display(top)} wraps the optimizer that is converted: PyTorch scales the loss elsewhere"
+            yield f"{display(top)} wraps the converted optimizer; PyTorch scales the loss elsewhere"
         if self.averages:
-            yield f"{len(self.averages)} averages of weights are kept beside the target, which has none"
+            yield (
+                f"{len(self.averages)} weight averages are kept beside the target, which has no "
+                "place for them"
+            )
 
     def _prefix(self, top: Path) -> Name:
         if top:
@@ -868,7 +883,7 @@ class _TorchPlanner:
         for name in ("clipnorm", "global_clipnorm", "clipvalue"):
             if state.get(name) is not None:
                 yield (
-                    f"{title} has {name} = {state[name]}: PyTorch's optimizers do not clip gradients, "
+                    f"{title} has {name} = {state[name]}; PyTorch optimizers do not clip gradients, so "
                     "the program must do so before each step"
                 )
 
@@ -883,8 +898,8 @@ class _TorchPlanner:
         state = self._configuration(top)
         if isinstance(state.get("learning_rate"), str):
             yield (
-                f"{title}: the schedule {state['learning_rate']} computes its learning rate: make PyTorch's "
-                "scheduler of it; the file has its first rate"
+                f"{title}: the schedule {state['learning_rate']} computes the learning rate; create the "
+                "matching PyTorch scheduler (the file contains only the first rate)"
             )
 
     def _configured(self, top: Path) -> dict[str, float | bool | str | None]:
@@ -914,8 +929,9 @@ class _TorchPlanner:
 
         plan = _state_plan(self.tree, state, self.canonical, write, more)
         sums = (
-            f"{state.name}: PyTorch trains {abbreviate_list(doubled, 2)} beside bias_ih and Keras the sum of "
-            "the two biases: both get its moments, and from here the sum moves twice as fast"
+            f"{state.name}: PyTorch trains {abbreviate_list(doubled, 2)} in addition to bias_ih, Keras "
+            "trains the sum of the two biases; both get its moments, and in further training the sum "
+            "moves twice as fast"
         )
         rows_read = any(str(path[-1].value).lstrip("_") == "embeddings" for path in state.weights)
         notes = (*((sums,) if doubled else ()), *((f"{state.name}: {_SPARSE}",) if rows_read else ()))

@@ -167,11 +167,11 @@ def _add_nodes(making: _ModuleGraphBuilder, found: CheckpointSummary, depth: int
         if len(below) > room:
             missing, below = missing + len(below) - room, below[:room]
         level, row = level + 1, below
-    notes, more = [], "" if depth is not None else "; --depth draws more"
+    notes, more = [], "" if depth is not None else "; use --depth to draw more"
     if folded_at is not None:
         folded = sum(node.folded for node in making.nodes)
         without = format_count(folded, "tensor has", "tensors have")
-        notes.append(f"modules below level {folded_at} are folded: {without} no box{more}")
+        notes.append(f"modules under level {folded_at} are folded: {without} no box{more}")
     if missing:
         notes.append(f"{format_count(missing, 'more module has', 'more modules have')} no box{more}")
     return notes

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 # The audit of a file that asks for more than plain data: its sentence, its notes, its JSON object.
 
-PLAIN = "loading gives plain data"
+PLAIN = "safe to load: plain data"
 _LINES = 20
 _NAMED = 3
 # Why each verdict matters, by the loader that would act.
@@ -54,14 +54,16 @@ def audit_notes(asks: Iterable[CodeReference]) -> tuple[str, ...]:
     acting = [each for each in checkpoint.filter_verdict(asks, checkpoint.CODE) if each.by == "pickle"]
     lines = [_call_note(each) for each in acting[:_LINES]]
     if len(acting) > _LINES:
-        lines.append(f"unpickling this file would call {len(acting) - _LINES:,} more; --json names them")
+        lines.append(
+            f"unpickling this file would call {len(acting) - _LINES:,} more; use --json to list them"
+        )
     return tuple(lines)
 
 
 def _call_note(each: CodeReference) -> str:
     if each.calls:
-        return f"unpickling this file would call {each.name}; nothing was run, and it is listed as a record"
-    return f"unpickling this file would import {each.name}, which can act; nothing was run"
+        return f"unpickling this file would call {each.name}; nothing was run, and it is shown as a record"
+    return f"unpickling this file would import {each.name}, which can run code; nothing was run"
 
 
 def build_audit_document(asks: Iterable[CodeReference]) -> dict[str, Any]:
@@ -145,7 +147,7 @@ def data_only_command(path: str) -> str:
 def unjudged_findings(sentences: Iterable[str]) -> Iterator[Finding]:
     """Yield a finding for each part that may contain code and cannot be judged."""
     for sentence in sentences:
-        yield Finding("loading", f"whether loading runs code cannot be judged: {sentence}")
+        yield Finding("loading", f"cannot determine whether loading runs code: {sentence}")
 
 
 def weightless_findings(checkpoint: Checkpoint, *, values: bool) -> Iterator[Finding]:
@@ -154,10 +156,10 @@ def weightless_findings(checkpoint: Checkpoint, *, values: bool) -> Iterator[Fin
     Without `values`, a file of plain values is not reported: many programs store settings in one.
     """
     tree = checkpoint.tree
-    fix = f"{format_command('inspect', checkpoint.path)} shows what it holds"
+    fix = f"run {format_command('inspect', checkpoint.path)} to list its contents"
     if not any(leaf.size for _, leaf in tree.tensors()):
         if values or not any(True for _ in tree.plain()):
-            yield Finding("model", "the checkpoint holds no weights", fix)
+            yield Finding("model", "the checkpoint contains no weights", fix)
         return
     from ckpttool.libraries.schema import NETWORKS, VALUES
 
@@ -165,7 +167,7 @@ def weightless_findings(checkpoint: Checkpoint, *, values: bool) -> Iterator[Fin
     named = {*NETWORKS, *VALUES, *_MODELS}
     for path in tree.containers:
         if len(path) == 1 and path not in held and str(path[0].value) in named:
-            yield Finding("model", f"{path[0].value} holds no weights", fix)
+            yield Finding("model", f"{path[0].value} contains no weights", fix)
 
 
 # `formats`, `layouts`, `backends`: installed plugins, their capabilities, missing dependencies.
@@ -222,7 +224,7 @@ def _backend_row(plugin: plugins.Plugin) -> PluginRow:
 
 
 _BACKENDS = {
-    "numpy": "NumPy on the CPU; needs nothing else",
+    "numpy": "NumPy on the CPU; no extra dependencies",
     "torch": "PyTorch on the CPU or a CUDA device",
     "tensorflow": "TensorFlow on the CPU or a GPU",
     "onnxruntime": "onnxruntime on the CPU; fastest for images and batches",
@@ -251,7 +253,7 @@ UNITS = {
     "num_timesteps": "environment steps",
     "global_step": "environment steps",
     "total_it": "updates",
-    NAME: "numbers in the files' names",
+    NAME: "numbers in file names",
     "iter": "iterations",
 }
 ANY_UNIT = "training steps"
@@ -547,7 +549,7 @@ def _make_module(known: dict[str, ModuleSummary], path: str, deepest: int) -> Mo
     """Create the module and any missing ancestors."""
     # Each is stored under its full path, so the total size grows with the square of the depth.
     if (depth := path.count("/") + 2) > deepest:
-        raise limits.limit_error("path_depth", "a tensor lies too deep", depth)
+        raise limits.limit_error("path_depth", "a tensor path has too many levels", depth)
     missing = []
     at = path
     while at not in known:
@@ -687,7 +689,7 @@ def schema(name: str) -> dict[str, Any]:
     """
     known = schema_names()
     if name not in known:
-        raise UsageError(f"there is no schema {name!r}", hint=suggest_choice(name, known))
+        raise UsageError(f"unknown schema {name!r}", hint=suggest_choice(name, known))
     whole = _load_schema(name)
     beside = {other: _load_schema(other) for other in _collect_references(name) if other != name}
     return {**whole, "$defs": {**whole.get("$defs", {}), **beside}} if beside else whole
@@ -825,7 +827,7 @@ def _update_count_sentences(name: str, first: Leaf, second: object) -> Iterator[
         steps = count_adam_steps(powers[0], powers[1], *betas)
         if steps is not None:
             made = format_count(steps, "update")
-            yield f"{name}: this Adam has made {made} (if its betas are {betas[0]} and {betas[1]})"
+            yield f"{name}: Adam has made {made} (assuming betas {betas[0]} and {betas[1]})"
             return
 
 

@@ -71,7 +71,9 @@ def choose_model_form(kind: TargetKind) -> str:
     found = next((form for form in FORMS if TARGETS[form] == kind), None)
     if found is None:
         words = ", ".join(FORMS)
-        raise UsageError(f"--like writes what a model of a framework loads: {words}", found=kind.format)
+        raise UsageError(
+            f"--like writes only formats that a framework's own model can load: {words}", found=kind.format
+        )
     return found
 
 
@@ -104,14 +106,16 @@ class TargetModel:
         self._form = self._form or str(built["forms"][-1])
         if self._form not in built["forms"]:
             raise UsageError(
-                f"{self._wanted.factory} makes a {framework} model, which is not loaded from {self._form}",
+                f"{self._wanted.factory} creates a {framework} model, which cannot load {self._form}",
                 hint=" or ".join(f"--to {form}" for form in built["forms"]),
             )
         modules = self._beside.describe(guessed)
         first = self._beside.save(os.path.join(self._folder.name, "first"), self._form)
         tree = open_checkpoint(first).tree
         if self._form == "keras" and all("vars/" not in leaf.key for _, leaf in tree.tensors()):
-            raise UnsupportedError("the model's Keras is too old for .weights.h5 files", hint="--to tf")
+            raise UnsupportedError(
+                "the model's Keras version is too old for .weights.h5 files", hint="--to tf"
+            )
         places: dict[str | int, Path]
         if self._beside.number():
             second = self._beside.save(os.path.join(self._folder.name, "second"), self._form)
@@ -139,7 +143,7 @@ class TargetModel:
                 continue
             if path not in held or bytes(leaf.read()) != bytes(held[path].read()):
                 name = written.tree.names[path]
-                raise MappingError("the model holds other values than were written", path=name)
+                raise MappingError("the model's values differ from the written ones", path=name)
 
     def _require_all(self, modules: Sequence[Mapping[str, Any]], places: Mapping[str | int, Path]) -> None:
         lost = [
@@ -150,7 +154,7 @@ class TargetModel:
         ]
         if lost:
             raise MappingError(
-                f"{self._form} keeps no place for {len(lost)} of the model's weights",
+                f"{self._form} cannot store {len(lost)} of the model's weights",
                 path=abbreviate_list(lost, 3),
                 hint="--to keras" if self._form == "tf" else None,
             )
@@ -240,7 +244,7 @@ class LiveModel:
         if framework is None or isinstance(model, type):
             kind = model.__name__ if isinstance(model, type) else type(model).__name__
             raise UsageError(
-                "this is no model", expected="a torch.nn.Module, a keras.Model or a tf.Module", found=kind
+                "not a model", expected="a torch.nn.Module, a keras.Model or a tf.Module", found=kind
             )
         self.model, self.framework, self._shapes = model, framework, [list(each) for each in shapes]
         self.shapes = tuple(tuple(each) for each in shapes)
@@ -316,7 +320,7 @@ def _shapeless(name: str) -> UsageError:
     return UsageError(
         "the model has tensors without a shape before its first call",
         path=name,
-        hint="call it once, or tell the shapes of its inputs",
+        hint="call it once, or pass the shapes of its inputs",
     )
 
 
@@ -449,7 +453,7 @@ def _select_network(tree: Tree, part: str, binding: RecognizedAgent, checkpoint:
         return layer_options.select_part(tree, part)[0]
     except UsageError as error:
         known = ", ".join(each.title for each in binding.parts)
-        hint = f"the agent's networks are {known}"
+        hint = f"choose one of the agent's networks: {known}"
         raise UsageError(error.message, file=checkpoint.path, path=part, hint=hint) from None
 
 
@@ -464,11 +468,11 @@ def build_fill_report(ready: PreparedTree, skeleton: Skeleton, filling: FillResu
     many = "layer" if len(filling.matched) == 1 else "layers"
     notes = [f"{len(filling.matched)} {many} matched: {', '.join(counted)}"] if counted else []
     for by, word in _BY.items():
-        found = [f"{m.source} is {m.target}" for m in filling.matched if m.by == by]
+        found = [f"{m.source} -> {m.target}" for m in filling.matched if m.by == by]
         notes += [f"{word}: {abbreviate_list(found, _SHOWN)}"] if found else []
     others = [ready.names[p] for p, leaf in ready.tree.tensors() if leaf.role not in (*STATES, "counter")]
     if others:
-        notes.append(f"no part of a model, left behind: {abbreviate_list(others, _SHOWN)}")
+        notes.append(f"not part of a model, left out: {abbreviate_list(others, _SHOWN)}")
     names = skeleton.tree.names
     lines = report_moves(ready, filling.tree, filling.moves)
     return MappingReport(
@@ -740,7 +744,7 @@ def _require_complete(met: ModelFillPlan, checkpoint: Checkpoint, part: str | No
         if met.filling.misfits[0].setting:
             raise error
         error.hint = (
-            "the model needs the checkpoint's layers and sizes; match={SOURCE: TARGET} pairs other layers"
+            "use a model with the checkpoint's layers and sizes, or pair layers with match={SOURCE: TARGET}"
         )
         if (stated := _KIND.search(f"{error.expected} {error.found}")) is not None:
             error.hint = _kind_argument(stated)
@@ -750,7 +754,7 @@ def _require_complete(met: ModelFillPlan, checkpoint: Checkpoint, part: str | No
         _require_used(met, checkpoint, part)
         return
     raise MappingError(
-        f"{len(names):,} of the tensors of {met.model} would not be filled, so none was",
+        f"{len(names):,} tensors of {met.model} would not be filled, so nothing was changed",
         file=checkpoint.path,
         path=abbreviate_list(names, _SHOWN),
         hint=_hint(met.filling, checkpoint, part),
@@ -763,15 +767,15 @@ def _require_used(met: ModelFillPlan, checkpoint: Checkpoint, part: str | None) 
         return
     binding = None if part is not None else recognize_checkpoint(checkpoint)
     parts = (
-        f" (part= takes one of {abbreviate_list([p.title for p in binding.parts], _SHOWN)})"
+        f" (set part= to one of {abbreviate_list([p.title for p in binding.parts], _SHOWN)})"
         if binding
         else ""
     )
     raise MappingError(
-        f"{len(unused):,} weights of the checkpoint have no place in {met.model}, so nothing was filled",
+        f"{len(unused):,} weights of the checkpoint match nothing in {met.model}, so nothing was filled",
         file=checkpoint.path,
         path=abbreviate_list(unused, _SHOWN),
-        hint=f"strict=False leaves them out{parts}",
+        hint=f"use strict=False to leave them out{parts}",
     )
 
 
@@ -800,19 +804,19 @@ def _kind_argument(kind: re.Match[str]) -> str:
     """Return the argument that states a layer's kind, for each possible kind."""
     layer, first, others = kind.groups()
     names = [first, *(others.split(" or ") if others else ())]
-    return f"{' or '.join(f'kinds={{{layer!r}: {name!r}}}' for name in names)}, whichever it computes"
+    return f"{' or '.join(f'kinds={{{layer!r}: {name!r}}}' for name in names)}, depending on what it computes"
 
 
 def _hint(filling: FillResult, checkpoint: Checkpoint, part: str | None) -> str:
     binding = None if part is not None else recognize_checkpoint(checkpoint)
     if binding is not None and binding.parts:
-        return f"part= takes one network: {abbreviate_list([each.title for each in binding.parts], _SHOWN)}"
+        return f"set part= to one network: {abbreviate_list([each.title for each in binding.parts], _SHOWN)}"
     if filling.ambiguous:
         return filling.ambiguous[0].argument
     unfit = (
         note for note in filling.notes if note.startswith("nothing in the source") or _ARGUMENT.search(note)
     )
-    return next(unfit, "dry_run=True returns the whole report, strict=False fills what it can")
+    return next(unfit, "use dry_run=True for the full report, or strict=False to fill what matches")
 
 
 # `convert --like`: fill the user's own model from a checkpoint, write the file, and verify that the model
@@ -825,7 +829,9 @@ def parse_match_options(said: Sequence[str]) -> tuple[tuple[str, str], ...]:
     for text in said:
         source, sign, target = text.partition("=")
         if not (source and sign and target):
-            raise UsageError("--match takes SOURCE=TARGET, two names of layers or modules", found=text)
+            raise UsageError(
+                "invalid --match; use SOURCE=TARGET with two names of layers or modules", found=text
+            )
         found.append((source, target))
     return tuple(found)
 
@@ -864,8 +870,8 @@ def convert_into_model(
         )
         if options.dry_run or not (made.report.complete or options.allow_missing):
             return done
-        back = ReverseRecord(why="the target is a model of your own")
-        said = f"{model.factory} loads what was written, strictly, and holds the same values then"
+        back = ReverseRecord(why="the target is your own model")
+        said = f"verified: {model.factory} loads the output strictly, and all values match"
         notes = (*made.report.notes, *((said,) if options.verify else ()), str(back.note))
         made = replace(made, report=replace(made.report, notes=notes))
 
@@ -929,6 +935,8 @@ def _optimizer_entries(ready: PreparedTree) -> Iterator[LedgerEntry]:
     alone = len(heads) == 1 and all(len(path) > 1 for path in weights)
     apart = alone and not any(display(path[:1]) in heads for path in slots)
     head = ready.names[weights[0]].partition("/")[0] if apart else ""
-    hint = f"--part {head} converts the network alone" if apart else "--allow-missing leaves it out"
+    hint = (
+        f"use --part {head} to convert only the network" if apart else "use --allow-missing to leave it out"
+    )
     what = f"state of {len(slots):,} {'tensor' if len(slots) == 1 else 'tensors'}: {hint}"
     yield LedgerEntry("not used", "optimizer", what, ready.names[slots[0]], decides=True, hint=hint)

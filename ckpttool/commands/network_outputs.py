@@ -69,7 +69,7 @@ def require_facts(agent: Agent, *words: str, other: Agent | None = None) -> None
     wanted = ["--env"] * ("ID" in rest) + options
     named = " and ".join((", ".join(wanted[:-1]), wanted[-1]) if len(wanted) > 1 else wanted)
     raise UsageError(
-        f"needs {named}: no file holds {_LACKED[tuple(options)]}",
+        f"needs {named}: no file records {_LACKED[tuple(options)]}",
         file=agent.checkpoint.path,
         hint=" ".join((format_command(verb, *rest), *missing)),
     )
@@ -89,9 +89,10 @@ def _require_scaled(agent: Agent, known: Sidecar, bounds: ActionBounds) -> None:
     high = bounds.high if known.action_high is None else known.action_high
     if known.head == "unit_tanh" and read and not (np.all(np.equal(low, -1)) and np.all(np.equal(high, 1))):
         raise UsageError(
-            "needs --head: the model ends in tanh, and no file holds whether its program scales the actions",
+            "needs --head: the model ends in tanh, and no file records whether its program scales the "
+            "actions",
             file=agent.checkpoint.path,
-            expected="bounds -1 to 1, --head affine (scaled to them) or --head unit_tanh (as it is)",
+            expected="bounds -1 to 1, --head affine (scaled to the bounds) or --head unit_tanh (not scaled)",
             found=f"bounds {_format_bounds(low)} to {_format_bounds(high)}",
             hint=format_command(
                 "eval", agent.checkpoint.path, "--env", bounds.env or "ID", "--head", "affine"
@@ -110,9 +111,11 @@ def require_even_bounds(agent: Agent, settings: NetworkSettings) -> None:
     if settings.head != "tanh" or even or not assumed:
         return
     raise UsageError(
-        "needs --head: one number times tanh, the layout's habit, cannot give these action bounds",
+        "needs --head: tanh times one number, the layout's default, cannot produce these action bounds",
         file=agent.checkpoint.path,
-        expected="--head affine (tanh mapped to the bounds), or --head tanh (times the first upper bound)",
+        expected=(
+            "--head affine (tanh mapped to the bounds), or --head tanh (tanh times the first upper bound)"
+        ),
         found=f"bounds {_format_bounds(low)} to {_format_bounds(high)}",
     )
 
@@ -143,7 +146,7 @@ def derive_network_settings(
         _require_scaled(agent, known, bounds)
     read = known.is_read("head")
     if agent.binding.layout == NO_LAYOUT and known.head in ("identity", "unit_tanh") and read:
-        said = "an action is what the model gives: no file holds what its program does with it"
+        said = "actions are the model's outputs: no file records what its program does with them"
         assumed.append(LedgerEntry("assumed", "action map", said))
     settings = NetworkSettings(
         tuple(known.activations or (facts.hidden,)),
@@ -227,7 +230,9 @@ def pair_networks(
 def agent_network_settings(agent: Agent, other: Agent) -> tuple[NetworkSettings, LedgerEntries]:
     """Return how the agent's layers become networks, and a ledger entry for each assumption."""
     _, act_dim = network_sizes(agent)
-    unit = ActionBounds([-1.0] * act_dim, [1.0] * act_dim, "both sides alike, neither says more")
+    unit = ActionBounds(
+        [-1.0] * act_dim, [1.0] * act_dim, "same default for both sides, because neither records bounds"
+    )
     return derive_network_settings(agent, unit, other)
 
 
@@ -424,7 +429,7 @@ def verify_outputs(source: Agent, written: Checkpoint, target: str, told: Sideca
     binding = recognize_checkpoint(written)
     if binding is None:
         return OutputVerification(
-            notes=("no layout recognises what was written: its networks were not compared",)
+            notes=("no layout recognises the output, so its networks were not compared",)
         )
     there = build_agent(written, binding, VerifiedSidecar(replace(told, computation=None)))
     found: list[Parity] = []
@@ -432,7 +437,10 @@ def verify_outputs(source: Agent, written: Checkpoint, target: str, told: Sideca
     never = recognize.list_never_run_components(plugins.find("layouts", there.binding.layout).load())
     for title in shared_networks(source, there):
         if title.partition("/")[0] in never:
-            notes.append(f"{title} was not compared: no file of {there.binding.layout} tells how it is run")
+            notes.append(
+                f"{title} was not compared: files of layout {there.binding.layout} do not record "
+                "how to run it"
+            )
             continue
         try:
             left = build_agent_network(source, there, title, [])

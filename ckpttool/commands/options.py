@@ -69,7 +69,7 @@ def choose_weights(tree: Tree, which: str) -> tuple[Tree, tuple[str, ...]]:
     raw, average = _find_averaged_pair(tree)
     if which == RAW:
         kept = {path: leaf for path, leaf in tree.items() if path[0] != average.top}
-        return select_entries(tree, kept), (f"left out: {display((average.top,))}, averaged weights",)
+        return select_entries(tree, kept), (f"left out: {display((average.top,))} (averaged weights)",)
     owners = {path for path, leaf in tree.tensors() if leaf.slot is not None}
     states = {path[0] for path in owners if path[0] != raw.top}
     found: dict[Path, Leaf | ValueLeaf] = {
@@ -77,7 +77,7 @@ def choose_weights(tree: Tree, which: str) -> tuple[Tree, tuple[str, ...]]:
     }
     gone = ", ".join(display((top,)) for top in (raw.top, *sorted(states, key=str)))
     return select_entries(tree, found), (
-        f"left out: {gone}; {display((average.top,))} has the averaged weights",
+        f"left out: {gone}; {display((average.top,))} contains the averaged weights",
     )
 
 
@@ -106,11 +106,11 @@ def _find_averaged_pair(tree: Tree) -> tuple[_AveragedNetwork, _AveragedNetwork]
     names = sorted({display((each.top,)) for each in networks})
     if not pairs:
         raise UsageError(
-            "the checkpoint has no averaged weights beside a network",
+            "no averaged weights found beside a network",
             found=", ".join(names[:6]) or "no network",
-            hint="leave out --weights; --part PATH takes one entry",
+            hint="leave out --weights, or choose one entry with --part PATH",
         )
-    raise UsageError("several networks have averaged weights", hint="--part PATH takes one entry")
+    raise UsageError("several networks have averaged weights", hint="choose one entry with --part PATH")
 
 
 def _find_networks(tree: Tree) -> list[_AveragedNetwork]:
@@ -173,7 +173,7 @@ def _parse_kinds(said: Sequence[str]) -> Iterator[LayerOption]:
         pattern, wanted = _split_option(text, "--kind", "PATTERN=KIND")
         match = _KIND.fullmatch(wanted)
         if match is None or match["name"] not in known:
-            raise UsageError(f"{wanted} is no kind of layer", hint=suggest_choice(wanted, known))
+            raise UsageError(f"unknown layer kind '{wanted}'", hint=suggest_choice(wanted, known))
         number = int(match["number"]) if match["number"] else None
         yield LayerOption(pattern, compile_glob(pattern), match["name"], LayerFacts(number))
 
@@ -201,8 +201,8 @@ def _parse_order(wanted: str, option: str) -> AxisOrder:
     """Return the parts of a shape like `7,7,64+5`, in the source's own order."""
     if not _PARTS.fullmatch(wanted):
         raise UsageError(
-            f"{wanted} is no shape of an image",
-            hint=f"{option} 'dense=7,7,64', or 'dense=no' if it is none",
+            f"invalid image shape '{wanted}'",
+            hint=f"use {option} 'dense=7,7,64', or 'dense=no' if it is not an image",
         )
     shapes = [tuple(int(extent) for extent in part.split(",")) for part in wanted.split("+")]
     return AxisOrder(tuple((prod(shape[:-1]), shape[-1]) for shape in shapes), ())
@@ -211,7 +211,7 @@ def _parse_order(wanted: str, option: str) -> AxisOrder:
 def _split_option(text: str, option: str, form: str) -> tuple[str, str]:
     pattern, sign, wanted = text.rpartition("=")
     if not sign or not pattern:
-        raise UsageError(f"{option} takes {form}, not {text}")
+        raise UsageError(f"invalid {option} '{text}'; use {form}")
     return pattern, wanted
 
 
@@ -290,7 +290,7 @@ class OptimizerOptions(NamedTuple):
         for text in self.optimizer:
             name, key_, value = _parse_setting(text, binding)
             if (name, key_) in once:
-                raise UsageError(f"--optimizer {text}: {name}/{key_} is said twice")
+                raise UsageError(f"--optimizer {text}: {name}/{key_} is set twice")
             once.add((name, key_))
             found.setdefault(name, {})[key_] = value
         for text in self.l2:
@@ -321,7 +321,7 @@ class OptimizerOptions(NamedTuple):
                 )
             found.setdefault(name, {})[key_] = _parse_setting_value(text, key_)
         if len(set(self.settings())) < len(self.optimizer):
-            raise UsageError("--optimizer gives a setting twice")
+            raise UsageError("--optimizer sets the same setting twice")
         provenance = {**base.provenance, "optimizer": f"given: {', '.join(self.optimizer)}"}
         return replace(base, optimizers=found, provenance=provenance)
 
@@ -334,7 +334,7 @@ class OptimizerOptions(NamedTuple):
                 rates = sorted({settings[key] or 0.0 for key in decays})
                 shown = ", ".join(str(rate) for rate in rates)
                 weights = format_count(len(decays), "weight")
-                yield f"{name}: weight decay {shown} for {weights}, twice the factor of l2"
+                yield f"{name}: weight decay {shown} for {weights}, twice the l2 factor"
 
 
 NO_OPTIMIZER_OPTIONS = OptimizerOptions()
@@ -395,7 +395,7 @@ def _parse_setting(text: str, binding: RecognizedAgent) -> tuple[str, str, float
         )
     _require_setting(text, name, key, binding)
     if any(move.target == canonical_setting_path(name, key) for move in binding.moves.moves):
-        raise UsageError(f"--optimizer {text}: the checkpoint itself says its {key}")
+        raise UsageError(f"--optimizer {text}: the checkpoint already contains its {key}")
     return name, key, _parse_setting_value(text, key)
 
 
@@ -407,12 +407,14 @@ def _parse_setting_value(text: str, key: str) -> float | bool | None:
     except json.JSONDecodeError:
         value = said
     if value is not None and not isinstance(value, bool | int | float):
-        raise UsageError(f"--optimizer {text}: {said!r} is no number, true, false or null", hint=_OPTIMIZER)
+        raise UsageError(
+            f"--optimizer {text}: {said!r} is not a number, true, false or null", hint=_OPTIMIZER
+        )
     if isinstance(value, float) and not math.isfinite(value):
-        raise UsageError(f"--optimizer {text}: {said} is no number", hint=_OPTIMIZER)
+        raise UsageError(f"--optimizer {text}: {said} is not a finite number", hint=_OPTIMIZER)
     if value is not None and isinstance(value, bool) != (key in FLAGS):
         meant = "true, false or null" if key in FLAGS else "a number"
-        raise UsageError(f"--optimizer {text}: {key} is {meant}")
+        raise UsageError(f"--optimizer {text}: {key} must be {meant}")
     return value
 
 
@@ -438,17 +440,17 @@ def _penalties(text: str, binding: RecognizedAgent, tree: Tree) -> Iterator[tupl
     except ValueError:
         factor = math.nan
     if not pattern or not math.isfinite(factor) or factor < 0:
-        raise UsageError(f"--l2 {text} is no pattern and factor", hint=_L2)
+        raise UsageError(f"invalid --l2 {text}; use PATTERN=FACTOR", hint=_L2)
     if layout_framework(binding.layout) == "torch":
-        raise UsageError("--l2 is for networks of Keras: torch's own optimizer holds its weight decay")
+        raise UsageError(
+            "--l2 applies only to Keras networks: PyTorch's optimizer stores its weight decay itself"
+        )
     fits = compile_glob(pattern)
     weights = [move for move in binding.moves.moves if _find_owner(binding, move) is not None]
     found = [move for move in weights if fits(tree.names[move.source]) or fits(display(move.target))]
     if not found:
         names = [tree.names[move.source] for move in weights]
-        raise UsageError(
-            f"--l2 {text} fits no weight that is trained", found=abbreviate_list(names, 3), hint=_L2
-        )
+        raise UsageError(f"--l2 {text} matches no trained weight", found=abbreviate_list(names, 3), hint=_L2)
     for move in found:
         name = _find_owner(binding, move) or JOINT
         _require_plain(name, text, binding, tree)
@@ -459,9 +461,9 @@ def _penalties(text: str, binding: RecognizedAgent, tree: Tree) -> Iterator[tupl
 def _require_plain(name: str, text: str, binding: RecognizedAgent, tree: Tree) -> None:
     mine = _optimizer_moves(binding, name)
     if not mine:
-        raise UsageError(f"--l2 {text}: the checkpoint has no {name} to hold a weight decay")
+        raise UsageError(f"--l2 {text}: the checkpoint has no {name} to store a weight decay")
     if keras_class(tree[move.source] for move in mine) == ADAMW:
-        raise UsageError(f"--l2 {text}: {name} is AdamW, whose own decay torch keeps in the same place")
+        raise UsageError(f"--l2 {text}: {name} is AdamW, whose own decay PyTorch stores in the same place")
 
 
 def _find_owner(binding: RecognizedAgent, weight: Move) -> str | None:
@@ -526,14 +528,14 @@ def _unknown_part_error(tree: Tree, part: str) -> UsageError:
             folders.setdefault("/".join(steps[:depth]), depth)
     if part in names:
         above = part.rpartition("/")[0]
-        hint = f"--part {above}" if above else "leave --part out"
-        return UsageError("the path is a single entry: nothing below this path", path=part, hint=hint)
+        hint = f"--part {above}" if above else "leave out --part"
+        return UsageError("the path is a single entry with nothing under it", path=part, hint=hint)
     plain = part.replace(".", "/")
     close = [plain] if plain in folders else difflib.get_close_matches(part, folders, 1)
     top = [name for name, depth in folders.items() if depth == 1]
-    hint = f"--part {close[0]}" if close else "ckpttool inspect shows the checkpoint's paths"
+    hint = f"--part {close[0]}" if close else "run ckpttool inspect to list the checkpoint's paths"
     return UsageError(
-        "the checkpoint has nothing below this path",
+        "the checkpoint has nothing under this path",
         path=part,
         found=abbreviate_list(top, 6) or None,
         hint=hint,
@@ -626,11 +628,11 @@ def _recorded_wrappers(known: Sidecar | None) -> tuple[Mapping[str, object], ...
 def _strip_wrappers(done: PreparedTree, *, lightning: bool) -> PreparedTree:
     found = wrappers.strip_prefixes(done.tree, lightning=lightning)
     if found is None:
-        return done._replace(notes=(*done.notes, "no names carry a wrapper"))
+        return done._replace(notes=(*done.notes, "no names have a wrapper prefix"))
     rules = {new: "strip" for new, old in found.moves.items() if new != old}
     told = tuple(f"removed: {line}" for line in wrappers.describe_prefixes(found.decorations))
     averaged = any(wrapped.averaged is not None for each in found.decorations for wrapped in each.wrapped)
-    own = ("n_averaged is AveragedModel's own count; it stays, and a plain module does not know it",)
+    own = ("n_averaged is AveragedModel's own counter; it is kept, but a plain module has no such entry",)
     return PreparedTree(
         found.tree,
         {new: done.names[old] for new, old in found.moves.items()},
@@ -643,11 +645,13 @@ def _strip_wrappers(done: PreparedTree, *, lightning: bool) -> PreparedTree:
 
 def _restore_wrappers(done: PreparedTree, part: str | None, known: Sidecar | None) -> PreparedTree:
     if part is not None:
-        raise UsageError("--restore needs the whole checkpoint, whose sidecar says what its names were")
+        raise UsageError(
+            "--restore needs the whole checkpoint, because its sidecar records the original names"
+        )
     if known is None or not known.stripped:
         raise UsageError(
-            "no sidecar beside the checkpoint says what was removed from its names",
-            hint="convert --strip leaves one beside what it writes",
+            "no sidecar beside the checkpoint records the prefixes removed from its names",
+            hint="use the output of convert --strip, which has such a sidecar",
         )
     tree, moves = wrappers.restore_prefixes(done.tree, wrappers.parse_prefixes(known.stripped))
     rules = {new: "restore" for new, old in moves.items() if new != old}
@@ -662,11 +666,11 @@ def _fold_weight_norm(done: PreparedTree) -> PreparedTree:
     for weight, (length, direction) in found.made.items():
         names[weight] = f"{done.names[direction]} and {done.names[length]}"
     rules = {**done.rules, **dict.fromkeys(found.made, "fold weight norm")}
-    said = [] if found.made else ["no pair of tensors is a weight under weight norm"]
+    said = [] if found.made else ["no weight norm pairs found"]
     if lost:
         said.append(
-            "an optimizer that trained folded weights, or may have, is left out: it numbers parameters; "
-            "--optimizer none converts without it"
+            "optimizers that trained folded weights, or may have, are left out because they number "
+            "parameters; use --optimizer none to convert without them"
         )
     if found.spectral:
         said.append(
@@ -769,7 +773,7 @@ _MEANT = {
     "td3": "fujimoto",
 }
 _COMMON = "torch, tf, keras, safetensors, npz, onnx"
-_ALL = "ckpttool convert --help lists all targets"
+_ALL = "run ckpttool convert --help for all targets"
 
 
 def _unknown_target_error(chosen: str, known: Collection[str]) -> UsageError:
@@ -781,7 +785,7 @@ def _unknown_target_error(chosen: str, known: Collection[str]) -> UsageError:
     if meant is None and close:
         meant = names.get(close[0]) or _MEANT.get(close[0])
     suggested = f"; did you mean {meant!r}?" if meant is not None else ""
-    hint = f"--to {meant}" if meant is not None else f"--to takes {_COMMON} or a library; {_ALL}"
+    hint = f"--to {meant}" if meant is not None else f"use --to with {_COMMON} or a library name; {_ALL}"
     return UsageError(f"unknown target {chosen!r}{suggested}", hint=hint)
 
 
@@ -790,9 +794,9 @@ def infer_target_word(target: str, to: str | None) -> str:
     chosen, known = to or _SUFFIXES.get(os.path.splitext(target)[1]), (*TARGETS, *EXPORTS)
     if chosen is None:
         stem, suffix = os.path.splitext(target)
-        hint = f"--to takes {_COMMON} or a library; {_ALL}"
+        hint = f"use --to with {_COMMON} or a library name; {_ALL}"
         if suffix == ".keras":
-            hint = f"name it {stem}.weights.h5: a .keras file holds the program's layers as well"
+            hint = f"use {stem}.weights.h5: a .keras file also contains the program's layers"
         raise UsageError("cannot infer the output format from the target's name", file=target, hint=hint)
     if chosen not in known:
         raise _unknown_target_error(chosen, known)
@@ -803,7 +807,9 @@ def parse_target_kind(target: str, to: str | None) -> TargetKind:
     """Return the target's kind: that of `to`, else the one implied by the target's suffix."""
     chosen = infer_target_word(target, to)
     if chosen in EXPORTS:
-        raise UsageError(f"{chosen} holds a network that runs, not a tree", hint="ckpttool convert makes one")
+        raise UsageError(
+            f"{chosen} stores a runnable network, not a tree", hint=("use ckpttool convert to write one")
+        )
     return TARGETS[chosen]
 
 
@@ -919,18 +925,18 @@ EXCLUSIONS = (
             *("weights", "part", "strip", "restore", "rules", "like", "fold_weight_norm", "fold_normalizer"),
             *("l2", "optimizer", "kinds", "flatten", "match", "accept_order", "unflatten", "verify"),
         ),
-        "is not for onnx",
+        "does not apply to onnx",
     ),
-    Exclusion(lambda _, exported: not exported, ("network",), "is for --to onnx alone"),
+    Exclusion(lambda _, exported: not exported, ("network",), "applies only to --to onnx"),
     Exclusion(
         lambda options, _: options.like is not None,
         ("weights", "layout", "restore", "facts", "l2", "optimizer", "fold_normalizer"),
-        "is not for --like",
+        "cannot be used with --like",
     ),
     Exclusion(
         lambda options, exported: options.like is None and not exported,
         ("match", "accept_order", "cast"),
-        "is for --like alone",
+        "applies only to --like",
     ),
     Exclusion(lambda options, _: options.restore, ("strip",), "and --restore undo each other", None),
 )
@@ -994,7 +1000,7 @@ class ConversionRequest(NamedTuple):
     @property
     def no_way_back(self) -> str | None:
         """Return why the conversion cannot be reversed, None if it can."""
-        return self._change if self.options.part is None else "this is a part of the checkpoint"
+        return self._change if self.options.part is None else "--part was used"
 
     @property
     def _change(self) -> str | None:
@@ -1006,7 +1012,7 @@ class ConversionRequest(NamedTuple):
         if self.no_optimizers:
             return "--optimizer none was used"
         if self.options.preparation != NO_PREPARATION:
-            return "names or weights were changed first (--strip, --restore, --fold-weight-norm)"
+            return "names or weights were changed before mapping (--strip, --restore, --fold-weight-norm)"
         return None
 
     @property

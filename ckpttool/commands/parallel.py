@@ -191,7 +191,7 @@ def process_spread(jobs: int) -> Spread:
     A process that dies is restarted once with its batch: nothing of it was counted yet.
     """
     if jobs < 1:
-        raise UsageError(f"{jobs} processes cannot play")
+        raise UsageError(f"cannot play with {jobs} processes")
 
     def spread(
         batches: Iterable[EvaluationBatch], _: Progress
@@ -410,7 +410,7 @@ def _ray_result(ray: Any, batch: EvaluationBatch, played: Future[BatchResult]) -
         return played.result()
     except ray.exceptions.RayError as error:
         lines = str(error).strip().splitlines()
-        lost = WorkerError(f"ray lost the group: {lines[-1] if lines else type(error).__name__}")
+        lost = WorkerError(f"ray lost the batch: {lines[-1] if lines else type(error).__name__}")
         return batch.failed(lost)
 
 
@@ -460,7 +460,7 @@ def _require_listener(address: str) -> None:
     host, _, port = address.removeprefix("ray://").rpartition(":")
     if not host or not port.isdigit():
         raise UsageError(
-            f"{address!r} is no cluster's address", hint="local, auto, HOST:PORT or ray://HOST:PORT"
+            f"invalid cluster address {address!r}", hint="use local, auto, HOST:PORT or ray://HOST:PORT"
         )
     try:
         socket.create_connection((host, int(port)), ANSWER_S).close()

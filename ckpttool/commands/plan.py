@@ -433,15 +433,21 @@ class _Planner:
             return _Choice(self._from_onnx())
         if self.kind.agent and binding is None:
             raise UsageError(
-                f"only an agent can be written as {self.kind.layout}, and no layout recognises one here",
+                f"only an agent can be written as {self.kind.layout}, but no layout recognises an agent here",
                 file=file,
             )
         if self.folds and (binding is None or binding.layout == NO_LAYOUT):
-            raise UsageError("--fold-normalizer is for agents that a layout recognises", file=file)
+            raise UsageError("--fold-normalizer needs an agent that a layout recognises", file=file)
         kept = self._is_kept()
         if request.given and (kept or binding is not None):
-            why = "stays as it is" if kept or binding is None else f"goes by its layout, {binding.layout}"
-            raise UsageError(f"--kind and --flatten say how layers are mapped, and this {why}", file=file)
+            why = (
+                "is copied unchanged"
+                if kept or binding is None
+                else (f"is mapped by its layout, {binding.layout}")
+            )
+            raise UsageError(
+                f"--kind and --flatten set how layers are mapped, but this checkpoint {why}", file=file
+            )
         if kept:
             return self._copy()
         return _Choice(self._by_parts()) if binding is None else self._by_layout(binding)
@@ -490,12 +496,17 @@ class _Planner:
 
         checkpoint, tree, request, file = self.checkpoint, self.tree, self.request, self.checkpoint.path
         if request.options.part is not None or tree.leaves.keys() != checkpoint.tree.leaves.keys():
-            raise UsageError("of an ONNX model all layers are converted", file=file, hint="leave out --part")
+            raise UsageError(
+                "all layers of an ONNX model are converted, so --part does not apply",
+                file=file,
+                hint="leave out --part",
+            )
         if self.kind.agent:
             raise UsageError(
-                f"only an agent can be written as {self.kind.layout}, and an ONNX model is a network alone",
+                f"only an agent can be written as {self.kind.layout}, but an ONNX model contains only a "
+                "network",
                 file=file,
-                hint="--to torch, tf, keras, safetensors or npz writes its layers",
+                hint="use --to torch, tf, keras, safetensors or npz to write its layers",
             )
         try:
             first, choices = onnx_policies.plan_state_dict(checkpoint)
@@ -503,7 +514,9 @@ class _Planner:
             raise error.located(file=error.file or file) from error.__cause__
         if self.framework != TENSORFLOW:
             if request.given:
-                raise UsageError("--kind and --flatten say how layers are mapped, and these stay as they are")
+                raise UsageError(
+                    "--kind and --flatten set how layers are mapped, but these layers are copied unchanged"
+                )
             return first
         layers = with_orders(
             apply_plan(tree, first),
@@ -557,7 +570,7 @@ class _Planner:
         if problems and not (slots and len(problems) < len(left)):
             return None
         what = "the optimizer's state" if slots else "other networks"
-        said = f"converted by its parts: layout {agent.layout} has no place for {what}"
+        said = f"converted part by part: layout {agent.layout} cannot store {what}"
         return replace(general, notes=(said, *general.notes))
 
     def _attempt_by_parts(self) -> Plan | None:
@@ -590,7 +603,7 @@ class _Planner:
         """Return the plan of the user's rules, and for unnamed entries the one from the file's evidence."""
         if self.kind.agent:
             raise UsageError(
-                f"rules say names, and those of {self.kind.layout} are its library's", file=rules.path
+                f"rules define names, but {self.kind.layout} uses its library's names", file=rules.path
             )
         found = user_rules.apply_rules(rules, self.tree)
         plan = user_rules.plan_from_rules(rules, found, objects=self.framework == TENSORFLOW)
@@ -668,8 +681,8 @@ def axes_note(checkpoint: Checkpoint, tree: Tree, request: ConversionRequest) ->
         return None
     names = abbreviate_list([display(path) for path in matrices], 3)
     return (
-        f"no name tells a layer: axes stay as they are in the file ({names}), "
-        "and nn.Linear takes [out, in], Dense [in, out]"
+        f"no name identifies a layer, so axes stay as in the file ({names}); nn.Linear expects [out, in], "
+        "Dense [in, out]"
     )
 
 
@@ -778,7 +791,7 @@ def plan_agent_conversion(
     """
     layout = plugins.find("layouts", kind.layout).load()
     if not recognize.can_write(layout):
-        raise UsageError(f"layout {kind.layout} is not written yet")
+        raise UsageError(f"writing layout {kind.layout} is not supported yet")
     agent = canonical_tree(tree, binding.moves)
     facts = restore.merge_metadata(known, restore.read_metadata(binding, agent))
     added = restore.action_map(facts, agent)
@@ -813,8 +826,8 @@ def _copied_targets_note(binding: RecognizedAgent, copies: Iterable[Path]) -> st
     """Return a sentence that the targets were not stored, and how a program handles that."""
     names = " and ".join(dict.fromkeys(str(path[0].value) for path in copies))
     loads = getattr(plugins.find("layouts", binding.layout).load(), "COPIES_TARGETS", None)
-    whose = f", as {loads} makes them" if loads is not None else ""
-    return f"{names}: copies of the online networks{whose}; the source stores no targets"
+    whose = f", as {loads} creates them" if loads is not None else ""
+    return f"{names}: copies of the online networks{whose}, because the source stores no targets"
 
 
 def _with_statistics_note(plan: Plan, facts: Sidecar, kind: TargetKind) -> Plan:
@@ -826,12 +839,12 @@ def _with_statistics_note(plan: Plan, facts: Sidecar, kind: TargetKind) -> Plan:
     said = [note for note in plan.notes if note.startswith(_STATISTICS)]
     if facts.obs_norm is None or held or (said and not said[0].startswith(f"{_STATISTICS} in the sidecar")):
         return plan
-    notes = () if said else (f"{_STATISTICS} in the sidecar: the target has no place for them",)
+    notes = () if said else (f"{_STATISTICS} in the sidecar: the target cannot store them",)
     # A limit alone is a setting of some libraries' programs, stored with their training settings.
     limit = not any(facts.obs_norm["mean"]) and all(var == 1 for var in facts.obs_norm["var"])
     if not kind.agent or limit:
         return replace(plan, notes=(*plan.notes, *notes))
-    hint = "--fold-normalizer makes the statistics of observations a part of the first layers"
+    hint = "use --fold-normalizer to fold the observation statistics into the first layers"
     return replace(plan, missing=(*plan.missing, NORMALIZER), notes=(*plan.notes, *notes, hint))
 
 
@@ -887,7 +900,7 @@ class StatisticsFold(NamedTuple):
 
     def inverse(self, source: Leaf | ValueLeaf) -> Rule:
         """Raise MappingError: the target stores the statistics nowhere else."""
-        raise MappingError("folded statistics cannot be taken out again", path=getattr(source, "key", None))
+        raise MappingError("folded statistics cannot be separated again", path=getattr(source, "key", None))
 
 
 @dataclass(frozen=True, slots=True)
@@ -919,7 +932,9 @@ def fold_statistics(binding: RecognizedAgent, agent: Tree, facts: Sidecar) -> Fo
     states = any(path[0].value in OPTIMIZERS for path in gone)
     taken = frozenset(path for path in gone if path[0] == attr(NORMALIZER))
     if any(move.target in made and is_cut(move.rule) for move in binding.moves.moves):
-        raise UnsupportedError("the first layer is stored in one tensor with others: it cannot be folded")
+        raise UnsupportedError(
+            "cannot fold statistics into the first layer, because one tensor stores it together with others"
+        )
     kept = tuple(
         replace(move, rule=StatisticsFold(made[move.target])) if move.target in made else move
         for move in binding.moves.moves
@@ -932,34 +947,44 @@ def fold_statistics(binding: RecognizedAgent, agent: Tree, facts: Sidecar) -> Fo
         facts=binding.facts._replace(norm=None),
     )
     leaves = {path: leaf for path, leaf in agent.items() if path not in gone}
-    note = f"the statistics of {len(mean)} observations are part of the first layers"
-    more = "; optimizers stay behind, because their moments belong to the former weights" if states else ""
+    note = f"the statistics of {len(mean)} observations were folded into the first layers"
+    more = (
+        "; optimizers were not converted, because their moments belong to the original weights"
+        if states
+        else ""
+    )
     return FoldedAgent(bare, Tree({**leaves, **made}), added, taken, note + more)
 
 
 def _foldable_statistics(binding: RecognizedAgent, facts: Sidecar) -> Mapping[str, Any]:
     norm = facts.obs_norm
     if norm is None:
-        raise UsageError("there are no statistics of observations to fold", hint="--obs-norm FILE gives some")
+        raise UsageError(
+            "no observation statistics to fold", hint=("use --obs-norm FILE to provide statistics")
+        )
     if norm.get("clip") is not None:
         raise UnsupportedError(
-            "the normalised observations are limited, which no layer does",
-            found=f"a limit of {norm['clip']:g}",
-            hint="--obs-norm with statistics that have no `clip`, if no observation reaches the limit",
+            "the normalised observations are clipped, which no layer can do",
+            found=f"a clip limit of {norm['clip']:g}",
+            hint="use --obs-norm with statistics without `clip`, if no observation reaches the limit",
         )
     if binding.fronts:
-        raise UnsupportedError("statistics are folded into dense layers alone, and an encoder is before them")
+        raise UnsupportedError(
+            "statistics can only be folded into dense layers, but an encoder comes before them"
+        )
     return norm
 
 
 def _first_layer(part: AgentNetwork, agent: Tree, mean: np.ndarray, spread: np.ndarray) -> dict[Path, Leaf]:
     """Return the kernel and bias for raw observations, none for a network with another input."""
     if part.layers[0].kind != "dense":
-        raise UnsupportedError(f"{part.title} begins with a norm, into which nothing is folded")
+        raise UnsupportedError(
+            f"{part.title} starts with a normalisation layer, into which nothing can be folded"
+        )
     inputs, _ = layer_widths(agent, part)
     if inputs < len(mean) or (inputs != len(mean) and part.component.partition("_")[0] != "critic"):
         raise UnsupportedError(
-            f"{part.title} takes something else than the observations",
+            f"the input of {part.title} is not the observations",
             expected=f"{len(mean)} inputs",
             found=str(inputs),
         )
@@ -980,7 +1005,7 @@ def _first_layer(part: AgentNetwork, agent: Tree, mean: np.ndarray, spread: np.n
 
 def _folded_leaf(leaf: Leaf, numbers: np.ndarray) -> Leaf:
     if leaf.dtype not in ("float32", "float64"):
-        raise UnsupportedError(f"statistics are not folded into weights of type {leaf.dtype}", path=leaf.key)
+        raise UnsupportedError(f"cannot fold statistics into weights of type {leaf.dtype}", path=leaf.key)
     data = np.ascontiguousarray(numbers, leaf.dtype).tobytes()
     return replace(leaf, shape=numbers.shape, source=Inline(data))
 
@@ -1004,7 +1029,7 @@ def plan_reverse(
         return found
     if request.kind.state and request.by_name != tf_names.has_named_variables(found.tree):
         return ReverseConversion()
-    said = f"undone: every entry is as it was in {(known.source or {}).get('path')}"
+    said = f"conversion reversed: every entry is as it was in {(known.source or {}).get('path')}"
     return found._replace(note=said)
 
 
@@ -1098,7 +1123,7 @@ def unplayable_note(own: VerifiedSidecar) -> tuple[str, ...]:
     if found is None or {"code", "refused"} & found.keys():
         return ()
     return (
-        f"the target holds weights alone: the computation stays in {found['origin']}, and eval refuses it",
+        f"the target contains only weights: the computation stays in {found['origin']}, so eval refuses it",
     )
 
 

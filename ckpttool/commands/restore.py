@@ -171,8 +171,8 @@ def assumed_entries(
         if not known.is_assumed(name) or (name == "epsilon" and not layer_norm):
             continue
         stated = [each is not None and each.is_assumed(name) for each in sidecars]
-        whose = "the sidecar" if stated[:1] == [True] else "the other one's sidecar"
-        origin = known.origin(name) + (f" (so says {whose})" if any(stated) else "")
+        whose = "the sidecar" if stated[:1] == [True] else "the other checkpoint's sidecar"
+        origin = known.origin(name) + (f" (according to {whose})" if any(stated) else "")
         yield LedgerEntry("assumed", what, value, origin=origin, hint=_STATED_BY.get(name))
 
 
@@ -195,12 +195,14 @@ def wrapper_entries(found: Sequence[WrapperSpec], where: str) -> Iterator[Ledger
     for each in found:
         shown = f"{each.title}{wrappers.format_arguments(each.arguments)}"
         if not wrappers.is_known_wrapper(each):
-            hint = "--wrapper none plays without it, if it changes neither observations nor actions"
+            hint = "use --wrapper none to play without it, if it changes neither observations nor actions"
             yield LedgerEntry(
-                "cannot be known", "wrapper", f"what wrapper {each.name} does", where, "", True, hint
+                "cannot be known", "wrapper", f"effect of wrapper {each.name}", where, "", True, hint
             )
         elif each.title in wrappers.REWARDS:
-            yield LedgerEntry("not used", "wrapper", f"{shown}: returns are sums of unchanged rewards", where)
+            yield LedgerEntry(
+                "not used", "wrapper", f"{shown}: returns are sums of the unchanged rewards", where
+            )
         elif each.title not in wrappers.HARMLESS:
             yield LedgerEntry("used", "wrapper", shown, where)
 
@@ -224,7 +226,8 @@ def find_contradictions(told: Sidecar | None, read: Sidecar) -> dict[str, Ledger
         if _agree(name, values, own, origin):
             continue
         value = (
-            f"{_describe_fact(name, values)} in the sidecar; the checkpoint holds {_describe_fact(name, own)}"
+            f"{_describe_fact(name, values)} in the sidecar; the checkpoint contains "
+            f"{_describe_fact(name, own)}"
         )
         hint = "remove the sidecar, or convert the source again"
         found[name] = LedgerEntry(
@@ -364,7 +367,9 @@ def read_metadata(binding: RecognizedAgent, agent: Tree) -> Sidecar:
     """
     facts = binding.facts
     alone = binding.layout == NO_LAYOUT
-    habit = "assumed: the framework's default" if alone else f"assumed: the habit of layout {binding.layout}"
+    habit = (
+        "assumed: the framework's default" if alone else (f"assumed: the default of layout {binding.layout}")
+    )
     kinds = [[layer.kind for layer in part.layers] for part in binding.parts]
     normed = any("layer_norm" in each for each in kinds)
     policy = next((part for part in binding.parts if part.acts), None)
@@ -431,7 +436,7 @@ def _file_bounds(
     for leaf in (scale, bias):
         if isinstance(leaf, Leaf) and math.prod(leaf.shape) not in (1, count):
             raise MappingError(
-                "the action's map has another size than the action",
+                "the size of the action map does not match the action",
                 path=leaf.key,
                 expected=f"1 number or {count}",
                 found=str(list(leaf.shape)),
@@ -531,8 +536,8 @@ def merge_metadata(told: Sidecar | None, read: Sidecar) -> Sidecar:
 _OPTIMIZER = re.compile(r"(?P<before>.*?)_?(?:actor|cri?tic)?_?[12]?_?optim(?:izer)?(?P<suffix>\.\w+)?")
 # Classes of objects without a network, by the last part of their names.
 _CLASSES = {
-    "VecNormalize": "statistics of observations and rewards (VecNormalize)",
-    "RunningMeanStd": "statistics of observations (RunningMeanStd)",
+    "VecNormalize": "observation and reward statistics (VecNormalize)",
+    "RunningMeanStd": "observation statistics (RunningMeanStd)",
     "ReplayBuffer": "a replay buffer",
     "DictReplayBuffer": "a replay buffer",
     "HerReplayBuffer": "a replay buffer",
@@ -552,13 +557,13 @@ def describe_other_content(tree: Tree) -> str | None:
     tensors = [leaf for _, leaf in tree.tensors()]
     tops = {path[0].value for path in tree if path}
     if tops in ({"state", "param_groups"}, {"param_groups"}):
-        return "the state of an optimizer"
+        return "optimizer state"
     if not tensors:
         return "settings and other values" if len(tree) else "no tensors"
     if all(leaf.role in ("slot", "counter", "other") for leaf in tensors) and any(
         leaf.role == "slot" for leaf in tensors
     ):
-        return "the state of an optimizer"
+        return "optimizer state"
     return None
 
 
@@ -571,13 +576,15 @@ def no_layers_error(tree: Tree, framework: str) -> MappingError:
         what = "counters and other values"
     options = propose_options(tree, framework, [path for path, _ in weights]) if what is None else ()
     if options:
-        hint = f"{' '.join(options[:_MOST_OPTIONS])} makes layers of them"
+        hint = f"use {' '.join(options[:_MOST_OPTIONS])} to convert them as layers"
     elif what:
-        hint = "convert the file that holds the network; --to npz copies tensors as they are"
+        hint = "convert the file that contains the network, or use --to npz to copy tensors unchanged"
     else:
-        hint = "--to npz copies tensors as they are; --map FILE has rules of your own"
+        hint = "use --to npz to copy tensors unchanged, or --map FILE with your own rules"
     return MappingError(
-        f"the checkpoint holds {what}, and no network" if what else "no tensor is of a layer of a known kind",
+        f"no network in the checkpoint: it contains {what}"
+        if what
+        else ("no tensor belongs to a layer of a known kind"),
         found=abbreviate_list(tensors, 3) or None,
         hint=hint,
     )
@@ -590,9 +597,9 @@ def no_network_error(checkpoint: Checkpoint, verb: str = "convert", rest: str = 
     """
     if any(path and path[0].value == _PADDLE for path in checkpoint.tree):
         return MappingError(
-            "parameters of PaddlePaddle, whose Linear weights are [in, out], are not mapped",
+            "PaddlePaddle parameters are not mapped (its Linear weights are [in, out])",
             file=checkpoint.path,
-            hint="--to npz copies the arrays as they are",
+            hint="use --to npz to copy the arrays unchanged",
         )
     what = describe_other_content(checkpoint.tree)
     if what is None:
@@ -601,7 +608,7 @@ def no_network_error(checkpoint: Checkpoint, verb: str = "convert", rest: str = 
     shown = shlex.quote(checkpoint.path if owner is None else owner)
     belongs = "" if owner is None else f"; it belongs to {owner}"
     return MappingError(
-        f"the checkpoint holds {what}, and no network{belongs}",
+        f"no network in the checkpoint: it contains {what}{belongs}",
         file=checkpoint.path,
         hint=f"ckpttool inspect {shown}" if owner is None else f"ckpttool {verb} {shown}{rest}",
     )
@@ -623,7 +630,7 @@ def require_shards(tree: Tree) -> None:
     raise TruncatedError(
         f"shard {names} is missing" if len(lost) == 1 else f"shards {names} are missing",
         file=file,
-        found=f"{held} tensors, unknown data, e.g. {leaves[0].key}",
+        found=f"{held} tensors without data, e.g. {leaves[0].key}",
         hint=f"copy it to {os.path.dirname(file) or '.'}",
     )
 
@@ -733,11 +740,11 @@ class Agent:
         if left:
             front = self.front(title)
             if front is not None and front.covers.issuperset(left):
-                reason = "has more than layers (an encoder, memory, norms): it is played, and nothing else"
+                reason = "contains more than layers (an encoder, memory, norms): it can only be played"
             elif any("discrete" in each for each in left):
-                reason = "chooses among discrete actions, which cannot be run yet"
+                reason = "has discrete actions, which cannot be run yet"
             else:
-                reason = "holds a layer of a kind that cannot be run yet"
+                reason = "contains a layer of a kind that cannot be run yet"
             raise UnsupportedError(
                 f"{title} {reason}", file=self.checkpoint.path, found=abbreviate_list(left, 3)
             )
@@ -777,7 +784,7 @@ def no_agent_error(checkpoint: Checkpoint) -> CkpttoolError:
         "no layout recognises an agent in this checkpoint",
         file=checkpoint.path,
         found=next((note for note in checkpoint.notes if note.startswith("policy ")), None),
-        hint="ckpttool inspect shows its tensors, ckpttool layouts the namings that are known",
+        hint="run ckpttool inspect to list its tensors, ckpttool layouts to list the supported layouts",
     )
 
 
@@ -801,7 +808,7 @@ def build_agent(
     if facts:
         if "activations" in facts.known and any(part.program is not None for part in binding.parts):
             raise UsageError(
-                "the activations are those of the model's graph, and none is given",
+                "the activations come from the model's graph and cannot be set",
                 file=checkpoint.path,
                 hint="leave out --activation",
             )
@@ -835,7 +842,7 @@ def with_source_computation(
         return binding
     code = found.get("code")
     if code and (code == single_networks.HOOK or "refused" not in found):
-        said = f"the source's own code, {code}, computes nothing but its layers, one after another"
+        said = f"the source's own code, {code}, only applies its layers in sequence"
         return replace(binding, moves=replace(binding.moves, assumed=(*binding.moves.assumed, said)))
     if single_networks.read_computation(checkpoint) is not None:
         return binding
@@ -844,12 +851,14 @@ def with_source_computation(
     source = source if os.path.exists(source) else name
     way = f"play the source: {format_command('eval', source, '--env', 'ID')}"
     if "refused" in found:
-        way = "load the weights into the model's own code (ckpttool.load_into), and export that to ONNX"
+        way = "load the weights into the model's own code (ckpttool.load_into), then export that to ONNX"
     raise UnsupportedError(
-        f"these are the weights of a model whose computation is not in this file: {found['origin']} holds it",
+        f"this file contains only the weights of a model; its computation is in {found['origin']}",
         file=checkpoint.path,
         expected="a chain of layers",
-        found=found.get("refused", "a source that computes more, by the receipt of the conversion"),
+        found=found.get(
+            "refused", "a source that computes more (according to the receipt of the conversion)"
+        ),
         hint=way,
     )
 
@@ -972,7 +981,7 @@ def require_layers(binding: RecognizedAgent, told: Sidecar | None, file: str | N
     if told is None or not told.activations or binding.fronts or len(told.activations) <= max(most, 1):
         return
     raise FormatError(
-        "the sidecar names more activations than the networks have hidden layers",
+        "the sidecar lists more activations than the networks have hidden layers",
         file=file,
         path="activations",
         expected=f"at most {most}",
@@ -1008,7 +1017,7 @@ def _require_equal(one: Leaf | ValueLeaf, other: Leaf | ValueLeaf, target: str, 
     first, second = (ToValue().leaf(leaf) for leaf in (one, other))
     if first != second:
         raise MappingError(
-            f"{target} is one number, and the checkpoint holds several",
+            f"{target} must be a single number, but the checkpoint contains several",
             path=source,
             expected=str(getattr(first, "value", first)),
             found=str(getattr(second, "value", second)),
@@ -1085,9 +1094,9 @@ def read_any_sidecar(checkpoint: Checkpoint) -> VerifiedSidecar:
 
 def _foreign_sidecar_error(checkpoint: Checkpoint, found: Sidecar, sha256: str) -> ChecksumError:
     return ChecksumError(
-        "the sidecar beside the checkpoint was written for other weights",
+        "the sidecar beside the checkpoint belongs to different weights",
         file=sidecar.sidecar_path(checkpoint.path),
-        expected=f"weights of sha256 {found.target_sha256[:12]}",
+        expected=f"weights with sha256 {found.target_sha256[:12]}",
         found=sha256[:12],
-        hint="remove it if the weights are right, or put back the checkpoint that it belongs to",
+        hint="remove it if the weights are right, or restore the checkpoint that it belongs to",
     )

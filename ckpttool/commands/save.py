@@ -137,7 +137,7 @@ class LeafChecksums:
 
 
 def _readback_error(path: Path) -> FormatError:
-    return FormatError("what was written is not what was read", path=display(path))
+    return FormatError("the written data differs from the source", path=display(path))
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,15 +191,15 @@ def _read_state(path: str) -> tf_common.CheckpointState:
     if not os.path.lexists(path):
         return tf_common.CheckpointState("", ())
     if not os.path.isfile(path):
-        raise UsageError("the folder's state file is not a file", file=path)
+        raise UsageError("the folder's state file is not a regular file", file=path)
     try:
         known = tf_common.read_state(path)
     except (FormatError, OSError) as error:
         reason = error.message if isinstance(error, FormatError) else error.strerror
         raise UsageError(
-            f"the folder's state file cannot be brought up to date: {reason}",
+            f"cannot update the folder's state file: {reason}",
             file=path,
-            hint="mend it, remove it, or write into another folder",
+            hint="repair it, remove it, or write into another folder",
         ) from error
     return (
         known if known.latest in known.every else known._replace(every=(*known.every, known.latest), times=())
@@ -221,7 +221,9 @@ def require_writable_target(
         _require_prefix(target)
     if target.endswith(sidecar.SUFFIX):
         raise UsageError(
-            "the target has the name of another checkpoint's sidecar", file=target, hint="take another name"
+            "the target has the name of another checkpoint's sidecar",
+            file=target,
+            hint=("choose another name"),
         )
     require_new(target, sources, force=force)
     probe = Probe(target)
@@ -232,9 +234,11 @@ def require_writable_target(
                     _require_other(claim, sources)
                     continue
                 raise TargetExistsError(
-                    f"the name stands for a checkpoint that exists ({claim.format.NAME})",
+                    f"a checkpoint with this name already exists ({claim.format.NAME})",
                     file=target,
-                    hint="--force replaces it" if kind.format == claim.format.NAME else "take another name",
+                    hint="use --force to replace it"
+                    if kind.format == claim.format.NAME
+                    else ("choose another name"),
                 )
 
 
@@ -248,13 +252,15 @@ def _require_prefix(target: str) -> None:
     """Raise if the target exists: a checkpoint's prefix is not a file name."""
     if os.path.isdir(target) or not os.path.basename(target):
         raise TargetExistsError(
-            "the target is a folder, not the prefix that the checkpoint's files have in common",
+            "the target is a folder, but must be the common prefix of the checkpoint's files",
             file=target,
-            hint=f"take {os.path.join(target, 'ckpt-1')}",
+            hint=f"use {os.path.join(target, 'ckpt-1')}",
         )
     if os.path.lexists(target):
         raise TargetExistsError(
-            "the target is a file, and would stand for two checkpoints", file=target, hint="take another name"
+            "the target is an existing file, so the name would denote two checkpoints",
+            file=target,
+            hint=("choose another name"),
         )
 
 
@@ -271,7 +277,7 @@ def _require_no_rest(target: str, writer: WritingFormat, outputs: list[Output]) 
     for file in members(target) if members is not None else ():
         if os.path.abspath(file) not in replaced:
             raise TargetExistsError(
-                "the file would belong to the new checkpoint too", file=file, hint="remove it first"
+                "an existing file would become part of the new checkpoint", file=file, hint="remove it first"
             )
 
 
@@ -440,7 +446,7 @@ class ReverseRecord:
     @property
     def note(self) -> str | None:
         """The note shown when the source cannot be restored."""
-        return None if self.why is None else f"no way back is recorded: {self.why}"
+        return None if self.why is None else f"not reversible: {self.why}"
 
     @property
     def record(self) -> Mapping[str, str | None] | None:
@@ -475,7 +481,7 @@ def record_reverse(source: Tree, moves: Sequence[Move], written: Mapping[Path, P
     foreign = [held.name for held in source.containers.values() if held.kind in ("record", "module")]
     if foreign:
         named = abbreviate_list(sorted({name for name in foreign if name}), 2)
-        told = "the source holds objects of classes that the record does not keep"
+        told = "the source contains objects of classes that the record cannot store"
         return ReverseRecord(why=f"{told} ({named})" if named else told)
     ways: dict[Path, list[Move]] = {}
     for move in moves:
@@ -495,14 +501,16 @@ def record_reverse(source: Tree, moves: Sequence[Move], written: Mapping[Path, P
         elif dtypes.BY_NAME[leaf.dtype].torch is not None:
             kept[key(name),] = Leaf(leaf.dtype, leaf.shape, leaf.source, name)
         else:
-            return ReverseRecord(why=f"nothing keeps {source.names[path]} ({leaf.dtype}) beside the target")
+            return ReverseRecord(
+                why=(f"{source.names[path]} ({leaf.dtype}) cannot be stored beside the target")
+            )
     try:
         text = json.dumps({"tree": encode_tree(source, names), "tensors": tensors})
     except CkpttoolError as error:
         return ReverseRecord(why=error.message)
     packed = base64.b64encode(zlib.compress(text.encode(), 9)).decode()
     if len(packed) > _MOST_BYTES:
-        return ReverseRecord(why=f"the record would be larger than {_MOST_BYTES >> 20} MB")
+        return ReverseRecord(why=f"the record would exceed {_MOST_BYTES >> 20} MB")
     return ReverseRecord(packed, Tree(kept, {}, {(): _TOP}))
 
 
@@ -571,20 +579,20 @@ def _read_residue(path: str, sha256: object) -> Tree | str:
             if digest_checkpoint(found := reader.read(each)).sha256 == sha256:
                 return found.tree
     if not there:
-        return f"{os.path.basename(file)} is not there: what it kept stays away"
-    return f"{os.path.basename(file)} was written for another conversion and is not used"
+        return f"{os.path.basename(file)} is missing, so the entries stored in it are not restored"
+    return f"{os.path.basename(file)} belongs to another conversion and is not used"
 
 
 def _unpack_record(text: object) -> Mapping[str, Any]:
     if not isinstance(text, str):
-        raise TypeError("no text")
+        raise TypeError("not a string")
     engine = zlib.decompressobj()
     data = engine.decompress(base64.b64decode(text, validate=True), _MAX_RECORD_BYTES)
     if not engine.eof:
-        raise ValueError("cut off or too long")
+        raise ValueError("truncated or too long")
     record = json.loads(data)
     if not isinstance(record, dict):
-        raise TypeError("no record")
+        raise TypeError("not a JSON object")
     return record
 
 
@@ -610,10 +618,10 @@ def _rebuild_tree(tree: Tree, record: Mapping[str, Any], kept: Tree) -> ReverseC
 def _recorded_move(tree: Tree, said: Mapping[str, Any], name: str, at: object, text: str) -> Move:
     source, rule = decode_path(at, {}), parse_rule(text)
     if rule is None or source not in tree:
-        raise ValueError("no such rule or tensor")
+        raise ValueError("unknown rule or tensor")
     leaf = tree[source]
     if not isinstance(leaf, Leaf):
-        raise TypeError("no tensor")
+        raise TypeError("not a tensor")
     # The inverse of a cast or a reshape needs the tensor's original dtype and shape.
     return Move(
         source, (key(name),), rule.inverse(Leaf(said["dtype"], _recorded_shape(said), Inline(b""), ""))
@@ -622,7 +630,7 @@ def _recorded_move(tree: Tree, said: Mapping[str, Any], name: str, at: object, t
 
 def _recorded_shape(said: Mapping[str, Any]) -> tuple[int, ...]:
     if not all(type(n) is int and n >= 0 for n in said["shape"]):
-        raise ValueError("no shape")
+        raise ValueError("invalid shape")
     return tuple(said["shape"])
 
 
@@ -630,13 +638,13 @@ def _inline_leaf(said: Mapping[str, Any]) -> Leaf:
     data = base64.b64decode(said["data"], validate=True)
     leaf = Leaf(said["dtype"], _recorded_shape(said), Inline(data), "")
     if leaf.nbytes != len(data) and leaf.dtype != "string":
-        raise ValueError("not as long as its shape says")
+        raise ValueError("the length does not match the shape")
     return leaf
 
 
 def _restore_key(leaf: Leaf | ValueLeaf, said: Mapping[str, Any]) -> Leaf:
     if not isinstance(leaf, Leaf) or leaf.shape != _recorded_shape(said) or not isinstance(said["key"], str):
-        raise TypeError("another tensor")
+        raise TypeError("the tensor does not match the record")
     return replace(leaf, key=said["key"])
 
 
@@ -829,12 +837,14 @@ def _objects(target: str, tree: Tree) -> tuple[str, ...]:
         inner = [step for step in below if not _EDGE.fullmatch(step)]
         if inner:
             lines.append(_format_names(f"# attributes of {named[name]}: ", inner))
-    lines += _other_content_lines(others) or ["# with fewer objects: .assert_existing_objects_matched()"]
+    lines += _other_content_lines(others) or [
+        "# for a subset of the objects: .assert_existing_objects_matched()"
+    ]
     return tuple(lines)
 
 
 def _other_content_lines(others: Collection[str]) -> list[str]:
-    return [_format_names("# the file also holds ", others)] if others else []
+    return [_format_names("# the file also contains ", others)] if others else []
 
 
 def _is_model(weights: Iterable[Path]) -> bool:
@@ -885,7 +895,7 @@ def _keras(target: str, tree: Tree, root: str) -> tuple[str, ...]:
         about = ["# model: a Sequential or functional model of the same layers"]
     elif any(len(path) - cut > 3 and not _EDGE.fullmatch(str(path[cut].value)) for path in paths):
         # Keras first searches a model's contents below `layers`, and does not support models inside models.
-        about.append("# make objects between model and its layers keras.layers.Layer, not keras.Model")
+        about.append("# objects between the model and its layers must be keras.layers.Layer, not keras.Model")
     return (*copied, f"model.load_weights({_python_literal(load)})", *about)
 
 

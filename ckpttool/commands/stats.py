@@ -588,7 +588,7 @@ def _modules(found: list[TensorStats]) -> Iterator[ModuleStats]:
     for each in found:
         steps = each.path.split("/")
         if len(steps) > limits.current().path_depth:
-            raise limits.limit_error("path_depth", "a tensor lies too deep", len(steps))
+            raise limits.limit_error("path_depth", "a tensor path has too many levels", len(steps))
         for end in range(len(steps)):
             above = "/".join(steps[:end])
             count, known = sums.get(above, (0, Moments()))
@@ -626,13 +626,13 @@ def count_nonfinite(steps: Sequence[str], leaf: Leaf, known: Moments) -> list[tu
 
 def _squared_slot_warnings(known: Moments) -> Iterator[str]:
     if known.low < 0:
-        yield f"a mean of squares is negative ({known.low:.3g})"
+        yield f"negative mean of squared gradients ({known.low:.3g})"
     elif known.high == 0:
-        yield "never updated: its weights have had no gradient"
+        yield "never updated: its weights received no gradient"
     elif known.high <= _VANISHED**2:
-        yield f"vanished: gradients of {known.high**0.5:.1g} at most"
+        yield f"vanishing gradients: at most {known.high**0.5:.1g}"
     elif known.high >= _EXPLODED**2:
-        yield f"exploded: gradients of {known.high**0.5:.1g}"
+        yield f"exploding gradients: up to {known.high**0.5:.1g}"
 
 
 def _unit_warnings(path: Path, array: np.ndarray, known: Moments) -> Iterator[str]:
@@ -647,5 +647,5 @@ def _unit_warnings(path: Path, array: np.ndarray, known: Moments) -> Iterator[st
     others = tuple(at for at in range(array.ndim) if at != axis % array.ndim)
     dead = int(np.sum(~np.any(array != 0, axis=others)))
     if dead:
-        takes = "takes nothing in: its" if dead == 1 else "take nothing in: their"
+        takes = "is dead: all its input" if dead == 1 else "are dead: all their input"
         yield f"{dead:,} of {array.shape[axis]:,} units {takes} weights are zero"

@@ -251,7 +251,7 @@ MEAN, STD, LENGTH = "eval/return_mean", "eval/return_std", "eval/length_mean"
 
 def require_new_result(path: str) -> None:
     """Raise unless a result may be written to `path`, to check before hours of evaluation."""
-    require_new(path, hint="take another name")
+    require_new(path, hint="choose another name")
 
 
 def save_document(path: str, text: str) -> None:
@@ -310,7 +310,7 @@ def require_folder(path: str) -> None:
     try:
         os.makedirs(path, exist_ok=True)
     except OSError as error:
-        raise UsageError(f"the folder cannot be made: {error.strerror}", file=path) from error
+        raise UsageError(f"cannot create the folder: {error.strerror}", file=path) from error
 
 
 def save_scalars(folder: str, scored: Sequence[ScoredCheckpoint], wall_time: float) -> str:
@@ -409,7 +409,7 @@ class ResultsFile:
         try:
             self._file: IO[bytes] = open(path, "a+b")  # noqa: SIM115 - closed by __exit__
         except OSError as error:
-            raise UsageError(f"the results cannot be written: {error.strerror}", file=path) from None
+            raise UsageError(f"cannot write the results: {error.strerror}", file=path) from None
         try:
             self._lock()
             self._known = self._read()
@@ -431,7 +431,7 @@ class ResultsFile:
         try:
             return parse_evaluation(document, how)
         except (KeyError, TypeError, ValueError) as error:
-            raise FormatError(f"an evaluation is incomplete: {error!r}", file=self.path) from None
+            raise FormatError(f"incomplete evaluation: {error!r}", file=self.path) from None
 
     def add(self, finished: Sequence[tuple[str, Mapping[str, int], Evaluation]]) -> None:
         """Append results with new keys and flush them to disk before returning.
@@ -452,18 +452,18 @@ class ResultsFile:
         try:
             fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
-            raise UsageError("another evaluation is writing these results", file=self.path) from None
+            raise UsageError("another evaluation is writing to this results file", file=self.path) from None
 
     def _read(self) -> dict[str, dict[str, Any]]:
         if (size := os.fstat(self._file.fileno()).st_size) > LIMIT:
             raise UsageError(
-                f"the file of results has {size:,} bytes", file=self.path, hint="take another name"
+                f"the results file is too large: {size:,} bytes", file=self.path, hint="choose another name"
             )
         self._file.seek(0)
         data = self._file.read()
         whole = data.rfind(b"\n") + 1
         if whole < len(data) and not _is_torn_line(data[whole:]):
-            raise FormatError("this is no file of evaluations", file=self.path, hint="take another name")
+            raise FormatError("not a file of evaluation results", file=self.path, hint="choose another name")
         found = dict(self._lines(data[:whole]))
         self._file.truncate(whole)
         return found
@@ -475,7 +475,9 @@ class ResultsFile:
                 document = dict(documents.parse_json(text, "a result"))
             if document.get("schema") != SCHEMA or not isinstance(document.get("key"), str):
                 raise FormatError(
-                    f"line {number} is no evaluation", file=self.path, hint="--out takes a file of its own"
+                    f"line {number} is not an evaluation",
+                    file=self.path,
+                    hint="use a separate file for --out",
                 )
             # A line without a digest is unverified: its checkpoint is played again.
             if document.get("sha256") is not None:
@@ -486,11 +488,11 @@ class ResultsFile:
         found = _hash_line(document)
         if document["sha256"] != found:
             raise ChecksumError(
-                f"line {number} was changed after it was written",
+                f"line {number} was modified after it was written",
                 file=self.path,
-                expected=f"content of sha256 {str(document['sha256'])[:12]}",
+                expected=f"content with sha256 {str(document['sha256'])[:12]}",
                 found=found[:12],
-                hint="remove the line: the checkpoint is played again",
+                hint="remove the line; the checkpoint is then played again",
             )
 
 
@@ -707,9 +709,11 @@ def sweep(
         if not (interrupted or run.found or run.failed):
             first = next((entry.path for entry in asked), None)
             raise NotACheckpointError(
-                "there is no agent to play",
+                "no agent to play",
                 file=", ".join(paths),
-                hint=None if first is None else f"for the reason, name one checkpoint: ckpttool eval {first}",
+                hint=None
+                if first is None
+                else (f"to see why, run it on one checkpoint: ckpttool eval {first}"),
             )
         return run.result(interrupted=interrupted)
 
@@ -769,7 +773,7 @@ class _SweepState:
                 self.failed[number] = error.located(file=entry.path)
                 continue
             if job is None:
-                self.passed.append(f"{entry.path} holds no policy and was passed over")
+                self.passed.append(f"{entry.path} contains no policy and was skipped")
                 continue
             self.steps[number] = job.steps
             yield job
@@ -851,7 +855,7 @@ def _other_versions(job: EvaluationJob, result: Evaluation) -> WorkerError:
     """Return the error that a cluster machine computes with different versions than this one."""
     differ = [name for name, version in job.versions.items() if result.versions.get(name) != version]
     return WorkerError(
-        "it was played with other versions than are here",
+        "played with different library versions than on this machine",
         file=job.agent.checkpoint,
         expected=", ".join(f"{name} {job.versions[name]}" for name in differ),
         found=", ".join(f"{name} {result.versions.get(name)}" for name in differ),

@@ -176,11 +176,12 @@ def compare_contents(
     receipt = list(_receipt_discrepancies(a, b, made, linked=linked))
     if made is not None and made.settings and (b.receipt.sidecar is None or not b.receipt.sidecar.optimizers):
         unknown.append(
-            f"settings of {abbreviate_list(sorted(made.settings), 3)} beside the file: B's sidecar holds none"
+            f"settings of {abbreviate_list(sorted(made.settings), 3)} belong in B's sidecar, which "
+            "contains none"
         )
     both = len(found.both)
     if b.receipt.origin is not None and not linked and not b.receipt.stale:
-        unknown.append("the receipt beside B: it names another source than A")
+        unknown.append("B's receipt: its source is not A")
     return ContentComparison(
         found.by,
         both - sum(each.what not in ("missing", "added") for each in entries),
@@ -193,7 +194,7 @@ def compare_contents(
 
 def _declared_notes(found: CheckpointAlignment) -> Iterator[str]:
     for side, word in (("left", "A"), ("right", "B")):
-        for added, how in ((False, "left to the sidecar"), (True, "that the format's writer adds")):
+        for added, how in ((False, "recorded in the sidecar"), (True, "added by the format's writer")):
             names = [
                 each.path for each in found.declared if each.side == side and (each.what == "added") is added
             ]
@@ -316,15 +317,15 @@ def _detect_rounding(a: np.ndarray, b: np.ndarray) -> str | None:
     with np.errstate(all="ignore"):
         for name, kind in zip(_HALVES, (np.float16, ml_dtypes.bfloat16), strict=True):
             if np.array_equal(a.astype(kind).astype(np.float64), b.astype(np.float64), equal_nan=True):
-                return f"A's rounded to {name}"
+                return f"A rounded to {name}"
         if a.dtype == b.dtype and (np.abs(a - b) <= np.spacing(np.maximum(np.abs(a), np.abs(b)))).all():
-            return "A's within 1 unit in the last place"
+            return "A within 1 unit in the last place"
     return None
 
 
 def _detect_reordering(a: np.ndarray, b: np.ndarray) -> str | None:
     same = np.array_equal(np.sort(a, axis=None), np.sort(b, axis=None))
-    return "A's numbers in another order" if same else None
+    return "A's values in a different order" if same else None
 
 
 # Facts.
@@ -352,7 +353,8 @@ def _compare_facts(
                 elif guess := next((w for w, each in (("A", a), ("B", b)) if _is_guess(each, name)), None):
                     other = "B" if guess == "A" else "A"
                     unknown.append(
-                        f"{title}: only {other} has it; {guess} holds none, and another is assumed"
+                        f"{title}: only {other} records it; {guess} does not, and a different value is "
+                        "assumed"
                     )
                 else:
                     differ.append(Discrepancy(FACT, title, "fact", _text(first[key]), _text(second[key])))
@@ -367,8 +369,8 @@ def _compare_facts(
                 break
             else:
                 word, agent = ("A", a) if key in first else ("B", b)
-                origin = agent.known.provenance.get(name, "of unknown origin")
-                unknown.append(f"{title}: only {word} holds it ({origin})")
+                origin = agent.known.provenance.get(name, "origin unknown")
+                unknown.append(f"{title}: only {word} records it ({origin})")
     return differ, unknown, agreed
 
 
@@ -422,7 +424,7 @@ def _receipt_discrepancies(
     for word, each in (("A", a), ("B", b)):
         if each.receipt.stale:
             yield Discrepancy(
-                RECEIPT, "target_sha256", "receipt", None, f"{word}'s sidecar is of other weights"
+                RECEIPT, "target_sha256", "receipt", None, f"{word}'s sidecar belongs to different weights"
             )
     told = b.receipt.sidecar
     if told is None or made is None or not linked or b.receipt.stale:
@@ -537,7 +539,7 @@ def build_learner(agent: Agent, settings: NetworkSettings) -> LearnerSetup:
     critics = tuple(title for title, part in parts.items() if part.component == "critic")
     if "actor" not in parts or not critics:
         raise UsageError(
-            "a step of training needs an actor and a critic",
+            "a training step needs an actor and a critic",
             file=agent.checkpoint.path,
             found=", ".join(parts),
         )
@@ -552,7 +554,7 @@ def build_learner(agent: Agent, settings: NetworkSettings) -> LearnerSetup:
             networks[slow[title]] = _trainable(agent, slow[title], settings)
         else:
             networks[slow[title]] = networks[title]
-            notes.append(f"there is no {slow[title]}: training begins with a copy of {title}")
+            notes.append(f"no {slow[title]} in the checkpoint: training starts from a copy of {title}")
     state = _OptimizerReader(agent)
     learner = Learner(
         networks,
@@ -576,7 +578,7 @@ def _trainable(agent: Agent, title: str, settings: NetworkSettings) -> Network:
     network = build_part_network(agent, part, settings)
     if not part.acts and network.width != 1:
         raise UnsupportedError(
-            f"{title} gives a distribution, which TD3 does not train", file=agent.checkpoint.path
+            f"{title} outputs a distribution, which TD3 does not train", file=agent.checkpoint.path
         )
     return network
 
@@ -602,12 +604,12 @@ class _OptimizerReader:
         weights = [path for part in parts for path in _weights(self._agent.tree, part)]
         known = CanonicalOptimizer(name, self._tree, self._told.get(name, {}), self._agent.binding.defaults)
         if known.family is not ADAM or known.value("maximize") or known.number("decay"):
-            raise self._refused(f"{name} is no Adam as TD3 uses it", known.family.name)
+            raise self._refused(f"{name} is not Adam as TD3 uses it", known.family.name)
         self._assume(name, known)
         decays = [known.number("weight_decay", weight) or 0.0 for weight in weights]
         apart = bool(known.value("decoupled_weight_decay"))
         if apart and len(set(decays)) > 1:
-            raise self._refused(f"{name} decays some of its weights, apart from the gradient")
+            raise self._refused(f"{name} has decoupled weight decays that differ between its weights")
         rate, beta_1, beta_2, epsilon = (self._number(known, setting, weights) for setting in _SETTINGS)
         return AdamState(
             rate,
@@ -627,13 +629,15 @@ class _OptimizerReader:
         if any(path[0] == attr(name) for path in self._tree):
             self.assumed += [known.assumed(setting) for setting in _SETTINGS if not known.has(setting)]
         else:
-            self.assumed.append(f"there is no {name}: training begins with a new Adam of Keras's defaults")
+            self.assumed.append(
+                f"no {name} in the checkpoint: training starts with a new Adam with Keras's defaults"
+            )
 
     def _number(self, known: CanonicalOptimizer, setting: str, weights: Sequence[Path]) -> float:
         """Return a setting that all weights share; the stated value if that was rounded when stored."""
         values = {known.number(setting, weight) for weight in weights}
         if len(values) > 1:
-            raise self._refused(f"{known.name} has a {setting} for each group of weights")
+            raise self._refused(f"{known.name} has a different {setting} for each group of weights")
         value, told = values.pop() or 0.0, known.exact(setting)
         return told if told is not None and float(np.float32(told)) == value else value
 
@@ -647,7 +651,9 @@ class _OptimizerReader:
             )
             shape = owner.shape if isinstance(owner, Leaf) else ()
             if isinstance(leaf, Leaf) and leaf.shape != shape:
-                raise self._refused(f"{name} has moments of another shape than its weights", str(leaf.shape))
+                raise self._refused(
+                    f"{name} has moments whose shape differs from their weights", str(leaf.shape)
+                )
             found.append(leaf.array().astype(np.float64) if isinstance(leaf, Leaf) else np.zeros(shape))
         return tuple(found)
 
@@ -960,7 +966,7 @@ def _compare_networks(
     # count against it.
     part = _part_of(a, b) if missing_networks(a, b) else None
     outside = (
-        [f"{title} (B was converted from {part} alone)" for title in missing_networks(a, b)] if part else []
+        [f"{title} (B was converted from {part} only)" for title in missing_networks(a, b)] if part else []
     )
     found += [failed_parity(title) for title in missing_networks(a, b)] if part is None else []
     return Verification(
@@ -979,8 +985,8 @@ def _compare_networks(
 
 def _describe_tolerance(tolerance: float | None) -> str:
     if tolerance is None:
-        return f"error against float64 at most {OWN_ERROR:g}x that of A, or rounding at the largest sum"
-    return f"error against float64 at most {tolerance:g} of the output's scale"
+        return f"B's error vs. float64 at most {OWN_ERROR:g}x A's, or within rounding of the largest sum"
+    return f"B's error vs. float64 at most {tolerance:g} of the output's scale"
 
 
 def _untested_parts(agent: Agent, *, trained: bool) -> Iterator[str]:
@@ -1004,7 +1010,7 @@ def _verify_contents(
     )
     if a.agent is None or b.agent is None:
         lone = [word for word, party in (("A", a), ("B", b)) if party.agent is None]
-        reason = f"the outputs of networks: no agent is recognised in {' and '.join(lone)}"
+        reason = f"network outputs: no agent is recognised in {' and '.join(lone)}"
         found = replace(found, tolerance="entries are equal", not_compared=(reason,))
     else:
         try:
@@ -1012,7 +1018,7 @@ def _verify_contents(
         except (MappingError, UnsupportedError, UsageError) as error:
             if options.steps is not None:
                 raise
-            reason = f"the outputs of networks: {error.message}"
+            reason = f"network outputs: {error.message}"
             found = replace(found, tolerance="entries are equal", not_compared=(reason,))
     every = compare_contents(a, b, progress)
     return replace(
@@ -1057,7 +1063,10 @@ def _backend(agent: Agent) -> str:
 def _substitute_backend_note(agent: Agent) -> str:
     extra = plugins.find("backends", agent.framework).extra
     has_it = f" (pip install 'ckpttool[{extra}]')" if extra else ""
-    return f"{agent.framework} is not installed{has_it}: {urls.display_url(agent.checkpoint.path)} was run by numpy"  # noqa: E501
+    return (
+        f"{agent.framework} is not installed{has_it}: {urls.display_url(agent.checkpoint.path)} "
+        "was run with numpy"
+    )
 
 
 def _difference_notes(a: Agent, b: Agent) -> Iterator[str]:
@@ -1071,7 +1080,7 @@ def _difference_notes(a: Agent, b: Agent) -> Iterator[str]:
         yield f"only B has {', '.join(missing_networks(b, a))}"
     normalised = [agent.known.obs_norm is not None for agent in (a, b)]
     if normalised[0] != normalised[1]:
-        yield f"only {'A' if normalised[0] else 'B'} says what observations are normalised with"
+        yield f"only {'A' if normalised[0] else 'B'} records how observations are normalised"
 
 
 def _measure_network(
@@ -1098,8 +1107,8 @@ def _compare_training(
         stands = options.epsilon_placement(agent.sidecar, agent.binding.layout)
         if stands != options.epsilon_placement(None, agent.binding.layout):
             notes.append(
-                f"{side}: epsilon belongs to the {stands} second moment, as where the agent was trained: "
-                f"{agent.framework} adds it elsewhere and was given another number at every step"
+                f"{side}: epsilon is added to the {stands} second moment, as in training; "
+                f"{agent.framework} adds it elsewhere, so a different value was passed to it at every step"
             )
     given = make_batches(prepared[0], steps, a.known.obs_norm)
     return compare_train_steps((prepared[0], prepared[1]), given, workers), notes

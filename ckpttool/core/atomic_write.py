@@ -395,7 +395,7 @@ class PendingFile:
         temporary, target = self.whole
         if self.output.inside:
             # Never replaced, because a folder may contain other files; `rename` would replace an empty one.
-            require_free(target, "take another name")
+            require_free(target, "choose another name")
             os.rename(temporary, target)
         elif force or self.output.replaces:
             copy_mode(temporary, target)
@@ -444,20 +444,22 @@ def require_regular(target: str) -> None:
     for _ in range(_LINKS):
         folder = os.path.realpath(os.path.dirname(hop))
         if f"{folder}/".startswith(_SYSTEM) and not f"{folder}/".startswith(_SHARED_MEMORY):
-            raise TargetExistsError("the target belongs to the system", file=target, hint="take another name")
+            raise TargetExistsError(
+                "the target is in a system folder", file=target, hint=("choose another name")
+            )
         if not os.path.islink(hop):
             break
         hop = os.path.join(folder, os.readlink(hop))
     if os.path.exists(target) and not (os.path.isfile(target) or os.path.isdir(target)):
         raise TargetExistsError(
-            "the target is a device, socket or pipe", file=target, hint="take another name"
+            "the target is a device, socket or pipe", file=target, hint="choose another name"
         )
 
 
-def require_free(target: str, hint: str = "--force replaces it") -> None:
+def require_free(target: str, hint: str = "use --force to replace it") -> None:
     """Raise TargetExistsError if the name exists, even as a dangling link."""
     if os.path.lexists(target):
-        raise TargetExistsError("the target exists already", file=target, hint=hint)
+        raise TargetExistsError("the target already exists", file=target, hint=hint)
 
 
 def copy_mode(temporary: str, target: str) -> None:
@@ -518,9 +520,9 @@ def _lock(descriptor: int, folder: str) -> None:
         except BlockingIOError:
             if time.monotonic() > end:
                 raise UsageError(
-                    f"another program has locked the folder for {_LOCKED_S} s",
+                    f"another program has held a lock on the folder for {_LOCKED_S} s",
                     file=folder,
-                    hint="try again when it is done, or write into another folder",
+                    hint="wait until it finishes, or write to another folder",
                 ) from None
             time.sleep(0.02)
         except OSError:
@@ -623,7 +625,7 @@ def _replace_in_two_steps(
         PendingFile(file.output._replace(suffix=file.output.meanwhile), stem) for file in (*parts, *extra)
     ]
     for file in between[:-1]:
-        require_free(file.output.file, "the new files need that name for a moment: move it away")
+        require_free(file.output.file, "move it away: the new files need this name temporarily")
     try:
         both = not [
             1 for file, other in zip(parts, between, strict=False) if not _add_second_name(file, other)
@@ -657,13 +659,13 @@ def _add_second_name(file: PendingFile, other: PendingFile) -> bool:
 # Disk space: checked before the first byte is written, and the messages when the disk reports an error.
 
 _WORDS = {
-    errno.EFBIG: "a file may not be so large here (by the file system, or by ulimit -f)",
-    errno.EIO: "the disk reports an error",
+    errno.EFBIG: "the file would be larger than the file system or ulimit -f allows",
+    errno.EIO: "disk I/O error",
     errno.EROFS: "the file system is read-only",
     errno.EACCES: "permission denied",
-    errno.ENOENT: "the folder to write into is no longer there",
-    errno.ENOTDIR: "the folder to write into is no longer there",
-    errno.EISDIR: "there is a folder of that name now",
+    errno.ENOENT: "the output folder no longer exists",
+    errno.ENOTDIR: "the output folder no longer exists",
+    errno.EISDIR: "a folder with this name now exists",
 }
 
 
@@ -686,16 +688,16 @@ def describe_os_error(
         free = _free_bytes(os.path.dirname(os.path.abspath(file)))
         return UsageError(_no_space_message(least, None if free is None else free + written), file=file)
     if error.errno == errno.EDQUOT:
-        said = "there is no space left to write the target within the disk quota"
-        return UsageError(f"{said}: it takes {least:,} bytes or more", file=file)
+        said = "the disk quota is too small for the target"
+        return UsageError(f"{said}: it needs at least {least:,} bytes", file=file)
     words = _WORDS.get(error.errno or 0, error.strerror or str(error))
-    size = f"; the target takes {least:,} bytes or more" if error.errno == errno.EFBIG else ""
-    return UsageError(f"the target cannot be written: {words}{size}", file=file)
+    size = f"; the target needs at least {least:,} bytes" if error.errno == errno.EFBIG else ""
+    return UsageError(f"cannot write the target: {words}{size}", file=file)
 
 
 def _no_space_message(least: int, free: int | None) -> str:
-    known = "" if free is None else f", and {free:,} are free"
-    return f"there is no space left to write the target: it takes {least:,} bytes or more{known}"
+    known = "" if free is None else f"; {free:,} bytes are free"
+    return f"not enough disk space for the target: it needs at least {least:,} bytes{known}"
 
 
 def _free_bytes(folder: str) -> int | None:
@@ -865,16 +867,20 @@ def _has_status(file: str, status: os.stat_result) -> bool:
 
 
 def require_new(
-    target: str, sources: tuple[File, ...] = (), *, force: bool = False, hint: str = "--force replaces it"
+    target: str,
+    sources: tuple[File, ...] = (),
+    *,
+    force: bool = False,
+    hint: str = ("use --force to replace it"),
 ) -> None:
     """Raise unless `target` may be written: it is not a source, and does not exist unless `force`."""
     if urls.is_url(target):
         raise UsageError(
-            "a URL is read, not written", file=target, hint="write to a local path and upload that"
+            "cannot write to a URL", file=target, hint="write to a local path and upload the result"
         )
     folder = os.path.dirname(os.path.abspath(target))
     if not os.path.isdir(folder):
-        raise UsageError("the folder to write into does not exist", file=folder)
+        raise UsageError("the output folder does not exist", file=folder)
     require_regular(target)
     if not os.path.lexists(target):
         return
@@ -885,7 +891,7 @@ def require_new(
     if os.path.isdir(target):
         raise TargetExistsError("the target is a folder", file=target)
     if not force:
-        raise TargetExistsError("the target exists already", file=target, hint=hint)
+        raise TargetExistsError("the target already exists", file=target, hint=hint)
 
 
 def write_atomically(

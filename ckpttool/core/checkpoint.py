@@ -354,7 +354,7 @@ def _parse_index(index: object, shape: Shape) -> tuple[AxisRange, ...]:
     given = list(index) if isinstance(index, tuple) else [index]
     rest = [at for at, each in enumerate(given) if each is Ellipsis]
     if len(rest) > 1:
-        raise IndexError("an index has one ... at most")
+        raise IndexError("an index can have only one ellipsis (...)")
     free = len(shape) - len(given) + len(rest)
     if free < 0:
         many = format_count(len(given) - len(rest), "index is", "indices are")
@@ -376,11 +376,11 @@ def _parse_axis_index(given: object, extent: int, number: int) -> AxisRange:
         at = None
     if at is None:
         raise TypeError(
-            f"an unread tensor is indexed by numbers, slices and ..., not by {type(given).__name__}: "
-            "numpy() reads it for other indices"
+            "an unread tensor supports only integers, slices and ... as indices, not "
+            f"{type(given).__name__}: call numpy() first to use other indices"
         )
     if not -extent <= at < extent:
-        raise IndexError(f"{at} is outside of axis {number}, which has {extent}")
+        raise IndexError(f"index {at} is out of bounds for axis {number} with size {extent}")
     return AxisRange(at % extent, 1, 1, dropped=True)
 
 
@@ -483,7 +483,7 @@ class Handle:
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
         """Read the value for NumPy functions; `copy=False` is rejected, since reading creates an array."""
         if copy is False:
-            raise ValueError("reading a tensor makes an array: it cannot be had without a copy")
+            raise ValueError("reading a tensor creates an array, so copy=False is not supported")
         found = self.numpy()
         return found if dtype is None else found.astype(dtype, copy=False)
 
@@ -499,7 +499,7 @@ class Handle:
     def __iter__(self) -> Iterator[Handle]:
         """Iterate over the first axis; raise TypeError for a tensor without axes."""
         if not self.shape:
-            raise TypeError("a tensor without axes has no parts")
+            raise TypeError("cannot iterate over a tensor without axes")
         return (self[at] for at in range(self.shape[0]))
 
     def __repr__(self) -> str:
@@ -618,14 +618,14 @@ class Branch(Mapping[str, Any]):
         A trailing slash selects the module where a tensor has the same name.
         """
         if not isinstance(name, str):
-            raise TypeError(f"entries are called by strings, not by {type(name).__name__}")
+            raise TypeError(f"names of entries are strings, not {type(name).__name__}")
         found = self._meant(name)
         if found is None:
-            raise self._unknown(name, f"nothing here is called {_quote_name(name)}")
+            raise self._unknown(name, f"no entry is named {_quote_name(name)}")
         if isinstance(found, str):
             return Branch(self._tree, found, self._file)
         if len(found) > 1:
-            raise self._unknown(name, f"{len(found)} entries are called {_quote_name(name)}", found)
+            raise self._unknown(name, f"{len(found)} entries are named {_quote_name(name)}", found)
         return self._entry(found[0])
 
     def __contains__(self, name: object) -> bool:
@@ -685,12 +685,12 @@ class Branch(Mapping[str, Any]):
 
     def _unknown(self, name: str, message: str, several: tuple[Path, ...] = ()) -> NameNotFoundError:
         if several:
-            hint = f"they are {', '.join(clean(self._tree.names[path]) for path in several[:_SHOWN])}"
+            hint = f"use a full name: {', '.join(clean(self._tree.names[path]) for path in several[:_SHOWN])}"
         elif close := suggest_names(name.strip("/"), [*self.paths, *self.modules()]):
             hint = f"did you mean {' or '.join(map(clean, close))}"
         else:
             tops = dict.fromkeys(each.partition("/")[0] for each in self.paths)
-            hint = f"there are {abbreviate_list([clean(each) for each in tops], _SHOWN)}"
+            hint = f"choose from {abbreviate_list([clean(each) for each in tops], _SHOWN)}"
         place = clean(self.name) or None
         return NameNotFoundError(message, file=self._file, path=place, hint=hint)
 
@@ -878,7 +878,7 @@ def to_tensorflow(handle: Handle) -> Any:
             "tf() needs TensorFlow, which is not installed", hint="pip install 'ckpttool[tensorflow]'"
         ) from error
     number = dtypes.BY_NAME[dtypes.plain_name(handle.dtype)].tensorflow
-    missing = f"TensorFlow {tf.__version__} has no tensors of type {handle.dtype}"
+    missing = f"TensorFlow {tf.__version__} does not support tensors of type {handle.dtype}"
     if number is None:
         raise UnsupportedError(missing)
     value = handle.numpy()
@@ -906,7 +906,7 @@ def to_torch(leaf: Leaf) -> torch.Tensor:
     name = dtypes.plain_name(leaf.dtype)
     kind = getattr(torch, dtypes.BY_NAME[name].torch or "", None)
     if kind is None or name in dtypes.PACKED:
-        raise UnsupportedError(f"PyTorch {torch.__version__} has no tensors of type {leaf.dtype}")
+        raise UnsupportedError(f"PyTorch {torch.__version__} does not support tensors of type {leaf.dtype}")
     if not leaf.size:
         return torch.empty(leaf.shape, dtype=kind)
     # The tensor takes over the array's memory.

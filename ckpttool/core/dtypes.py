@@ -120,9 +120,11 @@ def numpy_dtype(name: str) -> np.dtype:
 
     row = BY_NAME.get(name)
     if row is None or not row.itemsize:
-        raise UnsupportedError(f"tensors of type {name} have no fixed-size elements to read as numbers")
+        raise UnsupportedError(
+            f"tensors of type {name} cannot be read as numbers: their elements have no fixed size"
+        )
     if name in _BYTES_ONLY:
-        raise UnsupportedError(f"tensors of type {name} are not read as numbers, only as bytes")
+        raise UnsupportedError(f"tensors of type {name} can be read only as bytes, not as numbers")
     if row.extension:
         import ml_dtypes
 

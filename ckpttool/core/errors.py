@@ -187,13 +187,13 @@ class DeviceError(CkpttoolError):
 
 # Messages for refused system resources by errno, and the phrases in which libraries report them.
 _RESOURCES = {
-    errno.ENOMEM: ("out of memory", "close other programs, or raise the limit of memory (ulimit -v)"),
-    errno.EMFILE: ("too many open files", "raise the limit of open files (ulimit -n)"),
+    errno.ENOMEM: ("out of memory", "close other programs, or raise the memory limit (ulimit -v)"),
+    errno.EMFILE: ("too many open files", "raise the open-file limit (ulimit -n)"),
     errno.ENFILE: ("too many open files on this machine", None),
-    errno.EAGAIN: ("no more processes or threads can be started", "raise their limit (ulimit -u)"),
+    errno.EAGAIN: ("cannot start more processes or threads", "raise the process limit (ulimit -u)"),
     errno.ENOSPC: ("no space left on the device", None),
-    errno.EDQUOT: ("the disk quota is exceeded", None),
-    errno.EFBIG: ("the file would be larger than allowed", "raise the limit of file sizes (ulimit -f)"),
+    errno.EDQUOT: ("disk quota exceeded", None),
+    errno.EFBIG: ("the file would exceed the file size limit", "raise the file size limit (ulimit -f)"),
 }
 _WORDS = {
     "cannot allocate memory": errno.ENOMEM,
@@ -213,13 +213,13 @@ def from_system_error(error: BaseException) -> CkpttoolError | None:
     if isinstance(error, MemoryError):
         number = errno.ENOMEM
     elif isinstance(error, RecursionError):
-        return CkpttoolError("the data nests deeper than Python can follow")
+        return CkpttoolError("the data is nested too deeply for Python")
     elif isinstance(error, UnicodeError):
         return CkpttoolError(
-            f"a text cannot be encoded or decoded: {error.reason if hasattr(error, 'reason') else error}"
+            f"cannot encode or decode text: {error.reason if hasattr(error, 'reason') else error}"
         )
     elif isinstance(error, SystemExit):
-        return CkpttoolError(f"a library ended the program (status {error.code})")
+        return CkpttoolError(f"a library exited the program (status {error.code})")
     elif isinstance(error, (ImportError, RuntimeError)):
         number = number or _probe_resources()
     elif isinstance(error, OSError):
@@ -229,7 +229,7 @@ def from_system_error(error: BaseException) -> CkpttoolError | None:
         message, hint = _RESOURCES[number]
         return CkpttoolError(message, file=file, hint=hint)
     if isinstance(error, OSError):
-        return CkpttoolError(f"the system refuses: {error.strerror or error}", file=file)
+        return CkpttoolError(f"system error: {error.strerror or error}", file=file)
     return None
 
 

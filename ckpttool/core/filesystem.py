@@ -222,7 +222,7 @@ def require_file(elsewhere: Store, place: str) -> FileStat:
     """Return the store's entry for a file; raise NotFoundError if it is not a file."""
     found = elsewhere.look(place)
     if found is None:
-        raise NotFoundError("there is no such file", file=place)
+        raise NotFoundError("no such file", file=place)
     if found == "folder":
         raise NotFoundError("cannot be opened: it is a folder", file=place)
     return found
@@ -339,7 +339,10 @@ class LocalCopyCache:
         if done != length:
             found = "more" if done > length else f"{done:,}"
             raise TruncatedError(
-                "not as many bytes came as were told", file=place, expected=f"{length:,}", found=found
+                "the number of received bytes differs from the expected number",
+                file=place,
+                expected=f"{length:,}",
+                found=found,
             )
         self.keep(place, seen, offset, length, copy)
         return copy
@@ -355,7 +358,7 @@ class LocalCopyCache:
         if copy is None:
             offset, length = part
             if note is not None:
-                require_fetchable(place, length, "the format is read from a local file")
+                require_fetchable(place, length, "this format can be read only from a local file")
                 add_note(note)
             pieces = ((at, min(_FETCH_PIECE, length - at)) for at in range(0, length, _FETCH_PIECE))
             copy = self.add(place, seen, offset, length, (read(offset + at, size) for at, size in pieces))
@@ -373,5 +376,5 @@ def require_fetchable(place: str, length: int, why: str) -> None:
     """Raise LimitError if a fetch exceeds the limit for unrequested downloads; `why` is a clause."""
     if length > limits.current().fetched_bytes:
         raise limits.limit_error(
-            "fetched_bytes", f"{why}: all of it would have to be fetched", length, file=place
+            "fetched_bytes", f"{why}, so all of it would have to be fetched", length, file=place
         )

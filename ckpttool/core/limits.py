@@ -31,47 +31,57 @@ def _limit(value: int, meaning: str) -> Any:
 class Limits:
     """The limits, sizes in bytes; each field's metadata has its `meaning` for people."""
 
-    json_bytes: int = _limit(64 * _MB, "a JSON document: settings, configurations, lists of shards")
-    json_depth: int = _limit(200, "levels of a JSON document that is walked")
-    json_values: int = _limit(4_000_000, "values of a JSON document, which take a hundred bytes each")
-    yaml_bytes: int = _limit(64 * _KB, "a YAML document, whose parser is slow")
-    text_bytes: int = _limit(64 * _KB, "a text of a few lines in an archive: a version, a header of pax")
-    header_bytes: int = _limit(100_000_000, "the header of a safetensors file")
-    array_header_bytes: int = _limit(64 * _KB, "the header of a NumPy array")
-    index_bytes: int = _limit(512 * _MB, "the index of a TensorFlow checkpoint or of an archive, read whole")
-    block_bytes: int = _limit(64 * _MB, "one block of such an index, as it is after unpacking")
-    entries: int = _limit(100_000, "entries of a TensorFlow table, beside one for every 32 bytes of it")
-    strings: int = _limit(10_000_000, "strings of one tensor")
-    graph_bytes: int = _limit(512 * _MB, "an object graph or a graph definition")
-    graph_parts: int = _limit(500_000, "objects, edges and names of such a graph that are kept")
+    json_bytes: int = _limit(64 * _MB, "size of a JSON document: settings, configurations, shard lists")
+    json_depth: int = _limit(200, "nesting levels of a JSON document")
+    json_values: int = _limit(4_000_000, "values in a JSON document, about 100 bytes of memory each")
+    yaml_bytes: int = _limit(64 * _KB, "size of a YAML document, whose parser is slow")
+    text_bytes: int = _limit(64 * _KB, "size of a short text in an archive: a version, a pax header")
+    header_bytes: int = _limit(100_000_000, "size of a safetensors header")
+    array_header_bytes: int = _limit(64 * _KB, "size of a NumPy array header")
+    index_bytes: int = _limit(
+        512 * _MB, "size of the index of a TensorFlow checkpoint or archive, read as a whole"
+    )
+    block_bytes: int = _limit(64 * _MB, "size of one block of such an index after decompression")
+    entries: int = _limit(100_000, "entries of a TensorFlow table, in addition to one per 32 bytes")
+    strings: int = _limit(10_000_000, "strings in one tensor")
+    graph_bytes: int = _limit(512 * _MB, "size of an object graph or a graph definition")
+    graph_parts: int = _limit(500_000, "objects, edges and names kept from such a graph")
     graph_depth: int = _limit(100, "edges of a path through an object graph")
-    message_depth: int = _limit(100, "messages of Protocol Buffers inside one another")
-    state_bytes: int = _limit(16 * _MB, "the file that names a folder's latest checkpoint")
-    sidecar_bytes: int = _limit(16 * _MB, "a conversion's receipt beside its file")
+    message_depth: int = _limit(100, "nesting levels of Protocol Buffers messages")
+    state_bytes: int = _limit(16 * _MB, "size of the file that names a folder's latest checkpoint")
+    sidecar_bytes: int = _limit(16 * _MB, "size of a conversion receipt (sidecar)")
     members: int = _limit(1_000_000, "members of an archive")
-    unpacked_bytes: int = _limit(256 * _MB, "a compressed member; a larger one needs unpacked_ratio")
-    unpacked_ratio: int = _limit(100, "times its stored size that a member above unpacked_bytes may have")
-    expanded_bytes: int = _limit(256 * _MB, "a tensor that the file does not hold in full (repeated, unset)")
-    expanded_ratio: int = _limit(1000, "times its stored size that a tensor above expanded_bytes may have")
-    folder_depth: int = _limit(20, "folders inside one another that one checkpoint takes")
-    folder_files: int = _limit(10_000, "files of a folder that is searched for a checkpoint's parts")
-    fetched_bytes: int = _limit(512 * _MB, "a file elsewhere that can only be fetched, or unpacked, whole")
-    checked_files: int = _limit(200_000, "files below the folders that one check looks at")
-    fetch_seconds: int = _limit(60, "seconds that a server may keep a command waiting without progress")
-    fetch_rate: int = _limit(16 * _KB, "bytes a second below which an arriving file is no progress")
-    path_depth: int = _limit(200, "steps of a tensor's path")
-    list_gaps: int = _limit(4096, "places of a list that its numbers leave open, filled with nothing")
-    pickle_depth: int = _limit(200, "levels of a pickled value")
-    pickle_name: int = _limit(4096, "characters of a name that a pickle refers to")
+    unpacked_bytes: int = _limit(
+        256 * _MB, "unpacked size of a compressed member; unpacked_ratio allows more"
+    )
+    unpacked_ratio: int = _limit(100, "ratio of unpacked to stored size for a member above unpacked_bytes")
+    expanded_bytes: int = _limit(
+        256 * _MB, "size of a tensor that the file does not store in full (repeated, unset)"
+    )
+    expanded_ratio: int = _limit(1000, "ratio of full to stored size for a tensor above expanded_bytes")
+    folder_depth: int = _limit(20, "nesting levels of folders in one checkpoint")
+    folder_files: int = _limit(10_000, "files in a folder that is searched for a checkpoint's parts")
+    fetched_bytes: int = _limit(
+        512 * _MB, "size of a remote file that can only be fetched, or unpacked, as a whole"
+    )
+    checked_files: int = _limit(200_000, "files under the folders that one check inspects")
+    fetch_seconds: int = _limit(60, "seconds a server may keep a command waiting without progress")
+    fetch_rate: int = _limit(16 * _KB, "bytes per second below which a transfer counts as no progress")
+    path_depth: int = _limit(200, "steps in a tensor's path")
+    list_gaps: int = _limit(4096, "missing indices of a list that are filled with None")
+    pickle_depth: int = _limit(200, "nesting levels of a pickled value")
+    pickle_name: int = _limit(4096, "characters of a name in a pickle")
     pickle_integer: int = _limit(1024, "bytes of one pickled integer")
-    pickle_key_items: int = _limit(64, "items of a tuple that is a dict's key")
-    pickle_hashed_keys: int = _limit(4096, "keys of one dict, numbers or tuples, that are hashed by value")
-    pickle_copies: int = _limit(1 * _MB, "bytes that known calls may copy, beside four times the pickle")
-    pickle_revisits: int = _limit(1, "times per byte of a pickle that a shared value may be reached")
+    pickle_key_items: int = _limit(64, "items of a tuple that is a dict key")
+    pickle_hashed_keys: int = _limit(4096, "keys of one dict (numbers or tuples) that are hashed by value")
+    pickle_copies: int = _limit(
+        1 * _MB, "bytes that known calls may copy, in addition to four times the pickle"
+    )
+    pickle_revisits: int = _limit(1, "visits to shared values per byte of a pickle")
     hdf5_memory: int = _limit(1 * _GB, "memory of the process that lists an HDF5 file")
-    hdf5_seconds: int = _limit(8, "CPU time of that process, beside a second for every MiB")
+    hdf5_seconds: int = _limit(8, "CPU seconds of that process, in addition to one per MiB")
     hdf5_objects: int = _limit(500_000, "groups, datasets and chunks of an HDF5 file")
-    hdf5_depth: int = _limit(512, "groups of an HDF5 file inside one another")
+    hdf5_depth: int = _limit(512, "nesting levels of groups in an HDF5 file")
 
 
 _CURRENT: ContextVar[Limits | None] = ContextVar("ckpttool_limits", default=None)
@@ -131,14 +141,14 @@ def _parse_limit(pair: str) -> tuple[str, int]:
     name, equals, text = pair.partition("=")
     names = [each.name for each in fields(Limits)]
     if name not in names:
-        raise UsageError(f"there is no limit {name!r}", hint=suggest_choice(name, names))
+        raise UsageError(f"unknown limit {name!r}", hint=suggest_choice(name, names))
     number = text.upper().removesuffix("B").removesuffix("I")
     unit = _UNITS.get(number[-1:], 1)
     digits = number[:-1] if unit > 1 else number
     if not equals or not (digits.isascii() and digits.isdigit()) or len(digits) > 18 or not int(digits):
         raise UsageError(
-            f"limit {name} is not a positive whole number: {text!r}",
-            hint="a number, or a size such as 64K, 512M, 2G",
+            f"limit {name} must be a positive whole number, not {text!r}",
+            hint="use a number, or a size such as 64K, 512M, 2G",
         )
     return name, int(digits) * unit
 
@@ -153,5 +163,5 @@ def limit_error(
         offset=offset,
         expected=f"at most {getattr(current(), name):,}",
         found=None if found is None else f"{found:,}",
-        hint=f"ckpttool --limit {name}=N ... allows more, for a file that you trust",
+        hint=f"if you trust the file, raise the limit: ckpttool --limit {name}=N ...",
     )

@@ -94,8 +94,8 @@ class Plugin(NamedTuple):
             if self.owner == "ckpttool":
                 raise
             raise UsageError(
-                f"{self.name} of package {self.owner} cannot be loaded: {error}",
-                hint=f"pip uninstall {self.owner}, or install what it needs",
+                f"cannot load {self.name} from package {self.owner}: {error}",
+                hint=f"install its dependencies, or run pip uninstall {self.owner}",
             ) from error
 
 
@@ -321,7 +321,7 @@ def installed(kind: Kind) -> tuple[Plugin, ...]:
         owner = point.dist.name if point.dist is not None else point.value
         if point.name in found:
             raise UsageError(
-                f"two packages offer {kind[:-1]} {point.name!r}: {found[point.name].owner} and {owner}",
+                f"two packages provide {kind[:-1]} {point.name!r}: {found[point.name].owner} and {owner}",
                 hint="uninstall one of them",
             )
         found[point.name] = Plugin(point.name, point.value, owner=owner)
@@ -374,6 +374,6 @@ def find(kind: Kind, name: str) -> Plugin:
         if plugin.name == name:
             return plugin
     raise UsageError(
-        f"no {kind[:-1]} is called {name!r}",
+        f"unknown {kind[:-1]} {name!r}",
         hint=suggest_choice(name, (plugin.name for plugin in known)),
     )

@@ -42,7 +42,9 @@ def mount(text: str) -> str:
     chain = urls.normalize_chain(text)
     if chain is None:
         raise UsageError(
-            "the archive is not named", file=text, hint="zip://inner/ckpt-1::/path/archive.zip names both"
+            "the URL does not name the archive",
+            file=text,
+            hint=("name both, e.g. zip://inner/ckpt-1::/path/archive.zip"),
         )
     outermost, *inner = urls.split_chain(chain)
     place = _mount_link(outermost)
@@ -61,9 +63,9 @@ def _mount_link(link: str) -> str:
         return unquote(rest.removeprefix("localhost"))
     if scheme not in STORES or scheme in ("zip", "tar"):
         known = (*STORES, "file")
-        raise UsageError(f"there is no scheme {scheme!r}", file=link, hint=suggest_choice(scheme, known))
+        raise UsageError(f"unknown URL scheme {scheme!r}", file=link, hint=suggest_choice(scheme, known))
     if not rest.strip("/"):
-        raise UsageError("the URL names no place", file=link)
+        raise UsageError("the URL has no location after its scheme", file=link)
     return _store_class(link)(f"{scheme}://{rest}", "")
 
 
@@ -248,7 +250,7 @@ class WaitBudget:
                 if left <= 0:
                     raise deadline_error(place)
                 if atomic_write.is_abandoned():
-                    raise DeadlineError("the command ended before the server answered", file=place)
+                    raise DeadlineError("the command ended before the server responded", file=place)
                 wait_for([future], min(left, _TICK_S))
         finally:
             self._end(done=future.done())
@@ -288,10 +290,10 @@ def deadline_error(place: str) -> DeadlineError:
     """Return the error for a server that exceeds the waiting time."""
     known = limits.current()
     return DeadlineError(
-        "the server does not answer in time",
+        "the server did not respond in time",
         file=place,
-        expected=f"at most {known.fetch_seconds} s of waiting, {known.fetch_rate:,} bytes/s or more",
-        hint="ckpttool --limit fetch_seconds=N ... waits longer",
+        expected=f"at most {known.fetch_seconds} s of waiting, at least {known.fetch_rate:,} bytes/s",
+        hint="to wait longer: ckpttool --limit fetch_seconds=N ...",
     )
 
 
@@ -344,7 +346,7 @@ def _with_daemon_threads(loop: asyncio.AbstractEventLoop) -> asyncio.AbstractEve
 
 _AT_ONCE = 16
 # Part of the message where reading is forbidden: the same server may allow other files.
-PERMITS_NOT = "permits no reading"
+PERMITS_NOT = "denies read access"
 
 
 class RemoteServer(Protocol):
@@ -414,7 +416,7 @@ class CachingStore:
             known.names[place] = [name for name in found if _is_name(name)] if len(found) <= most else None
         names = known.names[place]
         if names is None:
-            raise limits.limit_error("folder_files", "the folder has too many names", None, file=place)
+            raise limits.limit_error("folder_files", "the folder has too many entries", None, file=place)
         return names
 
     def read(self, place: str, seen: FileStat, offset: int, length: int) -> bytes:
@@ -442,8 +444,8 @@ class CachingStore:
     def local(self, place: str, seen: FileStat, offset: int, length: int) -> int:
         """Return a descriptor of a local file with these bytes at their offset."""
         note = (
-            f"{format_size(length)} of {urls.display_url(place)} were fetched into a temporary file: "
-            "the format is read from a local one"
+            f"fetched {format_size(length)} of {urls.display_url(place)} into a temporary file: this "
+            "format can be read only from a local file"
         )
         read = functools.partial(self._part, place, seen)
         return self._copies.descriptor(place, seen, (offset, length), read, note)

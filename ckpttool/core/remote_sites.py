@@ -201,12 +201,10 @@ async def _fetch_once(request: HttpRequest, read: AnswerReader[Answer]) -> Answe
             target = _redirect_target(request.place, here, answer.headers["Location"])
         if target.origin() != here.origin():
             if request.stays:
-                raise UnsupportedError(
-                    "the server leads elsewhere, which is not followed", file=request.place
-                )
+                raise UnsupportedError("refused to follow a redirect to another origin", file=request.place)
             headers = {name: value for name, value in headers.items() if name.lower() in _FOR_ALL}
         here = target
-    raise NotFoundError("the server leads in circles", file=request.place)
+    raise NotFoundError("too many redirects", file=request.place)
 
 
 async def _send(
@@ -235,7 +233,9 @@ async def _send(
 
 async def _read_answer(place: str, answer: aiohttp.ClientResponse, read: AnswerReader[Answer]) -> Answer:
     if answer.headers.get("Content-Encoding", "identity") != "identity":
-        raise UnsupportedError("the server sends the file compressed, whoever asks", file=place)
+        raise UnsupportedError(
+            "the server sends the file compressed despite Accept-Encoding: identity", file=place
+        )
     if answer.status in _BUSY:
         raise _ServerBusyError(str(answer.status))
     remote.current_request().watch(answer.content)
@@ -246,14 +246,12 @@ def _redirect_target(place: str, here: yarl.URL, location: str) -> yarl.URL:
     """Return the target of a redirect; raise UnsupportedError or NotFoundError if it is refused."""
     there = yarl.URL(quote(location, _LEGAL), encoded=True)
     if there.raw_user is not None or there.raw_password is not None:
-        raise UnsupportedError(
-            "the server leads to a URL with a user's name, which is not followed", file=place
-        )
+        raise UnsupportedError("refused to follow a redirect to a URL with a user name", file=place)
     found = here.join(there).with_fragment(None)
     if found.scheme not in ("http", "https") or not found.host:
-        raise NotFoundError("the server, or the URL, leads to no http address", file=place)
+        raise NotFoundError("the URL, or a redirect, is not a valid http address", file=place)
     if here.scheme == "https" and found.scheme != "https":
-        raise UnsupportedError("the server leads from https to http, which is not followed", file=place)
+        raise UnsupportedError("refused to follow a redirect from https to http", file=place)
     if found.origin() == here.origin() and here.user is not None:
         found = found.with_user(here.user).with_password(here.password)
     return found
@@ -313,27 +311,27 @@ def _translate_errors(place: str, *, last: bool) -> Iterator[None]:
     except aiohttp.ClientConnectorDNSError as error:
         if isinstance(error.os_error, PrivateAddressError):
             raise _private_address_error(place, error.os_error) from error
-        raise NotFoundError("the host is not known", file=place) from error
+        raise NotFoundError("unknown host", file=place) from error
     except aiohttp.ClientConnectorCertificateError as error:
         raise NotFoundError("the server's certificate is not valid", file=place) from error
     except (ValueError, aiohttp.NonHttpUrlClientError) as error:  # yarl's, and aiohttp.InvalidURL
-        raise NotFoundError("the server, or the URL, leads to no http address", file=place) from error
+        raise NotFoundError("the URL, or a redirect, is not a valid http address", file=place) from error
     except (aiohttp.ClientPayloadError, asyncio.IncompleteReadError) as error:
-        raise TruncatedError("the server stopped before all bytes had come", file=place) from error
+        raise TruncatedError("the response ended before all bytes arrived", file=place) from error
     except TimeoutError as error:
         raise remote.deadline_error(place) from error
     except (aiohttp.ClientError, OSError) as error:
         if not last and isinstance(error, aiohttp.ServerDisconnectedError | ConnectionResetError):
             raise _ServerBusyError from error
-        raise NotFoundError("the server cannot be reached", file=place, found=type(error).__name__) from error
+        raise NotFoundError("cannot reach the server", file=place, found=type(error).__name__) from error
 
 
 def _private_address_error(place: str, error: BaseException) -> UnsupportedError:
     return UnsupportedError(
-        "the server leads to an address that is not public, which is not followed",
+        "refused to follow a redirect to a non-public address",
         file=place,
         found=str(error)[:120],
-        hint="name the URL that it leads to yourself, if you trust it",
+        hint="if you trust it, pass the URL that it redirects to",
     )
 
 
@@ -353,10 +351,12 @@ def _require_ok(place: str, answer: aiohttp.ClientResponse) -> None:
         raise NotFoundError(
             f"the server {PERMITS_NOT} ({answer.status})",
             file=place,
-            hint="a signed URL is good for one file and a time; it goes in quotes, with all of its query",
+            hint=(
+                "put a signed URL in quotes with its whole query; it is valid for one file and a limited time"
+            ),
         )
     if answer.status != 200:
-        raise NotFoundError(f"the server answers {answer.status}", file=place)
+        raise NotFoundError(f"the server returned HTTP status {answer.status}", file=place)
 
 
 def _file_stat(size: int, answer: aiohttp.ClientResponse) -> FileStat:
@@ -373,10 +373,10 @@ def _parse_range(place: str, answer: aiohttp.ClientResponse) -> tuple[int, int, 
     """Return the first byte, the last byte and the total of a partial response (14.4)."""
     match = _RANGE.fullmatch(answer.headers.get("Content-Range", ""))
     if match is None:
-        raise UnsupportedError("the server does not tell which part of the file it gives", file=place)
+        raise UnsupportedError("missing or invalid Content-Range in the server's response", file=place)
     first, last, total = map(int, match.groups())
     if not first <= last < total:
-        raise UnsupportedError("the server tells of a part that no file has", file=place)
+        raise UnsupportedError("impossible Content-Range in the server's response", file=place)
     return first, last, total
 
 
@@ -384,7 +384,7 @@ async def _read_exactly(place: str, answer: aiohttp.ClientResponse, length: int)
     """Return the response's bytes, exactly `length` of them; read at most one byte more."""
     data = await answer.content.readexactly(length)
     if await answer.content.read(1):
-        raise UnsupportedError("the server sends more than it tells", file=place)
+        raise UnsupportedError("the server sent more bytes than it announced", file=place)
     return data
 
 
@@ -396,7 +396,7 @@ async def _read_range(
     if not same:
         raise ChangedError("the file changed after it was listed", file=place)
     if (first, last) != (offset, offset + length - 1):
-        raise UnsupportedError("the server gives another part than was asked for", file=place)
+        raise UnsupportedError("the server returned a different byte range than requested", file=place)
     return await _read_exactly(place, answer, length)
 
 
@@ -491,7 +491,9 @@ class Web:
             first, _, total = _parse_range(place, answer)
             data = await _read_exactly(place, answer, min(HEAD, total))
             if first:
-                raise UnsupportedError("the server gives another part than was asked for", file=place)
+                raise UnsupportedError(
+                    "the server returned a different byte range than requested", file=place
+                )
         else:
             _require_ok(place, answer)
             if answer.content_length is None:
@@ -506,7 +508,7 @@ class Web:
         self, place: str, seen: FileStat, offset: int, length: int, answer: aiohttp.ClientResponse
     ) -> bytes:
         if answer.status in (*_GONE, 412, 416):
-            raise ChangedError("the file changed after it was listed, or went away", file=place)
+            raise ChangedError("the file changed or disappeared after it was listed", file=place)
         if answer.status == 206:
             same = _file_stat(_parse_range(place, answer)[2], answer) == seen
             return await _read_range(place, answer, offset, length, same=same)
@@ -521,7 +523,7 @@ class Web:
 
     async def _keep_whole(self, place: str, answer: aiohttp.ClientResponse) -> FileStat:
         """Keep a file that arrived whole because the server does not support range requests."""
-        size, why = answer.content_length, "the server gives no parts of files"
+        size, why = answer.content_length, "the server does not support range requests"
         require_fetchable(place, size or 0, why)
         remote.current_request().expect(size or limits.current().fetched_bytes)
         copy, done, watch = ScratchFile(), 0, filesystem.watch.get()
@@ -533,7 +535,7 @@ class Web:
                 watch(urls.display_url(place), done, size or done)
         if size is not None and size != done:
             raise TruncatedError(
-                "the server stopped before all bytes had come",
+                "the response ended before all bytes arrived",
                 file=place,
                 expected=f"{size:,}",
                 found=f"{done:,}",
@@ -541,7 +543,7 @@ class Web:
         seen = _file_stat(done, answer)
         self.copies.keep(place, seen, 0, done, copy)
         if done > HEAD:
-            filesystem.add_note(f"{why}: all {format_size(done)} of {urls.display_url(place)} were fetched")
+            filesystem.add_note(f"{why}: fetched all {format_size(done)} of {urls.display_url(place)}")
         return seen
 
     def _url(self, place: str) -> str:
@@ -622,7 +624,7 @@ class ObjectStore:
                 found = await self.info(place)
         except FileNotFoundError as error:
             if "specified bucket does not exist" in str(error):  # a name may contain the phrase
-                raise NotFoundError("there is no such bucket", file=place) from error
+                raise NotFoundError("no such bucket", file=place) from error
             return None
         return "folder" if found.get("type") == "directory" else stat_from_info(found)
 
@@ -646,10 +648,10 @@ class ObjectStore:
             with self._explained(place):
                 data = await self.bytes_of(place, seen, offset, length)
         except FileNotFoundError as error:
-            raise ChangedError("the file changed after it was listed, or went away", file=place) from error
+            raise ChangedError("the file changed or disappeared after it was listed", file=place) from error
         if len(data) != length:
             raise TruncatedError(
-                "the store gives another number of bytes than was asked for",
+                "the store returned a different number of bytes than requested",
                 file=place,
                 offset=offset,
                 expected=f"{length:,}",
@@ -686,8 +688,8 @@ class ObjectStore:
         if isinstance(error, TimeoutError):
             return remote.deadline_error(place)
         if isinstance(error, aiohttp.ClientPayloadError):
-            return TruncatedError("the store stopped before all bytes had come", file=place)
-        return NotFoundError("the store cannot be read", file=place, found=type(error).__name__)
+            return TruncatedError("the store's response ended before all bytes arrived", file=place)
+        return NotFoundError("cannot read from the store", file=place, found=type(error).__name__)
 
     @contextlib.contextmanager
     def _explained(self, place: str) -> Iterator[None]:
@@ -808,7 +810,7 @@ class GS(VersionedStore):
 async def _on_redirect(_: object, __: object, found: Any) -> None:
     """Raise UnsupportedError for a redirect to another host: Google's API has none."""
     if is_cross_origin(found.url, found.response.headers.get("Location", "")):
-        raise UnsupportedError("the store leads to another server, which is not followed")
+        raise UnsupportedError("refused to follow a redirect of the store to another server")
 
 
 async def _on_response(_: object, __: object, found: Any) -> None:
@@ -923,7 +925,7 @@ async def _send_s3(session: Any, *arguments: Any, **options: Any) -> Any:
     answer = await session.request(*arguments, allow_redirects=False, **options)
     if answer.status in _REDIRECT_STATUSES and _REGION not in answer.headers:
         answer.release()
-        raise UnsupportedError("the store leads to another server, which is not followed")
+        raise UnsupportedError("refused to follow a redirect of the store to another server")
     remote.current_request().watch(answer.content)
     return answer
 
@@ -938,9 +940,9 @@ async def _send_s3(session: Any, *arguments: Any, **options: Any) -> Any:
 _SMALL = 16 << 20
 _LARGEST = 16 << 20  # of an API response: a page has a thousand entries
 _REASONS = {
-    "GatedRepo": "the repository's owner has not let you in",
-    "RepoNotFound": "there is no such repository, or it is private and HF_TOKEN does not open it",
-    "RevisionNotFound": "there is no such revision",
+    "GatedRepo": "the repository is gated, and its owner has not granted you access",
+    "RepoNotFound": "no such repository, or it is private and HF_TOKEN does not grant access",
+    "RevisionNotFound": "no such revision",
 }
 # hf://[TYPE/]USER/NAME[@REVISION][/PATH] (https://huggingface.co/docs/huggingface_hub/guides/hf_file_system).
 _ADDRESS = re.compile(
@@ -986,7 +988,9 @@ class HF(VersionedStore):
             return {"type": "directory"}
         size, blob = entries[0].get("size"), entries[0].get("oid")
         if not isinstance(size, int) or not isinstance(blob, str) or size < 0:
-            raise UnsupportedError("the hub tells neither the size nor the version of the file", file=place)
+            raise UnsupportedError(
+                "the hub returned neither the size nor the version of the file", file=place
+            )
         told = {"size": size, "blob_id": blob}
         self.remember(place, stat_from_info(told), commit)
         return told
@@ -1024,7 +1028,7 @@ class HF(VersionedStore):
     async def _ask(self, place: str, url: str, form: dict[str, str] | None = None) -> tuple[Any, str | None]:
         """Return the hub's response for one of its URLs: JSON, and the URL of the next page."""
         if self.system.HF_HUB_OFFLINE:
-            raise NotFoundError("HF_HUB_OFFLINE is set, so the hub is not asked", file=place)
+            raise NotFoundError("HF_HUB_OFFLINE is set, so no request is sent to the hub", file=place)
         request = HttpRequest(place, url, self._headers, form, stays=True)
         return await fetch(request, functools.partial(_read_hub_page, place))
 
@@ -1038,7 +1042,7 @@ class HF(VersionedStore):
             )
             commit = found.get("sha") if isinstance(found, dict) else None
             if not isinstance(commit, str) or not commit:
-                raise UnsupportedError("the hub does not tell the commit of the revision", file=place)
+                raise UnsupportedError("the hub did not return the commit of the revision", file=place)
             known[name] = commit
         return known[name]
 
@@ -1054,20 +1058,20 @@ async def _read_hub_page(place: str, answer: aiohttp.ClientResponse) -> tuple[An
     _require_ok(place, answer)
     data = await _read_up_to(answer, _LARGEST + 1)
     if len(data) > _LARGEST:
-        raise UnsupportedError("the hub answers with very much", file=place, found=f"{len(data):,} bytes")
-    value = text.parse_json_value(data, "the hub's answer")
+        raise UnsupportedError("the hub's response is too large", file=place, found=f"{len(data):,} bytes")
+    value = text.parse_json_value(data, "the hub's response")
     following = answer.links.get("next")
     if following is None:
         return value, None
     link = str(following.get("url", ""))
     if is_cross_origin(answer.url, link):
-        raise UnsupportedError("the hub's list goes on at another server, which is not followed", file=place)
+        raise UnsupportedError("refused to follow the hub's listing to another server", file=place)
     return value, link
 
 
 def _require_entries(place: str, value: object) -> list[dict[str, Any]]:
     if not isinstance(value, list) or not all(isinstance(each, dict) for each in value):
-        raise UnsupportedError("the hub answers with something that is no list of files", file=place)
+        raise UnsupportedError("the hub's response is not a list of files", file=place)
     return value
 
 
@@ -1079,14 +1083,14 @@ async def _read_hub_part(
         return await _read_range(place, answer, offset, length, same=same)
     _require_ok(place, answer)
     if seen.size > _SMALL:
-        raise UnsupportedError("the server gives no part of the file", file=place)
+        raise UnsupportedError("the server does not support range requests for this file", file=place)
     return (await _read_exactly(place, answer, seen.size))[offset : offset + length]
 
 
 def _parse_hub_url(place: str) -> _HubPath:
     match = _ADDRESS.fullmatch(place)
     if place.startswith("hf://buckets/"):
-        raise UnsupportedError("of the hub repositories are read, buckets are not", file=place)
+        raise UnsupportedError("only repositories of the hub are supported, not buckets", file=place)
     if match is None:
         raise FileNotFoundError(place)
     kind, repository, revision, path = match.groups()

@@ -147,15 +147,15 @@ def read_sidecar(file: str) -> Sidecar:
 def _parse_sidecar(found: Mapping[str, Any], file: str) -> Sidecar:
     if found.get("schema") != SCHEMA:
         shown = str(found.get("schema"))[:40]
-        raise FormatError("the sidecar has another schema", file=file, expected=str(SCHEMA), found=shown)
+        raise FormatError("unsupported sidecar schema", file=file, expected=str(SCHEMA), found=shown)
     for name, allowed in _TYPES.items():
         if found.get(name) is not None and not allowed(found[name]):
-            raise FormatError(f"the sidecar's {name} is not what it should be", file=file, path=name)
+            raise FormatError(f"the sidecar's {name} has an invalid value", file=file, path=name)
     low, high = found.get("action_low") or (), found.get("action_high") or ()
     if len(low) != len(high) or any(a > b for a, b in zip(low, high, strict=True)):
-        raise FormatError("the sidecar's action bounds do not bound", file=file, path="action_low")
+        raise FormatError("the sidecar's action bounds are inconsistent", file=file, path="action_low")
     if not isinstance(found.get("target_sha256"), str):
-        raise FormatError("the sidecar names no target_sha256", file=file)
+        raise FormatError("the sidecar has no target_sha256", file=file)
     known = {name: found[name] for name in Sidecar.__dataclass_fields__ if found.get(name) is not None}
     return Sidecar(**known)
 

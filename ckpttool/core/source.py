@@ -157,7 +157,7 @@ class File(NamedTuple):
         try:
             now = os.stat(self.path)
         except OSError as error:
-            raise ChangedError("the file went away while it was read", file=self.path) from error
+            raise ChangedError("the file disappeared while it was read", file=self.path) from error
         if _stat_identity(now) != self[1:]:
             raise ChangedError("the file changed while it was read", file=self.path)
 
@@ -172,12 +172,12 @@ class File(NamedTuple):
         """
         if filesystem.find_store(path) is not None:
             if os.pardir in path.split("/") or not path.startswith(os.path.dirname(owner) + "/"):
-                raise UnsupportedError("a file outside of the checkpoint's folder is not read", file=path)
+                raise UnsupportedError("refused to read a file outside the checkpoint's folder", file=path)
             return cls.stamp(path)
         real = os.path.realpath(path)
         homes = {os.path.realpath(os.path.dirname(owner) or "."), os.path.dirname(os.path.realpath(owner))}
         if not any(os.path.commonpath((real, home)) == home for home in homes):
-            raise UnsupportedError("a link out of the checkpoint's folder is not followed", file=path)
+            raise UnsupportedError("refused to follow a link out of the checkpoint's folder", file=path)
         return cls.stamp(path)
 
     def read(self, offset: int, length: int) -> bytes:
@@ -218,7 +218,7 @@ class File(NamedTuple):
                 start = 0 if whole is None else at
                 piece = room[start : start + min(_PIECE, length - at)]
                 if os.preadv(descriptor, [piece], offset + at) != len(piece):
-                    raise ChangedError("the file became shorter while it was read", file=self.path)
+                    raise ChangedError("the file was truncated while it was read", file=self.path)
                 yield piece
 
     def _fetched(self, offset: int, length: int, whole: memoryview | None) -> Iterator[memoryview]:
@@ -235,7 +235,7 @@ class File(NamedTuple):
         """Raise TruncatedError unless the file has these bytes."""
         if offset < 0 or length < 0 or offset + length > self.size:
             raise TruncatedError(
-                "the file ends before its data does",
+                "the file ends before the end of its data",
                 file=self.path,
                 offset=offset,
                 expected=f"{length:,} bytes",
@@ -289,7 +289,7 @@ def _require_complete(data: bytes, length: int, path: str, offset: int) -> bytes
     """Return a store's data for a request; raise TruncatedError unless it is `length` bytes."""
     if len(data) != length:
         raise TruncatedError(
-            "the server stopped before all bytes had come",
+            "the response ended before all bytes arrived",
             file=path,
             offset=offset,
             expected=f"{length:,} bytes",
@@ -308,7 +308,7 @@ def _read_exactly(descriptor: int, offset: int, length: int, path: str) -> bytes
     while done < length:
         piece = os.pread(descriptor, length - done, offset + done)
         if not piece:
-            raise ChangedError("the file became shorter while it was read", file=path)
+            raise ChangedError("the file was truncated while it was read", file=path)
         pieces.append(piece)
         done += len(piece)
     return b"".join(pieces)
@@ -450,7 +450,7 @@ class DeflatedSpan(NamedTuple):
                 found=f"{'more' if len(data) > self.length else format(len(data), ',')}",
             )
         if not engine.eof or engine.unused_data:
-            raise self._wrong("a compressed member's stream does not end where its bytes do")
+            raise self._wrong("a member's compressed stream does not end at the member's end")
         if self.checksum is not None:
             self.checksum.check(data, self.base.file.path, self.base.offset)
         return data
@@ -570,7 +570,7 @@ class StridedView(NamedTuple):
         """Return the view's elements in C order, reading only the range of the storage that it spans."""
         first, stop = self.reach()
         if first < 0 or min(self.strides, default=0) < 0:
-            raise FormatError("a view of a storage goes backwards")
+            raise FormatError("a view of a storage has a negative offset or stride")
         data = self.storage.part(first, stop)
         # A view of fewer bytes would expose the memory after them.
         require_length(data, stop - first)
@@ -635,7 +635,7 @@ def require_length(data: Buffer, nbytes: int) -> None:
     """Raise FormatError unless the number of bytes matches the tensor."""
     if (found := memoryview(data).nbytes) != nbytes:
         raise FormatError(
-            "the bytes of a tensor are not as many as its shape needs",
+            "a tensor's size in bytes does not match its shape",
             expected=f"{nbytes:,} bytes",
             found=f"{found:,}",
         )
@@ -677,7 +677,7 @@ def combine_parts(dtype: str, shape: Shape, parts: Iterable[tuple[tuple[slice, .
         count += taken.size
     if count != whole.size:
         raise FormatError(
-            "the parts of a tensor do not make a whole",
+            "the parts do not cover the whole tensor",
             expected=f"{whole.size:,} elements",
             found=f"{count:,}",
         )

@@ -28,7 +28,7 @@ def load_json(file: str, what: str, limit: str = "json_bytes") -> dict[str, Any]
         require_small(filesystem.getsize(file), what, limit, file)
         data = filesystem.read_bytes(file)
     except FileNotFoundError as error:
-        raise NotFoundError(f"{what} is not there", file=file) from error
+        raise NotFoundError(f"{what} does not exist", file=file) from error
     try:
         return parse_json(data, what, limit)
     except FormatError as error:
@@ -69,12 +69,12 @@ def parse_strict_json(data: bytes, what: str, limit: str = "json_bytes") -> dict
     _require_few_values(data, what, limits.current().json_values)
 
     def constant(word: str) -> None:
-        raise FormatError(f"{what} holds {word}, which JSON lacks")
+        raise FormatError(f"{what} contains {word}, which is not valid JSON")
 
     def whole(word: str) -> int:
         # An integer in Python, but a float in other readers (serde_json, JavaScript).
         if word == "-0":
-            raise FormatError(f"{what} holds -0, which readers take for different numbers")
+            raise FormatError(f"{what} contains -0, which JSON readers interpret differently")
         return int(word)
 
     with _json_errors(what):
@@ -93,7 +93,7 @@ def _json_errors(what: str) -> Iterator[None]:
     except RecursionError as error:
         raise limits.limit_error("json_depth", f"{what} is nested too deeply", None) from error
     except ValueError as error:
-        raise FormatError(f"{what} is not JSON") from error
+        raise FormatError(f"{what} is not valid JSON") from error
 
 
 def _require_object(found: Any, what: str) -> dict[str, Any]:
@@ -105,7 +105,7 @@ def _require_object(found: Any, what: str) -> dict[str, Any]:
 def _unique_object(what: str, pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     made = dict(pairs)
     if len(made) != len(pairs):
-        raise FormatError(f"{what} has two entries {_find_duplicate(pairs)!r}")
+        raise FormatError(f"{what} has two entries named {_find_duplicate(pairs)!r}")
     return made
 
 
@@ -122,7 +122,7 @@ def _require_few_values(data: bytes, what: str, most: int) -> None:
         bare = _TEXT.sub(b"", data)
         found = sum(map(bare.count, (b",", b"[", b"{")))
         if found > most:
-            raise limits.limit_error("json_values", f"{what} holds too many values", found)
+            raise limits.limit_error("json_values", f"{what} contains too many values", found)
 
 
 def _require_shallow(found: Any, data: bytes, what: str, most: int) -> None:
@@ -190,7 +190,9 @@ def no_match_error(glob: str, known: Sequence[str], file: str | None = None) -> 
     candidates = [near, *([] if near.endswith("*") else [f"{near}/**"])]
     meant = next((each for each in candidates if any(map(compile_glob(each), known))), None)
     return UsageError(
-        f"no path matches {glob}", file=file, hint=f"did you mean --glob '{meant}'" if meant else None
+        f"no path matches the pattern '{glob}'",
+        file=file,
+        hint=f"did you mean --glob '{meant}'" if meant else None,
     )
 
 

@@ -88,7 +88,7 @@ def read_tar(file: File) -> Mapping[str, Span]:
     found: dict[str, Span] = {}
     for name, span in _iter_tar_members(file):
         if name in found:
-            raise FormatError(f"two members are called {name!r}", file=file.path, offset=span.offset)
+            raise FormatError(f"two members are named {name!r}", file=file.path, offset=span.offset)
         found[name] = span
     return found
 
@@ -102,7 +102,7 @@ def _iter_tar_members(file: File) -> Iterator[tuple[str, Span]]:
         span = Span(file, at, size)
         at += -(-size // BLOCK) * BLOCK
         if at > file.size:
-            raise TruncatedError(f"member {header.name!r} is cut off", file=file.path, offset=span.offset)
+            raise TruncatedError(f"member {header.name!r} is truncated", file=file.path, offset=span.offset)
         if header.kind == _PAX:
             longer = _pax_size(span)
         else:
@@ -112,12 +112,12 @@ def _iter_tar_members(file: File) -> Iterator[tuple[str, Span]]:
         raise TruncatedError("the archive does not end with empty blocks", file=file.path, offset=file.size)
     for place in range(at, file.size, _PIECE):
         if file.read(place, min(_PIECE, file.size - place)).strip(b"\0"):
-            _fail_tar(file, "bytes follow the archive's end", place)
+            _fail_tar(file, "extra bytes after the end of the archive", place)
 
 
 def _read_tar_block(file: File, at: int) -> bytes:
     if at + BLOCK > file.size:
-        raise TruncatedError("the archive's end is missing", file=file.path, offset=file.size)
+        raise TruncatedError("the end of the archive is missing", file=file.path, offset=file.size)
     return file.read(at, BLOCK)
 
 
@@ -129,11 +129,13 @@ def _parse_tar_header(file: File, block: bytes, at: int) -> _TarHeader:
     text = _tar_name(name)
     if kind not in (*_PLAIN, _PAX):
         raise UnsupportedError(
-            f"member {text!r} is no plain file (type {kind.decode('latin-1')!r})", file=file.path, offset=at
+            f"member {text!r} is not a regular file (type {kind.decode('latin-1')!r})",
+            file=file.path,
+            offset=at,
         )
     if any(before):
         # GNU tar's own headers store times there; the library that torch used leaves the field empty.
-        raise UnsupportedError(f"member {text!r} has a prefix to its name", file=file.path, offset=at)
+        raise UnsupportedError(f"member {text!r} has a name prefix", file=file.path, offset=at)
     return _TarHeader(text, _parse_octal(size, file, at), kind)
 
 
@@ -166,7 +168,7 @@ def _pax_size(span: Span) -> int | None:
             raise UnsupportedError(what, file=span.file.path, offset=span.offset)
         if keyword == b"size":
             if not value.isdigit() or len(value) > 19:
-                _fail_tar(span.file, "a pax header's size is no number", span.offset)
+                _fail_tar(span.file, "the size in a pax header is not a number", span.offset)
             size = int(value)
         data = data[int(length) :]
     return size
@@ -273,7 +275,7 @@ def quote_member(name: str) -> str:
 
 def refuse_flags(file: File, flags: int, at: int) -> NoReturn:
     """Raise UnsupportedError for a member that is encrypted, or a patch of another file (UNREAD)."""
-    what = "the archive is encrypted" if flags & ENCRYPTED else "the archive holds patches, not files"
+    what = "the archive is encrypted" if flags & ENCRYPTED else "the archive contains patches, not files"
     raise UnsupportedError(what, file=file.path, offset=at)
 
 
@@ -285,7 +287,7 @@ def widen_fields(file: File, extra: bytes, fields: tuple[int, ...], at: int) -> 
     for value in fields:
         if value == FULL32:
             if len(data) < used + 8:
-                fail(file, "a large member's zip64 sizes are missing, or there are two of them", at)
+                fail(file, "the zip64 sizes of a large member are missing or occur twice", at)
             wide.append(int.from_bytes(data[used : used + 8], "little"))
             used += 8
         else:
@@ -301,7 +303,7 @@ def require_one_name(file: File, extra: bytes, raw: bytes, at: int) -> None:
         if kind == UNICODE_PATH_EXTRA and (len(body) < 5 or body[5:] != raw):
             fail(
                 file,
-                "a member has two names",
+                "a member has two different names",
                 at,
                 expected=quote_member(_lossy_name(raw)),
                 found=quote_member(_lossy_name(body[5:])),
@@ -368,7 +370,7 @@ def _find_end_record(file: File, tail: bytes, start: int) -> int:
     last = at = tail.rfind(_END)
     if last < 0:
         raise TruncatedError(
-            "the archive's end record is missing: the file is cut off", file=file.path, offset=stop
+            "the archive's end record is missing: the file is truncated", file=file.path, offset=stop
         )
     found = []
     while at >= 0:
@@ -376,7 +378,7 @@ def _find_end_record(file: File, tail: bytes, start: int) -> int:
             found.append(at)
         at = tail.rfind(_END, 0, at)
     if not found:
-        fail(file, "the archive's end record is followed by bytes that do not belong to it", stop)
+        fail(file, "extra bytes after the archive's end record", stop)
     # Many readers use the last one (Lib/zipfile.py, _EndRecData; miniz), whatever its comment's length is.
     if found != [last]:
         fail(file, "the archive has more than one end record", start + found[-1])
@@ -389,7 +391,7 @@ def _read_zip64_record(
     _, disk, at, disks = LOCATOR64.unpack(locator)
     record = window.read(END64.size, at) if at <= stop - END64.size else b""
     if disk or disks > 1 or len(record) < END64.size:
-        fail(file, "the zip64 locator points nowhere", stop)
+        fail(file, "the zip64 locator does not point to an end record", stop)
     mark, size, _, _, this, first, here, count, length, offset = END64.unpack(record)
     if mark != END64_MARK or at + 12 + size != stop or this or first or here != count:
         fail(file, "the zip64 end record is damaged", at)
@@ -404,7 +406,7 @@ def read_zip_entries(file: File, window: ZipWindow, place: ZipDirectory) -> list
     allowed = limits.current()
     if place.length > allowed.index_bytes:
         raise limits.limit_error(
-            "index_bytes", "the archive's directory is too long", place.length, file=file.path
+            "index_bytes", "the archive's central directory is too long", place.length, file=file.path
         )
     if place.entries > allowed.members:
         raise limits.limit_error("members", "the archive has too many members", place.entries, file=file.path)
@@ -413,13 +415,13 @@ def read_zip_entries(file: File, window: ZipWindow, place: ZipDirectory) -> list
     at, size = 0, len(data)
     while at < size:
         if at + CENTRAL.size > size or len(found) >= place.entries:
-            fail(file, "the central directory is not as long as its entries", place.offset + at)
+            fail(file, "the length of the central directory does not match its entries", place.offset + at)
         entry, at = _parse_zip_entry(file, data, at, place.offset)
         found.append(entry)
     if len(found) != place.entries:
         fail(
             file,
-            "the archive does not have as many members as its end record says",
+            "the number of members differs from the number in the end record",
             place.offset,
             expected=f"{place.entries:,}",
             found=f"{len(found):,}",
@@ -450,7 +452,7 @@ def _parse_zip_entry(file: File, data: bytes, at: int, base: int) -> tuple[ZipEn
     if disk:  # miniz, and so torch, also rejects 0xFFFF
         fail(file, "the archive is split over several disks", base + at)
     if method == STORED and stored != size:
-        fail(file, f"member {quote_member(text)} is stored as it is, yet has two sizes", base + at)
+        fail(file, f"member {quote_member(text)} is stored uncompressed, but its two sizes differ", base + at)
     _require_plain_file(file, text, kind, size, base + at)
     return ZipEntry(header, text, raw, method, flags, crc, stored, size), stop
 
@@ -462,9 +464,9 @@ def _require_plain_file(file: File, name: str, kind: int, size: int, at: int) ->
     if name[-1] != "/" and (kind & _DOS_FOLDER or kind >> 28 == _UNIX_FOLDER):
         # Here miniz, and so torch, reads nothing and returns uninitialised memory
         # (mz_zip_reader_extract_to_mem).
-        fail(file, f"member {quote_member(name)} is marked as a folder, and has the name of a file", at)
+        fail(file, f"member {quote_member(name)} is marked as a folder, but has the name of a file", at)
     if name[-1] == "/" and size:
-        fail(file, f"member {quote_member(name)} is a folder, yet has bytes", at)
+        fail(file, f"member {quote_member(name)} is a folder, but contains bytes", at)
 
 
 def _decode_name(file: File, raw: bytes, flags: int, at: int) -> str:
@@ -472,9 +474,9 @@ def _decode_name(file: File, raw: bytes, flags: int, at: int) -> str:
         # 4.4.4 bit 11; without it, names are in the IBM PC's code page.
         name = raw.decode("ascii" if raw.isascii() else "utf-8" if flags & UTF8 else "cp437")
     except UnicodeDecodeError:
-        fail(file, "a member's name is not UTF-8, as its flag says", at)
+        fail(file, "a member's name is flagged as UTF-8, but is not valid UTF-8", at)
     if not name or "\0" in name:
-        fail(file, "a member's name is empty or holds a NUL", at)
+        fail(file, "a member's name is empty or contains a NUL", at)
     return name
 
 
@@ -484,18 +486,22 @@ def _require_unique_names(file: File, found: list[ZipEntry], at: int) -> None:
     if len(names) != len(found):
         fail(
             file,
-            f"two members are called {quote_member(_first_duplicate(entry.name for entry in found))}",
+            f"two members are named {quote_member(_first_duplicate(entry.name for entry in found))}",
             at,
         )
     if len({entry.raw for entry in found}) != len(found):
-        fail(file, "two members have one name, in two encodings", at)
+        fail(file, "two members have the same name in two encodings", at)
     places: dict[str, str] = {}
     for name in filter(_needs_normalization, names):
         place = posixpath.normpath("/" + name.replace("\\", "/")).lstrip("/")
         other = places.setdefault(place, name)
         if other != name or (place != name and place in names):
             both = sorted((name, other if other != name else place))
-            fail(file, f"two members have one place: {' and '.join(map(quote_member, both))}", at)
+            fail(
+                file,
+                f"two members would unpack to the same path: {' and '.join(map(quote_member, both))}",
+                at,
+            )
 
 
 def _needs_normalization(name: str) -> bool:
@@ -541,21 +547,19 @@ def locate_members(file: File, window: ZipWindow, entries: list[ZipEntry], stop:
     """
     ordered = sorted(entries)
     if ordered and ordered[-1].header + LOCAL.size > stop:
-        fail(
-            file, f"member {quote_member(ordered[-1].name)} lies beyond the archive's end", ordered[-1].header
-        )
+        fail(file, f"member {quote_member(ordered[-1].name)} is beyond the archive's end", ordered[-1].header)
     offsets: dict[str, int] = {}
     last: ZipEntry | None = None
     free, bare = 0, False
     for entry, data, at in _iter_local_headers(window, ordered, stop):
         if last is None and entry.header:
-            fail(file, f"member {quote_member(entry.name)} does not begin the file", entry.header)
+            fail(file, f"member {quote_member(entry.name)} is not at the start of the archive", entry.header)
         if entry.header != free or bare:
             _require_descriptor(file, last, data[max(0, at - _BEFORE) : at], entry.header - free, bare=bare)
         offset, bare = _locate_payload(file, entry, data, at)
         free = offset + entry.stored
         if free > stop:
-            fail(file, f"member {quote_member(entry.name)} reaches into the central directory", offset)
+            fail(file, f"member {quote_member(entry.name)} overlaps the central directory", offset)
         offsets[entry.name], last = offset + window.start, entry
     if free != stop or bare:
         _require_descriptor(
@@ -605,13 +609,13 @@ def _locate_payload(file: File, entry: ZipEntry, data: bytes, at: int) -> tuple[
     The second result is whether it leaves sizes and checksum to a descriptor after the bytes.
     """
     if at + LOCAL.size > len(data):
-        fail(file, f"the local header of {quote_member(entry.name)} is cut off", entry.header)
+        fail(file, f"the local header of {quote_member(entry.name)} is truncated", entry.header)
     mark, _, flags, method, _, _, crc, stored, size, name, extra = LOCAL.unpack_from(data, at)
     start = at + LOCAL.size
     if mark != LOCAL_MARK:
         fail(
             file,
-            f"member {quote_member(entry.name)} has no local header where the directory says",
+            f"no local header of member {quote_member(entry.name)} at the offset in the directory",
             entry.header,
         )
     if flags & UNREAD:
@@ -640,18 +644,31 @@ def _require_descriptor(file: File, entry: ZipEntry | None, data: bytes, length:
     """
     if entry is None:
         if length:
-            fail(file, "bytes of the archive belong to no member", 0)
+            fail(file, "the archive contains bytes that belong to no member", 0)
         return
     if length < 0:
-        fail(file, "two members overlap", entry.header, found=f"one of them is {quote_member(entry.name)}")
+        fail(
+            file,
+            "two members overlap",
+            entry.header,
+            found=(f"member {quote_member(entry.name)} and the one after it"),
+        )
     layout = _DESCRIPTORS.get(length)
     if layout is None or not entry.flags & LATER:
-        what = "no descriptor follows, as its flag says," if bare and not length else "other bytes follow"
-        fail(file, f"{what} behind member {quote_member(entry.name)}", entry.header)
+        what = (
+            "the data descriptor announced by its flag is missing"
+            if bare and not length
+            else "unexpected bytes"
+        )
+        fail(file, f"{what} after member {quote_member(entry.name)}", entry.header)
     said = data[len(data) - length :]
     marked = length in (12, 20) or said.startswith(DESCRIPTOR_MARK)
     if not marked or layout.unpack(said) != (entry.crc, entry.stored, entry.size):
-        fail(file, f"what follows member {quote_member(entry.name)} contradicts its headers", entry.header)
+        fail(
+            file,
+            f"the data descriptor of member {quote_member(entry.name)} contradicts its headers",
+            entry.header,
+        )
 
 
 # Zip archives as bytes: the position of every member, without anything that two readers could interpret
@@ -681,7 +698,8 @@ class ZipArchive:
             return Span(self.file, member.offset, member.size, checksum)
         if member.method != DEFLATED:
             raise UnsupportedError(
-                f"member {quote_member(name)} is compressed by method {member.method}", file=self.file.path
+                f"member {quote_member(name)} uses unsupported compression method {member.method}",
+                file=self.file.path,
             )
         self._require_proportion(member)
         return DeflatedSpan(Span(self.file, member.offset, member.stored), member.size, checksum)
@@ -689,7 +707,10 @@ class ZipArchive:
     def _require_proportion(self, member: ZipMember) -> None:
         allowed = limits.current()
         if member.size > max(allowed.unpacked_bytes, allowed.unpacked_ratio * member.stored):
-            what = f"member {quote_member(member.name)} would unpack from {member.stored:,} bytes to far too many"  # noqa: E501
+            what = (
+                f"member {quote_member(member.name)} would unpack to far too many bytes from "
+                f"{member.stored:,}"
+            )
             raise limits.limit_error(
                 "unpacked_bytes", what, member.size, file=self.file.path, offset=member.offset
             )
@@ -962,9 +983,9 @@ class ArchiveStore:
 
     def local(self, place: str, seen: FileStat, offset: int, length: int) -> int:
         """Return a descriptor of a local file with these bytes at their offset."""
-        fetched = f"{format_size(length)} of {urls.display_url(place)} were fetched"
+        fetched = f"fetched {format_size(length)} of {urls.display_url(place)}"
         elsewhere = filesystem.find_store(self._outer) is not None
-        note = f"{fetched}: the format is read from a local file" if elsewhere else None
+        note = f"{fetched}: this format can be read only from a local file" if elsewhere else None
         read = functools.partial(self.read, place, seen)
         return self._copies.descriptor(place, seen, (offset, length), read, note)
 
@@ -1049,7 +1070,7 @@ def _unique_members(
         if (path := _member_path(name)) is None:
             continue
         if path in found:
-            raise FormatError(f"two members are called {name[:200]!r}", file=file.path, offset=source.offset)
+            raise FormatError(f"two members are named {name[:200]!r}", file=file.path, offset=source.offset)
         found[path] = ArchiveMember(source.length, source)
     return found
 
@@ -1074,7 +1095,7 @@ def _unpack_tarball(file: File, library: str) -> ScratchFile:
     if filesystem.find_store(file.path) is not None:
         require_fetchable(file.path, file.size, why)
         filesystem.add_note(
-            f"{why}: all {format_size(file.size)} of {urls.display_url(file.path)} were fetched and unpacked"
+            f"{why}: fetched and unpacked all {format_size(file.size)} of {urls.display_url(file.path)}"
         )
     copy = ScratchFile()
     done, watch = 0, filesystem.watch.get()
@@ -1083,7 +1104,7 @@ def _unpack_tarball(file: File, library: str) -> ScratchFile:
         while piece := stream.read(_UNPACK_CHUNK):
             copy.put(done, piece)
             done += len(piece)
-            require_fetchable(file.path, done, f"{why}, and unpacks to very much")
+            require_fetchable(file.path, done, f"{why} and unpacks to too much data")
             if watch is not None:
                 watch(urls.display_url(file.path), raw.tell(), file.size)
     return copy
@@ -1114,7 +1135,7 @@ class _FileStream(io.RawIOBase):
         most = limits.current().text_bytes
         if not 0 <= length <= most:
             raise limits.limit_error(
-                "text_bytes", "a header of the archive is too long", length, file=self._file.path
+                "text_bytes", "an archive header is too long", length, file=self._file.path
             )
         room = bytearray(length)
         return bytes(room[: self.readinto(room)])

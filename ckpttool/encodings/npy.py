@@ -86,7 +86,7 @@ def read_npy(storage: Storage) -> NpyArray:
         raise _npy_error(
             wrong,
             storage,
-            "an array's bytes do not fill its shape",
+            "an array's size in bytes does not match its shape",
             expected=f"{nbytes:,} bytes",
             found=f"{found:,}",
         )
@@ -114,7 +114,7 @@ def list_npz(archive: ZipArchive, wanted: Iterable[str] | None = None) -> Mappin
     for member in archive.members if wanted is None else wanted:
         name = member.removesuffix(SUFFIX)
         if name in arrays:
-            raise FormatError(f"two arrays are called {name!r}", file=archive.file.path)
+            raise FormatError(f"two arrays are named {name!r}", file=archive.file.path)
         try:
             storage = archive.source(member)
             arrays[name] = read_npy(storage)
@@ -206,10 +206,10 @@ def _read_prefix(storage: Storage, count: int) -> bytes:
 def _read_header(storage: Storage) -> NpyHeader:
     data = _read_prefix(storage, _FIRST)
     if len(data) < len(MAGIC) + 4 or not data.startswith(MAGIC):
-        _fail(storage, "an array does not begin as NumPy's do", data[:8])
+        _fail(storage, "an array does not start with NumPy's magic bytes", data[:8])
     version, minor = data[6], data[7]
     if version not in (1, 2, 3) or minor:
-        _fail(storage, f"NumPy has no array format {version}.{minor}", b"")
+        _fail(storage, f"unknown NumPy array format version {version}.{minor}", b"")
     start = 10 if version == 1 else 12
     length = int.from_bytes(data[8:start], "little")
     # A shorter header is already in memory; this matters for files with many arrays.
@@ -221,7 +221,7 @@ def _read_header(storage: Storage) -> NpyHeader:
         data = _read_prefix(storage, start + length)
     raw = data[start : start + length]
     if len(raw) < length:
-        raise _npy_error(TruncatedError, storage, "an array ends in its header")
+        raise _npy_error(TruncatedError, storage, "an array is truncated in its header")
     try:
         text = raw.decode("utf-8" if version == 3 else "latin-1")
     except UnicodeDecodeError:
@@ -238,18 +238,18 @@ def _fail(storage: Storage, message: str, shown: bytes | str) -> NoReturn:
 def _parse_header(storage: Storage, tokens: list[str], text: str) -> tuple[str | None, bool, Shape]:
     """Return the three entries of the header dict, in any order; others are an error."""
     if len(tokens) < 2 or tokens[0] != "{" or tokens[-1] != "}":
-        _fail(storage, "an array's header is no dict", text)
+        _fail(storage, "an array's header is not a dict", text)
     found: dict[str, list[str]] = {}
     at, stop = 1, len(tokens) - 1
     while at < stop:
         name = tokens[at][1:-1] if tokens[at][0] in "'\"" else ""
         end = _value_end(tokens, at + 2, stop)
         if tokens[at + 1] != ":" or name in found or end <= at + 2:
-            _fail(storage, "an array's header is no dict of three entries", text)
+            _fail(storage, "an array's header is not a dict with three entries", text)
         found[name] = tokens[at + 2 : end]
         at = end + 1
     if found.keys() != {"descr", "fortran_order", "shape"}:
-        _fail(storage, "an array's header does not give descr, fortran_order and shape", text)
+        _fail(storage, "an array's header does not contain descr, fortran_order and shape", text)
     order = found["fortran_order"]
     if order not in (["True"], ["False"]):
         _fail(storage, "an array's fortran_order is neither True nor False", text)
@@ -292,15 +292,15 @@ def _parse_shape(storage: Storage, tokens: list[str]) -> Shape:
     items, commas = tokens[1:-1:2], tokens[2:-1:2]
     well = tokens[0] == "(" and tokens[-1] == ")" and all(mark == "," for mark in commas)
     if not well or len(items) - len(commas) not in (0, 1) or (len(items) == 1 and not commas):
-        _fail(storage, "an array's shape is no tuple", " ".join(tokens))
+        _fail(storage, "an array's shape is not a tuple", " ".join(tokens))
     if len(items) > RANK:
         _fail(storage, f"an array has {len(items):,} dimensions", "")
     if not all(item.isdigit() for item in items):
-        _fail(storage, "an array's shape is not made of sizes", " ".join(tokens))
+        _fail(storage, "an array's shape contains an item that is not a size", " ".join(tokens))
     shape, count = tuple(map(int, items)), 1
     for extent in shape:
         # Zeros are left out, as in numpy: a zero must not hide an impossible size.
         count *= extent or 1
     if count > _LARGEST_COUNT:
-        _fail(storage, "an array has more elements than can be counted", " ".join(tokens))
+        _fail(storage, "an array has too many elements to count", " ".join(tokens))
     return shape

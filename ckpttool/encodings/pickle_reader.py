@@ -446,7 +446,7 @@ class PickleMachine:
     def cut(self) -> NoReturn:
         """Raise TruncatedError: the bytes end before the pickle does."""
         raise TruncatedError(
-            "the pickle ends before its STOP", file=self.file, offset=self.base + len(self.data)
+            "the pickle ends before its STOP opcode", file=self.file, offset=self.base + len(self.data)
         )
 
     def run(self, table: Sequence[Opcode]) -> Any:
@@ -457,11 +457,11 @@ class PickleMachine:
         except IndexError:
             if self.position + 1 >= len(self.data):
                 self.cut()
-            self.fail("the pickle takes from an empty stack", self.position)
+            self.fail("the pickle pops from an empty stack", self.position)
         except (ValueError, OverflowError, struct.error) as error:
-            self.fail(f"the pickle's arguments make no sense: {str(error)[:_SHOWN]}", self.position)
+            self.fail(f"invalid opcode argument in the pickle: {str(error)[:_SHOWN]}", self.position)
         if self.stack or self.outer:
-            self.fail("the pickle leaves more than one value", self.position)
+            self.fail("the pickle leaves more than one value on the stack", self.position)
         return value
 
     def _loop(self, table: Sequence[Opcode]) -> None:
@@ -496,7 +496,7 @@ class PickleMachine:
         total = len(self.data)
         if at > self.end and at <= total:
             # CPython's two unpicklers read such an argument differently (CPython issue 154848).
-            self.fail("an opcode's argument crosses the end of its frame", self.position)
+            self.fail("the argument of an opcode extends beyond its frame", self.position)
         if at >= total:
             self.cut()
         self.end = total
@@ -505,7 +505,7 @@ class PickleMachine:
         """Return the index of a new memo entry; raise FormatError for one that no pickler has reached."""
         # Every pickler counts its entries. Numbers chosen by a file could all fall into one hash slot.
         if not 0 <= number <= self.position + _MEMO:
-            self.fail("a number of the pickle's memo is out of range", self.position)
+            self.fail("a memo index of the pickle is out of range", self.position)
         return number
 
     def recall(self, number: int) -> Any:
@@ -513,7 +513,7 @@ class PickleMachine:
         try:
             return self.memo[number]
         except KeyError:
-            self.fail(f"the pickle recalls memo entry {number:,}, which was never stored", self.position)
+            self.fail(f"the pickle reads memo entry {number:,}, which was never stored", self.position)
 
     def number(self, at: int, width: int) -> int:
         """Return the unsigned little-endian number at a position."""
@@ -538,15 +538,13 @@ class PickleMachine:
             self._spend((value,))
             return bytes(value)
         if not is_hashable(value):
-            self.fail(f"a {type(value).__name__} is used as a dict's key", self.position)
+            self.fail(f"a {type(value).__name__} is used as a dict key", self.position)
         if has_spread_hash(value, len(target)):
             return value
         if not is_plain(value):
             unhashable = next((each for each in value if not is_hashable(each)), None)
             if unhashable is not None:
-                self.fail(
-                    f"a tuple with a {type(unhashable).__name__} is used as a dict's key", self.position
-                )
+                self.fail(f"a tuple with a {type(unhashable).__name__} is used as a dict key", self.position)
             return OpaqueKey(value)
         if len(target) < SPREAD:
             return value
@@ -569,13 +567,13 @@ class PickleMachine:
         `new` means a call of the class's `__new__` alone, which may do less than a call of the class.
         """
         if type(args) is not tuple:
-            self.fail("the pickle makes a call whose arguments are no tuple", self.position)
+            self.fail("the pickle makes a call whose arguments are not a tuple", self.position)
         if type(function) is Global:
             name = self.name(function)
             name.calls += 1
             if new and name.builder is not None and args and function.full not in MADE_BY_NEW:
                 self.fail(
-                    f"the pickle makes a {function.full} by __new__ alone, with arguments", self.position
+                    f"the pickle creates a {function.full} by __new__ alone, with arguments", self.position
                 )
             if name.builder is not None and not kwargs:
                 self._spend(args)
@@ -625,7 +623,7 @@ class PickleMachine:
                 continue
             self._spend((part,))
             if not isinstance(part, dict) or not all(type(n) is str and n not in METHODS for n in part):
-                self.fail("the state of a dict is not made of attributes", self.position)
+                self.fail("the state of a dict does not consist of attributes", self.position)
 
     def asked(self) -> tuple[CodeReference, ...]:
         """Return the names and calls of the pickle up to the current position."""
@@ -642,7 +640,7 @@ class PickleMachine:
                     # A state: attributes, and those of objects with slots.
                     self.spent += sum(len(part) for part in arg if isinstance(part, dict))
         if self.spent > most:
-            self.exceed("pickle_copies", "the pickle copies its values again and again", self.spent)
+            self.exceed("pickle_copies", "the pickle copies its values too often", self.spent)
 
     def built(self, build: Callable[[Any], Any], argument: Any) -> Any:
         """Return the result of a caller's function; its errors get file and offset."""
@@ -705,7 +703,7 @@ def _set_items(machine: PickleMachine, items: list[Any]) -> None:
     elif not isinstance(target, dict):
         machine.fail(f"the pickle sets an item of a {type(target).__name__}", machine.position)
     if len(items) % 2:
-        machine.fail("a dict's items do not come in pairs", machine.position)
+        machine.fail("the items of a dict do not come in pairs", machine.position)
     for at in range(0, len(items), 2):
         key = items[at]
         target[key if type(key) is str else machine.key(key, target)] = items[at + 1]
@@ -718,14 +716,14 @@ def _set_items(machine: PickleMachine, items: list[Any]) -> None:
 
 def _proto(machine: PickleMachine, at: int) -> int:
     if machine.data[at] > 5:
-        machine.fail(f"the pickle's protocol is {machine.data[at]}, newer than 5", at)
+        machine.fail(f"unsupported pickle protocol {machine.data[at]}: the newest is 5", at)
     return at + 1
 
 
 def _frame(machine: PickleMachine, at: int) -> int:
     size = machine.number(at, 8)
     if machine.end != len(machine.data):
-        machine.fail("a frame begins inside another", at)
+        machine.fail("a frame starts inside another frame", at)
     if at + 8 + size > len(machine.data):
         machine.cut()
     machine.end = at + 8 + size
@@ -784,7 +782,7 @@ def _push_long(width: int) -> Opcode:
     def push(machine: PickleMachine, at: int) -> int:
         size = int.from_bytes(machine.data[at : at + width], "little", signed=width == 4)
         if size < 0:
-            machine.fail("an integer of negative length", at)
+            machine.fail("an integer has a negative length", at)
         if size > machine.limits.pickle_integer:
             machine.exceed("pickle_integer", "an integer is too long", size)
         at += width
@@ -801,14 +799,14 @@ def _int_text(machine: PickleMachine, at: int) -> int:
     elif _INTEGER.fullmatch(text):
         machine.stack.append(int(text.removesuffix(b"L")))
     else:
-        machine.fail("an integer of the pickle is not written as picklers write it", at)
+        machine.fail("an integer in the pickle has a notation that no pickler writes", at)
     return after
 
 
 def _float_text(machine: PickleMachine, at: int) -> int:
     text, after = machine.line(at)
     if not _REAL.fullmatch(text):
-        machine.fail("a number of the pickle is not written as picklers write it", at)
+        machine.fail("a number in the pickle has a notation that no pickler writes", at)
     machine.stack.append(float(text))
     return after
 
@@ -849,7 +847,7 @@ def _push_python2_string(width: int) -> Opcode:
     def push(machine: PickleMachine, at: int) -> int:
         size = int.from_bytes(machine.data[at : at + width], "little", signed=width == 4)
         if size < 0:
-            machine.fail("a string of negative length", at)
+            machine.fail("a string has a negative length", at)
         raw = machine.data[at + width : at + width + size]
         machine.stack.append(raw.decode("ascii") if raw.isascii() else raw)
         return at + width + size
@@ -860,7 +858,7 @@ def _push_python2_string(width: int) -> Opcode:
 def _string_text(machine: PickleMachine, at: int) -> int:
     text, after = machine.line(at)
     if len(text) < 2 or text[:1] != text[-1:] or text[:1] not in b"'\"":
-        machine.fail("a string without quotes", at)
+        machine.fail("a string has no quotes", at)
     raw = codecs.escape_decode(text[1:-1])[0]
     machine.stack.append(raw.decode("ascii") if raw.isascii() else raw)
     return after
@@ -933,7 +931,7 @@ def _set_many(machine: PickleMachine, at: int) -> int:
 
 def _register_global(machine: PickleMachine, module: Any, name: Any) -> Global:
     if type(module) is not str or type(name) is not str:
-        machine.fail("the pickle names something by other than text", machine.position)
+        machine.fail("the pickle contains a name that is not text", machine.position)
     if len(module) + len(name) > machine.limits.pickle_name:
         machine.exceed("pickle_name", "a name is too long", len(module) + len(name))
     found = Global(RENAMED.get(module, module), name)
@@ -970,7 +968,7 @@ def _new_object_ex(machine: PickleMachine, at: int) -> int:
     kwargs = machine.stack.pop()
     args = machine.stack.pop()
     if not isinstance(kwargs, dict):
-        machine.fail("the pickle makes a call whose named arguments are no dict", machine.position)
+        machine.fail("the pickle makes a call whose keyword arguments are not a dict", machine.position)
     machine.stack[-1] = machine.call(machine.stack[-1], args, kwargs, new=True)
     return at
 
@@ -1007,7 +1005,7 @@ def _build(machine: PickleMachine, at: int) -> int:
 
 def _load_persistent(machine: PickleMachine, value: Any) -> Any:
     if machine.persistent is None:
-        machine.fail("the pickle refers to something outside itself", machine.position)
+        machine.fail("the pickle refers to external data by a persistent id", machine.position)
     return machine.built(machine.persistent, value)
 
 
@@ -1054,13 +1052,15 @@ def _refuse_opcode(what: str) -> Opcode:
 def _refuse_extension(width: int) -> Opcode:
     def refuse(machine: PickleMachine, at: int) -> int:
         number = machine.number(at, width)
-        machine.fail(f"the pickle names a class by number {number:,} of its writer's registry", at - 1)
+        machine.fail(
+            f"the pickle names a class by number {number:,} in its writer's extension registry", at - 1
+        )
 
     return refuse
 
 
 def _refuse_unknown(machine: PickleMachine, at: int) -> int:
-    machine.fail(f"no pickle opcode is {machine.data[at - 1]:#04x}", at - 1)
+    machine.fail(f"unknown pickle opcode {machine.data[at - 1]:#04x}", at - 1)
 
 
 _OPCODES: dict[bytes, Opcode] = {
@@ -1125,8 +1125,8 @@ _OPCODES: dict[bytes, Opcode] = {
     b"\x82": _refuse_extension(1),
     b"\x83": _refuse_extension(2),
     b"\x84": _refuse_extension(4),
-    b"\x97": _refuse_opcode("keeps data in buffers outside itself"),
-    b"\x98": _refuse_opcode("keeps data in buffers outside itself"),
+    b"\x97": _refuse_opcode("stores data in out-of-band buffers"),
+    b"\x98": _refuse_opcode("stores data in out-of-band buffers"),
 }
 TABLE = [_OPCODES.get(bytes((code,)), _refuse_unknown) for code in range(256)]
 
@@ -1169,12 +1169,12 @@ def parse_pickle(
     try:
         value = machine.run(TABLE)
         if not trailing and machine.position != len(data):
-            machine.fail("bytes follow the pickle's end", machine.position)
+            machine.fail("extra bytes after the end of the pickle", machine.position)
     except CkpttoolError as error:
         # Unpickling would have reached these calls: damage in the rest does not undo them.
         names = dangerous_calls(machine.asked())
         if names:
-            error.message += f"; before that the pickle asks to call {', '.join(names)[:_NAMED]}"
+            error.message += f"; before that, the pickle would call {', '.join(names)[:_NAMED]}"
             error.message += "; nothing was run"
         raise
     return PickleContents(value, machine.position, machine.asked())

@@ -172,7 +172,7 @@ class KeyTracker:
                 return value
         name = value_identity(value)
         if name in self.seen:
-            raise FormatError("a dict of the pickle has one key twice")
+            raise FormatError("a dict in the pickle has the same key twice")
         self.seen.add(name)
         return OpaqueKey(value)
 
@@ -249,7 +249,7 @@ def _dict_builder(name: str) -> Builder:
             made.update(args[0])
         elif args and not (name == "collections.defaultdict" and _is_default_factory(args)):
             if len(args) > 2 or name == "collections.Counter":
-                raise FormatError(f"a {name} is made from arguments that no pickler writes")
+                raise FormatError(f"a {name} is created from arguments that no pickler writes")
             return NotImplemented
         return made
 
@@ -270,7 +270,7 @@ def _are_text_pairs(pairs: object) -> bool:
 def _set_builder(name: str) -> Builder:
     def build(args: tuple[Any, ...]) -> object:
         if len(args) > 1:
-            raise FormatError(f"a {name} is made from {len(args):,} arguments")
+            raise FormatError(f"a {name} is created from {len(args):,} arguments")
         known = not args or isinstance(args[0], list | tuple)
         if not known:
             return NotImplemented
@@ -283,7 +283,7 @@ def _set_builder(name: str) -> Builder:
 
 def _build_complex(args: tuple[Any, ...]) -> object:
     if len(args) > 2:
-        raise FormatError(f"a complex number is made from {len(args):,} arguments")
+        raise FormatError(f"a complex number is created from {len(args):,} arguments")
     if len(args) == 2 and all(type(part) in (float, int) for part in args):
         return complex(float(args[0]), float(args[1]))
     return NotImplemented
@@ -292,7 +292,7 @@ def _build_complex(args: tuple[Any, ...]) -> object:
 def _build_encoded(args: tuple[Any, ...]) -> object:
     # Protocols below 3 store bytes as text (Lib/pickle.py, save_bytes).
     if not 1 <= len(args) <= 3 or not isinstance(args[0], str):
-        raise FormatError("the pickle encodes other than text")
+        raise FormatError("the pickle encodes a value that is not text")
     if len(args) == 2 and isinstance(args[0], str) and args[1] in ("latin1", "latin-1"):
         return args[0].encode("latin-1")
     return NotImplemented
@@ -303,7 +303,7 @@ def _build_bytes(args: tuple[Any, ...]) -> object:
     if not args:
         return b""
     if len(args) > 3:
-        raise FormatError(f"bytes are made from {len(args):,} arguments")
+        raise FormatError(f"bytes are created from {len(args):,} arguments")
     if len(args) == 1 and isinstance(args[0], bytes | StoredBytes):
         return args[0]
     if len(args) == 2 and isinstance(args[0], str):
@@ -392,7 +392,7 @@ class PickledDType(StatefulValue):
     def set_state(self, state: Any) -> None:
         """Set the byte order; raise FormatError for a state that is not that of a numeric type."""
         if self.used or self.fixed or self.state is not None:
-            raise FormatError("a numpy dtype is changed after it was made")
+            raise FormatError("a numpy dtype is changed after its creation")
         self.state = state
         self.order = _parse_byte_order(state, number=self.name is not None)
 
@@ -423,13 +423,13 @@ def _parse_byte_order(state: Any, *, number: bool) -> str:
             "a numpy dtype has an unknown version or byte order", found=repr(state[:2])[:_SHOWN]
         )
     if type(size) is not int or type(alignment) is not int or (more and type(more[0]) is not int):
-        raise FormatError("a numpy dtype's size, alignment or flags are no integers")
+        raise FormatError("a numpy dtype's size, alignment or flags are not integers")
     if not number:
         return str(order)
     if any(part is not None for part in inner) or size != -1 or alignment != -1:
-        raise FormatError("a numpy dtype of numbers has parts, or a size of its own")
+        raise FormatError("a numeric numpy dtype has fields, a subarray or an explicit size")
     if more and more[0]:
-        raise FormatError("a numpy dtype of numbers has flags", found=repr(more[0])[:_SHOWN])
+        raise FormatError("a numeric numpy dtype has flags", found=repr(more[0])[:_SHOWN])
     return str(order)
 
 
@@ -457,7 +457,7 @@ class Array(StatefulValue):
     def set_state(self, state: Any) -> None:
         """Set the contents; raise FormatError for a state that NumPy rejects or treats inconsistently."""
         if self.given:
-            raise FormatError("a numpy array gets its data twice")
+            raise FormatError("the data of a numpy array is set twice")
         self.given = True
         if type(state) is not tuple or len(state) not in (4, 5):
             raise FormatError("a numpy array has a state that NumPy does not write")
@@ -490,7 +490,7 @@ class Array(StatefulValue):
 def _make_contents(kind: PickledDType, shape: tuple[Any, ...], fortran: bool, data: Any) -> ArrayContents:
     data = text_to_bytes(data)
     if not isinstance(data, list if kind.code[:1] == "O" else bytes | StoredBytes):
-        raise FormatError("a numpy array's data are not of its type")
+        raise FormatError("the data of a numpy array does not match its dtype")
     if any(type(extent) is not int or extent < 0 for extent in shape):
         raise FormatError("a pickled array has an impossible shape")
     _require_filled_shape(kind, shape, data)
@@ -507,7 +507,7 @@ def _require_filled_shape(
     count = size * math.prod(shape)
     if count != len(data):
         raise FormatError(
-            "a pickled array's data do not fill its shape",
+            "a pickled array's size in bytes does not match its shape",
             expected=f"{count:,} bytes",
             found=f"{len(data):,}",
         )
@@ -526,7 +526,7 @@ def text_to_bytes(data: Any) -> Any:
 def _build_dtype(args: tuple[Any, ...]) -> object:
     # (code, align, copy): without a copy, it is the dtype shared by all arrays.
     if not 1 <= len(args) <= 3 or not all(type(flag) in (bool, int) for flag in args[1:]):
-        raise FormatError("a numpy dtype is made of arguments that NumPy does not write")
+        raise FormatError("a numpy dtype is created from arguments that NumPy does not write")
     if not isinstance(args[0], str) or len(args[0]) > _LONGEST:
         return NotImplemented
     order = args[0][:1] if args[0][:1] in _ORDERS else "="
@@ -539,7 +539,9 @@ def _build_dtype(args: tuple[Any, ...]) -> object:
         and made.name is None
         and made.code not in _LONG_DOUBLE_CODES
     ):
-        raise FormatError("a numpy dtype has a size that its kind does not have", found=made.code[:_SHOWN])
+        raise FormatError(
+            "a numpy dtype has a size that does not exist for its kind", found=made.code[:_SHOWN]
+        )
     made.fixed = made.name is not None and (len(args) < 3 or not args[2])
     return made
 
@@ -563,7 +565,7 @@ _READ_ORDERS = {"C": False, "A": False, None: False, "F": True}
 
 def _build_from_buffer(args: tuple[Any, ...]) -> object:
     if len(args) not in (4, 5) or not isinstance(args[1], PickledDType) or type(args[2]) is not tuple:
-        raise FormatError("a numpy array is made of a buffer by arguments that NumPy does not write")
+        raise FormatError("a numpy array is created from a buffer with arguments that NumPy does not write")
     data, kind, shape, order = args[:4]
     order = order.decode("latin-1") if type(order) is bytes else order
     order = order.upper() if type(order) is str else order
@@ -587,16 +589,18 @@ def _build_scalar(args: tuple[Any, ...]) -> object:
 def scalar_parts(args: tuple[Any, ...]) -> tuple[PickledDType | PickleObject, Any]:
     """Return a scalar's dtype and bytes; raise FormatError for a call that NumPy does not write."""
     if len(args) != 2 or not isinstance(args[0], PickledDType | PickleObject):
-        raise FormatError("a numpy scalar is made of other than a dtype and bytes")
+        raise FormatError("a numpy scalar is not created from a dtype and bytes")
     data = text_to_bytes(args[1])
     if isinstance(args[0], PickledDType) and args[0].name is not None and type(data) is not bytes:
-        raise FormatError("a numpy scalar is made of other than a dtype and bytes")
+        raise FormatError("a numpy scalar is not created from a dtype and bytes")
     return args[0], data
 
 
 def _refuse_array_class(args: tuple[Any, ...]) -> object:
     """Reject a call of the class itself: its data would be uninitialised memory, or a buffer's."""
-    raise UnsupportedError("the pickle makes a numpy array by its class", found=f"{len(args)} arguments")
+    raise UnsupportedError(
+        "the pickle creates a numpy array by calling its class", found=f"{len(args)} arguments"
+    )
 
 
 def _build_dill_array(args: tuple[Any, ...]) -> object:
@@ -687,10 +691,10 @@ class _PickleWriter:
 
     def value(self, value: Any, depth: int) -> None:
         if depth > _DEPTH:
-            raise UnsupportedError(f"values nested more than {_DEPTH} deep are not written")
+            raise UnsupportedError(f"cannot write values nested more than {_DEPTH} levels deep")
         write = _WRITERS.get(type(value))
         if write is None:
-            raise UnsupportedError(f"a value of type {type(value).__name__} is not written to a pickle")
+            raise UnsupportedError(f"cannot write a value of type {type(value).__name__} to a pickle")
         write(self, value, depth + 1)
 
     def remembered(self, value: object) -> bool:
@@ -736,7 +740,7 @@ def _write_int(writer: _PickleWriter, value: int, depth: int) -> None:  # noqa: 
     else:
         raw = value.to_bytes(value.bit_length() // 8 + 1, "little", signed=True)
         if len(raw) > 255:
-            raise UnsupportedError(f"an integer of {len(raw):,} bytes is not written")
+            raise UnsupportedError(f"cannot write an integer of {len(raw):,} bytes")
         writer.parts.append(b"\x8a" + bytes((len(raw),)) + raw)
 
 
@@ -758,7 +762,7 @@ def _write_text(writer: _PickleWriter, value: str, depth: int) -> None:  # noqa:
 def _write_bytes(writer: _PickleWriter, value: bytes, depth: int) -> None:
     if not writer.old:
         if len(value) >= 1 << 32:
-            raise UnsupportedError(f"bytes of {len(value):,} are not written to a pickle")
+            raise UnsupportedError(f"cannot write a bytes object of length {len(value):,} to a pickle")
         writer.parts += (b"B", len(value).to_bytes(4, "little"), value)
         return
     # Lib/pickle.py, save_bytes; the text is not worth a memo entry.
@@ -827,7 +831,7 @@ def _write_set(writer: _PickleWriter, value: Set, depth: int) -> None:
 
 def _write_object(writer: _PickleWriter, value: PickleObject, depth: int) -> None:
     if value.kwargs or value.items or value.entries:
-        raise UnsupportedError(f"an object of class {value.name} is not written to a pickle")
+        raise UnsupportedError(f"cannot write an object of class {value.name} to a pickle")
     writer.call(value.function, value.args, depth)
     if value.state is not None:
         writer.value(value.state, depth)

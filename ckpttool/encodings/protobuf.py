@@ -37,7 +37,7 @@ def read_varint(data: bytes | memoryview, at: int, stop: int) -> tuple[int, int]
         shift += 7
     if stop - at >= MAX_VARINT_BYTES:
         raise FormatError("a varint is longer than 10 bytes", offset=at)
-    raise TruncatedError("a varint is cut off", offset=at)
+    raise TruncatedError("a varint is truncated", offset=at)
 
 
 def encode_varint(value: int) -> bytes:
@@ -147,9 +147,9 @@ def _matches_schema(kinds: int | None, wire: int, at: int) -> bool:
     if kinds >> wire & 1:
         return True
     if wire == BYTES:
-        raise FormatError("a protobuf field holds bytes where a number belongs", offset=at)
+        raise FormatError("a protobuf field contains bytes instead of a number", offset=at)
     what = "a message or a string" if kinds == DELIMITED else "a number of another width"
-    raise FormatError(f"a protobuf field holds a number where {what} belongs", offset=at)
+    raise FormatError(f"a protobuf field contains a number instead of {what}", offset=at)
 
 
 def merge_messages(parts: Sequence[Data], empty: Data) -> Data:
@@ -165,7 +165,7 @@ def _read_field(data: Data, start: int, stop: int) -> tuple[int, tuple[int, int 
     tag, at = read_varint(data, start, stop)
     wire, number = tag & 7, tag >> 3
     if not 0 < number < 1 << 29 or at - start > _TAG_BYTES:
-        raise FormatError("a protobuf field has an impossible number", offset=start, found=str(number))
+        raise FormatError("a protobuf field has an invalid number", offset=start, found=str(number))
     if wire == VARINT:
         value, at = read_varint(data, at, stop)
         return wire, (number, value), at
@@ -174,7 +174,7 @@ def _read_field(data: Data, start: int, stop: int) -> tuple[int, tuple[int, int 
     elif wire in _WIDTH:
         width = _WIDTH[wire]
     else:
-        raise FormatError("a protobuf field has an unusable wire type", offset=start, found=str(wire))
+        raise FormatError("a protobuf field has an unsupported wire type", offset=start, found=str(wire))
     if width > stop - at:
         raise TruncatedError(
             "a protobuf field is longer than its message",
@@ -189,7 +189,7 @@ def _read_field(data: Data, start: int, stop: int) -> tuple[int, tuple[int, int 
 def as_int(value: int | bytes | memoryview) -> int:
     """Return the signed value of a field that must be a number (see to_signed)."""
     if not isinstance(value, int):
-        raise FormatError("a protobuf field holds bytes where a number belongs")
+        raise FormatError("a protobuf field contains bytes instead of a number")
     return value if value < 1 << 63 else to_signed(value)
 
 
@@ -213,14 +213,14 @@ def as_ints(value: int | bytes | memoryview) -> list[int]:
 def as_message(value: int | Data) -> Data:
     """Return the value of a field that must be a message or a string."""
     if isinstance(value, int):
-        raise FormatError("a protobuf field holds a number where a message belongs")
+        raise FormatError("a protobuf field contains a number instead of a message")
     return value
 
 
 def as_text(value: int | bytes | memoryview) -> str:
     """Return a string field; bytes that are not UTF-8 become lone surrogates, so nothing is lost."""
     if isinstance(value, int):
-        raise FormatError("a protobuf field holds a number where a string belongs")
+        raise FormatError("a protobuf field contains a number instead of a string")
     return bytes(value).decode("utf-8", "surrogateescape")
 
 
@@ -334,7 +334,7 @@ def _fail_checksum(file: File, offset: int, size: int) -> None:
 
 def _fail_truncated(file: File, at: int, size: int) -> None:
     raise TruncatedError(
-        "the file ends within a record",
+        "the file ends inside a record",
         file=file.path,
         offset=at,
         expected=f"{size:,} bytes",
@@ -506,5 +506,5 @@ def _single_number(numbers: list[int]) -> float:
 def _unpack_scalar(form: str, data: bytes) -> float:
     size = struct.calcsize(form)
     if len(data) != size:
-        raise FormatError("a scalar has another size than its type", expected=str(size), found=str(len(data)))
+        raise FormatError("a scalar's size does not match its type", expected=str(size), found=str(len(data)))
     return float(struct.unpack(form, data)[0])

@@ -106,11 +106,11 @@ def parse_footer(data: bytes) -> tuple[BlockHandle, BlockHandle]:
         )
     if data[-8:] != MAGIC:
         raise FormatError(
-            "the table does not end with its magic number",
+            "the table's magic number at the end is missing",
             offset=len(data) - 8,
             expected=MAGIC.hex(),
             found=data[-8:].hex(),
-            hint="the file may be cut off, or not be a checkpoint index at all",
+            hint="the file may be truncated, or not a checkpoint index",
         )
     try:
         meta, after = _read_handle(data, at, len(data) - 8)
@@ -131,7 +131,7 @@ def _read_block(data: bytes, handle: BlockHandle, left: TableLimits) -> list[Tab
     room = len(data) - FOOTER - TRAILER - offset
     if size > room:
         raise TruncatedError(
-            "a block of the table reaches beyond the file",
+            "a block of the table extends beyond the end of the file",
             offset=offset,
             expected=f"{size:,} bytes",
             found=f"{max(0, room):,}",
@@ -149,7 +149,7 @@ def _read_block(data: bytes, handle: BlockHandle, left: TableLimits) -> list[Tab
     kind = data[stop]
     if kind not in (_NONE, _SNAPPY):
         raise UnsupportedError(
-            "a block of the table is compressed in an unknown way", offset=stop, found=f"type {kind}"
+            "a block of the table has an unknown compression type", offset=stop, found=f"type {kind}"
         )
     try:
         contents = data[offset:stop] if kind == _NONE else _decompress_snappy(data[offset:stop], left.block)
@@ -167,7 +167,7 @@ def _decompress_snappy(data: bytes, most: int) -> bytes:
     length, _ = protobuf.read_varint(data, 0, len(data))
     if length > _SNAPPY_RATIO * len(data):
         raise FormatError(
-            "a compressed block says that it holds more than it can",
+            "a compressed block declares a larger size than it can contain",
             expected=f"at most {_SNAPPY_RATIO * len(data):,} bytes",
             found=f"{length:,}",
         )
@@ -179,7 +179,7 @@ def _decompress_snappy(data: bytes, most: int) -> bytes:
         raise FormatError("a compressed block of the table cannot be decompressed") from error
     if len(contents) != length:
         raise FormatError(
-            "a compressed block is not as long as it says",
+            "the size of a compressed block differs from its declared size",
             expected=f"{length:,} bytes",
             found=f"{len(contents):,}",
         )
@@ -199,13 +199,13 @@ def _parse_entries(block: bytes, left: TableLimits) -> list[TableEntry]:
         if not shared:
             starts.add(start)
         if shared > len(key):
-            raise FormatError("a key shares more than the key before it has", offset=start)
+            raise FormatError("a key shares a longer prefix than the previous key has", offset=start)
         if unshared + length > stop - at:
-            raise TruncatedError("an entry reaches beyond its block", offset=start)
+            raise TruncatedError("an entry extends beyond its block", offset=start)
         middle = at + unshared
         key = key[:shared] + block[at:middle]
         if previous is not None and key <= previous:
-            order = "a key twice" if key == previous else "its keys out of order"
+            order = "a duplicate key" if key == previous else "keys out of order"
             raise FormatError(f"the table has {order}", offset=start, found=repr(key[:80]))
         at = middle + length
         found.append((key, block[middle:at]))
@@ -226,7 +226,7 @@ def _restart_points(block: bytes) -> tuple[tuple[int, ...], int]:
     count = int.from_bytes(block[-4:], "little")
     stop = len(block) - 4 - 4 * count
     if not count or stop < 0:
-        raise FormatError("a block has an impossible number of restart points", offset=0, found=str(count))
+        raise FormatError("a block has an invalid number of restart points", offset=0, found=str(count))
     restarts = struct.unpack_from(f"<{count}I", block, stop)
     if restarts[0] or any(a >= b for a, b in pairwise(restarts)):
         raise FormatError("the restart points of a block are out of order", offset=stop)
@@ -247,7 +247,7 @@ def _require_key_range(lower: bytes | None, entries: list[TableEntry], bound: by
     if not entries:
         return
     if (lower is not None and entries[0][0] <= lower) or entries[-1][0] > bound:
-        raise FormatError("a block's keys lie outside the range that the index gives it", offset=offset)
+        raise FormatError("a block's keys are outside the range in the index", offset=offset)
 
 
 def parse_block(stored: bytes, left: TableLimits) -> list[TableEntry]:
@@ -350,7 +350,7 @@ def read_value(file: File, block: BlockHandle, key: bytes) -> bytes:
     except CkpttoolError as error:
         raise error.located(file=file.path) from error.__cause__
     if found is None:
-        raise FormatError("the table lacks an entry that it should have", file=file.path, offset=block.offset)
+        raise FormatError("the table lacks an expected entry", file=file.path, offset=block.offset)
     return found
 
 
@@ -367,7 +367,7 @@ def _require_within_file(file: File, handle: BlockHandle) -> None:
     room = file.size - FOOTER - TRAILER - handle.offset
     if handle.size > room:
         raise TruncatedError(
-            "a block of the table reaches beyond the file",
+            "a block of the table extends beyond the end of the file",
             offset=handle.offset,
             expected=f"{handle.size:,} bytes",
             found=f"{max(0, room):,}",

@@ -182,7 +182,7 @@ def suggest_tasks(env_id: str, obs_dim: int, action_dim: int) -> str | None:
     fits = [name for name, sizes in SIZES.items() if sizes == (obs_dim, action_dim)]
     if fits:
         sizes_here = f"{format_count(obs_dim, 'observation')} and {format_count(action_dim, 'action')}"
-        return f"{sizes_here} are those of {' and '.join(fits)}"
+        return f"{sizes_here} match {' and '.join(fits)}"
     sizes = LAYOUTS.get(task_family(env_id), {})
     return _list_sizes(task_family(env_id), sizes) if sizes else None
 
@@ -199,7 +199,7 @@ def suggest_contact_force_sizes(env_id: str) -> str:
 
 
 def _list_sizes(name: str, sizes: Iterable[int]) -> str:
-    return f"{name} is played with {' or '.join(map(str, sorted(sizes)))} observations"
+    return f"{name} policies have {' or '.join(map(str, sorted(sizes)))} observations"
 
 
 # Map the observations of one task version to the positions that another version's policy expects.
@@ -207,8 +207,8 @@ def _list_sizes(name: str, sizes: Iterable[int]) -> str:
 ZERO_FORCES = "zero_contact_forces"
 POSITIONS = "current_positions"
 ADAPTERS = {
-    ZERO_FORCES: "contact forces are zeros, as they were before simulators reported them",
-    POSITIONS: "the positions that are left out by default are shown",
+    ZERO_FORCES: "contact forces set to zero, as before simulators reported them",
+    POSITIONS: "positions that are excluded by default are included",
 }
 """Adapters that a size cannot select: name and effect."""
 
@@ -247,7 +247,7 @@ class AdaptedVector:
 
     @property
     def agreement(self) -> Agreement | None:
-        """Agreement with Gymnasium, measured before adaptation."""
+        """Return the agreement with Gymnasium, measured before adaptation."""
         return self._inner.agreement
 
     def reset(self, rows: np.ndarray, seeds: np.ndarray) -> None:
@@ -335,7 +335,7 @@ def adapt_observations(
     if asked is not None:
         vector.close()
         raise UsageError(
-            f"{vector.spec.id} has no {asked} for a policy of {wanted} observations",
+            f"{vector.spec.id}: adapter {asked} does not apply to a policy with {wanted} observations",
             hint=suggest_contact_force_sizes(vector.spec.id) if asked == ZERO_FORCES else None,
         )
     return vector
@@ -367,14 +367,22 @@ def _describe_adapter(spec: EnvSpec, columns: np.ndarray, asked: str | None, giv
     """Describe the changes to the observations and the environment."""
     done = [f"made with {name}={value}" for name, value in given.items()]
     if "use_contact_forces" in given:
-        done.append(f"contact forces cost, and {ZERO_FORCES} is for policies from before they were reported")
+        done.append(
+            f"contact forces add a cost to the reward; {ZERO_FORCES} is for policies trained "
+            "before simulators reported them"
+        )
     if len(columns) != spec.obs_dim or asked:
         zeros = int((columns == _NOWHERE).sum())
         shown = len(columns) - zeros
-        done.append(f"{shown} of its {spec.obs_dim} are shown" + (f" and {zeros} zeros" if zeros else ""))
+        done.append(
+            f"{shown} of its {spec.obs_dim} values are used" + (f", plus {zeros} zeros" if zeros else "")
+        )
     if asked:
         done.append(ADAPTERS[asked])
-    return f"the policy takes {format_count(len(columns), 'observation')}: {spec.id}, " + "; ".join(done)
+    return (
+        f"the policy expects {format_count(len(columns), 'observation')}, so {spec.id} is adapted: "
+        + "; ".join(done)
+    )
 
 
 # Choice of the engine that steps an environment: the fastest that supports it, or the requested one.
@@ -476,12 +484,12 @@ def build_vector_env(
                         ) from None
             elif asked == engine.name:
                 own = (
-                    ", and simulators of yours: --env module:factory"
+                    ", and your own simulators: --env module:factory"
                     if asked == simulators.DEVICE_ENGINE
                     else ""
                 )
                 raise UsageError(
-                    f"the {asked} engine does not know {env_id}", hint=f"it plays {engine.plays}{own}"
+                    f"the {asked} engine does not support {env_id}", hint=f"it supports {engine.plays}{own}"
                 )
     return GymVector(make_one, num_envs)
 
@@ -540,7 +548,7 @@ def require_constructor_arguments(env_id: str, names: Iterable[str]) -> None:
     for name in names:
         if name not in allowed - {"self"} - _DRAWN:
             raise UsageError(
-                f"{env_id} takes no argument {name!r} from a file",
+                f"{env_id} does not accept argument {name!r} from a file",
                 hint=suggest_choice(name, sorted(allowed - {"self"} - _DRAWN)),
             )
 
@@ -549,11 +557,11 @@ def require_constructor_arguments(env_id: str, names: Iterable[str]) -> None:
 def translate_gymnasium_errors(env_id: str) -> Iterator[None]:
     """Translate Gymnasium's errors into ckpttool errors, with a suggested name."""
     library = import_gymnasium()
-    said = f"gymnasium {library.__version__} cannot make {env_id!r}"
+    said = f"gymnasium {library.__version__} cannot create {env_id!r}"
     near = _close_names(env_id, library.registry)
-    hint = f"there is {', '.join(near)}" if near else None
+    hint = f"similar environments: {', '.join(near)}" if near else None
     if hint is None and ":" in env_id and env_id.rpartition(":")[2].isidentifier():
-        hint = "--engine device --backend torch plays a factory of simulators"
+        hint = "to play a simulator factory, use --engine device --backend torch"
     try:
         yield
     except library.error.DependencyNotInstalled as error:
@@ -633,8 +641,8 @@ def _require_allowed(env_id: str, options: VectorEnvOptions) -> None:
     """Raise UsageError for unknown names, and for code or arguments from untrusted input."""
     if ":" in env_id and not options.trusted:
         raise UsageError(
-            f"environment {env_id!r} with a module can run code",
-            hint="name it on the command line",
+            f"environment {env_id!r} imports a module, which can run code",
+            hint="pass it on the command line if you trust it",
         )
     _require_names(options.engine, options.adapter)
     if options.kwargs and not options.trusted_arguments:
@@ -680,9 +688,9 @@ def _gymnasium_builder(
 
 def _require_names(engine: str, adapter: str | None) -> None:
     if engine not in ENGINES:
-        raise UsageError(f"no engine is called {engine!r}", hint=suggest_choice(engine, ENGINES))
+        raise UsageError(f"unknown engine {engine!r}", hint=suggest_choice(engine, ENGINES))
     if adapter is not None and adapter not in ADAPTERS:
-        raise UsageError(f"no adapter is called {adapter!r}", hint=suggest_choice(adapter, ADAPTERS))
+        raise UsageError(f"unknown adapter {adapter!r}", hint=suggest_choice(adapter, ADAPTERS))
 
 
 def _adapt_and_wrap(
@@ -706,9 +714,9 @@ def _require_plain(env_id: str, kwargs: Mapping[str, Any]) -> None:
     for name, value in kwargs.items():
         if not are_arguments({name: value}):
             raise UsageError(
-                f"argument {name[:64]!r} of environment {env_id!r} is not taken from a file",
-                expected="numbers, truth values, short lists of them",
+                f"argument {name[:64]!r} of environment {env_id!r} cannot be set from a file",
+                expected="numbers, booleans or short lists of them",
                 found=str(value)[:60],
             )
     if not are_arguments(dict(kwargs)):
-        raise UsageError(f"too many arguments of environment {env_id!r}", found=str(len(kwargs)))
+        raise UsageError(f"too many arguments for environment {env_id!r}", found=str(len(kwargs)))

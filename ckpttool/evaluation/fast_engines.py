@@ -81,7 +81,7 @@ class StandaloneEnvironment:
     @property
     def note(self) -> str:
         """Return a note on the source of the constants."""
-        known = "has its constants and starts, as Gymnasium 1.4 states them"
+        known = "uses built-in constants and start states, as defined by Gymnasium 1.4"
         return f"gymnasium is not installed: {self.spec.id} {known}"
 
     def reset(self, *, seed: int) -> None:
@@ -102,7 +102,7 @@ def _make_box(low: Sequence[float], high: Sequence[float]) -> Box:
 
 def _missing_constant(env_id: str, engine: str, error: AttributeError) -> UnsupportedError:
     return UnsupportedError(
-        f"this Gymnasium's {env_id} is not the one that the {engine} engine reproduces",
+        f"the installed Gymnasium's {env_id} differs from the version that the {engine} engine reproduces",
         found=f"no attribute {error.name!r}",
     )
 
@@ -184,7 +184,7 @@ class PendulumBatch:
     ) -> None:
         """Raise UnsupportedError if the environment does not match these Pendulum equations."""
         if num_envs < 1:
-            raise UsageError(f"{num_envs} environments cannot play")
+            raise UsageError(f"number of environments must be at least 1, not {num_envs}")
         self.engine = engine
         self._notes: dict[str, None] = {}
         with collect_warnings(self._notes):
@@ -239,7 +239,9 @@ class PendulumBatch:
 
     def frame(self, row: int) -> np.ndarray:  # noqa: ARG002 - the protocol's
         """Raise UnsupportedError: the rows of an array cannot render."""
-        raise UnsupportedError(f"{self.engine} draws no picture", hint="--engine gymnasium does")
+        raise UnsupportedError(
+            f"the {self.engine} engine cannot render", hint="to render, use --engine gymnasium"
+        )
 
     def close(self) -> None:
         """Close the one environment."""
@@ -612,7 +614,7 @@ def never_terminated(f: Fields) -> np.ndarray:
 
 
 def observed_positions(env: Any, skipped: int) -> Callable[[Fields], np.ndarray]:
-    """Return a function that selects the observed part of qpos: no positions unless `env` shows them."""
+    """Return a function that selects the observed part of qpos: no root position unless `env` shows it."""
     start = skipped if env._exclude_current_positions_from_observation else 0
     return lambda f: f["qpos"][:, start:]
 
@@ -899,13 +901,13 @@ def find_rules(made: Any) -> TaskRules:
     env, layer = made.unwrapped, made
     while layer is not env:
         if type(layer).__name__ not in WRAPPERS:
-            raise UnsupportedError(f"the mujoco engine knows no {type(layer).__name__}")
+            raise UnsupportedError(f"the mujoco engine does not support the wrapper {type(layer).__name__}")
         layer = layer.env
     name = f"{type(env).__module__}:{type(env).__name__}"
     if name not in TASKS:
-        raise UnsupportedError(f"the mujoco engine does not know {type(env).__name__}")
+        raise UnsupportedError(f"the mujoco engine does not support {type(env).__name__}")
     if env.render_mode is not None:
-        raise UnsupportedError("the mujoco engine draws no pictures")
+        raise UnsupportedError("the mujoco engine cannot render")
     rules, version = TASKS[name]
     return rules(env, version)
 
@@ -929,7 +931,7 @@ class MujocoVector:
 
     def __init__(self, make_one: Callable[[], Any], num_envs: int = 1, threads: int | None = None) -> None:
         if num_envs < 1:
-            raise UsageError(f"{num_envs} environments cannot play")
+            raise UsageError(f"number of environments must be at least 1, not {num_envs}")
         self.num_envs = num_envs
         self._notes: dict[str, None] = {}
         self._restore = redirect_mujoco_warnings(self._notes)
@@ -1057,8 +1059,8 @@ class MujocoVector:
     def frame(self, row: int) -> np.ndarray:  # noqa: ARG002
         """Raise UnsupportedError: only Gymnasium's own environments render, with identical episodes."""
         raise UnsupportedError(
-            f"the mujoco engine draws no picture of {self.spec.id}",
-            hint="make the environments with pictures",
+            f"the mujoco engine cannot render {self.spec.id}",
+            hint="create the environments with rendering enabled",
         )
 
     def close(self) -> None:
@@ -1081,10 +1083,10 @@ def _count_cores() -> int:
 def _make_batch(model: Any, num_envs: int, threads: int, persistent: bool) -> Any:
     """Return a batch of simulations; raise UnsupportedError if MuJoCo cannot create one for this model."""
     if importlib.util.find_spec("mujoco.batch") is None:
-        raise UnsupportedError("this MuJoCo has no batches: they came with 4.0")
+        raise UnsupportedError("the installed MuJoCo has no batch simulation, which was added in 4.0")
     if not hasattr(np, "vecdot"):
-        raise UnsupportedError("NumPy before 2.0 rounds a reward otherwise than the engine does")
+        raise UnsupportedError("NumPy before 2.0 rounds a reward differently from the engine")
     try:
         return importlib.import_module("mujoco.batch").Batch(model, num_envs, threads, persistent)
     except ValueError as error:
-        raise UnsupportedError(f"MuJoCo makes no batch of this model: {error}") from None
+        raise UnsupportedError(f"MuJoCo cannot create a batch of this model: {error}") from None

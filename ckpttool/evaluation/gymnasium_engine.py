@@ -24,7 +24,7 @@ from ckpttool.networks.network import Observation
 
 # Rendering without a display: the choice of an OpenGL library, and the images.
 
-HINT = "apt-get install libegl1 libgl1-mesa-dri, or libosmesa6; MUJOCO_GL says which to use"
+HINT = "apt-get install libegl1 libgl1-mesa-dri (or libosmesa6); MUJOCO_GL selects the one to use"
 
 # Gymnasium reads the OpenGL library from this variable (gymnasium/envs/mujoco/mujoco_rendering.py); if unset,
 # it tries GLFW first, which needs a display.
@@ -92,10 +92,10 @@ def render_frame(env: Any, name: str) -> np.ndarray:
         drawn = None
     except gymnasium.error.DependencyNotInstalled as error:
         said = str(error).partition("\n")[0]
-        raise MissingExtraError(f"{name} cannot be drawn: {said}", hint="pip install pygame-ce") from None
+        raise MissingExtraError(f"cannot render {name}: {said}", hint="pip install pygame-ce") from None
     found = np.asarray(drawn)
     if found.dtype != np.uint8 or found.ndim != 3 or found.shape[2] != 3:
-        raise UnsupportedError(f"{name} draws no picture", expected="uint8[height, width, 3]")
+        raise UnsupportedError(f"{name} does not render an RGB image", expected="uint8[height, width, 3]")
     return found
 
 
@@ -108,7 +108,7 @@ def _choose_opengl() -> str:
         if not failed[name]:
             return name
     said = "; ".join(f"{name}: {why}" for name, why in failed.items())
-    raise UnsupportedError(f"MuJoCo finds no OpenGL to draw with ({said})", hint=HINT)
+    raise UnsupportedError(f"MuJoCo finds no working OpenGL for rendering ({said})", hint=HINT)
 
 
 def _opengl_candidates() -> tuple[str, ...]:
@@ -132,7 +132,7 @@ def _opengl_failure(name: str) -> str:
     if done.returncode == 0:
         return ""
     said = done.stderr.decode(errors="replace").strip().splitlines()
-    return said[-1][:160] if said else f"ended with status {done.returncode}"
+    return said[-1][:160] if said else f"exited with status {done.returncode}"
 
 
 # Vector protocol of environments, and the specification that an agent must match.
@@ -212,10 +212,11 @@ class Agreement:
         for each in self.deviations:
             if not each.largest <= each.tolerance:
                 raise UnsupportedError(
-                    f"the {engine} engine differs from this Gymnasium's {env_id} by more than rounding",
+                    f"the {engine} engine differs from the installed Gymnasium's {env_id} by more than "
+                    "rounding",
                     expected=f"{each.quantity} within {each.tolerance:g}",
                     found=f"{each.largest:.2g}",
-                    hint="--engine gymnasium steps Gymnasium's own objects",
+                    hint="use --engine gymnasium, which steps Gymnasium's own environments",
                 )
         return self
 
@@ -238,7 +239,7 @@ class Agreement:
         errors = ", ".join(
             f"{d.quantity} {d.largest:.1g} (tolerance {d.tolerance:g})" for d in self.deviations if d.largest
         )
-        what = f"{engine} agrees with Gymnasium to rounding: over {self.steps} compared steps, largest errors"
+        what = f"{engine} matches Gymnasium within rounding; largest errors over {self.steps} compared steps"
         return () if self.exact else (f"{what}: {errors}",)
 
 
@@ -266,12 +267,12 @@ class VectorEnv(Protocol):
 
     @property
     def agreement(self) -> Agreement | None:
-        """Agreement with Gymnasium; None for Gymnasium itself, or if it was not measured."""
+        """Return the agreement with Gymnasium; None for Gymnasium itself, or if it was not measured."""
         ...
 
     @property
     def obs(self) -> Observation:
-        """Latest observation of every row, updated in place; zeros before a reset."""
+        """Return the latest observation of every row, updated in place; zeros before a reset."""
         ...
 
     @property
@@ -322,7 +323,7 @@ class GymVector:
 
     def __init__(self, make_one: Callable[[], Any], num_envs: int = 1) -> None:
         if num_envs < 1:
-            raise UsageError(f"{num_envs} environments cannot play")
+            raise UsageError(f"number of environments must be at least 1, not {num_envs}")
         self.num_envs = num_envs
         self._make_one = make_one
         self._notes: dict[str, None] = {}
@@ -403,14 +404,18 @@ def describe_env(env: Any) -> EnvSpec:
     obs, action = env.observation_space, env.action_space
     if type(action).__name__ != "Box" or len(action.shape) != 1:
         raise UnsupportedError(
-            f"{name}: the action space must be a Box of one axis", expected="Box (n,)", found=str(action)
+            f"{name}: the action space must be a one-dimensional Box", expected="Box (n,)", found=str(action)
         )
     if action.dtype.kind != "f":
-        raise UnsupportedError(f"{name}: actions are whole numbers", expected="floats", found=str(action))
+        raise UnsupportedError(
+            f"{name}: actions are integers; only continuous actions are supported",
+            expected="floats",
+            found=str(action),
+        )
     spaces = dict(obs.spaces) if type(obs).__name__ == "Dict" else {OBS: obs}
     if any(type(space).__name__ != "Box" or not space.shape for space in spaces.values()):
         raise UnsupportedError(
-            f"{name}: the observation space must be a Box, or a Dict of them", expected="Box", found=str(obs)
+            f"{name}: the observation space must be a Box or a Dict of Boxes", expected="Box", found=str(obs)
         )
     inputs = tuple((str(key), tuple(space.shape), space.dtype.name) for key, space in spaces.items())
     limit = env.spec.max_episode_steps if getattr(env, "spec", None) is not None else None
@@ -465,8 +470,8 @@ def redirect_mujoco_warnings(notes: dict[str, None]) -> Callable[[], None]:
         # It loads the OpenGL library that MUJOCO_GL selects, with or without rendering.
         asked = os.environ.get("MUJOCO_GL")
         raise UnsupportedError(
-            f"mujoco cannot be imported: {clean_warning(str(error))}",
-            hint=f"MUJOCO_GL is {asked!r}: unset it" if asked else None,
+            f"cannot import mujoco: {clean_warning(str(error))}",
+            hint=f"unset MUJOCO_GL (now {asked!r})" if asked else None,
         ) from None
     before = mujoco.get_mju_user_warning()
 

@@ -32,7 +32,9 @@ class ExplorationNoise:
     def __post_init__(self) -> None:
         """Raise UsageError for an invalid standard deviation."""
         if not (np.isfinite(self.std) and self.std > 0):
-            raise UsageError(f"{self.std:g} cannot be a deviation of noise", hint="a positive number, as 0.1")
+            raise UsageError(
+                f"invalid standard deviation of noise: {self.std:g}", hint=("use a positive number, e.g. 0.1")
+            )
 
 
 class ActionLimits:
@@ -53,7 +55,7 @@ class ActionLimits:
         if noise is not None:
             reach = (spec.action_high.astype(np.float64) - spec.action_low) / 2
             if not np.isfinite(reach).all():
-                raise UsageError(f"noise has no size in {spec.id}, whose actions are not bounded")
+                raise UsageError(f"cannot scale the noise for {spec.id}: its actions are unbounded")
             self._reach = noise.std * reach
 
     def begin(self, rows: np.ndarray, seeds: np.ndarray) -> None:
@@ -65,7 +67,7 @@ class ActionLimits:
     def draws(self, seeds: np.ndarray, steps: int) -> np.ndarray:
         """Return the noise of the first steps of whole episodes: float64 [len(seeds), steps, action_dim]."""
         if self._reach is None:
-            raise UsageError("there is no noise to draw")
+            raise UsageError("no noise is configured")
         shape = (steps, len(self._reach))
         found = np.empty((len(seeds), *shape))
         for place, seed in enumerate(seeds.tolist()):
@@ -82,7 +84,7 @@ class ActionLimits:
         """
         if actions.shape != self.shape:
             raise EnvironmentMismatchError(
-                "the policy's actions do not fit the environment",
+                "the policy's actions do not match the environment",
                 expected=str(list(self.shape)),
                 found=str(list(actions.shape)),
             )
@@ -188,9 +190,9 @@ class RolloutSpec:
     def __post_init__(self) -> None:
         """Raise UsageError for invalid values."""
         if self.episodes < 1:
-            raise UsageError(f"{self.episodes} episodes cannot be played")
+            raise UsageError(f"number of episodes must be at least 1, not {self.episodes}")
         if self.seed < 0:
-            raise UsageError(f"{self.seed} cannot be a seed: seeds are not negative")
+            raise UsageError(f"seed must not be negative: {self.seed}")
 
 
 def rollout(
@@ -218,7 +220,7 @@ def rollouts(
     results; if none is finished it propagates.
     """
     if envs.num_envs % members:
-        raise UsageError(f"{envs.num_envs} environments cannot be divided among {members} policies")
+        raise UsageError(f"cannot divide {envs.num_envs} environments evenly among {members} policies")
     progress = progress or (lambda _done, _total, _steps: None)
     if isinstance(envs, DeviceVector):
         return _play_on_device(policy, envs, play, members, progress)
@@ -243,7 +245,7 @@ def _play_on_device(
     from ckpttool.networks.torch_backend import TorchPolicy  # here, because others play without either
 
     if not isinstance(policy, TorchPolicy):
-        raise UsageError(f"the {envs.engine} engine needs a policy on tensors", hint=HINT)
+        raise UsageError(f"the {envs.engine} engine requires a policy of the torch backend", hint=HINT)
     from ckpttool.evaluation.torch_rollout import play_on_device
 
     return play_on_device(policy, envs, play, members, progress)
@@ -344,7 +346,7 @@ class _RolloutLoop:
     def _record(self) -> None:
         observed = self.envs.obs
         if isinstance(observed, Mapping):
-            raise UsageError("observations of several inputs are not recorded")
+            raise UsageError("recording observations with several inputs is not supported")
         for row in self.rows.tolist():
             self.ended.seen.setdefault(int(self.number[row]), []).append(observed[row].copy())
 

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 # Users plug in their own with `module:factory` (docs/howto/plug_in_a_simulator.md).
 
 DEVICE_ENGINE = "device"
-HINT = "--backend torch plays on it"
+HINT = "use --backend torch"
 
 Tensors = tuple["torch.Tensor", ...]
 
@@ -114,7 +114,7 @@ class DeviceVector:
 
     def __init__(self, task: TensorProgram | Simulator, num_envs: int) -> None:
         if num_envs < 1:
-            raise UsageError(f"{num_envs} environments cannot play")
+            raise UsageError(f"number of environments must be at least 1, not {num_envs}")
         self.task, self.num_envs = task, num_envs
         self.spec = task.spec
         self.obs: Observation = self.spec.zeros(num_envs)
@@ -144,7 +144,9 @@ class DeviceVector:
 
     def frame(self, row: int) -> NoReturn:  # noqa: ARG002 - the protocol's
         """Raise UnsupportedError: the device cannot render."""
-        raise UnsupportedError(f"the {DEVICE_ENGINE} engine draws no picture", hint="--engine gymnasium does")
+        raise UnsupportedError(
+            f"the {DEVICE_ENGINE} engine cannot render", hint=("to render, use --engine gymnasium")
+        )
 
     def close(self) -> None:
         """Release the resources of the task's library."""
@@ -157,7 +159,7 @@ class DeviceVector:
         self.close()
 
     def _refuse(self) -> NoReturn:
-        raise UnsupportedError(f"the {DEVICE_ENGINE} engine is not stepped from outside", hint=HINT)
+        raise UnsupportedError(f"the {DEVICE_ENGINE} engine cannot be stepped from outside", hint=HINT)
 
 
 # Users' simulators and tensor programs, plugged in as `module:factory`.
@@ -169,7 +171,7 @@ class DeviceVector:
 
 Result = TypeVar("Result")
 
-_FACTORY_HINT = "module:function names a factory, module:Env-v0 an environment of Gymnasium"
+_FACTORY_HINT = "use module:function for a factory, module:Env-v0 for a Gymnasium environment"
 _CHECKED_ROWS = 3
 
 
@@ -188,7 +190,7 @@ def load_simulator(
     attribute of its result is missing or wrong, MissingExtraError without PyTorch.
     """
     if num_envs < 1:
-        raise UsageError(f"{num_envs} environments cannot play")
+        raise UsageError(f"number of environments must be at least 1, not {num_envs}")
     if importlib.util.find_spec("torch") is None:
         raise MissingExtraError(
             f"the {DEVICE_ENGINE} engine needs torch, which is not installed", hint="pip install torch"
@@ -245,13 +247,13 @@ class UserProgram:
             found = (
                 ", ".join(map(_describe_value, after)) if isinstance(after, tuple) else _describe_value(after)
             )
-            raise fits.error("a next state", f"({', '.join(map(_describe_value, state))})", found)
+            raise fits.error("the next state", f"({', '.join(map(_describe_value, state))})", found)
         fits.rewards(rewards)
         if terminated is not None:
             fits.flags("terminated", terminated)
         elif self.spec.max_episode_steps is None:
             raise UsageError(
-                f"no episode of {self.spec.id} ends",
+                f"episodes of {self.spec.id} never end",
                 expected="terminated from step, or the attribute max_episode_steps",
                 found="neither",
             )
@@ -265,7 +267,7 @@ class UserProgram:
         )
         if not arrays or any(a.dtype.kind not in "fiub" or a.shape[:1] != (len(seeds),) for a in arrays):
             raise EnvironmentMismatchError(
-                f"the starts of {self.spec.id} do not fit",
+                f"starts of {self.spec.id} returns invalid states",
                 expected=f"arrays of numbers [{len(seeds)}, ...], one row per seed",
                 found=", ".join(f"{a.dtype.name} {list(a.shape)}" for a in arrays) or "no array",
             )
@@ -362,7 +364,7 @@ class _ResultChecker:
 
     def error(self, name: str, expected: str, found: str) -> EnvironmentMismatchError:
         return EnvironmentMismatchError(
-            f"{self._spec.id} returns {name} that do not fit", expected=expected, found=found
+            f"{self._spec.id} returns an unexpected value for {name}", expected=expected, found=found
         )
 
 
@@ -374,7 +376,8 @@ def _load_factory(env_id: str) -> Callable[..., Any]:
         missing = error.name or ""
         if where == missing or where.startswith(f"{missing}."):
             raise UsageError(
-                f"there is no module {missing}", hint="the current folder and PYTHONPATH are searched"
+                f"no module named {missing}",
+                hint=("modules are searched in the current folder and PYTHONPATH"),
             ) from error
         raise UsageError(f"{where} imports {missing}, which is not installed") from error
     except (Exception, SystemExit) as error:
@@ -383,7 +386,8 @@ def _load_factory(env_id: str) -> Callable[..., Any]:
         if not hasattr(found, part):
             close = difflib.get_close_matches(part, dir(found), 1)
             raise UsageError(
-                f"{where} has no {name}", hint=f"did you mean {close[0]}" if close else _FACTORY_HINT
+                f"{where} has no attribute {name}",
+                hint=f"did you mean {close[0]}" if close else _FACTORY_HINT,
             )
         found = getattr(found, part)
     if not callable(found):
@@ -420,14 +424,12 @@ def _read_spec(made: Any, env_id: str) -> EnvSpec:
         *([] if limit is None else [("max_episode_steps", limit)]),
     ):
         if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < 1:
-            raise UsageError(
-                f"{name} of {env_id} is not a size", expected="a whole number above 0", found=repr(value)
-            )
+            raise UsageError(f"invalid {name} of {env_id}", expected="a positive integer", found=repr(value))
     low, high = _read_bound(made, env_id, "action_low"), _read_bound(made, env_id, "action_high")
     if low.shape != high.shape or not (low <= high).all():
         raise UsageError(
-            f"the action bounds of {env_id} do not fit each other",
-            expected="action_low below action_high, one number per action",
+            f"the action bounds of {env_id} are inconsistent",
+            expected="action_low at most action_high, one number per action",
             found=f"{low.tolist()} and {high.tolist()}",
         )
     return EnvSpec(

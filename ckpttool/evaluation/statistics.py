@@ -140,7 +140,7 @@ def paired_interval(
     """
     if len(a) != len(b):
         raise UsageError(
-            "a paired difference needs the same episodes on both sides",
+            "a paired difference requires the same number of episodes on both sides",
             expected=str(len(a)),
             found=str(len(b)),
         )
@@ -166,7 +166,7 @@ def _sort_values(values: Values) -> np.ndarray:
     """Return the values as sorted float64, so that sums do not depend on the order of the episodes."""
     array = np.sort(np.asarray(values, np.float64))
     if array.ndim != 1 or not array.size:
-        raise UsageError("statistics need at least one value")
+        raise UsageError("statistics require at least one value")
     return array
 
 

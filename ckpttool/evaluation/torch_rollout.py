@@ -89,7 +89,7 @@ def play_on_device(
         failure = policy.device_failure(error)
         if is_out_of_memory(error) and envs.num_envs > members:
             failure.message += f" for {envs.num_envs // members:,} environments"
-            failure.hint = f"--num-envs {max(1, envs.num_envs // members // 2)}"
+            failure.hint = f"use --num-envs {max(1, envs.num_envs // members // 2)}"
     raise failure
 
 
@@ -97,12 +97,12 @@ def _require_inputs(inputs: InputAdapter, envs: DeviceVector) -> None:
     """Raise unless the policy has the task's observations as its only input, and no memory."""
     if inputs.is_joint:
         raise UsageError(
-            "the device engine plays policies of one input and without memory",
-            hint="--engine auto plays others",
+            "the device engine supports only policies with one input and no memory",
+            hint="use --engine auto for other policies",
         )
     if inputs.shapes != [(envs.spec.obs_dim,)]:
         raise EnvironmentMismatchError(
-            f"the policy does not take the observations of {envs.spec.id}",
+            f"the policy does not accept the observations of {envs.spec.id}",
             expected=f"[batch, {envs.spec.obs_dim}]",
             found=", ".join(str(["batch", *shape]) for shape in inputs.shapes).replace("'", ""),
         )
@@ -147,7 +147,7 @@ class _DeviceRollout:
     ) -> None:
         if play.record or play.watch is not None:
             raise UsageError(
-                "the device engine plays without recordings and pictures", hint="--engine auto has them"
+                "the device engine does not support recording or rendering", hint="use --engine auto"
             )
         self.act, self.place, self.envs, self.play, self.members = act, place, envs, play, members
         self.rows = envs.num_envs // members
@@ -198,16 +198,17 @@ class _DeviceRollout:
         """Return the noise of every episode and step: float64 [(rounds + 1) * rows, steps, action_dim]."""
         if is_simulator(self.envs) or self.limit == _NEVER:
             raise UsageError(
-                f"noise on the device needs episodes of known seeds and length; {self.envs.spec.id} has none",
-                hint="the noise of an action is a function of the episode's seed and step",
+                "noise on the device requires episodes with known seeds and a step limit; "
+                f"{self.envs.spec.id} has none",
+                hint="the noise of an action depends on the episode's seed and step",
             )
         size = (rounds + 1) * self.rows * self.limit * self.envs.spec.action_dim * 8
         if size > MOST_NOISE_BYTES:
             raise UsageError(
-                "the noise of so many episodes does not fit on the device",
+                "the noise for this many episodes does not fit on the device",
                 expected=f"at most {MOST_NOISE_BYTES >> 20:,} MiB",
                 found=f"{size >> 20:,} MiB",
-                hint="fewer --episodes",
+                hint="use fewer --episodes",
             )
         seeds = self.play.seed + np.arange(self.play.episodes)
         return self.put_columns((limits.draws(seeds, self.limit),), rounds)[0]
@@ -281,8 +282,8 @@ class _DeviceRollout:
         )
         if not alike:
             raise UnsupportedError(
-                f"a CUDA graph of {self.envs.spec.id} does not replay what its step does",
-                hint="without `capturable`, steps are not captured",
+                f"a CUDA graph of {self.envs.spec.id} does not reproduce its step",
+                hint="remove `capturable`, so that steps are not captured",
             )
 
     def tick(self) -> None:
@@ -295,7 +296,7 @@ class _DeviceRollout:
         actions = self.act(obs)
         if actions.shape != self.shape:
             raise EnvironmentMismatchError(
-                "the policy's actions do not fit the environment",
+                "the policy's actions do not match the environment",
                 expected=str(list(self.shape)),
                 found=str(list(actions.shape)),
             )
@@ -454,7 +455,7 @@ class _SimulatorRows:
                 f"{game.envs.spec.id} and the policy are on different devices",
                 expected=str(game.place),
                 found=str(self._simulator.device),
-                hint="--device names the one for both",
+                hint="use --device to select one device for both",
             )
         self.state: Tensors = ()
 

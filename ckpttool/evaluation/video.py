@@ -118,14 +118,14 @@ def require_encoder() -> None:
     """Raise MissingExtraError unless Pillow, imageio-ffmpeg and an ffmpeg are installed."""
     for module, name in (("PIL", "Pillow"), ("imageio_ffmpeg", "imageio-ffmpeg")):
         if importlib.util.find_spec(module) is None:
-            raise MissingExtraError(f"a film needs {name}, which is not installed", hint=HINT)
+            raise MissingExtraError(f"a video needs {name}, which is not installed", hint=HINT)
     import imageio_ffmpeg
 
     try:
         imageio_ffmpeg.get_ffmpeg_exe()
     except RuntimeError as error:
         reason = str(error).partition("\n")[0]
-        raise MissingExtraError(f"a film needs ffmpeg: {reason}", hint="IMAGEIO_FFMPEG_EXE=FILE") from None
+        raise MissingExtraError(f"a video needs ffmpeg: {reason}", hint="IMAGEIO_FFMPEG_EXE=FILE") from None
 
 
 @contextmanager
@@ -158,7 +158,7 @@ class _FrameWriter:
             with _delay_interrupt():
                 self._pictures.send(np.ascontiguousarray(picture))
         except OSError:
-            raise CkpttoolError("ffmpeg cannot write the film") from None
+            raise CkpttoolError("ffmpeg cannot write the video") from None
         self.count += 1
 
     def _start(self, size: tuple[int, int]) -> Generator[None, np.ndarray | None, None]:
@@ -187,12 +187,12 @@ class _FrameWriter:
     def require_complete(self) -> None:
         """Raise CkpttoolError unless the file contains every image: ffmpeg may fail at the end."""
         if not self.count:
-            raise CkpttoolError("a film has no pictures")
+            raise CkpttoolError("the video has no frames")
         rate = min(1.0, self.encoding.most_fps / self.fps)
         expected, found = self.count * rate, _count_frames(self.path)
         if not found or abs(found - expected) > (0 if rate == 1 else 1):
             raise CkpttoolError(
-                "ffmpeg wrote an incomplete film",
+                "ffmpeg wrote an incomplete video",
                 expected=format_count(round(expected), "picture"),
                 found=str(found),
             )

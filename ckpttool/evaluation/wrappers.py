@@ -166,7 +166,9 @@ class TimeAware(TimeFeature):
     ) -> None:
         super().__init__(spec, rows)
         if not flatten or (normalize_time and spec.max_episode_steps is None):
-            raise UnsupportedError("TimeAwareObservation is played flattened, in environments with a limit")
+            raise UnsupportedError(
+                "TimeAwareObservation is supported only flattened, in environments with a step limit"
+            )
         self._share = normalize_time
 
     def _time(self, steps: np.ndarray) -> np.ndarray:
@@ -222,7 +224,7 @@ class FrameStack(Wrapper):
         blank = np.zeros(spec.obs_dim) if padding is None else np.asarray(padding, np.float64)
         if blank.shape != (spec.obs_dim,):
             raise UsageError(
-                "the statistics of observations have another size than one observation of the stack",
+                "the observation statistics and one observation of the stack have different sizes",
                 expected=str(spec.obs_dim),
                 found=str(len(blank)),
             )
@@ -270,7 +272,7 @@ class MaskVelocity(Wrapper):
         super().__init__(spec, rows)
         masked = self._AT.get(spec.id.partition("-v")[0])
         if masked is None:
-            raise UnsupportedError(f"MaskVelocityWrapper does not list the velocities of {spec.id}")
+            raise UnsupportedError(f"MaskVelocityWrapper does not define the velocities of {spec.id}")
         self._mask = np.ones(spec.obs_dim)
         self._mask[list(masked)] = 0
 
@@ -305,14 +307,19 @@ class RescaleAction(Wrapper):
         super().__init__(spec, rows)
         given: tuple[Any, ...] = (min_action if a is None else a, max_action if b is None else b)
         if any(end is None for end in given):
-            raise UsageError("RescaleAction needs min_action and max_action")
+            raise UsageError("RescaleAction requires min_action and max_action")
         dtype = spec.action_low.dtype
         if any(np.shape(end) not in ((), spec.action_low.shape) for end in given):
-            raise UsageError("RescaleAction has another number of bounds than the environment has actions")
+            raise UsageError(
+                "RescaleAction has a different number of bounds than the environment has actions"
+            )
         self._low, self._high = (np.full(spec.action_low.shape, end, dtype) for end in given)
         inner = np.isfinite([spec.action_low, spec.action_high]).all()
         if not inner or not (self._low < self._high).all() or not np.isfinite([self._low, self._high]).all():
-            raise UsageError("RescaleAction maps finite bounds to finite bounds, the lower one first")
+            raise UsageError(
+                "RescaleAction requires finite bounds, its own and the environment's, with "
+                "the lower one first"
+            )
         self.spec = replace(spec, action_low=self._low, action_high=self._high)
 
     def action(self, actions: np.ndarray, rows: np.ndarray) -> np.ndarray:  # noqa: ARG002
@@ -329,7 +336,7 @@ class ActionNoise(Wrapper):
         super().__init__(spec, rows)
         self._std = float(noise_std)
         if self._std < 0:
-            raise UsageError("noise_std of ActionNoiseWrapper is negative", found=f"{self._std:g}")
+            raise UsageError("noise_std of ActionNoiseWrapper must not be negative", found=f"{self._std:g}")
         self._draws: dict[int, np.random.Generator] = {}
 
     def reset(self, obs: np.ndarray, rows: np.ndarray, seeds: np.ndarray) -> np.ndarray:
@@ -465,7 +472,7 @@ def parse_wrapper(text: str) -> WrapperSpec:
             arguments[argument.strip()] = value.strip()
         if not equals or not argument.strip().isidentifier():
             raise UsageError(
-                f"an argument of the environment wrapper {name} has no value",
+                f"an argument of environment wrapper {name} has no value",
                 found=pair,
                 hint=f"--wrapper {name}:name=1,other=2",
             )
@@ -489,28 +496,30 @@ def wrapper_arguments(wrapper: WrapperSpec) -> dict[str, Any]:
     if kind is FrameStack and wrapper.title == "FrameStackObservation":
         padding = given.pop("padding_type", "reset")
         if padding not in ("reset", "zero"):
-            raise UsageError(f"{wrapper.title} pads with {padding!r}", expected="reset or zero")
+            raise UsageError(
+                f"{wrapper.title} does not support padding {padding!r}", expected="reset or zero"
+            )
         fixed = {"repeat_first": padding == "reset"}
     if kind is FrameStack and wrapper.title == "VecFrameStack" and given.pop("channels_order", None):
-        raise UnsupportedError("stacks of images are not played yet", found=wrapper.title)
+        raise UnsupportedError("stacked images are not supported yet", found=wrapper.title)
     renamed = {names.get(name, name): value for name, value in given.items()}
     allowed = _wrapper_parameters(kind)
     missing = [name for name, needed in allowed.items() if needed and name not in renamed]
     if missing:
         raise UsageError(
-            f"the environment wrapper {wrapper.name} lacks {missing[0]}",
+            f"environment wrapper {wrapper.name} requires the argument {missing[0]}",
             hint=f"--wrapper {wrapper.name}:{missing[0]}=N",
         )
     for name in renamed:
         if name not in allowed:
             raise UsageError(
-                f"unknown argument {name!r} of the environment wrapper {wrapper.name}",
+                f"unknown argument {name!r} of environment wrapper {wrapper.name}",
                 hint=suggest_choice(name, allowed) if allowed else None,
             )
         if not _is_valid_argument(name, renamed[name]):
             raise UsageError(
-                f"{name} of the environment wrapper {wrapper.name} does not fit",
-                expected=f"a whole number from 1 to {_MOST[name]:,}" if name in _MOST else "finite numbers",
+                f"invalid {name} of environment wrapper {wrapper.name}",
+                expected=f"an integer from 1 to {_MOST[name]:,}" if name in _MOST else "finite numbers",
                 found=repr(renamed[name])[:40],
             )
     return {**renamed, **fixed}
@@ -546,13 +555,13 @@ class WrappedVector:
         spec = inner.spec
         if isinstance(inner, DeviceVector):
             raise UsageError(
-                "the device engine plays no environment wrappers",
+                "the device engine does not support environment wrappers",
                 found=", ".join(each.title for each in wrappers),
-                hint="--engine gymnasium",
+                hint="use --engine gymnasium",
             )
         if list(spec.shapes) != [OBS] or len(spec.shapes[OBS]) != 1:
             raise UnsupportedError(
-                "environment wrappers are played around observations of one axis only",
+                "environment wrappers are supported only for one-dimensional observations",
                 expected="Box (n,)",
                 found=f"{spec.id}: {dict(spec.shapes)}",
             )
@@ -576,7 +585,7 @@ class WrappedVector:
 
     @property
     def agreement(self) -> Agreement | None:
-        """Agreement with Gymnasium, measured before wrapping."""
+        """Return the agreement with Gymnasium, measured before wrapping."""
         return self._inner.agreement
 
     def reset(self, rows: np.ndarray, seeds: np.ndarray) -> None:
@@ -637,7 +646,7 @@ class WrappedVector:
 
 
 def wrap_environments(vector: VectorEnv, wrappers: Sequence[WrapperSpec]) -> VectorEnv:
-    """Wrap the environments; close them if that fails."""
+    """Return the wrapped environments; close the inner ones if wrapping fails."""
     if not any(each.title in _PLAYED or each.title in REWARDS for each in wrappers):
         return vector
     try:

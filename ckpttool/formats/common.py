@@ -218,7 +218,7 @@ class Probe:
         try:
             return filesystem.read_bytes(self.path, offset, length)
         except OSError as error:
-            self.refused = NotFoundError(f"cannot be opened: {error.strerror}", file=self.path)
+            self.refused = NotFoundError(f"cannot open the file: {error.strerror}", file=self.path)
             return b""
 
 
@@ -489,7 +489,7 @@ def _encode_int(value: int) -> Any:
     if value.bit_length() <= _LONG:
         return value
     if value.bit_length() > 4 * (_DIGITS - len("-0x")):
-        raise UnsupportedError(f"an integer of {value.bit_length():,} bits is not recorded")
+        raise UnsupportedError(f"cannot record an integer of {value.bit_length():,} bits")
     return {"int": hex(value)}
 
 
@@ -598,7 +598,7 @@ def _decode_step(step: Any) -> PathStep:
 
 
 def _damage_error() -> FormatError:
-    return FormatError("the recorded tree is damaged")
+    return FormatError("the embedded tree is damaged")
 
 
 # A tree embedded as text, for formats that store only named arrays: paths, values, aliases, containers.
@@ -732,10 +732,12 @@ def decode_tree(text: bytes, arrays: Mapping[str, Leaf], untyped: Mapping[str, i
     """
     try:
         return _TreeDecoder(arrays, untyped or {}).tree(
-            documents.parse_strict_json(text, "the recorded tree", "header_bytes")
+            documents.parse_strict_json(text, "the embedded tree", "header_bytes")
         )
     except (FormatError, RecursionError) as error:
-        reason = error.message if isinstance(error, FormatError) else "the recorded tree is nested too deeply"
+        reason = (
+            error.message if isinstance(error, FormatError) else ("the embedded tree is nested too deeply")
+        )
         raise EmbeddedTreeError(reason) from error
 
 
@@ -753,10 +755,10 @@ class _TreeDecoder:
             document.keys() != {"version", "leaves", "aliases", "containers"}
             or document["version"] != VERSION
         ):
-            raise EmbeddedTreeError("the recorded tree is of another version")
+            raise EmbeddedTreeError("the embedded tree has an unsupported version")
         leaves = self._leaves(_require_rows(document["leaves"]))
         if self.used != self.arrays.keys():
-            raise EmbeddedTreeError("the recorded tree is that of other arrays")
+            raise EmbeddedTreeError("the embedded tree does not match the tensors in this file")
         aliases = self._aliases(_require_rows(document["aliases"]), list(leaves), set(leaves))
         return Tree(leaves, aliases, self._containers(document["containers"]))
 
@@ -764,28 +766,28 @@ class _TreeDecoder:
         paths = [decode_path(row[0], self.steps) for row in rows]
         leaves = {path: self._leaf(row[1], row[2], paths) for path, row in zip(paths, rows, strict=True)}
         if len(leaves) != len(rows):
-            raise EmbeddedTreeError("the recorded tree has two leaves with one path")
+            raise EmbeddedTreeError("the embedded tree lists two leaves under one path")
         return leaves
 
     def _leaf(self, name: Any, facts: Any, paths: list[Path]) -> Leaf | ValueLeaf:
         if not isinstance(facts, dict):
-            raise EmbeddedTreeError("the recorded tree is damaged")
+            raise EmbeddedTreeError("the embedded tree is damaged")
         role = facts.get("role", "parameter")
         if role not in _ROLES:
-            raise EmbeddedTreeError("the recorded tree names a role that there is not")
+            raise EmbeddedTreeError("the embedded tree contains an unknown role")
         if name is not None:
             self._use(name)
         if "value" in facts:
             value = decode_value(facts["value"])
             if value is not None and type(value) not in _PLAIN:
-                raise EmbeddedTreeError("the recorded tree holds a value that is none")
+                raise EmbeddedTreeError("the embedded tree contains an unsupported value")
             return ValueLeaf(value, role)
         leaf = self._array(name, facts.get("dtype"))
         slot, trainable, second = (decode_value(facts.get(fact)) for fact in ("slot", "trainable", "name"))
         if not isinstance(trainable, bool | None) or not all(
             isinstance(t, str | None) for t in (slot, second)
         ):
-            raise EmbeddedTreeError("the recorded tree is damaged")
+            raise EmbeddedTreeError("the embedded tree is damaged")
         of = self._owner(facts.get("of"), paths)
         return replace(leaf, role=cast(Role, role), of=of, slot=slot, trainable=trainable, name=second)
 
@@ -796,19 +798,19 @@ class _TreeDecoder:
             return leaf
         row = dtypes.BY_NAME.get(dtype) if isinstance(dtype, str) else None
         if leaf is None or row is None or not row.itemsize or self.untyped.get(name) != row.itemsize:
-            raise EmbeddedTreeError("the recorded tree is that of other arrays")
+            raise EmbeddedTreeError("the embedded tree does not match the tensors in this file")
         return replace(leaf, dtype=row.name)
 
     def _use(self, name: Any) -> None:
         if not isinstance(name, str) or name in self.used or name not in self.arrays:
-            raise EmbeddedTreeError("the recorded tree is that of other arrays")
+            raise EmbeddedTreeError("the embedded tree does not match the tensors in this file")
         self.used.add(name)
 
     def _owner(self, of: Any, paths: list[Path]) -> Path | None:
         if of is None:
             return None
         if type(of) is not int or not 0 <= of < len(paths):
-            raise EmbeddedTreeError("the recorded tree names an owner that there is not")
+            raise EmbeddedTreeError("the embedded tree refers to an owner that does not exist")
         return paths[of]
 
     def _aliases(self, rows: list[Any], paths: list[Path], taken: set[Path]) -> dict[Path, tuple[Alias, ...]]:
@@ -816,9 +818,9 @@ class _TreeDecoder:
         for place, steps, name in rows:
             path = decode_path(steps, self.steps)
             if type(place) is not int or not 0 <= place < len(paths) or not isinstance(name, str | None):
-                raise EmbeddedTreeError("the recorded tree has an alias of nothing")
+                raise EmbeddedTreeError("the embedded tree has an alias without a target")
             if path in taken:
-                raise EmbeddedTreeError("the recorded tree has two entries with one path")
+                raise EmbeddedTreeError("the embedded tree lists two entries under one path")
             taken.add(path)
             found.setdefault(paths[place], []).append(Alias(path, name))
         return {path: tuple(others) for path, others in found.items()}
@@ -827,17 +829,17 @@ class _TreeDecoder:
         found: dict[Path, Container] = {}
         for row in rows if isinstance(rows, list) else [None]:
             if not isinstance(row, list) or len(row) != 4 or row[1] not in _CONTAINER_KINDS:
-                raise EmbeddedTreeError("the recorded tree is damaged")
+                raise EmbeddedTreeError("the embedded tree is damaged")
             name = decode_value(row[2])
             if not isinstance(name, str | None):
-                raise EmbeddedTreeError("the recorded tree is damaged")
+                raise EmbeddedTreeError("the embedded tree is damaged")
             found[decode_path(row[0], self.steps)] = Container(row[1], name, decode_value(row[3]))
         return found
 
 
 def _require_rows(rows: Any) -> list[Any]:
     if not isinstance(rows, list) or not all(isinstance(row, list) and len(row) == 3 for row in rows):
-        raise EmbeddedTreeError("the recorded tree is damaged")
+        raise EmbeddedTreeError("the embedded tree is damaged")
     return rows
 
 
@@ -966,7 +968,7 @@ def read_exact(leaf: Leaf, path: Path) -> Buffer:
     nbytes = memoryview(found).nbytes
     if nbytes != leaf.nbytes:
         raise FormatError(
-            "a tensor's bytes do not fill its shape",
+            "the tensor's bytes do not match its shape",
             path=display(path),
             expected=f"{leaf.nbytes:,} bytes",
             found=f"{nbytes:,}",
@@ -991,7 +993,7 @@ def read_yaml(file: str) -> Tree:
     """Return the values of a YAML file by path; raise FormatError if it is too large or invalid YAML."""
     most, size = limits.current(), filesystem.getsize(file)
     if size > most.yaml_bytes:
-        raise limits.limit_error("yaml_bytes", "the file is too large for settings", size, file=file)
+        raise limits.limit_error("yaml_bytes", "the settings file is too large", size, file=file)
     # Not a top-level import: few commands read YAML.
     import yaml
 
@@ -1006,7 +1008,7 @@ def read_yaml(file: str) -> Tree:
             leaves[path] = ValueLeaf(value)
     except (yaml.YAMLError, ValueError, RecursionError) as error:
         told = str(error).partition("\n")[0] if type(error) is ValueError else None
-        raise FormatError("the settings cannot be read as YAML", file=file, found=told) from error
+        raise FormatError("cannot parse the settings as YAML", file=file, found=told) from error
     return Tree(leaves)
 
 
@@ -1035,17 +1037,17 @@ def _iter_values(node: Any, loader: Any, visits: int, levels: int) -> Iterator[t
         if len(stack) > visits:
             break
     if stack:
-        raise ValueError("the aliases repeat more values than the file has bytes")
+        raise ValueError("expanding the aliases gives more values than the file has bytes")
 
 
 def _mapping_key(node: Any) -> PathStep:
     name = str(node.value)
     if node.id != "scalar":
-        raise ValueError("a key is a list or a mapping")
+        raise ValueError("a key must be a scalar, not a list or a mapping")
     if node.tag == f"{_STANDARD}merge" or len(name) > _LONGEST_NAME:
         # The values merged by << would be missing, and users of the settings would silently fall back to
         # defaults.
-        raise ValueError(f"the key {name[:40]!r} is not read")
+        raise ValueError(f"unsupported key {name[:40]!r}")
     return key(name)
 
 
@@ -1077,4 +1079,4 @@ def _scalar(node: Any, loader: Any) -> Any:
         return value if not isinstance(value, int) or str(value) else None
     except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
         # PyYAML converts text without validating it: !!bool maybe, !!float "".
-        raise ValueError(f"{str(node.value)[:40]!r} is no {tag}") from error
+        raise ValueError(f"{str(node.value)[:40]!r} is not a valid {tag}") from error

@@ -67,7 +67,7 @@ def _entries(pickled: LoadedPickle, location: str) -> tuple[StoredBytes, str, st
     names = list(value) if isinstance(value, dict) else []
     if sorted(map(str, names)) != sorted(_ENTRIES):
         raise FormatError(
-            "the pickle is not what d3rlpy writes",
+            "the pickle does not have the structure that d3rlpy writes",
             file=location,
             expected=f"a dict of {', '.join(_ENTRIES)}",
             found=", ".join(map(str, names))[:200] or type(value).__name__,
@@ -76,7 +76,10 @@ def _entries(pickled: LoadedPickle, location: str) -> tuple[StoredBytes, str, st
     if not isinstance(stored, StoredBytes) or type(config) is not str or type(version) is not str:
         kinds = ", ".join(type(part).__name__ for part in (stored, config, version))
         raise FormatError(
-            "an entry is not what d3rlpy writes", file=location, expected="bytes and two texts", found=kinds
+            "an entry does not have the type that d3rlpy writes",
+            file=location,
+            expected="bytes and two strings",
+            found=kinds,
         )
     return stored, config, version
 
@@ -102,7 +105,7 @@ def pieces(tree: Tree) -> tuple[OutputFile]:
     version = tree.get((key("version"),))
     config = _value(tree, (key("config"),))
     if not isinstance(version, ValueLeaf) or not isinstance(config, dict):
-        raise UnsupportedError("only an agent with its configuration can be written as d3rlpy's")
+        raise UnsupportedError("the d3rlpy format can only store an agent with its configuration")
     (archive,) = torch_zip.pieces(tree.below(_TORCH))
     entries = {"config": json.dumps(config), "version": version.value}
     return (OutputFile("", lambda stream: _write(stream, archive, entries)),)

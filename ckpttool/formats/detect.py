@@ -73,7 +73,9 @@ def _open_path(path: str) -> Checkpoint:
     checkpoint = _add_location_notes(path, found, read_location(found))
     if is_hidden_name(os.path.basename(path)) or not is_hidden_name(os.path.basename(found.location)):
         return checkpoint
-    note = f"a conversion onto {path} was interrupted: reading the previous files, kept as {found.location}"
+    note = (
+        f"an earlier conversion to {path} was interrupted; reading the previous files from {found.location}"
+    )
     return replace(checkpoint, notes=(note, *checkpoint.notes))
 
 
@@ -117,7 +119,7 @@ def note_other_shards(checkpoint: Checkpoint) -> str | None:
     rest = (
         f"missing: {abbreviate_list(missing, 3)}"
         if missing
-        else "open the index or the folder for all of them"
+        else "open the index or the folder to read all shards"
     )
     return (
         f"shard {int(shard['number'])} of {total}: the tensors of the other shards are not included ({rest})"
@@ -127,18 +129,18 @@ def note_other_shards(checkpoint: Checkpoint) -> str | None:
 def resolve(path: str) -> CheckpointLocation:
     """Return the format that reads the path; raise an error that describes the path otherwise."""
     if "\0" in path or not path:
-        raise UsageError("a path is not empty and has no NUL byte", file=path.replace("\0", "\\0"))
+        raise UsageError("a path must not be empty or contain a NUL byte", file=path.replace("\0", "\\0"))
     path = filesystem.resolve_path(path)
     probe = _find_run_model(Probe(path))
     if probe.kind == "special":
-        raise NotACheckpointError("a device, socket or pipe is not opened", file=path)
+        raise NotACheckpointError("the path is a device, socket or pipe, not a checkpoint", file=path)
     found = matching_formats(probe, plugins.BUILT_IN["formats"])
     if not found:
         ours = {plugin.name for plugin in plugins.BUILT_IN["formats"]}
         found = matching_formats(probe, (p for p in plugins.installed("formats") if p.name not in ours))
     if len(found) > 1:
         names = " and ".join(each.format.NAME for each in found)
-        raise UsageError(f"formats {names} both claim the path", file=path)
+        raise UsageError(f"the path matches more than one format: {names}", file=path)
     if found:
         return found[0]
     if probe.kind == "missing" and (backup := _find_backup(path)) is not None:
@@ -202,13 +204,13 @@ def _not_found_error(probe: Probe) -> CkpttoolError:
         if (error := filesystem.access_error(probe.path)) is not None:
             return error
         if filesystem.lexists(probe.path):
-            return NotFoundError("the link leads nowhere", file=probe.path)
-        return NotFoundError("there is no such checkpoint", file=probe.path, hint=_suggest_similar(probe))
+            return NotFoundError("broken symbolic link", file=probe.path)
+        return NotFoundError("checkpoint not found", file=probe.path, hint=_suggest_similar(probe))
     if probe.kind == "folder":
         names = sorted(probe.names)
         if _ORBAX & set(names):
             return NotACheckpointError(
-                "this is an Orbax checkpoint (JAX), which is not read",
+                "this is an Orbax checkpoint (JAX), which is not supported",
                 file=probe.path,
                 hint="restore it with orbax.checkpoint and save its arrays with numpy.savez",
             )
@@ -221,7 +223,7 @@ def _not_found_error(probe: Probe) -> CkpttoolError:
         found = abbreviate_list(names, _SUGGESTIONS) if names else None
         return NotACheckpointError(message, file=probe.path, found=found, hint=_suggest_below(probe))
     if filesystem.find_store(probe.path) is None and not os.access(probe.path, os.R_OK):
-        return NotFoundError("the file may not be read", file=probe.path)
+        return NotFoundError("no permission to read the file", file=probe.path)
     return unknown_file_error(probe)
 
 
@@ -302,9 +304,9 @@ class _FileSignature(NamedTuple):
 
 # RFC 1952; the opcode PROTO (Lib/pickle.py), the first opcode of every pickle since protocol 2.
 _GZIP, _PICKLE, _SHOWN = b"\x1f\x8b", b"\x80", 64
-_TAR_HINT = "tar://MEMBER::ARCHIVE reads a member of a tar archive, compressed or not"
-_JOBLIB = "where you trust it, joblib.load reads it in Python, and numpy.savez writes its arrays"
-_ZIP_HINT = "zip://MEMBER::ARCHIVE reads a member of it"
+_TAR_HINT = "use tar://MEMBER::ARCHIVE to read a member of a tar archive, compressed or not"
+_JOBLIB = "if you trust the file, load it with joblib.load and save its arrays with numpy.savez"
+_ZIP_HINT = "use zip://MEMBER::ARCHIVE to read a member"
 # First bytes, in the order of the checks. Sources: the Git LFS pointer specification, RFC 1952, the HDF5 file
 # format specification section II.A, APPNOTE.TXT, POSIX.1-2017 pax (ustar).
 _WRONG = (
@@ -315,28 +317,32 @@ _WRONG = (
     _FileSignature(b"BZh", "a bzip2 archive", _TAR_HINT),
     _FileSignature(b"\xfd7zXZ\x00", "an xz archive", _TAR_HINT),
     _FileSignature(b"\x28\xb5\x2f\xfd", "a zstd archive", "unpack it first"),
-    _FileSignature(b"\x78\x01", "zlib data, perhaps a joblib file", _JOBLIB),
-    _FileSignature(b"\x78\x5e", "zlib data, perhaps a joblib file", _JOBLIB),
-    _FileSignature(b"\x78\x9c", "zlib data, perhaps a joblib file", _JOBLIB),
-    _FileSignature(b"\x78\xda", "zlib data, perhaps a joblib file", _JOBLIB),
+    _FileSignature(b"\x78\x01", "zlib data, possibly a joblib file", _JOBLIB),
+    _FileSignature(b"\x78\x5e", "zlib data, possibly a joblib file", _JOBLIB),
+    _FileSignature(b"\x78\x9c", "zlib data, possibly a joblib file", _JOBLIB),
+    _FileSignature(b"\x78\xda", "zlib data, possibly a joblib file", _JOBLIB),
     _FileSignature(b"ustar", "a tar archive", _TAR_HINT, 257),
 )
-_EXPORT = "load it with its own program and write its arrays with numpy.savez"
-_NO_WEIGHTS = "name the file that holds the weights"
+_EXPORT = "load it with its own program and save its arrays with numpy.savez"
+_NO_WEIGHTS = "point to the file that contains the weights"
 # Files of other programs, by first bytes that no text has or that mark a text file. Sources: the programs'
 # own format documents, under the names given here.
 _OTHERS = (
     _FileSignature(
-        b"GGUF", "a GGUF model (llama.cpp), which is not read", "use the checkpoint that it was made from"
+        b"GGUF",
+        "a GGUF model (llama.cpp), which is not supported",
+        "use the checkpoint that it was converted from",
     ),
     *(
-        _FileSignature(magic, "a GGML model (llama.cpp, whisper.cpp), which is not read", _EXPORT)
+        _FileSignature(magic, "a GGML model (llama.cpp, whisper.cpp), which is not supported", _EXPORT)
         for magic in (b"lmgg", b"fmgg", b"tjgg", b"algg")
     ),
-    _FileSignature(b"\xba\x16\x4f\x2f", "a fastText model, which is not read", _EXPORT),
-    _FileSignature(b"\x12\x01\0\0\0\0\0\0\0\0\0\0\0\0\0\0", "arrays of MXNet, which are not read", _EXPORT),
+    _FileSignature(b"\xba\x16\x4f\x2f", "a fastText model, which is not supported", _EXPORT),
+    _FileSignature(b"\x12\x01\0\0\0\0\0\0\0\0\0\0\0\0\0\0", "MXNet arrays, which are not supported", _EXPORT),
     _FileSignature(
-        b"MATLAB 5.0 MAT-file", "a file of MATLAB", "scipy.io.loadmat reads it; numpy.savez writes its arrays"
+        b"MATLAB 5.0 MAT-file",
+        "a MATLAB file",
+        "load it with scipy.io.loadmat and save its arrays with numpy.savez",
     ),
     _FileSignature(b"SQLite format 3\0", "an SQLite database", _NO_WEIGHTS),
     _FileSignature(b"PAR1", "a Parquet table", _NO_WEIGHTS),
@@ -356,8 +362,8 @@ _TEXTS = {
     **dict.fromkeys((".csv", ".tsv"), "a table"),
     **dict.fromkeys((".py", ".sh", ".ipynb"), "a program"),
     **dict.fromkeys((".log", ".txt", ".md"), "text"),
-    ".xml": "XML, as OpenVINO describes models",
-    ".prototxt": "the description of a Caffe model",
+    ".xml": "XML, e.g. an OpenVINO model description",
+    ".prototxt": "a Caffe model description",
 }
 
 
@@ -374,7 +380,7 @@ def unknown_file_error(probe: Probe) -> CkpttoolError:
     if wrong is not None and head.startswith(_GZIP) and _gunzip_head(head).startswith(_PICKLE):
         plain = shlex.quote(f"{os.path.splitext(probe.name)[0]}-unpacked.pkl")
         hint = f"gzip -dc {shlex.quote(probe.path)} > {plain}; ckpttool inspect {plain}"
-        return NotACheckpointError("this is a pickle packed by gzip", file=probe.path, hint=hint)
+        return NotACheckpointError("this is a gzip-compressed pickle", file=probe.path, hint=hint)
     if wrong is not None:
         return NotACheckpointError(f"this is {wrong.what}", file=probe.path, hint=wrong.hint)
     if probe.damage is not None:
@@ -391,8 +397,8 @@ def unknown_file_error(probe: Probe) -> CkpttoolError:
     return NotACheckpointError(
         "unrecognised file format",
         file=probe.path,
-        found=f"{shown} at the start",
-        hint="ckpttool formats lists what can be read",
+        found=f"first bytes {shown}",
+        hint="run ckpttool formats to list the supported formats",
     )
 
 
@@ -457,7 +463,7 @@ def _zip_error(probe: Probe) -> CkpttoolError:
     if archive is not None:
         return NotACheckpointError(f"this is {archive.what}", file=probe.path, hint=archive.hint)
     what = "a zip archive without a data.pkl or model.weights.h5"
-    return UnsupportedError(f"this is {what}, which is not read by itself", file=probe.path, hint=_ZIP_HINT)
+    return UnsupportedError(f"this is {what}, which cannot be read directly", file=probe.path, hint=_ZIP_HINT)
 
 
 def _is_text(head: bytes) -> bool:
@@ -505,53 +511,53 @@ _LENGTH = rb"[\x80-\xff]{0,4}[\0-\x7f]"
 MODELS = (
     ForeignModel(
         re.compile(rb".{4}PTMF", re.DOTALL),
-        "a PyTorch model for mobile devices (a flatbuffer), made to run and not to restore",
-        "use the TorchScript file or the checkpoint that it was made from",
+        "a PyTorch Mobile model (flatbuffer), which is for inference only",
+        "use the TorchScript file or the checkpoint that it was converted from",
     ),
     ForeignModel(
         re.compile(rb".{4}ET\d\d", re.DOTALL),
-        "an ExecuTorch program, made to run and not to restore",
-        "use the checkpoint that it was made from",
+        "an ExecuTorch program, which is for inference only",
+        "use the checkpoint that it was converted from",
     ),
     ForeignModel(
         re.compile(rb".{4}TFL3", re.DOTALL),
-        "a TensorFlow Lite model, made to run and not to restore",
-        "use the checkpoint, SavedModel or Keras file that it was made from",
+        "a TensorFlow Lite model, which is for inference only",
+        "use the checkpoint, SavedModel or Keras file that it was converted from",
     ),
     ForeignModel(
         re.compile(
             rb"\x0a%b\x0a%b[\w./>\-]+\x12[\x01-\x7f][A-Z_][\w>]*[\x0a\x12\x1a\x22\x2a]" % (_LENGTH, _LENGTH)
         ),
-        "a TensorFlow graph alone (a GraphDef, whose weights are constants if any), not a checkpoint",
-        "use the checkpoint or SavedModel that it was made from",
+        "a TensorFlow graph (GraphDef; any weights are stored as constants), not a checkpoint",
+        "use the checkpoint or SavedModel that it was converted from",
         graph=True,
     ),
     ForeignModel(
         re.compile(rb"\x0a%b\x12%b\x0a%b\x0a[\x01-\x7f][A-Z_][\w>]*\W" % (_LENGTH, _LENGTH, _LENGTH)),
-        "a TensorFlow graph alone (a MetaGraphDef, as a Saver's .meta holds), not its checkpoint",
-        "name the prefix of the .index and .data files that belong to it",
+        "a TensorFlow graph without its checkpoint (MetaGraphDef, the content of a Saver's .meta file)",
+        "point to the prefix of the matching .index and .data files",
         graph=True,
     ),
     ForeignModel(
         re.compile(rb"\x08\x01\x12%b\x0a%b[\x0a\x12\x1a\x22]" % (_LENGTH, _LENGTH)),
-        "the graph of a SavedModel under another name",
-        "call it saved_model.pb, beside its folder variables, and name the folder of both",
+        "the graph of a SavedModel with a different file name",
+        "rename it to saved_model.pb, next to its variables folder, and point to the folder of both",
         graph=True,
     ),
     ForeignModel(
         re.compile(rb"\x08[\x01-\x1f]\x12%b\x0a%b(?:\x0a%b)?[\w.]" % (_LENGTH, _LENGTH, _LENGTH)),
-        "a Core ML model, made to run and not to restore",
-        "use the checkpoint that it was made from",
+        "a Core ML model, which is for inference only",
+        "use the checkpoint that it was converted from",
     ),
     ForeignModel(
         re.compile(rb"\x0a%b[\w\-. ]+\xa2\x06" % _LENGTH),
-        "a Caffe model, which is not read",
+        "a Caffe model, which is not supported",
         "load it with Caffe and save its arrays with numpy.savez",
         weights=True,
     ),
     ForeignModel(
         re.compile(rb"[\x81-\x8f](?:\xa1[0-9][\x80-\x9f\xdc-\xdf]|\xa6params[\x80-\x8f\xde\xdf])"),
-        "parameters in msgpack, as Flax writes them (JAX; CleanRL's programs in JAX too), which are not read",
+        "msgpack parameters as written by Flax (JAX; also CleanRL's JAX scripts), which are not supported",
         "load it with flax.serialization and save its arrays with numpy.savez",
         weights=True,
     ),
@@ -564,18 +570,18 @@ MODELS = (
 ARCHIVES = (
     ForeignArchive(
         re.compile(r"[^/]+/archive_format|serialized_exported_program\.(json|pt)"),
-        "a torch.export program (.pt2), made to run and not to restore",
-        "save the state_dict of what torch.export.load returns",
+        "a torch.export program (.pt2), which is for inference only",
+        "load it with torch.export.load and save the state_dict of the result",
     ),
     ForeignArchive(
         re.compile(r"[^/]+/model\.json"),
         "a TorchScript file of PyTorch 1.0 or 1.1",
-        "load it there and save its state_dict",
+        "load it in that PyTorch version and save its state_dict",
     ),
     ForeignArchive(
         re.compile(r"[^/]+/\.data/(extern_modules|python_version)"),
-        "a torch.package archive, whose pickles have names of their own",
-        "save the state_dict of what it holds",
+        "a torch.package archive, whose pickles have user-defined names",
+        "save the state_dict of the object that it contains",
     ),
 )
 
@@ -669,7 +675,7 @@ def add_code_scan(checkpoint: Checkpoint) -> Checkpoint:
         ]
         unjudged += [f"{name}: {each}" if name else each for each in found.unread]
     if checkpoint.format == _HDF5 and any(_is_zip(file) for file in checkpoint.files):
-        unjudged.append("a zip archive stands behind the HDF5 file, and Keras may load that")
+        unjudged.append("a zip archive follows the HDF5 data, and Keras may load that archive")
     if not asks and not unjudged:
         return checkpoint
     return replace(checkpoint, asks=merge_references(checkpoint.asks, asks), unjudged=tuple(unjudged))
@@ -837,7 +843,7 @@ class _CodeScanner:
     def _all(self, content: _ContentReader) -> bytes:
         data = content.start(min(content.size, self.room + 1))
         if len(data) > self.room:
-            raise limits.limit_error("unpacked_bytes", "it unpacks to too much", None)
+            raise limits.limit_error("unpacked_bytes", "the unpacked size is too large", None)
         self.room -= len(data)
         return data
 

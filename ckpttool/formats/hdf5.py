@@ -189,7 +189,7 @@ def run_child(descriptor: int, offset: int, length: int, file: str, job: Hdf5Job
             process.kill()
     if late.is_set() or process.returncode == -getattr(signal, "SIGXCPU", 0):
         raise limits.limit_error(
-            "hdf5_seconds", f"the HDF5 library did not finish in {allowed} s", None, file=file
+            "hdf5_seconds", f"the HDF5 library did not finish within {allowed} s", None, file=file
         )
     return _parse_output(answer, process.returncode, file)
 
@@ -215,15 +215,15 @@ def _parse_output(answer: bytes, status: int, file: str) -> dict[str, Any]:
             "hdf5_objects", "the list of the file's datasets is too long", None, file=file
         )
     if status:
-        what = f"was ended by signal {-status}" if status < 0 else f"ended with status {status}"
-        raise FormatError(f"the process that reads it {what}: the file is damaged", file=file)
+        what = f"was killed by signal {-status}" if status < 0 else f"exited with status {status}"
+        raise FormatError(f"the HDF5 reader process {what}: the file is damaged", file=file)
     try:
         found = json.loads(answer)
         refused = found.get("refused")
         if refused is not None:
             raise _refusal_error(file, *refused)
     except (ValueError, TypeError, AttributeError, RecursionError) as error:
-        raise FormatError("the HDF5 library gave no answer that can be read", file=file) from error
+        raise FormatError("cannot parse the output of the HDF5 reader process", file=file) from error
     return dict(found)
 
 
@@ -272,12 +272,12 @@ def iter_unpacked(base: Storage) -> Iterator[bytes]:
             try:
                 data = engine.decompress(rest, _STEP)
             except zlib.error as error:
-                _raise_damage(base, f"a compressed member cannot be decompressed: {error}")
+                _raise_damage(base, f"cannot decompress a compressed member: {error}")
             left -= len(data)
             yield data
             rest = engine.unconsumed_tail
     if left:
-        _raise_damage(base, "a compressed member is not as long as declared")
+        _raise_damage(base, "a compressed member does not have its declared length")
 
 
 def _require_plausible(declared: int, stored: int, base: Storage) -> None:
@@ -334,7 +334,7 @@ class MemberRange(NamedTuple):
         if self.start < 0 or stop > self.base.length:
             where = file_span(self.base)
             raise TruncatedError(
-                "the HDF5 file ends before its data does",
+                "the HDF5 file ends before the end of its data",
                 file=where.file.path,
                 expected=f"{stop:,} bytes",
                 found=f"{self.base.length:,}",
@@ -423,7 +423,7 @@ class ChunkedSource(NamedTuple):
         found = array.reshape(-1).view(np.uint8).data
         if hashlib.sha256(found).hexdigest() != _digest(self.base, self.number, declared):
             raise FormatError(
-                "the index of a dataset's chunks contradicts itself: the HDF5 library reads other numbers",
+                "the chunk index of a dataset is inconsistent: the HDF5 library reads different values",
                 file=file_span(self.base).file.path,
             )
         return found
@@ -442,9 +442,9 @@ class ChunkedSource(NamedTuple):
             elif step.code == FLETCHER32:
                 data = self._checked(data, chunk)
             else:
-                raise UnsupportedError(f"a dataset is packed by filter {step.name or step.code}")
+                raise UnsupportedError(f"a dataset uses an unsupported filter: {step.name or step.code}")
         if len(data) != size:
-            self._fail(chunk, "a chunk is not as long as its shape says", f"{size:,}", f"{len(data):,}")
+            self._fail(chunk, "the length of a chunk does not match its shape", f"{size:,}", f"{len(data):,}")
         return data
 
     def _inflated(self, data: bytes, most: int, chunk: Hdf5Chunk) -> bytes:
@@ -452,11 +452,11 @@ class ChunkedSource(NamedTuple):
         try:
             found = engine.decompress(data, most + 1)
         except zlib.error as error:
-            self._fail(chunk, f"a chunk cannot be decompressed: {error}")
+            self._fail(chunk, f"cannot decompress a chunk: {error}")
         if not engine.eof and len(found) <= most:
-            self._fail(chunk, "a compressed chunk is cut off")
+            self._fail(chunk, "a compressed chunk is truncated")
         if engine.unused_data:
-            self._fail(chunk, "a compressed chunk is followed by other bytes")
+            self._fail(chunk, "extra bytes after a compressed chunk")
         return found
 
     def _checked(self, data: bytes, chunk: Hdf5Chunk) -> bytes:
@@ -506,7 +506,7 @@ def _digest(base: Storage, number: int, declared: int) -> str:
             return known[number]
         except (KeyError, TypeError, ValueError) as error:
             raise FormatError(
-                "the HDF5 library gave no answer that can be read", file=file_span(base).file.path
+                "cannot parse the output of the HDF5 reader process", file=file_span(base).file.path
             ) from error
     return known[number]
 
@@ -618,11 +618,11 @@ def index_from_records(base: Storage, found: Mapping[str, Any]) -> Hdf5Index:
         groups = _index_by_path([judge.group(entry) for entry in found["groups"]])
         datasets = _index_by_path([judge.dataset(*each) for each in enumerate(found["datasets"])])
         if "" not in groups or groups.keys() & datasets.keys():
-            raise ValueError("a group and a dataset have one name")
+            raise ValueError("a group and a dataset have the same name")
         same = {_require_text(name): _require_text(first) for name, first in found["same"]}
         notes = tuple(_require_text(note) for note in found["notes"])
     except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
-        raise FormatError("the list of the file's datasets makes no sense", file=judge.file) from error
+        raise FormatError("the list of the file's datasets is invalid", file=judge.file) from error
     judge.require_apart()
     return Hdf5Index(groups, judge.bounded(datasets), same, notes)
 
@@ -631,7 +631,7 @@ def _index_by_path(entries: Iterable[_Entry]) -> dict[str, _Entry]:
     found: dict[str, _Entry] = {}
     for entry in entries:
         if found.setdefault(entry.path, entry) is not entry:
-            raise ValueError("two have one name")
+            raise ValueError("two entries have the same name")
     return found
 
 
@@ -667,7 +667,7 @@ class _EntryValidator:
             raise ValueError(dtype)
         address = self._address(entry)
         if "unreadable" in entry:
-            why = f"dataset {path} holds {_require_text(entry['unreadable'])}"
+            why = f"dataset {path} contains {_require_text(entry['unreadable'])}"
             return Hdf5Dataset(path, address, dtype, shape, UnreadableDataset(self.base, why))
         return Hdf5Dataset(path, address, dtype, shape, self._source(number, entry, dtype, shape))
 
@@ -698,7 +698,7 @@ class _EntryValidator:
         else:
             offset, stored = _require_size(entry["offset"]), _require_size(entry["stored"])
             if stored != nbytes:
-                self._fail(f"dataset {path} has {stored:,} bytes for a shape of {nbytes:,}", offset)
+                self._fail(f"dataset {path} stores {stored:,} bytes, but its shape needs {nbytes:,}", offset)
             self._claim(offset, nbytes, path)
             raw = range_source(self.base, offset, nbytes)
         width = dtypes.component_size(dtype)
@@ -720,17 +720,17 @@ class _EntryValidator:
             if len(one.at) != len(shape) or any(at % step for at, step in zip(one.at, chunk, strict=True)):
                 raise ValueError(one.at)
             if any(at >= extent for at, extent in zip(one.at, shape, strict=True)):
-                self._fail(f"dataset {path} has a chunk outside of its shape", one.offset)
+                self._fail(f"dataset {path} has a chunk outside its shape", one.offset)
             self._claim(one.offset, one.size, path)
         unknown = [each.name or str(each.code) for each in filters if each.code not in KNOWN]
         if unknown:
             named = ", ".join(unknown)
-            return UnreadableDataset(self.base, f"dataset {path} is packed by filter {named}")
+            return UnreadableDataset(self.base, f"dataset {path} uses an unsupported filter: {named}")
         return ChunkedSource(self.base, number, shape, chunk, chunks, filters, fill)
 
     def _claim(self, offset: int, length: int, path: str) -> None:
         if offset + length > self.base.length:
-            self._fail(f"the data of dataset {path} reach beyond the end of the file", offset)
+            self._fail(f"the data of dataset {path} extends beyond the end of the file", offset)
         self.extents.append((offset, offset + length, path))
 
     def require_apart(self) -> None:
@@ -743,7 +743,7 @@ class _EntryValidator:
                 names = " and ".join(
                     f"dataset {name}" if name else "another object" for name in (path, other)
                 )
-                self._fail(f"{names} claim the same bytes of the file", max(start, following))
+                self._fail(f"{names} overlap in the file", max(start, following))
 
     def bounded(self, datasets: dict[str, Hdf5Dataset]) -> dict[str, Hdf5Dataset]:
         """Return the datasets; if they declare too much, those not stored in the file are unreadable."""

@@ -143,7 +143,7 @@ def unreadable_reason(h5py: Any, dataset: Any) -> str | None:
     if kind.get_class() == h5t.COMPOUND:
         members = [kind.get_member_name(n) for n in range(kind.get_nmembers())]
         name = "a complex number" if sorted(members) == [b"i", b"r"] else None
-    return f"{name} of {8 * kind.get_size()} bits in a form that is not supported" if name else None
+    return f"{name} of {8 * kind.get_size()} bits in an unsupported representation" if name else None
 
 
 def describe_type(dataset: Any) -> str:
@@ -269,7 +269,7 @@ class Hdf5Walk:
             ]
             stack += reversed(below)
         more = len(self.notes) - NOTES
-        notes = [*self.notes[:NOTES], *([f"{more:,} more are not listed"] if more > 0 else [])]
+        notes = [*self.notes[:NOTES], *([f"{more:,} more items are not listed"] if more > 0 else [])]
         return {"groups": self.groups, "datasets": self.datasets, "same": self.same, "notes": notes}
 
     def _address(self, item: Any) -> int:
@@ -291,10 +291,12 @@ class Hdf5Walk:
             raise RefusalError("format", f"two members of group /{path} have the same name")
         for raw, kind in links:
             if raw in (b"", b".", b"..") or b"/" in raw:
-                raise RefusalError("format", f"a member of group /{path} has a name that is none")
+                raise RefusalError("format", f"a member of group /{path} has an invalid name")
             name = f"{path}/{decode_name(raw)}" if path else decode_name(raw)
             if kind == h5py.h5l.TYPE_EXTERNAL:
-                raise RefusalError("unsupported", f"{name} is a link to another file, which is not followed")
+                raise RefusalError(
+                    "unsupported", f"{name} is a link to another file; external links are not followed"
+                )
             if kind != h5py.h5l.TYPE_HARD:
                 what = "soft link" if kind == h5py.h5l.TYPE_SOFT else "link of an unknown kind"
                 self.notes.append(f"{name} is a {what}, which is not followed")
@@ -348,7 +350,7 @@ class Hdf5Walk:
     def _names(self, group: Any, name: str) -> Any:
         value = self._attribute(group, name)
         if not is_utf8(value):
-            raise RefusalError("format", f"attribute {name} holds a name that is not UTF-8")
+            raise RefusalError("format", f"attribute {name} contains a name that is not valid UTF-8")
         return plain_attribute(value)
 
     def _attribute(self, group: Any, name: str) -> Any:
@@ -365,11 +367,11 @@ class Hdf5Walk:
         layout = plist.get_layout()
         if layout == h5py.h5d.VIRTUAL:
             raise RefusalError(
-                "unsupported", f"dataset {path} is put together from other files (virtual dataset)"
+                "unsupported", f"dataset {path} is assembled from other files (virtual dataset)"
             )
         if plist.get_external_count():
             raise RefusalError(
-                "unsupported", f"dataset {path} keeps its numbers in another file (external storage)"
+                "unsupported", f"dataset {path} stores its values in another file (external storage)"
             )
         if space.get_simple_extent_type() == h5py.h5s.NULL:
             self.notes.append(f"dataset {path} is empty (it has no shape)")
@@ -393,7 +395,7 @@ class Hdf5Walk:
             if declared != entry["stored"]:
                 stored = entry["stored"]
                 raise RefusalError(
-                    "format", f"dataset {path} declares {declared:,} bytes and stores {stored:,}"
+                    "format", f"dataset {path} declares {declared:,} bytes but stores {stored:,}"
                 )
             entry["inline"] = base64.b64encode(read_elements(h5py, dataset)).decode()
         else:
@@ -403,7 +405,7 @@ class Hdf5Walk:
     def _unnamed(self, dataset: Any, entry: dict[str, Any]) -> None:
         reason, path = unreadable_reason(self.h5py, dataset), entry["path"]
         if reason is None:
-            self.notes.append(f"dataset {path} has a type that is not listed: {describe_type(dataset)}")
+            self.notes.append(f"dataset {path} is not listed: unsupported type {describe_type(dataset)}")
         else:
             self.datasets.append(entry | {"dtype": "unknown", "unreadable": reason})
 
@@ -416,7 +418,7 @@ class Hdf5Walk:
         if fill is None:
             return {
                 "dtype": "unknown",
-                "unreadable": "numbers that were never written and have no fill value",
+                "unreadable": "values that were never written and have no fill value",
             }
         return {"fill": base64.b64encode(fill).decode()}
 
@@ -437,7 +439,7 @@ class Hdf5Walk:
         if count:
             dataset.chunk_iter(note)
         if len(chunks) != count:
-            raise RefusalError("format", "the index of a dataset's chunks contradicts itself")
+            raise RefusalError("format", "the chunk index of a dataset is inconsistent")
         filters = [plist.get_filter(n) for n in range(plist.get_nfilters())]
         return {
             "chunk": list(plist.get_chunk()),
@@ -593,7 +595,7 @@ def handle_request(
     except Exception as error:  # noqa: BLE001  # whatever h5py raises, the parent has one sentence for it
         said = f"{error}".strip("'\"").splitlines() or [type(error).__name__]
         kind = "truncated" if "truncated file" in said[0] or "beyond the end" in said[0] else "format"
-        return {"refused": [kind, f"HDF5 cannot read it: {said[0][:200]}"]}
+        return {"refused": [kind, f"the HDF5 library cannot read the file: {said[0][:200]}"]}
 
 
 def _require_closed(window: Hdf5FileWindow, file: Any) -> None:
@@ -638,7 +640,7 @@ def _run_request(descriptor: int, offset: int, length: int, digests: tuple[int, 
             atomic_write.keep_freed_memory()  # of the library's chunks
         return json.dumps(handle_request(descriptor, offset, length, digests))
     except MemoryError:
-        return json.dumps({"refused": ["limit", "the HDF5 library takes too much memory", "hdf5_memory"]})
+        return json.dumps({"refused": ["limit", "the HDF5 library needs too much memory", "hdf5_memory"]})
 
 
 def main(arguments: list[str]) -> int:

@@ -111,14 +111,14 @@ def audit_json(text: object, where: str) -> ConfigAudit:
     Text that is not JSON, not text or too large cannot be checked and is reported as such.
     """
     if not isinstance(text, str | bytes):
-        return ConfigAudit((), (f"{where} is no text: it cannot be judged",))
+        return ConfigAudit((), (f"{where} is not text, so it cannot be checked for code",))
     try:
         data = text.encode() if isinstance(text, str) else text
         return ConfigAudit(audit_document(documents.parse_json_value(data, where), where))
     except LimitError as error:
-        return ConfigAudit((), (f"{error.message}: it cannot be judged",))
+        return ConfigAudit((), (f"{error.message}, so it cannot be checked for code",))
     except (FormatError, UnicodeEncodeError):
-        return ConfigAudit((), (f"{where} is not JSON: it cannot be judged",))
+        return ConfigAudit((), (f"{where} is not JSON, so it cannot be checked for code",))
 
 
 def audit_attributes(index: Hdf5Index) -> ConfigAudit:
@@ -423,7 +423,7 @@ def parse_config(data: bytes | str | None, what: str) -> tuple[dict[str, Any], t
     except LimitError:
         raise
     except FormatError as error:
-        return {}, (f"{error.message}: nothing is said about layers",)
+        return {}, (f"{error.message}; layer information is not available",)
 
 
 def config_of(found: Any) -> KerasConfig:
@@ -445,7 +445,7 @@ def note_lambdas(root: KerasConfig) -> tuple[str, ...]:
     while stack and len(notes) < _NOTES:
         config = stack.pop()
         if config.cls == "Lambda":
-            notes.append(f"layer {config.name or '?'} is a Lambda: its code is not run")
+            notes.append(f"layer {config.name or '?'} is a Lambda layer: its code is not run")
         stack += reversed(config.layers())
         stack += [child for key in ("layer", "cell") if (child := config_of(config.settings.get(key))).cls]
     return tuple(notes)

@@ -134,7 +134,9 @@ def pieces(tree: Tree, *, root: str | None = None) -> tuple[OutputFile, ...]:
     for path, leaf in tree.tensors():
         row = dtypes.BY_NAME[leaf.dtype]
         if (row.extension and row.name != "bfloat16") or not row.itemsize or row.name.startswith("q"):
-            raise UnsupportedError(f"Keras keeps no {leaf.dtype} in a .weights.h5 file", path=display(path))
+            raise UnsupportedError(
+                f"a .weights.h5 file cannot store {leaf.dtype} tensors", path=display(path)
+            )
     groups = _groups(places)
     return (OutputFile("", lambda stream: _write(stream, places, groups)),)
 
@@ -166,7 +168,7 @@ def _groups(places: KerasPlacement) -> dict[str, dict[str, Any]]:
         found[f"{group}/{VARS}"] |= _split_attribute(slots)
     both = found.keys() & places.datasets.keys()
     if both:
-        raise UnsupportedError("a tensor and a group would have the same name", path=min(both))
+        raise UnsupportedError("a tensor and a group have the same name", path=min(both))
     return found
 
 
@@ -329,11 +331,11 @@ def place_tree(tree: Tree, root: str | None = None) -> KerasPlacement:
     """
     for path, value in tree.plain():
         raise UnsupportedError(
-            f"a .weights.h5 file holds tensors only, not {type(value.value).__name__}", path=display(path)
+            f"a .weights.h5 file stores tensors only, not {type(value.value).__name__}", path=display(path)
         )
     for path, leaf in tree.tensors():
         if leaf.dtype == "string":
-            raise UnsupportedError("Keras keeps no strings in a .weights.h5 file", path=display(path))
+            raise UnsupportedError("a .weights.h5 file cannot store strings", path=display(path))
     top = tree.containers.get(())
     if top is not None and isinstance(top.state, dict) and top.state.get("group") == "":
         return _original_placement(tree)
@@ -350,7 +352,7 @@ def _original_placement(tree: Tree) -> KerasPlacement:
     datasets: dict[str, Leaf] = {}
     for path, leaf in tree.tensors():
         if leaf.key in datasets:
-            raise UnsupportedError("two tensors have the same place in the file", path=display(path))
+            raise UnsupportedError("two tensors map to the same place in the file", path=display(path))
         datasets[leaf.key] = leaf
         if leaf.role == "counter" and path not in tree.containers and leaf.key.endswith("/vars/0"):
             groups.setdefault(leaf.key.removesuffix("/vars/0"), str(path[-1].value))
@@ -382,7 +384,7 @@ class _PlacementBuilder:
         self.tree = tree
         self.paths = {path: path for path, _ in tree.tensors()}
         if () in self.paths:
-            raise UnsupportedError("a tensor without a name has no place in a file of Keras")
+            raise UnsupportedError("a tensor without a name cannot be stored in a Keras file")
         self.alone = False
         if root is not None:
             alone = None if any(path[0].value == root for path in self.paths) else self._alone()
@@ -420,7 +422,7 @@ class _PlacementBuilder:
                 continue
             if leaf.role == "slot":
                 raise UnsupportedError(
-                    "this slot belongs to no optimizer that is complete", path=display(path)
+                    "this slot does not belong to a complete optimizer", path=display(path)
                 )
             module = name if leaf.role == "counter" else name[:-1]
             self.modules.setdefault(module, {})[str(name[-1].value)] = leaf
@@ -470,9 +472,10 @@ class _PlacementBuilder:
                 stem = self._class(path, below)
                 if stem is None:
                     raise UnsupportedError(
-                        "a .weights.h5 file names what a list holds by its class, and the source has none",
+                        "a .weights.h5 file names list items by their class, but the source does not "
+                        "record the class",
                         path=display(path),
-                        hint="--to tf keeps the numbers of lists",
+                        hint="use --to tf to keep list indices",
                     )
                 number = counts.get(stem, 0)
                 counts[stem] = number + 1
@@ -529,7 +532,7 @@ def _is_number(step: PathStep) -> bool:
 def _group_name(step: PathStep) -> str:
     word = str(step.value)
     if not word or word == "." or "/" in word or "\0" in word:
-        raise UnsupportedError("a group of an HDF5 file cannot have this name", path=word[:200])
+        raise UnsupportedError("an HDF5 group cannot have this name", path=word[:200])
     return word
 
 
@@ -602,9 +605,9 @@ class OptimizerSlots:
             first = next(iter(slots.values()))
             rounds = _BY_KINDS.get(frozenset(kind for kind, _ in slots))
             if rounds is None or 0 not in self.settings[at]:
-                lacks = "kinds that no Keras optimizer has" if rounds is None else "no iteration"
+                lacks = "slot kinds that no Keras optimizer has" if rounds is None else "no iteration counter"
                 raise UnsupportedError(
-                    f"the slot has no place: its optimizer has {lacks}", path=display(first)
+                    f"the slot cannot be stored: its optimizer has {lacks}", path=display(first)
                 )
             trained = [path for path in self.leaves if any((kind, path) in slots for kind in rounds[0])]
             trained.sort(key=lambda path: position.get(id(self.leaves[path]), -1))
@@ -613,7 +616,7 @@ class OptimizerSlots:
                 for one in trained:
                     for kind in kinds:
                         if (kind, one) not in slots:
-                            sentence = f"the optimizer has no slot {kind} of this variable"
+                            sentence = f"the optimizer has no {kind} slot for this variable"
                             raise UnsupportedError(sentence, path=display(one))
                         order.append(slots[kind, one])
             yield self._moved(at, first), [self.leaves[path] for path in order]
@@ -674,7 +677,7 @@ def read_archive(location: str) -> Checkpoint:
     details = {key: value for key, value in metadata.items() if isinstance(value, str)}
     judgement = merge_audits([*judges, ConfigAudit(found.asks, found.unjudged)])
     assets = sum(name.startswith("assets/") for name in archive.members)
-    notes += (*more, *((f"assets that are not read: {assets:,}",) if assets else ()), *found.notes)
+    notes += (*more, *((f"assets not read: {assets:,}",) if assets else ()), *found.notes)
     return Checkpoint(
         path=location,
         format=ARCHIVE_NAME,
@@ -708,7 +711,7 @@ def _read_weights_index(archive: ZipArchive) -> Hdf5Index:
     elif SHARDS in archive.members:
         names = keras_tree.shard_names(_read_document(archive, SHARDS)[0], path)
     elif PICKLED in archive.members:
-        raise UnsupportedError(f"{PICKLED} holds pickled objects, which are not read", file=path)
+        raise UnsupportedError(f"{PICKLED} contains pickled objects, which are not read", file=path)
     else:
         raise FormatError(f"the archive has no {WEIGHTS}", file=path)
     return keras_tree.merge_shards([hdf5.read_index(archive.source(name)) for name in names], path)
@@ -731,7 +734,7 @@ KERAS_ARCHIVE = FormatDefinition(
 # `save_weights`).
 
 KERAS_RL_NAME = "keras_rl"
-KERAS_RL_TITLE = "keras-rl's NAME_actor.h5f and NAME_critic.h5f"
+KERAS_RL_TITLE = "keras-rl agent (NAME_actor.h5f and NAME_critic.h5f)"
 
 _MEMBERS = ("actor", "critic")
 _SUFFIX = ".h5f"
@@ -768,7 +771,9 @@ def keras_rl_pieces(tree: Tree) -> tuple[OutputFile, ...]:
     members: dict[str, dict[str, dict[str, Leaf]]] = {member: {} for member in _MEMBERS}
     for path, leaf in tree.tensors():
         if len(path) != 3 or path[0].value not in members:
-            raise UnsupportedError("keras-rl keeps layers of an actor and a critic", path=display(path))
+            raise UnsupportedError(
+                "a keras-rl agent can only store layers of an actor and a critic", path=display(path)
+            )
         member, layer, weight = (str(step.value) for step in path)
         members[member].setdefault(layer, {})[_weight_name(leaf, member, layer, weight)] = leaf
     return tuple(OutputFile(f"_{member}{_SUFFIX}", _writer(layers)) for member, layers in members.items())

@@ -100,13 +100,13 @@ def _list_modules(index: Hdf5Index, config: KerasConfig, optimizer: KerasConfig)
         containers[at] = Container("module", told.cls, told.facts() | facts)
         found = told if mine else found
         if not complete:
-            notes.append(f"{node.group}: the file does not say which variable each of its slots belongs to")
+            notes.append(f"{node.group}: the file does not record which variable each slot belongs to")
     keys = {leaf.key for leaf in leaves.values()}
     for dataset in index.datasets.values():
         if dataset.path not in keys:
             leaves[tuple(map(attr, dataset.path.split("/")))] = dataset_leaf(dataset, "other")
     if walk.unnamed:
-        notes.append(f"variables that the file numbers and does not name: {walk.unnamed:,}")
+        notes.append(f"variables with a number instead of a name: {walk.unnamed:,}")
     details = {"layout": "weights.h5", "model": config.cls, "name": root.name or config.name}
     return KerasModel(
         Tree(leaves, _aliases(index, leaves), containers),
@@ -144,11 +144,11 @@ def _list_legacy(index: Hdf5Index) -> KerasModel:
     leaves |= state
     odd = [name for name in ("model_config", "training_config") if name in top and top[name] is None]
     notes = (*index.notes, *notes, *more, *note_lambdas(config))
-    notes = (*notes, *(f"attribute {name} is not a text: nothing is said about layers" for name in odd))
+    notes = (*notes, *(f"attribute {name} is not text; layer information is not available" for name in odd))
     if strays:
-        notes = (*notes, f"datasets that no attribute names: {len(strays):,}")
+        notes = (*notes, f"datasets not listed in any attribute: {len(strays):,}")
     if not complete:
-        notes = (*notes, "optimizer: the file does not say which variable each of its slots belongs to")
+        notes = (*notes, "optimizer: the file does not record which variable each slot belongs to")
     details = {"layout": "h5", "model": config.cls, "name": config.name, "optimizer": optimizer.cls}
     versions = {key: about.get(key) or top.get(key) for key in ("keras_version", "backend")}
     tree = Tree(leaves, _aliases(index, leaves), containers)
@@ -171,7 +171,7 @@ def _list_weights(
         if path in leaves:
             path = tuple(map(attr, weight.dataset.path.split("/")))
         if path in leaves:
-            raise FormatError(f"weight {weight.name[:200]} is named twice")
+            raise FormatError(f"weight {weight.name[:200]} is listed twice")
         trainable = None
         for at, layer in settings.down_to(path):
             trainable = False if layer.trainable is False else trainable if trainable is False else True
@@ -295,7 +295,7 @@ def iter_legacy_weights(index: Hdf5Index) -> Iterator[KerasWeight]:
     for layer in listed:
         inside = index.groups.get(prefix + layer)
         if inside is None:
-            raise FormatError(f"layer {layer[:200]} is named but not in the file")
+            raise FormatError(f"layer {layer[:200]} is listed but missing from the file")
         for name in dict.fromkeys(read_names(inside, "weight_names")):
             yield KerasWeight(layer, name, _dataset(index, f"{prefix}{layer}/{name}"))
 
@@ -315,7 +315,7 @@ def _dataset(index: Hdf5Index, path: str) -> Hdf5Dataset:
     path = index.same.get(path, path)
     found = index.datasets.get(path)
     if found is None:
-        raise FormatError(f"weight {path[:200]} is named but not in the file")
+        raise FormatError(f"weight {path[:200]} is listed but missing from the file")
     return found
 
 
@@ -1087,7 +1087,7 @@ def order_from_slots(
 
 def read_shards(file: File) -> tuple[tuple[File, ...], Hdf5Index]:
     """Return the map, its shards from the same folder, and their merged content."""
-    found = text.load_json(file.path, "the map of a sharded .weights.h5")
+    found = text.load_json(file.path, "the shard map of a .weights.h5 file")
     names = shard_names(found, file.path)
     folder = os.path.dirname(file.path)
     shards = [File.beside(os.path.join(folder, name), file.path) for name in names]
@@ -1100,15 +1100,15 @@ def shard_names(document: dict[str, Any], path: str) -> list[str]:
     """Return the names of the shards in order; raise FormatError for one in another folder."""
     weights = document.get("weight_map")
     if not isinstance(weights, dict):
-        raise FormatError("the file is not the map of a sharded .weights.h5", file=path)
+        raise FormatError("the file is not the shard map of a .weights.h5 file", file=path)
     names: dict[str, None] = {}
     for value in weights.values():
         for name in value if isinstance(value, list) else [value]:
             if not isinstance(name, str) or os.path.basename(name) != name or "\0" in name or not name:
-                raise FormatError("a shard's name is not that of a file beside the map", file=path)
+                raise FormatError("a shard must be a file in the same folder as the map", file=path)
             names[name] = None
     if not names:
-        raise FormatError("the map names no shard", file=path)
+        raise FormatError("the map lists no shards", file=path)
     return sorted(names)
 
 

@@ -84,9 +84,7 @@ def read(location: str) -> Checkpoint:
         tree = found.tree()
     except CkpttoolError as error:
         raise error.located(file=location) from error.__cause__
-    notes = (
-        (f"members that are no arrays, which are not read: {abbreviate_list(others, 3)}",) if others else ()
-    )
+    notes = (f"skipped members that are not arrays: {abbreviate_list(others, 3)}",) if others else ()
     return Checkpoint(location, NAME, tree, (file,), integrity=integrity, notes=(*notes, *found.notes))
 
 
@@ -104,12 +102,12 @@ class _ArrayCollection:
             try:
                 return self._recorded(record)
             except common.EmbeddedTreeError as error:
-                self.notes.append(f"the tree that ckpttool recorded is not used: {error.message}")
+                self.notes.append(f"ignoring the tree that ckpttool embedded: {error.message}")
         return _unrecorded_tree(array_leaves(self.arrays))
 
     def _recorded(self, record: NpyArray) -> Tree:
         if record.dtype != "uint8" or record.source is None:
-            raise common.EmbeddedTreeError("the recorded tree is no text")
+            raise common.EmbeddedTreeError("the embedded tree is not text")
         leaves = {name: leaf for name, leaf in array_leaves(self.arrays).items() if isinstance(leaf, Leaf)}
         untyped: dict[str, int] = {}
         for name, array in self.arrays.items():
@@ -117,7 +115,7 @@ class _ArrayCollection:
                 leaves[name] = Leaf("unknown", array.shape, array.source, name)
                 untyped[name] = int(array.descr.lstrip("<>|=")[1:])
         if leaves.keys() != self.arrays.keys():
-            raise common.EmbeddedTreeError("the recorded tree is that of other arrays")
+            raise common.EmbeddedTreeError("the embedded tree does not match the tensors in this file")
         return common.decode_tree(bytes(record.source.read()), leaves, untyped)
 
 

@@ -287,14 +287,14 @@ class _OnnxParser:
             training += number == 20
         if version is None or not opsets or not graphs:
             raise FormatError(
-                "the model is not complete",
-                expected="a version, a graph and versions of operators",
+                "the model is incomplete",
+                expected="a version, a graph and operator versions",
                 found=", ".join(
                     word
                     for word, there in (
                         ("a version", version is not None),
                         ("a graph", graphs),
-                        ("versions of operators", opsets),
+                        ("operator versions", opsets),
                     )
                     if there
                 )
@@ -344,9 +344,7 @@ class _OnnxParser:
 
     def _graph(self, start: int, stop: int, depth: int) -> OnnxGraph:
         if depth > limits.current().message_depth:
-            raise limits.limit_error(
-                "message_depth", "the model has too many graphs inside one another", depth
-            )
+            raise limits.limit_error("message_depth", "the model's graphs are nested too deeply", depth)
         name = ""
         nodes: list[OnnxNode] = []
         tensors: list[OnnxTensor] = []
@@ -377,7 +375,7 @@ class _OnnxParser:
                 self._keep()
                 name, attribute = self._attribute(begin, end, depth)
                 if name in attributes:
-                    raise FormatError("a node has one attribute twice", found=name[:80], offset=begin)
+                    raise FormatError("a node has the same attribute twice", found=name[:80], offset=begin)
                 attributes[name] = attribute
             elif number in texts:
                 texts[number] = protobuf.as_text(value)
@@ -432,7 +430,7 @@ class _OnnxParser:
         if number == 7:
             data = value.to_bytes(4, "little") if isinstance(value, int) else bytes(value)
             if len(data) % 4:
-                raise FormatError("a run of numbers ends within one", offset=at[0])
+                raise FormatError("a packed array ends in the middle of a number", offset=at[0])
             return struct.unpack(f"<{len(data) // 4}f", data)
         if number == 8:
             return protobuf.as_ints(value)
@@ -468,7 +466,7 @@ class _OnnxParser:
             segmented = segmented or number == 3
         if len(dims) > _RANK or min(dims, default=0) < 0:
             raise FormatError(
-                "a tensor has a shape that cannot be",
+                "a tensor has an impossible shape",
                 path=repr(name[:200]),
                 offset=start,
                 found=str(dims[:8]),
@@ -552,7 +550,7 @@ def _count_elements(number: int, value: int | memoryview, offset: int) -> int:
         return 1
     if number in _WIDTHS:
         if len(value) % _WIDTHS[number]:
-            raise FormatError("a run of numbers ends within one", offset=offset)
+            raise FormatError("a packed array ends in the middle of a number", offset=offset)
         return len(value) // _WIDTHS[number]
     # The last byte of every number has its high bit clear.
     return len(bytes(value).translate(None, _HIGH))
@@ -685,9 +683,9 @@ class _ConstantLister:
             raise FormatError("a constant of the graph has no name", offset=getattr(found, "start", None))
         path = (*above, key(name))
         if len(path) > limits.current().path_depth:
-            raise limits.limit_error("path_depth", "the graphs are too deep inside one another", len(path))
+            raise limits.limit_error("path_depth", "the graphs are nested too deeply", len(path))
         if path in self.leaves:
-            raise FormatError("two constants of the graph have one name", path=repr(name[:200]))
+            raise FormatError("two constants of the graph have the same name", path=repr(name[:200]))
         if isinstance(found, OnnxSparseTensor):
             code = 0 if found.values is None else found.values.code
             title = TYPES[code].title.lower() if code in TYPES else f"type {code}"
@@ -706,7 +704,7 @@ class _ConstantLister:
             self.left[f"tensors of {title}"] += 1
             return ValueLeaf(Record(_RECORD, f"{title}{list(tensor.dims)[:64]}"))
         if tensor.segmented:
-            raise UnsupportedError("a tensor in segments is not read", offset=tensor.start)
+            raise UnsupportedError("segmented tensors are not supported", offset=tensor.start)
         count = tf_common.count_elements(tensor.dims)
         role = _role(path, row, tensor, count, constant=constant)
         native = "/".join(str(step.value) for step in path)
@@ -717,20 +715,20 @@ class _ConstantLister:
             return self._external(tensor, row, count)
         if len(tensor.held) > 1:
             raise FormatError(
-                "a tensor's elements stand in more than one place",
+                "a tensor stores its elements in more than one field",
                 offset=tensor.start,
                 found=str(len(tensor.held)),
             )
         nbytes = _stored_size(row, count)
         if RAW in tensor.held:
             if row.name == "string":
-                raise FormatError("a tensor of strings has raw data", offset=tensor.start)
+                raise FormatError("a string tensor has raw data", offset=tensor.start)
             _require(tensor, nbytes, tensor.held[RAW], "bytes")
             base = Inline(b"") if tensor.run is None else Span(self.file, *tensor.run)
             return PackedElements(base, row.bits, count) if row.bits else base
         wanted = _count_numbers(row, count)
         if tensor.held and row.data not in tensor.held:
-            raise FormatError("a tensor's elements are of another type than its own", offset=tensor.start)
+            raise FormatError("the data field of a tensor does not match its type", offset=tensor.start)
         _require(tensor, wanted, tensor.held.get(row.data, 0), "elements")
         if row.name == "string" and count > limits.current().strings:
             raise limits.limit_error("strings", "the tensor has too many strings", count)
@@ -743,7 +741,7 @@ class _ConstantLister:
     def _external(self, tensor: OnnxTensor, row: _ElementType, count: int) -> Source:
         entries = dict(tensor.external or {})
         if tensor.held or row.name == "string":
-            raise FormatError("a tensor in another file has elements of its own", offset=tensor.start)
+            raise FormatError("a tensor with external data also contains elements", offset=tensor.start)
         location = entries.get("location", "")
         file = self._beside(location, tensor)
         offset = _parse_number(entries.get("offset"), 0, tensor, "offset")
@@ -752,7 +750,7 @@ class _ConstantLister:
         length = _parse_number(entries.get("length"), rest, tensor, "length")
         if offset + length > file.size or (length < nbytes):
             raise TruncatedError(
-                "the file of a tensor ends before it does",
+                "the external data file ends before the tensor does",
                 file=file.path,
                 offset=offset,
                 expected=f"{max(nbytes, length):,} bytes",
@@ -768,7 +766,7 @@ class _ConstantLister:
         inside = location and not location.startswith(("/", "\\")) and os.pardir not in parts
         if not inside or "\0" in location or location[1:2] == ":" or "\\" in location:
             raise UnsupportedError(
-                "a tensor lies in a file outside of the model's folder, which is not read",
+                "a tensor's external data file is outside the model's folder and is not read",
                 offset=tensor.start,
                 found=repr(location[:200]),
             )
@@ -780,10 +778,12 @@ class _ConstantLister:
                 and filesystem.lexists(path)
                 and not filesystem.isfile(path)
             ):
-                raise FormatError("the file of a tensor is not a regular file", file=path)
+                raise FormatError("a tensor's external data file is not a regular file", file=path)
             found = File.beside(path, self.file.path)
             if len(self.files) >= limits.current().folder_files:
-                raise limits.limit_error("folder_files", "the model lies in too many files", len(self.files))
+                raise limits.limit_error(
+                    "folder_files", "the model has too many external data files", len(self.files)
+                )
             self.files[location] = found
         return self.files[location]
 
@@ -810,7 +810,7 @@ def _count_numbers(row: _ElementType, count: int) -> int:
 def _require(tensor: OnnxTensor, wanted: int, found: int, what: str) -> None:
     if wanted != found:
         raise (TruncatedError if found < wanted else FormatError)(
-            "a tensor's elements are not as many as its shape needs",
+            "the number of elements of a tensor does not match its shape",
             offset=tensor.start,
             expected=f"{wanted:,} {what}",
             found=f"{found:,}",
@@ -822,7 +822,9 @@ def _parse_number(text: str | None, default: int, tensor: OnnxTensor, what: str)
         return default
     if not (text.isascii() and text.isdigit()) or len(text) > 18:
         raise FormatError(
-            f"the {what} of a tensor in another file is no number", offset=tensor.start, found=repr(text[:40])
+            f"the {what} of a tensor with external data is not a number",
+            offset=tensor.start,
+            found=repr(text[:40]),
         )
     return int(text)
 
@@ -869,7 +871,7 @@ class TypedElements(NamedTuple):
         found = self._numbers(data)
         if len(found) != _count_numbers(_ElementType("", self.dtype, self.number, self.bits), self.size):
             raise FormatError(
-                "a tensor's elements are not as many as its shape needs", file=self.base.file.path
+                "the number of elements of a tensor does not match its shape", file=self.base.file.path
             )
         if self.bits:
             return _unpack_bits(found.astype(np.uint8), self.bits, self.size)
@@ -906,11 +908,11 @@ def _varints(data: bytes) -> np.ndarray:
     raw = np.frombuffer(data, np.uint8)
     ends = np.flatnonzero(raw < 0x80)
     if len(raw) and (not len(ends) or ends[-1] != len(raw) - 1):
-        raise FormatError("a run of numbers ends within one")
+        raise FormatError("a packed array ends in the middle of a number")
     starts = np.concatenate([np.zeros(1, np.int64), ends[:-1] + 1]) if len(ends) else ends
     lengths = ends - starts + 1
     if len(lengths) and (lengths.max() > 10 or (raw[ends[lengths == 10]] > 1).any()):
-        raise FormatError("a number takes more than 64 bits")
+        raise FormatError("a number is longer than 64 bits")
     found = np.zeros(len(ends), np.uint64)
     for step in range(int(lengths.max()) if len(lengths) else 0):
         longer = lengths > step
@@ -921,15 +923,15 @@ def _varints(data: bytes) -> np.ndarray:
 
 def _notes(model: OnnxModel, lister: _ConstantLister) -> Iterator[str]:
     if lister.left:
-        yield f"listed and not read: {', '.join(sorted(lister.left))}"
+        yield f"listed but not read: {', '.join(sorted(lister.left))}"
     if model.training:
-        yield "the model has graphs of training, which are not read"
+        yield "the model contains training graphs, which are not read"
     custom = sorted(
         {node.domain for node in _iter_nodes(model) if node.domain not in ("", "ai.onnx")}
         - {function.domain for function in model.functions}
     )
     if custom:
-        yield f"operators outside of ONNX: {abbreviate_list(custom, 4)}"
+        yield f"operators not defined by ONNX: {abbreviate_list(custom, 4)}"
 
 
 def _iter_nodes(model: OnnxModel) -> Iterator[OnnxNode]:

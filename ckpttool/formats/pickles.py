@@ -180,9 +180,9 @@ def load_pickle_file(file: File, more: Mapping[str, Builder] = MappingProxyType(
     except FormatError as error:
         if b"joblib.numpy_pickle" in data[: 1 << 16]:
             raise UnsupportedError(
-                "this is a joblib file, whose arrays stand outside of its pickle",
+                "this is a joblib file, which stores its arrays outside the pickle",
                 file=file.path,
-                hint="where you trust it, joblib.load reads it in Python, and numpy.savez writes its arrays",
+                hint="if you trust the file, load it with joblib.load and save its arrays with numpy.savez",
             ) from error
         raise
 
@@ -276,7 +276,7 @@ def read_settings(source: Storage, name: str, file: str, told: list[CodeReferenc
     """
     data = parse_json_member(source, name)
     if not isinstance(data, dict):
-        raise FormatError(f"member {name!r} is no dict")
+        raise FormatError(f"member {name!r} is not a dict")
     return {setting: _decode_setting(value, setting, name, file, told) for setting, value in data.items()}
 
 
@@ -386,7 +386,7 @@ class PickleTraversal(ABC, Generic[Place]):
             self.leaves[path] = ValueLeaf(Record("the same object as", first or f"the whole {self.whole}"))
             return
         if len(path) > self._limits.pickle_depth:
-            raise limits.limit_error("pickle_depth", "values are nested too deep", len(path))
+            raise limits.limit_error("pickle_depth", "values are nested too deeply", len(path))
         if isinstance(value, PickleObject) and is_leaf(value):
             self.leaves[path] = ValueLeaf(inert_record(value))
             return
@@ -429,7 +429,7 @@ class PickleTraversal(ABC, Generic[Place]):
             if kind is str or kind is bytes:
                 left -= len(child)
             if left < 0:
-                what = "names and texts that values share are repeated too often"
+                what = "the names and texts of shared values are repeated too often"
                 raise limits.limit_error("pickle_revisits", what, self._limits.pickle_revisits + 1)
             self.value(child, (*path, *self.steps(path, step)), below(step, via))
             if len(waiting) > at:
@@ -456,7 +456,7 @@ class PickleTraversal(ABC, Generic[Place]):
     def require_free(self, path: Path) -> None:
         """Raise FormatError if the path already has another value."""
         if path in self.leaves or path in self.containers:
-            raise FormatError(f"two values have the name {display_exact(path)[:_TRAVERSAL_SHOWN]!r}")
+            raise FormatError(f"two values have the same name: {display_exact(path)[:_TRAVERSAL_SHOWN]!r}")
 
     def _again(self, value: Any) -> bool:
         # Return whether the value was listed before and the allowance for repeats is used up.

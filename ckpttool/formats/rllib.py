@@ -165,9 +165,9 @@ def _assign_policy_slots(policy: _PolicyVariables, leaves: dict[Path, Leaf | Val
 _JSON = "rllib_checkpoint.json"
 _STATE_FILES = frozenset(("algorithm_state.pkl", "policy_state.pkl", "module_state.pkl", "state.pkl"))
 _OTHERS = {
-    ".msgpck": "msgpack, which is not read: RLlib can save it again as a pickle",
-    ".msgpack": "msgpack, which is not read: RLlib can save it again as a pickle",
-    ".pt": "a PyTorch file: point at it to read it alone",
+    ".msgpck": "msgpack, which is not supported; save it again as a pickle with RLlib",
+    ".msgpack": "msgpack, which is not supported; save it again as a pickle with RLlib",
+    ".pt": "a PyTorch file; point to the file itself to read it",
 }
 
 
@@ -231,7 +231,7 @@ def _list_folder(location: str) -> RllibListing:
     about = os.path.join(location, _JSON)
     if filesystem.isfile(about):
         files.append(File.stamp(about))
-        facts = text.load_json(about, "RLlib's description of a checkpoint")
+        facts = text.load_json(about, "RLlib's checkpoint description")
     walk = _RllibWalk(rllib_role)
     others: list[str] = []
     states = 0
@@ -257,7 +257,7 @@ def _iter_states(location: str, others: list[str]) -> Iterator[tuple[str, Path]]
         for name in _names(folder):
             seen += 1
             if seen > most.folder_files:
-                what = "the folder holds more files than a checkpoint has"
+                what = "the folder contains too many files for a checkpoint"
                 raise limits.limit_error("folder_files", what, None, file=location)
             full = os.path.join(folder, name)
             if filesystem.isdir(full):
@@ -276,7 +276,7 @@ def _names(folder: str) -> list[str]:
     try:
         return sorted(filesystem.listdir(folder))
     except OSError as error:
-        raise NotFoundError(f"cannot be listed: {error.strerror}", file=folder) from error
+        raise NotFoundError(f"cannot list the folder: {error.strerror}", file=folder) from error
 
 
 def _unsupported_reason(name: str) -> str:
@@ -288,7 +288,7 @@ def _empty_folder_error(location: str, others: list[str]) -> UnsupportedError | 
         return UnsupportedError(
             f"{os.path.relpath(others[0], location)} is {_unsupported_reason(others[0])}", file=location
         )
-    return FormatError("the folder is described as RLlib's and holds no pickled state", file=location)
+    return FormatError("the folder has an RLlib description but no pickled state", file=location)
 
 
 def _writer(facts: dict[str, Any]) -> str:
@@ -321,7 +321,7 @@ def pieces(tree: Tree) -> tuple[OutputFile, ...]:
     """
     made = tree.get(CLASS)
     if not isinstance(made, ValueLeaf) or not isinstance(made.value, Record):
-        raise UnsupportedError("only an agent can be written as a module of RLlib")
+        raise UnsupportedError("an RLlib module can only store an agent")
     state = {path: leaf for path, leaf in tree.tensors() if path[0] != ARGUMENTS}
     for path, leaf in state.items():
         _require_array(leaf, path)
@@ -342,7 +342,7 @@ def _write_data(stream: IO[bytes], data: bytes) -> None:
 def _require_array(leaf: Leaf, path: Path) -> None:
     pickles.dtype_code(leaf, path)
     if len(path) != 1:
-        raise UnsupportedError("a module of RLlib keeps its tensors in one dict", path=display(path))
+        raise UnsupportedError("an RLlib module stores its tensors in a single dict", path=display(path))
 
 
 def _write(stream: IO[bytes], state: Mapping[Path, Leaf]) -> None:

@@ -102,7 +102,7 @@ def read_header(file: File) -> SafetensorsHeader:
         raise error.located(file=file.path) from error.__cause__
     metadata = found.pop(METADATA, {})
     if not isinstance(metadata, dict) or not all(isinstance(text, str) for text in metadata.values()):
-        _fail(file, "the metadata are not texts by name")
+        _fail(file, "the metadata must map names to strings")
     start = LENGTH + len(text)
     entries = {name: _parse_entry(file, name, fields, start) for name, fields in found.items()}
     _require_dense(file, entries, start)
@@ -112,7 +112,7 @@ def read_header(file: File) -> SafetensorsHeader:
 def _text(file: File) -> bytes:
     if file.size < LENGTH:
         raise TruncatedError(
-            "the file ends in its header's length",
+            "the file ends within the header length",
             file=file.path,
             expected=f"{LENGTH} bytes",
             found=f"{file.size}",
@@ -120,7 +120,7 @@ def _text(file: File) -> bytes:
     size = int.from_bytes(file.read(0, LENGTH), "little")
     if not 2 <= size <= file.size - LENGTH:
         raise (FormatError if size < 2 else TruncatedError)(
-            "the header cannot be as long as the file says",
+            "invalid header length",
             file=file.path,
             offset=0,
             expected=f"2 to {file.size - LENGTH:,} bytes",
@@ -140,28 +140,28 @@ def _fail(file: File, message: str, found: str | None = None) -> NoReturn:
 
 def _parse_entry(file: File, name: str, fields: Any, start: int) -> SafetensorsEntry:
     if not isinstance(fields, dict) or not fields.keys() >= _FIELDS:
-        _fail_tensor(file, name, "is not described by dtype, shape and data_offsets")
+        _fail_tensor(file, name, "needs the fields dtype, shape and data_offsets")
     code, shape, offsets = fields["dtype"], fields["shape"], fields["data_offsets"]
     if not isinstance(code, str):
-        _fail_tensor(file, name, "has a type that is no text")
+        _fail_tensor(file, name, "has a dtype that is not a string")
     if not isinstance(shape, list) or not set(map(type, shape)) <= _ONLY_INT or (shape and min(shape) < 0):
-        _fail_tensor(file, name, "has a shape that is not made of sizes")
+        _fail_tensor(file, name, "has a shape that is not a list of sizes")
     if len(shape) > RANK:
-        _fail_tensor(file, name, f"has {len(shape):,} dimensions")
+        _fail_tensor(file, name, f"has too many dimensions: {len(shape):,}")
     if not isinstance(offsets, list) or len(offsets) != 2 or not set(map(type, offsets)) <= _ONLY_INT:
-        _fail_tensor(file, name, "has data_offsets that are no pair of offsets")
+        _fail_tensor(file, name, "has data_offsets that are not a pair of offsets")
     begin, end = offsets
     if not 0 <= begin <= end <= file.size - start:
         if 0 <= begin <= end <= _LARGEST_COUNT:
             raise TruncatedError(
-                "the file ends before a tensor does",
+                "the file ends within a tensor",
                 file=file.path,
                 path=repr(name[:200]),
                 offset=start + begin,
                 expected=f"{end - begin:,} bytes",
                 found=f"{max(0, file.size - start - begin):,}",
             )
-        _fail_tensor(file, name, "has data_offsets that cannot be")
+        _fail_tensor(file, name, "has invalid data_offsets")
     _require_size(file, name, code, shape, end - begin)
     return SafetensorsEntry(code, tuple(shape), start + begin, end - begin)
 
@@ -176,11 +176,11 @@ def _require_size(file: File, name: str, code: str, shape: list[int], nbytes: in
         8 * dtypes.BY_SAFETENSORS[code].itemsize if code in dtypes.BY_SAFETENSORS else 0
     )
     if count > _LARGEST_COUNT or count * bits > 8 * _LARGEST_COUNT:
-        _fail_tensor(file, name, "has more elements than can be counted")
+        _fail_tensor(file, name, "has too many elements")
     needed = 0 if zero else count * bits
     if bits and needed != 8 * nbytes:
         raise FormatError(
-            "a tensor's bytes do not fill its shape",
+            "the tensor's bytes do not match its shape",
             file=file.path,
             path=repr(name[:200]),
             expected=f"{needed / 8:,g} bytes" if needed % 8 else f"{needed // 8:,} bytes",
@@ -197,11 +197,17 @@ def _require_dense(file: File, entries: Mapping[str, SafetensorsEntry], start: i
     free = start
     for name, entry in sorted(entries.items(), key=lambda item: (item[1].offset, item[1].nbytes)):
         if entry.offset != free:
-            what = "overlaps another" if entry.offset < free else "is preceded by bytes of no tensor"
+            what = (
+                "overlaps another tensor"
+                if entry.offset < free
+                else ("is preceded by bytes that belong to no tensor")
+            )
             raise FormatError(f"a tensor {what}", file=file.path, path=repr(name[:200]), offset=entry.offset)
         free += entry.nbytes
     if free != file.size:
-        raise FormatError("the last tensor is followed by bytes of no tensor", file=file.path, offset=free)
+        raise FormatError(
+            "the last tensor is followed by bytes that belong to no tensor", file=file.path, offset=free
+        )
 
 
 # The content of a safetensors file: its tensors by name, tied names as aliases, the embedded tree.
@@ -224,10 +230,10 @@ def list_file(file: File) -> FileListing:
         try:
             arrays = {name: leaf for name, leaf in entries.items() if isinstance(leaf, Leaf)}
             if len(arrays) != len(entries):
-                raise common.EmbeddedTreeError("the recorded tree is that of other tensors")
+                raise common.EmbeddedTreeError("the embedded tree does not match the tensors in this file")
             tree = common.decode_tree(text.encode(), arrays)
         except common.EmbeddedTreeError as error:
-            notes = (*notes, f"the tree that ckpttool recorded is not used: {error.message}")
+            notes = (*notes, f"ignoring the tree that ckpttool embedded: {error.message}")
     kept = {name: text for name, text in metadata.items() if not _is_tied(name, text, entries)}
     details: dict[str, Any] = {"metadata": kept} if kept else {}
     return FileListing(tree, _writer(metadata), notes=notes, details=details)
@@ -267,10 +273,10 @@ def _notes(tree: Tree, entries: Mapping[str, SafetensorsEntry]) -> tuple[str, ..
     notes = []
     tied = sum(map(len, tree.aliases.values()))
     if tied:
-        notes.append(f"names that the metadata give to another's tensor: {tied:,}")
+        notes.append(f"names tied to the tensor of another name in the metadata: {tied:,}")
     other = sorted({e.code[:40] for e in entries.values() if e.code not in dtypes.BY_SAFETENSORS})
     if other:
-        notes.append(f"tensors of types that are listed and not read: {', '.join(other)}")
+        notes.append(f"tensors listed but not read because of their type: {', '.join(other)}")
     return tuple(notes)
 
 
@@ -311,7 +317,7 @@ def pieces(tree: Tree) -> tuple[OutputFile]:
     head = _encode_header(tree, names, codes, order)
     if len(head) > LARGEST:
         raise UnsupportedError(
-            "the names and plain values do not fit into the header of a safetensors file",
+            "the names and plain values do not fit into a safetensors header",
             expected=f"at most {LARGEST:,} bytes",
             found=f"{len(head):,}",
         )
@@ -324,7 +330,9 @@ def _dtype_code(leaf: Leaf, path: Path) -> str:
         raise UnsupportedError(
             f"a safetensors file cannot hold a tensor of type {leaf.dtype}",
             path=display(path),
-            hint="--to torch and --to npz can hold complex numbers" if leaf.dtype.startswith("c") else None,
+            hint="use --to torch or --to npz, which support complex numbers"
+            if leaf.dtype.startswith("c")
+            else None,
         )
     return code
 
@@ -380,7 +388,7 @@ def _write(stream: IO[bytes], head: bytes, tree: Tree, order: list[Path]) -> Non
 # github.com/huggingface/accelerate, src/accelerate/checkpointing.py (`save_accelerator_state`).
 
 SHARDED_NAME = "sharded"
-SHARDED_TITLE = "Hugging Face checkpoint in shards (index.json)"
+SHARDED_TITLE = "Hugging Face sharded checkpoint (index.json)"
 
 _INDEX = ".index.json"
 _MAP = "weight_map"
@@ -432,10 +440,10 @@ def _find_index(probe: Probe) -> str | None:
     found = sorted(n for n in probe.names if n.endswith(_INDEX) and _is_index(_member_probe(probe, n)))
     if len(found) > 1 and set(found) != {f"{_SAFE}{_INDEX}", f"{_WEIGHTS}{_INDEX}"}:
         raise UsageError(
-            "the folder holds several checkpoints in shards",
+            "the folder contains several sharded checkpoints",
             file=probe.path,
             found=abbreviate_list(found, 5),
-            hint=f"name one, as in {os.path.join(probe.path, found[0])}",
+            hint=f"point to one of them, e.g. {os.path.join(probe.path, found[0])}",
         )
     return os.path.join(probe.path, found[0]) if found else None
 
@@ -478,7 +486,7 @@ def read_sharded(location: str) -> Checkpoint:
     listed = {name: _list_shard(shard) for name, shard in shards.items()}
     tree, notes = _ShardMerger(file, shard_of, listed).tree()
     if missing:
-        notes = (*notes, f"shards that are missing: {abbreviate_list(missing, 5)}")
+        notes = (*notes, f"missing shards: {abbreviate_list(missing, 5)}")
     recorded = bool(listed) and all(one.integrity == "crc32" for one in listed.values())
     return Checkpoint(
         path=location,
@@ -513,7 +521,7 @@ def _list_training(probe: Probe) -> Checkpoint:
                 raise
             left.append(os.path.basename(place))
     names = ", ".join(os.path.basename(one.path) for one in parts.values())
-    notes = [f"the folder is one checkpoint: {names}"]
+    notes = [f"the folder is read as one checkpoint: {names}"]
     settings: dict[str, Tree] = {}
     state = _trainer_state(probe)
     if state:
@@ -521,7 +529,7 @@ def _list_training(probe: Probe) -> Checkpoint:
     elif _TRAINER_STATE in probe.names:
         left.append(_TRAINER_STATE)
     if left:
-        notes.append(f"not read (random states, settings of the run): {abbreviate_list(left, 5)}")
+        notes.append(f"not read (random number states, run settings): {abbreviate_list(left, 5)}")
     joined = join_checkpoints(probe.path, SHARDED_NAME, parts, settings)
     return replace(joined, notes=(*notes, *joined.notes))
 
@@ -545,10 +553,10 @@ def _members(probe: Probe) -> dict[str, str]:
                 continue
             if match[1] in found:
                 raise UsageError(
-                    f"the folder holds two files of {match[1]}",
+                    f"the folder contains two {match[1]} files",
                     file=probe.path,
                     found=", ".join((os.path.basename(found[match[1]]), name)),
-                    hint=f"name the file of weights, as in {found['model']}",
+                    hint=f"point to the weights file, e.g. {found['model']}",
                 )
             found[match[1]] = os.path.join(probe.path, name)
     return found
@@ -560,8 +568,8 @@ def _trainer_state(probe: Probe) -> dict[str, int | float | str | bool | None]:
         return {}
     file = File.stamp(os.path.join(probe.path, _TRAINER_STATE))
     try:
-        documents.require_small(file.size, "the trainer's state", file=file.path)
-        values = documents.parse_strict_json(file.read(0, file.size), "the trainer's state")
+        documents.require_small(file.size, "the trainer state", file=file.path)
+        values = documents.parse_strict_json(file.read(0, file.size), "the trainer state")
     except CkpttoolError:
         return {}
     return {name: value for name, value in values.items() if isinstance(value, int | float | str | None)}
@@ -578,7 +586,7 @@ def _note_other_form(location: str) -> tuple[str, ...]:
     folder, name = os.path.split(location)
     other = f"{_WEIGHTS if name.startswith(_SAFE) else _SAFE}{_INDEX}"
     there = other != name and filesystem.lexists(os.path.join(folder, other))
-    return (f"{other} lies in the same folder and is not read",) if there else ()
+    return (f"{other} in the same folder is not read",) if there else ()
 
 
 def _shard_of(file: File) -> dict[str, str]:
@@ -600,7 +608,7 @@ def _shard_of(file: File) -> dict[str, str]:
             or not name.isprintable()
         ):
             raise FormatError(
-                "a shard's name is not that of a file beside the index",
+                "a shard must be a file in the same folder as the index",
                 file=file.path,
                 path=repr(tensor[:200]),
                 found=repr(name)[:200],
@@ -637,7 +645,7 @@ class _ShardMerger:
                 self.leaves[key(name),] = Leaf("unknown", (), self._missing(shard), name)
             elif name not in paths[shard]:
                 raise FormatError(
-                    f"shard {shard!r} lacks a tensor", file=self.index.path, path=repr(name[:200])
+                    f"a tensor is missing from shard {shard!r}", file=self.index.path, path=repr(name[:200])
                 )
             else:
                 self._add(paths[shard][name], self.shards[shard].tree)
@@ -667,10 +675,10 @@ class _ShardMerger:
                 else:
                     added.append(name)
                     self._add(path, self.shards[shard].tree)
-        notes = [f"tensors that the index does not name: {abbreviate_list(added, 3)}"] if added else []
+        notes = [f"tensors not listed in the index: {abbreviate_list(added, 3)}"] if added else []
         if twice:
             notes.append(
-                f"tensors that a second shard holds too, not read from it: {abbreviate_list(twice, 3)}"
+                f"tensors also present in a second shard, not read from it: {abbreviate_list(twice, 3)}"
             )
         return tuple(notes)
 

@@ -226,8 +226,8 @@ def _fits(tree: Tree, slot: Leaf, number: int, candidates: list[Path]) -> bool:
 _POLICY_KINDS = {
     "dqn": "a Q-network for discrete actions (DQN)",
     "qrdqn": "a quantile network for discrete actions (QR-DQN)",
-    "ppo_mask": "a policy with masked actions",
-    "maskable": "a policy with masked actions",
+    "ppo_mask": "a policy with action masking",
+    "maskable": "a policy with action masking",
     "ars": "a policy without a critic (ARS)",
 }
 _DISCRETE = "a policy for discrete actions"
@@ -259,7 +259,7 @@ def list_members(members: Sb3Members) -> Sb3Listing:
     others = [name for name in members.sources if name not in named]
     notes = (
         *_sb3_policy(data or {}),
-        *((f"members that are not listed: {abbreviate_list(others, 5)}",) if others else ()),
+        *((f"members not listed: {abbreviate_list(others, 5)}",) if others else ()),
         *(f"{name}: {note}" for name, found in states.items() for note in found.notes),
     )
     return Sb3Listing(
@@ -284,8 +284,8 @@ def _is_state(name: str) -> bool:
 def _list_state(name: str, source: Storage) -> FileListing:
     if not isinstance(source, Span):
         raise UnsupportedError(
-            f"member {name!r} is compressed, and is an archive itself",
-            hint="unpack the file and name the folder, or pack it again without compression (zip -0)",
+            f"member {name!r} is a nested archive and must not be compressed",
+            hint="unpack the file and point to the folder, or repack it without compression (zip -0)",
         )
     try:
         found = torch_legacy.list_embedded(source.file, source.offset, source.length)
@@ -354,7 +354,7 @@ def _sb3_policy(data: Mapping[str, Any]) -> tuple[str, ...]:
         return ()
     steps = policy.full.split(".")
     if steps[0] == "sbx":
-        return (f"policy {policy.full}: an agent of sbx (JAX), whose networks lie pickled in its settings",)
+        return (f"policy {policy.full}: an sbx agent (JAX), whose networks are pickled in its settings",)
     space = data.get("action_space")
     discrete = isinstance(space, PickleObject) and not space.name.endswith(".Box")
     kind = next(
@@ -386,7 +386,7 @@ def pieces(tree: Tree) -> tuple[OutputFile]:
     """
     if importlib.util.find_spec("stable_baselines3") is None:
         raise MissingExtraError(
-            "writing a file of Stable-Baselines3 needs stable_baselines3, which is not installed",
+            "writing a Stable-Baselines3 file requires stable_baselines3, which is not installed",
             hint="pip install 'ckpttool[sb3]'",
         )
     asked = build_request(tree)
@@ -401,7 +401,7 @@ def build_request(tree: Tree) -> dict[str, Any]:
     policy = tree.get((_DATA, key("policy_class")))
     name = policy.value.name if isinstance(policy, ValueLeaf) and isinstance(policy.value, Record) else None
     if name not in _ALGORITHMS:
-        raise UnsupportedError("only an agent can be written as a file of Stable-Baselines3", found=name)
+        raise UnsupportedError("a Stable-Baselines3 file can only store an agent", found=name)
     n_critics = _value(tree, "policy_kwargs", key("n_critics"))
     activation = _value(tree, "policy_kwargs", key("activation_fn"))
     kind = _ALGORITHMS[name]
@@ -488,7 +488,7 @@ def _run_library(folder: str) -> None:
     if done.returncode:
         said = done.stderr.decode("utf-8", "replace").strip().splitlines()[-1:]
         words = "".join(letter for letter in " ".join(said) if letter.isprintable())[:_LAST]
-        raise WorkerError(f"Stable-Baselines3 did not write the agent; it last said: {words}")
+        raise WorkerError(f"Stable-Baselines3 did not write the agent; its last output: {words}")
 
 
 # Stable-Baselines 2 agents (TensorFlow 1): zip files and the older cloudpickles.
@@ -555,9 +555,9 @@ def _open_parameters(archive: archives.ZipArchive) -> archives.ZipArchive:
     source = archive.source(_PARAMETERS)
     if not isinstance(source, Span):
         raise UnsupportedError(
-            "member 'parameters' is compressed, and is an archive itself",
+            "member 'parameters' is a nested archive and must not be compressed",
             file=archive.file.path,
-            hint="unpack the file and pack it again without compression (zip -0)",
+            hint="unpack the file and repack it without compression (zip -0)",
         )
     return archives.read_zip(archive.file, source.offset, source.length)
 
@@ -570,13 +570,13 @@ def _read_parameters(
 
     names = parse_json_member(archive.source(_LIST), _LIST)
     if not isinstance(names, list) or not all(type(name) is str for name in names):
-        raise FormatError("member 'parameter_list' is no list of names")
+        raise FormatError("member 'parameter_list' is not a list of names")
     arrays = npy.list_npz(inner)
     listed = dict.fromkeys(names)
     missing = [name for name in listed if name not in arrays]
     if missing or len(listed) != len(names):
-        what = f"has no array {missing[0]!r}" if missing else "names a variable twice"
-        raise FormatError(f"'parameter_list' and 'parameters' do not fit together: the file {what}")
+        what = f"has no array {missing[0]!r}" if missing else "lists a variable twice"
+        raise FormatError(f"'parameter_list' and 'parameters' do not match: the file {what}")
     unlisted = [name for name in arrays if name not in listed]
     tensors: dict[str, VariableInfo] = {}
     others: dict[str, Any] = {}
@@ -586,7 +586,7 @@ def _read_parameters(
             others[name] = Record("numpy.ndarray", f"{arrays[name].descr}{list(shape)}")
         else:
             tensors[name] = VariableInfo(dtype, shape, source)
-    note = f"arrays that 'parameter_list' does not name: {len(unlisted):,}"
+    note = f"arrays not listed in 'parameter_list': {len(unlisted):,}"
     return tensors, others, (note,) if unlisted else ()
 
 
@@ -603,7 +603,9 @@ def list_sb2_pickle(file: File) -> FileListing:
         if isinstance(parameters, dict):
             tensors, parameters = _split_named_arrays(parameters, pickled)
         else:
-            notes = ("the file does not name its variables: they stand in the order of the agent's graph",)
+            notes = (
+                "the file does not record variable names; variables are in the order of the agent's graph",
+            )
         if parameters:
             walk.add(pickled._replace(value=parameters, asked=()), _PARAMS)
         notes = (*_sb2_policy(data), *notes)
@@ -688,7 +690,7 @@ def sb2_pieces(tree: Tree) -> tuple[OutputFile]:
     """
     policy = tree.get(_POLICY_CLASS)
     if not isinstance(policy, ValueLeaf) or not isinstance(policy.value, Record):
-        raise UnsupportedError("only an agent can be written as a file of Stable-Baselines 2")
+        raise UnsupportedError("a Stable-Baselines 2 file can only store an agent")
     variables = {path: leaf for path, leaf in tree.tensors() if path[:1] != (_DATA,)}
     codes = {path: pickles.dtype_code(leaf, path) for path, leaf in variables.items()}
     data = _encode_settings(tree)

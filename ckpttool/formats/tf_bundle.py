@@ -75,7 +75,7 @@ def _match_prefix(probe: Probe) -> str | None:
     if f"{probe.name}.index" in probe.names or (not probe.names and filesystem.isfile(f"{probe.path}.index")):
         return probe.path
     if any(tf_common.v2_base(name) == probe.name for name in probe.names):
-        raise TruncatedError("the index is missing; there are only data shards", file=f"{probe.path}.index")
+        raise TruncatedError("index file missing: only data shards found", file=f"{probe.path}.index")
     return None
 
 
@@ -83,7 +83,7 @@ def _prefix_of_file(probe: Probe) -> str | None:
     base = tf_common.v2_base(probe.path)
     if base is not None:
         if not filesystem.lexists(f"{base}.index"):
-            raise TruncatedError("the shard's index is missing", file=f"{base}.index")
+            raise TruncatedError("index file missing for this shard", file=f"{base}.index")
         return base
     if probe.name.endswith(".index"):
         base = probe.name[: -len(".index")]
@@ -173,7 +173,7 @@ def parse_header(data: bytes) -> BundleHeader:
             for part, what in protobuf.parse_fields(protobuf.as_message(value), tf_common.VERSIONS):
                 version[part] += map(protobuf.as_int32, protobuf.as_ints(what))
     if numbers[2] not in (0, 1):
-        raise FormatError("the header's endianness is neither little nor big", found=str(numbers[2]))
+        raise FormatError("invalid endianness in the header", found=str(numbers[2]))
     return BundleHeader(numbers[1], bool(numbers[2]), version[1][-1], version[2][-1], tuple(version[3]))
 
 
@@ -234,7 +234,7 @@ class TensorFlowStrings(NamedTuple):
             length, at = protobuf.read_varint(data, at, len(data))
             lengths.append(length)
         if len(data) - at - 4 != sum(lengths):
-            raise _span_error(self.span, "the lengths of the strings do not add up to the tensor's size")
+            raise _span_error(self.span, "the string lengths do not add up to the tensor's size")
         order: Order = "big" if self.big_endian else "little"
         running = source.crc32c(_lengths_as_words(lengths, order))
         stored = data[at : at + 4]
@@ -269,7 +269,7 @@ class TensorFlowVariants(NamedTuple):
         for _ in range(self.elements):
             length, at = protobuf.read_varint(data, at, len(data))
             if length > len(data) - at - 4:
-                raise _span_error(self.span, "a variant reaches beyond its tensor")
+                raise _span_error(self.span, "a variant extends past the end of its tensor")
             running = source.crc32c(data[at : at + length], source.crc32c(length.to_bytes(8, order), running))
             at += length
             stored = data[at : at + 4]
@@ -277,7 +277,7 @@ class TensorFlowVariants(NamedTuple):
             running = source.crc32c(stored, running)
             at += 4
         if at != len(data):
-            raise _span_error(self.span, "bytes follow the last variant of a tensor")
+            raise _span_error(self.span, "unexpected bytes after the last variant of a tensor")
         _require(self.checksum, running, self.span)
         return data
 
@@ -342,7 +342,9 @@ def _index_bytes(file: File) -> bytes:
     data = file.read(0, file.size)
     if data.startswith(b"version https://git-lfs"):
         raise FormatError(
-            "this is a Git LFS pointer, not the file itself", file=file.path, hint="git lfs pull fetches it"
+            "Git LFS pointer instead of the file itself",
+            file=file.path,
+            hint=("run git lfs pull to fetch the file"),
         )
     if not data:
         raise TruncatedError("the index is empty", file=file.path)
@@ -354,10 +356,10 @@ def _tree(tensors: dict[str, VariableInfo], index: str) -> tuple[Tree, tuple[str
     if graph is None:
         return tree_by_name(tensors), ()
     if graph.dtype != "string" or graph.shape:
-        raise FormatError("the object graph is not one string", file=index, path=KEY)
+        raise FormatError("the object graph is not a single string", file=index, path=KEY)
     if isinstance(graph.source, MissingShardTensor):
         return tree_by_name(tensors), (
-            "the object graph is in a missing shard: names are TensorFlow's own keys",
+            "the object graph is in a missing shard; tensors are listed by TensorFlow's own keys",
         )
     try:
         tree, notes = tree_from_graph(_text(graph.source, "graph_bytes"), tensors)
@@ -391,7 +393,7 @@ def _modules(tree: Tree) -> tuple[dict[Path, Container], list[str]]:
     if not refused:
         return found, []
     more = f" and {len(refused) - 1:,} more" if len(refused) > 1 else ""
-    return found, [f"{refused[0]}{more}: not a configuration that can be read, passed over"]
+    return found, [f"{refused[0]}{more}: unreadable configuration, skipped"]
 
 
 class _BundleReader:
@@ -399,7 +401,7 @@ class _BundleReader:
 
     def __init__(self, prefix: str, entries: list[sstable.TableEntry]) -> None:
         if not entries or entries[0][0]:
-            raise FormatError("the index has no header entry: it is not the index of a tensor bundle")
+            raise FormatError("the index has no header entry; it is not a tensor bundle index")
         self.header = _header(entries[0][1])
         self._prefix = prefix
         self._raw = entries[1:]
@@ -438,7 +440,7 @@ class _BundleReader:
         names = [os.path.basename(self._shard_path(shard)) for shard in missing]
         verb = "is" if len(names) == 1 else "are"
         notes = [
-            f"shard {abbreviate_list(names, SHOWN)} {verb} missing: its tensors are listed, not readable"
+            f"shard {abbreviate_list(names, SHOWN)} {verb} missing: its tensors are listed but cannot be read"
         ]
         for shard, file in sorted(self._shards.items()):
             if file is not None:
@@ -455,7 +457,7 @@ class _BundleReader:
             own += max(0, offset + size - max(offset, reach))
             reach = max(reach, offset + size)
         if shared:
-            yield f"{abbreviate_list(shared, SHOWN)}: over bytes of {name} that another tensor has too"
+            yield f"{abbreviate_list(shared, SHOWN)}: overlaps bytes of another tensor in {name}"
         if own < file.size:
             belong = "belongs" if file.size - own == 1 else "belong"
             yield f"{format_count(file.size - own, 'byte')} of {name} {belong} to no tensor"
@@ -467,7 +469,10 @@ class _BundleReader:
             file = self._shards[shard]
             beyond = 0 if file is None else sum(size for _, size, _ in placed) - file.size
             if file is not None and beyond > most:
-                what = "the tensors of a shard share its bytes, and together are larger by more than is read"
+                what = (
+                    "the tensors of a shard overlap, and their total size exceeds the shard by "
+                    "more than the limit"
+                )
                 raise limits.limit_error("expanded_bytes", what, beyond, file=file.path)
 
     def _tensor(self, key: bytes, entry: BundleEntry) -> VariableInfo:
@@ -497,7 +502,7 @@ class _BundleReader:
     def _sliced(self, key: bytes, whole: BundleEntry, dtype: dtypes.DType) -> Source:
         if not dtype.itemsize:
             return UnreadableSlices(
-                f"{self._prefix}.index", f"a tensor of type {dtype.name} is cut into slices"
+                f"{self._prefix}.index", f"a tensor of type {dtype.name} is stored in slices"
             )
         parts = []
         for extents in whole.slices:
@@ -505,7 +510,7 @@ class _BundleReader:
             self._used.add(place)
             value = self._slices.get(place)
             if value is None:
-                raise FormatError("the index lacks a slice that the tensor is made of", found=str(extents))
+                raise FormatError("a slice of the tensor is missing from the index", found=str(extents))
             entry = parse_entry(value)
             box = slice_box(extents, whole.shape)
             shape = tuple(length for _, length in box)
@@ -518,7 +523,7 @@ class _BundleReader:
         number = entry.shard
         if not 0 <= number < self.header.shards:
             raise FormatError(
-                "the tensor is in a shard that the checkpoint does not have",
+                "the tensor refers to a shard that the checkpoint does not have",
                 expected=f"0 to {self.header.shards - 1}",
                 found=str(number),
             )
@@ -527,11 +532,11 @@ class _BundleReader:
         file = self._shards[number]
         if file is not None and entry.offset + entry.size > file.size:
             raise TruncatedError(
-                f"the tensor reaches beyond the end of {os.path.basename(file.path)}",
+                f"the tensor extends past the end of {os.path.basename(file.path)}",
                 offset=entry.offset,
                 expected=f"{entry.size:,} bytes",
                 found=f"{max(0, file.size - entry.offset):,}",
-                hint="the shard was cut off while it was written or copied, or belongs to another save",
+                hint="the shard was truncated while it was written or copied, or belongs to another save",
             )
         return file
 
@@ -550,14 +555,12 @@ class _BundleReader:
 def _header(data: bytes) -> BundleHeader:
     header = parse_header(data)
     if header.shards < 1:
-        raise FormatError("the header's number of shards is impossible", found=str(header.shards))
+        raise FormatError("invalid number of shards in the header", found=str(header.shards))
     if header.producer < 0:
-        raise FormatError(
-            "the header's version is negative", expected="0 or more", found=str(header.producer)
-        )
+        raise FormatError("negative version in the header", expected="0 or more", found=str(header.producer))
     if header.min_consumer > VERSION or VERSION in header.bad_consumers:
         raise UnsupportedError(
-            "the checkpoint asks for a newer reader",
+            "the checkpoint requires a newer reader",
             expected=f"version {VERSION}",
             found=f"version {header.min_consumer}",
         )
@@ -567,19 +570,21 @@ def _header(data: bytes) -> BundleHeader:
 def _dtype(number: int) -> dtypes.DType:
     dtype = dtypes.BY_TENSORFLOW.get(number)
     if dtype is None:
-        raise FormatError("the tensor's type is not one that TensorFlow stores", found=f"number {number}")
+        raise FormatError("unknown TensorFlow data type", found=f"number {number}")
     if dtype.name == "resource":
-        raise FormatError("a resource handle has no bytes to store, and yet the index lists one")
+        raise FormatError("the index lists a resource handle, which has no bytes to store")
     return dtype
 
 
 def _check_size(entry: BundleEntry, dtype: dtypes.DType, elements: int) -> None:
     if entry.offset < 0 or entry.size < 0:
-        raise FormatError("the tensor's place is negative", found=f"{entry.size} bytes at {entry.offset}")
+        raise FormatError(
+            "negative offset or size of a tensor", found=f"{entry.size} bytes at {entry.offset}"
+        )
     if dtype.itemsize:
         if entry.size != elements * dtype.itemsize:
             raise FormatError(
-                "the tensor's size does not fit its shape",
+                "the tensor's size does not match its shape",
                 expected=f"{elements * dtype.itemsize:,} bytes for {dtype.name}{list(entry.shape)}",
                 found=f"{entry.size:,}",
             )
@@ -778,14 +783,14 @@ def _notes(
 ) -> Iterator[str]:
     if savers:
         named = abbreviate_list(savers, SHOWN)
-        yield f"some objects were saved by a registered saver ({named}) under keys of its own choice"
+        yield f"some objects were saved by a registered saver ({named}), which chooses its own keys"
     if loose:
-        yield f"{abbreviate_list(loose, SHOWN)}: named by no object of the graph, listed by key"
+        yield f"{abbreviate_list(loose, SHOWN)}: not in the object graph, listed by key"
     if absent:
-        yield f"{abbreviate_list(absent, SHOWN)}: named by the object graph, not in the index"
+        yield f"{abbreviate_list(absent, SHOWN)}: in the object graph, but missing from the index"
     if chosen.deep:
         most = limits.current().graph_depth
-        yield f"what lies more than {most} edges deep in the object graph is listed by key"
+        yield f"objects more than {most} edges deep in the object graph are listed by key"
     if aliases.capped or not aliases.complete:
         most = tf_object_graph.MAX_ALIASES
         yield f"some variables have more paths than are listed (at most {most} besides the first)"
@@ -812,7 +817,7 @@ def tensor_names(tree: Tree) -> Mapping[Path, str]:
         name = _tensor_name(tree, path, leaf)
         if name in taken:
             raise UnsupportedError(
-                "two tensors would have one name in TensorFlow 1's form",
+                "two tensors would have the same name in a TensorFlow 1 checkpoint",
                 path=display(path),
                 found=f"{name}, the name of {display(taken[name])}",
             )
@@ -832,9 +837,9 @@ def _tensor_name(tree: Tree, path: Path, leaf: Leaf) -> str:
         name = display(path)
     if name == KEY or not _LEGAL.fullmatch(name):
         raise UnsupportedError(
-            "a tensor's path is no legal name of a variable in TensorFlow 1",
+            "a tensor's path is not a valid TensorFlow 1 variable name",
             path=display(path),
-            expected="letters, digits and _ . - /, and no _ at the beginning",
+            expected="letters, digits and _ . - /, not starting with _",
             found=repr(name),
         )
     return name
@@ -935,15 +940,15 @@ def _list_items(tree: Tree, *, graph: bool) -> list[_BundleItem]:
     """Return the tensors to store, in TensorFlow's order: by object with the graph last, or by name."""
     for path, _ in tree.plain():
         raise UnsupportedError(
-            "a TensorFlow checkpoint holds tensors only, and this value is none",
+            "a TensorFlow checkpoint can only store tensors, and this value is not a tensor",
             path=display(path),
-            hint="leave it out, or store it as a tensor",
+            hint="drop it, or store it as a tensor",
         )
     for path, leaf in tree.tensors():
         row = dtypes.BY_NAME.get(leaf.dtype)
         if row is None or row.tensorflow is None or row.name == "resource":
             raise UnsupportedError(
-                f"a tensor of type {leaf.dtype} cannot be stored in a TensorFlow checkpoint",
+                f"tensors of type {leaf.dtype} cannot be stored in a TensorFlow checkpoint",
                 path=display(path),
             )
     if not graph:
@@ -990,7 +995,7 @@ def _split_into_shards(
 def _require_count(shards: int) -> None:
     if not 0 < shards <= MAX_SHARDS:
         raise UnsupportedError(
-            "a checkpoint cannot have so many shards", expected=f"1 to {MAX_SHARDS:,}", found=f"{shards:,}"
+            "invalid number of shards for a checkpoint", expected=f"1 to {MAX_SHARDS:,}", found=f"{shards:,}"
         )
 
 
@@ -1057,7 +1062,7 @@ def _write_tensor(leaf: Leaf, stream: IO[bytes]) -> tuple[int, int]:
     size = memoryview(data).nbytes
     if size != leaf.nbytes:
         raise FormatError(
-            "a tensor's bytes do not fill its shape", expected=f"{leaf.nbytes:,} bytes", found=f"{size:,}"
+            "the tensor's bytes do not match its shape", expected=f"{leaf.nbytes:,} bytes", found=f"{size:,}"
         )
     return size, _write_bytes(data, stream)
 
@@ -1092,10 +1097,10 @@ def _write_variants(data: Buffer, elements: int, stream: IO[bytes]) -> tuple[int
         record, stored = data[at : at + length], data[at + length : at + length + 4]
         running = source.crc32c(record, source.crc32c(length.to_bytes(8, "little"), running))
         if source.mask_crc(running).to_bytes(4, "little") != stored:
-            raise UnsupportedError("a variant tensor is not as a little-endian TensorFlow stores it")
+            raise UnsupportedError("a variant tensor is not encoded as by a little-endian TensorFlow")
         running = source.crc32c(stored, running)
         at += length + 4
     if at != len(data):
-        raise FormatError("bytes follow the last variant of a tensor")
+        raise FormatError("unexpected bytes after the last variant of a tensor")
     _write_bytes(data, stream)
     return at, running

@@ -113,7 +113,7 @@ def _parse_state(data: bytes) -> CheckpointState:
             case "last_preserved_timestamp":
                 preserved = _number(field)
     if not latest:
-        raise FormatError("the state file names no latest checkpoint")
+        raise FormatError("the state file does not name a latest checkpoint")
     return CheckpointState(latest, tuple(every), tuple(times) if len(times) == len(every) else (), preserved)
 
 
@@ -124,20 +124,20 @@ def _fields(data: bytes) -> Iterator[re.Match[bytes]]:
     while at < len(data):
         found = _FIELD.match(data, at)
         if found is None:
-            raise FormatError("the state file is damaged: no field with a value is here", offset=at)
+            raise FormatError("the state file is damaged: expected a field with a value", offset=at)
         at = found.end()
         yield found
 
 
 def _text(field: re.Match[bytes]) -> str:
     if field["text"] is None:
-        raise FormatError("the state file is damaged: a name in quotes is missing", offset=field.start())
+        raise FormatError("the state file is damaged: expected a quoted name", offset=field.start())
     try:
         # Adjacent strings are one string.
         parts = [_ESCAPE.sub(_character, part["inner"]) for part in _PART.finditer(field["text"])]
     except (ValueError, OverflowError) as error:
         raise FormatError(
-            "the state file is damaged: an escape means no character", offset=field.start()
+            "the state file is damaged: invalid escape sequence", offset=field.start()
         ) from error
     return os.fsdecode(b"".join(parts))
 
@@ -157,7 +157,7 @@ def _number(field: re.Match[bytes]) -> float:
     except ValueError:
         found = math.nan
     if not math.isfinite(found):
-        raise FormatError("the state file is damaged: a time is not a number", offset=field.start())
+        raise FormatError("the state file is damaged: invalid timestamp", offset=field.start())
     return found
 
 
@@ -313,7 +313,7 @@ def checkpoint_at(location: str, names: frozenset[str]) -> SaverCheckpoint | Non
     fits = [p for p in fits if any(v1_pattern(n) == p and is_v1_file(folder + n) for n in names)]
     if len(fits) > 1:
         raise UsageError(
-            f"the prefix has {len(fits)} checkpoints of several shards: {', '.join(fits[:8])}",
+            f"the prefix matches {len(fits)} checkpoints with several shards: {', '.join(fits[:8])}",
             file=location,
             hint=f"did you mean {folder}{fits[-1]}?",
         )
@@ -340,13 +340,13 @@ def latest_of_state(path: str, folder: str, names: frozenset[str]) -> SaverCheck
         return _require_inside(found, path)
     if base in names and filesystem.isfile(os.path.join(folder, base)):
         raise FormatError(
-            "the state file names this as a checkpoint, and it is none",
+            "the state file names this file as a checkpoint, but it is not one",
             file=os.path.join(folder, base),
-            hint="it may have been cut off while it was written or copied",
+            hint="check whether it was truncated while it was written or copied",
         )
     present = sorted(v2_bases(names))
     raise NotFoundError(
-        f"the state file names {latest!r}, which is not in its folder",
+        f"the state file names {latest!r}, which is not in the same folder",
         file=path,
         hint=f"did you mean {os.path.join(folder, present[-1])}?" if present else None,
     )
@@ -373,7 +373,10 @@ def note_redirection(probe: Probe, location: str) -> str | None:
     taken = os.path.dirname(location) or "."
     if named in (filesystem.abspath(taken), filesystem.realpath(taken)):
         return None
-    return f"the state file names {latest}: what has this name in its own folder was taken"
+    return (
+        f"the state file names {latest} in another folder; the checkpoint of that name in its own "
+        "folder was used"
+    )
 
 
 def v2_bases(names: frozenset[str]) -> set[str]:
@@ -400,7 +403,7 @@ def several_checkpoints_error(bases: list[str], folder: str) -> UsageError:
     """Return the error for a folder of several checkpoints, ordered by age, without a state file."""
     listed = abbreviate_list(bases, 8)
     return UsageError(
-        f"the folder holds {len(bases)} checkpoints and no state file that names the latest: {listed}",
+        f"the folder contains {len(bases)} checkpoints, but no state file that names the latest: {listed}",
         file=folder,
         hint=f"did you mean {os.path.join(folder, bases[-1])}?",
     )
@@ -445,10 +448,10 @@ def parse_shape(data: bytes) -> tuple[int, ...]:
         else:
             unknown = protobuf.as_int(value)
     if unknown:
-        raise FormatError("a tensor's shape has an unknown rank")
+        raise FormatError("the tensor's rank is unknown")
     if len(dims) > MAX_RANK:
         raise FormatError(
-            "a tensor has too many dimensions", expected=f"at most {MAX_RANK}", found=str(len(dims))
+            "the tensor has too many dimensions", expected=f"at most {MAX_RANK}", found=str(len(dims))
         )
     return tuple(dims)
 
@@ -546,7 +549,7 @@ class IncompleteTensor(NamedTuple):
 
     def read(self) -> bytes:
         """Raise FormatError."""
-        raise FormatError("the slices of the tensor do not cover it", file=self.path)
+        raise FormatError("the slices do not cover the tensor", file=self.path)
 
 
 class SlicedTensor(NamedTuple):
@@ -573,13 +576,15 @@ def assemble_slices(
     cut = [axis for axis in range(len(shape)) if any(box[axis] != whole[axis] for box in boxes)]
     if len(cut) > MAX_CUT_AXES:
         raise UnsupportedError(
-            "a tensor is sliced along too many axes", expected=f"at most {MAX_CUT_AXES}", found=str(len(cut))
+            "the tensor is sliced along too many axes",
+            expected=f"at most {MAX_CUT_AXES}",
+            found=str(len(cut)),
         )
     if not _tiles_exactly([[box[axis] for axis in cut] for box in boxes], [whole[axis] for axis in cut]):
         stored = sum(math.prod(length for _, length in box) for box in boxes)
         if stored < math.prod(shape):
             return IncompleteTensor(path)
-        raise FormatError("the slices of the tensor do not cover it exactly once")
+        raise FormatError("the slices do not cover the tensor exactly once")
     return SlicedTensor(dtype, shape, tuple(parts))
 
 
@@ -598,12 +603,14 @@ def _tiles_exactly(boxes: list[list[tuple[int, int]]], whole: list[tuple[int, in
 def slice_box(extents: tuple[Extent, ...], shape: Shape) -> Box:
     """Return the position of a slice in its tensor; raise FormatError if rank or bounds do not match."""
     if len(extents) != len(shape):
-        raise FormatError("a slice has another rank than its tensor", found=str(len(extents)))
+        raise FormatError("a slice and its tensor have different ranks", found=str(len(extents)))
     box = []
     for (start, length), size in zip(extents, shape, strict=True):
         length = size - start if length == -1 else length
         if start < 0 or length < 0 or start + length > size:
-            raise FormatError("a slice reaches beyond its tensor", found=f"{start} + {length} of {size}")
+            raise FormatError(
+                "a slice extends past the end of its tensor", found=f"{start} + {length} of {size}"
+            )
         box.append((start, length))
     return tuple(box)
 
@@ -815,7 +822,7 @@ def read(file: str) -> Fields:
     except CkpttoolError as error:
         raise error.located(file=file) from error.__cause__
     except ValueError as error:
-        raise FormatError("the file is no protocol buffer's text", file=file, found=str(error)) from error
+        raise FormatError("invalid protocol buffer text", file=file, found=str(error)) from error
 
 
 def _tokens(text: str) -> Iterator[tuple[str, str]]:
@@ -838,10 +845,10 @@ def _parse_message(tokens: Iterator[tuple[str, str]]) -> Fields:
             open_ones.pop()
             continue
         if kind != "word":
-            raise ValueError(f"{name} where a field begins")
-        kind, token = next(tokens, ("", "the end"))
+            raise ValueError(f"{name} instead of a field name")
+        kind, token = next(tokens, ("", "end of text"))
         if (kind, token) == ("mark", ":"):
-            kind, token = next(tokens, ("", "the end"))
+            kind, token = next(tokens, ("", "end of text"))
         values = open_ones[-1].setdefault(name, [])
         if kind == "mark" and token in _OPEN:
             if len(open_ones) > most:
@@ -852,7 +859,7 @@ def _parse_message(tokens: Iterator[tuple[str, str]]) -> Fields:
         else:
             values.append(_parse_value(kind, token))
     if len(open_ones) > 1:
-        raise ValueError("a message without an end")
+        raise ValueError("unterminated message")
     return open_ones[0]
 
 
@@ -860,7 +867,7 @@ def _parse_value(kind: str, token: str) -> Any:
     if kind == "text":
         return _TEXT_PROTO_ESCAPE.sub(_unescape, token[1:-1])
     if kind != "word":
-        raise ValueError(f"{token} where a value begins")
+        raise ValueError(f"{token} instead of a value")
     try:
         return int(token) if token.lstrip("+-").isdigit() else float(token)
     except ValueError:

@@ -108,7 +108,7 @@ def _parse_node(data: bytes, count: int, left: int) -> ObjectNode:
         if number == 1:
             target, name = _parse_child(protobuf.as_message(value), count)
             if name in children:
-                raise FormatError(f"an object has two children called {name!r}", path=KEY)
+                raise FormatError(f"an object has two children named {name!r}", path=KEY)
             children[name] = target
         elif number == 2:
             attributes.append(_parse_attribute(protobuf.as_message(value)))
@@ -159,7 +159,7 @@ def _parse_slot(data: bytes, count: int) -> SlotEntry:
 def _id(number: int, count: int) -> int:
     if not 0 <= number < count:
         raise FormatError(
-            "the object graph names an object that it does not have",
+            "the object graph refers to an object that does not exist",
             path=KEY,
             expected=f"a number below {count}",
             found=str(number),
@@ -1140,7 +1140,7 @@ class _ObjectGraphDraft:
             if all(attribute.name != name for attribute in made.attributes):
                 made.attributes.append(ObjectAttribute(name, leaf.name or "", key))
             elif held is None:
-                raise UnsupportedError("two tensors have one path", path=display(path))
+                raise UnsupportedError("two tensors have the same path", path=display(path))
             self._homes[path] = made, steps
 
     def _add_aliases(self, slots: dict[Path, Path]) -> None:
@@ -1149,7 +1149,7 @@ class _ObjectGraphDraft:
             parent = self._at(steps[:-1]) if steps else self._root
             there = parent.children.setdefault(steps[-1], made) if steps else self._root
             if there is not made and not shared:
-                raise UnsupportedError("two tensors have one path", path="/".join(steps))
+                raise UnsupportedError("two tensors have the same path", path="/".join(steps))
 
     def _aliases(self, slots: dict[Path, Path]) -> Iterator[tuple[Steps, _DraftObject, bool]]:
         for path, others in self._tree.aliases.items():

@@ -137,18 +137,16 @@ def list_assets(folder: str, declared: Sequence[str], notes: list[str]) -> list[
     """Return the names of the graph's assets and of the files in assets/; add notes on anything unusual."""
     outside = [name for name in declared if not _inside(name)]
     if outside:
-        notes.append(
-            f"the graph names assets outside of the folder, which are not looked at: {abbreviate_list(outside, _SHOWN)}"  # noqa: E501
-        )
+        notes.append(f"assets outside the folder, not checked: {abbreviate_list(outside, _SHOWN)}")
     top = os.path.join(folder, FOLDER)
     present: list[str] = []
     if filesystem.islink(top):
-        notes.append(f"{FOLDER}/ is a link, which is not followed")
+        notes.append(f"{FOLDER}/ is a symbolic link and is not followed")
     else:
         present = sorted(_iter_files(top))
         missing = sorted({name for name in declared if _inside(name)} - set(present))
         if missing and len(present) < MAX_LISTED:
-            notes.append(f"assets are missing from {FOLDER}/: {abbreviate_list(missing, _SHOWN)}")
+            notes.append(f"assets missing from {FOLDER}/: {abbreviate_list(missing, _SHOWN)}")
     found = list(dict.fromkeys([*declared, *present]))
     if len(found) > MAX_LISTED:
         notes.append(f"only the first {MAX_LISTED:,} assets are listed")
@@ -295,12 +293,12 @@ def facts_by_objects(tree: Tree, graph: SavedObjects) -> GraphFacts:
     }
     if different:
         facts.notes.append(
-            f"the graph gives {_format_names(different)} another shape or type than the variables have"
+            f"{_format_names(different)}: shape or type in the graph differs from the stored variable"
         )
     absent = [v.name for number, v in graph.variables.items() if number not in facts.numbers]
     if absent:
         facts.notes.append(
-            f"the graph has variables that are not stored under the same path: {_format_names(absent)}"
+            f"variables in the graph that are not stored under the same path: {_format_names(absent)}"
         )
     return facts
 
@@ -406,7 +404,7 @@ def facts_by_nodes(tree: Tree, meta: MetaGraph, graph: tf_saved_model_messages.G
 
 
 def _format_names(names: list[str]) -> str:
-    return abbreviate_list([name or "one without a name" for name in names], _SHOWN)
+    return abbreviate_list([name or "an unnamed variable" for name in names], _SHOWN)
 
 
 # Keras 2's layer descriptions in a SavedModel, as plain facts for the tree's containers.
@@ -507,12 +505,12 @@ def _object(data: bytes) -> dict[str, Any]:
 
 def note_damage(error: CkpttoolError) -> str:
     """Return the note on an unreadable keras_metadata.pb."""
-    return f"{METADATA} cannot be read, so nothing is said about layers: {error.message}"
+    return f"cannot read {METADATA}, so layers are not described: {error.message}"
 
 
 # A SavedModel's folder as one checkpoint: the variables in its bundle, and the facts in its graph.
 
-_EMPTY = "the SavedModel holds no variables; constants are part of its graph"
+_EMPTY = "the SavedModel contains no variables; constants are part of its graph"
 
 
 @dataclass(slots=True)
@@ -540,7 +538,10 @@ class _SavedModelLister:
         data = file.read(0, file.size)
         self.files.append(file)
         if data.startswith(b"version https://git-lfs"):
-            raise FormatError("it is a Git LFS pointer, not the file itself", hint="git lfs pull fetches it")
+            raise FormatError(
+                "it is a Git LFS pointer instead of the file itself",
+                hint=("run git lfs pull to fetch the file"),
+            )
         return memoryview(data)
 
 
@@ -594,14 +595,14 @@ def read(location: str) -> Checkpoint:
 def _graphs(folder: _SavedModelLister) -> list[_ListedGraph]:
     if filesystem.lexists(folder.inside(CHUNKED_GRAPH)):
         # tensorflow/python/saved_model/loader_impl.py prefers it to saved_model.pb.
-        folder.unjudged.append(f"{CHUNKED_GRAPH}, a graph in chunks, is not read")
+        folder.unjudged.append(f"{CHUNKED_GRAPH}, a graph stored in chunks, is not supported")
     if not filesystem.lexists(folder.inside(GRAPH)):
         text = filesystem.lexists(folder.inside(TEXT_GRAPH))
         folder.notes.append(
-            f"the graph is in text form ({TEXT_GRAPH}), which is not parsed: its variables are "
-            "listed, its signatures and functions are not"
+            f"the graph is in text form ({TEXT_GRAPH}), which is not parsed: variables are listed, but "
+            "not signatures and functions"
             if text
-            else f"there is no {GRAPH}: only variables/ is listed"
+            else f"{GRAPH} is missing: only variables/ is listed"
         )
         if text:
             folder.unjudged.append(f"{TEXT_GRAPH}, a graph in text form, is not parsed")
@@ -614,13 +615,13 @@ def _graphs(folder: _SavedModelLister) -> list[_ListedGraph]:
             raise TruncatedError("it is empty")
         graphs = [_graph(meta, meter) for meta in tf_saved_model_messages.parse_saved_model(data, meter)]
         if not graphs:
-            raise FormatError("it holds no graph")
+            raise FormatError("it contains no graph")
     except CkpttoolError as error:
         folder.error = error
         reason = str(CkpttoolError(error.message, expected=error.expected, found=error.found))
         hint = f" ({error.hint})" if error.hint else ""
-        folder.notes.append(f"{GRAPH} cannot be read: {reason}{hint}; only variables/ is listed")
-        folder.unjudged.append(f"{GRAPH} cannot be read: {reason}")
+        folder.notes.append(f"cannot read {GRAPH}: {reason}{hint}; only variables/ is listed")
+        folder.unjudged.append(f"cannot read {GRAPH}: {reason}")
         _read_keras_metadata(folder, None)
         return []
     _audit_keras(folder, graphs)
@@ -656,7 +657,7 @@ def _read_keras_metadata(folder: _SavedModelLister, found: SavedObjects | None) 
             _add_keras_metadata(found, data, FieldMeter())
     except CkpttoolError as error:
         folder.notes.append(note_damage(error))
-        folder.unjudged.append(f"{METADATA} cannot be judged: {error.message}")
+        folder.unjudged.append(f"cannot check {METADATA}: {error.message}")
 
 
 def _variables(folder: _SavedModelLister, graphs: list[_ListedGraph]) -> Checkpoint | None:
@@ -665,12 +666,13 @@ def _variables(folder: _SavedModelLister, graphs: list[_ListedGraph]) -> Checkpo
         File.beside(f"{prefix}.index", folder.inside(GRAPH))
         bundle = tf_bundle.read(prefix)
         if not bundle.tree:
-            folder.notes.append(_EMPTY if graphs else "variables/ holds no variables")
+            folder.notes.append(_EMPTY if graphs else "variables/ contains no variables")
         return bundle
     declared = sum(_count_variables(graph) for graph in graphs)
     if folder.error is not None:
         raise FormatError(
-            f"{folder.error.message.replace('it ', 'the graph ', 1)}, and there are no variables beside it",
+            f"{folder.error.message.replace('it ', 'the graph ', 1)}, and the SavedModel has no "
+            "variables/ to read instead",
             file=folder.inside(GRAPH),
             expected=folder.error.expected,
             found=folder.error.found,
@@ -678,10 +680,10 @@ def _variables(folder: _SavedModelLister, graphs: list[_ListedGraph]) -> Checkpo
         ) from folder.error
     if declared:
         raise TruncatedError(
-            f"the index is missing, and the graph has {format_count(declared, 'variable')}",
+            f"index file missing: the graph has {format_count(declared, 'variable')}",
             file=f"{prefix}.index",
         )
-    folder.notes.append(_EMPTY if graphs else "there are no variables")
+    folder.notes.append(_EMPTY if graphs else "no variables found")
     return None
 
 
@@ -716,9 +718,7 @@ class _AnnotatedTree:
                 "functions": sum(graph.nodes.functions for graph in graphs),
             }
         if self._details.left_out:
-            self._folder.notes.append(
-                f"details of the graph are not complete: {self._details.left_out:,} entries are left out"
-            )
+            self._folder.notes.append(f"incomplete graph details: {self._details.left_out:,} entries omitted")
         return found
 
     def add(self, graph: _ListedGraph) -> None:

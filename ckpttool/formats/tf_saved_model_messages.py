@@ -640,7 +640,7 @@ def _require_known(found: SavedObjects) -> None:
         for number in named:
             if not 0 <= number < count:
                 raise FormatError(
-                    "the graph names an object that it does not have",
+                    "the graph refers to an object that does not exist",
                     expected=f"a number below {count}",
                     found=str(number),
                 )

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 # it.
 
 NAME = "tensorflow_v1"
-TITLE = "TensorFlow V1 checkpoint (one table, or shards of one)"
+TITLE = "TensorFlow V1 checkpoint (single table or sharded)"
 WRITES = False
 FRAMEWORK = "tensorflow"
 
@@ -225,7 +225,7 @@ def _decode_integers(runs: Iterable[int | memoryview], dtype: str, elements: int
     if len(signed) and (signed.min() < least or signed.max() > most):
         worst = signed.max() if signed.max() > most else signed.min()
         raise FormatError(
-            f"a number does not fit into {dtype}", expected=f"{least} to {most}", found=str(worst)
+            f"a number is out of range for {dtype}", expected=f"{least} to {most}", found=str(worst)
         )
     return signed.astype(target).view(np.uint8).data
 
@@ -239,12 +239,12 @@ def _decode_varints(data: memoryview) -> np.ndarray:
     if len(ends) == len(digits):
         return digits.astype(np.uint64)
     if not len(ends) or ends[-1] != len(digits) - 1:
-        raise TruncatedError("the last number of a field is cut off")
+        raise TruncatedError("the last number of a field is truncated")
     starts = np.concatenate((np.zeros(1, ends.dtype), ends[:-1] + 1))
     lengths = ends - starts + 1
     longest = int(lengths.max())
     if longest > 10 or bool(np.any(digits[ends[lengths == 10]] > 1)):
-        raise FormatError("a number of a field has more than 64 bits")
+        raise FormatError("a number in a field has more than 64 bits")
     found = np.zeros(len(ends), np.uint64)
     for place in range(longest):
         here = np.flatnonzero(lengths > place)
@@ -323,8 +323,8 @@ def _require_shards(shards: tuple[str, ...]) -> tuple[str, ...]:
     missing = [path for path in shards if not filesystem.isfile(path)]
     if missing or not shards:
         raise TruncatedError(
-            f"the checkpoint lacks {len(missing)} of its {len(shards)} shards, and nothing else says what "
-            "they hold",
+            f"{len(missing)} of the checkpoint's {len(shards)} shards are missing; only the shards list "
+            "their tensors",
             file=missing[0] if missing else None,
         )
     return shards
@@ -335,7 +335,7 @@ def _open_shard(path: str) -> _V1Shard:
     try:
         first = table.first()
         if first is None or first[0]:
-            raise FormatError("the table has no list of tensors: it is no V1 checkpoint")
+            raise FormatError("not a V1 checkpoint: the table has no list of tensors")
         return _V1Shard(table, *_parse_metas(first[1]))
     except CkpttoolError as error:
         raise error.located(file=path) from error.__cause__
@@ -348,8 +348,8 @@ def _parse_metas(data: bytes) -> tuple[list[SliceMeta], int]:
     for _, value in protobuf.parse_fields(data, {1: protobuf.NUMBERS}):
         if isinstance(value, int):
             raise FormatError(
-                "this is the index of a V2 checkpoint under another name",
-                hint="give it back the suffix .index, beside its data shards",
+                "this is the index of a V2 checkpoint without its suffix",
+                hint="rename it to end in .index, in the folder of its data shards",
             )
         for part, what in protobuf.parse_fields(value, _TENSORS):
             if part == 1:
@@ -359,11 +359,11 @@ def _parse_metas(data: bytes) -> tuple[list[SliceMeta], int]:
                 version[field] += map(protobuf.as_int32, protobuf.as_ints(found))
     if version[1][-1] < 0:
         raise FormatError(
-            "the checkpoint's version is negative", expected="0 or more", found=str(version[1][-1])
+            "negative version of the checkpoint", expected="0 or more", found=str(version[1][-1])
         )
     if version[2][-1] > VERSION or VERSION in version[3]:
         raise UnsupportedError(
-            "the checkpoint asks for a newer reader",
+            "the checkpoint requires a newer reader",
             expected=f"version {VERSION}",
             found=f"version {version[2][-1]}",
         )
@@ -390,9 +390,9 @@ def _gather_slices(wholes: dict[str, _TensorSlices], name: str, meta: SliceMeta,
     """Add the slices of a tensor from one shard."""
     dtype = dtypes.BY_TENSORFLOW.get(meta.dtype)
     if dtype is None:
-        raise FormatError("the tensor's type is not one that TensorFlow knows", found=f"number {meta.dtype}")
+        raise FormatError("unknown TensorFlow data type", found=f"number {meta.dtype}")
     if dtype.name not in FIELDS:
-        raise UnsupportedError(f"V1 checkpoints have no field for values of type {dtype.name}")
+        raise UnsupportedError(f"V1 checkpoints cannot store values of type {dtype.name}")
     tf_common.count_elements(meta.shape)
     whole = wholes.setdefault(name, _TensorSlices(dtype.name, meta.shape, []))
     if (whole.dtype, whole.shape) != (dtype.name, meta.shape):
@@ -408,7 +408,7 @@ def _gather_slices(wholes: dict[str, _TensorSlices], name: str, meta: SliceMeta,
         key = tf_common.slice_key(meta.name, cut)
         block = table.block_of(key)
         if block is None:
-            raise FormatError("the table lacks a slice that the tensor is made of", found=str(cut))
+            raise FormatError("a slice of the tensor is missing from the table", found=str(cut))
         elements = tf_common.count_elements(shape)
         if elements > _DENSEST * block.size:
             raise FormatError(
@@ -425,5 +425,5 @@ def _slices_source(whole: _TensorSlices, location: str) -> Source:
         return whole.parts[0][1]
     source = tf_common.assemble_slices(whole.dtype, whole.shape, whole.parts, location)
     if not dtypes.BY_NAME[whole.dtype].itemsize:
-        return tf_common.UnreadableSlices(location, f"a tensor of type {whole.dtype} is cut into slices")
+        return tf_common.UnreadableSlices(location, f"a tensor of type {whole.dtype} is stored in slices")
     return source

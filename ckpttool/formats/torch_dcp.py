@@ -158,10 +158,10 @@ def _merge_rank_metadata(parts: list[DcpMetadata]) -> DcpMetadata:
 def _merge_tensors(name: str, one: DcpTensor | None, other: DcpTensor | None) -> DcpTensor | None:
     if one is None or other is None:
         if one is not other:
-            _fail(f"{name!r} is a tensor for one rank and none for another")
+            _fail(f"{name!r} is a tensor in one rank but not in another")
         return None
     if one[:2] != other[:2]:
-        _fail(f"{name!r} has another type or shape for another rank")
+        _fail(f"the type or shape of {name!r} differs between ranks")
     return one._replace(chunks=_distinct_chunks((*one.chunks, *other.chunks)))
 
 
@@ -187,10 +187,10 @@ class _EntryCache:
         state = properties.state if isinstance(properties, PickleObject) else None
         dtype = state[0] if isinstance(state, tuple) and state else None
         if not isinstance(dtype, Global) or dtype.module != "torch":
-            _fail("a tensor's properties do not say its element type")
+            _fail("a tensor's properties do not contain its element type")
         chunks = found.get("chunks")
         if not isinstance(chunks, list):
-            _fail("a tensor's chunks are no list")
+            _fail("a tensor's chunks are not a list")
         if id(chunks) not in self.chunks:
             # A rank without a part of the tensor stores an empty chunk.
             filled = (chunk for chunk in map(_parse_chunk, chunks) if 0 not in chunk.sizes)
@@ -225,12 +225,12 @@ def _parse_item(value: Any) -> DcpItem:
     name, offset, length = found.get("relative_path"), found.get("offset"), found.get("length")
     # A name with a slash could lead out of the folder.
     if not isinstance(name, str) or not name or "/" in name or "\0" in name or name in (".", ".."):
-        _fail("an item is not in a file of the folder", found=repr(name)[:80])
+        _fail("an item refers to a file outside the folder", found=repr(name)[:80])
     if not isinstance(offset, int) or not isinstance(length, int) or not _count(offset) or not _count(length):
-        _fail("an item's offset or length is no number of bytes")
+        _fail("an item's offset or length is not a number of bytes")
     transforms = found.get("transform_descriptors") or ()
     if not isinstance(transforms, list | tuple) or not all(isinstance(each, str) for each in transforms):
-        _fail("an item's transforms are no list of names")
+        _fail("an item's transforms are not a list of names")
     return DcpItem(name, offset, length, tuple(transforms))
 
 
@@ -245,15 +245,15 @@ def _require_apart(items: Mapping[tuple[str, str], DcpItem]) -> None:
 
 def _steps(value: Any) -> Steps:
     if not isinstance(value, tuple) or not value or not all(type(s) is str or _count(s) for s in value):
-        _fail("a name's path is not made of texts and list indices")
+        _fail("a name's path is not made of strings and list indices")
     if len(value) > limits.current().pickle_depth:
-        raise limits.limit_error("pickle_depth", "values are nested too deep", len(value))
+        raise limits.limit_error("pickle_depth", "values are nested too deeply", len(value))
     return value
 
 
 def _object_fields(value: Any, kind: str) -> Mapping[str, Any]:
     if not _is_torch_object(value, kind) or not isinstance(value.state, dict):
-        _fail(f"there is no {kind} where torch writes one")
+        _fail(f"expected a {kind} object from torch")
     state: Mapping[str, Any] = value.state
     return state
 
@@ -268,19 +268,19 @@ def _is_torch_object(value: Any, kind: str) -> bool:
 
 def _dict(value: Any) -> Mapping[Any, Any]:
     if not isinstance(value, dict):
-        _fail("the metadata name no entries, or no places for them")
+        _fail("the metadata contain no entries, or no locations for them")
     return value
 
 
 def _shape(value: Any) -> Shape:
     if not isinstance(value, tuple | list) or len(value) > RANK or not all(map(_count, value)):
-        _fail("a tensor's size or offset is not made of whole numbers")
+        _fail("a tensor's size or offset is not made of integers")
     return tuple(value)
 
 
 def _text(value: Any) -> str:
     if not isinstance(value, str):
-        _fail("an entry's name is no text")
+        _fail("an entry's name is not a string")
     return value
 
 
@@ -308,11 +308,11 @@ def nested_paths(names: Iterable[str], planned: Mapping[str, Steps]) -> dict[str
         found[name] = tuple(key(step) if isinstance(step, str) else index(step) for step in steps)
     taken = set(found.values())
     if len(taken) != len(found):
-        raise FormatError("two entries have one place in the nesting")
+        raise FormatError("two entries have the same place in the nesting")
     for path in taken:
         if any(path[:depth] in taken for depth in range(1, len(path))):
             raise FormatError(
-                f"an entry lies below another one: {abbreviate_list([str(s.value) for s in path], 6)}"
+                f"an entry is nested inside another entry: {abbreviate_list([str(s.value) for s in path], 6)}"
             )
     return found
 
@@ -324,7 +324,7 @@ def nested_containers(found: Iterable[Path]) -> tuple[dict[Path, Container], tup
     for path in found:
         for depth, step in enumerate(path):
             if kinds.setdefault(path[:depth], step.kind) != step.kind:
-                raise FormatError("a container of the nesting is a dict and a list at once")
+                raise FormatError("a container is both a dict and a list")
             if isinstance(step.value, int):
                 items.setdefault(path[:depth], set()).add(step.value)
     # set_element fills gaps in a list (empty items, which have no name) with None.
@@ -333,9 +333,7 @@ def nested_containers(found: Iterable[Path]) -> tuple[dict[Path, Container], tup
     for top, numbers in items.items():
         missing = max(numbers) + 1 - len(numbers)
         if missing + len(gaps) > most:
-            raise limits.limit_error(
-                "list_gaps", "a list of the nesting has too many gaps", missing + len(gaps)
-            )
+            raise limits.limit_error("list_gaps", "a list has too many missing items", missing + len(gaps))
         gaps += [(*top, index(n)) for n in range(max(numbers) if missing else 0) if n not in numbers]
     made = {top: Container("dict" if kind == "key" else "list") for top, kind in kinds.items()}
     return made, tuple(gaps)
@@ -359,7 +357,7 @@ class DcpSavedTensor(NamedTuple):
         if not isinstance(held, Leaf) or (held.dtype, held.shape) != (self.dtype, self.shape):
             found = f"{held.dtype}{list(held.shape)}" if isinstance(held, Leaf) else "no tensor"
             raise FormatError(
-                "an item is not the tensor that the metadata announce",
+                "an item is not the tensor described in the metadata",
                 file=self.file.path,
                 offset=self.offset,
                 expected=f"{self.dtype}{list(self.shape)}",
@@ -381,7 +379,7 @@ class DcpListing(NamedTuple):
 def read_listing(folder: str, names: Sequence[str]) -> DcpListing:
     """List the folder's checkpoint from its metadata, in the files with these names."""
     if not names:
-        raise NotFoundError("shards are here, and the .metadata that says what they hold is not", file=folder)
+        raise NotFoundError(".metadata is missing: the shards cannot be read without it", file=folder)
     files = [File.stamp(os.path.join(folder, name)) for name in names]
     listing = _DcpTreeBuilder(folder, _merge_rank_metadata([_metadata(file) for file in files]))
     found = torch_tree.assign_slot_owners(listing.tree())
@@ -436,9 +434,7 @@ class _DcpTreeBuilder:
     def notes(self) -> tuple[str, ...]:
         """Return notes for the user: missing shards, and notes on single values."""
         lost = [name for name, file in self.shards.items() if file is None]
-        missing = (
-            f"shards that are not there, whose tensors cannot be read: {abbreviate_list(sorted(lost), 5)}"
-        )
+        missing = f"missing shards, whose tensors cannot be read: {abbreviate_list(sorted(lost), 5)}"
         return (*((missing,) if lost else ()), *self._said)
 
     def integrity(self) -> Integrity:
@@ -474,7 +470,9 @@ class _DcpTreeBuilder:
         lost = next((part for _, part in parts if isinstance(part, MissingShard | UnreadableSlices)), None)
         nbytes = math.prod(entry.shape) * row.itemsize
         if lost is None and nbytes > sum(files.values()):
-            raise FormatError("a tensor is larger than the shards that hold it", expected=f"{nbytes:,} bytes")
+            raise FormatError(
+                "a tensor is larger than the shards that contain it", expected=f"{nbytes:,} bytes"
+            )
         if lost is not None:
             return lost
         return parts[0][1] if len(parts) == 1 and not isinstance(source, IncompleteTensor) else source
@@ -484,7 +482,7 @@ class _DcpTreeBuilder:
             return MissingShard(os.path.join(self.folder, item.file))
         if item.transforms:
             return UnreadableSlices(
-                shard.path, f"items that went through {abbreviate_list(item.transforms, 3)} are not read"
+                shard.path, f"items with transforms ({abbreviate_list(item.transforms, 3)}) are not supported"
             )
         # Each item contains its own tensor, uncompressed (filesystem.py, _SerialCpuLoader).
         if math.prod(shape) * row.itemsize > item.length:
@@ -501,7 +499,7 @@ class _DcpTreeBuilder:
         item = self._item(name, None, single=True)
         shard = self._shard(item)
         if shard is None or item.transforms:
-            why = f"in {item.file}, which is missing" if shard is None else "went through a transform"
+            why = f"in {item.file}, which is missing" if shard is None else "stored with a transform"
             self.leaves[path] = ValueLeaf(Record("value", why))
             return
         held = torch_legacy.list_embedded(shard, item.offset, item.length)
@@ -520,7 +518,7 @@ class _DcpTreeBuilder:
         if item is None and single:
             item = self.told.items.get((name, chunk_key(None)))
         if item is None:
-            raise FormatError("the metadata do not say where an entry lies")
+            raise FormatError("an entry has no location in the metadata")
         return item
 
     def _shard(self, item: DcpItem) -> File | None:
@@ -529,7 +527,7 @@ class _DcpTreeBuilder:
         shard = self.shards[item.file]
         if shard is not None and item.offset + item.length > shard.size:
             raise TruncatedError(
-                "an item lies beyond its shard's end",
+                "an item extends past the end of its shard",
                 file=shard.path,
                 offset=item.offset,
                 expected=f"{item.length:,} bytes",

@@ -70,7 +70,7 @@ def list_legacy(file: File, offset: int, length: int) -> FileListing:
     """
     if not offset and archives.is_tar_header(file.read(0, min(length, archives.BLOCK))):
         # torch checks for a tar archive before its stream (serialization.py, _legacy_load).
-        raise FormatError("the file is a tar archive, too", file=file.path)
+        raise FormatError("the file is also a tar archive", file=file.path)
     stream = ByteStream(file, offset, offset + length)
     _check_start(stream)
     names = _LegacyStorages(file)
@@ -80,7 +80,7 @@ def list_legacy(file: File, offset: int, length: int) -> FileListing:
     pickled = pickled._replace(asked=stream.asked)
     rest = stream.end - stream.at
     follow = format_count(rest, "byte follows", "bytes follow")
-    beyond = (f"{follow} the last storage, which nobody reads",) if rest else ()
+    beyond = (f"{follow} the last storage, unused",) if rest else ()
     return torch_tree.list_pickle(
         pickled,
         f"torch stream protocol {PROTOCOL}",
@@ -101,17 +101,17 @@ def read_storage(file: File, offset: int, length: int, asked: list[CodeReference
     names.place(stream, stream.pickle(LONG).value)
     asked += stream.asked
     if not isinstance(found, Storage):
-        raise FormatError("a storage's own bytes hold something else", file=file.path, offset=offset)
+        raise FormatError("the bytes of a storage contain something else", file=file.path, offset=offset)
     return found
 
 
 def _check_start(stream: ByteStream) -> None:
     magic, protocol = (stream.pickle(SHORT).value for _ in range(2))
     if magic != MAGIC:
-        raise FormatError("the magic number is not torch's", file=stream.file.path)
+        raise FormatError("not torch's magic number", file=stream.file.path)
     if protocol != PROTOCOL:
         raise UnsupportedError(
-            "the stream's protocol is not known",
+            "unknown stream protocol",
             file=stream.file.path,
             expected=str(PROTOCOL),
             found=repr(protocol)[:20],
@@ -144,25 +144,27 @@ class _LegacyStorages:
             return self.classes.named(pid[1:])
         root = self.storages.persistent(pid, 6)
         if root.key in self.views:
-            raise FormatError(f"storage {root.key!r} is a part of another, too")
+            raise FormatError(f"storage {root.key!r} is also a view of another storage")
         view = pid[5] if isinstance(pid, tuple) else None
         return root if view is None else self._view(root, view)
 
     def _view(self, root: Storage, view: object) -> Storage:
         if not isinstance(view, tuple) or tuple(map(type, view)) != (str, int, int):
-            raise FormatError("a storage's view is not a key, an offset and a size")
+            raise FormatError("a storage view is not a key, an offset and a size")
         key, offset, count = view
         width = storage_itemsize(root.dtype)
         if offset < 0 or count < 0 or (offset + count) * width > root.nbytes:
-            raise FormatError(f"storage {key!r} reaches beyond storage {root.key!r}, of which it is a part")
+            raise FormatError(
+                f"storage {key!r} extends past the end of storage {root.key!r}, of which it is a view"
+            )
         part = Storage(key, root.dtype, count * width, root.bytes, part=True)
         if key in self.storages.known:
             # torch would use the other one, whichever of the two the pickle names first.
-            raise FormatError(f"a part of storage {root.key!r} has the key of another storage")
+            raise FormatError(f"a view of storage {root.key!r} has the key of another storage")
         made = _StorageView(part, root, offset * width)
         known = self.views.setdefault(key, made)
         if (known.root, known.start, known.storage.nbytes) != (root, made.start, made.storage.nbytes):
-            raise FormatError(f"storage {key!r} is two different parts of others")
+            raise FormatError(f"storage {key!r} is defined as two different views")
         return known.storage
 
     def place(self, stream: ByteStream, keys: object) -> None:
@@ -170,15 +172,15 @@ class _LegacyStorages:
         waiting = dict(self.storages.known)
         places: dict[str, int] = {}
         if not isinstance(keys, list):
-            _fail("the list of storages is no list", stream)
+            _fail("the list of storages is not a list", stream)
         for key in keys:
             storage = waiting.pop(key, None) if type(key) is str else None
             if storage is None:
-                _fail("the list of storages holds one that nothing names, or one twice", stream)
+                _fail("the list of storages contains an unused or duplicate key", stream)
             storage.bytes = _read_storage(storage, stream)
             places[storage.key] = storage.bytes.offset
         if waiting:
-            _fail(f"storage {next(iter(waiting))!r} is not in the file", stream)
+            _fail(f"storage {next(iter(waiting))!r} is missing from the file", stream)
         for made, root, start in self.views.values():
             made.bytes = Span(self.file, places[root.key] + start, made.nbytes)
 
@@ -188,7 +190,7 @@ def _read_storage(storage: Storage, stream: ByteStream) -> Span:
     wanted = storage.nbytes // storage_itemsize(storage.dtype)
     if count != wanted:
         _fail(
-            f"storage {storage.key!r} does not have the size that the pickle says",
+            f"the size of storage {storage.key!r} does not match the pickle",
             stream,
             expected=f"{wanted:,} elements",
             found=f"{count:,}",
@@ -280,11 +282,11 @@ def list_tar(file: File) -> FileListing:
 
 def _check_machine(said: object, file: File) -> None:
     if not isinstance(said, dict) or said.get("protocol_version") != TAR_PROTOCOL:
-        raise FormatError("sys_info does not say which protocol this is", file=file.path)
+        raise FormatError("sys_info does not contain the protocol version", file=file.path)
     if said.get("little_endian") is not True:
         # These releases wrote numbers in the machine's byte order, and current torch reads them as
         # little-endian.
-        raise UnsupportedError("a tar archive of a big-endian machine", file=file.path)
+        raise UnsupportedError("tar archive written on a big-endian machine", file=file.path)
 
 
 class _TarStorages:
@@ -307,7 +309,7 @@ class _TarStorages:
             storage = self._empty(_storage_key(said[0], stream), said[-1], stream)
             (count,) = stream.numbers(1)
             if count < 0:
-                _fail_tar("a storage has a negative size", stream)
+                _fail_tar("negative size of a storage", stream)
             storage.bytes = stream.span(count * storage_itemsize(storage.dtype))
             storage.nbytes = storage.bytes.length
         views = stream.pickle(LONG).value if stream.at < stream.end else []
@@ -316,22 +318,25 @@ class _TarStorages:
 
     def _empty(self, key: str, kind: object, stream: ByteStream) -> Storage:
         if key in self.storages or not isinstance(kind, Global):
-            _fail_tar("two storages have one key, or one has no class", stream)
+            _fail_tar("two storages have the same key, or one has no class", stream)
         made = self.storages[key] = Storage(key, storage_dtype(kind), 0, Span(self.file, 0, 0))
         return made
 
     def _add_view(self, view: object, stream: ByteStream) -> None:
         if not isinstance(view, tuple) or len(view) != 4 or tuple(map(type, view[2:])) != (int, int):
-            _fail_tar("a storage's view is not two keys, an offset and a size", stream)
+            _fail_tar("a storage view is not two keys, an offset and a size", stream)
         key, (offset, count) = _storage_key(view[0], stream), view[2:]
         root = self.storages.get(_storage_key(view[1], stream))
         if root is None or key in self.storages:
             _fail_tar(
-                "a storage is a part of one that is not in the archive, or has the key of another", stream
+                "a storage is a view of one that is missing from the archive, or has the key of another",
+                stream,
             )
         start, nbytes = offset * storage_itemsize(root.dtype), count * storage_itemsize(root.dtype)
         if offset < 0 or count < 0 or start + nbytes > root.nbytes:
-            _fail_tar(f"storage {key!r} reaches beyond storage {root.key!r}, of which it is a part", stream)
+            _fail_tar(
+                f"storage {key!r} extends past the end of storage {root.key!r}, of which it is a view", stream
+            )
         place = Span(self.file, _span(root).offset + start, nbytes)
         self.storages[key] = Storage(key, root.dtype, nbytes, place, part=True)
 
@@ -344,12 +349,12 @@ class _TarStorages:
             # The rank was four bytes of eight; the others were uninitialised.
             rank = stream.numbers(1)[0] & 0xFFFFFFFF
             if rank > RANK:
-                _fail_tar(f"a tensor of {rank:,} dimensions", stream)
+                _fail_tar(f"a tensor with {rank:,} dimensions", stream)
             numbers = stream.numbers(2 * rank + 1)
             storage = self._owner(owner, kind, stream)
             key = _storage_key(said[0], stream)
             if key in self.tensors or key in self.storages:
-                _fail_tar("two things have one key", stream)
+                _fail_tar("two entries have the same key", stream)
             self.tensors[key] = build_view(
                 storage, storage.dtype or "uint8", numbers[-1], numbers[:rank], numbers[rank:-1]
             )
@@ -361,7 +366,7 @@ class _TarStorages:
             return Storage("", storage_dtype(bare), 0, Span(self.file, 0, 0))
         storage = self.storages.get(_storage_key(key, stream))
         if storage is None:
-            _fail_tar(f"storage {key!r} is not in the archive", stream)
+            _fail_tar(f"storage {key!r} is missing from the archive", stream)
         return storage
 
     def persistent(self, pid: object) -> object:
@@ -371,7 +376,7 @@ class _TarStorages:
         key = str(pid) if type(pid) in (str, int) else ""
         found = self.tensors.get(key) or self.storages.get(key)
         if found is None:
-            raise FormatError(f"what the pickle refers to as {key[:40]!r} is not in the archive")
+            raise FormatError(f"the pickle refers to {key[:40]!r}, which is missing from the archive")
         return found
 
     def rebuilt(self, args: tuple[Any, ...]) -> object:
@@ -382,7 +387,7 @@ class _TarStorages:
     def _place(self, key: str, nbytes: int) -> Span:
         found = self.storages.get(key)
         if found is None or found.nbytes != nbytes:
-            raise FormatError(f"storage {key!r} is not in the archive, or has another size there")
+            raise FormatError(f"storage {key!r} is missing from the archive, or has another size there")
         return _span(found)
 
 
@@ -401,13 +406,13 @@ def _read_count(stream: ByteStream) -> int:
 def _read_tuple(stream: ByteStream, lengths: tuple[int, ...]) -> tuple[Any, ...]:
     said = stream.pickle(SHORT).value
     if not isinstance(said, tuple) or len(said) not in lengths:
-        _fail_tar("an entry is not described as torch does", stream)
+        _fail_tar("an entry is not in the form that torch writes", stream)
     return said
 
 
 def _storage_key(said: object, stream: ByteStream) -> str:
     if type(said) not in (int, str):
-        _fail_tar("a key is no number", stream)
+        _fail_tar("a key is not a number", stream)
     return str(said)
 
 
@@ -451,7 +456,7 @@ def _list_pickle(file: File) -> FileListing:
     if inner.found:
         asked = merge_references(pickled.asked, inner.asked)
         return torch_tree.list_pickle(
-            PickleContents(pickled.value, pickled.size, asked), "pickle of torch's tensors"
+            PickleContents(pickled.value, pickled.size, asked), "pickle of torch tensors"
         )
     walk = PickleWalk(role_by_last_name)
     walk.add(pickled)
@@ -528,7 +533,7 @@ def list_embedded(file: File, offset: int, length: int) -> FileListing:
         return torch_zip.list_archive(archives.read_zip(file, offset, length))
     if common.STREAM.match(head):
         return list_legacy(file, offset, length)
-    raise FormatError("these bytes are not what torch.save writes", file=file.path, offset=offset)
+    raise FormatError("not written by torch.save", file=file.path, offset=offset)
 
 
 # Bytes with alternating pickles, counts and raw data: torch's files before the zip format.
@@ -613,7 +618,7 @@ class ByteStream:
     def _require(self, length: int) -> None:
         if length > self.end - self.at:
             raise TruncatedError(
-                "the data end before they should",
+                "unexpected end of data",
                 file=self.file.path,
                 offset=self.at,
                 expected=f"{length:,} bytes",

@@ -52,7 +52,7 @@ class ClassSources:
         if not isinstance(kind, Global | PickleObject) or not all(
             isinstance(each, str | bytes | None) for each in said[1:]
         ):
-            raise FormatError("a persistent id does not name a class and its source")
+            raise FormatError("a persistent id does not contain a class and its source")
         if text:
             self.known[_name(kind)] = {"file": _text(file), "source": _text(text)}
         return kind
@@ -62,7 +62,7 @@ class ClassSources:
         if not self.known:
             return ()
         names = abbreviate_list(list(self.known), _SHOWN)
-        return (f"the source code of classes is in the file, as text that --json shows: {names}",)
+        return (f"the file contains the source code of classes (as text, shown by --json): {names}",)
 
     def details(self) -> dict[str, Any]:
         """Return `sources` for a checkpoint's details; empty if there are none."""
@@ -150,13 +150,13 @@ class StatefulTensor(StatefulValue):
 def check_hooks(hooks: object) -> None:
     """Raise FormatError unless these are backward hooks in torch's form: a dict, or None."""
     if hooks is not None and not isinstance(hooks, dict):
-        fail("a tensor's backward hooks are no dict")
+        fail("a tensor's backward hooks are not a dict")
 
 
 def require_flag(value: object, what: str) -> bool:
     """Return a flag; raise FormatError unless it is True or False."""
     if type(value) is not bool:
-        fail(f"a tensor's {what} is neither True nor False", found=repr(value)[:40])
+        fail(f"a tensor's {what} is not True or False", found=repr(value)[:40])
     return value
 
 
@@ -170,7 +170,7 @@ def check_attributes(state: Any) -> None:
         if part is None:
             continue
         if not isinstance(part, dict) or not all(type(name) is str for name in part):
-            fail("a tensor's state is not made of attributes")
+            fail("a tensor's state is not a dict of attributes")
         for name in part:
             if name in _OWN_NAMES or name.startswith("__"):
                 raise UnsupportedError(f"the pickle sets torch's own attribute {name[:40]!r} of a tensor")
@@ -230,11 +230,11 @@ def build_view(
     ):
         fail("a tensor's offset, size and stride are not an integer and two tuples")
     if len(shape) != len(strides):
-        fail("a tensor has not as many strides as dimensions")
+        fail("a tensor's numbers of strides and dimensions differ")
     if len(shape) > RANK:
-        raise UnsupportedError(f"a tensor of {len(shape):,} dimensions")
+        raise UnsupportedError(f"a tensor with {len(shape):,} dimensions")
     if any(type(n) is not int or n < 0 for n in (offset, *shape, *strides)):
-        fail("a tensor's offset, size or stride is negative or no integer")
+        fail("a tensor's offset, size or stride is negative or not an integer")
     tensor = Tensor(storage, dtype, offset, tuple(shape), tuple(strides), requires_grad)
     _fits(tensor)
     return tensor
@@ -247,14 +247,14 @@ def _fits(tensor: Tensor) -> None:
     count = tensor.count
     # NumPy does not count empty dimensions.
     if (count or math.prod(extent or 1 for extent in tensor.shape)) * row.itemsize > _LARGEST:
-        fail("a tensor has more elements than can be counted")
+        fail("the number of elements of a tensor is too large")
     last = tensor.offset
     for extent, stride in zip(tensor.shape, tensor.strides, strict=True):
         last += (extent - 1) * stride
     needed = -(-(last + 1) * row.itemsize // dtypes.PACKED.get(tensor.dtype, 1))
     if count and needed > tensor.storage.nbytes:
         fail(
-            f"a tensor reaches beyond its storage {tensor.storage.key!r}",
+            f"a tensor extends past the end of its storage {tensor.storage.key!r}",
             expected=f"at most {tensor.storage.nbytes:,} bytes",
             found=f"{needed:,}",
         )
@@ -266,7 +266,7 @@ def _apply_bits(tensor: Tensor, metadata: object) -> Tensor:
     if metadata is None or metadata == {}:
         return tensor
     if not isinstance(metadata, dict) or not metadata.keys() <= {"conj", "neg"}:
-        raise UnsupportedError("a tensor carries metadata other than conj and neg")
+        raise UnsupportedError("a tensor has metadata other than conj and neg")
     if any(value is not True for value in metadata.values()):
         fail("a tensor's conj or neg is not True")
     if "conj" in metadata and not tensor.dtype.startswith("complex"):
@@ -304,7 +304,7 @@ def _tensor_v3(args: tuple[Any, ...]) -> object:
 
 
 def _fail_arguments() -> NoReturn:
-    fail("a tensor is rebuilt from arguments that torch does not write")
+    fail("a tensor has arguments that torch does not write")
 
 
 def _rebuild_tensor(args: tuple[Any, ...], dtype: str | None = None) -> object:
@@ -322,7 +322,7 @@ def _rebuild_tensor(args: tuple[Any, ...], dtype: str | None = None) -> object:
 
 def _build_size(args: tuple[Any, ...]) -> object:
     if len(args) > 1:
-        fail(f"a torch.Size is made from {len(args):,} arguments")
+        fail(f"a torch.Size has {len(args):,} arguments")
     known = len(args) == 1 and isinstance(args[0], tuple | list) and all(type(n) is int for n in args[0])
     return Size(args[0]) if known else NotImplemented
 
@@ -389,32 +389,32 @@ def _quantized_tensor(args: tuple[Any, ...]) -> object:
     if has_unbuilt_storage(args):
         return NotImplemented
     if len(args) != 7 or not isinstance(args[0], Storage) or not isinstance(args[4], tuple):
-        fail("a quantised tensor is rebuilt from arguments that torch does not write")
+        fail("a quantised tensor has arguments that torch does not write")
     storage, offset, size, stride, scheme, requires_grad, hooks = args
     kind = scheme[0].full if scheme and isinstance(scheme[0], Global) else ""
     names = _SCHEMES.get(kind, ())
     dtype = storage.dtype or "uint8"
     if len(scheme) != len(names) + 1 or not dtype.startswith(("qint", "quint")):
-        fail("a quantised tensor's scheme or storage is not one that torch writes")
+        fail("a quantised tensor has a scheme or storage that torch does not write")
     check_hooks(hooks)
     whole = build_view(storage, dtype, offset, size, stride, require_flag(requires_grad, "requires_grad"))
     parts = {"int_repr": whole, **dict(zip(names, scheme[1:], strict=True))}
     if names is _CHANNELS:
         _check_axis(whole, parts, lists=kind == "torch.per_channel_affine")
     elif type(scheme[1]) not in (int, float) or type(scheme[2]) is not int:
-        fail("a quantised tensor's scale and zero point are no numbers")
+        fail("a quantised tensor's scale and zero point are not numbers")
     return CompositeTensor(kind, "int_repr", parts)
 
 
 def _check_axis(whole: Tensor, parts: Mapping[str, Any], *, lists: bool) -> None:
     axis = parts["axis"]
     if type(axis) is not int or not 0 <= axis < len(whole.shape):
-        fail("a quantised tensor's axis is none of its dimensions")
+        fail("a quantised tensor's axis is out of range")
     scales, zeros = parts["scales"], parts["zero_points"]
     if isinstance(zeros, Tensor) != isinstance(scales, Tensor) or (
         isinstance(zeros, Tensor) and _SCALES.get(zeros.dtype) != scales.dtype
     ):
-        fail("a quantised tensor's scales and zero points do not have types that belong together")
+        fail("the types of a quantised tensor's scales and zero points do not match")
     for name in ("scales", "zero_points"):
         each = parts[name]
         # torch converts lists to float64 and int64, or to float32 if they are not listed as they are used.
@@ -422,7 +422,7 @@ def _check_axis(whole: Tensor, parts: Mapping[str, Any], *, lists: bool) -> None
         count = each.count if isinstance(each, Tensor) else len(each) if numbers else -1
         if count != whole.shape[axis]:
             fail(
-                f"a quantised tensor has not as many {name} as its axis is long",
+                f"expected one entry in {name} per channel of a quantised tensor",
                 expected=f"{whole.shape[axis]:,}",
                 found=f"{count:,}" if count >= 0 else "neither tensor nor numbers",
             )
@@ -456,7 +456,7 @@ def _sparse_tensor(args: tuple[Any, ...]) -> object:
         fail("a sparse tensor has a layout that torch does not write", found=args[0].full[:40])
     # Before 1.13, a COO tensor did not record whether it is coalesced.
     if len(args[1]) not in (len(names), 3 if names[:1] == ("indices",) else -1):
-        fail("a sparse tensor is rebuilt from parts that torch does not write")
+        fail("a sparse tensor has parts that torch does not write")
     parts = dict(zip(names, args[1], strict=False))
     if not all(isinstance(each, Tensor) for name, each in parts.items() if name not in _PLAIN):
         fail("a sparse tensor's indices and values are not tensors")
@@ -467,7 +467,7 @@ def _sparse_tensor(args: tuple[Any, ...]) -> object:
 
 def _require(args: tuple[Any, ...], count: int, what: str) -> None:
     if len(args) != count:
-        fail(f"{what} is rebuilt from {len(args):,} arguments", expected=f"{count:,}", found=f"{len(args):,}")
+        fail(f"{what} has {len(args):,} arguments", expected=f"{count:,}", found=f"{len(args):,}")
 
 
 def _layout(args: tuple[Any, ...]) -> object:
@@ -483,7 +483,7 @@ def _nested_tensor(args: tuple[Any, ...]) -> object:
     if not all(isinstance(each, Tensor) for each in (args[0], args[1], args[2])):
         return NotImplemented
     if not isinstance(args[3], Tensor) and not _is_numbers(args[3]):
-        fail("a nested tensor's offsets are no numbers")
+        fail("a nested tensor's offsets are not numbers")
     return CompositeTensor("torch.nested", "values", dict(zip(names, args, strict=True)))
 
 
@@ -494,9 +494,9 @@ def _meta_record(args: tuple[Any, ...]) -> object:
         return NotImplemented
     shape = args[1]
     if len(shape) > RANK:
-        raise UnsupportedError(f"a tensor of {len(shape):,} dimensions")
+        raise UnsupportedError(f"a tensor with {len(shape):,} dimensions")
     if any(type(extent) is not int or not 0 <= extent < 1 << 63 for extent in shape):
-        fail("a tensor's size is negative or no integer")
+        fail("a tensor's size is negative or not an integer")
     dtype = torch_type(args[0])
     if dtype is None:
         return NotImplemented
@@ -505,16 +505,16 @@ def _meta_record(args: tuple[Any, ...]) -> object:
 
 
 def _from_numpy(args: tuple[Any, ...]) -> object:
-    _require(args, 4, "a tensor of numpy's")
+    _require(args, 4, "a tensor stored as a NumPy array")
     if not isinstance(args[0], Array):
         return NotImplemented
     parts, row = args[0].parts(), dtypes.BY_NAME.get(torch_type(args[1]) or "")
     if parts is None or parts.type.name is None or isinstance(parts.data, list) or row is None:
         return NotImplemented
     if parts.type.big:
-        fail("a tensor is rebuilt from a numpy array of another machine's byte order")
+        fail("a tensor is stored as a NumPy array with the byte order of another machine")
     if not _converts_exactly(parts.type.name, row.name):
-        raise UnsupportedError(f"a tensor of {row.name} is rebuilt from numpy's {parts.type.name}")
+        raise UnsupportedError(f"a tensor of {row.name} is stored as a NumPy array of {parts.type.name}")
     return ArrayBackedTensor(args[0], row.name, require_flag(args[3], "requires_grad"))
 
 
@@ -531,7 +531,7 @@ def _converts_exactly(stored: str, dtype: str) -> bool:
 
 
 def _from_cpu(args: tuple[Any, ...]) -> object:
-    _require(args, 4, "a tensor of another device")
+    _require(args, 4, "a tensor on another device")
     if not isinstance(args[0], Tensor):
         return NotImplemented
     if torch_type(args[1]) != args[0].dtype:
@@ -542,7 +542,7 @@ def _from_cpu(args: tuple[Any, ...]) -> object:
 def _parameter_class(args: tuple[Any, ...]) -> object:
     """Return the result of calling the class, as before 0.4: from the data and whether it is trained."""
     if len(args) > 2:
-        fail(f"a parameter is made from {len(args):,} arguments")
+        fail(f"a parameter has {len(args):,} arguments")
     if not args:
         return NotImplemented
     return _as_parameter(args[0], args[1] if len(args) > 1 else True)
@@ -564,7 +564,7 @@ def _as_parameter(data: Any, requires_grad: object, state: object = None) -> obj
     trained = require_flag(requires_grad, "requires_grad")
     check_attributes(state)
     if state and getattr(data, "state", None):
-        raise UnsupportedError("a parameter gets attributes from two places")
+        raise UnsupportedError("a parameter has attributes from two sources")
     if isinstance(data, Tensor | ArrayBackedTensor):
         return replace(data, parameter=True, requires_grad=trained, state=state or data.state)
     if isinstance(data, CompositeTensor):
@@ -590,7 +590,7 @@ def _from_type(args: tuple[Any, ...]) -> object:
     state = args[3]
     check_attributes(state)
     if state and getattr(made, "state", None):
-        raise UnsupportedError("a tensor gets attributes from two places")
+        raise UnsupportedError("a tensor has attributes from two sources")
     if isinstance(made, Tensor | CompositeTensor | ArrayBackedTensor) and state:
         made = replace(made, state=state)
     kind = args[1].full if isinstance(args[1], Global) else ""
@@ -700,10 +700,12 @@ class ExpansionBudget:
         self.last = data
         if self._beyond(self.shown, self.stored):
             return _unreadable_source(
-                tensor, f"tensors would expand {self.stored:,} stored bytes to {self.shown:,}"
+                tensor, f"reading all tensors would expand {self.stored:,} stored bytes to {self.shown:,}"
             )
         if self._beyond(nbytes, whole):
-            return _unreadable_source(tensor, f"a view would expand {whole:,} stored bytes to {nbytes:,}")
+            return _unreadable_source(
+                tensor, f"reading a view would expand {whole:,} stored bytes to {nbytes:,}"
+            )
         return _tensor_source(tensor, nbytes, big=big)
 
     def _beyond(self, nbytes: int, stored: int) -> bool:
@@ -713,7 +715,7 @@ class ExpansionBudget:
 def _unreadable_source(tensor: Tensor, reason: str) -> UnreadableTensor:
     data = tensor.storage.bytes
     base = data.base if isinstance(data, DeflatedSpan) else data
-    hint = "ckpttool --limit expanded_bytes=N ... allows more, for a file that you trust"
+    hint = "use ckpttool --limit expanded_bytes=N ... to allow more, if you trust the file"
     return UnreadableTensor(None if isinstance(base, Inline) else base.file.path, reason, hint)
 
 
@@ -723,9 +725,7 @@ def _tensor_source(tensor: Tensor, nbytes: int, *, big: bool) -> Source:
         # torch swaps bytes according to the storage's type, not the tensor's (serialization.py, load_tensor).
         where = tensor.storage.bytes
         file = where.file.path if isinstance(where, Span) else None
-        return UnreadableTensor(
-            file, f"torch misreads {tensor.dtype} in an untyped storage that is big-endian"
-        )
+        return UnreadableTensor(file, f"torch misreads {tensor.dtype} in an untyped big-endian storage")
     found = _stored_source(tensor, nbytes, width if big else 0)
     dtype, shape = tensor.dtype, tensor.shape
     halves = dtype == "complex32"
@@ -799,7 +799,7 @@ class StorageTable:
         kind, key, count = pid[1], pid[2], pid[4]
         check_location(pid[3])
         if not isinstance(kind, Global) or type(key) is not str or type(count) is not int or count < 0:
-            raise FormatError("a storage's persistent id is not of the form that torch writes")
+            raise FormatError("a storage's persistent id is not in the form that torch writes")
         dtype = storage_dtype(kind)
         nbytes = count * storage_itemsize(dtype)
         known = self.known.get(key)
@@ -816,7 +816,7 @@ def check_location(location: object) -> None:
     if location in ("meta", b"meta"):
         raise UnsupportedError("a storage is on the meta device: torch reads no bytes for it")
     if not isinstance(location, str | bytes):
-        raise FormatError("a storage's location is no text")
+        raise FormatError("a storage's location is not a string")
 
 
 def storage_dtype(kind: Global) -> str | None:
@@ -826,7 +826,7 @@ def storage_dtype(kind: Global) -> str | None:
         return None
     row = dtypes.BY_STORAGE.get(kind.name)
     if row is None or kind.module.partition(".")[0] != "torch":
-        raise UnsupportedError(f"storages of class {kind.full[:_LONGEST_SHOWN]!r} are not known")
+        raise UnsupportedError(f"unknown storage class {kind.full[:_LONGEST_SHOWN]!r}")
     return row.name
 
 

@@ -108,7 +108,7 @@ def assign_slot_owners(tree: Tree) -> OwnedTree:
         for step, slots in optimizer.slots.items():
             leaves |= {path: replace(leaf, of=order[step]) for path, leaf in slots.items()}
         mine, theirs = display(top) or "the optimizer", display(network) or "the weights"
-        notes.append(f"{mine}: its state belongs to {theirs}, by {how} of the parameters")
+        notes.append(f"{mine}: optimizer state matched to {theirs} by parameter {how}")
     return OwnedTree(Tree(leaves, tree.aliases, tree.containers) if notes else tree, tuple(notes))
 
 
@@ -126,7 +126,7 @@ def _find_network(
         elif len(optimizer.groups) == 1 and len(parameters) == len(optimizer.numbers):
             order = dict(zip(optimizer.numbers, parameters.values(), strict=True))
         if order is not None and _shapes_agree(tree, optimizer, order):
-            sure.append((top, order, "the order and the shapes" if names is None else "the names"))
+            sure.append((top, order, "order and shapes" if names is None else "names"))
     return sure[0] if len(sure) == 1 else None
 
 
@@ -487,9 +487,9 @@ _TENSORS = frozenset(("torch.Tensor", *(name.replace("Storage", "Tensor") for na
 def _check_made(value: PickleObject) -> None:
     """Raise UnsupportedError for a call of a storage class, or of a tensor class with numbers or a size."""
     if value.name in _STORAGES:
-        raise UnsupportedError(f"the pickle makes a {value.name} by its class")
+        raise UnsupportedError(f"the pickle calls the class {value.name}")
     if value.name in _TENSORS and (value.args or value.kwargs or value.items or value.entries):
-        raise UnsupportedError(f"the pickle makes a {value.name} from arguments")
+        raise UnsupportedError(f"the pickle calls {value.name} with arguments")
 
 
 def _build_old_tensor(value: PickleObject) -> Tensor:
@@ -497,11 +497,11 @@ def _build_old_tensor(value: PickleObject) -> Tensor:
     storage, offset, shape, strides = state
     dtype = storage.dtype or "uint8"
     if value.args or value.kwargs or value.items or value.entries:
-        raise FormatError("a tensor is made from arguments, or changed, beside its storage")
+        raise FormatError("a tensor is built from arguments, or changed, in addition to its storage")
     name = value.name.rpartition(".")[2]
     row = dtypes.BY_STORAGE.get(name.replace("Tensor", "Storage") if name != "Tensor" else "FloatStorage")
     if row is not dtypes.BY_NAME[dtype]:
-        raise FormatError("a tensor's class is not that of its storage", found=f"{name[:40]} of {dtype}")
+        raise FormatError("a tensor's class does not match its storage", found=f"{name[:40]} of {dtype}")
     return build_view(storage, dtype, offset, shape, strides)
 
 
@@ -582,9 +582,9 @@ def _notes(walk: TorchWalk) -> tuple[str, ...]:
     if kept:
         total = StorageUsage(sum(u.stored for u in kept), sum(u.used for u in kept))
         what = "a view keeps a larger storage" if len(kept) == 1 else "views keep larger storages"
-        notes.append(f"{what}: {total.stored:,} bytes stored for {total.used:,} used")
+        notes.append(f"{what}: {total.stored:,} bytes stored, {total.used:,} used")
     if walk.attributes:
-        notes.append(f"tensors with attributes of their own, listed by --json: {len(walk.attributes):,}")
+        notes.append(f"tensors with extra attributes (listed by --json): {len(walk.attributes):,}")
     return tuple(notes)
 
 
@@ -609,7 +609,7 @@ def find_top_folder(members: Mapping[str, object], file: str) -> str:
     found = [name for name in members if _PICKLE.fullmatch(name)]
     if len(found) != 1:
         raise FormatError(
-            "the archive does not hold one data.pkl",
+            "expected exactly one data.pkl in the archive",
             file=file,
             found=", ".join(map(_printable_name, found[:_SHOWN])) or "none",
         )
@@ -617,7 +617,7 @@ def find_top_folder(members: Mapping[str, object], file: str) -> str:
     first = next(iter(members)).partition("/")[0]
     if first != folder:
         raise FormatError(
-            "the archive does not begin with the folder that holds data.pkl",
+            "the archive does not begin with the folder that contains data.pkl",
             file=file,
             expected=_printable_name(folder),
             found=_printable_name(first),
@@ -642,7 +642,7 @@ def _require_one_case(members: Collection[str], folder: str, file: str) -> None:
         exact = wanted.get(name.lower(), name)
         if exact != name:
             raise FormatError(
-                "a member has a name that torch looks for, but for the case of its letters",
+                "a member's name differs only in case from a name that torch looks up",
                 file=file,
                 expected=_printable_name(exact),
                 found=_printable_name(name),
@@ -653,7 +653,7 @@ def _require_one_case(members: Collection[str], folder: str, file: str) -> None:
         other = seen.setdefault(name.lower(), name)
         if other is not name and not name.startswith(source):
             raise FormatError(
-                "two members differ only in the case of their letters, which torch does not tell apart",
+                "two members' names differ only in case, which torch ignores",
                 file=file,
                 found=f"{_printable_name(other)} and {_printable_name(name)}",
             )
@@ -678,7 +678,7 @@ def note_unused_members(members: Iterable[str], folder: str, used: Collection[st
     if not unread:
         return ()
     shown = abbreviate_list([*map(_printable_name, unread[:_SHOWN]), *unread[_SHOWN:]], _SHOWN)
-    return (f"members that nothing in the checkpoint refers to, not read: {shown}",)
+    return (f"members not referenced by the checkpoint, not read: {shown}",)
 
 
 def _printable_name(name: str) -> str:

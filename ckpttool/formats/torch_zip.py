@@ -92,7 +92,7 @@ def _open_archive(location: str) -> archives.ZipArchive | UnpackedArchive:
         return archives.read_zip(File.stamp(location))
     held = find_data_folder(location, frozenset(filesystem.listdir(location)))
     if held is None:
-        raise NotFoundError("the folder has no data.pkl", file=location)
+        raise NotFoundError("data.pkl is missing from the folder", file=location)
     return read_folder(held)
 
 
@@ -207,7 +207,7 @@ def _require_numbers(archive: TorchArchive, top: str) -> None:
         said = _read_small(archive, f"{top}/{name}") or b""
         if f"{top}/{name}" in archive.members and not _NUMBER.fullmatch(said):
             raise FormatError(
-                f"the archive's {name.removeprefix('.')} is no number",
+                f"the archive's {name.removeprefix('.')} is not a number",
                 file=archive.file.path,
                 found=repr(said),
             )
@@ -231,11 +231,11 @@ def _unpickle(
 def _storage_source(archive: TorchArchive, folder: str, key: str, nbytes: int) -> Storage:
     name = f"{folder}/{key}"
     if name not in archive.members:
-        raise FormatError(f"storage {key!r} is not in the archive")
+        raise FormatError(f"storage {key!r} is missing from the archive")
     source = archive.source(name)
     if source.length != nbytes:
         raise FormatError(
-            f"storage {key!r} does not have the size that the pickle says",
+            f"the size of storage {key!r} does not match the pickle",
             expected=f"{nbytes:,} bytes",
             found=f"{source.length:,}",
         )
@@ -254,9 +254,7 @@ def _is_big_endian(archive: TorchArchive, top: str) -> bool:
     order = _read_small(archive, name)
     # Compared as in torch, which does not accept a newline after the word.
     if order not in (b"little", b"big") and name in archive.members:
-        raise FormatError(
-            "the byte order is not one that torch writes", file=archive.file.path, found=repr(order)
-        )
+        raise FormatError("unknown byte order", file=archive.file.path, found=repr(order))
     if order == b"big" and is_script(archive.members, top):
         # torch.jit.load ignores it, and reads storages as little-endian.
         raise UnsupportedError("TorchScript of a big-endian machine", file=archive.file.path)
@@ -313,7 +311,7 @@ def stored(tree: Tree) -> Tree:
     leaves = {moved[path]: leaf for path, leaf in tree.items()}
     if len(leaves) != len(tree):
         twice = next(path for path in tree if leaves[moved[path]] is not tree[path])
-        _raise_unsupported("two entries have keys that Python takes for one", twice)
+        _raise_unsupported("two entries have keys that Python treats as equal", twice)
     return Tree(
         leaves,
         {moved[p]: tuple(Alias(moved[a.path], a.key) for a in others) for p, others in tree.aliases.items()},
@@ -373,7 +371,7 @@ class _PicklePlan:
         node = self.root
         for depth, step in enumerate(path):
             if node.leaf is not None:
-                _raise_unsupported("a tensor or value has others below it", node.path)
+                _raise_unsupported("a tensor or value contains other entries", node.path)
             if step not in node.children:
                 node.children[step] = _NestedNode(path[: depth + 1])
             node = node.children[step]
@@ -382,7 +380,7 @@ class _PicklePlan:
     def _put(self, path: Path, leaf: Leaf | ValueLeaf, canonical: Path) -> None:
         node = self._at(path)
         if node.leaf is not None or node.children:
-            _raise_unsupported("two things have one path", path)
+            _raise_unsupported("two entries have the same path", path)
         node.leaf, node.canonical = leaf, canonical
 
     def value(self, node: _NestedNode) -> Any:
@@ -393,7 +391,7 @@ class _PicklePlan:
             return _plain(node.leaf, node.path)
         kind = self.containers.get(node.path) or _infer_container(node)
         if kind.kind == "record" and kind.name not in _SETS:
-            _raise_unsupported(f"an object of class {kind.name} cannot be written", node.path)
+            _raise_unsupported(f"objects of class {kind.name} cannot be written", node.path)
         if kind.kind in ("dict", "OrderedDict"):
             return self._dict(node, kind)
         items = [self.value(child) for child in _order_entries(node)]
@@ -411,13 +409,13 @@ class _PicklePlan:
         for step, child in node.children.items():
             made[step.value] = self.value(child)
         if len(made) != len(node.children):
-            _raise_unsupported("two entries have keys that Python takes for one", node.path)
+            _raise_unsupported("two entries have keys that Python treats as equal", node.path)
         return made
 
     def _tensor(self, leaf: Leaf, node: _NestedNode) -> PickleObject:
         row = dtypes.BY_NAME[leaf.dtype]
         if row.torch is None or not row.itemsize or row.torch.startswith(("qint", "quint")):
-            _raise_unsupported(f"a tensor of type {leaf.dtype} cannot be written as torch's", node.path)
+            _raise_unsupported(f"tensors of type {leaf.dtype} cannot be written to a PyTorch file", node.path)
         number = self.stored.setdefault(node.canonical, len(self.stored))
         made = _rebuild_call(leaf, row, str(number))
         if leaf.trainable is None:
@@ -456,7 +454,7 @@ def _plain(leaf: ValueLeaf, path: Path) -> Any:
     module, _, name = value.name.rpartition(".")
     if module == "torch" and name in dtypes.BY_TORCH and not value.summary:
         return Global(module, name)
-    _raise_unsupported(f"an object of class {value.name} cannot be written", path)
+    _raise_unsupported(f"objects of class {value.name} cannot be written", path)
 
 
 def _infer_container(node: _NestedNode) -> Container:
@@ -469,7 +467,7 @@ def _infer_container(node: _NestedNode) -> Container:
 def _order_entries(node: _NestedNode) -> list[_NestedNode]:
     found = {step.value: child for step, child in node.children.items()}
     if any(position not in found for position in range(len(found))):
-        _raise_unsupported("a list's items are not numbered from 0 without gaps", node.path)
+        _raise_unsupported("a list's items are not numbered consecutively from 0", node.path)
     return [found[position] for position in range(len(found))]
 
 
@@ -494,7 +492,9 @@ class UnpackedArchive:
         """Return the member's bytes as an unread source; raise NotFoundError if the file has disappeared."""
         path = self.members.get(name)
         if path is None:
-            raise FormatError(f"the folder has no file {name.removeprefix(f'{TOP}/')!r}", file=self.file.path)
+            raise FormatError(
+                f"file {name.removeprefix(f'{TOP}/')!r} is missing from the folder", file=self.file.path
+            )
         file = self.opened.setdefault(name, File.stamp(path))
         return Span(file, 0, file.size)
 
@@ -524,7 +524,7 @@ def _iter_files(folder: str, root: str, below: str = "", depth: int = 0) -> Iter
     try:
         entries = sorted(filesystem.listdir(os.path.join(folder, below)))
     except OSError as error:
-        raise NotFoundError(f"cannot be opened: {error.strerror}", file=folder) from error
+        raise NotFoundError(f"cannot open the folder: {error.strerror}", file=folder) from error
     for entry in entries:
         name = f"{below}{entry}"
         path = os.path.join(folder, name)
@@ -539,9 +539,9 @@ def _iter_files(folder: str, root: str, below: str = "", depth: int = 0) -> Iter
 def _check_link(path: str, root: str) -> None:
     target = filesystem.realpath(path)
     if os.path.commonpath((target, root)) != root:
-        raise FormatError("a link in the folder leads outside of it", file=path)
+        raise FormatError("a symbolic link points outside the folder", file=path)
     if filesystem.path_kind(target) != "file":
-        raise FormatError("a link in the folder does not lead to a file", file=path)
+        raise FormatError("a symbolic link does not point to a file", file=path)
 
 
 # TorchScript archives: parameters among the attributes, constants, list of code files; no code is run.
@@ -613,9 +613,9 @@ def script_facts(members: Collection[str], top: str, source: Callable[[str], Sto
 def note_script(members: Collection[str], top: str) -> tuple[str, ...]:
     """Return notes on the code, and on the interpreter it was compiled for."""
     files = sum(name.endswith(".py") for name in _code_files(members, top))
-    told = [f"TorchScript code in {format_count(files, 'file')}, listed by --json; nothing was run"]
+    told = [f"TorchScript code in {format_count(files, 'file')}, listed by --json; no code was run"]
     if f"{top}/bytecode.pkl" in members:
-        told.append("bytecode for PyTorch's mobile interpreter, which is not listed")
+        told.append("bytecode for PyTorch's mobile interpreter, not listed")
     return tuple(told)
 
 
@@ -749,7 +749,7 @@ def _members(tree: Tree) -> Mapping[str, Tree]:
     strange = [name for name in found if name not in _MEMBERS]
     if strange or not _is_set(found):
         raise UnsupportedError(
-            "a set of files holds an actor and its critic, their targets and optimizers, and nothing else",
+            "a set of files can only contain an actor, its critic, their targets and their optimizers",
             found=", ".join(map(repr, strange or found)),
         )
     for path, others in tree.aliases.items():

@@ -41,7 +41,7 @@ from ckpttool.libraries.write import (
 )
 from ckpttool.mapping.rules import Plan, Settings
 
-_MAP = unknown_fact("action map", "what the policy makes of its last layer", decides=True)
+_MAP = unknown_fact("action map", "how the policy maps its last layer to actions", decides=True)
 
 TABLE = LayoutTable(
     name="acme",
@@ -153,7 +153,8 @@ def _is_layer_norm_mlp(binding: RecognizedAgent) -> bool:
     first = all(each[:2] == _NORMED and "layer_norm" not in each[2:] for each in kinds)
     if not first or hidden[0] != "tanh" or set(hidden[1:]) - {"elu"} or facts.epsilon != TABLE.facts.epsilon:
         raise UnsupportedError(
-            "Acme's LayerNormMLP has a layer norm of epsilon 1e-5 after the first layer, then tanh, then ELU",
+            "Acme's LayerNormMLP requires a layer norm with epsilon 1e-5 after the first layer, then "
+            "tanh, then ELU",
             found=f"{', '.join(hidden)}, epsilon {facts.epsilon:g}",
         )
     return True

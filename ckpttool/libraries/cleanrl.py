@@ -100,4 +100,4 @@ def plan(binding: RecognizedAgent, agent: Tree, told: Settings) -> Plan:
 
 
 _Q = LayerNames("fc{n}", "fc{n}")
-_UNKNOWN = "unknown action bounds: --bounds LOW HIGH"
+_UNKNOWN = "unknown action bounds: pass --bounds LOW HIGH"

@@ -201,7 +201,7 @@ def _networks(binding: RecognizedAgent, agent: Tree, parts: Mapping[str, AgentNe
         return {"optim_factory": _ADAM, "encoder_factory": actor, "policy_type": policy}
     heads = [_encoder_factory(part, binding, agent) for part in parts.values() if part.component == "critic"]
     if any(each != heads[0] for each in heads):
-        raise UnsupportedError("d3rlpy has Q-functions of one size")
+        raise UnsupportedError("d3rlpy requires all Q-functions to have the same size")
     optimizers = ("actor", "critic", *(("temp",) if is_gaussian(binding) else ()))
     return {
         **{f"{name}_optim_factory": _ADAM for name in optimizers},
@@ -218,7 +218,7 @@ def _encoder_factory(part: AgentNetwork, binding: RecognizedAgent, agent: Tree) 
     names = (names + names[-1:] * len(widths))[: len(widths)]
     first, last = names[0], names[-1]
     if any(name != first for name in names[:-1]) or not {first, last} <= _NAMES.keys():
-        raise UnsupportedError("d3rlpy's encoders do not have these activations", found=", ".join(names))
+        raise UnsupportedError("d3rlpy's encoders do not support these activations", found=", ".join(names))
     found: dict[str, Any] = {"hidden_units": widths, "activation": _NAMES[first]}
     if last != first:
         found["last_activation"] = _NAMES[last]
@@ -229,8 +229,8 @@ def _action_scaler(agent: Tree) -> Mapping[str, Any]:
     bounds = action_bounds(agent)
     if bounds is None:
         raise UsageError(
-            "unknown action bounds, which a file of d3rlpy holds",
-            hint="--bounds LOW HIGH; --to d3rlpy_model needs none",
+            "unknown action bounds, which a d3rlpy file must contain",
+            hint="pass --bounds LOW HIGH, or use --to d3rlpy_model, which needs none",
         )
     low, high = bounds
     if set(low) == {-1.0} and set(high) == {1.0}:
@@ -267,11 +267,11 @@ def list_config_leaves(value: object, at: Path) -> Iterator[tuple[Path, ValueLea
 
 _HIDDEN = "_encoder._layers.{s}"
 _OPTIMIZERS = {"actor_optimizer": "actor_optim", "critic_optimizer": "critic_optim"}
-_CONFIG = "scalers and activations are no part of this file: d3rlpy is to be told them"
+_CONFIG = "this file does not contain scalers and activations: pass them to d3rlpy"
 _TORCH = (key("torch"),)
-_TRAINING = "the settings of training (gamma, tau, ...) are the library's defaults"
-_SCALED = "observation statistics are the configuration's observation scaler"
-_LIMIT = "observation statistics are in the sidecar: d3rlpy has no limit after it"
+_TRAINING = "training settings (gamma, tau, ...) are set to the library's defaults"
+_SCALED = "observation statistics are written as the configuration's observation scaler"
+_LIMIT = "observation statistics are in the sidecar: d3rlpy does not clip normalised observations"
 _MEAN = LayerNames(_HIDDEN, "_mu", {"log_std": "_logstd"})
 _PLAIN = LayerNames(_HIDDEN, "_fc")
 
@@ -496,7 +496,7 @@ class _D3rlpyNaming:
             self.has(self.mark + other) for other in ("log_temp", "value_func")
         )
         if self.has(f"{self.mark}policy/_mu") and (crr or any(map(self._has_decoder, _DECODERS))):
-            value = "the choice of the sampled action with the highest value: the policy's mean acts"
+            value = "choosing the sampled action with the highest value: the policy's mean is used instead"
             yield LedgerEntry("not used", "action map", value, decides=True)
 
     def _has_decoder(self, name: str) -> bool:
@@ -538,7 +538,7 @@ class _D3rlpyNaming:
 
     def _no_policy(self, theirs: str) -> str | None:
         if any(map(self._has_decoder, _DECODERS)) and not self.has(f"{theirs}/_mu"):
-            return "a part of the policy: a decoder or a perturbation makes the action"
+            return "only a part of the policy: a decoder or a perturbation computes the action"
         return None
 
 

@@ -29,7 +29,7 @@ from ckpttool.mapping.rules import Plan, Settings
 
 TABLE = LayoutTable(
     name="elegantrl",
-    title="ElegantRL's act.pth, cri.pth, actor__N.pt (since 0.3.5): one network a file",
+    title="ElegantRL's act.pth, cri.pth, actor__N.pt (since 0.3.5): one network per file",
     framework="torch",
     components={"actor": "actor", "critic": "critic/q1", "value": "value"},
     optimizers={},
@@ -86,7 +86,7 @@ def _list_refusals(tree: Tree, names: dict[str, Leaf], component: str) -> dict[s
     if made is not None and "Discrete" in str(made.name):
         return {component: (DISCRETE_CHOICE,)}
     scaled = [name for name in ("value_avg", "value_std") if name in names]
-    return {component: (f"what follows the last layer: {', '.join(scaled)}",)} if scaled else {}
+    return {component: (f"operations after the last layer: {', '.join(scaled)}",)} if scaled else {}
 
 
 def _add_activations(binding: RecognizedAgent, module: PickledModule) -> RecognizedAgent:
@@ -122,4 +122,4 @@ def plan(binding: RecognizedAgent, agent: Tree, told: Settings) -> Plan:
     return plan_torch_file(WritingTable("ElegantRL", rows, "affine", notes=(_POLICY,)), binding, agent, told)
 
 
-_POLICY = "what is written is the state_dict of the policy, which ElegantRL itself pickles whole (act.pth)"
+_POLICY = "the output is the policy's state_dict; ElegantRL itself pickles the whole policy (act.pth)"

@@ -29,7 +29,7 @@ from ckpttool.mapping.rules import Move, Plan, Settings
 
 TABLE = LayoutTable(
     name="keras_rl",
-    title="keras-rl's DDPG: NAME_actor.h5f and NAME_critic.h5f, or one of them",
+    title="keras-rl's DDPG: NAME_actor.h5f and NAME_critic.h5f, or only one of them",
     framework="tensorflow",
     components={"actor": "actor", "critic": "critic/q1"},
     optimizers={},
@@ -40,11 +40,11 @@ TABLE = LayoutTable(
         epsilon=1e-3,
         lacks=(
             NO_ACTIVATIONS,
-            unknown_fact("action map", "what the model makes of its last layer", decides=True),
+            unknown_fact("action map", "how the model maps its last layer to actions", decides=True),
         ),
     ),
     optimizer=optimizers_read.from_keras,
-    seen="DDPG on Pendulum of a public run; DDPG saved by keras-rl2 1.0.5 under TensorFlow 2.12",
+    seen="DDPG on Pendulum from a public run; DDPG saved by keras-rl2 1.0.5 under TensorFlow 2.12",
 )
 
 _MEMBERS = ("actor", "critic")
@@ -52,7 +52,7 @@ _MEMBERS = ("actor", "critic")
 NEVER_RUN = frozenset(("critic",))
 SUFFIX = ".h5f"
 _ONE = re.compile(r".*_(actor|critic)\.h5f")
-_ORDER = "the order in which the model joins observation and action"
+_ORDER = "the order in which the model concatenates observation and action"
 
 
 def recognise(tree: Tree, name: str) -> RecognizedAgent | None:
@@ -107,9 +107,9 @@ def plan(binding: RecognizedAgent, agent: Tree, told: Settings) -> Plan:
         kinds=KERAS,
         path=make_edge_path,
         notes=(
-            f"build the models with {', '.join(dict.fromkeys(facts.activations or (facts.hidden,)))} "
-            f"in hidden layers, and the action's map ({facts.head}) in the actor",
-            "build the critic so that the observation comes before the action",
+            f"build the models with {', '.join(dict.fromkeys(facts.activations or (facts.hidden,)))} in "
+            f"hidden layers, and the action map ({facts.head}) in the actor",
+            "build the critic with the observation before the action",
         ),
     )
     return replace(plan_torch_file(made, binding, agent, told), containers={})

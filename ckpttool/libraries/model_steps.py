@@ -114,7 +114,7 @@ def read_chain_facts(
 def _require_none(steps: Sequence[ChainStep], file: str) -> None:
     for step in steps:
         raise UnsupportedError(
-            "the model computes something before its first dense layer",
+            "the model has operations before its first dense layer",
             file=file,
             path="/".join(step.name),
             found=str(step.value if step.value is not None else step.kind),
@@ -131,7 +131,7 @@ def _activation(steps: Sequence[ChainStep], file: str) -> str | None:
     if others or len(acting) > 1 or len(norms) > 1 or (late and acting):
         wrong = next(iter(others or acting[1:] or norms))
         raise UnsupportedError(
-            "a hidden layer is followed by more than a layer norm and one activation",
+            "a hidden layer is followed by more than one layer norm and one activation",
             file=file,
             path="/".join(wrong.name),
             found=str(wrong.value if wrong.kind != "layer_norm" else "a layer norm"),
@@ -155,13 +155,20 @@ def _read_head(steps: Sequence[ChainStep], file: str) -> tuple[str | None, Any, 
             return "affine", scale, offset, ()
     open_ = steps[-1]
     if open_.kind == "code" or (open_.kind == "activation" and open_.value is None):
-        return None, None, 0.0, (f"the code of {'/'.join(open_.name)} is not run: its effect is unknown",)
+        return (
+            None,
+            None,
+            0.0,
+            (f"the code of {'/'.join(open_.name)} is not executed: its effect is unknown",),
+        )
     raise UnsupportedError(
-        "the model ends in no action map that is known",
+        "the model ends in an unsupported action map",
         file=file,
         path="/".join(open_.name),
         found=", ".join(str(value) for _, value in names),
-        hint="a policy ends in its last dense layer, in tanh, or in tanh and one scale and offset",
+        hint=(
+            "a policy must end in its last dense layer, in tanh, or in tanh followed by one scale and offset"
+        ),
     )
 
 
@@ -244,14 +251,14 @@ def _model_steps(document: Mapping[str, Any], above: Name) -> Iterator[ChainStep
     if config.cls != "Sequential":
         chain = _order_layers(layers, config.settings.get("output_layers"))
         if chain is None:
-            yield ChainStep("unknown", above, "layers that are no chain")
+            yield ChainStep("unknown", above, "layers that do not form a chain")
             return
         layers = chain
     for layer in layers:
         inner = config_of(layer)
         name = (*above, str(inner.name or layer.get("name") or "?"))
         if is_foreign(layer):
-            yield ChainStep("unknown", name, f"{inner.cls}, a class of another package")
+            yield ChainStep("unknown", name, f"{inner.cls}, a class from another package")
         elif inner.cls in MODELS:
             yield from _model_steps(layer, name)
         else:
@@ -475,13 +482,13 @@ def read_script_steps(checkpoint: Checkpoint) -> tuple[ChainStep, ...] | None:
         word = str(error) if isinstance(error, UnsupportedScriptError) else ""
         cells = {_short_name(held.name) for held in checkpoint.tree.containers.values() if held.name} & _CELLS
         raise UnsupportedError(
-            "the TorchScript code is not one chain of known operations",
+            "the TorchScript code is not a single chain of supported operations",
             file=checkpoint.path,
             found=", ".join(sorted(cells)) or word or None,
             hint=None
             if cells
-            else "if its layers are one chain all the same: ckpttool convert writes them without the code, "
-            "--to torch, and eval takes that file with --activation",
+            else "if its layers do form a chain, run ckpttool convert --to torch to write them without "
+            "the code, then pass that file to eval with --activation",
         ) from None
 
 
@@ -532,7 +539,7 @@ class ScriptEvaluator:
             raise UnsupportedScriptError
         cells = [step.value for step in found.steps if step.kind in _CELL_KINDS]
         if {path for cell in cells for path in cell.states} != self.carried:
-            raise UnsupportedScriptError("a state that is not kept")
+            raise UnsupportedScriptError("a state that is not kept between steps")
         return found.steps
 
     def _method(self, module: Path, name: str, given: Sequence[Any]) -> Any:
@@ -571,7 +578,7 @@ class ScriptEvaluator:
         for path in paths:
             leaf = self.tree.get(path)
             if not isinstance(leaf, Leaf) or math.prod(leaf.shape) > _ELEMENTS or leaf.array().any():
-                raise UnsupportedScriptError(f"{kind.upper()} from a state that is not zero")
+                raise UnsupportedScriptError(f"{kind.upper()} with a nonzero initial state")
         after = [_StateUpdate(path) for path in paths]
         cell = RecurrentCell(module, tuple(paths))
         return [flow.then(kind, cell), after if isinstance(states, list) else after[0]]

@@ -98,7 +98,7 @@ def read_onnx_policy(checkpoint: Checkpoint, network: str = "actor") -> OnnxComp
     version = max(model.opsets.get(domain, 0) for domain in ("", "ai.onnx"))
     if version < _OLDEST:
         raise UnsupportedError(
-            "the operators of the model are of a version that is not followed",
+            "the opset version of the model is not supported",
             file=checkpoint.path,
             expected=f"opset {_OLDEST} or later",
             found=str(version or "none"),
@@ -108,7 +108,7 @@ def read_onnx_policy(checkpoint: Checkpoint, network: str = "actor") -> OnnxComp
         reader.run(model.graph.nodes, reader.scope, 0)
         return reader.followed(network)
     except RecursionError:
-        raise UnsupportedError("the graph is too deep to be followed", file=checkpoint.path) from None
+        raise UnsupportedError("the graph is too deep", file=checkpoint.path) from None
 
 
 def list_flattened_images(checkpoint: Checkpoint) -> Iterator[tuple[Path, tuple[int, ...]]]:
@@ -171,14 +171,14 @@ class _OnnxProgramReader(ProgramRecorder):
         plain = [value for value in values if value.name not in cells]
         if len(plain) != 1:
             raise UnsupportedError(
-                "the model does not take one observation",
+                "the model must have exactly one observation input",
                 file=self.checkpoint.path,
                 expected="one input",
                 found=abbreviate_list([value.name for value in plain], 6) or "none",
             )
         only = plain[0]
         if only.code not in FLOATS and only.code not in (2, 3, 6, 7):
-            raise self._no_input(only, "numbers of type float32, float64, uint8 or integers")
+            raise self._no_input(only, "numbers of type float32, float64, uint8 or another integer type")
         if only.shape is None or len(only.shape) < 2:
             raise self._no_input(only, "[batch, number of observations], or images")
         rest = tuple(self._width(only, axis) for axis in range(1, len(only.shape)))
@@ -206,11 +206,11 @@ class _OnnxProgramReader(ProgramRecorder):
                         extents, row = found.array.shape, found.array.ndim == 1
                         last = turned or (node.op != "Gemm" and row)
                         return int(extents[-1 if last else 0])
-        raise self._no_input(value, "extents that are fixed, apart from the number of observations")
+        raise self._no_input(value, "fixed extents, except the number of observations")
 
     def _no_input(self, value: OnnxValue, expected: str) -> CkpttoolError:
         return UnsupportedError(
-            "an input of the model is not one that a policy is played with",
+            "an input of the model is neither an observation nor a recurrent state",
             file=self.checkpoint.path,
             path=value.name,
             expected=expected,
@@ -235,9 +235,9 @@ class _OnnxProgramReader(ProgramRecorder):
                 raise self._refused(UnsupportedOperator(operation.value["op"], operation.value["node"]))
         self._carry(taken)
         program = self._pruned(value, taken)
-        notes = [f"{', '.join(left)} left out: the policy is {name}"] if left else []
+        notes = [f"{', '.join(left)} left out: {name} is the policy"] if left else []
         if self.doubled:
-            notes.append("the model computes in float64 and is run in float32")
+            notes.append("the model computes in float64 but is run in float32")
         steps, norm = _match_chain(program)
         used = tuple(path for operation in program.operations for path in operation.value.get("paths", ()))
         return OnnxComputation(steps, program, *norm, tuple(dict.fromkeys(used)), tuple(notes))
@@ -254,7 +254,7 @@ class _OnnxProgramReader(ProgramRecorder):
             return network, [name for name in others if name != network]
         if network != "actor":
             raise UsageError(
-                f"the model has no output called {network}",
+                f"the model has no output named {network}",
                 file=self.checkpoint.path,
                 found=abbreviate_list(names, 8),
             )
@@ -265,7 +265,7 @@ class _OnnxProgramReader(ProgramRecorder):
             return best, [name for name in others if name != best]
         likely = [name for name in others if not _ACTS_NOT.search(name.lower())]
         raise UsageError(
-            "the model has several outputs, and nothing tells which one is the action",
+            "the model has several outputs, and it is unknown which one is the action",
             file=self.checkpoint.path,
             found=abbreviate_list(names, 8),
             hint=" or ".join(f"--network {shlex.quote(name)}" for name in (likely or names)[:8]),
@@ -273,11 +273,11 @@ class _OnnxProgramReader(ProgramRecorder):
 
     def _refused(self, what: UnsupportedOperator) -> CkpttoolError:
         return UnsupportedError(
-            "the graph computes something on the way to the action that is not known here",
+            "the graph computes the action with an unsupported operation",
             file=self.checkpoint.path,
             path=what.node or None,
             found=what.op,
-            hint="its layers alone, without the graph: ckpttool convert writes them, --to torch",
+            hint="to convert only its layers, without the graph, use ckpttool convert --to torch",
         )
 
     def _reachable(self, number: int) -> list[int]:
@@ -304,11 +304,13 @@ class _OnnxProgramReader(ProgramRecorder):
                     and value == self.scope.get(output)
                     for each in given
                 ):
-                    raise self._refused(UnsupportedOperator(f"the next state of {name} is no output", output))
+                    raise self._refused(
+                        UnsupportedOperator(f"the next state of {name} is not a model output", output)
+                    )
                 self.carried[name] = number
         missing = [name for name in self.states if name not in self.carried]
         if missing:
-            raise self._refused(UnsupportedOperator("a state that nothing gives back", missing[0]))
+            raise self._refused(UnsupportedOperator("a state that the model does not output", missing[0]))
 
     def _pruned(self, output: ProgramValue, taken: Sequence[int]) -> Program:
         places = {number: number for number in range(self.first)}
@@ -327,7 +329,7 @@ class _OnnxProgramReader(ProgramRecorder):
         path = (key(name),)
         leaf = self.checkpoint.tree.get(path)
         if not isinstance(leaf, Leaf) or leaf.dtype == "string":
-            return UnsupportedOperator(f"a constant of a type that is not read ({name})", name)
+            return UnsupportedOperator(f"a constant of an unsupported type ({name})", name)
         try:
             array = leaf.array()
         except CkpttoolError as error:
@@ -364,12 +366,12 @@ class _OnnxProgramReader(ProgramRecorder):
         for node in nodes:
             self.calls += 1
             if self.calls > _NODES:
-                raise UnsupportedError(
-                    "the graph has too many nodes to be followed", file=self.checkpoint.path
-                )
+                raise UnsupportedError("the graph has too many nodes", file=self.checkpoint.path)
             if any(name in scope for name in node.outputs if name):
                 raise UnsupportedError(
-                    "two values of the graph have one name", file=self.checkpoint.path, path=node.name or None
+                    "two values in the graph have the same name",
+                    file=self.checkpoint.path,
+                    path=node.name or None,
                 )
             outputs = self._outputs(node, scope, depth)
             lost = UnsupportedOperator(node.title, node.name or next(iter(node.outputs), ""))
@@ -586,10 +588,10 @@ def plan_state_dict(checkpoint: Checkpoint) -> OnnxStateDictPlan:
     layers = reader.layers()
     if not layers:
         raise MappingError(
-            "the graph has no layer of a known kind",
+            "the graph has no layer of a supported kind",
             file=checkpoint.path,
             found=abbreviate_list(sorted({node.title for node in model.graph.nodes}), 6),
-            hint="ckpttool inspect shows its constants and operators",
+            hint="run ckpttool inspect to list its constants and operators",
         )
     names, assumed = _name_layers(layers, checkpoint.tree)
     moves: list[Move] = []
@@ -825,10 +827,10 @@ def _recurrent(reader: _OnnxLayerFinder, node: OnnxNode) -> list[_OnnxLayer]:
         return []
     title = node.name or node.outputs[0]
     if node.op == "GRU" and not node.get("linear_before_reset", 0):
-        reader.refused.append(f"{title} (a GRU that resets before the product)")
+        reader.refused.append(f"{title} (a GRU with linear_before_reset = 0)")
         return []
     if node.get("activations") is not None or (len(node.inputs) > 7 and node.inputs[7]):
-        reader.refused.append(f"{title} ({node.op} with other activations or peepholes)")
+        reader.refused.append(f"{title} ({node.op} with non-default activations or peepholes)")
         return []
     uses: list[_OnnxLayerTensor] = []
     for name, each in zip(("weight_ih", "weight_hh"), weights, strict=True):
@@ -892,7 +894,7 @@ def _name_layers(layers: Sequence[_OnnxLayer], tree: Tree) -> tuple[list[tuple[s
             name = (*name[:-1], f"{name[-1]}_{taken_[name]}")
         first[layer.uses[0].path] = name
         found.append(name)
-    assumed = [f"names from the graph's nodes: {abbreviate_list(given, 3)}"] if given else []
+    assumed = [f"names taken from the graph's nodes: {abbreviate_list(given, 3)}"] if given else []
     return found, assumed
 
 
@@ -959,7 +961,7 @@ def _sort_unused(tree: Tree, reader: _OnnxLayerFinder, used: set[Path]) -> _Unus
     if reader.refused:
         notes.append(f"not converted: {abbreviate_list(reader.refused, 4)}")
     if lost:
-        notes.append(f"constants of no layer that is known: {abbreviate_list(lost, 4)}")
+        notes.append(f"constants not used by a supported layer: {abbreviate_list(lost, 4)}")
     return _UnusedConstants(tuple(kept), tuple(zeros), frozenset(gone), tuple(notes))
 
 
@@ -972,7 +974,7 @@ def _note_arithmetic(model: OnnxModel, layers: Sequence[_OnnxLayer]) -> Iterator
     )
     if operators:
         words = abbreviate_list([name for name, _ in operators.most_common()], 6)
-        yield f"the graph also computes {words}, which a file of weights does not hold"
+        yield f"the graph also computes {words}, which a weights file cannot represent"
 
 
 def _list_flattened(checkpoint: Checkpoint) -> Iterator[tuple[Path, tuple[int, ...]]]:

@@ -260,21 +260,21 @@ ADAMW_DEFAULTS = _make_defaults("Keras's AdamW", weight_decay=0.004, decoupled_w
 OTHERS = frozenset("adafactor ftrl lamb lion muon nadam".split())  # noqa: SIM905
 # Reasons why their state is not converted, by lower-case class, for both frameworks.
 _DIFFERENCES = {
-    "adafactor": "Keras and PyTorch factor its second moment by other means and clip its updates otherwise",
+    "adafactor": "Keras and PyTorch factor its second moment and clip its updates differently",
     "asgd": "Keras has no averaged SGD",
     "ftrl": "PyTorch has no FTRL",
     "lamb": "PyTorch has no LAMB",
     "lbfgs": "Keras has no L-BFGS",
     "lion": "PyTorch has no Lion",
-    "muon": "Keras's updates some variables with Adam, PyTorch's takes matrices only",
-    "nadam": "its momentum follows another schedule (0.96^t in Keras, 0.96^(0.004 t) by default in PyTorch)",
+    "muon": "Keras's Muon updates some variables with Adam, PyTorch's accepts only matrices",
+    "nadam": "its momentum schedule differs (0.96^t in Keras, 0.96^(0.004 t) by default in PyTorch)",
     "radam": "Keras has no RAdam",
     "rprop": "Keras has no Rprop",
 }
 
 
 # Suggestion in notes on optimizers without an equivalent.
-WITHOUT = "--optimizer none converts without it"
+WITHOUT = "use --optimizer none to convert without it"
 
 
 def make_unconverted_note(name: str, cls: str) -> str:
@@ -286,10 +286,10 @@ def make_unconverted_note(name: str, cls: str) -> str:
 
 # Additional slots that training needs, and their PyTorch counterparts.
 MORE_SLOTS = {
-    "average": "moving averages of the weights (use_ema): PyTorch keeps these in a model of their own "
+    "average": "moving averages of the weights (use_ema): PyTorch keeps these in a separate model "
     "(torch.optim.swa_utils.AveragedModel)",
-    "gradient": "gradients of an update that is not complete (gradient_accumulation_steps): PyTorch keeps "
-    "these in the parameters (grad) and in no checkpoint",
+    "gradient": "gradients of an incomplete update (gradient_accumulation_steps): PyTorch keeps these in "
+    "the parameters (grad), not in checkpoints",
 }
 # Keys of a torch param group that are only used by unsupported optimizers: torch/optim/*.py.
 TORCH_OTHERS = {
@@ -883,7 +883,10 @@ def from_torch(optimizer: StoredOptimizer) -> OptimizerMoves:
         return OptimizerMoves((), note=note)
     order = match_parameters(found, mine, optimizer) if found else None
     if order is None or found is None:
-        note = f"{optimizer.name}: its parameter groups do not match the network, none is mapped; {WITHOUT}"
+        note = (
+            f"{optimizer.name}: its parameter groups do not match the network, so no state is "
+            f"converted; {WITHOUT}"
+        )
         return OptimizerMoves((), note=note if mine else "")
     family = _find_torch_family(keys, slots)
     moves, of = _move_slots(mine, order, family, optimizer)

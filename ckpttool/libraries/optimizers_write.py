@@ -115,7 +115,7 @@ class KerasOptimizerArguments:
         ours = frozenset(self.family.torch_settings.values())
         lost = [path for _, path in known.flat() if path not in kept and str(path[1].value) in ours]
         for setting in dict.fromkeys(str(path[1].value) for path in lost):
-            yield f"{known.name}: Keras's {self.family.name} has no {setting}: {WITHOUT}"
+            yield f"{known.name}: Keras's {self.family.name} does not support {setting}; {WITHOUT}"
         plain = [display(weight.target) for weight in self.weights if not self._decay(weight)]
         if self.decoupled and plain:
             yield f"{known.name}: exclude from weight decay: {', '.join(plain)}"
@@ -125,12 +125,12 @@ class KerasOptimizerArguments:
             values = list(dict.fromkeys(repr(known.value(name, weight.source)) for weight in self.weights))
             if len(values) > 1:
                 yield (
-                    f"{known.name}: {name} differs between the groups of PyTorch's optimizer "
-                    f"({' and '.join(values)}), and Keras's optimizer has one for all: {values[0]} is "
-                    "taken, and updates differ; the sidecar keeps all"
+                    f"{known.name}: {name} differs between PyTorch's parameter groups "
+                    f"({' and '.join(values)}), but Keras's optimizer has one value for all: {values[0]} "
+                    "is used, so updates differ; the sidecar keeps all values"
                 )
         if BUFFER in known.slots and known.number("learning_rate") and not known.idle():
-            yield f"{known.name}: momentum is multiplied by the learning rate, and rounded"
+            yield f"{known.name}: momentum is multiplied by the learning rate, with rounding"
 
     def _is_foreign_default(self, name: str) -> bool:
         """Whether the source's library and Keras have different defaults for an argument."""
@@ -156,7 +156,7 @@ class KerasOptimizerArguments:
         """Yield the penalties of the loss: torch adds decay * w to a gradient, l2(c) adds 2 * c * w."""
         for rate in rates:
             mine = [display(weight.target) for weight in self.weights if self._decay(weight) == rate]
-            yield f"{self.known.name}: build with l2({rate / 2!r}) as regularizer of {', '.join(mine)}"
+            yield f"{self.known.name}: build with l2({rate / 2!r}) as the regularizer of {', '.join(mine)}"
 
 
 def _weight(path: Path) -> Path | None:
@@ -249,8 +249,8 @@ class KerasOptimizerWriter:
     def _notes(self) -> Iterator[str]:
         if any(self._without_rate()):
             yield (
-                f"{self.name}: Keras's momentum holds the learning rate, which the checkpoint lacks: "
-                f"give it with --optimizer {self.name}/learning_rate=0.001"
+                f"{self.name}: Keras's momentum includes the learning rate, which is missing from the "
+                f"checkpoint; pass --optimizer {self.name}/learning_rate=0.001"
             )
         yield from self.arguments.notes()
         yield from self._schedule()
@@ -328,7 +328,7 @@ class KerasOptimizerWriter:
     def _zeros(self, weight: Move) -> Leaf:
         leaf = weight.rule.leaf(self.agent[weight.source])
         if not isinstance(leaf, Leaf):
-            raise MappingError("a weight is no tensor", path=display(weight.target))
+            raise MappingError("a weight is not a tensor", path=display(weight.target))
         return make_zero_tensor(leaf)
 
     def _missing(self) -> tuple[str, ...]:
@@ -355,8 +355,8 @@ class KerasOptimizerWriter:
     def _schedule(self) -> Iterator[str]:
         if self.scheduled:
             yield (
-                f"{self.name} has no learning rate: build it with its schedule, or give "
-                f"--optimizer {self.name}/learning_rate=... for a constant one"
+                f"{self.name} has no learning rate: build it with its schedule, or pass --optimizer "
+                f"{self.name}/learning_rate=... for a constant one"
             )
 
     def _assumed(self) -> Iterator[str]:
@@ -367,7 +367,7 @@ class KerasOptimizerWriter:
             yield f"{self.name} iterations = 0 (the source's SGD does not count its updates)"
         without = sum(not self._begun(weight) for weight in self.weights)
         if self.started and without and self.family.zeros:
-            yield f"{self.name}: zeros for the moments of {without} tensors that it never updated"
+            yield f"{self.name}: zero moments for {without} tensors that it never updated"
 
     def _idle(self) -> Iterator[Path]:
         """Yield the gradient sums that Keras does not keep, because they are unused."""
@@ -637,16 +637,14 @@ class TorchOptimizerWriter:
                 f"{': param_names lists them' if self._named else ''}"
             )
         if self.known.momentum_unknown:
-            found.append(f"{self.name}: give its momentum, --optimizer {self.name}/momentum=0.9")
+            found.append(f"{self.name}: momentum is missing; pass --optimizer {self.name}/momentum=0.9")
         found += [
-            f"{self.name}: Keras's {self.family.name} decays weights beside the gradient "
-            f"(weight_decay={rate}) and PyTorch's adds the decay to the gradient: {WITHOUT}"
+            f"{self.name}: Keras's {self.family.name} applies weight decay separately from the gradient "
+            f"(weight_decay={rate}), PyTorch's adds it to the gradient; {WITHOUT}"
             for rate in sorted(set(self._decays_beside()))
         ]
         if self.started and self._uncounted:
-            found.append(
-                f"{self.name}: its count of updates is not stored; {self.family.name} does not use it"
-            )
+            found.append(f"{self.name}: its update count is not stored; {self.family.name} does not use it")
         scaled = [
             (slot, weight)
             for parameter in self.parameters
@@ -655,11 +653,11 @@ class TorchOptimizerWriter:
         ]
         if any(self._lacks_rate(*each) for each in scaled):
             found.append(
-                f"{self.name}: its velocity holds the learning rate, which nobody tells: "
+                f"{self.name}: its velocity includes the learning rate, which is unknown; pass "
                 f"--optimizer {self.name}/learning_rate=..."
             )
         elif any(self._scale(*each) != KEEP for each in scaled):
-            found.append(f"{self.name}: momentum is divided by the learning rate, and rounded")
+            found.append(f"{self.name}: momentum is divided by the learning rate, with rounding")
         return found
 
     def told(self) -> dict[str, dict[str, Setting]]:
@@ -750,10 +748,10 @@ class TorchOptimizerWriter:
 # tf_keras/src/optimizers/legacy/rmsprop.py, which adds epsilon as torch does unless there is momentum.
 
 _PLACES: Mapping[str, str] = {
-    ADAM.name: "TensorFlow adds it before the correction of the bias, PyTorch after it",
-    RMSPROP.name: "TensorFlow adds it under the root, PyTorch to the root",
-    ADAGRAD.name: "TensorFlow adds it under the root, PyTorch to the root",
-    ADAMAX.name: "Keras adds it to the maximum, PyTorch to the gradient inside of the maximum",
+    ADAM.name: "TensorFlow adds it before the bias correction, PyTorch after it",
+    RMSPROP.name: "TensorFlow adds it inside the square root, PyTorch outside",
+    ADAGRAD.name: "TensorFlow adds it inside the square root, PyTorch outside",
+    ADAMAX.name: "Keras adds it to the maximum, PyTorch to the gradient inside the maximum",
 }
 
 
@@ -768,8 +766,8 @@ def list_epsilon_notes(
         if any(path[0] == attr(name) for path in agent):
             named.setdefault(CanonicalOptimizer(name, agent, {}, {}).family.name, []).append(name)
     return tuple(
-        f"{' and '.join(mine)}: epsilon keeps its number; {_PLACES[family]}: updates differ where gradients "
-        "are as small as it"
+        f"{' and '.join(mine)}: epsilon keeps its value, but {_PLACES[family]}; updates differ where "
+        "gradients are about as small as epsilon"
         for family, mine in named.items()
         if family in _PLACES
     )
@@ -1049,9 +1047,9 @@ def bind_torch_optimizers(
         lost = [name for name, order in orders.items() if order is None]
         if lost:
             notes.append(
-                f"{title}: the file sorts the tensors of {lost[0] or 'the network'} by name, and shapes "
-                "leave the order of its modules open; the optimizer's state is not mapped: "
-                f"--part {shlex.quote(lost[0] or '.')} converts the network alone"
+                f"{title}: the file sorts the tensors of {lost[0] or 'the network'} by name, and their "
+                "shapes fit several module orders; the optimizer state is not converted: use --part "
+                f"{shlex.quote(lost[0] or '.')} to convert the network alone"
             )
             continue
         sure = {name: own for name, own in networks.items() if not _is_sorted(tree, own)}
@@ -1059,20 +1057,24 @@ def bind_torch_optimizers(
         chosen = 0 if len(fits) == 1 else _match_title(title, fits)
         if chosen is None:
             fitting = abbreviate_list([name for name, _, _ in fits], 3)
-            why = f"fit several of the networks ({fitting})" if fits else "match the parameters of no network"
-            notes.append(f"{title}: its param_groups {why}; its state is not mapped")
+            why = f"fit several networks ({fitting})" if fits else "match the parameters of no network"
+            notes.append(f"{title}: its param_groups {why}; its state is not converted")
             continue
         name, bound, own = fits[chosen]
         if bound.note:
             notes.append(bound.note)
             continue
         named = any(move.target[1] == attr(schema.NAMES) for move in bound.moves)
-        how = "by param_names" if named else "by the order of param_groups and the shapes of all slots"
+        how = (
+            "matched by param_names"
+            if named
+            else ("matched by the order of param_groups and the shapes of all slots")
+        )
         if not named and own != networks.get(name, own) and len(own) == len(networks[name]):
-            how = "by the order of its modules that fits the shapes of all slots"
+            how = "matched by the only module order that fits the shapes of all slots"
             assumed.append(
-                f"{title}: the file sorts tensors by name; PyTorch has a weight before its bias, and modules "
-                "with numbers in the order of the numbers"
+                f"{title}: the file sorts tensors by name; they are read in PyTorch's order: weight "
+                "before bias, numbered modules in numeric order"
             )
         notes.append(f"{title} trains {name or 'the network'}, {how}")
         if len(own) < len(networks.get(name, own)):

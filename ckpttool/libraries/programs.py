@@ -645,7 +645,9 @@ def read_keras_program(
     try:
         return _read_program(document, tree, file, network)
     except (TypeError, ValueError, LookupError, OverflowError, RecursionError) as error:
-        raise UnsupportedError("the model's configuration is not one that Keras writes", file=file) from error
+        raise UnsupportedError(
+            "the model's configuration does not have the structure that Keras writes", file=file
+        ) from error
 
 
 def _read_program(document: Mapping[str, Any], tree: Tree, file: str, network: str) -> KerasComputation:
@@ -660,7 +662,7 @@ def _read_program(document: Mapping[str, Any], tree: Tree, file: str, network: s
         raise reader.refused((name,), f"an output of shape {list(action.shape)}")
     program = reader.pruned(action)
     paths = [path for operation in program.operations for path in operation.value.get("paths", ())]
-    notes = (f"{', '.join(left)} left out: the policy is {name}",) if left else ()
+    notes = (f"{', '.join(left)} left out: {name} is the policy",) if left else ()
     return KerasComputation(program, tuple(dict.fromkeys(paths)), notes)
 
 
@@ -669,12 +671,12 @@ def _choose_output(names: Sequence[str], network: str, file: str) -> tuple[str, 
     found: str | None = network if network in names else None
     if found is None and network != "actor":
         raise UsageError(
-            f"the model has no output called {network}", file=file, found=abbreviate_list(names, 8)
+            f"the model has no output named {network}", file=file, found=abbreviate_list(names, 8)
         )
     found = found or (names[0] if len(names) == 1 else choose_action_output(names))
     if found is None:
         raise UsageError(
-            "the model has several outputs, and nothing tells which one is the action",
+            "the model has several outputs, and it is unknown which one is the action",
             file=file,
             found=abbreviate_list(names, 8),
             hint=" or ".join(f"--network {shlex.quote(name)}" for name in names[:8]),
@@ -694,7 +696,7 @@ class _KerasProgramReader(ProgramRecorder):
     def refused(self, name: Name, found: str) -> UnsupportedError:
         """Return the error for a layer."""
         return UnsupportedError(
-            "the model has a layer that is not computed here",
+            "the model has an unsupported layer",
             file=self.file,
             path="/".join(name) or None,
             found=found,
@@ -707,7 +709,7 @@ class _KerasProgramReader(ProgramRecorder):
         if len(inputs) > 1:
             names = [str(config_of(layer).name) for layer in inputs]
             raise UnsupportedError(
-                "the model takes several inputs", file=self.file, found=abbreviate_list(names, 6)
+                "the model has several inputs", file=self.file, found=abbreviate_list(names, 6)
             )
         settings = [config_of(each).settings for each in (*inputs, *layers[:1], document)]
         keys = ("batch_shape", "batch_input_shape", "build_input_shape")
@@ -717,7 +719,7 @@ class _KerasProgramReader(ProgramRecorder):
         shape = shapes[0][1:] if shapes else ()
         if not shape or not all(isinstance(extent, int) and extent > 0 for extent in shape):
             raise UnsupportedError(
-                "the shape of the model's input is not fixed", file=self.file, found=str(shape or "none")
+                "the model's input shape is not fixed", file=self.file, found=str(shape or "none")
             )
         return tuple(shape)
 
@@ -728,11 +730,11 @@ class _KerasProgramReader(ProgramRecorder):
     ) -> dict[str, ProgramValue]:
         """Return the results of a model, by output name."""
         if len(above) > _DEEP:
-            raise self.refused(above, "models within models")
+            raise self.refused(above, "too many nested models")
         config, layers = config_of(dict(document)), _list_layers(document)
         if config.cls == "Sequential":
             if len(given) != 1:
-                raise self.refused(above, "a Sequential of several inputs")
+                raise self.refused(above, "a Sequential with several inputs")
             flow = given[0]
             for layer in layers:
                 flow = self.called(layer, above, [flow])[0]
@@ -766,9 +768,11 @@ class _KerasProgramReader(ProgramRecorder):
             layer = layers.get(place[0])
             nodes = layer.get("inbound_nodes") if layer is not None else None
             if layer is None or not isinstance(nodes, list) or self.calls > _CALLS:
-                raise self.refused((*above, place[0]), "a call that is not listed")
+                raise self.refused(
+                    (*above, place[0]), "a call that is not listed in the configuration, or too many calls"
+                )
             if len(waiting) > len(layers) * 8 or not 0 <= place[1] < len(nodes):
-                raise self.refused((*above, place[0]), "calls in a circle")
+                raise self.refused((*above, place[0]), "a cycle of calls")
             taken = _list_operands(nodes[place[1]])
             missing = [each for each in taken if _is_place(each) and each not in known]
             if missing:
@@ -778,7 +782,7 @@ class _KerasProgramReader(ProgramRecorder):
             for number, flow in enumerate(self.called(layer, above, operands)):
                 known[place[0], place[1], number] = flow
             if place not in known:
-                raise self.refused((*above, place[0]), "an output that the layer does not have")
+                raise self.refused((*above, place[0]), "a layer output that does not exist")
 
     def called(self, layer: dict[str, Any], above: Name, given: list[Any]) -> list[ProgramValue]:
         """Return the results of a layer for values and numbers."""
@@ -786,12 +790,12 @@ class _KerasProgramReader(ProgramRecorder):
         name = (*above, str(inner.name or layer.get("name") or "?"))
         cls, settings = str(inner.cls), inner.settings
         if model_steps.is_foreign(layer):
-            raise self.refused(name, f"{cls}, a class of another package")
+            raise self.refused(name, f"{cls}, a class from another package")
         flows = [each for each in given if isinstance(each, ProgramValue)]
         if cls in model_steps.MODELS:
             return list(self.model(layer, name, flows).values())
         if settings.get("quantization_config") is not None or settings.get("data_format") == "channels_first":
-            raise self.refused(name, f"a {cls} of another form")
+            raise self.refused(name, f"an unsupported variant of {cls}")
         if cls in _SKIPPED and len(flows) == 1:
             return flows
         call = _LayerCall(self, name, settings)
@@ -799,7 +803,7 @@ class _KerasProgramReader(ProgramRecorder):
             return [_OF_MANY[cls](call, given)]
         if cls in _OF_ONE and len(flows) == 1 and len(given) == 1:
             return [_OF_ONE[cls](call, flows[0])]
-        raise self.refused(name, "a Lambda, whose code is not run" if cls == "Lambda" else cls)
+        raise self.refused(name, "a Lambda, whose code is not executed" if cls == "Lambda" else cls)
 
     # Operations.
 
@@ -867,7 +871,7 @@ class _LayerCall(NamedTuple):
         """Return one of the layer's tensors and its path; raise UnsupportedError if it is missing."""
         found = self.tensor(name, shape)
         if found is None:
-            raise self.refused(f"no {name} of the layer")
+            raise self.refused(f"missing layer tensor {name}")
         return found
 
     def number(self, name: str, default: float) -> float:
@@ -888,7 +892,7 @@ class _LayerCall(NamedTuple):
             return None
         found = np.asarray(_flatten_numbers(value), np.float64)
         if found.size not in (1, math.prod(flow.shape)) or not np.isfinite(found).all():
-            raise self.refused(f"{name} of {found.size} numbers")
+            raise self.refused(f"{name} with {found.size} numbers")
         return found
 
     def last_axis(self, flow: ProgramValue, default: int = -1) -> None:
@@ -925,7 +929,7 @@ class _LayerCall(NamedTuple):
         if name == "hard_silu":
             gate = reader.clip(reader.affine(flow, 1 / 6, 0.5), 0, 1)
             return reader.both("multiply", flow, gate)
-        raise self.refused(f"the activation {name}" if name else "an activation of the program's own")
+        raise self.refused(f"the activation {name}" if name else "a custom activation")
 
     def elu(self, flow: ProgramValue, alpha: float, scale: float = 1.0) -> ProgramValue:
         """Return ELU with a coefficient and a scale."""
@@ -960,7 +964,7 @@ def _dense(call: _LayerCall, flow: ProgramValue) -> ProgramValue:
         raise call.refused(f"a kernel {list(kernel.shape)} on {flow.shape[0]} entries")
     added = call.tensor("bias", (kernel.shape[1],))
     if added is None and (call.settings.get("use_bias", "equation" not in call.settings)):
-        raise call.refused("no bias of the layer")
+        raise call.refused("the layer's bias is missing")
     bias = None if added is None else added[0].astype(np.float32)
     paths = (path,) if added is None else (path, added[1])
     found = call.reader.add(
@@ -1038,7 +1042,7 @@ def _rescaling(call: _LayerCall, flow: ProgramValue) -> ProgramValue:
 def _relu(call: _LayerCall, flow: ProgramValue) -> ProgramValue:
     slope, most = call.number("negative_slope", 0.0), call.settings.get("max_value")
     if call.number("threshold", 0.0) != 0 or (slope and most is not None):
-        raise call.refused("a ReLU with a threshold, or with a slope and a limit")
+        raise call.refused("a ReLU with a threshold, or with both a slope and a limit")
     if slope:
         return call.reader.activation(flow, "leaky_relu", slope)
     if most is None:
@@ -1123,7 +1127,7 @@ def _arithmetic(op: str) -> Callable[[_LayerCall, list[Any]], ProgramValue]:
 
     def made(call: _LayerCall, given: list[Any]) -> ProgramValue:
         if not given or (op in ("Subtract", "TrueDivide", "Divide") and len(given) != 2):
-            raise call.refused(f"{op} of {len(given)}")
+            raise call.refused(f"{op} of {len(given)} inputs")
         total: Any = given[0]
         for each in given[1:]:
             total = _combine_values(call, op, total, each)
@@ -1141,7 +1145,7 @@ def _combine_values(call: _LayerCall, op: str, one: Any, two: Any) -> ProgramVal
     reader = call.reader
     if isinstance(one, ProgramValue) and isinstance(two, ProgramValue):
         if one.shape != two.shape or op in ("TrueDivide", "Divide"):
-            raise call.refused(f"{op} of {list(one.shape)} and {list(two.shape)}")
+            raise call.refused(f"{op} of shapes {list(one.shape)} and {list(two.shape)}")
         other = reader.affine(two, -1.0, 0) if op == "Subtract" else two
         return reader.both("multiply" if op == "Multiply" else "add", one, other)
     turned = isinstance(two, ProgramValue)
@@ -1151,7 +1155,7 @@ def _combine_values(call: _LayerCall, op: str, one: Any, two: Any) -> ProgramVal
         raise call.refused(f"{op} with {row.size} numbers")
     if op in ("TrueDivide", "Divide"):
         if turned or not row.all():
-            raise call.refused("a division by what the model computes, or by 0")
+            raise call.refused("a division by a computed value or by 0")
         return reader.affine(flow, 1 / row, 0)
     if op == "Subtract":
         return reader.affine(flow, -1.0, row) if turned else reader.affine(flow, 1.0, -row)
@@ -1161,7 +1165,7 @@ def _combine_values(call: _LayerCall, op: str, one: Any, two: Any) -> ProgramVal
 def _concatenate(call: _LayerCall, given: list[Any]) -> ProgramValue:
     flows = [each for each in given if isinstance(each, ProgramValue)]
     if len(flows) != len(given) or any(len(flow.shape) != 1 for flow in flows):
-        raise call.refused("a Concatenate of other values than vectors")
+        raise call.refused("a Concatenate of values other than vectors")
     if call.settings.get("axis", -1) not in (-1, 1):
         raise call.refused(f"axis {call.settings.get('axis')}")
     if len(flows) == 1:

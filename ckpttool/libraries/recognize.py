@@ -268,7 +268,7 @@ def _sequential_names(names: Sequence[Name], chain: Sequence[ComponentLayer]) ->
 
 # A layout as a table, and the common code that binds a tree to the canonical agent by a table.
 
-_LATE = "an action after the first layer, of unknown width without the policy"
+_LATE = "an action that enters after the first layer: its width is unknown without the policy"
 _POLICIES, _CRITICS = ("actor", "actor_target"), ("critic", "critic_target")
 
 
@@ -454,7 +454,7 @@ def _collect_networks(
             moves.extend(_move_weights(named, each, branches, halved=halved))
             if is_order_assumed(each):
                 order = ", ".join("/".join(layer.name) for layer in named.layers)
-                assumed.append(f"the layers of {named.title} are used in the order of the file: {order}")
+                assumed.append(f"the layers of {named.title} are used in file order: {order}")
     return tuple(parts), tuple(moves), tuple(assumed), frozenset(late)
 
 
@@ -670,7 +670,9 @@ def recognize_checkpoint(checkpoint: Checkpoint, layout: str | None = None) -> R
     if checkpoint.format == _ONNX:
         # Constant names come from an exporter: the graph defines the computation, not a layout.
         if layout not in (None, NO_LAYOUT):
-            raise UsageError("an ONNX model is of no layout", file=checkpoint.path, hint="leave out --layout")
+            raise UsageError(
+                "--layout does not apply to ONNX models", file=checkpoint.path, hint="leave out --layout"
+            )
         return None
     return recognize_tree(checkpoint.tree, os.path.basename(checkpoint.path), layout)
 
@@ -698,7 +700,7 @@ def recognize_tree(tree: Tree, name: str, layout: str | None = None) -> Recogniz
         _recognize_unwrapped(tree, name, asked) or asked(tree, name) or _recognize_entry(tree, name, asked)
     )
     if found is None and layout is not None:
-        raise UsageError(f"the checkpoint is not of layout {layout}")
+        raise UsageError(f"the checkpoint does not match layout {layout}")
     return found
 
 
@@ -714,7 +716,7 @@ def _recognize_any(
     )
     if len(found) > 1:
         names = " and ".join(binding.layout for binding in found)
-        raise UsageError(f"layouts {names} both claim the checkpoint", hint="name one with --layout")
+        raise UsageError(f"the checkpoint matches several layouts: {names}", hint="choose one with --layout")
     return found[0] if found else None
 
 

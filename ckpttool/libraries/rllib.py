@@ -65,7 +65,9 @@ def plan(binding: RecognizedAgent, agent: Tree, told: Settings) -> Plan:
 
 def _sac_table() -> WritingTable:
     names = LayerNames("pi_encoder.net.mlp.{s}", "pi.net.mlp.0", joined=True)
-    notes = ("the module is one for inference: RLlib's Q-functions encode observation and action apart",)
+    notes = (
+        "the module is for inference only: RLlib's Q-functions encode observation and action separately",
+    )
     return WritingTable(
         _WHOSE, [NetworkRow("actor", (), names)], "affine", hidden="", values=False, notes=notes
     )
@@ -85,8 +87,8 @@ def _arguments(binding: RecognizedAgent, agent: Tree, *, ppo: bool) -> dict[Path
     kernels = {part.title: list_kernel_shapes(part, agent) for part in parts}
     sizes = {tuple(shape[1] for shape in found[:-1]) for found in kernels.values()}
     if len(sizes) != 1:
-        raise UnsupportedError(f"{_WHOSE} has hidden layers of the same sizes in all networks")
-    low, high = require_action_bounds(binding.facts, agent, f"a module of {_WHOSE}")
+        raise UnsupportedError(f"{_WHOSE} requires the same hidden layer sizes in all networks")
+    low, high = require_action_bounds(binding.facts, agent, f"an {_WHOSE} module")
     name, cls = ("ppo", "PPO") if ppo else ("sac", "SAC")
     infinite = float("inf")
     values: Mapping[str, object] = {
@@ -119,7 +121,7 @@ def _activation(binding: RecognizedAgent) -> str:
     hidden = set(facts.activations or (facts.hidden,))
     if len(hidden) != 1 or not hidden <= set(_ACTIVATIONS):
         raise UnsupportedError(
-            f"{_WHOSE} has one activation in all hidden layers", found=", ".join(sorted(hidden))
+            f"{_WHOSE} requires the same activation in all hidden layers", found=", ".join(sorted(hidden))
         )
     return hidden.pop()
 
@@ -177,7 +179,7 @@ def _require_same_activations(binding: RecognizedAgent, said: Said, policy: str)
         names = ("q_model_config/fcnet_activation", "critic_hidden_activation")
         theirs = next((name for each in names if (name := _text(said, f"{config}/{each}"))), None)
         if binding.facts.head == "affine" and theirs not in (None, binding.facts.hidden):
-            reason = f"hidden layers with {theirs}, where the policy has {binding.facts.hidden}"
+            reason = f"hidden layers with {theirs}, unlike the policy's {binding.facts.hidden}"
             return binding.refused("critic", reason)
     return binding
 
@@ -265,7 +267,9 @@ def _statistics(facts: AgentMetadata, said: Said, policy: str) -> AgentMetadata:
     pushes = said.get(f"{place}/num_pushes")
     if not isinstance(pushes, ValueLeaf) or not pushes.value:
         return facts.lacking(
-            unknown_fact("observation statistics", "statistics of observations: the filter saw none")
+            unknown_fact(
+                "observation statistics", "observation statistics: the filter received no observations"
+            )
         )
     norm = mean_std(said, place)
     return facts.lacking(NO_STATISTICS) if norm is None else facts.read(place, norm=norm)
@@ -328,8 +332,8 @@ _LACKS = (NO_ENVIRONMENT,)
 # In training, samples are tanh of a Gaussian; without noise the library's own code applies no tanh.
 _SQUASHED = unknown_fact(
     "action map",
-    "whether tanh bounds the mean (yes in training: --head affine; no where RLlib acts with explore=False: "
-    "--head clip_affine)",
+    "whether tanh limits the mean (yes in training: --head affine; no where RLlib acts with "
+    "explore=False: --head clip_affine)",
     decides=True,
 )
 _LAYER_NORM = 1e-3

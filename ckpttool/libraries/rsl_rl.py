@@ -111,7 +111,7 @@ def recognise(tree: Tree, name: str) -> RecognizedAgent | None:  # noqa: ARG001 
         return None
     unplaced = dict(binding.unplaced)
     if not any(move.target in _DEVIATIONS for move in binding.moves.moves):
-        unplaced["actor"] = ("a last layer that gives the mean and what spreads it",)
+        unplaced["actor"] = ("a last layer that outputs both the mean and the standard deviation",)
     for pattern, what in ((_RECURRENT, "a recurrent memory before the layers"), (_CNN, "convolutions")):
         if any(map(pattern.match, names)):
             unplaced["actor"] = (what,)

@@ -62,7 +62,7 @@ def add_ddpg_statistics(known: AgentMetadata, tree: Tree, obs_dim: int) -> Agent
     low, high = (leaf.value if isinstance(leaf, ValueLeaf) else None for leaf in ends)
     if not isinstance(low, int | float) or not isinstance(high, int | float) or low != -high:
         return known.lacking(
-            unknown_fact("observation statistics", "the limits of observations (observation_range)")
+            unknown_fact("observation statistics", "the observation limits (observation_range)")
         )
     told = tree.get((attr("data"), key("normalize_observations")))
     if not isinstance(told, ValueLeaf) or told.value is not True:
@@ -77,7 +77,7 @@ def add_ddpg_statistics(known: AgentMetadata, tree: Tree, obs_dim: int) -> Agent
         return known.lacking(
             unknown_fact(
                 "observation statistics",
-                "the mean and std that DDPG normalised observations with",
+                "the mean and std used by DDPG to normalise observations",
                 decides=True,
             )
         )
@@ -139,9 +139,9 @@ def plan(binding: RecognizedAgent, agent: Tree, told: Settings) -> Plan:
     parts = [part for part in binding.parts if part.component in schema.RUN]
     alone = kind == "sac" and _ALPHA in agent and _LOG_ALPHA not in agent
     moves = (*made.moves, *([Move(_ALPHA, (_DATA, key("ent_coef")), ToValue())] if alone else ()))
-    notes = ["the settings of training (gamma, tau, noise, ...) are the library's defaults"]
+    notes = ["training settings (gamma, tau, noise, ...) are set to the library's defaults"]
     if any(path[0].value in schema.OPTIMIZERS for path in agent):
-        notes.append("optimizers are not saved by Stable-Baselines 2")
+        notes.append("Stable-Baselines 2 does not save optimizers")
     added = {**made.added, **_make_settings(kind, binding, agent, parts)}
     return replace(made, moves=moves, added=added, containers={}, notes=(*made.notes, *notes))
 
@@ -223,7 +223,7 @@ def _make_settings(
     sizes = _sizes(kernels)
     _require_late_action(kind, kernels, obs_dim, act_dim)
     normed = _has_layer_norms(binding, parts)
-    low, high = require_action_bounds(binding.facts, agent, f"a file of {_WHOSE}")
+    low, high = require_action_bounds(binding.facts, agent, f"a {_WHOSE} file")
     infinite = [math.inf] * obs_dim
     name = f"stable_baselines.{kind}.policies.{'Ln' if normed else ''}MlpPolicy"
     values: dict[str, Leaf | ValueLeaf] = {
@@ -258,7 +258,7 @@ def _sizes(kernels: dict[str, list[tuple[int, ...]]]) -> list[int]:
     found = {title: tuple(shape[1] for shape in each[:-1]) for title, each in kernels.items()}
     if len(set(found.values())) != 1 or not next(iter(found.values())):
         shown = ", ".join(f"{title} {list(sizes)}" for title, sizes in found.items())
-        raise UnsupportedError(f"{_WHOSE} has hidden layers of the same sizes in all networks", found=shown)
+        raise UnsupportedError(f"{_WHOSE} requires the same hidden layer sizes in all networks", found=shown)
     return list(next(iter(found.values())))
 
 
@@ -269,8 +269,8 @@ def _require_late_action(
     critic = kernels.get("critic/q1", [])
     if kind == "ddpg" and critic and (critic[0][0], critic[1][0]) != (obs_dim, critic[0][1] + act_dim):
         raise UnsupportedError(
-            f"{_WHOSE}'s DDPG has a critic that takes the action at its second layer",
-            found="critic/q1 takes it elsewhere",
+            f"the critic of {_WHOSE}'s DDPG must receive the action at its second layer",
+            found="critic/q1 receives it elsewhere",
         )
 
 
@@ -281,10 +281,11 @@ def _has_layer_norms(binding: RecognizedAgent, parts: Sequence[AgentNetwork]) ->
     if not any(normed):
         return False
     if any(each != ["dense", "layer_norm"] * (len(each) // 2) + ["dense"] for each in kinds):
-        raise UnsupportedError(f"{_WHOSE} has layer norms after all hidden layers or none")
+        raise UnsupportedError(f"{_WHOSE} requires layer norms after all hidden layers or after none")
     if binding.facts.epsilon != _EPSILON:
         raise UnsupportedError(
-            f"{_WHOSE} has layer norms with an epsilon of {_EPSILON:g}", found=f"{binding.facts.epsilon:g}"
+            f"{_WHOSE} requires layer norms with an epsilon of {_EPSILON:g}",
+            found=f"{binding.facts.epsilon:g}",
         )
     return True
 
@@ -303,7 +304,7 @@ def _activation(binding: RecognizedAgent) -> str:
     hidden = set(facts.activations or (facts.hidden,))
     if len(hidden) != 1 or not hidden <= {"relu", *_ACTIVATIONS}:
         raise UnsupportedError(
-            f"{_WHOSE} has one activation in all hidden layers", found=", ".join(sorted(hidden))
+            f"{_WHOSE} requires the same activation in all hidden layers", found=", ".join(sorted(hidden))
         )
     return hidden.pop()
 
@@ -332,7 +333,7 @@ TABLE = LayoutTable(
     # TensorFlow names the first of two outputs in one scope `dense` (the mean), and numbers the second.
     branches={"dense_1": "log_std"},
     tensors={"model/log_ent_coef": "temperature/log_alpha"},
-    seen="seven agents of rl-baselines-zoo; agents that the library 2.10.2 saved",
+    seen="seven agents from rl-baselines-zoo; agents saved by version 2.10.2",
 )
 _PARAMS = attr("params")
 _PLACES = {
@@ -391,7 +392,7 @@ def recognise(tree: Tree, name: str) -> RecognizedAgent | None:  # noqa: ARG001 
         if found is None:
             return None
         names, policy, repeated = found
-        assumed = (f"the variables have no names: they are taken in the order in which {policy} makes them",)
+        assumed = (f"the variables have no names: they are read in the order in which {policy} creates them",)
     ours = {tuple(map(attr, _component_name(each))): path for path, each in names.items()}
     renamed = {place: tree[path] for place, path in ours.items()}
     binding = bind(Tree(renamed), TABLE)
@@ -434,7 +435,9 @@ def _number_norm(step: str) -> str:
 def _read_metadata(tree: Tree, binding: RecognizedAgent, ours: Mapping[Path, Path]) -> AgentMetadata:
     facts = sb3.add_settings_metadata(TABLE.facts, tree)
     if (_DATA, key("her_obs_space")) in tree.containers:
-        facts = facts.lacking(unknown_fact("architecture", "how HER joins the parts of an observation"))
+        facts = facts.lacking(
+            unknown_fact("architecture", "how HER concatenates the parts of an observation")
+        )
     first = (attr("actor"), index(0), attr("kernel"))
     kernels = [tree[move.source] for move in binding.moves.moves if move.target == first]
     ddpg = any(str(path[1].value) == "qf_output" for path in ours if len(path) > 1)

@@ -65,7 +65,7 @@ _ACTIVATIONS = {
     "softplus": "softplus",
 }
 _IMAGE_AXES = 3
-IMAGES = "observations that are images"
+IMAGES = "image observations"
 """Entry among a policy's unplaced tensors if the preprocessing of images is unknown."""
 
 
@@ -78,7 +78,9 @@ def add_settings_metadata(known: AgentMetadata, tree: Tree) -> AgentMetadata:
         known = known.read("data/policy_kwargs", hidden=name)
     kind = _space_class(tree, "observation_space")
     if kind.endswith(".Dict"):
-        known = known.lacking(unknown_fact("architecture", "how the parts of a Dict observation are joined"))
+        known = known.lacking(
+            unknown_fact("architecture", "how the parts of a Dict observation are combined")
+        )
     return known
 
 
@@ -217,7 +219,7 @@ def find_policy_norms(tree: Tree, component: str) -> PolicyNorms:
         return PolicyNorms()
     told = read_setting(tree, "policy_kwargs", "batch_norm_eps", None)
     epsilon = told if isinstance(told, float) else _EPSILON
-    said = f"batch renormalisation with epsilon {epsilon:g}: habit of layout stable_baselines3"
+    said = f"batch renormalisation with epsilon {epsilon:g}: default of library stable_baselines3"
     return PolicyNorms(
         tuple(BatchNorm(number, epsilon) for number in range(len(norms))),
         tuple(
@@ -257,7 +259,7 @@ _LINEAR = "linear.0"
 # Each part is searched in the whole tree, and a file may contain any number.
 _MOST_PARTS = 100
 _LSTM = "lstm_actor."
-_ASSUMED = "image encoder NatureCNN (strides 4, 2, 1; ReLU): habit of layout stable_baselines3"
+_ASSUMED = "image encoder NatureCNN (strides 4, 2, 1; ReLU): default of library stable_baselines3"
 
 NamedTensors = Mapping[str, Path]
 
@@ -404,14 +406,14 @@ _STEPS = re.compile(r"(.*)_(\d+_steps)")
 _RUN = re.compile(r"(.+)_\d+")
 SETTINGS_UNKNOWN = unknown_fact(
     "observation statistics",
-    "whether training normalised observations (VecNormalize keeps statistics in a file of its own)",
+    "whether observations were normalised in training (VecNormalize stores statistics in a separate file)",
 )
 """Unknown fact of an agent, unless a file beside it states it."""
 # Environment arguments that only affect rendering.
 _DRAWN = ("render_mode", "width", "height", "camera_id", "camera_name", "default_camera_config")
 _MISSING = unknown_fact(
     "observation statistics",
-    "the observation statistics that training used (config.yml says normalize)",
+    "the observation statistics used in training (config.yml contains normalize)",
     decides=True,
 )
 
@@ -540,7 +542,7 @@ def _add_environment_arguments(facts: AgentMetadata, file: str, arguments: Any) 
         plain = {}
     left = sorted(taken.keys() - plain.keys())
     if left:
-        what = f"arguments of the environment in {file} ({abbreviate_list(left, 3)}): only a few numbers are taken"  # noqa: E501
+        what = f"environment arguments in {file} ({abbreviate_list(left, 3)}): only a few numbers are used"
         facts = facts.lacking(unknown_fact("environment", what, decides=True))
     return facts.read(file, env_arguments=all_of_them) if plain else facts
 
@@ -663,11 +665,11 @@ def plan(binding: RecognizedAgent, agent: Tree, told: Settings) -> Plan:
     rows = [_policy("actor", soft=soft), *([] if soft else [_policy("actor_target", soft=False)])]
     for component in ("critic", "critic_target"):
         rows += [_q_rows(component, number) for number in range(count_critics(binding))]
-    notes = ["the settings of training (gamma, tau, noise, ...) are the library's defaults"]
+    notes = ["training settings (gamma, tau, noise, ...) are set to the library's defaults"]
     if (attr(schema.NORMALIZER), attr("mean")) in agent or binding.facts.norm is not None:
         file = STATISTICS_FILE
         load = f'VecNormalize.load("{file}", venv)'
-        notes.append(f"observation statistics are in {file} beside the target: {load}")
+        notes.append(f"observation statistics are in {file} beside the target; load them with {load}")
     writing = WritingTable(
         _WHOSE,
         [*rows, *(_temperature_row(agent) if soft else [])],
@@ -717,10 +719,10 @@ def _make_settings(binding: RecognizedAgent, agent: Tree) -> dict[Path, Leaf | V
     heads = [part for part in binding.parts if part.component == "critic"]
     sizes = {"pi": _sizes(agent, actor), "qf": _sizes(agent, heads[0])}
     if any(_sizes(agent, part) != sizes["qf"] for part in heads) or sizes["qf"][-1] != 1:
-        raise UnsupportedError("Stable-Baselines3 has Q-functions of one size that give one number")
+        raise UnsupportedError("Stable-Baselines3 requires Q-functions of the same size with one output")
     if sizes["qf"][0] != sizes["pi"][0] + sizes["pi"][-1]:
         raise UnsupportedError(
-            "Stable-Baselines3's Q-functions take observation and action at the first layer"
+            "Stable-Baselines3's Q-functions must receive observation and action at the first layer"
         )
     group = (_DATA, key("policy_kwargs"))
     module = _activation(binding)
@@ -748,10 +750,10 @@ def _bounds(binding: RecognizedAgent, agent: Tree) -> tuple[Sequence[float], Seq
     fits = matches_action_map(facts, agent, "affine")
     if fits is False:
         raise UnsupportedError(
-            "Stable-Baselines3 maps tanh to the action bounds, and this agent's actions are made otherwise",
+            "Stable-Baselines3 maps tanh to the action bounds, but this agent uses another action map",
             found=facts.head,
         )
-    return require_action_bounds(facts, agent, "a file of Stable-Baselines3")
+    return require_action_bounds(facts, agent, "a Stable-Baselines3 file")
 
 
 def _sizes(agent: Tree, part: AgentNetwork) -> list[int]:
@@ -767,7 +769,8 @@ def _activation(binding: RecognizedAgent) -> str:
     known: Mapping[str, str] = _MODULES
     if len(hidden) != 1 or not hidden <= known.keys():
         raise UnsupportedError(
-            "Stable-Baselines3 has one activation in all hidden layers", found=", ".join(sorted(hidden))
+            "Stable-Baselines3 requires the same activation in all hidden layers",
+            found=", ".join(sorted(hidden)),
         )
     module = known[hidden.pop()]
     return module if "." in module else f"activation.{module}"
@@ -785,7 +788,7 @@ def _activation(binding: RecognizedAgent) -> str:
 # dqn/policies.py: up to version 2.3 the optimizer also lists the target's parameters, which it never updates.
 
 _TITLE = "Stable-Baselines3 agent (TD3, DDPG, SAC, TQC; PPO, A2C, TRPO; DQN, QR-DQN; ARS)"
-_SEEN = "agents of rl-trained-agents; every algorithm as the library 2.9.2 and its contrib save it"
+_SEEN = "agents from rl-trained-agents; every algorithm, saved by the library and its contrib 2.9.2"
 
 # The library compares these with the environment's space; a conversion to the same layout keeps them.
 OBSERVATION_SPACE: tuple[Path, ...] = tuple(
@@ -887,7 +890,7 @@ def _note_custom_classes(tree: Tree) -> Iterator[LedgerEntry]:
     for names, what in ((("policy_class",), "policy"), (("policy_kwargs", _EXTRACTOR_CLASS), "extractor")):
         kind = read_class_name(tree, *names)
         if kind is not None and not kind.startswith(_LIBRARIES):
-            value = f"{what} class {kind}: the library's own is played in its place"
+            value = f"{what} class {kind}: the library's own class is used instead"
             yield LedgerEntry("not used", "custom code", value, "/".join(("data", *names)), decides=True)
 
 
@@ -912,7 +915,7 @@ def _add_ars_action_map(binding: RecognizedAgent, tree: Tree) -> RecognizedAgent
     squashed = read_setting(tree, "policy_kwargs", "squash_output", not linear)
     if squashed is False and not linear:
         # Some versions build a tanh regardless.
-        return binding.refused("actor", "squash_output=False, which depends on the version")
+        return binding.refused("actor", "squash_output=False, whose effect depends on the library version")
     return binding if squashed else replace(binding, facts=binding.facts._replace(head="clip"))
 
 
@@ -928,7 +931,7 @@ def _bind_discrete(tree: Tree) -> RecognizedAgent | None:
     )
     if binding is None:
         return None
-    return replace(binding, consumed=binding.consumed | more).noted("critic gives a value for each action")
+    return replace(binding, consumed=binding.consumed | more).noted("the critic outputs one value per action")
 
 
 def _component_path(path: Path) -> Path:
@@ -948,7 +951,7 @@ def _add_metadata(binding: RecognizedAgent, tree: Tree) -> RecognizedAgent:
         clip = read_setting(tree, "policy_kwargs", "clip_mean", _CLIP_MEAN)
         facts = facts._replace(head="clip_tanh_affine")
         if clip != _CLIP_MEAN:
-            unplaced["actor"] = (*unplaced.get("actor", ()), f"a mean limited to {clip}")
+            unplaced["actor"] = (*unplaced.get("actor", ()), f"a mean clipped to {clip}")
     if read_setting(tree, "policy_kwargs", "squash_output", False) is True:
         facts = facts._replace(head="affine")
     facts = _add_class_defaults(facts, tree)

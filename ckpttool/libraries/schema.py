@@ -168,7 +168,7 @@ def is_trained_by(optimizer: str, weight_path: Path) -> bool:
     return network in TRAINED and weight_path[-1].value not in _CONSTANT
 
 
-DISCRETE_CHOICE = "the choice among discrete actions"
+DISCRETE_CHOICE = "choosing among discrete actions"
 """Why a policy that chooses among discrete actions is not played."""
 
 
@@ -176,8 +176,8 @@ def make_settings_note(number: int, where: str = "") -> str:
     """Return the note that an agent's settings, at `where` in the file, were not converted."""
     at = f" ({where})" if where else ""
     if number == 1:
-        return f"1 setting or record of training{at} stays behind"
-    return f"{number:,} settings and records of training{at} stay behind"
+        return f"1 training setting or record{at} was not converted"
+    return f"{number:,} training settings and records{at} were not converted"
 
 
 def mapped_by_sidecar(path: Path) -> bool:
@@ -504,8 +504,8 @@ def require_action_bounds(
     known = action_bounds(agent)
     if known is None:
         raise UsageError(
-            f"unknown action bounds, which {whose} holds",
-            hint="--bounds LOW HIGH",
+            f"unknown action bounds, which {whose} must contain",
+            hint="pass --bounds LOW HIGH",
         )
     return known
 
@@ -534,7 +534,7 @@ RLLIB = {"swish": "silu", "None": "linear"}
 def list_distribution_notes(binding: RecognizedAgent, tree: Tree) -> tuple[str, ...]:
     """Return a note for each Q-function of the binding that has more than one output."""
     return tuple(
-        f"{title} gives {width} numbers of a distribution, not a value"
+        f"{title} outputs {width} numbers of a distribution, not one value"
         for title, width in _list_wide_critics(binding, tree)
     )
 
@@ -643,7 +643,7 @@ def _read_recurrent_encoder(
         kinds,
         moves=tuple(moves),
         covers=frozenset(tensors),
-        assumed=(f"{', '.join(kinds)} before the dense layers, as in the file, and nothing between them",),
+        assumed=(f"{', '.join(kinds)} before the dense layers, in file order, with nothing between them",),
     )
 
 
@@ -975,11 +975,12 @@ def _make_statistics(group: _StatisticsGroup) -> StoredStatistics:
 
 
 def _assumption(group: _StatisticsGroup, norm: ObservationNormalizer, formula: _NormalizationFormula) -> str:
-    place = "added to the deviation" if norm.outside else "inside the root"
-    limit = "no limit" if norm.clip is None else f"limited to {norm.clip:g}"
+    place = "added to the standard deviation" if norm.outside else "added inside the square root"
+    limit = "no clipping" if norm.clip is None else f"clipped to {norm.clip:g}"
     how = f"epsilon {norm.epsilon:g} {place}, {limit}"
     return (
-        f"observations are normalised with {group.where} by the formula {_describe_formula(formula)}: {how}"
+        f"observations are normalised with {group.where}, using the formula "
+        f"{_describe_formula(formula)}: {how}"
     )
 
 

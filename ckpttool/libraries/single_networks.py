@@ -131,10 +131,10 @@ def recognize_single_policy(checkpoint: Checkpoint, network: str = "actor") -> R
     if module is not None:
         if model_steps.is_hooked(module):
             raise UnsupportedError(
-                "a hook changes what the module gives",
+                "a hook changes the module's output",
                 file=checkpoint.path,
-                hint="if the hook changes no output, play the weights of: "
-                f"ckpttool convert {shlex.quote(checkpoint.path)} OUT.pt --to torch",
+                hint="if the hook does not change the output, play the converted weights: ckpttool "
+                f"convert {shlex.quote(checkpoint.path)} OUT.pt --to torch",
             )
         binding = _bind_policy(module.state, checkpoint, network, module)
         return None if binding is None else module.bound(binding)
@@ -146,7 +146,7 @@ def recognize_single_policy(checkpoint: Checkpoint, network: str = "actor") -> R
     return None if binding is None else binding.moved(lambda path: plain[1].get(path, path))
 
 
-HOOK = "a hook of torch"
+HOOK = "a PyTorch hook"
 
 
 class RecordedComputation(NamedTuple):
@@ -193,7 +193,7 @@ def _bind_policy(
         own = model_steps.own_class(document) if document is not None else None
         if binding is None or own is None:
             return binding
-        said = f"the model's own class {own} computes nothing but its layers, one after another"
+        said = f"the model's custom class {own} only applies its layers in sequence"
         return replace(binding, moves=replace(binding.moves, assumed=(*binding.moves.assumed, said)))
     steps = model_steps.read_keras_steps(document)
     binding = None
@@ -204,7 +204,7 @@ def _bind_policy(
         binding = _bind_keras(document, tree, checkpoint.path, network)
     kinds = model_steps.list_precisions(document)
     if kinds:
-        said = f"computed in float32: the model's own types are {abbreviate_list([*kinds], 3)}"
+        said = f"computed in float32: the model's own dtypes are {abbreviate_list([*kinds], 3)}"
         binding = replace(binding, moves=replace(binding.moves, assumed=(*binding.moves.assumed, said)))
     return binding
 
@@ -240,7 +240,7 @@ def _bind_program(program: Program, used: Sequence[Path], tree: Tree, origin: st
             epsilon=_EPSILON["torch"],
             said=dict.fromkeys(("head", "activations"), origin),
         ),
-        evidence=f"a program of {origin}",
+        evidence=f"a computation recorded in {origin}",
     )
 
 
@@ -259,7 +259,9 @@ def _bind_by_names(
     if not any(each.kind is not None and each.kind.name == "dense" for each in found):
         return None
     if len(found) > _MOST:
-        raise UsageError("the checkpoint holds more layers than a policy", file=file, found=str(len(found)))
+        raise UsageError(
+            "the checkpoint contains more layers than a policy has", file=file, found=str(len(found))
+        )
     networks = _find_networks(tuple(found))
     _require_policy(networks, network, checkpoint)
     network_, assumed = _choose_policy(networks, network, file)
@@ -277,7 +279,7 @@ def _bind_by_names(
     if limits and numbers is None:
         assumed = (
             *assumed,
-            f"{abbreviate_list([*limits], 3)} changes no action: --bounds gives the bounds of actions",
+            f"{abbreviate_list([*limits], 3)} does not scale actions: pass --bounds to set the action bounds",
         )
     if steps is not None:
         binding = _bind_steps(steps, layers, action_map, (framework, file), (assumed, notes, network_.title))
@@ -309,7 +311,8 @@ def _require_actions(tree: Tree, file: str) -> None:
         behind = any(name.startswith(f"{root}module/1/") for name in tree.names.values())
         if not behind and shape[0] % 2 == 0 and not _is_critic(root.split("/")):
             raise UnsupportedError(
-                "an actor of TorchRL whose last layer may give the means and the deviations of the actions",
+                "the last layer of this TorchRL actor may output both means and standard deviations of "
+                "the actions",
                 file=file,
                 found=f"{shape[0]} outputs",
             )
@@ -376,7 +379,9 @@ def _add_bounds(
     width = next((layer.width_out for layer in reversed(layers) if _is_dense(layer)), None) or 1
     low, high = (tuple(row) * (width if len(row) == 1 else 1) for row in numbers)
     if len(low) != width:
-        said = f"{abbreviate_list([*limits], 3)} changes no action: --bounds gives the bounds of actions"
+        said = (
+            f"{abbreviate_list([*limits], 3)} does not scale actions: pass --bounds to set the action bounds"
+        )
         return replace(binding, moves=replace(binding.moves, assumed=(*binding.moves.assumed, said)))
     facts = binding.facts.read(abbreviate_list([*limits], 3), action_low=low, action_high=high)
     return replace(binding, facts=facts)
@@ -400,16 +405,16 @@ def _add_statistics(
     split = len(parts) > 1 and sum(each.size for each in parts) == first.width_in
     if len(fitting) > 1 or (not fitting and split):
         raise UnsupportedError(
-            "several statistics of observations, and nothing decides which the policy uses"
+            "several observation statistics, and it is unknown which the policy uses"
             if fitting
-            else "statistics of several parts of an observation, whose order no file holds",
+            else "separate statistics for several parts of an observation, whose order is not stored",
             file=where[0],
             found=abbreviate_list([each.where for each in fitting or parts], 4),
             hint=where[1],
         )
     if not fitting:
         raise UnsupportedError(
-            "statistics of observations of another size than the policy's input",
+            "observation statistics of a different size than the policy's input",
             file=where[0],
             expected=f"{first.width_in} values",
             found=abbreviate_list([f"{each.where} {each.size}" for each in found], 4),
@@ -504,7 +509,7 @@ def _require_policy(found: Sequence[_CandidateNetwork], wanted: str, checkpoint:
             return
     names = [n.title for n in found if n.name] or [cls or os.path.basename(checkpoint.path)]
     raise UnsupportedError(
-        "Q-networks have a value for each discrete action; eval plays policies of continuous actions",
+        "Q-networks output one value per discrete action; eval only plays policies with continuous actions",
         file=checkpoint.path,
         found=abbreviate_list(names, 4),
     )
@@ -529,24 +534,24 @@ def _choose_policy(
             return only, ()
     elif len(acting) == 1 and all(_is_critic(n.name) or _SLOW.search("_".join(n.name)) for n in others):
         titles = ", ".join(n.title for n in others)
-        return acting[0], (f"the policy is {acting[0].title}, by its name; beside it: {titles}",)
+        return acting[0], (f"the policy is {acting[0].title}, judging by its name; other networks: {titles}",)
     names = [n.title for n in found]
     if len(found) == 1:
-        absent = f"the checkpoint has no policy called {wanted}"
+        absent = f"the checkpoint has no policy named {wanted}"
         raise UsageError(
-            "the checkpoint is a critic alone" if wanted == "actor" else absent,
+            "the checkpoint contains only a critic" if wanted == "actor" else absent,
             file=file,
             found=names[0],
-            hint=f"--network {names[0]} takes it for the policy" if found[0].name else None,
+            hint=f"use --network {names[0]} to treat it as the policy" if found[0].name else None,
         )
     if all(_is_critic(n.name) for n in found):
         raise UsageError(
-            "the checkpoint has no policy: its networks are critics, by their names",
+            "the checkpoint has no policy: judging by their names, its networks are critics",
             file=file,
             found=abbreviate_list(names, 8),
         )
     raise UsageError(
-        "several networks, and nothing tells which one is the policy",
+        "several networks, and it is unknown which one is the policy",
         file=file,
         found=abbreviate_list(names, 8),
         hint=" or ".join(f"--network {shlex.quote(name)}" for name in names[:_MOST_NAMED]),
@@ -633,7 +638,9 @@ class _SiblingTensors(NamedTuple):
         """Return the command that converts only the network, None if there is none."""
         part = self.prefix.removesuffix("/")
         words = f"ckpttool convert {shlex.quote(file)} OUT.pt --to torch --part {shlex.quote(part)}"
-        return f"if the policy does not use them, play the network alone, of: {words}" if part else None
+        return (
+            f"if the policy does not use them, play only the network, written by: {words}" if part else None
+        )
 
 
 def _list_sibling_statistics(
@@ -672,7 +679,7 @@ def _collect_policy(
         if _is_dense(layer) and len(dense) > 1 and _is_deviation(layer, dense):
             notes.append(f"{name} is left out: the policy is deterministic")
         elif _is_dense(layer) and len(dense) > 1 and _is_side_head(layer, dense):
-            notes.append(f"{name} is left out: a value head, by its name")
+            notes.append(f"{name} is left out: judging by its name, it is a value head")
         else:
             layers.append(layer)
     action_map, more = _sort_loose_tensors(network, layers, file, surroundings)
@@ -700,7 +707,7 @@ def _sort_loose_tensors(
     if strange:
         outside = not any(name.startswith(surroundings.prefix) for name in strange)
         raise UnsupportedError(
-            "the policy holds tensors of no dense layer or layer norm",
+            "the policy contains tensors that belong to no dense layer or layer norm",
             file=file,
             found=abbreviate_list(strange, 4),
             hint=surroundings.hint(file) if outside else None,
@@ -745,7 +752,7 @@ def _order_dense_layers(layers: Sequence[ComponentLayer], file: str) -> _LayerCh
         raise UsageError(
             "the dense layers do not form a chain",
             file=file,
-            expected="each layer takes what another one gives",
+            expected="each layer's input size equal to another layer's output size",
             found=abbreviate_list([_describe_layer(module) for module in dense], 8),
         )
     if len(by_size) == 1:
@@ -757,15 +764,18 @@ def _order_dense_layers(layers: Sequence[ComponentLayer], file: str) -> _LayerCh
         if len(by_number) != 1:
             orders = [" ".join("/".join(m.name) for m in each) for each in (by_number or by_size)]
             raise UsageError(
-                "several orders of the layers fit, and nothing tells the right one",
+                "several layer orders fit, and it is unknown which one is right",
                 file=file,
                 found="; ".join(orders[:3]),
-                hint="a whole module (torch.save(model)), TorchScript or a .keras file records the order",
+                hint=(
+                    "use a whole module (torch.save(model)), TorchScript or a .keras file, which "
+                    "record the order"
+                ),
             )
         chain, why = by_number[0], "the order of their names and numbers"
     order = ", ".join("/".join(module.name) for module in chain)
     # A weights file does not show whether anything else is between them (a sum, a product).
-    said = f"the layers follow one another in {why}, with nothing but one activation between: {order}"
+    said = f"the layers are applied in {why}, with exactly one activation and nothing else between: {order}"
     assumed = (said,) if len(chain) > 1 else ()
     norms = [module for module in layers if not _is_dense(module)]
     placed, more = _insert_norms(list(chain), norms, file)
@@ -837,7 +847,7 @@ def _insert_norms(
         owners = exact or owners
         if len(owners) != 1 or any(m in norms for m in placed[placed.index(owners[0]) + 1 :][:1]):
             raise UsageError(
-                "nothing tells which layer a layer norm follows",
+                "it is unknown which layer a layer norm follows",
                 file=file,
                 path="/".join(norm.name),
                 found=abbreviate_list([_describe_layer(m) for m in owners or chain], 4),
@@ -864,7 +874,7 @@ def _require_sequential(chain: Sequence[ComponentLayer], file: str) -> None:
     for one, two in pairwise(chain):
         if _is_numbered(one) and _is_numbered(two) and not _is_dense(two) and not _norm_follows(one, two):
             raise UnsupportedError(
-                "a layer norm stands behind an activation",
+                "a layer norm comes after an activation",
                 file=file,
                 path="/".join(two.name),
                 found=f"{'/'.join(one.name)} before it",
@@ -899,8 +909,8 @@ def _list_gaps(chain: Sequence[ComponentLayer]) -> Iterator[str]:
         gap = int(two.name[-1]) - int(one.name[-1])
         if one.name[:-1] == two.name[:-1] and gap > 2:
             yield (
-                f"{gap - 1} modules without weights between {'/'.join(one.name)} and {'/'.join(two.name)}: "
-                "one activation, and nothing else that acts in evaluation"
+                f"{gap - 1} modules without weights between {'/'.join(one.name)} and "
+                f"{'/'.join(two.name)}: one activation, the others without effect in evaluation"
             )
 
 
@@ -920,7 +930,7 @@ def _bind_steps(
     left = [module for module in layers if module.name not in listed.layers]
     if absent or left:
         raise UsageError(
-            "the model's configuration lists other layers than its weights are of",
+            "the model's configuration lists different layers than its weights",
             file=file,
             expected=abbreviate_list(["/".join(name) for name in listed.layers], 6),
             found=abbreviate_list(["/".join(module.name) for module in layers], 6),
@@ -976,7 +986,7 @@ def _bind_traced(
             if (path := by_role.get(each.canonical)) is not None
         }
         if not kind.fits({name: entry.leaf for name, entry in tensors.items()}):
-            raise UnsupportedError("a layer's tensors have other shapes than its kind", file=file)
+            raise UnsupportedError("a layer's tensors have the wrong shapes for its kind", file=file)
         name = tuple(tree.names[weights.weight].split("/")[:-1])
         if not name or name == ("CONSTANTS",) or any(name == layer.name for layer in layers):
             name = (f"l{number}",)
@@ -1021,7 +1031,7 @@ def _find_recurrent_layer(step: ChainStep, tree: Tree, file: str) -> tuple[Polic
     kernel = next((tree[path] for name, path in tensors.items() if name.endswith("weight_ih_l0")), None)
     if found is None or not isinstance(kernel, Leaf) or found[0] != (step.kind,):
         raise UnsupportedError(
-            "the recurrent layer has tensors that are not known",
+            "the recurrent layer has unsupported tensors",
             file=file,
             found=abbreviate_list([*tensors], 6),
         )
@@ -1054,7 +1064,7 @@ def _make_agent(
     ]
     moves += [Move(entry.path, (attr("actor"), attr(name)), KEEP) for name, entry in action_map.items()]
     if action_map and "head" not in facts.said:
-        assumed = (*assumed, "an action is tanh of the last layer, times action_scale, plus action_bias")
+        assumed = (*assumed, "the action is tanh(last layer) * action_scale + action_bias")
     return RecognizedAgent(
         layout=NO_LAYOUT,
         moves=MoveList(tuple(moves), tuple(assumed), tuple(notes)),

@@ -62,7 +62,7 @@ TABLE = LayoutTable(
         epsilon=1e-5,
         lacks=(
             NO_ACTIVATIONS,
-            unknown_fact("action map", "what the model makes of its last layer", decides=True),
+            unknown_fact("action map", "how the model maps its last layer to actions", decides=True),
             NO_BOUNDS,
         ),
     ),
@@ -125,7 +125,9 @@ def plan(binding: RecognizedAgent, agent: Tree, told: Settings) -> Plan:
     networks or an action map that they cannot represent.
     """
     if is_gaussian(binding):
-        raise UnsupportedError("a deviation that depends on the observation is no part of skrl's own models")
+        raise UnsupportedError(
+            "skrl's own models do not support a standard deviation that depends on the observation"
+        )
     return plan_torch_file(_make_table(binding, agent), binding, agent, told)
 
 

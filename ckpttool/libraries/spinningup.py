@@ -111,7 +111,7 @@ def _add_metadata(binding: RecognizedAgent, module: PickledModule, hidden: str) 
         last = names.pop() if names else None
         if last != {"tanh": "tanh", "identity": "linear"}[facts.head]:
             names.append(None)  # another action map
-    strange = () if None not in names else ("activations that are not known",)
+    strange = () if None not in names else ("unknown activations",)
     if hidden == _DISCRETE:
         strange = (*strange, DISCRETE_CHOICE)
     known = tuple(name for name in names if name is not None)
@@ -123,7 +123,9 @@ def _add_metadata(binding: RecognizedAgent, module: PickledModule, hidden: str) 
         facts = facts.read("act_limit", action_low=tuple(-bound for bound in bounds), action_high=bounds)
     else:
         facts = facts._replace(lacks=(NO_BOUNDS,))
-        strange = (*strange, "an act_limit that is no number") if module.has("pi", "act_limit") else strange
+        strange = (
+            (*strange, "an act_limit that is not a number") if module.has("pi", "act_limit") else strange
+        )
     unplaced = dict(binding.unplaced)
     if strange:
         unplaced["actor"] = (*unplaced.get("actor", ()), *strange)
@@ -177,7 +179,7 @@ def plan(binding: RecognizedAgent, agent: Tree, told: Settings) -> Plan:
 
 
 _WHOSE = "Spinning Up"
-_NOTE = "what is written is the state_dict of the MLPActorCritic, which Spinning Up itself pickles whole"
+_NOTE = "the output is the state_dict of the MLPActorCritic; Spinning Up itself pickles the whole module"
 
 
 def _chain(place: str, theirs: str, last: str = "", **branches: str) -> NetworkRow:

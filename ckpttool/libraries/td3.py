@@ -61,7 +61,7 @@ _NORMALIZERS = {"obs_normalizer_state": "", "critic_obs_normalizer_state": "crit
 
 FASTTD3_TABLE = LayoutTable(
     name="fasttd3",
-    title="FastTD3's and FastSAC's: actor_state_dict, qnet_state_dict, normalizers, args",
+    title="FastTD3 and FastSAC: actor_state_dict, qnet_state_dict, normalizers, args",
     framework="torch",
     components={
         "actor_state_dict": "actor",
@@ -165,7 +165,9 @@ def plan_fasttd3(binding: RecognizedAgent, agent: Tree, told: Settings) -> Plan:
     soft = is_gaussian(binding)
     atoms = isinstance(agent.get((attr("critic"), attr("q_support"))), Leaf)
     if count_critics(binding) and not soft and not atoms:
-        raise UnsupportedError("FastTD3's critics give the logits of atoms, this agent's give values")
+        raise UnsupportedError(
+            "FastTD3's critics output logits of atoms, but this agent's critics output values"
+        )
     return plan_torch_file(_make_table(soft=soft), binding, agent, told)
 
 
@@ -173,7 +175,7 @@ _ACTOR = key("actor_state_dict")
 _QNETS = {"critic": key("qnet_state_dict"), "critic_target": key("qnet_target_state_dict")}
 # fast_td3.py, Actor.__init__: the bounds of the noise scale, and its value in one environment.
 _BUFFERS = {"noise_scales": ((1, 1), 0.05), "std_min": ((), 0.05), "std_max": ((), 0.8)}
-_ARGS = "the arguments of the training are not written: FastTD3 takes sizes and environment from them"
+_ARGS = "the training arguments are not written: FastTD3 reads sizes and environment from them"
 
 
 def _normalizer_row(entry: str, whose: str) -> StatisticsRow:
@@ -230,7 +232,7 @@ _SPLIT = {f"{name}{n}": f"q{n}" for name in ("critic_", "crtic_", "critic") for 
 
 FUJIMOTO_TABLE = LayoutTable(
     name="fujimoto",
-    title="TD3 authors' files: PREFIX_actor, PREFIX_critic, ... (or one of them)",
+    title="TD3 authors' files: PREFIX_actor, PREFIX_critic, ... (or only one of them)",
     framework="torch",
     components={
         "actor": "actor",
@@ -249,7 +251,7 @@ FUJIMOTO_TABLE = LayoutTable(
     facts=AgentMetadata(head="tanh", hidden="relu", epsilon=1e-5, lacks=(NO_BOUNDS,)),
     optimizer=optimizers_read.from_torch,
     late=True,
-    seen="TD3 on HalfCheetah, two seeds of a public run; split critics on BipedalWalker and LunarLander",
+    seen="TD3 on HalfCheetah, two seeds from a public run; split critics on BipedalWalker and LunarLander",
 )
 
 _AUTHORS_LAYER = re.compile(r"l[1-9]\.(weight|bias)")
@@ -258,7 +260,7 @@ _MORE = frozenset(
 )
 _MEMBER = re.compile(r"actor|cri?tic")
 _FUJIMOTO_STATISTICS = unknown_fact(
-    "observation statistics", "the mean and std of the dataset that observations were normalised with"
+    "observation statistics", "the dataset's mean and std used to normalise observations"
 )
 
 
@@ -336,10 +338,10 @@ def _notes(binding: RecognizedAgent, agent: Tree) -> tuple[str, ...]:
     """Return notes on what `TD3.load` works without, and what it requires."""
     notes = []
     if {part.component for part in binding.parts} & {"actor_target", "critic_target"}:
-        notes.append("on loading, targets are copies of the online networks")
+        notes.append("when loading, targets are copied from the online networks")
     absent = [name for name in schema.OPTIMIZED if not any(path[0] == attr(name) for path in agent)]
     if absent:
-        notes.append(f"the source has no {', '.join(absent)}, whose file `TD3.load` opens")
+        notes.append(f"the source has no {', '.join(absent)}, but `TD3.load` opens that file")
     return tuple(notes)
 
 

@@ -144,7 +144,9 @@ def plan(binding: RecognizedAgent, agent: Tree, told: Settings) -> Plan:
         part.title for part in binding.parts if len(part.layers) != _DEPTH and part.component in TABLE_TD3
     ]
     if deep:
-        raise UnsupportedError("tf2rl's TD3 and DDPG have networks of three layers", found=", ".join(deep))
+        raise UnsupportedError(
+            "tf2rl's TD3 and DDPG require networks with three layers", found=", ".join(deep)
+        )
     twin = count_critics(binding) > 1
     rows = [NetworkRow(name, parse_edge_path(f"policy/{name}"), _MLP) for name in ("actor", "actor_target")]
     for name in ("critic", "critic_target"):

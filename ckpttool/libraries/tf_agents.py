@@ -190,8 +190,8 @@ _NOT_SAC = frozenset(("_value_net", "_value_network", "_q_network", "_target_q_n
 _OF_AGENTS = frozenset(("_train_step_counter", "_optimizer"))
 # Critics that are not a chain. A Sequential in the examples flattens a dict: the action comes first.
 _CANNOT = {
-    "_action_layers": "layers of the action's own",
-    "_sequential_layers": "the order in which a Sequential joins observation and action",
+    "_action_layers": "separate layers for the action",
+    "_sequential_layers": "the order in which a Sequential concatenates observation and action",
 }
 # keras/src/saving/legacy/saved_model/layer_serialization.py: lists of variables beside the attributes.
 _KERAS = frozenset(map(attr, ("keras_api", "variables", "trainable_variables", "regularization_losses")))
@@ -272,7 +272,7 @@ def recognise(tree: Tree, name: str) -> RecognizedAgent | None:  # noqa: ARG001 
             found = (*binding.unplaced.get("critic", ()), left)
             binding = replace(binding, unplaced={**binding.unplaced, "critic": found})
     if halved and not certain:
-        said = f"the last layer of the policy ({_JOINED}) holds means and deviations, as SAC's does"
+        said = f"the policy's last layer ({_JOINED}) contains means and standard deviations, as in SAC"
         binding = replace(binding, moves=replace(binding.moves, assumed=(*binding.moves.assumed, said)))
     if any("_value_net" in each[1:2] for each in segments):
         binding = replace(binding, facts=binding.facts.lacking(NO_ACTIVATIONS))
@@ -406,6 +406,6 @@ def plan(binding: RecognizedAgent, agent: Tree, told: Settings) -> Plan:
         needs=("actor", "critic"),
         kinds=KERAS,
         path=make_edge_path,
-        notes=("optimizers are those of tf.keras.optimizers.legacy",),
+        notes=("the optimizers are written for tf.keras.optimizers.legacy",),
     )
     return plan_object_graph(written, binding, agent, told, LegacyKerasOptimizerWriter)

@@ -178,7 +178,7 @@ def has_serving_function(checkpoint: Checkpoint) -> bool:
 def make_graph_error(checkpoint: Checkpoint, error: Exception) -> UnsupportedError:
     """Return the error for a graph that cannot be traced."""
     return UnsupportedError(
-        "the SavedModel's graph computes something that is not known here",
+        "the SavedModel's graph contains an unsupported operation",
         file=checkpoint.path,
         found=(str(error) if isinstance(error, UnsupportedGraphError) else "") or None,
     )
@@ -497,7 +497,7 @@ def read_constant_fields(value: memoryview, most: int) -> ConstantFields | None:
         elif number == 5:
             data = part.to_bytes(4, "little") if isinstance(part, int) else bytes(part)
             if len(data) % 4:
-                raise FormatError("the numbers of a constant are cut off")
+                raise FormatError("the values of a constant are truncated")
             found.numbers.extend(struct.unpack(f"<{len(data) // 4}f", data))
         else:
             found.numbers.extend(protobuf.as_ints(part))

@@ -89,13 +89,16 @@ def _note_residuals(binding: RecognizedAgent) -> Iterator[LedgerEntry]:
     layers = [layer for part in binding.parts if part.acts for layer in part.layers]
     named = dict.fromkeys("/".join(layer.name) for layer in layers if any(map(_RESIDUAL.search, layer.name)))
     if named:
-        value = f"whether {abbreviate_list(list(named), 3)} add their input (a residual connection)"
+        value = (
+            f"whether {abbreviate_list(list(named), 3)} add their input to their output (residual "
+            "connections)"
+        )
         yield LedgerEntry("cannot be known", "architecture", value, decides=True)
         return
     blocks = dict.fromkeys("/".join(layer.name) for layer in layers if any(map(_BLOCK.search, layer.name)))
     if blocks:
         yield LedgerEntry(
-            "assumed", "architecture", f"no sums with an earlier layer in {abbreviate_list(list(blocks), 3)}"
+            "assumed", "architecture", f"no residual sums in {abbreviate_list(list(blocks), 3)}"
         )
 
 
@@ -123,7 +126,7 @@ def _list_refusals(part: AgentNetwork) -> Iterator[str]:
         if one.kind == "dense" and two.kind == "dense" and distance == 1:
             yield f"no activation between {names}"
         elif one.kind == "dense" and two.kind == "layer_norm" and distance > 1:
-            yield f"a layer norm behind the activation, between {names}"
+            yield f"a layer norm after the activation, between {names}"
 
 
 def _note_gaps(part: AgentNetwork) -> Iterator[str]:
@@ -131,14 +134,14 @@ def _note_gaps(part: AgentNetwork) -> Iterator[str]:
     number = _number(part.layers[0]) if part.acts and numbered and numbered[0][0] is part.layers[0] else None
     if number:
         name = "/".join(part.layers[0].name)
-        yield f"{number} modules without weights before {name}: nothing that acts in evaluation"
+        yield f"{number} modules without weights before {name}: no effect in evaluation"
     for one, two, distance in numbered:
         most = 2 if one.kind == "dense" or two.kind == "dense" else 1
         if two.kind == "dense" and distance > most:
             names = f"{'/'.join(one.name)} and {'/'.join(two.name)}"
             yield (
-                f"{distance - 1} modules without weights between {names}: "
-                "one activation, and nothing else that acts in evaluation"
+                f"{distance - 1} modules without weights between {names}: one activation, the others "
+                "without effect in evaluation"
             )
 
 
@@ -155,7 +158,7 @@ def _note_norms(binding: RecognizedAgent, framework: str) -> Iterator[str]:
         for one, two in pairwise(part.layers)
     )
     if unclear:
-        yield f"layer norms stand before the activations: habit of layout {binding.layout}"
+        yield f"layer norms come before the activations: default of library {binding.layout}"
 
 
 # --- Activations that a graph or a configuration records ------------------------------------------------
@@ -254,7 +257,7 @@ def _read_pickled_policy(binding: RecognizedAgent, tree: Tree) -> RecognizedAgen
     if len(hidden) == 1 and (name := next(iter(hidden))) is not None:
         return replace(binding, facts=facts.read(where, hidden=name, activations=None))
     listed = ", ".join(sorted(map(str, kinds)))
-    several = unknown_fact("activation", f"the activations: {where} has {listed}", decides=True)
+    several = unknown_fact("activation", f"the activations: {where} contains {listed}", decides=True)
     return replace(binding, facts=facts.lacking(several))
 
 
@@ -279,7 +282,7 @@ def _note_custom_classes(classes: Mapping[Path, str], component: str) -> Iterato
     )
     joined = [name for name in own if any(map(_RESIDUAL.search, _split_words(name))) or "Gat" in name]
     if joined:
-        value = f"what {abbreviate_list(joined, 3)} computes with its layers"
+        value = f"how {abbreviate_list(joined, 3)} combines its layers"
         yield LedgerEntry("cannot be known", "custom code", value, component, decides=True)
     rest = [name for name in own if name not in joined]
     if rest:
@@ -393,10 +396,10 @@ def plan_variable_names(tree: Tree, told: Settings) -> Plan:
         if each.family is SGD and each.steps is not None:
             rate = _find_learning_rate(tree, each, told)
             if not rate:
-                notes.append(f"{each.title}: nobody tells the learning rate that its momentum holds")
+                notes.append(f"{each.title}: the learning rate included in its momentum is unknown")
                 continue
             rules |= dict.fromkeys(each.slots, Scale(SGD.folded * rate, divide=True))
-            notes.append(f"{each.title}: momentum is divided by the learning rate, and rounded")
+            notes.append(f"{each.title}: momentum is divided by the learning rate, with rounding")
         added |= _name_slots(tree, each, scope, names, taken)
         for power in POWERS if each.family is ADAM else ():
             if power in each.powers:
@@ -620,8 +623,8 @@ def plan_variable_objects(tree: Tree) -> Plan:
     if slots and not slots.keys() & owners.keys():
         notes = (
             *notes,
-            f"{format_count(len(slots), 'moment of Adam is', 'moments of Adam are')} kept as plain variables: "  # noqa: E501
-            f"whose they are is not sure",
+            f"{format_count(len(slots), 'moment of Adam is', 'moments of Adam are')} kept as plain "
+            "variables: it is unknown which optimizer they belong to",
         )
     paths = object_graph_paths(names.values())
     placed = {path: paths[name] for path, name in names.items()}
@@ -631,7 +634,10 @@ def plan_variable_objects(tree: Tree) -> Plan:
         placed[path] = slot_path(top, leaves[path].slot or "", placed[slots_of[path]])
     moves = tuple(Move(path, placed[path], KEEP) for path in leaves)
     assumed = [
-        f"Adam in scope {'/'.join(pair.scope) or '(none)'} trains what lies there: it is {'/'.join(top)}"
+        (
+            f"Adam in scope {'/'.join(pair.scope) or '(none)'} trains the variables in that scope: it is "
+            f"{'/'.join(top)}"
+        )
         for pair, top in zip(pairs[:first], tops, strict=False)
         if first > 1
     ]

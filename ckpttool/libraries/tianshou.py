@@ -59,7 +59,7 @@ _PROBABILISTIC = (
     ),
     unknown_fact(
         "action map",
-        "whether tanh bounds the mean (no in its examples, yes in its high-level default: --head affine)",
+        "whether tanh limits the mean (no in its examples, yes in its high-level default: --head affine)",
         decides=True,
     ),
 )
@@ -68,7 +68,7 @@ _CRITICS = {"critic": "q1", "critic1": "q1", "critic2": "q2"}
 
 TABLE = LayoutTable(
     name="tianshou",
-    title="Tianshou's policy.pth (TD3, DDPG, SAC, TD3+BC; PPO and its kin)",
+    title="Tianshou's policy.pth (TD3, DDPG, SAC, TD3+BC; PPO and related algorithms)",
     framework="torch",
     components={
         "policy/actor": "actor",
@@ -88,7 +88,7 @@ TABLE = LayoutTable(
     facts=AgentMetadata(head="tanh_clip_affine", hidden="relu", epsilon=1e-5, lacks=_LACKS),
     optimizer=optimizers_read.from_torch,
     rooted=True,
-    seen="TD3 and TD3+BC on Pendulum of public runs; all of them as 0.4.11, 0.5.1, 1.2.0 and 2.0.1 save",
+    seen="TD3 and TD3+BC on Pendulum from public runs; all of them saved by 0.4.11, 0.5.1, 1.2.0 and 2.0.1",
     branches=_SIGMA,
     tensors={"alpha/_log_alpha": "temperature/log_alpha"},
 )
@@ -165,7 +165,9 @@ def _add_attributes(binding: RecognizedAgent, tree: Tree) -> RecognizedAgent:
     bounded = deterministic or value("actor", "_unbounded") is False
     soft = facts.head == "affine"  # SAC applies tanh to the mean
     if value("action_scaling") is not True or method not in ("clip", "tanh", None):
-        return replace(binding, facts=facts).refused("actor", "actions that are not scaled to the bounds")
+        return replace(binding, facts=facts).refused(
+            "actor", "actions that are not scaled to the action bounds"
+        )
     if soft or (bounded and limit == 1.0 and method != "tanh") or (not bounded and method == "tanh"):
         head = "affine"
     elif bounded and limit == facts.action_high[0] and method == "clip":
@@ -192,7 +194,7 @@ def _count_inputs(tree: Tree, component: str) -> int | None:
 def _refuse_discrete(binding: RecognizedAgent) -> RecognizedAgent:
     """Return the binding of an agent with discrete actions: it is listed, but not run."""
     return replace(
-        binding.refused("actor", DISCRETE_CHOICE), evidence=f"{binding.evidence} of discrete actions"
+        binding.refused("actor", DISCRETE_CHOICE), evidence=f"{binding.evidence} with discrete actions"
     )
 
 
@@ -202,7 +204,7 @@ def _add_statistics(binding: RecognizedAgent, tree: Tree) -> RecognizedAgent:
     mean, var = (tree.get(places[name]) for name in ("mean", "var"))
     if not isinstance(mean, Leaf) or not isinstance(var, Leaf):
         lacks = unknown_fact(
-            "observation statistics", "the observation statistics, if it was trained with VectorEnvNormObs"
+            "observation statistics", "the observation statistics, if training used VectorEnvNormObs"
         )
         return replace(binding, facts=binding.facts.lacking(lacks))
     epsilon, clip = _number(tree, places["eps"]), _number(tree, places["clip_max"])
@@ -241,7 +243,7 @@ def plan(binding: RecognizedAgent, agent: Tree, told: Settings) -> Plan:
 
 _OPTIMIZERS = key("_optimizers")
 _STATES: Mapping[Path, Container] = {(_OPTIMIZERS,): LIST}
-_ONE = "its Actor is to be made with max_action=1, by which tanh is what is mapped to the bounds"
+_ONE = "create its Actor with max_action=1, so that tanh is mapped to the action bounds"
 
 
 def _network_row(place: str, theirs: str, last: str = "last", **branches: str) -> NetworkRow:

@@ -94,7 +94,7 @@ class StatisticsRow(NamedTuple):
         if self.places.keys() - {"count"} <= found.keys() and (self.whose or self._is(norm, found)):
             return self._kept(found)
         if self.whose:
-            return StatisticsPlan(notes=(f"{_NOTE}: {library} keeps them otherwise",))
+            return StatisticsPlan(notes=(f"{_NOTE}: {library} stores them differently",))
         return self._computed(norm, found, library)
 
     def source(self, name: str) -> Path:
@@ -137,16 +137,22 @@ class StatisticsRow(NamedTuple):
         mean, wide = to_float64_row(norm.mean), compute_divisor(norm)
         std = wide - self.epsilon if self.outside else np.sqrt(np.maximum(wide**2 - self.epsilon, 0))
         if norm.clip != self.clip or not (std > 0).all():
-            limit = "no limit" if self.clip is None else f"a limit of {self.clip:g}"
-            why = f"{library} has {limit} after it" if norm.clip != self.clip else "one varies too little"
+            limit = "does not clip" if self.clip is None else f"clips to {self.clip:g}"
+            why = (
+                f"{library} {limit} after normalising"
+                if norm.clip != self.clip
+                else ("the variance of one dimension is too small")
+            )
             if self.required:
-                raise UnsupportedError(f"the observation statistics cannot be those of {library}", found=why)
+                raise UnsupportedError(
+                    f"the observation statistics cannot be expressed in the formula of {library}", found=why
+                )
             return StatisticsPlan(notes=(f"{_NOTE}: {why}",))
         numbers = {"mean": mean, "var": std**2, "std": std}
         added: dict[Path, Leaf | ValueLeaf] = {
             self.places[name]: self._leaf(array) for name, array in numbers.items() if name in self.places
         }
-        note = f"observation statistics are computed so that {library}'s formula is the agent's"
+        note = f"observation statistics are recomputed so that {library}'s formula gives the same result"
         count = {name: leaf for name, leaf in found.items() if name == "count"}
         made = self._kept(count)
         return made._replace(added={**added, **made.added}, notes=(note,))
@@ -315,13 +321,13 @@ def iterate_layer_names(part: AgentNetwork, names: LayerNames) -> Iterator[tuple
 # Limits of a library's classes, and notes on an agent written for them.
 
 MAPS = {
-    "tanh": "one number times tanh",
+    "tanh": "tanh times one number",
     "affine": "tanh mapped to the action bounds",
-    "identity": "the last layer as it is",
-    "clip": "the last layer limited to the action bounds",
-    "clip_affine": "the last layer limited to [-1, 1] and mapped to the action bounds",
-    "tanh_clip_affine": "max_action times tanh, limited to [-1, 1] and mapped to the action bounds",
-    "clip_tanh_affine": "tanh of the last layer limited to [-2, 2], mapped to the action bounds",
+    "identity": "the last layer unchanged",
+    "clip": "the last layer clipped to the action bounds",
+    "clip_affine": "the last layer clipped to [-1, 1] and mapped to the action bounds",
+    "tanh_clip_affine": "max_action times tanh, clipped to [-1, 1] and mapped to the action bounds",
+    "clip_tanh_affine": "tanh of the last layer clipped to [-2, 2], mapped to the action bounds",
 }
 # Equal to tanh mapped to the bounds only for particular bounds, which are rare in practice.
 _CLIPPED = "tanh_clip_affine"
@@ -334,22 +340,23 @@ def require_support(writing: WritingTable, binding: RecognizedAgent, agent: Tree
     absent = [name for name in writing.needs if not any(t.partition("/")[0] == name for t in titles)]
     if absent:
         raise UnsupportedError(
-            f"{writing.whose} saves no agent without {' and '.join(absent)}", found=", ".join(sorted(titles))
+            f"{writing.whose} cannot save an agent without {' and '.join(absent)}",
+            found=", ".join(sorted(titles)),
         )
     held = writing.held.keys()
     heads = {title.partition("/")[0] for title in held if "/" in title}
     many = sorted(title for title in titles - held if title.partition("/")[0] in heads)
     if many:
-        raise UnsupportedError(f"{writing.whose} has fewer Q-functions", found=", ".join(many))
+        raise UnsupportedError(f"{writing.whose} supports fewer Q-functions", found=", ".join(many))
     if writing.values:
         _require_values(writing, binding, agent)
     fits = not writing.head or matches_action_map(binding.facts, agent, writing.head)
     if fits is False or (fits is None and binding.facts.head == _CLIPPED):
         raise UnsupportedError(
-            f"{writing.whose} makes actions otherwise than this agent: {MAPS[writing.head]}",
+            f"{writing.whose} computes actions differently from this agent: {MAPS[writing.head]}",
             expected=writing.head,
             found=binding.facts.head,
-            hint="--bounds LOW HIGH shows whether the two are equal" if fits is None else None,
+            hint="pass --bounds LOW HIGH to check whether the two are equal" if fits is None else None,
         )
 
 
@@ -360,13 +367,13 @@ def _require_values(writing: WritingTable, binding: RecognizedAgent, agent: Tree
         found = list_kernel_shapes(part, agent)
         if found and found[-1][-1] != 1:
             raise UnsupportedError(
-                f"{writing.whose} has Q-functions that give one number",
-                found=f"{part.title} gives {found[-1][-1]}",
+                f"{writing.whose} requires Q-functions with one output",
+                found=f"{part.title} has {found[-1][-1]} outputs",
             )
         if not writing.late and any(one[-1] != two[0] for one, two in pairwise(found)):
             raise UnsupportedError(
-                f"the Q-functions of {writing.whose} take observation and action at the first layer",
-                found=f"{part.title} takes the action later",
+                f"the Q-functions of {writing.whose} must receive observation and action at the first layer",
+                found=f"{part.title} receives the action at a later layer",
             )
 
 
@@ -380,12 +387,15 @@ def require_layers(
     ]
     left = binding.unplaced.get(part.component, ())
     if strange or left:
-        kinds = "dense layers only" if names.norm is None else "dense layers and layer norms only"
-        raise UnsupportedError(f"{writing.whose} has {kinds}", found=abbreviate_list([*strange, *left], 3))
+        kinds = "only dense layers" if names.norm is None else "only dense layers and layer norms"
+        raise UnsupportedError(
+            f"{writing.whose} supports {kinds}", found=abbreviate_list([*strange, *left], 3)
+        )
     wanted, found = {"log_std"} if names.joined else set(names.branches), {name for name, _ in part.branches}
     if part.acts and names.joined and not wanted <= found:
         raise UnsupportedError(
-            f"the last layer of {writing.whose} gives mean and deviation, this policy has no deviation"
+            f"the last layer of {writing.whose} outputs mean and standard deviation, but this policy has "
+            "no standard deviation"
         )
 
 
@@ -406,12 +416,15 @@ def list_writing_notes(writing: WritingTable, binding: RecognizedAgent, agent: T
     names = set(binding.facts.activations or (binding.facts.hidden,))
     if writing.hidden and names != {writing.hidden}:
         wanted = ", ".join(sorted(names))
-        found.append(f"{writing.whose} has {writing.hidden} in hidden layers unless told {wanted}")
+        found.append(
+            f"{writing.whose} uses {writing.hidden} in hidden layers by default; configure it with {wanted}"
+        )
     held = writing.held
     depths = {len(part.layers) for part in binding.parts if part.title in held}
     if writing.depth and depths != {writing.depth}:
         found.append(
-            f"{writing.whose}'s own classes have {writing.depth} layers, this agent's another number"
+            f"{writing.whose}'s own classes have {writing.depth} layers, but this agent has a different "
+            "number"
         )
     sizes = {
         tuple(shape[-1] for shape in list_kernel_shapes(p, agent)[:-1])
@@ -419,14 +432,18 @@ def list_writing_notes(writing: WritingTable, binding: RecognizedAgent, agent: T
         if p.title in held
     }
     if writing.alike and len(sizes) > 1:
-        found.append(f"{writing.whose} has one list of hidden sizes for all networks, this agent has several")
+        found.append(
+            f"{writing.whose} uses the same hidden sizes for all networks, but this agent has several"
+        )
     if writing.head and matches_action_map(binding.facts, agent, writing.head) is None:
-        found.append(f"unknown action bounds (--bounds LOW HIGH); {writing.whose} has {MAPS[writing.head]}")
+        found.append(
+            f"unknown action bounds (pass --bounds LOW HIGH); {writing.whose} uses {MAPS[writing.head]}"
+        )
     slow = {part.component for part in binding.parts if part.component.endswith("_target")}
     if slow and not any(place.partition("/")[0] in slow for place in held):
-        found.append(f"{writing.whose} saves no targets")
+        found.append(f"{writing.whose} does not save targets")
     if SAVES in agent:
-        found.append("save_counter, TensorFlow's count of saves, stays behind")
+        found.append("save_counter, TensorFlow's count of saves, was not converted")
     return tuple(found)
 
 
@@ -475,7 +492,7 @@ def _place_network(
     assumed: tuple[str, ...] = ()
     if part is None and row.place != online and online in parts:
         part = parts[online]
-        assumed = (f"{row.place.partition('/')[0]} is a copy: the source has none",)
+        assumed = (f"{row.place.partition('/')[0]} is a copy of the online network: the source has none",)
     if part is None:
         return RowPlan(row.place, (), missing=(row.place,))
     require_layers(part, row.names, binding, writing)
@@ -493,7 +510,9 @@ def _move_tensors(row: NetworkRow, part: AgentNetwork, agent: Tree, writing: Wri
                     rule = compose_rules(rule, _half_rule(part, position, agent, rule, weight.rank))
                 yield Move(source, writing.path(row.entry, name, weight.name), rule)
             elif not weight.optional:
-                raise UnsupportedError("the layer has no place without this tensor", path=display(source))
+                raise UnsupportedError(
+                    "the layer cannot be written without this tensor", path=display(source)
+                )
 
 
 def _half_rule(part: AgentNetwork, position: int | str, agent: Tree, rule: Rule, rank: int) -> Rule:
@@ -528,7 +547,7 @@ def _place_log_std(row: SingleTensorRow, std: Leaf) -> RowPlan:
 
     numbers = np.log(std.array().astype("f8")).astype("f4")
     leaf = Leaf("float32", _row_shape(row, std), Inline(numbers.tobytes()), "", "parameter")
-    note = f"{_LOG_STD} is computed: the logarithm of {_STD}"
+    note = f"{_LOG_STD} is computed as the logarithm of {_STD}"
     return RowPlan(row.place, (), {row.target: leaf}, consumed=(parse_edge_path(_STD),), notes=(note,))
 
 
@@ -639,7 +658,7 @@ def _plan_joint_optimizer(
 def _plan_new_optimizer(name: str, weights: Sequence[Move], place: Path) -> Plan:
     """Return the plan of a new optimizer without state, which the library's loader requires."""
     state = optimizers_write.TorchOptimizerWriter(name, weights, Tree({}), {}, _ADAM).plan(place)
-    said = f"{name} begins anew with the defaults of torch's Adam: the source has none"
+    said = f"{name} starts with the defaults of torch's Adam: the source has none"
     return replace(state, assumed=(said,))
 
 

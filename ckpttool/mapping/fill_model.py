@@ -90,7 +90,7 @@ class MatchSide(NamedTuple):
         said = self.candidates[number].signatures
         if not said and number < len(self.layers):
             why = next((kind.refused for kind in self.layers[number].kinds if kind.refused), None)
-            return f"no known kind: {why.replace(TITLE, self.title(number))}" if why else "no known kind"
+            return f"unknown kind: {why.replace(TITLE, self.title(number))}" if why else "unknown kind"
         return " or ".join(sorted(" ".join(map(_format_signature_part, signature)) for signature in said))
 
 
@@ -416,7 +416,7 @@ def _build_sides(
     """Return the candidates of both sides, in the same form where a kind has several forms.
 
     An attention may be one layer or several linear layers, a separable convolution two layers, a
-    convolution with a window of one position a dense layer.
+    convolution with a window of one place a dense layer.
     """
     foreign, described = source.framework != skeleton.framework, source.described
     mine, wanted = _find_both(source, choices, target, skeleton)
@@ -547,7 +547,7 @@ def _drop_bare_embeddings(one: MatchSide, other: MatchSide) -> tuple[Layer, ...]
 def _use_alternative_forms(one: MatchSide, other: Collection[object]) -> tuple[Layer, ...]:
     """Return a side's layers, changed to the other form where the other side has no such layer.
 
-    A convolution with a window of one position may be a dense layer, a depthwise one a grouped
+    A convolution with a window of one place may be a dense layer, a depthwise one a grouped
     convolution.
     """
     made = []
@@ -661,12 +661,12 @@ def _rule_moves(
         if place is None:
             near = difflib.get_close_matches(name.replace(".", "/"), places, 1)
             raise MappingError(
-                "the model has no tensor of this name",
+                "the model has no tensor with this name",
                 path=name,
                 file=rules.path,
                 hint=f'did you mean to = "{near[0]}"'
                 if near
-                else f"the model has {abbreviate_list(sorted(names), 6)}",
+                else f"choose from {abbreviate_list(sorted(names), 6)}",
             )
         yield Move(source, place, rule)
 
@@ -680,7 +680,7 @@ def _checked_values(tree: Tree, skeleton: Skeleton, moves: Sequence[Move]) -> di
         if (leaf.dtype, leaf.shape) != (place.dtype, place.shape):
             shown = [f"{each.dtype}{list(each.shape)}" for each in (leaf, place)]
             error = Misfit(_format_sources(tree, moves, path), skeleton.tree.names[path], *shown).error
-            error.hint = "the rules pair them"
+            error.hint = "the pair comes from a rule in your rule file"
             raise error
         leaves[path] = replace(place, source=leaf.source)
     return leaves
@@ -691,12 +691,12 @@ def _describe_assumptions(theirs: MatchSide, ours: MatchSide, solution: Solution
     accepted = [pair for pair in solution.pairs if pair.by == "order"]
     for said, pairs in (
         ("order", accepted),
-        ("numbers are the order of calls", solution.counted),
-        ("numbers of both sides count the same layers", solution.numbered),
-        ("the calls tell, and not the names", solution.renamed),
+        ("numbers follow the order of calls", solution.counted),
+        ("numbers count the same layers on both sides", solution.numbered),
+        ("paired by the order of calls, not by name", solution.renamed),
     ):
         if pairs:
-            named = [f"{theirs.title(pair.source)} is {ours.title(pair.target)}" for pair in pairs]
+            named = [f"{theirs.title(pair.source)} -> {ours.title(pair.target)}" for pair in pairs]
             yield f"{said}: {abbreviate_list(named, _SAID)}"
 
 
@@ -711,10 +711,10 @@ def _describe_unmatched(
     open_ = [n for n in range(len(ours.candidates)) if n not in filled]
     for number in open_[:_SHOWN]:
         said = f"{ours.title(number)} ({ours.spelled(number)})"
-        yield f"nothing in the source fits {said}; left there: {named}"
+        yield f"no source layer fits {said}; unused source layers: {named}"
     bare = [theirs.bare[n - len(theirs.layers)] for n in left if n >= len(theirs.layers)]
     if open_ and (options := propose_options(theirs.tree, framework, bare)):
-        yield f"tensors of no layer: {' '.join(options[:_OPTIONS])} makes layers of them"
+        yield f"tensors outside any layer: use {' '.join(options[:_OPTIONS])} to treat them as layers"
 
 
 class _FillBuilder:
@@ -860,7 +860,7 @@ class _FillBuilder:
         one, other = (_read_value(self.theirs.tree, each) for each in (before, moves))
         if one != other:
             raise MappingError(
-                "the model has one tensor where the source has two that differ",
+                "the model has one shared tensor where the source has two different ones",
                 expected=self.theirs.tree.names[before[0].source],
                 found=self.theirs.tree.names[moves[0].source],
             )
@@ -877,7 +877,7 @@ class _FillBuilder:
         leaf, name = self.theirs.tree[source], self.theirs.title(pair.source)
         self.matched.append(LayerMatch(name, self.ours.title(pair.target), BARE, pair.by))
         if self._foreign and isinstance(leaf, Leaf) and len(leaf.shape) > 1:
-            self.assumed.append(f"{name}, which is no known layer's, has the same axes in the model")
+            self.assumed.append(f"{name}: not part of a known layer, so its axes stay as they are")
         move = Move(source, place, KEEP)
         if self._is_first(place, [move]):
             self.moves.append(move)
@@ -921,7 +921,7 @@ def _apply_moves(
             if strict:
                 wide = place.shape == leaf.shape and dtypes.same_family(place.dtype, leaf.dtype)
                 error = unfit[path].error
-                error.hint = "--cast rounds to the model's type" if wide else error.hint
+                error.hint = "use --cast to round to the model's type" if wide else error.hint
                 raise error
         added = {}
     if casts:
@@ -934,7 +934,9 @@ def _apply_moves(
         for rule in dict.fromkeys(casts.values()):
             reached = [skeleton.names[path] for path, each in casts.items() if each == rule]
             what = "rounded" if rule.rounded else "exactly"
-            made.notes.append(f"{rule.name} ({what}), the model's type: {abbreviate_list(reached, _SHOWN)}")
+            made.notes.append(
+                f"{rule.name} ({what}), the type in the model: {abbreviate_list(reached, _SHOWN)}"
+            )
     return Tree(leaves, skeleton.aliases, skeleton.containers), unfit
 
 
@@ -1080,7 +1082,7 @@ def infer_orientation(tree: Tree, writer: str | None = None, target: str | None 
     said = gather_evidence(tree)
     recorded = _WRITERS.get(writer or "")
     if writer == "mlx" and any(len(leaf.shape) > 2 for _, leaf in tree.tensors()):
-        raise _undecided_error("MLX orders the axes of convolutions otherwise", said)
+        raise _undecided_error("MLX orders the axes of convolutions differently", said)
     if not any(said):
         return _infer_row_orientation(tree, recorded, target)
     if bool(said.torch) != bool(said.tensorflow) and not said.unclear:
@@ -1090,7 +1092,7 @@ def infer_orientation(tree: Tree, writer: str | None = None, target: str | None 
     if recorded is not None and (not said.unclear or recorded == target):
         return recorded
     raise _undecided_error(
-        "nothing shows whether matrices are [out, in] (PyTorch) or [in, out] (TensorFlow)", said
+        "cannot infer whether matrices are [out, in] (PyTorch) or [in, out] (TensorFlow)", said
     )
 
 
@@ -1115,9 +1117,9 @@ def group_unnamed_arrays(tree: Tree, framework: str, *, stated: bool = False) ->
     layers = _name_arrays(found, framework, stated=stated)
     if layers is None:
         raise MappingError(
-            f"arrays without names, whose shapes are not those of {_TITLES[framework]} layers in a row",
+            f"unnamed arrays, whose shapes do not match a sequence of {_TITLES[framework]} layers",
             path=abbreviate_list([tree.names[path] for row in found for path, _ in row], _SHOWN),
-            hint="--to npz copies the arrays as they are; a file with names (a state_dict) converts",
+            hint="use --to npz to copy the arrays unchanged, or convert a file with names (a state_dict)",
         )
     places: dict[Path, Path] = {}
     dot = "." if framework == "torch" else "/"
@@ -1134,7 +1136,7 @@ def group_unnamed_arrays(tree: Tree, framework: str, *, stated: bool = False) ->
     leaves = {places[path]: replace(leaf, role="parameter") for row in found for path, leaf in row}
     inside = {path[:-1] for path in places}
     shown = abbreviate_list([tree.names[path] for row in found for path, _ in row], _SHOWN)
-    what = f"{shown}: arrays without names, read as layers in this order, each matrix before its bias"
+    what = f"{shown}: unnamed arrays, read as layers in this order, each matrix before its bias"
     return LayeredTree(
         Tree(
             {**leaves, **{path: leaf for path, leaf in tree.items() if path not in places}},
@@ -1194,7 +1196,7 @@ def _infer_row_orientation(tree: Tree, recorded: Framework | None, target: str |
         unclear=tuple(tree.names[path] for row in rows for path, leaf in row if len(leaf.shape) > 1)
     )
     raise _undecided_error(
-        "nothing shows whether arrays without names are [out, in] (PyTorch) or [in, out] (TensorFlow)",
+        "cannot infer whether unnamed arrays are [out, in] (PyTorch) or [in, out] (TensorFlow)",
         said,
     )
 
@@ -1314,7 +1316,7 @@ def checkpoint_orientation(
     """
     if said is not None:
         if said not in WORDS:
-            raise UsageError("--from takes torch or tf", found=said)
+            raise UsageError("invalid value for --from; choose torch or tf", found=said)
         return WORDS[said]
     if checkpoint.format == "keras_h5" and checkpoint.writer is None:
         names = gather_evidence(tree)
@@ -1339,5 +1341,5 @@ def _undecided_error(what: str, said: OrientationEvidence) -> MappingError:
     return MappingError(
         what,
         path=abbreviate_list(said.unclear or (*said.torch[:2], *said.tensorflow[:2]), _SHOWN),
-        hint="--from torch or --from tf states it",
+        hint="use --from torch or --from tf",
     )

@@ -53,22 +53,22 @@ from ckpttool.mapping.rules import (
 # (eps 1e-5, momentum 0.1 of the new value); keras/src/layers/rnn/*.py; the padding of
 # tensorflow/core/framework/common_shape_fns.cc (SAME).
 
-_EPSILON = "epsilon is 0.001 in Keras and 1e-5 in PyTorch unless the program says otherwise"
+_EPSILON = "epsilon defaults to 0.001 in Keras and 1e-5 in PyTorch"
 _SIGMOID = (
-    "PyTorch's gates are sigmoids, and Keras's hard_sigmoid (the default of old versions) is another function"
+    "PyTorch's gates use sigmoid; Keras's hard_sigmoid (the default of old versions) is a different function"
 )
 NOTES: dict[str, str] = {
     "convolution": (
-        "convolutions: for SAME and strides above 1 Keras pads the end more, unlike padding=k//2; a "
-        "transposed one crops so too"
+        "convolutions: with SAME padding and strides above 1, Keras pads more at the end, unlike "
+        "padding=k//2; a transposed convolution crops in the same way"
     ),
-    "batch_norm": f"batch norms: {_EPSILON}; Keras's momentum m is PyTorch's 1 - m",
+    "batch_norm": f"batch norms: {_EPSILON}; Keras's momentum m is 1 - m in PyTorch",
     "layer_norm": f"layer and group norms: {_EPSILON}",
-    "rms_norm": "RMS norms: epsilon is 1e-6 in Keras, in PyTorch that of the element type",
+    "rms_norm": "RMS norms: epsilon defaults to 1e-6 in Keras and to that of the element type in PyTorch",
     "lstm": f"LSTMs: {_SIGMOID}",
-    "gru": f"GRUs: PyTorch's is Keras's with reset_after=True; {_SIGMOID}",
-    "simple_rnn": "simple RNNs: the activation is tanh unless the program says relu",
-    "attention": "attentions: PyTorch's module must be told the number of heads",
+    "gru": f"GRUs: PyTorch's GRU is Keras's with reset_after=True; {_SIGMOID}",
+    "simple_rnn": "simple RNNs: the activation is tanh unless the program set relu",
+    "attention": "attention layers: pass the number of heads to PyTorch's module",
 }
 # Facts that the file may contain, by the settings' names in either framework.
 _SETTINGS: dict[str, tuple[str, ...]] = {
@@ -217,8 +217,9 @@ def describe_differences(pairs: Iterable[tuple[Layer, Layer]], *, foreign: bool)
         yield f"{abbreviate_list(titles, 3)}: {name} is {one} in the source and {other} in the model"
     for (framework, default, held), titles in unrecorded.items():
         yield (
-            f"{abbreviate_list(titles, 3)}: epsilon is the model's {held}; the source does not record its own, and "  # noqa: E501
-            f"{framework}'s default is {default:g} (set this if the source's program set none)"
+            f"{abbreviate_list(titles, 3)}: using the model's epsilon {held}; the source does not record "
+            f"one, and the default in {framework} is {default:g} (set this value unless the source "
+            "program set another)"
         )
 
 
@@ -230,7 +231,7 @@ def describe_own_calls(targets: Iterable[Layer]) -> Iterator[str]:
         if own:
             found.setdefault((str(own), layer.about.cls), []).append(layer.title)
     for (own, base), titles in found.items():
-        yield f"{abbreviate_list(titles, 3)}: {own} computes from its weights what {base} does"
+        yield f"{abbreviate_list(titles, 3)}: {own} computes the same as {base} from its weights"
 
 
 def _is_same_setting(one: object, other: object) -> bool:
@@ -251,7 +252,10 @@ def describe_leftovers(names: Sequence[str]) -> tuple[str, ...]:
     if not names:
         return ()
     have = "has" if len(names) == 1 else "have"
-    return (f"{abbreviate_list(names, 2)} {have} no place in the target, which computes the same without",)
+    return (
+        f"{abbreviate_list(names, 2)} {have} no place in the target, and the target's result does not "
+        "depend on it",
+    )
 
 
 def describe_assumed_classes(done: Iterable[tuple[Layer, Mapping[str, Leaf]]]) -> tuple[str, ...]:
@@ -289,27 +293,30 @@ def describe_assumed_classes(done: Iterable[tuple[Layer, Mapping[str, Leaf]]]) -
                 square.setdefault(kind.framework, []).append(layer.title)
     for name in turned.keys() & square.keys():
         raise MappingError(
-            f"square matrices may be [out, in] or [in, out]: {abbreviate_list(turned[name], 2)} is {_TURNED[name]}, as"  # noqa: E501
-            " the length of its bias shows",
+            f"square matrices may be [out, in] or [in, out]: {abbreviate_list(turned[name], 2)} is "
+            f"{_TURNED[name]}, according to the length of its bias",
             path=abbreviate_list(square[name], 3),
-            hint=f"--kind '{square[name][0]}=dense{_FORM[name]}' if it is {_TURNED[name]} as well,"
-            f" --kind '{square[name][0]}=dense' if not",
+            hint=f"use --kind '{square[name][0]}=dense{_FORM[name]}' if it is also {_TURNED[name]}, "
+            f"otherwise --kind '{square[name][0]}=dense'",
         )
     _require_equations(equations)
     by_bias = (
-        f"{abbreviate_list(names, 3)}: matrix {_TURNED[name]}, as the length of its bias shows"
+        f"{abbreviate_list(names, 3)}: matrix {_TURNED[name]}, according to the length of its bias"
         for name, names in turned.items()
     )
     by_default = (
-        f"{abbreviate_list(names, 3)}: square, read as {_USUAL[name]} because the file has no classes"
-        f" (if {_TURNED[name]}: {_format_orientation_options(names, _FORM[name])})"
+        f"{abbreviate_list(names, 3)}: square, assumed {_USUAL[name]} because the file contains no "
+        f"classes (if {_TURNED[name]}: {_format_orientation_options(names, _FORM[name])})"
         for name, names in square.items()
     )
     by_class = (
         f"{abbreviate_list(names, 3)}: {what}"
         for names, what in (
-            (images, "read as Conv1d, not as a LayerNorm over an image, because the file has no classes"),
-            (norms, "two vectors, read as a layer norm because the file has no classes"),
+            (
+                images,
+                "read as Conv1d rather than a LayerNorm over an image, because the file contains no classes",
+            ),
+            (norms, "two vectors, read as a layer norm because the file contains no classes"),
         )
         if names
     )
@@ -320,10 +327,10 @@ def _require_equations(squares: Sequence[str]) -> None:
     """Raise MappingError for square matrices without a known equation."""
     if squares:
         raise MappingError(
-            "the matrix of an EinsumDense is square, and the file does not hold its equation",
+            "the matrix of an EinsumDense is square, and the file does not contain its equation",
             path=abbreviate_list(squares, 3),
-            hint=f"--kind '{squares[0]}=dense' if the equation takes [in, out], as 'ab,bc->ac' does, --kind"
-            f" '{squares[0]}=dense_{OUT_IN}' if [out, in]",
+            hint=f"use --kind '{squares[0]}=dense' if the equation expects [in, out], as 'ab,bc->ac' "
+            f"does, or --kind '{squares[0]}=dense_{OUT_IN}' if [out, in]",
         )
 
 
@@ -331,7 +338,7 @@ def _format_orientation_options(titles: Sequence[str], form: str) -> str:
     """Return the option that states the orientation, for each of the layers."""
     shown = " ".join(f"--kind '{title}=dense{form}'" for title in titles[:_MOST_OPTIONS])
     more = len(titles) - _MOST_OPTIONS
-    return f"{shown} and so on for {more} more" if more > 0 else shown
+    return f"{shown} and likewise for {more} more" if more > 0 else shown
 
 
 def _may_be_a_norm(layer: Layer, group: Mapping[str, Leaf]) -> bool:
@@ -364,7 +371,7 @@ def _repeat_option(titles: Sequence[str], option: re.Match[str]) -> str:
     """Return an option for each layer; if there are many, only for the first ones."""
     options = " ".join(option[0].replace(TITLE, title) for title in titles[:_MOST_OPTIONS])
     more = len(titles) - _MOST_OPTIONS
-    return f"{options} and so on for {more} more" if more > 0 else options
+    return f"{options} and likewise for {more} more" if more > 0 else options
 
 
 def refuse_ambiguous(layer: Layer) -> LayerRefusal:
@@ -372,7 +379,7 @@ def refuse_ambiguous(layer: Layer) -> LayerRefusal:
     names = list(dict.fromkeys(kind.option for kind in layer.kinds))
     able = dict.fromkeys(kind.option for kind in layer.kinds if kind.refused is None)
     options = " or ".join(f"--kind '{TITLE}={name}'" for name in able)
-    return LayerRefusal(f"may be {' or '.join(names)}, which go different ways", options)
+    return LayerRefusal(f"may be {' or '.join(names)}, which are converted differently", options)
 
 
 def refusal_from_error(error: MappingError) -> LayerRefusal:
@@ -518,13 +525,13 @@ def describe_image_sized_inputs(tree: Tree, found: tuple[Layer, ...]) -> Iterato
         )
         if inputs % 3 == 0 and inputs not in produced and any(sides):
             yield (
-                f"{layer.title} takes {inputs:,} numbers in one order in both: if they are a flattened "
-                f"picture of 3 channels, --flatten '{layer.title}={places},3'"
+                f"the {inputs:,} inputs of {layer.title} have the same order on both sides (if they are a "
+                f"flattened 3-channel image: --flatten '{layer.title}={places},3')"
             )
 
 
 def _refuse_shuffled(tree: Tree, found: tuple[Layer, ...]) -> dict[str, str]:
-    """Return why convolutions are refused whose channels may become positions, or the reverse.
+    """Return why convolutions are refused whose channels may become places, or the reverse.
 
     One outputs 4, 9 or 16 times the input channels of another, and no layer has an input of that
     size, or the other way round. The frameworks order the channels of a pixel shuffle differently.
@@ -548,18 +555,18 @@ def _refuse_shuffled(tree: Tree, found: tuple[Layer, ...]) -> dict[str, str]:
             if made > 1 and made in taken and not used and layer.told.makes is None:
                 refused.setdefault(
                     layer.title,
-                    f"{layer.title} gives {gives:,} channels, of which a pixel shuffle may make {made:,}, "
-                    f"which the two order differently (--unflatten '{layer.title}={square},{made}'), or not "
-                    f"(--unflatten '{layer.title}=no')",
+                    f"{layer.title} outputs {gives:,} channels: either a pixel shuffle turns them into "
+                    f"{made:,}, which the two frameworks order differently (--unflatten "
+                    f"'{layer.title}={square},{made}'), or not (--unflatten '{layer.title}=no')",
                 )
             before = takes // square if takes % square == 0 else 0
             joined = before > 1 and before in given and takes not in given and before not in taken
             if joined and given.count(before) < square and _is_input_unknown(layer):
                 refused.setdefault(
                     layer.title,
-                    f"{layer.title} takes {takes:,} channels, which may be the places of {before:,}, which "
-                    f"the two order differently (--flatten '{layer.title}={square},{before}'), or not "
-                    f"(--flatten '{layer.title}=no')",
+                    f"{layer.title} has {takes:,} input channels: either they are the places of "
+                    f"{before:,} channels, which the two frameworks order differently (--flatten "
+                    f"'{layer.title}={square},{before}'), or not (--flatten '{layer.title}=no')",
                 )
     return refused
 
@@ -579,14 +586,15 @@ def describe_pixel_shuffles(tree: Tree, found: tuple[Layer, ...]) -> Iterator[st
         for square in _SQUARES:
             if takes is not None and takes not in given and takes == 3 * square and _is_input_unknown(layer):
                 yield (
-                    f"{layer.title} takes {takes:,} channels in one order in both: if they are places of a "
-                    f"picture of 3 channels, --flatten '{layer.title}={square},3'"
+                    f"the {takes:,} input channels of {layer.title} have the same order on both sides (if "
+                    f"they are places of a 3-channel image: --flatten '{layer.title}={square},3')"
                 )
             made = gives // square if gives is not None and gives % square == 0 else 0
             if made in colours and gives not in taken and layer.told.makes is None:
                 yield (
-                    f"{layer.title} gives {gives:,} channels in one order in both: if they become places of "
-                    f"a picture of {made} channels, --unflatten '{layer.title}={square},{made}'"
+                    f"the {gives:,} output channels of {layer.title} have the same order on both sides "
+                    f"(if they become places of an image of {made} channels: --unflatten "
+                    f"'{layer.title}={square},{made}')"
                 )
 
 
@@ -633,7 +641,7 @@ def _refuse_untaken_images(
 
 
 def _is_mixed(layer: Layer, inputs: int, every: Iterable[_ConvolutionOutput]) -> bool:
-    """Return whether a layer's input may be an image of at least two positions and other numbers."""
+    """Return whether a layer's input may be an image of at least two places and other numbers."""
     return _is_input_unknown(layer) and any(
         1 < 2 * each.channels <= inputs for each in every if each.channels > 1
     )
@@ -655,10 +663,10 @@ def _refuse_image_widths(
         for option, verb, width in _unknown_sides(tree, layer) if widths else ():
             if width in widths:
                 other, parts = widths[width]
-                where = f"the flattened image of {other}" if other != layer.title else "the image it takes"
+                where = f"the flattened image of {other}" if other != layer.title else "its input image"
                 reasons.setdefault(
                     layer.title,
-                    f"{layer.title} {verb} {width:,} numbers, as many as {where} has: that image "
+                    f"{layer.title} {verb} {width:,} numbers, the size of {where}: either that image "
                     f"({option} '{layer.title}={parts}'), or not ({option} '{layer.title}=no')",
                 )
     return reasons
@@ -788,10 +796,11 @@ def _explain_output(layer: Layer, width: int, channels: list[int], convolution: 
     option = "--unflatten" if dense else "--flatten"
     able = [f"{option} '{layer.title}={width // each},{each}'" for each in channels]
     return (
-        f"{layer.title} gives {width:,} numbers, which {convolution.title} may take as an image of "
-        f"{' or '.join(f'{each:,}' for each in channels)} channels: places and channels, which the two order "
-        f"differently ({' or '.join(able)}; with fewer channels, as places,channels, where others are joined "
-        f"to them), or not ({option} '{layer.title}=no')"
+        f"{layer.title} outputs {width:,} numbers, which may be an image of "
+        f"{' or '.join(f'{each:,}' for each in channels)} channels for {convolution.title}: either "
+        f"places and channels, which the two frameworks order differently ({' or '.join(able)}; with "
+        f"fewer channels, as places,channels, if others are concatenated), or not ({option} "
+        f"'{layer.title}=no')"
     )
 
 
@@ -862,25 +871,25 @@ def _explain_input(
     if len(able) > 1:
         options = " or ".join(f"--flatten '{layer.title}={count // each},{each}'" for each in able)
         return (
-            f"{layer.title} {verb} {count:,} numbers: of a flattened image of one of the convolutions, which "
-            f"the two order differently ({options}), or not (--flatten '{layer.title}=no')"
+            f"{layer.title} {verb} {count:,} numbers: either the flattened image of a convolution, which "
+            f"the two frameworks order differently ({options}), or not (--flatten '{layer.title}=no')"
         )
     start = f"{layer.title} {verb} {count:,} numbers after a convolution of {channels:,} channels: "
     count_of_places = count // channels
     prime = axes > 1 and all(count_of_places % n for n in range(2, count_of_places))
     if count % channels or (prime and count_of_places > _SMALL_SIDE):
         return (
-            f"{start}an image and other numbers, or none (--flatten '{layer.title}=no'); write the parts in "
-            f"their order, places,channels+numbers, or fill your own model "
-            f"with --like and --input-shape"
+            f"{start}an image and other numbers, or no image (--flatten '{layer.title}=no'); list the "
+            "parts in order as places,channels+numbers, or fill your own model with --like and "
+            "--input-shape"
         )
     side = round((count / channels) ** (1 / axes))
     # The order of positions is the same on both sides: only their number matters.
     places = [side] * axes if side**axes * channels == count else [count // channels]
     return (
-        f"{start}of a flattened image, which the two order differently (--flatten "
-        f"'{layer.title}={','.join(map(str, (*places, channels)))}'), or not (--flatten '{layer.title}=no'); "
-        f"numbers beside an image are written as places,channels+numbers"
+        f"{start}either a flattened image, which the two frameworks order differently (--flatten "
+        f"'{layer.title}={','.join(map(str, (*places, channels)))}'), or not (--flatten "
+        f"'{layer.title}=no'); write numbers beside an image as places,channels+numbers"
     )
 
 
@@ -1013,7 +1022,7 @@ class _FeatureSide:
             assert ours is not None  # noqa: S101 - one is known
             usual = [framework_order(ours.parts, framework) for framework in self.frameworks]
             if ours not in usual and not ours.is_plain:
-                raise self._error("has an order of the target's own, and nothing records the source's", ours)
+                raise self._error("is specific to the target, and the source's order is not recorded", ours)
             return self._assumed(ours, 0), ours, self._sentence(ours, 0)
         if ours is None:
             said = () if self.stated else self._sentence(theirs, 1)
@@ -1029,7 +1038,7 @@ class _FeatureSide:
         """Return the order of the unknown side: images in its framework's own order."""
         blocks = known.blocks
         if blocks is None:
-            raise self._error("is of several images whose numbers alternate")
+            raise self._error("is that of several interleaved images")
         index: list[int] = []
         for block, part in zip(blocks, known.parts, strict=True):
             own = block if 1 in part else framework_order((part,), self.frameworks[side]).positions
@@ -1045,7 +1054,7 @@ class _FeatureSide:
             f"order in the {('source', 'target')[side]}"
         )
         other = ("target", "source")[side]
-        return (f"{sentence} (if in the order of the {other}: {self._option} '{self.layer.title}=no')",)
+        return (f"{sentence} (if it is in the {other}'s order: {self._option} '{self.layer.title}=no')",)
 
     @property
     def _option(self) -> str:
@@ -1053,10 +1062,12 @@ class _FeatureSide:
 
     def _error(self, why: str, known: AxisOrder | None = None) -> MappingError:
         name, own = self.layer.title, _OWN[self.frameworks[0]]
-        able = [f"{self._option} '{name}=no' if both have it in one order, or no image is flattened there"]
+        able = [
+            f"{self._option} '{name}=no' if both sides use the same order, or no image is flattened there"
+        ]
         if known is not None and known != UNKNOWN and not known.is_plain:
             able.append(
-                f"{self._option} '{name}={_format_order_option(known)}' if the source has it in {own} own order"  # noqa: E501
+                f"{self._option} '{name}={_format_order_option(known)}' if the source uses {own} own order"
             )
         elif known is None:
             able.append(f"{self._option} '{name}=H,W,C' if it is an image in {own} own order")

@@ -186,7 +186,7 @@ def require_tensors(kind: LayerKind, canonical: Group, names: Iterable[str]) -> 
     missing = [name for name in names if name not in canonical]
     if missing:
         raise MappingError(
-            f"{kind.name} of {kind.framework} has tensors that the source's layer lacks",
+            f"{kind.name} in {kind.framework} needs tensors that the source layer lacks",
             expected=", ".join(missing),
         )
 
@@ -203,7 +203,7 @@ def require_tensors(kind: LayerKind, canonical: Group, names: Iterable[str]) -> 
 PROJECTIONS = ("query", "key", "value")
 _OUT = "output"
 _ALL = (*PROJECTIONS, _OUT)
-HEADS = "the number of heads is not in PyTorch's tensors"
+HEADS = "the number of heads cannot be inferred from PyTorch's tensors"
 
 
 def _merge_heads(name: str, shape: Shape) -> Rule:
@@ -241,7 +241,9 @@ def _write_keras(canonical: Group, told: LayerFacts) -> LayerMapping:
         width = kernel.shape[0 if name == _OUT else 1]
         if heads < 1 or width % heads:
             raise MappingError(
-                "the heads do not divide the attention's width", expected=str(width), found=f"{heads} heads"
+                "the attention width is not a multiple of the number of heads",
+                expected=str(width),
+                found=f"{heads} heads",
             )
         split = (heads, width // heads)
         shape = (*split, kernel.shape[1]) if name == _OUT else (kernel.shape[0], *split)
@@ -285,7 +287,7 @@ def _write_torch(canonical: Group, told: LayerFacts) -> LayerMapping:  # noqa: A
     width = kernels["query"][0]
     if any(kernels[name][1] != width for name in _ALL) or kernels[_OUT][0] != width:
         raise MappingError(
-            "nn.MultiheadAttention takes, keeps and gives one width (heads times depth)",
+            "nn.MultiheadAttention requires equal input, inner and output widths (heads times depth)",
             expected=str(width),
             found=", ".join(f"{name} {list(shape)}" for name, shape in kernels.items()),
         )
@@ -399,7 +401,7 @@ def _fused_kind(joined: str, out: str, *, in_out: bool) -> LayerKind:  # noqa: C
         widths = {canonical[f"{name}_kernel"].shape for name in PROJECTIONS}
         if len(widths) != 1:
             raise MappingError(
-                "one layer for query, key and value takes one width",
+                "a combined layer for query, key and value requires equal widths",
                 found=", ".join(str(list(shape)) for shape in sorted(widths)),
             )
         width = canonical["query_kernel"].shape[1]
@@ -432,7 +434,7 @@ def _fused_kind(joined: str, out: str, *, in_out: bool) -> LayerKind:  # noqa: C
     return LayerKind("attention", "torch", weights, form, fits, read, write, asked=True)
 
 
-_BLOCKS = "one layer gives an attention's query, key and value as three blocks in this order"
+_BLOCKS = "an attention layer with one combined projection outputs query, key and value, in this order"
 _NAMES = (
     *(("q_proj", "k_proj", "v_proj", out) for out in ("out_proj", "o_proj", "proj", "out")),
     *(("q", "k", "v", out) for out in ("o", "out", "proj", "output", "out_proj")),
@@ -502,7 +504,7 @@ def _convolution_kinds(dimensions: int) -> tuple[LayerKind, ...]:
             "torch",
             (WeightSpec("weight", "kernel", rank), WeightSpec("bias", "bias", 1)),
             also=_is_grouped,
-            refused="a transposed convolution of several groups has no equivalent in Keras",
+            refused="a grouped transposed convolution has no equivalent in Keras",
         ),
     )
 
@@ -564,13 +566,13 @@ def depthwise_kernel_rule(weight: Leaf, told: LayerFacts) -> tuple[Rule, tuple[s
     multiplier = told.number or (wanted[-1] if wanted else 1)
     if multiplier < 1 or outputs % multiplier:
         raise MappingError(
-            "a depthwise convolution's outputs are its channels times its multiplier",
+            "the number of outputs of a depthwise convolution is not a multiple of its multiplier",
             expected=f"a multiple of {multiplier}",
             found=str(outputs),
         )
     rule = _depthwise_rule(outputs // multiplier, multiplier, space)
     known = told.number or wanted or outputs == 1
-    return rule, () if known else ("depthwise convolutions have one output for each channel",)
+    return rule, () if known else ("depthwise convolutions have one output per channel",)
 
 
 def _write_depthwise_kernel(stored: str, canonical: str, kernel: Leaf) -> TensorMapping:
@@ -704,7 +706,7 @@ def channels_first_rule(shape: Shape, outputs: int) -> Rule:
 def _check_flatten_shape(shape: Shape, inputs: int) -> Shape:
     if prod(shape) != inputs:
         raise MappingError(
-            "the dense layer does not take that many numbers flattened",
+            "the image shape does not match the inputs of the dense layer",
             expected=f"{inputs} inputs",
             found=" x ".join(map(str, shape)),
         )
@@ -770,7 +772,7 @@ def _row_bias_kind() -> LayerKind:
 
 
 def _pointwise_kind(name: str, framework: str, rank: int) -> LayerKind:
-    """Return a convolution with a window of one position: a dense layer over the channels."""
+    """Return a convolution with a window of one place: a dense layer over the channels."""
     ones = (1,) * (rank - 2)
 
     def matrix(shape: Shape) -> Shape:
@@ -837,12 +839,14 @@ def _computed_weight_kind(
 
 
 _LORA = (
-    "its weight has a LoRA update, and the file does not hold the update's alpha: model.save() and "
-    "model.save_weights() store the sum of the two"
+    "its weight has a LoRA update whose alpha is not in the file: use model.save() or "
+    "model.save_weights(), which store the sum"
 )
-_QUANTISED = "its weight is quantised: a float copy of the layer has no such scale"
-_WEIGHT_NORM = "it has weight norm: --fold-weight-norm makes one weight of its two tensors"
-_SPECTRAL_NORM = "it has spectral norm, whose weight depends on a power iteration: remove it before saving"
+_QUANTISED = "its weight is quantised: a float copy of the layer would lose the scale"
+_WEIGHT_NORM = "it uses weight norm: use --fold-weight-norm to fold the two tensors into a single weight"
+_SPECTRAL_NORM = (
+    "it uses spectral norm, whose weight depends on a power iteration: remove spectral norm before saving"
+)
 # Sources: keras/src/layers/core/{dense,einsum_dense,embedding}.py (enable_lora, quantize);
 # torch/nn/utils/{weight_norm,spectral_norm,parametrizations}.py
 _COMPUTED = (
@@ -934,7 +938,7 @@ def _write_pair(canonical: Group, told: LayerFacts) -> LayerMapping:  # noqa: AR
         return LayerMapping(rows, left=leftover_names(canonical, rows))
     like = canonical["offset"]
     fills = {"weight": constant_tensor(like.dtype, like.shape, _TAKEN_FOR_GRANTED["scale"])}
-    return LayerMapping(rows, fills, leftover_names(canonical, rows), ("norms without gamma have weight 1",))
+    return LayerMapping(rows, fills, leftover_names(canonical, rows), ("norms without gamma get weight 1",))
 
 
 def _write_batch(canonical: Group, told: LayerFacts) -> LayerMapping:  # noqa: ARG001  # as every writing
@@ -949,7 +953,7 @@ def _write_batch(canonical: Group, told: LayerFacts) -> LayerMapping:  # noqa: A
     if len(absent) == 1:
         value = _TAKEN_FOR_GRANTED[absent[0]]
         fills[_PAIR[absent[0]]] = constant_tensor(like.dtype, like.shape, value)
-        assumed = [f"batch norms without {_SPELLED[absent[0]]} have {_PAIR[absent[0]]} {value:g}"]
+        assumed = [f"batch norms without {_SPELLED[absent[0]]} get {_PAIR[absent[0]]} {value:g}"]
     # A norm without statistics counts no batches: torch uses the number only with momentum=None.
     fills["num_batches_tracked"] = constant_tensor("int64", (), 0, role="buffer")
     return LayerMapping(rows, fills, leftover_names(canonical, rows), tuple(assumed))
@@ -1007,7 +1011,7 @@ def _read_alpha(group: Group, told: LayerFacts) -> LayerMapping:  # noqa: ARG001
     shape = group["alpha"].shape
     if not _shares_axes(shape):
         raise MappingError(
-            "a PReLU with a slope for every place has no equivalent in PyTorch: share its spatial axes",
+            "a PReLU with one slope per place has no equivalent in PyTorch: share its spatial axes",
             found=str(list(shape)),
         )
     return LayerMapping((TensorMapping("alpha", "alpha", Reshape((shape[-1],)) if len(shape) > 1 else KEEP),))

@@ -62,7 +62,7 @@ from ckpttool.mapping.rules import (
 # i, j (elsewhere called g), f, o.
 _ORDER = (0, 2, 1, 3)
 _FORGET = 1.0
-_ASSUMED = "the forget bias that TensorFlow 1's LSTM cells add when they run is 1"
+_ASSUMED = "TensorFlow 1's LSTM cells add a forget bias of 1 at run time"
 
 
 def _fits_cell(gates: int, group: Group) -> bool:
@@ -143,7 +143,7 @@ BASIC = {
     1: _basic_cell_kind("simple_rnn", 1, r"(basic_)?rnn_cell(_\d+)?"),
 }
 _RESETS_BEFORE = "a GRU that resets before the product (reset_after=False) has no equivalent in PyTorch"
-_PROJECTED = "an LSTM with a projection has no equivalent in Keras, and PyTorch's another form"
+_PROJECTED = "an LSTM with a projection has no equivalent in Keras, and PyTorch stores it differently"
 
 
 def _is_gru(recurrent: str, group: Group) -> bool:
@@ -418,7 +418,7 @@ class Layer(NamedTuple):
         """The only kind that fits; raise MappingError if there are several."""
         if len(self.kinds) != 1:
             named = " or ".join(dict.fromkeys(kind.option for kind in self.kinds))
-            raise MappingError("the layer is of one of several kinds", path=self.title, expected=named)
+            raise MappingError("the kind of the layer is ambiguous", path=self.title, expected=named)
         return self.kinds[0]
 
     def group(self, tree: Tree) -> dict[str, Leaf]:
@@ -644,11 +644,14 @@ def _incompatible_reason(about: ModuleInfo) -> str | None:
     """Return why a layer of a known class differs from the other framework's layer."""
     settings = about.settings
     if settings.get("rms_scaling") is True:
-        return "rms_scaling divides by the deviation and subtracts no mean, which no layer of PyTorch does"
+        return (
+            "rms_scaling divides by the standard deviation without subtracting the mean, which no "
+            "PyTorch layer does"
+        )
     if about.cls.startswith("ConvTranspose") and settings.get("groups", 1) != 1:
-        return "a transposed convolution of several groups has no equivalent in Keras"
+        return "a grouped transposed convolution has no equivalent in Keras"
     if settings.get("quantization_config") is not None or settings.get("quantization_mode") is not None:
-        return "its numbers are quantised"
+        return "its weights are quantised"
     return None
 
 
@@ -670,7 +673,7 @@ def _einsum_kinds(group: Mapping[str, Leaf], about: ModuleInfo) -> tuple[LayerKi
     return able
 
 
-_EINSUM = "its equation is that of no dense layer"
+_EINSUM = "its equation is not that of a dense layer"
 
 
 def _refuse_kinds(kinds: tuple[LayerKind, ...], why: str) -> tuple[LayerKind, ...]:
@@ -685,11 +688,11 @@ def _unknown_class_reason(
         return None
     if about.cls == "Module" and kinds[0].framework == "tensorflow":
         return None  # a tf.Module: TensorFlow itself has no layers, and Sonnet's layers are tf.Modules
-    name = "the model's own" if about.cls in _BASES else about.cls
+    name = "a class of the model" if about.cls in _BASES else about.cls
     if not about.own and about.cls in _CLASSES:
-        return f"its tensors are not those of its class, {about.cls}"
+        return f"its tensors do not match its class, {about.cls}"
     able = list(dict.fromkeys(kind.option for kind in (*kinds, *oriented_kinds(group, kinds[0].framework))))
-    return f"its class ({name}) is no layer that is known; --kind '{TITLE}={able[0]}' converts it as one" + (
+    return f"its class ({name}) is not a known layer; use --kind '{TITLE}={able[0]}' to convert it as one" + (
         f", or {' or '.join(able[1:])}" if able[1:] else ""
     )
 
@@ -698,9 +701,7 @@ def misfit_kinds(about: ModuleInfo, framework: str) -> tuple[LayerKind, ...]:
     """Return a refused kind for tensors of a layer class that match no kind."""
     if about.own or about.cls not in _CLASSES:
         return ()
-    return (
-        LayerKind("misfit", framework, (), refused=f"its tensors are not those of its class, {about.cls}"),
-    )
+    return (LayerKind("misfit", framework, (), refused=f"its tensors do not match its class, {about.cls}"),)
 
 
 # Placeholder for the layer's name in a reason.
@@ -794,9 +795,12 @@ def find_layers(
     for number, choice in enumerate(given):
         if number not in used:
             raise UsageError(
-                "no layer has such a name",
+                "no layer matches this name",
                 path=choice.pattern,
-                hint="ckpttool inspect shows the names; a pattern takes a layer's, without its tensors'",
+                hint=(
+                    "run ckpttool inspect to list the names; a pattern matches layer names, without "
+                    "tensor names"
+                ),
             )
     return _with_both_orientations(tree, found)
 
@@ -945,7 +949,7 @@ def _apply_options(
         if not fitting:
             able = dict.fromkeys(kind.option for kind in layer.kinds)
             raise UsageError(
-                f"the layer cannot be {choice.kind}", path=layer.title, expected=" or ".join(able)
+                f"the kind of the layer cannot be {choice.kind}", path=layer.title, expected=" or ".join(able)
             )
         layer = layer._replace(kinds=fitting[:1], given=True)
     return layer
@@ -954,7 +958,7 @@ def _apply_options(
 def _require_features(layer: Layer) -> None:
     if not {kind.name for kind in layer.kinds} & _FEATURES:
         raise UsageError(
-            "only a dense, recurrent or convolutional layer or a norm takes a flattened image",
+            "only dense, recurrent and convolutional layers and norms can have a flattened image as input",
             path=layer.title,
         )
 
@@ -1039,7 +1043,7 @@ def _add_part(added: dict[str, Leaf], stored: str, rule: Rule, leaf: Leaf) -> No
         return
     whole = merge_parts(added[stored], made) if stored in added else made
     if whole is None:
-        raise MappingError("two tensors have one place in the target", path=stored)
+        raise MappingError("two tensors have the same place in the target", path=stored)
     added[stored] = replace(whole, name=None)
 
 
@@ -1064,7 +1068,7 @@ def framework_kind(tree: Tree, layer: Layer, kind: LayerKind, framework: str) ->
             and each.form == layer_kinds.AXES
         ):
             return each
-    raise MappingError(f"{framework} has no such {kind.name}", path=layer.title)
+    raise MappingError(f"{framework} has no equivalent of this {kind.name}", path=layer.title)
 
 
 # Names of a layer's tensors in the other framework, if they differ.

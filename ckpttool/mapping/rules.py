@@ -174,7 +174,7 @@ class Permute(NamedTuple):
         if not isinstance(leaf, Leaf) or len(leaf.shape) != len(self.axes):
             shape = leaf.shape if isinstance(leaf, Leaf) else "no tensor"
             raise MappingError(
-                f"{self.name} needs {format_count(len(self.axes), 'axis', 'axes')}", found=str(shape)
+                f"{self.name} requires {format_count(len(self.axes), 'axis', 'axes')}", found=str(shape)
             )
         before = leaf.source
         if isinstance(before, TransformedSource) and before.op == Permute(self.inverse_axes):
@@ -212,7 +212,9 @@ class Reshape(NamedTuple):
     def leaf(self, leaf: Leaf | ValueLeaf) -> Leaf | ValueLeaf:
         """Return the leaf in the new shape; raise MappingError unless the sizes match."""
         if not isinstance(leaf, Leaf) or replace(leaf, shape=self.shape).size != leaf.size:
-            raise MappingError(f"{self.name} does not fit", found=str(getattr(leaf, "shape", "a value")))
+            raise MappingError(
+                f"{self.name} does not match the shape", found=str(getattr(leaf, "shape", "a value"))
+            )
         return transform_leaf(leaf, self)
 
     def inverse(self, source: Leaf | ValueLeaf) -> Rule:
@@ -240,13 +242,13 @@ class Cast(NamedTuple):
         converted = array.astype(dtypes.numpy_dtype(self.dtype))
         back = converted.astype(array.dtype)
         if not self.rounded and not ((back == array) | ((back != back) & (array != array))).all():
-            raise MappingError(f"{self.name} would change a number", found=str(array.reshape(-1)[:1]))
+            raise MappingError(f"{self.name} would change a value", found=str(array.reshape(-1)[:1]))
         return converted
 
     def leaf(self, leaf: Leaf | ValueLeaf) -> Leaf | ValueLeaf:
         """Return the leaf in the new type."""
         if not isinstance(leaf, Leaf):
-            raise MappingError(f"{self.name} needs a tensor")
+            raise MappingError(f"{self.name} requires a tensor")
         return leaf if leaf.dtype == self.dtype else transform_leaf(leaf, self)
 
     def inverse(self, source: Leaf | ValueLeaf) -> Rule:
@@ -269,7 +271,7 @@ class ToValue(NamedTuple):
         if isinstance(leaf, ValueLeaf):
             return leaf
         if leaf.size != 1:
-            raise MappingError("only a tensor of one element is a number", found=str(leaf.shape))
+            raise MappingError("only a tensor with one element can become a number", found=str(leaf.shape))
         if leaf.dtype == "string":
             return ValueLeaf(_decode_text(leaf.strings()[0]), leaf.role)
         value: Plain = leaf.array().reshape(-1)[0].item()
@@ -298,7 +300,7 @@ class ToTensor(NamedTuple):
         if isinstance(leaf, Leaf):
             return Cast(self.dtype).leaf(leaf)
         if isinstance(leaf.value, bool) or not isinstance(leaf.value, int | float):
-            raise MappingError("only a number becomes a tensor", found=repr(leaf.value)[:40])
+            raise MappingError("only a number can become a tensor", found=repr(leaf.value)[:40])
         return Leaf(self.dtype, self.shape, Inline(_pack_number(leaf.value, self.dtype)), "", leaf.role)
 
     def inverse(self, source: Leaf | ValueLeaf) -> Rule:
@@ -328,7 +330,7 @@ def _pack_number(value: float, dtype: str) -> bytes:
     try:
         return struct.pack(_CODES[dtype], value if dtype.startswith("float") else int(value))
     except (KeyError, struct.error, OverflowError) as error:
-        raise MappingError(f"{value} is no {dtype}") from error
+        raise MappingError(f"{value} is not a valid {dtype}") from error
 
 
 def transform_leaf(leaf: Leaf, op: ArrayOp) -> Leaf:
@@ -425,7 +427,9 @@ class Scale(NamedTuple):
     def leaf(self, leaf: Leaf | ValueLeaf) -> Leaf | ValueLeaf:
         """Return the scaled leaf; raise MappingError unless it is a floating-point tensor."""
         if not isinstance(leaf, Leaf) or "float" not in leaf.dtype:
-            raise MappingError(f"{self.name} needs floating point", found=getattr(leaf, "dtype", "a value"))
+            raise MappingError(
+                f"{self.name} requires a floating-point tensor", found=getattr(leaf, "dtype", "a value")
+            )
         return transform_leaf(leaf, self)
 
     def inverse(self, source: Leaf | ValueLeaf) -> Rule:  # noqa: ARG002  # the same for every leaf
@@ -545,7 +549,9 @@ class BlockOrder(NamedTuple):
             or len(leaf.shape) <= self.axis
             or leaf.shape[self.axis] % len(self.order)
         ):
-            raise MappingError(f"{self.name} does not fit", found=str(getattr(leaf, "shape", "a value")))
+            raise MappingError(
+                f"{self.name} does not match the shape", found=str(getattr(leaf, "shape", "a value"))
+            )
         return transform_leaf(leaf, self)
 
     def inverse(self, source: Leaf | ValueLeaf) -> Rule:  # noqa: ARG002  # the same for every leaf
@@ -616,12 +622,12 @@ class SumTerm(NamedTuple):
     def leaf(self, leaf: Leaf | ValueLeaf) -> Leaf | ValueLeaf:
         """Return the unfinished sum."""
         if not isinstance(leaf, Leaf):
-            raise MappingError("only tensors are added")
+            raise MappingError("only tensors can be added")
         return replace(leaf, source=SumSource(leaf.dtype, leaf.shape, self.of, (leaf.source,)))
 
     def inverse(self, source: Leaf | ValueLeaf) -> Rule:  # noqa: ARG002  # the same for every leaf
         """Raise MappingError: a sum does not record its terms."""
-        raise MappingError("a sum alone cannot be undone")
+        raise MappingError("a sum alone is not reversible")
 
 
 class ConcatSource(NamedTuple):
@@ -647,7 +653,7 @@ class ConcatSource(NamedTuple):
     def read(self) -> Buffer:
         """Return the whole tensor's bytes; raise MappingError while parts are missing."""
         if not self.finished:
-            raise MappingError("the parts of a tensor do not make a whole")
+            raise MappingError("the parts do not cover the whole tensor")
         before = (slice(None),) * self.axis
         parts = (((*before, slice(start, stop)), part) for start, stop, part in self.parts)
         return combine_parts(self.dtype, self.shape, parts)
@@ -677,7 +683,7 @@ class SumSource(NamedTuple):
         import numpy as np
 
         if not self.finished:
-            raise MappingError("the terms of a sum are not all there")
+            raise MappingError("terms of a sum are missing")
         # Last term first: a constant after the terms of a file may cancel one of them exactly.
         last = reversed(self.terms)
         first, *others = (as_array(term.read(), self.dtype, self.shape) for term in last)
@@ -727,7 +733,9 @@ def slice_rule(start: int, stop: int, whole: int, axis: int = 0) -> Rule:
 
 def _require_length(rule: Rule, leaf: Leaf | ValueLeaf, axis: int, length: int) -> Leaf:
     if not isinstance(leaf, Leaf) or len(leaf.shape) <= axis or leaf.shape[axis] != length:
-        raise MappingError(f"{rule.name} does not fit", found=str(getattr(leaf, "shape", "a value")))
+        raise MappingError(
+            f"{rule.name} does not match the shape", found=str(getattr(leaf, "shape", "a value"))
+        )
     return leaf
 
 
@@ -872,7 +880,7 @@ def apply_plan(tree: Tree, plan: Plan) -> Tree:
             shared = Alias(move.target, display(move.target))
             aliases[before] = (*aliases.get(before, ()), shared, *more)
         elif move.target in leaves:
-            raise MappingError("two entries have one place in the target", path=display(move.target))
+            raise MappingError("two entries have the same place in the target", path=display(move.target))
         else:
             leaves[move.target] = _apply_label(changed, plan.labels.get(move.target))
     for path, leaf in plan.added.items():
@@ -880,7 +888,7 @@ def apply_plan(tree: Tree, plan: Plan) -> Tree:
             leaves[path] = _merge_part(leaves.get(path), leaf, plan.labels.get(path), path)
             continue
         if path in leaves:
-            raise MappingError("two entries have one place in the target", path=display(path))
+            raise MappingError("two entries have the same place in the target", path=display(path))
         leaves[path] = _apply_label(leaf, plan.labels.get(path))
     _require_finished(leaves)
     return Tree(leaves, aliases, plan.containers)

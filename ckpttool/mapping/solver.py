@@ -339,7 +339,7 @@ def add_call_places(
     return sides
 
 
-PLACE = "place in the flow of calls"
+PLACE = "position in the order of calls"
 _ROUNDS = 8
 _MOST_PLACED = 600
 
@@ -1046,7 +1046,7 @@ def _find_below(every: Sequence[LayerCandidate], name: str, taken: set[int]) -> 
         and any(said == wanted or said.startswith(f"{wanted}/") for said in (one.title, one.shown))
     ]
     if not found:
-        raise UsageError("--match names a layer that is not there", found=name)
+        raise UsageError("no layer matches the name in --match", found=name)
     return found
 
 
@@ -1056,7 +1056,7 @@ _MOST = 12
 # Conditions under which an order may decide.
 _HOLDS: dict[Ordered, str] = {
     "calls": "both programs call these layers in the same order",
-    "numbers": "the numbers of both sides count the same layers in the same order",
+    "numbers": "the numbers on both sides count the same layers in the same order",
 }
 
 
@@ -1095,9 +1095,9 @@ class Ambiguity:
         """Sentence with the candidates of both sides, none chosen, and the options that decide."""
         pairs = " ".join(f"--match '{name}=TARGET'" for name in self.sources[:_MOST])
         return (
-            f"ambiguous: {abbreviate_list(self.sources, _MOST)} could fill {abbreviate_list(self.targets, _MOST)}, and "  # noqa: E501
-            f"nothing tells which fills which; say it by {pairs}, each TARGET one of these, or by pairing "
-            f"modules around them{self._accepted('--accept-order')}"
+            f"ambiguous: {abbreviate_list(self.sources, _MOST)} could fill "
+            f"{abbreviate_list(self.targets, _MOST)}; choose with {pairs} (each TARGET is one of these), "
+            f"or pair the modules that contain them{self._accepted('--accept-order')}"
         )
 
     @property
@@ -1113,7 +1113,7 @@ class Ambiguity:
     def _accepted(self, option: str) -> str:
         if self.ordered is None:
             return ""
-        return f"; {option} only if {_HOLDS[self.ordered]}"
+        return f"; use {option} only if {_HOLDS[self.ordered]}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -1132,19 +1132,22 @@ class Misfit:
         """The error for this misfit."""
         if self.setting:
             return MappingError(
-                f"{self.source} and {self.target} have the same weights and compute different things",
+                f"{self.source} and {self.target} have the same weights but compute different results",
                 expected=f"{self.setting} {self.expected}",
                 found=f"{self.setting} {self.found}",
-                hint=f"the model needs the checkpoint's {self.setting}",
+                hint=f"set the model's {self.setting} as in the checkpoint",
             )
         unknown = "--kind '" in f"{self.expected} {self.found}"
         return MappingError(
-            f"{self.source} and {self.target} belong together and do not fit",
+            f"{self.source} and {self.target} are paired but do not match",
             expected=self.expected,
             found=self.found,
-            hint="--kind names what the layer computes, as shown"
+            hint="use --kind to name what the layer computes, as shown"
             if unknown
-            else "the model needs the checkpoint's layers and sizes; --match SOURCE=TARGET pairs others",
+            else (
+                "use a model with the checkpoint's layers and sizes, or pair layers with --match "
+                "SOURCE=TARGET"
+            ),
         )
 
     def document(self) -> dict[str, str]:

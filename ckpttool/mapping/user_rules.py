@@ -76,23 +76,21 @@ def load_rules(path: str) -> RuleFile:
     import tomllib  # most conversions need no rules
 
     if not os.path.isfile(path):
-        raise NotFoundError("there is no such file of rules", file=path)
+        raise NotFoundError("rule file not found", file=path)
     if os.path.getsize(path) > _MOST_BYTES:
-        raise UsageError(
-            "the file is too large for rules", file=path, expected=f"at most {_MOST_BYTES:,} bytes"
-        )
+        raise UsageError("the rule file is too large", file=path, expected=f"at most {_MOST_BYTES:,} bytes")
     with open(path, "rb") as stream:
         data = stream.read()
     try:
         text = data.decode()
         said = tomllib.loads(text)
     except (UnicodeDecodeError, tomllib.TOMLDecodeError, RecursionError) as error:
-        raise UsageError(f"the rules are not TOML: {error}", file=path) from error
+        raise UsageError(f"the rule file is not valid TOML: {error}", file=path) from error
     lines = _TableLines(path, text)
     for name in said.keys() - {*_TABLES, "rest"}:
-        raise lines.wrong(f"{name} means nothing here", name, hint=suggest_choice(name, (*_TABLES, "rest")))
+        raise lines.wrong(f"unknown key {name}", name, hint=suggest_choice(name, (*_TABLES, "rest")))
     if said.get("rest", "unmapped") not in get_args(Rest):
-        raise lines.wrong("rest is one of three words", "rest", expected=", ".join(get_args(Rest)))
+        raise lines.wrong("invalid value for rest", "rest", expected=", ".join(get_args(Rest)))
     made = {name: list(_parse_items(said, name, lines)) for name in _TABLES}
     return RuleFile(
         path,
@@ -139,16 +137,18 @@ class _TableLines:
 def _parse_items(said: Mapping[str, Any], table: str, lines: _TableLines) -> Iterator[_TableItem]:
     listed = said.get(table, [])
     if not isinstance(listed, list) or not all(isinstance(item, dict) for item in listed):
-        raise lines.wrong(f"{table} is written [[{table}]]", table)
+        raise lines.wrong(f"{table} must be written as [[{table}]]", table)
     allowed = _TABLES[table]
     for item, line in zip(listed, lines.of(table), strict=False):
         for name in item.keys() - allowed.keys():
-            raise lines.wrong(f"a {table} has no {name}", name, line, hint=suggest_choice(name, allowed))
+            raise lines.wrong(
+                f"unknown key {name} in a {table}", name, line, hint=suggest_choice(name, allowed)
+            )
         for name, kind in allowed.items():
             if name not in item and (table, name) not in _OPTIONAL:
-                raise lines.wrong(f"a {table} needs {name}", table, line)
+                raise lines.wrong(f"a {table} requires the key {name}", table, line)
             if name in item and (not isinstance(item[name], kind) or isinstance(item[name], bool)):
-                raise lines.wrong(f"{name} is of another type", name, line, found=type(item[name]).__name__)
+                raise lines.wrong(f"{name} has the wrong type", name, line, found=type(item[name]).__name__)
         yield _TableItem(line, item)
 
 
@@ -166,11 +166,11 @@ def _parse_item_rule(text: object, item: _TableItem, lines: _TableLines) -> Rule
     rule = parse_rule(text) if isinstance(text, str) else None
     if rule is None:
         raise lines.wrong(
-            "this is no rule",
+            "invalid rule",
             "rule",
             item.line,
             found=str(text)[:60],
-            expected="such as transpose, permute 3,2,0,1, reshape [64, 3], take 0:64 of 256 on axis 1",
+            expected="e.g. transpose, permute 3,2,0,1, reshape [64, 3], take 0:64 of 256 on axis 1",
         )
     return rule
 
@@ -187,18 +187,16 @@ def _parse_pattern(item: _TableItem, lines: _TableLines) -> re.Pattern[str]:
         at = hole.end()
     pieces.append(re.escape(text[at:]))
     if "{" in "".join(HOLE.split(text)[::3]) or not text:
-        raise lines.wrong("a hole is written {n} or {n*}", "from", item.line, found=text[:60])
+        raise lines.wrong("a hole must be written {n} or {n*}", "from", item.line, found=text[:60])
     return re.compile("".join(pieces), re.DOTALL)
 
 
 def _parse_addition(item: _TableItem, lines: _TableLines) -> AddedTensor:
     shape, dtype = item.said.get("shape", []), item.said["dtype"]
     if dtype not in dtypes.BY_NAME:
-        raise lines.wrong(
-            "there is no such type", "dtype", item.line, hint=suggest_choice(dtype, dtypes.BY_NAME)
-        )
+        raise lines.wrong("unknown data type", "dtype", item.line, hint=suggest_choice(dtype, dtypes.BY_NAME))
     if not all(type(n) is int and n >= 0 for n in shape):
-        raise lines.wrong("a shape is a list of numbers", "shape", item.line)
+        raise lines.wrong("a shape must be a list of non-negative integers", "shape", item.line)
     if math.prod(shape) > _MOST_ELEMENTS:
         raise lines.wrong("the added tensor is too large", "shape", item.line)
     try:
@@ -206,7 +204,7 @@ def _parse_addition(item: _TableItem, lines: _TableLines) -> AddedTensor:
             item.line, item.said["to"], constant_tensor(dtype, tuple(shape), item.said["value"])
         )
     except (KeyError, ValueError, TypeError, OverflowError) as error:
-        raise lines.wrong(f"no {dtype} has this value", "value", item.line) from error
+        raise lines.wrong(f"the value cannot be stored as {dtype}", "value", item.line) from error
 
 
 # Apply a user's rules to a tree: every leaf by its name or its native key; errors include the line.
@@ -241,7 +239,7 @@ def apply_rules(rules: RuleFile, tree: Tree) -> RuleApplication:
             (dropped if gone else rest).append(path)
     for line in (*(way.line for way in rules.ways), *(line for line, _ in rules.dropped)):
         if line not in used:
-            raise MappingError(f"line {line}: nothing in the checkpoint has such a name", file=rules.path)
+            raise MappingError(f"line {line}: no name in the checkpoint matches", file=rules.path)
     return RuleApplication(tuple(ways), tuple(dropped), tuple(rest))
 
 

@@ -290,7 +290,7 @@ def restore_prefixes(tree: Tree, decorations: tuple[DictPrefixes, ...]) -> tuple
         for top, names in _tensor_dicts(tree, by_place).items()
     }
     if len(found) != len(by_place):
-        raise UsageError("the sidecar tells of names that the checkpoint does not have")
+        raise UsageError("the sidecar lists names that are not in the checkpoint")
     containers = dict(tree.containers)
     for where, each in by_place.items():
         if (container := containers.get(where)) is not None and (
@@ -300,7 +300,7 @@ def restore_prefixes(tree: Tree, decorations: tuple[DictPrefixes, ...]) -> tuple
             containers[where] = _with_metadata(container, told)
     new, moves = _rename_tree(replace(tree, containers=containers), _DictNames.of(found))
     if len(moves) != len(tree):
-        raise UsageError("with the names that the sidecar tells two entries would have one place")
+        raise UsageError("with the names from the sidecar, two entries would have the same place")
     return new, moves
 
 
@@ -336,7 +336,7 @@ def parse_prefixes(documents: Iterable[Mapping[str, Any]]) -> tuple[DictPrefixes
             for each in documents
         )
     except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise UsageError("what the sidecar says of removed names makes no sense") from error
+        raise UsageError("invalid record of stripped names in the sidecar") from error
 
 
 def _parse_key(key: str | None = None, index: int | None = None) -> PathStep:
@@ -593,7 +593,7 @@ def list_wrapper_notes(tree: Tree, *, agent: bool = False) -> tuple[str, ...]:
 
 def _wrapper_lines(found: tuple[DictPrefixes, ...]) -> Iterator[str]:
     for line in describe_prefixes(found):
-        yield f"{line}: convert --strip removes that"
+        yield f"{line}: use convert --strip to remove it"
 
 
 def describe_prefixes(found: tuple[DictPrefixes, ...]) -> Iterator[str]:
@@ -604,9 +604,9 @@ def describe_prefixes(found: tuple[DictPrefixes, ...]) -> Iterator[str]:
             place = "/".join((*([display(each.where)] if each.where else []), *wrapped.at))
             by_segments.setdefault(wrapped.segments, []).append(place)
     for segments, places in by_segments.items():
-        below = f" below {abbreviate_list(places, _PLACES)}" if any(places) else ""
+        below = f" under {abbreviate_list(places, _PLACES)}" if any(places) else ""
         whose = ", then ".join(dict.fromkeys(wrapper_title(segment) for segment in segments))
-        yield f"names{below} carry {'.'.join(segments)}. ({whose})"
+        yield f"prefix {'.'.join(segments)}. in names{below} ({whose})"
 
 
 def _average_lines(tree: Tree, *, agent: bool) -> Iterator[str]:
@@ -616,9 +616,11 @@ def _average_lines(tree: Tree, *, agent: bool) -> Iterator[str]:
         return
     for name in tops:
         if name in _NETWORKS and not agent:
-            yield f"a network stands below {name}, among other things: --part {name} converts it alone"
+            yield (
+                f"{name} contains a network and other entries; use --part {name} to convert only the network"
+            )
         elif name in _AVERAGES:
-            yield f"an average of the weights stands below {name}: --part {name} converts it alone"
+            yield f"{name} contains an average of the weights; use --part {name} to convert only that"
 
 
 class WeightNormSource(NamedTuple):
@@ -701,12 +703,16 @@ def describe_weight_norm(tree: Tree) -> Iterator[str]:
     """Yield a sentence for weights stored in parts, with the option that folds them into one."""
     folds = [pair.leaf.key for pair in _find_pairs(tree)]
     if folds:
-        yield f"{abbreviate_list(folds, 3)}: weight norm stores a direction and a length (--fold-weight-norm makes one)"  # noqa: E501
+        yield (
+            f"{abbreviate_list(folds, 3)}: weight norm stores a direction and a length (use "
+            "--fold-weight-norm to fold them into a single weight)"
+        )
     spectral = [tree.names[path] for path, _ in tree.tensors() if _SPECTRAL.fullmatch(_key_name(path))]
     if spectral:
         yield (
-            f"{abbreviate_list(spectral, 3)}: the weight of spectral norm depends on its power iteration (save the "  # noqa: E501
-            "model after torch.nn.utils.parametrize.remove_parametrizations or remove_spectral_norm)"
+            f"{abbreviate_list(spectral, 3)}: the weight of spectral norm depends on its power iteration "
+            "(before saving the model, use torch.nn.utils.parametrize.remove_parametrizations or "
+            "remove_spectral_norm)"
         )
 
 

@@ -431,7 +431,7 @@ def policy_network(
             found=format_count(len(wiring.action_high), "bound"),
         )
     if wiring.head not in HEADS:
-        raise UsageError(f"no action map is called {wiring.head!r}", hint=f"there are {', '.join(HEADS)}")
+        raise UsageError(f"unknown action map {wiring.head!r}", hint=f"choose from {', '.join(HEADS)}")
     if part.program is not None:
         builder = _start_from_program(part.program, wiring, seen)
     elif front is not None:
@@ -465,12 +465,14 @@ def _start_from_program(program: Program, wiring: NetworkSettings, seen: Shapes 
         builder.add(Flatten())
     elif given != shape:
         raise EnvironmentMismatchError(
-            "the policy does not take observations of this shape",
+            "the policy does not accept observations of this shape",
             expected=str(list(shape)),
             found=str(list(given)),
         )
     if wiring.obs_norm is not None and len(shape) > 1:
-        raise UnsupportedError("statistics of images, or of several inputs, are not applied yet")
+        raise UnsupportedError(
+            "normalisation statistics of images or of several inputs are not supported yet"
+        )
     _add_normalization(builder, wiring, shape[0])
     add_program(builder, program)
     return builder
@@ -487,7 +489,7 @@ def q_network(
     first, _ = layer_widths(agent, part)
     if first not in (obs_dim, obs_dim + act_dim):
         raise MappingError(
-            f"{part.title} does not take this agent's observations and actions",
+            f"{part.title} does not accept this agent's observations and actions",
             expected=f"{obs_dim + act_dim} or {obs_dim} inputs",
             found=str(first),
         )
@@ -512,7 +514,9 @@ def value_network(agent: Tree, part: AgentNetwork, wiring: NetworkSettings) -> N
 def _require_rows(front: PolicyEncoder, wiring: NetworkSettings) -> None:
     """Raise UnsupportedError for statistics of images or of several inputs."""
     if wiring.obs_norm is not None and (len(front.streams) > 1 or front.streams[0].image):
-        raise UnsupportedError("statistics of images, or of several inputs, are not applied yet")
+        raise UnsupportedError(
+            "normalisation statistics of images or of several inputs are not supported yet"
+        )
 
 
 def _add_normalization(builder: NetworkBuilder, wiring: NetworkSettings, width: int) -> None:
@@ -522,7 +526,7 @@ def _add_normalization(builder: NetworkBuilder, wiring: NetworkSettings, width: 
     mean, var = (np.asarray(norm[name], np.float64) for name in ("mean", "var"))
     if len(mean) != width or len(var) != len(mean):
         raise EnvironmentMismatchError(
-            "the observation statistics have another size than the network",
+            "the observation statistics and the network have different sizes",
             expected=str(width),
             found=str(len(mean)),
         )
@@ -569,7 +573,7 @@ def _make_activation(hidden: tuple[str, ...], number: int) -> Activation:
     name = hidden[min(number, len(hidden) - 1)] if hidden else "linear"
     if name not in get_args(ActivationName):
         known = ", ".join(get_args(ActivationName))
-        raise UsageError(f"no activation is called {name!r}", hint=f"there are {known}")
+        raise UsageError(f"unknown activation {name!r}", hint=f"choose from {known}")
     return Activation(cast(ActivationName, name))
 
 

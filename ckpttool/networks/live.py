@@ -127,10 +127,10 @@ def copy_values(skeleton: Tree, tree: Tree) -> Tree:
     if found.unfilled:
         names = [display(path) for path in found.unfilled]
         more = format_count(len(names), "more tensor")
-        raise MappingError(f"nothing has the name of {abbreviate_list(names, 3)}", expected=more)
+        raise MappingError(f"no tensor found with the name of {abbreviate_list(names, 3)}", expected=more)
     for row in found.different:
         raise MappingError(
-            "the tensors of one name do not fit",
+            "tensors of the same name differ in type or shape",
             path=display(row.path),
             expected=_format_type(row.live),
             found=_format_type(row.stored),
@@ -170,7 +170,7 @@ class VariableMatcher:
                 self.unused.append(path)
 
     def _slots(self, tree: Tree, path: Path, leaf: Leaf) -> list[Any]:
-        """Return the slot variable of a live Keras 2 optimizer for the entry."""
+        """Return the slot variables of a live Keras 2 optimizer for the entry."""
         names = tuple(live_trees.edge_names(path))
         if leaf.slot is None or leaf.of is None or "slots" not in names:
             return []
@@ -353,12 +353,12 @@ def _step_reason(holder: Any, held: Any, step: PathStep) -> str:
         return f"in a {_class_name(held)} that is not tracked"
     if live_trees.holds_variables(held):
         return f"in a {_class_name(held)} that the {_class_name(holder)} does not track"
-    return f"in a {_class_name(held)}, which is no {'Module' if _is_torch(holder) else 'Trackable'}"
+    return f"in a {_class_name(held)}, which is not a {'Module' if _is_torch(holder) else 'Trackable'}"
 
 
 def _untracked_reason(holder: Any, held: Any, step: PathStep) -> str:
     if live_trees.is_array(held):
-        return "an array of NumPy, which no framework saves"
+        return "a NumPy array, which no framework saves"
     if not live_trees.is_torch_module(holder):
         return f"not tracked by the {_class_name(holder)} that holds it"
     without = live_trees.own_attributes(holder).get("_non_persistent_buffers_set") or ()
@@ -516,7 +516,7 @@ def assign(values: Iterable[tuple[str, Any, Leaf]]) -> None:
             raise
         name = staged[len(done)].name
         reason = str(error).strip().partition("\n")[0]
-        raise UnsupportedError(f"the tensor cannot be changed: {reason}", path=name) from error
+        raise UnsupportedError(f"cannot change the tensor: {reason}", path=name) from error
 
 
 def _stage_assignment(name: str, variable: Any, leaf: Leaf) -> _TorchAssignment | _VariableAssignment:
@@ -524,7 +524,7 @@ def _stage_assignment(name: str, variable: Any, leaf: Leaf) -> _TorchAssignment 
     if said is None or said[1] != leaf.shape or not dtypes.same_family(said[0], leaf.dtype):
         expected = "a tensor with a shape" if said is None else f"{said[0]}{list(said[1])}"
         found = f"{leaf.dtype}{list(leaf.shape)}"
-        raise MappingError("the value does not fit the model", path=name, expected=expected, found=found)
+        raise MappingError("the value does not match the model", path=name, expected=expected, found=found)
     if hasattr(variable, "assign"):
         return _VariableAssignment(name, variable, leaf, said[0])
     return _TorchAssignment(name, variable, leaf)
@@ -536,13 +536,15 @@ class _TorchAssignment:
     def __init__(self, name: str, held: Any, leaf: Leaf) -> None:
         if held.is_meta:
             raise UnsupportedError(
-                "the model is on the meta device and has no memory for a value",
+                "the model is on the meta device and has no memory for values",
                 path=name,
-                hint="model.to_empty(device=...) gives it some",
+                hint="allocate memory with model.to_empty(device=...)",
             )
         torch: Any = sys.modules["torch"]
         if held.is_inference() and not torch.is_inference_mode_enabled():
-            raise UnsupportedError("the tensor was made in inference mode and changes only there", path=name)
+            raise UnsupportedError(
+                "the tensor was created in inference mode and can be changed only there", path=name
+            )
         self.name, self._held = name, held
         self._next = to_torch(leaf).to(held.dtype)
 

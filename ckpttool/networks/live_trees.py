@@ -649,8 +649,8 @@ def _torch_bytes(tensor: Any) -> bytes:
         raise UnsupportedError("the tensor is on the meta device and has no value")
     if str(tensor.layout) != "torch.strided":
         raise UnsupportedError(
-            f"a live tensor of layout {str(tensor.layout).removeprefix('torch.')} has no dense value",
-            hint="flatten its to_dense()",
+            f"a live tensor with layout {str(tensor.layout).removeprefix('torch.')} has no dense value",
+            hint="flatten the result of its to_dense()",
         )
     try:
         here = tensor.detach().cpu().resolve_conj().resolve_neg()
@@ -660,7 +660,7 @@ def _torch_bytes(tensor: Any) -> bytes:
         return _little_endian(flat.numpy(), here.element_size() // (2 if here.is_complex() else 1))
     except (RuntimeError, TypeError, NotImplementedError) as error:
         reason = str(error).partition("\n")[0]
-        raise UnsupportedError(f"the value of a {type(tensor).__name__} cannot be read: {reason}") from error
+        raise UnsupportedError(f"cannot read the value of a {type(tensor).__name__}: {reason}") from error
 
 
 def _little_endian(data: Any, width: int) -> bytes:
@@ -677,7 +677,7 @@ def _tensor_bytes(tensor: Any) -> bytes:
     except (AttributeError, NotImplementedError, RuntimeError, ValueError) as error:
         # A TensorFlow 1 graph variable, a deleted one, or one inside a traced function.
         raise UnsupportedError(
-            f"the value of a {type(tensor).__name__} cannot be read: {str(error).partition(chr(10))[0]}",
+            f"cannot read the value of a {type(tensor).__name__}: {str(error).partition(chr(10))[0]}",
             hint="read it in eager mode, or save it and read the checkpoint",
         ) from error
     array = np.asarray(found)
@@ -990,7 +990,7 @@ def flatten_with_path(
 
     """
     if is_tensor(obj):
-        raise UsageError("a tensor has nothing below it", hint="flatten a list or dict that holds it")
+        raise UsageError("a tensor has no children", hint="flatten a list or dict that contains it")
     walk = LiveWalk(enter or holds_variables, recursive, attribute_traversal_key, most)
     wanted = predicate or is_tensor
     made, names = LiveTreeBuilder(), TorchNames(obj, most)

@@ -273,13 +273,13 @@ def call_factory(name: str, arguments: Any) -> Any:
     """
     where, colon, what = name.partition(":")
     if not (where and colon and what):
-        raise UsageError("--like takes package.module:factory", found=name)
+        raise UsageError("--like requires package.module:factory", found=name)
     found = _import_module(where, name)
     for part in what.split("."):
         if not hasattr(found, part):
             close = difflib.get_close_matches(part, dir(found), 1)
             hint = f"did you mean {close[0]}" if close else None
-            raise UsageError(f"{where} has no {what}", hint=hint)
+            raise UsageError(f"{where} has no attribute {what}", hint=hint)
         found = getattr(found, part)
     if not callable(found) or (arguments is None and is_model(found)):
         return found
@@ -295,28 +295,28 @@ def find_user_module(name: str) -> None:
     other = search_paths.enable_user_module(name)
     if other is not None:
         raise UsageError(
-            f"two modules are called {name}: one is installed, the other is in the working directory",
+            f"two modules are named {name}: one is installed, the other is in the working directory",
             file=other,
-            hint="rename the file, or name its folder in PYTHONPATH if it is the one that is meant",
+            hint="rename the file, or add its folder to PYTHONPATH to select it",
         )
 
 
 def _import_module(where: str, name: str) -> Any:
     if where.endswith(".py") or os.sep in where:
         hint = "--like {}".format(name.replace(".py:", ":").replace(os.sep, "."))
-        raise UsageError("--like takes the name of a module, not of a file", found=where, hint=hint)
+        raise UsageError("--like requires the name of a module, not of a file", found=where, hint=hint)
     find_user_module(where)
     try:
         return importlib.import_module(where)
     except ModuleNotFoundError as error:
         missing = error.name or ""
         if where == missing or where.startswith(missing + "."):
-            hint = "the current folder and PYTHONPATH are searched"
-            raise UsageError(f"there is no module {missing}", hint=hint) from error
+            hint = "modules are searched in the current folder and PYTHONPATH"
+            raise UsageError(f"no module named {missing}", hint=hint) from error
         python = f"{sys.version_info[0]}.{sys.version_info[1]} ({sys.executable})"
         raise UsageError(
-            f"{where} imports {missing}, which Python {python} does not have",
-            hint="--python names the interpreter of the environment that the model needs",
+            f"{where} imports {missing}, which is not installed for Python {python}",
+            hint="use --python to select the interpreter of the model's environment",
         ) from error
     except (Exception, SystemExit) as error:
         raise UsageError(f"importing {where} raises {last_error_line(error)}") from error
@@ -437,7 +437,7 @@ def call_model(model: Any, shapes: list[list[int]], trace: Any = None) -> None:
     if not shapes:
         raise UsageError(
             "the model has no weights before its first call",
-            hint="--input-shape 17 or --input-shape 84,84,4 tells what it is called with",
+            hint="pass its input shape, e.g. --input-shape 17 or --input-shape 84,84,4",
         )
     first = None
     for dtype in ("float32", "int32"):
@@ -580,7 +580,7 @@ def _make_checkpoint(model: Any) -> Any:
         return tensorflow.train.Checkpoint(model)
     except TypeError:
         raise UnsupportedError(
-            f"TensorFlow {tensorflow.__version__} saves no object as a whole", hint="--to keras"
+            f"TensorFlow {tensorflow.__version__} cannot save an object as a whole", hint="use --to keras"
         ) from None
 
 
@@ -643,7 +643,7 @@ def _keras_weights(layer: Any) -> dict[str, Any]:
     """Return a layer's own weights by name as arrays; raise ValueError if it contains layers."""
     variables = list(layer.weights)
     if any(is_keras_layer(value) for _, value in iter_attributes(vars(layer))):
-        raise ValueError("a layer with others in it")
+        raise ValueError("the layer contains other layers")
     return {
         _attribute_name(layer, each) or str(each.name).partition(":")[0]: each.numpy() for each in variables
     }
@@ -784,7 +784,7 @@ def _saves_from_session(model: Any) -> bool:
     if not is_tf_module(model) and ("keras", "Layer") in class_bases(model):
         backend = sys.modules["keras"].config.backend()
         if backend != "tensorflow":
-            raise UnsupportedError(f"this Keras computes with {backend}", hint="--to keras")
+            raise UnsupportedError(f"this Keras uses the {backend} backend", hint="use --to keras")
         return False
     # Before 2.4 tf.train.Checkpoint accepts no root object.
     return _tensorflow_version() < (2, 4) or not _is_eager()
@@ -814,7 +814,7 @@ def build_torch(model: Any, shapes: list[list[int]], guessed: list[list[int]]) -
         raise UsageError(
             "the model has parameters without a shape before its first call",
             path=lazy[0],
-            hint="--input-shape 17 or --input-shape 4,84,84 tells what it is called with",
+            hint="pass its input shape, e.g. --input-shape 17 or --input-shape 4,84,84",
         )
     if not (shapes or lazy):
         # A configuration indicates images with channels last.
@@ -882,7 +882,7 @@ def _follow_torch_call(model: Any, shapes: list[list[int]]) -> dict[int, dict[st
 def _torch_tensors(module: Any) -> dict[str, Any]:
     """Return a module's own tensors by name as arrays; raise ValueError if it contains modules."""
     if vars(module).get("_modules"):
-        raise ValueError("a module with others in it")
+        raise ValueError("the module contains other modules")
     held = {**vars(module).get("_parameters", {}), **vars(module).get("_buffers", {})}
     return {name: each.detach().cpu().numpy() for name, each in held.items() if each is not None}
 
@@ -1041,7 +1041,7 @@ def _build(session: ModelSession, message: Message) -> Message:
     if framework is None or isinstance(made, type):
         kind = made.__name__ if isinstance(made, type) else type(made).__name__
         raise UsageError(
-            "{} makes no model".format(message["factory"]),
+            "{} does not return a model".format(message["factory"]),
             expected="a torch.nn.Module, a keras.Model or a tf.Module",
             found=kind,
         )
@@ -1061,7 +1061,7 @@ def _describe(session: ModelSession, message: Message) -> Message:
 def _save(session: ModelSession, message: Message) -> Message:
     form = message["form"]
     if form not in session.functions.forms:
-        raise UnsupportedError(f"a {session.framework} model is not loaded from this form", found=form)
+        raise UnsupportedError(f"a {session.framework} model cannot be loaded from this form", found=form)
     return {"file": session.functions.save(session.model, message["file"], form)}
 
 
@@ -1074,7 +1074,7 @@ def _load(session: ModelSession, message: Message) -> Message:
     try:
         session.functions.load(session.model, message["file"], message["form"])
     except Exception as error:
-        raise WorkerError("the model does not load what was written: " + last_error_line(error)) from error
+        raise WorkerError("the model cannot load the written file: " + last_error_line(error)) from error
     return {}
 
 

@@ -182,7 +182,7 @@ class Network:
         for node in reversed(self.nodes):
             if isinstance(node.layer, Dense):
                 return int(node.layer.kernel.shape[-1])
-        raise ValueError("a network without a dense layer has no width of its own")
+        raise ValueError("the output width is undefined: the network has no dense layer")
 
 
 def _map_arrays(layer: Layer, change: Callable[[str, np.ndarray], np.ndarray]) -> Layer:
@@ -249,19 +249,19 @@ def _vector_shape(size: int, given: Sequence[Shape]) -> Shape:
 
 def _concat_shape(_layer: Concat, given: Sequence[Shape]) -> Shape:
     if len({shape[:-1] for shape in given}) != 1:
-        raise ValueError("shapes that differ in the last axis alone", _format_shapes(given))
+        raise ValueError("shapes that differ only in the last axis", _format_shapes(given))
     return (*given[0][:-1], sum(shape[-1] for shape in given))
 
 
 def _same_shape(_layer: Layer, given: Sequence[Shape]) -> Shape:
     if len(set(given)) != 1:
-        raise ValueError("one shape", _format_shapes(given))
+        raise ValueError("equal shapes", _format_shapes(given))
     return given[0]
 
 
 def _transpose_shape(layer: Transpose, given: Sequence[Shape]) -> Shape:
     if len(given) != 1 or sorted(layer.axes) != list(range(len(given[0]))):
-        raise ValueError(f"{len(layer.axes)} axes behind the batch", _format_shapes(given))
+        raise ValueError(f"{len(layer.axes)} axes after the batch", _format_shapes(given))
     return tuple(given[0][axis] for axis in layer.axes)
 
 
@@ -339,7 +339,7 @@ def stack_networks(networks: Sequence[Network]) -> Network:
         return first
     found = stack_structure(first)
     if found is None or first.members > 1 or any(stack_structure(other) != found for other in others):
-        raise UsageError("networks of different structures are not stacked")
+        raise UsageError("cannot stack networks of different structures")
     nodes = tuple(
         replace(node, layer=_stack_layers([network.nodes[number].layer for network in networks]))
         for number, node in enumerate(first.nodes)
@@ -399,9 +399,9 @@ def dtype_of(network: Network) -> Dtype:
     names = {array.dtype.name for array in network_arrays(network)} or {"float32"}
     if len(names) > 1 or not names <= {"float32", "float64"}:
         raise UnsupportedError(
-            "a network computes in float32 or in float64",
+            "a network must compute in float32 or float64",
             found=" and ".join(sorted(names)),
-            hint="network.cast('float32') gives every array one type",
+            hint="use network.cast('float32') to convert all arrays to one type",
         )
     return cast(Dtype, names.pop())
 
@@ -416,14 +416,14 @@ def value_shapes(network: Network) -> list[Shape]:
     for number, node in enumerate(network.nodes):
         kind = type(node.layer).__name__
         if not node.inputs or not all(0 <= value < len(found) for value in node.inputs):
-            raise UsageError(f"node {number} ({kind}) takes a value that does not exist before it")
+            raise UsageError(f"node {number} ({kind}) uses a value that is not defined before it")
         given = [found[value] for value in node.inputs]
         try:
             found.append(look_up(RULES, type(node.layer), "network")(node.layer, given))
         except ValueError as error:
             expected, taken = error.args
             raise UsageError(
-                f"node {number} ({kind}) does not fit what it takes", expected=expected, found=taken
+                f"node {number} ({kind}) does not match its inputs", expected=expected, found=taken
             ) from None
     _check_results(network, found)
     return found
@@ -432,7 +432,7 @@ def value_shapes(network: Network) -> list[Shape]:
 def look_up(table: Mapping[Any, Value], key: Any, owner: str) -> Value:
     """Return the table entry of a layer class or activation; raise UnsupportedError if there is none."""
     if key not in table:
-        raise UnsupportedError(f"the {owner} has no {getattr(key, '__name__', key)}")
+        raise UnsupportedError(f"the {owner} does not support {getattr(key, '__name__', key)}")
     return table[key]
 
 
@@ -502,7 +502,7 @@ class InputAdapter:
         """Split the rows among the members: one block each."""
         if any(len(array) % self.members for array in given):
             raise EnvironmentMismatchError(
-                "the observations cannot be divided among the stacked policies",
+                "the number of observations is not divisible by the number of stacked policies",
                 expected=f"a multiple of {self.members}",
                 found=str(len(given[0])),
             )
@@ -516,7 +516,7 @@ class InputAdapter:
         )
         if set(named) != set(self._observed) or not all(array.ndim for array in named.values()):
             raise EnvironmentMismatchError(
-                "the observation does not have the network's inputs",
+                "the observation does not match the network's inputs",
                 expected=", ".join(self._observed),
                 found=", ".join(named) if isinstance(obs, Mapping) else "one array",
             )
@@ -526,7 +526,7 @@ class InputAdapter:
         """Return the state, or zeros before the first step."""
         if len(state) not in {0, len(self._states)}:
             raise UsageError(
-                "the state does not have the network's slots",
+                "the state does not match the network's state slots",
                 expected=str(len(self._states)),
                 found=str(len(state)),
             )
@@ -538,7 +538,7 @@ class InputAdapter:
         flattens = name in self._flattened and array.size == math.prod(wanted) and len(array) == batch
         if array.shape != wanted and not flattens:
             raise EnvironmentMismatchError(
-                f"input {name!r} does not fit the network",
+                f"input {name!r} does not match the network",
                 expected=f"[{', '.join(['batch', *map(str, wanted[1:])])}]",
                 found=str(list(array.shape)),
             )
@@ -570,7 +570,9 @@ def _only_flattened(network: Network) -> frozenset[str]:
 
 def _check_results(network: Network, found: Sequence[Shape]) -> None:
     if not 0 <= network.output < len(found):
-        raise UsageError(f"the network's output is value {network.output} of {len(found)}")
+        raise UsageError(
+            f"the network's output is value {network.output}, but only {len(found)} values exist"
+        )
     names = [name for name, _ in network.inputs]
     for slot in network.states:
         if slot.name not in names or not 0 <= slot.value < len(found) or found[slot.value] != slot.shape:
@@ -637,7 +639,7 @@ def network_from_document(document: dict[str, Any], arrays: Any) -> Network:
             members=int(document["members"]),
         )
     except (KeyError, TypeError, ValueError) as error:
-        raise FormatError(f"a network's document is incomplete: {error!r}") from None
+        raise FormatError(f"incomplete network document: {error!r}") from None
 
 
 def _node_document(prefix: str, node: Node, arrays: dict[str, np.ndarray]) -> dict[str, Any]:

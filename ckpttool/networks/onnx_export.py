@@ -190,7 +190,8 @@ def _clip(graph: _OnnxGraphBuilder, layer: Clip, x: str) -> str:
 def _require_float32(graph: _OnnxGraphBuilder, what: str, operator: str) -> None:
     if graph.dtype != "float32":
         raise UnsupportedError(
-            f"the {_OWNER} has no {what} in {graph.dtype}", hint=f"onnxruntime has no {operator} there"
+            f"the {_OWNER} does not support {what} in {graph.dtype}",
+            hint=(f"onnxruntime does not implement {operator} in this type"),
         )
 
 

@@ -107,8 +107,8 @@ def _resolve_device(device: str) -> str:
     offered |= {f"cuda:{n}": f"gpu:{n}" for n in range(len(gpus))}
     if device not in offered:
         raise UsageError(
-            f"tensorflow {tf.__version__} has no device {device!r} here",
-            hint=f"there are {', '.join(offered)}",
+            f"device {device!r} is not available to tensorflow {tf.__version__}",
+            hint=f"available devices: {', '.join(offered)}",
         )
     for gpu in gpus:
         # Otherwise TensorFlow reserves all GPU memory. Once it runs, the setting is the application's choice.

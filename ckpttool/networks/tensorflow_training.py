@@ -22,7 +22,7 @@ class TensorFlowEngine:
     def __init__(self, learner: Learner) -> None:
         if not keras.__version__.startswith("3.") or keras.backend.backend() != "tensorflow":
             raise UnsupportedError(
-                "a step of training in TensorFlow is made by Keras 3 on TensorFlow",
+                "training steps in TensorFlow require Keras 3 with the TensorFlow backend",
                 found=f"Keras {keras.__version__}",
             )
         with tf.device("cpu:0"):

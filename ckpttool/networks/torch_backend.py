@@ -103,20 +103,20 @@ def device_error(error: BaseException, device: str) -> DeviceError | None:
     if has(_BUSY):
         return DeviceError(
             f"{device} is busy or unavailable",
-            hint="another process holds it exclusively (nvidia-smi lists them), or use --device cpu",
+            hint="end the process that holds it exclusively (see nvidia-smi), or use --device cpu",
         )
     if has(_NO_CODE):
         return DeviceError(
-            f"this PyTorch has no code for {_device_capability(device)}",
+            f"this PyTorch build has no code for {_device_capability(device)}",
             found=_built_architectures(),
             hint="use --device cpu",
         )
     if reason := missing_device_reason(error):
-        return DeviceError(f"{device} cannot be used: {reason}", hint="use --device cpu")
+        return DeviceError(f"cannot use {device}: {reason}", hint="use --device cpu")
     if has(_BROKEN):
         return DeviceError(
             f"{device} failed: {first_line(error)}",
-            hint="restart the program: this process cannot use the GPU any more",
+            hint="restart the program: this process can no longer use the GPU",
         )
     return DeviceError(f"{device} failed: {first_line(error)}", hint="use --device cpu")
 
@@ -132,9 +132,9 @@ def missing_device_reason(error: BaseException) -> str | None:
         return f"the NVIDIA driver is too old for this PyTorch{supported}"
     if any(words in text for words in _NO_DEVICE):
         visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-        return "there is no GPU" if visible is None else f"CUDA_VISIBLE_DEVICES is {visible!r}"
+        return "no GPU found" if visible is None else f"CUDA_VISIBLE_DEVICES is {visible!r}"
     if any(words in text for words in _NO_DRIVER):
-        return "there is no NVIDIA driver" if "found no" in text else first_line(error)
+        return "no NVIDIA driver found" if "found no" in text else first_line(error)
     return None
 
 
@@ -318,7 +318,7 @@ class TorchPolicy:
         failure.message += f" for {rows:,} rows"
         failure.expected = f"at most {most:,} rows" if most else None
         failure.hint = (
-            f"--num-envs {most // self.inputs.members}" if most else "free memory, or use --device cpu"
+            f"use --num-envs {most // self.inputs.members}" if most else "free memory, or use --device cpu"
         )
         raise failure
 
@@ -394,8 +394,9 @@ def _resolve_device(device: str) -> torch.device:
     offered |= {f"cuda:{n}": f"cuda:{n}" for n in range(count)}
     if device not in offered:
         raise UsageError(
-            f"torch {torch.__version__} has no device {device!r} here",
-            hint=f"there are {', '.join(offered)}" + ("" if count else f"; {_missing_cuda_reason()}"),
+            f"device {device!r} is not available to torch {torch.__version__}",
+            hint=f"available devices: {', '.join(offered)}"
+            + ("" if count else f"; {_missing_cuda_reason()}"),
         )
     return torch.device(offered[device])
 

@@ -155,7 +155,7 @@ class _ShapeBuffers:
                 self.graph, _ = capture_graph(self._device_part, self._place, pool=pool, warm_ups=1)
         except (UnsupportedError, RuntimeError) as error:
             # If the device itself has failed, the next kernels raise the error.
-            reason = "its memory does not fit" if is_out_of_memory(error) else first_line(error)
+            reason = "not enough memory" if is_out_of_memory(error) else first_line(error)
             warnings.warn(f"running without a CUDA graph: {reason}", RuntimeWarning, stacklevel=4)
             traceback.clear_frames(error.__traceback__)
             return
@@ -308,7 +308,7 @@ def _capture_once(
         if collecting:
             gc.enable()
     raise UnsupportedError(
-        f"an operation cannot be captured in a CUDA graph: {reason}",
+        f"cannot capture an operation in a CUDA graph: {reason}",
         hint="compute without reading values on the host, or build the policy with graphs=False",
     )
 

@@ -106,7 +106,7 @@ class ChildProcess:
                 )
         except OSError as error:
             self.stop(None)
-            raise UsageError(f"{self._python} cannot be run: {error.strerror}") from None
+            raise UsageError(f"cannot run {self._python}: {error.strerror}") from None
 
     def request(self, do: str, values: Message) -> Message:
         """Send one request and return its answer; raise the other side's error in this process."""
@@ -195,7 +195,7 @@ class ChildProcess:
     def _late(self) -> WorkerError:
         self._end(0.0)
         return WorkerError(
-            f"the {self.name} did not answer within {self._timeout:g} s{_last_words(self._log)}"
+            f"the {self.name} did not respond within {self._timeout:g} s{_last_words(self._log)}"
         )
 
     def _ended(self) -> WorkerError:
@@ -204,8 +204,8 @@ class ChildProcess:
 
 def ended_error(name: str, status: int, log: Path) -> WorkerError:
     """Return the error for an ended process, with the last lines of its standard error."""
-    reason = f"by {signal.Signals(-status).name}" if status < 0 else f"with status {status}"
-    return WorkerError(f"{name} ended {reason}{_last_words(log)}")
+    reason = f"was killed by {signal.Signals(-status).name}" if status < 0 else f"exited with status {status}"
+    return WorkerError(f"{name} {reason}{_last_words(log)}")
 
 
 def _last_words(path: Path) -> str:
@@ -215,7 +215,7 @@ def _last_words(path: Path) -> str:
         text = log.read().decode("utf-8", "replace")
     plain = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]|[^\x20-\x7e\xa0-\U0010ffff\n]", "", text)
     lines = [line.rstrip() for line in plain.splitlines() if line.strip()]
-    return "; it last said: " + " | ".join(lines[-LAST_LINES:]) if lines else ""
+    return "; last output: " + " | ".join(lines[-LAST_LINES:]) if lines else ""
 
 
 def _write_line(child: subprocess.Popen[bytes], line: bytes) -> None:
@@ -273,9 +273,9 @@ def _parse_arguments(text: str | None) -> Any:
     try:
         found = json.loads(text)
     except ValueError as error:
-        raise UsageError(f"--like-args is no JSON: {error}", found=text[:100]) from None
+        raise UsageError(f"--like-args is not valid JSON: {error}", found=text[:100]) from None
     if not isinstance(found, list | dict):
-        raise UsageError("--like-args takes a JSON object or list", found=text[:100])
+        raise UsageError("--like-args requires a JSON object or list", found=text[:100])
     return found
 
 
@@ -283,7 +283,7 @@ def parse_input_shape(text: str) -> tuple[int, ...]:
     """Parse a shape such as `84,84,4`; raise UsageError if it is invalid."""
     parts = text.replace("x", ",").split(",")
     if not all(part.strip().isdecimal() and int(part) for part in parts):
-        raise UsageError("a shape is written as 84,84,4", found=text)
+        raise UsageError("invalid shape; write it as 84,84,4", found=text)
     return tuple(map(int, parts))
 
 
@@ -476,7 +476,7 @@ def _train(session: WorkerSession, message: Message) -> Message:
     learner, batches = train_step.read_learner(message["learner"], session.folder)
     learn = getattr(session.backend, "learn", None)
     if learn is None:
-        raise UnsupportedError(f"backend {session.name} does not train")
+        raise UnsupportedError(f"backend {session.name} does not support training")
     return train_step.write_trained(train_learner(learn(learner), learner, batches), session.folder)
 
 

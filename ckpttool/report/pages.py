@@ -473,7 +473,7 @@ def _change_sentences(change: ChangedEntry, values: ArrayDifference) -> Iterator
     if len(set(kinds)) > 1:
         yield " → ".join(kinds)
     if values.nans:
-        yield f"NaN in one alone {values.nans:,}"
+        yield f"NaN on one side only: {values.nans:,}"
 
 
 def _describe_entry(entry: Entry) -> str:
@@ -524,14 +524,14 @@ class ConversionSection:
 
 def read_conversion(file: str, sha256: str) -> ConversionSection:
     """Read a sidecar or the output of `convert --json`; raise FormatError for other files."""
-    found = text.load_json(file, "the conversion's report", "sidecar_bytes")
+    found = text.load_json(file, "the conversion report", "sidecar_bytes")
     if "target_sha256" in found:
         return conversion_from_sidecar(sidecar.read_sidecar(file), sha256)
     if not isinstance(found.get("mapped"), list):
         raise FormatError(
-            "this is no report of a conversion",
+            "not a conversion report",
             file=file,
-            expected="a sidecar, or what convert --json prints",
+            expected="a sidecar or the output of convert --json",
         )
     unmapped = tuple(
         (word, each) for word in ("unused", "missing") for each in _format_items(found.get(word))
@@ -672,7 +672,7 @@ def read_evaluations(files: Sequence[str]) -> EvaluationSection:
         played = whole.get("evaluations", [whole])
         if not isinstance(played, list) or not all(_is_evaluation(each) for each in played):
             raise FormatError(
-                "this is no evaluation", file=file, expected="what ckpttool eval --json or --out writes"
+                "not an evaluation", file=file, expected="the output of ckpttool eval --json or --out"
             )
         results += [_read_evaluation(each) for each in played]
         curves += [*_mean_curves(whole.get("curve")), *_logged_curves(whole.get("training_curves"))]
