@@ -20,13 +20,13 @@ GPU_BUNDLE_ARGS ?= --python 3.12
 
 # What `make quick` tests: modules that take seconds. `make test` runs all.
 QUICK := algorithms behind check checkpoint_state cli comparison convert decorations diff documents drawing \
-	format_npz format_sharded format_tensor_bundle forms hdf5_answer inspect knowledge layers layouts \
+	format_npz format_sharded format_tensor_bundle forms golden hdf5_answer inspect knowledge layers layouts \
 	limits mapping_inert nestings network newcomer object_graph optimizer_forms plugins quiet reference_scores rule_files \
 	rule_parts rules samples schemas sidecar sniff solver source stacking statistics stats strips structure \
 	training_curve undo variables wire_npy wire_pickle wire_protobuf wire_sstable wire_writers wire_zip \
 	writing
 
-.PHONY: demo test quick lint types tests nightly bench gpu gpu-bundle fuzz docs site dist clean
+.PHONY: demo test quick lint types tests golden nightly bench gpu gpu-bundle fuzz docs site dist clean
 
 # The demo needs no framework to look and convert; it plays and verifies with both.
 demo: $(VENV)/.installed
@@ -48,6 +48,10 @@ types: $(VENV)/.installed
 
 tests: $(VENV)/.installed
 	$(BIN)/pytest -n auto
+
+# Writes the texts that people see (tests/golden) as they are now: review the difference.
+golden: $(VENV)/.installed
+	$(BIN)/pytest -n auto --golden -m ""
 
 # What takes minutes and changes with few commits: tests of many cases, all cells of docs/everyday.md against the recorded ones, the
 # agents of the RL libraries that are installed, every kind of layer with every hyper-parameter in both frameworks, and

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from ckpttool.core import Plugin, Tree
     from ckpttool.libraries import RecognizedAgent
     from ckpttool.networks import Worker
+    from tests.golden_texts import Golden
 
 # A law that fails in one of a thousand cases is found in some run; the suite has ten minutes for all laws.
 # How long an example takes says more of the machine than of the law.
@@ -160,6 +161,17 @@ def pytest_configure() -> None:
             signal.signal(number, _ignore)
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Add `--golden`, which writes the golden texts instead of comparing them."""
+    parser.addoption("--golden", action="store_true", help="write tests/golden and run only its tests")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """With `--golden`, run only the tests that have golden texts."""
+    if config.getoption("--golden"):
+        items[:] = [each for each in items if "golden" in getattr(each, "fixturenames", ())]
+
+
 def pytest_runtest_setup(item: pytest.Item) -> None:
     """Skip what needs the shared corpus of real checkpoints, or a framework, where that is absent."""
     if item.get_closest_marker("corpus") and not CORPUS.is_dir():
@@ -249,6 +261,19 @@ def libraries_behind_their_rows(request: pytest.FixtureRequest, monkeypatch: pyt
         return allowed(rows, tree, name)
 
     monkeypatch.setattr(recognize, "_collect_claims", asked_all)
+
+
+@pytest.fixture
+def golden(request: pytest.FixtureRequest) -> Golden:
+    """Compare a text with the one recorded for this test; paths of this run are replaced."""
+    from tests.golden_texts import Golden
+
+    replaced = {}
+    if "tmp_path" in request.fixturenames:
+        replaced[str(request.getfixturevalue("tmp_path"))] = "TMP"
+    replaced[str(ROOT)] = "ROOT"
+    update = bool(request.config.getoption("--golden"))
+    return Golden(request.module.__name__, request.node.name, replaced=replaced, update=update)
 
 
 @pytest.fixture
