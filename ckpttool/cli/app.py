@@ -461,4 +461,4 @@ def _convert_usage_error(error: Any, text: str) -> UsageError:
         return UsageError(
             f"unknown command {word!r}", hint=f"to inspect it: {format_command('inspect', word)}"
         )
-    return UsageError(text.rstrip("."), hint=f"{command} --help")
+    return UsageError(text[:1].lower() + text[1:].rstrip("."), hint=f"{command} --help")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import sys
 import time
 from collections import Counter
@@ -573,10 +572,6 @@ def _remark_lines(found: Sweep) -> list[str]:
     ]
 
 
-# Assumptions about the position of layers, which change every action if they are wrong.
-_PLACES = re.compile("layer norms (stand )?before|no sums with")
-
-
 def _evaluation_lines(one: Evaluation) -> list[str]:
     played, result = one.rollout, one.statistics
     lines = [f"{clean(urls.display_url(one.checkpoint))} in {clean(one.env)}"]
@@ -659,7 +654,9 @@ def _assumption_lines(one: Evaluation) -> list[str]:
     decisive = {
         each.value: each.hint
         for each in assumed
-        if each.hint or each.what == "custom code" or _PLACES.match(each.value)
+        if each.hint
+        or each.what == "custom code"
+        or each.value.startswith((sidecar.NORMS_BEFORE, sidecar.NO_RESIDUALS))
     }
     if not decisive:
         return []

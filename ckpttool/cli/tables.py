@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import io
 import re
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
@@ -187,21 +188,29 @@ def _assumptions(done: ConversionResult) -> tuple[str, ...]:
     return tuple(dict.fromkeys((*done.report.assumed, *sidecar.assumption_sentences(done.ledger))))
 
 
+# What the summary of a conversion calls the most frequent rules; others keep the name that receipts store.
+_RULE_RESULTS = {"keep": "unchanged", "transpose": "transposed", "as a number": "stored as numbers"}
+
+
 def _count_rules(report: MappingReport) -> str:
-    """Return the number of mapped entries, in total and by rule."""
-    rules = sorted({m.rule for m in report.mapped})
+    """Return the number of converted entries, in total and by rule, the most frequent first."""
+    rules = Counter(_RULE_RESULTS.get(m.rule, m.rule) for m in report.mapped)
     # A chain of rules contains commas itself.
     between = "; " if any("," in rule for rule in rules) else ", "
-    counted = between.join(f"{sum(m.rule == rule for m in report.mapped)} {rule}" for rule in rules)
+    counted = between.join(f"{count} {rule}" for rule, count in sorted(rules.items(), key=_by_frequency))
     mapped = format_count(len(report.mapped), "entry converted", "entries converted")
     return wrap_sentence(f"{mapped}{': ' if counted else ''}{counted}")
+
+
+def _by_frequency(counted: tuple[str, int]) -> tuple[int, str]:
+    return -counted[1], counted[0]
 
 
 def _parity_lines(networks: Sequence[Parity]) -> list[str]:
     """Return a line for all networks as exact as A's, and one for each of the others."""
     exact = [n for n in networks if n.within and not n.error_a]
-    alike = f"{format_count(len(exact), 'network read back computes', 'networks read back compute')} what was read"  # noqa: E501
-    return [alike] * bool(exact) + [
+    identical = format_count(len(exact), "network gives", "networks give")
+    return [f"verified: {identical} identical outputs after reading back"] * bool(exact) + [
         f"{clean(n.name)}: {format_count(n.n, 'output')}, error vs. float64 at most {n.error_b:.2e} "
         f"(NumPy: {n.error_a:.2e})"
         for n in networks
@@ -275,7 +284,7 @@ def _verification_verdict(found: Verification) -> str:
     if not found.within:
         differ = [*wrong, *(part for part in parts if part not in wrong)]
         moved = ["updates"] if found.training is not None and not found.training.within else []
-        return wrap_sentence(f"FAIL: NOT the same agent: {clean(abbreviate_list([*differ, *moved], 8))}")
+        return wrap_sentence(f"FAIL: the agents differ: {clean(abbreviate_list([*differ, *moved], 8))}")
     if sidecar.has_open_entries(found.ledger):
         return f"FAIL: {networks} match, but a fact that affects the actions was not used"
     if found.contents is None:

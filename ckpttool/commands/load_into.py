@@ -43,7 +43,14 @@ from ckpttool.libraries.activation_orders import with_orders
 from ckpttool.libraries.recognize import recognize_checkpoint
 from ckpttool.libraries.schema import RUN, RecognizedAgent
 from ckpttool.mapping import fill_model, user_rules
-from ckpttool.mapping.fill_model import STATES, FillSource, MatchOptions, ModelModule, Skeleton
+from ckpttool.mapping.fill_model import (
+    NO_SOURCE_LAYER,
+    STATES,
+    FillSource,
+    MatchOptions,
+    ModelModule,
+    Skeleton,
+)
 from ckpttool.mapping.layers import (
     DENSE_OUT_IN,
     LINEAR_IN_OUT,
@@ -781,7 +788,7 @@ def _require_used(met: ModelFillPlan, checkpoint: Checkpoint, part: str | None) 
 
 _OPTION = re.compile(r"--(flatten|unflatten|kind) '([^'=]+)=([^']+)'")
 # The hint of an error for a layer of an unknown class: the layer, and its possible kinds.
-_KIND = re.compile(r"--kind '([^']*)=([^'=]*)' converts it as one(?:, or ((?:\w| )+))?")
+_KIND = re.compile(r"--kind '([^']*)=([^'=]*)' to convert it as one(?:, or ((?:\w| )+))?")
 _ARGUMENT = re.compile(r"(?:flatten|kinds)=\{")
 
 
@@ -813,9 +820,7 @@ def _hint(filling: FillResult, checkpoint: Checkpoint, part: str | None) -> str:
         return f"set part= to one network: {abbreviate_list([each.title for each in binding.parts], _SHOWN)}"
     if filling.ambiguous:
         return filling.ambiguous[0].argument
-    unfit = (
-        note for note in filling.notes if note.startswith("nothing in the source") or _ARGUMENT.search(note)
-    )
+    unfit = (note for note in filling.notes if note.startswith(NO_SOURCE_LAYER) or _ARGUMENT.search(note))
     return next(unfit, "use dry_run=True for the full report, or strict=False to fill what matches")
 
 

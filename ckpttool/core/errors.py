@@ -258,10 +258,10 @@ def abbreviate_list(names: Sequence[str], most: int) -> str:
 
 
 def suggest_choice(word: str, known: Iterable[str]) -> str:
-    """Return the hint for an unknown word: the closest known word, then all of them."""
+    """Return the hint for an unknown word: the closest choice, then all of them."""
     import difflib
 
-    words = list(known)
-    close = difflib.get_close_matches(word, words, 1)
-    meant = f"did you mean {close[0]}; " if close else ""
-    return f"{meant}there {'is' if len(words) == 1 else 'are'} {', '.join(words)}"
+    choices = list(known)
+    close = difflib.get_close_matches(word, choices, 1)
+    suggestion = f"did you mean {close[0]}? " if close else ""
+    return f"{suggestion}{'the only choice is' if len(choices) == 1 else 'choose from'} {', '.join(choices)}"

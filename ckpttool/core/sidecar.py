@@ -381,6 +381,11 @@ NO_ACTIVATIONS = unknown_fact("activation", "the activations", decides=True)
 NO_STATISTICS = unknown_fact("observation statistics", "the observation statistics", decides=True)
 
 
+# Beginnings of assumptions on the position of layers; a wrong one changes every action.
+NORMS_BEFORE = "layer norms before the activations"
+NO_RESIDUALS = "no residual sums"
+
+
 def assumption_entries(what: Topic, sentences: Iterable[str]) -> LedgerEntries:
     """Return an entry for each assumption, given as a whole sentence."""
     return tuple(LedgerEntry("assumed", what, sentence) for sentence in sentences)

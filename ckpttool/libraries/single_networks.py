@@ -21,6 +21,7 @@ from typing import Any, NamedTuple, cast
 from ckpttool.core import plugins
 from ckpttool.core.checkpoint import Checkpoint
 from ckpttool.core.errors import MappingError, UnsupportedError, UsageError, abbreviate_list
+from ckpttool.core.sidecar import NORMS_BEFORE
 from ckpttool.core.tree import Leaf, Path, Tree, ValueLeaf, attr
 from ckpttool.formats import keras_tree, onnx
 from ckpttool.formats.common import Format
@@ -854,7 +855,7 @@ def _insert_norms(
             )
         placed.insert(placed.index(owners[0]) + 1, norm)
     titles = ", ".join("/".join(norm.name) for norm in norms)
-    return tuple(placed), (f"layer norms before the activations: {titles}",) if norms else ()
+    return tuple(placed), (f"{NORMS_BEFORE}: {titles}",) if norms else ()
 
 
 def _norm_follows(dense: ComponentLayer, norm: ComponentLayer) -> bool:

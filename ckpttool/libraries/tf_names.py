@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from ckpttool.core import plugins
 from ckpttool.core.checkpoint import Checkpoint
 from ckpttool.core.errors import CkpttoolError, NotFoundError, UnsupportedError, abbreviate_list
-from ckpttool.core.sidecar import LedgerEntry, unknown_fact
+from ckpttool.core.sidecar import NO_RESIDUALS, NORMS_BEFORE, LedgerEntry, unknown_fact
 from ckpttool.core.text import format_count
 from ckpttool.core.tree import Leaf, Path, Tree, ValueLeaf, attr, display, index
 from ckpttool.formats import tf_object_graph
@@ -97,9 +97,7 @@ def _note_residuals(binding: RecognizedAgent) -> Iterator[LedgerEntry]:
         return
     blocks = dict.fromkeys("/".join(layer.name) for layer in layers if any(map(_BLOCK.search, layer.name)))
     if blocks:
-        yield LedgerEntry(
-            "assumed", "architecture", f"no residual sums in {abbreviate_list(list(blocks), 3)}"
-        )
+        yield LedgerEntry("assumed", "architecture", f"{NO_RESIDUALS} in {abbreviate_list(list(blocks), 3)}")
 
 
 def _number(layer: AgentLayer) -> int | None:
@@ -158,7 +156,7 @@ def _note_norms(binding: RecognizedAgent, framework: str) -> Iterator[str]:
         for one, two in pairwise(part.layers)
     )
     if unclear:
-        yield f"layer norms come before the activations: default of library {binding.layout}"
+        yield f"{NORMS_BEFORE}: default of library {binding.layout}"
 
 
 # --- Activations that a graph or a configuration records ------------------------------------------------

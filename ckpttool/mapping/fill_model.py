@@ -276,6 +276,7 @@ def _add_module_facts(layer: Layer, tree: Tree, parts: Mapping[Name, ModelModule
 
 # Fill a target model's skeleton from a source: pairs of layers, their rules, and open questions.
 
+NO_SOURCE_LAYER = "no source layer fits"  # beginning of a note; load_into shows it first
 _SHOWN = 3
 _SAID = 6
 _OPTIONS = 24
@@ -711,7 +712,7 @@ def _describe_unmatched(
     open_ = [n for n in range(len(ours.candidates)) if n not in filled]
     for number in open_[:_SHOWN]:
         said = f"{ours.title(number)} ({ours.spelled(number)})"
-        yield f"no source layer fits {said}; unused source layers: {named}"
+        yield f"{NO_SOURCE_LAYER} {said}; unused source layers: {named}"
     bare = [theirs.bare[n - len(theirs.layers)] for n in left if n >= len(theirs.layers)]
     if open_ and (options := propose_options(theirs.tree, framework, bare)):
         yield f"tensors outside any layer: use {' '.join(options[:_OPTIONS])} to treat them as layers"
