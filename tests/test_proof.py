@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from ckpttool.commands import convert, network_outputs, plan
+from ckpttool.commands import convert, network_outputs, receipt
 from ckpttool.core import MappingError, sidecar
 from ckpttool.core import Path as TreePath
 from ckpttool.libraries import td3
@@ -96,8 +96,8 @@ def test_a_wrong_mapping_replaces_nothing(monkeypatch: pytest.MonkeyPatch, tmp_p
 
 
 def test_a_head_that_the_receipt_loses(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    receipt = plan.receipt
-    monkeypatch.setattr(plan, "receipt", lambda *given: replace(receipt(*given), head="clip"))
+    written = receipt.conversion_receipt
+    monkeypatch.setattr(receipt, "conversion_receipt", lambda *given: replace(written(*given), head="clip"))
     done = convert.convert(str(TF_SAMPLE), str(tmp_path / "x.pt"))
     assert [n.name for n in done.parity if not n.within] == NETWORKS[:2]
     assert not done.written

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import IO, Any
 
-from ckpttool.commands import evidence, plan, restore, save
+from ckpttool.commands import evidence, receipt, restore, save
 from ckpttool.commands.digest import Digest, DigestRecorder
 from ckpttool.commands.evidence import AgentFacts, add_environment
 from ckpttool.commands.network_outputs import (
@@ -282,9 +282,9 @@ class _TargetWriter:
         if self.heard is not None:
             own = replace(own, sha256=self.heard.digest().sha256)
         if binding is None:
-            own = plan.with_policy_facts(self.checkpoint, found, own, part=options.part)
-            self.proof = OutputVerification(notes=plan.unplayable_note(own))
-        made = plan.receipt(
+            own = receipt.with_policy_facts(self.checkpoint, found, own, part=options.part)
+            self.proof = OutputVerification(notes=receipt.unplayable_note(own))
+        made = receipt.conversion_receipt(
             self.checkpoint, self.plan, own, written, self.back, options.part, self.request.receipt()
         )
         if options.fold_normalizer:

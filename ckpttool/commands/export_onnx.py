@@ -11,7 +11,7 @@ from typing import IO, Any
 
 import numpy as np
 
-from ckpttool.commands import plan, restore
+from ckpttool.commands import receipt, restore
 from ckpttool.commands.evaluate import environment_hint, read_action_bounds
 from ckpttool.commands.evidence import NO_FACTS, AgentFacts
 from ckpttool.commands.network_outputs import (
@@ -284,8 +284,8 @@ def _receipt(agent: Agent, title: str, network: Network, facts: Sidecar, report:
     own = (agent.sidecar.target_sha256 or None) if agent.sidecar is not None else None
     return replace(
         facts,
-        source=plan.describe_source(agent.checkpoint, agent.binding, own, network=title),
-        rules=plan.receipt_rules(report),
+        source=receipt.describe_source(agent.checkpoint, agent.binding, own, network=title),
+        rules=receipt.receipt_rules(report),
         assumed=report.assumed,
         obs_dim=network.input_shapes["obs"][0],  # a critic may have more inputs than the policy
     )

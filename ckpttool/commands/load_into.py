@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from types import TracebackType
 from typing import Any, NamedTuple
 
-from ckpttool.commands import evidence, plan, restore, save
+from ckpttool.commands import evidence, receipt, restore, save
 from ckpttool.commands import options as layer_options
 from ckpttool.commands.digest import Digest
 from ckpttool.commands.general_conversion import describe_sources, read_state_dicts, without_copies
@@ -42,7 +42,7 @@ from ckpttool.libraries import onnx_policies, tf_names
 from ckpttool.libraries.activation_orders import with_orders
 from ckpttool.libraries.recognize import recognize_checkpoint
 from ckpttool.libraries.schema import RUN, RecognizedAgent
-from ckpttool.mapping import fill_model, user_rules
+from ckpttool.mapping import fill_model, orientation, user_rules
 from ckpttool.mapping.fill_model import (
     NO_SOURCE_LAYER,
     STATES,
@@ -407,7 +407,7 @@ def model_source(
     ready = ready._replace(lost=(*lost, *ready.lost))
     framework = _detect_framework(checkpoint, ready.tree, source)
     try:
-        rows = fill_model.group_unnamed_arrays(ready.tree, framework, stated=source is not None)
+        rows = orientation.group_unnamed_arrays(ready.tree, framework, stated=source is not None)
     except MappingError as error:
         raise error.located(file=checkpoint.path) from None
     if not rows.assumed:
@@ -504,7 +504,7 @@ def _count_matches(filling: FillResult) -> dict[str, int]:
 def _detect_framework(checkpoint: Checkpoint, tree: Tree, source: str | None) -> str:
     """Return the framework whose naming the source uses; without evidence, the one that maps more arrays."""
     native = layer_options.format_framework(checkpoint.format)
-    said = fill_model.checkpoint_orientation(checkpoint, tree, native, source)
+    said = orientation.checkpoint_orientation(checkpoint, tree, native, source)
     if said in ("torch", "tensorflow"):
         return said
     counts = {
@@ -880,15 +880,15 @@ def convert_into_model(
         notes = (*made.report.notes, *((said,) if options.verify else ()), str(back.note))
         made = replace(made, report=replace(made.report, notes=notes))
 
-        def receipt(written: Digest, found: Checkpoint) -> Sidecar:
+        def make_receipt(written: Digest, found: Checkpoint) -> Sidecar:
             if options.verify:  # before anything gets its final name
                 beside.prove(found)
-            known = plan.with_policy_facts(checkpoint, found, own, part=options.part, model=True)
+            known = receipt.with_policy_facts(checkpoint, found, own, part=options.part, model=True)
             more = {"cast": True} if options.cast else {}
-            return plan.receipt(checkpoint, made, known, written, back, options.part, more)
+            return receipt.conversion_receipt(checkpoint, made, known, written, back, options.part, more)
 
         how = WriteOptions(checkpoint.files, options.force, options.sync, progress)
-        put = save.write_checkpoint(made.tree, stem, kind, how=how, receipt=receipt)
+        put = save.write_checkpoint(made.tree, stem, kind, how=how, receipt=make_receipt)
         return replace(
             done,
             report=made.report,

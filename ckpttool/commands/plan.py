@@ -5,16 +5,13 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import numpy as np
 
 from ckpttool.commands import general_conversion, options, restore, save
-from ckpttool.commands.digest import Digest, digest_checkpoint
-from ckpttool.commands.inspect import json_value
 from ckpttool.commands.options import (
     TARGETS,
     ConversionRequest,
@@ -24,15 +21,13 @@ from ckpttool.commands.options import (
     prepare_tree,
 )
 from ckpttool.commands.restore import (
-    VerifiedSidecar,
     canonical_tree,
     require_layers,
-    select_network_leaves,
     with_names,
     with_records,
 )
-from ckpttool.commands.save import ReverseConversion, ReverseRecord
-from ckpttool.core import dtypes, plugins, sidecar, text
+from ckpttool.commands.save import ReverseConversion
+from ckpttool.core import dtypes, plugins, sidecar
 from ckpttool.core.checkpoint import Checkpoint
 from ckpttool.core.errors import CkpttoolError, MappingError, UnsupportedError, UsageError, abbreviate_list
 from ckpttool.core.sidecar import LedgerEntries, Sidecar
@@ -41,7 +36,6 @@ from ckpttool.core.text import format_count
 from ckpttool.core.tree import Container, Leaf, Path, Tree, ValueLeaf, attr, display, key
 from ckpttool.libraries import optimizers_write, recognize, schema, tf_names
 from ckpttool.libraries.activation_orders import with_orders
-from ckpttool.libraries.recognize import recognize_checkpoint
 from ckpttool.libraries.schema import (
     NO_LAYOUT,
     NORMALIZER,
@@ -51,7 +45,7 @@ from ckpttool.libraries.schema import (
     add_targets,
 )
 from ckpttool.libraries.write import SAVES
-from ckpttool.mapping import fill_model, flattening, user_rules, wrappers
+from ckpttool.mapping import flattening, orientation, user_rules, wrappers
 from ckpttool.mapping.rules import (
     KEEP,
     Label,
@@ -587,7 +581,7 @@ class _Planner:
         if self.checkpoint.format != options.ONNX:
             tree = with_orders(tree, self.checkpoint, unknown=False)
         try:
-            tree, sources, assumed = fill_model.group_unnamed_arrays(tree, theirs, stated=stated_axes)
+            tree, sources, assumed = orientation.group_unnamed_arrays(tree, theirs, stated=stated_axes)
             if ours == TENSORFLOW:
                 file = self.kind.format == _WEIGHTS_FILE
                 plan = general_conversion.to_tensorflow(tree, given, self.settings, stated, file=file)
@@ -654,12 +648,14 @@ def _is_kept(
     native, ours = options.format_framework(source), options.format_framework(target)
     if source == target or ours == NUMPY:
         return True
-    if {source, target} <= CONTAINERS and (source not in fill_model.NEUTRAL or target in fill_model.NEUTRAL):
+    if {source, target} <= CONTAINERS and (
+        source not in orientation.NEUTRAL or target in orientation.NEUTRAL
+    ):
         return True
     if binding is None:
-        theirs = fill_model.checkpoint_orientation(checkpoint, tree, native, request.options.from_, ours)
+        theirs = orientation.checkpoint_orientation(checkpoint, tree, native, request.options.from_, ours)
         return theirs in (ours, NUMPY)
-    if source in fill_model.NEUTRAL & CONTAINERS:
+    if source in orientation.NEUTRAL & CONTAINERS:
         return options.layout_framework(binding.layout) == ours
     theirs = native
     if theirs != NUMPY:
@@ -673,11 +669,11 @@ def _is_kept(
 def axes_note(checkpoint: Checkpoint, tree: Tree, request: ConversionRequest) -> str | None:
     """Return a note on arrays that keep their axes because their framework is unknown."""
     ours = options.format_framework(request.kind.format)
-    if checkpoint.format not in fill_model.NEUTRAL or ours == NUMPY or request.options.from_ is not None:
+    if checkpoint.format not in orientation.NEUTRAL or ours == NUMPY or request.options.from_ is not None:
         return None
     matrices = [path for path, leaf in tree.tensors() if len(leaf.shape) > 1 and "float" in leaf.dtype]
     native = options.format_framework(checkpoint.format)
-    if not matrices or fill_model.checkpoint_orientation(checkpoint, tree, native, None, ours) != NUMPY:
+    if not matrices or orientation.checkpoint_orientation(checkpoint, tree, native, None, ours) != NUMPY:
         return None
     names = abbreviate_list([display(path) for path in matrices], 3)
     return (
@@ -704,10 +700,10 @@ def _plan_nested(checkpoint: Checkpoint, tree: Tree, kind: TargetKind, *, stated
     No attribute name contains a dot, and consecutive arrays are layers in this order.
     """
     objects = kind.format == _WEIGHTS_FILE or kind.options.get("graph")
-    neutral = checkpoint.format in fill_model.NEUTRAL or _is_handmade(checkpoint)
+    neutral = checkpoint.format in orientation.NEUTRAL or _is_handmade(checkpoint)
     if not objects or not neutral or any(len(path) != 1 for path in tree):
         return None
-    rows = fill_model.group_unnamed_arrays(tree, TENSORFLOW, stated=stated)
+    rows = orientation.group_unnamed_arrays(tree, TENSORFLOW, stated=stated)
     tree = rows.tree
     names = {path: tuple(re.split(r"[./]", str(path[0].value).removesuffix(":0"))) for path in tree}
     below = {name[:depth] for name in names.values() for depth in range(len(name))}
@@ -1041,218 +1037,3 @@ def _is_reverse(known: Sidecar, kind: TargetKind) -> bool:
     # A library's own form is requested by the library's name.
     others = {each.layout for each in TARGETS.values() if each.agent}
     return layout == kind.layout or (not kind.agent and layout not in others)
-
-
-# The receipt of a conversion: the sidecar that records mappings, rules and assumptions.
-
-# Policy facts recorded in a model's configuration or code, not in its weights.
-_RECORDED = frozenset(("activations", "head", "epsilon", "action_low", "action_high", "norm"))
-NO_OPTIONS: Mapping[str, Any] = MappingProxyType({})
-_LONGEST = 1000  # maximum text length in the sidecar, in characters
-
-
-def with_policy_facts(
-    checkpoint: Checkpoint,
-    target: Checkpoint,
-    own: VerifiedSidecar,
-    *,
-    part: str | None = None,
-    model: bool = False,
-) -> VerifiedSidecar:
-    """Return the source's sidecar with what only the source's own code records of its computation.
-
-    The activations of a .keras file, TorchScript or a whole module are in no weights file, and
-    neither are those of the layout of an actor alone. They are carried over if all parameters are the
-    policy's, and the target's policy has the same layers in order. Otherwise `computation` records
-    that the target contains less than the source. For a `part`, and for a user's `model`, no facts
-    are carried over.
-    """
-    # Recorded computations need modules that no agent of a layout needs.
-    from ckpttool.libraries.single_networks import read_computation
-
-    recorded, found = read_computation(checkpoint), _read_policy_facts(checkpoint, target)
-    if found.same_layout or (found.facts is not None and (model or part is not None)):
-        return own
-    if found.facts is not None:
-        known = restore.merge_metadata(own.sidecar, found.facts)
-        if recorded is not None and recorded.code:
-            known = replace(known, computation={"origin": recorded.origin, "code": recorded.code})
-        return replace(own, sidecar=known)
-    # A chain whose class is not in the file: the target contains as much of it as the source.
-    if recorded is None or (own.sidecar is not None and own.sidecar.computation is not None):
-        return own
-    kept = {"origin": recorded.origin, "code": recorded.code, "refused": found.refused[:_LONGEST]}
-    kept = {name: text for name, text in kept.items() if text}
-    return replace(own, sidecar=replace(own.sidecar or Sidecar(""), computation=kept))
-
-
-class _PolicyFacts(NamedTuple):
-    """Facts of a policy that go with its target, or why the policy cannot be played.
-
-    `same_layout` is whether the target has the source's layout, which records them itself.
-    """
-
-    facts: Sidecar | None = None
-    same_layout: bool = False
-    refused: str = ""
-
-
-def _read_policy_facts(checkpoint: Checkpoint, target: Checkpoint) -> _PolicyFacts:
-    from ckpttool.libraries.single_networks import recognize_single_policy
-
-    policy = None
-    try:
-        policy = recognize_checkpoint(checkpoint)
-        by_layout = policy is not None
-        if policy is None:
-            policy = recognize_single_policy(checkpoint)
-        if policy is None:
-            return _PolicyFacts()
-        facts = _portable_policy_facts(checkpoint, target, policy, by_layout=by_layout)
-        return _PolicyFacts(facts, facts is None and by_layout and _layout(target) == policy.layout)
-    except UsageError:
-        return _PolicyFacts()  # a missing option does not make the source unplayable
-    except CkpttoolError as error:
-        why = error.message + (f": {error.found}" if error.found else "")
-        return _PolicyFacts(refused="" if policy is not None else why)
-
-
-def unplayable_note(own: VerifiedSidecar) -> tuple[str, ...]:
-    """Return a note if a policy's target plays differently from its source."""
-    found = None if own.sidecar is None else own.sidecar.computation
-    if found is None or {"code", "refused"} & found.keys():
-        return ()
-    return (
-        f"the target contains only weights: the computation stays in {found['origin']}, so eval refuses it",
-    )
-
-
-def _portable_policy_facts(
-    checkpoint: Checkpoint, target: Checkpoint, policy: RecognizedAgent, *, by_layout: bool
-) -> Sidecar | None:
-    """Return the facts with which the target is the same policy, None if it is not."""
-    from ckpttool.libraries.single_networks import recognize_single_policy
-
-    if not (by_layout or _RECORDED & policy.facts.said.keys()) or policy.fronts:
-        return None
-    bound = {move.source for move in policy.moves.moves} | policy.consumed
-    names = checkpoint.tree.names
-    parameters = (path for path, leaf in checkpoint.tree.tensors() if leaf.role == "parameter")
-    # A SavedModel of Keras 3 contains every variable a second time, under this name.
-    if any(path not in bound and not names[path].startswith("_all_variables/") for path in parameters):
-        return None
-    tree, again = select_network_leaves(checkpoint.tree, policy), recognize_single_policy(target)
-    if again is None or not _has_same_numbers(tree, select_network_leaves(target.tree, again)):
-        return None
-    read = restore.read_metadata(policy, tree)
-    recorded = _RECORDED if by_layout else _RECORDED & policy.facts.said.keys()
-    # Observation statistics are a fact with a separate name in a sidecar.
-    recorded = frozenset("obs_norm" if name == "norm" else name for name in recorded)
-    facts = {name: getattr(read, name) for name in sorted(recorded)}
-    provenance = {name: read.provenance[name] for name in sorted(recorded) if name in read.provenance}
-    return Sidecar("", **facts, provenance=provenance)
-
-
-def _layout(target: Checkpoint) -> str | None:
-    found = recognize_checkpoint(target)
-    return None if found is None else found.layout
-
-
-def _has_same_numbers(one: Tree, other: Tree) -> bool:
-    """Return whether two canonical agents have equal numbers at equal paths, statistics aside."""
-    leaves, others = (
-        {p: leaf for p, leaf in tree.items() if isinstance(leaf, Leaf) and p[0].value != NORMALIZER}
-        for tree in (one, other)
-    )
-    return leaves.keys() == others.keys() and all(
-        leaf.shape == others[path].shape
-        and np.array_equal(leaf.array(), others[path].array(), equal_nan=True)
-        for path, leaf in leaves.items()
-    )
-
-
-def receipt(
-    checkpoint: Checkpoint,
-    made: ConversionPlan,
-    own: VerifiedSidecar,
-    written: Digest,
-    undone: ReverseRecord,
-    part: str | None = None,
-    options: Mapping[str, Any] = NO_OPTIONS,
-) -> Sidecar:
-    """Return the target's sidecar: the source's facts (or the layout's defaults) and their provenance.
-
-    `options` are the conversion's, which `verify --all` uses to plan it again.
-    """
-    binding, report = made.binding, made.report
-    base = own.sidecar or Sidecar("")
-    if binding is not None:
-        read = restore.read_metadata(binding, select_network_leaves(made.source, binding))
-        base = restore.without_statistics(binding, restore.merge_metadata(own.sidecar, read))
-    if made.settings is not None:
-        provenance = {name: said for name, said in base.provenance.items() if name != "optimizers"}
-        if made.settings:
-            provenance["optimizers"] = f"read from {os.path.basename(checkpoint.path)}"
-        base = replace(base, optimizers=made.settings or None, provenance=provenance)
-    return replace(
-        base,
-        provenance={**base.provenance, **made.said},
-        target_sha256=written.sha256,
-        source={
-            **describe_source(checkpoint, binding, own.sha256, **_source_details(own, binding, part)),
-            **({"options": dict(options)} if options else {}),
-        },
-        rules=receipt_rules(report),
-        assumed=report.assumed,
-        objects=made.objects,
-        stripped=made.stripped,
-        parity=None,
-        residue=tuple(_residue_entries(made, (*report.unused, *made.kept))),
-        undo=undone.record,
-    )
-
-
-def _source_details(
-    own: VerifiedSidecar, binding: RecognizedAgent | None, part: str | None
-) -> dict[str, str]:
-    """Return more facts of the source: the part converted, and where its Adam adds epsilon."""
-    found = {"part": part} if part is not None else {}
-    optimized = binding is not None and any(m.target[0].value in OPTIMIZERS for m in binding.moves.moves)
-    if binding is not None and optimized:
-        found["epsilon"] = options.epsilon_placement(own.sidecar, binding.layout)
-    return found
-
-
-def describe_source(
-    checkpoint: Checkpoint, binding: RecognizedAgent | None, sha256: str | None, **more: str
-) -> dict[str, str | None]:
-    """Return the receipt's record of the source; its digest is computed if unknown."""
-    return {
-        "path": os.path.basename(checkpoint.path),
-        "sha256": sha256 or digest_checkpoint(checkpoint).sha256,
-        "format": checkpoint.format,
-        "layout": binding.layout if binding is not None and binding.layout != NO_LAYOUT else None,
-        **more,
-    }
-
-
-def receipt_rules(report: MappingReport) -> list[dict[str, str]]:
-    """Return a receipt's line for each move."""
-    return [
-        {"source": m.source, "target": m.target, "rule": m.rule, **({} if m.by is None else {"by": m.by})}
-        for m in report.mapped
-    ]
-
-
-def _residue_entries(made: ConversionPlan, unused: Sequence[str]) -> Iterator[dict[str, Any]]:
-    """Yield what is left behind; a value that is no tensor as `inspect` displays it."""
-    values = {name: made.source[path] for path, name in made.names.items() if path in made.source}
-    for name in unused:
-        leaf = values.get(name)
-        shown = json_value(leaf) if isinstance(leaf, ValueLeaf) else {}
-        value = shown.get("value")
-        if isinstance(value, float):
-            shown["value"] = text.json_number(value)
-        elif isinstance(value, str):
-            shown["value"] = value[:_LONGEST]
-        yield {"path": name, **shown}

@@ -1,0 +1,393 @@
+"""Orientation of a tree's arrays: PyTorch's weight [out, in] or TensorFlow's kernel [in, out].
+
+A container such as npz, safetensors or a pickle belongs to no framework. The names of a module's tensors
+decide, then the file's record of its writer, never the container. A bias shows the output axis.
+
+Arrays named only by numbers (`pickle.dump(model.get_weights())`, `np.savez(*arrays)`) are rows. A row is
+read as layers if all of it fits: each matrix, then its bias, with each layer's input being the output of an
+earlier one.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from itertools import pairwise
+from typing import Literal, NamedTuple
+
+from ckpttool.core.checkpoint import Checkpoint
+from ckpttool.core.errors import MappingError, UsageError, abbreviate_list
+from ckpttool.core.source import Shape
+from ckpttool.core.tree import Leaf, Path, Tree, key
+
+_SHOWN = 3
+Framework = Literal["torch", "tensorflow"]
+# Values of `--from`.
+WORDS: Mapping[str, Framework] = {"torch": "torch", "tf": "tensorflow"}
+# Values of `format` in safetensors metadata; flax and haiku have kernels [in, out].
+_WRITERS: Mapping[str, Framework] = {
+    "pt": "torch",
+    "torch": "torch",
+    "mlx": "torch",
+    "tf": "tensorflow",
+    "flax": "tensorflow",
+    "jax": "tensorflow",
+}
+# Formats that can contain arrays from any program.
+NEUTRAL = frozenset(("npz", "pickle", "safetensors", "sharded", "rllib"))
+# Tensor names used by only one framework's layers. `weight` alone is used by torch and some others.
+_TORCH = re.compile(
+    r"in_proj_(?:weight|bias)|(?:weight|bias)_(?:ih|hh)_l\d+(?:_reverse)?|running_(?:mean|var)|num_batches_tracked"
+    r"|weight_[gv]"
+)
+_TENSORFLOW = re.compile(
+    r"(?:(?:depthwise|pointwise|recurrent)_)?kernel|moving_(?:mean|variance)|embeddings|biases"
+)
+# Words of TensorFlow, flax and haiku that torch models also use.
+_WEAK = re.compile(r"gamma|embedding|scale")
+_MATRIX = re.compile(r"[wW](?:\d+|_\w+)?|weights?_?\d+|theta\d*|matrix")
+# A layer and its tensor in one word: `fc1_weight`.
+_JOINED = re.compile(r"(.+)_(weights?|kernel|bias(?:es)?|[wb])")
+_BIASES = {"weight": "bias", "w": "b", "weights": "biases"}
+# The last step of a name if it is only a number, or a word and a number.
+_NUMBERED = re.compile(r"(.*?)_?(\d{1,6})", re.ASCII)
+_KERNEL: Mapping[str, str] = {"torch": "weight", "tensorflow": "kernel"}
+# The vectors of a norm in the order of Keras's get_weights, by count; PyTorch has no statistics among its
+# parameters.
+_NORM: Mapping[str, Mapping[int, tuple[str, ...]]] = {
+    "torch": {2: ("weight", "bias")},
+    "tensorflow": {2: ("gamma", "beta"), 4: ("gamma", "beta", "moving_mean", "moving_variance")},
+}
+_TITLES: Mapping[str, str] = {"torch": "PyTorch", "tensorflow": "TensorFlow"}
+
+
+class OrientationEvidence(NamedTuple):
+    """Tensor names that are evidence for each framework, and those used by layers of either."""
+
+    torch: tuple[str, ...] = ()
+    tensorflow: tuple[str, ...] = ()
+    unclear: tuple[str, ...] = ()
+
+
+def gather_evidence(tree: Tree) -> OrientationEvidence:
+    """Return the evidence of orientation in the names and shapes of a tree's tensors."""
+    strong: tuple[list[str], list[str], list[str]] = ([], [], [])
+    weak: list[str] = []
+    for module in _iter_modules(tree):
+        shapes = {name: leaf.shape for name, (_, leaf) in module.items()}
+        for name, (shown, _) in module.items():
+            side = _classify_names(name, shapes)
+            if side is not None:
+                strong[side].append(shown)
+            elif _WEAK.fullmatch(name):
+                weak.append(shown)
+    if not strong[0]:
+        strong[1].extend(weak)
+    return OrientationEvidence(*map(tuple, strong))
+
+
+def _classify_names(name: str, shapes: Mapping[str, Shape]) -> int | None:
+    """Return 0 for torch, 1 for TensorFlow, 2 for either, None for no evidence."""
+    if _TORCH.fullmatch(name):
+        return 0
+    if _TENSORFLOW.fullmatch(name):
+        return 1
+    shape = shapes[name]
+    if len(shape) < 2:
+        return None
+    if name not in _BIASES:
+        return 2 if _MATRIX.fullmatch(name) else None
+    usual, bias = int(name != "weight"), shapes.get(_BIASES[name], ())
+    if len(bias) != 1 or shape[0] == shape[-1]:
+        return usual
+    # The output axis of a transposed torch convolution is the second.
+    outputs = shape[-1:] if usual else shape[:1] if len(shape) == 2 else shape[:2]
+    return usual if bias[0] in outputs else 2
+
+
+def _iter_modules(tree: Tree) -> Iterator[dict[str, tuple[str, Leaf]]]:
+    """Yield the modules of a tree: floating-point tensors with their full names, by own name."""
+    found: dict[tuple[str, ...], dict[str, tuple[str, Leaf]]] = {}
+    for path, leaf in tree.tensors():
+        if leaf.role in ("slot", "replay") or "float" not in leaf.dtype:
+            continue
+        shown = tree.names[path]
+        *module, name = re.split(r"[/.]", shown.removesuffix(":0"))
+        joined = None if _TORCH.fullmatch(name) or _TENSORFLOW.fullmatch(name) else _JOINED.fullmatch(name)
+        if joined:
+            module, name = [*module, joined[1]], joined[2]
+        found.setdefault(tuple(module), {})[name.lstrip("_")] = shown, leaf
+    yield from found.values()
+
+
+def infer_orientation(tree: Tree, writer: str | None = None, target: str | None = None) -> Framework | None:
+    """Return the framework whose orientation the arrays have; None if nothing in the tree looks like a layer.
+
+    `writer` is the framework recorded in the file, which is sufficient for a `target` of that
+    framework. Raise MappingError if there are layers and the evidence is contradictory or missing.
+    """
+    said = gather_evidence(tree)
+    recorded = _WRITERS.get(writer or "")
+    if writer == "mlx" and any(len(leaf.shape) > 2 for _, leaf in tree.tensors()):
+        raise _undecided_error("MLX orders the axes of convolutions differently", said)
+    if not any(said):
+        return _infer_row_orientation(tree, recorded, target)
+    if bool(said.torch) != bool(said.tensorflow) and not said.unclear:
+        names: Framework = "torch" if said.torch else "tensorflow"
+        # `weight` is also TensorFlow's name if the file records TensorFlow.
+        return recorded if recorded == "tensorflow" else names
+    if recorded is not None and (not said.unclear or recorded == target):
+        return recorded
+    raise _undecided_error(
+        "cannot infer whether matrices are [out, in] (PyTorch) or [in, out] (TensorFlow)", said
+    )
+
+
+class LayeredTree(NamedTuple):
+    """A tree whose unnamed arrays are layers, the original paths of its leaves, and the assumptions."""
+
+    tree: Tree
+    sources: Mapping[Path, Path]
+    assumed: tuple[str, ...] = ()
+
+
+def group_unnamed_arrays(tree: Tree, framework: str, *, stated: bool = False) -> LayeredTree:
+    """Return the tree with its rows as numbered layers; unchanged if it has none.
+
+    With `stated`, the orientation comes from the user. Raise MappingError if rows look like a network
+    but cannot be read as the framework's layers.
+    """
+    same = LayeredTree(tree, {path: path for path in tree})
+    found = [] if any(gather_evidence(tree)) else [row for row in _find_rows(tree) if _is_network(row)]
+    if not found:
+        return same
+    layers = _name_arrays(found, framework, stated=stated)
+    if layers is None:
+        raise MappingError(
+            f"unnamed arrays, whose shapes do not match a sequence of {_TITLES[framework]} layers",
+            path=abbreviate_list([tree.names[path] for row in found for path, _ in row], _SHOWN),
+            hint="use --to npz to copy the arrays unchanged, or convert a file with names (a state_dict)",
+        )
+    places: dict[Path, Path] = {}
+    dot = "." if framework == "torch" else "/"
+    for row, each in zip(found, layers, strict=True):
+        paths = iter(row)
+        for number, names in enumerate(each):
+            for name in names:
+                path, _ = next(paths)
+                # A list with one layer is that layer.
+                own = name if len(each) == 1 and len(path) > 1 else f"{number}{dot}{name}"
+                places[path] = (*path[:-1], key(own))
+    if len(set(places.values())) < len(places):
+        return same
+    leaves = {places[path]: replace(leaf, role="parameter") for row in found for path, leaf in row}
+    inside = {path[:-1] for path in places}
+    shown = abbreviate_list([tree.names[path] for row in found for path, _ in row], _SHOWN)
+    what = f"{shown}: unnamed arrays, read as layers in this order, each matrix before its bias"
+    return LayeredTree(
+        Tree(
+            {**leaves, **{path: leaf for path, leaf in tree.items() if path not in places}},
+            {},
+            {path: held for path, held in tree.containers.items() if path not in inside},
+        ),
+        {places.get(path, path): path for path in tree},
+        (what,),
+    )
+
+
+_Row = list[tuple[Path, Leaf]]
+
+
+def _find_rows(tree: Tree) -> list[_Row]:
+    """Return the floating-point arrays distinguished only by numbers, in the order of their numbers."""
+    found: dict[tuple[Path, str], list[tuple[int, Path, Leaf]]] = {}
+    for path, leaf in tree.tensors():
+        last = _NUMBERED.fullmatch(str(path[-1].value)) if path else None
+        if last is None or leaf.role in ("slot", "replay") or "float" not in leaf.dtype:
+            continue
+        found.setdefault((path[:-1], last[1]), []).append((int(last[2]), path, leaf))
+    return [
+        [(path, leaf) for _, path, leaf in sorted(row, key=lambda each: each[0])] for row in found.values()
+    ]
+
+
+def _is_network(row: _Row) -> bool:
+    """Return whether arrays look like weights: a matrix before its vector, or chained matrices."""
+    shapes = [leaf.shape for _, leaf in row]
+    for one, other in pairwise(shapes):
+        if len(one) < 2 or min(one) == 0:
+            continue
+        if (len(other) == 1 and other[0] in one) or (len(other) == len(one) > 2 and one != other):
+            return True
+        if len(one) == len(other) == 2 and (one[-1] == other[0] or one[0] == other[-1]):
+            return True
+    return False
+
+
+def _infer_row_orientation(tree: Tree, recorded: Framework | None, target: str | None) -> Framework | None:
+    """Return the orientation of rows of arrays, from a file's record or because only one fits.
+
+    Raise MappingError if both orientations fit, or neither.
+    """
+    rows = [row for row in _find_rows(tree) if _is_network(row)]
+    if not rows:
+        return None
+    if recorded is not None and recorded == target:
+        return recorded
+    able: list[Framework] = [
+        framework for framework in WORDS.values() if _name_arrays(rows, framework) is not None
+    ]
+    if len(able) == 1 and recorded in (None, able[0]):
+        return able[0]
+    said = OrientationEvidence(
+        unclear=tuple(tree.names[path] for row in rows for path, leaf in row if len(leaf.shape) > 1)
+    )
+    raise _undecided_error(
+        "cannot infer whether unnamed arrays are [out, in] (PyTorch) or [in, out] (TensorFlow)",
+        said,
+    )
+
+
+def _name_arrays(
+    rows: Sequence[_Row], framework: str, *, stated: bool = False
+) -> list[list[tuple[str, ...]]] | None:
+    """Return the names of every layer's arrays, row by row, in a framework's axes; None if they do not fit.
+
+    Unless the orientation is stated, the input of every layer after the first must match the output
+    of an earlier one: within each row, or across all rows.
+    """
+    shapes = [[leaf.shape for _, leaf in row] for row in rows]
+    each = [_recognize_layers(row, framework) for row in shapes]
+    found = [[layer.names for layer in row] for row in each if row is not None]
+    if len(found) < len(rows):
+        return None
+    chains = [[layer for layer in row or () if layer.returns] for row in each]
+    whole = [layer for row in chains for layer in row]
+    chained = all(len(row) > 1 and _is_chain(row) for row in chains) or (len(whole) > 1 and _is_chain(whole))
+    return found if stated or chained else None
+
+
+class _ArrayLayer(NamedTuple):
+    """A layer's arrays by name, its input and output sizes, and whether it is a convolution."""
+
+    names: tuple[str, ...]
+    takes: int = 0
+    returns: int = 0
+    image: bool = False
+
+
+def _is_chain(layers: Sequence[_ArrayLayer]) -> bool:
+    """Return whether each layer's input matches an earlier output (flattened, after a convolution)."""
+    return all(
+        any(
+            layer.takes == before.returns
+            or (before.image and not layer.image and layer.takes % before.returns == 0)
+            for before in layers[:number]
+        )
+        for number, layer in enumerate(layers)
+        if number
+    )
+
+
+def _recognize_layers(shapes: Sequence[Shape], framework: str) -> list[_ArrayLayer] | None:
+    """Return the layers in a row of arrays, in a framework's axes; None if an array does not fit."""
+    found: list[_ArrayLayer] = []
+    at = 0
+    while at < len(shapes):
+        layer = _recognize_norm(shapes[at:], found, framework) if len(shapes[at]) == 1 else None
+        layer = (
+            layer or _recognize_recurrent(shapes[at:], framework) or _recognize_matrix(shapes[at:], framework)
+        )
+        if layer is None:
+            return None
+        found.append(layer)
+        at += len(layer.names)
+    return found
+
+
+def _recognize_norm(
+    shapes: Sequence[Shape], before: Sequence[_ArrayLayer], framework: str
+) -> _ArrayLayer | None:
+    """Return the norm formed by the first arrays, for the output of the layer before them."""
+    returned = next((layer.returns for layer in reversed(before) if layer.returns), 0)
+    for many, names in sorted(_NORM[framework].items(), reverse=True):
+        if list(shapes[:many]) == [(returned,)] * many:
+            return _ArrayLayer(names)
+    return None
+
+
+def _recognize_recurrent(shapes: Sequence[Shape], framework: str) -> _ArrayLayer | None:
+    """Return the LSTM or GRU formed by the first arrays."""
+    if len(shapes) < 2 or not len(shapes[0]) == len(shapes[1]) == 2:
+        return None
+    turn = -1 if framework == "torch" else 1
+    (takes, gates), (units, others) = (shape[::turn] for shape in shapes[:2])
+    if gates != others or units == 0 or gates not in (3 * units, 4 * units):
+        return None
+    biases = [shape for shape in shapes[2:4] if shape == (gates,)]
+    if framework == "torch":
+        names: tuple[str, ...] = ("weight_ih_l0", "weight_hh_l0")
+        more: tuple[str, ...] = ("bias_ih_l0", "bias_hh_l0") if len(biases) == 2 else ()
+    else:
+        names = ("kernel", "recurrent_kernel")
+        more = ("bias",) if shapes[2:3] in ([(gates,)], [(2, gates)]) else ()
+    return _ArrayLayer((*names, *more), takes, units)
+
+
+def _recognize_matrix(shapes: Sequence[Shape], framework: str) -> _ArrayLayer | None:
+    """Return the dense layer or convolution formed by the first arrays."""
+    shape = shapes[0]
+    if not 2 <= len(shape) <= 5 or 0 in shape:
+        return None
+    takes, returns = (shape[1], shape[0]) if framework == "torch" else (shape[-2], shape[-1])
+    has_bias = list(shapes[1:2]) == [(returns,)] and not _is_norm(shapes[1:], framework)
+    names: tuple[str, ...] = (_KERNEL[framework], "bias") if has_bias else (_KERNEL[framework],)
+    return _ArrayLayer(names, takes, returns, len(shape) > 2)
+
+
+def _is_norm(shapes: Sequence[Shape], framework: str) -> bool:
+    """Return whether the next vectors are those of a norm without a bias before them."""
+    count = next((n for n, shape in enumerate(shapes) if shape != shapes[0]), len(shapes))
+    return count in _NORM[framework]
+
+
+def checkpoint_orientation(
+    checkpoint: Checkpoint, tree: Tree, native: str, said: str | None = None, target: str | None = None
+) -> str:
+    """Return the framework whose orientation a checkpoint's tree has: "torch", "tensorflow" or "numpy".
+
+    `native` is the framework of its format, `said` the user's option (a word of WORDS), `target` the
+    framework of the output. The evidence decides for formats that contain arrays of any program, and
+    for HDF5 files not written by Keras; arrays that do not look like layers belong to the format's
+    own framework. Raise MappingError as `infer_orientation` does.
+    """
+    if said is not None:
+        if said not in WORDS:
+            raise UsageError("invalid value for --from; choose torch or tf", found=said)
+        return WORDS[said]
+    if checkpoint.format == "keras_h5" and checkpoint.writer is None:
+        names = gather_evidence(tree)
+        if not any(names):
+            try:
+                return infer_orientation(tree, None, target) or native
+            except MappingError as error:
+                raise error.located(file=checkpoint.path) from None
+        return "torch" if names.torch and not (names.tensorflow or names.unclear) else native
+    if checkpoint.format not in NEUTRAL:
+        return native
+    metadata = checkpoint.details.get("metadata")
+    writer = metadata.get("format") if isinstance(metadata, dict) else None
+    try:
+        found = infer_orientation(tree, writer if isinstance(writer, str) else None, target)
+    except MappingError as error:
+        raise error.located(file=checkpoint.path) from None
+    return found or native
+
+
+def _undecided_error(what: str, said: OrientationEvidence) -> MappingError:
+    return MappingError(
+        what,
+        path=abbreviate_list(said.unclear or (*said.torch[:2], *said.tensorflow[:2]), _SHOWN),
+        hint="use --from torch or --from tf",
+    )
